@@ -1,0 +1,81 @@
+import type { Log } from "@kv/interface";
+import { KvError } from "@kv/interface";
+import type { KvRecord } from "../instance/kv-journal.js";
+import { complete } from "./client.js";
+import type { Cluster } from "./cluster.js";
+import { compareKv, fetchRecords } from "./compare-kv.js";
+import { type NegativeControl, runNegativeControl, sameTokens } from "./negative-control.js";
+
+/** One request's outcome beside what it should have been. */
+export interface CheckedRequest {
+  readonly promptTokens: number;
+  readonly outputTokens: number;
+  readonly ttftMs: number;
+  readonly transferMs: number;
+  readonly transferBytes: number;
+  readonly tokensEqual: boolean;
+  readonly kvEqual: boolean;
+  /** What is not as it should be. */
+  readonly problem: string | undefined;
+}
+
+export interface CheckedRun {
+  readonly ok: boolean;
+  readonly requests: readonly CheckedRequest[];
+  readonly control: NegativeControl;
+}
+
+export interface CheckOptions {
+  readonly prompts: readonly (readonly number[])[];
+  /** What one engine in one process makes of each prompt, and of the control's. */
+  readonly expected: readonly (readonly number[])[];
+  readonly control: { readonly promptTokens: readonly number[]; readonly expected: readonly number[] };
+  /** Tells the requests of one run from those of another. */
+  readonly runId: string;
+  readonly log: Log;
+}
+
+/** Sends all prompts at once, and compares tokens with the reference and the KV received with the KV sent. */
+export async function checkRun(cluster: Cluster, options: CheckOptions): Promise<CheckedRun> {
+  const { prompts, expected, control, runId, log } = options;
+  const url = cluster.proxy.url;
+  const outcomes = await Promise.allSettled(
+    prompts.map((promptTokens, i) =>
+      complete({ url, requestId: `${runId}-${i}`, promptTokens, maxTokens: expected[i]?.length ?? 0 }),
+    ),
+  );
+  // Before the control: its damage is no part of what is compared.
+  const [sent, received] = await Promise.all([recordsOf(cluster.prefills), recordsOf(cluster.decodes)]);
+  const requests = outcomes.map((outcome, i): CheckedRequest => {
+    const kv = compareKv(`${runId}-${i}`, sent, received);
+    const shared = {
+      promptTokens: prompts[i]?.length ?? 0,
+      transferMs: kv.received?.transfer?.transfer_ms ?? 0,
+      transferBytes: kv.received?.transfer?.length_bytes ?? 0,
+      kvEqual: kv.equal,
+    };
+    if (outcome.status === "rejected") {
+      const error = KvError.from(outcome.reason, "KV_INTERNAL", "the request failed");
+      return { ...shared, outputTokens: 0, ttftMs: 0, tokensEqual: false, problem: error.message };
+    }
+    const { tokens, ttftMs } = outcome.value;
+    const tokensEqual = sameTokens(tokens, expected[i] ?? []);
+    const problem = tokensEqual ? kv.why : `tokens ${tokens.join(" ")}, not ${(expected[i] ?? []).join(" ")}`;
+    return { ...shared, outputTokens: tokens.length, ttftMs, tokensEqual, problem };
+  });
+  for (const [index, { problem }] of requests.entries()) {
+    if (problem !== undefined) log.error("request-differs", { index, problem });
+  }
+  const controlled = await runNegativeControl({ url, requestId: `${runId}-control`, ...control });
+  if (!controlled.changed)
+    log.error("negative-control-failed", { why: "a zeroed block did not change the tokens" });
+  if (!controlled.restored)
+    log.error("negative-control-failed", { why: "the undamaged prompt gave other tokens" });
+  const ok =
+    requests.every(({ problem }) => problem === undefined) && controlled.changed && controlled.restored;
+  return { ok, requests, control: controlled };
+}
+
+async function recordsOf(members: readonly { readonly url: string }[]): Promise<KvRecord[]> {
+  return (await Promise.all(members.map(({ url }) => fetchRecords(url)))).flat();
+}

@@ -1,0 +1,90 @@
+import { KvError } from "@kv/interface";
+
+export interface CompletionRequest {
+  readonly url: string;
+  readonly requestId: string;
+  readonly promptTokens: readonly number[];
+  readonly maxTokens: number;
+  readonly zeroBlock?: number;
+  readonly signal?: AbortSignal;
+}
+
+export interface CompletionOutcome {
+  readonly tokens: readonly number[];
+  readonly ttftMs: number;
+  readonly totalMs: number;
+}
+
+interface Event {
+  readonly choices?: readonly { readonly token_ids?: readonly number[] }[];
+  readonly error?: { readonly code?: string; readonly message?: string; readonly hint?: string };
+}
+
+/** Streams one completion and times its first token. Errors: `KV_PROXY_UPSTREAM_FAILED` with what the server said. */
+export async function complete(request: CompletionRequest): Promise<CompletionOutcome> {
+  const { url, requestId, promptTokens, maxTokens, zeroBlock, signal } = request;
+  const startMs = performance.now();
+  const response = await fetch(`${url}/v1/completions`, {
+    method: "POST",
+    headers: { "content-type": "application/json", "x-request-id": requestId },
+    body: JSON.stringify({
+      prompt: promptTokens,
+      max_tokens: maxTokens,
+      temperature: 0,
+      ignore_eos: true,
+      stream: true,
+      return_token_ids: true,
+      ...(zeroBlock === undefined ? {} : { kv_demo_zero_block: zeroBlock }),
+    }),
+    ...(signal === undefined ? {} : { signal }),
+  });
+  if (!response.ok || response.body === null)
+    throw refused(requestId, response.status, await response.text());
+  const tokens: number[] = [];
+  let ttftMs = 0;
+  let done = false;
+  for await (const data of eventData(response.body)) {
+    if (data === "[DONE]") {
+      done = true;
+      continue;
+    }
+    const event = JSON.parse(data) as Event;
+    if (event.error !== undefined) throw refused(requestId, response.status, data);
+    const made = event.choices?.[0]?.token_ids ?? [];
+    if (made.length > 0 && tokens.length === 0) ttftMs = performance.now() - startMs;
+    tokens.push(...made);
+  }
+  if (!done)
+    throw new KvError(
+      "KV_PROXY_UPSTREAM_FAILED",
+      `request ${requestId}: the answer broke off after ${tokens.length} tokens`,
+    );
+  return { tokens, ttftMs, totalMs: performance.now() - startMs };
+}
+
+async function* eventData(body: ReadableStream<Uint8Array>): AsyncGenerator<string> {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for await (const piece of body) {
+    rest += decoder.decode(piece, { stream: true });
+    const events = rest.split("\n\n");
+    rest = events.pop() ?? "";
+    for (const event of events) {
+      for (const line of event.split("\n")) if (line.startsWith("data: ")) yield line.slice("data: ".length);
+    }
+  }
+}
+
+function refused(requestId: string, status: number, body: string): KvError {
+  let said: Event["error"];
+  try {
+    said = (JSON.parse(body) as Event).error;
+  } catch {
+    said = undefined;
+  }
+  const what = said === undefined ? body.slice(0, 200) : `${said.code}: ${said.message}`;
+  return new KvError("KV_PROXY_UPSTREAM_FAILED", `request ${requestId} failed with HTTP ${status}: ${what}`, {
+    details: { status, code: said?.code },
+    ...(said?.hint === undefined ? {} : { hint: said.hint }),
+  });
+}

@@ -1,0 +1,70 @@
+import type { CheckedRun } from "./check-run.js";
+
+/** What a run was of. */
+export interface RunFacts {
+  readonly transport: string;
+  readonly backend: string;
+  readonly connector: string;
+  readonly prefillTp: number;
+  readonly decodeTp: number;
+}
+
+/** The form of `--json`. */
+export function jsonReport({ ok, requests }: CheckedRun, facts: RunFacts): object {
+  return {
+    ok,
+    transport: facts.transport,
+    backend: facts.backend,
+    connector: facts.connector,
+    prefill_tp: facts.prefillTp,
+    decode_tp: facts.decodeTp,
+    requests: requests.map((request) => ({
+      prompt_tokens: request.promptTokens,
+      output_tokens: request.outputTokens,
+      ttft_ms: round(request.ttftMs),
+      transfer_ms: round(request.transferMs),
+      transfer_bytes: request.transferBytes,
+      tokens_equal: request.tokensEqual,
+    })),
+  };
+}
+
+/** The form for people. */
+export function tableReport(run: CheckedRun, facts: RunFacts): string {
+  const header = ["prompt tokens", "TTFT ms", "transfer ms", "bytes", "GB/s", "backend", "KV", "tokens"];
+  const rows = run.requests.map((request) => [
+    String(request.promptTokens),
+    request.ttftMs.toFixed(1),
+    request.transferMs.toFixed(2),
+    request.transferBytes.toLocaleString("en"),
+    gigabytesPerSecond(request.transferBytes, request.transferMs),
+    facts.backend,
+    equality(request.kvEqual),
+    equality(request.tokensEqual),
+  ]);
+  const widths = header.map((title, i) => Math.max(title.length, ...rows.map((row) => row[i]?.length ?? 0)));
+  const line = (cells: readonly string[]) => cells.map((cell, i) => cell.padStart(widths[i] ?? 0)).join("  ");
+  const { control } = run;
+  const verdict = [
+    `negative control: a zeroed block ${control.changed ? "changed" : "DID NOT CHANGE"} the tokens; undamaged they are ${equality(control.restored)}`,
+    run.ok
+      ? `all ${run.requests.length} requests have the tokens of a run in one process, and the KV that was sent`
+      : "NOT all as in one process",
+  ];
+  const problems = run.requests.flatMap(({ problem }, i) =>
+    problem === undefined ? [] : [`request ${i}: ${problem}`],
+  );
+  return [line(header), ...rows.map(line), "", ...problems, ...verdict, ""].join("\n");
+}
+
+function equality(equal: boolean): string {
+  return equal ? "equal" : "DIFFERENT";
+}
+
+function gigabytesPerSecond(bytes: number, ms: number): string {
+  return ms > 0 ? (bytes / ms / 1e6).toFixed(2) : "-";
+}
+
+function round(ms: number): number {
+  return Math.round(ms * 1000) / 1000;
+}

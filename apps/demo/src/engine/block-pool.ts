@@ -1,0 +1,156 @@
+import { KvError } from "@kv/interface";
+import type { BlockHash } from "./block-hash.js";
+import { chooseRuns } from "./runs.js";
+
+/** Never given to a request: what a block table points at where there is no block (as in vLLM). */
+export const NULL_BLOCK = 0;
+
+export interface BlockPoolOptions {
+  /** Blocks in all, the null block included. */
+  readonly numBlocks: number;
+  /** Keep the content of freed blocks until the room is needed, to be found by `lookup`. */
+  readonly prefixCaching?: boolean;
+}
+
+/**
+ * Which request holds which block of a paged KV cache. A block is held (referenced once or more), or free and empty, or free with
+ * content that a later request may still take up by its hash; such content goes in the order in which it was freed.
+ */
+export interface BlockPool {
+  /** Blocks that requests can hold: all but the null block. */
+  readonly capacity: number;
+  /** Blocks that `allocate` could give now, those with cached content included. */
+  readonly free: number;
+  /** Blocks that requests hold. */
+  readonly held: number;
+  /** Takes a reference on each block of the longest cached prefix of `hashes`. */
+  lookup(hashes: readonly BlockHash[]): number[];
+  /** Blocks with a reference each, in runs of consecutive ids where it can. Errors: `KV_OUT_OF_BLOCKS`; nothing is taken then. */
+  allocate(count: number): number[];
+  /** Names the content of a held block so that `lookup` finds it. A hash that is known already keeps its first block. */
+  cache(blockId: number, hash: BlockHash): void;
+  /** Gives back one reference on each. Pass a request's blocks in order: its last are reused first. */
+  release(blockIds: readonly number[]): void;
+  /** How often the block has been given out anew. A reference that was taken under an older one is stale. */
+  generation(blockId: number): number;
+  references(blockId: number): number;
+  /** Forgets all cached content that no request holds. */
+  dropCache(): void;
+}
+
+export function createBlockPool({ numBlocks, prefixCaching = true }: BlockPoolOptions): BlockPool {
+  if (!Number.isSafeInteger(numBlocks) || numBlocks < 2) {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `a block pool needs at least 2 blocks (one is the null block), not ${numBlocks}`,
+    );
+  }
+  const references = new Uint32Array(numBlocks);
+  const generations = new Float64Array(numBlocks);
+  const hashOf = new Map<number, BlockHash>();
+  const blockOf = new Map<BlockHash, number>();
+  const empty = new Set<number>();
+  // Insertion order is the order of release: the first is the least recently used.
+  const cachedFree = new Set<number>();
+  for (let id = 1; id < numBlocks; id++) empty.add(id);
+
+  const freeCount = () => empty.size + cachedFree.size;
+
+  function forget(id: number): void {
+    const hash = hashOf.get(id);
+    if (hash === undefined) return;
+    hashOf.delete(id);
+    if (blockOf.get(hash) === id) blockOf.delete(hash);
+  }
+
+  function checkHeld(id: number, doing: string): void {
+    if (id <= NULL_BLOCK || id >= numBlocks || (references[id] ?? 0) === 0) {
+      throw new KvError(
+        "KV_INTERNAL",
+        `${doing} block ${id}, which no request holds (blocks are 1 to ${numBlocks - 1})`,
+      );
+    }
+  }
+
+  return {
+    capacity: numBlocks - 1,
+    get free() {
+      return freeCount();
+    },
+    get held() {
+      return numBlocks - 1 - freeCount();
+    },
+
+    lookup(hashes) {
+      const found: number[] = [];
+      for (const hash of hashes) {
+        const id = blockOf.get(hash);
+        if (id === undefined) break;
+        cachedFree.delete(id);
+        references[id] = (references[id] ?? 0) + 1;
+        found.push(id);
+      }
+      return found;
+    },
+
+    allocate(count) {
+      if (count === 0) return [];
+      if (count > freeCount()) {
+        throw new KvError(
+          "KV_OUT_OF_BLOCKS",
+          `${count} blocks are asked for and ${freeCount()} of ${numBlocks - 1} are free`,
+          {
+            hint: "start the instance with more blocks (--num-blocks), or send fewer or shorter requests at once",
+            details: { asked: count, free: freeCount(), capacity: numBlocks - 1 },
+          },
+        );
+      }
+      const candidates = [...empty];
+      for (const id of cachedFree) {
+        if (candidates.length >= count) break;
+        candidates.push(id);
+      }
+      const chosen = chooseRuns(
+        candidates.sort((a, b) => a - b),
+        count,
+      );
+      for (const id of chosen) {
+        forget(id);
+        empty.delete(id);
+        cachedFree.delete(id);
+        references[id] = 1;
+        generations[id] = (generations[id] ?? 0) + 1;
+      }
+      return chosen;
+    },
+
+    cache(id, hash) {
+      checkHeld(id, "caching");
+      if (!prefixCaching || blockOf.has(hash) || hashOf.has(id)) return;
+      hashOf.set(id, hash);
+      blockOf.set(hash, id);
+    },
+
+    release(blockIds) {
+      for (const id of [...blockIds].reverse()) {
+        checkHeld(id, "releasing");
+        const left = (references[id] ?? 0) - 1;
+        references[id] = left;
+        if (left > 0) continue;
+        if (hashOf.has(id)) cachedFree.add(id);
+        else empty.add(id);
+      }
+    },
+
+    generation: (id) => generations[id] ?? 0,
+    references: (id) => references[id] ?? 0,
+
+    dropCache() {
+      for (const id of cachedFree) {
+        forget(id);
+        empty.add(id);
+      }
+      cachedFree.clear();
+    },
+  };
+}

@@ -1,0 +1,556 @@
+import { KvError } from "@kv/interface";
+import { describe, expect, it } from "vitest";
+import { createBlockPool } from "./block-pool.js";
+import { createEngine, type EngineOptions } from "./engine.js";
+import { createKvPool } from "./kv-pool.js";
+import type { EngineRequest, EngineResult } from "./request.js";
+import { arithmeticModel } from "./testing/arithmetic-model.js";
+import { heapTransport } from "./testing/heap-memory.js";
+import { type ScriptedConnector, scriptedConnector } from "./testing/scripted-connector.js";
+
+const blockSize = 4;
+
+function setUp(
+  given: { connector?: ScriptedConnector; numBlocks?: number; tp?: number; eos?: number[] } & Pick<
+    EngineOptions,
+    "hooks"
+  > = {},
+) {
+  const { connector, numBlocks = 64, tp = connector?.workers.length ?? 1, eos = [], hooks } = given;
+  const model = arithmeticModel({ eosTokenIds: eos });
+  const pool = createKvPool({ transport: heapTransport(), geometry: model.config, numBlocks, blockSize, tp });
+  const blocks = createBlockPool({ numBlocks });
+  const engine = createEngine({
+    model,
+    pool,
+    blocks,
+    ...(connector === undefined ? {} : { connector }),
+    ...(hooks === undefined ? {} : { hooks }),
+  });
+  return { model, pool, blocks, engine };
+}
+type Setup = ReturnType<typeof setUp>;
+
+const prompt = (length: number, seed = 1) => Array.from({ length }, (_, i) => (i * i * 7 + seed * 31) % 990);
+const ids = (result: EngineResult) => result.tokens.map(({ token }) => token);
+const failure = (promise: Promise<unknown>) =>
+  promise.then(
+    () => "no error",
+    (error: unknown) => (KvError.is(error) ? error.code : String(error)),
+  );
+
+/** What a prefill instance would have sent: the KV of the prompt, put where the connector was told. */
+async function deliver(
+  { model, pool }: Setup,
+  connector: ScriptedConnector,
+  request: EngineRequest,
+): Promise<void> {
+  const { requestId, promptTokens } = request;
+  const there = connector.allocated.get(requestId);
+  const { newKv } = await model.forward({
+    sequenceId: "peer",
+    tokens: Int32Array.from(promptTokens),
+    position: 0,
+  });
+  await model.dropSequence("peer");
+  await pool.write({ blockIds: there?.blockIds ?? [], from: 0, count: promptTokens.length }, newKv);
+}
+
+/** Lets everything that is ready run. */
+const settled = () => new Promise((resolve) => setTimeout(resolve, 0));
+
+describe("an engine on its own", () => {
+  it.each([1, 2, 4])("makes the model's tokens for several requests at once, TP %i", async (tp) => {
+    const { engine, model, blocks } = setUp({ tp });
+    const results = await Promise.all(
+      [3, 4, 9, 17, 30].map((length) =>
+        engine.submit({ requestId: `r${length}`, promptTokens: prompt(length), maxTokens: 6 }).done.then(ids),
+      ),
+    );
+    expect(results).toEqual([3, 4, 9, 17, 30].map((length) => model.generate(prompt(length), 6)));
+    await engine.close();
+    expect(blocks.held).toBe(0);
+    expect(model.sequences).toBe(0);
+  });
+
+  it("uses the prefix cache: only the rest is computed, from the KV in the pool", async () => {
+    const { engine, model } = setUp();
+    await engine.submit({ requestId: "a", promptTokens: prompt(14), maxTokens: 1 }).done;
+    const longer = [...prompt(14), 5, 6, 7];
+    const result = await engine.submit({ requestId: "b", promptTokens: longer, maxTokens: 3 }).done;
+    expect(result.cachedTokens).toBe(12);
+    expect(model.calls.find((call) => call.sequenceId === "b")).toMatchObject({
+      position: 12,
+      pastTokens: 12,
+    });
+    expect(ids(result)).toEqual(model.generate(longer, 3));
+    await engine.close();
+  });
+
+  it("computes at least the last token of a prompt that is cached whole", async () => {
+    const { engine, model } = setUp();
+    for (const requestId of ["a", "b"])
+      await engine.submit({ requestId, promptTokens: prompt(8), maxTokens: 1 }).done;
+    expect(model.calls.at(-1)).toMatchObject({ sequenceId: "b", position: 4, tokens: prompt(8).slice(4) });
+    await engine.close();
+  });
+
+  it("finds prompt and output of a turn as the prefix of the next", async () => {
+    const { engine, model } = setUp();
+    const first = await engine.submit({ requestId: "a", promptTokens: prompt(6), maxTokens: 7 }).done;
+    const next = [...prompt(6), ...ids(first), 3];
+    const second = await engine.submit({ requestId: "b", promptTokens: next, maxTokens: 2 }).done;
+    expect(second.cachedTokens).toBe(12);
+    expect(ids(second)).toEqual(model.generate(next, 2));
+    await engine.close();
+  });
+
+  it("stops at an end-of-sequence token unless told not to, and at stop tokens always", async () => {
+    const tokens = arithmeticModel().generate(prompt(5), 6);
+    const eos = tokens[2] ?? 0;
+    const { engine } = setUp({ eos: [eos] });
+    const base = { promptTokens: prompt(5), maxTokens: 6 };
+    const stopped = await engine.submit({ ...base, requestId: "a" }).done;
+    expect([ids(stopped), stopped.finishReason]).toEqual([tokens.slice(0, 3), "stop"]);
+    const ignored = await engine.submit({ ...base, requestId: "b", ignoreEos: true }).done;
+    expect([ids(ignored), ignored.finishReason]).toEqual([tokens, "length"]);
+    const told = await engine.submit({
+      ...base,
+      requestId: "c",
+      ignoreEos: true,
+      stopTokenIds: [tokens[4] ?? 0],
+    }).done;
+    expect(ids(told)).toEqual(tokens.slice(0, 5));
+    await engine.close();
+  });
+
+  it("lets requests wait for room, in order, and runs all of them", async () => {
+    const { engine, model, blocks } = setUp({ numBlocks: 7 });
+    const order: string[] = [];
+    const results = await Promise.all(
+      Array.from({ length: 6 }, (_, i) => {
+        const request = { requestId: `r${i}`, promptTokens: prompt(10, i), maxTokens: 4 };
+        return engine.submit(request).done.then((result) => {
+          order.push(request.requestId);
+          return ids(result);
+        });
+      }),
+    );
+    expect(results).toEqual(Array.from({ length: 6 }, (_, i) => model.generate(prompt(10, i), 4)));
+    expect(order).toEqual(["r0", "r1", "r2", "r3", "r4", "r5"]);
+    expect(blocks.held).toBe(0);
+    await engine.close();
+  });
+
+  it("does not let small requests overtake one that waits for room", async () => {
+    const { engine, blocks } = setUp({ numBlocks: 9 });
+    const order: string[] = [];
+    const send = (requestId: string, length: number, maxTokens: number) =>
+      engine
+        .submit({ requestId, promptTokens: prompt(length, length), maxTokens })
+        .done.then(() => order.push(requestId));
+    await Promise.all([send("first", 8, 20), send("large", 28, 4), send("small", 3, 1)]);
+    expect(order).toEqual(["first", "large", "small"]);
+    expect(blocks.held).toBe(0);
+    await engine.close();
+  });
+
+  it("gives a cached prefix back when there is no room for the rest", async () => {
+    const { engine, blocks } = setUp({ numBlocks: 9 });
+    await engine.submit({ requestId: "a", promptTokens: prompt(9), maxTokens: 1 }).done;
+    const long = engine.submit({ requestId: "b", promptTokens: prompt(20, 2), maxTokens: 8 });
+    // Begins like the first, and fits when the second has ended.
+    const last = engine.submit({
+      requestId: "c",
+      promptTokens: [...prompt(9), ...prompt(9, 3)],
+      maxTokens: 6,
+    });
+    await Promise.all([long.done, last.done]);
+    expect(blocks.held).toBe(0);
+    await engine.close();
+  });
+
+  it("computes prompts in the order in which they came", async () => {
+    const { engine } = setUp();
+    const order: string[] = [];
+    const all = ["a", "b", "c"].map((requestId, i) =>
+      engine
+        .submit({ requestId, promptTokens: prompt(9, i), maxTokens: 1 })
+        .done.then(() => order.push(requestId)),
+    );
+    await Promise.all(all);
+    expect(order).toEqual(["a", "b", "c"]);
+    await engine.close();
+  });
+
+  it("refuses what could never run, with a code each", async () => {
+    const { engine } = setUp({ numBlocks: 4 });
+    const submit = (request: Partial<EngineRequest>) => {
+      try {
+        engine.submit({ requestId: "x", promptTokens: [1], maxTokens: 1, ...request });
+        return "accepted";
+      } catch (error) {
+        return KvError.is(error) ? error.code : error;
+      }
+    };
+    expect(submit({ promptTokens: [] })).toBe("KV_REQUEST_INVALID");
+    expect(submit({ promptTokens: [997] })).toBe("KV_REQUEST_INVALID");
+    expect(submit({ maxTokens: 0 })).toBe("KV_REQUEST_INVALID");
+    expect(submit({ promptTokens: prompt(500), maxTokens: 13 })).toBe("KV_REQUEST_INVALID");
+    expect(submit({ promptTokens: prompt(12), maxTokens: 2 })).toBe("KV_OUT_OF_BLOCKS");
+    expect(submit({ promptTokens: prompt(12), maxTokens: 1 })).toBe("accepted");
+    expect(submit({})).toBe("KV_REQUEST_INVALID");
+    await engine.close();
+    expect(submit({ requestId: "late" })).toBe("KV_ENGINE_FAILED");
+  });
+
+  it("fails the request whose step fails, and no other", async () => {
+    const { engine, model, blocks } = setUp();
+    model.before = async ({ sequenceId }) => {
+      if (sequenceId === "bad") throw new Error("scripted");
+    };
+    const bad = engine.submit({ requestId: "bad", promptTokens: prompt(5), maxTokens: 3 });
+    const good = engine.submit({ requestId: "good", promptTokens: prompt(5), maxTokens: 3 });
+    expect(await failure(bad.done)).toBe("KV_ENGINE_FAILED");
+    expect(ids(await good.done)).toEqual(model.generate(prompt(5), 3));
+    await engine.close();
+    expect(blocks.held).toBe(0);
+  });
+
+  it("aborts a request that waits and one that runs; close aborts the rest", async () => {
+    const { engine, blocks } = setUp({ numBlocks: 4 });
+    const running = engine.submit({
+      requestId: "running",
+      promptTokens: prompt(8),
+      maxTokens: 4,
+      onToken: () => running.abort(),
+    });
+    const waiting = engine.submit({ requestId: "waiting", promptTokens: prompt(8), maxTokens: 4 });
+    waiting.abort("tired");
+    expect(await failure(waiting.done)).toBe("KV_REQUEST_ABORTED");
+    expect(await failure(running.done)).toBe("KV_REQUEST_ABORTED");
+    const last = engine.submit({ requestId: "last", promptTokens: prompt(8), maxTokens: 4 });
+    const outcome = failure(last.done);
+    await engine.close();
+    expect(await outcome).toBe("KV_REQUEST_ABORTED");
+    expect(blocks.held).toBe(0);
+  });
+
+  it("samples the same tokens from the same seed", async () => {
+    const { engine } = setUp();
+    const run = (requestId: string, seed: number) =>
+      engine
+        .submit({ requestId, promptTokens: prompt(5), maxTokens: 8, sampling: { temperature: 2, seed } })
+        .done.then(ids);
+    const [a, b, c] = [await run("a", 1), await run("b", 1), await run("c", 2)];
+    expect(a).toEqual(b);
+    expect(a).not.toEqual(c);
+    const cold = { temperature: 0.01, seed: 1 };
+    const result = await engine.submit({
+      requestId: "cold",
+      promptTokens: prompt(5),
+      maxTokens: 8,
+      sampling: cold,
+    }).done;
+    expect(ids(result)).toEqual(arithmeticModel().generate(prompt(5), 8));
+    await engine.close();
+  });
+});
+
+describe("a decode engine", () => {
+  it("uses the KV that came, and computes the last prompt token only", async () => {
+    const connector = scriptedConnector({ ranks: 2 });
+    const setup = setUp({ connector });
+    const { engine, model, blocks } = setup;
+    const request = {
+      requestId: "d",
+      promptTokens: prompt(10),
+      maxTokens: 5,
+      kvTransferParams: { remote_tokens: 10 },
+    };
+    const handle = engine.submit(request);
+    await settled();
+    expect(engine.outstanding()).toMatchObject({ remote: 1, running: 0 });
+    // Three blocks for the prompt are the peer's affair; the one more for the output is not.
+    expect(connector.allocated.get("d")).toMatchObject({ externalTokens: 10 });
+    expect(connector.allocated.get("d")?.blockIds).toHaveLength(3);
+    await deliver(setup, connector, request);
+    connector.report(0, { finishedReceiving: ["d"] });
+    await settled();
+    expect(engine.outstanding()).toMatchObject({ remote: 1, partlyReported: 1 });
+    connector.report(1, { finishedReceiving: ["d"] });
+    const result = await handle.done;
+    expect(ids(result)).toEqual(model.generate(prompt(10), 5));
+    expect(result.remoteTokens).toBe(10);
+    const own = model.calls.filter((call) => call.sequenceId === "d");
+    expect(own[0]).toEqual({ sequenceId: "d", tokens: prompt(10).slice(9), position: 9, pastTokens: 9 });
+    await engine.close();
+    expect(blocks.held).toBe(0);
+  });
+
+  it("makes other tokens of other KV", async () => {
+    const connector = scriptedConnector();
+    const setup = setUp({
+      connector,
+      hooks: {
+        async afterReceive({ blockIds }) {
+          await setup.pool.zeroBlock(blockIds[1] ?? 0);
+          return { damaged: true };
+        },
+      },
+    });
+    const { engine, model } = setup;
+    const request = {
+      requestId: "d",
+      promptTokens: prompt(10),
+      maxTokens: 5,
+      kvTransferParams: { remote_tokens: 10 },
+    };
+    const handle = engine.submit(request);
+    await settled();
+    await deliver(setup, connector, request);
+    connector.received("d");
+    expect(ids(await handle.done)).not.toEqual(model.generate(prompt(10), 5));
+    // And nobody else is given the damaged blocks.
+    const next = await engine.submit({ requestId: "e", promptTokens: prompt(10), maxTokens: 5 }).done;
+    expect([next.cachedTokens, ids(next)]).toEqual([0, model.generate(prompt(10), 5)]);
+    await engine.close();
+  });
+
+  it("asks for the rest of a prompt of which it has a prefix", async () => {
+    const connector = scriptedConnector();
+    const setup = setUp({ connector });
+    const { engine, model } = setup;
+    await engine.submit({ requestId: "a", promptTokens: prompt(9), maxTokens: 1 }).done;
+    const request = {
+      requestId: "d",
+      promptTokens: [...prompt(9), 7, 8],
+      maxTokens: 4,
+      kvTransferParams: { remote_tokens: 11 },
+    };
+    const handle = engine.submit(request);
+    await settled();
+    expect(connector.calls).toContain("matchedTokens d 8");
+    expect(connector.allocated.get("d")).toMatchObject({ externalTokens: 3 });
+    expect(connector.allocated.get("d")?.blockIds).toHaveLength(3);
+    await deliver(setup, connector, request);
+    connector.received("d");
+    const result = await handle.done;
+    expect([result.cachedTokens, result.remoteTokens]).toEqual([8, 3]);
+    expect(ids(result)).toEqual(model.generate(request.promptTokens, 4));
+    await engine.close();
+  });
+
+  it("computes what a peer does not have", async () => {
+    const connector = scriptedConnector();
+    const setup = setUp({ connector });
+    const { engine, model } = setup;
+    const request = {
+      requestId: "d",
+      promptTokens: prompt(11),
+      maxTokens: 4,
+      kvTransferParams: { remote_tokens: 8 },
+    };
+    const handle = engine.submit(request);
+    await settled();
+    expect(connector.allocated.get("d")?.blockIds).toHaveLength(2);
+    await deliver(setup, connector, { ...request, promptTokens: prompt(11).slice(0, 8) });
+    connector.received("d");
+    expect(ids(await handle.done)).toEqual(model.generate(prompt(11), 4));
+    await engine.close();
+  });
+
+  it.each(["fail", "recompute"] as const)(
+    "does as the policy says when the KV did not come: %s",
+    async (policy) => {
+      const connector = scriptedConnector({ ranks: 2, loadFailurePolicy: policy });
+      const { engine, model, blocks } = setUp({ connector });
+      const handle = engine.submit({
+        requestId: "d",
+        promptTokens: prompt(10),
+        maxTokens: 5,
+        kvTransferParams: { remote_tokens: 10 },
+      });
+      const outcome = handle.done.then(ids, (error: unknown) =>
+        KvError.is(error) ? [error.code, error.message] : error,
+      );
+      await settled();
+      const failed = {
+        requestId: "d",
+        code: "KV_HANDSHAKE_INCOMPATIBLE" as const,
+        message: "no",
+        failureType: "handshake_failed",
+      };
+      connector.report(0, { failedReceiving: [failed], finishedReceiving: ["d"] });
+      await settled();
+      // The other rank may be writing yet.
+      expect(engine.outstanding()).toMatchObject({ remote: 1 });
+      connector.report(1, { finishedReceiving: ["d"] });
+      expect(await outcome).toEqual(
+        policy === "fail" ? ["KV_HANDSHAKE_INCOMPATIBLE", "no"] : model.generate(prompt(10), 5),
+      );
+      await engine.close();
+      expect(blocks.held).toBe(0);
+    },
+  );
+
+  it("fails the request whose KV cannot be looked at, and goes on", async () => {
+    const connector = scriptedConnector();
+    const hooks = { afterReceive: () => Promise.reject(new Error("scripted")) };
+    const { engine, model, blocks } = setUp({ connector, hooks });
+    const handle = engine.submit({
+      requestId: "d",
+      promptTokens: prompt(10),
+      maxTokens: 5,
+      kvTransferParams: { remote_tokens: 10 },
+    });
+    const outcome = failure(handle.done);
+    await settled();
+    connector.received("d");
+    expect(await outcome).toBe("KV_ENGINE_FAILED");
+    const next = await engine.submit({ requestId: "e", promptTokens: prompt(4), maxTokens: 2 }).done;
+    expect(ids(next)).toEqual(model.generate(prompt(4), 2));
+    await engine.close();
+    expect(blocks.held).toBe(0);
+  });
+
+  it("takes a block that a worker names as failed for a failure of its request", async () => {
+    const connector = scriptedConnector();
+    const { engine } = setUp({ connector });
+    const handle = engine.submit({
+      requestId: "d",
+      promptTokens: prompt(10),
+      maxTokens: 5,
+      kvTransferParams: { remote_tokens: 10 },
+    });
+    const outcome = failure(handle.done);
+    await settled();
+    connector.report(0, { failedBlockIds: [connector.allocated.get("d")?.blockIds[2] ?? 0] });
+    connector.report(0, { finishedReceiving: ["d"] });
+    expect(await outcome).toBe("KV_TRANSFER_FAILED");
+    await engine.close();
+  });
+
+  it("keeps the blocks of an aborted request until no rank writes into them", async () => {
+    const connector = scriptedConnector({ ranks: 2 });
+    const { engine, blocks } = setUp({ connector });
+    const handle = engine.submit({
+      requestId: "d",
+      promptTokens: prompt(10),
+      maxTokens: 5,
+      kvTransferParams: { remote_tokens: 10 },
+    });
+    await settled();
+    handle.abort();
+    expect(await failure(handle.done)).toBe("KV_REQUEST_ABORTED");
+    expect(connector.finished.get("d")?.reason).toBe("aborted");
+    await settled();
+    expect(blocks.held).toBe(4);
+    connector.report(0, { finishedReceiving: ["d"] });
+    await settled();
+    expect(blocks.held).toBe(4);
+    connector.report(1, { finishedReceiving: ["d"] });
+    await engine.idle();
+    expect(blocks.held).toBe(0);
+    await engine.close();
+  });
+
+  it("ends a request that the connector refuses, with the connector's error", async () => {
+    const connector = scriptedConnector();
+    const { engine, blocks } = setUp({ connector });
+    const handle = engine.submit({
+      requestId: "d",
+      promptTokens: prompt(10),
+      maxTokens: 5,
+      kvTransferParams: { refused: true },
+    });
+    expect(await failure(handle.done)).toBe("KV_REQUEST_INVALID");
+    expect(connector.finished.get("d")).toEqual({ reason: "error", blockIds: [] });
+    expect(blocks.held).toBe(0);
+    await engine.close();
+  });
+});
+
+describe("a prefill engine", () => {
+  it("keeps the blocks of the prompt until every rank says that they were read, and zeroes what is behind it", async () => {
+    const connector = scriptedConnector({ ranks: 2 });
+    let digests: string[] = [];
+    const setup = setUp({
+      connector,
+      hooks: {
+        async beforeSend({ blockIds, tokens }) {
+          digests = await setup.pool.digests({ blockIds, from: 0, count: tokens });
+        },
+      },
+    });
+    const { engine, pool, blocks } = setup;
+    // What other requests have left everywhere.
+    for (const { regions } of pool.caches) for (const { memory } of regions) memory.bytes.fill(0x41);
+    const request = {
+      requestId: "p",
+      promptTokens: prompt(10),
+      maxTokens: 1,
+      kvTransferParams: { keep: true },
+    };
+    const result = await engine.submit(request).done;
+    expect(result.kvTransferParams).toEqual({ remote_request_id: "p" });
+    const blockIds = connector.finished.get("p")?.blockIds ?? [];
+    expect(blockIds).toHaveLength(3);
+    expect(await pool.digests({ blockIds, from: 0, count: 10 })).toEqual(digests);
+    expect(new Float32Array(await pool.read({ blockIds, from: 10, count: 2 })).every((v) => v === 0)).toBe(
+      true,
+    );
+    connector.report(0, { finishedSending: ["p"] });
+    await settled();
+    expect([blocks.held, engine.outstanding().kept]).toEqual([3, 1]);
+    expect(() => engine.submit(request)).toThrow(/another request has this id/);
+    connector.report(1, { finishedSending: ["p"] });
+    await engine.idle();
+    expect(blocks.held).toBe(0);
+    await engine.close();
+  });
+
+  it("gives the room for output that was not made back at once", async () => {
+    const eos = arithmeticModel().generate(prompt(5), 1)[0] ?? 0;
+    const connector = scriptedConnector();
+    const { engine, blocks } = setUp({ connector, eos: [eos] });
+    await engine.submit({
+      requestId: "p",
+      promptTokens: prompt(5),
+      maxTokens: 20,
+      kvTransferParams: { keep: true },
+    }).done;
+    expect(blocks.held).toBe(2);
+    connector.sent("p");
+    await engine.idle();
+    await engine.close();
+  });
+
+  it("calls the connector in the order of the contract, and a step more after the end", async () => {
+    const connector = scriptedConnector();
+    const { engine } = setUp({ connector });
+    await engine.submit({
+      requestId: "p",
+      promptTokens: prompt(5),
+      maxTokens: 1,
+      kvTransferParams: { keep: true },
+    }).done;
+    await settled();
+    expect(connector.calls).toEqual([
+      "matchedTokens p 0",
+      "afterAllocation p",
+      "buildStepMetadata",
+      "startLoad 0",
+      "waitForSave 0",
+      "collectFinished 0",
+      "requestFinished p length",
+      "applyWorkerOutput",
+      "buildStepMetadata",
+      "startLoad 0",
+      "waitForSave 0",
+      "collectFinished 0",
+      "applyWorkerOutput",
+    ]);
+    await engine.close();
+  });
+});

@@ -1,0 +1,84 @@
+import type { ConnectorRequest, FinishReason, KvError, KvTransferParams } from "@kv/interface";
+import type { BlockHash } from "./block-hash.js";
+import type { Sampler, SamplingOptions } from "./sampling.js";
+
+/** What a client asks of the engine. */
+export interface EngineRequest {
+  /** Unique among the requests alive. */
+  readonly requestId: string;
+  readonly promptTokens: readonly number[];
+  readonly maxTokens: number;
+  /** Go on after an end-of-sequence token. */
+  readonly ignoreEos?: boolean;
+  /** Ends the output like an end-of-sequence token does, `ignoreEos` or not. */
+  readonly stopTokenIds?: readonly number[];
+  /** Greedy when absent. */
+  readonly sampling?: SamplingOptions;
+  /** How many alternatives to report with each token, 0 to 20. */
+  readonly topLogprobs?: number;
+  readonly kvTransferParams?: KvTransferParams;
+  /** Called with each token as it is made. */
+  onToken?(token: EngineToken): void;
+}
+
+export interface EngineToken {
+  readonly token: number;
+  readonly logprob: number;
+  /** The most likely tokens, as many as the request asks for. */
+  readonly top: readonly { readonly token: number; readonly logprob: number }[];
+}
+
+/** How a request ended well. */
+export interface EngineResult {
+  readonly tokens: readonly EngineToken[];
+  readonly finishReason: "stop" | "length";
+  /** For the other side of a pair, from the connector. */
+  readonly kvTransferParams: KvTransferParams | undefined;
+  /** Prompt tokens whose KV was in the prefix cache, and those whose KV came from a peer. */
+  readonly cachedTokens: number;
+  readonly remoteTokens: number;
+}
+
+export interface EngineHandle {
+  readonly requestId: string;
+  /** Rejects with a `KvError`: `KV_REQUEST_ABORTED`, the connector's code when the KV did not arrive, `KV_ENGINE_FAILED`. */
+  readonly done: Promise<EngineResult>;
+  abort(reason?: string): void;
+}
+
+/**
+ * - `waiting`: for room, a turn, or both
+ * - `remote`: its blocks are being filled by a peer
+ * - `running`: computes prompt or output
+ * - `ended`: has an outcome; its blocks may be held yet, for a peer that reads or writes them
+ */
+export type RequestState = "waiting" | "remote" | "running" | "ended";
+
+/** The engine's own record of a request. */
+export interface RequestRecord {
+  readonly request: EngineRequest;
+  readonly connectorRequest: ConnectorRequest;
+  readonly hashes: readonly BlockHash[];
+  readonly sampler: Sampler;
+  state: RequestState;
+  /** Those for the prompt first; the rest is room for the output. */
+  blockIds: number[];
+  /** Blocks at the begin of `blockIds` that came from the prefix cache. */
+  cachedBlocks: number;
+  remoteTokens: number;
+  /** Tokens, of prompt and output, whose KV is in the pool. */
+  numComputedTokens: number;
+  /** The model holds the first `numComputedTokens` tokens of the sequence. */
+  modelHasPast: boolean;
+  /** Content that must not be found by others (a test damaged it). */
+  uncacheable: boolean;
+  readonly output: EngineToken[];
+  remoteSinceMs: number;
+  /** The workers have been asked for its KV. */
+  announced: boolean;
+  /** A worker named one of its blocks as not filled. */
+  blocksFailed: boolean;
+  /** Set when the request is to end at the next chance. */
+  ending: { readonly reason: FinishReason; readonly error?: KvError } | undefined;
+  settle: { resolve(result: EngineResult): void; reject(error: KvError): void };
+}

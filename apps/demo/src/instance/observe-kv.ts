@@ -1,0 +1,70 @@
+import type { Clock, KvTransferParams } from "@kv/interface";
+import type { EngineHooks } from "../engine/hooks.js";
+import { DIGEST_TOKENS } from "../engine/kv-digests.js";
+import type { KvPool } from "../engine/kv-pool.js";
+import type { KvJournal } from "./kv-journal.js";
+import type { TransferMeter } from "./transfer-meter.js";
+
+export interface ObserveKvOptions {
+  readonly pool: KvPool;
+  readonly journal: KvJournal;
+  readonly meter: TransferMeter;
+  readonly clock: Clock;
+  /** Digests cost a pass over the KV of every request. */
+  readonly digests: boolean;
+  /** By request id, the block of the prompt to zero when its KV has arrived; taken out when done. */
+  readonly toZero: Map<string, number>;
+}
+
+/** Writes down what is sent and received, and damages a block where a request asked for it (the demo's negative control). */
+export function observeKv(options: ObserveKvOptions): EngineHooks {
+  const { pool, journal, meter, clock, digests, toZero } = options;
+  const digestsOf = (blockIds: readonly number[], count: number) =>
+    digests ? pool.digests({ blockIds, from: 0, count }) : Promise.resolve([]);
+  return {
+    async beforeSend({ requestId, kvTransferParams, blockIds, tokens }) {
+      if (kvTransferParams.do_remote_decode !== true) return;
+      journal.add({
+        direction: "sent",
+        request_id: requestId,
+        tokens,
+        cached_tokens: 0,
+        digests: await digestsOf(blockIds, tokens),
+        digest_tokens: DIGEST_TOKENS,
+      });
+    },
+    async afterReceive({ requestId, kvTransferParams, blockIds, tokens, cachedBlocks, waitedMs }) {
+      const measured = meter.take(blockIds, clock.now() - waitedMs);
+      journal.add({
+        direction: "received",
+        request_id: requestId,
+        tokens,
+        cached_tokens: cachedBlocks * pool.config.blockSize,
+        digests: await digestsOf(blockIds, tokens),
+        digest_tokens: DIGEST_TOKENS,
+        transfer: {
+          remote_engine_id: text(kvTransferParams, "remote_engine_id"),
+          remote_request_id: text(kvTransferParams, "remote_request_id"),
+          length_bytes: measured.lengthBytes,
+          transfers: measured.transfers,
+          descriptors: measured.descriptors,
+          transfer_ms: measured.transferMs,
+          waited_ms: waitedMs,
+        },
+      });
+      const block = toZero.get(requestId);
+      toZero.delete(requestId);
+      if (block === undefined) return { damaged: false };
+      // A block that others share is left alone: only what has just come is damaged.
+      const own = blockIds.slice(cachedBlocks);
+      const id = own[Math.min(block, own.length - 1)];
+      if (id !== undefined) await pool.zeroBlock(id);
+      return { damaged: id !== undefined };
+    },
+  };
+}
+
+function text(params: KvTransferParams, key: string): string | null {
+  const value = params[key];
+  return typeof value === "string" ? value : null;
+}

@@ -1,0 +1,131 @@
+import type { Agent, Clock, DescriptorTable, PreparedList, Transport } from "@kv/interface";
+import { DESCRIPTOR_ROW } from "@kv/interface";
+
+/** What crossed for one request. */
+export interface Measured {
+  readonly lengthBytes: number;
+  readonly transfers: number;
+  readonly descriptors: number;
+  /** From the first post to the last byte, over all ranks. */
+  readonly transferMs: number;
+}
+
+/**
+ * Measures a connector's transfers from outside, by the local blocks that they touch, so that every connector is measured alike,
+ * and what is reported is what the transport moved.
+ */
+export interface TransferMeter {
+  readonly transport: Transport;
+  /** Of the agents made so far, the first one's. */
+  backends(): readonly string[];
+  /** Sums up the transfers since `sinceMs` that touched these blocks, and forgets them. */
+  take(blockIds: readonly number[], sinceMs: number): Measured;
+}
+
+export interface TransferMeterOptions {
+  readonly clock: Clock;
+  /** The block that an address of the local pool lies in. */
+  readonly blockAt: (address: number) => number | undefined;
+}
+
+interface Entry {
+  readonly block: number;
+  readonly startMs: number;
+  readonly endMs: number;
+  readonly lengthBytes: number;
+  readonly descriptors: number;
+}
+
+/** Transfers that nobody asked for (of requests that failed) are forgotten when as many others have come. */
+const MOST_ENTRIES = 4096;
+
+export function meterTransfers(
+  transport: Transport,
+  { clock, blockAt }: TransferMeterOptions,
+): TransferMeter {
+  let entries: Entry[] = [];
+  let first: Agent | undefined;
+  const tables = new WeakMap<PreparedList, DescriptorTable>();
+
+  /** Delegates by name, as the agent's own methods may need their receiver. */
+  function metered(agent: Agent): Agent {
+    return {
+      name: agent.name,
+      get backends() {
+        return agent.backends;
+      },
+      register: (memory) => agent.register(memory),
+      localMetadata: () => agent.localMetadata(),
+      addRemote: (metadata) => agent.addRemote(metadata),
+      removeRemote: (name) => agent.removeRemote(name),
+      async prepareLocal(table) {
+        const list = await agent.prepareLocal(table);
+        tables.set(list, { memoryType: table.memoryType, rows: table.rows.slice() });
+        return list;
+      },
+      prepareRemote: (remote, table) => agent.prepareRemote(remote, table),
+      transfer(request) {
+        const startMs = clock.now();
+        const table = tables.get(request.local);
+        const address = table === undefined ? undefined : addressOf(table, request.localIds[0] ?? 0);
+        const block = address === undefined ? undefined : blockAt(address);
+        const transfer = agent.transfer(request);
+        if (block === undefined) return transfer;
+        // Its failure is for the connector to see; here it counts for nothing.
+        transfer.done.then(
+          ({ lengthBytes, descriptorCount, transferMs }) => {
+            // By the transport's own watch: this thread may have been busy when it ended.
+            const endMs = startMs + transferMs;
+            entries.push({ block, startMs, endMs, lengthBytes, descriptors: descriptorCount });
+            if (entries.length > MOST_ENTRIES) entries = entries.slice(MOST_ENTRIES / 2);
+          },
+          () => {},
+        );
+        return transfer;
+      },
+      notify: (remote, payload) => agent.notify(remote, payload),
+      notifications: () => agent.notifications(),
+      telemetry: () => agent.telemetry(),
+      close: (options) => agent.close(options),
+    };
+  }
+
+  return {
+    transport: {
+      name: transport.name,
+      capabilities: transport.capabilities,
+      async createAgent(options) {
+        const agent = await transport.createAgent(options);
+        first ??= agent;
+        return metered(agent);
+      },
+      allocate: (lengthBytes, options) => transport.allocate(lengthBytes, options),
+      close: () => transport.close(),
+    },
+    backends: () => first?.backends ?? [],
+    take(blockIds, sinceMs) {
+      const wanted = new Set(blockIds);
+      const mine = entries.filter(({ block, startMs }) => wanted.has(block) && startMs >= sinceMs);
+      entries = entries.filter(({ block }) => !wanted.has(block));
+      const start = mine.reduce((least, { startMs }) => Math.min(least, startMs), Number.POSITIVE_INFINITY);
+      const end = mine.reduce((most, { endMs }) => Math.max(most, endMs), Number.NEGATIVE_INFINITY);
+      return {
+        lengthBytes: mine.reduce((sum, entry) => sum + entry.lengthBytes, 0),
+        transfers: mine.length,
+        descriptors: mine.reduce((sum, entry) => sum + entry.descriptors, 0),
+        transferMs: mine.length === 0 ? 0 : end - start,
+      };
+    },
+  };
+}
+
+/** Address of a descriptor by its index in the expanded order of the table's rows. */
+function addressOf({ rows }: DescriptorTable, index: number): number | undefined {
+  let first = 0;
+  for (let at = 0; at < rows.length; at += DESCRIPTOR_ROW) {
+    const count = rows[at + 4] ?? 0;
+    if (index < first + count) return (rows[at] ?? 0) + (index - first) * (rows[at + 3] ?? 0);
+    first += count;
+  }
+  return undefined;
+}

@@ -1,0 +1,42 @@
+import { KvError } from "@kv/interface";
+import { createCommand, type DemoFlags } from "./cli-options.js";
+import { runDemo } from "./demo/demo.js";
+import { jsonReport, tableReport } from "./demo/report.js";
+import { curlLine, untilAskedToEnd } from "./demo/stay-up.js";
+import { runInstance } from "./roles/instance-role.js";
+import { jsonLog } from "./roles/json-log.js";
+import { runProxy } from "./roles/proxy-role.js";
+
+/** Progress goes to stderr, so that stdout holds the result alone. */
+const say = (line: string) => void process.stderr.write(`${line}\n`);
+
+async function demo(flags: DemoFlags): Promise<void> {
+  // A parent that gave us a channel wants us gone when it is; our own children have one to us.
+  process.once("disconnect", () => process.exit(1));
+  const asked = untilAskedToEnd();
+  const log = jsonLog(flags.logLevel);
+  const work = runDemo(flags, { say, log, logLevel: flags.logLevel });
+  // Asked to end in the middle: the servers end with this process.
+  if (typeof (await Promise.race([work, asked])) === "string") process.exit(130);
+  const { run, facts, cluster, modelName } = await work;
+  try {
+    if (flags.json) process.stdout.write(`${JSON.stringify(jsonReport(run, facts))}\n`);
+    else process.stdout.write(`\n${tableReport(run, facts)}`);
+    process.exitCode = run.ok ? 0 : 1;
+    if (flags.keep) {
+      say(`the proxy stays up at ${cluster.proxy.url}; end it with Ctrl-C. For example:`);
+      say(curlLine(cluster.proxy.url, modelName));
+      await asked;
+    }
+  } finally {
+    await cluster.close();
+  }
+}
+
+function fail(thrown: unknown): void {
+  const error = KvError.from(thrown, "KV_INTERNAL", "the demo failed");
+  say(`error: ${error.code}: ${error.message}${error.hint === undefined ? "" : `\nhint: ${error.hint}`}`);
+  process.exitCode = 1;
+}
+
+createCommand({ demo, instance: runInstance, proxy: runProxy }).parseAsync().catch(fail);

@@ -1,0 +1,153 @@
+import { Worker } from "node:worker_threads";
+import { KvError } from "@kv/interface";
+import { busyFlag, holdExit, setBusy, setIdle } from "./busy-flag.js";
+import { workerLocation } from "./worker-location.js";
+import type {
+  Fault,
+  ForwardDone,
+  FromWorker,
+  SessionShape,
+  ToWorker,
+  WorkerData,
+  WorkerStart,
+} from "./worker-protocol.js";
+
+/** The main side of the model's thread: calls wait here, so that one that has not started can be aborted. */
+export interface ModelThread {
+  readonly shape: SessionShape;
+  /** True once the thread has ended or has been told to. */
+  ended(): boolean;
+  call(
+    message: (id: number) => ToWorker,
+    options: { transfer: readonly ArrayBuffer[]; signal: AbortSignal | undefined },
+  ): Promise<ForwardDone | undefined>;
+  close(): Promise<void>;
+}
+
+interface Call {
+  message: (id: number) => ToWorker;
+  transfer: readonly ArrayBuffer[];
+  resolve(result: ForwardDone | undefined): void;
+  reject(error: unknown): void;
+}
+
+export async function startModelThread(start: WorkerStart): Promise<ModelThread> {
+  const busy = busyFlag();
+  const workerData: WorkerData = { start, busy };
+  const worker = new Worker(workerLocation(), { workerData, execArgv: [], name: "kv-model" });
+  const releaseExit = holdExit(busy);
+  const waiting: Call[] = [];
+  let current: Call | undefined;
+  let nextId = 0;
+  let end: KvError | undefined;
+
+  const exited = new Promise<void>((resolve) => {
+    worker.once("exit", () => {
+      releaseExit();
+      resolve();
+    });
+  });
+  const endAll = (error: KvError): void => {
+    end ??= error;
+    for (const call of waiting.splice(0)) call.reject(end);
+  };
+  const died = (error: KvError): void => {
+    setIdle(busy);
+    endAll(error);
+    current?.reject(error);
+    current = undefined;
+  };
+  const advance = (): void => {
+    while (current === undefined) {
+      const call = waiting.shift();
+      if (call === undefined) return;
+      try {
+        setBusy(busy);
+        worker.postMessage(call.message(nextId++), call.transfer);
+        current = call;
+      } catch (error) {
+        setIdle(busy);
+        call.reject(
+          KvError.from(error, "KV_MEMORY_INVALID", "the past cannot be handed to the model's thread"),
+        );
+      }
+    }
+  };
+
+  const shape = await new Promise<SessionShape>((resolve, reject) => {
+    worker.on("error", (cause) => {
+      const error = new KvError("KV_ENGINE_FAILED", `the model's thread failed: ${cause}`, { cause });
+      died(error);
+      reject(error);
+    });
+    worker.once("exit", (code) => {
+      const error = new KvError("KV_ENGINE_FAILED", `the model's thread ended with exit code ${code}`);
+      died(error);
+      reject(error);
+    });
+    worker.on("message", (message: FromWorker) => {
+      if (message.kind === "ready") resolve(message.shape);
+      else if (message.kind === "unusable") reject(errorOf(message.fault));
+      else {
+        const call = current;
+        current = undefined;
+        if (message.kind === "done") call?.resolve(message.result);
+        else call?.reject(errorOf(message.fault));
+        advance();
+      }
+    });
+  });
+
+  return {
+    shape,
+    ended: () => end !== undefined,
+    async call(message, { transfer, signal }) {
+      if (end !== undefined) throw end;
+      if (signal?.aborted === true) throw aborted(signal);
+      return await new Promise<ForwardDone | undefined>((resolve, reject) => {
+        const settled = (): void => signal?.removeEventListener("abort", abort);
+        const call: Call = {
+          message,
+          transfer,
+          resolve(result) {
+            settled();
+            resolve(result);
+          },
+          reject(error) {
+            settled();
+            reject(error);
+          },
+        };
+        const abort = (): void => {
+          const place = waiting.indexOf(call);
+          if (place < 0) return;
+          waiting.splice(place, 1);
+          call.reject(aborted(signal));
+        };
+        signal?.addEventListener("abort", abort, { once: true });
+        waiting.push(call);
+        advance();
+      });
+    },
+    async close() {
+      if (end === undefined) {
+        endAll(new KvError("KV_REQUEST_ABORTED", "the model was closed"));
+        worker.postMessage({ kind: "close" } satisfies ToWorker);
+      }
+      await exited;
+    },
+  };
+}
+
+function aborted(signal: AbortSignal | undefined): KvError {
+  return new KvError("KV_REQUEST_ABORTED", "the step was aborted before it started", {
+    cause: signal?.reason,
+  });
+}
+
+function errorOf({ code, message, hint, details }: Fault): KvError {
+  return new KvError(code, message, {
+    ...(hint === undefined ? {} : { hint }),
+    ...(details === undefined ? {} : { details }),
+  });
+}

@@ -1,0 +1,123 @@
+import { KvError } from "@kv/interface";
+import { checkForwardRequest, type ForwardRequest } from "./forward-request.js";
+import { readModelFacts } from "./model-facts.js";
+import { startModelThread } from "./model-thread.js";
+import { type PrepareOptions, prepareModel } from "./prepare-model.js";
+import { wireLengthBytes } from "./wire-order.js";
+
+export type { ForwardRequest } from "./forward-request.js";
+
+export interface ModelConfig {
+  name: string;
+  /** Holds config.json and the tokenizer's files (`loadTokenizer`). */
+  directory: string;
+  layers: number;
+  kvHeads: number;
+  headDim: number;
+  vocabSize: number;
+  /** The longest sequence, prompt and output together. */
+  maxModelLen: number;
+  eosTokenIds: readonly number[];
+  /** Of the KV in wire order, whatever the model computes in. */
+  dtype: "float32";
+  /** Element type of the model's own cache. */
+  kvType: "float32" | "float16";
+}
+
+export interface ForwardResult {
+  /** The most likely next tokens, best first; the first is the greedy choice (of equal ones the lowest id). */
+  topTokens: Int32Array;
+  /** Their natural log-probabilities. */
+  topLogprobs: Float32Array;
+  /** KV of the tokens of this call, in wire order: float32 `[layer][kv_head][token][2 * head_dim]`, key then value. */
+  newKv: ArrayBuffer;
+  /** Time in the worker, waiting excluded. */
+  computeMs: number;
+}
+
+/** A decoder on its own thread. Calls run one after another, in the order in which they were made. */
+export interface Model {
+  readonly config: ModelConfig;
+  /**
+   * One step of one sequence.
+   *
+   * @throws KvError KV_REQUEST_INVALID for tokens or positions out of range, a past of the wrong length, or a
+   *   position at which the worker holds nothing to go on from; KV_REQUEST_ABORTED when the signal fires before the
+   *   step starts or the model is closed; KV_ENGINE_FAILED when the step fails or the thread dies.
+   */
+  forward(request: ForwardRequest, options?: { signal?: AbortSignal }): Promise<ForwardResult>;
+  /** Forgets the past of a sequence, after the calls made before; no error when there is none. */
+  dropSequence(sequenceId: string): Promise<void>;
+  /** Bytes of `tokens` tokens in wire order. */
+  kvLengthBytes(tokens: number): number;
+  /** Ends the thread after the step in progress; steps that wait are rejected. May be called again. */
+  close(): Promise<void>;
+  [Symbol.asyncDispose](): Promise<void>;
+}
+
+export interface LoadOptions extends PrepareOptions {
+  /** A directory with an exported decoder or a Hugging Face checkpoint; default: the built-in tiny model. */
+  directory?: string;
+  /** Threads that ONNX Runtime computes with; default 1. */
+  intraOpThreads?: number;
+}
+
+/** @throws KvError KV_CONFIG_INVALID or KV_MODEL_UNSUPPORTED, naming the file and what is wrong with it. */
+export async function loadModel(options: LoadOptions = {}): Promise<Model> {
+  const { directory, intraOpThreads = 1, ...prepare } = options;
+  if (!Number.isInteger(intraOpThreads) || intraOpThreads < 1 || intraOpThreads > 1024) {
+    throw new KvError("KV_CONFIG_INVALID", `intraOpThreads ${intraOpThreads} is not between 1 and 1024`);
+  }
+  const prepared = await prepareModel(directory, prepare);
+  const facts = await readModelFacts(prepared.directory);
+  const { onnxPath } = prepared;
+  const thread = await startModelThread({
+    onnxPath,
+    intraOpThreads,
+    kvHeads: facts.kvHeads,
+    headDim: facts.headDim,
+  });
+  const vocabSize = thread.shape.vocabSize ?? facts.vocabSize;
+  if (vocabSize === undefined) {
+    await thread.close();
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `neither ${onnxPath} nor config.json says the size of the vocabulary`,
+    );
+  }
+  const { layers, kvHeads, headDim, kvType } = thread.shape;
+  const { name } = prepared;
+  const { maxModelLen, eosTokenIds } = facts;
+  const config: ModelConfig = Object.freeze({
+    ...{ name, directory: prepared.directory, layers, kvHeads, headDim, vocabSize, maxModelLen, eosTokenIds },
+    dtype: "float32",
+    kvType,
+  });
+
+  return {
+    config,
+    kvLengthBytes: (tokens) => wireLengthBytes(config, tokens),
+    async forward(request, { signal } = {}) {
+      checkForwardRequest(request, config);
+      const { sequenceId, position, past, topLogprobs = 1, returnKv = true } = request;
+      // A copy: a view would take the whole buffer behind it across.
+      const tokens = request.tokens.slice();
+      const job = { sequenceId, tokens, position, past, topLogprobs, returnKv };
+      const transfer = past === undefined ? [] : [past.kv];
+      const done = await thread.call((id) => ({ kind: "forward", id, job }), { transfer, signal });
+      if (done === undefined)
+        throw new KvError("KV_INTERNAL", "the model's thread answered a step with nothing");
+      return { ...done, newKv: done.newKv ?? new ArrayBuffer(0) };
+    },
+    async dropSequence(sequenceId) {
+      try {
+        await thread.call((id) => ({ kind: "drop", id, sequenceId }), { transfer: [], signal: undefined });
+      } catch (error) {
+        // A thread that has ended holds nothing any more.
+        if (!thread.ended()) throw error;
+      }
+    },
+    close: () => thread.close(),
+    [Symbol.asyncDispose]: () => thread.close(),
+  };
+}

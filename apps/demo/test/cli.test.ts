@@ -1,0 +1,153 @@
+import { type ChildProcess, spawn } from "node:child_process";
+import { readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { describe, expect, it } from "vitest";
+import { nixlAbsence } from "./nixl-here.js";
+
+const root = fileURLToPath(new URL("../../..", import.meta.url));
+const entry = fileURLToPath(new URL("../src/main.ts", import.meta.url));
+
+function start(args: readonly string[], env: Record<string, string> = {}): ChildProcess {
+  return spawn(process.execPath, ["--import", "tsx", entry, ...args], {
+    cwd: root,
+    env: { ...process.env, ...env },
+    stdio: ["ignore", "pipe", "pipe"],
+  });
+}
+
+async function run(args: readonly string[], env: Record<string, string> = {}) {
+  const child = start(args, env);
+  let stdout = "";
+  let stderr = "";
+  child.stdout?.on("data", (piece) => (stdout += piece));
+  child.stderr?.on("data", (piece) => (stderr += piece));
+  const code = await new Promise<number | null>((resolve) => child.once("close", resolve));
+  return { code, stdout, stderr };
+}
+
+describe("the demo's command line", () => {
+  it("prints one JSON object on stdout and nothing else with --json", async () => {
+    const { code, stdout } = await run([
+      "--transport",
+      "memory",
+      "--json",
+      "--requests",
+      "2",
+      "--max-tokens",
+      "4",
+    ]);
+    const report = JSON.parse(stdout) as { requests: object[] };
+    expect(report).toMatchObject({
+      ok: true,
+      transport: "memory",
+      backend: "MEMORY",
+      connector: "NixlConnector",
+      prefill_tp: 1,
+      decode_tp: 1,
+    });
+    expect(report.requests).toHaveLength(2);
+    expect(report.requests[0]).toEqual({
+      prompt_tokens: 100,
+      output_tokens: 4,
+      ttft_ms: expect.any(Number),
+      transfer_ms: expect.any(Number),
+      transfer_bytes: 458_752,
+      tokens_equal: true,
+    });
+    expect(code).toBe(0);
+  });
+
+  it("prints a table, and takes prompts from a file", async () => {
+    const folder = await mkdtemp(join(tmpdir(), "kv-demo-"));
+    const file = join(folder, "prompts");
+    writeFileSync(file, `t5 t6 t7 t8\n\n"t9 t10"\n[11, 12, 13]\n`);
+    try {
+      const { code, stdout } = await run(["--transport", "memory", "--prompts", file, "--max-tokens", "2"]);
+      expect(stdout).toMatch(/prompt tokens +TTFT ms +transfer ms +bytes +GB\/s +backend/);
+      expect(stdout).toMatch(/\n +4 .*\n +2 .*\n +3 /);
+      expect(stdout).toContain("all 3 requests have the tokens of a run in one process");
+      expect(code).toBe(0);
+    } finally {
+      await rm(folder, { recursive: true });
+    }
+  });
+
+  it.each([
+    [["--transport", "tcp"], /Allowed choices are nixl, memory/],
+    [["--backend", "RDMA"], /Allowed choices are UCX, LIBFABRIC, MEMORY/],
+    [["--transport", "memory", "--backend", "UCX"], /--backend UCX is not one of MEMORY/],
+    [["--connector", "Nixl"], /--connector Nixl is not one of NixlConnector/],
+    [["--prefill-tp", "0"], /whole number from 1 to 16/],
+    [["--decode-block-size", "24"], /Allowed choices are 1, 2, 4/],
+    [["--prefill-block-size", "32"], /no multiple of --prefill-block-size 32/],
+    [["--prefill-tp", "3", "--transport", "memory"], /4 KV heads cannot be split over 3 ranks/],
+    [["--prompts", "/nowhere", "--transport", "memory"], /--prompts \/nowhere cannot be read/],
+    [
+      ["instance", "--config", '{"role":"prefill","blocksize":16,"kvTransferConfig":{}}'],
+      /KV_CONFIG_UNKNOWN_KEY.*blocksize/s,
+    ],
+  ])("refuses %j", async (args, message) => {
+    const { code, stdout, stderr } = await run(args);
+    expect(stderr).toMatch(message);
+    expect(stdout).toBe("");
+    expect(code).not.toBe(0);
+  });
+
+  it("goes on with the embedded transport where NIXL is not, and says so in a line", async () => {
+    const absent = { KV_NIXL_LIBRARY: "/nowhere/libnixl_capi.so" };
+    const { code, stdout, stderr } = await run(["--json", "--requests", "1", "--max-tokens", "2"], absent);
+    expect(stderr).toMatch(/^NIXL is not here \(.*kv-nixl.*Going on with the embedded transport\.$/m);
+    expect(JSON.parse(stdout)).toMatchObject({ ok: true, transport: "memory" });
+    expect(code).toBe(0);
+    const asked = await run(["--json", "--transport", "nixl", "--requests", "1"], absent);
+    expect(asked.code).toBe(1);
+    expect(asked.stderr).toMatch(/KV_(LIBRARY|ADDON)_NOT_FOUND/);
+  });
+});
+
+const absence = await nixlAbsence();
+const why = absence === undefined ? "" : ` (${absence})`;
+
+describe.skipIf(absence !== undefined || process.platform !== "linux")(`the demo's processes${why}`, () => {
+  const keep = ["--transport", "nixl", "--keep", "--requests", "1", "--max-tokens", "2"];
+
+  it.each(["SIGKILL", "SIGTERM"] as const)(
+    "are gone when it ends by %s",
+    async (signal) => {
+      const demo = start(keep);
+      let stderr = "";
+      demo.stderr?.on("data", (piece) => (stderr += piece));
+      await expect.poll(() => stderr, { timeout: 90_000 }).toContain("curl http://127.0.0.1:");
+      const children = childrenOf(demo.pid ?? 0);
+      expect(children.length).toBeGreaterThanOrEqual(3);
+      demo.kill(signal);
+      await expect.poll(() => children.filter(isAlive), { timeout: 30_000 }).toEqual([]);
+    },
+    180_000,
+  );
+});
+
+function childrenOf(pid: number): number[] {
+  return readdirSync("/proc")
+    .filter((name) => /^[0-9]+$/.test(name))
+    .map(Number)
+    .filter((each) => stat(each)?.parent === pid);
+}
+
+function isAlive(pid: number): boolean {
+  const found = stat(pid);
+  return found !== undefined && found.state !== "Z";
+}
+
+function stat(pid: number): { state: string; parent: number } | undefined {
+  try {
+    const text = readFileSync(`/proc/${pid}/stat`, "utf8");
+    const [state = "", parent = "0"] = text.slice(text.lastIndexOf(")") + 2).split(" ");
+    return { state, parent: Number(parent) };
+  } catch {
+    return undefined;
+  }
+}

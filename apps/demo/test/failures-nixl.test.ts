@@ -1,0 +1,113 @@
+import { KvError, silentLog } from "@kv/interface";
+import { afterEach, describe, expect, it } from "vitest";
+import { complete } from "../src/demo/client.js";
+import { type Cluster, startCluster } from "../src/demo/cluster.js";
+import { compareKv, fetchRecords } from "../src/demo/compare-kv.js";
+import { sameTokens } from "../src/demo/negative-control.js";
+import { expectIdle, PAIR, preparedRun } from "./matrix.js";
+import { nixlAbsence } from "./nixl-here.js";
+
+const absence = await nixlAbsence();
+/** A request has ended by then, well or with an error: more than the lease and the connector's own deadline together. */
+const DEADLINE_MS = 30_000;
+
+let cluster: Cluster | undefined;
+afterEach(async () => {
+  await cluster?.close();
+  cluster = undefined;
+});
+
+interface Ended {
+  readonly requestId: string;
+  readonly prompt: number;
+  readonly result: "equal" | "different" | "error" | "late";
+  readonly code: string | undefined;
+}
+
+/** Sends requests, four at a time, until told to end. */
+async function traffic(url: string, name: string) {
+  const { prompts, expected } = await preparedRun();
+  const ended: Ended[] = [];
+  let going = true;
+  let next = 0;
+  async function client(): Promise<void> {
+    while (going) {
+      const prompt = next++ % prompts.length;
+      const requestId = `${name}-${next}`;
+      const signal = AbortSignal.timeout(DEADLINE_MS);
+      try {
+        const promptTokens = [...(prompts[prompt] ?? [])];
+        const maxTokens = expected[prompt]?.length ?? 0;
+        const { tokens } = await complete({ url, requestId, promptTokens, maxTokens, signal });
+        const result = sameTokens(tokens, expected[prompt] ?? []) ? "equal" : "different";
+        ended.push({ requestId, prompt, result, code: undefined });
+      } catch (error) {
+        const code = KvError.is(error) ? String(error.details.code ?? error.code) : String(error);
+        ended.push({ requestId, prompt, result: signal.aborted ? "late" : "error", code });
+        // An instance that is down refuses at once.
+        await new Promise((resolve) => setTimeout(resolve, 50));
+      }
+    }
+  }
+  const clients = Array.from({ length: 4 }, client);
+  return {
+    ended,
+    async until(what: () => boolean): Promise<void> {
+      await expect.poll(what, { timeout: 120_000, interval: 50 }).toBe(true);
+    },
+    async stop(): Promise<void> {
+      going = false;
+      await Promise.all(clients);
+    },
+  };
+}
+
+describe.skipIf(absence !== undefined)(
+  `an instance killed under traffic over NIXL${absence === undefined ? "" : ` (${absence})`}`,
+  () => {
+    it.each(["prefill", "decode"] as const)(
+      "the other goes on, clients get an error in time, and the restarted %s is used again",
+      async (role) => {
+        await preparedRun();
+        const up = await startCluster(
+          { ...PAIR, transport: "nixl", leaseSeconds: 6, requestTimeoutSeconds: 10 },
+          { log: silentLog, logLevel: "silent", restart: true },
+        );
+        cluster = up;
+        const [victim, other] =
+          role === "prefill" ? [up.prefills[0], up.decodes[0]] : [up.decodes[0], up.prefills[0]];
+        if (victim?.process === undefined || other?.process === undefined)
+          throw new Error("no processes were started");
+        const otherPid = other.process.pid;
+        const load = await traffic(up.proxy.url, role);
+        await load.until(() => load.ended.length >= 8);
+
+        const replaced = victim.process.replaced();
+        process.kill(victim.process.pid, "SIGKILL");
+        const atKill = load.ended.length;
+        await load.until(() => load.ended.length >= atKill + 4);
+        // It answers while its peer is down.
+        expect((await fetch(`${other.url}/health`)).status).toBe(200);
+        await replaced;
+        const atRestart = load.ended.length;
+        const equalSince = () =>
+          load.ended.slice(atRestart).filter(({ result }) => result === "equal").length;
+        await load.until(() => equalSince() >= 8);
+        await load.stop();
+
+        expect(load.ended.filter(({ result }) => result === "different" || result === "late")).toEqual([]);
+        expect(other.process.pid).toBe(otherPid);
+        // The restarted one took part: both sides have their half of a request's KV, and it is the same.
+        const [sent, received] = await Promise.all([
+          fetchRecords(up.prefills[0]?.url ?? ""),
+          fetchRecords(up.decodes[0]?.url ?? ""),
+        ]);
+        const since = load.ended.slice(atRestart).filter(({ result }) => result === "equal");
+        expect(since.some(({ requestId }) => compareKv(requestId, sent, received).equal)).toBe(true);
+        await expectIdle(victim);
+        await expectIdle(other);
+      },
+      300_000,
+    );
+  },
+);

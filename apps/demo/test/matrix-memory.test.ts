@@ -1,0 +1,26 @@
+import { describe, expect, it } from "vitest";
+import { expectEqual, PAIRS } from "./matrix.js";
+
+describe("tokens and KV over the embedded transport", () => {
+  it.each(PAIRS)("TP $prefillTp→$decodeTp, block $prefillBlockSize→$decodeBlockSize", async (pair) => {
+    await expectEqual({ transport: "memory", ...pair });
+  });
+
+  it.each([
+    { prefillTp: 4, decodeTp: 8 },
+    { prefillTp: 8, decodeTp: 1, tinyKvHeads: 2 },
+    { prefillTp: 1, decodeTp: 4, tinyKvHeads: 2 },
+  ])("replicated KV heads: TP $prefillTp→$decodeTp", async (pair) => {
+    await expectEqual({ transport: "memory", ...pair });
+  });
+
+  it("two prefills and two decodes", async () => {
+    await expectEqual({ transport: "memory", prefills: 2, decodes: 2 });
+  });
+
+  it("refuses a connector that is not known, naming those that are", async () => {
+    await expect(expectEqual({ transport: "memory", connector: "Nixl" })).rejects.toThrow(
+      /Nixl; known are .*NixlConnector/,
+    );
+  });
+});

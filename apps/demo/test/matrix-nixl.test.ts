@@ -1,0 +1,18 @@
+import { describe, it } from "vitest";
+import { expectEqual, PAIRS } from "./matrix.js";
+import { nixlAbsence } from "./nixl-here.js";
+
+const absence = await nixlAbsence();
+
+describe.skipIf(absence !== undefined)(
+  `tokens and KV over NIXL${absence === undefined ? "" : ` (${absence})`}`,
+  () => {
+    it.each(PAIRS)(
+      "TP $prefillTp→$decodeTp, block $prefillBlockSize→$decodeBlockSize",
+      async (pair) => {
+        await expectEqual({ transport: "nixl", ...pair });
+      },
+      180_000,
+    );
+  },
+);

@@ -1,0 +1,138 @@
+import { afterEach, describe, expect, it } from "vitest";
+import { complete } from "../src/demo/client.js";
+import { type Cluster, startCluster } from "../src/demo/cluster.js";
+import { fetchRecords } from "../src/demo/compare-kv.js";
+import { jsonLog } from "../src/roles/json-log.js";
+import { expectIdle, PAIR, preparedRun } from "./matrix.js";
+import { type MemoryPair, memoryPair, post, prefillLeg } from "./memory-pair.js";
+
+const closing: { close(): Promise<void> }[] = [];
+afterEach(async () => {
+  for (const each of closing.splice(0)) await each.close();
+});
+
+async function open<T extends { close(): Promise<void> }>(opening: Promise<T>): Promise<T> {
+  const opened = await opening;
+  closing.push(opened);
+  return opened;
+}
+const cluster = (): Promise<Cluster> =>
+  open(startCluster(PAIR, { log: jsonLog("error"), logLevel: "error" }));
+const pair = (decodeConfig?: Record<string, unknown>): Promise<MemoryPair> => open(memoryPair(decodeConfig));
+
+describe("a pair behind a proxy", () => {
+  it("reads only what the decode instance does not have", async () => {
+    const { prompts, expected } = await preparedRun();
+    const { proxy, decodes } = await cluster();
+    const prompt = prompts[0] ?? [];
+    const ask = (requestId: string, promptTokens: readonly number[]) =>
+      complete({ url: proxy.url, requestId, promptTokens, maxTokens: 16 });
+    const first = await ask("first", prompt);
+    const again = await ask("again", prompt);
+    expect(again.tokens).toEqual(expected[0]);
+    // A next turn: the prompt, its answer, and something more.
+    const turn = [...prompt, ...first.tokens, 77];
+    const next = await ask("next", turn);
+    expect(next.tokens).toHaveLength(16);
+    const records = await fetchRecords(decodes[0]?.url ?? "");
+    const of = (id: string) => records.find(({ request_id }) => request_id.startsWith(`cmpl-${id}-`));
+    const blockBytes = 4 * 4 * 16 * 64 * 4;
+    expect(of("first")).toMatchObject({
+      tokens: 100,
+      cached_tokens: 0,
+      transfer: { length_bytes: 7 * blockBytes },
+    });
+    expect(of("again")).toMatchObject({
+      tokens: 100,
+      cached_tokens: 96,
+      transfer: { length_bytes: blockBytes },
+    });
+    expect(of("next")).toMatchObject({
+      tokens: 117,
+      cached_tokens: 112,
+      transfer: { length_bytes: blockBytes },
+    });
+    // And what the cache gives is what one engine alone computes.
+    const alone = await post(decodes[0]?.url ?? "", { prompt: turn, max_tokens: 16 });
+    expect(alone.body.choices?.[0]?.token_ids).toEqual(next.tokens);
+  });
+
+  it("holds nothing after clients have gone away at any moment, and goes on", async () => {
+    const { prompts, expected } = await preparedRun();
+    const { proxy, prefills, decodes } = await cluster();
+    const outcomes = await Promise.all(
+      Array.from({ length: 24 }, async (_, i) => {
+        const gone = new AbortController();
+        // Spread over the life of a request: in the queue, in prefill, in transfer, in decode.
+        setTimeout(() => gone.abort(), i * 12);
+        const promptTokens = [...(prompts[i % prompts.length] ?? []), 100 + i];
+        const request = {
+          url: proxy.url,
+          requestId: `gone-${i}`,
+          promptTokens,
+          maxTokens: 400,
+          signal: gone.signal,
+        };
+        return complete(request).then(
+          () => "complete",
+          () => "gone",
+        );
+      }),
+    );
+    expect(outcomes).toContain("gone");
+    for (const member of [...prefills, ...decodes]) await expectIdle(member);
+    const after = await complete({
+      url: proxy.url,
+      requestId: "after",
+      promptTokens: prompts[1] ?? [],
+      maxTokens: 16,
+    });
+    expect(after.tokens).toEqual(expected[1]);
+  });
+});
+
+describe("a transfer that fails", () => {
+  it("fails the request with its code, and frees the blocks on both sides", async () => {
+    const { prompts, expected } = await preparedRun();
+    const { network, prefill, decode } = await pair();
+    const prompt = prompts[0] ?? [];
+    const params = await prefillLeg({ network, prefill, decode, close: async () => {} }, prompt);
+    network.setFaults([{ fault: "fail", operation: "READ", times: 1 }]);
+    const failed = await post(decode.url, { prompt, max_tokens: 16, kv_transfer_params: params });
+    expect(failed).toMatchObject({ status: 500, body: { error: { code: "KV_TRANSFER_FAILED" } } });
+    network.setFaults([]);
+    for (const { url } of [prefill, decode]) await expectIdle({ name: "", url, backend: null });
+    const alone = await post(decode.url, { prompt, max_tokens: 16 });
+    expect(alone.body.choices?.[0]?.token_ids).toEqual(expected[0]);
+  });
+
+  it("makes the decode instance compute the prompt under the policy recompute", async () => {
+    const { prompts, expected } = await preparedRun();
+    const both = await pair({ kv_load_failure_policy: "recompute" });
+    const prompt = prompts[0] ?? [];
+    const params = await prefillLeg(both, prompt);
+    both.network.setFaults([{ fault: "fail", operation: "READ", times: 1 }]);
+    const { body } = await post(both.decode.url, { prompt, max_tokens: 16, kv_transfer_params: params });
+    expect(body.choices?.[0]?.token_ids).toEqual(expected[0]);
+    for (const { url } of [both.prefill, both.decode]) await expectIdle({ name: "", url, backend: null });
+  });
+
+  it.each([
+    ["a string", "0"],
+    ["no list of lists", [1, 2]],
+    ["a block that is not there", [[1_000_000]]],
+  ])("refuses remote_block_ids that are %s", async (_what, remote_block_ids) => {
+    const { prompts } = await preparedRun();
+    const both = await pair();
+    const prompt = prompts[0] ?? [];
+    const params = await prefillLeg(both, prompt);
+    const answer = await post(both.decode.url, {
+      prompt,
+      max_tokens: 16,
+      kv_transfer_params: { ...params, remote_block_ids },
+    });
+    expect(answer.status).toBeGreaterThanOrEqual(400);
+    expect(answer.body.error?.code).toMatch(/^KV_/);
+    await expectIdle({ name: "", url: both.decode.url, backend: null });
+  });
+});

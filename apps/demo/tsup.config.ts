@@ -1,0 +1,9 @@
+import { defineConfig } from "tsup";
+
+export default defineConfig({
+  entry: { main: "src/main.ts", "model-worker": "src/model/model-worker.ts" },
+  format: ["esm"],
+  target: "node20",
+  sourcemap: true,
+  clean: true,
+});

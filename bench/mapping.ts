@@ -1,0 +1,62 @@
+import { performance } from "node:perf_hooks";
+import { computeTpMapping } from "@kv/topology";
+import { pythonOnce, vllmPython } from "./python-peer.js";
+import type { Row } from "./report.js";
+import { pairRatio, spread } from "./report.js";
+
+const SIZES = [1, 2, 4, 8];
+const ROUNDS = 200;
+
+/** computeTpMapping against vLLM's compute_tp_mapping over the grid of bench/python/mapping.py. */
+export async function mapping(): Promise<readonly Row[]> {
+  const what = "TP mapping, a grid of 240 calls: vLLM's time / ours";
+  const vllm = vllmPython();
+  if (vllm === undefined) {
+    return [
+      {
+        what,
+        ours: "-",
+        theirs: "not set up: npm run test:vllm",
+        ratio: undefined,
+        wanted: ">= 10",
+        met: undefined,
+      },
+    ];
+  }
+  const inputs = SIZES.flatMap((tpSize) =>
+    SIZES.flatMap((remoteTpSize) =>
+      SIZES.flatMap((numKvHeads) =>
+        Array.from({ length: tpSize }, (_, tpRank) => ({
+          tpRank,
+          tpSize,
+          remoteTpSize,
+          numKvHeads,
+          isMla: false,
+          groups: ["full" as const],
+        })),
+      ),
+    ),
+  );
+  const round = () => {
+    const begun = performance.now();
+    for (const input of inputs) computeTpMapping(input);
+    return performance.now() - begun;
+  };
+  const theirs = (await pythonOnce(vllm.python, "mapping.py", [String(ROUNDS)], vllm.env)) as {
+    calls: number;
+    ms: number[];
+  };
+  for (let i = 0; i < ROUNDS; i += 1) round();
+  const ours = Array.from({ length: ROUNDS }, round);
+  const ratio = pairRatio(theirs.ms, ours) * (inputs.length / theirs.calls);
+  return [
+    {
+      what,
+      ours: spread(ours, "ms"),
+      theirs: spread(theirs.ms, "ms"),
+      ratio,
+      wanted: ">= 10",
+      met: ratio >= 10,
+    },
+  ];
+}

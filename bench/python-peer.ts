@@ -1,0 +1,73 @@
+import { execFile, spawn } from "node:child_process";
+import { existsSync } from "node:fs";
+import { homedir } from "node:os";
+import { join } from "node:path";
+import { createInterface } from "node:readline";
+import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
+
+const run = promisify(execFile);
+const here = fileURLToPath(new URL("./python/", import.meta.url));
+const cache = process.env["XDG_CACHE_HOME"] ?? join(homedir(), ".cache");
+
+/** A virtual environment with the NIXL wheel that we use too, and numpy; made once. */
+async function benchPython(): Promise<string> {
+  const folder = join(cache, "kv-nixl", "bench-venv-1.5.0");
+  const python = join(folder, "bin", "python");
+  if (existsSync(join(folder, "ready"))) return python;
+  process.stderr.write("set up Python NIXL for the comparison (once) …\n");
+  await run("python3", ["-m", "venv", folder]);
+  await run(python, ["-m", "pip", "install", "-q", "numpy"], { maxBuffer: 1 << 24 });
+  await run(python, ["-m", "pip", "install", "-q", "--no-deps", "nixl-cu12==1.5.0"], { maxBuffer: 1 << 24 });
+  await run("touch", [join(folder, "ready")]);
+  return python;
+}
+
+/** vLLM's Python tree, where `npm run test:vllm` has set it up. */
+export function vllmPython(): { python: string; env: NodeJS.ProcessEnv } | undefined {
+  const peer = process.env["KV_PEER_DIR"] ?? join(cache, "kv-peer");
+  const python = join(peer, "vv", "bin", "python");
+  if (!existsSync(join(peer, ".done"))) return undefined;
+  return { python, env: { ...process.env, VLLM_TARGET_DEVICE: "cpu", PYTHONPATH: join(peer, "vllm33") } };
+}
+
+export async function pythonOnce(
+  python: string,
+  script: string,
+  args: readonly string[],
+  env: NodeJS.ProcessEnv,
+) {
+  const { stdout } = await run(python, [join(here, script), ...args], { env, maxBuffer: 1 << 24 });
+  const last = stdout.trim().split("\n").at(-1) ?? "";
+  return JSON.parse(last) as Record<string, unknown>;
+}
+
+export interface LinePeer {
+  ask<T>(command: object): Promise<T>;
+  close(): Promise<void>;
+}
+
+/** A child that answers each JSON line on stdin with one on stdout. */
+function linePeer(command: string, args: readonly string[], env: NodeJS.ProcessEnv = process.env): LinePeer {
+  const child = spawn(command, args, { stdio: ["pipe", "pipe", "inherit"], env });
+  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
+  const ended = new Promise<void>((resolve) => child.on("close", () => resolve()));
+  return {
+    async ask<T>(request: object) {
+      child.stdin.write(`${JSON.stringify(request)}\n`);
+      const { value, done } = await lines.next();
+      if (done === true) throw new Error(`${command} ${args.join(" ")} ended before it answered`);
+      return JSON.parse(value) as T;
+    },
+    async close() {
+      child.stdin.end();
+      await ended;
+    },
+  };
+}
+
+export const pythonNixl = async (): Promise<LinePeer> =>
+  linePeer(await benchPython(), [join(here, "nixl_peer.py")]);
+
+export const nodeTarget = (): LinePeer =>
+  linePeer(process.execPath, ["--import", "tsx", fileURLToPath(new URL("./target.ts", import.meta.url))]);

@@ -1,0 +1,273 @@
+#include "agent.h"
+
+#include <string.h>
+
+#include <utility>
+#include <vector>
+
+#include "memory.h"
+#include "to_js.h"
+
+namespace kv::nixl {
+
+namespace {
+
+uint64_t ticket_of(Napi::Value value) { return static_cast<uint64_t>(value.As<Napi::Number>().Int64Value()); }
+
+// A name that NIXL, which reads up to a NUL, takes whole.
+std::string name_of(Napi::Value value, const char* code, const char* what) {
+  if (!value.IsString()) throw Failure(code, std::string(what) + " is not a string");
+  std::string name = value.As<Napi::String>().Utf8Value();
+  if (name.empty() || name.size() > 255 || name.find('\0') != std::string::npos) {
+    throw Failure(code, std::string(what) + " must have 1 to 255 bytes and no NUL; this one has " + std::to_string(name.size()));
+  }
+  return name;
+}
+
+std::string text_of(Napi::Value value) {
+  std::string text = value.As<Napi::String>().Utf8Value();
+  if (text.find('\0') != std::string::npos) throw Failure("KV_AGENT_INVALID", "a parameter or path contains NUL");
+  return text;
+}
+
+AgentConfig config_of(Napi::Object options) {
+  AgentConfig config{.library_path = text_of(options.Get("libraryPath")),
+                     .name = name_of(options.Get("name"), "KV_AGENT_INVALID", "the agent's name"),
+                     .backends = {}};
+  const auto backends = options.Get("backends").As<Napi::Array>();
+  for (uint32_t index = 0; index < backends.Length(); ++index) {
+    const auto entry = backends.Get(index).As<Napi::Object>();
+    BackendSpec spec{.name = name_of(entry.Get("name"), "KV_BACKEND_UNAVAILABLE", "a backend's name"), .parameters = {}};
+    const auto parameters = entry.Get("parameters").As<Napi::Array>();
+    for (uint32_t number = 0; number < parameters.Length(); ++number) {
+      const auto pair = parameters.Get(number).As<Napi::Array>();
+      spec.parameters.emplace_back(text_of(pair.Get(0u)), text_of(pair.Get(1u)));
+    }
+    config.backends.push_back(std::move(spec));
+  }
+  return config;
+}
+
+std::shared_ptr<List> list_of(const AgentThread& thread, Napi::Value id, bool remote) {
+  std::shared_ptr<List> list = thread.list(ticket_of(id));
+  if (list == nullptr) throw Failure("KV_LIST_CLOSED", std::string("the ") + (remote ? "remote" : "local") + " list is closed");
+  if (list->remote.has_value() != remote) {
+    throw Failure("KV_TRANSFER_INVALID", remote ? "the remote list describes local memory"
+                                                : "the local list describes memory of \"" + *list->remote + "\"");
+  }
+  return list;
+}
+
+std::vector<int32_t> ids_of(Napi::Value value, const Shape& shape, const char* what) {
+  const auto array = int32_array(value, "KV_TRANSFER_INVALID", what);
+  std::vector<int32_t> ids(array.Data(), array.Data() + array.ElementLength());
+  const uint32_t count = shape.count();
+  uint32_t worst = 0;
+  for (const int32_t id : ids) worst |= static_cast<uint32_t>(static_cast<uint32_t>(id) >= count);
+  if (worst != 0) {
+    for (size_t index = 0; index < ids.size(); ++index) {
+      if (static_cast<uint32_t>(ids[index]) < count) continue;
+      throw Failure("KV_TRANSFER_INVALID", std::string(what) + "[" + std::to_string(index) + "] is " +
+                                               std::to_string(ids[index]) + ", and the list has " + std::to_string(count) +
+                                               " descriptors");
+    }
+  }
+  return ids;
+}
+
+// The bytes of all pairs, each of which must have equal lengths.
+uint64_t paired_bytes(const TransferRequest& request) {
+  const Shape& local = request.local->shape;
+  const Shape& remote = request.remote->shape;
+  const size_t count = request.local_ids.size();
+  if (local.uniform_length() != 0 && local.uniform_length() == remote.uniform_length()) return count * local.uniform_length();
+  uint64_t bytes = 0;
+  for (size_t index = 0; index < count; ++index) {
+    const uint64_t here = local.length(static_cast<uint32_t>(request.local_ids[index]));
+    const uint64_t there = remote.length(static_cast<uint32_t>(request.remote_ids[index]));
+    if (here != there) {
+      throw Failure("KV_TRANSFER_INVALID", "pair " + std::to_string(index) + ": local descriptor " +
+                                               std::to_string(request.local_ids[index]) + " has " + std::to_string(here) +
+                                               " bytes, remote descriptor " + std::to_string(request.remote_ids[index]) +
+                                               " has " + std::to_string(there));
+    }
+    bytes += here;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Napi::Function Agent::define(Napi::Env env) {
+  return DefineClass(env, "Agent",
+                     {
+                         InstanceMethod<&Agent::register_memory>("register"),
+                         InstanceMethod<&Agent::deregister_memory>("deregister"),
+                         InstanceMethod<&Agent::local_metadata>("localMetadata"),
+                         InstanceMethod<&Agent::add_remote>("addRemote"),
+                         InstanceMethod<&Agent::remove_remote>("removeRemote"),
+                         InstanceMethod<&Agent::prepare>("prepare"),
+                         InstanceMethod<&Agent::close_list>("closeList"),
+                         InstanceMethod<&Agent::notify>("notify"),
+                         InstanceMethod<&Agent::transfer>("transfer"),
+                         InstanceMethod<&Agent::abort>("abort"),
+                         InstanceMethod<&Agent::close>("close"),
+                         InstanceMethod<&Agent::counters>("counters"),
+                         InstanceMethod<&Agent::keep_alive>("keepAlive"),
+                         InstanceMethod<&Agent::detach>("detach"),
+                     });
+}
+
+Agent::Agent(const Napi::CallbackInfo& info) : Napi::ObjectWrap<Agent>(info), env_(info.Env()) {
+  guarded(info.Env(), [&] {
+    AgentConfig config = config_of(info[1].As<Napi::Object>());
+    outbox_ = Outbox::open(info.Env(), info[2].As<Napi::Function>());
+    // After the outbox, so that it runs before Node takes the thread-safe function away.
+    napi_add_env_cleanup_hook(env_, at_environment_end, this);
+    thread_ = AgentThread::start(std::move(config), outbox_, ticket_of(info[0]));
+    return info.Env().Undefined();
+  });
+}
+
+Agent::~Agent() { detach_now(); }
+
+// A worker may be terminated, or the process end, with the agent alive. The thread is waited for, since what follows may be
+// exit(), and NIXL's destructors with it.
+void Agent::at_environment_end(void* data) {
+  auto* agent = static_cast<Agent*>(data);
+  agent->let_go();
+  await_end(agent->thread_.get());
+}
+
+void Agent::detach_now() {
+  if (outbox_ == nullptr) return;
+  napi_remove_env_cleanup_hook(env_, at_environment_end, this);
+  let_go();
+}
+
+void Agent::let_go() {
+  if (outbox_ != nullptr) std::exchange(outbox_, nullptr)->close();
+  if (thread_ != nullptr) thread_->stop();
+}
+
+Napi::Value Agent::register_memory(const Napi::CallbackInfo& info) {
+  return guarded(info.Env(), [&] {
+    thread_->register_memory(ticket_of(info[0]), std::make_shared<Pin>(Memory::mapping_of(info[1])));
+    return info.Env().Undefined();
+  });
+}
+
+Napi::Value Agent::deregister_memory(const Napi::CallbackInfo& info) {
+  thread_->deregister_memory(ticket_of(info[0]), ticket_of(info[1]));
+  return info.Env().Undefined();
+}
+
+Napi::Value Agent::local_metadata(const Napi::CallbackInfo& info) {
+  thread_->local_metadata(ticket_of(info[0]));
+  return info.Env().Undefined();
+}
+
+Napi::Value Agent::add_remote(const Napi::CallbackInfo& info) {
+  return guarded(info.Env(), [&] {
+    thread_->add_remote(ticket_of(info[0]), bytes_of(info[1], "KV_AGENT_METADATA_INVALID", "agent metadata"));
+    return info.Env().Undefined();
+  });
+}
+
+Napi::Value Agent::remove_remote(const Napi::CallbackInfo& info) {
+  return guarded(info.Env(), [&] {
+    thread_->remove_remote(ticket_of(info[0]), name_of(info[1], "KV_AGENT_UNKNOWN_REMOTE", "the peer's name"));
+    return info.Env().Undefined();
+  });
+}
+
+Napi::Value Agent::prepare(const Napi::CallbackInfo& info) {
+  return guarded(info.Env(), [&] {
+    std::optional<std::string> remote;
+    if (!info[1].IsUndefined()) remote = name_of(info[1], "KV_AGENT_UNKNOWN_REMOTE", "the peer's name");
+    const bool vram = info[2].As<Napi::String>().Utf8Value() == "VRAM";
+    const auto rows = float64_array(info[3], "KV_LIST_INVALID", "rows");
+    thread_->prepare(ticket_of(info[0]), std::move(remote), vram ? capi::MemoryType::vram : capi::MemoryType::dram,
+                     std::vector<double>(rows.Data(), rows.Data() + rows.ElementLength()));
+    return info.Env().Undefined();
+  });
+}
+
+Napi::Value Agent::close_list(const Napi::CallbackInfo& info) {
+  thread_->close_list(ticket_of(info[0]), ticket_of(info[1]));
+  return info.Env().Undefined();
+}
+
+Napi::Value Agent::notify(const Napi::CallbackInfo& info) {
+  return guarded(info.Env(), [&] {
+    thread_->notify(ticket_of(info[0]), name_of(info[1], "KV_AGENT_UNKNOWN_REMOTE", "the peer's name"),
+                    bytes_of(info[2], "KV_NOTIFICATION_INVALID", "the notification"));
+    return info.Env().Undefined();
+  });
+}
+
+Napi::Value Agent::transfer(const Napi::CallbackInfo& info) {
+  return guarded(info.Env(), [&] {
+    TransferRequest request{.operation = info[1].ToBoolean() ? capi::Operation::write : capi::Operation::read,
+                            .local = list_of(*thread_, info[2], false),
+                            .remote = list_of(*thread_, info[4], true),
+                            .local_ids = {},
+                            .remote_ids = {},
+                            .length_bytes = 0,
+                            .notification = {},
+                            .revocable = info[7].ToBoolean()};
+    request.local_ids = ids_of(info[3], request.local->shape, "localIds");
+    request.remote_ids = ids_of(info[5], request.remote->shape, "remoteIds");
+    if (request.local_ids.size() != request.remote_ids.size() || request.local_ids.empty()) {
+      throw Failure("KV_TRANSFER_INVALID", std::to_string(request.local_ids.size()) + " local ids and " +
+                                               std::to_string(request.remote_ids.size()) +
+                                               " remote ids; a transfer needs as many of each, and one at least");
+    }
+    request.length_bytes = paired_bytes(request);
+    if (!info[6].IsUndefined()) request.notification = bytes_of(info[6], "KV_NOTIFICATION_INVALID", "the notification");
+    thread_->transfer(ticket_of(info[0]), std::move(request));
+    return info.Env().Undefined();
+  });
+}
+
+Napi::Value Agent::abort(const Napi::CallbackInfo& info) {
+  return Napi::Boolean::New(info.Env(), thread_->abort(ticket_of(info[0])));
+}
+
+Napi::Value Agent::close(const Napi::CallbackInfo& info) {
+  const auto patience = static_cast<int64_t>(info[1].As<Napi::Number>().DoubleValue());
+  thread_->close(ticket_of(info[0]), std::chrono::milliseconds(patience));
+  return info.Env().Undefined();
+}
+
+Napi::Value Agent::counters(const Napi::CallbackInfo& info) {
+  const Counters& counters = thread_->counters();
+  const auto object = Napi::Object::New(info.Env());
+  const auto set = [&](const char* name, const std::atomic<uint64_t>& value) {
+    object.Set(name, Napi::Number::New(info.Env(), static_cast<double>(value.load())));
+  };
+  set("transfersPosted", counters.transfers_posted);
+  set("transfersDone", counters.transfers_done);
+  set("transfersFailed", counters.transfers_failed);
+  set("transfersInFlight", counters.transfers_in_flight);
+  set("bytesTransferred", counters.bytes_transferred);
+  set("notificationsSent", counters.notifications_sent);
+  set("notificationsReceived", counters.notifications_received);
+  set("registrations", counters.registrations);
+  set("preparedLists", counters.prepared_lists);
+  set("remotes", counters.remotes);
+  set("polls", counters.polls);
+  return object;
+}
+
+Napi::Value Agent::keep_alive(const Napi::CallbackInfo& info) {
+  if (outbox_ != nullptr) outbox_->keep_alive(info[0].ToBoolean());
+  return info.Env().Undefined();
+}
+
+Napi::Value Agent::detach(const Napi::CallbackInfo& info) {
+  detach_now();
+  return info.Env().Undefined();
+}
+
+}  // namespace kv::nixl

@@ -1,0 +1,265 @@
+#include "agent_state.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+
+#include "exit_guard.h"
+#include "metadata.h"
+
+namespace kv::nixl {
+
+namespace {
+
+// NIXL's name for "the agent itself" where a peer's name is asked for.
+constexpr const char* kSelf = "";
+
+void check(capi::Status status, const char* code, const std::string& what) {
+  if (status != capi::kSuccess) throw Failure(code, what + ": " + describe(status));
+}
+
+}  // namespace
+
+AgentState::AgentState(const AgentConfig& config, Counters& counters)
+    : library_(Library::load(config.library_path)),
+      nixl_(library_.functions()),
+      counters_(counters),
+      name_(config.name) {
+  // One thread makes every call, so NIXL needs neither locks nor a thread of its own; polling here beats both.
+  const capi::AgentConfig agent_config{.progress_thread = false,
+                                       .listen_thread = false,
+                                       .listen_port = 0,
+                                       .thread_sync = capi::ThreadSync::none,
+                                       .num_workers = 1,
+                                       .progress_delay_us = 0,
+                                       .listen_delay_us = 0,
+                                       .capture_telemetry = false};
+  check(nixl_.create_configured_agent(config.name.c_str(), &agent_config, &agent_), "KV_AGENT_INVALID",
+        "NIXL refused the agent \"" + config.name + "\"");
+  try {
+    for (const BackendSpec& spec : config.backends) create_backend(spec);
+    inbox_ = Handle<capi::NotifMap>::make("KV_INTERNAL", "no notification map", nixl_.destroy_notif_map,
+                                          nixl_.create_notif_map);
+  } catch (...) {
+    backends_.clear();
+    nixl_.destroy_agent(agent_);
+    throw;
+  }
+}
+
+AgentState::~AgentState() {
+  while (!lists_.empty()) release(*lists_.begin());
+  for (const auto& [name, remote] : remotes_) nixl_.invalidate_remote_md(agent_, name.c_str());
+  for (const auto& [mapping, memory] : memories_) nixl_.deregister_mem(agent_, memory.list.get(), nullptr);
+  memories_.clear();
+  inbox_ = {};
+  backends_.clear();
+  nixl_.destroy_agent(agent_);
+  counters_.registrations = 0;
+  counters_.remotes = 0;
+}
+
+std::string AgentState::plugins() const {
+  capi::StringList raw = nullptr;
+  if (nixl_.get_available_plugins(agent_, &raw) != capi::kSuccess || raw == nullptr) return {};
+  const Handle<capi::StringList> list(raw, nixl_.destroy_string_list);
+  size_t count = 0;
+  nixl_.string_list_size(raw, &count);
+  std::string names;
+  for (size_t index = 0; index < count; ++index) {
+    const char* name = nullptr;
+    if (nixl_.string_list_get(raw, index, &name) == capi::kSuccess) names += (names.empty() ? "" : ", ") + std::string(name);
+  }
+  return names;
+}
+
+void AgentState::create_backend(const BackendSpec& spec) {
+  capi::MemList types = nullptr;
+  capi::Params raw = nullptr;
+  const capi::Status found = nixl_.get_plugin_params(agent_, spec.name.c_str(), &types, &raw);
+  const Handle<capi::MemList> owned_types(types, nixl_.destroy_mem_list);
+  const Handle<capi::Params> parameters(raw, nixl_.destroy_params);
+  if (found != capi::kSuccess || !parameters) {
+    const std::string problem = library_.plugin_problem(spec.name);
+    throw Failure("KV_BACKEND_UNAVAILABLE",
+                  "NIXL cannot load the plugin of backend " + spec.name + (problem.empty() ? "" : ": " + problem) +
+                      " (plugins found: " + plugins() + ")",
+                  "a plugin that is found may lack a library of the system, such as libfabric or CUDA; NIXL_LOG_LEVEL=DEBUG "
+                  "says more, and NIXL_PLUGIN_DIR names another folder of plugins");
+  }
+  for (const auto& [key, value] : spec.parameters) {
+    check(nixl_.params_add(parameters.get(), key.c_str(), value.c_str()), "KV_BACKEND_UNAVAILABLE",
+          "backend " + spec.name + " refused the parameter " + key + "=" + value);
+  }
+  capi::Backend backend = nullptr;
+  const capi::Status created = nixl_.create_backend(agent_, spec.name.c_str(), parameters.get(), &backend);
+  // The plugin may have loaded libraries whose destructors the exit must not reach.
+  guard_exit();
+  if (created != capi::kSuccess) {
+    throw Failure("KV_BACKEND_UNAVAILABLE",
+                  "backend " + spec.name + " could not be created: " + describe(created) + " (plugins found: " + plugins() + ")",
+                  "NIXL's own log on stderr says why; NIXL_LOG_LEVEL=DEBUG says more");
+  }
+  backends_.emplace_back(backend, nixl_.destroy_backend);
+}
+
+void AgentState::register_memory(uint64_t id, std::shared_ptr<Pin> pin) {
+  const Mapping* mapping = pin->mapping().get();
+  if (!memories_.contains(mapping)) {
+    mapping->await_touched();
+    auto list = Handle<capi::RegDlist>::make("KV_MEMORY_INVALID", "no registration list", nixl_.destroy_reg_dlist,
+                                             nixl_.create_reg_dlist, capi::MemoryType::dram);
+    check(nixl_.reg_dlist_add_desc(list.get(), mapping->address(), mapping->length(), 0, nullptr, 0), "KV_MEMORY_INVALID",
+          "NIXL refused the descriptor of the memory");
+    check(nixl_.register_mem(agent_, list.get(), nullptr), "KV_MEMORY_INVALID",
+          "NIXL could not register " + std::to_string(mapping->length()) + " bytes");
+    memories_.emplace(mapping, Registered{std::move(pin), std::move(list)});
+  }
+  ++memories_.at(mapping).registrations;
+  registrations_.emplace(id, mapping);
+  counters_.registrations = registrations_.size();
+}
+
+void AgentState::deregister_memory(uint64_t id) {
+  const auto found = registrations_.find(id);
+  if (found == registrations_.end()) throw Failure("KV_MEMORY_NOT_REGISTERED", "the registration is closed already");
+  const auto memory = memories_.find(found->second);
+  if (memory->second.registrations == 1) {
+    if (memory->second.lists > 0) {
+      throw Failure("KV_MEMORY_IN_USE", std::to_string(memory->second.lists) + " prepared lists describe this memory",
+                    "close them before the registration");
+    }
+    check(nixl_.deregister_mem(agent_, memory->second.list.get(), nullptr), "KV_MEMORY_IN_USE", "NIXL kept the memory");
+    memories_.erase(memory);
+  } else {
+    --memory->second.registrations;
+  }
+  registrations_.erase(found);
+  counters_.registrations = registrations_.size();
+}
+
+Bytes AgentState::local_metadata() const {
+  void* data = nullptr;
+  size_t length = 0;
+  check(nixl_.get_local_md(agent_, &data, &length), "KV_AGENT_INVALID", "NIXL has no metadata of this agent");
+  const auto* bytes = static_cast<const uint8_t*>(data);
+  Bytes copy(bytes, bytes + length);
+  free(data);
+  return copy;
+}
+
+std::string AgentState::add_remote(const Bytes& bytes) {
+  Metadata metadata = read_metadata(bytes);
+  const std::string& name = metadata.agent;
+  if (name == name_) throw Failure("KV_AGENT_METADATA_INVALID", "the metadata is of an agent of the same name, \"" + name + "\"");
+  const auto known = remotes_.find(name);
+  if (known != remotes_.end() && known->second.connections != metadata.connections) {
+    // Another process under the same name. NIXL refuses to replace it.
+    if (known->second.lists > 0) {
+      throw Failure("KV_AGENT_METADATA_INVALID",
+                    "\"" + name + "\" is known with other connection data, and " + std::to_string(known->second.lists) +
+                        " prepared lists describe its memory",
+                    "if it was restarted, close its lists first");
+    }
+    forget_remote(name);
+  }
+  char* raw = nullptr;
+  const capi::Status status = nixl_.load_remote_md(agent_, bytes.data(), bytes.size(), &raw);
+  free(raw);
+  if (status != capi::kSuccess) {
+    // NIXL has dropped what it knew of the peer, if it knew it, and with it what prepared lists point to.
+    if (remotes_.contains(name)) forget_remote(name);
+    throw Failure("KV_AGENT_METADATA_INVALID",
+                  "NIXL refused the metadata of \"" + name + "\": " + describe(status),
+                  "it must come whole from the peer's localMetadata(), and both agents must have a backend in common");
+  }
+  remotes_[name].connections = std::move(metadata.connections);
+  counters_.remotes = remotes_.size();
+  return name;
+}
+
+void AgentState::forget_remote(const std::string& name) {
+  for (const auto& list : lists_) list->lost = list->lost || list->remote == name;
+  nixl_.invalidate_remote_md(agent_, name.c_str());
+  remotes_.erase(name);
+  counters_.remotes = remotes_.size();
+}
+
+void AgentState::remove_remote(const std::string& name) {
+  const auto found = remotes_.find(name);
+  if (found == remotes_.end()) throw Failure("KV_AGENT_UNKNOWN_REMOTE", "this agent knows no peer \"" + name + "\"");
+  if (found->second.lists > 0) {
+    throw Failure("KV_MEMORY_IN_USE",
+                  std::to_string(found->second.lists) + " prepared lists describe memory of \"" + name + "\"",
+                  "close them before removing the peer");
+  }
+  forget_remote(name);
+}
+
+void AgentState::notify(const std::string& remote, const Bytes& payload) {
+  if (!remotes_.contains(remote)) {
+    throw Failure("KV_AGENT_UNKNOWN_REMOTE", "this agent knows no peer \"" + remote + "\"", "call addRemote first");
+  }
+  // Never a null pointer, even for no bytes.
+  const void* data = payload.empty() ? static_cast<const void*>("") : payload.data();
+  check(nixl_.gen_notif(agent_, remote.c_str(), data, payload.size(), nullptr), "KV_NOTIFICATION_FAILED",
+        "NIXL could not send " + std::to_string(payload.size()) + " bytes to \"" + remote + "\"");
+  ++counters_.notifications_sent;
+}
+
+const Mapping* AgentState::covering(const Row& row, size_t index) const {
+  for (const auto& [mapping, memory] : memories_) {
+    const uint64_t end = mapping->address() + mapping->length();
+    if (row.device == 0 && row.address >= mapping->address() && row.end() <= end) return mapping;
+  }
+  throw Failure("KV_MEMORY_NOT_REGISTERED",
+                "row " + std::to_string(index) + " covers [" + std::to_string(row.address) + ", " + std::to_string(row.end()) +
+                    ") on device " + std::to_string(row.device) + ", which no single registration of this agent holds (" +
+                    std::to_string(memories_.size()) + " memories registered)",
+                "register the memory with this agent, or split the row at the edge of the memory");
+}
+
+std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, capi::MemoryType type,
+                                          const std::vector<double>& numbers) {
+  if (remote && !remotes_.contains(*remote)) {
+    throw Failure("KV_AGENT_UNKNOWN_REMOTE", "this agent knows no peer \"" + *remote + "\"", "call addRemote first");
+  }
+  const std::vector<Row> rows = read_rows(numbers.data(), numbers.size());
+  std::vector<const Mapping*> used;
+  if (!remote) {
+    for (size_t index = 0; index < rows.size(); ++index) used.push_back(covering(rows[index], index));
+    std::sort(used.begin(), used.end());
+    used.erase(std::unique(used.begin(), used.end()), used.end());
+  }
+  auto list = std::make_shared<List>(std::move(remote), Shape(rows));
+  {
+    const auto descriptors = Handle<capi::XferDlist>::make("KV_LIST_INVALID", "no descriptor list", nixl_.destroy_xfer_dlist,
+                                                           nixl_.create_xfer_dlist, type);
+    expand(nixl_, descriptors.get(), rows);
+    const capi::Status status = nixl_.prep_xfer_dlist(agent_, list->remote ? list->remote->c_str() : kSelf,
+                                                      descriptors.get(), &list->handle, nullptr);
+    if (status != capi::kSuccess || list->handle == nullptr) {
+      throw Failure("KV_LIST_INVALID",
+                    "NIXL refused a list of " + std::to_string(list->shape.count()) + " descriptors of " +
+                        (list->remote ? "\"" + *list->remote + "\"" : std::string("local memory")) + ": " + describe(status),
+                    list->remote ? "every descriptor must lie in memory that the peer had registered when its metadata was made" : "");
+    }
+  }
+  for (const Mapping* mapping : used) ++memories_.at(mapping).lists;
+  if (list->remote) ++remotes_.at(*list->remote).lists;
+  list->memories = std::move(used);
+  lists_.insert(list);
+  counters_.prepared_lists = lists_.size();
+  return list;
+}
+
+void AgentState::release(const std::shared_ptr<List>& released) {
+  const std::shared_ptr<List> list = released;  // the argument may be the set's own
+  nixl_.release_xfer_dlist_handle(agent_, std::exchange(list->handle, nullptr));
+  for (const Mapping* mapping : list->memories) --memories_.at(mapping).lists;
+  if (list->remote && !list->lost) --remotes_.at(*list->remote).lists;
+  lists_.erase(list);
+  counters_.prepared_lists = lists_.size();
+}
+
+}  // namespace kv::nixl

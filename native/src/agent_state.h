@@ -1,0 +1,125 @@
+// The NIXL objects of one agent, owned and used by its thread alone. Let go in NIXL's order: lists, peers, registrations,
+// backends, agent. Every call throws Failure.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "counters.h"
+#include "event.h"
+#include "handle.h"
+#include "library.h"
+#include "list.h"
+#include "mapping.h"
+
+namespace kv::nixl {
+
+struct BackendSpec {
+  std::string name;
+  std::vector<std::pair<std::string, std::string>> parameters;
+};
+
+struct AgentConfig {
+  std::string library_path;
+  std::string name;
+  std::vector<BackendSpec> backends;
+};
+
+class AgentState {
+ public:
+  AgentState(const AgentConfig& config, Counters& counters);
+  ~AgentState();
+  AgentState(const AgentState&) = delete;
+  AgentState& operator=(const AgentState&) = delete;
+
+  const capi::Functions& nixl() const { return nixl_; }
+  capi::Agent agent() const { return agent_; }
+
+  void register_memory(uint64_t id, std::shared_ptr<Pin> pin);
+  void deregister_memory(uint64_t id);
+  Bytes local_metadata() const;
+  std::string add_remote(const Bytes& metadata);
+  void remove_remote(const std::string& name);
+  void notify(const std::string& remote, const Bytes& payload);
+
+  std::shared_ptr<List> prepare(std::optional<std::string> remote, capi::MemoryType type, const std::vector<double>& rows);
+  // Releases a list that no transfer uses.
+  void release(const std::shared_ptr<List>& list);
+
+  void count_done(uint64_t bytes) {
+    ++counters_.transfers_done;
+    counters_.bytes_transferred += bytes;
+  }
+  void count_failed() { ++counters_.transfers_failed; }
+  void count_rider() { ++counters_.notifications_sent; }
+  void count_released() { --counters_.transfers_in_flight; }
+
+  // Drives the backends, and hands over what peers have sent. True if there was something.
+  template <typename Receive>
+  bool poll(Receive receive);
+
+ private:
+  // Memory known to NIXL, however many registrations name it.
+  struct Registered {
+    std::shared_ptr<Pin> pin;
+    Handle<capi::RegDlist> list;
+    uint32_t registrations = 0;
+    uint32_t lists = 0;
+  };
+
+  struct Remote {
+    std::map<std::string, std::string> connections;
+    uint32_t lists = 0;
+  };
+
+  void create_backend(const BackendSpec& spec);
+  void forget_remote(const std::string& name);
+  std::string plugins() const;
+  // The memory that holds all of `row`. Throws KV_MEMORY_NOT_REGISTERED.
+  const Mapping* covering(const Row& row, size_t index) const;
+
+  const Library& library_;
+  const capi::Functions& nixl_;
+  Counters& counters_;
+  std::string name_;
+  capi::Agent agent_ = nullptr;
+  std::vector<Handle<capi::Backend>> backends_;
+  std::unordered_map<const Mapping*, Registered> memories_;
+  std::unordered_map<uint64_t, const Mapping*> registrations_;
+  std::unordered_map<std::string, Remote> remotes_;
+  std::set<std::shared_ptr<List>> lists_;
+  Handle<capi::NotifMap> inbox_;
+};
+
+template <typename Receive>
+bool AgentState::poll(Receive receive) {
+  if (nixl_.get_notifs(agent_, inbox_.get(), nullptr) != capi::kSuccess) return false;
+  size_t agents = 0;
+  nixl_.notif_map_size(inbox_.get(), &agents);
+  if (agents == 0) return false;
+  for (size_t index = 0; index < agents; ++index) {
+    const char* from = nullptr;
+    size_t count = 0;
+    if (nixl_.notif_map_get_agent_at(inbox_.get(), index, &from) != capi::kSuccess) break;
+    nixl_.notif_map_get_notifs_size(inbox_.get(), from, &count);
+    for (size_t number = 0; number < count; ++number) {
+      const void* data = nullptr;
+      size_t length = 0;
+      if (nixl_.notif_map_get_notif(inbox_.get(), from, number, &data, &length) != capi::kSuccess) continue;
+      const auto* bytes = static_cast<const uint8_t*>(data);
+      receive(std::string(from), Bytes(bytes, bytes + length));
+      ++counters_.notifications_received;
+    }
+  }
+  nixl_.notif_map_clear(inbox_.get());
+  return true;
+}
+
+}  // namespace kv::nixl

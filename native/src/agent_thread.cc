@@ -1,0 +1,339 @@
+#include "agent_thread.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace kv::nixl {
+
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+// Between two polls: short after work, and growing with the quiet to a bound. An idle agent must still answer: a peer's
+// first READ, and all emulated ones, progress only while the target polls.
+constexpr auto kShortestPause = microseconds(20);
+constexpr auto kLongestPause = microseconds(2000);
+constexpr auto kLongestPauseInFlight = microseconds(50);
+constexpr int kQuietPerPause = 64;
+// A poll that takes longer than this, and several times what an empty one takes, has probably moved data for a peer. It may
+// also have been preempted: a few more polls follow at once, and a second one of its kind makes it certain.
+constexpr auto kBusyPoll = microseconds(10);
+constexpr int kBusyPollRatio = 4;
+constexpr int kTypicalPollRise = 1024;
+constexpr int kAttentivePolls = 8;
+// While slices are being posted, polls are this far apart; each costs about as much as the making of a small slice.
+constexpr auto kPollWhilePosting = microseconds(100);
+// For transfers under way when the environment ends.
+constexpr auto kStopPatience = milliseconds(1000);
+
+Event settled(uint64_t ticket) {
+  return {.kind = Event::Kind::settled, .ticket = ticket, .failure = {}, .value = {}, .from = {}};
+}
+
+Event failed(Event::Kind kind, uint64_t ticket, Failure failure) {
+  return {.kind = kind, .ticket = ticket, .failure = std::move(failure), .value = {}, .from = {}};
+}
+
+}  // namespace
+
+AgentThread::AgentThread(AgentConfig config, std::shared_ptr<Outbox> outbox)
+    : config_(std::move(config)), outbox_(std::move(outbox)) {}
+
+std::shared_ptr<AgentThread> AgentThread::start(AgentConfig config, std::shared_ptr<Outbox> outbox, uint64_t ticket) {
+  const std::shared_ptr<AgentThread> self(new AgentThread(std::move(config), std::move(outbox)));
+  enter_running(self);
+  // Detached, since nothing may wait for it without a bound: it keeps itself alive, and the exit knows of it.
+  std::thread([self, ticket] {
+    self->main(ticket);
+    leave_running(self.get());
+  }).detach();
+  return self;
+}
+
+void AgentThread::enqueue(Command command) {
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(command));
+  }
+  wake_.notify_one();
+}
+
+template <typename Work>
+void AgentThread::settle(uint64_t ticket, Work work) {
+  Event event = settled(ticket);
+  try {
+    if (state_ == nullptr) throw Failure("KV_AGENT_CLOSED", "the agent \"" + config_.name + "\" is closed");
+    work(event);
+  } catch (const Failure& failure) {
+    event.failure = failure;
+  } catch (const std::exception& error) {
+    event.failure = Failure("KV_INTERNAL", std::string("native exception: ") + error.what());
+  }
+  outbox_->send(std::move(event));
+}
+
+template <typename Work>
+void AgentThread::call(uint64_t ticket, Work work) {
+  enqueue([this, ticket, work = std::move(work)]() mutable { settle(ticket, std::move(work)); });
+}
+
+void AgentThread::register_memory(uint64_t ticket, std::shared_ptr<Pin> pin) {
+  call(ticket, [this, ticket, pin = std::move(pin)](Event&) mutable { state_->register_memory(ticket, std::move(pin)); });
+}
+
+void AgentThread::deregister_memory(uint64_t ticket, uint64_t registration) {
+  call(ticket, [this, registration](Event&) { state_->deregister_memory(registration); });
+}
+
+void AgentThread::local_metadata(uint64_t ticket) {
+  call(ticket, [this](Event& event) { event.value = state_->local_metadata(); });
+}
+
+void AgentThread::add_remote(uint64_t ticket, Bytes metadata) {
+  call(ticket, [this, metadata = std::move(metadata)](Event& event) { event.value = state_->add_remote(metadata); });
+}
+
+void AgentThread::remove_remote(uint64_t ticket, std::string name) {
+  call(ticket, [this, name = std::move(name)](Event&) { state_->remove_remote(name); });
+}
+
+void AgentThread::notify(uint64_t ticket, std::string remote, Bytes payload) {
+  call(ticket, [this, remote = std::move(remote), payload = std::move(payload)](Event&) { state_->notify(remote, payload); });
+}
+
+void AgentThread::prepare(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type,
+                          std::vector<double> rows) {
+  call(ticket, [this, ticket, remote = std::move(remote), type, rows = std::move(rows)](Event& event) mutable {
+    const auto list = state_->prepare(std::move(remote), type, rows);
+    event.value = static_cast<double>(list->shape.count());
+    const std::lock_guard lock(mutex_);
+    lists_.emplace(ticket, list);
+  });
+}
+
+std::shared_ptr<List> AgentThread::list(uint64_t id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = lists_.find(id);
+  return found == lists_.end() ? nullptr : found->second;
+}
+
+void AgentThread::close_list(uint64_t ticket, uint64_t id) {
+  std::shared_ptr<List> list;
+  {
+    // At once, so that no transfer begun from now on finds it.
+    const std::lock_guard lock(mutex_);
+    const auto found = lists_.find(id);
+    if (found != lists_.end()) {
+      list = std::move(found->second);
+      lists_.erase(found);
+    }
+  }
+  enqueue([this, ticket, list] {
+    if (list == nullptr || state_ == nullptr) {
+      outbox_->send(settled(ticket));
+    } else if (list->transfers > 0) {
+      list->close_ticket = ticket;
+    } else {
+      state_->release(list);
+      outbox_->send(settled(ticket));
+    }
+  });
+}
+
+void AgentThread::transfer(uint64_t ticket, TransferRequest request) {
+  ++counters_.transfers_posted;
+  ++counters_.transfers_in_flight;
+  const auto verdict = std::make_shared<std::atomic<Verdict>>(Verdict::open);
+  {
+    const std::lock_guard lock(mutex_);
+    verdicts_.emplace(ticket, verdict);
+  }
+  // std::function asks for copyable captures.
+  const auto held = std::make_shared<TransferRequest>(std::move(request));
+  enqueue([this, ticket, held, verdict] {
+    try {
+      if (state_ == nullptr || close_ticket_) {
+        throw Failure("KV_AGENT_CLOSED", "the agent \"" + config_.name + "\" is closed");
+      }
+      transfers_.emplace_back(ticket, std::move(*held), verdict);
+    } catch (const std::exception& error) {
+      const auto* failure = dynamic_cast<const Failure*>(&error);
+      ++counters_.transfers_failed;
+      --counters_.transfers_in_flight;
+      outbox_->send(failed(Event::Kind::done, ticket, failure ? *failure : Failure("KV_INTERNAL", error.what())));
+      Event released = settled(ticket);
+      released.kind = Event::Kind::released;
+      outbox_->send(std::move(released));
+    }
+  });
+}
+
+bool AgentThread::abort(uint64_t ticket) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = verdicts_.find(ticket);
+    Verdict expected = Verdict::open;
+    if (found == verdicts_.end() || !found->second->compare_exchange_strong(expected, Verdict::given_up)) return false;
+  }
+  // To the thread at once, which may be asleep.
+  enqueue([] {});
+  return true;
+}
+
+void AgentThread::close(uint64_t ticket, milliseconds patience) {
+  enqueue([this, ticket, patience] {
+    if (state_ == nullptr) {
+      outbox_->send(settled(ticket));
+      return;
+    }
+    close_ticket_ = ticket;
+    deadline_ = Clock::now() + patience;
+  });
+}
+
+void AgentThread::stop() {
+  stopping_ = true;
+  wake_.notify_one();
+}
+
+bool AgentThread::run_commands() {
+  std::deque<Command> commands;
+  {
+    const std::lock_guard lock(mutex_);
+    commands.swap(queue_);
+  }
+  for (Command& command : commands) command();
+  return !commands.empty();
+}
+
+void AgentThread::forget(const Transfer& transfer) {
+  for (const auto& list : {transfer.request().local, transfer.request().remote}) {
+    if (--list->transfers > 0 || !list->close_ticket) continue;
+    state_->release(list);
+    outbox_->send(settled(*std::exchange(list->close_ticket, std::nullopt)));
+  }
+  const std::lock_guard lock(mutex_);
+  verdicts_.erase(transfer.ticket());
+}
+
+bool AgentThread::advance_transfers() {
+  bool moved = false;
+  const auto send = [this](Event event) { outbox_->send(std::move(event)); };
+  for (Transfer& transfer : transfers_) moved = transfer.advance(*state_, send) || moved;
+  std::erase_if(transfers_, [this](const Transfer& transfer) {
+    if (transfer.finished()) forget(transfer);
+    return transfer.finished();
+  });
+  return moved;
+}
+
+// Whether the loop is over. An agent that closes waits for its transfers; one whose environment ended gives them up.
+bool AgentThread::ending() {
+  if (stopping_ && !deadline_) deadline_ = Clock::now() + kStopPatience;
+  if (stopping_) {
+    const auto nobody = [](const Event&) {};
+    for (Transfer& transfer : transfers_) transfer.fail(*state_, nobody, Failure("KV_AGENT_CLOSED", "the environment ended"));
+  }
+  if (!deadline_) return false;
+  return transfers_.empty() || Clock::now() >= *deadline_;
+}
+
+// Looks at how long a poll took. What an empty one takes depends on the backend: the estimate falls at once and rises slowly.
+void AgentThread::notice(Clock::time_point end, Clock::duration poll) {
+  if (poll > kBusyPoll && poll > typical_poll_ * kBusyPollRatio) {
+    if (attentive_ > 0) last_work_ = end;
+    attentive_ = kAttentivePolls;
+  } else if (attentive_ > 0) {
+    --attentive_;
+  }
+  typical_poll_ = poll < typical_poll_ ? poll : typical_poll_ + (poll - typical_poll_) / kTypicalPollRise;
+}
+
+void AgentThread::wait() {
+  const auto now = Clock::now();
+  const auto quiet = std::chrono::duration_cast<microseconds>(now - last_work_);
+  const auto longest = attentive_ > 0 ? kShortestPause : transfers_.empty() ? kLongestPause : kLongestPauseInFlight;
+  const auto pause = std::clamp(quiet / kQuietPerPause, kShortestPause, longest);
+  std::unique_lock lock(mutex_);
+  wake_.wait_for(lock, pause, [this] { return !queue_.empty() || stopping_; });
+}
+
+void AgentThread::main(uint64_t ticket) {
+  // The kernel rounds sleeps up by 50 us by default, which is more than the shortest pause.
+  prctl(PR_SET_TIMERSLACK, 1000);
+  prctl(PR_SET_NAME, "kv_nixl");
+  try {
+    state_ = std::make_unique<AgentState>(config_, counters_);
+    outbox_->send(settled(ticket));
+  } catch (const Failure& failure) {
+    outbox_->send(failed(Event::Kind::settled, ticket, failure));
+    return;
+  } catch (const std::exception& error) {
+    outbox_->send(failed(Event::Kind::settled, ticket, Failure("KV_INTERNAL", error.what())));
+    return;
+  }
+  last_work_ = Clock::now();
+  while (!ending()) {
+    bool worked = run_commands();
+    worked = advance_transfers() || worked;
+    if (!worked || Clock::now() - last_poll_ > kPollWhilePosting) worked = poll() || worked;
+    if (worked) last_work_ = Clock::now();
+    if (!worked) wait();
+  }
+  let_go();
+}
+
+bool AgentThread::poll() {
+  const auto start = Clock::now();
+  const bool received = state_->poll([this](std::string from, Bytes payload) {
+    outbox_->send({.kind = Event::Kind::notification,
+                   .ticket = 0,
+                   .failure = {},
+                   .value = std::move(payload),
+                   .from = std::move(from)});
+  });
+  last_poll_ = Clock::now();
+  ++counters_.polls;
+  notice(last_poll_, last_poll_ - start);
+  return received;
+}
+
+void AgentThread::let_go() {
+  const auto send = [this](Event event) { outbox_->send(std::move(event)); };
+  std::vector<uint64_t> lists;
+  for (Transfer& transfer : transfers_) {
+    transfer.cancel(*state_, send,
+                    Failure("KV_TRANSFER_ABORTED", "the agent \"" + config_.name + "\" closed before the transfer ended"));
+    for (const auto& list : {transfer.request().local, transfer.request().remote}) {
+      if (list->close_ticket) lists.push_back(*std::exchange(list->close_ticket, std::nullopt));
+    }
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    lists_.clear();
+    verdicts_.clear();
+  }
+  // A transfer that NIXL would not cancel is over only when NIXL's agent is gone.
+  std::vector<uint64_t> unreleased;
+  for (Transfer& transfer : transfers_) {
+    if (!transfer.finished()) unreleased.push_back(transfer.ticket());
+  }
+  transfers_.clear();
+  state_.reset();
+  for (const uint64_t ticket : unreleased) {
+    --counters_.transfers_in_flight;
+    Event released = settled(ticket);
+    released.kind = Event::Kind::released;
+    send(std::move(released));
+  }
+  for (const uint64_t ticket : lists) send(settled(ticket));
+  // Those that came too late.
+  run_commands();
+  if (close_ticket_) send(settled(*close_ticket_));
+}
+
+}  // namespace kv::nixl

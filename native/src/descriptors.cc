@@ -1,0 +1,101 @@
+#include "descriptors.h"
+
+#include <algorithm>
+#include <string>
+
+#include "failure.h"
+
+namespace kv::nixl {
+
+namespace {
+
+constexpr double kExact = 9007199254740992.0;  // 2^53
+constexpr uint64_t kMaxDescriptors = 1ull << 26;
+
+Failure invalid(size_t row, const std::string& what) {
+  return Failure("KV_LIST_INVALID", "row " + std::to_string(row) + " of the descriptor table: " + what);
+}
+
+uint64_t integer(double value, size_t row, const char* name) {
+  // The comparison also refuses NaN.
+  if (!(value >= 0 && value < kExact) || value != static_cast<double>(static_cast<uint64_t>(value))) {
+    throw invalid(row, std::string(name) + " is " + std::to_string(value) + ", not an integer from 0 to 2^53 - 1");
+  }
+  return static_cast<uint64_t>(value);
+}
+
+}  // namespace
+
+std::vector<Row> read_rows(const double* numbers, size_t count) {
+  if (count == 0 || count % kRowNumbers != 0) {
+    throw Failure("KV_LIST_INVALID", "a descriptor table has rows of 5 numbers and at least one row; this one has " +
+                                         std::to_string(count) + " numbers");
+  }
+  std::vector<Row> rows;
+  rows.reserve(count / kRowNumbers);
+  uint64_t descriptors = 0;
+  for (size_t index = 0; index < count / kRowNumbers; ++index) {
+    const double* number = numbers + index * kRowNumbers;
+    const Row row{integer(number[0], index, "address"), integer(number[1], index, "length"),
+                  integer(number[2], index, "device"), integer(number[3], index, "stride"),
+                  integer(number[4], index, "count")};
+    if (row.address == 0) throw invalid(index, "address is 0");
+    if (row.length == 0) throw invalid(index, "length is 0");
+    if (row.count == 0) throw invalid(index, "count is 0");
+    if (row.count > kMaxDescriptors || (descriptors += row.count) > kMaxDescriptors) {
+      throw invalid(index, "more than " + std::to_string(kMaxDescriptors) + " descriptors in one list");
+    }
+    // Compared as doubles: the sum may not fit, and being a little off at 2^53 does not matter.
+    if (number[0] + (number[4] - 1) * number[3] + number[1] >= kExact) throw invalid(index, "it ends beyond 2^53");
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+Shape::Shape(const std::vector<Row>& rows) {
+  uniform_ = rows.front().length;
+  bool same = true;
+  bool cut = false;
+  for (const Row& row : rows) {
+    count_ += static_cast<uint32_t>(row.count);
+    pieces_ += row.count * pieces_of(row.length);
+    same = same && row.length == uniform_;
+    cut = cut || row.length > kPieceBytes;
+  }
+  if (pieces_ > kMaxDescriptors) {
+    throw Failure("KV_LIST_INVALID", "the list has " + std::to_string(pieces_) + " pieces of " +
+                                         std::to_string(kPieceBytes) + " bytes; " + std::to_string(kMaxDescriptors) +
+                                         " is the limit");
+  }
+  if (!same) {
+    lengths_.reserve(count_);
+    for (const Row& row : rows) lengths_.insert(lengths_.end(), row.count, row.length);
+  }
+  if (cut) {
+    first_piece_.reserve(count_);
+    int32_t piece = 0;
+    for (const Row& row : rows) {
+      for (uint64_t index = 0; index < row.count; ++index, piece += static_cast<int32_t>(pieces_of(row.length))) {
+        first_piece_.push_back(piece);
+      }
+    }
+  }
+}
+
+void expand(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows) {
+  const auto add = nixl.xfer_dlist_add_desc;
+  for (const Row& row : rows) {
+    uint64_t address = row.address;
+    for (uint64_t index = 0; index < row.count; ++index, address += row.stride) {
+      for (uint64_t offset = 0; offset < row.length; offset += kPieceBytes) {
+        const capi::Status status =
+            add(list, address + offset, std::min(kPieceBytes, row.length - offset), row.device);
+        if (status != capi::kSuccess) {
+          throw Failure("KV_LIST_INVALID", std::string("NIXL refused a descriptor: ") + describe(status));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace kv::nixl

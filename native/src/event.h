@@ -1,0 +1,39 @@
+// What an agent's thread tells JavaScript.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "failure.h"
+
+namespace kv::nixl {
+
+struct TransferOutcome {
+  double length_bytes;
+  double descriptor_count;
+  double prepare_ms;
+  double post_ms;
+  double transfer_ms;
+};
+
+using Bytes = std::vector<uint8_t>;
+
+struct Event {
+  enum class Kind : int {
+    settled = 0,       // the command of this ticket succeeded with `value`, or failed
+    done = 1,          // the transfer of this ticket succeeded with a TransferOutcome, or failed
+    released = 2,      // NIXL touches the memory of this ticket's transfer no more
+    notification = 3,  // `from` sent `value`; no ticket
+  };
+
+  Kind kind;
+  uint64_t ticket = 0;
+  std::optional<Failure> failure;
+  std::variant<std::monostate, double, std::string, Bytes, std::vector<std::string>, TransferOutcome> value;
+  std::string from;
+};
+
+}  // namespace kv::nixl

@@ -1,0 +1,20 @@
+// A look at a peer's metadata before NIXL loads it. NIXL's loader trusts the bytes: a wrong memory type takes the process
+// down. What lies inside a backend's connection data cannot be seen from here; that is what authentication is for.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "event.h"
+
+namespace kv::nixl {
+
+struct Metadata {
+  std::string agent;
+  std::map<std::string, std::string> connections;  // by backend
+};
+
+// Reads NIXL's framing from end to end. Throws Failure KV_AGENT_METADATA_INVALID saying where it stops making sense.
+Metadata read_metadata(const Bytes& bytes);
+
+}  // namespace kv::nixl

@@ -1,0 +1,216 @@
+import type {
+  BlockIds,
+  ConnectorRequest,
+  FailedReceive,
+  FinishReason,
+  KvCacheConfig,
+  KvTransferParams,
+  StepMetadata,
+  WorkerOutput,
+} from "@kv/interface";
+import { expect } from "vitest";
+import type { ConnectorEnd } from "./pair.js";
+
+/** What blocks hold while nobody owns them; a byte that is written or read late gives itself away. */
+const POISON = 0xdd;
+
+export interface RunningRequest {
+  readonly request: ConnectorRequest;
+  readonly blockIds: BlockIds;
+}
+
+/** The least engine that keeps the contract's order of calls: blocks, steps, and nothing that computes. */
+export interface TestEngine {
+  readonly end: ConnectorEnd;
+  readonly config: KvCacheConfig;
+  /** Outputs so far, merged over the workers. */
+  readonly sent: ReadonlySet<string>;
+  readonly received: ReadonlySet<string>;
+  readonly failed: ReadonlyMap<string, FailedReceive>;
+  readonly failedBlockIds: ReadonlySet<number>;
+  open(): Promise<void>;
+  request(requestId: string, numPromptTokens: number, params?: KvTransferParams): ConnectorRequest;
+  takeBlocks(numTokens: number): BlockIds;
+  freeBlocks(blockIds: BlockIds): void;
+  /** Takes a request in: `requestQueued`, `matchedTokens`, `afterAllocation`. Answers what the connector supplies. */
+  admit(request: ConnectorRequest, numComputedTokens: number): RunningRequest & { externalTokens: number };
+  /** Ends a request; the blocks are freed now, or when a worker has reported it. */
+  finish(running: RunningRequest, reason: FinishReason): KvTransferParams | undefined;
+  /** Requests that have ended, whose blocks are kept. */
+  readonly kept: number;
+  step(): Promise<void>;
+  /** Fills the blocks of all workers with bytes that depend on `seed`, region and place. */
+  compute(blockIds: BlockIds, seed: number): void;
+  /** One region's bytes of a block. */
+  block(worker: number, region: number, blockId: number): Uint8Array;
+  /** Throws unless no byte of a free block has been touched. */
+  expectFreeBlocksUntouched(): void;
+  close(): Promise<void>;
+}
+
+export function testEngine(end: ConnectorEnd): TestEngine {
+  const { scheduler, workers, caches } = end;
+  const [first] = caches;
+  if (first === undefined || caches.length !== workers.length)
+    throw new Error("a pair needs caches for each of its workers");
+  const { config } = first;
+  const numBlocks = Math.min(...caches.flatMap((cache) => cache.regions.map((region) => region.numBlocks)));
+  // One pool for all groups: block ids of different groups are then never equal, and a mix-up is seen.
+  const free = Array.from({ length: numBlocks }, (_, id) => id).sort(
+    (a, b) => ((a * 37) % numBlocks) - ((b * 37) % numBlocks),
+  );
+  const kept = new Map<string, BlockIds>();
+  const sent = new Set<string>();
+  const received = new Set<string>();
+  const failed = new Map<string, FailedReceive>();
+  const failedBlockIds = new Set<number>();
+  const reports = {
+    finishedSending: new Map<string, number>(),
+    finishedReceiving: new Map<string, number>(),
+  };
+
+  function block(worker: number, region: number, blockId: number): Uint8Array {
+    const cache = caches[worker]?.regions[region];
+    if (cache === undefined) throw new Error(`worker ${worker} has no region ${region}`);
+    const at = cache.offsetBytes + blockId * cache.blockStrideBytes;
+    return cache.memory.bytes.subarray(at, at + cache.blockLengthBytes);
+  }
+
+  function eachBlock(
+    ids: Iterable<number>,
+    act: (bytes: Uint8Array, worker: number, region: number, id: number) => void,
+  ): void {
+    const all = [...ids];
+    caches.forEach((cache, worker) => {
+      cache.regions.forEach((_, region) => {
+        for (const id of all) act(block(worker, region, id), worker, region, id);
+      });
+    });
+  }
+
+  /** Ids that every worker has reported with this output. */
+  function complete(kind: keyof typeof reports, ids: readonly string[]): string[] {
+    return ids.filter((id) => {
+      const count = (reports[kind].get(id) ?? 0) + 1;
+      if (count < workers.length) {
+        reports[kind].set(id, count);
+        return false;
+      }
+      reports[kind].delete(id);
+      return true;
+    });
+  }
+
+  function ended(requestId: string): void {
+    const blockIds = kept.get(requestId);
+    kept.delete(requestId);
+    if (blockIds !== undefined) engine.freeBlocks(blockIds);
+  }
+
+  const engine: TestEngine = {
+    end,
+    config,
+    sent,
+    received,
+    failed,
+    failedBlockIds,
+    get kept() {
+      return kept.size;
+    },
+    async open() {
+      eachBlock(free, (bytes) => bytes.fill(POISON));
+      for (const [index, worker] of workers.entries()) await worker.registerKvCaches(caches[index] ?? first);
+      await scheduler.setHandshakeMetadata(
+        await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
+      );
+    },
+    request: (requestId, numPromptTokens, params) => ({
+      requestId,
+      numPromptTokens,
+      kvTransferParams: params,
+    }),
+    takeBlocks(numTokens) {
+      const count = Math.ceil(numTokens / config.blockSize);
+      return config.groups.map(() => {
+        if (free.length < count) throw new Error(`the test needs ${count} blocks, ${free.length} are free`);
+        return free.splice(0, count);
+      });
+    },
+    freeBlocks(blockIds) {
+      const ids = blockIds.flat();
+      eachBlock(ids, (bytes) => bytes.fill(POISON));
+      free.push(...ids);
+    },
+    admit(request, numComputedTokens) {
+      scheduler.requestQueued?.(request);
+      const { tokens: externalTokens } = scheduler.matchedTokens(request, numComputedTokens);
+      const blockIds = engine.takeBlocks(request.numPromptTokens);
+      scheduler.afterAllocation(request, blockIds, externalTokens);
+      return { request, blockIds, externalTokens };
+    },
+    finish({ request, blockIds }, reason) {
+      const { keepBlocks, kvTransferParams } = scheduler.requestFinished(request, blockIds, reason);
+      if (keepBlocks) kept.set(request.requestId, blockIds);
+      else engine.freeBlocks(blockIds);
+      return kvTransferParams === undefined ? undefined : plain(kvTransferParams);
+    },
+    async step() {
+      const metadata = plain(scheduler.buildStepMetadata());
+      for (const worker of workers) worker.startLoad(plain(metadata));
+      await Promise.all(workers.map((worker) => worker.waitForSave(plain(metadata))));
+      const merged: WorkerOutput[] = [];
+      for (const worker of workers) {
+        const output = plain(worker.collectFinished());
+        for (const failure of output.failedReceiving) failed.set(failure.requestId, failure);
+        for (const id of output.failedBlockIds) failedBlockIds.add(id);
+        merged.push({
+          ...output,
+          finishedSending: complete("finishedSending", output.finishedSending),
+          finishedReceiving: complete("finishedReceiving", output.finishedReceiving),
+        });
+      }
+      for (const output of merged) {
+        // First the connector, then the blocks: it answers for them until it has heard.
+        scheduler.applyWorkerOutput(output);
+        for (const id of output.finishedSending) {
+          expect(sent.has(id), `${id} is reported as sent once`).toBe(false);
+          sent.add(id);
+          ended(id);
+        }
+        for (const id of output.finishedReceiving) {
+          expect(received.has(id), `${id} is reported as received once`).toBe(false);
+          received.add(id);
+          ended(id);
+        }
+      }
+    },
+    compute(blockIds, seed) {
+      eachBlock(blockIds.flat(), (bytes, worker, region, id) => {
+        const order = blockIds.flat().indexOf(id);
+        for (let at = 0; at < bytes.length; at++) {
+          bytes[at] = (seed * 53 + worker * 19 + region * 11 + order * 7 + at * 3 + (at >>> 8) * 5) & 0xff;
+        }
+      });
+    },
+    block,
+    expectFreeBlocksUntouched() {
+      eachBlock(free, (bytes, worker, region, id) => {
+        const touched = bytes.findIndex((byte) => byte !== POISON);
+        if (touched >= 0)
+          expect.fail(`byte ${touched} of free block ${id}, worker ${worker}, region ${region} was written`);
+      });
+    },
+    async close() {
+      await Promise.all(workers.map((worker) => worker.close()));
+      await scheduler.close();
+    },
+  };
+  return engine;
+}
+
+/** As it comes out of another process; and proof that it is plain: nothing may get lost on the way. */
+function plain<T extends StepMetadata | WorkerOutput | KvTransferParams>(value: T): T {
+  const copy = JSON.parse(JSON.stringify(value)) as T;
+  expect(copy).toStrictEqual(value);
+  return copy;
+}

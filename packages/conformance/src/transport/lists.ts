@@ -1,0 +1,124 @@
+import { expect, test } from "vitest";
+import { expectRefusal, expectThrown } from "../refusal.js";
+import { blockLists, blocksOf, type Ground, rowsIn } from "./ground.js";
+
+export function listTests(ground: Ground): void {
+  const { settle } = ground;
+
+  test("a list counts its strided rows expanded, and says whose memory it is", async () => {
+    const reader = await ground.side(65_536, 0);
+    const owner = await ground.side(65_536, 1);
+    await ground.introduce(reader.agent, owner.agent);
+    const rows = [
+      [0, 256, 1024, 8],
+      [8192, 100, 100, 1],
+      [16_384, 512, 512, 16],
+    ] as const;
+    const local = await settle(
+      reader.agent.prepareLocal({ memoryType: "DRAM", rows: rowsIn(reader.memory, ...rows) }),
+    );
+    const remote = await settle(
+      reader.agent.prepareRemote(owner.agent.name, {
+        memoryType: "DRAM",
+        rows: rowsIn(owner.memory, ...rows),
+      }),
+    );
+    expect(local).toMatchObject({ count: 25, remote: undefined, memoryType: "DRAM" });
+    expect(remote).toMatchObject({ count: 25, remote: owner.agent.name, memoryType: "DRAM" });
+    expect(reader.agent.telemetry().preparedLists).toBe(2);
+  });
+
+  test("rows that are no rows are refused", async () => {
+    const { agent, memory } = await ground.side(8192, 0);
+    const at = memory.address;
+    const wrong = [
+      [],
+      [at, 16, 0, 16],
+      [at, 16, 0, 16, 1, 9],
+      [at, 0, 0, 16, 1],
+      [at, 16, 0, 16, 0],
+      [at, -16, 0, 16, 1],
+      [at, 16.5, 0, 16, 1],
+      [at, 16, 0, 16, -1],
+      [at, 16, 0, 16, 1.5],
+      [at, 16, 0, -16, 2],
+      [Number.NaN, 16, 0, 16, 1],
+      [at, Number.NaN, 0, 16, 1],
+      [at, 16, 0, Number.POSITIVE_INFINITY, 2],
+      [2 ** 60, 16, 0, 16, 1],
+    ];
+    for (const rows of wrong) {
+      const table = { memoryType: "DRAM" as const, rows: Float64Array.from(rows) };
+      await expectRefusal(
+        () => settle(agent.prepareLocal(table)),
+        "KV_LIST_INVALID",
+        "KV_MEMORY_NOT_REGISTERED",
+      );
+    }
+    expect(agent.telemetry().preparedLists).toBe(0);
+  });
+
+  test("rows of memory that is not registered are refused, also by one byte and by one stride too many", async () => {
+    const reader = await ground.side(8192, 0);
+    const owner = await ground.side(8192, 1);
+    await ground.introduce(reader.agent, owner.agent);
+    const elsewhere = ground.memory(8192);
+    const outside = (memory: typeof elsewhere): Float64Array[] => [
+      rowsIn(memory, [0, 8193, 8193, 1]),
+      rowsIn(memory, [8191, 2, 2, 1]),
+      rowsIn(memory, [0, 1024, 1024, 9]),
+      rowsIn(memory, [0, 16, 4096, 3]),
+      rowsIn(memory, [-16, 16, 16, 1]),
+      rowsIn(elsewhere, [0, 16, 16, 1]),
+    ];
+    for (const rows of outside(reader.memory)) {
+      await expectRefusal(
+        () => settle(reader.agent.prepareLocal({ memoryType: "DRAM", rows })),
+        "KV_MEMORY_NOT_REGISTERED",
+        "KV_LIST_INVALID",
+      );
+    }
+    for (const rows of outside(owner.memory)) {
+      await expectRefusal(
+        () => settle(reader.agent.prepareRemote(owner.agent.name, { memoryType: "DRAM", rows })),
+        "KV_LIST_INVALID",
+        "KV_MEMORY_NOT_REGISTERED",
+      );
+    }
+    expect(reader.agent.telemetry().preparedLists).toBe(0);
+  });
+
+  test("a registration is kept while a prepared list names its memory", async () => {
+    const { agent, memory, registration } = await ground.side(8192, 0);
+    const list = await settle(
+      agent.prepareLocal({ memoryType: memory.memoryType, rows: blocksOf(memory, 1024) }),
+    );
+    await expectRefusal(() => settle(registration.close()), "KV_MEMORY_IN_USE");
+    expectThrown(() => memory.close(), "KV_MEMORY_IN_USE");
+    await settle(list.close());
+    await settle(list.close());
+    await settle(registration.close());
+    expect(agent.telemetry()).toMatchObject({ preparedLists: 0, registrations: 0 });
+    const table = { memoryType: memory.memoryType, rows: blocksOf(memory, 1024) };
+    await expectRefusal(() => settle(agent.prepareLocal(table)), "KV_MEMORY_NOT_REGISTERED");
+  });
+
+  test("closing a list waits for its transfers, and takes no new one meanwhile", async () => {
+    const reader = await ground.side(4 << 20, 0);
+    const owner = await ground.side(4 << 20, 1);
+    const { local, remote } = await blockLists(ground, reader, owner, 4096);
+    const ids = Int32Array.from({ length: 1024 }, (_, index) => index);
+    const request = { operation: "READ", local, localIds: ids, remote, remoteIds: ids } as const;
+    const { done, released } = reader.agent.transfer(request);
+    let wasReleased = false;
+    void released.then(() => {
+      wasReleased = true;
+    });
+    const closing = [local.close(), remote.close()];
+    expectThrown(() => reader.agent.transfer(request), "KV_LIST_CLOSED");
+    await settle(Promise.all(closing));
+    expect(wasReleased).toBe(true);
+    expect((await settle(done)).lengthBytes).toBe(4 << 20);
+    expect(Buffer.compare(reader.memory.bytes, owner.memory.bytes)).toBe(0);
+  });
+}

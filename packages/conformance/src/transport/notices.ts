@@ -1,0 +1,104 @@
+import { expect, test } from "vitest";
+import { expectRefusal, expectThrown } from "../refusal.js";
+import { blockLists, bytes, type Ground, nextOf, pattern, text } from "./ground.js";
+
+export function notificationTests(ground: Ground): void {
+  const { settle } = ground;
+
+  test("notifications arrive in order, byte for byte, with the sender's name", async () => {
+    const [one, two] = [await ground.agent(), await ground.agent()];
+    await ground.introduce(one, two);
+    const payloads = Array.from({ length: 100 }, (_, index) => pattern(1 + ((index * 37) % 2000), index));
+    const binary = Uint8Array.of(0, 255, 0, 10, 13, 0);
+    for (const payload of [...payloads, binary]) {
+      const sent = payload.slice();
+      const taken = one.notify(two.name, sent);
+      // Copied when it was handed over.
+      sent.fill(0);
+      await settle(taken);
+    }
+    const arrived = two.notifications();
+    for (const payload of [...payloads, binary]) {
+      const { from, payload: got } = await nextOf(ground, arrived);
+      expect(from).toBe(one.name);
+      expect(Buffer.compare(got, payload)).toBe(0);
+    }
+    expect(one.telemetry().notificationsSent).toBe(101);
+    expect(two.telemetry().notificationsReceived).toBe(101);
+  });
+
+  test("one iterator at a time; what arrives while there is none is kept", async () => {
+    const [one, two] = [await ground.agent(), await ground.agent()];
+    await ground.introduce(one, two);
+    for (const word of ["a", "b", "c"]) await settle(one.notify(two.name, bytes(word)));
+    const first = two.notifications();
+    expect(text((await nextOf(ground, first)).payload)).toBe("a");
+    expectThrown(() => two.notifications(), "KV_NOTIFICATION_INVALID", "KV_AGENT_INVALID");
+    await first.return?.();
+    expect((await first.next()).done).toBe(true);
+    const words: string[] = [];
+    const second = two.notifications();
+    while (words.length < 2) words.push(text((await nextOf(ground, second)).payload));
+    expect(words).toEqual(["b", "c"]);
+    const waiting = second.next();
+    await settle(one.notify(two.name, bytes("d")));
+    expect(text((await settle(waiting)).value.payload)).toBe("d");
+  });
+
+  test("the iterator ends when the agent closes, also for one that waits", async () => {
+    const agent = await ground.agent();
+    const iterator = agent.notifications();
+    const waiting = iterator.next();
+    await settle(agent.close());
+    expect((await settle(waiting)).done).toBe(true);
+    expect((await settle(iterator.next())).done).toBe(true);
+  });
+
+  test("a rider arrives exactly once, after every byte of its transfer", async () => {
+    const { read, write } = ground.transport().capabilities;
+    const lengthBytes = 8 << 20;
+    const reader = await ground.side(lengthBytes, 20);
+    const owner = await ground.side(lengthBytes, 21);
+    const { local, remote } = await blockLists(ground, reader, owner, 16_384);
+    const ids = Int32Array.from({ length: lengthBytes / 16_384 }, (_, index) => index);
+    const arrived = owner.agent.notifications();
+    for (const operation of [...(write ? (["WRITE"] as const) : []), ...(read ? (["READ"] as const) : [])]) {
+      reader.memory.bytes.set(pattern(lengthBytes, 20));
+      owner.memory.bytes.set(pattern(lengthBytes, 21));
+      const rider = bytes(`rider of ${operation}`);
+      const request = { operation, local, localIds: ids, remote, remoteIds: ids, notification: rider };
+      const { done } = reader.agent.transfer(request);
+      rider.fill(0);
+      const { from, payload } = await nextOf(ground, arrived);
+      // Looked at in the very moment in which the owner hears of it.
+      expect(Buffer.compare(reader.memory.bytes, owner.memory.bytes)).toBe(0);
+      expect(Buffer.compare(owner.memory.bytes, pattern(lengthBytes, operation === "WRITE" ? 20 : 21))).toBe(
+        0,
+      );
+      expect([from, text(payload)]).toEqual([reader.agent.name, `rider of ${operation}`]);
+      await settle(done);
+      await settle(reader.agent.notify(owner.agent.name, bytes("marker")));
+      expect(text((await nextOf(ground, arrived)).payload)).toBe("marker");
+    }
+  });
+
+  test("no rider arrives of a transfer that did not succeed", async () => {
+    const reader = await ground.side(8192, 0);
+    const owner = await ground.side(8192, 1);
+    const { local, remote } = await blockLists(ground, reader, owner, 1024);
+    const ids = Int32Array.of(0, 1);
+    const { done, released } = reader.agent.transfer({
+      operation: "READ",
+      local,
+      localIds: ids,
+      remote,
+      remoteIds: ids,
+      notification: bytes("never"),
+      signal: AbortSignal.abort(),
+    });
+    await expectRefusal(() => settle(done), "KV_TRANSFER_ABORTED");
+    await settle(released);
+    await settle(reader.agent.notify(owner.agent.name, bytes("marker")));
+    expect(text((await nextOf(ground, owner.agent.notifications())).payload)).toBe("marker");
+  });
+}

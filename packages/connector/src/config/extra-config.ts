@@ -1,0 +1,71 @@
+import { type BackendSpec, KvError, type Log } from "@kv/interface";
+import { nearest } from "./nearest.js";
+
+/** Keys of `kv_connector_extra_config` that are read here or by the connectors of this project. */
+export const EXTRA_CONFIG_KEYS = [
+  "backends",
+  "num_threads",
+  "kv_lease_duration",
+  "engine_ttl",
+  "enforce_handshake_compat",
+  "request_timeout",
+  "per_worker_ports",
+] as const;
+
+/** Keys that vLLM 0.33 reads and nothing here does. */
+const VLLM_ONLY_KEYS = [
+  "bidirectional_kv_xfer",
+  "kv_recompute_threshold",
+  "decoder_kv_blocks_ttl",
+  "push_registration_timeout",
+];
+
+/** Warns of each key that nobody reads. `alsoKnown`: those of a connector from elsewhere. */
+export function warnOfUnreadExtra(
+  extra: Readonly<Record<string, unknown>>,
+  alsoKnown: readonly string[],
+  log: Log,
+): void {
+  const known = [...EXTRA_CONFIG_KEYS, ...alsoKnown];
+  for (const [name, value] of Object.entries(extra)) {
+    if (known.includes(name)) continue;
+    const key = `kv_connector_extra_config.${name}`;
+    if (VLLM_ONLY_KEYS.includes(name)) log.warn("setting-not-used", { key, value });
+    else log.warn("setting-not-known", { key, value, nearest: nearest(name, [...known, ...VLLM_ONLY_KEYS]) });
+  }
+}
+
+/**
+ * `backends` and `num_threads` as NIXL takes them. As in vLLM, threads are for UCX alone: with any other backend in the list the number is
+ * dropped, and that is said. Errors: `KV_CONFIG_INVALID`.
+ */
+export function readBackends(extra: Readonly<Record<string, unknown>>, log: Log): readonly BackendSpec[] {
+  const { num_threads: threads } = extra;
+  if (threads !== undefined && threads !== null && !(Number.isSafeInteger(threads) && Number(threads) >= 1)) {
+    throw invalid("num_threads", threads, "an integer of at least 1");
+  }
+  const names = extra.backends ?? [];
+  const areNames = (value: unknown): value is string[] =>
+    Array.isArray(value) && value.every((name) => typeof name === "string" && name !== "");
+  if (!areNames(names))
+    throw invalid("backends", names, "a list of names", 'for example ["UCX"] or ["LIBFABRIC"]');
+  if (new Set(names).size !== names.length) throw invalid("backends", names, "a list of different names");
+  if (threads === undefined || threads === null) return names.map((name) => ({ name }));
+  if (names.length === 1 && names[0] === "UCX")
+    return [{ name: "UCX", parameters: { num_threads: String(threads) } }];
+  const wonOver = names.length === 0 ? "no backend is named" : `the backends are ${names.join(", ")}`;
+  log.warn("setting-not-used", {
+    key: "kv_connector_extra_config.num_threads",
+    value: threads,
+    reason: `it is for UCX alone, and ${wonOver}`,
+  });
+  return names.map((name) => ({ name }));
+}
+
+function invalid(key: string, value: unknown, wanted: string, hint?: string): KvError {
+  return new KvError(
+    "KV_CONFIG_INVALID",
+    `kv_connector_extra_config.${key} is ${JSON.stringify(value)}, not ${wanted}`,
+    { ...(hint === undefined ? {} : { hint }), details: { key: `kv_connector_extra_config.${key}` } },
+  );
+}

@@ -1,0 +1,2 @@
+export * from "./memory-metrics.js";
+export { METRIC_BUCKETS, METRIC_HELP, METRICS } from "./names.js";

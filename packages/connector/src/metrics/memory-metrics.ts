@@ -1,0 +1,82 @@
+import type { Metrics } from "@kv/interface";
+import { METRIC_BUCKETS, METRIC_HELP } from "./names.js";
+import { type MetricSeries, prometheusText } from "./prometheus-text.js";
+
+export interface MemoryMetrics extends Metrics {
+  /** The sum of a counter over all label sets, or the number of observations of a histogram; 0 when never touched. */
+  total(name: string): number;
+  /** Prometheus' text format, for a `/metrics` endpoint with `text/plain; version=0.0.4`. */
+  render(): string;
+}
+
+export interface MemoryMetricsOptions {
+  /** Upper bounds of histogram buckets by metric name, ascending; vLLM's for vLLM's names, seconds for others. */
+  readonly buckets?: Readonly<Record<string, readonly number[]>>;
+  /** Put on every series, such as `{ engine: "0" }`. */
+  readonly labels?: Readonly<Record<string, string>>;
+}
+
+const DEFAULT_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10];
+
+interface Series extends MetricSeries {
+  count: number;
+  sum: number;
+  readonly buckets: number[];
+}
+
+interface Family {
+  readonly name: string;
+  readonly kind: "counter" | "histogram";
+  readonly help: string | undefined;
+  readonly bounds: readonly number[];
+  readonly byLabels: Map<string, Series>;
+}
+
+/** Counters and histograms in memory. */
+export function memoryMetrics(options: MemoryMetricsOptions = {}): MemoryMetrics {
+  const families = new Map<string, Family>();
+
+  function familyOf(name: string, kind: Family["kind"]): Family {
+    const known = families.get(name);
+    if (known !== undefined) return known;
+    const buckets = options.buckets?.[name] ?? METRIC_BUCKETS[name] ?? DEFAULT_BUCKETS;
+    const bounds = kind === "counter" ? [] : buckets;
+    const family: Family = { name, kind, help: METRIC_HELP[name], bounds, byLabels: new Map() };
+    families.set(name, family);
+    return family;
+  }
+
+  function seriesOf({ byLabels, bounds }: Family, given: Readonly<Record<string, string>>): Series {
+    const all = Object.entries({ ...options.labels, ...given }).sort(([a], [b]) => (a < b ? -1 : 1));
+    const key = JSON.stringify(all);
+    let series = byLabels.get(key);
+    if (series === undefined) {
+      series = { labels: Object.fromEntries(all), count: 0, sum: 0, buckets: bounds.map(() => 0) };
+      byLabels.set(key, series);
+    }
+    return series;
+  }
+
+  return {
+    count(name, by = 1, labels = {}) {
+      seriesOf(familyOf(name, "counter"), labels).count += by;
+    },
+    observe(name, value, labels = {}) {
+      const family = familyOf(name, "histogram");
+      const series = seriesOf(family, labels);
+      series.count += 1;
+      series.sum += value;
+      for (const [i, bound] of family.bounds.entries())
+        if (value <= bound) series.buckets[i] = (series.buckets[i] ?? 0) + 1;
+    },
+    total(name) {
+      let sum = 0;
+      for (const { count } of families.get(name)?.byLabels.values() ?? []) sum += count;
+      return sum;
+    },
+    render: () =>
+      prometheusText(
+        [...families.values()].map(({ byLabels, ...family }) => ({ ...family, series: byLabels.values() })),
+      ),
+  };
+}

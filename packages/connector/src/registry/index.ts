@@ -1,0 +1,2 @@
+export * from "./process-registry.js";
+export * from "./registry.js";

@@ -1,0 +1,59 @@
+import { type Ambient, ambient, KvError, type SideChannel, type SideChannelListener } from "@kv/interface";
+import { openZmqListener } from "./zmq-listener.js";
+import { zmqRequest } from "./zmq-request.js";
+
+export interface ZmqSideChannelOptions extends Partial<Ambient> {
+  /** Larger frames are dropped by ZMQ, connection and all. */
+  readonly maxRequestBytes?: number;
+  readonly maxReplyBytes?: number;
+  /** Requests that one listener answers at a time; more wait in the sockets. */
+  readonly maxPending?: number;
+}
+
+/**
+ * The side channel over ZMQ, as vLLM 0.32 and 0.33 speak it: a ROUTER answers REQ sockets, tcp. `linger: 0` everywhere, or a dead peer
+ * would hold the exit of the process.
+ */
+export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel {
+  const { clock, log } = ambient(options);
+  const { maxRequestBytes = 4096, maxReplyBytes = 64 * 2 ** 20, maxPending = 256 } = options;
+  const listeners = new Set<SideChannelListener>();
+  const inFlight = new Set<(error: unknown) => void>();
+  let closed = false;
+  const refuseWhenClosed = () => {
+    if (closed) throw channelClosed();
+  };
+
+  return {
+    async listen(given) {
+      refuseWhenClosed();
+      const opened = await openZmqListener({ ...given, clock, log, maxRequestBytes, maxPending });
+      const listener: SideChannelListener = {
+        host: opened.host,
+        port: opened.port,
+        async close() {
+          listeners.delete(listener);
+          await opened.close();
+        },
+      };
+      listeners.add(listener);
+      // It may have been closed while the port was being bound.
+      if (closed) {
+        await listener.close();
+        throw channelClosed();
+      }
+      return listener;
+    },
+    async request(given) {
+      refuseWhenClosed();
+      return zmqRequest(given, { clock, maxReplyBytes, inFlight });
+    },
+    async close() {
+      closed = true;
+      for (const end of inFlight) end(channelClosed());
+      await Promise.all([...listeners].map((listener) => listener.close()));
+    },
+  };
+}
+
+const channelClosed = () => new KvError("KV_SIDE_CHANNEL_CLOSED", "the side channel is closed");

@@ -1,0 +1,46 @@
+import { createRequire } from "node:module";
+import { fileURLToPath } from "node:url";
+import { isMainThread } from "node:worker_threads";
+import { KvError } from "@kv/interface";
+import type { NativeAddon } from "./native.js";
+
+const require = createRequire(import.meta.url);
+let loaded: NativeAddon | undefined;
+
+/**
+ * Loads the addon on first use: the platform package, then the repository's own build. Importing `@kv/nixl` never
+ * throws; this does, once it is needed. Errors: `KV_ADDON_NOT_FOUND` with every place tried and why.
+ */
+export function loadAddon(): NativeAddon {
+  if (loaded !== undefined) return loaded;
+  const platform = `${process.platform}-${process.arch}`;
+  const places = [
+    `@kv/nixl-${platform}/kv_nixl.node`,
+    fileURLToPath(new URL("../../../native/build/kv_nixl.node", import.meta.url)),
+  ];
+  const attempts: string[] = [];
+  if (process.platform !== "linux") {
+    throw new KvError("KV_ADDON_NOT_FOUND", `@kv/nixl has no addon for ${platform}: NIXL runs on Linux`, {
+      hint: "use @kv/transport-memory here",
+    });
+  }
+  for (const place of places) {
+    try {
+      const addon = require(place) as NativeAddon;
+      // process.exit() runs no cleanup of addons, and NIXL must be at rest when the C library's exit begins.
+      if (isMainThread) process.once("exit", () => addon.stopAll());
+      loaded = addon;
+      return addon;
+    } catch (error) {
+      attempts.push(`${place}: ${error instanceof Error ? error.message.split("\n")[0] : String(error)}`);
+    }
+  }
+  throw new KvError(
+    "KV_ADDON_NOT_FOUND",
+    `the addon of @kv/nixl does not load on ${platform}; tried ${attempts.join("; ")}`,
+    {
+      hint: `install @kv/nixl-${platform}, or build it in the repository: node native/build.mjs`,
+      details: { attempts },
+    },
+  );
+}

@@ -1,0 +1,191 @@
+import {
+  type Agent,
+  type BackendSpec,
+  type Clock,
+  type DescriptorTable,
+  KvError,
+  type PreparedList,
+  type Registration,
+} from "@kv/interface";
+import { fromNative } from "./errors.js";
+import { inbox } from "./inbox.js";
+import { nativeOf } from "./memory.js";
+import {
+  DONE,
+  type NativeAddon,
+  type NativeAgent,
+  type NativeEvent,
+  NOTIFICATION,
+  RELEASED,
+  SETTLED,
+} from "./native.js";
+import { tickets } from "./tickets.js";
+import { transfers } from "./transfer.js";
+
+export interface NixlAgentOptions {
+  addon: NativeAddon;
+  libraryPath: string;
+  name: string;
+  backends: readonly BackendSpec[];
+  clock: Clock;
+  /** Called once the agent has let go of everything. */
+  onClose(): void;
+}
+
+const CLOSE_TIMEOUT_MS = 10_000;
+
+/** Starts an agent and its native thread; resolves when its backends are ready. */
+export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent> {
+  const { addon, libraryPath, name, backends, clock, onClose } = options;
+  let native: NativeAgent | undefined;
+  const calls = tickets((alive) => native?.keepAlive(alive));
+  const notifications = inbox(() => calls.hold());
+  const listTickets = new WeakMap<PreparedList, number>();
+  let closing: Promise<void> | undefined;
+
+  const onEvents = (events: NativeEvent[]) => {
+    for (const [kind, ticket, error, value, from] of events) {
+      const failure = error === undefined ? undefined : fromNative(error);
+      if (kind === SETTLED) calls.settle(ticket, failure, value);
+      else if (kind === DONE) moves.done(ticket, failure, value);
+      else if (kind === RELEASED) moves.released(ticket);
+      else if (kind === NOTIFICATION) notifications.push({ from: from ?? "", payload: value as Uint8Array });
+    }
+  };
+
+  const started = calls.call<void>((ticket) => {
+    native = new addon.Agent(
+      ticket,
+      {
+        libraryPath,
+        name,
+        backends: backends.map((spec) => ({
+          name: spec.name,
+          parameters: Object.entries(spec.parameters ?? {}),
+        })),
+      },
+      onEvents,
+    );
+  });
+  const thread = native as NativeAgent | undefined;
+  if (thread === undefined) return started as Promise<never>;
+  const moves = transfers({
+    native: thread,
+    tickets: calls,
+    clock,
+    listTicket(list) {
+      const ticket = listTickets.get(list);
+      if (ticket === undefined)
+        throw new KvError("KV_TRANSFER_INVALID", `the list was not prepared by agent ${name}`);
+      return ticket;
+    },
+  });
+  try {
+    await started;
+  } catch (error) {
+    thread.detach();
+    throw error;
+  }
+
+  function open(): NativeAgent {
+    if (closing !== undefined) throw new KvError("KV_AGENT_CLOSED", `the agent ${name} is closed`);
+    return thread as NativeAgent;
+  }
+
+  /** A command whose ticket names what it made. */
+  async function make(
+    command: (agent: NativeAgent, ticket: number) => void,
+  ): Promise<{ ticket: number; value: unknown }> {
+    const agent = open();
+    let made = 0;
+    const value = await calls.call<unknown>((ticket) => {
+      made = ticket;
+      command(agent, ticket);
+    });
+    return { ticket: made, value };
+  }
+
+  /** Closing twice is one closing; after the agent's own close there is nothing left to do. */
+  function closer(command: (agent: NativeAgent, ticket: number) => void): () => Promise<void> {
+    let closed: Promise<void> | undefined;
+    return () => {
+      if (closing !== undefined) return closed ?? closing;
+      closed ??= calls
+        .call<void>((ticket) => command(open(), ticket))
+        .catch((error: unknown) => {
+          closed = undefined;
+          throw error;
+        });
+      return closed;
+    };
+  }
+
+  async function prepare(
+    remote: string | undefined,
+    { memoryType, rows }: DescriptorTable,
+  ): Promise<PreparedList> {
+    if (memoryType !== "DRAM" && memoryType !== "VRAM") {
+      throw new KvError("KV_LIST_INVALID", `memoryType is ${JSON.stringify(memoryType)}, not DRAM or VRAM`);
+    }
+    const { ticket, value } = await make((agent, id) => agent.prepare(id, remote, memoryType, rows));
+    const list: PreparedList = Object.freeze({
+      remote,
+      count: value as number,
+      memoryType,
+      close: closer((agent, id) => agent.closeList(id, ticket)),
+    });
+    listTickets.set(list, ticket);
+    return list;
+  }
+
+  return {
+    name,
+    backends: backends.map((spec) => spec.name),
+    async register(memory): Promise<Registration> {
+      const buffer = nativeOf(memory);
+      const { ticket } = await make((agent, id) => agent.register(id, buffer));
+      return Object.freeze({ memory, close: closer((agent, id) => agent.deregister(id, ticket)) });
+    },
+    async localMetadata() {
+      return (await make((agent, id) => agent.localMetadata(id))).value as Uint8Array;
+    },
+    async addRemote(metadata) {
+      return (await make((agent, id) => agent.addRemote(id, metadata))).value as string;
+    },
+    async removeRemote(remote) {
+      await make((agent, id) => agent.removeRemote(id, remote));
+    },
+    prepareLocal: (table) => prepare(undefined, table),
+    async prepareRemote(remote, table) {
+      return await prepare(remote, table);
+    },
+    transfer(request) {
+      open();
+      return moves.start(request);
+    },
+    async notify(remote, payload) {
+      await make((agent, id) => agent.notify(id, remote, payload));
+    },
+    notifications: () => notifications.read(),
+    telemetry() {
+      const { polls: _, ...counters } = thread.counters();
+      const { stillborn } = moves;
+      return {
+        ...counters,
+        transfersPosted: counters.transfersPosted + stillborn,
+        transfersFailed: counters.transfersFailed + stillborn,
+      };
+    },
+    close({ timeoutMs = CLOSE_TIMEOUT_MS } = {}) {
+      closing ??= calls
+        .call<void>((ticket) => thread.close(ticket, timeoutMs))
+        .finally(() => {
+          calls.abandon(new KvError("KV_AGENT_CLOSED", `the agent ${name} is closed`));
+          notifications.close();
+          thread.detach();
+          onClose();
+        });
+      return closing;
+    },
+  };
+}

@@ -1,0 +1,81 @@
+import { type BackendSpec, KvError, type Log } from "@kv/interface";
+import { backendFacts, DEFAULT_BACKEND } from "./backends.js";
+
+/** Read in this order when no backend is asked for explicitly. */
+const CHOOSING = ["NIXL_BACKEND", "VLLM_NIXL_BACKEND"] as const;
+/** Variables of other systems that nothing reads here, nor in vLLM. */
+const WITHOUT_EFFECT = ["VLLM_NIXL_KVCACHE_BACKEND"] as const;
+
+export interface BackendChoice {
+  /** From the transport's options, as `kv_connector_extra_config.backends`. */
+  explicit: readonly (BackendSpec | string)[] | undefined;
+  environment: Readonly<Record<string, string | undefined>>;
+  log: Log;
+}
+
+/**
+ * Backends in order of preference: what was asked for, else `NIXL_BACKEND` or `VLLM_NIXL_BACKEND` (names separated by
+ * commas), else UCX. Each variable that is set and has no effect is warned of, with its value and what won.
+ */
+export function chooseBackends({ explicit, environment, log }: BackendChoice): BackendSpec[] {
+  const given = (name: string) => environment[name]?.trim() || undefined;
+  const wanted = explicit === undefined || explicit.length === 0 ? undefined : explicit.map(specOf);
+  const variable = CHOOSING.find((name) => given(name) !== undefined);
+  const source = wanted !== undefined ? "the option backends" : (variable ?? "the default");
+  const chosen =
+    wanted ??
+    (variable === undefined
+      ? [{ name: DEFAULT_BACKEND }]
+      : (given(variable) ?? "")
+          .split(",")
+          .map((name) => name.trim())
+          .filter((name) => name !== "")
+          .map(specOf));
+  if (chosen.length === 0) {
+    throw new KvError(
+      "KV_BACKEND_UNAVAILABLE",
+      `${source} names no backend: ${JSON.stringify(given(variable ?? ""))}`,
+    );
+  }
+  const won = `${chosen.map((spec) => spec.name).join(",")} from ${source}`;
+  const warn = (name: string, why: string) => {
+    const value = given(name);
+    if (value !== undefined) log.warn("nixl-variable-unused", { name, value, won, why });
+  };
+  for (const name of CHOOSING) if (name !== source) warn(name, `${source} comes first`);
+  for (const name of WITHOUT_EFFECT) warn(name, "nothing reads it; NIXL_BACKEND chooses the backend");
+  const unused = new Set(chosen.flatMap((spec) => backendFacts(spec.name).ignores));
+  for (const name of unused) {
+    if (chosen.every((spec) => backendFacts(spec.name).ignores.includes(name)))
+      warn(name, "the chosen backend does not read it");
+  }
+  return chosen;
+}
+
+/** Backends that an agent asks for itself. Errors: `KV_BACKEND_UNAVAILABLE` for none, and for what is no name. */
+export function checkBackends(backends: readonly BackendSpec[]): BackendSpec[] {
+  if (backends.length === 0) {
+    throw new KvError(
+      "KV_BACKEND_UNAVAILABLE",
+      "an agent needs a backend, and the list of backends is empty",
+      {
+        hint: "leave it out for the transport's own choice",
+      },
+    );
+  }
+  return backends.map(specOf);
+}
+
+function specOf(entry: BackendSpec | string): BackendSpec {
+  const spec = typeof entry === "string" ? { name: entry } : entry;
+  if (!/^[A-Za-z0-9_]{1,64}$/.test(spec.name)) {
+    throw new KvError(
+      "KV_BACKEND_UNAVAILABLE",
+      `${JSON.stringify(spec.name)} is not the name of a NIXL backend`,
+      {
+        hint: "such as UCX or LIBFABRIC",
+      },
+    );
+  }
+  return spec;
+}

@@ -1,0 +1,40 @@
+import { KvError } from "@kv/interface";
+import { Command, InvalidArgumentError } from "commander";
+import { installNixl } from "./install.js";
+import { findLibrary } from "./library.js";
+import { type Cuda, DEFAULT_VERSION } from "./wheels.js";
+
+const program = new Command("kv-nixl").description("NVIDIA NIXL for @kv/nixl.");
+
+program
+  .command("install")
+  .description("fetch the pinned NIXL wheel with pip and unpack its libraries into the user's cache")
+  .option("--version <version>", "version of NIXL", DEFAULT_VERSION)
+  .option("--cuda <major>", "CUDA the wheel is built for: 12 or 13", readCuda, 12)
+  .action(async ({ version, cuda }: { version: string; cuda: Cuda }) => {
+    const onProgress = (line: string) => process.stderr.write(`${line}\n`);
+    const { library } = await installNixl({ version, cuda, onProgress });
+    process.stdout.write(`${library}\n`);
+  });
+
+program
+  .command("where")
+  .description("print the path of the NIXL library that would be used")
+  .action(async () => {
+    process.stdout.write(`${await findLibrary()}\n`);
+  });
+
+try {
+  await program.parseAsync();
+} catch (error) {
+  const known = KvError.from(error, "KV_INTERNAL", "unexpected error");
+  process.stderr.write(`kv-nixl: ${known.message} [${known.code}]\n`);
+  if (known.hint !== undefined) process.stderr.write(`  ${known.hint}\n`);
+  process.exitCode = 1;
+}
+
+function readCuda(value: string): Cuda {
+  if (value === "12") return 12;
+  if (value === "13") return 13;
+  throw new InvalidArgumentError("12 or 13");
+}

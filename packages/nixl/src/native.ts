@@ -1,0 +1,91 @@
+/**
+ * The addon's surface. A method takes a ticket, a number that its caller chooses and never uses again: the outcome
+ * comes back under it, and what the method makes is named by it afterwards.
+ */
+export interface NativeAddon {
+  readonly Agent: new (
+    ticket: number,
+    options: NativeAgentOptions,
+    onEvents: (events: NativeEvent[]) => void,
+  ) => NativeAgent;
+  readonly Memory: new (lengthBytes: number) => NativeMemory;
+  /** Sets variables in the process's real environment, then NIXL's defaults; answers the defaults that were set. */
+  prepareEnvironment(variables: [name: string, value: string][]): [name: string, value: string][];
+  /** Whether NIXL has been loaded, so that variables come too late for it. */
+  isLoaded(): boolean;
+  /** Has all agents of the process let go, and waits for it; for the exit of the process. */
+  stopAll(): boolean;
+}
+
+export interface NativeAgentOptions {
+  readonly libraryPath: string;
+  readonly name: string;
+  readonly backends: { name: string; parameters: [key: string, value: string][] }[];
+}
+
+/** Kinds of event: a command settled, a transfer's outcome, a transfer's release, a notification. */
+export const SETTLED = 0;
+export const DONE = 1;
+export const RELEASED = 2;
+export const NOTIFICATION = 3;
+
+export type NativeEvent = [
+  kind: number,
+  ticket: number,
+  error: Error | undefined,
+  value: unknown,
+  from: string | undefined,
+];
+
+export interface NativeAgent {
+  register(ticket: number, memory: NativeMemory): void;
+  deregister(ticket: number, registration: number): void;
+  localMetadata(ticket: number): void;
+  addRemote(ticket: number, metadata: Uint8Array): void;
+  removeRemote(ticket: number, name: string): void;
+  prepare(ticket: number, remote: string | undefined, memoryType: string, rows: Float64Array): void;
+  closeList(ticket: number, list: number): void;
+  notify(ticket: number, remote: string, payload: Uint8Array): void;
+  transfer(
+    ticket: number,
+    isWrite: boolean,
+    localList: number,
+    localIds: Int32Array,
+    remoteList: number,
+    remoteIds: Int32Array,
+    notification: Uint8Array | undefined,
+    revocable: boolean,
+  ): void;
+  /** False when the outcome is decided already, and on its way. */
+  abort(transfer: number): boolean;
+  close(ticket: number, timeoutMs: number): void;
+  counters(): NativeCounters;
+  /** Whether the process must stay alive for what this agent has under way. */
+  keepAlive(alive: boolean): void;
+  /** After `close` has settled, or the start has failed: no events follow. */
+  detach(): void;
+}
+
+export interface NativeCounters {
+  transfersPosted: number;
+  transfersDone: number;
+  transfersFailed: number;
+  transfersInFlight: number;
+  bytesTransferred: number;
+  notificationsSent: number;
+  notificationsReceived: number;
+  registrations: number;
+  preparedLists: number;
+  remotes: number;
+  /** Turns of the agent's thread. */
+  polls: number;
+}
+
+export interface NativeMemory {
+  readonly address: number;
+  readonly buffer: ArrayBuffer;
+  gather(runs: Float64Array): Promise<ArrayBuffer>;
+  scatter(runs: Float64Array, source: ArrayBuffer): Promise<void>;
+  /** `detach` leaves views of the buffer empty; without it they read zeros until the buffer is collected. */
+  close(detach: boolean): void;
+}

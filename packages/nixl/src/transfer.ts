@@ -1,0 +1,146 @@
+import {
+  type Clock,
+  KvError,
+  type PreparedList,
+  type Transfer,
+  type TransferRequest,
+  type TransferResult,
+} from "@kv/interface";
+import { callNative } from "./errors.js";
+import type { NativeAgent } from "./native.js";
+import type { Tickets } from "./tickets.js";
+
+/** The transfers of one agent: what the thread tells of them, and who has given up on which. */
+export interface Transfers {
+  start(request: TransferRequest): Transfer;
+  done(ticket: number, error: KvError | undefined, value: unknown): void;
+  released(ticket: number): void;
+  /** Transfers whose signal had been aborted before they began, which the thread never saw. */
+  readonly stillborn: number;
+}
+
+interface Running {
+  settle(error: KvError | undefined, result: TransferResult | undefined): void;
+  release(): void;
+}
+
+export interface TransfersOptions {
+  native: NativeAgent;
+  tickets: Tickets;
+  clock: Clock;
+  /** The ticket under which the addon knows a list. Errors: `KV_TRANSFER_INVALID` for another agent's. */
+  listTicket(list: PreparedList): number;
+}
+
+export function transfers({ native, tickets, clock, listTicket }: TransfersOptions): Transfers {
+  const running = new Map<number, Running>();
+  let stillborn = 0;
+
+  return {
+    get stillborn() {
+      return stillborn;
+    },
+    start(request) {
+      const { operation, local, localIds, remote, remoteIds, notification, signal, timeoutMs } = request;
+      if (operation !== "READ" && operation !== "WRITE") {
+        throw new KvError(
+          "KV_TRANSFER_INVALID",
+          `operation is ${JSON.stringify(operation)}, not READ or WRITE`,
+        );
+      }
+      if (timeoutMs !== undefined && !(timeoutMs > 0 && timeoutMs < 2 ** 31)) {
+        throw new KvError("KV_TRANSFER_INVALID", `timeoutMs is ${timeoutMs}, not between 0 and 2^31`);
+      }
+      if (notification !== undefined && !(notification instanceof Uint8Array)) {
+        throw new KvError("KV_TRANSFER_INVALID", "the notification is not a Uint8Array");
+      }
+      const [localTicket, remoteTicket] = [listTicket(local), listTicket(remote)];
+      if (signal?.aborted === true) {
+        stillborn++;
+        return {
+          done: unawaited(Promise.reject(abortedError(operation, signal))),
+          released: Promise.resolve(),
+        };
+      }
+      const revocable = signal !== undefined || timeoutMs !== undefined;
+      const ticket = tickets.next();
+      callNative(() =>
+        native.transfer(
+          ticket,
+          operation === "WRITE",
+          localTicket,
+          localIds,
+          remoteTicket,
+          remoteIds,
+          notification,
+          revocable,
+        ),
+      );
+      const over = tickets.hold();
+      let release = () => {};
+      const released = new Promise<void>((resolve) => {
+        release = resolve;
+      });
+      const done = new Promise<TransferResult>((resolve, reject) => {
+        const forget = () => {
+          timer?.cancel();
+          signal?.removeEventListener("abort", onAbort);
+        };
+        const giveUp = (error: KvError) => {
+          // Too late, when the outcome is decided already and its notification may be under way.
+          if (!native.abort(ticket)) return;
+          forget();
+          reject(error);
+        };
+        const onAbort = () => giveUp(abortedError(operation, signal));
+        const onTimeout = () =>
+          giveUp(
+            new KvError(
+              "KV_TRANSFER_TIMEOUT",
+              `${operation} from or to ${remote.remote} took longer than ${timeoutMs} ms`,
+              {
+                details: { operation, remote: remote.remote, timeoutMs, descriptors: localIds.length },
+              },
+            ),
+          );
+        signal?.addEventListener("abort", onAbort, { once: true });
+        const timer = timeoutMs === undefined ? undefined : clock.setTimer(onTimeout, timeoutMs);
+        running.set(ticket, {
+          settle(error, result) {
+            forget();
+            if (error === undefined) resolve(result as TransferResult);
+            else reject(error);
+          },
+          release() {
+            over();
+            release();
+          },
+        });
+      });
+      return { done: unawaited(done), released };
+    },
+    done(ticket, error, value) {
+      const found = running.get(ticket);
+      // A success is told only when the last handle is gone, so `released` comes first.
+      if (error === undefined) found?.release();
+      found?.settle(error, value as TransferResult | undefined);
+    },
+    released(ticket) {
+      const found = running.get(ticket);
+      running.delete(ticket);
+      found?.release();
+    },
+  };
+}
+
+function abortedError(operation: string, signal: AbortSignal | undefined): KvError {
+  return new KvError("KV_TRANSFER_ABORTED", `${operation} was aborted by its caller`, {
+    cause: signal?.reason,
+  });
+}
+
+/** Whoever awaits it sees the error; a caller that waits only for `released` causes no unhandled rejection. */
+function unawaited<T>(promise: Promise<T>): Promise<T> {
+  promise.catch(() => {});
+  return promise;
+}

@@ -1,0 +1,117 @@
+import {
+  type Agent,
+  type Ambient,
+  ambient,
+  type BackendSpec,
+  KvError,
+  type Transport,
+  type TransportCapabilities,
+} from "@kv/interface";
+import { loadAddon } from "./addon.js";
+import { createNixlAgent } from "./agent.js";
+import { checkBackends, chooseBackends } from "./backend-choice.js";
+import { reportsPeerDeath } from "./backends.js";
+import { findLibrary } from "./library.js";
+import { allocateMemory } from "./memory.js";
+import type { NativeAddon } from "./native.js";
+
+export interface NixlTransportOptions extends Partial<Ambient> {
+  /** Path of `libnixl_capi.so`, before every other place where it is looked for. */
+  library?: string;
+  /** Backends of agents that ask for none, in order of preference; before `NIXL_BACKEND` and the default, UCX. */
+  backends?: readonly (BackendSpec | string)[];
+  /** Variables for NIXL, UCX and libfabric, set in the process's environment before NIXL loads, such as `UCX_TLS`. */
+  env?: Readonly<Record<string, string>>;
+}
+
+/**
+ * NIXL as a `Transport`. Nothing is loaded until the first agent or allocation. Errors then: `KV_ADDON_NOT_FOUND`,
+ * `KV_LIBRARY_NOT_FOUND`, `KV_LIBRARY_INCOMPATIBLE`, `KV_BACKEND_UNAVAILABLE`.
+ */
+export function nixlTransport(options: NixlTransportOptions = {}): Transport {
+  const around = ambient(options);
+  const { clock, random, log } = around;
+  const chosen = chooseBackends({ explicit: options.backends, environment: process.env, log });
+  const agents = new Set<Agent>();
+  let addon: NativeAddon | undefined;
+  let library: Promise<string> | undefined;
+  let closed: Promise<void> | undefined;
+
+  const capabilities: TransportCapabilities = Object.freeze({
+    read: true,
+    write: true,
+    notifications: true,
+    crossProcess: true,
+    memoryTypes: Object.freeze(["DRAM"] as const),
+    reportsPeerDeath: reportsPeerDeath(chosen),
+  });
+
+  function open(): NativeAddon {
+    if (closed !== undefined) throw new KvError("KV_TRANSPORT_CLOSED", "the NIXL transport is closed");
+    if (addon === undefined) {
+      addon = loadAddon();
+      const wanted = Object.entries(options.env ?? {});
+      if (wanted.length > 0 && addon.isLoaded()) {
+        log.warn("nixl-environment-late", {
+          variables: wanted,
+          why: "NIXL is loaded in this process already",
+        });
+      }
+      const set = addon.prepareEnvironment(wanted);
+      for (const [name, value] of set) log.info("nixl-environment-default", { name, value });
+    }
+    return addon;
+  }
+
+  return {
+    name: "nixl",
+    capabilities,
+    async createAgent({ name = random.uuid(), backends = chosen } = {}) {
+      const native = open();
+      if (!/^[\x20-\x7e]{1,255}$/.test(name)) {
+        throw new KvError(
+          "KV_AGENT_INVALID",
+          `agent name ${JSON.stringify(name)} is not 1 to 255 printable ASCII characters`,
+        );
+      }
+      const wanted = checkBackends(backends);
+      library ??= findLibrary(options.library === undefined ? {} : { library: options.library });
+      const libraryPath = await library.catch((error: unknown) => {
+        library = undefined;
+        throw error;
+      });
+      open();
+      const agent = await createNixlAgent({
+        addon: native,
+        libraryPath,
+        name,
+        backends: wanted,
+        clock,
+        onClose: () => agents.delete(agent),
+      });
+      log.debug("nixl-agent-created", { name, backends: agent.backends, library: libraryPath });
+      agents.add(agent);
+      if (closed !== undefined) {
+        await agent.close();
+        throw new KvError(
+          "KV_TRANSPORT_CLOSED",
+          "the NIXL transport was closed while the agent was being created",
+        );
+      }
+      return agent;
+    },
+    allocate(lengthBytes, { memoryType = "DRAM", deviceId = 0 } = {}) {
+      if (memoryType !== "DRAM" || deviceId !== 0) {
+        throw new KvError(
+          "KV_TRANSPORT_UNSUPPORTED",
+          `cannot allocate ${memoryType} on device ${deviceId}: DRAM on device 0 only`,
+        );
+      }
+      return allocateMemory(open(), lengthBytes);
+    },
+    close() {
+      closed ??= Promise.all([...agents].map((agent) => agent.close())).then(() => {});
+      return closed;
+    },
+  };
+}

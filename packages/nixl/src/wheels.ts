@@ -1,0 +1,54 @@
+import { KvError } from "@kv/interface";
+
+export type Cuda = 12 | 13;
+
+/** A wheel of NIXL on the Python package index, pinned to the byte. */
+export interface Wheel {
+  /** For pip: `nixl-cu12==1.5.0`. */
+  readonly requirement: string;
+  /** pip's platform tag. */
+  readonly platform: string;
+  readonly sha256: string;
+
+  /** Folders of it that hold libraries; their RPATHs are relative, so they stay side by side. */
+  readonly folders: readonly string[];
+  /** Name of the folder in the cache. */
+  readonly folder: string;
+}
+
+export const DEFAULT_VERSION = "1.5.0";
+/** The wheels differ by Python version in their bindings only, which are not unpacked. */
+export const PYTHON_VERSION = "3.12";
+
+/** SHA-256 by version, CUDA and machine. */
+const PINNED: Readonly<Record<string, string>> = {
+  "1.5.0 cu12 x86_64": "91fe990d3d6b74f3d08ed5275c70251e40a5651e3a6435c0f048a8663e7e0832",
+  "1.5.0 cu13 x86_64": "5d8d2d56439bdc91ed415098c05a74e4f577621104f940269bdcbf5411690d2b",
+  "1.5.0 cu12 aarch64": "576c94ae74aa76f8d38b9050a431100f4c3a725ffebee5f8502dd5fdd35cddb3",
+  "1.5.0 cu13 aarch64": "0a3f11e247122c6a3425d1b0f9da282bc1306329535a1d665a0f820b67dbc962",
+};
+
+const MACHINES: Readonly<Record<string, string>> = { x64: "x86_64", arm64: "aarch64" };
+
+/** The wheel for this machine. Errors: `KV_INSTALL_FAILED` naming what is known. */
+export function wheelFor(version: string, cuda: Cuda, arch: string): Wheel {
+  const machine = MACHINES[arch];
+  const key = `${version} cu${cuda} ${machine}`;
+  const pinned = machine === undefined || !Object.hasOwn(PINNED, key) ? undefined : PINNED[key];
+  if (pinned === undefined) {
+    throw new KvError(
+      "KV_INSTALL_FAILED",
+      `no wheel is pinned for NIXL ${version}, CUDA ${cuda}, ${machine ?? arch}`,
+      {
+        hint: `known: ${Object.keys(PINNED).join("; ")}; for another, install it with pip and set KV_NIXL_LIBRARY`,
+      },
+    );
+  }
+  return {
+    requirement: `nixl-cu${cuda}==${version}`,
+    platform: `manylinux_2_28_${machine}`,
+    sha256: pinned,
+    folders: [`.nixl_cu${cuda}.mesonpy.libs`, `nixl_cu${cuda}.libs`],
+    folder: `nixl-cu${cuda}-${version}-${machine}`,
+  };
+}

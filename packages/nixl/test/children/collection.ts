@@ -1,0 +1,57 @@
+// Drops what it made without closing it, and collects: nothing that NIXL or a view can still reach may go.
+import { setImmediate as turn } from "node:timers/promises";
+import { nixlTransport } from "@kv/nixl";
+
+const LENGTH = 8 << 20;
+const collect = async () => {
+  for (let round = 0; round < 8; round++) {
+    globalThis.gc?.();
+    await turn();
+  }
+};
+const transport = nixlTransport();
+const [reader, owner] = [await transport.createAgent(), await transport.createAgent()];
+
+async function registerAndForget(agent: typeof owner, value: number): Promise<number> {
+  const memory = transport.allocate(LENGTH);
+  memory.bytes.fill(value);
+  await agent.register(memory);
+  return memory.address;
+}
+
+const source = await registerAndForget(owner, 42);
+await collect();
+await reader.addRemote(await owner.localMetadata());
+const table = (base: number) => ({
+  memoryType: "DRAM" as const,
+  rows: Float64Array.of(base, 4096, 0, 4096, LENGTH / 4096),
+});
+const bytes = await (async () => {
+  const memory = transport.allocate(LENGTH);
+  await reader.register(memory);
+  const local = await reader.prepareLocal(table(memory.address));
+  const remote = await reader.prepareRemote(owner.name, table(source));
+  await reader.prepareRemote(owner.name, table(source));
+  const ids = Int32Array.from({ length: LENGTH / 4096 }, (_, index) => index);
+  const { done } = reader.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids });
+  await collect();
+  await done;
+  return memory.bytes;
+})();
+await collect();
+if (!bytes.every((byte) => byte === 42)) throw new Error("the bytes are not those that were sent");
+
+// Memory that nothing names any more goes: forty times 32 MiB do not add up.
+const before = process.memoryUsage().rss;
+for (let round = 0; round < 40; round++) {
+  transport.allocate(32 << 20).bytes[0] = 1;
+  if (round % 10 === 9) await collect();
+}
+await collect();
+const grown = process.memoryUsage().rss - before;
+if (grown > 640 * (1 << 20)) throw new Error(`memory that was dropped stayed: ${grown} bytes`);
+// Agents that were dropped, and their views, end with the transport.
+await transport.createAgent();
+await collect();
+await transport.close();
+process.stdout.write("collected");

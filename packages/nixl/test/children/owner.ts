@@ -1,0 +1,46 @@
+// A process with an agent and registered memory, steered by messages: the far side of two-process tests.
+import { createHash } from "node:crypto";
+import { nixlTransport } from "@kv/nixl";
+import { fillPattern } from "../pattern.js";
+
+const { lengthBytes, seed, env } = JSON.parse(process.argv[2] ?? "{}") as {
+  lengthBytes: number;
+  seed: number;
+  env: Record<string, string>;
+};
+const transport = nixlTransport({ env });
+const agent = await transport.createAgent();
+const memory = transport.allocate(lengthBytes);
+fillPattern(memory.bytes, seed);
+const registration = await agent.register(memory);
+const notifications = agent.notifications();
+
+const answers: Record<string, (message: { to?: string; text?: string }) => Promise<unknown>> = {
+  hash: async () => createHash("sha256").update(memory.bytes).digest("hex"),
+  next: async () => {
+    const { value } = (await notifications.next()) as { value: { from: string; payload: Uint8Array } };
+    return { from: value.from, payload: Buffer.from(value.payload).toString("base64") };
+  },
+  addRemote: async ({ text = "" }) => agent.addRemote(Buffer.from(text, "base64")),
+  notify: async ({ to = "", text = "" }) => agent.notify(to, Buffer.from(text)),
+  close: async () => {
+    await registration.close();
+    memory.close();
+    await transport.close();
+    return "closed";
+  },
+};
+
+process.on("message", (message: { do: string; to?: string; text?: string }) => {
+  void answers[message.do]?.(message).then((answer) => {
+    process.send?.({ answer: answer ?? null });
+    if (message.do === "close") process.disconnect();
+  });
+});
+process.send?.({
+  answer: {
+    name: agent.name,
+    address: memory.address,
+    metadata: Buffer.from(await agent.localMetadata()).toString("base64"),
+  },
+});

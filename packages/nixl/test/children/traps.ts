@@ -1,0 +1,249 @@
+// What takes a process down when it is done to NIXL directly, done to the addon: each must end in a KvError, or do no harm.
+import { KvError, type KvErrorCode } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
+
+const transport = nixlTransport();
+const LENGTH = 1 << 20;
+
+async function refused(act: () => unknown, ...codes: KvErrorCode[]): Promise<void> {
+  try {
+    await act();
+  } catch (error) {
+    if (KvError.is(error) && codes.includes(error.code)) return;
+    throw error;
+  }
+  throw new Error(`expected ${codes.join(" or ")}`);
+}
+
+async function pair() {
+  const [reader, owner] = [await transport.createAgent(), await transport.createAgent()];
+  const [target, source] = [transport.allocate(LENGTH), transport.allocate(LENGTH)];
+  source.bytes.fill(9);
+  const registration = await reader.register(target);
+  await owner.register(source);
+  await reader.addRemote(await owner.localMetadata());
+  const table = (base: number, ...row: number[]) => ({
+    memoryType: "DRAM" as const,
+    rows: Float64Array.of(base, ...(row.length > 0 ? row : [1024, 0, 1024, LENGTH / 1024])),
+  });
+  const local = await reader.prepareLocal(table(target.address));
+  const remote = await reader.prepareRemote(owner.name, table(source.address));
+  const ids = Int32Array.of(0, 1, 2);
+  const request = { operation: "READ", local, localIds: ids, remote, remoteIds: ids } as const;
+  /** The agents still work. */
+  const works = async () => {
+    await reader.transfer(request).done;
+    if (target.bytes[0] !== 9) throw new Error("the READ did not arrive");
+  };
+  return { reader, owner, target, source, registration, local, remote, request, table, works };
+}
+
+const TRAPS: Readonly<Record<string, () => Promise<void>>> = {
+  async "indices out of range, negative, none, unequal, of the wrong kind"() {
+    const { reader, request, works } = await pair();
+    const ids = (localIds: unknown, remoteIds: unknown) => () =>
+      reader.transfer({ ...request, localIds: localIds as Int32Array, remoteIds: remoteIds as Int32Array })
+        .done;
+    const one = Int32Array.of(0);
+    for (const bad of [
+      Int32Array.of(1024),
+      Int32Array.of(-1),
+      Int32Array.of(2 ** 31 - 1),
+      new Int32Array(0),
+      Int32Array.of(0, 1),
+    ]) {
+      await refused(ids(bad, one), "KV_TRANSFER_INVALID");
+      await refused(ids(one, bad), "KV_TRANSFER_INVALID");
+    }
+    const shared = new Int32Array(new SharedArrayBuffer(4));
+    for (const bad of [undefined, null, [0], new Float64Array(1), new Uint32Array(1), shared]) {
+      await refused(ids(bad, one), "KV_TRANSFER_INVALID");
+    }
+    await works();
+  },
+  async "lists of the other side, of another agent, and closed"() {
+    const { reader, owner, request, local, remote, table, target, works } = await pair();
+    await refused(() => reader.transfer({ ...request, local: remote }).done, "KV_TRANSFER_INVALID");
+    await refused(() => reader.transfer({ ...request, remote: local }).done, "KV_TRANSFER_INVALID");
+    await refused(() => owner.transfer(request).done, "KV_TRANSFER_INVALID");
+    const closed = await reader.prepareLocal(table(target.address));
+    await Promise.all([closed.close(), closed.close()]);
+    await refused(() => reader.transfer({ ...request, local: closed }).done, "KV_LIST_CLOSED");
+    await works();
+  },
+  async "byte lengths that differ within a pair"() {
+    const { reader, request, table, target, works } = await pair();
+    const wide = await reader.prepareLocal(table(target.address, 2048, 0, 2048, 8));
+    await refused(() => reader.transfer({ ...request, local: wide }).done, "KV_TRANSFER_INVALID");
+    await works();
+  },
+  async "tables that make no sense, or name memory that is not registered"() {
+    const { reader, owner, target, table, works } = await pair();
+    const bad: number[][] = [
+      [0, 0, 1024, 1],
+      [1024, 0, 1024, 0],
+      [1024, 0.5, 1024, 1],
+      [-1, 0, 0, 1],
+      [Number.NaN, 0, 0, 1],
+    ];
+    bad.push([1024, 0, 1024, 2 ** 40], [2 ** 53, 0, 0, 1], [1024, 0, Number.POSITIVE_INFINITY, 2]);
+    for (const row of bad)
+      await refused(() => reader.prepareLocal(table(target.address, ...row)), "KV_LIST_INVALID");
+    await refused(
+      () => reader.prepareLocal({ memoryType: "DRAM", rows: new Float64Array(4) }),
+      "KV_LIST_INVALID",
+    );
+    await refused(
+      () => reader.prepareLocal({ memoryType: "DRAM", rows: new Float64Array(0) }),
+      "KV_LIST_INVALID",
+    );
+    await refused(
+      () => reader.prepareLocal({ memoryType: "FILE" as "DRAM", rows: new Float64Array(5) }),
+      "KV_LIST_INVALID",
+    );
+    const outside: [number, number[]][] = [
+      [target.address + LENGTH, [1, 0, 1, 1]],
+      [target.address - 1, [1024, 0, 1024, 1]],
+    ];
+    outside.push(
+      [target.address, [1024, 0, 1024, LENGTH / 1024 + 1]],
+      [target.address, [1024, 1, 1024, 1]],
+      [4096, [4096, 0, 0, 1]],
+    );
+    for (const [base, row] of outside) {
+      await refused(() => reader.prepareLocal(table(base, ...row)), "KV_MEMORY_NOT_REGISTERED");
+      await refused(() => reader.prepareRemote(owner.name, table(base, ...row)), "KV_LIST_INVALID");
+    }
+    await works();
+  },
+  async "memory of nobody, of no size, registered and closed"() {
+    const { reader, target, registration, local, works } = await pair();
+    for (const size of [0, -1, 1.5, Number.NaN, 2 ** 53, 2 ** 50])
+      await refused(() => transport.allocate(size), "KV_MEMORY_INVALID");
+    await refused(() => transport.allocate(4096, { memoryType: "VRAM" }), "KV_TRANSPORT_UNSUPPORTED");
+    await refused(() => reader.register({ ...target }), "KV_MEMORY_INVALID");
+    await refused(() => target.close(), "KV_MEMORY_IN_USE");
+    await refused(() => registration.close(), "KV_MEMORY_IN_USE");
+    let moved = false;
+    try {
+      structuredClone(target.bytes.buffer, { transfer: [target.bytes.buffer as ArrayBuffer] });
+      moved = target.bytes.length === 0;
+    } catch {
+      // Refused, as it should be.
+    }
+    if (moved) throw new Error("registered memory was transferred away");
+    await works();
+    await local.close();
+    await Promise.all([registration.close(), registration.close()]);
+    target.close();
+    target.close();
+    await refused(() => reader.register(target), "KV_MEMORY_INVALID");
+    await refused(() => target.gather(Float64Array.of(0, 1)), "KV_MEMORY_INVALID");
+    // Empty, or zeros where Node cannot detach the buffer.
+    if ((target.bytes[0] ?? 0) !== 0) throw new Error("the view outlived the memory");
+  },
+  async "copies beyond the memory, or of the wrong length"() {
+    const { target, works } = await pair();
+    for (const run of [
+      [0, LENGTH + 1],
+      [LENGTH, 1],
+      [-1, 1],
+      [0.5, 1],
+      [Number.NaN, 1],
+      [2 ** 60, 1],
+      [0],
+      [0, 1, 2],
+    ]) {
+      await refused(() => target.gather(Float64Array.from(run)), "KV_MEMORY_INVALID");
+      await refused(() => target.scatter(Float64Array.from(run), new ArrayBuffer(1)), "KV_MEMORY_INVALID");
+    }
+    await refused(() => target.scatter(Float64Array.of(0, 8), new ArrayBuffer(7)), "KV_MEMORY_INVALID");
+    await refused(
+      () => target.scatter(Float64Array.of(0, 8), new SharedArrayBuffer(8) as never),
+      "KV_MEMORY_INVALID",
+    );
+    await works();
+  },
+  async "names: NUL, empty, too long, unknown, the agent's own"() {
+    const { reader, works } = await pair();
+    for (const name of ["", "a\0b", "x".repeat(256), "é"])
+      await refused(() => transport.createAgent({ name }), "KV_AGENT_INVALID");
+    for (const name of ["", "a\0b", "nobody"]) {
+      await refused(() => reader.notify(name, new Uint8Array(1)), "KV_AGENT_UNKNOWN_REMOTE");
+      await refused(() => reader.removeRemote(name), "KV_AGENT_UNKNOWN_REMOTE");
+      await refused(
+        () => reader.prepareRemote(name, { memoryType: "DRAM", rows: new Float64Array(5) }),
+        "KV_AGENT_UNKNOWN_REMOTE",
+      );
+    }
+    await refused(async () => reader.addRemote(await reader.localMetadata()), "KV_AGENT_METADATA_INVALID");
+    await works();
+  },
+  async "backends: none, unknown, with a parameter NIXL cannot read"() {
+    const backend = (name: string) => transport.createAgent({ backends: [{ name }] });
+    await refused(() => backend("NO_SUCH"), "KV_BACKEND_UNAVAILABLE");
+    await refused(() => backend("../../tmp/x"), "KV_BACKEND_UNAVAILABLE");
+    await refused(() => transport.createAgent({ backends: [] }), "KV_BACKEND_UNAVAILABLE");
+    await refused(
+      () => transport.createAgent({ backends: [{ name: "UCX" }, { name: "UCX" }] }),
+      "KV_BACKEND_UNAVAILABLE",
+    );
+  },
+  async "everything after close, and close again"() {
+    const { reader, owner, target, local, request, table } = await pair();
+    const metadata = await owner.localMetadata();
+    const transfer = reader.transfer(request);
+    await Promise.all([reader.close(), reader.close()]);
+    await transfer.done;
+    await transfer.released;
+    await refused(() => reader.transfer(request), "KV_AGENT_CLOSED");
+    await refused(() => reader.register(target), "KV_AGENT_CLOSED");
+    await refused(() => reader.addRemote(metadata), "KV_AGENT_CLOSED");
+    await refused(() => reader.prepareLocal(table(target.address)), "KV_AGENT_CLOSED");
+    await refused(() => reader.notify(owner.name, new Uint8Array(1)), "KV_AGENT_CLOSED");
+    await local.close();
+    reader.telemetry();
+    target.close();
+    await transport.close();
+    await refused(() => transport.createAgent(), "KV_TRANSPORT_CLOSED");
+  },
+  async "damaged metadata, outside the backend's own data"() {
+    const { reader, owner, works } = await pair();
+    const stranger = await transport.createAgent({ name: "stranger" });
+    await stranger.register(transport.allocate(4096));
+    const metadata = await stranger.localMetadata();
+    const text = Buffer.from(metadata).toString("latin1");
+    // What UCX reads by itself begins and ends here: only authentication can tell damage there.
+    const opaque = [text.indexOf("|c") + 10, text.indexOf("MemSection") - 9] as const;
+    const key = text.indexOf("|n") + 46;
+    for (let at = 0; at < metadata.length; at++) {
+      if ((at >= opaque[0] && at < opaque[1]) || at >= key) continue;
+      for (const bit of [1, 128]) {
+        const damaged = metadata.slice();
+        damaged[at] = (damaged[at] ?? 0) ^ bit;
+        const name = await reader.addRemote(damaged).catch((error: unknown) => {
+          if (!KvError.is(error, "KV_AGENT_METADATA_INVALID")) throw error;
+          return undefined;
+        });
+        if (name !== undefined) await reader.removeRemote(name);
+      }
+      await refused(() => reader.addRemote(metadata.slice(0, at)), "KV_AGENT_METADATA_INVALID");
+    }
+    for (const bad of [undefined, "text", new Uint16Array(4)]) {
+      await refused(() => reader.addRemote(bad as never), "KV_AGENT_METADATA_INVALID");
+    }
+    // A known peer with other connection data, while its lists are prepared: the lists stay good.
+    const forged = Buffer.from(await owner.localMetadata());
+    forged[text.indexOf("|c") + 40] = (forged[text.indexOf("|c") + 40] ?? 0) ^ 1;
+    await refused(() => reader.addRemote(forged), "KV_AGENT_METADATA_INVALID");
+    await works();
+  },
+};
+
+const name = process.argv[2] ?? "";
+if (name === "list") process.stdout.write(JSON.stringify(Object.keys(TRAPS)));
+else {
+  await TRAPS[name]?.();
+  await transport.close();
+  process.stdout.write("survived");
+}

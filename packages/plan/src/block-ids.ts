@@ -1,0 +1,183 @@
+import { type BlockIds, type KvCacheKind, KvError } from "@kv/interface";
+
+/**
+ * Block ids of requests are logical; a kernel that wants smaller blocks has `physicalPerLogical` of them in each. State-space blocks are
+ * never divided. (vLLM 0.33, `_logical_to_kernel_block_ids`.)
+ */
+export function logicalToKernelBlockIds(
+  groups: readonly KvCacheKind[],
+  blockIds: BlockIds,
+  physicalPerLogical: number,
+): BlockIds {
+  requireGroups(groups, blockIds);
+  return blockIds.map((ids, group) =>
+    groups[group] === "mamba" ? ids : expandBlocks(ids, physicalPerLogical),
+  );
+}
+
+/** Each block as `factor` consecutive smaller ones. */
+function expandBlocks(ids: readonly number[], factor: number): readonly number[] {
+  if (factor === 1) return ids;
+  const expanded: number[] = [];
+  for (const id of ids) for (let part = 0; part < factor; part++) expanded.push(id * factor + part);
+  return expanded;
+}
+
+/**
+ * Local blocks as parts of the remote's size, paired from the front; parts beyond the remote's list (the tail of the last local
+ * block) are cut. No local block left at all: no list at all. (vLLM 0.33, `_map_block_ids_for_block_size_ratio`.)
+ */
+export function mapBlockIdsForBlockSizeRatio(
+  groups: readonly KvCacheKind[],
+  localBlockIds: BlockIds,
+  remoteBlockIds: BlockIds,
+  blockSizeRatio: number,
+): { localBlockIds: BlockIds; remoteBlockIds: BlockIds } {
+  requireGroups(groups, remoteBlockIds);
+  if (localBlockIds.length > 0) requireGroups(groups, localBlockIds);
+  const mapped = remoteBlockIds.map((remote, group) => {
+    const local = localBlockIds[group] ?? [];
+    return groups[group] === "mamba" ? local : expandBlocks(local, blockSizeRatio).slice(0, remote.length);
+  });
+  return { localBlockIds: mapped.some((ids) => ids.length > 0) ? mapped : [], remoteBlockIds };
+}
+
+export interface PrefixCachingOptions {
+  readonly groups: readonly KvCacheKind[];
+  /** Kernel blocks that the decode side still wants. */
+  readonly decodeBlockIds: BlockIds;
+  /** Kernel blocks of the whole sequence at the prefill side. */
+  readonly prefillBlockIds: BlockIds;
+  readonly decodePhysicalPerLogical: number;
+  readonly prefillPhysicalPerLogical: number;
+}
+
+/**
+ * Cuts the lists so that only what the decode side lacks is transferred: its list is the end of the sequence. A group of which the
+ * decode side wants nothing is left as it is; nothing of it is transferred. Errors: `KV_BLOCKS_MISMATCH`.
+ * (vLLM 0.33, `_apply_prefix_caching`, with its allowances for models that also have state-space groups.)
+ */
+export function applyPrefixCaching(options: PrefixCachingOptions): {
+  decodeBlockIds: BlockIds;
+  prefillBlockIds: BlockIds;
+} {
+  const { groups, decodeBlockIds, prefillBlockIds } = options;
+  requireGroups(groups, decodeBlockIds);
+  requireGroups(groups, prefillBlockIds);
+  const hybrid = groups.includes("mamba");
+  const equalPhysical = options.decodePhysicalPerLogical === options.prefillPhysicalPerLogical;
+  const decode: (readonly number[])[] = [];
+  const prefill: (readonly number[])[] = [];
+  for (const [group, kind] of groups.entries()) {
+    const wanted = decodeBlockIds[group] ?? [];
+    const held = prefillBlockIds[group] ?? [];
+    const excess = wanted.length - held.length;
+    const endOfHeld = wanted.length === 0 ? held : held.slice(-wanted.length);
+    if (excess <= 0 && (!hybrid || kind === "mamba" || (equalPhysical && excess < 0))) {
+      decode.push(wanted);
+      prefill.push(endOfHeld);
+      continue;
+    }
+    // Allocation rounds up to logical blocks, and a hybrid's decode side recomputes the last position.
+    const allowance = !hybrid
+      ? 0
+      : kind === "mamba"
+        ? 1
+        : options.decodePhysicalPerLogical + options.prefillPhysicalPerLogical;
+    const beyond = kind === "mamba" ? excess : Math.abs(excess);
+    if (beyond > allowance) throw mismatch(group, kind, wanted.length, held.length, allowance);
+    const common = Math.min(wanted.length, held.length);
+    decode.push(wanted.slice(0, common));
+    prefill.push(held.slice(0, common));
+  }
+  return { decodeBlockIds: decode, prefillBlockIds: prefill };
+}
+
+/** Two slices of one sequence, whose blocks are dealt out in turn to the ranks of a DCP group. */
+export interface DcpSlices {
+  /** Local kernel blocks still wanted. */
+  readonly localIds: readonly number[];
+  /** The remote rank's blocks of the whole sequence. */
+  readonly remoteIds: readonly number[];
+  readonly remoteRank: number;
+  readonly localDcpSize: number;
+  readonly localDcpRank: number;
+  readonly remoteDcpSize: number;
+  /** Local blocks that a prefix hit supplies. */
+  readonly localNumComputedBlocks: number;
+  /** Blocks of the whole sequence without allocation padding, where it is known; then every wanted one must be covered. */
+  readonly numRemoteBlocks?: number;
+}
+
+/**
+ * Pairs the blocks of both slices that stand for the same position of the sequence. Errors: `KV_BLOCKS_MISMATCH` when the remote's
+ * blocks do not cover what is wanted. (vLLM 0.33, `_apply_dcp_prefix_caching`.)
+ */
+export function applyDcpPrefixCaching(slices: DcpSlices): { localIds: number[]; remoteIds: number[] } {
+  const { remoteIds, localDcpSize, localDcpRank, remoteDcpSize, localNumComputedBlocks: computed } = slices;
+  const { localIds, numRemoteBlocks } = slices;
+  const wanted =
+    numRemoteBlocks === undefined
+      ? localIds
+      : localIds.slice(0, Math.max(0, Math.ceil((numRemoteBlocks - localDcpRank) / localDcpSize) - computed));
+  let local: number[];
+  let remote: number[];
+  if (localDcpSize <= remoteDcpSize) {
+    const step = Math.floor(remoteDcpSize / localDcpSize);
+    const phase =
+      localDcpSize === remoteDcpSize ? 0 : Math.floor((slices.remoteRank - localDcpRank) / localDcpSize);
+    const first = modulo(phase - computed, step);
+    local = everyNth(wanted, first, step);
+    remote = everyNth(remoteIds, Math.floor((computed + first - phase) / step), 1);
+  } else {
+    const step = Math.floor(localDcpSize / remoteDcpSize);
+    const phase = Math.floor((localDcpRank - (slices.remoteRank % remoteDcpSize)) / remoteDcpSize);
+    local = [...wanted];
+    remote = everyNth(remoteIds, phase + computed * step, step);
+  }
+  const matched = Math.min(local.length, remote.length);
+  if (numRemoteBlocks !== undefined && matched < local.length) {
+    throw new KvError(
+      "KV_BLOCKS_MISMATCH",
+      `remote rank ${slices.remoteRank} covers ${matched} of the ${local.length} blocks wanted from it`,
+      { details: { remoteRank: slices.remoteRank, wanted: local.length, covered: matched } },
+    );
+  }
+  return { localIds: local.slice(0, matched), remoteIds: remote.slice(0, matched) };
+}
+
+/** Elements `start`, `start + step`, …; a negative start counts from the end, which only ranks without overlap bring about. */
+function everyNth(ids: readonly number[], start: number, step: number): number[] {
+  const first = start < 0 ? Math.max(0, start + ids.length) : start;
+  const picked: number[] = [];
+  for (const [index, id] of ids.entries())
+    if (index >= first && (index - first) % step === 0) picked.push(id);
+  return picked;
+}
+
+function modulo(value: number, divisor: number): number {
+  return ((value % divisor) + divisor) % divisor;
+}
+
+function requireGroups(groups: readonly KvCacheKind[], blockIds: BlockIds): void {
+  if (blockIds.length === groups.length) return;
+  throw new KvError(
+    "KV_BLOCKS_MISMATCH",
+    `block ids of ${blockIds.length} KV cache groups given, the engine has ${groups.length}`,
+    { details: { given: blockIds.length, groups: groups.length } },
+  );
+}
+
+function mismatch(
+  group: number,
+  kind: KvCacheKind,
+  wanted: number,
+  held: number,
+  allowance: number,
+): KvError {
+  return new KvError(
+    "KV_BLOCKS_MISMATCH",
+    `group ${group} (${kind}): decode wants ${wanted} blocks and prefill holds ${held}; they may differ by ${allowance} at most`,
+    { details: { group, kind, wanted, held, allowance } },
+  );
+}

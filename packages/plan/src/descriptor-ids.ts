@@ -1,0 +1,132 @@
+import { type BlockIds, type KvCacheKind, KvError } from "@kv/interface";
+import { expandIds } from "./id-kernel.js";
+
+/** Group id of a region that holds blocks of several groups. */
+export const SHARED_REGION = -1;
+
+/** How descriptors of one side are laid out: all attention regions one after another, then all state-space ones. */
+export interface DescriptorIdOptions {
+  readonly groups: readonly KvCacheKind[];
+  /** Kernel blocks per group; state-space groups in logical blocks. */
+  readonly blockIds: BlockIds;
+  readonly numRegions: number;
+  /** Kernel blocks of a region, where `regionNumBlocks` does not say. */
+  readonly numBlocks: number;
+  readonly regionNumBlocks?: readonly number[];
+  /** Group of each region; -1 shared. */
+  readonly regionGroupIds?: readonly number[];
+  /** Whether groups are confined to their own regions; by default when the regions name more than one. */
+  readonly usesRegionGroupMapping?: boolean;
+  /** Parts into which each attention block is cut. Default 1. */
+  readonly blockSizeRatio?: number;
+  /** Default 1. */
+  readonly physicalBlocksPerLogical?: number;
+  /** Descriptors by layer instead of by region: the group of each layer that is transferred. */
+  readonly transferLayerGroupIds?: readonly number[];
+  /** For models with state-space layers: convolution projections per layer, and the regions that hold state (all by default). */
+  readonly stateSpace?: { readonly convProjections: number; readonly regions?: readonly number[] };
+}
+
+/**
+ * Descriptor indices of blocks, in vLLM's order (0.33, `_compute_desc_ids`): by region and within it by block, where groups share all
+ * regions; else group by group. Errors: `KV_PLAN_INVALID` when the counts of regions disagree or a group with blocks has no region.
+ */
+export function computeDescriptorIds(options: DescriptorIdOptions): Int32Array {
+  const ratio = options.blockSizeRatio ?? 1;
+  const layers = options.transferLayerGroupIds ?? [];
+  const expected = layers.length > 0 ? layers.length : options.numRegions;
+  const counts = (options.regionNumBlocks ?? new Array<number>(expected).fill(options.numBlocks)).map(
+    (count) => Math.floor(count * ratio),
+  );
+  if (layers.length > 0) requireEqual("regions with a block count", counts.length, "layers", layers.length);
+  const offsets = startsOf(counts);
+  if (layers.length > 0) {
+    return concatenate(
+      layers.map((group, index) => [groupIds(options, group), [offsets[index] ?? 0]] as const),
+    );
+  }
+  if (options.groups.includes("mamba"))
+    return hybridIds(options, counts, Math.floor(options.numBlocks * ratio));
+
+  const regionGroups = options.regionGroupIds ?? (counts.length === 1 ? [0] : []);
+  requireEqual("regions with a group", regionGroups.length, "regions with a block count", counts.length);
+  const mapped = options.usesRegionGroupMapping ?? new Set(regionGroups).size > 1;
+  if (!mapped) return concatenate([[options.blockIds.flat(), offsets]]);
+  return concatenate(
+    options.blockIds.map((ids, group) => {
+      if (ids.length === 0) return [ids, []];
+      const own = offsets.filter((_, region) => {
+        return regionGroups[region] === group || regionGroups[region] === SHARED_REGION;
+      });
+      if (own.length === 0) {
+        throw new KvError(
+          "KV_PLAN_INVALID",
+          `group ${group} has ${ids.length} blocks and no region to hold them`,
+          {
+            details: { group, regionGroups },
+          },
+        );
+      }
+      return [ids, own];
+    }),
+  );
+}
+
+function hybridIds(options: DescriptorIdOptions, counts: readonly number[], numBlocks: number): Int32Array {
+  const { stateSpace, groups, numRegions } = options;
+  if (stateSpace === undefined) {
+    throw new KvError(
+      "KV_PLAN_INVALID",
+      "a state-space group needs the number of its convolution projections, none given",
+    );
+  }
+  const regionsOfState =
+    stateSpace.regions !== undefined && stateSpace.regions.length > 0
+      ? stateSpace.regions.length
+      : numRegions;
+  // Each layer's state is its convolution, one piece per projection, and the recurrent state.
+  const stateRegions = regionsOfState * (stateSpace.convProjections + 1);
+  const firstState = counts.reduce((sum, count) => sum + count, 0);
+  const logicalBlocks = Math.floor(options.numBlocks / (options.physicalBlocksPerLogical ?? 1));
+  const attention = Array.from({ length: numRegions }, (_, region) => region * numBlocks);
+  const state = Array.from({ length: stateRegions }, (_, region) => firstState + region * logicalBlocks);
+  return concatenate(
+    options.blockIds.map((ids, group) => [ids, groups[group] === "mamba" ? state : attention] as const),
+  );
+}
+
+function concatenate(parts: readonly (readonly [readonly number[], readonly number[]])[]): Int32Array {
+  const ids = new Int32Array(
+    parts.reduce((sum, [blocks, offsets]) => sum + blocks.length * offsets.length, 0),
+  );
+  let cursor = 0;
+  for (const [blocks, offsets] of parts) {
+    cursor = expandIds(ids, cursor, Int32Array.from(blocks), Int32Array.from(offsets));
+  }
+  return ids;
+}
+
+function startsOf(counts: readonly number[]): number[] {
+  let next = 0;
+  return counts.map((count) => {
+    const start = next;
+    next += count;
+    return start;
+  });
+}
+
+function groupIds(options: DescriptorIdOptions, group: number): readonly number[] {
+  const ids = options.blockIds[group];
+  if (ids !== undefined) return ids;
+  throw new KvError(
+    "KV_PLAN_INVALID",
+    `a layer names group ${group}, block ids are given for ${options.blockIds.length} groups`,
+  );
+}
+
+function requireEqual(whatOne: string, one: number, whatOther: string, other: number): void {
+  if (one === other) return;
+  throw new KvError("KV_PLAN_INVALID", `${one} ${whatOne}, but ${other} ${whatOther}`, {
+    details: { [whatOne]: one, [whatOther]: other },
+  });
+}

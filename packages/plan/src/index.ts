@@ -1,0 +1,28 @@
+export {
+  applyDcpPrefixCaching,
+  applyPrefixCaching,
+  type DcpSlices,
+  logicalToKernelBlockIds,
+  mapBlockIdsForBlockSizeRatio,
+} from "./block-ids.js";
+export { computeDescriptorIds, type DescriptorIdOptions } from "./descriptor-ids.js";
+export { type BuildPlanOptions, buildEngineTransferPlan } from "./engine-plan.js";
+export type {
+  BlockOrder,
+  EngineTransferPlan,
+  ReceiveConversion,
+  RegionIndexing,
+  SourcePlan,
+  TransferForm,
+} from "./engine-plan-types.js";
+export type { ModelGeometry, RankGeometry, RegionGeometry } from "./geometry.js";
+export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./pair-checks.js";
+export { applyReceivePass } from "./receive-pass.js";
+export { planRequest } from "./request-plan.js";
+export type {
+  ReceivePass,
+  ReceivePassGroup,
+  RequestBlocks,
+  RequestPlan,
+  RequestRead,
+} from "./request-plan-types.js";

@@ -1,0 +1,37 @@
+import type { KvCacheKind } from "@kv/interface";
+import type { BuildPlanOptions } from "./engine-plan.js";
+import type { RankGeometry } from "./geometry.js";
+
+/** A sound rank of a model with 4 KV heads of 8 bytes per token and two layers. */
+export function sampleRank(change: Partial<RankGeometry> & { blockLengthBytes?: number } = {}): RankGeometry {
+  const { blockLengthBytes, ...rest } = change;
+  const { tpSize = 1, kernelBlockSize = 16 } = change;
+  const lengthBytes = blockLengthBytes ?? Math.max(1, Math.floor(4 / tpSize)) * kernelBlockSize * 8;
+  return {
+    tpRank: 0,
+    tpSize,
+    kernelBlockSize,
+    physicalBlocksPerLogical: 1,
+    layout: "LBHNC",
+    attentionBackend: "FLASH_ATTN",
+    deviceId: 0,
+    regions: ["layer.0", "layer.1"].map((name, index) => ({
+      name,
+      baseAddress: 4096 + index * 2 ** 20,
+      numBlocks: 10,
+      blockLengthBytes: lengthBytes,
+      blockStrideBytes: lengthBytes,
+      groupId: 0,
+      memoryType: "DRAM",
+    })),
+    ...rest,
+  };
+}
+
+export function samplePair(
+  local = sampleRank(),
+  remote = sampleRank(),
+  groups: readonly KvCacheKind[] = ["full"],
+): BuildPlanOptions {
+  return { local, remotes: [remote], numKvHeads: 4, groups };
+}

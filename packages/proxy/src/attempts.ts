@@ -1,0 +1,51 @@
+import { KvError, type Log } from "@kv/interface";
+import { whyEnded } from "./deadline.js";
+import type { Exchange } from "./exchange.js";
+import type { Instance, InstancePool, Visit } from "./instances.js";
+import { failedAttempt, type RetryPolicy } from "./retry.js";
+
+export interface AttemptOptions {
+  readonly pool: InstancePool;
+  readonly retry: RetryPolicy;
+  readonly log: Log;
+}
+
+type Caller = Pick<Exchange, "requestId" | "deadline">;
+
+/**
+ * Runs a leg on an instance, and on others while the retry policy allows it. `leg` ends its visit when it succeeds; when it throws,
+ * the visit is ended here. Errors: the last attempt's, the deadline's reason, `KV_PROXY_NO_INSTANCE`.
+ */
+export async function onSomeInstance<T>(
+  { pool, retry, log }: AttemptOptions,
+  { requestId, deadline }: Caller,
+  leg: (visit: Visit) => Promise<T>,
+): Promise<T> {
+  const tried = new Set<Instance>();
+  let last: unknown;
+  for (;;) {
+    const visit = pool.visit({ requestId }, tried);
+    if (visit === undefined) throw last ?? noInstance(pool);
+    tried.add(visit.instance);
+    try {
+      return await leg(visit);
+    } catch (error) {
+      if (deadline.signal.aborted) {
+        visit.abandoned();
+        throw whyEnded(deadline, error);
+      }
+      last = error;
+      visit.failed(KvError.from(error, "KV_INTERNAL", `the ${pool.role} leg failed`));
+      const again = retry.again(failedAttempt(pool.role, error, tried.size));
+      log.warn("leg-failed", { requestId, role: pool.role, instance: visit.instance.url, again, error });
+      if (!again) throw error;
+    }
+  }
+}
+
+function noInstance(pool: InstancePool): KvError {
+  return new KvError(
+    "KV_PROXY_NO_INSTANCE",
+    `the routing ${pool.routing} chose none of the ${pool.role} instances`,
+  );
+}

@@ -1,0 +1,35 @@
+import { expect, test } from "vitest";
+import { beginIsKnown, createEndWatch, firstEventError } from "./event-stream.js";
+
+test("a stream that begins with an error is known by it, and by its code", () => {
+  const bytes = Buffer.from('data: {"error": {"message": "no KV", "code": 500}}\n\ndata: [DONE]\n\n');
+  expect(firstEventError(bytes)).toEqual({
+    status: 500,
+    body: '{"error": {"message": "no KV", "code": 500}}',
+  });
+  const odd = Buffer.from('data: {"error": {"message": "x", "code": "KV_LEASE_EXPIRED"}}\n\n');
+  expect(firstEventError(odd)?.status).toBe(502);
+  expect(firstEventError(Buffer.from('data: {"id":"1","error":null}\n\n'))).toBeUndefined();
+  expect(firstEventError(Buffer.from('data: {"error": {"mess\n\n'))).toBeUndefined();
+});
+
+test("the begin is known at once, but for an error whose event has not come whole", () => {
+  expect(beginIsKnown(Buffer.from('data: {"id"'))).toBe(true);
+  expect(beginIsKnown(Buffer.from(": ping\n\n"))).toBe(true);
+  expect(beginIsKnown(Buffer.from('data: {"error": {"mess'))).toBe(false);
+  expect(beginIsKnown(Buffer.from('data: {"error": {}}\n\n'))).toBe(true);
+});
+
+test.each([
+  [["data: {}\n\n", "data: [DONE]\n\n"], true],
+  [["data: {}\n\ndata: [DO", "NE]\n", "\n"], true],
+  [["data:[DONE]\r\n\r\n"], true],
+  [["data: {}\n\n"], false],
+  [["data: [DONE]\n\n", "data: {}\n\n"], false],
+  [['data: {"text":"data: [DONE]"}\n\n'], false],
+  [[], false],
+])("%j ends a stream: %s", (chunks, complete) => {
+  const watch = createEndWatch();
+  for (const chunk of chunks) watch.push(Buffer.from(chunk));
+  expect(watch.complete()).toBe(complete);
+});

@@ -1,0 +1,52 @@
+import type { KvError } from "@kv/interface";
+import { errorBody } from "./error-answer.js";
+import { rawMember } from "./json-members.js";
+
+export function isEventStream(contentType: string | string[] | undefined): boolean {
+  return typeof contentType === "string" && contentType.toLowerCase().startsWith("text/event-stream");
+}
+
+const ERROR_BEGIN = /^data: ?\{\s*"error"\s*:/;
+
+/** Enough of a stream has come to know whether it begins with an error. */
+export function beginIsKnown(bytes: Buffer): boolean {
+  const begin = bytes.toString("latin1", 0, 64);
+  return !ERROR_BEGIN.test(begin) || bytes.includes("\n\n");
+}
+
+/**
+ * vLLM streams a failure that comes before the first token as `data: {"error": …}` under status 200. While nothing has left it
+ * can still be told as what it is. The status is the event's own code where that is one.
+ */
+export function firstEventError(bytes: Buffer): { status: number; body: string } | undefined {
+  const end = bytes.indexOf("\n\n");
+  const event = bytes.toString("utf8", 0, end === -1 ? bytes.length : end);
+  if (!ERROR_BEGIN.test(event)) return undefined;
+  const body = event.slice("data:".length).trim();
+  try {
+    const { code } = JSON.parse(rawMember(body, "error") ?? "{}") as { code?: unknown };
+    const isStatus = typeof code === "number" && Number.isInteger(code) && code >= 400 && code <= 599;
+    return { status: isStatus ? code : 502, body };
+  } catch {
+    return undefined;
+  }
+}
+
+const TAIL_BYTES = 32;
+
+/** Watches for the event that ends every OpenAI-style stream: one that just stops was cut off. */
+export function createEndWatch(): { push(chunk: Uint8Array): void; complete(): boolean } {
+  let tail = Buffer.alloc(0);
+  return {
+    push(chunk) {
+      const last = chunk.subarray(Math.max(0, chunk.byteLength - TAIL_BYTES));
+      tail = Buffer.concat([tail, last]).subarray(-TAIL_BYTES);
+    },
+    complete: () => /(^|\n)data: ?\[DONE\]\s*$/.test(tail.toString("latin1")),
+  };
+}
+
+/** The event that tells a client of a failure in mid-stream. The blank line ends an event that was cut. */
+export function errorEvent(error: KvError, requestId?: string): string {
+  return `\n\ndata: ${errorBody(error, requestId)}\n\n`;
+}

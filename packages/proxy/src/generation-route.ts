@@ -1,0 +1,126 @@
+import type { IncomingHttpHeaders, ServerResponse } from "node:http";
+import { type Ambient, KvError } from "@kv/interface";
+import { createDeadline, type Deadline } from "./deadline.js";
+import { sendError, statusOf } from "./error-answer.js";
+import { errorEvent } from "./event-stream.js";
+import type { Flow, Trail } from "./exchange.js";
+import { requestIdOf } from "./headers.js";
+import { type Endpoint, readRequest } from "./request-body.js";
+import type { Traffic } from "./traffic.js";
+
+export interface GenerationRouteOptions {
+  readonly ambient: Ambient;
+  readonly flow: Flow;
+  readonly traffic: Traffic;
+  readonly requestMs: number;
+}
+
+export interface GenerationRoute {
+  /** Answers one request; never rejects. */
+  serve(
+    endpoint: Endpoint,
+    headers: IncomingHttpHeaders,
+    body: Uint8Array,
+    response: ServerResponse,
+  ): Promise<void>;
+  /** Answers every further request with `reason`. */
+  refuse(reason: KvError): void;
+  /** Resolves when no request is in flight. */
+  idle(): Promise<void>;
+  /** Gives up all requests in flight. */
+  abortAll(reason: KvError): void;
+}
+
+/** A request's life: its id, its deadline, its flow, and its end told to client, counts and log. */
+export function createGenerationRoute(options: GenerationRouteOptions): GenerationRoute {
+  const { flow, traffic, requestMs } = options;
+  const { clock, random, log, metrics } = options.ambient;
+  const open = new Set<Deadline>();
+  const waiting: (() => void)[] = [];
+  let refusal: KvError | undefined;
+
+  async function serve(
+    endpoint: Endpoint,
+    headers: IncomingHttpHeaders,
+    body: Uint8Array,
+    response: ServerResponse,
+  ): Promise<void> {
+    const startedAtMs = clock.now();
+    const deadline = createDeadline({ clock, requestMs });
+    const closed = whenClosed(response, deadline);
+    const trail: Trail = {};
+    let requestId: string | undefined;
+    let failure: KvError | undefined;
+    open.add(deadline);
+    traffic.begin();
+    try {
+      if (refusal !== undefined) throw refusal;
+      requestId = requestIdOf(headers, random.uuid);
+      const request = readRequest(endpoint, body);
+      await flow.run({ requestId, request, headers, response, deadline, trail });
+    } catch (thrown) {
+      failure = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");
+      if (response.headersSent) {
+        breakOff(response, trail.eventStream === true ? errorEvent(failure, requestId) : undefined);
+      } else {
+        trail.status = statusOf(failure);
+        sendError(response, failure, requestId);
+      }
+    }
+    deadline.pause();
+    // Until the last byte has gone, the request is in flight: its deadline holds, and `close` waits for it.
+    deadline.signal.addEventListener("abort", () => response.destroy());
+    await closed;
+    deadline.close();
+    if (failure === undefined && !response.writableFinished) failure = deadline.signal.reason as KvError;
+    open.delete(deadline);
+    if (failure === undefined) traffic.answered(trail.status ?? 200);
+    else traffic.failed(failure.code);
+    if (open.size === 0) for (const resolve of waiting.splice(0)) resolve();
+    const durationMs = clock.now() - startedAtMs;
+    const labels = { endpoint, outcome: failure?.code ?? String(trail.status ?? 200) };
+    metrics.count("kv_proxy_requests_total", 1, labels);
+    metrics.observe("kv_proxy_request_ms", durationMs, { endpoint });
+    const fields = { requestId, endpoint, ...trail, durationMs };
+    if (failure === undefined) log.info("request-done", fields);
+    else log.warn("request-failed", { ...fields, code: failure.code, message: failure.message });
+  }
+
+  return {
+    serve,
+    refuse(reason) {
+      refusal = reason;
+    },
+    abortAll(reason) {
+      for (const deadline of open) deadline.abort(reason);
+    },
+    idle: () => (open.size === 0 ? Promise.resolve() : new Promise((resolve) => waiting.push(resolve))),
+  };
+}
+
+/** An answer that breaks off must not look complete, so the connection ends too. What cannot leave at once is not waited for. */
+function breakOff(response: ServerResponse, lastWords: string | undefined): void {
+  if (lastWords === undefined || response.destroyed || response.writableLength > 0) response.destroy();
+  else response.write(lastWords, () => response.destroy());
+}
+
+/** Resolves when the response is over, sent or not; a client that goes away before strikes the deadline. */
+function whenClosed(response: ServerResponse, deadline: Deadline): Promise<void> {
+  // A client that is gone shows as an error of the socket too; `close` says all there is to know.
+  response.on("error", () => {});
+  const gone = () => deadline.abort(clientGone());
+  if (response.destroyed || response.socket === null) {
+    gone();
+    return Promise.resolve();
+  }
+  return new Promise((resolve) => {
+    response.once("close", () => {
+      if (!response.writableFinished) gone();
+      resolve();
+    });
+  });
+}
+
+function clientGone(): KvError {
+  return new KvError("KV_REQUEST_ABORTED", "the client went away before its answer was complete");
+}

@@ -1,0 +1,72 @@
+import type { IncomingHttpHeaders, OutgoingHttpHeaders } from "node:http";
+import { KvError } from "@kv/interface";
+import type { UpstreamAnswer } from "./upstream.js";
+
+/** Headers that speak of one connection (RFC 9110, 7.6.1), and those that the proxy writes itself. */
+const NOT_FORWARDED = new Set([
+  "connection",
+  "keep-alive",
+  "proxy-authenticate",
+  "proxy-authorization",
+  "proxy-connection",
+  "te",
+  "trailer",
+  "transfer-encoding",
+  "upgrade",
+]);
+const OWN_OF_REQUEST = new Set([
+  "host",
+  "content-length",
+  "content-type",
+  "expect",
+  "accept-encoding",
+  "x-request-id",
+]);
+
+/** Headers of a leg: the client's (authorization, trace context, data-parallel rank, …) and the request's id. */
+export function legHeaders(given: IncomingHttpHeaders, requestId: string): Record<string, string | string[]> {
+  const headers: Record<string, string | string[]> = {};
+  const named = namedByConnection(given.connection);
+  for (const [name, value] of Object.entries(given)) {
+    if (value === undefined || NOT_FORWARDED.has(name) || OWN_OF_REQUEST.has(name) || named.has(name))
+      continue;
+    headers[name] = value;
+  }
+  headers["content-type"] = "application/json";
+  // The proxy reads what comes back, so it must not be compressed.
+  headers["accept-encoding"] = "identity";
+  headers["x-request-id"] = requestId;
+  return headers;
+}
+
+/** Headers of the client's answer: the instance's, and the request's id where the instance did not give it back. */
+export function answerHeaders(given: UpstreamAnswer["headers"], requestId: string): OutgoingHttpHeaders {
+  const headers: OutgoingHttpHeaders = { "x-request-id": requestId };
+  const named = namedByConnection(given.connection);
+  for (const [name, value] of Object.entries(given)) {
+    if (value !== undefined && !NOT_FORWARDED.has(name) && !named.has(name)) headers[name] = value;
+  }
+  return headers;
+}
+
+function namedByConnection(connection: string | string[] | undefined): Set<string> {
+  const text = Array.isArray(connection) ? connection.join(",") : (connection ?? "");
+  return new Set(text.split(",").map((name) => name.trim().toLowerCase()));
+}
+
+/**
+ * The id that both legs carry. vLLM puts it into notifications, where a comma parts ids and a line break would end a header.
+ * Errors: `KV_REQUEST_INVALID`.
+ */
+export function requestIdOf(given: IncomingHttpHeaders, fresh: () => string): string {
+  const id = given["x-request-id"];
+  if (id === undefined || id === "") return fresh();
+  if (typeof id === "string" && /^[\x21-\x2b\x2d-\x7e]{1,200}$/.test(id)) return id;
+  throw new KvError(
+    "KV_REQUEST_INVALID",
+    "X-Request-Id must be 1 to 200 printable ASCII characters, no blank and no comma",
+    {
+      details: { param: "X-Request-Id" },
+    },
+  );
+}

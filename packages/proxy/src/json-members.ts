@@ -1,0 +1,94 @@
+/**
+ * Edits the top level of a JSON object as text. What is not named stays as it was written: integers beyond 2^53, the
+ * order of members and unknown fields survive, which a parse and a new serialisation would not give.
+ */
+export interface JsonMember {
+  readonly key: string;
+  /** The member with its key, from the key's quote to the end of the value. */
+  readonly start: number;
+  readonly valueStart: number;
+  readonly end: number;
+}
+
+/** Members of the object in `text`, in order, duplicates included. `text` must have passed `JSON.parse` and be an object. */
+export function topLevelMembers(text: string): JsonMember[] {
+  const members: JsonMember[] = [];
+  let at = skipBlank(text, text.indexOf("{") + 1);
+  while (text[at] === '"') {
+    const start = at;
+    const keyEnd = endOfString(text, at);
+    const valueStart = skipBlank(text, skipBlank(text, keyEnd) + 1);
+    const end = endOfValue(text, valueStart);
+    members.push({ key: JSON.parse(text.slice(start, keyEnd)) as string, start, valueStart, end });
+    at = skipBlank(text, end);
+    if (text[at] === ",") at = skipBlank(text, at + 1);
+  }
+  return members;
+}
+
+/** The value of a member as it was written; the last one counts where a key is given twice, as in `JSON.parse`. */
+export function rawMember(text: string, key: string): string | undefined {
+  const member = topLevelMembers(text).findLast((candidate) => candidate.key === key);
+  return member === undefined ? undefined : text.slice(member.valueStart, member.end);
+}
+
+export interface MemberEdits {
+  readonly remove?: readonly string[];
+  /** Values as JSON text. They follow the members that stay. */
+  readonly set?: Readonly<Record<string, string>>;
+}
+
+export function editMembers(text: string, edits: MemberEdits): string {
+  const set = Object.entries(edits.set ?? {});
+  const gone = new Set([...(edits.remove ?? []), ...set.map(([key]) => key)]);
+  const kept = topLevelMembers(text)
+    .filter((member) => !gone.has(member.key))
+    .map((member) => text.slice(member.start, member.end));
+  const added = set.map(([key, value]) => `${JSON.stringify(key)}:${value}`);
+  return `{${[...kept, ...added].join(",")}}`;
+}
+
+const QUOTE = 0x22;
+const BACKSLASH = 0x5c;
+
+function skipBlank(text: string, from: number): number {
+  let at = from;
+  for (;;) {
+    const code = text.charCodeAt(at);
+    if (code !== 0x20 && code !== 0x0a && code !== 0x0d && code !== 0x09) return at;
+    at++;
+  }
+}
+
+/** The position after the closing quote. `indexOf` jumps over long strings, such as images in base64. */
+function endOfString(text: string, quote: number): number {
+  let close = text.indexOf('"', quote + 1);
+  while (close !== -1) {
+    let slashes = 0;
+    while (text.charCodeAt(close - 1 - slashes) === BACKSLASH) slashes++;
+    if (slashes % 2 === 0) return close + 1;
+    close = text.indexOf('"', close + 1);
+  }
+  return text.length;
+}
+
+function endOfValue(text: string, from: number): number {
+  let depth = 0;
+  let at = from;
+  while (at < text.length) {
+    const code = text.charCodeAt(at);
+    if (code === QUOTE) {
+      at = endOfString(text, at);
+      if (depth === 0) return at;
+      continue;
+    }
+    if (code === 0x7b || code === 0x5b) depth++;
+    else if (code === 0x7d || code === 0x5d) {
+      if (depth === 0) return at;
+      depth--;
+      if (depth === 0) return at + 1;
+    } else if (depth === 0 && (code === 0x2c || code <= 0x20)) return at;
+    at++;
+  }
+  return at;
+}

@@ -1,0 +1,75 @@
+import { KvError } from "@kv/interface";
+import { z } from "zod";
+
+const bytes = z.number().int().positive();
+const milliseconds = z.number().positive().max(86_400_000);
+
+const limitsSchema = z.strictObject({
+  /** A client's body; larger ones are answered 413. */
+  bodyLengthBytes: bytes.default(64 * 1024 * 1024),
+  /** A client's request line and headers; larger ones are answered 431. */
+  headersLengthBytes: bytes.default(32 * 1024),
+  /** A prefill worker's answer, which may repeat the prompt's token ids. */
+  prefillAnswerLengthBytes: bytes.default(32 * 1024 * 1024),
+  /** How much of a decode worker's unstreamed answer is checked before any of it leaves. */
+  heldAnswerLengthBytes: bytes.default(4 * 1024 * 1024),
+});
+
+const timeoutsSchema = z.strictObject({
+  /** To reach an instance. */
+  connectMs: milliseconds.default(5_000),
+  /** The prefill leg, queueing in the worker included. */
+  prefillMs: milliseconds.default(300_000),
+  /** From the decode leg's begin to the first byte of its answer. */
+  firstByteMs: milliseconds.default(300_000),
+  /** Between two pieces of a decode worker's answer. */
+  stallMs: milliseconds.default(120_000),
+  /** A request as a whole, a client that reads slowly included. */
+  requestMs: milliseconds.default(3_600_000),
+  /** For a client to send its request. */
+  receiveMs: milliseconds.default(60_000),
+  /** How long an instance that could not be reached is left out, while there is another. */
+  coolDownMs: milliseconds.default(1_000),
+  /** What `close` leaves requests in flight to end by themselves. */
+  graceMs: milliseconds.default(30_000),
+});
+
+const whoComputes = z.enum(["fail", "decode-computes"]).default("fail");
+
+const policySchema = z.strictObject({
+  /** The prefill worker answered without KV parameters: an error (502), or the decode worker computes the prompt itself. */
+  missingKv: whoComputes,
+  /** The request cannot be parted (several prompts, n > 1, prompt_logprobs, …): an error (400), or a decode worker serves it alone. */
+  unsplittable: whoComputes,
+});
+
+export const proxySettingsSchema = z.strictObject({
+  /** Base URLs, `host:port` or `http(s)://host:port[/path]`; a `/v1` at the end is dropped. */
+  prefillers: z.array(z.string()).min(1),
+  decoders: z.array(z.string()).min(1),
+  limits: limitsSchema.prefault({}),
+  timeouts: timeoutsSchema.prefault({}),
+  policy: policySchema.prefault({}),
+});
+
+/** What a configuration file or a command line can say; every part but the two lists has a default. */
+export type ProxySettingsInput = z.input<typeof proxySettingsSchema>;
+export type ProxySettings = z.output<typeof proxySettingsSchema>;
+export type ProxyLimits = ProxySettings["limits"];
+export type ProxyTimeouts = ProxySettings["timeouts"];
+export type ProxyPolicy = ProxySettings["policy"];
+
+/** Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, naming each setting that is wrong. */
+export function readSettings(input: unknown): ProxySettings {
+  const result = proxySettingsSchema.safeParse(input);
+  if (result.success) return result.data;
+  const problems = result.error.issues.map(
+    (issue) => `${issue.path.join(".") || "settings"}: ${issue.message}`,
+  );
+  const unknown = result.error.issues.some((issue) => issue.code === "unrecognized_keys");
+  throw new KvError(
+    unknown ? "KV_CONFIG_UNKNOWN_KEY" : "KV_CONFIG_INVALID",
+    `the proxy's settings are not valid: ${problems.join("; ")}`,
+    { hint: "each setting is described in the README of @kv/proxy", details: { problems } },
+  );
+}

@@ -1,0 +1,30 @@
+import type { Instance } from "./instances.js";
+
+export interface RoutingContext {
+  readonly requestId: string;
+}
+
+/** Chooses among instances. One for each role, as most strategies keep state. */
+export interface Routing {
+  readonly name: string;
+  /** `candidates` is never empty, and always in the order of the settings. */
+  choose(candidates: readonly Instance[], context: RoutingContext): Instance | undefined;
+}
+
+/** Each in turn: the one that has waited longest, so that the turns stay even while some are left out. */
+export function roundRobin(): Routing {
+  const turns = new WeakMap<Instance, number>();
+  let turn = 0;
+  return {
+    name: "round-robin",
+    choose(candidates) {
+      let chosen = candidates[0];
+      for (const candidate of candidates) {
+        if (chosen === undefined || (turns.get(candidate) ?? 0) < (turns.get(chosen) ?? 0))
+          chosen = candidate;
+      }
+      if (chosen !== undefined) turns.set(chosen, ++turn);
+      return chosen;
+    },
+  };
+}

@@ -1,0 +1,79 @@
+import { expect, test } from "vitest";
+import { decodeOk, prefillOk } from "./fake-upstream.js";
+import { errorOf, post, runProxy, upstream } from "./set-up.js";
+
+test.each(["prefill", "decode"])(
+  "a client that goes away during %s: the leg's connection is dropped",
+  async (role) => {
+    const silent = await upstream(() => {});
+    const p = await upstream(prefillOk);
+    const { url, proxy } = await runProxy({
+      prefillers: [role === "prefill" ? silent.url : p.url],
+      decoders: [silent.url],
+    });
+    const client = new AbortController();
+    const asked = post(`${url}/v1/completions`, { prompt: "a" }, { signal: client.signal });
+    const { dropped } = await silent.request(0);
+    client.abort();
+    await expect(asked).rejects.toThrow();
+    await dropped;
+    expect(silent.seen).toHaveLength(1);
+    await expect
+      .poll(() => proxy.status().requests)
+      .toMatchObject({ in_flight: 0, failed: { KV_REQUEST_ABORTED: 1 } });
+    // It says nothing about the instance.
+    for (const one of [...proxy.status().prefillers, ...proxy.status().decoders]) {
+      expect(one).toMatchObject({ in_flight: 0, failures: 0, available: true });
+    }
+  },
+);
+
+test("a client that goes away in the middle of a stream", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ response }) => {
+    response.writeHead(200, { "content-type": "text/event-stream" });
+    response.write("data: {}\n\n");
+  });
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const client = new AbortController();
+  const response = await post(
+    `${url}/v1/completions`,
+    { prompt: "a", stream: true },
+    { signal: client.signal },
+  );
+  await response.body?.getReader().read();
+  client.abort();
+  await (await d.request(0)).dropped;
+  await expect
+    .poll(() => proxy.status().requests)
+    .toMatchObject({ in_flight: 0, failed: { KV_REQUEST_ABORTED: 1 } });
+});
+
+test("close leaves requests in flight to end, refuses new ones, and then resolves", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(() => {});
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const asked = post(`${url}/v1/completions`, { prompt: "a", stream: true });
+  const { response: decode } = await d.request(0);
+  const closed = proxy.close();
+  expect((await fetch(`${url}/health`)).status).toBe(503);
+  expect(await errorOf(await post(`${url}/v1/completions`, { prompt: "b" }))).toMatchObject({ status: 503 });
+  decode.writeHead(200, { "content-type": "text/event-stream" });
+  decode.end("data: {}\n\ndata: [DONE]\n\n");
+  expect(await (await asked).text()).toBe("data: {}\n\ndata: [DONE]\n\n");
+  await closed;
+  await expect(post(`${url}/v1/completions`, { prompt: "b" })).rejects.toThrow();
+});
+
+test("close without grace aborts what is in flight", async () => {
+  const p = await upstream(() => {});
+  const d = await upstream(decodeOk);
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const asked = post(`${url}/v1/completions`, { prompt: "a" });
+  const { dropped } = await p.request(0);
+  const patient = proxy.close();
+  await proxy.close({ graceMs: 0 });
+  await patient;
+  expect(await errorOf(await asked)).toMatchObject({ status: 503, code: "KV_REQUEST_ABORTED" });
+  await dropped;
+});

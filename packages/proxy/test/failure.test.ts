@@ -1,0 +1,262 @@
+import { expect, test } from "vitest";
+import { COMPLETION, deadUrl, decodeOk, prefillOk, sendJson } from "./fake-upstream.js";
+import { createManualClock } from "./manual-clock.js";
+import { errorOf, post, runProxy, upstream } from "./set-up.js";
+
+test("an error of the prefill instance keeps its status and body, and no decode instance is asked", async () => {
+  const error = { error: { message: "too long", type: "BadRequestError", param: null, code: 400 } };
+  const p = await upstream(({ response }) => sendJson(response, error, 400));
+  const d = await upstream(decodeOk);
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const response = await post(`${url}/v1/completions`, { prompt: "a" });
+  expect([response.status, await response.json()]).toEqual([400, error]);
+  expect(d.seen).toHaveLength(0);
+  expect(proxy.status().requests.passed_errors).toEqual({ 400: 1 });
+  expect(proxy.status().prefillers[0]?.failures).toBe(0);
+});
+
+test.each([401, 429, 500, 503])(
+  "a %i of the decode instance stays one, and is not tried elsewhere",
+  async (status) => {
+    const p = await upstream(prefillOk);
+    const answer = { error: { message: "no" } };
+    const ds = [0, 1].map(() =>
+      upstream(({ response }) => sendJson(response.setHeader("retry-after", "7"), answer, status)),
+    );
+    const [d, other] = await Promise.all(ds);
+    const { url } = await runProxy({ prefillers: [p.url], decoders: [d?.url ?? "", other?.url ?? ""] });
+    const response = await post(`${url}/v1/completions`, { prompt: "a" });
+    expect([response.status, await response.json(), response.headers.get("retry-after")]).toEqual([
+      status,
+      answer,
+      "7",
+    ]);
+    expect((d?.seen.length ?? 0) + (other?.seen.length ?? 0)).toBe(1);
+  },
+);
+
+test("a stream that begins with an error is answered with the error's code", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ response }) => {
+    response.writeHead(200, { "content-type": "text/event-stream" });
+    response.write('data: {"error": {"message": "KV lo');
+    response.end('ad failed", "code": 500}}\n\ndata: [DONE]\n\n');
+  });
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const response = await post(`${url}/v1/completions`, { prompt: "a", stream: true });
+  expect(response.headers.get("content-type")).toBe("application/json");
+  expect(await errorOf(response)).toMatchObject({ status: 500, message: "KV load failed" });
+});
+
+test.each([
+  ["without parameters", '{"choices":[{}],"kv_transfer_params":null}'],
+  ["with parameters that promise no KV", '{"choices":[{}],"kv_transfer_params":{"do_remote_prefill":false}}'],
+])("a prefill answer %s is an error, or decode computes where the policy says so", async (_what, body) => {
+  const p = await upstream(({ response }) => void response.end(body));
+  const d = await upstream(decodeOk);
+  const strict = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  expect(await errorOf(await post(`${strict.url}/v1/completions`, { prompt: "a" }))).toMatchObject({
+    status: 502,
+    code: "KV_PROXY_UPSTREAM_FAILED",
+  });
+  expect(d.seen).toHaveLength(0);
+
+  const policy = { missingKv: "decode-computes" } as const;
+  const lenient = await runProxy({ prefillers: [p.url], decoders: [d.url], policy });
+  const response = await post(`${lenient.url}/v1/completions`, { prompt: "a" });
+  expect(await response.json()).toEqual(COMPLETION);
+  expect(d.seen[0]?.json).toEqual({ prompt: "a" });
+});
+
+test("a request that cannot be parted is refused, or served by decode alone", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(decodeOk);
+  const strict = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const body = { prompt: ["a", "b"], n: 2 };
+  const refused = await errorOf(await post(`${strict.url}/v1/completions`, body));
+  expect(refused).toMatchObject({ status: 400, code: "KV_REQUEST_INVALID" });
+  expect(refused.message).toContain("2 prompts");
+
+  const policy = { unsplittable: "decode-computes" } as const;
+  const lenient = await runProxy({ prefillers: [p.url], decoders: [d.url], policy });
+  expect((await post(`${lenient.url}/v1/completions`, body)).status).toBe(200);
+  expect([p.seen.length, d.seen[0]?.json]).toEqual([0, body]);
+});
+
+test.each([
+  ["prefill", "with an empty body", ""],
+  ["prefill", "not in JSON", "<html>"],
+  ["prefill", "with no object", "[]"],
+  ["decode", "with an empty body", ""],
+  ["decode", "not in JSON", "{"],
+  ["decode", "without choices", '{"choices":[]}'],
+])("a %s instance that answers 200 %s fails the request", async (role, _what, body) => {
+  const broken = await upstream(({ response }) => void response.end(body));
+  const p = await upstream(prefillOk);
+  const d = await upstream(decodeOk);
+  const prefill = role === "prefill" ? broken.url : p.url;
+  const { url } = await runProxy({
+    prefillers: [prefill],
+    decoders: [role === "decode" ? broken.url : d.url],
+  });
+  const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }));
+  expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
+  expect(error.message).toContain(broken.url);
+});
+
+test("an empty stream is a 502", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ response }) => {
+    response.writeHead(200, { "content-type": "text/event-stream" });
+    response.end();
+  });
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a", stream: true }));
+  expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
+});
+
+test("an instance that cannot be reached is passed over, on both legs, and used again when it is back", async () => {
+  const clock = createManualClock();
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const [deadP, deadD] = [await deadUrl(), await deadUrl()];
+  const { url, proxy } = await runProxy({ prefillers: [deadP, p.url], decoders: [deadD, d.url], clock });
+  for (let at = 0; at < 3; at++) {
+    expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  }
+  // Tried once each: then they cool down.
+  expect(proxy.status().prefillers[0]).toMatchObject({
+    requests: 1,
+    failures: 1,
+    available: false,
+    in_flight: 0,
+  });
+  expect(proxy.status().decoders[0]).toMatchObject({
+    requests: 1,
+    failures: 1,
+    available: false,
+    in_flight: 0,
+  });
+  expect(proxy.status().prefillers[0]?.last_error?.message).toContain("ECONNREFUSED");
+
+  clock.advance(1000);
+  const back = await upstream(decodeOk, Number(new URL(deadD).port));
+  while (back.seen.length === 0)
+    expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  expect(proxy.status().decoders[0]).toMatchObject({ available: true, consecutive_failures: 0 });
+});
+
+test("no instance can be reached: 502 that names one, and /health says so", async () => {
+  const p = await deadUrl();
+  const d = await upstream(decodeOk);
+  const { url } = await runProxy({ prefillers: [p], decoders: [d.url] });
+  const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }));
+  expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
+  expect(error.message).toContain(p);
+  expect((await fetch(`${url}/health`)).status).toBe(503);
+});
+
+test("a prefill instance that breaks off is replaced once; a decode instance never is", async () => {
+  const breaking = () => upstream(({ response }) => void response.destroy());
+  const [b1, b2, b3, p, d] = [
+    await breaking(),
+    await breaking(),
+    await breaking(),
+    await upstream(prefillOk),
+    await upstream(decodeOk),
+  ];
+  const saved = await runProxy({ prefillers: [b1.url, p.url], decoders: [d.url] });
+  expect((await post(`${saved.url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+
+  const lost = await runProxy({ prefillers: [b1.url, b2.url, b3.url], decoders: [d.url] });
+  expect((await post(`${lost.url}/v1/completions`, { prompt: "a" })).status).toBe(502);
+  expect([b1.seen.length, b2.seen.length, b3.seen.length]).toEqual([2, 1, 0]);
+
+  const decode = await runProxy({ prefillers: [p.url], decoders: [b3.url, d.url] });
+  expect((await post(`${decode.url}/v1/completions`, { prompt: "a" })).status).toBe(502);
+  expect(d.seen).toHaveLength(1);
+});
+
+test("an answer that breaks off in the middle, unstreamed, is a 502 and not half an answer", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ response }) => {
+    response.writeHead(200, { "content-type": "application/json", "content-length": 100 });
+    response.write('{"choices":[', () => response.destroy());
+  });
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(502);
+});
+
+test.each(["breaks off", "ends without [DONE]"])(
+  "a stream that %s ends in an error event and a broken connection",
+  async (how) => {
+    const p = await upstream(prefillOk);
+    const d = await upstream(() => {});
+    const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+    const asked = post(`${url}/v1/completions`, { prompt: "a", stream: true });
+    const { response: decode } = await d.request(0);
+    decode.writeHead(200, { "content-type": "text/event-stream" });
+    decode.write('data: {"choices":[]}\n\n');
+    const response = await asked;
+    const reader = response.body?.getReader();
+    let text = Buffer.from((await reader?.read())?.value ?? []).toString();
+    if (how === "breaks off") decode.destroy();
+    else decode.end();
+    const broken = await (async () => {
+      try {
+        for (let next = await reader?.read(); next?.done === false; next = await reader?.read()) {
+          text += Buffer.from(next.value).toString();
+        }
+        return false;
+      } catch {
+        return true;
+      }
+    })();
+    expect(broken).toBe(true);
+    expect(text).toContain('data: {"error":');
+    expect(text).toContain("KV_PROXY_UPSTREAM_FAILED");
+    await expect.poll(() => proxy.status().requests.failed).toEqual({ KV_PROXY_UPSTREAM_FAILED: 1 });
+  },
+);
+
+test.each([
+  ["the prefill leg", "prefillMs"],
+  ["the decode leg's first byte", "firstByteMs"],
+] as const)("%s that takes too long is a 504, and the leg is dropped", async (what, timeout) => {
+  const clock = createManualClock();
+  const silent = await upstream(() => {});
+  const p = await upstream(prefillOk);
+  const prefill = timeout === "prefillMs";
+  const urls = { prefillers: [prefill ? silent.url : p.url], decoders: [silent.url] };
+  const { url } = await runProxy({ ...urls, clock, timeouts: { [timeout]: 500 } });
+  const asked = post(`${url}/v1/completions`, { prompt: "a" });
+  const { dropped } = await silent.request(0);
+  clock.advance(499);
+  clock.advance(1);
+  const error = await errorOf(await asked);
+  expect(error).toMatchObject({ status: 504, code: "KV_REQUEST_TIMEOUT" });
+  expect(error.message).toContain(what);
+  await dropped;
+});
+
+test("a stream that stalls ends in an error event", async () => {
+  const clock = createManualClock();
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ response }) => {
+    response.writeHead(200, { "content-type": "text/event-stream" });
+    response.write("data: {}\n\n");
+  });
+  const { url } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url],
+    clock,
+    timeouts: { stallMs: 50 },
+  });
+  const response = await post(`${url}/v1/completions`, { prompt: "a", stream: true });
+  const reader = response.body?.getReader();
+  await reader?.read();
+  clock.advance(50);
+  const last = Buffer.from((await reader?.read())?.value ?? []).toString();
+  expect(last).toContain("KV_REQUEST_TIMEOUT");
+  await expect(reader?.read()).rejects.toThrow();
+  await (await d.request(0)).dropped;
+});

@@ -1,0 +1,166 @@
+import type { KvTransferParams } from "@kv/interface";
+import { describe, expect, it } from "vitest";
+import { fixedClock } from "../test/fixed-clock.js";
+import { simConfig } from "../test/sim-engine.js";
+import { createDecodeScheduler } from "./decode-scheduler.js";
+
+const PARAMS: KvTransferParams = {
+  do_remote_prefill: true,
+  do_remote_decode: false,
+  remote_block_ids: [[11, 12, 13, 14, 15, 16, 17]],
+  remote_engine_id: "p-engine",
+  remote_request_id: "cmpl-p",
+  remote_host: "prefill",
+  remote_port: 5600,
+  tp_size: 2,
+  dcp_size: 1,
+  pp_size: 1,
+  remote_num_tokens: 100,
+  remote_blocks_expiry_time: null,
+  remote_registration_generation: 1,
+  transfer_mode: "pull",
+  remote_prefill_cached_tokens: 0,
+};
+
+function setUp() {
+  const clock = fixedClock(1000);
+  const decode = createDecodeScheduler({ clock, config: simConfig(16) });
+  const request = (requestId: string, params: KvTransferParams = PARAMS, numPromptTokens = 100) => ({
+    requestId,
+    numPromptTokens,
+    kvTransferParams: params,
+  });
+  return { clock, decode, request };
+}
+const blocks = (count: number) => [Array.from({ length: count }, (_, i) => i + 1)];
+const rest = (decode: ReturnType<typeof setUp>["decode"]) => [
+  decode.requests,
+  decode.heartbeats,
+  decode.hasStep(),
+];
+
+describe("decode scheduler", () => {
+  it("takes all of the prompt from the peer, reads once, and keeps the lease alive until it is here", () => {
+    const { decode, request, clock } = setUp();
+    decode.queued(request("r"));
+    expect(decode.takeStep()).toMatchObject({
+      receives: [],
+      heartbeats: [
+        { engineId: "p-engine", host: "prefill", port: 5600, tpSize: 2, remoteRequestIds: ["cmpl-p"] },
+      ],
+    });
+    clock.advance(500);
+    expect(decode.matched(request("r"), 0)).toEqual({ tokens: 100, async: true });
+    decode.allocated(request("r"), blocks(7), 100);
+    const { receives, heartbeats } = decode.takeStep();
+    expect(heartbeats).toBeNull();
+    expect(receives).toMatchObject([
+      {
+        requestId: "r",
+        localBlockIds: blocks(7),
+        localComputedBlocks: [0],
+        awaited: true,
+        seenAtMs: 1000,
+        remote: { requestId: "cmpl-p", numTokens: 100, blockIds: [[11, 12, 13, 14, 15, 16, 17]] },
+      },
+    ]);
+    // A request that is admitted again, after a preemption, reads nothing more.
+    expect(decode.matched(request("r"), 0)).toEqual({ tokens: 0, async: false });
+    decode.received("r");
+    expect(decode.takeStep().heartbeats).toEqual([]);
+    expect(decode.finished(request("r"))).toEqual({ keepBlocks: false });
+    expect(rest(decode)).toEqual([0, 0, false]);
+  });
+
+  it("on a partial hit asks for the missing blocks only", () => {
+    const { decode, request } = setUp();
+    expect(decode.matched(request("r"), 32)).toEqual({ tokens: 68, async: true });
+    decode.allocated(request("r"), blocks(9), 68);
+    expect(decode.takeStep().receives).toMatchObject([
+      { localBlockIds: [[3, 4, 5, 6, 7]], localComputedBlocks: [2], awaited: true },
+    ]);
+  });
+
+  it("on a full hit reads nothing, waits for nothing, and has the peer told", () => {
+    const { decode, request } = setUp();
+    expect(decode.matched(request("r"), 100)).toEqual({ tokens: 0, async: false });
+    decode.allocated(request("r"), blocks(7), 0);
+    expect(decode.takeStep()).toMatchObject({
+      receives: [{ requestId: "r", localBlockIds: [], awaited: false }],
+      heartbeats: null,
+    });
+    expect(decode.finished(request("r"))).toEqual({ keepBlocks: false });
+    expect(decode.takeStep().receives).toEqual([]);
+    expect(rest(decode)).toEqual([0, 0, false]);
+  });
+
+  it("takes no more than the peer holds, and no more than the prompt", () => {
+    const { decode, request } = setUp();
+    expect(decode.matched(request("short", { ...PARAMS, remote_num_tokens: 40 }), 0).tokens).toBe(40);
+    expect(decode.matched(request("long", { ...PARAMS, remote_num_tokens: 400 }), 0).tokens).toBe(100);
+    expect(decode.matched(request("silent", { ...PARAMS, remote_num_tokens: null }), 0).tokens).toBe(100);
+  });
+
+  it("refuses what cannot be meant, each time alike, and has the peer told once if it can be", () => {
+    const { decode, request } = setUp();
+    const bad = request("r", { ...PARAMS, remote_block_ids: [[-1]] });
+    decode.queued(bad);
+    for (let i = 0; i < 2; i++) {
+      expect(() => decode.matched(bad, 0)).toThrow(
+        expect.objectContaining({ code: "KV_REQUEST_INVALID" }) as Error,
+      );
+    }
+    expect(decode.takeStep().receives).toMatchObject([
+      { awaited: false, localBlockIds: [], remote: { requestId: "cmpl-p", port: 5600 } },
+    ]);
+    expect(decode.finished(bad)).toEqual({ keepBlocks: false });
+    expect(rest(decode)).toEqual([0, 0, false]);
+
+    const nowhere = request("n", { ...PARAMS, remote_host: null });
+    expect(() => decode.matched(nowhere, 0)).toThrow();
+    expect(decode.takeStep().receives).toEqual([]);
+    const push = request("p", { ...PARAMS, transfer_mode: "push" });
+    expect(() => decode.matched(push, 0)).toThrow(/push/);
+    expect(decode.takeStep().receives).toEqual([]);
+  });
+
+  it("an abort before the workers know frees the blocks, and has the peer told", () => {
+    for (const admitted of [false, true]) {
+      const { decode, request } = setUp();
+      decode.matched(request("r"), 0);
+      if (admitted) decode.allocated(request("r"), blocks(7), 100);
+      expect(decode.finished(request("r"))).toEqual({ keepBlocks: false });
+      expect(decode.takeStep()).toMatchObject({
+        receives: [{ awaited: false, localBlockIds: [] }],
+        aborts: [],
+        heartbeats: null,
+      });
+      expect(rest(decode)).toEqual([0, 0, false]);
+    }
+  });
+
+  it("an abort while blocks are filled keeps them until the workers let go", () => {
+    const { decode, request } = setUp();
+    decode.matched(request("r"), 0);
+    decode.allocated(request("r"), blocks(7), 100);
+    decode.takeStep();
+    expect(decode.finished(request("r"))).toEqual({ keepBlocks: true });
+    expect(decode.takeStep()).toMatchObject({ aborts: ["r"], heartbeats: [] });
+    expect(decode.requests).toBe(1);
+    decode.received("r");
+    expect(rest(decode)).toEqual([0, 0, false]);
+  });
+
+  it("one list of heartbeats per engine, under the newest registration that was told", () => {
+    const { decode, request } = setUp();
+    decode.queued(request("a"));
+    decode.queued(
+      request("b", { ...PARAMS, remote_request_id: "cmpl-q", remote_registration_generation: 3 }),
+    );
+    decode.queued(request("c", { ...PARAMS, remote_engine_id: "other", remote_request_id: "cmpl-o" }));
+    expect(decode.takeStep().heartbeats).toMatchObject([
+      { engineId: "p-engine", registrationGeneration: 3, remoteRequestIds: ["cmpl-p", "cmpl-q"] },
+      { engineId: "other", remoteRequestIds: ["cmpl-o"] },
+    ]);
+  });
+});

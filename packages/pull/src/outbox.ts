@@ -1,0 +1,70 @@
+import type { FailedReceive, KvError, WorkerOutput } from "@kv/interface";
+
+/** What a worker has to report, until the engine collects it. */
+export interface Outbox {
+  sent(requestId: string): void;
+  received(requestId: string): void;
+  /** `blockIds` hold bytes that must not be used. */
+  receiveFailed(requestId: string, failure: ReceiveFailure, blockIds: readonly number[]): void;
+  take(): WorkerOutput;
+  /** Called after each of the above. */
+  onProgress(listener: () => void): void;
+  readonly size: number;
+}
+
+export interface ReceiveFailure {
+  readonly error: KvError;
+  readonly failureType: FailureType;
+}
+
+/** vLLM 0.33's `failure_type`, as far as pull has them, and `lease_expired`, which vLLM only counts. */
+export type FailureType =
+  | "handshake_failed"
+  | "transfer_setup_failed"
+  | "transfer_failed"
+  | "transfer_exception"
+  | "lease_expired";
+
+export function createOutbox(): Outbox {
+  let finishedSending: string[] = [];
+  let finishedReceiving: string[] = [];
+  let failedReceiving: FailedReceive[] = [];
+  let failedBlockIds = new Set<number>();
+  const listeners: (() => void)[] = [];
+  const progress = () => {
+    for (const listener of listeners) listener();
+  };
+  return {
+    sent(requestId) {
+      finishedSending.push(requestId);
+      progress();
+    },
+    received(requestId) {
+      finishedReceiving.push(requestId);
+      progress();
+    },
+    receiveFailed(requestId, { error, failureType }, blockIds) {
+      finishedReceiving.push(requestId);
+      failedReceiving.push({ requestId, code: error.code, message: error.message, failureType, blockIds });
+      for (const id of blockIds) failedBlockIds.add(id);
+      progress();
+    },
+    take() {
+      const output: WorkerOutput = {
+        finishedSending,
+        finishedReceiving,
+        failedReceiving,
+        failedBlockIds: [...failedBlockIds],
+      };
+      finishedSending = [];
+      finishedReceiving = [];
+      failedReceiving = [];
+      failedBlockIds = new Set();
+      return output;
+    },
+    onProgress: (listener) => void listeners.push(listener),
+    get size() {
+      return finishedSending.length + finishedReceiving.length;
+    },
+  };
+}

@@ -1,0 +1,167 @@
+import { createGenerations, encodeRemotePrefillParams, type Generation } from "@kv/connector";
+import type {
+  BlockIds,
+  Clock,
+  ConnectorRequest,
+  FinishReason,
+  KvCacheConfig,
+  RequestFinished,
+} from "@kv/interface";
+import type { LeaseOrder, SendableRequest } from "./step-metadata.js";
+
+/**
+ * The producer's half of the scheduler side: keeps a finished request's blocks for its readers and says where they are. The
+ * workers say when they may go (`WorkerOutput.finishedSending`).
+ */
+export interface PrefillScheduler {
+  /** A request whose blocks a peer will read runs from now on. */
+  admitted(request: ConnectorRequest, blockIds: BlockIds): void;
+  finished(request: ConnectorRequest, blockIds: BlockIds, reason: FinishReason): RequestFinished;
+  sent(requestId: string): void;
+  /** Whether these blocks are still kept, for `leases-check`: true means that not one of them has gone to another request. */
+  holds(wireId: string, generation: number | undefined): boolean;
+  takeStep(): PrefillStep;
+  hasStep(): boolean;
+  readonly running: number;
+  readonly leases: number;
+  close(): void;
+}
+
+export interface PrefillStep {
+  readonly inBatch: readonly SendableRequest[];
+  readonly notSent: readonly string[];
+  readonly leases: readonly LeaseOrder[];
+}
+
+export interface PrefillSchedulerOptions {
+  readonly clock: Clock;
+  readonly config: KvCacheConfig;
+  readonly engineId: string;
+  readonly tpSize: number;
+  readonly dcpSize: number;
+  readonly ppSize: number;
+  readonly leaseMs: number;
+  /** `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`: the lease of a request whose reader sends no heartbeats. */
+  readonly unattendedLeaseMs?: number;
+  /** Changes with every process, so that a reader can tell a restarted producer of the same engine id. */
+  readonly incarnation: string;
+  /** Where readers shake hands; known once the listener is open. */
+  sideChannel(): { readonly host: string; readonly port: number };
+  registrationGeneration(): number;
+}
+
+export function createPrefillScheduler(options: PrefillSchedulerOptions): PrefillScheduler {
+  const { clock, leaseMs, unattendedLeaseMs } = options;
+  const generations = createGenerations({ clock });
+  const kept = new Set<string>();
+  let inBatch: SendableRequest[] = [];
+  let notSent: string[] = [];
+  let leases: LeaseOrder[] = [];
+
+  function drop(requestId: string): RequestFinished {
+    generations.end(requestId);
+    notSent.push(requestId);
+    return { keepBlocks: false };
+  }
+
+  function admit(requestId: string, blockIds: BlockIds): Generation {
+    const generation = generations.begin(requestId);
+    // A request that was preempted comes again, with other blocks.
+    inBatch.push({ requestId, wireId: generation.wireId, blockIds });
+    return generation;
+  }
+
+  function takeStep(): PrefillStep {
+    const step = { inBatch, notSent, leases };
+    inBatch = [];
+    notSent = [];
+    leases = [];
+    return step;
+  }
+
+  return {
+    admitted: ({ requestId }, blockIds) => void admit(requestId, blockIds),
+    finished(request, blockIds, reason) {
+      const { requestId } = request;
+      if (reason !== "stopped" && reason !== "length") return drop(requestId);
+      const remoteBlockIds = promptBlocks(blockIds, request.numPromptTokens, options);
+      if (remoteBlockIds.every((group) => group.length === 0)) return drop(requestId);
+      const generation = generations.byRequestId(requestId) ?? admit(requestId, blockIds);
+      const nowMs = clock.now();
+      const expiresAtMs = nowMs + leaseMs;
+      const unattendedExpiresAtMs = nowMs + (unattendedLeaseMs ?? leaseMs);
+      leases.push({ requestId, wireId: generation.wireId, blockIds, expiresAtMs, unattendedExpiresAtMs });
+      kept.add(requestId);
+      return {
+        keepBlocks: true,
+        // What is promised holds with and without heartbeats.
+        kvTransferParams: handOver(generation, remoteBlockIds, request.numPromptTokens, {
+          ...options,
+          expiresAtMs: Math.min(expiresAtMs, unattendedExpiresAtMs),
+        }),
+      };
+    },
+    sent(requestId) {
+      kept.delete(requestId);
+      generations.end(requestId);
+    },
+    holds(wireId, generation) {
+      const current = generations.byWireId(wireId);
+      if (current === undefined || !kept.has(current.requestId)) return false;
+      return generation === undefined || current.generation === generation;
+    },
+    takeStep,
+    hasStep: () => inBatch.length + notSent.length + leases.length > 0,
+    close() {
+      generations.clear();
+      kept.clear();
+      takeStep();
+    },
+    get running() {
+      return generations.size - kept.size;
+    },
+    get leases() {
+      return kept.size;
+    },
+  };
+}
+
+/** `kv_transfer_params` with vLLM 0.33's keys; `kv_peer` is ours, and passes through proxies and vLLM untouched. */
+function handOver(
+  { wireId, generation }: Generation,
+  remoteBlockIds: BlockIds,
+  numTokens: number,
+  options: PrefillSchedulerOptions & { expiresAtMs: number },
+): Record<string, unknown> {
+  const { host, port } = options.sideChannel();
+  return {
+    ...encodeRemotePrefillParams({
+      remoteBlockIds,
+      remoteEngineId: options.engineId,
+      remoteRequestId: wireId,
+      remoteHost: host,
+      remotePort: port,
+      tpSize: options.tpSize,
+      dcpSize: options.dcpSize,
+      ppSize: options.ppSize,
+      remoteNumTokens: numTokens,
+      remoteBlocksExpiryTime: options.expiresAtMs / 1000,
+      remoteRegistrationGeneration: options.registrationGeneration(),
+      transferMode: "pull",
+    }),
+    kv_peer: { incarnation: options.incarnation, generation },
+  };
+}
+
+/** Blocks that hold prompt tokens: one allocated for the sampled token has nothing to read, and would shift the pairing at its end. */
+function promptBlocks(
+  blockIds: BlockIds,
+  numPromptTokens: number,
+  { config, dcpSize }: PrefillSchedulerOptions,
+): BlockIds {
+  const count = Math.ceil(numPromptTokens / (config.blockSize * dcpSize));
+  return blockIds.map((ids, group) => {
+    const kind = config.groups[group]?.kind;
+    return kind === "full" || kind === "mla" ? ids.slice(0, count) : [...ids];
+  });
+}

@@ -1,0 +1,44 @@
+import { decodeAgentMetadata, encodeAgentMetadata } from "@kv/connector";
+import { memoryTransport } from "@kv/transport-memory";
+import { describe, expect, it } from "vitest";
+import { simConfig } from "../test/sim-engine.js";
+import { createSimRanks } from "../test/sim-ranks.js";
+import { describeRank, localGeometry, remoteGeometry } from "./rank-geometry.js";
+
+const rank = { tpRank: 0, tpSize: 1 };
+function local() {
+  const ranks = createSimRanks({
+    transport: memoryTransport(),
+    config: simConfig(16),
+    tpSize: 1,
+    numBlocks: 4,
+  });
+  const [caches] = ranks.caches;
+  if (caches === undefined) throw new Error("no rank");
+  return localGeometry(caches, rank);
+}
+
+describe("rank geometry", () => {
+  it("says the same on the other side of a handshake", () => {
+    const here = local();
+    const identity = { engineId: "e", agentMetadata: new Uint8Array([1]) };
+    const told = decodeAgentMetadata(encodeAgentMetadata(describeRank(here, identity)));
+    expect(remoteGeometry(told, rank, here)).toEqual(here);
+  });
+
+  it("takes what an older peer leaves out to be as here", () => {
+    const here = local();
+    const { regionNumBlocks, regionGroupIds, regionNames, regionMemoryTypes, ...old } = describeRank(here, {
+      engineId: "e",
+      agentMetadata: new Uint8Array([1]),
+    });
+    expect([regionNumBlocks, regionGroupIds, regionNames, regionMemoryTypes]).not.toContain(undefined);
+    expect(remoteGeometry(old, rank, here)).toEqual(here);
+  });
+
+  it("refuses prefill context parallelism", () => {
+    const here = local();
+    const told = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
+    expect(() => remoteGeometry({ ...told, pcpSize: 2 }, rank, here)).toThrow(/context parallelism of 2/);
+  });
+});

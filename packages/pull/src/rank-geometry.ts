@@ -1,0 +1,100 @@
+import type { AgentMetadata } from "@kv/connector";
+import { type KvCaches, KvError } from "@kv/interface";
+import type { RankGeometry, RegionGeometry } from "@kv/plan";
+
+/** This rank's caches in the words of plans. */
+export function localGeometry(caches: KvCaches, rank: { tpRank: number; tpSize: number }): RankGeometry {
+  const { config, regions } = caches;
+  const [first] = regions;
+  if (first === undefined)
+    throw new KvError("KV_PLAN_INVALID", "a KV cache without a region cannot be registered");
+  return {
+    ...rank,
+    dcpSize: 1,
+    kernelBlockSize: config.blockSize / config.physicalBlocksPerLogical,
+    physicalBlocksPerLogical: config.physicalBlocksPerLogical,
+    layout: config.layout,
+    attentionBackend: config.attentionBackend,
+    deviceId: first.memory.deviceId,
+    regions: regions.map((region) => ({
+      name: region.name,
+      baseAddress: region.memory.address + region.offsetBytes,
+      numBlocks: region.numBlocks,
+      blockLengthBytes: region.blockLengthBytes,
+      blockStrideBytes: region.blockStrideBytes,
+      groupId: region.groupId,
+      memoryType: region.memoryType,
+    })),
+  };
+}
+
+/** The same in the words of a handshake: vLLM 0.33's fields, those with defaults there included. */
+export function describeRank(
+  local: RankGeometry,
+  { engineId, agentMetadata }: { engineId: string; agentMetadata: Uint8Array },
+): AgentMetadata {
+  const { regions } = local;
+  return {
+    engineId,
+    agentMetadata,
+    baseAddresses: regions.map(({ baseAddress }) => baseAddress),
+    deviceId: local.deviceId,
+    numBlocks: regions[0]?.numBlocks ?? 0,
+    blockLengthsBytes: regions.map(({ blockLengthBytes }) => blockLengthBytes),
+    blockStridesBytes: regions.map(({ blockStrideBytes }) => blockStrideBytes),
+    kvCacheLayout: local.layout,
+    blockSize: local.kernelBlockSize,
+    ssmSizes: [0, 0],
+    attentionBackend: local.attentionBackend,
+    physicalBlocksPerLogical: local.physicalBlocksPerLogical,
+    regionNumBlocks: regions.map(({ numBlocks }) => numBlocks),
+    regionGroupIds: regions.map(({ groupId }) => groupId),
+    regionNames: regions.map(({ name }) => name),
+    regionMemoryTypes: regions.map(({ memoryType }) => memoryType),
+    dcpSize: local.dcpSize ?? 1,
+    pcpSize: 1,
+    pleBlockLengthBytes: null,
+    regionMembers: [],
+    packedMemberLayouts: {},
+    rest: {},
+  };
+}
+
+/**
+ * A remote rank as its handshake tells it; the plan checks it against the local one. What an older peer leaves out is taken to be as
+ * here, region by region, as vLLM does.
+ */
+export function remoteGeometry(
+  metadata: AgentMetadata,
+  rank: { tpRank: number; tpSize: number },
+  local: RankGeometry,
+): RankGeometry {
+  if (metadata.pcpSize > 1) {
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `engine ${metadata.engineId} has prefill context parallelism of ${metadata.pcpSize}; 1 is supported`,
+    );
+  }
+  return {
+    ...rank,
+    dcpSize: metadata.dcpSize,
+    kernelBlockSize: metadata.blockSize,
+    physicalBlocksPerLogical: metadata.physicalBlocksPerLogical,
+    layout: metadata.kvCacheLayout,
+    attentionBackend: metadata.attentionBackend,
+    deviceId: metadata.deviceId,
+    regions: metadata.baseAddresses.map((baseAddress, index): RegionGeometry => {
+      const here = local.regions[index];
+      const blockLengthBytes = metadata.blockLengthsBytes[index] ?? 0;
+      return {
+        name: metadata.regionNames?.[index] ?? here?.name ?? `region ${index}`,
+        baseAddress,
+        numBlocks: metadata.regionNumBlocks?.[index] ?? metadata.numBlocks,
+        blockLengthBytes,
+        blockStrideBytes: metadata.blockStridesBytes[index] ?? blockLengthBytes,
+        groupId: metadata.regionGroupIds?.[index] ?? here?.groupId ?? 0,
+        memoryType: metadata.regionMemoryTypes?.[index] ?? here?.memoryType ?? "DRAM",
+      };
+    }),
+  };
+}

@@ -1,0 +1,37 @@
+import { type KvCaches, KvError, type Staging } from "@kv/interface";
+import { applyReceivePass, type RequestPlan } from "@kv/plan";
+import type { RemoteLink } from "./remote-link.js";
+import type { ReceiveOrder } from "./step-metadata.js";
+
+/**
+ * What is left to do when the last byte of a request has landed: heads and tokens in order, the uncovered tail zeroed, and on a
+ * platform that stages, the way from host memory to the device.
+ */
+export function createReceivePass({
+  caches,
+  staging,
+}: {
+  caches: KvCaches;
+  staging: Staging | undefined;
+}): (order: ReceiveOrder, link: RemoteLink, plan: RequestPlan) => Promise<void> {
+  // Device memory has no bytes to look at: a pair that needs a pass there is refused when it comes to it, with the way out.
+  const views = caches.regions.map(({ memory, offsetBytes, memoryType }) =>
+    memoryType === "DRAM" ? memory.bytes.subarray(offsetBytes) : undefined,
+  );
+  return async (order, link, { receivePass }) => {
+    if (receivePass !== undefined) {
+      const bytes = views.map((view, index) => {
+        if (view !== undefined) return view;
+        throw new KvError(
+          "KV_PLATFORM_UNSUPPORTED",
+          `region ${caches.regions[index]?.name} is in device memory, and blocks from engine ${link.address.engineId} need a pass over them`,
+          {
+            hint: "stage the cache through host memory, or use equal block sizes and prompts of whole blocks",
+          },
+        );
+      });
+      applyReceivePass(link.plan, receivePass, bytes);
+    }
+    await staging?.load(order.requestId, order.localBlockIds);
+  };
+}

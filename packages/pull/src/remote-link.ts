@@ -1,0 +1,127 @@
+import type { ClockOffset, PeerAddress } from "@kv/connector";
+import type { Agent, Log, PreparedList } from "@kv/interface";
+import { buildEngineTransferPlan, type EngineTransferPlan, type RankGeometry } from "@kv/plan";
+import { handshakeTargetRanks } from "@kv/topology";
+import type { LocalLists } from "./local-lists.js";
+import type { RemoteAgents } from "./remote-agents.js";
+
+/** A remote engine that a worker can read from: its ranks as agents, the plan, and both sides' lists for each source. */
+export interface RemoteLink {
+  readonly address: PeerAddress;
+  readonly plan: EngineTransferPlan;
+  readonly clock: ClockOffset;
+  /** Which process it is, told by our own peers; they also answer `leases-check`. */
+  readonly incarnation: string | undefined;
+  /** Names of the agents of the ranks that were asked. */
+  readonly agents: ReadonlyMap<number, string>;
+  /** In the order of `plan.sources`. */
+  readonly sources: readonly LinkSource[];
+}
+
+export interface LinkSource {
+  readonly local: PreparedList;
+  readonly remote: PreparedList;
+}
+
+/** What a handshake brought, validated. */
+export interface RemoteRanks {
+  readonly ranks: readonly RemoteRank[];
+  readonly clock: ClockOffset;
+  readonly incarnation: string | undefined;
+}
+
+export interface RemoteRank {
+  readonly tpRank: number;
+  readonly geometry: RankGeometry;
+  /** The transport's own encoding, for `Agent.addRemote`. */
+  readonly agentMetadata: Uint8Array;
+}
+
+export interface RemoteLinksOptions {
+  readonly agent: Agent;
+  readonly log: Log;
+  readonly localLists: LocalLists;
+  readonly remoteAgents: RemoteAgents;
+  /** This rank's cache in the words of a handshake. */
+  readonly local: RankGeometry;
+  readonly numKvHeads: number;
+  readonly groups: EngineTransferPlan["groups"];
+  readonly conversions: EngineTransferPlan["conversions"];
+  shakeHands(address: PeerAddress, tpRanks: readonly number[]): Promise<RemoteRanks>;
+}
+
+/**
+ * Opens and closes links. `open` shakes hands with the ranks that the topology names, builds the plan, and only then lets the
+ * transport know of the peer; what it had made when something fails is undone. Errors: the handshake's, the plan's, the transport's.
+ */
+export function createRemoteLinks(options: RemoteLinksOptions): {
+  open(address: PeerAddress): Promise<RemoteLink>;
+  close(link: RemoteLink): Promise<void>;
+} {
+  const { agent, log, localLists, remoteAgents, local } = options;
+
+  async function open(address: PeerAddress): Promise<RemoteLink> {
+    const tpRanks = handshakeTargetRanks({
+      tpRank: local.tpRank,
+      tpSize: local.tpSize,
+      remoteTpSize: address.tpSize,
+      dcpSize: local.dcpSize ?? 1,
+      remoteDcpSize: address.dcpSize,
+    });
+    const { ranks, clock, incarnation } = await options.shakeHands(address, tpRanks);
+    const plan = buildEngineTransferPlan({
+      local,
+      remotes: ranks.map(({ geometry }) => geometry),
+      numKvHeads: options.numKvHeads,
+      groups: options.groups,
+      conversions: options.conversions,
+    });
+    const agents = new Map<number, string>();
+    const sources: LinkSource[] = [];
+    const link: RemoteLink = { address, plan, clock, incarnation, agents, sources };
+    try {
+      for (const rank of ranks) agents.set(rank.tpRank, await remoteAgents.add(rank.agentMetadata));
+      for (const source of plan.sources) {
+        const remote = await agent.prepareRemote(agents.get(source.remoteRank) ?? "", source.remoteTable);
+        try {
+          sources.push({
+            remote,
+            local: await localLists.acquire(source.localListKey, () => source.localTable),
+          });
+        } catch (error) {
+          await remote.close();
+          throw error;
+        }
+      }
+    } catch (error) {
+      await close(link);
+      throw error;
+    }
+    log.info("remote-engine-ready", {
+      engineId: address.engineId,
+      ranks: [...agents.keys()],
+      form: plan.form,
+      conversions: plan.conversions,
+      clockOffsetMs: clock.offsetMs,
+      clockRttMs: clock.rttMs,
+    });
+    return link;
+  }
+
+  async function close({ plan, agents, sources, address }: RemoteLink): Promise<void> {
+    const failed = (what: string) => (error: unknown) =>
+      log.warn("remote-engine-close-failed", { engineId: address.engineId, what, error: String(error) });
+    // Lists first: an agent that lists name cannot be removed.
+    await Promise.all(
+      sources.map(async ({ remote }, index) => {
+        await remote.close().catch(failed("remote list"));
+        const key = plan.sources[index]?.localListKey;
+        if (key !== undefined) await localLists.release(key).catch(failed("local list"));
+      }),
+    );
+    for (const name of new Set(agents.values()))
+      await agent.removeRemote(name).catch(failed(`agent ${name}`));
+  }
+
+  return { open, close };
+}

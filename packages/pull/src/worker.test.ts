@@ -1,0 +1,42 @@
+import { cpuPlatform, readTransferConfig } from "@kv/connector";
+import { memoryNetwork, memorySideChannel, memoryTransport, virtualClock } from "@kv/transport-memory";
+import { expect, test } from "vitest";
+import { createPullWorker } from "./worker.js";
+
+const workerOn = (bufferDevice: string) => {
+  const clock = virtualClock();
+  const network = memoryNetwork({ clock });
+  return () =>
+    createPullWorker({
+      config: readTransferConfig({
+        kv_connector: "pull",
+        kv_role: "kv_both",
+        kv_buffer_device: bufferDevice,
+      }),
+      engine: {
+        engineId: "e",
+        tpSize: 1,
+        ppSize: 1,
+        dpRank: 0,
+        model: {
+          model: "m",
+          vllmVersion: "0.33.0",
+          connectorVersion: 15,
+          isHmaEnabled: true,
+          speculativeConfig: null,
+        },
+      },
+      tpRank: 0,
+      ppRank: 0,
+      transport: memoryTransport({ network }),
+      platform: cpuPlatform(),
+      sideChannel: memorySideChannel({ network }),
+      clock,
+    });
+};
+
+test("a kv_buffer_device that the platform lacks is refused with both values", () => {
+  expect(workerOn("cpu")).not.toThrow();
+  expect(workerOn("cuda")).toThrow(expect.objectContaining({ code: "KV_PLATFORM_UNSUPPORTED" }));
+  expect(workerOn("cuda")).toThrow('kv_buffer_device is "cuda"; platform cpu has cpu');
+});

@@ -1,0 +1,38 @@
+/** Blocks of a simulated engine. The last one freed is the first one given out: whoever frees too early is found out soonest. */
+export interface BlockPool {
+  /** Undefined when there are not enough. */
+  allocate(count: number): number[] | undefined;
+  free(blockIds: readonly number[]): void;
+  isUsed(blockId: number): boolean;
+  readonly used: number;
+}
+
+export function createBlockPool(
+  count: number,
+  hooks: { allocated(blockId: number): void; freed(blockId: number): void },
+): BlockPool {
+  const free = Array.from({ length: count }, (_, i) => count - 1 - i);
+  const used = new Set<number>();
+  return {
+    allocate(wanted) {
+      if (free.length < wanted) return undefined;
+      const taken = free.splice(free.length - wanted, wanted).reverse();
+      for (const id of taken) {
+        used.add(id);
+        hooks.allocated(id);
+      }
+      return taken;
+    },
+    free(blockIds) {
+      for (const id of blockIds) {
+        if (!used.delete(id)) throw new Error(`block ${id} is freed and was not in use`);
+        hooks.freed(id);
+        free.push(id);
+      }
+    },
+    isUsed: (blockId) => used.has(blockId),
+    get used() {
+      return used.size;
+    },
+  };
+}

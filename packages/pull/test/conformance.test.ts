@@ -1,0 +1,6 @@
+import { connectorSuite } from "@kv/conformance/connector";
+import { memoryPair } from "./memory-pair.js";
+
+for (const tpSize of [1, 2]) {
+  connectorSuite({ name: `pull, TP ${tpSize}, memory`, createPair: () => memoryPair({ tpSize }) });
+}

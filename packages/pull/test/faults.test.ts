@@ -1,0 +1,35 @@
+import { describe, expect, it } from "vitest";
+import { faultRun } from "./fault-run.js";
+
+const requests = Number(process.env.KV_REQUESTS ?? 10_000);
+// One run for everybody, unless another is asked for: KV_SEED=random takes a new one each time, and prints it.
+const asked = process.env.KV_SEED ?? "pull";
+const seed = asked === "random" ? `${Date.now()}` : asked;
+
+describe(`${requests} requests under faults`, () => {
+  it(`each ends with the right bytes or a typed error, and nothing is left (KV_SEED=${seed})`, async () => {
+    const report = await faultRun({ seed, requests });
+    const replay = `replay: KV_SEED=${seed} KV_REQUESTS=${requests} npx vitest run packages/pull/test/faults.test.ts`;
+    console.info(JSON.stringify({ seed, ...report }));
+    expect(report.violations, replay).toEqual([]);
+    expect(report.left, replay).toEqual({});
+    const total = Object.values(report.outcomes).reduce((sum, count) => sum + count, 0);
+    expect(total, replay).toBe(requests);
+    // Most must get through: a connector that refuses everything would pass the rest.
+    expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.6);
+  }, 1_800_000);
+
+  it(`so with producers that speak vLLM's protocol alone (KV_SEED=${seed})`, async () => {
+    const report = await faultRun({ seed, requests: Math.ceil(requests / 4), plainProducers: true });
+    const replay = `replay: KV_SEED=${seed} KV_REQUESTS=${requests} npx vitest run packages/pull/test/faults.test.ts`;
+    console.info(JSON.stringify({ seed, ...report }));
+    expect(report.violations, replay).toEqual([]);
+    expect(report.left, replay).toEqual({});
+    expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.15);
+  }, 1_800_000);
+
+  it("one seed is one run", async () => {
+    const first = await faultRun({ seed: "again", requests: 300 });
+    expect(await faultRun({ seed: "again", requests: 300 })).toEqual(first);
+  });
+});

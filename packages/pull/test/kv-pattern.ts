@@ -1,0 +1,97 @@
+import type { KvCacheConfig } from "@kv/interface";
+
+/**
+ * What the KV of a simulated model is: a function of the prompt, the layer, the head of the whole model, and the token. Any byte
+ * in another place, or of another prompt, shows.
+ */
+export interface KvPattern {
+  /** The prompt's own number. */
+  readonly prompt: number;
+}
+
+/** Layout of a rank's share: `[block][head][token][cell]`, as LBHNC. */
+export interface RankShare {
+  readonly firstHead: number;
+  readonly heads: number;
+  readonly blockSize: number;
+  readonly cellBytes: number;
+}
+
+export function rankShare(config: KvCacheConfig, tpRank: number, tpSize: number): RankShare {
+  const heads = Math.max(1, Math.floor(config.numKvHeads / tpSize));
+  return {
+    firstHead: Math.floor((tpRank * config.numKvHeads) / tpSize),
+    heads,
+    blockSize: config.blockSize,
+    cellBytes: config.headSize * 2 * 4,
+  };
+}
+
+export function blockBytes(share: RankShare): number {
+  return share.heads * share.blockSize * share.cellBytes;
+}
+
+/** Writes the tokens `[from, until)` of a prompt into its blocks. */
+export function writeTokens(
+  bytes: Uint8Array,
+  share: RankShare,
+  at: { layer: number; prompt: number; blockIds: readonly number[]; from: number; until: number },
+): void {
+  forEachCell(share, at, (offset, word) => {
+    for (let i = 0; i < share.cellBytes; i += 4) {
+      const value = mix(word + i);
+      bytes[offset + i] = value & 0xff;
+      bytes[offset + i + 1] = (value >>> 8) & 0xff;
+      bytes[offset + i + 2] = (value >>> 16) & 0xff;
+      bytes[offset + i + 3] = value >>> 24;
+    }
+  });
+}
+
+/** The first token whose KV is not that of the prompt, or whose tail of the last block is not zero; undefined when all is right. */
+export function firstWrongToken(
+  bytes: Uint8Array,
+  share: RankShare,
+  at: { layer: number; prompt: number; blockIds: readonly number[]; from: number; until: number },
+  tailZeroed: boolean,
+): number | undefined {
+  let wrong: number | undefined;
+  const end = tailZeroed ? Math.ceil(at.until / share.blockSize) * share.blockSize : at.until;
+  forEachCell(share, { ...at, until: end }, (offset, word, token) => {
+    for (let i = 0; i < share.cellBytes; i += 4) {
+      const value = token < at.until ? mix(word + i) : 0;
+      const found =
+        ((bytes[offset + i] ?? 0) |
+          ((bytes[offset + i + 1] ?? 0) << 8) |
+          ((bytes[offset + i + 2] ?? 0) << 16) |
+          ((bytes[offset + i + 3] ?? 0) << 24)) >>>
+        0;
+      if (found !== value) wrong = wrong === undefined ? token : Math.min(wrong, token);
+    }
+  });
+  return wrong;
+}
+
+function forEachCell(
+  share: RankShare,
+  at: { layer: number; prompt: number; blockIds: readonly number[]; from: number; until: number },
+  visit: (offset: number, word: number, token: number) => void,
+): void {
+  const { blockSize, heads, cellBytes, firstHead } = share;
+  for (let token = at.from; token < at.until; token++) {
+    const block = at.blockIds[Math.floor(token / blockSize)];
+    if (block === undefined) throw new Error(`token ${token} has no block among ${at.blockIds.length}`);
+    for (let head = 0; head < heads; head++) {
+      const offset = ((block * heads + head) * blockSize + (token % blockSize)) * cellBytes;
+      const word = ((at.prompt * 31 + at.layer) * 31 + firstHead + head) * 8191 + token * 64;
+      visit(offset, word, token);
+    }
+  }
+}
+
+/** A 32-bit finaliser: neighbouring inputs give unlike words, and hardly ever zero. */
+function mix(word: number): number {
+  let x = Math.imul(word ^ (word >>> 16), 0x85ebca6b);
+  x = Math.imul(x ^ (x >>> 13), 0xc2b2ae35);
+  return (x ^ (x >>> 16) ^ 0x5bd1e995) >>> 0;
+}

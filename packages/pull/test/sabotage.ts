@@ -1,0 +1,60 @@
+import {
+  decodeHandshakeReply,
+  decodeLeaseAnswer,
+  encodeHandshakeReply,
+  encodeLeaseAnswer,
+} from "@kv/connector";
+import type { Agent, SideChannel, Transport } from "@kv/interface";
+
+/**
+ * Rules that a connector must keep, broken from outside: the fault run has to find each of them, or it proves nothing.
+ * release-early: memory is taken to be free as soon as a transfer is known to have failed. trust-stale: a producer is taken to
+ * have kept the blocks whatever it answers. wrong-clock: a producer that cannot be asked seems to live an hour earlier, so that no
+ * lease seems to end.
+ */
+export type Sabotage = "release-early" | "trust-stale" | "wrong-clock";
+
+export function sabotagedTransport(transport: Transport, sabotage: Sabotage | undefined): Transport {
+  if (sabotage !== "release-early") return transport;
+  return {
+    ...transport,
+    async createAgent(options) {
+      const agent = await transport.createAgent(options);
+      const careless: Agent = {
+        ...agent,
+        transfer(request) {
+          const { done } = agent.transfer(request);
+          return {
+            done,
+            released: done.then(
+              () => {},
+              () => {},
+            ),
+          };
+        },
+      };
+      return careless;
+    },
+  };
+}
+
+export function sabotagedSideChannel(sideChannel: SideChannel, sabotage: Sabotage | undefined): SideChannel {
+  if (sabotage !== "trust-stale" && sabotage !== "wrong-clock") return sideChannel;
+  return {
+    ...sideChannel,
+    async request(options) {
+      const reply = await sideChannel.request(options);
+      const { frames } = reply;
+      if (sabotage === "wrong-clock") {
+        const [payload] = frames;
+        if (payload === undefined || frames.length !== 2) return reply;
+        const seconds = decodeHandshakeReply(frames).clockSeconds ?? 0;
+        return { ...reply, frames: encodeHandshakeReply(payload, seconds - 3600) };
+      }
+      const answer = decodeLeaseAnswer(frames);
+      return answer === undefined
+        ? reply
+        : { ...reply, frames: [encodeLeaseAnswer({ ...answer, held: true })] };
+    },
+  };
+}

@@ -1,0 +1,320 @@
+import type { FaultRule } from "@kv/transport-memory";
+import { describe, expect, it } from "vitest";
+import { prompt, stage } from "./stage.js";
+
+const text = (payload: Uint8Array | undefined) => new TextDecoder().decode(payload);
+
+describe("peers", () => {
+  it("a peer that cannot be reached is backed off, and used again when it is there", async () => {
+    const play = stage();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    p.kill();
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_HANDSHAKE_BACKED_OFF");
+    const again = await play.engine("p");
+    await play.clock.advance(60_000);
+    const fresh = await play.clock.settle(again.prefill(prompt(2)));
+    expect(await play.outcome(d.decode({ ...prompt(2), params: fresh }))).toBe("ok");
+    expect(play.counted("d", "failedTransfers")).toBe(1);
+    await play.end();
+  });
+
+  it("a restarted peer of the same engine id is found out by its parameters, and read at once", async () => {
+    const play = stage();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
+    const lost = await play.clock.settle(p.prefill(prompt(2)));
+    p.kill();
+    const again = await play.engine("p");
+    const fresh = await play.clock.settle(again.prefill(prompt(3)));
+    expect(await play.outcome(d.decode({ ...prompt(3), params: fresh }))).toBe("ok");
+    // What the dead one had prefilled is gone, though an engine of that name is there and has such blocks.
+    expect(await play.outcome(d.decode({ ...prompt(2), params: lost }))).toBe("KV_GENERATION_STALE");
+    expect(
+      await play.outcome(again.prefill(prompt(4)).then((q) => d.decode({ ...prompt(4), params: q }))),
+    ).toBe("ok");
+    await play.end();
+  });
+
+  it("an engine that was not used for its time to live is forgotten, lists and all", async () => {
+    const play = stage();
+    const p = await play.engine("p");
+    const d = await play.engine("d", { extra: { engine_ttl: 50 } });
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
+    await play.clock.advance(49_000);
+    expect(play.logged("d", "peer-dropped")).toEqual([]);
+    await play.clock.advance(2000);
+    expect(play.logged("d", "peer-dropped")).toMatchObject([{ engineId: "p", holders: 0 }]);
+    const next = await play.clock.settle(p.prefill(prompt(2)));
+    expect(await play.outcome(d.decode({ ...prompt(2), params: next }))).toBe("ok");
+    expect(play.logged("d", "remote-engine-ready").length).toBe(2);
+    await play.end();
+  });
+
+  it("engines that do not fit are told apart by what differs", async () => {
+    const play = stage();
+    const p = await play.engine("p", { model: "another-model" });
+    const d = await play.engine("d");
+    const lax = await play.engine("lax", { extra: { enforce_handshake_compat: false } });
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_HANDSHAKE_INCOMPATIBLE");
+    expect(String(play.logged("d", "handshake_setup_failed")[0]?.error)).toMatch(/model.*sim.*another-model/);
+    expect(await play.outcome(lax.decode({ ...prompt(1), params }))).toBe("ok");
+    await play.end();
+  });
+
+  it("serves the ports of the guide, one per rank, where both sides are told to", async () => {
+    const play = stage();
+    const extra = { per_worker_ports: true };
+    const p = await play.engine("p", { tpSize: 2, extra });
+    const d = await play.engine("d", { tpSize: 2, extra });
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    expect(play.network.outstanding().listeners).toBe(4);
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
+    await play.end();
+  });
+});
+
+describe("leases", () => {
+  it("run out when nobody comes, and late comers are refused", async () => {
+    for (const plain of [false, true]) {
+      const play = stage();
+      const p = await play.engine("p", { plain });
+      const d = await play.engine("d");
+      const params = await play.clock.settle(p.prefill(prompt(1)));
+      await play.clock.advance(29_900);
+      expect(p.outstanding().kept).toBe(1);
+      await play.clock.advance(200);
+      expect(p.outstanding().kept).toBe(0);
+      expect(play.counted("p", "expiredRequests")).toBe(1);
+      expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_LEASE_EXPIRED");
+      expect(play.counted("d", "expiredRequests")).toBe(1);
+      await play.end();
+    }
+  });
+
+  it("VLLM_NIXL_ABORT_REQUEST_TIMEOUT is the lease of a request that nobody keeps alive", async () => {
+    const play = stage();
+    const p = await play.engine("p", { env: { VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "120" } });
+    await play.clock.settle(p.prefill(prompt(1)));
+    await play.clock.advance(119_000);
+    expect(p.outstanding().kept).toBe(1);
+    await play.clock.advance(2000);
+    expect(p.outstanding().kept).toBe(0);
+    await play.end();
+  });
+
+  it("heartbeats keep a request that waits for room", async () => {
+    const play = stage();
+    const p = await play.engine("p");
+    // Room for one request at a time, and the first one's KV never comes.
+    const d = await play.engine("d", { numBlocks: 3, extra: { request_timeout: 100 } });
+    const hung: FaultRule[] = [{ fault: "drop", operation: "READ", times: 1 }];
+    play.network.setFaults(hung);
+    const [first, second] = await play.clock.settle(
+      Promise.all([p.prefill(prompt(1)), p.prefill(prompt(2))]),
+    );
+    const one = d.decode({ ...prompt(1), requestId: "d1", params: first });
+    one.catch(() => {});
+    await play.clock.advance(10);
+    const two = d.decode({ ...prompt(2), requestId: "d2", params: second });
+    await play.clock.advance(90_000);
+    expect(p.outstanding().kept).toBe(2);
+    expect(await play.outcome(one)).toBe("KV_REQUEST_TIMEOUT");
+    expect(await play.outcome(two)).toBe("ok");
+    await play.end();
+  });
+
+  it("a producer that was restarted before it answered does not vouch for the one before it", async () => {
+    const play = stage();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const warm = await play.clock.settle(p.prefill(prompt(1)));
+    expect(await play.outcome(d.decode({ ...prompt(1), params: warm }))).toBe("ok");
+    const params = await play.clock.settle(p.prefill(prompt(2)));
+    // The question after the READ is long on its way.
+    play.network.setFaults([{ fault: "delay", operation: "REQUEST", from: "d", delayMs: 500, times: 1 }]);
+    const work = d.decode({ ...prompt(2), params });
+    work.catch(() => {});
+    await play.clock.advance(100);
+    p.kill();
+    const again = await play.engine("p");
+    // The successor keeps blocks under the very same name and number.
+    await play.clock.settle(again.prefill(prompt(1)));
+    const same = await play.clock.settle(again.prefill(prompt(2)));
+    expect(same.kv_peer).toMatchObject({ generation: (params.kv_peer as { generation: number }).generation });
+    expect(await play.outcome(work)).toBe("KV_LEASE_EXPIRED");
+    await play.end();
+  });
+
+  it("two readers of the same parameters: one gets the KV, none gets another request's", async () => {
+    const play = stage();
+    const p = await play.engine("p", { numBlocks: 3 });
+    const d = await play.engine("d");
+    const e = await play.engine("e");
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
+    await play.clock.advance(100);
+    const other = await play.clock.settle(p.prefill(prompt(2)));
+    // The lease of the first, by the clock, has not run out; its blocks are the second's by now.
+    expect(await play.outcome(e.decode({ ...prompt(1), params }))).toBe("KV_LEASE_EXPIRED");
+    expect(await play.outcome(e.decode({ ...prompt(2), params: other }))).toBe("ok");
+    await play.end();
+  });
+});
+
+describe("notifications", () => {
+  it("to a vLLM producer ride on the READ, one from each reader, with how many there are", async () => {
+    const said: string[] = [];
+    const play = stage({
+      faults: [
+        {
+          fault: "delay",
+          operation: "NOTIFY",
+          delayMs: 0,
+          where: ({ payload, from }) => {
+            if (payload !== undefined) said.push(`${from} ${text(payload)}`);
+            return false;
+          },
+        },
+      ],
+    });
+    const p = await play.engine("p", { plain: true });
+    const d = await play.engine("d", { tpSize: 2 });
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    expect(await play.outcome(d.decode({ ...prompt(1), requestId: "other-name", params }))).toBe("ok");
+    expect(said).toEqual(["d r1:2", "d r1:2"]);
+    await play.clock.advance(10);
+    expect(p.outstanding().kept).toBe(0);
+    await play.end();
+  });
+
+  it("reach every rank of a producer with more ranks, read or not", async () => {
+    const play = stage();
+    const p = await play.engine("p", { tpSize: 4, numKvHeads: 2 });
+    const d = await play.engine("d", { tpSize: 1, numKvHeads: 2 });
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
+    await play.clock.advance(50);
+    expect(p.outstanding().kept).toBe(0);
+    await play.end();
+  });
+
+  it("a failed READ frees the producer at once, not with its lease", async () => {
+    const play = stage({ faults: [{ fault: "fail", operation: "READ", times: 1 }] });
+    const p = await play.engine("p", { tpSize: 2 });
+    const d = await play.engine("d");
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_TRANSFER_FAILED");
+    await play.clock.advance(50);
+    expect(p.outstanding().kept).toBe(0);
+    expect(play.counted("d", "failedTransfers")).toBe(1);
+    await play.end();
+  });
+
+  it("that mean nothing change nothing", async () => {
+    const play = stage();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const kept = await play.clock.settle(p.prefill(prompt(1)));
+    const agent = await play.stranger("d", kept);
+    for (const payload of [
+      "",
+      ":",
+      "r1",
+      "r1:",
+      "r1:0",
+      "r1:-1",
+      "r1:x",
+      "HB:",
+      "HB:,,",
+      "PUSH_REG:",
+      "KV1:",
+      "nobody:1",
+    ]) {
+      await play.clock.settle(agent.notify(new TextEncoder().encode(payload)));
+    }
+    await play.clock.settle(agent.notify(new Uint8Array([0xff, 0xfe, 0x3a, 0x31])));
+    await play.clock.advance(50);
+    expect(p.outstanding().kept).toBe(1);
+    expect(play.counted("p", "notificationsAfterExpiry")).toBe(1);
+    expect(await play.outcome(d.decode({ ...prompt(1), params: kept }))).toBe("ok");
+    await agent.close();
+    await play.end();
+  });
+});
+
+describe("a platform that stages", () => {
+  it("saves a prompt's blocks before a reader may come, and loads what has landed before it is used", async () => {
+    const play = stage();
+    const calls: string[] = [];
+    const p = await play.engine("p", { staging: (call) => void calls.push(`p ${call}`) });
+    const d = await play.engine("d", { staging: (call) => void calls.push(`d ${call}`) });
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    calls.push("handed over");
+    expect(await play.outcome(d.decode({ ...prompt(1), requestId: "d1", params }))).toBe("ok");
+    expect(calls[0]).toBe("p save r1 0,1,2");
+    expect(calls.at(-2)).toBe("handed over");
+    expect(calls.at(-1)).toBe("d load d1 0,1,2");
+    await play.end();
+  });
+});
+
+describe("what did not arrive", () => {
+  it("is computed by the engine, where the policy is recompute", async () => {
+    const play = stage({ faults: [{ fault: "fail", operation: "READ", times: 1 }] });
+    const p = await play.engine("p");
+    const d = await play.engine("d", { tpSize: 2, loadFailurePolicy: "recompute" });
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
+    expect(play.logged("d", "receive-failed").length).toBeGreaterThan(0);
+    await play.end();
+  });
+
+  it("ends by its deadline, and its blocks stay until the transfer has let go", async () => {
+    const play = stage({ faults: [{ fault: "drop", operation: "READ", times: 1 }] });
+    const p = await play.engine("p");
+    const d = await play.engine("d", { extra: { request_timeout: 5 } });
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    const startedMs = play.clock.now();
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_REQUEST_TIMEOUT");
+    expect(play.clock.now() - startedMs).toBeLessThan(5100);
+    await play.end();
+  });
+
+  it("an abort during the handshake frees this side at once, and the other when it can be told", async () => {
+    const play = stage({ faults: [{ fault: "delay", operation: "REQUEST", delayMs: 2000, times: 1 }] });
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    const work = d.decode({ ...prompt(1), params });
+    work.catch(() => {});
+    await play.clock.advance(500);
+    d.abort("r1");
+    await play.clock.advance(50);
+    expect([d.outstanding().kept, d.outstanding().blocks, p.outstanding().kept]).toEqual([0, 0, 1]);
+    await play.clock.advance(1600);
+    expect(p.outstanding().kept).toBe(0);
+    await play.end();
+  });
+
+  it("an abort in the middle of a READ frees both sides", async () => {
+    const play = stage({ faults: [{ fault: "delay", operation: "READ", delayMs: 20_000 }] });
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    const work = d.decode({ ...prompt(1), params });
+    work.catch(() => {});
+    await play.clock.advance(100);
+    d.abort("r1");
+    expect(await play.outcome(work)).toBe("KV_REQUEST_ABORTED");
+    await play.clock.advance(50);
+    expect([p.outstanding().kept, d.outstanding().kept, d.outstanding().blocks]).toEqual([0, 0, 0]);
+    await play.end();
+  });
+});

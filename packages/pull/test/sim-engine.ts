@@ -1,0 +1,410 @@
+import { cpuPlatform, createWorkerOutputAggregator, readTransferConfig } from "@kv/connector";
+import {
+  type Ambient,
+  type ConnectorRequest,
+  type KvCacheConfig,
+  KvError,
+  type KvTransferParams,
+  type Log,
+  type Metrics,
+  noMetrics,
+  type Platform,
+  type SideChannel,
+  type WorkerOutput,
+} from "@kv/interface";
+import {
+  type MemoryHost,
+  type MemoryNetwork,
+  memorySideChannel,
+  memoryTransport,
+} from "@kv/transport-memory";
+import { createPullScheduler, createPullWorker } from "../src/index.js";
+import { createBlockPool } from "./block-pool.js";
+import { plainSideChannel } from "./plain-peer.js";
+import { type Sabotage, sabotagedSideChannel, sabotagedTransport } from "./sabotage.js";
+import { createSimRanks } from "./sim-ranks.js";
+
+/** An engine without a model: real connectors, real blocks, made-up KV. It lives on one host of a memory network, in its time. */
+export interface SimEngine {
+  readonly engineId: string;
+  readonly host: MemoryHost;
+  readonly alive: boolean;
+  /** Computes a prompt and answers the parameters for the one who reads it. */
+  prefill(request: SimRequest): Promise<KvTransferParams>;
+  /** Receives a prompt's KV, and resolves when every byte of it is right. */
+  decode(request: SimRequest & { params: KvTransferParams; cachedTokens?: number }): Promise<void>;
+  abort(requestId: string): void;
+  /** What is held, by name, blocks included; nothing but zeros when all requests are over. */
+  outstanding(): Readonly<Record<string, number>>;
+  /** As SIGKILL. */
+  kill(): void;
+  close(): Promise<void>;
+}
+
+export interface SimRequest {
+  readonly requestId: string;
+  readonly prompt: number;
+  readonly numTokens: number;
+}
+
+export interface SimEngineOptions {
+  readonly network: MemoryNetwork;
+  readonly hostName: string;
+  readonly engineId: string;
+  readonly tpSize: number;
+  readonly blockSize: number;
+  readonly numBlocks: number;
+  readonly numKvHeads?: number;
+  readonly skewMs?: number;
+  readonly stepMs?: number;
+  readonly log?: Log;
+  readonly metrics?: Metrics;
+  readonly extra?: Readonly<Record<string, unknown>>;
+  readonly env?: Readonly<Record<string, string>>;
+  /** Part of the compatibility hash. */
+  readonly model?: string;
+  readonly loadFailurePolicy?: "fail" | "recompute";
+  /** In place of the memory network's; listens on a free port of 127.0.0.1. */
+  readonly sideChannel?: SideChannel;
+  /** Speaks as a vLLM peer does: nothing of ours in its handshakes and parameters, no lease questions answered. */
+  readonly plain?: boolean;
+  /** A platform with a host buffer that happens to be the device's memory: told of each copy. */
+  readonly staging?: (call: string) => void;
+  readonly sabotage?: Sabotage;
+  /** Told of what no engine should ever see. */
+  violation(what: string): void;
+}
+
+/** Compute is over so many steps after the one that admits a prompt. */
+const PREFILL_STEPS = 2;
+
+interface Running extends ConnectorRequest {
+  readonly prompt: number;
+  readonly numTokens: number;
+  readonly kind: "prefill" | "decode";
+  readonly cachedTokens: number;
+  blockIds: number[];
+  phase: "queued" | "computing" | "receiving" | "over";
+  stepsLeft: number;
+  /** Its KV did not arrive: it is computed here. */
+  recompute: boolean;
+  resolve(params: KvTransferParams): void;
+  reject(error: KvError): void;
+}
+
+export function simConfig(blockSize: number, numKvHeads = 4): KvCacheConfig {
+  return {
+    groups: [{ kind: "full", layerNames: ["layers.0", "layers.1"] }],
+    blockSize,
+    physicalBlocksPerLogical: 1,
+    numKvHeads,
+    headSize: 2,
+    numHiddenLayers: 2,
+    dtype: "torch.float32",
+    cacheDtype: "auto",
+    layout: "LBHNC",
+    attentionBackend: "SIM",
+  };
+}
+
+export async function createSimEngine(options: SimEngineOptions): Promise<SimEngine> {
+  const { network, hostName, engineId, tpSize, stepMs = 2, violation } = options;
+  const host = network.host(hostName, options.skewMs === undefined ? {} : { skewMs: options.skewMs });
+  const { clock } = host;
+  const ambient: Partial<Ambient> = {
+    clock,
+    random: host.random,
+    metrics: options.metrics ?? noMetrics,
+    ...(options.log === undefined ? {} : { log: options.log }),
+  };
+  const cache = simConfig(options.blockSize, options.numKvHeads);
+  const transport = sabotagedTransport(memoryTransport({ network, host }), options.sabotage);
+  const ownSideChannel = options.sideChannel ?? memorySideChannel({ network, host });
+  const sideChannel = sabotagedSideChannel(
+    options.plain === true ? plainSideChannel(ownSideChannel) : ownSideChannel,
+    options.sabotage,
+  );
+  const config = {
+    ...readTransferConfig({
+      kv_connector: "NixlConnector",
+      kv_role: "kv_both",
+      kv_load_failure_policy: options.loadFailurePolicy ?? "fail",
+      kv_connector_extra_config: options.extra ?? {},
+    }),
+    ...(options.sideChannel === undefined
+      ? { sideChannelHost: hostName }
+      : { sideChannelHost: "127.0.0.1", sideChannelPort: 0 }),
+    env: options.env ?? {},
+  };
+  const engine = {
+    engineId,
+    tpSize,
+    ppSize: 1,
+    dpRank: 0,
+    model: {
+      model: options.model ?? "sim",
+      vllmVersion: "0.33.0",
+      connectorVersion: 15,
+      isHmaEnabled: false,
+      speculativeConfig: null,
+    },
+  };
+  const ranks = createSimRanks({ transport, config: cache, tpSize, numBlocks: options.numBlocks });
+  const scheduler = createPullScheduler({ ...ambient, config, engine, cache, sideChannel });
+  const workers = Array.from({ length: tpSize }, (_, tpRank) =>
+    createPullWorker({
+      ...ambient,
+      config,
+      engine,
+      tpRank,
+      ppRank: 0,
+      transport,
+      platform: stagingPlatform(options.staging),
+      sideChannel,
+    }),
+  );
+  for (const [tpRank, worker] of workers.entries()) {
+    const caches = ranks.caches[tpRank];
+    if (caches !== undefined) await worker.registerKvCaches(caches);
+    worker.onProgress(wake);
+  }
+  await scheduler.setHandshakeMetadata(
+    await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
+  );
+
+  const aggregate = createWorkerOutputAggregator({ workers: tpSize });
+  const pool = createBlockPool(options.numBlocks, {
+    allocated(blockId) {
+      if (!ranks.poisoned(blockId))
+        violation(`${hostName}: block ${blockId} was written to while nobody had it`);
+    },
+    freed: (blockId) => ranks.poison(blockId),
+  });
+  const requests = new Map<string, Running>();
+  /** Blocks of requests that are over for the engine and not for the connector. */
+  const kept = new Map<string, number[]>();
+  const queue: Running[] = [];
+  let stepping = false;
+  let alive = true;
+  host.onKill(() => {
+    alive = false;
+    for (const request of requests.values()) {
+      request.reject(new KvError("KV_ENGINE_FAILED", `engine ${engineId} on ${hostName} was killed`));
+    }
+    requests.clear();
+  });
+
+  function wake(): void {
+    if (stepping || !alive) return;
+    stepping = true;
+    clock.setTimer(step, stepMs);
+  }
+
+  function hasWork(): boolean {
+    for (const { phase } of requests.values()) if (phase !== "receiving") return true;
+    return scheduler.hasPendingWork();
+  }
+
+  function step(): void {
+    stepping = false;
+    for (const request of queue.splice(0))
+      if (request.phase === "queued" && !admit(request)) queue.push(request);
+    const metadata = overTheWire(scheduler.buildStepMetadata());
+    for (const worker of workers) worker.startLoad(metadata);
+    for (const request of [...requests.values()]) compute(request);
+    for (const worker of workers) worker.waitForSave(metadata).catch((error) => violation(String(error)));
+    for (const [tpRank, worker] of workers.entries()) {
+      apply(aggregate.add(tpRank, overTheWire(worker.collectFinished())));
+    }
+    if (hasWork()) wake();
+  }
+
+  /** False when there are no blocks for it now. */
+  function admit(request: Running): boolean {
+    let external = 0;
+    try {
+      external = scheduler.matchedTokens(request, request.cachedTokens).tokens;
+    } catch (error) {
+      end(request, "error");
+      request.reject(KvError.from(error, "KV_INTERNAL", "matchedTokens"));
+      return true;
+    }
+    const blockIds = pool.allocate(Math.ceil(request.numTokens / options.blockSize));
+    if (blockIds === undefined) return false;
+    request.blockIds = blockIds;
+    ranks.compute(request.prompt, blockIds, 0, request.cachedTokens);
+    scheduler.afterAllocation(request, [blockIds], external);
+    request.phase = external > 0 ? "receiving" : "computing";
+    request.stepsLeft = PREFILL_STEPS;
+    if (external > 0 && request.cachedTokens + external !== request.numTokens) {
+      violation(`${hostName}: ${external} tokens after ${request.cachedTokens} of ${request.numTokens}`);
+    }
+    return true;
+  }
+
+  function compute(request: Running): void {
+    if (request.phase !== "computing") return;
+    if (request.recompute && request.stepsLeft === PREFILL_STEPS) {
+      ranks.compute(request.prompt, request.blockIds, 0, request.numTokens);
+    }
+    request.stepsLeft -= 1;
+    if (request.stepsLeft > 0) return;
+    if (request.kind === "prefill") ranks.compute(request.prompt, request.blockIds, 0, request.numTokens);
+    else check(request, false);
+    end(request, "length");
+  }
+
+  function check(request: Running, received: boolean): void {
+    const wrong = ranks.firstWrong(request.prompt, request.blockIds, request.numTokens, received);
+    if (wrong !== undefined) violation(`${hostName}: request ${request.requestId} has wrong bytes: ${wrong}`);
+  }
+
+  function end(request: Running, reason: "length" | "aborted" | "error"): void {
+    request.phase = "over";
+    requests.delete(request.requestId);
+    const { requestId, blockIds } = request;
+    const finished = scheduler.requestFinished(request, [blockIds], reason);
+    if (finished.keepBlocks) kept.set(requestId, blockIds);
+    else pool.free(blockIds);
+    const { kv_peer, ...params } = finished.kvTransferParams ?? {};
+    if (reason === "length") {
+      request.resolve(overTheWire(options.plain === true ? params : { ...params, kv_peer }));
+    }
+  }
+
+  function apply(output: WorkerOutput): void {
+    const failed = new Map(output.failedReceiving.map((failure) => [failure.requestId, failure]));
+    for (const blockId of output.failedBlockIds) {
+      if (!pool.isUsed(blockId)) violation(`${hostName}: failed block ${blockId} belongs to nobody`);
+    }
+    // The blocks go back in the turn in which the scheduler connector hears of it: it answers for them until then.
+    scheduler.applyWorkerOutput(output);
+    for (const requestId of [...output.finishedSending, ...output.finishedReceiving]) {
+      const blockIds = kept.get(requestId);
+      if (blockIds === undefined) continue;
+      kept.delete(requestId);
+      pool.free(blockIds);
+    }
+    for (const requestId of output.finishedReceiving) {
+      const request = requests.get(requestId);
+      if (request?.phase !== "receiving") continue;
+      const failure = failed.get(requestId);
+      if (failure === undefined) {
+        check(request, true);
+        // A step of decoding, in which nobody may write to the blocks.
+        request.phase = "computing";
+        request.stepsLeft = PREFILL_STEPS;
+      } else if (scheduler.loadFailurePolicy === "recompute") {
+        request.recompute = true;
+        request.phase = "computing";
+        request.stepsLeft = PREFILL_STEPS;
+      } else {
+        end(request, "error");
+        request.reject(new KvError(failure.code, failure.message));
+      }
+    }
+  }
+
+  function submit(
+    request: SimRequest,
+    kind: Running["kind"],
+    params: KvTransferParams,
+    cachedTokens: number,
+  ): Promise<KvTransferParams> {
+    return new Promise((resolve, reject) => {
+      if (!alive) {
+        reject(new KvError("KV_ENGINE_FAILED", `engine ${engineId} on ${hostName} is dead`));
+        return;
+      }
+      const running: Running = {
+        ...request,
+        kind,
+        numPromptTokens: request.numTokens,
+        kvTransferParams: params,
+        cachedTokens,
+        blockIds: [],
+        phase: "queued",
+        stepsLeft: 0,
+        recompute: false,
+        resolve,
+        reject,
+      };
+      requests.set(request.requestId, running);
+      queue.push(running);
+      scheduler.requestQueued(running);
+      wake();
+    });
+  }
+
+  return {
+    engineId,
+    host,
+    get alive() {
+      return alive;
+    },
+    prefill: (request) =>
+      submit(
+        request,
+        "prefill",
+        {
+          do_remote_decode: true,
+          do_remote_prefill: false,
+          remote_engine_id: null,
+          remote_block_ids: null,
+          remote_host: null,
+          remote_port: null,
+        },
+        0,
+      ),
+    async decode({ params, cachedTokens = 0, ...request }) {
+      await submit(request, "decode", params, cachedTokens);
+    },
+    abort(requestId) {
+      const request = requests.get(requestId);
+      if (request === undefined) return;
+      const index = queue.indexOf(request);
+      if (index >= 0) queue.splice(index, 1);
+      end(request, "aborted");
+      request.reject(new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted by its client`));
+      wake();
+    },
+    outstanding() {
+      const held: Record<string, number> = { blocks: pool.used, kept: kept.size, requests: requests.size };
+      held.aggregating = aggregate.size;
+      const { listeners: _, ...rest } = scheduler.outstanding();
+      for (const [name, count] of Object.entries(rest)) held[`scheduler.${name}`] = count;
+      for (const [tpRank, worker] of workers.entries()) {
+        for (const [name, count] of Object.entries(worker.outstanding()))
+          held[`rank${tpRank}.${name}`] = count;
+      }
+      return held;
+    },
+    kill: () => host.kill(),
+    async close() {
+      alive = false;
+      await Promise.all(workers.map((worker) => worker.close()));
+      await scheduler.close();
+      await transport.close();
+      ranks.close();
+      await sideChannel.close();
+    },
+  };
+}
+
+function stagingPlatform(told: ((call: string) => void) | undefined): Platform {
+  if (told === undefined) return cpuPlatform();
+  return {
+    ...cpuPlatform(),
+    createStaging: async ({ caches }) => ({
+      wireCaches: caches,
+      save: async (requestId, groups) => told(`save ${requestId} ${groups.join(" ")}`),
+      load: async (requestId, groups) => told(`load ${requestId} ${groups.join(" ")}`),
+      close: async () => {},
+    }),
+  };
+}
+
+/** The sides of a connector may live in different processes: what passes between them goes through JSON. */
+function overTheWire<T>(value: T): T {
+  return JSON.parse(JSON.stringify(value)) as T;
+}

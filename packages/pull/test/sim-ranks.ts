@@ -1,0 +1,90 @@
+import type { KvCacheConfig, KvCaches, Memory, Transport } from "@kv/interface";
+import { blockBytes, firstWrongToken, type RankShare, rankShare, writeTokens } from "./kv-pattern.js";
+
+/** The memory of a simulated engine's ranks: what the model writes, what it would read, and what is in blocks that nobody uses. */
+export interface SimRanks {
+  readonly caches: readonly KvCaches[];
+  compute(prompt: number, blockIds: readonly number[], from: number, until: number): void;
+  /** Undefined when the KV of the whole prompt is there on every rank and layer. */
+  firstWrong(
+    prompt: number,
+    blockIds: readonly number[],
+    numTokens: number,
+    received: boolean,
+  ): string | undefined;
+  /** Fills a block with what no prompt has. */
+  poison(blockId: number): void;
+  /** Whether somebody wrote to a block since it was poisoned. */
+  poisoned(blockId: number): boolean;
+  close(): void;
+}
+
+const POISON = 0xdb;
+
+export function createSimRanks(options: {
+  transport: Transport;
+  config: KvCacheConfig;
+  tpSize: number;
+  numBlocks: number;
+}): SimRanks {
+  const { transport, config, tpSize, numBlocks } = options;
+  const layerNames = config.groups.flatMap(({ layerNames: names }) => names);
+  const ranks = Array.from({ length: tpSize }, (_, tpRank) => {
+    const share = rankShare(config, tpRank, tpSize);
+    const memories = layerNames.map(() => transport.allocate(blockBytes(share) * numBlocks));
+    for (const memory of memories) memory.bytes.fill(POISON);
+    return { share, memories };
+  });
+
+  function each(visit: (bytes: Uint8Array, share: RankShare, layer: number, tpRank: number) => void): void {
+    for (const [tpRank, { share, memories }] of ranks.entries()) {
+      for (const [layer, memory] of memories.entries()) visit(memory.bytes, share, layer, tpRank);
+    }
+  }
+
+  function block(bytes: Uint8Array, share: RankShare, blockId: number): Uint8Array {
+    const length = blockBytes(share);
+    return bytes.subarray(blockId * length, (blockId + 1) * length);
+  }
+
+  return {
+    caches: ranks.map(({ share, memories }) => ({
+      config,
+      regions: memories.map((memory: Memory, layer) => ({
+        name: layerNames[layer] ?? "",
+        memory,
+        offsetBytes: 0,
+        numBlocks,
+        blockLengthBytes: blockBytes(share),
+        blockStrideBytes: blockBytes(share),
+        groupId: 0,
+        memoryType: memory.memoryType,
+      })),
+    })),
+    compute(prompt, blockIds, from, until) {
+      each((bytes, share, layer) => writeTokens(bytes, share, { layer, prompt, blockIds, from, until }));
+    },
+    firstWrong(prompt, blockIds, numTokens, received) {
+      let wrong: string | undefined;
+      each((bytes, share, layer, tpRank) => {
+        const at = { layer, prompt, blockIds, from: 0, until: numTokens };
+        const token = firstWrongToken(bytes, share, at, received);
+        if (token !== undefined) wrong ??= `rank ${tpRank}, layer ${layer}, token ${token} of ${numTokens}`;
+      });
+      return wrong;
+    },
+    poison(blockId) {
+      each((bytes, share) => block(bytes, share, blockId).fill(POISON));
+    },
+    poisoned(blockId) {
+      let intact = true;
+      each((bytes, share) => {
+        if (block(bytes, share, blockId).some((byte) => byte !== POISON)) intact = false;
+      });
+      return intact;
+    },
+    close() {
+      for (const { memories } of ranks) for (const memory of memories) memory.close();
+    },
+  };
+}

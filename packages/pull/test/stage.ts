@@ -1,0 +1,114 @@
+import {
+  decodeAgentMetadata,
+  decodeHandshakeReply,
+  encodeHandshakeRequest,
+  METRICS,
+  type MemoryMetrics,
+  memoryMetrics,
+} from "@kv/connector";
+import type { KvTransferParams, LogFields } from "@kv/interface";
+import {
+  type FaultRule,
+  memoryNetwork,
+  memorySideChannel,
+  memoryTransport,
+  seededRandom,
+  virtualClock,
+} from "@kv/transport-memory";
+import { expect } from "vitest";
+import { createSimEngine, type SimEngine, type SimEngineOptions } from "./sim-engine.js";
+
+/** A network in virtual time, and engines on it; what the scenarios play on. */
+export function stage({ faults = [] }: { faults?: readonly FaultRule[] } = {}) {
+  const clock = virtualClock();
+  const network = memoryNetwork({
+    clock,
+    random: seededRandom("scenario"),
+    latency: { latencyMs: 1, minPieces: 3, lingerMs: 4 },
+    faults,
+  });
+  const violations: string[] = [];
+  const metrics = new Map<string, MemoryMetrics>();
+  const events: [host: string, event: string, fields: LogFields][] = [];
+  const engines: SimEngine[] = [];
+
+  return {
+    clock,
+    network,
+    violations,
+    /** How often a host's connectors counted, under vLLM's names. */
+    counted: (hostName: string, name: keyof typeof METRICS) =>
+      metrics.get(hostName)?.total(METRICS[name]) ?? 0,
+    logged: (hostName: string, event: string) =>
+      events.filter(([host, logged]) => host === hostName && logged === event).map(([, , fields]) => fields),
+    async engine(hostName: string, options: Partial<SimEngineOptions> = {}): Promise<SimEngine> {
+      const own = metrics.get(hostName) ?? memoryMetrics();
+      metrics.set(hostName, own);
+      const log = (event: string, fields: LogFields = {}) => void events.push([hostName, event, fields]);
+      const engine = await clock.settle(
+        createSimEngine({
+          network,
+          hostName,
+          engineId: hostName,
+          tpSize: 1,
+          blockSize: 16,
+          numBlocks: 64,
+          metrics: own,
+          log: { debug: log, info: log, warn: log, error: log },
+          violation: (what) => void violations.push(what),
+          ...options,
+        }),
+      );
+      engines.push(engine);
+      return engine;
+    },
+    /** An agent of nobody's, on `hostName`, that has shaken hands with the engine that the parameters name. */
+    async stranger(hostName: string, params: KvTransferParams) {
+      const transport = memoryTransport({ network, host: hostName });
+      const sideChannel = memorySideChannel({ network, host: hostName });
+      const agent = await transport.createAgent();
+      const { frames } = await clock.settle(
+        sideChannel.request({
+          host: String(params.remote_host),
+          port: Number(params.remote_port),
+          frames: [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })],
+          timeoutMs: 1000,
+        }),
+      );
+      const { agentMetadata } = decodeAgentMetadata(decodeHandshakeReply(frames).payload.agentMetadataBytes);
+      const remote = await agent.addRemote(agentMetadata);
+      return {
+        notify: (payload: Uint8Array) => agent.notify(remote, payload),
+        async close() {
+          await transport.close();
+          await sideChannel.close();
+        },
+      };
+    },
+    /** The outcome of a request, by "ok" or by its error's code. */
+    async outcome(work: Promise<unknown>): Promise<string> {
+      const settled = await clock.settle(
+        work.then(
+          () => "ok",
+          (error: { code?: string }) => error.code ?? String(error),
+        ),
+      );
+      return settled;
+    },
+    /** Closes what lives, and finds nothing wrong and nothing left. */
+    async end(): Promise<void> {
+      await clock.advance(100_000);
+      expect(violations).toEqual([]);
+      const living = engines.filter(({ alive }) => alive);
+      for (const engine of living) {
+        expect(Object.entries(engine.outstanding()).filter(([, count]) => count !== 0)).toEqual([]);
+      }
+      await clock.settle(Promise.all(living.map((engine) => engine.close())));
+      await clock.advance(10_000);
+      expect(Object.entries(network.outstanding()).filter(([, count]) => count !== 0)).toEqual([]);
+      expect(clock.pendingTimers).toBe(0);
+    },
+  };
+}
+
+export const prompt = (n: number, numTokens = 40) => ({ requestId: `r${n}`, prompt: n, numTokens });

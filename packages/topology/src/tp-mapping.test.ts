@@ -1,0 +1,117 @@
+import { KvError } from "@kv/interface";
+import fc from "fast-check";
+import { expect, test } from "vitest";
+import { computeTpMapping, kvHeadsOfRank, type TpMappingOptions } from "./index.js";
+
+const dense = (change: Partial<TpMappingOptions>): TpMappingOptions => ({
+  tpRank: 0,
+  tpSize: 1,
+  remoteTpSize: 1,
+  numKvHeads: 8,
+  isMla: false,
+  groups: ["full"],
+  ...change,
+});
+
+test("more decode ranks: each reads its share of one prefill rank, which awaits as many notifications", () => {
+  const mapping = computeTpMapping(dense({ tpRank: 3, tpSize: 4, remoteTpSize: 2 }));
+  expect(mapping).toMatchObject({
+    allSourceRanks: [1],
+    rankOffsetFactor: 1,
+    localConsumers: 2,
+    notifyOnlyRanks: [],
+  });
+});
+
+test("more prefill ranks than heads: one copy of each head is read, the others are notified", () => {
+  const mapping = computeTpMapping(dense({ remoteTpSize: 8, numKvHeads: 4 }));
+  expect(mapping.sourceRanksPerGroup).toEqual([[0, 2, 4, 6]]);
+  expect(mapping.rankToAttentionSlot).toEqual({ 0: 0, 2: 1, 4: 2, 6: 3 });
+  expect(mapping.notifyOnlyRanks).toEqual([1, 3, 5, 7]);
+  expect(mapping.localConsumers).toBe(1);
+});
+
+test("MLA is read once; which copy is spread over the prefill ranks", () => {
+  const mapping = computeTpMapping(
+    dense({ tpRank: 1, tpSize: 2, remoteTpSize: 8, isMla: true, groups: ["mla"] }),
+  );
+  expect(mapping).toMatchObject({
+    allSourceRanks: [4],
+    handshakeRanks: [4, 5, 6, 7],
+    notifyOnlyRanks: [5, 6, 7],
+  });
+});
+
+test("state-space groups are read from every rank, also where heads are replicated", () => {
+  const mapping = computeTpMapping(dense({ remoteTpSize: 4, numKvHeads: 2, groups: ["full", "mamba"] }));
+  expect(mapping.sourceRanksPerGroup).toEqual([
+    [0, 2],
+    [0, 1, 2, 3],
+  ]);
+});
+
+test("a mapping is frozen through and through", () => {
+  const mapping = computeTpMapping(dense({}));
+  expect(Object.isFrozen(mapping)).toBe(true);
+  for (const value of Object.values(mapping))
+    expect(typeof value !== "object" || Object.isFrozen(value)).toBe(true);
+  expect(Object.isFrozen(mapping.sourceRanksPerGroup[0])).toBe(true);
+});
+
+test.each([
+  [{ tpSize: 2, remoteTpSize: 3 }, /TP size 2 and remote TP size 3/],
+  [{ tpRank: 2, tpSize: 2 }, /tpRank 2 is not below tpSize 2/],
+  [{ tpRank: -1 }, /tpRank must be an integer of at least 0, got -1/],
+  [{ tpSize: 1.5 }, /tpSize must be an integer of at least 1, got 1.5/],
+  [{ numKvHeads: 0 }, /numKvHeads must be an integer of at least 1, got 0/],
+  [{ groups: [] }, /at least one KV cache group/],
+  [{ remoteDcpSize: 0 }, /remoteDcpSize must be an integer of at least 1, got 0/],
+])("refuses %j with the values", (change, message) => {
+  const attempt = () => computeTpMapping(dense(change as Partial<TpMappingOptions>));
+  expect(attempt).toThrow(message);
+  try {
+    attempt();
+  } catch (error) {
+    expect(KvError.is(error, "KV_TOPOLOGY_INVALID")).toBe(true);
+  }
+});
+
+test("heads that neither divide nor are divided cannot be split", () => {
+  expect(() => kvHeadsOfRank(0, 4, 6)).toThrow(/6 KV heads cannot be split over TP size 4/);
+  expect(kvHeadsOfRank(5, 6, 3)).toEqual({ firstHead: 2, numHeads: 1 });
+});
+
+test("the sources of a rank hold its heads, each once and in the order of their slots", () => {
+  const sizes = fc.record({
+    tpSize: fc.integer({ min: 1, max: 32 }),
+    remoteTpSize: fc.integer({ min: 1, max: 32 }),
+    numKvHeads: fc.integer({ min: 1, max: 64 }),
+  });
+  const divides = (one: number, other: number) => one % other === 0 || other % one === 0;
+  const possible = sizes.filter(({ tpSize, remoteTpSize, numKvHeads }) => {
+    return divides(tpSize, remoteTpSize) && divides(tpSize, numKvHeads) && divides(remoteTpSize, numKvHeads);
+  });
+  fc.assert(
+    fc.property(possible, ({ tpSize, remoteTpSize, numKvHeads }) => {
+      const notifications = new Map<number, number>();
+      for (let tpRank = 0; tpRank < tpSize; tpRank++) {
+        const mapping = computeTpMapping(dense({ tpRank, tpSize, remoteTpSize, numKvHeads }));
+        const mine = kvHeadsOfRank(tpRank, tpSize, numKvHeads);
+        const share = mine.numHeads / mapping.allSourceRanks.length;
+        for (const rank of mapping.allSourceRanks) {
+          const slot = mapping.rankToAttentionSlot[rank] ?? -1;
+          const first =
+            kvHeadsOfRank(rank, remoteTpSize, numKvHeads).firstHead + mapping.rankOffsetFactor * share;
+          expect(first).toBe(mine.firstHead + slot * share);
+        }
+        for (const rank of [...mapping.allSourceRanks, ...mapping.notifyOnlyRanks]) {
+          notifications.set(rank, (notifications.get(rank) ?? 0) + 1);
+        }
+        for (const rank of mapping.handshakeRanks) expect(notifications.has(rank)).toBe(true);
+      }
+      const awaited = computeTpMapping(dense({ tpSize, remoteTpSize, numKvHeads })).localConsumers;
+      for (let rank = 0; rank < remoteTpSize; rank++) expect(notifications.get(rank)).toBe(awaited);
+    }),
+    { numRuns: 500 },
+  );
+});

@@ -1,0 +1,129 @@
+import { type KvCacheKind, KvError } from "@kv/interface";
+import { rankSequence } from "./rank-sequence.js";
+import { dcpConsumerCount, type EnginePair, handshakeTargetRanks, tpRatio } from "./remote-ranks.js";
+import { requireInteger, requireRank } from "./required-integers.js";
+
+export interface TpMappingOptions extends EnginePair {
+  /** KV heads of the whole model. Not looked at for MLA, which has one. */
+  readonly numKvHeads: number;
+  readonly isMla: boolean;
+  /** Kind of each KV cache group. */
+  readonly groups: readonly KvCacheKind[];
+  /** Maps caches that are split by head although the target is MLA (a GQA draft): their number of heads. */
+  readonly headShardedKvHeads?: number;
+}
+
+/** Which remote ranks a local rank reads from, and what of them. Made once per remote engine; frozen plain data. */
+export interface TpMapping {
+  /** Remote ranks read for each group; the position is the index of the local piece that the rank fills. */
+  readonly sourceRanksPerGroup: readonly (readonly number[])[];
+  /** Union of the above, ascending. */
+  readonly allSourceRanks: readonly number[];
+  /** Head slot within the local block that each source rank fills; several source ranks of one head share a slot. */
+  readonly rankToAttentionSlot: Readonly<Record<number, number>>;
+  /** Where this rank's heads begin within the remote block, in units of the local share. */
+  readonly rankOffsetFactor: number;
+  /** Notifications that each remote rank awaits: the `n` of `"{request_id}:{n}"`. */
+  readonly localConsumers: number;
+  /** Remote ranks to shake hands with: source ranks, and those below. */
+  readonly handshakeRanks: readonly number[];
+  /** Remote ranks that hold a copy which nobody reads, and wait to be told all the same. */
+  readonly notifyOnlyRanks: readonly number[];
+}
+
+/**
+ * The mapping of vLLM 0.33's `compute_tp_mapping`, as one pure function. Errors: `KV_TOPOLOGY_INVALID` with both values when sizes do
+ * not divide or a rank is out of range.
+ */
+export function computeTpMapping(options: TpMappingOptions): TpMapping {
+  const { tpRank, tpSize, remoteTpSize, remoteDcpSize = 1, groups, headShardedKvHeads } = options;
+  requireRank("tpRank", tpRank, "tpSize", tpSize);
+  requireInteger("numKvHeads", options.numKvHeads, 1);
+  if (headShardedKvHeads !== undefined) requireInteger("headShardedKvHeads", headShardedKvHeads, 1);
+  if (groups.length === 0)
+    throw new KvError("KV_TOPOLOGY_INVALID", "a mapping needs at least one KV cache group, got none");
+  const ratio = tpRatio(tpSize, remoteTpSize);
+  const isMla = options.isMla && headShardedKvHeads === undefined;
+  const numKvHeads = headShardedKvHeads ?? (options.isMla ? 1 : options.numKvHeads);
+  const localConsumers = dcpConsumerCount(options);
+  const heads: RemoteHeads = { numKvHeads, remoteTpSize };
+
+  const handshakeRanks = Object.freeze(handshakeTargetRanks(options));
+  let attentionRanks = handshakeRanks;
+  if (remoteDcpSize === 1 || !isMla) {
+    if (ratio < 0 && !isMla) attentionRanks = firstRankOfEachHead(tpRank * -ratio, -ratio, heads);
+    else if (ratio < 0 || remoteDcpSize > 1)
+      attentionRanks = Object.freeze([Math.floor((tpRank * remoteTpSize) / tpSize)]);
+  }
+  // State-space caches are always split, also where attention heads are replicated.
+  const stateRanks = ratio > 0 ? attentionRanks : Object.freeze(rankSequence(tpRank * -ratio, -ratio));
+  const sourceRanksPerGroup: (readonly number[])[] = [];
+  let allSourceRanks = attentionRanks;
+  for (const kind of groups) {
+    sourceRanksPerGroup.push(kind === "mamba" ? stateRanks : attentionRanks);
+    if (kind === "mamba" && stateRanks !== attentionRanks) allSourceRanks = union(attentionRanks, stateRanks);
+  }
+  return Object.freeze({
+    sourceRanksPerGroup: Object.freeze(sourceRanksPerGroup),
+    allSourceRanks,
+    rankToAttentionSlot: attentionSlots(attentionRanks, allSourceRanks, heads),
+    rankOffsetFactor: isMla ? 0 : headOffset(options, ratio, numKvHeads),
+    localConsumers,
+    handshakeRanks,
+    notifyOnlyRanks: others(handshakeRanks, allSourceRanks),
+  });
+}
+
+interface RemoteHeads {
+  readonly numKvHeads: number;
+  readonly remoteTpSize: number;
+}
+
+/** First KV head of a remote rank. */
+function headOf({ numKvHeads, remoteTpSize }: RemoteHeads, rank: number): number {
+  return Math.floor((rank * numKvHeads) / remoteTpSize);
+}
+
+/** The slot of the attention rank that holds the same head; ranks of other heads are at 0, and read for their state only. */
+function attentionSlots(
+  attentionRanks: readonly number[],
+  allSourceRanks: readonly number[],
+  heads: RemoteHeads,
+): Readonly<Record<number, number>> {
+  const slots: Record<number, number> = {};
+  if (attentionRanks.length === 1) {
+    for (const rank of allSourceRanks) slots[rank] = 0;
+    return Object.freeze(slots);
+  }
+  const slotOfHead = new Map<number, number>();
+  for (let slot = 0; slot < attentionRanks.length; slot++)
+    slotOfHead.set(headOf(heads, attentionRanks[slot] as number), slot);
+  for (const rank of allSourceRanks) slots[rank] = slotOfHead.get(headOf(heads, rank)) ?? 0;
+  return Object.freeze(slots);
+}
+
+function union(one: readonly number[], other: readonly number[]): readonly number[] {
+  return Object.freeze([...new Set([...one, ...other])].sort((a, b) => a - b));
+}
+
+const NONE: readonly number[] = Object.freeze([]);
+
+function others(ranks: readonly number[], without: readonly number[]): readonly number[] {
+  if (ranks.length === without.length) return NONE;
+  return Object.freeze(ranks.filter((rank) => !without.includes(rank)));
+}
+
+/** Several remote ranks hold the same KV head when there are fewer heads than ranks: the first one of each is read. */
+function firstRankOfEachHead(start: number, count: number, heads: RemoteHeads): readonly number[] {
+  const ranks = [start];
+  for (let rank = start + 1; rank < start + count; rank++)
+    if (headOf(heads, rank) !== headOf(heads, rank - 1)) ranks.push(rank);
+  return Object.freeze(ranks);
+}
+
+function headOffset({ tpRank, tpSize, remoteTpSize }: EnginePair, ratio: number, numKvHeads: number): number {
+  if (tpSize <= remoteTpSize) return 0;
+  if (tpSize <= numKvHeads) return tpRank % ratio;
+  const remoteRank = Math.floor((tpRank * remoteTpSize) / tpSize);
+  return Math.floor((tpRank * numKvHeads) / tpSize) - Math.floor((remoteRank * numKvHeads) / remoteTpSize);
+}

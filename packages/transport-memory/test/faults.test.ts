@@ -1,0 +1,198 @@
+import { KvError, type TransferRequest } from "@kv/interface";
+import { type FaultRule, memoryNetwork } from "@kv/transport-memory";
+import { expect, test } from "vitest";
+import { ALL, BLOCK_BYTES, bytes, collect, count, NUM_BLOCKS, type Pair, pair, SLOW } from "./pair.js";
+
+const TOTAL = BLOCK_BYTES * NUM_BLOCKS;
+const read = ({ local, remote }: Pair, more: Partial<TransferRequest> = {}): TransferRequest => ({
+  operation: "READ",
+  local,
+  localIds: ALL,
+  remote,
+  remoteIds: ALL,
+  ...more,
+});
+const codeOf = (promise: Promise<unknown>): Promise<string> =>
+  promise.then(
+    () => "KV_OK",
+    (error: unknown) => (KvError.is(error) ? error.code : String(error)),
+  );
+
+test("bytes land over time, at the speed and in the pieces asked for", async () => {
+  const p = await pair({ latency: SLOW });
+  const { done } = p.reader.agent.transfer(read(p));
+  const landed: number[] = [];
+  for (const ms of [9, 5, 4, 4, 4]) {
+    await p.clock.advance(ms);
+    landed.push(count(p.reader.memory, 2));
+  }
+  // 10 ms of latency, then a quarter of 4096 bytes every 4 ms.
+  expect(landed).toEqual([0, TOTAL / 4, TOTAL / 2, (3 * TOTAL) / 4, TOTAL]);
+  expect(await done).toMatchObject({ lengthBytes: TOTAL, transferMs: 26 });
+});
+
+test("a transfer that was given up goes on writing until it is released, and only until then", async () => {
+  const p = await pair({ latency: SLOW });
+  const controller = new AbortController();
+  const words = collect(p.owner.agent);
+  const { done, released } = p.reader.agent.transfer(
+    read(p, { signal: controller.signal, notification: bytes("never") }),
+  );
+  let free = false;
+  void released.then(() => {
+    free = true;
+  });
+  await p.clock.advance(14);
+  controller.abort();
+  expect(await codeOf(done)).toBe("KV_TRANSFER_ABORTED");
+  // Whoever takes the memory now sees it overwritten.
+  p.reader.memory.bytes.fill(9);
+  await p.clock.advance(4.9);
+  expect(free).toBe(false);
+  expect(count(p.reader.memory, 2)).toBe(TOTAL / 4);
+  await p.clock.advance(0.2);
+  expect(free).toBe(true);
+  expect(count(p.reader.memory, 2)).toBe(TOTAL / 2);
+  p.reader.memory.bytes.fill(9);
+  await p.clock.runUntilIdle();
+  expect(count(p.reader.memory, 9)).toBe(TOTAL);
+  expect(words).toEqual([]);
+});
+
+test("dropped: it never ends by itself, its deadline ends it, its memory is free a little later", async () => {
+  const p = await pair({ latency: SLOW, faults: [{ operation: "READ", nth: 2, fault: "drop" }] });
+  await p.clock.settle(p.reader.agent.transfer(read(p)).done);
+  const { done, released } = p.reader.agent.transfer(read(p, { timeoutMs: 5000 }));
+  const beganMs = p.clock.now();
+  let freeAtMs = 0;
+  void released.then(() => {
+    freeAtMs = p.clock.now();
+  });
+  expect(await p.clock.settle(codeOf(done))).toBe("KV_TRANSFER_TIMEOUT");
+  expect(p.clock.now() - beganMs).toBe(5000);
+  await p.clock.settle(released);
+  expect(freeAtMs - beganMs).toBe(5005);
+  expect(p.network.faultCounts()).toEqual({ drop: 1 });
+  expect(p.network.outstanding().transfers).toBe(0);
+});
+
+test("failed: the n-th transfer, with the code asked for, part of its bytes there, no rider", async () => {
+  const rule: FaultRule = { operation: "READ", nth: 1, fault: "fail", code: "KV_PEER_DISCONNECTED" };
+  const p = await pair({ latency: SLOW, faults: [rule] });
+  const words = collect(p.owner.agent);
+  const { done, released } = p.reader.agent.transfer(read(p, { notification: bytes("first") }));
+  expect(await p.clock.settle(codeOf(done))).toBe("KV_PEER_DISCONNECTED");
+  await p.clock.settle(released);
+  expect(count(p.reader.memory, 2)).toBeLessThan(TOTAL + 1);
+  expect(
+    await p.clock.settle(codeOf(p.reader.agent.transfer(read(p, { notification: bytes("second") })).done)),
+  ).toBe("KV_OK");
+  await p.clock.runUntilIdle();
+  expect(words).toEqual(["second"]);
+});
+
+test("delayed: later by so much", async () => {
+  const p = await pair({ latency: SLOW, faults: [{ operation: "READ", fault: "delay", delayMs: 100 }] });
+  expect(await p.clock.settle(p.reader.agent.transfer(read(p)).done)).toMatchObject({ transferMs: 126 });
+});
+
+test("notifications: dropped, duplicated, delayed with those behind it, overtaken", async () => {
+  const p = await pair({
+    latency: { latencyMs: 1 },
+    faults: [
+      { fault: "drop", nth: 2, operation: "NOTIFY" },
+      { fault: "duplicate", nth: 2 },
+      { fault: "delay", nth: 2, operation: "NOTIFY", delayMs: 50 },
+      { fault: "reorder", nth: 2, delayMs: 100 },
+    ],
+  });
+  const words = collect(p.owner.agent);
+  // Each rule counts what the rules before it let pass: "b" is dropped, "c" doubled, "d" delayed, "e" overtaken.
+  for (const word of ["a", "b", "c", "d", "e", "f"])
+    await p.reader.agent.notify(p.owner.agent.name, bytes(word));
+  await p.clock.advance(1);
+  expect(words).toEqual(["a", "c", "c"]);
+  await p.clock.runUntilIdle();
+  expect(words).toEqual(["a", "c", "c", "d", "f", "e"]);
+  expect(p.network.faultCounts()).toEqual({ drop: 1, duplicate: 1, delay: 1, reorder: 1 });
+});
+
+test("disconnected: what is under way fails, what is new fails, until the time is over", async () => {
+  const p = await pair({
+    latency: SLOW,
+    faults: [{ operation: "NOTIFY", nth: 1, fault: "disconnect", forMs: 1000 }],
+  });
+  const inFlight = p.reader.agent.transfer(read(p));
+  await p.clock.advance(15);
+  expect(await codeOf(p.owner.agent.addRemote(await p.reader.agent.localMetadata()))).toBe("KV_OK");
+  expect(await codeOf(p.owner.agent.notify(p.reader.agent.name, bytes("x")))).toBe("KV_NOTIFICATION_FAILED");
+  expect(await codeOf(inFlight.done)).toBe("KV_PEER_DISCONNECTED");
+  await inFlight.released;
+  expect(await codeOf(p.reader.agent.transfer(read(p)).done)).toBe("KV_PEER_DISCONNECTED");
+  await p.clock.advance(1000);
+  expect(await p.clock.settle(codeOf(p.reader.agent.transfer(read(p)).done))).toBe("KV_OK");
+  p.network.disconnect("p", "d");
+  expect(await codeOf(p.reader.agent.notify(p.owner.agent.name, bytes("x")))).toBe("KV_NOTIFICATION_FAILED");
+  p.network.reconnect("d", "p");
+  expect(await codeOf(p.reader.agent.notify(p.owner.agent.name, bytes("x")))).toBe("KV_OK");
+});
+
+test("a rider that cannot be sent fails its transfer", async () => {
+  const p = await pair({ faults: [{ operation: "NOTIFY", fault: "fail" }] });
+  const { done } = p.reader.agent.transfer(read(p, { notification: bytes("x") }));
+  expect(await p.clock.settle(codeOf(done))).toBe("KV_NOTIFICATION_FAILED");
+});
+
+test("rules match by host, by agent, by predicate, so many times", async () => {
+  const p = await pair({
+    faults: [
+      { fault: "drop", operation: "NOTIFY", from: "p" },
+      { fault: "drop", operation: "NOTIFY", to: "nobody" },
+      {
+        fault: "drop",
+        operation: "NOTIFY",
+        to: "agent of p",
+        where: ({ payload }) => payload?.[0] === 0x48,
+        times: 1,
+      },
+    ],
+  });
+  const words = collect(p.owner.agent);
+  for (const word of ["Ha", "x", "Hb"]) await p.reader.agent.notify(p.owner.agent.name, bytes(word));
+  await p.clock.runUntilIdle();
+  expect(words).toEqual(["x", "Hb"]);
+});
+
+test("the same seed gives the same faults, another seed others", async () => {
+  const run = async (seed: number): Promise<string> => {
+    const p = await pair({
+      seed,
+      latency: { jitterMs: 5 },
+      faults: [{ fault: "drop", operation: "NOTIFY", probability: 0.3 }],
+    });
+    const words = collect(p.owner.agent);
+    for (let index = 0; index < 50; index++)
+      await p.reader.agent.notify(p.owner.agent.name, bytes(String(index)));
+    await p.clock.runUntilIdle();
+    return `${words.join()} at ${p.clock.now()}`;
+  };
+  expect(await run(7)).toBe(await run(7));
+  expect(await run(7)).not.toBe(await run(8));
+});
+
+test("rules that cannot be meant are refused", () => {
+  const wrong: unknown[] = [
+    { fault: "explode" },
+    { fault: "duplicate", operation: "READ" },
+    { fault: "garbage", operation: ["REQUEST", "NOTIFY"] },
+    { fault: "drop", probability: 1.5 },
+    { fault: "drop", nth: 0 },
+    { fault: "drop", times: 0.5 },
+    { fault: "delay", delayMs: -1 },
+    { fault: "disconnect", forMs: Number.NaN },
+  ];
+  for (const rule of wrong) {
+    expect(() => memoryNetwork({ faults: [rule as FaultRule] })).toThrow(KvError);
+  }
+  expect(() => memoryNetwork({ latency: { lingerMs: -1 } })).toThrow(/lingerMs is -1/);
+});

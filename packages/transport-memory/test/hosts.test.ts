@@ -1,0 +1,191 @@
+import { KvError } from "@kv/interface";
+import { memoryTransport } from "@kv/transport-memory";
+import { expect, test } from "vitest";
+import { ALL, BLOCK_BYTES, bytes, collect, count, end, lists, NUM_BLOCKS, pair, SLOW } from "./pair.js";
+
+const TOTAL = BLOCK_BYTES * NUM_BLOCKS;
+const NOTHING = {
+  agents: 0,
+  memories: 0,
+  registrations: 0,
+  transfers: 0,
+  notifications: 0,
+  listeners: 0,
+  requests: 0,
+};
+
+test("a killed owner: transfers from it stop and fail, its memory is gone, nothing of it is left", async () => {
+  const { clock, network, reader, owner, local, remote } = await pair({ latency: SLOW });
+  const request = { operation: "READ", local, localIds: ALL, remote, remoteIds: ALL } as const;
+  const { done, released } = reader.agent.transfer(request);
+  await clock.advance(15);
+  network.host("p").kill();
+  await expect(done).rejects.toSatisfy((error) => KvError.is(error, "KV_PEER_DISCONNECTED"));
+  await released;
+  await clock.runUntilIdle();
+  expect(count(reader.memory, 2)).toBe(TOTAL / 4);
+  await expect(reader.agent.transfer(request).done).rejects.toSatisfy((e) =>
+    KvError.is(e, "KV_PEER_DISCONNECTED"),
+  );
+  await expect(reader.agent.notify(owner.agent.name, bytes("x"))).rejects.toSatisfy((e) =>
+    KvError.is(e, "KV_NOTIFICATION_FAILED"),
+  );
+  await expect(owner.agent.localMetadata()).rejects.toSatisfy((error) =>
+    KvError.is(error, "KV_AGENT_CLOSED"),
+  );
+  await expect(owner.transport.createAgent()).rejects.toSatisfy((e) => KvError.is(e, "KV_TRANSPORT_CLOSED"));
+  network.host("d").kill();
+  expect(network.outstanding()).toEqual(NOTHING);
+  owner.memory.close();
+  reader.memory.close();
+  expect(clock.pendingTimers).toBe(0);
+});
+
+test("a transfer that hangs is told of the death too", async () => {
+  const { clock, network, reader, local, remote } = await pair({
+    faults: [{ fault: "drop", operation: "READ" }],
+  });
+  const { done, released } = reader.agent.transfer({
+    operation: "READ",
+    local,
+    localIds: ALL,
+    remote,
+    remoteIds: ALL,
+  });
+  await clock.advance(1000);
+  network.host("p").kill();
+  await expect(done).rejects.toSatisfy((error) => KvError.is(error, "KV_PEER_DISCONNECTED"));
+  await released;
+});
+
+test("a killed reader: not one byte more, its promises and timers stay silent", async () => {
+  const { clock, network, reader, owner, local, remote } = await pair({ latency: SLOW });
+  const { done, released } = reader.agent.transfer({
+    operation: "WRITE",
+    local,
+    localIds: ALL,
+    remote,
+    remoteIds: ALL,
+  });
+  let heard = "";
+  void Promise.race([done, released]).then(
+    () => (heard = "settled"),
+    () => (heard = "settled"),
+  );
+  const host = network.host("d");
+  host.clock.setTimer(() => (heard = "timer"), 20);
+  await clock.advance(15);
+  host.kill();
+  host.clock.setTimer(() => (heard = "timer after death"), 1);
+  await clock.advance(10_000);
+  expect(heard).toBe("");
+  expect(count(owner.memory, 1)).toBe(TOTAL / 4);
+  expect(network.outstanding()).toMatchObject({ agents: 1, transfers: 0 });
+  await reader.agent.close();
+});
+
+test("notifications of a killed host that are under way arrive or not, by the chance given", async () => {
+  for (const [deliverInFlight, expected] of [
+    [0, 0],
+    [1, 40],
+  ] as const) {
+    const { clock, network, reader, owner } = await pair({ latency: SLOW });
+    const words = collect(owner.agent);
+    for (let index = 0; index < 40; index++) await reader.agent.notify(owner.agent.name, bytes("x"));
+    network.host("d").kill({ deliverInFlight });
+    await clock.runUntilIdle();
+    expect(words.length).toBe(expected);
+  }
+});
+
+test("a restarted host is another process: old metadata and lists lead nowhere, new ones to the new agent", async () => {
+  const { clock, network, reader, owner, local, remote } = await pair();
+  const request = { operation: "READ", local, localIds: ALL, remote, remoteIds: ALL } as const;
+  const oldMetadata = await owner.agent.localMetadata();
+  expect(network.restart("p").incarnation).toBe(2);
+  const again = await end(network, "p", 5);
+  expect(again.agent.name).toBe(owner.agent.name);
+  await expect(reader.agent.transfer(request).done).rejects.toSatisfy((e) =>
+    KvError.is(e, "KV_PEER_DISCONNECTED"),
+  );
+  const words = collect(again.agent);
+  // Known under the old life still: the new one of the same name is not reached.
+  await expect(reader.agent.notify(again.agent.name, bytes("old"))).rejects.toThrow(KvError);
+  const fresh = await lists(reader, again);
+  await clock.settle(reader.agent.transfer({ ...request, ...fresh }).done);
+  expect(count(reader.memory, 5)).toBe(TOTAL);
+  await reader.agent.addRemote(oldMetadata);
+  await expect(reader.agent.notify(again.agent.name, bytes("old"))).rejects.toThrow(KvError);
+  await clock.runUntilIdle();
+  expect(words).toEqual([]);
+});
+
+test("without reportsPeerDeath the deadline alone tells", async () => {
+  const { clock, network, reader, owner, local, remote } = await pair({ reportsPeerDeath: false });
+  expect(reader.transport.capabilities.reportsPeerDeath).toBe(false);
+  network.host("p").kill();
+  const { done, released } = reader.agent.transfer({
+    operation: "READ",
+    local,
+    localIds: ALL,
+    remote,
+    remoteIds: ALL,
+    timeoutMs: 700,
+  });
+  await reader.agent.notify(owner.agent.name, bytes("into the void"));
+  await expect(clock.settle(done)).rejects.toSatisfy((error) => KvError.is(error, "KV_TRANSFER_TIMEOUT"));
+  await clock.settle(released);
+  expect(clock.now()).toBeLessThan(800);
+});
+
+test("an owner that lets go of memory fails the transfer that still reads it", async () => {
+  const { clock, reader, owner, local, remote } = await pair({ latency: SLOW });
+  const { done } = reader.agent.transfer({ operation: "READ", local, localIds: ALL, remote, remoteIds: ALL });
+  await clock.advance(15);
+  await owner.agent.close();
+  await expect(clock.settle(done)).rejects.toSatisfy((error) => KvError.is(error, "KV_PEER_DISCONNECTED"));
+});
+
+test("closing an agent waits for its transfers, and gives up what does not end", async () => {
+  const { clock, reader, local, remote, network } = await pair({
+    latency: SLOW,
+    faults: [{ fault: "drop", nth: 2 }],
+  });
+  const request = { operation: "READ", local, localIds: ALL, remote, remoteIds: ALL } as const;
+  const good = reader.agent.transfer(request).done;
+  const stuck = reader.agent.transfer(request).done;
+  await clock.settle(reader.agent.close({ timeoutMs: 3000 }));
+  expect(clock.now()).toBe(3005);
+  expect((await good).lengthBytes).toBe(TOTAL);
+  await expect(stuck).rejects.toSatisfy((error) => KvError.is(error, "KV_TRANSFER_ABORTED"));
+  expect(network.outstanding()).toMatchObject({ agents: 1, transfers: 0, registrations: 1 });
+});
+
+test("clocks of hosts differ by their skew, also after a restart", async () => {
+  const { clock, network } = await pair();
+  const host = network.host("late", { skewMs: -250 });
+  await clock.advance(1000);
+  expect(host.clock.now()).toBe(750);
+  expect(network.restart("late").clock.now()).toBe(750);
+});
+
+test("names are unique among the living, and agents of one host meet as others do", async () => {
+  const { network, reader } = await pair();
+  const transport = memoryTransport({ network, host: "d" });
+  await expect(transport.createAgent({ name: reader.agent.name })).rejects.toSatisfy((error) =>
+    KvError.is(error, "KV_AGENT_INVALID"),
+  );
+});
+
+test("VRAM is simulated where it is asked for: no view, but gather, scatter and transfers", async () => {
+  const transport = memoryTransport({ memoryTypes: ["VRAM"] });
+  const memory = transport.allocate(64, { memoryType: "VRAM", deviceId: 3 });
+  expect(() => memory.bytes).toThrow(/not addressable/);
+  await memory.scatter(Float64Array.of(8, 4), Uint8Array.of(1, 2, 3, 4).buffer);
+  expect([...new Uint8Array(await memory.gather(Float64Array.of(9, 2)))]).toEqual([2, 3]);
+  const agent = await transport.createAgent();
+  await agent.register(memory);
+  const rows = Float64Array.of(memory.address, 64, 3, 64, 1);
+  expect((await agent.prepareLocal({ memoryType: "VRAM", rows })).count).toBe(1);
+  await expect(agent.prepareLocal({ memoryType: "DRAM", rows })).rejects.toThrow(/is VRAM of device 3/);
+});

@@ -1,0 +1,78 @@
+import type { Agent, Memory, PreparedList, Transport } from "@kv/interface";
+import {
+  type MemoryLatency,
+  type MemoryNetwork,
+  type MemoryNetworkOptions,
+  memoryNetwork,
+  memoryTransport,
+  seededRandom,
+  type VirtualClock,
+  virtualClock,
+} from "@kv/transport-memory";
+
+export const BLOCK_BYTES = 256;
+export const NUM_BLOCKS = 16;
+
+export interface End {
+  readonly transport: Transport;
+  readonly agent: Agent;
+  readonly memory: Memory;
+}
+
+export interface Pair {
+  readonly clock: VirtualClock;
+  readonly network: MemoryNetwork;
+  readonly reader: End;
+  readonly owner: End;
+  readonly local: PreparedList;
+  readonly remote: PreparedList;
+}
+
+export const SLOW: MemoryLatency = { latencyMs: 10, minPieces: 4, bytesPerMs: BLOCK_BYTES, lingerMs: 5 };
+
+/** A reader on host "d" that knows all of an owner's memory on host "p", in virtual time. */
+export async function pair(options: MemoryNetworkOptions & { seed?: number } = {}): Promise<Pair> {
+  const clock = virtualClock();
+  const network = memoryNetwork({ clock, random: seededRandom(options.seed ?? 1), ...options });
+  const reader = await end(network, "d", 1);
+  const owner = await end(network, "p", 2);
+  return { clock, network, reader, owner, ...(await lists(reader, owner)) };
+}
+
+export async function end(network: MemoryNetwork, host: string, fill: number): Promise<End> {
+  const transport = memoryTransport({ network, host });
+  const agent = await transport.createAgent({ name: `agent of ${host}` });
+  const memory = transport.allocate(BLOCK_BYTES * NUM_BLOCKS);
+  memory.bytes.fill(fill);
+  await agent.register(memory);
+  return { transport, agent, memory };
+}
+
+export async function lists(reader: End, owner: End): Promise<{ local: PreparedList; remote: PreparedList }> {
+  const table = (memory: Memory) =>
+    ({
+      memoryType: "DRAM",
+      rows: Float64Array.of(memory.address, BLOCK_BYTES, 0, BLOCK_BYTES, NUM_BLOCKS),
+    }) as const;
+  await reader.agent.addRemote(await owner.agent.localMetadata());
+  return {
+    local: await reader.agent.prepareLocal(table(reader.memory)),
+    remote: await reader.agent.prepareRemote(owner.agent.name, table(owner.memory)),
+  };
+}
+
+export const ALL = Int32Array.from({ length: NUM_BLOCKS }, (_, index) => index);
+export const bytes = (text: string): Uint8Array => new TextEncoder().encode(text);
+export const text = (payload: Uint8Array): string => new TextDecoder().decode(payload);
+/** How many bytes of the memory have the value. */
+export const count = (memory: Memory, value: number): number =>
+  memory.bytes.filter((byte) => byte === value).length;
+
+/** Everything that arrives from now on, as text. */
+export function collect(agent: Agent): string[] {
+  const words: string[] = [];
+  void (async () => {
+    for await (const { payload } of agent.notifications()) words.push(text(payload));
+  })();
+  return words;
+}

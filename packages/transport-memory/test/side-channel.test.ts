@@ -1,0 +1,156 @@
+import { KvError, type SideChannelRequest } from "@kv/interface";
+import {
+  type FaultRule,
+  memoryNetwork,
+  memorySideChannel,
+  seededRandom,
+  virtualClock,
+} from "@kv/transport-memory";
+import { expect, test } from "vitest";
+import { bytes, text } from "./pair.js";
+
+function ground(faults: readonly FaultRule[] = []) {
+  const clock = virtualClock();
+  const network = memoryNetwork({ clock, random: seededRandom(3), latency: { latencyMs: 5 }, faults });
+  const server = memorySideChannel({ network, host: network.host("p", { skewMs: 1000 }) });
+  const client = memorySideChannel({ network, host: "d" });
+  const ask = (more: Partial<SideChannelRequest> = {}) =>
+    client.request({ host: "p", port: 5600, frames: [bytes("ping")], timeoutMs: 5000, ...more });
+  const codeOf = (promise: Promise<unknown>): Promise<string> =>
+    clock.settle(
+      promise.then(
+        () => "KV_OK",
+        (error: unknown) => (KvError.is(error) ? error.code : String(error)),
+      ),
+    );
+  return { clock, network, server, client, ask, codeOf };
+}
+
+test("a request of frames, a reply of frames, with the asker's times", async () => {
+  const { clock, server, ask, network } = ground();
+  const asked: string[][] = [];
+  const listener = await server.listen({
+    host: "0.0.0.0",
+    port: 5600,
+    answer: async (frames) => {
+      asked.push(frames.map(text));
+      return [bytes("pong"), bytes("1")];
+    },
+  });
+  const reply = await clock.settle(ask({ frames: [bytes("a"), bytes("b")] }));
+  expect(asked).toEqual([["a", "b"]]);
+  expect(reply.frames.map(text)).toEqual(["pong", "1"]);
+  expect([reply.sentAtMs, reply.receivedAtMs]).toEqual([0, 10]);
+  await listener.close();
+  expect(network.outstanding()).toMatchObject({ listeners: 0, requests: 0 });
+  expect(clock.pendingTimers).toBe(0);
+});
+
+test("the listener goes on, whatever answer does; the asker hears nothing and times out", async () => {
+  const { clock, server, ask, codeOf } = ground();
+  let round = 0;
+  await server.listen({
+    host: "p",
+    port: 5600,
+    answer: () => {
+      round += 1;
+      if (round === 1) throw new Error("bad frames");
+      return round === 2 ? undefined : round === 3 ? Promise.reject(new Error("later")) : [bytes("pong")];
+    },
+  });
+  for (let failing = 0; failing < 3; failing++) expect(await codeOf(ask())).toBe("KV_SIDE_CHANNEL_TIMEOUT");
+  expect(clock.now()).toBe(15_000);
+  expect(await codeOf(ask())).toBe("KV_OK");
+});
+
+test("nobody there, a dead host, a cut link: unreachable; a killed listener's port is free again", async () => {
+  const { network, server, ask, codeOf } = ground();
+  expect(await codeOf(ask())).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  expect(await codeOf(ask({ host: "nowhere" }))).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  await server.listen({ host: "p", port: 5600, answer: () => [] });
+  expect(await codeOf(ask())).toBe("KV_OK");
+  network.disconnect("d", "p", { forMs: 100 });
+  expect(await codeOf(ask())).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  const process = network.restart("p");
+  expect(await codeOf(ask())).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  expect(await codeOf(server.listen({ host: "p", port: 5601, answer: () => [] }))).toBe(
+    "KV_SIDE_CHANNEL_CLOSED",
+  );
+  const again = memorySideChannel({ network, host: process });
+  await again.listen({ host: "p", port: 5600, answer: () => [] });
+  expect(network.outstanding().listeners).toBe(1);
+});
+
+test("a host that is killed while it answers never does", async () => {
+  const { clock, network, server, ask, codeOf } = ground();
+  await server.listen({
+    host: "p",
+    port: 5600,
+    answer: () => new Promise((resolve) => void clock.setTimer(() => resolve([bytes("late")]), 50)),
+  });
+  const asked = codeOf(ask());
+  network.host("p");
+  clock.setTimer(() => network.host("p").kill(), 20);
+  expect(await asked).toBe("KV_SIDE_CHANNEL_TIMEOUT");
+});
+
+test("ports: taken, of another host, no port, a free one for 0; the same port on another host", async () => {
+  const { server, client, codeOf, network } = ground();
+  const answer = () => [];
+  const first = await server.listen({ host: "localhost", port: 0, answer });
+  expect(first.port).toBeGreaterThan(1023);
+  expect(await codeOf(server.listen({ host: "p", port: first.port, answer }))).toBe(
+    "KV_SIDE_CHANNEL_BIND_FAILED",
+  );
+  for (const [host, port] of [
+    ["d", 1],
+    ["p", -1],
+    ["p", 65_536],
+    ["p", 1.5],
+  ] as const) {
+    expect(await codeOf(server.listen({ host, port, answer }))).toBe("KV_SIDE_CHANNEL_BIND_FAILED");
+  }
+  await client.listen({ host: "d", port: first.port, answer });
+  await first.close();
+  await server.listen({ host: "p", port: first.port, answer });
+  await server.close();
+  await client.close();
+  expect(network.outstanding().listeners).toBe(0);
+});
+
+test("faults: lost, delayed, refused, noise instead of the reply", async () => {
+  const { clock, server, ask, codeOf } = ground([
+    { fault: "drop", operation: "REQUEST", nth: 1 },
+    { fault: "delay", operation: "REQUEST", nth: 1, delayMs: 40 },
+    { fault: "fail", operation: "REQUEST", nth: 1 },
+    { fault: "garbage", nth: 1 },
+    { fault: "disconnect", operation: "REQUEST", nth: 2, forMs: 10 },
+  ]);
+  await server.listen({ host: "p", port: 5600, answer: () => [bytes("a reply of some length")] });
+  expect(await codeOf(ask())).toBe("KV_SIDE_CHANNEL_TIMEOUT");
+  const late = await clock.settle(ask());
+  expect(late.receivedAtMs - late.sentAtMs).toBe(50);
+  expect(await codeOf(ask())).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  const [noise] = (await clock.settle(ask())).frames;
+  expect(noise?.length).toBe(22);
+  expect(text(noise ?? new Uint8Array())).not.toBe("a reply of some length");
+  expect(text((await clock.settle(ask())).frames[0] ?? new Uint8Array())).toBe("a reply of some length");
+  expect(await codeOf(ask())).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  await clock.advance(10);
+  expect(await codeOf(ask())).toBe("KV_OK");
+});
+
+test("aborted by its signal, closed under it", async () => {
+  const { client, ask, codeOf, network, clock } = ground();
+  expect(await codeOf(ask({ signal: AbortSignal.abort() }))).toBe("KV_REQUEST_ABORTED");
+  const controller = new AbortController();
+  const asked = ask({ signal: controller.signal });
+  controller.abort();
+  expect(await codeOf(asked)).toBe("KV_REQUEST_ABORTED");
+  const pending = ask();
+  await client.close();
+  expect(await codeOf(pending)).toBe("KV_SIDE_CHANNEL_CLOSED");
+  expect(await codeOf(ask())).toBe("KV_SIDE_CHANNEL_CLOSED");
+  expect(network.outstanding().requests).toBe(0);
+  expect(clock.pendingTimers).toBe(0);
+});

@@ -1,0 +1,14 @@
+// npm run bench [-- NAME…] [--json]
+import { spawn } from "node:child_process";
+import { join } from "node:path";
+import { root, setup } from "./setup.mjs";
+
+const { nixl } = await setup();
+if (!nixl.ready) {
+  console.error(`the benchmarks compare with NIXL's own Python API: ${nixl.why}`);
+  process.exit(1);
+}
+const args = ["--import", "tsx", join(root, "bench/main.ts"), ...process.argv.slice(2)];
+spawn(process.execPath, args, { cwd: root, stdio: "inherit" }).on("close", (code) => {
+  process.exitCode = code ?? 1;
+});

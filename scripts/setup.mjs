@@ -1,0 +1,147 @@
+// Brings a fresh machine to the point where the demo and the tests run: dependencies, build, addon, NIXL. Each step is skipped
+// when what it depends on has not changed. What cannot be had is said in one line, and the embedded transport serves instead.
+import { spawn } from "node:child_process";
+import { createHash } from "node:crypto";
+import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { join, relative } from "node:path";
+import { fileURLToPath, pathToFileURL } from "node:url";
+
+export const root = fileURLToPath(new URL("..", import.meta.url));
+const stamps = join(root, "node_modules", ".cache", "kv-setup.json");
+const manifest = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
+
+/** The command line of the pinned pnpm: the one on PATH when it is that version, else through npx. */
+export const pnpm = ["npx", "--yes", manifest.packageManager];
+
+const say = (line) => process.stderr.write(`${line}\n`);
+
+/** Runs a command; its output goes to stderr when `show`, and is shown on failure in any case. */
+export function run(command, args, { cwd = root, show = false, env = process.env } = {}) {
+  return new Promise((resolve, reject) => {
+    const child = spawn(command, args, { cwd, env, stdio: ["ignore", "pipe", "pipe"] });
+    const chunks = [];
+    for (const stream of [child.stdout, child.stderr]) {
+      stream.on("data", (data) => (show ? process.stderr.write(data) : chunks.push(data)));
+    }
+    child.on("error", reject);
+    child.on("close", (code) => {
+      const output = Buffer.concat(chunks).toString();
+      if (code === 0) resolve(output);
+      else
+        reject(
+          new Error(
+            `${[command, ...args].join(" ")} ended with ${code}\n${output.split("\n").slice(-40).join("\n")}`,
+          ),
+        );
+    });
+  });
+}
+
+function digest(paths) {
+  const hash = createHash("sha256");
+  const visit = (path) => {
+    if (!existsSync(path)) return;
+    const stat = statSync(path);
+    if (stat.isDirectory()) {
+      for (const name of readdirSync(path).sort()) {
+        if (!["node_modules", "dist", "build", "fixtures", ".turbo"].includes(name)) visit(join(path, name));
+      }
+    } else if (!path.endsWith(".test.ts")) {
+      hash
+        .update(`${relative(root, path)}\0`)
+        .update(readFileSync(path))
+        .update("\0");
+    }
+  };
+  for (const path of paths) visit(join(root, path));
+  return hash.digest("hex");
+}
+
+const readStamps = () => {
+  try {
+    return JSON.parse(readFileSync(stamps, "utf8"));
+  } catch {
+    return {};
+  }
+};
+
+/** Runs `work` unless the digest of `inputs` is that of the last success and all `outputs` are there. */
+async function step(name, inputs, outputs, work) {
+  const wanted = digest(inputs);
+  if (readStamps()[name] === wanted && outputs.every((path) => existsSync(join(root, path)))) return;
+  const begun = Date.now();
+  say(`${name} …`);
+  const ticker = setInterval(() => say(`${name} … ${Math.round((Date.now() - begun) / 1000)} s`), 10_000);
+  try {
+    await work();
+  } finally {
+    clearInterval(ticker);
+  }
+  mkdirSync(join(root, "node_modules", ".cache"), { recursive: true });
+  writeFileSync(stamps, JSON.stringify({ ...readStamps(), [name]: wanted }));
+  say(`${name}: done in ${((Date.now() - begun) / 1000).toFixed(1)} s`);
+}
+
+const firstLine = (error) => String(error?.message ?? error).split("\n")[0];
+
+/**
+ * All of it. Answers `{ nixl: { ready, why? } }`; throws only for what nothing can be done without.
+ */
+export async function setup() {
+  const [major] = process.versions.node.split(".").map(Number);
+  if (major < 20) throw new Error(`Node ${process.versions.node} is too old: 20 or newer is needed`);
+  const workspaces = ["packages", "apps", "native", "tools"];
+  const manifests = workspaces.flatMap((place) => {
+    const names = existsSync(join(root, place)) ? readdirSync(join(root, place)) : [];
+    return [`${place}/package.json`, ...names.map((name) => `${place}/${name}/package.json`)];
+  });
+  await step(
+    "install",
+    ["pnpm-lock.yaml", "pnpm-workspace.yaml", "package.json", ...manifests],
+    ["node_modules/.modules.yaml"],
+    () => run(pnpm[0], [...pnpm.slice(1), "install", "--frozen-lockfile", "--ignore-scripts"]),
+  );
+  await step(
+    "build",
+    ["packages", "apps", "tsconfig.base.json", "turbo.json", "pnpm-lock.yaml"],
+    ["packages/interface/dist/index.js", "packages/nixl/dist/index.js", "apps/demo/dist/main.js"],
+    () => run(pnpm[0], [...pnpm.slice(1), "exec", "turbo", "run", "build", "--filter=!@kv/native"]),
+  );
+  return { nixl: await nixl() };
+}
+
+async function nixl() {
+  if (process.platform !== "linux") return { ready: false, why: `no NIXL for ${process.platform}` };
+  try {
+    await step("compile the addon", ["native"], ["native/build/kv_nixl.node"], () =>
+      run("node", ["native/build.mjs"]),
+    );
+  } catch (error) {
+    // The build says in its last line what is missing and how to get it.
+    const why = String(error.message).trim().split("\n").at(-1);
+    say(why);
+    return { ready: false, why };
+  }
+  try {
+    const { findLibrary, installNixl } = await import(
+      pathToFileURL(join(root, "packages/nixl/dist/index.js")).href
+    );
+    try {
+      await findLibrary();
+    } catch {
+      say("fetch NIXL …");
+      await installNixl({ onProgress: say });
+    }
+    return { ready: true };
+  } catch (error) {
+    const why = `NIXL is not to be had (${firstLine(error)})`;
+    say(`${why}; remedy: ${error?.hint ?? "npx --no-install kv-nixl install"}`);
+    return { ready: false, why };
+  }
+}
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) {
+  if (process.argv.includes("--fresh")) rmSync(stamps, { force: true });
+  const { nixl: state } = await setup();
+  say(state.ready ? "ready, with NIXL" : "ready, without NIXL: the embedded transport serves");
+}

@@ -1,0 +1,116 @@
+// npm run test:long: the runs that take too long for npm test. It sets up first; the last line counts runs and processes.
+//   npm run test:long -- --requests 200000 --exits 200 --property-factor 50 --seed WORD --only faults,exits,properties --jobs 2
+import { spawn } from "node:child_process";
+import { availableParallelism } from "node:os";
+import { join } from "node:path";
+import { parseArgs } from "node:util";
+import { root, run, setup } from "./setup.mjs";
+
+const REQUESTS_PER_SEED = 10_000;
+const KINDS = ["faults", "properties", "exits"];
+
+const { values } = parseArgs({
+  options: {
+    requests: { type: "string", default: "200000" },
+    exits: { type: "string", default: "200" },
+    "property-factor": { type: "string", default: "50" },
+    seed: { type: "string", default: `${Date.now()}` },
+    only: { type: "string", default: KINDS.join(",") },
+    jobs: { type: "string", default: `${Math.min(availableParallelism(), 4)}` },
+  },
+});
+
+function count(name) {
+  const value = Number(values[name]);
+  if (Number.isSafeInteger(value) && value > 0) return value;
+  console.error(`--${name} is ${JSON.stringify(values[name])}, not a positive integer`);
+  process.exit(2);
+}
+const [requests, exits, propertyFactor, jobs] = ["requests", "exits", "property-factor", "jobs"].map(count);
+const only = values.only.split(",");
+for (const kind of only) {
+  if (KINDS.includes(kind)) continue;
+  console.error(`--only is ${JSON.stringify(kind)}, not of ${KINDS.join(", ")}`);
+  process.exit(2);
+}
+const vitest = join(root, "node_modules/.bin/vitest");
+
+let passed = 0;
+let failed = 0;
+
+/** One run: passed when its command ends with 0. Its output is shown when it does not. */
+async function check(name, env, command, args) {
+  const begun = Date.now();
+  try {
+    await run(command, args, { env: { ...process.env, ...env } });
+    passed += 1;
+    console.log(`ok    ${name} (${((Date.now() - begun) / 1000).toFixed(1)} s)`);
+  } catch (error) {
+    failed += 1;
+    const again = Object.entries(env).map(([key, value]) => `${key}=${value} `);
+    console.log(`FAIL  ${name}\n${error.message}\nreplay: ${again.join("")}${[command, ...args].join(" ")}`);
+  }
+}
+
+async function faults() {
+  const file = "packages/pull/test/faults.test.ts";
+  const seeds = Array.from({ length: Math.ceil(requests / REQUESTS_PER_SEED) }, (_, i) => i);
+  const lane = async () => {
+    for (let i = seeds.shift(); i !== undefined; i = seeds.shift()) {
+      const env = {
+        KV_SEED: `${values.seed}-${i}`,
+        KV_REQUESTS: `${Math.min(REQUESTS_PER_SEED, requests - i * REQUESTS_PER_SEED)}`,
+      };
+      await check(`${env.KV_REQUESTS} requests under faults, seed ${env.KV_SEED}`, env, vitest, [
+        "run",
+        file,
+      ]);
+    }
+  };
+  await Promise.all(Array.from({ length: jobs }, lane));
+}
+
+async function properties() {
+  const env = { KV_PROPERTY_FACTOR: `${propertyFactor}` };
+  const args = ["run", "--config", "tools/long/vitest.config.ts"];
+  await check(`properties, each with ${propertyFactor} times its runs`, env, vitest, args);
+}
+
+/** Counts each process. */
+async function exitsOfProcesses(nixl) {
+  if (!nixl.ready) {
+    console.log(`${process.env.CI === "true" ? "FAIL" : "SKIPPED"}  exits need NIXL: ${nixl.why}`);
+    if (process.env.CI === "true") failed += 1;
+    return;
+  }
+  const args = ["--count", `${exits}`, "--seed", values.seed, "--jobs", `${jobs}`];
+  let last = "";
+  const code = await new Promise((resolve) => {
+    const child = spawn(process.execPath, ["--import", "tsx", "tools/long/exits.ts", ...args], {
+      cwd: root,
+      stdio: ["ignore", "pipe", "inherit"],
+    });
+    child.stdout.on("data", (chunk) => {
+      process.stdout.write(chunk);
+      last = (last + chunk).slice(-200);
+    });
+    child.on("close", resolve);
+  });
+  const counts = /exits: (\d+) passed, (\d+) failed\n$/.exec(last);
+  if (counts !== null) {
+    passed += Number(counts[1]);
+    failed += Number(counts[2]);
+  }
+  if (counts === null || (code !== 0 && counts[2] === "0")) {
+    failed += 1;
+    console.log(`FAIL  tools/long/exits.ts ended with ${code}`);
+  }
+}
+
+const { nixl } = await setup();
+console.log(`seed ${values.seed}`);
+if (only.includes("faults")) await faults();
+if (only.includes("properties")) await properties();
+if (only.includes("exits")) await exitsOfProcesses(nixl);
+console.log(`${passed} passed, ${failed} failed`);
+process.exitCode = failed === 0 && passed > 0 ? 0 : 1;

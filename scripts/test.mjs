@@ -1,0 +1,94 @@
+// npm test: set-up, then every check of the repository, then every suite. The last line counts them all.
+import { spawn } from "node:child_process";
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { root, run, setup } from "./setup.mjs";
+
+const bin = (name) => join(root, "node_modules", ".bin", name);
+const published = readdirSync(join(root, "packages")).filter((name) =>
+  existsSync(join(root, "packages", name, "package.json")),
+);
+
+let passed = 0;
+let failed = 0;
+
+async function check(name, work) {
+  const begun = Date.now();
+  try {
+    await work();
+    passed += 1;
+    console.log(`ok    ${name} (${((Date.now() - begun) / 1000).toFixed(1)} s)`);
+  } catch (error) {
+    failed += 1;
+    console.log(`FAIL  ${name}\n${error.message ?? error}`);
+  }
+}
+
+/** Runs vitest with its own report on the terminal, and adds its counts. */
+async function suites(args) {
+  const folder = mkdtempSync(join(tmpdir(), "kv-test-"));
+  const report = join(folder, "report.json");
+  const reporters = ["--reporter=default", "--reporter=json", `--outputFile.json=${report}`];
+  const code = await new Promise((resolve) => {
+    spawn(bin("vitest"), ["run", ...reporters, ...args], {
+      cwd: root,
+      stdio: ["ignore", "inherit", "inherit"],
+    }).on("close", resolve);
+  });
+  if (!existsSync(report)) {
+    failed += 1;
+    console.log(`FAIL  vitest ended with ${code} and wrote no report`);
+    return;
+  }
+  const result = JSON.parse(readFileSync(report, "utf8"));
+  rmSync(folder, { recursive: true });
+  passed += result.numPassedTests;
+  failed += result.numFailedTests;
+  const brokenFiles = result.testResults.filter(
+    (file) => file.status === "failed" && file.assertionResults.length === 0,
+  );
+  failed += brokenFiles.length;
+  for (const file of brokenFiles) console.log(`FAIL  ${file.name} could not be loaded: ${file.message}`);
+  if (code !== 0 && result.numFailedTests + brokenFiles.length === 0) {
+    failed += 1;
+    console.log(`FAIL  vitest ended with ${code} although no test failed: an error outside of a test`);
+  }
+  const skipped = result.testResults.flatMap((file) =>
+    file.assertionResults.filter((test) => test.status !== "passed" && test.status !== "failed"),
+  );
+  // What needs NIXL fails with CI=true instead of being skipped; what is left here are optional capabilities, and they are named.
+  for (const test of skipped) console.log(`SKIPPED  ${test.fullName}`);
+}
+
+const only = process.argv.slice(2);
+await check("set-up", async () => {
+  const { nixl } = await setup();
+  if (!nixl.ready && process.env.CI === "true") throw new Error(`CI needs NIXL: ${nixl.why}`);
+});
+if (only.length === 0) {
+  await check("lint (biome)", () => run(bin("biome"), ["check", "--error-on-warnings", "."]));
+  await check("types (tsc)", () => run(bin("tsc"), ["--noEmit", "-p", "tsconfig.json"]));
+  await check("directions of dependencies", () =>
+    run(bin("depcruise"), ["--config", ".dependency-cruiser.cjs", "packages", "apps"]),
+  );
+  await check("nothing unused (knip)", () => run(bin("knip"), []));
+  const packed = published.flatMap((name) => {
+    const folder = join(root, "packages", name);
+    return [
+      () =>
+        check(`publint --strict @kv/${name}`, () =>
+          run(bin("publint"), ["--strict", "--pack", "npm", folder]),
+        ),
+      () =>
+        check(`attw --pack @kv/${name}`, () => run(bin("attw"), ["--pack", folder, "--profile", "esm-only"])),
+    ];
+  });
+  const worker = async () => {
+    for (let next = packed.shift(); next !== undefined; next = packed.shift()) await next();
+  };
+  await Promise.all([worker(), worker()]);
+}
+await suites(only);
+console.log(`${passed} passed, ${failed} failed`);
+process.exitCode = failed === 0 ? 0 : 1;

@@ -1,0 +1,121 @@
+import { DESCRIPTOR_ROW, type DescriptorTable } from "@kv/interface";
+import type { buildEngineTransferPlan, EngineTransferPlan, RankGeometry } from "@kv/plan";
+import { fields } from "./fields.js";
+import { Difference, firstDifference, type Replay } from "./outcome.js";
+import { mappingAsJson } from "./tp-mapping.js";
+
+type Descriptor = readonly [address: number, lengthBytes: number, deviceId: number];
+
+/**
+ * vLLM's `_build_fa_local`, `_build_fa_remote`, their state-space counterparts and `_build_local_splits_from_plan`, against the tables
+ * of a whole plan. Where our order differs, descriptors are looked up by region, block and part.
+ */
+export function replayDescriptors(build: typeof buildEngineTransferPlan): Replay {
+  return (input, expected) => {
+    const plan = planOf(build, input);
+    const summary = {
+      tp_ratio:
+        fields(input).number("tp_size") >= fields(input).number("remote_tp_size")
+          ? plan.local.tpSize / plan.remote.tpSize
+          : -(plan.remote.tpSize / plan.local.tpSize),
+      block_size_ratio: plan.blockSizeRatio,
+      mapping: mappingAsJson(plan.mapping),
+    };
+    for (const source of plan.sources) [source.localTable, source.remoteTable].forEach(expand);
+    if (expected === undefined) return summary;
+    const theirs = expected as {
+      local: Descriptor[];
+      remote: Descriptor[];
+      splits?: Descriptor[][];
+      needs_split: boolean;
+      local_raw: unknown;
+      remote_raw: unknown;
+    };
+    const local = theirs.needs_split ? (theirs.splits ?? []) : plan.sources.map(() => theirs.local);
+    if (local.length !== plan.sources.length)
+      throw new Difference(`${plan.sources.length} sources, vLLM has ${local.length}`);
+    for (const [index, source] of plan.sources.entries()) {
+      compare(`local table of source ${index}`, inTheirOrder(plan, expand(source.localTable)), local[index]);
+      compare(`remote table of source ${index}`, expand(source.remoteTable), theirs.remote);
+    }
+    const {
+      local: _l,
+      remote: _r,
+      splits: _s,
+      needs_split: _n,
+      local_raw: _lr,
+      remote_raw: _rr,
+      ...rest
+    } = theirs;
+    compare("summary", summary, rest);
+    return expected;
+  };
+}
+
+function planOf(
+  build: typeof buildEngineTransferPlan,
+  input: Readonly<Record<string, unknown>>,
+): EngineTransferPlan {
+  const read = fields(input);
+  const side = (who: "local" | "remote"): RankGeometry => {
+    const prefix = who === "local" ? "" : "remote_";
+    const [lengths, strides] = [read.numbers(`${who}_block_lens`), read.numbers(`${who}_block_strides`)];
+    return {
+      tpRank: who === "local" ? read.number("tp_rank") : 0,
+      tpSize: read.number(`${prefix}tp_size`),
+      kernelBlockSize: read.number(`${prefix}block_size`),
+      physicalBlocksPerLogical: read.number(`${prefix}ppl`),
+      layout: "LBHNC",
+      attentionBackend: "FLASH_ATTN",
+      deviceId: read.number(`${prefix}device_id`),
+      regions: read.numbers(`${who}_bases`).map((baseAddress, index) => ({
+        name: `layer.${index}`,
+        baseAddress,
+        numBlocks: read.number(`${who}_num_blocks`),
+        blockLengthBytes: lengths[index] ?? 0,
+        blockStrideBytes: strides[index] ?? 0,
+        groupId: read.numbers("region_group_ids")[index] ?? 0,
+        memoryType: "VRAM",
+      })),
+    };
+  };
+  const remote = side("remote");
+  const ratio = remote.tpSize / read.number("tp_size");
+  const first = Math.floor(read.number("tp_rank") * ratio);
+  return build({
+    local: side("local"),
+    remotes: Array.from({ length: Math.max(1, ratio) }, (_, index) => ({ ...remote, tpRank: first + index })),
+    numKvHeads: read.number("kv_heads"),
+    groups: read.kinds("groups"),
+  });
+}
+
+function expand(table: DescriptorTable): Descriptor[] {
+  const expanded: Descriptor[] = [];
+  for (let at = 0; at < table.rows.length; at += DESCRIPTOR_ROW) {
+    const [address = 0, lengthBytes = 0, deviceId = 0, stride = 0, count = 0] = table.rows.subarray(
+      at,
+      at + DESCRIPTOR_ROW,
+    );
+    for (let index = 0; index < count; index++)
+      expanded.push([address + index * stride, lengthBytes, deviceId]);
+  }
+  return expanded;
+}
+
+/** Attention descriptors by region, block and part; what follows them stays. */
+function inTheirOrder(plan: EngineTransferPlan, ours: readonly Descriptor[]): (Descriptor | undefined)[] {
+  const ordered: (Descriptor | undefined)[] = [];
+  for (const { offset, count, blockStep, partStep } of plan.localIndexing) {
+    for (let index = 0; index < count; index++) {
+      const part = index % plan.blockSizeRatio;
+      ordered.push(ours[offset + ((index - part) / plan.blockSizeRatio) * blockStep + part * partStep]);
+    }
+  }
+  return [...ordered, ...ours.slice(ordered.length)];
+}
+
+function compare(what: string, ours: unknown, theirs: unknown): void {
+  const difference = firstDifference(ours, theirs, what);
+  if (difference !== undefined) throw new Difference(difference);
+}

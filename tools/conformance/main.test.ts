@@ -1,0 +1,125 @@
+import { spawnSync } from "node:child_process";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { afterAll, beforeAll, expect, test } from "vitest";
+
+const root = fileURLToPath(new URL("../..", import.meta.url));
+let folder = "";
+beforeAll(() => {
+  folder = mkdtempSync(join(tmpdir(), "kv-conformance-"));
+});
+afterAll(() => rmSync(folder, { recursive: true }));
+
+function run(args: readonly string[]) {
+  const script = join(root, "scripts/conformance.mjs");
+  const env = { ...process.env, INIT_CWD: folder };
+  const { status, stdout } = spawnSync(process.execPath, [script, ...args], {
+    cwd: root,
+    encoding: "utf8",
+    env,
+  });
+  const lines = stdout.trimEnd().split("\n");
+  return { status, lines, last: lines.at(-1) };
+}
+
+function file(name: string, cases: readonly unknown[]): string {
+  const lines = [{ meta: { vllm: "0.33.0" } }, ...cases].map((one) => JSON.stringify(one));
+  writeFileSync(join(folder, name), `${lines.join("\n")}\n`);
+  return name;
+}
+
+const blocks = (ratio: number, out: unknown) => ({
+  in: { fn: "logical_to_kernel_block_ids", groups: ["full"], ratio, block_ids: [[1]] },
+  out,
+});
+const mapping = { tp_rank: 0, kv_heads: 4, is_mla: false, groups: ["full"], dcp_size: 1, remote_dcp_size: 1 };
+
+test("counts what is equal, what differs, what is refused as vLLM refuses it, and what it cannot handle", () => {
+  const name = file("mixed.jsonl", [
+    blocks(2, [[2, 3]]),
+    blocks(2, [[2, 4]]),
+    {
+      in: { ...mapping, tp_size: 2, remote_tp_size: 3 },
+      error: { type: "AssertionError", msg: "not divisible" },
+    },
+    { in: { ...mapping, tp_size: 1, remote_tp_size: 1 }, error: { type: "AssertionError", msg: "made up" } },
+    { in: { something: "else" }, out: 1 },
+    { in: { ...blocks(2, 0).in, groups: ["circ"] }, out: [[2, 3]] },
+    "no vector",
+  ]);
+  const { status, last, lines } = run([name]);
+  expect(last).toBe("2 passed, 5 failed");
+  expect(status).toBe(1);
+  expect(
+    lines.filter((line) => line.startsWith("FAIL")).map((line) => /:(\d+): (.{12})/.exec(line)?.slice(1)),
+  ).toEqual([
+    ["3", "out[0][1]: 3"],
+    ["5", "vLLM refuses"],
+    ["6", "no known fam"],
+    ["7", "in.groups is"],
+    ["8", "the line is "],
+  ]);
+});
+
+test("--only selects by the JSON text of an input", () => {
+  const name = file("only.jsonl", [blocks(2, [[2, 3]]), blocks(3, [[9]]), blocks(1, [[1]])]);
+  expect(run(["--only", "ratio=2", name])).toMatchObject({ status: 0, last: "1 passed, 0 failed" });
+  expect(run(["--only", 'groups=["full"]', "--only", "ratio=3", name])).toMatchObject({
+    status: 1,
+    last: "0 passed, 1 failed",
+  });
+  expect(run(["--only", "ratio=7", name])).toMatchObject({ status: 1, last: "0 passed, 0 failed" });
+});
+
+test("what vLLM refuses and we do is counted apart, by its rule", () => {
+  const pair = {
+    tp_rank: 0,
+    tp_size: 1,
+    remote_tp_size: 4,
+    kv_heads: 2,
+    is_mla: false,
+    has_mamba: false,
+    prefix_caching: true,
+  };
+  const sizes = {
+    block_size: 16,
+    remote_block_size: 16,
+    dcp_size: 1,
+    remote_dcp_size: 1,
+    ppl: 1,
+    remote_ppl: 1,
+  };
+  const layout = {
+    layout: "LBHNC",
+    remote_layout: "LBHNC",
+    backend: "X",
+    remote_backend: "X",
+    enable_permute_local_kv: false,
+  };
+  const regions = {
+    block_len: 1024,
+    remote_block_len: 512,
+    remote_block_stride: 512,
+    remote_regions: 2,
+    remote_names: ["l0", "l1"],
+  };
+  const input = { ...pair, ...sizes, ...layout, ...regions, is_hma_required: false, use_host_buffer: false };
+  const refused = { in: input, error: { type: "AssertionError", msg: "" } };
+  const { status, lines } = run([file("beyond.jsonl", [refused, blocks(1, [[1]])])]);
+  expect(status).toBe(0);
+  expect(lines.slice(-3)).toEqual([
+    "beyond, by rule prefill-tp-above-kv-heads: 1",
+    "1 beyond",
+    "1 passed, 0 failed",
+  ]);
+  // Another refusal of the same input is not what the rule speaks of.
+  const other = { in: input, error: { type: "RuntimeError", msg: "something else" } };
+  expect(run([file("other.jsonl", [other])])).toMatchObject({ status: 1, last: "0 passed, 1 failed" });
+});
+
+test("a file or folder that is not there fails", () => {
+  expect(run(["absent.jsonl"])).toMatchObject({ status: 1, last: "0 passed, 1 failed" });
+  expect(run(["--wire", "absent"])).toMatchObject({ status: 1, last: "0 passed, 1 failed" });
+});

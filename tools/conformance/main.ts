@@ -1,0 +1,84 @@
+import { existsSync } from "node:fs";
+import { parseArgs } from "node:util";
+import { familyOf } from "./families.js";
+import { judge, type Outcome } from "./outcome.js";
+import { readVectors, type Selection } from "./vector-file.js";
+import { replayWire } from "./wire.js";
+
+const SHOWN_FAILURES = 20;
+const USAGE = `usage: npm run conformance -- [--only KEY=VALUE]… FILE.jsonl…
+       npm run conformance -- --wire DIR
+
+Replays what vLLM's own functions gave, or what vLLM's own servers sent, with ours.`;
+
+const counts = { passed: 0, failed: 0, beyond: 0 };
+const rules = new Map<string, number>();
+
+function count(where: string, outcome: Outcome): void {
+  counts[outcome.kind] += 1;
+  if (outcome.kind === "beyond") rules.set(outcome.rule, (rules.get(outcome.rule) ?? 0) + 1);
+  if (outcome.kind === "failed" && counts.failed <= SHOWN_FAILURES)
+    console.log(`FAIL  ${where}: ${outcome.reason}`);
+  if (outcome.kind === "failed" && counts.failed === SHOWN_FAILURES + 1)
+    console.log("FAIL  … more are only counted");
+}
+
+function replayFile(path: string, only: readonly Selection[]): void {
+  if (!existsSync(path)) {
+    count(path, { kind: "failed", reason: "no such file" });
+    return;
+  }
+  const before = { ...counts };
+  for (const { line, vector } of readVectors(path, only)) {
+    const where = `${path}:${line}`;
+    if (vector === undefined) {
+      count(where, { kind: "failed", reason: "the line is not a vector" });
+      continue;
+    }
+    const family = familyOf(vector.in);
+    if (family === undefined) count(where, { kind: "failed", reason: "no known family of vectors" });
+    else count(where, judge(family.name, family.replay, vector));
+  }
+  const [passed, failed, beyond] = (["passed", "failed", "beyond"] as const).map(
+    (kind) => counts[kind] - before[kind],
+  );
+  console.log(`${path}: ${passed} passed, ${failed} failed${beyond === 0 ? "" : `, ${beyond} beyond`}`);
+}
+
+function selections(given: readonly string[]): Selection[] {
+  return given.map((text) => {
+    const at = text.indexOf("=");
+    if (at <= 0) throw new Error(`--only wants KEY=VALUE, got "${text}"`);
+    return { key: text.slice(0, at), value: text.slice(at + 1) };
+  });
+}
+
+function main(): void {
+  const { values, positionals } = parseArgs({
+    allowPositionals: true,
+    options: {
+      only: { type: "string", multiple: true, default: [] },
+      wire: { type: "string", multiple: true, default: [] },
+      help: { type: "boolean", short: "h", default: false },
+    },
+  });
+  if (values.help || (positionals.length === 0 && values.wire.length === 0)) {
+    console.log(USAGE);
+    process.exitCode = values.help ? 0 : 2;
+    return;
+  }
+  const only = selections(values.only);
+  for (const path of positionals) replayFile(path, only);
+  for (const folder of values.wire) replayWire(folder, count);
+  for (const [rule, number] of rules) console.log(`beyond, by rule ${rule}: ${number}`);
+  if (counts.beyond > 0) console.log(`${counts.beyond} beyond`);
+  console.log(`${counts.passed} passed, ${counts.failed} failed`);
+  if (counts.failed > 0 || counts.passed + counts.beyond === 0) process.exitCode = 1;
+}
+
+try {
+  main();
+} catch (error) {
+  console.error(error instanceof Error ? error.message : error);
+  process.exitCode = 2;
+}

@@ -1,0 +1,50 @@
+import { readFileSync } from "node:fs";
+import { gunzipSync } from "node:zlib";
+import type { VectorCase } from "./outcome.js";
+
+/** `--only KEY=VALUE`: cases whose `in.KEY`, as JSON text, is VALUE. */
+export interface Selection {
+  readonly key: string;
+  readonly value: string;
+}
+
+export interface NumberedCase {
+  readonly line: number;
+  /** Undefined when the line is no vector at all. */
+  readonly vector: VectorCase | undefined;
+}
+
+/** The cases of a `.jsonl` or `.jsonl.gz` file that the selection leaves. The line `{"meta": …}` is none. */
+export function readVectors(path: string, only: readonly Selection[]): NumberedCase[] {
+  const bytes = readFileSync(path);
+  const text = (path.endsWith(".gz") ? gunzipSync(bytes) : bytes).toString("utf8");
+  const cases: NumberedCase[] = [];
+  for (const [index, line] of text.split("\n").entries()) {
+    if (line.trim() === "") continue;
+    const vector = parse(line);
+    if (vector !== undefined && "meta" in vector) continue;
+    const input = vector?.in;
+    if (
+      only.length > 0 &&
+      (input === undefined || !only.every(({ key, value }) => isText(input[key], value)))
+    )
+      continue;
+    cases.push({ line: index + 1, vector: input === undefined ? undefined : vector });
+  }
+  return cases;
+}
+
+function isText(field: unknown, value: string): boolean {
+  return (
+    field !== undefined && JSON.stringify(field) === value.replaceAll(/(?<=[[,{:])\s+|\s+(?=[\],}])/g, "")
+  );
+}
+
+function parse(line: string): VectorCase | undefined {
+  try {
+    const value: unknown = JSON.parse(line);
+    return typeof value === "object" && value !== null ? (value as VectorCase) : undefined;
+  } catch {
+    return undefined;
+  }
+}

@@ -1,0 +1,79 @@
+import { existsSync } from "node:fs";
+import { join } from "node:path";
+import { Difference, type Outcome } from "./outcome.js";
+import { filesEnding, type Recorded, readRecords } from "./recordings.js";
+import { checkCompatibilityHash, checkHandshake, checkNotification } from "./wire-codecs.js";
+import {
+  checkDescriptorIds,
+  checkMappings,
+  checkTransfer,
+  type RecordedRun,
+  recordedRun,
+} from "./wire-transfers.js";
+
+export type Count = (where: string, outcome: Outcome) => void;
+
+/** Replays a folder of recorded traffic: see README, "Conformance". Files of a kind that is not there are passed over. */
+export function replayWire(folder: string, count: Count): void {
+  const attempt = (where: string, check: () => void) => {
+    try {
+      check();
+      count(where, { kind: "passed" });
+    } catch (error) {
+      const reason =
+        error instanceof Difference ? error.message : error instanceof Error ? error.stack : String(error);
+      count(where, { kind: "failed", reason: reason ?? "" });
+    }
+  };
+  const lines = (path: string, check: (line: Recorded) => void) => {
+    for (const [index, line] of readRecords(path).entries()) {
+      if (!("meta" in line && Object.keys(line).length === 1))
+        attempt(`${path}:${index + 1}`, () => check(line));
+    }
+  };
+  if (!existsSync(folder)) {
+    count(folder, { kind: "failed", reason: "no such folder" });
+    return;
+  }
+  for (const frames of [folder, join(folder, "handshake")]) {
+    const recorded = filesEnding(frames, ".req.bin").map((path) => path.replace(/req\.bin$/, "json"));
+    for (const path of recorded) attempt(path, () => checkHandshake(path));
+  }
+  for (const path of filesEnding(folder, ".notifs.jsonl")) lines(path, checkNotification);
+  for (const path of filesEnding(folder, "compat_hash.jsonl")) lines(path, checkCompatibilityHash);
+  for (const path of filesEnding(folder, ".xfers.jsonl")) replayTransfers(path, attempt);
+}
+
+function replayTransfers(path: string, attempt: (where: string, check: () => void) => void): void {
+  const beside = (kind: string) => {
+    const other = path.replace(/xfers\.jsonl$/, `${kind}.jsonl`);
+    return existsSync(other) ? readRecords(other) : [];
+  };
+  let run: RecordedRun | undefined;
+  attempt(`${path}: both sides' metadata`, () => {
+    run = recordedRun(beside("kv_caches"), beside("handshake_agents"));
+  });
+  if (run === undefined) return;
+  for (const [pid, worker] of run.workers) {
+    if (worker.mappings.length > 0)
+      attempt(`${path}: mappings of process ${pid}`, () => checkMappings(worker));
+  }
+  // A worker computes the remote's ids, then its own, then posts the transfer.
+  const calls = new Map<unknown, Recorded[]>();
+  for (const [index, line] of readRecords(path).entries()) {
+    const where = `${path}:${index + 1}`;
+    if (line["compute_desc_ids"] !== undefined) {
+      calls.set(line["pid"], [...(calls.get(line["pid"]) ?? []), line].slice(-2));
+      attempt(where, () => checkDescriptorIds(line));
+    } else if (line["op"] !== undefined) {
+      const [remote, local] = calls.get(line["pid"]) ?? [];
+      const worker = run.workers.get(Number(line["pid"]));
+      attempt(where, () => {
+        if (worker === undefined || local === undefined || remote === undefined) {
+          throw new Difference("the worker's caches and its last two calls are needed, and are not recorded");
+        }
+        checkTransfer(worker, local, remote, line);
+      });
+    }
+  }
+}

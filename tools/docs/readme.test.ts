@@ -1,0 +1,77 @@
+import { execFile } from "node:child_process";
+import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
+import ts from "typescript";
+import { describe, expect, test } from "vitest";
+
+/**
+ * The examples of the packages' READMEs, as a reader would run them: each is type-checked, and runs, and prints what it says that it prints
+ * (`console.log(…); // this`). Some need what a page cannot have.
+ */
+const run = promisify(execFile);
+const root = fileURLToPath(new URL("../../", import.meta.url));
+const out = join(root, "build/readme");
+
+/** Examples that are type-checked only: why, and what the reader is taken to have. */
+const NOT_RUN: Readonly<Record<string, { why: string; declarations?: string }>> = {
+  "conformance-1": { why: "suites run in vitest; the packages' own tests run them" },
+  "nixl-1": {
+    why: "needs a peer in another process",
+    declarations: "declare const peer: { metadata: Uint8Array; address: number };",
+  },
+  "plan-1": {
+    why: "its input comes out of a handshake",
+    declarations: [
+      'declare const local: import("@kv/plan").RankGeometry;',
+      'declare const remotes: import("@kv/plan").RankGeometry[];',
+      "declare const regionBytes: readonly Uint8Array[];",
+    ].join("\n"),
+  },
+  "proxy-1": { why: "needs servers behind it" },
+};
+
+const examples = readdirSync(join(root, "packages")).flatMap((name) => {
+  const text = readFileSync(join(root, "packages", name, "README.md"), "utf8");
+  return Array.from(text.matchAll(/^```ts\n([\s\S]*?)^```$/gm), ([, code = ""], index) => {
+    const id = `${name}-${index + 1}`;
+    const declarations = NOT_RUN[id]?.declarations ?? "";
+    return { id, code, file: join(out, `${id}.ts`), source: `${declarations}\n${code}\nexport {};\n` };
+  });
+});
+rmSync(out, { recursive: true, force: true });
+mkdirSync(out, { recursive: true });
+for (const { file, source } of examples) writeFileSync(file, source);
+
+test("every package has a README, and the exceptions are examples that exist", () => {
+  const names = new Set(examples.map(({ id }) => id.replace(/-\d+$/, "")));
+  expect(readdirSync(join(root, "packages")).filter((name) => !names.has(name))).toEqual([]);
+  expect(Object.keys(NOT_RUN).filter((id) => !examples.some((example) => example.id === id))).toEqual([]);
+});
+
+test("they pass the type check", { timeout: 240_000 }, () => {
+  const files = examples.map(({ file }) => file);
+  const { config } = ts.readConfigFile(join(root, "tsconfig.json"), ts.sys.readFile) as { config: object };
+  const { options } = ts.parseJsonConfigFileContent({ ...config, include: [], files }, ts.sys, root);
+  // An example may show a name and leave its use to the reader.
+  const found = ts.getPreEmitDiagnostics(
+    ts.createProgram(files, { ...options, noUnusedLocals: false, noUnusedParameters: false }),
+  );
+  const complaints = found
+    .filter(({ file }) => file === undefined || files.includes(file.fileName))
+    .map(
+      ({ file, messageText }) => `${file?.fileName}: ${ts.flattenDiagnosticMessageText(messageText, "\n")}`,
+    );
+  expect(complaints).toEqual([]);
+});
+
+const runnable = examples.filter(({ id }) => NOT_RUN[id] === undefined);
+describe.each(runnable)("README example $id", ({ file, code }) => {
+  test("runs, and prints what it says", async () => {
+    const said = Array.from(code.matchAll(/\bconsole\.log\(.*\); \/\/ (.*)$/gm), ([, text]) => text);
+    const { stdout } = await run(process.execPath, ["--import", "tsx", file], { cwd: root });
+    const printed = stdout.split("\n");
+    for (const line of said) expect(printed).toContain(line);
+  });
+});

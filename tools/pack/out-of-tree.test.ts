@@ -1,0 +1,95 @@
+import { cp, mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { afterAll, beforeAll, expect, test } from "vitest";
+import { compile, pnpmProject } from "./outside.js";
+import { packAll, pnpm, run } from "./tarballs.js";
+
+// A third party's connector, published by them, used by an application that is none of ours either, where @kv/connector itself can not
+// see the third party's package.
+const here = (path: string) => fileURLToPath(new URL(path, import.meta.url));
+const ACME = "acme-kv-connector";
+
+let work = "";
+let app = "";
+
+beforeAll(async () => {
+  work = await mkdtemp(join(tmpdir(), "kv-out-of-tree-"));
+  const tarballs = new Map(await packAll(join(work, "tarballs")));
+
+  const acme = join(work, "acme", ACME);
+  await pnpmProject({
+    folder: acme,
+    tarballs,
+    dependencies: { "@kv/interface": "", "@kv/pull": "" },
+    manifest: {
+      name: ACME,
+      version: "1.0.0",
+      private: false,
+      exports: { ".": { types: "./index.d.ts", default: "./index.js" } },
+      files: ["index.js", "index.d.ts"],
+    },
+  });
+  await cp(here("acme-kv-connector/index.ts"), join(acme, "index.ts"));
+  expect(compile(acme, ["index.ts"], { emit: true })).toEqual([]);
+  await pnpm(["pack", "--pack-destination", join(work, "tarballs")], acme);
+  tarballs.set(ACME, join(work, "tarballs", `${ACME}-1.0.0.tgz`));
+
+  app = join(work, "user/app");
+  await pnpmProject({
+    folder: app,
+    tarballs,
+    dependencies: { "@kv/connector": "", "@kv/interface": "", "@kv/transport-memory": "", [ACME]: "" },
+  });
+  await cp(here("acme-app/main.ts"), join(app, "main.ts"));
+  expect(compile(app, ["main.ts"], { emit: true })).toEqual([]);
+}, 300_000);
+
+afterAll(async () => rm(work, { recursive: true, force: true }));
+
+test.each(["by-name", "by-module-path"])(
+  "registered out of tree, %s, it brings a prompt's KV from P to D",
+  async (how) => {
+    const { stdout } = await run(process.execPath, ["main.js", how], { cwd: app });
+    expect(JSON.parse(stdout)).toEqual({
+      connector: ["AcmeConnector", "AcmeConnector"],
+      keptBlocks: true,
+      tokens: 48,
+      differing: 0,
+      first: [
+        [1, 101],
+        [2, 102],
+        [3, 103],
+      ],
+      received: 1,
+      transfers: 1,
+      bytes: String(3 * 2 * 4096),
+    });
+  },
+  60_000,
+);
+
+test("the application sees what it lists alone, and nobody sees more", async () => {
+  const names = await readdir(join(app, "node_modules/@kv"));
+  expect(names.sort()).toEqual(["connector", "interface", "transport-memory"]);
+  // Where pnpm would hoist to.
+  expect(await readdir(join(app, "../node_modules/.pnpm"))).not.toContain("node_modules");
+});
+
+test("its types are there", async () => {
+  await writeFile(
+    join(app, "use.mts"),
+    [
+      'import type { ConnectorModule } from "@kv/interface";',
+      'import { AcmeConnector } from "acme-kv-connector";',
+      "export const known: ConnectorModule = AcmeConnector;",
+    ].join("\n"),
+  );
+  expect(compile(app, ["use.mts"])).toEqual([]);
+  await writeFile(
+    join(app, "misuse.mts"),
+    'import { AcmeConnector } from "acme-kv-connector";\nAcmeConnector.nothing;',
+  );
+  expect(compile(app, ["misuse.mts"])).toHaveLength(1);
+});

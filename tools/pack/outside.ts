@@ -1,0 +1,125 @@
+import { mkdir, writeFile } from "node:fs/promises";
+import { basename, dirname, join } from "node:path";
+import ts from "typescript";
+import { closure, pnpm, root, run } from "./tarballs.js";
+
+export interface OutsideProject {
+  readonly folder: string;
+  readonly tarballs: ReadonlyMap<string, string>;
+  /** What its package.json lists; of a package that was packed, whatever range is given, the tarball. */
+  readonly dependencies: Readonly<Record<string, string>>;
+  /** More of its package.json. */
+  readonly manifest?: Readonly<Record<string, unknown>>;
+}
+
+const tarballsOf = ({ tarballs }: OutsideProject, names: Iterable<string>) =>
+  Object.fromEntries(
+    [...names].flatMap((name) => {
+      const path = tarballs.get(name);
+      return path === undefined ? [] : [[name, `file:${path}`]];
+    }),
+  );
+
+async function writeJson(path: string, value: unknown): Promise<void> {
+  await mkdir(dirname(path), { recursive: true });
+  await writeFile(path, JSON.stringify(value));
+}
+
+const member = ({ manifest }: OutsideProject, dependencies: Readonly<Record<string, string>>) => ({
+  ...{ name: "empty", private: true, type: "module" },
+  ...manifest,
+  dependencies,
+});
+
+/** A project of a user's, outside of the repository, installed by npm: every package sees what the others brought. */
+export async function npmProject(project: OutsideProject): Promise<void> {
+  const { folder, dependencies } = project;
+  // A package of ours that another one needs comes from its tarball too: no registry knows it.
+  const overrides = tarballsOf(project, closure(Object.keys(dependencies)));
+  await writeJson(join(folder, "package.json"), {
+    ...member(project, { ...dependencies, ...overrides }),
+    overrides,
+  });
+  // --legacy-peer-deps: a peer such as vitest is the user's to bring.
+  const flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--legacy-peer-deps"];
+  await run("npm", ["install", ...flags], { cwd: folder });
+}
+
+/**
+ * The same as the only member of a pnpm workspace, the folder above it, without hoisting: packages are stored beside the member, not
+ * beneath it, and each sees what it lists and nothing else.
+ */
+export async function pnpmProject(project: OutsideProject): Promise<void> {
+  const { folder, dependencies } = project;
+  const workspace = dirname(folder);
+  const overrides = tarballsOf(project, project.tarballs.keys());
+  await writeJson(join(workspace, "package.json"), { name: "workspace", private: true, pnpm: { overrides } });
+  await writeFile(join(workspace, "pnpm-workspace.yaml"), `packages: [${basename(folder)}]\n`);
+  await writeFile(join(workspace, ".npmrc"), "hoist=false\n");
+  await writeJson(
+    join(folder, "package.json"),
+    member(project, { ...dependencies, ...tarballsOf(project, Object.keys(dependencies)) }),
+  );
+  await pnpm(["install", "--ignore-scripts", "--prefer-offline"], workspace);
+}
+
+/** Parsed once for all projects: the language's own declarations and Node's. */
+const parsed = new Map<string, ts.SourceFile | undefined>();
+
+/**
+ * What the compiler says of the files, and of our declarations that they reach, with a user's strictest settings. Writes what it makes
+ * of them beside them when `emit` is set.
+ */
+export function compile(folder: string, files: readonly string[], { emit = false } = {}): string[] {
+  const options: ts.CompilerOptions = {
+    module: ts.ModuleKind.NodeNext,
+    moduleResolution: ts.ModuleResolutionKind.NodeNext,
+    target: ts.ScriptTarget.ES2022,
+    lib: ["lib.es2023.d.ts", "lib.esnext.disposable.d.ts"],
+    strict: true,
+    exactOptionalPropertyTypes: true,
+    noUncheckedIndexedAccess: true,
+    verbatimModuleSyntax: true,
+    declaration: true,
+    noEmit: !emit,
+    types: ["node"],
+    typeRoots: [join(root, "node_modules/@types")],
+  };
+  const host = ts.createCompilerHost(options);
+  const parse = host.getSourceFile.bind(host);
+  host.getSourceFile = (path, ...rest) => {
+    if (!path.startsWith(root)) return parse(path, ...rest);
+    if (!parsed.has(path)) parsed.set(path, parse(path, ...rest));
+    return parsed.get(path);
+  };
+  const paths = files.map((file) => join(folder, file));
+  const program = ts.createProgram(paths, options, host);
+  const concerned = program
+    .getSourceFiles()
+    .filter(({ fileName }) => paths.includes(fileName) || /[/+]@kv[/+]/.test(fileName));
+  const found = [
+    ...program.getOptionsDiagnostics(),
+    ...program.getGlobalDiagnostics(),
+    ...concerned.flatMap((file) => [
+      ...program.getSyntacticDiagnostics(file),
+      ...program.getSemanticDiagnostics(file),
+    ]),
+  ];
+  if (emit && found.length === 0) program.emit();
+  return found.map(
+    ({ file, messageText }) =>
+      `${file?.fileName ?? ""}: ${ts.flattenDiagnosticMessageText(messageText, "\n")}`,
+  );
+}
+
+/** Begins the work for all, two at a time: each one's promise is there at once. */
+export function twoAtATime<T, R>(items: readonly T[], work: (item: T) => Promise<R>): Map<T, Promise<R>> {
+  const lanes: Promise<unknown>[] = [Promise.resolve(), Promise.resolve()];
+  return new Map(
+    items.map((item, index) => {
+      const begun = lanes[index % 2]?.then(() => work(item)) ?? work(item);
+      lanes[index % 2] = begun.catch(() => {});
+      return [item, begun];
+    }),
+  );
+}

@@ -1,0 +1,58 @@
+import { mkdtemp, readdir, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { compile, npmProject, twoAtATime } from "./outside.js";
+import { manifests, packAll, run, vitestVersion } from "./tarballs.js";
+
+// Every package as its user gets it: packed, installed into an empty project outside of the repository, imported, type-checked.
+const names = [...manifests.keys()].filter((name) => !name.includes("linux"));
+const needsVitest = (name: string) => manifests.get(name)?.peerDependencies?.["vitest"] !== undefined;
+
+let work = "";
+let projects: ReadonlyMap<string, Promise<string>> = new Map();
+
+beforeAll(async () => {
+  work = await mkdtemp(join(tmpdir(), "kv-pack-"));
+  const tarballs = await packAll(join(work, "tarballs"));
+  projects = twoAtATime(names, async (name) => {
+    const folder = join(work, name.replace("/", "-"));
+    const dependencies = { [name]: "", ...(needsVitest(name) ? { vitest: vitestVersion } : {}) };
+    await npmProject({ folder, tarballs, dependencies });
+    return folder;
+  });
+}, 300_000);
+
+afterAll(async () => {
+  await Promise.allSettled(projects.values());
+  await rm(work, { recursive: true, force: true });
+});
+
+describe.each(names)("%s", (name) => {
+  test("packs, installs, imports and type-checks outside of the repository", async () => {
+    const folder = (await projects.get(name)) ?? "";
+    const specifiers = Object.keys(manifests.get(name)?.exports ?? {})
+      .filter((path) => path !== "./package.json")
+      .map((path) => name + path.slice(1));
+    const imports = specifiers
+      .map((specifier, i) => `import * as p${i} from ${JSON.stringify(specifier)};`)
+      .join("\n");
+    const uses = specifiers.map((_, i) => `Object.keys(p${i}).length`).join(", ");
+    await writeFile(join(folder, "use.mts"), `${imports}\nexport const counts: number[] = [${uses}];\n`);
+    expect(compile(folder, ["use.mts"])).toEqual([]);
+    if (needsVitest(name)) {
+      // Suites can be imported only where vitest runs.
+      const test = `test("counts", () => { for (const count of [${uses}]) expect(count).toBeGreaterThan(0); });`;
+      await writeFile(
+        join(folder, "use.test.mjs"),
+        `import { expect, test } from "vitest";\n${imports}\n${test}\n`,
+      );
+      await run(process.execPath, ["node_modules/vitest/vitest.mjs", "run"], { cwd: folder });
+    } else {
+      await writeFile(join(folder, "use.mjs"), `${imports}\nconsole.log(JSON.stringify([${uses}]));\n`);
+      const { stdout } = await run(process.execPath, ["use.mjs"], { cwd: folder });
+      for (const count of JSON.parse(stdout) as number[]) expect(count).toBeGreaterThan(0);
+    }
+    expect(await readdir(join(folder, "node_modules", name))).not.toContain("src");
+  }, 240_000);
+});

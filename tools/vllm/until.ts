@@ -1,0 +1,12 @@
+/** Looks again and again, for a state of a peer that does not tell when it changes. Fails naming what it waited for. */
+export async function until(
+  holds: () => Promise<boolean> | boolean,
+  what: string,
+  { timeoutMs = 30_000, everyMs = 100 }: { timeoutMs?: number; everyMs?: number } = {},
+): Promise<void> {
+  const end = Date.now() + timeoutMs;
+  while (!(await holds())) {
+    if (Date.now() > end) throw new Error(`not within ${timeoutMs} ms: ${what}`);
+    await new Promise((resolve) => setTimeout(resolve, everyMs));
+  }
+}
