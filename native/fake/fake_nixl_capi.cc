@@ -3,6 +3,7 @@
 //
 // Faults are read from the environment at each call:
 //   FAKE_NIXL_POLLS=n             a post starts the copy, and the n-th look at it finds it done; 0, the default: done at once
+//   FAKE_NIXL_HOLD=1              a post only starts the copy, which waits until this is 0
 //   FAKE_NIXL_FAIL_POST=n         the n-th post from now fails; FAKE_NIXL_FAIL_STATUS=n likewise at its completion
 //   FAKE_NIXL_REFUSE_RELEASE=n    the next n releases are refused
 //   FAKE_NIXL_FAIL_NOTIFICATION=1 notifications cannot be sent
@@ -363,14 +364,14 @@ API(post_xfer_req)(Agent agent, Request request, OptArgs options) {
   }
   if (nth("FAKE_NIXL_FAIL_POST")) return request->status = kBackendError;
   request->polls = setting("FAKE_NIXL_POLLS");
-  if (request->polls > 0) return request->status = kInProgress;
+  if (request->polls > 0 || setting("FAKE_NIXL_HOLD") > 0) return request->status = kInProgress;
   return complete(agent, request);
 }
 API(get_xfer_status)(Agent agent, Request request) {
   LOCKED;
   own(agent);
   if (request->released) broken("the status of a request that was released");
-  if (request->status == kInProgress && --request->polls <= 0) return complete(agent, request);
+  if (request->status == kInProgress && --request->polls <= 0 && setting("FAKE_NIXL_HOLD") <= 0) return complete(agent, request);
   return request->status;
 }
 API(release_xfer_req)(Agent agent, Request request) {

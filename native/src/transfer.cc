@@ -9,9 +9,9 @@ namespace kv::nixl {
 namespace {
 
 // A slice is what NIXL copies in one post where the post is the copy: 2 to 3 ms by these bounds. Neighbours on both sides
-// are one copy to NIXL, so runs are counted rather than descriptors.
+// are one copy to NIXL, and a copy takes 2 us however short it is: as long as 8 KiB more.
 constexpr uint64_t kSliceBytes = kPieceBytes;
-constexpr size_t kSliceRuns = 256;
+constexpr uint64_t kRunBytes = 8192;
 constexpr size_t kSliceDescriptors = 4096;
 // Slices under way at once where the post only starts the copy.
 constexpr size_t kWindow = 32;
@@ -68,13 +68,13 @@ size_t Transfer::slice_end(uint64_t& bytes) const {
   const auto& remote = request_.remote_ids;
   const size_t limit = std::min(local.size(), next_ + kSliceDescriptors);
   bytes = piece_bytes(next_);
-  size_t runs = 1;
+  uint64_t cost = bytes;
   size_t end = next_ + 1;
   for (; end < limit; ++end) {
     const bool adjacent = local[end] == local[end - 1] + 1 && remote[end] == remote[end - 1] + 1;
-    if (!adjacent && ++runs > kSliceRuns) break;
     const uint64_t more = piece_bytes(end);
-    if (bytes + more > kSliceBytes) break;
+    cost += more + (adjacent ? 0 : kRunBytes);
+    if (cost > kSliceBytes) break;
     bytes += more;
   }
   return end;
