@@ -1,33 +1,21 @@
 import { type BlockIds, KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "./engine-plan-types.js";
 
+/** Ids of one side are integers below `limit`, the blocks that every region of the group has. */
 export function requireIds(
-  plan: EngineTransferPlan,
   group: number,
-  localIds: readonly number[],
-  remoteIds: readonly number[],
+  side: "local" | "remote",
+  ids: readonly number[],
+  limit: number,
 ): void {
-  const sides = [
-    ["local", plan.local, localIds],
-    ["remote", plan.remote, remoteIds],
-  ] as const;
-  for (const [side, rank, ids] of sides) {
-    let fewest = Number.POSITIVE_INFINITY;
-    for (const region of plan.regionsOfGroup[group] ?? [])
-      fewest = Math.min(fewest, rank.regions[region]?.numBlocks ?? 0);
-    const limit = Math.floor(fewest / rank.physicalBlocksPerLogical);
-    for (const id of ids) {
-      if (Number.isInteger(id) && id >= 0 && id < limit) continue;
-      throw outOfRange(
-        `group ${group}: ${side} block ${id} is not among the ${limit} blocks of its regions`,
-        {
-          group,
-          side,
-          block: id,
-          limit,
-        },
-      );
-    }
+  for (const id of ids) {
+    if (Number.isInteger(id) && id >= 0 && id < limit) continue;
+    throw outOfRange(`group ${group}: ${side} block ${id} is not among the ${limit} blocks of its regions`, {
+      group,
+      side,
+      block: id,
+      limit,
+    });
   }
 }
 

@@ -1,15 +1,16 @@
 import { KvError } from "@kv/interface";
-import type { EngineTransferPlan, RegionIndexing } from "./engine-plan-types.js";
+import type { EngineTransferPlan } from "./engine-plan-types.js";
 import { expandIds } from "./id-kernel.js";
 import { type PairedBlocks, pairBlocks } from "./pair-blocks.js";
 import { receivePassOf } from "./receive-pass-of.js";
 import { outOfRange, requireCount, requireGroups, requireIds } from "./request-checks.js";
 import type { ReceivePassGroup, RequestBlocks, RequestPlan, RequestRead } from "./request-plan-types.js";
+import { type BatchShape, requestShape } from "./request-shape.js";
 import { countRuns, orderForRuns } from "./run-order.js";
 
 /** Pairs of groups that live in the same regions, handled as one list. */
 interface Batch {
-  readonly regions: readonly number[];
+  readonly shape: BatchShape;
   readonly localParts: Int32Array;
   readonly remoteBlocks: Int32Array;
 }
@@ -36,7 +37,8 @@ export function planRequest(plan: EngineTransferPlan, blocks: RequestBlocks): Re
   requireGroups(plan, "remote", blocks.remoteBlockIds);
   if (blocks.numTokens !== undefined) requireCount("numTokens", blocks.numTokens, 1);
 
-  const byRegions = new Map<readonly number[], PairedBlocks[]>();
+  const shapes = requestShape(plan);
+  const byBatch = new Map<BatchShape, PairedBlocks[]>();
   const pass: ReceivePassGroup[] = [];
   for (const [group, localIds] of blocks.localBlockIds.entries()) {
     if (localIds.length === 0) continue;
@@ -44,8 +46,14 @@ export function planRequest(plan: EngineTransferPlan, blocks: RequestBlocks): Re
     if (computedBlocks !== undefined)
       requireCount(`localComputedBlocks of group ${group}`, computedBlocks, 0);
     const remoteIds = blocks.remoteBlockIds[group] ?? [];
-    const regions = regionsOf(plan, group);
-    requireIds(plan, group, localIds, remoteIds);
+    const shape = shapes[group];
+    if (shape?.batch === undefined) {
+      throw new KvError("KV_BLOCKS_MISMATCH", `group ${group} has blocks and no region to hold them`, {
+        details: { group },
+      });
+    }
+    requireIds(group, "local", localIds, shape.localBlocks);
+    requireIds(group, "remote", remoteIds, shape.remoteBlocks);
     const pairs = pairBlocks(plan, {
       group,
       localIds,
@@ -55,12 +63,15 @@ export function planRequest(plan: EngineTransferPlan, blocks: RequestBlocks): Re
     });
     const groupPass = receivePassOf(plan, group, localIds, pairs);
     if (groupPass !== undefined) pass.push(groupPass);
-    byRegions.set(regions, [...(byRegions.get(regions) ?? []), pairs]);
+    byBatch.set(shape.batch, [...(byBatch.get(shape.batch) ?? []), pairs]);
   }
-  const batches = [...byRegions].map(([regions, pairs]) => batchOf(plan, regions, pairs));
-  const localIds = descriptorIds(batches, plan.localIndexing, plan.blockSizeRatio, "localParts");
-  const remoteIds = descriptorIds(batches, plan.remoteIndexing, 1, "remoteBlocks");
-  const lengthBytes = batches.reduce((sum, batch) => sum + batchBytes(plan, batch), 0);
+  const batches = [...byBatch].map(([shape, pairs]) => batchOf(plan, shape, pairs));
+  const localIds = descriptorIds(batches, plan.blockSizeRatio, "localParts", "localSpans");
+  const remoteIds = descriptorIds(batches, 1, "remoteBlocks", "remoteSpans");
+  const lengthBytes = batches.reduce(
+    (sum, { shape, localParts }) => sum + shape.partBytes * localParts.length,
+    0,
+  );
   const reads: RequestRead[] = plan.sources.map((source, sourceIndex) => ({
     remoteRank: source.remoteRank,
     sourceIndex,
@@ -68,8 +79,8 @@ export function planRequest(plan: EngineTransferPlan, blocks: RequestBlocks): Re
     remoteIds,
     lengthBytes: lengthBytes / plan.sources.length,
   }));
-  const runs = batches.reduce((sum, { regions, localParts, remoteBlocks }) => {
-    return sum + countRuns(localParts, remoteBlocks) * regions.length;
+  const runs = batches.reduce((sum, { shape, localParts, remoteBlocks }) => {
+    return sum + countRuns(localParts, remoteBlocks) * shape.regionCount;
   }, 0);
   return {
     reads,
@@ -81,11 +92,7 @@ export function planRequest(plan: EngineTransferPlan, blocks: RequestBlocks): Re
   };
 }
 
-function batchOf(
-  plan: EngineTransferPlan,
-  regions: readonly number[],
-  pairs: readonly PairedBlocks[],
-): Batch {
+function batchOf(plan: EngineTransferPlan, shape: BatchShape, pairs: readonly PairedBlocks[]): Batch {
   const localParts = joined(pairs.map((pair) => pair.localParts));
   const remoteBlocks = joined(pairs.map((pair) => pair.remoteBlocks));
   orderForRuns(localParts, remoteBlocks);
@@ -94,7 +101,7 @@ function batchOf(
     const block = Math.floor((localParts[index] as number) / plan.blockSizeRatio);
     throw outOfRange(`local kernel block ${block} is to be filled twice by one request`, { block });
   }
-  return { regions, localParts, remoteBlocks };
+  return { shape, localParts, remoteBlocks };
 }
 
 /** A single list is not copied: it belongs to the pairing, which has no further use of its order. */
@@ -110,32 +117,20 @@ function joined(parts: readonly Int32Array[]): Int32Array {
   return all;
 }
 
-/** Region by region; neighbouring regions whose blocks step alike are expanded in one go. */
+/** Region by region. */
 function descriptorIds(
   batches: readonly Batch[],
-  indexing: readonly RegionIndexing[],
   parts: number,
   which: "localParts" | "remoteBlocks",
+  spans: "localSpans" | "remoteSpans",
 ): Int32Array {
   const out = new Int32Array(
-    batches.reduce((sum, batch) => sum + batch[which].length * batch.regions.length, 0),
+    batches.reduce((sum, batch) => sum + batch[which].length * batch.shape.regionCount, 0),
   );
   let cursor = 0;
   for (const batch of batches) {
-    for (let first = 0; first < batch.regions.length; ) {
-      const { blockStep, partStep } = at(indexing, batch.regions[first]);
-      let end = first + 1;
-      while (end < batch.regions.length) {
-        const next = at(indexing, batch.regions[end]);
-        if (next.blockStep !== blockStep || next.partStep !== partStep) break;
-        end += 1;
-      }
-      const offsets = Int32Array.from(
-        batch.regions.slice(first, end),
-        (region) => at(indexing, region).offset,
-      );
+    for (const { blockStep, partStep, offsets } of batch.shape[spans]) {
       cursor = expandIds(out, cursor, stepped(batch[which], parts, blockStep, partStep), offsets);
-      first = end;
     }
   }
   return out;
@@ -147,35 +142,4 @@ function stepped(ids: Int32Array, parts: number, blockStep: number, partStep: nu
     const part = id % parts;
     return ((id - part) / parts) * blockStep + part * partStep;
   });
-}
-
-function batchBytes(plan: EngineTransferPlan, { regions, localParts }: Batch): number {
-  const partBytes = regions.reduce(
-    (sum, region) => sum + (plan.local.regions[region]?.blockLengthBytes ?? 0),
-    0,
-  );
-  return (partBytes / plan.blockSizeRatio) * localParts.length;
-}
-
-function regionsOf(plan: EngineTransferPlan, group: number): readonly number[] {
-  const regions = plan.regionsOfGroup[group] ?? [];
-  if (regions.length > 0) {
-    // Groups with equal regions share one key, and so one batch.
-    return plan.regionsOfGroup.find((other) => sameList(other, regions)) ?? regions;
-  }
-  throw new KvError("KV_BLOCKS_MISMATCH", `group ${group} has blocks and no region to hold them`, {
-    details: { group },
-  });
-}
-
-function sameList(one: readonly number[], other: readonly number[]): boolean {
-  return (
-    one === other || (one.length === other.length && one.every((value, index) => value === other[index]))
-  );
-}
-
-function at(indexing: readonly RegionIndexing[], region: number | undefined): RegionIndexing {
-  const found = region === undefined ? undefined : indexing[region];
-  if (found === undefined) throw new KvError("KV_INTERNAL", `region ${region} is not in the plan`);
-  return found;
 }
