@@ -57,13 +57,17 @@ export function endingTests(ground: Ground): void {
   }
 
   test("an abort at once ends `done`; `released` says when the memory is free; no rider arrives", async () => {
-    const controller = new AbortController();
-    const ended = await bigTransfer({ signal: controller.signal, notification: bytes("rider") });
-    controller.abort(new Error("the client went away"));
-    // It cannot have ended before: nothing else has run since.
-    const outcome = await outcomeOf(ended.transfer);
+    // Where another thread moves the bytes it may be done before a busy machine lets this one abort: rarely, and never ten times.
+    const attempts = ground.options.transfersTakeTime === true ? 1 : 10;
+    let outcome = "done";
+    for (let attempt = 0; attempt < attempts && outcome === "done"; attempt++) {
+      const controller = new AbortController();
+      const ended = await bigTransfer({ signal: controller.signal, notification: bytes("rider") });
+      controller.abort(new Error("the client went away"));
+      outcome = await outcomeOf(ended.transfer);
+      await expectOrderlyEnd(ended, outcome);
+    }
     expect(outcome).toBe("KV_TRANSFER_ABORTED");
-    await expectOrderlyEnd(ended, outcome);
   });
 
   test("an abort in the middle, or just too late: a rider arrives of a success only", async () => {
