@@ -1,7 +1,7 @@
 import { KvError, type Log } from "@kv/interface";
 import { whyEnded } from "./deadline.js";
-import type { Exchange } from "./exchange.js";
 import type { Instance, InstancePool, Visit } from "./instances.js";
+import type { Part } from "./leg-order.js";
 import { failedAttempt, type RetryPolicy } from "./retry.js";
 
 export interface AttemptOptions {
@@ -10,7 +10,7 @@ export interface AttemptOptions {
   readonly log: Log;
 }
 
-type Caller = Pick<Exchange, "requestId" | "deadline">;
+type Caller = Pick<Part, "requestId" | "deadline"> & Partial<Pick<Part, "request" | "headers">>;
 
 /**
  * Runs a leg on an instance, and on others while the retry policy allows it. `leg` ends its visit when it succeeds; when it throws,
@@ -18,13 +18,14 @@ type Caller = Pick<Exchange, "requestId" | "deadline">;
  */
 export async function onSomeInstance<T>(
   { pool, retry, log }: AttemptOptions,
-  { requestId, deadline }: Caller,
+  caller: Caller,
   leg: (visit: Visit) => Promise<T>,
 ): Promise<T> {
+  const { requestId, deadline } = caller;
   const tried = new Set<Instance>();
   let last: unknown;
   for (;;) {
-    const visit = pool.visit({ requestId }, tried);
+    const visit = pool.visit(caller, tried);
     if (visit === undefined) throw last ?? noInstance(pool);
     tried.add(visit.instance);
     try {

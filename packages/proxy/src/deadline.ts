@@ -11,10 +11,12 @@ export interface Deadline {
   /** Ends the phase; until the next one only the whole request is timed. */
   pause(): void;
   abort(reason: KvError): void;
+  /** A deadline with phases of its own that ends with this one at the latest. */
+  fork(): Deadline;
   close(): void;
 }
 
-export function createDeadline({ clock, requestMs }: { clock: Clock; requestMs: number }): Deadline {
+export function createDeadline({ clock, requestMs }: { clock: Clock; requestMs?: number }): Deadline {
   const controller = new AbortController();
   let phaseTimer: Timer | undefined;
   const expire = (what: string, timeoutMs: number) =>
@@ -22,7 +24,7 @@ export function createDeadline({ clock, requestMs }: { clock: Clock; requestMs: 
       const message = `${what} took longer than ${timeoutMs} ms`;
       abort(new KvError("KV_REQUEST_TIMEOUT", message, { details: { phase: what, timeoutMs } }));
     }, timeoutMs);
-  const total = expire("the request", requestMs);
+  const total = requestMs === undefined ? undefined : expire("the request", requestMs);
 
   function pause(): void {
     phaseTimer?.cancel();
@@ -30,7 +32,7 @@ export function createDeadline({ clock, requestMs }: { clock: Clock; requestMs: 
   }
   function close(): void {
     pause();
-    total.cancel();
+    total?.cancel();
   }
   function abort(reason: KvError): void {
     close();
@@ -44,6 +46,19 @@ export function createDeadline({ clock, requestMs }: { clock: Clock; requestMs: 
     },
     pause,
     abort,
+    fork() {
+      const child = createDeadline({ clock });
+      const follow = () => child.abort(controller.signal.reason as KvError);
+      if (controller.signal.aborted) follow();
+      else controller.signal.addEventListener("abort", follow, { once: true });
+      return {
+        ...child,
+        close() {
+          controller.signal.removeEventListener("abort", follow);
+          child.close();
+        },
+      };
+    },
     close,
   };
 }

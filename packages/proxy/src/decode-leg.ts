@@ -1,70 +1,112 @@
-import type { Clock } from "@kv/interface";
-import { type AttemptOptions, onSomeInstance } from "./attempts.js";
+import { KvError } from "@kv/interface";
+import { onSomeInstance } from "./attempts.js";
 import { badAnswer } from "./bad-answer.js";
 import { hold } from "./bounded-body.js";
+import { whyEnded } from "./deadline.js";
 import { beginIsKnown, firstEventError, isEventStream } from "./event-stream.js";
-import type { Exchange } from "./exchange.js";
 import { legHeaders } from "./headers.js";
 import type { Visit } from "./instances.js";
-import type { ProxyLimits, ProxyTimeouts } from "./options.js";
-import type { Upstream, UpstreamAnswer } from "./upstream.js";
+import type { LegAnswer, LegOrderOptions, Part } from "./leg-order.js";
+import type { Endpoint } from "./request-body.js";
+import type { Role, UpstreamAnswer } from "./upstream.js";
 
-/** A decode worker's answer, looked at as far as is needed to know that it is one; nothing of it has left yet. */
-export interface DecodeAnswer {
-  readonly visit: Visit;
-  readonly status: number;
-  readonly headers: UpstreamAnswer["headers"];
-  readonly eventStream: boolean;
-  readonly held: Buffer;
-  /** What comes after `held`; undefined when that was all. */
-  readonly rest: UpstreamAnswer["body"] | undefined;
-  discard(): void;
+export interface DecodeLegHints {
+  /** Where the leg goes; a part that only concerns the prompt goes to a prefill instance whole. */
+  readonly role?: Role;
+  /** Until when the prefill worker surely holds the blocks that `body` names. Later nothing is sent: `KV_LEASE_EXPIRED`. */
+  readonly leaseEndsAtMs?: number;
+  /** Called when an instance may have the parameters. */
+  readonly onSent?: () => void;
 }
 
-export interface DecodeLegOptions extends AttemptOptions {
-  readonly upstream: Upstream;
-  readonly clock: Clock;
-  readonly limits: ProxyLimits;
-  readonly timeouts: ProxyTimeouts;
-}
-
-/** Sends `body` to a decode instance. The visit in the answer is the caller's to end. */
+/**
+ * Sends `body` to a decode instance. The visit in the answer is the caller's to end. Errors: `KV_PROXY_UPSTREAM_FAILED`,
+ * `KV_PROXY_NO_INSTANCE`, `KV_LEASE_EXPIRED`, the deadline's reason.
+ */
 export function runDecodeLeg(
-  options: DecodeLegOptions,
-  exchange: Exchange,
+  options: LegOrderOptions,
+  part: Part,
   body: string,
-): Promise<DecodeAnswer> {
-  const { upstream, clock, limits, timeouts } = options;
-  const { request, requestId, deadline, trail } = exchange;
+  { role = "decode", leaseEndsAtMs = Number.POSITIVE_INFINITY, onSent }: DecodeLegHints = {},
+): Promise<LegAnswer> {
+  const { ambient, prefillers, decoders, retry, upstream, limits, timeouts, tracing } = options;
+  const { clock, log } = ambient;
+  const { request, requestId, deadline, trail } = part;
   const startedAtMs = clock.now();
+  trail.decodeStartedAtMs = startedAtMs;
 
-  async function leg(visit: Visit): Promise<DecodeAnswer> {
+  async function leg(visit: Visit): Promise<LegAnswer> {
+    if (clock.now() >= leaseEndsAtMs) throw leaseOver(requestId);
     const { url } = visit.instance;
-    trail.decode = url;
-    const answer = await upstream.send({
-      role: "decode",
-      url,
-      method: "POST",
-      path: request.endpoint,
-      headers: legHeaders(exchange.headers, requestId),
-      body,
-      signal: deadline.signal,
+    trail[role] = url;
+    const span = tracing.leg("kv_proxy.decode", part.headers, {
+      "kv.request_id": requestId,
+      "server.address": url,
     });
     try {
-      const decoded = await look(visit, answer, limits);
-      trail.firstByteMs = clock.now() - startedAtMs;
-      return decoded;
+      const answer = await upstream.send({
+        role,
+        url,
+        method: "POST",
+        path: request.endpoint,
+        headers: legHeaders(part.headers, requestId, visit.instance, span.headers),
+        body,
+        signal: deadline.signal,
+        ...(onSent === undefined ? {} : { onSent }),
+      });
+      try {
+        const decoded = await look(request.endpoint, role, visit, answer, limits);
+        trail.firstByteMs = clock.now() - startedAtMs;
+        span.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": trail.firstByteMs });
+        return { ...decoded, visit: { ...visit, ...endingSpan(visit, span.end) } };
+      } catch (error) {
+        answer.discard();
+        throw error;
+      }
     } catch (error) {
-      answer.discard();
+      span.end(whyEnded(deadline, error));
       throw error;
     }
   }
 
-  deadline.enter("the decode leg's first byte", timeouts.firstByteMs);
-  return onSomeInstance(options, exchange, leg).finally(deadline.pause);
+  const pool = role === "decode" ? decoders : prefillers;
+  deadline.enter(`the ${role} leg's first byte`, timeouts.firstByteMs);
+  return onSomeInstance({ pool, retry, log }, part, leg).finally(deadline.pause);
 }
 
-async function look(visit: Visit, answer: UpstreamAnswer, limits: ProxyLimits): Promise<DecodeAnswer> {
+/** The span ends with the visit, that is with the last byte. */
+function endingSpan(visit: Visit, end: (error?: unknown) => void): Omit<Visit, "instance"> {
+  return {
+    succeeded() {
+      visit.succeeded();
+      end();
+    },
+    abandoned() {
+      visit.abandoned();
+      end();
+    },
+    failed(error) {
+      visit.failed(error);
+      end(error);
+    },
+  };
+}
+
+function leaseOver(requestId: string): KvError {
+  return new KvError(
+    "KV_LEASE_EXPIRED",
+    `no decode instance took request ${requestId} while its blocks were surely leased`,
+    { hint: "raise kv_lease_duration on the prefill side, and timeouts.leaseMs here with it" },
+  );
+}
+
+async function look(
+  endpoint: Endpoint,
+  role: Role,
+  visit: Visit,
+  answer: UpstreamAnswer,
+  limits: LegOrderOptions["limits"],
+): Promise<LegAnswer> {
   const { status, headers } = answer;
   const eventStream = isEventStream(headers["content-type"]);
   const { bytes, complete } = await hold(
@@ -80,27 +122,25 @@ async function look(visit: Visit, answer: UpstreamAnswer, limits: ProxyLimits): 
     const own = { ...headers, "content-type": "application/json", "content-length": String(held.length) };
     return { ...seen, status: error.status, headers: own, eventStream: false, held, rest: undefined };
   }
-  if (status === 200 && complete) refuseEmpty(visit.instance.url, bytes, eventStream);
+  if (status === 200 && complete) refuseEmpty(endpoint, role, visit.instance.url, bytes, eventStream);
   else if (status !== 200 && status < 400)
-    throw badAnswer("decode", visit.instance.url, `answered with status ${status}`);
+    throw badAnswer(role, visit.instance.url, `answered with status ${status}`);
   return { ...seen, status, headers, eventStream, held: bytes, rest: complete ? undefined : answer.body };
 }
 
 /** Status 200 promises an answer: an empty one, or one without choices, is a failure that nobody told. */
-function refuseEmpty(url: string, bytes: Buffer, eventStream: boolean): void {
-  if (bytes.length === 0) throw badAnswer("decode", url, "answered 200 with an empty body");
+function refuseEmpty(endpoint: Endpoint, role: Role, url: string, bytes: Buffer, eventStream: boolean): void {
+  if (bytes.length === 0) throw badAnswer(role, url, "answered 200 with an empty body");
   if (eventStream) return;
-  let choices: unknown;
+  const field = endpoint === "/v1/responses" ? "output" : "choices";
+  let fields: Record<string, unknown> | null;
   try {
-    ({ choices } = JSON.parse(bytes.toString("utf8")) as { choices?: unknown });
+    fields = JSON.parse(bytes.toString("utf8")) as Record<string, unknown> | null;
   } catch (cause) {
-    throw badAnswer(
-      "decode",
-      url,
-      `answered 200 with a body that is not JSON (${bytes.length} bytes)`,
-      cause,
-    );
+    throw badAnswer(role, url, `answered 200 with a body that is not JSON (${bytes.length} bytes)`, cause);
   }
-  if (!Array.isArray(choices) || choices.length === 0)
-    throw badAnswer("decode", url, "answered 200 without choices");
+  const list = fields?.[field];
+  // A response may be empty of output, as one that thought until its limit; a completion has its choices.
+  if (!Array.isArray(list) || (field === "choices" && list.length === 0))
+    throw badAnswer(role, url, `answered 200 without ${field}`);
 }

@@ -29,7 +29,18 @@ test.each([
   [['data: {"text":"data: [DONE]"}\n\n'], false],
   [[], false],
 ])("%j ends a stream: %s", (chunks, complete) => {
-  const watch = createEndWatch();
+  const watch = createEndWatch("/v1/completions");
+  for (const chunk of chunks) watch.push(Buffer.from(chunk));
+  expect(watch.complete()).toBe(complete);
+});
+
+test.each([
+  [["event: response.created\ndata: {}\n\n", "event: response.completed\ndata: {}\n\n"], true],
+  [["event: response.com", "pleted\ndata: ", `${"x".repeat(500)}\n`, "\n"], true],
+  [["event: response.incomplete\ndata: {"], false],
+  [['event: response.output_text.delta\ndata: {"x":"event: response.completed"}\n\n'], false],
+])("%j ends a stream of the Responses API: %s", (chunks, complete) => {
+  const watch = createEndWatch("/v1/responses");
   for (const chunk of chunks) watch.push(Buffer.from(chunk));
   expect(watch.complete()).toBe(complete);
 });

@@ -1,6 +1,7 @@
 import type { KvError } from "@kv/interface";
 import { errorBody } from "./error-answer.js";
 import { rawMember } from "./json-members.js";
+import type { Endpoint } from "./request-body.js";
 
 export function isEventStream(contentType: string | string[] | undefined): boolean {
   return typeof contentType === "string" && contentType.toLowerCase().startsWith("text/event-stream");
@@ -32,17 +33,32 @@ export function firstEventError(bytes: Buffer): { status: number; body: string }
   }
 }
 
-const TAIL_BYTES = 32;
+const LAST_EVENT = {
+  "/v1/completions": /(^|\n)data: ?\[DONE\]\s*$/,
+  "/v1/chat/completions": /(^|\n)data: ?\[DONE\]\s*$/,
+  // It may be long: it repeats the whole response. So its name is looked for as it goes by.
+  "/v1/responses": /(^|\n)event: ?response\.(completed|incomplete|failed)\r?\n/,
+} as const satisfies Record<Endpoint, RegExp>;
 
-/** Watches for the event that ends every OpenAI-style stream: one that just stops was cut off. */
-export function createEndWatch(): { push(chunk: Uint8Array): void; complete(): boolean } {
+const TAIL_BYTES = 64;
+
+/** Watches for the event that ends a stream of an endpoint: one that just stops was cut off. */
+export function createEndWatch(endpoint: Endpoint): { push(chunk: Uint8Array): void; complete(): boolean } {
+  const last = LAST_EVENT[endpoint];
+  const named = endpoint === "/v1/responses";
   let tail = Buffer.alloc(0);
+  let seen = false;
   return {
     push(chunk) {
-      const last = chunk.subarray(Math.max(0, chunk.byteLength - TAIL_BYTES));
-      tail = Buffer.concat([tail, last]).subarray(-TAIL_BYTES);
+      if (named) seen ||= last.test(Buffer.concat([tail, chunk]).toString("latin1"));
+      const end = chunk.subarray(Math.max(0, chunk.byteLength - TAIL_BYTES));
+      tail =
+        end.byteLength === TAIL_BYTES ? Buffer.from(end) : Buffer.concat([tail, end]).subarray(-TAIL_BYTES);
     },
-    complete: () => /(^|\n)data: ?\[DONE\]\s*$/.test(tail.toString("latin1")),
+    complete: () => {
+      const text = tail.toString("latin1");
+      return named ? seen && /\n\r?\n$/.test(text) : last.test(text);
+    },
   };
 }
 

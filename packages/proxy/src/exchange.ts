@@ -1,33 +1,27 @@
-import type { IncomingHttpHeaders, ServerResponse } from "node:http";
-import type { Deadline } from "./deadline.js";
-import type { GenerationRequest } from "./request-body.js";
+import type { ServerResponse } from "node:http";
+import type { Part } from "./leg-order.js";
 
 /** One request of a client, from its body to the last byte of its answer. */
-export interface Exchange {
-  /** `X-Request-Id`, the client's or one made here; both legs carry it. */
-  readonly requestId: string;
-  readonly request: GenerationRequest;
-  readonly headers: IncomingHttpHeaders;
+export interface Exchange extends Part {
   readonly response: ServerResponse;
-  readonly deadline: Deadline;
-  /** Filled in on the way: for the access log, and for how to break off. */
-  readonly trail: Trail;
 }
 
+/** Filled in on the way: for the access log, the timeline, and for how to break off. Times are on the proxy's clock. */
 export interface Trail {
   prefill?: string;
   decode?: string;
+  prefillStartedAtMs?: number;
   prefillMs?: number;
+  decodeStartedAtMs?: number;
   firstByteMs?: number;
   answerLengthBytes?: number;
   status?: number;
+  /** How many parts the request was split into, where that is more than one. */
+  parts?: number;
+  /** How often it began again at prefill. */
+  restarts?: number;
+  /** Blocks of a prefill worker were freed, as no decode worker would take them. */
+  released?: boolean;
   /** The answer's head has left, and it is a stream of events. */
   eventStream?: boolean;
-}
-
-/** How a request goes through prefill and decode. Pull is the first; another order of the legs is another flow. */
-export interface Flow {
-  readonly name: string;
-  /** Writes the answer. Errors before the first byte are the caller's to write. */
-  run(exchange: Exchange): Promise<void>;
 }

@@ -3,14 +3,15 @@ import { type Ambient, KvError } from "@kv/interface";
 import { createDeadline, type Deadline } from "./deadline.js";
 import { sendError, statusOf } from "./error-answer.js";
 import { errorEvent } from "./event-stream.js";
-import type { Flow, Trail } from "./exchange.js";
+import type { Trail } from "./exchange.js";
+import type { GenerationFlow } from "./generation-flow.js";
 import { requestIdOf } from "./headers.js";
 import { type Endpoint, readRequest } from "./request-body.js";
 import type { Traffic } from "./traffic.js";
 
 export interface GenerationRouteOptions {
   readonly ambient: Ambient;
-  readonly flow: Flow;
+  readonly flow: GenerationFlow;
   readonly traffic: Traffic;
   readonly requestMs: number;
 }

@@ -24,7 +24,12 @@ const OWN_OF_REQUEST = new Set([
 ]);
 
 /** Headers of a leg: the client's (authorization, trace context, data-parallel rank, …) and the request's id. */
-export function legHeaders(given: IncomingHttpHeaders, requestId: string): Record<string, string | string[]> {
+export function legHeaders(
+  given: IncomingHttpHeaders,
+  requestId: string,
+  instance: { readonly dataParallelRank?: number | undefined } = {},
+  own: Readonly<Record<string, string>> = {},
+): Record<string, string | string[]> {
   const headers: Record<string, string | string[]> = {};
   const named = namedByConnection(given.connection);
   for (const [name, value] of Object.entries(given)) {
@@ -36,7 +41,10 @@ export function legHeaders(given: IncomingHttpHeaders, requestId: string): Recor
   // The proxy reads what comes back, so it must not be compressed.
   headers["accept-encoding"] = "identity";
   headers["x-request-id"] = requestId;
-  return headers;
+  // An instance that stands for one rank of a data-parallel server knows better than the client which that is.
+  if (instance.dataParallelRank !== undefined)
+    headers["x-data-parallel-rank"] = String(instance.dataParallelRank);
+  return Object.assign(headers, own);
 }
 
 /** Headers of the client's answer: the instance's, and the request's id where the instance did not give it back. */

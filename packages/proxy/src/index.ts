@@ -1,6 +1,7 @@
 export type { Deadline } from "./deadline.js";
-export type { Exchange, Flow, Trail } from "./exchange.js";
+export type { Trail } from "./exchange.js";
 export type { Instance, InstancePool, InstanceStatus, Visit } from "./instances.js";
+export type { LegAnswer, LegOrder, LegOrderOptions, Part } from "./leg-order.js";
 export {
   type ProxyLimits,
   type ProxyPolicy,
@@ -10,10 +11,11 @@ export {
   proxySettingsSchema,
 } from "./options.js";
 export { createProxy, type Proxy, type ProxyAddress, type ProxyOptions, type ProxyStatus } from "./proxy.js";
-export { createPullFlow, type PullFlowOptions } from "./pull-flow.js";
+export { createPullOrder } from "./pull-order.js";
 export type { Endpoint, GenerationRequest } from "./request-body.js";
 export { type FailedAttempt, type RetryPolicy, retryWhereSafe } from "./retry.js";
 export { type Routing, type RoutingContext, roundRobin } from "./routing.js";
+export type { LegSpan, Tracing } from "./tracing.js";
 export type { TrafficStatus } from "./traffic.js";
 export {
   createHttpUpstream,

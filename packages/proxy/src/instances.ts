@@ -6,6 +6,8 @@ export interface Instance {
   readonly role: Role;
   readonly url: string;
   readonly inFlight: number;
+  /** The rank of a data-parallel server that this instance stands for. */
+  readonly dataParallelRank?: number;
 }
 
 export interface InstanceStatus {

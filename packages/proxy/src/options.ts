@@ -13,6 +13,12 @@ const limitsSchema = z.strictObject({
   prefillAnswerLengthBytes: bytes.default(32 * 1024 * 1024),
   /** How much of a decode worker's unstreamed answer is checked before any of it leaves. */
   heldAnswerLengthBytes: bytes.default(4 * 1024 * 1024),
+  /** All answers to the parts of one request together, where they are merged and not streamed. */
+  mergedAnswerLengthBytes: bytes.default(64 * 1024 * 1024),
+  /** One event of a stream that is merged with others. */
+  eventLengthBytes: bytes.default(1024 * 1024),
+  /** Prompts times copies (`n`) in one request. */
+  parts: z.number().int().positive().default(256),
 });
 
 const timeoutsSchema = z.strictObject({
@@ -28,6 +34,10 @@ const timeoutsSchema = z.strictObject({
   requestMs: milliseconds.default(3_600_000),
   /** For a client to send its request. */
   receiveMs: milliseconds.default(60_000),
+  /** How long a prefill worker surely holds blocks for a decode leg: its `kv_lease_duration` (vLLM: 30 s) less a margin. */
+  leaseMs: milliseconds.default(25_000),
+  /** For the leg that frees blocks which nobody will read. */
+  releaseMs: milliseconds.default(10_000),
   /** How long an instance that could not be reached is left out, while there is another. */
   coolDownMs: milliseconds.default(1_000),
   /** What `close` leaves requests in flight to end by themselves. */

@@ -1,67 +1,82 @@
-import type { Clock } from "@kv/interface";
-import { type AttemptOptions, onSomeInstance } from "./attempts.js";
+import { onSomeInstance } from "./attempts.js";
 import { badAnswer } from "./bad-answer.js";
 import { hold } from "./bounded-body.js";
-import type { Exchange } from "./exchange.js";
+import { whyEnded } from "./deadline.js";
 import { legHeaders } from "./headers.js";
 import type { Visit } from "./instances.js";
 import { rawMember } from "./json-members.js";
 import { prefillBody } from "./leg-bodies.js";
-import type { ProxyLimits, ProxyTimeouts } from "./options.js";
-import type { Upstream, UpstreamAnswer } from "./upstream.js";
+import type { LegOrderOptions, Part } from "./leg-order.js";
+import type { UpstreamAnswer } from "./upstream.js";
 
 export type PrefillOutcome =
   /** The prompt is computed; JSON text of the parameters under which a decode worker finds its KV. */
-  | { readonly kind: "kv"; readonly kvTransferParams: string }
+  | {
+      readonly kind: "kv";
+      readonly kvTransferParams: string;
+      readonly answer: Readonly<Record<string, unknown>>;
+      /** When the answer was there: the lease began before. */
+      readonly atMs: number;
+    }
   /** The prompt is computed, and its KV is nowhere to be had. */
   | { readonly kind: "no-kv"; readonly instance: string }
   /** The worker refused or failed, in its own words. */
   | { readonly kind: "error"; readonly answer: UpstreamAnswer; readonly body: Buffer };
 
-export interface PrefillLegOptions extends AttemptOptions {
-  readonly upstream: Upstream;
-  readonly clock: Clock;
-  readonly limits: ProxyLimits;
-  readonly timeouts: ProxyTimeouts;
-}
-
-export function runPrefillLeg(options: PrefillLegOptions, exchange: Exchange): Promise<PrefillOutcome> {
-  const { upstream, clock, limits, timeouts } = options;
-  const { request, requestId, deadline, trail } = exchange;
-  const body = prefillBody(request);
-  const headers = legHeaders(exchange.headers, requestId);
+/** Sends the prompt to a prefill instance. Errors: `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, the deadline's reason. */
+export function runPrefillLeg(
+  options: LegOrderOptions,
+  part: Part,
+  body = prefillBody(part.request),
+): Promise<PrefillOutcome> {
+  const { ambient, prefillers: pool, retry, upstream, limits, timeouts, tracing } = options;
+  const { clock, log } = ambient;
+  const { request, requestId, deadline, trail } = part;
 
   async function leg(visit: Visit): Promise<PrefillOutcome> {
     const { url } = visit.instance;
     const startedAtMs = clock.now();
     trail.prefill = url;
-    const answer = await upstream.send({
-      role: "prefill",
-      url,
-      method: "POST",
-      path: request.endpoint,
-      headers,
-      body,
-      signal: deadline.signal,
+    trail.prefillStartedAtMs = startedAtMs;
+    const span = tracing.leg("kv_proxy.prefill", part.headers, {
+      "kv.request_id": requestId,
+      "server.address": url,
     });
-    const held = await hold(answer.body, limits.prefillAnswerLengthBytes);
-    if (!held.complete) {
-      answer.discard();
-      throw badAnswer("prefill", url, `answered with more than ${limits.prefillAnswerLengthBytes} bytes`);
+    try {
+      const answer = await upstream.send({
+        role: "prefill",
+        url,
+        method: "POST",
+        path: request.endpoint,
+        headers: legHeaders(part.headers, requestId, visit.instance, span.headers),
+        body,
+        signal: deadline.signal,
+      });
+      const held = await hold(answer.body, limits.prefillAnswerLengthBytes);
+      if (!held.complete) {
+        answer.discard();
+        throw badAnswer("prefill", url, `answered with more than ${limits.prefillAnswerLengthBytes} bytes`);
+      }
+      trail.prefillMs = clock.now() - startedAtMs;
+      const outcome = readAnswer(url, answer, held.bytes, clock.now());
+      if (outcome.kind === "error" && answer.status >= 500) {
+        visit.failed(badAnswer("prefill", url, `answered with status ${answer.status}`));
+      } else visit.succeeded();
+      part.onPrefilled?.();
+      span.set({ "http.response.status_code": answer.status });
+      span.end();
+      return outcome;
+    } catch (error) {
+      span.end(whyEnded(deadline, error));
+      throw error;
     }
-    trail.prefillMs = clock.now() - startedAtMs;
-    const outcome = readAnswer(url, answer, held.bytes);
-    if (outcome.kind === "error" && answer.status >= 500) {
-      visit.failed(badAnswer("prefill", url, `answered with status ${answer.status}`));
-    } else visit.succeeded();
-    return outcome;
   }
 
   deadline.enter("the prefill leg", timeouts.prefillMs);
-  return onSomeInstance(options, exchange, leg).finally(deadline.pause);
+  return onSomeInstance({ pool, retry, log }, part, leg).finally(deadline.pause);
 }
 
-function readAnswer(url: string, answer: UpstreamAnswer, body: Buffer): PrefillOutcome {
+function readAnswer(url: string, answer: UpstreamAnswer, body: Buffer, atMs: number): PrefillOutcome {
   if (answer.status >= 400) return { kind: "error", answer, body };
   if (answer.status !== 200)
     throw badAnswer("prefill", url, `answered with status ${answer.status}, which the proxy does not follow`);
@@ -88,5 +103,6 @@ function readAnswer(url: string, answer: UpstreamAnswer, body: Buffer): PrefillO
     "do_remote_prefill" in params &&
     params.do_remote_prefill === true;
   const raw = usable ? rawMember(text, "kv_transfer_params") : undefined;
-  return raw === undefined ? { kind: "no-kv", instance: url } : { kind: "kv", kvTransferParams: raw };
+  if (raw === undefined) return { kind: "no-kv", instance: url };
+  return { kind: "kv", kvTransferParams: raw, answer: fields as Record<string, unknown>, atMs };
 }

@@ -1,15 +1,17 @@
 import type { AddressInfo } from "node:net";
 import { type Ambient, ambient as fillAmbient, KvError } from "@kv/interface";
-import type { Flow } from "./exchange.js";
+import { createGenerationFlow } from "./generation-flow.js";
 import { createGenerationRoute } from "./generation-route.js";
 import { instanceUrl } from "./instance-url.js";
 import { createInstancePool, type InstanceStatus } from "./instances.js";
+import type { LegOrder, LegOrderOptions } from "./leg-order.js";
 import { createModelsRoute } from "./models-route.js";
 import { type ProxySettingsInput, readSettings } from "./options.js";
-import { createPullFlow, type PullFlowOptions } from "./pull-flow.js";
+import { createPullOrder } from "./pull-order.js";
 import { type RetryPolicy, retryWhereSafe } from "./retry.js";
 import { type Routing, roundRobin } from "./routing.js";
 import { createServer } from "./server.js";
+import { openTelemetryTracing } from "./tracing.js";
 import { createTraffic, type TrafficStatus } from "./traffic.js";
 import { createHttpUpstream, type Upstream } from "./upstream.js";
 
@@ -20,7 +22,7 @@ export interface ProxyOptions extends ProxySettingsInput, Partial<Ambient> {
   /** How instances are reached; HTTP by default. The proxy closes it. */
   readonly upstream?: Upstream;
   /** The order of the legs; pull by default. */
-  readonly createFlow?: (options: PullFlowOptions) => Flow;
+  readonly createLegOrder?: (options: LegOrderOptions) => LegOrder;
 }
 
 export interface ProxyStatus {
@@ -60,7 +62,7 @@ export function createProxy(options: ProxyOptions): Proxy {
     createRouting,
     retry,
     upstream: given,
-    createFlow,
+    createLegOrder,
     ...input
   } = options;
   const settings = readSettings(input);
@@ -79,15 +81,18 @@ export function createProxy(options: ProxyOptions): Proxy {
   const upstream = given ?? createHttpUpstream({ connectMs: timeouts.connectMs });
   const traffic = createTraffic();
   const legs = { retry: retry ?? retryWhereSafe, upstream, log: surroundings.log };
-  const flow = (createFlow ?? createPullFlow)({
-    ...legs,
+  const legOptions: LegOrderOptions = {
+    retry: legs.retry,
+    upstream,
+    tracing: openTelemetryTracing(),
     ambient: surroundings,
     prefillers,
     decoders,
     limits,
     timeouts,
     policy,
-  });
+  };
+  const flow = createGenerationFlow(legOptions, (createLegOrder ?? createPullOrder)(legOptions));
   const generation = createGenerationRoute({
     ambient: surroundings,
     flow,
@@ -131,6 +136,7 @@ export function createProxy(options: ProxyOptions): Proxy {
   async function closeAll(): Promise<void> {
     generation.refuse(closingError("the proxy is closing"));
     await generation.idle();
+    await flow.settled();
     await app.close();
     await upstream.close();
   }

@@ -3,8 +3,8 @@ import type { ServerResponse } from "node:http";
 import { KvError, systemClock } from "@kv/interface";
 import { expect, test } from "vitest";
 import { createDeadline } from "./deadline.js";
-import type { DecodeAnswer } from "./decode-leg.js";
 import type { Exchange } from "./exchange.js";
+import type { LegAnswer } from "./leg-order.js";
 import { relay } from "./relay.js";
 
 function setUp(pieces: readonly string[]) {
@@ -25,9 +25,10 @@ function setUp(pieces: readonly string[]) {
     response: response as unknown as ServerResponse,
     deadline,
     requestId: "r",
+    request: { endpoint: "/v1/completions", text: "{}", fields: {}, unsplittable: undefined },
     trail: {},
-  } as Exchange;
-  const answer: DecodeAnswer = {
+  } as unknown as Exchange;
+  const answer: LegAnswer = {
     visit: {
       instance: { role: "decode", url: "http://d", inFlight: 1 },
       succeeded: () => ended.push("succeeded"),

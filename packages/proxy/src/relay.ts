@@ -2,19 +2,19 @@ import { once } from "node:events";
 import { KvError } from "@kv/interface";
 import { badAnswer } from "./bad-answer.js";
 import { whyEnded } from "./deadline.js";
-import type { DecodeAnswer } from "./decode-leg.js";
 import { createEndWatch } from "./event-stream.js";
 import type { Exchange } from "./exchange.js";
 import { answerHeaders } from "./headers.js";
+import type { LegAnswer } from "./leg-order.js";
 
 /**
  * Writes a decode worker's answer to the client, byte for byte and no faster than the client reads. An answer that does not come
  * to its end is an error here, and the caller's to break off.
  */
-export async function relay(exchange: Exchange, answer: DecodeAnswer, stallMs: number): Promise<void> {
+export async function relay(exchange: Exchange, answer: LegAnswer, stallMs: number): Promise<void> {
   const { response, deadline, requestId, trail } = exchange;
   const { visit, rest } = answer;
-  const watch = createEndWatch();
+  const watch = createEndWatch(exchange.request.endpoint);
   const url = visit.instance.url;
   let lengthBytes = 0;
 
@@ -39,7 +39,7 @@ export async function relay(exchange: Exchange, answer: DecodeAnswer, stallMs: n
       await write(result.value);
     }
     if (answer.eventStream && !watch.complete())
-      throw badAnswer("decode", url, "ended its stream without [DONE]");
+      throw badAnswer("decode", url, "ended its stream without its last event");
     response.end();
     if (answer.status >= 500) visit.failed(badAnswer("decode", url, `answered with status ${answer.status}`));
     else visit.succeeded();

@@ -13,6 +13,14 @@ test.each([
   ["null", Buffer.from("null"), "JSON object"],
   ["parameters of its own", Buffer.from('{"kv_transfer_params":{"remote_host":"x"}}'), "set by the proxy"],
   ["no tokens", Buffer.from('{"max_tokens":0}'), "max_tokens is 0"],
+  ["a limit that is no whole number", Buffer.from('{"max_tokens":"5"}'), 'max_tokens is "5"'],
+  ["no copies", Buffer.from('{"n":0}'), "n is 0"],
+  [
+    "stream options without a stream",
+    Buffer.from('{"stream_options":{"include_usage":true}}'),
+    "stream: true",
+  ],
+  ["a stream with prompt_logprobs", Buffer.from('{"stream":true,"prompt_logprobs":1}'), "prompt_logprobs"],
   ["too many least tokens", Buffer.from('{"max_tokens":2,"min_tokens":3}'), "min_tokens is 3"],
 ])("a body that is %s is refused", (_what, body, message) => {
   let error: unknown;
@@ -27,33 +35,35 @@ test.each([
 
 test.each([
   [{ prompt: "a" }],
-  [{ prompt: ["a"] }],
-  [{ prompt: [1, 2, 3] }],
+  [{ prompt: ["a", "b"], n: 2 }],
   [{ prompt: [[1, 2, 3]] }],
   [{ prompt: "a", n: 1, kv_transfer_params: null }],
-  [{ prompt: "a", echo: true }],
+  [{ prompt: "a", echo: true, logprobs: 0 }],
   [{ prompt: "a", echo: true, max_tokens: 0 }],
-  [{ prompt: "a", logprobs: 5 }],
+  [{ prompt: "a", prompt_logprobs: 3 }],
 ])("%j can be parted", (fields) => {
   expect(read(fields).unsplittable).toBeUndefined();
 });
 
 test.each([
-  [{ prompt: ["a", "b"] }, "2 prompts"],
-  [{ prompt: [[1], [2], [3]] }, "3 prompts"],
-  [{ prompt: "a", prompt_embeds: ["x"] }, "2 prompts"],
-  [{ prompt: "a", n: 2 }, "n is 2"],
-  [{ prompt: "a", n: "2" }, "n is 2"],
+  [{ prompt: "a", prompt_embeds: ["x"] }, "prompt_embeds"],
   [{ prompt: "a", best_of: 3 }, "best_of is 3"],
   [{ prompt: "a", use_beam_search: true }, "use_beam_search"],
-  [{ prompt: "a", prompt_logprobs: 0 }, "prompt_logprobs"],
-  [{ prompt: "a", echo: true, logprobs: 0 }, "echo"],
 ])("%j cannot be parted", (fields, why) => {
   expect(read(fields).unsplittable).toContain(why);
 });
 
-test("chat with echo asks for log probabilities of the prompt unless top_logprobs is null", () => {
+test("chat with echo and log probabilities of its own cannot be parted", () => {
   const chat = (fields: object) => read({ messages: [], echo: true, ...fields }, "/v1/chat/completions");
-  expect(chat({}).unsplittable).toContain("echo");
-  expect(chat({ top_logprobs: null }).unsplittable).toBeUndefined();
+  expect(chat({ logprobs: true }).unsplittable).toContain("echo");
+  expect(chat({}).unsplittable).toBeUndefined();
+});
+
+test.each([
+  [{ previous_response_id: "r" }, "previous_response_id"],
+  [{ background: true }, "background"],
+  [{ tools: [{ type: "function" }, { type: "mcp" }] }, '"mcp"'],
+])("a response with %j is one server's", (fields, why) => {
+  expect(read({ input: "a", ...fields }, "/v1/responses").unsplittable).toContain(why);
+  expect(read({ input: "a", tools: [{ type: "function" }] }, "/v1/responses").unsplittable).toBeUndefined();
 });

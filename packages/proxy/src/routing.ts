@@ -1,7 +1,12 @@
+import type { IncomingHttpHeaders } from "node:http";
 import type { Instance } from "./instances.js";
+import type { GenerationRequest } from "./request-body.js";
 
 export interface RoutingContext {
   readonly requestId: string;
+  /** The client's request; absent where one only asks for something that any instance knows, as `/v1/models`. */
+  readonly request?: GenerationRequest;
+  readonly headers?: IncomingHttpHeaders;
 }
 
 /** Chooses among instances. One for each role, as most strategies keep state. */

@@ -18,7 +18,7 @@ export interface ServerParts {
   readonly status: () => object;
 }
 
-const GENERATION: readonly Endpoint[] = ["/v1/completions", "/v1/chat/completions"];
+const GENERATION: readonly Endpoint[] = ["/v1/completions", "/v1/chat/completions", "/v1/responses"];
 
 /** The HTTP surface: routes, limits, and errors in one form. What a route does is its own file's. */
 export function createServer(parts: ServerParts): FastifyInstance {
@@ -44,7 +44,7 @@ export function createServer(parts: ServerParts): FastifyInstance {
   });
   app.setNotFoundHandler((request, reply) => {
     const error = new KvError("KV_REQUEST_INVALID", `${request.method} ${request.url} is not served here`, {
-      hint: "served: POST /v1/completions, POST /v1/chat/completions, GET /v1/models, /health, /status",
+      hint: "served: POST /v1/completions, /v1/chat/completions, /v1/responses, GET /v1/models, /health, /status",
       details: { httpStatus: 404 },
     });
     return reply.code(404).type("application/json").send(errorBody(error));

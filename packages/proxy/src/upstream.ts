@@ -1,5 +1,6 @@
 import { KvError } from "@kv/interface";
 import { Agent, type Dispatcher } from "undici";
+import { createBodyQueue } from "./body-queue.js";
 
 export type Role = "prefill" | "decode";
 
@@ -15,6 +16,8 @@ export interface UpstreamRequest {
   readonly headers: Readonly<Record<string, string | string[]>>;
   readonly body?: string;
   readonly signal: AbortSignal;
+  /** Called when the request begins to leave; before that nothing of it has. */
+  readonly onSent?: () => void;
 }
 
 export interface UpstreamAnswer {
@@ -40,60 +43,86 @@ export function createHttpUpstream({ connectMs }: { connectMs: number }): Upstre
     headersTimeout: 0,
     bodyTimeout: 0,
     maxHeaderSize: 64 * 1024,
+    maxOrigins: Number.POSITIVE_INFINITY,
   });
+  const targets = new Map<string, { origin: string; prefix: string }>();
+  function target(url: string) {
+    let known = targets.get(url);
+    if (known === undefined) {
+      const { origin, pathname } = new URL(url);
+      known = { origin, prefix: pathname === "/" ? "" : pathname };
+      targets.set(url, known);
+    }
+    return known;
+  }
   return {
-    async send(request) {
-      const { origin, pathname } = new URL(request.url);
-      let answer: Dispatcher.ResponseData;
-      try {
-        answer = await agent.request({
-          origin,
-          path: `${pathname === "/" ? "" : pathname}${request.path}`,
-          method: request.method,
-          headers: request.headers,
-          body: request.body ?? null,
-          signal: request.signal,
-        });
-      } catch (cause) {
-        throw failure(request, isConnectFailure(cause) ? "connect" : "answer", cause);
-      }
-      const { body } = answer;
-      // Destroying a body that nobody reads emits an error, and one without a listener ends the process.
-      body.on("error", () => {});
-      return {
-        status: answer.statusCode,
-        headers: answer.headers,
-        body: guarded(body[Symbol.asyncIterator](), (cause) => failure(request, "body", cause)),
-        discard: () => void body.destroy(),
-      };
-    },
+    send: (request) =>
+      new Promise((resolve, reject) => {
+        const { origin, prefix } = target(request.url);
+        const { signal } = request;
+        const queue = createBodyQueue();
+        let controller: Dispatcher.DispatchController | undefined;
+        let stage: FailureStage = "connect";
+        let over = false;
+        const stop = () => controller?.abort(new Error("given up"));
+        const finish = () => {
+          over = true;
+          signal.removeEventListener("abort", giveUp);
+        };
+        const fail = (cause: unknown) => {
+          if (over) return;
+          finish();
+          const error = failure(request, stage, cause);
+          if (stage === "body") queue.fail(error);
+          else reject(error);
+        };
+        const giveUp = () => {
+          stop();
+          // A request that still waits for its connection ends at once; the connection is refused to it later.
+          if (stage === "connect") fail(new Error("given up"));
+        };
+        if (signal.aborted) {
+          fail(new Error("given up"));
+          return;
+        }
+        signal.addEventListener("abort", giveUp, { once: true });
+        const method = request.method;
+        const options = { origin, path: prefix + request.path, method, headers: request.headers };
+        agent.dispatch(
+          { ...options, body: request.body ?? null },
+          {
+            onRequestStart(started) {
+              controller = started;
+              if (over) started.abort(new Error("given up"));
+              else {
+                stage = "answer";
+                request.onSent?.();
+              }
+            },
+            onResponseStart(_controller, status, headers) {
+              if (status < 200) return;
+              stage = "body";
+              resolve({
+                status,
+                headers,
+                body: queue.body,
+                discard: () => {
+                  if (!over) stop();
+                },
+              });
+            },
+            onResponseData: (flow, chunk) => queue.push(chunk, flow),
+            onResponseEnd() {
+              if (over) return;
+              finish();
+              queue.end();
+            },
+            onResponseError: (_controller, cause) => fail(cause),
+          },
+        );
+      }),
     close: () => agent.destroy(),
   };
-}
-
-function guarded(
-  iterator: AsyncIterator<Uint8Array, undefined>,
-  explain: (cause: unknown) => KvError,
-): AsyncIterator<Uint8Array, undefined> {
-  return {
-    async next() {
-      try {
-        return await iterator.next();
-      } catch (cause) {
-        throw explain(cause);
-      }
-    },
-  };
-}
-
-const CONNECT_CALLS = new Set(["connect", "getaddrinfo"]);
-
-function isConnectFailure(cause: unknown): boolean {
-  const { code, syscall, errors } = cause as { code?: unknown; syscall?: unknown; errors?: unknown };
-  if (code === "UND_ERR_CONNECT_TIMEOUT") return true;
-  if (typeof syscall === "string") return CONNECT_CALLS.has(syscall);
-  // Several addresses were tried, as for "localhost".
-  return Array.isArray(errors) && errors.length > 0 && errors.every(isConnectFailure);
 }
 
 const WHAT = {

@@ -72,10 +72,10 @@ test("a request that cannot be parted is refused, or served by decode alone", as
   const p = await upstream(prefillOk);
   const d = await upstream(decodeOk);
   const strict = await runProxy({ prefillers: [p.url], decoders: [d.url] });
-  const body = { prompt: ["a", "b"], n: 2 };
+  const body = { prompt: "a", use_beam_search: true, n: 2 };
   const refused = await errorOf(await post(`${strict.url}/v1/completions`, body));
   expect(refused).toMatchObject({ status: 400, code: "KV_REQUEST_INVALID" });
-  expect(refused.message).toContain("2 prompts");
+  expect(refused.message).toContain("use_beam_search");
 
   const policy = { unsplittable: "decode-computes" } as const;
   const lenient = await runProxy({ prefillers: [p.url], decoders: [d.url], policy });
@@ -155,25 +155,30 @@ test("no instance can be reached: 502 that names one, and /health says so", asyn
   expect((await fetch(`${url}/health`)).status).toBe(503);
 });
 
-test("a prefill instance that breaks off is replaced once; a decode instance never is", async () => {
+test("a prefill instance that breaks off is replaced once", async () => {
   const breaking = () => upstream(({ response }) => void response.destroy());
-  const [b1, b2, b3, p, d] = [
-    await breaking(),
-    await breaking(),
-    await breaking(),
-    await upstream(prefillOk),
-    await upstream(decodeOk),
-  ];
+  const [b1, b2, b3] = [await breaking(), await breaking(), await breaking()];
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const saved = await runProxy({ prefillers: [b1.url, p.url], decoders: [d.url] });
   expect((await post(`${saved.url}/v1/completions`, { prompt: "a" })).status).toBe(200);
 
   const lost = await runProxy({ prefillers: [b1.url, b2.url, b3.url], decoders: [d.url] });
   expect((await post(`${lost.url}/v1/completions`, { prompt: "a" })).status).toBe(502);
   expect([b1.seen.length, b2.seen.length, b3.seen.length]).toEqual([2, 1, 0]);
+});
 
-  const decode = await runProxy({ prefillers: [p.url], decoders: [b3.url, d.url] });
-  expect((await post(`${decode.url}/v1/completions`, { prompt: "a" })).status).toBe(502);
-  expect(d.seen).toHaveLength(1);
+test("a decode instance that breaks off: once again from prefill on, with blocks of its own", async () => {
+  const [broken, also] = await Promise.all(
+    [0, 1].map(() => upstream(({ response }) => void response.destroy())),
+  );
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const saved = await runProxy({ prefillers: [p.url], decoders: [broken?.url ?? "", d.url] });
+  expect((await post(`${saved.url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  expect([p.seen.length, broken?.seen.length, d.seen.length]).toEqual([2, 1, 1]);
+
+  const lost = await runProxy({ prefillers: [p.url], decoders: [broken?.url ?? "", also?.url ?? "", d.url] });
+  expect((await post(`${lost.url}/v1/completions`, { prompt: "a" })).status).toBe(502);
+  expect(d.seen.length).toBe(1);
 });
 
 test("an answer that breaks off in the middle, unstreamed, is a 502 and not half an answer", async () => {

@@ -1,0 +1,47 @@
+import type { IncomingHttpHeaders } from "node:http";
+import { KvError } from "@kv/interface";
+import {
+  context,
+  defaultTextMapGetter,
+  defaultTextMapSetter,
+  propagation,
+  type Span,
+  SpanKind,
+  SpanStatusCode,
+  trace,
+} from "@opentelemetry/api";
+
+/** A span of a leg: its context goes to the instance, and it ends once. */
+export interface LegSpan {
+  /** Trace headers of this span; without a tracer the client's stay as they are. */
+  readonly headers: Readonly<Record<string, string>>;
+  set(attributes: Readonly<Record<string, string | number>>): void;
+  end(error?: unknown): void;
+}
+
+export interface Tracing {
+  leg(name: string, given: IncomingHttpHeaders, attributes: Readonly<Record<string, string>>): LegSpan;
+}
+
+/** Spans through `@opentelemetry/api`: nothing where no SDK is registered. */
+export function openTelemetryTracing(): Tracing {
+  const tracer = trace.getTracer("@kv/proxy");
+  return {
+    leg(name, given, attributes) {
+      const parent = propagation.extract(context.active(), given, defaultTextMapGetter);
+      const span = tracer.startSpan(name, { kind: SpanKind.CLIENT, attributes }, parent);
+      const headers: Record<string, string> = {};
+      if (span.isRecording()) propagation.inject(trace.setSpan(parent, span), headers, defaultTextMapSetter);
+      return { headers, set: (more) => void span.setAttributes(more), end: (error) => end(span, error) };
+    },
+  };
+}
+
+function end(span: Span, error: unknown): void {
+  if (error !== undefined) {
+    const { code, message } = KvError.from(error, "KV_INTERNAL", "the leg failed");
+    span.setAttribute("error.type", code);
+    span.setStatus({ code: SpanStatusCode.ERROR, message });
+  }
+  span.end();
+}
