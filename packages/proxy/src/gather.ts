@@ -13,8 +13,7 @@ export interface GatheredPart extends RequestPart {
 
 /**
  * Runs all parts at once and waits until each has an answer's begin: an error of one is then still the answer of all, with its status.
- * Copies wait for the first copy's prefill, which leaves their prompt in the prefill worker's prefix cache. When one fails, the
- * others are given up.
+ * The first answer that is not a 200 is then the only one, and the other parts are given up; so they are when one fails. Copies wait for the first copy's prefill, which leaves their prompt in the prefill worker's prefix cache.
  */
 export async function gatherParts(
   exchange: Exchange,
@@ -23,7 +22,22 @@ export async function gatherParts(
 ): Promise<readonly GatheredPart[]> {
   const prefilled = new Map<number, Promise<void>>();
   const forks: Deadline[] = [];
-  let failure: { readonly error: unknown } | undefined;
+  let ending: { readonly error: unknown } | { readonly refusal: GatheredPart } | undefined;
+
+  function endOthers(deadline: Deadline): void {
+    const reason = new KvError("KV_REQUEST_ABORTED", "another part of the request failed");
+    for (const fork of forks) if (fork !== deadline) fork.abort(reason);
+  }
+
+  async function run(part: RequestPart, own: Part): Promise<GatheredPart> {
+    const { requestId, deadline } = own;
+    const gathered = { ...part, requestId, deadline, answer: await order.run(own) };
+    if (gathered.answer.status !== 200 && ending === undefined) {
+      ending = { refusal: gathered };
+      endOthers(deadline);
+    }
+    return gathered;
+  }
 
   async function one(part: RequestPart, at: number): Promise<GatheredPart> {
     const deadline = exchange.deadline.fork();
@@ -35,35 +49,32 @@ export async function gatherParts(
     try {
       if (part.copy > 0) {
         await prefilled.get(part.prompt);
-        if (failure !== undefined) throw failure.error;
-        return { ...part, requestId, deadline, answer: await order.run(own) };
+        if (deadline.signal.aborted) throw deadline.signal.reason;
+        return await run(part, own);
       }
       let done = () => {};
       prefilled.set(part.prompt, new Promise((resolve) => (done = resolve)));
-      try {
-        const answer = await order.run({ ...own, onPrefilled: done });
-        return { ...part, requestId, deadline, answer };
-      } finally {
-        done();
+      return await run(part, { ...own, onPrefilled: done }).finally(() => done());
+    } catch (error) {
+      if (ending === undefined) {
+        ending = { error: whyEnded(exchange.deadline, error) };
+        endOthers(deadline);
       }
-    } catch (thrown) {
-      const error = whyEnded(exchange.deadline, thrown);
-      if (failure === undefined) {
-        failure = { error };
-        const reason = new KvError("KV_REQUEST_ABORTED", "another part of the request failed");
-        for (const fork of forks) if (fork !== deadline) fork.abort(reason);
-      }
-      throw thrown;
+      throw error;
     }
   }
 
   const settled = await Promise.allSettled(parts.map(one));
   const gathered = settled.flatMap((result) => (result.status === "fulfilled" ? [result.value] : []));
-  if (failure === undefined) return gathered;
-  for (const { answer } of gathered) {
-    answer.discard();
-    answer.visit.abandoned();
+  const end = ending as typeof ending | undefined;
+  if (end === undefined) return gathered;
+  const refusal = "refusal" in end ? end.refusal : undefined;
+  for (const one of gathered) {
+    if (one === refusal) continue;
+    one.answer.discard();
+    one.answer.visit.abandoned();
   }
-  for (const fork of forks) fork.close();
-  throw failure.error;
+  for (const fork of forks) if (fork !== refusal?.deadline) fork.close();
+  if (refusal !== undefined) return [refusal];
+  throw (end as { error: unknown }).error;
 }

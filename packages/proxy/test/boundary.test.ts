@@ -1,0 +1,124 @@
+import { expect, test } from "vitest";
+import { post, runProxy, upstream } from "./set-up.js";
+import { vllmPair } from "./vllm-stub.js";
+
+async function pair() {
+  const vllm = vllmPair();
+  const [p1, p2, d1, d2, alone] = await Promise.all(
+    [vllm.prefill, vllm.prefill, vllm.decode, vllm.decode, vllm.alone].map((answer) => upstream(answer)),
+  );
+  const urls = { prefillers: [p1?.url ?? "", p2?.url ?? ""], decoders: [d1?.url ?? "", d2?.url ?? ""] };
+  const { url, proxy } = await runProxy(urls);
+  return { vllm, url, proxy, alone: alone?.url ?? "" };
+}
+
+const headers = { "x-request-id": "r" };
+
+/** Chunks of all choices in the order of the choice: between choices the order is chance. */
+function byChoice(text: string): unknown[] {
+  const events = text.trim().split("\n\n");
+  expect(events.at(-1)).toBe("data: [DONE]");
+  const chunks = events
+    .slice(0, -1)
+    .map((event) => JSON.parse(event.slice("data: ".length)) as Record<string, unknown>);
+  const index = (chunk: (typeof chunks)[number]) =>
+    (chunk.choices as { index: number }[])[0]?.index ?? Number.POSITIVE_INFINITY;
+  return [...chunks].sort((a, b) => index(a) - index(b));
+}
+
+const completions: readonly object[] = [
+  { prompt: "one prompt" },
+  { prompt: ["first prompt", "second, longer prompt", "ünïcödé 🎈"] },
+  {
+    prompt: [
+      [1, 2, 3],
+      [4, 5],
+    ],
+  },
+  { prompt: [1, 2, 3] },
+  { prompt: "several copies", n: 3, seed: 7 },
+  { prompt: ["a b c d", "e f"], n: 2, seed: 1, max_tokens: 3 },
+  { prompt: "least", min_tokens: 4, max_tokens: 4 },
+  { prompt: "only one", max_tokens: 1 },
+  { prompt: "stops at once", stop: "." },
+  { prompt: "echoed text", echo: true },
+  { prompt: "echoed text", echo: true, max_tokens: 0 },
+  { prompt: "echoed 🎈 text", echo: true, logprobs: 2 },
+  { prompt: "echoed text", echo: true, logprobs: 2, max_tokens: 0 },
+  { prompt: ["echoed text", "and another"], echo: true, logprobs: 1, n: 2, seed: 1 },
+  { prompt: "with logprobs", logprobs: 3 },
+];
+
+test.each([
+  ...completions,
+  { prompt: "of the prompt", prompt_logprobs: 1 },
+  { prompt: ["x y", "z"], prompt_logprobs: 0, n: 2, seed: 1 },
+])("%j is answered as by one server, and no blocks stay held", async (body) => {
+  const { vllm, url, alone } = await pair();
+  const ask = async (at: string) => post(`${at}/v1/completions`, { model: "m", ...body }, { headers });
+  const [ours, reference] = [await ask(url), await ask(alone)];
+  expect(ours.status).toBe(200);
+  expect(await ours.json()).toEqual(await reference.json());
+  expect(ours.headers.get("x-request-id")).toBe("r");
+  await expect.poll(() => vllm.held.size).toBe(0);
+  expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
+});
+
+test.each(completions)("%j is streamed as by one server", async (body) => {
+  const { vllm, url, alone } = await pair();
+  const given = { model: "m", ...body, stream: true, stream_options: { include_usage: true } };
+  const ask = async (at: string) => (await post(`${at}/v1/completions`, given, { headers })).text();
+  expect(byChoice(await ask(url))).toEqual(byChoice(await ask(alone)));
+  expect(vllm.held.size).toBe(0);
+  expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
+});
+
+const messages = [{ role: "user", content: "hi" }];
+const tools = [{ type: "function", function: { name: "f", parameters: {} } }];
+
+test.each<object>([
+  { messages },
+  { messages, n: 2, seed: 3 },
+  { messages, tools, tool_choice: "required", chat_template_kwargs: { enable_thinking: false } },
+  { messages, prompt_logprobs: 2 },
+  { messages, max_completion_tokens: 2, min_tokens: 2 },
+])("chat %j is answered as by one server, streamed and not", async (body) => {
+  const { vllm, url, alone } = await pair();
+  const ask = async (at: string, more: object) =>
+    (await post(`${at}/v1/chat/completions`, { model: "m", ...body, ...more }, { headers })).text();
+  expect(JSON.parse(await ask(url, {}))).toEqual(JSON.parse(await ask(alone, {})));
+  if (!("prompt_logprobs" in body))
+    expect(byChoice(await ask(url, { stream: true }))).toEqual(byChoice(await ask(alone, { stream: true })));
+  expect(vllm.held.size).toBe(0);
+  expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
+});
+
+test.each<object>([
+  { prompt: ["fine", "also fine"], temperature: -1 },
+  { prompt: "a", min_tokens: 5, max_tokens: 2 },
+  { prompt: "a", stream_options: { include_usage: true } },
+  { prompt: "a", stream: true, prompt_logprobs: 1 },
+])("%j is refused with 400, and nothing is held", async (body) => {
+  const { vllm, url } = await pair();
+  expect((await post(`${url}/v1/completions`, body)).status).toBe(400);
+  expect(vllm.held.size).toBe(0);
+});
+
+test("more parts than the limit are refused before anything is asked", async () => {
+  const { vllm, url } = await pair();
+  const refused = await post(`${url}/v1/completions`, { prompt: ["a", "b"], n: 200 });
+  expect([refused.status, vllm.held.size]).toEqual([400, 0]);
+});
+
+test("the stub is a fair one: what a proxy that does not split would get is garbage", async () => {
+  const vllm = vllmPair();
+  const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
+  const body = { prompt: ["a", "b"], n: 1 };
+  const asked = { ...body, max_tokens: 1, kv_transfer_params: { do_remote_decode: true } };
+  const { kv_transfer_params } = (await (await post(`${p.url}/v1/completions`, asked)).json()) as object & {
+    kv_transfer_params: object;
+  };
+  await post(`${d.url}/v1/completions`, { ...body, kv_transfer_params });
+  expect(vllm.counts.garbage).toBe(1);
+  expect(vllm.held.size).toBe(1);
+});

@@ -1,0 +1,140 @@
+import { expect, test } from "vitest";
+import { deadUrl, decodeOk, prefillOk, type Seen, sendJson } from "./fake-upstream.js";
+import { createManualClock } from "./manual-clock.js";
+import { errorOf, post, runProxy, upstream } from "./set-up.js";
+import { vllmPair } from "./vllm-stub.js";
+
+const isRelease = (seen: Seen) => seen.json.use_beam_search === true;
+
+test("a decode instance that refuses before its engine sees the request: P's blocks are freed all the same", async () => {
+  const vllm = vllmPair();
+  const p = await upstream(vllm.prefill);
+  // As a gateway or an API key check in front of the server: it never saw the parameters.
+  const d = await upstream((seen) =>
+    isRelease(seen) ? vllm.decode(seen) : sendJson(seen.response, { error: {} }, 401),
+  );
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(401);
+  await expect.poll(() => vllm.held.size).toBe(0);
+});
+
+test("no decode instance can be reached: P's blocks are freed as soon as one can", async () => {
+  const vllm = vllmPair();
+  const p = await upstream(vllm.prefill);
+  const dead = await deadUrl();
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [dead] });
+  const asked = post(`${url}/v1/completions`, { prompt: "a" });
+  expect((await asked).status).toBe(502);
+  // Nobody was there to say it; the lease ends by itself.
+  expect(vllm.held.size).toBe(1);
+});
+
+test("a client that goes away when prefill has just answered: the blocks are freed without a transfer", async () => {
+  const vllm = vllmPair();
+  const p = await upstream(() => {});
+  const d = await upstream(vllm.decode);
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url, await deadUrl()] });
+  const client = new AbortController();
+  const asked = post(`${url}/v1/completions`, { prompt: ["a", "b"] }, { signal: client.signal });
+  // Of two parts one is done; when the other fails, the first one's blocks must not stay.
+  const [first, second] = [await p.request(0), await p.request(1)];
+  void vllm.prefill(first);
+  sendJson(second.response, { error: { message: "too long" } }, 400);
+  const response = await asked;
+  expect(response.status).toBe(400);
+  await expect.poll(() => vllm.held.size).toBe(0);
+  expect(vllm.counts.garbage).toBe(0);
+});
+
+test("a lease that may be over is not used: the part begins again at prefill", async () => {
+  const clock = createManualClock();
+  const vllm = vllmPair();
+  const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
+  let late = true;
+  const { url, proxy } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url],
+    clock,
+    timeouts: { leaseMs: 1000 },
+    createRouting: () => ({
+      name: "slow",
+      choose: (candidates) => {
+        if (candidates[0]?.role === "decode" && late) {
+          late = false;
+          clock.advance(1000);
+        }
+        return candidates[0];
+      },
+    }),
+  });
+  const answer = (await (await post(`${url}/v1/completions`, { prompt: "a" })).json()) as {
+    choices: { text: string }[];
+  };
+  expect(answer.choices[0]?.text).not.toContain("GARBAGE");
+  expect([p.seen.length, vllm.counts.garbage]).toEqual([2, 0]);
+  await expect.poll(() => vllm.held.size).toBe(0);
+  expect(proxy.status().decoders[0]?.in_flight).toBe(0);
+});
+
+test("a decode instance that read the blocks and broke off: the part begins again, and reads blocks of its own", async () => {
+  const vllm = vllmPair();
+  const p = await upstream(vllm.prefill);
+  const breaking = await upstream((seen) => {
+    // It told P that it has them, and died.
+    void vllm.decode({ ...seen, response: { writeHead() {}, end() {}, write() {} } as never });
+    seen.response.destroy();
+  });
+  const d = await upstream(vllm.decode);
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [breaking.url, d.url] });
+  const answer = (await (await post(`${url}/v1/completions`, { prompt: "abc" })).json()) as {
+    choices: { text: string }[];
+  };
+  expect(answer.choices[0]?.text).toBe(" 1.0.0 1.0.1 1.0.2 1.0.3 1.0.4");
+  expect([p.seen.length, breaking.seen.length, d.seen.length]).toEqual([2, 1, 1]);
+  expect([vllm.held.size, vllm.counts.garbage]).toEqual([0, 0]);
+});
+
+test("a stream that has begun is never retried", async () => {
+  const p = await upstream(prefillOk);
+  const breaking = await upstream(({ response }) => {
+    response.writeHead(200, { "content-type": "text/event-stream" });
+    response.write("data: {}\n\n", () => setImmediate(() => response.destroy()));
+  });
+  const d = await upstream(decodeOk);
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [breaking.url, d.url] });
+  const response = await post(`${url}/v1/completions`, { prompt: "a", stream: true });
+  await expect(response.text()).rejects.toThrow();
+  expect([p.seen.length, d.seen.length]).toEqual([1, 0]);
+});
+
+test("one part that fails ends the others' legs, and the answer is its error", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream((seen) => {
+    if (seen.json.prompt === "bad") sendJson(seen.response, { error: { message: "no" } }, 500);
+  });
+  const { url, proxy } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url],
+  });
+  const asked = post(`${url}/v1/completions`, { prompt: ["waits for ever", "bad"] });
+  expect((await asked).status).toBe(500);
+  await expect.poll(() => proxy.status().decoders[0]?.in_flight).toBe(0);
+});
+
+test("the deadline of a request ends the legs of all its parts", async () => {
+  const clock = createManualClock();
+  const p = await upstream(() => {});
+  const d = await upstream(decodeOk);
+  const { url } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url],
+    clock,
+    timeouts: { requestMs: 1000 },
+  });
+  const asked = post(`${url}/v1/completions`, { prompt: ["a", "b", "c"] });
+  const dropped = await Promise.all([0, 1, 2].map(async (at) => (await p.request(at)).dropped.then));
+  expect(dropped).toHaveLength(3);
+  clock.advance(1000);
+  expect(await errorOf(await asked)).toMatchObject({ status: 504, code: "KV_REQUEST_TIMEOUT" });
+  await Promise.all([0, 1, 2].map(async (at) => (await p.request(at)).dropped));
+});
