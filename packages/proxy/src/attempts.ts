@@ -1,6 +1,7 @@
 import { KvError, type Log } from "@kv/interface";
 import { whyEnded } from "./deadline.js";
-import type { Instance, InstancePool, Visit } from "./instances.js";
+import type { Instance, Visit } from "./instance.js";
+import type { InstancePool } from "./instances.js";
 import type { Part } from "./leg-order.js";
 import { failedAttempt, type RetryPolicy } from "./retry.js";
 

@@ -6,6 +6,7 @@ import { errorEvent } from "./event-stream.js";
 import type { Trail } from "./exchange.js";
 import type { GenerationFlow } from "./generation-flow.js";
 import { requestIdOf } from "./headers.js";
+import { type RecentRequests, requestRecord } from "./recent.js";
 import { type Endpoint, readRequest } from "./request-body.js";
 import type { Traffic } from "./traffic.js";
 
@@ -14,6 +15,7 @@ export interface GenerationRouteOptions {
   readonly flow: GenerationFlow;
   readonly traffic: Traffic;
   readonly requestMs: number;
+  readonly recent: RecentRequests;
 }
 
 export interface GenerationRoute {
@@ -34,7 +36,7 @@ export interface GenerationRoute {
 
 /** A request's life: its id, its deadline, its flow, and its end told to client, counts and log. */
 export function createGenerationRoute(options: GenerationRouteOptions): GenerationRoute {
-  const { flow, traffic, requestMs } = options;
+  const { flow, traffic, requestMs, recent } = options;
   const { clock, random, log, metrics } = options.ambient;
   const open = new Set<Deadline>();
   const waiting: (() => void)[] = [];
@@ -79,10 +81,15 @@ export function createGenerationRoute(options: GenerationRouteOptions): Generati
     else traffic.failed(failure.code);
     if (open.size === 0) for (const resolve of waiting.splice(0)) resolve();
     const durationMs = clock.now() - startedAtMs;
-    const labels = { endpoint, outcome: failure?.code ?? String(trail.status ?? 200) };
-    metrics.count("kv_proxy_requests_total", 1, labels);
+    const outcome = failure?.code ?? String(trail.status ?? 200);
+    metrics.count("kv_proxy_requests_total", 1, { endpoint, outcome });
     metrics.observe("kv_proxy_request_ms", durationMs, { endpoint });
-    const fields = { requestId, endpoint, ...trail, durationMs };
+    if (trail.prefillMs !== undefined) metrics.observe("kv_proxy_prefill_ms", trail.prefillMs);
+    if (trail.firstByteMs !== undefined) metrics.observe("kv_proxy_first_byte_ms", trail.firstByteMs);
+    if (trail.parts !== undefined) metrics.count("kv_proxy_parts_total", trail.parts);
+    recent.add(requestRecord({ requestId, endpoint, startedAtMs, durationMs, outcome, trail }));
+    const { prefillStartedAtMs: _, decodeStartedAtMs: __, eventStream: ___, ...shown } = trail;
+    const fields = { requestId, endpoint, ...shown, durationMs };
     if (failure === undefined) log.info("request-done", fields);
     else log.warn("request-failed", { ...fields, code: failure.code, message: failure.message });
   }

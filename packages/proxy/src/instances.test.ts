@@ -1,4 +1,4 @@
-import { type Clock, KvError } from "@kv/interface";
+import { type Clock, KvError, systemRandom } from "@kv/interface";
 import { expect, test } from "vitest";
 import { createInstancePool } from "./instances.js";
 import { roundRobin } from "./routing.js";
@@ -6,9 +6,17 @@ import { roundRobin } from "./routing.js";
 function setUp(urls: readonly string[]) {
   let nowMs = 0;
   const clock: Clock = { now: () => nowMs, setTimer: () => ({ cancel() {} }) };
-  const pool = createInstancePool({ role: "prefill", urls, routing: roundRobin(), clock, coolDownMs: 1000 });
+  let chance = 0.5;
+  const pool = createInstancePool({
+    role: "prefill",
+    instances: urls.map((url) => ({ url })),
+    routing: roundRobin(),
+    clock,
+    random: { ...systemRandom(), next: () => chance },
+    times: { coolDownMs: 1000, maxCoolDownMs: 3000, slowReturnMs: 1000 },
+  });
   const next = () => pool.visit({ requestId: "r" }, new Set());
-  return { pool, next, advance: (ms: number) => (nowMs += ms) };
+  return { pool, next, advance: (ms: number) => (nowMs += ms), toss: (value: number) => (chance = value) };
 }
 
 const unreachable = new KvError("KV_PROXY_UPSTREAM_FAILED", "x", { details: { stage: "connect" } });
@@ -49,4 +57,54 @@ test("a visit ends once", () => {
   visit?.failed(unreachable);
   visit?.abandoned();
   expect(pool.status()[0]).toMatchObject({ requests: 2, in_flight: 1, failures: 0, available: true });
+});
+
+test("the time left out doubles with each failure in a row, up to a limit", () => {
+  const { pool, next, advance } = setUp(["a"]);
+  for (const coolDownMs of [1000, 2000, 3000, 3000]) {
+    next()?.failed(unreachable);
+    advance(coolDownMs - 1);
+    expect(pool.available()).toBe(0);
+    advance(1);
+    expect(pool.available()).toBe(1);
+  }
+});
+
+test("bad checks eject, a good one takes back, and the share of requests grows", () => {
+  const { pool, next, advance, toss } = setUp(["a", "b"]);
+  const [a] = pool.list();
+  a?.checked(unreachable, 2);
+  expect(pool.status()[0]?.state).toBe("up");
+  a?.checked(unreachable, 2);
+  expect(pool.status()[0]).toMatchObject({ state: "ejected", available: false });
+  expect([next(), next()].map((visit) => visit?.instance.url)).toEqual(["b", "b"]);
+  a?.checked(undefined, 2);
+  expect(pool.status()[0]).toMatchObject({ state: "returning", available: true });
+  toss(0.5);
+  expect([next(), next()].map((visit) => visit?.instance.url)).toEqual(["b", "b"]);
+  toss(0);
+  expect(next()?.instance.url).toBe("a");
+  advance(600);
+  toss(0.5);
+  expect([next(), next()].map((visit) => visit?.instance.url).sort()).toEqual(["a", "b"]);
+  advance(400);
+  expect(pool.status()[0]?.state).toBe("up");
+});
+
+test("an instance that drains takes nothing more, ends what it has, and is forgotten when it is removed", async () => {
+  const { pool, next } = setUp(["a", "b"]);
+  const visit = next();
+  let gone = false;
+  const removed = pool.remove("a").then(() => (gone = true));
+  expect(pool.status()[0]).toMatchObject({ state: "draining", in_flight: 1 });
+  expect([next(), next()].map((one) => one?.instance.url)).toEqual(["b", "b"]);
+  await Promise.resolve();
+  expect(gone).toBe(false);
+  visit?.succeeded();
+  await removed;
+  expect(pool.status().map(({ url }) => url)).toEqual(["b"]);
+  pool.add({ url: "a" });
+  expect(pool.available()).toBe(2);
+  expect(() => pool.add({ url: "a" })).toThrow("given twice");
+  await expect(pool.drain("c")).rejects.toThrow("no prefill instance c");
 });

@@ -1,35 +1,15 @@
-import type { Clock, KvError } from "@kv/interface";
+import { type Clock, KvError, type Random } from "@kv/interface";
+import {
+  createPooledInstance,
+  type Instance,
+  type InstanceSpec,
+  type InstanceStatus,
+  type InstanceTimes,
+  type PooledInstance,
+  type Visit,
+} from "./instance.js";
 import type { Routing, RoutingContext } from "./routing.js";
-import { failureStage, type Role } from "./upstream.js";
-
-export interface Instance {
-  readonly role: Role;
-  readonly url: string;
-  readonly inFlight: number;
-  /** The rank of a data-parallel server that this instance stands for. */
-  readonly dataParallelRank?: number;
-}
-
-export interface InstanceStatus {
-  readonly url: string;
-  /** It has not failed lately. */
-  readonly available: boolean;
-  readonly in_flight: number;
-  readonly requests: number;
-  readonly failures: number;
-  readonly consecutive_failures: number;
-  readonly last_error: { readonly code: string; readonly message: string } | null;
-}
-
-/** A request at an instance; ends once, whatever is called later. */
-export interface Visit {
-  readonly instance: Instance;
-  /** The instance did its part, an error of the client's included. */
-  succeeded(): void;
-  /** The client went away or the time was up: no word about the instance. */
-  abandoned(): void;
-  failed(error: KvError): void;
-}
+import type { Role } from "./upstream.js";
 
 export interface InstancePool {
   readonly role: Role;
@@ -38,88 +18,84 @@ export interface InstancePool {
   visit(context: RoutingContext, excluding: ReadonlySet<Instance>): Visit | undefined;
   available(): number;
   status(): InstanceStatus[];
+  list(): readonly PooledInstance[];
+  /** Errors: `KV_CONFIG_INVALID` when it is there. One that drains takes requests again. */
+  add(spec: InstanceSpec): void;
+  /** No further requests, from this call on; resolves when those in flight have ended. Errors: `KV_PROXY_NO_INSTANCE` for an unknown one. */
+  drain(url: string): Promise<void>;
+  /** Drains, and forgets it then. */
+  remove(url: string): Promise<void>;
 }
 
 export interface InstancePoolOptions {
   readonly role: Role;
-  readonly urls: readonly string[];
+  readonly instances: readonly InstanceSpec[];
   readonly routing: Routing;
   readonly clock: Clock;
-  readonly coolDownMs: number;
+  readonly random: Random;
+  readonly times: InstanceTimes;
 }
 
-export function createInstancePool({
-  role,
-  urls,
-  routing,
-  clock,
-  coolDownMs,
-}: InstancePoolOptions): InstancePool {
-  const instances = urls.map((url) => ({
-    role,
-    url,
-    inFlight: 0,
-    requests: 0,
-    failures: 0,
-    consecutiveFailures: 0,
-    availableAtMs: Number.NEGATIVE_INFINITY,
-    lastError: undefined as KvError | undefined,
-  }));
-  type Known = (typeof instances)[number];
-  const isAvailable = (instance: Known) => clock.now() >= instance.availableAtMs;
+export function createInstancePool(options: InstancePoolOptions): InstancePool {
+  const { role, routing } = options;
+  let instances: readonly PooledInstance[] = [];
 
-  function begin(instance: Known): Visit {
-    let open = true;
-    const end = (settle: () => void) => {
-      if (!open) return;
-      open = false;
-      instance.inFlight--;
-      settle();
-    };
-    instance.inFlight++;
-    instance.requests++;
-    return {
-      instance,
-      succeeded: () => end(() => (instance.consecutiveFailures = 0)),
-      abandoned: () => end(() => {}),
-      failed: (error) =>
-        end(() => {
-          instance.failures++;
-          instance.consecutiveFailures++;
-          instance.lastError = error;
-          // An answer, even a bad one, shows that the instance is there.
-          if (failureStage(error) !== undefined) instance.availableAtMs = clock.now() + coolDownMs;
-        }),
-    };
+  function add(spec: InstanceSpec): void {
+    const known = instances.find(
+      ({ url, dataParallelRank }) => url === spec.url && dataParallelRank === spec.dataParallelRank,
+    );
+    if (known?.draining === true) {
+      known.drain(false);
+      return;
+    }
+    if (known !== undefined) {
+      throw new KvError("KV_CONFIG_INVALID", `the ${role} instance ${spec.url} is given twice`, {
+        hint: "name each instance once",
+      });
+    }
+    instances = [...instances, createPooledInstance(role, spec, options)];
+    routing.instancesChanged?.(instances);
   }
+  function beginDraining(url: string): readonly PooledInstance[] {
+    const found = instances.filter((instance) => instance.url === url);
+    if (found.length === 0) {
+      throw new KvError("KV_PROXY_NO_INSTANCE", `there is no ${role} instance ${url}`, {
+        hint: `there are ${instances.map((instance) => instance.url).join(", ") || "none"}`,
+        details: { httpStatus: 404 },
+      });
+    }
+    for (const instance of found) instance.drain(true);
+    return found;
+  }
+  const allIdle = (list: readonly PooledInstance[]) => Promise.all(list.map((instance) => instance.idle()));
+  for (const spec of options.instances) add(spec);
 
   return {
     role,
     routing: routing.name,
     visit(context, excluding) {
-      const left = instances.filter((instance) => !excluding.has(instance));
-      const available = left.filter(isAvailable);
+      const left = instances.filter((instance) => !excluding.has(instance) && !instance.draining);
+      const admitting = left.filter((instance) => instance.admits());
+      const available = admitting.length > 0 ? admitting : left.filter((instance) => instance.available());
       // All cooling down: one of them may be back, and an attempt costs less than a refusal.
       const candidates = available.length > 0 ? available : left;
       if (candidates.length === 0) return undefined;
       const chosen = routing.choose(candidates, context);
-      const instance = candidates.find((candidate) => candidate === chosen);
-      return instance === undefined ? undefined : begin(instance);
+      return candidates.find((candidate) => candidate === chosen)?.begin();
     },
-    available: () => instances.filter(isAvailable).length,
-    status: () =>
-      instances.map((instance) => ({
-        url: instance.url,
-        available: isAvailable(instance),
-        in_flight: instance.inFlight,
-        requests: instance.requests,
-        failures: instance.failures,
-        consecutive_failures: instance.consecutiveFailures,
-        last_error: describe(instance.lastError),
-      })),
+    available: () => instances.filter((instance) => instance.available()).length,
+    status: () => instances.map((instance) => instance.status()),
+    list: () => instances,
+    add,
+    async drain(url) {
+      await allIdle(beginDraining(url));
+    },
+    async remove(url) {
+      const gone = beginDraining(url);
+      await allIdle(gone);
+      // One that was added again meanwhile stays.
+      instances = instances.filter((instance) => !gone.includes(instance) || !instance.draining);
+      routing.instancesChanged?.(instances);
+    },
   };
-}
-
-function describe(error: KvError | undefined): InstanceStatus["last_error"] {
-  return error === undefined ? null : { code: error.code, message: error.message };
 }

@@ -1,5 +1,6 @@
 import { KvError } from "@kv/interface";
 import { z } from "zod";
+import { instanceSpecSchema } from "./instance-spec.js";
 
 const bytes = z.number().int().positive();
 const milliseconds = z.number().positive().max(86_400_000);
@@ -38,8 +39,11 @@ const timeoutsSchema = z.strictObject({
   leaseMs: milliseconds.default(25_000),
   /** For the leg that frees blocks which nobody will read. */
   releaseMs: milliseconds.default(10_000),
-  /** How long an instance that could not be reached is left out, while there is another. */
+  /** How long an instance that could not be reached is left out, while there is another; doubles with each failure in a row. */
   coolDownMs: milliseconds.default(1_000),
+  maxCoolDownMs: milliseconds.default(30_000),
+  /** Over how long an instance that was ejected takes a growing share of the requests when it is back. */
+  slowReturnMs: milliseconds.default(10_000),
   /** What `close` leaves requests in flight to end by themselves. */
   graceMs: milliseconds.default(30_000),
 });
@@ -53,13 +57,57 @@ const policySchema = z.strictObject({
   unsplittable: whoComputes,
 });
 
+const healthSchema = z.strictObject({
+  /** Between two checks of an instance; 0: none. */
+  intervalMs: z.number().nonnegative().max(86_400_000).default(5_000),
+  timeoutMs: milliseconds.default(3_000),
+  path: z.string().startsWith("/").default("/health"),
+  /** Bad checks in a row that eject an instance; a good one takes it back. */
+  failures: z.number().int().positive().default(2),
+});
+
+const discoverySchema = z
+  .strictObject({
+    /** A JSON file `{"prefillers": […], "decoders": […]}`. */
+    file: z.string().optional(),
+    /** Names whose addresses are instances: `host:port`, or the name of SRV records. */
+    dns: z.strictObject({ prefill: z.string(), decode: z.string() }).optional(),
+    intervalMs: milliseconds.default(5_000),
+  })
+  .refine(({ file, dns }) => (file === undefined) !== (dns === undefined), "give either file or dns");
+
+const adminSchema = z.strictObject({
+  host: z.string().default("127.0.0.1"),
+  /** 0 takes a free one. */
+  port: z.number().int().min(0).max(65_535),
+  /** What `Authorization: Bearer` must hold. Required where the host is not the loopback. */
+  token: z.string().min(16).optional(),
+});
+
+const routingSchema = z.enum(["round-robin", "least-load", "session-affinity", "prefix-aware"]);
+
 export const proxySettingsSchema = z.strictObject({
-  /** Base URLs, `host:port` or `http(s)://host:port[/path]`; a `/v1` at the end is dropped. */
-  prefillers: z.array(z.string()).min(1),
-  decoders: z.array(z.string()).min(1),
+  /** `host:port` or `http(s)://host:port[/path]`, a `/v1` at the end is dropped; `@RANK` after it is a data-parallel rank. */
+  prefillers: z.array(instanceSpecSchema).default([]),
+  decoders: z.array(instanceSpecSchema).default([]),
+  routing: z
+    .strictObject({
+      prefill: routingSchema.default("round-robin"),
+      decode: routingSchema.default("round-robin"),
+    })
+    .prefault({}),
   limits: limitsSchema.prefault({}),
   timeouts: timeoutsSchema.prefault({}),
   policy: policySchema.prefault({}),
+  health: healthSchema.prefault({}),
+  discovery: discoverySchema.optional(),
+  admin: adminSchema.optional(),
+});
+
+/** A configuration file: the settings, and where to listen. */
+export const proxyFileSchema = proxySettingsSchema.extend({
+  host: z.string().default("127.0.0.1"),
+  port: z.number().int().min(0).max(65_535).default(8_000),
 });
 
 /** What a configuration file or a command line can say; every part but the two lists has a default. */
@@ -68,11 +116,15 @@ export type ProxySettings = z.output<typeof proxySettingsSchema>;
 export type ProxyLimits = ProxySettings["limits"];
 export type ProxyTimeouts = ProxySettings["timeouts"];
 export type ProxyPolicy = ProxySettings["policy"];
+export type RoutingName = z.infer<typeof routingSchema>;
 
 /** Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, naming each setting that is wrong. */
 export function readSettings(input: unknown): ProxySettings {
   const result = proxySettingsSchema.safeParse(input);
-  if (result.success) return result.data;
+  if (result.success) {
+    refuseOpenAdmin(result.data);
+    return result.data;
+  }
   const problems = result.error.issues.map(
     (issue) => `${issue.path.join(".") || "settings"}: ${issue.message}`,
   );
@@ -82,4 +134,11 @@ export function readSettings(input: unknown): ProxySettings {
     `the proxy's settings are not valid: ${problems.join("; ")}`,
     { hint: "each setting is described in the README of @kv/proxy", details: { problems } },
   );
+}
+
+function refuseOpenAdmin({ admin }: ProxySettings): void {
+  if (admin === undefined || admin.token !== undefined || /^(127\.|::1$|localhost$)/.test(admin.host)) return;
+  throw new KvError("KV_CONFIG_INVALID", `admin.host is ${admin.host}, and there is no admin.token`, {
+    hint: "give a token of 16 characters or more, or keep the admin routes on 127.0.0.1",
+  });
 }

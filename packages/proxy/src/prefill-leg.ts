@@ -3,7 +3,7 @@ import { badAnswer } from "./bad-answer.js";
 import { hold } from "./bounded-body.js";
 import { whyEnded } from "./deadline.js";
 import { legHeaders } from "./headers.js";
-import type { Visit } from "./instances.js";
+import type { Visit } from "./instance.js";
 import { rawMember } from "./json-members.js";
 import { prefillBody } from "./leg-bodies.js";
 import type { LegOrderOptions, Part } from "./leg-order.js";

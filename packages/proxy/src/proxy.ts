@@ -1,28 +1,41 @@
 import type { AddressInfo } from "node:net";
 import { type Ambient, ambient as fillAmbient, KvError } from "@kv/interface";
+import type { FastifyInstance } from "fastify";
+import { createAdminServer } from "./admin-server.js";
+import { type Discovery, followDiscovery } from "./discovery.js";
+import { discoveryOf } from "./discovery-sources.js";
 import { createGenerationFlow } from "./generation-flow.js";
 import { createGenerationRoute } from "./generation-route.js";
-import { instanceUrl } from "./instance-url.js";
-import { createInstancePool, type InstanceStatus } from "./instances.js";
+import { createHealthChecks } from "./health.js";
+import type { InstanceStatus } from "./instance.js";
+import { instanceSpec } from "./instance-spec.js";
+import { createInstancePool, type InstancePool } from "./instances.js";
 import type { LegOrder, LegOrderOptions } from "./leg-order.js";
 import { createModelsRoute } from "./models-route.js";
-import { type ProxySettingsInput, readSettings } from "./options.js";
+import { type ProxySettings, type ProxySettingsInput, readSettings } from "./options.js";
+import { bothMetrics, createPrometheus } from "./prometheus.js";
 import { createPullOrder } from "./pull-order.js";
+import { createRecentRequests } from "./recent.js";
 import { type RetryPolicy, retryWhereSafe } from "./retry.js";
-import { type Routing, roundRobin } from "./routing.js";
+import type { Routing } from "./routing.js";
+import { routingByName } from "./routing-by-name.js";
 import { createServer } from "./server.js";
-import { openTelemetryTracing } from "./tracing.js";
+import { openTelemetryTracing, type Tracing } from "./tracing.js";
 import { createTraffic, type TrafficStatus } from "./traffic.js";
-import { createHttpUpstream, type Upstream } from "./upstream.js";
+import { createHttpUpstream, type Role, type Upstream } from "./upstream.js";
 
 export interface ProxyOptions extends ProxySettingsInput, Partial<Ambient> {
-  /** Called once for each role; round robin by default. */
-  readonly createRouting?: () => Routing;
+  /** Called once for each role; else the settings' `routing` says which. The proxy closes it. */
+  readonly createRouting?: (role: Role) => Routing;
   readonly retry?: RetryPolicy;
   /** How instances are reached; HTTP by default. The proxy closes it. */
   readonly upstream?: Upstream;
   /** The order of the legs; pull by default. */
   readonly createLegOrder?: (options: LegOrderOptions) => LegOrder;
+  /** Where instances come from, besides the settings' lists; else the settings' `discovery`. */
+  readonly createDiscovery?: () => Discovery;
+  /** Spans of the legs; OpenTelemetry's global tracer by default. */
+  readonly tracing?: Tracing;
 }
 
 export interface ProxyStatus {
@@ -39,12 +52,16 @@ export interface ProxyAddress {
   readonly host: string;
   readonly port: number;
   readonly url: string;
+  /** Of the admin routes, where the settings have them. */
+  readonly adminUrl?: string;
 }
 
 export interface Proxy {
-  /** Port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when the port is taken or the host is not this machine's. */
+  /** Port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when a port is taken or the host is not this machine's. */
   listen(options?: { host?: string; port?: number }): Promise<ProxyAddress>;
   status(): ProxyStatus;
+  /** To add, drain and remove instances from a program. */
+  readonly instances: Readonly<Record<Role, InstancePool>>;
   /**
    * Refuses further requests (503), leaves those in flight `graceMs` (default: the settings') to end, aborts the rest. Safe to call
    * twice; the second call may shorten the grace.
@@ -54,37 +71,38 @@ export interface Proxy {
 
 /** A prefill/decode router in front of OpenAI-style servers. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`. */
 export function createProxy(options: ProxyOptions): Proxy {
-  const {
-    clock,
-    random,
-    log,
-    metrics,
-    createRouting,
-    retry,
-    upstream: given,
-    createLegOrder,
-    ...input
-  } = options;
+  const { clock, random, log, metrics, createRouting, retry, upstream: given, ...others } = options;
+  const { createLegOrder, createDiscovery, tracing, ...input } = others;
   const settings = readSettings(input);
-  const { limits, timeouts, policy } = settings;
-  const surroundings = fillAmbient(definedOnly({ clock, random, log, metrics }));
-  const pool = (role: "prefill" | "decode", urls: readonly string[]) =>
+  const { limits, timeouts, policy, admin } = settings;
+  const prometheus = createPrometheus(() => [prefillers, decoders]);
+  const counted = metrics === undefined ? prometheus.metrics : bothMetrics(metrics, prometheus.metrics);
+  const surroundings = fillAmbient({ ...definedOnly({ clock, random, log }), metrics: counted });
+
+  const discovery = createDiscovery?.() ?? discoveryOf(settings.discovery, surroundings.clock);
+  if (discovery === undefined) refuseNone(settings);
+  const routings = {
+    prefill: createRouting?.("prefill") ?? routingByName(settings.routing.prefill, surroundings.log),
+    decode: createRouting?.("decode") ?? routingByName(settings.routing.decode, surroundings.log),
+  };
+  const pool = (role: Role, specs: ProxySettings["prefillers"]) =>
     createInstancePool({
+      ...surroundings,
       role,
-      urls: distinct(role, urls.map(instanceUrl)),
-      routing: (createRouting ?? roundRobin)(),
-      clock: surroundings.clock,
-      coolDownMs: timeouts.coolDownMs,
+      instances: specs.map(instanceSpec),
+      routing: routings[role],
+      times: timeouts,
     });
   const prefillers = pool("prefill", settings.prefillers);
   const decoders = pool("decode", settings.decoders);
+  const pools = { prefill: prefillers, decode: decoders };
   const upstream = given ?? createHttpUpstream({ connectMs: timeouts.connectMs });
   const traffic = createTraffic();
-  const legs = { retry: retry ?? retryWhereSafe, upstream, log: surroundings.log };
-  const legOptions: LegOrderOptions = {
-    retry: legs.retry,
+  const recent = createRecentRequests();
+  const legs: LegOrderOptions = {
+    retry: retry ?? retryWhereSafe,
     upstream,
-    tracing: openTelemetryTracing(),
+    tracing: tracing ?? openTelemetryTracing(),
     ambient: surroundings,
     prefillers,
     decoders,
@@ -92,20 +110,21 @@ export function createProxy(options: ProxyOptions): Proxy {
     timeouts,
     policy,
   };
-  const flow = createGenerationFlow(legOptions, (createLegOrder ?? createPullOrder)(legOptions));
-  const generation = createGenerationRoute({
-    ambient: surroundings,
-    flow,
-    traffic,
-    requestMs: timeouts.requestMs,
-  });
+  const flow = createGenerationFlow(legs, (createLegOrder ?? createPullOrder)(legs));
+  const { requestMs } = timeouts;
+  const generation = createGenerationRoute({ ambient: surroundings, flow, traffic, requestMs, recent });
   const models = createModelsRoute({
-    ...legs,
+    retry: legs.retry,
+    upstream,
+    log: surroundings.log,
     pool: decoders,
     clock: surroundings.clock,
     limitBytes: limits.heldAnswerLengthBytes,
     timeoutMs: timeouts.firstByteMs,
   });
+  const health = createHealthChecks([prefillers, decoders], upstream, settings.health, surroundings);
+  const discovered = discovery === undefined ? undefined : followDiscovery(discovery, pools, surroundings);
+
   const startedAtMs = surroundings.clock.now();
   let draining = false;
   const status = (): ProxyStatus => ({
@@ -131,38 +150,40 @@ export function createProxy(options: ProxyOptions): Proxy {
     },
     status,
   });
+  const adminApp =
+    admin === undefined
+      ? undefined
+      : createAdminServer({
+          token: admin.token,
+          clock: surroundings.clock,
+          pools,
+          status,
+          recent,
+          prometheus,
+        });
 
   let closing: Promise<void> | undefined;
   async function closeAll(): Promise<void> {
     generation.refuse(closingError("the proxy is closing"));
+    health.close();
+    discovered?.close();
     await generation.idle();
     await flow.settled();
     await app.close();
+    await adminApp?.close();
     await upstream.close();
+    routings.prefill.close?.();
+    routings.decode.close?.();
   }
   return {
     async listen({ host = "127.0.0.1", port = 8000 } = {}) {
-      try {
-        await app.listen({ host, port });
-      } catch (cause) {
-        const { code } = cause as { code?: string };
-        const taken = code === "EADDRINUSE";
-        throw new KvError(
-          "KV_CONFIG_INVALID",
-          `the proxy cannot listen on ${host}:${port} (${code ?? cause})`,
-          {
-            hint: taken
-              ? "stop what listens there, or choose another port"
-              : "choose a host and a port of this machine",
-            cause,
-          },
-        );
-      }
-      const address = app.server.address() as AddressInfo;
-      const name = host.includes(":") ? `[${host}]` : host;
-      return { host, port: address.port, url: `http://${name}:${address.port}` };
+      const address = await listenOn(app, host, port);
+      if (admin === undefined || adminApp === undefined) return address;
+      const { url: adminUrl } = await listenOn(adminApp, admin.host, admin.port);
+      return { ...address, adminUrl };
     },
     status,
+    instances: pools,
     async close({ graceMs = timeouts.graceMs } = {}) {
       draining = true;
       const timer = surroundings.clock.setTimer(() => {
@@ -174,6 +195,23 @@ export function createProxy(options: ProxyOptions): Proxy {
   };
 }
 
+async function listenOn(app: FastifyInstance, host: string, port: number): Promise<ProxyAddress> {
+  try {
+    await app.listen({ host, port });
+  } catch (cause) {
+    const { code } = cause as { code?: string };
+    const hint =
+      code === "EADDRINUSE"
+        ? "stop what listens there, or choose another port"
+        : "choose a host and a port of this machine";
+    const message = `the proxy cannot listen on ${host}:${port} (${code ?? cause})`;
+    throw new KvError("KV_CONFIG_INVALID", message, { hint, cause });
+  }
+  const address = app.server.address() as AddressInfo;
+  const name = host.includes(":") ? `[${host}]` : host;
+  return { host, port: address.port, url: `http://${name}:${address.port}` };
+}
+
 function closingError(message: string): KvError {
   return new KvError("KV_REQUEST_ABORTED", message, {
     hint: "send it to another proxy",
@@ -181,14 +219,19 @@ function closingError(message: string): KvError {
   });
 }
 
-function distinct(role: string, urls: readonly string[]): readonly string[] {
-  const twice = urls.find((url, at) => urls.indexOf(url) !== at);
-  if (twice === undefined) return urls;
-  throw new KvError("KV_CONFIG_INVALID", `the ${role} instance ${twice} is given twice`, {
-    hint: "name each instance once",
-  });
+function refuseNone(settings: ProxySettings): void {
+  for (const role of ["prefillers", "decoders"] as const) {
+    if (settings[role].length > 0) continue;
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `the setting ${role} names no instance, and there is no discovery`,
+      {
+        hint: `give one in ${role}, or set discovery`,
+      },
+    );
+  }
 }
 
-function definedOnly(given: { [K in keyof Ambient]: Ambient[K] | undefined }): Partial<Ambient> {
+function definedOnly(given: { [K in keyof Ambient]?: Ambient[K] | undefined }): Partial<Ambient> {
   return Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined));
 }

@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
 import { runDecodeLeg } from "./decode-leg.js";
-import type { Visit } from "./instances.js";
+import type { Visit } from "./instance.js";
 import { decodeBody } from "./leg-bodies.js";
 import type { LegAnswer, LegOrder, LegOrderOptions, Part } from "./leg-order.js";
 import { runAlone } from "./one-leg.js";

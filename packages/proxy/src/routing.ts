@@ -1,5 +1,5 @@
 import type { IncomingHttpHeaders } from "node:http";
-import type { Instance } from "./instances.js";
+import type { Instance } from "./instance.js";
 import type { GenerationRequest } from "./request-body.js";
 
 export interface RoutingContext {
@@ -14,6 +14,9 @@ export interface Routing {
   readonly name: string;
   /** `candidates` is never empty, and always in the order of the settings. */
   choose(candidates: readonly Instance[], context: RoutingContext): Instance | undefined;
+  /** All instances there are, whenever one came or went. */
+  instancesChanged?(instances: readonly Instance[]): void;
+  close?(): void;
 }
 
 /** Each in turn: the one that has waited longest, so that the turns stay even while some are left out. */

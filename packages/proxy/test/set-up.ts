@@ -17,14 +17,16 @@ export async function upstream(answer: Answer, port?: number): Promise<FakeUpstr
 export interface RunningProxy {
   readonly proxy: ReturnType<typeof createProxy>;
   readonly url: string;
+  readonly adminUrl: string;
 }
 
 /** A proxy on a free port, closed without grace after the test. */
 export async function runProxy(options: ProxyOptions): Promise<RunningProxy> {
-  const proxy = createProxy(options);
+  // A check would be a request more at the fake instances, which count.
+  const proxy = createProxy({ health: { intervalMs: 0 }, ...options });
   open.push({ close: () => proxy.close({ graceMs: 0 }) });
-  const { url } = await proxy.listen({ port: 0 });
-  return { proxy, url };
+  const { url, adminUrl = "" } = await proxy.listen({ port: 0 });
+  return { proxy, url, adminUrl };
 }
 
 export function post(url: string, body: unknown, init: RequestInit = {}): Promise<Response> {

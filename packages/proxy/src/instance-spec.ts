@@ -1,0 +1,23 @@
+import { z } from "zod";
+import type { InstanceSpec } from "./instance.js";
+import { instanceUrl } from "./instance-url.js";
+
+export const instanceSpecSchema = z.union([
+  z.string(),
+  z.strictObject({
+    url: z.string(),
+    dataParallelRank: z.number().int().nonnegative().optional(),
+    kvEvents: z
+      .string()
+      .regex(/^tcp:\/\/.+:[0-9]+$/)
+      .optional(),
+  }),
+]);
+
+/** `host:port`, a URL, either with `@RANK` for one rank of a data-parallel server, or an object. Errors: `KV_CONFIG_INVALID`. */
+export function instanceSpec(given: z.infer<typeof instanceSpecSchema>): InstanceSpec {
+  if (typeof given !== "string") return { ...given, url: instanceUrl(given.url) };
+  const [, base, rank] = /^(.*[^@])@([0-9]{1,5})$/.exec(given.trim()) ?? [];
+  if (base === undefined) return { url: instanceUrl(given) };
+  return { url: instanceUrl(base), dataParallelRank: Number(rank) };
+}

@@ -1,0 +1,172 @@
+import type { Clock, KvError, Random } from "@kv/interface";
+import { failureStage, type Role } from "./upstream.js";
+
+export interface Instance {
+  readonly role: Role;
+  readonly url: string;
+  readonly inFlight: number;
+  /** The rank of a data-parallel server that this instance stands for. */
+  readonly dataParallelRank?: number | undefined;
+  /** Where it publishes KV events (`tcp://host:port`), if it does. */
+  readonly kvEvents?: string | undefined;
+}
+
+export interface InstanceStatus {
+  readonly url: string;
+  /** It takes requests: it has not failed lately, is not ejected and not draining. */
+  readonly available: boolean;
+  readonly state: "up" | "returning" | "cooling-down" | "ejected" | "draining";
+  readonly data_parallel_rank: number | null;
+  readonly in_flight: number;
+  readonly requests: number;
+  readonly failures: number;
+  readonly consecutive_failures: number;
+  readonly last_error: { readonly code: string; readonly message: string } | null;
+}
+
+/** A request at an instance; ends once, whatever is called later. */
+export interface Visit {
+  readonly instance: Instance;
+  /** The instance did its part, an error of the client's included. */
+  succeeded(): void;
+  /** The client went away or the time was up: no word about the instance. */
+  abandoned(): void;
+  failed(error: KvError): void;
+}
+
+export interface InstanceSpec {
+  readonly url: string;
+  readonly dataParallelRank?: number | undefined;
+  readonly kvEvents?: string | undefined;
+}
+
+export interface InstanceTimes {
+  /** How long an instance is left out that failed; doubles with each failure in a row, up to `maxCoolDownMs`. */
+  readonly coolDownMs: number;
+  readonly maxCoolDownMs: number;
+  /** Over how long an ejected instance that is back takes a growing share of the requests. */
+  readonly slowReturnMs: number;
+}
+
+/** An instance as its pool sees it. */
+export interface PooledInstance extends Instance {
+  readonly draining: boolean;
+  available(): boolean;
+  /** Available, and this request is not one that it leaves to others while it comes back slowly. */
+  admits(): boolean;
+  begin(): Visit;
+  drain(draining: boolean): void;
+  /** A health check's word. Ejected by `failures` bad ones in a row, taken back by the first good one. */
+  checked(error: KvError | undefined, failures: number): void;
+  idle(): Promise<void>;
+  status(): InstanceStatus;
+}
+
+export interface PooledInstanceOptions {
+  readonly clock: Clock;
+  readonly random: Random;
+  readonly times: InstanceTimes;
+}
+
+export function createPooledInstance(
+  role: Role,
+  spec: InstanceSpec,
+  { clock, random, times }: PooledInstanceOptions,
+): PooledInstance {
+  let inFlight = 0;
+  let requests = 0;
+  let failures = 0;
+  let consecutiveFailures = 0;
+  let badChecks = 0;
+  let ejected = false;
+  let draining = false;
+  let availableAtMs = Number.NEGATIVE_INFINITY;
+  let returnedAtMs = Number.NEGATIVE_INFINITY;
+  let lastError: KvError | undefined;
+  const waiting: (() => void)[] = [];
+
+  const returning = () => clock.now() - returnedAtMs < times.slowReturnMs;
+  const available = () => !ejected && !draining && clock.now() >= availableAtMs;
+  function state(): InstanceStatus["state"] {
+    if (draining) return "draining";
+    if (ejected) return "ejected";
+    if (!available()) return "cooling-down";
+    return returning() ? "returning" : "up";
+  }
+  function coolDown(): void {
+    const doubled = times.coolDownMs * 2 ** Math.min(consecutiveFailures - 1, 20);
+    availableAtMs = clock.now() + Math.min(doubled, Math.max(times.maxCoolDownMs, times.coolDownMs));
+  }
+
+  const instance: PooledInstance = {
+    role,
+    url: spec.url,
+    dataParallelRank: spec.dataParallelRank,
+    kvEvents: spec.kvEvents,
+    get inFlight() {
+      return inFlight;
+    },
+    get draining() {
+      return draining;
+    },
+    available,
+    admits: () =>
+      available() && (!returning() || random.next() < (clock.now() - returnedAtMs + 1) / times.slowReturnMs),
+    begin() {
+      let open = true;
+      const end = (settle: () => void) => {
+        if (!open) return;
+        open = false;
+        inFlight--;
+        settle();
+        if (inFlight === 0) for (const resolve of waiting.splice(0)) resolve();
+      };
+      inFlight++;
+      requests++;
+      return {
+        instance,
+        succeeded: () => end(() => (consecutiveFailures = 0)),
+        abandoned: () => end(() => {}),
+        failed: (error) =>
+          end(() => {
+            failures++;
+            consecutiveFailures++;
+            lastError = error;
+            // An answer, even a bad one, shows that the instance is there.
+            if (failureStage(error) !== undefined) coolDown();
+          }),
+      };
+    },
+    drain(value) {
+      draining = value;
+    },
+    checked(error, limit) {
+      if (error === undefined) {
+        badChecks = 0;
+        if (ejected) {
+          returnedAtMs = clock.now();
+          consecutiveFailures = 0;
+          availableAtMs = Number.NEGATIVE_INFINITY;
+        }
+        ejected = false;
+        return;
+      }
+      badChecks++;
+      lastError = error;
+      if (badChecks >= limit) ejected = true;
+    },
+    idle: () => (inFlight === 0 ? Promise.resolve() : new Promise((resolve) => waiting.push(resolve))),
+    status: () => ({
+      url: spec.url,
+      available: available(),
+      state: state(),
+      data_parallel_rank: spec.dataParallelRank ?? null,
+      in_flight: inFlight,
+      requests,
+      failures,
+      consecutive_failures: consecutiveFailures,
+      last_error: lastError === undefined ? null : { code: lastError.code, message: lastError.message },
+    }),
+  };
+  return instance;
+}

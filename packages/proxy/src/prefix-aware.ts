@@ -1,0 +1,93 @@
+import { createHash } from "node:crypto";
+import type { Instance } from "./instance.js";
+import type { CachedPrefixes } from "./kv-event-index.js";
+import { leastLoad } from "./least-load.js";
+import type { Routing, RoutingContext } from "./routing.js";
+
+export interface PrefixAwareOptions {
+  /** What instances publish of their caches; without it, or for prompts in text, where earlier prompts went is remembered. */
+  readonly cached?: CachedPrefixes;
+  /** How many more requests in flight than the least loaded an instance may have and still be chosen for its cache. */
+  readonly maxImbalance?: number;
+  /** Characters of a prompt that make one step of a prefix. */
+  readonly chunkLength?: number;
+  /** Prefixes that are remembered; the ones used least recently go. */
+  readonly maxPrefixes?: number;
+}
+
+const MAX_CHUNKS = 256;
+
+/** The instance that holds most of the prompt in its prefix cache, unless it is much busier than another. */
+export function prefixAware(options: PrefixAwareOptions = {}): Routing {
+  const { cached, maxImbalance = 8, chunkLength = 256, maxPrefixes = 50_000 } = options;
+  const others = leastLoad();
+  // In the order of their last use.
+  const seen = new Map<string, Set<Instance>>();
+
+  function remembered(keys: readonly string[], candidate: Instance): number {
+    let count = 0;
+    while (count < keys.length && seen.get(keys[count] ?? "")?.has(candidate) === true) count += 1;
+    return count * chunkLength;
+  }
+  function remember(keys: readonly string[], chosen: Instance): void {
+    for (const key of keys) {
+      const there = seen.get(key) ?? new Set();
+      there.add(chosen);
+      seen.delete(key);
+      seen.set(key, there);
+    }
+    for (const key of seen.keys()) {
+      if (seen.size <= maxPrefixes) break;
+      seen.delete(key);
+    }
+  }
+
+  return {
+    name: "prefix-aware",
+    choose(candidates, context) {
+      const tokens = tokensOf(context);
+      const keys = prefixKeys(context, chunkLength);
+      const least = Math.min(...candidates.map(({ inFlight }) => inFlight));
+      const score = (candidate: Instance) =>
+        (tokens === undefined ? undefined : cached?.matchedTokens(candidate, tokens)) ??
+        remembered(keys, candidate);
+      const scored = candidates
+        .filter(({ inFlight }) => inFlight - least <= maxImbalance)
+        .map((candidate) => ({ candidate, score: score(candidate) }));
+      const best = Math.max(...scored.map((one) => one.score));
+      const holders = scored.filter((one) => one.score === best).map((one) => one.candidate);
+      const chosen = others.choose(best > 0 ? holders : candidates, context);
+      if (chosen !== undefined) remember(keys, chosen);
+      return chosen;
+    },
+    instancesChanged(instances) {
+      const left = new Set<Instance>(instances);
+      for (const [key, holders] of seen) {
+        for (const holder of holders) if (!left.has(holder)) holders.delete(holder);
+        if (holders.size === 0) seen.delete(key);
+      }
+      cached?.follow(instances);
+    },
+    close: () => cached?.close(),
+  };
+}
+
+function tokensOf({ request }: RoutingContext): readonly number[] | undefined {
+  const prompt = request?.fields.prompt;
+  return Array.isArray(prompt) && typeof prompt[0] === "number" ? (prompt as number[]) : undefined;
+}
+
+/** One key for each chunk and all before it. Model, salt and tools are part of what a cache is keyed by, so they come first. */
+function prefixKeys({ request }: RoutingContext, chunkLength: number): string[] {
+  if (request === undefined) return [];
+  const { model, prompt, messages, input, instructions, tools, cache_salt: salt } = request.fields;
+  const said = prompt ?? messages ?? input;
+  const text = typeof said === "string" ? said : JSON.stringify(said ?? "");
+  const hash = createHash("sha1").update(JSON.stringify([model, salt, tools, instructions]));
+  const keys: string[] = [];
+  for (let at = 0; at + chunkLength <= text.length && keys.length < MAX_CHUNKS; at += chunkLength) {
+    hash.update(text.slice(at, at + chunkLength));
+    keys.push(hash.copy().digest("base64"));
+  }
+  return keys;
+}
