@@ -51,6 +51,7 @@ export function createInstancePool(options: InstancePoolOptions): InstancePool {
     if (known !== undefined) {
       throw new KvError("KV_CONFIG_INVALID", `the ${role} instance ${spec.url} is given twice`, {
         hint: "name each instance once",
+        details: { httpStatus: 409 },
       });
     }
     instances = [...instances, createPooledInstance(role, spec, options)];

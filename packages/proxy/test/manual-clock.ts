@@ -21,3 +21,11 @@ export function createManualClock(): Clock & { advance(ms: number): void } {
     },
   };
 }
+
+/** Moves the clock, then looks: for `expect.poll`. */
+export function after<T>(clock: { advance(ms: number): void }, ms: number, look: () => T): () => T {
+  return () => {
+    clock.advance(ms);
+    return look();
+  };
+}
