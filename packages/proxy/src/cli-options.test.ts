@@ -2,9 +2,21 @@ import { KvError } from "@kv/interface";
 import { expect, test } from "vitest";
 import { createCommand, parseCli } from "./cli-options.js";
 
+const FILES: Readonly<Record<string, string>> = {
+  "f.json":
+    '{"prefillers":["p:1"],"decoders":["d:1"],"port":9,"timeouts":{"stallMs":1,"graceMs":2},"admin":{"port":5}}',
+  "bad.json": '{"prefilers":[]}',
+  token: "a token from a file\n",
+};
+const sources = {
+  readFile: (path: string) => FILES[path] ?? "{",
+  env: { KV_PROXY_ADMIN_TOKEN: "a token from the environment" },
+};
+
 const parse = (line: string) =>
   parseCli(
     line.split(" ").filter((word) => word !== ""),
+    sources,
     createCommand()
       .exitOverride()
       .configureOutput({ writeErr: () => {} }),
@@ -59,6 +71,41 @@ test("settings not given are left to their defaults", () => {
   expect(settings.timeouts).toEqual({ stallMs: 5 });
   expect(settings.policy).toEqual({ unsplittable: "decode-computes" });
   expect(settings.limits).toEqual({});
+});
+
+test("a file, and flags over it member by member; the token is from neither", () => {
+  const { settings, port } = parse("--config f.json --decode d:2 --stall-timeout-ms 7");
+  expect(port).toBe(9);
+  expect(settings).toMatchObject({
+    prefillers: ["p:1"],
+    decoders: ["d:2"],
+    timeouts: { stallMs: 7, graceMs: 2 },
+  });
+  expect(settings.admin).toEqual({ port: 5, token: "a token from the environment" });
+  expect(parse("--config f.json --admin-token-file token --port 0")).toMatchObject({
+    port: 0,
+    settings: { admin: { token: "a token from a file" } },
+  });
+});
+
+test("routing and discovery; without lists where instances are found", () => {
+  const { settings } = parse(
+    "--dns-prefill p.svc:1 --dns-decode d.svc:2 --routing least-load --decode-routing prefix-aware",
+  );
+  expect(settings).toMatchObject({
+    discovery: { dns: { prefill: "p.svc:1", decode: "d.svc:2" } },
+    routing: { prefill: "least-load", decode: "prefix-aware" },
+  });
+});
+
+test.each([
+  ["--config bad.json", "KV_CONFIG_UNKNOWN_KEY", "bad.json"],
+  ["--config none.json", "KV_CONFIG_INVALID", "none.json cannot be read as JSON"],
+  ["--prefill p:1 --decode d:1 --admin-token-file token", "KV_CONFIG_INVALID", "no admin routes"],
+] as const)("%s is %s", (line, code, message) => {
+  const error = catchError(() => parse(line));
+  expect(KvError.is(error, code)).toBe(true);
+  expect((error as KvError).message).toContain(message);
 });
 
 function catchError(run: () => unknown): unknown {

@@ -1,6 +1,12 @@
 import { KvError } from "@kv/interface";
 import { Command, InvalidArgumentError, Option } from "commander";
-import type { ProxySettingsInput } from "./options.js";
+import {
+  type ProxyFileInput,
+  type ProxySettingsInput,
+  ROUTING_NAMES,
+  type RoutingName,
+  readConfigFile,
+} from "./options.js";
 
 export const LOG_LEVELS = ["debug", "info", "warn", "error", "silent"] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];
@@ -9,12 +15,20 @@ export interface CliOptions {
   readonly host: string;
   readonly port: number;
   readonly logLevel: LogLevel;
+  /** What the flags say over what the file says; `createProxy` checks it. */
   readonly settings: ProxySettingsInput;
 }
 
+/** What the command line needs of the machine. */
+export interface CliSources {
+  readonly readFile: (path: string) => string;
+  readonly env: Readonly<Record<string, string | undefined>>;
+}
+
 interface Flags {
-  host: string;
-  port: number;
+  config?: string;
+  host?: string;
+  port?: number;
   prefill?: string[];
   decode?: string[];
   prefillerHosts?: string[];
@@ -30,31 +44,99 @@ interface Flags {
   stallTimeoutMs?: number;
   requestTimeoutMs?: number;
   graceMs?: number;
+  leaseMs?: number;
+  healthIntervalMs?: number;
+  routing?: RoutingName;
+  prefillRouting?: RoutingName;
+  decodeRouting?: RoutingName;
+  discoveryFile?: string;
+  dnsPrefill?: string;
+  dnsDecode?: string;
+  adminHost?: string;
+  adminPort?: number;
+  adminTokenFile?: string;
   logLevel: LogLevel;
 }
 
-/** Reads the arguments after the program's name. Errors: commander's own exit with a message, `KV_CONFIG_INVALID`. */
-export function parseCli(args: readonly string[], command = createCommand()): CliOptions {
+/**
+ * Reads the arguments after the program's name, and the file that `--config` names; flags win. Errors: commander's own exit with a
+ * message, `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`.
+ */
+export function parseCli(
+  args: readonly string[],
+  sources: CliSources,
+  command = createCommand(),
+): CliOptions {
   const flags = command.parse([...args], { from: "user" }).opts<Flags>();
+  const { host, port, ...file } =
+    flags.config === undefined ? NO_FILE : readConfigFile(flags.config, sources.readFile);
+  const given = settingsOf(flags);
+  const settings = withToken(merged(file, given) as ProxySettingsInput, flags, sources);
+  for (const [role, list] of [
+    ["prefill", settings.prefillers],
+    ["decode", settings.decoders],
+  ] as const) {
+    if (settings.discovery === undefined && (list === undefined || list.length === 0)) refuseNone(role);
+  }
   return {
-    host: flags.host,
-    port: flags.port,
+    host: flags.host ?? host ?? "127.0.0.1",
+    port: flags.port ?? port ?? 8000,
     logLevel: flags.logLevel,
-    settings: {
-      prefillers: instances("prefill", flags.prefill, flags.prefillerHosts, flags.prefillerPorts),
-      decoders: instances("decode", flags.decode, flags.decoderHosts, flags.decoderPorts),
-      policy: defined({ missingKv: flags.missingKv, unsplittable: flags.unsplittable }),
-      limits: defined({ bodyLengthBytes: flags.bodyLimitBytes }),
-      timeouts: defined({
-        connectMs: flags.connectTimeoutMs,
-        prefillMs: flags.prefillTimeoutMs,
-        firstByteMs: flags.firstByteTimeoutMs,
-        stallMs: flags.stallTimeoutMs,
-        requestMs: flags.requestTimeoutMs,
-        graceMs: flags.graceMs,
-      }),
-    },
+    settings,
   };
+}
+
+/** The token is never a flag: those are seen by everybody on the machine. */
+function withToken(
+  settings: ProxySettingsInput,
+  flags: Flags,
+  { readFile, env }: CliSources,
+): ProxySettingsInput {
+  const file = flags.adminTokenFile;
+  if (settings.admin === undefined) {
+    if (file === undefined) return settings;
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `--admin-token-file ${file} is given, and there are no admin routes`,
+      {
+        hint: "give --admin-port",
+      },
+    );
+  }
+  const token =
+    file === undefined ? (settings.admin.token ?? env.KV_PROXY_ADMIN_TOKEN) : readFile(file).trim();
+  return token === undefined ? settings : { ...settings, admin: { ...settings.admin, token } };
+}
+
+const NO_FILE: ProxyFileInput = {};
+
+function settingsOf(flags: Flags): ProxySettingsInput {
+  const { discoveryFile, dnsPrefill, dnsDecode } = flags;
+  const dns = defined({ prefill: dnsPrefill, decode: dnsDecode });
+  const discovery = defined({ file: discoveryFile, dns: Object.keys(dns).length === 0 ? undefined : dns });
+  const admin = defined({ host: flags.adminHost, port: flags.adminPort });
+  return defined({
+    prefillers: instances("prefill", flags.prefill, flags.prefillerHosts, flags.prefillerPorts),
+    decoders: instances("decode", flags.decode, flags.decoderHosts, flags.decoderPorts),
+    routing: defined({
+      prefill: flags.prefillRouting ?? flags.routing,
+      decode: flags.decodeRouting ?? flags.routing,
+    }),
+    policy: defined({ missingKv: flags.missingKv, unsplittable: flags.unsplittable }),
+    limits: defined({ bodyLengthBytes: flags.bodyLimitBytes }),
+    timeouts: defined({
+      connectMs: flags.connectTimeoutMs,
+      prefillMs: flags.prefillTimeoutMs,
+      firstByteMs: flags.firstByteTimeoutMs,
+      stallMs: flags.stallTimeoutMs,
+      requestMs: flags.requestTimeoutMs,
+      graceMs: flags.graceMs,
+      leaseMs: flags.leaseMs,
+    }),
+    health: defined({ intervalMs: flags.healthIntervalMs }),
+    discovery: Object.keys(discovery).length === 0 ? undefined : discovery,
+    admin: Object.keys(admin).length > 0 ? admin : undefined,
+  }) as ProxySettingsInput;
 }
 
 export function createCommand(): Command {
@@ -64,21 +146,31 @@ export function createCommand(): Command {
     .description(
       "Routes OpenAI-style requests through a prefill and a decode instance (KV pulled by the decoder).",
     )
+    .option("--config <file>", "settings as JSON (schema/config.json); flags win")
     .option("--prefill <url...>", "prefill instances: host:port or http(s)://host:port")
     .option("--decode <url...>", "decode instances")
-    .option("--host <host>", "address to listen on", "127.0.0.1")
-    .option("--port <port>", "port to listen on; 0 takes a free one", port, 8000)
+    .option("--host <host>", "address to listen on (default: 127.0.0.1)")
+    .option("--port <port>", "port to listen on; 0 takes a free one (default: 8000)", port)
     .option("--prefiller-host, --prefiller-hosts <host...>", `${toy}; a single host serves all ports`)
     .option("--prefiller-port, --prefiller-ports <port...>", toy, eachPort)
     .option("--decoder-host, --decoder-hosts <host...>", toy)
     .option("--decoder-port, --decoder-ports <port...>", toy, eachPort)
+    .addOption(new Option("--routing <strategy>", "how instances are chosen").choices(ROUTING_NAMES))
+    .addOption(new Option("--prefill-routing <strategy>", "for prefill alone").choices(ROUTING_NAMES))
+    .addOption(new Option("--decode-routing <strategy>", "for decode alone").choices(ROUTING_NAMES))
+    .option("--discovery-file <file>", "instances from a JSON file, read again when it changes")
+    .option("--dns-prefill <name>", "prefill instances by DNS: host:port, or the name of SRV records")
+    .option("--dns-decode <name>", "decode instances by DNS")
+    .option("--admin-host <host>", "address of the admin routes")
+    .option("--admin-port <port>", "port of the admin routes and the page; without it there are none", port)
+    .option("--admin-token-file <file>", "holds their token; else KV_PROXY_ADMIN_TOKEN does")
     .addOption(
       new Option("--missing-kv <policy>", "when a prefill instance answers without KV parameters").choices(
         policies,
       ),
     )
     .addOption(
-      new Option("--unsplittable <policy>", "for several prompts, n > 1, prompt_logprobs, …").choices(
+      new Option("--unsplittable <policy>", "for what cannot be parted, such as beam search").choices(
         policies,
       ),
     )
@@ -88,6 +180,8 @@ export function createCommand(): Command {
     .option("--first-byte-timeout-ms <ms>", "for the decode leg's first byte", wholeNumber)
     .option("--stall-timeout-ms <ms>", "between two pieces of an answer", wholeNumber)
     .option("--request-timeout-ms <ms>", "for a request as a whole", wholeNumber)
+    .option("--lease-ms <ms>", "how long a prefill instance surely holds blocks", wholeNumber)
+    .option("--health-interval-ms <ms>", "between two health checks; 0: none", wholeNumber)
     .option("--grace-ms <ms>", "left to requests in flight at SIGTERM", wholeNumber)
     .addOption(
       new Option("--log-level <level>", "lines of JSON on stderr").choices(LOG_LEVELS).default("info"),
@@ -106,13 +200,8 @@ function instances(
   urls: string[] = [],
   hosts?: string[],
   ports?: number[],
-): string[] {
-  if (hosts === undefined && ports === undefined) {
-    if (urls.length > 0) return urls;
-    throw new KvError("KV_CONFIG_INVALID", `no ${role} instance is given`, {
-      hint: `give --${role} http://host:port, once or more`,
-    });
-  }
+): string[] | undefined {
+  if (hosts === undefined && ports === undefined) return urls.length > 0 ? urls : undefined;
   const toy = TOY[role];
   const names = hosts ?? [toy.host];
   const numbers = ports ?? [toy.port];
@@ -123,6 +212,26 @@ function instances(
     });
   }
   return [...urls, ...numbers.map((each, at) => hostAndPort(names[at] ?? names[0] ?? toy.host, each))];
+}
+
+function refuseNone(role: keyof typeof TOY): never {
+  throw new KvError("KV_CONFIG_INVALID", `no ${role} instance is given`, {
+    hint: `give --${role} http://host:port, once or more`,
+  });
+}
+
+/** `over` on top of `under`, member by member; lists are replaced. */
+function merged(under: object, over: object): object {
+  const all: Record<string, unknown> = { ...under };
+  for (const [key, value] of Object.entries(over)) {
+    const before = all[key];
+    all[key] = isPlain(before) && isPlain(value) ? merged(before, value) : value;
+  }
+  return all;
+}
+
+function isPlain(value: unknown): value is object {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
 function hostAndPort(host: string, each: number): string {

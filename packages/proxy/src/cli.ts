@@ -1,17 +1,24 @@
 #!/usr/bin/env node
+import { readFileSync } from "node:fs";
 import { KvError } from "@kv/interface";
 import { parseCli } from "./cli-options.js";
+import { createPinoLog } from "./pino-log.js";
 import { createProxy } from "./proxy.js";
-import { createStderrLog } from "./stderr-log.js";
 
 async function main(): Promise<void> {
-  const { host, port, logLevel, settings } = parseCli(process.argv.slice(2));
-  const log = createStderrLog(logLevel, (line) => process.stderr.write(line));
+  const sources = { readFile: (path: string) => readFileSync(path, "utf8"), env: process.env };
+  const { host, port, logLevel, settings } = parseCli(process.argv.slice(2), sources);
+  const log = createPinoLog(logLevel, process.stderr);
+  if (settings.admin === undefined && process.env.KV_PROXY_ADMIN_TOKEN !== undefined)
+    log.warn("setting-unused", { setting: "KV_PROXY_ADMIN_TOKEN", why: "there is no --admin-port" });
   const proxy = createProxy({ ...settings, log });
-  const { url } = await proxy.listen({ host, port });
+  const { url, adminUrl } = await proxy.listen({ host, port });
   const { prefillers, decoders } = proxy.status();
   const names = (instances: typeof prefillers) => instances.map((instance) => instance.url).join(" ");
-  process.stdout.write(`kv-proxy ready ${url} prefill ${names(prefillers)} decode ${names(decoders)}\n`);
+  const admin = adminUrl === undefined ? "" : ` admin ${adminUrl}`;
+  process.stdout.write(
+    `kv-proxy ready ${url} prefill ${names(prefillers)} decode ${names(decoders)}${admin}\n`,
+  );
 
   let asked = 0;
   const stop = (signal: NodeJS.Signals) => {

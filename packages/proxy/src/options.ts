@@ -84,7 +84,8 @@ const adminSchema = z.strictObject({
   token: z.string().min(16).optional(),
 });
 
-const routingSchema = z.enum(["round-robin", "least-load", "session-affinity", "prefix-aware"]);
+export const ROUTING_NAMES = ["round-robin", "least-load", "session-affinity", "prefix-aware"] as const;
+const routingSchema = z.enum(ROUTING_NAMES);
 
 export const proxySettingsSchema = z.strictObject({
   /** `host:port` or `http(s)://host:port[/path]`, a `/v1` at the end is dropped; `@RANK` after it is a data-parallel rank. */
@@ -108,6 +109,8 @@ export const proxySettingsSchema = z.strictObject({
 export const proxyFileSchema = proxySettingsSchema.extend({
   host: z.string().default("127.0.0.1"),
   port: z.number().int().min(0).max(65_535).default(8_000),
+  /** For an editor. */
+  $schema: z.string().optional(),
 });
 
 /** What a configuration file or a command line can say; every part but the two lists has a default. */
@@ -118,20 +121,41 @@ export type ProxyTimeouts = ProxySettings["timeouts"];
 export type ProxyPolicy = ProxySettings["policy"];
 export type RoutingName = z.infer<typeof routingSchema>;
 
+/** What a configuration file holds, as it was written. */
+export type ProxyFileInput = z.input<typeof proxyFileSchema>;
+
+/** Reads a configuration file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, naming the file. */
+export function readConfigFile(path: string, readFile: (path: string) => string): ProxyFileInput {
+  let input: unknown;
+  try {
+    input = JSON.parse(readFile(path));
+  } catch (cause) {
+    throw new KvError("KV_CONFIG_INVALID", `${path} cannot be read as JSON: ${(cause as Error).message}`, {
+      cause,
+    });
+  }
+  checked(proxyFileSchema, input, `${path} is`);
+  const { $schema: _, ...file } = input as ProxyFileInput;
+  return file;
+}
+
 /** Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, naming each setting that is wrong. */
 export function readSettings(input: unknown): ProxySettings {
-  const result = proxySettingsSchema.safeParse(input);
-  if (result.success) {
-    refuseOpenAdmin(result.data);
-    return result.data;
-  }
+  const settings = checked(proxySettingsSchema, input, "the proxy's settings are");
+  refuseOpenAdmin(settings);
+  return settings;
+}
+
+function checked<S extends z.ZodType>(schema: S, input: unknown, what: string): z.output<S> {
+  const result = schema.safeParse(input);
+  if (result.success) return result.data;
   const problems = result.error.issues.map(
     (issue) => `${issue.path.join(".") || "settings"}: ${issue.message}`,
   );
   const unknown = result.error.issues.some((issue) => issue.code === "unrecognized_keys");
   throw new KvError(
     unknown ? "KV_CONFIG_UNKNOWN_KEY" : "KV_CONFIG_INVALID",
-    `the proxy's settings are not valid: ${problems.join("; ")}`,
+    `${what} not valid: ${problems.join("; ")}`,
     { hint: "each setting is described in the README of @kv/proxy", details: { problems } },
   );
 }
