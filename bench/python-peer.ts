@@ -23,6 +23,19 @@ async function benchPython(): Promise<string> {
   return python;
 }
 
+/** The command of vllm-router, in an environment of its own; made once. */
+export async function routerCommand(): Promise<string> {
+  const folder = join(cache, "kv-nixl", "router-venv-0.1.17");
+  const python = join(folder, "bin", "python");
+  if (!existsSync(join(folder, "ready"))) {
+    process.stderr.write("set up vllm-router for the comparison (once) …\n");
+    await run("python3", ["-m", "venv", folder]);
+    await run(python, ["-m", "pip", "install", "-q", "vllm-router==0.1.17"], { maxBuffer: 1 << 24 });
+    await run("touch", [join(folder, "ready")]);
+  }
+  return join(folder, "bin", "vllm-router");
+}
+
 /** vLLM's Python tree, where `npm run test:vllm` has set it up. */
 export function vllmPython(): { python: string; env: NodeJS.ProcessEnv } | undefined {
   const peer = process.env["KV_PEER_DIR"] ?? join(cache, "kv-peer");
