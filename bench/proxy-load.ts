@@ -12,7 +12,12 @@ export interface LoadResult {
 const END = "data: [DONE]\n\n";
 
 /** A loop that is closed: `concurrency` clients, each sends its next request when the last answer is complete. */
-export async function load(url: string, concurrency: number, durationMs: number): Promise<LoadResult> {
+export async function load(
+  url: string,
+  concurrency: number,
+  durationMs: number,
+  { stream = true } = {},
+): Promise<LoadResult> {
   const agent = new Agent({ connections: concurrency, pipelining: 1 });
   const body = JSON.stringify({
     model: "m",
@@ -41,7 +46,7 @@ export async function load(url: string, concurrency: number, durationMs: number)
           onResponseData(_controller, chunk) {
             tail = chunk.toString("latin1", Math.max(0, chunk.length - END.length));
           },
-          onResponseEnd: () => resolve(tail === END),
+          onResponseEnd: () => resolve(!stream || tail === END),
           onResponseError: () => resolve(false),
         },
       );

@@ -1,4 +1,5 @@
 // A prefill and a decode server that answer at once: `/v1/completions` only. Prints {"prefill": port, "decode": port}.
+// Ports may be given, in this order; 0 takes a free one.
 // A prompt that is "hold" keeps its stream open after the first event until it is told otherwise: {"do":"release"} on stdin.
 import { createServer, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
@@ -15,7 +16,12 @@ const event =
 const stream = Buffer.from(`${event.repeat(EVENTS)}data: [DONE]\n\n`);
 const held = new Set<ServerResponse>();
 
-async function serve(answer: (body: string, response: ServerResponse) => void): Promise<number> {
+const [prefillPort = 0, decodePort = 0] = process.argv.slice(2).map(Number);
+
+async function serve(
+  port: number,
+  answer: (body: string, response: ServerResponse) => void,
+): Promise<number> {
   const server = createServer((request, response) => {
     const chunks: Buffer[] = [];
     request.on("data", (chunk: Buffer) => chunks.push(chunk));
@@ -27,15 +33,15 @@ async function serve(answer: (body: string, response: ServerResponse) => void): 
     });
   });
   server.keepAliveTimeout = 60_000;
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", 4096, resolve));
+  await new Promise<void>((resolve) => server.listen(port, "127.0.0.1", 4096, resolve));
   return (server.address() as AddressInfo).port;
 }
 
-const prefill = await serve((_body, response) => {
+const prefill = await serve(prefillPort, (_body, response) => {
   response.writeHead(200, { "content-type": "application/json", "content-length": prefillAnswer.length });
   response.end(prefillAnswer);
 });
-const decode = await serve((body, response) => {
+const decode = await serve(decodePort, (body, response) => {
   response.writeHead(200, { "content-type": "text/event-stream; charset=utf-8" });
   if (!body.includes('"hold"')) {
     response.end(stream);

@@ -89,7 +89,9 @@ async function sideBySide(ours: Target, theirs: Target, [p, d]: readonly [string
       p99s[at].push(result.p99Ms);
       cpu[at].push((cpuMs(targets[at].pid) - before) / result.requests);
     }
-    direct.push((await load(p, 1, WINDOW_MS / 8)).p50Ms + (await load(d, 1, WINDOW_MS / 8)).p50Ms);
+    direct.push(
+      (await load(p, 1, WINDOW_MS / 8, { stream: false })).p50Ms + (await load(d, 1, WINDOW_MS / 8)).p50Ms,
+    );
     for (const at of [0, 1] as const) alone[at].push((await load(targets[at].url, 1, WINDOW_MS / 4)).p50Ms);
   }
   const rate = pairRatio(rates[0], rates[1]);

@@ -1,0 +1,139 @@
+// npm run soak:proxy [-- --minutes 30 --clients 16 --every-s 5]: requests through kv-proxy while its instances are killed and started again.
+// A request that fails before its client has seen a byte could have been saved: there must be none. Memory must stay flat.
+import { type ChildProcess, spawn } from "node:child_process";
+import { once } from "node:events";
+import { readFileSync } from "node:fs";
+import { setTimeout as sleep } from "node:timers/promises";
+import { fileURLToPath } from "node:url";
+import { parseArgs } from "node:util";
+import { Agent } from "undici";
+
+const { values } = parseArgs({
+  options: {
+    minutes: { type: "string", default: "30" },
+    clients: { type: "string", default: "16" },
+    "every-s": { type: "string", default: "5" },
+  },
+});
+const durationMs = Number(values.minutes) * 60_000;
+const everyMs = Number(values["every-s"]) * 1_000;
+const GROWTH_LIMIT = 1.25;
+const PAIRS = 3;
+
+interface Pair {
+  child: ChildProcess;
+  readonly ports: readonly [number, number];
+}
+
+const upstreamScript = fileURLToPath(new URL("./proxy-upstream.ts", import.meta.url));
+const cli = fileURLToPath(new URL("../packages/proxy/src/cli.ts", import.meta.url));
+
+async function startUpstream(ports: readonly [number, number]): Promise<Pair> {
+  const args = ["--import", "tsx", upstreamScript, ...ports.map(String)];
+  const child = spawn(process.execPath, args, { stdio: ["pipe", "pipe", "inherit"] });
+  const { prefill, decode } = JSON.parse(await firstLine(child)) as { prefill: number; decode: number };
+  return { child, ports: [prefill, decode] };
+}
+
+async function firstLine(child: ChildProcess): Promise<string> {
+  let text = "";
+  for await (const chunk of child.stdout ?? []) {
+    text += String(chunk);
+    if (text.includes("\n")) break;
+  }
+  return text.slice(0, text.indexOf("\n"));
+}
+
+const residentMebibytes = (pid: number) =>
+  Number(/VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, "utf8"))?.[1]) / 1024;
+
+const pairs = await Promise.all(Array.from({ length: PAIRS }, () => startUpstream([0, 0])));
+const urls = (at: 0 | 1) => pairs.map(({ ports }) => `127.0.0.1:${ports[at]}`);
+const proxy = spawn(
+  process.execPath,
+  [
+    "--import",
+    "tsx",
+    cli,
+    "--port",
+    "0",
+    "--prefill",
+    ...urls(0),
+    "--decode",
+    ...urls(1),
+    "--log-level",
+    "error",
+  ],
+  { stdio: ["ignore", "pipe", "inherit"] },
+);
+const url = /ready (\S+)/.exec(await firstLine(proxy))?.[1] ?? "";
+const pid = proxy.pid ?? 0;
+
+const counts = { complete: 0, cut: 0, lost: 0, restarts: 0 };
+const agent = new Agent({ connections: Number(values.clients), pipelining: 1 });
+const endAtMs = Date.now() + durationMs;
+
+function ask(): Promise<"complete" | "cut" | "lost"> {
+  return new Promise((resolve) => {
+    let seen = "";
+    const body = '{"model":"m","prompt":"some words","stream":true}';
+    agent.dispatch(
+      {
+        origin: url,
+        path: "/v1/completions",
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body,
+      },
+      {
+        onRequestStart() {},
+        onResponseStart(_controller, status) {
+          if (status !== 200) resolve("lost");
+        },
+        onResponseData(_controller, chunk) {
+          seen = (seen + chunk.toString("latin1")).slice(-64);
+        },
+        onResponseEnd: () => resolve(seen.endsWith("data: [DONE]\n\n") ? "complete" : "cut"),
+        onResponseError: () => resolve(seen === "" ? "lost" : "cut"),
+      },
+    );
+  });
+}
+async function client(): Promise<void> {
+  while (Date.now() < endAtMs) counts[await ask()] += 1;
+}
+async function chaos(): Promise<void> {
+  for (let turn = 0; Date.now() + everyMs < endAtMs; turn += 1) {
+    await sleep(everyMs);
+    const pair = pairs[turn % PAIRS];
+    if (pair === undefined) return;
+    pair.child.kill("SIGKILL");
+    await once(pair.child, "close");
+    pair.child = (await startUpstream(pair.ports)).child;
+    counts.restarts += 1;
+  }
+}
+
+const memory: number[] = [];
+const watching = setInterval(() => memory.push(residentMebibytes(pid)), 1_000);
+await Promise.all([chaos(), ...Array.from({ length: Number(values.clients) }, client)]);
+clearInterval(watching);
+await agent.close();
+proxy.kill("SIGTERM");
+const [code] = (await once(proxy, "close")) as [number | null];
+for (const { child } of pairs) child.kill("SIGKILL");
+
+// The first fifth is warm-up; of the rest the begin is compared with the end.
+const steady = memory.slice(Math.floor(memory.length / 5));
+const third = Math.max(1, Math.floor(steady.length / 3));
+const mean = (list: readonly number[]) => list.reduce((sum, value) => sum + value, 0) / list.length;
+const [early, late] = [mean(steady.slice(0, third)), mean(steady.slice(-third))];
+const growth = late / early;
+console.log(
+  JSON.stringify({ ...counts, early_mib: Math.round(early), late_mib: Math.round(late), exit_code: code }),
+);
+const good = counts.lost === 0 && counts.complete > 0 && growth <= GROWTH_LIMIT && code === 0;
+console.log(
+  good ? "ok" : `not ok: lost must be 0, growth ${growth.toFixed(2)} at most ${GROWTH_LIMIT}, exit code 0`,
+);
+process.exitCode = good ? 0 : 1;
