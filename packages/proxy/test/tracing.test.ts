@@ -1,0 +1,66 @@
+import { context, propagation, trace } from "@opentelemetry/api";
+import { W3CTraceContextPropagator } from "@opentelemetry/core";
+import {
+  BasicTracerProvider,
+  InMemorySpanExporter,
+  SimpleSpanProcessor,
+} from "@opentelemetry/sdk-trace-base";
+import { afterEach, expect, test } from "vitest";
+import { decodeOk, prefillOk, sendJson } from "./fake-upstream.js";
+import { post, runProxy, upstream } from "./set-up.js";
+
+afterEach(() => {
+  trace.disable();
+  propagation.disable();
+  context.disable();
+});
+
+const traceId = "0af7651916cd43dd8448eb211c80319c";
+const traceparent = `00-${traceId}-b7ad6b7169203331-01`;
+
+test("a span for each leg under the client's trace; each instance gets its own span as parent", async () => {
+  const exporter = new InMemorySpanExporter();
+  trace.setGlobalTracerProvider(
+    new BasicTracerProvider({ spanProcessors: [new SimpleSpanProcessor(exporter)] }),
+  );
+  propagation.setGlobalPropagator(new W3CTraceContextPropagator());
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { traceparent } });
+  await expect
+    .poll(() => exporter.getFinishedSpans().map(({ name }) => name))
+    .toEqual(["kv_proxy.prefill", "kv_proxy.decode"]);
+  const spans = exporter.getFinishedSpans();
+  for (const [at, instance] of [p, d].entries()) {
+    const span = spans[at];
+    expect(span?.spanContext().traceId).toBe(traceId);
+    expect(span?.attributes).toMatchObject({
+      "server.address": instance.url,
+      "http.response.status_code": 200,
+    });
+    expect(instance.seen[0]?.headers.traceparent).toBe(`00-${traceId}-${span?.spanContext().spanId}-01`);
+  }
+
+  exporter.reset();
+  const broken = await upstream(({ response }) => sendJson(response, { error: {} }, 500));
+  const failing = await runProxy({ prefillers: [p.url], decoders: [broken.url] });
+  await post(`${failing.url}/v1/completions`, { prompt: "a" });
+  await expect
+    .poll(() => exporter.getFinishedSpans().at(-1)?.attributes["error.type"])
+    .toBe("KV_PROXY_UPSTREAM_FAILED");
+});
+
+test("without a tracer the client's trace headers reach both as they are", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const headers = { traceparent, tracestate: "a=b", "x-data-parallel-rank": "3" };
+  await post(`${url}/v1/completions`, { prompt: "a" }, { headers });
+  for (const { seen } of [p, d]) expect(seen[0]?.headers).toMatchObject(headers);
+});
+
+test("an instance that is a data-parallel rank gets its rank, whatever the client says", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const { url } = await runProxy({ prefillers: [`${p.url}@1`], decoders: [d.url] });
+  await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { "x-data-parallel-rank": "3" } });
+  expect([p, d].map(({ seen }) => seen[0]?.headers["x-data-parallel-rank"])).toEqual(["1", "3"]);
+});
