@@ -11,7 +11,8 @@ export interface AttemptOptions {
   readonly log: Log;
 }
 
-type Caller = Pick<Part, "requestId" | "deadline"> & Partial<Pick<Part, "request" | "headers">>;
+type Caller = Pick<Part, "requestId" | "deadline"> &
+  Partial<Pick<Part, "request" | "headers" | "preferredPrefill">>;
 
 /**
  * Runs a leg on an instance, and on others while the retry policy allows it. `leg` ends its visit when it succeeds; when it throws,

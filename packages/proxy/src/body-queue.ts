@@ -1,5 +1,3 @@
-import type { UpstreamAnswer } from "./upstream.js";
-
 interface Valve {
   pause(): void;
   resume(): void;
@@ -7,7 +5,7 @@ interface Valve {
 
 /** Chunks between the one who receives them and the one who reads them; more than `highBytes` unread stops the sender. */
 export interface BodyQueue {
-  readonly body: UpstreamAnswer["body"];
+  readonly body: AsyncIterator<Uint8Array, undefined>;
   push(chunk: Uint8Array, valve: Valve): void;
   end(): void;
   fail(error: Error): void;

@@ -8,7 +8,7 @@ import {
   readConfigFile,
 } from "./options.js";
 
-export const LOG_LEVELS = ["debug", "info", "warn", "error", "silent"] as const;
+const LOG_LEVELS = ["debug", "info", "warn", "error", "silent"] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];
 
 export interface CliOptions {

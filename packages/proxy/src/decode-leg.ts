@@ -3,11 +3,11 @@ import { onSomeInstance } from "./attempts.js";
 import { badAnswer } from "./bad-answer.js";
 import { hold } from "./bounded-body.js";
 import { whyEnded } from "./deadline.js";
+import type { Endpoint } from "./endpoint.js";
 import { beginIsKnown, firstEventError, isEventStream } from "./event-stream.js";
 import { legHeaders } from "./headers.js";
 import type { Visit } from "./instance.js";
 import type { LegAnswer, LegOrderOptions, Part } from "./leg-order.js";
-import type { Endpoint } from "./request-body.js";
 import type { Role, UpstreamAnswer } from "./upstream.js";
 
 export interface DecodeLegHints {

@@ -1,7 +1,7 @@
 import type { KvError } from "@kv/interface";
+import type { Endpoint } from "./endpoint.js";
 import { errorBody } from "./error-answer.js";
 import { rawMember } from "./json-members.js";
-import type { Endpoint } from "./request-body.js";
 
 export function isEventStream(contentType: string | string[] | undefined): boolean {
   return typeof contentType === "string" && contentType.toLowerCase().startsWith("text/event-stream");

@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import type { Deadline } from "./deadline.js";
 import { whyEnded } from "./deadline.js";
-import type { Exchange } from "./exchange.js";
+import type { Exchange, Trail } from "./exchange.js";
 import type { LegAnswer, LegOrder, Part } from "./leg-order.js";
 import type { RequestPart } from "./request-parts.js";
 
@@ -21,6 +21,7 @@ export async function gatherParts(
   parts: readonly RequestPart[],
 ): Promise<readonly GatheredPart[]> {
   const prefilled = new Map<number, Promise<void>>();
+  const firstTrails = new Map<number, Trail>();
   const forks: Deadline[] = [];
   let ending: { readonly error: unknown } | { readonly refusal: GatheredPart } | undefined;
 
@@ -44,13 +45,15 @@ export async function gatherParts(
     forks.push(deadline);
     const requestId = `${exchange.requestId}-${at}`;
     const { headers } = exchange;
-    const trail = at === 0 ? exchange.trail : {};
+    const trail: Trail = at === 0 ? exchange.trail : {};
     const own: Part = { requestId, request: part.request, headers, deadline, trail };
+    if (part.copy === 0) firstTrails.set(part.prompt, trail);
     try {
       if (part.copy > 0) {
         await prefilled.get(part.prompt);
         if (deadline.signal.aborted) throw deadline.signal.reason;
-        return await run(part, own);
+        const preferredPrefill = firstTrails.get(part.prompt)?.prefill;
+        return await run(part, preferredPrefill === undefined ? own : { ...own, preferredPrefill });
       }
       let done = () => {};
       prefilled.set(part.prompt, new Promise((resolve) => (done = resolve)));

@@ -1,13 +1,14 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
 import { type Ambient, KvError } from "@kv/interface";
 import { createDeadline, type Deadline } from "./deadline.js";
+import type { Endpoint } from "./endpoint.js";
 import { sendError, statusOf } from "./error-answer.js";
 import { errorEvent } from "./event-stream.js";
 import type { Trail } from "./exchange.js";
 import type { GenerationFlow } from "./generation-flow.js";
 import { requestIdOf } from "./headers.js";
 import { type RecentRequests, requestRecord } from "./recent.js";
-import { type Endpoint, readRequest } from "./request-body.js";
+import { readRequest } from "./request-body.js";
 import type { Traffic } from "./traffic.js";
 
 export interface GenerationRouteOptions {

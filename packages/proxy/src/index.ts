@@ -1,6 +1,7 @@
 export type { Deadline } from "./deadline.js";
 export type { DiscoveredInstances, Discovery } from "./discovery.js";
 export { dnsDiscovery, fileDiscovery, type Resolver } from "./discovery-sources.js";
+export type { Endpoint } from "./endpoint.js";
 export type { Trail } from "./exchange.js";
 export type { Instance, InstanceSpec, InstanceStatus, Visit } from "./instance.js";
 export type { InstancePool } from "./instances.js";
@@ -18,7 +19,7 @@ export {
 export { type PrefixAwareOptions, prefixAware } from "./prefix-aware.js";
 export { createProxy, type Proxy, type ProxyAddress, type ProxyOptions, type ProxyStatus } from "./proxy.js";
 export { createPullOrder } from "./pull-order.js";
-export type { Endpoint, GenerationRequest } from "./request-body.js";
+export type { GenerationRequest } from "./request-body.js";
 export { type FailedAttempt, type RetryPolicy, retryWhereSafe } from "./retry.js";
 export { type Routing, type RoutingContext, roundRobin } from "./routing.js";
 export { sessionAffinity } from "./session-affinity.js";

@@ -81,7 +81,8 @@ export function createInstancePool(options: InstancePoolOptions): InstancePool {
       // All cooling down: one of them may be back, and an attempt costs less than a refusal.
       const candidates = available.length > 0 ? available : left;
       if (candidates.length === 0) return undefined;
-      const chosen = routing.choose(candidates, context);
+      const preferred = role === "prefill" ? context.preferredPrefill : undefined;
+      const chosen = candidates.find(({ url }) => url === preferred) ?? routing.choose(candidates, context);
       return candidates.find((candidate) => candidate === chosen)?.begin();
     },
     available: () => instances.filter((instance) => instance.available()).length,

@@ -18,6 +18,8 @@ export interface Part {
   readonly headers: IncomingHttpHeaders;
   readonly deadline: Deadline;
   readonly trail: Trail;
+  /** The instance whose prefix cache holds the prompt already, as another copy went there. */
+  readonly preferredPrefill?: string;
   /** Called when the prompt is computed. */
   readonly onPrefilled?: () => void;
 }

@@ -1,6 +1,7 @@
 import { KvError } from "@kv/interface";
 import { expect, test } from "vitest";
-import { type Endpoint, readRequest } from "./request-body.js";
+import type { Endpoint } from "./endpoint.js";
+import { readRequest } from "./request-body.js";
 
 const read = (fields: unknown, endpoint: Endpoint = "/v1/completions") =>
   readRequest(endpoint, Buffer.from(JSON.stringify(fields)));

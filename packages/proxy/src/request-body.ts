@@ -1,8 +1,7 @@
 import { KvError } from "@kv/interface";
+import type { Endpoint } from "./endpoint.js";
 import { refuseWhatPrefillHides } from "./hidden-by-prefill.js";
 import { whyUnsplittable } from "./unsplittable.js";
-
-export type Endpoint = "/v1/completions" | "/v1/chat/completions" | "/v1/responses";
 
 /** A request to generate, read just far enough to know how it crosses the boundary between prefill and decode. */
 export interface GenerationRequest {

@@ -7,6 +7,8 @@ export interface RoutingContext {
   /** The client's request; absent where one only asks for something that any instance knows, as `/v1/models`. */
   readonly request?: GenerationRequest;
   readonly headers?: IncomingHttpHeaders;
+  /** Taken while it is among the candidates; the strategy is not asked then. */
+  readonly preferredPrefill?: string;
 }
 
 /** Chooses among instances. One for each role, as most strategies keep state. */

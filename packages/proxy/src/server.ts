@@ -1,11 +1,11 @@
 import { KvError } from "@kv/interface";
 import Fastify, { type FastifyInstance } from "fastify";
+import type { Endpoint } from "./endpoint.js";
 import { errorBody, statusOf } from "./error-answer.js";
 import type { GenerationRoute } from "./generation-route.js";
 import { answerParserError, fromFastify } from "./http-errors.js";
 import type { createModelsRoute } from "./models-route.js";
 import type { ProxyLimits, ProxyTimeouts } from "./options.js";
-import type { Endpoint } from "./request-body.js";
 
 export interface ServerParts {
   readonly limits: ProxyLimits;

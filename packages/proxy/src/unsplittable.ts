@@ -1,4 +1,4 @@
-import type { Endpoint } from "./request-body.js";
+import type { Endpoint } from "./endpoint.js";
 
 type Fields = Readonly<Record<string, unknown>>;
 

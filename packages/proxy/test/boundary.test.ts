@@ -110,6 +110,16 @@ test("more parts than the limit are refused before anything is asked", async () 
   expect([refused.status, vllm.held.size]).toEqual([400, 0]);
 });
 
+test("copies of a prompt go to one prefill instance, the first before the others", async () => {
+  const vllm = vllmPair();
+  const ps = await Promise.all([0, 1, 2].map(() => upstream(vllm.prefill)));
+  const d = await upstream(vllm.decode);
+  const { url } = await runProxy({ prefillers: ps.map((p) => p.url), decoders: [d.url] });
+  await post(`${url}/v1/completions`, { prompt: ["a", "b"], n: 3 });
+  const prompts = ps.map(({ seen }) => seen.map(({ json }) => json.prompt));
+  expect(prompts.sort()).toEqual([[], ["a", "a", "a"], ["b", "b", "b"]]);
+});
+
 test("the stub is a fair one: what a proxy that does not split would get is garbage", async () => {
   const vllm = vllmPair();
   const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
