@@ -1,3 +1,10 @@
+/** Bytes as they arrive; reading them is what lets more come. */
+export interface UnreadBody extends AsyncIterator<Uint8Array, undefined> {
+  next(): Promise<IteratorResult<Uint8Array, undefined>>;
+  /** True when the end has come and nothing is left to read: known without a further wait. */
+  finished?(): boolean;
+}
+
 interface Valve {
   pause(): void;
   resume(): void;
@@ -5,7 +12,7 @@ interface Valve {
 
 /** Chunks between the one who receives them and the one who reads them; more than `highBytes` unread stops the sender. */
 export interface BodyQueue {
-  readonly body: AsyncIterator<Uint8Array, undefined>;
+  readonly body: UnreadBody;
   push(chunk: Uint8Array, valve: Valve): void;
   end(): void;
   fail(error: Error): void;
@@ -23,6 +30,7 @@ export function createBodyQueue(highBytes = 256 * 1024): BodyQueue {
   const done = { done: true, value: undefined } as const;
   return {
     body: {
+      finished: () => ended && chunks.length === 0,
       next() {
         const value = chunks.shift();
         if (value !== undefined) {

@@ -16,23 +16,54 @@ export interface Deadline {
   close(): void;
 }
 
+interface Expiry {
+  readonly what: string;
+  readonly timeoutMs: number;
+  readonly atMs: number;
+}
+
 export function createDeadline({ clock, requestMs }: { clock: Clock; requestMs?: number }): Deadline {
   const controller = new AbortController();
-  let phaseTimer: Timer | undefined;
-  const expire = (what: string, timeoutMs: number) =>
-    clock.setTimer(() => {
+  const expiry = (what: string, timeoutMs: number): Expiry => ({
+    what,
+    timeoutMs,
+    atMs: clock.now() + timeoutMs,
+  });
+  const total = requestMs === undefined ? undefined : expiry("the request", requestMs);
+  let phase: Expiry | undefined;
+  // Phases come and go by the thousand, and hardly one expires: a timer is set once, and when it strikes it looks what is due.
+  let timer: (Timer & { readonly atMs: number }) | undefined;
+  let closed = false;
+
+  function arm(atMs: number): void {
+    if (closed || (timer !== undefined && timer.atMs <= atMs)) return;
+    timer?.cancel();
+    const { cancel } = clock.setTimer(strike, Math.max(0, atMs - clock.now()));
+    timer = { cancel, atMs };
+  }
+  function strike(): void {
+    // A timer may strike a fraction of a millisecond early.
+    const nowMs = clock.now() + 1;
+    timer = undefined;
+    const due = [phase, total].find((one) => one !== undefined && one.atMs <= nowMs);
+    if (due !== undefined) {
+      const { what, timeoutMs } = due;
       const message = `${what} took longer than ${timeoutMs} ms`;
       abort(new KvError("KV_REQUEST_TIMEOUT", message, { details: { phase: what, timeoutMs } }));
-    }, timeoutMs);
-  const total = requestMs === undefined ? undefined : expire("the request", requestMs);
+      return;
+    }
+    for (const one of [phase, total]) if (one !== undefined) arm(one.atMs);
+  }
+  if (total !== undefined) arm(total.atMs);
 
   function pause(): void {
-    phaseTimer?.cancel();
-    phaseTimer = undefined;
+    phase = undefined;
   }
   function close(): void {
+    closed = true;
     pause();
-    total?.cancel();
+    timer?.cancel();
+    timer = undefined;
   }
   function abort(reason: KvError): void {
     close();
@@ -40,9 +71,10 @@ export function createDeadline({ clock, requestMs }: { clock: Clock; requestMs?:
   }
   return {
     signal: controller.signal,
-    enter(phase, timeoutMs) {
-      pause();
-      if (!controller.signal.aborted) phaseTimer = expire(phase, timeoutMs);
+    enter(what, timeoutMs) {
+      if (closed) return;
+      phase = expiry(what, timeoutMs);
+      arm(phase.atMs);
     },
     pause,
     abort,

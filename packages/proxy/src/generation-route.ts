@@ -7,7 +7,7 @@ import { errorEvent } from "./event-stream.js";
 import type { Trail } from "./exchange.js";
 import type { GenerationFlow } from "./generation-flow.js";
 import { requestIdOf } from "./headers.js";
-import { type RecentRequests, requestRecord } from "./recent.js";
+import type { RecentRequests } from "./recent.js";
 import { readRequest } from "./request-body.js";
 import type { Traffic } from "./traffic.js";
 
@@ -88,7 +88,8 @@ export function createGenerationRoute(options: GenerationRouteOptions): Generati
     if (trail.prefillMs !== undefined) metrics.observe("kv_proxy_prefill_ms", trail.prefillMs);
     if (trail.firstByteMs !== undefined) metrics.observe("kv_proxy_first_byte_ms", trail.firstByteMs);
     if (trail.parts !== undefined) metrics.count("kv_proxy_parts_total", trail.parts);
-    recent.add(requestRecord({ requestId, endpoint, startedAtMs, durationMs, outcome, trail }));
+    const endedAtEpochMs = Date.now();
+    recent.add({ requestId, endpoint, startedAtMs, endedAtEpochMs, durationMs, outcome, trail });
     const { prefillStartedAtMs: _, decodeStartedAtMs: __, eventStream: ___, ...shown } = trail;
     const fields = { requestId, endpoint, ...shown, durationMs };
     if (failure === undefined) log.info("request-done", fields);

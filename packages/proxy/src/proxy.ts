@@ -1,6 +1,6 @@
+import type { Server } from "node:http";
 import type { AddressInfo } from "node:net";
 import { type Ambient, ambient as fillAmbient, KvError } from "@kv/interface";
-import type { FastifyInstance } from "fastify";
 import { createAdminServer } from "./admin-server.js";
 import { type Discovery, followDiscovery } from "./discovery.js";
 import { discoveryOf } from "./discovery-sources.js";
@@ -19,7 +19,7 @@ import { createRecentRequests } from "./recent.js";
 import { type RetryPolicy, retryWhereSafe } from "./retry.js";
 import type { Routing } from "./routing.js";
 import { routingByName } from "./routing-by-name.js";
-import { createServer } from "./server.js";
+import { closeServer, createServer, listen } from "./server.js";
 import { openTelemetryTracing, type Tracing } from "./tracing.js";
 import { createTraffic, type TrafficStatus } from "./traffic.js";
 import { createHttpUpstream, type Role, type Upstream } from "./upstream.js";
@@ -136,7 +136,7 @@ export function createProxy(options: ProxyOptions): Proxy {
     prefillers: prefillers.status(),
     decoders: decoders.status(),
   });
-  const app = createServer({
+  const server = createServer({
     limits,
     timeouts,
     generation,
@@ -169,7 +169,7 @@ export function createProxy(options: ProxyOptions): Proxy {
     discovered?.close();
     await generation.idle();
     await flow.settled();
-    await app.close();
+    await closeServer(server);
     await adminApp?.close();
     await upstream.close();
     routings.prefill.close?.();
@@ -177,9 +177,10 @@ export function createProxy(options: ProxyOptions): Proxy {
   }
   return {
     async listen({ host = "127.0.0.1", port = 8000 } = {}) {
-      const address = await listenOn(app, host, port);
+      const address = await listening(host, port, () => listen(server, { host, port }), server);
       if (admin === undefined || adminApp === undefined) return address;
-      const { url: adminUrl } = await listenOn(adminApp, admin.host, admin.port);
+      const start = () => adminApp.listen({ host: admin.host, port: admin.port });
+      const { url: adminUrl } = await listening(admin.host, admin.port, start, adminApp.server);
       return { ...address, adminUrl };
     },
     status,
@@ -195,9 +196,14 @@ export function createProxy(options: ProxyOptions): Proxy {
   };
 }
 
-async function listenOn(app: FastifyInstance, host: string, port: number): Promise<ProxyAddress> {
+async function listening(
+  host: string,
+  port: number,
+  start: () => Promise<unknown>,
+  server: Server,
+): Promise<ProxyAddress> {
   try {
-    await app.listen({ host, port });
+    await start();
   } catch (cause) {
     const { code } = cause as { code?: string };
     const hint =
@@ -207,7 +213,7 @@ async function listenOn(app: FastifyInstance, host: string, port: number): Promi
     const message = `the proxy cannot listen on ${host}:${port} (${code ?? cause})`;
     throw new KvError("KV_CONFIG_INVALID", message, { hint, cause });
   }
-  const address = app.server.address() as AddressInfo;
+  const address = server.address() as AddressInfo;
   const name = host.includes(":") ? `[${host}]` : host;
   return { host, port: address.port, url: `http://${name}:${address.port}` };
 }

@@ -21,22 +21,24 @@ export interface RequestRecord {
 
 /** The requests that ended last, and whoever wants to hear of the next. */
 export interface RecentRequests {
-  add(record: RequestRecord): void;
+  add(ended: EndedRequest): void;
   list(): readonly RequestRecord[];
   /** Answers what ends the subscription. */
   subscribe(listener: (record: RequestRecord) => void): () => void;
 }
 
 export function createRecentRequests(limit = 100): RecentRequests {
-  const records: RequestRecord[] = [];
+  const all: EndedRequest[] = [];
   const listeners = new Set<(record: RequestRecord) => void>();
   return {
-    add(record) {
-      records.push(record);
-      if (records.length > limit) records.shift();
+    add(ended) {
+      all.push(ended);
+      if (all.length > limit) all.shift();
+      if (listeners.size === 0) return;
+      const record = requestRecord(ended);
       for (const listener of listeners) listener(record);
     },
-    list: () => [...records],
+    list: () => all.map(requestRecord),
     subscribe(listener) {
       listeners.add(listener);
       return () => void listeners.delete(listener);
@@ -47,7 +49,10 @@ export function createRecentRequests(limit = 100): RecentRequests {
 export interface EndedRequest {
   readonly requestId: string | undefined;
   readonly endpoint: string;
+  /** On the proxy's clock. */
   readonly startedAtMs: number;
+  /** On the wall's, milliseconds since 1970. */
+  readonly endedAtEpochMs: number;
   readonly durationMs: number;
   readonly outcome: string;
   readonly trail: Trail;
@@ -57,6 +62,7 @@ export function requestRecord({
   requestId,
   endpoint,
   startedAtMs,
+  endedAtEpochMs,
   durationMs,
   outcome,
   trail,
@@ -81,7 +87,7 @@ export function requestRecord({
   return {
     request_id: requestId ?? "",
     endpoint,
-    began_at: new Date(Date.now() - durationMs).toISOString(),
+    began_at: new Date(endedAtEpochMs - durationMs).toISOString(),
     outcome,
     ...Object.fromEntries(Object.entries(known).filter(([, value]) => value !== undefined)),
     duration_ms: durationMs,

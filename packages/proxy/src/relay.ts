@@ -6,6 +6,7 @@ import { createEndWatch } from "./event-stream.js";
 import type { Exchange } from "./exchange.js";
 import { answerHeaders } from "./headers.js";
 import type { LegAnswer } from "./leg-order.js";
+import type { UpstreamAnswer } from "./upstream.js";
 
 /**
  * Writes a decode worker's answer to the client, byte for byte and no faster than the client reads. An answer that does not come
@@ -18,29 +19,43 @@ export async function relay(exchange: Exchange, answer: LegAnswer, stallMs: numb
   const url = visit.instance.url;
   let lengthBytes = 0;
 
-  async function write(chunk: Uint8Array): Promise<void> {
+  function keep(chunk: Uint8Array): void {
     watch.push(chunk);
     lengthBytes += chunk.byteLength;
+  }
+  async function write(chunk: Uint8Array): Promise<void> {
+    keep(chunk);
     if (!response.write(chunk)) await once(response, "drain", { signal: deadline.signal });
   }
-  async function next() {
+  async function next(body: UpstreamAnswer["body"]): Promise<Uint8Array | undefined> {
     deadline.enter(`waiting for more from the decode instance ${url}`, stallMs);
-    const result = await rest?.next();
+    const { value } = await body.next();
     deadline.pause();
-    return result;
+    return value;
+  }
+  function refuseCut(): void {
+    if (answer.eventStream && !watch.complete())
+      throw badAnswer("decode", url, "ended its stream without its last event");
   }
 
   try {
-    response.writeHead(answer.status, answerHeaders(answer.headers, requestId));
+    const headers = answerHeaders(answer.headers, requestId);
     trail.status = answer.status;
-    trail.eventStream = answer.eventStream;
-    if (answer.held.length > 0) await write(answer.held);
-    for (let result = await next(); result !== undefined && result.done !== true; result = await next()) {
-      await write(result.value);
+    if (rest === undefined) {
+      keep(answer.held);
+      // All of it is there, and nothing has left: an end that is missing is still an error with a status.
+      refuseCut();
+      headers["content-length"] = answer.held.length;
+      response.writeHead(answer.status, headers);
+      response.end(answer.held);
+    } else {
+      response.writeHead(answer.status, headers);
+      trail.eventStream = answer.eventStream;
+      if (answer.held.length > 0) await write(answer.held);
+      for (let chunk = await next(rest); chunk !== undefined; chunk = await next(rest)) await write(chunk);
+      refuseCut();
+      response.end();
     }
-    if (answer.eventStream && !watch.complete())
-      throw badAnswer("decode", url, "ended its stream without its last event");
-    response.end();
     if (answer.status >= 500) visit.failed(badAnswer("decode", url, `answered with status ${answer.status}`));
     else visit.succeeded();
   } catch (thrown) {

@@ -1,11 +1,17 @@
+import {
+  createServer as createHttpServer,
+  type IncomingMessage,
+  type Server,
+  type ServerResponse,
+} from "node:http";
 import { KvError } from "@kv/interface";
-import Fastify, { type FastifyInstance } from "fastify";
 import type { Endpoint } from "./endpoint.js";
-import { errorBody, statusOf } from "./error-answer.js";
+import { sendError } from "./error-answer.js";
 import type { GenerationRoute } from "./generation-route.js";
-import { answerParserError, fromFastify } from "./http-errors.js";
+import { answerParserError } from "./http-errors.js";
 import type { createModelsRoute } from "./models-route.js";
 import type { ProxyLimits, ProxyTimeouts } from "./options.js";
+import { readJsonBody } from "./request-reader.js";
 
 export interface ServerParts {
   readonly limits: ProxyLimits;
@@ -18,57 +24,85 @@ export interface ServerParts {
   readonly status: () => object;
 }
 
+type Handler = (request: IncomingMessage, response: ServerResponse) => Promise<void>;
+
 const GENERATION: readonly Endpoint[] = ["/v1/completions", "/v1/chat/completions", "/v1/responses"];
 
 /** The HTTP surface: routes, limits, and errors in one form. What a route does is its own file's. */
-export function createServer(parts: ServerParts): FastifyInstance {
+export function createServer(parts: ServerParts): Server {
   const { limits, timeouts, generation, models } = parts;
-  const app = Fastify({
-    logger: false,
-    bodyLimit: limits.bodyLengthBytes,
-    requestTimeout: timeouts.receiveMs,
-    forceCloseConnections: "idle",
-    clientErrorHandler: answerParserError,
-    http: { maxHeaderSize: limits.headersLengthBytes },
-    exposeHeadRoutes: false,
-  });
-  app.removeAllContentTypeParsers();
-  // As bytes: the body goes on as the client wrote it, which a parsed one could not.
-  app.addContentTypeParser("application/json", { parseAs: "buffer" }, (_request, body, done) =>
-    done(null, body),
-  );
-
-  app.setErrorHandler((thrown, _request, reply) => {
-    const error = fromFastify(thrown, limits.bodyLengthBytes);
-    return reply.code(statusOf(error)).type("application/json").send(errorBody(error));
-  });
-  app.setNotFoundHandler((request, reply) => {
-    const error = new KvError("KV_REQUEST_INVALID", `${request.method} ${request.url} is not served here`, {
-      hint: "served: POST /v1/completions, /v1/chat/completions, /v1/responses, GET /v1/models, /health, /status",
-      details: { httpStatus: 404 },
-    });
-    return reply.code(404).type("application/json").send(errorBody(error));
-  });
+  const routes = new Map<string, Handler>();
 
   for (const endpoint of GENERATION) {
-    app.post(endpoint, async (request, reply) => {
-      reply.hijack();
-      // A kept connection would go on to a server that is closing.
-      if (parts.isDraining()) reply.raw.setHeader("connection", "close");
-      const body = Buffer.isBuffer(request.body) ? request.body : Buffer.alloc(0);
-      await generation.serve(endpoint, request.headers, body, reply.raw);
+    routes.set(`POST ${endpoint}`, async (request, response) => {
+      const body = await readJsonBody(request, limits.bodyLengthBytes);
+      await generation.serve(endpoint, request.headers, body, response);
     });
   }
-  app.get("/v1/models", async (request, reply) => {
-    reply.hijack();
-    await models(request.url, parts.newRequestId(), request.headers, reply.raw);
-  });
+  routes.set("GET /v1/models", (request, response) =>
+    models(request.url ?? "", parts.newRequestId(), request.headers, response),
+  );
   for (const path of ["/health", "/healthcheck"]) {
-    app.get(path, async (_request, reply) => {
+    routes.set(`GET ${path}`, async (_request, response) => {
       const { ok, ...rest } = parts.health();
-      return reply.code(ok ? 200 : 503).send(rest);
+      sendJson(response, ok ? 200 : 503, rest);
     });
   }
-  app.get("/status", async () => parts.status());
-  return app;
+  routes.set("GET /status", async (_request, response) => sendJson(response, 200, parts.status()));
+
+  const server = createHttpServer({ maxHeaderSize: limits.headersLengthBytes }, (request, response) => {
+    // A kept connection would go on to a server that is closing.
+    if (parts.isDraining()) response.setHeader("connection", "close");
+    const path = request.url?.split("?", 1)[0];
+    const handler = routes.get(`${request.method} ${path}`) ?? notServed;
+    handler(request, response).catch((thrown: unknown) => {
+      const error = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");
+      if (response.headersSent || response.destroyed) {
+        response.destroy();
+        return;
+      }
+      // What is left of the body would be read as the next request.
+      if (!request.complete) response.setHeader("connection", "close");
+      sendError(response, error);
+    });
+  });
+  server.requestTimeout = timeouts.receiveMs;
+  server.headersTimeout = Math.min(server.headersTimeout, timeouts.receiveMs);
+  server.on("clientError", answerParserError);
+  return server;
+}
+
+async function notServed(request: IncomingMessage): Promise<void> {
+  throw new KvError("KV_REQUEST_INVALID", `${request.method} ${request.url} is not served here`, {
+    hint: "served: POST /v1/completions, /v1/chat/completions, /v1/responses, GET /v1/models, /health, /status",
+    details: { httpStatus: 404 },
+  });
+}
+
+function sendJson(response: ServerResponse, status: number, value: object): void {
+  const body = JSON.stringify(value);
+  response.writeHead(status, {
+    "content-type": "application/json",
+    "content-length": Buffer.byteLength(body),
+  });
+  response.end(body);
+}
+
+/** Errors: what Node says, `EADDRINUSE` and the like. */
+export function listen(server: Server, options: { host: string; port: number }): Promise<void> {
+  return new Promise((resolve, reject) => {
+    server.once("error", reject);
+    server.listen(options, () => {
+      server.removeListener("error", reject);
+      resolve();
+    });
+  });
+}
+
+/** Connections that wait for a next request end at once, others with the answer that they carry. */
+export function closeServer(server: Server): Promise<void> {
+  return new Promise((resolve) => {
+    server.close(() => resolve());
+    server.closeIdleConnections();
+  });
 }

@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
 import { Agent, type Dispatcher } from "undici";
-import { createBodyQueue } from "./body-queue.js";
+import { createBodyQueue, type UnreadBody } from "./body-queue.js";
 
 export type Role = "prefill" | "decode";
 
@@ -24,7 +24,7 @@ export interface UpstreamAnswer {
   readonly status: number;
   readonly headers: Readonly<Record<string, string | string[] | undefined>>;
   /** Bytes as they arrive; reading them is what lets more come. Errors: `KV_PROXY_UPSTREAM_FAILED` at stage `body`. */
-  readonly body: AsyncIterator<Uint8Array, undefined>;
+  readonly body: UnreadBody;
   /** Ends the connection, unless the body has been read to its end. */
   discard(): void;
 }
