@@ -14,6 +14,8 @@ export default defineConfig({
     include: ["{packages,apps}/*/{src,test}/**/*.test.ts", "tools/**/*.test.ts"],
     testTimeout: 60_000,
     hookTimeout: 60_000,
+    // The default of 1 s is less than a busy machine may need.
+    expect: { poll: { timeout: 30_000 } },
     maxWorkers: 2,
   },
 });

@@ -33,13 +33,14 @@ export function runDecodeLeg(
   const { clock, log } = ambient;
   const { request, requestId, deadline, trail } = part;
   const startedAtMs = clock.now();
-  trail.decodeStartedAtMs = startedAtMs;
+  if (role === "decode") trail.decodeStartedAtMs = startedAtMs;
+  else trail.prefillStartedAtMs = startedAtMs;
 
   async function leg(visit: Visit): Promise<LegAnswer> {
     if (clock.now() >= leaseEndsAtMs) throw leaseOver(requestId);
     const { url } = visit.instance;
     trail[role] = url;
-    const span = tracing.leg("kv_proxy.decode", part.headers, {
+    const span = tracing.leg(`kv_proxy.${role}`, part.headers, {
       "kv.request_id": requestId,
       "server.address": url,
     });
@@ -56,8 +57,10 @@ export function runDecodeLeg(
       });
       try {
         const decoded = await look(request.endpoint, role, visit, answer, limits);
-        trail.firstByteMs = clock.now() - startedAtMs;
-        span.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": trail.firstByteMs });
+        const firstByteMs = clock.now() - startedAtMs;
+        if (role === "decode") trail.firstByteMs = firstByteMs;
+        else trail.prefillMs = firstByteMs;
+        span.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
         return { ...decoded, visit: { ...visit, ...endingSpan(visit, span.end) } };
       } catch (error) {
         answer.discard();
