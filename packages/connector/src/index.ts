@@ -10,6 +10,7 @@ export * from "./heartbeats.js";
 export * from "./leases.js";
 export * from "./leases-check.js";
 export * from "./metrics/index.js";
+export * from "./pair/index.js";
 export * from "./peers.js";
 export * from "./peers-backoff.js";
 export * from "./registry/index.js";

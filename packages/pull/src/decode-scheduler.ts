@@ -1,3 +1,4 @@
+import { type HeartbeatOrder, heartbeatOrders, missingBlocks } from "@kv/connector";
 import {
   type BlockIds,
   type Clock,
@@ -7,10 +8,8 @@ import {
   type MatchedTokens,
   type RequestFinished,
 } from "@kv/interface";
-import { heartbeatOrders } from "./heartbeat-orders.js";
-import { missingBlocks } from "./missing-blocks.js";
 import { readRemoteBlocks, remoteToTell } from "./remote-blocks.js";
-import type { HeartbeatOrder, ReceiveOrder, RemoteBlocks } from "./step-metadata.js";
+import type { ReceiveOrder, RemoteBlocks } from "./step-metadata.js";
 
 /**
  * The consumer's half of the scheduler side: says how many tokens a peer supplies, hands the workers what to read, and keeps

@@ -1,12 +1,19 @@
+import {
+  addressOf,
+  createKeepAlive,
+  type FreshLinkOptions,
+  freshLink,
+  type HeartbeatOrder,
+  isMeant,
+  type Messages,
+  type Outbox,
+  type RemoteLink,
+  type TransferMetrics,
+} from "@kv/connector";
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
-import { addressOf, type FreshLinkOptions, freshLink, isMeant } from "./fresh-link.js";
-import { createKeepAlive } from "./keep-alive.js";
-import type { Outbox } from "./outbox.js";
-import type { PullMetrics } from "./pull-metrics.js";
 import type { Readers } from "./readers.js";
 import { broken, type ReceiveOptions, receive } from "./receive.js";
-import type { RemoteLink } from "./remote-link.js";
-import type { HeartbeatOrder, ReceiveOrder } from "./step-metadata.js";
+import type { ReceiveOrder } from "./step-metadata.js";
 
 /**
  * The consumer's half of a worker: every order of the scheduler becomes a receive of its own, which waits for its peer's handshake, not
@@ -34,8 +41,9 @@ export interface DecodeWorkerOptions
     Pick<ReceiveOptions, "agent" | "verify" | "transferred" | "settle"> {
   readonly clock: Clock;
   readonly log: Log;
-  readonly metrics: PullMetrics;
+  readonly metrics: TransferMetrics;
   readonly outbox: Outbox;
+  readonly messages: Messages;
   readonly readers: Readers;
   readonly heartbeatIntervalMs: number;
   readonly requestTimeoutMs: number;
@@ -54,7 +62,7 @@ interface Receiving {
 }
 
 export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
-  const { clock, log, metrics, outbox, peers, readers } = options;
+  const { clock, log, metrics, messages, outbox, peers, readers } = options;
   const receiving = new Map<string, Receiving>();
   const runs = new Set<Promise<void>>();
   const tells = new Set<Promise<void>>();
@@ -62,7 +70,7 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
     clock,
     intervalMs: options.heartbeatIntervalMs,
     peers,
-    readers,
+    messages,
     track: (work) => track(tells, work),
   });
 
@@ -70,7 +78,7 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
     agent: options.agent,
     clock,
     readers,
-    link: (order, signal) => freshLink(order, signal, options),
+    link: (order, signal) => freshLink(order.remote, signal, options),
     lost: (peer, reason) => peers.drop(peer.address.engineId, reason, peer),
     ...(options.verify === undefined ? {} : { verify: options.verify }),
     keptUntilMs: (order, peer) =>
@@ -180,7 +188,7 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
     },
     outstanding: () => ({
       receives: receiving.size,
-      tells: tells.size + readers.pending,
+      tells: tells.size + messages.pending,
       heartbeats: keepAlive.size,
     }),
     async close() {
@@ -196,11 +204,11 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
           resolve();
         }, CLOSE_GRACE_MS);
       });
-      while (!late && runs.size + tells.size + readers.pending > 0) {
-        await Promise.race([Promise.all([...runs, ...tells, readers.drained()]), grace]);
+      while (!late && runs.size + tells.size + messages.pending > 0) {
+        await Promise.race([Promise.all([...runs, ...tells, messages.drained()]), grace]);
       }
       graceTimer?.cancel();
-      if (late) log.warn("close-did-not-wait", { receives: runs.size, tells: tells.size + readers.pending });
+      if (late) log.warn("close-did-not-wait", { receives: runs.size, tells: tells.size + messages.pending });
     },
   };
 }

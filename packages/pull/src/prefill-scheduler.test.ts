@@ -1,11 +1,12 @@
+import { createPrefillScheduler } from "@kv/connector";
 import { describe, expect, it } from "vitest";
 import { fixedClock } from "../test/fixed-clock.js";
 import { simConfig } from "../test/sim-engine.js";
-import { createPrefillScheduler } from "./prefill-scheduler.js";
 
 function setUp(given: { unattendedLeaseMs?: number } = {}) {
   const clock = fixedClock(50_000);
   const prefill = createPrefillScheduler({
+    transferMode: "pull",
     clock,
     config: simConfig(16),
     engineId: "fce3b3a4",
@@ -55,7 +56,7 @@ describe("prefill scheduler", () => {
     });
     const step = prefill.takeStep();
     expect(step.inBatch.map(({ requestId }) => requestId)).toEqual(["cmpl-1"]);
-    expect(step.leases).toEqual([
+    expect(step.leases).toMatchObject([
       {
         requestId: "cmpl-1",
         wireId: "cmpl-1",
@@ -128,7 +129,7 @@ describe("prefill scheduler", () => {
     const { prefill } = setUp();
     prefill.admitted(request("r"), blocks(1));
     prefill.admitted(request("r"), [[8, 9]]);
-    expect(prefill.takeStep().inBatch).toEqual([
+    expect(prefill.takeStep().inBatch).toMatchObject([
       { requestId: "r", wireId: "r", blockIds: blocks(1) },
       { requestId: "r", wireId: "r", blockIds: [[8, 9]] },
     ]);

@@ -1,16 +1,15 @@
+import { createOutbox, type TransferMetrics } from "@kv/connector";
 import { silentLog } from "@kv/interface";
 import { describe, expect, it } from "vitest";
 import { fixedClock } from "../test/fixed-clock.js";
-import { createOutbox } from "./outbox.js";
 import { createPrefillWorker } from "./prefill-worker.js";
-import type { PullMetrics } from "./pull-metrics.js";
 
 function setUp() {
   const clock = fixedClock(500);
   const outbox = createOutbox();
   const counted: string[] = [];
   const count = (name: string) => () => void counted.push(name);
-  const metrics: PullMetrics = {
+  const metrics: TransferMetrics = {
     transferred: count("transferred"),
     transferFailed: count("transferFailed"),
     handshakeFailed: count("handshakeFailed"),
@@ -20,7 +19,12 @@ function setUp() {
   };
   const worker = createPrefillWorker({ clock, log: silentLog, metrics, outbox, extensionMs: 20_000 });
   const none = { schedulerClockMs: 9_000_000, inBatch: [], notSent: [], leases: [] };
-  const named = (requestId: string) => ({ requestId, wireId: `wire-${requestId}`, blockIds: [[1]] });
+  const named = (requestId: string) => ({
+    requestId,
+    wireId: `wire-${requestId}`,
+    generation: 1,
+    blockIds: [[1]],
+  });
   return {
     clock,
     outbox,
@@ -29,7 +33,12 @@ function setUp() {
     admit: (requestId: string) => worker.step({ ...none, inBatch: [named(requestId)] }),
     // The scheduler's clock has another origin, and the step was a while on its way.
     lease: (requestId: string, leftMs = 30_000) =>
-      worker.step({ ...none, leases: [{ ...named(requestId), expiresAtMs: 9_000_000 + leftMs }] }),
+      worker.step({
+        ...none,
+        leases: [
+          { ...named(requestId), numTokens: 9, promptBlockIds: [[1]], expiresAtMs: 9_000_000 + leftMs },
+        ],
+      }),
     notSent: (requestId: string) => worker.step({ ...none, notSent: [requestId] }),
     sent: () => outbox.take().finishedSending,
     rest: () => Object.values(worker.outstanding()).every((held) => held === 0) && clock.pending() === 0,

@@ -1,8 +1,12 @@
-import { createCompletions, createLeases } from "@kv/connector";
+import {
+  createCompletions,
+  createLeases,
+  type LeaseOrder,
+  type Outbox,
+  type SendableRequest,
+  type TransferMetrics,
+} from "@kv/connector";
 import type { Clock, Log } from "@kv/interface";
-import type { Outbox } from "./outbox.js";
-import type { PullMetrics } from "./pull-metrics.js";
-import type { LeaseOrder, SendableRequest } from "./step-metadata.js";
 
 /**
  * The producer's half of a worker: counts the readers of each finished request, extends leases by heartbeats, and reports a
@@ -29,7 +33,7 @@ export interface PrefillWorkerStep {
 export interface PrefillWorkerOptions {
   readonly clock: Clock;
   readonly log: Log;
-  readonly metrics: PullMetrics;
+  readonly metrics: TransferMetrics;
   readonly outbox: Outbox;
   readonly extensionMs: number;
 }

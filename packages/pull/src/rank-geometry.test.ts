@@ -1,9 +1,14 @@
-import { decodeAgentMetadata, encodeAgentMetadata } from "@kv/connector";
+import {
+  decodeAgentMetadata,
+  describeRank,
+  encodeAgentMetadata,
+  localGeometry,
+  remoteGeometry,
+} from "@kv/connector";
 import { memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { simConfig } from "../test/sim-engine.js";
 import { createSimRanks } from "../test/sim-ranks.js";
-import { describeRank, localGeometry, remoteGeometry } from "./rank-geometry.js";
 
 const rank = { tpRank: 0, tpSize: 1 };
 function local() {

@@ -1,6 +1,5 @@
-import type { Agent, Log } from "@kv/interface";
-import type { PullMetrics } from "./pull-metrics.js";
-import type { RemoteLink } from "./remote-link.js";
+import { encodeNotification, type Messages, type RemoteLink, type TransferMetrics } from "@kv/connector";
+import type { Log } from "@kv/interface";
 
 /** What a decode worker says to the producers it reads from. None of it is waited for, and none of it throws: a lost word costs a lease. */
 export interface Readers {
@@ -8,42 +7,17 @@ export interface Readers {
   notification(link: RemoteLink, wireId: string): Uint8Array;
   /** Tells these ranks that this one is done with the request. */
   tell(link: RemoteLink, wireId: string, tpRanks: Iterable<number>): void;
-  /** Keeps the requests' leases alive, with all of the engine's ranks that this one knows; true when the transport took them all. */
-  beat(link: RemoteLink, wireIds: readonly string[]): Promise<boolean>;
-  /** Resolves when everything said so far was handed over or was lost. */
-  drained(): Promise<void>;
-  readonly pending: number;
 }
 
 export interface ReadersOptions {
-  readonly agent: Agent;
+  readonly messages: Pick<Messages, "send">;
   readonly log: Log;
-  readonly metrics: PullMetrics;
-  encodeDone(wireId: string, consumers: number): Uint8Array;
-  encodeHeartbeats(wireIds: readonly string[]): readonly Uint8Array[];
+  readonly metrics: TransferMetrics;
 }
 
-export function createReaders(options: ReadersOptions): Readers {
-  const { agent, log, metrics } = options;
-  const pending = new Set<Promise<boolean>>();
-
-  function send(name: string, payload: Uint8Array, failed: (error: unknown) => void): Promise<boolean> {
-    const sent = agent
-      .notify(name, payload)
-      .then(
-        () => true,
-        (error: unknown) => {
-          failed(error);
-          return false;
-        },
-      )
-      .finally(() => pending.delete(sent));
-    pending.add(sent);
-    return sent;
-  }
-
-  const notification: Readers["notification"] = (link, wireId) =>
-    options.encodeDone(wireId, link.plan.localConsumers);
+export function createReaders({ messages, log, metrics }: ReadersOptions): Readers {
+  const notification: Readers["notification"] = (link, requestId) =>
+    encodeNotification({ kind: "done", requestId, readers: link.plan.localConsumers });
 
   return {
     notification,
@@ -52,29 +26,12 @@ export function createReaders(options: ReadersOptions): Readers {
       for (const rank of tpRanks) {
         const name = link.agents.get(rank);
         if (name === undefined) continue;
-        void send(name, payload, (error) => {
+        void messages.send(name, payload, (error) => {
           metrics.notificationFailed();
           // vLLM's failure type; the producer frees when its lease runs out.
           log.warn("notification_failed", { requestId: wireId, remoteRank: rank, error: String(error) });
         });
       }
-    },
-    async beat(link, wireIds) {
-      const sent: Promise<boolean>[] = [];
-      for (const payload of options.encodeHeartbeats(wireIds)) {
-        for (const name of new Set(link.agents.values())) {
-          const failed = (error: unknown) =>
-            log.debug("heartbeat-failed", { agent: name, error: String(error) });
-          sent.push(send(name, payload, failed));
-        }
-      }
-      return (await Promise.all(sent)).every(Boolean);
-    },
-    async drained() {
-      while (pending.size > 0) await Promise.all(pending);
-    },
-    get pending() {
-      return pending.size;
     },
   };
 }

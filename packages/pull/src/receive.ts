@@ -1,9 +1,7 @@
-import type { PeerHold } from "@kv/connector";
+import type { FailureType, PeerHold, RemoteLink } from "@kv/connector";
 import { type Agent, type Clock, KvError, type TransferResult } from "@kv/interface";
 import { planRequest, type RequestPlan } from "@kv/plan";
-import type { FailureType } from "./outbox.js";
 import type { Readers } from "./readers.js";
-import type { RemoteLink } from "./remote-link.js";
 import type { ReceiveOrder } from "./step-metadata.js";
 
 /**

@@ -1,6 +1,6 @@
-import { parseTransferParams } from "@kv/connector";
+import { parseTransferParams, remoteLeaseOf } from "@kv/connector";
 import { type KvCacheConfig, KvError, type KvTransferParams } from "@kv/interface";
-import type { RemoteBlocks, RemoteLease } from "./step-metadata.js";
+import type { RemoteBlocks } from "./step-metadata.js";
 
 /**
  * Where a request's KV is, from `kv_transfer_params`. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
@@ -23,7 +23,7 @@ export function readRemoteBlocks(params: KvTransferParams, config: KvCacheConfig
       `kv_transfer_params: remote_block_ids has ${parsed.remoteBlockIds.length} KV cache groups, this engine has ${config.groups.length}`,
     );
   }
-  const lease = leaseOf(params);
+  const lease = remoteLeaseOf(params);
   return {
     engineId: parsed.remoteEngineId,
     host: parsed.remoteHost,
@@ -56,14 +56,4 @@ export function remoteToTell(params: KvTransferParams): RemoteBlocks | undefined
   } catch {
     return undefined;
   }
-}
-
-/** Our own peers' key; anything else under it is as good as absent, and the peer is asked instead. */
-function leaseOf(params: KvTransferParams): RemoteLease | undefined {
-  const { kv_peer: given } = params;
-  if (typeof given !== "object" || given === null) return undefined;
-  const { incarnation, generation } = given as Record<string, unknown>;
-  if (typeof incarnation !== "string" || incarnation === "" || incarnation.length > 255) return undefined;
-  if (typeof generation !== "number" || !Number.isSafeInteger(generation)) return undefined;
-  return { incarnation, generation };
 }

@@ -1,22 +1,11 @@
-import {
-  decodeHandshakePayload,
-  encodeHandshakePayload,
-  type HandshakeListener,
-  openHandshakeListener,
-  type RankPayload,
-} from "@kv/connector";
+import { createEngineListener, createPrefillScheduler, pairSettings } from "@kv/connector";
 import {
   ambient,
   type ConnectorRequest,
-  KvError,
-  type KvTransferConfig,
   type SchedulerConnector,
   type SchedulerOptions,
-  type WorkerHandshakeMetadata,
 } from "@kv/interface";
 import { createDecodeScheduler } from "./decode-scheduler.js";
-import { createPrefillScheduler } from "./prefill-scheduler.js";
-import { pullSettings } from "./settings.js";
 import { PULL, type PullStepMetadata } from "./step-metadata.js";
 
 /** The scheduler side of pull: both halves, for an engine is a producer or a consumer by what each request asks. */
@@ -25,14 +14,23 @@ export type PullScheduler = SchedulerConnector & Required<Pick<SchedulerConnecto
 export function createPullScheduler(options: SchedulerOptions): PullScheduler {
   const { config, engine, cache, sideChannel } = options;
   const { clock, log, random } = ambient(options);
-  const settings = pullSettings(config);
+  const settings = pairSettings(config);
   const incarnation = random.uuid();
-  let listener: HandshakeListener | undefined;
+  const listener = createEngineListener({
+    sideChannel,
+    clock,
+    log,
+    config,
+    engine,
+    perWorkerPorts: settings.perWorkerPorts,
+    incarnation,
+    holds: (requestId, generation) => prefill.holds(requestId, generation),
+  });
   let step = 0;
-  let closed = false;
 
   const decode = createDecodeScheduler({ clock, config: cache });
   const prefill = createPrefillScheduler({
+    transferMode: "pull",
     clock,
     config: cache,
     engineId: engine.engineId,
@@ -42,40 +40,14 @@ export function createPullScheduler(options: SchedulerOptions): PullScheduler {
     leaseMs: settings.leaseMs,
     ...(settings.unattendedLeaseMs === undefined ? {} : { unattendedLeaseMs: settings.unattendedLeaseMs }),
     incarnation,
-    sideChannel() {
-      if (listener !== undefined) return listener;
-      throw new KvError(
-        "KV_INTERNAL",
-        "a request finished before setHandshakeMetadata opened the side channel",
-      );
-    },
-    registrationGeneration: () => listener?.registrationGeneration ?? 0,
+    sideChannel: listener.address,
+    registrationGeneration: () => listener.registrationGeneration,
   });
 
   return {
     name: PULL,
     loadFailurePolicy: config.loadFailurePolicy,
-    async setHandshakeMetadata(workers) {
-      if (closed) throw new KvError("KV_SIDE_CHANNEL_CLOSED", "the scheduler connector is closed");
-      const payloads = workers.map((worker) => withIncarnation(worker, incarnation));
-      if (listener !== undefined) {
-        listener.publish(payloads);
-        return;
-      }
-      listener = await openHandshakeListener({
-        sideChannel,
-        clock,
-        log,
-        host: config.sideChannelHost,
-        ports: portsOf(config, engine, settings.perWorkerPorts),
-        payloads,
-        lease: ({ engineId, requestId, generation }) => ({
-          incarnation,
-          held: engineId === engine.engineId && prefill.holds(requestId, generation),
-        }),
-      });
-      if (closed) await listener.close();
-    },
+    setHandshakeMetadata: listener.publish,
     requestQueued(request) {
       if (asks(request, "do_remote_prefill")) decode.queued(request);
     },
@@ -112,13 +84,12 @@ export function createPullScheduler(options: SchedulerOptions): PullScheduler {
       leases: prefill.leases,
       requests: decode.requests,
       heartbeats: decode.heartbeats,
-      listeners: listener?.listeners ?? 0,
+      listeners: listener.listeners,
     }),
     async close() {
-      closed = true;
       decode.close();
       prefill.close();
-      await listener?.close();
+      await listener.close();
     },
   };
 }
@@ -130,26 +101,4 @@ function asks(
 ): boolean {
   const value = kvTransferParams?.[key];
   return value !== undefined && value !== null && value !== false;
-}
-
-/** vLLM 0.33: port + data parallel rank, one listener for all ranks. The older guide: port + dp_rank · tp_size + tp_rank. */
-function portsOf(
-  { sideChannelPort }: KvTransferConfig,
-  { dpRank, tpSize }: SchedulerOptions["engine"],
-  perWorker: boolean,
-): number[] {
-  // Port 0 takes a free one, for tests and for hosts where nothing is fixed.
-  if (sideChannelPort === 0) return [0];
-  if (!perWorker) return [sideChannelPort + dpRank];
-  return Array.from({ length: tpSize }, (_, tpRank) => sideChannelPort + dpRank * tpSize + tpRank);
-}
-
-/** Adds what this process alone knows to a worker's payload; vLLM ignores the key. */
-function withIncarnation(
-  { tpRank, ppRank, payload }: WorkerHandshakeMetadata,
-  incarnation: string,
-): RankPayload {
-  const decoded = decodeHandshakePayload(payload);
-  const extension = { ...decoded.extension, incarnation };
-  return { tpRank, ppRank, payload: encodeHandshakePayload({ ...decoded, extension }) };
 }

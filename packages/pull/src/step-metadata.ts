@@ -1,3 +1,4 @@
+import type { HeartbeatOrder, LeaseOrder, RemoteRequest, SendableRequest } from "@kv/connector";
 import { type BlockIds, KvError, type StepMetadata } from "@kv/interface";
 
 /** What the scheduler side asks of every worker in one step. Plain data: the sides may live in different processes. */
@@ -19,47 +20,12 @@ export interface PullStepMetadata extends StepMetadata {
   readonly heartbeats: readonly HeartbeatOrder[] | null;
 }
 
-export interface SendableRequest {
-  readonly requestId: string;
-  /** What readers call it. */
-  readonly wireId: string;
-  /** What a staging platform copies before a reader may come. */
-  readonly blockIds: BlockIds;
-}
-
-export interface LeaseOrder extends SendableRequest {
-  /** On the scheduler's clock. */
-  readonly expiresAtMs: number;
-  readonly unattendedExpiresAtMs?: number;
-}
-
-/** Where a remote engine is, and what it is called. */
-export interface RemoteEngine {
-  readonly engineId: string;
-  readonly host: string;
-  readonly port: number;
-  readonly tpSize: number;
-  readonly dcpSize: number;
-  readonly ppSize: number;
-  /** Counts the engine's registrations of its cache: a greater number than at the handshake means that it is out of date. */
-  readonly registrationGeneration: number;
-}
-
 /** The blocks that a producer keeps for a request, from `kv_transfer_params`. */
-export interface RemoteBlocks extends RemoteEngine {
-  /** The producer's name of the request. */
-  readonly requestId: string;
+export interface RemoteBlocks extends RemoteRequest {
   readonly blockIds: BlockIds;
   readonly numTokens?: number;
   /** End of the lease on the producer's clock, heartbeats aside; absent where the producer did not say. */
   readonly expirySeconds?: number;
-  /** Which process, and which use of the blocks; between our own peers only. */
-  readonly lease?: RemoteLease;
-}
-
-export interface RemoteLease {
-  readonly incarnation: string;
-  readonly generation: number;
 }
 
 export interface ReceiveOrder {
@@ -73,10 +39,6 @@ export interface ReceiveOrder {
   readonly awaited: boolean;
   /** When the scheduler first saw the request, on its clock: where the producer names no expiry its lease counts from here. */
   readonly seenAtMs: number;
-}
-
-export interface HeartbeatOrder extends RemoteEngine {
-  readonly remoteRequestIds: readonly string[];
 }
 
 /** The name that step metadata carries: a worker refuses another connector's. */

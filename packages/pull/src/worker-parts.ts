@@ -1,62 +1,32 @@
 import {
   askLease,
+  createLocalLists,
+  createMessages,
   createPeers,
+  createReceivePass,
+  createRemoteAgents,
+  createRemoteLinks,
   decodeNotification,
-  encodeNotification,
   type LeaseAnswer,
-  type Peers,
+  type RemoteLink,
+  type RemoteRequest,
+  transferMetrics,
+  type WorkerHalves,
+  type WorkerSurroundings,
 } from "@kv/connector";
-import {
-  type Agent,
-  type Ambient,
-  type KvCaches,
-  KvError,
-  type Staging,
-  type WorkerOptions,
-} from "@kv/interface";
-import type { RankGeometry } from "@kv/plan";
-import { createDecodeWorker, type DecodeWorker } from "./decode-worker.js";
+import { KvError } from "@kv/interface";
+import { createDecodeWorker } from "./decode-worker.js";
 import { keptUntilMs } from "./lease-trust.js";
-import { createLocalLists } from "./local-lists.js";
-import type { Outbox } from "./outbox.js";
-import { createPrefillWorker, type PrefillWorker } from "./prefill-worker.js";
-import { pullMetrics } from "./pull-metrics.js";
+import { createPrefillWorker } from "./prefill-worker.js";
 import { createReaders } from "./readers.js";
-import { createReceivePass } from "./receive-pass.js";
-import { createRemoteAgents } from "./remote-agents.js";
-import { createRemoteLinks, type RemoteLink } from "./remote-link.js";
-import type { PullSettings } from "./settings.js";
-import type { PullHandshake } from "./shake-hands.js";
-import type { ReceiveOrder } from "./step-metadata.js";
+import { pullStepMetadata } from "./step-metadata.js";
 
-/** A worker's halves around one agent. */
-export interface WorkerParts {
-  readonly prefill: PrefillWorker;
-  readonly decode: DecodeWorker;
-  readonly peers: Peers<RemoteLink>;
-}
-
-export interface WorkerPartsOptions {
-  readonly ambient: Ambient;
-  readonly settings: PullSettings;
-  readonly options: Pick<WorkerOptions, "config" | "sideChannel">;
-  readonly agent: Agent;
-  /** What is registered: the device's caches, or the host buffers that stand in for them. */
-  readonly caches: KvCaches;
-  readonly staging: Staging | undefined;
-  readonly local: RankGeometry;
-  readonly handshake: PullHandshake;
-  readonly outbox: Outbox;
-}
-
-/** A few hundred ids a message: well below any transport's limit. */
-const HEARTBEAT_IDS = 256;
-
-export function createWorkerParts(given: WorkerPartsOptions): WorkerParts {
+/** Both halves of a worker, around one agent. */
+export function createWorkerParts(given: WorkerSurroundings): WorkerHalves {
   const { settings, agent, caches, local, handshake, outbox } = given;
   const { sideChannel, config } = given.options;
   const { clock, log } = given.ambient;
-  const metrics = pullMetrics(given.ambient.metrics);
+  const metrics = transferMetrics(given.ambient.metrics);
 
   const links = createRemoteLinks({
     agent,
@@ -90,19 +60,10 @@ export function createWorkerParts(given: WorkerPartsOptions): WorkerParts {
     },
     close: links.close,
   });
-  const readers = createReaders({
-    agent,
-    log,
-    metrics,
-    encodeDone: (requestId, readersOfRank) =>
-      encodeNotification({ kind: "done", requestId, readers: readersOfRank }),
-    encodeHeartbeats: (wireIds) =>
-      chunks(wireIds.filter(sayable), HEARTBEAT_IDS).map((requestIds) =>
-        encodeNotification({ kind: "heartbeat", requestIds }),
-      ),
-  });
+  const messages = createMessages({ agent, log });
+  const readers = createReaders({ messages, log, metrics });
 
-  function ask({ remote }: ReceiveOrder, signal: AbortSignal): Promise<LeaseAnswer> {
+  function ask(remote: RemoteRequest, signal: AbortSignal): Promise<LeaseAnswer> {
     const { engineId, requestId, host, port, lease } = remote;
     return askLease(
       { engineId, requestId, generation: lease?.generation },
@@ -117,13 +78,14 @@ export function createWorkerParts(given: WorkerPartsOptions): WorkerParts {
     metrics,
     outbox,
     peers,
+    messages,
     readers,
     heartbeatIntervalMs: settings.heartbeatIntervalMs,
     requestTimeoutMs: settings.requestTimeoutMs,
     singleGroup: caches.config.groups.length === 1,
     transferred: metrics.transferred,
     settle: createReceivePass({ caches, staging: given.staging }),
-    currentIncarnation: async (order, signal) => (await ask(order, signal)).incarnation,
+    currentIncarnation: async (remote, signal) => (await ask(remote, signal)).incarnation,
     keptUntilMs: (order, link, heartbeatsAtMs) =>
       keptUntilMs({
         expirySeconds: order.remote.expirySeconds,
@@ -135,7 +97,7 @@ export function createWorkerParts(given: WorkerPartsOptions): WorkerParts {
         heartbeatsAtMs,
       }),
     async verify(order, link, signal) {
-      const { held, incarnation } = await ask(order, signal);
+      const { held, incarnation } = await ask(order.remote, signal);
       if (held && incarnation === link.incarnation) return;
       const { engineId, requestId } = order.remote;
       throw new KvError(
@@ -166,16 +128,16 @@ export function createWorkerParts(given: WorkerPartsOptions): WorkerParts {
     }
   }
 
-  return { prefill, decode, peers };
-}
-
-/** A vLLM producer splits heartbeats at commas: an id that holds one cannot be said, and its lease ends unextended. */
-function sayable(wireId: string): boolean {
-  return !wireId.includes(",");
-}
-
-function chunks<T>(list: readonly T[], length: number): T[][] {
-  const parts: T[][] = [];
-  for (let i = 0; i < list.length; i += length) parts.push(list.slice(i, i + length));
-  return parts;
+  return {
+    peers: [peers],
+    step(step) {
+      const orders = pullStepMetadata(step);
+      prefill.step(orders);
+      decode.step(orders);
+    },
+    running: prefill.running,
+    outstanding: () => ({ ...prefill.outstanding(), ...decode.outstanding() }),
+    close: decode.close,
+    closeLast: prefill.close,
+  };
 }

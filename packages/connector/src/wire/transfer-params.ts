@@ -109,9 +109,14 @@ export function parseTransferParams(params: KvTransferParams | null | undefined)
 }
 
 export interface RemotePrefillAnswer
-  extends Omit<RemotePrefillParams, "kind" | "given" | "remoteNumTokens" | "remoteBlocksExpiryTime"> {
+  extends Omit<
+    RemotePrefillParams,
+    "kind" | "given" | "remoteNumTokens" | "remoteBlocksExpiryTime" | "remoteRegistrationGeneration"
+  > {
   readonly remoteNumTokens: number;
-  readonly remoteBlocksExpiryTime: number | null;
+  /** Pull alone tells these two; without them the keys are left out. */
+  readonly remoteBlocksExpiryTime?: number | null;
+  readonly remoteRegistrationGeneration?: number;
 }
 
 /** What the prefill side answers, under vLLM's keys and in vLLM's order. */
@@ -128,8 +133,12 @@ export function encodeRemotePrefillParams(answer: RemotePrefillAnswer): KvTransf
     dcp_size: answer.dcpSize,
     pp_size: answer.ppSize,
     remote_num_tokens: answer.remoteNumTokens,
-    remote_blocks_expiry_time: answer.remoteBlocksExpiryTime,
-    remote_registration_generation: answer.remoteRegistrationGeneration,
+    ...(answer.remoteBlocksExpiryTime === undefined
+      ? {}
+      : { remote_blocks_expiry_time: answer.remoteBlocksExpiryTime }),
+    ...(answer.remoteRegistrationGeneration === undefined
+      ? {}
+      : { remote_registration_generation: answer.remoteRegistrationGeneration }),
     transfer_mode: answer.transferMode,
   };
 }

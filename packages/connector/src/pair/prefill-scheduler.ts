@@ -1,4 +1,3 @@
-import { createGenerations, encodeRemotePrefillParams, type Generation } from "@kv/connector";
 import type {
   BlockIds,
   Clock,
@@ -7,7 +6,9 @@ import type {
   KvCacheConfig,
   RequestFinished,
 } from "@kv/interface";
-import type { LeaseOrder, SendableRequest } from "./step-metadata.js";
+import { createGenerations, type Generation } from "../generations.js";
+import { encodeRemotePrefillParams } from "../wire/transfer-params.js";
+import type { LeaseOrder, SendableRequest } from "./orders.js";
 
 /**
  * The producer's half of the scheduler side: keeps a finished request's blocks for its readers and says where they are. The
@@ -34,6 +35,8 @@ export interface PrefillStep {
 }
 
 export interface PrefillSchedulerOptions {
+  /** Pull tells when the lease ends, push does not: nobody reads there (vLLM 0.33). */
+  readonly transferMode: "pull" | "push";
   readonly clock: Clock;
   readonly config: KvCacheConfig;
   readonly engineId: string;
@@ -67,7 +70,7 @@ export function createPrefillScheduler(options: PrefillSchedulerOptions): Prefil
   function admit(requestId: string, blockIds: BlockIds): Generation {
     const generation = generations.begin(requestId);
     // A request that was preempted comes again, with other blocks.
-    inBatch.push({ requestId, wireId: generation.wireId, blockIds });
+    inBatch.push({ requestId, wireId: generation.wireId, generation: generation.generation, blockIds });
     return generation;
   }
 
@@ -90,7 +93,16 @@ export function createPrefillScheduler(options: PrefillSchedulerOptions): Prefil
       const nowMs = clock.now();
       const expiresAtMs = nowMs + leaseMs;
       const unattendedExpiresAtMs = nowMs + (unattendedLeaseMs ?? leaseMs);
-      leases.push({ requestId, wireId: generation.wireId, blockIds, expiresAtMs, unattendedExpiresAtMs });
+      leases.push({
+        requestId,
+        wireId: generation.wireId,
+        generation: generation.generation,
+        blockIds,
+        numTokens: request.numPromptTokens,
+        promptBlockIds: remoteBlockIds,
+        expiresAtMs,
+        unattendedExpiresAtMs,
+      });
       kept.add(requestId);
       return {
         keepBlocks: true,
@@ -145,9 +157,13 @@ function handOver(
       dcpSize: options.dcpSize,
       ppSize: options.ppSize,
       remoteNumTokens: numTokens,
-      remoteBlocksExpiryTime: options.expiresAtMs / 1000,
-      remoteRegistrationGeneration: options.registrationGeneration(),
-      transferMode: "pull",
+      ...(options.transferMode === "pull"
+        ? {
+            remoteBlocksExpiryTime: options.expiresAtMs / 1000,
+            remoteRegistrationGeneration: options.registrationGeneration(),
+          }
+        : {}),
+      transferMode: options.transferMode,
     }),
     kv_peer: { incarnation: options.incarnation, generation },
   };

@@ -1,7 +1,8 @@
-import type { ClockOffset, PeerAddress } from "@kv/connector";
 import type { Agent, Log, PreparedList } from "@kv/interface";
 import { buildEngineTransferPlan, type EngineTransferPlan, type RankGeometry } from "@kv/plan";
 import { handshakeTargetRanks } from "@kv/topology";
+import type { ClockOffset } from "../clock-offset.js";
+import type { PeerAddress } from "../peers.js";
 import type { LocalLists } from "./local-lists.js";
 import type { RemoteAgents } from "./remote-agents.js";
 
@@ -12,6 +13,8 @@ export interface RemoteLink {
   readonly clock: ClockOffset;
   /** Which process it is, told by our own peers; they also answer `leases-check`. */
   readonly incarnation: string | undefined;
+  /** Notifications of our own that it understands. */
+  readonly features: ReadonlySet<string>;
   /** Names of the agents of the ranks that were asked. */
   readonly agents: ReadonlyMap<number, string>;
   /** In the order of `plan.sources`. */
@@ -28,6 +31,7 @@ export interface RemoteRanks {
   readonly ranks: readonly RemoteRank[];
   readonly clock: ClockOffset;
   readonly incarnation: string | undefined;
+  readonly features: ReadonlySet<string>;
 }
 
 export interface RemoteRank {
@@ -47,6 +51,8 @@ export interface RemoteLinksOptions {
   readonly numKvHeads: number;
   readonly groups: EngineTransferPlan["groups"];
   readonly conversions: EngineTransferPlan["conversions"];
+  /** False where this side only speaks to the remote engine, and the bytes are the other side's to move. Default true. */
+  readonly prepareLists?: boolean;
   shakeHands(address: PeerAddress, tpRanks: readonly number[]): Promise<RemoteRanks>;
 }
 
@@ -68,7 +74,7 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
       dcpSize: local.dcpSize ?? 1,
       remoteDcpSize: address.dcpSize,
     });
-    const { ranks, clock, incarnation } = await options.shakeHands(address, tpRanks);
+    const { ranks, clock, incarnation, features } = await options.shakeHands(address, tpRanks);
     const plan = buildEngineTransferPlan({
       local,
       remotes: ranks.map(({ geometry }) => geometry),
@@ -78,10 +84,10 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
     });
     const agents = new Map<number, string>();
     const sources: LinkSource[] = [];
-    const link: RemoteLink = { address, plan, clock, incarnation, agents, sources };
+    const link: RemoteLink = { address, plan, clock, incarnation, features, agents, sources };
     try {
       for (const rank of ranks) agents.set(rank.tpRank, await remoteAgents.add(rank.agentMetadata));
-      for (const source of plan.sources) {
+      for (const source of options.prepareLists === false ? [] : plan.sources) {
         const remote = await agent.prepareRemote(agents.get(source.remoteRank) ?? "", source.remoteTable);
         try {
           sources.push({

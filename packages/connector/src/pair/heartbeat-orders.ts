@@ -1,8 +1,8 @@
-import type { HeartbeatOrder, RemoteBlocks } from "./step-metadata.js";
+import type { HeartbeatOrder, RemoteRequest } from "./orders.js";
 
 /** Requests to keep alive, as one order per engine. */
-export function heartbeatOrders(requests: Iterable<RemoteBlocks>): HeartbeatOrder[] {
-  const byEngine = new Map<string, { engine: RemoteBlocks; ids: Set<string> }>();
+export function heartbeatOrders(requests: Iterable<RemoteRequest>): HeartbeatOrder[] {
+  const byEngine = new Map<string, { engine: RemoteRequest; ids: Set<string> }>();
   for (const remote of requests) {
     const entry = byEngine.get(remote.engineId) ?? { engine: remote, ids: new Set<string>() };
     // The newest word of the engine: an older registration would be shaken hands with in vain.

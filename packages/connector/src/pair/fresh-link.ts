@@ -1,37 +1,36 @@
-import type { PeerAddress, PeerHold, Peers } from "@kv/connector";
 import { KvError } from "@kv/interface";
+import type { PeerAddress, PeerHold, Peers } from "../peers.js";
+import type { RemoteEngine, RemoteRequest } from "./orders.js";
 import type { RemoteLink } from "./remote-link.js";
-import type { ReceiveOrder, RemoteBlocks, RemoteEngine } from "./step-metadata.js";
 
 export interface FreshLinkOptions {
   readonly peers: Peers<RemoteLink>;
-  /** The process that answers at the engine's address now; asked when the order means another one than the link. */
-  currentIncarnation(order: ReceiveOrder, signal: AbortSignal): Promise<string>;
+  /** The process that answers at the engine's address now; asked when the request means another one than the link. */
+  currentIncarnation(remote: RemoteRequest, signal: AbortSignal): Promise<string>;
 }
 
 /**
- * The link to the very process that an order means: parameters outlive the process that made them, and so do links. Errors:
+ * The link to the very process that a request means: parameters outlive the process that made them, and so do links. Errors:
  * those of `Peers.acquire`; the signal's reason; `KV_GENERATION_STALE` when that process is gone.
  */
 export async function freshLink(
-  order: ReceiveOrder,
+  remote: RemoteRequest,
   signal: AbortSignal,
   { peers, currentIncarnation }: FreshLinkOptions,
 ): Promise<PeerHold<RemoteLink>> {
-  const { remote } = order;
   for (let again = false; ; again = true) {
     const hold = await whileWanted(peers.acquire(addressOf(remote)), signal);
     if (isMeant(hold.peer, remote)) return hold;
     hold.release();
     const { incarnation } = hold.peer;
-    const current = again ? incarnation : await currentIncarnation(order, signal);
+    const current = again ? incarnation : await currentIncarnation(remote, signal);
     if (current === incarnation) throw stale(remote);
     peers.drop(remote.engineId, "another process answers in its place", hold.peer);
   }
 }
 
 /** Whether the link leads to the process that made these parameters, as far as both of them tell. */
-export function isMeant({ incarnation }: RemoteLink, { lease }: RemoteBlocks): boolean {
+export function isMeant({ incarnation }: RemoteLink, { lease }: RemoteRequest): boolean {
   return incarnation === undefined || lease === undefined || incarnation === lease.incarnation;
 }
 
@@ -41,7 +40,7 @@ export function addressOf(engine: RemoteEngine): PeerAddress {
 }
 
 /** The hold, unless the signal says first that nobody wants it; then it is let go of when it comes. */
-function whileWanted(
+export function whileWanted(
   acquiring: Promise<PeerHold<RemoteLink>>,
   signal: AbortSignal,
 ): Promise<PeerHold<RemoteLink>> {
@@ -63,7 +62,7 @@ function whileWanted(
   });
 }
 
-function stale({ engineId, requestId, host, port }: RemoteBlocks): KvError {
+function stale({ engineId, requestId, host, port }: RemoteRequest): KvError {
   return new KvError(
     "KV_GENERATION_STALE",
     `request ${requestId} was prefilled by an engine ${engineId} that is gone; another process answers at ${host}:${port}`,

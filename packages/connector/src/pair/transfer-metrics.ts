@@ -1,8 +1,8 @@
-import { METRICS } from "@kv/connector";
 import type { Metrics, TransferResult } from "@kv/interface";
+import { METRICS } from "../metrics/index.js";
 
-/** What pull counts, under vLLM 0.33's names (`v1/nixl/stats.py`). */
-export interface PullMetrics {
+/** What connectors count, under vLLM 0.33's names (`v1/nixl/stats.py`). */
+export interface TransferMetrics {
   transferred(result: TransferResult): void;
   transferFailed(): void;
   /** Counted as failed transfers, as vLLM's report does. */
@@ -12,7 +12,7 @@ export interface PullMetrics {
   notificationAfterExpiry(): void;
 }
 
-export function pullMetrics(metrics: Metrics): PullMetrics {
+export function transferMetrics(metrics: Metrics): TransferMetrics {
   return {
     transferred({ transferMs, postMs, lengthBytes, descriptorCount }) {
       metrics.observe(METRICS.transferSeconds, transferMs / 1000);

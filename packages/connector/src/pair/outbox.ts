@@ -17,13 +17,17 @@ export interface ReceiveFailure {
   readonly failureType: FailureType;
 }
 
-/** vLLM 0.33's `failure_type`, as far as pull has them, and `lease_expired`, which vLLM only counts. */
+/** vLLM 0.33's `failure_type`; `lease_expired`, which vLLM only counts; and what push says of a peer that did not write. */
 export type FailureType =
   | "handshake_failed"
   | "transfer_setup_failed"
   | "transfer_failed"
   | "transfer_exception"
-  | "lease_expired";
+  | "lease_expired"
+  | "push_reg_handshake_failed"
+  | "push_reg_notif_failed"
+  | "push_refused"
+  | "push_timed_out";
 
 export function createOutbox(): Outbox {
   let finishedSending: string[] = [];

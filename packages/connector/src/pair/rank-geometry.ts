@@ -1,6 +1,6 @@
-import type { AgentMetadata } from "@kv/connector";
 import { type KvCaches, KvError } from "@kv/interface";
 import type { RankGeometry, RegionGeometry } from "@kv/plan";
+import type { AgentMetadata } from "../wire/agent-metadata.js";
 
 /** This rank's caches in the words of plans. */
 export function localGeometry(caches: KvCaches, rank: { tpRank: number; tpSize: number }): RankGeometry {

@@ -1,32 +1,33 @@
-import {
-  type CompatibilityFactors,
-  compatibilityHash,
-  encodeAgentMetadata,
-  encodeHandshakePayload,
-  type PeerAddress,
-  shakeHands,
-} from "@kv/connector";
 import { type KvCacheConfig, KvError, type SideChannel, type WorkerOptions } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
+import { shakeHands } from "../handshake-client.js";
+import type { PeerAddress } from "../peers.js";
+import { encodeAgentMetadata } from "../wire/agent-metadata.js";
+import { type CompatibilityFactors, compatibilityHash } from "../wire/compatibility-factors.js";
+import { encodeHandshakePayload } from "../wire/handshake.js";
+import type { PairSettings } from "./pair-settings.js";
 import { describeRank, remoteGeometry } from "./rank-geometry.js";
 import type { RemoteRanks } from "./remote-link.js";
-import type { PullSettings } from "./settings.js";
 
-/** Both ends of a pull handshake: what this rank tells, and how it asks another engine's ranks. */
-export interface PullHandshake {
+/** Both ends of a handshake: what this rank tells, and how it asks another engine's ranks. */
+export interface PairHandshake {
   /** The payload that the scheduler side serves. */
   payload(local: RankGeometry, agentMetadata: Uint8Array): Uint8Array;
   ask(address: PeerAddress, tpRanks: readonly number[], local: RankGeometry): Promise<RemoteRanks>;
 }
 
-export interface PullHandshakeOptions {
+export interface PairHandshakeOptions {
   readonly sideChannel: SideChannel;
-  readonly settings: PullSettings;
+  readonly settings: PairSettings;
   readonly engine: WorkerOptions["engine"];
   readonly cache: KvCacheConfig;
+  /** Part of the compatibility hash: a pulling side and a pushing one do not fit. */
+  readonly transferMode: "pull" | "push";
+  /** Notifications of our own that this side understands; told in the extension. */
+  readonly features?: readonly string[];
 }
 
-export function createPullHandshake(options: PullHandshakeOptions): PullHandshake {
+export function createPairHandshake(options: PairHandshakeOptions): PairHandshake {
   const { sideChannel, settings, engine, cache } = options;
   const factors: CompatibilityFactors = {
     vllm_version: engine.model.vllmVersion,
@@ -40,7 +41,7 @@ export function createPullHandshake(options: PullHandshakeOptions): PullHandshak
     cache_dtype: cache.cacheDtype,
     is_hma_enabled: engine.model.isHmaEnabled,
     speculative_config: engine.model.speculativeConfig,
-    transfer_mode: "pull",
+    transfer_mode: options.transferMode,
   };
   const hash = compatibilityHash(factors);
   return {
@@ -50,14 +51,18 @@ export function createPullHandshake(options: PullHandshakeOptions): PullHandshak
         agentMetadataBytes: encodeAgentMetadata(
           describeRank(local, { engineId: engine.engineId, agentMetadata }),
         ),
-        extension: { version: 1, factors },
+        extension: {
+          version: 1,
+          factors,
+          ...(options.features === undefined ? {} : { features: options.features }),
+        },
         rest: {},
       }),
     async ask(address, tpRanks, local) {
       if (address.ppSize > 1) {
         throw new KvError(
           "KV_PLAN_UNSUPPORTED",
-          `engine ${address.engineId} has ${address.ppSize} pipeline stages; pull reads from engines with one`,
+          `engine ${address.engineId} has ${address.ppSize} pipeline stages; ${options.transferMode} serves engines with one`,
         );
       }
       const { ranks, clock, extension } = await shakeHands(address, tpRanks, {
@@ -67,6 +72,7 @@ export function createPullHandshake(options: PullHandshakeOptions): PullHandshak
         portPerRank: settings.perWorkerPorts,
       });
       const incarnation = extension?.incarnation;
+      const features = extension?.features;
       return {
         ranks: ranks.map(({ tpRank, metadata }) => ({
           tpRank,
@@ -75,6 +81,7 @@ export function createPullHandshake(options: PullHandshakeOptions): PullHandshak
         })),
         clock,
         incarnation: typeof incarnation === "string" && incarnation !== "" ? incarnation : undefined,
+        features: new Set(Array.isArray(features) ? features.filter((name) => typeof name === "string") : []),
       };
     },
   };

@@ -1,9 +1,10 @@
-import { createHeartbeats, type Peers } from "@kv/connector";
 import type { Clock } from "@kv/interface";
+import { createHeartbeats } from "../heartbeats.js";
+import type { Peers } from "../peers.js";
 import { addressOf } from "./fresh-link.js";
-import type { Readers } from "./readers.js";
+import type { Messages } from "./messages.js";
+import type { HeartbeatOrder } from "./orders.js";
 import type { RemoteLink } from "./remote-link.js";
-import type { HeartbeatOrder } from "./step-metadata.js";
 
 /** Heartbeats to the producers of the requests that wait or transfer here, and the memory of which ones went out. */
 export interface KeepAlive {
@@ -19,12 +20,12 @@ export interface KeepAliveOptions {
   readonly clock: Clock;
   readonly intervalMs: number;
   readonly peers: Peers<RemoteLink>;
-  readonly readers: Readers;
+  readonly messages: Pick<Messages, "beat">;
   /** Takes work that nobody waits for, and that never rejects. */
   track(work: Promise<void>): void;
 }
 
-export function createKeepAlive({ clock, intervalMs, peers, readers, track }: KeepAliveOptions): KeepAlive {
+export function createKeepAlive({ clock, intervalMs, peers, messages, track }: KeepAliveOptions): KeepAlive {
   const takenAtMs = new Map<string, number[]>();
 
   const heartbeats = createHeartbeats<HeartbeatOrder>({
@@ -44,7 +45,7 @@ export function createKeepAlive({ clock, intervalMs, peers, readers, track }: Ke
       }
       const atMs = clock.now();
       track(
-        readers.beat(link, order.remoteRequestIds).then((taken) => {
+        messages.beat(link, order.remoteRequestIds).then((taken) => {
           if (!taken) return;
           for (const id of order.remoteRequestIds) takenAtMs.get(key(order.engineId, id))?.push(atMs);
         }),

@@ -1,7 +1,7 @@
 import { KvError, type KvTransferConfig } from "@kv/interface";
 
-/** What pull reads of the transfer config, in milliseconds, with vLLM 0.33's defaults. */
-export interface PullSettings {
+/** What pull and push read of the transfer config, in milliseconds, with vLLM 0.33's defaults. */
+export interface PairSettings {
   /** `kv_lease_duration` (30 s). */
   readonly leaseMs: number;
   /** What a heartbeat gives: two thirds of a lease. */
@@ -24,7 +24,7 @@ export interface PullSettings {
 }
 
 /** Errors: `KV_CONFIG_INVALID` naming the key and the value. */
-export function pullSettings({ extra, env }: KvTransferConfig): PullSettings {
+export function pairSettings({ extra, env }: KvTransferConfig): PairSettings {
   const leaseMs = seconds(
     "kv_connector_extra_config.kv_lease_duration",
     extra.kv_lease_duration ?? 30,

@@ -1,9 +1,9 @@
-import { readTransferConfig } from "@kv/connector";
 import { describe, expect, it } from "vitest";
-import { pullSettings } from "./settings.js";
+import { readTransferConfig } from "../config/index.js";
+import { pairSettings } from "./pair-settings.js";
 
 const read = (extra: Record<string, unknown> = {}, env: Record<string, string> = {}) =>
-  pullSettings(
+  pairSettings(
     readTransferConfig(
       { kv_connector: "NixlConnector", kv_role: "kv_both", kv_connector_extra_config: extra },
       { env },

@@ -1,7 +1,12 @@
-import { type KvCaches, KvError, type Staging } from "@kv/interface";
+import { type BlockIds, type KvCaches, KvError, type Staging } from "@kv/interface";
 import { applyReceivePass, type RequestPlan } from "@kv/plan";
 import type { RemoteLink } from "./remote-link.js";
-import type { ReceiveOrder } from "./step-metadata.js";
+
+/** A request whose last byte has landed. */
+export interface Landed {
+  readonly requestId: string;
+  readonly localBlockIds: BlockIds;
+}
 
 /**
  * What is left to do when the last byte of a request has landed: heads and tokens in order, the uncovered tail zeroed, and on a
@@ -13,12 +18,12 @@ export function createReceivePass({
 }: {
   caches: KvCaches;
   staging: Staging | undefined;
-}): (order: ReceiveOrder, link: RemoteLink, plan: RequestPlan) => Promise<void> {
+}): (landed: Landed, link: RemoteLink, plan: RequestPlan) => Promise<void> {
   // Device memory has no bytes to look at: a pair that needs a pass there is refused when it comes to it, with the way out.
   const views = caches.regions.map(({ memory, offsetBytes, memoryType }) =>
     memoryType === "DRAM" ? memory.bytes.subarray(offsetBytes) : undefined,
   );
-  return async (order, link, { receivePass }) => {
+  return async (landed, link, { receivePass }) => {
     if (receivePass !== undefined) {
       const bytes = views.map((view, index) => {
         if (view !== undefined) return view;
@@ -32,6 +37,6 @@ export function createReceivePass({
       });
       applyReceivePass(link.plan, receivePass, bytes);
     }
-    await staging?.load(order.requestId, order.localBlockIds);
+    await staging?.load(landed.requestId, landed.localBlockIds);
   };
 }

@@ -1,0 +1,188 @@
+import {
+  type Agent,
+  type Ambient,
+  ambient,
+  type KvCaches,
+  KvError,
+  type Registration,
+  type Staging,
+  type StepMetadata,
+  type WorkerConnector,
+  type WorkerOptions,
+} from "@kv/interface";
+import type { RankGeometry } from "@kv/plan";
+import type { Peers } from "../peers.js";
+import type { SendableRequest } from "./orders.js";
+import { createOutbox, type Outbox } from "./outbox.js";
+import { createPairHandshake, type PairHandshake } from "./pair-handshake.js";
+import { type PairSettings, pairSettings } from "./pair-settings.js";
+import { localGeometry } from "./rank-geometry.js";
+
+/** What a connector's worker does between `registerKvCaches` and `close`. */
+export interface WorkerHalves {
+  /** Errors: `KV_INTERNAL` for another connector's metadata. */
+  step(step: StepMetadata): void;
+  /** Requests that run, whose blocks a staging platform must save each step. */
+  running(): Iterable<Pick<SendableRequest, "requestId" | "blockIds">>;
+  outstanding(): Readonly<Record<string, number>>;
+  /** Tables of remote engines; closed with what uses them. */
+  readonly peers: readonly Pick<Peers<unknown>, "outstanding" | "close">[];
+  /** Gives up what waits for others; transfers are waited for. */
+  close(): Promise<void>;
+  /** After the peers are closed. */
+  closeLast?(): void;
+}
+
+export interface WorkerSurroundings {
+  readonly ambient: Ambient;
+  readonly settings: PairSettings;
+  readonly options: WorkerOptions;
+  readonly agent: Agent;
+  /** What is registered: the device's caches, or the host buffers that stand in for them. */
+  readonly caches: KvCaches;
+  readonly staging: Staging | undefined;
+  readonly local: RankGeometry;
+  readonly handshake: PairHandshake;
+  readonly outbox: Outbox;
+}
+
+export interface WorkerShellOptions {
+  readonly name: string;
+  readonly transferMode: "pull" | "push";
+  /** What moves the bytes. */
+  readonly operation: "read" | "write";
+  /** Notifications of our own that this worker understands. */
+  readonly features?: readonly string[];
+  createHalves(around: WorkerSurroundings): WorkerHalves;
+}
+
+/** The worker side of a connector, of one rank, around one agent: memory, registrations, staging, and their end in the right order. */
+export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOptions): WorkerConnector {
+  const { config, engine, transport, platform, sideChannel } = options;
+  const { name, operation } = shell;
+  const { capabilities } = transport;
+  if (!capabilities[operation] || !capabilities.notifications) {
+    throw new KvError(
+      "KV_TRANSPORT_UNSUPPORTED",
+      `${name} needs ${operation.toUpperCase()}s and notifications; transport ${transport.name} has no ${
+        capabilities[operation] ? "notifications" : `${operation.toUpperCase()}s`
+      }`,
+    );
+  }
+  const { bufferDevices } = platform.capabilities;
+  if (config.bufferDevice !== undefined && !bufferDevices.includes(config.bufferDevice)) {
+    throw new KvError(
+      "KV_PLATFORM_UNSUPPORTED",
+      `kv_buffer_device is ${JSON.stringify(config.bufferDevice)}; platform ${platform.deviceType} has ${bufferDevices.join(", ")}`,
+      { hint: `leave kv_buffer_device out for ${bufferDevices[0]}` },
+    );
+  }
+  const given = ambient(options);
+  const settings = pairSettings(config);
+  const outbox = createOutbox();
+  let opening: Promise<Open> | undefined;
+  let open: Open | undefined;
+  let closed = false;
+
+  function assertOpen(): Open {
+    if (open !== undefined) return open;
+    throw new KvError("KV_INTERNAL", "the worker connector has no KV caches yet, or is closed", {
+      hint: "await registerKvCaches first",
+    });
+  }
+
+  async function openWith(deviceCaches: KvCaches): Promise<Open> {
+    const agent = await transport.createAgent({
+      name: given.random.uuid(),
+      ...(config.backends.length === 0 ? {} : { backends: config.backends }),
+    });
+    try {
+      const staging = await platform.createStaging?.({
+        transport,
+        agent,
+        config: deviceCaches.config,
+        caches: deviceCaches,
+      });
+      const caches = staging?.wireCaches ?? deviceCaches;
+      const registrations: Registration[] = [];
+      for (const memory of new Set(caches.regions.map((region) => region.memory))) {
+        registrations.push(await agent.register(memory));
+      }
+      const local = localGeometry(caches, { tpRank: options.tpRank, tpSize: engine.tpSize });
+      const handshake = createPairHandshake({
+        sideChannel,
+        settings,
+        engine,
+        cache: caches.config,
+        transferMode: shell.transferMode,
+        ...(shell.features === undefined ? {} : { features: shell.features }),
+      });
+      const parts = { agent, caches, staging, local, handshake };
+      const halves = shell.createHalves({ ambient: given, settings, options, outbox, ...parts });
+      return { halves, registrations, ...parts };
+    } catch (error) {
+      await agent.close();
+      throw error;
+    }
+  }
+
+  return {
+    name,
+    async registerKvCaches(deviceCaches) {
+      if (opening !== undefined) throw new KvError("KV_INTERNAL", "registerKvCaches was called before");
+      opening = openWith(deviceCaches);
+      const opened = await opening;
+      if (!closed) open = opened;
+    },
+    async handshakeMetadata() {
+      const { agent, handshake, local } = assertOpen();
+      return {
+        tpRank: options.tpRank,
+        ppRank: options.ppRank,
+        payload: handshake.payload(local, await agent.localMetadata()),
+      };
+    },
+    startLoad: (step) => assertOpen().halves.step(step),
+    async waitForSave() {
+      const { halves, staging } = assertOpen();
+      if (staging === undefined) return;
+      await Promise.all(
+        [...halves.running()].map(({ requestId, blockIds }) => staging.save(requestId, blockIds)),
+      );
+    },
+    collectFinished: () => outbox.take(),
+    onProgress: (listener) => outbox.onProgress(listener),
+    outstanding() {
+      if (open === undefined) return {};
+      let handshakes = 0;
+      let closing = 0;
+      for (const peers of open.halves.peers) {
+        const held = peers.outstanding();
+        handshakes += held.opening;
+        closing += held.closing;
+      }
+      return { ...open.halves.outstanding(), handshakes, closing, unreported: outbox.size };
+    },
+    async close() {
+      closed = true;
+      const closing = open ?? (await opening?.catch(() => undefined));
+      open = undefined;
+      if (closing === undefined) return;
+      const { agent, halves, registrations, staging } = closing;
+      await Promise.all([halves.close(), ...halves.peers.map((peers) => peers.close())]);
+      halves.closeLast?.();
+      for (const registration of registrations) await registration.close();
+      await agent.close();
+      await staging?.close();
+    },
+  };
+}
+
+interface Open {
+  readonly halves: WorkerHalves;
+  readonly agent: Agent;
+  readonly handshake: PairHandshake;
+  readonly local: RankGeometry;
+  readonly registrations: readonly Registration[];
+  readonly staging: Staging | undefined;
+}
