@@ -8,6 +8,7 @@ const MAY_IMPORT = {
   conformance: ["interface"],
   connector: ["interface", "topology", "plan"],
   pull: ["interface", "topology", "plan", "connector"],
+  push: ["interface", "topology", "plan", "connector"],
   proxy: ["interface"],
 };
 const PURE = ["interface", "topology", "plan", "transport-memory"];

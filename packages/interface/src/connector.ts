@@ -57,13 +57,18 @@ export interface FailedReceive {
   readonly failureType: string;
   /** Which of `failedBlockIds` are named on its account, so that outputs of several workers can be merged. */
   readonly blockIds?: readonly number[];
+  /**
+   * A peer that could not be asked may write to the request's blocks yet. The request fails, whatever the policy;
+   * `requestFinished` will answer that the blocks are to be kept, and a later output reports the request as received once more.
+   */
+  readonly blocksAtRisk?: boolean;
 }
 
 /** What a worker reports after a step. Plain data. */
 export interface WorkerOutput {
   /** Prefill side: every reader has the blocks, or the lease ran out. The engine frees them. */
   readonly finishedSending: readonly string[];
-  /** Decode side: KV is in place, or the request is in `failedReceiving`; either way nothing touches its blocks any more. */
+  /** Decode side: KV is in place, or the request is in `failedReceiving`; either way nothing touches its blocks any more, but for `blocksAtRisk`. */
   readonly finishedReceiving: readonly string[];
   readonly failedReceiving: readonly FailedReceive[];
   /** Local block ids (group 0) whose content is invalid; the engine recomputes or fails what uses them. */

@@ -1,5 +1,6 @@
 import type { ConnectorPair } from "@kv/conformance/connector";
 import { cpuPlatform, readTransferConfig } from "@kv/connector";
+import type { ConnectorModule } from "@kv/interface";
 import {
   memoryNetwork,
   memorySideChannel,
@@ -12,7 +13,13 @@ import { simConfig } from "./sim-engine.js";
 import { createSimRanks } from "./sim-ranks.js";
 
 /** Two engines on the memory transport, in virtual time, for the conformance suite. */
-export async function memoryPair({ tpSize }: { tpSize: number }): Promise<ConnectorPair> {
+export async function memoryPair({
+  tpSize,
+  connector = pullConnector,
+}: {
+  tpSize: number;
+  connector?: ConnectorModule;
+}): Promise<ConnectorPair> {
   const clock = virtualClock();
   const network = memoryNetwork({
     clock,
@@ -57,9 +64,9 @@ export async function memoryPair({ tpSize }: { tpSize: number }): Promise<Connec
       sideChannel,
     };
     return {
-      scheduler: await pullConnector.createScheduler(options),
+      scheduler: await connector.createScheduler(options),
       workers: await Promise.all(
-        ranks.caches.map((_, tpRank) => pullConnector.createWorker({ ...options, tpRank, ppRank: 0 })),
+        ranks.caches.map((_, tpRank) => connector.createWorker({ ...options, tpRank, ppRank: 0 })),
       ),
       caches: ranks.caches,
     };

@@ -1,6 +1,7 @@
 import { cpuPlatform, createWorkerOutputAggregator, readTransferConfig } from "@kv/connector";
 import {
   type Ambient,
+  type ConnectorModule,
   type ConnectorRequest,
   type KvCacheConfig,
   KvError,
@@ -18,7 +19,7 @@ import {
   memorySideChannel,
   memoryTransport,
 } from "@kv/transport-memory";
-import { createPullScheduler, createPullWorker } from "../src/index.js";
+import { pullConnector } from "../src/index.js";
 import { createBlockPool } from "./block-pool.js";
 import { plainSideChannel } from "./plain-peer.js";
 import { type Sabotage, sabotagedSideChannel, sabotagedTransport } from "./sabotage.js";
@@ -54,6 +55,8 @@ export interface SimEngineOptions {
   readonly tpSize: number;
   readonly blockSize: number;
   readonly numBlocks: number;
+  /** Pull by default. */
+  readonly connector?: ConnectorModule;
   readonly numKvHeads?: number;
   readonly skewMs?: number;
   readonly stepMs?: number;
@@ -150,18 +153,21 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
     },
   };
   const ranks = createSimRanks({ transport, config: cache, tpSize, numBlocks: options.numBlocks });
-  const scheduler = createPullScheduler({ ...ambient, config, engine, cache, sideChannel });
-  const workers = Array.from({ length: tpSize }, (_, tpRank) =>
-    createPullWorker({
-      ...ambient,
-      config,
-      engine,
-      tpRank,
-      ppRank: 0,
-      transport,
-      platform: stagingPlatform(options.staging),
-      sideChannel,
-    }),
+  const { createScheduler, createWorker } = options.connector ?? pullConnector;
+  const scheduler = await createScheduler({ ...ambient, config, engine, cache, sideChannel });
+  const workers = await Promise.all(
+    Array.from({ length: tpSize }, (_, tpRank) =>
+      createWorker({
+        ...ambient,
+        config,
+        engine,
+        tpRank,
+        ppRank: 0,
+        transport,
+        platform: stagingPlatform(options.staging),
+        sideChannel,
+      }),
+    ),
   );
   for (const [tpRank, worker] of workers.entries()) {
     const caches = ranks.caches[tpRank];
@@ -294,7 +300,7 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
         // A step of decoding, in which nobody may write to the blocks.
         request.phase = "computing";
         request.stepsLeft = PREFILL_STEPS;
-      } else if (scheduler.loadFailurePolicy === "recompute") {
+      } else if (scheduler.loadFailurePolicy === "recompute" && failure.blocksAtRisk !== true) {
         request.recompute = true;
         request.phase = "computing";
         request.stepsLeft = PREFILL_STEPS;
@@ -331,7 +337,7 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
       };
       requests.set(request.requestId, running);
       queue.push(running);
-      scheduler.requestQueued(running);
+      scheduler.requestQueued?.(running);
       wake();
     });
   }

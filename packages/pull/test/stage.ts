@@ -6,7 +6,7 @@ import {
   type MemoryMetrics,
   memoryMetrics,
 } from "@kv/connector";
-import type { KvTransferParams, LogFields } from "@kv/interface";
+import type { ConnectorModule, KvTransferParams, LogFields } from "@kv/interface";
 import {
   type FaultRule,
   memoryNetwork,
@@ -19,7 +19,13 @@ import { expect } from "vitest";
 import { createSimEngine, type SimEngine, type SimEngineOptions } from "./sim-engine.js";
 
 /** A network in virtual time, and engines on it; what the scenarios play on. */
-export function stage({ faults = [] }: { faults?: readonly FaultRule[] } = {}) {
+export function stage({
+  faults = [],
+  connector,
+}: {
+  faults?: readonly FaultRule[];
+  connector?: ConnectorModule;
+} = {}) {
   const clock = virtualClock();
   const network = memoryNetwork({
     clock,
@@ -56,6 +62,7 @@ export function stage({ faults = [] }: { faults?: readonly FaultRule[] } = {}) {
           metrics: own,
           log: { debug: log, info: log, warn: log, error: log },
           violation: (what) => void violations.push(what),
+          ...(connector === undefined ? {} : { connector }),
           ...options,
         }),
       );

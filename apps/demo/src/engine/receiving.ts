@@ -33,7 +33,7 @@ export async function applyOutput(output: WorkerOutput, engine: EngineState): Pr
       const code = failed?.code ?? "KV_TRANSFER_FAILED";
       const message = failed?.message ?? `KV of request ${requestId} did not arrive in all of its blocks`;
       const details = { requestId, failureType: failed?.failureType };
-      notReceived(record, new KvError(code, message, { details }), engine);
+      notReceived(record, new KvError(code, message, { details }), engine, failed?.blocksAtRisk === true);
     }
     wakeup.wake();
   }
@@ -64,10 +64,16 @@ async function received(
 }
 
 /** The KV of a request did not arrive: by the connector's policy it fails, or computes the prompt itself. */
-function notReceived(record: RequestRecord, error: KvError, { scheduler, log }: EngineState): void {
+function notReceived(
+  record: RequestRecord,
+  error: KvError,
+  { scheduler, log }: EngineState,
+  blocksAtRisk: boolean,
+): void {
   record.state = "running";
   record.remoteTokens = 0;
-  if (scheduler?.loadFailurePolicy !== "recompute") {
+  // What may be written to yet cannot be computed into.
+  if (blocksAtRisk || scheduler?.loadFailurePolicy !== "recompute") {
     end(record, "error", error);
     return;
   }

@@ -10,15 +10,12 @@ export const EXTRA_CONFIG_KEYS = [
   "enforce_handshake_compat",
   "request_timeout",
   "per_worker_ports",
+  "push_registration_timeout",
+  "decoder_kv_blocks_ttl",
 ] as const;
 
 /** Keys that vLLM 0.33 reads and nothing here does. */
-const VLLM_ONLY_KEYS = [
-  "bidirectional_kv_xfer",
-  "kv_recompute_threshold",
-  "decoder_kv_blocks_ttl",
-  "push_registration_timeout",
-];
+const VLLM_ONLY_KEYS = ["bidirectional_kv_xfer", "kv_recompute_threshold"];
 
 /** Warns of each key that nobody reads. `alsoKnown`: those of a connector from elsewhere. */
 export function warnOfUnreadExtra(

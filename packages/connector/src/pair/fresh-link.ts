@@ -40,10 +40,10 @@ export function addressOf(engine: RemoteEngine): PeerAddress {
 }
 
 /** The hold, unless the signal says first that nobody wants it; then it is let go of when it comes. */
-export function whileWanted(
-  acquiring: Promise<PeerHold<RemoteLink>>,
+export function whileWanted<Peer>(
+  acquiring: Promise<PeerHold<Peer>>,
   signal: AbortSignal,
-): Promise<PeerHold<RemoteLink>> {
+): Promise<PeerHold<Peer>> {
   return new Promise((resolve, reject) => {
     const onAbort = () => reject(signal.reason as Error);
     if (signal.aborted) onAbort();

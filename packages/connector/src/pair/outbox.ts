@@ -6,6 +6,8 @@ export interface Outbox {
   received(requestId: string): void;
   /** `blockIds` hold bytes that must not be used. */
   receiveFailed(requestId: string, failure: ReceiveFailure, blockIds: readonly number[]): void;
+  /** Of a request that failed with `blocksAtRisk`: nobody can write to its blocks any more. */
+  secured(requestId: string): void;
   take(): WorkerOutput;
   /** Called after each of the above. */
   onProgress(listener: () => void): void;
@@ -15,6 +17,8 @@ export interface Outbox {
 export interface ReceiveFailure {
   readonly error: KvError;
   readonly failureType: FailureType;
+  /** A peer may write to the request's blocks yet. */
+  readonly blocksAtRisk?: boolean;
 }
 
 /** vLLM 0.33's `failure_type`; `lease_expired`, which vLLM only counts; and what push says of a peer that did not write. */
@@ -47,10 +51,26 @@ export function createOutbox(): Outbox {
       finishedReceiving.push(requestId);
       progress();
     },
-    receiveFailed(requestId, { error, failureType }, blockIds) {
+    receiveFailed(requestId, { error, failureType, blocksAtRisk = false }, blockIds) {
       finishedReceiving.push(requestId);
-      failedReceiving.push({ requestId, code: error.code, message: error.message, failureType, blockIds });
+      failedReceiving.push({
+        requestId,
+        code: error.code,
+        message: error.message,
+        failureType,
+        blockIds,
+        ...(blocksAtRisk ? { blocksAtRisk } : {}),
+      });
       for (const id of blockIds) failedBlockIds.add(id);
+      progress();
+    },
+    secured(requestId) {
+      const untold = failedReceiving.findIndex((failure) => failure.requestId === requestId);
+      if (untold < 0) finishedReceiving.push(requestId);
+      else {
+        const { blocksAtRisk: _, ...failure } = failedReceiving[untold] as FailedReceive;
+        failedReceiving[untold] = failure;
+      }
       progress();
     },
     take() {

@@ -20,6 +20,8 @@ describe("settings", () => {
       leaseMarginMs: 5000,
       engineTtlMs: 3_600_000,
       requestTimeoutMs: 60_000,
+      registrationTimeoutMs: 60_000,
+      blocksAtRiskMs: 480_000,
       handshakeTimeoutMs: 5000,
       enforceCompatibility: true,
       perWorkerPorts: false,

@@ -16,6 +16,10 @@ export interface PairSettings {
   readonly engineTtlMs: number;
   /** `request_timeout` (60 s): from the order to the KV in place, the handshake included. */
   readonly requestTimeoutMs: number;
+  /** `push_registration_timeout`, or `request_timeout`: from a registration to the KV in place, the producer's forward pass included. */
+  readonly registrationTimeoutMs: number;
+  /** `decoder_kv_blocks_ttl` (480 s): how long blocks stay out of use that a silent producer may write to yet. */
+  readonly blocksAtRiskMs: number;
   readonly handshakeTimeoutMs: number;
   /** `enforce_handshake_compat` (true). */
   readonly enforceCompatibility: boolean;
@@ -30,6 +34,7 @@ export function pairSettings({ extra, env }: KvTransferConfig): PairSettings {
     extra.kv_lease_duration ?? 30,
     0.001,
   );
+  const requestTimeout = extra.request_timeout ?? 60;
   const abortTimeout = env.VLLM_NIXL_ABORT_REQUEST_TIMEOUT;
   return {
     leaseMs,
@@ -41,9 +46,15 @@ export function pairSettings({ extra, env }: KvTransferConfig): PairSettings {
         : seconds("VLLM_NIXL_ABORT_REQUEST_TIMEOUT", Number(abortTimeout), 0.001),
     leaseMarginMs: Math.min(5000, leaseMs / 6),
     engineTtlMs: seconds("kv_connector_extra_config.engine_ttl", extra.engine_ttl ?? 3600, 0),
-    requestTimeoutMs: seconds(
-      "kv_connector_extra_config.request_timeout",
-      extra.request_timeout ?? 60,
+    requestTimeoutMs: seconds("kv_connector_extra_config.request_timeout", requestTimeout, 0.001),
+    registrationTimeoutMs: seconds(
+      "kv_connector_extra_config.push_registration_timeout",
+      extra.push_registration_timeout ?? requestTimeout,
+      0.001,
+    ),
+    blocksAtRiskMs: seconds(
+      "kv_connector_extra_config.decoder_kv_blocks_ttl",
+      extra.decoder_kv_blocks_ttl ?? 480,
       0.001,
     ),
     handshakeTimeoutMs: 5000,

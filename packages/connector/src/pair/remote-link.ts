@@ -125,8 +125,7 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
         if (key !== undefined) await localLists.release(key).catch(failed("local list"));
       }),
     );
-    for (const name of new Set(agents.values()))
-      await agent.removeRemote(name).catch(failed(`agent ${name}`));
+    for (const name of agents.values()) await remoteAgents.remove(name).catch(failed(`agent ${name}`));
   }
 
   return { open, close };

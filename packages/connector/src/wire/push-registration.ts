@@ -1,5 +1,6 @@
 import { type BlockIds, KvError } from "@kv/interface";
 import { fieldsOf, malformed } from "./fields.js";
+import { HOST } from "./host.js";
 
 const WHAT = "push registration";
 const MAX_GROUPS = 1024;
@@ -41,18 +42,26 @@ export function encodePushRegistration(registration: PushRegistration): Readonly
   };
 }
 
+export interface DecodePushRegistrationOptions {
+  /** `local_block_ids` may be an empty list: an offer of nothing, between our own peers. */
+  readonly mayOfferNothing?: boolean;
+}
+
 /** Errors: `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`. An empty group is refused: vLLM reads it as the whole list. */
-export function decodePushRegistration(map: Readonly<Record<string, unknown>>): PushRegistration {
+export function decodePushRegistration(
+  map: Readonly<Record<string, unknown>>,
+  { mayOfferNothing = false }: DecodePushRegistrationOptions = {},
+): PushRegistration {
   const fields = fieldsOf(map, WHAT, MAX_GROUPS);
   const port = { min: 1, max: 65_535 };
   const size = { min: 1, max: 65_536 };
   return {
     requestId: fields.text("request_id"),
     decodeEngineId: fields.text("decode_engine_id"),
-    decodeHost: fields.text("decode_host"),
+    decodeHost: host(fields.text("decode_host")),
     decodePort: fields.integer("decode_port", port),
     decodeTpSize: fields.integer("decode_tp_size", size),
-    localBlockIds: groups(fields.raw("local_block_ids")),
+    localBlockIds: groups(fields.raw("local_block_ids"), mayOfferNothing),
     remoteEngineId: fields.text("remote_engine_id"),
     remoteHost: fields.text("remote_host"),
     remotePort: fields.integer("remote_port", port),
@@ -62,7 +71,13 @@ export function decodePushRegistration(map: Readonly<Record<string, unknown>>): 
   };
 }
 
-function groups(value: unknown): BlockIds {
+function host(value: string): string {
+  if (HOST.test(value)) return value;
+  throw malformed(WHAT, "decode_host", "a host name or an IP address", value);
+}
+
+function groups(value: unknown, mayBeEmpty: boolean): BlockIds {
+  if (mayBeEmpty && Array.isArray(value) && value.length === 0) return [];
   if (!Array.isArray(value) || value.length === 0)
     throw malformed(WHAT, "local_block_ids", "a list of block ids per group", value);
   if (value.length > MAX_GROUPS) {

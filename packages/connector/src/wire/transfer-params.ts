@@ -1,17 +1,13 @@
 import { type BlockIds, KvError, type KvTransferParams } from "@kv/interface";
 import { z } from "zod";
+import { HOST } from "./host.js";
 import { MAX_REQUEST_ID_BYTES } from "./notifications.js";
 import { show } from "./show.js";
 
 const MAX_BLOCKS = 4_000_000;
 const id = z.string().min(1).max(MAX_REQUEST_ID_BYTES);
 const size = z.int().min(1).max(65_536);
-/** A name or an address and nothing else: ZMQ gives a meaning to "*", ";" and "/" in an endpoint. */
-const host = z
-  .string()
-  .regex(/^[A-Za-z0-9]([A-Za-z0-9._-]{0,253})$|^[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9]{1,16})?$/, {
-    error: "not a host name or an IP address",
-  });
+const host = z.string().regex(HOST, { error: "not a host name or an IP address" });
 
 const remotePrefill = z.looseObject({
   do_remote_prefill: z.literal(true),

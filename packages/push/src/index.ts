@@ -1,0 +1,27 @@
+import { type ConnectorLoader, registerConnector } from "@kv/connector";
+import type { ConnectorModule } from "@kv/interface";
+import { createPushScheduler } from "./scheduler.js";
+import { createPushWorker } from "./worker.js";
+
+export { createPushScheduler, type PushScheduler } from "./scheduler.js";
+export type { PushStepMetadata } from "./step-metadata.js";
+export { createPushWorker } from "./worker.js";
+
+/** The name under which vLLM knows this connector, and its own. */
+export const PUSH_CONNECTOR_NAMES = ["NixlPushConnector", "push"] as const;
+
+/** P WRITEs into D, as vLLM's `NixlPushConnector`. */
+export const pushConnector: ConnectorModule = {
+  name: "NixlPushConnector",
+  createScheduler: createPushScheduler,
+  createWorker: createPushWorker,
+};
+
+export default pushConnector;
+
+/** Makes the connector known under all of its names. Errors: `KV_CONNECTOR_DUPLICATE`. */
+export function registerPushConnector(
+  register: (name: string, loader: ConnectorLoader) => void = registerConnector,
+): void {
+  for (const name of PUSH_CONNECTOR_NAMES) register(name, async () => pushConnector);
+}

@@ -1,0 +1,222 @@
+import type { FailureType, PeerHold, RemoteLink } from "@kv/connector";
+import { type Clock, KvError, type Timer } from "@kv/interface";
+import { planRequest, type RequestPlan } from "@kv/plan";
+import { PUSH_CONTROL } from "./control.js";
+import type { RegistrationOrder } from "./step-metadata.js";
+
+/** Where a receive broke off; the outbox and the log name it as vLLM does. */
+export class PushBroken extends Error {
+  constructor(
+    readonly error: KvError,
+    readonly failureType: FailureType,
+  ) {
+    super(error.message, { cause: error });
+  }
+}
+
+/** The words of the producer's ranks about one registration, as they come. */
+export interface Words {
+  /** Agents that have written their share. */
+  readonly done: ReadonlySet<string>;
+  /** Agents that will not write, or no more. */
+  readonly ended: ReadonlyMap<string, KvError>;
+  /** Resolves at the next word. */
+  next(): Promise<void>;
+}
+
+export interface ReceivePushOptions {
+  readonly clock: Clock;
+  /** Opens the peer if need be, and makes sure that it is the process that the order means. */
+  link(order: RegistrationOrder, signal: AbortSignal): Promise<PeerHold<RemoteLink>>;
+  /** Offers the blocks to one rank; false when the transport did not take it. */
+  register(order: RegistrationOrder, link: RemoteLink, agent: string): Promise<boolean>;
+  withdraw(order: RegistrationOrder, link: RemoteLink, agents: Iterable<string>): void;
+  /** The process that answers at the producer's address now; undefined when nobody can be asked. */
+  processAt(order: RegistrationOrder): Promise<string | undefined>;
+  /** What is left to do when the last byte has landed. */
+  settle(order: RegistrationOrder, link: RemoteLink, plan: RequestPlan): Promise<void>;
+  /** How often a withdrawal is repeated that nobody answers. */
+  readonly repeatMs: number;
+  /** How long a request that has failed waits for the answer, before it is reported with its blocks at risk. */
+  readonly graceMs: number;
+  /** How long blocks stay out of use that a silent producer may write to. */
+  readonly blocksAtRiskMs: number;
+  readonly tpSize: number;
+}
+
+/**
+ * One request's KV, written by a producer: offer the blocks, wait for the word of each of its ranks, then the receive pass. Settles when
+ * no WRITE can come any more, or when that has been waited for in vain for `blocksAtRiskMs`; `atRisk` is called when the outcome
+ * is known earlier than that.
+ */
+export async function receivePush(
+  order: RegistrationOrder,
+  signal: AbortSignal,
+  words: Words,
+  options: ReceivePushOptions,
+  atRisk: (broken: PushBroken) => void,
+): Promise<void> {
+  const hold = await options.link(order, signal).catch((error: unknown) => {
+    throw pushBroken(error, "KV_HANDSHAKE_REFUSED", "push_reg_handshake_failed", signal);
+  });
+  try {
+    const link = hold.peer;
+    const plan = plannedReceive(link, order, options.tpSize);
+    const agents = [...link.agents.values()];
+    /** Ranks that the transport did not tell of the blocks. */
+    const unoffered = new Set<string>();
+    let failure = await offerAndWait(order, link, agents, signal, words, options, unoffered);
+    if (failure !== undefined) {
+      // A vLLM rank writes to all of our ranks when one of them has registered.
+      const byOthers = !link.features.has(PUSH_CONTROL) && options.tpSize > link.address.tpSize;
+      const mayWrite = byOthers ? agents : agents.filter((agent) => !unoffered.has(agent));
+      await untilSafe(order, link, mayWrite, words, options, () => atRisk(failure as PushBroken));
+      throw failure;
+    }
+    await options.settle(order, link, plan).catch((error: unknown) => {
+      failure = pushBroken(error, "KV_TRANSFER_FAILED", "transfer_exception", signal);
+      throw failure;
+    });
+  } finally {
+    hold.release();
+  }
+}
+
+/** Undefined when every rank has written its share. */
+async function offerAndWait(
+  order: RegistrationOrder,
+  link: RemoteLink,
+  agents: readonly string[],
+  signal: AbortSignal,
+  words: Words,
+  options: ReceivePushOptions,
+  unoffered: Set<string>,
+): Promise<PushBroken | undefined> {
+  const aborted = new Promise<void>((resolve) => {
+    if (signal.aborted) resolve();
+    else signal.addEventListener("abort", () => resolve());
+  });
+  const broken = (error: unknown, type: FailureType) => pushBroken(error, "KV_TRANSFER_FAILED", type, signal);
+  // Nobody has been offered anything yet.
+  if (signal.aborted) throw broken(signal.reason, "push_reg_handshake_failed");
+  const all = Promise.all(
+    agents.map(async (agent) => {
+      if (!(await options.register(order, link, agent))) unoffered.add(agent);
+    }),
+  );
+  let offering = true;
+  const offered = all.then(() => {
+    offering = false;
+  });
+  for (;;) {
+    if (agents.every((agent) => words.done.has(agent))) return undefined;
+    for (const error of words.ended.values()) return broken(error, "push_refused");
+    if (signal.aborted) return broken(signal.reason, "push_timed_out");
+    if (!offering && unoffered.size > 0) {
+      const error = new KvError(
+        "KV_NOTIFICATION_FAILED",
+        `engine ${order.remote.engineId} could not be told of the blocks of request ${order.requestId}`,
+      );
+      return broken(error, "push_reg_notif_failed");
+    }
+    await Promise.race([words.next(), aborted, ...(offering ? [offered] : [])]);
+  }
+}
+
+/** Until each rank has said that it has written or will not, or the producer's process is gone, or there is no use in waiting. */
+async function untilSafe(
+  order: RegistrationOrder,
+  link: RemoteLink,
+  agents: readonly string[],
+  words: Words,
+  options: ReceivePushOptions,
+  atRisk: () => void,
+): Promise<void> {
+  const { clock } = options;
+  const open = () => agents.filter((agent) => !words.done.has(agent) && !words.ended.has(agent));
+  const controls = link.features.has(PUSH_CONTROL);
+  const startedMs = clock.now();
+  let told = false;
+  for (let round = 0; open().length > 0; round++) {
+    if (controls) options.withdraw(order, link, open());
+    const roundEndsMs = Math.min(clock.now() + options.repeatMs, startedMs + options.blocksAtRiskMs);
+    while (open().length > 0 && clock.now() < roundEndsMs) {
+      const graceLeftMs = startedMs + options.graceMs - clock.now();
+      if (!told && graceLeftMs <= 0) {
+        told = true;
+        atRisk();
+      }
+      const untilMs = told ? roundEndsMs : Math.min(roundEndsMs, startedMs + options.graceMs);
+      await wordWithin(words, clock, Math.max(1, Math.ceil(untilMs - clock.now())));
+    }
+    if (open().length === 0 || clock.now() - startedMs >= options.blocksAtRiskMs) return;
+    // Of a vLLM process nobody can tell whether it is the same.
+    if (link.incarnation === undefined || round === 0) continue;
+    const process = await options.processAt(order);
+    if (process !== undefined && process !== link.incarnation) return;
+  }
+}
+
+async function wordWithin(words: Words, clock: Clock, timeoutMs: number): Promise<void> {
+  let timer: Timer | undefined;
+  const late = new Promise<void>((resolve) => {
+    timer = clock.setTimer(resolve, timeoutMs);
+  });
+  await Promise.race([words.next(), late]);
+  timer?.cancel();
+}
+
+/** What will land, for the receive pass, and proof that it can: a pair that does not fit is refused before a block is offered. */
+function plannedReceive(link: RemoteLink, order: RegistrationOrder, tpSize: number): RequestPlan {
+  const { plan, features, address } = link;
+  try {
+    if (!features.has(PUSH_CONTROL)) {
+      if (plan.blockSizeRatio !== 1) {
+        throw new KvError(
+          "KV_PLAN_UNSUPPORTED",
+          `engine ${address.engineId} has kernel blocks of ${plan.remote.kernelBlockSize} tokens and this one of ${plan.local.kernelBlockSize}: a vLLM 0.33 prefill worker cannot push to such blocks`,
+          { hint: "use equal block sizes, or pull" },
+        );
+      }
+      const empty = order.localBlockIds.findIndex((ids) => ids.length === 0);
+      if (empty >= 0) {
+        throw new KvError(
+          "KV_BLOCKS_MISMATCH",
+          `request ${order.requestId} wants no block of KV cache group ${empty}: a vLLM 0.33 prefill worker would take that for all of them`,
+        );
+      }
+    }
+    return planRequest(plan, {
+      localBlockIds: order.localBlockIds,
+      // Which blocks the producer has is its own affair; how many tells where ours begin.
+      remoteBlockIds: order.remoteBlockIds ?? order.localBlockIds.map(() => standIns(order, link)),
+      numTokens: order.numTokens,
+      localComputedBlocks: order.localComputedBlocks,
+    });
+  } catch (error) {
+    throw new PushBroken(
+      KvError.from(error, "KV_TRANSFER_INVALID", `request ${order.requestId} on ${tpSize} ranks`),
+      "transfer_setup_failed",
+    );
+  }
+}
+
+function standIns({ numTokens }: RegistrationOrder, { plan }: RemoteLink): number[] {
+  const { kernelBlockSize, physicalBlocksPerLogical } = plan.remote;
+  return Array.from(
+    { length: Math.ceil(numTokens / (kernelBlockSize * physicalBlocksPerLogical)) },
+    (_, i) => i,
+  );
+}
+
+/** The error as the engine shall see it; once the request was given up, or its time was over, that is the reason. */
+export function pushBroken(
+  error: unknown,
+  code: KvError["code"],
+  failureType: FailureType,
+  signal: AbortSignal,
+): PushBroken {
+  if (error instanceof PushBroken) return error;
+  const reason: unknown = signal.aborted ? signal.reason : error;
+  return new PushBroken(KvError.from(reason, code, "a receive failed"), failureType);
+}

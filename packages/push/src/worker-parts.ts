@@ -1,0 +1,182 @@
+import {
+  askLease,
+  createLocalLists,
+  createMessages,
+  createPeers,
+  createReceivePass,
+  createRemoteAgents,
+  createRemoteLinks,
+  decodeNotification,
+  type KvNotification,
+  type PeerAddress,
+  type PeersOptions,
+  type RemoteLink,
+  type RemoteRequest,
+  transferMetrics,
+  type WorkerHalves,
+  type WorkerSurroundings,
+} from "@kv/connector";
+import { decodeControl, decodeRegistration } from "./control.js";
+import { createDecodeWorker } from "./decode-worker.js";
+import { pushStepMetadata } from "./step-metadata.js";
+import { writeBlocks } from "./write.js";
+import { createWriteLinks, type WriteLink } from "./write-link.js";
+import { createPushWriter } from "./writer.js";
+
+/** How long what has ended is remembered: whatever was on its way has arrived by then. */
+const REMEMBER_MS = 600_000;
+
+/** Both halves of a worker, around one agent. */
+export function createWorkerParts(around: WorkerSurroundings): WorkerHalves {
+  const { settings, agent, caches, local, handshake, outbox } = around;
+  const { sideChannel, config, engine } = around.options;
+  const { clock, log } = around.ambient;
+  const metrics = transferMetrics(around.ambient.metrics);
+  const groups = caches.config.groups.map(({ kind }) => kind);
+  const messages = createMessages({ agent, log });
+  const shared = {
+    agent,
+    log,
+    localLists: createLocalLists(agent),
+    remoteAgents: createRemoteAgents(agent),
+    local,
+    numKvHeads: caches.config.numKvHeads,
+    groups,
+    shakeHands: (address: PeerAddress, tpRanks: readonly number[]) => handshake.ask(address, tpRanks, local),
+  };
+
+  function peersOf<Peer>(
+    failureType: string,
+    links: Pick<PeersOptions<Peer>, "open" | "close">,
+  ): PeersOptions<Peer> {
+    return {
+      clock,
+      log,
+      engineTtlMs: settings.engineTtlMs,
+      close: links.close,
+      async open(address) {
+        try {
+          return await links.open(address);
+        } catch (error) {
+          // Once per handshake, however many requests wait for it.
+          metrics.handshakeFailed();
+          const { engineId, host, port } = address;
+          log.warn(failureType, { engineId, host, port, error: String(error) });
+          throw error;
+        }
+      },
+    };
+  }
+
+  const producers = createPeers<RemoteLink>(
+    peersOf(
+      "push_reg_handshake_failed",
+      createRemoteLinks({
+        ...shared,
+        conversions: config.enablePermuteLocalKv ? ["hnd-to-nhd"] : [],
+        prepareLists: false,
+      }),
+    ),
+  );
+  const consumers = createPeers<WriteLink>(peersOf("handshake_setup_failed", createWriteLinks(shared)));
+  const tpRank = around.options.tpRank;
+  const { tpSize, engineId } = engine;
+
+  const writer = createPushWriter({
+    clock,
+    log,
+    metrics,
+    outbox,
+    messages,
+    peers: consumers,
+    engineId,
+    tpRank,
+    tpSize,
+    extensionMs: settings.extensionMs,
+    writeTimeoutMs: settings.requestTimeoutMs,
+    offerMs: settings.registrationTimeoutMs,
+    rememberMs: REMEMBER_MS,
+    write: (link, ranks, pair, signal) =>
+      writeBlocks(link, ranks, pair, signal, {
+        agent,
+        messages,
+        tpRank,
+        tpSize,
+        transferred: metrics.transferred,
+        notificationFailed(error, target) {
+          metrics.notificationFailed();
+          log.warn("notification_failed", { agent: target.agent, error: String(error) });
+        },
+      }),
+  });
+
+  const decode = createDecodeWorker({
+    clock,
+    log,
+    metrics,
+    outbox,
+    messages,
+    peers: producers,
+    engineId,
+    tpRank,
+    tpSize,
+    heartbeatIntervalMs: settings.heartbeatIntervalMs,
+    registrationTimeoutMs: settings.registrationTimeoutMs,
+    blocksAtRiskMs: settings.blocksAtRiskMs,
+    handshakeTimeoutMs: settings.handshakeTimeoutMs,
+    singleGroup: groups.length === 1,
+    settle: createReceivePass({ caches, staging: around.staging }),
+    currentIncarnation: async (remote: RemoteRequest, signal) => {
+      const { engineId: producer, requestId, host, port, lease } = remote;
+      const question = { engineId: producer, requestId, generation: lease?.generation };
+      const asked = { sideChannel, host, port, timeoutMs: settings.handshakeTimeoutMs, signal };
+      return (await askLease(question, asked)).incarnation;
+    },
+  });
+  listen().catch((error: unknown) => log.error("notifications-ended", { error: String(error) }));
+
+  /** Until the agent closes. A bad notification is logged; nothing that a peer sends ends this. */
+  async function listen(): Promise<void> {
+    for await (const { from, payload } of agent.notifications()) {
+      try {
+        heard(decodeNotification(payload), from);
+      } catch (error) {
+        log.warn("notification-refused", { from, error: String(error) });
+      }
+    }
+  }
+
+  function heard(notification: KvNotification, from: string): void {
+    switch (notification.kind) {
+      case "done":
+        decode.done(notification.requestId, from);
+        return;
+      case "heartbeat":
+        writer.heartbeat(notification.requestIds);
+        return;
+      case "push-registration":
+        writer.offer(decodeRegistration(notification.registration), from);
+        return;
+      case "own": {
+        const control = decodeControl(notification.message);
+        if (control?.kind === "withdrawal") writer.withdraw(control.offer, from);
+        else if (control?.kind === "ended") decode.ended(control.ended, from);
+        else log.debug("notification-not-for-push", { from, type: notification.message.type });
+      }
+    }
+  }
+
+  return {
+    peers: [producers, consumers],
+    step(step) {
+      const orders = pushStepMetadata(step);
+      writer.step(orders);
+      decode.step(orders);
+    },
+    running: writer.running,
+    outstanding: () => ({ ...writer.outstanding(), ...decode.outstanding() }),
+    async close() {
+      await Promise.all([writer.close(), decode.close()]);
+    },
+  };
+}

@@ -1,0 +1,10 @@
+import { connectorSuite } from "@kv/conformance/connector";
+import { memoryPair } from "../../pull/test/memory-pair.js";
+import { pushConnector } from "../src/index.js";
+
+for (const tpSize of [1, 2]) {
+  connectorSuite({
+    name: `push, TP ${tpSize}, memory`,
+    createPair: () => memoryPair({ tpSize, connector: pushConnector }),
+  });
+}
