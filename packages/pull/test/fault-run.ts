@@ -1,8 +1,14 @@
-import { KvError, type KvTransferParams } from "@kv/interface";
-import { memoryNetwork, type SeededRandom, seededRandom, virtualClock } from "@kv/transport-memory";
+import { type ConnectorModule, KvError, type KvTransferParams, type Transport } from "@kv/interface";
+import {
+  type FaultRule,
+  memoryNetwork,
+  type SeededRandom,
+  seededRandom,
+  virtualClock,
+} from "@kv/transport-memory";
 import { FAULT_RULES, LONG_MS, PLAIN_FAULT_RULES } from "./fault-rules.js";
 import type { Sabotage } from "./sabotage.js";
-import { createSimEngine, type SimEngine, type SimRequest } from "./sim-engine.js";
+import { coordinatesOf, createSimEngine, type SimEngine, type SimRequest } from "./sim-engine.js";
 
 export interface FaultRunOptions {
   readonly seed: string;
@@ -14,6 +20,14 @@ export interface FaultRunOptions {
   readonly plainProducers?: boolean;
   /** Breaks a rule on purpose: the run must find out. */
   readonly sabotage?: Sabotage;
+  readonly wrapTransport?: (transport: Transport) => Transport;
+  /** Pull by default. */
+  readonly connector?: ConnectorModule;
+  readonly rules?: readonly FaultRule[];
+  /** The share of requests whose two legs go out at once, the consumer with the producer's coordinates alone. */
+  readonly atOnce?: number;
+  /** Of each engine: few enough that freed blocks are in use again soon. */
+  readonly numBlocks?: number;
 }
 
 export interface FaultRunReport {
@@ -52,6 +66,11 @@ export async function faultRun({
   seed,
   requests,
   sabotage,
+  wrapTransport,
+  connector,
+  rules,
+  atOnce = 0,
+  numBlocks = 96,
   plainProducers = false,
 }: FaultRunOptions): Promise<FaultRunReport> {
   const clock = virtualClock();
@@ -60,7 +79,7 @@ export async function faultRun({
     clock,
     random: root.fork("network"),
     latency: { latencyMs: 1, jitterMs: 3, minPieces: 3, lingerMs: 6 },
-    faults: plainProducers ? PLAIN_FAULT_RULES : FAULT_RULES,
+    faults: rules ?? (plainProducers ? PLAIN_FAULT_RULES : FAULT_RULES),
   });
   const violations: string[] = [];
   let violationCount = 0;
@@ -93,14 +112,15 @@ export async function faultRun({
       tpSize: place.tpSize,
       blockSize: place.blockSize,
       skewMs: place.skewMs,
-      // Few enough that freed blocks are in use again soon.
-      numBlocks: 96,
+      numBlocks,
       extra: { kv_lease_duration: LEASE_SECONDS, request_timeout: REQUEST_TIMEOUT_MS / 1000, engine_ttl: 30 },
       // One decode engine computes what did not arrive, the other fails it.
       loadFailurePolicy: place.hostName === "d1" ? "recompute" : "fail",
       violation,
       plain: plainProducers,
       ...(sabotage === undefined ? {} : { sabotage }),
+      ...(wrapTransport === undefined ? {} : { wrapTransport }),
+      ...(connector === undefined ? {} : { connector }),
     });
   }
 
@@ -119,6 +139,7 @@ export async function faultRun({
   async function one(n: number, random: SeededRandom): Promise<string> {
     const request: SimRequest = { requestId: `r${n}`, prompt: n, numTokens: 1 + random.integer(80) };
     const { engine: prefill } = await living(prefills, random);
+    if (atOnce > 0 && random.next() < atOnce) return bothLegs(n, prefill, request, random);
     const params = await within(
       prefill.prefill(request),
       () => prefill.abort(request.requestId),
@@ -138,6 +159,38 @@ export async function faultRun({
     if (outcome === "ok" || plainProducers || random.next() < 0.5) return outcome;
     await sleep(random.next() * 200);
     return decode(request, params, `u${n}`, random);
+  }
+
+  /** Both legs at once, or the consumer's first, or the producer's; either may be given up at any moment. */
+  async function bothLegs(
+    n: number,
+    prefill: SimEngine,
+    request: SimRequest,
+    random: SeededRandom,
+  ): Promise<string> {
+    const suffix = () =>
+      random
+        .integer(2 ** 32)
+        .toString(16)
+        .padStart(8, "0");
+    const prefillId = `cmpl-r${n}-0-${suffix()}`;
+    const decodeId = `cmpl-r${n}-0-${suffix()}`;
+    const abortMs = random.next() < 0.05 ? random.next() ** 2 * 4000 : 60_000;
+    const leadMs = random.next() < 0.3 ? random.next() * 50 : 0;
+    const prefillFirst = random.next() < 0.5;
+    const [outcome] = await Promise.all([
+      sleep(prefillFirst ? leadMs : 0).then(() =>
+        decode(request, coordinatesOf(prefill, `r${n}`), decodeId, random),
+      ),
+      sleep(prefillFirst ? 0 : leadMs).then(() =>
+        within(
+          prefill.prefill({ ...request, requestId: prefillId }),
+          () => prefill.abort(prefillId),
+          abortMs,
+        ),
+      ),
+    ]);
+    return outcome;
   }
 
   async function decode(

@@ -11,6 +11,7 @@ import {
   noMetrics,
   type Platform,
   type SideChannel,
+  type Transport,
   type WorkerOutput,
 } from "@kv/interface";
 import {
@@ -25,10 +26,24 @@ import { plainSideChannel } from "./plain-peer.js";
 import { type Sabotage, sabotagedSideChannel, sabotagedTransport } from "./sabotage.js";
 import { createSimRanks } from "./sim-ranks.js";
 
+/** What a proxy knows of a producer before it has answered: where both legs go out at once. */
+export function coordinatesOf({ engineId, host, tpSize }: SimEngine, requestId: string): KvTransferParams {
+  return {
+    do_remote_prefill: true,
+    do_remote_decode: false,
+    remote_engine_id: engineId,
+    remote_request_id: requestId,
+    remote_host: host.name,
+    remote_port: 5600,
+    tp_size: tpSize,
+  };
+}
+
 /** An engine without a model: real connectors, real blocks, made-up KV. It lives on one host of a memory network, in its time. */
 export interface SimEngine {
   readonly engineId: string;
   readonly host: MemoryHost;
+  readonly tpSize: number;
   readonly alive: boolean;
   /** Computes a prompt and answers the parameters for the one who reads it. */
   prefill(request: SimRequest): Promise<KvTransferParams>;
@@ -74,6 +89,8 @@ export interface SimEngineOptions {
   /** A platform with a host buffer that happens to be the device's memory: told of each copy. */
   readonly staging?: (call: string) => void;
   readonly sabotage?: Sabotage;
+  /** A rule that is broken from outside, by a connector's own tests. */
+  readonly wrapTransport?: (transport: Transport) => Transport;
   /** Told of what no engine should ever see. */
   violation(what: string): void;
 }
@@ -121,7 +138,8 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
     ...(options.log === undefined ? {} : { log: options.log }),
   };
   const cache = simConfig(options.blockSize, options.numKvHeads);
-  const transport = sabotagedTransport(memoryTransport({ network, host }), options.sabotage);
+  const wrapTransport = options.wrapTransport ?? ((given: Transport) => given);
+  const transport = wrapTransport(sabotagedTransport(memoryTransport({ network, host }), options.sabotage));
   const ownSideChannel = options.sideChannel ?? memorySideChannel({ network, host });
   const sideChannel = sabotagedSideChannel(
     options.plain === true ? plainSideChannel(ownSideChannel) : ownSideChannel,
@@ -345,6 +363,7 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
   return {
     engineId,
     host,
+    tpSize,
     get alive() {
       return alive;
     },

@@ -88,6 +88,8 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
   const byRequestId = new Map<string, Receiving>();
   const byWireId = new Map<string, Receiving>();
   const early = new Map<string, Set<string>>();
+  /** Heartbeats in a row that a producer did not take. */
+  const silent = new Map<string, number>();
   const runs = new Set<Promise<void>>();
   const tells = new Set<Promise<void>>();
   let incarnation = "";
@@ -97,8 +99,34 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
     intervalMs: options.heartbeatIntervalMs,
     peers,
     messages,
+    beaten: ({ engineId }, taken) => {
+      if (taken) silent.delete(engineId);
+      else track(tells, suspect(engineId));
+    },
     track: (work) => track(tells, work),
   });
+
+  /**
+   * A producer that dies between a registration and its WRITE sends no word. A heartbeat that the transport does not take raises the
+   * question; another process in its place answers it, and so does nobody, asked twice.
+   */
+  async function suspect(engineId: string): Promise<void> {
+    const waiting = [...byRequestId.values()].filter(({ order }) => order.remote.engineId === engineId);
+    const link = peers.peek(engineId);
+    const first = waiting[0];
+    if (first === undefined || link === undefined) return;
+    const process = await receiveOptions.processAt(first.order);
+    const times = (silent.get(engineId) ?? 0) + 1;
+    silent.set(engineId, times);
+    if (process === link.incarnation || (process === undefined && times < 2)) return;
+    silent.delete(engineId);
+    const reason = process === undefined ? "does not answer" : "was restarted";
+    peers.drop(engineId, `it ${reason}`, link);
+    for (const { controller, order } of waiting) {
+      const message = `engine ${engineId} ${reason} before it wrote the KV of request ${order.requestId}`;
+      controller.abort(new KvError("KV_PEER_DISCONNECTED", message));
+    }
+  }
 
   const us = (): Registrant => ({
     engineId: options.engineId,

@@ -21,11 +21,20 @@ export interface KeepAliveOptions {
   readonly intervalMs: number;
   readonly peers: Peers<RemoteLink>;
   readonly messages: Pick<Messages, "beat">;
+  /** A beat to this engine was not taken by the transport, or was. */
+  beaten?(order: HeartbeatOrder, taken: boolean): void;
   /** Takes work that nobody waits for, and that never rejects. */
   track(work: Promise<void>): void;
 }
 
-export function createKeepAlive({ clock, intervalMs, peers, messages, track }: KeepAliveOptions): KeepAlive {
+export function createKeepAlive({
+  clock,
+  intervalMs,
+  peers,
+  messages,
+  beaten,
+  track,
+}: KeepAliveOptions): KeepAlive {
   const takenAtMs = new Map<string, number[]>();
 
   const heartbeats = createHeartbeats<HeartbeatOrder>({
@@ -46,6 +55,7 @@ export function createKeepAlive({ clock, intervalMs, peers, messages, track }: K
       const atMs = clock.now();
       track(
         messages.beat(link, order.remoteRequestIds).then((taken) => {
+          beaten?.(order, taken);
           if (!taken) return;
           for (const id of order.remoteRequestIds) takenAtMs.get(key(order.engineId, id))?.push(atMs);
         }),

@@ -1,0 +1,25 @@
+import { describe, expect, it } from "vitest";
+import { faultRun } from "../../pull/test/fault-run.js";
+import { pushConnector } from "../src/index.js";
+import { PUSH_FAULT_RULES } from "./fault-rules.js";
+import { sabotagedPush } from "./sabotage.js";
+
+// What finds nothing proves nothing: each rule is broken from outside, and the run must see it.
+describe("the fault run finds", () => {
+  it.each(["believe-itself", "no-generations", "release-early"] as const)(
+    "%s",
+    async (sabotage) => {
+      const report = await faultRun({
+        seed: "bite",
+        requests: 2000,
+        connector: pushConnector,
+        rules: [{ fault: "fail", operation: "WRITE", probability: 0.1 }, ...PUSH_FAULT_RULES],
+        atOnce: 0.6,
+        numBlocks: 192,
+        wrapTransport: sabotagedPush(sabotage),
+      });
+      expect(report.violations.join("\n")).toMatch(/wrong bytes|written to while nobody had it/);
+    },
+    300_000,
+  );
+});

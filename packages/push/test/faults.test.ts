@@ -1,0 +1,30 @@
+import { describe, expect, it } from "vitest";
+import { faultRun } from "../../pull/test/fault-run.js";
+import { pushConnector } from "../src/index.js";
+import { PUSH_FAULT_RULES } from "./fault-rules.js";
+
+const requests = Number(process.env.KV_REQUESTS ?? 10_000);
+// One run for everybody, unless another is asked for: KV_SEED=random takes a new one each time, and prints it.
+const asked = process.env.KV_SEED ?? "push";
+const seed = asked === "random" ? `${Date.now()}` : asked;
+// A consumer's blocks are taken while its prompt is computed, so more of them are in use than with pull.
+const push = { connector: pushConnector, rules: PUSH_FAULT_RULES, atOnce: 0.6, numBlocks: 192 };
+
+describe(`${requests} requests under faults`, () => {
+  it(`each ends with the right bytes or a typed error, and nothing is left (KV_SEED=${seed})`, async () => {
+    const report = await faultRun({ seed, requests, ...push });
+    const replay = `replay: KV_SEED=${seed} KV_REQUESTS=${requests} npx vitest run packages/push/test/faults.test.ts`;
+    console.info(JSON.stringify({ seed, ...report }));
+    expect(report.violations, replay).toEqual([]);
+    expect(report.left, replay).toEqual({});
+    const total = Object.values(report.outcomes).reduce((sum, count) => sum + count, 0);
+    expect(total, replay).toBe(requests);
+    // Most must get through: a connector that refuses everything would pass the rest.
+    expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.6);
+  }, 1_800_000);
+
+  it("one seed is one run", async () => {
+    const first = await faultRun({ seed: "again", requests: 300, ...push });
+    expect(await faultRun({ seed: "again", requests: 300, ...push })).toEqual(first);
+  });
+});
