@@ -1,0 +1,103 @@
+import { createLocalLists, createRemoteAgents } from "@kv/connector";
+import { type Agent, type PreparedList, silentLog } from "@kv/interface";
+import type { RankGeometry } from "@kv/plan";
+import { describe, expect, it } from "vitest";
+import { PUSH_CONTROL } from "./control.js";
+import { createWriteLinks } from "./write-link.js";
+
+const rank = (tpRank: number, tpSize: number, blockSize: number, heads = 4): RankGeometry => ({
+  tpRank,
+  tpSize,
+  kernelBlockSize: blockSize,
+  physicalBlocksPerLogical: 1,
+  layout: "LBHNC",
+  attentionBackend: "SIM",
+  deviceId: 0,
+  regions: [
+    {
+      name: "layers.0",
+      baseAddress: 4096,
+      numBlocks: 8,
+      blockLengthBytes: Math.max(1, heads / tpSize) * blockSize * 16,
+      blockStrideBytes: Math.max(1, heads / tpSize) * blockSize * 16,
+      groupId: 0,
+      memoryType: "DRAM",
+    },
+  ],
+});
+
+function setUp(options: {
+  local: RankGeometry;
+  consumer: { tpSize: number; blockSize: number };
+  heads?: number;
+  features?: readonly string[];
+}) {
+  const { local, consumer, heads = 4 } = options;
+  const open = new Set<string>();
+  const list = (name: string) => {
+    open.add(name);
+    return { close: async () => void open.delete(name) } as unknown as PreparedList;
+  };
+  const agent = {
+    async addRemote(metadata: Uint8Array) {
+      const name = `agent ${metadata[0]}`;
+      open.add(name);
+      return name;
+    },
+    removeRemote: async (name: string) => void open.delete(name),
+    prepareLocal: async () => list("ours"),
+    prepareRemote: async (remote: string) => list(`theirs of ${remote}`),
+  } as unknown as Agent;
+  const links = createWriteLinks({
+    agent,
+    log: silentLog,
+    localLists: createLocalLists(agent),
+    remoteAgents: createRemoteAgents(agent),
+    local,
+    numKvHeads: heads,
+    groups: ["full"],
+    shakeHands: async (_address, tpRanks) => ({
+      ranks: tpRanks.map((tpRank) => ({
+        tpRank,
+        geometry: rank(tpRank, consumer.tpSize, consumer.blockSize, heads),
+        agentMetadata: new Uint8Array([tpRank]),
+      })),
+      clock: undefined as never,
+      incarnation: "i",
+      features: new Set(options.features ?? [PUSH_CONTROL]),
+    }),
+  });
+  const address = { engineId: "d", host: "d", port: 1, tpSize: consumer.tpSize, dcpSize: 1, ppSize: 1 };
+  return { links, open, address };
+}
+
+describe("a producer's links", () => {
+  it("has a target for each rank that it serves, and closes all that it opened", async () => {
+    const { links, open, address } = setUp({
+      local: rank(0, 1, 16),
+      consumer: { tpSize: 2, blockSize: 16 },
+    });
+    const link = await links.open(address);
+    expect([...link.targets.keys()]).toEqual([0, 1]);
+    expect([...link.targets.values()].every(({ lists }) => lists !== undefined)).toBe(true);
+    expect(open.size).toBeGreaterThan(4);
+    await links.close(link);
+    expect([...open]).toEqual([]);
+  });
+
+  it("has nothing to write where another rank holds the same heads", async () => {
+    const local = rank(1, 4, 16, 2);
+    const { links, address } = setUp({ local, consumer: { tpSize: 1, blockSize: 16 }, heads: 2 });
+    const link = await links.open(address);
+    expect(link.targets.get(0)?.lists).toBeUndefined();
+  });
+
+  it("refuses a vLLM consumer of other block sizes, and serves one of ours", async () => {
+    const pair = { local: rank(0, 1, 16), consumer: { tpSize: 1, blockSize: 32 } };
+    const theirs = setUp({ ...pair, features: [] });
+    await expect(theirs.links.open(theirs.address)).rejects.toMatchObject({ code: "KV_PLAN_UNSUPPORTED" });
+    expect([...theirs.open]).toEqual([]);
+    const ours = setUp(pair);
+    expect((await ours.links.open(ours.address)).controls).toBe(true);
+  });
+});

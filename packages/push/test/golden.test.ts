@@ -1,0 +1,302 @@
+import { readFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+import {
+  createLocalLists,
+  createPrefillScheduler,
+  createRemoteAgents,
+  encodeNotification,
+  type LeaseOrder,
+} from "@kv/connector";
+import { type Agent, type PreparedList, silentLog, type TransferRequest } from "@kv/interface";
+import type { RankGeometry } from "@kv/plan";
+import { describe, expect, it } from "vitest";
+import { fixedClock } from "../../pull/test/fixed-clock.js";
+import { decodeRegistration, encodeRegistration, type Offer } from "../src/control.js";
+import { createDecodeScheduler } from "../src/decode-scheduler.js";
+import { writeBlocks } from "../src/write.js";
+import { createWriteLinks } from "../src/write-link.js";
+
+// What real vLLM servers did (0.32 and 0.33): packages/connector/fixtures/README.md says where it comes from.
+const folder = fileURLToPath(new URL("../../connector/fixtures/wire/", import.meta.url));
+
+/** The keys of a recording that are looked at, of whichever kind the line is. */
+interface Line {
+  readonly hex: string;
+  readonly decoded: { readonly kind: string; readonly msgpack: Said; readonly req_ids: string[] };
+  readonly ev?: string;
+  readonly req: string;
+  readonly ret: readonly [number, boolean];
+  readonly delay_free: boolean;
+  readonly params: Params | null;
+  readonly op?: string;
+  readonly local_idx: readonly number[];
+  readonly remote_idx: readonly number[];
+  readonly notif: string;
+}
+
+interface Said {
+  readonly request_id: string;
+  readonly decode_engine_id: string;
+  readonly decode_host: string;
+  readonly decode_port: number;
+  readonly decode_tp_size: number;
+  readonly local_block_ids: readonly (readonly number[])[];
+  readonly remote_engine_id: string;
+  readonly remote_host: string;
+  readonly remote_port: number;
+  readonly remote_tp_size: number;
+  readonly remote_pp_size: number;
+}
+
+interface Params {
+  readonly remote_block_ids: readonly (readonly number[])[];
+  readonly remote_engine_id: string;
+  readonly remote_request_id: string;
+  readonly remote_host: string;
+  readonly remote_port: number;
+  readonly tp_size: number;
+  readonly remote_num_tokens: number;
+}
+
+const lines = (name: string): Line[] =>
+  readFileSync(`${folder}${name}.jsonl`, "utf8")
+    .split("\n")
+    .filter((line) => line !== "")
+    .map((line) => JSON.parse(line) as Line);
+
+const RECORDINGS = ["push_p1d1", "v33_push_p1d2"];
+const LAYERS = ["0", "1", "2", "3"];
+const CACHE = {
+  groups: [{ kind: "full" as const, layerNames: LAYERS }],
+  blockSize: 32,
+  physicalBlocksPerLogical: 1,
+  numKvHeads: 4,
+  headSize: 32,
+  numHiddenLayers: 4,
+  dtype: "torch.float32",
+  cacheDtype: "auto",
+  layout: "LBHNC" as const,
+  attentionBackend: "CPU_ATTN",
+};
+
+describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
+  const registrations = lines(`${recording}.notifs`).filter(({ decoded }) => decoded.kind === "PUSH_REG");
+  const scheduled = lines(`${recording}.sched`);
+
+  it("a registration, byte for byte, both ways", () => {
+    expect(registrations.length).toBeGreaterThan(3);
+    for (const { hex, decoded } of registrations) {
+      const said = decoded.msgpack;
+      const order = {
+        requestId: "not on the wire",
+        wireId: said.request_id,
+        generation: 7,
+        oldestOpen: 7,
+        remote: {
+          engineId: said.remote_engine_id,
+          host: said.remote_host,
+          port: said.remote_port,
+          tpSize: said.remote_tp_size,
+          dcpSize: 1,
+          ppSize: said.remote_pp_size,
+          registrationGeneration: 0,
+          requestId: "not on the wire",
+        },
+        localBlockIds: said.local_block_ids,
+        localComputedBlocks: [0],
+        numTokens: 1,
+        awaited: true,
+        host: said.decode_host,
+        port: said.decode_port,
+      };
+      const us = {
+        engineId: said.decode_engine_id,
+        tpSize: said.decode_tp_size,
+        tpRank: 0,
+        incarnation: "i",
+      };
+      expect(Buffer.from(encodeRegistration(order, us, false)).toString("hex")).toBe(hex);
+      const offer = decodeRegistration({ ...said });
+      expect(offer).toEqual({
+        wireId: order.wireId,
+        matchId: order.wireId,
+        engineId: us.engineId,
+        host: order.host,
+        port: order.port,
+        tpSize: us.tpSize,
+        blockIds: order.localBlockIds,
+        producerEngineId: order.remote.engineId,
+      });
+    }
+  });
+
+  it("what a prefill scheduler answers, keys and order included", () => {
+    for (const ended of scheduled.filter(({ ev }) => ev === "sched.request_finished.ret")) {
+      const { params } = ended;
+      if (params === null) continue;
+      const prefill = createPrefillScheduler({
+        transferMode: "push",
+        clock: fixedClock(),
+        config: CACHE,
+        engineId: params.remote_engine_id,
+        tpSize: params.tp_size,
+        dcpSize: 1,
+        ppSize: 1,
+        leaseMs: 30_000,
+        incarnation: "i",
+        sideChannel: () => ({ host: params.remote_host, port: params.remote_port }),
+        registrationGeneration: () => 3,
+      });
+      const request = {
+        requestId: params.remote_request_id,
+        numPromptTokens: params.remote_num_tokens,
+        kvTransferParams: { do_remote_decode: true },
+      };
+      const answer = prefill.finished(request, params.remote_block_ids, "length");
+      expect(answer.keepBlocks).toBe(ended.delay_free);
+      const { kv_peer: _, ...ours } = answer.kvTransferParams ?? {};
+      expect(JSON.stringify(ours)).toBe(JSON.stringify(params));
+    }
+  });
+
+  it("what a decode scheduler asks for and registers", () => {
+    const matched = scheduled.filter(({ ev, ret }) => ev === "sched.get_num_new_matched_tokens" && ret[1]);
+    expect(matched.length).toBeGreaterThan(0);
+    for (const { req, params, ret } of matched) {
+      if (params === null) continue;
+      const registered = registrations.find(({ decoded }) => decoded.msgpack.request_id === req)?.decoded
+        .msgpack;
+      if (registered === undefined) throw new Error(`${req} is not registered in the recording`);
+      const decode = createDecodeScheduler({
+        clock: fixedClock(),
+        config: CACHE,
+        sideChannel: () => ({
+          host: registered.decode_host,
+          port: registered.decode_port,
+        }),
+      });
+      const request = { requestId: req, numPromptTokens: ret[0], kvTransferParams: { ...params } };
+      decode.queued(request);
+      expect(decode.takeStep().heartbeats).toMatchObject([{ remoteRequestIds: [params.remote_request_id] }]);
+      expect(decode.matched(request, 0)).toEqual({ tokens: ret[0], async: true });
+      decode.allocated(request, registered.local_block_ids, ret[0]);
+      expect(decode.takeStep().registrations).toMatchObject([
+        {
+          requestId: req,
+          wireId: req,
+          localBlockIds: registered.local_block_ids,
+          remote: {
+            engineId: registered.remote_engine_id,
+            host: registered.remote_host,
+            port: registered.remote_port,
+            tpSize: registered.remote_tp_size,
+          },
+        },
+      ]);
+    }
+  });
+
+  it("which descriptors are written where, and the word at the end", async () => {
+    const writes = lines(`${recording}.xfers`).filter(({ op }) => op === "WRITE");
+    const decodeTpSize = recording.endsWith("d2") ? 2 : 1;
+    const rank = (tpRank: number, tpSize: number, numBlocks: number): RankGeometry => ({
+      tpRank,
+      tpSize,
+      kernelBlockSize: 32,
+      physicalBlocksPerLogical: 1,
+      layout: "LBHNC",
+      attentionBackend: "CPU_ATTN",
+      deviceId: 0,
+      regions: LAYERS.map((name, i): RankGeometry["regions"][number] => ({
+        name,
+        baseAddress: 2 ** 40 + i * 2 ** 24,
+        numBlocks,
+        blockLengthBytes: (4 / tpSize) * 32 * 64 * 4,
+        blockStrideBytes: (4 / tpSize) * 32 * 64 * 4,
+        groupId: 0,
+        memoryType: "DRAM",
+      })),
+    });
+    const done: TransferRequest[] = [];
+    const agent = {
+      addRemote: async (metadata: Uint8Array) => `agent ${metadata[0]}`,
+      prepareLocal: async () => ({}) as PreparedList,
+      prepareRemote: async (remote: string) => ({ remote }) as PreparedList,
+      transfer(request: TransferRequest) {
+        done.push(request);
+        return { done: Promise.resolve({}), released: Promise.resolve() };
+      },
+    } as unknown as Agent;
+    const links = createWriteLinks({
+      agent,
+      log: silentLog,
+      localLists: createLocalLists(agent),
+      remoteAgents: createRemoteAgents(agent),
+      local: rank(0, 1, 64),
+      numKvHeads: 4,
+      groups: ["full"],
+      shakeHands: async (_address, tpRanks) => ({
+        ranks: tpRanks.map((tpRank) => ({
+          tpRank,
+          geometry: rank(tpRank, decodeTpSize, 48),
+          agentMetadata: new Uint8Array([tpRank]),
+        })),
+        clock: undefined as never,
+        incarnation: undefined,
+        features: new Set<string>(),
+      }),
+    });
+    const link = await links.open({
+      engineId: "d",
+      host: "d",
+      port: 1,
+      tpSize: decodeTpSize,
+      dcpSize: 1,
+      ppSize: 1,
+    });
+    for (let at = 0; at < writes.length; at += decodeTpSize) {
+      const first = writes[at];
+      if (first === undefined) continue;
+      const perRegion = first.local_idx.length / 4;
+      const promptBlockIds = [first.local_idx.slice(0, perRegion)];
+      const order = {
+        requestId: "p",
+        promptBlockIds,
+        numTokens: perRegion * 32 - 20,
+      } as unknown as LeaseOrder;
+      const offer = {
+        wireId: first.notif.slice(0, -2),
+        blockIds: [first.remote_idx.slice(0, perRegion)],
+      } as unknown as Offer;
+      done.splice(0);
+      await writeBlocks(link, [...link.targets.keys()], { order, offer }, new AbortController().signal, {
+        agent,
+        messages: { send: async () => true },
+        tpRank: 0,
+        tpSize: 1,
+        transferred() {},
+        notificationFailed() {},
+      });
+      expect(done.length).toBe(decodeTpSize);
+      for (const [index, request] of done.entries()) {
+        const theirs = writes[at + index] as Line;
+        const pairs = (local: ArrayLike<number>, remote: ArrayLike<number>) =>
+          Array.from(local, (id, i) => `${id} → ${remote[i]}`).sort();
+        expect(request.operation).toBe("WRITE");
+        expect(pairs(request.localIds, request.remoteIds)).toEqual(
+          pairs(theirs.local_idx, theirs.remote_idx),
+        );
+        expect(new TextDecoder().decode(request.notification)).toBe(theirs.notif);
+      }
+    }
+  });
+});
+
+it("a heartbeat names the producer's request", () => {
+  const heartbeats = lines("v33_push_p1d2.notifs").filter(({ decoded }) => decoded.kind === "HB");
+  expect(heartbeats.length).toBeGreaterThan(0);
+  for (const { hex, decoded } of heartbeats) {
+    const requestIds = decoded.req_ids;
+    expect(Buffer.from(encodeNotification({ kind: "heartbeat", requestIds })).toString("hex")).toBe(hex);
+  }
+});

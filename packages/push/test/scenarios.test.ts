@@ -1,0 +1,392 @@
+import type { FaultRule } from "@kv/transport-memory";
+import { describe, expect, it } from "vitest";
+import { coordinatesOf } from "../../pull/test/sim-engine.js";
+import { stage as anyStage, prompt } from "../../pull/test/stage.js";
+import { pushConnector } from "../src/index.js";
+
+const stage = (faults: readonly FaultRule[] = []) => anyStage({ faults, connector: pushConnector });
+const legs = (n: number, numTokens = 40) => ({
+  prefill: { ...prompt(n, numTokens), requestId: `cmpl-r${n}-0-0000aaaa` },
+  decode: { ...prompt(n, numTokens), requestId: `cmpl-r${n}-0-bbbb0000` },
+});
+const text = (payload: Uint8Array | undefined) => new TextDecoder().decode(payload);
+
+describe("the producer is told at once", () => {
+  it("of a full prefix hit, in either order", async () => {
+    const play = stage();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const { prefill, decode } = legs(1);
+    const params = await play.clock.settle(p.prefill(prefill));
+    expect(await play.outcome(d.decode({ ...decode, params, cachedTokens: 40 }))).toBe("ok");
+    await play.clock.advance(50);
+    expect(p.outstanding().kept).toBe(0);
+
+    const second = legs(2);
+    const early = coordinatesOf(p, "r2");
+    expect(await play.outcome(d.decode({ ...second.decode, params: early, cachedTokens: 40 }))).toBe("ok");
+    await play.clock.settle(p.prefill(second.prefill));
+    await play.clock.advance(50);
+    expect(p.outstanding().kept).toBe(0);
+    await play.end();
+  });
+
+  it("of a decode that was aborted before, while and after its blocks were offered", async () => {
+    for (const afterMs of [0, 1, 5, 20]) {
+      const play = stage();
+      const p = await play.engine("p");
+      const d = await play.engine("d");
+      const { prefill, decode } = legs(1);
+      const work = d.decode({ ...decode, params: coordinatesOf(p, "r1") });
+      work.catch(() => {});
+      await play.clock.advance(afterMs);
+      d.abort(decode.requestId);
+      expect(await play.outcome(work)).toBe("KV_REQUEST_ABORTED");
+      await play.clock.advance(50);
+      expect(d.outstanding().blocks).toBe(0);
+      await play.clock.settle(p.prefill(prefill));
+      await play.clock.advance(50);
+      expect([p.outstanding().kept, p.outstanding().blocks]).toEqual([0, 0]);
+      await play.end();
+    }
+  });
+});
+
+describe("the consumer is told at once", () => {
+  it("when a WRITE fails, and both sides are free", async () => {
+    const play = stage([{ fault: "fail", operation: "WRITE", times: 1 }]);
+    const p = await play.engine("p", { tpSize: 2 });
+    const d = await play.engine("d");
+    const { prefill, decode } = legs(1);
+    const startedMs = play.clock.now();
+    const params = await play.clock.settle(p.prefill(prefill));
+    expect(await play.outcome(d.decode({ ...decode, params }))).toBe("KV_TRANSFER_FAILED");
+    expect(play.clock.now() - startedMs).toBeLessThan(200);
+    await play.clock.advance(50);
+    expect([p.outstanding().kept, d.outstanding().blocks]).toEqual([0, 0]);
+    await play.end();
+  });
+
+  it("when the prefill is aborted, whichever came first", async () => {
+    for (const abortFirst of [false, true]) {
+      const play = stage();
+      const p = await play.engine("p");
+      const d = await play.engine("d");
+      const { prefill, decode } = legs(1);
+      const computing = p.prefill(prefill);
+      computing.catch(() => {});
+      const params = coordinatesOf(p, "r1");
+      if (abortFirst) {
+        p.abort(prefill.requestId);
+        await play.clock.advance(20);
+      }
+      const work = d.decode({ ...decode, params });
+      work.catch(() => {});
+      if (!abortFirst) {
+        // It computes no longer than two steps: the registration is on its way.
+        p.abort(prefill.requestId);
+      }
+      const startedMs = play.clock.now();
+      expect(await play.outcome(work)).toMatch(/KV_REQUEST_ABORTED|KV_GENERATION_STALE/);
+      expect(play.clock.now() - startedMs).toBeLessThan(500);
+      await play.end();
+    }
+  });
+
+  it("when the producer was restarted in between", async () => {
+    const play = stage();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const warm = legs(1);
+    const first = await play.clock.settle(p.prefill(warm.prefill));
+    expect(await play.outcome(d.decode({ ...warm.decode, params: first }))).toBe("ok");
+    const work = d.decode({ ...legs(2).decode, params: coordinatesOf(p, "r2") });
+    work.catch(() => {});
+    await play.clock.advance(100);
+    p.kill();
+    await play.engine("p");
+    const startedMs = play.clock.now();
+    expect(await play.outcome(work)).toBe("KV_PEER_DISCONNECTED");
+    // With a heartbeat, not at the deadline.
+    expect(play.clock.now() - startedMs).toBeLessThan(12_000);
+    await play.clock.advance(2000);
+    expect(d.outstanding().blocks).toBe(0);
+    await play.end();
+  });
+
+  it("when another decode request has the blocks", async () => {
+    const play = stage();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const e = await play.engine("e");
+    const { prefill, decode } = legs(1);
+    const params = await play.clock.settle(p.prefill(prefill));
+    const settled = await play.clock.settle(
+      Promise.allSettled([d.decode({ ...decode, params }), e.decode({ ...decode, params })]),
+    );
+    const outcomes = settled.map((one) =>
+      one.status === "fulfilled" ? "ok" : (one.reason as { code: string }).code,
+    );
+    expect(outcomes.sort()).toEqual(["KV_GENERATION_STALE", "ok"]);
+    await play.end();
+  });
+});
+
+describe("no WRITE lands in blocks that others have", () => {
+  it("blocks of an aborted request are given to nobody until the producer has let go of them", async () => {
+    const play = stage([{ fault: "delay", operation: "WRITE", delayMs: 3000, times: 1 }]);
+    const p = await play.engine("p");
+    const d = await play.engine("d", { numBlocks: 3 });
+    const first = legs(1);
+    const second = legs(2);
+    const params = await play.clock.settle(p.prefill(first.prefill));
+    const work = d.decode({ ...first.decode, params });
+    work.catch(() => {});
+    await play.clock.advance(100);
+    d.abort(first.decode.requestId);
+    const next = await play.clock.settle(p.prefill(second.prefill));
+    expect(await play.outcome(d.decode({ ...second.decode, params: next }))).toBe("ok");
+    await play.end();
+  });
+
+  it("a registration that comes after its withdrawal is dropped", async () => {
+    // It is overtaken by what says that it is over.
+    const play = stage([
+      {
+        fault: "reorder",
+        operation: "NOTIFY",
+        from: "d",
+        delayMs: 400,
+        times: 1,
+        where: ({ payload }) => text(payload).startsWith("PUSH_REG:"),
+      },
+    ]);
+    const p = await play.engine("p");
+    const d = await play.engine("d", { numBlocks: 3 });
+    const { prefill, decode } = legs(1);
+    const work = d.decode({ ...decode, params: coordinatesOf(p, "r1") });
+    work.catch(() => {});
+    await play.clock.advance(50);
+    d.abort(decode.requestId);
+    await play.clock.advance(100);
+    expect(d.outstanding().blocks).toBe(0);
+    // Another request has the blocks when the first one's prompt is computed and its registration comes.
+    const other = legs(2);
+    const params = await play.clock.settle(p.prefill(other.prefill));
+    expect(await play.outcome(d.decode({ ...other.decode, params }))).toBe("ok");
+    await play.clock.advance(600);
+    await play.clock.settle(p.prefill(prefill));
+    await play.clock.advance(100);
+    expect(p.outstanding().kept).toBe(0);
+    await play.end();
+  });
+
+  it("a silent producer: the request ends by its deadline, its blocks stay until the producer can be asked", async () => {
+    const play = stage();
+    const p = await play.engine("p");
+    const d = await play.engine("d", { extra: { request_timeout: 5, kv_lease_duration: 600 } });
+    const { decode } = legs(1);
+    const work = d.decode({ ...decode, params: coordinatesOf(p, "r1") });
+    work.catch(() => {});
+    await play.clock.advance(100);
+    play.network.disconnect("p", "d");
+    const startedMs = play.clock.now();
+    expect(await play.outcome(work)).toBe("KV_REQUEST_TIMEOUT");
+    expect(play.clock.now() - startedMs).toBeLessThan(6000);
+    expect(d.outstanding().blocks).toBe(3);
+    play.network.reconnect("p", "d");
+    await play.clock.advance(3000);
+    expect(d.outstanding().blocks).toBe(0);
+    await play.end();
+  });
+});
+
+describe("with a vLLM producer", () => {
+  it("the blocks of an aborted request stay until its word comes, or for decoder_kv_blocks_ttl", async () => {
+    const play = stage();
+    const p = await play.engine("p", { plain: true });
+    const d = await play.engine("d", { extra: { decoder_kv_blocks_ttl: 40 } });
+    for (const comes of [true, false]) {
+      const n = comes ? 1 : 2;
+      const { prefill, decode } = legs(n);
+      const work = d.decode({ ...decode, params: coordinatesOf(p, `r${n}`) });
+      work.catch(() => {});
+      await play.clock.advance(50);
+      d.abort(decode.requestId);
+      await play.clock.advance(10_000);
+      expect(d.outstanding().blocks).toBe(3);
+      if (comes) await play.clock.settle(p.prefill(prefill));
+      await play.clock.advance(comes ? 100 : 31_000);
+      expect(d.outstanding().blocks).toBe(0);
+    }
+    await play.end();
+  });
+
+  it("a pair of other block sizes is refused before a block is offered", async () => {
+    const said: string[] = [];
+    const play = stage([
+      {
+        fault: "delay",
+        operation: "NOTIFY",
+        delayMs: 0,
+        where: ({ payload }) => said.push(text(payload)) < 0,
+      },
+    ]);
+    const p = await play.engine("p", { plain: true });
+    const d = await play.engine("d", { blockSize: 32 });
+    const { prefill, decode } = legs(1);
+    const params = await play.clock.settle(p.prefill(prefill));
+    expect(await play.outcome(d.decode({ ...decode, params }))).toBe("KV_PLAN_UNSUPPORTED");
+    expect(said.filter((word) => word.startsWith("PUSH_REG"))).toEqual([]);
+    await play.end();
+  });
+
+  it("both ranks of a consumer send the same registration, which is served once", async () => {
+    const said: string[] = [];
+    const play = stage([
+      {
+        fault: "delay",
+        operation: "NOTIFY",
+        delayMs: 0,
+        where: ({ payload, from }) => {
+          const word = text(payload);
+          said.push(`${from} ${word.startsWith("PUSH_REG:") ? "PUSH_REG" : word}`);
+          return false;
+        },
+      },
+    ]);
+    const p = await play.engine("p", { plain: true });
+    const d = await play.engine("d", { tpSize: 2, plain: true });
+    const { prefill, decode } = legs(1);
+    const params = await play.clock.settle(p.prefill(prefill));
+    expect(await play.outcome(d.decode({ ...decode, params }))).toBe("ok");
+    await play.clock.advance(100);
+    expect(p.outstanding().kept).toBe(0);
+    expect(said.filter((word) => word.endsWith("bbbb0000:1")).length).toBe(2);
+    await play.end();
+  });
+});
+
+describe("leases", () => {
+  it("run out when nobody registers, and a registration that comes later is told", async () => {
+    const play = stage();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const { prefill, decode } = legs(1);
+    const params = await play.clock.settle(p.prefill(prefill));
+    await play.clock.advance(30_100);
+    expect(p.outstanding().kept).toBe(0);
+    expect(play.counted("p", "expiredRequests")).toBe(1);
+    const startedMs = play.clock.now();
+    expect(await play.outcome(d.decode({ ...decode, params }))).toBe("KV_GENERATION_STALE");
+    expect(play.clock.now() - startedMs).toBeLessThan(200);
+    await play.end();
+  });
+
+  it("are renewed by heartbeats under any name that a peer has for the request", async () => {
+    for (const name of ["cmpl-r1-0-0000aaaa", "cmpl-r1-0", "r1"]) {
+      const play = stage();
+      const p = await play.engine("p");
+      const params = await play.clock.settle(p.prefill(legs(1).prefill));
+      const agent = await play.stranger("x", params);
+      for (let i = 0; i < 4; i++) {
+        await play.clock.advance(15_000);
+        await play.clock.settle(agent.notify(new TextEncoder().encode(`HB:someone-else,${name}`)));
+        await play.clock.advance(50);
+        expect(p.outstanding().kept).toBe(1);
+      }
+      await play.clock.advance(20_100);
+      expect(p.outstanding().kept).toBe(0);
+      await agent.close();
+      await play.end();
+    }
+  });
+
+  it("keep a request whose consumer waits for room", async () => {
+    const play = stage([{ fault: "drop", operation: "WRITE", times: 1 }]);
+    const p = await play.engine("p");
+    const d = await play.engine("d", { numBlocks: 3, extra: { request_timeout: 100 } });
+    const [first, second] = [legs(1), legs(2)];
+    const params = await play.clock.settle(
+      Promise.all([p.prefill(first.prefill), p.prefill(second.prefill)]),
+    );
+    const one = d.decode({ ...first.decode, params: params[0] });
+    one.catch(() => {});
+    await play.clock.advance(10);
+    const two = d.decode({ ...second.decode, params: params[1] });
+    await play.clock.advance(50_000);
+    expect(p.outstanding().kept).toBe(2);
+    expect(await play.outcome(one)).toMatch(/KV_TRANSFER_TIMEOUT|KV_REQUEST_TIMEOUT/);
+    expect(await play.outcome(two)).toBe("ok");
+    await play.end();
+  });
+});
+
+describe("queues", () => {
+  it("a consumer that does not answer holds up no other", async () => {
+    const play = stage();
+    const p = await play.engine("p", { numBlocks: 256 });
+    const dead = await play.engine("dead", { numBlocks: 256 });
+    const d = await play.engine("d");
+    const params = await play.clock.settle(
+      Promise.all(Array.from({ length: 21 }, (_, n) => p.prefill(legs(n).prefill))),
+    );
+    play.network.setFaults([{ fault: "drop", operation: "WRITE", to: "dead" }]);
+    const stuck = params.slice(0, 20).map((each, n) => {
+      const work = dead.decode({ ...legs(n).decode, params: each });
+      work.catch(() => {});
+      return work;
+    });
+    await play.clock.advance(100);
+    const startedMs = play.clock.now();
+    expect(await play.outcome(d.decode({ ...legs(20).decode, params: params[20] ?? {} }))).toBe("ok");
+    expect(play.clock.now() - startedMs).toBeLessThan(200);
+    for (const work of stuck) expect(await play.outcome(work)).toMatch(/TIMEOUT/);
+    await play.end();
+  });
+
+  it("a consumer whose side channel hangs holds up no other", async () => {
+    const play = stage([{ fault: "drop", operation: "REQUEST", from: "p", to: "slow" }]);
+    const p = await play.engine("p");
+    const slow = await play.engine("slow", { extra: { request_timeout: 8 } });
+    const d = await play.engine("d");
+    const [a, b] = [legs(1), legs(2)];
+    const params = await play.clock.settle(Promise.all([p.prefill(a.prefill), p.prefill(b.prefill)]));
+    const work = slow.decode({ ...a.decode, params: params[0] });
+    work.catch(() => {});
+    await play.clock.advance(20);
+    const startedMs = play.clock.now();
+    expect(await play.outcome(d.decode({ ...b.decode, params: params[1] }))).toBe("ok");
+    expect(play.clock.now() - startedMs).toBeLessThan(200);
+    expect(await play.outcome(work)).toBe("KV_REQUEST_TIMEOUT");
+    play.network.setFaults([]);
+    await play.clock.advance(600_000);
+    await play.end();
+  });
+});
+
+describe("what arrived wrong", () => {
+  it("is computed by the engine, where the policy is recompute", async () => {
+    const play = stage([{ fault: "fail", operation: "WRITE", times: 1 }]);
+    const p = await play.engine("p");
+    const d = await play.engine("d", { tpSize: 2, loadFailurePolicy: "recompute" });
+    const { prefill, decode } = legs(1);
+    const params = await play.clock.settle(p.prefill(prefill));
+    expect(await play.outcome(d.decode({ ...decode, params }))).toBe("ok");
+    expect(play.logged("d", "receive-failed").length).toBeGreaterThan(0);
+    await play.end();
+  });
+
+  it("two prompts under one name of a client's do not get each other's KV", async () => {
+    const play = stage();
+    const p = await play.engine("p");
+    const d = await play.engine("d", { extra: { request_timeout: 3 } });
+    const { prefill } = legs(1, 40);
+    await play.clock.settle(p.prefill(prefill));
+    const other = { prompt: 9, numTokens: 41, requestId: "cmpl-r1-0-cccc0000" };
+    expect(await play.outcome(d.decode({ ...other, params: coordinatesOf(p, "r1") }))).toBe(
+      "KV_REQUEST_TIMEOUT",
+    );
+    await play.end();
+  });
+});
