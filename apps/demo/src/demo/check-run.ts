@@ -45,13 +45,15 @@ export async function checkRun(cluster: Cluster, options: CheckOptions): Promise
     ),
   );
   // Before the control: its damage is no part of what is compared.
-  const [sent, received] = await Promise.all([recordsOf(cluster.prefills), recordsOf(cluster.decodes)]);
+  const received = await recordsOf(cluster.decodes);
+  const ids = prompts.map((_, i) => `${runId}-${i}`);
+  const sent = await sentRecords(cluster.prefills, received, ids);
   const requests = outcomes.map((outcome, i): CheckedRequest => {
     const kv = compareKv(`${runId}-${i}`, sent, received);
     const shared = {
       promptTokens: prompts[i]?.length ?? 0,
-      transferMs: kv.received?.transfer?.transfer_ms ?? 0,
-      transferBytes: kv.received?.transfer?.length_bytes ?? 0,
+      transferMs: kv.transfer?.transfer_ms ?? 0,
+      transferBytes: kv.transfer?.length_bytes ?? 0,
       kvEqual: kv.equal,
     };
     if (outcome.status === "rejected") {
@@ -75,6 +77,23 @@ export async function checkRun(cluster: Cluster, options: CheckOptions): Promise
     requests.every(({ problem }) => problem === undefined) && controlled.changed && controlled.restored;
   return { ok, requests, control: controlled };
 }
+
+/** With push the sender tells of a transfer when it is over, a moment after the receiver went on. */
+async function sentRecords(
+  members: Cluster["prefills"],
+  received: readonly KvRecord[],
+  ids: readonly string[],
+): Promise<KvRecord[]> {
+  for (let attempt = 0; ; attempt++) {
+    const sent = await recordsOf(members);
+    const untold = ids.some((id) => compareKv(id, sent, received).transfer === undefined);
+    if (!untold || attempt >= TELL_ATTEMPTS) return sent;
+    await new Promise((resolve) => setTimeout(resolve, TELL_PAUSE_MS));
+  }
+}
+
+const TELL_ATTEMPTS = 20;
+const TELL_PAUSE_MS = 10;
 
 async function recordsOf(members: readonly { readonly url: string }[]): Promise<KvRecord[]> {
   return (await Promise.all(members.map(({ url }) => fetchRecords(url)))).flat();

@@ -1,4 +1,4 @@
-import type { KvRecord } from "../instance/kv-journal.js";
+import type { KvRecord, KvTransferRecord } from "../instance/kv-journal.js";
 
 /** What an instance says at `/kv/transfers`. */
 export async function fetchRecords(url: string): Promise<KvRecord[]> {
@@ -9,6 +9,8 @@ export async function fetchRecords(url: string): Promise<KvRecord[]> {
 
 export interface KvComparison {
   readonly received: KvRecord | undefined;
+  /** Of the side that moved the bytes. */
+  readonly transfer: KvTransferRecord | undefined;
   /** Every group of tokens that was transferred has the hash that it had on the other side. */
   readonly equal: boolean;
   readonly why: string | undefined;
@@ -24,7 +26,8 @@ export function compareKv(
     records.findLast((record) => record.request_id.startsWith(`cmpl-${requestId}-0-`));
   const sent = of(sentRecords);
   const received = of(receivedRecords);
-  const unequal = (why: string): KvComparison => ({ received, equal: false, why });
+  const transfer = [received, sent].find((record) => (record?.transfer?.length_bytes ?? 0) > 0)?.transfer;
+  const unequal = (why: string): KvComparison => ({ received, transfer, equal: false, why });
   if (sent === undefined) return unequal("no prefill instance has sent its KV");
   if (received === undefined) return unequal("no decode instance has received its KV");
   if (sent.digests.length === 0 || received.digests.length !== sent.digests.length) {
@@ -33,6 +36,6 @@ export function compareKv(
   // What the receiver had in its cache came from an earlier request.
   const first = Math.ceil(received.cached_tokens / received.digest_tokens);
   const differing = sent.digests.findIndex((digest, i) => i >= first && digest !== received.digests[i]);
-  if (differing < 0) return { received, equal: true, why: undefined };
+  if (differing < 0) return { received, transfer, equal: true, why: undefined };
   return unequal(`the KV of tokens ${differing * sent.digest_tokens} and on is not what was sent`);
 }

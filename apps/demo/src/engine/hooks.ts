@@ -24,6 +24,8 @@ export interface KvReceivedEvent extends KvEvent {
 export interface EngineHooks {
   /** The request has been computed; a peer may read the blocks as soon as this has resolved. */
   beforeSend?(event: KvEvent): Promise<void>;
+  /** A peer has what it wanted of the request, or wants it no longer; the blocks are about to be freed. */
+  afterSend?(event: Pick<KvEvent, "requestId" | "blockIds">): void;
   /** A peer's KV is in place and not used yet. Answering `damaged` keeps it out of the prefix cache. */
   afterReceive?(event: KvReceivedEvent): Promise<{ damaged: boolean }>;
 }

@@ -37,7 +37,10 @@ export async function applyOutput(output: WorkerOutput, engine: EngineState): Pr
     }
     wakeup.wake();
   }
-  for (const requestId of output.finishedSending) free(requestId, engine);
+  for (const requestId of output.finishedSending) {
+    engine.hooks.afterSend?.({ requestId, blockIds: engine.held.get(requestId) ?? [] });
+    free(requestId, engine);
+  }
 }
 
 async function received(

@@ -9,7 +9,7 @@ export interface KvRecord {
   /** SHA-256 of each `digest_tokens` tokens; empty where digests are off. */
   readonly digests: readonly string[];
   readonly digest_tokens: number;
-  /** Received only. */
+  /** Of the side that moved the bytes: the receiver with pull, the sender with push. */
   readonly transfer?: KvTransferRecord;
 }
 
@@ -28,6 +28,8 @@ export interface KvTransferRecord {
 /** The last records of an instance. */
 export interface KvJournal {
   add(record: KvRecord): void;
+  /** Completes the last record of KV that was sent for a request. */
+  sent(requestId: string, transfer: KvTransferRecord): void;
   readonly records: readonly KvRecord[];
 }
 
@@ -37,6 +39,13 @@ export function createKvJournal({ capacity = 256 }: { capacity?: number } = {}):
     add(record) {
       records.push(record);
       if (records.length > capacity) records.splice(0, records.length - capacity);
+    },
+    sent(requestId, transfer) {
+      const at = records.findLastIndex(
+        (record) => record.direction === "sent" && record.request_id === requestId,
+      );
+      const record = records[at];
+      if (record !== undefined) records[at] = { ...record, transfer };
     },
     get records() {
       return records;

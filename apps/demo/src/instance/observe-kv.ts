@@ -21,9 +21,11 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
   const { pool, journal, meter, clock, digests, toZero } = options;
   const digestsOf = (blockIds: readonly number[], count: number) =>
     digests ? pool.digests({ blockIds, from: 0, count }) : Promise.resolve([]);
+  const sendableSinceMs = new Map<string, number>();
   return {
     async beforeSend({ requestId, kvTransferParams, blockIds, tokens }) {
       if (kvTransferParams.do_remote_decode !== true) return;
+      sendableSinceMs.set(requestId, clock.now());
       journal.add({
         direction: "sent",
         request_id: requestId,
@@ -31,6 +33,21 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
         cached_tokens: 0,
         digests: await digestsOf(blockIds, tokens),
         digest_tokens: DIGEST_TOKENS,
+      });
+    },
+    afterSend({ requestId, blockIds }) {
+      const sinceMs = sendableSinceMs.get(requestId) ?? clock.now();
+      sendableSinceMs.delete(requestId);
+      const measured = meter.take(blockIds, sinceMs);
+      if (measured.transfers === 0) return;
+      journal.sent(requestId, {
+        remote_engine_id: null,
+        remote_request_id: null,
+        length_bytes: measured.lengthBytes,
+        transfers: measured.transfers,
+        descriptors: measured.descriptors,
+        transfer_ms: measured.transferMs,
+        waited_ms: clock.now() - sinceMs,
       });
     },
     async afterReceive({ requestId, kvTransferParams, blockIds, tokens, cachedBlocks, waitedMs }) {

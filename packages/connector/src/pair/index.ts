@@ -1,3 +1,4 @@
+export * from "./either.js";
 export * from "./engine-listener.js";
 export * from "./fresh-link.js";
 export * from "./heartbeat-orders.js";

@@ -1,0 +1,162 @@
+import {
+  type ConnectorModule,
+  type ConnectorRequest,
+  KvError,
+  type SchedulerConnector,
+  type SchedulerOptions,
+  type StepMetadata,
+  type WorkerConnector,
+  type WorkerHandshakeMetadata,
+  type WorkerOptions,
+  type WorkerOutput,
+} from "@kv/interface";
+import { decodeMsgpack, encodeMsgpack } from "../wire/msgpack.js";
+
+export type TransferMode = "pull" | "push";
+
+export interface EitherConnectorOptions {
+  readonly name: string;
+  readonly pull: ConnectorModule;
+  readonly push: ConnectorModule;
+  /** The mode of a prompt whose `kv_transfer_params` name none. Must answer the same for the same request. */
+  prefer(request: ConnectorRequest): TransferMode;
+}
+
+/** Push listens on a port of its own: this far from the configured one, which is pull's. */
+const PUSH_PORT_OFFSET = 100;
+const MODES = ["pull", "push"] as const;
+
+/**
+ * Both kinds of pair in one engine: each request goes by the connector that its `transfer_mode` names, a consumer's by what the producer
+ * answered. Each connector has its own agents, side channel and tables; they share memory and nothing else.
+ */
+export function eitherConnector(options: EitherConnectorOptions): ConnectorModule {
+  const { name, prefer } = options;
+  return {
+    name,
+    createScheduler: (given) => createScheduler(name, prefer, options, given),
+    createWorker: (given) => createWorker(name, options, given),
+  };
+}
+
+async function createScheduler(
+  name: string,
+  prefer: EitherConnectorOptions["prefer"],
+  modules: Pick<EitherConnectorOptions, TransferMode>,
+  options: SchedulerOptions,
+): Promise<SchedulerConnector> {
+  const { config } = options;
+  const { sideChannelPort } = config;
+  const pull = await modules.pull.createScheduler(options);
+  const pushPort = sideChannelPort === 0 ? 0 : sideChannelPort + PUSH_PORT_OFFSET;
+  const push = await modules.push.createScheduler({
+    ...options,
+    config: { ...config, sideChannelPort: pushPort },
+  });
+  const both = { pull, push };
+  const of = (request: ConnectorRequest) => both[modeOf(request, prefer)];
+  let step = 0;
+  return {
+    name,
+    loadFailurePolicy: config.loadFailurePolicy,
+    async setHandshakeMetadata(workers) {
+      for (const mode of MODES) {
+        await both[mode].setHandshakeMetadata(workers.map((worker) => payloadOf(worker, mode)));
+      }
+    },
+    requestQueued: (request) => of(request).requestQueued?.(request),
+    matchedTokens: (request, computed) => of(request).matchedTokens(request, computed),
+    afterAllocation: (request, blockIds, tokens) => of(request).afterAllocation(request, blockIds, tokens),
+    requestFinished: (request, blockIds, reason) => of(request).requestFinished(request, blockIds, reason),
+    buildStepMetadata() {
+      step += 1;
+      return { connector: name, step, pull: pull.buildStepMetadata(), push: push.buildStepMetadata() };
+    },
+    applyWorkerOutput(output) {
+      // Requests that one of them does not know mean nothing to it.
+      pull.applyWorkerOutput(output);
+      push.applyWorkerOutput(output);
+    },
+    hasPendingWork: () => pull.hasPendingWork() || push.hasPendingWork(),
+    outstanding: () => summed([pull.outstanding(), push.outstanding()]),
+    async close() {
+      await Promise.all([pull.close(), push.close()]);
+    },
+  };
+}
+
+async function createWorker(
+  name: string,
+  modules: Pick<EitherConnectorOptions, TransferMode>,
+  options: WorkerOptions,
+): Promise<WorkerConnector> {
+  const pull = await modules.pull.createWorker(options);
+  const push = await modules.push.createWorker(options);
+  return {
+    name,
+    async registerKvCaches(caches) {
+      await pull.registerKvCaches(caches);
+      await push.registerKvCaches(caches);
+    },
+    async handshakeMetadata() {
+      const [pulled, pushed] = await Promise.all([pull.handshakeMetadata(), push.handshakeMetadata()]);
+      return { ...pulled, payload: encodeMsgpack({ pull: pulled.payload, push: pushed.payload }) };
+    },
+    startLoad(step) {
+      pull.startLoad(stepOf(step, "pull"));
+      push.startLoad(stepOf(step, "push"));
+    },
+    async waitForSave(step) {
+      await Promise.all([pull.waitForSave(stepOf(step, "pull")), push.waitForSave(stepOf(step, "push"))]);
+    },
+    collectFinished(): WorkerOutput {
+      const [a, b] = [pull.collectFinished(), push.collectFinished()];
+      return {
+        finishedSending: [...a.finishedSending, ...b.finishedSending],
+        finishedReceiving: [...a.finishedReceiving, ...b.finishedReceiving],
+        failedReceiving: [...a.failedReceiving, ...b.failedReceiving],
+        failedBlockIds: [...a.failedBlockIds, ...b.failedBlockIds],
+      };
+    },
+    onProgress(listener) {
+      pull.onProgress(listener);
+      push.onProgress(listener);
+    },
+    outstanding: () => summed([pull.outstanding(), push.outstanding()]),
+    async close() {
+      await Promise.all([pull.close(), push.close()]);
+    },
+  };
+}
+
+/** A consumer's parameters without a mode are those of a pulling producer, as vLLM's are. */
+function modeOf(request: ConnectorRequest, prefer: EitherConnectorOptions["prefer"]): TransferMode {
+  const { transfer_mode: mode, do_remote_prefill: consumes } = request.kvTransferParams ?? {};
+  if (mode === "pull" || mode === "push") return mode;
+  return consumes === true ? "pull" : prefer(request);
+}
+
+function payloadOf(worker: WorkerHandshakeMetadata, mode: TransferMode): WorkerHandshakeMetadata {
+  const both = decodeMsgpack(worker.payload, "handshake metadata of both connectors") as Record<
+    TransferMode,
+    Uint8Array
+  >;
+  return { ...worker, payload: both[mode] };
+}
+
+function stepOf(step: StepMetadata, mode: TransferMode): StepMetadata {
+  const own = step[mode];
+  if (typeof own === "object" && own !== null) return own as StepMetadata;
+  throw new KvError(
+    "KV_INTERNAL",
+    `step ${step.step} of connector "${step.connector}" has nothing for ${mode}`,
+  );
+}
+
+function summed(counts: readonly Readonly<Record<string, number>>[]): Record<string, number> {
+  const sum: Record<string, number> = {};
+  for (const each of counts) {
+    for (const [what, count] of Object.entries(each)) sum[what] = (sum[what] ?? 0) + count;
+  }
+  return sum;
+}
