@@ -1,5 +1,5 @@
 // npm run test:long: the runs that take too long for npm test. It sets up first; the last line counts runs and processes.
-//   npm run test:long -- --requests 200000 --exits 200 --property-factor 50 --seed WORD --only faults,exits,properties --jobs 2
+//   npm run test:long -- --requests 200000 --connectors pull,push --exits 200 --property-factor 50 --seed WORD --only faults,exits,properties --jobs 2
 import { spawn } from "node:child_process";
 import { availableParallelism } from "node:os";
 import { join } from "node:path";
@@ -12,6 +12,7 @@ const KINDS = ["faults", "properties", "exits"];
 const { values } = parseArgs({
   options: {
     requests: { type: "string", default: "200000" },
+    connectors: { type: "string", default: "pull,push" },
     exits: { type: "string", default: "200" },
     "property-factor": { type: "string", default: "50" },
     seed: { type: "string", default: `${Date.now()}` },
@@ -31,6 +32,12 @@ const only = values.only.split(",");
 for (const kind of only) {
   if (KINDS.includes(kind)) continue;
   console.error(`--only is ${JSON.stringify(kind)}, not of ${KINDS.join(", ")}`);
+  process.exit(2);
+}
+const connectors = values.connectors.split(",");
+for (const connector of connectors) {
+  if (["pull", "push"].includes(connector)) continue;
+  console.error(`--connectors is ${JSON.stringify(connector)}, not of pull, push`);
   process.exit(2);
 }
 const vitest = join(root, "node_modules/.bin/vitest");
@@ -53,7 +60,6 @@ async function check(name, env, command, args) {
 }
 
 async function faults() {
-  const file = "packages/pull/test/faults.test.ts";
   const seeds = Array.from({ length: Math.ceil(requests / REQUESTS_PER_SEED) }, (_, i) => i);
   const lane = async () => {
     for (let i = seeds.shift(); i !== undefined; i = seeds.shift()) {
@@ -61,10 +67,11 @@ async function faults() {
         KV_SEED: `${values.seed}-${i}`,
         KV_REQUESTS: `${Math.min(REQUESTS_PER_SEED, requests - i * REQUESTS_PER_SEED)}`,
       };
-      await check(`${env.KV_REQUESTS} requests under faults, seed ${env.KV_SEED}`, env, vitest, [
-        "run",
-        file,
-      ]);
+      for (const connector of connectors) {
+        const file = `packages/${connector}/test/faults.test.ts`;
+        const name = `${connector}: ${env.KV_REQUESTS} requests under faults, seed ${env.KV_SEED}`;
+        await check(name, env, vitest, ["run", file]);
+      }
     }
   };
   await Promise.all(Array.from({ length: jobs }, lane));

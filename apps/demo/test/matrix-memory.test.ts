@@ -14,6 +14,14 @@ describe("tokens and KV over the embedded transport", () => {
     await expectEqual({ transport: "memory", ...pair });
   });
 
+  it.each(PAIRS)("push, TP $prefillTp→$decodeTp, block $prefillBlockSize→$decodeBlockSize", async (pair) => {
+    await expectEqual({ transport: "memory", connector: "push", ...pair });
+  });
+
+  it("both kinds of pair in one deployment", async () => {
+    await expectEqual({ transport: "memory", connector: "auto", prefills: 2, decodes: 2, decodeTp: 2 });
+  });
+
   it("two prefills and two decodes", async () => {
     await expectEqual({ transport: "memory", prefills: 2, decodes: 2 });
   });

@@ -14,5 +14,17 @@ describe.skipIf(absence !== undefined)(
       },
       180_000,
     );
+
+    it.each([
+      { connector: "push", prefillTp: 2, decodeTp: 1, prefillBlockSize: 16, decodeBlockSize: 16 },
+      { connector: "push", prefillTp: 1, decodeTp: 2, prefillBlockSize: 16, decodeBlockSize: 32 },
+      { connector: "auto", prefillTp: 1, decodeTp: 1, prefillBlockSize: 16, decodeBlockSize: 16 },
+    ])(
+      "$connector, TP $prefillTp→$decodeTp, block $prefillBlockSize→$decodeBlockSize",
+      async (pair) => {
+        await expectEqual({ transport: "nixl", ...pair });
+      },
+      180_000,
+    );
   },
 );

@@ -17,6 +17,6 @@ export function connectorSuite(options: ConnectorSuiteOptions): void {
   describe(`connector ${options.name}`, () => {
     const stand = ground(options);
     describe("a prompt's road", () => roadTests(stand));
-    describe("troubles", () => troubleTests(stand));
+    describe("troubles", () => troubleTests(stand, options));
   });
 }

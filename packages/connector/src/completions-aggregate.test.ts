@@ -82,4 +82,35 @@ describe("worker outputs of several ranks", () => {
     });
     expect(aggregate.add(0, all)).toEqual(all);
   });
+
+  it("blocks at risk: the request is reported again when no rank's can be written to any more", () => {
+    const risky = { ...failure("r", [4]), blocksAtRisk: true };
+    const failed = output({ finishedReceiving: ["r"], failedReceiving: [risky], failedBlockIds: [4] });
+    const again = output({ finishedReceiving: ["r"] });
+
+    const aggregate = createWorkerOutputAggregator({ workers: 2 });
+    expect(aggregate.add(0, failed).finishedReceiving).toEqual([]);
+    expect(aggregate.add(1, again)).toMatchObject({
+      finishedReceiving: ["r"],
+      failedReceiving: [{ requestId: "r", blocksAtRisk: true }],
+    });
+    expect(aggregate.size).toBe(1);
+    expect(aggregate.add(0, again)).toMatchObject({ finishedReceiving: ["r"], failedReceiving: [] });
+    expect(aggregate.size).toBe(0);
+
+    // One that was secured before the other rank had ended at all was never at risk for the engine.
+    expect(aggregate.add(0, failed).finishedReceiving).toEqual([]);
+    expect(aggregate.add(0, again).finishedReceiving).toEqual([]);
+    const told = aggregate.add(1, again);
+    expect(told.finishedReceiving).toEqual(["r"]);
+    expect(told.failedReceiving[0]).not.toHaveProperty("blocksAtRisk");
+    expect(aggregate.size).toBe(0);
+
+    // Both ranks at risk: the last of them says so.
+    aggregate.add(0, failed);
+    expect(aggregate.add(1, failed).finishedReceiving).toEqual(["r"]);
+    expect(aggregate.add(1, again).finishedReceiving).toEqual([]);
+    expect(aggregate.add(0, again).finishedReceiving).toEqual(["r"]);
+    expect(aggregate.size).toBe(0);
+  });
 });

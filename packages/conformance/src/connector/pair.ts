@@ -1,4 +1,10 @@
-import type { BlockIds, KvCaches, SchedulerConnector, WorkerConnector } from "@kv/interface";
+import type {
+  BlockIds,
+  KvCaches,
+  KvTransferParams,
+  SchedulerConnector,
+  WorkerConnector,
+} from "@kv/interface";
 
 export interface ConnectorSuiteOptions {
   /** Heads the suite's tests. */
@@ -7,6 +13,11 @@ export interface ConnectorSuiteOptions {
   readonly createPair: () => Promise<ConnectorPair>;
   /** Rounds of steps within which anything must have come to its end; 20,000 by default. */
   readonly maxRounds?: number;
+  /**
+   * Changes to the parameters that the prefill side answered, each of which makes them unusable; `matchedTokens` must refuse them with
+   * `KV_REQUEST_INVALID` and name the first key. Those of vLLM's NixlConnector by default.
+   */
+  readonly badParameters?: readonly KvTransferParams[];
 }
 
 /** Two engines that can reach each other. */

@@ -2,8 +2,32 @@ import { KvError, type KvTransferParams } from "@kv/interface";
 import { expect, test } from "vitest";
 import { expectThrown } from "../refusal.js";
 import { type Ground, REMOTE_DECODE } from "./ground.js";
+import type { ConnectorSuiteOptions } from "./pair.js";
 
-export function troubleTests(ground: Ground): void {
+/** Of vLLM's NixlConnector, which names the prefill side's blocks and coordinates. */
+const VLLM_BAD_PARAMETERS: readonly KvTransferParams[] = [
+  { remote_block_ids: "0,1" },
+  { remote_block_ids: [[0, -1]] },
+  { remote_block_ids: [["a"]] },
+  { remote_block_ids: [[0.5]] },
+  { remote_block_ids: [[0], [1], [2], [3], [4], [5], [6]] },
+  { remote_engine_id: 7 },
+  { remote_engine_id: null },
+  { remote_host: ["p"] },
+  { remote_host: null },
+  { remote_port: 70_000 },
+  { remote_port: "many" },
+  { remote_request_id: { id: 1 } },
+  { remote_request_id: null },
+  { tp_size: 0 },
+  { tp_size: 1.5 },
+  { do_remote_prefill: "yes" },
+];
+
+export function troubleTests(
+  ground: Ground,
+  { badParameters }: Pick<ConnectorSuiteOptions, "badParameters">,
+): void {
   const blocks = (count: number): number => count * ground.decode().config.blockSize;
 
   test("a prefill that was aborted or failed keeps no blocks and hands nothing over", async () => {
@@ -79,25 +103,7 @@ export function troubleTests(ground: Ground): void {
     const { scheduler } = decode.end;
     const prompt = await ground.prefilled("cmpl-right", blocks(2), 40);
     const good = prompt.params;
-    const changes: KvTransferParams[] = [
-      { remote_block_ids: "0,1" },
-      { remote_block_ids: [[0, -1]] },
-      { remote_block_ids: [["a"]] },
-      { remote_block_ids: [[0.5]] },
-      { remote_block_ids: [[0], [1], [2], [3], [4], [5], [6]] },
-      { remote_engine_id: 7 },
-      { remote_engine_id: null },
-      { remote_host: ["p"] },
-      { remote_host: null },
-      { remote_port: 70_000 },
-      { remote_port: "many" },
-      { remote_request_id: { id: 1 } },
-      { remote_request_id: null },
-      { tp_size: 0 },
-      { tp_size: 1.5 },
-      { do_remote_prefill: "yes" },
-    ];
-    for (const [index, change] of changes.entries()) {
+    for (const [index, change] of (badParameters ?? VLLM_BAD_PARAMETERS).entries()) {
       const request = decode.request(`cmpl-wrong-${index}`, blocks(2), { ...good, ...change });
       scheduler.requestQueued?.(request);
       const error = expectThrown(() => scheduler.matchedTokens(request, 0), "KV_REQUEST_INVALID");
