@@ -18,6 +18,7 @@ interface RawFlags {
   backend?: string;
   connector: string;
   connectorModule?: string;
+  pushLegs?: "at-once" | "prefill-first";
   prefills: number;
   decodes: number;
   prefillTp: number;
@@ -61,6 +62,12 @@ export function createCommand(actions: Actions): Command {
       "NixlConnector",
     )
     .option("--connector-module <specifier>", "module of a connector that is not built in")
+    .addOption(
+      new Option(
+        "--push-legs <order>",
+        "of push: both legs at once (default), or one after the other",
+      ).choices(["at-once", "prefill-first"]),
+    )
     .option("--prefills <n>", "prefill instances", wholeNumber(1, 16), 1)
     .option("--decodes <n>", "decode instances", wholeNumber(1, 16), 1)
     .option("--prefill-tp <n>", "ranks of a prefill instance", wholeNumber(1, 16), 1)

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { expectEqual, PAIRS } from "./matrix.js";
+import { expectEqual, PAIRS, PUSH_PAIRS } from "./matrix.js";
 
 describe("tokens and KV over the embedded transport", () => {
   it.each(PAIRS)("TP $prefillTp→$decodeTp, block $prefillBlockSize→$decodeBlockSize", async (pair) => {
@@ -14,8 +14,15 @@ describe("tokens and KV over the embedded transport", () => {
     await expectEqual({ transport: "memory", ...pair });
   });
 
-  it.each(PAIRS)("push, TP $prefillTp→$decodeTp, block $prefillBlockSize→$decodeBlockSize", async (pair) => {
-    await expectEqual({ transport: "memory", connector: "push", ...pair });
+  it.each(PUSH_PAIRS)(
+    "push, TP $prefillTp→$decodeTp, block $prefillBlockSize→$decodeBlockSize",
+    async (pair) => {
+      await expectEqual({ transport: "memory", connector: "push", ...pair });
+    },
+  );
+
+  it("push, one leg after the other", async () => {
+    await expectEqual({ transport: "memory", connector: "push", pushLegs: "prefill-first", prefills: 2 });
   });
 
   it("both kinds of pair in one deployment", async () => {

@@ -1,6 +1,7 @@
 import { randomUUID } from "node:crypto";
 import { expect } from "vitest";
 import { checkRun } from "../src/demo/check-run.js";
+import { complete } from "../src/demo/client.js";
 import { type ClusterMember, startCluster } from "../src/demo/cluster.js";
 import type { ClusterOptions } from "../src/demo/cluster-plan.js";
 import { type PreparedRun, prepareRun } from "../src/demo/prepare.js";
@@ -15,6 +16,12 @@ export const PAIRS = [
   { prefillTp: 1, decodeTp: 1, prefillBlockSize: 16, decodeBlockSize: 32 },
   { prefillTp: 1, decodeTp: 2, prefillBlockSize: 16, decodeBlockSize: 32 },
 ] as const;
+
+/** Push moves by the plans of pull: a few of the pairs each time, all of them with KV_MATRIX=all. */
+export const PUSH_PAIRS =
+  process.env.KV_MATRIX === "all"
+    ? PAIRS
+    : PAIRS.filter(({ prefillTp, decodeTp }) => prefillTp > 2 || decodeTp > prefillTp);
 
 const REQUESTS = 16;
 const MAX_TOKENS = 16;
@@ -49,6 +56,9 @@ export async function expectEqual(options: Partial<ClusterOptions>): Promise<voi
   const log = jsonLog("error");
   const cluster = await startCluster({ ...PAIR, ...options }, { log, logLevel: "error" });
   try {
+    // The proxy learns each prefill's coordinates from its first answer; from then on both legs of push go at once.
+    const first = { url: cluster.proxy.url, promptTokens: [7, 8, 9], maxTokens: 1 };
+    for (const [i] of cluster.prefills.entries()) await complete({ ...first, requestId: `first-${i}` });
     const checked = await checkRun(cluster, { ...run, runId: randomUUID().slice(0, 8), log });
     expect(checked.requests.map(({ problem }) => problem)).toEqual(run.prompts.map(() => undefined));
     expect(checked.requests.every(({ transferBytes }) => transferBytes > 0)).toBe(true);

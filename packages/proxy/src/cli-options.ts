@@ -1,8 +1,10 @@
 import { KvError } from "@kv/interface";
 import { Command, InvalidArgumentError, Option } from "commander";
+import { instanceSpec } from "./instance-spec.js";
 import {
   type ProxyFileInput,
   type ProxySettingsInput,
+  PUSH_LEGS,
   ROUTING_NAMES,
   type RoutingName,
   readConfigFile,
@@ -35,6 +37,12 @@ interface Flags {
   prefillerPorts?: number[];
   decoderHosts?: string[];
   decoderPorts?: number[];
+  push?: boolean;
+  pushLegs?: (typeof PUSH_LEGS)[number];
+  prefillEngineId?: string[];
+  prefillKvHost?: string[];
+  prefillSideChannelPort?: number[];
+  prefillTpSize?: number[];
   missingKv?: "fail" | "decode-computes";
   unsplittable?: "fail" | "decode-computes";
   bodyLimitBytes?: number;
@@ -116,7 +124,12 @@ function settingsOf(flags: Flags): ProxySettingsInput {
   const discovery = defined({ file: discoveryFile, dns: Object.keys(dns).length === 0 ? undefined : dns });
   const admin = defined({ host: flags.adminHost, port: flags.adminPort });
   return defined({
-    prefillers: instances("prefill", flags.prefill, flags.prefillerHosts, flags.prefillerPorts),
+    prefillers: withCoordinates(
+      instances("prefill", flags.prefill, flags.prefillerHosts, flags.prefillerPorts),
+      flags,
+    ),
+    mode: flags.push === true ? "push" : undefined,
+    pushLegs: flags.pushLegs,
     decoders: instances("decode", flags.decode, flags.decoderHosts, flags.decoderPorts),
     routing: defined({
       prefill: flags.prefillRouting ?? flags.routing,
@@ -155,6 +168,24 @@ export function createCommand(): Command {
     .option("--prefiller-port, --prefiller-ports <port...>", toy, eachPort)
     .option("--decoder-host, --decoder-hosts <host...>", toy)
     .option("--decoder-port, --decoder-ports <port...>", toy, eachPort)
+    .option("--push", "the prefill instances write into the decode instances (NixlPushConnector)")
+    .addOption(
+      new Option(
+        "--push-legs <order>",
+        "of push: both legs at once (default), or one after the other",
+      ).choices(PUSH_LEGS),
+    )
+    .option(
+      "--prefill-engine-id <id...>",
+      "of push: the prefill engines' ids; else learned from their answers",
+    )
+    .option("--prefill-kv-host <host...>", "of push: their side channels' hosts; one for all, or one each")
+    .option(
+      "--prefill-side-channel-port <port...>",
+      "of push: their side channels' ports (default: 5600)",
+      eachPort,
+    )
+    .option("--prefill-tp-size <n...>", "of push: their TP sizes (default: 1)", eachNumber)
     .addOption(new Option("--routing <strategy>", "how instances are chosen").choices(ROUTING_NAMES))
     .addOption(new Option("--prefill-routing <strategy>", "for prefill alone").choices(ROUTING_NAMES))
     .addOption(new Option("--decode-routing <strategy>", "for decode alone").choices(ROUTING_NAMES))
@@ -214,6 +245,34 @@ function instances(
   return [...urls, ...numbers.map((each, at) => hostAndPort(names[at] ?? names[0] ?? toy.host, each))];
 }
 
+/** Coordinates in the order of the prefill instances; of a flag that is given once, its value goes for all but the engine ids. */
+function withCoordinates(urls: string[] | undefined, flags: Flags): ProxySettingsInput["prefillers"] {
+  const { prefillEngineId, prefillKvHost, prefillSideChannelPort, prefillTpSize } = flags;
+  const given = { prefillEngineId, prefillKvHost, prefillSideChannelPort, prefillTpSize };
+  if (Object.values(given).every((list) => list === undefined)) return urls;
+  const count = urls?.length ?? 0;
+  for (const [flag, list] of Object.entries(given)) {
+    const one = flag !== "prefillEngineId" && list?.length === 1;
+    if (list === undefined || one || list.length === count) continue;
+    const name = flag.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `--${name} has ${list.length} values, and ${count} prefill instances are given`,
+      { hint: "give one for each prefill instance, in the same order" },
+    );
+  }
+  const at = <T>(list: readonly T[] | undefined, index: number) => list?.[index] ?? list?.[0];
+  return urls?.map((url, index) => ({
+    ...instanceSpec(url),
+    kv: defined({
+      engineId: prefillEngineId?.[index],
+      host: at(prefillKvHost, index),
+      port: at(prefillSideChannelPort, index),
+      tpSize: at(prefillTpSize, index),
+    }),
+  })) as ProxySettingsInput["prefillers"];
+}
+
 function refuseNone(role: keyof typeof TOY): never {
   throw new KvError("KV_CONFIG_INVALID", `no ${role} instance is given`, {
     hint: `give --${role} http://host:port, once or more`,
@@ -251,6 +310,10 @@ function port(text: string): number {
   const value = wholeNumber(text);
   if (value > 65_535) throw new InvalidArgumentError("It must be a port, 65535 at most.");
   return value;
+}
+
+function eachNumber(text: string, before: number[] | undefined): number[] {
+  return [...(before ?? []), wholeNumber(text)];
 }
 
 function eachPort(text: string, before: number[] | undefined): number[] {

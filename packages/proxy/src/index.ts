@@ -3,7 +3,7 @@ export type { DiscoveredInstances, Discovery } from "./discovery.js";
 export { dnsDiscovery, fileDiscovery, type Resolver } from "./discovery-sources.js";
 export type { Endpoint } from "./endpoint.js";
 export type { Trail } from "./exchange.js";
-export type { Instance, InstanceSpec, InstanceStatus, Visit } from "./instance.js";
+export type { Instance, InstanceKv, InstanceSpec, InstanceStatus, Visit } from "./instance.js";
 export type { InstancePool } from "./instances.js";
 export type { CachedPrefixes } from "./kv-event-index.js";
 export { leastLoad } from "./least-load.js";
@@ -19,6 +19,7 @@ export {
 export { type PrefixAwareOptions, prefixAware } from "./prefix-aware.js";
 export { createProxy, type Proxy, type ProxyAddress, type ProxyOptions, type ProxyStatus } from "./proxy.js";
 export { createPullOrder } from "./pull-order.js";
+export { createPushOrder, type PushOrderOptions } from "./push-order.js";
 export type { GenerationRequest } from "./request-body.js";
 export { type FailedAttempt, type RetryPolicy, retryWhereSafe } from "./retry.js";
 export { type Routing, type RoutingContext, roundRobin } from "./routing.js";

@@ -11,6 +11,15 @@ export const instanceSpecSchema = z.union([
       .string()
       .regex(/^tcp:\/\/.+:[0-9]+$/)
       .optional(),
+    /** Where decode workers meet a prefill instance's engine, for push: vLLM's engine id, side channel, TP size. */
+    kv: z
+      .strictObject({
+        engineId: z.string().min(1).max(512).optional(),
+        host: z.string().min(1).optional(),
+        port: z.number().int().min(1).max(65_535).optional(),
+        tpSize: z.number().int().min(1).max(65_536).optional(),
+      })
+      .optional(),
   }),
 ]);
 

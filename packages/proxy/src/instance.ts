@@ -9,6 +9,17 @@ export interface Instance {
   readonly dataParallelRank?: number | undefined;
   /** Where it publishes KV events (`tcp://host:port`), if it does. */
   readonly kvEvents?: string | undefined;
+  /** Of a prefill instance: where decode workers meet its engine, for push. */
+  readonly kv?: InstanceKv | undefined;
+}
+
+/** What is known beforehand of a prefill instance's engine; the rest has vLLM's defaults, or is learned from its answers. */
+export interface InstanceKv {
+  readonly engineId?: string | undefined;
+  /** The instance's own host by default. */
+  readonly host?: string | undefined;
+  readonly port?: number | undefined;
+  readonly tpSize?: number | undefined;
 }
 
 export interface InstanceStatus {
@@ -38,6 +49,7 @@ export interface InstanceSpec {
   readonly url: string;
   readonly dataParallelRank?: number | undefined;
   readonly kvEvents?: string | undefined;
+  readonly kv?: InstanceKv | undefined;
 }
 
 export interface InstanceTimes {
@@ -103,6 +115,7 @@ export function createPooledInstance(
     url: spec.url,
     dataParallelRank: spec.dataParallelRank,
     kvEvents: spec.kvEvents,
+    kv: spec.kv,
     get inFlight() {
       return inFlight;
     },

@@ -2,7 +2,7 @@ import type { IncomingHttpHeaders } from "node:http";
 import type { Ambient } from "@kv/interface";
 import type { Deadline } from "./deadline.js";
 import type { Trail } from "./exchange.js";
-import type { Visit } from "./instance.js";
+import type { Instance, Visit } from "./instance.js";
 import type { InstancePool } from "./instances.js";
 import type { ProxyLimits, ProxyPolicy, ProxyTimeouts } from "./options.js";
 import type { GenerationRequest } from "./request-body.js";
@@ -61,4 +61,8 @@ export interface LegOrderOptions {
   readonly timeouts: ProxyTimeouts;
   readonly policy: ProxyPolicy;
   readonly tracing: Tracing;
+  /** What asks a prefill worker to keep the KV, JSON text; that of pull by default. */
+  readonly askForKv?: string;
+  /** Told of the `kv_transfer_params` of each prefill answer, JSON text. */
+  readonly onKv?: (instance: Instance, kvTransferParams: string) => void;
 }

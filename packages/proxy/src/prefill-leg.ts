@@ -27,7 +27,7 @@ export type PrefillOutcome =
 export function runPrefillLeg(
   options: LegOrderOptions,
   part: Part,
-  body = prefillBody(part.request),
+  body = prefillBody(part.request, options.askForKv),
 ): Promise<PrefillOutcome> {
   const { ambient, prefillers: pool, retry, upstream, limits, timeouts, tracing } = options;
   const { clock, log } = ambient;
@@ -63,6 +63,7 @@ export function runPrefillLeg(
         visit.failed(badAnswer("prefill", url, `answered with status ${answer.status}`));
       } else visit.succeeded();
       part.onPrefilled?.();
+      if (outcome.kind === "kv") options.onKv?.(visit.instance, outcome.kvTransferParams);
       span.set({ "http.response.status_code": answer.status });
       span.end();
       return outcome;

@@ -15,6 +15,7 @@ import { createModelsRoute } from "./models-route.js";
 import { type ProxySettings, type ProxySettingsInput, readSettings } from "./options.js";
 import { bothMetrics, createPrometheus } from "./prometheus.js";
 import { createPullOrder } from "./pull-order.js";
+import { createPushOrder } from "./push-order.js";
 import { createRecentRequests } from "./recent.js";
 import { type RetryPolicy, retryWhereSafe } from "./retry.js";
 import type { Routing } from "./routing.js";
@@ -30,7 +31,7 @@ export interface ProxyOptions extends ProxySettingsInput, Partial<Ambient> {
   readonly retry?: RetryPolicy;
   /** How instances are reached; HTTP by default. The proxy closes it. */
   readonly upstream?: Upstream;
-  /** The order of the legs; pull by default. */
+  /** The order of the legs; else the settings' `mode` says which. */
   readonly createLegOrder?: (options: LegOrderOptions) => LegOrder;
   /** Where instances come from, besides the settings' lists; else the settings' `discovery`. */
   readonly createDiscovery?: () => Discovery;
@@ -110,7 +111,13 @@ export function createProxy(options: ProxyOptions): Proxy {
     timeouts,
     policy,
   };
-  const flow = createGenerationFlow(legs, (createLegOrder ?? createPullOrder)(legs));
+  const orderOf =
+    createLegOrder ??
+    (settings.mode === "pull"
+      ? createPullOrder
+      : (given: LegOrderOptions) =>
+          createPushOrder({ ...given, legs: settings.pushLegs, newId: surroundings.random.uuid }));
+  const flow = createGenerationFlow(legs, orderOf(legs));
   const { requestMs } = timeouts;
   const generation = createGenerationRoute({ ambient: surroundings, flow, traffic, requestMs, recent });
   const models = createModelsRoute({

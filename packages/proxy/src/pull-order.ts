@@ -96,12 +96,12 @@ const ENDED: Visit = {
 };
 
 /** An instance's own error, in its own words. Its visit has ended. */
-function passedOn({ answer, body }: PrefillOutcome & { kind: "error" }): LegAnswer {
+export function passedOn({ answer, body }: PrefillOutcome & { kind: "error" }): LegAnswer {
   const { status, headers, discard } = answer;
   return { visit: ENDED, status, headers, eventStream: false, held: body, rest: undefined, discard };
 }
 
-function noKv(instance: string): KvError {
+export function noKv(instance: string): KvError {
   return new KvError(
     "KV_PROXY_UPSTREAM_FAILED",
     `the prefill instance ${instance} answered 200 without kv_transfer_params for a decode worker`,

@@ -11,7 +11,7 @@ describe("the fault run finds", () => {
     async (sabotage) => {
       const report = await faultRun({
         seed: "bite",
-        requests: 2000,
+        requests: 1000,
         connector: pushConnector,
         rules: [{ fault: "fail", operation: "WRITE", probability: 0.1 }, ...PUSH_FAULT_RULES],
         atOnce: 0.6,

@@ -1,4 +1,5 @@
 import type { ProxySettingsInput } from "@kv/proxy";
+import { PUSH_CONNECTOR_NAMES } from "@kv/push";
 import type { InstanceConfigInput } from "../instance/instance-config.js";
 
 /** What is to run. */
@@ -22,6 +23,8 @@ export interface ClusterOptions {
   /** Seconds that a lease lasts, and a request may wait for its KV; the connector's own when absent. */
   readonly leaseSeconds?: number;
   readonly requestTimeoutSeconds?: number;
+  /** Of push, at the proxy; both legs at once when absent. */
+  readonly pushLegs?: "at-once" | "prefill-first";
 }
 
 export interface PlannedInstance {
@@ -75,6 +78,18 @@ function plan(role: "prefill" | "decode", index: number, options: ClusterOptions
   return { name, config };
 }
 
-export function planProxy(prefillers: readonly string[], decoders: readonly string[]): ProxySettingsInput {
-  return { prefillers: [...prefillers], decoders: [...decoders], timeouts: { graceMs: 2000 } };
+export function planProxy(
+  prefillers: readonly string[],
+  decoders: readonly string[],
+  { connector, pushLegs }: Pick<ClusterOptions, "connector" | "pushLegs">,
+): ProxySettingsInput {
+  return {
+    prefillers: [...prefillers],
+    decoders: [...decoders],
+    timeouts: { graceMs: 2000 },
+    mode: PUSHING.includes(connector) ? "push" : "pull",
+    ...(pushLegs === undefined ? {} : { pushLegs }),
+  };
 }
+
+const PUSHING: readonly string[] = PUSH_CONNECTOR_NAMES;

@@ -60,7 +60,7 @@ async function startHere(options: ClusterOptions, { log, proxyPort = 0 }: StartO
     const planned = planInstances(options);
     const prefills = await Promise.all(planned.prefills.map(launch));
     const decodes = await Promise.all(planned.decodes.map(launch));
-    const settings = planProxy(urls(prefills), urls(decodes));
+    const settings = planProxy(urls(prefills), urls(decodes), options);
     const proxy = createProxy({ ...settings, log });
     opened.add("proxy", () => proxy.close());
     const { url } = await proxy.listen({ port: proxyPort });
@@ -102,7 +102,7 @@ async function startProcesses(options: ClusterOptions, start: StartOptions): Pro
     // All have started or failed before anything is stopped again: no process is forgotten half-way.
     const [prefills, decodes] = await Promise.all([launchAll(planned.prefills), launchAll(planned.decodes)]);
     const [ups, downs] = [fulfilled(prefills), fulfilled(decodes)];
-    const proxy = await launch("proxy", "proxy", planProxy(urls(ups), urls(downs)), proxyPort);
+    const proxy = await launch("proxy", "proxy", planProxy(urls(ups), urls(downs), options), proxyPort);
     return { proxy, prefills: ups, decodes: downs, close: () => opened.close() };
   } catch (error) {
     await opened.close();

@@ -23,7 +23,7 @@ export function compareKv(
   receivedRecords: readonly KvRecord[],
 ): KvComparison {
   const of = (records: readonly KvRecord[]) =>
-    records.findLast((record) => record.request_id.startsWith(`cmpl-${requestId}-0-`));
+    records.findLast((record) => record.request_id.startsWith(`cmpl-${requestId}-`));
   const sent = of(sentRecords);
   const received = of(receivedRecords);
   const transfer = [received, sent].find((record) => (record?.transfer?.length_bytes ?? 0) > 0)?.transfer;

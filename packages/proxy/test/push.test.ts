@@ -1,0 +1,187 @@
+import { expect, test } from "vitest";
+import { type Answer, COMPLETION, type FakeUpstream, sendJson } from "./fake-upstream.js";
+import { errorOf, post, runProxy, upstream } from "./set-up.js";
+
+/** A prefill instance whose engine is `engineId`; it answers when told to. */
+const prefillOf =
+  (engineId: () => string, ready: Promise<void> = Promise.resolve()): Answer =>
+  async ({ response }) => {
+    await ready;
+    const kv_transfer_params = {
+      do_remote_prefill: true,
+      remote_block_ids: [[1]],
+      remote_engine_id: engineId(),
+      remote_request_id: "r",
+      remote_host: "10.0.0.1",
+      remote_port: 5601,
+      tp_size: 2,
+      transfer_mode: "push",
+    };
+    sendJson(response, { id: "x", choices: [{ text: "a" }], kv_transfer_params });
+  };
+const decodeOk: Answer = ({ response }) => sendJson(response, COMPLETION);
+const paramsOf = (instance: FakeUpstream, at: number) =>
+  instance.seen[at]?.json.kv_transfer_params as Record<string, unknown>;
+const ask = (url: string, id = "mine") =>
+  post(`${url}/v1/completions`, { prompt: "a" }, { headers: { "x-request-id": id } });
+
+test("both legs at once with the coordinates that are given, before the prefill instance has answered", async () => {
+  let go = () => {};
+  const ready = new Promise<void>((resolve) => {
+    go = resolve;
+  });
+  const p = await upstream(prefillOf(() => "engine-p", ready));
+  const d = await upstream(decodeOk);
+  const { url, proxy } = await runProxy({
+    mode: "push",
+    prefillers: [{ url: p.url, kv: { engineId: "engine-p", host: "kv-host", port: 5700, tpSize: 4 } }],
+    decoders: [d.url],
+  });
+  const asked = ask(url);
+  const decode = await d.request(0);
+  expect(decode.json.kv_transfer_params).toMatchObject({
+    do_remote_prefill: true,
+    remote_engine_id: "engine-p",
+    remote_host: "kv-host",
+    remote_port: 5700,
+    tp_size: 4,
+    transfer_mode: "push",
+  });
+  expect(decode.json.kv_transfer_params).not.toHaveProperty("remote_block_ids");
+  expect((await p.request(0)).json).toMatchObject({
+    max_tokens: 1,
+    kv_transfer_params: { do_remote_decode: true, transfer_mode: "push" },
+  });
+  expect(await (await asked).json()).toEqual(COMPLETION);
+  go();
+  expect(proxy.status()).toMatchObject({ flow: "push", requests: { succeeded: 1 } });
+});
+
+test("both legs have one id, which no other request has, whatever the client calls its own", async () => {
+  const p = await upstream(prefillOf(() => "e"));
+  const d = await upstream(decodeOk);
+  const { url } = await runProxy({
+    mode: "push",
+    prefillers: [{ url: p.url, kv: { engineId: "e" } }],
+    decoders: [d.url],
+  });
+  await Promise.all([ask(url), ask(url)]);
+  await p.request(1);
+  const ids = (each: FakeUpstream) => each.seen.map(({ headers }) => String(headers["x-request-id"])).sort();
+  expect(ids(p)).toEqual(ids(d));
+  expect(new Set(ids(p)).size).toBe(2);
+  for (const id of ids(p)) expect(id).toMatch(/^mine-[0-9a-f-]{36}$/);
+});
+
+test("coordinates that nobody gave are learned from the first answer, and again when the engine is another", async () => {
+  let engineId = "first";
+  const p = await upstream(prefillOf(() => engineId));
+  const d = await upstream(decodeOk);
+  const { url } = await runProxy({ mode: "push", prefillers: [p.url], decoders: [d.url] });
+  await ask(url);
+  // One after the other: the decode leg has what the prefill leg answered.
+  expect(paramsOf(d, 0)).toMatchObject({ remote_engine_id: "first", remote_block_ids: [[1]] });
+  await ask(url);
+  expect(paramsOf(d, 1)).toMatchObject({
+    remote_engine_id: "first",
+    remote_host: "10.0.0.1",
+    remote_port: 5601,
+    tp_size: 2,
+  });
+  expect(paramsOf(d, 1)).not.toHaveProperty("remote_block_ids");
+  engineId = "second";
+  await ask(url);
+  await ask(url);
+  expect(paramsOf(d, d.seen.length - 1)).toMatchObject({ remote_engine_id: "second" });
+});
+
+test("a decode instance that fails because the prefill engine was restarted: the request begins again", async () => {
+  const p = await upstream(prefillOf(() => "new"));
+  const d = await upstream(({ response, json }) => {
+    const { remote_engine_id } = json.kv_transfer_params as { remote_engine_id: string };
+    if (remote_engine_id === "new") sendJson(response, COMPLETION);
+    else sendJson(response, { error: { code: "KV_HANDSHAKE_WRONG_ENGINE", message: "m" } }, 500);
+  });
+  const { url } = await runProxy({
+    mode: "push",
+    prefillers: [{ url: p.url, kv: { engineId: "old" } }],
+    decoders: [d.url],
+  });
+  expect(await (await ask(url)).json()).toEqual(COMPLETION);
+  expect(d.seen.length).toBe(2);
+});
+
+test("one after the other by a flag", async () => {
+  const p = await upstream(prefillOf(() => "e"));
+  const d = await upstream(decodeOk);
+  const { url, proxy } = await runProxy({
+    mode: "push",
+    pushLegs: "prefill-first",
+    prefillers: [{ url: p.url, kv: { engineId: "e" } }],
+    decoders: [d.url],
+  });
+  await ask(url);
+  expect(paramsOf(d, 0)).toMatchObject({ remote_block_ids: [[1]] });
+  expect(proxy.status().flow).toBe("push, prefill first");
+});
+
+test("a prefill instance that refuses: its words are the answer, and the decode leg is given up", async () => {
+  const p = await upstream(({ response }) => sendJson(response, { error: { message: "too long" } }, 400));
+  const d = await upstream(() => {});
+  const { url } = await runProxy({
+    mode: "push",
+    prefillers: [{ url: p.url, kv: { engineId: "e" } }],
+    decoders: [d.url],
+  });
+  const response = await ask(url);
+  expect([response.status, await response.json()]).toEqual([400, { error: { message: "too long" } }]);
+  await (await d.request(0)).dropped;
+});
+
+test("a prefill instance that breaks off: once more, on another one", async () => {
+  const bad = await upstream(({ response }) => void response.destroy());
+  const good = await upstream(prefillOf(() => "g"));
+  const d = await upstream(({ response, json }) => {
+    const { remote_engine_id } = json.kv_transfer_params as { remote_engine_id: string };
+    if (remote_engine_id === "g") sendJson(response, COMPLETION);
+  });
+  const { url } = await runProxy({
+    mode: "push",
+    prefillers: [{ url: bad.url, kv: { engineId: "b" } }, good.url],
+    decoders: [d.url],
+  });
+  expect(await (await ask(url)).json()).toEqual(COMPLETION);
+});
+
+test("a decode instance that breaks off: an error, and the prefill leg is given up", async () => {
+  const p = await upstream(() => {});
+  const d = await upstream(({ response }) => void response.destroy());
+  const { url } = await runProxy({
+    mode: "push",
+    prefillers: [{ url: p.url, kv: { engineId: "e" } }],
+    decoders: [d.url],
+  });
+  expect(await errorOf(await ask(url))).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
+  await (await p.request(0)).dropped;
+});
+
+test("instances are added and removed at run time, coordinates and all", async () => {
+  const [p, q] = [await upstream(prefillOf(() => "p")), await upstream(prefillOf(() => "q"))];
+  const d = await upstream(decodeOk);
+  const { url, adminUrl } = await runProxy({
+    mode: "push",
+    prefillers: [{ url: p.url, kv: { engineId: "p" } }],
+    decoders: [d.url],
+    admin: { port: 0 },
+  });
+  const change = (what: string, instance: unknown) =>
+    post(`${adminUrl}/instances/${what}`, { role: "prefill", instance });
+  expect((await change("add", { url: q.url, kv: { engineId: "q", port: 5800 } })).status).toBe(200);
+  expect((await change("remove", p.url)).status).toBe(200);
+  await ask(url);
+  expect(paramsOf(d, 0)).toMatchObject({
+    remote_engine_id: "q",
+    remote_port: 5800,
+    remote_host: "127.0.0.1",
+  });
+});
