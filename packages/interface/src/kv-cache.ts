@@ -7,9 +7,10 @@ import type { Memory, MemoryType } from "./transport.js";
 export const KV_CACHE_LAYOUTS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"] as const;
 export type KvCacheLayout = (typeof KV_CACHE_LAYOUTS)[number];
 
-/** Kinds of cache that the layers of a group hold. */
-export const KV_CACHE_KINDS = ["full", "mla", "swa", "mamba"] as const;
-export type KvCacheKind = (typeof KV_CACHE_KINDS)[number];
+/** Kinds of cache that the layers of a group hold: those that `@kv/plan` has a file for. */
+export const KV_CACHE_KINDS = ["full", "mla", "swa", "swa-mla", "mamba", "circular"] as const;
+/** Open, so that a kind can be added where it is described (`packages/plan/src/kinds`); plans refuse a name that they do not know. */
+export type KvCacheKind = (typeof KV_CACHE_KINDS)[number] | (string & {});
 
 /** Layers that share one block table. Block ids of a request are given per group. */
 export interface KvCacheGroup {

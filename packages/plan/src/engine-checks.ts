@@ -1,27 +1,104 @@
-import { type KvCacheKind, KvError } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import type { TpMapping } from "@kv/topology";
+import type { AttentionShape, BlockParts } from "./attention-pieces.js";
+import type { TransferForm, TransferOperation } from "./engine-plan-types.js";
 import type { RankGeometry } from "./geometry.js";
 import { incompatible, unsupported } from "./incompatible.js";
+import type { RegionPair } from "./segments.js";
 
-/** Kinds that this version maps but does not move yet. */
-export function refuseKinds(groups: readonly KvCacheKind[]): void {
-  if (groups.includes("mamba")) {
-    throw new KvError(
-      "KV_PLAN_UNSUPPORTED",
-      `state-space caches cannot be transferred yet: groups are ${groups.join(", ")}`,
-    );
-  }
-  if (!groups.includes("mla") || groups.every((kind) => kind === "mla")) return;
-  throw new KvError(
-    "KV_PLAN_UNSUPPORTED",
-    `MLA together with other kinds cannot be transferred yet: groups are ${groups.join(", ")}`,
+export function refuseDcp(
+  local: RankGeometry,
+  remote: RankGeometry,
+  { isMla, operation }: { isMla: boolean; operation: TransferOperation },
+): void {
+  const [mine, theirs] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
+  if (mine === 1 && theirs === 1) return;
+  // A DCP group shares the blocks of one KV head: with several heads to a rank there are other ranks to read.
+  if (!isMla) throw unsupported("only MLA caches can be sharded by DCP", mine, theirs);
+  if (operation === "WRITE") throw unsupported("caches sharded by DCP cannot be written", mine, theirs);
+  const logical = (rank: RankGeometry) => rank.kernelBlockSize * rank.physicalBlocksPerLogical;
+  if (mine === theirs || logical(local) === logical(remote)) return;
+  throw unsupported(
+    "blocks that are dealt out to DCP ranks must hold equally many tokens on both sides",
+    logical(local),
+    logical(remote),
   );
 }
 
-export function refuseDcp(local: RankGeometry, remote: RankGeometry): void {
-  const [mine, theirs] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
-  if (mine > 1 || theirs > 1)
-    throw unsupported("caches sharded by DCP cannot be transferred yet", mine, theirs);
+/** vLLM 0.33 turns blocks of another size after a push by its own rules, or stops at them. */
+export function refusePeer(
+  local: RankGeometry,
+  remote: RankGeometry,
+  form: TransferForm,
+  { operation, peerIsVllm }: { operation: TransferOperation; peerIsVllm: boolean },
+): void {
+  if (operation === "READ" || !peerIsVllm) return;
+  if (form === "copy" && local.kernelBlockSize === remote.kernelBlockSize) return;
+  throw unsupported(
+    "blocks of another size or order cannot be written to a vLLM engine: it would turn what already lies right",
+    `${local.kernelBlockSize} tokens, ${local.layout}`,
+    `${remote.kernelBlockSize} tokens, ${remote.layout}`,
+    "use equal block sizes and layouts, or the pull connector",
+  );
+}
+
+/** Block ids are by group: a region must belong to the same one on both sides. */
+export function requireSameGroups(pairs: readonly RegionPair[]): void {
+  for (const { region, remoteRegion } of pairs) {
+    if (region.groupId === remoteRegion.groupId) continue;
+    throw unsupported(
+      `region "${region.name}" is in different KV cache groups`,
+      region.groupId,
+      remoteRegion.groupId,
+      "use the same cache layout and the same settings of the hybrid cache manager on both sides",
+    );
+  }
+}
+
+/** Blocks must divide into what is moved of them, and the heads of all sources must fill the local ones. */
+export function requireWholeShares(
+  pairs: readonly RegionPair[],
+  shapes: readonly (AttentionShape | undefined)[],
+  { localParts, remoteParts }: BlockParts,
+  plainTokens: boolean,
+): void {
+  for (const [index, shape] of shapes.entries()) {
+    const region = pairs[index]?.region.name;
+    if (shape === undefined || shape.sharedHeads === 0) continue;
+    const { local, remote, sharedHeads } = shape;
+    const opaque = local.order === "opaque" || remote.order === "opaque";
+    if (opaque && (sharedHeads !== local.heads || sharedHeads !== remote.heads)) {
+      throw unsupported(
+        `region "${region}": blocks must be split by head, which the layout does not keep together`,
+        `${local.heads} heads, ${local.order}`,
+        `${remote.heads} heads, ${remote.order}`,
+        "use a head-major layout (LBHNC) on both sides, or equal TP sizes",
+      );
+    }
+    if ((opaque || !plainTokens) && (localParts > 1 || remoteParts > 1)) {
+      throw unsupported(
+        `region "${region}": tokens of different kernel block sizes must be in an order that is known`,
+        `${local.tokens} tokens, ${local.order}`,
+        `${remote.tokens} tokens, ${remote.order}`,
+        "use equal kernel block sizes",
+      );
+    }
+    for (const [side, parts] of [
+      [local, localParts],
+      [remote, remoteParts],
+    ] as const) {
+      const cells = side.heads * (opaque || !plainTokens ? 1 : side.tokens);
+      if (side.blockBytes % cells === 0 && side.blockBytes % (side.heads * parts) === 0) continue;
+      // Pages of hybrids are padded to the size of a state: their heads and tokens need not divide them, only what is moved must.
+      if ((pairs[index]?.stateGroups.length ?? 0) > 0 && side.blockBytes % (side.heads * parts) === 0)
+        continue;
+      throw new KvError(
+        "KV_PLAN_INVALID",
+        `region "${region}": a block of ${side.blockBytes} bytes does not divide into ${side.heads} heads of ${side.tokens} tokens`,
+        { details: { region, blockBytes: side.blockBytes, heads: side.heads, tokens: side.tokens, parts } },
+      );
+    }
+  }
 }
 
 /** Ranks of one engine differ in addresses, device and number; all else is the same. */
@@ -44,30 +121,6 @@ export function requireSameEngine(first: RankGeometry, other: RankGeometry): voi
       `remote ranks ${first.tpRank} and ${other.tpRank} of one engine differ in ${key}: ${one[key]} and ${two[key]}`,
       { details: { key, [first.tpRank]: one[key], [other.tpRank]: two[key] } },
     );
-  }
-}
-
-export function requireSameRegions(local: RankGeometry, remote: RankGeometry): void {
-  for (const [index, region] of local.regions.entries()) {
-    const other = remote.regions[index];
-    if (other === undefined) continue;
-    if (region.groupId !== other.groupId) {
-      throw unsupported(
-        `region "${region.name}" is in different KV cache groups`,
-        region.groupId,
-        other.groupId,
-      );
-    }
-  }
-  for (const rank of [local, remote]) {
-    const types = new Set(rank.regions.map((region) => region.memoryType));
-    if (types.size > 1) {
-      throw unsupported(
-        "regions in more than one type of memory cannot be transferred yet",
-        local.regions.map((region) => region.memoryType),
-        remote.regions.map((region) => region.memoryType),
-      );
-    }
   }
 }
 

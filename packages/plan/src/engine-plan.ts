@@ -1,34 +1,53 @@
-import { type DescriptorTable, type KvCacheKind, KvError } from "@kv/interface";
-import { computeTpMapping, kvHeadsOfRank, type TpMapping } from "@kv/topology";
-import { SHARED_REGION } from "./descriptor-ids.js";
+import { KvError } from "@kv/interface";
+import { kvHeadsOfRank } from "@kv/topology";
+import { type AlignedRank, alignRegions } from "./align-regions.js";
+import type { AttentionShape } from "./attention-pieces.js";
 import {
   ranksByNumber,
   refuseDcp,
-  refuseKinds,
+  refusePeer,
   requireSameEngine,
-  requireSameRegions,
+  requireSameGroups,
+  requireWholeShares,
 } from "./engine-checks.js";
 import type {
   BlockOrder,
   EngineTransferPlan,
   ReceiveConversion,
-  SourcePlan,
-  TransferForm,
+  TransferOperation,
 } from "./engine-plan-types.js";
 import type { ModelGeometry, RankGeometry } from "./geometry.js";
-import { unsupported } from "./incompatible.js";
+import { groupPlans } from "./group-plans.js";
 import { hasPlainTokens, orderOfLayout } from "./layout.js";
-import { checkCompatibility, type PairFacts } from "./pair-checks.js";
-import { descriptorTable, indexRegions } from "./region-rows.js";
+import { checkCompatibility, isMlaModel, type PairFacts } from "./pair-checks.js";
+import { groupsOfRegion, headsInBlock, headsInRegion, mappingsByHeads } from "./region-heads.js";
+import { attentionShape, type PairContext, piecesOf, regionPair } from "./segments.js";
+import { segmentPlans, sourcePlans } from "./source-plans.js";
+import { chooseForm } from "./transfer-form.js";
 
 export interface BuildPlanOptions extends ModelGeometry {
   readonly local: RankGeometry;
-  /** The ranks of `handshakeTargetRanks`, in any order; each checked against the local rank and against one another. */
+  /**
+   * The ranks of `handshakeTargetRanks`, of each pipeline stage, in any order; each checked against the local rank and against one another.
+   */
   readonly remotes: readonly RankGeometry[];
   /** Conversions that may be used after a receive; a pair that needs another is refused. Default none. */
   readonly conversions?: readonly ReceiveConversion[];
   /** The local engine never looks at tokens beyond a request's last: then nothing is zeroed after a receive. Default false. */
   readonly masksUncovered?: boolean;
+  /** Default READ. What is written must lie right without a pass, on every remote rank that holds a copy. */
+  readonly operation?: TransferOperation;
+  /** Where blocks must be put in another order. Default: what costs less, and is possible. */
+  readonly form?: "permute" | "direct";
+  /** A receive pass can look at the local cache. Default true; false for device memory without staging. */
+  readonly canPass?: boolean;
+  /**
+   * The remote engine is vLLM. It turns received blocks of other sizes by itself, in a way that fits what it would have read: nothing else
+   * may be written to it. Default false.
+   */
+  readonly peerIsVllm?: boolean;
+  /** As `CompatibilityOptions.prefixCaching`. */
+  readonly prefixCaching?: boolean;
 }
 
 /**
@@ -36,83 +55,143 @@ export interface BuildPlanOptions extends ModelGeometry {
  * `KV_PLAN_INVALID` (a side contradicts itself), `KV_PLAN_INCOMPATIBLE` (the sides disagree), `KV_PLAN_UNSUPPORTED`.
  */
 export function buildEngineTransferPlan(options: BuildPlanOptions): EngineTransferPlan {
-  const { local, groups, numKvHeads } = options;
-  const remote = options.remotes[0];
-  if (remote === undefined)
+  const { local, groups, numKvHeads, operation = "READ" } = options;
+  if (options.remotes.length === 0)
     throw new KvError("KV_PLAN_INVALID", "a plan needs the geometry of at least one remote rank, got none");
-  const isMla = groups.includes("mla");
-  refuseKinds(groups);
-  const facts = options.remotes.map((rank) => {
-    requireSameEngine(remote, rank);
-    return checkCompatibility({ ...options, remote: rank });
-  })[0] as PairFacts;
+  const isMla = isMlaModel(groups);
+  const stages = stagesOf(options);
+  const [first] = stages as [Stage];
+  const facts = stages.map((stage) => stage.facts)[0] as PairFacts;
+  const remote = first.aligned.geometry;
   if (!isMla) for (const rank of [local, remote]) kvHeadsOfRank(rank.tpRank, rank.tpSize, numKvHeads);
-  refuseDcp(local, remote);
-  requireSameRegions(local, remote);
+  refuseDcp(local, remote, { isMla, operation });
 
-  const mapping = computeTpMapping({
-    tpRank: local.tpRank,
-    tpSize: local.tpSize,
-    remoteTpSize: remote.tpSize,
-    numKvHeads,
-    isMla,
-    groups,
+  const mapping = mappingsByHeads(local, remote, options);
+  const main = mapping(isMla ? undefined : numKvHeads);
+  const context: PairContext = { local, remote, model: options, mapping };
+  const pairs = local.regions.map((region, index) => {
+    const stage = stages.find(({ aligned }) => aligned.localRegions.includes(index));
+    const remoteRegion = stage?.aligned.geometry.regions[stage.aligned.localRegions.indexOf(index)];
+    if (remoteRegion === undefined) {
+      throw new KvError(
+        "KV_PLAN_INCOMPATIBLE",
+        `no remote rank that was asked holds the cache "${region.name}"`,
+        {
+          details: {
+            region: region.name,
+            ranks: options.remotes.map(({ tpRank, ppRank }) => [ppRank ?? 0, tpRank]),
+          },
+        },
+      );
+    }
+    return regionPair(context, index, region, remoteRegion);
   });
-  const ranks = ranksByNumber(options.remotes, mapping);
-  const { blockSizeRatio } = facts;
+  requireSameGroups(pairs);
   const order = receiveOrder(local, remote, facts);
-  requireWholeShares(local, facts, order === "opaque" ? 1 : local.kernelBlockSize, mapping);
-  if (order === "opaque" && blockSizeRatio > 1) {
-    throw unsupported(
-      `tokens of different kernel block sizes (${local.kernelBlockSize}, ${remote.kernelBlockSize}) must be in an order that is known`,
-      `${local.layout} on ${local.attentionBackend}`,
-      `${remote.layout} on ${remote.attentionBackend}`,
-      "use equal kernel block sizes",
-    );
-  }
+  const shapes = pairs.map((pair) =>
+    pair.attentionGroups.length === 0 ? undefined : attentionShape(context, pair),
+  );
+  const attention = shapes.filter((shape): shape is AttentionShape => shape !== undefined);
+  const plainTokens = hasPlainTokens(local.attentionBackend) && hasPlainTokens(remote.attentionBackend);
+  requireWholeShares(pairs, shapes, facts, plainTokens);
+  const choice = chooseForm({
+    shapes: attention,
+    parts: facts,
+    kernelTokens: { local: local.kernelBlockSize, remote: remote.kernelBlockSize },
+    operation,
+    plainTokens,
+    turnsHeads: facts.conversions.includes("hnd-to-nhd"),
+    canPass: options.canPass ?? true,
+    wanted: options.form,
+  });
+  refusePeer(local, remote, choice.form, { operation, peerIsVllm: options.peerIsVllm ?? false });
+  const pieces = piecesOf(context, pairs, shapes, choice);
+  const segments = segmentPlans(
+    pieces,
+    stages.map(({ aligned }) => aligned),
+  );
+  const sources = sourcePlans({
+    context,
+    pieces,
+    segments,
+    stages: stages.map(({ ranks, aligned }) => ({ ranks: ranksByNumber(ranks, main), aligned })),
+    operation,
+    main,
+  });
+  const handshakeRanks = main.handshakeRanks;
+  const read = new Set(sources.plans.map(({ remoteRank }) => remoteRank));
   return Object.freeze({
-    mapping,
-    form: transferForm(facts, order),
-    blockSizeRatio,
+    mapping: main,
+    operation,
+    form: choice.form,
+    formReason: choice.reason,
+    blockSizeRatio: choice.parts.localParts,
+    remoteParts: choice.parts.remoteParts,
     groups: Object.freeze([...groups]),
     local,
     remote,
-    sources: Object.freeze(
-      mapping.allSourceRanks.map((rank) =>
-        sourcePlan(local, ranks.get(rank) ?? remote, mapping, facts, groups),
-      ),
+    sources: sources.plans,
+    localConsumers: main.localConsumers,
+    notifyOnlyRanks: Object.freeze(handshakeRanks.filter((rank) => !read.has(rank))),
+    conversions: Object.freeze(
+      facts.conversions.filter((one) => one !== "hnd-to-nhd" || choice.form !== "direct"),
     ),
-    localConsumers: mapping.localConsumers,
-    notifyOnlyRanks: mapping.notifyOnlyRanks,
-    conversions: facts.conversions,
     localHeads: facts.localHeads,
     blockOrder: order,
     uncovered: order === "opaque" || options.masksUncovered === true ? "masked" : "zeroed",
-    localIndexing: indexRegions(local.regions, blockSizeRatio),
-    remoteIndexing: indexRegions(remote.regions, 1),
-    regionsOfGroup: regionsOfGroup(local, groups),
+    segments,
+    groupPlans: groupPlans({ context, pieces, parts: choice.parts }),
+    localIndexing: sources.localIndexing,
+    remoteIndexing: sources.plans[0]?.remoteIndexing ?? [],
+    regionsOfGroup: regionsOfGroup(local, options),
+    headsOfRegion: Object.freeze(
+      local.regions.map((region) => headsInBlock(local, headsInRegion(local, region, options))),
+    ),
+    stages: Object.freeze(stages.map(({ ppRank }) => ppRank)),
   });
 }
 
-/** Blocks must divide into heads (and tokens, where their order matters), and the heads of all sources must fill the local ones. */
-function requireWholeShares(local: RankGeometry, facts: PairFacts, tokens: number, mapping: TpMapping): void {
-  const { localHeads, remoteHeads } = facts;
-  const filled = mapping.allSourceRanks.length * Math.min(localHeads, remoteHeads);
-  if (filled !== localHeads) {
-    throw new KvError(
-      "KV_INTERNAL",
-      `${mapping.allSourceRanks.length} sources with ${remoteHeads} heads each fill ${filled} of ${localHeads} local heads`,
-    );
+interface Stage {
+  readonly ppRank: number;
+  readonly ranks: readonly RankGeometry[];
+  readonly aligned: AlignedRank;
+  readonly facts: PairFacts;
+}
+
+/** Remote ranks by pipeline stage, each brought into the order of the local regions and checked. */
+function stagesOf(options: BuildPlanOptions): readonly Stage[] {
+  const { local } = options;
+  const byStage = new Map<number, RankGeometry[]>();
+  for (const rank of options.remotes) {
+    const ppRank = rank.ppRank ?? 0;
+    byStage.set(ppRank, [...(byStage.get(ppRank) ?? []), rank]);
   }
-  for (const region of local.regions) {
-    if (region.blockLengthBytes % (localHeads * tokens) === 0) continue;
-    throw new KvError(
-      "KV_PLAN_INVALID",
-      `region "${region.name}": a local block of ${region.blockLengthBytes} bytes does not divide into ${localHeads} heads of ` +
-        `${tokens} tokens`,
-      { details: { region: region.name, blockLengthBytes: region.blockLengthBytes, localHeads, tokens } },
+  const stages = [...byStage].sort(([one], [other]) => one - other);
+  return stages.map(([ppRank, ranks]): Stage => {
+    const aligned = ranks.map((rank) => {
+      requireSameEngine(ranks[0] as RankGeometry, rank);
+      return alignRegions(local, rank);
+    });
+    const [first] = aligned as [AlignedRank];
+    const mine =
+      first.localRegions.length === local.regions.length && stages.length === 1
+        ? local
+        : {
+            ...local,
+            regions: first.localRegions.map(
+              (index) => local.regions[index] as (typeof local.regions)[number],
+            ),
+          };
+    const facts = aligned.map(({ geometry }) =>
+      checkCompatibility({ ...options, local: mine, remote: geometry }),
     );
-  }
+    return {
+      ppRank,
+      ranks: aligned.map(({ geometry }) => geometry),
+      aligned: first,
+      facts: facts[0] as PairFacts,
+    };
+  });
 }
 
 function receiveOrder(local: RankGeometry, remote: RankGeometry, facts: PairFacts): BlockOrder {
@@ -122,70 +201,11 @@ function receiveOrder(local: RankGeometry, remote: RankGeometry, facts: PairFact
   return facts.localHeads === 1 && order === "head-major" ? "token-major" : order;
 }
 
-function transferForm(
-  { blockSizeRatio, conversions, localHeads }: PairFacts,
-  order: BlockOrder,
-): TransferForm {
-  if (conversions.includes("hnd-to-nhd") && localHeads > 1) return "permute";
-  return blockSizeRatio > 1 && order === "head-major" ? "permute" : "copy";
-}
-
-function sourcePlan(
-  local: RankGeometry,
-  remote: RankGeometry,
-  mapping: TpMapping,
-  facts: PairFacts,
-  groups: readonly KvCacheKind[],
-): SourcePlan {
-  const { blockSizeRatio } = facts;
-  const sources = mapping.allSourceRanks.length;
-  const slot = mapping.rankToAttentionSlot[remote.tpRank] ?? 0;
-  // What a source fills of each part of a local block: an equal share per source.
-  const shareBytes = (region: number) =>
-    (local.regions[region]?.blockLengthBytes ?? 0) / blockSizeRatio / sources;
-  let localTable: DescriptorTable | undefined;
-  let remoteTable: DescriptorTable | undefined;
-  return Object.freeze({
-    remoteRank: remote.tpRank,
-    groups: Object.freeze([...groups.keys()]),
-    localListKey: `parts=${blockSizeRatio} share=${slot}/${sources}`,
-    get localTable() {
-      localTable ??= descriptorTable(
-        local,
-        local.regions.map((region, index) => ({
-          region,
-          parts: blockSizeRatio,
-          offsetBytes: slot * shareBytes(index),
-          lengthBytes: shareBytes(index),
-        })),
-      );
-      return localTable;
-    },
-    get remoteTable() {
-      remoteTable ??= descriptorTable(
-        remote,
-        remote.regions.map((region, index) => ({
-          region,
-          parts: 1,
-          offsetBytes: mapping.rankOffsetFactor * shareBytes(index),
-          lengthBytes: shareBytes(index),
-        })),
-      );
-      return remoteTable;
-    },
-  });
-}
-
-/** Where all regions name one group, every group's blocks are in every region; else each in its own and in the shared ones. */
-function regionsOfGroup(local: RankGeometry, groups: readonly KvCacheKind[]): readonly (readonly number[])[] {
-  const ids = local.regions.map((region) => region.groupId);
-  const mapped = new Set(ids).size > 1;
+function regionsOfGroup(local: RankGeometry, model: ModelGeometry): readonly (readonly number[])[] {
+  const groups = local.regions.map((region) => groupsOfRegion(local, region, model));
   return Object.freeze(
-    groups.map((_, group) => {
-      const regions = [...ids.keys()].filter((region) => {
-        return !mapped || ids[region] === group || ids[region] === SHARED_REGION;
-      });
-      return Object.freeze(regions);
-    }),
+    model.groups.map((_, group) =>
+      Object.freeze([...groups.keys()].filter((region) => groups[region]?.includes(group))),
+    ),
   );
 }

@@ -1,6 +1,7 @@
-import { KV_CACHE_KINDS, KV_CACHE_LAYOUTS, KvError } from "@kv/interface";
+import { KV_CACHE_LAYOUTS, KvError } from "@kv/interface";
 import { SHARED_REGION } from "./descriptor-ids.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "./geometry.js";
+import { cacheKind } from "./kinds/registry.js";
 
 /** Descriptor indices are 32-bit in every transport. */
 const MAX_DESCRIPTORS = 2 ** 31 - 1;
@@ -22,6 +23,11 @@ export function checkRankGeometry(side: string, rank: RankGeometry, model: Model
   if (rank.regions.length === 0 || rank.regions.length > MAX_REGIONS) {
     throw invalid(side, `${rank.regions.length} regions, expected 1 to ${MAX_REGIONS}`);
   }
+  integer(side, "ppRank", rank.ppRank ?? 0, 0);
+  integer(side, "ppSize", rank.ppSize ?? 1, 1);
+  for (const tokens of rank.groupBlockTokens ?? []) integer(side, "groupBlockTokens", tokens, 1);
+  requireLength(side, "groupBlockTokens", rank.groupBlockTokens, model.groups.length);
+  checkState(side, rank.stateSpace);
   const names = new Set<string>();
   for (const [index, region] of rank.regions.entries()) {
     if (names.has(region.name)) throw invalid(side, `two regions are named "${region.name}"`);
@@ -37,10 +43,26 @@ export function checkRankGeometry(side: string, rank: RankGeometry, model: Model
 export function checkModelGeometry(model: ModelGeometry): void {
   integer("the model", "numKvHeads", model.numKvHeads, 1);
   if (model.groups.length === 0) throw invalid("the model", "no KV cache group");
-  for (const kind of model.groups) {
-    if (KV_CACHE_KINDS.includes(kind)) continue;
-    throw invalid("the model", `group kind "${kind}" is none of ${KV_CACHE_KINDS.join(", ")}`);
-  }
+  for (const kind of model.groups) cacheKind(kind);
+  for (const heads of model.groupKvHeads ?? []) integer("the model", "groupKvHeads", heads, 1);
+  requireLength("the model", "groupKvHeads", model.groupKvHeads, model.groups.length);
+}
+
+function checkState(side: string, state: RankGeometry["stateSpace"]): void {
+  if (state === undefined) return;
+  integer(side, "stateSpace.convBytes", state.convBytes, 0);
+  integer(side, "stateSpace.recurrentBytes", state.recurrentBytes, 0);
+  for (const bytes of state.convProjectionBytes ?? []) integer(side, "convProjectionBytes", bytes, 1);
+}
+
+function requireLength(
+  side: string,
+  field: string,
+  list: readonly number[] | undefined,
+  length: number,
+): void {
+  if (list === undefined || list.length === length) return;
+  throw invalid(side, `${field} has ${list.length} entries for ${length} KV cache groups`);
 }
 
 function checkRegion(side: string, index: number, region: RegionGeometry, numGroups: number): void {
@@ -55,6 +77,12 @@ function checkRegion(side: string, index: number, region: RegionGeometry, numGro
       where,
       `blocks of ${region.blockLengthBytes} bytes overlap at a stride of ${region.blockStrideBytes} bytes`,
     );
+  }
+  if (region.numKvHeads !== undefined) integer(where, "numKvHeads", region.numKvHeads, 1);
+  if (region.deviceId !== undefined) integer(where, "deviceId", region.deviceId, 0);
+  for (const group of region.groupIds ?? []) {
+    integer(where, "groupIds", group, 0);
+    if (group >= numGroups) throw invalid(where, `groupIds name ${group}, the model has ${numGroups} groups`);
   }
   if (region.groupId >= numGroups) {
     throw invalid(where, `groupId ${region.groupId}, but the model has ${numGroups} KV cache groups`);

@@ -10,18 +10,30 @@ export { type BuildPlanOptions, buildEngineTransferPlan } from "./engine-plan.js
 export type {
   BlockOrder,
   EngineTransferPlan,
+  GroupExtent,
+  GroupPlan,
   ReceiveConversion,
   RegionIndexing,
+  SegmentPlan,
   SourcePlan,
   TransferForm,
+  TransferList,
+  TransferOperation,
 } from "./engine-plan-types.js";
-export type { ModelGeometry, RankGeometry, RegionGeometry } from "./geometry.js";
+export type {
+  ModelGeometry,
+  PackedMember,
+  RankGeometry,
+  RegionGeometry,
+  StateSpaceGeometry,
+} from "./geometry.js";
 export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./pair-checks.js";
 export { applyReceivePass } from "./receive-pass.js";
 export { planRequest } from "./request-plan.js";
 export type {
   ReceivePass,
   ReceivePassGroup,
+  RemoteRankId,
   RequestBlocks,
   RequestPlan,
   RequestRead,

@@ -1,13 +1,16 @@
 import { KvError } from "@kv/interface";
-import type { EngineTransferPlan } from "./engine-plan-types.js";
+import type { EngineTransferPlan, GroupPlan } from "./engine-plan-types.js";
 
-/** One group of a request: parts of local blocks, and the remote kernel block that each is filled from, in token order. */
+/** One group of a request: which stretch of its local parts is filled, and from where in the remote's list. */
 export interface PairedBlocks {
-  /** `kernelBlock * blockSizeRatio + part`. */
-  readonly localParts: Int32Array;
-  readonly remoteBlocks: Int32Array;
-  /** Tokens of the local blocks that hold KV after the transfer, counted from the first local block's begin. */
-  readonly validTokens: number;
+  /** The first local part, counted over all of the local list. */
+  readonly localStart: number;
+  /** The part of the remote's list that it is filled from. */
+  readonly remoteStart: number;
+  /** Parts that are filled. */
+  readonly count: number;
+  /** Tokens of the local blocks that hold KV after the transfer, counted from the first local block's begin; undefined for a state. */
+  readonly validTokens: number | undefined;
 }
 
 export interface GroupBlocks {
@@ -20,17 +23,31 @@ export interface GroupBlocks {
 }
 
 /**
- * Finds, for each part of the local blocks, the remote block of the same tokens. Where the number of locally computed blocks is known the
- * position follows from it; else both lists are taken to end at the same token, as vLLM does, and refused when that cannot be told.
+ * Finds, for the local blocks, the remote blocks of the same tokens. Where the number of locally computed blocks is known the position
+ * follows from it; else both lists are taken to end at the same token, as vLLM does, and refused when that cannot be told.
  */
 export function pairBlocks(plan: EngineTransferPlan, blocks: GroupBlocks): PairedBlocks {
-  const { blockSizeRatio, local, remote } = plan;
+  const groupPlan = plan.groupPlans[blocks.group];
+  if (groupPlan === undefined) throw new KvError("KV_INTERNAL", `group ${blocks.group} is not in the plan`);
+  if (groupPlan.extent === "state" || groupPlan.extent === "whole") return pairLast(groupPlan, blocks);
+  return pairTokens(groupPlan, blocks);
+}
+
+/** Parts of a logical block on either side. */
+export function partsPerLogical(groupPlan: GroupPlan): { local: number; remote: number } {
+  return {
+    local: groupPlan.localPerLogical * groupPlan.localParts,
+    remote: groupPlan.remotePerLogical * groupPlan.remoteParts,
+  };
+}
+
+function pairTokens(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
   const { localIds, remoteIds, group, numTokens } = blocks;
-  const partsPerLogical = local.physicalBlocksPerLogical * blockSizeRatio;
-  const parts = localIds.length * partsPerLogical;
-  const held = remoteIds.length * remote.physicalBlocksPerLogical;
-  const windowed = plan.groups[group] === "swa";
-  const partTokens = remote.kernelBlockSize;
+  const per = partsPerLogical(groupPlan);
+  const { partTokens } = groupPlan;
+  const parts = localIds.length * per.local;
+  const held = remoteIds.length * per.remote;
+  const windowed = groupPlan.extent === "window";
   const ends = numTokens === undefined ? undefined : Math.ceil(numTokens / partTokens);
   if (!windowed && ends !== undefined && ends > held) {
     throw mismatch(
@@ -40,16 +57,24 @@ export function pairBlocks(plan: EngineTransferPlan, blocks: GroupBlocks): Paire
   }
   const computed = windowed ? undefined : blocks.computedBlocks;
   // A windowed list begins somewhere in the sequence; where, its end tells.
-  const unseen = windowed && numTokens !== undefined ? paddedBlocks(plan, numTokens) - held : 0;
-  const start =
-    computed === undefined ? alignedAtEnd(plan, blocks, parts, held, unseen) : computed * partsPerLogical;
+  const unseen =
+    windowed && numTokens !== undefined
+      ? Math.ceil(numTokens / groupPlan.remoteBlockTokens) * per.remote - held
+      : 0;
+  let start = computed === undefined ? alignedAtEnd(groupPlan, blocks, unseen) : computed * per.local;
+  let localStart = 0;
+  if (windowed && start < 0) {
+    // The remote kept less of what is before the window than there is room for here; attention does not look there.
+    localStart = -start;
+    start = 0;
+  }
   const usable = ends === undefined ? held : Math.min(held, ends - unseen);
-  const count = Math.min(parts, usable - start);
-  if (parts - count >= partsPerLogical || count <= 0) {
+  const count = Math.min(parts - localStart, usable - start);
+  if (parts - localStart - count >= per.local || count <= 0) {
     throw mismatch(
-      `group ${group}: ${localIds.length} local blocks of ${local.kernelBlockSize * local.physicalBlocksPerLogical} tokens ` +
-        `are to be filled after ${computed ?? "an unknown number of"} computed ones, and the remote's ${remoteIds.length} blocks of ` +
-        `${partTokens * remote.physicalBlocksPerLogical} tokens do not reach that far`,
+      `group ${group}: ${localIds.length} local blocks of ${groupPlan.localBlockTokens} tokens are to be filled after ` +
+        `${computed ?? "an unknown number of"} computed ones, and the remote's ${remoteIds.length} blocks of ` +
+        `${groupPlan.remoteBlockTokens} tokens do not reach that far`,
       {
         group,
         localBlocks: localIds.length,
@@ -58,40 +83,32 @@ export function pairBlocks(plan: EngineTransferPlan, blocks: GroupBlocks): Paire
       },
     );
   }
-  const localParts = new Int32Array(count);
-  const remoteBlocks = new Int32Array(count);
-  expand(localParts, localIds, partsPerLogical, 0);
-  expand(remoteBlocks, remoteIds, remote.physicalBlocksPerLogical, start);
   const coveredTokens = count * partTokens;
   const validTokens =
-    numTokens === undefined
+    localStart * partTokens +
+    (numTokens === undefined
       ? coveredTokens
-      : Math.min(coveredTokens, numTokens - (unseen + start) * partTokens);
-  return { localParts, remoteBlocks, validTokens };
+      : Math.min(coveredTokens, numTokens - (unseen + start) * partTokens));
+  return { localStart, remoteStart: start, count, validTokens };
 }
 
 /** Where local blocks begin within the remote's list, when both are taken to end together. */
-function alignedAtEnd(
-  plan: EngineTransferPlan,
-  blocks: GroupBlocks,
-  parts: number,
-  held: number,
-  unseen: number,
-): number {
+function alignedAtEnd(groupPlan: GroupPlan, blocks: GroupBlocks, unseen: number): number {
   const { group, localIds, remoteIds, numTokens } = blocks;
-  const { local, remote, blockSizeRatio } = plan;
+  const per = partsPerLogical(groupPlan);
+  const parts = localIds.length * per.local;
+  const held = remoteIds.length * per.remote;
+  const windowed = groupPlan.extent === "window";
   let start: number | undefined;
   if (numTokens !== undefined) {
     // Local lists end on a boundary of their own blocks, which need not be one of the remote's.
-    const logicalTokens = local.physicalBlocksPerLogical * local.kernelBlockSize;
-    start =
-      Math.ceil(numTokens / logicalTokens) * local.physicalBlocksPerLogical * blockSizeRatio - parts - unseen;
-  } else if (local.physicalBlocksPerLogical * blockSizeRatio === remote.physicalBlocksPerLogical) {
+    start = Math.ceil(numTokens / groupPlan.localBlockTokens) * per.local - parts - unseen;
+  } else if (per.local === per.remote) {
     start = held - parts;
-  } else if (parts >= held) {
+  } else if (parts >= held && !windowed) {
     start = 0;
   }
-  if (start !== undefined && start >= 0 && unseen >= 0) return start;
+  if (start !== undefined && (windowed || start >= 0) && unseen >= 0) return start;
   throw mismatch(
     `group ${group}: with ${localIds.length} local and ${remoteIds.length} remote blocks it cannot be told where in the ` +
       `remote's list the local ones begin (tokens: ${numTokens ?? "not said"})`,
@@ -99,24 +116,25 @@ function alignedAtEnd(
   );
 }
 
-/** Kernel blocks that the remote holds for so many tokens, allocation padding included. */
-function paddedBlocks({ remote }: EngineTransferPlan, numTokens: number): number {
-  const { physicalBlocksPerLogical, kernelBlockSize } = remote;
-  return Math.ceil(numTokens / (kernelBlockSize * physicalBlocksPerLogical)) * physicalBlocksPerLogical;
-}
-
-/** Fills `out` with the parts of each block, from part number `skip` of the whole list on. */
-function expand(out: Int32Array, ids: readonly number[], factor: number, skip: number): void {
-  let cursor = 0;
-  let part = skip % factor;
-  for (let index = Math.floor(skip / factor); cursor < out.length; index++) {
-    const first = (ids[index] ?? 0) * factor;
-    for (; part < factor && cursor < out.length; part++) out[cursor++] = first + part;
-    part = 0;
+/**
+ * Blocks that stand for no tokens pair from their ends: the remote's earlier states are older. One local block more than the remote has is
+ * the state of a position that the local engine computes itself. (vLLM 0.33, `_apply_prefix_caching`.)
+ */
+function pairLast({ extent }: GroupPlan, { group, localIds, remoteIds }: GroupBlocks): PairedBlocks {
+  const spare = extent === "state" ? 1 : 0;
+  const excess = localIds.length - remoteIds.length;
+  const count = Math.min(localIds.length, remoteIds.length);
+  if (excess > spare || count === 0) {
+    throw mismatch(
+      `group ${group}: ${localIds.length} local blocks of ${extent === "state" ? "state" : "scratch"} cannot be filled from ` +
+        `${remoteIds.length} remote ones`,
+      { group, localBlocks: localIds.length, remoteBlocks: remoteIds.length },
+    );
   }
+  return { localStart: 0, remoteStart: remoteIds.length - count, count, validTokens: undefined };
 }
 
-function mismatch(message: string, details: Record<string, unknown>): KvError {
+export function mismatch(message: string, details: Record<string, unknown>): KvError {
   return new KvError("KV_BLOCKS_MISMATCH", message, {
     hint: "say how many blocks a prefix hit supplies (localComputedBlocks) and how many tokens the remote holds (numTokens)",
     details,

@@ -1,10 +1,13 @@
 import type { KvCacheKind } from "@kv/interface";
 import { kvReplication, tpRatio } from "@kv/topology";
+import type { BlockParts } from "./attention-pieces.js";
 import type { ReceiveConversion } from "./engine-plan-types.js";
 import type { ModelGeometry, RankGeometry } from "./geometry.js";
 import { checkModelGeometry, checkRankGeometry } from "./geometry-checks.js";
 import { incompatible, unsupported } from "./incompatible.js";
+import { cacheKind } from "./kinds/registry.js";
 import { hasPlainTokens, orderOfLayout } from "./layout.js";
+import { headsInBlock, headsInRegion } from "./region-heads.js";
 
 export interface CompatibilityOptions extends ModelGeometry {
   readonly local: RankGeometry;
@@ -19,8 +22,10 @@ export interface CompatibilityOptions extends ModelGeometry {
 
 /** What follows from two sides that go together. */
 export interface PairFacts {
-  /** Remote kernel blocks in a local one. */
+  /** Parts of a local kernel block; remote kernel blocks in a local one, where the remote's are parts of the local ones. */
   readonly blockSizeRatio: number;
+  readonly localParts: number;
+  readonly remoteParts: number;
   /** KV heads in a local block and in a remote one; 1 for MLA. */
   readonly localHeads: number;
   readonly remoteHeads: number;
@@ -38,31 +43,34 @@ export function checkCompatibility(options: CompatibilityOptions): PairFacts {
   checkRankGeometry("the local rank", local, options);
   checkRankGeometry(`remote rank ${remote.tpRank}`, remote, options);
   checkDcp(local, remote, groups);
-  const ratio = tpRatio(local.tpSize, remote.tpSize);
-  const blockSizeRatio = blockSizes(local, remote);
-  const isMla = groups.includes("mla");
+  tpRatio(local.tpSize, remote.tpSize);
+  const parts = partsOf(local, remote);
+  const isMla = isMlaModel(groups);
   const heads = (tpSize: number) =>
     kvReplication({ tpSize, remoteTpSize: 1, numKvHeads: options.numKvHeads, isMla }).localHeads;
-  const facts = { blockSizeRatio, localHeads: heads(local.tpSize), remoteHeads: heads(remote.tpSize) };
-
+  const facts = {
+    blockSizeRatio: parts.localParts,
+    ...parts,
+    localHeads: heads(local.tpSize),
+    remoteHeads: heads(remote.tpSize),
+  };
   const conversions = isMla ? [] : layoutConversion(options);
   if (local.attentionBackend !== remote.attentionBackend) conversions.push(...backendConversion(options));
-  if (
-    !isMla &&
-    facts.localHeads !== facts.remoteHeads &&
-    orderOfLayout(local.layout) !== "head-major" &&
-    !conversions.includes("hnd-to-nhd")
-  ) {
-    throw unsupported(
-      `TP ratio ${ratio} splits blocks by head, which the layout does not keep together`,
-      local.layout,
-      remote.layout,
-      "use a head-major layout (LBHNC) on both sides, or equal TP sizes",
-    );
-  }
   checkStateSpace(options);
   checkRegions(options, facts, isMla);
   return Object.freeze({ ...facts, conversions: Object.freeze(conversions) });
+}
+
+/** Whether attention is MLA, a draft's aside. */
+export function isMlaModel(groups: readonly KvCacheKind[]): boolean {
+  return groups.some((name) => {
+    const kind = cacheKind(name);
+    return kind.sharding === "replicated" && kind.extent !== "whole";
+  });
+}
+
+export function hasState(groups: readonly KvCacheKind[]): boolean {
+  return groups.some((name) => cacheKind(name).sharding === "state");
 }
 
 function checkDcp(local: RankGeometry, remote: RankGeometry, groups: readonly KvCacheKind[]): void {
@@ -70,38 +78,39 @@ function checkDcp(local: RankGeometry, remote: RankGeometry, groups: readonly Kv
   if (mine % theirs !== 0 && theirs % mine !== 0) {
     throw incompatible("DCP sizes must divide one another", mine, theirs);
   }
-  if (mine !== theirs && groups.includes("mamba")) {
+  if (mine !== theirs && hasState(groups)) {
     throw unsupported("state-space caches need equal DCP sizes", mine, theirs);
   }
 }
 
-function blockSizes(local: RankGeometry, remote: RankGeometry): number {
-  const [mine, theirs] = [local.kernelBlockSize, remote.kernelBlockSize];
-  if (mine % theirs === 0) return mine / theirs;
-  throw unsupported(
-    "the local kernel block size must be a multiple of the remote one",
-    mine,
-    theirs,
-    `give the local engine a block size that is a multiple of ${theirs}`,
-  );
+/** The fewest equal parts: those of the greatest number of tokens that divides both. */
+function partsOf(local: RankGeometry, remote: RankGeometry): BlockParts {
+  let [unit, rest] = [local.kernelBlockSize, remote.kernelBlockSize];
+  while (rest > 0) [unit, rest] = [rest, unit % rest];
+  return { localParts: local.kernelBlockSize / unit, remoteParts: remote.kernelBlockSize / unit };
 }
 
 function layoutConversion(options: CompatibilityOptions): ReceiveConversion[] {
   const { local, remote, conversions = [] } = options;
   if (local.layout === remote.layout) return [];
-  const possible = remote.layout === "LBHNC" && local.layout === "LBNHC";
-  if (!possible || !conversions.includes("hnd-to-nhd")) {
-    throw incompatible(
-      "KV cache layouts differ",
-      local.layout,
-      remote.layout,
-      possible
-        ? 'set enable_permute_local_kv to true in kv_transfer_config (conversion "hnd-to-nhd"), or use one layout'
-        : "use one layout on both sides",
-    );
-  }
-  refuseHybrid(options, "hnd-to-nhd");
-  return ["hnd-to-nhd"];
+  const turned = remote.layout === "LBHNC" && local.layout === "LBNHC";
+  const hybrid = options.hybridCache ?? options.groups.length > 1;
+  if (turned && conversions.includes("hnd-to-nhd") && !hybrid) return ["hnd-to-nhd"];
+  const orders = [orderOfLayout(local.layout), orderOfLayout(remote.layout)];
+  if (!orders.includes("opaque") && (orders[0] === orders[1] || hasPlainOrder(local, remote))) return [];
+  throw incompatible(
+    "KV cache layouts differ, and descriptors cannot put the bytes in order: " +
+      (orders.includes("opaque")
+        ? "one of them spreads the heads of a block over memory; a copy would have to know how"
+        : "the attention backend orders tokens in a way of its own; a copy would have to undo it"),
+    local.layout,
+    remote.layout,
+    "use one layout on both sides",
+  );
+}
+
+function hasPlainOrder(local: RankGeometry, remote: RankGeometry): boolean {
+  return hasPlainTokens(local.attentionBackend) && hasPlainTokens(remote.attentionBackend);
 }
 
 function backendConversion(options: CompatibilityOptions): ReceiveConversion[] {
@@ -129,7 +138,7 @@ function refuseHybrid(options: CompatibilityOptions, conversion: ReceiveConversi
 
 function checkStateSpace({ local, remote, groups, prefixCaching = true }: CompatibilityOptions): void {
   const [mine, theirs] = [local.physicalBlocksPerLogical, remote.physicalBlocksPerLogical];
-  if (!groups.includes("mamba") || mine === theirs || !prefixCaching) return;
+  if (!hasState(groups) || mine === theirs || !prefixCaching) return;
   throw unsupported(
     "prefix caching of a state-space model needs equal kernel blocks per logical block",
     mine,
@@ -146,7 +155,7 @@ function checkRegions(
   const [mine, theirs] = [options.local.regions, options.remote.regions];
   if (mine.length !== theirs.length)
     throw incompatible("numbers of regions differ", mine.length, theirs.length);
-  const hybrid = options.groups.includes("mamba");
+  const hybrid = hasState(options.groups);
   for (const [index, region] of mine.entries()) {
     const other = theirs[index];
     if (other === undefined || region.name !== other.name) {
@@ -158,12 +167,20 @@ function checkRegions(
     }
     // The page of a hybrid is sized by its state, not by heads and tokens; only the MLA part of one is comparable.
     if (hybrid && !isMla) continue;
-    const { localHeads, remoteHeads, blockSizeRatio } = facts;
-    if (region.blockLengthBytes * remoteHeads === other.blockLengthBytes * localHeads * blockSizeRatio)
+    const heads = headsInRegion(options.local, region, options);
+    const [localHeads, remoteHeads] = [
+      headsInBlock(options.local, heads),
+      headsInBlock(options.remote, heads),
+    ];
+    const { localParts, remoteParts } = facts;
+    if (
+      region.blockLengthBytes * remoteHeads * remoteParts ===
+      other.blockLengthBytes * localHeads * localParts
+    )
       continue;
     throw incompatible(
       `region ${index} "${region.name}": block lengths do not fit ${localHeads} local and ${remoteHeads} remote heads ` +
-        `at ${blockSizeRatio} remote blocks in a local one`,
+        `at ${localParts} and ${remoteParts} equal parts of a block`,
       region.blockLengthBytes,
       other.blockLengthBytes,
     );

@@ -11,25 +11,35 @@ export function receivePassOf(
   localIds: readonly number[],
   pairs: PairedBlocks,
 ): ReceivePassGroup | undefined {
-  const { blockSizeRatio, local } = plan;
-  const perLogical = local.physicalBlocksPerLogical;
+  const { validTokens } = pairs;
+  const groupPlan = plan.groupPlans[group];
+  // A state or a scratch block has no tokens to order or to zero.
+  if (groupPlan === undefined || validTokens === undefined) return undefined;
+  const { localPerLogical: perLogical, localParts, partTokens } = groupPlan;
+  const kernelTokens = partTokens * localParts;
   const kernelBlock = (index: number) =>
     (localIds[Math.floor(index / perLogical)] ?? 0) * perLogical + (index % perLogical);
   const kernelBlocks = localIds.length * perLogical;
-  const touched = Math.ceil(pairs.localParts.length / blockSizeRatio);
+  const untouched = Math.floor(pairs.localStart / localParts);
+  const touched = Math.ceil((pairs.localStart + pairs.count) / localParts) - untouched;
   const permuteBlockIds =
-    plan.form === "permute" ? Int32Array.from({ length: touched }, (_, i) => kernelBlock(i)) : NONE;
+    plan.form === "permute"
+      ? Int32Array.from({ length: touched }, (_, index) => kernelBlock(untouched + index))
+      : NONE;
 
   let zeroBlockIds = NONE;
   let partialBlock: ReceivePassGroup["partialBlock"];
   if (plan.uncovered === "zeroed") {
-    const whole = Math.floor(pairs.validTokens / local.kernelBlockSize);
-    const fromToken = pairs.validTokens % local.kernelBlockSize;
+    const whole = Math.floor(validTokens / kernelTokens);
+    const fromToken = validTokens % kernelTokens;
     if (fromToken > 0) partialBlock = { blockId: kernelBlock(whole), fromToken };
     const firstZero = whole + (fromToken > 0 ? 1 : 0);
-    zeroBlockIds = Int32Array.from({ length: kernelBlocks - firstZero }, (_, i) =>
-      kernelBlock(firstZero + i),
-    );
+    if (untouched + kernelBlocks > firstZero) {
+      const zero = (index: number) => (index < untouched ? index : firstZero + index - untouched);
+      zeroBlockIds = Int32Array.from({ length: untouched + kernelBlocks - firstZero }, (_, index) =>
+        kernelBlock(zero(index)),
+      );
+    }
   }
   if (permuteBlockIds.length === 0 && zeroBlockIds.length === 0 && partialBlock === undefined)
     return undefined;

@@ -29,7 +29,7 @@ export function applyReceivePass(
         throw new KvError("KV_PLAN_INVALID", `region ${index} of the plan: no view of its bytes was given`);
       }
       requireLength(region, bytes);
-      applyToRegion(plan, group, region, bytes);
+      applyToRegion(plan, group, index, region, bytes);
     }
   }
 }
@@ -37,10 +37,11 @@ export function applyReceivePass(
 function applyToRegion(
   plan: EngineTransferPlan,
   group: ReceivePassGroup,
+  index: number,
   region: RegionGeometry,
   bytes: Uint8Array,
 ): void {
-  const shape = blockShape(plan, region);
+  const shape = blockShape(plan, group.group, index, region);
   const block = (id: number) => {
     const start = id * region.blockStrideBytes;
     return bytes.subarray(start, start + region.blockLengthBytes);
@@ -90,22 +91,28 @@ function zeroTokens(
 }
 
 function blockShape(
-  { localHeads, local, blockOrder }: EngineTransferPlan,
+  plan: EngineTransferPlan,
+  group: number,
+  index: number,
   region: RegionGeometry,
 ): BlockShape {
-  const cells = localHeads * local.kernelBlockSize;
+  const groupPlan = plan.groupPlans[group];
+  const heads = plan.headsOfRegion[index] ?? plan.localHeads;
+  const tokens =
+    groupPlan === undefined ? plan.local.kernelBlockSize : groupPlan.partTokens * groupPlan.localParts;
+  const cells = heads * tokens;
   if (region.blockLengthBytes % cells !== 0) {
     throw new KvError(
       "KV_PLAN_INVALID",
-      `region "${region.name}": a block of ${region.blockLengthBytes} bytes does not divide into ${localHeads} heads of ` +
-        `${local.kernelBlockSize} tokens`,
+      `region "${region.name}": a block of ${region.blockLengthBytes} bytes does not divide into ${heads} heads of ` +
+        `${tokens} tokens`,
     );
   }
   return {
-    heads: localHeads,
-    tokens: local.kernelBlockSize,
+    heads,
+    tokens,
     cellBytes: region.blockLengthBytes / cells,
-    tokenMajor: blockOrder === "token-major",
+    tokenMajor: heads === 1 || plan.blockOrder === "token-major",
   };
 }
 

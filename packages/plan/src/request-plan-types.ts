@@ -18,11 +18,28 @@ export interface RequestBlocks {
 /** One transfer: pairwise descriptor ids into the source's two lists. */
 export interface RequestRead {
   readonly remoteRank: number;
+  readonly remotePpRank: number;
   /** Position in `plan.sources`. */
   readonly sourceIndex: number;
+  /** Position in the source's `lists`. */
+  readonly listIndex: number;
+  /**
+   * Rows `[localId, remoteId, count]`: `count` descriptors that follow one another in both lists. What is consecutive is one row,
+   * however long.
+   */
+  readonly runs: Int32Array;
+  /** The runs written out, at first use. Reads of one request may share them: do not change them. */
   readonly localIds: Int32Array;
   readonly remoteIds: Int32Array;
+  /** `localIds.length`, without writing them out. */
+  readonly descriptorCount: number;
   readonly lengthBytes: number;
+}
+
+/** A rank of a remote engine: its tensor and pipeline position. */
+export interface RemoteRankId {
+  readonly tpRank: number;
+  readonly ppRank: number;
 }
 
 /** Local kernel blocks of one group that the receive pass touches. */
@@ -42,10 +59,15 @@ export interface ReceivePass {
 }
 
 export interface RequestPlan {
-  /** Transfers with at least one descriptor; each carries the notification of its rank. */
+  /**
+   * Transfers with at least one descriptor; each carries the notification of its rank, where it is the only one of its rank: of several
+   * (types of memory) none does, and the rank is told when all have landed.
+   */
   readonly reads: readonly RequestRead[];
   /** Remote ranks that are only notified: unread copies, and source ranks with nothing to read from. */
   readonly notifyRanks: readonly number[];
+  /** The same with their pipeline stages. */
+  readonly notify: readonly RemoteRankId[];
   /** Undefined when there is nothing to do. */
   readonly receivePass: ReceivePass | undefined;
   /** Over all reads. */

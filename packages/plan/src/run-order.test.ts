@@ -1,32 +1,47 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { countRuns, orderForRuns } from "./run-order.js";
+import { addRun, noRuns, orderForRuns, overlap, partsOfRuns } from "./run-order.js";
 
-const pairs = fc
-  .uniqueArray(fc.tuple(fc.nat(60), fc.nat(60)), { selector: ([local]) => local, maxLength: 40 })
-  .map(
-    (list) =>
-      [Int32Array.from(list, ([local]) => local), Int32Array.from(list, ([, remote]) => remote)] as const,
-  );
+const pairsArbitrary = fc.uniqueArray(fc.nat({ max: 400 }), { maxLength: 80 }).chain((local) =>
+  fc.record({
+    local: fc.constant(local),
+    remote: fc.array(fc.nat({ max: 400 }), { minLength: local.length, maxLength: local.length }),
+  }),
+);
 
-test("pairs stay pairs, and no order has fewer runs", () => {
+function runsOf(local: readonly number[], remote: readonly number[]) {
+  const runs = noRuns();
+  for (const [index, id] of local.entries()) addRun(runs, id, remote[index] as number, 1);
+  return runs;
+}
+
+test("ordering keeps every pair, and merges all that can be merged", () => {
   fc.assert(
-    fc.property(pairs, ([local, remote]) => {
-      const before = new Map([...local].map((id, index) => [id, remote[index]]));
-      const mergeable = [...before].filter(
-        ([id, other]) => other !== undefined && before.get(id + 1) === other + 1,
-      ).length;
-      orderForRuns(local, remote);
-      expect(new Map([...local].map((id, index) => [id, remote[index]]))).toEqual(before);
-      expect(countRuns(local, remote)).toBe(local.length - mergeable);
+    fc.property(pairsArbitrary, ({ local, remote }) => {
+      const ordered = orderForRuns(runsOf(local, remote));
+      const [locals, remotes] = [partsOfRuns(ordered, 0), partsOfRuns(ordered, 1)];
+      const byLocal = local
+        .map((id, index) => [id, remote[index] as number] as const)
+        .sort(([one], [other]) => one - other);
+      expect([...locals].map((id, index) => [id, remotes[index]])).toEqual(byLocal);
+      const merged = byLocal.filter(([id, from], index) => {
+        const before = byLocal[index - 1];
+        return before === undefined || id !== before[0] + 1 || from !== before[1] + 1;
+      });
+      expect(ordered.rows.length / 3).toBe(merged.length);
+      expect(overlap(ordered)).toBeUndefined();
     }),
-    { numRuns: 500 },
   );
 });
 
-test("blocks handed out backwards on both sides become one run", () => {
-  const [local, remote] = [Int32Array.of(9, 8, 7), Int32Array.of(3, 2, 1)];
-  orderForRuns(local, remote);
-  expect([...local, ...remote]).toEqual([7, 8, 9, 1, 2, 3]);
-  expect(countRuns(local, remote)).toBe(1);
+test("a part in two runs is found", () => {
+  const runs = noRuns();
+  addRun(runs, 4, 0, 3);
+  addRun(runs, 2, 9, 3);
+  expect(overlap(orderForRuns(runs))).toBe(4);
+});
+
+test("consecutive blocks are one row, however many", () => {
+  const ids = Array.from({ length: 100_000 }, (_, index) => index);
+  expect(runsOf(ids, ids).rows).toEqual([0, 0, 100_000]);
 });

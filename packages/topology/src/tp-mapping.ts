@@ -17,6 +17,8 @@ export interface TpMappingOptions extends EnginePair {
 export interface TpMapping {
   /** Remote ranks read for each group; the position is the index of the local piece that the rank fills. */
   readonly sourceRanksPerGroup: readonly (readonly number[])[];
+  /** Ranks read for heads and tokens, whether or not a group has any. */
+  readonly attentionRanks: readonly number[];
   /** Union of the above, ascending. */
   readonly allSourceRanks: readonly number[];
   /** Head slot within the local block that each source rank fills; several source ranks of one head share a slot. */
@@ -65,6 +67,7 @@ export function computeTpMapping(options: TpMappingOptions): TpMapping {
   }
   return Object.freeze({
     sourceRanksPerGroup: Object.freeze(sourceRanksPerGroup),
+    attentionRanks,
     allSourceRanks,
     rankToAttentionSlot: attentionSlots(attentionRanks, allSourceRanks, heads),
     rankOffsetFactor: isMla ? 0 : headOffset(options, ratio, numKvHeads),

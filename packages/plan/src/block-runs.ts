@@ -1,0 +1,54 @@
+import { addRun, type Runs } from "./run-order.js";
+
+export interface BlockLists {
+  readonly localIds: readonly number[];
+  readonly remoteIds: readonly number[];
+  /** Parts of a logical block. */
+  readonly localPer: number;
+  readonly remotePer: number;
+  /** Where the pairing begins, in parts, and how many there are. */
+  readonly localStart: number;
+  readonly remoteStart: number;
+  readonly count: number;
+}
+
+/** Pairs two block lists part by part, and adds what is consecutive on both sides as one run each. */
+export function addBlockRuns(runs: Runs, lists: BlockLists): void {
+  const { localIds, remoteIds, localPer, remotePer, localStart, remoteStart, count } = lists;
+  if (localPer === remotePer && localStart % localPer === 0 && remoteStart % remotePer === 0) {
+    addWholeBlocks(runs, lists);
+    return;
+  }
+  let done = 0;
+  while (done < count) {
+    const [localAt, remoteAt] = [localStart + done, remoteStart + done];
+    const [localPart, remotePart] = [localAt % localPer, remoteAt % remotePer];
+    const length = Math.min(localPer - localPart, remotePer - remotePart, count - done);
+    const local = (localIds[(localAt - localPart) / localPer] as number) * localPer + localPart;
+    const remote = (remoteIds[(remoteAt - remotePart) / remotePer] as number) * remotePer + remotePart;
+    addRun(runs, local, remote, length);
+    done += length;
+  }
+}
+
+/** The common case: blocks of one size, a step per block. */
+function addWholeBlocks(runs: Runs, lists: BlockLists): void {
+  const { localIds, remoteIds, localPer: per, localStart, remoteStart, count } = lists;
+  const [skipLocal, skipRemote] = [localStart / per, remoteStart / per];
+  const blocks = Math.ceil(count / per);
+  const last = count - (blocks - 1) * per;
+  for (let index = 0; index < blocks; ) {
+    const local = localIds[index + skipLocal] as number;
+    const remote = remoteIds[index + skipRemote] as number;
+    let end = index + 1;
+    while (
+      end < blocks &&
+      localIds[end + skipLocal] === local + end - index &&
+      remoteIds[end + skipRemote] === remote + end - index
+    )
+      end += 1;
+    const length = (end - index - 1) * per + (end === blocks ? last : per);
+    addRun(runs, local * per, remote * per, length);
+    index = end;
+  }
+}

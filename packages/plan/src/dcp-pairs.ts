@@ -1,0 +1,122 @@
+import { applyDcpPrefixCaching } from "./block-ids.js";
+import { addBlockRuns } from "./block-runs.js";
+import type { EngineTransferPlan } from "./engine-plan-types.js";
+import { unsupported } from "./incompatible.js";
+import { mismatch, partsPerLogical } from "./pair-blocks.js";
+import { outOfRange } from "./request-checks.js";
+import type { ReceivePassGroup, RequestBlocks } from "./request-plan-types.js";
+import { type Batch, batchOfRuns } from "./request-read.js";
+import type { RequestShape } from "./request-shape.js";
+import { noRuns, orderForRuns, overlap, type Runs } from "./run-order.js";
+
+/**
+ * Blocks of one sequence are dealt out in turn to the ranks of a DCP group, so each source has others of the wanted blocks: by source, the
+ * runs in batches. (vLLM 0.33: `_apply_dcp_prefix_caching`, on logical blocks.)
+ */
+export function pairDcp(
+  plan: EngineTransferPlan,
+  shape: RequestShape,
+  blocks: RequestBlocks,
+  pass: ReceivePassGroup[],
+): readonly (readonly (Batch | undefined)[])[] {
+  const [localDcpSize, remoteDcpSize] = [plan.local.dcpSize ?? 1, plan.remote.dcpSize ?? 1];
+  const localDcpRank = plan.local.tpRank % localDcpSize;
+  const bySource = plan.sources.map(() => new Array<Runs | undefined>(shape.batchCount).fill(undefined));
+  for (const [group, localIds] of blocks.localBlockIds.entries()) {
+    const groupPlan = plan.groupPlans[group];
+    const batch = shape.groups[group]?.batch;
+    if (localIds.length === 0 || groupPlan === undefined || batch === undefined) continue;
+    if (groupPlan.extent !== "sequence") {
+      throw unsupported(
+        `group ${group} (${groupPlan.kind}) cannot be dealt out to the ranks of a DCP group`,
+        localDcpSize,
+        remoteDcpSize,
+      );
+    }
+    const remoteIds = blocks.remoteBlockIds[group] ?? [];
+    const computed = blocks.localComputedBlocks?.[group] ?? 0;
+    const sequenceBlocks =
+      blocks.numTokens === undefined ? undefined : Math.ceil(blocks.numTokens / groupPlan.localBlockTokens);
+    const per = partsPerLogical(groupPlan);
+    const covered = new Set<number>();
+    for (const [index, source] of plan.sources.entries()) {
+      const matched = applyDcpPrefixCaching({
+        localIds,
+        remoteIds,
+        remoteRank: source.remoteRank,
+        localDcpSize,
+        localDcpRank,
+        remoteDcpSize,
+        localNumComputedBlocks: computed,
+        ...(sequenceBlocks === undefined ? {} : { numRemoteBlocks: sequenceBlocks }),
+      });
+      for (const id of matched.localIds) covered.add(id);
+      const count = matched.localIds.length * per.local;
+      if (count === 0) continue;
+      const into = bySource[index]?.[batch] ?? noRuns();
+      (bySource[index] as (Runs | undefined)[])[batch] = into;
+      addBlockRuns(into, {
+        ...matched,
+        localPer: per.local,
+        remotePer: per.remote,
+        localStart: 0,
+        remoteStart: 0,
+        count,
+      });
+    }
+    const own = groupPass(plan, group, localIds, { computed, covered, numTokens: blocks.numTokens });
+    if (own !== undefined) pass.push(own);
+  }
+  return bySource.map((batches) =>
+    batches.map((runs) => {
+      if (runs === undefined) return undefined;
+      const ordered = orderForRuns(runs);
+      const part = overlap(ordered);
+      if (part !== undefined)
+        throw outOfRange(`local part ${part} is to be filled twice by one request`, { part });
+      return batchOfRuns(ordered);
+    }),
+  );
+}
+
+/** What no source covers of this rank's blocks, and the tokens beyond the last. */
+function groupPass(
+  plan: EngineTransferPlan,
+  group: number,
+  localIds: readonly number[],
+  {
+    computed,
+    covered,
+    numTokens,
+  }: { computed: number; covered: ReadonlySet<number>; numTokens: number | undefined },
+): ReceivePassGroup | undefined {
+  const groupPlan = plan.groupPlans[group];
+  if (groupPlan === undefined) return undefined;
+  const { localBlockTokens, localPerLogical, partTokens, localParts } = groupPlan;
+  const dcpSize = plan.local.dcpSize ?? 1;
+  const dcpRank = plan.local.tpRank % dcpSize;
+  const kernelTokens = partTokens * localParts;
+  const zero: number[] = [];
+  let partialBlock: ReceivePassGroup["partialBlock"];
+  for (const [index, id] of localIds.entries()) {
+    const begin = ((computed + index) * dcpSize + dcpRank) * localBlockTokens;
+    const wanted = numTokens === undefined ? localBlockTokens : Math.max(0, numTokens - begin);
+    if (!covered.has(id) && wanted > 0 && numTokens !== undefined) {
+      throw mismatch(`group ${group}: no remote rank covers local block ${id}`, { group, block: id });
+    }
+    const valid = covered.has(id) ? Math.min(wanted, localBlockTokens) : 0;
+    for (let kernel = 0; kernel < localPerLogical; kernel++) {
+      const tokens = Math.min(kernelTokens, Math.max(0, valid - kernel * kernelTokens));
+      const blockId = id * localPerLogical + kernel;
+      if (tokens === 0) zero.push(blockId);
+      else if (tokens < kernelTokens) partialBlock = { blockId, fromToken: tokens };
+    }
+  }
+  if (plan.uncovered !== "zeroed" || (zero.length === 0 && partialBlock === undefined)) return undefined;
+  return {
+    group,
+    permuteBlockIds: new Int32Array(0),
+    zeroBlockIds: Int32Array.from(zero),
+    ...(partialBlock === undefined ? {} : { partialBlock }),
+  };
+}

@@ -1,0 +1,56 @@
+import type { BlockParts } from "./attention-pieces.js";
+import type { GroupPlan } from "./engine-plan-types.js";
+import { unsupported } from "./incompatible.js";
+import { cacheKind } from "./kinds/registry.js";
+import { kernelTokens } from "./region-heads.js";
+import type { PairContext, RegionPiece } from "./segments.js";
+
+/** What planning a request needs of each group. */
+export function groupPlans({
+  context,
+  pieces,
+  parts,
+}: {
+  context: PairContext;
+  pieces: readonly RegionPiece[];
+  parts: BlockParts;
+}): readonly GroupPlan[] {
+  const { local, remote, model } = context;
+  return Object.freeze(
+    model.groups.map((name, group): GroupPlan => {
+      const kind = cacheKind(name);
+      const isState = kind.sharding === "state";
+      const tokens = kernelTokens(local, group);
+      if (kind.extent === "whole" && (parts.localParts !== 1 || parts.remoteParts !== 1)) {
+        throw unsupported(
+          `blocks of group ${group} (${name}) stand for no tokens, and so cannot be cut`,
+          local.kernelBlockSize,
+          remote.kernelBlockSize,
+          "use equal kernel block sizes",
+        );
+      }
+      if (tokens % parts.localParts !== 0) {
+        throw unsupported(
+          `group ${group}: kernel blocks of ${tokens} tokens do not divide into the ${parts.localParts} parts of the others'`,
+          local.kernelBlockSize,
+          remote.kernelBlockSize,
+        );
+      }
+      const partTokens = tokens / parts.localParts;
+      const mine = isState ? { localParts: 1, remoteParts: 1 } : parts;
+      return Object.freeze({
+        kind: name,
+        extent: kind.extent,
+        unit: isState ? "logical-block" : "kernel-block",
+        localBlockTokens: tokens * local.physicalBlocksPerLogical,
+        remoteBlockTokens: partTokens * parts.remoteParts * remote.physicalBlocksPerLogical,
+        partTokens,
+        localParts: mine.localParts,
+        remoteParts: mine.remoteParts,
+        localPerLogical: isState ? 1 : local.physicalBlocksPerLogical,
+        remotePerLogical: isState ? 1 : remote.physicalBlocksPerLogical,
+        segments: Object.freeze([...pieces.keys()].filter((index) => pieces[index]?.groups.includes(group))),
+      });
+    }),
+  );
+}

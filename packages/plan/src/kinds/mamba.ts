@@ -1,0 +1,96 @@
+import { KvError } from "@kv/interface";
+import { tpRatio } from "@kv/topology";
+import type { RankGeometry, StateSpaceGeometry } from "../geometry.js";
+import { incompatible } from "../incompatible.js";
+import type { CacheKind, Piece, PieceContext } from "./cache-kind.js";
+
+/**
+ * State-space layers: per block the convolution state, its projections one after another, then the recurrent state. Each is split evenly
+ * over ranks on its own, so each is a piece; blocks are logical ones, and are never cut along tokens. (vLLM 0.33, `_build_mamba_local`,
+ * `_build_mamba_remote`; its layout "DS", channels outside.)
+ */
+export const mamba: CacheKind = { name: "mamba", sharding: "state", extent: "state", pieces };
+
+function pieces({ local, remote, region, remoteRegion }: PieceContext): readonly Piece[] {
+  const [mine, theirs] = [stateOf(local, "the local rank"), stateOf(remote, `remote rank ${remote.tpRank}`)];
+  const ratio = tpRatio(local.tpSize, remote.tpSize);
+  // Remote bytes for each local byte, as a fraction; where the remote has more ranks each of them fills a share.
+  const [times, shares] = ratio > 0 ? [ratio, 1] : [1, -ratio];
+  const pageBytes = (rank: RankGeometry, strideBytes: number) => strideBytes * rank.physicalBlocksPerLogical;
+  requireScaled("convolution states", mine.convBytes, theirs.convBytes, times, shares);
+  requireScaled("recurrent states", mine.recurrentBytes, theirs.recurrentBytes, times, shares);
+  requireFits(region.name, mine, pageBytes(local, region.blockStrideBytes));
+  requireFits(remoteRegion.name, theirs, pageBytes(remote, remoteRegion.blockStrideBytes));
+
+  const projections = mine.convProjectionBytes ?? [mine.convBytes];
+  const parts = [...projections, mine.recurrentBytes];
+  let localOffset = 0;
+  return parts.map((bytes, index): Piece => {
+    if (bytes % shares !== 0) {
+      throw new KvError(
+        "KV_PLAN_INVALID",
+        `${bytes} bytes of state do not divide among ${shares} remote ranks`,
+        { details: { bytes, shares } },
+      );
+    }
+    const lengthBytes = bytes / shares;
+    const begin = localOffset;
+    const remoteBegin = (begin * times) / shares;
+    localOffset += bytes;
+    return {
+      name: index < projections.length ? `conv ${index}` : "state",
+      unit: "logical-block",
+      localParts: 1,
+      remoteParts: 1,
+      lengthBytes,
+      local: ({ stateIndex }) => ({
+        offsetBytes: begin + (shares > 1 ? stateIndex * lengthBytes : 0),
+        partStrideBytes: 0,
+      }),
+      remote: () => ({
+        offsetBytes: remoteBegin + (times > 1 ? (local.tpRank % times) * lengthBytes : 0),
+        partStrideBytes: 0,
+      }),
+    };
+  });
+}
+
+function stateOf(rank: RankGeometry, side: string): StateSpaceGeometry {
+  const { stateSpace } = rank;
+  if (stateSpace === undefined) {
+    throw new KvError(
+      "KV_PLAN_INVALID",
+      `${side} has a state-space group and does not say how large its states are (ssm_sizes)`,
+    );
+  }
+  const sum = stateSpace.convProjectionBytes?.reduce((total, bytes) => total + bytes, 0);
+  if (sum !== undefined && sum !== stateSpace.convBytes) {
+    throw new KvError(
+      "KV_PLAN_INVALID",
+      `${side}: projections of ${stateSpace.convProjectionBytes?.join(" + ")} bytes do not add up to a convolution state of ${stateSpace.convBytes}`,
+    );
+  }
+  return stateSpace;
+}
+
+function requireScaled(what: string, mine: number, theirs: number, times: number, shares: number): void {
+  if (mine * times === theirs * shares) return;
+  throw incompatible(
+    `${what} do not have the sizes that ${times > 1 ? `1/${times}` : shares} of the other's ranks imply`,
+    mine,
+    theirs,
+  );
+}
+
+function requireFits(
+  region: string,
+  { convBytes, recurrentBytes }: StateSpaceGeometry,
+  pageBytes: number,
+): void {
+  if (convBytes + recurrentBytes <= pageBytes) return;
+  throw new KvError(
+    "KV_PLAN_INVALID",
+    `region "${region}": a state of ${convBytes} + ${recurrentBytes} bytes is larger than a logical block's ${pageBytes}`,
+    { details: { region, convBytes, recurrentBytes, pageBytes } },
+  );
+}

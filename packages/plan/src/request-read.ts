@@ -1,0 +1,175 @@
+import { expandIds } from "./id-kernel.js";
+import type { RequestRead } from "./request-plan-types.js";
+import type { BatchShape, ReadShape, RegionSpan } from "./request-shape.js";
+import { addRun, noRuns, partsOfRuns, type Runs } from "./run-order.js";
+
+/** The runs of one batch of a request, and their parts written out when they are wanted. */
+export interface Batch {
+  readonly runs: Runs;
+  localParts(): Int32Array;
+  remoteParts(): Int32Array;
+}
+
+export function batchOfRuns(runs: Runs): Batch {
+  let local: Int32Array | undefined;
+  let remote: Int32Array | undefined;
+  return {
+    runs,
+    localParts() {
+      local ??= partsOfRuns(runs, 0);
+      return local;
+    },
+    remoteParts() {
+      remote ??= partsOfRuns(runs, 1);
+      return remote;
+    },
+  };
+}
+
+/** Index lists of a read; reads with equal ones share it. */
+export interface ReadIndices {
+  readonly descriptorCount: number;
+  readonly runCount: number;
+  readonly lengthBytes: number;
+  runs(): Int32Array;
+  localIds(): Int32Array;
+  remoteIds(): Int32Array;
+}
+
+export function readIndices(shape: ReadShape, batches: readonly (Batch | undefined)[]): ReadIndices {
+  const pairs: (readonly [BatchShape, Batch])[] = [];
+  let descriptorCount = 0;
+  let lengthBytes = 0;
+  for (const one of shape.batches) {
+    const batch = batches[one.batch];
+    if (batch === undefined) continue;
+    pairs.push([one, batch]);
+    descriptorCount += batch.runs.parts * one.segmentCount;
+    lengthBytes += batch.runs.parts * one.partBytes;
+  }
+  let runs: Int32Array | undefined;
+  let localIds: Int32Array | undefined;
+  let remoteIds: Int32Array | undefined;
+  const runsOnce = () => {
+    runs ??= runRows(pairs);
+    return runs;
+  };
+  return {
+    descriptorCount,
+    lengthBytes,
+    get runCount() {
+      if (pairs.every(([{ even }]) => even)) {
+        return pairs.reduce(
+          (sum, [{ segmentCount }, batch]) => sum + (batch.runs.rows.length / 3) * segmentCount,
+          0,
+        );
+      }
+      return runsOnce().length / 3;
+    },
+    runs: runsOnce,
+    localIds() {
+      localIds ??= expand(pairs, descriptorCount, "localParts", "localSpans");
+      return localIds;
+    },
+    remoteIds() {
+      remoteIds ??= expand(pairs, descriptorCount, "remoteParts", "remoteSpans");
+      return remoteIds;
+    },
+  };
+}
+
+export function requestRead(
+  indices: ReadIndices,
+  place: { remoteRank: number; remotePpRank: number; sourceIndex: number; listIndex: number },
+): RequestRead {
+  return {
+    ...place,
+    descriptorCount: indices.descriptorCount,
+    lengthBytes: indices.lengthBytes,
+    get runs() {
+      return indices.runs();
+    },
+    get localIds() {
+      return indices.localIds();
+    },
+    get remoteIds() {
+      return indices.remoteIds();
+    },
+  };
+}
+
+/** Segment by segment. */
+function expand(
+  pairs: readonly (readonly [BatchShape, Batch])[],
+  length: number,
+  which: "localParts" | "remoteParts",
+  spans: "localSpans" | "remoteSpans",
+): Int32Array {
+  const out = new Int32Array(length);
+  let cursor = 0;
+  for (const [shape, batch] of pairs) {
+    for (const { blockStep, partStep, offsets } of shape[spans]) {
+      cursor = expandIds(out, cursor, stepped(batch[which](), shape[which], blockStep, partStep), offsets);
+    }
+  }
+  return out;
+}
+
+function stepped(ids: Int32Array, parts: number, blockStep: number, partStep: number): Int32Array {
+  if (parts === 1 || (blockStep === parts && partStep === 1)) return ids;
+  return ids.map((id) => {
+    const part = id % parts;
+    return ((id - part) / parts) * blockStep + part * partStep;
+  });
+}
+
+function runRows(pairs: readonly (readonly [BatchShape, Batch])[]): Int32Array {
+  const out: Runs = noRuns();
+  for (const [shape, batch] of pairs) {
+    const [locals, remotes] = [offsetsOf(shape.localSpans), offsetsOf(shape.remoteSpans)];
+    for (const [index, local] of locals.entries()) {
+      const remote = remotes[index];
+      if (remote === undefined) continue;
+      if (shape.even) addEven(out, batch.runs, local.offset, remote.offset);
+      else addUneven(out, batch.runs, shape, local, remote);
+    }
+  }
+  return Int32Array.from(out.rows);
+}
+
+interface Steps {
+  readonly offset: number;
+  readonly blockStep: number;
+  readonly partStep: number;
+}
+
+function offsetsOf(spans: readonly RegionSpan[]): Steps[] {
+  return spans.flatMap(({ offsets, blockStep, partStep }) =>
+    [...offsets].map((offset) => ({ offset, blockStep, partStep })),
+  );
+}
+
+function addEven(out: Runs, { rows }: Runs, local: number, remote: number): void {
+  for (let at = 0; at < rows.length; at += 3)
+    addRun(out, local + (rows[at] as number), remote + (rows[at + 1] as number), rows[at + 2] as number);
+}
+
+/** Lists with a row per part: neighbours there are the same part of neighbouring blocks. */
+function addUneven(out: Runs, { rows }: Runs, shape: BatchShape, local: Steps, remote: Steps): void {
+  const step = Math.max(shape.localParts, shape.remoteParts);
+  const index = (part: number, parts: number, { offset, blockStep, partStep }: Steps) =>
+    parts === 1 ? offset + part : offset + Math.floor(part / parts) * blockStep + (part % parts) * partStep;
+  for (let at = 0; at < rows.length; at += 3) {
+    const [first, from, count] = [rows[at] as number, rows[at + 1] as number, rows[at + 2] as number];
+    for (let begin = 0; begin < Math.min(step, count); begin++) {
+      for (let part = begin; part < count; part += step) {
+        addRun(
+          out,
+          index(first + part, shape.localParts, local),
+          index(from + part, shape.remoteParts, remote),
+          1,
+        );
+      }
+    }
+  }
+}

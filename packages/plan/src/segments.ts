@@ -1,0 +1,134 @@
+import { type TpMapping, tpRatio } from "@kv/topology";
+import { type AttentionShape, type BlockParts, copiedPiece, directPieces } from "./attention-pieces.js";
+import type { TransferForm } from "./engine-plan-types.js";
+import type { ModelGeometry, RankGeometry, RegionGeometry } from "./geometry.js";
+import type { Piece } from "./kinds/cache-kind.js";
+import { cacheKind } from "./kinds/registry.js";
+import { orderOfLayout } from "./layout.js";
+import { groupsOfRegion, headsInBlock, headsInRegion, kernelTokens } from "./region-heads.js";
+
+/** A region of both sides, and what is in it. */
+export interface RegionPair {
+  readonly index: number;
+  readonly region: RegionGeometry;
+  readonly remoteRegion: RegionGeometry;
+  /** Groups of heads and tokens (or whole blocks), and of state, whose blocks it holds. */
+  readonly attentionGroups: readonly number[];
+  readonly stateGroups: readonly number[];
+  /** KV heads of the whole model; undefined where every rank has the same. */
+  readonly heads: number | undefined;
+  /** The mapping for that number of heads. */
+  readonly mapping: TpMapping;
+}
+
+export interface PairContext {
+  readonly local: RankGeometry;
+  readonly remote: RankGeometry;
+  readonly model: ModelGeometry;
+  mapping(heads: number | undefined): TpMapping;
+}
+
+/** A segment before it has a place in the tables. */
+export interface RegionPiece {
+  readonly pair: RegionPair;
+  readonly piece: Piece;
+  /** Groups that move it. */
+  readonly groups: readonly number[];
+  /** Remote ranks that hold it for the local rank. */
+  readonly ranks: readonly number[];
+}
+
+export function regionPair(
+  context: PairContext,
+  index: number,
+  region: RegionGeometry,
+  remoteRegion: RegionGeometry,
+): RegionPair {
+  const { local, model } = context;
+  const groups = groupsOfRegion(local, region, model);
+  const isState = (group: number) => cacheKind(model.groups[group] ?? "").sharding === "state";
+  const heads = headsInRegion(local, region, model);
+  return {
+    index,
+    region,
+    remoteRegion,
+    attentionGroups: groups.filter((group) => !isState(group)),
+    stateGroups: groups.filter(isState),
+    heads,
+    mapping: context.mapping(heads),
+  };
+}
+
+/** What a region's blocks are on both sides, and which heads of them go together. */
+export function attentionShape({ local, remote }: PairContext, pair: RegionPair): AttentionShape {
+  const { region, remoteRegion, heads, mapping } = pair;
+  const group = pair.attentionGroups[0] ?? 0;
+  const sides = [
+    [local, region],
+    [remote, remoteRegion],
+  ] as const;
+  const remoteTokens = (kernelTokens(local, group) * remote.kernelBlockSize) / local.kernelBlockSize;
+  const [one, other] = sides.map(([rank, { blockLengthBytes }]) => ({
+    blockBytes: blockLengthBytes,
+    heads: headsInBlock(rank, heads),
+    tokens: rank === local ? kernelTokens(local, group) : remoteTokens,
+    order: orderOfLayout(rank.layout),
+  })) as [AttentionShape["local"], AttentionShape["local"]];
+  const ranks = mapping.attentionRanks;
+  const sharedHeads = heads === undefined ? 1 : one.heads / ranks.length;
+  return {
+    local: one,
+    remote: other,
+    sharedHeads,
+    localHead: ({ tpRank }) => headSlot(mapping, tpRank, heads, remote) * sharedHeads,
+    remoteHead: mapping.rankOffsetFactor * one.heads,
+  };
+}
+
+/** Heads of each region in its table order, then its states, region by region. */
+export function piecesOf(
+  context: PairContext,
+  pairs: readonly RegionPair[],
+  shapes: readonly (AttentionShape | undefined)[],
+  { form, parts }: { form: TransferForm; parts: BlockParts },
+): readonly RegionPiece[] {
+  const attention = pairs.flatMap((pair, index) => {
+    const shape = shapes[index];
+    if (shape === undefined) return [];
+    const pieces = form === "direct" ? directPieces(shape, parts) : [copiedPiece(shape, parts)];
+    const ranks = pair.mapping.attentionRanks;
+    return pieces.map((piece): RegionPiece => ({ pair, piece, groups: pair.attentionGroups, ranks }));
+  });
+  const state = pairs.flatMap((pair) =>
+    pair.stateGroups.slice(0, 1).flatMap((group) => {
+      const kind = cacheKind(context.model.groups[group] ?? "");
+      const { local, remote } = context;
+      const { region, remoteRegion } = pair;
+      const pieces = kind.pieces?.({ local, remote, region, remoteRegion }) ?? [];
+      const ranks = pair.mapping.sourceRanksPerGroup[group] ?? [];
+      return pieces.map((piece): RegionPiece => ({ pair, piece, groups: pair.stateGroups, ranks }));
+    }),
+  );
+  return [...attention, ...state];
+}
+
+/** Ranks that state is read from, in the order of the pieces that they fill. */
+export function stateRanks(local: RankGeometry, remote: RankGeometry): readonly number[] {
+  const ratio = tpRatio(local.tpSize, remote.tpSize);
+  if (ratio > 0) return [Math.floor(local.tpRank / ratio)];
+  return Array.from({ length: -ratio }, (_, index) => local.tpRank * -ratio + index);
+}
+
+/** The local share that a remote rank fills: the one of its head, whichever of the head's copies it is. */
+function headSlot(
+  mapping: TpMapping,
+  tpRank: number,
+  heads: number | undefined,
+  remote: RankGeometry,
+): number {
+  const known = mapping.rankToAttentionSlot[tpRank];
+  if (known !== undefined || heads === undefined) return known ?? 0;
+  const headOf = (rank: number) => Math.floor((rank * heads) / remote.tpSize);
+  const slot = mapping.attentionRanks.findIndex((rank) => headOf(rank) === headOf(tpRank));
+  return Math.max(0, slot);
+}

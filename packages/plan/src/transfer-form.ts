@@ -1,0 +1,118 @@
+import {
+  type AttentionShape,
+  type BlockParts,
+  directPieces,
+  isPlainCopy,
+  isTokenByToken,
+} from "./attention-pieces.js";
+import type { TransferForm, TransferOperation } from "./engine-plan-types.js";
+import { unsupported } from "./incompatible.js";
+
+/** What making, posting and moving one more descriptor costs, in bytes that could be moved instead (measured on UCX: between 16 and 64 KiB). */
+const DESCRIPTOR_COST_BYTES = 32 * 1024;
+/** A pass reads and writes every byte once more. */
+const PASS_COST_PER_BYTE = 2;
+
+export interface FormChoice {
+  readonly form: TransferForm;
+  readonly reason: string;
+  readonly parts: BlockParts;
+}
+
+export interface FormQuestion {
+  readonly shapes: readonly AttentionShape[];
+  /** The fewest parts into which both sides' kernel blocks divide. */
+  readonly parts: BlockParts;
+  readonly kernelTokens: { readonly local: number; readonly remote: number };
+  readonly operation: TransferOperation;
+  /** The tokens within a head are in an order that is known, on both sides. */
+  readonly plainTokens: boolean;
+  /** The local engine turns received head-major blocks into token-major ones. */
+  readonly turnsHeads: boolean;
+  /** The receive pass can look at the local memory. */
+  readonly canPass: boolean;
+  readonly wanted: "permute" | "direct" | undefined;
+}
+
+/** Permute or direct, by cost and by what the pair can do; errors: `KV_PLAN_UNSUPPORTED`, saying what rules out either. */
+export function chooseForm(question: FormQuestion): FormChoice {
+  const { shapes, parts, wanted } = question;
+  const turned = shapes.filter((shape) => !isPlainCopy(shape, parts));
+  if (turned.length === 0) {
+    return {
+      form: "copy",
+      parts,
+      reason: "the bytes of a block lie in one order on both sides",
+    };
+  }
+  const noPass = whyNoPass(turned, question);
+  const noDirect = whyNotDirect(turned, question);
+  const fine: BlockParts = turned.some(isTokenByToken)
+    ? { localParts: question.kernelTokens.local, remoteParts: question.kernelTokens.remote }
+    : parts;
+  const permute = { form: "permute", parts } as const;
+  const direct = { form: "direct", parts: fine } as const;
+  if (noPass !== undefined && (noDirect !== undefined || wanted === "permute")) {
+    const [one] = turned as [AttentionShape];
+    throw unsupported(
+      `blocks must be put in another order, and there is no way: a pass cannot, for ${noPass}` +
+        (noDirect === undefined ? "" : `; finer descriptors cannot, for ${noDirect}`),
+      `${one.local.heads} heads × ${one.local.tokens} tokens, ${one.local.order}`,
+      `${one.remote.heads} heads × ${one.remote.tokens} tokens, ${one.remote.order}`,
+      "use equal block sizes and one layout on both sides, or stage the cache through host memory",
+    );
+  }
+  if (wanted === "permute") return { ...permute, reason: "asked for" };
+  if (wanted === "direct" && noDirect === undefined) return { ...direct, reason: "asked for" };
+  if (noPass !== undefined) return { ...direct, reason: noPass };
+  if (noDirect !== undefined) return { ...permute, reason: noDirect };
+  const [cheap, dear] = [costPerByte(turned, parts, false), costPerByte(turned, fine, true)];
+  const passing = cheap.cost + PASS_COST_PER_BYTE;
+  const said =
+    `pieces of ${Math.round(dear.pieceBytes)} bytes land in place, or ${Math.round(cheap.pieceBytes)} bytes at once and a pass: ` +
+    `${dear.cost.toFixed(1)} against ${passing.toFixed(1)} times the bytes`;
+  return dear.cost <= passing ? { ...direct, reason: said } : { ...permute, reason: said };
+}
+
+/** Overhead of descriptors in units of the bytes that they move. */
+function costPerByte(shapes: readonly AttentionShape[], parts: BlockParts, direct: boolean) {
+  let bytes = 0;
+  let descriptors = 0;
+  for (const shape of shapes) {
+    bytes += (shape.local.blockBytes / shape.local.heads) * shape.sharedHeads;
+    descriptors += (direct ? directPieces(shape, parts).length : 1) * parts.localParts;
+  }
+  return { cost: (descriptors * DESCRIPTOR_COST_BYTES) / bytes, pieceBytes: bytes / descriptors };
+}
+
+function whyNoPass(
+  turned: readonly AttentionShape[],
+  { operation, plainTokens, turnsHeads, canPass, parts }: FormQuestion,
+): string | undefined {
+  if (operation === "WRITE") return "what is written must lie right at once: the pass would be the peer's";
+  if (!plainTokens) return "the order of tokens within a head is the backend's own";
+  if (parts.remoteParts > 1) return "the remote's blocks are not parts of the local ones";
+  if (!canPass) return "the local cache is in device memory, which a pass cannot look at";
+  if (turned.some(({ remote }) => remote.heads > 1 && remote.order !== "head-major"))
+    return "the remote's blocks are not head-major";
+  if (turned.some(({ local }) => local.heads > 1 && local.order !== "head-major") && !turnsHeads)
+    return 'token-major blocks are received so only by an engine that declares the conversion "hnd-to-nhd"';
+  return undefined;
+}
+
+function whyNotDirect(
+  turned: readonly AttentionShape[],
+  { plainTokens, kernelTokens }: FormQuestion,
+): string | undefined {
+  if (!plainTokens) return "the order of tokens within a head is the backend's own";
+  for (const { local, remote } of turned) {
+    if (local.order === "opaque" || remote.order === "opaque")
+      return "the layout spreads the heads of a block over memory";
+    for (const side of [local, remote])
+      if (side.blockBytes % (side.heads * side.tokens) !== 0)
+        return `a block of ${side.blockBytes} bytes does not divide into ${side.heads} heads of ${side.tokens} tokens`;
+    if (local.tokens * kernelTokens.remote !== remote.tokens * kernelTokens.local)
+      return "groups with different tokens per block share a region";
+  }
+  return undefined;
+}
