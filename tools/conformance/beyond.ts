@@ -21,6 +21,24 @@ const prefillHasMoreRanks = (input: Readonly<Record<string, unknown>>) =>
 const isDenseAttention = (input: Readonly<Record<string, unknown>>) =>
   input["is_mla"] !== true && input["has_mamba"] !== true && input["mamba"] !== true;
 
+const text = (input: Readonly<Record<string, unknown>>, key: string) => String(input[key]);
+const blocksDivide = (input: Readonly<Record<string, unknown>>) =>
+  number(input, "block_size") % number(input, "remote_block_size") === 0;
+const ORDER: Readonly<Record<string, string>> = {
+  LBHNC: "heads first",
+  BLHNC: "heads first",
+  LBNHC: "tokens first",
+  BLNHC: "tokens first",
+};
+/** Both layouts keep a block of one layer together, in an order that is known. */
+const ordersAreKnown = (input: Readonly<Record<string, unknown>>) =>
+  text(input, "layout") in ORDER &&
+  text(input, "remote_layout") in ORDER &&
+  text(input, "backend") !== "CPU_ATTN" &&
+  text(input, "remote_backend") !== "CPU_ATTN";
+const sameOrder = (input: Readonly<Record<string, unknown>>) =>
+  ORDER[text(input, "layout")] === ORDER[text(input, "remote_layout")];
+
 export const BEYOND_RULES: readonly BeyondRule[] = [
   {
     name: "prefill-tp-above-kv-heads",
@@ -33,7 +51,7 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
       isDenseAttention(input) &&
       prefillHasMoreRanks(input) &&
       number(input, "remote_tp_size") > number(input, "kv_heads") &&
-      number(input, "block_size") % number(input, "remote_block_size") === 0,
+      blocksDivide(input),
   },
   {
     name: "prefill-tp-larger-and-blocks-smaller",
@@ -46,7 +64,7 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
       isDenseAttention(input) &&
       prefillHasMoreRanks(input) &&
       number(input, "block_size") > number(input, "remote_block_size") &&
-      number(input, "block_size") % number(input, "remote_block_size") === 0,
+      blocksDivide(input),
   },
   {
     name: "prefill-tp-larger-and-blocks-smaller",
@@ -58,6 +76,40 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
       isDenseAttention(input) &&
       prefillHasMoreRanks(input) &&
       number(input, "block_size") > number(input, "remote_block_size") &&
-      number(input, "block_size") % number(input, "remote_block_size") === 0,
+      blocksDivide(input),
+  },
+  {
+    name: "decode-blocks-smaller-or-not-a-multiple",
+    family: "validate",
+    refusal: /^Local block size \d+ is not divisible by remote block size \d+ or vice versa/,
+    reason: "a descriptor for each head of each greatest common part of both sides' blocks: the direct form",
+    test: MOVES_BYTES,
+    matches: (input) => input["has_mamba"] !== true && ordersAreKnown(input) && !blocksDivide(input),
+  },
+  {
+    name: "layouts-of-one-order",
+    family: "validate",
+    refusal: /^Heterogeneous TP expects same kv_cache_layout/,
+    reason: "the two layouts differ in where blocks lie, not in what is within one: strides say where",
+    test: MOVES_BYTES,
+    matches: (input) => input["is_mla"] !== true && ordersAreKnown(input) && sameOrder(input),
+  },
+  {
+    name: "layouts-turned-by-descriptors",
+    family: "validate",
+    refusal:
+      /^(Heterogeneous TP expects same kv_cache_layout|HMA does not support block size post processing)/,
+    reason:
+      "heads before tokens on one side, tokens before heads on the other: a descriptor per head and token",
+    test: MOVES_BYTES,
+    matches: (input) => input["is_mla"] !== true && ordersAreKnown(input) && !sameOrder(input),
+  },
+  {
+    name: "token-major-blocks-split",
+    family: "validate",
+    refusal: /^Heterogeneous TP head-dimension splitting requires contiguous heads/,
+    reason: "a token's shared heads are contiguous: a descriptor per token",
+    test: MOVES_BYTES,
+    matches: (input) => input["is_mla"] !== true && ordersAreKnown(input) && sameOrder(input),
   },
 ];

@@ -65,6 +65,7 @@ function planOf(
       tpSize: read.number(`${prefix}tp_size`),
       kernelBlockSize: read.number(`${prefix}block_size`),
       physicalBlocksPerLogical: read.number(`${prefix}ppl`),
+      ...stateSpace(read, who),
       layout: "LBHNC",
       attentionBackend: "FLASH_ATTN",
       deviceId: read.number(`${prefix}device_id`),
@@ -87,7 +88,30 @@ function planOf(
     remotes: Array.from({ length: Math.max(1, ratio) }, (_, index) => ({ ...remote, tpRank: first + index })),
     numKvHeads: read.number("kv_heads"),
     groups: read.kinds("groups"),
+    // vLLM has one form where block sizes differ.
+    form: "permute",
   });
+}
+
+/** The vectors tell the local convolution by the dimensions of its projections: the bytes of one follow from the remote's sum. */
+function stateSpace(
+  read: ReturnType<typeof fields>,
+  who: "local" | "remote",
+): Pick<RankGeometry, "stateSpace"> {
+  if (!read.boolean("mamba")) return {};
+  const [convBytes = 0, recurrentBytes = 0] = read.numbers("remote_ssm_sizes");
+  if (who === "remote") return { stateSpace: { convBytes, recurrentBytes } };
+  const dims = read.numbers("local_conv_dims");
+  const ofModel = dims.reduce((sum, dim) => sum + dim, 0) * read.number("tp_size");
+  const bytesPerDim = (convBytes * read.number("remote_tp_size")) / ofModel;
+  const convProjectionBytes = dims.map((dim) => dim * bytesPerDim);
+  return {
+    stateSpace: {
+      convProjectionBytes,
+      convBytes: convProjectionBytes.reduce((sum, bytes) => sum + bytes, 0),
+      recurrentBytes: read.number("local_ssm_bytes"),
+    },
+  };
 }
 
 function expand(table: DescriptorTable): Descriptor[] {
@@ -103,16 +127,17 @@ function expand(table: DescriptorTable): Descriptor[] {
   return expanded;
 }
 
-/** Attention descriptors by region, block and part; what follows them stays. */
+/** Descriptors by segment, block and part. */
 function inTheirOrder(plan: EngineTransferPlan, ours: readonly Descriptor[]): (Descriptor | undefined)[] {
   const ordered: (Descriptor | undefined)[] = [];
-  for (const { offset, count, blockStep, partStep } of plan.localIndexing) {
+  for (const [segment, { offset, count, blockStep, partStep }] of plan.localIndexing.entries()) {
+    const parts = plan.segments[segment]?.localParts ?? 1;
     for (let index = 0; index < count; index++) {
-      const part = index % plan.blockSizeRatio;
-      ordered.push(ours[offset + ((index - part) / plan.blockSizeRatio) * blockStep + part * partStep]);
+      const part = index % parts;
+      ordered.push(ours[offset + ((index - part) / parts) * blockStep + part * partStep]);
     }
   }
-  return [...ordered, ...ours.slice(ordered.length)];
+  return ordered;
 }
 
 function compare(what: string, ours: unknown, theirs: unknown): void {

@@ -31,7 +31,7 @@ export function alignRegions(local: RankGeometry, remote: RankGeometry): Aligned
   if (theirs !== undefined && mine === undefined) return byName(local, remote, theirs);
   const staged = (local.ppSize ?? 1) > 1 || (remote.ppSize ?? 1) > 1;
   if (staged) return byName(local, remote, {});
-  const indices = [...remote.regions.keys()];
+  const indices = [...local.regions.keys()];
   return { geometry: remote, localRegions: indices, remoteRegions: indices };
 }
 

@@ -30,50 +30,76 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /4 KV heads cannot be split over TP size 3/,
   ],
   [
-    "a local block smaller than the remote's",
-    () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank({ kernelBlockSize: 32 }))),
-    "KV_PLAN_UNSUPPORTED",
-    /local 16, remote 32/,
-  ],
-  [
-    "block sizes that do not divide",
-    () =>
-      buildEngineTransferPlan(
-        samplePair(sampleRank({ kernelBlockSize: 48 }), sampleRank({ kernelBlockSize: 32 })),
-      ),
-    "KV_PLAN_UNSUPPORTED",
-    /local 48, remote 32/,
-  ],
-  [
-    "another layout",
-    () => buildEngineTransferPlan(samplePair(sampleRank({ layout: "LBNHC" }), sampleRank())),
-    "KV_PLAN_INCOMPATIBLE",
-    /local LBNHC, remote LBHNC/,
-  ],
-  [
-    "a layout that no conversion covers",
-    () =>
-      buildEngineTransferPlan({
-        ...samplePair(sampleRank(), sampleRank({ layout: "LBNHC" })),
-        conversions: ["hnd-to-nhd"],
-      }),
-    "KV_PLAN_INCOMPATIBLE",
-    /local LBHNC, remote LBNHC/,
-  ],
-  [
     "another attention backend",
     () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank({ attentionBackend: "CPU_ATTN" }))),
     "KV_PLAN_INCOMPATIBLE",
     /local FLASH_ATTN, remote CPU_ATTN/,
   ],
   [
-    "splitting a token-major block",
+    "a layout that spreads heads over memory",
+    () => buildEngineTransferPlan(samplePair(sampleRank({ layout: "BHLNC" }), sampleRank())),
+    "KV_PLAN_INCOMPATIBLE",
+    /local BHLNC, remote LBHNC/,
+  ],
+  [
+    "splitting blocks whose heads are not together",
     () =>
       buildEngineTransferPlan(
-        samplePair(sampleRank({ tpSize: 2, layout: "LBNHC" }), sampleRank({ layout: "LBNHC" })),
+        samplePair(sampleRank({ tpSize: 2, layout: "LHBNC" }), sampleRank({ layout: "LHBNC" })),
       ),
     "KV_PLAN_UNSUPPORTED",
-    /layout/,
+    /split by head.*local "?2 heads.*remote "?4 heads/,
+  ],
+  [
+    "token-major blocks on a backend with an order of its own",
+    () =>
+      buildEngineTransferPlan(
+        samplePair(
+          sampleRank({ layout: "LBNHC", attentionBackend: "CPU_ATTN" }),
+          sampleRank({ attentionBackend: "CPU_ATTN" }),
+        ),
+      ),
+    "KV_PLAN_INCOMPATIBLE",
+    /tokens in a way of its own.*local LBNHC, remote LBHNC/,
+  ],
+  [
+    "a pass over blocks that are not parts of the local ones",
+    () =>
+      buildEngineTransferPlan({
+        ...samplePair(sampleRank(), sampleRank({ kernelBlockSize: 32 })),
+        form: "permute",
+      }),
+    "KV_PLAN_UNSUPPORTED",
+    /not parts of the local ones/,
+  ],
+  [
+    "writing other block sizes to vLLM",
+    () =>
+      buildEngineTransferPlan({
+        ...samplePair(sampleRank(), sampleRank({ kernelBlockSize: 32 })),
+        operation: "WRITE",
+        peerIsVllm: true,
+      }),
+    "KV_PLAN_UNSUPPORTED",
+    /cannot be written to a vLLM engine.*16 tokens.*32 tokens/,
+  ],
+  [
+    "DCP of dense attention",
+    () => buildEngineTransferPlan(samplePair(sampleRank({ dcpSize: 2 }), sampleRank())),
+    "KV_PLAN_UNSUPPORTED",
+    /only MLA caches can be sharded by DCP: local 2, remote 1/,
+  ],
+  [
+    "states of unknown size",
+    () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank(), ["full", "mamba"])),
+    "KV_PLAN_INVALID",
+    /does not say how large its states are/,
+  ],
+  [
+    "a kind that is none",
+    () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank(), ["linear"])),
+    "KV_PLAN_INVALID",
+    /"linear" is none of full, mla, swa, swa-mla, mamba, circular/,
   ],
   [
     "block sizes that differ where the order of tokens is not known",
@@ -85,7 +111,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
         ),
       ),
     "KV_PLAN_UNSUPPORTED",
-    /32, 16/,
+    /local "?32 tokens.*remote "?16 tokens/,
   ],
   [
     "another name of a region",
@@ -148,12 +174,6 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /local 0, remote 1/,
   ],
   [
-    "mixed memory",
-    () => buildEngineTransferPlan(samplePair(sampleRank(), region({ memoryType: "VRAM" }))),
-    "KV_PLAN_UNSUPPORTED",
-    /DRAM/,
-  ],
-  [
     "DCP sizes that do not divide",
     () => buildEngineTransferPlan(samplePair(sampleRank({ dcpSize: 2 }), sampleRank({ dcpSize: 3 }))),
     "KV_PLAN_INCOMPATIBLE",
@@ -197,12 +217,47 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
   }
 });
 
-test("says which form a transfer has", () => {
-  const form = (blockSize: number, tpSize: number) =>
-    buildEngineTransferPlan(
-      samplePair(sampleRank({ kernelBlockSize: blockSize, tpSize }), sampleRank({ tpSize })),
-    ).form;
-  expect([form(16, 1), form(32, 1), form(32, 4)]).toEqual(["copy", "permute", "copy"]);
+test("says which form a transfer has, and why", () => {
+  const plan = (local: object, remote: object, options: object = {}) =>
+    buildEngineTransferPlan({ ...samplePair(sampleRank(local), sampleRank(remote)), ...options });
+  const big = { kernelBlockSize: 32 };
+  expect(plan({}, {}).form).toBe("copy");
+  // Pieces of 128 bytes each cost more than a pass over them.
+  expect(plan(big, {})).toMatchObject({ form: "permute", blockSizeRatio: 2 });
+  expect(plan(big, {}).formReason).toMatch(/128 bytes land in place, or 512 bytes at once and a pass/);
+  // One head: parts lie in order.
+  expect(plan({ ...big, tpSize: 4 }, { tpSize: 4 }).form).toBe("copy");
+  expect(plan(big, {}, { canPass: false })).toMatchObject({ form: "direct" });
+  expect(plan(big, {}, { canPass: false }).formReason).toMatch(/device memory/);
+  expect(plan({}, big)).toMatchObject({ form: "direct", blockSizeRatio: 1, remoteParts: 2 });
+  expect(plan({ kernelBlockSize: 48 }, big)).toMatchObject({ blockSizeRatio: 3, remoteParts: 2 });
+  expect(plan({ layout: "LBNHC" }, {})).toMatchObject({
+    form: "direct",
+    blockSizeRatio: 16,
+    remoteParts: 16,
+  });
+  expect(plan({ layout: "LBNHC" }, {}, { conversions: ["hnd-to-nhd"] }).form).toBe("permute");
+});
+
+test("large pieces are put in place at once, small ones by a pass", () => {
+  const rank = (kernelBlockSize: number, cellBytes: number) =>
+    sampleRank({ kernelBlockSize, blockLengthBytes: 4 * kernelBlockSize * cellBytes });
+  const form = (cellBytes: number) =>
+    buildEngineTransferPlan(samplePair(rank(256, cellBytes), rank(128, cellBytes))).form;
+  expect([form(16), form(512)]).toEqual(["permute", "direct"]);
+});
+
+test("regions in other memory have lists of their own", () => {
+  const plan = buildEngineTransferPlan(samplePair(sampleRank(), region({ memoryType: "VRAM" })));
+  const request = planRequest(plan, { localBlockIds: [[1, 2]], remoteBlockIds: [[4, 5]] });
+  expect(plan.sources[0]?.lists.map((list) => [list.localMemoryType, list.remoteMemoryType])).toEqual([
+    ["DRAM", "DRAM"],
+    ["DRAM", "VRAM"],
+  ]);
+  expect(request.reads.map((read) => [read.listIndex, [...read.runs]])).toEqual([
+    [0, [1, 4, 2]],
+    [1, [1, 4, 2]],
+  ]);
 });
 
 test("a backend with an order of its own: bytes are moved as they are, and nothing is zeroed", () => {
@@ -250,5 +305,5 @@ test("sources that fill the same part of the local blocks share a list key, othe
       remotes: Array.from({ length: remoteTp }, (_, tpRank) => sampleRank({ tpRank, tpSize: remoteTp })),
     }).sources.map((source) => source.localListKey);
   expect(new Set(keys(2)).size).toBe(2);
-  expect(keys(1)).toEqual(["parts=1 share=0/1"]);
+  expect(keys(1)).toEqual(["list 0: 512@0"]);
 });

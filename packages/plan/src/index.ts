@@ -27,6 +27,9 @@ export type {
   RegionGeometry,
   StateSpaceGeometry,
 } from "./geometry.js";
+export type { CacheKind, Piece, PieceContext, PiecePlace, SourcePosition } from "./kinds/cache-kind.js";
+export { requireStatesFit } from "./kinds/mamba.js";
+export { cacheKind, cacheKindNames } from "./kinds/registry.js";
 export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./pair-checks.js";
 export { applyReceivePass } from "./receive-pass.js";
 export { planRequest } from "./request-plan.js";

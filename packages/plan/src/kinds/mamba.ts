@@ -11,16 +11,13 @@ import type { CacheKind, Piece, PieceContext } from "./cache-kind.js";
  */
 export const mamba: CacheKind = { name: "mamba", sharding: "state", extent: "state", pieces };
 
-function pieces({ local, remote, region, remoteRegion }: PieceContext): readonly Piece[] {
+function pieces({ local, remote }: PieceContext): readonly Piece[] {
   const [mine, theirs] = [stateOf(local, "the local rank"), stateOf(remote, `remote rank ${remote.tpRank}`)];
   const ratio = tpRatio(local.tpSize, remote.tpSize);
   // Remote bytes for each local byte, as a fraction; where the remote has more ranks each of them fills a share.
   const [times, shares] = ratio > 0 ? [ratio, 1] : [1, -ratio];
-  const pageBytes = (rank: RankGeometry, strideBytes: number) => strideBytes * rank.physicalBlocksPerLogical;
   requireScaled("convolution states", mine.convBytes, theirs.convBytes, times, shares);
   requireScaled("recurrent states", mine.recurrentBytes, theirs.recurrentBytes, times, shares);
-  requireFits(region.name, mine, pageBytes(local, region.blockStrideBytes));
-  requireFits(remoteRegion.name, theirs, pageBytes(remote, remoteRegion.blockStrideBytes));
 
   const projections = mine.convProjectionBytes ?? [mine.convBytes];
   const parts = [...projections, mine.recurrentBytes];
@@ -82,15 +79,22 @@ function requireScaled(what: string, mine: number, theirs: number, times: number
   );
 }
 
-function requireFits(
-  region: string,
-  { convBytes, recurrentBytes }: StateSpaceGeometry,
-  pageBytes: number,
-): void {
-  if (convBytes + recurrentBytes <= pageBytes) return;
-  throw new KvError(
-    "KV_PLAN_INVALID",
-    `region "${region}": a state of ${convBytes} + ${recurrentBytes} bytes is larger than a logical block's ${pageBytes}`,
-    { details: { region, convBytes, recurrentBytes, pageBytes } },
-  );
+/**
+ * Refuses a rank whose states would reach into the next block. A plan does not ask: it is told what both sides say of themselves, as
+ * vLLM's is; whoever takes a peer's word asks first. Errors: `KV_PLAN_INVALID`.
+ */
+export function requireStatesFit(side: string, rank: RankGeometry, regions: readonly number[]): void {
+  if (rank.stateSpace === undefined) return;
+  const { convBytes, recurrentBytes } = rank.stateSpace;
+  for (const index of regions) {
+    const region = rank.regions[index];
+    if (region === undefined) continue;
+    const pageBytes = region.blockStrideBytes * rank.physicalBlocksPerLogical;
+    if (convBytes + recurrentBytes <= pageBytes) continue;
+    throw new KvError(
+      "KV_PLAN_INVALID",
+      `${side}, region "${region.name}": a state of ${convBytes} + ${recurrentBytes} bytes is larger than a logical block's ${pageBytes}`,
+      { details: { region: region.name, convBytes, recurrentBytes, pageBytes } },
+    );
+  }
 }
