@@ -1,4 +1,3 @@
-import { KvError } from "@kv/interface";
 import { handshakeTargetRanks } from "@kv/topology";
 import fc from "fast-check";
 import { expect, test } from "vitest";
@@ -26,6 +25,8 @@ interface Scene {
   readonly computedBlocks: number;
   readonly tellsComputed: boolean;
   readonly permute: boolean;
+  /** Asked for; else the plan's own choice. */
+  readonly form?: "permute" | "direct";
   readonly seed: number;
 }
 
@@ -104,6 +105,7 @@ function plansOf(scene: Scene, prefill: readonly Rank[], decode: readonly Rank[]
       local: local.geometry,
       remotes: asked.map((rank) => (prefill[rank] as Rank).geometry),
       conversions: scene.permute ? ["hnd-to-nhd"] : [],
+      ...(scene.form === undefined ? {} : { form: scene.form }),
     });
   });
 }
@@ -201,9 +203,16 @@ function compare(scene: Scene, decode: readonly Rank[], tables: readonly (readon
 
 const divides = (one: number, other: number) => one % other === 0 || other % one === 0;
 
-function scenes(
-  options: { mla?: boolean; layouts?: readonly EngineShape["layout"][] } = {},
-): fc.Arbitrary<Scene> {
+interface SceneOptions {
+  readonly mla?: boolean;
+  readonly layouts?: readonly EngineShape["layout"][];
+  /** Default: as `layouts`, the same on both sides. */
+  readonly remoteLayouts?: readonly EngineShape["layout"][];
+  /** Kernel blocks of both sides, `[local, remote]`; default: the local one a multiple. */
+  readonly blocks?: readonly (readonly [number, number])[];
+}
+
+function scenes(options: SceneOptions = {}): fc.Arbitrary<Scene> {
   const sizes = fc
     .record({
       prefillTp: fc.integer({ min: 1, max: 8 }),
@@ -229,8 +238,13 @@ function scenes(
       sizes,
       grouping: fc.constantFrom(...groupings),
       layout: fc.constantFrom(...(options.layouts ?? (["LBHNC", "BLHNC"] as const))),
-      remoteBlock: fc.constantFrom(1, 2, 4, 16),
-      ratio: fc.constantFrom(1, 1, 2, 3, 4),
+      remoteLayout: fc.constantFrom(...(options.remoteLayouts ?? [undefined])),
+      block:
+        options.blocks === undefined
+          ? fc.record({ remoteBlock: fc.constantFrom(1, 2, 4, 16), ratio: fc.constantFrom(1, 1, 2, 3, 4) })
+          : fc
+              .constantFrom(...options.blocks)
+              .map(([one, other]) => ({ remoteBlock: other, ratio: one / other })),
       localPhysical: fc.constantFrom(1, 1, 2, 3),
       remotePhysical: fc.constantFrom(1, 1, 2, 3),
       padding: fc.record({ prefill: fc.constantFrom(0, 0, 12), decode: fc.constantFrom(0, 0, 20) }),
@@ -247,29 +261,32 @@ function scenes(
         physical: number,
         paddingBytes: number,
         blocks: number,
+        layout: EngineShape["layout"],
       ) => ({
         tpSize,
         kernelBlockSize,
         physicalBlocksPerLogical: physical,
-        layout: draw.layout,
+        layout,
         paddingBytes,
         numLogicalBlocks: blocks * groups.length,
         regionGroups: regions,
       });
-      const localBlock = draw.remoteBlock * draw.ratio;
+      const { remoteBlock } = draw.block;
+      const localBlock = Math.round(remoteBlock * draw.block.ratio);
       const [localLogical, remoteLogical] = [
         localBlock * draw.localPhysical,
-        draw.remoteBlock * draw.remotePhysical,
+        remoteBlock * draw.remotePhysical,
       ];
       const numTokens =
         1 + Math.floor(draw.tokenShare * Math.min(200, 5 * Math.max(localLogical, remoteLogical)));
       const needed = Math.ceil(numTokens / localLogical);
       const prefill = shape(
         draw.sizes.prefillTp,
-        draw.remoteBlock,
+        remoteBlock,
         draw.remotePhysical,
         draw.padding.prefill,
         Math.ceil(numTokens / remoteLogical) + 1,
+        draw.remoteLayout ?? draw.layout,
       );
       const decode = shape(
         draw.sizes.decodeTp,
@@ -277,6 +294,7 @@ function scenes(
         draw.localPhysical,
         draw.padding.decode,
         needed + 1,
+        draw.layout,
       );
       return {
         model: { numKvHeads: draw.sizes.numKvHeads, groups },
@@ -301,21 +319,45 @@ test("MLA: one copy is read, the others are notified", () => {
   fc.assert(fc.property(scenes({ mla: true, layouts: ["LBHNC", "LBNHC"] }), check), { numRuns: RUNS / 2 });
 });
 
-test("token-major caches: moved whole where heads are equal, refused by name where blocks would have to be split", () => {
+test("token-major caches: moved whole where heads are equal, token by token where blocks must be split", () => {
+  fc.assert(fc.property(scenes({ layouts: ["LBNHC", "BLNHC"] }), check), { numRuns: RUNS / 2 });
+});
+
+const ALL_ORDERS = ["LBHNC", "BLHNC", "LBNHC", "BLNHC"] as const;
+const UNLIKE_BLOCKS = [
+  [16, 16],
+  [32, 16],
+  [16, 32],
+  [4, 16],
+  [48, 32],
+  [6, 4],
+  [3, 2],
+  [1, 3],
+] as const;
+
+test("the direct form: any block sizes, any two orders, no pass but for the tail", () => {
+  const direct = scenes({ layouts: ALL_ORDERS, remoteLayouts: ALL_ORDERS, blocks: UNLIKE_BLOCKS }).map(
+    (scene): Scene => ({ ...scene, form: "direct" }),
+  );
+  fc.assert(fc.property(direct, check), { numRuns: RUNS });
+});
+
+test("whichever form the plan picks", () => {
   fc.assert(
-    fc.property(scenes({ layouts: ["LBNHC", "BLNHC"] }), (scene) => {
-      const heads = (shape: EngineShape) => Math.max(1, scene.model.numKvHeads / shape.tpSize);
-      if (heads(scene.prefill) === heads(scene.decode)) return check(scene);
-      try {
-        check(scene);
-      } catch (error) {
-        expect(KvError.is(error, "KV_PLAN_UNSUPPORTED")).toBe(true);
-        return;
-      }
-      expect.fail("a block that must be split was moved whole");
-    }),
+    fc.property(scenes({ layouts: ALL_ORDERS, remoteLayouts: ALL_ORDERS, blocks: UNLIKE_BLOCKS }), check),
     { numRuns: RUNS / 2 },
   );
+});
+
+test("the permute form where it is asked for", () => {
+  const permute = scenes().map((scene): Scene => ({ ...scene, form: "permute" }));
+  fc.assert(fc.property(permute, check), { numRuns: RUNS / 4 });
+});
+
+test("MLA with any block sizes", () => {
+  fc.assert(fc.property(scenes({ mla: true, layouts: ["LBHNC"], blocks: UNLIKE_BLOCKS }), check), {
+    numRuns: RUNS / 4,
+  });
 });
 
 test("head-major into token-major: the receive pass reorders, also across TP and block sizes", () => {
@@ -362,4 +404,24 @@ test.each([
   [8, 2],
 ])("beyond: prefill TP %i, decode TP %i, prefill blocks of 16 into blocks of 32", (prefillTp, decodeTp) => {
   check(scene({ prefill: { tpSize: prefillTp }, decode: { tpSize: decodeTp, kernelBlockSize: 32 } }));
+});
+
+test.each([
+  [16, 32],
+  [48, 32],
+])("beyond: decode blocks of %i filled from prefill blocks of %i", (local, remote) => {
+  check(scene({ prefill: { kernelBlockSize: remote }, decode: { kernelBlockSize: local } }));
+});
+
+test.each([
+  ["LBHNC", "LBNHC"],
+  ["LBNHC", "LBHNC"],
+  ["BLHNC", "LBHNC"],
+  ["BLNHC", "LBHNC"],
+] as const)("beyond: a decode cache of %s filled from one of %s", (local, remote) => {
+  check(scene({ prefill: { layout: remote, tpSize: 2 }, decode: { layout: local } }));
+});
+
+test("beyond: token-major blocks split by head", () => {
+  check(scene({ prefill: { layout: "LBNHC" }, decode: { layout: "LBNHC", tpSize: 2 } }));
 });

@@ -21,6 +21,8 @@ test.each([
       return { line, ...(vector === undefined ? { kind: "unread" } : judge(family, replay, vector)) };
     });
     expect(outcomes.filter(({ kind }) => kind !== "passed" && kind !== "beyond")).toEqual([]);
-    expect(outcomes.filter(({ kind }) => kind === "passed").length).toBeGreaterThan(atLeast);
+    expect(outcomes.filter(({ kind }) => kind === "passed" || kind === "beyond").length).toBeGreaterThan(
+      atLeast,
+    );
   },
 );
