@@ -1,6 +1,7 @@
 import { KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "./engine-plan-types.js";
 import type { RegionGeometry } from "./geometry.js";
+import { orderOfLayout } from "./layout.js";
 import type { ReceivePass, ReceivePassGroup } from "./request-plan-types.js";
 
 /** The inside of a block: `heads` × `tokens` cells of `cellBytes` (K and V of one head and token). */
@@ -41,17 +42,36 @@ function applyToRegion(
   region: RegionGeometry,
   bytes: Uint8Array,
 ): void {
-  const shape = blockShape(plan, group.group, index, region);
   const block = (id: number) => {
     const start = id * region.blockStrideBytes;
     return bytes.subarray(start, start + region.blockLengthBytes);
   };
+  const { packedMembers } = plan.local;
+  if (packedMembers !== undefined && region.name in packedMembers) {
+    // Each page of a row is a block of its own layer.
+    for (const { offsetBytes, lengthBytes } of Object.values(packedMembers)) {
+      const page = (id: number) => block(id).subarray(offsetBytes, offsetBytes + lengthBytes);
+      zeroUncovered(
+        group,
+        page,
+        blockShape(plan, group.group, index, { ...region, blockLengthBytes: lengthBytes }),
+      );
+    }
+    return;
+  }
+  const shape = blockShape(plan, group.group, index, region);
   const landed = group.permuteBlockIds.length > 0 ? new Uint8Array(region.blockLengthBytes) : bytes;
   for (const id of group.permuteBlockIds) permuteBlock(block(id), landed, shape, plan.blockSizeRatio);
-  if (group.partialBlock !== undefined) {
-    zeroTokens(block(group.partialBlock.blockId), shape, group.partialBlock.fromToken);
-  }
-  for (const id of group.zeroBlockIds) block(id).fill(0);
+  zeroUncovered(group, block, shape);
+}
+
+function zeroUncovered(
+  { partialBlock, zeroBlockIds }: ReceivePassGroup,
+  block: (id: number) => Uint8Array,
+  shape: BlockShape,
+): void {
+  if (partialBlock !== undefined) zeroTokens(block(partialBlock.blockId), shape, partialBlock.fromToken);
+  for (const id of zeroBlockIds) block(id).fill(0);
 }
 
 /** From `[parts][heads][tokens of a part]` to `[heads][tokens]`, or to `[tokens][heads]` for a token-major cache. */
@@ -112,7 +132,7 @@ function blockShape(
     heads,
     tokens,
     cellBytes: region.blockLengthBytes / cells,
-    tokenMajor: heads === 1 || plan.blockOrder === "token-major",
+    tokenMajor: heads === 1 || orderOfLayout(plan.local.layout) === "token-major",
   };
 }
 

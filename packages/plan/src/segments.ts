@@ -126,8 +126,10 @@ function headSlot(
   heads: number | undefined,
   remote: RankGeometry,
 ): number {
+  // Every source fills whole blocks of what is the same on all ranks; under DCP, others of them.
+  if (heads === undefined) return 0;
   const known = mapping.rankToAttentionSlot[tpRank];
-  if (known !== undefined || heads === undefined) return known ?? 0;
+  if (known !== undefined) return known;
   const headOf = (rank: number) => Math.floor((rank * heads) / remote.tpSize);
   const slot = mapping.attentionRanks.findIndex((rank) => headOf(rank) === headOf(tpRank));
   return Math.max(0, slot);
