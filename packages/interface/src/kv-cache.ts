@@ -16,6 +16,14 @@ export type KvCacheKind = (typeof KV_CACHE_KINDS)[number] | (string & {});
 export interface KvCacheGroup {
   readonly kind: KvCacheKind;
   readonly layerNames: readonly string[];
+  /** Tokens in a logical block of this group, where groups differ. Default: `KvCacheConfig.blockSize`. */
+  readonly blockSize?: number;
+  /** KV heads of the whole model in this group's layers, where groups differ. Default: `KvCacheConfig.numKvHeads`. */
+  readonly numKvHeads?: number;
+  /** Tokens that a sliding window sees: only blocks that hold some of the last ones are handed over. */
+  readonly slidingWindowTokens?: number;
+  /** State groups: blocks at the end of a request's list that are scratch for speculation. Default 0. */
+  readonly speculativeBlocks?: number;
 }
 
 /** One contiguous array of blocks: commonly a layer, with K and V packed. */
@@ -32,6 +40,19 @@ export interface KvCacheRegion {
   /** Index into `KvCacheConfig.groups`; -1 for a region that several groups share. */
   readonly groupId: number;
   readonly memoryType: MemoryType;
+  /** For a shared region (-1), the groups that share it; all by default. */
+  readonly groupIds?: readonly number[];
+  /** KV heads of the whole model in this region, where they are not its group's: a draft model's. */
+  readonly numKvHeads?: number;
+  /** The same on every rank. Default: as the kind of its group. */
+  readonly replicated?: boolean;
+}
+
+/** A state-space layer's block on one rank: the convolution state, its projections one after another, then the recurrent state. */
+export interface KvStateSpace {
+  /** One for Mamba 1 (x), three for Mamba 2 (x, B, C) and gated delta nets (Q, K, V). */
+  readonly convProjectionBytes: readonly number[];
+  readonly recurrentBytes: number;
 }
 
 /** What an engine's KV cache is, the same for all of its ranks. */
@@ -55,6 +76,10 @@ export interface KvCacheConfig {
    * plain `[K|V]` per token goes under another name and is repacked by a vLLM decode worker on the CPU.
    */
   readonly attentionBackend: string;
+  /** Of models with state-space layers. */
+  readonly stateSpace?: KvStateSpace;
+  /** Whether the engine reuses blocks of earlier prompts. Default true; looked at for state-space models, which cannot with every peer. */
+  readonly prefixCaching?: boolean;
 }
 
 /** A rank's part of the cache, handed to its worker connector once. */

@@ -20,6 +20,7 @@ export type {
   TransferList,
   TransferOperation,
 } from "./engine-plan-types.js";
+export { type ExchangeOptions, exchangedBlocks } from "./exchanged-blocks.js";
 export type {
   ModelGeometry,
   PackedMember,

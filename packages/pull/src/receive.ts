@@ -129,9 +129,11 @@ async function read(
     giveUp.abort(failure.error);
   }
   const ended: Promise<void>[] = [];
-  for (const { sourceIndex, remoteRank, localIds, remoteIds } of plan.reads) {
-    const source = link.sources[sourceIndex];
+  for (const { sourceIndex, listIndex, remoteRank, localIds, remoteIds } of plan.reads) {
+    const source = link.sources[sourceIndex]?.lists[listIndex];
     if (source === undefined || failure !== undefined) break;
+    // Of several transfers from one rank none may say that all is read: it is told afterwards, as the untold are.
+    const rides = riders && plan.reads.filter((other) => other.remoteRank === remoteRank).length === 1;
     try {
       const transfer = options.agent.transfer({
         operation: "READ",
@@ -140,11 +142,11 @@ async function read(
         remote: source.remote,
         remoteIds,
         signal: giveUp.signal,
-        ...(riders ? { notification } : {}),
+        ...(rides ? { notification } : {}),
       });
       const done = transfer.done.then(
         (result) => {
-          if (riders) untold.delete(remoteRank);
+          if (rides) untold.delete(remoteRank);
           options.transferred(result);
         },
         (error: unknown) => failed(error, "transfer_failed", remoteRank),

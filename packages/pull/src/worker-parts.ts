@@ -8,6 +8,7 @@ import {
   createRemoteLinks,
   decodeNotification,
   type LeaseAnswer,
+  modelGeometry,
   type RemoteLink,
   type RemoteRequest,
   transferMetrics,
@@ -34,8 +35,8 @@ export function createWorkerParts(given: WorkerSurroundings): WorkerHalves {
     localLists: createLocalLists(agent),
     remoteAgents: createRemoteAgents(agent),
     local,
-    numKvHeads: caches.config.numKvHeads,
-    groups: caches.config.groups.map(({ kind }) => kind),
+    model: modelGeometry(caches.config),
+    ...(caches.config.prefixCaching === undefined ? {} : { prefixCaching: caches.config.prefixCaching }),
     conversions: config.enablePermuteLocalKv ? ["hnd-to-nhd"] : [],
     shakeHands: (address, tpRanks) => handshake.ask(address, tpRanks, local),
   });

@@ -9,6 +9,9 @@ const CASES = [
   { p: 4, d: 2, blocks: [16, 16], heads: 4 },
   { p: 1, d: 1, blocks: [16, 32], heads: 4 },
   { p: 1, d: 2, blocks: [16, 32], heads: 4 },
+  { p: 4, d: 1, blocks: [16, 32], heads: 4 },
+  { p: 1, d: 2, blocks: [32, 16], heads: 4 },
+  { p: 2, d: 1, blocks: [32, 48], heads: 4 },
   { p: 4, d: 1, blocks: [16, 16], heads: 2 },
   { p: 1, d: 4, blocks: [16, 16], heads: 2 },
 ] as const;

@@ -1,17 +1,18 @@
 import type { BlockIds, KvCacheConfig } from "@kv/interface";
+import { exchangedBlocks } from "@kv/plan";
 
-/** Leaves out the blocks of the local prefix hit, which come first, and blocks beyond the tokens that arrive. */
+/** Leaves out the blocks of the local prefix hit, which come first, and what no peer hands over. */
 export function missingBlocks(
   blockIds: BlockIds,
   numComputedTokens: number,
   numTokens: number,
   config: KvCacheConfig,
 ): { localBlockIds: BlockIds; localComputedBlocks: number[] } {
-  const computed = Math.floor(numComputedTokens / config.blockSize);
-  const end = Math.ceil(numTokens / config.blockSize);
-  const clipped = blockIds.map((ids, group) => {
-    const kind = config.groups[group]?.kind;
-    return kind === "full" || kind === "mla" ? ids.slice(computed, end) : ids.slice(computed);
-  });
-  return { localBlockIds: clipped, localComputedBlocks: blockIds.map(() => computed) };
+  const localComputedBlocks = blockIds.map((_, group) =>
+    Math.floor(numComputedTokens / (config.groups[group]?.blockSize ?? config.blockSize)),
+  );
+  return {
+    localBlockIds: exchangedBlocks(blockIds, config, { numTokens, computedBlocks: localComputedBlocks }),
+    localComputedBlocks,
+  };
 }

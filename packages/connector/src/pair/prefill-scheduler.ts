@@ -6,6 +6,7 @@ import type {
   KvCacheConfig,
   RequestFinished,
 } from "@kv/interface";
+import { exchangedBlocks } from "@kv/plan";
 import { createGenerations, type Generation } from "../generations.js";
 import { encodeRemotePrefillParams } from "../wire/transfer-params.js";
 import type { LeaseOrder, SendableRequest } from "./orders.js";
@@ -87,7 +88,10 @@ export function createPrefillScheduler(options: PrefillSchedulerOptions): Prefil
     finished(request, blockIds, reason) {
       const { requestId } = request;
       if (reason !== "stopped" && reason !== "length") return drop(requestId);
-      const remoteBlockIds = promptBlocks(blockIds, request.numPromptTokens, options);
+      const remoteBlockIds = exchangedBlocks(blockIds, options.config, {
+        numTokens: request.numPromptTokens,
+        dcpSize: options.dcpSize,
+      });
       if (remoteBlockIds.every((group) => group.length === 0)) return drop(requestId);
       const generation = generations.byRequestId(requestId) ?? admit(requestId, blockIds);
       const nowMs = clock.now();
@@ -167,17 +171,4 @@ function handOver(
     }),
     kv_peer: { incarnation: options.incarnation, generation },
   };
-}
-
-/** Blocks that hold prompt tokens: one allocated for the sampled token has nothing to read, and would shift the pairing at its end. */
-function promptBlocks(
-  blockIds: BlockIds,
-  numPromptTokens: number,
-  { config, dcpSize }: PrefillSchedulerOptions,
-): BlockIds {
-  const count = Math.ceil(numPromptTokens / (config.blockSize * dcpSize));
-  return blockIds.map((ids, group) => {
-    const kind = config.groups[group]?.kind;
-    return kind === "full" || kind === "mla" ? ids.slice(0, count) : [...ids];
-  });
 }

@@ -1,5 +1,5 @@
 import { type KvCaches, KvError } from "@kv/interface";
-import type { RankGeometry, RegionGeometry } from "@kv/plan";
+import { type ModelGeometry, type RankGeometry, type RegionGeometry, requireStatesFit } from "@kv/plan";
 import type { AgentMetadata } from "../wire/agent-metadata.js";
 
 /** This rank's caches in the words of plans. */
@@ -24,7 +24,33 @@ export function localGeometry(caches: KvCaches, rank: { tpRank: number; tpSize: 
       blockStrideBytes: region.blockStrideBytes,
       groupId: region.groupId,
       memoryType: region.memoryType,
+      ...(region.memory.deviceId === first.memory.deviceId ? {} : { deviceId: region.memory.deviceId }),
+      ...(region.groupIds === undefined ? {} : { groupIds: region.groupIds }),
+      ...(region.numKvHeads === undefined ? {} : { numKvHeads: region.numKvHeads }),
+      ...(region.replicated === undefined ? {} : { replicated: region.replicated }),
     })),
+    ...stateOf(config),
+    ...(config.groups.some(({ blockSize }) => blockSize !== undefined)
+      ? { groupBlockTokens: config.groups.map(({ blockSize }) => blockSize ?? config.blockSize) }
+      : {}),
+  };
+}
+
+function stateOf({ stateSpace }: KvCaches["config"]): Pick<RankGeometry, "stateSpace"> {
+  if (stateSpace === undefined) return {};
+  const { convProjectionBytes, recurrentBytes } = stateSpace;
+  const convBytes = convProjectionBytes.reduce((sum, bytes) => sum + bytes, 0);
+  return { stateSpace: { convProjectionBytes, convBytes, recurrentBytes } };
+}
+
+/** The groups of a model in the words of plans. */
+export function modelGeometry({ groups, numKvHeads }: KvCaches["config"]): ModelGeometry {
+  return {
+    numKvHeads,
+    groups: groups.map(({ kind }) => kind),
+    ...(groups.some((group) => group.numKvHeads !== undefined)
+      ? { groupKvHeads: groups.map((group) => group.numKvHeads ?? numKvHeads) }
+      : {}),
   };
 }
 
@@ -44,7 +70,7 @@ export function describeRank(
     blockStridesBytes: regions.map(({ blockStrideBytes }) => blockStrideBytes),
     kvCacheLayout: local.layout,
     blockSize: local.kernelBlockSize,
-    ssmSizes: [0, 0],
+    ssmSizes: [local.stateSpace?.convBytes ?? 0, local.stateSpace?.recurrentBytes ?? 0],
     attentionBackend: local.attentionBackend,
     physicalBlocksPerLogical: local.physicalBlocksPerLogical,
     regionNumBlocks: regions.map(({ numBlocks }) => numBlocks),
@@ -75,8 +101,15 @@ export function remoteGeometry(
       `engine ${metadata.engineId} has prefill context parallelism of ${metadata.pcpSize}; 1 is supported`,
     );
   }
-  return {
+  const packed = Object.entries(metadata.packedMemberLayouts).map(([name, [offsetBytes, lengthBytes]]) => {
+    return [name, { offsetBytes: offsetBytes ?? 0, lengthBytes: lengthBytes ?? 0 }] as const;
+  });
+  const [convBytes = 0, recurrentBytes = 0] = metadata.ssmSizes;
+  const mixed = new Set(metadata.regionMemoryTypes ?? []).size > 1;
+  const remote: RankGeometry = {
     ...rank,
+    ...(packed.length === 0 ? {} : { packedMembers: Object.fromEntries(packed) }),
+    ...(convBytes + recurrentBytes === 0 ? {} : { stateSpace: { convBytes, recurrentBytes } }),
     dcpSize: metadata.dcpSize,
     kernelBlockSize: metadata.blockSize,
     physicalBlocksPerLogical: metadata.physicalBlocksPerLogical,
@@ -94,7 +127,12 @@ export function remoteGeometry(
         blockStrideBytes: metadata.blockStridesBytes[index] ?? blockLengthBytes,
         groupId: metadata.regionGroupIds?.[index] ?? here?.groupId ?? 0,
         memoryType: metadata.regionMemoryTypes?.[index] ?? here?.memoryType ?? "DRAM",
+        // Beside device memory, host memory is registered as device 0 (vLLM 0.33, `register_local_xfer_handler`).
+        ...(mixed && metadata.regionMemoryTypes?.[index] === "DRAM" ? { deviceId: 0 } : {}),
+        ...(metadata.regionMembers[index] === undefined ? {} : { members: metadata.regionMembers[index] }),
       };
     }),
   };
+  requireStatesFit(`remote rank ${rank.tpRank}`, remote, [...remote.regions.keys()]);
+  return remote;
 }

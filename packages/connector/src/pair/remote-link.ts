@@ -1,5 +1,10 @@
 import type { Agent, Log, PreparedList } from "@kv/interface";
-import { buildEngineTransferPlan, type EngineTransferPlan, type RankGeometry } from "@kv/plan";
+import {
+  buildEngineTransferPlan,
+  type EngineTransferPlan,
+  type ModelGeometry,
+  type RankGeometry,
+} from "@kv/plan";
 import { handshakeTargetRanks } from "@kv/topology";
 import type { ClockOffset } from "../clock-offset.js";
 import type { PeerAddress } from "../peers.js";
@@ -21,7 +26,12 @@ export interface RemoteLink {
   readonly sources: readonly LinkSource[];
 }
 
-export interface LinkSource {
+/** Prepared lists of the first of a source's `lists`, and of all of them: one per pair of memory types. */
+export interface LinkSource extends LinkLists {
+  readonly lists: readonly LinkLists[];
+}
+
+export interface LinkLists {
   readonly local: PreparedList;
   readonly remote: PreparedList;
 }
@@ -48,8 +58,9 @@ export interface RemoteLinksOptions {
   readonly remoteAgents: RemoteAgents;
   /** This rank's cache in the words of a handshake. */
   readonly local: RankGeometry;
-  readonly numKvHeads: number;
-  readonly groups: EngineTransferPlan["groups"];
+  readonly model: ModelGeometry;
+  /** As `KvCacheConfig.prefixCaching`. */
+  readonly prefixCaching?: boolean;
   readonly conversions: EngineTransferPlan["conversions"];
   /** False where this side only speaks to the remote engine, and the bytes are the other side's to move. Default true. */
   readonly prepareLists?: boolean;
@@ -78,9 +89,11 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
     const plan = buildEngineTransferPlan({
       local,
       remotes: ranks.map(({ geometry }) => geometry),
-      numKvHeads: options.numKvHeads,
-      groups: options.groups,
+      ...options.model,
       conversions: options.conversions,
+      // Blocks in device memory can be put in order only by where they land.
+      canPass: local.regions.every(({ memoryType }) => memoryType === "DRAM"),
+      prefixCaching: options.prefixCaching ?? true,
     });
     const agents = new Map<number, string>();
     const sources: LinkSource[] = [];
@@ -88,16 +101,23 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
     try {
       for (const rank of ranks) agents.set(rank.tpRank, await remoteAgents.add(rank.agentMetadata));
       for (const source of options.prepareLists === false ? [] : plan.sources) {
-        const remote = await agent.prepareRemote(agents.get(source.remoteRank) ?? "", source.remoteTable);
-        try {
-          sources.push({
-            remote,
-            local: await localLists.acquire(source.localListKey, () => source.localTable),
-          });
-        } catch (error) {
-          await remote.close();
-          throw error;
+        const lists: LinkLists[] = [];
+        // Known to the link before it is complete, so that what fails halfway is closed with it.
+        const known = { lists } as { lists: LinkLists[] } & LinkLists;
+        sources.push(known);
+        for (const list of source.lists) {
+          const remote = await agent.prepareRemote(agents.get(source.remoteRank) ?? "", list.remoteTable);
+          try {
+            lists.push({
+              remote,
+              local: await localLists.acquire(list.localListKey, () => list.localTable),
+            });
+          } catch (error) {
+            await remote.close();
+            throw error;
+          }
         }
+        Object.assign(known, lists[0]);
       }
     } catch (error) {
       await close(link);
@@ -107,6 +127,7 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
       engineId: address.engineId,
       ranks: [...agents.keys()],
       form: plan.form,
+      formReason: plan.formReason,
       conversions: plan.conversions,
       clockOffsetMs: clock.offsetMs,
       clockRttMs: clock.rttMs,
@@ -119,11 +140,13 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
       log.warn("remote-engine-close-failed", { engineId: address.engineId, what, error: String(error) });
     // Lists first: an agent that lists name cannot be removed.
     await Promise.all(
-      sources.map(async ({ remote }, index) => {
-        await remote.close().catch(failed("remote list"));
-        const key = plan.sources[index]?.localListKey;
-        if (key !== undefined) await localLists.release(key).catch(failed("local list"));
-      }),
+      sources.flatMap(({ lists }, index) =>
+        lists.map(async ({ remote }, list) => {
+          await remote.close().catch(failed("remote list"));
+          const key = plan.sources[index]?.lists[list]?.localListKey;
+          if (key !== undefined) await localLists.release(key).catch(failed("local list"));
+        }),
+      ),
     );
     for (const name of agents.values()) await remoteAgents.remove(name).catch(failed(`agent ${name}`));
   }

@@ -1,0 +1,42 @@
+import { expect, test } from "vitest";
+import { exchangedBlocks } from "./exchanged-blocks.js";
+
+const ids = (count: number, from = 0) => Array.from({ length: count }, (_, index) => from + index);
+
+test("the whole sequence, without the block of the next token, and what the other side has", () => {
+  const config = { groups: [{ kind: "full", layerNames: [] }], blockSize: 16 };
+  expect(exchangedBlocks([ids(5)], config, { numTokens: 64 })).toEqual([[0, 1, 2, 3]]);
+  expect(exchangedBlocks([ids(5)], config, { numTokens: 65 })).toEqual([[0, 1, 2, 3, 4]]);
+  expect(exchangedBlocks([ids(5)], config, { numTokens: 64, computedBlocks: [2] })).toEqual([[2, 3]]);
+  expect(exchangedBlocks([ids(2)], config, { numTokens: 64, dcpSize: 4 })).toEqual([[0]]);
+});
+
+test("of a window its end, one block more than its length; of a group with blocks of its own, those", () => {
+  const groups = [
+    { kind: "full", layerNames: [] },
+    { kind: "swa", layerNames: [], slidingWindowTokens: 40, blockSize: 32 },
+    { kind: "swa-mla", layerNames: [] },
+  ];
+  const tables = [ids(8), ids(5, 10), ids(9, 20)];
+  expect(exchangedBlocks(tables, { groups, blockSize: 16 }, { numTokens: 128 })).toEqual([
+    ids(8),
+    [11, 12, 13],
+    ids(8, 20),
+  ]);
+});
+
+test("of state the running one: not older ones, nor scratch for speculation", () => {
+  const group = (speculativeBlocks?: number) => ({
+    groups: [{ kind: "mamba", layerNames: [], ...(speculativeBlocks === undefined ? {} : { speculativeBlocks }) }],
+    blockSize: 16,
+  });
+  expect(exchangedBlocks([[3, 9]], group(), { numTokens: 64 })).toEqual([[9]]);
+  expect(exchangedBlocks([[3, 9, 10, 11]], group(2), { numTokens: 64 })).toEqual([[9]]);
+  expect(exchangedBlocks([[3]], group(2), { numTokens: 64 })).toEqual([[3]]);
+  expect(exchangedBlocks([[]], group(), { numTokens: 64 })).toEqual([[]]);
+});
+
+test("scratch is handed over whole", () => {
+  const config = { groups: [{ kind: "circular", layerNames: [] }], blockSize: 16 };
+  expect(exchangedBlocks([[4, 2, 7]], config, { numTokens: 1 })).toEqual([[4, 2, 7]]);
+});
