@@ -1,5 +1,13 @@
-import type { KvCacheLayout } from "@kv/interface";
-import { buildEngineTransferPlan, computeDescriptorIds, planRequest, type RankGeometry } from "@kv/plan";
+import type { BlockIds, KvCacheKind, KvCacheLayout } from "@kv/interface";
+import {
+  buildEngineTransferPlan,
+  computeDescriptorIds,
+  type EngineTransferPlan,
+  planRequest,
+  type RankGeometry,
+  type RegionIndexing,
+  type StateSpaceGeometry,
+} from "@kv/plan";
 import { computeTpMapping } from "@kv/topology";
 import { fields } from "./fields.js";
 import { Difference } from "./outcome.js";
@@ -13,8 +21,11 @@ export interface RecordedRun {
 
 interface Worker {
   readonly geometry: RankGeometry;
-  readonly numKvHeads: number;
+  /** As the hook named the engine. */
+  readonly proc: unknown;
+  numKvHeads: number;
   readonly isMla: boolean;
+  readonly groups: readonly KvCacheKind[];
   /** Ranks of the other engine, in the order in which they were loaded. */
   readonly remotes: RankGeometry[];
   readonly mappings: unknown[];
@@ -24,6 +35,9 @@ interface Worker {
 export function recordedRun(kvCaches: readonly Recorded[], agents: readonly Recorded[]): RecordedRun {
   const workers = new Map<number, Worker>();
   for (const line of kvCaches) workers.set(Number(line["pid"]), workerOf(line));
+  // A rank with one head may hold a copy, which makes too many of them; the smallest number is the model's.
+  const total = Math.min(...[...workers.values()].map(({ numKvHeads }) => numKvHeads));
+  for (const worker of workers.values()) worker.numKvHeads = total;
   for (const line of agents) {
     const worker = workers.get(Number(line["pid"]));
     if (worker === undefined)
@@ -60,10 +74,29 @@ function workerOf(line: Recorded): Worker {
       memoryType: memory[index] === "DRAM" ? "DRAM" : "VRAM",
     })),
   };
-  // The cache's second dimension is this rank's heads; the recorded models have at least as many heads as ranks.
-  const heads = shapes[0]?.numbers("shape")[1] ?? 1;
+  // The cache's second dimension is this rank's heads.
   const isMla = read.boolean("use_mla");
-  return { geometry, numKvHeads: isMla ? 1 : heads * geometry.tpSize, isMla, remotes: [], mappings: [] };
+  const heads = isMla ? 1 : (shapes.find((shape) => shape.present("shape"))?.numbers("shape")[1] ?? 1);
+  const attention: KvCacheKind = isMla ? "mla" : "full";
+  const numGroups = Math.max(0, ...read.numbers("region_group_ids")) + 1;
+  const kinds = read.boolean("_has_mamba")
+    ? [attention, "mamba"]
+    : Array.from({ length: numGroups }, () => attention);
+  return {
+    geometry: { ...geometry, ...stateOf(read.numbers("_mamba_ssm_size")) },
+    proc: line["proc"],
+    numKvHeads: isMla ? 1 : heads * geometry.tpSize,
+    isMla,
+    groups: kinds,
+    remotes: [],
+    mappings: [],
+  };
+}
+
+function stateOf([convBytes = 0, recurrentBytes = 0]: readonly number[]): {
+  stateSpace?: StateSpaceGeometry;
+} {
+  return convBytes + recurrentBytes === 0 ? {} : { stateSpace: { convBytes, recurrentBytes } };
 }
 
 function remoteOf(meta: Recorded, args: unknown): RankGeometry {
@@ -80,6 +113,7 @@ function remoteOf(meta: Recorded, args: unknown): RankGeometry {
     layout: read.string("kv_cache_layout") as KvCacheLayout,
     attentionBackend: read.string("attn_backend_name"),
     deviceId: read.number("device_id"),
+    ...stateOf(read.optionalNumbers("ssm_sizes") ?? []),
     regions: read.numbers("kv_caches_base_addr").map((baseAddress, index) => ({
       name: names[index] ?? "",
       baseAddress,
@@ -104,7 +138,9 @@ export function checkMappings(worker: Worker): void {
       remoteTpSize: worker.remotes[index]?.tpSize ?? 1,
       numKvHeads: worker.numKvHeads,
       isMla: worker.isMla,
-      groups: [worker.isMla ? "mla" : "full"],
+      groups: worker.groups,
+      dcpSize: worker.geometry.dcpSize ?? 1,
+      remoteDcpSize: worker.remotes[index]?.dcpSize ?? 1,
     });
     same("mapping", mappingAsJson(ours), mapping);
   }
@@ -129,30 +165,111 @@ export function checkDescriptorIds(line: Recorded): void {
   same("ids", ids, line["ret"]);
 }
 
+/** Block ids of one request on both sides, as the scheduler sides exchanged them: logical ones, per group. */
+export interface ExchangedBlocks {
+  readonly localBlockIds: BlockIds;
+  readonly remoteBlockIds: BlockIds;
+  readonly numTokens?: number;
+  readonly localComputedBlocks?: readonly number[];
+}
+
+/** What a worker was told of the request that a transfer names, from the recordings beside it; undefined where they do not say. */
+export function exchangedBlocks(
+  transfer: Recorded,
+  beside: {
+    readonly metadata: readonly Recorded[];
+    readonly notifications: readonly Recorded[];
+    readonly proc: unknown;
+  },
+): ExchangedBlocks | undefined {
+  const notification = String(transfer["notif"]);
+  const requestId = notification.slice(0, notification.lastIndexOf(":"));
+  const steps = beside.metadata
+    .filter((line) => line["proc"] === beside.proc)
+    .map((line) => record(line["meta"], "meta"));
+  if (transfer["op"] === "READ") {
+    for (const step of steps) {
+      for (const entry of Object.values(record(step["reqs_to_recv"] ?? {}, "reqs_to_recv"))) {
+        const wanted = fields(record(entry, "reqs_to_recv"));
+        const remote = record((entry as Recorded)["remote"] ?? {}, "remote");
+        if (remote["request_id"] !== requestId || !wanted.present("local_block_ids")) continue;
+        const read = fields(remote);
+        const numTokens = read.optionalNumber("num_tokens");
+        const computed = wanted.optionalNumbers("local_num_computed_blocks");
+        return {
+          localBlockIds: wanted.blockIds("local_block_ids"),
+          remoteBlockIds: read.blockIds("block_ids"),
+          ...(numTokens === undefined ? {} : { numTokens }),
+          ...(computed === undefined || computed.length === 0 ? {} : { localComputedBlocks: computed }),
+        };
+      }
+    }
+    return undefined;
+  }
+  const base = (id: unknown) => String(id).replace(/-[0-9a-f]{8}$/i, "");
+  const finished = steps
+    .flatMap((step) => Object.entries(record(step["push_finished_blocks"] ?? {}, "push_finished_blocks")))
+    .find(([id]) => base(id) === base(requestId));
+  const registration = beside.notifications
+    .filter((line) => line["pid"] === transfer["pid"])
+    .map((line) => record(line["decoded"] ?? {}, "decoded")["msgpack"])
+    .find((told) => told !== undefined && record(told, "msgpack")["request_id"] === requestId);
+  if (finished === undefined || registration === undefined) return undefined;
+  return {
+    localBlockIds: finished[1] as BlockIds,
+    remoteBlockIds: fields(record(registration, "msgpack")).blockIds("local_block_ids"),
+  };
+}
+
 /**
- * A recorded transfer, from end to end: of both sides' metadata and the block ids, the very pairs of indices that vLLM used. Ours are in
- * an order that merges better, so pairs are compared, not positions.
+ * A recorded transfer, from end to end: of both sides' metadata and the block ids that they exchanged, the very pairs of indices that vLLM
+ * used. Ours are in an order that merges better, so pairs are compared, not positions. `nth`: how many transfers of the request the worker
+ * had posted before, one for each remote rank.
  */
-export function checkTransfer(worker: Worker, local: Recorded, remote: Recorded, line: Recorded): void {
+export function checkTransfer(worker: Worker, exchanged: ExchangedBlocks, line: Recorded, nth: number): void {
+  const operation = line["op"] === "WRITE" ? "WRITE" : "READ";
   const plan = buildEngineTransferPlan({
     local: worker.geometry,
     remotes: worker.remotes,
     numKvHeads: worker.numKvHeads,
-    groups: [worker.isMla ? "mla" : "full"],
+    groups: worker.groups,
+    operation,
+    conversions: ["attention-order"],
+    prefixCaching: false,
+    ...(operation === "READ" ? { form: "permute" as const } : {}),
   });
-  const blockIds = (call: Recorded) =>
-    fields(record(call["compute_desc_ids"], "compute_desc_ids")).blockIds("block_ids");
-  const request = planRequest(plan, { localBlockIds: blockIds(local), remoteBlockIds: blockIds(remote) });
-  const theirs = pairs(fields(line).numbers("local_idx"), fields(line).numbers("remote_idx"));
-  for (const read of request.reads) same("pairs", pairs([...read.localIds], [...read.remoteIds]), theirs);
-  if (line["op"] === "READ") {
-    const notification = String(line["notif"]);
-    same(
-      "notifications awaited",
-      plan.localConsumers,
-      Number(notification.slice(notification.lastIndexOf(":") + 1)),
-    );
-  }
+  const request = planRequest(plan, exchanged);
+  const read = request.reads[nth];
+  if (read === undefined)
+    throw new Difference(`vLLM posted ${nth + 1} transfers of the request, we plan ${request.reads.length}`);
+  const ours = pairs(
+    inTheirIndices(plan, plan.localIndexing, read.localIds, "localParts"),
+    inTheirIndices(plan, plan.sources[read.sourceIndex]?.remoteIndexing ?? [], read.remoteIds, "remoteParts"),
+  );
+  same("pairs", ours, pairs(fields(line).numbers("local_idx"), fields(line).numbers("remote_idx")));
+  const notification = String(line["notif"]);
+  same(
+    "notifications awaited",
+    operation === "READ" ? plan.localConsumers : worker.geometry.tpSize,
+    Number(notification.slice(notification.lastIndexOf(":") + 1)),
+  );
+}
+
+/** vLLM counts the parts of a block one after another; our tables have a row per part where blocks are padded. */
+function inTheirIndices(
+  plan: EngineTransferPlan,
+  indexing: readonly RegionIndexing[],
+  ids: Int32Array,
+  which: "localParts" | "remoteParts",
+): number[] {
+  return [...ids].map((id) => {
+    const segment = indexing.findIndex(({ offset, count }) => id >= offset && id < offset + count);
+    const found = indexing[segment];
+    const parts = plan.segments[segment]?.[which] ?? 1;
+    if (found === undefined || found.partStep === 1) return id;
+    const at = id - found.offset;
+    return found.offset + (at % found.partStep) * parts + Math.floor(at / found.partStep);
+  });
 }
 
 function pairs(local: readonly number[], remote: readonly number[]): string[] {

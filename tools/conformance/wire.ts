@@ -1,12 +1,15 @@
 import { existsSync } from "node:fs";
 import { join } from "node:path";
+import { fields } from "./fields.js";
 import { Difference, type Outcome } from "./outcome.js";
-import { filesEnding, type Recorded, readRecords } from "./recordings.js";
+import { filesEnding, type Recorded, readRecords, record } from "./recordings.js";
 import { checkCompatibilityHash, checkHandshake, checkNotification } from "./wire-codecs.js";
 import {
   checkDescriptorIds,
   checkMappings,
   checkTransfer,
+  type ExchangedBlocks,
+  exchangedBlocks,
   type RecordedRun,
   recordedRun,
 } from "./wire-transfers.js";
@@ -58,22 +61,35 @@ function replayTransfers(path: string, attempt: (where: string, check: () => voi
     if (worker.mappings.length > 0)
       attempt(`${path}: mappings of process ${pid}`, () => checkMappings(worker));
   }
+  const [metadata, notifications] = [beside("connector_meta"), beside("notifs")];
   // A worker computes the remote's ids, then its own, then posts the transfer.
   const calls = new Map<unknown, Recorded[]>();
+  const posted = new Map<string, number>();
   for (const [index, line] of readRecords(path).entries()) {
     const where = `${path}:${index + 1}`;
     if (line["compute_desc_ids"] !== undefined) {
       calls.set(line["pid"], [...(calls.get(line["pid"]) ?? []), line].slice(-2));
       attempt(where, () => checkDescriptorIds(line));
     } else if (line["op"] !== undefined) {
-      const [remote, local] = calls.get(line["pid"]) ?? [];
       const worker = run.workers.get(Number(line["pid"]));
+      const key = `${line["pid"]} ${line["notif"]}`;
+      const nth = posted.get(key) ?? 0;
+      posted.set(key, nth + 1);
       attempt(where, () => {
-        if (worker === undefined || local === undefined || remote === undefined) {
-          throw new Difference("the worker's caches and its last two calls are needed, and are not recorded");
-        }
-        checkTransfer(worker, local, remote, line);
+        if (worker === undefined)
+          throw new Difference("the worker's caches are needed, and are not recorded");
+        const exchanged =
+          exchangedBlocks(line, { metadata, notifications, proc: worker.proc }) ??
+          askedBlocks(calls.get(line["pid"]) ?? []);
+        checkTransfer(worker, exchanged, line, nth);
       });
     }
   }
+}
+
+/** Where a recording has no step metadata, the block ids of the worker's last two calls. */
+function askedBlocks([remote, local]: readonly Recorded[]): ExchangedBlocks {
+  const blockIds = (call: Recorded | undefined) =>
+    fields(record(call?.["compute_desc_ids"], "compute_desc_ids")).blockIds("block_ids");
+  return { localBlockIds: blockIds(local), remoteBlockIds: blockIds(remote) };
 }

@@ -27,7 +27,9 @@ test("of a window its end, one block more than its length; of a group with block
 
 test("of state the running one: not older ones, nor scratch for speculation", () => {
   const group = (speculativeBlocks?: number) => ({
-    groups: [{ kind: "mamba", layerNames: [], ...(speculativeBlocks === undefined ? {} : { speculativeBlocks }) }],
+    groups: [
+      { kind: "mamba", layerNames: [], ...(speculativeBlocks === undefined ? {} : { speculativeBlocks }) },
+    ],
     blockSize: 16,
   });
   expect(exchangedBlocks([[3, 9]], group(), { numTokens: 64 })).toEqual([[9]]);

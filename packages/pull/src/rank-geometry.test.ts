@@ -41,6 +41,30 @@ describe("rank geometry", () => {
     expect(remoteGeometry(old, rank, here)).toEqual(here);
   });
 
+  it("tells the sizes of states, and takes the pages of packed rows", () => {
+    const here = {
+      ...local(),
+      stateSpace: { convProjectionBytes: [256, 128, 128], convBytes: 512, recurrentBytes: 1024 },
+    };
+    const metadata = {
+      ...describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) }),
+      packedMemberLayouts: { "layers.0": [0, 512] },
+    };
+    expect(metadata.ssmSizes).toEqual([512, 1024]);
+    expect(remoteGeometry(metadata, rank, here)).toMatchObject({
+      stateSpace: { convBytes: 512, recurrentBytes: 1024 },
+      packedMembers: { "layers.0": { offsetBytes: 0, lengthBytes: 512 } },
+    });
+  });
+
+  it("refuses states that reach into the next block", () => {
+    const here = { ...local(), stateSpace: { convBytes: 2 ** 20, recurrentBytes: 1 } };
+    const metadata = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
+    expect(() => remoteGeometry(metadata, rank, here)).toThrow(
+      /remote rank 0, region "layers.0": a state of 1048576 \+ 1 bytes/,
+    );
+  });
+
   it("refuses prefill context parallelism", () => {
     const here = local();
     const told = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
