@@ -124,17 +124,40 @@ function stepped(ids: Int32Array, parts: number, blockStep: number, partStep: nu
 }
 
 function runRows(pairs: readonly (readonly [BatchShape, Batch])[]): Int32Array {
+  if (pairs.every(([{ even }]) => even)) return evenRows(pairs);
   const out: Runs = noRuns();
   for (const [shape, batch] of pairs) {
     const [locals, remotes] = [offsetsOf(shape.localSpans), offsetsOf(shape.remoteSpans)];
     for (const [index, local] of locals.entries()) {
       const remote = remotes[index];
-      if (remote === undefined) continue;
-      if (shape.even) addEven(out, batch.runs, local.offset, remote.offset);
-      else addUneven(out, batch.runs, shape, local, remote);
+      if (remote !== undefined) addStepped(out, batch.runs, shape, local, remote);
     }
   }
   return Int32Array.from(out.rows);
+}
+
+/** The same runs in every segment, from another begin: written in one go. */
+function evenRows(pairs: readonly (readonly [BatchShape, Batch])[]): Int32Array {
+  const length = pairs.reduce(
+    (sum, [{ segmentCount }, { runs }]) => sum + runs.rows.length * segmentCount,
+    0,
+  );
+  const out = new Int32Array(length);
+  let cursor = 0;
+  for (const [shape, batch] of pairs) {
+    const rows = Int32Array.from(batch.runs.rows);
+    const remotes = offsetsOf(shape.remoteSpans);
+    for (const [index, { offset: local }] of offsetsOf(shape.localSpans).entries()) {
+      const remote = remotes[index]?.offset ?? 0;
+      for (let at = 0; at < rows.length; at += 3) {
+        out[cursor] = local + (rows[at] as number);
+        out[cursor + 1] = remote + (rows[at + 1] as number);
+        out[cursor + 2] = rows[at + 2] as number;
+        cursor += 3;
+      }
+    }
+  }
+  return out;
 }
 
 interface Steps {
@@ -149,13 +172,8 @@ function offsetsOf(spans: readonly RegionSpan[]): Steps[] {
   );
 }
 
-function addEven(out: Runs, { rows }: Runs, local: number, remote: number): void {
-  for (let at = 0; at < rows.length; at += 3)
-    addRun(out, local + (rows[at] as number), remote + (rows[at + 1] as number), rows[at + 2] as number);
-}
-
 /** Lists with a row per part: neighbours there are the same part of neighbouring blocks. */
-function addUneven(out: Runs, { rows }: Runs, shape: BatchShape, local: Steps, remote: Steps): void {
+function addStepped(out: Runs, { rows }: Runs, shape: BatchShape, local: Steps, remote: Steps): void {
   const step = Math.max(shape.localParts, shape.remoteParts);
   const index = (part: number, parts: number, { offset, blockStep, partStep }: Steps) =>
     parts === 1 ? offset + part : offset + Math.floor(part / parts) * blockStep + (part % parts) * partStep;
