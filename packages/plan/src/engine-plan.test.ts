@@ -239,6 +239,15 @@ test("says which form a transfer has, and why", () => {
   expect(plan({ layout: "LBNHC" }, {}, { conversions: ["hnd-to-nhd"] }).form).toBe("permute");
 });
 
+test.each(["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"] as const)(
+  "layout %s: blocks are moved whole between equal ranks",
+  (layout) => {
+    const plan = buildEngineTransferPlan(samplePair(sampleRank({ layout }), sampleRank({ layout })));
+    expect(plan.form).toBe("copy");
+    expect(plan.uncovered).toBe(["LHBNC", "BHLNC"].includes(layout) ? "masked" : "zeroed");
+  },
+);
+
 test("large pieces are put in place at once, small ones by a pass", () => {
   const rank = (kernelBlockSize: number, cellBytes: number) =>
     sampleRank({ kernelBlockSize, blockLengthBytes: 4 * kernelBlockSize * cellBytes });

@@ -191,6 +191,16 @@ describe("state-space hybrids", () => {
     });
   });
 
+  test("131 kernel blocks in a logical one at TP 4, 261 at TP 1 (Nemotron hybrid 30B)", () => {
+    run({
+      groups: ["full", "mamba"],
+      caches: hybrid,
+      prefill: { tpSize: 4, perLogical: 131, logicalBlocks: 8 },
+      decode: { perLogical: 261, logicalBlocks: 6 },
+      numTokens: 3001,
+    });
+  });
+
   test("one projection (Mamba 1)", () => {
     const caches = [
       { name: "layer.0", groups: [0, 1], heads: 2, state: { projections: [128], recurrent: 64 } },
@@ -361,6 +371,29 @@ describe("groups", () => {
     const scene: Scene = { groups: ["mla", "circular"], caches, numTokens: 16 };
     const { made } = run(scene);
     expect(made[0]?.request.receivePass).toBeUndefined();
+  });
+
+  test("K and V in regions of their own", () => {
+    const caches = ["layer.0", "layer.1"].flatMap((name, layer): CacheSpec[] => [
+      { name: `${name}${layer}1`, groups: [0], heads: 4 },
+      { name: `${name}${layer}2`, groups: [0], heads: 4 },
+    ]);
+    run({ groups: ["full"], caches, prefill: { tpSize: 2 }, decode: { kernelTokens: 16 } });
+  });
+
+  test("blocks whose stride is larger than they are, on both sides", () => {
+    run({
+      groups: ["full"],
+      caches: dense,
+      prefill: { padding: 24, tpSize: 2 },
+      decode: { padding: 8, kernelTokens: 16 },
+    });
+    run({
+      groups: ["full", "mamba"],
+      caches: hybrid,
+      prefill: { padding: 24 },
+      decode: { padding: 8, perLogical: 2 },
+    });
   });
 
   test("regions in host and device memory: a list of each, and no rider", () => {
