@@ -32,6 +32,21 @@ export type { CacheKind, Piece, PieceContext, PiecePlace, SourcePosition } from 
 export { requireStatesFit } from "./kinds/mamba.js";
 export { cacheKind, cacheKindNames } from "./kinds/registry.js";
 export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./pair-checks.js";
+export {
+  type ProofRequest,
+  type ProveEngineOptions,
+  type ProveOptions,
+  proveEnginePlans,
+  provePlan,
+} from "./prove/prove-plan.js";
+export { sampleRequests } from "./prove/sample-requests.js";
+export {
+  PLAN_FAULT_KINDS,
+  type PlanFault,
+  type PlanFaultKind,
+  type PlanVerdict,
+  type ProofExtent,
+} from "./prove/verdict.js";
 export { applyReceivePass } from "./receive-pass.js";
 export { planRequest } from "./request-plan.js";
 export type {

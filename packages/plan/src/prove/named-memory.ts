@@ -1,0 +1,94 @@
+import { DESCRIPTOR_ROW, type DescriptorTable } from "@kv/interface";
+import type { RankGeometry } from "../geometry.js";
+import { fail } from "./verdict.js";
+
+/** Where a descriptor points, in the words of the rank that owns the memory. */
+export interface BlockPlace {
+  readonly region: number;
+  readonly block: number;
+  readonly offset: number;
+  readonly lengthBytes: number;
+}
+
+/** From a descriptor's index to the block it lies in, by nothing but the table's rows and the rank's own regions. */
+export interface NamedMemory {
+  readonly count: number;
+  place(id: number): BlockPlace;
+}
+
+interface Row {
+  readonly firstId: number;
+  readonly count: number;
+  readonly address: number;
+  readonly lengthBytes: number;
+  readonly stride: number;
+}
+
+/** `whose` is for messages: "local" or "remote rank 3". */
+export function namedMemory(whose: string, table: DescriptorTable, rank: RankGeometry): NamedMemory {
+  const rows: Row[] = [];
+  let count = 0;
+  for (let at = 0; at < table.rows.length; at += DESCRIPTOR_ROW) {
+    const [address = 0, lengthBytes = 0, , stride = 0, items = 0] = table.rows.subarray(
+      at,
+      at + DESCRIPTOR_ROW,
+    );
+    rows.push({ firstId: count, count: items, address, lengthBytes, stride });
+    count += items;
+  }
+  const ordered = [...rank.regions.entries()].sort(([, one], [, two]) => one.baseAddress - two.baseAddress);
+  // Ids come in long ascending stretches: the row and the region of the last one are tried first.
+  let lastRow = 0;
+  let lastRegion = 0;
+
+  function rowOf(id: number): Row {
+    const near = rows[lastRow];
+    if (near !== undefined && id >= near.firstId && id < near.firstId + near.count) return near;
+    let [low, high] = [0, rows.length - 1];
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if ((rows[middle] as Row).firstId <= id) low = middle;
+      else high = middle - 1;
+    }
+    const row = rows[low];
+    if (row === undefined || !Number.isInteger(id) || id < 0 || id >= row.firstId + row.count) {
+      fail("descriptor-outside", `${whose}: id ${id} is not among the ${count} descriptors of its table`, {
+        id,
+        count,
+      });
+    }
+    lastRow = low;
+    return row;
+  }
+
+  function place(id: number): BlockPlace {
+    const row = rowOf(id);
+    const address = row.address + (id - row.firstId) * row.stride;
+    const within = (index: number) => {
+      const region = rank.regions[index];
+      if (region === undefined || address < region.baseAddress) return undefined;
+      const from = address - region.baseAddress;
+      const block = Math.floor(from / region.blockStrideBytes);
+      const offset = from - block * region.blockStrideBytes;
+      const inside = block < region.numBlocks && offset + row.lengthBytes <= region.blockLengthBytes;
+      return inside ? { region: index, block, offset, lengthBytes: row.lengthBytes } : undefined;
+    };
+    const near = within(lastRegion);
+    if (near !== undefined) return near;
+    // Regions of one allocation may interleave (blocks outermost): every one that begins before may hold it.
+    for (const [index, region] of ordered) {
+      if (region.baseAddress > address) break;
+      const found = within(index);
+      if (found === undefined) continue;
+      lastRegion = index;
+      return found;
+    }
+    return fail(
+      "descriptor-outside",
+      `${whose}: descriptor ${id}, ${row.lengthBytes} bytes at ${address}, lies within no block of any region`,
+      { id, address, lengthBytes: row.lengthBytes },
+    );
+  }
+
+  return { count, place };
+}

@@ -1,0 +1,61 @@
+import type { EngineTransferPlan } from "../engine-plan-types.js";
+import type { RankGeometry } from "../geometry.js";
+import type { RequestBlocks } from "../request-plan-types.js";
+
+/** Logical blocks of the side with the larger ones, at most: enough for every pattern, few enough to be quick. */
+const BLOCKS = 24;
+
+/** Requests that show what a plan does: consecutive and scattered blocks up to the pool's ends, a partial last block, a prefix hit. */
+export function sampleRequests(plan: EngineTransferPlan): readonly { readonly blocks: RequestBlocks }[] {
+  const [localTokens, remoteTokens] = [logicalTokens(plan.local), logicalTokens(plan.remote)];
+  const [localPool, remotePool] = [poolOf(plan.local), poolOf(plan.remote)];
+  const groups = plan.groups.length;
+  const room = Math.min(
+    BLOCKS * Math.max(localTokens, remoteTokens),
+    Math.floor(localPool / groups) * localTokens,
+    Math.floor(remotePool / groups) * remoteTokens,
+  );
+  const tokens = [room, room - 1, Math.max(1, room - Math.ceil(localTokens / 2))];
+  return tokens.flatMap((numTokens) =>
+    [false, true].map((scattered) => {
+      const table = (pool: number, blockTokens: number) => (group: number) => {
+        const count = Math.ceil(numTokens / blockTokens);
+        return scattered ? fromTheEnd(pool, groups, group, count) : consecutive(groups, group, count, pool);
+      };
+      const locals = plan.groups.map((_, group) => table(localPool, localTokens)(group));
+      const remotes = plan.groups.map((_, group) => table(remotePool, remoteTokens)(group));
+      const computed = scattered ? Math.floor((locals[0]?.length ?? 0) / 3) : 0;
+      return {
+        blocks: {
+          localBlockIds: locals.map((ids) => ids.slice(computed)),
+          remoteBlockIds: remotes,
+          numTokens,
+          localComputedBlocks: locals.map(() => computed),
+        },
+      };
+    }),
+  );
+}
+
+function logicalTokens(rank: RankGeometry): number {
+  return rank.kernelBlockSize * rank.physicalBlocksPerLogical;
+}
+
+function poolOf(rank: RankGeometry): number {
+  return Math.floor(
+    Math.min(...rank.regions.map((region) => region.numBlocks)) / rank.physicalBlocksPerLogical,
+  );
+}
+
+/** Groups take disjoint parts of the pool: they may share regions. */
+function consecutive(groups: number, group: number, count: number, pool: number): number[] {
+  const first = Math.floor((group * pool) / groups);
+  return Array.from({ length: count }, (_, index) => first + index);
+}
+
+function fromTheEnd(pool: number, groups: number, group: number, count: number): number[] {
+  const own = Math.floor(pool / groups);
+  const step = Math.max(1, Math.floor(own / count));
+  const last = Math.floor(((group + 1) * pool) / groups) - 1;
+  return Array.from({ length: count }, (_, index) => last - index * step);
+}

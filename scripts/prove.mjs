@@ -1,0 +1,20 @@
+// npm run prove: the properties of @kv/plan and @kv/topology, many more cases than npm test draws. npm run prove -- --factor 50
+
+import { spawn } from "node:child_process";
+import { join } from "node:path";
+import { parseArgs } from "node:util";
+import { root } from "./setup.mjs";
+
+const { values } = parseArgs({ options: { factor: { type: "string", default: "50" } } });
+if (!(Number(values.factor) > 0)) {
+  console.error(`--factor is ${JSON.stringify(values.factor)}, not a number above 0`);
+  process.exit(2);
+}
+const args = ["run", "--config", "tools/long/vitest.config.ts", "packages/plan", "packages/topology"];
+spawn(join(root, "node_modules/.bin/vitest"), args, {
+  cwd: root,
+  stdio: "inherit",
+  env: { ...process.env, KV_PROPERTY_FACTOR: values.factor },
+}).on("close", (code) => {
+  process.exitCode = code ?? 1;
+});
