@@ -5,6 +5,9 @@ export {
   logicalToKernelBlockIds,
   mapBlockIdsForBlockSizeRatio,
 } from "./block-ids.js";
+export { diffPlans, type PlanDifference } from "./data/plan-diff.js";
+export { hashPlan, planFromDocument, planToDocument } from "./data/plan-document.js";
+export { PLAN_DOCUMENT_VERSION, type PlanDocument, planDocumentSchema } from "./data/plan-schema.js";
 export { computeDescriptorIds, type DescriptorIdOptions } from "./descriptor-ids.js";
 export { type BuildPlanOptions, buildEngineTransferPlan } from "./engine-plan.js";
 export type {

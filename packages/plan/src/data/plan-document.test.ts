@@ -1,0 +1,125 @@
+import { createHash } from "node:crypto";
+import { KvError } from "@kv/interface";
+import fc from "fast-check";
+import { expect, test } from "vitest";
+import { build, likelyScene, requestOf } from "../../test/proof-scenes.js";
+import { buildEngineTransferPlan } from "../engine-plan.js";
+import {
+  diffPlans,
+  hashPlan,
+  planFromDocument,
+  planRequest,
+  planToDocument,
+  proveEnginePlans,
+} from "../index.js";
+import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { canonicalJson } from "./canonical-json.js";
+import { sha256Hex } from "./sha256.js";
+
+const plan = buildEngineTransferPlan(samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank()));
+const roundTrip = (given: typeof plan) => planFromDocument(JSON.parse(JSON.stringify(planToDocument(given))));
+
+test("a plan that went through JSON is the same plan, does the same and is proven", () => {
+  const refused = { count: 0 };
+  fc.assert(
+    fc.property(likelyScene, (scene) => {
+      let built: ReturnType<typeof build>;
+      try {
+        built = build(scene);
+      } catch (error) {
+        expect(KvError.is(error)).toBe(true);
+        refused.count += 1;
+        return;
+      }
+      const read = built.plans.map(roundTrip);
+      expect(read.map((one) => planToDocument(one))).toEqual(built.plans.map((one) => planToDocument(one)));
+      const blocks = requestOf(scene);
+      for (const [index, one] of read.entries()) {
+        expect(planRequest(one, blocks)).toEqual(planRequest(built.plans[index] as typeof plan, blocks));
+      }
+      const options = { remotes: built.prefill, numKvHeads: scene.numKvHeads, requests: [{ blocks }] };
+      expect(proveEnginePlans(read, options).proven).toBe(true);
+    }),
+    { numRuns: 100 },
+  );
+  expect(refused.count).toBeLessThan(90);
+});
+
+test("the hash is SHA-256 of canonical JSON, and does not depend on the order of members", () => {
+  const document = planToDocument(plan);
+  const expected = createHash("sha256").update(canonicalJson(document)).digest("hex");
+  expect(hashPlan(plan)).toBe(expected);
+  const reversed = Object.fromEntries(Object.entries(document).reverse());
+  expect(hashPlan(planFromDocument(reversed))).toBe(expected);
+  expect(canonicalJson({ b: 1, a: [undefined === null, "é"], c: undefined })).toBe('{"a":[false,"é"],"b":1}');
+});
+
+test.each(["", "abc", "é".repeat(40), "x".repeat(55), "x".repeat(56), "x".repeat(64), "y".repeat(1000)])(
+  "SHA-256 of %j",
+  (text) => {
+    expect(sha256Hex(text)).toBe(createHash("sha256").update(text).digest("hex"));
+  },
+);
+
+test("without addresses two runs of one deployment have one hash, and no other difference", () => {
+  const moved = sampleRank({ kernelBlockSize: 32 });
+  const again = buildEngineTransferPlan(
+    samplePair(
+      {
+        ...moved,
+        deviceId: 1,
+        regions: moved.regions.map((region) => ({ ...region, baseAddress: region.baseAddress + 4096 })),
+      },
+      sampleRank(),
+    ),
+  );
+  expect(hashPlan(again)).not.toBe(hashPlan(plan));
+  expect(hashPlan(again, { addresses: false })).toBe(hashPlan(plan, { addresses: false }));
+  expect(diffPlans(plan, again, { addresses: false })).toEqual([]);
+  const paths = diffPlans(plan, again).map((difference) => difference.path);
+  expect(paths).toContain("local.regions.layer.0.baseAddress");
+  expect(paths).toContain("local.deviceId");
+  expect(paths).toContain("sources.0.localTable.rows.0.0");
+});
+
+test("a difference names the member and both values", () => {
+  const other = buildEngineTransferPlan({
+    ...samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank()),
+    masksUncovered: true,
+  });
+  expect(diffPlans(plan, other)).toEqual([{ path: "uncovered", one: "zeroed", other: "masked" }]);
+  const fewer = sampleRank();
+  const cut = buildEngineTransferPlan(
+    samplePair({ ...fewer, regions: fewer.regions.slice(1) }, { ...fewer, regions: fewer.regions.slice(1) }),
+  );
+  const differences = diffPlans(buildEngineTransferPlan(samplePair()), cut, { addresses: false });
+  expect(differences.map(({ path }) => path)).toContain("local.regions.layer.0");
+  expect(differences.map(({ path }) => path)).not.toContain("local.regions.layer.1.name");
+  expect(diffPlans(plan, cut, { limit: 2 })).toHaveLength(2);
+});
+
+test.each<[string, (document: Record<string, unknown>) => void, RegExp]>([
+  ["another version", (document) => Object.assign(document, { version: 7 }), /version 7.*version 1/],
+  ["no version", (document) => Object.assign(document, { version: undefined }), /version/],
+  ["an unknown member", (document) => Object.assign(document, { more: 1 }), /more/],
+  ["a form that is none", (document) => Object.assign(document, { form: "guess" }), /form/],
+  [
+    "an address that is not exact",
+    (document) => Object.assign(document.local as object, { deviceId: 2 ** 60 }),
+    /local.deviceId/,
+  ],
+  [
+    "a short row",
+    (document) => (document.sources as { localTable: { rows: number[][] } }[])[0]?.localTable.rows[0]?.pop(),
+    /rows\.0/,
+  ],
+])("refuses %s", (_what, spoil, message) => {
+  const document = JSON.parse(JSON.stringify(planToDocument(plan))) as Record<string, unknown>;
+  spoil(document);
+  expect(() => planFromDocument(document)).toThrow(message);
+  expect(() => planFromDocument(document)).toThrow(expect.objectContaining({ code: "KV_PLAN_INVALID" }));
+});
+
+test.each([null, undefined, 1, "plan", []])("refuses %j", (value) => {
+  expect(() => planFromDocument(value)).toThrow(expect.objectContaining({ code: "KV_PLAN_INVALID" }));
+});
