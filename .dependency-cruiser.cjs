@@ -31,7 +31,7 @@ module.exports = {
     {
       name: "pure-packages-have-no-node-builtins",
       severity: "error",
-      from: { path: `^packages/(${PURE.join("|")})/src/(?!.*\\.test\\.ts$|cli\\.ts$)` },
+      from: { path: `^packages/(${PURE.join("|")})/src/(?!.*\\.test\\.ts$|cli\\.ts$|cli/)` },
       to: { dependencyTypes: ["core"] },
     },
     {

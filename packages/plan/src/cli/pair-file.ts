@@ -4,8 +4,7 @@ import { regionSchema } from "../data/geometry-schema.js";
 import { describeIssues } from "../data/issues.js";
 import type { RankGeometry } from "../geometry.js";
 import type { Pair } from "./pair.js";
-
-const REGION_SPACING_BYTES = 2 ** 36;
+import { placeRegions } from "./place-regions.js";
 
 /** A region that does not say where it is lies where nothing else does. */
 const region = regionSchema.partial({
@@ -57,31 +56,32 @@ export function pairFromFile(name: string, value: unknown): Pair {
     numKvHeads,
     groups,
     windowTokens: groups.map((_, index) => windowTokens[index] ?? undefined),
-    prefill: ranksOf(prefill, 0),
-    decode: ranksOf(decode, 1),
+    prefill: ranksOf(prefill),
+    decode: ranksOf(decode),
     assumed: [],
   };
 }
 
-function ranksOf(given: z.infer<typeof engine>, side: number): RankGeometry[] {
-  return Array.from({ length: given.tpSize }, (_, tpRank) => ({
-    tpRank,
-    tpSize: given.tpSize,
-    ...(given.dcpSize === undefined ? {} : { dcpSize: given.dcpSize }),
-    kernelBlockSize: given.kernelBlockSize,
-    physicalBlocksPerLogical: given.physicalBlocksPerLogical,
-    layout: given.layout,
-    attentionBackend: given.attentionBackend,
-    deviceId: tpRank,
-    regions: given.regions.map((one, index) => ({
-      name: one.name,
-      baseAddress:
-        one.baseAddress ?? ((side * 4096 + tpRank) * given.regions.length + index + 1) * REGION_SPACING_BYTES,
-      numBlocks: one.numBlocks,
-      blockLengthBytes: one.blockLengthBytes,
-      blockStrideBytes: one.blockStrideBytes ?? one.blockLengthBytes,
-      groupId: one.groupId ?? 0,
-      memoryType: one.memoryType ?? "VRAM",
-    })),
-  }));
+function ranksOf(given: z.infer<typeof engine>): RankGeometry[] {
+  return Array.from({ length: given.tpSize }, (_, tpRank) =>
+    placeRegions({
+      tpRank,
+      tpSize: given.tpSize,
+      ...(given.dcpSize === undefined ? {} : { dcpSize: given.dcpSize }),
+      kernelBlockSize: given.kernelBlockSize,
+      physicalBlocksPerLogical: given.physicalBlocksPerLogical,
+      layout: given.layout,
+      attentionBackend: given.attentionBackend,
+      deviceId: tpRank,
+      regions: given.regions.map((one) => ({
+        name: one.name,
+        baseAddress: one.baseAddress,
+        numBlocks: one.numBlocks,
+        blockLengthBytes: one.blockLengthBytes,
+        blockStrideBytes: one.blockStrideBytes ?? one.blockLengthBytes,
+        groupId: one.groupId ?? 0,
+        memoryType: one.memoryType ?? "VRAM",
+      })),
+    }),
+  );
 }

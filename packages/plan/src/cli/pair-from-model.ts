@@ -2,9 +2,7 @@ import { KvError } from "@kv/interface";
 import type { RankGeometry, RegionGeometry } from "../geometry.js";
 import { groupLayers, type LayerGroup, type ModelShape } from "./model-shape.js";
 import type { EngineSettings, Pair } from "./pair.js";
-
-/** Regions begin at addresses of their own: a plan without engines has none that mean anything. */
-const REGION_SPACING_BYTES = 2 ** 36;
+import { placeRegions } from "./place-regions.js";
 
 export interface PairFromModelOptions {
   readonly title: string;
@@ -34,30 +32,32 @@ export function pairFromModels(options: PairFromModelOptions): Pair {
     numKvHeads: decodeModel.numKvHeads,
     groups: mine.map((group) => group.kind),
     windowTokens: mine.map((group) => group.layers[0]?.windowTokens),
-    prefill: ranks(theirs, options.prefill, 0),
-    decode: ranks(mine, options.decode, 1),
+    prefill: ranks(theirs, options.prefill),
+    decode: ranks(mine, options.decode),
     assumed,
   };
 }
 
-function ranks(groups: readonly LayerGroup[], settings: EngineSettings, engine: number): RankGeometry[] {
+function ranks(groups: readonly LayerGroup[], settings: EngineSettings): RankGeometry[] {
   const regions = regionsOf(groups, settings);
-  return Array.from({ length: settings.tpSize }, (_, tpRank) => ({
-    tpRank,
-    tpSize: settings.tpSize,
-    kernelBlockSize: settings.kernelBlockSize,
-    physicalBlocksPerLogical: settings.blockSize / settings.kernelBlockSize,
-    layout: settings.layout,
-    attentionBackend: settings.attentionBackend,
-    deviceId: tpRank,
-    regions: regions.map((region, index) => ({
-      ...region,
-      baseAddress: ((engine * settings.tpSize + tpRank) * regions.length + index + 1) * REGION_SPACING_BYTES,
-    })),
-  }));
+  return Array.from({ length: settings.tpSize }, (_, tpRank) =>
+    placeRegions({
+      tpRank,
+      tpSize: settings.tpSize,
+      kernelBlockSize: settings.kernelBlockSize,
+      physicalBlocksPerLogical: settings.blockSize / settings.kernelBlockSize,
+      layout: settings.layout,
+      attentionBackend: settings.attentionBackend,
+      deviceId: tpRank,
+      regions,
+    }),
+  );
 }
 
-function regionsOf(groups: readonly LayerGroup[], settings: EngineSettings): RegionGeometry[] {
+function regionsOf(
+  groups: readonly LayerGroup[],
+  settings: EngineSettings,
+): Omit<RegionGeometry, "baseAddress">[] {
   const most = Math.max(...groups.map((group) => group.layers.length));
   const perLogical = settings.blockSize / settings.kernelBlockSize;
   return Array.from({ length: most }, (_, index) => {
@@ -77,7 +77,6 @@ function regionsOf(groups: readonly LayerGroup[], settings: EngineSettings): Reg
     }
     return {
       name: layers.find((layer) => layer !== undefined)?.name ?? `region ${index}`,
-      baseAddress: 0,
       numBlocks: settings.numBlocks * perLogical,
       blockLengthBytes: first,
       blockStrideBytes: first,

@@ -1,0 +1,206 @@
+import { KvError } from "@kv/interface";
+import { handshakeTargetRanks } from "@kv/topology";
+import { hashPlan } from "../data/plan-document.js";
+import { buildEngineTransferPlan } from "../engine-plan.js";
+import type { EngineTransferPlan, ReceiveConversion } from "../engine-plan-types.js";
+import type { RankGeometry } from "../geometry.js";
+import { headsOfRank } from "../prove/block-meaning.js";
+import { proveEnginePlans } from "../prove/prove-plan.js";
+import { planRequest } from "../request-plan.js";
+import type { RequestPlan } from "../request-plan-types.js";
+import { blockReports } from "./block-reports.js";
+import type { Pair } from "./pair.js";
+import {
+  type EngineReport,
+  type PairReport,
+  type RankReport,
+  REPORT_VERSION,
+  type ReadReport,
+} from "./report.js";
+import { type RequestSettings, requestOf } from "./sample-request.js";
+import { whatWouldWork } from "./what-would-work.js";
+
+export interface AnalyseOptions extends RequestSettings {
+  readonly bandwidthGBps: number;
+  readonly conversions: readonly ReceiveConversion[];
+  readonly masksUncovered: boolean;
+}
+
+/** The plans of all decode ranks of a pair. Throws what the planner throws. */
+export function plansOf(
+  pair: Pair,
+  options: Pick<AnalyseOptions, "conversions" | "masksUncovered">,
+): EngineTransferPlan[] {
+  return pair.decode.map((local) => {
+    const [remote] = pair.prefill;
+    const asked = handshakeTargetRanks({
+      tpRank: local.tpRank,
+      tpSize: local.tpSize,
+      remoteTpSize: remote?.tpSize ?? 1,
+      dcpSize: local.dcpSize ?? 1,
+      remoteDcpSize: remote?.dcpSize ?? 1,
+    });
+    return buildEngineTransferPlan({
+      local,
+      remotes: asked.flatMap((rank) => pair.prefill[rank] ?? []),
+      numKvHeads: pair.numKvHeads,
+      groups: pair.groups,
+      conversions: options.conversions,
+      masksUncovered: options.masksUncovered,
+    });
+  });
+}
+
+/** Plans the pair and a sample request, and proves both; a refusal is a report as well. Errors: those that are no refusal. */
+export function analysePair(pair: Pair, options: AnalyseOptions): PairReport {
+  try {
+    return planned(pair, options);
+  } catch (error) {
+    if (!KvError.is(error) || error.code === "KV_INTERNAL") throw error;
+    return {
+      version: REPORT_VERSION,
+      outcome: "refused",
+      title: pair.title,
+      code: error.code,
+      reason: error.message,
+      hint: error.hint ?? null,
+      details: error.details,
+      wouldWork: whatWouldWork(pair, (other) => {
+        plansOf(other, options);
+      }),
+      assumed: pair.assumed,
+    };
+  }
+}
+
+function planned(pair: Pair, options: AnalyseOptions): PairReport {
+  const plans = plansOf(pair, options);
+  const [first] = plans;
+  const blocks = requestOf(pair, options);
+  if (first === undefined || blocks === undefined) {
+    throw new KvError(
+      "KV_BLOCKS_OUT_OF_RANGE",
+      `the pools are too small for a request of ${options.numTokens} tokens`,
+      {
+        hint: "give fewer --tokens, or more --num-blocks",
+      },
+    );
+  }
+  const requests = plans.map((plan) => planRequest(plan, blocks));
+  const ranks = plans.map((plan, index) => rankReport(pair, plan, requests[index] as RequestPlan));
+  const sum = (of: (read: ReadReport) => number) =>
+    ranks.reduce((all, rank) => all + rank.reads.reduce((one, read) => one + of(read), 0), 0);
+  const largest = Math.max(0, ...ranks.map((rank) => rank.lengthBytes));
+  const shown = plans.map((plan, index) =>
+    blockReports(plan, pair.prefill, blocks, requests[index] as RequestPlan),
+  );
+  return {
+    version: REPORT_VERSION,
+    outcome: "planned",
+    title: pair.title,
+    groups: pair.groups,
+    numKvHeads: pair.numKvHeads,
+    prefill: engineReport(pair.prefill),
+    decode: engineReport(pair.decode),
+    form: first.form,
+    blockSizeRatio: first.blockSizeRatio,
+    blockOrder: first.blockOrder,
+    uncovered: first.uncovered,
+    conversions: first.conversions,
+    request: {
+      numTokens: options.numTokens,
+      computedBlocks: options.computedBlocks,
+      pool: options.pool,
+      lengthBytes: sum((read) => read.lengthBytes),
+      descriptors: sum((read) => read.descriptors),
+      merged: sum((read) => read.merged),
+      transferMs: largest / (options.bandwidthGBps * 1e6),
+      bandwidthGBps: options.bandwidthGBps,
+    },
+    ranks,
+    notifications: pair.prefill.map(({ tpRank }) => {
+      const from = plans.flatMap((plan, index) =>
+        told(requests[index] as RequestPlan).includes(tpRank) ? [plan] : [],
+      );
+      return {
+        prefillRank: tpRank,
+        awaits: from[0]?.localConsumers ?? 0,
+        from: from.map((plan) => plan.local.tpRank),
+      };
+    }),
+    blocks: shown.flatMap((rank) => rank.reports),
+    blocksLeftOut: shown.reduce((all, rank) => all + rank.leftOut, 0),
+    proof: proveEnginePlans(plans, {
+      remotes: pair.prefill,
+      numKvHeads: pair.numKvHeads,
+      requests: [{ blocks, plans: requests }],
+    }),
+    assumed: pair.assumed,
+  };
+}
+
+function told(request: RequestPlan): readonly number[] {
+  return [...request.reads.map((read) => read.remoteRank), ...request.notifyRanks];
+}
+
+function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan): RankReport {
+  const passes = request.receivePass?.groups ?? [];
+  const kind = pair.groups[0] ?? "full";
+  const mine = range(headsOfRank(plan.local, pair.numKvHeads, kind));
+  return {
+    decodeRank: plan.local.tpRank,
+    heads: mine,
+    reads: request.reads.map((read): ReadReport => {
+      const remote = pair.prefill[read.remoteRank] as RankGeometry;
+      const theirs = range(headsOfRank(remote, pair.numKvHeads, kind));
+      return {
+        prefillRank: read.remoteRank,
+        groups: plan.sources[read.sourceIndex]?.groups ?? [],
+        heads: [Math.max(mine[0], theirs[0]), Math.min(mine[1], theirs[1])],
+        layers: plan.local.regions.length,
+        lengthBytes: read.lengthBytes,
+        descriptors: read.localIds.length,
+        merged: runsOf(read.localIds, read.remoteIds),
+      };
+    }),
+    notifyOnly: request.notifyRanks,
+    lengthBytes: request.lengthBytes,
+    permutedBlocks: passes.reduce((sum, group) => sum + group.permuteBlockIds.length, 0),
+    zeroedBlocks: passes.reduce(
+      (sum, group) => sum + group.zeroBlockIds.length + (group.partialBlock === undefined ? 0 : 1),
+      0,
+    ),
+    planHash: hashPlan(plan),
+  };
+}
+
+/** Pairs that go on where the pair before ended, on both sides, count as one. */
+function runsOf(localIds: Int32Array, remoteIds: Int32Array): number {
+  let runs = localIds.length === 0 ? 0 : 1;
+  for (let index = 1; index < localIds.length; index++) {
+    const goesOn =
+      localIds[index] === (localIds[index - 1] ?? 0) + 1 &&
+      remoteIds[index] === (remoteIds[index - 1] ?? 0) + 1;
+    if (!goesOn) runs += 1;
+  }
+  return runs;
+}
+
+function range({ begin, size }: { begin: number; size: number }): readonly [number, number] {
+  return [begin, begin + size];
+}
+
+function engineReport(ranks: readonly RankGeometry[]): EngineReport {
+  const [rank] = ranks;
+  if (rank === undefined) throw new KvError("KV_PLAN_INVALID", "an engine has at least one rank");
+  return {
+    tpSize: rank.tpSize,
+    kernelBlockSize: rank.kernelBlockSize,
+    blockSize: rank.kernelBlockSize * rank.physicalBlocksPerLogical,
+    layout: rank.layout,
+    attentionBackend: rank.attentionBackend,
+    regions: rank.regions.length,
+    numBlocks: Math.min(...rank.regions.map((region) => region.numBlocks)),
+    bytesPerRank: rank.regions.reduce((sum, region) => sum + region.numBlocks * region.blockStrideBytes, 0),
+  };
+}

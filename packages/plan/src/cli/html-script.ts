@@ -1,0 +1,111 @@
+/**
+ * What the page does, as text: it runs in a browser and is bundled with nothing. Everything that is shown goes in as text, never as markup,
+ * since names in a report may come from a peer.
+ */
+export const PAGE_SCRIPT = `
+"use strict";
+const report = JSON.parse(document.getElementById("report").textContent);
+const make = (tag, attributes, ...children) => {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) element.setAttribute(name, value);
+  element.append(...children.map(String));
+  return element;
+};
+const rows = (head, lines) => {
+  const table = document.createElement("table");
+  const line = (cells, tag) => {
+    const row = document.createElement("tr");
+    for (const cell of cells) row.append(cell instanceof Node ? cell : make(tag, {}, cell));
+    return row;
+  };
+  table.append(line(head, "th"), ...lines.map((cells) => line(cells, "td")));
+  return table;
+};
+const colour = (rank) => "hsl(" + Math.round((rank * 137.508) % 360) + " 60% 45%)";
+const latent = report.groups.every((kind) => kind === "mla");
+const heads = ([begin, end]) => (latent ? "latent" : end - begin === 1 ? String(begin) : begin + "-" + (end - 1));
+const panel = (id) => {
+  const element = document.getElementById(id);
+  element.replaceChildren();
+  return element;
+};
+const choose = (button) => {
+  for (const other of button.parentElement.querySelectorAll("button")) other.removeAttribute("aria-pressed");
+  button.setAttribute("aria-pressed", "true");
+};
+
+function showDecodeRank(number) {
+  const rank = report.ranks.find((one) => one.decodeRank === number);
+  const detail = panel("detail");
+  detail.append(make("h2", {}, "Decode rank " + number + ", heads " + heads(rank.heads)));
+  detail.append(rows(
+    ["reads", "heads", "regions", "bytes", "descriptors", "merged"],
+    rank.reads.map((read) => ["P" + read.prefillRank, heads(read.heads), read.layers, read.lengthBytes, read.descriptors, read.merged]),
+  ));
+  if (rank.notifyOnly.length > 0)
+    detail.append(make("p", {}, "Only notifies " + rank.notifyOnly.map((one) => "P" + one).join(", ") + "."));
+  detail.append(make("h3", {}, "Blocks of the request"));
+  const blocks = make("div", { id: "blocks", class: "choices" });
+  for (const block of report.blocks.filter((one) => one.decodeRank === number)) {
+    const name = (report.groups.length > 1 ? "group " + block.group + ": " : "") + "block " + block.block;
+    const button = make("button", { "data-block": block.block, "data-group": block.group, type: "button" }, name);
+    button.addEventListener("click", () => { choose(button); showBlock(block); });
+    blocks.append(button);
+  }
+  detail.append(blocks, make("div", { id: "block" }));
+}
+
+function showBlock(block) {
+  const detail = panel("block");
+  detail.append(make("h3", {}, "Block " + block.block + ", tokens from " + block.firstToken));
+  const bar = make("div", { class: "bar" });
+  for (const piece of block.pieces) {
+    const part = make("div", { class: "piece", title: "P" + piece.prefillRank + " block " + piece.remoteBlock });
+    part.style.left = (100 * piece.offset) / block.lengthBytes + "%";
+    part.style.width = (100 * piece.lengthBytes) / block.lengthBytes + "%";
+    part.style.background = colour(piece.prefillRank);
+    bar.append(part);
+  }
+  detail.append(bar);
+  const table = rows(
+    ["bytes of this block", "from", "its block", "its bytes"],
+    block.pieces.map((piece) => [
+      piece.offset + " to " + (piece.offset + piece.lengthBytes),
+      "P" + piece.prefillRank,
+      piece.remoteBlock,
+      piece.remoteOffset + " to " + (piece.remoteOffset + piece.lengthBytes),
+    ]),
+  );
+  table.id = "pieces";
+  detail.append(table);
+  if (block.pieces.length === 0) detail.append(make("p", {}, "No transfer reaches this block."));
+  if (block.permuted) detail.append(make("p", {}, "The receive pass then puts its heads and tokens in order."));
+  if (block.zeroFrom !== null) detail.append(make("p", {}, "The receive pass zeroes it from its token " + block.zeroFrom + " on."));
+}
+
+function showPrefillRank(number) {
+  const detail = panel("detail");
+  const notice = report.notifications.find((one) => one.prefillRank === number);
+  detail.append(make("h2", {}, "Prefill rank " + number));
+  detail.append(make("p", {}, "Waits for " + notice.awaits + " notifications; they come from " +
+    (notice.from.map((one) => "D" + one).join(", ") || "nobody") + "."));
+  const readers = report.ranks.flatMap((rank) => rank.reads
+    .filter((read) => read.prefillRank === number)
+    .map((read) => ["D" + rank.decodeRank, heads(read.heads), read.lengthBytes]));
+  detail.append(rows(["read by", "heads", "bytes"], readers));
+}
+
+const ranks = document.getElementById("ranks");
+for (const { prefillRank } of report.notifications || []) {
+  const button = make("button", { "data-prefill-rank": prefillRank, type: "button" }, "P" + prefillRank);
+  button.style.borderColor = colour(prefillRank);
+  button.addEventListener("click", () => { choose(button); showPrefillRank(prefillRank); });
+  ranks.append(button);
+}
+for (const { decodeRank } of report.ranks || []) {
+  const button = make("button", { "data-decode-rank": decodeRank, type: "button" }, "D" + decodeRank);
+  button.addEventListener("click", () => { choose(button); showDecodeRank(decodeRank); });
+  ranks.append(button);
+}
+document.body.dataset.ready = "true";
+`;

@@ -1,0 +1,147 @@
+import { KV_CACHE_LAYOUTS, type KvCacheLayout, KvError } from "@kv/interface";
+import { Command, InvalidArgumentError, Option } from "commander";
+import type { PoolState } from "./sample-request.js";
+
+/** What the command line says; a pair is prefill, then decode. */
+export interface CliOptions {
+  readonly file?: string;
+  readonly config: readonly string[];
+  readonly from: readonly string[];
+  readonly tp: readonly number[];
+  readonly blockSize: readonly number[];
+  readonly kernelBlockSize: readonly number[];
+  readonly layout: readonly KvCacheLayout[];
+  readonly backend: readonly string[];
+  readonly numBlocks: readonly number[];
+  readonly kvHeads?: number;
+  readonly headSize?: number;
+  readonly layers?: number;
+  readonly mla: boolean;
+  readonly kvCacheDtype: string;
+  readonly groups: readonly string[];
+  readonly tokens: number;
+  readonly computed: number;
+  readonly pool: PoolState;
+  readonly bandwidth: number;
+  readonly permute: boolean;
+  readonly repack: boolean;
+  readonly masked: boolean;
+  readonly timeout: number;
+  readonly json: boolean;
+  readonly mermaid: boolean;
+  readonly svg: boolean;
+  readonly html: boolean;
+  readonly plans: boolean;
+  readonly out?: string;
+}
+
+/** The older names of two layouts, as vLLM's flag has them. */
+const LAYOUT_NAMES: Readonly<Record<string, KvCacheLayout>> = { HND: "LBHNC", NHD: "LBNHC" };
+
+/** The command with its options; an action is added by the caller. */
+export function command(): Command {
+  return new Command("kv-plan")
+    .description(
+      "Show how the KV cache of prefill ranks gets to decode ranks: who reads what of whom, in how many pieces, and whether that is right.\n" +
+        "What engines differ in is given twice: first for prefill, then for decode.",
+    )
+    .option("--file <pair.json>", "read the pair from a file")
+    .option("--config <config.json>", "the model's config.json from Hugging Face; once or twice", collect, [])
+    .option("--from <host:port>", "ask a live engine's side channel for its rank (0, 0); twice", collect, [])
+    .option("--tp <size>", "tensor parallel size; once or twice", collectIntegers, [])
+    .option("--block-size <tokens>", "tokens in a block; once or twice (default 16)", collectIntegers, [])
+    .option(
+      "--kernel-block-size <tokens>",
+      "tokens in a kernel block (default: --block-size)",
+      collectIntegers,
+      [],
+    )
+    .option(
+      "--layout <name>",
+      `HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")} (default HND)`,
+      collectLayouts,
+      [],
+    )
+    .option("--backend <name>", "attention backend (default FLASH_ATTN)", collect, [])
+    .option("--num-blocks <count>", "blocks of a rank (default 10000)", collectIntegers, [])
+    .option("--kv-heads <count>", "KV heads of the model, without a config", integer)
+    .option("--head-size <elements>", "elements of a head, without a config", integer)
+    .option("--layers <count>", "layers with a cache, without a config", integer)
+    .option("--mla", "the model has multi-head latent attention: --head-size is its latent vector", false)
+    .option("--kv-cache-dtype <name>", "auto, bfloat16, float16, float32, fp8", "auto")
+    .option("--groups <kinds>", "kinds of the KV cache groups of live engines, such as full,swa", list, [])
+    .option("--tokens <count>", "length of the sample request", integer, 2048)
+    .option("--computed <blocks>", "decode blocks that a prefix hit supplies", natural, 0)
+    .addOption(
+      new Option("--pool <state>", "how block tables look")
+        .choices(["consecutive", "fragmented"])
+        .default("consecutive"),
+    )
+    .option("--bandwidth <GB/s>", "of one rank's link", positive, 25)
+    .option("--permute", "allow the conversion of HND to NHD (vLLM: enable_permute_local_kv)", false)
+    .option(
+      "--repack",
+      "allow attention backends that differ: the engine repacks the inside of a head",
+      false,
+    )
+    .option("--masked", "the engine masks tokens beyond the last, nothing is zeroed", false)
+    .option("--timeout <ms>", "for each live engine", integer, 5000)
+    .option("--json", "print the report as JSON", false)
+    .option("--mermaid", "print a Mermaid flow chart", false)
+    .option("--svg", "print an SVG", false)
+    .option("--html", "print one self-contained page", false)
+    .option("--plans", "print the plans of all decode ranks as JSON, one a line", false)
+    .option("--out <file>", "write to a file instead of the terminal")
+    .allowExcessArguments(false);
+}
+
+/** The value for prefill and the one for decode. Errors: `KV_CONFIG_INVALID` when more than two are given. */
+export function both<T>(flag: string, values: readonly T[], fallback: T): readonly [T, T] {
+  if (values.length > 2) {
+    throw new KvError("KV_CONFIG_INVALID", `${flag} is given ${values.length} times`, {
+      hint: "once for both engines, or twice: for prefill, then for decode",
+    });
+  }
+  const [prefill = fallback, decode = prefill] = values;
+  return [prefill, decode];
+}
+
+function collect(value: string, before: readonly string[]): readonly string[] {
+  return [...before, value];
+}
+
+function collectIntegers(value: string, before: readonly number[]): readonly number[] {
+  return [...before, ...value.split(",").map(integer)];
+}
+
+function collectLayouts(value: string, before: readonly KvCacheLayout[]): readonly KvCacheLayout[] {
+  const layout = LAYOUT_NAMES[value] ?? KV_CACHE_LAYOUTS.find((known) => known === value);
+  if (layout === undefined)
+    throw new InvalidArgumentError(`HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}`);
+  return [...before, layout];
+}
+
+function list(value: string): readonly string[] {
+  return value.split(",");
+}
+
+function integer(value: string): number {
+  return atLeast(1, value);
+}
+
+function natural(value: string): number {
+  return atLeast(0, value);
+}
+
+function atLeast(minimum: number, value: string): number {
+  const number = Number(value);
+  if (!/^\d{1,9}$/.test(value) || number < minimum)
+    throw new InvalidArgumentError(`a whole number from ${minimum} to 999999999`);
+  return number;
+}
+
+function positive(value: string): number {
+  const number = Number(value);
+  if (!(number > 0 && Number.isFinite(number))) throw new InvalidArgumentError("a number above 0");
+  return number;
+}

@@ -1,0 +1,33 @@
+/** "512 B", "1.5 MiB": three digits. */
+export function showBytes(bytes: number): string {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let value = bytes;
+  let unit = 0;
+  while (value >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${Number(value.toPrecision(3))} ${units[unit]}`;
+}
+
+/** "3 heads" or "1 head". */
+export function counted(count: number, one: string, many = `${one}s`): string {
+  return `${count} ${count === 1 ? one : many}`;
+}
+
+/** "0-3, 5" for 0, 1, 2, 3, 5. */
+export function showRanks(ranks: readonly number[]): string {
+  const parts: string[] = [];
+  for (let at = 0; at < ranks.length; ) {
+    let end = at;
+    while (ranks[end + 1] === (ranks[end] ?? 0) + 1) end += 1;
+    parts.push(end === at ? `${ranks[at]}` : `${ranks[at]}-${ranks[end]}`);
+    at = end + 1;
+  }
+  return parts.length === 0 ? "-" : parts.join(", ");
+}
+
+/** Heads as "0-3", or "latent" where there is nothing to count. */
+export function showHeads([begin, end]: readonly [number, number]): string {
+  return end - begin === 1 ? `${begin}` : `${begin}-${end - 1}`;
+}

@@ -1,0 +1,131 @@
+import { counted, showBytes, showHeads } from "./quantities.js";
+import type { EngineReport, PairReport, PlanReport, RefusalReport } from "./report.js";
+
+/** The report for a terminal: plain lines, no colour. */
+export function renderText(report: PairReport): string {
+  return `${(report.outcome === "planned" ? planned(report) : refused(report)).join("\n")}\n`;
+}
+
+function planned(report: PlanReport): string[] {
+  const { request } = report;
+  const isMla = report.groups.every((kind) => kind === "mla");
+  const heads = (range: readonly [number, number]) => (isMla ? "latent" : showHeads(range));
+  const rows = report.ranks.flatMap((rank) => {
+    if (rank.reads.length === 0)
+      return [[`D${rank.decodeRank}`, heads(rank.heads), "-", "-", "-", "-", "-", "-"]];
+    return rank.reads.map((read) => [
+      `D${rank.decodeRank}`,
+      heads(rank.heads),
+      `P${read.prefillRank}`,
+      heads(read.heads),
+      `${read.layers}`,
+      showBytes(read.lengthBytes),
+      `${read.descriptors}`,
+      `${read.merged}`,
+    ]);
+  });
+  const notices = report.notifications.map((notice) => [
+    `P${notice.prefillRank}`,
+    `${notice.awaits}`,
+    notice.from.length === 0 ? "-" : notice.from.map((rank) => `D${rank}`).join(", "),
+  ]);
+  const [rank] = report.ranks;
+  const pass = [
+    rank !== undefined && rank.permutedBlocks > 0
+      ? `${counted(rank.permutedBlocks, "block")} put in order`
+      : undefined,
+    rank !== undefined && rank.zeroedBlocks > 0
+      ? `${counted(rank.zeroedBlocks, "block")} with a tail zeroed`
+      : undefined,
+  ].filter((part) => part !== undefined);
+  return [
+    report.title,
+    "",
+    ...engines(report),
+    "",
+    `form       ${report.form}${report.blockSizeRatio > 1 ? `, ${report.blockSizeRatio} prefill blocks in a decode block` : ""}`,
+    ...report.conversions.map((conversion) => `conversion ${conversion}, by the engine`),
+    `tail       ${report.uncovered}`,
+    "",
+    `A request of ${request.numTokens} tokens, ${counted(request.computedBlocks, "block")} of them a prefix hit, ${request.pool} pools:`,
+    `  ${showBytes(request.lengthBytes)} in ${counted(request.descriptors, "descriptor")}, ${request.merged} after merging; ` +
+      `${Number(request.transferMs.toPrecision(3))} ms for the largest rank at ${request.bandwidthGBps} GB/s`,
+    `  receive pass per rank and region: ${pass.length === 0 ? "none" : pass.join(", ")}`,
+    "",
+    ...table(["rank", "heads", "reads", "heads", "regions", "bytes", "descriptors", "merged"], rows),
+    "",
+    ...table(["prefill rank", "waits for", "notified by"], notices),
+    "",
+    ...proofLines(report),
+    ...assumptions(report.assumed),
+  ];
+}
+
+function refused(report: RefusalReport): string[] {
+  return [
+    report.title,
+    "",
+    `refused: ${report.reason} [${report.code}]`,
+    ...(report.hint === null ? [] : [`  ${report.hint}`]),
+    "",
+    ...(report.wouldWork.length === 0
+      ? ["No single change that was tried makes the pair work."]
+      : ["Each of these alone makes the pair work:", ...report.wouldWork.map((change) => `  ${change}`)]),
+    "",
+    ...assumptions(report.assumed),
+  ];
+}
+
+function engines({ prefill, decode, groups, numKvHeads }: PlanReport): string[] {
+  const line = (engine: EngineReport) => [
+    `TP ${engine.tpSize}`,
+    engine.blockSize === engine.kernelBlockSize
+      ? `${engine.blockSize} tokens`
+      : `${engine.blockSize} tokens (kernel ${engine.kernelBlockSize})`,
+    engine.layout,
+    engine.attentionBackend,
+    `${engine.regions}`,
+    `${engine.numBlocks}`,
+    showBytes(engine.bytesPerRank),
+  ];
+  return [
+    ...table(
+      ["engine", "ranks", "block", "layout", "backend", "regions", "blocks", "per rank"],
+      [
+        ["prefill", ...line(prefill)],
+        ["decode", ...line(decode)],
+      ],
+    ),
+    `groups     ${groups.join(", ")}${groups.every((kind) => kind === "mla") ? "" : `; ${counted(numKvHeads, "KV head")}`}`,
+  ];
+}
+
+function proofLines({ proof }: PlanReport): string[] {
+  if (!proof.proven) {
+    const at = Object.entries(proof.fault.at).map(([key, value]) => `${key} ${value}`);
+    return [`NOT PROVEN: ${proof.fault.kind}: ${proof.fault.message}`, `  at ${at.join(", ")}`, ""];
+  }
+  const { blocks, patterns, descriptors } = proof.extent;
+  return [
+    `proven     ${counted(blocks, "block")} of the request (${counted(patterns, "pattern")}), ${counted(descriptors, "descriptor")} of the tables:`,
+    ...proof.statements.map((statement) => `  ${statement}`),
+    ...proof.assumed.map((assumption) => `  provided that ${assumption}`),
+    "",
+  ];
+}
+
+function assumptions(assumed: readonly string[]): string[] {
+  return assumed.length === 0 ? [] : ["assumed:", ...assumed.map((line) => `  ${line}`)];
+}
+
+function table(head: readonly string[], rows: readonly (readonly string[])[]): string[] {
+  const widths = head.map((title, column) =>
+    Math.max(title.length, ...rows.map((row) => row[column]?.length ?? 0)),
+  );
+  return [head, ...rows].map((row) =>
+    row
+      .map((cell, column) => cell.padEnd(widths[column] ?? 0))
+      .join("  ")
+      .trimEnd(),
+  );
+}

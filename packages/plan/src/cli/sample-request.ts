@@ -1,0 +1,54 @@
+import type { RankGeometry } from "../geometry.js";
+import type { RequestBlocks } from "../request-plan-types.js";
+import type { Pair } from "./pair.js";
+
+/** How block tables look: one stretch, or stretches of some blocks with gaps between, as in a pool that has been used. */
+export type PoolState = "consecutive" | "fragmented";
+
+export interface RequestSettings {
+  readonly numTokens: number;
+  /** Logical decode blocks that a prefix hit supplies. */
+  readonly computedBlocks: number;
+  readonly pool: PoolState;
+}
+
+/** Blocks in a stretch of a fragmented pool. */
+const STRETCH = 4;
+
+/** A request whose blocks both engines could have, or undefined where one's pool is too small for it. */
+export function requestOf(pair: Pair, settings: RequestSettings): RequestBlocks | undefined {
+  const [prefill, decode] = [pair.prefill[0], pair.decode[0]];
+  if (prefill === undefined || decode === undefined) return undefined;
+  const remoteBlockIds = tables(pair, prefill, settings);
+  const localTables = tables(pair, decode, settings);
+  if (remoteBlockIds === undefined || localTables === undefined) return undefined;
+  const localBlockIds = localTables.map((table, group) =>
+    pair.groups[group] === "swa" ? table : table.slice(settings.computedBlocks),
+  );
+  return {
+    localBlockIds,
+    remoteBlockIds,
+    numTokens: settings.numTokens,
+    localComputedBlocks: localTables.map(() => settings.computedBlocks),
+  };
+}
+
+function tables(pair: Pair, rank: RankGeometry, settings: RequestSettings): number[][] | undefined {
+  const blockTokens = rank.kernelBlockSize * rank.physicalBlocksPerLogical;
+  const fewest = Math.min(...rank.regions.map((region) => region.numBlocks));
+  const pool = Math.floor(fewest / rank.physicalBlocksPerLogical);
+  let next = 1;
+  const taken = pair.groups.map((kind, group) => {
+    const whole = Math.ceil(settings.numTokens / blockTokens);
+    const window = pair.windowTokens[group];
+    // A window's list holds the blocks that the window of the last token can reach into.
+    const count =
+      kind === "swa" && window !== undefined ? Math.min(whole, Math.ceil(window / blockTokens) + 1) : whole;
+    return Array.from({ length: count }, (_, index) => {
+      const id = next;
+      next += settings.pool === "fragmented" && index % STRETCH === STRETCH - 1 ? 3 : 1;
+      return id;
+    });
+  });
+  return next > pool + 1 ? undefined : taken;
+}
