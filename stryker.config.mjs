@@ -4,7 +4,6 @@ const MUTATED = [
   "packages/plan/src/{block-ids,descriptor-ids,engine-plan,pair-blocks,receive-pass,receive-pass-of,region-rows,request-plan,run-order}.ts",
 ];
 
-/** @type {import("@stryker-mutator/api/core").PartialStrykerOptions} */
 export default {
   mutate: [...MUTATED, "!**/*.test.ts", "!**/index.ts"],
   testRunner: "vitest",

@@ -15,18 +15,6 @@ export function counted(count: number, one: string, many = `${one}s`): string {
   return `${count} ${count === 1 ? one : many}`;
 }
 
-/** "0-3, 5" for 0, 1, 2, 3, 5. */
-export function showRanks(ranks: readonly number[]): string {
-  const parts: string[] = [];
-  for (let at = 0; at < ranks.length; ) {
-    let end = at;
-    while (ranks[end + 1] === (ranks[end] ?? 0) + 1) end += 1;
-    parts.push(end === at ? `${ranks[at]}` : `${ranks[at]}-${ranks[end]}`);
-    at = end + 1;
-  }
-  return parts.length === 0 ? "-" : parts.join(", ");
-}
-
 /** Heads as "0-3", or "latent" where there is nothing to count. */
 export function showHeads([begin, end]: readonly [number, number]): string {
   return end - begin === 1 ? `${begin}` : `${begin}-${end - 1}`;

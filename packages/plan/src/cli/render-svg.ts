@@ -13,7 +13,7 @@ export function renderSvg(report: PairReport): string {
 }
 
 /** A colour per prefill rank, spread over the wheel so that neighbours differ. */
-export function colourOf(rank: number): string {
+function colourOf(rank: number): string {
   return `hsl(${Math.round((rank * 137.508) % 360)} 60% 45%)`;
 }
 

@@ -1,0 +1,313 @@
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { afterAll, describe, expect, test } from "vitest";
+import type { PairReport, PlanReport } from "../src/cli/report.js";
+import { EXIT_CODES } from "../src/cli/run.js";
+import { planFromDocument } from "../src/index.js";
+import { captured } from "./captured-run.js";
+
+const model = (name: string) => fileURLToPath(new URL(`../fixtures/models/${name}.json`, import.meta.url));
+const folder = mkdtempSync(join(tmpdir(), "kv-plan-"));
+afterAll(() => rmSync(folder, { recursive: true }));
+
+async function report(...args: string[]): Promise<PairReport> {
+  const { stdout, stderr } = await captured(...args, "--json");
+  expect(stderr).toBe("");
+  return JSON.parse(stdout) as PairReport;
+}
+
+async function planned(...args: string[]): Promise<PlanReport> {
+  const found = await report(...args);
+  if (found.outcome !== "planned") return expect.fail(found.reason);
+  expect(found.proof).toMatchObject({ proven: true });
+  return found;
+}
+
+describe("models by their published shapes", () => {
+  // Bytes by hand: tokens x layers x (K and V) x head size x 2 bytes x heads that are moved.
+  test.each<[string, string[], { regions: number; lengthBytes: number; sources: number[][] }]>([
+    [
+      "qwen3-0.6b",
+      ["--tp", "1", "--tp", "2"],
+      { regions: 28, lengthBytes: 2048 * 28 * 2 * 128 * 2 * 8, sources: [[0], [0]] },
+    ],
+    [
+      "llama-3.1-70b",
+      ["--tp", "8", "--tp", "4"],
+      {
+        regions: 80,
+        lengthBytes: 2048 * 80 * 2 * 128 * 2 * 8,
+        sources: [
+          [0, 1],
+          [2, 3],
+          [4, 5],
+          [6, 7],
+        ],
+      },
+    ],
+    [
+      "llama-3.1-70b",
+      ["--tp", "2", "--tp", "4", "--block-size", "16", "--block-size", "32"],
+      { regions: 80, lengthBytes: 2048 * 80 * 2 * 128 * 2 * 8, sources: [[0], [0], [1], [1]] },
+    ],
+    [
+      "deepseek-v2-lite",
+      ["--tp", "2", "--tp", "1"],
+      { regions: 27, lengthBytes: 2048 * 27 * 576 * 2, sources: [[0]] },
+    ],
+    [
+      "deepseek-v3",
+      ["--tp", "8", "--tp", "2"],
+      // Each decode rank holds the whole latent cache.
+      { regions: 61, lengthBytes: 2 * 2048 * 61 * 576 * 2, sources: [[0], [4]] },
+    ],
+  ])("%s %j", async (name, args, expected) => {
+    const found = await planned("--config", model(name), ...args);
+    expect(found.prefill.regions).toBe(expected.regions);
+    expect(found.request.lengthBytes).toBe(expected.lengthBytes);
+    expect(found.ranks.map((rank) => rank.reads.map((read) => read.prefillRank))).toEqual(expected.sources);
+  });
+
+  test("gpt-oss: the window's layers move the window's tail only", async () => {
+    const found = await planned("--config", model("gpt-oss-20b"), "--tp", "1", "--tokens", "2048");
+    expect(found.groups).toEqual(["swa", "full"]);
+    // 2048 tokens in full, and of the window of 128 tokens 8 blocks and the one it begins in.
+    expect(found.request.lengthBytes).toBe((2048 + 9 * 16) * 12 * 2 * 64 * 2 * 8);
+  });
+
+  test("Gemma 3: a full layer in six, groups of equal size", async () => {
+    const found = await planned("--config", model("gemma-3-27b"), "--tp", "4", "--tp", "2");
+    expect(found.groups.filter((kind) => kind === "full")).toHaveLength(1);
+    expect(found.groups.filter((kind) => kind === "swa")).toHaveLength(6);
+    expect(found.prefill.regions).toBe(10);
+  });
+
+  test("what a config does not say is a flag, and what no flag says is told as assumed", async () => {
+    const found = await planned("--config", model("llama-3.1-70b"), "--tp", "1");
+    expect(found.assumed).toContain("--block-size 16");
+    expect(found.assumed).toContain("head_dim is not said: hidden_size / num_attention_heads");
+    const said = await planned("--config", model("llama-3.1-70b"), "--tp", "1", "--block-size", "16");
+    expect(said.assumed).not.toContain("--block-size 16");
+  });
+});
+
+test("without a config the shape comes from flags", async () => {
+  const flags = ["--layers", "2", "--kv-heads", "4", "--head-size", "8", "--kv-cache-dtype", "fp8"];
+  const found = await planned(...flags, "--tp", "2", "--tp", "1", "--tokens", "100", "--block-size", "16,32");
+  expect(found.request.lengthBytes).toBe(112 * 2 * 2 * 8 * 4);
+  expect(found.form).toBe("permute");
+  expect(found.ranks[0]).toMatchObject({ permutedBlocks: 4, zeroedBlocks: 1 });
+  const mla = await planned(
+    "--layers",
+    "3",
+    "--mla",
+    "--head-size",
+    "576",
+    "--tp",
+    "2",
+    "--tp",
+    "1",
+    "--tokens",
+    "16",
+  );
+  expect(mla.request.lengthBytes).toBe(16 * 3 * 576 * 2);
+  expect(mla.ranks[0]?.notifyOnly).toEqual([1]);
+});
+
+test("a fragmented pool needs more pieces than a consecutive one, and merging leaves fewer than there are blocks", async () => {
+  const flags = ["--config", model("qwen3-0.6b"), "--tp", "1"];
+  const [one, other] = [await planned(...flags), await planned(...flags, "--pool", "fragmented")];
+  expect(one.request).toMatchObject({ descriptors: 28 * 128, merged: 28 });
+  expect(other.request).toMatchObject({ descriptors: 28 * 128, merged: 28 * 32 });
+  expect(other.request.transferMs).toBeCloseTo(other.request.lengthBytes / 25e6, 6);
+});
+
+test("notifications: who waits for how many, and from whom", async () => {
+  const found = await planned("--config", model("qwen3-0.6b"), "--tp", "2", "--tp", "8");
+  expect(found.notifications).toEqual([
+    { prefillRank: 0, awaits: 4, from: [0, 1, 2, 3] },
+    { prefillRank: 1, awaits: 4, from: [4, 5, 6, 7] },
+  ]);
+});
+
+describe("a pair that is refused", () => {
+  test("says why and what would work, and ends with 2", async () => {
+    const args = ["--config", model("llama-3.1-70b"), "--tp", "8", "--tp", "4", "--layout", "NHD"];
+    const { code, stdout } = await captured(...args);
+    expect(code).toBe(EXIT_CODES.refused);
+    expect(stdout).toMatch(/refused: .*splits blocks by head.*\[KV_PLAN_UNSUPPORTED\]/);
+    const found = await report(...args);
+    if (found.outcome !== "refused") return expect.fail("it was planned");
+    expect(found.wouldWork).toEqual(
+      expect.arrayContaining([
+        "the layout LBHNC (HND) on both sides",
+        "decode with TP 8",
+        "prefill with TP 4",
+      ]),
+    );
+    expect(found.wouldWork).not.toContain("decode with TP 2");
+  });
+
+  test("each change that it names is one with which it is planned", async () => {
+    const base = ["--layers", "2", "--kv-heads", "6", "--head-size", "8"];
+    const found = await report(...base, "--tp", "4", "--tp", "6");
+    if (found.outcome !== "refused") return expect.fail("it was planned");
+    const tp = found.wouldWork.flatMap((change) => /^decode with TP (\d+)$/.exec(change)?.[1] ?? []);
+    for (const size of tp) expect((await report(...base, "--tp", "4", "--tp", size)).outcome).toBe("planned");
+    const sizes = found.wouldWork.flatMap((change) => /^prefill with TP (\d+)$/.exec(change)?.[1] ?? []);
+    expect(sizes).toContain("6");
+    for (const size of sizes)
+      expect((await report(...base, "--tp", size, "--tp", "6")).outcome).toBe("planned");
+  });
+
+  test("two models that are not one", async () => {
+    const { code, stderr } = await captured(
+      "--config",
+      model("qwen3-0.6b"),
+      "--config",
+      model("llama-3.1-70b"),
+    );
+    expect(code).toBe(EXIT_CODES.wrongInput);
+    expect(stderr).toMatch(/differ in .*prefill .*decode .*\[KV_PLAN_INCOMPATIBLE\]/);
+  });
+
+  test("a cache that a config does not describe", async () => {
+    const { code, stderr } = await captured("--config", model("deepseek-v3.2"), "--tp", "8");
+    expect(code).toBe(EXIT_CODES.wrongInput);
+    expect(stderr).toMatch(/indexer.*\[KV_PLAN_UNSUPPORTED\]\n {2}.*--file/);
+  });
+});
+
+describe("a file", () => {
+  const engine = (tpSize: number, change: object = {}) => ({
+    tpSize,
+    kernelBlockSize: 16,
+    attentionBackend: "FLASH_ATTN",
+    regions: [{ name: "layer.0", numBlocks: 500, blockLengthBytes: (16 * 64 * 4) / tpSize }],
+    ...change,
+  });
+  const pair = {
+    version: 1,
+    title: "two small engines",
+    numKvHeads: 4,
+    groups: ["full"],
+    prefill: engine(2),
+    decode: engine(1),
+  };
+  const fileOf = (name: string, content: unknown) => {
+    const path = join(folder, name);
+    writeFileSync(path, typeof content === "string" ? content : JSON.stringify(content));
+    return path;
+  };
+
+  test("describes a pair region by region", async () => {
+    const found = await planned("--file", fileOf("pair.json", pair), "--tokens", "64");
+    expect(found.title).toBe("two small engines");
+    expect(found.request.lengthBytes).toBe(64 * 64 * 4);
+  });
+
+  test.each<[string, unknown, RegExp]>([
+    ["not JSON", "{", /is not JSON/],
+    ["another version", { ...pair, version: 2 }, /version/],
+    ["an unknown member", { ...pair, prefill: engine(2, { more: 1 }) }, /prefill.*more/],
+    ["a kind that is none", { ...pair, groups: ["new"] }, /groups\.0/],
+    ["no region", { ...pair, decode: engine(1, { regions: [] }) }, /decode\.regions/],
+    [
+      "a length that is none",
+      { ...pair, decode: engine(1, { kernelBlockSize: 0.5 }) },
+      /decode\.kernelBlockSize/,
+    ],
+  ])("refuses %s", async (_what, content, message) => {
+    const { code, stderr } = await captured("--file", fileOf("bad.json", content));
+    expect(code).toBe(EXIT_CODES.wrongInput);
+    expect(stderr).toMatch(message);
+    expect(stderr).toContain("[KV_CONFIG_INVALID]");
+  });
+});
+
+test.each<[string, string[], RegExp]>([
+  ["no input", [], /none is given/],
+  ["two inputs", ["--config", model("qwen3-0.6b"), "--layers", "3"], /--config and --layers are given/],
+  [
+    "a flag that has no effect",
+    ["--file", "x.json", "--block-size", "16"],
+    /--block-size has no effect with --file/,
+  ],
+  ["three sizes", ["--config", model("qwen3-0.6b"), "--tp", "1,2,4"], /--tp is given 3 times/],
+  ["a file that is not there", ["--file", "/nowhere/pair.json"], /\/nowhere\/pair\.json cannot be read/],
+  ["two forms", ["--config", model("qwen3-0.6b"), "--json", "--svg"], /one form is printed/],
+  [
+    "a kernel block that does not divide",
+    ["--config", model("qwen3-0.6b"), "--block-size", "48", "--kernel-block-size", "32"],
+    /not a multiple/,
+  ],
+  ["one live engine", ["--from", "localhost:5600", "--tp", "1"], /--from is given 1 times/],
+  [
+    "an address that is none",
+    ["--from", "x", "--from", "y:1", "--tp", "1", "--kv-heads", "1"],
+    /not host:port/,
+  ],
+  ["half a shape", ["--layers", "3"], /--layers needs --head-size and --kv-heads/],
+  [
+    "a pool that is too small",
+    ["--config", model("qwen3-0.6b"), "--num-blocks", "3"],
+    /too small for a request of 2048 tokens/,
+  ],
+])("refuses %s", async (_what, args, message) => {
+  const { code, stdout, stderr } = await captured(...args);
+  expect(code).not.toBe(0);
+  expect(stderr + stdout).toMatch(message);
+});
+
+test.each([
+  ["--tp", "0"],
+  ["--tp", "x"],
+  ["--layout", "ABC"],
+  ["--bandwidth", "-1"],
+  ["--pool", "full"],
+  ["--nonsense"],
+])("the command line refuses %j by itself", async (...args) => {
+  const { code, stderr } = await captured("--config", model("qwen3-0.6b"), ...(args.flat() as string[]));
+  expect(code).toBe(1);
+  expect(stderr).toMatch(/error: /);
+});
+
+describe("forms", () => {
+  const flags = ["--config", model("deepseek-v2-lite"), "--tp", "4", "--tp", "2"];
+
+  test("text says what is proven", async () => {
+    const { code, stdout } = await captured(...flags);
+    expect(code).toBe(0);
+    expect(stdout).toMatch(/D0 +latent +P0 +latent +27 /);
+    expect(stdout).toMatch(/P1 +1 +D0/);
+    expect(stdout).toMatch(/^proven +\d+ blocks of the request/m);
+  });
+
+  test("Mermaid has every read and every notification without one", async () => {
+    const { stdout } = await captured(...flags, "--mermaid");
+    expect(stdout).toMatch(/^graph LR\n/);
+    expect(stdout).toMatch(/P0 -- "latent, 60\.8 MiB" --> D0/);
+    expect(stdout).toMatch(/D0 -\. notifies \.-> P1/);
+  });
+
+  test("SVG is well-formed and has a box per rank and a curve per read and notification", async () => {
+    const { stdout } = await captured(...flags, "--svg");
+    expect(stdout.match(/<g data-rank=/g)).toHaveLength(6);
+    expect(stdout.match(/<path /g)).toHaveLength(4);
+    expect(stdout).not.toMatch(/<script|href/);
+  });
+
+  test("--plans prints plans that can be read again, --out writes to a file", async () => {
+    const out = join(folder, "plans.jsonl");
+    const { code, stdout } = await captured(...flags, "--plans", "--out", out);
+    expect([code, stdout]).toEqual([0, ""]);
+    const { readFileSync } = await import("node:fs");
+    const plans = readFileSync(out, "utf8")
+      .trim()
+      .split("\n")
+      .map((line) => planFromDocument(JSON.parse(line)));
+    expect(plans.map((plan) => plan.local.tpRank)).toEqual([0, 1]);
+  });
+});
