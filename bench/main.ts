@@ -1,12 +1,19 @@
 // npm run bench [-- NAME…]: every figure is a ratio of two things measured in turn, in one run, on this machine.
 import { mapping } from "./mapping.js";
+import { plan } from "./plan.js";
 import { prepare } from "./prepare.js";
 import { proxy } from "./proxy.js";
 import { read } from "./read.js";
 import type { Row } from "./report.js";
 import { printRows } from "./report.js";
 
-const BENCHMARKS: Readonly<Record<string, () => Promise<readonly Row[]>>> = { read, prepare, mapping, proxy };
+const BENCHMARKS: Readonly<Record<string, () => Promise<readonly Row[]>>> = {
+  read,
+  prepare,
+  mapping,
+  proxy,
+  plan,
+};
 
 const asked = process.argv.slice(2).filter((word) => !word.startsWith("--"));
 const unknown = asked.filter((name) => !(name in BENCHMARKS));

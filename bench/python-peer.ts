@@ -61,7 +61,11 @@ export interface LinePeer {
 }
 
 /** A child that answers each JSON line on stdin with one on stdout. */
-function linePeer(command: string, args: readonly string[], env: NodeJS.ProcessEnv = process.env): LinePeer {
+export function linePeer(
+  command: string,
+  args: readonly string[],
+  env: NodeJS.ProcessEnv = process.env,
+): LinePeer {
   const child = spawn(command, args, { stdio: ["pipe", "pipe", "inherit"], env });
   const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
   const ended = new Promise<void>((resolve) => child.on("close", () => resolve()));

@@ -9,7 +9,8 @@ if (!nixl.ready && asked.join() !== "proxy") {
   console.error(`the benchmarks compare with NIXL's own Python API: ${nixl.why}`);
   process.exit(1);
 }
-const args = ["--import", "tsx", join(root, "bench/main.ts"), ...process.argv.slice(2)];
+// What a plan holds is measured with the collector at hand.
+const args = ["--expose-gc", "--import", "tsx", join(root, "bench/main.ts"), ...process.argv.slice(2)];
 spawn(process.execPath, args, { cwd: root, stdio: "inherit" }).on("close", (code) => {
   process.exitCode = code ?? 1;
 });

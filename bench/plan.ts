@@ -1,0 +1,198 @@
+import { performance } from "node:perf_hooks";
+import { fileURLToPath } from "node:url";
+import {
+  buildEngineTransferPlan,
+  computeDescriptorIds,
+  type EngineTransferPlan,
+  planRequest,
+  proveEnginePlans,
+  type RankGeometry,
+} from "@kv/plan";
+import { mapping } from "./mapping.js";
+import { type LinePeer, linePeer, vllmPython } from "./python-peer.js";
+import { pairRatio, type Row, spread } from "./report.js";
+
+const REGIONS = 64;
+const BLOCK_SIZE = 16;
+const TOKENS = [2048, 8192, 32_768, 131_072];
+const ROUNDS = 31;
+const ORDERS = ["one run", "scattered"] as const;
+
+function ranks(tpSize: number, regions: number, numBlocks: number, numKvHeads: number): RankGeometry[] {
+  const blockLengthBytes = (numKvHeads / tpSize) * BLOCK_SIZE * 512;
+  return Array.from({ length: tpSize }, (_, tpRank) => ({
+    tpRank,
+    tpSize,
+    kernelBlockSize: BLOCK_SIZE,
+    physicalBlocksPerLogical: 1,
+    layout: "LBHNC",
+    attentionBackend: "FLASH_ATTN",
+    deviceId: tpRank,
+    regions: Array.from({ length: regions }, (_, region) => ({
+      name: `layers.${region}`,
+      baseAddress: 2 ** 32 + region * numBlocks * blockLengthBytes,
+      numBlocks,
+      blockLengthBytes,
+      blockStrideBytes: blockLengthBytes,
+      groupId: 0,
+      memoryType: "VRAM",
+    })),
+  }));
+}
+
+function plansOf(
+  prefillTp: number,
+  decodeTp: number,
+  regions: number,
+  numBlocks: number,
+): EngineTransferPlan[] {
+  const [prefill, decode] = [ranks(prefillTp, regions, numBlocks, 8), ranks(decodeTp, regions, numBlocks, 8)];
+  const each = prefillTp / decodeTp;
+  return decode.map((local) => {
+    const remotes = prefill.slice(local.tpRank * each, (local.tpRank + 1) * each);
+    const plan = buildEngineTransferPlan({ local, remotes, numKvHeads: 8, groups: ["full"] });
+    // Tables are made at first use: a handshake uses them at once.
+    for (const source of plan.sources) void (source.localTable.rows.length + source.remoteTable.rows.length);
+    return plan;
+  });
+}
+
+/** Block ids in one stretch, or every other one in turn from both ends, so that nothing can be merged. */
+function idsOf(count: number, order: (typeof ORDERS)[number], from: number): number[] {
+  if (order === "one run") return Array.from({ length: count }, (_, i) => from + i);
+  return Array.from({ length: count }, (_, i) => from + 2 * (i % 2 === 0 ? i : count - i));
+}
+
+function timed(work: () => unknown): number {
+  const begun = performance.now();
+  work();
+  return performance.now() - begun;
+}
+
+/** `ours` and what vLLM does for `command`, in turn, on ids of that many tokens. */
+async function against(
+  peer: LinePeer | undefined,
+  what: string,
+  ours: () => unknown,
+  command: object,
+  wanted: number,
+): Promise<Row> {
+  for (const until = performance.now() + 300; performance.now() < until; ) ours();
+  const [mine, theirs]: [number[], number[]] = [[], []];
+  for (let round = 0; round < ROUNDS; round++) {
+    mine.push(Math.min(timed(ours), timed(ours), timed(ours)));
+    const answer = await peer?.ask<{ ms: number[] }>({ ...command, times: 3 });
+    if (answer !== undefined) theirs.push(Math.min(...answer.ms));
+  }
+  const ratio = peer === undefined ? undefined : pairRatio(theirs, mine);
+  return {
+    what: `${what}: vLLM's time / ours`,
+    ours: spread(mine, "ms"),
+    theirs: peer === undefined ? "not set up: npm run test:vllm" : spread(theirs, "ms"),
+    ratio,
+    wanted: `>= ${wanted}`,
+    met: ratio === undefined ? undefined : ratio >= wanted,
+  };
+}
+
+/** From block ids to descriptor ids, and from a request to what is handed to NIXL. */
+async function requests(peer: LinePeer | undefined): Promise<Row[]> {
+  const rows: Row[] = [];
+  for (const tokens of TOKENS) {
+    const count = tokens / BLOCK_SIZE;
+    const numBlocks = 2 * count + 16;
+    const [plan] = plansOf(1, 1, REGIONS, numBlocks);
+    if (plan === undefined) throw new Error("no plan");
+    const where = `${tokens} tokens x ${REGIONS} regions`;
+    for (const order of ORDERS) {
+      const [localIds, remoteIds] = [idsOf(count, order, 1), idsOf(count, order, 3)];
+      const options = { groups: ["full" as const], blockIds: [localIds], numRegions: REGIONS, numBlocks };
+      const groupIds = new Array<number>(REGIONS).fill(0);
+      rows.push(
+        await against(
+          peer,
+          `descriptor ids, ${where}, ${order}`,
+          () => computeDescriptorIds({ ...options, regionGroupIds: groupIds }),
+          { do: "ids", regions: REGIONS, blocks: numBlocks, ids: localIds },
+          4,
+        ),
+        await against(
+          peer,
+          `request to ids of both sides, ${where}, ${order}`,
+          () =>
+            planRequest(plan, { localBlockIds: [localIds], remoteBlockIds: [remoteIds], numTokens: tokens }),
+          { do: "prepare", regions: REGIONS, blocks: numBlocks, localIds, remoteIds },
+          order === "one run" ? 5 : 1,
+        ),
+      );
+    }
+  }
+  return rows;
+}
+
+/** Heap that is in use for as long as `work`'s result is held. */
+function heldBytes(work: () => unknown): number {
+  const collect = (globalThis as { gc?: () => void }).gc;
+  collect?.();
+  const before = process.memoryUsage();
+  const held = work();
+  collect?.();
+  const after = process.memoryUsage();
+  if (held === undefined) throw new Error("nothing is held");
+  return after.heapUsed + after.arrayBuffers - before.heapUsed - before.arrayBuffers;
+}
+
+/** The plans of all ranks for TP 8 to 4 with 80 layers, and their proof, at 1,000 and at 100,000 blocks. */
+function large(): Row[] {
+  const build = (numBlocks: number) => plansOf(8, 4, 80, numBlocks);
+  const prove = (plans: readonly EngineTransferPlan[], numBlocks: number) => {
+    const verdict = proveEnginePlans(plans, { remotes: ranks(8, 80, numBlocks, 8), numKvHeads: 8 });
+    if (!verdict.proven) throw new Error(verdict.fault.message);
+  };
+  build(1000);
+  const times = (work: () => void) => Array.from({ length: 9 }, () => timed(work));
+  const [many, few] = [times(() => build(100_000)), times(() => build(1000))];
+  const [plans, small] = [build(100_000), build(1000)];
+  const proofs = times(() => prove(plans, 100_000));
+  const smallProofs = times(() => prove(small, 1000));
+  const [manyBytes, fewBytes] = [heldBytes(() => build(100_000)), heldBytes(() => build(1000))];
+  const slowest = Math.max(...many);
+  const grown = manyBytes / fewBytes;
+  return [
+    {
+      what: "plans of 4 ranks, TP 8 to 4, 80 layers, 100000 blocks: seconds (against 1000 blocks)",
+      ours: spread(many, "ms"),
+      theirs: spread(few, "ms"),
+      ratio: slowest / 1000,
+      wanted: "<= 1",
+      met: slowest <= 1000,
+    },
+    {
+      what: "memory that they hold: 100000 blocks / 1000 blocks",
+      ours: `${(manyBytes / 1024).toFixed(0)} KiB`,
+      theirs: `${(fewBytes / 1024).toFixed(0)} KiB`,
+      ratio: grown,
+      wanted: "<= 1.2",
+      met: "gc" in globalThis ? grown <= 1.2 : undefined,
+    },
+    {
+      what: "their proof: 100000 blocks / 1000 blocks",
+      ours: spread(proofs, "ms"),
+      theirs: spread(smallProofs, "ms"),
+      ratio: pairRatio(proofs, smallProofs),
+      wanted: "<= 1.5",
+      met: pairRatio(proofs, smallProofs) <= 1.5,
+    },
+  ];
+}
+
+export async function plan(): Promise<readonly Row[]> {
+  const vllm = vllmPython();
+  const script = fileURLToPath(new URL("./python/plan.py", import.meta.url));
+  const peer = vllm === undefined ? undefined : linePeer(vllm.python, [script], vllm.env);
+  try {
+    return [...(await requests(peer)), ...(await mapping()), ...large()];
+  } finally {
+    await peer?.close();
+  }
+}
