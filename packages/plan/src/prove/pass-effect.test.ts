@@ -1,0 +1,67 @@
+import fc from "fast-check";
+import { expect, test } from "vitest";
+import { buildEngineTransferPlan } from "../engine-plan.js";
+import type { EngineTransferPlan } from "../engine-plan-types.js";
+import { applyReceivePass } from "../receive-pass.js";
+import type { ReceivePassGroup } from "../request-plan-types.js";
+import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { originOf, passByBlock, zeroingAt } from "./pass-effect.js";
+
+const grids = fc
+  .record({
+    heads: fc.integer({ min: 1, max: 4 }),
+    parts: fc.constantFrom(1, 2, 3, 4),
+    partTokens: fc.integer({ min: 1, max: 4 }),
+    cellBytes: fc.integer({ min: 1, max: 3 }),
+    tokenMajor: fc.boolean(),
+    zeroFrom: fc.integer({ min: 0, max: 20 }),
+  })
+  .filter(({ heads, parts, partTokens, cellBytes }) => heads * parts * partTokens * cellBytes <= 250);
+
+test("what is believed of the receive pass is what it does to every byte of a block", () => {
+  fc.assert(
+    fc.property(grids, ({ heads, parts, partTokens, cellBytes, tokenMajor, zeroFrom }) => {
+      const tokens = parts * partTokens;
+      const lengthBytes = heads * tokens * cellBytes;
+      const any = buildEngineTransferPlan(samplePair());
+      const local = sampleRank({ kernelBlockSize: tokens, blockLengthBytes: lengthBytes });
+      const plan: EngineTransferPlan = {
+        ...any,
+        local,
+        localHeads: heads,
+        blockSizeRatio: parts,
+        blockOrder: tokenMajor ? "token-major" : "head-major",
+        regionsOfGroup: [[0]],
+      };
+      const fromToken = Math.min(zeroFrom, tokens);
+      const pass: ReceivePassGroup = {
+        group: 0,
+        permuteBlockIds: Int32Array.of(1),
+        zeroBlockIds: Int32Array.of(2),
+        ...(fromToken > 0 && fromToken < tokens ? { partialBlock: { blockId: 1, fromToken } } : {}),
+      };
+      const landed = Uint8Array.from({ length: 10 * lengthBytes }, (_, at) => 1 + (at % lengthBytes));
+      const bytes = landed.slice();
+      applyReceivePass(plan, { groups: [pass] }, [bytes]);
+      const believed = passByBlock(pass);
+      for (let block = 0; block < 3; block++) {
+        const { permuted = false, zeroFromToken = Number.POSITIVE_INFINITY } = believed.get(block) ?? {};
+        for (let offset = 0; offset < lengthBytes; ) {
+          const zeroing = zeroingAt(plan, lengthBytes, offset, zeroFromToken);
+          const origin = permuted
+            ? originOf(plan, lengthBytes, offset)
+            : { offset, runBytes: lengthBytes - offset };
+          // A run moves together: all of its bytes, not only the first.
+          const run = Math.min(zeroing.runBytes, origin.runBytes);
+          expect(run).toBeGreaterThan(0);
+          for (let byte = 0; byte < run; byte++) {
+            const expected = zeroing.zeroed ? 0 : landed[origin.offset + byte];
+            expect(bytes[block * lengthBytes + offset + byte]).toBe(expected);
+          }
+          offset += run;
+        }
+      }
+    }),
+    { numRuns: 300 },
+  );
+});

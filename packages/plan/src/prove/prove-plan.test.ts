@@ -1,0 +1,237 @@
+import { describe, expect, test } from "vitest";
+import { buildEngineTransferPlan } from "../engine-plan.js";
+import type { EngineTransferPlan } from "../engine-plan-types.js";
+import type { RankGeometry } from "../geometry.js";
+import { planRequest } from "../request-plan.js";
+import type { RequestBlocks, RequestPlan } from "../request-plan-types.js";
+import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { proveEnginePlans, provePlan } from "./prove-plan.js";
+import { sampleRequests } from "./sample-requests.js";
+import type { PlanFault } from "./verdict.js";
+
+const remotes = [0, 1].map((tpRank) => sampleRank({ tpRank, tpSize: 2 }));
+const wider = sampleRank({ kernelBlockSize: 32 });
+const plan = buildEngineTransferPlan({ ...samplePair(wider), remotes });
+const blocks: RequestBlocks = { localBlockIds: [[4, 2]], remoteBlockIds: [[7, 1, 3]], numTokens: 40 };
+const request = planRequest(plan, blocks);
+const options = { remotes, numKvHeads: 4 };
+
+function faultOf(changed: {
+  plan?: EngineTransferPlan;
+  request?: RequestPlan;
+  blocks?: RequestBlocks;
+}): PlanFault {
+  const verdict = provePlan(changed.plan ?? plan, {
+    ...options,
+    requests: [{ blocks: changed.blocks ?? blocks, plan: changed.request ?? request }],
+  });
+  return verdict.proven ? expect.fail("it was proven") : verdict.fault;
+}
+
+const withReads = (
+  change: (read: RequestPlan["reads"][number]) => Partial<RequestPlan["reads"][number]>,
+): RequestPlan => ({
+  ...request,
+  reads: request.reads.map((read, index) => (index === 0 ? { ...read, ...change(read) } : read)),
+});
+
+test("a sound plan is proven, and it is said how much was looked at", () => {
+  const verdict = provePlan(plan, { ...options, requests: [{ blocks, plan: request }] });
+  if (!verdict.proven) return expect.fail(verdict.fault.message);
+  // Two regions of 10 blocks: two sources, each with 20 local parts and 10 remote blocks of either region.
+  expect(verdict.extent).toEqual({ descriptors: 2 * (2 * 20 + 2 * 10), requests: 1, blocks: 4, patterns: 2 });
+  expect(verdict.assumed).toEqual([]);
+  expect(verdict.statements.length).toBeGreaterThan(3);
+});
+
+test("what only the engine can do is a proviso", () => {
+  const repacked = buildEngineTransferPlan({
+    ...samplePair(sampleRank({ attentionBackend: "CPU_ATTN" }), sampleRank({ attentionBackend: "PLAIN" })),
+    conversions: ["attention-order"],
+  });
+  const verdict = provePlan(repacked, {
+    remotes: [sampleRank({ attentionBackend: "PLAIN" })],
+    numKvHeads: 4,
+  });
+  expect(verdict).toMatchObject({ proven: true });
+  expect(verdict.proven && verdict.assumed.join()).toMatch(/repacks .* PLAIN to CPU_ATTN.*masks tokens/);
+});
+
+describe("the first fault is named, with its place", () => {
+  test("bytes of another head", () => {
+    const [one, two] = plan.sources;
+    if (one === undefined || two === undefined) return expect.fail("two sources were expected");
+    const swapped = {
+      ...plan,
+      sources: [
+        { ...two, remoteRank: 0 },
+        { ...one, remoteRank: 1 },
+      ],
+    };
+    expect(faultOf({ plan: swapped })).toMatchObject({ kind: "wrong-source" });
+    const crossed = {
+      ...plan,
+      sources: [
+        { ...one, localTable: two.localTable, remoteTable: one.remoteTable },
+        { ...two, localTable: one.localTable, remoteTable: two.remoteTable },
+      ],
+    };
+    const fault = faultOf({ plan: crossed });
+    expect(fault).toMatchObject({
+      kind: "wrong-source",
+      at: { region: "layer.0", block: 4, head: 0, tokenInBlock: 0 },
+    });
+    expect(fault.message).toMatch(/^head 0, token 0 .* comes from head 2, token 0/);
+  });
+
+  test("a byte that nobody writes, or two", () => {
+    const fewer = withReads((read) => ({
+      localIds: read.localIds.slice(1),
+      remoteIds: read.remoteIds.slice(1),
+    }));
+    expect(faultOf({ request: fewer })).toMatchObject({ kind: "not-written", at: { region: "layer.0" } });
+    const twice = withReads((read) => ({
+      localIds: Int32Array.of(...read.localIds, read.localIds[0] ?? 0),
+      remoteIds: Int32Array.of(...read.remoteIds, read.remoteIds[0] ?? 0),
+    }));
+    expect(faultOf({ request: twice })).toMatchObject({ kind: "written-twice" });
+  });
+
+  test("blocks of another request, here or there", () => {
+    const foreign = withReads((read) => ({ localIds: read.localIds.map((id, at) => (at === 0 ? 0 : id)) }));
+    expect(faultOf({ request: foreign })).toMatchObject({ kind: "foreign-write", at: { block: 0 } });
+    const stolen = withReads((read) => ({ remoteIds: read.remoteIds.map((id, at) => (at === 0 ? 0 : id)) }));
+    expect(faultOf({ request: stolen })).toMatchObject({ kind: "wrong-source", at: { remoteBlock: 0 } });
+    const beyond = withReads((read) => ({
+      remoteIds: read.remoteIds.map((id, at) => (at === 0 ? 999 : id)),
+    }));
+    expect(faultOf({ request: beyond })).toMatchObject({ kind: "descriptor-outside", at: { id: 999 } });
+  });
+
+  test("a tail that keeps another request's bytes, and one that is cleared too far", () => {
+    const pass = request.receivePass?.groups[0];
+    if (pass?.partialBlock === undefined) return expect.fail("a partial block was expected");
+    const { partialBlock, ...kept } = pass;
+    expect(faultOf({ request: { ...request, receivePass: { groups: [kept] } } })).toMatchObject({
+      kind: "tail-not-cleared",
+      at: { block: 2, tokenInBlock: 8 },
+    });
+    const early = { ...pass, partialBlock: { ...partialBlock, fromToken: 7 } };
+    expect(faultOf({ request: { ...request, receivePass: { groups: [early] } } })).toMatchObject({
+      kind: "needed-but-cleared",
+      at: { block: 2, tokenInBlock: 7 },
+    });
+    const masked = { ...plan, uncovered: "masked" as const };
+    expect(
+      provePlan(masked, {
+        ...options,
+        requests: [{ blocks, plan: { ...request, receivePass: { groups: [kept] } } }],
+      }),
+    ).toMatchObject({
+      proven: true,
+    });
+  });
+
+  test("a pass over what is not the request's", () => {
+    const pass = request.receivePass?.groups[0];
+    if (pass === undefined) return expect.fail("a pass was expected");
+    for (const spoiled of [
+      [{ ...pass, zeroBlockIds: Int32Array.of(9) }],
+      [{ ...pass, permuteBlockIds: Int32Array.of(4, 2, 4) }],
+      [pass, pass],
+      [pass, { ...pass, group: 3 }],
+    ]) {
+      expect(faultOf({ request: { ...request, receivePass: { groups: spoiled } } })).toMatchObject({
+        kind: "receive-pass",
+      });
+    }
+  });
+
+  test("tables whose rows step wrongly, also where the request does not look", () => {
+    const [one, two] = plan.sources;
+    if (one === undefined || two === undefined) return expect.fail("two sources were expected");
+    const rows = one.remoteTable.rows.slice();
+    rows[8] = (rows[8] ?? 0) + 8;
+    const stepped = { ...plan, sources: [{ ...one, remoteTable: { ...one.remoteTable, rows } }, two] };
+    expect(faultOf({ plan: stepped })).toMatchObject({ kind: expect.stringMatching(/^descriptor-/) });
+  });
+
+  test("a request that contradicts itself", () => {
+    expect(faultOf({ blocks: { ...blocks, remoteBlockIds: [[7, 7, 3]] } })).toMatchObject({
+      kind: "request-tables",
+    });
+  });
+});
+
+describe("notifications, over all local ranks", () => {
+  const small = [0, 1, 2, 3].map((tpRank) => sampleRank({ tpRank, tpSize: 4 }));
+  const plans = small.map((local) =>
+    buildEngineTransferPlan({ ...samplePair(local), remotes: [remotes[local.tpRank >> 1] as RankGeometry] }),
+  );
+  const asked: RequestBlocks = { localBlockIds: [[1]], remoteBlockIds: [[2]], numTokens: 16 };
+  const requests = plans.map((one) => planRequest(one, asked));
+  const verdictOf = (changed: readonly RequestPlan[], given = plans) =>
+    proveEnginePlans(given, { ...options, requests: [{ blocks: asked, plans: changed }] });
+  const kindOf = (changed: readonly RequestPlan[], given = plans) => {
+    const verdict = verdictOf(changed, given);
+    return verdict.proven ? "proven" : verdict.fault.kind;
+  };
+  const first = requests[0] as RequestPlan;
+
+  test("each remote rank gets what it waits for", () => {
+    expect(verdictOf(requests)).toMatchObject({ proven: true });
+  });
+
+  test("one missing, one too many, one astray, one twice", () => {
+    expect(kindOf([{ ...first, notifyRanks: [1] }, ...requests.slice(1)])).toBe("notification-count");
+    expect(kindOf([{ ...first, notifyRanks: [5] }, ...requests.slice(1)])).toBe("notification-stray");
+    expect(kindOf([{ ...first, notifyRanks: [0] }, ...requests.slice(1)])).toBe("notification-twice");
+    expect(kindOf(requests.slice(0, 3), plans.slice(0, 3))).toBe("notification-missing");
+    expect(kindOf(requests.slice(0, 2), plans.slice(0, 2))).toBe("notification-missing");
+  });
+
+  test("counts that disagree", () => {
+    const other = plans.map((one, index) => (index === 3 ? { ...one, localConsumers: 1 } : one));
+    expect(kindOf(requests, other)).toBe("notification-count");
+    expect(
+      kindOf(
+        requests,
+        plans.map((one) => ({ ...one, localConsumers: 3 })),
+      ),
+    ).toBe("notification-missing");
+  });
+});
+
+test("a plan for TP 8 to 4, 80 layers and 100,000 blocks is proven, without a byte of it", () => {
+  const engine = (tpSize: number) =>
+    Array.from({ length: tpSize }, (_, tpRank): RankGeometry => {
+      const lengthBytes = (8 / tpSize) * 16 * 512;
+      const regions = Array.from({ length: 80 }, (__, layer) => ({
+        name: `model.layers.${layer}`,
+        baseAddress: 2 ** 40 + layer * 2 ** 33,
+        numBlocks: 100_000,
+        blockLengthBytes: lengthBytes,
+        blockStrideBytes: lengthBytes,
+        groupId: 0,
+        memoryType: "VRAM" as const,
+      }));
+      return { ...sampleRank({ tpRank, tpSize }), regions };
+    });
+  const [prefill, decode] = [engine(8), engine(4)];
+  const plans = decode.map((local) =>
+    buildEngineTransferPlan({
+      local,
+      remotes: prefill.slice(2 * local.tpRank, 2 * local.tpRank + 2),
+      numKvHeads: 8,
+      groups: ["full"],
+    }),
+  );
+  const verdict = proveEnginePlans(plans, { remotes: prefill, numKvHeads: 8 });
+  expect(verdict).toMatchObject({ proven: true, extent: { descriptors: 4 * 4 * 80 * 100_000 } });
+  // The samples reach the pool's last block.
+  const reached = sampleRequests(plans[0] as EngineTransferPlan).flatMap(({ blocks: given }) =>
+    given.remoteBlockIds.flat(),
+  );
+  expect(Math.max(...reached)).toBe(99_999);
+  expect(Math.min(...reached)).toBe(0);
+});
