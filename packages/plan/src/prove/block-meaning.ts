@@ -1,5 +1,5 @@
-import type { KvCacheKind } from "@kv/interface";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry.js";
+import { headsInRegion, kindMeaning, tokensInBlock } from "./kind-meaning.js";
 
 /** One loop over a tile, outermost first. Positions along it are counted for the whole model, those of tokens within the block. */
 interface TileAxis {
@@ -9,41 +9,40 @@ interface TileAxis {
 }
 
 /**
- * What the bytes of a block stand for: nested loops over heads and tokens around cells of `cellBytes`. `inside` names the order within a
- * cell; where it is equal, byte i of one cell means what byte i of the other does (K first, then V, for plain caches).
+ * A stretch of a block: nested loops over heads and tokens around cells of `cellBytes`. Where names are equal, byte i of one cell means what
+ * byte i of the other does (K first, then V, for plain caches).
  */
-export interface BlockMeaning {
+export interface Tile {
+  readonly name: string;
+  readonly offset: number;
+  readonly lengthBytes: number;
   readonly axes: readonly TileAxis[];
   readonly cellBytes: number;
-  readonly inside: string;
-  /** Tokens that a step along the token axis stands for: 1, or a whole block where the order of tokens is the backend's own. */
+  /** Number of the first byte of a cell: a share of a state begins within it. */
+  readonly cellBegin: number;
+}
+
+/** What the bytes of a block stand for, in order; what no tile covers is padding. */
+export interface BlockMeaning {
+  readonly tiles: readonly Tile[];
+  /** Tokens in the block; 1 for blocks that stand for none. */
+  readonly tokens: number;
+  /** Tokens that a step along the token axis stands for: 1, or a whole block where the order of tokens is not known. */
   readonly tokensPerStep: number;
+  /** Kernel blocks that the block spans. */
+  readonly kernelBlocks: number;
 }
 
 /** The meaning of one byte, and how far the next bytes go on in the same way. */
 export interface BytePlace {
+  readonly tile: Tile;
   readonly head: number;
   readonly token: number;
   readonly cellByte: number;
-  /** Bytes until the innermost loop ends. */
+  /** Bytes until the cell ends, and until the innermost loop does. */
+  readonly cellRest: number;
   readonly runBytes: number;
   readonly runAxis: "head" | "token" | "cell";
-}
-
-/**
- * KV heads of a rank, by how tensor parallelism deals them out: equal shares, or one head for several neighbours where there are more
- * ranks than heads. Said here anew, and not taken from the mapping that is to be proven.
- */
-export function headsOfRank(
-  rank: RankGeometry,
-  numKvHeads: number,
-  kind: KvCacheKind,
-): { begin: number; size: number } {
-  if (kind === "mla") return { begin: 0, size: 1 };
-  const share = numKvHeads / rank.tpSize;
-  return share >= 1
-    ? { begin: rank.tpRank * share, size: share }
-    : { begin: Math.floor(rank.tpRank * share), size: 1 };
 }
 
 /** By the letters of the layout: whose loop is outside within a block of one layer. */
@@ -54,66 +53,109 @@ const HEAD_OUTSIDE: Readonly<Record<string, boolean | undefined>> = {
   BLNHC: false,
 };
 
-/**
- * Reads a region's block by the letters of its layout. `ownOrder`: the attention backend orders tokens within a head in its own way, so a
- * head's share of a block is one cell. Undefined when the block does not divide as the layout says.
- */
-export function meaningOfBlock(
-  rank: RankGeometry,
-  region: RegionGeometry,
-  model: ModelGeometry,
-  kind: KvCacheKind,
-  ownOrder: string | undefined,
-): BlockMeaning | undefined {
-  const heads = headsOfRank(rank, model.numKvHeads, kind);
-  const tokens = rank.kernelBlockSize;
+export interface MeaningQuestion {
+  readonly rank: RankGeometry;
+  readonly region: RegionGeometry;
+  /** Bytes of a block that belong to the region's cache; a packed row has others beside it. */
+  readonly lengthBytes: number;
+  readonly group: number;
+  readonly model: ModelGeometry;
+  readonly other: RankGeometry;
+  /** The attention backend's order within a head, where it is one of its own. */
+  readonly ownOrder: string | undefined;
+}
+
+/** Reads a block by the letters of its layout. Undefined when the block does not divide as the layout says. */
+export function meaningOfBlock(question: MeaningQuestion): BlockMeaning | undefined {
+  const { rank, group, model, lengthBytes } = question;
+  const kind = kindMeaning(model.groups[group] ?? "");
+  if (kind === undefined) return undefined;
+  if (kind.sharing === "state") return stateMeaning(rank, question.other);
+  if (kind.lists === "last") {
+    const whole = tile("a whole block", lengthBytes, lengthBytes, [{ axis: "token", begin: 0, size: 1 }]);
+    return { tiles: [whole], tokens: 1, tokensPerStep: 1, kernelBlocks: 1 };
+  }
+  return attentionMeaning(question);
+}
+
+function attentionMeaning(question: MeaningQuestion): BlockMeaning | undefined {
+  const { rank, region, lengthBytes, group, model, other, ownOrder } = question;
+  const heads = headsInRegion(rank, region, group, model);
+  const tokens = tokensInBlock(rank, group, other);
+  if (!Number.isInteger(tokens)) return undefined;
   const head: TileAxis = { axis: "head", ...heads };
   const headOutside = heads.size === 1 ? true : HEAD_OUTSIDE[rank.layout];
   const whole: TileAxis = { axis: "token", begin: 0, size: 1 };
   if (headOutside === undefined || (ownOrder !== undefined && !headOutside)) {
     // Heads of a layer are not together, or lie in an order unknown: a block is known as a whole only.
-    const order = `${rank.layout} ${ownOrder ?? "plain"}`;
-    const inside = `a whole block of ${order}, ${heads.size} heads from ${heads.begin}, ${tokens} tokens`;
-    return { axes: [whole], cellBytes: region.blockLengthBytes, inside, tokensPerStep: tokens };
+    const name = `a whole block of ${rank.layout} ${ownOrder ?? "plain"}, ${heads.size} heads from ${heads.begin}, ${tokens} tokens`;
+    return { tiles: [tile(name, lengthBytes, lengthBytes, [whole])], tokens, tokensPerStep: tokens, kernelBlocks: 1 };
   }
   if (ownOrder !== undefined) {
-    const cellBytes = region.blockLengthBytes / heads.size;
+    const cellBytes = lengthBytes / heads.size;
     if (!Number.isInteger(cellBytes)) return undefined;
-    return {
-      axes: [head, whole],
-      cellBytes,
-      inside: `${ownOrder}, ${tokens} tokens`,
-      tokensPerStep: tokens,
-    };
+    const name = `${ownOrder}, ${tokens} tokens`;
+    return { tiles: [tile(name, lengthBytes, cellBytes, [head, whole])], tokens, tokensPerStep: tokens, kernelBlocks: 1 };
   }
-  const cellBytes = region.blockLengthBytes / (heads.size * tokens);
+  const cellBytes = lengthBytes / (heads.size * tokens);
   if (!Number.isInteger(cellBytes)) return undefined;
   const token: TileAxis = { axis: "token", begin: 0, size: tokens };
-  return {
-    axes: headOutside ? [head, token] : [token, head],
-    cellBytes,
-    inside: ownOrder ?? "plain",
-    tokensPerStep: 1,
-  };
+  const axes = headOutside ? [head, token] : [token, head];
+  return { tiles: [tile("plain", lengthBytes, cellBytes, axes)], tokens, tokensPerStep: 1, kernelBlocks: 1 };
 }
 
-/** The meaning of the byte at an offset into the block. */
-export function placeAt(meaning: BlockMeaning, offset: number): BytePlace {
-  const cell = Math.floor(offset / meaning.cellBytes);
-  const cellByte = offset - cell * meaning.cellBytes;
+/** A state: its projections and the recurrent part, each cut evenly over the ranks on its own. */
+function stateMeaning(rank: RankGeometry, other: RankGeometry): BlockMeaning | undefined {
+  const own = rank.stateSpace;
+  if (own === undefined) return undefined;
+  const told = other.stateSpace?.convProjectionBytes;
+  // The wire has sums only: projections that one side does not tell are the other's, cut for its number of ranks.
+  const projections =
+    own.convProjectionBytes ?? told?.map((bytes) => (bytes * other.tpSize) / rank.tpSize) ?? [own.convBytes];
+  if (projections.some((bytes) => !Number.isInteger(bytes))) return undefined;
+  let offset = 0;
+  const tiles = [...projections, own.recurrentBytes].map((bytes, index, all): Tile => {
+    const name = index === all.length - 1 ? "recurrent state" : `convolution ${index}`;
+    const part = { ...tile(name, bytes, bytes, []), offset, cellBegin: rank.tpRank * bytes };
+    offset += bytes;
+    return part;
+  });
+  return { tiles, tokens: 1, tokensPerStep: 1, kernelBlocks: rank.physicalBlocksPerLogical };
+}
+
+function tile(name: string, lengthBytes: number, cellBytes: number, axes: readonly TileAxis[]): Tile {
+  // Cells of unlike sizes are unlike, but for those of a state, of which a rank has a share.
+  const named = axes.length === 0 ? name : `${name}, cells of ${cellBytes}`;
+  return { name: named, offset: 0, lengthBytes, cellBytes, axes, cellBegin: 0 };
+}
+
+/** The meaning of the byte at an offset into the block; undefined in padding. */
+export function placeAt(meaning: BlockMeaning, offset: number): BytePlace | undefined {
+  const found = meaning.tiles.find((one) => offset >= one.offset && offset < one.offset + one.lengthBytes);
+  if (found === undefined) return undefined;
+  const into = offset - found.offset;
+  const cell = Math.floor(into / found.cellBytes);
+  const inCell = into - cell * found.cellBytes;
   const at = { head: 0, token: 0 };
   let rest = cell;
   let runAxis: BytePlace["runAxis"] = "cell";
-  let runBytes = meaning.cellBytes - cellByte;
-  for (let index = meaning.axes.length - 1; index >= 0; index--) {
-    const loop = meaning.axes[index] as TileAxis;
+  const cellRest = found.cellBytes - inCell;
+  let runBytes = cellRest;
+  for (let index = found.axes.length - 1; index >= 0; index--) {
+    const loop = found.axes[index] as TileAxis;
     const position = rest % loop.size;
     rest = (rest - position) / loop.size;
     at[loop.axis] = (loop.begin + position) * (loop.axis === "token" ? meaning.tokensPerStep : 1);
-    if (index === meaning.axes.length - 1 && loop.size > 1) {
+    if (index === found.axes.length - 1 && loop.size > 1) {
       runAxis = loop.axis;
-      runBytes += (loop.size - 1 - position) * meaning.cellBytes;
+      runBytes += (loop.size - 1 - position) * found.cellBytes;
     }
   }
-  return { ...at, cellByte, runBytes, runAxis };
+  return { tile: found, ...at, cellByte: found.cellBegin + inCell, cellRest, runBytes, runAxis };
+}
+
+/** The first byte after `offset` that is no padding; the block's end where there is none. */
+export function afterPadding(meaning: BlockMeaning, offset: number, lengthBytes: number): number {
+  const begins = meaning.tiles.map((one) => one.offset).filter((begin) => begin > offset);
+  return Math.min(lengthBytes, ...begins);
 }

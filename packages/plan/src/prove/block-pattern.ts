@@ -1,6 +1,5 @@
-import type { EngineTransferPlan } from "../engine-plan-types.js";
-import { type BlockMeaning, placeAt } from "./block-meaning.js";
-import { type BlockPass, originOf, zeroingAt } from "./pass-effect.js";
+import { afterPadding, type BlockMeaning, type BytePlace, placeAt } from "./block-meaning.js";
+import { type BlockPass, originOf, type PassGrid, zeroingAt } from "./pass-effect.js";
 import { fail, type PlanFault } from "./verdict.js";
 
 /** One descriptor's bytes as they land in a block of the destination. */
@@ -18,24 +17,98 @@ export interface BlockPattern {
   readonly lengthBytes: number;
   readonly writes: readonly Write[];
   readonly pass: BlockPass;
-  /** Tokens of the block, from its begin, that the request needs. */
-  readonly neededTokens: number;
+  readonly grid: PassGrid;
+  /** Tokens of the block that the request needs, from the first to one past the last. */
+  readonly neededFrom: number;
+  readonly neededTo: number;
+  /** Whether tokens after the needed ones must have been cleared. */
+  readonly clearsTail: boolean;
   readonly meaning: BlockMeaning;
   /** Of a block at each source, by its position in the plan. */
-  readonly sourceMeanings: readonly BlockMeaning[];
+  readonly sourceMeanings: readonly (BlockMeaning | undefined)[];
 }
 
 export function patternKey(pattern: BlockPattern): string {
-  let key = `${pattern.lengthBytes};${pattern.neededTokens};${pattern.pass.permuted};${pattern.pass.zeroFromToken}`;
+  const { pass } = pattern;
+  let key = `${pattern.lengthBytes};${pattern.neededFrom};${pattern.neededTo};${pass.permuted};${pass.zeroFromToken}`;
   for (const write of pattern.writes)
     key += `;${write.offset},${write.lengthBytes},${write.source},${write.remoteOffset},${write.remoteToken}`;
   return key;
 }
 
 /** Follows every byte of the finished block back to its source, a run at a time. `where` completes the fault. */
-export function provePattern(plan: EngineTransferPlan, pattern: BlockPattern, where: PlanFault["at"]): void {
-  const { meaning, pass } = pattern;
+export function provePattern(pattern: BlockPattern, where: PlanFault["at"]): void {
+  const { meaning, pass, lengthBytes } = pattern;
   const writes = [...pattern.writes].sort((one, two) => one.offset - two.offset);
+  requireOnce(writes, where);
+  for (let offset = 0; offset < lengthBytes; ) {
+    const want = placeAt(meaning, offset);
+    if (want === undefined) {
+      offset = afterPadding(meaning, offset, lengthBytes);
+      continue;
+    }
+    const zeroing = zeroingAt(pattern.grid, offset, pass.zeroFromToken);
+    const at = { ...where, offset, head: want.head, tokenInBlock: want.token, cellByte: want.cellByte };
+    const isTail = want.token + meaning.tokensPerStep > pattern.neededTo;
+    if (isTail && !zeroing.zeroed && pattern.clearsTail) {
+      fail("tail-not-cleared", "a token that the request does not have keeps the bytes of another", at);
+    }
+    const toEdge = bytesToEdge(pattern, want);
+    if (want.token >= pattern.neededTo || want.token + meaning.tokensPerStep <= pattern.neededFrom) {
+      offset += Math.min(zeroing.runBytes, toEdge);
+      continue;
+    }
+    if (zeroing.zeroed) fail("needed-but-cleared", "the receive pass zeroes a token that the request needs", at);
+    const moved = sourceRun(pattern, writes, want, offset, at);
+    offset += Math.min(moved, toEdge, zeroing.runBytes);
+  }
+}
+
+/** Checks where the byte comes from; returns the bytes from there on that come in the same way. */
+function sourceRun(
+  pattern: BlockPattern,
+  writes: readonly Write[],
+  want: BytePlace,
+  offset: number,
+  at: PlanFault["at"],
+): number {
+  const origin = pattern.pass.permuted
+    ? originOf(pattern.grid, offset)
+    : { offset, runBytes: pattern.lengthBytes - offset };
+  const write = writeAt(writes, origin.offset);
+  if (write === undefined) {
+    fail("not-written", "nothing is written to a byte that the request needs", { ...at, landed: origin.offset });
+  }
+  const into = origin.offset - write.offset;
+  const source = pattern.sourceMeanings[write.source];
+  const got = source === undefined ? undefined : placeAt(source, write.remoteOffset + into);
+  const from = { ...at, source: write.source, remoteOffset: write.remoteOffset + into };
+  if (got === undefined) fail("wrong-source", "a byte that the request needs comes from padding", from);
+  const gotToken = got.token + write.remoteToken;
+  const same = got.head === want.head && gotToken === want.token && got.cellByte === want.cellByte;
+  if (!same || got.tile.name !== want.tile.name) {
+    fail(
+      "wrong-source",
+      `head ${want.head}, token ${want.token} of the block, byte ${want.cellByte} of "${want.tile.name}" comes from head ${got.head}, ` +
+        `token ${gotToken}, byte ${got.cellByte} of "${got.tile.name}"`,
+      from,
+    );
+  }
+  const together =
+    want.runAxis === got.runAxis ? Math.min(want.runBytes, got.runBytes) : Math.min(want.cellRest, got.cellRest);
+  return Math.min(together, origin.runBytes, write.lengthBytes - into);
+}
+
+/** Bytes along the run of `here` until what the request needs begins or ends. */
+function bytesToEdge({ meaning, neededFrom, neededTo }: BlockPattern, here: BytePlace): number {
+  if (here.runAxis === "cell") return here.cellRest;
+  if (here.runAxis === "head") return here.runBytes;
+  const edge = here.token < neededFrom ? neededFrom : here.token < neededTo ? neededTo : Number.POSITIVE_INFINITY;
+  const steps = Math.ceil((edge - here.token) / meaning.tokensPerStep);
+  return Math.min(here.runBytes, here.cellRest + (steps - 1) * here.tile.cellBytes);
+}
+
+function requireOnce(writes: readonly Write[], where: PlanFault["at"]): void {
   for (const [index, write] of writes.entries()) {
     const before = writes[index - 1];
     if (before === undefined || before.offset + before.lengthBytes <= write.offset) continue;
@@ -43,58 +116,6 @@ export function provePattern(plan: EngineTransferPlan, pattern: BlockPattern, wh
       ...where,
       offset: write.offset,
     });
-  }
-  for (let offset = 0; offset < pattern.lengthBytes; ) {
-    const want = placeAt(meaning, offset);
-    const zeroing = zeroingAt(plan, pattern.lengthBytes, offset, pass.zeroFromToken);
-    const at = { ...where, offset, head: want.head, tokenInBlock: want.token, cellByte: want.cellByte };
-    const cellRest = meaning.cellBytes - want.cellByte;
-    if (want.token + meaning.tokensPerStep > pattern.neededTokens) {
-      if (!zeroing.zeroed && plan.uncovered === "zeroed") {
-        fail("tail-not-cleared", "a token that the request does not have keeps the bytes of another", at);
-      }
-    }
-    if (want.token >= pattern.neededTokens) {
-      offset += Math.min(zeroing.runBytes, want.runAxis === "token" ? want.runBytes : cellRest);
-      continue;
-    }
-    if (zeroing.zeroed)
-      fail("needed-but-cleared", "the receive pass zeroes a token that the request needs", at);
-    const origin = pass.permuted
-      ? originOf(plan, pattern.lengthBytes, offset)
-      : { offset, runBytes: pattern.lengthBytes - offset };
-    const write = writeAt(writes, origin.offset);
-    if (write === undefined) {
-      fail("not-written", "nothing is written to a byte that the request needs", {
-        ...at,
-        landed: origin.offset,
-      });
-    }
-    const into = origin.offset - write.offset;
-    const source = pattern.sourceMeanings[write.source];
-    if (source === undefined) fail("wrong-source", `source ${write.source} is not in the plan`, at);
-    const got = placeAt(source, write.remoteOffset + into);
-    const gotToken = got.token + write.remoteToken;
-    const same =
-      got.head === want.head &&
-      gotToken === want.token &&
-      got.cellByte === want.cellByte &&
-      source.cellBytes === meaning.cellBytes &&
-      source.inside === meaning.inside;
-    if (!same) {
-      fail(
-        "wrong-source",
-        `head ${want.head}, token ${want.token} of the block, byte ${want.cellByte} (${meaning.inside}, cells of ${meaning.cellBytes}) ` +
-          `comes from head ${got.head}, token ${gotToken}, byte ${got.cellByte} (${source.inside}, cells of ${source.cellBytes})`,
-        { ...at, source: write.source, remoteOffset: write.remoteOffset + into },
-      );
-    }
-    const together = want.runAxis === got.runAxis ? Math.min(want.runBytes, got.runBytes) : cellRest;
-    // A run of tokens ends where the request does.
-    const left =
-      want.runAxis === "token" ? Math.ceil((pattern.neededTokens - want.token) / meaning.tokensPerStep) : 1;
-    const untilEnd = want.runAxis === "head" ? together : left * meaning.cellBytes - want.cellByte;
-    offset += Math.min(together, untilEnd, zeroing.runBytes, origin.runBytes, write.lengthBytes - into);
   }
 }
 

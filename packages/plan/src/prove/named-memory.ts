@@ -3,17 +3,19 @@ import type { RankGeometry } from "../geometry.js";
 import { fail } from "./verdict.js";
 
 /** Where a descriptor points, in the words of the rank that owns the memory. */
-export interface BlockPlace {
+export interface MemoryPlace {
   readonly region: number;
-  readonly block: number;
-  readonly offset: number;
+  /** Bytes from the region's begin. */
+  readonly from: number;
   readonly lengthBytes: number;
 }
 
-/** From a descriptor's index to the block it lies in, by nothing but the table's rows and the rank's own regions. */
+/** From a descriptor's index to the memory it names, by nothing but the table's rows and the rank's own regions. */
 export interface NamedMemory {
   readonly count: number;
-  place(id: number): BlockPlace;
+  place(id: number): MemoryPlace;
+  /** Number of the row that a descriptor is of. */
+  rowIndex(id: number): number;
 }
 
 interface Row {
@@ -29,21 +31,21 @@ export function namedMemory(whose: string, table: DescriptorTable, rank: RankGeo
   const rows: Row[] = [];
   let count = 0;
   for (let at = 0; at < table.rows.length; at += DESCRIPTOR_ROW) {
-    const [address = 0, lengthBytes = 0, , stride = 0, items = 0] = table.rows.subarray(
-      at,
-      at + DESCRIPTOR_ROW,
-    );
+    const [address = 0, lengthBytes = 0, , stride = 0, items = 0] = table.rows.subarray(at, at + DESCRIPTOR_ROW);
     rows.push({ firstId: count, count: items, address, lengthBytes, stride });
     count += items;
   }
-  const ordered = [...rank.regions.entries()].sort(([, one], [, two]) => one.baseAddress - two.baseAddress);
+  // Regions of unlike memory types may have equal addresses.
+  const ordered = [...rank.regions.entries()]
+    .filter(([, region]) => region.memoryType === table.memoryType)
+    .sort(([, one], [, two]) => one.baseAddress - two.baseAddress);
   // Ids come in long ascending stretches: the row and the region of the last one are tried first.
   let lastRow = 0;
-  let lastRegion = 0;
+  let lastRegion = ordered[0]?.[0] ?? 0;
 
-  function rowOf(id: number): Row {
+  function rowIndex(id: number): number {
     const near = rows[lastRow];
-    if (near !== undefined && id >= near.firstId && id < near.firstId + near.count) return near;
+    if (near !== undefined && id >= near.firstId && id < near.firstId + near.count) return lastRow;
     let [low, high] = [0, rows.length - 1];
     while (low < high) {
       const middle = (low + high + 1) >> 1;
@@ -58,24 +60,23 @@ export function namedMemory(whose: string, table: DescriptorTable, rank: RankGeo
       });
     }
     lastRow = low;
-    return row;
+    return low;
   }
 
-  function place(id: number): BlockPlace {
-    const row = rowOf(id);
+  function place(id: number): MemoryPlace {
+    const row = rows[rowIndex(id)] as Row;
     const address = row.address + (id - row.firstId) * row.stride;
-    const within = (index: number) => {
+    const within = (index: number): MemoryPlace | undefined => {
       const region = rank.regions[index];
       if (region === undefined || address < region.baseAddress) return undefined;
       const from = address - region.baseAddress;
-      const block = Math.floor(from / region.blockStrideBytes);
-      const offset = from - block * region.blockStrideBytes;
-      const inside = block < region.numBlocks && offset + row.lengthBytes <= region.blockLengthBytes;
-      return inside ? { region: index, block, offset, lengthBytes: row.lengthBytes } : undefined;
+      const end = (region.numBlocks - 1) * region.blockStrideBytes + region.blockLengthBytes;
+      // Blocks of several regions may interleave; what begins in the padding of one is another's.
+      const inBlock = from % region.blockStrideBytes < region.blockLengthBytes;
+      return inBlock && from + row.lengthBytes <= end ? { region: index, from, lengthBytes: row.lengthBytes } : undefined;
     };
     const near = within(lastRegion);
     if (near !== undefined) return near;
-    // Regions of one allocation may interleave (blocks outermost): every one that begins before may hold it.
     for (const [index, region] of ordered) {
       if (region.baseAddress > address) break;
       const found = within(index);
@@ -90,5 +91,5 @@ export function namedMemory(whose: string, table: DescriptorTable, rank: RankGeo
     );
   }
 
-  return { count, place };
+  return { count, place, rowIndex };
 }

@@ -1,27 +1,27 @@
 import type { EngineTransferPlan } from "../engine-plan-types.js";
-import type { RequestPlan } from "../request-plan-types.js";
+import type { RankGeometry } from "../geometry.js";
+import type { RemoteRankId, RequestPlan } from "../request-plan-types.js";
 import { fail } from "./verdict.js";
 
-/** Remote ranks that a request of this local rank reads or notifies; each once, since each would be told by every mention. */
-export function ranksTold(plan: EngineTransferPlan, request: RequestPlan): readonly number[] {
-  const told = [...request.reads.map((read) => read.remoteRank), ...request.notifyRanks];
-  const seen = new Set<number>();
+const nameOf = ({ tpRank, ppRank }: RemoteRankId) => (ppRank === 0 ? `${tpRank}` : `${tpRank} of stage ${ppRank}`);
+
+/** Remote ranks that a request of this local rank tells: those it reads, and those it only notifies. */
+export function ranksTold(plan: EngineTransferPlan, request: RequestPlan): readonly RemoteRankId[] {
+  const localRank = plan.local.tpRank;
+  // A rank that is read in several transfers (types of memory) is told once, after all of them.
+  const read = new Map(
+    request.reads.map(({ remoteRank: tpRank, remotePpRank: ppRank }) => [`${ppRank}:${tpRank}`, { tpRank, ppRank }]),
+  );
+  const told = [...read.values(), ...request.notify];
+  const seen = new Set<string>();
   for (const rank of told) {
-    if (seen.has(rank))
-      fail("notification-twice", `local rank ${plan.local.tpRank} tells remote rank ${rank} more than once`, {
-        localRank: plan.local.tpRank,
-        remoteRank: rank,
-      });
-    if (rank < 0 || rank >= plan.remote.tpSize)
-      fail(
-        "notification-stray",
-        `local rank ${plan.local.tpRank} tells rank ${rank} of ${plan.remote.tpSize}`,
-        {
-          localRank: plan.local.tpRank,
-          remoteRank: rank,
-        },
-      );
-    seen.add(rank);
+    const at = { localRank, remoteRank: rank.tpRank, stage: rank.ppRank };
+    const key = `${rank.ppRank}:${rank.tpRank}`;
+    if (seen.has(key))
+      fail("notification-twice", `local rank ${localRank} tells remote rank ${nameOf(rank)} more than once`, at);
+    if (rank.tpRank < 0 || rank.tpRank >= plan.remote.tpSize)
+      fail("notification-stray", `local rank ${localRank} tells rank ${nameOf(rank)} of ${plan.remote.tpSize}`, at);
+    seen.add(key);
   }
   return told;
 }
@@ -32,47 +32,41 @@ export function ranksTold(plan: EngineTransferPlan, request: RequestPlan): reado
  */
 export function proveNotifications(
   plans: readonly EngineTransferPlan[],
+  remotes: readonly RankGeometry[],
   requests: readonly RequestPlan[],
 ): void {
-  const remoteTpSize = plans[0]?.remote.tpSize ?? 0;
-  const got = new Array<number>(remoteTpSize).fill(0);
-  const said = new Map<number, number>();
+  const got = new Map<string, number>();
+  const said = new Map<string, number>();
   for (const [index, plan] of plans.entries()) {
     const request = requests[index];
     if (request === undefined) continue;
     for (const rank of ranksTold(plan, request)) {
-      got[rank] = (got[rank] ?? 0) + 1;
-      const before = said.get(rank);
+      const key = `${rank.ppRank}:${rank.tpRank}`;
+      got.set(key, (got.get(key) ?? 0) + 1);
+      const before = said.get(key);
       if (before !== undefined && before !== plan.localConsumers) {
         fail(
           "notification-count",
-          `remote rank ${rank} is told to wait for ${before} and for ${plan.localConsumers} notifications`,
-          {
-            remoteRank: rank,
-            one: before,
-            other: plan.localConsumers,
-          },
+          `remote rank ${nameOf(rank)} is told to wait for ${before} and for ${plan.localConsumers} notifications`,
+          { remoteRank: rank.tpRank, one: before, other: plan.localConsumers },
         );
       }
-      said.set(rank, plan.localConsumers);
+      said.set(key, plan.localConsumers);
     }
   }
-  for (const [rank, count] of got.entries()) {
-    const awaited = said.get(rank);
+  for (const { tpRank, ppRank = 0 } of remotes) {
+    const [count, awaited] = [got.get(`${ppRank}:${tpRank}`) ?? 0, said.get(`${ppRank}:${tpRank}`)];
+    const name = nameOf({ tpRank, ppRank });
     if (awaited === undefined) {
-      fail(
-        "notification-missing",
-        `remote rank ${rank} holds the request's blocks and nobody tells it that they were read`,
-        {
-          remoteRank: rank,
-        },
-      );
+      fail("notification-missing", `remote rank ${name} holds the request's blocks and nobody tells it that they were read`, {
+        remoteRank: tpRank,
+      });
     }
     if (awaited === count) continue;
     fail(
       count < awaited ? "notification-missing" : "notification-count",
-      `remote rank ${rank} gets ${count} notifications about a request and waits for ${awaited}`,
-      { remoteRank: rank, awaited, sent: count },
+      `remote rank ${name} gets ${count} notifications about a request and waits for ${awaited}`,
+      { remoteRank: tpRank, awaited, sent: count },
     );
   }
 }

@@ -1,6 +1,5 @@
-import type { KvCacheKind } from "@kv/interface";
 import type { EngineTransferPlan } from "../engine-plan-types.js";
-import type { ModelGeometry, RankGeometry } from "../geometry.js";
+import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry.js";
 import { type BlockMeaning, meaningOfBlock } from "./block-meaning.js";
 import { type NamedMemory, namedMemory } from "./named-memory.js";
 import { fail } from "./verdict.js";
@@ -14,45 +13,43 @@ export interface ProofSubject {
   readonly model: ModelGeometry;
   /** By the position of the source in the plan. */
   readonly remotes: readonly RankGeometry[];
-  /** By the position of the source in the plan. */
-  readonly localMemory: readonly NamedMemory[];
-  readonly remoteMemory: readonly NamedMemory[];
+  /** By the position of the source in the plan, then by that of the list in the source. */
+  readonly localMemory: readonly (readonly NamedMemory[])[];
+  readonly remoteMemory: readonly (readonly NamedMemory[])[];
 }
 
 export function proofSubject(
   plan: EngineTransferPlan,
   remotes: readonly RankGeometry[],
-  numKvHeads: number,
+  model: Omit<ModelGeometry, "groups">,
 ): ProofSubject {
-  const byRank = new Map(remotes.map((rank) => [rank.tpRank, rank]));
-  const sources = plan.sources.map((source) => {
-    const rank = byRank.get(source.remoteRank);
+  const byRank = new Map(remotes.map((rank) => [`${rank.ppRank ?? 0}:${rank.tpRank}`, rank]));
+  const sources = plan.sources.map(({ remoteRank, remotePpRank }) => {
+    const rank = byRank.get(`${remotePpRank}:${remoteRank}`);
     if (rank !== undefined) return rank;
-    return fail(
-      "descriptor-outside",
-      `the plan reads from remote rank ${source.remoteRank}, which is none of the remote engine`,
-      {
-        remoteRank: source.remoteRank,
-      },
-    );
+    return fail("descriptor-outside", `the plan reads from remote rank ${remoteRank}, which is none of the remote engine`, {
+      remoteRank,
+      remotePpRank,
+    });
   });
   return {
     plan,
-    model: { numKvHeads, groups: plan.groups },
+    model: { ...model, groups: plan.groups },
     remotes: sources,
-    localMemory: plan.sources.map((source) => namedMemory("local", source.localTable, plan.local)),
+    localMemory: plan.sources.map((source) =>
+      source.lists.map((list) => namedMemory("local", list.localTable, plan.local)),
+    ),
     remoteMemory: plan.sources.map((source, index) =>
-      namedMemory(`remote rank ${source.remoteRank}`, source.remoteTable, sources[index] as RankGeometry),
+      source.lists.map((list) =>
+        namedMemory(`remote rank ${source.remoteRank}`, list.remoteTable, sources[index] as RankGeometry),
+      ),
     ),
   };
 }
 
 /** The inside of a cell on both sides, where it is not plain. Unlike orders are made alike by the engine, if the plan says so. */
 function insides({ plan, remotes }: ProofSubject): readonly [string | undefined, string | undefined] {
-  const [mine, theirs] = [
-    plan.local.attentionBackend,
-    remotes[0]?.attentionBackend ?? plan.remote.attentionBackend,
-  ];
+  const [mine, theirs] = [plan.local.attentionBackend, remotes[0]?.attentionBackend ?? plan.remote.attentionBackend];
   if (mine !== theirs && plan.conversions.includes("attention-order")) {
     const either = OWN_ORDER.has(mine) || OWN_ORDER.has(theirs);
     return either ? ["converted", "converted"] : [undefined, undefined];
@@ -61,35 +58,75 @@ function insides({ plan, remotes }: ProofSubject): readonly [string | undefined,
   return [own(mine), own(theirs)];
 }
 
-/** What a block of a region means here, and at each source. */
-export function meaningsOf(
-  subject: ProofSubject,
-  region: number,
-  kind: KvCacheKind,
-): { readonly local: BlockMeaning; readonly sources: readonly BlockMeaning[] } {
-  const [inLocal, inRemote] = insides(subject);
-  const read = (whose: string, rank: RankGeometry, inside: string | undefined): BlockMeaning => {
-    const found = rank.regions[region];
-    const meaning =
-      found === undefined ? undefined : meaningOfBlock(rank, found, subject.model, kind, inside);
-    if (meaning !== undefined) return meaning;
-    return fail(
-      "request-tables",
-      `${whose}: a block of region ${region} does not divide by its layout ${rank.layout}`,
-      {
-        region,
-      },
-    );
-  };
-  return {
-    local: read("the local rank", subject.plan.local, inLocal),
-    sources: subject.remotes.map((rank) => read(`remote rank ${rank.tpRank}`, rank, inRemote)),
-  };
+/** Names of the caches in a region. */
+const cachesOf = (region: RegionGeometry) => region.members ?? [region.name];
+
+/** The region of a remote rank that holds the same cache; undefined on a stage of a pipeline that holds other layers. */
+export function counterpart(region: RegionGeometry, rank: RankGeometry): number | undefined {
+  const same = rank.regions.findIndex((other) => other.name === region.name);
+  if (same >= 0) return same;
+  const names = new Set([region.name, ...cachesOf(region)]);
+  const found = rank.regions.findIndex((other) => cachesOf(other).some((name) => names.has(name)));
+  return found < 0 ? undefined : found;
 }
 
-/** Regions that hold a group's blocks, by what the regions say of themselves. */
-export function regionsHolding(rank: RankGeometry, group: number): readonly number[] {
-  const named = rank.regions.map((region) => region.groupId);
-  const one = named.every((id) => id === named[0]);
-  return [...named.keys()].filter((index) => one || named[index] === group || named[index] === -1);
+/** What a block of a local region means for a group, here and at each source that holds the region. */
+export interface RegionMeanings {
+  readonly local: BlockMeaning;
+  /** Undefined at a source without the region. */
+  readonly sources: readonly (BlockMeaning | undefined)[];
+  /** Region at each source. */
+  readonly remoteRegions: readonly (number | undefined)[];
+}
+
+export function meaningsOf(subject: ProofSubject, index: number, group: number): RegionMeanings {
+  const { plan, model, remotes } = subject;
+  const region = plan.local.regions[index] as RegionGeometry;
+  const [inLocal, inRemote] = insides(subject);
+  const [remote] = remotes;
+  const remoteRegions = remotes.map((rank) => counterpart(region, rank));
+  const local = read(
+    "the local rank",
+    { rank: plan.local, region, group, model, other: remote ?? plan.remote, ownOrder: inLocal },
+    region.name,
+  );
+  const sources = remotes.map((rank, at) => {
+    const found = remoteRegions[at];
+    const other = found === undefined ? undefined : rank.regions[found];
+    if (other === undefined) return undefined;
+    const question = { rank, region: other, group, model, other: plan.local, ownOrder: inRemote };
+    return read(`remote rank ${rank.tpRank}`, question, region.name);
+  });
+  return { local, sources, remoteRegions };
+}
+
+/** A block's meaning with the name of its cache; a row that packs several has a page for each. */
+function read(
+  whose: string,
+  question: Omit<Parameters<typeof meaningOfBlock>[0], "lengthBytes">,
+  name: string,
+): BlockMeaning {
+  const { rank, region } = question;
+  const pages = cachesOf(region).flatMap((cache) => {
+    const page = rank.packedMembers?.[cache];
+    return page === undefined ? [] : [{ cache, ...page }];
+  });
+  const parts = pages.length > 0 ? pages : [{ cache: name, offsetBytes: 0, lengthBytes: region.blockLengthBytes }];
+  const meanings = parts.map(({ cache, offsetBytes, lengthBytes }) => {
+    const meaning = meaningOfBlock({ ...question, lengthBytes });
+    if (meaning === undefined) {
+      fail("request-tables", `${whose}: ${lengthBytes} bytes of a block of "${cache}" do not divide by the layout ${rank.layout}`, {
+        region: region.name,
+        lengthBytes,
+      });
+    }
+    const tiles = meaning.tiles.map((tile) => ({
+      ...tile,
+      name: `${cache}: ${tile.name}`,
+      offset: tile.offset + offsetBytes,
+    }));
+    return { ...meaning, tiles };
+  });
+  const [first] = meanings as [BlockMeaning];
+  return { ...first, tiles: meanings.flatMap((meaning) => meaning.tiles) };
 }

@@ -35,27 +35,36 @@ export function passByBlock(pass: ReceivePassGroup | undefined): ReadonlyMap<num
   return found;
 }
 
-/** The grid on which the pass works within a block, as the plan has it. */
-function gridOf(plan: EngineTransferPlan, blockBytes: number) {
-  const heads = plan.localHeads;
-  const tokens = plan.local.kernelBlockSize;
-  const cellBytes = blockBytes / (heads * tokens);
-  if (!Number.isInteger(cellBytes)) {
-    fail(
-      "receive-pass",
-      `the pass cannot see ${heads} heads of ${tokens} tokens in a block of ${blockBytes} bytes`,
-      {
-        heads,
-        tokens,
-        blockBytes,
-      },
-    );
-  }
-  const tokenMajor = plan.blockOrder === "token-major";
-  return { heads, tokens, cellBytes, tokenMajor };
+/** The grid on which the pass works within a block, as the plan has it for a group and a region. */
+export interface PassGrid {
+  readonly heads: number;
+  readonly tokens: number;
+  readonly parts: number;
+  readonly cellBytes: number;
+  readonly tokenMajor: boolean;
+  readonly blockBytes: number;
 }
 
-function gridPlace({ heads, tokens, cellBytes, tokenMajor }: ReturnType<typeof gridOf>, offset: number) {
+export function passGrid(plan: EngineTransferPlan, group: number, region: number): PassGrid {
+  const own = plan.groupPlans[group];
+  const heads = plan.headsOfRegion[region] ?? plan.localHeads;
+  const tokens = own === undefined ? plan.local.kernelBlockSize : own.partTokens * own.localParts;
+  const blockBytes = plan.local.regions[region]?.blockLengthBytes ?? 0;
+  const tokenMajor = heads === 1 || plan.blockOrder === "token-major";
+  return { heads, tokens, parts: plan.blockSizeRatio, cellBytes: blockBytes / (heads * tokens), tokenMajor, blockBytes };
+}
+
+function requireWhole(grid: PassGrid): void {
+  if (Number.isInteger(grid.cellBytes)) return;
+  const { heads, tokens, blockBytes } = grid;
+  fail("receive-pass", `the pass cannot see ${heads} heads of ${tokens} tokens in a block of ${blockBytes} bytes`, {
+    heads,
+    tokens,
+    blockBytes,
+  });
+}
+
+function gridPlace({ heads, tokens, cellBytes, tokenMajor }: PassGrid, offset: number) {
   const cell = Math.floor(offset / cellBytes);
   return {
     head: tokenMajor ? cell % heads : Math.floor(cell / tokens),
@@ -66,14 +75,13 @@ function gridPlace({ heads, tokens, cellBytes, tokenMajor }: ReturnType<typeof g
 
 /** Whether the pass zeroes the byte, and how many bytes from there on it treats alike. */
 export function zeroingAt(
-  plan: EngineTransferPlan,
-  blockBytes: number,
+  grid: PassGrid,
   offset: number,
   fromToken: number,
 ): { readonly zeroed: boolean; readonly runBytes: number } {
   if (fromToken <= 0 || fromToken === Number.POSITIVE_INFINITY)
-    return { zeroed: fromToken <= 0, runBytes: blockBytes - offset };
-  const grid = gridOf(plan, blockBytes);
+    return { zeroed: fromToken <= 0, runBytes: grid.blockBytes - offset };
+  requireWhole(grid);
   const { token, cellByte } = gridPlace(grid, offset);
   const zeroed = token >= fromToken;
   const cells = grid.tokenMajor ? 1 : zeroed ? grid.tokens - token : fromToken - token;
@@ -84,11 +92,11 @@ export function zeroingAt(
  * The permutation as the contract has it (`[parts][heads][tokens of a part]` becomes `[heads][tokens]`, or `[tokens][heads]` in a
  * token-major cache), told from the finished block's side.
  */
-export function originOf(plan: EngineTransferPlan, blockBytes: number, offset: number): Origin {
-  const grid = gridOf(plan, blockBytes);
-  const partTokens = grid.tokens / plan.blockSizeRatio;
+export function originOf(grid: PassGrid, offset: number): Origin {
+  requireWhole(grid);
+  const partTokens = grid.tokens / grid.parts;
   if (!Number.isInteger(partTokens)) {
-    fail("receive-pass", `${grid.tokens} tokens of a block do not divide into ${plan.blockSizeRatio} parts`);
+    fail("receive-pass", `${grid.tokens} tokens of a block do not divide into ${grid.parts} parts`);
   }
   const { head, token, cellByte } = gridPlace(grid, offset);
   const part = Math.floor(token / partTokens);

@@ -1,13 +1,16 @@
+import type { RegionGeometry } from "../geometry.js";
 import type { RequestBlocks, RequestPlan } from "../request-plan-types.js";
-import { type BlockPattern, patternKey, provePattern, type Write } from "./block-pattern.js";
-import { meaningsOf, type ProofSubject, regionsHolding } from "./pair-meaning.js";
-import { type BlockPass, passByBlock } from "./pass-effect.js";
+import { type BlockPattern, patternKey, provePattern } from "./block-pattern.js";
+import { kindMeaning, regionsHolding } from "./kind-meaning.js";
+import { landedWrites, type Owner, type Owners } from "./landed-writes.js";
+import { meaningsOf, type ProofSubject, type RegionMeanings } from "./pair-meaning.js";
+import { type BlockPass, passByBlock, passGrid } from "./pass-effect.js";
 import { demandOf, type GroupDemand } from "./request-demand.js";
 import { fail } from "./verdict.js";
 
 const UNTOUCHED: BlockPass = { permuted: false, zeroFromToken: Number.POSITIVE_INFINITY };
 
-/** Patterns already proven, by region class; shared over the requests of one plan. */
+/** Patterns already proven; shared over the requests of one plan. */
 export type ProvenPatterns = Set<string>;
 
 /** Proves one request of one plan; returns the number of destination blocks, region by region. */
@@ -17,58 +20,49 @@ export function proveRequest(
   request: RequestPlan,
   proven: ProvenPatterns,
 ): number {
-  const { plan } = subject;
-  const remote = subject.remotes[0] ?? plan.remote;
-  const demands = plan.groups
-    .map((kind, group) => demandOf(group, kind, plan.local, remote, blocks))
-    .filter((demand) => demand.localBlocks.length > 0);
-  const owners = ownersOf(subject, demands);
-  const landed = collectWrites(subject, request, owners);
-  const passes = new Map<GroupDemand, ReadonlyMap<number, BlockPass>>();
-  for (const demand of demands) {
-    const pass = passByBlock(onlyOne(request, demand.group));
-    for (const block of pass.keys()) {
-      if (demand.localPosition.has(block)) continue;
-      fail("receive-pass", `the receive pass changes kernel block ${block}, which is not the request's`, {
-        group: demand.group,
-        block,
-      });
-    }
-    passes.set(demand, pass);
-  }
-  for (const { group } of request.receivePass?.groups ?? []) {
-    if (demands.some((demand) => demand.group === group)) continue;
-    fail("receive-pass", `the receive pass names group ${group}, of which the request fills nothing`, {
-      group,
-    });
-  }
+  const { plan, model } = subject;
+  const demands = [...plan.groups.keys()]
+    .filter((group) => (blocks.localBlockIds[group]?.length ?? 0) > 0)
+    .map((group) => demandOf(group, plan.local, subject.remotes, model, blocks));
+  const meanings = new Map(
+    demands.map((demand) => {
+      const held = regionsHolding(plan.local, demand.group);
+      return [demand, new Map(held.map((region) => [region, meaningsOf(subject, region, demand.group)]))] as const;
+    }),
+  );
+  const landed = landedWrites(subject, request, ownersOf(subject, meanings));
+  const passes = passesOf(request, demands);
   let count = 0;
-  for (const demand of demands) {
-    const pass = passes.get(demand);
-    for (const region of regionsHolding(plan.local, demand.group)) {
-      const lengthBytes = plan.local.regions[region]?.blockLengthBytes ?? 0;
-      const meanings = meaningsOf(subject, region, demand.kind);
-      const heads = meanings.sources.map((meaning) => meaning.cellBytes).join();
-      const seen = `${demand.kind};${meanings.local.cellBytes};${heads};`;
-      for (const [position, block] of demand.localBlocks.entries()) {
-        const begin = demand.localBegin + position * plan.local.kernelBlockSize;
+  for (const [demand, regions] of meanings) {
+    const isTokenless = kindMeaning(model.groups[demand.group] ?? "")?.lists === "last";
+    for (const [region, meaning] of regions) {
+      const own = plan.local.regions[region] as RegionGeometry;
+      const seen = classOf(meaning);
+      const grid = passGrid(plan, demand.group, region);
+      const lengthBytes = own.blockStrideBytes * (meaning.local.kernelBlocks - 1) + own.blockLengthBytes;
+      for (const [position, block] of demand.local.blocks.entries()) {
+        const begin = demand.local.tokens[position] as number;
+        const within = (token: number) => Math.max(0, Math.min(meaning.local.tokens, token - begin));
         const pattern: BlockPattern = {
           lengthBytes,
           writes: (landed[region]?.get(block) ?? []).map((write) => ({
             ...write,
             remoteToken: write.remoteToken - begin,
           })),
-          pass: pass?.get(block) ?? UNTOUCHED,
-          neededTokens: Math.max(0, Math.min(plan.local.kernelBlockSize, demand.endToken - begin)),
-          meaning: meanings.local,
-          sourceMeanings: meanings.sources,
+          pass: passes.get(demand)?.get(block) ?? UNTOUCHED,
+          grid,
+          neededFrom: within(demand.fromToken),
+          neededTo: within(demand.endToken),
+          clearsTail: !isTokenless && plan.uncovered === "zeroed",
+          meaning: meaning.local,
+          sourceMeanings: meaning.sources,
         };
         count += 1;
         const key = seen + patternKey(pattern);
         if (proven.has(key)) continue;
-        provePattern(plan, pattern, {
+        provePattern(pattern, {
           localRank: plan.local.tpRank,
-          region: plan.local.regions[region]?.name ?? region,
+          region: own.name,
           group: demand.group,
           block,
           firstToken: begin,
@@ -80,104 +74,67 @@ export function proveRequest(
   return count;
 }
 
-function onlyOne(request: RequestPlan, group: number) {
-  const found = (request.receivePass?.groups ?? []).filter((pass) => pass.group === group);
-  if (found.length > 1)
-    fail("receive-pass", `the receive pass names group ${group} ${found.length} times`, { group });
-  return found[0];
+/** Regions of one class have blocks that mean the same but for the name of the cache. */
+function classOf({ local, sources }: RegionMeanings): string {
+  const plain = (tile: RegionMeanings["local"]["tiles"][number]) => {
+    const { name, ...shape } = tile;
+    return [name.slice(name.indexOf(": ")), shape];
+  };
+  return JSON.stringify([local, ...sources].map((meaning) => meaning?.tiles.map(plain)));
 }
 
-/** Per region: the group of the request that owns each destination block. */
+/** The pass by group and block; what it touches must be the request's, and be there to be touched. */
+function passesOf(
+  request: RequestPlan,
+  demands: readonly GroupDemand[],
+): ReadonlyMap<GroupDemand, ReadonlyMap<number, BlockPass>> {
+  const groups = request.receivePass?.groups ?? [];
+  for (const { group } of groups) {
+    if (!demands.some((demand) => demand.group === group))
+      fail("receive-pass", `the receive pass names group ${group}, of which the request fills nothing`, { group });
+    if (groups.filter((pass) => pass.group === group).length > 1)
+      fail("receive-pass", `the receive pass names group ${group} more than once`, { group });
+  }
+  return new Map(
+    demands.map((demand) => {
+      const pass = passByBlock(groups.find(({ group }) => group === demand.group));
+      for (const block of pass.keys()) {
+        if (demand.local.position.has(block)) continue;
+        fail("receive-pass", `the receive pass changes kernel block ${block}, which is not the request's`, {
+          group: demand.group,
+          block,
+        });
+      }
+      return [demand, pass] as const;
+    }),
+  );
+}
+
+/** Who owns each kernel block that is filled; no two groups of a request may have the same one. */
 function ownersOf(
   { plan }: ProofSubject,
-  demands: readonly GroupDemand[],
-): readonly ReadonlyMap<number, GroupDemand>[] {
-  const owners = plan.local.regions.map(() => new Map<number, GroupDemand>());
-  for (const demand of demands) {
-    for (const region of regionsHolding(plan.local, demand.group)) {
-      const known = owners[region] as Map<number, GroupDemand>;
-      for (const block of demand.localBlocks) {
-        const before = known.get(block);
-        if (before !== undefined)
-          fail(
-            "request-tables",
-            `kernel block ${block} of region ${region} is given to groups ${before.group} and ${demand.group}`,
-            {
-              region,
-              block,
-            },
-          );
-        known.set(block, demand);
+  meanings: ReadonlyMap<GroupDemand, ReadonlyMap<number, RegionMeanings>>,
+): Owners {
+  const owners = plan.local.regions.map(() => new Map<number, Owner>());
+  for (const [demand, regions] of meanings) {
+    for (const [region, meaning] of regions) {
+      const known = owners[region] as Map<number, Owner>;
+      const { kernelBlocks } = meaning.local;
+      for (const [position, block] of demand.local.blocks.entries()) {
+        for (let part = 0; part < kernelBlocks; part++) {
+          const kernelBlock = block * kernelBlocks + part;
+          const before = known.get(kernelBlock)?.demand.group;
+          if (before !== undefined) {
+            fail(
+              "request-tables",
+              `kernel block ${kernelBlock} of region ${region} is given to groups ${before} and ${demand.group}`,
+              { region, block: kernelBlock },
+            );
+          }
+          known.set(kernelBlock, { demand, meanings: meaning, position });
+        }
       }
     }
   }
   return owners;
-}
-
-/** Every descriptor pair of every read, as a write into a block of the request; tokens counted from the sequence's begin. */
-function collectWrites(
-  { plan, localMemory, remoteMemory, remotes }: ProofSubject,
-  request: RequestPlan,
-  owners: readonly ReadonlyMap<number, GroupDemand>[],
-): readonly Map<number, Write[]>[] {
-  const landed = plan.local.regions.map(() => new Map<number, Write[]>());
-  for (const read of request.reads) {
-    const source = read.sourceIndex;
-    const [local, remote, rank] = [localMemory[source], remoteMemory[source], remotes[source]];
-    if (local === undefined || remote === undefined || rank === undefined) {
-      fail("wrong-source", `a read names source ${source}; the plan has ${plan.sources.length}`, { source });
-    }
-    if (rank.tpRank !== read.remoteRank || read.localIds.length !== read.remoteIds.length) {
-      fail(
-        "wrong-source",
-        `a read of rank ${read.remoteRank} goes through the lists of rank ${rank.tpRank}, or its ids do not pair`,
-        {
-          source,
-          localIds: read.localIds.length,
-          remoteIds: read.remoteIds.length,
-        },
-      );
-    }
-    for (let index = 0; index < read.localIds.length; index++) {
-      const to = local.place(read.localIds[index] as number);
-      const from = remote.place(read.remoteIds[index] as number);
-      const at = {
-        localRank: plan.local.tpRank,
-        remoteRank: rank.tpRank,
-        region: to.region,
-        block: to.block,
-      };
-      if (to.lengthBytes !== from.lengthBytes)
-        fail("descriptor-lengths", `${from.lengthBytes} bytes are read into ${to.lengthBytes}`, at);
-      const [here, there] = [plan.local.regions[to.region]?.name, rank.regions[from.region]?.name];
-      if (here !== there) fail("wrong-source", `region "${here}" is filled from region "${there}"`, at);
-      const demand = owners[to.region]?.get(to.block);
-      if (demand === undefined) {
-        fail(
-          "foreign-write",
-          `kernel block ${to.block} of region "${here}" is written and is not the request's`,
-          at,
-        );
-      }
-      const position = demand.remotePosition.get(from.block);
-      if (position === undefined) {
-        fail("wrong-source", `remote kernel block ${from.block} is read and is not the request's`, {
-          ...at,
-          remoteBlock: from.block,
-        });
-      }
-      const blocks = landed[to.region] as Map<number, Write[]>;
-      const write: Write = {
-        offset: to.offset,
-        lengthBytes: to.lengthBytes,
-        source,
-        remoteOffset: from.offset,
-        remoteToken: demand.remoteBegin + position * rank.kernelBlockSize,
-      };
-      const before = blocks.get(to.block);
-      if (before === undefined) blocks.set(to.block, [write]);
-      else before.push(write);
-    }
-  }
-  return landed;
 }

@@ -1,104 +1,101 @@
-import type { DescriptorTable } from "@kv/interface";
-import { DESCRIPTOR_ROW } from "@kv/interface";
-import type { RegionIndexing } from "../engine-plan-types.js";
-import type { RankGeometry } from "../geometry.js";
+import type { RegionIndexing, SegmentPlan } from "../engine-plan-types.js";
+import type { RankGeometry, RegionGeometry } from "../geometry.js";
 import type { NamedMemory } from "./named-memory.js";
-import type { ProofSubject } from "./pair-meaning.js";
+import { counterpart, type ProofSubject } from "./pair-meaning.js";
 import { fail } from "./verdict.js";
 
+/** One side of a segment: its rows in one list. */
+interface SegmentSide {
+  readonly whose: string;
+  readonly rank: RankGeometry;
+  readonly region: number;
+  readonly memory: NamedMemory;
+  readonly steps: RegionIndexing;
+  readonly parts: number;
+  readonly segment: SegmentPlan;
+}
+
 /**
- * Proves of all tables of a plan, for every block at once: that the indexing names each block of each region, and that a part of a block is at
+ * Proves of all tables of a plan, for every block at once: that the indexing names each block of each segment, and that a part of a block is at
  * the same place within every block. So what holds for the blocks of a sampled request holds for any. A row is affine in its index: where
  * all blocks of a part fall into one row, three of them (first, second, last) decide for all. Returns the number of descriptors.
  */
-export function proveTables({ plan, remotes, localMemory, remoteMemory }: ProofSubject): number {
+export function proveTables(subject: ProofSubject): number {
+  const { plan, remotes, localMemory, remoteMemory } = subject;
   let descriptors = 0;
   for (const [index, source] of plan.sources.entries()) {
-    const [local, remote] = [localMemory[index] as NamedMemory, remoteMemory[index] as NamedMemory];
     const rank = remotes[index] as RankGeometry;
-    // What is read is what is written: the lengths of one side are asked of both.
-    const lengths = plan.remoteIndexing.map((steps) => remote.place(steps.offset).lengthBytes);
-    proveSide(
-      "local",
-      source.localTable,
-      local,
-      plan.local,
-      plan.localIndexing,
-      plan.blockSizeRatio,
-      lengths,
-    );
-    proveSide(
-      `remote rank ${rank.tpRank}`,
-      source.remoteTable,
-      remote,
-      rank,
-      plan.remoteIndexing,
-      1,
-      lengths,
-    );
-    descriptors += local.count + remote.count;
+    for (const number of source.segments) {
+      const segment = plan.segments[number];
+      const [mine, theirs] = [plan.localIndexing[number], source.remoteIndexing[number]];
+      const [local, remote] = [localMemory[index]?.[segment?.list ?? -1], remoteMemory[index]?.[segment?.list ?? -1]];
+      const region = segment === undefined ? undefined : plan.local.regions[segment.region];
+      const remoteRegion = region === undefined ? undefined : counterpart(region, rank);
+      if (
+        segment === undefined ||
+        mine === undefined ||
+        theirs === undefined ||
+        local === undefined ||
+        remote === undefined ||
+        remoteRegion === undefined
+      ) {
+        fail("descriptor-step", `segment ${number} of the source at rank ${rank.tpRank} has no descriptors`, { segment: number });
+      }
+      proveSide({
+        whose: "local",
+        rank: plan.local,
+        region: segment.region,
+        memory: local,
+        steps: mine,
+        parts: segment.localParts,
+        segment,
+      });
+      proveSide({
+        whose: `remote rank ${rank.tpRank}`,
+        rank,
+        region: remoteRegion,
+        memory: remote,
+        steps: theirs,
+        parts: segment.remoteParts,
+        segment,
+      });
+    }
+    for (const memory of [...(localMemory[index] ?? []), ...(remoteMemory[index] ?? [])]) descriptors += memory.count;
   }
   return descriptors;
 }
 
-function proveSide(
-  whose: string,
-  table: DescriptorTable,
-  memory: NamedMemory,
-  rank: RankGeometry,
-  indexing: readonly RegionIndexing[],
-  parts: number,
-  lengthsBytes: readonly number[],
-): void {
-  const starts = rowStarts(table);
-  for (const [region, { numBlocks, name }] of rank.regions.entries()) {
-    const steps = indexing[region];
-    if (steps === undefined) {
-      fail("descriptor-step", `${whose}: region "${name}" has no descriptors`, { region });
-    }
-    const lengthBytes = lengthsBytes[region];
-    for (let part = 0; part < parts; part++) {
-      const id = (block: number) => steps.offset + block * steps.blockStep + part * steps.partStep;
-      const together = rowIndex(starts, id(0)) === rowIndex(starts, id(numBlocks - 1));
-      const looked = together ? [0, Math.min(1, numBlocks - 1), numBlocks - 1] : [...Array(numBlocks).keys()];
-      const begin = memory.place(steps.offset);
-      const offset = begin.offset + (part * (rank.regions[region]?.blockLengthBytes ?? 0)) / parts;
-      for (const block of looked) {
-        const place = memory.place(id(block));
-        if (
-          place.region === region &&
-          place.block === block &&
-          place.offset === offset &&
-          place.lengthBytes === lengthBytes
-        )
-          continue;
-        fail(
-          "descriptor-step",
-          `${whose}: part ${part} of block ${block} of region "${name}" is ${place.lengthBytes} bytes at block ${place.block} + ${place.offset} bytes of region ` +
-            `${place.region}; expected ${lengthBytes} bytes at block ${block} + ${offset} bytes of region ${region}`,
-          { region, block, part },
-        );
-      }
+function proveSide({ whose, rank, region, memory, steps, parts, segment }: SegmentSide): void {
+  const own = rank.regions[region] as RegionGeometry;
+  const kernelBlocks = segment.unit === "kernel-block" ? 1 : rank.physicalBlocksPerLogical;
+  const strideBytes = own.blockStrideBytes * kernelBlocks;
+  const blockBytes = own.blockStrideBytes * (kernelBlocks - 1) + own.blockLengthBytes;
+  const count = Math.floor(own.numBlocks / kernelBlocks);
+  let begin = -1;
+  let partBytes = 0;
+  for (let part = 0; part < parts; part++) {
+    const id = (block: number) => steps.offset + block * steps.blockStep + part * steps.partStep;
+    const together = memory.rowIndex(id(0)) === memory.rowIndex(id(count - 1));
+    const looked = together ? [0, Math.min(1, count - 1), count - 1] : [...Array(count).keys()];
+    const first = memory.place(id(0)).from;
+    if (part === 0) begin = first;
+    if (part === 1) partBytes = first - begin;
+    const offset = begin + part * partBytes;
+    for (const block of looked) {
+      const place = memory.place(id(block));
+      const right =
+        place.region === region &&
+        place.from === block * strideBytes + offset &&
+        place.lengthBytes === segment.lengthBytes &&
+        offset >= 0 &&
+        offset + segment.lengthBytes <= blockBytes;
+      if (right) continue;
+      fail(
+        "descriptor-step",
+        `${whose}: part ${part} of block ${block} of "${own.name}" ${segment.piece} is ${place.lengthBytes} bytes at ${place.from} of region ` +
+          `${place.region}; expected ${segment.lengthBytes} bytes at ${block * strideBytes + offset} of region ${region}, within a block of ${blockBytes}`,
+        { region, block, part },
+      );
     }
   }
-}
-
-function rowStarts(table: DescriptorTable): readonly number[] {
-  const starts: number[] = [];
-  let next = 0;
-  for (let at = 0; at < table.rows.length; at += DESCRIPTOR_ROW) {
-    starts.push(next);
-    next += table.rows[at + DESCRIPTOR_ROW - 1] ?? 0;
-  }
-  return starts;
-}
-
-function rowIndex(starts: readonly number[], id: number): number {
-  let [low, high] = [0, starts.length - 1];
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if ((starts[middle] as number) <= id) low = middle;
-    else high = middle - 1;
-  }
-  return low;
 }

@@ -1,0 +1,137 @@
+import type { RankGeometry, RegionGeometry } from "../geometry.js";
+import type { RequestPlan } from "../request-plan-types.js";
+import type { Write } from "./block-pattern.js";
+import type { MemoryPlace } from "./named-memory.js";
+import type { ProofSubject, RegionMeanings } from "./pair-meaning.js";
+import type { BlockTokens, GroupDemand } from "./request-demand.js";
+import { fail, type PlanFault } from "./verdict.js";
+
+/** A destination block's group, and what its bytes mean. */
+export interface Owner {
+  readonly demand: GroupDemand;
+  readonly meanings: RegionMeanings;
+  /** Position of the block in the group's list. */
+  readonly position: number;
+}
+
+/** Per region: the owner of each kernel block that the request fills. */
+export type Owners = readonly ReadonlyMap<number, Owner>[];
+
+/** Per region and block (kernel, or logical for a state): what lands there; tokens counted from the sequence's begin. */
+export type Landed = readonly ReadonlyMap<number, readonly Write[]>[];
+
+/** Every descriptor pair of every read, as a write into a block of the request. */
+export function landedWrites(subject: ProofSubject, request: RequestPlan, owners: Owners): Landed {
+  const { plan, localMemory, remoteMemory, remotes } = subject;
+  const landed = plan.local.regions.map(() => new Map<number, Write[]>());
+  for (const read of request.reads) {
+    const source = read.sourceIndex;
+    const [local, remote, rank] = [
+      localMemory[source]?.[read.listIndex],
+      remoteMemory[source]?.[read.listIndex],
+      remotes[source],
+    ];
+    if (local === undefined || remote === undefined || rank === undefined) {
+      fail("wrong-source", `a read names list ${read.listIndex} of source ${source}; the plan has ${plan.sources.length} sources`, {
+        source,
+        list: read.listIndex,
+      });
+    }
+    if (rank.tpRank !== read.remoteRank || (rank.ppRank ?? 0) !== read.remotePpRank) {
+      fail("wrong-source", `a read of rank ${read.remoteRank} goes through the lists of rank ${rank.tpRank}`, { source });
+    }
+    for (const [localId, remoteId, count] of pairsOf(read)) {
+      for (let step = 0; step < count; step++) {
+        const [to, from] = [local.place(localId + step), remote.place(remoteId + step)];
+        const at = { localRank: plan.local.tpRank, remoteRank: rank.tpRank };
+        const write = writeOf(subject, { to, from, source, rank, owners, at });
+        const blocks = landed[to.region] as Map<number, Write[]>;
+        const before = blocks.get(write.block);
+        if (before === undefined) blocks.set(write.block, [write]);
+        else before.push(write);
+      }
+    }
+  }
+  return landed;
+}
+
+/** Runs `[localId, remoteId, count]` of a read; its ids, where they were changed, must say the same. */
+function* pairsOf(read: RequestPlan["reads"][number]): Iterable<readonly [number, number, number]> {
+  const { localIds, remoteIds, runs } = read;
+  let at = 0;
+  if (localIds.length !== remoteIds.length) {
+    fail("wrong-source", `${localIds.length} local ids are read from ${remoteIds.length} remote ones`, {
+      remoteRank: read.remoteRank,
+    });
+  }
+  for (let row = 0; row + 2 < runs.length; row += 3) {
+    const [localId, remoteId, count] = [runs[row] as number, runs[row + 1] as number, runs[row + 2] as number];
+    at += count;
+    yield [localId, remoteId, count];
+  }
+  if (at !== localIds.length)
+    fail("wrong-source", `the runs of a read name ${at} descriptors, its ids ${localIds.length}`, {
+      remoteRank: read.remoteRank,
+    });
+}
+
+interface Pair {
+  readonly to: MemoryPlace;
+  readonly from: MemoryPlace;
+  readonly source: number;
+  readonly rank: RankGeometry;
+  readonly owners: Owners;
+  readonly at: PlanFault["at"];
+}
+
+function writeOf({ plan }: ProofSubject, { to, from, source, rank, owners, at }: Pair): Write & { readonly block: number } {
+  const region = plan.local.regions[to.region] as RegionGeometry;
+  const kernelBlock = Math.floor(to.from / region.blockStrideBytes);
+  const owner = owners[to.region]?.get(kernelBlock);
+  const where = { ...at, region: region.name, block: kernelBlock };
+  if (owner === undefined) {
+    fail("foreign-write", `kernel block ${kernelBlock} of region "${region.name}" is written and is not the request's`, where);
+  }
+  if (to.lengthBytes !== from.lengthBytes)
+    fail("descriptor-lengths", `${from.lengthBytes} bytes are read into ${to.lengthBytes}`, where);
+  const { demand, meanings } = owner;
+  if (meanings.remoteRegions[source] !== from.region) {
+    fail("wrong-source", `region "${region.name}" is filled from region "${rank.regions[from.region]?.name}"`, where);
+  }
+  const remoteRegion = rank.regions[from.region] as RegionGeometry;
+  const here = placeInBlock(region, to, meanings.local.kernelBlocks, where);
+  const there = placeInBlock(remoteRegion, from, meanings.sources[source]?.kernelBlocks ?? 1, where);
+  const held = demand.remotes[source] as BlockTokens;
+  const position = held.position.get(there.block);
+  if (position === undefined) {
+    fail("wrong-source", `remote block ${there.block} is read and is not the request's`, {
+      ...where,
+      remoteBlock: there.block,
+    });
+  }
+  return {
+    block: here.block,
+    offset: here.offset,
+    lengthBytes: to.lengthBytes,
+    source,
+    remoteOffset: there.offset,
+    remoteToken: held.tokens[position] as number,
+  };
+}
+
+/** The block of a descriptor, which it must not leave. `kernelBlocks`: how many make up a block of this group. */
+function placeInBlock(
+  region: RegionGeometry,
+  { from, lengthBytes }: MemoryPlace,
+  kernelBlocks: number,
+  where: PlanFault["at"],
+): { readonly block: number; readonly offset: number } {
+  const strideBytes = region.blockStrideBytes * kernelBlocks;
+  const block = Math.floor(from / strideBytes);
+  const offset = from - block * strideBytes;
+  const blockBytes = region.blockStrideBytes * (kernelBlocks - 1) + region.blockLengthBytes;
+  if (offset + lengthBytes > blockBytes) {
+    fail("descriptor-outside", `${lengthBytes} bytes from byte ${offset} of a block leave its ${blockBytes} bytes`, where);
+  }
+  return { block, offset };
+}
