@@ -1,4 +1,4 @@
-import type { EngineTransferPlan, RequestPlan, RequestRead } from "../src/index.js";
+import type { EngineTransferPlan, RequestPlan, RequestRead, SourcePlan } from "../src/index.js";
 
 /** What is to be proven of one scene: the plans of all local ranks, and what each does for one request. */
 export interface Case {
@@ -21,6 +21,13 @@ function withRequest(sound: Case, rank: number, change: Partial<RequestPlan>): C
   };
 }
 
+function withNotified(sound: Case, rank: number, notifyRanks: readonly number[]): Case {
+  return withRequest(sound, rank, {
+    notifyRanks,
+    notify: notifyRanks.map((tpRank) => ({ tpRank, ppRank: 0 })),
+  });
+}
+
 function withPlan(sound: Case, rank: number, change: Partial<EngineTransferPlan>): Case {
   return {
     ...sound,
@@ -39,14 +46,8 @@ function tableRow(side: "localTable" | "remoteTable", change: Rows): Mutation {
     if (source === undefined) return undefined;
     const rows = source[side].rows.slice();
     change(rows, 5 * pick(rows.length / 5));
-    const other = {
-      remoteRank: source.remoteRank,
-      groups: source.groups,
-      localListKey: source.localListKey,
-      localTable: source.localTable,
-      remoteTable: source.remoteTable,
-      [side]: { ...source[side], rows },
-    };
+    const changed = { ...source.lists[0], [side]: { ...source[side], rows } } as SourcePlan["lists"][number];
+    const other = { ...source, lists: [changed, ...source.lists.slice(1)] };
     return withPlan(sound, rank, { sources: replaced(plan.sources, read.sourceIndex, other) });
   };
 }
@@ -65,9 +66,10 @@ function read(
     if (plan === undefined || request === undefined || request.reads.length === 0) return undefined;
     const index = pick(request.reads.length);
     const other = change(request.reads[index] as RequestRead, pick, plan);
-    return other === undefined
-      ? undefined
-      : withRequest(sound, rank, { reads: replaced(request.reads, index, other) });
+    if (other === undefined) return undefined;
+    // Its runs say what its ids do.
+    const runs = Int32Array.from([...other.localIds].flatMap((id, at) => [id, other.remoteIds[at] ?? -1, 1]));
+    return withRequest(sound, rank, { reads: replaced(request.reads, index, { ...other, runs }) });
   };
 }
 
@@ -162,13 +164,11 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
     const plan = sound.plans[rank];
     const [one, two, ...others] = plan?.sources ?? [];
     if (plan === undefined || one === undefined || two === undefined) return undefined;
-    const spoiled = {
-      remoteRank: one.remoteRank,
-      groups: one.groups,
-      localListKey: one.localListKey,
-      localTable: one.localTable,
-      remoteTable: two.remoteTable,
-    };
+    const lists = one.lists.map((list, index) => ({
+      ...list,
+      remoteTable: two.lists[index]?.remoteTable ?? list.remoteTable,
+    }));
+    const spoiled = { ...one, lists };
     return withPlan(sound, rank, { sources: [spoiled, two, ...others] });
   },
   "a read names another rank": read((old, _pick, plan) =>
@@ -182,14 +182,14 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
   "a notification is left out": (sound, pick) => {
     const rank = pick(sound.requests.length);
     const notified = sound.requests[rank]?.notifyRanks ?? [];
-    return notified.length === 0 ? undefined : withRequest(sound, rank, { notifyRanks: notified.slice(1) });
+    return notified.length === 0 ? undefined : withNotified(sound, rank, notified.slice(1));
   },
   "a rank is notified twice": (sound, pick) => {
     const rank = pick(sound.requests.length);
     const request = sound.requests[rank];
     const told = request?.reads[0]?.remoteRank;
     if (request === undefined || told === undefined) return undefined;
-    return withRequest(sound, rank, { notifyRanks: [...request.notifyRanks, told] });
+    return withNotified(sound, rank, [...request.notifyRanks, told]);
   },
   "a rank that does not wait is notified": (sound, pick) => {
     const rank = pick(sound.requests.length);
@@ -199,9 +199,7 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
     const other = Array.from({ length: plan.remote.tpSize + 1 }, (_, at) => at).find(
       (at) => !told.includes(at),
     );
-    return other === undefined
-      ? undefined
-      : withRequest(sound, rank, { notifyRanks: [...request.notifyRanks, other] });
+    return other === undefined ? undefined : withNotified(sound, rank, [...request.notifyRanks, other]);
   },
   "the count of notifications is one more": (sound) => ({
     ...sound,

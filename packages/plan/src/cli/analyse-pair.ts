@@ -4,7 +4,7 @@ import { hashPlan } from "../data/plan-document.js";
 import { buildEngineTransferPlan } from "../engine-plan.js";
 import type { EngineTransferPlan, ReceiveConversion } from "../engine-plan-types.js";
 import type { RankGeometry } from "../geometry.js";
-import { headsOfRank } from "../prove/block-meaning.js";
+import { headsInRegion } from "../prove/kind-meaning.js";
 import { proveEnginePlans } from "../prove/prove-plan.js";
 import { planRequest } from "../request-plan.js";
 import type { RequestPlan } from "../request-plan-types.js";
@@ -92,7 +92,7 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
     ranks.reduce((all, rank) => all + rank.reads.reduce((one, read) => one + of(read), 0), 0);
   const largest = Math.max(0, ...ranks.map((rank) => rank.lengthBytes));
   const shown = plans.map((plan, index) =>
-    blockReports(plan, pair.prefill, blocks, requests[index] as RequestPlan),
+    blockReports(plan, pair.prefill, blocks, requests[index] as RequestPlan, pair),
   );
   return {
     version: REPORT_VERSION,
@@ -103,6 +103,7 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
     prefill: engineReport(pair.prefill),
     decode: engineReport(pair.decode),
     form: first.form,
+    formReason: first.formReason,
     blockSizeRatio: first.blockSizeRatio,
     blockOrder: first.blockOrder,
     uncovered: first.uncovered,
@@ -145,22 +146,23 @@ function told(request: RequestPlan): readonly number[] {
 
 function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan): RankReport {
   const passes = request.receivePass?.groups ?? [];
-  const kind = pair.groups[0] ?? "full";
-  const mine = range(headsOfRank(plan.local, pair.numKvHeads, kind));
+  const mine = headsOf(pair, plan.local);
   return {
     decodeRank: plan.local.tpRank,
     heads: mine,
     reads: request.reads.map((read): ReadReport => {
       const remote = pair.prefill[read.remoteRank] as RankGeometry;
-      const theirs = range(headsOfRank(remote, pair.numKvHeads, kind));
+      const theirs = headsOf(pair, remote);
+      const source = plan.sources[read.sourceIndex];
+      const regions = new Set(source?.segments.map((segment) => plan.segments[segment]?.region));
       return {
         prefillRank: read.remoteRank,
-        groups: plan.sources[read.sourceIndex]?.groups ?? [],
+        groups: source?.groups ?? [],
         heads: [Math.max(mine[0], theirs[0]), Math.min(mine[1], theirs[1])],
-        layers: plan.local.regions.length,
+        layers: regions.size,
         lengthBytes: read.lengthBytes,
-        descriptors: read.localIds.length,
-        merged: runsOf(read.localIds, read.remoteIds),
+        descriptors: read.descriptorCount,
+        merged: read.runs.length / 3,
       };
     }),
     notifyOnly: request.notifyRanks,
@@ -174,19 +176,15 @@ function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan):
   };
 }
 
-/** Pairs that go on where the pair before ended, on both sides, count as one. */
-function runsOf(localIds: Int32Array, remoteIds: Int32Array): number {
-  let runs = localIds.length === 0 ? 0 : 1;
-  for (let index = 1; index < localIds.length; index++) {
-    const goesOn =
-      localIds[index] === (localIds[index - 1] ?? 0) + 1 &&
-      remoteIds[index] === (remoteIds[index - 1] ?? 0) + 1;
-    if (!goesOn) runs += 1;
-  }
-  return runs;
-}
-
-function range({ begin, size }: { begin: number; size: number }): readonly [number, number] {
+/** Heads in the first region that is split by heads; 0 to 1 where there is none. */
+function headsOf(pair: Pair, rank: RankGeometry): readonly [number, number] {
+  const [region] = rank.regions;
+  const group = Math.max(
+    0,
+    pair.groups.findIndex((kind) => kind === "full" || kind === "swa"),
+  );
+  if (region === undefined) return [0, 1];
+  const { begin, size } = headsInRegion(rank, region, group, pair);
   return [begin, begin + size];
 }
 

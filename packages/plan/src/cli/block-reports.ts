@@ -1,6 +1,6 @@
 import type { EngineTransferPlan } from "../engine-plan-types.js";
-import type { RankGeometry } from "../geometry.js";
-import { namedMemory } from "../prove/named-memory.js";
+import type { ModelGeometry, RankGeometry } from "../geometry.js";
+import { type MemoryPlace, namedMemory } from "../prove/named-memory.js";
 import { passByBlock } from "../prove/pass-effect.js";
 import { demandOf } from "../prove/request-demand.js";
 import type { RequestBlocks, RequestPlan } from "../request-plan-types.js";
@@ -17,23 +17,27 @@ export function blockReports(
   prefill: readonly RankGeometry[],
   blocks: RequestBlocks,
   request: RequestPlan,
+  model: Omit<ModelGeometry, "groups">,
 ): { readonly reports: readonly BlockReport[]; readonly leftOut: number } {
   const shown = plan.regionsOfGroup.map((regions) => regions[0] ?? 0);
   const pieces = piecesByBlock(plan, prefill, request, new Set(shown));
   const reports: BlockReport[] = [];
   let leftOut = 0;
+  const remotes = plan.sources.flatMap((source) => prefill[source.remoteRank] ?? []);
   for (const [group, region] of shown.entries()) {
-    const demand = demandOf(group, plan.groups[group] ?? "full", plan.local, plan.remote, blocks);
+    // The pieces of a state are in the table of reads; where in a block they lie is another matter than of heads and tokens.
+    if (plan.groupPlans[group]?.unit !== "kernel-block" || remotes.length === 0) continue;
+    const demand = demandOf(group, plan.local, remotes, { ...model, groups: plan.groups }, blocks);
     const pass = passByBlock(request.receivePass?.groups.find((one) => one.group === group));
-    leftOut += Math.max(0, demand.localBlocks.length - BLOCKS_SHOWN);
-    for (const [position, block] of demand.localBlocks.slice(0, BLOCKS_SHOWN).entries()) {
+    leftOut += Math.max(0, demand.local.blocks.length - BLOCKS_SHOWN);
+    for (const [position, block] of demand.local.blocks.slice(0, BLOCKS_SHOWN).entries()) {
       const { permuted = false, zeroFromToken = Number.POSITIVE_INFINITY } = pass.get(block) ?? {};
       const own = pieces.get(region)?.get(block) ?? [];
       reports.push({
         decodeRank: plan.local.tpRank,
         group,
         block,
-        firstToken: demand.localBegin + position * plan.local.kernelBlockSize,
+        firstToken: demand.local.tokens[position] ?? 0,
         lengthBytes: plan.local.regions[region]?.blockLengthBytes ?? 0,
         permuted,
         zeroFrom: Number.isFinite(zeroFromToken) ? zeroFromToken : null,
@@ -55,24 +59,33 @@ function piecesByBlock(
     const source = plan.sources[read.sourceIndex];
     const rank = prefill[read.remoteRank];
     if (source === undefined || rank === undefined) continue;
-    const local = namedMemory("local", source.localTable, plan.local);
-    const remote = namedMemory("remote", source.remoteTable, rank);
+    const list = source.lists[read.listIndex];
+    if (list === undefined) continue;
+    const local = namedMemory("local", list.localTable, plan.local);
+    const remote = namedMemory("remote", list.remoteTable, rank);
     for (let index = 0; index < read.localIds.length; index++) {
       const to = local.place(read.localIds[index] as number);
       const blocks = found.get(to.region);
       if (blocks === undefined) continue;
       const from = remote.place(read.remoteIds[index] as number);
+      const [here, there] = [inBlock(plan.local, to), inBlock(rank, from)];
       const piece: Piece = {
-        offset: to.offset,
+        offset: here.offset,
         lengthBytes: to.lengthBytes,
         prefillRank: read.remoteRank,
-        remoteBlock: from.block,
-        remoteOffset: from.offset,
+        remoteBlock: there.block,
+        remoteOffset: there.offset,
       };
-      const before = blocks.get(to.block);
-      if (before === undefined) blocks.set(to.block, [piece]);
+      const before = blocks.get(here.block);
+      if (before === undefined) blocks.set(here.block, [piece]);
       else before.push(piece);
     }
   }
   return found;
+}
+
+function inBlock(rank: RankGeometry, { region, from }: MemoryPlace): { block: number; offset: number } {
+  const strideBytes = rank.regions[region]?.blockStrideBytes ?? 1;
+  const block = Math.floor(from / strideBytes);
+  return { block, offset: from - block * strideBytes };
 }

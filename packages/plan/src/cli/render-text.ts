@@ -44,6 +44,7 @@ function planned(report: PlanReport): string[] {
     ...engines(report),
     "",
     `form       ${report.form}${report.blockSizeRatio > 1 ? `, ${report.blockSizeRatio} prefill blocks in a decode block` : ""}`,
+    `           ${report.formReason}`,
     ...report.conversions.map((conversion) => `conversion ${conversion}, by the engine`),
     `tail       ${report.uncovered}`,
     "",

@@ -71,6 +71,7 @@ export interface PlanReport {
   readonly prefill: EngineReport;
   readonly decode: EngineReport;
   readonly form: TransferForm;
+  readonly formReason: string;
   readonly blockSizeRatio: number;
   readonly blockOrder: BlockOrder;
   readonly uncovered: "zeroed" | "masked";

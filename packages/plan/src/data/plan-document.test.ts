@@ -79,7 +79,7 @@ test("without addresses two runs of one deployment have one hash, and no other d
   const paths = diffPlans(plan, again).map((difference) => difference.path);
   expect(paths).toContain("local.regions.layer.0.baseAddress");
   expect(paths).toContain("local.deviceId");
-  expect(paths).toContain("sources.0.localTable.rows.0.0");
+  expect(paths).toContain("sources.0.lists.0.localTable.rows.0.0");
 });
 
 test("a difference names the member and both values", () => {
@@ -110,7 +110,10 @@ test.each<[string, (document: Record<string, unknown>) => void, RegExp]>([
   ],
   [
     "a short row",
-    (document) => (document.sources as { localTable: { rows: number[][] } }[])[0]?.localTable.rows[0]?.pop(),
+    (document) =>
+      (
+        document.sources as { lists: { localTable: { rows: number[][] } }[] }[]
+      )[0]?.lists[0]?.localTable.rows[0]?.pop(),
     /rows\.0/,
   ],
 ])("refuses %s", (_what, spoil, message) => {

@@ -1,46 +1,40 @@
 import { DESCRIPTOR_ROW, type DescriptorTable, KvError } from "@kv/interface";
-import type { EngineTransferPlan } from "../engine-plan-types.js";
+import type { EngineTransferPlan, SourcePlan } from "../engine-plan-types.js";
+import type { RankGeometry } from "../geometry.js";
 import { canonicalJson } from "./canonical-json.js";
+import { rankOf } from "./geometry-schema.js";
 import { describeIssues } from "./issues.js";
 import { PLAN_DOCUMENT_VERSION, type PlanDocument, planDocumentSchema } from "./plan-schema.js";
 import { sha256Hex } from "./sha256.js";
 
 /** The plan as plain data, ready for `JSON.stringify`. Its size grows with regions and sources, not with blocks. */
 export function planToDocument(plan: EngineTransferPlan): PlanDocument {
-  const { mapping } = plan;
+  const { sources, local, remote, ...rest } = plan;
   return {
     version: PLAN_DOCUMENT_VERSION,
-    form: plan.form,
-    blockSizeRatio: plan.blockSizeRatio,
-    groups: [...plan.groups],
-    mapping: {
-      sourceRanksPerGroup: mapping.sourceRanksPerGroup.map((ranks) => [...ranks]),
-      allSourceRanks: [...mapping.allSourceRanks],
-      rankToAttentionSlot: { ...mapping.rankToAttentionSlot },
-      rankOffsetFactor: mapping.rankOffsetFactor,
-      localConsumers: mapping.localConsumers,
-      handshakeRanks: [...mapping.handshakeRanks],
-      notifyOnlyRanks: [...mapping.notifyOnlyRanks],
-    },
-    local: rankDocument(plan.local),
-    remote: rankDocument(plan.remote),
-    sources: plan.sources.map((source) => ({
-      remoteRank: source.remoteRank,
-      groups: [...source.groups],
-      localListKey: source.localListKey,
-      localTable: tableDocument(source.localTable),
-      remoteTable: tableDocument(source.remoteTable),
+    ...(plain(rest) as Omit<PlanDocument, "version" | "sources" | "local" | "remote">),
+    local: rankDocument(local),
+    remote: rankDocument(remote),
+    sources: sources.map(({ remoteRank, remotePpRank, groups, segments, remoteIndexing, lists }) => ({
+      remoteRank,
+      remotePpRank,
+      groups: [...groups],
+      segments: [...segments],
+      remoteIndexing: remoteIndexing.map((steps) => ({ ...steps })),
+      lists: lists.map(({ localListKey, localTable, remoteTable }) => ({
+        localListKey,
+        localTable: tableDocument(localTable),
+        remoteTable: tableDocument(remoteTable),
+      })),
     })),
-    localConsumers: plan.localConsumers,
-    notifyOnlyRanks: [...plan.notifyOnlyRanks],
-    conversions: [...plan.conversions],
-    localHeads: plan.localHeads,
-    blockOrder: plan.blockOrder,
-    uncovered: plan.uncovered,
-    localIndexing: plan.localIndexing.map((steps) => ({ ...steps })),
-    remoteIndexing: plan.remoteIndexing.map((steps) => ({ ...steps })),
-    regionsOfGroup: plan.regionsOfGroup.map((regions) => [...regions]),
   };
+}
+
+/** A copy of plain data, with nothing frozen and no getter. */
+function plain(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(plain);
+  if (typeof value !== "object" || value === null) return value;
+  return Object.fromEntries(Object.entries(value).map(([key, member]) => [key, plain(member)]));
 }
 
 /**
@@ -61,19 +55,30 @@ export function planFromDocument(document: unknown): EngineTransferPlan {
   }
   const parsed = planDocumentSchema.safeParse(document);
   if (!parsed.success) throw new KvError("KV_PLAN_INVALID", `not a plan: ${describeIssues(parsed.error)}`);
-  const { version: _version, sources, ...rest } = parsed.data;
+  const { version: _version, sources, local, remote, ...rest } = parsed.data;
   return Object.freeze({
     ...rest,
-    sources: Object.freeze(
-      sources.map((source) =>
-        Object.freeze({
-          ...source,
-          localTable: tableOf(source.localTable),
-          remoteTable: tableOf(source.remoteTable),
-        }),
-      ),
-    ),
+    local: rankOf(local),
+    remote: rankOf(remote),
+    sources: Object.freeze(sources.map(sourceOf)),
   });
+}
+
+function sourceOf({ lists: written, ...source }: PlanDocument["sources"][number]): SourcePlan {
+  const lists = written.map(({ localListKey, localTable, remoteTable }) =>
+    Object.freeze({
+      localListKey,
+      localMemoryType: localTable.memoryType,
+      remoteMemoryType: remoteTable.memoryType,
+      localTable: tableOf(localTable),
+      remoteTable: tableOf(remoteTable),
+    }),
+  );
+  const [first] = lists;
+  if (first === undefined)
+    throw new KvError("KV_PLAN_INVALID", `not a plan: rank ${source.remoteRank} has no lists`);
+  const { localListKey, localTable, remoteTable } = first;
+  return Object.freeze({ ...source, lists: Object.freeze(lists), localListKey, localTable, remoteTable });
 }
 
 /**
@@ -89,27 +94,32 @@ function withoutAddresses(document: PlanDocument): unknown {
   const rank = (one: PlanDocument["local"]) => ({
     ...one,
     deviceId: 0,
-    regions: one.regions.map((region) => ({ ...region, baseAddress: 0 })),
+    regions: one.regions.map(({ deviceId: _device, ...region }) => ({ ...region, baseAddress: 0 })),
   });
   return {
     ...document,
     local: rank(document.local),
     remote: rank(document.remote),
-    sources: document.sources.map(({ localTable: _local, remoteTable: _remote, ...source }) => source),
+    sources: document.sources.map(({ lists, ...source }) => ({
+      ...source,
+      lists: lists.map(({ localListKey }) => localListKey),
+    })),
   };
 }
 
-function rankDocument(rank: EngineTransferPlan["local"]): PlanDocument["local"] {
-  return { ...rank, dcpSize: rank.dcpSize ?? 1, regions: rank.regions.map((region) => ({ ...region })) };
+function rankDocument(rank: RankGeometry): PlanDocument["local"] {
+  return { ...(plain(rank) as PlanDocument["local"]), dcpSize: rank.dcpSize ?? 1 };
 }
 
-function tableDocument({ memoryType, rows }: DescriptorTable): PlanDocument["sources"][number]["localTable"] {
+type TableDocument = PlanDocument["sources"][number]["lists"][number]["localTable"];
+
+function tableDocument({ memoryType, rows }: DescriptorTable): TableDocument {
   const written: number[][] = [];
   for (let at = 0; at < rows.length; at += DESCRIPTOR_ROW)
     written.push([...rows.subarray(at, at + DESCRIPTOR_ROW)]);
   return { memoryType, rows: written };
 }
 
-function tableOf(table: PlanDocument["sources"][number]["localTable"]): DescriptorTable {
+function tableOf(table: TableDocument): DescriptorTable {
   return Object.freeze({ memoryType: table.memoryType, rows: Float64Array.from(table.rows.flat()) });
 }

@@ -89,13 +89,23 @@ function attentionMeaning(question: MeaningQuestion): BlockMeaning | undefined {
   if (headOutside === undefined || (ownOrder !== undefined && !headOutside)) {
     // Heads of a layer are not together, or lie in an order unknown: a block is known as a whole only.
     const name = `a whole block of ${rank.layout} ${ownOrder ?? "plain"}, ${heads.size} heads from ${heads.begin}, ${tokens} tokens`;
-    return { tiles: [tile(name, lengthBytes, lengthBytes, [whole])], tokens, tokensPerStep: tokens, kernelBlocks: 1 };
+    return {
+      tiles: [tile(name, lengthBytes, lengthBytes, [whole])],
+      tokens,
+      tokensPerStep: tokens,
+      kernelBlocks: 1,
+    };
   }
   if (ownOrder !== undefined) {
     const cellBytes = lengthBytes / heads.size;
     if (!Number.isInteger(cellBytes)) return undefined;
     const name = `${ownOrder}, ${tokens} tokens`;
-    return { tiles: [tile(name, lengthBytes, cellBytes, [head, whole])], tokens, tokensPerStep: tokens, kernelBlocks: 1 };
+    return {
+      tiles: [tile(name, lengthBytes, cellBytes, [head, whole])],
+      tokens,
+      tokensPerStep: tokens,
+      kernelBlocks: 1,
+    };
   }
   const cellBytes = lengthBytes / (heads.size * tokens);
   if (!Number.isInteger(cellBytes)) return undefined;
@@ -110,8 +120,8 @@ function stateMeaning(rank: RankGeometry, other: RankGeometry): BlockMeaning | u
   if (own === undefined) return undefined;
   const told = other.stateSpace?.convProjectionBytes;
   // The wire has sums only: projections that one side does not tell are the other's, cut for its number of ranks.
-  const projections =
-    own.convProjectionBytes ?? told?.map((bytes) => (bytes * other.tpSize) / rank.tpSize) ?? [own.convBytes];
+  const projections = own.convProjectionBytes ??
+    told?.map((bytes) => (bytes * other.tpSize) / rank.tpSize) ?? [own.convBytes];
   if (projections.some((bytes) => !Number.isInteger(bytes))) return undefined;
   let offset = 0;
   const tiles = [...projections, own.recurrentBytes].map((bytes, index, all): Tile => {

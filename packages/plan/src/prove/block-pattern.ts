@@ -58,7 +58,8 @@ export function provePattern(pattern: BlockPattern, where: PlanFault["at"]): voi
       offset += Math.min(zeroing.runBytes, toEdge);
       continue;
     }
-    if (zeroing.zeroed) fail("needed-but-cleared", "the receive pass zeroes a token that the request needs", at);
+    if (zeroing.zeroed)
+      fail("needed-but-cleared", "the receive pass zeroes a token that the request needs", at);
     const moved = sourceRun(pattern, writes, want, offset, at);
     offset += Math.min(moved, toEdge, zeroing.runBytes);
   }
@@ -77,7 +78,10 @@ function sourceRun(
     : { offset, runBytes: pattern.lengthBytes - offset };
   const write = writeAt(writes, origin.offset);
   if (write === undefined) {
-    fail("not-written", "nothing is written to a byte that the request needs", { ...at, landed: origin.offset });
+    fail("not-written", "nothing is written to a byte that the request needs", {
+      ...at,
+      landed: origin.offset,
+    });
   }
   const into = origin.offset - write.offset;
   const source = pattern.sourceMeanings[write.source];
@@ -95,7 +99,9 @@ function sourceRun(
     );
   }
   const together =
-    want.runAxis === got.runAxis ? Math.min(want.runBytes, got.runBytes) : Math.min(want.cellRest, got.cellRest);
+    want.runAxis === got.runAxis
+      ? Math.min(want.runBytes, got.runBytes)
+      : Math.min(want.cellRest, got.cellRest);
   return Math.min(together, origin.runBytes, write.lengthBytes - into);
 }
 
@@ -103,7 +109,8 @@ function sourceRun(
 function bytesToEdge({ meaning, neededFrom, neededTo }: BlockPattern, here: BytePlace): number {
   if (here.runAxis === "cell") return here.cellRest;
   if (here.runAxis === "head") return here.runBytes;
-  const edge = here.token < neededFrom ? neededFrom : here.token < neededTo ? neededTo : Number.POSITIVE_INFINITY;
+  const edge =
+    here.token < neededFrom ? neededFrom : here.token < neededTo ? neededTo : Number.POSITIVE_INFINITY;
   const steps = Math.ceil((edge - here.token) / meaning.tokensPerStep);
   return Math.min(here.runBytes, here.cellRest + (steps - 1) * here.tile.cellBytes);
 }

@@ -32,13 +32,21 @@ export function landedWrites(subject: ProofSubject, request: RequestPlan, owners
       remotes[source],
     ];
     if (local === undefined || remote === undefined || rank === undefined) {
-      fail("wrong-source", `a read names list ${read.listIndex} of source ${source}; the plan has ${plan.sources.length} sources`, {
-        source,
-        list: read.listIndex,
-      });
+      fail(
+        "wrong-source",
+        `a read names list ${read.listIndex} of source ${source}; the plan has ${plan.sources.length} sources`,
+        {
+          source,
+          list: read.listIndex,
+        },
+      );
     }
     if (rank.tpRank !== read.remoteRank || (rank.ppRank ?? 0) !== read.remotePpRank) {
-      fail("wrong-source", `a read of rank ${read.remoteRank} goes through the lists of rank ${rank.tpRank}`, { source });
+      fail(
+        "wrong-source",
+        `a read of rank ${read.remoteRank} goes through the lists of rank ${rank.tpRank}`,
+        { source },
+      );
     }
     for (const [localId, remoteId, count] of pairsOf(read)) {
       for (let step = 0; step < count; step++) {
@@ -55,24 +63,39 @@ export function landedWrites(subject: ProofSubject, request: RequestPlan, owners
   return landed;
 }
 
-/** Runs `[localId, remoteId, count]` of a read; its ids, where they were changed, must say the same. */
+/** Runs `[localId, remoteId, count]` of a read. They are what a transport may be given instead of the ids, so both must say the same. */
 function* pairsOf(read: RequestPlan["reads"][number]): Iterable<readonly [number, number, number]> {
-  const { localIds, remoteIds, runs } = read;
+  const { localIds, remoteIds, runs, remoteRank } = read;
+  const differ = (what: string): never =>
+    fail("wrong-source", `the runs and the ids of a read differ: ${what}`, { remoteRank });
+  if (localIds.length !== remoteIds.length)
+    differ(`${localIds.length} local and ${remoteIds.length} remote ids`);
+  let inOrder = true;
   let at = 0;
-  if (localIds.length !== remoteIds.length) {
-    fail("wrong-source", `${localIds.length} local ids are read from ${remoteIds.length} remote ones`, {
-      remoteRank: read.remoteRank,
-    });
-  }
   for (let row = 0; row + 2 < runs.length; row += 3) {
-    const [localId, remoteId, count] = [runs[row] as number, runs[row + 1] as number, runs[row + 2] as number];
+    const [localId, remoteId, count] = [
+      runs[row] as number,
+      runs[row + 1] as number,
+      runs[row + 2] as number,
+    ];
+    for (let step = 0; step < count && inOrder; step++)
+      inOrder = localIds[at + step] === localId + step && remoteIds[at + step] === remoteId + step;
     at += count;
     yield [localId, remoteId, count];
   }
-  if (at !== localIds.length)
-    fail("wrong-source", `the runs of a read name ${at} descriptors, its ids ${localIds.length}`, {
-      remoteRank: read.remoteRank,
-    });
+  if (at !== localIds.length) differ(`${at} and ${localIds.length} descriptors`);
+  if (inOrder) return;
+  const remoteOf = new Map<number, number>();
+  for (const [index, id] of localIds.entries()) remoteOf.set(id, remoteIds[index] as number);
+  for (let row = 0; row + 2 < runs.length; row += 3) {
+    const [localId, remoteId, count] = [
+      runs[row] as number,
+      runs[row + 1] as number,
+      runs[row + 2] as number,
+    ];
+    for (let step = 0; step < count; step++)
+      if (remoteOf.get(localId + step) !== remoteId + step) differ(`local descriptor ${localId + step}`);
+  }
 }
 
 interface Pair {
@@ -84,19 +107,30 @@ interface Pair {
   readonly at: PlanFault["at"];
 }
 
-function writeOf({ plan }: ProofSubject, { to, from, source, rank, owners, at }: Pair): Write & { readonly block: number } {
+function writeOf(
+  { plan }: ProofSubject,
+  { to, from, source, rank, owners, at }: Pair,
+): Write & { readonly block: number } {
   const region = plan.local.regions[to.region] as RegionGeometry;
   const kernelBlock = Math.floor(to.from / region.blockStrideBytes);
   const owner = owners[to.region]?.get(kernelBlock);
   const where = { ...at, region: region.name, block: kernelBlock };
   if (owner === undefined) {
-    fail("foreign-write", `kernel block ${kernelBlock} of region "${region.name}" is written and is not the request's`, where);
+    fail(
+      "foreign-write",
+      `kernel block ${kernelBlock} of region "${region.name}" is written and is not the request's`,
+      where,
+    );
   }
   if (to.lengthBytes !== from.lengthBytes)
     fail("descriptor-lengths", `${from.lengthBytes} bytes are read into ${to.lengthBytes}`, where);
   const { demand, meanings } = owner;
   if (meanings.remoteRegions[source] !== from.region) {
-    fail("wrong-source", `region "${region.name}" is filled from region "${rank.regions[from.region]?.name}"`, where);
+    fail(
+      "wrong-source",
+      `region "${region.name}" is filled from region "${rank.regions[from.region]?.name}"`,
+      where,
+    );
   }
   const remoteRegion = rank.regions[from.region] as RegionGeometry;
   const here = placeInBlock(region, to, meanings.local.kernelBlocks, where);
@@ -131,7 +165,11 @@ function placeInBlock(
   const offset = from - block * strideBytes;
   const blockBytes = region.blockStrideBytes * (kernelBlocks - 1) + region.blockLengthBytes;
   if (offset + lengthBytes > blockBytes) {
-    fail("descriptor-outside", `${lengthBytes} bytes from byte ${offset} of a block leave its ${blockBytes} bytes`, where);
+    fail(
+      "descriptor-outside",
+      `${lengthBytes} bytes from byte ${offset} of a block leave its ${blockBytes} bytes`,
+      where,
+    );
   }
   return { block, offset };
 }

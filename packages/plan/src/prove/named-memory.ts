@@ -31,7 +31,10 @@ export function namedMemory(whose: string, table: DescriptorTable, rank: RankGeo
   const rows: Row[] = [];
   let count = 0;
   for (let at = 0; at < table.rows.length; at += DESCRIPTOR_ROW) {
-    const [address = 0, lengthBytes = 0, , stride = 0, items = 0] = table.rows.subarray(at, at + DESCRIPTOR_ROW);
+    const [address = 0, lengthBytes = 0, , stride = 0, items = 0] = table.rows.subarray(
+      at,
+      at + DESCRIPTOR_ROW,
+    );
     rows.push({ firstId: count, count: items, address, lengthBytes, stride });
     count += items;
   }
@@ -73,7 +76,9 @@ export function namedMemory(whose: string, table: DescriptorTable, rank: RankGeo
       const end = (region.numBlocks - 1) * region.blockStrideBytes + region.blockLengthBytes;
       // Blocks of several regions may interleave; what begins in the padding of one is another's.
       const inBlock = from % region.blockStrideBytes < region.blockLengthBytes;
-      return inBlock && from + row.lengthBytes <= end ? { region: index, from, lengthBytes: row.lengthBytes } : undefined;
+      return inBlock && from + row.lengthBytes <= end
+        ? { region: index, from, lengthBytes: row.lengthBytes }
+        : undefined;
     };
     const near = within(lastRegion);
     if (near !== undefined) return near;

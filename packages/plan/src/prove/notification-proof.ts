@@ -3,14 +3,18 @@ import type { RankGeometry } from "../geometry.js";
 import type { RemoteRankId, RequestPlan } from "../request-plan-types.js";
 import { fail } from "./verdict.js";
 
-const nameOf = ({ tpRank, ppRank }: RemoteRankId) => (ppRank === 0 ? `${tpRank}` : `${tpRank} of stage ${ppRank}`);
+const nameOf = ({ tpRank, ppRank }: RemoteRankId) =>
+  ppRank === 0 ? `${tpRank}` : `${tpRank} of stage ${ppRank}`;
 
 /** Remote ranks that a request of this local rank tells: those it reads, and those it only notifies. */
 export function ranksTold(plan: EngineTransferPlan, request: RequestPlan): readonly RemoteRankId[] {
   const localRank = plan.local.tpRank;
   // A rank that is read in several transfers (types of memory) is told once, after all of them.
   const read = new Map(
-    request.reads.map(({ remoteRank: tpRank, remotePpRank: ppRank }) => [`${ppRank}:${tpRank}`, { tpRank, ppRank }]),
+    request.reads.map(({ remoteRank: tpRank, remotePpRank: ppRank }) => [
+      `${ppRank}:${tpRank}`,
+      { tpRank, ppRank },
+    ]),
   );
   const told = [...read.values(), ...request.notify];
   const seen = new Set<string>();
@@ -18,9 +22,17 @@ export function ranksTold(plan: EngineTransferPlan, request: RequestPlan): reado
     const at = { localRank, remoteRank: rank.tpRank, stage: rank.ppRank };
     const key = `${rank.ppRank}:${rank.tpRank}`;
     if (seen.has(key))
-      fail("notification-twice", `local rank ${localRank} tells remote rank ${nameOf(rank)} more than once`, at);
+      fail(
+        "notification-twice",
+        `local rank ${localRank} tells remote rank ${nameOf(rank)} more than once`,
+        at,
+      );
     if (rank.tpRank < 0 || rank.tpRank >= plan.remote.tpSize)
-      fail("notification-stray", `local rank ${localRank} tells rank ${nameOf(rank)} of ${plan.remote.tpSize}`, at);
+      fail(
+        "notification-stray",
+        `local rank ${localRank} tells rank ${nameOf(rank)} of ${plan.remote.tpSize}`,
+        at,
+      );
     seen.add(key);
   }
   return told;
@@ -58,9 +70,13 @@ export function proveNotifications(
     const [count, awaited] = [got.get(`${ppRank}:${tpRank}`) ?? 0, said.get(`${ppRank}:${tpRank}`)];
     const name = nameOf({ tpRank, ppRank });
     if (awaited === undefined) {
-      fail("notification-missing", `remote rank ${name} holds the request's blocks and nobody tells it that they were read`, {
-        remoteRank: tpRank,
-      });
+      fail(
+        "notification-missing",
+        `remote rank ${name} holds the request's blocks and nobody tells it that they were read`,
+        {
+          remoteRank: tpRank,
+        },
+      );
     }
     if (awaited === count) continue;
     fail(

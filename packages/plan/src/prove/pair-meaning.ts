@@ -27,10 +27,14 @@ export function proofSubject(
   const sources = plan.sources.map(({ remoteRank, remotePpRank }) => {
     const rank = byRank.get(`${remotePpRank}:${remoteRank}`);
     if (rank !== undefined) return rank;
-    return fail("descriptor-outside", `the plan reads from remote rank ${remoteRank}, which is none of the remote engine`, {
-      remoteRank,
-      remotePpRank,
-    });
+    return fail(
+      "descriptor-outside",
+      `the plan reads from remote rank ${remoteRank}, which is none of the remote engine`,
+      {
+        remoteRank,
+        remotePpRank,
+      },
+    );
   });
   return {
     plan,
@@ -49,7 +53,10 @@ export function proofSubject(
 
 /** The inside of a cell on both sides, where it is not plain. Unlike orders are made alike by the engine, if the plan says so. */
 function insides({ plan, remotes }: ProofSubject): readonly [string | undefined, string | undefined] {
-  const [mine, theirs] = [plan.local.attentionBackend, remotes[0]?.attentionBackend ?? plan.remote.attentionBackend];
+  const [mine, theirs] = [
+    plan.local.attentionBackend,
+    remotes[0]?.attentionBackend ?? plan.remote.attentionBackend,
+  ];
   if (mine !== theirs && plan.conversions.includes("attention-order")) {
     const either = OWN_ORDER.has(mine) || OWN_ORDER.has(theirs);
     return either ? ["converted", "converted"] : [undefined, undefined];
@@ -111,14 +118,19 @@ function read(
     const page = rank.packedMembers?.[cache];
     return page === undefined ? [] : [{ cache, ...page }];
   });
-  const parts = pages.length > 0 ? pages : [{ cache: name, offsetBytes: 0, lengthBytes: region.blockLengthBytes }];
+  const parts =
+    pages.length > 0 ? pages : [{ cache: name, offsetBytes: 0, lengthBytes: region.blockLengthBytes }];
   const meanings = parts.map(({ cache, offsetBytes, lengthBytes }) => {
     const meaning = meaningOfBlock({ ...question, lengthBytes });
     if (meaning === undefined) {
-      fail("request-tables", `${whose}: ${lengthBytes} bytes of a block of "${cache}" do not divide by the layout ${rank.layout}`, {
-        region: region.name,
-        lengthBytes,
-      });
+      fail(
+        "request-tables",
+        `${whose}: ${lengthBytes} bytes of a block of "${cache}" do not divide by the layout ${rank.layout}`,
+        {
+          region: region.name,
+          lengthBytes,
+        },
+      );
     }
     const tiles = meaning.tiles.map((tile) => ({
       ...tile,
@@ -127,6 +139,7 @@ function read(
     }));
     return { ...meaning, tiles };
   });
-  const [first] = meanings as [BlockMeaning];
+  const [first] = meanings;
+  if (first === undefined) return fail("request-tables", `${whose}: nothing lies in region "${region.name}"`);
   return { ...first, tiles: meanings.flatMap((meaning) => meaning.tiles) };
 }

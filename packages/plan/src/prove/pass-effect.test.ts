@@ -5,7 +5,7 @@ import type { EngineTransferPlan } from "../engine-plan-types.js";
 import { applyReceivePass } from "../receive-pass.js";
 import type { ReceivePassGroup } from "../request-plan-types.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
-import { originOf, passByBlock, zeroingAt } from "./pass-effect.js";
+import { originOf, passByBlock, passGrid, zeroingAt } from "./pass-effect.js";
 
 const grids = fc
   .record({
@@ -32,7 +32,10 @@ test("what is believed of the receive pass is what it does to every byte of a bl
         blockSizeRatio: parts,
         blockOrder: tokenMajor ? "token-major" : "head-major",
         regionsOfGroup: [[0]],
+        headsOfRegion: [heads],
+        groupPlans: any.groupPlans.map((group) => ({ ...group, partTokens, localParts: parts })),
       };
+      const grid = passGrid(plan, 0, 0);
       const fromToken = Math.min(zeroFrom, tokens);
       const pass: ReceivePassGroup = {
         group: 0,
@@ -47,10 +50,8 @@ test("what is believed of the receive pass is what it does to every byte of a bl
       for (let block = 0; block < 3; block++) {
         const { permuted = false, zeroFromToken = Number.POSITIVE_INFINITY } = believed.get(block) ?? {};
         for (let offset = 0; offset < lengthBytes; ) {
-          const zeroing = zeroingAt(plan, lengthBytes, offset, zeroFromToken);
-          const origin = permuted
-            ? originOf(plan, lengthBytes, offset)
-            : { offset, runBytes: lengthBytes - offset };
+          const zeroing = zeroingAt(grid, offset, zeroFromToken);
+          const origin = permuted ? originOf(grid, offset) : { offset, runBytes: lengthBytes - offset };
           // A run moves together: all of its bytes, not only the first.
           const run = Math.min(zeroing.runBytes, origin.runBytes);
           expect(run).toBeGreaterThan(0);

@@ -51,17 +51,28 @@ export function passGrid(plan: EngineTransferPlan, group: number, region: number
   const tokens = own === undefined ? plan.local.kernelBlockSize : own.partTokens * own.localParts;
   const blockBytes = plan.local.regions[region]?.blockLengthBytes ?? 0;
   const tokenMajor = heads === 1 || plan.blockOrder === "token-major";
-  return { heads, tokens, parts: plan.blockSizeRatio, cellBytes: blockBytes / (heads * tokens), tokenMajor, blockBytes };
+  return {
+    heads,
+    tokens,
+    parts: plan.blockSizeRatio,
+    cellBytes: blockBytes / (heads * tokens),
+    tokenMajor,
+    blockBytes,
+  };
 }
 
 function requireWhole(grid: PassGrid): void {
   if (Number.isInteger(grid.cellBytes)) return;
   const { heads, tokens, blockBytes } = grid;
-  fail("receive-pass", `the pass cannot see ${heads} heads of ${tokens} tokens in a block of ${blockBytes} bytes`, {
-    heads,
-    tokens,
-    blockBytes,
-  });
+  fail(
+    "receive-pass",
+    `the pass cannot see ${heads} heads of ${tokens} tokens in a block of ${blockBytes} bytes`,
+    {
+      heads,
+      tokens,
+      blockBytes,
+    },
+  );
 }
 
 function gridPlace({ heads, tokens, cellBytes, tokenMajor }: PassGrid, offset: number) {

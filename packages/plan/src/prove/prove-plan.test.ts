@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
 import { buildEngineTransferPlan } from "../engine-plan.js";
-import type { EngineTransferPlan } from "../engine-plan-types.js";
+import type { EngineTransferPlan, SourcePlan } from "../engine-plan-types.js";
 import type { RankGeometry } from "../geometry.js";
 import { planRequest } from "../request-plan.js";
 import type { RequestBlocks, RequestPlan } from "../request-plan-types.js";
@@ -28,11 +28,16 @@ function faultOf(changed: {
   return verdict.proven ? expect.fail("it was proven") : verdict.fault;
 }
 
+/** A read whose runs say what its ids do. */
+const withIds = (read: RequestPlan["reads"][number]) => ({
+  ...read,
+  runs: Int32Array.from([...read.localIds].flatMap((id, at) => [id, read.remoteIds[at] ?? -1, 1])),
+});
 const withReads = (
   change: (read: RequestPlan["reads"][number]) => Partial<RequestPlan["reads"][number]>,
 ): RequestPlan => ({
   ...request,
-  reads: request.reads.map((read, index) => (index === 0 ? { ...read, ...change(read) } : read)),
+  reads: request.reads.map((read, index) => (index === 0 ? withIds({ ...read, ...change(read) }) : read)),
 });
 
 test("a sound plan is proven, and it is said how much was looked at", () => {
@@ -69,12 +74,13 @@ describe("the first fault is named, with its place", () => {
       ],
     };
     expect(faultOf({ plan: swapped })).toMatchObject({ kind: "wrong-source" });
+    const withLocal = (source: SourcePlan, other: SourcePlan): SourcePlan => ({
+      ...source,
+      lists: source.lists.map((list) => ({ ...list, localTable: other.localTable })),
+    });
     const crossed = {
       ...plan,
-      sources: [
-        { ...one, localTable: two.localTable, remoteTable: one.remoteTable },
-        { ...two, localTable: one.localTable, remoteTable: two.remoteTable },
-      ],
+      sources: [withLocal(one, two), withLocal(two, one)],
     };
     const fault = faultOf({ plan: crossed });
     expect(fault).toMatchObject({
@@ -152,7 +158,8 @@ describe("the first fault is named, with its place", () => {
     if (one === undefined || two === undefined) return expect.fail("two sources were expected");
     const rows = one.remoteTable.rows.slice();
     rows[8] = (rows[8] ?? 0) + 8;
-    const stepped = { ...plan, sources: [{ ...one, remoteTable: { ...one.remoteTable, rows } }, two] };
+    const lists = one.lists.map((list) => ({ ...list, remoteTable: { ...list.remoteTable, rows } }));
+    const stepped = { ...plan, sources: [{ ...one, lists }, two] };
     expect(faultOf({ plan: stepped })).toMatchObject({ kind: expect.stringMatching(/^descriptor-/) });
   });
 
@@ -183,9 +190,15 @@ describe("notifications, over all local ranks", () => {
   });
 
   test("one missing, one too many, one astray, one twice", () => {
-    expect(kindOf([{ ...first, notifyRanks: [1] }, ...requests.slice(1)])).toBe("notification-count");
-    expect(kindOf([{ ...first, notifyRanks: [5] }, ...requests.slice(1)])).toBe("notification-stray");
-    expect(kindOf([{ ...first, notifyRanks: [0] }, ...requests.slice(1)])).toBe("notification-twice");
+    expect(kindOf([{ ...first, notify: [{ tpRank: 1, ppRank: 0 }] }, ...requests.slice(1)])).toBe(
+      "notification-count",
+    );
+    expect(kindOf([{ ...first, notify: [{ tpRank: 5, ppRank: 0 }] }, ...requests.slice(1)])).toBe(
+      "notification-stray",
+    );
+    expect(kindOf([{ ...first, notify: [{ tpRank: 0, ppRank: 0 }] }, ...requests.slice(1)])).toBe(
+      "notification-twice",
+    );
     expect(kindOf(requests.slice(0, 3), plans.slice(0, 3))).toBe("notification-missing");
     expect(kindOf(requests.slice(0, 2), plans.slice(0, 2))).toBe("notification-missing");
   });

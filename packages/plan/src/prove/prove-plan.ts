@@ -1,3 +1,4 @@
+import { KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "../engine-plan-types.js";
 import type { RankGeometry } from "../geometry.js";
 import { planRequest } from "../request-plan.js";
@@ -20,6 +21,8 @@ export interface ProveOptions {
   readonly remotes: readonly RankGeometry[];
   /** KV heads of the whole model; not looked at for MLA. */
   readonly numKvHeads: number;
+  /** KV heads of each group, where groups differ in them. */
+  readonly groupKvHeads?: readonly number[];
   /** Default: samples that cover the first and the last block, runs and scattered blocks, a partial last block and a prefix hit. */
   readonly requests?: readonly ProofRequest[];
 }
@@ -31,7 +34,8 @@ export interface ProveEngineOptions extends Omit<ProveOptions, "requests"> {
 
 /**
  * Shows that the plan of one local rank is right, or names the first fault. It looks at the plan's tables and at the request's ids, and
- * judges them by both sides' geometries and the meaning of their layouts; nothing that made the plan is used. Never throws for a fault.
+ * judges them by both sides' geometries and the meaning of their layouts; nothing that made the plan is used. Never throws for a fault. Errors:
+ * `KV_PLAN_UNSUPPORTED` for a plan that writes, and what `planRequest` throws.
  */
 export function provePlan(plan: EngineTransferPlan, options: ProveOptions): PlanVerdict {
   return judged(() => {
@@ -73,7 +77,7 @@ export function proveEnginePlans(
           patterns: extent.patterns + one.patterns,
         };
       }
-      for (const request of requests) proveNotifications(plans, request.plans);
+      for (const request of requests) proveNotifications(plans, options.remotes, request.plans);
       return extent;
     },
     plans,
@@ -86,12 +90,21 @@ function proveOne(
   options: Omit<ProveOptions, "requests">,
   requests: readonly { blocks: RequestBlocks; plan: RequestPlan }[],
 ): ProofExtent {
-  const subject = proofSubject(plan, options.remotes, options.numKvHeads);
+  requireRead(plan);
+  const subject = proofSubject(plan, options.remotes, options);
   const descriptors = proveTables(subject);
   const proven: ProvenPatterns = new Set();
   let blocks = 0;
   for (const request of requests) blocks += proveRequest(subject, request.blocks, request.plan, proven);
   return { descriptors, requests: requests.length, blocks, patterns: proven.size };
+}
+
+/** What is written lands in blocks of which this plan's side does not say what they are for. */
+function requireRead(plan: EngineTransferPlan): void {
+  if (plan.operation === "READ") return;
+  throw new KvError("KV_PLAN_UNSUPPORTED", "only plans that read can be proven, this one writes", {
+    hint: "prove the plan with which the other side would read the same blocks",
+  });
 }
 
 function judged(

@@ -35,9 +35,11 @@ export function demandOf(
   const what = `group ${group}`;
   const [remote] = remotes;
   const kind = kindMeaning(model.groups[group] ?? "");
-  if (kind === undefined) return fail("request-tables", `${what} is of kind "${model.groups[group]}", of which nothing is known`);
+  if (kind === undefined)
+    return fail("request-tables", `${what} is of kind "${model.groups[group]}", of which nothing is known`);
   if (remote === undefined) return fail("request-tables", `${what}: the plan reads from no remote rank`);
-  if (kind.lists === "last") return withoutTokens(group, kind.sharing === "state", { local, remotes, localIds, remoteIds });
+  if (kind.lists === "last")
+    return withoutTokens(group, kind.sharing === "state", { local, remotes, localIds, remoteIds });
 
   const logical = (rank: RankGeometry, other: RankGeometry) =>
     tokensInBlock(rank, group, other) * rank.physicalBlocksPerLogical;
@@ -47,7 +49,8 @@ export function demandOf(
   const windowed = kind.lists === "window";
   const ends = (tokens: number) => Math.ceil((numTokens as number) / tokens) * tokens;
   // A window's list ends where the sequence does; any other begins with it.
-  const remoteBegin = windowed && numTokens !== undefined ? ends(remoteTokens) - remoteIds.length * remoteTokens : 0;
+  const remoteBegin =
+    windowed && numTokens !== undefined ? ends(remoteTokens) - remoteIds.length * remoteTokens : 0;
   const computed = windowed ? undefined : blocks.localComputedBlocks?.[group];
   let localBegin: number;
   if (computed !== undefined) localBegin = computed * localTokens * localDcp;
@@ -55,7 +58,13 @@ export function demandOf(
   else if (numTokens !== undefined) localBegin = ends(localTokens) - localIds.length * localTokens;
   else if (localTokens === remoteTokens) localBegin = (remoteIds.length - localIds.length) * localTokens;
   else localBegin = 0;
-  const tokensOf = (rank: RankGeometry, dcp: number, begin: number, ids: readonly number[], perBlock: number) => {
+  const tokensOf = (
+    rank: RankGeometry,
+    dcp: number,
+    begin: number,
+    ids: readonly number[],
+    perBlock: number,
+  ) => {
     // Blocks of a sequence are dealt out in turn to the ranks of a DCP group.
     const first = begin + (rank.tpRank % dcp) * perBlock;
     return expanded(rank, ids, (index) => first + index * dcp * perBlock, perBlock);
@@ -90,7 +99,12 @@ function withoutTokens(
   const list = (rank: RankGeometry, ids: readonly number[], begin: number) =>
     isState
       ? { blocks: ids, tokens: ids.map((_, index) => begin + index) }
-      : expanded(rank, ids, (index) => (begin + index) * rank.physicalBlocksPerLogical, rank.physicalBlocksPerLogical);
+      : expanded(
+          rank,
+          ids,
+          (index) => (begin + index) * rank.physicalBlocksPerLogical,
+          rank.physicalBlocksPerLogical,
+        );
   const per = isState ? 1 : local.physicalBlocksPerLogical;
   return {
     group,

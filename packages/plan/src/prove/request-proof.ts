@@ -27,7 +27,10 @@ export function proveRequest(
   const meanings = new Map(
     demands.map((demand) => {
       const held = regionsHolding(plan.local, demand.group);
-      return [demand, new Map(held.map((region) => [region, meaningsOf(subject, region, demand.group)]))] as const;
+      return [
+        demand,
+        new Map(held.map((region) => [region, meaningsOf(subject, region, demand.group)])),
+      ] as const;
     }),
   );
   const landed = landedWrites(subject, request, ownersOf(subject, meanings));
@@ -91,7 +94,9 @@ function passesOf(
   const groups = request.receivePass?.groups ?? [];
   for (const { group } of groups) {
     if (!demands.some((demand) => demand.group === group))
-      fail("receive-pass", `the receive pass names group ${group}, of which the request fills nothing`, { group });
+      fail("receive-pass", `the receive pass names group ${group}, of which the request fills nothing`, {
+        group,
+      });
     if (groups.filter((pass) => pass.group === group).length > 1)
       fail("receive-pass", `the receive pass names group ${group} more than once`, { group });
   }

@@ -28,7 +28,10 @@ export function proveTables(subject: ProofSubject): number {
     for (const number of source.segments) {
       const segment = plan.segments[number];
       const [mine, theirs] = [plan.localIndexing[number], source.remoteIndexing[number]];
-      const [local, remote] = [localMemory[index]?.[segment?.list ?? -1], remoteMemory[index]?.[segment?.list ?? -1]];
+      const [local, remote] = [
+        localMemory[index]?.[segment?.list ?? -1],
+        remoteMemory[index]?.[segment?.list ?? -1],
+      ];
       const region = segment === undefined ? undefined : plan.local.regions[segment.region];
       const remoteRegion = region === undefined ? undefined : counterpart(region, rank);
       if (
@@ -39,7 +42,9 @@ export function proveTables(subject: ProofSubject): number {
         remote === undefined ||
         remoteRegion === undefined
       ) {
-        fail("descriptor-step", `segment ${number} of the source at rank ${rank.tpRank} has no descriptors`, { segment: number });
+        fail("descriptor-step", `segment ${number} of the source at rank ${rank.tpRank} has no descriptors`, {
+          segment: number,
+        });
       }
       proveSide({
         whose: "local",
@@ -60,7 +65,8 @@ export function proveTables(subject: ProofSubject): number {
         segment,
       });
     }
-    for (const memory of [...(localMemory[index] ?? []), ...(remoteMemory[index] ?? [])]) descriptors += memory.count;
+    for (const memory of [...(localMemory[index] ?? []), ...(remoteMemory[index] ?? [])])
+      descriptors += memory.count;
   }
   return descriptors;
 }
