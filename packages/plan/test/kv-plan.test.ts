@@ -124,6 +124,20 @@ test("a fragmented pool needs more pieces than a consecutive one, and merging le
   expect(other.request.transferMs).toBeCloseTo(other.request.lengthBytes / 25e6, 6);
 });
 
+test("a share of a block is adjacent to nothing: it cannot be merged", async () => {
+  const found = await planned("--config", model("llama-3.1-70b"), "--tp", "8", "--tp", "4");
+  expect(found.request.merged).toBe(found.request.descriptors);
+});
+
+test("the form can be chosen, and the report says why it is what it is", async () => {
+  const flags = ["--config", model("qwen3-0.6b"), "--tp", "1", "--block-size", "16,32"];
+  expect((await planned(...flags, "--form", "permute")).form).toBe("permute");
+  const direct = await planned(...flags, "--form", "direct");
+  expect(direct.form).toBe("direct");
+  expect(direct.ranks[0]).toMatchObject({ permutedBlocks: 0 });
+  expect(direct.formReason).not.toBe("");
+});
+
 test("notifications: who waits for how many, and from whom", async () => {
   const found = await planned("--config", model("qwen3-0.6b"), "--tp", "2", "--tp", "8");
   expect(found.notifications).toEqual([
@@ -134,10 +148,10 @@ test("notifications: who waits for how many, and from whom", async () => {
 
 describe("a pair that is refused", () => {
   test("says why and what would work, and ends with 2", async () => {
-    const args = ["--config", model("llama-3.1-70b"), "--tp", "8", "--tp", "4", "--layout", "NHD"];
+    const args = ["--config", model("llama-3.1-70b"), "--tp", "8", "--tp", "4", "--layout", "LHBNC"];
     const { code, stdout } = await captured(...args);
     expect(code).toBe(EXIT_CODES.refused);
-    expect(stdout).toMatch(/refused: .*splits blocks by head.*\[KV_PLAN_UNSUPPORTED\]/);
+    expect(stdout).toMatch(/refused: .*\[KV_PLAN_UNSUPPORTED\]/);
     const found = await report(...args);
     if (found.outcome !== "refused") return expect.fail("it was planned");
     expect(found.wouldWork).toEqual(
@@ -282,7 +296,7 @@ describe("forms", () => {
     expect(code).toBe(0);
     expect(stdout).toMatch(/D0 +latent +P0 +latent +27 /);
     expect(stdout).toMatch(/P1 +1 +D0/);
-    expect(stdout).toMatch(/^proven +\d+ blocks of the request/m);
+    expect(stdout).toMatch(/^proven +\d+ blocks of 1 request/m);
   });
 
   test("Mermaid has every read and every notification without one", async () => {

@@ -60,6 +60,8 @@ describe.skipIf(executablePath === undefined)("the page in Chromium", () => {
       "32",
       "--tokens",
       "100",
+      "--form",
+      "permute",
     );
     browser = await launch({
       executablePath: executablePath ?? "",
@@ -136,7 +138,7 @@ describe.skipIf(executablePath === undefined)("the page in Chromium", () => {
   });
 
   test("a refusal is a page too", async () => {
-    const refused = await reportOf("--config", model, "--tp", "8", "--tp", "4", "--layout", "NHD");
+    const refused = await reportOf("--config", model, "--tp", "8", "--tp", "4", "--layout", "LHBNC");
     await open("refused.html", renderHtml(refused));
     expect(await page.$eval("#text", (element) => element.textContent)).toContain("decode with TP 8");
   });

@@ -9,6 +9,7 @@ import { proveEnginePlans } from "../prove/prove-plan.js";
 import { planRequest } from "../request-plan.js";
 import type { RequestPlan } from "../request-plan-types.js";
 import { blockReports } from "./block-reports.js";
+import { mergedPieces } from "./merged-pieces.js";
 import type { Pair } from "./pair.js";
 import {
   type EngineReport,
@@ -24,12 +25,16 @@ export interface AnalyseOptions extends RequestSettings {
   readonly bandwidthGBps: number;
   readonly conversions: readonly ReceiveConversion[];
   readonly masksUncovered: boolean;
+  readonly form: "permute" | "direct" | undefined;
 }
+
+/** A request with more pieces is planned and not proven: samples stand for it. */
+const MAX_PROVEN_DESCRIPTORS = 250_000;
 
 /** The plans of all decode ranks of a pair. Throws what the planner throws. */
 export function plansOf(
   pair: Pair,
-  options: Pick<AnalyseOptions, "conversions" | "masksUncovered">,
+  options: Pick<AnalyseOptions, "conversions" | "masksUncovered" | "form">,
 ): EngineTransferPlan[] {
   return pair.decode.map((local) => {
     const [remote] = pair.prefill;
@@ -47,6 +52,7 @@ export function plansOf(
       groups: pair.groups,
       conversions: options.conversions,
       masksUncovered: options.masksUncovered,
+      ...(options.form === undefined ? {} : { form: options.form }),
     });
   });
 }
@@ -104,7 +110,7 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
     decode: engineReport(pair.decode),
     form: first.form,
     formReason: first.formReason,
-    blockSizeRatio: first.blockSizeRatio,
+    blockSizeRatio: first.local.kernelBlockSize / first.remote.kernelBlockSize,
     blockOrder: first.blockOrder,
     uncovered: first.uncovered,
     conversions: first.conversions,
@@ -134,7 +140,9 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
     proof: proveEnginePlans(plans, {
       remotes: pair.prefill,
       numKvHeads: pair.numKvHeads,
-      requests: [{ blocks, plans: requests }],
+      ...(sum((read) => read.descriptors) > MAX_PROVEN_DESCRIPTORS
+        ? {}
+        : { requests: [{ blocks, plans: requests }] }),
     }),
     assumed: pair.assumed,
   };
@@ -154,6 +162,7 @@ function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan):
       const remote = pair.prefill[read.remoteRank] as RankGeometry;
       const theirs = headsOf(pair, remote);
       const source = plan.sources[read.sourceIndex];
+      const list = source?.lists[read.listIndex];
       const regions = new Set(source?.segments.map((segment) => plan.segments[segment]?.region));
       return {
         prefillRank: read.remoteRank,
@@ -162,7 +171,7 @@ function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan):
         layers: regions.size,
         lengthBytes: read.lengthBytes,
         descriptors: read.descriptorCount,
-        merged: read.runs.length / 3,
+        merged: list === undefined ? read.descriptorCount : mergedPieces(read, list),
       };
     }),
     notifyOnly: request.notifyRanks,

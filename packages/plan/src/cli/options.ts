@@ -26,6 +26,7 @@ export interface CliOptions {
   readonly permute: boolean;
   readonly repack: boolean;
   readonly masked: boolean;
+  readonly form?: "permute" | "direct";
   readonly timeout: number;
   readonly json: boolean;
   readonly mermaid: boolean;
@@ -85,6 +86,12 @@ export function command(): Command {
       false,
     )
     .option("--masked", "the engine masks tokens beyond the last, nothing is zeroed", false)
+    .addOption(
+      new Option(
+        "--form <form>",
+        "where blocks must be put in another order (default: what costs less)",
+      ).choices(["permute", "direct"]),
+    )
     .option("--timeout <ms>", "for each live engine", integer, 5000)
     .option("--json", "print the report as JSON", false)
     .option("--mermaid", "print a Mermaid flow chart", false)

@@ -43,7 +43,7 @@ function planned(report: PlanReport): string[] {
     "",
     ...engines(report),
     "",
-    `form       ${report.form}${report.blockSizeRatio > 1 ? `, ${report.blockSizeRatio} prefill blocks in a decode block` : ""}`,
+    `form       ${report.form}${report.blockSizeRatio !== 1 ? `, ${report.blockSizeRatio} prefill blocks in a decode block` : ""}`,
     `           ${report.formReason}`,
     ...report.conversions.map((conversion) => `conversion ${conversion}, by the engine`),
     `tail       ${report.uncovered}`,
@@ -106,9 +106,9 @@ function proofLines({ proof }: PlanReport): string[] {
     const at = Object.entries(proof.fault.at).map(([key, value]) => `${key} ${value}`);
     return [`NOT PROVEN: ${proof.fault.kind}: ${proof.fault.message}`, `  at ${at.join(", ")}`, ""];
   }
-  const { blocks, patterns, descriptors } = proof.extent;
+  const { requests, blocks, patterns, descriptors } = proof.extent;
   return [
-    `proven     ${counted(blocks, "block")} of the request (${counted(patterns, "pattern")}), ${counted(descriptors, "descriptor")} of the tables:`,
+    `proven     ${counted(blocks, "block")} of ${counted(requests, "request")} (${counted(patterns, "pattern")}), ${counted(descriptors, "descriptor")} of the tables:`,
     ...proof.statements.map((statement) => `  ${statement}`),
     ...proof.assumed.map((assumption) => `  provided that ${assumption}`),
     "",

@@ -27,7 +27,7 @@ export interface ReadReport {
   readonly layers: number;
   readonly lengthBytes: number;
   readonly descriptors: number;
-  /** Descriptors that remain when neighbours on both sides are merged. */
+  /** Descriptors that remain when those that are adjacent in memory on both sides are merged. */
   readonly merged: number;
 }
 
@@ -72,6 +72,7 @@ export interface PlanReport {
   readonly decode: EngineReport;
   readonly form: TransferForm;
   readonly formReason: string;
+  /** Tokens of a decode kernel block / those of a prefill one. */
   readonly blockSizeRatio: number;
   readonly blockOrder: BlockOrder;
   readonly uncovered: "zeroed" | "masked";

@@ -57,6 +57,7 @@ async function work(options: CliOptions, output: Output): Promise<number> {
       ...(options.repack ? (["attention-order"] as const) : []),
     ],
     masksUncovered: options.masked,
+    form: options.form,
   };
   const report = analysePair(pair, settings);
   const [form] = forms;

@@ -4,14 +4,21 @@ import type { RequestBlocks } from "../request-plan-types.js";
 
 /** Logical blocks of the side with the larger ones, at most: enough for every pattern, few enough to be quick. */
 const BLOCKS = 24;
+const FEWEST_BLOCKS = 3;
+/** Descriptors of one sample, about: a block that is cut into many pieces has many. */
+const DESCRIPTORS = 20_000;
 
 /** Requests that show what a plan does: consecutive and scattered blocks up to the pool's ends, a partial last block, a prefix hit. */
 export function sampleRequests(plan: EngineTransferPlan): readonly { readonly blocks: RequestBlocks }[] {
   const [localTokens, remoteTokens] = [logicalTokens(plan.local), logicalTokens(plan.remote)];
   const [localPool, remotePool] = [poolOf(plan.local), poolOf(plan.remote)];
   const groups = plan.groups.length;
+  const pieces = plan.segments.reduce((sum, segment) => sum + segment.localParts, 0) * plan.sources.length;
+  const perBlock =
+    pieces * Math.max(plan.local.physicalBlocksPerLogical, plan.remote.physicalBlocksPerLogical);
+  const sampled = Math.max(FEWEST_BLOCKS, Math.min(BLOCKS, Math.floor(DESCRIPTORS / perBlock)));
   const room = Math.min(
-    BLOCKS * Math.max(localTokens, remoteTokens),
+    sampled * Math.max(localTokens, remoteTokens),
     Math.floor(localPool / groups) * localTokens,
     Math.floor(remotePool / groups) * remoteTokens,
   );

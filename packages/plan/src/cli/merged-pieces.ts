@@ -1,0 +1,67 @@
+import { DESCRIPTOR_ROW, type DescriptorTable } from "@kv/interface";
+import type { TransferList } from "../engine-plan-types.js";
+import type { RequestRead } from "../request-plan-types.js";
+
+/**
+ * What remains of a read's descriptors when neighbours that are adjacent in memory on both sides become one. Within a row of a table
+ * neighbours are adjacent where its stride is its length.
+ */
+export function mergedPieces({ runs }: Pick<RequestRead, "runs">, list: TransferList): number {
+  const [local, remote] = [rowsOf(list.localTable), rowsOf(list.remoteTable)];
+  let pieces = 0;
+  let [localEnd, remoteEnd] = [Number.NaN, Number.NaN];
+  for (let at = 0; at + 2 < runs.length; at += 3) {
+    let [localId, remoteId, left] = [runs[at] as number, runs[at + 1] as number, runs[at + 2] as number];
+    while (left > 0) {
+      const [mine, theirs] = [rowAt(local, localId), rowAt(remote, remoteId)];
+      const count = Math.min(
+        left,
+        mine.firstId + mine.count - localId,
+        theirs.firstId + theirs.count - remoteId,
+      );
+      const [to, from] = [addressOf(mine, localId), addressOf(theirs, remoteId)];
+      const dense = mine.stride === mine.lengthBytes && theirs.stride === theirs.lengthBytes;
+      const goesOn = to === localEnd && from === remoteEnd;
+      pieces += (dense ? 1 : count) - (goesOn ? 1 : 0);
+      localEnd = addressOf(mine, localId + count - 1) + mine.lengthBytes;
+      remoteEnd = addressOf(theirs, remoteId + count - 1) + theirs.lengthBytes;
+      localId += count;
+      remoteId += count;
+      left -= count;
+    }
+  }
+  return pieces;
+}
+
+interface Row {
+  readonly firstId: number;
+  readonly count: number;
+  readonly address: number;
+  readonly lengthBytes: number;
+  readonly stride: number;
+}
+
+function rowsOf({ rows }: DescriptorTable): readonly Row[] {
+  const found: Row[] = [];
+  let firstId = 0;
+  for (let at = 0; at < rows.length; at += DESCRIPTOR_ROW) {
+    const [address = 0, lengthBytes = 0, , stride = 0, count = 0] = rows.subarray(at, at + DESCRIPTOR_ROW);
+    found.push({ firstId, count, address, lengthBytes, stride });
+    firstId += count;
+  }
+  return found;
+}
+
+function rowAt(rows: readonly Row[], id: number): Row {
+  let [low, high] = [0, rows.length - 1];
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if ((rows[middle] as Row).firstId <= id) low = middle;
+    else high = middle - 1;
+  }
+  return rows[low] as Row;
+}
+
+function addressOf(row: Row, id: number): number {
+  return row.address + (id - row.firstId) * row.stride;
+}
