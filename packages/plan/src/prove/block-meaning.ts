@@ -31,6 +31,8 @@ export interface BlockMeaning {
   readonly tokensPerStep: number;
   /** Kernel blocks that the block spans. */
   readonly kernelBlocks: number;
+  /** It may use the padding after its kernel blocks too: a state is laid over the whole page. */
+  readonly usesPadding: boolean;
 }
 
 /** The meaning of one byte, and how far the next bytes go on in the same way. */
@@ -73,7 +75,7 @@ export function meaningOfBlock(question: MeaningQuestion): BlockMeaning | undefi
   if (kind.sharing === "state") return stateMeaning(rank, question.other);
   if (kind.lists === "last") {
     const whole = tile("a whole block", lengthBytes, lengthBytes, [{ axis: "token", begin: 0, size: 1 }]);
-    return { tiles: [whole], tokens: 1, tokensPerStep: 1, kernelBlocks: 1 };
+    return { tiles: [whole], tokens: 1, tokensPerStep: 1, kernelBlocks: 1, usesPadding: false };
   }
   return attentionMeaning(question);
 }
@@ -94,6 +96,7 @@ function attentionMeaning(question: MeaningQuestion): BlockMeaning | undefined {
       tokens,
       tokensPerStep: tokens,
       kernelBlocks: 1,
+      usesPadding: false,
     };
   }
   if (ownOrder !== undefined) {
@@ -105,13 +108,20 @@ function attentionMeaning(question: MeaningQuestion): BlockMeaning | undefined {
       tokens,
       tokensPerStep: tokens,
       kernelBlocks: 1,
+      usesPadding: false,
     };
   }
   const cellBytes = lengthBytes / (heads.size * tokens);
   if (!Number.isInteger(cellBytes)) return undefined;
   const token: TileAxis = { axis: "token", begin: 0, size: tokens };
   const axes = headOutside ? [head, token] : [token, head];
-  return { tiles: [tile("plain", lengthBytes, cellBytes, axes)], tokens, tokensPerStep: 1, kernelBlocks: 1 };
+  return {
+    tiles: [tile("plain", lengthBytes, cellBytes, axes)],
+    tokens,
+    tokensPerStep: 1,
+    kernelBlocks: 1,
+    usesPadding: false,
+  };
 }
 
 /** A state: its projections and the recurrent part, each cut evenly over the ranks on its own. */
@@ -130,7 +140,13 @@ function stateMeaning(rank: RankGeometry, other: RankGeometry): BlockMeaning | u
     offset += bytes;
     return part;
   });
-  return { tiles, tokens: 1, tokensPerStep: 1, kernelBlocks: rank.physicalBlocksPerLogical };
+  return {
+    tiles,
+    tokens: 1,
+    tokensPerStep: 1,
+    kernelBlocks: rank.physicalBlocksPerLogical,
+    usesPadding: true,
+  };
 }
 
 function tile(name: string, lengthBytes: number, cellBytes: number, axes: readonly TileAxis[]): Tile {
@@ -162,6 +178,17 @@ export function placeAt(meaning: BlockMeaning, offset: number): BytePlace | unde
     }
   }
   return { tile: found, ...at, cellByte: found.cellBegin + inCell, cellRest, runBytes, runAxis };
+}
+
+/** Bytes of a block of a region. */
+export function blockBytes(
+  region: RegionGeometry,
+  { kernelBlocks, usesPadding }: Pick<BlockMeaning, "kernelBlocks" | "usesPadding">,
+): number {
+  return (
+    region.blockStrideBytes * (kernelBlocks - 1) +
+    (usesPadding ? region.blockStrideBytes : region.blockLengthBytes)
+  );
 }
 
 /** The first byte after `offset` that is no padding; the block's end where there is none. */

@@ -1,3 +1,4 @@
+import { KvError } from "@kv/interface";
 import { afterPadding, type BlockMeaning, type BytePlace, placeAt } from "./block-meaning.js";
 import { type BlockPass, originOf, type PassGrid, zeroingAt } from "./pass-effect.js";
 import { fail, type PlanFault } from "./verdict.js";
@@ -55,14 +56,21 @@ export function provePattern(pattern: BlockPattern, where: PlanFault["at"]): voi
     }
     const toEdge = bytesToEdge(pattern, want);
     if (want.token >= pattern.neededTo || want.token + meaning.tokensPerStep <= pattern.neededFrom) {
-      offset += Math.min(zeroing.runBytes, toEdge);
+      offset += onward(zeroing.runBytes, toEdge);
       continue;
     }
     if (zeroing.zeroed)
       fail("needed-but-cleared", "the receive pass zeroes a token that the request needs", at);
     const moved = sourceRun(pattern, writes, want, offset, at);
-    offset += Math.min(moved, toEdge, zeroing.runBytes);
+    offset += onward(moved, toEdge, zeroing.runBytes);
   }
+}
+
+/** The next byte that may be another's. A run without a byte would never end. */
+function onward(...runs: number[]): number {
+  const step = Math.min(...runs);
+  if (step > 0) return step;
+  throw new KvError("KV_INTERNAL", `a proof does not get on: runs of ${runs.join(", ")} bytes`);
 }
 
 /** Checks where the byte comes from; returns the bytes from there on that come in the same way. */

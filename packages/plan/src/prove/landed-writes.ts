@@ -1,5 +1,6 @@
 import type { RankGeometry, RegionGeometry } from "../geometry.js";
 import type { RequestPlan } from "../request-plan-types.js";
+import { type BlockMeaning, blockBytes } from "./block-meaning.js";
 import type { Write } from "./block-pattern.js";
 import type { MemoryPlace } from "./named-memory.js";
 import type { ProofSubject, RegionMeanings } from "./pair-meaning.js";
@@ -133,8 +134,8 @@ function writeOf(
     );
   }
   const remoteRegion = rank.regions[from.region] as RegionGeometry;
-  const here = placeInBlock(region, to, meanings.local.kernelBlocks, where);
-  const there = placeInBlock(remoteRegion, from, meanings.sources[source]?.kernelBlocks ?? 1, where);
+  const here = placeInBlock(region, to, meanings.local, where);
+  const there = placeInBlock(remoteRegion, from, meanings.sources[source] ?? meanings.local, where);
   const held = demand.remotes[source] as BlockTokens;
   const position = held.position.get(there.block);
   if (position === undefined) {
@@ -153,23 +154,22 @@ function writeOf(
   };
 }
 
-/** The block of a descriptor, which it must not leave. `kernelBlocks`: how many make up a block of this group. */
+/** The block of a descriptor, which it must not leave. */
 function placeInBlock(
   region: RegionGeometry,
   { from, lengthBytes }: MemoryPlace,
-  kernelBlocks: number,
+  meaning: BlockMeaning,
   where: PlanFault["at"],
 ): { readonly block: number; readonly offset: number } {
-  const strideBytes = region.blockStrideBytes * kernelBlocks;
+  const strideBytes = region.blockStrideBytes * meaning.kernelBlocks;
   const block = Math.floor(from / strideBytes);
   const offset = from - block * strideBytes;
-  const blockBytes = region.blockStrideBytes * (kernelBlocks - 1) + region.blockLengthBytes;
-  if (offset + lengthBytes > blockBytes) {
+  const bytes = blockBytes(region, meaning);
+  if (offset + lengthBytes > bytes)
     fail(
       "descriptor-outside",
-      `${lengthBytes} bytes from byte ${offset} of a block leave its ${blockBytes} bytes`,
+      `${lengthBytes} bytes from byte ${offset} of a block leave its ${bytes} bytes`,
       where,
     );
-  }
   return { block, offset };
 }

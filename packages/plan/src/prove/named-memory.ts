@@ -69,25 +69,26 @@ export function namedMemory(whose: string, table: DescriptorTable, rank: RankGeo
   function place(id: number): MemoryPlace {
     const row = rows[rowIndex(id)] as Row;
     const address = row.address + (id - row.firstId) * row.stride;
-    const within = (index: number): MemoryPlace | undefined => {
+    const within = (index: number, usesPadding: boolean): MemoryPlace | undefined => {
       const region = rank.regions[index];
       if (region === undefined || address < region.baseAddress) return undefined;
       const from = address - region.baseAddress;
-      const end = (region.numBlocks - 1) * region.blockStrideBytes + region.blockLengthBytes;
-      // Blocks of several regions may interleave; what begins in the padding of one is another's.
-      const inBlock = from % region.blockStrideBytes < region.blockLengthBytes;
-      return inBlock && from + row.lengthBytes <= end
-        ? { region: index, from, lengthBytes: row.lengthBytes }
-        : undefined;
+      const last = usesPadding ? region.blockStrideBytes : region.blockLengthBytes;
+      const end = (region.numBlocks - 1) * region.blockStrideBytes + last;
+      if (from + row.lengthBytes > end || from % region.blockStrideBytes >= last) return undefined;
+      return { region: index, from, lengthBytes: row.lengthBytes };
     };
-    const near = within(lastRegion);
+    const near = within(lastRegion, false);
     if (near !== undefined) return near;
-    for (const [index, region] of ordered) {
-      if (region.baseAddress > address) break;
-      const found = within(index);
-      if (found === undefined) continue;
-      lastRegion = index;
-      return found;
+    // Blocks of several regions may interleave: what begins in the padding of one is another's, if there is one.
+    for (const usesPadding of [false, true]) {
+      for (const [index, region] of ordered) {
+        if (region.baseAddress > address) break;
+        const found = within(index, usesPadding);
+        if (found === undefined) continue;
+        lastRegion = index;
+        return found;
+      }
     }
     return fail(
       "descriptor-outside",

@@ -53,7 +53,7 @@ test("what is believed of the receive pass is what it does to every byte of a bl
           const zeroing = zeroingAt(grid, offset, zeroFromToken);
           const origin = permuted ? originOf(grid, offset) : { offset, runBytes: lengthBytes - offset };
           // A run moves together: all of its bytes, not only the first.
-          const run = Math.min(zeroing.runBytes, origin.runBytes);
+          const run = Math.min(zeroing.runBytes, origin.runBytes, lengthBytes - offset);
           expect(run).toBeGreaterThan(0);
           for (let byte = 0; byte < run; byte++) {
             const expected = zeroing.zeroed ? 0 : landed[origin.offset + byte];

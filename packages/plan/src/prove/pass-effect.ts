@@ -91,7 +91,7 @@ export function zeroingAt(
   fromToken: number,
 ): { readonly zeroed: boolean; readonly runBytes: number } {
   if (fromToken <= 0 || fromToken === Number.POSITIVE_INFINITY)
-    return { zeroed: fromToken <= 0, runBytes: grid.blockBytes - offset };
+    return { zeroed: fromToken <= 0, runBytes: Number.POSITIVE_INFINITY };
   requireWhole(grid);
   const { token, cellByte } = gridPlace(grid, offset);
   const zeroed = token >= fromToken;

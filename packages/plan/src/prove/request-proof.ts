@@ -1,5 +1,6 @@
 import type { RegionGeometry } from "../geometry.js";
 import type { RequestBlocks, RequestPlan } from "../request-plan-types.js";
+import { blockBytes } from "./block-meaning.js";
 import { type BlockPattern, patternKey, provePattern } from "./block-pattern.js";
 import { kindMeaning, regionsHolding } from "./kind-meaning.js";
 import { landedWrites, type Owner, type Owners } from "./landed-writes.js";
@@ -42,7 +43,7 @@ export function proveRequest(
       const own = plan.local.regions[region] as RegionGeometry;
       const seen = classOf(meaning);
       const grid = passGrid(plan, demand.group, region);
-      const lengthBytes = own.blockStrideBytes * (meaning.local.kernelBlocks - 1) + own.blockLengthBytes;
+      const lengthBytes = blockBytes(own, meaning.local);
       for (const [position, block] of demand.local.blocks.entries()) {
         const begin = demand.local.tokens[position] as number;
         const within = (token: number) => Math.max(0, Math.min(meaning.local.tokens, token - begin));

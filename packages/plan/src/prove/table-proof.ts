@@ -1,5 +1,6 @@
 import type { RegionIndexing, SegmentPlan } from "../engine-plan-types.js";
 import type { RankGeometry, RegionGeometry } from "../geometry.js";
+import { blockBytes } from "./block-meaning.js";
 import type { NamedMemory } from "./named-memory.js";
 import { counterpart, type ProofSubject } from "./pair-meaning.js";
 import { fail } from "./verdict.js";
@@ -75,7 +76,7 @@ function proveSide({ whose, rank, region, memory, steps, parts, segment }: Segme
   const own = rank.regions[region] as RegionGeometry;
   const kernelBlocks = segment.unit === "kernel-block" ? 1 : rank.physicalBlocksPerLogical;
   const strideBytes = own.blockStrideBytes * kernelBlocks;
-  const blockBytes = own.blockStrideBytes * (kernelBlocks - 1) + own.blockLengthBytes;
+  const bytes = blockBytes(own, { kernelBlocks, usesPadding: segment.unit === "logical-block" });
   const count = Math.floor(own.numBlocks / kernelBlocks);
   let begin = -1;
   let partBytes = 0;
@@ -94,12 +95,12 @@ function proveSide({ whose, rank, region, memory, steps, parts, segment }: Segme
         place.from === block * strideBytes + offset &&
         place.lengthBytes === segment.lengthBytes &&
         offset >= 0 &&
-        offset + segment.lengthBytes <= blockBytes;
+        offset + segment.lengthBytes <= bytes;
       if (right) continue;
       fail(
         "descriptor-step",
         `${whose}: part ${part} of block ${block} of "${own.name}" ${segment.piece} is ${place.lengthBytes} bytes at ${place.from} of region ` +
-          `${place.region}; expected ${segment.lengthBytes} bytes at ${block * strideBytes + offset} of region ${region}, within a block of ${blockBytes}`,
+          `${place.region}; expected ${segment.lengthBytes} bytes at ${block * strideBytes + offset} of region ${region}, within a block of ${bytes}`,
         { region, block, part },
       );
     }

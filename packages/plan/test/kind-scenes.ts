@@ -1,0 +1,197 @@
+import type { KvCacheKind } from "@kv/interface";
+import { handshakeTargetRanks } from "@kv/topology";
+import fc from "fast-check";
+import {
+  buildEngineTransferPlan,
+  type EngineTransferPlan,
+  type RankGeometry,
+  type RequestBlocks,
+} from "../src/index.js";
+import { type CacheSpec, type KindEngine, kindEngine } from "./kind-memory.js";
+
+/** A model with caches of several kinds, or with one that heads and tokens do not describe; two engines; one request. */
+export interface KindScene {
+  readonly groups: readonly KvCacheKind[];
+  readonly caches: readonly CacheSpec[];
+  readonly numKvHeads: number;
+  readonly prefill: KindEngine;
+  readonly decode: KindEngine;
+  readonly form: "permute" | "direct" | undefined;
+  readonly numTokens: number;
+  readonly computedBlocks: number;
+  /** Blocks that a window keeps, more than fewer. */
+  readonly windowBlocks: number;
+  readonly states: number;
+  readonly seed: number;
+}
+
+interface Model {
+  readonly groups: readonly KvCacheKind[];
+  readonly caches: readonly CacheSpec[];
+  readonly numKvHeads?: number;
+  /** What the engines may do besides. */
+  readonly allows?: readonly ("dcp" | "stages" | "packed")[];
+}
+
+const layer = (index: number, spec: Omit<CacheSpec, "name">): CacheSpec => ({
+  name: `layer.${index}`,
+  ...spec,
+});
+const state = { projections: [128, 64, 64], recurrent: 256 };
+
+const MODELS: readonly Model[] = [
+  {
+    groups: ["full", "mamba"],
+    caches: [0, 1].map((index) => layer(index, { groups: [0, 1], heads: 4, state })),
+  },
+  {
+    groups: ["full", "mamba", "mamba"],
+    caches: [layer(0, { groups: [0, 1, 2], heads: 2, state: { projections: [128], recurrent: 64 } })],
+    numKvHeads: 2,
+  },
+  {
+    groups: ["mla", "mamba"],
+    caches: [layer(0, { groups: [0, 1], state: { projections: [64], recurrent: 64 } })],
+  },
+  {
+    groups: ["mla"],
+    caches: [0, 1].map((index) => layer(index, { groups: [0] })),
+    allows: ["dcp", "stages", "packed"],
+  },
+  { groups: ["mla", "full"], caches: [layer(0, { groups: [0] }), layer(1, { groups: [1], heads: 4 })] },
+  {
+    groups: ["mla", "swa-mla"],
+    caches: [layer(0, { groups: [0] }), layer(1, { groups: [1] })],
+    allows: ["packed"],
+  },
+  { groups: ["mla", "circular"], caches: [layer(0, { groups: [0] }), layer(1, { groups: [1] })] },
+  {
+    groups: ["full", "swa"],
+    caches: [layer(0, { groups: [0], heads: 4 }), layer(1, { groups: [1], heads: 2, blockTokens: 16 })],
+  },
+  {
+    groups: ["full"],
+    caches: [0, 1].map((index) => layer(index, { groups: [0], heads: 4 })),
+    allows: ["stages"],
+  },
+  {
+    groups: ["full"],
+    caches: [layer(0, { groups: [0], heads: 4 }), layer(1, { groups: [0], heads: 4, memoryType: "VRAM" })],
+  },
+  {
+    groups: ["full", "full", "swa"],
+    caches: [layer(0, { groups: [0, 1], heads: 8 }), layer(1, { groups: [2], heads: 8 })],
+    numKvHeads: 8,
+  },
+];
+
+const engineDraw = fc.record({
+  tpSize: fc.constantFrom(1, 2, 4, 8),
+  kernelTokens: fc.constantFrom(4, 8, 8, 16),
+  perLogical: fc.constantFrom(1, 1, 2, 3),
+  padding: fc.constantFrom(0, 0, 12),
+  dcp: fc.constantFrom(1, 1, 2, 4),
+  staged: fc.boolean(),
+  packed: fc.boolean(),
+});
+
+export const kindScene: fc.Arbitrary<KindScene> = fc
+  .record({
+    model: fc.constantFrom(...MODELS),
+    prefill: engineDraw,
+    decode: engineDraw,
+    sameTokens: fc.boolean(),
+    form: fc.constantFrom(undefined, undefined, "permute" as const, "direct" as const),
+    numTokens: fc.integer({ min: 1, max: 130 }),
+    computedShare: fc.double({ min: 0, max: 0.9, noNaN: true }),
+    windowBlocks: fc.integer({ min: 1, max: 4 }),
+    states: fc.constantFrom(1, 1, 2),
+    seed: fc.nat({ max: 100_000 }),
+  })
+  .map((draw): KindScene => {
+    const { groups, caches, numKvHeads = 4, allows = [] } = draw.model;
+    const engine = (given: typeof draw.prefill, isPrefill: boolean): KindEngine => ({
+      tpSize: given.tpSize,
+      kernelTokens: draw.sameTokens ? draw.prefill.kernelTokens : given.kernelTokens,
+      perLogical: given.perLogical,
+      logicalBlocks: 150,
+      padding: given.packed ? 0 : given.padding,
+      ...(allows.includes("dcp") && given.dcp > 1 ? { dcpSize: Math.min(given.dcp, given.tpSize) } : {}),
+      ...(allows.includes("stages") && isPrefill && given.staged ? { stages: [[0], [1]] } : {}),
+      ...(allows.includes("packed") && isPrefill && given.packed && !given.staged ? { packed: true } : {}),
+    });
+    const decode = engine(draw.decode, false);
+    const blocks = Math.ceil(
+      draw.numTokens / (decode.kernelTokens * decode.perLogical * (decode.dcpSize ?? 1)),
+    );
+    return {
+      groups,
+      caches,
+      numKvHeads,
+      prefill: engine(draw.prefill, true),
+      decode,
+      form: draw.form,
+      numTokens: draw.numTokens,
+      computedBlocks: Math.floor(blocks * draw.computedShare),
+      windowBlocks: draw.windowBlocks,
+      states: draw.states,
+      seed: draw.seed,
+    };
+  });
+
+function tablesOf(scene: KindScene, engine: KindEngine, seed: number): number[][] {
+  let next = 1;
+  return scene.groups.map((kind, group) => {
+    const spec = scene.caches.find((cache) => cache.groups.includes(group));
+    const logical = spec?.blockTokens ?? engine.kernelTokens * engine.perLogical;
+    const all = Math.ceil(scene.numTokens / (logical * (engine.dcpSize ?? 1)));
+    const tokenless = kind === "mamba" || kind === "circular";
+    const windowed = kind === "swa" || kind === "swa-mla";
+    const count = tokenless ? scene.states : windowed ? Math.min(all, scene.windowBlocks) : all;
+    const ids = Array.from({ length: count }, (_, index) => next + index);
+    next += count + (seed % 3);
+    return seed % 2 === 0 ? ids : ids.reverse();
+  });
+}
+
+export function requestOfKinds(scene: KindScene): RequestBlocks {
+  const local = tablesOf(scene, scene.decode, scene.seed);
+  return {
+    localBlockIds: local.map((ids, group) => {
+      const kind = scene.groups[group];
+      return kind === "full" || kind === "mla" ? ids.slice(scene.computedBlocks) : ids;
+    }),
+    remoteBlockIds: tablesOf(scene, scene.prefill, scene.seed + 1),
+    numTokens: scene.numTokens,
+    localComputedBlocks: scene.groups.map(() => scene.computedBlocks),
+  };
+}
+
+/** The plans of all decode ranks. Throws what the planner throws. */
+export function buildKinds(scene: KindScene): {
+  readonly prefill: readonly RankGeometry[];
+  readonly plans: readonly EngineTransferPlan[];
+} {
+  const { caches, groups } = scene;
+  const geometries = (engine: KindEngine, base: number) =>
+    kindEngine(engine, caches, groups, base, 0).map(({ geometry }) => geometry);
+  const prefill = geometries(scene.prefill, 2 ** 40);
+  const plans = geometries(scene.decode, 2 ** 36).map((local) => {
+    const asked = handshakeTargetRanks({
+      tpRank: local.tpRank,
+      tpSize: local.tpSize,
+      remoteTpSize: scene.prefill.tpSize,
+      dcpSize: local.dcpSize ?? 1,
+      remoteDcpSize: scene.prefill.dcpSize ?? 1,
+    });
+    return buildEngineTransferPlan({
+      groups,
+      numKvHeads: scene.numKvHeads,
+      local,
+      remotes: prefill.filter(({ tpRank }) => asked.includes(tpRank)),
+      prefixCaching: false,
+      ...(scene.form === undefined ? {} : { form: scene.form }),
+    });
+  });
+  return { prefill, plans };
+}
