@@ -9,6 +9,7 @@ const MAY_IMPORT = {
   connector: ["interface", "topology", "plan"],
   pull: ["interface", "topology", "plan", "connector"],
   push: ["interface", "topology", "plan", "connector"],
+  neuron: ["interface"],
   proxy: ["interface"],
 };
 const PURE = ["interface", "topology", "plan", "transport-memory"];

@@ -1,13 +1,9 @@
-import type {
-  KvCacheShapeOptions,
-  KvCaches,
-  Platform,
-  PlatformEngineSettings,
-  Transport,
-} from "@kv/interface";
+import type { KvCacheShapeOptions, Platform, PlatformEngineSettings } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import { stagingTests } from "./platform/staging.js";
+import { type StagingStand, stagingTests } from "./platform/staging.js";
 import { expectThrown } from "./refusal.js";
+
+export type { StagingStand } from "./platform/staging.js";
 
 export interface PlatformSuiteOptions {
   /** Heads the suite's tests. */
@@ -19,8 +15,8 @@ export interface PlatformSuiteOptions {
   readonly refusedSettings?: readonly PlatformEngineSettings[];
   /** A config of a model, and its longest sequence; a Llama-like one of 2048 by default. */
   readonly model?: { readonly config: Readonly<Record<string, unknown>>; readonly maxModelLen: number };
-  /** For a platform that stages: what it stages between. Memory of `caches` is the stand-in for the device's. */
-  readonly staging?: () => Promise<{ transport: Transport; caches: KvCaches; close(): Promise<void> }>;
+  /** For a platform that stages: what it stages between. */
+  readonly staging?: () => Promise<StagingStand>;
 }
 
 const SHAPE: KvCacheShapeOptions = { numBlocks: 7, blockSize: 16, numKvHeads: 3, headSize: 64 };

@@ -15,4 +15,5 @@ export * from "./peers.js";
 export * from "./peers-backoff.js";
 export * from "./registry/index.js";
 export * from "./side-channel/index.js";
+export * from "./staging/index.js";
 export * from "./wire/index.js";

@@ -26,6 +26,11 @@ export interface MatchedTokens {
   readonly tokens: number;
   /** They arrive while the engine does other work: the request waits until its worker reports it as received. */
   readonly async: boolean;
+  /**
+   * The connector has no room for the request now: nothing is to be allocated, it waits, and is asked for again in a later step (vLLM:
+   * `get_num_new_matched_tokens` answers None).
+   */
+  readonly wait?: boolean;
 }
 
 /** `stopped` and `length` hand blocks to a peer; the rest free them (vLLM: FINISHED_STOPPED, FINISHED_LENGTH_CAPPED). */
@@ -120,8 +125,12 @@ export interface WorkerConnector {
   handshakeMetadata(): Promise<WorkerHandshakeMetadata>;
   /** Begins what the step asks for; never waits for a peer. */
   startLoad(step: StepMetadata): void;
-  /** Resolves when device blocks that a peer may read have been staged; at once where nothing is staged. */
-  waitForSave(step: StepMetadata): Promise<void>;
+  /**
+   * Resolves when device blocks that a peer may read have been staged; at once where nothing is staged. `computed` says of how many tokens of
+   * a request the KV is on the device; of requests that it leaves out all blocks are taken to be. Errors: `KV_STAGING_FAILED` with
+   * `details.requestIds`, which must end with the reason `error`; the others have been staged.
+   */
+  waitForSave(step: StepMetadata, computed?: Readonly<Record<string, number>>): Promise<void>;
   /** What has ended since the last call. */
   collectFinished(): WorkerOutput;
   /** Called whenever `collectFinished` would have something to say, so that an idle engine need not poll. */

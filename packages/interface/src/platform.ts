@@ -1,5 +1,6 @@
-import type { KvCacheConfig, KvCaches } from "./kv-cache.js";
-import type { Agent, MemoryType, Transport } from "./transport.js";
+import type { Clock } from "./ambient.js";
+import type { BlockIds, KvCacheConfig, KvCaches } from "./kv-cache.js";
+import type { MemoryType, Transport } from "./transport.js";
 
 /**
  * A Platform says what an accelerator needs around a transfer: the shape of its cache, whether its memory can be registered,
@@ -38,7 +39,7 @@ export interface Platform {
   maxModelLen(modelConfig: Readonly<Record<string, unknown>>): number;
   /** Throws `KV_PLATFORM_UNSUPPORTED` with the reason for a setting that cannot work; answers warnings for the rest. */
   check(settings: PlatformEngineSettings): readonly PlatformWarning[];
-  /** Absent where the device's memory is registered as it is. */
+  /** Absent where the device's memory is registered as it is. `staged` of `@kv/connector` puts it around any connector. */
   createStaging?(options: StagingOptions): Promise<Staging>;
 }
 
@@ -52,21 +53,31 @@ export interface KvCacheShapeOptions {
 
 export interface StagingOptions {
   readonly transport: Transport;
-  readonly agent: Agent;
   readonly config: KvCacheConfig;
   /** The device's caches. */
   readonly caches: KvCaches;
-  /** Upper bound of host memory that may be used. */
-  readonly poolLengthBytes?: number;
+  /**
+   * Blocks of the pool: each region of `wireCaches` has so many, of the size of a device block, and no more host memory is taken. Block 0 is
+   * never saved nor loaded.
+   */
+  readonly poolBlocks: number;
+  readonly clock?: Clock;
 }
 
-/** Host buffers that stand in for device memory on the wire. */
+/** Pairs of block ids, per KV cache group: `wire[g][i]` in the pool stands for `device[g][i]`. */
+export interface StagedBlocks {
+  readonly device: BlockIds;
+  readonly wire: BlockIds;
+}
+
+/** A bounded pool of host buffers that stands in for device memory on the wire. */
 export interface Staging {
-  /** What is registered and described to peers in place of the device's own caches. */
+  /** What is registered and described to peers in place of the device's own caches: their layers, `poolBlocks` blocks each. */
   readonly wireCaches: KvCaches;
-  /** Copies device blocks to their host buffers, before a peer may read them. Errors: `KV_STAGING_FAILED`. */
-  save(requestId: string, groups: readonly (readonly number[])[]): Promise<void>;
-  /** Copies host buffers to device blocks, after a transfer into them has landed. Errors: `KV_STAGING_FAILED`. */
-  load(requestId: string, groups: readonly (readonly number[])[]): Promise<void>;
+  /** Copies device blocks to pool blocks, before a peer may read them. Errors: `KV_STAGING_FAILED`. */
+  save(requestId: string, blocks: StagedBlocks): Promise<void>;
+  /** Copies pool blocks to device blocks, after a transfer into them has landed. Errors: `KV_STAGING_FAILED`. */
+  load(requestId: string, blocks: StagedBlocks): Promise<void>;
+  /** After the connector has let go of the pool. */
   close(): Promise<void>;
 }

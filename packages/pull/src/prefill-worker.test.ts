@@ -105,14 +105,4 @@ describe("prefill worker", () => {
     clock.advance(20_000);
     expect(sent()).toEqual(["r"]);
   });
-
-  it("tells which requests run, for a platform that stages", () => {
-    const { admit, lease, worker } = setUp();
-    admit("a");
-    admit("b");
-    lease("a");
-    expect([...worker.running()].map(({ requestId }) => requestId)).toEqual(["b"]);
-    worker.close();
-    expect([...worker.running()]).toEqual([]);
-  });
 });

@@ -17,8 +17,6 @@ export interface PrefillWorker {
   /** A reader, by its agent's name, is done with a request. */
   done(wireId: string, consumers: number, reader: string): void;
   heartbeat(wireIds: readonly string[]): void;
-  /** Requests that run, whose blocks a staging platform must save each step. */
-  running(): Iterable<SendableRequest>;
   outstanding(): { leases: number; completions: number; batch: number };
   close(): void;
 }
@@ -114,9 +112,6 @@ export function createPrefillWorker(options: PrefillWorkerOptions): PrefillWorke
       else request.readEarly = true;
     },
     heartbeat: (wireIds) => leases.extend(wireIds),
-    *running() {
-      for (const request of byWireId.values()) if (!leases.has(request.wireId)) yield request;
-    },
     outstanding: () => ({ leases: leases.size, completions: completions.size, batch: byWireId.size }),
     close() {
       leases.close();

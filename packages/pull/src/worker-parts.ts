@@ -85,7 +85,7 @@ export function createWorkerParts(given: WorkerSurroundings): WorkerHalves {
     requestTimeoutMs: settings.requestTimeoutMs,
     singleGroup: caches.config.groups.length === 1,
     transferred: metrics.transferred,
-    settle: createReceivePass({ caches, staging: given.staging }),
+    settle: createReceivePass({ caches }),
     currentIncarnation: async (remote, signal) => (await ask(remote, signal)).incarnation,
     keptUntilMs: (order, link, heartbeatsAtMs) =>
       keptUntilMs({
@@ -136,7 +136,6 @@ export function createWorkerParts(given: WorkerSurroundings): WorkerHalves {
       prefill.step(orders);
       decode.step(orders);
     },
-    running: prefill.running,
     outstanding: () => ({ ...prefill.outstanding(), ...decode.outstanding() }),
     close: decode.close,
     closeLast: prefill.close,

@@ -249,22 +249,6 @@ describe("notifications", () => {
   });
 });
 
-describe("a platform that stages", () => {
-  it("saves a prompt's blocks before a reader may come, and loads what has landed before it is used", async () => {
-    const play = stage();
-    const calls: string[] = [];
-    const p = await play.engine("p", { staging: (call) => void calls.push(`p ${call}`) });
-    const d = await play.engine("d", { staging: (call) => void calls.push(`d ${call}`) });
-    const params = await play.clock.settle(p.prefill(prompt(1)));
-    calls.push("handed over");
-    expect(await play.outcome(d.decode({ ...prompt(1), requestId: "d1", params }))).toBe("ok");
-    expect(calls[0]).toBe("p save r1 0,1,2");
-    expect(calls.at(-2)).toBe("handed over");
-    expect(calls.at(-1)).toBe("d load d1 0,1,2");
-    await play.end();
-  });
-});
-
 describe("what did not arrive", () => {
   it("is computed by the engine, where the policy is recompute", async () => {
     const play = stage({ faults: [{ fault: "fail", operation: "READ", times: 1 }] });

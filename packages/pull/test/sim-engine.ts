@@ -9,7 +9,6 @@ import {
   type Log,
   type Metrics,
   noMetrics,
-  type Platform,
   type SideChannel,
   type Transport,
   type WorkerOutput,
@@ -86,8 +85,6 @@ export interface SimEngineOptions {
   readonly sideChannel?: SideChannel;
   /** Speaks as a vLLM peer does: nothing of ours in its handshakes and parameters, no lease questions answered. */
   readonly plain?: boolean;
-  /** A platform with a host buffer that happens to be the device's memory: told of each copy. */
-  readonly staging?: (call: string) => void;
   readonly sabotage?: Sabotage;
   /** A rule that is broken from outside, by a connector's own tests. */
   readonly wrapTransport?: (transport: Transport) => Transport;
@@ -182,7 +179,7 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
         tpRank,
         ppRank: 0,
         transport,
-        platform: stagingPlatform(options.staging),
+        platform: cpuPlatform(),
         sideChannel,
       }),
     ),
@@ -413,19 +410,6 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
       ranks.close();
       await sideChannel.close();
     },
-  };
-}
-
-function stagingPlatform(told: ((call: string) => void) | undefined): Platform {
-  if (told === undefined) return cpuPlatform();
-  return {
-    ...cpuPlatform(),
-    createStaging: async ({ caches }) => ({
-      wireCaches: caches,
-      save: async (requestId, groups) => told(`save ${requestId} ${groups.join(" ")}`),
-      load: async (requestId, groups) => told(`load ${requestId} ${groups.join(" ")}`),
-      close: async () => {},
-    }),
   };
 }
 

@@ -125,7 +125,7 @@ export function createWorkerParts(around: WorkerSurroundings): WorkerHalves {
     blocksAtRiskMs: settings.blocksAtRiskMs,
     handshakeTimeoutMs: settings.handshakeTimeoutMs,
     singleGroup: groups.length === 1,
-    settle: createReceivePass({ caches, staging: around.staging }),
+    settle: createReceivePass({ caches }),
     currentIncarnation: async (remote: RemoteRequest, signal) => {
       const { engineId: producer, requestId, host, port, lease } = remote;
       const question = { engineId: producer, requestId, generation: lease?.generation };
@@ -173,7 +173,6 @@ export function createWorkerParts(around: WorkerSurroundings): WorkerHalves {
       writer.step(orders);
       decode.step(orders);
     },
-    running: writer.running,
     outstanding: () => ({ ...writer.outstanding(), ...decode.outstanding() }),
     async close() {
       await Promise.all([writer.close(), decode.close()]);

@@ -28,8 +28,6 @@ export interface PushWriter {
   /** The consumer wants nothing written, or nothing any more; answered when nothing of it is under way. */
   withdraw(offer: Offer, from: string): void;
   heartbeat(names: readonly string[]): void;
-  /** Requests that run, whose blocks a staging platform must save each step. */
-  running(): Iterable<SendableRequest>;
   outstanding(): { batch: number; leases: number; offers: number; writes: number; answers: number };
   /** Gives everything up, and waits until no WRITE can touch memory any more; not longer than 10 s. */
   close(): Promise<void>;
@@ -402,9 +400,6 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
         // Our own consumers know the wire id; vLLM's name the request as the proxy did.
         leases.extend(matching.byWireId(name) === undefined ? wireIdsNamed(name) : [name]);
       }
-    },
-    *running() {
-      for (const { finished: over, order } of matching.all()) if (over === undefined) yield order;
     },
     outstanding: () => ({
       batch: matching.produced,

@@ -43,9 +43,9 @@ function stagedPlatform(): Platform {
       if (prefixCaching !== true) return [];
       throw new KvError("KV_PLATFORM_UNSUPPORTED", "prefixCaching cannot work on a staged device");
     },
-    async createStaging({ transport, caches }: StagingOptions) {
-      const memories = caches.regions.map(({ numBlocks, blockLengthBytes }) =>
-        transport.allocate(numBlocks * blockLengthBytes),
+    async createStaging({ transport, caches, poolBlocks }: StagingOptions) {
+      const memories = caches.regions.map(({ blockLengthBytes }) =>
+        transport.allocate(poolBlocks * blockLengthBytes),
       );
       const wireCaches: KvCaches = {
         config: caches.config,
@@ -53,28 +53,38 @@ function stagedPlatform(): Platform {
           ...region,
           memory: memories[index] ?? region.memory,
           offsetBytes: 0,
+          numBlocks: poolBlocks,
           blockStrideBytes: region.blockLengthBytes,
           memoryType: "DRAM",
         })),
       };
-      const copy = async (from: KvCaches, to: KvCaches, ids: readonly number[]): Promise<void> => {
+      const copy = async (
+        [from, sources]: [KvCaches, readonly number[]],
+        [to, targets]: [KvCaches, readonly number[]],
+      ): Promise<void> => {
         for (const [index, source] of from.regions.entries()) {
           const target = to.regions[index];
           if (target === undefined) continue;
-          const runs = (region: typeof source) =>
-            Float64Array.from(
+          const runs = (region: typeof source, ids: readonly number[]) => {
+            if (ids.some((id) => id < 0 || id >= region.numBlocks))
+              throw new KvError("KV_STAGING_FAILED", `blocks ${ids} are not all there`);
+            return Float64Array.from(
               ids.flatMap((id) => [
                 region.offsetBytes + id * region.blockStrideBytes,
                 region.blockLengthBytes,
               ]),
             );
-          await target.memory.scatter(runs(target), await source.memory.gather(runs(source)));
+          };
+          await target.memory.scatter(
+            runs(target, targets),
+            await source.memory.gather(runs(source, sources)),
+          );
         }
       };
       return {
         wireCaches,
-        save: (_, groups) => copy(caches, wireCaches, groups[0] ?? []),
-        load: (_, groups) => copy(wireCaches, caches, groups[0] ?? []),
+        save: (_, { device, wire }) => copy([caches, device[0] ?? []], [wireCaches, wire[0] ?? []]),
+        load: (_, { device, wire }) => copy([wireCaches, wire[0] ?? []], [caches, device[0] ?? []]),
         async close() {
           for (const memory of memories) memory.close();
         },

@@ -109,8 +109,9 @@ export function ground(options: ConnectorSuiteOptions): Ground {
       const engine = self.prefill();
       const running = engine.admit(engine.request(requestId, numTokens, REMOTE_DECODE), 0);
       expect(running.externalTokens).toBe(0);
-      await self.rounds(1);
+      // What the forward pass of that step leaves: a connector that stages copies it within the step.
       engine.compute(running.blockIds, seed);
+      await self.rounds(1);
       computed.set(
         requestId,
         engine.end.caches.map((cache, worker) =>

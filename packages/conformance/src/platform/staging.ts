@@ -1,60 +1,103 @@
-import type { Agent, KvCaches, Platform, Staging, Transport } from "@kv/interface";
+import type { KvCacheRegion, KvCaches, Platform, StagedBlocks, Staging, Transport } from "@kv/interface";
 import { afterEach, beforeEach, expect, test } from "vitest";
 
-type Open = () => Promise<{ transport: Transport; caches: KvCaches; close(): Promise<void> }>;
+export interface StagingStand {
+  readonly transport: Transport;
+  /** At least 8 blocks; its memory stands for the device's, and is reached by `gather` and `scatter` alone. */
+  readonly caches: KvCaches;
+  /** Names of the regions that peers see, where they are not the device's. */
+  readonly wireNames?: readonly string[];
+  close(): Promise<void>;
+}
+
+/** Fewer than the device has. */
+const POOL_BLOCKS = 4;
 
 /** Device blocks to host buffers and back, as a transfer would find and leave them. */
-export function stagingTests(create: () => Platform, open: Open): void {
-  let stand: { transport: Transport; caches: KvCaches; close(): Promise<void> };
-  let agent: Agent;
+export function stagingTests(create: () => Platform, open: () => Promise<StagingStand>): void {
+  let stand: StagingStand;
   let staging: Staging;
 
   beforeEach(async () => {
     stand = await open();
-    agent = await stand.transport.createAgent();
     const platform = create();
     if (platform.createStaging === undefined) return expect.fail("the platform has no createStaging");
     const { transport, caches } = stand;
-    staging = await platform.createStaging({ transport, agent, config: caches.config, caches });
+    staging = await platform.createStaging({
+      transport,
+      caches,
+      config: caches.config,
+      poolBlocks: POOL_BLOCKS,
+    });
   });
   afterEach(async () => {
     await staging.close();
-    await agent.close();
     await stand.close();
   });
 
-  const blocksOf = (caches: KvCaches, region: number, blockId: number): Uint8Array => {
-    const cache = caches.regions[region];
-    if (cache === undefined) return expect.fail(`no region ${region}`);
-    const at = cache.offsetBytes + blockId * cache.blockStrideBytes;
-    return cache.memory.bytes.subarray(at, at + cache.blockLengthBytes);
-  };
-  const groupsOf = (ids: readonly number[]): number[][] => stand.caches.config.groups.map(() => [...ids]);
+  const runOf = (region: KvCacheRegion, id: number): Float64Array =>
+    Float64Array.of(region.offsetBytes + id * region.blockStrideBytes, region.blockLengthBytes);
+  const fill = (region: KvCacheRegion, id: number, byte: number) =>
+    region.memory.scatter(runOf(region, id), new Uint8Array(region.blockLengthBytes).fill(byte).buffer);
+  const bytesOf = async (region: KvCacheRegion, id: number) =>
+    new Uint8Array(await region.memory.gather(runOf(region, id)));
+  async function fillAll(byteOf: (region: number, id: number) => number): Promise<void> {
+    for (const [index, region] of stand.caches.regions.entries()) {
+      for (let id = 0; id < region.numBlocks; id++) await fill(region, id, byteOf(index, id));
+    }
+  }
+  const pairs = (device: readonly number[], wire: readonly number[]): StagedBlocks => ({
+    device: stand.caches.config.groups.map(() => [...device]),
+    wire: stand.caches.config.groups.map(() => [...wire]),
+  });
 
-  test("what peers see are host buffers with the regions of the device's caches, in memory of the transport", () => {
+  test("what peers see are the layers, in registrable memory of a bounded pool", () => {
     const { wireCaches } = staging;
-    expect(wireCaches.regions.map(({ name }) => name)).toEqual(stand.caches.regions.map(({ name }) => name));
-    for (const { memory, memoryType } of wireCaches.regions) {
-      expect(stand.transport.capabilities.memoryTypes).toContain(memoryType);
-      expect(stand.caches.regions.some((region) => region.memory === memory)).toBe(false);
+    const names = stand.wireNames ?? stand.caches.regions.map(({ name }) => name);
+    expect(wireCaches.regions.map(({ name }) => name)).toEqual(names);
+    for (const region of wireCaches.regions) {
+      expect(stand.transport.capabilities.memoryTypes).toContain(region.memoryType);
+      expect(stand.caches.regions.some(({ memory }) => memory === region.memory)).toBe(false);
+      expect(region.numBlocks).toBe(POOL_BLOCKS);
+      const last = region.offsetBytes + (POOL_BLOCKS - 1) * region.blockStrideBytes + region.blockLengthBytes;
+      expect(last).toBeLessThanOrEqual(region.memory.lengthBytes);
+    }
+    const lengthOf = (caches: KvCaches) =>
+      caches.regions.reduce((sum, region) => sum + region.blockLengthBytes, 0);
+    expect(lengthOf(wireCaches)).toBe(lengthOf(stand.caches));
+  });
+
+  test("save, then load into other blocks, brings every byte there, and touches no other block", async () => {
+    await fillAll((region, id) => 16 * region + id + 1);
+    await staging.save("r1", pairs([7, 1], [2, 3]));
+    await fillAll(() => 0xee);
+    await staging.load("r1", pairs([0, 5], [2, 3]));
+    for (const [index, region] of stand.caches.regions.entries()) {
+      for (let id = 0; id < region.numBlocks; id++) {
+        const expected = id === 0 ? 16 * index + 8 : id === 5 ? 16 * index + 2 : 0xee;
+        expect((await bytesOf(region, id)).every((byte) => byte === expected)).toBe(true);
+      }
     }
   });
 
-  test("save, then load of the same request, brings device blocks back as they were, and only those", async () => {
-    const ids = [3, 1];
-    for (const [region] of stand.caches.regions.entries()) {
-      for (let id = 0; id < 5; id++) blocksOf(stand.caches, region, id).fill(16 * region + id + 1);
-    }
-    await staging.save("r1", groupsOf(ids));
-    for (const [region] of stand.caches.regions.entries()) {
-      for (let id = 0; id < 5; id++) blocksOf(stand.caches, region, id).fill(0xee);
-    }
-    await staging.load("r1", groupsOf(ids));
-    for (const [region] of stand.caches.regions.entries()) {
-      for (let id = 0; id < 5; id++) {
-        const expected = ids.includes(id) ? 16 * region + id + 1 : 0xee;
-        expect(blocksOf(stand.caches, region, id).every((byte) => byte === expected)).toBe(true);
+  test("two requests in the pool do not disturb one another", async () => {
+    await fillAll((_, id) => id + 1);
+    await Promise.all([staging.save("a", pairs([0, 1], [1, 2])), staging.save("b", pairs([6], [3]))]);
+    await Promise.all([staging.load("b", pairs([2], [3])), staging.load("a", pairs([3, 4], [1, 2]))]);
+    for (const region of stand.caches.regions) {
+      for (const [id, byte] of [
+        [2, 7],
+        [3, 1],
+        [4, 2],
+      ] as const) {
+        expect((await bytesOf(region, id)).every((value) => value === byte)).toBe(true);
       }
     }
+  });
+
+  test("blocks that are not there are refused", async () => {
+    const refused = { code: "KV_STAGING_FAILED" };
+    await expect(staging.save("r", pairs([0], [POOL_BLOCKS]))).rejects.toMatchObject(refused);
+    await expect(staging.load("r", pairs([1_000_000], [1]))).rejects.toMatchObject(refused);
   });
 }

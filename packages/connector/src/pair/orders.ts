@@ -7,7 +7,6 @@ export interface SendableRequest {
   readonly wireId: string;
   /** Which use of its blocks this is. */
   readonly generation: number;
-  /** What a staging platform copies before a consumer may come. */
   readonly blockIds: BlockIds;
 }
 

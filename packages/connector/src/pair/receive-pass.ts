@@ -1,29 +1,20 @@
-import { type BlockIds, type KvCaches, KvError, type Staging } from "@kv/interface";
+import { type KvCaches, KvError } from "@kv/interface";
 import { applyReceivePass, type RequestPlan } from "@kv/plan";
 import type { RemoteLink } from "./remote-link.js";
 
-/** A request whose last byte has landed. */
-export interface Landed {
-  readonly requestId: string;
-  readonly localBlockIds: BlockIds;
-}
-
 /**
- * What is left to do when the last byte of a request has landed: heads and tokens in order, the uncovered tail zeroed, and on a
- * platform that stages, the way from host memory to the device.
+ * What is left to do when the last byte of a request has landed: heads and tokens in order, the uncovered tail zeroed.
  */
 export function createReceivePass({
   caches,
-  staging,
 }: {
   caches: KvCaches;
-  staging: Staging | undefined;
-}): (landed: Landed, link: RemoteLink, plan: RequestPlan) => Promise<void> {
+}): (_: unknown, link: RemoteLink, plan: RequestPlan) => Promise<void> {
   // Device memory has no bytes to look at: a pair that needs a pass there is refused when it comes to it, with the way out.
   const views = caches.regions.map(({ memory, offsetBytes, memoryType }) =>
     memoryType === "DRAM" ? memory.bytes.subarray(offsetBytes) : undefined,
   );
-  return async (landed, link, { receivePass }) => {
+  return async (_, link, { receivePass }) => {
     if (receivePass !== undefined) {
       const bytes = views.map((view, index) => {
         if (view !== undefined) return view;
@@ -37,6 +28,5 @@ export function createReceivePass({
       });
       applyReceivePass(link.plan, receivePass, bytes);
     }
-    await staging?.load(landed.requestId, landed.localBlockIds);
   };
 }

@@ -5,14 +5,12 @@ import {
   type KvCaches,
   KvError,
   type Registration,
-  type Staging,
   type StepMetadata,
   type WorkerConnector,
   type WorkerOptions,
 } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import type { Peers } from "../peers.js";
-import type { SendableRequest } from "./orders.js";
 import { createOutbox, type Outbox } from "./outbox.js";
 import { createPairHandshake, type PairHandshake } from "./pair-handshake.js";
 import { type PairSettings, pairSettings } from "./pair-settings.js";
@@ -22,8 +20,6 @@ import { localGeometry } from "./rank-geometry.js";
 export interface WorkerHalves {
   /** Errors: `KV_INTERNAL` for another connector's metadata. */
   step(step: StepMetadata): void;
-  /** Requests that run, whose blocks a staging platform must save each step. */
-  running(): Iterable<Pick<SendableRequest, "requestId" | "blockIds">>;
   outstanding(): Readonly<Record<string, number>>;
   /** Tables of remote engines; closed with what uses them. */
   readonly peers: readonly Pick<Peers<unknown>, "outstanding" | "close">[];
@@ -38,9 +34,8 @@ export interface WorkerSurroundings {
   readonly settings: PairSettings;
   readonly options: WorkerOptions;
   readonly agent: Agent;
-  /** What is registered: the device's caches, or the host buffers that stand in for them. */
+  /** What is registered. */
   readonly caches: KvCaches;
-  readonly staging: Staging | undefined;
   readonly local: RankGeometry;
   readonly handshake: PairHandshake;
   readonly outbox: Outbox;
@@ -56,7 +51,7 @@ export interface WorkerShellOptions {
   createHalves(around: WorkerSurroundings): WorkerHalves;
 }
 
-/** The worker side of a connector, of one rank, around one agent: memory, registrations, staging, and their end in the right order. */
+/** The worker side of a connector, of one rank, around one agent: memory, registrations, and their end in the right order. */
 export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOptions): WorkerConnector {
   const { config, engine, transport, platform, sideChannel } = options;
   const { name, operation } = shell;
@@ -77,6 +72,13 @@ export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOpti
       { hint: `leave kv_buffer_device out for ${bufferDevices[0]}` },
     );
   }
+  if (platform.createStaging !== undefined) {
+    throw new KvError(
+      "KV_PLATFORM_UNSUPPORTED",
+      `memory of platform ${platform.deviceType} is not registered as it is: its blocks are staged`,
+      { hint: "put staged() of @kv/connector around the connector" },
+    );
+  }
   const given = ambient(options);
   const settings = pairSettings(config);
   const outbox = createOutbox();
@@ -91,19 +93,12 @@ export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOpti
     });
   }
 
-  async function openWith(deviceCaches: KvCaches): Promise<Open> {
+  async function openWith(caches: KvCaches): Promise<Open> {
     const agent = await transport.createAgent({
       name: given.random.uuid(),
       ...(config.backends.length === 0 ? {} : { backends: config.backends }),
     });
     try {
-      const staging = await platform.createStaging?.({
-        transport,
-        agent,
-        config: deviceCaches.config,
-        caches: deviceCaches,
-      });
-      const caches = staging?.wireCaches ?? deviceCaches;
       const registrations: Registration[] = [];
       for (const memory of new Set(caches.regions.map((region) => region.memory))) {
         registrations.push(await agent.register(memory));
@@ -117,7 +112,7 @@ export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOpti
         transferMode: shell.transferMode,
         ...(shell.features === undefined ? {} : { features: shell.features }),
       });
-      const parts = { agent, caches, staging, local, handshake };
+      const parts = { agent, caches, local, handshake };
       const halves = shell.createHalves({ ambient: given, settings, options, outbox, ...parts });
       return { halves, registrations, ...parts };
     } catch (error) {
@@ -128,9 +123,9 @@ export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOpti
 
   return {
     name,
-    async registerKvCaches(deviceCaches) {
+    async registerKvCaches(caches) {
       if (opening !== undefined) throw new KvError("KV_INTERNAL", "registerKvCaches was called before");
-      opening = openWith(deviceCaches);
+      opening = openWith(caches);
       const opened = await opening;
       if (!closed) open = opened;
     },
@@ -144,11 +139,7 @@ export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOpti
     },
     startLoad: (step) => assertOpen().halves.step(step),
     async waitForSave() {
-      const { halves, staging } = assertOpen();
-      if (staging === undefined) return;
-      await Promise.all(
-        [...halves.running()].map(({ requestId, blockIds }) => staging.save(requestId, blockIds)),
-      );
+      assertOpen();
     },
     collectFinished: () => outbox.take(),
     onProgress: (listener) => outbox.onProgress(listener),
@@ -168,12 +159,11 @@ export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOpti
       const closing = open ?? (await opening?.catch(() => undefined));
       open = undefined;
       if (closing === undefined) return;
-      const { agent, halves, registrations, staging } = closing;
+      const { agent, halves, registrations } = closing;
       await Promise.all([halves.close(), ...halves.peers.map((peers) => peers.close())]);
       halves.closeLast?.();
       for (const registration of registrations) await registration.close();
       await agent.close();
-      await staging?.close();
     },
   };
 }
@@ -184,5 +174,4 @@ interface Open {
   readonly handshake: PairHandshake;
   readonly local: RankGeometry;
   readonly registrations: readonly Registration[];
-  readonly staging: Staging | undefined;
 }

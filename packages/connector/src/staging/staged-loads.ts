@@ -1,0 +1,122 @@
+import {
+  type Clock,
+  type FailedReceive,
+  KvError,
+  type Log,
+  type Staging,
+  type WorkerOutput,
+} from "@kv/interface";
+import type { StagingCopied } from "./staged-worker.js";
+import type { StagedRequest } from "./staging-orders.js";
+
+/** Decode: requests whose KV comes into the pool. Holds the connector's reports back until the device has the blocks. */
+export interface Loads {
+  expect(order: StagedRequest): void;
+  forget(requestId: string): void;
+  /** What the connector inside says; a request that has landed goes on to the device. */
+  landed(output: WorkerOutput): void;
+  take(): WorkerOutput;
+  /** Entries that `take` would answer. */
+  readonly reportable: number;
+  outstanding(): { readonly loads: number; readonly loading: number };
+  settled(): Promise<void>;
+}
+
+export interface LoadsOptions {
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly onCopied?: (copied: StagingCopied) => void;
+  staging(): Staging;
+  /** There is something to take. */
+  loaded(): void;
+}
+
+export function createLoads({ clock, log, onCopied, staging, loaded }: LoadsOptions): Loads {
+  const requests = new Map<string, StagedRequest>();
+  /** Requests that the connector has reported: a second report (blocks no longer at risk) is passed on. */
+  const reported = new Set<string>();
+  const loading = new Map<string, Promise<void>>();
+  let finishedSending: string[] = [];
+  let finishedReceiving: string[] = [];
+  let failedReceiving: FailedReceive[] = [];
+  let failedBlockIds: number[] = [];
+
+  async function load(order: StagedRequest): Promise<void> {
+    const { requestId } = order;
+    const startedMs = clock.now();
+    try {
+      await staging().load(requestId, order);
+      const blocks = order.device[0]?.length ?? 0;
+      onCopied?.({ requestId, direction: "load", blocks, durationMs: clock.now() - startedMs });
+    } catch (error) {
+      const { code, message } = KvError.from(error, "KV_STAGING_FAILED", `loading request ${requestId}`);
+      log.warn("staging-load-failed", { requestId, code, error: message });
+      const blockIds = order.device.length === 1 ? [...(order.device[0] ?? [])] : [];
+      failedReceiving.push({ requestId, code, message, failureType: "transfer_exception", blockIds });
+      failedBlockIds.push(...blockIds);
+    }
+    loading.delete(requestId);
+    finishedReceiving.push(requestId);
+    loaded();
+  }
+
+  /** Invalid blocks are the pool's in the connector's words, and the device's in the engine's. */
+  function onDevice(wireIds: readonly number[]): number[] {
+    if (wireIds.length === 0) return [];
+    const devices = new Map<number, number>();
+    for (const { device, wire } of requests.values()) {
+      wire[0]?.forEach((id, index) => {
+        const deviceId = device[0]?.[index];
+        if (deviceId !== undefined) devices.set(id, deviceId);
+      });
+    }
+    return wireIds.flatMap((id) => devices.get(id) ?? []);
+  }
+
+  return {
+    expect(order) {
+      requests.set(order.requestId, order);
+      reported.delete(order.requestId);
+    },
+    forget(requestId) {
+      requests.delete(requestId);
+      reported.delete(requestId);
+    },
+    landed(output) {
+      const failed = new Set(output.failedReceiving.map(({ requestId }) => requestId));
+      for (const failure of output.failedReceiving) {
+        const { blockIds } = failure;
+        failedReceiving.push({
+          ...failure,
+          ...(blockIds === undefined ? {} : { blockIds: onDevice(blockIds) }),
+        });
+      }
+      failedBlockIds.push(...onDevice(output.failedBlockIds));
+      finishedSending.push(...output.finishedSending);
+      for (const requestId of output.finishedReceiving) {
+        const order = requests.get(requestId);
+        const lands = order !== undefined && !failed.has(requestId) && !reported.has(requestId);
+        if (order !== undefined) reported.add(requestId);
+        if (lands) loading.set(requestId, load(order));
+        else finishedReceiving.push(requestId);
+      }
+    },
+    take() {
+      const output = { finishedSending, finishedReceiving, failedReceiving, failedBlockIds };
+      finishedSending = [];
+      finishedReceiving = [];
+      failedReceiving = [];
+      failedBlockIds = [];
+      return output;
+    },
+    get reportable() {
+      return (
+        finishedSending.length + finishedReceiving.length + failedReceiving.length + failedBlockIds.length
+      );
+    },
+    outstanding: () => ({ loads: requests.size, loading: loading.size }),
+    async settled() {
+      await Promise.all(loading.values());
+    },
+  };
+}

@@ -1,0 +1,70 @@
+import { type BlockIds, type Clock, type KvCacheConfig, KvError, type Staging } from "@kv/interface";
+import type { StagingCopied } from "./staged-worker.js";
+import type { StagedRequest } from "./staging-orders.js";
+
+/** Prefill: requests that run, and how much of each is in the pool. */
+export interface Saves {
+  openWith(config: KvCacheConfig): void;
+  expect(order: StagedRequest): void;
+  forget(requestId: string): void;
+  /** Copies what has been computed since the last time. Waits for all; then throws for those that failed. */
+  run(computed: Readonly<Record<string, number>> | undefined): Promise<void>;
+  readonly size: number;
+}
+
+export interface SavesOptions {
+  readonly clock: Clock;
+  readonly onCopied?: (copied: StagingCopied) => void;
+  staging(): Staging;
+}
+
+export function createSaves({ clock, onCopied, staging }: SavesOptions): Saves {
+  const requests = new Map<string, { readonly order: StagedRequest; savedTokens: number }>();
+  let blockSize = 1;
+
+  return {
+    openWith(config) {
+      blockSize = config.blockSize;
+    },
+    expect: (order) => void requests.set(order.requestId, { order, savedTokens: 0 }),
+    forget: (requestId) => void requests.delete(requestId),
+    async run(computed) {
+      const failures = new Map<string, KvError>();
+      await Promise.all(
+        [...requests.values()].map(async (request) => {
+          const { order, savedTokens } = request;
+          const { requestId, numTokens } = order;
+          const tokens = Math.min(computed?.[requestId] ?? numTokens, numTokens);
+          // A block that is not full yet is copied when it is, or with the end of the prompt.
+          const ready = tokens === numTokens ? numTokens : Math.floor(tokens / blockSize) * blockSize;
+          const begun = computed?.[requestId] === undefined ? 0 : savedTokens;
+          if (ready <= begun) return;
+          const [from, to] = [Math.floor(begun / blockSize), Math.ceil(ready / blockSize)];
+          const cut = (ids: BlockIds) => ids.map((group) => group.slice(from, to));
+          const startedMs = clock.now();
+          try {
+            await staging().save(requestId, { device: cut(order.device), wire: cut(order.wire) });
+            request.savedTokens = ready;
+            onCopied?.({
+              requestId,
+              direction: "save",
+              blocks: to - from,
+              durationMs: clock.now() - startedMs,
+            });
+          } catch (error) {
+            failures.set(requestId, KvError.from(error, "KV_STAGING_FAILED", `saving request ${requestId}`));
+          }
+        }),
+      );
+      const [first] = failures.values();
+      if (first === undefined) return;
+      throw new KvError("KV_STAGING_FAILED", first.message, {
+        cause: first,
+        details: { requestIds: [...failures.keys()] },
+      });
+    },
+    get size() {
+      return requests.size;
+    },
+  };
+}

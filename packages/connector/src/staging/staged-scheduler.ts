@@ -1,0 +1,155 @@
+import {
+  type BlockIds,
+  type ConnectorRequest,
+  type KvCacheConfig,
+  KvError,
+  type SchedulerConnector,
+  type StagedBlocks,
+  type StepMetadata,
+} from "@kv/interface";
+import type { StagedRequest, StagingOrders } from "./staging-orders.js";
+import { createStagingPool } from "./staging-pool.js";
+
+export interface StagedSchedulerOptions {
+  readonly cache: KvCacheConfig;
+  readonly poolBlocks: number;
+}
+
+/** Scheduler side of a staged connector: gives requests their pool blocks, and lets the connector inside see no others. */
+export function stagedScheduler(
+  inner: SchedulerConnector,
+  { cache, poolBlocks }: StagedSchedulerOptions,
+): SchedulerConnector {
+  const pool = createStagingPool(poolBlocks);
+  const computedTokens = new Map<string, number>();
+  let saves: StagedRequest[] = [];
+  let loads: StagedRequest[] = [];
+  let over: string[] = [];
+
+  const blocksOf = (tokens: number) => Math.ceil(tokens / cache.blockSize);
+  const perGroup = (count: number) => cache.groups.map(() => Math.max(0, count));
+
+  function release(requestId: string): void {
+    computedTokens.delete(requestId);
+    saves = saves.filter((save) => save.requestId !== requestId);
+    loads = loads.filter((load) => load.requestId !== requestId);
+    if (pool.of(requestId) !== undefined) over.push(requestId);
+    pool.free(requestId);
+  }
+
+  /** Pool blocks in the places of the prompt's blocks from the `skipped`th on; block 0 before them. */
+  function inPlace(wire: BlockIds, skipped: number): BlockIds {
+    return wire.map((ids) => [...new Array<number>(skipped).fill(0), ...ids]);
+  }
+
+  function produce(request: ConnectorRequest, blockIds: BlockIds): void {
+    const { requestId, numPromptTokens } = request;
+    const count = blocksOf(numPromptTokens);
+    const wire = pool.take(requestId, perGroup(count));
+    // An engine that does not know `wait`: better refused than without a place for what it computes.
+    if (wire === undefined) throw notAdmitted(requestId);
+    const device = blockIds.map((ids) => ids.slice(0, count));
+    saves = saves.filter((save) => save.requestId !== requestId);
+    saves.push({ requestId, numTokens: numPromptTokens, ...paired(device, wire) });
+    inner.afterAllocation(request, wire, 0);
+  }
+
+  function consume(request: ConnectorRequest, blockIds: BlockIds, externalTokens: number): void {
+    const { requestId } = request;
+    const computed = computedTokens.get(requestId) ?? 0;
+    const numTokens = computed + externalTokens;
+    const skipped = Math.floor(computed / cache.blockSize);
+    const end = blocksOf(numTokens);
+    const device = blockIds.map((ids) => ids.slice(skipped, end));
+    const order = (): void => {
+      const wire = pool.of(requestId) ?? [];
+      loads.push({ requestId, numTokens, ...paired(device, wire) });
+      inner.afterAllocation(request, inPlace(wire, skipped), externalTokens);
+    };
+    if (pool.take(requestId, perGroup(end - skipped), order) !== undefined) order();
+  }
+
+  function takeOrders(): { readonly staging: StagingOrders } | undefined {
+    if (saves.length + loads.length + over.length === 0) return undefined;
+    const staging = { saves, loads, over };
+    saves = [];
+    loads = [];
+    over = [];
+    return { staging };
+  }
+
+  return {
+    name: inner.name,
+    loadFailurePolicy: inner.loadFailurePolicy,
+    setHandshakeMetadata: (workers) => inner.setHandshakeMetadata(workers),
+    requestQueued: (request) => inner.requestQueued?.(request),
+    matchedTokens(request, numComputedTokens) {
+      const { requestId, numPromptTokens } = request;
+      const matched = inner.matchedTokens(request, numComputedTokens);
+      if (matched.wait === true) return matched;
+      if (matched.tokens > 0) {
+        computedTokens.set(requestId, numComputedTokens);
+        const wanted = blocksOf(numComputedTokens + matched.tokens);
+        if (wanted - Math.floor(numComputedTokens / cache.blockSize) > pool.capacity / cache.groups.length) {
+          // Throws, saying so: it would wait for ever.
+          pool.take(requestId, perGroup(wanted));
+        }
+        return matched;
+      }
+      if (!isProduced(request)) return matched;
+      const wire = pool.take(requestId, perGroup(blocksOf(numPromptTokens)));
+      return wire === undefined ? { ...matched, wait: true } : matched;
+    },
+    afterAllocation(request, blockIds, externalTokens) {
+      if (externalTokens > 0) consume(request, blockIds, externalTokens);
+      else if (isProduced(request)) produce(request, blockIds);
+      else inner.afterAllocation(request, blockIds, externalTokens);
+    },
+    buildStepMetadata(): StepMetadata {
+      return { ...inner.buildStepMetadata(), ...takeOrders() };
+    },
+    requestFinished(request, blockIds, reason) {
+      const { requestId } = request;
+      const wire = pool.of(requestId) ?? blockIds.map(() => []);
+      const finished = inner.requestFinished(request, wire, reason);
+      if (!finished.keepBlocks) release(requestId);
+      return finished;
+    },
+    applyWorkerOutput(output) {
+      const atRisk = new Set(
+        output.failedReceiving.flatMap(({ requestId, blocksAtRisk }) =>
+          blocksAtRisk === true ? [requestId] : [],
+        ),
+      );
+      inner.applyWorkerOutput(output);
+      for (const requestId of output.finishedSending) release(requestId);
+      for (const requestId of output.finishedReceiving) if (!atRisk.has(requestId)) release(requestId);
+    },
+    hasPendingWork: () => saves.length + loads.length + over.length > 0 || inner.hasPendingWork(),
+    outstanding: () => ({ ...inner.outstanding(), stagedBlocks: pool.held, stagingWaits: pool.waiting }),
+    async close() {
+      pool.clear();
+      await inner.close();
+    },
+  };
+}
+
+function isProduced({ kvTransferParams }: ConnectorRequest): boolean {
+  return kvTransferParams?.["do_remote_decode"] === true;
+}
+
+/** As many of both; an engine may have allocated fewer blocks than tokens ask for only where nothing is read of them. */
+function paired(device: BlockIds, wire: BlockIds): StagedBlocks {
+  return {
+    device,
+    wire: device.map((ids, group) => (wire[group] ?? []).slice(0, ids.length)),
+  };
+}
+
+function notAdmitted(requestId: string): KvError {
+  return new KvError(
+    "KV_STAGING_FAILED",
+    `request ${requestId} was admitted while the staging pool has no room for it`,
+    { hint: "leave a request in the queue while matchedTokens answers wait" },
+  );
+}

@@ -1,0 +1,42 @@
+import { ambient, type ConnectorModule, KvError, type Platform } from "@kv/interface";
+import { stagedScheduler } from "./staged-scheduler.js";
+import { type StagingCopied, stagedWorker } from "./staged-worker.js";
+
+export interface StagedOptions {
+  /** Has `createStaging`. */
+  readonly platform: Platform;
+  /** Blocks of each rank's pool, block 0 among them, which is nobody's. `stagingPoolBlocks` reckons it from bytes. */
+  readonly poolBlocks: number;
+  /** Told of each copy between pool and device. */
+  readonly onCopied?: (copied: StagingCopied) => void;
+}
+
+/**
+ * Puts host staging around any connector: what is registered and told to peers is a bounded pool of host buffers, and blocks are
+ * copied between it and the device. The connector inside sees no device. See docs/design/staging.md. Errors: `KV_PLATFORM_UNSUPPORTED`.
+ */
+export function staged(module: ConnectorModule, options: StagedOptions): ConnectorModule {
+  const { platform, poolBlocks, onCopied } = options;
+  const { createStaging, ...rest } = platform;
+  if (createStaging === undefined) {
+    throw new KvError("KV_PLATFORM_UNSUPPORTED", `platform ${platform.deviceType} has no staging`, {
+      hint: "hand the connector the platform as it is",
+    });
+  }
+  return {
+    name: module.name,
+    async createScheduler(given) {
+      return stagedScheduler(await module.createScheduler(given), { cache: given.cache, poolBlocks });
+    },
+    async createWorker(given) {
+      const { clock, log } = ambient(given);
+      // What the connector inside registers is host memory.
+      const inside = await module.createWorker({
+        ...given,
+        platform: { ...rest, capabilities: { ...rest.capabilities, registersAs: ["DRAM"] } },
+      });
+      const around = { platform, transport: given.transport, poolBlocks, clock, log };
+      return stagedWorker(inside, { ...around, ...(onCopied === undefined ? {} : { onCopied }) });
+    },
+  };
+}

@@ -1,0 +1,118 @@
+import { type BlockIds, KvError } from "@kv/interface";
+
+/**
+ * Which blocks of a staging pool each request has. A request gets all of its blocks at once or waits, first come, first served: one that
+ * does not fit holds back those behind it, or a large prompt would wait for ever.
+ */
+export interface StagingPool {
+  /** Blocks that can be given out: all but block 0. */
+  readonly capacity: number;
+  readonly held: number;
+  readonly waiting: number;
+  /**
+   * Blocks for a request, so many per KV cache group; undefined while it waits, and `granted` is called when it has them. Asked again it answers
+   * the same. Errors: `KV_STAGING_FAILED` for more than the whole pool.
+   */
+  take(requestId: string, counts: readonly number[], granted?: () => void): BlockIds | undefined;
+  of(requestId: string): BlockIds | undefined;
+  /** Gives back what a request has, or its place in the queue, and serves those who wait. */
+  free(requestId: string): void;
+  clear(): void;
+}
+
+interface Waiting {
+  readonly counts: readonly number[];
+  readonly granted: (() => void) | undefined;
+}
+
+export function createStagingPool(poolBlocks: number): StagingPool {
+  if (!Number.isSafeInteger(poolBlocks) || poolBlocks < 2) {
+    throw new KvError("KV_STAGING_FAILED", `a staging pool of ${poolBlocks} blocks has none to give out`, {
+      hint: "give the pool room for the blocks of one prompt at least, and block 0",
+    });
+  }
+  const capacity = poolBlocks - 1;
+  const taken = new Uint8Array(poolBlocks);
+  const owners = new Map<string, BlockIds>();
+  const queue = new Map<string, Waiting>();
+  let held = 0;
+
+  function allocate(requestId: string, counts: readonly number[]): BlockIds {
+    const ids = chooseFree(taken, total(counts));
+    for (const id of ids) taken[id] = 1;
+    held += ids.length;
+    let at = 0;
+    const blocks = counts.map((count) => {
+      at += count;
+      return ids.slice(at - count, at);
+    });
+    owners.set(requestId, blocks);
+    return blocks;
+  }
+
+  function serve(): void {
+    for (const [requestId, { counts, granted }] of queue) {
+      if (total(counts) > capacity - held) return;
+      queue.delete(requestId);
+      allocate(requestId, counts);
+      granted?.();
+    }
+  }
+
+  return {
+    capacity,
+    get held() {
+      return held;
+    },
+    get waiting() {
+      return queue.size;
+    },
+    take(requestId, counts, granted) {
+      const known = owners.get(requestId);
+      if (known !== undefined || queue.has(requestId)) return known;
+      const wanted = total(counts);
+      if (wanted > capacity) {
+        throw new KvError(
+          "KV_STAGING_FAILED",
+          `request ${requestId} needs ${wanted} blocks of the staging pool, which has ${capacity}`,
+          { hint: "give the pool more host memory, or send shorter prompts", details: { wanted, capacity } },
+        );
+      }
+      if (queue.size === 0 && wanted <= capacity - held) return allocate(requestId, counts);
+      queue.set(requestId, { counts, granted });
+      return undefined;
+    },
+    of: (requestId) => owners.get(requestId),
+    free(requestId) {
+      queue.delete(requestId);
+      for (const id of owners.get(requestId)?.flat() ?? []) {
+        taken[id] = 0;
+        held -= 1;
+      }
+      owners.delete(requestId);
+      serve();
+    },
+    clear() {
+      queue.clear();
+      owners.clear();
+      taken.fill(0);
+      held = 0;
+    },
+  };
+}
+
+function total(counts: readonly number[]): number {
+  return counts.reduce((sum, count) => sum + count, 0);
+}
+
+/** `count` free ids, in one run where there is one (transports merge consecutive blocks only), else the lowest. Block 0 is nobody's. */
+function chooseFree(taken: Uint8Array, count: number): number[] {
+  let run = 0;
+  for (let id = 1; id < taken.length; id++) {
+    run = taken[id] === 0 ? run + 1 : 0;
+    if (run === count) return Array.from({ length: count }, (_, i) => id - count + 1 + i);
+  }
+  const ids: number[] = [];
+  for (let id = 1; id < taken.length && ids.length < count; id++) if (taken[id] === 0) ids.push(id);
+  return ids;
+}

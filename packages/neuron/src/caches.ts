@@ -1,0 +1,109 @@
+import { type KvCacheConfig, type KvCacheRegion, type KvCaches, KvError } from "@kv/interface";
+import type { NeuronDevice } from "./device.js";
+
+/** Bytes of one number, by the names that vLLM gives types. */
+const BYTES_OF_TYPE: Readonly<Record<string, number>> = {
+  "torch.float32": 4,
+  "torch.float16": 2,
+  "torch.bfloat16": 2,
+  "torch.float8_e4m3fn": 1,
+  "torch.float8_e5m2": 1,
+  "torch.uint8": 1,
+  fp8: 1,
+  fp8_e4m3: 1,
+  fp8_e5m2: 1,
+};
+
+/** Bytes of the K or the V of one head and token. Errors: `KV_PLATFORM_UNSUPPORTED` for a type that is not known. */
+export function rowLengthBytes({ dtype, cacheDtype, headSize }: KvCacheConfig): number {
+  const type = cacheDtype === "auto" ? dtype : cacheDtype;
+  const bytes = BYTES_OF_TYPE[type] ?? BYTES_OF_TYPE[`torch.${type}`];
+  if (bytes !== undefined) return bytes * headSize;
+  throw new KvError(
+    "KV_PLATFORM_UNSUPPORTED",
+    `a KV cache of type ${type}; known are ${Object.keys(BYTES_OF_TYPE).join(", ")}`,
+  );
+}
+
+const PLANES = [".key", ".value"] as const;
+
+/** K and V of one layer, which lie apart on the device. */
+export interface LayerPlanes {
+  /** As peers know it. */
+  readonly name: string;
+  readonly key: KvCacheRegion;
+  readonly value: KvCacheRegion;
+}
+
+/**
+ * A rank's cache on a device, of shape `[2, numBlocks, heads, blockSize, headSize]` per layer: the first half of a layer's memory is K, the second V. As
+ * caches it has two regions a layer, named `<layer>.key` and `<layer>.value`. `config` is what peers see.
+ */
+export function neuronCaches(options: {
+  readonly device: NeuronDevice;
+  readonly config: KvCacheConfig;
+  readonly numBlocks: number;
+  /** KV heads of this rank. */
+  readonly numHeads: number;
+}): KvCaches {
+  const { device, config, numBlocks, numHeads } = options;
+  requirePlainGroups(config);
+  const blockLengthBytes = numHeads * config.blockSize * rowLengthBytes(config);
+  const planeBytes = numBlocks * blockLengthBytes;
+  const regions = config.groups.flatMap(({ layerNames }, groupId) =>
+    layerNames.flatMap((layer) => {
+      const memory = device.allocate(2 * planeBytes);
+      return PLANES.map(
+        (plane, half): KvCacheRegion => ({
+          name: layer + plane,
+          memory,
+          offsetBytes: half * planeBytes,
+          numBlocks,
+          blockLengthBytes,
+          blockStrideBytes: blockLengthBytes,
+          groupId,
+          memoryType: memory.memoryType,
+        }),
+      );
+    }),
+  );
+  return { config, regions };
+}
+
+/** The layers of caches with K and V apart. Errors: `KV_PLATFORM_UNSUPPORTED` for any other caches, saying what is wrong. */
+export function layersOf({ config, regions }: KvCaches): LayerPlanes[] {
+  requirePlainGroups(config);
+  const rowBytes = rowLengthBytes(config);
+  const layers: LayerPlanes[] = [];
+  for (let at = 0; at < regions.length; at += 2) {
+    const [key, value] = [regions[at], regions[at + 1]];
+    const name = key?.name.slice(0, -PLANES[0].length) ?? "";
+    const apart = key?.name === name + PLANES[0] && value?.name === name + PLANES[1];
+    if (key === undefined || value === undefined || !apart) {
+      throw new KvError(
+        "KV_PLATFORM_UNSUPPORTED",
+        `regions ${key?.name} and ${value?.name} are not K and V of one layer`,
+        { hint: "name them <layer>.key and <layer>.value, one after the other; neuronCaches() does" },
+      );
+    }
+    const { blockLengthBytes, numBlocks } = key;
+    const equal = value.blockLengthBytes === blockLengthBytes && value.numBlocks === numBlocks;
+    if (!equal || blockLengthBytes % (rowBytes * config.blockSize) !== 0) {
+      throw new KvError(
+        "KV_PLATFORM_UNSUPPORTED",
+        `layer ${name}: K blocks of ${blockLengthBytes} bytes and V blocks of ${value.blockLengthBytes} are not ${config.blockSize} tokens of whole heads of ${rowBytes} bytes each`,
+      );
+    }
+    layers.push({ name, key, value });
+  }
+  return layers;
+}
+
+function requirePlainGroups({ groups, physicalBlocksPerLogical, layout }: KvCacheConfig): void {
+  const other = groups.find(({ kind }) => kind !== "full" && kind !== "swa");
+  if (other === undefined && physicalBlocksPerLogical === 1 && layout === "LBHNC") return;
+  throw new KvError(
+    "KV_PLATFORM_UNSUPPORTED",
+    `Neuron stages attention with K and V in layout LBHNC and one kernel block per block; this cache is ${other?.kind ?? "full"}, ${layout}, ${physicalBlocksPerLogical} kernel blocks per block`,
+  );
+}

@@ -1,0 +1,4 @@
+export { neuronCaches } from "./caches.js";
+export type { DeviceCounts, NeuronDevice } from "./device.js";
+export { type NeuronPlatformOptions, neuronPlatform } from "./platform.js";
+export { cpuDevice, type SimulatedDeviceOptions, simulatedDevice } from "./simulated-device.js";

@@ -1,0 +1,77 @@
+import { KvError, type Platform, type PlatformEngineSettings, type PlatformWarning } from "@kv/interface";
+import { createNeuronStaging } from "./staging.js";
+
+export interface NeuronPlatformOptions {
+  /** The instance type's first part. The limits are known of trn1; elsewhere settings beyond them are warned of. Default "trn1". */
+  readonly family?: string;
+}
+
+const REASON = "the Neuron compiler fails on the graphs that it needs (NCC_ITEN404, aws-neuron-sdk #1304)";
+
+/** Which settings do not work on trn1, what to use instead. */
+const LIMITS: readonly {
+  readonly setting: keyof PlatformEngineSettings & string;
+  readonly exceeds: (settings: PlatformEngineSettings) => boolean;
+  readonly hint: string;
+}[] = [
+  {
+    setting: "prefixCaching",
+    exceeds: ({ prefixCaching }) => prefixCaching === true,
+    hint: "start the engine with prefix caching off (vLLM: --no-enable-prefix-caching)",
+  },
+  {
+    setting: "maxNumSeqs",
+    exceeds: ({ maxNumSeqs }) => maxNumSeqs !== undefined && maxNumSeqs > 1,
+    hint: "run one sequence at a time (vLLM: --max-num-seqs 1), and more prefill instances",
+  },
+];
+
+/**
+ * AWS Neuron, with host staging: K and V of a layer lie apart on the device (`[2, num_blocks, num_kv_heads, block_size, head_size]`, as
+ * vllm-neuron has them since its patch 20), batches run one after the other, and what cannot be compiled is refused. NIXL's LIBFABRIC can
+ * register device memory itself on large instances; this platform is for all others.
+ */
+export function neuronPlatform({ family = "trn1" }: NeuronPlatformOptions = {}): Platform {
+  return {
+    deviceType: "neuron",
+    capabilities: { registersAs: [], bufferDevices: ["cpu"], maxConcurrentBatches: 1 },
+    kvCacheShape: ({ numBlocks, numKvHeads, blockSize, headSize }) => [
+      2,
+      numBlocks,
+      numKvHeads,
+      blockSize,
+      headSize,
+    ],
+    maxModelLen,
+    check(settings) {
+      const warnings: PlatformWarning[] = [];
+      for (const { setting, exceeds, hint } of LIMITS) {
+        if (!exceeds(settings)) continue;
+        const message = `${setting} is ${String(settings[setting])}: on ${family} ${REASON}`;
+        if (family === "trn1") {
+          throw new KvError("KV_PLATFORM_UNSUPPORTED", message, { hint, details: { family } });
+        }
+        warnings.push({ setting, message: `${setting} is ${String(settings[setting])}: on trn1 ${REASON}` });
+      }
+      return warnings;
+    },
+    createStaging: createNeuronStaging,
+  };
+}
+
+/** What the engine was told to use, else what the model was trained for. */
+function maxModelLen(modelConfig: Readonly<Record<string, unknown>>): number {
+  for (const key of ["max_model_len", "max_position_embeddings"]) {
+    const value = modelConfig[key];
+    if (value === undefined || value === null) continue;
+    if (typeof value === "number" && Number.isSafeInteger(value) && value > 0) return value;
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `the model's config gives ${key} ${JSON.stringify(value)}, not a positive integer`,
+    );
+  }
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    "the model's config gives neither max_model_len nor max_position_embeddings",
+  );
+}
