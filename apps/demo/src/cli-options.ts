@@ -25,6 +25,9 @@ interface RawFlags {
   decodeTp: number;
   prefillBlockSize: number;
   decodeBlockSize: number;
+  prefillPlatform: "cpu" | "neuron";
+  decodePlatform: "cpu" | "neuron";
+  stagingBlocks?: number;
   requests?: number;
   maxTokens: number;
   prompts?: string;
@@ -74,6 +77,9 @@ export function createCommand(actions: Actions): Command {
     .option("--decode-tp <n>", "ranks of a decode instance", wholeNumber(1, 16), 1)
     .option("--prefill-block-size <n>", "tokens in a block", blockSize, 16)
     .option("--decode-block-size <n>", "tokens in a block; a multiple of the prefill's", blockSize, 16)
+    .addOption(platform("prefill"))
+    .addOption(platform("decode"))
+    .option("--staging-blocks <n>", "of a Neuron instance's pool of host buffers", wholeNumber(2, 1_000_000))
     .option(
       "--requests <n>",
       "requests at once (default: 4, or one for each prompt of --prompts)",
@@ -135,6 +141,12 @@ function checked(raw: RawFlags, connectors: readonly string[], command: Command)
     ...(prompts === undefined ? {} : { promptsFile: prompts }),
     ...(kvHeads === undefined ? {} : { tinyKvHeads: kvHeads }),
   };
+}
+
+function platform(side: "prefill" | "decode"): Option {
+  return new Option(`--${side}-platform <name>`, "the CPU, or a simulated Neuron device with host staging")
+    .choices(["cpu", "neuron"])
+    .default("cpu");
 }
 
 function backendName(text: string): string {

@@ -36,8 +36,8 @@ export interface LayerPlanes {
 }
 
 /**
- * A rank's cache on a device, of shape `[2, numBlocks, heads, blockSize, headSize]` per layer: the first half of a layer's memory is K, the second V. As
- * caches it has two regions a layer, named `<layer>.key` and `<layer>.value`. `config` is what peers see.
+ * A rank's cache on a device, in one allocation, of shape `[2, numBlocks, heads, blockSize, headSize]` per layer: K of all blocks, then V. As caches
+ * it has two regions a layer, named `<layer>.key` and `<layer>.value`. `config` is what peers see.
  */
 export function neuronCaches(options: {
   readonly device: NeuronDevice;
@@ -50,14 +50,16 @@ export function neuronCaches(options: {
   requirePlainGroups(config);
   const blockLengthBytes = numHeads * config.blockSize * rowLengthBytes(config);
   const planeBytes = numBlocks * blockLengthBytes;
+  const layers = config.groups.reduce((count, { layerNames }) => count + layerNames.length, 0);
+  const memory = device.allocate(layers * 2 * planeBytes);
+  let planes = 0;
   const regions = config.groups.flatMap(({ layerNames }, groupId) =>
     layerNames.flatMap((layer) => {
-      const memory = device.allocate(2 * planeBytes);
       return PLANES.map(
-        (plane, half): KvCacheRegion => ({
+        (plane): KvCacheRegion => ({
           name: layer + plane,
           memory,
-          offsetBytes: half * planeBytes,
+          offsetBytes: planeBytes * planes++,
           numBlocks,
           blockLengthBytes,
           blockStrideBytes: blockLengthBytes,

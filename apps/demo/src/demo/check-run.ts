@@ -11,7 +11,14 @@ export interface CheckedRequest {
   readonly promptTokens: number;
   readonly outputTokens: number;
   readonly ttftMs: number;
+  /** In forward passes of the prefill instance; in copies from its device, over the wire, and to the decode instance's device. */
+  readonly prefillMs: number;
+  readonly saveMs: number;
   readonly transferMs: number;
+  readonly loadMs: number;
+  /** From the first token to the last, and from the request to the last. */
+  readonly decodeMs: number;
+  readonly totalMs: number;
   readonly transferBytes: number;
   readonly tokensEqual: boolean;
   readonly kvEqual: boolean;
@@ -52,18 +59,23 @@ export async function checkRun(cluster: Cluster, options: CheckOptions): Promise
     const kv = compareKv(`${runId}-${i}`, sent, received);
     const shared = {
       promptTokens: prompts[i]?.length ?? 0,
+      prefillMs: kv.sent?.forward_ms ?? 0,
+      saveMs: kv.sent?.save_ms ?? 0,
       transferMs: kv.transfer?.transfer_ms ?? 0,
+      loadMs: kv.received?.transfer?.load_ms ?? 0,
       transferBytes: kv.transfer?.length_bytes ?? 0,
       kvEqual: kv.equal,
     };
     if (outcome.status === "rejected") {
       const error = KvError.from(outcome.reason, "KV_INTERNAL", "the request failed");
-      return { ...shared, outputTokens: 0, ttftMs: 0, tokensEqual: false, problem: error.message };
+      const times = { ttftMs: 0, decodeMs: 0, totalMs: 0 };
+      return { ...shared, ...times, outputTokens: 0, tokensEqual: false, problem: error.message };
     }
-    const { tokens, ttftMs } = outcome.value;
+    const { tokens, ttftMs, totalMs } = outcome.value;
     const tokensEqual = sameTokens(tokens, expected[i] ?? []);
     const problem = tokensEqual ? kv.why : `tokens ${tokens.join(" ")}, not ${(expected[i] ?? []).join(" ")}`;
-    return { ...shared, outputTokens: tokens.length, ttftMs, tokensEqual, problem };
+    const times = { ttftMs, decodeMs: totalMs - ttftMs, totalMs };
+    return { ...shared, ...times, outputTokens: tokens.length, tokensEqual, problem };
   });
   for (const [index, { problem }] of requests.entries()) {
     if (problem !== undefined) log.error("request-differs", { index, problem });

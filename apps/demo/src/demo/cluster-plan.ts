@@ -20,6 +20,11 @@ export interface ClusterOptions {
   readonly cacheTokens: number;
   readonly model?: string;
   readonly tinyKvHeads?: number;
+  /** What each side runs on; the CPU when absent. */
+  readonly prefillPlatform?: "cpu" | "neuron";
+  readonly decodePlatform?: "cpu" | "neuron";
+  /** Blocks of a staging pool; as many as the cache has when absent. */
+  readonly stagingBlocks?: number;
   /** Seconds that a lease lasts, and a request may wait for its KV; the connector's own when absent. */
   readonly leaseSeconds?: number;
   readonly requestTimeoutSeconds?: number;
@@ -47,6 +52,8 @@ export function planInstances(options: ClusterOptions): {
 function plan(role: "prefill" | "decode", index: number, options: ClusterOptions): PlannedInstance {
   const name = `${role}-${index}`;
   const blockSize = role === "prefill" ? options.prefillBlockSize : options.decodeBlockSize;
+  const platform = (role === "prefill" ? options.prefillPlatform : options.decodePlatform) ?? "cpu";
+  const neuron = options.prefillPlatform === "neuron" || options.decodePlatform === "neuron";
   const extra = {
     ...(options.backend === undefined ? {} : { backends: [options.backend] }),
     ...(options.leaseSeconds === undefined ? {} : { kv_lease_duration: options.leaseSeconds }),
@@ -59,11 +66,17 @@ function plan(role: "prefill" | "decode", index: number, options: ClusterOptions
     name,
     tp: role === "prefill" ? options.prefillTp : options.decodeTp,
     blockSize,
+    platform,
+    ...(options.stagingBlocks === undefined || platform === "cpu"
+      ? {}
+      : { stagingBlocks: options.stagingBlocks }),
     // One is the null block, and each request may leave its last one half empty.
     numBlocks: Math.max(64, Math.ceil(options.cacheTokens / blockSize) + 1),
     kvTransferConfig: {
       kv_connector: options.connector,
-      kv_role: role === "prefill" ? "kv_producer" : "kv_consumer",
+      // With Neuron, as the configuration of vllm-neuron's issue 26 has it.
+      kv_role: neuron ? "kv_both" : role === "prefill" ? "kv_producer" : "kv_consumer",
+      ...(neuron ? { kv_buffer_device: "cpu" } : {}),
       ...(options.connectorModule === undefined ? {} : { kv_connector_module_path: options.connectorModule }),
       kv_connector_extra_config: extra,
     },

@@ -8,6 +8,7 @@ export async function fetchRecords(url: string): Promise<KvRecord[]> {
 }
 
 export interface KvComparison {
+  readonly sent: KvRecord | undefined;
   readonly received: KvRecord | undefined;
   /** Of the side that moved the bytes. */
   readonly transfer: KvTransferRecord | undefined;
@@ -27,7 +28,7 @@ export function compareKv(
   const sent = of(sentRecords);
   const received = of(receivedRecords);
   const transfer = [received, sent].find((record) => (record?.transfer?.length_bytes ?? 0) > 0)?.transfer;
-  const unequal = (why: string): KvComparison => ({ received, transfer, equal: false, why });
+  const unequal = (why: string): KvComparison => ({ sent, received, transfer, equal: false, why });
   if (sent === undefined) return unequal("no prefill instance has sent its KV");
   if (received === undefined) return unequal("no decode instance has received its KV");
   if (sent.digests.length === 0 || received.digests.length !== sent.digests.length) {
@@ -36,6 +37,6 @@ export function compareKv(
   // What the receiver had in its cache came from an earlier request.
   const first = Math.ceil(received.cached_tokens / received.digest_tokens);
   const differing = sent.digests.findIndex((digest, i) => i >= first && digest !== received.digests[i]);
-  if (differing < 0) return { received, transfer, equal: true, why: undefined };
+  if (differing < 0) return { sent, received, transfer, equal: true, why: undefined };
   return unequal(`the KV of tokens ${differing * sent.digest_tokens} and on is not what was sent`);
 }

@@ -63,6 +63,8 @@ export async function runDemo(options: DemoOptions, around: DemoSurroundings): P
       connector: options.connector,
       prefillTp: options.prefillTp,
       decodeTp: options.decodeTp,
+      prefillPlatform: options.prefillPlatform ?? "cpu",
+      decodePlatform: options.decodePlatform ?? "cpu",
     };
     return { run, facts, cluster, modelName };
   } catch (error) {
@@ -72,11 +74,11 @@ export async function runDemo(options: DemoOptions, around: DemoSurroundings): P
 }
 
 function describe(options: DemoOptions, transport: TransportName): string {
-  const side = (count: number, role: string, tp: number, blockSize: number) =>
-    `${count} ${role} (TP ${tp}, block ${blockSize})`;
+  const side = (count: number, role: string, tp: number, blockSize: number, platform = "cpu") =>
+    `${count} ${role} (TP ${tp}, block ${blockSize}${platform === "cpu" ? "" : `, ${platform}, simulated`})`;
   const where =
     transport === "nixl"
       ? "each in its own process, over NIXL"
       : "in this process, on the embedded transport";
-  return `starting ${side(options.prefills, "prefill", options.prefillTp, options.prefillBlockSize)}, ${side(options.decodes, "decode", options.decodeTp, options.decodeBlockSize)} and a proxy, ${where}`;
+  return `starting ${side(options.prefills, "prefill", options.prefillTp, options.prefillBlockSize, options.prefillPlatform)}, ${side(options.decodes, "decode", options.decodeTp, options.decodeBlockSize, options.decodePlatform)} and a proxy, ${where}`;
 }

@@ -7,6 +7,8 @@ export interface RunFacts {
   readonly connector: string;
   readonly prefillTp: number;
   readonly decodeTp: number;
+  readonly prefillPlatform: string;
+  readonly decodePlatform: string;
 }
 
 /** The form of `--json`. */
@@ -18,11 +20,18 @@ export function jsonReport({ ok, requests }: CheckedRun, facts: RunFacts): objec
     connector: facts.connector,
     prefill_tp: facts.prefillTp,
     decode_tp: facts.decodeTp,
+    prefill_platform: facts.prefillPlatform,
+    decode_platform: facts.decodePlatform,
     requests: requests.map((request) => ({
       prompt_tokens: request.promptTokens,
       output_tokens: request.outputTokens,
       ttft_ms: round(request.ttftMs),
+      prefill_ms: round(request.prefillMs),
+      save_ms: round(request.saveMs),
       transfer_ms: round(request.transferMs),
+      load_ms: round(request.loadMs),
+      decode_ms: round(request.decodeMs),
+      total_ms: round(request.totalMs),
       transfer_bytes: request.transferBytes,
       tokens_equal: request.tokensEqual,
     })),
@@ -31,11 +40,19 @@ export function jsonReport({ ok, requests }: CheckedRun, facts: RunFacts): objec
 
 /** The form for people. */
 export function tableReport(run: CheckedRun, facts: RunFacts): string {
-  const header = ["prompt tokens", "TTFT ms", "transfer ms", "bytes", "GB/s", "backend", "KV", "tokens"];
+  const header = [
+    ...["prompt tokens", "TTFT ms", "prefill ms", "save ms", "transfer ms", "load ms", "decode ms"],
+    ...["total ms", "bytes", "GB/s", "backend", "KV", "tokens"],
+  ];
   const rows = run.requests.map((request) => [
     String(request.promptTokens),
     request.ttftMs.toFixed(1),
+    request.prefillMs.toFixed(1),
+    request.saveMs.toFixed(2),
     request.transferMs.toFixed(2),
+    request.loadMs.toFixed(2),
+    request.decodeMs.toFixed(1),
+    request.totalMs.toFixed(1),
     request.transferBytes.toLocaleString("en"),
     gigabytesPerSecond(request.transferBytes, request.transferMs),
     facts.backend,

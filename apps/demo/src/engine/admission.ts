@@ -34,6 +34,10 @@ export function admit(record: RequestRecord, { blocks, blockSize, scheduler }: A
       tokens: 0,
       async: false,
     };
+    if (matched.wait === true) {
+      blocks.release(cached);
+      return false;
+    }
     const covered = numComputedTokens + matched.tokens;
     if (matched.tokens < 0 || covered > numPromptTokens) {
       throw new KvError(

@@ -34,7 +34,7 @@ async function conclude(
   const ok = reason === "stopped" || reason === "length";
   if (ok && kvTransferParams !== undefined) {
     const tokens = Math.min(numComputedTokens, promptTokens.length);
-    await hooks.beforeSend?.({ requestId, kvTransferParams, blockIds, tokens });
+    await hooks.beforeSend?.({ requestId, kvTransferParams, blockIds, tokens, forwardMs: record.forwardMs });
   }
   if (ok) cacheOutput(record, { blocks, blockSize });
   const shared = state === "waiting" ? [] : blockIds.slice(0, used);
@@ -45,7 +45,7 @@ async function conclude(
     log.warn("sequence-not-dropped", { requestId, error: String(failure) });
   });
   // A peer may write into the blocks of a request that waits for its KV until the workers say that it does not.
-  if (state === "remote" && record.announced) held.set(requestId, blockIds);
+  if (state === "remote" && record.announced && finished.keepBlocks) held.set(requestId, blockIds);
   else if (finished.keepBlocks) {
     held.set(requestId, shared);
     blocks.release(blockIds.slice(shared.length));

@@ -4,6 +4,7 @@ import {
   ambient,
   KvError,
   type SchedulerConnector,
+  type StepMetadata,
   type Timer,
   type WorkerConnector,
 } from "@kv/interface";
@@ -32,6 +33,8 @@ export interface EngineOptions extends Partial<Ambient> {
   readonly hooks?: EngineHooks;
   /** Requests that hold blocks at once. */
   readonly maxNumSeqs?: number;
+  /** Prompts find blocks of earlier ones; true by default. */
+  readonly prefixCaching?: boolean;
 }
 
 /**
@@ -53,7 +56,7 @@ export interface Engine {
 const PENDING_WORK_PAUSE_MS = 1;
 
 export function createEngine(options: EngineOptions): Engine {
-  const { model, pool, blocks, connector, hooks = {}, maxNumSeqs = 64 } = options;
+  const { model, pool, blocks, connector, hooks = {}, maxNumSeqs = 64, prefixCaching = true } = options;
   const { clock, log, random } = ambient(options);
   const state: EngineState = {
     model,
@@ -85,7 +88,7 @@ export function createEngine(options: EngineOptions): Engine {
       throw new KvError("KV_REQUEST_INVALID", `request ${requestId}: another request has this id`);
     }
     checkRequest(request, { model: model.config, blockSize, capacity: blocks.capacity });
-    const { record, done } = openRecord(request, { blockSize, uniform: random.next });
+    const { record, done } = openRecord(request, { blockSize, uniform: random.next, prefixCaching });
     alive.set(requestId, record);
     scheduler?.requestQueued?.(record.connectorRequest);
     wakeup.wake();
@@ -136,7 +139,9 @@ export function createEngine(options: EngineOptions): Engine {
   async function forwardOne(record: RequestRecord): Promise<void> {
     const { request } = record;
     try {
+      const startedMs = clock.now();
       const token = await advance(record, { model, pool, blocks });
+      record.forwardMs += clock.now() - startedMs;
       if (record.ending !== undefined) return;
       request.onToken?.(token);
       const reason = stopReason(record, model.config.eosTokenIds);
@@ -158,12 +163,35 @@ export function createEngine(options: EngineOptions): Engine {
       for (const worker of workers) worker.startLoad(metadata);
     }
     await forwardPass();
-    if (metadata !== undefined) await Promise.all(workers.map((worker) => worker.waitForSave(metadata)));
+    if (metadata !== undefined) await saved(metadata);
     const outputs = workers.map((worker, tpRank) => aggregator.add(tpRank, worker.collectFinished()));
     await concludeEnded(state);
     for (const output of outputs) await applyOutput(output, state);
     if (inState(state, "running").length > 0) wakeup.wake();
     else if (scheduler?.hasPendingWork() === true) stepSoon();
+  }
+
+  /** What a peer may read is where it can be read; a request whose blocks could not be put there ends. */
+  async function saved(metadata: StepMetadata): Promise<void> {
+    const computed: Record<string, number> = {};
+    for (const record of inState(state, "running")) {
+      computed[record.request.requestId] = record.numComputedTokens;
+    }
+    const outcomes = await Promise.allSettled(
+      workers.map((worker) => worker.waitForSave(metadata, computed)),
+    );
+    for (const outcome of outcomes) {
+      if (outcome.status === "fulfilled") continue;
+      const error: unknown = outcome.reason;
+      const requestIds = KvError.is(error, "KV_STAGING_FAILED") ? error.details?.["requestIds"] : undefined;
+      if (!Array.isArray(requestIds)) throw error;
+      for (const requestId of requestIds) {
+        const record = alive.get(String(requestId));
+        // Whatever it would have ended with: nobody may be told that the blocks are there.
+        if (record !== undefined)
+          record.ending = { reason: "error", error: KvError.from(error, "KV_STAGING_FAILED", "") };
+      }
+    }
   }
 
   /** For a connector that needs a step although nothing runs; a pause, so that one that always says so does not spin. */

@@ -8,6 +8,8 @@ export interface KvEvent {
   readonly blockIds: readonly number[];
   /** Tokens of the prompt whose KV is there. */
   readonly tokens: number;
+  /** Spent in forward passes. */
+  readonly forwardMs: number;
 }
 
 export interface KvReceivedEvent extends KvEvent {

@@ -47,7 +47,7 @@ export function checkRequest(request: EngineRequest, { model, blockSize, capacit
 /** The engine's record of a new request, and the promise of its outcome. */
 export function openRecord(
   request: EngineRequest,
-  { blockSize, uniform }: { blockSize: number; uniform: () => number },
+  { blockSize, uniform, prefixCaching }: { blockSize: number; uniform: () => number; prefixCaching: boolean },
 ): { record: RequestRecord; done: Promise<EngineResult> } {
   const { requestId, promptTokens, kvTransferParams } = request;
   let settle: RequestRecord["settle"] = { resolve() {}, reject() {} };
@@ -59,7 +59,7 @@ export function openRecord(
   const record: RequestRecord = {
     request,
     connectorRequest: { requestId, numPromptTokens: promptTokens.length, kvTransferParams },
-    hashes: blockHashes(promptTokens, blockSize),
+    hashes: prefixCaching ? blockHashes(promptTokens, blockSize) : [],
     sampler: createSampler(request.sampling ?? { temperature: 0 }, uniform),
     state: "waiting",
     blockIds: [],
@@ -70,6 +70,7 @@ export function openRecord(
     uncacheable: false,
     output: [],
     remoteSinceMs: 0,
+    forwardMs: 0,
     announced: false,
     blocksFailed: false,
     ending: undefined,

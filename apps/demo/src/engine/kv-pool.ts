@@ -12,6 +12,8 @@ export interface KvPoolOptions {
   readonly tp: number;
   /** Names the order inside a head for peers; the content here is plain `[K|V]` per token. */
   readonly attentionBackend?: string;
+  /** A rank's caches in memory of another kind, in one `Memory`; those with K and V in regions of their own, K first, have two a layer. */
+  readonly openCaches?: (rank: { config: KvCacheConfig; numBlocks: number; numHeads: number }) => KvCaches;
   /** Name of a layer's region, equal on both sides of a pair. The default is what vLLM calls it. */
   readonly layerName?: (layer: number) => string;
 }
@@ -73,6 +75,12 @@ export function createKvPool(options: KvPoolOptions): KvPool {
   function openRank(shard: KvShard) {
     const blockLengthBytes = shard.headCount * blockSize * content;
     const layerBytes = numBlocks * blockLengthBytes;
+    if (options.openCaches !== undefined) {
+      const caches = options.openCaches({ config, numBlocks, numHeads: shard.headCount });
+      const memory = caches.regions[0]?.memory;
+      if (memory === undefined) throw new KvError("KV_INTERNAL", "a rank's caches have no region");
+      return { shard, memory, layerBytes, blockLengthBytes, caches };
+    }
     const memory = transport.allocate(geometry.layers * layerBytes);
     const regions = layers.map((layer) => ({
       name: layerName(layer),
@@ -98,10 +106,31 @@ export function createKvPool(options: KvPoolOptions): KvPool {
       pieces.push({ block: blockIds[Math.floor(token / blockSize)] ?? 0, begin, length });
       token += length;
     }
-    const rows = new Float64Array(2 * geometry.layers * rank.shard.headCount * pieces.length);
+    const { regions } = rank.caches;
+    const apart = regions.length === 2 * geometry.layers;
+    const rows = new Float64Array(
+      2 * geometry.layers * rank.shard.headCount * (apart ? 2 * count : pieces.length),
+    );
     let at = 0;
+    /** K and V of a token from regions of their own, in turns as the model has them. */
+    const pushApart = (layer: number, head: number): void => {
+      const row = content / 2;
+      for (const { block, begin, length } of pieces) {
+        for (let token = begin; token < begin + length; token++) {
+          for (const region of regions.slice(2 * layer, 2 * layer + 2)) {
+            rows[at++] =
+              region.offsetBytes + block * region.blockStrideBytes + (head * blockSize + token) * row;
+            rows[at++] = row;
+          }
+        }
+      }
+    };
     for (const layer of layers) {
       for (let head = 0; head < rank.shard.headCount; head++) {
+        if (apart) {
+          pushApart(layer, head);
+          continue;
+        }
         const base = layer * rank.layerBytes + head * blockSize * content;
         for (const { block, begin, length } of pieces) {
           rows[at++] = base + block * rank.blockLengthBytes + begin * content;

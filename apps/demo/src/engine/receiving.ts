@@ -56,6 +56,7 @@ async function received(
       blockIds: blockIds.slice(0, blocksFor(covered, blockSize)),
       tokens: covered,
       cachedBlocks,
+      forwardMs: record.forwardMs,
       waitedMs: clock.now() - record.remoteSinceMs,
     });
     record.uncacheable = damaged;

@@ -74,6 +74,8 @@ export interface RequestRecord {
   uncacheable: boolean;
   readonly output: EngineToken[];
   remoteSinceMs: number;
+  /** Spent in forward passes. */
+  forwardMs: number;
   /** The workers have been asked for its KV. */
   announced: boolean;
   /** A worker named one of its blocks as not filled. */

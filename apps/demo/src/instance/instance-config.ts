@@ -35,7 +35,17 @@ const instanceConfigSchema = z.strictObject({
   tp: count.max(64).default(1),
   blockSize: count.max(4096).default(16),
   numBlocks: count.min(2).default(512),
-  maxNumSeqs: count.default(64),
+  /** 64, or 1 where the platform can do no more. */
+  maxNumSeqs: count.optional(),
+  /** On, or off where the platform cannot. */
+  prefixCaching: z.boolean().optional(),
+  /** What the engine runs on: the CPU, or a simulated Neuron device whose blocks are staged through host memory. */
+  platform: z.enum(["cpu", "neuron"]).default("cpu"),
+  /** Blocks of the staging pool; as many as the cache has when absent. */
+  stagingBlocks: count.min(2).optional(),
+  /** The simulated device's bus, each way; 7.6 GB/s were reported of trn1 (vllm-neuron PR 27). */
+  deviceBytesPerMs: z.number().positive().default(7.6e6),
+  deviceLatencyMs: z.number().nonnegative().default(0.05),
   /** Announced to peers for the order inside a head, which is plain `[K|V]` here. */
   attentionBackend: z.string().min(1).default("PLAIN"),
   /** vLLM's own `kv_transfer_config`. */

@@ -1,4 +1,4 @@
-import { cpuPlatform, memoryMetrics, readTransferConfig } from "@kv/connector";
+import { memoryMetrics, readTransferConfig } from "@kv/connector";
 import {
   type Ambient,
   ambient,
@@ -18,6 +18,7 @@ import { loadModel } from "../model/model.js";
 import { loadTokenizer } from "../model/tokenizer.js";
 import { closers } from "./closers.js";
 import type { InstanceConfig } from "./instance-config.js";
+import { choosePlatform } from "./instance-platform.js";
 import { createKvJournal } from "./kv-journal.js";
 import { observeKv } from "./observe-kv.js";
 import { meterTransfers } from "./transfer-meter.js";
@@ -60,7 +61,9 @@ export async function startInstance(config: InstanceConfig, around: InstanceSurr
         VLLM_NIXL_SIDE_CHANNEL_PORT: String(config.sideChannelPort),
       },
     });
-    const module = await around.resolveConnector(transferConfig);
+    const accelerator = choosePlatform(config, await around.resolveConnector(transferConfig), surroundings);
+    const { module } = accelerator;
+    opened.add("device", () => accelerator.close());
     const model = await loadModel({
       intraOpThreads: config.intraOpThreads,
       ...(config.model === undefined ? {} : { directory: config.model }),
@@ -70,7 +73,10 @@ export async function startInstance(config: InstanceConfig, around: InstanceSurr
     const { layers, kvHeads, headDim, vocabSize, maxModelLen, directory, name } = model.config;
     const tokenizer = await loadTokenizer({ directory, vocabSize });
 
-    const meter = meterTransfers(around.transport, { clock, blockAt: (address) => pool?.blockAt(address) });
+    const meter = meterTransfers(around.transport, {
+      clock,
+      blockAt: (address) => accelerator.stagingBlockAt(address) ?? pool?.blockAt(address),
+    });
     const kv = createKvPool({
       transport: meter.transport,
       geometry: { layers, kvHeads, headDim },
@@ -78,6 +84,7 @@ export async function startInstance(config: InstanceConfig, around: InstanceSurr
       blockSize: config.blockSize,
       tp: config.tp,
       attentionBackend: config.attentionBackend,
+      ...(accelerator.openCaches === undefined ? {} : { openCaches: accelerator.openCaches }),
     });
     pool = kv;
     opened.add("KV pool", async () => kv.close());
@@ -103,13 +110,12 @@ export async function startInstance(config: InstanceConfig, around: InstanceSurr
     const shared = { ...surroundings, config: transferConfig, engine, sideChannel: around.sideChannel };
     const workers: WorkerConnector[] = [];
     for (const [tpRank, caches] of kv.caches.entries()) {
-      const platform = cpuPlatform();
       const worker = await module.createWorker({
         ...shared,
         tpRank,
         ppRank: 0,
         transport: meter.transport,
-        platform,
+        platform: accelerator.platform,
       });
       opened.add(`worker ${tpRank}`, () => worker.close());
       await worker.registerKvCaches(caches);
@@ -130,8 +136,17 @@ export async function startInstance(config: InstanceConfig, around: InstanceSurr
       pool: kv,
       blocks,
       connector: { scheduler, workers },
-      hooks: observeKv({ pool: kv, journal, meter, clock, digests: config.digests, toZero }),
-      maxNumSeqs: config.maxNumSeqs,
+      hooks: observeKv({
+        pool: kv,
+        journal,
+        meter,
+        clock,
+        digests: config.digests,
+        toZero,
+        takeCopies: accelerator.takeCopies,
+      }),
+      maxNumSeqs: accelerator.maxNumSeqs,
+      prefixCaching: accelerator.prefixCaching,
     });
 
     let ready = true;
@@ -143,6 +158,7 @@ export async function startInstance(config: InstanceConfig, around: InstanceSurr
       model: modelName,
       connector: module.name,
       transport: around.transport.name,
+      platform: accelerator.platform.deviceType,
       backend,
       tp: config.tp,
       block_size: config.blockSize,

@@ -9,6 +9,9 @@ export interface KvRecord {
   /** SHA-256 of each `digest_tokens` tokens; empty where digests are off. */
   readonly digests: readonly string[];
   readonly digest_tokens: number;
+  /** Sent only: in forward passes, and in copies from device to host. */
+  readonly forward_ms?: number;
+  readonly save_ms?: number;
   /** Of the side that moved the bytes: the receiver with pull, the sender with push. */
   readonly transfer?: KvTransferRecord;
 }
@@ -23,6 +26,8 @@ export interface KvTransferRecord {
   readonly transfer_ms: number;
   /** From the engine's step to the report of the last rank, handshake included. */
   readonly waited_ms: number;
+  /** In copies from host to device. */
+  readonly load_ms: number;
 }
 
 /** The last records of an instance. */

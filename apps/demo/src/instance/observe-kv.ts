@@ -2,6 +2,7 @@ import type { Clock, KvTransferParams } from "@kv/interface";
 import type { EngineHooks } from "../engine/hooks.js";
 import { DIGEST_TOKENS } from "../engine/kv-digests.js";
 import type { KvPool } from "../engine/kv-pool.js";
+import type { InstancePlatform } from "./instance-platform.js";
 import type { KvJournal } from "./kv-journal.js";
 import type { TransferMeter } from "./transfer-meter.js";
 
@@ -14,16 +15,18 @@ export interface ObserveKvOptions {
   readonly digests: boolean;
   /** By request id, the block of the prompt to zero when its KV has arrived; taken out when done. */
   readonly toZero: Map<string, number>;
+  /** The copies of a request between device and host, where there are any. */
+  readonly takeCopies: InstancePlatform["takeCopies"];
 }
 
 /** Writes down what is sent and received, and damages a block where a request asked for it (the demo's negative control). */
 export function observeKv(options: ObserveKvOptions): EngineHooks {
-  const { pool, journal, meter, clock, digests, toZero } = options;
+  const { pool, journal, meter, clock, digests, toZero, takeCopies } = options;
   const digestsOf = (blockIds: readonly number[], count: number) =>
     digests ? pool.digests({ blockIds, from: 0, count }) : Promise.resolve([]);
   const sendableSinceMs = new Map<string, number>();
   return {
-    async beforeSend({ requestId, kvTransferParams, blockIds, tokens }) {
+    async beforeSend({ requestId, kvTransferParams, blockIds, tokens, forwardMs }) {
       if (kvTransferParams.do_remote_decode !== true) return;
       sendableSinceMs.set(requestId, clock.now());
       journal.add({
@@ -31,6 +34,8 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
         request_id: requestId,
         tokens,
         cached_tokens: 0,
+        forward_ms: forwardMs,
+        save_ms: takeCopies(requestId)?.saveMs ?? 0,
         digests: await digestsOf(blockIds, tokens),
         digest_tokens: DIGEST_TOKENS,
       });
@@ -51,7 +56,9 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
       });
     },
     async afterReceive({ requestId, kvTransferParams, blockIds, tokens, cachedBlocks, waitedMs }) {
-      const measured = meter.take(blockIds, clock.now() - waitedMs);
+      const copies = takeCopies(requestId);
+      // What the transport moved were the pool's blocks, where there is one.
+      const measured = meter.take(copies?.wireBlockIds ?? blockIds, clock.now() - waitedMs);
       journal.add({
         direction: "received",
         request_id: requestId,
@@ -67,6 +74,7 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
           descriptors: measured.descriptors,
           transfer_ms: measured.transferMs,
           waited_ms: waitedMs,
+          load_ms: copies?.loadMs ?? 0,
         },
       });
       const block = toZero.get(requestId);

@@ -46,8 +46,7 @@ export function createLoads({ clock, log, onCopied, staging, loaded }: LoadsOpti
     const startedMs = clock.now();
     try {
       await staging().load(requestId, order);
-      const blocks = order.device[0]?.length ?? 0;
-      onCopied?.({ requestId, direction: "load", blocks, durationMs: clock.now() - startedMs });
+      onCopied?.({ requestId, direction: "load", wire: order.wire, durationMs: clock.now() - startedMs });
     } catch (error) {
       const { code, message } = KvError.from(error, "KV_STAGING_FAILED", `loading request ${requestId}`);
       log.warn("staging-load-failed", { requestId, code, error: message });

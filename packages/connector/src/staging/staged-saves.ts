@@ -43,14 +43,10 @@ export function createSaves({ clock, onCopied, staging }: SavesOptions): Saves {
           const cut = (ids: BlockIds) => ids.map((group) => group.slice(from, to));
           const startedMs = clock.now();
           try {
-            await staging().save(requestId, { device: cut(order.device), wire: cut(order.wire) });
+            const wire = cut(order.wire);
+            await staging().save(requestId, { device: cut(order.device), wire });
             request.savedTokens = ready;
-            onCopied?.({
-              requestId,
-              direction: "save",
-              blocks: to - from,
-              durationMs: clock.now() - startedMs,
-            });
+            onCopied?.({ requestId, direction: "save", wire, durationMs: clock.now() - startedMs });
           } catch (error) {
             failures.set(requestId, KvError.from(error, "KV_STAGING_FAILED", `saving request ${requestId}`));
           }

@@ -1,4 +1,5 @@
 import {
+  type BlockIds,
   type Clock,
   KvError,
   type Log,
@@ -16,7 +17,8 @@ import { stagingOrders } from "./staging-orders.js";
 export interface StagingCopied {
   readonly requestId: string;
   readonly direction: "save" | "load";
-  readonly blocks: number;
+  /** Pool blocks, per KV cache group. */
+  readonly wire: BlockIds;
   readonly durationMs: number;
 }
 

@@ -1,0 +1,145 @@
+import type { ConnectorPair } from "@kv/conformance/connector";
+import { cpuPlatform, readTransferConfig, type StagingCopied, staged } from "@kv/connector";
+import type { ConnectorModule, KvCacheConfig, Memory, Transport } from "@kv/interface";
+import {
+  type FaultRule,
+  memoryNetwork,
+  memorySideChannel,
+  memoryTransport,
+  seededRandom,
+  virtualClock,
+} from "@kv/transport-memory";
+import { type NeuronDevice, neuronCaches, neuronPlatform } from "../src/index.js";
+import { CONFIG } from "./config.js";
+
+export interface StagedPairOptions {
+  readonly connector: ConnectorModule;
+  readonly tpSize?: number;
+  readonly poolBlocks?: number;
+  readonly faults?: FaultRule[];
+  readonly loadFailurePolicy?: "fail" | "recompute";
+  readonly onCopied?: (host: string, copied: StagingCopied) => void;
+  /** Throws for a copy that is to fail. */
+  readonly beforeCopy?: (host: string, direction: "read" | "write") => void;
+  readonly wrapTransport?: (transport: Transport) => Transport;
+}
+
+/** Two Neuron engines on the memory transport, in virtual time; their device memory can be looked at by the test. */
+export async function stagedPair(options: StagedPairOptions): Promise<ConnectorPair> {
+  const { connector, tpSize = 1, poolBlocks = 41 } = options;
+  const clock = virtualClock();
+  const network = memoryNetwork({
+    clock,
+    random: seededRandom(7),
+    latency: { latencyMs: 1, jitterMs: 1, minPieces: 3, lingerMs: 4 },
+    ...(options.faults === undefined ? {} : { faults: options.faults }),
+  });
+  const closers: (() => Promise<void>)[] = [];
+  const config: KvCacheConfig = { ...CONFIG, numKvHeads: 4 };
+
+  const end = async (name: string) => {
+    const host = network.host(name);
+    const transport = memoryTransport({ network, host });
+    const sideChannel = memorySideChannel({ network, host });
+    const device = visibleDevice(transport, (direction) => options.beforeCopy?.(name, direction), clock);
+    closers.push(async () => {
+      await transport.close();
+      await device.close();
+      await sideChannel.close();
+    });
+    const platform = neuronPlatform();
+    const { onCopied } = options;
+    const module = staged(connector, {
+      platform,
+      poolBlocks,
+      ...(onCopied === undefined ? {} : { onCopied: (copied) => onCopied(name, copied) }),
+    });
+    const shared = {
+      clock: host.clock,
+      random: host.random,
+      config: {
+        ...readTransferConfig({
+          kv_connector: "NixlConnector",
+          kv_role: "kv_both",
+          kv_buffer_device: "cpu",
+          kv_load_failure_policy: options.loadFailurePolicy ?? "fail",
+        }),
+        sideChannelHost: name,
+      },
+      engine: {
+        engineId: name,
+        tpSize,
+        ppSize: 1,
+        dpRank: 0,
+        model: {
+          model: "m",
+          vllmVersion: "0.33.0",
+          connectorVersion: 15,
+          isHmaEnabled: false,
+          speculativeConfig: null,
+        },
+      },
+      cache: config,
+      transport: options.wrapTransport?.(transport) ?? transport,
+      platform: cpuPlatform(),
+      sideChannel,
+    };
+    const ranks = Array.from({ length: tpSize }, (_, tpRank) => tpRank);
+    return {
+      scheduler: await module.createScheduler(shared),
+      workers: await Promise.all(
+        ranks.map((tpRank) => module.createWorker({ ...shared, tpRank, ppRank: 0 })),
+      ),
+      caches: ranks.map(() =>
+        neuronCaches({ device, config, numBlocks: 64, numHeads: config.numKvHeads / tpSize }),
+      ),
+    };
+  };
+  return {
+    prefill: await end("p"),
+    decode: await end("d"),
+    progress: () => clock.advance(1),
+    pendingTimers: () => clock.pendingTimers,
+    async close() {
+      for (const close of closers) await close();
+    },
+  };
+}
+
+/** Host memory in the place of the device's, so that a suite can fill and compare it; a copy takes a millisecond. */
+function visibleDevice(
+  transport: Transport,
+  beforeCopy: (direction: "read" | "write") => void,
+  clock: { setTimer(run: () => void, delayMs: number): unknown },
+): NeuronDevice {
+  const counts = { copies: 0, bytesRead: 0, bytesWritten: 0 };
+  const memories: Memory[] = [];
+  const copying = async (direction: "read" | "write") => {
+    counts.copies += 1;
+    beforeCopy(direction);
+    await new Promise<void>((resolve) => void clock.setTimer(resolve, 1));
+  };
+  return {
+    maker: "visible",
+    counts,
+    allocate(lengthBytes) {
+      const memory = transport.allocate(lengthBytes);
+      memories.push(memory);
+      return {
+        ...memory,
+        bytes: memory.bytes,
+        async gather(runs) {
+          await copying("read");
+          return memory.gather(runs);
+        },
+        async scatter(runs, source) {
+          await copying("write");
+          return memory.scatter(runs, source);
+        },
+      };
+    },
+    async close() {
+      for (const memory of memories) memory.close();
+    },
+  };
+}
