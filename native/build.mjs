@@ -17,6 +17,7 @@ import { createRequire } from "node:module";
 import { availableParallelism } from "node:os";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { buildNeuron } from "./build-neuron.mjs";
 
 const here = dirname(fileURLToPath(import.meta.url));
 const require = createRequire(import.meta.url);
@@ -135,7 +136,7 @@ if (compiler === undefined) {
   );
   process.exit(1);
 }
-const digest = digestOf(compiler, [...sourcesIn("src"), ...sourcesIn("fake")]);
+const digest = digestOf(compiler, [...sourcesIn("src"), join(here, "fake", "fake_nixl_capi.cc")]);
 const built = [addon, fake, packaged, stamp].every((file) => existsSync(file));
 const fresh = built && readFileSync(stamp, "utf8") === digest && !process.argv.includes("--force");
 if (!fresh) {
@@ -146,4 +147,10 @@ if (!fresh) {
     process.exit(1);
   }
   process.stderr.write("kv_nixl: built native/build/kv_nixl.node\n");
+}
+try {
+  buildNeuron(compiler, { force: process.argv.includes("--force") });
+} catch (error) {
+  console.error(`kv_neuron: ${error.message}`);
+  process.exit(1);
 }

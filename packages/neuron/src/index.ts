@@ -1,4 +1,6 @@
 export { neuronCaches } from "./caches.js";
 export type { DeviceCounts, NeuronDevice } from "./device.js";
+export { type DoctorSurroundings, examine, type Finding } from "./doctor.js";
+export { type NrtDeviceOptions, nrtDevice } from "./nrt-device.js";
 export { type NeuronPlatformOptions, neuronPlatform } from "./platform.js";
 export { cpuDevice, type SimulatedDeviceOptions, simulatedDevice } from "./simulated-device.js";

@@ -1,0 +1,215 @@
+// `@kv/neuron`'s own small addon: the Neuron runtime by dlopen, and copies on libuv's pool. It links nothing of AWS's.
+#include <dlfcn.h>
+#include <napi.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "nrt_api.h"
+
+namespace kv::neuron {
+namespace {
+
+// One of a process: the runtime may be initialised once.
+class Runtime {
+ public:
+  explicit Runtime(const std::string& path) {
+    handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle_ == nullptr) throw std::runtime_error(dlerror());
+    need(api.init, "nrt_init");
+    need(api.close, "nrt_close");
+    need(api.allocate, "nrt_tensor_allocate");
+    need(api.free, "nrt_tensor_free");
+    need(api.read, "nrt_tensor_read");
+    need(api.write, "nrt_tensor_write");
+    want(api.read_batch, "nrt_tensor_read_batch");
+    want(api.write_batch, "nrt_tensor_write_batch");
+    const Status status = api.init(kFrameworkNone, "", "");
+    if (status != kSuccess) throw std::runtime_error("nrt_init answered NRT_STATUS " + std::to_string(status));
+  }
+  ~Runtime() { api.close(); }
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  Api api{};
+
+ private:
+  template <typename Function>
+  void want(Function& function, const char* name) {
+    function = reinterpret_cast<Function>(dlsym(handle_, name));
+  }
+  template <typename Function>
+  void need(Function& function, const char* name) {
+    want(function, name);
+    if (function == nullptr) throw std::runtime_error(std::string("the library has no ") + name);
+  }
+  void* handle_ = nullptr;
+};
+
+class TensorHandle {
+ public:
+  TensorHandle(std::shared_ptr<Runtime> runtime, size_t size, int core, const std::string& name)
+      : runtime_(std::move(runtime)), size_(size) {
+    const Status status = runtime_->api.allocate(kPlacementDevice, core, size, name.c_str(), &tensor_);
+    if (status != kSuccess || tensor_ == nullptr) {
+      throw std::runtime_error("nrt_tensor_allocate of " + std::to_string(size) + " bytes answered NRT_STATUS " +
+                               std::to_string(status));
+    }
+  }
+  ~TensorHandle() { runtime_->api.free(&tensor_); }
+  TensorHandle(const TensorHandle&) = delete;
+  TensorHandle& operator=(const TensorHandle&) = delete;
+
+  size_t size() const { return size_; }
+
+  // Rows (offset, length) and one buffer; the batch form where the runtime has it.
+  void copy(bool write, std::vector<BatchOp> ops) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const auto batch_form = write ? runtime_->api.write_batch : runtime_->api.read_batch;
+    if (batch_form != nullptr && ops.size() > 1) {
+      const Batch batch{tensor_, ops.data(), static_cast<uint32_t>(ops.size())};
+      check(batch_form(&batch, 1, false), write ? "nrt_tensor_write_batch" : "nrt_tensor_read_batch");
+      return;
+    }
+    for (const BatchOp& op : ops) {
+      if (write) {
+        check(runtime_->api.write(tensor_, op.buffer, op.offset, op.size), "nrt_tensor_write");
+      } else {
+        check(runtime_->api.read(tensor_, op.buffer, op.offset, op.size), "nrt_tensor_read");
+      }
+    }
+  }
+
+ private:
+  static void check(Status status, const char* call) {
+    if (status != kSuccess) throw std::runtime_error(std::string(call) + " answered NRT_STATUS " + std::to_string(status));
+  }
+  std::shared_ptr<Runtime> runtime_;
+  Tensor* tensor_ = nullptr;
+  size_t size_;
+  std::mutex mutex_;
+};
+
+class CopyWorker : public Napi::AsyncWorker {
+ public:
+  CopyWorker(std::shared_ptr<TensorHandle> tensor, bool write, std::vector<BatchOp> ops, Napi::ArrayBuffer buffer)
+      : Napi::AsyncWorker(buffer.Env(), "kv_neuron copy"),
+        tensor_(std::move(tensor)),
+        write_(write),
+        ops_(std::move(ops)),
+        buffer_(Napi::Reference<Napi::ArrayBuffer>::New(buffer, 1)),
+        deferred_(Napi::Promise::Deferred::New(buffer.Env())) {}
+  Napi::Promise promise() const { return deferred_.Promise(); }
+
+ protected:
+  void Execute() override {
+    try {
+      tensor_->copy(write_, std::move(ops_));
+    } catch (const std::exception& error) {
+      SetError(error.what());
+    }
+  }
+  void OnOK() override { deferred_.Resolve(write_ ? Env().Undefined() : buffer_.Value().As<Napi::Value>()); }
+  void OnError(const Napi::Error& error) override { deferred_.Reject(error.Value()); }
+
+ private:
+  std::shared_ptr<TensorHandle> tensor_;
+  bool write_;
+  std::vector<BatchOp> ops_;
+  Napi::Reference<Napi::ArrayBuffer> buffer_;
+  Napi::Promise::Deferred deferred_;
+};
+
+// `new Tensor(runtime, lengthBytes, logicalCore, name)`; `copy(write, runs, buffer)`, `close()`.
+class TensorObject : public Napi::ObjectWrap<TensorObject> {
+ public:
+  static Napi::Function define(Napi::Env env) {
+    return DefineClass(env, "Tensor",
+                       {InstanceMethod<&TensorObject::copy>("copy"), InstanceMethod<&TensorObject::close>("close")});
+  }
+  explicit TensorObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<TensorObject>(info) {
+    const auto runtime = *info[0].As<Napi::External<std::shared_ptr<Runtime>>>().Data();
+    try {
+      handle_ = std::make_shared<TensorHandle>(runtime, static_cast<size_t>(info[1].As<Napi::Number>().Int64Value()),
+                                               info[2].As<Napi::Number>().Int32Value(), info[3].As<Napi::String>());
+    } catch (const std::exception& error) {
+      throw Napi::Error::New(info.Env(), error.what());
+    }
+  }
+
+ private:
+  Napi::Value copy(const Napi::CallbackInfo& info) {
+    const bool write = info[0].As<Napi::Boolean>();
+    const auto runs = info[1].As<Napi::Float64Array>();
+    auto buffer = info[2].As<Napi::ArrayBuffer>();
+    if (handle_ == nullptr) throw Napi::Error::New(info.Env(), "the tensor is closed");
+    std::vector<BatchOp> ops;
+    ops.reserve(runs.ElementLength() / 2);
+    auto* cursor = static_cast<std::byte*>(buffer.Data());
+    uint64_t total = 0;
+    for (size_t at = 0; at + 1 < runs.ElementLength(); at += 2) {
+      const double offset = runs[at];
+      const double length = runs[at + 1];
+      // Checked in JavaScript too; a runtime is not asked to refuse.
+      const bool inside = offset >= 0 && length >= 0 && offset + length <= static_cast<double>(handle_->size());
+      if (!inside || total + static_cast<uint64_t>(length) > buffer.ByteLength()) {
+        throw Napi::Error::New(info.Env(), "a run lies outside the tensor or the buffer");
+      }
+      ops.push_back({static_cast<uint64_t>(offset), static_cast<uint64_t>(length), cursor + total});
+      total += static_cast<uint64_t>(length);
+    }
+    auto* worker = new CopyWorker(handle_, write, std::move(ops), buffer);
+    const Napi::Promise promise = worker->promise();
+    worker->Queue();
+    return promise;
+  }
+  // A copy that is under way keeps the tensor until it has ended.
+  void close(const Napi::CallbackInfo&) { handle_.reset(); }
+
+  std::shared_ptr<TensorHandle> handle_;
+};
+
+// `open(path): External`: loads the library and initialises the runtime.
+Napi::Value open(const Napi::CallbackInfo& info) {
+  try {
+    auto* runtime = new std::shared_ptr<Runtime>(std::make_shared<Runtime>(info[0].As<Napi::String>()));
+    return Napi::External<std::shared_ptr<Runtime>>::New(
+        info.Env(), runtime, [](Napi::Env, std::shared_ptr<Runtime>* held) { delete held; });
+  } catch (const std::exception& error) {
+    throw Napi::Error::New(info.Env(), error.what());
+  }
+}
+
+// `close(runtime)`: when the last tensor is closed the runtime is.
+void close(const Napi::CallbackInfo& info) { info[0].As<Napi::External<std::shared_ptr<Runtime>>>().Data()->reset(); }
+
+// `symbols(path)`: which of the calls a library has, without initialising anything.
+Napi::Value symbols(const Napi::CallbackInfo& info) {
+  void* handle = dlopen(info[0].As<Napi::String>().Utf8Value().c_str(), RTLD_LAZY | RTLD_LOCAL);
+  if (handle == nullptr) throw Napi::Error::New(info.Env(), dlerror());
+  const auto found = Napi::Object::New(info.Env());
+  for (const char* name : {"nrt_init", "nrt_close", "nrt_tensor_allocate", "nrt_tensor_free", "nrt_tensor_read",
+                           "nrt_tensor_write", "nrt_tensor_read_batch", "nrt_tensor_write_batch"}) {
+    found.Set(name, dlsym(handle, name) != nullptr);
+  }
+  dlclose(handle);
+  return found;
+}
+
+Napi::Object initialize(Napi::Env env, Napi::Object exports) {
+  exports.Set("Tensor", TensorObject::define(env));
+  exports.Set("open", Napi::Function::New(env, open, "open"));
+  exports.Set("close", Napi::Function::New(env, close, "close"));
+  exports.Set("symbols", Napi::Function::New(env, symbols, "symbols"));
+  return exports;
+}
+
+}  // namespace
+}  // namespace kv::neuron
+
+static Napi::Object kv_neuron_initialize(Napi::Env env, Napi::Object exports) {
+  return kv::neuron::initialize(env, exports);
+}
+NODE_API_MODULE(kv_neuron, kv_neuron_initialize)

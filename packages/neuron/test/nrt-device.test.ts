@@ -1,0 +1,66 @@
+import { existsSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+import { platformSuite } from "@kv/conformance/platform";
+import { memoryTransport } from "@kv/transport-memory";
+import { describe, expect, test } from "vitest";
+import { examine, neuronCaches, neuronPlatform, nrtDevice } from "../src/index.js";
+import { CONFIG } from "./config.js";
+
+/** A stand-in for libnrt: it keeps the documented calls and ends the process when their order is broken. */
+const libraryPath = fileURLToPath(new URL("../../../native/build/libfake_nrt.so", import.meta.url));
+const absent = process.platform !== "linux" || !existsSync(libraryPath);
+
+describe.skipIf(absent)(
+  absent ? "libnrt: its stand-in is not built (node native/build.mjs)" : "libnrt",
+  () => {
+    platformSuite({
+      name: "neuron on a stand-in for libnrt",
+      create: neuronPlatform,
+      refusedSettings: [{ prefixCaching: true }],
+      async staging() {
+        const transport = memoryTransport();
+        const device = nrtDevice({ libraryPath });
+        return {
+          transport,
+          caches: neuronCaches({ device, config: CONFIG, numBlocks: 8, numHeads: CONFIG.numKvHeads }),
+          wireNames: ["layers.0", "layers.1"],
+          async close() {
+            await transport.close();
+            await device.close();
+          },
+        };
+      },
+    });
+
+    test("a library that is not there, or is another, is an error that says so", () => {
+      expect(() => nrtDevice({ libraryPath: "/nowhere/libnrt.so.1" })).toThrowError(/nowhere/);
+      const other = fileURLToPath(new URL("../../../native/build/libfake_nixl_capi.so", import.meta.url));
+      expect(() => nrtDevice({ libraryPath: other })).toThrowError(/has no nrt_init/);
+    });
+
+    test("what the runtime refuses is KV_STAGING_FAILED with its status", async () => {
+      const device = nrtDevice({ libraryPath });
+      expect(() => device.allocate(2 ** 31)).toThrowError(/NRT_STATUS 4/);
+      const memory = device.allocate(64);
+      expect(() => memory.bytes).toThrowError(/not addressable/);
+      await expect(memory.gather(Float64Array.of(60, 8))).rejects.toMatchObject({
+        code: "KV_MEMORY_INVALID",
+      });
+      await memory.scatter(Float64Array.of(0, 4, 8, 4), new Uint8Array([1, 2, 3, 4, 5, 6, 7, 8]).buffer);
+      expect([...new Uint8Array(await memory.gather(Float64Array.of(2, 8)))]).toEqual([
+        3, 4, 0, 0, 0, 0, 5, 6,
+      ]);
+      expect(device.counts).toEqual({ copies: 2, bytesRead: 8, bytesWritten: 8 });
+      await device.close();
+    });
+
+    test("the doctor tells a library with the calls from one without", () => {
+      const find = (path: string) =>
+        examine({ env: { KV_NRT_LIBRARY: path }, root: "/nowhere" }).find(
+          ({ what }) => what === "Neuron runtime",
+        );
+      expect(find(libraryPath)?.state).toBe("there");
+      expect(find("/nowhere/libnrt.so")).toMatchObject({ state: "not there" });
+    });
+  },
+);
