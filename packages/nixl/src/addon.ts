@@ -6,6 +6,12 @@ import type { NativeAddon } from "./native.js";
 
 const require = createRequire(import.meta.url);
 let loaded: NativeAddon | undefined;
+let loadedFrom: string | undefined;
+
+/** The file of the addon that `loadAddon` has loaded. */
+export function addonPath(): string | undefined {
+  return loadedFrom;
+}
 
 /**
  * Loads the addon on first use: the platform package, then the repository's own build. Importing `@kv/nixl` never
@@ -30,6 +36,7 @@ export function loadAddon(): NativeAddon {
       // process.exit() runs no cleanup of addons, and NIXL must be at rest when the C library's exit begins.
       if (isMainThread) process.once("exit", () => addon.stopAll());
       loaded = addon;
+      loadedFrom = require.resolve(place);
       return addon;
     } catch (error) {
       attempts.push(`${place}: ${error instanceof Error ? error.message.split("\n")[0] : String(error)}`);

@@ -1,5 +1,7 @@
 import { KvError } from "@kv/interface";
 import { Command, InvalidArgumentError } from "commander";
+import { addBench } from "./bench/command.js";
+import { addDoctor } from "./doctor/command.js";
 import { installNixl } from "./install.js";
 import { findLibrary } from "./library.js";
 import { type Cuda, DEFAULT_VERSION } from "./wheels.js";
@@ -23,6 +25,9 @@ program
   .action(async () => {
     process.stdout.write(`${await findLibrary()}\n`);
   });
+
+addDoctor(program);
+addBench(program);
 
 try {
   await program.parseAsync();

@@ -1,5 +1,15 @@
 export { type BackendChoice, chooseBackends } from "./backend-choice.js";
+export { type BenchReport, type BenchRow, benchReportSchema } from "./bench/report.js";
+export { type DoctorOptions, doctor } from "./doctor/doctor.js";
+export type { Host } from "./doctor/host.js";
+export {
+  type Check,
+  type DoctorReport,
+  doctorReportSchema,
+  reportText as doctorText,
+} from "./doctor/report.js";
 export { type Installed, type InstallOptions, installNixl } from "./install.js";
 export { type Environment, type FindLibraryOptions, findLibrary } from "./library.js";
+export { type FrameOptions, frameMetadata, unframeMetadata } from "./metadata/frame.js";
 export { type NixlTransportOptions, nixlTransport } from "./transport.js";
 export type { Cuda } from "./wheels.js";

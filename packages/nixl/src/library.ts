@@ -30,18 +30,32 @@ export function cacheFolder(environment: Environment = process.env): string {
   return join(base?.startsWith("/") ? base : join(environment.HOME ?? homedir(), ".cache"), "kv-nixl");
 }
 
+export interface LocatedLibrary {
+  readonly path: string;
+  /** Which of the places it came from, such as `KV_NIXL_LIBRARY` or `kv-nixl install`. */
+  readonly source: string;
+}
+
+/** Where `locateLibrary` finds it. Errors: `KV_LIBRARY_NOT_FOUND`. */
+export async function findLibrary(options: FindLibraryOptions = {}): Promise<string> {
+  return (await locateLibrary(options)).path;
+}
+
 /**
  * Finds `libnixl_capi.so`: the option, `KV_NIXL_LIBRARY`, `NIXL_PREFIX`, what `kv-nixl install` unpacked, the pip
  * environments (`VIRTUAL_ENV`, `CONDA_PREFIX`, python3's), then the loader's own search. A place that was named and has no library
  * is an error, not passed over. Errors: `KV_LIBRARY_NOT_FOUND` with every place tried and why it failed.
  */
-export async function findLibrary(options: FindLibraryOptions = {}): Promise<string> {
+export async function locateLibrary(options: FindLibraryOptions = {}): Promise<LocatedLibrary> {
   const environment = options.environment ?? process.env;
   const attempts: string[] = [];
-  const found = async (candidates: readonly string[], source: string): Promise<string | undefined> => {
+  const found = async (
+    candidates: readonly string[],
+    source: string,
+  ): Promise<LocatedLibrary | undefined> => {
     for (const path of candidates) {
       const reason = await unreadable(path);
-      if (reason === undefined) return path;
+      if (reason === undefined) return { path, source };
       attempts.push(`${path} (${source}): ${reason}`);
     }
     return undefined;

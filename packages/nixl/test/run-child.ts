@@ -17,16 +17,20 @@ export function runChild(
   options: { env?: Record<string, string>; nodeOptions?: readonly string[] } = {},
 ): Promise<ChildEnd> {
   const path = fileURLToPath(new URL(`./children/${file}`, import.meta.url));
+  return run([...(options.nodeOptions ?? []), "--import", "tsx", path, ...args], options);
+}
+
+/** Runs `node` with these arguments to its end; `only` is all of its environment. */
+export function run(
+  args: readonly string[],
+  options: { env?: Record<string, string>; only?: Record<string, string> } = {},
+): Promise<ChildEnd> {
   return new Promise((resolve) => {
-    const child = spawn(
-      process.execPath,
-      [...(options.nodeOptions ?? []), "--import", "tsx", path, ...args],
-      {
-        cwd: ROOT,
-        env: { ...process.env, ...options.env },
-        stdio: ["ignore", "pipe", "pipe"],
-      },
-    );
+    const child = spawn(process.execPath, args, {
+      cwd: ROOT,
+      env: options.only ?? { ...process.env, ...options.env },
+      stdio: ["ignore", "pipe", "pipe"],
+    });
     let stdout = "";
     let stderr = "";
     child.stdout.on("data", (chunk: Buffer) => {

@@ -1,0 +1,107 @@
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { connect } from "node:net";
+import { KvError, type KvErrorCode } from "@kv/interface";
+import type { z } from "zod";
+import { childArguments } from "../child/child-process.js";
+import { channelOf } from "./channel.js";
+import { type BenchRequest, replySchema } from "./messages.js";
+
+/** The far side of a benchmark, asked one thing at a time. */
+export interface RemoteTarget {
+  readonly where: string;
+  /** Errors: the target's own; `KV_SIDE_CHANNEL_CLOSED` when it went away; `KV_WIRE_MALFORMED`. */
+  ask<T>(request: BenchRequest, answer: z.ZodType<T>): Promise<T>;
+  close(): Promise<void>;
+}
+
+const CONNECT_TIMEOUT_MS = 10_000;
+
+/** Errors: `KV_SIDE_CHANNEL_UNREACHABLE`. */
+export async function connectTarget(host: string, port: number): Promise<RemoteTarget> {
+  const where = `${host}:${port}`;
+  const socket = connect({ host, port });
+  try {
+    await once(socket, "connect", { signal: AbortSignal.timeout(CONNECT_TIMEOUT_MS) });
+  } catch (error) {
+    socket.destroy();
+    throw new KvError(
+      "KV_SIDE_CHANNEL_UNREACHABLE",
+      `no target answers at ${where}: ${(error as Error).message}`,
+      { hint: `on that host: npx --no-install kv-nixl bench --listen ${where}`, cause: error },
+    );
+  }
+  const channel = channelOf(socket);
+  return {
+    where,
+    async ask(request, answer) {
+      channel.send(request);
+      const message = await channel.next();
+      if (message === undefined) {
+        throw new KvError("KV_SIDE_CHANNEL_CLOSED", `the target at ${where} ended before it answered`);
+      }
+      const reply = replySchema.safeParse(message);
+      if (!reply.success) throw malformed(where, reply.error);
+      if ("error" in reply.data) {
+        const { code, message: text, hint } = reply.data.error;
+        throw new KvError(
+          code as KvErrorCode,
+          `the target at ${where}: ${text}`,
+          hint === undefined ? {} : { hint },
+        );
+      }
+      const value = answer.safeParse(reply.data.ok);
+      if (!value.success) throw malformed(where, value.error);
+      return value.data;
+    },
+    async close() {
+      channel.close();
+    },
+  };
+}
+
+/** A target in a process of its own on this host. It ends when `close` is called, or this process ends. */
+export async function startTarget(
+  maxBytes: number,
+  env: Readonly<Record<string, string | undefined>> = process.env,
+): Promise<RemoteTarget> {
+  const child = spawn(process.execPath, childArguments("bench-target", [String(maxBytes)]), {
+    // What NIXL prints there must not mix with the report on stdout.
+    stdio: ["ignore", 2, 2, "ipc"],
+    env: env as NodeJS.ProcessEnv,
+  });
+  const ended = new Promise<string>((resolve) => {
+    // Not "close": Node does not emit it after a disconnect from this side.
+    child.once("exit", (code, signal) => resolve(signal ?? `exit code ${code}`));
+    child.once("error", (error) => resolve(error.message));
+  });
+  const said = new Promise<{ port?: number; error?: { message: string } }>((resolve) => {
+    child.once("message", (message) => resolve(message as { port?: number }));
+  });
+  const first = await Promise.race([said, ended]);
+  if (typeof first === "string" || first.port === undefined) {
+    const why = typeof first === "string" ? first : first.error?.message;
+    throw new KvError(
+      "KV_TRANSPORT_UNAVAILABLE",
+      `the second process of the benchmark did not start: ${why}`,
+    );
+  }
+  const target = await connectTarget("127.0.0.1", first.port);
+  return {
+    ...target,
+    where: "a second process",
+    async close() {
+      await target.close();
+      if (child.connected) child.disconnect();
+      await ended;
+    },
+  };
+}
+
+function malformed(where: string, error: z.ZodError): KvError {
+  return new KvError(
+    "KV_WIRE_MALFORMED",
+    `the target at ${where} does not speak this benchmark's language: ${error.issues[0]?.message}`,
+    { hint: "both hosts need the same version of @kv/nixl" },
+  );
+}

@@ -1,0 +1,91 @@
+import { z } from "zod";
+
+const spreadSchema = z.object({ min: z.number(), median: z.number(), max: z.number() });
+export type Spread = z.infer<typeof spreadSchema>;
+
+export const benchRowSchema = z.object({
+  operation: z.enum(["READ", "WRITE"]),
+  sizeBytes: z.int().describe("Bytes of one transfer."),
+  blockBytes: z.int().describe("Bytes of one descriptor."),
+  order: z.enum(["contiguous", "scattered"]).describe("Order of the blocks; NIXL merges neighbours."),
+  rounds: z.int(),
+  prepareMs: spreadSchema.describe("From the call to the last post, the posts aside: requests made ready."),
+  postMs: spreadSchema.describe("Inside the post calls. Where the post is the copy, it is nearly all."),
+  transferMs: spreadSchema.describe("From the first post to the last byte."),
+  totalMs: spreadSchema.describe("From the call until the promise has settled."),
+  gigabytesPerSecond: spreadSchema.describe("Of totalMs, in units of 10^9."),
+  consistent: z
+    .boolean()
+    .nullable()
+    .describe("SHA-256 of both sides after a transfer between different contents; null: not asked for."),
+});
+export type BenchRow = z.infer<typeof benchRowSchema>;
+
+/** What `kv-nixl bench --json` prints. */
+export const benchReportSchema = z.object({
+  version: z.literal(1),
+  target: z.string(),
+  backends: z.array(z.string()),
+  rows: z.array(benchRowSchema),
+});
+export type BenchReport = z.infer<typeof benchReportSchema>;
+
+export function spreadOf(values: readonly number[]): Spread {
+  const sorted = [...values].sort((a, b) => a - b);
+  const at = (place: number) => sorted[place] ?? Number.NaN;
+  const middle = sorted.length >> 1;
+  const median = sorted.length % 2 === 1 ? at(middle) : (at(middle - 1) + at(middle)) / 2;
+  return { min: at(0), median, max: at(sorted.length - 1) };
+}
+
+export function sizeText(bytes: number): string {
+  const units: [bytes: number, name: string][] = [
+    [2 ** 30, "GiB"],
+    [2 ** 20, "MiB"],
+    [2 ** 10, "KiB"],
+  ];
+  const unit = units.find(([size]) => bytes >= size && bytes % size === 0);
+  return unit === undefined ? `${bytes} B` : `${bytes / unit[0]} ${unit[1]}`;
+}
+
+const round = (value: number) => Number(value.toPrecision(3)).toString();
+const HEADINGS = [
+  "",
+  "size",
+  "block",
+  "order",
+  "prepare ms",
+  "post ms",
+  "transfer ms",
+  "total ms",
+  "GB/s min/median/max",
+  "same",
+];
+
+/** A table for people; medians where nothing else is said. */
+export function benchTable({ target, backends, rows }: BenchReport): string {
+  const table = rows.map((row) => {
+    const { min, median, max } = row.gigabytesPerSecond;
+    return [
+      row.operation,
+      sizeText(row.sizeBytes),
+      sizeText(row.blockBytes),
+      row.order,
+      round(row.prepareMs.median),
+      round(row.postMs.median),
+      round(row.transferMs.median),
+      round(row.totalMs.median),
+      `${round(min)} / ${round(median)} / ${round(max)}`,
+      row.consistent === null ? "-" : row.consistent ? "yes" : "NO",
+    ];
+  });
+  const all = [HEADINGS, ...table];
+  const widths = HEADINGS.map((_, column) => Math.max(...all.map((cells) => cells[column]?.length ?? 0)));
+  const lines = all.map((cells) =>
+    cells
+      .map((cell, i) => cell.padEnd(widths[i] ?? 0))
+      .join("  ")
+      .trimEnd(),
+  );
+  return `${backends.join(",")}, with ${target}\n${lines.join("\n")}\n`;
+}

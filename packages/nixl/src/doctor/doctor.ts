@@ -1,0 +1,150 @@
+import { join } from "node:path";
+import { KvError } from "@kv/interface";
+import { DEFAULT_BACKEND } from "../backends.js";
+import { runInChild } from "../child/child-process.js";
+import type { Environment } from "../library.js";
+import { type Host, realHost } from "./host.js";
+import { backendCheck, libraryCheck, pluginFolder, runtimeChecks } from "./library-checks.js";
+import { machineChecks, rdmaDevices } from "./machine.js";
+import { PAIR_ENVIRONMENT, pairChecks } from "./pair.js";
+import { pluginCheck, pluginNames } from "./plugin-checks.js";
+import { type Check, type DoctorReport, reportOf } from "./report.js";
+import { chosenBackends, variableChecks } from "./variables.js";
+
+export interface DoctorOptions {
+  /** As of `nixlTransport`. */
+  readonly library?: string;
+  readonly backends?: readonly string[];
+  /** Move bytes between two processes; true by default. */
+  readonly pair?: boolean;
+  /** Longest that one probe may take, in another process each; 60 s by default. */
+  readonly timeoutMs?: number;
+  readonly environment?: Environment;
+  readonly host?: Host;
+}
+
+const TIMEOUT_MS = 60_000;
+/** Processes of probes at a time. */
+const AT_ONCE = 3;
+
+/**
+ * Looks at everything that decides whether NIXL works here, and how fast. Whatever may crash or hang is tried in a process of its own.
+ * It does not throw for what it finds.
+ */
+export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport> {
+  const { environment = process.env, host = realHost(), timeoutMs = TIMEOUT_MS } = options;
+  const { backends, problem } = choose(environment, options.backends);
+  const { check: library, located } = await libraryCheck(host, environment, options.library);
+  const env = located === undefined ? environment : { ...environment, KV_NIXL_LIBRARY: located.path };
+  const probe = (task: string, args: readonly string[], more: Environment = {}) =>
+    runInChild(task, args, { timeoutMs, env: { ...env, ...more } });
+
+  const runtime = runtimeChecks(host, await probe("probe-runtime", []));
+  const addonLoads = runtime.every(({ status }) => status !== "fail");
+  const plugins: Check[] = [];
+  const missing: Check[] = [];
+  const ready: Check[] = [];
+  const pairs: Check[] = [];
+  if (located !== undefined) {
+    const folder = pluginFolder(located.path, environment);
+    const names = pluginNames(host.names(folder));
+    const hasEfa = rdmaDevices(host).some(({ efa }) => efa);
+    const check = async (name: string) =>
+      pluginCheck(name, await probe("probe-plugin", [join(folder, `libplugin_${name}.so`)]), {
+        chosen: backends.includes(name),
+        wanted: hasEfa && name === "LIBFABRIC",
+      });
+    plugins.push(...(await eachOf(names, AT_ONCE, check)));
+    for (const name of backends.filter((backend) => !names.includes(backend)))
+      missing.push(noPlugin(name, folder, names));
+  }
+  const usable = (name: string) =>
+    plugins.some((plugin) => plugin.id === `plugins.${name}` && plugin.status === "ok");
+  for (const name of backends) {
+    const why = !addonLoads
+      ? "the addon does not load"
+      : located === undefined
+        ? "there is no NIXL"
+        : "its plugin does not load";
+    if (!addonLoads || located === undefined || !usable(name)) {
+      ready.push(notTried(`library.backend.${name}`, "library", `backend ${name}`, why));
+      if (options.pair !== false) pairs.push(notTried(`pair.${name}`, "pair", `two processes, ${name}`, why));
+      continue;
+    }
+    const backend = backendCheck(name, await probe("probe-backend", [name]));
+    ready.push(backend);
+    if (options.pair === false) continue;
+    if (backend.status === "ok") {
+      const more = name === DEFAULT_BACKEND ? PAIR_ENVIRONMENT : {};
+      pairs.push(...pairChecks(name, await probe("probe-pair", [name], more)));
+    } else
+      pairs.push(notTried(`pair.${name}`, "pair", `two processes, ${name}`, "the backend does not start"));
+  }
+  return reportOf([
+    ...runtime,
+    library,
+    ...ready,
+    ...missing,
+    ...plugins,
+    ...machineChecks(host, backends),
+    ...(problem === undefined ? variableChecks(environment, options.backends) : [problem]),
+    ...pairs,
+  ]);
+}
+
+function choose(
+  environment: Environment,
+  explicit: readonly string[] | undefined,
+): { backends: readonly string[]; problem: Check | undefined } {
+  try {
+    return { backends: chosenBackends(environment, explicit).map(({ name }) => name), problem: undefined };
+  } catch (error) {
+    const {
+      message,
+      code,
+      hint = "such as UCX or LIBFABRIC",
+    } = KvError.from(error, "KV_INTERNAL", "no choice");
+    const found = `${message} [${code}]`;
+    return {
+      backends: [],
+      problem: {
+        id: "variables.backend",
+        area: "variables",
+        title: "choice of backend",
+        status: "fail",
+        found,
+        fix: hint,
+      },
+    };
+  }
+}
+
+function noPlugin(name: string, folder: string, found: readonly string[]): Check {
+  return {
+    id: `plugins.${name}`,
+    area: "plugins",
+    title: name,
+    status: "fail",
+    found: `chosen, and there is no libplugin_${name}.so in ${folder}; there are ${found.join(", ") || "none"}`,
+    fix: "choose another backend, or an installation of NIXL that has it",
+  };
+}
+
+function notTried(id: string, area: Check["area"], title: string, why: string): Check {
+  return { id, area, title, status: "note", found: `not tried: ${why}` };
+}
+
+/** In the order of `items`, so many at a time. */
+async function eachOf<T, R>(
+  items: readonly T[],
+  atOnce: number,
+  work: (item: T) => Promise<R>,
+): Promise<R[]> {
+  const results: R[] = [];
+  const left = items.entries();
+  const lane = async () => {
+    for (const [index, item] of left) results[index] = await work(item);
+  };
+  await Promise.all(Array.from({ length: atOnce }, lane));
+  return results;
+}

@@ -1,0 +1,3 @@
+export async function metadataChecker(_args: readonly string[]): Promise<never> {
+  return new Promise(() => {});
+}
