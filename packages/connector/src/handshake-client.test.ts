@@ -9,6 +9,7 @@ import {
   encodeAgentMetadata,
   encodeHandshakePayload,
   encodeHandshakeReply,
+  sealHandshake,
 } from "./wire/index.js";
 
 const address: PeerAddress = {
@@ -51,6 +52,8 @@ interface Peer {
   readonly agentMetadataBytes?: Uint8Array;
   readonly clockSeconds?: (asked: number) => number;
   readonly frames?: readonly Uint8Array[];
+  readonly sealsForRank?: number;
+  readonly key?: Uint8Array;
 }
 
 /** Answers as a peer; each request takes as long as its number. */
@@ -59,7 +62,8 @@ function peerOf(peer: Peer) {
   let nowMs = 0;
   const sideChannel: SideChannel = {
     async request({ port, frames }) {
-      const { tpRank } = decodeHandshakeRequest(frames);
+      const rank = decodeHandshakeRequest(frames);
+      const { tpRank } = rank;
       asked.push({ port, tpRank });
       const sentAtMs = nowMs;
       nowMs += asked.length * 10;
@@ -70,9 +74,11 @@ function peerOf(peer: Peer) {
         ...(peer.tellsFactors === true ? { extension: { factors: theirs, incarnation: "i" } } : {}),
         rest: {},
       });
+      const answersTo = { ...rank, tpRank: peer.sealsForRank ?? tpRank };
+      const sealed = peer.tellsFactors === true ? sealHandshake(payload, answersTo, peer.key) : payload;
       const clockSeconds = peer.clockSeconds?.(asked.length) ?? (sentAtMs + nowMs) / 2 / 1000 + 100;
       return {
-        frames: peer.frames ?? encodeHandshakeReply(payload, clockSeconds),
+        frames: peer.frames ?? encodeHandshakeReply(sealed, clockSeconds),
         sentAtMs,
         receivedAtMs: nowMs,
       };
@@ -85,6 +91,20 @@ function peerOf(peer: Peer) {
 }
 
 describe("shakeHands", () => {
+  it("takes what is sealed for the rank that was asked, and, with a key, what is signed with it", async () => {
+    const key = new TextEncoder().encode("a key of this test");
+    const ask = (peer: Peer, ours?: Uint8Array) => {
+      const { options } = peerOf({ tellsFactors: true, ...peer });
+      return shakeHands(address, [0], ours === undefined ? options : { ...options, key: ours });
+    };
+    const untrusted = { code: "KV_HANDSHAKE_UNTRUSTED" };
+    await expect(ask({ sealsForRank: 1 })).rejects.toMatchObject(untrusted);
+    await expect(ask({ key }, key)).resolves.toBeDefined();
+    await expect(ask({}, key)).rejects.toMatchObject(untrusted);
+    await expect(ask({ tellsFactors: false }, key)).rejects.toMatchObject(untrusted);
+    await expect(ask({ key: key.slice(1) }, key)).rejects.toMatchObject(untrusted);
+  });
+
   it("asks each rank, and keeps the clock of the quickest exchange", async () => {
     const { asked, options } = peerOf({ tellsFactors: true });
     const { ranks, clock, extension } = await shakeHands(address, [0, 1], options);

@@ -10,6 +10,7 @@ import {
   type HandshakeExtension,
   type HandshakePayload,
 } from "./wire/handshake.js";
+import { checkHandshakeSeal } from "./wire/handshake-seal.js";
 
 /** What the ranks of a remote engine told, decoded and checked against what was expected of them. */
 export interface Handshake {
@@ -36,12 +37,15 @@ export interface HandshakeClientOptions {
     /** `enforce_handshake_compat`. */
     readonly enforced: boolean;
   };
+  /** Peers must sign what they tell with this key: plain vLLM, which cannot, is refused. */
+  readonly key?: Uint8Array;
   /** The guide's ports, one per rank: rank r answers at the engine's port + r. */
   readonly portPerRank?: boolean;
 }
 
 /**
- * Asks each rank for its metadata (vLLM: `_nixl_handshake`). Errors: the side channel's; `KV_HANDSHAKE_REFUSED` when the peer says no;
+ * Asks each rank for its metadata (vLLM: `_nixl_handshake`). Errors: the side channel's; `KV_HANDSHAKE_REFUSED` when the peer says no; `KV_HANDSHAKE_UNTRUSTED`
+ * when what it tells was changed on its way or is not signed with the key;
  * `KV_HANDSHAKE_INCOMPATIBLE` naming the factor that differs, before the metadata is decoded; `KV_HANDSHAKE_WRONG_ENGINE` when another
  * engine answers; `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
  */
@@ -58,6 +62,7 @@ export async function shakeHands(
     for (const tpRank of tpRanks) {
       const { payload, sample } = await ask(address, ppRank, tpRank, options);
       if (sample !== undefined) samples.push(sample);
+      checkHandshakeSeal(payload, { ppRank, tpRank }, options.key);
       checkCompatibility(address, payload, options);
       const metadata = decodeAgentMetadata(payload.agentMetadataBytes);
       checkEngine(address, metadata);

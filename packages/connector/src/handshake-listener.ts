@@ -7,6 +7,7 @@ import {
   type LeaseQuestion,
 } from "./leases-check.js";
 import { decodeHandshakeRequest, encodeHandshakeReply } from "./wire/handshake.js";
+import { sealHandshake } from "./wire/handshake-seal.js";
 
 /**
  * Serves the handshake payloads of an engine's ranks, as vLLM's `_nixl_handshake_listener` does, in the process whose clock the
@@ -41,6 +42,8 @@ export interface HandshakeListenerOptions {
   readonly ports: readonly number[];
   /** What is served from the first moment on: an open port without a payload would turn the first peers away. */
   readonly payloads: readonly RankPayload[];
+  /** Signs what is served, for peers that have the same key; the others can still read it. */
+  readonly key?: Uint8Array;
   /** Answers our own peers' question about a lease; nothing when absent. */
   lease?(question: LeaseQuestion): LeaseAnswer;
 }
@@ -48,7 +51,7 @@ export interface HandshakeListenerOptions {
 /** Opens all ports, or none. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`. */
 export async function openHandshakeListener(options: HandshakeListenerOptions): Promise<HandshakeListener> {
   const { sideChannel, clock, log, host, ports } = options;
-  const payloads = new Map<string, Uint8Array>();
+  const payloads = new Map<string, { readonly given: Uint8Array; readonly sealed: Uint8Array }>();
   let registrationGeneration = 0;
 
   function answer(frames: readonly Uint8Array[]): readonly Uint8Array[] | undefined {
@@ -59,7 +62,7 @@ export async function openHandshakeListener(options: HandshakeListenerOptions): 
     try {
       const { ppRank, tpRank } = decodeHandshakeRequest(frames);
       const payload = payloads.get(rankKey(ppRank, tpRank));
-      if (payload !== undefined) return encodeHandshakeReply(payload, clock.now() / 1000);
+      if (payload !== undefined) return encodeHandshakeReply(payload.sealed, clock.now() / 1000);
       log.warn("handshake-for-unknown-rank", { ppRank, tpRank, known: [...payloads.keys()] });
       return [
         encodeHandshakeRefusal(
@@ -78,8 +81,11 @@ export async function openHandshakeListener(options: HandshakeListenerOptions): 
       const key = rankKey(ppRank, tpRank);
       const before = payloads.get(key);
       // Peers that shook hands before hold what is not true any more: the number in `kv_transfer_params` tells them.
-      if (before === undefined || !sameBytes(before, payload)) registrationGeneration += 1;
-      payloads.set(key, payload.slice());
+      if (before === undefined || !sameBytes(before.given, payload)) registrationGeneration += 1;
+      payloads.set(key, {
+        given: payload.slice(),
+        sealed: sealHandshake(payload, { ppRank, tpRank }, options.key),
+      });
     }
   }
 

@@ -22,7 +22,7 @@ export function createPullScheduler(options: SchedulerOptions): PullScheduler {
     log,
     config,
     engine,
-    perWorkerPorts: settings.perWorkerPorts,
+    settings,
     incarnation,
     holds: (requestId, generation) => prefill.holds(requestId, generation),
   });

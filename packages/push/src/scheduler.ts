@@ -22,7 +22,7 @@ export function createPushScheduler(options: SchedulerOptions): PushScheduler {
     log,
     config,
     engine,
-    perWorkerPorts: settings.perWorkerPorts,
+    settings,
     incarnation,
     holds: (requestId, generation) => prefill.holds(requestId, generation),
   });

@@ -8,6 +8,7 @@ export const EXTRA_CONFIG_KEYS = [
   "kv_lease_duration",
   "engine_ttl",
   "enforce_handshake_compat",
+  "handshake_key_file",
   "request_timeout",
   "per_worker_ports",
   "push_registration_timeout",

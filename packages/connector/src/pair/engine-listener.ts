@@ -9,6 +9,7 @@ import {
 } from "@kv/interface";
 import { type HandshakeListener, openHandshakeListener, type RankPayload } from "../handshake-listener.js";
 import { decodeHandshakePayload, encodeHandshakePayload } from "../wire/handshake.js";
+import type { PairSettings } from "./pair-settings.js";
 
 /** The side channel of an engine: opened with the workers' first payloads, published anew with the next, closed once. */
 export interface EngineListener {
@@ -27,7 +28,7 @@ export interface EngineListenerOptions {
   readonly log: Log;
   readonly config: KvTransferConfig;
   readonly engine: SchedulerOptions["engine"];
-  readonly perWorkerPorts: boolean;
+  readonly settings: Pick<PairSettings, "perWorkerPorts" | "handshakeKey">;
   /** Which process this is, told to our own peers alone. */
   readonly incarnation: string;
   /** Whether the blocks of a request are still kept, for `leases-check`. */
@@ -35,7 +36,7 @@ export interface EngineListenerOptions {
 }
 
 export function createEngineListener(options: EngineListenerOptions): EngineListener {
-  const { sideChannel, clock, log, config, engine, incarnation } = options;
+  const { sideChannel, clock, log, config, engine, settings, incarnation } = options;
   let listener: HandshakeListener | undefined;
   let closed = false;
 
@@ -52,8 +53,9 @@ export function createEngineListener(options: EngineListenerOptions): EngineList
         clock,
         log,
         host: config.sideChannelHost,
-        ports: portsOf(config, engine, options.perWorkerPorts),
+        ports: portsOf(config, engine, settings.perWorkerPorts),
         payloads,
+        ...(settings.handshakeKey === undefined ? {} : { key: settings.handshakeKey }),
         lease: ({ engineId, requestId, generation }) => ({
           incarnation,
           held: engineId === engine.engineId && options.holds(requestId, generation),

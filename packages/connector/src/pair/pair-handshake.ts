@@ -70,6 +70,7 @@ export function createPairHandshake(options: PairHandshakeOptions): PairHandshak
         timeoutMs: settings.handshakeTimeoutMs,
         compatibility: { hash, factors: { ...factors }, enforced: settings.enforceCompatibility },
         portPerRank: settings.perWorkerPorts,
+        ...(settings.handshakeKey === undefined ? {} : { key: settings.handshakeKey }),
       });
       const incarnation = extension?.incarnation;
       const features = extension?.features;

@@ -1,4 +1,5 @@
 import { KvError, type KvTransferConfig } from "@kv/interface";
+import { readHandshakeKey } from "../config/handshake-key.js";
 
 /** What pull and push read of the transfer config, in milliseconds, with vLLM 0.33's defaults. */
 export interface PairSettings {
@@ -23,6 +24,8 @@ export interface PairSettings {
   readonly handshakeTimeoutMs: number;
   /** `enforce_handshake_compat` (true). */
   readonly enforceCompatibility: boolean;
+  /** `handshake_key_file`: signs what is told, and what peers tell must be signed with it. */
+  readonly handshakeKey: Uint8Array | undefined;
   /** `per_worker_ports` (false): the ports of vLLM's older guide, one per rank. */
   readonly perWorkerPorts: boolean;
 }
@@ -59,6 +62,7 @@ export function pairSettings({ extra, env }: KvTransferConfig): PairSettings {
     ),
     handshakeTimeoutMs: 5000,
     enforceCompatibility: flag("enforce_handshake_compat", extra.enforce_handshake_compat ?? true),
+    handshakeKey: readHandshakeKey(extra),
     perWorkerPorts: flag("per_worker_ports", extra.per_worker_ports ?? false),
   };
 }

@@ -8,6 +8,7 @@ export {
   type FactorDifference,
 } from "./compatibility-factors.js";
 export * from "./handshake.js";
+export { checkHandshakeSeal, sealHandshake } from "./handshake-seal.js";
 export * from "./msgpack.js";
 export * from "./notifications.js";
 export * from "./push-registration.js";

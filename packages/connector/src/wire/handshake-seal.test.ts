@@ -1,0 +1,152 @@
+import { KvError } from "@kv/interface";
+import fc from "fast-check";
+import { describe, expect, it } from "vitest";
+import { decodeAgentMetadata } from "./agent-metadata.js";
+import {
+  decodeHandshakePayload,
+  decodeHandshakeReply,
+  encodeHandshakePayload,
+  encodeHandshakeReply,
+} from "./handshake.js";
+import { checkHandshakeSeal, sealHandshake } from "./handshake-seal.js";
+
+const RANK = { ppRank: 0, tpRank: 1 };
+const KEY = new TextEncoder().encode("sixteen bytes and more");
+const plain = encodeHandshakePayload({
+  compatibilityHash: "ab".repeat(32),
+  agentMetadataBytes: new Uint8Array(451).map((_, index) => index * 7),
+  extension: { version: 1, factors: { model: "m", scale: 1.5, whole: 2, none: null }, incarnation: "me" },
+  rest: { later: "field" },
+});
+const outcome = (bytes: Uint8Array, rank = RANK, key?: Uint8Array) => {
+  try {
+    checkHandshakeSeal(decodeHandshakePayload(bytes), rank, key);
+    return "taken";
+  } catch (error) {
+    return KvError.is(error) ? error.code : String(error);
+  }
+};
+const UNTRUSTED = "KV_HANDSHAKE_UNTRUSTED";
+
+describe("the seal of a handshake", () => {
+  it("leaves what it seals as it was, and holds for its rank alone", () => {
+    const sealed = sealHandshake(plain, RANK);
+    const { extension, ...rest } = decodeHandshakePayload(sealed);
+    const { extension: before, ...restBefore } = decodeHandshakePayload(plain);
+    expect(rest).toEqual(restBefore);
+    expect(extension).toEqual({
+      ...before,
+      seal: { version: 1, length: 451, sha256: expect.stringMatching(/^[0-9a-f]{64}$/) },
+    });
+    expect(outcome(sealed)).toBe("taken");
+    expect(outcome(sealed, { ppRank: 0, tpRank: 0 })).toBe(UNTRUSTED);
+    expect(sealHandshake(sealed, RANK)).toEqual(sealed);
+  });
+
+  it("with a key: the same key is needed, and nobody unsigned passes", () => {
+    const signed = sealHandshake(plain, RANK, KEY);
+    expect(outcome(signed, RANK, KEY)).toBe("taken");
+    expect(outcome(signed, RANK, KEY.slice(1))).toBe(UNTRUSTED);
+    expect(outcome(sealHandshake(plain, RANK), RANK, KEY)).toBe(UNTRUSTED);
+    const vllm = encodeHandshakePayload({
+      compatibilityHash: "",
+      agentMetadataBytes: Uint8Array.of(1),
+      rest: {},
+    });
+    expect(outcome(vllm, RANK, KEY)).toBe(UNTRUSTED);
+    expect(outcome(vllm)).toBe("taken");
+    expect(outcome(signed)).toBe("taken");
+  });
+
+  it("one of our own without a seal, or with a strange one, is refused", () => {
+    expect(outcome(plain)).toBe("KV_WIRE_MALFORMED");
+    const payload = decodeHandshakePayload(plain);
+    for (const seal of [
+      7,
+      [],
+      { version: 2 },
+      { version: 1, length: 451, sha256: "00" },
+      { version: 1, length: 451 },
+    ]) {
+      expect(outcome(encodeHandshakePayload({ ...payload, extension: { seal } }))).toBe("KV_WIRE_MALFORMED");
+    }
+  });
+});
+
+/** A message with some bytes changed, cut out, doubled or put in. */
+const damaged = (bytes: Uint8Array) =>
+  fc
+    .array(
+      fc.record({
+        how: fc.constantFrom("flip", "cut", "insert", "end"),
+        at: fc.nat(bytes.length - 1),
+        byte: fc.nat(255),
+      }),
+      {
+        minLength: 1,
+        maxLength: 4,
+      },
+    )
+    .map((changes) => {
+      let now = [...bytes];
+      for (const { how, at, byte } of changes) {
+        const place = at % Math.max(1, now.length);
+        if (how === "flip") now[place] = (now[place] ?? 0) ^ (byte || 1);
+        else if (how === "cut") now.splice(place, 1 + (byte % 16));
+        else if (how === "insert") now.splice(place, 0, byte);
+        else now = now.slice(0, place);
+      }
+      return Uint8Array.from(now);
+    });
+const RUNS = 3000;
+
+describe("damaged handshakes", () => {
+  const sealed = sealHandshake(plain, RANK);
+  const signed = sealHandshake(plain, RANK, KEY);
+  const meaning = (bytes: Uint8Array) => {
+    const { extension: _, ...rest } = decodeHandshakePayload(bytes);
+    return rest;
+  };
+
+  it("signed: what is taken is what was sent", () => {
+    fc.assert(
+      fc.property(damaged(signed), (bytes) => {
+        if (outcome(bytes, RANK, KEY) === "taken") expect(meaning(bytes)).toEqual(meaning(signed));
+      }),
+      { numRuns: RUNS },
+    );
+  });
+
+  it("sealed: a KvError, or the metadata that was sent; only a lost extension makes a plain peer of it", () => {
+    fc.assert(
+      fc.property(damaged(sealed), (bytes) => {
+        const result = outcome(bytes);
+        if (result !== "taken") {
+          expect(result).toMatch(/^KV_/);
+          return;
+        }
+        const payload = decodeHandshakePayload(bytes);
+        if (payload.extension !== undefined) expect(meaning(bytes)).toEqual(meaning(sealed));
+      }),
+      { numRuns: RUNS },
+    );
+  });
+
+  it("replies and metadata of any bytes are decoded or refused by a KvError", () => {
+    const frames = encodeHandshakeReply(sealed, 12.5);
+    const refused = (act: () => unknown) => {
+      try {
+        act();
+      } catch (error) {
+        expect(KvError.is(error), String(error)).toBe(true);
+      }
+    };
+    fc.assert(
+      fc.property(damaged(frames[0]), damaged(frames[1]), (first, second) => {
+        refused(() => decodeHandshakeReply([first, second]));
+        refused(() => decodeAgentMetadata(first));
+      }),
+      { numRuns: RUNS },
+    );
+  });
+});
