@@ -1,14 +1,13 @@
 // The entry of every process that @kv/nixl starts of itself: `node child.js TASK ARGUMENT…`, with an IPC channel for the answer.
 import { KvError } from "@kv/interface";
 import { benchTarget } from "../bench/target.js";
-import { backendProbe, pairProbe, pluginProbe, runtimeProbe } from "../doctor/probes.js";
+import { backendProbe, pairProbe, runtimeProbe } from "../doctor/probes.js";
 import { metadataChecker } from "../metadata/checker-task.js";
 
 const TASKS: Readonly<Record<string, (args: readonly string[]) => Promise<unknown>>> = {
   "bench-target": benchTarget,
   "check-metadata": metadataChecker,
   "probe-runtime": runtimeProbe,
-  "probe-plugin": pluginProbe,
   "probe-backend": backendProbe,
   "probe-pair": pairProbe,
 };

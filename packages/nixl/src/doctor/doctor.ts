@@ -1,13 +1,13 @@
-import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import { DEFAULT_BACKEND } from "../backends.js";
 import { runInChild } from "../child/child-process.js";
 import type { Environment } from "../library.js";
+import { describePlugins, pluginFolder } from "../plugins.js";
 import { type Host, realHost } from "./host.js";
-import { backendCheck, libraryCheck, pluginFolder, runtimeChecks } from "./library-checks.js";
+import { backendCheck, libraryCheck, runtimeChecks } from "./library-checks.js";
 import { machineChecks, rdmaDevices } from "./machine.js";
 import { PAIR_ENVIRONMENT, pairChecks } from "./pair.js";
-import { pluginCheck, pluginNames } from "./plugin-checks.js";
+import { pluginCheck } from "./plugin-checks.js";
 import { type Check, type DoctorReport, reportOf } from "./report.js";
 import { chosenBackends, variableChecks } from "./variables.js";
 
@@ -24,8 +24,6 @@ export interface DoctorOptions {
 }
 
 const TIMEOUT_MS = 60_000;
-/** Processes of probes at a time. */
-const AT_ONCE = 3;
 
 /**
  * Looks at everything that decides whether NIXL works here, and how fast. Whatever may crash or hang is tried in a process of its own.
@@ -46,17 +44,18 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
   const ready: Check[] = [];
   const pairs: Check[] = [];
   if (located !== undefined) {
-    const folder = pluginFolder(located.path, environment);
-    const names = pluginNames(host.names(folder));
+    const described = await describePlugins({ libraryPath: located.path, environment });
     const hasEfa = rdmaDevices(host).some(({ efa }) => efa);
-    const check = async (name: string) =>
-      pluginCheck(name, await probe("probe-plugin", [join(folder, `libplugin_${name}.so`)]), {
-        chosen: backends.includes(name),
-        wanted: hasEfa && name === "LIBFABRIC",
-      });
-    plugins.push(...(await eachOf(names, AT_ONCE, check)));
-    for (const name of backends.filter((backend) => !names.includes(backend)))
-      missing.push(noPlugin(name, folder, names));
+    for (const plugin of described) {
+      const { name } = plugin;
+      plugins.push(
+        pluginCheck(plugin, { chosen: backends.includes(name), wanted: hasEfa && name === "LIBFABRIC" }),
+      );
+    }
+    const names = described.map(({ name }) => name);
+    for (const name of backends.filter((backend) => !names.includes(backend))) {
+      missing.push(noPlugin(name, pluginFolder(located.path, environment), names));
+    }
   }
   const usable = (name: string) =>
     plugins.some((plugin) => plugin.id === `plugins.${name}` && plugin.status === "ok");
@@ -132,19 +131,4 @@ function noPlugin(name: string, folder: string, found: readonly string[]): Check
 
 function notTried(id: string, area: Check["area"], title: string, why: string): Check {
   return { id, area, title, status: "note", found: `not tried: ${why}` };
-}
-
-/** In the order of `items`, so many at a time. */
-async function eachOf<T, R>(
-  items: readonly T[],
-  atOnce: number,
-  work: (item: T) => Promise<R>,
-): Promise<R[]> {
-  const results: R[] = [];
-  const left = items.entries();
-  const lane = async () => {
-    for (const [index, item] of left) results[index] = await work(item);
-  };
-  await Promise.all(Array.from({ length: atOnce }, lane));
-  return results;
 }

@@ -1,4 +1,4 @@
-import { basename, dirname, join } from "node:path";
+import { basename, dirname } from "node:path";
 import { KvError } from "@kv/interface";
 import type { ChildOutcome } from "../child/child-process.js";
 import { type Environment, type LocatedLibrary, locateLibrary } from "../library.js";
@@ -147,9 +147,4 @@ function failure(
   const end =
     outcome.kind === "late" ? `did not answer in ${outcome.timeoutMs / 1000} s` : `ended with ${outcome.how}`;
   return { status: "fail", found: `the process that tried it ${end}\n${lastWords(outcome.output)}`, fix };
-}
-
-/** NIXL's plugins, where it looks for them itself. */
-export function pluginFolder(libraryPath: string, environment: Environment): string {
-  return environment.NIXL_PLUGIN_DIR || join(dirname(libraryPath), "plugins");
 }

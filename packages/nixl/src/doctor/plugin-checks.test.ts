@@ -1,51 +1,45 @@
 import { expect, test } from "vitest";
-import type { ChildOutcome } from "../child/child-process.js";
-import { pluginCheck, pluginNames } from "./plugin-checks.js";
+import type { MissingPart } from "../elf-loader.js";
+import { pluginCheck } from "./plugin-checks.js";
 
-const said = (problem?: string): ChildOutcome => ({
-  kind: "answered",
-  value: problem === undefined ? {} : { problem },
-  output: "",
-});
-const MISSING = "libfabric.so.1: cannot open shared object file: No such file or directory";
-const check = (outcome: ChildOutcome, chosen = false, wanted = false) =>
-  pluginCheck("LIBFABRIC", outcome, { chosen, wanted });
-
-test("names come from the files", () => {
-  expect(pluginNames(["libplugin_UCX.so", "libplugin_GDS_MT.so", "libtelemetry_exporter_doca.so"])).toEqual([
-    "UCX",
-    "GDS_MT",
-  ]);
-});
+const check = (missing: readonly MissingPart[], chosen = false, wanted = false) =>
+  pluginCheck(
+    {
+      name: "LIBFABRIC",
+      file: "/n/plugins/libplugin_LIBFABRIC.so",
+      loads: missing.length === 0,
+      missing,
+      supplied: [],
+      remedy: missing.length === 0 ? undefined : "the remedy",
+    },
+    { chosen, wanted },
+  );
+const LIBRARY = [{ kind: "library", name: "libfabric.so.1" }] as const;
 
 test("what loads is fine; what lacks a library is as bad as it is needed", () => {
-  expect(check(said())).toMatchObject({ status: "ok" });
-  expect(check(said(MISSING))).toMatchObject({ status: "note", details: { missing: "libfabric.so.1" } });
-  expect(check(said(MISSING), false, true)).toMatchObject({
-    status: "warn",
-    fix: expect.stringContaining("install"),
+  expect(check([])).toMatchObject({ status: "ok", found: "loads" });
+  expect(check([], true)).toMatchObject({ status: "ok", found: "loads; chosen" });
+  expect(check(LIBRARY)).toMatchObject({
+    status: "note",
+    found: expect.stringContaining("lacks libfabric.so.1"),
   });
-  expect(check(said(MISSING), true)).toMatchObject({
-    status: "fail",
-    found: expect.stringContaining("libfabric.so.1 is missing"),
-  });
+  expect(check(LIBRARY)).not.toHaveProperty("fix");
+  expect(check(LIBRARY, false, true)).toMatchObject({ status: "warn", fix: "the remedy" });
+  expect(check(LIBRARY, true)).toMatchObject({ status: "fail", fix: "the remedy" });
 });
 
 test("a symbol version that is missing is named", () => {
-  const problem = "/lib/libfabric.so.1: version `FABRIC_1.10' not found (required by libplugin_LIBFABRIC.so)";
-  expect(check(said(problem), true)).toMatchObject({
+  const version = [{ kind: "version", name: "FABRIC_1.10", library: "libfabric.so.1" }] as const;
+  expect(check(version, true)).toMatchObject({
     status: "fail",
-    fix: expect.stringContaining("FABRIC_1.10"),
+    found: expect.stringContaining("FABRIC_1.10 of libfabric.so.1"),
   });
 });
 
 test("a damaged file warns even when nobody chose it", () => {
-  expect(check(said("libplugin_LIBFABRIC.so: file too short"))).toMatchObject({
+  expect(check([{ kind: "file", reason: "file too short" }])).toMatchObject({
     status: "warn",
-    found: expect.stringContaining("damaged"),
-  });
-  expect(check({ kind: "died", how: "SIGBUS", output: "" }, true)).toMatchObject({
-    status: "fail",
-    found: expect.stringContaining("SIGBUS"),
+    found: "is damaged: file too short",
+    fix: "the remedy",
   });
 });

@@ -22,23 +22,6 @@ export async function runtimeProbe(): Promise<RuntimeAnswer> {
   return { addon: addonPath(), defaults: addon.prepareEnvironment([]) };
 }
 
-export interface PluginAnswer {
-  /** What the loader says against it. */
-  readonly problem?: string;
-}
-
-/** Has the loader load a file. A file that was cut off ends the process. */
-export async function pluginProbe([file = ""]: readonly string[]): Promise<PluginAnswer> {
-  try {
-    process.dlopen({ exports: {} }, file);
-    return {};
-  } catch (error) {
-    const said = (error as Error).message.split("\n")[0] ?? "";
-    // Node's own complaint, after the loader had none: it is no addon of Node's.
-    return said.includes("did not self-register") ? {} : { problem: said };
-  }
-}
-
 export interface BackendAnswer {
   readonly startMs: number;
   readonly metadataBytes: number;
