@@ -1,5 +1,6 @@
 // npm run test:long: the runs that take too long for npm test. It sets up first; the last line counts runs and processes.
-//   npm run test:long -- --requests 200000 --connectors pull,push --exits 200 --property-factor 50 --seed WORD --only faults,exits,properties --jobs 2
+//   npm run test:long -- --requests 200000 --connectors pull,push --exits 200 --property-factor 50 --mutations 1000000 --seed WORD
+//     --only faults,exits,properties,mutations --jobs 2
 import { spawn } from "node:child_process";
 import { availableParallelism } from "node:os";
 import { join } from "node:path";
@@ -7,7 +8,7 @@ import { parseArgs } from "node:util";
 import { root, run, setup } from "./setup.mjs";
 
 const REQUESTS_PER_SEED = 10_000;
-const KINDS = ["faults", "properties", "exits"];
+const KINDS = ["faults", "properties", "exits", "mutations"];
 
 const { values } = parseArgs({
   options: {
@@ -15,6 +16,7 @@ const { values } = parseArgs({
     connectors: { type: "string", default: "pull,push" },
     exits: { type: "string", default: "200" },
     "property-factor": { type: "string", default: "50" },
+    mutations: { type: "string", default: "1000000" },
     seed: { type: "string", default: `${Date.now()}` },
     only: { type: "string", default: KINDS.join(",") },
     jobs: { type: "string", default: `${Math.min(availableParallelism(), 4)}` },
@@ -27,7 +29,13 @@ function count(name) {
   console.error(`--${name} is ${JSON.stringify(values[name])}, not a positive integer`);
   process.exit(2);
 }
-const [requests, exits, propertyFactor, jobs] = ["requests", "exits", "property-factor", "jobs"].map(count);
+const [requests, exits, propertyFactor, mutations, jobs] = [
+  "requests",
+  "exits",
+  "property-factor",
+  "mutations",
+  "jobs",
+].map(count);
 const only = values.only.split(",");
 for (const kind of only) {
   if (KINDS.includes(kind)) continue;
@@ -83,6 +91,20 @@ async function properties() {
   await check(`properties, each with ${propertyFactor} times its runs`, env, vitest, args);
 }
 
+/** Damaged metadata: all of it against the stand-in for NIXL, some of it against NIXL in a process that may die of it. */
+async function damagedMetadata() {
+  const checked = Math.ceil(mutations / 100);
+  const env = { KV_MUTATIONS: `${mutations}`, KV_CHECKED_MUTATIONS: `${checked}` };
+  const files = [
+    "packages/nixl/test/metadata-mutations.test.ts",
+    "packages/nixl/test/metadata-check.test.ts",
+  ];
+  await check(`${mutations} mutated blobs, ${checked} of them loaded by NIXL`, env, vitest, [
+    "run",
+    ...files,
+  ]);
+}
+
 /** Counts each process. */
 async function exitsOfProcesses(nixl) {
   if (!nixl.ready) {
@@ -118,6 +140,7 @@ const { nixl } = await setup();
 console.log(`seed ${values.seed}`);
 if (only.includes("faults")) await faults();
 if (only.includes("properties")) await properties();
+if (only.includes("mutations")) await damagedMetadata();
 if (only.includes("exits")) await exitsOfProcesses(nixl);
 console.log(`${passed} passed, ${failed} failed`);
 process.exitCode = failed === 0 && passed > 0 ? 0 : 1;

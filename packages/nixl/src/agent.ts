@@ -28,6 +28,8 @@ export interface NixlAgentOptions {
   name: string;
   backends: readonly BackendSpec[];
   clock: Clock;
+  /** Tries a peer's metadata elsewhere before this process's NIXL gets it. */
+  checkMetadata?: ((metadata: Uint8Array) => Promise<void>) | undefined;
   /** Called once the agent has let go of everything. */
   onClose(): void;
 }
@@ -149,7 +151,10 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
     async localMetadata() {
       return (await make((agent, id) => agent.localMetadata(id))).value as Uint8Array;
     },
-    async addRemote(metadata) {
+    async addRemote(given) {
+      // What was checked is what is loaded, whatever becomes of the caller's buffer meanwhile.
+      const metadata = options.checkMetadata === undefined ? given : new Uint8Array(given);
+      await options.checkMetadata?.(metadata);
       return (await make((agent, id) => agent.addRemote(id, metadata))).value as string;
     },
     async removeRemote(remote) {

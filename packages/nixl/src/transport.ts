@@ -13,6 +13,7 @@ import { checkBackends, chooseBackends } from "./backend-choice.js";
 import { reportsPeerDeath } from "./backends.js";
 import { findLibrary } from "./library.js";
 import { allocateMemory } from "./memory.js";
+import { type MetadataChecker, metadataChecker } from "./metadata/checker.js";
 import type { NativeAddon } from "./native.js";
 
 export interface NixlTransportOptions extends Partial<Ambient> {
@@ -20,6 +21,11 @@ export interface NixlTransportOptions extends Partial<Ambient> {
   library?: string;
   /** Backends of agents that ask for none, in order of preference; before `NIXL_BACKEND` and the default, UCX. */
   backends?: readonly (BackendSpec | string)[];
+  /**
+   * Has another process load a peer's metadata before this one does, once for the same bytes: NIXL dies of some that are damaged, and only
+   * metadata that came sealed or signed can be trusted not to be. Costs a process; it is started with the first agent. False by default.
+   */
+  checkMetadata?: boolean;
   /** Variables for NIXL, UCX and libfabric, set in the process's environment before NIXL loads, such as `UCX_TLS`. */
   env?: Readonly<Record<string, string>>;
 }
@@ -36,6 +42,7 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
   let addon: NativeAddon | undefined;
   let library: Promise<string> | undefined;
   let closed: Promise<void> | undefined;
+  let checker: MetadataChecker | undefined;
 
   const capabilities: TransportCapabilities = Object.freeze({
     read: true,
@@ -81,12 +88,21 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
         throw error;
       });
       open();
+      if (options.checkMetadata === true && checker === undefined) {
+        checker = metadataChecker({
+          clock,
+          backends: wanted.map((spec) => spec.name),
+          environment: { ...process.env, ...options.env, KV_NIXL_LIBRARY: libraryPath },
+        });
+        checker.warm().catch((error: unknown) => log.warn("nixl-checker-failed", { error: String(error) }));
+      }
       const agent = await createNixlAgent({
         addon: native,
         libraryPath,
         name,
         backends: wanted,
         clock,
+        checkMetadata: checker?.check,
         onClose: () => agents.delete(agent),
       });
       log.debug("nixl-agent-created", { name, backends: agent.backends, library: libraryPath });
@@ -110,7 +126,9 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
       return allocateMemory(open(), lengthBytes);
     },
     close() {
-      closed ??= Promise.all([...agents].map((agent) => agent.close())).then(() => {});
+      closed ??= Promise.all([...agents].map((agent) => agent.close()).concat(checker?.close() ?? [])).then(
+        () => {},
+      );
       return closed;
     },
   };

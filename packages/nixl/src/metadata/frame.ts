@@ -57,7 +57,7 @@ export function unframeMetadata(frame: Uint8Array, { key }: FrameOptions = {}): 
     const why = key === undefined ? "its SHA-256 is another" : "its signature is another key's";
     throw refused(`the frame of ${length} bytes was changed on its way: ${why}`);
   }
-  return frame.slice(HEADER_BYTES);
+  return new Uint8Array(frame.subarray(HEADER_BYTES));
 }
 
 function digest(frame: Uint8Array, key: Uint8Array | undefined): Buffer {
