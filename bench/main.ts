@@ -1,6 +1,7 @@
 // npm run bench [-- NAME…]: every figure is a ratio of two things measured in turn, in one run, on this machine.
 import { mapping } from "./mapping.js";
 import { plan } from "./plan.js";
+import { nixl } from "./nixl/index.js";
 import { prepare } from "./prepare.js";
 import { proxy } from "./proxy.js";
 import { read } from "./read.js";
@@ -13,6 +14,7 @@ const BENCHMARKS: Readonly<Record<string, () => Promise<readonly Row[]>>> = {
   mapping,
   proxy,
   plan,
+  nixl,
 };
 
 const asked = process.argv.slice(2).filter((word) => !word.startsWith("--"));

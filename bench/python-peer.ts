@@ -86,5 +86,5 @@ export function linePeer(
 export const pythonNixl = async (): Promise<LinePeer> =>
   linePeer(await benchPython(), [join(here, "nixl_peer.py")]);
 
-export const nodeTarget = (): LinePeer =>
-  linePeer(process.execPath, ["--import", "tsx", fileURLToPath(new URL("./target.ts", import.meta.url))]);
+export const nodeTarget = (file = new URL("./target.ts", import.meta.url)): LinePeer =>
+  linePeer(process.execPath, ["--import", "tsx", fileURLToPath(file)]);

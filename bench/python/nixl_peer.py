@@ -4,6 +4,7 @@ lines to stdout. usage: nixl_peer.py, then
   {"do": "read", "block": bytes, "count": n, "seed": s, "order": "scattered" | "contiguous"}       one READ of n blocks
   {"do": "prepare", "regions": r, "blocks": n, "block": bytes, "ids": [...], "times": t}              ids to posted, as vLLM 0.33 does it
 """
+import ctypes
 import json
 import os
 import sys
@@ -96,9 +97,138 @@ def do_prepare(command):
     return {"ms": times}
 
 
+def shuffled(count, seed):
+    """As the Node side shuffles: both move the same blocks in the same order."""
+    ids = list(range(count))
+    value = seed
+    for i in range(count - 1, 0, -1):
+        value = (value * 1664525 + 1013904223) & 0xFFFFFFFF
+        j = value % (i + 1)
+        ids[i], ids[j] = ids[j], ids[i]
+    return np.array(ids, np.int32)
+
+
+orders = {}
+
+
+def order(count, seed):
+    if (count, seed) not in orders:
+        orders[(count, seed)] = shuffled(count, seed)
+    return orders[(count, seed)]
+
+
+def do_move(command):
+    count, block = command["count"], command["block"]
+    local_list, remote_list = prepared(block, count)
+    local, remote = (order(count, seed) for seed in command["seeds"])
+    begun = time.perf_counter()
+    handle = agent.make_prepped_xfer(command["operation"], local_list, local, remote_list, remote, b"")
+    status = agent.transfer(handle)
+    while status == "PROC":
+        status = agent.check_xfer_state(handle)
+    done = time.perf_counter()
+    finish(handle, status)
+    return {"ms": (done - begun) * 1e3}
+
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Iovec(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_uint64), ("length", ctypes.c_uint64)]
+
+
+vectors = {}
+
+
+def do_vm_read(command):
+    """process_vm_readv of the same blocks, `vector` of them a call."""
+    count, block, vector, seeds = command["count"], command["block"], command["vector"], command["seeds"]
+    key = (count, block, seeds is None)
+    if key not in vectors:
+        ids = [np.arange(count), np.arange(count)] if seeds is None else [order(count, seed) for seed in seeds]
+        sides = []
+        for base, places in zip((state["local"].ctypes.data, state["address"]), ids):
+            rows = np.empty((count, 2), np.uint64)
+            rows[:, 0] = base + places.astype(np.uint64) * block
+            rows[:, 1] = block
+            sides.append(rows)
+        vectors[key] = sides
+    local, remote = vectors[key]
+    read = libc.process_vm_readv
+    read.restype = ctypes.c_ssize_t
+    pid, flags = ctypes.c_int(command["pid"]), ctypes.c_ulong(0)
+    calls = [
+        (pid, ctypes.c_void_p(local.ctypes.data + 16 * at), ctypes.c_ulong(n), ctypes.c_void_p(remote.ctypes.data + 16 * at), ctypes.c_ulong(n), flags)
+        for at in range(0, count, vector)
+        for n in (min(vector, count - at),)
+    ]
+    begun = time.perf_counter()
+    moved = 0
+    for call in calls:
+        moved += read(*call)
+    ms = (time.perf_counter() - begun) * 1e3
+    if moved != count * block:
+        raise RuntimeError(f"process_vm_readv moved {moved} bytes: {os.strerror(ctypes.get_errno())}")
+    return {"ms": ms}
+
+
+def do_small(command):
+    local_list, remote_list = prepared(command["block"], 64)
+    ids = np.array([7], np.int32)
+    make, move, release = [], [], []
+    for _ in range(command["times"]):
+        begun = time.perf_counter()
+        handle = agent.make_prepped_xfer("READ", local_list, ids, remote_list, ids, b"")
+        made = time.perf_counter()
+        status = agent.transfer(handle)
+        while status == "PROC":
+            status = agent.check_xfer_state(handle)
+        done = time.perf_counter()
+        agent.release_xfer_handle(handle)
+        released = time.perf_counter()
+        make.append((made - begun) * 1e6)
+        move.append((done - made) * 1e6)
+        release.append((released - done) * 1e6)
+    return {"make": make, "move": move, "release": release}
+
+
+def do_metadata(command):
+    return {"name": "python-initiator", "metadata": agent.get_agent_metadata().hex()}
+
+
+def do_listen(command):
+    """Delays of the next notifications, polled without a pause or with one."""
+    delays = []
+    while len(delays) < command["count"]:
+        for messages in agent.get_new_notifs().values():
+            now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+            delays.extend((now - int(message)) / 1e6 for message in messages)
+        if command["sleepMs"]:
+            time.sleep(command["sleepMs"] / 1e3)
+    return {"delaysMs": delays}
+
+
+def do_handshake(command):
+    """A peer made known and lists of both sides made ready, the backend being there already; vLLM 0.33's strided form."""
+    count, block = command["count"], command["block"]
+    metadata = bytes.fromhex(command["metadata"])
+    begun = time.perf_counter()
+    name = agent.add_remote_agent(metadata)
+    name = name.decode() if isinstance(name, bytes) else name
+    local = agent.prep_xfer_dlist("NIXL_INIT_AGENT", strided(state["local"].ctypes.data, block, count), "DRAM")
+    remote = agent.prep_xfer_dlist(name, strided(command["address"], block, count), "DRAM")
+    ms = (time.perf_counter() - begun) * 1e3
+    agent.release_dlist_handle(local)
+    agent.release_dlist_handle(remote)
+    agent.remove_remote_agent(name)
+    return {"ms": ms}
+
+
+answerers = {name[3:]: value for name, value in list(globals().items()) if name.startswith("do_")}
 for line in sys.stdin:
     request = json.loads(line)
     if request["do"] == "close":
         break
-    answer = {"open": do_open, "read": do_read, "prepare": do_prepare}[request["do"]](request)
+    answer = answerers[request["do"]](request)
     print(json.dumps(answer), file=answers, flush=True)

@@ -1,0 +1,116 @@
+import { performance } from "node:perf_hooks";
+import { pairRatio, type Row, spread } from "../report.js";
+import { inOrder, lists, ROUNDS, type Stage, shuffled } from "./stage.js";
+
+const SIZES = [64 * 2 ** 20, 512 * 2 ** 20];
+const BLOCKS = [4, 64, 1024].map((kib) => kib * 1024);
+const WANTED_OF_PYTHON = 0.97;
+/** Of process_vm_readv, which UCX copies by on one host. */
+const LIMITS = [
+  { what: "contiguous", block: 2 ** 20, order: "contiguous", wanted: 0.9 },
+  { what: "scattered 64 KiB", block: 65_536, order: "scattered", wanted: 0.6 },
+  { what: "scattered 4 KiB", block: 4096, order: "scattered", wanted: undefined },
+] as const;
+
+const show = (bytes: number) => (bytes >= 2 ** 20 ? `${bytes / 2 ** 20} MiB` : `${bytes / 1024} KiB`);
+
+/** READ and WRITE against Python NIXL, in turn, on the same target and ids. */
+export async function bandwidth(stage: Stage): Promise<Row[]> {
+  const rows: Row[] = [];
+  for (const size of SIZES) {
+    for (const block of BLOCKS) {
+      const count = size / block;
+      const prepared = await lists(stage, block, count);
+      const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
+      for (const operation of ["READ", "WRITE"] as const) {
+        const ours: number[] = [];
+        const theirs: number[] = [];
+        for (let round = -1; round < ROUNDS; round += 1) {
+          const mine = await timed(
+            () => stage.agent.transfer({ operation, ...prepared, localIds, remoteIds }).done,
+          );
+          const { ms } = await stage.python.ask<{ ms: number }>({
+            do: "move",
+            operation,
+            block,
+            count,
+            seeds: [1, 2],
+          });
+          if (round < 0) continue;
+          ours.push(size / mine / 1e6);
+          theirs.push(size / ms / 1e6);
+        }
+        const ratio = pairRatio(ours, theirs);
+        rows.push({
+          what: `${operation} ${show(size)} in ${show(block)}, scattered, UCX: bandwidth / Python's`,
+          ours: spread(ours, "GB/s"),
+          theirs: spread(theirs, "GB/s"),
+          ratio,
+          wanted: `>= ${WANTED_OF_PYTHON}`,
+          met: ratio >= WANTED_OF_PYTHON,
+        });
+      }
+      await prepared.close();
+    }
+  }
+  return rows;
+}
+
+/** READ against what the kernel gives: process_vm_readv, one call a block as UCX does, and 512 blocks a call as it might. */
+export async function limits(stage: Stage): Promise<Row[]> {
+  const rows: Row[] = [];
+  const size = 256 * 2 ** 20;
+  for (const { what, block, order, wanted } of LIMITS) {
+    const count = size / block;
+    const prepared = await lists(stage, block, count);
+    const ids = (seed: number) => (order === "contiguous" ? inOrder(count) : shuffled(count, seed));
+    const [localIds, remoteIds] = [ids(1), ids(2)];
+    const ours: number[] = [];
+    const single: number[] = [];
+    const vectored: number[] = [];
+    const request = {
+      do: "vm_read",
+      pid: stage.target.pid,
+      block,
+      count,
+      seeds: order === "contiguous" ? null : [1, 2],
+    };
+    for (let round = -1; round < ROUNDS; round += 1) {
+      const mine = await timed(
+        () => stage.agent.transfer({ operation: "READ", ...prepared, localIds, remoteIds }).done,
+      );
+      const one = await stage.python.ask<{ ms: number }>({ ...request, vector: 1 });
+      const many = await stage.python.ask<{ ms: number }>({ ...request, vector: 512 });
+      if (round < 0) continue;
+      ours.push(size / mine / 1e6);
+      single.push(size / one.ms / 1e6);
+      vectored.push(size / many.ms / 1e6);
+    }
+    const ratio = pairRatio(ours, single);
+    rows.push({
+      what: `READ 256 MiB ${what}: bandwidth / process_vm_readv, a call for each block`,
+      ours: spread(ours, "GB/s"),
+      theirs: spread(single, "GB/s"),
+      ratio,
+      wanted: wanted === undefined ? "reported" : `>= ${wanted}`,
+      met: wanted === undefined ? undefined : ratio >= wanted,
+    });
+    if (order === "contiguous") continue;
+    rows.push({
+      what: `a way round UCX, ${what}: process_vm_readv of 512 blocks a call / READ`,
+      ours: spread(vectored, "GB/s"),
+      theirs: `READ ${spread(ours, "GB/s")}`,
+      ratio: pairRatio(vectored, ours),
+      wanted: "reported",
+      met: undefined,
+    });
+    await prepared.close();
+  }
+  return rows;
+}
+
+async function timed(work: () => Promise<unknown>): Promise<number> {
+  const begun = performance.now();
+  await work();
+  return performance.now() - begun;
+}

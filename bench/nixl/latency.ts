@@ -1,0 +1,149 @@
+import { performance } from "node:perf_hooks";
+import { Worker } from "node:worker_threads";
+import { median, percentile, type Row, spread } from "../report.js";
+import { lists, ROUNDS, type Stage } from "./stage.js";
+
+const PER_ROUND = 300;
+const BLOCK = 4096;
+
+/** One 4 KiB READ: inside the native thread against Python's calls, and the way of the outcome back to JavaScript. */
+export async function smallRead(stage: Stage): Promise<Row[]> {
+  const prepared = await lists(stage, BLOCK, 64);
+  const ids = Int32Array.of(7);
+  const [inside, post, theirs, theirPost, back, message] = [[], [], [], [], [], []] as number[][];
+  for (let round = -1; round < ROUNDS; round += 1) {
+    const mine = { inside: [] as number[], post: [] as number[], back: [] as number[] };
+    for (let i = 0; i < PER_ROUND; i += 1) {
+      const begun = performance.now();
+      const result = await stage.agent.transfer({
+        operation: "READ",
+        ...prepared,
+        localIds: ids,
+        remoteIds: ids,
+      }).done;
+      const totalMs = performance.now() - begun;
+      const { prepareMs = Number.NaN, transferMs } = result;
+      mine.post.push(transferMs * 1e3);
+      mine.inside.push((prepareMs + transferMs) * 1e3);
+      mine.back.push((totalMs - prepareMs - transferMs) * 1e3);
+    }
+    const python = await stage.python.ask<{ make: number[]; move: number[]; release: number[] }>({
+      do: "small",
+      block: BLOCK,
+      times: PER_ROUND,
+    });
+    const oneWay = await postMessageUs(PER_ROUND);
+    if (round < 0) continue;
+    inside?.push(median(mine.inside));
+    post?.push(median(mine.post));
+    back?.push(median(mine.back));
+    theirs?.push(median(python.make) + median(python.move) + median(python.release));
+    theirPost?.push(median(python.move));
+    message?.push(median(oneWay));
+  }
+  await prepared.close();
+  const compare = (what: string, ours: number[] = [], others: number[] = [], wanted?: number): Row => {
+    const ratio = median(ours.map((value, i) => value / (others[i] ?? Number.NaN)));
+    return {
+      what,
+      ours: spread(ours, "us"),
+      theirs: spread(others, "us"),
+      ratio,
+      wanted: wanted === undefined ? "reported" : `<= ${wanted}`,
+      met: wanted === undefined ? undefined : ratio <= wanted,
+    };
+  };
+  return [
+    compare("one 4 KiB READ, post to done: time / Python's", post, theirPost, 0.55),
+    compare(
+      "the same with hand-over, make and release / Python's make, post to done, release",
+      inside,
+      theirs,
+    ),
+    compare("promise settled after done / one-way postMessage between workers", back, message, 1.5),
+  ];
+}
+
+/** One way to a worker and its echo, halved. */
+async function postMessageUs(times: number): Promise<number[]> {
+  const worker = new Worker(
+    "const { parentPort } = require('node:worker_threads'); parentPort.on('message', (m) => parentPort.postMessage(m));",
+    { eval: true },
+  );
+  const echo = () => new Promise((resolve) => worker.once("message", resolve));
+  const halves: number[] = [];
+  for (let i = 0; i < times; i += 1) {
+    const answered = echo();
+    const begun = performance.now();
+    worker.postMessage(i);
+    await answered;
+    if (i > times / 10) halves.push(((performance.now() - begun) * 1e3) / 2);
+  }
+  await worker.terminate();
+  return halves;
+}
+
+const NOTES = 60;
+const GAP_MS = 4;
+
+/** One way, stamped by the sender with the clock that all processes of a host share. The sender is ours in every case. */
+export async function notifications(stage: Stage): Promise<Row[]> {
+  const { agent, target, python } = stage;
+  const { name, metadata } = await python.ask<{ name: string; metadata: string }>({ do: "metadata" });
+  await agent.addRemote(Buffer.from(metadata, "hex"));
+  const heard: Record<"busy" | "idle" | "pythonBusy" | "pythonSleep", number[][]> = {
+    busy: [],
+    idle: [],
+    pythonBusy: [],
+    pythonSleep: [],
+  };
+  for (let round = -1; round < ROUNDS; round += 1) {
+    const keep = (delays: number[][], { delaysMs }: { delaysMs: number[] }) =>
+      void (round >= 0 && delays.push(delaysMs));
+    for (const work of [true, false]) {
+      const listening = target.ask<{ delaysMs: number[] }>({ do: "listen", count: NOTES, work });
+      await send(stage, target.name);
+      keep(work ? heard.busy : heard.idle, await listening);
+    }
+    for (const sleepMs of [0, 1]) {
+      const listening = python.ask<{ delaysMs: number[] }>({ do: "listen", count: NOTES, sleepMs });
+      await send(stage, name);
+      keep(sleepMs === 0 ? heard.pythonBusy : heard.pythonSleep, await listening);
+    }
+  }
+  const row = (
+    what: string,
+    ours: number[][],
+    of: (delays: readonly number[]) => number,
+    wanted?: number,
+  ): Row => {
+    const mine = ours.map(of);
+    const ratios = mine.map((value, i) => {
+      const best = Math.min(of(heard.pythonBusy[i] ?? []), of(heard.pythonSleep[i] ?? []));
+      return value / best;
+    });
+    const ratio = median(ratios);
+    return {
+      what,
+      ours: spread(mine, "ms"),
+      theirs: `busy ${spread(heard.pythonBusy.map(of), "ms")}; 1 ms ${spread(heard.pythonSleep.map(of), "ms")}`,
+      ratio,
+      wanted: wanted === undefined ? "reported" : `<= ${wanted}`,
+      met: wanted === undefined ? undefined : ratio <= wanted,
+    };
+  };
+  const p99 = (delays: readonly number[]) => percentile(delays, 0.99);
+  return [
+    row("notification one way, receiver at work: median / Python's best", heard.busy, median, 0.25),
+    row("notification one way, receiver at work: p99 / Python's best", heard.busy, p99, 0.1),
+    row("notification one way, idle receiver: median / Python's best", heard.idle, median),
+    row("notification one way, idle receiver: p99 / Python's best", heard.idle, p99),
+  ];
+}
+
+async function send({ agent }: Stage, to: string): Promise<void> {
+  for (let i = 0; i < NOTES; i += 1) {
+    await new Promise((resolve) => setTimeout(resolve, GAP_MS));
+    await agent.notify(to, Buffer.from(String(process.hrtime.bigint())));
+  }
+}

@@ -1,0 +1,82 @@
+import type { Agent, Memory, Transport } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
+import { type LinePeer, nodeTarget, pythonNixl } from "../python-peer.js";
+
+/** What the parts of the benchmark share: our agent, Python's, and the process that both move bytes to and from. */
+export interface Stage {
+  readonly transport: Transport;
+  readonly agent: Agent;
+  readonly memory: Memory;
+  readonly target: LinePeer & {
+    readonly name: string;
+    readonly address: number;
+    readonly pid: number;
+    readonly metadata: string;
+  };
+  readonly python: LinePeer;
+  close(): Promise<void>;
+}
+
+export const LENGTH_BYTES = 512 * 2 ** 20;
+/** Of each figure; a median of fewer says little on a machine that others use too. */
+export const ROUNDS = Math.max(7, Number(process.env["KV_BENCH_ROUNDS"] ?? 9));
+
+export async function openStage(): Promise<Stage> {
+  const far = nodeTarget(new URL("./target.ts", import.meta.url));
+  const python = await pythonNixl();
+  const transport = nixlTransport();
+  const opened = await far.ask<{ metadata: string; address: number; name: string; pid: number }>({
+    do: "open",
+    lengthBytes: LENGTH_BYTES,
+  });
+  await python.ask({ do: "open", metadata: opened.metadata, address: opened.address, length: LENGTH_BYTES });
+  const agent = await transport.createAgent();
+  const memory = transport.allocate(LENGTH_BYTES);
+  await agent.register(memory);
+  await agent.addRemote(Buffer.from(opened.metadata, "hex"));
+  const metadata = Buffer.from(await agent.localMetadata()).toString("hex");
+  await far.ask({ do: "know", metadata, address: memory.address });
+  return {
+    transport,
+    agent,
+    memory,
+    target: { ...far, ...opened },
+    python,
+    async close() {
+      await transport.close();
+      memory.close();
+      await python.close();
+      await far.close();
+    },
+  };
+}
+
+export function shuffled(count: number, seed: number): Int32Array {
+  const ids = Int32Array.from({ length: count }, (_, i) => i);
+  let state = seed;
+  for (let i = count - 1; i > 0; i -= 1) {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    const j = state % (i + 1);
+    [ids[i], ids[j]] = [ids[j] ?? 0, ids[i] ?? 0];
+  }
+  return ids;
+}
+
+export const inOrder = (count: number): Int32Array => Int32Array.from({ length: count }, (_, i) => i);
+
+export async function lists({ agent, memory, target }: Stage, block: number, count: number) {
+  const table = (address: number) => ({
+    memoryType: "DRAM" as const,
+    rows: Float64Array.of(address, block, 0, block, count),
+  });
+  const local = await agent.prepareLocal(table(memory.address));
+  const remote = await agent.prepareRemote(target.name, table(target.address));
+  return {
+    local,
+    remote,
+    async close() {
+      await local.close();
+      await remote.close();
+    },
+  };
+}
