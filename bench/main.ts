@@ -1,7 +1,7 @@
 // npm run bench [-- NAME…]: every figure is a ratio of two things measured in turn, in one run, on this machine.
 import { mapping } from "./mapping.js";
-import { plan } from "./plan.js";
 import { nixl } from "./nixl/index.js";
+import { plan } from "./plan.js";
 import { prepare } from "./prepare.js";
 import { proxy } from "./proxy.js";
 import { read } from "./read.js";
