@@ -3,7 +3,7 @@ import { z } from "zod";
 const spreadSchema = z.object({ min: z.number(), median: z.number(), max: z.number() });
 export type Spread = z.infer<typeof spreadSchema>;
 
-export const benchRowSchema = z.object({
+const benchRowSchema = z.object({
   operation: z.enum(["READ", "WRITE"]),
   sizeBytes: z.int().describe("Bytes of one transfer."),
   blockBytes: z.int().describe("Bytes of one descriptor."),

@@ -1,8 +1,8 @@
 import { z } from "zod";
 
-export const STATUSES = ["ok", "note", "warn", "fail"] as const;
+const STATUSES = ["ok", "note", "warn", "fail"] as const;
 
-export const checkSchema = z.object({
+const checkSchema = z.object({
   id: z.string().describe("Stable name, such as machine.memlock or plugin.UCX."),
   area: z.enum(["runtime", "library", "plugins", "machine", "variables", "pair"]),
   title: z.string(),

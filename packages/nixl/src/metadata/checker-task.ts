@@ -1,14 +1,6 @@
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "../transport.js";
-
-/** To the process that checks: metadata in base64. From it: `{ready}` once, then an answer to each. */
-export interface CheckRequest {
-  readonly metadata: string;
-}
-export interface CheckAnswer {
-  readonly ready?: true;
-  readonly error?: { readonly code: string; readonly message: string };
-}
+import type { CheckAnswer, CheckRequest } from "./checker-messages.js";
 
 /** The task of a child process: has NIXL load whatever it is sent, one after the other, and survives it or not. */
 export async function metadataChecker([backends = ""]: readonly string[]): Promise<never> {

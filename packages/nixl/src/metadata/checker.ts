@@ -3,7 +3,7 @@ import { createHash } from "node:crypto";
 import { type Clock, KvError, type KvErrorCode } from "@kv/interface";
 import { childArguments } from "../child/child-process.js";
 import type { Environment } from "../library.js";
-import type { CheckAnswer, CheckRequest } from "./checker-task.js";
+import type { CheckAnswer, CheckRequest } from "./checker-messages.js";
 
 /** Loads metadata in another process first: damaged bytes may end a process within NIXL, whatever was checked before. */
 export interface MetadataChecker {
