@@ -2,7 +2,7 @@ import { KvError } from "@kv/interface";
 import { Command, InvalidArgumentError } from "commander";
 import { addBench } from "./bench/command.js";
 import { addDoctor } from "./doctor/command.js";
-import { installNixl } from "./install.js";
+import { COMPANIONS, type Companion, installNixl } from "./install.js";
 import { findLibrary } from "./library.js";
 import { type Cuda, DEFAULT_VERSION } from "./wheels.js";
 
@@ -13,9 +13,15 @@ program
   .description("fetch the pinned NIXL wheel with pip and unpack its libraries into the user's cache")
   .option("--version <version>", "version of NIXL", DEFAULT_VERSION)
   .option("--cuda <major>", "CUDA the wheel is built for: 12 or 13", readCuda, 12)
-  .action(async ({ version, cuda }: { version: string; cuda: Cuda }) => {
+  .option(
+    "--with <name>",
+    "also what a plugin needs from outside the wheel: libfabric (135 MB to download, 2 MB of it kept; Intel's and NVIDIA's licences)",
+    readCompanion,
+    [],
+  )
+  .action(async (options: { version: string; cuda: Cuda; with: Companion[] }) => {
     const onProgress = (line: string) => process.stderr.write(`${line}\n`);
-    const { library } = await installNixl({ version, cuda, onProgress });
+    const { library } = await installNixl({ ...options, onProgress });
     process.stdout.write(`${library}\n`);
   });
 
@@ -36,6 +42,12 @@ try {
   process.stderr.write(`kv-nixl: ${known.message} [${known.code}]\n`);
   if (known.hint !== undefined) process.stderr.write(`  ${known.hint}\n`);
   process.exitCode = 1;
+}
+
+function readCompanion(value: string, before: Companion[]): Companion[] {
+  const known = COMPANIONS.find((name) => name === value);
+  if (known === undefined) throw new InvalidArgumentError(COMPANIONS.join(" or "));
+  return [...before, known];
 }
 
 function readCuda(value: string): Cuda {

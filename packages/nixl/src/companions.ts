@@ -1,16 +1,14 @@
-import { access, readdir } from "node:fs/promises";
+import { readdir } from "node:fs/promises";
 import { join } from "node:path";
 import { cacheFolder, type Environment } from "./library.js";
 
 /** Libraries of others that a plugin needs and that `kv-nixl install --with` has brought. */
 export interface Companions {
   readonly folder: string;
-  /** Variables that they need, where they are not set. */
-  readonly variables: Readonly<Record<string, string>>;
 }
 
 /** By backend: the name of the folder in the cache. */
-export const COMPANION_FOLDERS: Readonly<Record<string, string>> = { LIBFABRIC: "libfabric" };
+const COMPANION_FOLDERS: Readonly<Record<string, string>> = { LIBFABRIC: "libfabric" };
 
 /** What was installed for a backend; undefined for nothing. */
 export async function companionsOf(
@@ -23,13 +21,15 @@ export async function companionsOf(
   const folders = (await readdir(cache).catch(() => [] as string[])).filter((entry) =>
     entry.startsWith(`${name}-`),
   );
-  for (const entry of folders.sort((a, b) => b.localeCompare(a, "en", { numeric: true }))) {
-    const folder = join(cache, entry);
-    const complete = await access(join(folder, "libfabric.so.1")).then(
-      () => true,
-      () => false,
-    );
-    if (complete) return { folder, variables: { FI_PROVIDER_PATH: folder } };
-  }
-  return undefined;
+  const newest = folders.sort((a, b) => b.localeCompare(a, "en", { numeric: true }))[0];
+  return newest === undefined ? undefined : { folder: join(cache, newest) };
+}
+
+/** Variables that a library from a companion's folder needs, where they are not set. */
+export function variablesFor(
+  { folder }: Companions,
+  supplied: readonly string[],
+): readonly (readonly [name: string, value: string])[] {
+  // It is built to look for its providers elsewhere.
+  return supplied.includes("libfabric.so.1") ? [["FI_PROVIDER_PATH", folder]] : [];
 }

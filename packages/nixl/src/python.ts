@@ -74,7 +74,32 @@ with zipfile.ZipFile(file) as wheel:
   );
 }
 
-function run(
+/** Extracts members by name: each into the file beside it. Errors: `KV_INSTALL_FAILED`. */
+export async function extractFiles(options: {
+  file: string;
+  members: readonly (readonly [member: string, into: string])[];
+  environment: Environment;
+}): Promise<void> {
+  const { file, members, environment } = options;
+  const script = `
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    for pair in sys.argv[2:]:
+        member, into = pair.split("=", 1)
+        with open(into, "wb") as out:
+            out.write(wheel.read(member))
+`;
+  const pairs = members.map(([member, into]) => `${member}=${into}`);
+  const { status, lines } = await run("python3", ["-c", script, file, ...pairs], environment, () => {});
+  if (status === 0) return;
+  throw new KvError(
+    "KV_INSTALL_FAILED",
+    `${file} could not be unpacked: ${lines.at(-1) ?? `status ${status}`}`,
+  );
+}
+
+/** Runs a program to its end; what it writes comes line by line. */
+export function run(
   program: string,
   args: readonly string[],
   environment: Environment,

@@ -2,14 +2,17 @@ import { KvError } from "@kv/interface";
 
 export type Cuda = 12 | 13;
 
-/** A wheel of NIXL on the Python package index, pinned to the byte. */
-export interface Wheel {
+/** A wheel on the Python package index, pinned to the byte. */
+export interface PinnedWheel {
   /** For pip: `nixl-cu12==1.5.0`. */
   readonly requirement: string;
   /** pip's platform tag. */
   readonly platform: string;
   readonly sha256: string;
+}
 
+/** A wheel of NIXL. */
+export interface Wheel extends PinnedWheel {
   /** Folders of it that hold libraries; their RPATHs are relative, so they stay side by side. */
   readonly folders: readonly string[];
   /** Name of the folder in the cache. */
