@@ -7,6 +7,7 @@
 //   FAKE_NIXL_FAIL_POST=n         the n-th post from now fails; FAKE_NIXL_FAIL_STATUS=n likewise at its completion
 //   FAKE_NIXL_REFUSE_RELEASE=n    the next n releases are refused
 //   FAKE_NIXL_FAIL_NOTIFICATION=1 notifications cannot be sent
+//   FAKE_NIXL_LATE_WRITES=1       a WRITE is done before its bytes land; they do when something is read from that peer
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +36,7 @@ struct ParamsObject {};
 struct MemListObject {};
 struct BackendObject {};
 struct StringListObject {
-  std::vector<std::string> names{"UCX"};
+  std::vector<std::string> names{"UCX", "LIBFABRIC"};
 };
 struct OptArgsObject {
   std::string message;
@@ -61,6 +62,7 @@ struct AgentObject {
   std::map<std::string, Descriptors> remotes;
   std::set<PreparedDlistObject*> lists;
   int requests = 0;
+  std::map<std::string, std::vector<std::pair<Descriptor, Descriptor>>> late;
   Inbox inbox;
 };
 struct RequestObject {
@@ -68,6 +70,7 @@ struct RequestObject {
   std::string remote;
   std::string message;
   bool notifies = false;
+  bool writes = false;
   int polls = 0;
   Status status = kInvalidState;
   bool released = false;
@@ -136,6 +139,14 @@ Status deliver(const std::string& to, const std::string& from, const std::string
 
 Status complete(Agent agent, Request request) {
   if (nth("FAKE_NIXL_FAIL_STATUS") || !world.contains(request->remote)) return request->status = kBackendError;
+  auto& late = agent->late[request->remote];
+  if (request->writes && setting("FAKE_NIXL_LATE_WRITES") != 0) {
+    late.insert(late.end(), request->copies.begin(), request->copies.end());
+    request->copies.clear();
+  } else {
+    request->copies.insert(request->copies.begin(), late.begin(), late.end());
+    late.clear();
+  }
   for (const auto& [from, to] : request->copies) {
     memcpy(reinterpret_cast<void*>(to.address), reinterpret_cast<const void*>(from.address), from.length);
   }
@@ -234,7 +245,7 @@ API(string_list_get)(StringList list, size_t index, const char** out) {
 }
 API(get_plugin_params)(Agent agent, const char* plugin, MemList* types, Params* out) {
   own(agent);
-  if (strcmp(plugin, "UCX") != 0) return kBackendError;
+  if (strcmp(plugin, "UCX") != 0 && strcmp(plugin, "LIBFABRIC") != 0) return kBackendError;
   *types = new MemListObject;
   *out = new ParamsObject;
   return kSuccess;
@@ -350,6 +361,7 @@ API(make_xfer_req)(Agent agent, Operation operation, PreparedDlist local, const 
     request->copies.emplace_back(operation == Operation::read ? there : here, operation == Operation::read ? here : there);
   }
   request->remote = remote->remote;
+  request->writes = operation == Operation::write;
   ++agent->requests;
   *out = request;
   return kSuccess;

@@ -33,7 +33,12 @@ std::string text_of(Napi::Value value) {
 AgentConfig config_of(Napi::Object options) {
   AgentConfig config{.library_path = text_of(options.Get("libraryPath")),
                      .name = name_of(options.Get("name"), "KV_AGENT_INVALID", "the agent's name"),
-                     .backends = {}};
+                     .backends = {},
+                     .preload = {},
+                     .watch_peers = options.Get("watchPeers").ToBoolean(),
+                     .probe_writes = options.Get("probeWrites").ToBoolean()};
+  const auto preload = options.Get("preload").As<Napi::Array>();
+  for (uint32_t index = 0; index < preload.Length(); ++index) config.preload.push_back(text_of(preload.Get(index)));
   const auto backends = options.Get("backends").As<Napi::Array>();
   for (uint32_t index = 0; index < backends.Length(); ++index) {
     const auto entry = backends.Get(index).As<Napi::Object>();

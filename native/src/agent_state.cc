@@ -13,6 +13,9 @@ namespace {
 
 // NIXL's name for "the agent itself" where a peer's name is asked for.
 constexpr const char* kSelf = "";
+// The backend whose peers can be watched from outside.
+constexpr const char* kWatchedBackend = "LIBFABRIC";
+constexpr size_t kScratchBytes = 4096;
 
 void check(capi::Status status, const char* code, const std::string& what) {
   if (status != capi::kSuccess) throw Failure(code, what + ": " + describe(status));
@@ -24,7 +27,9 @@ AgentState::AgentState(const AgentConfig& config, Counters& counters)
     : library_(Library::load(config.library_path)),
       nixl_(library_.functions()),
       counters_(counters),
-      name_(config.name) {
+      name_(config.name),
+      watch_peers_(config.watch_peers) {
+  for (const std::string& path : config.preload) Library::preload(path);
   // One thread makes every call, so NIXL needs neither locks nor a thread of its own; polling here beats both.
   const capi::AgentConfig agent_config{.progress_thread = false,
                                        .listen_thread = false,
@@ -40,7 +45,10 @@ AgentState::AgentState(const AgentConfig& config, Counters& counters)
     for (const BackendSpec& spec : config.backends) create_backend(spec);
     inbox_ = Handle<capi::NotifMap>::make("KV_INTERNAL", "no notification map", nixl_.destroy_notif_map,
                                           nixl_.create_notif_map);
+    if (config.probe_writes) make_scratch();
   } catch (...) {
+    if (scratch_registration_) nixl_.deregister_mem(agent_, scratch_registration_.get(), nullptr);
+    scratch_registration_ = {};
     backends_.clear();
     nixl_.destroy_agent(agent_);
     throw;
@@ -49,9 +57,12 @@ AgentState::AgentState(const AgentConfig& config, Counters& counters)
 
 AgentState::~AgentState() {
   while (!lists_.empty()) release(*lists_.begin());
+  if (probe_ != nullptr) nixl_.release_xfer_dlist_handle(agent_, probe_);
   for (const auto& [name, remote] : remotes_) nixl_.invalidate_remote_md(agent_, name.c_str());
   for (const auto& [mapping, memory] : memories_) nixl_.deregister_mem(agent_, memory.list.get(), nullptr);
   memories_.clear();
+  if (scratch_registration_) nixl_.deregister_mem(agent_, scratch_registration_.get(), nullptr);
+  scratch_registration_ = {};
   inbox_ = {};
   backends_.clear();
   nixl_.destroy_agent(agent_);
@@ -101,6 +112,58 @@ void AgentState::create_backend(const BackendSpec& spec) {
                   "NIXL's own log on stderr says why; NIXL_LOG_LEVEL=DEBUG says more");
   }
   backends_.emplace_back(backend, nixl_.destroy_backend);
+}
+
+void AgentState::make_scratch() {
+  scratch_ = Mapping::create(kScratchBytes);
+  scratch_->await_touched();
+  auto registration = Handle<capi::RegDlist>::make("KV_INTERNAL", "no registration list", nixl_.destroy_reg_dlist,
+                                                   nixl_.create_reg_dlist, capi::MemoryType::dram);
+  check(nixl_.reg_dlist_add_desc(registration.get(), scratch_->address(), scratch_->length(), 0, nullptr, 0), "KV_INTERNAL",
+        "NIXL refused the descriptor of the scratch page");
+  check(nixl_.register_mem(agent_, registration.get(), nullptr), "KV_INTERNAL", "NIXL could not register the scratch page");
+  scratch_registration_ = std::move(registration);
+  const auto one = Handle<capi::XferDlist>::make("KV_INTERNAL", "no descriptor list", nixl_.destroy_xfer_dlist,
+                                                 nixl_.create_xfer_dlist, capi::MemoryType::dram);
+  check(nixl_.xfer_dlist_add_desc(one.get(), scratch_->address(), 1, 0), "KV_INTERNAL", "NIXL refused a descriptor");
+  check(nixl_.prep_xfer_dlist(agent_, kSelf, one.get(), &probe_, nullptr), "KV_INTERNAL", "NIXL refused the scratch list");
+}
+
+void AgentState::prepare_probe(List& list, capi::MemoryType type, const Row& first) {
+  const auto one = Handle<capi::XferDlist>::make("KV_LIST_INVALID", "no descriptor list", nixl_.destroy_xfer_dlist,
+                                                 nixl_.create_xfer_dlist, type);
+  check(nixl_.xfer_dlist_add_desc(one.get(), first.address, 1, first.device), "KV_LIST_INVALID", "NIXL refused a descriptor");
+  check(nixl_.prep_xfer_dlist(agent_, list.remote->c_str(), one.get(), &list.probe, nullptr), "KV_LIST_INVALID",
+        "NIXL refused a list of one byte");
+}
+
+capi::Request AgentState::make_probe(const List& remote) {
+  const int first = 0;
+  capi::Request request = nullptr;
+  const capi::Status made = nixl_.make_xfer_req(agent_, capi::Operation::read, probe_, &first, 1, remote.probe, &first, 1,
+                                                &request, nullptr);
+  return made == capi::kSuccess ? request : nullptr;
+}
+
+bool AgentState::lost(const std::string& remote) {
+  const auto found = remotes_.find(remote);
+  return found != remotes_.end() && found->second.watch && !found->second.watch->alive();
+}
+
+std::chrono::steady_clock::duration AgentState::lost_for(const std::string& remote) const {
+  const auto found = remotes_.find(remote);
+  const bool watched = found != remotes_.end() && found->second.watch;
+  return watched ? found->second.watch->dead_for() : std::chrono::steady_clock::duration::zero();
+}
+
+bool AgentState::known_lost(const std::string& remote) const {
+  return lost_for(remote) > std::chrono::steady_clock::duration::zero();
+}
+
+void AgentState::watch() {
+  for (const auto& [name, remote] : remotes_) {
+    if (remote.watch) remote.watch->alive();
+  }
 }
 
 void AgentState::register_memory(uint64_t id, std::shared_ptr<Pin> pin) {
@@ -173,7 +236,13 @@ std::string AgentState::add_remote(const Bytes& bytes) {
                   "NIXL refused the metadata of \"" + name + "\": " + describe(status),
                   "it must come whole from the peer's localMetadata(), and both agents must have a backend in common");
   }
-  remotes_[name].connections = std::move(metadata.connections);
+  Remote& remote = remotes_[name];
+  const auto watched = metadata.connections.find(kWatchedBackend);
+  // A known peer that was taken for dead and says hello again is looked at anew.
+  if (watch_peers_ && watched != metadata.connections.end() && (!remote.watch || !remote.watch->alive())) {
+    remote.watch = PeerWatch::of(watched->second);
+  }
+  remote.connections = std::move(metadata.connections);
   counters_.remotes = remotes_.size();
   return name;
 }
@@ -199,6 +268,11 @@ void AgentState::remove_remote(const std::string& name) {
 void AgentState::notify(const std::string& remote, const Bytes& payload) {
   if (!remotes_.contains(remote)) {
     throw Failure("KV_AGENT_UNKNOWN_REMOTE", "this agent knows no peer \"" + remote + "\"", "call addRemote first");
+  }
+  if (lost(remote)) {
+    throw Failure("KV_NOTIFICATION_FAILED",
+                  "could not send " + std::to_string(payload.size()) + " bytes to \"" + remote + "\": its process is gone",
+                  "if it was restarted, add it again with its new metadata");
   }
   // Never a null pointer, even for no bytes.
   const void* data = payload.empty() ? static_cast<const void*>("") : payload.data();
@@ -245,6 +319,14 @@ std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, cap
                     list->remote ? "every descriptor must lie in memory that the peer had registered when its metadata was made" : "");
     }
   }
+  if (list->remote && probes_writes()) {
+    try {
+      prepare_probe(*list, type, rows.front());
+    } catch (...) {
+      nixl_.release_xfer_dlist_handle(agent_, list->handle);
+      throw;
+    }
+  }
   for (const Mapping* mapping : used) ++memories_.at(mapping).lists;
   if (list->remote) ++remotes_.at(*list->remote).lists;
   list->memories = std::move(used);
@@ -256,6 +338,7 @@ std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, cap
 void AgentState::release(const std::shared_ptr<List>& released) {
   const std::shared_ptr<List> list = released;  // the argument may be the set's own
   nixl_.release_xfer_dlist_handle(agent_, std::exchange(list->handle, nullptr));
+  if (list->probe != nullptr) nixl_.release_xfer_dlist_handle(agent_, std::exchange(list->probe, nullptr));
   for (const Mapping* mapping : list->memories) --memories_.at(mapping).lists;
   if (list->remote && !list->lost) --remotes_.at(*list->remote).lists;
   lists_.erase(list);

@@ -2,6 +2,7 @@
 // backends, agent. Every call throws Failure.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,7 @@
 #include "library.h"
 #include "list.h"
 #include "mapping.h"
+#include "peer_watch.h"
 
 namespace kv::nixl {
 
@@ -30,6 +32,12 @@ struct AgentConfig {
   std::string library_path;
   std::string name;
   std::vector<BackendSpec> backends;
+  // Libraries that plugins need and the loader does not find, by path.
+  std::vector<std::string> preload;
+  // A backend among them does not tell of a peer's death.
+  bool watch_peers = false;
+  // A backend among them calls a WRITE done when its bytes have left, not when they have landed.
+  bool probe_writes = false;
 };
 
 class AgentState {
@@ -48,6 +56,19 @@ class AgentState {
   std::string add_remote(const Bytes& metadata);
   void remove_remote(const std::string& name);
   void notify(const std::string& remote, const Bytes& payload);
+
+  // Whether the peer's process is known to be gone. Looks, which is cheap.
+  bool lost(const std::string& remote);
+  // The same by what was last seen, and for how long it has been known.
+  bool known_lost(const std::string& remote) const;
+  std::chrono::steady_clock::duration lost_for(const std::string& remote) const;
+  // Looks after every peer.
+  void watch();
+
+  // Whether a WRITE is over only when a byte could be read after it.
+  bool probes_writes() const { return probe_ != nullptr; }
+  // A READ of one byte of the list's memory: when it is done, so is every WRITE to that peer that was posted before. Null on failure.
+  capi::Request make_probe(const List& remote);
 
   std::shared_ptr<List> prepare(std::optional<std::string> remote, capi::MemoryType type, const std::vector<double>& rows);
   // Releases a list that no transfer uses.
@@ -77,8 +98,11 @@ class AgentState {
   struct Remote {
     std::map<std::string, std::string> connections;
     uint32_t lists = 0;
+    std::unique_ptr<PeerWatch> watch;
   };
 
+  void make_scratch();
+  void prepare_probe(List& list, capi::MemoryType type, const Row& first);
   void create_backend(const BackendSpec& spec);
   void forget_remote(const std::string& name);
   std::string plugins() const;
@@ -96,6 +120,11 @@ class AgentState {
   std::unordered_map<std::string, Remote> remotes_;
   std::set<std::shared_ptr<List>> lists_;
   Handle<capi::NotifMap> inbox_;
+  bool watch_peers_;
+  // Where probes read to.
+  std::shared_ptr<Mapping> scratch_;
+  Handle<capi::RegDlist> scratch_registration_;
+  capi::PreparedDlist probe_ = nullptr;
 };
 
 template <typename Receive>

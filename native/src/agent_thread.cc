@@ -27,6 +27,8 @@ constexpr int kTypicalPollRise = 1024;
 constexpr int kAttentivePolls = 8;
 // While slices are being posted, polls are this far apart; each costs about as much as the making of a small slice.
 constexpr auto kPollWhilePosting = microseconds(100);
+// How often peers that have transfers under way are looked after, where the backend does not.
+constexpr auto kWatchPeers = milliseconds(50);
 // For transfers under way when the environment ends.
 constexpr auto kStopPatience = milliseconds(1000);
 
@@ -281,6 +283,10 @@ void AgentThread::main(uint64_t ticket) {
     bool worked = run_commands();
     worked = advance_transfers() || worked;
     if (!worked || Clock::now() - last_poll_ > kPollWhilePosting) worked = poll() || worked;
+    if (!transfers_.empty() && last_poll_ - last_watch_ > kWatchPeers) {
+      last_watch_ = last_poll_;
+      state_->watch();
+    }
     if (worked) last_work_ = Clock::now();
     if (!worked) wait();
   }

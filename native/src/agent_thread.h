@@ -88,6 +88,7 @@ class AgentThread : public Stoppable, public std::enable_shared_from_this<AgentT
   std::deque<Transfer> transfers_;
   Clock::time_point last_work_;
   Clock::time_point last_poll_;
+  Clock::time_point last_watch_;
   int attentive_ = 0;
   Clock::duration typical_poll_ = std::chrono::milliseconds(1);
   std::optional<Clock::time_point> deadline_;

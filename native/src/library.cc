@@ -45,6 +45,13 @@ const Library& Library::load(const std::string& path) {
   return *library;
 }
 
+void Library::preload(const std::string& path) {
+  if (dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) != nullptr) return;
+  const char* reason = dlerror();
+  throw Failure("KV_BACKEND_UNAVAILABLE", "the loader refused " + path + ": " + (reason == nullptr ? "no reason given" : reason),
+                "install it again: npx --no-install kv-nixl install --with libfabric");
+}
+
 Library::Library(std::string path) : path_(std::move(path)) {
   // NODELETE: NIXL starts threads and leaves thread-local state behind that must outlive any worker.
   void* handle = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);

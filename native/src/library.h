@@ -13,6 +13,9 @@ class Library {
   // since two NIXLs in one process would share global state. Throws Failure.
   static const Library& load(const std::string& path);
 
+  // Loads a library that plugins need before the loader looks for it by name: one of the same name that is loaded already serves. Throws Failure.
+  static void preload(const std::string& path);
+
   // Whether one has been loaded: variables set from now on come too late for it.
   static bool loaded();
 

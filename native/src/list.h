@@ -21,6 +21,8 @@ struct List {
 
   // The agent's thread only.
   capi::PreparedDlist handle = nullptr;
+  // One byte of the peer's memory, to be read after a WRITE where the backend does not say that its bytes have landed.
+  capi::PreparedDlist probe = nullptr;
   std::vector<const Mapping*> memories;
   uint32_t transfers = 0;
   std::optional<uint64_t> close_ticket;

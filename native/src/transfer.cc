@@ -16,6 +16,10 @@ constexpr size_t kSliceDescriptors = 4096;
 // Slices under way at once where the post only starts the copy.
 constexpr size_t kWindow = 32;
 
+// So long after a peer's end NIXL is told to let go of what it still has under way. What the peer had sent before is in this
+// host's own buffers, or lost, long before.
+constexpr auto kQuarantine = std::chrono::seconds(5);
+
 double milliseconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
 }
@@ -81,6 +85,7 @@ size_t Transfer::slice_end(uint64_t& bytes) const {
 }
 
 bool Transfer::advance(AgentState& state, const Send& send) {
+  if (!over_ && state.known_lost(*request_.remote->remote)) fail(state, send, lost());
   const size_t before = posted_.size() + spent_.size();
   check_posted(state, send);
   release_spent(state);
@@ -91,6 +96,11 @@ bool Transfer::advance(AgentState& state, const Send& send) {
   }
   if (!over_ && next_ < request_.local_ids.size() && posted_.size() < kWindow) {
     post_next(state, send);
+    moved = true;
+  }
+  if (!in_flight() && !probed_ && next_ > 0 && state.probes_writes() && request_.operation == capi::Operation::write &&
+      (over_ || next_ == request_.local_ids.size())) {
+    post_probe(state, send);
     moved = true;
   }
   if (in_flight() || !(over_ || next_ == request_.local_ids.size())) return moved;
@@ -112,6 +122,7 @@ void Transfer::post_next(AgentState& state, const Send& send) {
       throw Failure("KV_TRANSFER_FAILED", subject() + " cannot go on: new metadata of that agent was refused, and NIXL dropped the old",
                     "add the peer and prepare its lists again");
     }
+    if (state.lost(*request_.remote->remote)) throw lost();
     capi::Request request = nullptr;
     const capi::Status made = nixl.make_xfer_req(state.agent(), request_.operation, request_.local->handle,
                                                  request_.local_ids.data() + next_, count, request_.remote->handle,
@@ -150,10 +161,31 @@ void Transfer::post_next(AgentState& state, const Send& send) {
   release_spent(state);
 }
 
+// Also of a transfer that was given up: until its bytes have landed, the peer may not give its memory to anybody else.
+void Transfer::post_probe(AgentState& state, const Send& send) {
+  probed_ = true;
+  if (request_.remote->lost || state.lost(*request_.remote->remote)) {
+    fail(state, send, lost());
+    return;
+  }
+  const capi::Request request = state.make_probe(*request_.remote);
+  const capi::Status posted =
+      request == nullptr ? capi::kBackendError : state.nixl().post_xfer_req(state.agent(), request, nullptr);
+  if (posted == capi::kInProgress) {
+    posted_.push_back({request, 0});
+    return;
+  }
+  if (request != nullptr) spent_.push_back(request);
+  if (posted != capi::kSuccess) {
+    fail(state, send, Failure("KV_TRANSFER_FAILED", subject() + " was posted, and whether it landed is not known: " + describe(posted)));
+  }
+  release_spent(state);
+}
+
 void Transfer::check_posted(AgentState& state, const Send& send) {
   for (size_t index = 0; index < posted_.size();) {
     const capi::Status status = state.nixl().get_xfer_status(state.agent(), posted_[index].request);
-    if (status == capi::kInProgress) {
+    if (status == capi::kInProgress && state.lost_for(*request_.remote->remote) < kQuarantine) {
       ++index;
       continue;
     }
@@ -218,6 +250,11 @@ void Transfer::cancel(AgentState& state, const Send& send, Failure failure) {
   fail(state, send, std::move(failure));
   for (const Slice& slice : std::exchange(posted_, {})) spent_.push_back(slice.request);
   release_spent(state);
+}
+
+Failure Transfer::lost() const {
+  return Failure("KV_TRANSFER_FAILED", subject() + " failed: the peer's process is gone",
+                 "if it was restarted, add it again with its new metadata");
 }
 
 std::string Transfer::subject() const {

@@ -63,11 +63,13 @@ class Transfer {
   // One past the last piece of the slice that begins at next_, and its bytes.
   size_t slice_end(uint64_t& bytes) const;
   void post_next(AgentState& state, const Send& send);
+  void post_probe(AgentState& state, const Send& send);
   void check_posted(AgentState& state, const Send& send);
   bool release_spent(AgentState& state);
   bool release(AgentState& state, capi::Request request);
   void complete(AgentState& state, const Send& send);
   bool decide();
+  Failure lost() const;
   std::string subject() const;
 
   uint64_t ticket_;
@@ -77,6 +79,7 @@ class Transfer {
   uint64_t uniform_ = 0;
 
   size_t next_ = 0;
+  bool probed_ = false;  // that a WRITE has landed
   bool rides_ = false;  // the notification goes with the one request
   std::vector<Slice> posted_;
   std::vector<capi::Request> spent_;  // ended, and not yet released

@@ -7,6 +7,7 @@ import {
   type PreparedList,
   type Registration,
 } from "@kv/interface";
+import { backendFacts } from "./backends.js";
 import { fromNative } from "./errors.js";
 import { inbox } from "./inbox.js";
 import { nativeOf } from "./memory.js";
@@ -27,6 +28,8 @@ export interface NixlAgentOptions {
   libraryPath: string;
   name: string;
   backends: readonly BackendSpec[];
+  /** Libraries that the backends need and the loader does not find. */
+  preload: readonly string[];
   clock: Clock;
   /** Tries a peer's metadata elsewhere before this process's NIXL gets it. */
   checkMetadata?: ((metadata: Uint8Array) => Promise<void>) | undefined;
@@ -38,7 +41,7 @@ const CLOSE_TIMEOUT_MS = 10_000;
 
 /** Starts an agent and its native thread; resolves when its backends are ready. */
 export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent> {
-  const { addon, libraryPath, name, backends, clock, onClose } = options;
+  const { addon, libraryPath, name, backends, preload, clock, onClose } = options;
   let native: NativeAgent | undefined;
   const calls = tickets((alive) => native?.keepAlive(alive));
   const notifications = inbox(() => calls.hold());
@@ -65,6 +68,9 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
           name: spec.name,
           parameters: Object.entries(spec.parameters ?? {}),
         })),
+        preload,
+        watchPeers: backends.some((spec) => backendFacts(spec.name).watchPeers),
+        probeWrites: backends.some((spec) => backendFacts(spec.name).probeWrites),
       },
       onEvents,
     );

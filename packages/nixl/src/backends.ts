@@ -2,19 +2,39 @@ import type { BackendSpec } from "@kv/interface";
 
 /** What is known of a NIXL backend. To add one, add a row; one without a row works, with nothing assumed. */
 export interface BackendFacts {
-  /** The death of a peer fails its transfers; without it only deadlines tell. */
+  /** The death of a peer fails its transfers, by the backend's doing or by ours; without it only deadlines tell. */
   readonly reportsPeerDeath: boolean;
+  /** It is ours: the agent keeps a connection to each peer's endpoint, and asks it before each call that would not come back. */
+  readonly watchPeers: boolean;
+  /** It calls a WRITE done when the bytes have left: the agent reads a byte after it, over the same connection. */
+  readonly probeWrites: boolean;
   /** Variables that look as if they mattered to it, and do not. */
   readonly ignores: readonly string[];
 }
 
 const BACKENDS: Readonly<Record<string, BackendFacts>> = {
-  UCX: { reportsPeerDeath: true, ignores: ["FI_PROVIDER"] },
-  // Measured with the tcp provider: a transfer from a killed peer stays in progress.
-  LIBFABRIC: { reportsPeerDeath: false, ignores: [] },
+  UCX: {
+    reportsPeerDeath: true,
+    watchPeers: false,
+    probeWrites: false,
+    ignores: ["FI_PROVIDER", "FI_PROVIDER_PATH", "FI_EFA_USE_DEVICE_RDMA"],
+  },
+  // Measured with NIXL 1.5.0, libfabric 2.4 and its tcp provider: a post or a notification to a peer that was killed does
+  // not return, and a WRITE is done before its last bytes are in the peer's memory.
+  LIBFABRIC: {
+    reportsPeerDeath: true,
+    watchPeers: true,
+    probeWrites: true,
+    ignores: ["UCX_TLS", "UCX_NET_DEVICES"],
+  },
 };
 
-const UNKNOWN: BackendFacts = { reportsPeerDeath: false, ignores: [] };
+const UNKNOWN: BackendFacts = {
+  reportsPeerDeath: false,
+  watchPeers: false,
+  probeWrites: false,
+  ignores: [],
+};
 
 export const DEFAULT_BACKEND = "UCX";
 

@@ -8,8 +8,15 @@ export {
   doctorReportSchema,
   reportText as doctorText,
 } from "./doctor/report.js";
-export { type Installed, type InstallOptions, installNixl } from "./install.js";
+export { type MissingPart, nameOfMissing } from "./elf-loader.js";
+export { COMPANIONS, type Companion, type Installed, type InstallOptions, installNixl } from "./install.js";
 export { type Environment, type FindLibraryOptions, findLibrary } from "./library.js";
 export { type FrameOptions, frameMetadata, unframeMetadata } from "./metadata/frame.js";
+export {
+  type DescribePluginsOptions,
+  describePlugins,
+  type PluginDescription,
+  summaryOf,
+} from "./plugins.js";
 export { type NixlTransportOptions, nixlTransport } from "./transport.js";
 export type { Cuda } from "./wheels.js";

@@ -21,6 +21,12 @@ export interface NativeAgentOptions {
   readonly libraryPath: string;
   readonly name: string;
   readonly backends: { name: string; parameters: [key: string, value: string][] }[];
+  /** Libraries to load before the backends are made, by path. */
+  readonly preload: readonly string[];
+  /** Look after peers where the backend does not tell of their death. */
+  readonly watchPeers: boolean;
+  /** Read a byte after each WRITE: the backend calls it done when its bytes have left. */
+  readonly probeWrites: boolean;
 }
 
 /** Kinds of event: a command settled, a transfer's outcome, a transfer's release, a notification. */

@@ -15,6 +15,7 @@ import { findLibrary } from "./library.js";
 import { allocateMemory } from "./memory.js";
 import { type MetadataChecker, metadataChecker } from "./metadata/checker.js";
 import type { NativeAddon } from "./native.js";
+import { type Preload, preloadFor } from "./preload.js";
 
 export interface NixlTransportOptions extends Partial<Ambient> {
   /** Path of `libnixl_capi.so`, before every other place where it is looked for. */
@@ -43,6 +44,7 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
   let library: Promise<string> | undefined;
   let closed: Promise<void> | undefined;
   let checker: MetadataChecker | undefined;
+  const preloads = new Map<string, Promise<Preload>>();
 
   const capabilities: TransportCapabilities = Object.freeze({
     read: true,
@@ -70,6 +72,22 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
     return addon;
   }
 
+  /** What the backends need beside NIXL, and the variables for it, which are set. */
+  async function prepareBackends(native: NativeAddon, specs: readonly BackendSpec[], libraryPath: string) {
+    const paths: string[] = [];
+    for (const { name } of specs) {
+      const found = preloads.get(name) ?? preloadFor(name, libraryPath, process.env);
+      preloads.set(name, found);
+      const { libraries, variables } = await found;
+      paths.push(...libraries);
+      const missing = variables.filter(([variable]) => process.env[variable] === undefined);
+      if (missing.length > 0)
+        native.prepareEnvironment(missing.map(([variable, value]) => [variable, value]));
+      if (libraries.length > 0) log.debug("nixl-libraries-supplied", { backend: name, libraries });
+    }
+    return paths;
+  }
+
   return {
     name: "nixl",
     capabilities,
@@ -87,6 +105,7 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
         library = undefined;
         throw error;
       });
+      const preload = await prepareBackends(native, wanted, libraryPath);
       open();
       if (options.checkMetadata === true && checker === undefined) {
         checker = metadataChecker({
@@ -101,6 +120,7 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
         libraryPath,
         name,
         backends: wanted,
+        preload,
         clock,
         checkMetadata: checker?.check,
         onClose: () => agents.delete(agent),

@@ -16,11 +16,11 @@ export interface Owner {
 export async function startOwner(
   lengthBytes: number,
   seed = 1,
-  env: Readonly<Record<string, string>> = {},
+  { env = {}, backends = [] }: { env?: Readonly<Record<string, string>>; backends?: readonly string[] } = {},
 ): Promise<Owner> {
   const child = fork(
     fileURLToPath(new URL("./children/owner.ts", import.meta.url)),
-    [JSON.stringify({ lengthBytes, seed, env })],
+    [JSON.stringify({ lengthBytes, seed, env, backends })],
     { cwd: fileURLToPath(new URL("../../..", import.meta.url)), execArgv: ["--import", "tsx"] },
   );
   const exited = new Promise<number | null>((resolve) => child.once("exit", (code) => resolve(code)));

@@ -3,12 +3,13 @@ import { createHash } from "node:crypto";
 import { nixlTransport } from "@kv/nixl";
 import { fillPattern } from "../pattern.js";
 
-const { lengthBytes, seed, env } = JSON.parse(process.argv[2] ?? "{}") as {
+const { lengthBytes, seed, env, backends } = JSON.parse(process.argv[2] ?? "{}") as {
   lengthBytes: number;
   seed: number;
   env: Record<string, string>;
+  backends: string[];
 };
-const transport = nixlTransport({ env });
+const transport = nixlTransport({ env, backends });
 const agent = await transport.createAgent();
 const memory = transport.allocate(lengthBytes);
 fillPattern(memory.bytes, seed);

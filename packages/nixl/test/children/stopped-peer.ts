@@ -5,7 +5,7 @@ import { startOwner } from "../owner-process.js";
 
 const env = { UCX_TLS: "tcp" };
 const LENGTH = 4 << 20;
-const owner = await startOwner(LENGTH, 1, env);
+const owner = await startOwner(LENGTH, 1, { env });
 const transport = nixlTransport({ env });
 const agent = await transport.createAgent();
 const memory = transport.allocate(LENGTH);

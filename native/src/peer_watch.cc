@@ -1,0 +1,107 @@
+#include "peer_watch.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <string_view>
+
+namespace kv::nixl {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// NIXL writes an entry as its name, the length of its value as 8 bytes, and the value.
+constexpr std::string_view kEndpoint = "dest_data_ep_0";
+// The agent's thread waits so long for a connection at most: once when the peer is added, and once when a connection has ended.
+constexpr int kConnectWaitMs = 250;
+// A connection that takes longer than this to be made is none.
+constexpr auto kConnectPatience = std::chrono::seconds(10);
+// A host that has vanished is noticed after 5 + 3 * 2 seconds.
+constexpr int kKeepIdleSeconds = 5;
+constexpr int kKeepIntervalSeconds = 2;
+constexpr int kKeepCount = 3;
+
+}  // namespace
+
+std::unique_ptr<PeerWatch> PeerWatch::of(const std::string& connection) {
+  const size_t at = connection.find(kEndpoint);
+  uint64_t length = 0;
+  if (at == std::string::npos || connection.size() - at < kEndpoint.size() + sizeof(length)) return nullptr;
+  const std::string_view rest = std::string_view(connection).substr(at + kEndpoint.size());
+  memcpy(&length, rest.data(), sizeof(length));
+  const std::string_view value = rest.substr(sizeof(length));
+  if (length > value.size()) return nullptr;
+  sockaddr_storage address{};
+  sa_family_t family = 0;
+  if (length < sizeof(family)) return nullptr;
+  memcpy(&family, value.data(), sizeof(family));
+  const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : family == AF_INET6 ? sizeof(sockaddr_in6) : 0;
+  if (size == 0 || length < size) return nullptr;
+  memcpy(&address, value.data(), size);
+  std::unique_ptr<PeerWatch> watch(new PeerWatch(address, size));
+  if (!watch->connect_again()) watch->die();
+  return watch;
+}
+
+PeerWatch::~PeerWatch() { hang_up(); }
+
+void PeerWatch::hang_up() {
+  if (socket_ >= 0) close(socket_);
+  socket_ = -1;
+  connecting_.reset();
+}
+
+bool PeerWatch::die() {
+  hang_up();
+  died_ = Clock::now();
+  return false;
+}
+
+Clock::duration PeerWatch::dead_for() const { return died_ ? Clock::now() - *died_ : Clock::duration::zero(); }
+
+// False if it is refused, or the host cannot be reached.
+bool PeerWatch::connect_again() {
+  hang_up();
+  socket_ = socket(address_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  // No socket to be had says nothing about the peer.
+  if (socket_ < 0) return true;
+  const int on = 1;
+  setsockopt(socket_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  setsockopt(socket_, IPPROTO_TCP, TCP_KEEPIDLE, &kKeepIdleSeconds, sizeof(int));
+  setsockopt(socket_, IPPROTO_TCP, TCP_KEEPINTVL, &kKeepIntervalSeconds, sizeof(int));
+  setsockopt(socket_, IPPROTO_TCP, TCP_KEEPCNT, &kKeepCount, sizeof(int));
+  if (connect(socket_, reinterpret_cast<const sockaddr*>(&address_), length_) == 0) return true;
+  if (errno != EINPROGRESS) return false;
+  connecting_ = Clock::now();
+  return connected(kConnectWaitMs);
+}
+
+// Whether the connection that is being made has not failed.
+bool PeerWatch::connected(int timeout_ms) {
+  pollfd entry{.fd = socket_, .events = POLLOUT, .revents = 0};
+  if (poll(&entry, 1, timeout_ms) <= 0) return Clock::now() - *connecting_ < kConnectPatience;
+  int error = 0;
+  socklen_t size = sizeof(error);
+  getsockopt(socket_, SOL_SOCKET, SO_ERROR, &error, &size);
+  if (error != 0) return false;
+  connecting_.reset();
+  return true;
+}
+
+bool PeerWatch::alive() {
+  if (died_) return false;
+  if (socket_ < 0) return connect_again() || die();
+  if (connecting_) return connected(0) || die();
+  char byte = 0;
+  const ssize_t got = recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return true;
+  // The provider may have closed a connection that says nothing: only one that is refused is a peer that is gone.
+  return connect_again() || die();
+}
+
+}  // namespace kv::nixl

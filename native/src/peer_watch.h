@@ -1,0 +1,43 @@
+// Whether a peer's process is still there, for a backend that does not tell. libfabric's tcp provider listens on an address that the
+// peer's metadata names: an idle connection to it ends when that process does, and a new one is refused.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace kv::nixl {
+
+class PeerWatch {
+ public:
+  // From a LIBFABRIC backend's connection data; null where that names no address of TCP, as with EFA.
+  static std::unique_ptr<PeerWatch> of(const std::string& connection);
+
+  ~PeerWatch();
+  PeerWatch(const PeerWatch&) = delete;
+  PeerWatch& operator=(const PeerWatch&) = delete;
+
+  // One system call where nothing has changed. Once false it stays false.
+  bool alive();
+  // Since it was found out.
+  std::chrono::steady_clock::duration dead_for() const;
+
+ private:
+  PeerWatch(const sockaddr_storage& address, socklen_t length) : address_(address), length_(length) {}
+
+  bool connect_again();
+  bool connected(int timeout_ms);
+  bool die();
+  void hang_up();
+
+  sockaddr_storage address_;
+  socklen_t length_;
+  int socket_ = -1;
+  std::optional<std::chrono::steady_clock::time_point> connecting_;
+  std::optional<std::chrono::steady_clock::time_point> died_;
+};
+
+}  // namespace kv::nixl
