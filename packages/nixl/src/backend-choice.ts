@@ -4,11 +4,17 @@ import { backendFacts, DEFAULT_BACKEND } from "./backends.js";
 /** Read in this order when no backend is asked for explicitly. */
 const CHOOSING = ["NIXL_BACKEND", "VLLM_NIXL_BACKEND"] as const;
 /** Variables of other systems that nothing reads here, nor in vLLM. */
-const WITHOUT_EFFECT = ["VLLM_NIXL_KVCACHE_BACKEND"] as const;
+const WITHOUT_EFFECT: Readonly<Record<string, string>> = {
+  VLLM_NIXL_KVCACHE_BACKEND: "nothing reads it; NIXL_BACKEND chooses the backend",
+  NCCL_IB_HCA: "it is NCCL's, which moves no KV here; for UCX see UCX_NET_DEVICES",
+  NCCL_SOCKET_IFNAME: "it is NCCL's, which moves no KV here; for UCX see UCX_NET_DEVICES",
+};
 
 export interface BackendChoice {
-  /** From the transport's options, as `kv_connector_extra_config.backends`. */
+  /** What was asked for, by the transport's options or by an agent's. */
   explicit: readonly (BackendSpec | string)[] | undefined;
+  /** Who asked: "the option backends" when absent. */
+  asker?: string;
   environment: Readonly<Record<string, string | undefined>>;
   log: Log;
 }
@@ -17,11 +23,17 @@ export interface BackendChoice {
  * Backends in order of preference: what was asked for, else `NIXL_BACKEND` or `VLLM_NIXL_BACKEND` (names separated by
  * commas), else UCX. Each variable that is set and has no effect is warned of, with its value and what won.
  */
-export function chooseBackends({ explicit, environment, log }: BackendChoice): BackendSpec[] {
+export function chooseBackends(choice: BackendChoice): BackendSpec[] {
+  return resolveBackends(choice).backends;
+}
+
+/** The same, with the source of the choice: the asker, the name of a variable, or "the default". */
+export function resolveBackends(choice: BackendChoice): { backends: BackendSpec[]; source: string } {
+  const { explicit, asker = "the option backends", environment, log } = choice;
   const given = (name: string) => environment[name]?.trim() || undefined;
   const wanted = explicit === undefined || explicit.length === 0 ? undefined : explicit.map(specOf);
   const variable = CHOOSING.find((name) => given(name) !== undefined);
-  const source = wanted !== undefined ? "the option backends" : (variable ?? "the default");
+  const source = wanted !== undefined ? asker : (variable ?? "the default");
   const chosen =
     wanted ??
     (variable === undefined
@@ -43,13 +55,13 @@ export function chooseBackends({ explicit, environment, log }: BackendChoice): B
     if (value !== undefined) log.warn("nixl-variable-unused", { name, value, won, why });
   };
   for (const name of CHOOSING) if (name !== source) warn(name, `${source} comes first`);
-  for (const name of WITHOUT_EFFECT) warn(name, "nothing reads it; NIXL_BACKEND chooses the backend");
+  for (const [name, why] of Object.entries(WITHOUT_EFFECT)) warn(name, why);
   const unused = new Set(chosen.flatMap((spec) => backendFacts(spec.name).ignores));
   for (const name of unused) {
     if (chosen.every((spec) => backendFacts(spec.name).ignores.includes(name)))
       warn(name, "the chosen backend does not read it");
   }
-  return chosen;
+  return { backends: chosen, source };
 }
 
 /** Backends that an agent asks for itself. Errors: `KV_BACKEND_UNAVAILABLE` for none, and for what is no name. */

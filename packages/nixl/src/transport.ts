@@ -4,18 +4,21 @@ import {
   ambient,
   type BackendSpec,
   KvError,
+  silentLog,
   type Transport,
   type TransportCapabilities,
 } from "@kv/interface";
 import { loadAddon } from "./addon.js";
 import { createNixlAgent } from "./agent.js";
-import { checkBackends, chooseBackends } from "./backend-choice.js";
+import { checkBackends, chooseBackends, resolveBackends } from "./backend-choice.js";
 import { reportsPeerDeath } from "./backends.js";
+import { fabricDevices, isEfaOnly } from "./fabric-devices.js";
 import { findLibrary } from "./library.js";
 import { allocateMemory } from "./memory.js";
 import { type MetadataChecker, metadataChecker } from "./metadata/checker.js";
 import type { NativeAddon } from "./native.js";
 import { type Preload, preloadFor } from "./preload.js";
+import { explainUnavailable } from "./unavailable.js";
 
 export interface NixlTransportOptions extends Partial<Ambient> {
   /** Path of `libnixl_capi.so`, before every other place where it is looked for. */
@@ -37,8 +40,10 @@ export interface NixlTransportOptions extends Partial<Ambient> {
  */
 export function nixlTransport(options: NixlTransportOptions = {}): Transport {
   const around = ambient(options);
-  const { clock, random, log } = around;
-  const chosen = chooseBackends({ explicit: options.backends, environment: process.env, log });
+  const { clock, random, log, metrics } = around;
+  // Warnings wait for an agent, which may ask for backends of its own.
+  const chosen = chooseBackends({ explicit: options.backends, environment: process.env, log: silentLog });
+  const told = new Set<string>();
   const agents = new Set<Agent>();
   let addon: NativeAddon | undefined;
   let library: Promise<string> | undefined;
@@ -72,6 +77,33 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
     return addon;
   }
 
+  /** The backends of an agent and where they come from, told once for each choice. */
+  function choose(asked: readonly BackendSpec[] | undefined) {
+    const explicit = asked === undefined ? options.backends : checkBackends(asked);
+    const asker = asked === undefined ? "the option backends" : "the agent's backends";
+    const question = { explicit, asker, environment: process.env };
+    const { backends, source } = resolveBackends({ ...question, log: silentLog });
+    const names = backends.map((spec) => spec.name).join(",");
+    if (!told.has(`${names} ${source}`)) {
+      told.add(`${names} ${source}`);
+      resolveBackends({ ...question, log });
+      log.info("nixl-backends", { backends: names, source, variables: variablesOfNixl() });
+      if (backends.some((spec) => spec.name === "UCX")) void warnOfEfa();
+    }
+    metrics.count("kv_nixl_agents_created", 1, { backends: names, source });
+    return { backends, source };
+  }
+
+  async function warnOfEfa(): Promise<void> {
+    const devices = await fabricDevices();
+    if (!isEfaOnly(devices)) return;
+    log.warn("nixl-ucx-on-efa", {
+      devices: devices.map(({ name }) => name),
+      why: "the only fabric here is EFA, for which UCX has no transport: it goes over TCP, or fails to connect",
+      remedy: "NIXL_BACKEND=LIBFABRIC",
+    });
+  }
+
   /** What the backends need beside NIXL, and the variables for it, which are set. */
   async function prepareBackends(native: NativeAddon, specs: readonly BackendSpec[], libraryPath: string) {
     const paths: string[] = [];
@@ -91,7 +123,7 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
   return {
     name: "nixl",
     capabilities,
-    async createAgent({ name = random.uuid(), backends = chosen } = {}) {
+    async createAgent({ name = random.uuid(), backends: asked } = {}) {
       const native = open();
       if (!/^[\x20-\x7e]{1,255}$/.test(name)) {
         throw new KvError(
@@ -99,7 +131,7 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
           `agent name ${JSON.stringify(name)} is not 1 to 255 printable ASCII characters`,
         );
       }
-      const wanted = checkBackends(backends);
+      const { backends: wanted, source } = choose(asked);
       library ??= findLibrary(options.library === undefined ? {} : { library: options.library });
       const libraryPath = await library.catch((error: unknown) => {
         library = undefined;
@@ -124,6 +156,9 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
         clock,
         checkMetadata: checker?.check,
         onClose: () => agents.delete(agent),
+      }).catch(async (error: unknown) => {
+        const about = { wanted, source, libraryPath, environment: process.env };
+        throw await explainUnavailable(error, about);
       });
       log.debug("nixl-agent-created", { name, backends: agent.backends, library: libraryPath });
       agents.add(agent);
@@ -152,4 +187,12 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
       return closed;
     },
   };
+}
+
+/** Variables that reach NIXL and what it loads, for the log. */
+function variablesOfNixl(): Record<string, string> {
+  const reach = /^(UCX|FI|NIXL)_/;
+  return Object.fromEntries(
+    Object.entries(process.env).filter((entry): entry is [string, string] => reach.test(entry[0])),
+  );
 }

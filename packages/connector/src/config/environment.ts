@@ -7,6 +7,9 @@ const PREFIX = "VLLM_NIXL_";
 const KNOWN = [
   "VLLM_NIXL_SIDE_CHANNEL_HOST",
   "VLLM_NIXL_SIDE_CHANNEL_PORT",
+  // The NIXL transport's own affair, which says what became of them.
+  "VLLM_NIXL_BACKEND",
+  "VLLM_NIXL_KVCACHE_BACKEND",
   // Read by the connectors: gone from vLLM 0.33, in the guides of earlier versions.
   "VLLM_NIXL_ABORT_REQUEST_TIMEOUT",
 ];
