@@ -1,6 +1,6 @@
 // Compiles the addon with the compiler at hand, against the headers of two npm packages: no gyp, no download. Also the
 // stand-in for NIXL that tests load. Does nothing when neither a source nor a flag has changed.
-// `node build.mjs [--force] [--sanitize]`
+// `node build.mjs [--force] [--sanitize]`; with sanitizers it goes into a folder of its own, and into no package.
 import { spawn, spawnSync } from "node:child_process";
 import { createHash } from "node:crypto";
 import {
@@ -21,7 +21,10 @@ import { buildNeuron } from "./build-neuron.mjs";
 
 const here = dirname(fileURLToPath(import.meta.url));
 const require = createRequire(import.meta.url);
-const build = join(here, "build");
+const sanitize = process.argv.includes("--sanitize")
+  ? ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+  : [];
+const build = sanitize.length > 0 ? join(here, "build", "sanitize") : join(here, "build");
 const addon = join(build, "kv_nixl.node");
 const fake = join(build, "libfake_nixl_capi.so");
 const packaged = join(here, "npm", "linux-x64", "kv_nixl.node");
@@ -29,7 +32,6 @@ const stamp = join(build, "digest");
 const NAPI_VERSION = 8;
 
 const headers = (name, ...inside) => join(dirname(require.resolve(`${name}/package.json`)), ...inside);
-const sanitize = process.argv.includes("--sanitize") ? ["-fsanitize=address,undefined"] : [];
 const FLAGS = [
   "-std=c++20",
   ...(sanitize.length > 0 ? ["-O1", "-g", "-fno-omit-frame-pointer", ...sanitize] : ["-O3"]),
@@ -43,9 +45,11 @@ const FLAGS = [
   ...["-isystem", headers("node-api-headers", "include"), "-isystem", headers("node-addon-api")],
 ];
 // nodelete: Node unloads an addon when the last worker that loaded it ends, and an agent's thread may outlive that.
-const LINK = "-shared -pthread -Wl,-z,nodelete -Wl,--as-needed -static-libstdc++ -static-libgcc -ldl".split(
-  " ",
-);
+const LINK = [
+  ..."-shared -pthread -Wl,-z,nodelete -Wl,--as-needed -ldl".split(" "),
+  // The sanitizers' own library intercepts exceptions, and must find the same runtime.
+  ...(sanitize.length > 0 ? sanitize : ["-static-libstdc++", "-static-libgcc"]),
+];
 
 function compilerAtHand() {
   const candidates = process.env.CXX ? [process.env.CXX] : ["g++", "clang++", "c++"];
@@ -104,7 +108,7 @@ async function buildAll(compiler, digest) {
   try {
     const units = sourcesIn("src").filter((file) => file.endsWith(".cc"));
     const objects = await compile(compiler, units, work);
-    await run(compiler, [...objects, ...sanitize, ...LINK, "-o", join(work, "addon")]);
+    await run(compiler, [...objects, ...LINK, "-o", join(work, "addon")]);
     await run(compiler, [
       ...FLAGS,
       join(here, "fake", "fake_nixl_capi.cc"),
@@ -112,9 +116,11 @@ async function buildAll(compiler, digest) {
       "-o",
       join(work, "fake"),
     ]);
-    mkdirSync(dirname(packaged), { recursive: true });
-    copyFileSync(join(work, "addon"), `${packaged}.${process.pid}`);
-    renameSync(`${packaged}.${process.pid}`, packaged);
+    if (sanitize.length === 0) {
+      mkdirSync(dirname(packaged), { recursive: true });
+      copyFileSync(join(work, "addon"), `${packaged}.${process.pid}`);
+      renameSync(`${packaged}.${process.pid}`, packaged);
+    }
     renameSync(join(work, "addon"), addon);
     renameSync(join(work, "fake"), fake);
     writeFileSync(stamp, digest);
@@ -146,7 +152,7 @@ if (!fresh) {
     console.error(`kv_nixl: ${error.message}`);
     process.exit(1);
   }
-  process.stderr.write("kv_nixl: built native/build/kv_nixl.node\n");
+  process.stderr.write(`kv_nixl: built ${addon}\n`);
 }
 try {
   buildNeuron(compiler, { force: process.argv.includes("--force") });

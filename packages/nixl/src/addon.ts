@@ -20,10 +20,13 @@ export function addonPath(): string | undefined {
 export function loadAddon(): NativeAddon {
   if (loaded !== undefined) return loaded;
   const platform = `${process.platform}-${process.arch}`;
-  const places = [
+  // Another build of it, such as one with sanitizers.
+  const named = process.env.KV_NIXL_ADDON ? [process.env.KV_NIXL_ADDON] : [];
+  const usual = [
     `@kv/nixl-${platform}/kv_nixl.node`,
     fileURLToPath(new URL("../../../native/build/kv_nixl.node", import.meta.url)),
   ];
+  const places = named.length > 0 ? named : usual;
   const attempts: string[] = [];
   if (process.platform !== "linux") {
     throw new KvError("KV_ADDON_NOT_FOUND", `@kv/nixl has no addon for ${platform}: NIXL runs on Linux`, {

@@ -1,0 +1,35 @@
+// npm run test:versions [-- 1.0.1 1.5.1]: the tests of @kv/nixl over UCX against other versions of NIXL, each fetched with pip (50 to 80 MB) into
+// a cache of its own beside node_modules. The last lines are a table.
+import { spawnSync } from "node:child_process";
+import { join } from "node:path";
+import { pathToFileURL } from "node:url";
+import { root, setup } from "./setup.mjs";
+
+const VERSIONS = ["0.10.1", "1.0.1", "1.4.1", "1.5.0", "1.5.1"];
+const FILES = ["conformance.test", "two-processes.test", "stopped-peer", "memory.test", "traps"];
+
+const asked = process.argv.slice(2);
+const versions = asked.length > 0 ? asked : VERSIONS;
+const { nixl } = await setup();
+if (!nixl.ready) {
+  console.error(nixl.why);
+  process.exit(1);
+}
+const { describePlugins, installNixl, summaryOf } = await import(
+  pathToFileURL(join(root, "packages/nixl/dist/index.js")).href
+);
+const environment = { ...process.env, XDG_CACHE_HOME: join(root, "node_modules", ".cache") };
+const rows = [];
+for (const version of versions) {
+  const onProgress = (line) => process.stderr.write(`${line}\n`);
+  const { library } = await installNixl({ version, environment, onProgress });
+  const plugins = await describePlugins({ libraryPath: library, names: ["UCX", "LIBFABRIC", "POSIX"] });
+  const { status } = spawnSync(
+    join(root, "node_modules/.bin/vitest"),
+    ["run", ...FILES.map((name) => `packages/nixl/test/${name}`)],
+    { cwd: root, stdio: "inherit", env: { ...process.env, KV_NIXL_LIBRARY: library } },
+  );
+  rows.push([version, status === 0 ? "pass" : "FAIL", plugins.map(summaryOf).join("; ")]);
+}
+for (const row of rows) console.log(`| ${row.join(" | ")} |`);
+process.exitCode = rows.every(([, outcome]) => outcome === "pass") ? 0 : 1;
