@@ -6,6 +6,7 @@ export * from "./cpu-platform.js";
 export * from "./generations.js";
 export * from "./handshake-client.js";
 export * from "./handshake-listener.js";
+export { decodeHandshakeRefusal } from "./handshake-listener-refusal.js";
 export * from "./heartbeats.js";
 export * from "./leases.js";
 export * from "./leases-check.js";
