@@ -2,12 +2,13 @@ import { KvError } from "@kv/interface";
 import { Command } from "commander";
 import { addDecode } from "./decode/command.js";
 import { addDoctor } from "./doctor/command.js";
+import { addPrefill } from "./prefill/command.js";
+import { addDiff, addRecord } from "./recording/command.js";
 
 const program = new Command("kv-peer").description(
   "A headless prefill or decode worker that tests, loads and records a vLLM server; the doctor of a pair.",
 );
-addDoctor(program);
-addDecode(program);
+for (const add of [addDoctor, addDecode, addPrefill, addRecord, addDiff]) add(program);
 
 try {
   await program.parseAsync();

@@ -1,0 +1,207 @@
+import type { AgentMetadata } from "@kv/connector";
+import { readTold } from "../decode/pull-one.js";
+import { blocksOfRegion } from "./blocks-of-region.js";
+import type { RecordedPrompt } from "./manifest.js";
+import type { RecordedHandshake, Recording } from "./recording.js";
+
+export interface Difference {
+  /** Where, such as "prefill rank 0: blockSize" or "prompt 1, layer x". */
+  readonly where: string;
+  readonly one: string;
+  readonly other: string;
+  /** `pairing`: the two servers' peers would differ. `result`: KV or tokens. `fact`: differs and need not matter. */
+  readonly kind: "pairing" | "result" | "fact";
+}
+
+export interface DiffOptions {
+  /** Largest difference between two values of KV that counts as equal; 0 compares bytes. */
+  readonly tolerance?: number;
+  /** How values lie in KV; bytes are compared when absent. */
+  readonly valueType?: "float32" | "float16" | "bfloat16";
+}
+
+/** Fields that are new with each start of a server, or are where its memory happens to be. */
+const PER_START: readonly (keyof AgentMetadata)[] = [
+  "engineId",
+  "agentMetadata",
+  "baseAddresses",
+  "deviceId",
+];
+/** Parameters that are new with each request. */
+const PER_REQUEST = [
+  "remote_block_ids",
+  "remote_engine_id",
+  "remote_request_id",
+  "remote_host",
+  "remote_port",
+  "remote_blocks_expiry_time",
+  "kv_peer",
+];
+const SHOWN = 120;
+
+/** What differs between two recordings: of two versions, two settings, or two runs. Errors: those of reading them. */
+export async function diffRecordings(
+  one: Recording,
+  other: Recording,
+  options: DiffOptions = {},
+): Promise<Difference[]> {
+  const [a, b] = [one.manifest, other.manifest];
+  const found: Difference[] = [];
+  const compare = (where: string, left: unknown, right: unknown, kind: Difference["kind"]) => {
+    const [x, y] = [shown(left), shown(right)];
+    if (x !== y) found.push({ where, one: x.slice(0, SHOWN), other: y.slice(0, SHOWN), kind });
+  };
+  compare("tp size", a.tpSize, b.tpSize, "pairing");
+  for (const role of ["prefill", "decode"] as const) {
+    const [left, right] = [a[role], b[role]];
+    compare(`${role}: vLLM`, left?.vllmVersion, right?.vllmVersion, "pairing");
+    compare(`${role}: model`, left?.model, right?.model, "pairing");
+    if (left === undefined || right === undefined) continue;
+    const [here, there] = [await one.handshakes(left), await other.handshakes(right)];
+    compare(`${role}: ranks`, here.length, there.length, "pairing");
+    for (const [rank, { payload, metadata }] of here.entries()) {
+      const match = there[rank];
+      if (match === undefined) continue;
+      const where = `${role} rank ${rank}`;
+      compare(
+        `${where}: compatibility hash`,
+        payload.compatibilityHash,
+        match.payload.compatibilityHash,
+        "pairing",
+      );
+      for (const field of Object.keys(metadata) as (keyof AgentMetadata)[]) {
+        if (PER_START.includes(field)) continue;
+        const isSize = field === "numBlocks" || field === "regionNumBlocks";
+        compare(`${where}: ${field}`, metadata[field], match.metadata[field], isSize ? "fact" : "pairing");
+      }
+    }
+  }
+  compare("prompts", a.prompts.length, b.prompts.length, "fact");
+  for (const [index, prompt] of a.prompts.entries()) {
+    const match = b.prompts[index];
+    if (match === undefined) continue;
+    const where = `prompt ${index}`;
+    compare(`${where}: tokens`, prompt.tokens, match.tokens, "fact");
+    if (shown(prompt.tokens) !== shown(match.tokens)) continue;
+    const keys = new Set([...Object.keys(prompt.params), ...Object.keys(match.params)]);
+    for (const key of keys) {
+      if (PER_REQUEST.includes(key))
+        compare(`${where}: has ${key}`, key in prompt.params, key in match.params, "fact");
+      else compare(`${where}: ${key}`, prompt.params[key], match.params[key], "pairing");
+    }
+    if (prompt.made !== undefined && match.made !== undefined)
+      compare(`${where}: made`, prompt.made, match.made, "result");
+    for (const { region, ...apart } of await kvDifferences(one, other, prompt, match, options)) {
+      found.push({ where: `${where}: ${region}`, ...apart, kind: "result" });
+    }
+  }
+  return found;
+}
+
+/** Compares what the prompt's tokens fill: the rest of a last block is whatever was there. */
+async function kvDifferences(
+  one: Recording,
+  other: Recording,
+  prompt: RecordedPrompt,
+  match: RecordedPrompt,
+  options: DiffOptions,
+): Promise<(Pick<Difference, "one" | "other"> & { readonly region: string })[]> {
+  if (prompt.kv.sha256 === match.kv.sha256) return [];
+  const [x, y] = [await one.kv(prompt), await other.kv(match)];
+  if (x.byteLength !== y.byteLength) {
+    return [{ region: "KV", one: `${x.byteLength} bytes`, other: `${y.byteLength} bytes` }];
+  }
+  const found: (Pick<Difference, "one" | "other"> & { region: string })[] = [];
+  for (const { name, offsetBytes, lengthBytes } of filledParts(
+    await one.handshakes(one.manifest.prefill),
+    prompt,
+  )) {
+    const part = [x, y].map((bytes) => bytes.subarray(offsetBytes, offsetBytes + lengthBytes));
+    const apart = compareBytes(part[0] ?? x, part[1] ?? y, options);
+    if (apart !== undefined) found.push({ region: name, ...apart });
+  }
+  return found;
+}
+
+interface FilledPart {
+  readonly name: string;
+  readonly offsetBytes: number;
+  readonly lengthBytes: number;
+}
+
+function filledParts(
+  handshakes: readonly RecordedHandshake[],
+  { params, tokens }: RecordedPrompt,
+): FilledPart[] {
+  const parts: FilledPart[] = [];
+  const blockIds = readTold(params).remoteBlockIds;
+  let offsetBytes = 0;
+  for (const { tpRank, metadata } of handshakes) {
+    const kernels = metadata.physicalBlocksPerLogical;
+    const tail = tokens.length % (metadata.blockSize * kernels) === 0 ? 0 : kernels;
+    for (const [region, blockLengthBytes] of metadata.blockLengthsBytes.entries()) {
+      const blocks = blocksOfRegion(metadata, region, blockIds).length;
+      parts.push({
+        name: `rank ${tpRank}, ${metadata.regionNames?.[region] ?? `region ${region}`}`,
+        offsetBytes,
+        lengthBytes: Math.max(0, blocks - tail) * blockLengthBytes,
+      });
+      offsetBytes += blocks * blockLengthBytes;
+    }
+  }
+  return parts;
+}
+
+function compareBytes(
+  x: Uint8Array,
+  y: Uint8Array,
+  { tolerance = 0, valueType }: DiffOptions,
+): Pick<Difference, "one" | "other"> | undefined {
+  if (Buffer.compare(x, y) === 0) return undefined;
+  if (valueType === undefined) {
+    let count = 0;
+    for (const [at, byte] of x.entries()) if (byte !== y[at]) count += 1;
+    return { one: `${count} of ${x.byteLength} bytes differ`, other: "(--type compares values)" };
+  }
+  const [left, right] = [valuesOf(x, valueType), valuesOf(y, valueType)];
+  let count = 0;
+  let most = 0;
+  for (const [at, value] of left.entries()) {
+    const apart = Math.abs(value - (right[at] ?? 0));
+    if (apart <= tolerance || (Number.isNaN(value) && Number.isNaN(right[at]))) continue;
+    count += 1;
+    // What is no number is further apart than any other.
+    if (!(apart <= most)) most = apart;
+  }
+  if (count === 0) return undefined;
+  return {
+    one: `${count} of ${left.length} values differ by more than ${tolerance}`,
+    other: `the most by ${most}`,
+  };
+}
+
+function valuesOf(bytes: Uint8Array, type: NonNullable<DiffOptions["valueType"]>): Float32Array {
+  if (type === "float32") return new Float32Array(bytes.slice().buffer, 0, bytes.byteLength >> 2);
+  const words = new Uint16Array(bytes.slice().buffer, 0, bytes.byteLength >> 1);
+  if (type === "float16") return Float32Array.from(words, fromFloat16);
+  const wide = new Uint32Array(words.length);
+  for (const [index, word] of words.entries()) wide[index] = word << 16;
+  return new Float32Array(wide.buffer);
+}
+
+function fromFloat16(word: number): number {
+  const sign = word & 0x8000 ? -1 : 1;
+  const exponent = (word >> 10) & 0x1f;
+  const fraction = word & 0x3ff;
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  if (exponent === 31) return fraction === 0 ? sign * Number.POSITIVE_INFINITY : Number.NaN;
+  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+}
+
+function shown(value: unknown): string {
+  return (
+    JSON.stringify(value, (_, item: unknown) =>
+      item instanceof Uint8Array ? Buffer.from(item).toString("hex") : item,
+    ) ?? "absent"
+  );
+}
