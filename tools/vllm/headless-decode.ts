@@ -1,4 +1,4 @@
-import { cpuPlatform, createWorkerOutputAggregator, readTransferConfig, zmqSideChannel } from "@kv/connector";
+import { readTransferConfig, zmqSideChannel } from "@kv/connector";
 import {
   type ConnectorRequest,
   type EngineIdentity,
@@ -6,13 +6,13 @@ import {
   type KvCacheConfig,
   type KvTransferParams,
   type Log,
-  type Memory,
   silentLog,
-  type WorkerConnector,
 } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { pullConnector } from "@kv/pull";
+import { openHeadlessDecode as openDecode } from "@kv/peer";
 import { FACTORS, TINY } from "./tiny-peer.js";
+
+export { UNTOUCHED } from "@kv/peer";
 
 export interface HeadlessDecodeOptions {
   readonly tp?: number;
@@ -21,20 +21,14 @@ export interface HeadlessDecodeOptions {
   readonly log?: Log;
 }
 
-/** A decode engine without a model: it asks for blocks as an engine would, and lets a test look at them. */
+/** The headless decode engine of `@kv/peer` in the shape of the live tests' model, with one KV cache group. */
 export interface HeadlessDecode {
-  /**
-   * Takes a request in, in blocks of the test's choice, the first of which hold `numComputedTokens` already. Resolves when every rank has
-   * its part, with the failure if it has not.
-   */
   receive(
     request: ConnectorRequest,
     blockIds: readonly number[],
     options?: { readonly numComputedTokens?: number },
   ): Promise<{ readonly failure: FailedReceive | undefined }>;
-  /** The request is queued and then given up before it gets blocks. */
   giveUpQueued(request: ConnectorRequest): void;
-  /** The engine is through with a request whose KV has arrived. */
   finish(request: ConnectorRequest, blockIds: readonly number[]): void;
   /** Bytes of a block of a layer on one rank. */
   block(tpRank: number, layer: number, blockId: number): Uint8Array;
@@ -43,9 +37,6 @@ export interface HeadlessDecode {
 }
 
 const NUM_BLOCKS = 16;
-/** What memory holds that nothing was written to. */
-export const UNTOUCHED = 0xa5;
-
 export function requestOf(
   requestId: string,
   numPromptTokens: number,
@@ -89,99 +80,28 @@ export async function openHeadlessDecode(options: HeadlessDecodeOptions = {}): P
     },
   };
   const blockLengthBytes = (TINY.kvHeads / tp) * TINY.blockSize * TINY.contentBytes;
-  const layerLengthBytes = NUM_BLOCKS * blockLengthBytes;
-  const shared = { config, engine, sideChannel, log };
-
-  const memories: Memory[] = [];
-  const workers: WorkerConnector[] = [];
-  for (let tpRank = 0; tpRank < tp; tpRank++) {
-    const memory = transport.allocate(TINY.layers * layerLengthBytes);
-    memory.bytes.fill(UNTOUCHED);
-    memories.push(memory);
-    const worker = await pullConnector.createWorker({
-      ...shared,
-      tpRank,
-      ppRank: 0,
-      transport,
-      platform: cpuPlatform(),
-    });
-    await worker.registerKvCaches({
-      config: cache,
-      regions: layers.map((name, layer) => ({
-        name,
-        memory,
-        offsetBytes: layer * layerLengthBytes,
-        numBlocks: NUM_BLOCKS,
-        blockLengthBytes,
-        blockStrideBytes: blockLengthBytes,
-        groupId: 0,
-        memoryType: memory.memoryType,
-      })),
-    });
-    workers.push(worker);
-  }
-  const scheduler = await pullConnector.createScheduler({ ...shared, cache });
-  await scheduler.setHandshakeMetadata(
-    await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
-  );
-
-  const aggregator = createWorkerOutputAggregator({ workers: tp });
-  const waiting = new Map<string, (failure: FailedReceive | undefined) => void>();
-
-  function step(): void {
-    const metadata = scheduler.buildStepMetadata();
-    for (const worker of workers) worker.startLoad(metadata);
-  }
-
-  for (const [tpRank, worker] of workers.entries()) {
-    worker.onProgress(() => {
-      const output = aggregator.add(tpRank, worker.collectFinished());
-      scheduler.applyWorkerOutput(output);
-      for (const id of output.finishedReceiving) {
-        waiting.get(id)?.(output.failedReceiving.find(({ requestId }) => requestId === id));
-        waiting.delete(id);
-      }
-      step();
-    });
-  }
-
+  const decode = await openDecode({
+    transport,
+    sideChannel,
+    config,
+    engine,
+    cache,
+    regions: layers.map((name) => ({ name, numBlocks: NUM_BLOCKS, blockLengthBytes, groupId: 0 })),
+    log,
+  });
   return {
-    async receive(request, blockIds, { numComputedTokens = 0 } = {}) {
-      const { tokens } = scheduler.matchedTokens(request, numComputedTokens);
-      const ended = new Promise<FailedReceive | undefined>((resolve) =>
-        waiting.set(request.requestId, resolve),
-      );
-      scheduler.afterAllocation(request, [blockIds], tokens);
-      step();
-      return { failure: await ended };
+    async receive(request, blockIds, options) {
+      const { failure } = await decode.receive(request, [blockIds], options);
+      return { failure };
     },
-    giveUpQueued(request) {
-      scheduler.requestQueued?.(request);
-      scheduler.requestFinished(request, [[]], "aborted");
-      step();
-    },
-    finish(request, blockIds) {
-      scheduler.requestFinished(request, [blockIds], "length");
-      step();
-    },
-    block(tpRank, layer, blockId) {
-      const begin = layer * layerLengthBytes + blockId * blockLengthBytes;
-      return memories[tpRank]?.bytes.subarray(begin, begin + blockLengthBytes) ?? new Uint8Array();
-    },
-    outstanding() {
-      const all: Record<string, number> = { ...scheduler.outstanding() };
-      for (const worker of workers) {
-        for (const [name, count] of Object.entries(worker.outstanding()))
-          all[name] = (all[name] ?? 0) + count;
-      }
-      return all;
-    },
+    giveUpQueued: (request) => decode.giveUpQueued(request),
+    finish: (request, blockIds) => decode.finish(request, [blockIds]),
+    block: (tpRank, layer, blockId) => decode.block(tpRank, layer, blockId),
+    outstanding: () => decode.outstanding(),
     async close() {
-      await scheduler.close();
-      for (const worker of workers) await worker.close();
+      await decode.close();
       await sideChannel.close();
       await transport.close();
-      for (const memory of memories) memory.close();
     },
   };
 }

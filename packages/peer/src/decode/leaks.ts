@@ -27,7 +27,6 @@ export interface LeakReport {
 }
 
 const POLL_MS = 250;
-/** Of a lease, for the server's own clockwork. */
 const LEASE_MARGIN_MS = 10_000;
 
 /** Used blocks as `vllm:kv_cache_usage_perc` tells them; undefined without that metric. */
@@ -48,6 +47,8 @@ export interface LeaksOptions {
   readonly unnotifiedBlocks: number;
   readonly leaseMs: number;
   readonly freeWithinMs: number;
+  /** Beyond a lease, for the server's own clockwork; 10 s by default. */
+  readonly leaseMarginMs?: number;
 }
 
 /** Waits for the server to free what it was told of, then for the leases of the rest, and says what is left. */
@@ -84,7 +85,10 @@ export async function leaksAfter(options: LeaksOptions): Promise<LeakReport> {
   const afterTold = latest?.used ?? before.used;
   const waits = unnotifiedBlocks > 0 || freedMs === undefined;
   const allFreedMs = waits
-    ? await fallenTo(before.used, options.leaseMs + options.freeWithinMs + LEASE_MARGIN_MS)
+    ? await fallenTo(
+        before.used,
+        options.leaseMs + options.freeWithinMs + (options.leaseMarginMs ?? LEASE_MARGIN_MS),
+      )
     : freedMs;
   const atEnd = latest?.used ?? before.used;
   return {

@@ -33,6 +33,7 @@ export interface LoadOptions extends Partial<Ambient> {
   readonly leaseMs: number;
   /** How long the server may take to free what it was told of. */
   readonly freeWithinMs?: number;
+  readonly leaseMarginMs?: number;
   readonly signal?: AbortSignal;
   readonly progress?: (done: number) => void;
 }
@@ -117,6 +118,7 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
       unnotifiedBlocks: unnotified.reduce((sum, { serverBlocks }) => sum + serverBlocks, 0),
       leaseMs: options.leaseMs,
       freeWithinMs: options.freeWithinMs ?? FREE_WITHIN_MS,
+      ...(options.leaseMarginMs === undefined ? {} : { leaseMarginMs: options.leaseMarginMs }),
     });
     const { engineId } = metadata;
     return { engineId, tpSize: told.tpSize, elapsedMs, pulls, leaks, outstanding: decode.outstanding() };

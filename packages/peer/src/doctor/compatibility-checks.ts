@@ -78,7 +78,9 @@ function factorCheck(side: Side, found: Known | undefined): Check {
       details: { hash },
     };
   }
-  const values = Object.entries(found.factors).map(([name, value]) => `${name} ${JSON.stringify(value)}`);
+  const values = Object.entries(found.factors)
+    .sort(([a], [b]) => (a < b ? -1 : 1))
+    .map(([name, value]) => `${name} ${JSON.stringify(value)}`);
   return {
     ...about,
     status: "ok",

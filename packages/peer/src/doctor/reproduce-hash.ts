@@ -1,4 +1,5 @@
-import { type AgentMetadata, compatibilityHash, modelForms } from "@kv/connector";
+import { createHash } from "node:crypto";
+import { type AgentMetadata, modelForms, pythonJson } from "@kv/connector";
 
 /** Factors of vLLM's compatibility hash by name, each with one or several values that may be the server's. */
 export type FactorClues = Readonly<Record<string, readonly unknown[]>>;
@@ -47,16 +48,37 @@ export function reproduceHash(hash: string, clues: HashClues): ReproducedHash {
     attn_backend_name: one("attn_backend_name", [clues.metadata.attentionBackend]),
     speculative_config: one("speculative_config", [null]),
   };
+  const digest = digester();
   let tried = 0;
   for (const shape of shapes(clues, cacheDtypes)) {
     for (const rest of combinations(Object.entries(simple))) {
       if (tried >= MAX_TRIED) return { factors: undefined, tried };
       tried += 1;
       const factors = { ...shape, ...rest };
-      if (compatibilityHash(factors) === hash) return { factors, tried };
+      if (digest(factors) === hash) return { factors, tried };
     }
   }
   return { factors: undefined, tried };
+}
+
+/** As `compatibilityHash`, for thousands of sets whose values repeat: each is written as Python writes it once. */
+function digester(): (factors: Readonly<Record<string, unknown>>) => string {
+  const texts = new Map<string, Map<unknown, string>>();
+  return (factors) => {
+    const entries = Object.keys(factors)
+      .sort()
+      .map((name) => {
+        const ofName = texts.get(name) ?? new Map<unknown, string>();
+        texts.set(name, ofName);
+        const value = factors[name];
+        const text = ofName.get(value) ?? pythonJson({ [name]: value }).slice(1, -1);
+        ofName.set(value, text);
+        return text;
+      });
+    return createHash("sha256")
+      .update(`{${entries.join(", ")}}`, "utf8")
+      .digest("hex");
+  };
 }
 
 /** `0.33.0+cpu` is hashed with what stands behind the plus, or without, as the build has it. */

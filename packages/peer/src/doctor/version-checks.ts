@@ -68,9 +68,9 @@ export function clockChecks(sides: readonly Side[]): Check[] {
       title: `wall clock of ${role}`,
       status: apart > MAX_WALL_SKEW_MS ? "warn" : "ok",
       found:
-        apart === 0
-          ? "the same second as here"
-          : `at least ${(apart / 1000).toFixed(1)} s ${least > 0 ? "ahead of" : "behind"} this host`,
+        apart > MAX_WALL_SKEW_MS
+          ? `at least ${(apart / 1000).toFixed(1)} s ${least > 0 ? "ahead of" : "behind"} this host`
+          : `within ${MAX_WALL_SKEW_MS / 1000} s of this host, as far as whole seconds tell`,
       ...(apart > MAX_WALL_SKEW_MS
         ? { fix: "run NTP: transfers do not depend on it, traces and logs of the two sides do" }
         : {}),
