@@ -89,7 +89,7 @@ export function addDiff(program: Command): void {
 }
 
 /** The same each time, so that recordings can be compared. */
-export function fixedPrompt(length: number, index: number): number[] {
+function fixedPrompt(length: number, index: number): number[] {
   return Array.from({ length }, (_, at) => ((7 * at * at + 3 * at + 11 + 37 * index) % 900) + 10);
 }
 

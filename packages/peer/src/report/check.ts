@@ -1,10 +1,10 @@
 import { z } from "zod";
 
-export const STATUSES = ["ok", "note", "warn", "fail"] as const;
+const STATUSES = ["ok", "note", "warn", "fail"] as const;
 
-export const AREAS = ["prefill", "decode", "versions", "compatibility", "plan", "clocks", "bytes"] as const;
+const AREAS = ["prefill", "decode", "versions", "compatibility", "plan", "clocks", "bytes"] as const;
 
-export const checkSchema = z.object({
+const checkSchema = z.object({
   id: z.string().describe("Stable name, such as prefill.side-channel."),
   area: z.enum(AREAS),
   title: z.string(),
