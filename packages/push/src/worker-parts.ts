@@ -8,6 +8,7 @@ import {
   createRemoteLinks,
   decodeNotification,
   type KvNotification,
+  modelGeometry,
   type PeerAddress,
   type PeersOptions,
   type RemoteLink,
@@ -32,7 +33,6 @@ export function createWorkerParts(around: WorkerSurroundings): WorkerHalves {
   const { sideChannel, config, engine } = around.options;
   const { clock, log } = around.ambient;
   const metrics = transferMetrics(around.ambient.metrics);
-  const groups = caches.config.groups.map(({ kind }) => kind);
   const messages = createMessages({ agent, log });
   const shared = {
     agent,
@@ -40,8 +40,7 @@ export function createWorkerParts(around: WorkerSurroundings): WorkerHalves {
     localLists: createLocalLists(agent),
     remoteAgents: createRemoteAgents(agent),
     local,
-    numKvHeads: caches.config.numKvHeads,
-    groups,
+    model: modelGeometry(caches.config),
     shakeHands: (address: PeerAddress, tpRanks: readonly number[]) => handshake.ask(address, tpRanks, local),
   };
 
@@ -73,6 +72,7 @@ export function createWorkerParts(around: WorkerSurroundings): WorkerHalves {
       "push_reg_handshake_failed",
       createRemoteLinks({
         ...shared,
+        ...(caches.config.prefixCaching === undefined ? {} : { prefixCaching: caches.config.prefixCaching }),
         conversions: config.enablePermuteLocalKv ? ["hnd-to-nhd"] : [],
         prepareLists: false,
       }),
@@ -124,7 +124,7 @@ export function createWorkerParts(around: WorkerSurroundings): WorkerHalves {
     registrationTimeoutMs: settings.registrationTimeoutMs,
     blocksAtRiskMs: settings.blocksAtRiskMs,
     handshakeTimeoutMs: settings.handshakeTimeoutMs,
-    singleGroup: groups.length === 1,
+    singleGroup: caches.config.groups.length === 1,
     settle: createReceivePass({ caches }),
     currentIncarnation: async (remote: RemoteRequest, signal) => {
       const { engineId: producer, requestId, host, port, lease } = remote;

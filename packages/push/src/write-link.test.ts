@@ -54,8 +54,7 @@ function setUp(options: {
     localLists: createLocalLists(agent),
     remoteAgents: createRemoteAgents(agent),
     local,
-    numKvHeads: heads,
-    groups: ["full"],
+    model: { numKvHeads: heads, groups: ["full"] },
     shakeHands: async (_address, tpRanks) => ({
       ranks: tpRanks.map((tpRank) => ({
         tpRank,

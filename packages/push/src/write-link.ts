@@ -1,6 +1,11 @@
 import type { LocalLists, PeerAddress, RemoteAgents, RemoteRanks } from "@kv/connector";
 import { type Agent, KvError, type Log, type PreparedList } from "@kv/interface";
-import { buildEngineTransferPlan, type EngineTransferPlan, type RankGeometry } from "@kv/plan";
+import {
+  buildEngineTransferPlan,
+  type EngineTransferPlan,
+  type ModelGeometry,
+  type RankGeometry,
+} from "@kv/plan";
 import { handshakeTargetRanks } from "@kv/topology";
 import { PUSH_CONTROL } from "./control.js";
 
@@ -32,8 +37,7 @@ export interface WriteLinksOptions {
   readonly localLists: LocalLists;
   readonly remoteAgents: RemoteAgents;
   readonly local: RankGeometry;
-  readonly numKvHeads: number;
-  readonly groups: EngineTransferPlan["groups"];
+  readonly model: ModelGeometry;
   shakeHands(address: PeerAddress, tpRanks: readonly number[]): Promise<RemoteRanks>;
 }
 
@@ -102,8 +106,9 @@ export function createWriteLinks(options: WriteLinksOptions): {
       local: geometry,
       // Ranks of one engine are alike but for their addresses, and of those only our own are used.
       remotes: sources.map((tpRank) => ({ ...local, tpRank })),
-      numKvHeads: options.numKvHeads,
-      groups: options.groups,
+      ...options.model,
+      // As the consumer chooses it for itself: both must come to the same form.
+      canPass: geometry.regions.every(({ memoryType }) => memoryType === "DRAM"),
       // What is left to do after the WRITE is the consumer's affair: our own refuses what it does not do, vLLM has its own rules.
       conversions: controls ? ["hnd-to-nhd"] : ["hnd-to-nhd", "attention-order"],
     });

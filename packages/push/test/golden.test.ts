@@ -233,8 +233,7 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
       localLists: createLocalLists(agent),
       remoteAgents: createRemoteAgents(agent),
       local: rank(0, 1, 64),
-      numKvHeads: 4,
-      groups: ["full"],
+      model: { numKvHeads: 4, groups: ["full"] },
       shakeHands: async (_address, tpRanks) => ({
         ranks: tpRanks.map((tpRank) => ({
           tpRank,

@@ -53,6 +53,7 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
         descriptors: measured.descriptors,
         transfer_ms: measured.transferMs,
         waited_ms: clock.now() - sinceMs,
+        load_ms: 0,
       });
     },
     async afterReceive({ requestId, kvTransferParams, blockIds, tokens, cachedBlocks, waitedMs }) {
