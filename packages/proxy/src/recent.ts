@@ -58,7 +58,7 @@ export interface EndedRequest {
   readonly trail: Trail;
 }
 
-export function requestRecord({
+function requestRecord({
   requestId,
   endpoint,
   startedAtMs,
