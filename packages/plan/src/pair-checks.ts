@@ -69,7 +69,7 @@ export function isMlaModel(groups: readonly KvCacheKind[]): boolean {
   });
 }
 
-export function hasState(groups: readonly KvCacheKind[]): boolean {
+function hasState(groups: readonly KvCacheKind[]): boolean {
   return groups.some((name) => cacheKind(name).sharding === "state");
 }
 
