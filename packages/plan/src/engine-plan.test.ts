@@ -96,6 +96,22 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /does not say how large its states are/,
   ],
   [
+    "pieces that are too many to be indexed",
+    () => {
+      const many = (rank: ReturnType<typeof sampleRank>) => ({
+        ...rank,
+        regions: rank.regions.map((one, index) => ({
+          ...one,
+          baseAddress: index * 2 ** 45,
+          numBlocks: 2 ** 28,
+        })),
+      });
+      return buildEngineTransferPlan(samplePair(many(sampleRank({ layout: "LBNHC" })), many(sampleRank())));
+    },
+    "KV_PLAN_UNSUPPORTED",
+    /rank 0: 4294967296 descriptors in one list/,
+  ],
+  [
     "a kind that is none",
     () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank(), ["linear"])),
     "KV_PLAN_INVALID",

@@ -4,7 +4,7 @@ import type { ModelGeometry, RankGeometry, RegionGeometry } from "./geometry.js"
 import { cacheKind } from "./kinds/registry.js";
 
 /** Descriptor indices are 32-bit in every transport. */
-const MAX_DESCRIPTORS = 2 ** 31 - 1;
+export const MAX_DESCRIPTORS = 2 ** 31 - 1;
 const MAX_REGIONS = 65_536;
 
 /** Refuses a side that contradicts itself, whoever it is. `side` is for the message, such as "remote rank 2". */

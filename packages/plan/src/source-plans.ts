@@ -1,4 +1,4 @@
-import type { DescriptorTable, MemoryType } from "@kv/interface";
+import { type DescriptorTable, KvError, type MemoryType } from "@kv/interface";
 import type { TpMapping } from "@kv/topology";
 import type { AlignedRank } from "./align-regions.js";
 import type {
@@ -9,6 +9,7 @@ import type {
   TransferOperation,
 } from "./engine-plan-types.js";
 import type { RankGeometry, RegionGeometry } from "./geometry.js";
+import { MAX_DESCRIPTORS } from "./geometry-checks.js";
 import type { SourcePosition } from "./kinds/cache-kind.js";
 import { indexingOf, type SegmentSide, tableOf } from "./segment-tables.js";
 import { type PairContext, type RegionPiece, stateRanks } from "./segments.js";
@@ -207,8 +208,21 @@ function indexAll(
       const side = { region: regionOf(one), unit, lengthBytes, parts: one.piece[parts], place };
       const indexing = indexingOf(rank, side, next[list] ?? 0);
       next[list] = indexing.offset + indexing.count;
+      requireIndexable(rank, next[list]);
       return indexing;
     }),
+  );
+}
+
+function requireIndexable(rank: RankGeometry, descriptors: number): void {
+  if (descriptors <= MAX_DESCRIPTORS) return;
+  throw new KvError(
+    "KV_PLAN_UNSUPPORTED",
+    `rank ${rank.tpRank}: ${descriptors} descriptors in one list, at most ${MAX_DESCRIPTORS} can be indexed`,
+    {
+      hint: "use equal block sizes and one layout on both sides: blocks need not be cut then",
+      details: { tpRank: rank.tpRank, descriptors },
+    },
   );
 }
 
