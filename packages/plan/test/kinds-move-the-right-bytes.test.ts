@@ -239,6 +239,20 @@ describe("state-space hybrids", () => {
     expect(made[0]?.plan.sources.map(({ groups }) => [...groups])).toEqual([[0, 1], [1]]);
   });
 
+  test("of several states the last is read, and one that is computed here is left", () => {
+    const { made } = run({ groups: ["full", "mamba"], caches: hybrid });
+    const plan = made[0]?.plan;
+    if (plan === undefined) throw new Error("no plan");
+    const states = (local: number[], remote: number[]) => {
+      const [read] = planRequest(plan, { localBlockIds: [[], local], remoteBlockIds: [[], remote] }).reads;
+      const begin = [plan.localIndexing[2]?.offset ?? 0, plan.remoteIndexing[2]?.offset ?? 0, 0];
+      return [...(read?.runs.slice(0, 3) ?? [])].map((value, index) => value - (begin[index] ?? 0));
+    };
+    expect(states([5], [3, 9])).toEqual([5, 9, 1]);
+    expect(states([5, 6], [9])).toEqual([5, 9, 1]);
+    expect(() => states([5, 6, 7], [9])).toThrow(/3 local blocks of state cannot be filled from 1 remote/);
+  });
+
   test("descriptors of states follow all of attention's, in logical blocks", () => {
     const { made } = run({
       groups: ["full", "mamba"],
@@ -447,7 +461,7 @@ describe("writing", () => {
     [4, 8, 2],
   ])("prefill TP %i, decode TP %i, %i heads: every copy is filled, by one rank", (p, d, heads) => {
     const caches = dense.map((cache) => ({ ...cache, heads }));
-    run({
+    const { made } = run({
       groups: ["full"],
       caches,
       numKvHeads: heads,
@@ -455,6 +469,9 @@ describe("writing", () => {
       decode: { tpSize: d },
       operation: "WRITE",
     });
+    // 61 tokens in blocks of 8, two layers: what all decode ranks hold, each byte once.
+    const held = d * Math.max(1, heads / d) * 8 * 8 * 4 * 2;
+    expect(made.reduce((sum, { request }) => sum + request.lengthBytes, 0)).toBe(held);
     run({
       groups: ["mla"],
       caches: latent,
