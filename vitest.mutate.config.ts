@@ -9,7 +9,7 @@ export default mergeConfig(
       include: [
         "packages/topology/{src,test}/**/*.test.ts",
         "packages/plan/src/*.test.ts",
-        "packages/plan/test/{moves-the-right-bytes,proof,vectors}.test.ts",
+        "packages/plan/test/{moves-the-right-bytes,kinds-move-the-right-bytes,proof,proof-kinds,vectors}.test.ts",
       ],
       bail: 1,
     },

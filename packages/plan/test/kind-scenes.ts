@@ -110,13 +110,15 @@ export const kindScene: fc.Arbitrary<KindScene> = fc
   })
   .map((draw): KindScene => {
     const { groups, caches, numKvHeads = 4, allows = [] } = draw.model;
+    const dealt = allows.includes("dcp") && (draw.prefill.dcp > 1 || draw.decode.dcp > 1);
     const engine = (given: typeof draw.prefill, isPrefill: boolean): KindEngine => ({
       tpSize: given.tpSize,
-      kernelTokens: draw.sameTokens ? draw.prefill.kernelTokens : given.kernelTokens,
-      perLogical: given.perLogical,
+      kernelTokens: draw.sameTokens || dealt ? draw.prefill.kernelTokens : given.kernelTokens,
+      // Blocks without tokens, and those that are dealt out to a DCP group, are cut alike on both sides.
+      perLogical: groups.includes("circular") || dealt ? 1 : given.perLogical,
       logicalBlocks: 150,
       padding: given.packed ? 0 : given.padding,
-      ...(allows.includes("dcp") && given.dcp > 1 ? { dcpSize: Math.min(given.dcp, given.tpSize) } : {}),
+      ...(allows.includes("dcp") && given.dcp > 1 ? { dcpSize: given.tpSize } : {}),
       ...(allows.includes("stages") && isPrefill && given.staged ? { stages: [[0], [1]] } : {}),
       ...(allows.includes("packed") && isPrefill && given.packed && !given.staged ? { packed: true } : {}),
     });

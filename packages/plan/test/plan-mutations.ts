@@ -263,15 +263,4 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
     const blockSizeRatio = plan.blockSizeRatio === 1 ? plan.local.kernelBlockSize : 1;
     return withPlan(sound, rank, { blockSizeRatio });
   },
-  "the pass writes the other order": (sound, pick) => {
-    const rank = pick(sound.plans.length);
-    const plan = sound.plans[rank];
-    const permuted = sound.requests[rank]?.receivePass?.groups.some(
-      (group) => group.permuteBlockIds.length > 0,
-    );
-    if (plan === undefined || permuted !== true || !orderMatters(plan)) return undefined;
-    return withPlan(sound, rank, {
-      blockOrder: plan.blockOrder === "token-major" ? "head-major" : "token-major",
-    });
-  },
 };

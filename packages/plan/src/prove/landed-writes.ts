@@ -18,8 +18,13 @@ export interface Owner {
 /** Per region: the owner of each kernel block that the request fills. */
 export type Owners = readonly ReadonlyMap<number, Owner>[];
 
-/** Per region and block (kernel, or logical for a state): what lands there; tokens counted from the sequence's begin. */
+/** Per region and block (`blockKey`): what lands there; tokens counted from the sequence's begin. */
 export type Landed = readonly ReadonlyMap<number, readonly Write[]>[];
+
+/** Blocks of a state are logical ones, all others kernel blocks; in one region both may have the same number. */
+export function blockKey(block: number, { usesPadding }: BlockMeaning): number {
+  return usesPadding ? -1 - block : block;
+}
 
 /** Every descriptor pair of every read, as a write into a block of the request. */
 export function landedWrites(subject: ProofSubject, request: RequestPlan, owners: Owners): Landed {
@@ -145,7 +150,7 @@ function writeOf(
     });
   }
   return {
-    block: here.block,
+    block: blockKey(here.block, meanings.local),
     offset: here.offset,
     lengthBytes: to.lengthBytes,
     source,

@@ -65,15 +65,23 @@ function insides({ plan, remotes }: ProofSubject): readonly [string | undefined,
   return [own(mine), own(theirs)];
 }
 
-/** Names of the caches in a region. */
-const cachesOf = (region: RegionGeometry) => region.members ?? [region.name];
+/** Names of the caches in a region; where a rank has nothing but one row of packed caches, all of them. */
+function cachesOf(region: RegionGeometry, rank: RankGeometry): readonly string[] {
+  if (region.members !== undefined) return region.members;
+  const packed = rank.regions.length === 1 ? Object.keys(rank.packedMembers ?? {}) : [];
+  return packed.length > 0 ? packed : [region.name];
+}
 
 /** The region of a remote rank that holds the same cache; undefined on a stage of a pipeline that holds other layers. */
-export function counterpart(region: RegionGeometry, rank: RankGeometry): number | undefined {
+export function counterpart(
+  region: RegionGeometry,
+  rank: RankGeometry,
+  owner: RankGeometry,
+): number | undefined {
   const same = rank.regions.findIndex((other) => other.name === region.name);
   if (same >= 0) return same;
-  const names = new Set([region.name, ...cachesOf(region)]);
-  const found = rank.regions.findIndex((other) => cachesOf(other).some((name) => names.has(name)));
+  const names = new Set([region.name, ...cachesOf(region, owner)]);
+  const found = rank.regions.findIndex((other) => cachesOf(other, rank).some((name) => names.has(name)));
   return found < 0 ? undefined : found;
 }
 
@@ -91,7 +99,7 @@ export function meaningsOf(subject: ProofSubject, index: number, group: number):
   const region = plan.local.regions[index] as RegionGeometry;
   const [inLocal, inRemote] = insides(subject);
   const [remote] = remotes;
-  const remoteRegions = remotes.map((rank) => counterpart(region, rank));
+  const remoteRegions = remotes.map((rank) => counterpart(region, rank, plan.local));
   const local = read(
     "the local rank",
     { rank: plan.local, region, group, model, other: remote ?? plan.remote, ownOrder: inLocal },
@@ -114,7 +122,7 @@ function read(
   name: string,
 ): BlockMeaning {
   const { rank, region } = question;
-  const pages = cachesOf(region).flatMap((cache) => {
+  const pages = cachesOf(region, rank).flatMap((cache) => {
     const page = rank.packedMembers?.[cache];
     return page === undefined ? [] : [{ cache, ...page }];
   });

@@ -24,7 +24,8 @@ test("what is believed of the receive pass is what it does to every byte of a bl
       const tokens = parts * partTokens;
       const lengthBytes = heads * tokens * cellBytes;
       const any = buildEngineTransferPlan(samplePair());
-      const local = sampleRank({ kernelBlockSize: tokens, blockLengthBytes: lengthBytes });
+      const layout = tokenMajor ? "LBNHC" : "LBHNC";
+      const local = sampleRank({ kernelBlockSize: tokens, blockLengthBytes: lengthBytes, layout });
       const plan: EngineTransferPlan = {
         ...any,
         local,

@@ -45,12 +45,14 @@ export interface PassGrid {
   readonly blockBytes: number;
 }
 
+const TOKENS_OUTSIDE: ReadonlySet<string> = new Set(["LBNHC", "BLNHC"]);
+
 export function passGrid(plan: EngineTransferPlan, group: number, region: number): PassGrid {
   const own = plan.groupPlans[group];
   const heads = plan.headsOfRegion[region] ?? plan.localHeads;
   const tokens = own === undefined ? plan.local.kernelBlockSize : own.partTokens * own.localParts;
   const blockBytes = plan.local.regions[region]?.blockLengthBytes ?? 0;
-  const tokenMajor = heads === 1 || plan.blockOrder === "token-major";
+  const tokenMajor = heads === 1 || TOKENS_OUTSIDE.has(plan.local.layout);
   return {
     heads,
     tokens,

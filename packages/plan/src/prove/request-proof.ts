@@ -3,7 +3,7 @@ import type { RequestBlocks, RequestPlan } from "../request-plan-types.js";
 import { blockBytes } from "./block-meaning.js";
 import { type BlockPattern, patternKey, provePattern } from "./block-pattern.js";
 import { kindMeaning, regionsHolding } from "./kind-meaning.js";
-import { landedWrites, type Owner, type Owners } from "./landed-writes.js";
+import { blockKey, landedWrites, type Owner, type Owners } from "./landed-writes.js";
 import { meaningsOf, type ProofSubject, type RegionMeanings } from "./pair-meaning.js";
 import { type BlockPass, passByBlock, passGrid } from "./pass-effect.js";
 import { demandOf, type GroupDemand } from "./request-demand.js";
@@ -49,7 +49,7 @@ export function proveRequest(
         const within = (token: number) => Math.max(0, Math.min(meaning.local.tokens, token - begin));
         const pattern: BlockPattern = {
           lengthBytes,
-          writes: (landed[region]?.get(block) ?? []).map((write) => ({
+          writes: (landed[region]?.get(blockKey(block, meaning.local)) ?? []).map((write) => ({
             ...write,
             remoteToken: write.remoteToken - begin,
           })),

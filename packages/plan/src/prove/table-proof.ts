@@ -34,7 +34,7 @@ export function proveTables(subject: ProofSubject): number {
         remoteMemory[index]?.[segment?.list ?? -1],
       ];
       const region = segment === undefined ? undefined : plan.local.regions[segment.region];
-      const remoteRegion = region === undefined ? undefined : counterpart(region, rank);
+      const remoteRegion = region === undefined ? undefined : counterpart(region, rank, plan.local);
       if (
         segment === undefined ||
         mine === undefined ||
