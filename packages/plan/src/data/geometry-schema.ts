@@ -1,6 +1,6 @@
 import { KV_CACHE_LAYOUTS } from "@kv/interface";
 import { z } from "zod";
-import type { RankGeometry, RegionGeometry } from "../geometry.js";
+import type { RankGeometry } from "../geometry.js";
 
 /** Exact in a JavaScript number. */
 const whole = z.int().min(0);
@@ -52,8 +52,4 @@ export const rankSchema = z.strictObject({
 /** A rank as the schema leaves it: zod writes no member that was not there. */
 export function rankOf(parsed: z.infer<typeof rankSchema>): RankGeometry {
   return parsed as Present<typeof parsed> as RankGeometry;
-}
-
-export function regionOf(parsed: z.infer<typeof regionSchema>): RegionGeometry {
-  return parsed as Present<typeof parsed> as RegionGeometry;
 }

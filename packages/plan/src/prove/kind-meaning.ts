@@ -32,7 +32,7 @@ export interface HeadRange {
 }
 
 /** KV heads of a rank, of so many: equal shares, or one head for several neighbours where there are more ranks than heads. */
-export function headsOfRank(rank: RankGeometry, numKvHeads: number): HeadRange {
+function headsOfRank(rank: RankGeometry, numKvHeads: number): HeadRange {
   const share = numKvHeads / rank.tpSize;
   return share >= 1
     ? { begin: rank.tpRank * share, size: share }
