@@ -7,7 +7,7 @@ import { downloadWheel } from "./download.js";
 import { missingParts, nameOfMissing } from "./elf-loader.js";
 import { compileLibcudaStandIn } from "./libcuda-stand-in.js";
 import type { Environment } from "./library.js";
-import { describePlugins } from "./plugins.js";
+import { describePlugins, pluginFolder } from "./plugins.js";
 import { extractFiles } from "./python.js";
 import type { PinnedWheel } from "./wheels.js";
 
@@ -70,9 +70,13 @@ export async function installLibfabric(options: InstallLibfabricOptions): Promis
   const { libraryPath, environment, onProgress } = options;
   const [plugin] = await describePlugins({ libraryPath, environment, names: ["LIBFABRIC"] });
   if (plugin === undefined) {
-    throw new KvError("KV_INSTALL_FAILED", `there is no LIBFABRIC plugin beside ${libraryPath}`, {
-      hint: "NIXL 1.5.0 has one: npx --no-install kv-nixl install",
-    });
+    throw new KvError(
+      "KV_INSTALL_FAILED",
+      `there is no LIBFABRIC plugin in ${pluginFolder(libraryPath, environment)}`,
+      {
+        hint: "NIXL 1.5.0 has one: npx --no-install kv-nixl install",
+      },
+    );
   }
   if (plugin.loads) {
     onProgress(`LIBFABRIC loads: nothing to do (${plugin.supplied.join(", ") || "all of the system's own"})`);
