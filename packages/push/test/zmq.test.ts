@@ -1,0 +1,43 @@
+import { zmqSideChannel } from "@kv/connector";
+import { memoryNetwork } from "@kv/transport-memory";
+import { expect, it } from "vitest";
+import { createSimEngine } from "../../pull/test/sim-engine.js";
+import { pushConnector } from "../src/index.js";
+
+it("over the real side channel, in real time: both sides shake hands, in both orders", async () => {
+  const network = memoryNetwork();
+  const violations: string[] = [];
+  const engine = (hostName: string, tpSize: number) =>
+    createSimEngine({
+      network,
+      hostName,
+      engineId: hostName,
+      tpSize,
+      blockSize: 16,
+      numBlocks: 64,
+      connector: pushConnector,
+      sideChannel: zmqSideChannel(),
+      violation: (what) => void violations.push(what),
+    });
+  const p = await engine("p", 2);
+  const d = await engine("d", 1);
+  const leg = (n: number, suffix: string) => ({ prompt: n, numTokens: 40, requestId: `cmpl-r${n}-0-${suffix}` });
+  const params = await p.prefill(leg(0, "0000aaaa"));
+  await d.decode({ ...leg(0, "bbbb0000"), params });
+  // What a proxy has learned from the first answer.
+  const { remote_block_ids: _, remote_num_tokens: __, kv_peer: ___, ...coordinates } = params;
+  await Promise.all(
+    Array.from({ length: 6 }, (_each, n) =>
+      Promise.all([
+        p.prefill(leg(n + 1, "0000aaaa")),
+        d.decode({
+          ...leg(n + 1, "bbbb0000"),
+          params: { ...coordinates, remote_request_id: `r${n + 1}` },
+        }),
+      ]),
+    ),
+  );
+  expect(violations).toEqual([]);
+  await Promise.all([p, d].map((each) => each.close()));
+  expect(Object.values(network.outstanding()).filter((held) => held !== 0)).toEqual([]);
+});
