@@ -65,6 +65,7 @@ const REPEAT_MS = 1000;
 const GRACE_MS = 500;
 /** Words about requests that no step has told of yet: another rank's registration may bring them. */
 const MOST_EARLY = 4096;
+const EARLY_MS = 10_000;
 
 interface Receiving {
   readonly order: RegistrationOrder;
@@ -87,7 +88,7 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
   const { clock, log, metrics, messages, outbox, peers } = options;
   const byRequestId = new Map<string, Receiving>();
   const byWireId = new Map<string, Receiving>();
-  const early = new Map<string, Set<string>>();
+  const early = new Map<string, { readonly agents: Set<string>; readonly sinceMs: number }>();
   /** Heartbeats in a row that a producer did not take. */
   const silent = new Map<string, number>();
   const runs = new Set<Promise<void>>();
@@ -196,8 +197,11 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
         ),
       );
     const timer = clock.setTimer(timeout, timeoutMs, { ref: true });
-    const words = listening(early.get(wireId));
+    const before = early.get(wireId);
     early.delete(wireId);
+    // Older than that it was about another use of the id.
+    const fresh = before !== undefined && clock.now() - before.sinceMs < EARLY_MS;
+    const words = listening(fresh ? before.agents : []);
     const entry: Receiving = { order, controller, timer, words, aborted: false, reported: false };
     byRequestId.set(requestId, entry);
     byWireId.set(wireId, entry);
@@ -284,7 +288,9 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
       }
       metrics.notificationAfterExpiry();
       log.debug("notification-for-unknown-request", { requestId: wireId, from });
-      early.set(wireId, (early.get(wireId) ?? new Set()).add(from));
+      const known = early.get(wireId) ?? { agents: new Set<string>(), sinceMs: clock.now() };
+      known.agents.add(from);
+      early.set(wireId, known);
       if (early.size <= MOST_EARLY) return;
       for (const oldest of early.keys()) {
         early.delete(oldest);
@@ -332,7 +338,7 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
   };
 }
 
-function listening(before: Iterable<string> | undefined): Listening {
+function listening(before: Iterable<string>): Listening {
   let resolve: () => void = () => {};
   let next: Promise<void>;
   const arm = () => {

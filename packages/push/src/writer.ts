@@ -70,6 +70,7 @@ export interface PushWriterOptions {
 /** A consumer's WRITEs under way at once; the transport takes them one after the other anyway. */
 const WRITES_PER_PEER = 8;
 const MOST_OFFERS = 65_536;
+const MOST_CONSUMERS = 4096;
 const CLOSE_GRACE_MS = 10_000;
 /** Failures that say that what is known of a consumer is out of date. */
 const PEER_LOST = [
@@ -290,7 +291,11 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
     if (own === undefined) return true;
     const process = processOf(offer.engineId, own.incarnation);
     const floor = Math.max(floors.get(process) ?? 0, own.oldestOpen);
+    floors.delete(process);
     floors.set(process, floor);
+    // The consumers not heard of for longest go first.
+    const [oldest] = floors.keys();
+    if (floors.size > MOST_CONSUMERS && oldest !== undefined) floors.delete(oldest);
     if (own.generation >= floor) return true;
     refuse(
       key,

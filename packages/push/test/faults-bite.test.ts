@@ -6,12 +6,16 @@ import { sabotagedPush } from "./sabotage.js";
 
 // What finds nothing proves nothing: each rule is broken from outside, and the run must see it.
 describe("the fault run finds", () => {
-  it.each(["believe-itself", "no-generations", "release-early"] as const)(
+  it.each([
+    ["believe-itself", 600],
+    ["no-generations", 600],
+    ["release-early", 1000],
+  ] as const)(
     "%s",
-    async (sabotage) => {
+    async (sabotage, requests) => {
       const report = await faultRun({
         seed: "bite",
-        requests: 1000,
+        requests,
         connector: pushConnector,
         rules: [{ fault: "fail", operation: "WRITE", probability: 0.1 }, ...PUSH_FAULT_RULES],
         atOnce: 0.6,

@@ -21,7 +21,11 @@ it("over the real side channel, in real time: both sides shake hands, in both or
     });
   const p = await engine("p", 2);
   const d = await engine("d", 1);
-  const leg = (n: number, suffix: string) => ({ prompt: n, numTokens: 40, requestId: `cmpl-r${n}-0-${suffix}` });
+  const leg = (n: number, suffix: string) => ({
+    prompt: n,
+    numTokens: 40,
+    requestId: `cmpl-r${n}-0-${suffix}`,
+  });
   const params = await p.prefill(leg(0, "0000aaaa"));
   await d.decode({ ...leg(0, "bbbb0000"), params });
   // What a proxy has learned from the first answer.
