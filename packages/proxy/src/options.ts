@@ -85,7 +85,7 @@ const adminSchema = z.strictObject({
 });
 
 export const ROUTING_NAMES = ["round-robin", "least-load", "session-affinity", "prefix-aware"] as const;
-export const MODES = ["pull", "push"] as const;
+const MODES = ["pull", "push"] as const;
 export const PUSH_LEGS = ["at-once", "prefill-first"] as const;
 const routingSchema = z.enum(ROUTING_NAMES);
 
