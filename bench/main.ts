@@ -1,5 +1,6 @@
 // npm run bench [-- NAME…]: every figure is a ratio of two things measured in turn, in one run, on this machine.
 import { mapping } from "./mapping.js";
+import { neuron } from "./neuron.js";
 import { nixl } from "./nixl/index.js";
 import { plan } from "./plan.js";
 import { prepare } from "./prepare.js";
@@ -15,6 +16,7 @@ const BENCHMARKS: Readonly<Record<string, () => Promise<readonly Row[]>>> = {
   proxy,
   plan,
   nixl,
+  neuron,
 };
 
 const asked = process.argv.slice(2).filter((word) => !word.startsWith("--"));

@@ -10,8 +10,9 @@ import {
 import { type LayerPlanes, layersOf, rowLengthBytes } from "./caches.js";
 import { type PlaneGeometry, type PlaneRuns, planeRuns } from "./relayout.js";
 
+const NO_RUNS = new Float64Array(0);
 const PAGE_BYTES = 4096;
-/** Of a copy between device and host: what is under way besides the pool is two of these. */
+/** Of a copy between device and host: what is under way besides the pool is two of these for each copy. */
 const PIECE_BYTES = 4 << 20;
 
 /**
@@ -111,31 +112,44 @@ function* piecesOf(
 
 /** While one piece is put in its place in the pool, the next one is on the device's bus. */
 async function toHost(pieces: readonly Piece[], pool: Memory): Promise<void> {
-  let placing: Promise<void> = Promise.resolve();
+  const read = (index: number) => quiet(pieces[index]?.device.gather(pieces[index]?.runs.device ?? NO_RUNS));
+  let reading = read(0);
+  let placing: Promise<void> | undefined;
   try {
-    for (const { device, runs } of pieces) {
-      const bytes = await device.gather(runs.device);
+    for (const [index, { runs }] of pieces.entries()) {
+      const bytes = await reading;
+      reading = read(index + 1);
       await placing;
-      placing = pool.scatter(runs.wire, bytes);
-      placing.catch(() => {});
+      if (bytes !== undefined) placing = quiet(pool.scatter(runs.wire, bytes));
     }
   } finally {
-    await placing;
+    // Nothing is left under way, whatever failed: the blocks have other owners next.
+    await Promise.allSettled([reading, placing]);
   }
+  await placing;
 }
 
 async function toDevice(pieces: readonly Piece[], pool: Memory): Promise<void> {
-  let writing: Promise<void> = Promise.resolve();
+  const read = (index: number) => quiet(pieces[index] && pool.gather(pieces[index].runs.wire));
+  let reading = read(0);
+  let writing: Promise<void> | undefined;
   try {
-    for (const { device, runs } of pieces) {
-      const bytes = await pool.gather(runs.wire);
+    for (const [index, { device, runs }] of pieces.entries()) {
+      const bytes = await reading;
+      reading = read(index + 1);
       await writing;
-      writing = device.scatter(runs.device, bytes);
-      writing.catch(() => {});
+      if (bytes !== undefined) writing = quiet(device.scatter(runs.device, bytes));
     }
   } finally {
-    await writing;
+    await Promise.allSettled([reading, writing]);
   }
+  await writing;
+}
+
+/** Its failure is seen where it is awaited, which may be later than the event loop likes. */
+function quiet<T>(promise: Promise<T> | undefined): Promise<T> | undefined {
+  promise?.catch(() => {});
+  return promise;
 }
 
 function requireBlocks(

@@ -54,6 +54,20 @@ describe.skipIf(absent)(
       await device.close();
     });
 
+    test("a copy that the runtime fails is KV_STAGING_FAILED, and the next one works", async () => {
+      const device = nrtDevice({ libraryPath });
+      const memory = device.allocate(64);
+      process.env["KV_FAKE_NRT_FAIL"] = "nrt_tensor_read";
+      const failed = memory.gather(Float64Array.of(0, 8));
+      await expect(failed).rejects.toMatchObject({
+        code: "KV_STAGING_FAILED",
+        message: expect.stringMatching(/NRT_STATUS 1/),
+      });
+      delete process.env["KV_FAKE_NRT_FAIL"];
+      expect((await memory.gather(Float64Array.of(0, 8))).byteLength).toBe(8);
+      await device.close();
+    });
+
     test("the doctor tells a library with the calls from one without", () => {
       const find = (path: string) =>
         examine({ env: { KV_NRT_LIBRARY: path }, root: "/nowhere" }).find(

@@ -1,0 +1,46 @@
+import { expect, test } from "vitest";
+import { createStagingPool } from "./staging-pool.js";
+
+test("a request has all of its blocks or none, in one run where there is one, and never block 0", () => {
+  const pool = createStagingPool(9);
+  expect(pool.take("a", [3])).toEqual([[1, 2, 3]]);
+  expect(pool.take("b", [2, 1])).toEqual([[4, 5], [6]]);
+  expect(pool.take("a", [3])).toEqual([[1, 2, 3]]);
+  pool.free("a");
+  expect(pool.take("c", [4])).toEqual([[1, 2, 3, 7]]);
+  expect([pool.held, pool.waiting, pool.capacity]).toEqual([7, 0, 8]);
+});
+
+test("who does not fit waits, and holds back those behind, until what it waits for is given back", () => {
+  const pool = createStagingPool(5);
+  const granted: string[] = [];
+  const take = (id: string, count: number) => pool.take(id, [count], () => granted.push(id));
+  expect(take("a", 3)).toEqual([[1, 2, 3]]);
+  expect(take("big", 4)).toBeUndefined();
+  expect(take("small", 1)).toBeUndefined();
+  expect(take("big", 4)).toBeUndefined();
+  expect([granted, pool.waiting]).toEqual([[], 2]);
+  pool.free("a");
+  expect([granted, pool.held]).toEqual([["big"], 4]);
+  expect(take("big", 4)).toEqual([[1, 2, 3, 4]]);
+  pool.free("big");
+  expect(granted).toEqual(["big", "small"]);
+});
+
+test("who gives up its place lets those behind it through", () => {
+  const pool = createStagingPool(5);
+  pool.take("a", [3]);
+  pool.take("big", [4]);
+  let served = false;
+  pool.take("small", [1], () => {
+    served = true;
+  });
+  pool.free("big");
+  expect(served).toBe(true);
+  expect(pool.waiting).toBe(0);
+});
+
+test("more than the whole pool is refused with both numbers, and a pool without a block to give cannot be made", () => {
+  expect(() => createStagingPool(5).take("r", [3, 2])).toThrowError(/needs 5 .* has 4/);
+  expect(() => createStagingPool(1)).toThrowError(/none to give out/);
+});

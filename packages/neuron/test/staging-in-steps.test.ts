@@ -1,0 +1,236 @@
+import type { ConnectorPair } from "@kv/conformance/connector";
+import type { BlockIds, ConnectorRequest, KvTransferParams, StepMetadata, Transport } from "@kv/interface";
+import { pullConnector } from "@kv/pull";
+import { afterEach, describe, expect, test } from "vitest";
+import { type StagedPairOptions, stagedPair } from "./staged-pair.js";
+
+let pair: ConnectorPair;
+
+afterEach(async () => {
+  const closing = Promise.all(
+    [pair.prefill, pair.decode].map(async ({ scheduler, workers }) => {
+      await Promise.all(workers.map((worker) => worker.close()));
+      await scheduler.close();
+    }),
+  );
+  await moving(closing);
+  await pair.close();
+});
+
+/** Awaits while virtual time passes. */
+async function moving<T>(promise: Promise<T>): Promise<T> {
+  let settled = false;
+  const outcome = promise.finally(() => {
+    settled = true;
+  });
+  outcome.catch(() => {});
+  while (!settled) await pair.progress();
+  return outcome;
+}
+
+async function open(options: Partial<StagedPairOptions> = {}): Promise<void> {
+  pair = await stagedPair({ connector: pullConnector, ...options });
+  for (const { scheduler, workers, caches } of [pair.prefill, pair.decode]) {
+    for (const [rank, worker] of workers.entries()) {
+      const cache = caches[rank];
+      if (cache !== undefined) await worker.registerKvCaches(cache);
+    }
+    await scheduler.setHandshakeMetadata(
+      await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
+    );
+  }
+}
+
+const asked = (requestId: string, tokens: number, params: KvTransferParams): ConnectorRequest => ({
+  requestId,
+  numPromptTokens: tokens,
+  kvTransferParams: params,
+});
+const produced = (requestId: string, tokens: number) =>
+  asked(requestId, tokens, { do_remote_decode: true, do_remote_prefill: false });
+
+type Side = "prefill" | "decode";
+
+/** One engine step; answers what each worker said. */
+async function step(side: Side, computed?: Record<string, number>) {
+  const { scheduler, workers } = pair[side];
+  const metadata = JSON.parse(JSON.stringify(scheduler.buildStepMetadata())) as StepMetadata;
+  for (const worker of workers) worker.startLoad(metadata);
+  await moving(Promise.all(workers.map((worker) => worker.waitForSave(metadata, computed))));
+  const outputs = workers.map((worker) => worker.collectFinished());
+  const [output] = outputs;
+  if (output === undefined) throw new Error("no worker");
+  scheduler.applyWorkerOutput(output);
+  return output;
+}
+
+async function until(side: Side, requestId: string) {
+  for (let round = 0; round < 2000; round++) {
+    const [output] = [await step(side), await pair.progress()];
+    const failed = output.failedReceiving.find((failure) => failure.requestId === requestId);
+    if (output.finishedReceiving.includes(requestId) || output.finishedSending.includes(requestId)) {
+      return { failed, failedBlockIds: output.failedBlockIds };
+    }
+  }
+  throw new Error(`${requestId} did not end`);
+}
+
+/** A prompt computed on the prefill side. */
+async function prefill(requestId: string, tokens: number, blockIds: BlockIds): Promise<KvTransferParams> {
+  const { scheduler } = pair.prefill;
+  const request = produced(requestId, tokens);
+  expect(scheduler.matchedTokens(request, 0).wait).not.toBe(true);
+  scheduler.afterAllocation(request, blockIds, 0);
+  await step("prefill");
+  const { kvTransferParams } = scheduler.requestFinished(request, blockIds, "length");
+  return kvTransferParams ?? {};
+}
+
+describe("back-pressure", () => {
+  test("a prompt waits in the engine's queue while the pool is full, and has its place when a reader is done", async () => {
+    await open({ poolBlocks: 4 });
+    const params = await prefill("a", 48, [[10, 11, 12]]);
+    const { scheduler } = pair.prefill;
+    expect(params["remote_block_ids"]).toEqual([[1, 2, 3]]);
+    expect(scheduler.matchedTokens(produced("b", 20), 0)).toMatchObject({ tokens: 0, wait: true });
+    expect(scheduler.outstanding()["stagingWaits"]).toBe(1);
+    const consumer = asked("d", 48, params);
+    const { tokens } = pair.decode.scheduler.matchedTokens(consumer, 0);
+    pair.decode.scheduler.afterAllocation(consumer, [[20, 21, 22]], tokens);
+    expect((await until("decode", "d")).failed).toBeUndefined();
+    await until("prefill", "a");
+    expect(scheduler.matchedTokens(produced("b", 20), 0).wait).not.toBe(true);
+    scheduler.requestFinished(produced("b", 20), [[]], "aborted");
+    expect(scheduler.outstanding()).toMatchObject({ stagedBlocks: 0, stagingWaits: 0 });
+  });
+
+  test("a transfer is ordered when the decode side's pool has room, one after the other", async () => {
+    await open({ poolBlocks: 7 });
+    const params = [await prefill("a", 48, [[1, 2, 3]]), await prefill("b", 48, [[4, 5, 6]])];
+    const { scheduler } = pair.decode;
+    params.forEach((given, index) => {
+      const request = asked(`d${index}`, 96, { ...given });
+      expect(scheduler.matchedTokens(request, 0).tokens).toBe(48);
+      scheduler.afterAllocation(request, [[1, 2, 3, 4, 5, 6]], 48);
+    });
+    // Three blocks each of a pool of six: both are on their way. A third one waits for them.
+    const third = asked("d2", 48, { ...params[0] });
+    scheduler.matchedTokens(third, 0);
+    scheduler.afterAllocation(third, [[7, 8, 9]], 48);
+    expect(scheduler.outstanding()).toMatchObject({ stagedBlocks: 6, stagingWaits: 1 });
+    const { staging } = scheduler.buildStepMetadata() as StepMetadata & {
+      staging: { loads: { requestId: string }[] };
+    };
+    expect(staging.loads.map(({ requestId }) => requestId)).toEqual(["d0", "d1"]);
+    scheduler.applyWorkerOutput({
+      finishedSending: [],
+      finishedReceiving: ["d0"],
+      failedReceiving: [],
+      failedBlockIds: [],
+    });
+    const next = scheduler.buildStepMetadata() as typeof staging & StepMetadata;
+    expect(next["staging"]).toMatchObject({ loads: [{ requestId: "d2" }], over: ["d0"] });
+  });
+
+  test("a prompt larger than the pool is refused on both sides, not left to wait", async () => {
+    await open({ poolBlocks: 3 });
+    expect(() => pair.prefill.scheduler.matchedTokens(produced("a", 48), 0)).toThrowError(/needs 3 .* has 2/);
+  });
+});
+
+describe("chunked prefill", () => {
+  test("each block is saved once, when it is full or the prompt has ended", async () => {
+    const saves: number[] = [];
+    await open({
+      onCopied: (host, { wire }) => void (host === "p" && saves.push(...(wire[0] ?? []), 0)),
+    });
+    const request = produced("a", 40);
+    const { scheduler } = pair.prefill;
+    scheduler.matchedTokens(request, 0);
+    scheduler.afterAllocation(request, [[5, 6, 7]], 0);
+    for (const tokens of [10, 20, 20, 40, 41]) await step("prefill", { a: tokens });
+    expect(saves).toEqual([1, 0, 2, 3, 0]);
+    scheduler.requestFinished(request, [[5, 6, 7]], "aborted");
+  });
+});
+
+describe("a copy that fails", () => {
+  test("on the prefill side it is told before a peer hears of the blocks, by request", async () => {
+    let broken = true;
+    await open({
+      beforeCopy: (host) => {
+        if (broken && host === "p") throw new Error("bus error");
+      },
+    });
+    const request = produced("a", 32);
+    pair.prefill.scheduler.matchedTokens(request, 0);
+    pair.prefill.scheduler.afterAllocation(request, [[1, 2]], 0);
+    await expect(step("prefill")).rejects.toMatchObject({
+      code: "KV_STAGING_FAILED",
+      details: { requestIds: ["a"] },
+    });
+    broken = false;
+    expect(pair.prefill.scheduler.requestFinished(request, [[1, 2]], "error").keepBlocks).toBe(false);
+    expect(pair.prefill.scheduler.outstanding()["stagedBlocks"]).toBe(0);
+  });
+
+  test("on the decode side the request fails with its device blocks, and the pool's are given back", async () => {
+    await open({
+      beforeCopy: (host) => {
+        if (host === "d") throw new Error("bus error");
+      },
+    });
+    const params = await prefill("a", 32, [[1, 2]]);
+    const request = asked("d", 32, params);
+    const { scheduler } = pair.decode;
+    scheduler.afterAllocation(request, [[30, 31]], scheduler.matchedTokens(request, 0).tokens);
+    const { failed, failedBlockIds } = await until("decode", "d");
+    expect(failed).toMatchObject({ code: "KV_STAGING_FAILED", blockIds: [30, 31] });
+    expect(failedBlockIds).toEqual([30, 31]);
+    expect(scheduler.outstanding()["stagedBlocks"]).toBe(0);
+    await until("prefill", "a");
+  });
+});
+
+describe("no KV transfer pending", () => {
+  test("a step waits for nothing, and neither the transport nor the device is entered", async () => {
+    let calls = 0;
+    const counted = <T extends object>(target: T): T =>
+      new Proxy(target, {
+        get(object, key) {
+          const value: unknown = Reflect.get(object, key);
+          if (typeof value !== "function") return value;
+          return (...args: unknown[]) => {
+            calls += 1;
+            const result: unknown = value.apply(object, args);
+            return key === "createAgent" ? (result as Promise<object>).then(counted) : result;
+          };
+        },
+      });
+    let copies = 0;
+    await open({
+      wrapTransport: (transport: Transport) => counted(transport),
+      beforeCopy: () => void copies++,
+    });
+    expect(calls).toBeGreaterThan(0);
+    calls = 0;
+    const { scheduler, workers } = pair.prefill;
+    for (let round = 0; round < 1000; round++) {
+      const metadata = scheduler.buildStepMetadata();
+      expect(Object.keys(metadata)).not.toContain("staging");
+      for (const worker of workers) {
+        worker.startLoad(metadata);
+        let waited = true;
+        const saved = worker.waitForSave(metadata).then(() => {
+          waited = false;
+        });
+        // Promise work alone settles it: no timer, no input or output.
+        for (let turn = 0; turn < 5 && waited; turn++) await Promise.resolve();
+        expect(waited).toBe(false);
+        await saved;
+        scheduler.applyWorkerOutput(worker.collectFinished());
+      }
+    }
+    expect({ calls, copies }).toEqual({ calls: 0, copies: 0 });
+  });
+});
