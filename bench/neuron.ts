@@ -1,20 +1,22 @@
 // Staging: what overlap of copies and transfers gains on a simulated device whose bus is as fast as the wire, and what an idle step costs.
 import { readTransferConfig, staged } from "@kv/connector";
-import type {
-  Agent,
-  KvCacheConfig,
-  Memory,
-  PreparedList,
-  StagedBlocks,
-  Staging,
-  Transport,
+import {
+  type Agent,
+  type Clock,
+  type KvCacheConfig,
+  type Memory,
+  type PreparedList,
+  type StagedBlocks,
+  type Staging,
+  systemClock,
+  type Transport,
 } from "@kv/interface";
 import { neuronCaches, neuronPlatform, simulatedDevice } from "@kv/neuron";
 import { pullConnector } from "@kv/pull";
-import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
+import { memoryNetwork, memorySideChannel, memoryTransport, virtualClock } from "@kv/transport-memory";
 import { pairRatio, type Row, spread } from "./report.js";
 
-const ROUNDS = 3;
+const ROUNDS = 1;
 const REQUESTS = 16;
 const BLOCKS_PER_REQUEST = 32;
 /** Requests that the pool holds at once. */
@@ -39,7 +41,14 @@ const CONFIG: KvCacheConfig = {
 };
 
 export async function neuron(): Promise<Row[]> {
-  return [await overlap(), await idle()];
+  const virtual = virtualClock();
+  return [
+    // By the schedule alone: what the simulated bus and wire take, the processor's own copies aside.
+    await overlap("in virtual time", virtual, (work) => virtual.settle(work), 1, WANTED_OVERLAP),
+    // With them, on this machine, where one thread does them all: for information.
+    await overlap("in real time", systemClock(), (work) => work, ROUNDS, undefined),
+    await idle(),
+  ];
 }
 
 interface Side {
@@ -70,9 +79,15 @@ function bounded(transport: Transport): { transport: Transport; readonly mostByt
   };
 }
 
-async function overlap(): Promise<Row> {
-  const network = memoryNetwork({ latency: { bytesPerMs: BYTES_PER_MS, pieceLengthBytes: 4 << 20 } });
-  const device = simulatedDevice({ bytesPerMs: BYTES_PER_MS });
+async function overlap(
+  how: string,
+  clock: Clock,
+  run: (work: Promise<number>) => Promise<number>,
+  rounds: number,
+  wanted: number | undefined,
+): Promise<Row> {
+  const network = memoryNetwork({ clock, latency: { bytesPerMs: BYTES_PER_MS, pieceLengthBytes: 4 << 20 } });
+  const device = simulatedDevice({ clock, bytesPerMs: BYTES_PER_MS });
   const poolBlocks = POOL_REQUESTS * BLOCKS_PER_REQUEST + 1;
   const caches = neuronCaches({ device, config: CONFIG, numBlocks: BLOCKS_PER_REQUEST, numHeads: 8 });
   const counted = [0, 1].map((host) => bounded(memoryTransport({ network, host: `h${host}` })));
@@ -117,17 +132,17 @@ async function overlap(): Promise<Row> {
   }
 
   async function oneAfterTheOther(): Promise<number> {
-    const startMs = performance.now();
+    const startMs = clock.now();
     for (let request = 0; request < REQUESTS; request++) {
       await save(request);
       await move(request);
     }
-    return performance.now() - startMs;
+    return clock.now() - startMs;
   }
 
   /** A request is saved while the one before it is on the wire; its place in the pool must have been read. */
   async function overlapped(): Promise<number> {
-    const startMs = performance.now();
+    const startMs = clock.now();
     const moves: Promise<void>[] = [];
     for (let request = 0; request < REQUESTS; request++) {
       await moves[request - POOL_REQUESTS];
@@ -136,14 +151,13 @@ async function overlap(): Promise<Row> {
       moves.push((before ?? Promise.resolve()).then(() => move(request)));
     }
     await Promise.all(moves);
-    return performance.now() - startMs;
+    return clock.now() - startMs;
   }
 
   const [ours, theirs]: [number[], number[]] = [[], []];
-  await save(0);
-  for (let round = 0; round < ROUNDS; round++) {
-    ours.push(await overlapped());
-    theirs.push(await oneAfterTheOther());
+  for (let round = 0; round < rounds; round++) {
+    ours.push(await run(overlapped()));
+    theirs.push(await run(oneAfterTheOther()));
   }
   const ratio = pairRatio(theirs, ours);
   const poolBytes = source.staging.wireCaches.regions[0]?.memory.lengthBytes ?? 0;
@@ -153,12 +167,12 @@ async function overlap(): Promise<Row> {
   for (const { transport } of counted) await transport.close();
   await device.close();
   return {
-    what: `staging and transfer of 512 MiB, overlapped or not; host memory ${within ? "within" : "ABOVE"} the pool of ${Math.round(poolBytes / 2 ** 20)} MiB`,
+    what: `save and transfer of 512 MiB, overlapped or not, ${how}; host memory ${within ? "within" : "ABOVE"} the pool of ${Math.round(poolBytes / 2 ** 20)} MiB`,
     ours: spread(ours, "ms"),
     theirs: spread(theirs, "ms"),
     ratio,
-    wanted: `>= ${WANTED_OVERLAP}`,
-    met: ratio >= WANTED_OVERLAP && within,
+    wanted: wanted === undefined ? "-" : `>= ${wanted}`,
+    met: wanted === undefined ? undefined : ratio >= wanted && within,
   };
 }
 
