@@ -6,7 +6,7 @@ import {
   type Staging,
   type WorkerOutput,
 } from "@kv/interface";
-import type { StagingCopied } from "./staged-worker.js";
+import type { StagingCopied } from "./staging-copied.js";
 import type { StagedRequest } from "./staging-orders.js";
 
 /** Decode: requests whose KV comes into the pool. Holds the connector's reports back until the device has the blocks. */

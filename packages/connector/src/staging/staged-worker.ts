@@ -1,5 +1,4 @@
 import {
-  type BlockIds,
   type Clock,
   KvError,
   type Log,
@@ -11,16 +10,8 @@ import {
 } from "@kv/interface";
 import { createLoads } from "./staged-loads.js";
 import { createSaves } from "./staged-saves.js";
+import type { StagingCopied } from "./staging-copied.js";
 import { stagingOrders } from "./staging-orders.js";
-
-/** A request's copies in one step. */
-export interface StagingCopied {
-  readonly requestId: string;
-  readonly direction: "save" | "load";
-  /** Pool blocks, per KV cache group. */
-  readonly wire: BlockIds;
-  readonly durationMs: number;
-}
 
 export interface StagedWorkerOptions {
   readonly platform: Platform;

@@ -1,6 +1,7 @@
 import { ambient, type ConnectorModule, KvError, type Platform } from "@kv/interface";
 import { stagedScheduler } from "./staged-scheduler.js";
-import { type StagingCopied, stagedWorker } from "./staged-worker.js";
+import { stagedWorker } from "./staged-worker.js";
+import type { StagingCopied } from "./staging-copied.js";
 
 export interface StagedOptions {
   /** Has `createStaging`. */
