@@ -20,6 +20,9 @@ test("who does not fit waits, and holds back those behind, until what it waits f
   expect(take("small", 1)).toBeUndefined();
   expect(take("big", 4)).toBeUndefined();
   expect([granted, pool.waiting]).toEqual([[], 2]);
+  expect(pool.take("a", [3])).toEqual([[1, 2, 3]]);
+  pool.free("nobody");
+  expect(granted).toEqual([]);
   pool.free("a");
   expect([granted, pool.held]).toEqual([["big"], 4]);
   expect(take("big", 4)).toEqual([[1, 2, 3, 4]]);

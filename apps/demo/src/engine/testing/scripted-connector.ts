@@ -63,6 +63,9 @@ export function scriptedConnector({
       calls.push(`requestFinished ${requestId} ${reason}`);
       finished.set(requestId, { reason, blockIds });
       const keep = kvTransferParams?.keep === true && (reason === "length" || reason === "stopped");
+      // Its KV may be on the way: the workers' report ends it, as the contract says.
+      const receiving = reason === "aborted" && Number(kvTransferParams?.remote_tokens ?? 0) > 0;
+      if (receiving) return { keepBlocks: true };
       return keep
         ? { keepBlocks: true, kvTransferParams: { remote_request_id: requestId } }
         : { keepBlocks: false };
