@@ -17,7 +17,7 @@ export function refuseDcp(
   if (!isMla) throw unsupported("only MLA caches can be sharded by DCP", mine, theirs);
   if (operation === "WRITE") throw unsupported("caches sharded by DCP cannot be written", mine, theirs);
   const logical = (rank: RankGeometry) => rank.kernelBlockSize * rank.physicalBlocksPerLogical;
-  if (mine === theirs || logical(local) === logical(remote)) return;
+  if (logical(local) === logical(remote)) return;
   throw unsupported(
     "blocks that are dealt out to DCP ranks must hold equally many tokens on both sides",
     logical(local),

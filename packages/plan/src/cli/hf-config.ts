@@ -94,7 +94,7 @@ export function modelFromHfConfig(name: string, value: unknown, cacheDtype = "au
   if (inner.head_dim == null) assumed.push("head_dim is not said: hidden_size / num_attention_heads");
   const headSize = inner.head_dim ?? required(name, "hidden_size", inner.hidden_size) / heads;
   const windowed = windowedLayers(layers, inner, assumed);
-  const attention = attentionLayers(layers, inner);
+  const attention = attentionLayers(name, layers, inner, assumed);
   const all = layerNames(layers).flatMap((layer, index): LayerShape[] => {
     if (!attention.has(index)) return [];
     const isWindow = windowed.has(index);
@@ -158,11 +158,29 @@ function windowedLayers(layers: number, inner: TextConfig, assumed: string[]): R
   return new Set(all);
 }
 
-/** All layers; of a hybrid those that its pattern marks as attention. */
-function attentionLayers(layers: number, inner: TextConfig): ReadonlySet<number> {
+/** Layers with attention. Of a hybrid's other layers the config does not say how large a state is: they are left out, and that is said. */
+function attentionLayers(
+  name: string,
+  layers: number,
+  inner: TextConfig,
+  assumed: string[],
+): ReadonlySet<number> {
   const all = Array.from({ length: layers }, (_, index) => index);
-  const pattern = inner.hybrid_override_pattern;
-  return new Set(pattern == null ? all : all.filter((index) => pattern[index] === "*"));
+  const { hybrid_override_pattern: pattern, layer_types: types } = inner;
+  const attends = (index: number): boolean => {
+    if (pattern != null) return pattern[index] === "*";
+    const type = types?.[index];
+    return type === undefined || (type.includes("attention") && type !== "linear_attention");
+  };
+  const held = all.filter(attends);
+  // A layer of experts alone keeps nothing.
+  const states =
+    pattern == null ? layers - held.length : all.filter((index) => pattern[index] === "M").length;
+  if (states > 0)
+    assumed.push(
+      `${name}: the states of ${states} state-space layers are left out, for the config does not give their sizes; --file or --from has them`,
+    );
+  return new Set(held);
 }
 
 function layerNames(layers: number): string[] {
