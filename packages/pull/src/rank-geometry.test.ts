@@ -44,15 +44,15 @@ describe("rank geometry", () => {
   it("tells the sizes of states, and takes the pages of packed rows", () => {
     const here = {
       ...local(),
-      stateSpace: { convProjectionBytes: [256, 128, 128], convBytes: 512, recurrentBytes: 1024 },
+      stateSpace: { convProjectionBytes: [32, 16, 16], convBytes: 64, recurrentBytes: 128 },
     };
     const metadata = {
       ...describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) }),
       packedMemberLayouts: { "layers.0": [0, 512] },
     };
-    expect(metadata.ssmSizes).toEqual([512, 1024]);
+    expect(metadata.ssmSizes).toEqual([64, 128]);
     expect(remoteGeometry(metadata, rank, here)).toMatchObject({
-      stateSpace: { convBytes: 512, recurrentBytes: 1024 },
+      stateSpace: { convBytes: 64, recurrentBytes: 128 },
       packedMembers: { "layers.0": { offsetBytes: 0, lengthBytes: 512 } },
     });
   });
