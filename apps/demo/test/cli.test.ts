@@ -53,7 +53,12 @@ describe("the demo's command line", () => {
       prompt_tokens: 100,
       output_tokens: 4,
       ttft_ms: expect.any(Number),
+      prefill_ms: expect.any(Number),
+      save_ms: 0,
       transfer_ms: expect.any(Number),
+      load_ms: 0,
+      decode_ms: expect.any(Number),
+      total_ms: expect.any(Number),
       transfer_bytes: 458_752,
       tokens_equal: true,
     });
@@ -66,7 +71,9 @@ describe("the demo's command line", () => {
     writeFileSync(file, `t5 t6 t7 t8\n\n"t9 t10"\n[11, 12, 13]\n`);
     try {
       const { code, stdout } = await run(["--transport", "memory", "--prompts", file, "--max-tokens", "2"]);
-      expect(stdout).toMatch(/prompt tokens +TTFT ms +transfer ms +bytes +GB\/s +backend/);
+      expect(stdout).toMatch(
+        /prompt tokens +TTFT ms +prefill ms +save ms +transfer ms +load ms +decode ms +total ms +bytes +GB\/s +backend/,
+      );
       expect(stdout).toMatch(/\n +4 .*\n +2 .*\n +3 /);
       expect(stdout).toContain("all 3 requests have the tokens of a run in one process");
       expect(code).toBe(0);

@@ -9,7 +9,7 @@ describe("the fault run finds", () => {
   it.each([
     ["believe-itself", 600],
     ["no-generations", 600],
-    ["release-early", 1000],
+    ["release-early", 2000],
   ] as const)(
     "%s",
     async (sabotage, requests) => {
