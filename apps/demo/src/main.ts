@@ -13,6 +13,8 @@ const say = (line: string) => void process.stderr.write(`${line}\n`);
 async function demo(flags: DemoFlags): Promise<void> {
   // A parent that gave us a channel wants us gone when it is; our own children have one to us.
   process.once("disconnect", () => process.exit(1));
+  // The listener alone would keep this process for as long as the parent lives, which waits for its end.
+  process.channel?.unref();
   const asked = untilAskedToEnd();
   const log = jsonLog(flags.logLevel);
   const work = runDemo(flags, { say, log, logLevel: flags.logLevel });
