@@ -5,7 +5,8 @@ import { root, setup } from "./setup.mjs";
 
 const args = process.argv.slice(2);
 try {
-  const { nixl } = await setup();
+  const named = args.some((word) => /^(--backend=)?libfabric$/i.test(word));
+  const { nixl } = await setup(named ? { withLibfabric: true } : {});
   const chosen = args.some((word) => word.startsWith("--transport") || word.startsWith("--backend"));
   if (!nixl.ready && !chosen) {
     process.stderr.write("going on with the embedded transport\n");

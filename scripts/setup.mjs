@@ -85,9 +85,10 @@ async function step(name, inputs, outputs, work) {
 const firstLine = (error) => String(error?.message ?? error).split("\n")[0];
 
 /**
- * All of it. Answers `{ nixl: { ready, why? } }`; throws only for what nothing can be done without.
+ * All of it; what the LIBFABRIC backend takes too when `withLibfabric`. Answers `{ nixl: { ready, why? } }`; throws only for what
+ * nothing can be done without.
  */
-export async function setup() {
+export async function setup({ withLibfabric = process.env.CI === "true" } = {}) {
   const [major] = process.versions.node.split(".").map(Number);
   if (major < 20) throw new Error(`Node ${process.versions.node} is too old: 20 or newer is needed`);
   const workspaces = ["packages", "apps", "native", "tools"];
@@ -107,10 +108,10 @@ export async function setup() {
     ["packages/interface/dist/index.js", "packages/nixl/dist/index.js", "apps/demo/dist/main.js"],
     () => run(pnpm[0], [...pnpm.slice(1), "exec", "turbo", "run", "build", "--filter=!@kv/native"]),
   );
-  return { nixl: await nixl() };
+  return { nixl: await nixl(withLibfabric) };
 }
 
-async function nixl() {
+async function nixl(withLibfabric) {
   if (process.platform !== "linux") return { ready: false, why: `no NIXL for ${process.platform}` };
   try {
     await step("compile the addon", ["native"], ["native/build/kv_nixl.node"], () =>
@@ -132,7 +133,7 @@ async function nixl() {
       say("fetch NIXL …");
       await installNixl({ onProgress: say });
     }
-    if (process.env.CI === "true" || process.argv.includes("--with-libfabric")) await libfabric(installNixl);
+    if (withLibfabric) await libfabric(installNixl);
     return { ready: true };
   } catch (error) {
     const why = `NIXL is not to be had (${firstLine(error)})`;
@@ -154,6 +155,8 @@ async function libfabric(installNixl) {
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
   if (process.argv.includes("--fresh")) rmSync(stamps, { force: true });
-  const { nixl: state } = await setup();
+  const { nixl: state } = await setup(
+    process.argv.includes("--with-libfabric") ? { withLibfabric: true } : {},
+  );
   say(state.ready ? "ready, with NIXL" : "ready, without NIXL: the embedded transport serves");
 }

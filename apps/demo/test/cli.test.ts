@@ -11,7 +11,11 @@ const root = fileURLToPath(new URL("../../..", import.meta.url));
 const entry = fileURLToPath(new URL("../src/main.ts", import.meta.url));
 
 function start(args: readonly string[], env: Record<string, string> = {}): ChildProcess {
-  return spawn(process.execPath, ["--import", "tsx", entry, ...args], {
+  return spawnNode(["--import", "tsx", entry, ...args], env);
+}
+
+function spawnNode(args: readonly string[], env: Record<string, string>): ChildProcess {
+  return spawn(process.execPath, args, {
     cwd: root,
     env: { ...process.env, ...env },
     stdio: ["ignore", "pipe", "pipe"],
@@ -19,7 +23,10 @@ function start(args: readonly string[], env: Record<string, string> = {}): Child
 }
 
 async function run(args: readonly string[], env: Record<string, string> = {}) {
-  const child = start(args, env);
+  return await ended(start(args, env));
+}
+
+async function ended(child: ChildProcess) {
   let stdout = "";
   let stderr = "";
   child.stdout?.on("data", (piece) => (stdout += piece));
@@ -102,6 +109,19 @@ describe("the demo's command line", () => {
     expect(stdout).toBe("");
     expect(code).not.toBe(0);
   });
+
+  // What `npm run demo` starts: the app with a channel to its parent, which must not keep it from ending.
+  it.each([[[]], [["--transport", "memory"]]])(
+    "comes to its end as npm run demo starts it, with %j",
+    async (options) => {
+      const script = join(root, "scripts", "demo.mjs");
+      const child = spawnNode([script, ...options, "--json", "--requests", "1", "--max-tokens", "2"], {});
+      const { code, stdout } = await ended(child);
+      expect(JSON.parse(stdout)).toMatchObject({ ok: true });
+      expect(code).toBe(0);
+    },
+    180_000,
+  );
 
   it("goes on with the embedded transport where NIXL is not, and says so in a line", async () => {
     const absent = { KV_NIXL_LIBRARY: "/nowhere/libnixl_capi.so" };
