@@ -29,6 +29,14 @@ export function groupPlans({
           "use equal kernel block sizes",
         );
       }
+      if (kind.extent === "whole" && local.physicalBlocksPerLogical !== remote.physicalBlocksPerLogical) {
+        throw unsupported(
+          `a block of group ${group} (${name}) is one piece of scratch, of unlike numbers of kernel blocks`,
+          local.physicalBlocksPerLogical,
+          remote.physicalBlocksPerLogical,
+          "use equal numbers of kernel blocks in a logical one (block size, kernel block size)",
+        );
+      }
       if (tokens % parts.localParts !== 0) {
         throw unsupported(
           `group ${group}: kernel blocks of ${tokens} tokens do not divide into the ${parts.localParts} parts of the others'`,

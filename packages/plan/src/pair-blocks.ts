@@ -118,20 +118,28 @@ function alignedAtEnd(groupPlan: GroupPlan, blocks: GroupBlocks, unseen: number)
 
 /**
  * Blocks that stand for no tokens pair from their ends: the remote's earlier states are older. One local block more than the remote has is
- * the state of a position that the local engine computes itself. (vLLM 0.33, `_apply_prefix_caching`.)
+ * the state of a position that the local engine computes itself. Whole logical blocks, all kernel blocks of each. (vLLM 0.33,
+ * `_apply_prefix_caching`.)
  */
-function pairLast({ extent }: GroupPlan, { group, localIds, remoteIds }: GroupBlocks): PairedBlocks {
-  const spare = extent === "state" ? 1 : 0;
+function pairLast(groupPlan: GroupPlan, { group, localIds, remoteIds }: GroupBlocks): PairedBlocks {
+  const isState = groupPlan.extent === "state";
+  const spare = isState ? 1 : 0;
   const excess = localIds.length - remoteIds.length;
   const count = Math.min(localIds.length, remoteIds.length);
   if (excess > spare || count === 0) {
     throw mismatch(
-      `group ${group}: ${localIds.length} local blocks of ${extent === "state" ? "state" : "scratch"} cannot be filled from ` +
+      `group ${group}: ${localIds.length} local blocks of ${isState ? "state" : "scratch"} cannot be filled from ` +
         `${remoteIds.length} remote ones`,
       { group, localBlocks: localIds.length, remoteBlocks: remoteIds.length },
     );
   }
-  return { localStart: 0, remoteStart: remoteIds.length - count, count, validTokens: undefined };
+  const per = partsPerLogical(groupPlan);
+  return {
+    localStart: 0,
+    remoteStart: (remoteIds.length - count) * per.remote,
+    count: count * per.local,
+    validTokens: undefined,
+  };
 }
 
 export function mismatch(message: string, details: Record<string, unknown>): KvError {

@@ -114,8 +114,8 @@ export const kindScene: fc.Arbitrary<KindScene> = fc
     const engine = (given: typeof draw.prefill, isPrefill: boolean): KindEngine => ({
       tpSize: given.tpSize,
       kernelTokens: draw.sameTokens || dealt ? draw.prefill.kernelTokens : given.kernelTokens,
-      // Blocks without tokens, and those that are dealt out to a DCP group, are cut alike on both sides.
-      perLogical: groups.includes("circular") || dealt ? 1 : given.perLogical,
+      // Blocks that are dealt out to a DCP group are cut alike on both sides.
+      perLogical: dealt ? 1 : given.perLogical,
       logicalBlocks: 150,
       padding: given.packed ? 0 : given.padding,
       ...(allows.includes("dcp") && given.dcp > 1 ? { dcpSize: given.tpSize } : {}),

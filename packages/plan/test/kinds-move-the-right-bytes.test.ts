@@ -387,6 +387,22 @@ describe("groups", () => {
     expect(made[0]?.request.receivePass).toBeUndefined();
   });
 
+  test("circular scratch of several kernel blocks: all of them, and equally many on both sides", () => {
+    const caches: readonly CacheSpec[] = [...latent, { name: "layer.2", groups: [1] }];
+    const scene: Scene = {
+      groups: ["mla", "circular"],
+      caches,
+      numTokens: 48,
+      prefill: { perLogical: 3 },
+      decode: { perLogical: 3 },
+    };
+    // Two layers of 2 logical blocks, and 2 logical blocks of scratch, of 3 kernel blocks each.
+    expect(run(scene).made[0]?.request.descriptorCount).toBe(2 * 2 * 3 + 2 * 3);
+    expect(() => run({ ...scene, decode: { perLogical: 1 } })).toThrow(
+      /group 1 \(circular\) is one piece of scratch.*local 1, remote 3/,
+    );
+  });
+
   test("K and V in regions of their own", () => {
     const caches = ["layer.0", "layer.1"].flatMap((name, layer): CacheSpec[] => [
       { name: `${name}${layer}1`, groups: [0], heads: 4 },
