@@ -1,7 +1,6 @@
 import { applyDcpPrefixCaching } from "./block-ids.js";
 import { addBlockRuns } from "./block-runs.js";
 import type { EngineTransferPlan } from "./engine-plan-types.js";
-import { unsupported } from "./incompatible.js";
 import { mismatch, partsPerLogical } from "./pair-blocks.js";
 import { outOfRange } from "./request-checks.js";
 import type { ReceivePassGroup, RequestBlocks } from "./request-plan-types.js";
@@ -26,13 +25,6 @@ export function pairDcp(
     const groupPlan = plan.groupPlans[group];
     const batch = shape.groups[group]?.batch;
     if (localIds.length === 0 || groupPlan === undefined || batch === undefined) continue;
-    if (groupPlan.extent !== "sequence") {
-      throw unsupported(
-        `group ${group} (${groupPlan.kind}) cannot be dealt out to the ranks of a DCP group`,
-        localDcpSize,
-        remoteDcpSize,
-      );
-    }
     const remoteIds = blocks.remoteBlockIds[group] ?? [];
     const computed = blocks.localComputedBlocks?.[group] ?? 0;
     const sequenceBlocks =
@@ -43,7 +35,8 @@ export function pairDcp(
       const matched = applyDcpPrefixCaching({
         localIds,
         remoteIds,
-        remoteRank: source.remoteRank,
+        // Its place in the DCP group: several ranks hold the same slice where groups are smaller than the engine.
+        remoteRank: source.remoteRank % remoteDcpSize,
         localDcpSize,
         localDcpRank,
         remoteDcpSize,

@@ -1,21 +1,42 @@
-import { KvError } from "@kv/interface";
+import { type KvCacheKind, KvError } from "@kv/interface";
 import type { TpMapping } from "@kv/topology";
 import type { AttentionShape, BlockParts } from "./attention-pieces.js";
 import type { TransferForm, TransferOperation } from "./engine-plan-types.js";
 import type { RankGeometry } from "./geometry.js";
 import { incompatible, unsupported } from "./incompatible.js";
+import { cacheKind } from "./kinds/registry.js";
 import type { RegionPair } from "./segments.js";
 
+/** What cannot be dealt out to the ranks of a DCP group, or not to groups of such sizes. Errors: `KV_PLAN_UNSUPPORTED`. */
 export function refuseDcp(
   local: RankGeometry,
   remote: RankGeometry,
-  { isMla, operation }: { isMla: boolean; operation: TransferOperation },
+  {
+    groups,
+    isMla,
+    operation,
+  }: { groups: readonly KvCacheKind[]; isMla: boolean; operation: TransferOperation },
 ): void {
   const [mine, theirs] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
   if (mine === 1 && theirs === 1) return;
   // A DCP group shares the blocks of one KV head: with several heads to a rank there are other ranks to read.
   if (!isMla) throw unsupported("only MLA caches can be sharded by DCP", mine, theirs);
   if (operation === "WRITE") throw unsupported("caches sharded by DCP cannot be written", mine, theirs);
+  for (const [index, kind] of groups.entries()) {
+    const { sharding, extent } = cacheKind(kind);
+    if (sharding === "replicated" && extent === "sequence") continue;
+    throw unsupported(
+      `group ${index} (${kind}) cannot be dealt out to the ranks of a DCP group`,
+      mine,
+      theirs,
+    );
+  }
+  for (const { tpSize, dcpSize = 1 } of [local, remote]) {
+    if (tpSize % dcpSize === 0) continue;
+    throw new KvError("KV_PLAN_INVALID", `DCP groups of ${dcpSize} ranks do not divide TP size ${tpSize}`, {
+      details: { tpSize, dcpSize },
+    });
+  }
   const logical = (rank: RankGeometry) => rank.kernelBlockSize * rank.physicalBlocksPerLogical;
   if (logical(local) === logical(remote)) return;
   throw unsupported(

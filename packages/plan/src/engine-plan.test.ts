@@ -3,6 +3,8 @@ import { expect, test } from "vitest";
 import { buildEngineTransferPlan, planRequest } from "./index.js";
 import { samplePair, sampleRank } from "./sample-pair.test-support.js";
 
+/** A rank of latents that are dealt out to DCP groups. */
+const dealt = (tpSize: number, dcpSize: number) => sampleRank({ tpSize, dcpSize, blockLengthBytes: 1024 });
 const region = (change: Record<string, unknown>) => {
   const rank = sampleRank();
   return { ...rank, regions: rank.regions.map((one, index) => (index === 1 ? { ...one, ...change } : one)) };
@@ -88,6 +90,43 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     () => buildEngineTransferPlan(samplePair(sampleRank({ dcpSize: 2 }), sampleRank())),
     "KV_PLAN_UNSUPPORTED",
     /only MLA caches can be sharded by DCP: local 2, remote 1/,
+  ],
+  [
+    "DCP of a draft that is split by head",
+    () => buildEngineTransferPlan(samplePair(dealt(2, 2), dealt(2, 2), ["mla", "full"])),
+    "KV_PLAN_UNSUPPORTED",
+    /group 1 \(full\) cannot be dealt out to the ranks of a DCP group: local 2, remote 2/,
+  ],
+  [
+    "DCP of latents that are written",
+    () =>
+      buildEngineTransferPlan({
+        ...samplePair(dealt(2, 2), dealt(2, 2), ["mla"]),
+        operation: "WRITE",
+      }),
+    "KV_PLAN_UNSUPPORTED",
+    /caches sharded by DCP cannot be written: local 2, remote 2/,
+  ],
+  [
+    "DCP groups that do not divide the engine",
+    () => buildEngineTransferPlan(samplePair(dealt(4, 3), dealt(4, 3), ["mla"])),
+    "KV_PLAN_INVALID",
+    /DCP groups of 3 ranks do not divide TP size 4/,
+  ],
+  [
+    "DCP groups larger than the remote's, of which there are several",
+    () => buildEngineTransferPlan(samplePair(dealt(4, 4), dealt(4, 2), ["mla"])),
+    "KV_PLAN_UNSUPPORTED",
+    /nobody would tell the copies of a slice: local DCP 4 of TP 4, remote DCP 2 of TP 4/,
+  ],
+  [
+    "DCP of blocks of unlike sizes",
+    () =>
+      buildEngineTransferPlan(
+        samplePair(dealt(2, 2), { ...dealt(2, 2), physicalBlocksPerLogical: 2 }, ["mla"]),
+      ),
+    "KV_PLAN_UNSUPPORTED",
+    /must hold equally many tokens on both sides: local 16, remote 32/,
   ],
   [
     "states of unknown size",

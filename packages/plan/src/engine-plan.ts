@@ -64,7 +64,7 @@ export function buildEngineTransferPlan(options: BuildPlanOptions): EngineTransf
   const facts = stages.map((stage) => stage.facts)[0] as PairFacts;
   const remote = first.aligned.geometry;
   if (!isMla) for (const rank of [local, remote]) kvHeadsOfRank(rank.tpRank, rank.tpSize, numKvHeads);
-  refuseDcp(local, remote, { isMla, operation });
+  refuseDcp(local, remote, { groups, isMla, operation });
 
   const mapping = mappingsByHeads(local, remote, options);
   const main = mapping(isMla ? undefined : numKvHeads);

@@ -34,6 +34,7 @@ export type {
 export type { CacheKind, Piece, PieceContext, PiecePlace, SourcePosition } from "./kinds/cache-kind.js";
 export { requireStatesFit } from "./kinds/mamba.js";
 export { cacheKind, cacheKindNames } from "./kinds/registry.js";
+export { mergedDescriptorCount } from "./merged-descriptors.js";
 export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./pair-checks.js";
 export {
   type ProofRequest,

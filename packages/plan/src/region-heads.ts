@@ -1,5 +1,6 @@
 import { KvError } from "@kv/interface";
 import { computeTpMapping, type TpMapping } from "@kv/topology";
+import { readOneOfEachSlice } from "./dcp-copies.js";
 import { SHARED_REGION } from "./descriptor-ids.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "./geometry.js";
 import { cacheKind } from "./kinds/registry.js";
@@ -73,7 +74,8 @@ export function mappingsByHeads(
       isMla: heads === undefined,
       groups: kinds,
     });
-    made.set(heads, mapping);
-    return mapping;
+    const read = heads === undefined ? readOneOfEachSlice(mapping, local, remote) : mapping;
+    made.set(heads, read);
+    return read;
   };
 }

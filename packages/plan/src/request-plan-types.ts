@@ -72,7 +72,7 @@ export interface RequestPlan {
   readonly receivePass: ReceivePass | undefined;
   /** Over all reads. */
   readonly descriptorCount: number;
-  /** What remains of `descriptorCount` when a transport merges neighbours that are consecutive on both sides. */
+  /** Rows in the `runs` of all reads: stretches of ids. How many descriptors remain of them in memory, `mergedDescriptorCount` says. */
   readonly runCount: number;
   /** Over all reads. */
   readonly lengthBytes: number;

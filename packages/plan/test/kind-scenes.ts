@@ -90,7 +90,7 @@ const engineDraw = fc.record({
   kernelTokens: fc.constantFrom(4, 8, 8, 16),
   perLogical: fc.constantFrom(1, 1, 2, 3),
   padding: fc.constantFrom(0, 0, 12),
-  dcp: fc.constantFrom(1, 1, 2, 4),
+  dcp: fc.constantFrom(1, 1, 2, 4, 8),
   staged: fc.boolean(),
   packed: fc.boolean(),
 });
@@ -118,7 +118,7 @@ export const kindScene: fc.Arbitrary<KindScene> = fc
       perLogical: dealt ? 1 : given.perLogical,
       logicalBlocks: 150,
       padding: given.packed ? 0 : given.padding,
-      ...(allows.includes("dcp") && given.dcp > 1 ? { dcpSize: given.tpSize } : {}),
+      ...(allows.includes("dcp") && given.dcp > 1 ? { dcpSize: Math.min(given.dcp, given.tpSize) } : {}),
       ...(allows.includes("stages") && isPrefill && given.staged ? { stages: [[0], [1]] } : {}),
       ...(allows.includes("packed") && isPrefill && given.packed && !given.staged ? { packed: true } : {}),
     });

@@ -291,10 +291,22 @@ describe("MLA", () => {
     [2, 2, 4, 4],
     [4, 4, 2, 2],
     [4, 4, 4, 4],
+    // Groups smaller than the engine: a slice is on several ranks.
+    [4, 2, 1, 1],
+    [8, 2, 2, 1],
+    [8, 4, 4, 2],
+    [4, 2, 4, 2],
+    [2, 2, 8, 4],
+    [2, 1, 4, 2],
+    [8, 1, 4, 2],
   ])("blocks dealt out by DCP: prefill TP %i DCP %i, decode TP %i DCP %i", (pTp, pDcp, dTp, dDcp) => {
     const dcp = (tp: number, size: number) => ({ tpSize: tp, dcpSize: Math.min(tp, size) });
-    for (const numTokens of [61, 64, 5])
-      run({ groups: ["mla"], caches: latent, numTokens, prefill: dcp(pTp, pDcp), decode: dcp(dTp, dDcp) });
+    for (const numTokens of [61, 64, 5]) {
+      const engines = { prefill: dcp(pTp, pDcp), decode: dcp(dTp, dDcp) };
+      const { made, told } = run({ groups: ["mla"], caches: latent, numTokens, ...engines });
+      // Every prefill rank is told as often as the notifications say.
+      expect([...told.values()]).toEqual(new Array(pTp).fill(made[0]?.plan.localConsumers));
+    }
   });
 
   test("a draft split by head under an MLA target, more ranks on either side", () => {

@@ -4,13 +4,7 @@ import { expect, test } from "vitest";
 import { proveEnginePlans } from "../src/index.js";
 import { buildKinds, kindScene, requestOfKinds } from "./kind-scenes.js";
 
-const REFUSALS = [
-  "KV_TOPOLOGY_INVALID",
-  "KV_PLAN_INVALID",
-  "KV_PLAN_INCOMPATIBLE",
-  "KV_PLAN_UNSUPPORTED",
-  "KV_BLOCKS_MISMATCH",
-];
+const REFUSALS = ["KV_TOPOLOGY_INVALID", "KV_PLAN_INVALID", "KV_PLAN_INCOMPATIBLE", "KV_PLAN_UNSUPPORTED"];
 
 test("state, latents, windows, packed rows, stages, DCP, types of memory: what is planned is proven", {
   timeout: 300_000,

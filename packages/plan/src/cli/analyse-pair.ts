@@ -4,12 +4,12 @@ import { hashPlan } from "../data/plan-document.js";
 import { buildEngineTransferPlan } from "../engine-plan.js";
 import type { EngineTransferPlan, ReceiveConversion } from "../engine-plan-types.js";
 import type { RankGeometry } from "../geometry.js";
+import { mergedOfRead } from "../merged-descriptors.js";
 import { headsInRegion } from "../prove/kind-meaning.js";
 import { proveEnginePlans } from "../prove/prove-plan.js";
 import { planRequest } from "../request-plan.js";
 import type { RequestPlan } from "../request-plan-types.js";
 import { blockReports } from "./block-reports.js";
-import { mergedPieces } from "./merged-pieces.js";
 import type { Pair } from "./pair.js";
 import {
   type EngineReport,
@@ -171,7 +171,7 @@ function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan):
         layers: regions.size,
         lengthBytes: read.lengthBytes,
         descriptors: read.descriptorCount,
-        merged: list === undefined ? read.descriptorCount : mergedPieces(read, list),
+        merged: list === undefined ? read.descriptorCount : mergedOfRead(read, list),
       };
     }),
     notifyOnly: request.notifyRanks,

@@ -1,12 +1,24 @@
 import { DESCRIPTOR_ROW, type DescriptorTable } from "@kv/interface";
-import type { TransferList } from "../engine-plan-types.js";
-import type { RequestRead } from "../request-plan-types.js";
+import type { EngineTransferPlan, TransferList } from "./engine-plan-types.js";
+import type { RequestPlan, RequestRead } from "./request-plan-types.js";
 
 /**
- * What remains of a read's descriptors when neighbours that are adjacent in memory on both sides become one. Within a row of a table
- * neighbours are adjacent where its stride is its length.
+ * What remains of a request's descriptors when a transport merges neighbours that are adjacent in memory on both sides (NIXL does). At least
+ * as many as there are runs (`runCount`) less those that happen to adjoin: descriptors that follow one another in both lists need not lie
+ * side by side: a head's share of a block does not reach the next block's, and padding parts whole blocks.
  */
-export function mergedPieces({ runs }: Pick<RequestRead, "runs">, list: TransferList): number {
+export function mergedDescriptorCount(
+  plan: EngineTransferPlan,
+  { reads }: Pick<RequestPlan, "reads">,
+): number {
+  return reads.reduce((sum, read) => {
+    const list = plan.sources[read.sourceIndex]?.lists[read.listIndex];
+    return sum + (list === undefined ? read.descriptorCount : mergedOfRead(read, list));
+  }, 0);
+}
+
+/** The same of one read. Within a row of a table neighbours are adjacent where its stride is its length. */
+export function mergedOfRead({ runs }: Pick<RequestRead, "runs">, list: TransferList): number {
   const [local, remote] = [rowsOf(list.localTable), rowsOf(list.remoteTable)];
   let pieces = 0;
   let [localEnd, remoteEnd] = [Number.NaN, Number.NaN];
