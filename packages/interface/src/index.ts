@@ -5,4 +5,5 @@ export * from "./errors.js";
 export * from "./kv-cache.js";
 export * from "./platform.js";
 export * from "./side-channel.js";
+export * from "./staging-stage.js";
 export * from "./transport.js";

@@ -1,5 +1,6 @@
 import type { Clock } from "./ambient.js";
 import type { BlockIds, KvCacheConfig, KvCaches } from "./kv-cache.js";
+import type { StagingStage } from "./staging-stage.js";
 import type { MemoryType, Transport } from "./transport.js";
 
 /**
@@ -74,6 +75,8 @@ export interface StagedBlocks {
 export interface Staging {
   /** What is registered and described to peers in place of the device's own caches: their layers, `poolBlocks` blocks each. */
   readonly wireCaches: KvCaches;
+  /** What both copies do to a block, for `provePlan`. */
+  readonly stage?: StagingStage;
   /** Copies device blocks to pool blocks, before a peer may read them. Errors: `KV_STAGING_FAILED`. */
   save(requestId: string, blocks: StagedBlocks): Promise<void>;
   /** Copies pool blocks to device blocks, after a transfer into them has landed. Errors: `KV_STAGING_FAILED`. */

@@ -138,7 +138,10 @@ export interface EngineTransferPlan {
   /** KV heads in a local block. */
   readonly localHeads: number;
   readonly blockOrder: BlockOrder;
-  /** What becomes of local tokens that no transfer covered: zeroed by the receive pass, or the engine must mask them. */
+  /**
+   * What becomes of local tokens that no transfer covered: zeroed by the receive pass, or the engine must mask them. Of a plan that writes
+   * always "masked": its blocks are the source, and what the other side does with its own is not this plan's.
+   */
   readonly uncovered: "zeroed" | "masked";
   /** Where segments are in the tables. Without state and in the forms `copy` and `permute`, segments are regions. */
   readonly segments: readonly SegmentPlan[];

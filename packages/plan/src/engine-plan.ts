@@ -138,7 +138,8 @@ export function buildEngineTransferPlan(options: BuildPlanOptions): EngineTransf
     ),
     localHeads: facts.localHeads,
     blockOrder: order,
-    uncovered: order === "opaque" || options.masksUncovered === true ? "masked" : "zeroed",
+    uncovered:
+      operation === "WRITE" || order === "opaque" || options.masksUncovered === true ? "masked" : "zeroed",
     segments,
     groupPlans: groupPlans({ context, pieces, parts: choice.parts }),
     localIndexing: sources.localIndexing,

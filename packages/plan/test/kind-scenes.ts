@@ -169,31 +169,52 @@ export function requestOfKinds(scene: KindScene): RequestBlocks {
   };
 }
 
-/** The plans of all decode ranks. Throws what the planner throws. */
-export function buildKinds(scene: KindScene): {
-  readonly prefill: readonly RankGeometry[];
+/** The same from the writer's end: what D does not want of P's blocks is left out there, and D's list is that of the whole request. */
+export function writeOfKinds(scene: KindScene): RequestBlocks {
+  const local = tablesOf(scene, scene.prefill, scene.seed + 1);
+  const logical = scene.prefill.kernelTokens * scene.prefill.perLogical;
+  const computed = Math.floor(scene.computedBlocks * Math.min(1, (scene.numTokens - 1) / (logical * 8)));
+  const isSequence = (group: number) => scene.groups[group] === "full" || scene.groups[group] === "mla";
+  const left = local.map((ids, group) => (isSequence(group) ? Math.min(computed, ids.length - 1) : 0));
+  return {
+    localBlockIds: local.map((ids, group) => ids.slice(left[group])),
+    remoteBlockIds: tablesOf(scene, scene.decode, scene.seed),
+    numTokens: scene.numTokens,
+    localComputedBlocks: left,
+  };
+}
+
+/** The plans of all ranks that read, or of all that write. Throws what the planner throws. */
+export function buildKinds(
+  scene: KindScene,
+  operation: "READ" | "WRITE" = "READ",
+): {
+  readonly remotes: readonly RankGeometry[];
   readonly plans: readonly EngineTransferPlan[];
 } {
   const { caches, groups } = scene;
   const geometries = (engine: KindEngine, base: number) =>
     kindEngine(engine, caches, groups, base, 0).map(({ geometry }) => geometry);
-  const prefill = geometries(scene.prefill, 2 ** 40);
-  const plans = geometries(scene.decode, 2 ** 36).map((local) => {
+  const [prefill, decode] = [geometries(scene.prefill, 2 ** 40), geometries(scene.decode, 2 ** 36)];
+  const [locals, remotes] = operation === "READ" ? [decode, prefill] : [prefill, decode];
+  const plans = locals.map((local) => {
+    const [other] = remotes as [RankGeometry];
     const asked = handshakeTargetRanks({
       tpRank: local.tpRank,
       tpSize: local.tpSize,
-      remoteTpSize: scene.prefill.tpSize,
+      remoteTpSize: other.tpSize,
       dcpSize: local.dcpSize ?? 1,
-      remoteDcpSize: scene.prefill.dcpSize ?? 1,
+      remoteDcpSize: other.dcpSize ?? 1,
     });
     return buildEngineTransferPlan({
       groups,
       numKvHeads: scene.numKvHeads,
       local,
-      remotes: prefill.filter(({ tpRank }) => asked.includes(tpRank)),
+      remotes: remotes.filter(({ tpRank }) => asked.includes(tpRank)),
       prefixCaching: false,
-      ...(scene.form === undefined ? {} : { form: scene.form }),
+      operation,
+      ...(scene.form === undefined || operation === "WRITE" ? {} : { form: scene.form }),
     });
   });
-  return { prefill, plans };
+  return { remotes, plans };
 }

@@ -22,6 +22,8 @@ export interface BlockPattern {
   /** Tokens of the block that the request needs, from the first to one past the last. */
   readonly neededFrom: number;
   readonly neededTo: number;
+  /** All that the request needs is among the writes. */
+  readonly complete: boolean;
   /** Whether tokens after the needed ones must have been cleared. */
   readonly clearsTail: boolean;
   readonly meaning: BlockMeaning;
@@ -56,7 +58,9 @@ export function provePattern(pattern: BlockPattern, where: PlanFault["at"]): voi
     }
     const toEdge = bytesToEdge(pattern, want);
     if (want.token >= pattern.neededTo || want.token + meaning.tokensPerStep <= pattern.neededFrom) {
-      offset += onward(zeroing.runBytes, toEdge);
+      const runBytes = onward(zeroing.runBytes, toEdge);
+      if (want.token < pattern.neededFrom) requireUntouched(pattern, writes, offset, runBytes, at);
+      offset += runBytes;
       continue;
     }
     if (zeroing.zeroed)
@@ -86,6 +90,7 @@ function sourceRun(
     : { offset, runBytes: pattern.lengthBytes - offset };
   const write = writeAt(writes, origin.offset);
   if (write === undefined) {
+    if (!pattern.complete) return bytesToNextWrite(writes, offset, pattern.lengthBytes);
     fail("not-written", "nothing is written to a byte that the request needs", {
       ...at,
       landed: origin.offset,
@@ -111,6 +116,27 @@ function sourceRun(
       ? Math.min(want.runBytes, got.runBytes)
       : Math.min(want.cellRest, got.cellRest);
   return Math.min(together, origin.runBytes, write.lengthBytes - into);
+}
+
+/** What the destination has before the first token that the request takes is a prefix hit's, or another's. */
+function requireUntouched(
+  { pass }: BlockPattern,
+  writes: readonly Write[],
+  offset: number,
+  runBytes: number,
+  at: PlanFault["at"],
+): void {
+  if (pass.permuted) return;
+  const write = writes.find((one) => one.offset < offset + runBytes && one.offset + one.lengthBytes > offset);
+  if (write === undefined) return;
+  fail("foreign-write", "a token before the first that the request takes is overwritten", {
+    ...at,
+    written: write.offset,
+  });
+}
+
+function bytesToNextWrite(writes: readonly Write[], offset: number, end: number): number {
+  return Math.min(end, ...writes.map((write) => write.offset).filter((begin) => begin > offset)) - offset;
 }
 
 /** Bytes along the run of `here` until what the request needs begins or ends. */

@@ -39,8 +39,9 @@ export function ranksTold(plan: EngineTransferPlan, request: RequestPlan): reado
 }
 
 /**
- * Counts over all local ranks what each remote rank is told about one request, against the count that the notifications themselves carry:
- * a remote rank frees after that many.
+ * Counts over all local ranks what each remote rank is told about one request, against what it waits for. Of what is read, the notifications
+ * themselves carry the count: a remote rank frees after that many. Of what is written, the reader works it out of both engines' sizes: the
+ * writer's stages times its ranks to one of the reader's (vLLM 0.33, `_get_new_notifs` of the push worker).
  */
 export function proveNotifications(
   plans: readonly EngineTransferPlan[],
@@ -56,14 +57,15 @@ export function proveNotifications(
       const key = `${rank.ppRank}:${rank.tpRank}`;
       got.set(key, (got.get(key) ?? 0) + 1);
       const before = said.get(key);
-      if (before !== undefined && before !== plan.localConsumers) {
+      const awaited = awaitedBy(plan);
+      if (before !== undefined && before !== awaited) {
         fail(
           "notification-count",
-          `remote rank ${nameOf(rank)} is told to wait for ${before} and for ${plan.localConsumers} notifications`,
-          { remoteRank: rank.tpRank, one: before, other: plan.localConsumers },
+          `remote rank ${nameOf(rank)} is told to wait for ${before} and for ${awaited} notifications`,
+          { remoteRank: rank.tpRank, one: before, other: awaited },
         );
       }
-      said.set(key, plan.localConsumers);
+      said.set(key, awaited);
     }
   }
   for (const { tpRank, ppRank = 0 } of remotes) {
@@ -85,4 +87,17 @@ export function proveNotifications(
       { remoteRank: tpRank, awaited, sent: count },
     );
   }
+}
+
+function awaitedBy({ operation, local, remote, localConsumers }: EngineTransferPlan): number {
+  if (operation === "READ") return localConsumers;
+  const perRank = Math.max(1, Math.floor(local.tpSize / remote.tpSize));
+  if (localConsumers !== perRank) {
+    fail(
+      "notification-count",
+      `the plan counts ${localConsumers} writers to a rank, TP ${local.tpSize} and ${remote.tpSize} are ${perRank}`,
+      { localConsumers, perRank },
+    );
+  }
+  return (local.ppSize ?? 1) * perRank;
 }

@@ -1,14 +1,17 @@
-import { KvError } from "@kv/interface";
+import type { StagingStage } from "@kv/interface";
 import type { EngineTransferPlan } from "../engine-plan-types.js";
 import type { RankGeometry } from "../geometry.js";
 import { planRequest } from "../request-plan.js";
 import type { RequestBlocks, RequestPlan } from "../request-plan-types.js";
+import { regionsHolding } from "./kind-meaning.js";
 import { proveNotifications, ranksTold } from "./notification-proof.js";
-import { proofSubject } from "./pair-meaning.js";
+import { meaningsOf, type ProofSubject, proofSubject } from "./pair-meaning.js";
 import { type ProvenPatterns, proveRequest } from "./request-proof.js";
 import { sampleRequests } from "./sample-requests.js";
+import { proveStage } from "./stage-proof.js";
 import { proveTables } from "./table-proof.js";
-import { FoundFault, type PlanVerdict, type ProofExtent } from "./verdict.js";
+import { FoundFault, fail, type PlanVerdict, type ProofExtent } from "./verdict.js";
+import { writtenRanks } from "./written-ranks.js";
 
 /** One request to prove; `plan` is what is to be done for it, by default what `planRequest` says. */
 export interface ProofRequest {
@@ -23,6 +26,11 @@ export interface ProveOptions {
   readonly numKvHeads: number;
   /** KV heads of each group, where groups differ in them. */
   readonly groupKvHeads?: readonly number[];
+  /**
+   * What copies between a device and the memory that is registered do to a block, on either side: the proof then goes from device to device.
+   * Ranks of one engine have one.
+   */
+  readonly staging?: { readonly local?: StagingStage; readonly remote?: StagingStage };
   /** Default: samples that cover the first and the last block, runs and scattered blocks, a partial last block and a prefix hit. */
   readonly requests?: readonly ProofRequest[];
 }
@@ -34,25 +42,31 @@ export interface ProveEngineOptions extends Omit<ProveOptions, "requests"> {
 
 /**
  * Shows that the plan of one local rank is right, or names the first fault. It looks at the plan's tables and at the request's ids, and
- * judges them by both sides' geometries and the meaning of their layouts; nothing that made the plan is used. Never throws for a fault. Errors:
- * `KV_PLAN_UNSUPPORTED` for a plan that writes, and what `planRequest` throws.
+ * judges them by both sides' geometries and the meaning of their layouts; nothing that made the plan is used. Of a plan that writes it shows
+ * that what this rank writes is right; that nothing is missing takes all ranks that write (`proveEnginePlans`). Never throws for a fault.
+ * Errors: what `planRequest` throws.
  */
 export function provePlan(plan: EngineTransferPlan, options: ProveOptions): PlanVerdict {
-  return judged(() => {
-    const requests = (options.requests ?? sampleRequests(plan)).map(
-      ({ blocks, plan: given }: ProofRequest) => ({
-        blocks,
-        plan: given ?? planRequest(plan, blocks),
-      }),
-    );
-    for (const request of requests) ranksTold(plan, request.plan);
-    return proveOne(plan, options, requests);
-  }, [plan]);
+  return judged(
+    () => {
+      const requests = (options.requests ?? sampleRequests(plan)).map(
+        ({ blocks, plan: given }: ProofRequest) => ({
+          blocks,
+          plans: [given ?? planRequest(plan, blocks)],
+        }),
+      );
+      for (const request of requests) ranksTold(plan, request.plans[0] as RequestPlan);
+      return proveAll([plan], options, requests, false);
+    },
+    [plan],
+    { wholeEngine: false, staged: options.staging !== undefined },
+  );
 }
 
 /**
  * The same for all ranks of a local engine against one remote engine, and that each remote rank gets exactly the notifications that it
- * waits for: that takes all local ranks. `plans` has one entry per local rank.
+ * waits for: that takes all local ranks. `plans` has one entry per local rank; of an engine with pipeline stages that writes, those of every
+ * stage. Of plans that write: that every remote rank of `remotes` gets every byte that it needs, exactly once.
  */
 export function proveEnginePlans(
   plans: readonly EngineTransferPlan[],
@@ -66,58 +80,95 @@ export function proveEnginePlans(
         blocks: sample.blocks,
         plans: sample.plans ?? plans.map((plan) => planRequest(plan, sample.blocks)),
       }));
-      let extent: ProofExtent = { descriptors: 0, requests: requests.length, blocks: 0, patterns: 0 };
-      for (const [index, plan] of plans.entries()) {
-        const own = requests.map(({ blocks, plans: all }) => ({ blocks, plan: all[index] as RequestPlan }));
-        const one = proveOne(plan, options, own);
-        extent = {
-          ...extent,
-          descriptors: extent.descriptors + one.descriptors,
-          blocks: extent.blocks + one.blocks,
-          patterns: extent.patterns + one.patterns,
-        };
-      }
+      const extent = proveAll(plans, options, requests, true);
       for (const request of requests) proveNotifications(plans, options.remotes, request.plans);
       return extent;
     },
     plans,
-    true,
+    { wholeEngine: true, staged: options.staging !== undefined },
   );
 }
 
-function proveOne(
-  plan: EngineTransferPlan,
-  options: Omit<ProveOptions, "requests">,
-  requests: readonly { blocks: RequestBlocks; plan: RequestPlan }[],
-): ProofExtent {
-  requireRead(plan);
-  const subject = proofSubject(plan, options.remotes, options);
-  const descriptors = proveTables(subject);
-  const proven: ProvenPatterns = new Set();
-  let blocks = 0;
-  for (const request of requests) blocks += proveRequest(subject, request.blocks, request.plan, proven);
-  return { descriptors, requests: requests.length, blocks, patterns: proven.size };
+interface AskedRequest {
+  readonly blocks: RequestBlocks;
+  /** By plan. */
+  readonly plans: readonly RequestPlan[];
 }
 
-/** What is written lands in blocks of which this plan's side does not say what they are for. */
-function requireRead(plan: EngineTransferPlan): void {
-  if (plan.operation === "READ") return;
-  throw new KvError("KV_PLAN_UNSUPPORTED", "only plans that read can be proven, this one writes", {
-    hint: "prove the plan with which the other side would read the same blocks",
-  });
+function proveAll(
+  plans: readonly EngineTransferPlan[],
+  options: Omit<ProveOptions, "requests">,
+  requests: readonly AskedRequest[],
+  complete: boolean,
+): ProofExtent {
+  const subjects = plans.map((plan) => proofSubject(plan, options.remotes, options));
+  let [descriptors, blocks, patterns] = [0, 0, 0];
+  for (const subject of subjects) {
+    descriptors += proveTables(subject);
+    proveStages(subject, options.staging);
+  }
+  const writing = plans.some(({ operation }) => operation === "WRITE");
+  const targets = writing
+    ? writtenRanks(plans, subjects, options.remotes)
+    : subjects.map((subject, index) => ({
+        subject,
+        turn: (asked: RequestBlocks, all: readonly RequestPlan[]) => ({
+          blocks: asked,
+          request: all[index] as RequestPlan,
+        }),
+      }));
+  if (writing) requireWritesOnly(plans, requests);
+  for (const { subject, turn } of targets) {
+    const proven: ProvenPatterns = new Set();
+    for (const asked of requests) {
+      const { blocks: own, request } = turn(asked.blocks, asked.plans);
+      blocks += proveRequest(subject, own, request, proven, complete || !writing);
+    }
+    patterns += proven.size;
+  }
+  return { descriptors, requests: requests.length, blocks, patterns };
+}
+
+/** All plans of an engine move bytes in one direction; and after a write there is nobody here who could look at the blocks. */
+function requireWritesOnly(plans: readonly EngineTransferPlan[], requests: readonly AskedRequest[]): void {
+  if (plans.some(({ operation }) => operation === "READ"))
+    fail("request-tables", "some of the plans read and others write: they are not those of one engine");
+  if (!requests.some((asked) => asked.plans.some(({ receivePass }) => receivePass !== undefined))) return;
+  fail("receive-pass", "a request that is written has a pass over the writer's own blocks");
+}
+
+function proveStages(subject: ProofSubject, staging: ProveOptions["staging"]): void {
+  const { plan, remotes } = subject;
+  if (staging === undefined) return;
+  for (const group of plan.groups.keys()) {
+    for (const region of regionsHolding(plan.local, group)) {
+      const meanings = meaningsOf(subject, region, group);
+      const own = plan.local.regions[region];
+      if (staging.local !== undefined && own !== undefined) {
+        const staged = { whose: "the local rank", rank: plan.local, region: own, meaning: meanings.local };
+        proveStage(staging.local, staged);
+      }
+      for (const [index, rank] of remotes.entries()) {
+        const meaning = meanings.sources[index];
+        const other = rank.regions[meanings.remoteRegions[index] ?? -1];
+        if (staging.remote === undefined || meaning === undefined || other === undefined) continue;
+        proveStage(staging.remote, { whose: `remote rank ${rank.tpRank}`, rank, region: other, meaning });
+      }
+    }
+  }
 }
 
 function judged(
   prove: () => ProofExtent,
   plans: readonly EngineTransferPlan[],
-  wholeEngine = false,
+  { wholeEngine, staged }: { readonly wholeEngine: boolean; readonly staged: boolean },
 ): PlanVerdict {
   try {
     const extent = prove();
     return {
       proven: true,
-      statements: statementsOf(wholeEngine),
-      assumed: assumptionsOf(plans),
+      statements: statementsOf(wholeEngine, plans, staged),
+      assumed: assumptionsOf(plans, staged),
       extent,
     };
   } catch (error) {
@@ -126,26 +177,46 @@ function judged(
   }
 }
 
-function statementsOf(wholeEngine: boolean): readonly string[] {
+function statementsOf(
+  wholeEngine: boolean,
+  plans: readonly EngineTransferPlan[],
+  staged: boolean,
+): readonly string[] {
+  const writing = plans.some(({ operation }) => operation === "WRITE");
   return [
     "every block of every region has descriptors, and they lie at the same place within each block",
-    "in the requests looked at, every byte that is needed comes exactly once from the source byte of the same layer, K or V, head and token",
+    writing && !wholeEngine
+      ? "in the requests looked at, every byte that is written is the source byte of the same layer, K or V, head and token, and none is written twice"
+      : "in the requests looked at, every byte that is needed comes exactly once from the source byte of the same layer, K or V, head and token",
     "nothing but the request's blocks is written, and only the request's blocks are read",
-    "tokens that the request does not have are zeroed, where the plan does not leave them to be masked",
+    ...(writing
+      ? []
+      : [
+          "tokens that the request does not have are zeroed, where the plan does not leave them to be masked",
+        ]),
+    ...(staged
+      ? [
+          "staging: each byte of a block on the wire is one byte of the device's block, of the same head, token and place, and none of the device's is left out",
+        ]
+      : []),
     wholeEngine
       ? "each remote rank gets exactly the notifications that it waits for"
       : "no remote rank is told twice by this rank",
   ];
 }
 
-function assumptionsOf(plans: readonly EngineTransferPlan[]): readonly string[] {
+function assumptionsOf(plans: readonly EngineTransferPlan[], staged: boolean): readonly string[] {
   const assumed = new Set<string>();
+  if (staged)
+    assumed.add("a device block and the pool block that stands for it are paired alike in both copies");
   for (const plan of plans) {
     if (plan.conversions.includes("attention-order"))
       assumed.add(
         `the engine repacks the inside of a head from ${plan.remote.attentionBackend} to ${plan.local.attentionBackend}`,
       );
-    if (plan.uncovered === "masked") assumed.add("the engine masks tokens beyond a request's last");
+    if (plan.operation === "WRITE")
+      assumed.add("the engine that is written to zeroes or masks tokens beyond a request's last");
+    else if (plan.uncovered === "masked") assumed.add("the engine masks tokens beyond a request's last");
   }
   return [...assumed];
 }

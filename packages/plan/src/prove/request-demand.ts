@@ -23,12 +23,19 @@ export interface GroupDemand {
   readonly endToken: number;
 }
 
+/** A request from its destination's side: of one that is written, what is local to the plan is remote here. */
+export interface DemandBlocks extends RequestBlocks {
+  /** The remote side is the one that plans: `localComputedBlocks` counts its blocks. */
+  readonly written?: true;
+}
+
+/** `local` is the destination, `remotes` are the sources. */
 export function demandOf(
   group: number,
   local: RankGeometry,
   remotes: readonly RankGeometry[],
   model: ModelGeometry,
-  blocks: RequestBlocks,
+  blocks: DemandBlocks,
 ): GroupDemand {
   const localIds = blocks.localBlockIds[group] ?? [];
   const remoteIds = blocks.remoteBlockIds[group] ?? [];
@@ -47,17 +54,10 @@ export function demandOf(
   const { numTokens } = blocks;
   const [localDcp, remoteDcp] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
   const windowed = kind.lists === "window";
-  const ends = (tokens: number) => Math.ceil((numTokens as number) / tokens) * tokens;
-  // A window's list ends where the sequence does; any other begins with it.
-  const remoteBegin =
-    windowed && numTokens !== undefined ? ends(remoteTokens) - remoteIds.length * remoteTokens : 0;
-  const computed = windowed ? undefined : blocks.localComputedBlocks?.[group];
-  let localBegin: number;
-  if (computed !== undefined) localBegin = computed * localTokens * localDcp;
-  else if (localDcp * remoteDcp > 1) localBegin = 0;
-  else if (numTokens !== undefined) localBegin = ends(localTokens) - localIds.length * localTokens;
-  else if (localTokens === remoteTokens) localBegin = (remoteIds.length - localIds.length) * localTokens;
-  else localBegin = 0;
+  const [localBegin, remoteBegin] = listBegins(blocks, group, windowed, {
+    local: { tokens: localTokens, length: localIds.length, dcp: localDcp },
+    remote: { tokens: remoteTokens, length: remoteIds.length, dcp: remoteDcp },
+  });
   const tokensOf = (
     rank: RankGeometry,
     dcp: number,
@@ -75,12 +75,41 @@ export function demandOf(
     remotes: remotes.map((rank) =>
       blockTokens(`${what}: remote`, tokensOf(rank, remoteDcp, remoteBegin, remoteIds, remoteTokens)),
     ),
-    fromToken: Math.max(0, remoteBegin),
+    fromToken: Math.max(0, localBegin, remoteBegin),
     endToken: Math.min(
       numTokens ?? Number.POSITIVE_INFINITY,
       remoteBegin + remoteIds.length * remoteTokens * remoteDcp,
     ),
   };
+}
+
+interface BlockList {
+  readonly tokens: number;
+  readonly length: number;
+  readonly dcp: number;
+}
+
+/**
+ * The tokens with which both lists begin. The one of the side that plans (it reads, or writes) begins after what `localComputedBlocks` leaves
+ * out; the other's is that of the whole sequence. A window's lists end where the sequence does.
+ */
+function listBegins(
+  { numTokens, localComputedBlocks, written }: DemandBlocks,
+  group: number,
+  windowed: boolean,
+  { local, remote }: { readonly local: BlockList; readonly remote: BlockList },
+): readonly [local: number, remote: number] {
+  const [own, other] = written === true ? [remote, local] : [local, remote];
+  const begin = ({ tokens, length }: BlockList) =>
+    Math.ceil((numTokens as number) / tokens) * tokens - length * tokens;
+  const otherBegin = windowed && numTokens !== undefined ? begin(other) : 0;
+  const computed = windowed ? undefined : localComputedBlocks?.[group];
+  let ownBegin = 0;
+  if (computed !== undefined) ownBegin = computed * own.tokens * own.dcp;
+  else if (own.dcp * other.dcp > 1) ownBegin = 0;
+  else if (numTokens !== undefined) ownBegin = begin(own);
+  else if (own.tokens === other.tokens) ownBegin = (other.length - own.length) * own.tokens;
+  return written === true ? [otherBegin, ownBegin] : [ownBegin, otherBegin];
 }
 
 /** Blocks without tokens end together; of a state, the local list may have one more, which its engine computes itself. */

@@ -1,12 +1,12 @@
 import type { RegionGeometry } from "../geometry.js";
-import type { RequestBlocks, RequestPlan } from "../request-plan-types.js";
+import type { RequestPlan } from "../request-plan-types.js";
 import { blockBytes } from "./block-meaning.js";
 import { type BlockPattern, patternKey, provePattern } from "./block-pattern.js";
 import { kindMeaning, regionsHolding } from "./kind-meaning.js";
 import { blockKey, landedWrites, type Owner, type Owners } from "./landed-writes.js";
 import { meaningsOf, type ProofSubject, type RegionMeanings } from "./pair-meaning.js";
 import { type BlockPass, passByBlock, passGrid } from "./pass-effect.js";
-import { demandOf, type GroupDemand } from "./request-demand.js";
+import { type DemandBlocks, demandOf, type GroupDemand } from "./request-demand.js";
 import { fail } from "./verdict.js";
 
 const UNTOUCHED: BlockPass = { permuted: false, zeroFromToken: Number.POSITIVE_INFINITY };
@@ -14,12 +14,16 @@ const UNTOUCHED: BlockPass = { permuted: false, zeroFromToken: Number.POSITIVE_I
 /** Patterns already proven; shared over the requests of one plan. */
 export type ProvenPatterns = Set<string>;
 
-/** Proves one request of one plan; returns the number of destination blocks, region by region. */
+/**
+ * Proves one request of one plan; returns the number of destination blocks, region by region. Unless `complete`, what is not written here may be
+ * written by others.
+ */
 export function proveRequest(
   subject: ProofSubject,
-  blocks: RequestBlocks,
+  blocks: DemandBlocks,
   request: RequestPlan,
   proven: ProvenPatterns,
+  complete = true,
 ): number {
   const { plan, model } = subject;
   const demands = [...plan.groups.keys()]
@@ -57,6 +61,7 @@ export function proveRequest(
           grid,
           neededFrom: within(demand.fromToken),
           neededTo: within(demand.endToken),
+          complete,
           clearsTail: !isTokenless && plan.uncovered === "zeroed",
           meaning: meaning.local,
           sourceMeanings: meaning.sources,

@@ -12,6 +12,8 @@ export const PLAN_FAULT_KINDS = [
   "tail-not-cleared",
   "needed-but-cleared",
   "receive-pass",
+  // copies between a device and the memory that is registered
+  "stage",
   // notifications
   "notification-missing",
   "notification-twice",
