@@ -110,6 +110,8 @@ export function requireWholeShares(
     ] as const) {
       const cells = side.heads * (opaque || !plainTokens ? 1 : side.tokens);
       if (side.blockBytes % cells === 0 && side.blockBytes % (side.heads * parts) === 0) continue;
+      // A state of compressed latents stands for several tokens; its blocks are moved whole, and only whole.
+      if (pairs[index]?.heads === undefined && localParts === 1 && remoteParts === 1) continue;
       // Pages of hybrids are padded to the size of a state: their heads and tokens need not divide them, only what is moved must.
       if ((pairs[index]?.stateGroups.length ?? 0) > 0 && side.blockBytes % (side.heads * parts) === 0)
         continue;

@@ -37,6 +37,15 @@ export function groupPlans({
           "use equal numbers of kernel blocks in a logical one (block size, kernel block size)",
         );
       }
+      const theirs = remote.groupBlockTokens === undefined ? undefined : kernelTokens(remote, group);
+      if (theirs !== undefined && theirs * parts.localParts !== tokens * parts.remoteParts && !isState) {
+        throw unsupported(
+          `group ${group} (${name}): kernel blocks do not hold tokens in the ratio of the others'`,
+          `${tokens} tokens of ${local.kernelBlockSize}`,
+          `${theirs} tokens of ${remote.kernelBlockSize}`,
+          "use equal TP and block sizes: then both engines give a group the same tokens per block",
+        );
+      }
       if (tokens % parts.localParts !== 0) {
         throw unsupported(
           `group ${group}: kernel blocks of ${tokens} tokens do not divide into the ${parts.localParts} parts of the others'`,

@@ -61,16 +61,18 @@ function applyToRegion(
   }
   const shape = blockShape(plan, group.group, index, region);
   const landed = group.permuteBlockIds.length > 0 ? new Uint8Array(region.blockLengthBytes) : bytes;
-  for (const id of group.permuteBlockIds) permuteBlock(block(id), landed, shape, plan.blockSizeRatio);
+  if (shape !== undefined)
+    for (const id of group.permuteBlockIds) permuteBlock(block(id), landed, shape, plan.blockSizeRatio);
   zeroUncovered(group, block, shape);
 }
 
 function zeroUncovered(
   { partialBlock, zeroBlockIds }: ReceivePassGroup,
   block: (id: number) => Uint8Array,
-  shape: BlockShape,
+  shape: BlockShape | undefined,
 ): void {
-  if (partialBlock !== undefined) zeroTokens(block(partialBlock.blockId), shape, partialBlock.fromToken);
+  if (partialBlock !== undefined && shape !== undefined)
+    zeroTokens(block(partialBlock.blockId), shape, partialBlock.fromToken);
   for (const id of zeroBlockIds) block(id).fill(0);
 }
 
@@ -110,17 +112,19 @@ function zeroTokens(
   }
 }
 
+/** Undefined for blocks whose cells stand for several tokens each (compressed latents): what is in them is the engine's to mask. */
 function blockShape(
   plan: EngineTransferPlan,
   group: number,
   index: number,
   region: RegionGeometry,
-): BlockShape {
+): BlockShape | undefined {
   const groupPlan = plan.groupPlans[group];
   const heads = plan.headsOfRegion[index] ?? plan.localHeads;
   const tokens =
     groupPlan === undefined ? plan.local.kernelBlockSize : groupPlan.partTokens * groupPlan.localParts;
   const cells = heads * tokens;
+  if (heads === 1 && plan.blockSizeRatio === 1 && region.blockLengthBytes % cells !== 0) return undefined;
   if (region.blockLengthBytes % cells !== 0) {
     throw new KvError(
       "KV_PLAN_INVALID",

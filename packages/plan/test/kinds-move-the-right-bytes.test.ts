@@ -1,7 +1,13 @@
 import type { KvCacheKind } from "@kv/interface";
 import { handshakeTargetRanks } from "@kv/topology";
 import { describe, expect, test } from "vitest";
-import { applyReceivePass, buildEngineTransferPlan, planRequest } from "../src/index.js";
+import {
+  applyReceivePass,
+  buildEngineTransferPlan,
+  planRequest,
+  provePlan,
+  type RankGeometry,
+} from "../src/index.js";
 import {
   type CacheSpec,
   eachCell,
@@ -160,6 +166,16 @@ const hybrid: readonly CacheSpec[] = ["layer.0", "layer.1"].map((name) => ({
   heads: 4,
   state: { projections: [64, 32, 32], recurrent: 256 },
 }));
+
+const sampleLatent = {
+  tpRank: 0,
+  tpSize: 1,
+  kernelBlockSize: 16,
+  physicalBlocksPerLogical: 2,
+  layout: "LBHNC",
+  attentionBackend: "FLASHMLA",
+  deviceId: 0,
+} as const;
 
 describe("state-space hybrids", () => {
   const pairs = [
@@ -325,6 +341,58 @@ describe("MLA", () => {
       });
       expect(told.size).toBe(p);
     }
+  });
+
+  test("compressed latents: a cell stands for several tokens, blocks are moved whole, and the last is left to be masked", () => {
+    // Two cells of 20 bytes for 16 tokens, as with one latent for 8 tokens; a block that divides beside it.
+    const rank = (base: number): RankGeometry => ({
+      ...sampleLatent,
+      regions: [40, 64].map((blockLengthBytes, index) => ({
+        name: `layer.${index}`,
+        baseAddress: base + index * 2 ** 20,
+        numBlocks: 10,
+        blockLengthBytes,
+        blockStrideBytes: blockLengthBytes,
+        groupId: 0,
+        memoryType: "DRAM" as const,
+      })),
+    });
+    const [local, remote] = [rank(2 ** 30), rank(2 ** 40)];
+    const plan = buildEngineTransferPlan({ local, remotes: [remote], numKvHeads: 1, groups: ["mla"] });
+    expect(provePlan(plan, { remotes: [remote], numKvHeads: 1 })).toMatchObject({ proven: true });
+    const request = planRequest(plan, {
+      localBlockIds: [[1, 2]],
+      remoteBlockIds: [[3, 4]],
+      numTokens: 37,
+      localComputedBlocks: [0],
+    });
+    expect(request.lengthBytes).toBe(3 * (40 + 64));
+    const bytes = local.regions.map(({ blockLengthBytes }) => new Uint8Array(10 * blockLengthBytes).fill(1));
+    if (request.receivePass === undefined) throw new Error("blocks beyond the end are not zeroed");
+    applyReceivePass(plan, request.receivePass, bytes);
+    const zeroes = (region: number, block: number, length: number) =>
+      (bytes[region] as Uint8Array)
+        .subarray(block * length, (block + 1) * length)
+        .filter((byte) => byte === 0).length;
+    // Kernel block 4 holds tokens 32 to 36: of cells for one token each, 11 are zeroed; block 5 holds none.
+    expect([zeroes(0, 4, 40), zeroes(1, 4, 64)]).toEqual([0, 11 * 4]);
+    expect([zeroes(0, 5, 40), zeroes(1, 5, 64)]).toEqual([40, 64]);
+    expect(() =>
+      buildEngineTransferPlan({
+        local: {
+          ...local,
+          kernelBlockSize: 32,
+          regions: local.regions.map((region) => ({
+            ...region,
+            blockLengthBytes: 2 * region.blockLengthBytes,
+            blockStrideBytes: 2 * region.blockStrideBytes,
+          })),
+        },
+        remotes: [remote],
+        numKvHeads: 1,
+        groups: ["mla"],
+      }),
+    ).toThrow(/a block of 80 bytes does not divide into 1 heads of 32 tokens/);
   });
 
   test("rows that pack every layer's page, into a region per layer", () => {

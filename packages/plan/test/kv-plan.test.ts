@@ -1,4 +1,4 @@
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -82,6 +82,63 @@ describe("models by their published shapes", () => {
     expect(found.groups.filter((kind) => kind === "full")).toHaveLength(1);
     expect(found.groups.filter((kind) => kind === "swa")).toHaveLength(6);
     expect(found.prefill.regions).toBe(10);
+  });
+
+  test("DeepSeek V3.2: an indexer's keys beside each layer's latents, in one group", async () => {
+    const flags = ["--config", model("deepseek-v3.2"), "--tp", "8", "--tp", "4"];
+    const found = await planned(...flags);
+    expect(found.groups).toEqual(["mla"]);
+    expect(found.prefill).toMatchObject({ regions: 122, blockSize: 64 });
+    // Each of 4 decode ranks: latents of 512 + 64 elements, keys of 128 bytes with a scale of 4.
+    expect(found.request.lengthBytes).toBe(4 * 2048 * 61 * (576 * 2 + 132));
+    const packed = await planned(...flags, "--kv-cache-dtype", "fp8");
+    expect(packed.request.lengthBytes).toBe(4 * 2048 * 61 * (656 + 132));
+    expect(packed.assumed).toContain("fp8 latents are packed with their scales: 656 bytes each (fp8_ds_mla)");
+  });
+
+  test("DeepSeek V4 Flash: windows, latents of 4 and of 128 tokens, indexers, and compressors' states", async () => {
+    const flags = ["--config", model("deepseek-v4-flash"), "--kv-cache-dtype", "fp8", "--tokens", "8192"];
+    const found = await planned(...flags, "--tp", "8", "--tp", "1");
+    expect(found.groups).toEqual(["swa-mla", "mla", "swa-mla", "swa-mla"]);
+    // 43 layers, of which 21 have the ratio 4 and 20 the ratio 128.
+    expect(found.decode.regions).toBe(43 + 41 + 41 + 21 + 21);
+    // A window's blocks, and one more: it need not begin with a block.
+    const windows = 43 * 3 * 64 * 584 + 21 * 3 * 4 * (8192 + 2048) + 20 * 17 * 8 * 4096;
+    const latents = 21 * (8192 / 4) * (584 + 132) + 20 * (8192 / 128) * 584;
+    expect(found.request.lengthBytes).toBe(windows + latents);
+    expect(found.assumed.join()).toMatch(/blocks of 64 tokens of windows, 4 and 8 of compressors/);
+  });
+
+  test("Nemotron 3 Nano 30B: states in the pages of attention, 131 and 261 kernel blocks in a logical one", async () => {
+    const flags = ["--config", model("nemotron-3-nano-30b"), "--tp", "4", "--tp", "1"];
+    const state = (3 * (64 * 64 + 2 * 8 * 128) * 2 + 64 * 64 * 128 * 4) * 23;
+    const found = await planned(...flags, "--kv-cache-dtype", "fp8");
+    expect([found.prefill.blockSize, found.decode.blockSize]).toEqual([16 * 131, 16 * 261]);
+    expect(found.groups).toEqual(["mamba", "mamba", "mamba", "mamba", "full"]);
+    expect(found.request.lengthBytes).toBe(2048 * 6 * 2 * 128 * 2 + state);
+    expect(found.assumed).toEqual(
+      expect.arrayContaining([
+        "--ssm-dtype float32",
+        "--block-size 2096,4176: the fewest kernel blocks whose page holds a state",
+      ]),
+    );
+    const half = await planned(...flags, "--ssm-dtype", "bfloat16");
+    expect(half.request.lengthBytes).toBe(
+      2048 * 6 * 2 * 128 * 2 * 2 + (3 * (64 * 64 + 2 * 8 * 128) * 2 + 64 * 64 * 128 * 2) * 23,
+    );
+  });
+
+  test("Gemma 4 31B: full layers have half a window layer's bytes for a token, and twice the tokens in a block", async () => {
+    const found = await planned("--config", model("gemma-4-31b"), "--tp", "2", "--tp", "4");
+    expect(found.groups).toEqual(["swa", "full"]);
+    // 50 layers with a window of 1024 tokens, 16 heads of 256; 10 full ones, 4 heads of 512.
+    expect(found.request.lengthBytes).toBe(50 * 65 * 16 * 16 * 2 * 256 * 2 + 10 * 2048 * 4 * 2 * 512 * 2);
+    expect(found.assumed.join()).toMatch(/layers of one kind and shape are a group \(50 swa, 10 full\)/);
+    const plans = await captured("--config", model("gemma-4-31b"), "--tp", "2", "--plans");
+    const [first = ""] = plans.stdout.split("\n");
+    expect(JSON.parse(first).groupPlans.map((group: { localBlockTokens: number }) => group.localBlockTokens)).toEqual([
+      16, 32,
+    ]);
   });
 
   test("what a config does not say is a flag, and what no flag says is told as assumed", async () => {
@@ -188,9 +245,12 @@ describe("a pair that is refused", () => {
   });
 
   test("a cache that a config does not describe", async () => {
-    const { code, stderr } = await captured("--config", model("deepseek-v3.2"), "--tp", "8");
+    const file = join(folder, "v4.json");
+    const v4 = JSON.parse(readFileSync(model("deepseek-v4-flash"), "utf8")) as object;
+    writeFileSync(file, JSON.stringify({ ...v4, compress_ratios: new Array(43).fill(16) }));
+    const { code, stderr } = await captured("--config", file, "--tp", "8");
     expect(code).toBe(EXIT_CODES.wrongInput);
-    expect(stderr).toMatch(/indexer.*\[KV_PLAN_UNSUPPORTED\]\n {2}.*--file/);
+    expect(stderr).toMatch(/compress_ratios holds 16; 4 and 128 are known.*\[KV_PLAN_UNSUPPORTED\]\n {2}.*--file/);
   });
 });
 

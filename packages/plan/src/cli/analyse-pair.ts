@@ -34,7 +34,7 @@ const MAX_PROVEN_DESCRIPTORS = 250_000;
 /** The plans of all decode ranks of a pair. Throws what the planner throws. */
 export function plansOf(
   pair: Pair,
-  options: Pick<AnalyseOptions, "conversions" | "masksUncovered" | "form">,
+  options: Pick<AnalyseOptions, "conversions" | "masksUncovered" | "form" | "computedBlocks">,
 ): EngineTransferPlan[] {
   return pair.decode.map((local) => {
     const [remote] = pair.prefill;
@@ -52,6 +52,7 @@ export function plansOf(
       groups: pair.groups,
       conversions: options.conversions,
       masksUncovered: options.masksUncovered,
+      prefixCaching: options.computedBlocks > 0,
       ...(options.form === undefined ? {} : { form: options.form }),
     });
   });
@@ -204,6 +205,7 @@ function engineReport(ranks: readonly RankGeometry[]): EngineReport {
     tpSize: rank.tpSize,
     kernelBlockSize: rank.kernelBlockSize,
     blockSize: rank.kernelBlockSize * rank.physicalBlocksPerLogical,
+    groupBlockTokens: rank.groupBlockTokens ?? null,
     layout: rank.layout,
     attentionBackend: rank.attentionBackend,
     regions: rank.regions.length,

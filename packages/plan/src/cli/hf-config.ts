@@ -1,6 +1,8 @@
 import { KvError } from "@kv/interface";
 import { z } from "zod";
-import type { LayerShape, ModelShape } from "./model-shape.js";
+import { COMPRESSED_BLOCK_TOKENS, compressedLayers, indexerBytes } from "./compressed-layers.js";
+import type { LayerShape, ModelShape, StateShape } from "./model-shape.js";
+import { mamba2State } from "./state-shape.js";
 
 /** Bytes of an element by the names that configs and flags use. */
 const BYTES_OF_DTYPE: Readonly<Record<string, number>> = {
@@ -12,6 +14,9 @@ const BYTES_OF_DTYPE: Readonly<Record<string, number>> = {
   fp8_e4m3: 1,
   fp8_e5m2: 1,
 };
+
+/** Latents with their scales, as the packed FP8 layouts of sparse MLA have them (vLLM 0.33: "fp8_ds_mla"). */
+const PACKED_LATENT_BYTES = { "DeepSeek V3.2": 656, "DeepSeek V4": 584 } as const;
 
 const count = z.int().min(1).max(1_000_000);
 /** The fields that decide a cache, of any architecture. Others are of no concern here. */
@@ -34,6 +39,12 @@ const text = z.looseObject({
   sliding_window_pattern: count.nullish(),
   layer_types: z.array(z.string().max(100)).max(10_000).nullish(),
   hybrid_override_pattern: z.string().max(10_000).nullish(),
+  mamba_num_heads: count.nullish(),
+  mamba_head_dim: count.nullish(),
+  ssm_state_size: count.nullish(),
+  n_groups: count.nullish(),
+  conv_kernel: z.int().min(2).max(1000).nullish(),
+  mamba_ssm_cache_dtype: z.string().max(100).nullish(),
   torch_dtype: z.string().max(100).nullish(),
   dtype: z.string().max(100).nullish(),
 });
@@ -41,11 +52,22 @@ const config = text.extend({ text_config: text.nullish() });
 
 type TextConfig = z.infer<typeof text>;
 
+export interface CacheDtypes {
+  /** vLLM's `--kv-cache-dtype`; "auto" is the model's. */
+  readonly cache?: string;
+  /** vLLM's `--mamba-ssm-cache-dtype`; "auto" is what the config says, else float32. */
+  readonly state?: string;
+}
+
 /**
- * Reads what a Hugging Face `config.json` says of the KV cache. `cacheDtype` is vLLM's `--kv-cache-dtype`: "auto" is the model's. Errors:
- * `KV_CONFIG_INVALID` naming the field, `KV_PLAN_UNSUPPORTED` for a cache that this tool cannot lay out.
+ * Reads what a Hugging Face `config.json` says of the KV cache. Errors: `KV_CONFIG_INVALID` naming the field, `KV_PLAN_UNSUPPORTED` for a cache
+ * that this tool cannot lay out.
  */
-export function modelFromHfConfig(name: string, value: unknown, cacheDtype = "auto"): ModelShape {
+export function modelFromHfConfig(
+  name: string,
+  value: unknown,
+  { cache: cacheDtype = "auto", state: stateDtype = "auto" }: CacheDtypes = {},
+): ModelShape {
   const parsed = config.safeParse(value);
   if (!parsed.success) {
     const [issue] = parsed.error.issues;
@@ -61,32 +83,11 @@ export function modelFromHfConfig(name: string, value: unknown, cacheDtype = "au
   const inner = outer.text_config ?? outer;
   const assumed: string[] = [];
   const layers = required(name, "num_hidden_layers", inner.num_hidden_layers);
-  const dtype = cacheDtype === "auto" ? dtypeOf(name, outer, inner, assumed) : cacheDtype;
-  const elementBytes = BYTES_OF_DTYPE[dtype];
-  if (elementBytes === undefined) {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `${name}: dtype "${dtype}" is none of ${Object.keys(BYTES_OF_DTYPE).join(", ")}`,
-      {
-        hint: "say it with --kv-cache-dtype",
-      },
-    );
-  }
-  refuseUnknownCaches(name, inner);
-  if (inner.kv_lora_rank != null) {
-    const latent = inner.kv_lora_rank + (inner.qk_rope_head_dim ?? 0);
-    return {
-      name,
-      numKvHeads: 1,
-      layers: layerNames(layers).map((layer) => ({
-        name: layer,
-        kind: "mla",
-        numKvHeads: 1,
-        bytesPerHeadAndToken: latent * elementBytes,
-      })),
-      assumed,
-    };
-  }
+  const modelDtype = dtypeOf(name, outer, inner, assumed);
+  const dtype = cacheDtype === "auto" ? modelDtype : cacheDtype;
+  const elementBytes = bytesOf(name, dtype, "--kv-cache-dtype");
+  if (inner.compress_ratios != null) return compressedModel(name, inner, { layers, elementBytes, assumed });
+  if (inner.kv_lora_rank != null) return latentModel(name, inner, { layers, elementBytes, assumed });
   const heads = required(name, "num_attention_heads", inner.num_attention_heads);
   if (inner.num_key_value_heads == null)
     assumed.push(`num_key_value_heads is not said: as many as attention heads, ${heads}`);
@@ -94,8 +95,13 @@ export function modelFromHfConfig(name: string, value: unknown, cacheDtype = "au
   if (inner.head_dim == null) assumed.push("head_dim is not said: hidden_size / num_attention_heads");
   const headSize = inner.head_dim ?? required(name, "hidden_size", inner.hidden_size) / heads;
   const windowed = windowedLayers(layers, inner, assumed);
-  const attention = attentionLayers(name, layers, inner, assumed);
+  const state = stateOf(name, inner, { modelDtype, stateDtype, assumed });
+  const attention = attentionLayers(name, layers, inner, assumed, state !== undefined);
   const all = layerNames(layers).flatMap((layer, index): LayerShape[] => {
+    if (state !== undefined && inner.hybrid_override_pattern?.[index] === "M") {
+      const own = layer.replace(".self_attn.attn", ".mixer");
+      return [{ name: own, kind: "mamba", numKvHeads: 1, bytesPerHeadAndToken: 0, state }];
+    }
     if (!attention.has(index)) return [];
     const isWindow = windowed.has(index);
     const own = !isWindow && windowed.size > 0 ? (inner.global_head_dim ?? headSize) : headSize;
@@ -114,25 +120,91 @@ export function modelFromHfConfig(name: string, value: unknown, cacheDtype = "au
   return { name, numKvHeads, layers: all, assumed };
 }
 
-function refuseUnknownCaches(name: string, inner: TextConfig): void {
-  if (inner.compress_ratios != null) {
+function bytesOf(name: string, dtype: string, flag: string): number {
+  const bytes = BYTES_OF_DTYPE[dtype];
+  if (bytes !== undefined) return bytes;
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    `${name}: dtype "${dtype}" is none of ${Object.keys(BYTES_OF_DTYPE).join(", ")}`,
+    { hint: `say it with ${flag}` },
+  );
+}
+
+interface LayerFacts {
+  readonly layers: number;
+  readonly elementBytes: number;
+  readonly assumed: string[];
+}
+
+/** MLA, with the keys of a sparse attention's indexer beside each layer's latents where the config has one. */
+function latentModel(
+  name: string,
+  inner: TextConfig,
+  { layers, elementBytes, assumed }: LayerFacts,
+): ModelShape {
+  const isSparse = inner.index_head_dim != null;
+  const plain = ((inner.kv_lora_rank ?? 0) + (inner.qk_rope_head_dim ?? 0)) * elementBytes;
+  const packed = isSparse && elementBytes === 1;
+  if (packed) assumed.push(packedLatents("DeepSeek V3.2"));
+  const bytes = packed ? PACKED_LATENT_BYTES["DeepSeek V3.2"] : plain;
+  const cache = (layer: string, bytesPerHeadAndToken: number): LayerShape => ({
+    name: layer,
+    kind: "mla",
+    numKvHeads: 1,
+    bytesPerHeadAndToken,
+  });
+  const indexer = indexerBytes(inner.index_head_dim ?? 0);
+  if (isSparse) assumed.push(`the indexer's keys are FP8 with their scales: ${indexer} bytes a token`);
+  return {
+    name,
+    numKvHeads: 1,
+    layers: layerNames(layers).flatMap((layer) => [
+      cache(layer, bytes),
+      ...(isSparse ? [cache(layer.replace(/\.attn$/, ".indexer.k_cache"), indexer)] : []),
+    ]),
+    assumed,
+    ...(isSparse ? { blockTokens: 64 } : {}),
+  };
+}
+
+function compressedModel(
+  name: string,
+  inner: TextConfig,
+  { layers, elementBytes, assumed }: LayerFacts,
+): ModelShape {
+  const headSize = required(name, "head_dim", inner.head_dim ?? undefined);
+  const ratios = inner.compress_ratios ?? [];
+  const unknown = ratios.find((ratio) => ratio > 1 && ratio !== 4 && ratio !== 128);
+  if (unknown !== undefined || ratios.length < layers) {
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
-      `${name}: compressed MLA (compress_ratios) cannot be laid out from a config alone`,
-      {
-        hint: "describe the regions in a file (--file), or ask two live engines (--from)",
-      },
+      `${name}: compress_ratios ${unknown === undefined ? `has ${ratios.length} entries for ${layers} layers` : `holds ${unknown}; 4 and 128 are known`}`,
+      { hint: "describe the regions in a file (--file), or ask two live engines (--from)" },
     );
   }
-  if (inner.index_head_dim != null && inner.kv_lora_rank != null) {
-    throw new KvError(
-      "KV_PLAN_UNSUPPORTED",
-      `${name}: the cache of a sparse attention indexer cannot be laid out from a config alone`,
-      {
-        hint: "describe the regions in a file (--file), or ask two live engines (--from)",
-      },
-    );
-  }
+  const packed = elementBytes === 1;
+  if (packed) assumed.push(packedLatents("DeepSeek V4"));
+  assumed.push(
+    "compressors' states are float32; blocks of 64 tokens of windows, 4 and 8 of compressors: as in vLLM 0.33",
+  );
+  return {
+    name,
+    numKvHeads: 1,
+    layers: compressedLayers({
+      layers,
+      ratios,
+      headSize,
+      indexHeadSize: required(name, "index_head_dim", inner.index_head_dim ?? undefined),
+      windowTokens: required(name, "sliding_window", inner.sliding_window ?? undefined),
+      latentBytes: packed ? PACKED_LATENT_BYTES["DeepSeek V4"] : headSize * elementBytes,
+    }),
+    assumed,
+    blockTokens: COMPRESSED_BLOCK_TOKENS,
+  };
+}
+
+function packedLatents(model: keyof typeof PACKED_LATENT_BYTES): string {
+  return `fp8 latents are packed with their scales: ${PACKED_LATENT_BYTES[model]} bytes each (fp8_ds_mla)`;
 }
 
 function dtypeOf(name: string, outer: TextConfig, inner: TextConfig, assumed: string[]): string {
@@ -158,12 +230,33 @@ function windowedLayers(layers: number, inner: TextConfig, assumed: string[]): R
   return new Set(all);
 }
 
-/** Layers with attention. Of a hybrid's other layers the config does not say how large a state is: they are left out, and that is said. */
+/** The state of a hybrid's Mamba 2 layers, where the config says how large it is. */
+function stateOf(
+  name: string,
+  inner: TextConfig,
+  {
+    modelDtype,
+    stateDtype,
+    assumed,
+  }: { readonly modelDtype: string; readonly stateDtype: string; readonly assumed: string[] },
+): StateShape | undefined {
+  if (inner.hybrid_override_pattern == null) return undefined;
+  const said = stateDtype === "auto" ? inner.mamba_ssm_cache_dtype : stateDtype;
+  const state = mamba2State(inner, {
+    conv: bytesOf(name, modelDtype, "--kv-cache-dtype"),
+    recurrent: bytesOf(name, said ?? "float32", "--ssm-dtype"),
+  });
+  if (state !== undefined && said == null) assumed.push("--ssm-dtype float32");
+  return state;
+}
+
+/** Layers with attention. Of other layers that keep a state of which the config does not say how large it is: they are left out, and that is said. */
 function attentionLayers(
   name: string,
   layers: number,
   inner: TextConfig,
   assumed: string[],
+  hasStates: boolean,
 ): ReadonlySet<number> {
   const all = Array.from({ length: layers }, (_, index) => index);
   const { hybrid_override_pattern: pattern, layer_types: types } = inner;
@@ -176,7 +269,7 @@ function attentionLayers(
   // A layer of experts alone keeps nothing.
   const states =
     pattern == null ? layers - held.length : all.filter((index) => pattern[index] === "M").length;
-  if (states > 0)
+  if (states > 0 && !hasStates)
     assumed.push(
       `${name}: the states of ${states} state-space layers are left out, for the config does not give their sizes; --file or --from has them`,
     );

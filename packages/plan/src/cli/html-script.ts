@@ -22,7 +22,7 @@ const rows = (head, lines) => {
   return table;
 };
 const colour = (rank) => "hsl(" + Math.round((rank * 137.508) % 360) + " 60% 45%)";
-const latent = report.groups.every((kind) => kind === "mla");
+const latent = !report.groups.some((kind) => kind === "full" || kind === "swa");
 const heads = ([begin, end]) => (latent ? "latent" : end - begin === 1 ? String(begin) : begin + "-" + (end - 1));
 const panel = (id) => {
   const element = document.getElementById(id);

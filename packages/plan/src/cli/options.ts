@@ -18,6 +18,7 @@ export interface CliOptions {
   readonly layers?: number;
   readonly mla: boolean;
   readonly kvCacheDtype: string;
+  readonly ssmDtype: string;
   readonly groups: readonly string[];
   readonly tokens: number;
   readonly computed: number;
@@ -70,6 +71,11 @@ export function command(): Command {
     .option("--layers <count>", "layers with a cache, without a config", integer)
     .option("--mla", "the model has multi-head latent attention: --head-size is its latent vector", false)
     .option("--kv-cache-dtype <name>", "auto, bfloat16, float16, float32, fp8", "auto")
+    .option(
+      "--ssm-dtype <name>",
+      "of a hybrid's recurrent states: auto (the config's, else float32), or as above",
+      "auto",
+    )
     .option("--groups <kinds>", "kinds of the KV cache groups of live engines, such as full,swa", list, [])
     .option("--tokens <count>", "length of the sample request", integer, 2048)
     .option("--computed <blocks>", "decode blocks that a prefix hit supplies", natural, 0)

@@ -1,8 +1,15 @@
 import { KvError } from "@kv/interface";
 import type { RankGeometry, RegionGeometry } from "../geometry.js";
-import { groupLayers, type LayerGroup, type ModelShape } from "./model-shape.js";
+import {
+  groupLayers,
+  type LayerGroup,
+  type LayerShape,
+  layersByShape,
+  type ModelShape,
+} from "./model-shape.js";
 import type { EngineSettings, Pair } from "./pair.js";
 import { placeRegions } from "./place-regions.js";
+import { stateOfRank, tokenBytes } from "./state-pages.js";
 
 export interface PairFromModelOptions {
   readonly title: string;
@@ -19,27 +26,45 @@ export interface PairFromModelOptions {
  */
 export function pairFromModels(options: PairFromModelOptions): Pair {
   const { prefillModel, decodeModel } = options;
-  const [mine, theirs] = [groupLayers(decodeModel.layers), groupLayers(prefillModel.layers)];
   requireEqualModels(prefillModel, decodeModel);
   const assumed = [...new Set([...prefillModel.assumed, ...decodeModel.assumed, ...options.assumed])];
-  if (mine.length > 1) {
-    const kinds = mine.map((group) => `${group.layers.length} ${group.kind}`).join(", ");
-    assumed.push(`layers are grouped as vLLM groups them (${kinds}), and groups share their regions`);
+  const sides = [options.prefill, options.decode];
+  // Pages of unlike sizes cannot serve two groups in turn; and what does not fit on one engine is not shared on the other either.
+  const shared = sides.every((settings) => sharesPages(decodeModel.layers, settings));
+  const groups = shared ? groupLayers(decodeModel.layers) : layersByShape(decodeModel.layers);
+  const layOut = shared ? sharedRegions : ownRegions;
+  if (groups.length > 1) {
+    const kinds = groups.map((group) => `${group.layers.length} ${group.kind}`).join(", ");
+    assumed.push(
+      shared
+        ? `layers are grouped as vLLM groups them (${kinds}), and groups share their regions`
+        : `layers of one kind and shape are a group (${kinds}), and each has a region of its own`,
+    );
   }
+  if (decodeModel.layers.some(({ state }) => state !== undefined))
+    assumed.push("states lie in the pages of attention; no prefix caching but with --computed");
   assumed.push("one region per layer with K and V packed, blocks without padding, addresses made up");
   return {
     title: options.title,
     numKvHeads: decodeModel.numKvHeads,
-    groups: mine.map((group) => group.kind),
-    windowTokens: mine.map((group) => group.layers[0]?.windowTokens),
-    prefill: ranks(theirs, options.prefill),
-    decode: ranks(mine, options.decode),
+    groups: groups.map((group) => group.kind),
+    windowTokens: groups.map((group) => group.layers[0]?.windowTokens),
+    prefill: ranks(groups, options.prefill, layOut),
+    decode: ranks(groups, options.decode, layOut),
     assumed,
   };
 }
 
-function ranks(groups: readonly LayerGroup[], settings: EngineSettings): RankGeometry[] {
-  const regions = regionsOf(groups, settings);
+type LayOut = (
+  groups: readonly LayerGroup[],
+  settings: EngineSettings,
+) => Pick<RankGeometry, "groupBlockTokens"> & { readonly regions: readonly PlacelessRegion[] };
+
+type PlacelessRegion = Omit<RegionGeometry, "baseAddress">;
+
+function ranks(groups: readonly LayerGroup[], settings: EngineSettings, layOut: LayOut): RankGeometry[] {
+  const laidOut = layOut(groups, settings);
+  const state = groups.flatMap(({ layers }) => layers).find((layer) => layer.state !== undefined)?.state;
   return Array.from({ length: settings.tpSize }, (_, tpRank) =>
     placeRegions({
       tpRank,
@@ -49,42 +74,100 @@ function ranks(groups: readonly LayerGroup[], settings: EngineSettings): RankGeo
       layout: settings.layout,
       attentionBackend: settings.attentionBackend,
       deviceId: tpRank,
-      regions,
+      ...laidOut,
+      ...(state === undefined ? {} : { stateSpace: stateOfRank(state, settings.tpSize) }),
     }),
   );
 }
 
-function regionsOf(
-  groups: readonly LayerGroup[],
-  settings: EngineSettings,
-): Omit<RegionGeometry, "baseAddress">[] {
+/** Bytes of a kernel block of so many tokens; of a compressed cache fewer cells than tokens. */
+function blockBytes(layer: LayerShape, tokens: number, { tpSize }: EngineSettings): number {
+  return (tokens / (layer.tokensPerCell ?? 1)) * tokenBytes(layer, tpSize);
+}
+
+/** One page serves a layer of each group, where all attention's pages are as large, and a state fits into one. */
+function sharesPages(layers: readonly LayerShape[], settings: EngineSettings): boolean {
+  if (layersByShape(layers).length === 1) return false;
+  if (
+    layers.some(({ blockTokens, tokensPerCell }) => blockTokens !== undefined || tokensPerCell !== undefined)
+  )
+    return false;
+  const pages = layers.flatMap((layer) =>
+    layer.state === undefined ? [blockBytes(layer, settings.blockSize, settings)] : [],
+  );
+  const [page = 0] = pages;
+  for (const { state } of layers) {
+    if (state === undefined) continue;
+    const { convBytes, recurrentBytes } = stateOfRank(state, settings.tpSize);
+    if (convBytes + recurrentBytes <= page) continue;
+    throw new KvError(
+      "KV_PLAN_INVALID",
+      `a state of ${convBytes} + ${recurrentBytes} bytes does not fit into a page of ${page} bytes (--block-size ${settings.blockSize})`,
+      { hint: "leave --block-size out: it is then the least that fits" },
+    );
+  }
+  return pages.every((bytes) => bytes === page);
+}
+
+const sharedRegions: LayOut = (groups, settings) => {
   const most = Math.max(...groups.map((group) => group.layers.length));
-  const perLogical = settings.blockSize / settings.kernelBlockSize;
-  return Array.from({ length: most }, (_, index) => {
-    const layers = groups.map((group) => group.layers[index]);
-    const lengths = layers.flatMap((layer) => {
-      if (layer === undefined) return [];
-      const heads = layer.kind === "mla" ? 1 : Math.max(1, layer.numKvHeads / settings.tpSize);
-      return [heads * settings.kernelBlockSize * layer.bytesPerHeadAndToken];
-    });
-    const [first = 0, ...others] = lengths;
-    if (others.some((length) => length !== first)) {
-      throw new KvError(
-        "KV_PLAN_UNSUPPORTED",
-        `groups that share regions need blocks of one length; those of region ${index} have ${[...new Set(lengths)].join(" and ")} bytes`,
-        { hint: "describe the regions in a file (--file), or ask two live engines (--from)" },
-      );
-    }
+  const attention = groups.find((group) => group.kind !== "mamba")?.layers[0];
+  const lengthBytes = attention === undefined ? 0 : blockBytes(attention, settings.kernelBlockSize, settings);
+  const regions = Array.from({ length: most }, (_, index): PlacelessRegion => {
+    const layers = groups.flatMap((group) => group.layers[index] ?? []);
+    const holders = [...groups.keys()].filter((group) => groups[group]?.layers[index] !== undefined);
     return {
-      name: layers.find((layer) => layer !== undefined)?.name ?? `region ${index}`,
-      numBlocks: settings.numBlocks * perLogical,
-      blockLengthBytes: first,
-      blockStrideBytes: first,
-      groupId: groups.length === 1 ? 0 : -1,
+      name: layers[0]?.name ?? `region ${index}`,
+      numBlocks: (settings.numBlocks * settings.blockSize) / settings.kernelBlockSize,
+      blockLengthBytes: lengthBytes,
+      blockStrideBytes: lengthBytes,
+      groupId: -1,
+      ...(holders.length < groups.length ? { groupIds: holders } : {}),
       memoryType: settings.memoryType,
     };
   });
-}
+  return { regions };
+};
+
+/** A region for each layer; groups whose tokens take less have more of them in a block, where that makes blocks of one size. */
+const ownRegions: LayOut = (groups, settings) => {
+  const { blockSize, kernelBlockSize } = settings;
+  const perLogical = blockSize / kernelBlockSize;
+  const perToken = groups.map(({ layers: [first] }) =>
+    first === undefined || first.blockTokens !== undefined ? undefined : blockBytes(first, 1, settings),
+  );
+  const largest = Math.max(...perToken.map((bytes) => bytes ?? 0));
+  const tokens = groups.map(({ layers: [first] }, group) => {
+    const times = largest / (perToken[group] ?? largest);
+    const alike = first?.tokensPerCell === undefined && Number.isInteger(times) ? times : 1;
+    return first?.blockTokens ?? blockSize * alike;
+  });
+  const regions = groups.flatMap(({ layers, kind }, group) =>
+    layers.map((layer): PlacelessRegion => {
+      const lengthBytes = blockBytes(layer, (tokens[group] as number) / perLogical, settings);
+      if (!Number.isInteger(lengthBytes)) {
+        throw new KvError(
+          "KV_PLAN_INVALID",
+          `${layer.name}: a block of ${tokens[group]} tokens does not divide into cells of ${layer.tokensPerCell ?? 1} tokens`,
+          { hint: "give a --block-size that does" },
+        );
+      }
+      return {
+        name: layer.name,
+        numBlocks: settings.numBlocks * perLogical,
+        blockLengthBytes: lengthBytes,
+        blockStrideBytes: lengthBytes,
+        groupId: group,
+        memoryType: settings.memoryType,
+        ...(kind === "full" || kind === "swa" ? { numKvHeads: layer.numKvHeads } : {}),
+      };
+    }),
+  );
+  return {
+    regions,
+    ...(tokens.some((count) => count !== blockSize) ? { groupBlockTokens: tokens } : {}),
+  };
+};
 
 function requireEqualModels(prefill: ModelShape, decode: ModelShape): void {
   const facts = (model: ModelShape) => ({

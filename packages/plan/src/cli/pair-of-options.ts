@@ -8,6 +8,7 @@ import { both, type CliOptions } from "./options.js";
 import type { EngineSettings, Pair } from "./pair.js";
 import { pairFromFile } from "./pair-file.js";
 import { pairFromModels } from "./pair-from-model.js";
+import { hybridBlockTokens } from "./state-pages.js";
 
 /** A config.json has some kilobytes, a described pair of hundreds of regions less than a megabyte. */
 const MAX_FILE_BYTES = 16 * 2 ** 20;
@@ -53,7 +54,12 @@ async function configs(options: CliOptions): Promise<readonly [ModelShape, Model
   if (options.config.length > 2) both("--config", options.config, "");
   const models: ModelShape[] = [];
   for (const file of options.config) {
-    models.push(modelFromHfConfig(nameOf(file), await readJson(file), options.kvCacheDtype));
+    models.push(
+      modelFromHfConfig(nameOf(file), await readJson(file), {
+        cache: options.kvCacheDtype,
+        state: options.ssmDtype,
+      }),
+    );
   }
   const [prefill, decode = prefill] = models;
   if (prefill === undefined || decode === undefined) throw new KvError("KV_INTERNAL", "no config was read");
@@ -98,15 +104,11 @@ function settingsOf(
     if (values.length === 0) assumed.push(`${flag} ${String(fallback)}`);
     return both(flag, values, fallback);
   };
-  const backend = model.layers.every((layer) => layer.kind === "mla") ? "FLASHMLA" : "FLASH_ATTN";
+  const backend = model.layers.every((layer) => layer.kind === "mla" || layer.kind === "swa-mla")
+    ? "FLASHMLA"
+    : "FLASH_ATTN";
   const tp = say("--tp", options.tp, 1);
-  const blockSize = say("--block-size", options.blockSize, 16);
-  const kernel =
-    options.kernelBlockSize.length === 0
-      ? blockSize
-      : both("--kernel-block-size", options.kernelBlockSize, 16);
-  if (options.kernelBlockSize.length === 0)
-    assumed.push("kernel blocks as large as blocks (--kernel-block-size)");
+  const [blockSize, kernel] = blockSizes(options, assumed, model, tp, say);
   const layout = say("--layout", options.layout, "LBHNC");
   const backends = say("--backend", options.backend, backend);
   const numBlocks = say("--num-blocks", options.numBlocks, 10_000);
@@ -128,6 +130,28 @@ function settingsOf(
       memoryType: "VRAM",
     };
   }) as [EngineSettings, EngineSettings];
+}
+
+/** Tokens in a block and in a kernel block, of both engines. A hybrid's block has a page that holds a state. */
+function blockSizes(
+  options: CliOptions,
+  assumed: string[],
+  model: ModelShape,
+  tp: readonly [number, number],
+  say: (flag: string, values: readonly number[], fallback: number) => readonly [number, number],
+): readonly [readonly [number, number], readonly [number, number]] {
+  const isHybrid = model.layers.some(({ state }) => state !== undefined);
+  if (isHybrid && options.blockSize.length === 0) {
+    const kernel = say("--kernel-block-size", options.kernelBlockSize, 16);
+    const sizes = tp.map((tpSize, side) => hybridBlockTokens(model, tpSize, kernel[side] as number) ?? 16);
+    assumed.push(`--block-size ${sizes.join(",")}: the fewest kernel blocks whose page holds a state`);
+    return [sizes as [number, number], kernel];
+  }
+  const blockSize = say("--block-size", options.blockSize, model.blockTokens ?? 16);
+  if (options.kernelBlockSize.length > 0)
+    return [blockSize, both("--kernel-block-size", options.kernelBlockSize, 16)];
+  assumed.push("kernel blocks as large as blocks (--kernel-block-size)");
+  return [blockSize, blockSize];
 }
 
 async function fromLive(options: CliOptions): Promise<Pair> {

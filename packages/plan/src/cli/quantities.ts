@@ -19,3 +19,8 @@ export function counted(count: number, one: string, many = `${one}s`): string {
 export function showHeads([begin, end]: readonly [number, number]): string {
   return end - begin === 1 ? `${begin}` : `${begin}-${end - 1}`;
 }
+
+/** No group is split by head: every rank has the same latents, or states. */
+export function holdsLatents(groups: readonly string[]): boolean {
+  return !groups.some((kind) => kind === "full" || kind === "swa");
+}

@@ -1,4 +1,4 @@
-import { showBytes, showHeads } from "./quantities.js";
+import { holdsLatents, showBytes, showHeads } from "./quantities.js";
 import type { PairReport } from "./report.js";
 
 /** The pair as a Mermaid flow chart: bytes flow along solid arrows, mere notifications along dotted ones. */
@@ -6,7 +6,7 @@ export function renderMermaid(report: PairReport): string {
   if (report.outcome === "refused") {
     return ["graph LR", `  refused["refused: ${escapeMermaid(report.reason)}"]`, ""].join("\n");
   }
-  const isMla = report.groups.every((kind) => kind === "mla");
+  const isMla = holdsLatents(report.groups);
   const lines = ["graph LR"];
   lines.push(`  subgraph prefill["prefill, TP ${report.prefill.tpSize}"]`);
   for (const { prefillRank, awaits } of report.notifications)

@@ -1,4 +1,4 @@
-import { showBytes, showHeads } from "./quantities.js";
+import { holdsLatents, showBytes, showHeads } from "./quantities.js";
 import type { PairReport, PlanReport } from "./report.js";
 
 const ROW = 44;
@@ -20,7 +20,7 @@ function colourOf(rank: number): string {
 function planned(report: PlanReport): string {
   const rows = Math.max(report.notifications.length, report.ranks.length);
   const height = TOP + rows * ROW + 20;
-  const isMla = report.groups.every((kind) => kind === "mla");
+  const isMla = holdsLatents(report.groups);
   const heads = (range: readonly [number, number]) => (isMla ? "latent" : `heads ${showHeads(range)}`);
   const shift = (count: number) => TOP + ((rows - count) * ROW) / 2;
   const y = (index: number, count: number) => shift(count) + index * ROW + BOX.height / 2;

@@ -1,4 +1,4 @@
-import { counted, showBytes, showHeads } from "./quantities.js";
+import { counted, holdsLatents, showBytes, showHeads } from "./quantities.js";
 import type { EngineReport, PairReport, PlanReport, RefusalReport } from "./report.js";
 
 /** The report for a terminal: plain lines, no colour. */
@@ -8,7 +8,7 @@ export function renderText(report: PairReport): string {
 
 function planned(report: PlanReport): string[] {
   const { request } = report;
-  const isMla = report.groups.every((kind) => kind === "mla");
+  const isMla = holdsLatents(report.groups);
   const heads = (range: readonly [number, number]) => (isMla ? "latent" : showHeads(range));
   const rows = report.ranks.flatMap((rank) => {
     if (rank.reads.length === 0)
@@ -53,7 +53,7 @@ function planned(report: PlanReport): string[] {
       `${Number(request.transferMs.toPrecision(3))} ms for the largest rank at ${request.bandwidthGBps} GB/s`,
     `  receive pass per rank and region: ${pass.length === 0 ? "none" : pass.join(", ")}`,
     "",
-    ...table(["rank", "heads", "reads", "heads", "regions", "bytes", "descriptors", "merged"], rows),
+    ...table(["rank", "its heads", "reads", "the heads", "regions", "bytes", "descriptors", "merged"], rows),
     "",
     ...table(["prefill rank", "waits for", "notified by"], notices),
     "",
@@ -97,8 +97,20 @@ function engines({ prefill, decode, groups, numKvHeads }: PlanReport): string[] 
         ["decode", ...line(decode)],
       ],
     ),
-    `groups     ${groups.join(", ")}${groups.every((kind) => kind === "mla") ? "" : `; ${counted(numKvHeads, "KV head")}`}`,
+    ...groupLines(groups, prefill, decode),
+    ...(holdsLatents(groups) ? [] : [`heads      ${counted(numKvHeads, "KV head")} of the model`]),
   ];
+}
+
+/** "swa, full", with the tokens in a block of each where groups differ in them. */
+function groupLines(groups: readonly string[], prefill: EngineReport, decode: EngineReport): string[] {
+  const tokens = (engine: EngineReport, group: number) => engine.groupBlockTokens?.[group] ?? engine.blockSize;
+  const differ = prefill.groupBlockTokens !== null || decode.groupBlockTokens !== null;
+  const named = groups.map((kind, group) => {
+    const [one, other] = [tokens(prefill, group), tokens(decode, group)];
+    return differ ? `${kind} (${one === other ? one : `${one} and ${other}`} tokens a block)` : kind;
+  });
+  return [`groups     ${named.join(", ")}`];
 }
 
 function proofLines({ proof }: PlanReport): string[] {

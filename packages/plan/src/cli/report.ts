@@ -10,6 +10,8 @@ export interface EngineReport {
   readonly tpSize: number;
   readonly kernelBlockSize: number;
   readonly blockSize: number;
+  /** Tokens in a block of each group, where they are not `blockSize`. */
+  readonly groupBlockTokens: readonly number[] | null;
   readonly layout: string;
   readonly attentionBackend: string;
   readonly regions: number;

@@ -23,27 +23,30 @@ export function requestOf(pair: Pair, settings: RequestSettings): RequestBlocks 
   const localTables = tables(pair, decode, settings);
   if (remoteBlockIds === undefined || localTables === undefined) return undefined;
   const localBlockIds = localTables.map((table, group) =>
-    pair.groups[group] === "swa" ? table : table.slice(settings.computedBlocks),
+    isSequence(pair.groups[group]) ? table.slice(settings.computedBlocks) : table,
   );
   return {
     localBlockIds,
     remoteBlockIds,
     numTokens: settings.numTokens,
-    localComputedBlocks: localTables.map(() => settings.computedBlocks),
+    localComputedBlocks: pair.groups.map((kind) => (isSequence(kind) ? settings.computedBlocks : 0)),
   };
 }
 
+/** A window is handed over whole, and so is a state. */
+const isSequence = (kind: string | undefined) => kind === "full" || kind === "mla";
+
 function tables(pair: Pair, rank: RankGeometry, settings: RequestSettings): number[][] | undefined {
-  const blockTokens = rank.kernelBlockSize * rank.physicalBlocksPerLogical;
+  const engineTokens = rank.kernelBlockSize * rank.physicalBlocksPerLogical;
   const fewest = Math.min(...rank.regions.map((region) => region.numBlocks));
   const pool = Math.floor(fewest / rank.physicalBlocksPerLogical);
   let next = 1;
   const taken = pair.groups.map((kind, group) => {
-    const whole = Math.ceil(settings.numTokens / blockTokens);
+    const blockTokens = rank.groupBlockTokens?.[group] ?? engineTokens;
+    const whole = kind === "mamba" ? 1 : Math.ceil(settings.numTokens / blockTokens);
     const window = pair.windowTokens[group];
     // A window's list holds the blocks that the window of the last token can reach into.
-    const count =
-      kind === "swa" && window !== undefined ? Math.min(whole, Math.ceil(window / blockTokens) + 1) : whole;
+    const count = window === undefined ? whole : Math.min(whole, Math.ceil(window / blockTokens) + 1);
     return Array.from({ length: count }, (_, index) => {
       const id = next;
       next += settings.pool === "fragmented" && index % STRETCH === STRETCH - 1 ? 3 : 1;

@@ -88,8 +88,10 @@ function attentionMeaning(question: MeaningQuestion): BlockMeaning | undefined {
   const head: TileAxis = { axis: "head", ...heads };
   const headOutside = heads.size === 1 ? true : HEAD_OUTSIDE[rank.layout];
   const whole: TileAxis = { axis: "token", begin: 0, size: 1 };
-  if (headOutside === undefined || (ownOrder !== undefined && !headOutside)) {
-    // Heads of a layer are not together, or lie in an order unknown: a block is known as a whole only.
+  // Cells that stand for several tokens each, of compressed latents.
+  const compressed = heads.size === 1 && lengthBytes % tokens !== 0;
+  if (headOutside === undefined || (ownOrder !== undefined && !headOutside) || compressed) {
+    // Heads of a layer are not together, or what is in a block lies in an order unknown: it is known as a whole only.
     const name = `a whole block of ${rank.layout} ${ownOrder ?? "plain"}, ${heads.size} heads from ${heads.begin}, ${tokens} tokens`;
     return {
       tiles: [tile(name, lengthBytes, lengthBytes, [whole])],

@@ -214,9 +214,22 @@ function assumptionsOf(plans: readonly EngineTransferPlan[], staged: boolean): r
       assumed.add(
         `the engine repacks the inside of a head from ${plan.remote.attentionBackend} to ${plan.local.attentionBackend}`,
       );
+    if (plan.uncovered === "zeroed" && hasCompressedCells(plan))
+      assumed.add("the engine masks tokens beyond a request's last in the last block of compressed latents");
     if (plan.operation === "WRITE")
       assumed.add("the engine that is written to zeroes or masks tokens beyond a request's last");
     else if (plan.uncovered === "masked") assumed.add("the engine masks tokens beyond a request's last");
   }
   return [...assumed];
+}
+
+/** Blocks that do not divide into tokens: the pass zeroes no part of one. */
+function hasCompressedCells({ local, groupPlans, regionsOfGroup, headsOfRegion }: EngineTransferPlan): boolean {
+  return groupPlans.some(({ extent, localBlockTokens, localPerLogical }, group) => {
+    if (extent !== "sequence" && extent !== "window") return false;
+    const tokens = localBlockTokens / localPerLogical;
+    return (regionsOfGroup[group] ?? []).some(
+      (region) => headsOfRegion[region] === 1 && (local.regions[region]?.blockLengthBytes ?? 0) % tokens !== 0,
+    );
+  });
 }

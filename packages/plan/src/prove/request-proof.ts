@@ -51,18 +51,23 @@ export function proveRequest(
       for (const [position, block] of demand.local.blocks.entries()) {
         const begin = demand.local.tokens[position] as number;
         const within = (token: number) => Math.max(0, Math.min(meaning.local.tokens, token - begin));
+        const neededTo = within(demand.endToken);
+        // Of a block that is known as a whole only, the pass leaves a part alone; the engine masks it.
+        const isPart = meaning.local.tokensPerStep > 1 && neededTo > 0;
+        const pass = passes.get(demand)?.get(block) ?? UNTOUCHED;
         const pattern: BlockPattern = {
           lengthBytes,
           writes: (landed[region]?.get(blockKey(block, meaning.local)) ?? []).map((write) => ({
             ...write,
             remoteToken: write.remoteToken - begin,
           })),
-          pass: passes.get(demand)?.get(block) ?? UNTOUCHED,
+          pass:
+            isPart && pass.zeroFromToken > 0 ? { ...pass, zeroFromToken: Number.POSITIVE_INFINITY } : pass,
           grid,
           neededFrom: within(demand.fromToken),
-          neededTo: within(demand.endToken),
+          neededTo,
           complete,
-          clearsTail: !isTokenless && plan.uncovered === "zeroed",
+          clearsTail: !isTokenless && !isPart && plan.uncovered === "zeroed",
           meaning: meaning.local,
           sourceMeanings: meaning.sources,
         };

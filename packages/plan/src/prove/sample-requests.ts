@@ -1,6 +1,7 @@
 import type { EngineTransferPlan } from "../engine-plan-types.js";
 import type { RankGeometry } from "../geometry.js";
 import type { RequestBlocks } from "../request-plan-types.js";
+import { kindMeaning, tokensInBlock } from "./kind-meaning.js";
 
 /** Logical blocks of the side with the larger ones, at most: enough for every pattern, few enough to be quick. */
 const BLOCKS = 24;
@@ -10,7 +11,10 @@ const DESCRIPTORS = 20_000;
 
 /** Requests that show what a plan does: consecutive and scattered blocks up to the pool's ends, a partial last block, a prefix hit. */
 export function sampleRequests(plan: EngineTransferPlan): readonly { readonly blocks: RequestBlocks }[] {
-  const [localTokens, remoteTokens] = [logicalTokens(plan.local), logicalTokens(plan.remote)];
+  const [localTokens, remoteTokens] = [
+    logicalTokens(plan, plan.local, plan.remote),
+    logicalTokens(plan, plan.remote, plan.local),
+  ];
   const [localPool, remotePool] = [poolOf(plan.local), poolOf(plan.remote)];
   const groups = plan.groups.length;
   const pieces = plan.segments.reduce((sum, segment) => sum + segment.localParts, 0) * plan.sources.length;
@@ -25,27 +29,42 @@ export function sampleRequests(plan: EngineTransferPlan): readonly { readonly bl
   const tokens = [room, room - 1, Math.max(1, room - Math.ceil(localTokens / 2))];
   return tokens.flatMap((numTokens) =>
     [false, true].map((scattered) => {
-      const table = (pool: number, blockTokens: number) => (group: number) => {
-        const count = Math.ceil(numTokens / blockTokens);
-        return scattered ? fromTheEnd(pool, groups, group, count) : consecutive(groups, group, count, pool);
-      };
-      const locals = plan.groups.map((_, group) => table(localPool, localTokens)(group));
-      const remotes = plan.groups.map((_, group) => table(remotePool, remoteTokens)(group));
-      const computed = scattered ? Math.floor((locals[0]?.length ?? 0) / 3) : 0;
+      const table =
+        (rank: RankGeometry, other: RankGeometry, pool: number) => (kind: string, group: number) => {
+          const blockTokens = tokensInBlock(rank, group, other) * rank.physicalBlocksPerLogical;
+          const isTokenless = kindMeaning(kind)?.lists === "last";
+          // A window's blocks may be so small that all of a sequence's are not in the pool: as many as there is room for, from its end.
+          const count = isTokenless
+            ? 1
+            : Math.min(Math.ceil(numTokens / blockTokens), Math.floor(pool / groups));
+          return scattered ? fromTheEnd(pool, groups, group, count) : consecutive(groups, group, count, pool);
+        };
+      const { local, remote } = plan;
+      const locals = plan.groups.map(table(local, remote, localPool));
+      const remotes = plan.groups.map(table(remote, local, remotePool));
+      const computed = locals.map((ids, group) => {
+        const sequence = kindMeaning(plan.groups[group] ?? "")?.lists === "sequence";
+        return scattered && sequence ? Math.floor(ids.length / 3) : 0;
+      });
       return {
         blocks: {
-          localBlockIds: locals.map((ids) => ids.slice(computed)),
+          localBlockIds: locals.map((ids, group) => ids.slice(computed[group])),
           remoteBlockIds: remotes,
           numTokens,
-          localComputedBlocks: locals.map(() => computed),
+          localComputedBlocks: computed,
         },
       };
     }),
   );
 }
 
-function logicalTokens(rank: RankGeometry): number {
-  return rank.kernelBlockSize * rank.physicalBlocksPerLogical;
+/** The fewest tokens in a logical block of a group that is listed whole: with those a request takes the most blocks. */
+function logicalTokens(plan: EngineTransferPlan, rank: RankGeometry, other: RankGeometry): number {
+  const whole = [...plan.groups.keys()].filter(
+    (group) => kindMeaning(plan.groups[group] ?? "")?.lists === "sequence",
+  );
+  const tokens = whole.map((group) => tokensInBlock(rank, group, other));
+  return (tokens.length === 0 ? rank.kernelBlockSize : Math.min(...tokens)) * rank.physicalBlocksPerLogical;
 }
 
 function poolOf(rank: RankGeometry): number {
