@@ -92,6 +92,28 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /only MLA caches can be sharded by DCP: local 2, remote 1/,
   ],
   [
+    "token-major blocks of CPU_ATTN, which no vLLM has",
+    () =>
+      buildEngineTransferPlan({
+        ...samplePair(sampleRank({ layout: "LBNHC", attentionBackend: "CPU_ATTN" }), sampleRank()),
+        conversions: ["hnd-to-nhd", "attention-order"],
+      }),
+    "KV_PLAN_UNSUPPORTED",
+    /a pass cannot, for the order of tokens within a head is the backend's own; finer descriptors cannot/,
+  ],
+  [
+    "tokens per block of a group that are not in the ratio of the others'",
+    () => {
+      const two = (groupBlockTokens: readonly number[]) => ({
+        ...sampleRank({ groupBlockTokens }),
+        regions: sampleRank().regions.map((one, groupId) => ({ ...one, groupId })),
+      });
+      return buildEngineTransferPlan(samplePair(two([16, 32]), two([16, 16]), ["full", "full"]));
+    },
+    "KV_PLAN_UNSUPPORTED",
+    /group 1 \(full\): kernel blocks do not hold tokens in the ratio.*32 tokens of 16.*16 tokens of 16/,
+  ],
+  [
     "DCP of a draft that is split by head",
     () => buildEngineTransferPlan(samplePair(dealt(2, 2), dealt(2, 2), ["mla", "full"])),
     "KV_PLAN_UNSUPPORTED",

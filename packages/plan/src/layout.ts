@@ -11,7 +11,11 @@ const ORDER_OF_LAYOUT: Readonly<Record<KvCacheLayout, BlockOrder>> = {
   BHLNC: "opaque",
 };
 
-/** Backends that order the tokens within a head in a way of their own (vLLM's CPU kernels pack them for their instructions). */
+/**
+ * Backends that order the tokens within a head in a way of their own (vLLM's CPU kernels pack them for their instructions). CPU_ATTN has one
+ * layout, LBHNC (vLLM 0.33, `supported_kv_cache_layouts`): it never meets the conversion "hnd-to-nhd", though the handshake's check alone
+ * would let both through; a plan with both is refused.
+ */
 const BACKENDS_WITH_OWN_TOKEN_ORDER: ReadonlySet<string> = new Set(["CPU_ATTN"]);
 
 export function orderOfLayout(layout: KvCacheLayout): BlockOrder {

@@ -89,6 +89,9 @@ function withFacts(pair: Pair, facts: Partial<Pick<RankGeometry, "layout" | "att
 function withTp(pair: Pair, side: "prefill" | "decode", tpSize: number): Pair | undefined {
   const [rank] = pair[side];
   if (rank === undefined) return undefined;
+  const other = pair[side === "prefill" ? "decode" : "prefill"];
+  // Groups with shapes of their own, and states, lie otherwise with each TP size: known is only how they do at the other engine.
+  if (isShapedByTp(rank)) return tpSize === other.length ? { ...pair, [side]: other } : undefined;
   const heads = (size: number) => (pair.groups.includes("mla") ? 1 : Math.max(1, pair.numKvHeads / size));
   const factor = heads(tpSize) / heads(rank.tpSize);
   const regions = rank.regions.map((region) => ({
@@ -105,4 +108,12 @@ function withTp(pair: Pair, side: "prefill" | "decode", tpSize: number): Pair | 
     deviceId: tpRank,
   }));
   return { ...pair, [side]: ranks };
+}
+
+function isShapedByTp({ stateSpace, groupBlockTokens, regions }: RankGeometry): boolean {
+  return (
+    stateSpace !== undefined ||
+    groupBlockTokens !== undefined ||
+    regions.some(({ numKvHeads }) => numKvHeads !== undefined)
+  );
 }
