@@ -1,7 +1,7 @@
 // npm run mutate: changes the mapping, the descriptors and the receive pass one place at a time; a test must fail for each.
 const MUTATED = [
   "packages/topology/src/*.ts",
-  "packages/plan/src/{align-regions,attention-pieces,block-ids,block-runs,dcp-pairs,descriptor-ids,engine-plan,group-plans,pair-blocks,receive-pass,receive-pass-of,region-heads,request-plan,request-read,run-order,segment-tables,segments,source-plans,transfer-form}.ts",
+  "packages/plan/src/{align-regions,attention-pieces,block-ids,block-runs,dcp-copies,dcp-pairs,descriptor-ids,engine-plan,group-plans,pair-blocks,receive-pass,receive-pass-of,region-heads,request-plan,request-read,run-order,segment-tables,segments,source-plans,transfer-form}.ts",
   "packages/plan/src/kinds/*.ts",
 ];
 
@@ -19,7 +19,11 @@ export default {
   tempDirName: "build/stryker",
   inPlace: false,
   concurrency: 2,
-  timeoutMS: 20_000,
+  // What only runs when a module is loaded (constants) takes the whole suite for each mutant, and is seen by every test or by none.
+  ignoreStatic: true,
+  // Of what a busy machine is slow at, nothing is to be taken for an endless loop.
+  timeoutMS: 90_000,
+  timeoutFactor: 2,
   ignorePatterns: ["native", "apps", "docs", "packages/*/dist", "build", ".turbo"],
   disableTypeChecks: false,
   allowEmpty: false,
