@@ -136,9 +136,9 @@ describe("models by their published shapes", () => {
     expect(found.assumed.join()).toMatch(/layers of one kind and shape are a group \(50 swa, 10 full\)/);
     const plans = await captured("--config", model("gemma-4-31b"), "--tp", "2", "--plans");
     const [first = ""] = plans.stdout.split("\n");
-    expect(JSON.parse(first).groupPlans.map((group: { localBlockTokens: number }) => group.localBlockTokens)).toEqual([
-      16, 32,
-    ]);
+    expect(
+      JSON.parse(first).groupPlans.map((group: { localBlockTokens: number }) => group.localBlockTokens),
+    ).toEqual([16, 32]);
   });
 
   test("what a config does not say is a flag, and what no flag says is told as assumed", async () => {
@@ -250,7 +250,9 @@ describe("a pair that is refused", () => {
     writeFileSync(file, JSON.stringify({ ...v4, compress_ratios: new Array(43).fill(16) }));
     const { code, stderr } = await captured("--config", file, "--tp", "8");
     expect(code).toBe(EXIT_CODES.wrongInput);
-    expect(stderr).toMatch(/compress_ratios holds 16; 4 and 128 are known.*\[KV_PLAN_UNSUPPORTED\]\n {2}.*--file/);
+    expect(stderr).toMatch(
+      /compress_ratios holds 16; 4 and 128 are known.*\[KV_PLAN_UNSUPPORTED\]\n {2}.*--file/,
+    );
   });
 });
 

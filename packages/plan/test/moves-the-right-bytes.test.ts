@@ -1,6 +1,6 @@
 import { handshakeTargetRanks } from "@kv/topology";
 import fc from "fast-check";
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 import { applyReceivePass, buildEngineTransferPlan, planRequest, type RequestBlocks } from "../src/index.js";
 import {
   CELL_BYTES,
@@ -308,6 +308,9 @@ function scenes(options: SceneOptions = {}): fc.Arbitrary<Scene> {
       };
     });
 }
+
+// Hundreds of cases each: the default limit is less than a busy machine may need.
+vi.setConfig({ testTimeout: 300_000 });
 
 const RUNS = Number(process.env["KV_PROPERTY_RUNS"] ?? 400);
 

@@ -104,7 +104,8 @@ function engines({ prefill, decode, groups, numKvHeads }: PlanReport): string[] 
 
 /** "swa, full", with the tokens in a block of each where groups differ in them. */
 function groupLines(groups: readonly string[], prefill: EngineReport, decode: EngineReport): string[] {
-  const tokens = (engine: EngineReport, group: number) => engine.groupBlockTokens?.[group] ?? engine.blockSize;
+  const tokens = (engine: EngineReport, group: number) =>
+    engine.groupBlockTokens?.[group] ?? engine.blockSize;
   const differ = prefill.groupBlockTokens !== null || decode.groupBlockTokens !== null;
   const named = groups.map((kind, group) => {
     const [one, other] = [tokens(prefill, group), tokens(decode, group)];

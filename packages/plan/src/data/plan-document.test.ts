@@ -19,7 +19,9 @@ import { sha256Hex } from "./sha256.js";
 const plan = buildEngineTransferPlan(samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank()));
 const roundTrip = (given: typeof plan) => planFromDocument(JSON.parse(JSON.stringify(planToDocument(given))));
 
-test("a plan that went through JSON is the same plan, does the same and is proven", () => {
+test("a plan that went through JSON is the same plan, does the same and is proven", {
+  timeout: 300_000,
+}, () => {
   const refused = { count: 0 };
   fc.assert(
     fc.property(likelyScene, (scene) => {

@@ -224,12 +224,18 @@ function assumptionsOf(plans: readonly EngineTransferPlan[], staged: boolean): r
 }
 
 /** Blocks that do not divide into tokens: the pass zeroes no part of one. */
-function hasCompressedCells({ local, groupPlans, regionsOfGroup, headsOfRegion }: EngineTransferPlan): boolean {
+function hasCompressedCells({
+  local,
+  groupPlans,
+  regionsOfGroup,
+  headsOfRegion,
+}: EngineTransferPlan): boolean {
   return groupPlans.some(({ extent, localBlockTokens, localPerLogical }, group) => {
     if (extent !== "sequence" && extent !== "window") return false;
     const tokens = localBlockTokens / localPerLogical;
     return (regionsOfGroup[group] ?? []).some(
-      (region) => headsOfRegion[region] === 1 && (local.regions[region]?.blockLengthBytes ?? 0) % tokens !== 0,
+      (region) =>
+        headsOfRegion[region] === 1 && (local.regions[region]?.blockLengthBytes ?? 0) % tokens !== 0,
     );
   });
 }
