@@ -1,18 +1,22 @@
 import {
-  addressOf,
+  type AwaitedRequest,
+  createAwaitedRequests,
+  createBackground,
   createKeepAlive,
   type FreshLinkOptions,
   freshLink,
   type HeartbeatOrder,
-  isMeant,
+  idleWithin,
   type Messages,
   type Outbox,
+  type ReceiveBroken,
   type RemoteLink,
   type TransferMetrics,
+  tellPeer,
 } from "@kv/connector";
-import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
+import { type Clock, KvError, type Log } from "@kv/interface";
 import type { Readers } from "./readers.js";
-import { broken, type ReceiveOptions, receive } from "./receive.js";
+import { type ReceiveOptions, receive } from "./receive.js";
 import type { ReceiveOrder } from "./step-metadata.js";
 
 /**
@@ -22,10 +26,7 @@ import type { ReceiveOrder } from "./step-metadata.js";
 export interface DecodeWorker {
   step(step: DecodeWorkerStep): void;
   outstanding(): { receives: number; tells: number; heartbeats: number };
-  /**
-   * Gives everything up, and waits until no transfer can touch memory any more; not longer than 10 s, for a transport may hang on a dead
-   * peer: what is left then is the agent's to end.
-   */
+  /** Gives everything up, and waits until no transfer can touch memory any more; not longer than `CLOSE_GRACE_MS`. */
   close(): Promise<void>;
 }
 
@@ -52,26 +53,24 @@ export interface DecodeWorkerOptions
   keptUntilMs(order: ReceiveOrder, link: RemoteLink, heartbeatsAtMs: readonly number[]): number;
 }
 
-const CLOSE_GRACE_MS = 10_000;
-
-interface Receiving {
-  readonly controller: AbortController;
-  readonly timer: Timer;
-  /** The engine gave it up: it wants the blocks back, and no verdict on them. */
-  aborted: boolean;
-}
-
 export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
   const { clock, log, metrics, messages, outbox, peers, readers } = options;
-  const receiving = new Map<string, Receiving>();
-  const runs = new Set<Promise<void>>();
-  const tells = new Set<Promise<void>>();
+  const runs = createBackground();
+  const tells = createBackground();
+  const awaited = createAwaitedRequests<ReceiveOrder>({
+    clock,
+    log,
+    outbox,
+    background: runs,
+    timeoutMs: options.requestTimeoutMs,
+    singleGroup: options.singleGroup,
+  });
   const keepAlive = createKeepAlive({
     clock,
     intervalMs: options.heartbeatIntervalMs,
     peers,
     messages,
-    track: (work) => track(tells, work),
+    track: tells.track,
   });
 
   const receiveOptions: ReceiveOptions = {
@@ -96,77 +95,25 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
     settle: options.settle,
   };
 
-  function start(order: ReceiveOrder): void {
-    const { requestId } = order;
-    if (receiving.has(requestId)) {
-      // Only a scheduler that lost count sends it; two READs into the same blocks must not be.
-      log.error("receive-ordered-twice", { requestId });
-      return;
-    }
-    const controller = new AbortController();
-    const timeout = () =>
-      controller.abort(
-        new KvError(
-          "KV_REQUEST_TIMEOUT",
-          `the KV of request ${requestId} did not arrive from engine ${order.remote.engineId} within ${options.requestTimeoutMs} ms`,
-          { details: { engineId: order.remote.engineId, timeoutMs: options.requestTimeoutMs } },
-        ),
-      );
-    const timer = clock.setTimer(timeout, options.requestTimeoutMs, { ref: true });
-    const entry: Receiving = { controller, timer, aborted: false };
-    receiving.set(requestId, entry);
-    const { signal } = controller;
-    const over = () => {
-      timer.cancel();
-      receiving.delete(requestId);
-    };
-    track(
-      runs,
-      receive(order, signal, receiveOptions).then(
-        () => {
-          over();
-          outbox.received(requestId);
-        },
-        (thrown: unknown) => {
-          over();
-          const failure = broken(thrown, "KV_INTERNAL", "transfer_exception", signal);
-          // Given up before there was anyone to tell.
-          if (signal.aborted && failure.failureType === "handshake_failed") tell(order);
-          if (entry.aborted) {
-            outbox.received(requestId);
-            return;
-          }
-          if (failure.failureType === "lease_expired") metrics.leaseExpired();
-          log.warn("receive-failed", {
-            requestId,
-            engineId: order.remote.engineId,
-            failureType: failure.failureType,
-            code: failure.error.code,
-            error: failure.error.message,
-          });
-          const invalid = options.singleGroup ? (order.localBlockIds[0] ?? []) : [];
-          outbox.receiveFailed(requestId, failure, invalid);
-        },
-      ),
-    );
-  }
+  const fetching = {
+    run: ({ order, signal }: AwaitedRequest<ReceiveOrder>) => receive(order, signal, receiveOptions),
+    ended(entry: AwaitedRequest<ReceiveOrder>, broken: ReceiveBroken | undefined) {
+      // Given up before there was anyone to tell.
+      if (entry.signal.aborted && broken?.failureType === "handshake_failed") tell(entry.order);
+      if (!entry.aborted && broken?.failureType === "lease_expired") metrics.leaseExpired();
+    },
+  };
 
   /** Nothing is read: the producer may free the blocks. */
-  function tell(order: ReceiveOrder): void {
-    const { remote } = order;
-    track(
-      tells,
-      peers.acquire(addressOf(remote)).then(
-        (hold) => {
-          if (isMeant(hold.peer, remote)) readers.tell(hold.peer, remote.requestId, hold.peer.agents.keys());
-          hold.release();
-        },
-        (error: unknown) => {
-          metrics.notificationFailed();
-          log.warn("notification_failed", { requestId: remote.requestId, error: String(error) });
-        },
-      ),
-    );
+  function tell({ remote }: ReceiveOrder): void {
+    tellPeer(remote, (link) => readers.tell(link, remote.requestId, link.agents.keys()), {
+      peers,
+      background: tells,
+      failed(error) {
+        metrics.notificationFailed();
+        log.warn("notification_failed", { requestId: remote.requestId, error: String(error) });
+      },
+    });
   }
 
   return {
@@ -175,46 +122,26 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
       for (const order of step.receives) {
         // The scheduler's clock may have another origin than this one.
         const seenAtMs = nowMs - (step.schedulerClockMs - order.seenAtMs);
-        if (order.awaited) start({ ...order, seenAtMs });
+        if (order.awaited) awaited.start({ ...order, seenAtMs }, fetching);
         else tell(order);
       }
       for (const requestId of step.aborts) {
-        const entry = receiving.get(requestId);
-        if (entry === undefined) continue;
-        entry.aborted = true;
-        entry.controller.abort(new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`));
+        awaited.abort(requestId, new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`));
       }
       if (step.heartbeats !== null) keepAlive.replace(step.heartbeats);
     },
     outstanding: () => ({
-      receives: receiving.size,
-      tells: tells.size + messages.pending,
+      receives: awaited.size,
+      tells: tells.size + messages.size,
       heartbeats: keepAlive.size,
     }),
     async close() {
-      let graceTimer: Timer | undefined;
       keepAlive.close();
-      for (const { controller } of receiving.values()) {
-        controller.abort(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
-      }
-      let late = false;
-      const grace = new Promise<void>((resolve) => {
-        graceTimer = clock.setTimer(() => {
-          late = true;
-          resolve();
-        }, CLOSE_GRACE_MS);
-      });
-      while (!late && runs.size + tells.size + messages.pending > 0) {
-        await Promise.race([Promise.all([...runs, ...tells, messages.drained()]), grace]);
-      }
-      graceTimer?.cancel();
-      if (late) log.warn("close-did-not-wait", { receives: runs.size, tells: tells.size + messages.pending });
+      // Not aborted by the engine: whoever asks what became of them gets an answer.
+      for (const entry of awaited.values())
+        entry.fail(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
+      if (await idleWithin(clock, [runs, tells, messages])) return;
+      log.warn("close-did-not-wait", { receives: runs.size, tells: tells.size + messages.size });
     },
   };
-}
-
-/** `promise` never rejects. */
-function track(all: Set<Promise<void>>, promise: Promise<void>): void {
-  const tracked = promise.finally(() => all.delete(tracked));
-  all.add(tracked);
 }

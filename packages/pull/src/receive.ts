@@ -1,4 +1,10 @@
-import type { FailureType, PeerHold, RemoteLink } from "@kv/connector";
+import {
+  receiveBroken as broken,
+  type FailureType,
+  type PeerHold,
+  ReceiveBroken,
+  type RemoteLink,
+} from "@kv/connector";
 import { type Agent, type Clock, KvError, type TransferResult } from "@kv/interface";
 import { planRequest, type RequestPlan } from "@kv/plan";
 import type { Readers } from "./readers.js";
@@ -24,16 +30,6 @@ export interface ReceiveOptions {
   transferFailed(error: KvError, order: ReceiveOrder, remoteRank: number): void;
   /** The plan's receive pass, and what a staging platform copies. */
   settle(order: ReceiveOrder, link: RemoteLink, plan: RequestPlan): Promise<void>;
-}
-
-/** Where a receive broke off; the outbox and the log name it as vLLM does. */
-export class ReceiveBroken extends Error {
-  constructor(
-    readonly error: KvError,
-    readonly failureType: FailureType,
-  ) {
-    super(error.message, { cause: error });
-  }
 }
 
 /** Transfers that end so say that the peer is gone, or that what is known of it is out of date. */
@@ -159,18 +155,6 @@ async function read(
   await Promise.all(ended);
   signal.removeEventListener("abort", onAbort);
   if (failure !== undefined) throw failure;
-}
-
-/** The error as the engine shall see it; once the request was given up, or its time was over, that is the reason. */
-export function broken(
-  error: unknown,
-  code: KvError["code"],
-  failureType: FailureType,
-  signal: AbortSignal,
-): ReceiveBroken {
-  if (error instanceof ReceiveBroken) return error;
-  const reason: unknown = signal.aborted ? signal.reason : error;
-  return new ReceiveBroken(KvError.from(reason, code, "a receive failed"), failureType);
 }
 
 function expired(order: ReceiveOrder, lateMs: number): ReceiveBroken {

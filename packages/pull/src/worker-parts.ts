@@ -2,11 +2,11 @@ import {
   askLease,
   createLocalLists,
   createMessages,
-  createPeers,
+  createPairPeers,
   createReceivePass,
   createRemoteAgents,
   createRemoteLinks,
-  decodeNotification,
+  hearNotifications,
   type LeaseAnswer,
   modelGeometry,
   type RemoteLink,
@@ -40,26 +40,13 @@ export function createWorkerParts(given: WorkerSurroundings): WorkerHalves {
     conversions: config.enablePermuteLocalKv ? ["hnd-to-nhd"] : [],
     shakeHands: (address, tpRanks) => handshake.ask(address, tpRanks, local),
   });
-  const peers = createPeers<RemoteLink>({
+  const peers = createPairPeers<RemoteLink>({
     clock,
     log,
-    engineTtlMs: settings.engineTtlMs,
-    async open(address) {
-      try {
-        return await links.open(address);
-      } catch (error) {
-        // Once per handshake, however many requests wait for it.
-        metrics.handshakeFailed();
-        log.warn("handshake_setup_failed", {
-          engineId: address.engineId,
-          host: address.host,
-          port: address.port,
-          error: String(error),
-        });
-        throw error;
-      }
-    },
-    close: links.close,
+    metrics,
+    settings,
+    failureType: "handshake_setup_failed",
+    ...links,
   });
   const messages = createMessages({ agent, log });
   const readers = createReaders({ messages, log, metrics });
@@ -113,21 +100,11 @@ export function createWorkerParts(given: WorkerSurroundings): WorkerHalves {
   });
 
   const prefill = createPrefillWorker({ clock, log, metrics, outbox, extensionMs: settings.extensionMs });
-  listen().catch((error: unknown) => log.error("notifications-ended", { error: String(error) }));
-
-  /** Until the agent closes. A bad notification is logged; nothing that a peer sends ends this. */
-  async function listen(): Promise<void> {
-    for await (const { from, payload } of agent.notifications()) {
-      try {
-        const notification = decodeNotification(payload);
-        if (notification.kind === "done") prefill.done(notification.requestId, notification.readers, from);
-        else if (notification.kind === "heartbeat") prefill.heartbeat(notification.requestIds);
-        else log.warn("notification-not-for-pull", { from, kind: notification.kind });
-      } catch (error) {
-        log.warn("notification-refused", { from, error: String(error) });
-      }
-    }
-  }
+  hearNotifications(agent, log, (notification, from) => {
+    if (notification.kind === "done") prefill.done(notification.requestId, notification.readers, from);
+    else if (notification.kind === "heartbeat") prefill.heartbeat(notification.requestIds);
+    else log.warn("notification-not-for-pull", { from, kind: notification.kind });
+  });
 
   return {
     peers: [peers],

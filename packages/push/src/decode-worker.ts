@@ -1,16 +1,19 @@
 import {
-  addressOf,
+  type AwaitedRequest,
+  createAwaitedRequests,
+  createBackground,
   createKeepAlive,
   type FreshLinkOptions,
   freshLink,
   type HeartbeatOrder,
-  isMeant,
+  idleWithin,
   type Messages,
   type Outbox,
   type RemoteLink,
   type TransferMetrics,
+  tellPeer,
 } from "@kv/connector";
-import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
+import { type Clock, KvError, type Log } from "@kv/interface";
 import {
   type Ended,
   encodeRegistration,
@@ -18,8 +21,10 @@ import {
   PUSH_CONTROL,
   type Registrant,
 } from "./control.js";
-import { pushBroken, type ReceivePushOptions, receivePush, type Words } from "./receive-push.js";
+import { type ReceivePushOptions, receivePush } from "./receive-push.js";
 import type { RegistrationOrder } from "./step-metadata.js";
+import { createSuspicion } from "./suspicion.js";
+import { createWordTable } from "./words.js";
 
 /**
  * The consumer's half of a worker: every registration waits on its own, for its peer's handshake and then for the word of each of the
@@ -60,74 +65,39 @@ export interface DecodeWorkerOptions extends FreshLinkOptions, Pick<ReceivePushO
   readonly singleGroup: boolean;
 }
 
-const CLOSE_GRACE_MS = 10_000;
 const REPEAT_MS = 1000;
 const GRACE_MS = 500;
-/** Words about requests that no step has told of yet: another rank's registration may bring them. */
-const MOST_EARLY = 4096;
-const EARLY_MS = 10_000;
 
-interface Receiving {
-  readonly order: RegistrationOrder;
-  readonly controller: AbortController;
-  readonly timer: Timer;
-  readonly words: Listening;
-  /** The engine gave it up: it wants the blocks back, and no verdict on them. */
-  aborted: boolean;
-  /** It was reported as failed, with its blocks at risk. */
-  reported: boolean;
-}
-
-interface Listening extends Words {
-  readonly done: Set<string>;
-  readonly ended: Map<string, KvError>;
-  heard(): void;
-}
+type Entry = AwaitedRequest<RegistrationOrder>;
 
 export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
   const { clock, log, metrics, messages, outbox, peers } = options;
-  const byRequestId = new Map<string, Receiving>();
-  const byWireId = new Map<string, Receiving>();
-  const early = new Map<string, { readonly agents: Set<string>; readonly sinceMs: number }>();
-  /** Heartbeats in a row that a producer did not take. */
-  const silent = new Map<string, number>();
-  const runs = new Set<Promise<void>>();
-  const tells = new Set<Promise<void>>();
+  const runs = createBackground();
+  const tells = createBackground();
+  const words = createWordTable({ clock });
+  const byWireId = new Map<string, RegistrationOrder>();
   let incarnation = "";
   let closed = false;
+  const awaited = createAwaitedRequests<RegistrationOrder>({
+    clock,
+    log,
+    outbox,
+    background: runs,
+    timeoutMs: options.registrationTimeoutMs,
+    singleGroup: options.singleGroup,
+  });
+  const suspicion = createSuspicion({ peers, waiting: awaited.values, processAt });
   const keepAlive = createKeepAlive({
     clock,
     intervalMs: options.heartbeatIntervalMs,
     peers,
     messages,
-    beaten: ({ engineId }, taken) => {
-      if (taken) silent.delete(engineId);
-      else track(tells, suspect(engineId));
+    beaten({ engineId }, taken) {
+      if (taken) suspicion.alive(engineId);
+      else tells.track(suspicion.ask(engineId));
     },
-    track: (work) => track(tells, work),
+    track: tells.track,
   });
-
-  /**
-   * A producer that dies between a registration and its WRITE sends no word. A heartbeat that the transport does not take raises the
-   * question; another process in its place answers it, and so does nobody, asked twice.
-   */
-  async function suspect(engineId: string): Promise<void> {
-    const waiting = [...byRequestId.values()].filter(({ order }) => order.remote.engineId === engineId);
-    const link = peers.peek(engineId);
-    const first = waiting[0];
-    if (first === undefined || link === undefined) return;
-    const process = await receiveOptions.processAt(first.order);
-    const times = (silent.get(engineId) ?? 0) + 1;
-    silent.set(engineId, times);
-    if (process === link.incarnation || (process === undefined && times < 2)) return;
-    silent.delete(engineId);
-    const reason = process === undefined ? "does not answer" : "was restarted";
-    peers.drop(engineId, `it ${reason}`, link);
-    for (const { controller, order } of waiting) {
-      const message = `engine ${engineId} ${reason} before it wrote the KV of request ${order.requestId}`;
-      controller.abort(new KvError("KV_PEER_DISCONNECTED", message));
-    }
-  }
 
   const us = (): Registrant => ({
     engineId: options.engineId,
@@ -135,6 +105,21 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
     tpRank: options.tpRank,
     incarnation,
   });
+
+  async function processAt({ remote }: RegistrationOrder): Promise<string | undefined> {
+    const controller = new AbortController();
+    const timer = clock.setTimer(
+      () => controller.abort(new KvError("KV_SIDE_CHANNEL_TIMEOUT", "nobody answered")),
+      options.handshakeTimeoutMs,
+    );
+    try {
+      return await options.currentIncarnation(remote, controller.signal);
+    } catch {
+      return undefined;
+    } finally {
+      timer.cancel();
+    }
+  }
 
   const receiveOptions: ReceivePushOptions = {
     clock,
@@ -148,20 +133,7 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
       });
     },
     withdraw,
-    async processAt({ remote }) {
-      const controller = new AbortController();
-      const timer = clock.setTimer(
-        () => controller.abort(new KvError("KV_SIDE_CHANNEL_TIMEOUT", "nobody answered")),
-        options.handshakeTimeoutMs,
-      );
-      try {
-        return await options.currentIncarnation(remote, controller.signal);
-      } catch {
-        return undefined;
-      } finally {
-        timer.cancel();
-      }
-    },
+    processAt,
     settle: options.settle,
     repeatMs: REPEAT_MS,
     graceMs: GRACE_MS,
@@ -179,187 +151,66 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
     }
   }
 
-  function start(order: RegistrationOrder): void {
-    const { requestId, wireId } = order;
-    if (byRequestId.has(requestId)) {
-      // Only a scheduler that lost count sends it.
-      log.error("registration-ordered-twice", { requestId });
-      return;
-    }
-    const controller = new AbortController();
-    const timeoutMs = options.registrationTimeoutMs;
-    const timeout = () =>
-      controller.abort(
-        new KvError(
-          "KV_REQUEST_TIMEOUT",
-          `the KV of request ${requestId} was not written by engine ${order.remote.engineId} within ${timeoutMs} ms`,
-          { details: { engineId: order.remote.engineId, timeoutMs } },
-        ),
-      );
-    const timer = clock.setTimer(timeout, timeoutMs, { ref: true });
-    const before = early.get(wireId);
-    early.delete(wireId);
-    // Older than that it was about another use of the id.
-    const fresh = before !== undefined && clock.now() - before.sinceMs < EARLY_MS;
-    const words = listening(fresh ? before.agents : []);
-    const entry: Receiving = { order, controller, timer, words, aborted: false, reported: false };
-    byRequestId.set(requestId, entry);
-    byWireId.set(wireId, entry);
-    const { signal } = controller;
-    const over = () => {
-      timer.cancel();
-      byRequestId.delete(requestId);
-      byWireId.delete(wireId);
-    };
-    const fail = (thrown: unknown, blocksAtRisk: boolean) => {
-      const { error, failureType } = pushBroken(thrown, "KV_INTERNAL", "transfer_exception", signal);
-      log.warn("receive-failed", {
-        requestId,
-        engineId: order.remote.engineId,
-        failureType,
-        code: error.code,
-        error: error.message,
-        blocksAtRisk,
-      });
-      entry.reported = blocksAtRisk;
-      const invalid = options.singleGroup ? (order.localBlockIds[0] ?? []) : [];
-      outbox.receiveFailed(requestId, { error, failureType, blocksAtRisk }, invalid);
-    };
-    const run = receivePush(order, signal, words, receiveOptions, (broken) => {
-      if (!entry.aborted) fail(broken, true);
-    }).then(
-      () => {
-        over();
-        outbox.received(requestId);
-      },
-      (thrown: unknown) => {
-        over();
-        const { failureType } = pushBroken(thrown, "KV_INTERNAL", "transfer_exception", signal);
-        // Given up before there was anyone to tell: the producer may free what it has.
-        if (failureType === "push_reg_handshake_failed" || failureType === "transfer_setup_failed")
-          tell(order);
-        if (entry.reported) outbox.secured(requestId);
-        else if (entry.aborted) outbox.received(requestId);
-        else fail(thrown, false);
-      },
-    );
-    track(runs, run);
-  }
+  const fetching = {
+    run(entry: Entry) {
+      const { order, signal, blocksAtRisk } = entry;
+      byWireId.set(order.wireId, order);
+      return receivePush(order, signal, words.open(order.wireId), receiveOptions, blocksAtRisk);
+    },
+    ended({ order }: Entry, broken: { failureType: string } | undefined) {
+      byWireId.delete(order.wireId);
+      words.close(order.wireId);
+      // Given up before there was anyone to tell: the producer may free what it has.
+      const untold = ["push_reg_handshake_failed", "transfer_setup_failed"];
+      if (broken !== undefined && untold.includes(broken.failureType)) tell(order);
+    },
+  };
 
   /** Nothing is wanted: the producer may free the blocks. A vLLM one has no word for it, and lets its lease run out. */
   function tell(order: RegistrationOrder): void {
     if (closed) return;
-    const { remote } = order;
-    track(
-      tells,
-      peers.acquire(addressOf(remote)).then(
-        (hold) => {
-          if (isMeant(hold.peer, remote)) withdraw(order, hold.peer, hold.peer.agents.values());
-          hold.release();
-        },
-        (error: unknown) => {
-          log.debug("push-withdrawal-failed", { requestId: order.requestId, error: String(error) });
-        },
-      ),
-    );
+    tellPeer(order.remote, (link) => withdraw(order, link, link.agents.values()), {
+      peers,
+      background: tells,
+      failed: (error) =>
+        log.debug("push-withdrawal-failed", { requestId: order.requestId, error: String(error) }),
+    });
   }
 
   return {
     step(step) {
       incarnation = step.incarnation;
       for (const order of step.registrations) {
-        if (order.awaited) start(order);
+        if (order.awaited) awaited.start(order, fetching);
         else tell(order);
       }
       for (const requestId of step.withdrawals) {
-        const entry = byRequestId.get(requestId);
-        if (entry === undefined) continue;
-        entry.aborted = true;
-        entry.controller.abort(new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`));
+        awaited.abort(requestId, new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`));
       }
       if (step.heartbeats !== null) keepAlive.replace(step.heartbeats);
     },
     done(wireId, from) {
-      const entry = byWireId.get(wireId);
-      if (entry !== undefined) {
-        entry.words.done.add(from);
-        entry.words.heard();
-        return;
-      }
+      if (words.done(wireId, from)) return;
       metrics.notificationAfterExpiry();
       log.debug("notification-for-unknown-request", { requestId: wireId, from });
-      const known = early.get(wireId) ?? { agents: new Set<string>(), sinceMs: clock.now() };
-      known.agents.add(from);
-      early.set(wireId, known);
-      if (early.size <= MOST_EARLY) return;
-      for (const oldest of early.keys()) {
-        early.delete(oldest);
-        break;
-      }
     },
     ended({ wireId, incarnation: process, generation, code, message }, from) {
-      const entry = byWireId.get(wireId);
-      if (entry === undefined || process !== incarnation || entry.order.generation !== generation) return;
-      entry.words.ended.set(
-        from,
-        new KvError(
-          code,
-          `engine ${entry.order.remote.engineId} does not write request ${wireId}: ${message}`,
-        ),
-      );
-      entry.words.heard();
+      const order = byWireId.get(wireId);
+      if (order === undefined || process !== incarnation || order.generation !== generation) return;
+      const said = `engine ${order.remote.engineId} does not write request ${wireId}: ${message}`;
+      words.ended(wireId, from, new KvError(code, said));
     },
     outstanding: () => ({
-      receives: byRequestId.size,
-      tells: tells.size + messages.pending,
+      receives: awaited.size,
+      tells: tells.size + messages.size,
       heartbeats: keepAlive.size,
     }),
     async close() {
       closed = true;
       keepAlive.close();
-      for (const entry of byRequestId.values()) {
-        entry.aborted = true;
-        entry.controller.abort(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
-      }
-      let late = false;
-      let graceTimer: Timer | undefined;
-      const grace = new Promise<void>((resolve) => {
-        graceTimer = clock.setTimer(() => {
-          late = true;
-          resolve();
-        }, CLOSE_GRACE_MS);
-      });
-      while (!late && runs.size + tells.size + messages.pending > 0) {
-        await Promise.race([Promise.all([...runs, ...tells, messages.drained()]), grace]);
-      }
-      graceTimer?.cancel();
-      if (late) log.warn("close-did-not-wait", { receives: runs.size, tells: tells.size + messages.pending });
+      awaited.abortAll(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
+      if (await idleWithin(clock, [runs, tells, messages])) return;
+      log.warn("close-did-not-wait", { receives: runs.size, tells: tells.size + messages.size });
     },
   };
-}
-
-function listening(before: Iterable<string>): Listening {
-  let resolve: () => void = () => {};
-  let next: Promise<void>;
-  const arm = () => {
-    next = new Promise((done) => {
-      resolve = done;
-    });
-  };
-  arm();
-  return {
-    done: new Set(before),
-    ended: new Map(),
-    next: () => next,
-    heard() {
-      resolve();
-      arm();
-    },
-  };
-}
-
-/** `promise` never rejects. */
-function track(all: Set<Promise<void>>, promise: Promise<void>): void {
-  const tracked = promise.finally(() => all.delete(tracked));
-  all.add(tracked);
 }

@@ -1,28 +1,15 @@
-import type { FailureType, PeerHold, RemoteLink } from "@kv/connector";
+import {
+  type FailureType,
+  type PeerHold,
+  ReceiveBroken,
+  type RemoteLink,
+  receiveBroken,
+} from "@kv/connector";
 import { type Clock, KvError, type Timer } from "@kv/interface";
 import { planRequest, type RequestPlan } from "@kv/plan";
 import { PUSH_CONTROL } from "./control.js";
 import type { RegistrationOrder } from "./step-metadata.js";
-
-/** Where a receive broke off; the outbox and the log name it as vLLM does. */
-export class PushBroken extends Error {
-  constructor(
-    readonly error: KvError,
-    readonly failureType: FailureType,
-  ) {
-    super(error.message, { cause: error });
-  }
-}
-
-/** The words of the producer's ranks about one registration, as they come. */
-export interface Words {
-  /** Agents that have written their share. */
-  readonly done: ReadonlySet<string>;
-  /** Agents that will not write, or no more. */
-  readonly ended: ReadonlyMap<string, KvError>;
-  /** Resolves at the next word. */
-  next(): Promise<void>;
-}
+import type { Words } from "./words.js";
 
 export interface ReceivePushOptions {
   readonly clock: Clock;
@@ -54,10 +41,10 @@ export async function receivePush(
   signal: AbortSignal,
   words: Words,
   options: ReceivePushOptions,
-  atRisk: (broken: PushBroken) => void,
+  atRisk: (broken: ReceiveBroken) => void,
 ): Promise<void> {
   const hold = await options.link(order, signal).catch((error: unknown) => {
-    throw pushBroken(error, "KV_HANDSHAKE_REFUSED", "push_reg_handshake_failed", signal);
+    throw receiveBroken(error, "KV_HANDSHAKE_REFUSED", "push_reg_handshake_failed", signal);
   });
   try {
     const link = hold.peer;
@@ -70,11 +57,11 @@ export async function receivePush(
       // A vLLM rank writes to all of our ranks when one of them has registered.
       const byOthers = !link.features.has(PUSH_CONTROL) && options.tpSize > link.address.tpSize;
       const mayWrite = byOthers ? agents : agents.filter((agent) => !unoffered.has(agent));
-      await untilSafe(order, link, mayWrite, words, options, () => atRisk(failure as PushBroken));
+      await untilSafe(order, link, mayWrite, words, options, () => atRisk(failure as ReceiveBroken));
       throw failure;
     }
     await options.settle(order, link, plan).catch((error: unknown) => {
-      failure = pushBroken(error, "KV_TRANSFER_FAILED", "transfer_exception", signal);
+      failure = receiveBroken(error, "KV_TRANSFER_FAILED", "transfer_exception", signal);
       throw failure;
     });
   } finally {
@@ -91,12 +78,13 @@ async function offerAndWait(
   words: Words,
   options: ReceivePushOptions,
   unoffered: Set<string>,
-): Promise<PushBroken | undefined> {
+): Promise<ReceiveBroken | undefined> {
   const aborted = new Promise<void>((resolve) => {
     if (signal.aborted) resolve();
     else signal.addEventListener("abort", () => resolve());
   });
-  const broken = (error: unknown, type: FailureType) => pushBroken(error, "KV_TRANSFER_FAILED", type, signal);
+  const broken = (error: unknown, type: FailureType) =>
+    receiveBroken(error, "KV_TRANSFER_FAILED", type, signal);
   // Nobody has been offered anything yet.
   if (signal.aborted) throw broken(signal.reason, "push_reg_handshake_failed");
   const all = Promise.all(
@@ -194,7 +182,7 @@ function plannedReceive(link: RemoteLink, order: RegistrationOrder, tpSize: numb
       localComputedBlocks: order.localComputedBlocks,
     });
   } catch (error) {
-    throw new PushBroken(
+    throw new ReceiveBroken(
       KvError.from(error, "KV_TRANSFER_INVALID", `request ${order.requestId} on ${tpSize} ranks`),
       "transfer_setup_failed",
     );
@@ -207,16 +195,4 @@ function standIns({ numTokens }: RegistrationOrder, { plan }: RemoteLink): numbe
     { length: Math.ceil(numTokens / (kernelBlockSize * physicalBlocksPerLogical)) },
     (_, i) => i,
   );
-}
-
-/** The error as the engine shall see it; once the request was given up, or its time was over, that is the reason. */
-export function pushBroken(
-  error: unknown,
-  code: KvError["code"],
-  failureType: FailureType,
-  signal: AbortSignal,
-): PushBroken {
-  if (error instanceof PushBroken) return error;
-  const reason: unknown = signal.aborted ? signal.reason : error;
-  return new PushBroken(KvError.from(reason, code, "a receive failed"), failureType);
 }

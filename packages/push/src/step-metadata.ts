@@ -1,25 +1,13 @@
-import type { HeartbeatOrder, LeaseOrder, RemoteRequest, SendableRequest } from "@kv/connector";
-import { type BlockIds, KvError, type StepMetadata } from "@kv/interface";
+import { type PairStepMetadata, pairStepMetadata, type RemoteRequest } from "@kv/connector";
+import type { BlockIds, StepMetadata } from "@kv/interface";
 
-/** What the scheduler side asks of every worker in one step. Plain data: the sides may live in different processes. */
-export interface PushStepMetadata extends StepMetadata {
+/** What the scheduler side asks of every worker in one step. */
+export interface PushStepMetadata extends PairStepMetadata {
   readonly connector: typeof PUSH;
-  /** The scheduler's clock when this was built. Other processes' clocks have other origins: workers rebase deadlines by it. */
-  readonly schedulerClockMs: number;
-  /** Which process the engine is, as its side channel tells our own peers. */
-  readonly incarnation: string;
-  /** Prefill: requests that run and may be asked for. */
-  readonly inBatch: readonly SendableRequest[];
-  /** Prefill: requests that ended without anything to write. */
-  readonly notSent: readonly string[];
-  /** Prefill: requests that finished; their blocks wait for a registration, or go where one waits for them. */
-  readonly leases: readonly LeaseOrder[];
   /** Decode: blocks to offer to a producer, and producers that are to write nothing. */
   readonly registrations: readonly RegistrationOrder[];
   /** Decode: requests that ended before their KV arrived. */
   readonly withdrawals: readonly string[];
-  /** Decode: leases to keep alive, whole; null when nothing changed since the last step. */
-  readonly heartbeats: readonly HeartbeatOrder[] | null;
 }
 
 /** One request of a consumer, offered to the producer that computes its prompt. */
@@ -50,22 +38,7 @@ export interface RegistrationOrder {
 /** The name that step metadata carries: a worker refuses another connector's. */
 export const PUSH = "push";
 
-/** Narrows what the engine passed on. Errors: `KV_INTERNAL` for another connector's metadata, which only a wiring mistake brings here. */
+/** Errors: those of `pairStepMetadata`. */
 export function pushStepMetadata(step: StepMetadata): PushStepMetadata {
-  const { inBatch, notSent, leases, registrations, withdrawals, heartbeats, schedulerClockMs } = step;
-  const lists = [inBatch, notSent, leases, registrations, withdrawals].every(Array.isArray);
-  if (
-    step.connector !== PUSH ||
-    !lists ||
-    typeof schedulerClockMs !== "number" ||
-    typeof step.incarnation !== "string" ||
-    !(heartbeats === null || Array.isArray(heartbeats))
-  ) {
-    throw new KvError(
-      "KV_INTERNAL",
-      `step ${step.step} carries metadata of connector "${step.connector}"; this worker is of "${PUSH}"`,
-      { hint: "build the scheduler side and the worker side from the same connector name" },
-    );
-  }
-  return step as PushStepMetadata;
+  return pairStepMetadata<PushStepMetadata>(step, PUSH, ["registrations", "withdrawals"]);
 }

@@ -2,15 +2,14 @@ import {
   askLease,
   createLocalLists,
   createMessages,
-  createPeers,
+  createPairPeers,
   createReceivePass,
   createRemoteAgents,
   createRemoteLinks,
-  decodeNotification,
+  hearNotifications,
   type KvNotification,
   modelGeometry,
   type PeerAddress,
-  type PeersOptions,
   type RemoteLink,
   type RemoteRequest,
   transferMetrics,
@@ -44,41 +43,27 @@ export function createWorkerParts(around: WorkerSurroundings): WorkerHalves {
     shakeHands: (address: PeerAddress, tpRanks: readonly number[]) => handshake.ask(address, tpRanks, local),
   };
 
-  function peersOf<Peer>(
-    failureType: string,
-    links: Pick<PeersOptions<Peer>, "open" | "close">,
-  ): PeersOptions<Peer> {
-    return {
-      clock,
-      log,
-      engineTtlMs: settings.engineTtlMs,
-      close: links.close,
-      async open(address) {
-        try {
-          return await links.open(address);
-        } catch (error) {
-          // Once per handshake, however many requests wait for it.
-          metrics.handshakeFailed();
-          const { engineId, host, port } = address;
-          log.warn(failureType, { engineId, host, port, error: String(error) });
-          throw error;
-        }
-      },
-    };
-  }
-
-  const producers = createPeers<RemoteLink>(
-    peersOf(
-      "push_reg_handshake_failed",
-      createRemoteLinks({
-        ...shared,
-        ...(caches.config.prefixCaching === undefined ? {} : { prefixCaching: caches.config.prefixCaching }),
-        conversions: config.enablePermuteLocalKv ? ["hnd-to-nhd"] : [],
-        prepareLists: false,
-      }),
-    ),
-  );
-  const consumers = createPeers<WriteLink>(peersOf("handshake_setup_failed", createWriteLinks(shared)));
+  const producers = createPairPeers<RemoteLink>({
+    clock,
+    log,
+    metrics,
+    settings,
+    failureType: "push_reg_handshake_failed",
+    ...createRemoteLinks({
+      ...shared,
+      ...(caches.config.prefixCaching === undefined ? {} : { prefixCaching: caches.config.prefixCaching }),
+      conversions: config.enablePermuteLocalKv ? ["hnd-to-nhd"] : [],
+      prepareLists: false,
+    }),
+  });
+  const consumers = createPairPeers<WriteLink>({
+    clock,
+    log,
+    metrics,
+    settings,
+    failureType: "handshake_setup_failed",
+    ...createWriteLinks(shared),
+  });
   const tpRank = around.options.tpRank;
   const { tpSize, engineId } = engine;
 
@@ -133,18 +118,7 @@ export function createWorkerParts(around: WorkerSurroundings): WorkerHalves {
       return (await askLease(question, asked)).incarnation;
     },
   });
-  listen().catch((error: unknown) => log.error("notifications-ended", { error: String(error) }));
-
-  /** Until the agent closes. A bad notification is logged; nothing that a peer sends ends this. */
-  async function listen(): Promise<void> {
-    for await (const { from, payload } of agent.notifications()) {
-      try {
-        heard(decodeNotification(payload), from);
-      } catch (error) {
-        log.warn("notification-refused", { from, error: String(error) });
-      }
-    }
-  }
+  hearNotifications(agent, log, heard);
 
   function heard(notification: KvNotification, from: string): void {
     switch (notification.kind) {

@@ -9,8 +9,8 @@ export interface Messages {
   /** Keeps the requests' leases alive, with all of the engine's ranks that this one knows; true when the transport took them all. */
   beat(link: RemoteLink, wireIds: readonly string[]): Promise<boolean>;
   /** Resolves when everything said so far was handed over or was lost. */
-  drained(): Promise<void>;
-  readonly pending: number;
+  idle(): Promise<void>;
+  readonly size: number;
 }
 
 /** A few hundred ids a message: well below any transport's limit. */
@@ -48,10 +48,10 @@ export function createMessages({ agent, log }: { agent: Agent; log: Log }): Mess
       }
       return (await Promise.all(sent)).every(Boolean);
     },
-    async drained() {
+    async idle() {
       while (pending.size > 0) await Promise.all(pending);
     },
-    get pending() {
+    get size() {
       return pending.size;
     },
   };
