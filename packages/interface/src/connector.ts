@@ -69,6 +69,14 @@ export interface FailedReceive {
   readonly blocksAtRisk?: boolean;
 }
 
+/** A layer of a forward pass that goes on. Plain data. */
+export interface ComputedLayer {
+  /** Names of the layer's `KvCaches.regions`. */
+  readonly regions: readonly string[];
+  /** Of how many tokens of each request, by its id, these regions hold the KV now. */
+  readonly computedTokens: Readonly<Record<string, number>>;
+}
+
 /** What a worker reports after a step. Plain data. */
 export interface WorkerOutput {
   /** Prefill side: every reader has the blocks, or the lease ran out. The engine frees them. */
@@ -125,6 +133,12 @@ export interface WorkerConnector {
   handshakeMetadata(): Promise<WorkerHandshakeMetadata>;
   /** Begins what the step asks for; never waits for a peer. */
   startLoad(step: StepMetadata): void;
+  /**
+   * The KV of a layer is in place, and later layers are being computed (vLLM: `save_kv_layer`). Between `startLoad` and `waitForSave` of a
+   * step; once a layer of a request was reported, its blocks are not taken from it before `requestFinished` lets them go. An engine may
+   * leave it out, and so may a connector. Never waits.
+   */
+  layerComputed?(layer: ComputedLayer): void;
   /**
    * Resolves when device blocks that a peer may read have been staged; at once where nothing is staged. `computed` says of how many tokens of
    * a request the KV is on the device; of requests that it leaves out all blocks are taken to be. Errors: `KV_STAGING_FAILED` with

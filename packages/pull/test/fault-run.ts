@@ -28,6 +28,8 @@ export interface FaultRunOptions {
   readonly atOnce?: number;
   /** Of each engine: few enough that freed blocks are in use again soon. */
   readonly numBlocks?: number;
+  /** `push_layerwise`, and engines that report a layer while they compute. */
+  readonly layerwise?: boolean;
 }
 
 export interface FaultRunReport {
@@ -72,6 +74,7 @@ export async function faultRun({
   atOnce = 0,
   numBlocks = 96,
   plainProducers = false,
+  layerwise = false,
 }: FaultRunOptions): Promise<FaultRunReport> {
   const clock = virtualClock();
   const root = seededRandom(seed);
@@ -113,7 +116,13 @@ export async function faultRun({
       blockSize: place.blockSize,
       skewMs: place.skewMs,
       numBlocks,
-      extra: { kv_lease_duration: LEASE_SECONDS, request_timeout: REQUEST_TIMEOUT_MS / 1000, engine_ttl: 30 },
+      reportsLayers: layerwise,
+      extra: {
+        kv_lease_duration: LEASE_SECONDS,
+        request_timeout: REQUEST_TIMEOUT_MS / 1000,
+        engine_ttl: 30,
+        push_layerwise: layerwise,
+      },
       // One decode engine computes what did not arrive, the other fails it.
       loadFailurePolicy: place.hostName === "d1" ? "recompute" : "fail",
       violation,

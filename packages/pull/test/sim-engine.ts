@@ -86,6 +86,8 @@ export interface SimEngineOptions {
   /** Speaks as a vLLM peer does: nothing of ours in its handshakes and parameters, no lease questions answered. */
   readonly plain?: boolean;
   readonly sabotage?: Sabotage;
+  /** Computes a prompt's first layer in the step before the last, and says so to its workers. */
+  readonly reportsLayers?: boolean;
   /** A rule that is broken from outside, by a connector's own tests. */
   readonly wrapTransport?: (transport: Transport) => Transport;
   /** Told of what no engine should ever see. */
@@ -269,10 +271,19 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
       ranks.compute(request.prompt, request.blockIds, 0, request.numTokens);
     }
     request.stepsLeft -= 1;
-    if (request.stepsLeft > 0) return;
+    if (request.stepsLeft > 0) {
+      if (options.reportsLayers === true && request.kind === "prefill") computeFirstLayer(request);
+      return;
+    }
     if (request.kind === "prefill") ranks.compute(request.prompt, request.blockIds, 0, request.numTokens);
     else check(request, false);
     end(request, "length");
+  }
+
+  function computeFirstLayer({ requestId, prompt, blockIds, numTokens }: Running): void {
+    ranks.compute(prompt, blockIds, 0, numTokens, 1);
+    const layer = { regions: ["layers.0"], computedTokens: { [requestId]: numTokens } };
+    for (const worker of workers) worker.layerComputed?.(layer);
   }
 
   function check(request: Running, received: boolean): void {

@@ -4,7 +4,14 @@ import { blockBytes, firstWrongToken, type RankShare, rankShare, writeTokens } f
 /** The memory of a simulated engine's ranks: what the model writes, what it would read, and what is in blocks that nobody uses. */
 export interface SimRanks {
   readonly caches: readonly KvCaches[];
-  compute(prompt: number, blockIds: readonly number[], from: number, until: number): void;
+  /** All layers, or those before one. */
+  compute(
+    prompt: number,
+    blockIds: readonly number[],
+    from: number,
+    until: number,
+    beforeLayer?: number,
+  ): void;
   /** Undefined when the KV of the whole prompt is there on every rank and layer. */
   firstWrong(
     prompt: number,
@@ -61,8 +68,10 @@ export function createSimRanks(options: {
         memoryType: memory.memoryType,
       })),
     })),
-    compute(prompt, blockIds, from, until) {
-      each((bytes, share, layer) => writeTokens(bytes, share, { layer, prompt, blockIds, from, until }));
+    compute(prompt, blockIds, from, until, beforeLayer = Number.POSITIVE_INFINITY) {
+      each((bytes, share, layer) => {
+        if (layer < beforeLayer) writeTokens(bytes, share, { layer, prompt, blockIds, from, until });
+      });
     },
     firstWrong(prompt, blockIds, numTokens, received) {
       let wrong: string | undefined;

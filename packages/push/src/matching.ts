@@ -43,6 +43,8 @@ export interface Matching {
   wait(key: string, offer: Offer): void;
   waiting(key: string): Offer | undefined;
   takeOffer(key: string): Offer | undefined;
+  /** Offers of our own peers that a running request may go to when it finishes; they stay in the table. */
+  offersFor(produced: Produced): Iterable<[key: string, offer: Offer]>;
   /** Offers that a finished request may go to, of one consumer request, and out of the table. */
   takeOffersFor(produced: Produced): [key: string, offer: Offer][];
   /** Offers that name a request that has failed, and out of the table. */
@@ -181,6 +183,12 @@ export function createMatching({ clock, rememberMs, consumerOf }: MatchingOption
     },
     waiting: (key) => offers.get(key),
     takeOffer,
+    offersFor(produced) {
+      const { numTokens } = produced.order;
+      return candidates(produced).filter(
+        ([, { own, blockIds }]) => own !== undefined && own.numTokens === numTokens && blockIds.length > 0,
+      );
+    },
     takeOffersFor(produced) {
       const found = candidates(produced);
       const first = found[0];

@@ -159,7 +159,7 @@ function plannedReceive(link: RemoteLink, order: RegistrationOrder, tpSize: numb
   const { plan, features, address } = link;
   try {
     if (!features.has(PUSH_CONTROL)) {
-      if (plan.blockSizeRatio !== 1) {
+      if (plan.local.kernelBlockSize !== plan.remote.kernelBlockSize) {
         throw new KvError(
           "KV_PLAN_UNSUPPORTED",
           `engine ${address.engineId} has kernel blocks of ${plan.remote.kernelBlockSize} tokens and this one of ${plan.local.kernelBlockSize}: a vLLM 0.33 prefill worker cannot push to such blocks`,

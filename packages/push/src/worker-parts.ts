@@ -19,7 +19,7 @@ import {
 import { decodeControl, decodeRegistration } from "./control.js";
 import { createDecodeWorker } from "./decode-worker.js";
 import { pushStepMetadata } from "./step-metadata.js";
-import { writeBlocks } from "./write.js";
+import { type WriteOptions, writeBlocks } from "./write.js";
 import { createWriteLinks, type WriteLink } from "./write-link.js";
 import { createPushWriter } from "./writer.js";
 
@@ -67,6 +67,17 @@ export function createWorkerParts(around: WorkerSurroundings): WorkerHalves {
   const tpRank = around.options.tpRank;
   const { tpSize, engineId } = engine;
 
+  const writeOptions: WriteOptions = {
+    agent,
+    messages,
+    tpRank,
+    tpSize,
+    transferred: metrics.transferred,
+    notificationFailed(error, target) {
+      metrics.notificationFailed();
+      log.warn("notification_failed", { agent: target.agent, error: String(error) });
+    },
+  };
   const writer = createPushWriter({
     clock,
     log,
@@ -81,18 +92,8 @@ export function createWorkerParts(around: WorkerSurroundings): WorkerHalves {
     writeTimeoutMs: settings.requestTimeoutMs,
     offerMs: settings.registrationTimeoutMs,
     rememberMs: REMEMBER_MS,
-    write: (link, ranks, pair, signal) =>
-      writeBlocks(link, ranks, pair, signal, {
-        agent,
-        messages,
-        tpRank,
-        tpSize,
-        transferred: metrics.transferred,
-        notificationFailed(error, target) {
-          metrics.notificationFailed();
-          log.warn("notification_failed", { agent: target.agent, error: String(error) });
-        },
-      }),
+    ...(settings.layerwise ? { layerwise: { regions: local.regions.map(({ name }) => name) } } : {}),
+    write: (link, ranks, pair, signal, part) => writeBlocks(link, ranks, pair, signal, writeOptions, part),
   });
 
   const decode = createDecodeWorker({
@@ -147,6 +148,7 @@ export function createWorkerParts(around: WorkerSurroundings): WorkerHalves {
       writer.step(orders);
       decode.step(orders);
     },
+    layer: writer.layer,
     outstanding: () => ({ ...writer.outstanding(), ...decode.outstanding() }),
     async close() {
       await Promise.all([writer.close(), decode.close()]);

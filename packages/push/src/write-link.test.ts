@@ -78,7 +78,7 @@ describe("a producer's links", () => {
     });
     const link = await links.open(address);
     expect([...link.targets.keys()]).toEqual([0, 1]);
-    expect([...link.targets.values()].every(({ lists }) => lists !== undefined)).toBe(true);
+    expect([...link.targets.values()].every(({ lists }) => lists.length === 1)).toBe(true);
     expect(open.size).toBeGreaterThan(4);
     await links.close(link);
     expect([...open]).toEqual([]);
@@ -88,11 +88,14 @@ describe("a producer's links", () => {
     const local = rank(1, 4, 16, 2);
     const { links, address } = setUp({ local, consumer: { tpSize: 1, blockSize: 16 }, heads: 2 });
     const link = await links.open(address);
-    expect(link.targets.get(0)?.lists).toBeUndefined();
+    expect(link.targets.get(0)?.lists).toEqual([]);
   });
 
-  it("refuses a vLLM consumer of other block sizes, and serves one of ours", async () => {
-    const pair = { local: rank(0, 1, 16), consumer: { tpSize: 1, blockSize: 32 } };
+  it.each([
+    [16, 32],
+    [32, 16],
+  ])("refuses a vLLM consumer of other block sizes (%i to %i), and serves one of ours", async (from, to) => {
+    const pair = { local: rank(0, 1, from), consumer: { tpSize: 1, blockSize: to } };
     const theirs = setUp({ ...pair, features: [] });
     await expect(theirs.links.open(theirs.address)).rejects.toMatchObject({ code: "KV_PLAN_UNSUPPORTED" });
     expect([...theirs.open]).toEqual([]);

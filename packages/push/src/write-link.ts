@@ -27,8 +27,8 @@ export interface WriteTarget {
    * move the same bytes, and what is proven of one holds for the other.
    */
   readonly plan: EngineTransferPlan;
-  /** Absent where the consumer takes its share of the heads from another rank, and waits for this one's word all the same. */
-  readonly lists?: { readonly ours: PreparedList; readonly theirs: PreparedList };
+  /** By the index of the plan's lists; none where the consumer takes its share of the heads from another rank, and waits for this one's word. */
+  readonly lists: readonly { readonly ours: PreparedList; readonly theirs: PreparedList }[];
 }
 
 export interface WriteLinksOptions {
@@ -52,7 +52,7 @@ export function createWriteLinks(options: WriteLinksOptions): {
   close(link: WriteLink): Promise<void>;
 } {
   const { agent, log, localLists, remoteAgents, local } = options;
-  const keys = new WeakMap<WriteTarget, string>();
+  const keys = new WeakMap<WriteTarget, string[]>();
 
   async function open(address: PeerAddress): Promise<WriteLink> {
     const { ranks, incarnation, features } = await options.shakeHands(
@@ -67,20 +67,23 @@ export function createWriteLinks(options: WriteLinksOptions): {
       for (const [index, rank] of ranks.entries()) {
         const plan = plans[index] as EngineTransferPlan;
         const name = await remoteAgents.add(rank.agentMetadata);
-        // From here on `close` lets go of the agent, lists or none.
-        targets.set(rank.tpRank, { agent: name, plan });
+        const lists: { ours: PreparedList; theirs: PreparedList }[] = [];
+        const held: string[] = [];
+        const target: WriteTarget = { agent: name, plan, lists };
+        // From here on `close` lets go of the agent, and of the lists that are there by then.
+        targets.set(rank.tpRank, target);
+        keys.set(target, held);
         const source = plan.sources.find(({ remoteRank }) => remoteRank === local.tpRank);
-        if (source === undefined) continue;
-        const theirs = await agent.prepareRemote(name, source.localTable);
-        const key = source.remoteTable.rows.join(" ");
-        try {
-          const ours = await localLists.acquire(key, () => source.remoteTable);
-          const target: WriteTarget = { agent: name, plan, lists: { ours, theirs } };
-          keys.set(target, key);
-          targets.set(rank.tpRank, target);
-        } catch (error) {
-          await theirs.close();
-          throw error;
+        for (const { localTable, remoteTable } of source?.lists ?? []) {
+          const theirs = await agent.prepareRemote(name, localTable);
+          const key = `${remoteTable.memoryType} ${remoteTable.rows.join(" ")}`;
+          try {
+            lists.push({ theirs, ours: await localLists.acquire(key, () => remoteTable) });
+            held.push(key);
+          } catch (error) {
+            await theirs.close();
+            throw error;
+          }
         }
       }
     } catch (error) {
@@ -112,7 +115,8 @@ export function createWriteLinks(options: WriteLinksOptions): {
       // What is left to do after the WRITE is the consumer's affair: our own refuses what it does not do, vLLM has its own rules.
       conversions: controls ? ["hnd-to-nhd"] : ["hnd-to-nhd", "attention-order"],
     });
-    if (!controls && plan.blockSizeRatio !== 1) {
+    // Either way round: vLLM turns what it finds in larger blocks, and stops its engine on smaller ones.
+    if (!controls && (geometry.kernelBlockSize !== local.kernelBlockSize || plan.form !== "copy")) {
       throw new KvError(
         "KV_PLAN_UNSUPPORTED",
         `engine ${address.engineId} has kernel blocks of ${geometry.kernelBlockSize} tokens and this one of ${local.kernelBlockSize}: a vLLM 0.33 decode worker stops when such blocks are pushed to it`,
@@ -127,9 +131,10 @@ export function createWriteLinks(options: WriteLinksOptions): {
       log.warn("push-target-close-failed", { engineId: address.engineId, what, error: String(error) });
     // Lists first: an agent that lists name cannot be removed.
     for (const target of targets.values()) {
-      await target.lists?.theirs.close().catch(failed("remote list"));
-      const key = keys.get(target);
-      if (key !== undefined) await localLists.release(key).catch(failed("local list"));
+      for (const { theirs } of target.lists) await theirs.close().catch(failed("remote list"));
+      for (const key of keys.get(target) ?? []) {
+        await localLists.release(key).catch(failed("local list"));
+      }
     }
     for (const { agent: name } of targets.values()) {
       await remoteAgents.remove(name).catch(failed(`agent ${name}`));

@@ -1,8 +1,10 @@
-import { encodeNotification, type LeaseOrder, type Messages } from "@kv/connector";
+import { encodeNotification, type Messages } from "@kv/connector";
 import { type Agent, KvError, type TransferResult } from "@kv/interface";
-import { planRequest, type RequestRead } from "@kv/plan";
+import { planRequest } from "@kv/plan";
 import type { Offer } from "./control.js";
+import { createReadParts } from "./read-parts.js";
 import type { WriteLink, WriteTarget } from "./write-link.js";
+import type { WritableOrder } from "./writes-ahead.js";
 
 export interface WriteOptions {
   readonly agent: Agent;
@@ -14,16 +16,33 @@ export interface WriteOptions {
   notificationFailed(error: unknown, target: WriteTarget): void;
 }
 
+/** Which of a request's regions are written, and whether that is the end of it. */
+export interface WritePart {
+  has(region: string): boolean;
+  /** The consumer's ranks are told that they have it all. */
+  readonly last: boolean;
+}
+
+const WHOLE: WritePart = { has: () => true, last: true };
+
+interface Planned {
+  readonly lists: WriteTarget["lists"][number];
+  readonly ours: Int32Array;
+  readonly theirs: Int32Array;
+}
+
 /**
- * A request's blocks into those that a consumer offers, for these of its ranks. Each rank hears `"{its id}:{our TP size}"` after the
- * last byte of its share. Settles only when no transfer of it can touch memory any more; throws the first failure.
+ * A request's blocks into those that a consumer offers, for these of its ranks. With the last part each rank hears
+ * `"{its id}:{our TP size}"` after the last byte of its share: on the WRITE where there is one, else when all of them are done, for NIXL
+ * gives no order between requests. Settles only when no transfer of it can touch memory any more; throws the first failure.
  */
 export async function writeBlocks(
   link: WriteLink,
   ranks: readonly number[],
-  { order, offer }: { order: LeaseOrder; offer: Offer },
+  { order, offer }: { order: WritableOrder; offer: Offer },
   signal: AbortSignal,
   options: WriteOptions,
+  part: WritePart = WHOLE,
 ): Promise<void> {
   const notification = encodeNotification({
     kind: "done",
@@ -32,7 +51,7 @@ export async function writeBlocks(
   });
   const targets = ranks.map((rank) => targetOf(link, rank));
   // All are planned before a byte is written: what cannot be planned for one rank is refused for all.
-  const writes = targets.map((target) => plannedWrite(target, order, offer, options.tpRank));
+  const planned = targets.map((target) => plannedWrites(target, order, offer, options.tpRank, part));
   signal.throwIfAborted();
   const giveUp = new AbortController();
   const onAbort = () => giveUp.abort(signal.reason);
@@ -44,35 +63,40 @@ export async function writeBlocks(
     failed = true;
     giveUp.abort(error);
   };
-  const ended: Promise<unknown>[] = [];
-  for (const [index, target] of targets.entries()) {
-    const write = writes[index];
-    if (failed) break;
-    if (write === undefined || target.lists === undefined) {
-      const sent = options.messages.send(target.agent, notification, (error) => {
-        options.notificationFailed(error, target);
-        fail(error);
-      });
-      ended.push(sent);
-      continue;
-    }
-    try {
-      const transfer = options.agent.transfer({
-        operation: "WRITE",
-        // The consumer's plan reads from us: what is local there is remote here.
-        local: target.lists.ours,
-        localIds: write.remoteIds,
-        remote: target.lists.theirs,
-        remoteIds: write.localIds,
-        notification,
-        signal: giveUp.signal,
-      });
-      ended.push(transfer.done.then(options.transferred, fail), transfer.released);
-    } catch (error) {
+
+  async function tell(target: WriteTarget): Promise<void> {
+    if (failed) return;
+    await options.messages.send(target.agent, notification, (error) => {
+      options.notificationFailed(error, target);
       fail(error);
-    }
+    });
   }
-  await Promise.all(ended);
+
+  async function writeTo(target: WriteTarget, writes: readonly Planned[]): Promise<void> {
+    const rides = part.last && writes.length === 1;
+    const ended: Promise<unknown>[] = [];
+    for (const { lists, ours, theirs } of writes) {
+      if (failed) break;
+      try {
+        const transfer = options.agent.transfer({
+          operation: "WRITE",
+          local: lists.ours,
+          localIds: ours,
+          remote: lists.theirs,
+          remoteIds: theirs,
+          signal: giveUp.signal,
+          ...(rides ? { notification } : {}),
+        });
+        ended.push(transfer.done.then(options.transferred, fail), transfer.released);
+      } catch (error) {
+        fail(error);
+      }
+    }
+    await Promise.all(ended);
+    if (part.last && !rides) await tell(target);
+  }
+
+  await Promise.all(targets.map((target, index) => writeTo(target, planned[index] ?? [])));
   signal.removeEventListener("abort", onAbort);
   if (failed) throw signal.aborted ? signal.reason : failure;
 }
@@ -86,18 +110,27 @@ function targetOf({ targets, address }: WriteLink, rank: number): WriteTarget {
   );
 }
 
-/** Undefined where this rank has nothing to write to that one. */
-function plannedWrite(
-  { plan }: WriteTarget,
-  order: LeaseOrder,
+const readParts = createReadParts();
+
+/** One for each pair of memory types; none where this rank has nothing to write to that one. */
+function plannedWrites(
+  { plan, lists }: WriteTarget,
+  order: WritableOrder,
   { own, blockIds }: Offer,
   tpRank: number,
-): RequestRead | undefined {
+  part: WritePart,
+): Planned[] {
   const { reads } = planRequest(plan, {
     localBlockIds: blockIds,
     remoteBlockIds: order.promptBlockIds,
     numTokens: own?.numTokens ?? order.numTokens,
     ...(own === undefined ? {} : { localComputedBlocks: own.computedBlocks }),
   });
-  return reads.find(({ remoteRank }) => remoteRank === tpRank);
+  return reads.flatMap((read) => {
+    const prepared = lists[read.listIndex];
+    if (read.remoteRank !== tpRank || prepared === undefined) return [];
+    // The consumer's plan reads from us: what is local there is remote here.
+    const { localIds: theirs, remoteIds: ours } = readParts.of(plan, read, part.has);
+    return ours.length === 0 ? [] : [{ lists: prepared, ours, theirs }];
+  });
 }

@@ -1,35 +1,50 @@
 import {
   createLeases,
+  idleWithin,
   type LeaseOrder,
   type Messages,
   type Outbox,
-  type PeerAddress,
-  type PeerHold,
   type Peers,
   type SendableRequest,
   type TransferMetrics,
-  whileWanted,
 } from "@kv/connector";
-import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
-import { encodeEnded, type Offer } from "./control.js";
+import { type Clock, type ComputedLayer, KvError, type Log } from "@kv/interface";
+import { createConsumerAnswers } from "./consumer-answers.js";
+import type { Offer } from "./control.js";
+import { createDeliveries, type Delivery } from "./deliveries.js";
+import { createGenerationFloors } from "./generation-floors.js";
 import { createMatching, type Produced } from "./matching.js";
+import { consumerOf, keyOf } from "./offer-names.js";
+import { createOfferSweep } from "./offer-sweep.js";
 import { createPeerQueues } from "./queues.js";
 import { createRecent } from "./recent.js";
-import { ranksServed, type WriteLink } from "./write-link.js";
+import type { WritePart } from "./write.js";
+import type { WriteLink } from "./write-link.js";
+import { createWriteRuns } from "./write-runs.js";
+import { createWritesAhead, type WritableOrder } from "./writes-ahead.js";
 
 /**
  * The push writer of a producer's rank: the one owner of offers, finished requests, leases and WRITEs. It acts when something happens (a
- * step, a notification, a handshake or a transfer that ended, a lease that ran out), and never polls: what it waits for will
- * call it. Nothing that it does waits in line behind a handshake or a slow consumer.
+ * step, a computed layer, a notification, a handshake or a transfer that ended, a lease that ran out), and never polls: what it waits for
+ * will call it. Nothing that it does waits in line behind a handshake or a slow consumer.
  */
 export interface PushWriter {
   step(step: WriterStep): void;
+  /** Of requests in the batch, these regions are computed: what waits for them may have them. Nothing without `layerwise`. */
+  layer(layer: ComputedLayer): void;
   offer(offer: Offer, from: string): void;
   /** The consumer wants nothing written, or nothing any more; answered when nothing of it is under way. */
   withdraw(offer: Offer, from: string): void;
   heartbeat(names: readonly string[]): void;
-  outstanding(): { batch: number; leases: number; offers: number; writes: number; answers: number };
-  /** Gives everything up, and waits until no WRITE can touch memory any more; not longer than 10 s. */
+  outstanding(): {
+    batch: number;
+    leases: number;
+    offers: number;
+    writes: number;
+    answers: number;
+    ahead: number;
+  };
+  /** Gives everything up, and waits until no WRITE can touch memory any more; not longer than `CLOSE_GRACE_MS`. */
   close(): Promise<void>;
 }
 
@@ -59,11 +74,14 @@ export interface PushWriterOptions {
   readonly offerMs: number;
   /** How long what has ended is remembered. */
   readonly rememberMs: number;
+  /** Layer-wise push: names of all regions. Then what ended without anything to send is reported as sent too, when nothing reads it. */
+  readonly layerwise?: { readonly regions: readonly string[] };
   write(
     link: WriteLink,
     ranks: readonly number[],
-    pair: { order: LeaseOrder; offer: Offer },
+    pair: { order: WritableOrder; offer: Offer },
     signal: AbortSignal,
+    part: WritePart,
   ): Promise<void>;
 }
 
@@ -71,23 +89,6 @@ export interface PushWriterOptions {
 const WRITES_PER_PEER = 8;
 const MOST_OFFERS = 65_536;
 const MOST_CONSUMERS = 4096;
-const CLOSE_GRACE_MS = 10_000;
-/** Failures that say that what is known of a consumer is out of date. */
-const PEER_LOST = [
-  "KV_PEER_DISCONNECTED",
-  "KV_AGENT_UNKNOWN_REMOTE",
-  "KV_TRANSFER_FAILED",
-  "KV_TRANSFER_TIMEOUT",
-  "KV_NOTIFICATION_FAILED",
-];
-
-/** A finished request and the ranks of its consumer. */
-interface Delivery {
-  readonly produced: Produced;
-  readonly ranks: readonly number[];
-  readonly over: Set<number>;
-  writing: number;
-}
 
 interface Write {
   readonly controller: AbortController;
@@ -96,19 +97,28 @@ interface Write {
 }
 
 export function createPushWriter(options: PushWriterOptions): PushWriter {
-  const { clock, log, metrics, outbox, messages, peers } = options;
+  const { clock, log, metrics, outbox, messages, peers, layerwise } = options;
   const matching = createMatching({ clock, rememberMs: options.rememberMs, consumerOf });
   const queues = createPeerQueues({ perPeer: WRITES_PER_PEER });
-  const deliveries = new Map<string, Delivery>();
+  const runs = createWriteRuns({ clock, log, metrics, peers, writeTimeoutMs: options.writeTimeoutMs });
+  const ahead = createWritesAhead({ queues, runs, regions: layerwise?.regions ?? [], write: options.write });
+  const answers = createConsumerAnswers({ peers, messages, log });
+  const deliveries = createDeliveries(options);
+  const floors = createGenerationFloors({ most: MOST_CONSUMERS });
   const writes = new Map<string, Write>();
-  const answers = new Set<Promise<void>>();
   /** Offers that are over: what names them again is late. */
   const over = createRecent({ clock, rememberMs: options.rememberMs, most: MOST_OFFERS });
-  /** Of each consumer process, the oldest generation that may be open. */
-  const floors = new Map<string, number>();
   let incarnation: string | undefined;
-  let sweepTimer: Timer | undefined;
   let closed = false;
+  const sweep = createOfferSweep({
+    clock,
+    matching,
+    offerMs: options.offerMs,
+    expired(key, offer) {
+      const message = "the prompt did not come to the prefill worker in time";
+      refuse(key, offer, new KvError("KV_REQUEST_TIMEOUT", message));
+    },
+  });
   const leases = createLeases({
     clock,
     extensionMs: options.extensionMs,
@@ -127,18 +137,15 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
   function sent(produced: Produced): void {
     leases.release(produced.wireId);
     deliveries.delete(produced.wireId);
-    matching.end(produced);
-    outbox.sent(produced.requestId);
+    free(produced);
   }
 
-  function deliveryOf(produced: Produced, offer: Offer): Delivery {
-    const known = deliveries.get(produced.wireId);
-    if (known !== undefined) return known;
-    const ranks = ranksServed({ tpRank: options.tpRank, tpSize: options.tpSize }, offer.tpSize);
-    const delivery: Delivery = { produced, ranks, over: new Set(), writing: 0 };
-    produced.consumer = consumerOf(offer);
-    deliveries.set(produced.wireId, delivery);
-    return delivery;
+  /** The engine may have the blocks back when nothing reads them any more. */
+  function free(produced: Produced): void {
+    matching.end(produced);
+    const reading = ahead.release(produced);
+    if (reading === undefined) outbox.sent(produced.requestId);
+    else answers.track(reading.then(() => outbox.sent(produced.requestId)));
   }
 
   /** An offer and the finished request that it is for. */
@@ -149,7 +156,7 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
     }
     let delivery: Delivery;
     try {
-      delivery = deliveryOf(produced, offer);
+      delivery = deliveries.open(produced, offer);
     } catch (error) {
       refuse(key, offer, KvError.from(error, "KV_TOPOLOGY_INVALID", "an offer cannot be served"));
       return;
@@ -173,7 +180,7 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
     writes.set(key, write);
     delivery.writing += 1;
     queues.add(offer.engineId, async () => {
-      await run(key, offer, order, ranks, write);
+      await bring(key, offer, order, ranks, write);
       writes.delete(key);
       over.add(key);
       delivery.writing -= 1;
@@ -189,95 +196,39 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
     if (delivery.over.size === delivery.ranks.length || !leases.has(produced.wireId)) sent(produced);
   }
 
-  async function run(
+  /** What the consumer does not have yet, and the word that it has all of it. */
+  async function bring(
     key: string,
     offer: Offer,
     order: LeaseOrder,
     ranks: readonly number[],
     write: Write,
   ): Promise<void> {
-    const { controller } = write;
-    const timer = clock.setTimer(
-      () => controller.abort(timedOut(offer, options.writeTimeoutMs)),
-      options.writeTimeoutMs,
+    const { signal } = write.controller;
+    const has = await ahead.settle(key, order, signal);
+    const error = await runs.run(
+      offer,
+      order.requestId,
+      write.controller,
+      (link) =>
+        options.write(link, ranks, { order, offer }, signal, {
+          has: (region) => !has.has(region),
+          last: true,
+        }),
+      () => write.withdrawn,
     );
-    let hold: PeerHold<WriteLink> | undefined;
-    try {
-      controller.signal.throwIfAborted();
-      hold = await freshTarget(offer, controller.signal);
-      await options.write(hold.peer, ranks, { order, offer }, controller.signal);
-    } catch (thrown) {
-      const error = KvError.from(thrown, "KV_TRANSFER_FAILED", `the WRITE of request ${order.requestId}`);
-      if (!write.withdrawn) {
-        if (hold !== undefined) metrics.transferFailed();
-        // vLLM's failure types.
-        log.warn(hold === undefined ? "push_handshake_failed" : "transfer_failed", {
-          requestId: order.requestId,
-          engineId: offer.engineId,
-          code: error.code,
-          error: error.message,
-        });
-      }
-      if (hold !== undefined && PEER_LOST.includes(error.code)) {
-        peers.drop(offer.engineId, error.message, hold.peer);
-      }
-      answer(key, offer, error);
-    } finally {
-      timer.cancel();
-      hold?.release();
-    }
-  }
-
-  /** The link to the very process that made the offer. */
-  async function freshTarget(offer: Offer, signal: AbortSignal): Promise<PeerHold<WriteLink>> {
-    for (let again = false; ; again = true) {
-      const hold = await whileWanted(peers.acquire(addressOf(offer)), signal);
-      const { incarnation: known } = hold.peer;
-      if (offer.own === undefined || known === offer.own.incarnation) return hold;
-      hold.release();
-      if (again) {
-        throw new KvError(
-          "KV_GENERATION_STALE",
-          `request ${offer.wireId} was registered by an engine ${offer.engineId} that is gone; another process answers at ${offer.host}:${offer.port}`,
-        );
-      }
-      peers.drop(offer.engineId, "another process answers in its place", hold.peer);
-    }
+    if (error !== undefined) answer(key, offer, error);
   }
 
   function refuse(key: string, offer: Offer, error: KvError): void {
     over.add(key);
-    log.info("push-refused", {
-      request: offer.wireId,
-      engineId: offer.engineId,
-      code: error.code,
-      error: error.message,
-    });
+    const { wireId: request, engineId } = offer;
+    log.info("push-refused", { request, engineId, code: error.code, error: error.message });
     answer(key, offer, error);
   }
 
-  /** Tells a consumer of ours that nothing of its offer is under way, and that nothing will come; a vLLM one has no word for it. */
   function answer(key: string, offer: Offer, error: KvError): void {
-    const { own } = offer;
-    if (own === undefined || closed) return;
-    const payload = encodeEnded({
-      wireId: offer.wireId,
-      incarnation: own.incarnation,
-      generation: own.generation,
-      code: error.code,
-      message: error.message,
-    });
-    const failed = (reason: unknown) =>
-      log.debug("push-answer-failed", { request: offer.wireId, key, error: String(reason) });
-    const told = peers.acquire(addressOf(offer)).then(async ({ peer, release }) => {
-      const agent = peer.targets.get(own.rank)?.agent;
-      if (agent !== undefined && peer.incarnation === own.incarnation) {
-        await messages.send(agent, payload, failed);
-      }
-      release();
-    }, failed);
-    const tracked: Promise<void> = told.finally(() => answers.delete(tracked));
-    answers.add(tracked);
+    if (!closed) answers.ended(offer, error, ahead.giveUp(key, error));
   }
 
   /** False for what is late, or another engine's: it was answered. */
@@ -289,19 +240,10 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
       return false;
     }
     if (own === undefined) return true;
-    const process = processOf(offer.engineId, own.incarnation);
-    const floor = Math.max(floors.get(process) ?? 0, own.oldestOpen);
-    floors.delete(process);
-    floors.set(process, floor);
-    // The consumers not heard of for longest go first.
-    const [oldest] = floors.keys();
-    if (floors.size > MOST_CONSUMERS && oldest !== undefined) floors.delete(oldest);
-    if (own.generation >= floor) return true;
-    refuse(
-      key,
-      offer,
-      new KvError("KV_GENERATION_STALE", `generation ${own.generation} of its blocks is over`),
-    );
+    const process = JSON.stringify([offer.engineId, own.incarnation]);
+    if (floors.isOpen(process, own.generation, own.oldestOpen)) return true;
+    const message = `generation ${own.generation} of its blocks is over`;
+    refuse(key, offer, new KvError("KV_GENERATION_STALE", message));
     return false;
   }
 
@@ -314,33 +256,8 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
       refuse(key, offer, new KvError("KV_REQUEST_INVALID", `more than ${MOST_OFFERS} registrations wait`));
     } else {
       matching.wait(key, offer);
-      armSweep();
+      sweep.arm();
     }
-  }
-
-  /** Offers that nothing comes for do not wait for ever. */
-  function armSweep(): void {
-    const oldest = matching.oldestOffer();
-    if (oldest === undefined || closed) {
-      sweepTimer?.cancel();
-      sweepTimer = undefined;
-      return;
-    }
-    sweepTimer ??= clock.setTimer(
-      sweep,
-      Math.max(1, Math.ceil(oldest.sinceMs + options.offerMs - clock.now())),
-    );
-  }
-
-  function sweep(): void {
-    sweepTimer = undefined;
-    for (let oldest = matching.oldestOffer(); oldest !== undefined; oldest = matching.oldestOffer()) {
-      if (clock.now() < oldest.sinceMs + options.offerMs) break;
-      matching.takeOffer(oldest.key);
-      const message = "the prompt did not come to the prefill worker in time";
-      refuse(oldest.key, oldest.offer, new KvError("KV_REQUEST_TIMEOUT", message));
-    }
-    armSweep();
   }
 
   function finished(order: LeaseOrder, schedulerClockMs: number): void {
@@ -357,20 +274,35 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
     for (const [key, offer] of matching.takeOffersFor(produced)) deliver(key, offer, produced);
   }
 
+  function notSent(requestId: string): void {
+    const produced = matching.byRequestId(requestId);
+    if (layerwise === undefined) {
+      if (produced !== undefined) matching.end(produced);
+    } else if (produced !== undefined) free(produced);
+    for (const [key, offer] of matching.takeOffersNaming(requestId)) {
+      const message = `request ${requestId} ended at the prefill worker before its prompt was computed`;
+      refuse(key, offer, new KvError("KV_REQUEST_ABORTED", message));
+    }
+  }
+
   return {
     step(step) {
       incarnation = step.incarnation;
       for (const order of step.inBatch) matching.admit(order);
-      for (const requestId of step.notSent) {
-        const produced = matching.byRequestId(requestId);
-        if (produced !== undefined) matching.end(produced);
-        for (const [key, offer] of matching.takeOffersNaming(requestId)) {
-          const message = `request ${requestId} ended at the prefill worker before its prompt was computed`;
-          refuse(key, offer, new KvError("KV_REQUEST_ABORTED", message));
-        }
-      }
+      for (const requestId of step.notSent) notSent(requestId);
       for (const order of step.leases) finished(order, step.schedulerClockMs);
-      armSweep();
+      sweep.arm();
+    },
+    layer({ regions, computedTokens }) {
+      if (closed || layerwise === undefined) return;
+      for (const [requestId, tokens] of Object.entries(computedTokens)) {
+        const produced = matching.byRequestId(requestId);
+        const { numTokens, promptBlockIds } = produced?.order ?? {};
+        if (produced === undefined || produced.finished !== undefined) continue;
+        // Chunks of a prompt go with its last one: only then is a layer of it whole.
+        if (promptBlockIds === undefined || numTokens === undefined || tokens < numTokens) continue;
+        ahead.computed(produced, regions, matching.offersFor(produced));
+      }
     },
     offer(offer, from) {
       const key = keyOf(offer);
@@ -412,25 +344,17 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
       offers: matching.offers,
       writes: queues.size,
       answers: answers.size,
+      ahead: ahead.size,
     }),
     async close() {
       closed = true;
       leases.close();
-      armSweep();
+      sweep.close();
+      ahead.close();
       for (const { controller } of writes.values()) {
         controller.abort(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
       }
-      let late = false;
-      let graceTimer: Timer | undefined;
-      const grace = new Promise<void>((resolve) => {
-        graceTimer = clock.setTimer(() => {
-          late = true;
-          resolve();
-        }, CLOSE_GRACE_MS);
-      });
-      while (!late && queues.size > 0) await Promise.race([queues.idle(), grace]);
-      graceTimer?.cancel();
-      if (late) log.warn("close-did-not-wait", { writes: queues.size });
+      if (!(await idleWithin(clock, [queues]))) log.warn("close-did-not-wait", { writes: queues.size });
       matching.clear();
       deliveries.clear();
     },
@@ -439,30 +363,4 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
   function* wireIdsNamed(name: string): Iterable<string> {
     for (const { wireId } of matching.named(name)) yield wireId;
   }
-}
-
-function addressOf({ engineId, host, port, tpSize }: Offer): PeerAddress {
-  return { engineId, host, port, tpSize, dcpSize: 1, ppSize: 1 };
-}
-
-/** The consumer request that an offer is part of. */
-function consumerOf({ engineId, wireId, own }: Offer): string {
-  return JSON.stringify([engineId, wireId, own?.incarnation, own?.generation]);
-}
-
-/** The offer of one rank; a vLLM consumer's ranks all speak for the whole. */
-function keyOf(offer: Offer): string {
-  return `${consumerOf(offer)} ${offer.own?.rank ?? "all"}`;
-}
-
-function processOf(engineId: string, incarnation: string): string {
-  return JSON.stringify([engineId, incarnation]);
-}
-
-function timedOut({ wireId, engineId }: Offer, timeoutMs: number): KvError {
-  return new KvError(
-    "KV_TRANSFER_TIMEOUT",
-    `the KV of request ${wireId} was not written to engine ${engineId} within ${timeoutMs} ms`,
-    { details: { engineId, timeoutMs } },
-  );
 }

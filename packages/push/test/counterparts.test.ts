@@ -230,7 +230,7 @@ function writerOn() {
         address,
         incarnation: "d-process",
         controls: true,
-        targets: new Map([[0, { agent: "d agent", plan: undefined as never }]]),
+        targets: new Map([[0, { agent: "d agent", plan: undefined as never, lists: [] }]]),
       }),
       close: async () => {},
     }),
@@ -474,7 +474,8 @@ describe("the writer is not misled", () => {
   it("by an empty step: nothing is kept, no timer runs", () => {
     const { writer, none, clock } = writerOn();
     for (let i = 0; i < 10; i++) writer.step({ ...none, schedulerClockMs: i });
-    expect([clock.pending(), ...Object.values(writer.outstanding())]).toEqual([0, 0, 0, 0, 0, 0]);
+    expect(clock.pending()).toBe(0);
+    expect(Object.values(writer.outstanding()).filter((count) => count !== 0)).toEqual([]);
   });
 
   it("by a registration for another engine, which is told so", async () => {

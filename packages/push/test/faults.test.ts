@@ -23,6 +23,15 @@ describe(`${requests} requests under faults`, () => {
     expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.6);
   }, 1_800_000);
 
+  it("so with layers that are written while later ones are computed", async () => {
+    const some = Math.ceil(requests / 4);
+    const report = await faultRun({ seed: `${seed} layers`, requests: some, ...push, layerwise: true });
+    console.info(JSON.stringify({ seed, ...report }));
+    expect(report.violations).toEqual([]);
+    expect(report.left).toEqual({});
+    expect(report.outcomes.ok ?? 0).toBeGreaterThan(some * 0.6);
+  }, 900_000);
+
   it("one seed is one run", async () => {
     const first = await faultRun({ seed: "again", requests: 300, ...push });
     expect(await faultRun({ seed: "again", requests: 300, ...push })).toEqual(first);

@@ -13,6 +13,7 @@ export const EXTRA_CONFIG_KEYS = [
   "per_worker_ports",
   "push_registration_timeout",
   "decoder_kv_blocks_ttl",
+  "push_layerwise",
 ] as const;
 
 /** Keys that vLLM 0.33 reads and nothing here does. */

@@ -106,6 +106,10 @@ async function createWorker(
       pull.startLoad(stepOf(step, "pull"));
       push.startLoad(stepOf(step, "push"));
     },
+    layerComputed(layer) {
+      pull.layerComputed?.(layer);
+      push.layerComputed?.(layer);
+    },
     async waitForSave(step) {
       await Promise.all([pull.waitForSave(stepOf(step, "pull")), push.waitForSave(stepOf(step, "push"))]);
     },

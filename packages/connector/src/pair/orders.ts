@@ -8,12 +8,14 @@ export interface SendableRequest {
   /** Which use of its blocks this is. */
   readonly generation: number;
   readonly blockIds: BlockIds;
+  /** Tokens whose KV the blocks hold, or will hold; said of a running request where its layers are written as they are computed. */
+  readonly numTokens?: number;
+  /** Blocks that hold those tokens, per group: what a consumer gets. */
+  readonly promptBlockIds?: BlockIds;
 }
 
 export interface LeaseOrder extends SendableRequest {
-  /** Tokens whose KV the blocks hold. */
   readonly numTokens: number;
-  /** Blocks that hold those tokens, per group: what a consumer gets. */
   readonly promptBlockIds: BlockIds;
   /** On the scheduler's clock. */
   readonly expiresAtMs: number;

@@ -61,6 +61,7 @@ export function createPairScheduler<DecodeStep extends object>(
     leaseMs: settings.leaseMs,
     ...(settings.unattendedLeaseMs === undefined ? {} : { unattendedLeaseMs: settings.unattendedLeaseMs }),
     incarnation,
+    layerwise: settings.layerwise && pair.transferMode === "push",
     sideChannel: listener.address,
     registrationGeneration: () => listener.registrationGeneration,
   });

@@ -28,6 +28,8 @@ export interface PairSettings {
   readonly handshakeKey: Uint8Array | undefined;
   /** `per_worker_ports` (false): the ports of vLLM's older guide, one per rank. */
   readonly perWorkerPorts: boolean;
+  /** `push_layerwise` (false): a layer is written when it is computed, while later ones are being computed. */
+  readonly layerwise: boolean;
 }
 
 /** Errors: `KV_CONFIG_INVALID` naming the key and the value. */
@@ -64,6 +66,7 @@ export function pairSettings({ extra, env }: KvTransferConfig): PairSettings {
     enforceCompatibility: flag("enforce_handshake_compat", extra.enforce_handshake_compat ?? true),
     handshakeKey: readHandshakeKey(extra),
     perWorkerPorts: flag("per_worker_ports", extra.per_worker_ports ?? false),
+    layerwise: flag("push_layerwise", extra.push_layerwise ?? false),
   };
 }
 

@@ -6,7 +6,7 @@ import type {
   KvCacheConfig,
   RequestFinished,
 } from "@kv/interface";
-import { exchangedBlocks } from "@kv/plan";
+import { cacheKind, exchangedBlocks } from "@kv/plan";
 import { createGenerations, type Generation } from "../generations.js";
 import { encodeRemotePrefillParams } from "../wire/transfer-params.js";
 import type { LeaseOrder, SendableRequest } from "./orders.js";
@@ -47,6 +47,11 @@ export interface PrefillSchedulerOptions {
   readonly leaseMs: number;
   /** `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`: the lease of a request whose reader sends no heartbeats. */
   readonly unattendedLeaseMs?: number;
+  /**
+   * Workers write a request's layers while it runs: they are told of its prompt from the begin, and its blocks are kept until they report it,
+   * however it ends. Default false.
+   */
+  readonly layerwise?: boolean;
   /** Changes with every process, so that a reader can tell a restarted producer of the same engine id. */
   readonly incarnation: string;
   /** Where readers shake hands; known once the listener is open. */
@@ -63,16 +68,42 @@ export function createPrefillScheduler(options: PrefillSchedulerOptions): Prefil
   let leases: LeaseOrder[] = [];
 
   function drop(requestId: string): RequestFinished {
-    generations.end(requestId);
     notSent.push(requestId);
+    if (options.layerwise === true && generations.byRequestId(requestId) !== undefined) {
+      kept.add(requestId);
+      return { keepBlocks: true };
+    }
+    generations.end(requestId);
     return { keepBlocks: false };
   }
 
-  function admit(requestId: string, blockIds: BlockIds): Generation {
-    const generation = generations.begin(requestId);
+  function admit({ requestId, numPromptTokens }: ConnectorRequest, blockIds: BlockIds): Generation {
+    const { wireId, ...generation } = generations.begin(requestId);
     // A request that was preempted comes again, with other blocks.
-    inBatch.push({ requestId, wireId: generation.wireId, generation: generation.generation, blockIds });
-    return generation;
+    inBatch.push({
+      requestId,
+      wireId,
+      generation: generation.generation,
+      blockIds,
+      ...(options.layerwise === true ? promptOf(numPromptTokens, blockIds) : {}),
+    });
+    return { wireId, ...generation };
+  }
+
+  /** Nothing when the blocks are not all there yet: an engine may allocate them chunk by chunk. */
+  function promptOf(
+    numTokens: number,
+    blockIds: BlockIds,
+  ): Pick<SendableRequest, "numTokens" | "promptBlockIds"> {
+    const { config, dcpSize } = options;
+    const whole = config.groups.every(({ kind, blockSize }, group) => {
+      const { extent } = cacheKind(kind);
+      const tokens = (blockSize ?? config.blockSize) * dcpSize;
+      const needed = extent === "state" || extent === "whole" ? 1 : Math.ceil(numTokens / tokens);
+      return (blockIds[group]?.length ?? 0) >= needed;
+    });
+    if (!whole) return {};
+    return { numTokens, promptBlockIds: exchangedBlocks(blockIds, config, { numTokens, dcpSize }) };
   }
 
   function takeStep(): PrefillStep {
@@ -84,7 +115,7 @@ export function createPrefillScheduler(options: PrefillSchedulerOptions): Prefil
   }
 
   return {
-    admitted: ({ requestId }, blockIds) => void admit(requestId, blockIds),
+    admitted: (request, blockIds) => void admit(request, blockIds),
     finished(request, blockIds, reason) {
       const { requestId } = request;
       if (reason !== "stopped" && reason !== "length") return drop(requestId);
@@ -93,7 +124,7 @@ export function createPrefillScheduler(options: PrefillSchedulerOptions): Prefil
         dcpSize: options.dcpSize,
       });
       if (remoteBlockIds.every((group) => group.length === 0)) return drop(requestId);
-      const generation = generations.byRequestId(requestId) ?? admit(requestId, blockIds);
+      const generation = generations.byRequestId(requestId) ?? admit(request, blockIds);
       const nowMs = clock.now();
       const expiresAtMs = nowMs + leaseMs;
       const unattendedExpiresAtMs = nowMs + (unattendedLeaseMs ?? leaseMs);

@@ -2,6 +2,7 @@ import {
   type Agent,
   type Ambient,
   ambient,
+  type ComputedLayer,
   type KvCaches,
   KvError,
   type Registration,
@@ -20,6 +21,7 @@ import { localGeometry } from "./rank-geometry.js";
 export interface WorkerHalves {
   /** Errors: `KV_INTERNAL` for another connector's metadata. */
   step(step: StepMetadata): void;
+  layer?(layer: ComputedLayer): void;
   outstanding(): Readonly<Record<string, number>>;
   /** Tables of remote engines; closed with what uses them. */
   readonly peers: readonly Pick<Peers<unknown>, "outstanding" | "close">[];
@@ -138,6 +140,7 @@ export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOpti
       };
     },
     startLoad: (step) => assertOpen().halves.step(step),
+    layerComputed: (layer) => assertOpen().halves.layer?.(layer),
     async waitForSave() {
       assertOpen();
     },

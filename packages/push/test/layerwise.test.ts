@@ -1,0 +1,133 @@
+import type { Agent, Transport } from "@kv/interface";
+import type { FaultRule } from "@kv/transport-memory";
+import { describe, expect, it } from "vitest";
+import { coordinatesOf } from "../../pull/test/sim-engine.js";
+import { prompt, stage } from "../../pull/test/stage.js";
+import { pushConnector } from "../src/index.js";
+
+interface Posted {
+  readonly descriptors: number;
+  readonly notified: boolean;
+  /** How many of the WRITEs before it were done when it was posted. */
+  readonly after: number;
+}
+
+/** Notes what is posted, and in which order it ends. */
+function watching(posted: Posted[]): (transport: Transport) => Transport {
+  let done = 0;
+  const watched = (agent: Agent): Agent =>
+    new Proxy(agent, {
+      get(target, name) {
+        const value: unknown = Reflect.get(target, name);
+        if (name !== "transfer") return typeof value === "function" ? value.bind(target) : value;
+        return (request: Parameters<Agent["transfer"]>[0]) => {
+          const notified = request.notification !== undefined;
+          posted.push({ descriptors: request.localIds.length, notified, after: done });
+          const transfer = target.transfer(request);
+          transfer.done.then(
+            () => {
+              done += 1;
+            },
+            () => {},
+          );
+          return transfer;
+        };
+      },
+    });
+  return (transport) => ({
+    ...transport,
+    capabilities: transport.capabilities,
+    allocate: transport.allocate.bind(transport),
+    close: transport.close.bind(transport),
+    createAgent: async (options) => watched(await transport.createAgent(options)),
+  });
+}
+
+const LAYERWISE = { extra: { push_layerwise: true }, reportsLayers: true };
+const play = (faults: readonly FaultRule[] = []) => stage({ faults, connector: pushConnector });
+const legs = (n: number, numTokens = 40) => ({
+  prefill: { ...prompt(n, numTokens), requestId: `cmpl-r${n}-0-0000aaaa` },
+  decode: { ...prompt(n, numTokens), requestId: `cmpl-r${n}-0-bbbb0000` },
+});
+
+describe("layer-wise push", () => {
+  it("writes a layer while the next is computed, and says so with the last WRITE alone, after all others are done", async () => {
+    const posted: Posted[] = [];
+    const on = play();
+    const p = await on.engine("p", { ...LAYERWISE, stepMs: 50, wrapTransport: watching(posted) });
+    const d = await on.engine("d");
+    const { prefill, decode } = legs(1);
+    const received = d.decode({ ...decode, params: coordinatesOf(p, "r1") });
+    await on.clock.advance(20);
+    const computed = p.prefill(prefill);
+    await on.clock.advance(80);
+    // The prompt is being computed still.
+    expect(posted).toEqual([{ descriptors: 3, notified: false, after: 0 }]);
+    await on.clock.settle(Promise.all([computed, received]));
+    expect(posted.slice(1)).toEqual([{ descriptors: 3, notified: true, after: 1 }]);
+    await on.end();
+  });
+
+  it("a WRITE that ends the request waits for one ahead that takes its time", async () => {
+    const posted: Posted[] = [];
+    const on = play([{ fault: "delay", operation: "WRITE", delayMs: 300, times: 1 }]);
+    const p = await on.engine("p", { ...LAYERWISE, wrapTransport: watching(posted) });
+    const d = await on.engine("d", { tpSize: 2 });
+    const { prefill, decode } = legs(1);
+    const received = d.decode({ ...decode, params: coordinatesOf(p, "r1") });
+    await on.clock.advance(20);
+    await on.clock.settle(Promise.all([p.prefill(prefill), received]));
+    // One to each of D's ranks ahead, and one more; each rank's second after its first.
+    expect(posted.map(({ notified }) => notified).sort()).toEqual([false, false, true, true]);
+    expect(posted.filter(({ notified }) => notified).every(({ after }) => after >= 1)).toBe(true);
+    await on.end();
+  });
+
+  it("what failed ahead is written again at the end", async () => {
+    const posted: Posted[] = [];
+    const on = play([{ fault: "fail", operation: "WRITE", times: 1 }]);
+    const p = await on.engine("p", { ...LAYERWISE, wrapTransport: watching(posted) });
+    const d = await on.engine("d");
+    const { prefill, decode } = legs(1);
+    const received = d.decode({ ...decode, params: coordinatesOf(p, "r1") });
+    await on.clock.advance(20);
+    await on.clock.settle(p.prefill(prefill));
+    expect(await on.outcome(received)).toBe("ok");
+    expect(posted.map(({ descriptors }) => descriptors)).toEqual([3, 6]);
+    await on.end();
+  });
+
+  it.each(["the producer", "the consumer"])(
+    "%s gives up while a layer is on its way: blocks stay until it has let go",
+    async (who) => {
+      const on = play([{ fault: "delay", operation: "WRITE", delayMs: 400, times: 1 }]);
+      const p = await on.engine("p", { ...LAYERWISE, stepMs: 50 });
+      const d = await on.engine("d");
+      const { prefill, decode } = legs(1);
+      const received = d.decode({ ...decode, params: coordinatesOf(p, "r1") });
+      received.catch(() => {});
+      await on.clock.advance(20);
+      const computed = p.prefill(prefill);
+      computed.catch(() => {});
+      await on.clock.advance(60);
+      if (who === "the producer") p.abort(prefill.requestId);
+      else d.abort(decode.requestId);
+      expect(await on.outcome(received)).toBe("KV_REQUEST_ABORTED");
+      await on.clock.advance(2000);
+      expect([p.outstanding().blocks, d.outstanding().blocks]).toEqual([0, 0]);
+      await on.end();
+    },
+  );
+
+  it("waits for nothing where the consumer registers late, and writes all of it at once", async () => {
+    const posted: Posted[] = [];
+    const on = play();
+    const p = await on.engine("p", { ...LAYERWISE, wrapTransport: watching(posted) });
+    const d = await on.engine("d");
+    const { prefill, decode } = legs(1);
+    const params = await on.clock.settle(p.prefill(prefill));
+    expect(await on.outcome(d.decode({ ...decode, params }))).toBe("ok");
+    expect(posted).toEqual([{ descriptors: 6, notified: true, after: 0 }]);
+    await on.end();
+  });
+});
