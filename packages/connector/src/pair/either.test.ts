@@ -13,14 +13,17 @@ import { eitherConnector } from "./either.js";
 
 /** Answers with its own name, and notes what it was asked. */
 function named(name: string, calls: string[]): ConnectorModule {
-  const note = (what: string, request: ConnectorRequest) => void calls.push(`${name} ${what} ${request.requestId}`);
+  const note = (what: string, request: ConnectorRequest) =>
+    void calls.push(`${name} ${what} ${request.requestId}`);
   return {
     name,
     createScheduler: async ({ config }: SchedulerOptions) =>
       ({
         name,
         async setHandshakeMetadata(workers) {
-          calls.push(`${name} port ${config.sideChannelPort} payload ${workers.map(({ payload }) => payload[0])}`);
+          calls.push(
+            `${name} port ${config.sideChannelPort} payload ${workers.map(({ payload }) => payload[0])}`,
+          );
         },
         matchedTokens(request) {
           note("matched", request);
@@ -40,7 +43,11 @@ function named(name: string, calls: string[]): ConnectorModule {
     createWorker: async () =>
       ({
         name,
-        handshakeMetadata: async () => ({ tpRank: 0, ppRank: 0, payload: Uint8Array.of(name.length, name.charCodeAt(2)) }),
+        handshakeMetadata: async () => ({
+          tpRank: 0,
+          ppRank: 0,
+          payload: Uint8Array.of(name.length, name.charCodeAt(2)),
+        }),
         startLoad: (step: StepMetadata) => void calls.push(`${name} loads of ${step.connector}`),
         layerComputed: ({ regions }) => void calls.push(`${name} layer ${regions}`),
         collectFinished: () => ({
@@ -94,7 +101,12 @@ describe("either connector", () => {
     const { calls, scheduler, worker } = await both();
     worker.startLoad(scheduler.buildStepMetadata());
     worker.layerComputed?.({ regions: ["r"], computedTokens: {} });
-    expect(calls.splice(0)).toEqual(["pull loads of pull", "push loads of push", "pull layer r", "push layer r"]);
+    expect(calls.splice(0)).toEqual([
+      "pull loads of pull",
+      "push loads of push",
+      "pull layer r",
+      "push layer r",
+    ]);
     const told = await worker.handshakeMetadata();
     expect(Object.keys(decodeMsgpack(told.payload, "test") as object)).toEqual(["pull", "push"]);
     await scheduler.setHandshakeMetadata([told]);
@@ -112,7 +124,10 @@ describe("either connector", () => {
   it("lets the system choose both ports where it chooses one, and refuses another connector's step", async () => {
     const { calls, scheduler, worker } = await both(0);
     await scheduler.setHandshakeMetadata([]);
-    expect(calls.map((call) => call.split(" ").slice(0, 3).join(" "))).toEqual(["pull port 0", "push port 0"]);
+    expect(calls.map((call) => call.split(" ").slice(0, 3).join(" "))).toEqual([
+      "pull port 0",
+      "push port 0",
+    ]);
     expect(() => worker.startLoad({ connector: "pull", step: 1 })).toThrow(/nothing for pull/);
   });
 });
