@@ -5,6 +5,7 @@ import { nixl } from "./nixl/index.js";
 import { plan } from "./plan.js";
 import { prepare } from "./prepare.js";
 import { proxy } from "./proxy.js";
+import { pushVsPull } from "./push-vs-pull/index.js";
 import { read } from "./read.js";
 import type { Row } from "./report.js";
 import { printRows } from "./report.js";
@@ -17,6 +18,7 @@ const BENCHMARKS: Readonly<Record<string, () => Promise<readonly Row[]>>> = {
   plan,
   nixl,
   neuron,
+  "push-vs-pull": pushVsPull,
 };
 
 const asked = process.argv.slice(2).filter((word) => !word.startsWith("--"));

@@ -19,6 +19,7 @@ interface RawFlags {
   connector: string;
   connectorModule?: string;
   pushLegs?: "at-once" | "prefill-first";
+  pushLayerwise?: boolean;
   prefills: number;
   decodes: number;
   prefillTp: number;
@@ -71,6 +72,7 @@ export function createCommand(actions: Actions): Command {
         "of push: both legs at once (default), or one after the other",
       ).choices(["at-once", "prefill-first"]),
     )
+    .option("--push-layerwise", "of push: each layer is written as soon as it is computed")
     .option("--prefills <n>", "prefill instances", wholeNumber(1, 16), 1)
     .option("--decodes <n>", "decode instances", wholeNumber(1, 16), 1)
     .option("--prefill-tp <n>", "ranks of a prefill instance", wholeNumber(1, 16), 1)

@@ -25,6 +25,16 @@ describe("tokens and KV over the embedded transport", () => {
     await expectEqual({ transport: "memory", connector: "push", pushLegs: "prefill-first", prefills: 2 });
   });
 
+  it("push, layer by layer, to other blocks on another number of ranks", async () => {
+    await expectEqual({
+      transport: "memory",
+      connector: "push",
+      pushLayerwise: true,
+      prefillTp: 2,
+      decodeBlockSize: 32,
+    });
+  });
+
   it("both kinds of pair in one deployment", async () => {
     await expectEqual({ transport: "memory", connector: "auto", prefills: 2, decodes: 2, decodeTp: 2 });
   });

@@ -18,6 +18,14 @@ describe.skipIf(absence !== undefined)(
     it.each([
       { connector: "push", prefillTp: 2, decodeTp: 1, prefillBlockSize: 16, decodeBlockSize: 16 },
       { connector: "push", prefillTp: 1, decodeTp: 2, prefillBlockSize: 16, decodeBlockSize: 32 },
+      {
+        connector: "push",
+        pushLayerwise: true,
+        prefillTp: 2,
+        decodeTp: 1,
+        prefillBlockSize: 16,
+        decodeBlockSize: 16,
+      },
       { connector: "auto", prefillTp: 1, decodeTp: 1, prefillBlockSize: 16, decodeBlockSize: 16 },
     ])(
       "$connector, TP $prefillTp→$decodeTp, block $prefillBlockSize→$decodeBlockSize",

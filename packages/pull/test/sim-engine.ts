@@ -255,7 +255,8 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
     const blockIds = pool.allocate(Math.ceil(request.numTokens / options.blockSize));
     if (blockIds === undefined) return false;
     request.blockIds = blockIds;
-    ranks.compute(request.prompt, blockIds, 0, request.cachedTokens);
+    // What no peer sends is computed here: at a full prefix hit no more than the last token.
+    ranks.compute(request.prompt, blockIds, 0, external === 0 ? request.numTokens : request.cachedTokens);
     scheduler.afterAllocation(request, [blockIds], external);
     request.phase = external > 0 ? "receiving" : "computing";
     request.stepsLeft = PREFILL_STEPS;

@@ -30,6 +30,11 @@ export interface ClusterOptions {
   readonly requestTimeoutSeconds?: number;
   /** Of push, at the proxy; both legs at once when absent. */
   readonly pushLegs?: "at-once" | "prefill-first";
+  /** Of push: layers are written as they are computed. */
+  readonly pushLayerwise?: boolean;
+  /** Settings of both instances, or of the prefill alone, beside these. */
+  readonly instance?: Partial<InstanceConfigInput>;
+  readonly prefillInstance?: Partial<InstanceConfigInput>;
 }
 
 export interface PlannedInstance {
@@ -60,6 +65,7 @@ function plan(role: "prefill" | "decode", index: number, options: ClusterOptions
     ...(options.requestTimeoutSeconds === undefined
       ? {}
       : { request_timeout: options.requestTimeoutSeconds }),
+    ...(options.pushLayerwise === true ? { push_layerwise: true } : {}),
   };
   const config: InstanceConfigInput = {
     role,
@@ -87,6 +93,8 @@ function plan(role: "prefill" | "decode", index: number, options: ClusterOptions
     graceMs: 2000,
     ...(options.model === undefined ? {} : { model: options.model }),
     ...(options.tinyKvHeads === undefined ? {} : { tinyKvHeads: options.tinyKvHeads }),
+    ...options.instance,
+    ...(role === "prefill" ? options.prefillInstance : {}),
   };
   return { name, config };
 }

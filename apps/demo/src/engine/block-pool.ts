@@ -10,6 +10,8 @@ export interface BlockPoolOptions {
   readonly numBlocks: number;
   /** Keep the content of freed blocks until the room is needed, to be found by `lookup`. */
   readonly prefixCaching?: boolean;
+  /** No two neighbours to one request, where it can be helped: a pool as it is after a long life. Default false. */
+  readonly fragmented?: boolean;
 }
 
 /**
@@ -38,7 +40,11 @@ export interface BlockPool {
   dropCache(): void;
 }
 
-export function createBlockPool({ numBlocks, prefixCaching = true }: BlockPoolOptions): BlockPool {
+export function createBlockPool({
+  numBlocks,
+  prefixCaching = true,
+  fragmented = false,
+}: BlockPoolOptions): BlockPool {
   if (!Number.isSafeInteger(numBlocks) || numBlocks < 2) {
     throw new KvError(
       "KV_CONFIG_INVALID",
@@ -110,10 +116,8 @@ export function createBlockPool({ numBlocks, prefixCaching = true }: BlockPoolOp
         if (candidates.length >= count) break;
         candidates.push(id);
       }
-      const chosen = chooseRuns(
-        candidates.sort((a, b) => a - b),
-        count,
-      );
+      candidates.sort((a, b) => a - b);
+      const chosen = fragmented ? apart(candidates, count) : chooseRuns(candidates, count);
       for (const id of chosen) {
         forget(id);
         empty.delete(id);
@@ -153,4 +157,16 @@ export function createBlockPool({ numBlocks, prefixCaching = true }: BlockPoolOp
       cachedFree.clear();
     },
   };
+}
+
+/** Steps through the candidates by a stride that has no factor in common with their number, so each is met once. */
+function apart(candidates: readonly number[], count: number): number[] {
+  const { length } = candidates;
+  let stride = Math.max(1, Math.floor(length * 0.618));
+  while (commonFactor(stride, length) > 1) stride += 1;
+  return Array.from({ length: count }, (_, i) => candidates[(i * stride) % length] ?? 0);
+}
+
+function commonFactor(a: number, b: number): number {
+  return b === 0 ? a : commonFactor(b, a % b);
 }

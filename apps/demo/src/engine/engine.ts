@@ -33,6 +33,8 @@ export interface EngineOptions extends Partial<Ambient> {
   readonly hooks?: EngineHooks;
   /** Requests that hold blocks at once. */
   readonly maxNumSeqs?: number;
+  /** Workers are told of each layer of a prompt that is computed. */
+  readonly reportLayers?: boolean;
   /** Prompts find blocks of earlier ones; true by default. */
   readonly prefixCaching?: boolean;
 }
@@ -140,7 +142,13 @@ export function createEngine(options: EngineOptions): Engine {
     const { request } = record;
     try {
       const startedMs = clock.now();
-      const token = await advance(record, { model, pool, blocks });
+      const token = await advance(record, {
+        model,
+        pool,
+        blocks,
+        clock,
+        ...(options.reportLayers === true && isPrefill(record) ? { layerInPool } : {}),
+      });
       record.forwardMs += clock.now() - startedMs;
       if (record.ending !== undefined) return;
       request.onToken?.(token);
@@ -152,6 +160,15 @@ export function createEngine(options: EngineOptions): Engine {
         "error",
         KvError.from(error, "KV_ENGINE_FAILED", `request ${request.requestId} failed in the model`),
       );
+    }
+  }
+
+  function layerInPool({ request: { requestId } }: RequestRecord, layer: number, tokens: number): void {
+    for (const [rank, worker] of workers.entries()) {
+      const names = pool.caches[rank]?.regions.map(({ name }) => name) ?? [];
+      const perLayer = names.length / model.config.layers;
+      const regions = names.slice(layer * perLayer, (layer + 1) * perLayer);
+      worker.layerComputed?.({ regions, computedTokens: { [requestId]: tokens } });
     }
   }
 

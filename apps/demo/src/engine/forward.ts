@@ -1,3 +1,4 @@
+import type { Clock } from "@kv/interface";
 import { blocksFor } from "./admission.js";
 import { blockHashes } from "./block-hash.js";
 import type { BlockPool } from "./block-pool.js";
@@ -9,6 +10,9 @@ export interface ForwardOptions {
   readonly model: EngineModel;
   readonly pool: KvPool;
   readonly blocks: BlockPool;
+  readonly clock: Pick<Clock, "now">;
+  /** A layer of the request's KV is in the pool, of so many tokens. Absent: the pool is written in one go. */
+  layerInPool?(record: RequestRecord, layer: number, tokens: number): void;
 }
 
 /** More than the last token of the prompt is yet to compute. */
@@ -20,15 +24,14 @@ export function isPrefill(record: RequestRecord): boolean {
  * Computes all tokens of a running request that have no KV yet, and samples one more. Where the model does not have the tokens before
  * (a prefix hit, KV from a peer) they are read from the pool: what was transferred is what is used.
  */
-export async function advance(
-  record: RequestRecord,
-  { model, pool, blocks }: ForwardOptions,
-): Promise<EngineToken> {
+export async function advance(record: RequestRecord, options: ForwardOptions): Promise<EngineToken> {
+  const { model, pool, blocks } = options;
+  const startedMs = options.clock.now();
   const { request, blockIds, sampler, numComputedTokens: position } = record;
   const promptLength = request.promptTokens.length;
   const tokens = Int32Array.from(sequenceOf(record).slice(position));
   const past =
-    record.modelHasPast || position === 0
+    record.modelHasPast || position === 0 || model.ignoresPast === true
       ? undefined
       : { tokens: position, kv: await pool.read({ blockIds, from: 0, count: position }) };
   const wanted = request.topLogprobs ?? 0;
@@ -40,13 +43,13 @@ export async function advance(
     ...(past === undefined ? {} : { past }),
   });
   record.modelHasPast = true;
-  await pool.write({ blockIds, from: position, count: tokens.length }, newKv);
-  record.numComputedTokens = position + tokens.length;
-  if (position < promptLength) {
-    const { blockSize } = pool.config;
+  const { blockSize } = pool.config;
+  // Before the layers: from the moment that one is reported, a peer may be sent its blocks.
+  if (position < promptLength)
     await pool.zeroTail(blockIds.slice(0, blocksFor(promptLength, blockSize)), promptLength);
-    cachePrompt(record, promptLength, { blocks, blockSize });
-  }
+  await keep(record, { startedMs, position, tokens: tokens.length }, newKv, options);
+  record.numComputedTokens = position + tokens.length;
+  if (position < promptLength) cachePrompt(record, promptLength, { blocks, blockSize });
   const token = sampler.choose(candidates);
   const made: EngineToken = {
     token,
@@ -58,6 +61,27 @@ export async function advance(
   };
   record.output.push(made);
   return made;
+}
+
+/** The new KV into the pool: layer by layer where somebody wants to know, or where the model takes its time for each. */
+async function keep(
+  record: RequestRecord,
+  { startedMs, position, tokens }: { startedMs: number; position: number; tokens: number },
+  newKv: ArrayBuffer,
+  { model, pool, layerInPool }: ForwardOptions,
+): Promise<void> {
+  const span = { blockIds: record.blockIds, from: position, count: tokens };
+  if (layerInPool === undefined && model.layerComputed === undefined) {
+    await pool.write(span, newKv);
+    return;
+  }
+  const { layers } = model.config;
+  const layerBytes = newKv.byteLength / layers;
+  for (let layer = 0; layer < layers; layer++) {
+    await pool.writeLayer(span, layer, newKv.slice(layer * layerBytes, (layer + 1) * layerBytes));
+    await model.layerComputed?.({ startedMs, tokens, layer });
+    layerInPool?.(record, layer, position + tokens);
+  }
 }
 
 function sequenceOf({ request, output }: RequestRecord): number[] {

@@ -37,6 +37,8 @@ export interface KvPool {
   readonly caches: readonly KvCaches[];
   /** Puts the KV of a span in, on every rank that holds the heads. */
   write(span: TokenSpan, kv: ArrayBuffer): Promise<void>;
+  /** The same for one layer of it, `[KV head][token][2 * headDim]`. */
+  writeLayer(span: TokenSpan, layer: number, kv: ArrayBuffer): Promise<void>;
   /** Takes the KV of a span out; heads that several ranks hold come from the first. */
   read(span: TokenSpan): Promise<ArrayBuffer>;
   /** Zeroes what lies in the last block behind the first `tokens` tokens, so that no other request's bytes are left there. */
@@ -96,8 +98,8 @@ export function createKvPool(options: KvPoolOptions): KvPool {
   }
   type Rank = (typeof ranks)[number];
 
-  /** Rows `[offset, length]` of a span in a rank's memory, ordered by layer, head and token. */
-  function runsOfSpan(rank: Rank, { blockIds, from, count }: TokenSpan): Float64Array {
+  /** Rows `[offset, length]` of a span in a rank's memory, ordered by layer, head and token; of all layers, or of some. */
+  function runsOfSpan(rank: Rank, { blockIds, from, count }: TokenSpan, some = layers): Float64Array {
     checkSpan(blockIds, from, count);
     const pieces: { block: number; begin: number; length: number }[] = [];
     for (let token = from; token < from + count; ) {
@@ -109,7 +111,7 @@ export function createKvPool(options: KvPoolOptions): KvPool {
     const { regions } = rank.caches;
     const apart = regions.length === 2 * geometry.layers;
     const rows = new Float64Array(
-      2 * geometry.layers * rank.shard.headCount * (apart ? 2 * count : pieces.length),
+      2 * some.length * rank.shard.headCount * (apart ? 2 * count : pieces.length),
     );
     let at = 0;
     /** K and V of a token from regions of their own, in turns as the model has them. */
@@ -125,7 +127,7 @@ export function createKvPool(options: KvPoolOptions): KvPool {
         }
       }
     };
-    for (const layer of layers) {
+    for (const layer of some) {
       for (let head = 0; head < rank.shard.headCount; head++) {
         if (apart) {
           pushApart(layer, head);
@@ -216,6 +218,18 @@ export function createKvPool(options: KvPoolOptions): KvPool {
           const part = new ArrayBuffer((expected / geometry.kvHeads) * rank.shard.headCount);
           exchange(new Uint8Array(kv), new Uint8Array(part), rank.shard, span.count, true);
           return rank.memory.scatter(runsOfSpan(rank, span), part);
+        }),
+      );
+    },
+
+    async writeLayer(span, layer, kv) {
+      const headBytes = span.count * content;
+      await Promise.all(
+        ranks.map(async (rank) => {
+          const { firstHead, headCount } = rank.shard;
+          const part =
+            ranks.length === 1 ? kv : kv.slice(firstHead * headBytes, (firstHead + headCount) * headBytes);
+          await rank.memory.scatter(runsOfSpan(rank, span, [layer]), part);
         }),
       );
     },

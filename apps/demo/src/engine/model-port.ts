@@ -8,6 +8,14 @@ export interface EngineModel {
    * it, it goes on from what is given.
    */
   forward(input: ForwardInput): Promise<ForwardOutput>;
+  /** Resolves when a layer of a pass over so many tokens is computed; only of a simulated model, which answers `forward` at once. */
+  layerComputed?(pass: {
+    readonly startedMs: number;
+    readonly tokens: number;
+    readonly layer: number;
+  }): Promise<void>;
+  /** It never looks at KV that it has not computed: `past` is not read for it. */
+  readonly ignoresPast?: boolean;
   /** Forgets a sequence; unknown ones are ignored. */
   dropSequence(sequenceId: string): Promise<void>;
 }

@@ -58,6 +58,18 @@ const instanceConfigSchema = z.strictObject({
   digests: z.boolean().default(false),
   /** Take `kv_demo_zero_block`. */
   debug: z.boolean().default(false),
+  /** In place of the model one that takes time and computes nothing, to measure what is around it. */
+  simulate: z
+    .strictObject({
+      forwardMsPer512Tokens: z.number().nonnegative(),
+      layers: count.max(256),
+      kvHeads: count.max(256),
+      headDim: count.max(1024),
+      maxModelLen: count,
+    })
+    .optional(),
+  /** A pool in which no two neighbours go to one request. */
+  fragmented: z.boolean().default(false),
   /** What SIGTERM leaves requests, and blocks that a peer is to read, to end by themselves. */
   graceMs: z.number().nonnegative().default(30_000),
 });

@@ -15,6 +15,7 @@ import { DIGEST_TOKENS } from "../engine/kv-digests.js";
 import { createKvPool, type KvPool } from "../engine/kv-pool.js";
 import { createInstanceServer } from "../http/server.js";
 import { loadModel } from "../model/model.js";
+import { simulatedModel } from "../model/simulated-model.js";
 import { loadTokenizer } from "../model/tokenizer.js";
 import { closers } from "./closers.js";
 import type { InstanceConfig } from "./instance-config.js";
@@ -64,13 +65,16 @@ export async function startInstance(config: InstanceConfig, around: InstanceSurr
     const accelerator = choosePlatform(config, await around.resolveConnector(transferConfig), surroundings);
     const { module } = accelerator;
     opened.add("device", () => accelerator.close());
-    const model = await loadModel({
+    const loaded = await loadModel({
       intraOpThreads: config.intraOpThreads,
       ...(config.model === undefined ? {} : { directory: config.model }),
       ...(config.tinyKvHeads === undefined ? {} : { tinyKvHeads: config.tinyKvHeads }),
     });
-    opened.add("model", () => model.close());
-    const { layers, kvHeads, headDim, vocabSize, maxModelLen, directory, name } = model.config;
+    opened.add("model", () => loaded.close());
+    const { directory, name, vocabSize } = loaded.config;
+    const model =
+      config.simulate === undefined ? loaded : simulatedModel({ ...config.simulate, clock, vocabSize });
+    const { layers, kvHeads, headDim, maxModelLen } = model.config;
     const tokenizer = await loadTokenizer({ directory, vocabSize });
 
     const meter = meterTransfers(around.transport, {
@@ -129,7 +133,7 @@ export async function startInstance(config: InstanceConfig, around: InstanceSurr
 
     const journal = createKvJournal();
     const toZero = new Map<string, number>();
-    const blocks = createBlockPool({ numBlocks: config.numBlocks });
+    const blocks = createBlockPool({ numBlocks: config.numBlocks, fragmented: config.fragmented });
     const core = createEngine({
       ...surroundings,
       model,
@@ -146,6 +150,7 @@ export async function startInstance(config: InstanceConfig, around: InstanceSurr
         takeCopies: accelerator.takeCopies,
       }),
       maxNumSeqs: accelerator.maxNumSeqs,
+      reportLayers: transferConfig.extra.push_layerwise === true,
       prefixCaching: accelerator.prefixCaching,
     });
 

@@ -139,8 +139,10 @@ export function createDecodeRequests<Source extends PromptSource>(options: {
       if (state.refusal !== undefined) throw state.refusal;
       if (state.phase !== "queued" || state.source === undefined) return { tokens: 0, async: false };
       state.numComputedTokens = numComputedTokens;
-      // Not more than the peer has, not more than the prompt.
       const { numPromptTokens } = request;
+      // A full prefix hit: the last token is computed here in any case, its logits say how to go on.
+      if (numComputedTokens >= numPromptTokens - 1 && numPromptTokens > 1) return { tokens: 0, async: false };
+      // Not more than the peer has, not more than the prompt.
       const tokens = Math.min(numPromptTokens, state.source.numTokens ?? numPromptTokens) - numComputedTokens;
       return tokens > 0 ? { tokens, async: true } : { tokens: 0, async: false };
     },

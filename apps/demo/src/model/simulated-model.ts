@@ -1,0 +1,46 @@
+import type { Clock } from "@kv/interface";
+import type { EngineModel } from "../engine/model-port.js";
+
+export interface SimulatedModelOptions {
+  readonly clock: Clock;
+  readonly layers: number;
+  readonly kvHeads: number;
+  readonly headDim: number;
+  readonly vocabSize: number;
+  readonly maxModelLen: number;
+  /** A forward pass takes so long, by the number of its tokens; each layer an equal part of it. */
+  readonly forwardMsPer512Tokens: number;
+}
+
+/**
+ * A model that takes time and computes nothing, to measure what is around it: KV that says which token stands where, next tokens that
+ * follow from the last one. It does not look at KV: what was transferred is to be compared by its digests.
+ */
+export function simulatedModel(options: SimulatedModelOptions): EngineModel {
+  const { clock, layers, kvHeads, headDim, vocabSize, maxModelLen, forwardMsPer512Tokens } = options;
+  const width = 2 * headDim;
+  return {
+    config: { layers, kvHeads, headDim, vocabSize, maxModelLen, eosTokenIds: [] },
+    ignoresPast: true,
+    async forward({ tokens, position, topLogprobs = 1 }) {
+      const kv = new Float32Array(layers * kvHeads * tokens.length * width);
+      for (let row = 0, at = 0; row < layers * kvHeads; row++) {
+        for (let i = 0; i < tokens.length; i++, at += width) {
+          kv[at] = ((tokens[i] ?? 0) * 31 + row * 7 + (position + i) * 17) % 65_521;
+        }
+      }
+      const last = tokens.at(-1) ?? 0;
+      const next = (last * 31 + (position + tokens.length) * 17 + 1) % vocabSize;
+      const topTokens = Int32Array.from({ length: topLogprobs }, (_, i) => (next + i) % vocabSize);
+      return { topTokens, topLogprobs: Float32Array.from(topTokens, (_, i) => -i), newKv: kv.buffer };
+    },
+    async layerComputed({ startedMs, tokens, layer }) {
+      const dueMs = startedMs + (forwardMsPer512Tokens * tokens * (layer + 1)) / (512 * layers);
+      const leftMs = dueMs - clock.now();
+      // A timer is a millisecond late or early: what a layer takes less is made up for by the next.
+      if (leftMs < 0.5) return;
+      await new Promise<void>((resolve) => void clock.setTimer(resolve, Math.round(leftMs), { ref: true }));
+    },
+    async dropSequence() {},
+  };
+}

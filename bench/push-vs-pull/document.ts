@@ -1,0 +1,35 @@
+import { median } from "../report.js";
+import { WAYS } from "./contestants.js";
+import { nameOf } from "./grid.js";
+import type { Measured } from "./index.js";
+import { BLOCK_TOKENS, FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN } from "./model.js";
+
+/** The page with the table. */
+export function document(
+  measured: readonly Measured[],
+  { rounds, load }: { rounds: number; load: { before: number; after: number } },
+): string {
+  const rows = measured.map(({ point, ttftMs, boundMs, localMs }) => {
+    const [pull = 0, push = 0, layers = 0] = WAYS.map((way) => median(ttftMs[way]));
+    const floor = localMs ?? boundMs;
+    const cells = [pull, push, layers, floor, pull / push, pull / layers, pull - floor, push - floor];
+    return `| ${nameOf(point)} | ${cells.map((cell, i) => cell.toFixed(i === 4 || i === 5 ? 2 : 1)).join(" | ")} |`;
+  });
+  return `# Push and pull, measured
+
+Written by \`npm run bench -- push-vs-pull\`. Time to the first token in ms, through proxy, P and D as processes of their own, over NIXL with UCX on
+one host; medians of ${rounds} rounds, in which pull, push and layer-wise push took turns. The model is simulated: a forward pass of ${FORWARD_MS_PER_512} ms per 512 tokens,
+${KV_BYTES_PER_TOKEN / 1024} KiB of KV per token, blocks of ${BLOCK_TOKENS} tokens. Load of the machine (2 cores): ${load.before.toFixed(1)} before, ${load.after.toFixed(1)} after.
+
+The bound is the forward pass plus the bytes divided by the bandwidth that one READ of as many bytes in the same blocks had in this run; HTTP, the proxy and
+the engines' own steps are not in it. Of requests at once it is that of the one in the middle. Of a full prefix hit it is what D needs by itself.
+
+The sample is ${measured.length} of 192 points: those in which one thing at a time is changed.
+
+| input→output | pull | push | layer-wise | bound | pull ÷ push | pull ÷ layer-wise | pull − bound | push − bound |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+${rows.join("\n")}
+
+![The same as bars](push-vs-pull.svg)
+`;
+}

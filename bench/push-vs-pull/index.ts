@@ -1,0 +1,107 @@
+// TTFT of pull and push through the whole demo, in turn in one run, beside the bound: forward pass + bytes ÷ measured bandwidth.
+import { mkdir, writeFile } from "node:fs/promises";
+import { loadavg } from "node:os";
+import { median, pairRatio, type Row, spread } from "../report.js";
+import { openBandwidth } from "./bandwidth.js";
+import { type Contestant, openContestant, WAYS, type Way } from "./contestants.js";
+import { document } from "./document.js";
+import { nameOf, type Point, SAMPLE } from "./grid.js";
+import { FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN } from "./model.js";
+import { plot } from "./plot.js";
+
+const ROUNDS = Math.max(3, Number(process.env["KV_BENCH_ROUNDS"] ?? 5));
+const DOCS = new URL("../../docs/bench/", import.meta.url);
+
+export interface Measured {
+  readonly point: Point;
+  readonly ttftMs: Readonly<Record<Way, readonly number[]>>;
+  readonly boundMs: number;
+  /** Of a full prefix hit alone. */
+  readonly localMs: number | undefined;
+}
+
+export async function pushVsPull(): Promise<readonly Row[]> {
+  const loadBefore = loadavg()[0] ?? 0;
+  const measured: Measured[] = [];
+  const bandwidth = await openBandwidth();
+  try {
+    for (const pool of ["contiguous", "fragmented"] as const) {
+      const contestants = new Map<Way, Contestant>();
+      try {
+        for (const way of WAYS) contestants.set(way, await openContestant(way, pool));
+        for (const point of SAMPLE.filter((each) => each.pool === pool)) {
+          process.stderr.write(`  ${nameOf(point)}\n`);
+          const bytes = (point.inputTokens * KV_BYTES_PER_TOKEN * (100 - point.hitPercent)) / 100;
+          const transferMs = bytes === 0 ? 0 : await bandwidth.transferMs(bytes, pool);
+          measured.push(await measure(point, contestants, transferMs));
+        }
+      } finally {
+        for (const contestant of contestants.values()) await contestant.close();
+      }
+    }
+  } finally {
+    await bandwidth.close();
+  }
+  const load = { before: loadBefore, after: loadavg()[0] ?? 0 };
+  if (!process.argv.includes("--no-docs")) {
+    await mkdir(DOCS, { recursive: true });
+    await writeFile(new URL("push-vs-pull.svg", DOCS), plot(measured));
+    await writeFile(new URL("push-vs-pull.md", DOCS), document(measured, { rounds: ROUNDS, load }));
+  }
+  return rowsOf(measured);
+}
+
+async function measure(
+  point: Point,
+  contestants: ReadonlyMap<Way, Contestant>,
+  transferMs: number,
+): Promise<Measured> {
+  const ttftMs: Record<Way, number[]> = { pull: [], push: [], "push, layer-wise": [] };
+  const local: number[] = [];
+  for (let round = 0; round < ROUNDS; round++) {
+    // In turn, and not always the same one first.
+    for (let i = 0; i < WAYS.length; i++) {
+      const way = WAYS[(round + i) % WAYS.length] as Way;
+      ttftMs[way].push((await contestants.get(way)?.ttftMs(point)) ?? Number.NaN);
+    }
+    if (point.hitPercent === 100)
+      local.push((await contestants.get("pull")?.localTtftMs(point.inputTokens)) ?? Number.NaN);
+  }
+  const passMs = (FORWARD_MS_PER_512 * point.inputTokens) / 512;
+  // P computes one prompt after the other: the median of n requests waits for half of them.
+  const passes = (point.atOnce + 1) / 2;
+  const boundMs = point.hitPercent === 100 ? 0 : passMs * passes + transferMs;
+  return { point, ttftMs, boundMs, localMs: local.length === 0 ? undefined : median(local) };
+}
+
+function rowsOf(measured: readonly Measured[]): Row[] {
+  return measured.flatMap(({ point, ttftMs, boundMs, localMs }): Row[] => {
+    const what = nameOf(point);
+    const ways = (["push", "push, layer-wise"] as const).map((way): Row => {
+      const gain = pairRatio(ttftMs.pull, ttftMs[way]);
+      const wanted = point.atOnce === 16 && way === "push" ? 1.2 : undefined;
+      return {
+        what: `TTFT ${what}: pull / ${way}`,
+        ours: spread(ttftMs[way], "ms"),
+        theirs: spread(ttftMs.pull, "ms"),
+        ratio: gain,
+        wanted: wanted === undefined ? "reported" : `>= ${wanted}`,
+        met: wanted === undefined ? undefined : gain >= wanted,
+      };
+    });
+    if (point.atOnce !== 1) return ways;
+    const floor = localMs ?? boundMs;
+    const over = (["pull", "push"] as const).map((way): Row => {
+      const overMs = median(ttftMs[way]) - floor;
+      return {
+        what: `${what}: ${way} over ${localMs === undefined ? "the bound" : "a local hit"}`,
+        ours: `${overMs.toFixed(1)} ms`,
+        theirs: `${floor.toFixed(1)} ms`,
+        ratio: undefined,
+        wanted: "<= 3 ms",
+        met: overMs <= 3,
+      };
+    });
+    return [...ways, ...over];
+  });
+}
