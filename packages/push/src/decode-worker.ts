@@ -13,7 +13,7 @@ import {
   type TransferMetrics,
   tellPeer,
 } from "@kv/connector";
-import { type Clock, KvError, type Log } from "@kv/interface";
+import { type Clock, type KvCacheConfig, KvError, type Log } from "@kv/interface";
 import {
   type Ended,
   encodeRegistration,
@@ -61,8 +61,7 @@ export interface DecodeWorkerOptions extends FreshLinkOptions, Pick<ReceivePushO
   readonly registrationTimeoutMs: number;
   readonly blocksAtRiskMs: number;
   readonly handshakeTimeoutMs: number;
-  /** Several KV cache groups: block ids of one group do not say what is invalid, requests do. */
-  readonly singleGroup: boolean;
+  readonly groups: KvCacheConfig["groups"];
 }
 
 const REPEAT_MS = 1000;
@@ -84,7 +83,8 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
     outbox,
     background: runs,
     timeoutMs: options.registrationTimeoutMs,
-    singleGroup: options.singleGroup,
+    // Of several KV cache groups, block ids of one do not say what is invalid: requests do.
+    singleGroup: options.groups.length === 1,
   });
   const suspicion = createSuspicion({ peers, waiting: awaited.values, processAt });
   const keepAlive = createKeepAlive({
@@ -139,6 +139,7 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
     graceMs: GRACE_MS,
     blocksAtRiskMs: options.blocksAtRiskMs,
     tpSize: options.tpSize,
+    groups: options.groups,
   };
 
   function withdraw(order: RegistrationOrder, link: RemoteLink, agents: Iterable<string>): void {

@@ -1,17 +1,18 @@
 import {
   type FailureType,
   type PeerHold,
-  ReceiveBroken,
+  type ReceiveBroken,
   type RemoteLink,
   receiveBroken,
 } from "@kv/connector";
 import { type Clock, KvError, type Timer } from "@kv/interface";
-import { planRequest, type RequestPlan } from "@kv/plan";
+import type { RequestPlan } from "@kv/plan";
 import { PUSH_CONTROL } from "./control.js";
+import { plannedReceive, type ReceivedGroups } from "./planned-receive.js";
 import type { RegistrationOrder } from "./step-metadata.js";
 import type { Words } from "./words.js";
 
-export interface ReceivePushOptions {
+export interface ReceivePushOptions extends ReceivedGroups {
   readonly clock: Clock;
   /** Opens the peer if need be, and makes sure that it is the process that the order means. */
   link(order: RegistrationOrder, signal: AbortSignal): Promise<PeerHold<RemoteLink>>;
@@ -28,7 +29,6 @@ export interface ReceivePushOptions {
   readonly graceMs: number;
   /** How long blocks stay out of use that a silent producer may write to. */
   readonly blocksAtRiskMs: number;
-  readonly tpSize: number;
 }
 
 /**
@@ -48,7 +48,7 @@ export async function receivePush(
   });
   try {
     const link = hold.peer;
-    const plan = plannedReceive(link, order, options.tpSize);
+    const plan = plannedReceive(link, order, options);
     const agents = [...link.agents.values()];
     /** Ranks that the transport did not tell of the blocks. */
     const unoffered = new Set<string>();
@@ -152,47 +152,4 @@ async function wordWithin(words: Words, clock: Clock, timeoutMs: number): Promis
   });
   await Promise.race([words.next(), late]);
   timer?.cancel();
-}
-
-/** What will land, for the receive pass, and proof that it can: a pair that does not fit is refused before a block is offered. */
-function plannedReceive(link: RemoteLink, order: RegistrationOrder, tpSize: number): RequestPlan {
-  const { plan, features, address } = link;
-  try {
-    if (!features.has(PUSH_CONTROL)) {
-      if (plan.local.kernelBlockSize !== plan.remote.kernelBlockSize) {
-        throw new KvError(
-          "KV_PLAN_UNSUPPORTED",
-          `engine ${address.engineId} has kernel blocks of ${plan.remote.kernelBlockSize} tokens and this one of ${plan.local.kernelBlockSize}: a vLLM 0.33 prefill worker cannot push to such blocks`,
-          { hint: "use equal block sizes, or pull" },
-        );
-      }
-      const empty = order.localBlockIds.findIndex((ids) => ids.length === 0);
-      if (empty >= 0) {
-        throw new KvError(
-          "KV_BLOCKS_MISMATCH",
-          `request ${order.requestId} wants no block of KV cache group ${empty}: a vLLM 0.33 prefill worker would take that for all of them`,
-        );
-      }
-    }
-    return planRequest(plan, {
-      localBlockIds: order.localBlockIds,
-      // Which blocks the producer has is its own affair; how many tells where ours begin.
-      remoteBlockIds: order.remoteBlockIds ?? order.localBlockIds.map(() => standIns(order, link)),
-      numTokens: order.numTokens,
-      localComputedBlocks: order.localComputedBlocks,
-    });
-  } catch (error) {
-    throw new ReceiveBroken(
-      KvError.from(error, "KV_TRANSFER_INVALID", `request ${order.requestId} on ${tpSize} ranks`),
-      "transfer_setup_failed",
-    );
-  }
-}
-
-function standIns({ numTokens }: RegistrationOrder, { plan }: RemoteLink): number[] {
-  const { kernelBlockSize, physicalBlocksPerLogical } = plan.remote;
-  return Array.from(
-    { length: Math.ceil(numTokens / (kernelBlockSize * physicalBlocksPerLogical)) },
-    (_, i) => i,
-  );
 }

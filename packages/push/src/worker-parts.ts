@@ -110,7 +110,7 @@ export function createWorkerParts(around: WorkerSurroundings): WorkerHalves {
     registrationTimeoutMs: settings.registrationTimeoutMs,
     blocksAtRiskMs: settings.blocksAtRiskMs,
     handshakeTimeoutMs: settings.handshakeTimeoutMs,
-    singleGroup: caches.config.groups.length === 1,
+    groups: caches.config.groups,
     settle: createReceivePass({ caches }),
     currentIncarnation: async (remote: RemoteRequest, signal) => {
       const { engineId: producer, requestId, host, port, lease } = remote;

@@ -7,6 +7,7 @@ import {
   type RankGeometry,
 } from "@kv/plan";
 import { handshakeTargetRanks } from "@kv/topology";
+import { consumerGeometry } from "./consumer-geometry.js";
 import { PUSH_CONTROL } from "./control.js";
 
 /** A consumer engine that this producer rank writes to. */
@@ -99,7 +100,8 @@ export function createWriteLinks(options: WriteLinksOptions): {
     return link;
   }
 
-  function planOf(geometry: RankGeometry, address: PeerAddress, controls: boolean): EngineTransferPlan {
+  function planOf(told: RankGeometry, address: PeerAddress, controls: boolean): EngineTransferPlan {
+    const geometry = consumerGeometry(told, local);
     const sources = handshakeTargetRanks({
       tpRank: geometry.tpRank,
       tpSize: address.tpSize,
