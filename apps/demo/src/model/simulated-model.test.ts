@@ -1,0 +1,45 @@
+import { expect, it } from "vitest";
+import { createBlockPool } from "../engine/block-pool.js";
+import { simulatedModel } from "./simulated-model.js";
+
+it("takes its time layer by layer, and makes up for a layer that came late", async () => {
+  let nowMs = 1000;
+  const waits: number[] = [];
+  const clock = {
+    now: () => nowMs,
+    setTimer(done: () => void, afterMs: number) {
+      waits.push(afterMs);
+      nowMs += afterMs;
+      done();
+      return { cancel() {} };
+    },
+  };
+  const model = simulatedModel({
+    clock,
+    layers: 4,
+    kvHeads: 2,
+    headDim: 4,
+    vocabSize: 100,
+    maxModelLen: 4096,
+    forwardMsPer512Tokens: 20,
+  });
+  const tokens = Int32Array.from({ length: 1024 }, (_, i) => i);
+  const { newKv, topTokens } = await model.forward({ sequenceId: "s", tokens, position: 0 });
+  expect(newKv.byteLength).toBe(4 * 2 * 1024 * 2 * 4 * 4);
+  expect(topTokens).toHaveLength(1);
+  const pass = { startedMs: 1000, tokens: 1024 };
+  await model.layerComputed?.({ ...pass, layer: 0 });
+  nowMs += 14;
+  for (const layer of [1, 2, 3]) await model.layerComputed?.({ ...pass, layer });
+  expect(waits).toEqual([10, 6, 10]);
+  expect(nowMs).toBe(1040);
+});
+
+it("a fragmented pool gives no two neighbours to one request, and each block once", () => {
+  const pool = createBlockPool({ numBlocks: 257, fragmented: true });
+  const chosen = pool.allocate(64);
+  expect(new Set(chosen).size).toBe(64);
+  expect(chosen.some((id, i) => Math.abs(id - (chosen[i - 1] ?? -9)) === 1)).toBe(false);
+  expect(pool.allocate(192)).toHaveLength(192);
+  expect(pool.free).toBe(0);
+});
