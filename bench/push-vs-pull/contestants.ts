@@ -10,8 +10,10 @@ export type Way = (typeof WAYS)[number];
 
 /** A deployment of the demo: proxy, P and D, each a process, over NIXL. */
 export interface Contestant {
-  /** Median of the times to the first token, through the proxy, of requests that are sent at once. */
+  /** Median of the times to the first token, through the proxy, of requests that are sent at once; those that failed are left out. */
   ttftMs(point: Point): Promise<number>;
+  /** Requests that failed: a machine that others use too can be too slow for a deadline. */
+  readonly failed: number;
   /** The same of one request that D computes all by itself, its prompt in D's prefix cache. */
   localTtftMs(inputTokens: number): Promise<number>;
   close(): Promise<void>;
@@ -45,6 +47,7 @@ export async function openContestant(way: Way, pool: Point["pool"]): Promise<Con
     { log, logLevel: "error" },
   );
   let made = 0;
+  let failed = 0;
   /** No two begin alike, so that no prefix cache has any of it. */
   const freshPrompt = (length: number): number[] => {
     made += 1;
@@ -60,14 +63,19 @@ export async function openContestant(way: Way, pool: Point["pool"]): Promise<Con
     const prompts = Array.from({ length: atOnce }, () => freshPrompt(inputTokens + 1));
     const hit = Math.floor((inputTokens * hitPercent) / 100 / BLOCK_TOKENS) * BLOCK_TOKENS;
     if (hit > 0) for (const prompt of prompts) await send(prompt.slice(0, hit + 1), 1);
-    const outcomes = await Promise.all(prompts.map((prompt) => send(prompt, outputTokens)));
-    return median(outcomes.map((outcome) => outcome.ttftMs));
+    const outcomes = await Promise.allSettled(prompts.map((prompt) => send(prompt, outputTokens)));
+    const came = outcomes.flatMap((one) => (one.status === "fulfilled" ? [one.value.ttftMs] : []));
+    failed += atOnce - came.length;
+    return median(came);
   }
 
   // The proxy learns where P is from its first answer, the two shake hands, code gets warm.
   for (let i = 0; i < 4; i++) await send(freshPrompt(257), 2);
   return {
     ttftMs,
+    get failed() {
+      return failed;
+    },
     async localTtftMs(inputTokens) {
       const prompt = freshPrompt(inputTokens + 1);
       const decode = cluster.decodes[0]?.url ?? "";

@@ -7,8 +7,9 @@ import { BLOCK_TOKENS, FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN } from "./model.js
 /** The page with the table. */
 export function document(
   measured: readonly Measured[],
-  { rounds, load }: { rounds: number; load: { before: number; after: number } },
+  run: { rounds: number; load: { before: number; after: number }; failed: number },
 ): string {
+  const { rounds, load, failed } = run;
   const rows = measured.map(({ point, ttftMs, boundMs, localMs }) => {
     const [pull = 0, push = 0, layers = 0] = WAYS.map((way) => median(ttftMs[way]));
     const floor = localMs ?? boundMs;
@@ -19,7 +20,7 @@ export function document(
 
 Written by \`npm run bench -- push-vs-pull\`. Time to the first token in ms, through proxy, P and D as processes of their own, over NIXL with UCX on
 one host; medians of ${rounds} rounds, in which pull, push and layer-wise push took turns. The model is simulated: a forward pass of ${FORWARD_MS_PER_512} ms per 512 tokens,
-${KV_BYTES_PER_TOKEN / 1024} KiB of KV per token, blocks of ${BLOCK_TOKENS} tokens. Load of the machine (2 cores): ${load.before.toFixed(1)} before, ${load.after.toFixed(1)} after.
+${KV_BYTES_PER_TOKEN / 1024} KiB of KV per token, blocks of ${BLOCK_TOKENS} tokens. Load of the machine (2 cores): ${load.before.toFixed(1)} before, ${load.after.toFixed(1)} after; ${failed} requests failed and are left out.
 
 The bound is the forward pass plus the bytes divided by the bandwidth that one READ of as many bytes in the same blocks had in this run; HTTP, the proxy and
 the engines' own steps are not in it. Of requests at once it is that of the one in the middle. Of a full prefix hit it is what D needs by itself.

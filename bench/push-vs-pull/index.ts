@@ -23,6 +23,7 @@ export interface Measured {
 export async function pushVsPull(): Promise<readonly Row[]> {
   const loadBefore = loadavg()[0] ?? 0;
   const measured: Measured[] = [];
+  let failed = 0;
   const bandwidth = await openBandwidth();
   try {
     for (const pool of ["contiguous", "fragmented"] as const) {
@@ -36,19 +37,28 @@ export async function pushVsPull(): Promise<readonly Row[]> {
           measured.push(await measure(point, contestants, transferMs));
         }
       } finally {
-        for (const contestant of contestants.values()) await contestant.close();
+        for (const contestant of contestants.values()) {
+          failed += contestant.failed;
+          await contestant.close();
+        }
       }
+      // After each pool: what is there is kept when the rest fails.
+      if (!process.argv.includes("--no-docs"))
+        await publish(measured, { load: { before: loadBefore, after: loadavg()[0] ?? 0 }, failed });
     }
   } finally {
     await bandwidth.close();
   }
-  const load = { before: loadBefore, after: loadavg()[0] ?? 0 };
-  if (!process.argv.includes("--no-docs")) {
-    await mkdir(DOCS, { recursive: true });
-    await writeFile(new URL("push-vs-pull.svg", DOCS), plot(measured));
-    await writeFile(new URL("push-vs-pull.md", DOCS), document(measured, { rounds: ROUNDS, load }));
-  }
   return rowsOf(measured);
+}
+
+async function publish(
+  measured: readonly Measured[],
+  run: { load: { before: number; after: number }; failed: number },
+): Promise<void> {
+  await mkdir(DOCS, { recursive: true });
+  await writeFile(new URL("push-vs-pull.svg", DOCS), plot(measured));
+  await writeFile(new URL("push-vs-pull.md", DOCS), document(measured, { rounds: ROUNDS, ...run }));
 }
 
 async function measure(
