@@ -32,7 +32,14 @@ function setUp() {
     },
   });
   const produced = (wireId: string): Produced => {
-    const order = { requestId: wireId, wireId, generation: 1, blockIds: [[1]], numTokens: 9, promptBlockIds: [[1]] };
+    const order = {
+      requestId: wireId,
+      wireId,
+      generation: 1,
+      blockIds: [[1]],
+      numTokens: 9,
+      promptBlockIds: [[1]],
+    };
     return { requestId: wireId, wireId, generation: 1, order, finished: undefined, consumer: undefined };
   };
   const offer = { engineId: "d", own: { rank: 0 }, blockIds: [[5]] } as unknown as Offer;
@@ -96,10 +103,14 @@ describe("writes ahead", () => {
     ahead.computed(p, ["a"], [["failed", offer]]);
     ends[0]?.(new KvError("KV_TRANSFER_FAILED", "no"));
     expect((await ahead.settle("failed", order(p), wanted)).size).toBe(0);
-    ahead.computed(q, ["a"], [
-      ["other", offer],
-      ["moved", offer],
-    ]);
+    ahead.computed(
+      q,
+      ["a"],
+      [
+        ["other", offer],
+        ["moved", offer],
+      ],
+    );
     for (const end of ends.slice(1)) end();
     expect((await ahead.settle("other", order(p), wanted)).size).toBe(0);
     expect((await ahead.settle("moved", order(q, [[2]]), wanted)).size).toBe(0);
