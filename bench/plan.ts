@@ -118,9 +118,13 @@ async function requests(peer: LinePeer | undefined): Promise<Row[]> {
         ),
         await against(
           peer,
-          `request to ids of both sides, ${where}, ${order}`,
+          `request to what NIXL is asked for, both sides, ${where}, ${order}`,
           () =>
-            planRequest(plan, { localBlockIds: [localIds], remoteBlockIds: [remoteIds], numTokens: tokens }),
+            planRequest(plan, {
+              localBlockIds: [localIds],
+              remoteBlockIds: [remoteIds],
+              numTokens: tokens,
+            }).reads.map(({ runs }) => runs),
           { do: "prepare", regions: REGIONS, blocks: numBlocks, localIds, remoteIds },
           order === "one run" ? 5 : 1,
         ),

@@ -4,7 +4,7 @@ import type { RankGeometry } from "@kv/plan";
 import { buildEngineTransferPlan, planRequest } from "@kv/plan";
 import { nodeTarget, pythonNixl } from "./python-peer.js";
 import type { Row } from "./report.js";
-import { pairRatio, spread } from "./report.js";
+import { bestRatio, pairRatio, spread } from "./report.js";
 
 const REGIONS = 64;
 const BLOCK_SIZE = 16;
@@ -81,23 +81,24 @@ export async function prepare(): Promise<readonly Row[]> {
           });
           const [read] = request.reads;
           if (read === undefined) throw new Error("nothing to read");
+          const { runs } = read;
           const planned = performance.now();
-          const transfer = agent.transfer({
-            operation: "READ",
-            local,
-            localIds: read.localIds,
-            remote,
-            remoteIds: read.remoteIds,
-          });
-          const { prepareMs = Number.NaN } = await transfer.done;
-          return { planMs: planned - begun, besidePostMs: planned - begun + prepareMs };
+          const transfer = agent.transfer({ operation: "READ", local, remote, runs });
+          const { prepareMs = Number.NaN, mergedCount = Number.NaN } = await transfer.done;
+          return {
+            planMs: planned - begun,
+            besidePostMs: planned - begun + prepareMs,
+            merged: mergedCount / read.descriptorCount,
+          };
         };
         const plans: number[] = [];
+        let merged = Number.NaN;
         for (const until = performance.now() + 1500; performance.now() < until; ) await once();
         for (let i = 0; i < ROUNDS; i += 1) {
           const mine = await once();
           ours.push(mine.besidePostMs);
           plans.push(mine.planMs);
+          merged = mine.merged;
           const answer = await python.ask<{ ms: number[] }>({
             do: "prepare",
             regions: REGIONS,
@@ -111,12 +112,22 @@ export async function prepare(): Promise<readonly Row[]> {
         }
         const ratio = pairRatio(ours, theirs);
         rows.push({
-          what: `ids to posted, ${tokens} tokens x ${REGIONS} regions, ${order} (ids ${spread(plans, "ms")}): time / vLLM's`,
+          what: `ids to posted, ${tokens} tokens x ${REGIONS} regions, ${order} (plan ${spread(plans, "ms")}): time / vLLM's`,
           ours: spread(ours, "ms"),
           theirs: spread(theirs, "ms"),
           ratio,
+          best: bestRatio(ours, theirs, "least"),
           wanted: "<= 1",
           met: ratio <= 1,
+        });
+        const most = order === "one run" ? 0.5 : 1;
+        rows.push({
+          what: `descriptors handed to NIXL, ${tokens} tokens x ${REGIONS} regions, ${order} / vLLM's`,
+          ours: "-",
+          theirs: "one for each block and region",
+          ratio: merged,
+          wanted: `<= ${most}`,
+          met: merged <= most,
         });
       }
     }

@@ -5,6 +5,8 @@ export interface Row {
   readonly theirs: string;
   /** Median of the ratios, pair by pair. */
   readonly ratio: number | undefined;
+  /** The same of the best of each. */
+  readonly best?: number;
   readonly wanted: string;
   /** undefined: reported only, or could not be measured here. */
   readonly met: boolean | undefined;
@@ -24,6 +26,16 @@ export function percentile(values: readonly number[], share: number): number {
   return sorted[Math.min(sorted.length - 1, Math.ceil(sorted.length * share) - 1)] ?? Number.NaN;
 }
 
+/** The best of ours over the best of theirs: what is left when whatever else the machine does is not in the way. */
+export function bestRatio(
+  ours: readonly number[],
+  theirs: readonly number[],
+  best: "least" | "most",
+): number {
+  const of = best === "least" ? Math.min : Math.max;
+  return of(...ours) / of(...theirs);
+}
+
 /** "min / median / max" with three digits. */
 export function spread(values: readonly number[], unit: string): string {
   const show = (value: number) => Number(value.toPrecision(3)).toString();
@@ -41,10 +53,14 @@ export function printRows(rows: readonly Row[]): void {
     row.ours,
     row.theirs,
     row.ratio === undefined ? "-" : row.ratio.toFixed(3),
+    row.best === undefined ? "-" : row.best.toFixed(3),
     row.wanted,
     row.met === undefined ? "-" : row.met ? "yes" : "NO",
   ]);
-  const table = [["what", "ours (min / median / max)", "theirs", "ratio", "wanted", "met"], ...cells];
+  const table = [
+    ["what", "ours (min / median / max)", "theirs", "ratio", "of bests", "wanted", "met"],
+    ...cells,
+  ];
   const widths =
     table[0]?.map((_, column) => Math.max(...table.map((row) => row[column]?.length ?? 0))) ?? [];
   for (const row of table)

@@ -1,5 +1,5 @@
 import { performance } from "node:perf_hooks";
-import { pairRatio, type Row, spread } from "../report.js";
+import { bestRatio, pairRatio, type Row, spread } from "../report.js";
 import { inOrder, lists, ROUNDS, type Stage, shuffled } from "./stage.js";
 
 const SIZES = [64 * 2 ** 20, 512 * 2 ** 20];
@@ -25,19 +25,17 @@ export async function bandwidth(stage: Stage): Promise<Row[]> {
       for (const operation of ["READ", "WRITE"] as const) {
         const ours: number[] = [];
         const theirs: number[] = [];
+        const mine = () =>
+          timed(() => stage.agent.transfer({ operation, ...prepared, localIds, remoteIds }).done);
+        const python = async () =>
+          (await stage.python.ask<{ ms: number }>({ do: "move", operation, block, count, seeds: [1, 2] })).ms;
         for (let round = -1; round < ROUNDS; round += 1) {
-          const mine = await timed(
-            () => stage.agent.transfer({ operation, ...prepared, localIds, remoteIds }).done,
-          );
-          const { ms } = await stage.python.ask<{ ms: number }>({
-            do: "move",
-            operation,
-            block,
-            count,
-            seeds: [1, 2],
-          });
+          // By turns who goes first: what one leaves in the caches the other finds there.
+          const first = round % 2 === 0 ? await mine() : Number.NaN;
+          const ms = await python();
+          const mineMs = Number.isNaN(first) ? await mine() : first;
           if (round < 0) continue;
-          ours.push(size / mine / 1e6);
+          ours.push(size / mineMs / 1e6);
           theirs.push(size / ms / 1e6);
         }
         const ratio = pairRatio(ours, theirs);
@@ -46,6 +44,7 @@ export async function bandwidth(stage: Stage): Promise<Row[]> {
           ours: spread(ours, "GB/s"),
           theirs: spread(theirs, "GB/s"),
           ratio,
+          best: bestRatio(ours, theirs, "most"),
           wanted: `>= ${WANTED_OF_PYTHON}`,
           met: ratio >= WANTED_OF_PYTHON,
         });
@@ -92,19 +91,21 @@ export async function limits(stage: Stage): Promise<Row[]> {
       ours: spread(ours, "GB/s"),
       theirs: spread(single, "GB/s"),
       ratio,
+      best: bestRatio(ours, single, "most"),
       wanted: wanted === undefined ? "reported" : `>= ${wanted}`,
       met: wanted === undefined ? undefined : ratio >= wanted,
     });
+    await prepared.close();
     if (order === "contiguous") continue;
     rows.push({
       what: `a way round UCX, ${what}: process_vm_readv of 512 blocks a call / READ`,
       ours: spread(vectored, "GB/s"),
       theirs: `READ ${spread(ours, "GB/s")}`,
       ratio: pairRatio(vectored, ours),
+      best: bestRatio(vectored, ours, "most"),
       wanted: "reported",
       met: undefined,
     });
-    await prepared.close();
   }
   return rows;
 }

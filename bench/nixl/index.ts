@@ -16,16 +16,15 @@ const PARTS: Readonly<Record<string, (stage: Stage) => Promise<readonly Row[]>>>
   idleAgent,
 };
 
-/** The table of what is promised of `@kv/nixl`. KV_BENCH_PARTS=smallRead,… measures some of it. */
-export async function nixl(): Promise<readonly Row[]> {
-  const asked = process.env["KV_BENCH_PARTS"]?.split(",") ?? Object.keys(PARTS);
-  const unknown = asked.filter((name) => !(name in PARTS));
+/** The table of what is promised of `@kv/nixl`, or some parts of it. */
+export async function nixl(only: readonly string[] = Object.keys(PARTS)): Promise<readonly Row[]> {
+  const unknown = only.filter((name) => !(name in PARTS));
   if (unknown.length > 0)
     throw new Error(`no part ${unknown.join(", ")}; there are ${Object.keys(PARTS).join(", ")}`);
   const rows: Row[] = [];
   const stage = await openStage();
   try {
-    for (const name of asked) {
+    for (const name of only) {
       process.stderr.write(`  ${name} …\n`);
       rows.push(...((await PARTS[name]?.(stage)) ?? []));
     }

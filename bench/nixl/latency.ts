@@ -1,18 +1,21 @@
 import { performance } from "node:perf_hooks";
 import { Worker } from "node:worker_threads";
-import { median, percentile, type Row, spread } from "../report.js";
+import { bestRatio, median, percentile, type Row, spread } from "../report.js";
 import { lists, ROUNDS, type Stage } from "./stage.js";
 
 const PER_ROUND = 300;
 const BLOCK = 4096;
 
-/** One 4 KiB READ: inside the native thread against Python's calls, and the way of the outcome back to JavaScript. */
+/**
+ * One 4 KiB READ: making the request, posting it, done, released, inside the native thread against Python's calls for the same; and the way of
+ * the outcome back to JavaScript, which is all of the time that the thread does not account for, the call itself included.
+ */
 export async function smallRead(stage: Stage): Promise<Row[]> {
   const prepared = await lists(stage, BLOCK, 64);
   const ids = Int32Array.of(7);
-  const [inside, post, theirs, theirPost, back, message] = [[], [], [], [], [], []] as number[][];
+  const [inside, handed, theirs, back, message] = [[], [], [], [], []] as number[][];
   for (let round = -1; round < ROUNDS; round += 1) {
-    const mine = { inside: [] as number[], post: [] as number[], back: [] as number[] };
+    const mine = { inside: [] as number[], handed: [] as number[], back: [] as number[] };
     for (let i = 0; i < PER_ROUND; i += 1) {
       const begun = performance.now();
       const result = await stage.agent.transfer({
@@ -22,9 +25,9 @@ export async function smallRead(stage: Stage): Promise<Row[]> {
         remoteIds: ids,
       }).done;
       const totalMs = performance.now() - begun;
-      const { prepareMs = Number.NaN, transferMs } = result;
-      mine.post.push(transferMs * 1e3);
-      mine.inside.push((prepareMs + transferMs) * 1e3);
+      const { prepareMs = Number.NaN, makeMs = Number.NaN, transferMs } = result;
+      mine.handed.push((prepareMs + transferMs) * 1e3);
+      mine.inside.push((makeMs + transferMs) * 1e3);
       mine.back.push((totalMs - prepareMs - transferMs) * 1e3);
     }
     const python = await stage.python.ask<{ make: number[]; move: number[]; release: number[] }>({
@@ -35,10 +38,9 @@ export async function smallRead(stage: Stage): Promise<Row[]> {
     const oneWay = await postMessageUs(PER_ROUND);
     if (round < 0) continue;
     inside?.push(median(mine.inside));
-    post?.push(median(mine.post));
+    handed?.push(median(mine.handed));
     back?.push(median(mine.back));
     theirs?.push(median(python.make) + median(python.move) + median(python.release));
-    theirPost?.push(median(python.move));
     message?.push(median(oneWay));
   }
   await prepared.close();
@@ -49,17 +51,19 @@ export async function smallRead(stage: Stage): Promise<Row[]> {
       ours: spread(ours, "us"),
       theirs: spread(others, "us"),
       ratio,
+      best: bestRatio(ours, others, "least"),
       wanted: wanted === undefined ? "reported" : `<= ${wanted}`,
       met: wanted === undefined ? undefined : ratio <= wanted,
     };
   };
   return [
-    compare("one 4 KiB READ, post to done: time / Python's", post, theirPost, 0.55),
     compare(
-      "the same with hand-over, make and release / Python's make, post to done, release",
+      "one 4 KiB READ in the native thread (make, post to done, release): time / Python's",
       inside,
       theirs,
+      0.55,
     ),
+    compare("the same with the hand-over to the thread / Python's", handed, theirs),
     compare("promise settled after done / one-way postMessage between workers", back, message, 1.5),
   ];
 }
@@ -128,6 +132,7 @@ export async function notifications(stage: Stage): Promise<Row[]> {
       ours: spread(mine, "ms"),
       theirs: `busy ${spread(heard.pythonBusy.map(of), "ms")}; 1 ms ${spread(heard.pythonSleep.map(of), "ms")}`,
       ratio,
+      best: Math.min(...mine) / Math.min(...heard.pythonBusy.map(of), ...heard.pythonSleep.map(of)),
       wanted: wanted === undefined ? "reported" : `<= ${wanted}`,
       met: wanted === undefined ? undefined : ratio <= wanted,
     };

@@ -328,6 +328,10 @@ API(xfer_dlist_add_desc)(XferDlist list, uintptr_t address, size_t length, uint6
   list->descriptors.push_back({address, length, device});
   return kSuccess;
 }
+API(xfer_dlist_clear)(XferDlist list) {
+  list->descriptors.clear();
+  return kSuccess;
+}
 API(prep_xfer_dlist)(Agent agent, const char* name, XferDlist list, PreparedDlist* out, OptArgs) {
   LOCKED;
   own(agent);
@@ -361,6 +365,26 @@ API(make_xfer_req)(Agent agent, Operation operation, PreparedDlist local, const 
     request->copies.emplace_back(operation == Operation::read ? there : here, operation == Operation::read ? here : there);
   }
   request->remote = remote->remote;
+  request->writes = operation == Operation::write;
+  ++agent->requests;
+  *out = request;
+  return kSuccess;
+}
+API(create_xfer_req)(Agent agent, Operation operation, XferDlist local, XferDlist remote, const char* name, Request* out, OptArgs) {
+  LOCKED;
+  own(agent);
+  const size_t count = local->descriptors.size();
+  if (count == 0 || count != remote->descriptors.size()) broken("a request of no descriptors, or of unequal numbers");
+  if (!agent->remotes.contains(name)) return kNotFound;
+  auto* request = new RequestObject;
+  for (size_t index = 0; index < count; ++index) {
+    const Descriptor& here = local->descriptors[index];
+    const Descriptor& there = remote->descriptors[index];
+    if (here.length != there.length) broken("a pair of unequal lengths");
+    if (!covered(agent->memory, here) || !covered(agent->remotes[name], there)) broken("a descriptor that is in no registration");
+    request->copies.emplace_back(operation == Operation::read ? there : here, operation == Operation::read ? here : there);
+  }
+  request->remote = name;
   request->writes = operation == Operation::write;
   ++agent->requests;
   *out = request;

@@ -63,42 +63,18 @@ std::shared_ptr<List> list_of(const AgentThread& thread, Napi::Value id, bool re
   return list;
 }
 
-std::vector<int32_t> ids_of(Napi::Value value, const Shape& shape, const char* what) {
-  const auto array = int32_array(value, "KV_TRANSFER_INVALID", what);
-  std::vector<int32_t> ids(array.Data(), array.Data() + array.ElementLength());
-  const uint32_t count = shape.count();
-  uint32_t worst = 0;
-  for (const int32_t id : ids) worst |= static_cast<uint32_t>(static_cast<uint32_t>(id) >= count);
-  if (worst != 0) {
-    for (size_t index = 0; index < ids.size(); ++index) {
-      if (static_cast<uint32_t>(ids[index]) < count) continue;
-      throw Failure("KV_TRANSFER_INVALID", std::string(what) + "[" + std::to_string(index) + "] is " +
-                                               std::to_string(ids[index]) + ", and the list has " + std::to_string(count) +
-                                               " descriptors");
+// Ids of both sides, or runs.
+Pairs pairs_of(Napi::Value local_ids, Napi::Value remote_ids, Napi::Value runs, const Shape& local, const Shape& remote) {
+  if (!runs.IsUndefined()) {
+    if (!local_ids.IsUndefined() || !remote_ids.IsUndefined()) {
+      throw Failure("KV_TRANSFER_INVALID", "a transfer has ids or runs, and this one has both");
     }
+    const auto rows = int32_array(runs, "KV_TRANSFER_INVALID", "runs");
+    return Pairs::of_runs(rows.Data(), rows.ElementLength(), local, remote);
   }
-  return ids;
-}
-
-// The bytes of all pairs, each of which must have equal lengths.
-uint64_t paired_bytes(const TransferRequest& request) {
-  const Shape& local = request.local->shape;
-  const Shape& remote = request.remote->shape;
-  const size_t count = request.local_ids.size();
-  if (local.uniform_length() != 0 && local.uniform_length() == remote.uniform_length()) return count * local.uniform_length();
-  uint64_t bytes = 0;
-  for (size_t index = 0; index < count; ++index) {
-    const uint64_t here = local.length(static_cast<uint32_t>(request.local_ids[index]));
-    const uint64_t there = remote.length(static_cast<uint32_t>(request.remote_ids[index]));
-    if (here != there) {
-      throw Failure("KV_TRANSFER_INVALID", "pair " + std::to_string(index) + ": local descriptor " +
-                                               std::to_string(request.local_ids[index]) + " has " + std::to_string(here) +
-                                               " bytes, remote descriptor " + std::to_string(request.remote_ids[index]) +
-                                               " has " + std::to_string(there));
-    }
-    bytes += here;
-  }
-  return bytes;
+  const auto locals = int32_array(local_ids, "KV_TRANSFER_INVALID", "localIds");
+  const auto remotes = int32_array(remote_ids, "KV_TRANSFER_INVALID", "remoteIds");
+  return Pairs::of_ids(locals.Data(), locals.ElementLength(), remotes.Data(), remotes.ElementLength(), local, remote);
 }
 
 }  // namespace
@@ -215,21 +191,12 @@ Napi::Value Agent::transfer(const Napi::CallbackInfo& info) {
   return guarded(info.Env(), [&] {
     TransferRequest request{.operation = info[1].ToBoolean() ? capi::Operation::write : capi::Operation::read,
                             .local = list_of(*thread_, info[2], false),
-                            .remote = list_of(*thread_, info[4], true),
-                            .local_ids = {},
-                            .remote_ids = {},
-                            .length_bytes = 0,
+                            .remote = list_of(*thread_, info[3], true),
+                            .pairs = {},
                             .notification = {},
-                            .revocable = info[7].ToBoolean()};
-    request.local_ids = ids_of(info[3], request.local->shape, "localIds");
-    request.remote_ids = ids_of(info[5], request.remote->shape, "remoteIds");
-    if (request.local_ids.size() != request.remote_ids.size() || request.local_ids.empty()) {
-      throw Failure("KV_TRANSFER_INVALID", std::to_string(request.local_ids.size()) + " local ids and " +
-                                               std::to_string(request.remote_ids.size()) +
-                                               " remote ids; a transfer needs as many of each, and one at least");
-    }
-    request.length_bytes = paired_bytes(request);
-    if (!info[6].IsUndefined()) request.notification = bytes_of(info[6], "KV_NOTIFICATION_INVALID", "the notification");
+                            .revocable = info[8].ToBoolean()};
+    request.pairs = pairs_of(info[4], info[5], info[6], request.local->shape, request.remote->shape);
+    if (!info[7].IsUndefined()) request.notification = bytes_of(info[7], "KV_NOTIFICATION_INVALID", "the notification");
     thread_->transfer(ticket_of(info[0]), std::move(request));
     return info.Env().Undefined();
   });

@@ -20,6 +20,7 @@
 #include "list.h"
 #include "mapping.h"
 #include "peer_watch.h"
+#include "slicer.h"
 
 namespace kv::nixl {
 
@@ -71,8 +72,15 @@ class AgentState {
   capi::Request make_probe(const List& remote);
 
   std::shared_ptr<List> prepare(std::optional<std::string> remote, capi::MemoryType type, const std::vector<double>& rows);
+  // A request of NIXL for one slice. Null when NIXL refuses it, with its word for why in `status`.
+  capi::Request make_request(capi::Operation operation, List& local, List& remote, const Slice& slice, capi::Status& status);
+  // Room for one slice, for whoever makes the next request.
+  Slice& slice() { return slice_; }
   // Releases a list that no transfer uses.
   void release(const std::shared_ptr<List>& list);
+
+  // Whether peers may have something to reach here.
+  bool reachable() const { return !memories_.empty() || !remotes_.empty(); }
 
   void count_done(uint64_t bytes) {
     ++counters_.transfers_done;
@@ -102,6 +110,11 @@ class AgentState {
   };
 
   void make_scratch();
+  // A list of one of `rows`, as `add` puts them; null when NIXL refuses it.
+  using AddRows = void (*)(const capi::Functions&, capi::XferDlist, const std::vector<Row>&);
+  capi::PreparedDlist prepare_rows(const List& list, AddRows add, capi::Status& status);
+  capi::Request make_by_index(capi::Operation operation, List& local, List& remote, const Slice& slice, capi::Status& status);
+  capi::Request make_of_extents(capi::Operation operation, List& local, List& remote, const Slice& slice, capi::Status& status);
   void prepare_probe(List& list, capi::MemoryType type, const Row& first);
   void create_backend(const BackendSpec& spec);
   void forget_remote(const std::string& name);
@@ -121,6 +134,12 @@ class AgentState {
   std::set<std::shared_ptr<List>> lists_;
   Handle<capi::NotifMap> inbox_;
   bool watch_peers_;
+  // Used again for each request: their memory is what making one takes longest for.
+  std::map<capi::MemoryType, Handle<capi::XferDlist>> local_extents_;
+  std::map<capi::MemoryType, Handle<capi::XferDlist>> remote_extents_;
+  Slice slice_;
+  std::vector<int32_t> local_ids_;
+  std::vector<int32_t> remote_ids_;
   // Where probes read to.
   std::shared_ptr<Mapping> scratch_;
   Handle<capi::RegDlist> scratch_registration_;

@@ -17,6 +17,11 @@ using std::chrono::milliseconds;
 // first READ, and all emulated ones, progress only while the target polls.
 constexpr auto kShortestPause = microseconds(20);
 constexpr auto kLongestPause = microseconds(2000);
+// The same where a peer has nothing to reach: no memory of this agent is registered.
+constexpr auto kLongestPauseBare = microseconds(5000);
+// After work the thread looks again at once for so long: what follows (the next command, the answer of a peer) is usually near, and to wake
+// a thread takes longer.
+constexpr auto kSpin = microseconds(100);
 constexpr auto kLongestPauseInFlight = microseconds(50);
 constexpr int kQuietPerPause = 64;
 // A poll that takes longer than this, and several times what an empty one takes, has probably moved data for a peer. It may
@@ -57,11 +62,14 @@ std::shared_ptr<AgentThread> AgentThread::start(AgentConfig config, std::shared_
 }
 
 void AgentThread::enqueue(Command command) {
+  bool asleep = false;
   {
     const std::lock_guard lock(mutex_);
     queue_.push_back(std::move(command));
+    queued_.store(true, std::memory_order_release);
+    asleep = asleep_;
   }
-  wake_.notify_one();
+  if (asleep) wake_.notify_one();
 }
 
 template <typename Work>
@@ -198,15 +206,20 @@ void AgentThread::close(uint64_t ticket, milliseconds patience) {
 }
 
 void AgentThread::stop() {
-  stopping_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
   wake_.notify_one();
 }
 
 bool AgentThread::run_commands() {
+  if (!queued_.load(std::memory_order_acquire)) return false;
   std::deque<Command> commands;
   {
     const std::lock_guard lock(mutex_);
     commands.swap(queue_);
+    queued_.store(false, std::memory_order_relaxed);
   }
   for (Command& command : commands) command();
   return !commands.empty();
@@ -225,7 +238,14 @@ void AgentThread::forget(const Transfer& transfer) {
 bool AgentThread::advance_transfers() {
   bool moved = false;
   const auto send = [this](Event event) { outbox_->send(std::move(event)); };
-  for (Transfer& transfer : transfers_) moved = transfer.advance(*state_, send) || moved;
+  // One slice a turn, of each transfer in its turn, so that commands and notifications never wait for more than one.
+  Transfer* next = nullptr;
+  for (Transfer& transfer : transfers_) {
+    if (!transfer.wants_to_post()) continue;
+    if (next == nullptr || (next->ticket() <= last_posted_ && transfer.ticket() > last_posted_)) next = &transfer;
+  }
+  if (next != nullptr) last_posted_ = next->ticket();
+  for (Transfer& transfer : transfers_) moved = transfer.advance(*state_, send, &transfer == next) || moved;
   std::erase_if(transfers_, [this](const Transfer& transfer) {
     if (transfer.finished()) forget(transfer);
     return transfer.finished();
@@ -256,12 +276,16 @@ void AgentThread::notice(Clock::time_point end, Clock::duration poll) {
 }
 
 void AgentThread::wait() {
-  const auto now = Clock::now();
-  const auto quiet = std::chrono::duration_cast<microseconds>(now - last_work_);
-  const auto longest = attentive_ > 0 ? kShortestPause : transfers_.empty() ? kLongestPause : kLongestPauseInFlight;
+  const auto quiet = std::chrono::duration_cast<microseconds>(Clock::now() - last_work_);
+  if (quiet < kSpin) return;
+  auto longest = state_->reachable() ? kLongestPause : kLongestPauseBare;
+  if (!transfers_.empty()) longest = kLongestPauseInFlight;
+  if (attentive_ > 0) longest = kShortestPause;
   const auto pause = std::clamp(quiet / kQuietPerPause, kShortestPause, longest);
   std::unique_lock lock(mutex_);
+  asleep_ = true;
   wake_.wait_for(lock, pause, [this] { return !queue_.empty() || stopping_; });
+  asleep_ = false;
 }
 
 void AgentThread::main(uint64_t ticket) {

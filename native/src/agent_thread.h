@@ -81,11 +81,15 @@ class AgentThread : public Stoppable, public std::enable_shared_from_this<AgentT
   std::deque<Command> queue_;
   std::unordered_map<uint64_t, std::shared_ptr<List>> lists_;
   std::unordered_map<uint64_t, SharedVerdict> verdicts_;
+  bool asleep_ = false;
+  // There is something in the queue; to be looked at without the lock.
+  std::atomic<bool> queued_{false};
   std::atomic<bool> stopping_{false};
 
   // The thread only.
   std::unique_ptr<AgentState> state_;
   std::deque<Transfer> transfers_;
+  uint64_t last_posted_ = 0;
   Clock::time_point last_work_;
   Clock::time_point last_poll_;
   Clock::time_point last_watch_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "failure.h"
 
@@ -52,50 +53,48 @@ std::vector<Row> read_rows(const double* numbers, size_t count) {
   return rows;
 }
 
-Shape::Shape(const std::vector<Row>& rows) {
-  uniform_ = rows.front().length;
-  bool same = true;
-  bool cut = false;
+Shape::Shape(std::vector<Row> rows) : rows_(std::move(rows)) {
+  starts_.reserve(rows_.size() + 1);
+  starts_.push_back(0);
+  uniform_ = rows_.front().length;
+  for (const Row& row : rows_) {
+    starts_.push_back(starts_.back() + static_cast<uint32_t>(row.count));
+    if (row.length != rows_.front().length) uniform_ = 0;
+  }
+}
+
+void Shape::Reader::find(uint32_t index) {
+  const auto& starts = shape_->starts_;
+  // Most lists are walked in order.
+  if (row_ + 2 < starts.size() && index >= starts[row_ + 1] && index < starts[row_ + 2]) {
+    ++row_;
+    return;
+  }
+  row_ = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), index) - starts.begin()) - 1;
+}
+
+namespace {
+
+void add_one(const capi::Functions& nixl, capi::XferDlist list, uint64_t address, uint64_t length, uint64_t device) {
+  const capi::Status status = nixl.xfer_dlist_add_desc(list, address, length, device);
+  if (status != capi::kSuccess) {
+    throw Failure("KV_LIST_INVALID", std::string("NIXL refused a descriptor: ") + describe(status));
+  }
+}
+
+}  // namespace
+
+void expand(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows) {
   for (const Row& row : rows) {
-    count_ += static_cast<uint32_t>(row.count);
-    pieces_ += row.count * pieces_of(row.length);
-    same = same && row.length == uniform_;
-    cut = cut || row.length > kPieceBytes;
-  }
-  if (pieces_ > kMaxDescriptors) {
-    throw Failure("KV_LIST_INVALID", "the list has " + std::to_string(pieces_) + " pieces of " +
-                                         std::to_string(kPieceBytes) + " bytes; " + std::to_string(kMaxDescriptors) +
-                                         " is the limit");
-  }
-  if (!same) {
-    lengths_.reserve(count_);
-    for (const Row& row : rows) lengths_.insert(lengths_.end(), row.count, row.length);
-  }
-  if (cut) {
-    first_piece_.reserve(count_);
-    int32_t piece = 0;
-    for (const Row& row : rows) {
-      for (uint64_t index = 0; index < row.count; ++index, piece += static_cast<int32_t>(pieces_of(row.length))) {
-        first_piece_.push_back(piece);
-      }
+    uint64_t address = row.address;
+    for (uint64_t index = 0; index < row.count; ++index, address += row.stride) {
+      add_one(nixl, list, address, row.length, row.device);
     }
   }
 }
 
-void expand(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows) {
-  const auto add = nixl.xfer_dlist_add_desc;
-  for (const Row& row : rows) {
-    uint64_t address = row.address;
-    for (uint64_t index = 0; index < row.count; ++index, address += row.stride) {
-      for (uint64_t offset = 0; offset < row.length; offset += kPieceBytes) {
-        const capi::Status status =
-            add(list, address + offset, std::min(kPieceBytes, row.length - offset), row.device);
-        if (status != capi::kSuccess) {
-          throw Failure("KV_LIST_INVALID", std::string("NIXL refused a descriptor: ") + describe(status));
-        }
-      }
-    }
-  }
+void add_spans(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows) {
+  for (const Row& row : rows) add_one(nixl, list, row.address, row.span(), row.device);
 }
 
 }  // namespace kv::nixl

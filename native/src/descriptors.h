@@ -10,8 +10,6 @@
 namespace kv::nixl {
 
 inline constexpr size_t kRowNumbers = 5;
-// A descriptor longer than this goes to NIXL in pieces, so that no single post copies for longer than a slice may.
-inline constexpr uint64_t kPieceBytes = 8ull << 20;
 
 struct Row {
   uint64_t address;
@@ -20,38 +18,58 @@ struct Row {
   uint64_t stride;
   uint64_t count;
 
+  // From the first byte of the first descriptor to the last byte of the last.
+  uint64_t span() const { return (count - 1) * stride + length; }
   // One past the last byte of the last descriptor.
-  uint64_t end() const { return address + (count - 1) * stride + length; }
+  uint64_t end() const { return address + span(); }
 };
 
 // Reads and checks rows. Throws Failure KV_LIST_INVALID naming the row and the value.
 std::vector<Row> read_rows(const double* numbers, size_t count);
 
-// What an index of the list means, by length and by piece. Immutable, and so free to be read on every thread.
+// What an index of the list means. Rows stay as they are, so that memory goes with rows and not with descriptors. Immutable, and so free
+// to be read on every thread.
 class Shape {
  public:
-  explicit Shape(const std::vector<Row>& rows);
+  explicit Shape(std::vector<Row> rows);
 
-  uint32_t count() const { return count_; }
-  uint64_t length(uint32_t index) const { return lengths_.empty() ? uniform_ : lengths_[index]; }
+  uint32_t count() const { return starts_.back(); }
+  const std::vector<Row>& rows() const { return rows_; }
   // All descriptors have this length; 0 if lengths differ.
-  uint64_t uniform_length() const { return lengths_.empty() ? uniform_ : 0; }
-  // True if some descriptor was cut, so that indices must be translated.
-  bool has_pieces() const { return !first_piece_.empty(); }
-  int32_t first_piece(uint32_t index) const { return first_piece_[index]; }
-  uint64_t pieces() const { return pieces_; }
+  uint64_t uniform_length() const { return uniform_; }
+
+  // Looks descriptors up one after another, and so remembers the row of the last one.
+  class Reader {
+   public:
+    explicit Reader(const Shape& shape) : shape_(&shape) {}
+
+    struct Place {
+      const Row& row;
+      uint32_t within;  // descriptors of the row before this one
+      uint32_t left;    // descriptors of the row from this one on
+    };
+    Place at(uint32_t index) {
+      const auto& starts = shape_->starts_;
+      if (index < starts[row_] || index >= starts[row_ + 1]) find(index);
+      return {shape_->rows_[row_], index - starts[row_], starts[row_ + 1] - index};
+    }
+
+   private:
+    void find(uint32_t index);
+
+    const Shape* shape_;
+    size_t row_ = 0;
+  };
 
  private:
-  uint32_t count_ = 0;
-  uint64_t pieces_ = 0;
+  std::vector<Row> rows_;
+  std::vector<uint32_t> starts_;  // of each row, and the count
   uint64_t uniform_ = 0;
-  std::vector<uint64_t> lengths_;
-  std::vector<int32_t> first_piece_;
 };
 
-inline uint64_t pieces_of(uint64_t length) { return (length + kPieceBytes - 1) / kPieceBytes; }
-
-// Adds every descriptor of `rows`, in order and in pieces, to a list of the library.
+// Adds every descriptor of `rows`, in order, to a list of the library.
 void expand(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows);
+// One descriptor for each row, from its first byte to its last.
+void add_spans(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows);
 
 }  // namespace kv::nixl

@@ -14,7 +14,9 @@ namespace kv::nixl {
 struct TransferOutcome {
   double length_bytes;
   double descriptor_count;
+  double merged_count;
   double prepare_ms;
+  double make_ms;
   double post_ms;
   double transfer_ms;
 };
@@ -24,8 +26,8 @@ using Bytes = std::vector<uint8_t>;
 struct Event {
   enum class Kind : int {
     settled = 0,       // the command of this ticket succeeded with `value`, or failed
-    done = 1,          // the transfer of this ticket succeeded with a TransferOutcome, or failed
-    released = 2,      // NIXL touches the memory of this ticket's transfer no more
+    done = 1,          // the transfer of this ticket succeeded with a TransferOutcome, and is released; or it failed
+    released = 2,      // NIXL touches the memory of this ticket's transfer no more, which did not succeed
     notification = 3,  // `from` sent `value`; no ticket
   };
 

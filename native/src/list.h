@@ -13,14 +13,21 @@
 namespace kv::nixl {
 
 struct List {
-  List(std::optional<std::string> remote, Shape shape) : remote(std::move(remote)), shape(std::move(shape)) {}
+  List(std::optional<std::string> remote, capi::MemoryType type, Shape shape)
+      : remote(std::move(remote)), type(type), shape(std::move(shape)) {}
 
   // Whose memory it describes; none for the agent's own.
   const std::optional<std::string> remote;
+  const capi::MemoryType type;
   const Shape shape;
 
-  // The agent's thread only.
+  // The agent's thread only, once the list is known to others.
+  // Each row lies in one registration, so that neighbours in it may be one descriptor.
+  bool mergeable = true;
+  // NIXL's word for a peer's memory, held for as long as the list: a descriptor for each row where it is mergeable.
   capi::PreparedDlist handle = nullptr;
+  // Each descriptor, for requests by index; made at their first use.
+  capi::PreparedDlist indexed = nullptr;
   // One byte of the peer's memory, to be read after a WRITE where the backend does not say that its bytes have landed.
   capi::PreparedDlist probe = nullptr;
   std::vector<const Mapping*> memories;

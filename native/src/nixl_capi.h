@@ -89,10 +89,12 @@ struct AgentConfig {
   FUNCTION(create_xfer_dlist, MemoryType, XferDlist* out)                                                      \
   FUNCTION(destroy_xfer_dlist, XferDlist)                                                                      \
   FUNCTION(xfer_dlist_add_desc, XferDlist, uintptr_t address, size_t length, uint64_t device)                  \
+  FUNCTION(xfer_dlist_clear, XferDlist)                                                                        \
   FUNCTION(prep_xfer_dlist, Agent, const char* name, XferDlist, PreparedDlist* out, OptArgs)                   \
   FUNCTION(release_xfer_dlist_handle, Agent, PreparedDlist)                                                    \
   FUNCTION(make_xfer_req, Agent, Operation, PreparedDlist local, const int* local_indices, size_t local_count, \
            PreparedDlist remote, const int* remote_indices, size_t remote_count, Request* out, OptArgs)        \
+  FUNCTION(create_xfer_req, Agent, Operation, XferDlist local, XferDlist remote, const char* name, Request* out, OptArgs) \
   FUNCTION(post_xfer_req, Agent, Request, OptArgs)                                                             \
   FUNCTION(get_xfer_status, Agent, Request)                                                                    \
   FUNCTION(release_xfer_req, Agent, Request)                                                                   \

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include <iterator>
 #include <type_traits>
 
 namespace kv::nixl {
@@ -38,12 +39,10 @@ Napi::Value to_js(Napi::Env env, const Event& event) {
                         for (uint32_t index = 0; index < value.size(); ++index) names.Set(index, value[index]);
                         return names;
                       } else if constexpr (std::is_same_v<T, TransferOutcome>) {
-                        const auto outcome = Napi::Object::New(env);
-                        outcome.Set("lengthBytes", value.length_bytes);
-                        outcome.Set("descriptorCount", value.descriptor_count);
-                        outcome.Set("prepareMs", value.prepare_ms);
-                        outcome.Set("postMs", value.post_ms);
-                        outcome.Set("transferMs", value.transfer_ms);
+                        const double numbers[] = {value.length_bytes, value.descriptor_count, value.merged_count, value.prepare_ms,
+                                                  value.make_ms,      value.post_ms,          value.transfer_ms};
+                        const auto outcome = Napi::Array::New(env, std::size(numbers));
+                        for (uint32_t index = 0; index < std::size(numbers); ++index) outcome.Set(index, numbers[index]);
                         return outcome;
                       } else {
                         return env.Undefined();

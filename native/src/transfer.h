@@ -13,6 +13,8 @@
 #include "agent_state.h"
 #include "event.h"
 #include "list.h"
+#include "pairs.h"
+#include "slicer.h"
 
 namespace kv::nixl {
 
@@ -20,9 +22,7 @@ struct TransferRequest {
   capi::Operation operation;
   std::shared_ptr<List> local;
   std::shared_ptr<List> remote;
-  std::vector<int32_t> local_ids;
-  std::vector<int32_t> remote_ids;
-  uint64_t length_bytes;
+  Pairs pairs;
   std::optional<Bytes> notification;
   // Its caller may give it up, so the notification must not be on its way before the outcome is certain.
   bool revocable;
@@ -39,8 +39,10 @@ class Transfer {
 
   Transfer(uint64_t ticket, TransferRequest request, SharedVerdict verdict);
 
-  // Looks after what was posted, then posts at most one slice. True if anything moved.
-  bool advance(AgentState& state, const Send& send);
+  // Looks after what was posted, then, if it may, posts one slice. True if anything moved.
+  bool advance(AgentState& state, const Send& send, bool may_post);
+  // Whether there is a slice to post.
+  bool wants_to_post() const;
   // For the end of the agent: posts no more, and tells that it failed unless its outcome is decided.
   void fail(AgentState& state, const Send& send, Failure failure);
   // The same, with NIXL told to cancel what is under way.
@@ -49,39 +51,32 @@ class Transfer {
   bool finished() const { return finished_; }
   bool in_flight() const { return !posted_.empty() || !spent_.empty(); }
   uint64_t ticket() const { return ticket_; }
-  const TransferRequest& request() const { return request_; }
+  const TransferRequest& request() const { return *request_; }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  struct Slice {
-    capi::Request request;
-    uint64_t bytes;
-  };
-
-  uint64_t piece_bytes(size_t piece) const;
-  // One past the last piece of the slice that begins at next_, and its bytes.
-  size_t slice_end(uint64_t& bytes) const;
   void post_next(AgentState& state, const Send& send);
   void post_probe(AgentState& state, const Send& send);
   void check_posted(AgentState& state, const Send& send);
   bool release_spent(AgentState& state);
   bool release(AgentState& state, capi::Request request);
-  void complete(AgentState& state, const Send& send);
+  // Tells how it ended; true if that is a success, which says that it is released too.
+  bool complete(AgentState& state, const Send& send);
   bool decide();
   Failure lost() const;
   std::string subject() const;
 
   uint64_t ticket_;
-  TransferRequest request_;
-  uint32_t descriptor_count_;
-  std::vector<uint64_t> lengths_;  // of pieces; empty when all have uniform_ bytes
-  uint64_t uniform_ = 0;
+  // Not in this object, which moves: the slicer points into it.
+  std::unique_ptr<const TransferRequest> request_;
+  std::unique_ptr<Slicer> slicer_;
+  uint64_t merged_ = 0;
 
-  size_t next_ = 0;
+  bool begun_ = false;
   bool probed_ = false;  // that a WRITE has landed
   bool rides_ = false;  // the notification goes with the one request
-  std::vector<Slice> posted_;
+  std::vector<capi::Request> posted_;
   std::vector<capi::Request> spent_;  // ended, and not yet released
   SharedVerdict verdict_;
   bool over_ = false;                 // no more is posted, and nothing more to be told but `released`
@@ -89,6 +84,7 @@ class Transfer {
   std::optional<Clock::time_point> started_;
   Clock::duration posting_{};
   Clock::duration preparing_{};  // from the call to the last post, the posts aside
+  Clock::duration making_{};     // of the first request
 };
 
 }  // namespace kv::nixl

@@ -95,13 +95,39 @@ export interface PreparedList {
   close(): Promise<void>;
 }
 
-export interface TransferRequest {
+/**
+ * What moves, in one of two spellings that mean the same; both are copied before `transfer` returns. A transport may hand descriptors that lie
+ * side by side in memory, on both sides, to its library as one.
+ */
+export type TransferRequest = TransferOrder & (DescriptorPairs | DescriptorRuns);
+
+/** Descriptors one by one. */
+export interface DescriptorPairs {
+  /** Indices into `local`; pairwise with `remoteIds`, equal byte lengths. */
+  readonly localIds: Int32Array;
+  readonly remoteIds: Int32Array;
+  readonly runs?: undefined;
+}
+
+/** Descriptors whose indices follow one another on both sides, without writing each of them out. */
+export interface DescriptorRuns {
+  /**
+   * Rows `[localId, remoteId, count]`: descriptors `localId` to `localId + count - 1` of `local`, pairwise with as many of `remote` from
+   * `remoteId` on.
+   */
+  readonly runs: Int32Array;
+  readonly localIds?: undefined;
+  readonly remoteIds?: undefined;
+}
+
+/** Numbers in a row of `DescriptorRuns.runs`. */
+export const DESCRIPTOR_RUN = 3;
+
+/** A transfer but for its descriptors. */
+export interface TransferOrder {
   readonly operation: "READ" | "WRITE";
   readonly local: PreparedList;
-  /** Indices into `local`; pairwise with `remoteIds`, equal byte lengths. Copied before `transfer` returns. */
-  readonly localIds: Int32Array;
   readonly remote: PreparedList;
-  readonly remoteIds: Int32Array;
   /**
    * Delivered to the remote agent exactly once, after every byte of this transfer has landed, and not at all when the
    * transfer fails. How (a rider on the NIXL request, or sent after the last slice) is the transport's affair.
@@ -117,8 +143,12 @@ export interface TransferResult {
   readonly lengthBytes: number;
   /** Descriptors moved, as given. */
   readonly descriptorCount: number;
+  /** Descriptors that the transport's library was handed, neighbours merged. Where it is measured. */
+  readonly mergedCount?: number;
   /** From the call to the last post, the posts aside: hand-over to the transport's thread, requests made ready. Where it is measured. */
   readonly prepareMs?: number;
+  /** The part of it on the transport's own thread: from taking the transfer up to its first post. Where it is measured. */
+  readonly makeMs?: number;
   /** Time inside the post calls, all slices together. */
   readonly postMs: number;
   /** From the first post to the last byte. */

@@ -29,7 +29,7 @@ export interface NativeAgentOptions {
   readonly probeWrites: boolean;
 }
 
-/** Kinds of event: a command settled, a transfer's outcome, a transfer's release, a notification. */
+/** Kinds of event: a command settled, a transfer's outcome, the release of one that did not succeed, a notification. */
 export const SETTLED = 0;
 export const DONE = 1;
 export const RELEASED = 2;
@@ -41,6 +41,17 @@ export type NativeEvent = [
   error: Error | undefined,
   value: unknown,
   from: string | undefined,
+];
+
+/** The value of `DONE`. */
+export type NativeOutcome = [
+  lengthBytes: number,
+  descriptorCount: number,
+  mergedCount: number,
+  prepareMs: number,
+  makeMs: number,
+  postMs: number,
+  transferMs: number,
 ];
 
 export interface NativeAgent {
@@ -56,9 +67,10 @@ export interface NativeAgent {
     ticket: number,
     isWrite: boolean,
     localList: number,
-    localIds: Int32Array,
     remoteList: number,
-    remoteIds: Int32Array,
+    localIds: Int32Array | undefined,
+    remoteIds: Int32Array | undefined,
+    runs: Int32Array | undefined,
     notification: Uint8Array | undefined,
     revocable: boolean,
   ): void;

@@ -7,7 +7,7 @@ import {
   type TransferResult,
 } from "@kv/interface";
 import { callNative } from "./errors.js";
-import type { NativeAgent } from "./native.js";
+import type { NativeAgent, NativeOutcome } from "./native.js";
 import type { Tickets } from "./tickets.js";
 
 /** The transfers of one agent: what the thread tells of them, and who has given up on which. */
@@ -41,7 +41,8 @@ export function transfers({ native, tickets, clock, listTicket }: TransfersOptio
       return stillborn;
     },
     start(request) {
-      const { operation, local, localIds, remote, remoteIds, notification, signal, timeoutMs } = request;
+      const { operation, local, remote, localIds, remoteIds, runs, notification, signal, timeoutMs } =
+        request;
       if (operation !== "READ" && operation !== "WRITE") {
         throw new KvError(
           "KV_TRANSFER_INVALID",
@@ -69,9 +70,10 @@ export function transfers({ native, tickets, clock, listTicket }: TransfersOptio
           ticket,
           operation === "WRITE",
           localTicket,
-          localIds,
           remoteTicket,
+          localIds,
           remoteIds,
+          runs,
           notification,
           revocable,
         ),
@@ -99,7 +101,7 @@ export function transfers({ native, tickets, clock, listTicket }: TransfersOptio
               "KV_TRANSFER_TIMEOUT",
               `${operation} from or to ${remote.remote} took longer than ${timeoutMs} ms`,
               {
-                details: { operation, remote: remote.remote, timeoutMs, descriptors: localIds.length },
+                details: { operation, remote: remote.remote, timeoutMs },
               },
             ),
           );
@@ -121,9 +123,14 @@ export function transfers({ native, tickets, clock, listTicket }: TransfersOptio
     },
     done(ticket, error, value) {
       const found = running.get(ticket);
-      // A success is told only when the last handle is gone, so `released` comes first.
-      if (error === undefined) found?.release();
-      found?.settle(error, value as TransferResult | undefined);
+      if (error !== undefined) {
+        found?.settle(error, undefined);
+        return;
+      }
+      // A success is told only when the last handle is gone: it is the release too, which comes first.
+      running.delete(ticket);
+      found?.release();
+      found?.settle(undefined, resultOf(value as NativeOutcome));
     },
     released(ticket) {
       const found = running.get(ticket);
@@ -131,6 +138,11 @@ export function transfers({ native, tickets, clock, listTicket }: TransfersOptio
       found?.release();
     },
   };
+}
+
+function resultOf(outcome: NativeOutcome): TransferResult {
+  const [lengthBytes, descriptorCount, mergedCount, prepareMs, makeMs, postMs, transferMs] = outcome;
+  return { lengthBytes, descriptorCount, mergedCount, prepareMs, makeMs, postMs, transferMs };
 }
 
 function abortedError(operation: string, signal: AbortSignal | undefined): KvError {

@@ -125,7 +125,7 @@ async function read(
     giveUp.abort(failure.error);
   }
   const ended: Promise<void>[] = [];
-  for (const { sourceIndex, listIndex, remoteRank, localIds, remoteIds } of plan.reads) {
+  for (const { sourceIndex, listIndex, remoteRank, runs } of plan.reads) {
     const source = link.sources[sourceIndex]?.lists[listIndex];
     if (source === undefined || failure !== undefined) break;
     // Of several transfers from one rank none may say that all is read: it is told afterwards, as the untold are.
@@ -134,9 +134,8 @@ async function read(
       const transfer = options.agent.transfer({
         operation: "READ",
         local: source.local,
-        localIds,
         remote: source.remote,
-        remoteIds,
+        runs,
         signal: giveUp.signal,
         ...(rides ? { notification } : {}),
       });

@@ -282,7 +282,7 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
         const pairs = (local: ArrayLike<number>, remote: ArrayLike<number>) =>
           Array.from(local, (id, i) => `${id} → ${remote[i]}`).sort();
         expect(request.operation).toBe("WRITE");
-        expect(pairs(request.localIds, request.remoteIds)).toEqual(
+        expect(pairs(request.localIds ?? [], request.remoteIds ?? [])).toEqual(
           pairs(theirs.local_idx, theirs.remote_idx),
         );
         expect(new TextDecoder().decode(request.notification)).toBe(theirs.notif);

@@ -1,11 +1,10 @@
-import { KvError } from "@kv/interface";
+import { DESCRIPTOR_RUN, KvError, type TransferRequest } from "@kv/interface";
 import type { MemoryRecord } from "./memory.js";
 import type { MemoryMap } from "./memory-map.js";
 
-/** A side of a transfer: descriptors, and which of them. */
+/** A side of a transfer: the descriptors of its list. */
 export interface CopySide {
   readonly name: string;
-  readonly ids: Int32Array;
   readonly rows: {
     readonly count: number;
     addressOf(index: number): number;
@@ -13,57 +12,61 @@ export interface CopySide {
   };
 }
 
-/** Runs of bytes to copy, in the order of the ids; neighbours on both sides are one run. */
+/** Runs of bytes to copy, in the order of the pairs; neighbours on both sides are one run. */
 export interface CopyPlan {
   readonly lengthBytes: number;
+  /** Descriptors, as asked for. */
+  readonly descriptorCount: number;
+  /** Runs of bytes. */
+  readonly mergedCount: number;
   /** Copies up to `lengthBytes` further bytes from where the last call ended. */
   land(lengthBytes: number, from: MemoryMap<MemoryRecord>, to: MemoryMap<MemoryRecord>): void;
 }
 
-/** Checks both id arrays and pairs them. Errors: `KV_TRANSFER_INVALID`. Addresses are kept, so that the ids need not be. */
-export function copyPlan(source: CopySide, target: CopySide): CopyPlan {
-  for (const { name, ids } of [source, target]) {
-    if (!(ids instanceof Int32Array)) throw invalid(`${name}Ids is not an Int32Array`);
-  }
-  const { length } = source.ids;
-  if (length !== target.ids.length) {
-    throw invalid(`${length} ${source.name}Ids against ${target.ids.length} ${target.name}Ids`);
-  }
-  if (length === 0) throw invalid("it names no descriptor");
-  const froms = new Float64Array(length);
-  const tos = new Float64Array(length);
-  const lengths = new Float64Array(length);
-  let runs = 0;
+/** Checks what is to move, and where it lies. Errors: `KV_TRANSFER_INVALID`. Addresses are kept, so that the ids need not be. */
+export function copyPlan(request: TransferRequest, local: CopySide, remote: CopySide): CopyPlan {
+  const reads = request.operation === "READ";
+  const runsOfIds = checkedRuns(request, local, remote);
+  const froms: number[] = [];
+  const tos: number[] = [];
+  const lengths: number[] = [];
   let total = 0;
-  for (let index = 0; index < length; index++) {
-    const sourceId = checkId(source, index);
-    const targetId = checkId(target, index);
-    const bytes = source.rows.lengthOf(sourceId);
-    const targetBytes = target.rows.lengthOf(targetId);
-    if (bytes !== targetBytes) {
-      throw invalid(
-        `pair ${index}: ${source.name} descriptor ${sourceId} has ${bytes} bytes, ${target.name} descriptor ${targetId} has ${targetBytes}`,
-      );
+  let descriptorCount = 0;
+  for (let at = 0; at < runsOfIds.length; at += DESCRIPTOR_RUN) {
+    const [firstLocal, firstRemote, count] = runsOfIds.subarray(at, at + DESCRIPTOR_RUN) as unknown as Run;
+    for (let step = 0; step < count; step++) {
+      const [localId, remoteId] = [firstLocal + step, firstRemote + step];
+      const bytes = local.rows.lengthOf(localId);
+      const remoteBytes = remote.rows.lengthOf(remoteId);
+      if (bytes !== remoteBytes) {
+        throw invalid(
+          `pair ${descriptorCount + step}: local descriptor ${localId} has ${bytes} bytes, remote descriptor ${remoteId} has ${remoteBytes}`,
+        );
+      }
+      const here = local.rows.addressOf(localId);
+      const there = remote.rows.addressOf(remoteId);
+      const [from, to] = reads ? [there, here] : [here, there];
+      total += bytes;
+      const last = lengths.length - 1;
+      const lastLength = lengths[last] as number;
+      if (last >= 0 && froms[last] === from - lastLength && tos[last] === to - lastLength) {
+        lengths[last] = lastLength + bytes;
+        continue;
+      }
+      froms.push(from);
+      tos.push(to);
+      lengths.push(bytes);
     }
-    const from = source.rows.addressOf(sourceId);
-    const to = target.rows.addressOf(targetId);
-    total += bytes;
-    const last = runs - 1;
-    const lastLength = lengths[last] as number;
-    if (runs > 0 && froms[last] === from - lastLength && tos[last] === to - lastLength) {
-      lengths[last] = lastLength + bytes;
-      continue;
-    }
-    froms[runs] = from;
-    tos[runs] = to;
-    lengths[runs] = bytes;
-    runs += 1;
+    descriptorCount += count;
   }
+  const runs = lengths.length;
 
   let run = 0;
   let offset = 0;
   return {
     lengthBytes: total,
+    descriptorCount,
+    mergedCount: runs,
     land(lengthBytes, fromMap, toMap) {
       let left = lengthBytes;
       while (left > 0 && run < runs) {
@@ -94,10 +97,54 @@ function mapped(map: MemoryMap<MemoryRecord>, address: number, lengthBytes: numb
   );
 }
 
-function checkId(side: CopySide, index: number): number {
-  const id = side.ids[index] as number;
-  if (id >= 0 && id < side.rows.count) return id;
-  throw invalid(`${side.name}Ids[${index}] is ${id}, the list has ${side.rows.count} descriptors`);
+type Run = [localId: number, remoteId: number, count: number];
+
+/** The request's pairs as runs, every id of which is in its list. */
+function checkedRuns(request: TransferRequest, local: CopySide, remote: CopySide): Int32Array {
+  const { runs, localIds, remoteIds } = request;
+  if (runs !== undefined) {
+    if (localIds !== undefined || remoteIds !== undefined) throw invalid("it has both ids and runs");
+    if (!(runs instanceof Int32Array)) throw invalid("runs is not an Int32Array");
+    if (runs.length === 0 || runs.length % DESCRIPTOR_RUN !== 0) {
+      throw invalid(`${runs.length} numbers are no runs of ${DESCRIPTOR_RUN}`);
+    }
+    for (let at = 0; at < runs.length; at += DESCRIPTOR_RUN) {
+      const [localId, remoteId, count] = runs.subarray(at, at + DESCRIPTOR_RUN) as unknown as Run;
+      if (count < 1) throw invalid(`run ${at / DESCRIPTOR_RUN} has ${count} descriptors`);
+      for (const [side, id] of [
+        [local, localId],
+        [remote, remoteId],
+      ] as const) {
+        if (id >= 0 && id + count <= side.rows.count) continue;
+        throw invalid(
+          `run ${at / DESCRIPTOR_RUN} names ${count} descriptors from ${id} on of the ${side.name} list, which has ${side.rows.count}`,
+        );
+      }
+    }
+    return runs;
+  }
+  for (const [name, ids] of [
+    ["localIds", localIds],
+    ["remoteIds", remoteIds],
+  ] as const) {
+    if (!(ids instanceof Int32Array)) throw invalid(`${name} is not an Int32Array`);
+  }
+  const { length } = localIds;
+  if (length !== remoteIds.length) throw invalid(`${length} localIds against ${remoteIds.length} remoteIds`);
+  if (length === 0) throw invalid("it names no descriptor");
+  const ones = new Int32Array(length * DESCRIPTOR_RUN);
+  for (let index = 0; index < length; index++) {
+    ones[index * DESCRIPTOR_RUN] = checkId(local, localIds, index);
+    ones[index * DESCRIPTOR_RUN + 1] = checkId(remote, remoteIds, index);
+    ones[index * DESCRIPTOR_RUN + 2] = 1;
+  }
+  return ones;
+}
+
+function checkId({ name, rows }: CopySide, ids: Int32Array, index: number): number {
+  const id = ids[index] as number;
+  if (id >= 0 && id < rows.count) return id;
+  throw invalid(`${name}Ids[${index}] is ${id}, the list has ${rows.count} descriptors`);
 }
 
 function invalid(message: string): KvError {

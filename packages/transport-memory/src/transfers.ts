@@ -55,10 +55,12 @@ export function transfers(fabric: Fabric, self: AgentEndpoint, counters: Transfe
     if (given !== undefined && !(given instanceof Uint8Array))
       throw invalid("the notification is not a Uint8Array");
     const notification = given?.slice();
-    const localSide = { name: "local", ids: request.localIds, rows: local.rows };
-    const remoteSide = { name: "remote", ids: request.remoteIds, rows: remote.rows };
-    const plan = operation === "READ" ? copyPlan(remoteSide, localSide) : copyPlan(localSide, remoteSide);
-    const descriptorCount = request.localIds.length;
+    const plan = copyPlan(
+      request,
+      { name: "local", rows: local.rows },
+      { name: "remote", rows: remote.rows },
+    );
+    const { descriptorCount, mergedCount } = plan;
     const what = `${operation} of ${descriptorCount} descriptors with agent ${peer.name}`;
 
     counters.transfersPosted += 1;
@@ -138,6 +140,7 @@ export function transfers(fabric: Fabric, self: AgentEndpoint, counters: Transfe
         done.resolve({
           lengthBytes: plan.lengthBytes,
           descriptorCount,
+          mergedCount,
           postMs: 0,
           transferMs: clock.now() - beganMs,
         });

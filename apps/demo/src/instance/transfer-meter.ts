@@ -67,7 +67,8 @@ export function meterTransfers(
       transfer(request) {
         const startMs = clock.now();
         const table = tables.get(request.local);
-        const address = table === undefined ? undefined : addressOf(table, request.localIds[0] ?? 0);
+        const address =
+          table === undefined ? undefined : addressOf(table, (request.runs ?? request.localIds)[0] ?? 0);
         const block = address === undefined ? undefined : blockAt(address);
         const transfer = agent.transfer(request);
         if (block === undefined) return transfer;

@@ -1,7 +1,13 @@
-import type { TransferRequest } from "@kv/interface";
+import {
+  DESCRIPTOR_RUN,
+  type DescriptorPairs,
+  type DescriptorRuns,
+  type Memory,
+  type TransferRequest,
+} from "@kv/interface";
 import { expect, test } from "vitest";
 import { expectThrown } from "../refusal.js";
-import { blockLists, type Ground, pattern, rowsIn, scattered } from "./ground.js";
+import { blockLists, type Ground, nextOf, pattern, rowsIn, scattered } from "./ground.js";
 
 export function movingTests(ground: Ground): void {
   const { settle } = ground;
@@ -142,6 +148,105 @@ export function movingTests(ground: Ground): void {
     expect(Buffer.compare(reader.memory.bytes, pattern(8192, 0))).toBe(0);
   });
 
+  test("runs move what the same pairs one by one would: of strided rows, across rows, of different lengths, both ways", async () => {
+    for (const operation of operations()) {
+      const reader = await ground.side(32_768, 2);
+      const owner = await ground.side(32_768, 3);
+      await ground.introduce(reader.agent, owner.agent);
+      // Neighbours in memory; then gaps between descriptors; then another length. The remote's rows end at other indices.
+      const rows = (memory: Memory, ...all: Parameters<typeof rowsIn>[1][]) => ({
+        memoryType: "DRAM" as const,
+        rows: rowsIn(memory, ...all),
+      });
+      const localTable = rows(reader.memory, [0, 256, 256, 16], [8192, 256, 512, 8], [16_384, 512, 512, 8]);
+      const remoteTable = rows(
+        owner.memory,
+        [1024, 256, 256, 10],
+        [8192, 256, 1024, 14],
+        [24_576, 512, 512, 9],
+      );
+      const local = await settle(reader.agent.prepareLocal(localTable));
+      const remote = await settle(reader.agent.prepareRemote(owner.agent.name, remoteTable));
+      const runs = Int32Array.of(2, 1, 20, 26, 25, 5, 0, 23, 1, 31, 32, 1);
+      const move = (spelling: DescriptorPairs | DescriptorRuns) =>
+        settle(reader.agent.transfer({ operation, local, remote, ...spelling }).done);
+      const after = async (spelling: DescriptorPairs | DescriptorRuns) => {
+        reader.memory.bytes.set(pattern(32_768, 2));
+        owner.memory.bytes.set(pattern(32_768, 3));
+        expect(await move(spelling)).toMatchObject({
+          descriptorCount: 27,
+          lengthBytes: 21 * 256 + 6 * 512,
+        });
+        return [reader.memory.bytes.slice(), owner.memory.bytes.slice()] as const;
+      };
+      const expected = await after(pairsOf(runs));
+      const moved = await after({ runs });
+      for (const [side, bytes] of moved.entries()) {
+        expect(Buffer.compare(bytes, expected[side] as Uint8Array)).toBe(0);
+      }
+      const [untouched, touched] = operation === "READ" ? [1, 0] : [0, 1];
+      expect(Buffer.compare(moved[untouched] as Uint8Array, pattern(32_768, untouched + 2))).toBe(0);
+      expect(Buffer.compare(moved[touched] as Uint8Array, pattern(32_768, touched + 2))).not.toBe(0);
+    }
+  });
+
+  test("runs are copied at the call, and bring their notification after the last byte", async () => {
+    const reader = await ground.side(16_384, 0);
+    const owner = await ground.side(16_384, 7);
+    const { local, remote } = await blockLists(ground, reader, owner, 1024);
+    const inbox = owner.agent.notifications();
+    const runs = Int32Array.of(8, 0, 8);
+    const { done } = reader.agent.transfer({
+      operation: "READ",
+      local,
+      remote,
+      runs,
+      notification: new TextEncoder().encode("run"),
+    });
+    runs.fill(0);
+    await settle(done);
+    const { payload } = await nextOf(ground, inbox);
+    expect(new TextDecoder().decode(payload)).toBe("run");
+    const expected = pattern(16_384, 0);
+    expected.set(pattern(16_384, 7).subarray(0, 8192), 8192);
+    expect(Buffer.compare(reader.memory.bytes, expected)).toBe(0);
+    await inbox.return?.();
+  });
+
+  test("runs that cannot be right are thrown back at once, and move nothing", async () => {
+    const reader = await ground.side(8192, 0);
+    const owner = await ground.side(8192, 1);
+    const { local, remote } = await blockLists(ground, reader, owner, 1024);
+    const mixed = await settle(
+      reader.agent.prepareLocal({
+        memoryType: "DRAM",
+        rows: rowsIn(reader.memory, [0, 1024, 1024, 4], [4096, 512, 512, 4]),
+      }),
+    );
+    const wrong: Record<string, unknown>[] = [
+      { runs: Int32Array.of() },
+      { runs: Int32Array.of(0, 0) },
+      { runs: Int32Array.of(0, 0, 0) },
+      { runs: Int32Array.of(0, 0, -1) },
+      { runs: Int32Array.of(-1, 0, 1) },
+      { runs: Int32Array.of(0, -1, 2) },
+      { runs: Int32Array.of(0, 0, 9) },
+      { runs: Int32Array.of(7, 0, 2) },
+      { runs: Int32Array.of(0, 7, 2) },
+      { runs: Int32Array.of(0, 0, 1, 2, 7, 2147483647) },
+      { runs: [0, 0, 1] },
+      { runs: Int32Array.of(0, 0, 1), localIds: Int32Array.of(0), remoteIds: Int32Array.of(0) },
+      { runs: Int32Array.of(0, 0, 5), local: mixed },
+      {},
+    ];
+    for (const change of wrong) {
+      const request = { operation: "READ", local, remote, ...change } as unknown as TransferRequest;
+      expectThrown(() => reader.agent.transfer(request), "KV_TRANSFER_INVALID");
+    }
+    expect(reader.agent.telemetry()).toMatchObject({ transfersPosted: 0, transfersInFlight: 0 });
+    expect(Buffer.compare(reader.memory.bytes, pattern(8192, 0))).toBe(0);
+  });
+
   test("lists of another agent are refused", async () => {
     const reader = await ground.side(8192, 0);
     const other = await ground.side(8192, 0);
@@ -246,4 +351,18 @@ export function movingTests(ground: Ground): void {
       bytesTransferred: 4 * 3 * 1024,
     });
   });
+}
+
+/** The pairs of runs, one by one. */
+function pairsOf(runs: Int32Array): DescriptorPairs {
+  const localIds: number[] = [];
+  const remoteIds: number[] = [];
+  for (let at = 0; at < runs.length; at += DESCRIPTOR_RUN) {
+    const [local = 0, remote = 0, count = 0] = runs.subarray(at, at + DESCRIPTOR_RUN);
+    for (let step = 0; step < count; step++) {
+      localIds.push(local + step);
+      remoteIds.push(remote + step);
+    }
+  }
+  return { localIds: Int32Array.from(localIds), remoteIds: Int32Array.from(remoteIds) };
 }

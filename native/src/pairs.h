@@ -1,0 +1,56 @@
+// The descriptors that a transfer moves: pairs of indices into its two lists, one by one or in runs that go on together on both sides.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "descriptors.h"
+
+namespace kv::nixl {
+
+// Descriptors `local` to `local + count - 1`, pairwise with as many from `remote` on.
+struct Run {
+  uint32_t local;
+  uint32_t remote;
+  uint32_t count;
+};
+
+inline constexpr size_t kRunNumbers = 3;
+
+class Pairs {
+ public:
+  Pairs() = default;
+  // Copies and checks what a caller named. Throws Failure KV_TRANSFER_INVALID, naming the index and both lists.
+  static Pairs of_ids(const int32_t* local, size_t local_count, const int32_t* remote, size_t remote_count,
+                      const Shape& local_shape, const Shape& remote_shape);
+  static Pairs of_runs(const int32_t* numbers, size_t count, const Shape& local_shape, const Shape& remote_shape);
+
+  // Descriptors, and their bytes.
+  uint64_t count() const { return count_; }
+  uint64_t bytes() const { return bytes_; }
+
+  // Goes through them from the first to the last, a run at a time.
+  class Reader {
+   public:
+    explicit Reader(const Pairs& pairs) : pairs_(&pairs) {}
+    // The next run; false at the end. Of ids that follow one another it makes one.
+    bool next(Run& run);
+
+   private:
+    const Pairs* pairs_;
+    size_t at_ = 0;
+  };
+
+ private:
+  void weigh(const Shape& local, const Shape& remote);
+
+  // Either both lists of ids, or rows of three numbers.
+  std::vector<int32_t> local_;
+  std::vector<int32_t> remote_;
+  std::vector<int32_t> runs_;
+  uint64_t count_ = 0;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace kv::nixl
