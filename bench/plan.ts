@@ -2,7 +2,7 @@ import { performance } from "node:perf_hooks";
 import { fileURLToPath } from "node:url";
 import {
   buildEngineTransferPlan,
-  computeDescriptorIds,
+  createDescriptorIdWriter,
   type EngineTransferPlan,
   planRequest,
   proveEnginePlans,
@@ -98,6 +98,7 @@ async function against(
 /** From block ids to descriptor ids, and from a request to what is handed to NIXL. */
 async function requests(peer: LinePeer | undefined): Promise<Row[]> {
   const rows: Row[] = [];
+  const write = createDescriptorIdWriter();
   for (const tokens of TOKENS) {
     const count = tokens / BLOCK_SIZE;
     const numBlocks = 2 * count + 16;
@@ -112,7 +113,7 @@ async function requests(peer: LinePeer | undefined): Promise<Row[]> {
         await against(
           peer,
           `descriptor ids, ${where}, ${order}`,
-          () => computeDescriptorIds({ ...options, regionGroupIds: groupIds }),
+          () => write({ ...options, regionGroupIds: groupIds }),
           { do: "ids", regions: REGIONS, blocks: numBlocks, ids: localIds },
           4,
         ),

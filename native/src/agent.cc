@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -61,6 +62,12 @@ std::shared_ptr<List> list_of(const AgentThread& thread, Napi::Value id, bool re
                                                 : "the local list describes memory of \"" + *list->remote + "\"");
   }
   return list;
+}
+
+// From milliseconds of process.hrtime, which is this clock too.
+std::chrono::steady_clock::time_point time_of(Napi::Value value) {
+  const std::chrono::duration<double, std::milli> time(value.As<Napi::Number>().DoubleValue());
+  return std::chrono::steady_clock::time_point(std::chrono::duration_cast<std::chrono::steady_clock::duration>(time));
 }
 
 // Ids of both sides, or runs.
@@ -194,7 +201,8 @@ Napi::Value Agent::transfer(const Napi::CallbackInfo& info) {
                             .remote = list_of(*thread_, info[3], true),
                             .pairs = {},
                             .notification = {},
-                            .revocable = info[8].ToBoolean()};
+                            .revocable = info[8].ToBoolean(),
+                            .asked = time_of(info[9])};
     request.pairs = pairs_of(info[4], info[5], info[6], request.local->shape, request.remote->shape);
     if (!info[7].IsUndefined()) request.notification = bytes_of(info[7], "KV_NOTIFICATION_INVALID", "the notification");
     thread_->transfer(ticket_of(info[0]), std::move(request));

@@ -152,11 +152,13 @@ capi::Request AgentState::make_probe(const List& remote) {
 }
 
 bool AgentState::lost(const std::string& remote) {
+  if (!watch_peers_) return false;
   const auto found = remotes_.find(remote);
   return found != remotes_.end() && found->second.watch && !found->second.watch->alive();
 }
 
 std::chrono::steady_clock::duration AgentState::lost_for(const std::string& remote) const {
+  if (!watch_peers_) return std::chrono::steady_clock::duration::zero();
   const auto found = remotes_.find(remote);
   const bool watched = found != remotes_.end() && found->second.watch;
   return watched ? found->second.watch->dead_for() : std::chrono::steady_clock::duration::zero();
@@ -316,7 +318,7 @@ std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, cap
   if (list->remote) {
     capi::Status status = capi::kSuccess;
     list->handle = prepare_rows(*list, add_spans, status);
-    if (list->handle == nullptr) {
+    if (list->handle == nullptr && list->shape.count() > list->shape.rows().size()) {
       // A row over several registrations is no descriptor to NIXL, though each of its own may be.
       list->mergeable = false;
       list->handle = prepare_rows(*list, expand, status);

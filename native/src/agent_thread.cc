@@ -19,9 +19,6 @@ constexpr auto kShortestPause = microseconds(20);
 constexpr auto kLongestPause = microseconds(2000);
 // The same where a peer has nothing to reach: no memory of this agent is registered.
 constexpr auto kLongestPauseBare = microseconds(5000);
-// After work the thread looks again at once for so long: what follows (the next command, the answer of a peer) is usually near, and to wake
-// a thread takes longer.
-constexpr auto kSpin = microseconds(100);
 constexpr auto kLongestPauseInFlight = microseconds(50);
 constexpr int kQuietPerPause = 64;
 // A poll that takes longer than this, and several times what an empty one takes, has probably moved data for a peer. It may
@@ -277,7 +274,7 @@ void AgentThread::notice(Clock::time_point end, Clock::duration poll) {
 
 void AgentThread::wait() {
   const auto quiet = std::chrono::duration_cast<microseconds>(Clock::now() - last_work_);
-  if (quiet < kSpin) return;
+  // To sleep at once, also after work, is faster than to look again: whoever was told of it needs a core, and on few cores it is this one.
   auto longest = state_->reachable() ? kLongestPause : kLongestPauseBare;
   if (!transfers_.empty()) longest = kLongestPauseInFlight;
   if (attentive_ > 0) longest = kShortestPause;
@@ -312,7 +309,8 @@ void AgentThread::main(uint64_t ticket) {
       state_->watch();
     }
     if (worked) last_work_ = Clock::now();
-    if (!worked) wait();
+    // Whoever was just told needs a core before another look is worth one.
+    if (!worked || transfers_.empty()) wait();
   }
   let_go();
 }

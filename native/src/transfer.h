@@ -26,7 +26,7 @@ struct TransferRequest {
   std::optional<Bytes> notification;
   // Its caller may give it up, so the notification must not be on its way before the outcome is certain.
   bool revocable;
-  std::chrono::steady_clock::time_point asked = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point asked;
 };
 
 // Who decided how a transfer ends: exactly one of its caller, by giving up, and the agent's thread.

@@ -73,6 +73,8 @@ export interface NativeAgent {
     runs: Int32Array | undefined,
     notification: Uint8Array | undefined,
     revocable: boolean,
+    /** When it was asked for, in milliseconds of `process.hrtime`. */
+    askedMs: number,
   ): void;
   /** False when the outcome is decided already, and on its way. */
   abort(transfer: number): boolean;

@@ -41,6 +41,7 @@ export function transfers({ native, tickets, clock, listTicket }: TransfersOptio
       return stillborn;
     },
     start(request) {
+      const [seconds, nanoseconds] = process.hrtime();
       const { operation, local, remote, localIds, remoteIds, runs, notification, signal, timeoutMs } =
         request;
       if (operation !== "READ" && operation !== "WRITE") {
@@ -76,6 +77,7 @@ export function transfers({ native, tickets, clock, listTicket }: TransfersOptio
           runs,
           notification,
           revocable,
+          seconds * 1e3 + nanoseconds / 1e6,
         ),
       );
       const over = tickets.hold();

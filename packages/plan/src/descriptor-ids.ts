@@ -1,5 +1,5 @@
 import { type BlockIds, type KvCacheKind, KvError } from "@kv/interface";
-import { expandIds } from "./id-kernel.js";
+import { createSimdIdWriter, type IdPart, writeIds } from "./id-kernel.js";
 
 /** Group id of a region that holds blocks of several groups. */
 export const SHARED_REGION = -1;
@@ -32,6 +32,19 @@ export interface DescriptorIdOptions {
  * regions; else group by group. Errors: `KV_PLAN_INVALID` when the counts of regions disagree or a group with blocks has no region.
  */
 export function computeDescriptorIds(options: DescriptorIdOptions): Int32Array {
+  return writeIds(partsOf(options));
+}
+
+/**
+ * `computeDescriptorIds` for one caller that asks often: all answers lie in the same memory, so each holds only until the next call. Without
+ * WebAssembly SIMD every answer is an array of its own.
+ */
+export function createDescriptorIdWriter(): (options: DescriptorIdOptions) => Int32Array {
+  const write = createSimdIdWriter() ?? writeIds;
+  return (options) => write(partsOf(options));
+}
+
+function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
   const ratio = options.blockSizeRatio ?? 1;
   const layers = options.transferLayerGroupIds ?? [];
   const expected = layers.length > 0 ? layers.length : options.numRegions;
@@ -41,9 +54,7 @@ export function computeDescriptorIds(options: DescriptorIdOptions): Int32Array {
   if (layers.length > 0) requireEqual("regions with a block count", counts.length, "layers", layers.length);
   const offsets = startsOf(counts);
   if (layers.length > 0) {
-    return concatenate(
-      layers.map((group, index) => [groupIds(options, group), [offsets[index] ?? 0]] as const),
-    );
+    return layers.map((group, index) => [groupIds(options, group), [offsets[index] ?? 0]] as const);
   }
   if (options.groups.includes("mamba"))
     return hybridIds(options, counts, Math.floor(options.numBlocks * ratio));
@@ -51,9 +62,8 @@ export function computeDescriptorIds(options: DescriptorIdOptions): Int32Array {
   const regionGroups = options.regionGroupIds ?? (counts.length === 1 ? [0] : []);
   requireEqual("regions with a group", regionGroups.length, "regions with a block count", counts.length);
   const mapped = options.usesRegionGroupMapping ?? new Set(regionGroups).size > 1;
-  if (!mapped) return concatenate([[options.blockIds.flat(), offsets]]);
-  return concatenate(
-    options.blockIds.map((ids, group) => {
+  if (!mapped) return [[joined(options.blockIds), offsets]];
+  return options.blockIds.map((ids, group) => {
       if (ids.length === 0) return [ids, []];
       const own = offsets.filter((_, region) => {
         return regionGroups[region] === group || regionGroups[region] === SHARED_REGION;
@@ -68,11 +78,14 @@ export function computeDescriptorIds(options: DescriptorIdOptions): Int32Array {
         );
       }
       return [ids, own];
-    }),
-  );
+    });
 }
 
-function hybridIds(options: DescriptorIdOptions, counts: readonly number[], numBlocks: number): Int32Array {
+function hybridIds(
+  options: DescriptorIdOptions,
+  counts: readonly number[],
+  numBlocks: number,
+): readonly IdPart[] {
   const { stateSpace, groups, numRegions } = options;
   if (stateSpace === undefined) {
     throw new KvError(
@@ -90,20 +103,13 @@ function hybridIds(options: DescriptorIdOptions, counts: readonly number[], numB
   const logicalBlocks = Math.floor(options.numBlocks / (options.physicalBlocksPerLogical ?? 1));
   const attention = Array.from({ length: numRegions }, (_, region) => region * numBlocks);
   const state = Array.from({ length: stateRegions }, (_, region) => firstState + region * logicalBlocks);
-  return concatenate(
-    options.blockIds.map((ids, group) => [ids, groups[group] === "mamba" ? state : attention] as const),
-  );
+  return options.blockIds.map((ids, group) => [ids, groups[group] === "mamba" ? state : attention] as const);
 }
 
-function concatenate(parts: readonly (readonly [readonly number[], readonly number[]])[]): Int32Array {
-  const ids = new Int32Array(
-    parts.reduce((sum, [blocks, offsets]) => sum + blocks.length * offsets.length, 0),
-  );
-  let cursor = 0;
-  for (const [blocks, offsets] of parts) {
-    cursor = expandIds(ids, cursor, Int32Array.from(blocks), Int32Array.from(offsets));
-  }
-  return ids;
+/** The ids of all groups, one after another. */
+function joined(blockIds: BlockIds): readonly number[] {
+  const [only] = blockIds;
+  return blockIds.length === 1 && only !== undefined ? only : blockIds.flat();
 }
 
 function startsOf(counts: readonly number[]): number[] {

@@ -102,7 +102,7 @@ function expandBody(): number[] {
   ];
 }
 
-/** The module: one memory of `pages` (64 KiB each), fixed in size, and the function above. */
+/** The module: one memory of `pages` (64 KiB each) at first, which can grow, and the function above. */
 export function idKernelModule(pages: number): Uint8Array {
   const locals = vector([
     [2, I32],
@@ -114,7 +114,7 @@ export function idKernelModule(pages: number): Uint8Array {
       vector([[FUNCTION_TYPE, ...vector([[I32], [I32], [I32], [I32], [I32]]), ...vector([])]]),
     ),
     section(SECTION.function, vector([[0]])),
-    section(SECTION.memory, vector([[0x01, ...unsigned(pages), ...unsigned(pages)]])),
+    section(SECTION.memory, vector([[0x00, ...unsigned(pages)]])),
     section(
       SECTION.export,
       vector([
