@@ -125,7 +125,7 @@ async function requests(peer: LinePeer | undefined): Promise<Row[]> {
               localBlockIds: [localIds],
               remoteBlockIds: [remoteIds],
               numTokens: tokens,
-            }).reads.map(({ runs }) => runs),
+            }).reads.map(({ descriptors }) => descriptors),
           { do: "prepare", regions: REGIONS, blocks: numBlocks, localIds, remoteIds },
           order === "one run" ? 5 : 1,
         ),

@@ -81,9 +81,9 @@ export async function prepare(): Promise<readonly Row[]> {
           });
           const [read] = request.reads;
           if (read === undefined) throw new Error("nothing to read");
-          const { runs } = read;
+          const { descriptors } = read;
           const planned = performance.now();
-          const transfer = agent.transfer({ operation: "READ", local, remote, runs });
+          const transfer = agent.transfer({ operation: "READ", local, remote, ...descriptors });
           const { prepareMs = Number.NaN, mergedCount = Number.NaN } = await transfer.done;
           return {
             planMs: planned - begun,

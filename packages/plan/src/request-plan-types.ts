@@ -1,4 +1,4 @@
-import type { BlockIds } from "@kv/interface";
+import type { BlockIds, DescriptorPairs, DescriptorRuns } from "@kv/interface";
 
 /** Blocks of one request, by logical ids per KV cache group. */
 export interface RequestBlocks {
@@ -31,6 +31,8 @@ export interface RequestRead {
   /** The runs written out, at first use. Reads of one request may share them: do not change them. */
   readonly localIds: Int32Array;
   readonly remoteIds: Int32Array;
+  /** The shorter spelling of the two, for a `TransferRequest`. */
+  readonly descriptors: DescriptorPairs | DescriptorRuns;
   /** `localIds.length`, without writing them out. */
   readonly descriptorCount: number;
   readonly lengthBytes: number;

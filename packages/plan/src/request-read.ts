@@ -95,6 +95,13 @@ export function requestRead(
     get remoteIds() {
       return indices.remoteIds();
     },
+    get descriptors() {
+      // A run is three numbers, a pair two; and pairs are written many at a time.
+      const merges = indices.runCount * 2 <= indices.descriptorCount;
+      return merges
+        ? { runs: indices.runs() }
+        : { localIds: indices.localIds(), remoteIds: indices.remoteIds() };
+    },
   };
 }
 
@@ -145,10 +152,11 @@ function evenRows(pairs: readonly (readonly [BatchShape, Batch])[]): Int32Array 
   const out = new Int32Array(length);
   let cursor = 0;
   for (const [shape, batch] of pairs) {
-    const rows = Int32Array.from(batch.runs.rows);
-    const remotes = offsetsOf(shape.remoteSpans);
-    for (const [index, { offset: local }] of offsetsOf(shape.localSpans).entries()) {
-      const remote = remotes[index]?.offset ?? 0;
+    const { rows } = batch.runs;
+    const { localOffsets, remoteOffsets } = shape;
+    for (let segment = 0; segment < localOffsets.length; segment++) {
+      const local = localOffsets[segment] as number;
+      const remote = remoteOffsets[segment] as number;
       for (let at = 0; at < rows.length; at += 3) {
         out[cursor] = local + (rows[at] as number);
         out[cursor + 1] = remote + (rows[at + 1] as number);

@@ -18,6 +18,9 @@ export interface BatchShape {
   readonly remoteParts: number;
   readonly localSpans: readonly RegionSpan[];
   readonly remoteSpans: readonly RegionSpan[];
+  /** Offsets of all spans. */
+  readonly localOffsets: Int32Array;
+  readonly remoteOffsets: Int32Array;
   /** Parts that follow one another are neighbours in both lists. */
   readonly even: boolean;
 }
@@ -115,10 +118,15 @@ function batchOf(
       remoteParts,
       localSpans,
       remoteSpans,
+      localOffsets: offsetsOf(localSpans),
+      remoteOffsets: offsetsOf(remoteSpans),
       even: even(localSpans, localParts) && even(remoteSpans, remoteParts),
     },
   ];
 }
+
+const offsetsOf = (spans: readonly RegionSpan[]): Int32Array =>
+  Int32Array.from(spans.flatMap(({ offsets }) => [...offsets]));
 
 function spansOf(indexing: readonly RegionIndexing[], segments: readonly number[]): readonly RegionSpan[] {
   const spans: { blockStep: number; partStep: number; offsets: number[] }[] = [];

@@ -125,7 +125,7 @@ async function read(
     giveUp.abort(failure.error);
   }
   const ended: Promise<void>[] = [];
-  for (const { sourceIndex, listIndex, remoteRank, runs } of plan.reads) {
+  for (const { sourceIndex, listIndex, remoteRank, descriptors } of plan.reads) {
     const source = link.sources[sourceIndex]?.lists[listIndex];
     if (source === undefined || failure !== undefined) break;
     // Of several transfers from one rank none may say that all is read: it is told afterwards, as the untold are.
@@ -135,7 +135,7 @@ async function read(
         operation: "READ",
         local: source.local,
         remote: source.remote,
-        runs,
+        ...descriptors,
         signal: giveUp.signal,
         ...(rides ? { notification } : {}),
       });
