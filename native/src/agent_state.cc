@@ -21,6 +21,10 @@ constexpr uint32_t kMostIndexed = 65'536;
 // Descriptors per extent from which on extents are faster.
 constexpr uint64_t kMergedEnough = 12;
 
+bool holds(const Mapping& mapping, const Row& row) {
+  return row.device == 0 && row.address >= mapping.address() && row.end() <= mapping.address() + mapping.length();
+}
+
 void check(capi::Status status, const char* code, const std::string& what) {
   if (status != capi::kSuccess) throw Failure(code, what + ": " + describe(status));
 }
@@ -291,8 +295,7 @@ void AgentState::notify(const std::string& remote, const Bytes& payload) {
 
 const Mapping* AgentState::covering(const Row& row, size_t index) const {
   for (const auto& [mapping, memory] : memories_) {
-    const uint64_t end = mapping->address() + mapping->length();
-    if (row.device == 0 && row.address >= mapping->address() && row.end() <= end) return mapping;
+    if (holds(*mapping, row)) return mapping;
   }
   throw Failure("KV_MEMORY_NOT_REGISTERED",
                 "row " + std::to_string(index) + " covers [" + std::to_string(row.address) + ", " + std::to_string(row.end()) +
@@ -309,7 +312,11 @@ std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, cap
   std::vector<Row> rows = read_rows(numbers.data(), numbers.size());
   std::vector<const Mapping*> used;
   if (!remote) {
-    for (size_t index = 0; index < rows.size(); ++index) used.push_back(covering(rows[index], index));
+    for (size_t index = 0; index < rows.size(); ++index) {
+      // Rows of one memory come together, and there may be a million of them.
+      if (!used.empty() && holds(*used.back(), rows[index])) continue;
+      used.push_back(covering(rows[index], index));
+    }
     std::sort(used.begin(), used.end());
     used.erase(std::unique(used.begin(), used.end()), used.end());
   }
