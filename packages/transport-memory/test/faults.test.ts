@@ -1,10 +1,10 @@
-import { KvError, type TransferRequest } from "@kv/interface";
+import { KvError, type TransferOrder, type TransferRequest } from "@kv/interface";
 import { type FaultRule, memoryNetwork } from "@kv/transport-memory";
 import { expect, test } from "vitest";
 import { ALL, BLOCK_BYTES, bytes, collect, count, NUM_BLOCKS, type Pair, pair, SLOW } from "./pair.js";
 
 const TOTAL = BLOCK_BYTES * NUM_BLOCKS;
-const read = ({ local, remote }: Pair, more: Partial<TransferRequest> = {}): TransferRequest => ({
+const read = ({ local, remote }: Pair, more: Partial<TransferOrder> = {}): TransferRequest => ({
   operation: "READ",
   local,
   localIds: ALL,
