@@ -64,21 +64,21 @@ function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
   const mapped = options.usesRegionGroupMapping ?? new Set(regionGroups).size > 1;
   if (!mapped) return [[joined(options.blockIds), offsets]];
   return options.blockIds.map((ids, group) => {
-      if (ids.length === 0) return [ids, []];
-      const own = offsets.filter((_, region) => {
-        return regionGroups[region] === group || regionGroups[region] === SHARED_REGION;
-      });
-      if (own.length === 0) {
-        throw new KvError(
-          "KV_PLAN_INVALID",
-          `group ${group} has ${ids.length} blocks and no region to hold them`,
-          {
-            details: { group, regionGroups },
-          },
-        );
-      }
-      return [ids, own];
+    if (ids.length === 0) return [ids, []];
+    const own = offsets.filter((_, region) => {
+      return regionGroups[region] === group || regionGroups[region] === SHARED_REGION;
     });
+    if (own.length === 0) {
+      throw new KvError(
+        "KV_PLAN_INVALID",
+        `group ${group} has ${ids.length} blocks and no region to hold them`,
+        {
+          details: { group, regionGroups },
+        },
+      );
+    }
+    return [ids, own];
+  });
 }
 
 function hybridIds(

@@ -8,7 +8,11 @@ export {
 export { diffPlans, type PlanDifference } from "./data/plan-diff.js";
 export { hashPlan, planFromDocument, planToDocument } from "./data/plan-document.js";
 export { PLAN_DOCUMENT_VERSION, type PlanDocument, planDocumentSchema } from "./data/plan-schema.js";
-export { computeDescriptorIds, createDescriptorIdWriter, type DescriptorIdOptions } from "./descriptor-ids.js";
+export {
+  computeDescriptorIds,
+  createDescriptorIdWriter,
+  type DescriptorIdOptions,
+} from "./descriptor-ids.js";
 export { type BuildPlanOptions, buildEngineTransferPlan } from "./engine-plan.js";
 export type {
   BlockOrder,
