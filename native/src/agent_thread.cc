@@ -263,6 +263,8 @@ bool AgentThread::ending() {
 
 // Looks at how long a poll took. What an empty one takes depends on the backend: the estimate falls at once and rises slowly.
 void AgentThread::notice(Clock::time_point end, Clock::duration poll) {
+  // With nothing of its own to reach no peer can have been served: a slow poll was a preempted one.
+  if (!state_->reachable()) return;
   if (poll > kBusyPoll && poll > typical_poll_ * kBusyPollRatio) {
     if (attentive_ > 0) last_work_ = end;
     attentive_ = kAttentivePolls;
