@@ -4,6 +4,7 @@ import type { Instance, Visit } from "./instance.js";
 import type { InstancePool } from "./instances.js";
 import type { Part } from "./leg-order.js";
 import { failedAttempt, type RetryPolicy } from "./retry.js";
+import { failureStage } from "./upstream.js";
 
 export interface AttemptOptions {
   readonly pool: InstancePool;
@@ -16,18 +17,21 @@ type Caller = Pick<Part, "requestId" | "deadline"> &
 
 /**
  * Runs a leg on an instance, and on others while the retry policy allows it. `leg` ends its visit when it succeeds; when it throws,
- * the visit is ended here. Errors: the last attempt's, the deadline's reason, `KV_PROXY_NO_INSTANCE`.
+ * the visit is ended here. Instances in `avoid` come last. Errors: the last attempt's, the deadline's reason, `KV_PROXY_NO_INSTANCE`.
  */
 export async function onSomeInstance<T>(
   { pool, retry, log }: AttemptOptions,
   caller: Caller,
   leg: (visit: Visit) => Promise<T>,
+  avoid?: ReadonlySet<Instance>,
 ): Promise<T> {
   const { requestId, deadline } = caller;
   const tried = new Set<Instance>();
+  let begun = 0;
   let last: unknown;
   for (;;) {
-    const visit = pool.visit(caller, tried);
+    const unavoided = avoid === undefined ? undefined : pool.visit(caller, new Set([...tried, ...avoid]));
+    const visit = unavoided ?? pool.visit(caller, tried);
     if (visit === undefined) throw last ?? noInstance(pool);
     tried.add(visit.instance);
     try {
@@ -39,7 +43,8 @@ export async function onSomeInstance<T>(
       }
       last = error;
       visit.failed(KvError.from(error, "KV_INTERNAL", `the ${pool.role} leg failed`));
-      const again = retry.again(failedAttempt(pool.role, error, tried.size));
+      if (failureStage(error) !== "connect") begun += 1;
+      const again = retry.again(failedAttempt(pool.role, error, Math.max(1, begun)));
       log.warn("leg-failed", { requestId, role: pool.role, instance: visit.instance.url, again, error });
       if (!again) throw error;
     }

@@ -2,6 +2,7 @@ import { KvError } from "@kv/interface";
 import { Command, InvalidArgumentError, Option } from "commander";
 import { instanceSpec } from "./instance-spec.js";
 import {
+  MODES,
   type ProxyFileInput,
   type ProxySettingsInput,
   PUSH_LEGS,
@@ -38,6 +39,7 @@ interface Flags {
   decoderHosts?: string[];
   decoderPorts?: number[];
   push?: boolean;
+  mode?: (typeof MODES)[number];
   pushLegs?: (typeof PUSH_LEGS)[number];
   prefillEngineId?: string[];
   prefillKvHost?: string[];
@@ -128,7 +130,7 @@ function settingsOf(flags: Flags): ProxySettingsInput {
       instances("prefill", flags.prefill, flags.prefillerHosts, flags.prefillerPorts),
       flags,
     ),
-    mode: flags.push === true ? "push" : undefined,
+    mode: modeOf(flags),
     pushLegs: flags.pushLegs,
     decoders: instances("decode", flags.decode, flags.decoderHosts, flags.decoderPorts),
     routing: defined({
@@ -152,12 +154,17 @@ function settingsOf(flags: Flags): ProxySettingsInput {
   }) as ProxySettingsInput;
 }
 
+function modeOf({ push, mode }: Flags): Flags["mode"] {
+  if (push !== true || mode === undefined || mode === "push") return push === true ? "push" : mode;
+  throw new KvError("KV_CONFIG_INVALID", `--push is given, and --mode ${mode}`, { hint: "give one of them" });
+}
+
 export function createCommand(): Command {
   const policies = ["fail", "decode-computes"];
   const toy = "as in vLLM's toy proxy";
   return new Command("kv-proxy")
     .description(
-      "Routes OpenAI-style requests through a prefill and a decode instance (KV pulled by the decoder).",
+      "Routes OpenAI-style requests through a prefill and a decode instance instance, whose KV goes from one to the other.",
     )
     .option("--config <file>", "settings as JSON (schema/config.json); flags win")
     .option("--prefill <url...>", "prefill instances: host:port or http(s)://host:port")
@@ -168,7 +175,13 @@ export function createCommand(): Command {
     .option("--prefiller-port, --prefiller-ports <port...>", toy, eachPort)
     .option("--decoder-host, --decoder-hosts <host...>", toy)
     .option("--decoder-port, --decoder-ports <port...>", toy, eachPort)
-    .option("--push", "the prefill instances write into the decode instances (NixlPushConnector)")
+    .addOption(
+      new Option(
+        "--mode <mode>",
+        "pull (default: NixlConnector), push (NixlPushConnector), or auto: as each prefill instance says",
+      ).choices(MODES),
+    )
+    .option("--push", "the same as --mode push")
     .addOption(
       new Option(
         "--push-legs <order>",

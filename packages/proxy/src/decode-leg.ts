@@ -67,6 +67,7 @@ export function runDecodeLeg(
         throw error;
       }
     } catch (error) {
+      part.avoidDecode?.add(visit.instance);
       span.end(whyEnded(deadline, error));
       throw error;
     }
@@ -74,7 +75,8 @@ export function runDecodeLeg(
 
   const pool = role === "decode" ? decoders : prefillers;
   deadline.enter(`the ${role} leg's first byte`, timeouts.firstByteMs);
-  return onSomeInstance({ pool, retry, log }, part, leg).finally(deadline.pause);
+  const avoid = role === "decode" ? part.avoidDecode : undefined;
+  return onSomeInstance({ pool, retry, log }, part, leg, avoid).finally(deadline.pause);
 }
 
 /** The span ends with the visit, that is with the last byte. */

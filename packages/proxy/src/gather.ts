@@ -2,6 +2,7 @@ import { KvError } from "@kv/interface";
 import type { Deadline } from "./deadline.js";
 import { whyEnded } from "./deadline.js";
 import type { Exchange, Trail } from "./exchange.js";
+import type { Instance } from "./instance.js";
 import type { LegAnswer, LegOrder, Part } from "./leg-order.js";
 import type { RequestPart } from "./request-parts.js";
 
@@ -21,7 +22,7 @@ export async function gatherParts(
   parts: readonly RequestPart[],
 ): Promise<readonly GatheredPart[]> {
   const prefilled = new Map<number, Promise<void>>();
-  const firstTrails = new Map<number, Trail>();
+  const firstPrefill = new Map<number, Instance>();
   const forks: Deadline[] = [];
   let ending: { readonly error: unknown } | { readonly refusal: GatheredPart } | undefined;
 
@@ -47,17 +48,20 @@ export async function gatherParts(
     const { headers } = exchange;
     const trail: Trail = at === 0 ? exchange.trail : {};
     const own: Part = { requestId, request: part.request, headers, deadline, trail };
-    if (part.copy === 0) firstTrails.set(part.prompt, trail);
     try {
       if (part.copy > 0) {
         await prefilled.get(part.prompt);
         if (deadline.signal.aborted) throw deadline.signal.reason;
-        const preferredPrefill = firstTrails.get(part.prompt)?.prefill;
+        const preferredPrefill = firstPrefill.get(part.prompt);
         return await run(part, preferredPrefill === undefined ? own : { ...own, preferredPrefill });
       }
       let done = () => {};
       prefilled.set(part.prompt, new Promise((resolve) => (done = resolve)));
-      return await run(part, { ...own, onPrefilled: done }).finally(() => done());
+      const onPrefilled = (instance: Instance) => {
+        firstPrefill.set(part.prompt, instance);
+        done();
+      };
+      return await run(part, { ...own, onPrefilled }).finally(() => done());
     } catch (error) {
       if (ending === undefined) {
         ending = { error: whyEnded(exchange.deadline, error) };

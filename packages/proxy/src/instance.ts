@@ -146,7 +146,8 @@ export function createPooledInstance(
             consecutiveFailures++;
             lastError = error;
             // An answer, even a bad one, shows that the instance is there.
-            if (failureStage(error) !== undefined) coolDown();
+            const stage = failureStage(error);
+            if (stage !== undefined && stage !== "status") coolDown();
           }),
       };
     },

@@ -14,7 +14,9 @@ import type { Role } from "./upstream.js";
 export interface InstancePool {
   readonly role: Role;
   readonly routing: string;
-  /** Begins a visit at an instance that is not in `excluding`; undefined when there is none. */
+  /** An instance that is not in `excluding`; undefined when there is none. */
+  choose(context: RoutingContext, excluding: ReadonlySet<Instance>): PooledInstance | undefined;
+  /** Begins a visit at such an instance. */
   visit(context: RoutingContext, excluding: ReadonlySet<Instance>): Visit | undefined;
   available(): number;
   status(): InstanceStatus[];
@@ -71,20 +73,24 @@ export function createInstancePool(options: InstancePoolOptions): InstancePool {
   const allIdle = (list: readonly PooledInstance[]) => Promise.all(list.map((instance) => instance.idle()));
   for (const spec of options.instances) add(spec);
 
+  function choose(context: RoutingContext, excluding: ReadonlySet<Instance>): PooledInstance | undefined {
+    const left = instances.filter((instance) => !excluding.has(instance) && !instance.draining);
+    const admitting = left.filter((instance) => instance.admits());
+    const available = admitting.length > 0 ? admitting : left.filter((instance) => instance.available());
+    // All cooling down: one of them may be back, and an attempt costs less than a refusal.
+    const candidates = available.length > 0 ? available : left;
+    if (candidates.length === 0) return undefined;
+    const preferred = role === "prefill" ? context.preferredPrefill : undefined;
+    const chosen =
+      candidates.find((candidate) => candidate === preferred) ?? routing.choose(candidates, context);
+    return candidates.find((candidate) => candidate === chosen);
+  }
+
   return {
     role,
     routing: routing.name,
-    visit(context, excluding) {
-      const left = instances.filter((instance) => !excluding.has(instance) && !instance.draining);
-      const admitting = left.filter((instance) => instance.admits());
-      const available = admitting.length > 0 ? admitting : left.filter((instance) => instance.available());
-      // All cooling down: one of them may be back, and an attempt costs less than a refusal.
-      const candidates = available.length > 0 ? available : left;
-      if (candidates.length === 0) return undefined;
-      const preferred = role === "prefill" ? context.preferredPrefill : undefined;
-      const chosen = candidates.find(({ url }) => url === preferred) ?? routing.choose(candidates, context);
-      return candidates.find((candidate) => candidate === chosen)?.begin();
-    },
+    choose,
+    visit: (context, excluding) => choose(context, excluding)?.begin(),
     available: () => instances.filter((instance) => instance.available()).length,
     status: () => instances.map((instance) => instance.status()),
     list: () => instances,

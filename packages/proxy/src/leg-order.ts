@@ -19,9 +19,11 @@ export interface Part {
   readonly deadline: Deadline;
   readonly trail: Trail;
   /** The instance whose prefix cache holds the prompt already, as another copy went there. */
-  readonly preferredPrefill?: string;
-  /** Called when the prompt is computed. */
-  readonly onPrefilled?: () => void;
+  readonly preferredPrefill?: Instance;
+  /** Decode instances that have failed this part, put in as they do; taken again only where there is no other. */
+  readonly avoidDecode?: Set<Instance>;
+  /** Called when the prompt is computed, with the instance that did. */
+  readonly onPrefilled?: (instance: Instance) => void;
 }
 
 /** An instance's answer, looked at as far as is needed to know that it is one; nothing of it has left yet. */

@@ -85,7 +85,7 @@ const adminSchema = z.strictObject({
 });
 
 export const ROUTING_NAMES = ["round-robin", "least-load", "session-affinity", "prefix-aware"] as const;
-const MODES = ["pull", "push"] as const;
+export const MODES = ["pull", "push", "auto"] as const;
 export const PUSH_LEGS = ["at-once", "prefill-first"] as const;
 const routingSchema = z.enum(ROUTING_NAMES);
 
@@ -93,7 +93,10 @@ export const proxySettingsSchema = z.strictObject({
   /** `host:port` or `http(s)://host:port[/path]`, a `/v1` at the end is dropped; `@RANK` after it is a data-parallel rank. */
   prefillers: z.array(instanceSpecSchema).default([]),
   decoders: z.array(instanceSpecSchema).default([]),
-  /** Which way the KV goes, which decides the order of the legs: `pull` as vLLM's NixlConnector, `push` as its NixlPushConnector. */
+  /**
+   * Which way the KV goes, which decides the order of the legs: `pull` as vLLM's NixlConnector, `push` as its NixlPushConnector, `auto` as
+   * each prefill instance says in its answers.
+   */
   mode: z.enum(MODES).default("pull"),
   /** Of push: both legs at once, or the decode leg when the prefill leg has answered. */
   pushLegs: z.enum(PUSH_LEGS).default("at-once"),

@@ -1,5 +1,5 @@
 import { onSomeInstance } from "./attempts.js";
-import { badAnswer } from "./bad-answer.js";
+import { badAnswer, badStatus, isServerFailure } from "./bad-answer.js";
 import { hold } from "./bounded-body.js";
 import { whyEnded } from "./deadline.js";
 import { legHeaders } from "./headers.js";
@@ -7,7 +7,7 @@ import type { Visit } from "./instance.js";
 import { rawMember } from "./json-members.js";
 import { prefillBody } from "./leg-bodies.js";
 import type { LegOrderOptions, Part } from "./leg-order.js";
-import type { UpstreamAnswer } from "./upstream.js";
+import { failureStage, type UpstreamAnswer } from "./upstream.js";
 
 export type PrefillOutcome =
   /** The prompt is computed; JSON text of the parameters under which a decode worker finds its KV. */
@@ -32,6 +32,7 @@ export function runPrefillLeg(
   const { ambient, prefillers: pool, retry, upstream, limits, timeouts, tracing } = options;
   const { clock, log } = ambient;
   const { request, requestId, deadline, trail } = part;
+  let refusal: PrefillOutcome | undefined;
 
   async function leg(visit: Visit): Promise<PrefillOutcome> {
     const { url } = visit.instance;
@@ -59,10 +60,12 @@ export function runPrefillLeg(
       }
       trail.prefillMs = clock.now() - startedAtMs;
       const outcome = readAnswer(url, answer, held.bytes, clock.now());
-      if (outcome.kind === "error" && answer.status >= 500) {
-        visit.failed(badAnswer("prefill", url, `answered with status ${answer.status}`));
-      } else visit.succeeded();
-      part.onPrefilled?.();
+      if (outcome.kind === "error" && isServerFailure(answer.status)) {
+        refusal = outcome;
+        throw badStatus("prefill", url, answer.status);
+      }
+      visit.succeeded();
+      part.onPrefilled?.(visit.instance);
       if (outcome.kind === "kv") options.onKv?.(visit.instance, outcome.kvTransferParams);
       span.set({ "http.response.status_code": answer.status });
       span.end();
@@ -74,7 +77,13 @@ export function runPrefillLeg(
   }
 
   deadline.enter("the prefill leg", timeouts.prefillMs);
-  return onSomeInstance({ pool, retry, log }, part, leg).finally(deadline.pause);
+  return onSomeInstance({ pool, retry, log }, part, leg)
+    .catch((error: unknown) => {
+      // No other instance did better: its own words are the answer.
+      if (refusal !== undefined && failureStage(error) === "status") return refusal;
+      throw error;
+    })
+    .finally(deadline.pause);
 }
 
 function readAnswer(url: string, answer: UpstreamAnswer, body: Buffer, atMs: number): PrefillOutcome {

@@ -2,6 +2,7 @@ import type { Server } from "node:http";
 import type { AddressInfo } from "node:net";
 import { type Ambient, ambient as fillAmbient, KvError } from "@kv/interface";
 import { createAdminServer } from "./admin-server.js";
+import { createAutoOrder } from "./auto-order.js";
 import { type Discovery, followDiscovery } from "./discovery.js";
 import { discoveryOf } from "./discovery-sources.js";
 import { createGenerationFlow } from "./generation-flow.js";
@@ -15,7 +16,7 @@ import { createModelsRoute } from "./models-route.js";
 import { type ProxySettings, type ProxySettingsInput, readSettings } from "./options.js";
 import { bothMetrics, createPrometheus } from "./prometheus.js";
 import { createPullOrder } from "./pull-order.js";
-import { createPushOrder } from "./push-order.js";
+import { createPushOrder, type PushOrderOptions } from "./push-order.js";
 import { createRecentRequests } from "./recent.js";
 import { type RetryPolicy, retryWhereSafe } from "./retry.js";
 import type { Routing } from "./routing.js";
@@ -113,10 +114,10 @@ export function createProxy(options: ProxyOptions): Proxy {
   };
   const orderOf =
     createLegOrder ??
-    (settings.mode === "pull"
-      ? createPullOrder
-      : (given: LegOrderOptions) =>
-          createPushOrder({ ...given, legs: settings.pushLegs, newId: surroundings.random.uuid }));
+    ((given: LegOrderOptions) => {
+      const pushing = { ...given, legs: settings.pushLegs, newId: surroundings.random.uuid };
+      return ORDERS[settings.mode](pushing);
+    });
   const flow = createGenerationFlow(legs, orderOf(legs));
   const { requestMs } = timeouts;
   const generation = createGenerationRoute({ ambient: surroundings, flow, traffic, requestMs, recent });
@@ -202,6 +203,12 @@ export function createProxy(options: ProxyOptions): Proxy {
     },
   };
 }
+
+const ORDERS = {
+  pull: createPullOrder,
+  push: createPushOrder,
+  auto: createAutoOrder,
+} as const satisfies Record<ProxySettings["mode"], (options: PushOrderOptions) => LegOrder>;
 
 async function listening(
   host: string,

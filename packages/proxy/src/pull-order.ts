@@ -1,6 +1,8 @@
 import { KvError } from "@kv/interface";
+import { badStatus, isServerFailure } from "./bad-answer.js";
 import { runDecodeLeg } from "./decode-leg.js";
 import type { Visit } from "./instance.js";
+import type { InstancePool } from "./instances.js";
 import { decodeBody } from "./leg-bodies.js";
 import type { LegAnswer, LegOrder, LegOrderOptions, Part } from "./leg-order.js";
 import { runAlone } from "./one-leg.js";
@@ -11,7 +13,7 @@ import { failedAttempt } from "./retry.js";
 
 /** Prefill first, decode with what it answered: the decode worker reads the KV (vLLM's NixlConnector, pull). */
 export function createPullOrder(options: LegOrderOptions): LegOrder {
-  const { ambient, policy, retry, timeouts } = options;
+  const { ambient, decoders, policy, retry, timeouts } = options;
   const { log, metrics } = ambient;
   const behind = new Set<Promise<void>>();
 
@@ -62,10 +64,16 @@ export function createPullOrder(options: LegOrderOptions): LegOrder {
 
   return {
     name: "pull",
-    async run(part) {
+    async run(given) {
+      const part: Part = { ...given, avoidDecode: given.avoidDecode ?? new Set() };
       for (let attempt = 1; ; attempt += 1) {
+        let answer: LegAnswer | undefined;
         try {
-          return await once(part);
+          answer = await once(part);
+          const failure = failureWorthAnother(decoders, answer);
+          if (failure === undefined) return answer;
+          part.avoidDecode?.add(answer.visit.instance);
+          throw failure;
         } catch (error) {
           const inDecode = part.trail.decodeStartedAtMs !== undefined;
           const again =
@@ -74,7 +82,10 @@ export function createPullOrder(options: LegOrderOptions): LegOrder {
             (KvError.is(error, "KV_LEASE_EXPIRED")
               ? attempt === 1
               : retry.afresh(failedAttempt("decode", error, attempt)));
+          if (!again && answer !== undefined) return answer;
           if (!again) throw error;
+          answer?.discard();
+          answer?.visit.failed(KvError.from(error, "KV_INTERNAL", "the decode leg failed"));
           part.trail.restarts = attempt;
           delete part.trail.decodeStartedAtMs;
           metrics.count("kv_proxy_restarts_total");
@@ -86,6 +97,14 @@ export function createPullOrder(options: LegOrderOptions): LegOrder {
       await Promise.all(behind);
     },
   };
+}
+
+/** A decode instance's failure that the client need not see, as there is another instance. */
+export function failureWorthAnother(decoders: InstancePool, answer: LegAnswer): KvError | undefined {
+  const { instance } = answer.visit;
+  if (instance.role !== "decode" || !isServerFailure(answer.status)) return undefined;
+  if (!decoders.list().some((other) => other !== instance && other.available())) return undefined;
+  return badStatus("decode", instance.url, answer.status);
 }
 
 const ENDED: Visit = {

@@ -19,6 +19,8 @@ export interface PushOrderOptions extends LegOrderOptions {
   /** Both legs at once (upstream today), or one after the other (vLLM's first push proxy). */
   readonly legs: "at-once" | "prefill-first";
   readonly newId: () => string;
+  /** Where the prefill engines are; one of its own by default. */
+  readonly book?: CoordinatesBook;
 }
 
 const ASK_FOR_PUSH =
@@ -38,11 +40,14 @@ interface PrefillEnded {
  */
 export function createPushOrder(options: PushOrderOptions): LegOrder {
   const { log } = options.ambient;
-  const book: CoordinatesBook = createCoordinatesBook();
+  const { book = createCoordinatesBook() } = options;
   const behind = new Set<Promise<void>>();
   const teaching: LegOrderOptions = {
     ...options,
-    onKv: (instance, params) => void book.learn(instance, params),
+    onKv(instance, params) {
+      book.learn(instance, params);
+      options.onKv?.(instance, params);
+    },
   };
   const oneByOne = createPullOrder({ ...teaching, askForKv: ASK_FOR_PUSH });
 
@@ -56,6 +61,7 @@ export function createPushOrder(options: PushOrderOptions): LegOrder {
       prefillers: only(options.prefillers, visit),
       onKv: (from, params) => {
         learnt = book.learn(from, params);
+        options.onKv?.(from, params);
       },
     };
     const prefilling = runPrefillLeg(
@@ -127,16 +133,15 @@ export function createPushOrder(options: PushOrderOptions): LegOrder {
       // The two engines find each other by this id: one that a client uses twice would find another prompt's KV.
       const part: Part = { ...given, requestId: `${given.requestId}-${options.newId()}` };
       if (options.legs === "at-once") {
-        const visit = options.prefillers.visit(part, new Set());
-        const coordinates = visit === undefined ? undefined : book.of(visit.instance);
-        if (visit !== undefined && coordinates !== undefined) {
-          const answer = await atOnce(part, visit, coordinates);
+        const instance = options.prefillers.choose(part, new Set());
+        const coordinates = instance === undefined ? undefined : book.of(instance);
+        if (instance !== undefined && coordinates !== undefined) {
+          const answer = await atOnce(part, instance.begin(), coordinates);
           if (answer !== "again") return answer;
           return oneByOne.run({ ...given, requestId: `${given.requestId}-${options.newId()}` });
         }
-        visit?.abandoned();
         // Its answer is to teach where it is: another instance in its place would leave that unknown.
-        if (visit !== undefined) return oneByOne.run({ ...part, preferredPrefill: visit.instance.url });
+        if (instance !== undefined) return oneByOne.run({ ...part, preferredPrefill: instance });
       }
       return oneByOne.run(part);
     },

@@ -8,7 +8,7 @@ export interface RoutingContext {
   readonly request?: GenerationRequest;
   readonly headers?: IncomingHttpHeaders;
   /** Taken while it is among the candidates; the strategy is not asked then. */
-  readonly preferredPrefill?: string;
+  readonly preferredPrefill?: Instance;
 }
 
 /** Chooses among instances. One for each role, as most strategies keep state. */

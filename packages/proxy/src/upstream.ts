@@ -4,8 +4,8 @@ import { createBodyQueue, type UnreadBody } from "./body-queue.js";
 
 export type Role = "prefill" | "decode";
 
-/** How far a leg had come when it failed. At `connect` nothing of the request has left the proxy. */
-export type FailureStage = "connect" | "answer" | "body";
+/** How far a leg had come when it failed. At `connect` nothing of the request has left the proxy; `status` is an answer of 500 and more. */
+export type FailureStage = "connect" | "answer" | "body" | "status";
 
 export interface UpstreamRequest {
   readonly role: Role;
@@ -62,7 +62,7 @@ export function createHttpUpstream({ connectMs }: { connectMs: number }): Upstre
         const { signal } = request;
         const queue = createBodyQueue();
         let controller: Dispatcher.DispatchController | undefined;
-        let stage: FailureStage = "connect";
+        let stage: BrokenStage = "connect";
         let over = false;
         const stop = () => controller?.abort(new Error("given up"));
         const finish = () => {
@@ -125,13 +125,15 @@ export function createHttpUpstream({ connectMs }: { connectMs: number }): Upstre
   };
 }
 
+type BrokenStage = Exclude<FailureStage, "status">;
+
 const WHAT = {
   connect: "could not be reached",
   answer: "closed the connection before it answered",
   body: "closed the connection in the middle of its answer",
-} as const satisfies Record<FailureStage, string>;
+} as const satisfies Record<BrokenStage, string>;
 
-function failure({ role, url, path }: UpstreamRequest, stage: FailureStage, cause: unknown): KvError {
+function failure({ role, url, path }: UpstreamRequest, stage: BrokenStage, cause: unknown): KvError {
   const { code, message } = cause as { code?: unknown; message?: unknown };
   const why = typeof code === "string" ? code : String(message);
   return new KvError("KV_PROXY_UPSTREAM_FAILED", `the ${role} instance ${url} ${WHAT[stage]} (${why})`, {
@@ -145,5 +147,7 @@ function failure({ role, url, path }: UpstreamRequest, stage: FailureStage, caus
 export function failureStage(error: unknown): FailureStage | undefined {
   if (!KvError.is(error, "KV_PROXY_UPSTREAM_FAILED")) return undefined;
   const { stage } = error.details;
-  return stage === "connect" || stage === "answer" || stage === "body" ? stage : undefined;
+  return STAGES.find((known) => known === stage);
 }
+
+const STAGES: readonly FailureStage[] = ["connect", "answer", "body", "status"];

@@ -15,7 +15,7 @@ test("an error of the prefill instance keeps its status and body, and no decode 
   expect(proxy.status().prefillers[0]?.failures).toBe(0);
 });
 
-test.each([401, 429, 500, 503])(
+test.each([401, 429, 501])(
   "a %i of the decode instance stays one, and is not tried elsewhere",
   async (status) => {
     const p = await upstream(prefillOk);
@@ -34,6 +34,72 @@ test.each([401, 429, 500, 503])(
     expect((d?.seen.length ?? 0) + (other?.seen.length ?? 0)).toBe(1);
   },
 );
+
+const loadFailed = { error: { message: "KV load failed", type: "InternalServerError", code: 500 } };
+
+test.each([500, 503])("a %i of one decode instance: another, from prefill on", async (status) => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const failing = await upstream(({ response }) => sendJson(response, loadFailed, status));
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [failing.url, d.url] });
+  const response = await post(`${url}/v1/completions`, { prompt: "a" });
+  expect([response.status, await response.json()]).toEqual([200, COMPLETION]);
+  expect([p.seen.length, failing.seen.length, d.seen.length]).toEqual([2, 1, 1]);
+  // It answered, so it is there: its health checks say whether it goes on being asked.
+  expect(proxy.status().decoders[0]).toMatchObject({ failures: 1, available: true, in_flight: 0 });
+});
+
+test("a stream that begins with a failure of one decode instance comes from another", async () => {
+  const p = await upstream(prefillOk);
+  const failing = await upstream(({ response }) => {
+    response.writeHead(200, { "content-type": "text/event-stream" });
+    response.end(`data: ${JSON.stringify(loadFailed)}\n\ndata: [DONE]\n\n`);
+  });
+  const d = await upstream(({ response }) => {
+    response.writeHead(200, { "content-type": "text/event-stream" });
+    response.end("data: [DONE]\n\n");
+  });
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [failing.url, d.url] });
+  const response = await post(`${url}/v1/completions`, { prompt: "a", stream: true });
+  expect([response.status, await response.text()]).toEqual([200, "data: [DONE]\n\n"]);
+});
+
+test("all decode instances fail: the last one's own words, and no third is asked", async () => {
+  const p = await upstream(prefillOk);
+  const ds = await Promise.all(
+    [0, 1, 2].map(() => upstream(({ response }) => sendJson(response, loadFailed, 500))),
+  );
+  const { url } = await runProxy({ prefillers: [p.url], decoders: ds.map((d) => d.url) });
+  const response = await post(`${url}/v1/completions`, { prompt: "a" });
+  expect([response.status, await response.json()]).toEqual([500, loadFailed]);
+  expect(ds.map(({ seen }) => seen.length)).toEqual([1, 1, 0]);
+});
+
+test("the only decode instance fails: its words, and nothing is computed twice", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ response }) => sendJson(response, loadFailed, 500));
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const response = await post(`${url}/v1/completions`, { prompt: "a" });
+  expect([response.status, await response.json()]).toEqual([500, loadFailed]);
+  expect([p.seen.length, d.seen.length]).toEqual([1, 1]);
+});
+
+test("a prefill instance whose engine died: another; where both are, the last one's words", async () => {
+  const dead = () => upstream(({ response }) => sendJson(response, loadFailed, 500));
+  const [b1, b2, p, d] = [await dead(), await dead(), await upstream(prefillOk), await upstream(decodeOk)];
+  const saved = await runProxy({ prefillers: [b1.url, p.url], decoders: [d.url] });
+  expect((await post(`${saved.url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  const lost = await runProxy({ prefillers: [b1.url, b2.url, p.url], decoders: [d.url] });
+  const response = await post(`${lost.url}/v1/completions`, { prompt: "a" });
+  expect([response.status, await response.json()]).toEqual([500, loadFailed]);
+});
+
+test("instances that cannot be reached do not use up the one more try", async () => {
+  const [gone, d] = [await deadUrl(), await upstream(decodeOk)];
+  const breaking = await upstream(({ response }) => void response.destroy());
+  const p = await upstream(prefillOk);
+  const { url } = await runProxy({ prefillers: [gone, breaking.url, p.url], decoders: [d.url] });
+  expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+});
 
 test("a stream that begins with an error is answered with the error's code", async () => {
   const p = await upstream(prefillOk);

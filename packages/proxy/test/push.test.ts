@@ -111,6 +111,32 @@ test("a decode instance that fails because the prefill engine was restarted: the
   expect(d.seen.length).toBe(2);
 });
 
+test("auto: each prefill instance's first answer says which order its connector wants", async () => {
+  const pull: Answer = ({ response }) =>
+    sendJson(response, {
+      id: "x",
+      choices: [{ text: "a" }],
+      kv_transfer_params: { do_remote_prefill: true, remote_block_ids: [[7]], transfer_mode: "pull" },
+    });
+  const [pushing, pulling] = [await upstream(prefillOf(() => "e")), await upstream(pull)];
+  const d = await upstream(decodeOk);
+  const { url, proxy } = await runProxy({
+    mode: "auto",
+    prefillers: [pushing.url, pulling.url],
+    decoders: [d.url],
+  });
+  for (let at = 0; at < 4; at += 1) expect((await ask(url)).status).toBe(200);
+  expect(proxy.status().flow).toBe("auto");
+  const blocks = [0, 1, 2, 3].map((at) => paramsOf(d, at).remote_block_ids);
+  expect(blocks).toEqual([[[1]], [[7]], undefined, [[7]]]);
+  const ids = d.seen.map(({ headers }) => String(headers["x-request-id"]));
+  for (const id of ids.slice(0, 3)) expect(id).toMatch(/^mine-[0-9a-f-]{36}$/);
+  expect(ids[3]).toBe("mine");
+  // Each was asked once for each of its requests.
+  expect([pushing.seen.length, pulling.seen.length]).toEqual([2, 2]);
+  expect(proxy.status().prefillers.map(({ requests }) => requests)).toEqual([2, 2]);
+});
+
 test("one after the other by a flag", async () => {
   const p = await upstream(prefillOf(() => "e"));
   const d = await upstream(decodeOk);
