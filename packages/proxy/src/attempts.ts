@@ -37,7 +37,7 @@ export async function onSomeInstance<T>(
     try {
       return await leg(visit);
     } catch (error) {
-      if (deadline.signal.aborted) {
+      if (deadline.ended) {
         visit.abandoned();
         throw whyEnded(deadline, error);
       }

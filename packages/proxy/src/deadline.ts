@@ -1,11 +1,11 @@
 import { type Clock, KvError, type Timer } from "@kv/interface";
+import { createEnding, type Ending } from "./ending.js";
 
 /**
- * What ends a request early: its client went away, its time is up, one of its phases took too long, the proxy closes. Whoever
- * waits does so under `signal`, and `signal.reason` is the `KvError` that says which it was.
+ * What ends a request early: its client went away, its time is up, one of its phases took too long, the proxy closes; `reason` says
+ * which it was.
  */
-export interface Deadline {
-  readonly signal: AbortSignal;
+export interface Deadline extends Ending {
   /** Begins a phase, in place of the one before. */
   enter(phase: string, timeoutMs: number): void;
   /** Ends the phase; until the next one only the whole request is timed. */
@@ -22,8 +22,15 @@ interface Expiry {
   readonly atMs: number;
 }
 
-export function createDeadline({ clock, requestMs }: { clock: Clock; requestMs?: number }): Deadline {
-  const controller = new AbortController();
+export interface DeadlineOptions {
+  readonly clock: Clock;
+  readonly requestMs?: number;
+  /** Ends this one with it. */
+  readonly parent?: Ending;
+}
+
+export function createDeadline({ clock, requestMs, parent }: DeadlineOptions): Deadline {
+  const ending = createEnding();
   const expiry = (what: string, timeoutMs: number): Expiry => ({
     what,
     timeoutMs,
@@ -34,6 +41,7 @@ export function createDeadline({ clock, requestMs }: { clock: Clock; requestMs?:
   // Phases come and go by the thousand, and hardly one expires: a timer is set once, and when it strikes it looks what is due.
   let timer: (Timer & { readonly atMs: number }) | undefined;
   let closed = false;
+  let leaveParent: (() => void) | undefined;
 
   function arm(atMs: number): void {
     if (closed || (timer !== undefined && timer.atMs <= atMs)) return;
@@ -62,15 +70,30 @@ export function createDeadline({ clock, requestMs }: { clock: Clock; requestMs?:
   function close(): void {
     closed = true;
     pause();
+    leaveParent?.();
     timer?.cancel();
     timer = undefined;
   }
   function abort(reason: KvError): void {
     close();
-    if (!controller.signal.aborted) controller.abort(reason);
+    ending.end(reason);
   }
-  return {
-    signal: controller.signal,
+  if (parent !== undefined) {
+    leaveParent = parent.onEnd(() => {
+      if (parent.reason !== undefined) abort(parent.reason);
+    });
+  }
+  const deadline: Deadline = {
+    get ended() {
+      return ending.ended;
+    },
+    get reason() {
+      return ending.reason;
+    },
+    get signal() {
+      return ending.signal;
+    },
+    onEnd: ending.onEnd,
     enter(what, timeoutMs) {
       if (closed) return;
       phase = expiry(what, timeoutMs);
@@ -78,24 +101,13 @@ export function createDeadline({ clock, requestMs }: { clock: Clock; requestMs?:
     },
     pause,
     abort,
-    fork() {
-      const child = createDeadline({ clock });
-      const follow = () => child.abort(controller.signal.reason as KvError);
-      if (controller.signal.aborted) follow();
-      else controller.signal.addEventListener("abort", follow, { once: true });
-      return {
-        ...child,
-        close() {
-          controller.signal.removeEventListener("abort", follow);
-          child.close();
-        },
-      };
-    },
+    fork: () => createDeadline({ clock, parent: deadline }),
     close,
   };
+  return deadline;
 }
 
 /** The reason when the deadline has struck, else the error itself: what is thrown while aborting says nothing of why. */
 export function whyEnded(deadline: Deadline, error: unknown): unknown {
-  return deadline.signal.aborted ? deadline.signal.reason : error;
+  return deadline.reason ?? error;
 }

@@ -52,7 +52,7 @@ export function runDecodeLeg(
         path: request.endpoint,
         headers: legHeaders(part.headers, requestId, visit.instance, span.headers),
         body,
-        signal: deadline.signal,
+        ending: deadline,
         ...(onSent === undefined ? {} : { onSent }),
       });
       try {

@@ -11,8 +11,11 @@ const ERROR_BEGIN = /^data: ?\{\s*"error"\s*:/;
 
 /** Enough of a stream has come to know whether it begins with an error. */
 export function beginIsKnown(bytes: Buffer): boolean {
-  const begin = bytes.toString("latin1", 0, 64);
-  return !ERROR_BEGIN.test(begin) || bytes.includes("\n\n");
+  return !beginsWithError(bytes) || bytes.includes("\n\n");
+}
+
+function beginsWithError(bytes: Buffer): boolean {
+  return ERROR_BEGIN.test(bytes.toString("latin1", 0, 64));
 }
 
 /**
@@ -20,9 +23,9 @@ export function beginIsKnown(bytes: Buffer): boolean {
  * can still be told as what it is. The status is the event's own code where that is one.
  */
 export function firstEventError(bytes: Buffer): { status: number; body: string } | undefined {
+  if (!beginsWithError(bytes)) return undefined;
   const end = bytes.indexOf("\n\n");
   const event = bytes.toString("utf8", 0, end === -1 ? bytes.length : end);
-  if (!ERROR_BEGIN.test(event)) return undefined;
   const body = event.slice("data:".length).trim();
   try {
     const { code } = JSON.parse(rawMember(body, "error") ?? "{}") as { code?: unknown };

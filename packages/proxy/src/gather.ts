@@ -51,7 +51,7 @@ export async function gatherParts(
     try {
       if (part.copy > 0) {
         await prefilled.get(part.prompt);
-        if (deadline.signal.aborted) throw deadline.signal.reason;
+        if (deadline.ended) throw deadline.reason;
         const preferredPrefill = firstPrefill.get(part.prompt);
         return await run(part, preferredPrefill === undefined ? own : { ...own, preferredPrefill });
       }

@@ -73,10 +73,10 @@ export function createGenerationRoute(options: GenerationRouteOptions): Generati
     }
     deadline.pause();
     // Until the last byte has gone, the request is in flight: its deadline holds, and `close` waits for it.
-    deadline.signal.addEventListener("abort", () => response.destroy());
+    if (!deadline.ended) deadline.onEnd(() => response.destroy());
     await closed;
     deadline.close();
-    if (failure === undefined && !response.writableFinished) failure = deadline.signal.reason as KvError;
+    if (failure === undefined && !response.writableFinished) failure = deadline.reason;
     open.delete(deadline);
     if (failure === undefined) traffic.answered(trail.status ?? 200);
     else traffic.failed(failure.code);

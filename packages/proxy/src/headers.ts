@@ -32,7 +32,8 @@ export function legHeaders(
 ): Record<string, string | string[]> {
   const headers: Record<string, string | string[]> = {};
   const named = namedByConnection(given.connection);
-  for (const [name, value] of Object.entries(given)) {
+  for (const name in given) {
+    const value = given[name];
     if (value === undefined || NOT_FORWARDED.has(name) || OWN_OF_REQUEST.has(name) || named.has(name))
       continue;
     headers[name] = value;
@@ -51,13 +52,17 @@ export function legHeaders(
 export function answerHeaders(given: UpstreamAnswer["headers"], requestId: string): OutgoingHttpHeaders {
   const headers: OutgoingHttpHeaders = { "x-request-id": requestId };
   const named = namedByConnection(given.connection);
-  for (const [name, value] of Object.entries(given)) {
+  for (const name in given) {
+    const value = given[name];
     if (value !== undefined && !NOT_FORWARDED.has(name) && !named.has(name)) headers[name] = value;
   }
   return headers;
 }
 
-function namedByConnection(connection: string | string[] | undefined): Set<string> {
+const NONE: ReadonlySet<string> = new Set();
+
+function namedByConnection(connection: string | string[] | undefined): ReadonlySet<string> {
+  if (connection === undefined || connection === "keep-alive" || connection === "close") return NONE;
   const text = Array.isArray(connection) ? connection.join(",") : (connection ?? "");
   return new Set(text.split(",").map((name) => name.trim().toLowerCase()));
 }

@@ -43,7 +43,7 @@ export function createHealthChecks(
         method: "GET",
         path: settings.path,
         headers: {},
-        signal: deadline.signal,
+        ending: deadline,
       });
       await hold(answer.body, 64 * 1024);
       answer.discard();

@@ -32,10 +32,9 @@ export async function mergeStreams(
   }
   function drained(): Promise<void> {
     return new Promise((resolve, reject) => {
-      const gone = () => reject(deadline.signal.reason);
-      deadline.signal.addEventListener("abort", gone, { once: true });
+      const leave = deadline.onEnd(() => reject(deadline.reason));
       response.once("drain", () => {
-        deadline.signal.removeEventListener("abort", gone);
+        leave();
         draining = undefined;
         resolve();
       });

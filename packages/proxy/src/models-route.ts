@@ -39,7 +39,7 @@ export function createModelsRoute(options: ModelsRouteOptions) {
           method: "GET",
           path,
           headers,
-          signal: deadline.signal,
+          ending: deadline,
         });
         const { bytes, complete } = await hold(answer.body, limitBytes);
         if (!complete) {

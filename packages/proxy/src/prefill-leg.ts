@@ -51,7 +51,7 @@ export function runPrefillLeg(
         path: request.endpoint,
         headers: legHeaders(part.headers, requestId, visit.instance, span.headers),
         body,
-        signal: deadline.signal,
+        ending: deadline,
       });
       const held = await hold(answer.body, limits.prefillAnswerLengthBytes);
       if (!held.complete) {

@@ -49,9 +49,9 @@ export function createPullOrder(options: LegOrderOptions): LegOrder {
     switch (prefill.kind) {
       case "kv":
         // The client went away while the last bytes came: nobody will read these blocks.
-        if (part.deadline.signal.aborted) {
+        if (part.deadline.ended) {
           release(part, prefill.kvTransferParams);
-          throw part.deadline.signal.reason;
+          throw part.deadline.reason;
         }
         return decode(part, prefill);
       case "no-kv":
@@ -78,7 +78,7 @@ export function createPullOrder(options: LegOrderOptions): LegOrder {
           const inDecode = part.trail.decodeStartedAtMs !== undefined;
           const again =
             inDecode &&
-            !part.deadline.signal.aborted &&
+            !part.deadline.ended &&
             (KvError.is(error, "KV_LEASE_EXPIRED")
               ? attempt === 1
               : retry.afresh(failedAttempt("decode", error, attempt)));

@@ -111,11 +111,11 @@ export function createPushOrder(options: PushOrderOptions): LegOrder {
       await giveUpDecode(why);
       const brokeOff = ended.error !== undefined && failureStage(ended.error) !== undefined;
       // Nothing has left for the client: once more, one leg after the other, where another instance may be chosen.
-      if (!part.deadline.signal.aborted && (stale || brokeOff)) {
+      if (!part.deadline.ended && (stale || brokeOff)) {
         log.warn("push-began-again", { requestId: part.requestId, prefill: instance.url, why });
         return "again";
       }
-      throw ended.error ?? part.deadline.signal.reason;
+      throw ended.error ?? part.deadline.reason;
     }
     if (ended.outcome.kind === "kv") {
       const answer = "answer" in first ? first.answer : await decoding;

@@ -65,7 +65,7 @@ export async function relay(exchange: Exchange, answer: LegAnswer, stallMs: numb
       "KV_INTERNAL",
       "the answer could not be passed on",
     );
-    if (deadline.signal.aborted) visit.abandoned();
+    if (deadline.ended) visit.abandoned();
     else visit.failed(error);
     throw error;
   } finally {

@@ -30,7 +30,7 @@ export async function releaseBlocks(
       path: "/v1/completions",
       headers: legHeaders(part.headers, requestId, visit.instance),
       body: releaseBody(part.request.fields.model, kvTransferParams),
-      signal: deadline.signal,
+      ending: deadline,
     });
     await hold(answer.body, 64 * 1024);
     answer.discard();
@@ -39,7 +39,7 @@ export async function releaseBlocks(
     log.info("blocks-released", { requestId: part.requestId, instance: url, status: answer.status });
   } catch (thrown) {
     const error = KvError.from(thrown, "KV_INTERNAL", "the blocks could not be freed");
-    if (deadline.signal.aborted) visit.abandoned();
+    if (deadline.ended) visit.abandoned();
     else visit.failed(error);
     metrics.count("kv_proxy_released_total", 1, { outcome: "failed" });
     log.warn("blocks-not-released", { requestId: part.requestId, instance: url, error });

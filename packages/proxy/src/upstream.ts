@@ -1,6 +1,7 @@
 import { KvError } from "@kv/interface";
 import { Agent, type Dispatcher } from "undici";
 import { createBodyQueue, type UnreadBody } from "./body-queue.js";
+import type { Ending } from "./ending.js";
 
 export type Role = "prefill" | "decode";
 
@@ -15,7 +16,8 @@ export interface UpstreamRequest {
   readonly path: string;
   readonly headers: Readonly<Record<string, string | string[]>>;
   readonly body?: string;
-  readonly signal: AbortSignal;
+  /** The request is to end early; `ending.signal` is it as an `AbortSignal`. */
+  readonly ending: Ending;
   /** Called when the request begins to leave; before that nothing of it has. */
   readonly onSent?: () => void;
 }
@@ -36,7 +38,7 @@ export interface Upstream {
   close(): Promise<void>;
 }
 
-/** HTTP/1.1 with kept connections. Time limits other than the one to connect are the caller's, by `signal`. */
+/** HTTP/1.1 with kept connections. Time limits other than the one to connect are the caller's, by `ending`. */
 export function createHttpUpstream({ connectMs }: { connectMs: number }): Upstream {
   const agent = new Agent({
     connect: { timeout: connectMs },
@@ -59,7 +61,7 @@ export function createHttpUpstream({ connectMs }: { connectMs: number }): Upstre
     send: (request) =>
       new Promise((resolve, reject) => {
         const { origin, prefix } = target(request.url);
-        const { signal } = request;
+        const { ending } = request;
         const queue = createBodyQueue();
         let controller: Dispatcher.DispatchController | undefined;
         let stage: BrokenStage = "connect";
@@ -67,7 +69,7 @@ export function createHttpUpstream({ connectMs }: { connectMs: number }): Upstre
         const stop = () => controller?.abort(new Error("given up"));
         const finish = () => {
           over = true;
-          signal.removeEventListener("abort", giveUp);
+          forget();
         };
         const fail = (cause: unknown) => {
           if (over) return;
@@ -81,11 +83,12 @@ export function createHttpUpstream({ connectMs }: { connectMs: number }): Upstre
           // A request that still waits for its connection ends at once; the connection is refused to it later.
           if (stage === "connect") fail(new Error("given up"));
         };
-        if (signal.aborted) {
+        let forget = () => {};
+        if (ending.ended) {
           fail(new Error("given up"));
           return;
         }
-        signal.addEventListener("abort", giveUp, { once: true });
+        forget = ending.onEnd(giveUp);
         const method = request.method;
         const options = { origin, path: prefix + request.path, method, headers: request.headers };
         agent.dispatch(

@@ -120,6 +120,19 @@ test("copies of a prompt go to one prefill instance, the first before the others
   expect(prompts.sort()).toEqual([[], ["a", "a", "a"], ["b", "b", "b"]]);
 });
 
+test("copies of a prompt go to one rank of a data-parallel prefill instance", async () => {
+  const vllm = vllmPair();
+  const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
+  const { url } = await runProxy({ prefillers: [`${p.url}@0`, `${p.url}@1`], decoders: [d.url] });
+  await post(`${url}/v1/completions`, { prompt: ["a", "b"], n: 3 });
+  const ranks = (prompt: string) =>
+    p.seen.filter(({ json }) => json.prompt === prompt).map(({ headers }) => headers["x-data-parallel-rank"]);
+  expect([ranks("a"), ranks("b")].sort()).toEqual([
+    ["0", "0", "0"],
+    ["1", "1", "1"],
+  ]);
+});
+
 test("the stub is a fair one: what a proxy that does not split would get is garbage", async () => {
   const vllm = vllmPair();
   const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
