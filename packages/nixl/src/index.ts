@@ -1,5 +1,13 @@
 export { type BackendChoice, chooseBackends } from "./backend-choice.js";
 export { type BenchReport, type BenchRow, benchReportSchema } from "./bench/report.js";
+export {
+  type CheckReport,
+  checkSchemaOf,
+  checksText,
+  reportOfChecks,
+  reportSchemaOf,
+  type Verdict,
+} from "./doctor/check-report.js";
 export { type DoctorOptions, doctor } from "./doctor/doctor.js";
 export type { Host } from "./doctor/host.js";
 export {
