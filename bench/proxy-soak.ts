@@ -73,9 +73,17 @@ const counts = { complete: 0, cut: 0, lost: 0, restarts: 0 };
 const agent = new Agent({ connections: Number(values.clients), pipelining: 1 });
 const endAtMs = Date.now() + durationMs;
 
+/** Why requests were lost, in the proxy's words, and how often. */
+const why = new Map<string, number>();
+
 function ask(): Promise<"complete" | "cut" | "lost"> {
   return new Promise((resolve) => {
     let seen = "";
+    let status = 0;
+    const lost = (reason: string) => {
+      why.set(reason, (why.get(reason) ?? 0) + 1);
+      resolve("lost");
+    };
     const body = '{"model":"m","prompt":"some words","stream":true}';
     agent.dispatch(
       {
@@ -87,14 +95,20 @@ function ask(): Promise<"complete" | "cut" | "lost"> {
       },
       {
         onRequestStart() {},
-        onResponseStart(_controller, status) {
-          if (status !== 200) resolve("lost");
+        onResponseStart(_controller, given) {
+          status = given;
         },
         onResponseData(_controller, chunk) {
-          seen = (seen + chunk.toString("latin1")).slice(-64);
+          seen = (seen + chunk.toString("latin1")).slice(-400);
         },
-        onResponseEnd: () => resolve(seen.endsWith("data: [DONE]\n\n") ? "complete" : "cut"),
-        onResponseError: () => resolve(seen === "" ? "lost" : "cut"),
+        onResponseEnd() {
+          if (status === 200) resolve(seen.endsWith("data: [DONE]\n\n") ? "complete" : "cut");
+          else lost(`${status} ${seen}`);
+        },
+        onResponseError(_controller, error) {
+          if (seen === "") lost(error.message);
+          else resolve("cut");
+        },
       },
     );
   });
@@ -132,6 +146,7 @@ const growth = late / early;
 console.log(
   JSON.stringify({ ...counts, early_mib: Math.round(early), late_mib: Math.round(late), exit_code: code }),
 );
+for (const [reason, count] of why) console.log(`lost ${count}: ${reason}`);
 const good = counts.lost === 0 && counts.complete > 0 && growth <= GROWTH_LIMIT && code === 0;
 console.log(
   good ? "ok" : `not ok: lost must be 0, growth ${growth.toFixed(2)} at most ${GROWTH_LIMIT}, exit code 0`,

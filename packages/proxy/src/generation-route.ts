@@ -9,6 +9,7 @@ import type { GenerationFlow } from "./generation-flow.js";
 import { requestIdOf } from "./headers.js";
 import type { RecentRequests } from "./recent.js";
 import { readRequest } from "./request-body.js";
+import type { LegSpan, Tracing } from "./tracing.js";
 import type { Traffic } from "./traffic.js";
 
 export interface GenerationRouteOptions {
@@ -17,6 +18,7 @@ export interface GenerationRouteOptions {
   readonly traffic: Traffic;
   readonly requestMs: number;
   readonly recent: RecentRequests;
+  readonly tracing: Tracing;
 }
 
 export interface GenerationRoute {
@@ -37,7 +39,7 @@ export interface GenerationRoute {
 
 /** A request's life: its id, its deadline, its flow, and its end told to client, counts and log. */
 export function createGenerationRoute(options: GenerationRouteOptions): GenerationRoute {
-  const { flow, traffic, requestMs, recent } = options;
+  const { flow, traffic, requestMs, recent, tracing } = options;
   const { clock, random, log, metrics } = options.ambient;
   const open = new Set<Deadline>();
   const waiting: (() => void)[] = [];
@@ -55,13 +57,16 @@ export function createGenerationRoute(options: GenerationRouteOptions): Generati
     const trail: Trail = {};
     let requestId: string | undefined;
     let failure: KvError | undefined;
+    let span: LegSpan | undefined;
     open.add(deadline);
     traffic.begin();
     try {
       if (refusal !== undefined) throw refusal;
       requestId = requestIdOf(headers, random.uuid);
       const request = readRequest(endpoint, body);
-      await flow.run({ requestId, request, headers, response, deadline, trail });
+      span = tracing.request(headers, { "kv.request_id": requestId, "url.path": endpoint });
+      const traced = { ...headers, ...span.headers };
+      await flow.run({ requestId, request, headers: traced, response, deadline, trail });
     } catch (thrown) {
       failure = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");
       if (response.headersSent) {
@@ -83,6 +88,8 @@ export function createGenerationRoute(options: GenerationRouteOptions): Generati
     if (open.size === 0) for (const resolve of waiting.splice(0)) resolve();
     const durationMs = clock.now() - startedAtMs;
     const outcome = failure?.code ?? String(trail.status ?? 200);
+    span?.set({ "http.response.status_code": trail.status ?? 200 });
+    span?.end(failure);
     metrics.count("kv_proxy_requests_total", 1, { endpoint, outcome });
     metrics.observe("kv_proxy_request_ms", durationMs, { endpoint });
     if (trail.prefillMs !== undefined) metrics.observe("kv_proxy_prefill_ms", trail.prefillMs);

@@ -120,7 +120,14 @@ export function createProxy(options: ProxyOptions): Proxy {
     });
   const flow = createGenerationFlow(legs, orderOf(legs));
   const { requestMs } = timeouts;
-  const generation = createGenerationRoute({ ambient: surroundings, flow, traffic, requestMs, recent });
+  const generation = createGenerationRoute({
+    ambient: surroundings,
+    flow,
+    traffic,
+    requestMs,
+    recent,
+    tracing: legs.tracing,
+  });
   const models = createModelsRoute({
     retry: legs.retry,
     upstream,

@@ -100,7 +100,7 @@ export function createPullOrder(options: LegOrderOptions): LegOrder {
 }
 
 /** A decode instance's failure that the client need not see, as there is another instance. */
-export function failureWorthAnother(decoders: InstancePool, answer: LegAnswer): KvError | undefined {
+function failureWorthAnother(decoders: InstancePool, answer: LegAnswer): KvError | undefined {
   const { instance } = answer.visit;
   if (instance.role !== "decode" || !isServerFailure(answer.status)) return undefined;
   if (!decoders.list().some((other) => other !== instance && other.available())) return undefined;

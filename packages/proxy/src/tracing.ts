@@ -11,7 +11,7 @@ import {
   trace,
 } from "@opentelemetry/api";
 
-/** A span of a leg: its context goes to the instance, and it ends once. */
+/** A span of a request or of a leg: its context goes to the legs or to the instance, and it ends once. */
 export interface LegSpan {
   /** Trace headers of this span; without a tracer the client's stay as they are. */
   readonly headers: Readonly<Record<string, string>>;
@@ -20,20 +20,29 @@ export interface LegSpan {
 }
 
 export interface Tracing {
+  /** The span of a client's request; the legs' spans lie under it when they are given its headers. */
+  request(given: IncomingHttpHeaders, attributes: Readonly<Record<string, string>>): LegSpan;
   leg(name: string, given: IncomingHttpHeaders, attributes: Readonly<Record<string, string>>): LegSpan;
 }
 
 /** Spans through `@opentelemetry/api`: nothing where no SDK is registered. */
 export function openTelemetryTracing(): Tracing {
   const tracer = trace.getTracer("@kv/proxy");
+  function begin(
+    name: string,
+    kind: SpanKind,
+    given: IncomingHttpHeaders,
+    attributes: Readonly<Record<string, string>>,
+  ): LegSpan {
+    const parent = propagation.extract(context.active(), given, defaultTextMapGetter);
+    const span = tracer.startSpan(name, { kind, attributes }, parent);
+    const headers: Record<string, string> = {};
+    if (span.isRecording()) propagation.inject(trace.setSpan(parent, span), headers, defaultTextMapSetter);
+    return { headers, set: (more) => void span.setAttributes(more), end: (error) => end(span, error) };
+  }
   return {
-    leg(name, given, attributes) {
-      const parent = propagation.extract(context.active(), given, defaultTextMapGetter);
-      const span = tracer.startSpan(name, { kind: SpanKind.CLIENT, attributes }, parent);
-      const headers: Record<string, string> = {};
-      if (span.isRecording()) propagation.inject(trace.setSpan(parent, span), headers, defaultTextMapSetter);
-      return { headers, set: (more) => void span.setAttributes(more), end: (error) => end(span, error) };
-    },
+    request: (given, attributes) => begin("kv_proxy.request", SpanKind.SERVER, given, attributes),
+    leg: (name, given, attributes) => begin(name, SpanKind.CLIENT, given, attributes),
   };
 }
 

@@ -29,8 +29,10 @@ test("a span for each leg under the client's trace; each instance gets its own s
   await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { traceparent } });
   await expect
     .poll(() => exporter.getFinishedSpans().map(({ name }) => name))
-    .toEqual(["kv_proxy.prefill", "kv_proxy.decode"]);
+    .toEqual(["kv_proxy.prefill", "kv_proxy.decode", "kv_proxy.request"]);
   const spans = exporter.getFinishedSpans();
+  const request = spans[2]?.spanContext().spanId;
+  expect(spans.map(({ parentSpanId }) => parentSpanId)).toEqual([request, request, "b7ad6b7169203331"]);
   for (const [at, instance] of [p, d].entries()) {
     const span = spans[at];
     expect(span?.spanContext().traceId).toBe(traceId);
@@ -46,8 +48,14 @@ test("a span for each leg under the client's trace; each instance gets its own s
   const failing = await runProxy({ prefillers: [p.url], decoders: [broken.url] });
   await post(`${failing.url}/v1/completions`, { prompt: "a" });
   await expect
-    .poll(() => exporter.getFinishedSpans().at(-1)?.attributes["error.type"])
-    .toBe("KV_PROXY_UPSTREAM_FAILED");
+    .poll(() => exporter.getFinishedSpans().find(({ name }) => name === "kv_proxy.decode")?.attributes)
+    .toMatchObject({ "error.type": "KV_PROXY_UPSTREAM_FAILED" });
+
+  exporter.reset();
+  await post(`${url}/v1/completions`, { prompt: "a" });
+  await expect.poll(() => exporter.getFinishedSpans().length).toBe(3);
+  const traces = new Set(exporter.getFinishedSpans().map((span) => span.spanContext().traceId));
+  expect([traces.size, traces.has(traceId)]).toEqual([1, false]);
 });
 
 test("without a tracer the client's trace headers reach both as they are", async () => {
