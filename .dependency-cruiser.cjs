@@ -11,7 +11,7 @@ const MAY_IMPORT = {
   push: ["interface", "topology", "plan", "connector"],
   neuron: ["interface"],
   proxy: ["interface"],
-  peer: ["interface", "topology", "plan", "connector", "pull", "nixl"],
+  peer: ["interface", "topology", "plan", "connector", "pull", "push", "nixl"],
 };
 const PURE = ["interface", "topology", "plan", "transport-memory"];
 const source = (name) => `^packages/${name}/src/(?!.*\\.test\\.ts$)`;

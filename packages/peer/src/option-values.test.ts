@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { counts, duration, hostAndPort, share } from "./option-values.js";
+import { counts, duration, hostAndPort, port, share } from "./option-values.js";
 
 test.each([
   ["5%", 0.05],
@@ -24,4 +24,6 @@ test("lists and addresses", () => {
   expect(hostAndPort("[::1]:5600")).toEqual({ host: "::1", port: 5600 });
   expect(() => counts("100,x")).toThrow();
   expect(() => hostAndPort("host")).toThrow();
+  expect([port("0"), port("5600")]).toEqual([0, 5600]);
+  for (const wrong of ["65536", "-1", "x", ""]) expect(() => port(wrong)).toThrow();
 });

@@ -46,3 +46,10 @@ export function atLeastZero(text: string): number {
 export function counts(text: string): number[] {
   return commaSeparated(text).map(count);
 }
+
+/** A TCP port, or 0 for a free one. */
+export function port(text: string): number {
+  if (!/^\d{1,5}$/.test(text) || Number(text) > 65_535)
+    throw new InvalidArgumentError("It must be a whole number of 0 to 65535.");
+  return Number(text);
+}

@@ -60,6 +60,35 @@ test("reads that are given up cost the server no block", async () => {
   expect(served.prefill.blocks.used).toBe(0);
 });
 
+const pushed = { factors: { transfer_mode: "push" } };
+
+test("a server that pushes: every prompt is written, and the server has all of its blocks back", async () => {
+  served = await serveSample(pushed);
+  const result = await load({ ...served, ...common, requests: 8 });
+  const report = loadReport(result, { url: served.server.url, vllmVersion: "0.33.0" }, GATE);
+  expect(report).toMatchObject({ verdict: "ok", requests: { sent: 8, ok: 8, failed: 0 } });
+  expect(report.lengthBytes).toBe(4 * (4 + 2) * 4 * 32_768);
+  expect(result.outstanding).toMatchObject({ requests: 0, receives: 0 });
+  expect(served.prefill.blocks.used).toBe(0);
+});
+
+test("a server that pushes keeps for a lease what nobody offers blocks for, and no longer", async () => {
+  served = await serveSample({ ...pushed, leaseMs: 1500 });
+  const result = await load({ ...served, ...common, leaseMs: 1500, requests: 3, noNotifyShare: 1 });
+  expect(result.pulls.map(({ outcome, lengthBytes }) => [outcome, lengthBytes])).toEqual(
+    Array(3).fill(["ok", 0]),
+  );
+  expect(result.leaks).toMatchObject({ before: 0, atEnd: 0, leaked: 0, heldAlthoughTold: 0 });
+});
+
+test("writes that are given up cost the server no block beyond the lease", async () => {
+  served = await serveSample({ ...pushed, leaseMs: 1500 });
+  const result = await load({ ...served, ...common, leaseMs: 1500, requests: 6, abortShare: 1 });
+  expect(result.pulls.map(({ outcome }) => outcome)).not.toContain("failed");
+  expect(result.leaks).toMatchObject({ atEnd: 0, leaked: 0 });
+  expect(served.prefill.blocks.used).toBe(0);
+});
+
 test("requests that fail are counted by code, and fail the gate", async () => {
   // Room for one prompt, which nobody tells the server that it was read.
   served = await serveSample({ numBlocks: 5 });

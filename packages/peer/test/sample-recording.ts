@@ -81,7 +81,7 @@ export async function sampleRecording(
           remote_port: 5600,
           tp_size: 1,
           remote_num_tokens: length,
-          transfer_mode: "pull",
+          transfer_mode: factors.transfer_mode ?? FACTORS.transfer_mode,
         },
         kv: await writer.kv(`prompt-${index}.bin`, bytes),
         notification: `cmpl-${index}:1`,

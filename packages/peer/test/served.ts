@@ -50,7 +50,7 @@ export async function serveSample(
     model: "tiny-qwen3",
     vllmVersion,
     blockSize: 32,
-    newRequestId: () => `cmpl-test-${ids++}`,
+    newRequestId: (given) => `cmpl-${given ?? "test"}-0-${String(ids++).padStart(8, "0")}`,
   });
   const url = await app.listen({ host: "127.0.0.1", port: 0 });
   return {

@@ -1,10 +1,20 @@
 /** Values by factor that a peer may have in place of ours. */
 export type FactorCandidates = Readonly<Record<string, readonly unknown[]>>;
 
-/** What peers of the field have (vLLM 0.32 and 0.33), most likely first. */
+/** What peers of the field have (vLLM 0.32, 0.33 and what may come next), most likely first. */
 export const COMMON_CANDIDATES: FactorCandidates = {
-  vllm_version: ["0.33.0", "0.32.0", "0.33.1", "0.32.1", "0.31.0", "0.33.0+cpu", "0.32.0+cpu"],
-  nixl_connector_version: [15, 14, 13, 12, 11, 16],
+  vllm_version: [
+    "0.33.0",
+    "0.32.0",
+    "0.33.1",
+    "0.32.1",
+    "0.31.0",
+    "0.34.0",
+    "0.35.0",
+    "0.33.0+cpu",
+    "0.32.0+cpu",
+  ],
+  nixl_connector_version: [15, 14, 13, 12, 11, 16, 17],
   dtype: ["torch.bfloat16", "torch.float16", "torch.float32"],
   attn_backend_name: [
     "FLASH_ATTN",

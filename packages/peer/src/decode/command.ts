@@ -4,7 +4,7 @@ import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import type { Command } from "commander";
 import { readTarget } from "../doctor/target.js";
-import { atLeastZero, count, counts, duration, share } from "../option-values.js";
+import { atLeastZero, count, counts, duration, port, share } from "../option-values.js";
 import { engineServer } from "../server/server.js";
 import { load } from "./load.js";
 import { loadPlot } from "./load-plot.js";
@@ -25,6 +25,8 @@ interface Options {
   maxFailed: number;
   maxLeakedBlocks: number;
   maxP99?: number;
+  sideChannelHost: string;
+  sideChannelPort: number;
   plot?: string;
   json?: true;
 }
@@ -33,7 +35,7 @@ export function addDecode(program: Command): void {
   program
     .command("decode")
     .description(
-      "a decode worker without a model: send prompts, read their KV, check, time and drop it; exit code 1 when a limit is not kept",
+      "a decode worker without a model: send prompts, read their KV or have it written, check, time and drop it; exit code 1 when a limit is not kept",
     )
     .requiredOption("--prefill <url>", "the prefill server's HTTP port")
     .option("--prompt-tokens <n,…>", "lengths of prompts, in turn", counts, [100])
@@ -51,6 +53,8 @@ export function addDecode(program: Command): void {
     .option("--max-failed <n>", "limit", atLeastZero, 0)
     .option("--max-leaked-blocks <n>", "limit", atLeastZero, 0)
     .option("--max-p99 <ms>", "limit of reading, p99", count)
+    .option("--side-channel-host <host>", "where a server that pushes finds this one", "127.0.0.1")
+    .option("--side-channel-port <port>", "0 takes a free one", port, 0)
     .option("--plot <file>", "write latencies over time as SVG")
     .option("--json", "print a JSON report")
     .action(run);
@@ -88,6 +92,8 @@ async function run(options: Options): Promise<void> {
       abortShare: options.abort,
       noNotifyShare: silentShare(options),
       signal: stop.signal,
+      sideChannelHost: options.sideChannelHost,
+      sideChannelPort: options.sideChannelPort,
       ...(rate === undefined ? {} : { ratePerSecond: rate }),
       ...(options.duration === undefined ? {} : { durationMs: options.duration }),
       ...(options.requests === undefined ? {} : { requests: options.requests }),

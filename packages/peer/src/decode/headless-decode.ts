@@ -15,6 +15,7 @@ import {
   type WorkerConnector,
 } from "@kv/interface";
 import { pullConnector } from "@kv/pull";
+import { announceHash } from "../announce-hash.js";
 
 export interface HeadlessDecodeOptions extends Partial<Ambient> {
   readonly transport: Transport;
@@ -26,6 +27,8 @@ export interface HeadlessDecodeOptions extends Partial<Ambient> {
   readonly regions: readonly HeadlessRegion[];
   /** How KV comes: pull unless another is given. A connector that is pushed to fits as well. */
   readonly connector?: ConnectorModule;
+  /** The compatibility hash that it announces instead of its own: a prefill engine that pushes compares it. */
+  readonly announcedHash?: string;
 }
 
 export interface HeadlessRegion {
@@ -40,13 +43,16 @@ export interface HeadlessRegion {
 export interface HeadlessDecode {
   /**
    * Takes a request in, in blocks of the caller's choice, the first of which hold `numComputedTokens` already. Resolves when every rank has
-   * its part, with the failure if it has not; nothing touches the blocks then.
+   * its part, with the failure if it has not; nothing touches the blocks then. With all of the prompt here already there is nothing to
+   * receive: the peer is told.
    */
   receive(
     request: ConnectorRequest,
     blockIds: BlockIds,
     options?: { readonly numComputedTokens?: number; readonly signal?: AbortSignal },
   ): Promise<{ readonly failure: FailedReceive | undefined; readonly aborted: boolean }>;
+  /** The request waits for blocks: its lease is kept alive. `receive` goes on from there. */
+  queue(request: ConnectorRequest): void;
   /** The request is queued and then given up before it gets blocks: the peer is told. */
   giveUpQueued(request: ConnectorRequest): void;
   /** The engine is through with a request whose KV has arrived. */
@@ -104,7 +110,13 @@ export async function openHeadlessDecode(options: HeadlessDecodeOptions): Promis
   for (let tpRank = 0; tpRank < engine.tpSize; tpRank++) await openRank(tpRank);
   const scheduler = await connector.createScheduler({ ...shared, cache });
   await scheduler.setHandshakeMetadata(
-    await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
+    await Promise.all(
+      workers.map(async (worker) => {
+        const metadata = await worker.handshakeMetadata();
+        const { announcedHash } = options;
+        return announcedHash === undefined ? metadata : announceHash(metadata, announcedHash, { own: true });
+      }),
+    ),
   );
 
   const aggregator = createWorkerOutputAggregator({ workers: engine.tpSize });
@@ -131,6 +143,11 @@ export async function openHeadlessDecode(options: HeadlessDecodeOptions): Promis
     tpSize: engine.tpSize,
     async receive(request, blockIds, { numComputedTokens = 0, signal } = {}) {
       const { tokens } = scheduler.matchedTokens(request, numComputedTokens);
+      if (tokens === 0) {
+        scheduler.afterAllocation(request, blockIds, 0);
+        step();
+        return { failure: undefined, aborted: false };
+      }
       const ended = new Promise<FailedReceive | undefined>((resolve) =>
         waiting.set(request.requestId, resolve),
       );
@@ -152,6 +169,10 @@ export async function openHeadlessDecode(options: HeadlessDecodeOptions): Promis
       const failure = await ended;
       signal?.removeEventListener("abort", abort);
       return { failure, aborted };
+    },
+    queue(request) {
+      scheduler.requestQueued?.(request);
+      step();
     },
     giveUpQueued(request) {
       scheduler.requestQueued?.(request);

@@ -10,7 +10,7 @@ import { createBlockPool } from "./block-pool.js";
 import { openHeadlessDecode } from "./headless-decode.js";
 import { type LeakReport, leaksAfter, usedBlocks } from "./leaks.js";
 import { mirrorOf } from "./mirror.js";
-import { blocksOf, type Fault, type Pulled, pullOne, readTold } from "./pull-one.js";
+import { blocksOf, type Fault, type Pulled, pullOne, readTold, receiveOne } from "./pull-one.js";
 import { silentTransport } from "./silent-transport.js";
 
 export interface LoadOptions extends Partial<Ambient> {
@@ -34,6 +34,9 @@ export interface LoadOptions extends Partial<Ambient> {
   /** How long the server may take to free what it was told of. */
   readonly freeWithinMs?: number;
   readonly leaseMarginMs?: number;
+  /** Where a server that pushes finds this side; loopback and a free port unless given. */
+  readonly sideChannelHost?: string;
+  readonly sideChannelPort?: number;
   readonly signal?: AbortSignal;
   readonly progress?: (done: number) => void;
 }
@@ -65,16 +68,25 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
   const longest = Math.max(...promptTokens);
   const params = await server.prefill(promptOf(longest, random));
   const told = readTold(params);
-  const metadata = await metadataOf(told, options.sideChannel);
+  const { metadata, compatibilityHash } = await handshakeOf(told, options.sideChannel);
   const kernels = metadata.physicalBlocksPerLogical;
   const numBlocks = 1 + blocksOf(told) * concurrency;
-  const mirror = mirrorOf(metadata, told, { engineId: `kv-peer-${random.uuid()}`, numBlocks });
+  const { sideChannelHost, sideChannelPort } = options;
+  const mirror = mirrorOf(metadata, told, {
+    engineId: `kv-peer-${random.uuid()}`,
+    numBlocks,
+    ...(sideChannelHost === undefined ? {} : { sideChannelHost }),
+    ...(sideChannelPort === undefined ? {} : { sideChannelPort }),
+  });
   const silenced = new Set<string>();
   const transport = silentTransport(options.transport, (text) =>
     silenced.has(text.slice(0, text.lastIndexOf(":"))),
   );
   const { sideChannel } = options;
-  const decode = await openHeadlessDecode({ ...mirror, ...around, transport, sideChannel });
+  const decode = await openHeadlessDecode({
+    ...{ ...mirror, ...around, transport, sideChannel },
+    announcedHash: compatibilityHash,
+  });
   const perRank = mirror.regions.reduce((sum, { blockLengthBytes }) => sum + blockLengthBytes * kernels, 0);
   const pulls: Pulled[] = [];
   const beganMs = clock.now();
@@ -83,6 +95,7 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
     decode,
     pool: createBlockPool(numBlocks),
     clock,
+    random,
     beganMs,
     blockLengthBytes: perRank * told.tpSize,
     logicalBlockKernels: kernels,
@@ -90,9 +103,13 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
     keepSilent: (id: string) => void silenced.add(id),
     ...(options.signal === undefined ? {} : { signal: options.signal }),
   };
+  const isPush = told.transferMode === "push";
   const tell = { requestId: "kv-peer-first", numPromptTokens: longest, kvTransferParams: params };
   try {
-    decode.giveUpQueued(tell);
+    // A server that pushes frees by what it has written: there is no word by which it can be told to.
+    if (isPush)
+      await receiveOne({ promptTokens: longest, fault: undefined, abortAfterMs: 0 }, params, told, one);
+    else decode.giveUpQueued(tell);
     await inTurn(options, clock, async (n) => {
       const tokens = promptTokens[n % promptTokens.length] ?? 1;
       pulls.push(
@@ -110,7 +127,10 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
       options.progress?.(pulls.length);
     });
     const elapsedMs = clock.now() - beganMs;
-    const unnotified = pulls.filter(({ fault }) => fault === "no-notify");
+    // Of a prompt that was given up before it was offered blocks, a server that pushes hears nothing either.
+    const unnotified = pulls.filter(
+      ({ fault, outcome }) => fault === "no-notify" || (isPush && outcome === "aborted"),
+    );
     const leaks = await leaksAfter({
       server,
       clock,
@@ -140,14 +160,15 @@ function promptOf(tokens: number, random: Ambient["random"]): readonly number[] 
   return Array.from({ length: tokens }, () => 10 + Math.floor(random.next() * 900));
 }
 
-export async function metadataOf(told: RemotePrefillParams, sideChannel: SideChannel, tpRank = 0) {
+export async function handshakeOf(told: RemotePrefillParams, sideChannel: SideChannel, tpRank = 0) {
   const { frames } = await sideChannel.request({
     host: told.remoteHost,
     port: told.remotePort,
     frames: [encodeHandshakeRequest({ ppRank: 0, tpRank })],
     timeoutMs: 5000,
   });
-  return decodeAgentMetadata(decodeHandshakeReply(frames).payload.agentMetadataBytes);
+  const { compatibilityHash, agentMetadataBytes } = decodeHandshakeReply(frames).payload;
+  return { compatibilityHash, metadata: decodeAgentMetadata(agentMetadataBytes) };
 }
 
 /** Runs `work` with n = 0, 1, … at the rate and the concurrency that were asked for, until time, number or signal ends it. */

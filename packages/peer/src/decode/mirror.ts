@@ -1,12 +1,18 @@
 import { type AgentMetadata, type RemotePrefillParams, readTransferConfig } from "@kv/connector";
-import { type KvCacheGroup, KvError } from "@kv/interface";
+import type { KvCacheGroup } from "@kv/interface";
+import { connectorFor } from "../connector-for.js";
 import { geometryOf } from "../rank-geometry.js";
 import type { HeadlessDecodeOptions } from "./headless-decode.js";
 
-export type Mirror = Pick<HeadlessDecodeOptions, "config" | "engine" | "cache" | "regions">;
+export type Mirror = Required<
+  Pick<HeadlessDecodeOptions, "config" | "engine" | "cache" | "regions" | "connector">
+>;
 
 export interface MirrorOptions {
   readonly engineId: string;
+  /** Where a prefill engine that pushes shakes hands with this one; loopback and a free port unless given. */
+  readonly sideChannelHost?: string;
+  readonly sideChannelPort?: number;
   /** Logical blocks of the mirror's cache. */
   readonly numBlocks: number;
   readonly handshakeTimeoutMs?: number;
@@ -14,18 +20,10 @@ export interface MirrorOptions {
 
 /**
  * The cache of a decode engine that any prefill engine can be read into: the same ranks, regions and blocks, so that each block lands as
- * it lies there, whatever is in it. Nothing has to be known of the model. Errors: `KV_PLAN_UNSUPPORTED` for what pull does not read.
+ * it lies there, whatever is in it. Nothing has to be known of the model.
  */
 export function mirrorOf(metadata: AgentMetadata, told: RemotePrefillParams, options: MirrorOptions): Mirror {
-  if (told.transferMode !== "pull") {
-    throw new KvError(
-      "KV_PLAN_UNSUPPORTED",
-      `the server's transfer mode is "${told.transferMode}", not "pull"`,
-      {
-        hint: 'start it with kv_connector "NixlConnector"',
-      },
-    );
-  }
+  const { sideChannelHost = "127.0.0.1", sideChannelPort = 0 } = options;
   const { regions } = geometryOf(metadata, { tpRank: 0, tpSize: told.tpSize });
   const names = regions.map(({ name }) => name);
   const isMla = metadata.attentionBackend.includes("MLA");
@@ -41,14 +39,20 @@ export function mirrorOf(metadata: AgentMetadata, told: RemotePrefillParams, opt
   return {
     config: readTransferConfig(
       {
-        kv_connector: "NixlConnector",
+        kv_connector: connectorFor(told).name,
         kv_role: "kv_consumer",
         kv_buffer_device: "cpu",
         // Its digest is the server's own: there is no model here to compare with.
         kv_connector_extra_config: { enforce_handshake_compat: false },
       },
-      { env: { VLLM_NIXL_SIDE_CHANNEL_HOST: "127.0.0.1", VLLM_NIXL_SIDE_CHANNEL_PORT: "0" } },
+      {
+        env: {
+          VLLM_NIXL_SIDE_CHANNEL_HOST: sideChannelHost,
+          VLLM_NIXL_SIDE_CHANNEL_PORT: String(sideChannelPort),
+        },
+      },
     ),
+    connector: connectorFor(told),
     engine: {
       engineId: options.engineId,
       tpSize: told.tpSize,

@@ -1,4 +1,4 @@
-import { systemClock } from "@kv/interface";
+import { systemClock, systemRandom } from "@kv/interface";
 import { expect, test } from "vitest";
 import type { EngineServer } from "../server/server.js";
 import { createBlockPool } from "./block-pool.js";
@@ -38,6 +38,7 @@ function claiming(written: number): PullOneOptions {
     blockLengthBytes: BLOCK_BYTES,
     logicalBlockKernels: 1,
     regions: 1,
+    random: systemRandom(),
     keepSilent() {},
   };
 }

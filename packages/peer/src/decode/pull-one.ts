@@ -6,7 +6,9 @@ import {
   KvError,
   type KvErrorCode,
   type KvTransferParams,
+  type Random,
 } from "@kv/interface";
+import { decodeIdOf } from "../connector-for.js";
 import type { EngineServer, Prompt } from "../server/server.js";
 import type { BlockPool } from "./block-pool.js";
 import { type HeadlessDecode, UNTOUCHED } from "./headless-decode.js";
@@ -43,6 +45,7 @@ export interface PullOneOptions {
   readonly regions: number;
   /** Keeps back the notification of this request: its id at the server. */
   keepSilent(remoteRequestId: string): void;
+  readonly random: Random;
   readonly signal?: AbortSignal;
 }
 
@@ -73,18 +76,19 @@ export async function pullOne(order: PullOrder, options: PullOneOptions): Promis
     prefillMs = clock.now() - startMs;
     const told = readTold(params);
     serverBlocks = blocksOf(told);
-    if (order.fault === "no-notify") options.keepSilent(told.remoteRequestId);
+    const done = { ...about, code: undefined, message: undefined, prefillMs, serverBlocks };
+    if (order.fault === "no-notify") {
+      // Who is to be written into and says nothing never was there.
+      if (told.transferMode === "push") return { ...done, outcome: "ok", pullMs: undefined, lengthBytes: 0 };
+      options.keepSilent(told.remoteRequestId);
+    }
     const readMs = clock.now();
-    const aborted = await read(order, params, told, options);
+    const aborted = await receiveOne(order, params, told, options);
     return {
-      ...about,
+      ...done,
       outcome: aborted ? "aborted" : "ok",
-      code: undefined,
-      message: undefined,
-      prefillMs,
       pullMs: aborted ? undefined : clock.now() - readMs,
       lengthBytes: aborted ? 0 : serverBlocks * options.blockLengthBytes,
-      serverBlocks,
     };
   } catch (thrown) {
     const error = KvError.from(thrown, "KV_INTERNAL", "a request failed");
@@ -112,15 +116,16 @@ export function blocksOf({ remoteBlockIds }: RemotePrefillParams): number {
   return remoteBlockIds.reduce((sum, ids) => sum + ids.length, 0);
 }
 
-async function read(
-  order: PullOrder,
+/** One prompt's KV into blocks of ours, looked at, and dropped; whether it was given up. Errors: those of the transfer. */
+export async function receiveOne(
+  order: Pick<PullOrder, "promptTokens" | "fault" | "abortAfterMs">,
   params: KvTransferParams,
   told: RemotePrefillParams,
   options: PullOneOptions,
 ): Promise<boolean> {
   const { decode, pool, clock } = options;
   const request: ConnectorRequest = {
-    requestId: order.requestId,
+    requestId: decodeIdOf(told, options.random),
     numPromptTokens: told.remoteNumTokens ?? order.promptTokens,
     kvTransferParams: params,
   };

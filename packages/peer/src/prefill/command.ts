@@ -52,7 +52,9 @@ async function serve(options: Options): Promise<void> {
   const { model = "recorded", vllmVersion = "0.0.0" } = recording.manifest.prefill;
   const [rank0] = await recording.handshakes(recording.manifest.prefill);
   const blockSize = (rank0?.metadata.blockSize ?? 0) * (rank0?.metadata.physicalBlocksPerLogical ?? 1);
-  const newRequestId = () => `cmpl-${crypto.randomUUID()}`;
+  // As vLLM makes it.
+  const newRequestId = (given = crypto.randomUUID() as string) =>
+    `cmpl-${given}-0-${crypto.randomUUID().slice(0, 8)}`;
   const app = prefillServer({ prefill, model, vllmVersion, blockSize, newRequestId });
   const url = await app.listen({ host: options.host, port: options.port });
   process.stdout.write(

@@ -1,10 +1,4 @@
-import {
-  cpuPlatform,
-  createWorkerOutputAggregator,
-  decodeHandshakePayload,
-  encodeHandshakePayload,
-  readTransferConfig,
-} from "@kv/connector";
+import { cpuPlatform, createWorkerOutputAggregator, readTransferConfig } from "@kv/connector";
 import {
   type Ambient,
   ambient,
@@ -17,7 +11,7 @@ import {
   type Transport,
   type WorkerConnector,
 } from "@kv/interface";
-import { pullConnector } from "@kv/pull";
+import { announceHash } from "../announce-hash.js";
 import { createBlockPool } from "../decode/block-pool.js";
 import { mirrorOf } from "../decode/mirror.js";
 import { readTold } from "../decode/pull-one.js";
@@ -37,6 +31,7 @@ export interface HeadlessPrefillOptions extends Partial<Ambient> {
   readonly numBlocks: number;
   /** Serves a prompt that was not recorded with the KV of one that is at least as long: for loads, not for answers. */
   readonly anyPrompt?: boolean;
+  /** The one that the recorded server had unless another is given. */
   readonly connector?: ConnectorModule;
 }
 
@@ -50,7 +45,7 @@ export interface HeadlessPrefill {
 }
 
 export async function openHeadlessPrefill(options: HeadlessPrefillOptions): Promise<HeadlessPrefill> {
-  const { recording, transport, sideChannel, numBlocks, connector = pullConnector } = options;
+  const { recording, transport, sideChannel, numBlocks } = options;
   const { manifest } = recording;
   const around = ambient(options);
   const handshakes = await recording.handshakes(manifest.prefill);
@@ -66,12 +61,17 @@ export async function openHeadlessPrefill(options: HeadlessPrefillOptions): Prom
     engineId: `kv-peer-prefill-${around.random.uuid()}`,
     numBlocks,
   });
+  const connector = options.connector ?? mirror.connector;
   const config = readTransferConfig(
     {
-      kv_connector: "NixlConnector",
+      kv_connector: connector.name,
       kv_role: "kv_producer",
       kv_buffer_device: "cpu",
-      kv_connector_extra_config: { kv_lease_duration: options.leaseMs / 1000 },
+      // Whoever pushes asks the decode engine too, and its hash is the recorded one's; ours is not.
+      kv_connector_extra_config: {
+        kv_lease_duration: options.leaseMs / 1000,
+        enforce_handshake_compat: false,
+      },
     },
     {
       env: {
@@ -117,13 +117,9 @@ export async function openHeadlessPrefill(options: HeadlessPrefillOptions): Prom
   await scheduler.setHandshakeMetadata(
     await Promise.all(
       workers.map(async (worker) => {
-        const metadata = await worker.handshakeMetadata();
-        const { agentMetadataBytes } = decodeHandshakePayload(metadata.payload);
-        const { compatibilityHash } = rank0.payload;
-        return {
-          ...metadata,
-          payload: encodeHandshakePayload({ compatibilityHash, agentMetadataBytes, rest: {} }),
-        };
+        return announceHash(await worker.handshakeMetadata(), rank0.payload.compatibilityHash, {
+          own: false,
+        });
       }),
     ),
   );

@@ -9,7 +9,8 @@ export interface PrefillServerOptions {
   readonly model: string;
   readonly vllmVersion: string;
   readonly blockSize: number;
-  newRequestId(): string;
+  /** From the client's `X-Request-Id`, by which a decode engine that is pushed to knows its other leg. */
+  newRequestId(given: string | undefined): string;
 }
 
 const MAX_BODY_BYTES = 32 << 20;
@@ -42,7 +43,8 @@ export function prefillServer(options: PrefillServerOptions): FastifyInstance {
       const message = `${where}: ${issue?.message ?? "invalid"}: this server has no model; it answers prompts of token ids with do_remote_decode`;
       return reply.code(400).send({ error: { message, type: "BadRequestError", code: 400 } });
     }
-    const id = options.newRequestId();
+    const given = request.headers["x-request-id"];
+    const id = options.newRequestId(typeof given === "string" ? given : undefined);
     try {
       const params = await prefill.prefill(id, parsed.data.prompt);
       const choice = { index: 0, text: "", logprobs: null, finish_reason: "length", token_ids: [0] };

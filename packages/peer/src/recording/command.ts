@@ -3,7 +3,7 @@ import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { type Command, Option } from "commander";
 import { readTarget } from "../doctor/target.js";
-import { count, counts } from "../option-values.js";
+import { count, counts, port } from "../option-values.js";
 import { engineServer } from "../server/server.js";
 import { type DiffOptions, diffRecordings } from "./diff.js";
 import { record } from "./record.js";
@@ -15,6 +15,8 @@ interface RecordFlags {
   to: string;
   promptTokens: number[];
   outputTokens: number;
+  sideChannelHost: string;
+  sideChannelPort: number;
 }
 
 export function addRecord(program: Command): void {
@@ -31,7 +33,10 @@ export function addRecord(program: Command): void {
       [100],
     )
     .option("--output-tokens <n>", "of the decode server", count, 16)
-    .action(async ({ prefill, decode, to, promptTokens, outputTokens }: RecordFlags) => {
+    .option("--side-channel-host <host>", "where a server that pushes finds this one", "127.0.0.1")
+    .option("--side-channel-port <port>", "0 takes a free one", port, 0)
+    .action(async (flags: RecordFlags) => {
+      const { prefill, decode, to, promptTokens, outputTokens } = flags;
       const transport = nixlTransport();
       const sideChannel = zmqSideChannel();
       try {
@@ -41,6 +46,8 @@ export function addRecord(program: Command): void {
           ...(decode === undefined ? {} : { decode: engineServer(urlOf(decode)) }),
           transport,
           sideChannel,
+          sideChannelHost: flags.sideChannelHost,
+          sideChannelPort: flags.sideChannelPort,
           prompts: promptTokens.map((length, index) => fixedPrompt(length, index)),
           outputTokens,
         });

@@ -8,8 +8,9 @@ import {
   systemRandom,
   type Transport,
 } from "@kv/interface";
+import { decodeIdOf } from "../connector-for.js";
 import { type HeadlessDecode, openHeadlessDecode } from "../decode/headless-decode.js";
-import { metadataOf } from "../decode/load.js";
+import { handshakeOf } from "../decode/load.js";
 import { mirrorOf } from "../decode/mirror.js";
 import { blocksOf, readTold } from "../decode/pull-one.js";
 import { silentTransport } from "../decode/silent-transport.js";
@@ -27,6 +28,9 @@ export interface RecordOptions {
   readonly sideChannel: SideChannel;
   readonly prompts: readonly (readonly number[])[];
   readonly outputTokens?: number;
+  /** Where a server that pushes finds this side; loopback and a free port unless given. */
+  readonly sideChannelHost?: string;
+  readonly sideChannelPort?: number;
   readonly random?: Random;
 }
 
@@ -49,9 +53,10 @@ export async function record(options: RecordOptions): Promise<Manifest> {
     for (const [index, tokens] of prompts.entries()) {
       const params = await prefill.prefill(tokens);
       const told = readTold(params);
+      const isPush = told.transferMode === "push";
       // The decode server says when it has read; two words would free the blocks under it.
-      if (decode !== undefined) silenced.add(told.remoteRequestId);
-      const metadata = await metadataOf(told, sideChannel);
+      if (decode !== undefined && !isPush) silenced.add(told.remoteRequestId);
+      const { metadata, compatibilityHash } = await handshakeOf(told, sideChannel);
       tpSize = told.tpSize;
       side ??= await recordSide(
         "p",
@@ -61,14 +66,22 @@ export async function record(options: RecordOptions): Promise<Manifest> {
         writer,
       );
       const numBlocks = 1 + blocksOf(told);
+      const { sideChannelHost, sideChannelPort } = options;
+      const mirror = mirrorOf(metadata, told, {
+        engineId: `kv-peer-${random.uuid()}`,
+        numBlocks,
+        ...(sideChannelHost === undefined ? {} : { sideChannelHost }),
+        ...(sideChannelPort === undefined ? {} : { sideChannelPort }),
+      });
       reader = await openHeadlessDecode({
-        ...mirrorOf(metadata, told, { engineId: `kv-peer-${random.uuid()}`, numBlocks }),
+        ...mirror,
         transport,
         sideChannel,
+        announcedHash: compatibilityHash,
       });
       const blockIds = numbered(told.remoteBlockIds);
       const request = {
-        requestId: `kv-peer-record-${index}`,
+        requestId: decodeIdOf(told, random),
         numPromptTokens: told.remoteNumTokens ?? tokens.length,
         kvTransferParams: params,
       };
@@ -92,7 +105,8 @@ export async function record(options: RecordOptions): Promise<Manifest> {
         params: { ...params },
         kv: await writer.kv(`prompt-${index}.bin`, bytes),
         notification: new TextDecoder().decode(notification),
-        ...(await continued(decode, tokens, params, options)),
+        // What was written once is written to nobody else: the prompt is computed once more.
+        ...(isPush ? await onceMore(tokens, options) : await continued(decode, tokens, params, options)),
       });
     }
     if (side === undefined) throw new KvError("KV_CONFIG_INVALID", "there is no prompt to record");
@@ -116,9 +130,19 @@ async function continued(
   tokens: readonly number[],
   params: KvTransferParams,
   { outputTokens = OUTPUT_TOKENS }: RecordOptions,
+  requestId?: string,
 ): Promise<{ made?: number[] }> {
   if (decode === undefined) return {};
-  return { made: [...(await decode.decode(tokens, params, outputTokens))] };
+  const call = requestId === undefined ? {} : { requestId };
+  return { made: [...(await decode.decode(tokens, params, outputTokens, call))] };
+}
+
+async function onceMore(tokens: readonly number[], options: RecordOptions): Promise<{ made?: number[] }> {
+  const { prefill, decode, random = systemRandom() } = options;
+  if (decode === undefined) return {};
+  const requestId = random.uuid();
+  const params = await prefill.prefill(tokens, { requestId });
+  return continued(decode, tokens, params, options, requestId);
 }
 
 /** Blocks 1, 2, … in the shape of the server's. */
