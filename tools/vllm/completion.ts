@@ -1,11 +1,21 @@
 /** The part of a completion that the tests look at. */
 export interface Completion {
   readonly choices: readonly { readonly token_ids: readonly number[]; readonly finish_reason: string }[];
-  readonly kv_transfer_params?: Readonly<Record<string, unknown>> | null;
+  readonly kv_transfer_params?: TransferParams | null;
 }
+
+export type TransferParams = Readonly<Record<string, unknown>>;
 
 /** vLLM closes a connection that was idle for five seconds, which may be when the next request is on its way. */
 export const ONE_USE = { connection: "close" };
+
+export interface CallOptions {
+  /** `X-Request-Id`: in push both legs of a request carry the same. */
+  readonly id?: string;
+  readonly signal?: AbortSignal;
+  /** vLLM finds in its prefix cache only what came with the same; without one, what came without. */
+  readonly salt?: string;
+}
 
 /** Every request of the tests is greedy and goes on behind an end-of-sequence token. */
 export function completionBody(tokens: readonly number[], maxTokens: number): Record<string, unknown> {
@@ -23,12 +33,16 @@ export function completionBody(tokens: readonly number[], maxTokens: number): Re
 export async function complete(
   url: string,
   body: Readonly<Record<string, unknown>>,
-  signal?: AbortSignal,
+  { id, signal, salt }: CallOptions = {},
 ): Promise<Completion> {
   const response = await fetch(`${url}/v1/completions`, {
     method: "POST",
-    headers: { "content-type": "application/json", ...ONE_USE },
-    body: JSON.stringify(body),
+    headers: {
+      "content-type": "application/json",
+      ...ONE_USE,
+      ...(id === undefined ? {} : { "x-request-id": id }),
+    },
+    body: JSON.stringify({ ...body, ...(salt === undefined ? {} : { cache_salt: salt }) }),
     ...(signal === undefined ? {} : { signal }),
   });
   const text = await response.text();
@@ -40,11 +54,11 @@ export async function complete(
 export async function prefill(
   url: string,
   tokens: readonly number[],
-): Promise<Readonly<Record<string, unknown>>> {
-  const { kv_transfer_params: params } = await complete(url, {
-    ...completionBody(tokens, 1),
-    kv_transfer_params: { do_remote_decode: true, do_remote_prefill: false },
-  });
+  options: CallOptions = {},
+): Promise<TransferParams> {
+  const asked = { do_remote_decode: true, do_remote_prefill: false };
+  const body = { ...completionBody(tokens, 1), kv_transfer_params: asked };
+  const { kv_transfer_params: params } = await complete(url, body, options);
   if (params === undefined || params === null) throw new Error(`${url} kept no blocks`);
   return params;
 }
@@ -54,12 +68,11 @@ export async function decode(
   url: string,
   tokens: readonly number[],
   maxTokens: number,
-  params: Readonly<Record<string, unknown>>,
-  signal?: AbortSignal,
+  params: TransferParams,
+  options: CallOptions = {},
 ): Promise<readonly number[]> {
-  return tokenIds(
-    await complete(url, { ...completionBody(tokens, maxTokens), kv_transfer_params: params }, signal),
-  );
+  const body = { ...completionBody(tokens, maxTokens), kv_transfer_params: params };
+  return tokenIds(await complete(url, body, options));
 }
 
 /** All in one worker. */
@@ -67,8 +80,9 @@ export async function plain(
   url: string,
   tokens: readonly number[],
   maxTokens: number,
+  options: CallOptions = {},
 ): Promise<readonly number[]> {
-  return tokenIds(await complete(url, completionBody(tokens, maxTokens)));
+  return tokenIds(await complete(url, completionBody(tokens, maxTokens), options));
 }
 
 function tokenIds({ choices }: Completion): readonly number[] {

@@ -6,18 +6,27 @@ import {
   type KvCacheConfig,
   type KvTransferParams,
   type Log,
+  type SideChannel,
   silentLog,
 } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { openHeadlessDecode as openDecode } from "@kv/peer";
-import { FACTORS, TINY } from "./tiny-peer.js";
+import { pullConnector } from "@kv/pull";
+import { pushConnector } from "@kv/push";
+import { CONNECTOR_NAMES, factorsOf, type PeerKind, TINY } from "./tiny-peer.js";
 
 export { UNTOUCHED } from "@kv/peer";
 
 export interface HeadlessDecodeOptions {
+  /** The vLLM that it shall pair with. */
+  readonly kind: PeerKind;
   readonly tp?: number;
   /** Instead of vLLM's on the CPU, as it enters the compatibility hash. */
   readonly dtype?: string;
+  /** More of `kv_connector_extra_config`. */
+  readonly extra?: Readonly<Record<string, unknown>>;
+  /** Instead of ZMQ. */
+  readonly sideChannel?: SideChannel;
   readonly log?: Log;
 }
 
@@ -26,8 +35,9 @@ export interface HeadlessDecode {
   receive(
     request: ConnectorRequest,
     blockIds: readonly number[],
-    options?: { readonly numComputedTokens?: number },
-  ): Promise<{ readonly failure: FailedReceive | undefined }>;
+    options?: { readonly numComputedTokens?: number; readonly signal?: AbortSignal },
+  ): Promise<{ readonly failure: FailedReceive | undefined; readonly aborted: boolean }>;
+  queue(request: ConnectorRequest): void;
   giveUpQueued(request: ConnectorRequest): void;
   finish(request: ConnectorRequest, blockIds: readonly number[]): void;
   /** Bytes of a block of a layer on one rank. */
@@ -45,12 +55,18 @@ export function requestOf(
   return { requestId, numPromptTokens, kvTransferParams: kvTransferParams ?? undefined };
 }
 
-export async function openHeadlessDecode(options: HeadlessDecodeOptions = {}): Promise<HeadlessDecode> {
-  const { tp = 1, dtype = FACTORS.dtype, log = silentLog } = options;
+export async function openHeadlessDecode(options: HeadlessDecodeOptions): Promise<HeadlessDecode> {
+  const { kind, tp = 1, log = silentLog, extra = {}, sideChannel = zmqSideChannel({ log }) } = options;
+  const factors = factorsOf(kind);
+  const { dtype = factors.dtype } = options;
   const transport = nixlTransport({ log });
-  const sideChannel = zmqSideChannel({ log });
   const config = readTransferConfig(
-    { kv_connector: "NixlConnector", kv_role: "kv_consumer", kv_buffer_device: "cpu" },
+    {
+      kv_connector: CONNECTOR_NAMES[kind.mode],
+      kv_role: "kv_consumer",
+      kv_buffer_device: "cpu",
+      kv_connector_extra_config: extra,
+    },
     { env: { VLLM_NIXL_SIDE_CHANNEL_HOST: "127.0.0.1", VLLM_NIXL_SIDE_CHANNEL_PORT: "0" }, log },
   );
   const layers = Array.from({ length: TINY.layers }, (_, layer) => TINY.layerName(layer));
@@ -58,25 +74,25 @@ export async function openHeadlessDecode(options: HeadlessDecodeOptions = {}): P
     groups: [{ kind: "full", layerNames: layers }],
     blockSize: TINY.blockSize,
     physicalBlocksPerLogical: 1,
-    numKvHeads: FACTORS.num_kv_heads,
-    headSize: FACTORS.head_size,
-    numHiddenLayers: FACTORS.num_hidden_layers,
+    numKvHeads: factors.num_kv_heads,
+    headSize: factors.head_size,
+    numHiddenLayers: factors.num_hidden_layers,
     dtype,
-    cacheDtype: FACTORS.cache_dtype,
+    cacheDtype: factors.cache_dtype,
     layout: "LBHNC",
-    attentionBackend: FACTORS.attn_backend_name,
+    attentionBackend: factors.attn_backend_name,
   };
   const engine: EngineIdentity = {
-    engineId: `headless-decode-${process.pid}-tp${tp}`,
+    engineId: `headless-decode-${crypto.randomUUID()}`,
     tpSize: tp,
     ppSize: 1,
     dpRank: 0,
     model: {
-      model: FACTORS.model,
-      vllmVersion: FACTORS.vllm_version,
-      connectorVersion: FACTORS.nixl_connector_version,
-      isHmaEnabled: FACTORS.is_hma_enabled,
-      speculativeConfig: FACTORS.speculative_config,
+      model: factors.model,
+      vllmVersion: factors.vllm_version,
+      connectorVersion: factors.nixl_connector_version,
+      isHmaEnabled: factors.is_hma_enabled,
+      speculativeConfig: factors.speculative_config,
     },
   };
   const blockLengthBytes = (TINY.kvHeads / tp) * TINY.blockSize * TINY.contentBytes;
@@ -86,14 +102,13 @@ export async function openHeadlessDecode(options: HeadlessDecodeOptions = {}): P
     config,
     engine,
     cache,
+    connector: kind.mode === "push" ? pushConnector : pullConnector,
     regions: layers.map((name) => ({ name, numBlocks: NUM_BLOCKS, blockLengthBytes, groupId: 0 })),
     log,
   });
   return {
-    async receive(request, blockIds, options) {
-      const { failure } = await decode.receive(request, [blockIds], options);
-      return { failure };
-    },
+    receive: (request, blockIds, options) => decode.receive(request, [blockIds], options),
+    queue: (request) => decode.queue(request),
     giveUpQueued: (request) => decode.giveUpQueued(request),
     finish: (request, blockIds) => decode.finish(request, [blockIds]),
     block: (tpRank, layer, blockId) => decode.block(tpRank, layer, blockId),

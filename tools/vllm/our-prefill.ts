@@ -4,14 +4,21 @@ import { nixlTransport } from "@kv/nixl";
 import { demoConnectors } from "../../apps/demo/src/instance/connectors.js";
 import { type Instance, startInstance } from "../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../apps/demo/src/instance/instance-config.js";
+import { freePorts } from "./free-ports.js";
 import { type TappedTransport, tapTransport } from "./tapped-transport.js";
-import { FACTORS, TINY } from "./tiny-peer.js";
+import { CONNECTOR_NAMES, factorsOf, type PeerKind, TINY } from "./tiny-peer.js";
 
 export interface OurPrefillOptions {
+  /** The vLLM that it shall pair with. */
+  readonly kind: PeerKind;
   readonly tp?: number;
   /** The peer's unless it says otherwise. */
   readonly blockSize?: number;
+  /** The engine's blocks are on a simulated device and staged through host memory with "neuron". */
+  readonly platform?: "cpu" | "neuron";
   readonly leaseSeconds: number;
+  /** HTTP and side channel; free ones when absent. */
+  readonly ports?: readonly [number, number];
   readonly log?: Log;
 }
 
@@ -19,6 +26,7 @@ export interface OurPrefillOptions {
 export interface OurPrefill {
   readonly instance: Instance;
   readonly url: string;
+  readonly sideChannelPort: number;
   readonly tap: TappedTransport;
   /** Blocks that requests hold, leases and all. */
   held(): number;
@@ -32,27 +40,39 @@ const EXPONENT_BYTE = 3;
 const EXPONENT_BIT = 0x40;
 
 export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPrefill> {
-  const { tp = 1, blockSize = TINY.blockSize, leaseSeconds, log = silentLog } = options;
+  const {
+    kind,
+    tp = 1,
+    blockSize = TINY.blockSize,
+    leaseSeconds,
+    log = silentLog,
+    platform = "cpu",
+  } = options;
+  const [port = 0, sideChannelPort = 0] = options.ports ?? (await freePorts(2));
+  const factors = factorsOf(kind);
   const tap = tapTransport(nixlTransport({ log }));
   const registry = demoConnectors();
   const config = readInstanceConfig({
     role: "prefill",
     name: "our-prefill",
     servedModelName: "tiny",
+    platform,
+    port,
+    sideChannelPort,
     tp,
     blockSize,
     numBlocks: NUM_BLOCKS,
     // Plain [K|V] in a head; vLLM's decode worker repacks what does not come from its own backend.
     attentionBackend: "PLAIN",
     compat: {
-      model: FACTORS.model,
-      vllmVersion: FACTORS.vllm_version,
-      connectorVersion: FACTORS.nixl_connector_version,
-      isHmaEnabled: FACTORS.is_hma_enabled,
-      attentionBackend: FACTORS.attn_backend_name,
+      model: factors.model,
+      vllmVersion: factors.vllm_version,
+      connectorVersion: factors.nixl_connector_version,
+      isHmaEnabled: factors.is_hma_enabled,
+      attentionBackend: factors.attn_backend_name,
     },
     kvTransferConfig: {
-      kv_connector: "NixlConnector",
+      kv_connector: CONNECTOR_NAMES[kind.mode],
       kv_role: "kv_producer",
       kv_buffer_device: "cpu",
       kv_connector_extra_config: { kv_lease_duration: leaseSeconds },
@@ -70,6 +90,7 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
   return {
     instance,
     url: instance.url,
+    sideChannelPort,
     tap,
     held: () => NUM_BLOCKS - 1 - (instance.status() as { free_blocks: number }).free_blocks,
     damage(blockIds, tokens) {

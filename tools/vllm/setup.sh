@@ -7,8 +7,13 @@ here=$(cd "$(dirname "$0")" && pwd)
 peer=${KV_PEER_DIR:-$HOME/.cache/kv-peer}
 mkdir -p "$peer"
 cd "$peer"
-if [ -e .done ]; then echo "vLLM peer: ready in $peer"; exit 0; fi
 step() { echo "vLLM peer: $*"; }
+kinds() {
+  [ -e tiny-hybrid/config.json ] && return
+  step "tiny models of further kinds"
+  vv/bin/python "$here/mkkinds.py" "$peer"
+}
+if [ -e .done ]; then kinds; echo "vLLM peer: ready in $peer"; exit 0; fi
 
 step "virtual environment"
 [ -x vv/bin/python ] || python3 -m venv vv
@@ -41,5 +46,6 @@ for library in _C _C_AVX2 _C_AVX512 fs_io_C spinloop; do
 done
 step "the tiny model"
 vv/bin/python "$here/mkmodel.py" "$peer/tiny-qwen3"
+kinds
 touch .done
 echo "vLLM peer: ready in $peer"

@@ -1,8 +1,6 @@
 import type { CompatibilityFactors } from "@kv/connector";
 
 /** What both sides of the live tests agree on: the tiny Qwen3 of `mkmodel.py` as `serve.sh` serves it, and a prompt. */
-export const PEER_VLLM = process.env.PEER_VLLM ?? "0.33";
-
 export const TINY = {
   layers: 4,
   kvHeads: 4,
@@ -13,21 +11,32 @@ export const TINY = {
   layerName: (layer: number) => `model.layers.${layer}.self_attn.attn`,
 } as const;
 
+/** A vLLM of the live matrix: which one, and which of its two NIXL connectors. */
+export interface PeerKind {
+  readonly version: keyof typeof CONNECTOR_VERSIONS;
+  readonly mode: "pull" | "push";
+}
+
+const CONNECTOR_VERSIONS = { "0.32": 14, "0.33": 15 } as const;
+export const CONNECTOR_NAMES = { pull: "NixlConnector", push: "NixlPushConnector" } as const;
+
 /** Factors of vLLM's compatibility hash, from the servers' settings: nothing here was copied from what a server answered. */
-export const FACTORS: CompatibilityFactors = {
-  vllm_version: `${PEER_VLLM}.0`,
-  nixl_connector_version: PEER_VLLM === "0.32" ? 14 : 15,
-  model: "tiny-qwen3",
-  dtype: "torch.float32",
-  num_kv_heads: TINY.kvHeads,
-  head_size: TINY.headSize,
-  num_hidden_layers: TINY.layers,
-  attn_backend_name: "CPU_ATTN",
-  cache_dtype: "auto",
-  is_hma_enabled: true,
-  speculative_config: null,
-  transfer_mode: "pull",
-};
+export function factorsOf({ version, mode }: PeerKind) {
+  return {
+    vllm_version: `${version}.0`,
+    nixl_connector_version: CONNECTOR_VERSIONS[version],
+    model: "tiny-qwen3",
+    dtype: "torch.float32",
+    num_kv_heads: TINY.kvHeads,
+    head_size: TINY.headSize,
+    num_hidden_layers: TINY.layers,
+    attn_backend_name: "CPU_ATTN",
+    cache_dtype: "auto",
+    is_hma_enabled: true,
+    speculative_config: null,
+    transfer_mode: mode,
+  } satisfies CompatibilityFactors;
+}
 
 export function prompt(length: number): number[] {
   return Array.from({ length }, (_, i) => ((7 * i * i + 3 * i + 11) % 1000) + 10);

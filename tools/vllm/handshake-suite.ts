@@ -1,0 +1,55 @@
+import {
+  compatibilityHash,
+  decodeAgentMetadata,
+  decodeHandshakeReply,
+  encodeAgentMetadata,
+  encodeHandshakeRequest,
+  zmqSideChannel,
+} from "@kv/connector";
+import { afterAll, expect, test } from "vitest";
+import type { VllmServer } from "./server.js";
+import { factorsOf, TINY } from "./tiny-peer.js";
+
+/** Our ZMQ and msgpack against the listener of a real vLLM server with TP 2, nothing else: when the other suites fail, this one says where. */
+export function handshakeSuite(server: () => VllmServer): void {
+  const sideChannel = zmqSideChannel();
+  afterAll(() => sideChannel.close());
+
+  async function ask(tpRank: number) {
+    const reply = await sideChannel.request({
+      host: "127.0.0.1",
+      port: server().sideChannelPort,
+      frames: [encodeHandshakeRequest({ ppRank: 0, tpRank })],
+      timeoutMs: 5000,
+    });
+    return { reply, ...decodeHandshakeReply(reply.frames) };
+  }
+
+  test("the compatibility hash that is computed here is the one that vLLM announces", async () => {
+    const { payload } = await ask(0);
+    expect(payload.compatibilityHash).toBe(compatibilityHash(factorsOf(server().kind)));
+  });
+
+  test("each rank tells its share of the cache, and encodes to the very bytes that it came as", async () => {
+    for (const tpRank of [0, 1]) {
+      const { payload } = await ask(tpRank);
+      const metadata = decodeAgentMetadata(payload.agentMetadataBytes);
+      expect(metadata).toMatchObject({
+        kvCacheLayout: "LBHNC",
+        attentionBackend: "CPU_ATTN",
+        blockSize: TINY.blockSize,
+        blockLengthsBytes: Array(TINY.layers).fill((TINY.kvHeads / 2) * TINY.blockSize * TINY.contentBytes),
+        regionNames: Array.from({ length: TINY.layers }, (_, layer) => TINY.layerName(layer)),
+      });
+      expect(Buffer.from(encodeAgentMetadata(metadata))).toEqual(Buffer.from(payload.agentMetadataBytes));
+    }
+  });
+
+  test("its clock goes on between two answers, by less than the time between asking and being answered", async () => {
+    const first = await ask(0);
+    const second = await ask(0);
+    const there = (second.clockSeconds ?? 0) - (first.clockSeconds ?? 0);
+    expect(there).toBeGreaterThan(0);
+    expect(there * 1000).toBeLessThanOrEqual(second.reply.receivedAtMs - first.reply.sentAtMs);
+  });
+}

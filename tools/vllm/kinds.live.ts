@@ -1,0 +1,103 @@
+import { existsSync } from "node:fs";
+import { join } from "node:path";
+import { zmqSideChannel } from "@kv/connector";
+import { nixlTransport } from "@kv/nixl";
+import { engineServer, openHeadlessPrefill, openRecording, record } from "@kv/peer";
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { decode, plain } from "./completion.js";
+import { freshId } from "./kept-prompts.js";
+import { handshakeTimeouts, onceMoreAfterTimeout } from "./once-more.js";
+import { kindFolder } from "./recordings.js";
+import { PEER_DIR, showLogs, startVllm, type VllmServer } from "./server.js";
+import { tapTransport } from "./tapped-transport.js";
+import { prompt } from "./tiny-peer.js";
+
+// Kinds of cache beside the tiny Qwen3's, each with a tiny model of `mkkinds.py` (its hybrid is not served by vLLM 0.33 on the CPU): what one vLLM server computed is read, and served back to it.
+
+interface Kind {
+  readonly name: string;
+  readonly tp: number;
+  readonly args?: readonly string[];
+}
+
+const KINDS: readonly Kind[] = [
+  { name: "one-head", tp: 2 },
+  { name: "window", tp: 1 },
+  { name: "mla", tp: 1, args: ["--block-size", "16"] },
+];
+const PROMPT = prompt(100);
+const OUTPUT_TOKENS = 16;
+/** A block serves one layer of each group: several groups take several times as many. */
+const BLOCKS = 400;
+const TIMEOUT_MS = 60_000;
+const EXPONENT_BYTE = 3;
+const EXPONENT_BIT = 0x40;
+
+for (const { name, tp, args = [] } of KINDS) {
+  describe(`tiny-${name}`, () => {
+    let server: VllmServer;
+    const sideChannel = zmqSideChannel();
+    const transport = tapTransport(nixlTransport());
+    beforeAll(async () => {
+      server = await startVllm({
+        kind: { version: "0.33", mode: "pull" },
+        name: `kind-${name}`,
+        tp,
+        blocks: BLOCKS,
+        args: ["--model", `tiny-${name}`, "--enable-prefix-caching", ...args],
+      });
+    });
+    afterAll(async () => {
+      await sideChannel.close();
+      await transport.transport.close();
+      await server?.stop();
+    });
+    beforeEach(({ onTestFailed }) => onTestFailed(() => showLogs(server)));
+
+    async function served(between: () => void): Promise<readonly number[]> {
+      const prefill = await openHeadlessPrefill({
+        recording: await openRecording(kindFolder(name)),
+        ...{ transport: transport.transport, sideChannel, sideChannelHost: "127.0.0.1", sideChannelPort: 0 },
+        leaseMs: 600_000,
+        numBlocks: 64,
+      });
+      try {
+        return await onceMoreAfterTimeout(async () => {
+          const id = freshId();
+          const params = await prefill.prefill(`cmpl-${id}-0-${id.slice(0, 8)}`, PROMPT);
+          between();
+          // What it has cached would not be sent.
+          return decode(server.url, PROMPT, OUTPUT_TOKENS, params, { id, salt: id });
+        }, handshakeTimeouts(server));
+      } finally {
+        await prefill.close();
+      }
+    }
+
+    test("what is read of it and served back makes the tokens that it makes alone; damaged, others", async () => {
+      const engine = engineServer(server.url, { timeoutMs: TIMEOUT_MS });
+      await record({
+        folder: kindFolder(name),
+        prefill: engine,
+        ...{ transport: transport.transport, sideChannel },
+        prompts: [PROMPT],
+      });
+      const alone = await plain(server.url, PROMPT, OUTPUT_TOKENS);
+      expect(alone).toHaveLength(OUTPUT_TOKENS);
+      const hits = await server.metric("vllm:prefix_cache_hits_total");
+      expect(await served(() => {})).toEqual(alone);
+      const damaged = await served(() => {
+        for (const { bytes } of transport.memories.slice(-tp)) {
+          for (let at = EXPONENT_BYTE; at < bytes.length; at += 4)
+            bytes[at] = (bytes[at] ?? 0) ^ EXPONENT_BIT;
+        }
+      });
+      expect(damaged).not.toEqual(alone);
+      expect(await server.metric("vllm:prefix_cache_hits_total")).toBe(hits);
+    });
+  });
+}
+
+test("the models are there", () => {
+  for (const { name } of KINDS) expect(existsSync(join(PEER_DIR, `tiny-${name}`, "config.json"))).toBe(true);
+});

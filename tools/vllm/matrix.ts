@@ -1,0 +1,75 @@
+import { afterAll, beforeAll, beforeEach, describe } from "vitest";
+import { decodeSuite } from "./decode-suite.js";
+import { handshakeSuite } from "./handshake-suite.js";
+import { pairSuite } from "./pair-suite.js";
+import { prefillSuite } from "./prefill-suite.js";
+import { restartSuite } from "./restart-suite.js";
+import { showLogs, startVllm, type VllmServer } from "./server.js";
+import { strangeSuite } from "./strange-suite.js";
+import type { PeerKind } from "./tiny-peer.js";
+import { ONE_LONG_REQUEST, waitingSuite } from "./waiting-suite.js";
+
+/** Long enough for a pair that meets for the first time on a busy machine, short enough to be waited for. */
+const LEASE_SECONDS = 15;
+const BLOCKS = 600;
+
+/** Everything that is tried against one version and one connector of vLLM, with two servers: TP 1 and TP 2, each P and D by turns. */
+export function matrix(kind: PeerKind): void {
+  describe(`vLLM ${kind.version}, ${kind.mode}`, () => {
+    const started = new Map<number, Promise<VllmServer>>();
+    const servers = new Map<number, VllmServer>();
+    const serverOf = (tp: number) => {
+      const server = servers.get(tp);
+      if (server === undefined) throw new Error(`the server with TP ${tp} was not started`);
+      return server;
+    };
+    const one = () => serverOf(1);
+    const two = () => serverOf(2);
+
+    function start(tp: number, ports?: readonly [number, number]): Promise<VllmServer> {
+      return startVllm({
+        kind,
+        ...(ports === undefined ? {} : { ports }),
+        name: `${kind.mode}-${kind.version}-tp${tp}`,
+        tp,
+        blocks: BLOCKS,
+        leaseSeconds: LEASE_SECONDS,
+        args: ["--enable-prefix-caching", "--max-num-batched-tokens", "128", ...ONE_LONG_REQUEST],
+      });
+    }
+    /** Starts those of its servers that do not run yet, both at once. */
+    function suite(name: string, tps: readonly number[], tests: () => void): void {
+      describe(name, () => {
+        beforeAll(async () => {
+          for (const tp of tps) if (!started.has(tp)) started.set(tp, start(tp));
+          for (const tp of tps) servers.set(tp, await (started.get(tp) as Promise<VllmServer>));
+        });
+        beforeEach(({ onTestFailed }) => onTestFailed(() => showLogs(...servers.values())));
+        tests();
+      });
+    }
+    async function restart(tp: number): Promise<void> {
+      const { port, sideChannelPort, stop } = serverOf(tp);
+      await stop();
+      started.set(tp, start(tp, [port, sideChannelPort]));
+      servers.set(tp, await (started.get(tp) as Promise<VllmServer>));
+    }
+    afterAll(async () => {
+      const ends = await Promise.allSettled(started.values());
+      await Promise.all(ends.map((end) => (end.status === "fulfilled" ? end.value.stop() : undefined)));
+    });
+
+    suite("handshakes", [2], () => handshakeSuite(two));
+    suite("P with TP 2", [2], () => decodeSuite(two));
+    suite("P with TP 1", [1], () => decodeSuite(one));
+    // Before our own engine is P: a vLLM worker on the CPU that has met one P of another attention backend turns round what comes from every P.
+    suite("TP 1 to TP 2", [1, 2], () => pairSuite(one, two));
+    suite("TP 2 to TP 1", [1, 2], () => pairSuite(two, one));
+    suite("D with TP 2", [2], () => prefillSuite(two));
+    suite("D with TP 1", [1], () => prefillSuite(one));
+    suite("D that has others before", [1], () => waitingSuite(one));
+    // A start takes long, and it is the same code in both versions.
+    if (kind.version === "0.33") suite("restarted", [1], () => restartSuite(one, () => restart(1)));
+    suite("what nobody expects", [1], () => strangeSuite(one));
+  });
+}

@@ -1,0 +1,138 @@
+import { existsSync } from "node:fs";
+import { join } from "node:path";
+import { zmqSideChannel } from "@kv/connector";
+import { nixlTransport } from "@kv/nixl";
+import {
+  bytesInProcess,
+  diffRecordings,
+  engineServer,
+  load,
+  loadReport,
+  openHeadlessPrefill,
+  openRecording,
+  pairDoctor,
+  readTarget,
+  record,
+} from "@kv/peer";
+import { afterAll, expect, test } from "vitest";
+import { decode as continued } from "./completion.js";
+import { freshId } from "./kept-prompts.js";
+import { handshakeTimeouts, onceMoreAfterTimeout } from "./once-more.js";
+import { recordingFolder } from "./recordings.js";
+import type { VllmServer } from "./server.js";
+import { prompt } from "./tiny-peer.js";
+import { until } from "./until.js";
+
+const OUTPUT_TOKENS = 16;
+const PROMPTS = [prompt(100), prompt(40), prompt(300)];
+const TIMEOUT_MS = 60_000;
+
+/** `kv-peer` and a prefill and a decode server of vLLM: what the README of the package promises to a person who has two of them. */
+export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): void {
+  const transport = nixlTransport();
+  const sideChannel = zmqSideChannel();
+  afterAll(async () => {
+    await sideChannel.close();
+    await transport.close();
+  });
+
+  test("the doctor finds nothing to fail, knows the hash's factors, and names tcp as the way", async () => {
+    const { checks } = await pairDoctor({
+      prefill: readTarget(prefill().url),
+      decode: readTarget(decode().url),
+      sideChannel,
+      openServer: (url) => engineServer(url, { timeoutMs: TIMEOUT_MS }),
+      moveBytes: (question) => bytesInProcess(question, 2 * TIMEOUT_MS),
+      timeoutMs: TIMEOUT_MS,
+      bytes: { write: true },
+    });
+    expect(checks.filter(({ status }) => status === "fail")).toEqual([]);
+    const found = (id: string) => checks.find((check) => check.id === id)?.found;
+    expect(found("compatibility.pair")).toBe("equal");
+    expect(found("compatibility.prefill")).toContain(`vllm_version "${prefill().kind.version}.0"`);
+    expect(found("bytes.prefill-transport")).toContain("tcp/lo");
+  });
+
+  test("a load with aborts and silent readers: the server has all of its blocks back", async () => {
+    const p = prefill();
+    const server = engineServer(p.url, { timeoutMs: TIMEOUT_MS });
+    const result = await load({
+      server,
+      transport,
+      sideChannel,
+      promptTokens: [100, 300, 40],
+      concurrency: 3,
+      requests: 20,
+      abortShare: 0.2,
+      noNotifyShare: 0.2,
+      leaseMs: p.leaseSeconds * 1000,
+      freeWithinMs: TIMEOUT_MS,
+    });
+    const about = { url: p.url, vllmVersion: undefined };
+    const report = loadReport(result, about, { maxFailed: 0, maxLeakedBlocks: 0 });
+    expect(report.reasons).toEqual([]);
+    expect(report.leaks.known).toBe(true);
+    // vLLM counts an expired request once for each rank.
+    if (p.kind.mode === "pull") expect(report.leaks.expiredRequests).toBe(report.requests.unnotified * p.tp);
+  });
+
+  test("a recording of the pair; a decode worker makes the recorded tokens of the served one", async () => {
+    const [p, d] = [prefill(), decode()];
+    const server = engineServer(d.url, { timeoutMs: TIMEOUT_MS });
+    const to = recordingFolder(p.kind, p.tp, d.tp);
+    const manifest = await onceMoreAfterTimeout(
+      () =>
+        record({
+          folder: to,
+          prefill: engineServer(p.url, { timeoutMs: TIMEOUT_MS }),
+          decode: server,
+          transport,
+          sideChannel,
+          prompts: PROMPTS,
+          outputTokens: OUTPUT_TOKENS,
+        }),
+      handshakeTimeouts(d),
+    );
+    const recorded = await openHeadlessPrefill({
+      recording: await openRecording(to),
+      transport,
+      sideChannel,
+      sideChannelHost: "127.0.0.1",
+      sideChannelPort: 0,
+      leaseMs: 600_000,
+      numBlocks: 32,
+    });
+    const hits = await d.metric("vllm:prefix_cache_hits_total");
+    try {
+      for (const [index, tokens] of PROMPTS.entries()) {
+        const made = await onceMoreAfterTimeout(async () => {
+          const id = freshId();
+          const params = await recorded.prefill(`cmpl-${id}-0-${id.slice(0, 8)}`, tokens);
+          // What it has cached would not be sent.
+          return continued(d.url, tokens, OUTPUT_TOKENS, params, { id, salt: id });
+        }, handshakeTimeouts(d));
+        expect(made, `prompt ${index}`).toEqual(manifest.prompts[index]?.made);
+      }
+      await until(() => recorded.blocks.used === 0, "the decode worker has all");
+      expect(await d.metric("vllm:prefix_cache_hits_total")).toBe(hits);
+    } finally {
+      await recorded.close();
+    }
+  });
+
+  test("the other version's recording has the same KV and the same tokens; versions and hashes differ", async ({
+    skip,
+  }) => {
+    const { kind, tp } = prefill();
+    const other = { ...kind, version: kind.version === "0.32" ? "0.33" : "0.32" } as const;
+    const [here, there] = [kind, other].map((each) => recordingFolder(each, tp, decode().tp));
+    if (!existsSync(join(there ?? "", "manifest.json")))
+      skip(`nothing was recorded of vLLM ${other.version} yet`);
+    const found = await diffRecordings(await openRecording(here ?? ""), await openRecording(there ?? ""));
+    expect(found.filter((each) => each.kind === "result")).toEqual([]);
+    const pairing = found.filter((each) => each.kind === "pairing").map(({ where }) => where);
+    expect(new Set(pairing.map((where) => where.replace(/ rank \d+/, "")))).toEqual(
+      new Set(["prefill: vLLM", "decode: vLLM", "prefill: compatibility hash", "decode: compatibility hash"]),
+    );
+  });
+}

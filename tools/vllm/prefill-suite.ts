@@ -1,0 +1,201 @@
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { createProxy } from "@kv/proxy";
+import { afterEach, expect, test } from "vitest";
+import { decode, plain, prefill, type TransferParams } from "./completion.js";
+import { freshId, salted } from "./kept-prompts.js";
+import { handshakeTimeouts, onceMoreAfterTimeout } from "./once-more.js";
+import { type OurPrefill, type OurPrefillOptions, openOurPrefill } from "./our-prefill.js";
+import { PEER_DIR, type VllmServer } from "./server.js";
+import { pester } from "./strange-suite.js";
+import { prompt, TINY } from "./tiny-peer.js";
+import { until } from "./until.js";
+
+const PROMPT_TOKENS = 100;
+const OUTPUT_TOKENS = 16;
+/** Longer than the tests: what is freed before is freed because it was read, or written. */
+const LEASE_SECONDS = 600;
+
+/** What Hugging Face transformers makes of the prompt: neither vLLM nor ours. */
+const reference = JSON.parse(readFileSync(join(PEER_DIR, "tiny-qwen3", "hf_ref.json"), "utf8")) as {
+  prompt: number[];
+  hf_greedy16: number[];
+};
+
+const firstBlocks = (params: TransferParams) => (params.remote_block_ids as number[][])[0] ?? [];
+
+/** A real vLLM decode worker goes on from KV that our own engine computed from the same weights. */
+export function prefillSuite(server: () => VllmServer): void {
+  let p: OurPrefill | undefined;
+  afterEach(async () => {
+    await p?.instance.close();
+    p = undefined;
+  });
+
+  async function open(options: Partial<OurPrefillOptions> = {}): Promise<OurPrefill> {
+    await p?.instance.close();
+    p = undefined;
+    p = await openOurPrefill({ kind: server().kind, leaseSeconds: LEASE_SECONDS, ...options });
+    return p;
+  }
+
+  /** Prefills on a fresh prefill side of ours and decodes on the peer, with what `between` does in the meantime. */
+  async function acrossOnce(
+    options: Partial<OurPrefillOptions>,
+    between: (ours: OurPrefill, params: TransferParams) => void = () => {},
+  ) {
+    const ours = await open(options);
+    const id = freshId();
+    const tokens = prompt(PROMPT_TOKENS);
+    const params = await prefill(ours.url, tokens, { id });
+    expect(ours.held()).toBe(Math.ceil(PROMPT_TOKENS / (options.blockSize ?? TINY.blockSize)));
+    between(ours, params);
+    return {
+      ours,
+      params,
+      made: await decode(server().url, tokens, OUTPUT_TOKENS, params, { id, salt: id }),
+    };
+  }
+
+  const across: typeof acrossOnce = (...given) =>
+    onceMoreAfterTimeout(() => acrossOnce(...given), handshakeTimeouts(server()));
+
+  /** All of the decode worker's ranks have their share, our engine's tokens are made, our blocks are free. */
+  async function expectServed(ourTp: number, options: Partial<OurPrefillOptions> = {}): Promise<void> {
+    const { kind, tp } = server();
+    const { ours, params, made } = await across({ tp: ourTp, ...options });
+    expect(params).toMatchObject({
+      tp_size: ourTp,
+      remote_num_tokens: PROMPT_TOKENS,
+      transfer_mode: kind.mode,
+    });
+    expect(made).toEqual(reference.hf_greedy16);
+    await until(() => ours.held() === 0, "our prefill side has freed the blocks");
+    const words = ours.tap.notifications.filter((text) => !text.startsWith("HB:"));
+    if (kind.mode === "pull") {
+      const readersOfRank = Math.max(1, tp / ourTp);
+      const word = `${params.remote_request_id}:${readersOfRank}`;
+      expect(words).toEqual(Array(ourTp * readersOfRank).fill(word));
+    } else {
+      expect(words).toHaveLength(Math.max(ourTp, tp));
+      for (const word of words) expect(word).toMatch(/^PUSH_REG:/);
+    }
+    expect(made).toEqual(await plain(ours.url, prompt(PROMPT_TOKENS), OUTPUT_TOKENS));
+  }
+
+  test("the prompt is the reference's", () => expect(prompt(PROMPT_TOKENS)).toEqual(reference.prompt));
+
+  for (const ourTp of [1, 2]) {
+    test(`from our TP ${ourTp}: our engine's tokens`, () => expectServed(ourTp));
+  }
+
+  test("from a simulated Neuron device, staged through host memory: our engine's tokens", async () => {
+    const ours = await open({ platform: "neuron" });
+    expect(await served(ours)).toEqual(reference.hf_greedy16);
+  });
+
+  test("an exponent bit flipped at each position of the prompt gives other tokens", async () => {
+    const { made } = await across({}, (ours, params) => ours.damage(firstBlocks(params), PROMPT_TOKENS));
+    expect(made).toHaveLength(OUTPUT_TOKENS);
+    expect(made).not.toEqual(reference.hf_greedy16);
+  });
+
+  test("prompts at once through our proxy: each has the tokens that one vLLM alone makes", async () => {
+    const { kind, url: decoder } = server();
+    // Paired first, so that all of them do not wait for one handshake.
+    const { ours } = await across({});
+    const proxy = createProxy({ prefillers: [ours.url], decoders: [decoder], mode: kind.mode });
+    try {
+      const { url } = await proxy.listen({ port: 0 });
+      const prompts = [100, 1, 31, 32, 33, 64, 65, 300].map((length, n) => salted(length, n));
+      const made = await Promise.all(
+        prompts.map((tokens) => plain(url, tokens, OUTPUT_TOKENS, { salt: freshId() })),
+      );
+      for (const [n, tokens] of prompts.entries()) {
+        const alone = await plain(decoder, tokens, OUTPUT_TOKENS, { salt: freshId() });
+        expect(made[n], `prompt of ${tokens.length} tokens`).toEqual(alone);
+      }
+      await until(() => ours.held() === 0, "our prefill side has freed all blocks");
+    } finally {
+      await proxy.close();
+    }
+  });
+
+  test("what the decode worker has cached is not sent again: a part of the prompt, then all but its last block", async () => {
+    const { url } = server();
+    const { ours } = await across({});
+    const salt = freshId();
+    const tokens = [...salted(70, 5), ...prompt(40)];
+    const alone = await plain(ours.url, tokens, OUTPUT_TOKENS);
+    await plain(url, tokens.slice(0, 70), 1, { salt });
+    for (const hitBlocks of [2, 3]) {
+      const hits = await server().metric("vllm:prefix_cache_hits_total");
+      const id = freshId();
+      const params = await prefill(ours.url, tokens, { id });
+      expect(await decode(url, tokens, OUTPUT_TOKENS, params, { id, salt })).toEqual(alone);
+      expect((await server().metric("vllm:prefix_cache_hits_total")) - hits).toBe(hitBlocks * TINY.blockSize);
+      await until(() => ours.held() === 0, "the blocks are freed");
+    }
+  });
+
+  test("our side restarted at the same address: the old prompt is an error and no text, the next one is served", async () => {
+    const { url } = server();
+    const { ours } = await across({});
+    const ports = [Number(new URL(ours.url).port), ours.sideChannelPort] as const;
+    const tokens = prompt(PROMPT_TOKENS);
+    const id = freshId();
+    const before = await prefill(ours.url, tokens, { id });
+    const again = await open({ ports });
+    const abort = new AbortController();
+    const lost = decode(url, tokens, OUTPUT_TOKENS, before, { id, salt: id, signal: abort.signal });
+    if (server().kind.mode === "push") {
+      // A push D of vLLM waits for its P for eight minutes.
+      const next = await served(again);
+      abort.abort();
+      await expect(lost).rejects.toThrow();
+      expect(next).toEqual(reference.hf_greedy16);
+    } else {
+      await expect(lost).rejects.toThrow(/answered 500/);
+      expect(await served(again)).toEqual(reference.hf_greedy16);
+    }
+  });
+
+  /** What the decode worker makes of our KV; our blocks are free then, but for those of an attempt whose handshake timed out. */
+  async function served(ours: OurPrefill): Promise<readonly number[]> {
+    return onceMoreAfterTimeout(async () => {
+      const before = ours.held();
+      const id = freshId();
+      const tokens = prompt(PROMPT_TOKENS);
+      const params = await prefill(ours.url, tokens, { id });
+      const made = await decode(server().url, tokens, OUTPUT_TOKENS, params, { id, salt: id });
+      await until(() => ours.held() <= before, "our prefill side has freed the blocks");
+      return made;
+    }, handshakeTimeouts(server()));
+  }
+
+  test("what ends a vLLM listener or stops its engine leaves ours as it was", async () => {
+    const ours = await open();
+    await pester("127.0.0.1", ours.sideChannelPort);
+    expect(await served(ours)).toEqual(reference.hf_greedy16);
+  });
+
+  test("blocks of 16 tokens into its blocks of 32: read so; never written so", async () => {
+    const { kind, url } = server();
+    if (kind.mode === "pull") return expectServed(1, { blockSize: 16 });
+    const logged: string[] = [];
+    const note = (event: string, fields?: object) => void logged.push(`${event} ${JSON.stringify(fields)}`);
+    const log = { debug() {}, info: note, warn: note, error: note };
+    const ours = await open({ blockSize: 16, log });
+    const id = freshId();
+    const tokens = prompt(PROMPT_TOKENS);
+    const params = await prefill(ours.url, tokens, { id });
+    const abort = new AbortController();
+    const waits = decode(url, tokens, OUTPUT_TOKENS, params, { id, salt: id, signal: abort.signal });
+    await until(() => ours.held() === 0, "our side has refused, and freed its blocks");
+    expect(logged.join("\n")).toMatch(/block/);
+    // vLLM has no word for it: its request waits until its client has had enough.
+    abort.abort();
+    await expect(waits).rejects.toThrow();
+    expect(await plain(url, tokens, OUTPUT_TOKENS, { salt: freshId() })).toEqual(reference.hf_greedy16);
+  });
+}

@@ -1,0 +1,3 @@
+import { matrix } from "./matrix.js";
+
+matrix({ version: "0.32", mode: "pull" });

@@ -1,0 +1,143 @@
+import {
+  compatibilityHash,
+  decodeAgentMetadata,
+  decodeHandshakeReply,
+  encodeAgentMetadata,
+  encodeHandshakePayload,
+  encodeHandshakeRequest,
+  zmqSideChannel,
+} from "@kv/connector";
+import type { SideChannel } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
+import { afterEach, expect, test } from "vitest";
+import { ONE_USE } from "./completion.js";
+import { type HeadlessDecode, openHeadlessDecode, requestOf } from "./headless-decode.js";
+import { freedTo, freshId, keptPrompt, legOf } from "./kept-prompts.js";
+import { RECORDED_TOKENS, recordedHeads } from "./recorded-kv.js";
+import type { VllmServer } from "./server.js";
+import { factorsOf, prompt, TINY } from "./tiny-peer.js";
+
+const OUR_BLOCKS = [5, 2, 9, 11];
+const RANK_NOBODY_HAS = 99;
+const TIMEOUT_MS = 5000;
+const text = new TextEncoder();
+
+/** Frames that are no handshake request: nothing, no msgpack, another type, another marker, numbers that are none. */
+const STRANGE_FRAMES = [
+  [new Uint8Array()],
+  [Uint8Array.of(0xc1)],
+  [text.encode("get_meta_msg")],
+  [Uint8Array.of(0x93, 0xa1, 0x78, 0x00, 0x00)],
+  [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 }), Uint8Array.of(1)],
+];
+
+/** Notifications that are none of the protocol's; the first ones end the engine step of a vLLM worker. */
+const STRANGE_NOTIFICATIONS = [
+  text.encode("no colon"),
+  text.encode("request:many"),
+  Uint8Array.of(0xff, 0xfe, 0x3a, 0x31),
+  text.encode("PUSH_REG:"),
+  text.encode("PUSH_REG:\xc1"),
+  text.encode("HB:"),
+  new Uint8Array(1),
+];
+
+/** What a stranger may send to an engine of ours. */
+export async function pester(host: string, port: number): Promise<void> {
+  const sideChannel = zmqSideChannel();
+  const transport = nixlTransport();
+  try {
+    const ask = (frames: readonly Uint8Array[], timeoutMs: number) =>
+      sideChannel.request({ host, port, frames, timeoutMs });
+    for (const frames of [
+      ...STRANGE_FRAMES,
+      [encodeHandshakeRequest({ ppRank: 0, tpRank: RANK_NOBODY_HAS })],
+      [encodeHandshakeRequest({ ppRank: RANK_NOBODY_HAS, tpRank: 0 })],
+    ]) {
+      // Refused or not answered: what counts is that the next one is.
+      await ask(frames, 500).catch(() => {});
+    }
+    const { frames } = await ask([encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })], TIMEOUT_MS);
+    const { agentMetadata } = decodeAgentMetadata(decodeHandshakeReply(frames).payload.agentMetadataBytes);
+    const agent = await transport.createAgent({ name: `stranger-${freshId()}` });
+    const remote = await agent.addRemote(agentMetadata);
+    for (const payload of STRANGE_NOTIFICATIONS) await agent.notify(remote, payload);
+    await agent.close();
+  } finally {
+    await transport.close();
+    await sideChannel.close();
+  }
+}
+
+/** vLLM's side channel through a relay that makes it a later version's: another hash, and fields that nobody knows yet. */
+function ofTheFuture(server: VllmServer, sideChannel: SideChannel): SideChannel {
+  const compatibility = { ...factorsOf(server.kind), vllm_version: "0.34.0", nixl_connector_version: 16 };
+  return {
+    listen: (options) => sideChannel.listen(options),
+    close: () => sideChannel.close(),
+    async request(options) {
+      const reply = await sideChannel.request(options);
+      const [first = new Uint8Array(), ...others] = reply.frames;
+      const { payload } = decodeHandshakeReply([first, ...others]);
+      const metadata = decodeAgentMetadata(payload.agentMetadataBytes);
+      const changed = encodeHandshakePayload({
+        compatibilityHash: compatibilityHash(compatibility),
+        agentMetadataBytes: encodeAgentMetadata({
+          ...metadata,
+          rest: { ...metadata.rest, of_the_future: [1, "x"] },
+        }),
+        rest: { signature: "of the future" },
+      });
+      return { ...reply, frames: [changed, ...others] };
+    },
+  };
+}
+
+/** Versions that nobody knows yet, and what ends a vLLM worker. */
+export function strangeSuite(server: () => VllmServer): void {
+  let d: HeadlessDecode | undefined;
+  afterEach(async () => {
+    await d?.close();
+    d = undefined;
+  });
+
+  test("a version that nobody knows yet is refused by name, and read by the names of its fields where that is allowed", async () => {
+    const { kind } = server();
+    const receive = async (extra: Record<string, unknown>) => {
+      await d?.close();
+      d = await openHeadlessDecode({ kind, extra, sideChannel: ofTheFuture(server(), zmqSideChannel()) });
+      const { params, before } = await keptPrompt(server(), prompt(RECORDED_TOKENS), { id: freshId() });
+      const asked = requestOf(legOf(params.remote_request_id), RECORDED_TOKENS, params);
+      return { decode: d, before, asked, ...(await d.receive(asked, OUR_BLOCKS)) };
+    };
+    const { failure } = await receive({});
+    expect(failure?.code).toBe("KV_HANDSHAKE_INCOMPATIBLE");
+    expect(failure?.message).toContain(`vllm_version is "${kind.version}.0" here and "0.34.0" there`);
+    const { decode, before, asked, failure: none } = await receive({ enforce_handshake_compat: false });
+    expect(none).toBeUndefined();
+    const recorded = recordedHeads(0, 0, { first: 0, count: TINY.kvHeads });
+    expect(Buffer.compare(decode.block(0, 0, OUR_BLOCKS[0] ?? 0), recorded)).toBe(0);
+    decode.finish(asked, OUR_BLOCKS);
+    await freedTo(server(), before);
+  });
+
+  // The last of all: the server takes no handshake after it.
+  test("a rank that it does not have ends vLLM's listener, and its health goes on", async () => {
+    const { url, sideChannelPort: port } = server();
+    const sideChannel = zmqSideChannel();
+    const ask = (tpRank: number) =>
+      sideChannel.request({
+        ...{ host: "127.0.0.1", port, timeoutMs: TIMEOUT_MS },
+        frames: [encodeHandshakeRequest({ ppRank: 0, tpRank })],
+      });
+    try {
+      await ask(0);
+      const noAnswer = { code: expect.stringMatching(/^KV_SIDE_CHANNEL_(TIMEOUT|UNREACHABLE)$/) };
+      await expect(ask(RANK_NOBODY_HAS)).rejects.toMatchObject(noAnswer);
+      await expect(ask(0)).rejects.toMatchObject(noAnswer);
+      expect((await fetch(`${url}/health`, { headers: ONE_USE })).status).toBe(200);
+    } finally {
+      await sideChannel.close();
+    }
+  });
+}

@@ -1,0 +1,108 @@
+import { afterEach, beforeEach, expect, test } from "vitest";
+import { complete, completionBody, decode, plain, prefill } from "./completion.js";
+import { freshId } from "./kept-prompts.js";
+import { handshakeTimeouts, onceMoreAfterTimeout } from "./once-more.js";
+import { type OurPrefill, openOurPrefill } from "./our-prefill.js";
+import type { VllmServer } from "./server.js";
+import { prompt } from "./tiny-peer.js";
+import { until } from "./until.js";
+
+/** Ours: over long before the peer has room, were it not for the beats. A beat adds two thirds of it. */
+const OUR_LEASE_SECONDS = 12;
+const TOKENS = prompt(100);
+const OUTPUT_TOKENS = 8;
+/** Tokens that take a minute and more: `LONG_PROMPTS` allows them. */
+const LONG = 16_384;
+/** The peer beats every sixth of its own lease, of 15 s. */
+const BEATS = 8;
+
+/** Arguments of a server that computes one request at a time, of any length: what it says beyond the positions that the model was made for does not matter. */
+export const ONE_LONG_REQUEST = [
+  ...["--max-num-seqs", "1", "--max-model-len", String(LONG)],
+  ...["--hf-overrides", JSON.stringify({ max_position_embeddings: LONG })],
+];
+
+/** What a real vLLM decode worker says to our prefill side beside reading: that it still waits, that it gave up, nothing at all. */
+export function waitingSuite(server: () => VllmServer): void {
+  let ours: OurPrefill;
+  let logged: string[];
+  let busy: AbortController;
+
+  beforeEach(async () => {
+    logged = [];
+    busy = new AbortController();
+    const note = (event: string) => void logged.push(event);
+    ours = await openOurPrefill({
+      kind: server().kind,
+      leaseSeconds: OUR_LEASE_SECONDS,
+      log: { debug() {}, info: note, warn: note, error: note },
+    });
+  });
+  afterEach(async () => {
+    busy.abort();
+    await ours?.instance.close();
+  });
+
+  /** Paired before it is busy, so that a request that waits does not wait for a handshake too. */
+  function paired(): Promise<unknown> {
+    return onceMoreAfterTimeout(async () => {
+      const id = freshId();
+      const params = await prefill(ours.url, TOKENS, { id });
+      await decode(server().url, TOKENS, 1, params, { id, salt: id });
+      await until(() => ours.held() === 0, "the blocks are freed");
+      logged.length = 0;
+    }, handshakeTimeouts(server()));
+  }
+
+  /** Gives the peer, which computes one request at a time, one that does not end before it is let go of. */
+  async function keepBusy(): Promise<void> {
+    const running = () => server().metric("vllm:num_requests_running");
+    await until(async () => (await running()) === 0, "the peer has nothing to do");
+    complete(server().url, completionBody(prompt(64), LONG - 64), { signal: busy.signal }).catch(() => {});
+    await until(async () => (await running()) === 1, "the peer is busy");
+  }
+
+  const beats = () => ours.tap.notifications.filter((text) => text.startsWith("HB:"));
+
+  test("a request that waits at the peer keeps its blocks here by heartbeats, far beyond the lease", async () => {
+    await paired();
+    await keepBusy();
+    const id = freshId();
+    const params = await prefill(ours.url, TOKENS, { id });
+    const answer = decode(server().url, TOKENS, OUTPUT_TOKENS, params, { id, salt: id });
+    await until(() => beats().length >= BEATS, "heartbeats have come", { timeoutMs: 120_000 });
+    expect(logged).not.toContain("lease-expired");
+    expect(ours.held()).toBe(4);
+    busy.abort();
+    expect(await answer).toEqual(await plain(ours.url, TOKENS, OUTPUT_TOKENS));
+    await until(() => ours.held() === 0, "the blocks are freed");
+    expect(logged).not.toContain("lease-expired");
+  });
+
+  test("a client that leaves while its request waits at the peer: our blocks are free, at once where the peer has a word for it", async () => {
+    await keepBusy();
+    const id = freshId();
+    const params = await prefill(ours.url, TOKENS, { id });
+    const client = new AbortController();
+    const answer = decode(server().url, TOKENS, OUTPUT_TOKENS, params, {
+      id,
+      salt: id,
+      signal: client.signal,
+    });
+    await until(() => beats().length > 0, "the peer knows the request");
+    client.abort();
+    await expect(answer).rejects.toThrow();
+    await until(() => ours.held() === 0, "the blocks are freed");
+    if (server().kind.mode === "pull") {
+      expect(ours.tap.notifications).toContain(`${params.remote_request_id}:1`);
+      expect(logged).not.toContain("lease-expired");
+    }
+  });
+
+  test("a peer that never comes costs the blocks for a lease, not for ever", async () => {
+    await prefill(ours.url, TOKENS, { id: freshId() });
+    expect(ours.held()).toBe(4);
+    await until(() => ours.held() === 0, "the lease has ended");
+    expect(logged).toContain("lease-expired");
+  });
+}
