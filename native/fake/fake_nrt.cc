@@ -7,6 +7,8 @@
 #include <mutex>
 #include <set>
 
+#include <unistd.h>
+
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
@@ -63,6 +65,9 @@ EXPORT int nrt_init(int framework, const char* framework_version, const char* fa
   require(!initialised, "nrt_init twice");
   if (framework != 1 || framework_version == nullptr || fal_version == nullptr) return kInvalid;
   if (fails("nrt_init")) return kFailure;
+  // As a runtime that does not get along with its driver may.
+  if (fails("nrt_init crashes")) abort();
+  while (fails("nrt_init hangs")) pause();
   initialised = true;
   return kSuccess;
 }

@@ -185,16 +185,24 @@ Napi::Value open(const Napi::CallbackInfo& info) {
 // `close(runtime)`: when the last tensor is closed the runtime is.
 void close(const Napi::CallbackInfo& info) { info[0].As<Napi::External<std::shared_ptr<Runtime>>>().Data()->reset(); }
 
-// `symbols(path)`: which of the calls a library has, without initialising anything.
-Napi::Value symbols(const Napi::CallbackInfo& info) {
-  void* handle = dlopen(info[0].As<Napi::String>().Utf8Value().c_str(), RTLD_LAZY | RTLD_LOCAL);
+// `describe(path)`: the file that the loader takes for it, and which of the calls it has; nothing is initialised.
+Napi::Value describe(const Napi::CallbackInfo& info) {
+  const std::string path = info[0].As<Napi::String>();
+  void* handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
   if (handle == nullptr) throw Napi::Error::New(info.Env(), dlerror());
-  const auto found = Napi::Object::New(info.Env());
+  const auto symbols = Napi::Object::New(info.Env());
+  std::string file = path;
   for (const char* name : {"nrt_init", "nrt_close", "nrt_tensor_allocate", "nrt_tensor_free", "nrt_tensor_read",
                            "nrt_tensor_write", "nrt_tensor_read_batch", "nrt_tensor_write_batch"}) {
-    found.Set(name, dlsym(handle, name) != nullptr);
+    void* symbol = dlsym(handle, name);
+    symbols.Set(name, symbol != nullptr);
+    Dl_info place;
+    if (symbol != nullptr && dladdr(symbol, &place) != 0 && place.dli_fname != nullptr) file = place.dli_fname;
   }
   dlclose(handle);
+  const auto found = Napi::Object::New(info.Env());
+  found.Set("path", file);
+  found.Set("symbols", symbols);
   return found;
 }
 
@@ -202,7 +210,7 @@ Napi::Object initialize(Napi::Env env, Napi::Object exports) {
   exports.Set("Tensor", TensorObject::define(env));
   exports.Set("open", Napi::Function::New(env, open, "open"));
   exports.Set("close", Napi::Function::New(env, close, "close"));
-  exports.Set("symbols", Napi::Function::New(env, symbols, "symbols"));
+  exports.Set("describe", Napi::Function::New(env, describe, "describe"));
   return exports;
 }
 

@@ -5,6 +5,8 @@ import { LOG_LEVELS, type LogLevel } from "./roles/json-log.js";
 
 /** NIXL backends that move memory between processes; the embedded transport has one of its own. */
 const BACKENDS = { nixl: ["UCX", "LIBFABRIC"], memory: ["MEMORY"] } as const;
+/** With Neuron, as many as the report of vllm-neuron's issue 26. */
+const MAX_TOKENS = { plain: 16, neuron: 30 } as const;
 const BLOCK_SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
 export interface DemoFlags extends DemoOptions {
@@ -30,7 +32,7 @@ interface RawFlags {
   decodePlatform: "cpu" | "neuron";
   stagingBlocks?: number;
   requests?: number;
-  maxTokens: number;
+  maxTokens?: number;
   prompts?: string;
   model?: string;
   kvHeads?: number;
@@ -87,7 +89,11 @@ export function createCommand(actions: Actions): Command {
       "requests at once (default: 4, or one for each prompt of --prompts)",
       wholeNumber(1, 1024),
     )
-    .option("--max-tokens <n>", "tokens to make of each prompt", wholeNumber(1, 4096), 16)
+    .option(
+      "--max-tokens <n>",
+      `tokens to make of each prompt (default: ${MAX_TOKENS.plain}, with Neuron ${MAX_TOKENS.neuron})`,
+      wholeNumber(1, 4096),
+    )
     .option("--prompts <file>", "a prompt in each line: text, a JSON string, or a JSON list of token ids")
     .option("--model <dir>", "a decoder exported to ONNX, or a checkpoint; a tiny model is built in")
     .option("--kv-heads <n>", "KV heads of the built-in model: 1, 2, 4 or 8", oneOf([1, 2, 4, 8]))
@@ -128,9 +134,11 @@ function checked(raw: RawFlags, connectors: readonly string[], command: Command)
       `--decode-block-size ${decodeBlockSize} is no multiple of --prefill-block-size ${prefillBlockSize}`,
     );
   }
-  const { prompts, kvHeads, port, keep, json, logLevel, ...rest } = raw;
+  const { prompts, kvHeads, port, keep, json, logLevel, maxTokens, ...rest } = raw;
+  const neuron = raw.prefillPlatform === "neuron" || raw.decodePlatform === "neuron";
   return {
     ...rest,
+    maxTokens: maxTokens ?? (neuron ? MAX_TOKENS.neuron : MAX_TOKENS.plain),
     restart: keep,
     keep,
     json,

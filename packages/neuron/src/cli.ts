@@ -1,23 +1,30 @@
-import { Command } from "commander";
-import { examine } from "./doctor.js";
+import { Command, InvalidArgumentError } from "commander";
+import { doctor } from "./doctor/doctor.js";
+import { doctorText } from "./doctor/report.js";
 
 const program = new Command("kv-neuron").description("AWS Neuron for @kv/neuron.");
 
 program
   .command("doctor")
-  .description("say which parts of a Neuron instance are here: devices, driver, runtime, EFA")
-  .option("--json", "one JSON list on stdout", false)
-  .action(({ json }: { json: boolean }) => {
-    const findings = examine({ env: process.env, root: "" });
-    if (json) process.stdout.write(`${JSON.stringify(findings)}\n`);
-    for (const { what, state, detail, hint } of json ? [] : findings) {
-      process.stdout.write(
-        `${what}: ${state} (${detail})\n${hint === undefined ? "" : `  what to do: ${hint}\n`}`,
-      );
-    }
-    // A simulated device needs none of it; a script may ask by the status.
-    const whole = findings.every(({ state }) => state !== "not there");
-    process.exitCode = whole ? 0 : 1;
+  .description(
+    "say which parts of a Neuron instance are here: devices, driver, runtime, EFA; exit code 1 when something fails",
+  )
+  .option("--json", "print a JSON report")
+  .option("--no-init", "do not initialise the runtime")
+  .option("--timeout <ms>", "longest that one stage of a probe may take", readMs)
+  .action(async ({ json, init, timeout }: { json?: true; init: boolean; timeout?: number }) => {
+    const report = await doctor({
+      tryRuntime: init,
+      ...(timeout === undefined ? {} : { timeoutMs: timeout }),
+    });
+    process.stdout.write(json ? `${JSON.stringify(report, null, 2)}\n` : doctorText(report));
+    if (report.verdict === "fail") process.exitCode = 1;
   });
+
+function readMs(text: string): number {
+  const value = Number(text);
+  if (Number.isSafeInteger(value) && value >= 1 && value <= 2 ** 31 - 1) return value;
+  throw new InvalidArgumentError("milliseconds");
+}
 
 await program.parseAsync();

@@ -8,8 +8,11 @@ export interface NrtAddon {
   open(libraryPath: string): object;
   close(runtime: object): void;
   readonly Tensor: new (runtime: object, lengthBytes: number, logicalCore: number, name: string) => NrtTensor;
-  /** Which of the calls that are made the library has. Initialises nothing. */
-  symbols(libraryPath: string): Readonly<Record<string, boolean>>;
+  /** Which file the loader takes, and which of the calls that are made it has. Initialises nothing. */
+  describe(libraryPath: string): {
+    readonly path: string;
+    readonly symbols: Readonly<Record<string, boolean>>;
+  };
 }
 
 export interface NrtTensor {

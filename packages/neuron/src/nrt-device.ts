@@ -1,17 +1,13 @@
 import { KvError, type Memory } from "@kv/interface";
 import { checkRuns, checkSource, type NeuronDevice, notAddressable } from "./device.js";
 import { loadNrtAddon, type NrtTensor } from "./nrt-addon.js";
+import { nrtLibraryPaths, withNrtLibrary } from "./nrt-library.js";
 
 export interface NrtDeviceOptions {
-  /** Path of `libnrt.so`, or its name for the loader to find; `KV_NRT_LIBRARY`, else `libnrt.so.1`. */
+  /** Path of `libnrt.so`, or its name for the loader to find; `KV_NRT_LIBRARY`, else `libnrt.so.1`, else where AWS's packages put it. */
   readonly libraryPath?: string;
   /** On which logical Neuron core tensors are allocated; 0 by default. */
   readonly logicalCore?: number;
-}
-
-/** The library that would be loaded. */
-export function nrtLibraryPath(env: Readonly<Record<string, string | undefined>> = process.env): string {
-  return env["KV_NRT_LIBRARY"] ?? "libnrt.so.1";
 }
 
 /**
@@ -20,9 +16,12 @@ export function nrtLibraryPath(env: Readonly<Record<string, string | undefined>>
  * pool. Errors: `KV_STAGING_FAILED` with what the runtime answered.
  */
 export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice {
-  const { libraryPath = nrtLibraryPath(), logicalCore = 0 } = options;
+  const { libraryPath, logicalCore = 0 } = options;
   const addon = loadNrtAddon();
-  const runtime = asked(`opening the Neuron runtime ${libraryPath}`, () => addon.open(libraryPath));
+  const paths = libraryPath === undefined ? nrtLibraryPaths() : [libraryPath];
+  const runtime = asked("opening the Neuron runtime", () =>
+    withNrtLibrary(paths, (path) => addon.open(path)),
+  );
   const tensors = new Set<NrtTensor>();
   const copying = new Set<Promise<unknown>>();
   const counts = { copies: 0, bytesRead: 0, bytesWritten: 0 };
@@ -105,6 +104,7 @@ function asked<T>(what: string, call: () => T): T {
 }
 
 function failed(what: string, error: unknown): KvError {
+  if (KvError.is(error)) return error;
   const reason = error instanceof Error ? error.message : String(error);
   return new KvError("KV_STAGING_FAILED", `${what}: ${reason}`, {
     cause: error,

@@ -74,7 +74,8 @@ export function choosePlatform(
     const times = copies.get(requestId) ?? { saveMs: 0, loadMs: 0, wireBlockIds: [] };
     if (direction === "save") times.saveMs = Math.max(times.saveMs, durationMs);
     else times.loadMs = Math.max(times.loadMs, durationMs);
-    times.wireBlockIds = wire[0] ?? [];
+    // A prompt that is computed in chunks is saved in as many copies.
+    times.wireBlockIds = [...new Set([...times.wireBlockIds, ...(wire[0] ?? [])])];
     copies.set(requestId, times);
     const [oldest] = copies.keys();
     if (copies.size > MOST_REQUESTS && oldest !== undefined) copies.delete(oldest);

@@ -24,26 +24,28 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
   const { pool, journal, meter, clock, digests, toZero, takeCopies } = options;
   const digestsOf = (blockIds: readonly number[], count: number) =>
     digests ? pool.digests({ blockIds, from: 0, count }) : Promise.resolve([]);
-  const sendableSinceMs = new Map<string, number>();
+  /** What the transport moves of a request that is sent: the pool's blocks, where there is one. */
+  const sendable = new Map<string, { sinceMs: number; blockIds: readonly number[] | undefined }>();
   return {
     async beforeSend({ requestId, kvTransferParams, blockIds, tokens, forwardMs }) {
       if (kvTransferParams.do_remote_decode !== true) return;
-      sendableSinceMs.set(requestId, clock.now());
+      const copies = takeCopies(requestId);
+      sendable.set(requestId, { sinceMs: clock.now(), blockIds: copies?.wireBlockIds });
       journal.add({
         direction: "sent",
         request_id: requestId,
         tokens,
         cached_tokens: 0,
         forward_ms: forwardMs,
-        save_ms: takeCopies(requestId)?.saveMs ?? 0,
+        save_ms: copies?.saveMs ?? 0,
         digests: await digestsOf(blockIds, tokens),
         digest_tokens: DIGEST_TOKENS,
       });
     },
     afterSend({ requestId, blockIds }) {
-      const sinceMs = sendableSinceMs.get(requestId) ?? clock.now();
-      sendableSinceMs.delete(requestId);
-      const measured = meter.take(blockIds, sinceMs);
+      const { sinceMs, blockIds: wireBlockIds } = sendable.get(requestId) ?? { sinceMs: clock.now() };
+      sendable.delete(requestId);
+      const measured = meter.take(wireBlockIds ?? blockIds, sinceMs);
       if (measured.transfers === 0) return;
       journal.sent(requestId, {
         remote_engine_id: null,

@@ -1,0 +1,166 @@
+import { spawn } from "node:child_process";
+import { existsSync } from "node:fs";
+import { mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { type Check, type DoctorReport, doctor, doctorText } from "../src/index.js";
+
+const native = (name: string) => fileURLToPath(new URL(`../../../native/build/${name}`, import.meta.url));
+const libraryPath = native("libfake_nrt.so");
+const absent = process.platform !== "linux" || !existsSync(libraryPath);
+let root: string;
+
+beforeAll(async () => {
+  root = await mkdtemp(join(tmpdir(), "kv-neuron-doctor-"));
+});
+afterAll(() => rm(root, { recursive: true, force: true }));
+
+const byId = ({ checks }: DoctorReport) =>
+  Object.fromEntries(checks.map((check) => [check.id, check])) as Record<string, Check>;
+
+/** A machine's files. */
+async function machine(name: string, files: Readonly<Record<string, string>>): Promise<string> {
+  for (const [path, text] of Object.entries(files)) {
+    await mkdir(dirname(join(root, name, path)), { recursive: true });
+    await writeFile(join(root, name, path), text);
+  }
+  return join(root, name);
+}
+
+const surroundings = (more: Readonly<Record<string, string>> = {}) => ({
+  ...process.env,
+  KV_NRT_LIBRARY: libraryPath,
+  ...more,
+});
+
+const SLOW_MACHINE_MS = 180_000;
+
+describe.skipIf(absent)(
+  absent ? "doctor: libnrt's stand-in is not built (node native/build.mjs)" : "doctor",
+  () => {
+    test(
+      "of an instance with everything: no line fails, and each says what was found",
+      async () => {
+        const whole = await machine("whole", {
+          "dev/neuron0": "",
+          "dev/neuron1": "",
+          "sys/module/neuron/version": "2.24.7.0\n",
+          "sys/module/efa/version": "2.17.2g\n",
+          "sys/class/infiniband/rdmap16s27": "",
+          "opt/amazon/efa/lib64/libfabric.so.1": "",
+          "proc/self/limits": "Max locked memory         unlimited            unlimited            bytes\n",
+        });
+        const report = await doctor({ root: whole, env: surroundings({ NEURON_RT_VISIBLE_CORES: "0-3" }) });
+        const checks = byId(report);
+        expect(report.counts.fail).toBe(0);
+        expect(checks["machine.devices"]).toMatchObject({
+          status: "ok",
+          found: "/dev/neuron0, /dev/neuron1",
+        });
+        expect(checks["machine.driver"]?.found).toContain("2.24.7.0");
+        expect(checks["machine.cores"]?.found).toBe("NEURON_RT_VISIBLE_CORES=0-3");
+        expect(checks["library.path"]).toMatchObject({ status: "ok", details: { path: libraryPath } });
+        expect(checks["library.symbols"]).toMatchObject({ status: "ok", found: "8 of 8 that are made" });
+        expect(checks["library.batch"]?.status).toBe("ok");
+        expect(checks["runtime.init"]).toMatchObject({
+          status: "ok",
+          found: expect.stringContaining("4096 bytes there and back"),
+        });
+        expect(checks["runtime.tried"]?.status).toBe("warn");
+        expect(checks["network.efa"]?.found).toBe("rdmap16s27, driver 2.17.2g");
+        expect(checks["network.libfabric"]?.status).toBe("ok");
+        expect(checks["network.memlock"]?.status).toBe("ok");
+        const text = doctorText(report);
+        for (const { title } of report.checks) expect(text).toContain(title);
+        expect(text).toMatch(/\n\nwarn: it works; 1 of \d+ checks/);
+      },
+      SLOW_MACHINE_MS,
+    );
+
+    test(
+      "of a machine with nothing: what is missing fails with its fix, and nothing else is tried",
+      async () => {
+        const report = await doctor({
+          root: await machine("bare", { "proc/self/limits": "" }),
+          env: { ...process.env, KV_NRT_LIBRARY: "/nowhere/libnrt.so.1" },
+        });
+        const checks = byId(report);
+        expect(report.verdict).toBe("fail");
+        for (const id of ["machine.devices", "machine.driver", "library.path"]) {
+          expect(checks[id]?.status, id).toBe("fail");
+          expect(checks[id]?.fix, id).toMatch(/aws-neuronx/);
+        }
+        expect(checks["library.path"]?.found).toMatch(/tried \/nowhere\/libnrt.so.1: no such file/);
+        expect(checks["library.symbols"]).toBeUndefined();
+        expect(checks["runtime.init"]).toMatchObject({
+          status: "note",
+          found: expect.stringMatching(/^not tried/),
+        });
+        expect(checks["network.efa"]).toMatchObject({ status: "warn", fix: expect.stringContaining("UCX") });
+      },
+      SLOW_MACHINE_MS,
+    );
+
+    test(
+      "another library has none of the calls",
+      async () => {
+        const env = { ...process.env, KV_NRT_LIBRARY: native("libfake_nixl_capi.so") };
+        const checks = byId(await doctor({ root, env }));
+        expect(checks["library.symbols"]).toMatchObject({
+          status: "fail",
+          found: expect.stringContaining("nrt_init, nrt_close"),
+        });
+        expect(checks["library.batch"]?.status).toBe("warn");
+        expect(checks["runtime.init"]?.status).toBe("note");
+      },
+      SLOW_MACHINE_MS,
+    );
+
+    test.each([
+      ["nrt_init", /nrt_init answered NRT_STATUS 1/],
+      ["nrt_tensor_allocate", /answered NRT_STATUS 4/],
+      ["nrt_tensor_read", /nrt_tensor_read answered NRT_STATUS 1/],
+      ["nrt_init crashes", /ended in nrt_init by SIGABRT/],
+    ])(
+      "a runtime that fails in %s is a line, not the end of the doctor",
+      async (fault, found) => {
+        const checks = byId(await doctor({ root, env: surroundings({ KV_FAKE_NRT_FAIL: fault }) }));
+        expect(checks["library.path"]?.status).toBe("ok");
+        expect(checks["runtime.init"]?.status).toBe("fail");
+        expect(checks["runtime.init"]?.found).toMatch(found);
+        expect(checks["runtime.init"]?.fix).toBeDefined();
+      },
+      SLOW_MACHINE_MS,
+    );
+
+    test(
+      "the command prints one JSON object, and its status is 1 where something fails",
+      async () => {
+        const run = async (args: readonly string[], fault: string) => {
+          const cli = fileURLToPath(new URL("../src/cli.ts", import.meta.url));
+          const child = spawn(process.execPath, ["--import", "tsx", cli, "doctor", ...args], {
+            env: surroundings({ KV_FAKE_NRT_FAIL: fault }) as NodeJS.ProcessEnv,
+            stdio: ["ignore", "pipe", "inherit"],
+          });
+          let stdout = "";
+          child.stdout.setEncoding("utf8").on("data", (chunk: string) => {
+            stdout += chunk;
+          });
+          const code = await new Promise((resolve) => child.once("close", resolve));
+          return { code, stdout };
+        };
+        // A runtime that never comes back is killed.
+        const hung = await run(["--json", "--timeout", "8000"], "nrt_init hangs");
+        const report = JSON.parse(hung.stdout) as DoctorReport;
+        expect(byId(report)["runtime.init"]?.found).toBe("no answer within 8000 ms, in nrt_init");
+        expect(hung.code).toBe(1);
+        const { stdout } = await run(["--no-init"], "");
+        expect(stdout).toMatch(/^ok +libnrt\.so +\S*libfake_nrt\.so$/m);
+        expect(stdout).toMatch(/not tried, as asked/);
+      },
+      SLOW_MACHINE_MS,
+    );
+  },
+);
