@@ -1,4 +1,3 @@
-import { type ChildProcess, spawn } from "node:child_process";
 import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
@@ -6,33 +5,11 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { describe, expect, it } from "vitest";
 import { nixlAbsence } from "./nixl-here.js";
+import { ended, startDemo, startNode } from "./run-demo.js";
 
 const root = fileURLToPath(new URL("../../..", import.meta.url));
-const entry = fileURLToPath(new URL("../src/main.ts", import.meta.url));
-
-function start(args: readonly string[], env: Record<string, string> = {}): ChildProcess {
-  return spawnNode(["--import", "tsx", entry, ...args], env);
-}
-
-function spawnNode(args: readonly string[], env: Record<string, string>): ChildProcess {
-  return spawn(process.execPath, args, {
-    cwd: root,
-    env: { ...process.env, ...env },
-    stdio: ["ignore", "pipe", "pipe"],
-  });
-}
-
 async function run(args: readonly string[], env: Record<string, string> = {}) {
-  return await ended(start(args, env));
-}
-
-async function ended(child: ChildProcess) {
-  let stdout = "";
-  let stderr = "";
-  child.stdout?.on("data", (piece) => (stdout += piece));
-  child.stderr?.on("data", (piece) => (stderr += piece));
-  const code = await new Promise<number | null>((resolve) => child.once("close", resolve));
-  return { code, stdout, stderr };
+  return await ended(startDemo(args, env));
 }
 
 describe("the demo's command line", () => {
@@ -90,6 +67,7 @@ describe("the demo's command line", () => {
   });
 
   it.each([
+    [["--decode-platform", "cuda"], /Allowed choices are cpu, neuron/],
     [["--transport", "tcp"], /Allowed choices are nixl, memory/],
     [["--backend", "RDMA"], /Allowed choices are UCX, LIBFABRIC, MEMORY/],
     [["--transport", "memory", "--backend", "UCX"], /--backend UCX is not one of MEMORY/],
@@ -115,7 +93,7 @@ describe("the demo's command line", () => {
     "comes to its end as npm run demo starts it, with %j",
     async (options) => {
       const script = join(root, "scripts", "demo.mjs");
-      const child = spawnNode([script, ...options, "--json", "--requests", "1", "--max-tokens", "2"], {});
+      const child = startNode([script, ...options, "--json", "--requests", "1", "--max-tokens", "2"], {});
       const { code, stdout } = await ended(child);
       expect(JSON.parse(stdout)).toMatchObject({ ok: true });
       expect(code).toBe(0);
@@ -144,7 +122,7 @@ describe.skipIf(absence !== undefined || process.platform !== "linux")(`the demo
   it.each(["SIGKILL", "SIGTERM"] as const)(
     "are gone when it ends by %s",
     async (signal) => {
-      const demo = start(keep);
+      const demo = startDemo(keep);
       let stderr = "";
       demo.stderr?.on("data", (piece) => (stderr += piece));
       await expect.poll(() => stderr, { timeout: 90_000 }).toContain("curl http://127.0.0.1:");

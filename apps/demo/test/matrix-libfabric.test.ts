@@ -1,14 +1,8 @@
-import { describePlugins, findLibrary } from "@kv/nixl";
 import { describe, it } from "vitest";
+import { libfabricAbsence } from "./libfabric-here.js";
 import { expectEqual, PAIRS } from "./matrix.js";
-import { nixlAbsence } from "./nixl-here.js";
 
-const absence = (await nixlAbsence()) ?? (await libfabricAbsence());
-
-async function libfabricAbsence(): Promise<string | undefined> {
-  const [plugin] = await describePlugins({ libraryPath: await findLibrary(), names: ["LIBFABRIC"] });
-  return plugin?.loads === true ? undefined : (plugin?.remedy ?? "NIXL has no LIBFABRIC plugin");
-}
+const absence = await libfabricAbsence();
 
 /** Two of the pairs: equal halves, and one that changes both the number of ranks and the size of blocks. */
 const HERE = [PAIRS[0], PAIRS[5]];

@@ -5,20 +5,15 @@ import { expectEqual } from "./matrix.js";
 const STAGING_BLOCKS = 24;
 
 describe("tokens and KV with a simulated Neuron device, a staging pool smaller than the requests", () => {
-  it("Neuron → CPU", async () => {
-    await expectEqual({ transport: "memory", prefillPlatform: "neuron", stagingBlocks: STAGING_BLOCKS });
-  });
-
-  it("Neuron on both sides, TP 1→2, block 16→32", async () => {
-    await expectEqual({
-      transport: "memory",
-      prefillPlatform: "neuron",
-      decodePlatform: "neuron",
-      prefillTp: 1,
-      decodeTp: 2,
-      prefillBlockSize: 16,
-      decodeBlockSize: 32,
-      stagingBlocks: STAGING_BLOCKS,
-    });
+  it.each([
+    { prefillPlatform: "neuron" },
+    { prefillPlatform: "neuron", prefillTp: 2, decodeBlockSize: 32 },
+    { decodePlatform: "neuron", decodeTp: 2 },
+    { prefillPlatform: "neuron", decodePlatform: "neuron", decodeTp: 2, decodeBlockSize: 32 },
+    { connector: "push", prefillPlatform: "neuron", decodeTp: 2 },
+    { connector: "push", decodePlatform: "neuron", prefillTp: 2, decodeBlockSize: 32 },
+    { connector: "auto", prefillPlatform: "neuron", decodePlatform: "neuron" },
+  ] as const)("%j", async (options) => {
+    await expectEqual({ transport: "memory", stagingBlocks: STAGING_BLOCKS, ...options });
   });
 });
