@@ -4,6 +4,7 @@ import { shakeHands } from "./handshake-client.js";
 import { encodeHandshakeRefusal } from "./handshake-listener-refusal.js";
 import type { PeerAddress } from "./peers.js";
 import {
+  type CompatibilityExplanation,
   compatibilityHash,
   decodeHandshakeRequest,
   encodeAgentMetadata,
@@ -145,6 +146,26 @@ describe("shakeHands", () => {
     const enforced = false;
     const lax = { ...options, compatibility: { ...options.compatibility, enforced } };
     await expect(shakeHands(address, [0], lax)).rejects.toMatchObject({ code: "KV_WIRE_MALFORMED" });
+  });
+
+  it("goes on with another digest only where it is told to, and says once what that gives up", async () => {
+    const { options } = peerOf({ factors: { ...factors, dtype: "torch.bfloat16" } });
+    const told: CompatibilityExplanation[] = [];
+    const relaxed = (why: CompatibilityExplanation) => void told.push(why);
+    const compatibility = { ...options.compatibility, relaxed };
+    await expect(shakeHands(address, [0, 1], { ...options, compatibility })).rejects.toMatchObject({
+      code: "KV_HANDSHAKE_INCOMPATIBLE",
+    });
+    expect(told).toEqual([]);
+    const lax = { ...options, compatibility: { ...compatibility, enforced: false } };
+    expect((await shakeHands(address, [0, 1], lax)).ranks).toHaveLength(2);
+    expect(told.map(({ differences }) => differences)).toEqual([
+      [{ factor: "dtype", ours: "torch.float32", theirs: "torch.bfloat16" }],
+    ]);
+    const equal = peerOf({});
+    const enforced = false;
+    await shakeHands(address, [0], { ...equal.options, compatibility: { ...compatibility, enforced } });
+    expect(told).toHaveLength(1);
   });
 
   it("refuses another engine, naming both", async () => {

@@ -3,7 +3,7 @@ import { type ClockOffset, type ClockSample, clockOffset } from "./clock-offset.
 import { decodeHandshakeRefusal } from "./handshake-listener-refusal.js";
 import type { PeerAddress } from "./peers.js";
 import { type AgentMetadata, decodeAgentMetadata } from "./wire/agent-metadata.js";
-import { explainCompatibility } from "./wire/compatibility.js";
+import { type CompatibilityExplanation, explainCompatibility } from "./wire/compatibility.js";
 import {
   decodeHandshakeReply,
   encodeHandshakeRequest,
@@ -36,6 +36,8 @@ export interface HandshakeClientOptions {
     readonly factors: Readonly<Record<string, unknown>>;
     /** `enforce_handshake_compat`. */
     readonly enforced: boolean;
+    /** Told once of a handshake that goes on although the digests differ: what was given up. */
+    readonly relaxed?: (why: CompatibilityExplanation) => void;
   };
   /** Peers must sign what they tell with this key: plain vLLM, which cannot, is refused. */
   readonly key?: Uint8Array;
@@ -57,13 +59,14 @@ export async function shakeHands(
   const samples: ClockSample[] = [];
   const ranks: HandshakeRank[] = [];
   let extension: HandshakeExtension | undefined;
+  let relaxed = false;
   for (let ppRank = 0; ppRank < address.ppSize; ppRank++) {
     // One after the other, as vLLM asks: its listener answers one at a time, and the clock samples stay undisturbed.
     for (const tpRank of tpRanks) {
       const { payload, sample } = await ask(address, ppRank, tpRank, options);
       if (sample !== undefined) samples.push(sample);
       checkHandshakeSeal(payload, { ppRank, tpRank }, options.key);
-      checkCompatibility(address, payload, options);
+      relaxed = checkCompatibility(address, payload, options, relaxed) || relaxed;
       const metadata = decodeAgentMetadata(payload.agentMetadataBytes);
       checkEngine(address, metadata);
       extension = payload.extension;
@@ -108,16 +111,23 @@ async function ask(
   };
 }
 
+/** Whether the digests differ and that was let pass; `told` when it has been said of this engine already. */
 function checkCompatibility(
   address: PeerAddress,
   payload: HandshakePayload,
   { compatibility }: HandshakeClientOptions,
-): void {
-  if (!compatibility.enforced || payload.compatibilityHash === compatibility.hash) return;
+  told: boolean,
+): boolean {
+  if (payload.compatibilityHash === compatibility.hash) return false;
+  if (!compatibility.enforced && (told || compatibility.relaxed === undefined)) return true;
   const factors = payload.extension?.factors;
-  const told =
+  const sent =
     typeof factors === "object" && factors !== null ? { factors: factors as Record<string, unknown> } : {};
-  const why = explainCompatibility(compatibility.factors, { hash: payload.compatibilityHash, ...told });
+  const why = explainCompatibility(compatibility.factors, { hash: payload.compatibilityHash, ...sent });
+  if (!compatibility.enforced) {
+    compatibility.relaxed?.(why);
+    return true;
+  }
   throw new KvError("KV_HANDSHAKE_INCOMPATIBLE", `${nameOf(address)} cannot be read from: ${why.text}`, {
     hint: 'make the two configurations equal, or set "enforce_handshake_compat": false in kv_connector_extra_config to read all the same',
     details: { ours: compatibility.hash, theirs: payload.compatibilityHash, differences: why.differences },

@@ -3,6 +3,7 @@ export * from "./completions.js";
 export * from "./completions-aggregate.js";
 export * from "./config/index.js";
 export * from "./cpu-platform.js";
+export * from "./cuda-platform.js";
 export * from "./generations.js";
 export * from "./handshake-client.js";
 export * from "./handshake-listener.js";

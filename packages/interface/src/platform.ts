@@ -11,10 +11,20 @@ import type { MemoryType, Transport } from "./transport.js";
 export interface PlatformCapabilities {
   /** Memory types that this device's own memory can be registered as; empty when it must be staged. */
   readonly registersAs: readonly MemoryType[];
+  /** Ways to register this device's memory as it is which exist and this platform does not take: it stages. Absent: none is known. */
+  readonly directRegistration?: readonly DirectRegistration[];
   /** `kv_buffer_device` values that work here; the first is the default. */
   readonly bufferDevices: readonly string[];
   /** Batches in flight at once; 1 means synchronous execution. */
   readonly maxConcurrentBatches: number;
+}
+
+export interface DirectRegistration {
+  /** The backend that can, such as "LIBFABRIC". */
+  readonly backend: string;
+  readonly memoryType: MemoryType;
+  /** What the machine must have for it, for people. */
+  readonly needs: string;
 }
 
 /** Settings of an engine that a platform may refuse. Keys that a platform does not know are left alone (S1.4). */
@@ -58,8 +68,8 @@ export interface StagingOptions {
   /** The device's caches. */
   readonly caches: KvCaches;
   /**
-   * Blocks of the pool: each region of `wireCaches` has so many, of the size of a device block, and no more host memory is taken. Block 0 is
-   * never saved nor loaded.
+   * Blocks of the pool: each region of `wireCaches` has so many, of the size of a device block. Besides it only pieces of copies that are
+   * under way take host memory, so many at once that their sum has a bound of the platform's own. Block 0 is never saved nor loaded.
    */
   readonly poolBlocks: number;
   readonly clock?: Clock;

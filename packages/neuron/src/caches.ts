@@ -1,4 +1,10 @@
-import { type KvCacheConfig, type KvCacheRegion, type KvCaches, KvError } from "@kv/interface";
+import {
+  type KvCacheConfig,
+  type KvCacheRegion,
+  type KvCacheShapeOptions,
+  type KvCaches,
+  KvError,
+} from "@kv/interface";
 import type { NeuronDevice } from "./device.js";
 
 /** Bytes of one number, by the names that vLLM gives types. */
@@ -27,6 +33,11 @@ export function rowLengthBytes({ dtype, cacheDtype, headSize }: KvCacheConfig): 
 
 const PLANES = [".key", ".value"] as const;
 
+/** Dimensions of a layer's cache: K of all blocks, then V. */
+export function neuronCacheShape(shape: KvCacheShapeOptions): readonly [2, number, number, number, number] {
+  return [2, shape.numBlocks, shape.numKvHeads, shape.blockSize, shape.headSize];
+}
+
 /** K and V of one layer, which lie apart on the device. */
 export interface LayerPlanes {
   /** As peers know it. */
@@ -48,8 +59,15 @@ export function neuronCaches(options: {
 }): KvCaches {
   const { device, config, numBlocks, numHeads } = options;
   requirePlainGroups(config);
-  const blockLengthBytes = numHeads * config.blockSize * rowLengthBytes(config);
-  const planeBytes = numBlocks * blockLengthBytes;
+  const { blockSize, headSize } = config;
+  const [, blocks, heads, tokens] = neuronCacheShape({
+    numBlocks,
+    numKvHeads: numHeads,
+    blockSize,
+    headSize,
+  });
+  const blockLengthBytes = heads * tokens * rowLengthBytes(config);
+  const planeBytes = blocks * blockLengthBytes;
   const layers = config.groups.reduce((count, { layerNames }) => count + layerNames.length, 0);
   const memory = device.allocate(layers * 2 * planeBytes);
   let planes = 0;

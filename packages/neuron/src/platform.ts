@@ -1,10 +1,27 @@
-import { KvError, type Platform, type PlatformEngineSettings, type PlatformWarning } from "@kv/interface";
+import {
+  type DirectRegistration,
+  KvError,
+  type Platform,
+  type PlatformEngineSettings,
+  type PlatformWarning,
+} from "@kv/interface";
+import { neuronCacheShape } from "./caches.js";
 import { createNeuronStaging } from "./staging.js";
 
 export interface NeuronPlatformOptions {
   /** The instance type's first part. The limits are known of trn1; elsewhere settings beyond them are warned of. Default "trn1". */
   readonly family?: string;
 }
+
+/** NIXL's LIBFABRIC registers Neuron memory (FI_HMEM_NEURON) where each device has a network device of its own; trn1 has not. */
+const DIRECT: readonly DirectRegistration[] = [
+  {
+    backend: "LIBFABRIC",
+    memoryType: "VRAM",
+    needs:
+      "an EFA device for each Neuron device (the largest instances), and a libfabric with FI_HMEM_NEURON",
+  },
+];
 
 const REASON = "the Neuron compiler fails on the graphs that it needs (NCC_ITEN404, aws-neuron-sdk #1304)";
 
@@ -28,20 +45,19 @@ const LIMITS: readonly {
 
 /**
  * AWS Neuron, with host staging: K and V of a layer lie apart on the device (`[2, num_blocks, num_kv_heads, block_size, head_size]`, as
- * vllm-neuron has them since its patch 20), batches run one after the other, and what cannot be compiled is refused. NIXL's LIBFABRIC can
- * register device memory itself on large instances; this platform is for all others.
+ * vllm-neuron has them since its patch 20), batches run one after the other, and what cannot be compiled is refused. Where NIXL's LIBFABRIC can
+ * register device memory itself, `capabilities.directRegistration` says so; this platform stages everywhere.
  */
 export function neuronPlatform({ family = "trn1" }: NeuronPlatformOptions = {}): Platform {
   return {
     deviceType: "neuron",
-    capabilities: { registersAs: [], bufferDevices: ["cpu"], maxConcurrentBatches: 1 },
-    kvCacheShape: ({ numBlocks, numKvHeads, blockSize, headSize }) => [
-      2,
-      numBlocks,
-      numKvHeads,
-      blockSize,
-      headSize,
-    ],
+    capabilities: {
+      registersAs: [],
+      bufferDevices: ["cpu"],
+      maxConcurrentBatches: 1,
+      directRegistration: family === "trn1" ? [] : DIRECT,
+    },
+    kvCacheShape: neuronCacheShape,
     maxModelLen,
     check(settings) {
       const warnings: PlatformWarning[] = [];

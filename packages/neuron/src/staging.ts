@@ -8,16 +8,20 @@ import {
   type StagingOptions,
 } from "@kv/interface";
 import { type LayerPlanes, layersOf, rowLengthBytes } from "./caches.js";
+import { createLanes } from "./lanes.js";
 import { type PlaneGeometry, type PlaneRuns, planeRuns } from "./relayout.js";
 
 const NO_RUNS = new Float64Array(0);
 const PAGE_BYTES = 4096;
-/** Of a copy between device and host: what is under way besides the pool is two of these for each copy. */
+/** Of a copy between device and host. */
 const PIECE_BYTES = 4 << 20;
+/** Copies of requests at once, the others in the order of arrival; each has two pieces under way, so that bus and processor both work. */
+const LANES = 2;
 
 /**
- * A pool with one region per layer, K and V of a head and token side by side, as vLLM's peers have it, in one page-aligned allocation. Errors:
- * `KV_PLATFORM_UNSUPPORTED` for caches without K and V apart.
+ * A pool with one region per layer, K and V of a head and token side by side, as vLLM's peers have it, in one page-aligned allocation. Besides it
+ * four pieces of 4 MiB (or of one block of a plane, where that is more) are under way at most. Errors: `KV_PLATFORM_UNSUPPORTED` for caches without K and V
+ * apart.
  */
 export async function createNeuronStaging(options: StagingOptions): Promise<Staging> {
   const { transport, config, caches, poolBlocks } = options;
@@ -44,8 +48,10 @@ export async function createNeuronStaging(options: StagingOptions): Promise<Stag
     };
   });
   const wireCaches: KvCaches = { config, regions };
+  const lanes = createLanes(LANES);
 
   async function copy(requestId: string, blocks: StagedBlocks, toPool: boolean): Promise<void> {
+    const leave = await lanes.enter();
     try {
       const pieces = [...piecesOf(layers, regions, rowBytes, blocks)];
       await (toPool ? toHost(pieces, pool) : toDevice(pieces, pool));
@@ -58,6 +64,8 @@ export async function createNeuronStaging(options: StagingOptions): Promise<Stag
         `copying blocks of request ${requestId} ${what}: ${error.message}`,
         { cause },
       );
+    } finally {
+      leave();
     }
   }
 
@@ -118,8 +126,8 @@ async function toHost(pieces: readonly Piece[], pool: Memory): Promise<void> {
   try {
     for (const [index, { runs }] of pieces.entries()) {
       const bytes = await reading;
-      reading = read(index + 1);
       await placing;
+      reading = read(index + 1);
       if (bytes !== undefined) placing = quiet(pool.scatter(runs.wire, bytes));
     }
   } finally {
@@ -136,8 +144,8 @@ async function toDevice(pieces: readonly Piece[], pool: Memory): Promise<void> {
   try {
     for (const [index, { device, runs }] of pieces.entries()) {
       const bytes = await reading;
-      reading = read(index + 1);
       await writing;
+      reading = read(index + 1);
       if (bytes !== undefined) writing = quiet(device.scatter(runs.device, bytes));
     }
   } finally {

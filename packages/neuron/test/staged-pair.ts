@@ -1,6 +1,6 @@
 import type { ConnectorPair } from "@kv/conformance/connector";
 import { cpuPlatform, readTransferConfig, type StagingCopied, staged } from "@kv/connector";
-import type { ConnectorModule, KvCacheConfig, Memory, Transport } from "@kv/interface";
+import type { ConnectorModule, KvCacheConfig, Transport } from "@kv/interface";
 import {
   type FaultRule,
   memoryNetwork,
@@ -9,8 +9,9 @@ import {
   seededRandom,
   virtualClock,
 } from "@kv/transport-memory";
-import { type NeuronDevice, neuronCaches, neuronPlatform } from "../src/index.js";
+import { neuronCaches, neuronPlatform } from "../src/index.js";
 import { CONFIG } from "./config.js";
+import { visibleDevice } from "./visible-device.js";
 
 export interface StagedPairOptions {
   readonly connector: ConnectorModule;
@@ -41,7 +42,11 @@ export async function stagedPair(options: StagedPairOptions): Promise<ConnectorP
     const host = network.host(name);
     const transport = memoryTransport({ network, host });
     const sideChannel = memorySideChannel({ network, host });
-    const device = visibleDevice(transport, (direction) => options.beforeCopy?.(name, direction), clock);
+    const device = visibleDevice({
+      transport,
+      clock,
+      beforeCopy: (direction) => options.beforeCopy?.(name, direction),
+    });
     closers.push(async () => {
       await transport.close();
       await device.close();
@@ -102,44 +107,6 @@ export async function stagedPair(options: StagedPairOptions): Promise<ConnectorP
     pendingTimers: () => clock.pendingTimers,
     async close() {
       for (const close of closers) await close();
-    },
-  };
-}
-
-/** Host memory in the place of the device's, so that a suite can fill and compare it; a copy takes a millisecond. */
-function visibleDevice(
-  transport: Transport,
-  beforeCopy: (direction: "read" | "write") => void,
-  clock: { setTimer(run: () => void, delayMs: number): unknown },
-): NeuronDevice {
-  const counts = { copies: 0, bytesRead: 0, bytesWritten: 0 };
-  const memories: Memory[] = [];
-  const copying = async (direction: "read" | "write") => {
-    counts.copies += 1;
-    beforeCopy(direction);
-    await new Promise<void>((resolve) => void clock.setTimer(resolve, 1));
-  };
-  return {
-    maker: "visible",
-    counts,
-    allocate(lengthBytes) {
-      const memory = transport.allocate(lengthBytes);
-      memories.push(memory);
-      return {
-        ...memory,
-        bytes: memory.bytes,
-        async gather(runs) {
-          await copying("read");
-          return memory.gather(runs);
-        },
-        async scatter(runs, source) {
-          await copying("write");
-          return memory.scatter(runs, source);
-        },
-      };
-    },
-    async close() {
-      for (const memory of memories) memory.close();
     },
   };
 }

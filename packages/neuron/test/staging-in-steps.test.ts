@@ -154,6 +154,19 @@ describe("chunked prefill", () => {
   });
 });
 
+describe("a prompt that is saved", () => {
+  test("is not saved again in the steps in which its readers come", async () => {
+    const saves: string[] = [];
+    await open({ onCopied: (host, { requestId }) => void (host === "p" && saves.push(requestId)) });
+    await prefill("a", 40, [[5, 6, 7]]);
+    for (let round = 0; round < 5; round++) await step("prefill", round % 2 === 0 ? undefined : {});
+    expect(saves).toEqual(["a"]);
+    expect(pair.prefill.workers[0]?.outstanding()).toMatchObject({ saves: 0 });
+    // Its pool blocks are there for readers all the same.
+    expect(pair.prefill.scheduler.outstanding()).toMatchObject({ stagedBlocks: 3 });
+  });
+});
+
 describe("a copy that fails", () => {
   test("on the prefill side it is told before a peer hears of the blocks, by request", async () => {
     let broken = true;

@@ -8,7 +8,14 @@ import {
 } from "@kv/transport-memory";
 import { FAULT_RULES, LONG_MS, PLAIN_FAULT_RULES } from "./fault-rules.js";
 import type { Sabotage } from "./sabotage.js";
-import { coordinatesOf, createSimEngine, type SimEngine, type SimRequest } from "./sim-engine.js";
+import {
+  coordinatesOf,
+  createSimEngine,
+  type SimDevice,
+  type SimDeviceAround,
+  type SimEngine,
+  type SimRequest,
+} from "./sim-engine.js";
 
 export interface FaultRunOptions {
   readonly seed: string;
@@ -30,6 +37,8 @@ export interface FaultRunOptions {
   readonly numBlocks?: number;
   /** `push_layerwise`, and engines that report a layer while they compute. */
   readonly layerwise?: boolean;
+  /** Accelerators, for the engines that it answers one for. */
+  readonly device?: (around: SimDeviceAround, random: SeededRandom) => SimDevice | undefined;
 }
 
 export interface FaultRunReport {
@@ -75,6 +84,7 @@ export async function faultRun({
   numBlocks = 96,
   plainProducers = false,
   layerwise = false,
+  device,
 }: FaultRunOptions): Promise<FaultRunReport> {
   const clock = virtualClock();
   const root = seededRandom(seed);
@@ -130,6 +140,7 @@ export async function faultRun({
       ...(sabotage === undefined ? {} : { sabotage }),
       ...(wrapTransport === undefined ? {} : { wrapTransport }),
       ...(connector === undefined ? {} : { connector }),
+      ...(device === undefined ? {} : { device: (around) => device(around, random.fork("device")) }),
     });
   }
 

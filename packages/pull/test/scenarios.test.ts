@@ -64,7 +64,12 @@ describe("peers", () => {
     const params = await play.clock.settle(p.prefill(prompt(1)));
     expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_HANDSHAKE_INCOMPATIBLE");
     expect(String(play.logged("d", "handshake_setup_failed")[0]?.error)).toMatch(/model.*sim.*another-model/);
+    expect(play.logged("lax", "compatibility-relaxed")).toEqual([]);
     expect(await play.outcome(lax.decode({ ...prompt(1), params }))).toBe("ok");
+    // What was given up is said.
+    expect(play.logged("lax", "compatibility-relaxed")).toMatchObject([
+      { engineId: "p", differences: [{ factor: "model", ours: "sim", theirs: "another-model" }] },
+    ]);
     await play.end();
   });
 

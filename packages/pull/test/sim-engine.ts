@@ -1,4 +1,4 @@
-import { cpuPlatform, createWorkerOutputAggregator, readTransferConfig } from "@kv/connector";
+import { cpuPlatform, createWorkerOutputAggregator, cudaPlatform, readTransferConfig } from "@kv/connector";
 import {
   type Ambient,
   type ConnectorModule,
@@ -7,6 +7,7 @@ import {
   KvError,
   type KvTransferParams,
   type Log,
+  type MemoryType,
   type Metrics,
   noMetrics,
   type SideChannel,
@@ -23,7 +24,7 @@ import { pullConnector } from "../src/index.js";
 import { createBlockPool } from "./block-pool.js";
 import { plainSideChannel } from "./plain-peer.js";
 import { type Sabotage, sabotagedSideChannel, sabotagedTransport } from "./sabotage.js";
-import { createSimRanks } from "./sim-ranks.js";
+import { createSimRanks, type SimRanks } from "./sim-ranks.js";
 
 /** What a proxy knows of a producer before it has answered: where both legs go out at once. */
 export function coordinatesOf({ engineId, host, tpSize }: SimEngine, requestId: string): KvTransferParams {
@@ -80,6 +81,11 @@ export interface SimEngineOptions {
   readonly env?: Readonly<Record<string, string>>;
   /** Part of the compatibility hash. */
   readonly model?: string;
+  readonly attentionBackend?: string;
+  /** In the hash in place of the engine's own. */
+  readonly hashedAttentionBackend?: string;
+  /** Where the cache is: "DRAM" by default. */
+  readonly memoryType?: MemoryType;
   readonly loadFailurePolicy?: "fail" | "recompute";
   /** In place of the memory network's; listens on a free port of 127.0.0.1. */
   readonly sideChannel?: SideChannel;
@@ -90,8 +96,25 @@ export interface SimEngineOptions {
   readonly reportsLayers?: boolean;
   /** A rule that is broken from outside, by a connector's own tests. */
   readonly wrapTransport?: (transport: Transport) => Transport;
+  /** An accelerator around the connector, whose memory the model computes in; steps wait then until what they computed is saved. */
+  readonly device?: (around: SimDeviceAround) => SimDevice | undefined;
   /** Told of what no engine should ever see. */
   violation(what: string): void;
+}
+
+export interface SimDeviceAround {
+  readonly hostName: string;
+  readonly connector: ConnectorModule;
+  readonly transport: Transport;
+  readonly clock: Ambient["clock"];
+  readonly config: KvCacheConfig;
+  readonly tpSize: number;
+  readonly numBlocks: number;
+}
+
+export interface SimDevice {
+  readonly connector: ConnectorModule;
+  readonly ranks: SimRanks;
 }
 
 /** Compute is over so many steps after the one that admits a prompt. */
@@ -105,6 +128,7 @@ interface Running extends ConnectorRequest {
   blockIds: number[];
   phase: "queued" | "computing" | "receiving" | "over";
   stepsLeft: number;
+  computedTokens: number;
   /** Its KV did not arrive: it is computed here. */
   recompute: boolean;
   resolve(params: KvTransferParams): void;
@@ -136,9 +160,15 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
     metrics: options.metrics ?? noMetrics,
     ...(options.log === undefined ? {} : { log: options.log }),
   };
-  const cache = simConfig(options.blockSize, options.numKvHeads);
+  const { memoryType = "DRAM" } = options;
+  const cache = {
+    ...simConfig(options.blockSize, options.numKvHeads),
+    ...(options.attentionBackend === undefined ? {} : { attentionBackend: options.attentionBackend }),
+  };
   const wrapTransport = options.wrapTransport ?? ((given: Transport) => given);
-  const transport = wrapTransport(sabotagedTransport(memoryTransport({ network, host }), options.sabotage));
+  const transport = wrapTransport(
+    sabotagedTransport(memoryTransport({ network, host, memoryTypes: [memoryType] }), options.sabotage),
+  );
   const ownSideChannel = options.sideChannel ?? memorySideChannel({ network, host });
   const sideChannel = sabotagedSideChannel(
     options.plain === true ? plainSideChannel(ownSideChannel) : ownSideChannel,
@@ -148,6 +178,7 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
     ...readTransferConfig({
       kv_connector: "NixlConnector",
       kv_role: "kv_both",
+      kv_buffer_device: memoryType === "DRAM" ? "cpu" : "cuda",
       kv_load_failure_policy: options.loadFailurePolicy ?? "fail",
       kv_connector_extra_config: options.extra ?? {},
     }),
@@ -167,10 +198,18 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
       connectorVersion: 15,
       isHmaEnabled: false,
       speculativeConfig: null,
+      ...(options.hashedAttentionBackend === undefined
+        ? {}
+        : { hashedAttentionBackend: options.hashedAttentionBackend }),
     },
   };
-  const ranks = createSimRanks({ transport, config: cache, tpSize, numBlocks: options.numBlocks });
-  const { createScheduler, createWorker } = options.connector ?? pullConnector;
+  const { numBlocks } = options;
+  const connector = options.connector ?? pullConnector;
+  const device = options.device?.({
+    ...{ hostName, connector, transport, clock, config: cache, tpSize, numBlocks },
+  });
+  const ranks = device?.ranks ?? createSimRanks({ transport, config: cache, tpSize, numBlocks });
+  const { createScheduler, createWorker } = device?.connector ?? connector;
   const scheduler = await createScheduler({ ...ambient, config, engine, cache, sideChannel });
   const workers = await Promise.all(
     Array.from({ length: tpSize }, (_, tpRank) =>
@@ -181,7 +220,7 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
         tpRank,
         ppRank: 0,
         transport,
-        platform: cpuPlatform(),
+        platform: memoryType === "DRAM" ? cpuPlatform() : cudaPlatform({ gpus: () => ["nvidia0"] }),
         sideChannel,
       }),
     ),
@@ -220,7 +259,7 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
   function wake(): void {
     if (stepping || !alive) return;
     stepping = true;
-    clock.setTimer(step, stepMs);
+    clock.setTimer(() => void step(), stepMs);
   }
 
   function hasWork(): boolean {
@@ -228,25 +267,57 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
     return scheduler.hasPendingWork();
   }
 
-  function step(): void {
-    stepping = false;
+  async function step(): Promise<void> {
+    // Where the step waits, the next one is not begun before it is over.
+    stepping = device !== undefined;
     for (const request of queue.splice(0))
       if (request.phase === "queued" && !admit(request)) queue.push(request);
     const metadata = overTheWire(scheduler.buildStepMetadata());
     for (const worker of workers) worker.startLoad(metadata);
-    for (const request of [...requests.values()]) compute(request);
-    for (const worker of workers) worker.waitForSave(metadata).catch((error) => violation(String(error)));
+    const ended = [...requests.values()].filter(compute);
+    const computed: Record<string, number> = {};
+    for (const { requestId, kind, computedTokens } of requests.values())
+      if (kind === "prefill") computed[requestId] = computedTokens;
+    const saves = workers.map((worker) => worker.waitForSave(metadata, computed));
+    if (device === undefined) for (const save of saves) save.catch((error) => violation(String(error)));
+    else {
+      failUnsaved(await Promise.allSettled(saves));
+      stepping = false;
+      if (!alive) return;
+    }
+    for (const request of ended) if (request.phase !== "over") end(request, "length");
     for (const [tpRank, worker] of workers.entries()) {
       apply(aggregate.add(tpRank, overTheWire(worker.collectFinished())));
     }
     if (hasWork()) wake();
   }
 
+  /** A request whose blocks could not be saved ends before anybody hears that they are there. */
+  function failUnsaved(outcomes: readonly PromiseSettledResult<void>[]): void {
+    for (const outcome of outcomes) {
+      if (outcome.status === "fulfilled") continue;
+      const error: unknown = outcome.reason;
+      const failed = KvError.is(error, "KV_STAGING_FAILED") ? error.details?.["requestIds"] : undefined;
+      if (!KvError.is(error) || !Array.isArray(failed)) {
+        violation(`${hostName}: waitForSave failed with ${String(error)}`);
+        continue;
+      }
+      for (const requestId of failed) {
+        const request = requests.get(String(requestId));
+        if (request === undefined) continue;
+        end(request, "error");
+        request.reject(error);
+      }
+    }
+  }
+
   /** False when there are no blocks for it now. */
   function admit(request: Running): boolean {
     let external = 0;
     try {
-      external = scheduler.matchedTokens(request, request.cachedTokens).tokens;
+      const matched = scheduler.matchedTokens(request, request.cachedTokens);
+      if (matched.wait === true) return false;
+      external = matched.tokens;
     } catch (error) {
       end(request, "error");
       request.reject(KvError.from(error, "KV_INTERNAL", "matchedTokens"));
@@ -266,19 +337,24 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
     return true;
   }
 
-  function compute(request: Running): void {
-    if (request.phase !== "computing") return;
+  /** Whether it is over with this step. A prompt is computed in two chunks where chunks are saved. */
+  function compute(request: Running): boolean {
+    if (request.phase !== "computing") return false;
+    const { prompt, numTokens } = request;
     if (request.recompute && request.stepsLeft === PREFILL_STEPS) {
-      ranks.compute(request.prompt, request.blockIds, 0, request.numTokens);
+      ranks.compute(prompt, request.blockIds, 0, numTokens);
     }
     request.stepsLeft -= 1;
+    if (request.kind === "prefill" && (request.stepsLeft === 0 || device !== undefined)) {
+      request.computedTokens = request.stepsLeft === 0 ? numTokens : Math.floor(numTokens / 2);
+      ranks.compute(prompt, request.blockIds, 0, request.computedTokens);
+    }
     if (request.stepsLeft > 0) {
       if (options.reportsLayers === true && request.kind === "prefill") computeFirstLayer(request);
-      return;
+      return false;
     }
-    if (request.kind === "prefill") ranks.compute(request.prompt, request.blockIds, 0, request.numTokens);
-    else check(request, false);
-    end(request, "length");
+    if (request.kind === "decode") check(request, false);
+    return true;
   }
 
   function computeFirstLayer({ requestId, prompt, blockIds, numTokens }: Running): void {
@@ -358,6 +434,7 @@ export async function createSimEngine(options: SimEngineOptions): Promise<SimEng
         blockIds: [],
         phase: "queued",
         stepsLeft: 0,
+        computedTokens: 0,
         recompute: false,
         resolve,
         reject,

@@ -28,6 +28,11 @@ export interface SimRanks {
 
 const POISON = 0xdb;
 
+/** Of simulated device memory too, which the code under test cannot look at. */
+function bytesOf(memory: Memory): Uint8Array {
+  return memory.memoryType === "DRAM" ? memory.bytes : (memory as Memory & { data: Uint8Array }).data;
+}
+
 export function createSimRanks(options: {
   transport: Transport;
   config: KvCacheConfig;
@@ -39,13 +44,13 @@ export function createSimRanks(options: {
   const ranks = Array.from({ length: tpSize }, (_, tpRank) => {
     const share = rankShare(config, tpRank, tpSize);
     const memories = layerNames.map(() => transport.allocate(blockBytes(share) * numBlocks));
-    for (const memory of memories) memory.bytes.fill(POISON);
+    for (const memory of memories) bytesOf(memory).fill(POISON);
     return { share, memories };
   });
 
   function each(visit: (bytes: Uint8Array, share: RankShare, layer: number, tpRank: number) => void): void {
     for (const [tpRank, { share, memories }] of ranks.entries()) {
-      for (const [layer, memory] of memories.entries()) visit(memory.bytes, share, layer, tpRank);
+      for (const [layer, memory] of memories.entries()) visit(bytesOf(memory), share, layer, tpRank);
     }
   }
 

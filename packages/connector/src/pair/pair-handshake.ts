@@ -1,4 +1,4 @@
-import { type KvCacheConfig, KvError, type SideChannel, type WorkerOptions } from "@kv/interface";
+import { type KvCacheConfig, KvError, type Log, type SideChannel, type WorkerOptions } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { shakeHands } from "../handshake-client.js";
 import type { PeerAddress } from "../peers.js";
@@ -25,10 +25,11 @@ export interface PairHandshakeOptions {
   readonly transferMode: "pull" | "push";
   /** Notifications of our own that this side understands; told in the extension. */
   readonly features?: readonly string[];
+  readonly log: Log;
 }
 
 export function createPairHandshake(options: PairHandshakeOptions): PairHandshake {
-  const { sideChannel, settings, engine, cache } = options;
+  const { sideChannel, settings, engine, cache, log } = options;
   const factors: CompatibilityFactors = {
     vllm_version: engine.model.vllmVersion,
     nixl_connector_version: engine.model.connectorVersion,
@@ -44,6 +45,15 @@ export function createPairHandshake(options: PairHandshakeOptions): PairHandshak
     transfer_mode: options.transferMode,
   };
   const hash = compatibilityHash(factors);
+  if (factors.attn_backend_name !== cache.attentionBackend) {
+    log.warn("compatibility-factor-adopted", {
+      factor: "attn_backend_name",
+      ours: cache.attentionBackend,
+      told: factors.attn_backend_name,
+      givenUp:
+        "the hash no longer tells these engines apart; how a head is laid out is for the plan and the peer to reconcile",
+    });
+  }
   return {
     payload: (local, agentMetadata) =>
       encodeHandshakePayload({
@@ -68,7 +78,19 @@ export function createPairHandshake(options: PairHandshakeOptions): PairHandshak
       const { ranks, clock, extension } = await shakeHands(address, tpRanks, {
         sideChannel,
         timeoutMs: settings.handshakeTimeoutMs,
-        compatibility: { hash, factors: { ...factors }, enforced: settings.enforceCompatibility },
+        compatibility: {
+          hash,
+          factors: { ...factors },
+          enforced: settings.enforceCompatibility,
+          relaxed: ({ how, text, differences }) =>
+            log.warn("compatibility-relaxed", {
+              engineId: address.engineId,
+              setting: "kv_connector_extra_config.enforce_handshake_compat",
+              how,
+              givenUp: text,
+              differences,
+            }),
+        },
         portPerRank: settings.perWorkerPorts,
         ...(settings.handshakeKey === undefined ? {} : { key: settings.handshakeKey }),
       });

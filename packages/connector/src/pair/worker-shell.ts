@@ -112,6 +112,7 @@ export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOpti
         engine,
         cache: caches.config,
         transferMode: shell.transferMode,
+        log: given.log,
         ...(shell.features === undefined ? {} : { features: shell.features }),
       });
       const parts = { agent, caches, local, handshake };

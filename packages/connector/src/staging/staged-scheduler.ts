@@ -23,6 +23,7 @@ export function stagedScheduler(
   const pool = createStagingPool(poolBlocks);
   const computedTokens = new Map<string, number>();
   let saves: StagedRequest[] = [];
+  let saved: string[] = [];
   let loads: StagedRequest[] = [];
   let over: string[] = [];
 
@@ -70,9 +71,10 @@ export function stagedScheduler(
   }
 
   function takeOrders(): { readonly staging: StagingOrders } | undefined {
-    if (saves.length + loads.length + over.length === 0) return undefined;
-    const staging = { saves, loads, over };
+    if (saves.length + saved.length + loads.length + over.length === 0) return undefined;
+    const staging = { saves, saved, loads, over };
     saves = [];
+    saved = [];
     loads = [];
     over = [];
     return { staging };
@@ -113,6 +115,7 @@ export function stagedScheduler(
       const wire = pool.of(requestId) ?? blockIds.map(() => []);
       const finished = inner.requestFinished(request, wire, reason);
       if (!finished.keepBlocks) release(requestId);
+      else if (isProduced(request)) saved.push(requestId);
       return finished;
     },
     applyWorkerOutput(output) {

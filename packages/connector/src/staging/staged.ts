@@ -31,6 +31,13 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
     },
     async createWorker(given) {
       const { clock, log } = ambient(given);
+      const direct = platform.capabilities.directRegistration?.find(({ backend }) =>
+        given.config.backends.some(({ name }) => name === backend),
+      );
+      if (direct !== undefined) {
+        // Nobody should pay for copies without knowing of the other way.
+        log.info("staging-where-direct-registration-is-known", { device: platform.deviceType, ...direct });
+      }
       // What the connector inside registers is host memory.
       const inside = await module.createWorker({
         ...given,

@@ -4,6 +4,8 @@ import { type BlockIds, KvError, type StepMetadata } from "@kv/interface";
 export interface StagingOrders {
   /** Prefill: requests that run, to be saved when their prompt is computed. */
   readonly saves: readonly StagedRequest[];
+  /** Prefill: requests that do not run any more, while their pool blocks wait for readers: there is nothing more to save. */
+  readonly saved: readonly string[];
   /** Decode: requests whose KV will land in the pool, to be loaded then. */
   readonly loads: readonly StagedRequest[];
   /** Requests whose pool blocks went back. */
@@ -22,8 +24,8 @@ export interface StagedRequest {
 export function stagingOrders(step: StepMetadata): StagingOrders | undefined {
   const { staging } = step;
   if (staging === undefined) return undefined;
-  const { saves, loads, over } = (staging ?? {}) as Partial<StagingOrders>;
-  if (Array.isArray(saves) && Array.isArray(loads) && Array.isArray(over)) return staging as StagingOrders;
+  const { saves, saved, loads, over } = (staging ?? {}) as Partial<StagingOrders>;
+  if ([saves, saved, loads, over].every(Array.isArray)) return staging as StagingOrders;
   throw new KvError("KV_INTERNAL", `step ${step.step}: its metadata has something else under "staging"`, {
     hint: "put staged() of the same version around both sides",
   });

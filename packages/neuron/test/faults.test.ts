@@ -1,0 +1,84 @@
+import type { Staging } from "@kv/interface";
+import { pullConnector } from "@kv/pull";
+import { pushConnector } from "@kv/push";
+import type { SeededRandom } from "@kv/transport-memory";
+import { describe, expect, it } from "vitest";
+import { type FaultRunOptions, faultRun } from "../../pull/test/fault-run.js";
+import type { SimDevice, SimDeviceAround } from "../../pull/test/sim-engine.js";
+import { PUSH_FAULT_RULES } from "../../push/test/fault-rules.js";
+import { simNeuron } from "./sim-neuron.js";
+
+const requests = Number(process.env.KV_REQUESTS ?? 1000);
+const seed = process.env.KV_SEED ?? "neuron";
+
+/** Less than what the engine's requests would take at once, so that they wait for one another's blocks. */
+const POOL_BLOCKS = 25;
+
+/** Of both sides one engine is a Neuron, the other one registers its memory as it is: all four pairs meet. */
+function halfNeuron(around: SimDeviceAround, random: SeededRandom): SimDevice | undefined {
+  if (around.hostName === "p0" || around.hostName === "d0") return undefined;
+  return simNeuron(around, { poolBlocks: POOL_BLOCKS, next: random.next, failures: 0.002 });
+}
+
+const PULL: Partial<FaultRunOptions> = { connector: pullConnector };
+const PUSH: Partial<FaultRunOptions> = {
+  connector: pushConnector,
+  rules: PUSH_FAULT_RULES,
+  atOnce: 0.6,
+  numBlocks: 192,
+};
+
+// What finds nothing proves nothing: rules of staging are broken from outside, and the run must see it.
+const SABOTAGE: Record<string, (staging: Staging) => Staging> = {
+  "a save that is told before it is done": (staging) => ({
+    ...staging,
+    async save(requestId, blocks) {
+      staging.save(requestId, blocks).catch(() => {});
+    },
+  }),
+  "a load that is told before it is done": (staging) => ({
+    ...staging,
+    async load(requestId, blocks) {
+      staging.load(requestId, blocks).catch(() => {});
+    },
+  }),
+  "blocks in another order": (staging) => ({
+    ...staging,
+    load: (requestId, { device, wire }) =>
+      staging.load(requestId, { device, wire: wire.map((ids) => [...ids].reverse()) }),
+  }),
+};
+
+describe("the fault run finds", () => {
+  it.each(Object.keys(SABOTAGE))("%s", async (name) => {
+    const wrapStaging = SABOTAGE[name] ?? ((staging: Staging) => staging);
+    const report = await faultRun({
+      ...{ seed: "bite", requests: 60, ...PULL },
+      device: (around, random) =>
+        simNeuron(around, { poolBlocks: POOL_BLOCKS, next: random.next, wrapStaging }),
+    });
+    expect(report.violations.join("\n")).toMatch(/wrong bytes|written to while nobody had it/);
+  });
+});
+
+describe(`${requests} requests under faults, half of the engines with staging`, () => {
+  it.each([
+    ["pull", PULL],
+    ["push", PUSH],
+  ])(
+    "%s: each ends with the right bytes or a typed error; no block, pool block, lease or timer is left",
+    async (_, options) => {
+      const report = await faultRun({ seed, requests, device: halfNeuron, ...options });
+      const replay = `replay: KV_SEED=${seed} KV_REQUESTS=${requests} npx vitest run packages/neuron/test/faults.test.ts`;
+      console.info(JSON.stringify({ seed, ...report }));
+      expect(report.violations, replay).toEqual([]);
+      expect(report.left, replay).toEqual({});
+      const total = Object.values(report.outcomes).reduce((sum, count) => sum + count, 0);
+      expect(total, replay).toBe(requests);
+      expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.6);
+      // Copies failed too, on the way.
+      expect(report.outcomes.KV_STAGING_FAILED ?? 0, replay).toBeGreaterThan(0);
+    },
+    1_800_000,
+  );
+});

@@ -1,0 +1,75 @@
+import { pullConnector } from "@kv/pull";
+import { pushConnector } from "@kv/push";
+import { describe, expect, test } from "vitest";
+import type { SimDeviceAround } from "../../pull/test/sim-engine.js";
+import { prompt, stage } from "../../pull/test/stage.js";
+import { simNeuron } from "./sim-neuron.js";
+
+const NEURON = { device: (around: SimDeviceAround) => simNeuron(around, { poolBlocks: 12 }) };
+
+describe.each([pullConnector, pushConnector])("$name", (connector) => {
+  test.each([
+    { p: NEURON, d: { memoryType: "VRAM" } },
+    { p: { memoryType: "VRAM" }, d: NEURON },
+  ] as const)("a Neuron with kv_buffer_device cpu and a GPU with cuda, %#", async ({ p, d }) => {
+    const play = stage({ connector });
+    const prefill = await play.engine("p", { ...p, tpSize: 2 });
+    const decode = await play.engine("d", { ...d });
+    for (const n of [1, 2]) {
+      const request = { ...prompt(n, 48), requestId: `cmpl-r${n}-0-0000aaaa` };
+      const params = await play.clock.settle(prefill.prefill(request));
+      const consumer = { ...request, requestId: `cmpl-r${n}-0-bbbb0000`, params };
+      expect(await play.outcome(decode.decode(consumer))).toBe("ok");
+    }
+    await play.end();
+  });
+});
+
+describe("the compatibility hash of unlike engines", () => {
+  const LAX = { extra: { enforce_handshake_compat: false } };
+
+  test("is relaxed by a setting alone, and what that gives up is said", async () => {
+    const play = stage();
+    const neuron = await play.engine("p", { ...NEURON, model: "compiled-for-neuron" });
+    const strict = await play.engine("strict");
+    const lax = await play.engine("lax", LAX);
+    const params = await play.clock.settle(neuron.prefill(prompt(1)));
+    expect(await play.outcome(strict.decode({ ...prompt(1), params }))).toBe("KV_HANDSHAKE_INCOMPATIBLE");
+    expect(await play.outcome(lax.decode({ ...prompt(1), params }))).toBe("ok");
+    expect(play.logged("lax", "compatibility-relaxed")).toMatchObject([
+      {
+        engineId: "p",
+        givenUp: expect.stringMatching(/model is "sim" here and "compiled-for-neuron" there/),
+      },
+    ]);
+    await play.end();
+  });
+
+  test("is adopted by a setting alone, and how a head is laid out is checked all the same", async () => {
+    const play = stage();
+    const attentionBackend = "NEURON";
+    const own = await play.engine("own", { ...NEURON, attentionBackend });
+    const adopting = await play.engine("adopting", {
+      ...{ ...NEURON, attentionBackend, hashedAttentionBackend: "SIM" },
+    });
+    const strict = await play.engine("strict");
+    const lax = await play.engine("lax", LAX);
+    const decode = async (from: typeof own, to: typeof strict, n: number) => {
+      const params = await play.clock.settle(from.prefill(prompt(n)));
+      return play.outcome(to.decode({ ...prompt(n), params }));
+    };
+    expect(await decode(own, strict, 1)).toBe("KV_HANDSHAKE_INCOMPATIBLE");
+    expect(play.logged("own", "compatibility-factor-adopted")).toEqual([]);
+    // The hash lets both pass; the plan, which is made from what the peer announces, does not.
+    expect(await decode(own, lax, 2)).toBe("KV_PLAN_INCOMPATIBLE");
+    expect(await decode(adopting, strict, 3)).toBe("KV_PLAN_INCOMPATIBLE");
+    expect(play.logged("adopting", "compatibility-factor-adopted")).toMatchObject([
+      { factor: "attn_backend_name", ours: "NEURON", told: "SIM", givenUp: expect.any(String) },
+    ]);
+    expect(play.logged("strict", "compatibility-relaxed")).toEqual([]);
+    // What staging leaves in the pool is plain: announced under the peer's name, it is read.
+    const announcing = await play.engine("announcing", { ...NEURON, attentionBackend: "SIM" });
+    expect(await decode(announcing, strict, 4)).toBe("ok");
+    await play.end();
+  });
+});
