@@ -74,7 +74,10 @@ export async function startInstance(config: InstanceConfig, around: InstanceSurr
     const { directory, name, vocabSize } = loaded.config;
     const model =
       config.simulate === undefined ? loaded : simulatedModel({ ...config.simulate, clock, vocabSize });
-    const { layers, kvHeads, headDim, maxModelLen } = model.config;
+    const { layers, kvHeads, headDim } = model.config;
+    const maxModelLen = accelerator.platform.maxModelLen({
+      max_position_embeddings: model.config.maxModelLen,
+    });
     const tokenizer = await loadTokenizer({ directory, vocabSize });
 
     const meter = meterTransfers(around.transport, {
