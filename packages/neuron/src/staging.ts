@@ -10,6 +10,7 @@ import {
 import { type LayerPlanes, layersOf, rowLengthBytes } from "./caches.js";
 import { createLanes } from "./lanes.js";
 import { type PlaneGeometry, type PlaneRuns, planeRuns } from "./relayout.js";
+import { stageOf } from "./stage.js";
 
 const NO_RUNS = new Float64Array(0);
 const PAGE_BYTES = 4096;
@@ -71,6 +72,7 @@ export async function createNeuronStaging(options: StagingOptions): Promise<Stag
 
   return {
     wireCaches,
+    stage: stageOf(layers, rowBytes),
     save: (requestId, blocks) => copy(requestId, blocks, true),
     load: (requestId, blocks) => copy(requestId, blocks, false),
     async close() {
