@@ -1,6 +1,7 @@
 import type { ConnectorPair } from "@kv/conformance/connector";
 import type { BlockIds, ConnectorRequest, KvTransferParams, StepMetadata, Transport } from "@kv/interface";
 import { pullConnector } from "@kv/pull";
+import { pushConnector } from "@kv/push";
 import { afterEach, describe, expect, test } from "vitest";
 import { type StagedPairOptions, stagedPair } from "./staged-pair.js";
 
@@ -206,44 +207,50 @@ describe("a copy that fails", () => {
 });
 
 describe("no KV transfer pending", () => {
-  test("a step waits for nothing, and neither the transport nor the device is entered", async () => {
-    let calls = 0;
-    const counted = <T extends object>(target: T): T =>
-      new Proxy(target, {
-        get(object, key) {
-          const value: unknown = Reflect.get(object, key);
-          if (typeof value !== "function") return value;
-          return (...args: unknown[]) => {
-            calls += 1;
-            const result: unknown = value.apply(object, args);
-            return key === "createAgent" ? (result as Promise<object>).then(counted) : result;
-          };
-        },
-      });
-    let copies = 0;
-    await open({
-      wrapTransport: (transport: Transport) => counted(transport),
-      beforeCopy: () => void copies++,
-    });
-    expect(calls).toBeGreaterThan(0);
-    calls = 0;
-    const { scheduler, workers } = pair.prefill;
-    for (let round = 0; round < 1000; round++) {
-      const metadata = scheduler.buildStepMetadata();
-      expect(Object.keys(metadata)).not.toContain("staging");
-      for (const worker of workers) {
-        worker.startLoad(metadata);
-        let waited = true;
-        const saved = worker.waitForSave(metadata).then(() => {
-          waited = false;
+  test.each([pullConnector, pushConnector])(
+    "$name: a step waits for nothing, and neither the transport nor the device is entered",
+    async (connector) => {
+      let calls = 0;
+      const counted = <T extends object>(target: T): T =>
+        new Proxy(target, {
+          get(object, key) {
+            const value: unknown = Reflect.get(object, key);
+            if (typeof value !== "function") return value;
+            return (...args: unknown[]) => {
+              calls += 1;
+              const result: unknown = value.apply(object, args);
+              return key === "createAgent" ? (result as Promise<object>).then(counted) : result;
+            };
+          },
         });
-        // Promise work alone settles it: no timer, no input or output.
-        for (let turn = 0; turn < 5 && waited; turn++) await Promise.resolve();
-        expect(waited).toBe(false);
-        await saved;
-        scheduler.applyWorkerOutput(worker.collectFinished());
+      let copies = 0;
+      await open({
+        connector,
+        wrapTransport: (transport: Transport) => counted(transport),
+        beforeCopy: () => void copies++,
+      });
+      // It does count: pools and agents were made, memory was registered.
+      expect(calls).toBeGreaterThan(0);
+      calls = 0;
+      for (const { scheduler, workers } of [pair.prefill, pair.decode]) {
+        for (let round = 0; round < 1000; round++) {
+          const metadata = scheduler.buildStepMetadata();
+          expect(Object.keys(metadata)).not.toContain("staging");
+          for (const worker of workers) {
+            worker.startLoad(metadata);
+            let waited = true;
+            const saved = worker.waitForSave(metadata).then(() => {
+              waited = false;
+            });
+            // Promise work alone settles it: no timer, no input or output.
+            for (let turn = 0; turn < 5 && waited; turn++) await Promise.resolve();
+            expect(waited).toBe(false);
+            await saved;
+            scheduler.applyWorkerOutput(worker.collectFinished());
+          }
+        }
       }
-    }
-    expect({ calls, copies }).toEqual({ calls: 0, copies: 0 });
-  });
+      expect({ calls, copies }).toEqual({ calls: 0, copies: 0 });
+    },
+  );
 });
