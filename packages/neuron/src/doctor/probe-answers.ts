@@ -16,5 +16,4 @@ export interface TriedRuntime {
   readonly copied: boolean;
 }
 
-export const PROBES = ["library", "runtime"] as const;
-export type Probe = (typeof PROBES)[number];
+export type Probe = "library" | "runtime";
