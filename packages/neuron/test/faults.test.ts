@@ -58,7 +58,7 @@ describe("the fault run finds", () => {
         simNeuron(around, { poolBlocks: POOL_BLOCKS, next: random.next, wrapStaging }),
     });
     expect(report.violations.join("\n")).toMatch(/wrong bytes|written to while nobody had it/);
-  });
+  }, 600_000);
 });
 
 describe(`${requests} requests under faults, half of the engines with staging`, () => {

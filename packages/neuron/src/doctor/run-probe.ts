@@ -11,7 +11,7 @@ export type ProbeOutcome =
 
 const KEPT_OUTPUT = 2000;
 /** Of the process itself, which a busy machine makes slow; the library is not in it yet. */
-const START_TIMEOUT_MS = 60_000;
+const START_TIMEOUT_MS = 300_000;
 /** In the repository the sources run as they are, through tsx; in the package the build does. */
 const isSource = import.meta.url.endsWith(".ts");
 
