@@ -50,15 +50,19 @@ const SABOTAGE: Record<string, (staging: Staging) => Staging> = {
 };
 
 describe("the fault run finds", () => {
-  it.each(Object.keys(SABOTAGE))("%s", async (name) => {
-    const wrapStaging = SABOTAGE[name] ?? ((staging: Staging) => staging);
-    const report = await faultRun({
-      ...{ seed: "bite", requests: 60, ...PULL },
-      device: (around, random) =>
-        simNeuron(around, { poolBlocks: POOL_BLOCKS, next: random.next, wrapStaging }),
-    });
-    expect(report.violations.join("\n")).toMatch(/wrong bytes|written to while nobody had it/);
-  }, 600_000);
+  it.each(Object.keys(SABOTAGE))(
+    "%s",
+    async (name) => {
+      const wrapStaging = SABOTAGE[name] ?? ((staging: Staging) => staging);
+      const report = await faultRun({
+        ...{ seed: "bite", requests: 60, ...PULL },
+        device: (around, random) =>
+          simNeuron(around, { poolBlocks: POOL_BLOCKS, next: random.next, wrapStaging }),
+      });
+      expect(report.violations.join("\n")).toMatch(/wrong bytes|written to while nobody had it/);
+    },
+    600_000,
+  );
 });
 
 describe(`${requests} requests under faults, half of the engines with staging`, () => {
