@@ -67,7 +67,7 @@ const PAIRS = [
 
 describe.each(["READ", "WRITE"] as const)("plans that %s", (operation) => {
   test.each(PAIRS)("are proven from device to device: TP and block $p → $d", async ({ p, d }) => {
-    const [prefill, decode] = [await engine(...p), await engine(...d)];
+    const [prefill, decode] = [await engine(p[0], p[1]), await engine(d[0], d[1])];
     const [local, remote] = operation === "READ" ? [decode, prefill] : [prefill, decode];
     const plans = local.ranks.map((rank) =>
       buildEngineTransferPlan({
