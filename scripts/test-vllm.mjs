@@ -1,11 +1,11 @@
 // npm run test:vllm: sets up real vLLM on the CPU once, then runs the live tests against it. Not part of npm test.
-//     --only pull-0.33,push-0.33,pull-0.32,push-0.32,kinds
+//     --only pull-0.33,push-0.33,pull-0.32,push-0.32,kinds,proxy
 // What follows is vitest's: -t "P with TP 1" runs one suite, and starts the servers that it needs.
 import { spawn } from "node:child_process";
 import { join } from "node:path";
 import { root, run, setup } from "./setup.mjs";
 
-const PARTS = ["pull-0.33", "push-0.33", "pull-0.32", "push-0.32", "kinds"];
+const PARTS = ["pull-0.33", "push-0.33", "pull-0.32", "push-0.32", "kinds", "proxy"];
 const given = process.argv.slice(2);
 const at = given.indexOf("--only");
 const [, list = ""] = at < 0 ? ["", PARTS.join(",")] : given.splice(at, 2);

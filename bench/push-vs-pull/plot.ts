@@ -31,7 +31,7 @@ export function plot(measured: readonly Measured[]): string {
     (way, i) =>
       `<rect x="${LABEL + i * 150}" y="10" width="12" height="12" fill="${COLOURS[i]}"/><text x="${LABEL + 18 + i * 150}" y="20">${way}</text>`,
   );
-  return `<svg xmlns="http://www.w3.org/2000/svg" width="${WIDTH}" height="${height}" font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="#fff"/>${legend.join("")}<text x="10" y="20">TTFT, ms; dashed: the bound</text>
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${WIDTH}" height="${height}" font-family="sans-serif" font-size="11"><title>Time to first token by push and by pull</title><rect width="100%" height="100%" fill="#fff"/>${legend.join("")}<text x="10" y="20">TTFT, ms; dashed: the bound</text>
 ${rows.join("\n")}
 </svg>
 `;

@@ -7,7 +7,7 @@ import { BOUNDARY_CASES, comparable, REFUSALS, words } from "./boundary-cases.js
 import { ONE_USE, plain } from "./completion.js";
 import { freePorts } from "./free-ports.js";
 import { handshakeTimeouts, onceMoreAfterTimeout } from "./once-more.js";
-import { showLogs, startVllm, type VllmServer } from "./server.js";
+import { showLogs, startVllm, type VllmOptions, type VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { startToyProxy } from "./toy-proxy.js";
 import { until } from "./until.js";
@@ -29,9 +29,10 @@ let unused: number;
 beforeAll(async () => {
   const template = join(folder, "template.jinja");
   writeFileSync(template, TEMPLATE);
-  const options = {
+  const options: Omit<VllmOptions, "name"> = {
+    kind: { version: "0.33", mode: "pull" },
     blocks: 160,
-    extra: { kv_lease_duration: LEASE_SECONDS },
+    leaseSeconds: LEASE_SECONDS,
     args: ["--chat-template", template, "--enable-request-id-headers"],
   };
   p = await startVllm({ name: "proxy-p", ...options });

@@ -39,6 +39,7 @@ export type { CacheKind, Piece, PieceContext, PiecePlace, SourcePosition } from 
 export { requireStatesFit } from "./kinds/mamba.js";
 export { cacheKind, cacheKindNames } from "./kinds/registry.js";
 export { mergedDescriptorCount } from "./merged-descriptors.js";
+export { fromOtherSide } from "./other-side.js";
 export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./pair-checks.js";
 export {
   type ProofRequest,

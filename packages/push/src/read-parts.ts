@@ -1,3 +1,4 @@
+import type { DescriptorPairs, DescriptorRuns } from "@kv/interface";
 import type { EngineTransferPlan, RequestRead } from "@kv/plan";
 
 /** The descriptors of a read that are in some of the remote's regions. */
@@ -6,7 +7,7 @@ export interface ReadParts {
     plan: EngineTransferPlan,
     read: RequestRead,
     has: (region: string) => boolean,
-  ): Pick<RequestRead, "localIds" | "remoteIds">;
+  ): DescriptorPairs | DescriptorRuns;
 }
 
 interface Range {
@@ -39,7 +40,7 @@ export function createReadParts(): ReadParts {
     of(plan, read, has) {
       const all = rangesOf(plan, read);
       const wanted = all.filter(({ region }) => has(region));
-      if (wanted.length === all.length) return read;
+      if (wanted.length === all.length) return read.descriptors;
       const { localIds, remoteIds } = read;
       const local = new Int32Array(localIds.length);
       const remote = new Int32Array(localIds.length);

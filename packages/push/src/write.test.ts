@@ -2,6 +2,7 @@ import { createLocalLists, createRemoteAgents } from "@kv/connector";
 import { type Agent, type PreparedList, silentLog, type TransferRequest } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { describe, expect, it } from "vitest";
+import { descriptorCount } from "../test/descriptor-count.js";
 import { type Offer, PUSH_CONTROL } from "./control.js";
 import { type WritePart, writeBlocks } from "./write.js";
 import { createWriteLinks } from "./write-link.js";
@@ -39,8 +40,11 @@ async function setUp() {
     addRemote: async () => "d agent",
     prepareLocal: async () => ({}) as PreparedList,
     prepareRemote: async () => ({}) as PreparedList,
-    transfer({ localIds, notification }: TransferRequest) {
-      events.push(`WRITE of ${localIds.length}${notification === undefined ? "" : " with the word"}`);
+    transfer(request: TransferRequest) {
+      const { notification } = request;
+      events.push(
+        `WRITE of ${descriptorCount(request)}${notification === undefined ? "" : " with the word"}`,
+      );
       const done = new Promise<object>((resolve) => {
         pending.push(() => resolve({}));
       });

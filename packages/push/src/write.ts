@@ -1,6 +1,12 @@
 import { encodeNotification, type Messages } from "@kv/connector";
-import { type Agent, KvError, type TransferResult } from "@kv/interface";
-import { planRequest } from "@kv/plan";
+import {
+  type Agent,
+  type DescriptorPairs,
+  type DescriptorRuns,
+  KvError,
+  type TransferResult,
+} from "@kv/interface";
+import { fromOtherSide, planRequest } from "@kv/plan";
 import type { Offer } from "./control.js";
 import { createReadParts } from "./read-parts.js";
 import type { WriteLink, WriteTarget } from "./write-link.js";
@@ -27,8 +33,7 @@ const WHOLE: WritePart = { has: () => true, last: true };
 
 interface Planned {
   readonly lists: WriteTarget["lists"][number];
-  readonly ours: Int32Array;
-  readonly theirs: Int32Array;
+  readonly descriptors: DescriptorPairs | DescriptorRuns;
 }
 
 /**
@@ -75,15 +80,14 @@ export async function writeBlocks(
   async function writeTo(target: WriteTarget, writes: readonly Planned[]): Promise<void> {
     const rides = part.last && writes.length === 1;
     const ended: Promise<unknown>[] = [];
-    for (const { lists, ours, theirs } of writes) {
+    for (const { lists, descriptors } of writes) {
       if (failed) break;
       try {
         const transfer = options.agent.transfer({
           operation: "WRITE",
           local: lists.ours,
-          localIds: ours,
           remote: lists.theirs,
-          remoteIds: theirs,
+          ...descriptors,
           signal: giveUp.signal,
           ...(rides ? { notification } : {}),
         });
@@ -130,7 +134,8 @@ function plannedWrites(
     const prepared = lists[read.listIndex];
     if (read.remoteRank !== tpRank || prepared === undefined) return [];
     // The consumer's plan reads from us: what is local there is remote here.
-    const { localIds: theirs, remoteIds: ours } = readParts.of(plan, read, part.has);
-    return ours.length === 0 ? [] : [{ lists: prepared, ours, theirs }];
+    const descriptors = fromOtherSide(readParts.of(plan, read, part.has));
+    const { length } = descriptors.runs ?? descriptors.localIds;
+    return length === 0 ? [] : [{ lists: prepared, descriptors }];
   });
 }

@@ -1,5 +1,6 @@
 import type { EngineTransferPlan } from "../engine-plan-types.js";
 import type { RankGeometry } from "../geometry.js";
+import { fromOtherSide, turnedRuns } from "../other-side.js";
 import type { RequestBlocks, RequestPlan, RequestRead } from "../request-plan-types.js";
 import { namedMemory } from "./named-memory.js";
 import type { ProofSubject } from "./pair-meaning.js";
@@ -100,9 +101,10 @@ function turned(read: RequestRead, rank: RankGeometry, { plan }: Writer, sourceI
     remotePpRank: plan.local.ppRank ?? 0,
     sourceIndex,
     listIndex: read.listIndex,
-    runs: read.runs.map((_, at, all) => all[at % 3 === 2 ? at : at % 3 === 0 ? at + 1 : at - 1] as number),
+    runs: turnedRuns(read.runs),
     localIds: read.remoteIds,
     remoteIds: read.localIds,
+    descriptors: fromOtherSide(read.descriptors),
     descriptorCount: read.descriptorCount,
     lengthBytes: read.lengthBytes,
   };
