@@ -1,6 +1,7 @@
 // npm run bench [-- NAME… [--only PART,…] [--json]]: every figure is a ratio of two things measured in turn, in one run, on this machine.
 import { parseArgs } from "node:util";
 import { mapping } from "./mapping.js";
+import { metadata } from "./metadata.js";
 import { neuron } from "./neuron.js";
 import { nixl } from "./nixl/index.js";
 import { plan } from "./plan.js";
@@ -20,6 +21,7 @@ const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) 
     proxy,
     plan,
     nixl,
+    metadata,
     neuron,
     "push-vs-pull": pushVsPull,
   };

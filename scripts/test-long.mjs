@@ -91,18 +91,17 @@ async function properties() {
   await check(`properties, each with ${propertyFactor} times its runs`, env, vitest, args);
 }
 
-/** Damaged metadata: all of it against the stand-in for NIXL, some of it against NIXL in a process that may die of it. */
-async function damagedMetadata() {
+/** Damaged metadata: all of it against the stand-in for NIXL, some of it against NIXL in a process that may die of it. And notifications. */
+async function damagedBytes() {
   const checked = Math.ceil(mutations / 100);
   const env = { KV_MUTATIONS: `${mutations}`, KV_CHECKED_MUTATIONS: `${checked}` };
   const files = [
     "packages/nixl/test/metadata-mutations.test.ts",
     "packages/nixl/test/metadata-check.test.ts",
+    "packages/connector/src/wire/damaged-notifications.test.ts",
   ];
-  await check(`${mutations} mutated blobs, ${checked} of them loaded by NIXL`, env, vitest, [
-    "run",
-    ...files,
-  ]);
+  const what = `${mutations} mutated blobs, ${checked} of them loaded by NIXL, and as many notifications`;
+  await check(what, env, vitest, ["run", ...files]);
 }
 
 /** Counts each process. */
@@ -140,7 +139,7 @@ const { nixl } = await setup();
 console.log(`seed ${values.seed}`);
 if (only.includes("faults")) await faults();
 if (only.includes("properties")) await properties();
-if (only.includes("mutations")) await damagedMetadata();
+if (only.includes("mutations")) await damagedBytes();
 if (only.includes("exits")) await exitsOfProcesses(nixl);
 console.log(`${passed} passed, ${failed} failed`);
 process.exitCode = failed === 0 && passed > 0 ? 0 : 1;

@@ -8,6 +8,10 @@
 //   FAKE_NIXL_REFUSE_RELEASE=n    the next n releases are refused
 //   FAKE_NIXL_FAIL_NOTIFICATION=1 notifications cannot be sent
 //   FAKE_NIXL_LATE_WRITES=1       a WRITE is done before its bytes land; they do when something is read from that peer
+//   FAKE_NIXL_STRAY_ERRORS=n      the next n posts and looks, at whatever, are given an error that is another peer's: what they are
+//                                 about goes on unseen, and lands before what is read later from that peer; metadata is refused likewise
+//   FAKE_NIXL_ENDPOINT=port       local metadata is of LIBFABRIC, and names that port of 127.0.0.1
+#include <arpa/inet.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,6 +107,13 @@ bool nth(const char* name) {
   return left == 1;
 }
 
+// The same for each until the end.
+bool one_of(const char* name) {
+  const int left = setting(name);
+  if (left > 0) setenv(name, std::to_string(left - 1).c_str(), 1);
+  return left > 0;
+}
+
 bool covered(const Descriptors& memory, const Descriptor& wanted) {
   for (const Descriptor& known : memory) {
     if (wanted.address >= known.address && wanted.address + wanted.length <= known.address + known.length) return true;
@@ -129,6 +140,15 @@ std::string take(const std::string& in, size_t& at, const std::string& tag) {
   return value;
 }
 
+// What a backend of LIBFABRIC tells of how to reach it.
+std::string endpoint(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return "dest_data_ep_0" + raw<uint64_t>(sizeof(address)) + raw(address);
+}
+
 Status deliver(const std::string& to, const std::string& from, const std::string& message) {
   if (setting("FAKE_NIXL_FAIL_NOTIFICATION") != 0) return kBackendError;
   const auto agent = world.find(to);
@@ -152,6 +172,12 @@ Status complete(Agent agent, Request request) {
   }
   if (request->notifies) deliver(request->remote, agent->name, request->message);
   return request->status = kSuccess;
+}
+
+Status stray(Agent agent, Request request) {
+  auto& late = agent->late[request->remote];
+  late.insert(late.end(), request->copies.begin(), request->copies.end());
+  return request->status = kBackendError;
 }
 
 }  // namespace
@@ -182,12 +208,14 @@ API(get_local_md)(Agent agent, void** data, size_t* length) {
   std::string out = "nixlSerDes|";
   put(out, "Agent", agent->name);
   put(out, "Conns", raw<uint64_t>(1));
-  put(out, "t", "UCX");
-  put(out, "c", raw(agent));
+  const int port = setting("FAKE_NIXL_ENDPOINT");
+  const std::string backend = port > 0 ? "LIBFABRIC" : "UCX";
+  put(out, "t", backend);
+  put(out, "c", port > 0 ? endpoint(port) : raw(agent));
   put(out, "", "MemSection");
   put(out, "nixlSecElms", raw<uint64_t>(agent->memory.empty() ? 0 : 1));
   if (!agent->memory.empty()) {
-    put(out, "bknd", "UCX");
+    put(out, "bknd", backend);
     put(out, "nixlDList", "nixlSDList");
     put(out, "t", raw<int>(0));
     put(out, "n", raw<uint64_t>(agent->memory.size()));
@@ -201,6 +229,7 @@ API(get_local_md)(Agent agent, void** data, size_t* length) {
 API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) {
   LOCKED;
   own(agent);
+  if (one_of("FAKE_NIXL_STRAY_ERRORS")) return kBackendError;
   const std::string in(static_cast<const char*>(data), length);
   size_t at = strlen("nixlSerDes|");
   const std::string remote = take(in, at, "Agent");
@@ -399,6 +428,7 @@ API(post_xfer_req)(Agent agent, Request request, OptArgs options) {
     request->notifies = options->notifies;
   }
   if (nth("FAKE_NIXL_FAIL_POST")) return request->status = kBackendError;
+  if (one_of("FAKE_NIXL_STRAY_ERRORS")) return stray(agent, request);
   request->polls = setting("FAKE_NIXL_POLLS");
   if (request->polls > 0 || setting("FAKE_NIXL_HOLD") > 0) return request->status = kInProgress;
   return complete(agent, request);
@@ -407,6 +437,7 @@ API(get_xfer_status)(Agent agent, Request request) {
   LOCKED;
   own(agent);
   if (request->released) broken("the status of a request that was released");
+  if (request->status == kInProgress && one_of("FAKE_NIXL_STRAY_ERRORS")) return stray(agent, request);
   if (request->status == kInProgress && --request->polls <= 0 && setting("FAKE_NIXL_HOLD") <= 0) return complete(agent, request);
   return request->status;
 }

@@ -21,6 +21,14 @@ constexpr uint32_t kMostIndexed = 65'536;
 // Descriptors per extent from which on extents are faster.
 constexpr uint64_t kMergedEnough = 12;
 
+// So long after a peer's end NIXL is told to let go of what it still has under way. What the peer had sent before is in this
+// host's own buffers, or lost, long before.
+constexpr auto kQuarantine = std::chrono::seconds(5);
+// A connection that ends gives an error for each operation on it, and a call takes one of them.
+constexpr int kMostDrained = 65'536;
+// Metadata is loaded so often while a peer's death explains that NIXL fails.
+constexpr int kMostLoads = 4;
+
 bool holds(const Mapping& mapping, const Row& row) {
   return row.device == 0 && row.address >= mapping.address() && row.end() <= mapping.address() + mapping.length();
 }
@@ -175,7 +183,36 @@ bool AgentState::known_lost(const std::string& remote) const {
 void AgentState::watch() {
   for (const auto& [name, remote] : remotes_) {
     if (remote.watch) remote.watch->alive();
+    note_death(remote);
   }
+}
+
+void AgentState::note_death(const Remote& remote) {
+  if (!remote.watch) return;
+  const auto ago = remote.watch->dead_for();
+  if (ago <= ago.zero()) return;
+  const auto died = std::chrono::steady_clock::now() - ago;
+  if (!last_death_ || died > *last_death_) last_death_ = died;
+}
+
+bool AgentState::somebody_died_after(std::chrono::steady_clock::time_point time) {
+  watch();
+  return last_death_ && *last_death_ > time;
+}
+
+bool AgentState::quiet(const std::string& remote) const { return lost_for(remote) >= kQuarantine; }
+
+void AgentState::drain_errors() {
+  int left = kMostDrained;
+  while (left > 0 && nixl_.get_notifs(agent_, inbox_.get(), nullptr) != capi::kSuccess) --left;
+}
+
+bool AgentState::errors_of_anyone(const std::string& remote) {
+  const auto found = remotes_.find(remote);
+  if (found == remotes_.end() || !found->second.watch) return false;
+  drain_errors();
+  watch();
+  return found->second.watch->alive();
 }
 
 void AgentState::register_memory(uint64_t id, std::shared_ptr<Pin> pin) {
@@ -238,9 +275,18 @@ std::string AgentState::add_remote(const Bytes& bytes) {
     }
     forget_remote(name);
   }
-  char* raw = nullptr;
-  const capi::Status status = nixl_.load_remote_md(agent_, bytes.data(), bytes.size(), &raw);
-  free(raw);
+  const auto load = [&] {
+    char* raw = nullptr;
+    const capi::Status loaded = nixl_.load_remote_md(agent_, bytes.data(), bytes.size(), &raw);
+    free(raw);
+    return loaded;
+  };
+  capi::Status status = load();
+  for (int loads = 1; status != capi::kSuccess && watch_peers_ && loads < kMostLoads; ++loads) {
+    if (!somebody_died_after(std::chrono::steady_clock::now() - kQuarantine)) break;
+    drain_errors();
+    status = load();
+  }
   if (status != capi::kSuccess) {
     // NIXL has dropped what it knew of the peer, if it knew it, and with it what prepared lists point to.
     if (remotes_.contains(name)) forget_remote(name);
@@ -261,6 +307,8 @@ std::string AgentState::add_remote(const Bytes& bytes) {
 
 void AgentState::forget_remote(const std::string& name) {
   for (const auto& list : lists_) list->lost = list->lost || list->remote == name;
+  const auto found = remotes_.find(name);
+  if (found != remotes_.end()) note_death(found->second);
   nixl_.invalidate_remote_md(agent_, name.c_str());
   remotes_.erase(name);
   counters_.remotes = remotes_.size();
@@ -286,6 +334,8 @@ void AgentState::notify(const std::string& remote, const Bytes& payload) {
                   "could not send " + std::to_string(payload.size()) + " bytes to \"" + remote + "\": its process is gone",
                   "if it was restarted, add it again with its new metadata");
   }
+  // Not tried again when it fails: it may have been sent, and it is delivered once at most.
+  if (watch_peers_) drain_errors();
   // Never a null pointer, even for no bytes.
   const void* data = payload.empty() ? static_cast<const void*>("") : payload.data();
   check(nixl_.gen_notif(agent_, remote.c_str(), data, payload.size(), nullptr), "KV_NOTIFICATION_FAILED",

@@ -65,6 +65,13 @@ class AgentState {
   std::chrono::steady_clock::duration lost_for(const std::string& remote) const;
   // Looks after every peer.
   void watch();
+  // Whether an error of a call for this peer may be another's: the backend gives them to whoever calls next. What it has left of them is
+  // taken out first.
+  bool errors_of_anyone(const std::string& remote);
+  // Whether the death of a peer was found out after that time.
+  bool somebody_died_after(std::chrono::steady_clock::time_point time);
+  // Whether the peer has been gone for so long that nothing of its can be under way.
+  bool quiet(const std::string& remote) const;
 
   // Whether a WRITE is over only when a byte could be read after it.
   bool probes_writes() const { return probe_ != nullptr; }
@@ -117,6 +124,8 @@ class AgentState {
   capi::Request make_of_extents(capi::Operation operation, List& local, List& remote, const Slice& slice, capi::Status& status);
   void prepare_probe(List& list, capi::MemoryType type, const Row& first);
   void create_backend(const BackendSpec& spec);
+  void drain_errors();
+  void note_death(const Remote& remote);
   void forget_remote(const std::string& name);
   std::string plugins() const;
   // The memory that holds all of `row`. Throws KV_MEMORY_NOT_REGISTERED.
@@ -140,6 +149,7 @@ class AgentState {
   Slice slice_;
   std::vector<int32_t> local_ids_;
   std::vector<int32_t> remote_ids_;
+  std::optional<std::chrono::steady_clock::time_point> last_death_;
   // Where probes read to.
   std::shared_ptr<Mapping> scratch_;
   Handle<capi::RegDlist> scratch_registration_;

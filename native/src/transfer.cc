@@ -11,10 +11,6 @@ namespace {
 // Slices under way at once where the post only starts the copy.
 constexpr size_t kWindow = 32;
 
-// So long after a peer's end NIXL is told to let go of what it still has under way. What the peer had sent before is in this
-// host's own buffers, or lost, long before.
-constexpr auto kQuarantine = std::chrono::seconds(5);
-
 double milliseconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
 }
@@ -30,7 +26,7 @@ Transfer::Transfer(uint64_t ticket, TransferRequest request, SharedVerdict verdi
   ++request_->remote->transfers;
 }
 
-bool Transfer::wants_to_post() const { return !over_ && !slicer_->ended() && posted_.size() < kWindow; }
+bool Transfer::wants_to_post() const { return !over_ && !doubt_.any() && !slicer_->ended() && posted_.size() < kWindow; }
 
 bool Transfer::advance(AgentState& state, const Send& send, bool may_post) {
   if (!over_ && state.known_lost(*request_->remote->remote)) fail(state, send, lost());
@@ -42,6 +38,7 @@ bool Transfer::advance(AgentState& state, const Send& send, bool may_post) {
     over_ = true;
     state.count_failed();
   }
+  if (doubt_.any() && posted_.empty()) settle(state, send);
   if (may_post && wants_to_post()) {
     post_next(state, send);
     moved = true;
@@ -75,7 +72,8 @@ void Transfer::post_next(AgentState& state, const Send& send) {
     const capi::Request request = state.make_request(request_->operation, *request_->local, *request_->remote, slice, made);
     if (request == nullptr) throw Failure("KV_TRANSFER_FAILED", subject() + " was refused: " + describe(made));
     merged_ += slice.extents.size();
-    if (!begun_) rides_ = request_->notification && !request_->revocable && slicer_->ended();
+    // Where errors come to anybody, a rider that was refused may have gone.
+    if (!begun_) rides_ = request_->notification && !request_->revocable && slicer_->ended() && !state.probes_writes();
     begun_ = true;
     spent_.push_back(request);
     Handle<capi::OptArgs> options;
@@ -100,8 +98,10 @@ void Transfer::post_next(AgentState& state, const Send& send) {
       spent_.pop_back();
       posted_.push_back(request);
     } else if (posted != capi::kSuccess) {
-      throw Failure("KV_TRANSFER_FAILED", subject() + " failed: " + describe(posted),
-                    "the peer may have ended; NIXL's own log on stderr says more");
+      spent_.pop_back();
+      refused(state, send, request,
+              Failure("KV_TRANSFER_FAILED", subject() + " failed: " + describe(posted),
+                      "the peer may have ended; NIXL's own log on stderr says more"));
     }
   } catch (const Failure& failure) {
     fail(state, send, failure);
@@ -124,25 +124,58 @@ void Transfer::post_probe(AgentState& state, const Send& send) {
     posted_.push_back(request);
     return;
   }
-  if (request != nullptr) spent_.push_back(request);
-  if (posted != capi::kSuccess) {
-    fail(state, send, Failure("KV_TRANSFER_FAILED", subject() + " was posted, and whether it landed is not known: " + describe(posted)));
+  if (posted == capi::kSuccess) {
+    doubt_.landed();
+    spent_.push_back(request);
+  } else {
+    refused(state, send, request,
+            Failure("KV_TRANSFER_FAILED", subject() + " was posted, and whether it landed is not known: " + describe(posted)));
   }
   release_spent(state);
+}
+
+void Transfer::refused(AgentState& state, const Send& send, capi::Request request, Failure failure) {
+  if (doubt_.keep(state, *request_->remote->remote, request, failure)) return;
+  if (request != nullptr) spent_.push_back(request);
+  for (const capi::Request kept : doubt_.clear()) spent_.push_back(kept);
+  fail(state, send, std::move(failure));
+}
+
+void Transfer::settle(AgentState& state, const Send& send) {
+  using Step = Doubt::Step;
+  const Step step = doubt_.next(state, *request_->remote->remote, over_);
+  if (step == Step::wait) return;
+  if (step == Step::probe && !request_->remote->lost) {
+    doubt_.probing();
+    post_probe(state, send);
+    return;
+  }
+  if (step != Step::again) fail(state, send, doubt_.failure());
+  for (const capi::Request request : doubt_.clear()) spent_.push_back(request);
+  release_spent(state);
+  slicer_ = std::make_unique<Slicer>(request_->pairs, *request_->local, *request_->remote);
+  begun_ = false;
+  merged_ = 0;
+  // What was given up has landed, or will not.
+  probed_ = over_;
 }
 
 void Transfer::check_posted(AgentState& state, const Send& send) {
   for (size_t index = 0; index < posted_.size();) {
     const capi::Status status = state.nixl().get_xfer_status(state.agent(), posted_[index]);
-    if (status == capi::kInProgress && state.lost_for(*request_->remote->remote) < kQuarantine) {
+    if (status == capi::kInProgress && !state.quiet(*request_->remote->remote)) {
       ++index;
       continue;
     }
-    spent_.push_back(posted_[index]);
+    const capi::Request request = posted_[index];
     posted_.erase(posted_.begin() + static_cast<std::ptrdiff_t>(index));
-    if (status != capi::kSuccess) {
-      fail(state, send, Failure("KV_TRANSFER_FAILED", subject() + " failed on the way: " + describe(status),
-                                "the peer may have ended; NIXL's own log on stderr says more"));
+    if (status == capi::kSuccess) {
+      doubt_.landed();
+      spent_.push_back(request);
+    } else {
+      refused(state, send, request,
+              Failure("KV_TRANSFER_FAILED", subject() + " failed on the way: " + describe(status),
+                      "the peer may have ended; NIXL's own log on stderr says more"));
     }
   }
 }
@@ -202,6 +235,7 @@ void Transfer::fail(AgentState& state, const Send& send, Failure failure) {
 void Transfer::cancel(AgentState& state, const Send& send, Failure failure) {
   fail(state, send, std::move(failure));
   for (const capi::Request request : std::exchange(posted_, {})) spent_.push_back(request);
+  for (const capi::Request request : doubt_.clear()) spent_.push_back(request);
   release_spent(state);
 }
 

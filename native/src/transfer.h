@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "agent_state.h"
+#include "doubt.h"
 #include "event.h"
 #include "list.h"
 #include "pairs.h"
@@ -49,7 +50,7 @@ class Transfer {
   void cancel(AgentState& state, const Send& send, Failure failure);
 
   bool finished() const { return finished_; }
-  bool in_flight() const { return !posted_.empty() || !spent_.empty(); }
+  bool in_flight() const { return !posted_.empty() || !spent_.empty() || doubt_.any(); }
   uint64_t ticket() const { return ticket_; }
   const TransferRequest& request() const { return *request_; }
 
@@ -59,6 +60,10 @@ class Transfer {
   void post_next(AgentState& state, const Send& send);
   void post_probe(AgentState& state, const Send& send);
   void check_posted(AgentState& state, const Send& send);
+  // Where an error may be another's: sees to it that nothing is under way, then begins again.
+  void settle(AgentState& state, const Send& send);
+  // An error of a request that was posted.
+  void refused(AgentState& state, const Send& send, capi::Request request, Failure failure);
   bool release_spent(AgentState& state);
   bool release(AgentState& state, capi::Request request);
   // Tells how it ended; true if that is a success, which says that it is released too.
@@ -78,6 +83,7 @@ class Transfer {
   bool rides_ = false;  // the notification goes with the one request
   std::vector<capi::Request> posted_;
   std::vector<capi::Request> spent_;  // ended, and not yet released
+  Doubt doubt_;
   SharedVerdict verdict_;
   bool over_ = false;                 // no more is posted, and nothing more to be told but `released`
   bool finished_ = false;

@@ -1,7 +1,7 @@
 import { mkdir, writeFile } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import ts from "typescript";
-import { closure, pnpm, root, run } from "./tarballs.js";
+import { closure, isForPlatform, pnpm, root, run } from "./tarballs.js";
 
 export interface OutsideProject {
   readonly folder: string;
@@ -35,10 +35,12 @@ const member = ({ manifest }: OutsideProject, dependencies: Readonly<Record<stri
 export async function npmProject(project: OutsideProject): Promise<void> {
   const { folder, dependencies } = project;
   // A package of ours that another one needs comes from its tarball too: no registry knows it.
-  const overrides = tarballsOf(project, closure(Object.keys(dependencies)));
+  const needed = [...closure(Object.keys(dependencies))];
+  const everywhere = needed.filter((name) => !isForPlatform(name));
   await writeJson(join(folder, "package.json"), {
-    ...member(project, { ...dependencies, ...overrides }),
-    overrides,
+    ...member(project, { ...dependencies, ...tarballsOf(project, everywhere) }),
+    optionalDependencies: tarballsOf(project, needed.filter(isForPlatform)),
+    overrides: tarballsOf(project, needed),
   });
   // --legacy-peer-deps: a peer such as vitest is the user's to bring.
   const flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--legacy-peer-deps"];

@@ -11,6 +11,11 @@ export interface Manifest {
   readonly optionalDependencies?: Readonly<Record<string, string>>;
   readonly peerDependencies?: Readonly<Record<string, string>>;
   readonly exports: Readonly<Record<string, unknown>>;
+  readonly version: string;
+  readonly os?: readonly string[];
+  readonly cpu?: readonly string[];
+  readonly libc?: readonly string[];
+  readonly scripts?: Readonly<Record<string, string>>;
 }
 
 export const run = promisify(execFile);
@@ -25,10 +30,13 @@ const own = (await manifestOf(root)) as Manifest & {
 };
 export const vitestVersion = own.devDependencies["vitest"] ?? "";
 
-const folders = [
-  ...(await readdir(join(root, "packages"))).map((name) => join(root, "packages", name)),
-  join(root, "native/npm/linux-x64"),
-];
+const folders = (
+  await Promise.all(
+    ["packages", "native/npm"].map(async (place) =>
+      (await readdir(join(root, place))).map((name) => join(root, place, name)),
+    ),
+  )
+).flat();
 export const manifests = new Map(
   (await Promise.all(folders.map(manifestOf))).map((manifest) => [manifest.name, manifest]),
 );
@@ -50,6 +58,9 @@ export async function packAll(folder: string): Promise<ReadonlyMap<string, strin
   const packed = JSON.parse(stdout) as { name: string; filename: string }[];
   return new Map(packed.map(({ name, filename }) => [name, filename]));
 }
+
+/** Whether the package is for one platform, and so must not be asked for on another. */
+export const isForPlatform = (name: string): boolean => manifests.get(name)?.cpu !== undefined;
 
 /** The package and its siblings that it needs: the registry does not know them. */
 export function closure(names: readonly string[], seen = new Set<string>()): Set<string> {

@@ -23,7 +23,7 @@ export function loadAddon(): NativeAddon {
   // Another build of it, such as one with sanitizers.
   const named = process.env.KV_NIXL_ADDON ? [process.env.KV_NIXL_ADDON] : [];
   const usual = [
-    `@kv/nixl-${platform}/kv_nixl.node`,
+    `@kv/nixl-${platform}-gnu/kv_nixl.node`,
     fileURLToPath(new URL("../../../native/build/kv_nixl.node", import.meta.url)),
   ];
   const places = named.length > 0 ? named : usual;
@@ -49,7 +49,7 @@ export function loadAddon(): NativeAddon {
     "KV_ADDON_NOT_FOUND",
     `the addon of @kv/nixl does not load on ${platform}; tried ${attempts.join("; ")}`,
     {
-      hint: `install @kv/nixl-${platform}, or build it in the repository: node native/build.mjs`,
+      hint: `install @kv/nixl-${platform}-gnu, or build it in the repository: node native/build.mjs`,
       details: { attempts },
     },
   );

@@ -1,4 +1,5 @@
 import { type ChildProcess, fork } from "node:child_process";
+import { readdirSync, readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 
 export interface Owner {
@@ -6,10 +7,12 @@ export interface Owner {
   readonly name: string;
   readonly address: number;
   readonly metadata: Uint8Array;
-  ask<T>(what: string, message?: { to?: string; text?: string }): Promise<T>;
+  ask<T>(what: string, message?: { to?: string; text?: string; lengthBytes?: number }): Promise<T>;
   /** Has it close everything and end; answers its exit code. */
   end(): Promise<number | null>;
   kill(): Promise<void>;
+  /** Stops every thread of it; a SIGCONT has it go on. */
+  stop(): Promise<void>;
 }
 
 /** Starts another process with an agent and `lengthBytes` of registered memory, filled by `fillPattern(seed)`. */
@@ -52,5 +55,19 @@ export async function startOwner(
       child.kill("SIGKILL");
       await exited;
     },
+    async stop() {
+      child.kill("SIGSTOP");
+      // The signal is on its way when the call returns: what is done until it has arrived is done.
+      while (!allStopped(child.pid ?? 0)) await new Promise((resolve) => setTimeout(resolve, 5));
+    },
   };
+}
+
+/** Whether the kernel has stopped all threads of a process. */
+function allStopped(pid: number): boolean {
+  const tasks = `/proc/${pid}/task`;
+  return readdirSync(tasks).every((task) => {
+    const stat = readFileSync(`${tasks}/${task}/stat`, "utf8");
+    return stat.slice(stat.lastIndexOf(")") + 2).startsWith("T");
+  });
 }

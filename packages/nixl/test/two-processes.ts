@@ -182,7 +182,45 @@ function between(backend: string): void {
     expect(agent.telemetry()).toMatchObject({ transfersInFlight: 0 });
   });
 
-  // The last: LIBFABRIC tells the errors of what was under way to whoever calls next.
+  test("transfers with others, new peers and notifications do not suffer from a peer that is killed", async () => {
+    const [block, count] = [16_384, 1024];
+    const mine = await prepare([0, block, block, count]);
+    const ids = scattered(count, 331);
+    for (let round = 0; round < 2; round++) {
+      const doomed = await startOwner(block * count, 5, { backends: [backend] });
+      await agent.addRemote(doomed.metadata);
+      const rows = (base: number) => Float64Array.of(base, block, 0, block, count);
+      const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address + block * count) });
+      const remote = await agent.prepareRemote(doomed.name, {
+        memoryType: "DRAM",
+        rows: rows(doomed.address),
+      });
+      const lost = Array.from({ length: 4 }, () =>
+        agent.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids }),
+      );
+      memory.bytes.fill(0, 0, block * count);
+      const others = Array.from({ length: 6 }, () =>
+        agent.transfer({ operation: "READ", ...mine, localIds: ids, remoteIds: ids }),
+      );
+      await Promise.race([lost[0]?.done.catch(() => {}), doomed.kill()]);
+      const after = agent.transfer({ operation: "READ", ...mine, localIds: ids, remoteIds: ids });
+      for (const { lengthBytes } of await Promise.all([...others, after].map(({ done }) => done))) {
+        expect(lengthBytes).toBe(block * count);
+      }
+      expect(hash(memory.bytes.subarray(0, block * count))).toBe(
+        await owner.ask("hash", { lengthBytes: block * count }),
+      );
+      await doomed.kill();
+      await Promise.all(lost.map(({ released }) => released));
+      await agent.addRemote(owner.metadata);
+      await agent.notify(owner.name, Buffer.from(`round ${round}`));
+      expect(await next()).toEqual({ from: agent.name, text: `round ${round}` });
+      await local.close();
+      await remote.close();
+      await agent.removeRemote(doomed.name);
+    }
+  });
+
   test("a peer that is killed in the middle of transfers: each ends and is released", async () => {
     const doomed = await startOwner(LENGTH, 4, { backends: [backend] });
     await agent.addRemote(doomed.metadata);

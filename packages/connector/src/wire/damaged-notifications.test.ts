@@ -3,6 +3,9 @@ import fc from "fast-check";
 import { expect, it } from "vitest";
 import { decodeNotification, decodePushRegistration, encodeNotification } from "./index.js";
 
+// `npm run test:long` makes it a million.
+const COUNT = Number(process.env.KV_MUTATIONS ?? 4000);
+
 const SOUND = [
   encodeNotification({ kind: "done", requestId: "cmpl-1-0badcafe", readers: 4 }),
   encodeNotification({ kind: "heartbeat", requestIds: ["cmpl-1", "cmpl-2-0badcafe", "ä"] }),
@@ -32,7 +35,7 @@ const damaged = fc
     return Uint8Array.from(now);
   });
 
-it("of damaged notifications each is one of the known kinds, or an error", () => {
+it("of damaged notifications each is one of the known kinds, or an error", { timeout: 14_400_000 }, () => {
   fc.assert(
     fc.property(fc.oneof(damaged, fc.uint8Array({ maxLength: 64 })), (bytes) => {
       try {
@@ -43,6 +46,6 @@ it("of damaged notifications each is one of the known kinds, or an error", () =>
         expect(KvError.is(error), String(error)).toBe(true);
       }
     }),
-    { numRuns: 4000 },
+    { numRuns: COUNT },
   );
 });

@@ -16,8 +16,14 @@ fillPattern(memory.bytes, seed);
 const registration = await agent.register(memory);
 const notifications = agent.notifications();
 
-const answers: Record<string, (message: { to?: string; text?: string }) => Promise<unknown>> = {
-  hash: async () => createHash("sha256").update(memory.bytes).digest("hex"),
+interface Message {
+  to?: string;
+  text?: string;
+  lengthBytes?: number;
+}
+const answers: Record<string, (message: Message) => Promise<unknown>> = {
+  hash: async ({ lengthBytes: hashed = lengthBytes }) =>
+    createHash("sha256").update(memory.bytes.subarray(0, hashed)).digest("hex"),
   next: async () => {
     const { value } = (await notifications.next()) as { value: { from: string; payload: Uint8Array } };
     return { from: value.from, payload: Buffer.from(value.payload).toString("base64") };
@@ -32,7 +38,7 @@ const answers: Record<string, (message: { to?: string; text?: string }) => Promi
   },
 };
 
-process.on("message", (message: { do: string; to?: string; text?: string }) => {
+process.on("message", (message: Message & { do: string }) => {
   void answers[message.do]?.(message).then((answer) => {
     process.send?.({ answer: answer ?? null });
     if (message.do === "close") process.disconnect();

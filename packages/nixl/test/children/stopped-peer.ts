@@ -23,7 +23,7 @@ const code = (promise: Promise<unknown>) =>
   );
 const report: Record<string, unknown> = { first: await code(agent.transfer(request).done) };
 
-owner.process.kill("SIGSTOP");
+await owner.stop();
 const controller = new AbortController();
 const aborted = agent.transfer({ ...request, signal: controller.signal });
 const timed = agent.transfer({ ...request, timeoutMs: 20, notification: Buffer.from("never") });

@@ -1,0 +1,70 @@
+// What it costs not to trust a peer's metadata: damaged bytes refused in this process, and sound ones tried in another first.
+import { KvError } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
+import { mutations } from "../packages/nixl/test/mutations.js";
+import { percentile, type Row, spread } from "./report.js";
+
+const DAMAGED = 2000;
+const CHECKED = 21;
+const REFUSAL_MS = 1;
+const CHECK_MS = 150;
+
+async function timed(work: () => Promise<unknown>): Promise<{ ms: number; refused: boolean }> {
+  const begun = performance.now();
+  const refused = await work().then(
+    () => false,
+    (error: unknown) => KvError.is(error, "KV_AGENT_METADATA_INVALID"),
+  );
+  return { ms: performance.now() - begun, refused };
+}
+
+export async function metadata(): Promise<readonly Row[]> {
+  const owner = nixlTransport();
+  const peer = await owner.createAgent();
+  const page = () => owner.allocate(4096);
+  const memories = [page()];
+  await peer.register(memories[0] ?? page());
+
+  const plain = nixlTransport();
+  const agent = await plain.createAgent();
+  const refusals: number[] = [];
+  // Of those that are cut off, NIXL sees none: what it might die of is for the other process.
+  for (const bytes of mutations(await peer.localMetadata(), DAMAGED, 1)) {
+    const { ms, refused } = await timed(() => agent.addRemote(bytes.subarray(0, bytes.length - 1)));
+    if (refused) refusals.push(ms);
+  }
+  await plain.close();
+
+  const careful = nixlTransport({ checkMetadata: true });
+  const checking = await careful.createAgent();
+  // The first waits for the other process to start.
+  await checking.addRemote(await peer.localMetadata());
+  const checks: number[] = [];
+  for (let round = 0; round < CHECKED; round++) {
+    // Other bytes each time, so that they are tried.
+    const memory = page();
+    memories.push(memory);
+    await peer.register(memory);
+    const bytes = await peer.localMetadata();
+    checks.push((await timed(() => checking.addRemote(bytes))).ms);
+  }
+  await careful.close();
+  await owner.close();
+  for (const memory of memories) memory.close();
+
+  const row = (what: string, values: readonly number[], limit: number): Row => {
+    const late = percentile(values, 0.99);
+    return {
+      what: `${what} (${values.length})`,
+      ours: `${spread(values, "ms")}, p99 ${late.toPrecision(3)}`,
+      theirs: "-",
+      ratio: undefined,
+      wanted: `median ≤ ${limit} ms`,
+      met: percentile(values, 0.5) <= limit,
+    };
+  };
+  return [
+    row("damaged metadata refused in this process", refusals, REFUSAL_MS),
+    row("sound metadata tried in another process, then loaded", checks, CHECK_MS),
+  ];
+}

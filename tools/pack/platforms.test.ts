@@ -1,0 +1,111 @@
+import { execFileSync } from "node:child_process";
+import { existsSync } from "node:fs";
+import { copyFile, cp, mkdir, mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { complaints, elfNeeds } from "../../native/elf-needs.mjs";
+import { addonOf, EXPORTS, GLIBC, isCurrent, PLATFORMS } from "../../native/platform-packages.mjs";
+import { nixlMissing } from "../../packages/nixl/test/require-nixl.js";
+import { npmProject } from "./outside.js";
+import { isForPlatform, manifests, packAll, pnpm, root, run } from "./tarballs.js";
+
+// The packages that carry the addon, and the road of a user's from the tarballs to bytes that move.
+const promised = { glibc: GLIBC, exported: EXPORTS };
+
+test("every platform has a package that says where it runs, and runs nothing when it is installed", () => {
+  const nixl = manifests.get("@kv/nixl");
+  const named = PLATFORMS.map(({ name }) => `@kv/nixl-${name}`);
+  expect([...manifests.keys()].filter(isForPlatform).sort()).toEqual([...named].sort());
+  expect(Object.keys(nixl?.optionalDependencies ?? {}).sort()).toEqual([...named].sort());
+  for (const name of named) {
+    const cpu = /linux-(\w+)-gnu/.exec(name)?.[1];
+    expect(manifests.get(name)).toMatchObject({
+      version: nixl?.version,
+      os: ["linux"],
+      cpu: [cpu],
+      libc: ["glibc"],
+    });
+    expect(manifests.get(name)?.scripts).toBeUndefined();
+  }
+});
+
+test("an addon that asks for more than that glibc, or for a C++ runtime, is refused", () => {
+  const good = {
+    libraries: ["libc.so.6", "ld-linux-aarch64.so.1"],
+    versions: ["GLIBC_2.2.5", "GLIBC_2.28"],
+    exports: EXPORTS,
+  };
+  expect(complaints(good, promised)).toEqual([]);
+  expect(complaints({ ...good, versions: ["GLIBC_2.29"] }, promised)).toHaveLength(1);
+  expect(complaints({ ...good, versions: ["GLIBC_3.0", "GLIBCXX_3.4.30"] }, promised)).toHaveLength(2);
+  expect(complaints({ ...good, libraries: ["libstdc++.so.6"] }, promised)).toHaveLength(1);
+  expect(complaints({ ...good, exports: ["__cxa_throw"] }, promised)).toHaveLength(1);
+});
+
+describe.each(PLATFORMS)("$name", (platform) => {
+  test.skipIf(!isCurrent(platform))("what npm run build:platforms has made asks for no more", () => {
+    expect(complaints(elfNeeds(addonOf(platform)), promised)).toEqual([]);
+  });
+});
+
+const here = PLATFORMS.find(({ name }) => name === `${process.platform}-${process.arch}-gnu`);
+const cannot = here === undefined ? "no package for this platform" : nixlMissing;
+
+describe.skipIf(cannot)(`from the tarballs to bytes that move (${cannot ?? "NIXL found"})`, () => {
+  let work = "";
+  let folder = "";
+
+  beforeAll(async () => {
+    if (here === undefined) return;
+    work = await mkdtemp(join(tmpdir(), "kv-platform-"));
+    const tarballs = new Map(await packAll(join(work, "tarballs")));
+    const name = `@kv/nixl-${here.name}`;
+    // Without the addon of build:platforms, that of the repository.
+    if (!existsSync(addonOf(here))) tarballs.set(name, await packedWithSourceBuild(here.folder));
+    folder = join(work, "user");
+    await npmProject({ folder, tarballs, dependencies: { "@kv/nixl": "" } });
+  }, 300_000);
+  afterAll(() => rm(work, { recursive: true, force: true }));
+
+  async function packedWithSourceBuild(from: string): Promise<string> {
+    const copy = join(work, "platform");
+    await cp(from, copy, { recursive: true });
+    await copyFile(join(root, "native/build/kv_nixl.node"), join(copy, "kv_nixl.node"));
+    await mkdir(join(work, "own"));
+    const { stdout } = await pnpm(["pack", "--json", "--pack-destination", join(work, "own")], copy);
+    return (JSON.parse(stdout) as { filename: string }).filename;
+  }
+
+  test("the tarball of @kv/nixl names the very versions", () => {
+    const packed = execFileSync("tar", ["-xOf", join(work, "tarballs", tarballName()), "package/package.json"]);
+    const { optionalDependencies, version } = JSON.parse(packed.toString()) as {
+      optionalDependencies: Record<string, string>;
+      version: string;
+    };
+    expect(new Set(Object.values(optionalDependencies))).toEqual(new Set([version]));
+  });
+  const tarballName = () => `kv-nixl-${manifests.get("@kv/nixl")?.version}.tgz`;
+
+  test("the addon is the package's, and the README's two processes move bytes", async () => {
+    const where = await run(
+      process.execPath,
+      [
+        ...["--input-type=module", "--eval"],
+        'import { nixlTransport } from "@kv/nixl"; nixlTransport().allocate(1).close();' +
+          'console.log((await import("node:fs")).readFileSync("/proc/self/maps", "utf8").match(/\\S+kv_nixl\\.node/)[0]);',
+      ],
+      { cwd: folder },
+    );
+    expect(where.stdout.trim()).toBe(join(folder, `node_modules/@kv/nixl-${here?.name}/kv_nixl.node`));
+
+    const readme = await readFile(join(root, "packages/nixl/README.md"), "utf8");
+    const [, example = ""] = /^```ts\n([\s\S]*?)^```$/m.exec(readme) ?? [];
+    await writeFile(join(folder, "two.mjs"), example);
+    const { stdout } = await run(process.execPath, ["two.mjs"], { cwd: folder });
+    expect(stdout.trim().split("\n").sort()).toEqual([
+      "owner: told read",
+      "read 196608 bytes, the last of them 7",
+    ]);
+  }, 120_000);
+});
