@@ -6,7 +6,7 @@ import { pathToFileURL } from "node:url";
 import { root, setup } from "./setup.mjs";
 
 const VERSIONS = ["0.10.1", "1.0.1", "1.4.1", "1.5.0", "1.5.1"];
-const FILES = ["conformance.test", "two-processes.test", "stopped-peer", "memory.test", "traps"];
+const FILES = ["conformance.test", "two-processes.test", "stopped-peer", "memory.test", "traps", "lifecycle"];
 
 const asked = process.argv.slice(2);
 const versions = asked.length > 0 ? asked : VERSIONS;
@@ -15,7 +15,7 @@ if (!nixl.ready) {
   console.error(nixl.why);
   process.exit(1);
 }
-const { describePlugins, installNixl, summaryOf } = await import(
+const { describePlugins, installNixl, lackedBy, libraryFeatures, summaryOf } = await import(
   pathToFileURL(join(root, "packages/nixl/dist/index.js")).href
 );
 const environment = { ...process.env, XDG_CACHE_HOME: join(root, "node_modules", ".cache") };
@@ -23,13 +23,27 @@ const rows = [];
 for (const version of versions) {
   const onProgress = (line) => process.stderr.write(`${line}\n`);
   const { library } = await installNixl({ version, environment, onProgress });
-  const plugins = await describePlugins({ libraryPath: library, names: ["UCX", "LIBFABRIC", "POSIX"] });
+  const plugins = await describePlugins({ libraryPath: library });
+  const lacked = lackedBy(await libraryFeatures(library));
   const { status } = spawnSync(
     join(root, "node_modules/.bin/vitest"),
     ["run", ...FILES.map((name) => `packages/nixl/test/${name}`)],
     { cwd: root, stdio: "inherit", env: { ...process.env, KV_NIXL_LIBRARY: library } },
   );
-  rows.push([version, status === 0 ? "pass" : "FAIL", plugins.map(summaryOf).join("; ")]);
+  rows.push([
+    version,
+    status === 0 ? "pass" : "FAIL",
+    lacked.join(", ") || "-",
+    plugins
+      .filter(({ loads }) => loads)
+      .map(({ name }) => name)
+      .join(", "),
+    plugins
+      .filter(({ loads }) => !loads)
+      .map(summaryOf)
+      .join("; ") || "-",
+  ]);
 }
-for (const row of rows) console.log(`| ${row.join(" | ")} |`);
+const head = ["NIXL", "tests over UCX", "its C API lacks", "plugins that load", "plugins that do not"];
+for (const row of [head, head.map(() => "---"), ...rows]) console.log(`| ${row.join(" | ")} |`);
 process.exitCode = rows.every(([, outcome]) => outcome === "pass") ? 0 : 1;

@@ -78,7 +78,11 @@ describe.skipIf(cannot)(`from the tarballs to bytes that move (${cannot ?? "NIXL
   }
 
   test("the tarball of @kv/nixl names the very versions", () => {
-    const packed = execFileSync("tar", ["-xOf", join(work, "tarballs", tarballName()), "package/package.json"]);
+    const packed = execFileSync("tar", [
+      "-xOf",
+      join(work, "tarballs", tarballName()),
+      "package/package.json",
+    ]);
     const { optionalDependencies, version } = JSON.parse(packed.toString()) as {
       optionalDependencies: Record<string, string>;
       version: string;

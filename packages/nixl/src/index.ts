@@ -20,6 +20,7 @@ export { type MissingPart, nameOfMissing } from "./elf-loader.js";
 export { type FabricDevice, fabricDevices, isEfaOnly } from "./fabric-devices.js";
 export { COMPANIONS, type Companion, type Installed, type InstallOptions, installNixl } from "./install.js";
 export { type Environment, type FindLibraryOptions, findLibrary } from "./library.js";
+export { type LibraryFeatures, lackedBy, libraryFeatures } from "./library-features.js";
 export { type FrameOptions, frameMetadata, unframeMetadata } from "./metadata/frame.js";
 export {
   type DescribePluginsOptions,

@@ -101,19 +101,21 @@ describe.skipIf(fakeMissing)(`errors that are another peer's (${fakeMissing ?? "
     endpoints = [];
   });
 
-  test.each(["READ", "WRITE"] as const)("a %s with another peer goes on, and tells once", async (operation) => {
-    const [source, target] =
-      operation === "READ" ? [world.theirs, world.mine] : [world.mine, world.theirs];
-    source.bytes.fill(3);
-    await world.dying.end();
-    errors(3);
-    const result = await move(operation, IDS).done;
-    expect(result.lengthBytes).toBe(LENGTH);
-    expect(process.env.FAKE_NIXL_STRAY_ERRORS).toBe("0");
-    expect(arrived(target, IDS)).toBe(true);
-    expect(await heard()).toEqual(["moved", "marker"]);
-    expect(world.reader.telemetry()).toMatchObject({ transfersInFlight: 0, transfersFailed: 0 });
-  });
+  test.each(["READ", "WRITE"] as const)(
+    "a %s with another peer goes on, and tells once",
+    async (operation) => {
+      const [source, target] = operation === "READ" ? [world.theirs, world.mine] : [world.mine, world.theirs];
+      source.bytes.fill(3);
+      await world.dying.end();
+      errors(3);
+      const result = await move(operation, IDS).done;
+      expect(result.lengthBytes).toBe(LENGTH);
+      expect(process.env.FAKE_NIXL_STRAY_ERRORS).toBe("0");
+      expect(arrived(target, IDS)).toBe(true);
+      expect(await heard()).toEqual(["moved", "marker"]);
+      expect(world.reader.telemetry()).toMatchObject({ transfersInFlight: 0, transfersFailed: 0 });
+    },
+  );
 
   test("metadata of another peer is taken", async () => {
     await world.dying.end();

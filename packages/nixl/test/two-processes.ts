@@ -190,7 +190,10 @@ function between(backend: string): void {
       const doomed = await startOwner(block * count, 5, { backends: [backend] });
       await agent.addRemote(doomed.metadata);
       const rows = (base: number) => Float64Array.of(base, block, 0, block, count);
-      const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address + block * count) });
+      const local = await agent.prepareLocal({
+        memoryType: "DRAM",
+        rows: rows(memory.address + block * count),
+      });
       const remote = await agent.prepareRemote(doomed.name, {
         memoryType: "DRAM",
         rows: rows(doomed.address),

@@ -2,6 +2,7 @@ import { basename, dirname } from "node:path";
 import { KvError } from "@kv/interface";
 import type { ChildOutcome } from "../child/child-process.js";
 import { type Environment, type LocatedLibrary, locateLibrary } from "../library.js";
+import { lackedBy, libraryFeatures } from "../library-features.js";
 import type { Host } from "./host.js";
 import { lastWords } from "./pair.js";
 import type { BackendAnswer, RuntimeAnswer } from "./probes.js";
@@ -81,9 +82,13 @@ export async function libraryCheck(
   try {
     const located = await locateLibrary({ environment, ...(library === undefined ? {} : { library }) });
     const version = versionOf(located.path, host);
-    const found = `${version ?? "of unknown version"}, from ${located.source}\n${located.path}`;
+    const features = await libraryFeatures(located.path);
+    const lacked = lackedBy(features);
+    const without =
+      lacked.length > 0 ? `; it has no ${lacked.join(" and no ")}, which nothing here needs` : "";
+    const found = `${version ?? "of unknown version"}, from ${located.source}${without}\n${located.path}`;
     return {
-      check: { ...check, status: "ok", found, details: { ...located, version: version ?? null } },
+      check: { ...check, status: "ok", found, details: { ...located, version: version ?? null, features } },
       located,
     };
   } catch (error) {

@@ -1,0 +1,22 @@
+import { mkdtemp, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterAll, beforeAll, expect, test } from "vitest";
+import { lackedBy, libraryFeatures } from "./library-features.js";
+
+let folder = "";
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), "kv-features-"));
+});
+afterAll(() => rm(folder, { recursive: true, force: true }));
+
+test.each([
+  { names: "", lacked: ["memory views", "custom parameters"] },
+  { names: "nixl_capi_prep_mem_view_locals", lacked: ["memory views", "custom parameters"] },
+  { names: "nixl_capi_opt_args_set_custom_param", lacked: ["memory views"] },
+  { names: "nixl_capi_prep_mem_view_local\0nixl_capi_opt_args_set_custom_param", lacked: [] },
+])("what a library does not export is lacked: $names", async ({ names, lacked }) => {
+  const library = join(folder, "libnixl_capi.so");
+  await writeFile(library, `\x7fELF\0${names}\0`);
+  expect(lackedBy(await libraryFeatures(library))).toEqual(lacked);
+});
