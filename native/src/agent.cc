@@ -37,7 +37,8 @@ AgentConfig config_of(Napi::Object options) {
                      .backends = {},
                      .preload = {},
                      .watch_peers = options.Get("watchPeers").ToBoolean(),
-                     .probe_writes = options.Get("probeWrites").ToBoolean()};
+                     .probe_writes = options.Get("probeWrites").ToBoolean(),
+                     .notifies = options.Get("notifies").ToBoolean()};
   const auto preload = options.Get("preload").As<Napi::Array>();
   for (uint32_t index = 0; index < preload.Length(); ++index) config.preload.push_back(text_of(preload.Get(index)));
   const auto backends = options.Get("backends").As<Napi::Array>();
@@ -90,6 +91,7 @@ Napi::Function Agent::define(Napi::Env env) {
   return DefineClass(env, "Agent",
                      {
                          InstanceMethod<&Agent::register_memory>("register"),
+                         InstanceMethod<&Agent::register_file>("registerFile"),
                          InstanceMethod<&Agent::deregister_memory>("deregister"),
                          InstanceMethod<&Agent::local_metadata>("localMetadata"),
                          InstanceMethod<&Agent::add_remote>("addRemote"),
@@ -145,6 +147,11 @@ Napi::Value Agent::register_memory(const Napi::CallbackInfo& info) {
   });
 }
 
+Napi::Value Agent::register_file(const Napi::CallbackInfo& info) {
+  thread_->register_file(ticket_of(info[0]), ticket_of(info[1]), ticket_of(info[2]));
+  return info.Env().Undefined();
+}
+
 Napi::Value Agent::deregister_memory(const Napi::CallbackInfo& info) {
   thread_->deregister_memory(ticket_of(info[0]), ticket_of(info[1]));
   return info.Env().Undefined();
@@ -173,9 +180,12 @@ Napi::Value Agent::prepare(const Napi::CallbackInfo& info) {
   return guarded(info.Env(), [&] {
     std::optional<std::string> remote;
     if (!info[1].IsUndefined()) remote = name_of(info[1], "KV_AGENT_UNKNOWN_REMOTE", "the peer's name");
-    const bool vram = info[2].As<Napi::String>().Utf8Value() == "VRAM";
+    const std::string type = info[2].As<Napi::String>().Utf8Value();
     const auto rows = float64_array(info[3], "KV_LIST_INVALID", "rows");
-    thread_->prepare(ticket_of(info[0]), std::move(remote), vram ? capi::MemoryType::vram : capi::MemoryType::dram,
+    thread_->prepare(ticket_of(info[0]), std::move(remote),
+                     type == "FILE"   ? capi::MemoryType::file
+                     : type == "VRAM" ? capi::MemoryType::vram
+                                      : capi::MemoryType::dram,
                      std::vector<double>(rows.Data(), rows.Data() + rows.ElementLength()));
     return info.Env().Undefined();
   });

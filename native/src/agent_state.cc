@@ -44,7 +44,8 @@ AgentState::AgentState(const AgentConfig& config, Counters& counters)
       nixl_(library_.functions()),
       counters_(counters),
       name_(config.name),
-      watch_peers_(config.watch_peers) {
+      watch_peers_(config.watch_peers),
+      notifies_(config.notifies) {
   for (const std::string& path : config.preload) Library::preload(path);
   // One thread makes every call, so NIXL needs neither locks nor a thread of its own; polling here beats both.
   const capi::AgentConfig agent_config{.progress_thread = false,
@@ -79,6 +80,8 @@ AgentState::~AgentState() {
   for (const auto& [name, remote] : remotes_) nixl_.invalidate_remote_md(agent_, name.c_str());
   for (const auto& [mapping, memory] : memories_) nixl_.deregister_mem(agent_, memory.list.get(), nullptr);
   memories_.clear();
+  for (const auto& [id, file] : files_) nixl_.deregister_mem(agent_, file.list.get(), nullptr);
+  files_.clear();
   if (scratch_registration_) nixl_.deregister_mem(agent_, scratch_registration_.get(), nullptr);
   scratch_registration_ = {};
   inbox_ = {};
@@ -229,10 +232,46 @@ void AgentState::register_memory(uint64_t id, std::shared_ptr<Pin> pin) {
   }
   ++memories_.at(mapping).registrations;
   registrations_.emplace(id, mapping);
-  counters_.registrations = registrations_.size();
+  counters_.registrations = registrations_.size() + files_.size();
+}
+
+void AgentState::register_file(uint64_t id, uint64_t descriptor, uint64_t length) {
+  auto list = Handle<capi::RegDlist>::make("KV_MEMORY_INVALID", "no registration list", nixl_.destroy_reg_dlist,
+                                           nixl_.create_reg_dlist, capi::MemoryType::file);
+  check(nixl_.reg_dlist_add_desc(list.get(), 0, length, descriptor, nullptr, 0), "KV_MEMORY_INVALID",
+        "NIXL refused the descriptor of the file");
+  const capi::Status status = nixl_.register_mem(agent_, list.get(), nullptr);
+  if (status != capi::kSuccess) {
+    throw Failure("KV_MEMORY_INVALID", "NIXL could not register a file of " + std::to_string(length) + " bytes: " + describe(status),
+                  "an agent needs a storage backend for files, such as POSIX");
+  }
+  files_.emplace(id, File{descriptor, length, std::move(list)});
+  counters_.registrations = registrations_.size() + files_.size();
+}
+
+void AgentState::deregister_file(std::unordered_map<uint64_t, File>::iterator file) {
+  if (file->second.lists > 0) {
+    throw Failure("KV_MEMORY_IN_USE", std::to_string(file->second.lists) + " prepared lists describe this file",
+                  "close them before the registration");
+  }
+  check(nixl_.deregister_mem(agent_, file->second.list.get(), nullptr), "KV_MEMORY_IN_USE", "NIXL kept the file");
+  files_.erase(file);
+  counters_.registrations = registrations_.size() + files_.size();
+}
+
+uint64_t AgentState::file_covering(const Row& row, size_t index) const {
+  for (const auto& [id, file] : files_) {
+    if (row.device == file.descriptor && row.end() <= file.length) return id;
+  }
+  throw Failure("KV_MEMORY_NOT_REGISTERED",
+                "row " + std::to_string(index) + " covers [" + std::to_string(row.address) + ", " + std::to_string(row.end()) +
+                    ") of the file with descriptor " + std::to_string(row.device) + ", which no registration of this agent holds (" +
+                    std::to_string(files_.size()) + " files registered)",
+                "register the file with this agent; a row's device is the file's deviceId, its address the place in the file");
 }
 
 void AgentState::deregister_memory(uint64_t id) {
+  if (const auto file = files_.find(id); file != files_.end()) return deregister_file(file);
   const auto found = registrations_.find(id);
   if (found == registrations_.end()) throw Failure("KV_MEMORY_NOT_REGISTERED", "the registration is closed already");
   const auto memory = memories_.find(found->second);
@@ -247,7 +286,7 @@ void AgentState::deregister_memory(uint64_t id) {
     --memory->second.registrations;
   }
   registrations_.erase(found);
-  counters_.registrations = registrations_.size();
+  counters_.registrations = registrations_.size() + files_.size();
 }
 
 Bytes AgentState::local_metadata() const {
@@ -356,11 +395,18 @@ const Mapping* AgentState::covering(const Row& row, size_t index) const {
 
 std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, capi::MemoryType type,
                                           const std::vector<double>& numbers) {
-  if (remote && !remotes_.contains(*remote)) {
+  const bool files = type == capi::MemoryType::file;
+  if (files && remote != name_) {
+    throw Failure("KV_LIST_INVALID", "a list of files belongs to " + (remote ? "\"" + *remote + "\"" : std::string("no agent")),
+                  "files are reached from the agent that has opened them: prepareRemote with that agent's own name");
+  }
+  if (remote && !files && !remotes_.contains(*remote)) {
     throw Failure("KV_AGENT_UNKNOWN_REMOTE", "this agent knows no peer \"" + *remote + "\"", "call addRemote first");
   }
-  std::vector<Row> rows = read_rows(numbers.data(), numbers.size());
+  std::vector<Row> rows = read_rows(numbers.data(), numbers.size(), files);
   std::vector<const Mapping*> used;
+  std::vector<uint64_t> used_files;
+  for (size_t index = 0; files && index < rows.size(); ++index) used_files.push_back(file_covering(rows[index], index));
   if (!remote) {
     for (size_t index = 0; index < rows.size(); ++index) {
       // Rows of one memory come together, and there may be a million of them.
@@ -387,7 +433,7 @@ std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, cap
                     "every descriptor must lie in memory that the peer had registered when its metadata was made");
     }
   }
-  if (list->remote && probes_writes()) {
+  if (list->remote && !files && probes_writes()) {
     try {
       prepare_probe(*list, type, list->shape.rows().front());
     } catch (...) {
@@ -396,8 +442,10 @@ std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, cap
     }
   }
   for (const Mapping* mapping : used) ++memories_.at(mapping).lists;
-  if (list->remote) ++remotes_.at(*list->remote).lists;
+  if (list->remote && !files) ++remotes_.at(*list->remote).lists;
+  for (const uint64_t file : used_files) ++files_.at(file).lists;
   list->memories = std::move(used);
+  list->files = std::move(used_files);
   lists_.insert(list);
   counters_.prepared_lists = lists_.size();
   return list;
@@ -471,7 +519,8 @@ void AgentState::release(const std::shared_ptr<List>& released) {
   if (list->indexed != nullptr) nixl_.release_xfer_dlist_handle(agent_, std::exchange(list->indexed, nullptr));
   if (list->probe != nullptr) nixl_.release_xfer_dlist_handle(agent_, std::exchange(list->probe, nullptr));
   for (const Mapping* mapping : list->memories) --memories_.at(mapping).lists;
-  if (list->remote && !list->lost) --remotes_.at(*list->remote).lists;
+  for (const uint64_t file : list->files) --files_.at(file).lists;
+  if (list->remote && !of_files(*list) && !list->lost) --remotes_.at(*list->remote).lists;
   lists_.erase(list);
   counters_.prepared_lists = lists_.size();
 }

@@ -39,6 +39,8 @@ struct AgentConfig {
   bool watch_peers = false;
   // A backend among them calls a WRITE done when its bytes have left, not when they have landed.
   bool probe_writes = false;
+  // One of them at least carries notifications; storage does not.
+  bool notifies = true;
 };
 
 class AgentState {
@@ -52,6 +54,8 @@ class AgentState {
   capi::Agent agent() const { return agent_; }
 
   void register_memory(uint64_t id, std::shared_ptr<Pin> pin);
+  // A file that is open, as far as `length`. Its lists are the agent's own, and stand on the remote side of a transfer.
+  void register_file(uint64_t id, uint64_t descriptor, uint64_t length);
   void deregister_memory(uint64_t id);
   Bytes local_metadata() const;
   std::string add_remote(const Bytes& metadata);
@@ -110,12 +114,23 @@ class AgentState {
     uint32_t lists = 0;
   };
 
+  struct File {
+    uint64_t descriptor;
+    uint64_t length;
+    Handle<capi::RegDlist> list;
+    uint32_t lists = 0;
+  };
+
   struct Remote {
     std::map<std::string, std::string> connections;
     uint32_t lists = 0;
     std::unique_ptr<PeerWatch> watch;
   };
 
+  // Whether the list describes files of this agent.
+  bool of_files(const List& list) const { return list.remote == name_; }
+  uint64_t file_covering(const Row& row, size_t index) const;
+  void deregister_file(std::unordered_map<uint64_t, File>::iterator file);
   void make_scratch();
   // A list of one of `rows`, as `add` puts them; null when NIXL refuses it.
   using AddRows = void (*)(const capi::Functions&, capi::XferDlist, const std::vector<Row>&);
@@ -139,6 +154,7 @@ class AgentState {
   std::vector<Handle<capi::Backend>> backends_;
   std::unordered_map<const Mapping*, Registered> memories_;
   std::unordered_map<uint64_t, const Mapping*> registrations_;
+  std::unordered_map<uint64_t, File> files_;
   std::unordered_map<std::string, Remote> remotes_;
   std::set<std::shared_ptr<List>> lists_;
   Handle<capi::NotifMap> inbox_;
@@ -149,6 +165,7 @@ class AgentState {
   Slice slice_;
   std::vector<int32_t> local_ids_;
   std::vector<int32_t> remote_ids_;
+  bool notifies_;
   std::optional<std::chrono::steady_clock::time_point> last_death_;
   // Where probes read to.
   std::shared_ptr<Mapping> scratch_;
@@ -158,7 +175,7 @@ class AgentState {
 
 template <typename Receive>
 bool AgentState::poll(Receive receive) {
-  if (nixl_.get_notifs(agent_, inbox_.get(), nullptr) != capi::kSuccess) return false;
+  if (!notifies_ || nixl_.get_notifs(agent_, inbox_.get(), nullptr) != capi::kSuccess) return false;
   size_t agents = 0;
   nixl_.notif_map_size(inbox_.get(), &agents);
   if (agents == 0) return false;

@@ -92,6 +92,10 @@ void AgentThread::register_memory(uint64_t ticket, std::shared_ptr<Pin> pin) {
   call(ticket, [this, ticket, pin = std::move(pin)](Event&) mutable { state_->register_memory(ticket, std::move(pin)); });
 }
 
+void AgentThread::register_file(uint64_t ticket, uint64_t descriptor, uint64_t length) {
+  call(ticket, [this, ticket, descriptor, length](Event&) { state_->register_file(ticket, descriptor, length); });
+}
+
 void AgentThread::deregister_memory(uint64_t ticket, uint64_t registration) {
   call(ticket, [this, registration](Event&) { state_->deregister_memory(registration); });
 }

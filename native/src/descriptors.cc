@@ -27,7 +27,7 @@ uint64_t integer(double value, size_t row, const char* name) {
 
 }  // namespace
 
-std::vector<Row> read_rows(const double* numbers, size_t count) {
+std::vector<Row> read_rows(const double* numbers, size_t count, bool from_zero) {
   if (count == 0 || count % kRowNumbers != 0) {
     throw Failure("KV_LIST_INVALID", "a descriptor table has rows of 5 numbers and at least one row; this one has " +
                                          std::to_string(count) + " numbers");
@@ -40,7 +40,7 @@ std::vector<Row> read_rows(const double* numbers, size_t count) {
     const Row row{integer(number[0], index, "address"), integer(number[1], index, "length"),
                   integer(number[2], index, "device"), integer(number[3], index, "stride"),
                   integer(number[4], index, "count")};
-    if (row.address == 0) throw invalid(index, "address is 0");
+    if (row.address == 0 && !from_zero) throw invalid(index, "address is 0");
     if (row.length == 0) throw invalid(index, "length is 0");
     if (row.count == 0) throw invalid(index, "count is 0");
     if (row.count > kMaxDescriptors || (descriptors += row.count) > kMaxDescriptors) {

@@ -25,7 +25,7 @@ struct Row {
 };
 
 // Reads and checks rows. Throws Failure KV_LIST_INVALID naming the row and the value.
-std::vector<Row> read_rows(const double* numbers, size_t count);
+std::vector<Row> read_rows(const double* numbers, size_t count, bool from_zero = false);
 
 // What an index of the list means. Rows stay as they are, so that memory goes with rows and not with descriptors. Immutable, and so free
 // to be read on every thread.

@@ -31,6 +31,8 @@ struct List {
   // One byte of the peer's memory, to be read after a WRITE where the backend does not say that its bytes have landed.
   capi::PreparedDlist probe = nullptr;
   std::vector<const Mapping*> memories;
+  // Registrations of files that it describes.
+  std::vector<uint64_t> files;
   uint32_t transfers = 0;
   std::optional<uint64_t> close_ticket;
   // NIXL has dropped the peer's memory under the list; nothing may use its handle any more.

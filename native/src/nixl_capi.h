@@ -43,7 +43,7 @@ inline constexpr Status kException = -4;
 inline constexpr Status kNoTelemetry = -5;
 inline constexpr Status kNotFound = -6;
 
-enum class MemoryType : int { dram = 0, vram = 1 };
+enum class MemoryType : int { dram = 0, vram = 1, file = 4 };
 enum class Operation : int { read = 0, write = 1 };
 enum class ThreadSync : int { none = 0, strict = 1, rw = 2 };
 

@@ -43,7 +43,7 @@ bool Transfer::advance(AgentState& state, const Send& send, bool may_post) {
     post_next(state, send);
     moved = true;
   }
-  if (!in_flight() && !probed_ && begun_ && state.probes_writes() && request_->operation == capi::Operation::write &&
+  if (!in_flight() && !probed_ && begun_ && request_->remote->probe != nullptr && request_->operation == capi::Operation::write &&
       (over_ || slicer_->ended())) {
     post_probe(state, send);
     moved = true;

@@ -63,7 +63,7 @@ test("they pass the type check", { timeout: 240_000 }, () => {
   expect(complaints).toEqual([]);
 });
 
-const NEED_NIXL = ["nixl-1"];
+const NEED_NIXL = ["nixl-1", "nixl-2"];
 const runnable = examples.filter(
   ({ id }) => NOT_RUN[id] === undefined && !(NEED_NIXL.includes(id) && nixlMissing !== undefined),
 );

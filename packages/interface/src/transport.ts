@@ -4,8 +4,11 @@
  * implementation runs the suite `@kv/conformance/transport`.
  */
 
-/** Kinds of memory, by NIXL's names without the suffix `_SEG`. */
-export type MemoryType = "DRAM" | "VRAM";
+/**
+ * Kinds of memory, by NIXL's names without the suffix `_SEG`. A `FILE` is reached by the agent that has registered it alone: its lists are
+ * remote ones of that agent's own name, their rows places in the file, their device its file descriptor.
+ */
+export type MemoryType = "DRAM" | "VRAM" | "FILE";
 
 /** What a transport can do. Callers branch on these, never on the transport's name. */
 export interface TransportCapabilities {

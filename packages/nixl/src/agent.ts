@@ -7,8 +7,9 @@ import {
   type PreparedList,
   type Registration,
 } from "@kv/interface";
-import { backendFacts } from "./backends.js";
+import { backendFacts, notifies } from "./backends.js";
 import { fromNative } from "./errors.js";
+import { fileOf } from "./file-memory.js";
 import { inbox } from "./inbox.js";
 import { nativeOf } from "./memory.js";
 import {
@@ -46,6 +47,8 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
   const calls = tickets((alive) => native?.keepAlive(alive));
   const notifications = inbox(() => calls.hold());
   const listTickets = new WeakMap<PreparedList, number>();
+  /** To let go of the files that are registered. */
+  const files = new Set<() => void>();
   let closing: Promise<void> | undefined;
 
   const onEvents = (events: NativeEvent[]) => {
@@ -71,6 +74,7 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
         preload,
         watchPeers: backends.some((spec) => backendFacts(spec.name).watchPeers),
         probeWrites: backends.some((spec) => backendFacts(spec.name).probeWrites),
+        notifies: notifies(backends),
       },
       onEvents,
     );
@@ -132,8 +136,11 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
     remote: string | undefined,
     { memoryType, rows }: DescriptorTable,
   ): Promise<PreparedList> {
-    if (memoryType !== "DRAM" && memoryType !== "VRAM") {
-      throw new KvError("KV_LIST_INVALID", `memoryType is ${JSON.stringify(memoryType)}, not DRAM or VRAM`);
+    if (memoryType !== "DRAM" && memoryType !== "VRAM" && memoryType !== "FILE") {
+      throw new KvError(
+        "KV_LIST_INVALID",
+        `memoryType is ${JSON.stringify(memoryType)}, not DRAM, VRAM or FILE`,
+      );
     }
     const { ticket, value } = await make((agent, id) => agent.prepare(id, remote, memoryType, rows));
     const list: PreparedList = Object.freeze({
@@ -150,6 +157,18 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
     name,
     backends: backends.map((spec) => spec.name),
     async register(memory): Promise<Registration> {
+      const file = fileOf(memory);
+      if (file !== undefined) {
+        const letGo = file.hold();
+        files.add(letGo);
+        const made = make((agent, id) => agent.registerFile(id, memory.deviceId, memory.lengthBytes));
+        const { ticket } = await made.catch((error: unknown) => {
+          letGo();
+          throw error;
+        });
+        const close = closer((agent, id) => agent.deregister(id, ticket));
+        return Object.freeze({ memory, close: () => close().then(letGo) });
+      }
       const buffer = nativeOf(memory);
       const { ticket } = await make((agent, id) => agent.register(id, buffer));
       return Object.freeze({ memory, close: closer((agent, id) => agent.deregister(id, ticket)) });
@@ -193,6 +212,7 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
         .finally(() => {
           calls.abandon(new KvError("KV_AGENT_CLOSED", `the agent ${name} is closed`));
           notifications.close();
+          for (const letGo of files) letGo();
           thread.detach();
           onClose();
         });

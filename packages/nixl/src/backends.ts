@@ -8,6 +8,10 @@ export interface BackendFacts {
   readonly watchPeers: boolean;
   /** It calls a WRITE done when the bytes have left: the agent reads a byte after it, over the same connection. */
   readonly probeWrites: boolean;
+  /** It carries notifications between agents. Storage does not. */
+  readonly notifies: boolean;
+  /** It moves bytes between memory and files. */
+  readonly files: boolean;
   /** Variables that look as if they mattered to it, and do not. */
   readonly ignores: readonly string[];
 }
@@ -17,6 +21,8 @@ const BACKENDS: Readonly<Record<string, BackendFacts>> = {
     reportsPeerDeath: true,
     watchPeers: false,
     probeWrites: false,
+    notifies: true,
+    files: false,
     ignores: ["FI_PROVIDER", "FI_PROVIDER_PATH", "FI_EFA_USE_DEVICE_RDMA"],
   },
   // Measured with NIXL 1.5.0, libfabric 2.4 and its tcp provider: a post or a notification to a peer that was killed does
@@ -25,7 +31,17 @@ const BACKENDS: Readonly<Record<string, BackendFacts>> = {
     reportsPeerDeath: true,
     watchPeers: true,
     probeWrites: true,
+    notifies: true,
+    files: false,
     ignores: ["UCX_TLS", "UCX_NET_DEVICES"],
+  },
+  POSIX: {
+    reportsPeerDeath: true,
+    watchPeers: false,
+    probeWrites: false,
+    notifies: false,
+    files: true,
+    ignores: [],
   },
 };
 
@@ -33,6 +49,8 @@ const UNKNOWN: BackendFacts = {
   reportsPeerDeath: false,
   watchPeers: false,
   probeWrites: false,
+  notifies: true,
+  files: false,
   ignores: [],
 };
 
@@ -45,3 +63,9 @@ export function backendFacts(name: string): BackendFacts {
 export function reportsPeerDeath(backends: readonly BackendSpec[]): boolean {
   return backends.every((spec) => backendFacts(spec.name).reportsPeerDeath);
 }
+
+export const notifies = (backends: readonly BackendSpec[]): boolean =>
+  backends.some((spec) => backendFacts(spec.name).notifies);
+
+export const movesFiles = (backends: readonly BackendSpec[]): boolean =>
+  backends.some((spec) => backendFacts(spec.name).files);

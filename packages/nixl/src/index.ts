@@ -18,6 +18,7 @@ export {
 } from "./doctor/report.js";
 export { type MissingPart, nameOfMissing } from "./elf-loader.js";
 export { type FabricDevice, fabricDevices, isEfaOnly } from "./fabric-devices.js";
+export { type FileMemoryOptions, openFileMemory } from "./file-memory.js";
 export { COMPANIONS, type Companion, type Installed, type InstallOptions, installNixl } from "./install.js";
 export { type Environment, type FindLibraryOptions, findLibrary } from "./library.js";
 export { type LibraryFeatures, lackedBy, libraryFeatures } from "./library-features.js";

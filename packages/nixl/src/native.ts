@@ -27,6 +27,8 @@ export interface NativeAgentOptions {
   readonly watchPeers: boolean;
   /** Read a byte after each WRITE: the backend calls it done when its bytes have left. */
   readonly probeWrites: boolean;
+  /** A backend carries notifications, and is asked for them. */
+  readonly notifies: boolean;
 }
 
 /** Kinds of event: a command settled, a transfer's outcome, the release of one that did not succeed, a notification. */
@@ -56,6 +58,7 @@ export type NativeOutcome = [
 
 export interface NativeAgent {
   register(ticket: number, memory: NativeMemory): void;
+  registerFile(ticket: number, fileDescriptor: number, lengthBytes: number): void;
   deregister(ticket: number, registration: number): void;
   localMetadata(ticket: number): void;
   addRemote(ticket: number, metadata: Uint8Array): void;

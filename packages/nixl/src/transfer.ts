@@ -56,6 +56,12 @@ export function transfers({ native, tickets, clock, listTicket }: TransfersOptio
       if (notification !== undefined && !(notification instanceof Uint8Array)) {
         throw new KvError("KV_TRANSFER_INVALID", "the notification is not a Uint8Array");
       }
+      if (notification !== undefined && remote.memoryType === "FILE") {
+        throw new KvError(
+          "KV_TRANSFER_INVALID",
+          "a transfer with a file has no peer to notify, and this one has a notification",
+        );
+      }
       const [localTicket, remoteTicket] = [listTicket(local), listTicket(remote)];
       if (signal?.aborted === true) {
         stillborn++;

@@ -11,7 +11,7 @@ import {
 import { loadAddon } from "./addon.js";
 import { createNixlAgent } from "./agent.js";
 import { checkBackends, chooseBackends, resolveBackends } from "./backend-choice.js";
-import { reportsPeerDeath } from "./backends.js";
+import { movesFiles, notifies, reportsPeerDeath } from "./backends.js";
 import { fabricDevices, isEfaOnly } from "./fabric-devices.js";
 import { findLibrary } from "./library.js";
 import { allocateMemory } from "./memory.js";
@@ -54,9 +54,9 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
   const capabilities: TransportCapabilities = Object.freeze({
     read: true,
     write: true,
-    notifications: true,
+    notifications: notifies(chosen),
     crossProcess: true,
-    memoryTypes: Object.freeze(["DRAM"] as const),
+    memoryTypes: Object.freeze(movesFiles(chosen) ? (["DRAM", "FILE"] as const) : (["DRAM"] as const)),
     reportsPeerDeath: reportsPeerDeath(chosen),
   });
 
