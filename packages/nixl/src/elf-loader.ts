@@ -1,4 +1,4 @@
-import { execFile } from "node:child_process";
+import { type ExecFileException, execFile } from "node:child_process";
 import { access } from "node:fs/promises";
 import { basename } from "node:path";
 import type { Environment } from "./library.js";
@@ -53,10 +53,17 @@ export async function missingParts(
       (error, stdout, stderr) => {
         const missing = parseLoader(`${stdout}\n${stderr}`);
         const failed = error !== null && missing.length === 0;
-        resolve(failed ? [{ kind: "file", reason: stderr.trim() || error.message }] : missing);
+        resolve(failed ? [{ kind: "file", reason: stderr.trim() || endOf(error) }] : missing);
       },
     );
   });
+}
+
+/** Why there is nothing that the loader said. */
+function endOf(error: ExecFileException): string {
+  if (error.killed === true) return `the loader did not come to an end in ${TIMEOUT_MS / 1000} s`;
+  const how = error.signal ? `dies of it with ${error.signal}` : `ends with ${error.code}`;
+  return `the loader ${how}; the file is cut off, or not what it was`;
 }
 
 /** Reads what the loader prints. Symbols count only where no library and no version is missing: they follow from those. */

@@ -16,9 +16,11 @@ export function reportOf(checks: readonly Check[]): DoctorReport {
 
 export function reportText(report: DoctorReport): string {
   const { checks, counts } = report;
+  const first = checks.find(({ status, fix }) => status === "fail" && fix !== undefined)?.fix;
+  const begin = first === undefined ? "" : `; begin with: ${first}`;
   return checksText(report, {
     ok: "everything is as it should be",
     warn: `it works; ${counts.warn} of ${checks.length} checks say how it could be better`,
-    fail: `${counts.fail} of ${checks.length} checks failed`,
+    fail: `${counts.fail} of ${checks.length} checks failed${begin}`,
   });
 }
