@@ -31,6 +31,8 @@ async function build(platform, { compiler, env }) {
     await run([...command, ...objects, ...link(map), "-o", join(work, "addon")], { env });
     const wrong = complaints(elfNeeds(join(work, "addon")), { glibc: GLIBC, exported: EXPORTS });
     if (wrong.length > 0) throw new Error(`the addon for ${platform.name} ${wrong.join("; it ")}`);
+    // Units that saw different headers do not fit together.
+    if (digestFor(platform) !== digest) throw new Error("a source has changed meanwhile; build it again");
     renameSync(join(work, "addon"), addonOf(platform));
     markMade(platform, digest);
   } finally {
