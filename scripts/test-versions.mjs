@@ -27,7 +27,12 @@ for (const version of versions) {
   const lacked = lackedBy(await libraryFeatures(library));
   const { status } = spawnSync(
     join(root, "node_modules/.bin/vitest"),
-    ["run", "--testTimeout=240000", "--hookTimeout=240000", ...FILES.map((name) => `packages/nixl/test/${name}`)],
+    [
+      "run",
+      "--testTimeout=240000",
+      "--hookTimeout=240000",
+      ...FILES.map((name) => `packages/nixl/test/${name}`),
+    ],
     { cwd: root, stdio: "inherit", env: { ...process.env, KV_NIXL_LIBRARY: library } },
   );
   rows.push([

@@ -29,7 +29,9 @@ export async function openFileMemory(path: string, { lengthBytes }: FileMemoryOp
     throw new KvError("KV_MEMORY_INVALID", `${path} could not be ${what}: ${String(cause)}`, { cause });
   };
   const handle = await open(path, "r+")
-    .catch((error: NodeJS.ErrnoException) => (error.code === "ENOENT" ? open(path, "wx+") : Promise.reject(error)))
+    .catch((error: NodeJS.ErrnoException) =>
+      error.code === "ENOENT" ? open(path, "wx+") : Promise.reject(error),
+    )
     .catch(failed("opened for reading and writing"));
   try {
     if ((await handle.stat()).size < lengthBytes) await handle.truncate(lengthBytes);

@@ -87,9 +87,7 @@ describe("doctor where NIXL is not", () => {
     expect(stdout).toMatch(/the loader: .* and \d+ other places/);
     expect(stdout).toContain("fix: npx --no-install kv-nixl install");
     expect(stdout).toMatch(/fail {2}choice of backend +"no backend!" is not the name of a NIXL backend/);
-    expect(stdout.trimEnd().split("\n").at(-1)).toMatch(
-      /^fail: 2 of \d+ checks failed; begin with: \S/,
-    );
+    expect(stdout.trimEnd().split("\n").at(-1)).toMatch(/^fail: 2 of \d+ checks failed; begin with: \S/);
   });
 });
 

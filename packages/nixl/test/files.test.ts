@@ -81,7 +81,9 @@ describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
     const registration = await agent.register(file);
     const prepare = (name: string, device: number) =>
       agent.prepareRemote(name, { memoryType: "FILE", rows: rows(0, device) });
-    await expect(prepare(agent.name, file.deviceId)).rejects.toMatchObject({ code: "KV_MEMORY_NOT_REGISTERED" });
+    await expect(prepare(agent.name, file.deviceId)).rejects.toMatchObject({
+      code: "KV_MEMORY_NOT_REGISTERED",
+    });
     await expect(prepare(agent.name, 9999)).rejects.toMatchObject({ code: "KV_MEMORY_NOT_REGISTERED" });
     await expect(prepare("somebody", file.deviceId)).rejects.toMatchObject({ code: "KV_LIST_INVALID" });
     await expect(
@@ -90,7 +92,9 @@ describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
     await registration.close();
     file.close();
     await expect(agent.register(file)).rejects.toMatchObject({ code: "KV_MEMORY_INVALID" });
-    await expect(openFileMemory(folder, { lengthBytes: 1 })).rejects.toMatchObject({ code: "KV_MEMORY_INVALID" });
+    await expect(openFileMemory(folder, { lengthBytes: 1 })).rejects.toMatchObject({
+      code: "KV_MEMORY_INVALID",
+    });
   });
 });
 

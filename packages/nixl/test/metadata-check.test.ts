@@ -4,6 +4,7 @@ import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { mutations } from "./mutations.js";
 import { type Owner, startOwner } from "./owner-process.js";
 import { nixlMissing } from "./require-nixl.js";
+import { runChild } from "./run-child.js";
 
 describe.skipIf(nixlMissing)(`metadata tried in another process (${nixlMissing ?? "found"})`, () => {
   const transport = nixlTransport({ checkMetadata: true });
@@ -33,6 +34,11 @@ describe.skipIf(nixlMissing)(`metadata tried in another process (${nixlMissing ?
       message: expect.stringMatching(/^loading the metadata ends a process with SIG/),
     });
     expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
+  });
+
+  test("a process that waits for a check alone waits for it", { timeout: 240_000 }, async () => {
+    const end = await runChild("checking.ts", []);
+    expect(end, end.stderr).toMatchObject({ code: 0, stdout: "added" });
   });
 
   test("whatever is damaged, the answer is a name or an error", { timeout: 14_400_000 }, async () => {

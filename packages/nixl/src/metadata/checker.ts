@@ -27,6 +27,8 @@ export interface MetadataCheckerOptions {
 
 interface Running {
   readonly child: ChildProcess;
+  /** Keeps this process alive until the answered function is called; several may do so at a time. */
+  hold(): () => void;
   readonly ready: Promise<void>;
   /** Settles with the next answer, or the end of the process. */
   answer(): Promise<CheckAnswer>;
@@ -53,8 +55,8 @@ export function metadataChecker(options: MetadataCheckerOptions): MetadataChecke
   }
 
   async function load(metadata: Uint8Array): Promise<void> {
-    const { child, ready, answer } = process();
-    hold(child, true);
+    const { child, hold, ready, answer } = process();
+    const letGo = hold();
     try {
       await ready;
       const answered = answer();
@@ -63,15 +65,14 @@ export function metadataChecker(options: MetadataCheckerOptions): MetadataChecke
       const { error } = await answered.finally(() => timer.cancel());
       if (error !== undefined) throw new KvError(error.code as KvErrorCode, error.message);
     } finally {
-      hold(child, false);
+      letGo();
     }
   }
 
   return {
     async warm() {
-      const { child, ready } = process();
-      hold(child, true);
-      await ready.finally(() => hold(child, false));
+      const { hold, ready } = process();
+      await ready.finally(hold());
     },
     check(metadata) {
       // A Buffer's own slice would be a view.
@@ -101,14 +102,22 @@ export function metadataChecker(options: MetadataCheckerOptions): MetadataChecke
 }
 
 /** While nothing is asked, the process does not keep this one alive. */
-function hold(child: ChildProcess, wanted: boolean): void {
-  if (wanted) {
-    child.ref();
-    child.channel?.ref();
-  } else {
-    child.unref();
-    child.channel?.unref();
-  }
+function holding(child: ChildProcess): () => () => void {
+  let holders = 0;
+  return () => {
+    if (++holders === 1) {
+      child.ref();
+      child.channel?.ref();
+    }
+    let over = false;
+    return () => {
+      if (over) return;
+      over = true;
+      if (--holders > 0) return;
+      child.unref();
+      child.channel?.unref();
+    };
+  };
 }
 
 function start(backends: readonly string[], environment: Environment, onEnd: () => void): Running {
@@ -148,5 +157,5 @@ function start(backends: readonly string[], environment: Environment, onEnd: () 
     if (error !== undefined) throw new KvError(error.code as KvErrorCode, error.message);
   });
   ready.catch(() => {});
-  return { child, ready, answer, ended };
+  return { child, hold: holding(child), ready, answer, ended };
 }
