@@ -28,8 +28,8 @@ const env = {
   KV_NIXL_ADDON: join(folder, "kv_nixl.node"),
   KV_FAKE_NIXL: join(folder, "libfake_nixl_capi.so"),
 };
-const standIn = ["conformance-fake", "faults", "late-writes", "unavailable"];
-const real = ["conformance.", "conformance-libfabric", "two-processes", "traps", "memory", "collection"];
+const standIn = ["conformance-fake", "faults", "late-writes", "stray-errors", "unavailable"];
+const real = ["conformance.", "conformance-libfabric", "two-processes", "traps", "memory", "collection", "files"];
 if (!short && !nixl.ready) console.error(`without real NIXL: ${nixl.why}`);
 const names = short || !nixl.ready ? standIn : [...standIn, ...real];
 const files = names.map((name) => `packages/nixl/test/${name}`);
