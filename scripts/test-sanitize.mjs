@@ -29,7 +29,15 @@ const env = {
   KV_FAKE_NIXL: join(folder, "libfake_nixl_capi.so"),
 };
 const standIn = ["conformance-fake", "faults", "late-writes", "stray-errors", "unavailable"];
-const real = ["conformance.", "conformance-libfabric", "two-processes", "traps", "memory", "collection", "files"];
+const real = [
+  "conformance.",
+  "conformance-libfabric",
+  "two-processes",
+  "traps",
+  "memory",
+  "collection",
+  "files",
+];
 if (!short && !nixl.ready) console.error(`without real NIXL: ${nixl.why}`);
 const names = short || !nixl.ready ? standIn : [...standIn, ...real];
 const files = names.map((name) => `packages/nixl/test/${name}`);

@@ -114,6 +114,12 @@ function rankDocument(rank: RankGeometry): PlanDocument["local"] {
 type TableDocument = PlanDocument["sources"][number]["lists"][number]["localTable"];
 
 function tableDocument({ memoryType, rows }: DescriptorTable): TableDocument {
+  if (memoryType === "FILE") {
+    throw new KvError(
+      "KV_PLAN_INVALID",
+      "a table of a plan describes a FILE, and a KV cache is in DRAM or VRAM",
+    );
+  }
   const written: number[][] = [];
   for (let at = 0; at < rows.length; at += DESCRIPTOR_ROW)
     written.push([...rows.subarray(at, at + DESCRIPTOR_ROW)]);
