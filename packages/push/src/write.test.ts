@@ -2,7 +2,7 @@ import { createLocalLists, createRemoteAgents } from "@kv/connector";
 import { type Agent, type PreparedList, silentLog, type TransferRequest } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { describe, expect, it } from "vitest";
-import { descriptorCount } from "../test/descriptor-count.js";
+import { descriptorPairs } from "../test/descriptor-pairs.js";
 import { type Offer, PUSH_CONTROL } from "./control.js";
 import { type WritePart, writeBlocks } from "./write.js";
 import { createWriteLinks } from "./write-link.js";
@@ -43,7 +43,7 @@ async function setUp() {
     transfer(request: TransferRequest) {
       const { notification } = request;
       events.push(
-        `WRITE of ${descriptorCount(request)}${notification === undefined ? "" : " with the word"}`,
+        `WRITE of ${descriptorPairs(request).localIds.length}${notification === undefined ? "" : " with the word"}`,
       );
       const done = new Promise<object>((resolve) => {
         pending.push(() => resolve({}));

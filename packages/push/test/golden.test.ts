@@ -15,6 +15,7 @@ import { decodeRegistration, encodeRegistration, type Offer } from "../src/contr
 import { createDecodeScheduler } from "../src/decode-scheduler.js";
 import { writeBlocks } from "../src/write.js";
 import { createWriteLinks } from "../src/write-link.js";
+import { descriptorPairs } from "./descriptor-pairs.js";
 
 // What real vLLM servers did (0.32 and 0.33): packages/connector/fixtures/README.md says where it comes from.
 const folder = fileURLToPath(new URL("../../connector/fixtures/wire/", import.meta.url));
@@ -282,9 +283,8 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
         const pairs = (local: ArrayLike<number>, remote: ArrayLike<number>) =>
           Array.from(local, (id, i) => `${id} → ${remote[i]}`).sort();
         expect(request.operation).toBe("WRITE");
-        expect(pairs(request.localIds ?? [], request.remoteIds ?? [])).toEqual(
-          pairs(theirs.local_idx, theirs.remote_idx),
-        );
+        const { localIds, remoteIds } = descriptorPairs(request);
+        expect(pairs(localIds, remoteIds)).toEqual(pairs(theirs.local_idx, theirs.remote_idx));
         expect(new TextDecoder().decode(request.notification)).toBe(theirs.notif);
       }
     }

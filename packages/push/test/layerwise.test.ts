@@ -4,7 +4,7 @@ import { describe, expect, it } from "vitest";
 import { coordinatesOf } from "../../pull/test/sim-engine.js";
 import { prompt, stage } from "../../pull/test/stage.js";
 import { pushConnector } from "../src/index.js";
-import { descriptorCount } from "./descriptor-count.js";
+import { descriptorPairs } from "./descriptor-pairs.js";
 
 interface Posted {
   readonly descriptors: number;
@@ -23,7 +23,7 @@ function watching(posted: Posted[]): (transport: Transport) => Transport {
         if (name !== "transfer") return typeof value === "function" ? value.bind(target) : value;
         return (request: Parameters<Agent["transfer"]>[0]) => {
           const notified = request.notification !== undefined;
-          posted.push({ descriptors: descriptorCount(request), notified, after: done });
+          posted.push({ descriptors: descriptorPairs(request).localIds.length, notified, after: done });
           const transfer = target.transfer(request);
           transfer.done.then(
             () => {

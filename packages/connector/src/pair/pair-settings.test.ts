@@ -25,6 +25,7 @@ describe("settings", () => {
       handshakeTimeoutMs: 5000,
       enforceCompatibility: true,
       perWorkerPorts: false,
+      layerwise: false,
     });
   });
 
