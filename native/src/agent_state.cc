@@ -16,8 +16,8 @@ constexpr const char* kSelf = "";
 // The backend whose peers can be watched from outside.
 constexpr const char* kWatchedBackend = "LIBFABRIC";
 constexpr size_t kScratchBytes = 4096;
-// Descriptors of a list that NIXL is told one by one, 2 ms and 5 MB for the most: more than that is read off the rows.
-constexpr uint32_t kMostIndexed = 65'536;
+// Descriptors of a list that NIXL is told one by one, 30 ms and 80 MB for the most, where requests want it: more than that is read off the rows.
+constexpr uint32_t kMostIndexed = 1'048'576;
 // Descriptors per extent from which on extents are faster.
 constexpr uint64_t kMergedEnough = 12;
 
@@ -463,9 +463,11 @@ capi::PreparedDlist AgentState::prepare_rows(const List& list, AddRows add, capi
 // By index NIXL takes 1.4 ns for each descriptor and 33 for each that is left after merging; by extent 48 for each of those, and no list.
 capi::Request AgentState::make_request(capi::Operation operation, List& local, List& remote, const Slice& slice,
                                        capi::Status& status) {
-  const bool small = local.shape.count() <= kMostIndexed && remote.shape.count() <= kMostIndexed;
+  if (slice.local_ids != nullptr) {
+    return make_of_ids(operation, local, slice.local_ids, remote, slice.remote_ids, slice.descriptors, status);
+  }
   const bool scattered = slice.descriptors < kMergedEnough * slice.extents.size();
-  if (small && scattered && !slice.cut) {
+  if (scattered && !slice.cut && indexed(local, remote)) {
     const auto request = make_by_index(operation, local, remote, slice, status);
     if (request != nullptr) return request;
   }
@@ -474,10 +476,6 @@ capi::Request AgentState::make_request(capi::Operation operation, List& local, L
 
 capi::Request AgentState::make_by_index(capi::Operation operation, List& local, List& remote, const Slice& slice,
                                         capi::Status& status) {
-  for (List* list : {&local, &remote}) {
-    if (list->indexed == nullptr) list->indexed = prepare_rows(*list, expand, status);
-    if (list->indexed == nullptr) return nullptr;
-  }
   local_ids_.resize(slice.descriptors);
   remote_ids_.resize(slice.descriptors);
   size_t at = 0;
@@ -487,9 +485,24 @@ capi::Request AgentState::make_by_index(capi::Operation operation, List& local, 
       remote_ids_[at] = static_cast<int32_t>(run.remote + index);
     }
   }
+  return make_of_ids(operation, local, local_ids_.data(), remote, remote_ids_.data(), at, status);
+}
+
+bool AgentState::indexed(List& local, List& remote) {
+  for (List* list : {&local, &remote}) {
+    if (list->indexed != nullptr) continue;
+    capi::Status status = capi::kSuccess;
+    if (list->shape.count() <= kMostIndexed) list->indexed = prepare_rows(*list, expand, status);
+    if (list->indexed == nullptr) return false;
+  }
+  return true;
+}
+
+capi::Request AgentState::make_of_ids(capi::Operation operation, const List& local, const int32_t* local_ids, const List& remote,
+                                      const int32_t* remote_ids, size_t count, capi::Status& status) {
   capi::Request request = nullptr;
-  status = nixl_.make_xfer_req(agent_, operation, local.indexed, local_ids_.data(), at, remote.indexed, remote_ids_.data(), at,
-                               &request, nullptr);
+  status = nixl_.make_xfer_req(agent_, operation, local.indexed, local_ids, count, remote.indexed, remote_ids, count, &request,
+                               nullptr);
   return status == capi::kSuccess ? request : nullptr;
 }
 

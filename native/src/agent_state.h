@@ -87,6 +87,8 @@ class AgentState {
   capi::Request make_request(capi::Operation operation, List& local, List& remote, const Slice& slice, capi::Status& status);
   // Room for one slice, for whoever makes the next request.
   Slice& slice() { return slice_; }
+  // Whether requests of these two can be made by index. NIXL is told each of their descriptors at the first one that wants it.
+  bool indexed(List& local, List& remote);
   // Releases a list that no transfer uses.
   void release(const std::shared_ptr<List>& list);
 
@@ -135,6 +137,8 @@ class AgentState {
   // A list of one of `rows`, as `add` puts them; null when NIXL refuses it.
   using AddRows = void (*)(const capi::Functions&, capi::XferDlist, const std::vector<Row>&);
   capi::PreparedDlist prepare_rows(const List& list, AddRows add, capi::Status& status);
+  capi::Request make_of_ids(capi::Operation operation, const List& local, const int32_t* local_ids, const List& remote,
+                            const int32_t* remote_ids, size_t count, capi::Status& status);
   capi::Request make_by_index(capi::Operation operation, List& local, List& remote, const Slice& slice, capi::Status& status);
   capi::Request make_of_extents(capi::Operation operation, List& local, List& remote, const Slice& slice, capi::Status& status);
   void prepare_probe(List& list, capi::MemoryType type, const Row& first);

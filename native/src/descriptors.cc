@@ -60,6 +60,7 @@ Shape::Shape(std::vector<Row> rows) : rows_(std::move(rows)) {
   for (const Row& row : rows_) {
     starts_.push_back(starts_.back() + static_cast<uint32_t>(row.count));
     if (row.length != rows_.front().length) uniform_ = 0;
+    dense_ = dense_ && (row.count == 1 || row.stride == row.length);
   }
 }
 

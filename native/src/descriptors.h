@@ -37,6 +37,8 @@ class Shape {
   const std::vector<Row>& rows() const { return rows_; }
   // All descriptors have this length; 0 if lengths differ.
   uint64_t uniform_length() const { return uniform_; }
+  // In every row one descriptor begins where the one before it ends.
+  bool dense() const { return dense_; }
 
   // Looks descriptors up one after another, and so remembers the row of the last one.
   class Reader {
@@ -65,6 +67,7 @@ class Shape {
   std::vector<Row> rows_;
   std::vector<uint32_t> starts_;  // of each row, and the count
   uint64_t uniform_ = 0;
+  bool dense_ = true;
 };
 
 // Adds every descriptor of `rows`, in order, to a list of the library.

@@ -29,6 +29,9 @@ class Pairs {
   // Descriptors, and their bytes.
   uint64_t count() const { return count_; }
   uint64_t bytes() const { return bytes_; }
+  // Index by index, where they came so; empty where they came as runs.
+  const std::vector<int32_t>& local_ids() const { return local_; }
+  const std::vector<int32_t>& remote_ids() const { return remote_; }
 
   // Goes through them from the first to the last, a run at a time.
   class Reader {

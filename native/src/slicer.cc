@@ -14,7 +14,12 @@ constexpr uint64_t kExtentBytes = 16384;
 }  // namespace
 
 Slicer::Slicer(const Pairs& pairs, const List& local, const List& remote)
-    : pairs_(pairs), local_(local.shape), remote_(remote.shape), mergeable_(local.mergeable && remote.mergeable) {
+    : given_(&pairs),
+      local_shape_(&local.shape),
+      remote_shape_(&remote.shape),
+      pairs_(pairs),
+      local_(local.shape), remote_(remote.shape),
+      mergeable_(local.mergeable && remote.mergeable) {
   pairs_.next(run_);
 }
 
@@ -23,11 +28,43 @@ void Slicer::skip(uint32_t count) {
   if (run_.count == 0) pairs_.next(run_);
 }
 
+bool Slicer::can_go_by_index() const {
+  const uint64_t length = local_shape_->uniform_length();
+  return !given_->local_ids().empty() && length != 0 && length == remote_shape_->uniform_length() &&
+         length <= kSliceBytes - kExtentBytes;
+}
+
+void Slicer::next_ids(Slice& slice) {
+  const int32_t* local = given_->local_ids().data();
+  const int32_t* remote = given_->remote_ids().data();
+  const uint64_t length = local_shape_->uniform_length();
+  const uint64_t count = given_->count();
+  const bool dense = local_shape_->dense() && remote_shape_->dense();
+  const size_t first = at_;
+  uint64_t cost = 0;
+  for (; at_ < count; ++at_) {
+    const bool joins = dense && at_ > first && local[at_] == local[at_ - 1] + 1 && remote[at_] == remote[at_ - 1] + 1;
+    cost += length + (joins ? 0 : kExtentBytes);
+    if (cost > kSliceBytes) break;
+    slice.merged += joins ? 0 : 1;
+  }
+  slice.local_ids = local + first;
+  slice.remote_ids = remote + first;
+  slice.descriptors = at_ - first;
+}
+
 void Slicer::next(Slice& slice) {
   slice.extents.clear();
   slice.runs.clear();
   slice.descriptors = 0;
   slice.cut = false;
+  slice.local_ids = nullptr;
+  slice.remote_ids = nullptr;
+  slice.merged = 0;
+  if (by_index_) {
+    next_ids(slice);
+    return;
+  }
   uint64_t room = kSliceBytes;
   while (!ended() && room > kExtentBytes) {
     const auto here = local_.at(run_.local);
@@ -41,18 +78,21 @@ void Slicer::next(Slice& slice) {
     // A descriptor is cut only where it is longer than a slice.
     if (bytes < whole && length <= kSliceBytes - kExtentBytes) bytes -= (offset_ + bytes) % length;
     if (bytes == 0) break;
+    // Most extents are whole, and a division is as long as all the rest.
     const uint64_t end = offset_ + bytes;
-    const auto covered = static_cast<uint32_t>(end / length);
+    const uint32_t covered = bytes == whole ? most : static_cast<uint32_t>(end / length);
+    const uint64_t left = bytes == whole ? 0 : end % length;
     slice.extents.push_back({here.row.address + here.within * here.row.stride + offset_,
                              there.row.address + there.within * there.row.stride + offset_, bytes, here.row.device,
                              there.row.device});
-    slice.cut = slice.cut || offset_ != 0 || end % length != 0;
+    slice.cut = slice.cut || offset_ != 0 || left != 0;
     slice.runs.push_back({run_.local, run_.remote, covered});
     slice.descriptors += covered;
     room -= std::min(room, bytes + kExtentBytes);
-    offset_ = end % length;
+    offset_ = left;
     skip(covered);
   }
+  slice.merged = slice.extents.size();
 }
 
 }  // namespace kv::nixl

@@ -24,6 +24,11 @@ struct Slice {
   std::vector<Run> runs;
   uint64_t descriptors = 0;
   bool cut = false;
+  // Instead of all these: `descriptors` indices of each list, where the caller keeps them.
+  const int32_t* local_ids = nullptr;
+  const int32_t* remote_ids = nullptr;
+  // What is left of the descriptors once neighbours are one.
+  uint64_t merged = 0;
 };
 
 class Slicer {
@@ -31,13 +36,23 @@ class Slicer {
   // All three outlive it.
   Slicer(const Pairs& pairs, const List& local, const List& remote);
 
-  bool ended() const { return run_.count == 0; }
+  bool ended() const { return by_index_ ? at_ == given_->count() : run_.count == 0; }
+  // Whether indices can go to NIXL just as the caller wrote them.
+  bool can_go_by_index() const;
+  // From here on they do. Before the first slice.
+  void go_by_index() { by_index_ = true; }
   // The next slice, one extent at least.
   void next(Slice& slice);
 
  private:
   void skip(uint32_t count);
+  void next_ids(Slice& slice);
 
+  const Pairs* given_;
+  const Shape* local_shape_;
+  const Shape* remote_shape_;
+  bool by_index_ = false;
+  size_t at_ = 0;  // pairs in earlier slices, by index
   Pairs::Reader pairs_;
   Shape::Reader local_;
   Shape::Reader remote_;

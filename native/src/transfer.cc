@@ -67,11 +67,12 @@ void Transfer::post_next(AgentState& state, const Send& send) {
     }
     if (state.lost(*request_->remote->remote)) throw lost();
     Slice& slice = state.slice();
+    if (!begun_ && slicer_->can_go_by_index() && state.indexed(*request_->local, *request_->remote)) slicer_->go_by_index();
     slicer_->next(slice);
     capi::Status made = capi::kSuccess;
     const capi::Request request = state.make_request(request_->operation, *request_->local, *request_->remote, slice, made);
     if (request == nullptr) throw Failure("KV_TRANSFER_FAILED", subject() + " was refused: " + describe(made));
-    merged_ += slice.extents.size();
+    merged_ += slice.merged;
     // Where errors come to anybody, a rider that was refused may have gone.
     if (!begun_) rides_ = request_->notification && !request_->revocable && slicer_->ended() && !state.probes_writes();
     begun_ = true;
