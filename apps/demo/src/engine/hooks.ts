@@ -15,8 +15,8 @@ export interface KvEvent {
 export interface KvReceivedEvent extends KvEvent {
   /** Blocks at the begin that came from the local prefix cache. */
   readonly cachedBlocks: number;
-  /** From the step that asked for the KV until every rank had it, the first handshake included. */
-  readonly waitedMs: number;
+  /** When the step began that asked for the KV; nothing of it was transferred before. By the engine's clock. */
+  readonly askedAtMs: number;
 }
 
 /**

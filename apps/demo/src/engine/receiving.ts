@@ -43,10 +43,7 @@ export async function applyOutput(output: WorkerOutput, engine: EngineState): Pr
   }
 }
 
-async function received(
-  record: RequestRecord,
-  { blocks, blockSize, hooks, clock }: EngineState,
-): Promise<void> {
+async function received(record: RequestRecord, { blocks, blockSize, hooks }: EngineState): Promise<void> {
   const { request, connectorRequest, blockIds, cachedBlocks } = record;
   const covered = cachedBlocks * blockSize + record.remoteTokens;
   if (hooks.afterReceive !== undefined && connectorRequest.kvTransferParams !== undefined) {
@@ -57,7 +54,7 @@ async function received(
       tokens: covered,
       cachedBlocks,
       forwardMs: record.forwardMs,
-      waitedMs: clock.now() - record.remoteSinceMs,
+      askedAtMs: record.remoteSinceMs,
     });
     record.uncacheable = damaged;
   }

@@ -58,10 +58,11 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
         load_ms: 0,
       });
     },
-    async afterReceive({ requestId, kvTransferParams, blockIds, tokens, cachedBlocks, waitedMs }) {
+    async afterReceive({ requestId, kvTransferParams, blockIds, tokens, cachedBlocks, askedAtMs }) {
+      const receivedAtMs = clock.now();
       const copies = takeCopies(requestId);
       // What the transport moved were the pool's blocks, where there is one.
-      const measured = meter.take(copies?.wireBlockIds ?? blockIds, clock.now() - waitedMs);
+      const measured = meter.take(copies?.wireBlockIds ?? blockIds, askedAtMs);
       journal.add({
         direction: "received",
         request_id: requestId,
@@ -76,7 +77,7 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
           transfers: measured.transfers,
           descriptors: measured.descriptors,
           transfer_ms: measured.transferMs,
-          waited_ms: waitedMs,
+          waited_ms: receivedAtMs - askedAtMs,
           load_ms: copies?.loadMs ?? 0,
         },
       });
