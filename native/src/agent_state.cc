@@ -11,16 +11,9 @@ namespace kv::nixl {
 
 namespace {
 
-// NIXL's name for "the agent itself" where a peer's name is asked for.
-constexpr const char* kSelf = "";
 // The backend whose peers can be watched from outside.
 constexpr const char* kWatchedBackend = "LIBFABRIC";
 constexpr size_t kScratchBytes = 4096;
-// Descriptors of a list that NIXL is told one by one, 30 ms and 80 MB for the most, where requests want it: more than that is read off the rows.
-constexpr uint32_t kMostIndexed = 1'048'576;
-// Descriptors per extent from which on extents are faster.
-constexpr uint64_t kMergedEnough = 12;
-
 // So long after a peer's end NIXL is told to let go of what it still has under way. What the peer had sent before is in this
 // host's own buffers, or lost, long before.
 constexpr auto kQuarantine = std::chrono::seconds(5);
@@ -58,6 +51,7 @@ AgentState::AgentState(const AgentConfig& config, Counters& counters)
                                        .capture_telemetry = false};
   check(nixl_.create_configured_agent(config.name.c_str(), &agent_config, &agent_), "KV_AGENT_INVALID",
         "NIXL refused the agent \"" + config.name + "\"");
+  requests_.emplace(nixl_, agent_);
   try {
     for (const BackendSpec& spec : config.backends) create_backend(spec);
     inbox_ = Handle<capi::NotifMap>::make("KV_INTERNAL", "no notification map", nixl_.destroy_notif_map,
@@ -66,6 +60,7 @@ AgentState::AgentState(const AgentConfig& config, Counters& counters)
   } catch (...) {
     if (scratch_registration_) nixl_.deregister_mem(agent_, scratch_registration_.get(), nullptr);
     scratch_registration_ = {};
+    requests_.reset();
     backends_.clear();
     nixl_.destroy_agent(agent_);
     throw;
@@ -74,8 +69,7 @@ AgentState::AgentState(const AgentConfig& config, Counters& counters)
 
 AgentState::~AgentState() {
   while (!lists_.empty()) release(*lists_.begin());
-  local_extents_.clear();
-  remote_extents_.clear();
+  requests_.reset();
   if (probe_ != nullptr) nixl_.release_xfer_dlist_handle(agent_, probe_);
   for (const auto& [name, remote] : remotes_) nixl_.invalidate_remote_md(agent_, name.c_str());
   for (const auto& [mapping, memory] : memories_) nixl_.deregister_mem(agent_, memory.list.get(), nullptr);
@@ -147,7 +141,7 @@ void AgentState::make_scratch() {
   const auto one = Handle<capi::XferDlist>::make("KV_INTERNAL", "no descriptor list", nixl_.destroy_xfer_dlist,
                                                  nixl_.create_xfer_dlist, capi::MemoryType::dram);
   check(nixl_.xfer_dlist_add_desc(one.get(), scratch_->address(), 1, 0), "KV_INTERNAL", "NIXL refused a descriptor");
-  check(nixl_.prep_xfer_dlist(agent_, kSelf, one.get(), &probe_, nullptr), "KV_INTERNAL", "NIXL refused the scratch list");
+  check(nixl_.prep_xfer_dlist(agent_, capi::kSelf, one.get(), &probe_, nullptr), "KV_INTERNAL", "NIXL refused the scratch list");
 }
 
 void AgentState::prepare_probe(List& list, capi::MemoryType type, const Row& first) {
@@ -420,11 +414,11 @@ std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, cap
   // Of local memory all is known here. Of a peer's NIXL knows what was registered; it looks at rows whole, however many descriptors they have.
   if (list->remote) {
     capi::Status status = capi::kSuccess;
-    list->handle = prepare_rows(*list, add_spans, status);
+    list->handle = requests_->prepare(*list, add_spans, status);
     if (list->handle == nullptr && list->shape.count() > list->shape.rows().size()) {
       // A row over several registrations is no descriptor to NIXL, though each of its own may be.
       list->mergeable = false;
-      list->handle = prepare_rows(*list, expand, status);
+      list->handle = requests_->prepare(*list, expand, status);
     }
     if (list->handle == nullptr) {
       throw Failure("KV_LIST_INVALID",
@@ -449,81 +443,6 @@ std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, cap
   lists_.insert(list);
   counters_.prepared_lists = lists_.size();
   return list;
-}
-
-capi::PreparedDlist AgentState::prepare_rows(const List& list, AddRows add, capi::Status& status) {
-  const auto descriptors = Handle<capi::XferDlist>::make("KV_LIST_INVALID", "no descriptor list", nixl_.destroy_xfer_dlist,
-                                                         nixl_.create_xfer_dlist, list.type);
-  add(nixl_, descriptors.get(), list.shape.rows());
-  capi::PreparedDlist made = nullptr;
-  status = nixl_.prep_xfer_dlist(agent_, list.remote ? list.remote->c_str() : kSelf, descriptors.get(), &made, nullptr);
-  return status == capi::kSuccess ? made : nullptr;
-}
-
-// By index NIXL takes 1.4 ns for each descriptor and 33 for each that is left after merging; by extent 48 for each of those, and no list.
-capi::Request AgentState::make_request(capi::Operation operation, List& local, List& remote, const Slice& slice,
-                                       capi::Status& status) {
-  if (slice.local_ids != nullptr) {
-    return make_of_ids(operation, local, slice.local_ids, remote, slice.remote_ids, slice.descriptors, status);
-  }
-  const bool scattered = slice.descriptors < kMergedEnough * slice.extents.size();
-  if (scattered && !slice.cut && indexed(local, remote)) {
-    const auto request = make_by_index(operation, local, remote, slice, status);
-    if (request != nullptr) return request;
-  }
-  return make_of_extents(operation, local, remote, slice, status);
-}
-
-capi::Request AgentState::make_by_index(capi::Operation operation, List& local, List& remote, const Slice& slice,
-                                        capi::Status& status) {
-  local_ids_.resize(slice.descriptors);
-  remote_ids_.resize(slice.descriptors);
-  size_t at = 0;
-  for (const Run& run : slice.runs) {
-    for (uint32_t index = 0; index < run.count; ++index, ++at) {
-      local_ids_[at] = static_cast<int32_t>(run.local + index);
-      remote_ids_[at] = static_cast<int32_t>(run.remote + index);
-    }
-  }
-  return make_of_ids(operation, local, local_ids_.data(), remote, remote_ids_.data(), at, status);
-}
-
-bool AgentState::indexed(List& local, List& remote) {
-  for (List* list : {&local, &remote}) {
-    if (list->indexed != nullptr) continue;
-    capi::Status status = capi::kSuccess;
-    if (list->shape.count() <= kMostIndexed) list->indexed = prepare_rows(*list, expand, status);
-    if (list->indexed == nullptr) return false;
-  }
-  return true;
-}
-
-capi::Request AgentState::make_of_ids(capi::Operation operation, const List& local, const int32_t* local_ids, const List& remote,
-                                      const int32_t* remote_ids, size_t count, capi::Status& status) {
-  capi::Request request = nullptr;
-  status = nixl_.make_xfer_req(agent_, operation, local.indexed, local_ids, count, remote.indexed, remote_ids, count, &request,
-                               nullptr);
-  return status == capi::kSuccess ? request : nullptr;
-}
-
-capi::Request AgentState::make_of_extents(capi::Operation operation, List& local, List& remote, const Slice& slice,
-                                          capi::Status& status) {
-  const auto emptied = [&](auto& lists, capi::MemoryType type) {
-    auto& list = lists[type];
-    if (list) nixl_.xfer_dlist_clear(list.get());
-    else list = Handle<capi::XferDlist>::make("KV_INTERNAL", "no descriptor list", nixl_.destroy_xfer_dlist,
-                                              nixl_.create_xfer_dlist, type);
-    return list.get();
-  };
-  const capi::XferDlist here = emptied(local_extents_, local.type);
-  const capi::XferDlist there = emptied(remote_extents_, remote.type);
-  for (const Extent& extent : slice.extents) {
-    nixl_.xfer_dlist_add_desc(here, extent.local, extent.length, extent.local_device);
-    nixl_.xfer_dlist_add_desc(there, extent.remote, extent.length, extent.remote_device);
-  }
-  capi::Request request = nullptr;
-  status = nixl_.create_xfer_req(agent_, operation, here, there, remote.remote->c_str(), &request, nullptr);
-  return status == capi::kSuccess ? request : nullptr;
 }
 
 void AgentState::release(const std::shared_ptr<List>& released) {

@@ -20,7 +20,7 @@
 #include "list.h"
 #include "mapping.h"
 #include "peer_watch.h"
-#include "slicer.h"
+#include "requests.h"
 
 namespace kv::nixl {
 
@@ -83,12 +83,7 @@ class AgentState {
   capi::Request make_probe(const List& remote);
 
   std::shared_ptr<List> prepare(std::optional<std::string> remote, capi::MemoryType type, const std::vector<double>& rows);
-  // A request of NIXL for one slice. Null when NIXL refuses it, with its word for why in `status`.
-  capi::Request make_request(capi::Operation operation, List& local, List& remote, const Slice& slice, capi::Status& status);
-  // Room for one slice, for whoever makes the next request.
-  Slice& slice() { return slice_; }
-  // Whether requests of these two can be made by index. NIXL is told each of their descriptors at the first one that wants it.
-  bool indexed(List& local, List& remote);
+  Requests& requests() { return *requests_; }
   // Releases a list that no transfer uses.
   void release(const std::shared_ptr<List>& list);
 
@@ -134,13 +129,6 @@ class AgentState {
   uint64_t file_covering(const Row& row, size_t index) const;
   void deregister_file(std::unordered_map<uint64_t, File>::iterator file);
   void make_scratch();
-  // A list of one of `rows`, as `add` puts them; null when NIXL refuses it.
-  using AddRows = void (*)(const capi::Functions&, capi::XferDlist, const std::vector<Row>&);
-  capi::PreparedDlist prepare_rows(const List& list, AddRows add, capi::Status& status);
-  capi::Request make_of_ids(capi::Operation operation, const List& local, const int32_t* local_ids, const List& remote,
-                            const int32_t* remote_ids, size_t count, capi::Status& status);
-  capi::Request make_by_index(capi::Operation operation, List& local, List& remote, const Slice& slice, capi::Status& status);
-  capi::Request make_of_extents(capi::Operation operation, List& local, List& remote, const Slice& slice, capi::Status& status);
   void prepare_probe(List& list, capi::MemoryType type, const Row& first);
   void create_backend(const BackendSpec& spec);
   void drain_errors();
@@ -155,6 +143,7 @@ class AgentState {
   Counters& counters_;
   std::string name_;
   capi::Agent agent_ = nullptr;
+  std::optional<Requests> requests_;
   std::vector<Handle<capi::Backend>> backends_;
   std::unordered_map<const Mapping*, Registered> memories_;
   std::unordered_map<uint64_t, const Mapping*> registrations_;
@@ -163,12 +152,6 @@ class AgentState {
   std::set<std::shared_ptr<List>> lists_;
   Handle<capi::NotifMap> inbox_;
   bool watch_peers_;
-  // Used again for each request: their memory is what making one takes longest for.
-  std::map<capi::MemoryType, Handle<capi::XferDlist>> local_extents_;
-  std::map<capi::MemoryType, Handle<capi::XferDlist>> remote_extents_;
-  Slice slice_;
-  std::vector<int32_t> local_ids_;
-  std::vector<int32_t> remote_ids_;
   bool notifies_;
   std::optional<std::chrono::steady_clock::time_point> last_death_;
   // Where probes read to.

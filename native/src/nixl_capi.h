@@ -43,6 +43,9 @@ inline constexpr Status kException = -4;
 inline constexpr Status kNoTelemetry = -5;
 inline constexpr Status kNotFound = -6;
 
+// NIXL's name for "the agent itself" where a peer's name is asked for.
+inline constexpr const char* kSelf = "";
+
 enum class MemoryType : int { dram = 0, vram = 1, file = 4 };
 enum class Operation : int { read = 0, write = 1 };
 enum class ThreadSync : int { none = 0, strict = 1, rw = 2 };

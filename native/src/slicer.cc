@@ -18,7 +18,8 @@ Slicer::Slicer(const Pairs& pairs, const List& local, const List& remote)
       local_shape_(&local.shape),
       remote_shape_(&remote.shape),
       pairs_(pairs),
-      local_(local.shape), remote_(remote.shape),
+      local_(local.shape),
+      remote_(remote.shape),
       mergeable_(local.mergeable && remote.mergeable) {
   pairs_.next(run_);
 }

@@ -66,11 +66,12 @@ void Transfer::post_next(AgentState& state, const Send& send) {
                     "add the peer and prepare its lists again");
     }
     if (state.lost(*request_->remote->remote)) throw lost();
-    Slice& slice = state.slice();
-    if (!begun_ && slicer_->can_go_by_index() && state.indexed(*request_->local, *request_->remote)) slicer_->go_by_index();
+    Requests& requests = state.requests();
+    Slice& slice = requests.slice();
+    if (!begun_ && slicer_->can_go_by_index() && requests.indexed(*request_->local, *request_->remote)) slicer_->go_by_index();
     slicer_->next(slice);
     capi::Status made = capi::kSuccess;
-    const capi::Request request = state.make_request(request_->operation, *request_->local, *request_->remote, slice, made);
+    const capi::Request request = requests.make(request_->operation, *request_->local, *request_->remote, slice, made);
     if (request == nullptr) throw Failure("KV_TRANSFER_FAILED", subject() + " was refused: " + describe(made));
     merged_ += slice.merged;
     // Where errors come to anybody, a rider that was refused may have gone.

@@ -1,4 +1,4 @@
-import { DESCRIPTOR_ROW, type DescriptorTable } from "@kv/interface";
+import { addressOf, type DescriptorRow, descriptorRows, rowIndexOf } from "./descriptor-rows.js";
 import type { EngineTransferPlan, TransferList } from "./engine-plan-types.js";
 import type { RequestPlan, RequestRead } from "./request-plan-types.js";
 
@@ -19,7 +19,7 @@ export function mergedDescriptorCount(
 
 /** The same of one read. Within a row of a table neighbours are adjacent where its stride is its length. */
 export function mergedOfRead({ runs }: Pick<RequestRead, "runs">, list: TransferList): number {
-  const [local, remote] = [rowsOf(list.localTable), rowsOf(list.remoteTable)];
+  const [local, remote] = [descriptorRows(list.localTable), descriptorRows(list.remoteTable)];
   let pieces = 0;
   let [localEnd, remoteEnd] = [Number.NaN, Number.NaN];
   for (let at = 0; at + 2 < runs.length; at += 3) {
@@ -45,35 +45,6 @@ export function mergedOfRead({ runs }: Pick<RequestRead, "runs">, list: Transfer
   return pieces;
 }
 
-interface Row {
-  readonly firstId: number;
-  readonly count: number;
-  readonly address: number;
-  readonly lengthBytes: number;
-  readonly stride: number;
-}
-
-function rowsOf({ rows }: DescriptorTable): readonly Row[] {
-  const found: Row[] = [];
-  let firstId = 0;
-  for (let at = 0; at < rows.length; at += DESCRIPTOR_ROW) {
-    const [address = 0, lengthBytes = 0, , stride = 0, count = 0] = rows.subarray(at, at + DESCRIPTOR_ROW);
-    found.push({ firstId, count, address, lengthBytes, stride });
-    firstId += count;
-  }
-  return found;
-}
-
-function rowAt(rows: readonly Row[], id: number): Row {
-  let [low, high] = [0, rows.length - 1];
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if ((rows[middle] as Row).firstId <= id) low = middle;
-    else high = middle - 1;
-  }
-  return rows[low] as Row;
-}
-
-function addressOf(row: Row, id: number): number {
-  return row.address + (id - row.firstId) * row.stride;
+function rowAt(rows: readonly DescriptorRow[], id: number): DescriptorRow {
+  return rows[rowIndexOf(rows, id)] as DescriptorRow;
 }

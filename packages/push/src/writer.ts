@@ -18,10 +18,9 @@ import { consumerOf, keyOf } from "./offer-names.js";
 import { createOfferSweep } from "./offer-sweep.js";
 import { createPeerQueues } from "./queues.js";
 import { createRecent } from "./recent.js";
-import type { WritePart } from "./write.js";
 import type { WriteLink } from "./write-link.js";
 import { createWriteRuns } from "./write-runs.js";
-import { createWritesAhead, type WritableOrder } from "./writes-ahead.js";
+import { createWritesAhead, type WriteBlocks } from "./writes-ahead.js";
 
 /**
  * The push writer of a producer's rank: the one owner of offers, finished requests, leases and WRITEs. It acts when something happens (a
@@ -76,13 +75,7 @@ export interface PushWriterOptions {
   readonly rememberMs: number;
   /** Layer-wise push: names of all regions. Then what ended without anything to send is reported as sent too, when nothing reads it. */
   readonly layerwise?: { readonly regions: readonly string[] };
-  write(
-    link: WriteLink,
-    ranks: readonly number[],
-    pair: { order: WritableOrder; offer: Offer },
-    signal: AbortSignal,
-    part: WritePart,
-  ): Promise<void>;
+  readonly write: WriteBlocks;
 }
 
 /** A consumer's WRITEs under way at once; the transport takes them one after the other anyway. */

@@ -31,14 +31,17 @@ export interface WritesAheadOptions {
   readonly runs: WriteRuns;
   /** Names of all regions: the last to be computed is left to the WRITE that ends the request. */
   readonly regions: readonly string[];
-  write(
-    link: WriteLink,
-    ranks: readonly number[],
-    pair: { order: WritableOrder; offer: Offer },
-    signal: AbortSignal,
-    part: WritePart,
-  ): Promise<void>;
+  readonly write: WriteBlocks;
 }
+
+/** Writes a part of what an offer is for, to some of its ranks. */
+export type WriteBlocks = (
+  link: WriteLink,
+  ranks: readonly number[],
+  pair: { order: WritableOrder; offer: Offer },
+  signal: AbortSignal,
+  part: WritePart,
+) => Promise<void>;
 
 /** What can be written of: which blocks, and of how many tokens. */
 export type WritableOrder = SendableRequest & Pick<LeaseOrder, "promptBlockIds" | "numTokens">;

@@ -75,8 +75,8 @@ export async function load(options: LoadOptions): Promise<LoadResult> {
   const mirror = mirrorOf(metadata, told, {
     engineId: `kv-peer-${random.uuid()}`,
     numBlocks,
-    ...(sideChannelHost === undefined ? {} : { sideChannelHost }),
-    ...(sideChannelPort === undefined ? {} : { sideChannelPort }),
+    sideChannelHost,
+    sideChannelPort,
   });
   const silenced = new Set<string>();
   const transport = silentTransport(options.transport, (text) =>

@@ -11,8 +11,8 @@ export type Mirror = Required<
 export interface MirrorOptions {
   readonly engineId: string;
   /** Where a prefill engine that pushes shakes hands with this one; loopback and a free port unless given. */
-  readonly sideChannelHost?: string;
-  readonly sideChannelPort?: number;
+  readonly sideChannelHost?: string | undefined;
+  readonly sideChannelPort?: number | undefined;
   /** Logical blocks of the mirror's cache. */
   readonly numBlocks: number;
   readonly handshakeTimeoutMs?: number;

@@ -70,8 +70,8 @@ export async function record(options: RecordOptions): Promise<Manifest> {
       const mirror = mirrorOf(metadata, told, {
         engineId: `kv-peer-${random.uuid()}`,
         numBlocks,
-        ...(sideChannelHost === undefined ? {} : { sideChannelHost }),
-        ...(sideChannelPort === undefined ? {} : { sideChannelPort }),
+        sideChannelHost,
+        sideChannelPort,
       });
       reader = await openHeadlessDecode({
         ...mirror,

@@ -1,4 +1,5 @@
-import { DESCRIPTOR_ROW, type DescriptorTable } from "@kv/interface";
+import type { DescriptorTable } from "@kv/interface";
+import { addressOf, type DescriptorRow, descriptorRows, rowIndexOf } from "../descriptor-rows.js";
 import type { RankGeometry } from "../geometry.js";
 import { fail } from "./verdict.js";
 
@@ -18,26 +19,10 @@ export interface NamedMemory {
   rowIndex(id: number): number;
 }
 
-interface Row {
-  readonly firstId: number;
-  readonly count: number;
-  readonly address: number;
-  readonly lengthBytes: number;
-  readonly stride: number;
-}
-
 /** `whose` is for messages: "local" or "remote rank 3". */
 export function namedMemory(whose: string, table: DescriptorTable, rank: RankGeometry): NamedMemory {
-  const rows: Row[] = [];
-  let count = 0;
-  for (let at = 0; at < table.rows.length; at += DESCRIPTOR_ROW) {
-    const [address = 0, lengthBytes = 0, , stride = 0, items = 0] = table.rows.subarray(
-      at,
-      at + DESCRIPTOR_ROW,
-    );
-    rows.push({ firstId: count, count: items, address, lengthBytes, stride });
-    count += items;
-  }
+  const rows = descriptorRows(table);
+  const count = rows.reduce((sum, row) => sum + row.count, 0);
   // Regions of unlike memory types may have equal addresses.
   const ordered = [...rank.regions.entries()]
     .filter(([, region]) => region.memoryType === table.memoryType)
@@ -49,26 +34,21 @@ export function namedMemory(whose: string, table: DescriptorTable, rank: RankGeo
   function rowIndex(id: number): number {
     const near = rows[lastRow];
     if (near !== undefined && id >= near.firstId && id < near.firstId + near.count) return lastRow;
-    let [low, high] = [0, rows.length - 1];
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if ((rows[middle] as Row).firstId <= id) low = middle;
-      else high = middle - 1;
-    }
-    const row = rows[low];
+    const found = rowIndexOf(rows, id);
+    const row = rows[found];
     if (row === undefined || !Number.isInteger(id) || id < 0 || id >= row.firstId + row.count) {
       fail("descriptor-outside", `${whose}: id ${id} is not among the ${count} descriptors of its table`, {
         id,
         count,
       });
     }
-    lastRow = low;
-    return low;
+    lastRow = found;
+    return found;
   }
 
   function place(id: number): MemoryPlace {
-    const row = rows[rowIndex(id)] as Row;
-    const address = row.address + (id - row.firstId) * row.stride;
+    const row = rows[rowIndex(id)] as DescriptorRow;
+    const address = addressOf(row, id);
     const within = (index: number, usesPadding: boolean): MemoryPlace | undefined => {
       const region = rank.regions[index];
       if (region === undefined || address < region.baseAddress) return undefined;

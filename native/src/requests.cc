@@ -1,0 +1,91 @@
+#include "requests.h"
+
+#include <utility>
+
+namespace kv::nixl {
+
+namespace {
+
+// Descriptors of a list that NIXL is told one by one, 30 ms and 80 MB for the most, where requests want it: more than that is read off the rows.
+constexpr uint32_t kMostIndexed = 1'048'576;
+// Descriptors per extent from which on extents are faster.
+constexpr uint64_t kMergedEnough = 12;
+
+}  // namespace
+
+capi::PreparedDlist Requests::prepare(const List& list, AddRows add, capi::Status& status) {
+  const auto descriptors = Handle<capi::XferDlist>::make("KV_LIST_INVALID", "no descriptor list", nixl_.destroy_xfer_dlist,
+                                                         nixl_.create_xfer_dlist, list.type);
+  add(nixl_, descriptors.get(), list.shape.rows());
+  capi::PreparedDlist made = nullptr;
+  status = nixl_.prep_xfer_dlist(agent_, list.remote ? list.remote->c_str() : capi::kSelf, descriptors.get(), &made, nullptr);
+  return status == capi::kSuccess ? made : nullptr;
+}
+
+// By index NIXL takes 1.4 ns for each descriptor and 33 for each that is left after merging; by extent 48 for each of those, and no list.
+capi::Request Requests::make(capi::Operation operation, List& local, List& remote, const Slice& slice,
+                             capi::Status& status) {
+  if (slice.local_ids != nullptr) {
+    return of_ids(operation, local, slice.local_ids, remote, slice.remote_ids, slice.descriptors, status);
+  }
+  const bool scattered = slice.descriptors < kMergedEnough * slice.extents.size();
+  if (scattered && !slice.cut && indexed(local, remote)) {
+    const auto request = by_index(operation, local, remote, slice, status);
+    if (request != nullptr) return request;
+  }
+  return of_extents(operation, local, remote, slice, status);
+}
+
+capi::Request Requests::by_index(capi::Operation operation, List& local, List& remote, const Slice& slice,
+                                 capi::Status& status) {
+  local_ids_.resize(slice.descriptors);
+  remote_ids_.resize(slice.descriptors);
+  size_t at = 0;
+  for (const Run& run : slice.runs) {
+    for (uint32_t index = 0; index < run.count; ++index, ++at) {
+      local_ids_[at] = static_cast<int32_t>(run.local + index);
+      remote_ids_[at] = static_cast<int32_t>(run.remote + index);
+    }
+  }
+  return of_ids(operation, local, local_ids_.data(), remote, remote_ids_.data(), at, status);
+}
+
+bool Requests::indexed(List& local, List& remote) {
+  for (List* list : {&local, &remote}) {
+    if (list->indexed != nullptr) continue;
+    capi::Status status = capi::kSuccess;
+    if (list->shape.count() <= kMostIndexed) list->indexed = prepare(*list, expand, status);
+    if (list->indexed == nullptr) return false;
+  }
+  return true;
+}
+
+capi::Request Requests::of_ids(capi::Operation operation, const List& local, const int32_t* local_ids, const List& remote,
+                               const int32_t* remote_ids, size_t count, capi::Status& status) {
+  capi::Request request = nullptr;
+  status = nixl_.make_xfer_req(agent_, operation, local.indexed, local_ids, count, remote.indexed, remote_ids, count, &request,
+                               nullptr);
+  return status == capi::kSuccess ? request : nullptr;
+}
+
+capi::Request Requests::of_extents(capi::Operation operation, List& local, List& remote, const Slice& slice,
+                                   capi::Status& status) {
+  const auto emptied = [&](auto& lists, capi::MemoryType type) {
+    auto& list = lists[type];
+    if (list) nixl_.xfer_dlist_clear(list.get());
+    else list = Handle<capi::XferDlist>::make("KV_INTERNAL", "no descriptor list", nixl_.destroy_xfer_dlist,
+                                              nixl_.create_xfer_dlist, type);
+    return list.get();
+  };
+  const capi::XferDlist here = emptied(local_extents_, local.type);
+  const capi::XferDlist there = emptied(remote_extents_, remote.type);
+  for (const Extent& extent : slice.extents) {
+    nixl_.xfer_dlist_add_desc(here, extent.local, extent.length, extent.local_device);
+    nixl_.xfer_dlist_add_desc(there, extent.remote, extent.length, extent.remote_device);
+  }
+  capi::Request request = nullptr;
+  status = nixl_.create_xfer_req(agent_, operation, here, there, remote.remote->c_str(), &request, nullptr);
+  return status == capi::kSuccess ? request : nullptr;
+}
+
+}  // namespace kv::nixl
