@@ -108,10 +108,10 @@ async function sideBySide(ours: Target, theirs: Target, [p, d]: readonly [string
   }
   const ceiling = await load(d, CONCURRENCY, WINDOW_MS / 2);
   const cost = pairRatio(cpu[0], cpu[1]);
-  const later =
-    p99s[0].map((value, round) => value - (p99s[1][round] ?? Number.NaN)).sort((a, b) => a - b)[
-      ROUNDS >> 1
-    ] ?? Number.NaN;
+  const laterBy = ([ours, theirs]: readonly [readonly number[], readonly number[]]) =>
+    median(ours.map((each, round) => each - (theirs[round] ?? Number.NaN)));
+  const later = laterBy(p99s);
+  const closedLater = laterBy(closedP99s);
   const added = (at: 0 | 1) => alone[at].map((value, round) => value - (direct[round] ?? Number.NaN));
   const addedMs = [...added(0)].sort((a, b) => a - b)[ROUNDS >> 1] ?? Number.NaN;
   const what = `${CONCURRENCY} clients, streamed, one core for the router`;
@@ -133,12 +133,12 @@ async function sideBySide(ours: Target, theirs: Target, [p, d]: readonly [string
       met: later <= 2,
     },
     {
-      what: `p99, ${what}: with all clients busy it is the throughput once more`,
+      what: `p99, ${what}, all clients busy (median of the differences: ${closedLater.toFixed(2)} ms)`,
       ours: spread(closedP99s[0], "ms"),
       theirs: spread(closedP99s[1], "ms"),
       ratio: pairRatio(closedP99s[0], closedP99s[1]),
-      wanted: "reported",
-      met: undefined,
+      wanted: "within 2 ms",
+      met: closedLater <= 2,
     },
     {
       what: `load generator and one upstream alone, ${CONCURRENCY} clients: what no router could exceed on these cores; load average ${loadavg()
