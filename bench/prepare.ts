@@ -2,7 +2,7 @@ import { performance } from "node:perf_hooks";
 import { nixlTransport } from "@kv/nixl";
 import type { RankGeometry } from "@kv/plan";
 import { buildEngineTransferPlan, planRequest } from "@kv/plan";
-import { nodeTarget, pythonNixl } from "./python-peer.js";
+import { nodeTarget, pythonNixl, vllmNixl } from "./python-peer.js";
 import type { Row } from "./report.js";
 import { bestRatio, pairRatio, spread } from "./report.js";
 
@@ -10,6 +10,9 @@ const REGIONS = 64;
 const BLOCK_SIZE = 16;
 const BLOCK_LENGTH_BYTES = 512;
 const ROUNDS = 41;
+/** Requests planned before the first that counts: a worker's first ones run in the interpreter. */
+const SERVED = 2000;
+const notification = new TextEncoder().encode("request:1");
 
 function geometry(base: number, numBlocks: number): RankGeometry {
   return {
@@ -37,13 +40,16 @@ const idsOf = (count: number, order: "one run" | "scattered", from: number) =>
   Array.from({ length: count }, (_, i) => from + (order === "one run" ? i : 2 * i));
 
 /**
- * From block ids to the last post, without the time inside NIXL's posts (on one host a post is the copy): our planRequest, the hand-over to the
- * agent's thread, the making of each slice's request, against vLLM's numpy arithmetic and make_prepped_xfer in Python. Blocks are small, so
- * that copying does not blur it.
+ * From block ids to requests that are ready to be posted: our planRequest, the hand-over to the agent's thread and the making of each slice's
+ * request, against what vLLM 0.33 does in `_read_blocks` (its own functions where it is set up, else the numpy arithmetic alone) up to the end
+ * of make_prepped_xfer. Posts are in neither: on one host they are the copy. Nor is what our thread does for others between two posts. Both
+ * sides have decoded the ids from JSON just before. Blocks are small, so that copying does not blur it.
  */
 export async function prepare(): Promise<readonly Row[]> {
   const target = nodeTarget();
-  const python = await pythonNixl();
+  const vllm = await vllmNixl();
+  const python = vllm ?? (await pythonNixl());
+  const whose = vllm === undefined ? "the least of vLLM's" : "vLLM's";
   const transport = nixlTransport();
   const rows: Row[] = [];
   try {
@@ -72,27 +78,33 @@ export async function prepare(): Promise<readonly Row[]> {
         const remoteIds = idsOf(count, order, 3);
         const ours: number[] = [];
         const theirs: number[] = [];
-        const once = async () => {
+        const line = JSON.stringify({ localIds, remoteIds });
+        const planOnce = () => {
+          const blocks = JSON.parse(line) as { localIds: number[]; remoteIds: number[] };
           const begun = performance.now();
-          const request = planRequest(plan, {
-            localBlockIds: [localIds],
-            remoteBlockIds: [remoteIds],
+          const { reads } = planRequest(plan, {
+            localBlockIds: [blocks.localIds],
+            remoteBlockIds: [blocks.remoteIds],
             numTokens: tokens,
           });
-          const [read] = request.reads;
+          const [read] = reads;
           if (read === undefined) throw new Error("nothing to read");
-          const { descriptors } = read;
-          const planned = performance.now();
-          const transfer = agent.transfer({ operation: "READ", local, remote, ...descriptors });
+          return { begun, read, descriptors: read.descriptors };
+        };
+        const once = async () => {
+          const { begun, read, descriptors } = planOnce();
+          const ended = performance.now();
+          const transfer = agent.transfer({ operation: "READ", local, remote, notification, ...descriptors });
           const { prepareMs = Number.NaN, mergedCount = Number.NaN } = await transfer.done;
           return {
-            planMs: planned - begun,
-            besidePostMs: planned - begun + prepareMs,
+            planMs: ended - begun,
+            besidePostMs: ended - begun + prepareMs,
             merged: mergedCount / read.descriptorCount,
           };
         };
         const plans: number[] = [];
         let merged = Number.NaN;
+        for (let i = 0; i < SERVED; i += 1) planOnce();
         for (const until = performance.now() + 1500; performance.now() < until; ) await once();
         for (let i = 0; i < ROUNDS; i += 1) {
           const mine = await once();
@@ -112,7 +124,7 @@ export async function prepare(): Promise<readonly Row[]> {
         }
         const ratio = pairRatio(ours, theirs);
         rows.push({
-          what: `ids to posted, ${tokens} tokens x ${REGIONS} regions, ${order} (plan ${spread(plans, "ms")}): time / vLLM's`,
+          what: `ids to posted, ${tokens} tokens x ${REGIONS} regions, ${order} (plan ${spread(plans, "ms")}): time / ${whose}`,
           ours: spread(ours, "ms"),
           theirs: spread(theirs, "ms"),
           ratio,

@@ -86,5 +86,16 @@ export function linePeer(
 export const pythonNixl = async (): Promise<LinePeer> =>
   linePeer(await benchPython(), [join(here, "nixl_peer.py")]);
 
+/** The same over the same wheel, with vLLM's own functions for ids; undefined where `npm run test:vllm` has not set vLLM up. */
+export async function vllmNixl(): Promise<LinePeer | undefined> {
+  const vllm = vllmPython();
+  const python = await benchPython();
+  if (vllm === undefined) return undefined;
+  const { stdout } = await run(python, ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]);
+  // One thread, as the other side has: what vLLM imports keeps more of them spinning.
+  const env = { ...vllm.env, ["KV_BENCH_NIXL"]: stdout.trim(), ["OMP_NUM_THREADS"]: "1" };
+  return linePeer(vllm.python, [join(here, "nixl_peer.py")], env);
+}
+
 export const nodeTarget = (file = new URL("./target.ts", import.meta.url)): LinePeer =>
   linePeer(process.execPath, ["--import", "tsx", fileURLToPath(file)]);

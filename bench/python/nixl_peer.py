@@ -14,8 +14,17 @@ import time
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
+# The wheel is another environment's where vLLM's own Python runs this: at the end of the path, so that nothing else of it is found.
+of_vllm = "KV_BENCH_NIXL" in os.environ
+if of_vllm:
+    sys.path.append(os.environ["KV_BENCH_NIXL"])
+
 import numpy as np
 from nixl_cu12._api import nixl_agent, nixl_agent_config
+
+# After the wheel, since vLLM takes its own where none is loaded, and a process holds one.
+if of_vllm:
+    import vllm_worker
 
 agent = nixl_agent("python-initiator", nixl_agent_config(num_threads=0))
 state = {}
@@ -77,7 +86,7 @@ def do_read(command):
 
 
 def ids_of(block_ids, regions, blocks):
-    """vLLM 0.33's way for attention regions: offsets by region, added to the block ids by broadcasting."""
+    """Where vLLM is not at hand, the least of what it does for attention regions: offsets by region, added to the block ids."""
     offsets = np.arange(regions)[:, None] * blocks
     return (offsets + np.asarray(block_ids)[None, :]).flatten()
 
@@ -85,12 +94,15 @@ def ids_of(block_ids, regions, blocks):
 def do_prepare(command):
     regions, blocks = command["regions"], command["blocks"]
     local_list, remote_list = prepared(command["block"], regions * blocks)
+    worker = vllm_worker.worker(regions, blocks) if of_vllm else None
     times = []
     for _ in range(command["times"]):
         begun = time.perf_counter()
-        local = ids_of(command["localIds"], regions, blocks)
-        remote = ids_of(command["remoteIds"], regions, blocks)
-        handle = agent.make_prepped_xfer("READ", local_list, local, remote_list, remote, b"")
+        if worker is None:
+            local, remote = ids_of(command["localIds"], regions, blocks), ids_of(command["remoteIds"], regions, blocks)
+        else:
+            local, remote = vllm_worker.read_ids(worker, command["localIds"], command["remoteIds"], regions, blocks)
+        handle = agent.make_prepped_xfer("READ", local_list, local, remote_list, remote, b"request:1")
         ready = time.perf_counter()
         times.append((ready - begun) * 1e3)
         finish(handle, agent.transfer(handle))

@@ -71,15 +71,24 @@ std::chrono::steady_clock::time_point time_of(Napi::Value value) {
   return std::chrono::steady_clock::time_point(std::chrono::duration_cast<std::chrono::steady_clock::duration>(time));
 }
 
-// Ids of both sides, or runs.
-Pairs pairs_of(Napi::Value local_ids, Napi::Value remote_ids, Napi::Value runs, const Shape& local, const Shape& remote) {
+std::vector<int32_t> copied(const Napi::Int32Array& numbers) {
+  return std::vector<int32_t>(numbers.Data(), numbers.Data() + numbers.ElementLength());
+}
+
+// Ids of both sides, or runs and where they come again.
+Pairs pairs_of(Napi::Value local_ids, Napi::Value remote_ids, Napi::Value runs, Napi::Value offsets, const Shape& local,
+               const Shape& remote) {
   if (!runs.IsUndefined()) {
     if (!local_ids.IsUndefined() || !remote_ids.IsUndefined()) {
       throw Failure("KV_TRANSFER_INVALID", "a transfer has ids or runs, and this one has both");
     }
     const auto rows = int32_array(runs, "KV_TRANSFER_INVALID", "runs");
-    return Pairs::of_runs(rows.Data(), rows.ElementLength(), local, remote);
+    return Pairs::of_runs(copied(rows),
+                          offsets.IsUndefined() ? std::vector<int32_t>{0, 0}
+                                                : copied(int32_array(offsets, "KV_TRANSFER_INVALID", "offsets")),
+                          local, remote);
   }
+  if (!offsets.IsUndefined()) throw Failure("KV_TRANSFER_INVALID", "offsets are for runs, and this transfer has ids");
   const auto locals = int32_array(local_ids, "KV_TRANSFER_INVALID", "localIds");
   const auto remotes = int32_array(remote_ids, "KV_TRANSFER_INVALID", "remoteIds");
   return Pairs::of_ids(locals.Data(), locals.ElementLength(), remotes.Data(), remotes.ElementLength(), local, remote);
@@ -211,10 +220,10 @@ Napi::Value Agent::transfer(const Napi::CallbackInfo& info) {
                             .remote = list_of(*thread_, info[3], true),
                             .pairs = {},
                             .notification = {},
-                            .revocable = info[8].ToBoolean(),
-                            .asked = time_of(info[9])};
-    request.pairs = pairs_of(info[4], info[5], info[6], request.local->shape, request.remote->shape);
-    if (!info[7].IsUndefined()) request.notification = bytes_of(info[7], "KV_NOTIFICATION_INVALID", "the notification");
+                            .revocable = info[9].ToBoolean(),
+                            .asked = time_of(info[10])};
+    request.pairs = pairs_of(info[4], info[5], info[6], info[7], request.local->shape, request.remote->shape);
+    if (!info[8].IsUndefined()) request.notification = bytes_of(info[8], "KV_NOTIFICATION_INVALID", "the notification");
     thread_->transfer(ticket_of(info[0]), std::move(request));
     return info.Env().Undefined();
   });

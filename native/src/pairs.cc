@@ -1,7 +1,9 @@
 #include "pairs.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
+#include <utility>
 
 #include "failure.h"
 
@@ -24,11 +26,20 @@ void require_ids(const std::vector<int32_t>& ids, const Shape& shape, const char
   }
 }
 
-void require_run(int32_t first, int32_t count, const Shape& shape, size_t index, const char* what) {
-  if (first >= 0 && static_cast<int64_t>(first) + count <= static_cast<int64_t>(shape.count())) return;
-  throw invalid("run " + std::to_string(index) + " names " + std::to_string(count) + " descriptors from " + std::to_string(first) +
-                " on of the " + what + " list, which has " + std::to_string(shape.count()));
+bool holds(const Shape& shape, int64_t first, int64_t count) {
+  return first >= 0 && first + count <= static_cast<int64_t>(shape.count());
 }
+
+// How far the runs reach into one of the lists: from the lowest index to one past the highest.
+struct Reach {
+  int64_t lowest = INT32_MAX;
+  int64_t end = 0;
+
+  void add(int64_t first, int64_t count) {
+    lowest = std::min(lowest, first);
+    end = std::max(end, first + count);
+  }
+};
 
 }  // namespace
 
@@ -48,21 +59,51 @@ Pairs Pairs::of_ids(const int32_t* local, size_t local_count, const int32_t* rem
   return pairs;
 }
 
-Pairs Pairs::of_runs(const int32_t* numbers, size_t count, const Shape& local_shape, const Shape& remote_shape) {
-  if (count == 0 || count % kRunNumbers != 0) {
-    throw invalid("runs are rows of 3 numbers and at least one row; these are " + std::to_string(count) + " numbers");
+Pairs Pairs::of_runs(std::vector<int32_t> runs, std::vector<int32_t> offsets, const Shape& local_shape,
+                     const Shape& remote_shape) {
+  if (runs.empty() || runs.size() % kRunNumbers != 0) {
+    throw invalid("runs are rows of 3 numbers and at least one row; these are " + std::to_string(runs.size()) + " numbers");
+  }
+  if (offsets.empty() || offsets.size() % kOffsetNumbers != 0) {
+    throw invalid("offsets are rows of 2 numbers and at least one row; these are " + std::to_string(offsets.size()) + " numbers");
   }
   Pairs pairs;
-  pairs.runs_.assign(numbers, numbers + count);
-  for (size_t index = 0; index < count / kRunNumbers; ++index) {
-    const int32_t* run = pairs.runs_.data() + index * kRunNumbers;
-    if (run[2] < 1) throw invalid("run " + std::to_string(index) + " has " + std::to_string(run[2]) + " descriptors");
-    require_run(run[0], run[2], local_shape, index, "local");
-    require_run(run[1], run[2], remote_shape, index, "remote");
-    pairs.count_ += static_cast<uint32_t>(run[2]);
+  pairs.runs_ = std::move(runs);
+  pairs.offsets_ = std::move(offsets);
+  const auto& rows = pairs.runs_;
+  Reach local;
+  Reach remote;
+  uint64_t descriptors = 0;
+  for (size_t at = 0; at < rows.size(); at += kRunNumbers) {
+    if (rows[at + 2] < 1) throw invalid("run " + std::to_string(at / kRunNumbers) + " has " + std::to_string(rows[at + 2]) + " descriptors");
+    local.add(rows[at], rows[at + 2]);
+    remote.add(rows[at + 1], rows[at + 2]);
+    descriptors += static_cast<uint32_t>(rows[at + 2]);
   }
+  for (size_t at = 0; at < pairs.offsets_.size(); at += kOffsetNumbers) {
+    const int64_t here = pairs.offsets_[at];
+    const int64_t there = pairs.offsets_[at + 1];
+    if (holds(local_shape, here + local.lowest, local.end - local.lowest) &&
+        holds(remote_shape, there + remote.lowest, remote.end - remote.lowest)) {
+      continue;
+    }
+    pairs.refuse_offset(here, there, local_shape, remote_shape);
+  }
+  pairs.count_ = descriptors * (pairs.offsets_.size() / kOffsetNumbers);
   pairs.weigh(local_shape, remote_shape);
   return pairs;
+}
+
+void Pairs::refuse_offset(int64_t here, int64_t there, const Shape& local, const Shape& remote) const {
+  const auto require = [](size_t index, int64_t first, int64_t count, const Shape& shape, const char* side) {
+    if (holds(shape, first, count)) return;
+    throw invalid("run " + std::to_string(index) + " names " + std::to_string(count) + " descriptors from " + std::to_string(first) +
+                  " on of the " + side + " list, which has " + std::to_string(shape.count()));
+  };
+  for (size_t at = 0; at < runs_.size(); at += kRunNumbers) {
+    require(at / kRunNumbers, here + runs_[at], runs_[at + 2], local, "local");
+    require(at / kRunNumbers, there + runs_[at + 1], runs_[at + 2], remote, "remote");
+  }
 }
 
 // The bytes of all pairs, each of which must have equal lengths.
@@ -95,8 +136,14 @@ void Pairs::weigh(const Shape& local, const Shape& remote) {
 bool Pairs::Reader::next(Run& run) {
   const auto& runs = pairs_->runs_;
   if (!runs.empty()) {
-    if (at_ == runs.size()) return false;
-    run = {static_cast<uint32_t>(runs[at_]), static_cast<uint32_t>(runs[at_ + 1]), static_cast<uint32_t>(runs[at_ + 2])};
+    const auto& offsets = pairs_->offsets_;
+    if (at_ == runs.size()) {
+      at_ = 0;
+      offset_ += kOffsetNumbers;
+    }
+    if (offset_ == offsets.size()) return false;
+    run = {static_cast<uint32_t>(offsets[offset_] + runs[at_]), static_cast<uint32_t>(offsets[offset_ + 1] + runs[at_ + 1]),
+           static_cast<uint32_t>(runs[at_ + 2])};
     at_ += kRunNumbers;
     return true;
   }

@@ -1,4 +1,5 @@
-// The descriptors that a transfer moves: pairs of indices into its two lists, one by one or in runs that go on together on both sides.
+// The descriptors that a transfer moves: pairs of indices into its two lists, one by one or in runs that go on together on both sides, and
+// that may come again at other places of the lists.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +18,7 @@ struct Run {
 };
 
 inline constexpr size_t kRunNumbers = 3;
+inline constexpr size_t kOffsetNumbers = 2;
 
 class Pairs {
  public:
@@ -24,7 +26,8 @@ class Pairs {
   // Copies and checks what a caller named. Throws Failure KV_TRANSFER_INVALID, naming the index and both lists.
   static Pairs of_ids(const int32_t* local, size_t local_count, const int32_t* remote, size_t remote_count,
                       const Shape& local_shape, const Shape& remote_shape);
-  static Pairs of_runs(const int32_t* numbers, size_t count, const Shape& local_shape, const Shape& remote_shape);
+  // Runs, all of them once for each row of offsets.
+  static Pairs of_runs(std::vector<int32_t> runs, std::vector<int32_t> offsets, const Shape& local_shape, const Shape& remote_shape);
 
   // Descriptors, and their bytes.
   uint64_t count() const { return count_; }
@@ -32,6 +35,8 @@ class Pairs {
   // Index by index, where they came so; empty where they came as runs.
   const std::vector<int32_t>& local_ids() const { return local_; }
   const std::vector<int32_t>& remote_ids() const { return remote_; }
+  // Where they came as runs: how many, each counted once for each of its offsets.
+  uint64_t run_count() const { return runs_.size() / kRunNumbers * (offsets_.size() / kOffsetNumbers); }
 
   // Goes through them from the first to the last, a run at a time.
   class Reader {
@@ -43,15 +48,19 @@ class Pairs {
    private:
     const Pairs* pairs_;
     size_t at_ = 0;
+    size_t offset_ = 0;
   };
 
  private:
   void weigh(const Shape& local, const Shape& remote);
+  // Throws for the first run that these offsets take out of its list.
+  void refuse_offset(int64_t here, int64_t there, const Shape& local, const Shape& remote) const;
 
-  // Either both lists of ids, or rows of three numbers.
+  // Either both lists of ids, or rows of three numbers and rows of two.
   std::vector<int32_t> local_;
   std::vector<int32_t> remote_;
   std::vector<int32_t> runs_;
+  std::vector<int32_t> offsets_;
   uint64_t count_ = 0;
   uint64_t bytes_ = 0;
 };

@@ -8,8 +8,6 @@ namespace {
 
 // Descriptors of a list that NIXL is told one by one, 30 ms and 80 MB for the most, where requests want it: more than that is read off the rows.
 constexpr uint32_t kMostIndexed = 1'048'576;
-// Descriptors per extent from which on extents are faster.
-constexpr uint64_t kMergedEnough = 12;
 
 }  // namespace
 

@@ -25,14 +25,16 @@ Slicer::Slicer(const Pairs& pairs, const List& local, const List& remote)
 }
 
 void Slicer::skip(uint32_t count) {
+  at_ += count;
   run_ = {run_.local + count, run_.remote + count, run_.count - count};
   if (run_.count == 0) pairs_.next(run_);
 }
 
 bool Slicer::can_go_by_index() const {
   const uint64_t length = local_shape_->uniform_length();
-  return !given_->local_ids().empty() && length != 0 && length == remote_shape_->uniform_length() &&
-         length <= kSliceBytes - kExtentBytes;
+  if (length == 0 || length != remote_shape_->uniform_length() || length > kSliceBytes - kExtentBytes) return false;
+  const bool merges = mergeable_ && local_shape_->dense() && remote_shape_->dense();
+  return !given_->local_ids().empty() || !merges || given_->count() < kMergedEnough * given_->run_count();
 }
 
 void Slicer::next_ids(Slice& slice) {
@@ -54,6 +56,36 @@ void Slicer::next_ids(Slice& slice) {
   slice.descriptors = at_ - first;
 }
 
+// The same of runs.
+void Slicer::write_ids(Slice& slice) {
+  const uint64_t length = local_shape_->uniform_length();
+  const bool dense = local_shape_->dense() && remote_shape_->dense();
+  const size_t most = std::min(given_->count() - at_, kSliceBytes / length);
+  for (auto* ids : {&slice.local_written, &slice.remote_written}) {
+    if (ids->size() < most) ids->resize(most);
+  }
+  int32_t* local = slice.local_written.data();
+  int32_t* remote = slice.remote_written.data();
+  uint64_t room = kSliceBytes;
+  while (!ended()) {
+    const uint64_t each = dense ? length : length + kExtentBytes;
+    const uint64_t first = length + kExtentBytes;
+    if (room < first) break;
+    uint32_t count = run_.count;
+    if (first + (count - 1) * each > room) count = 1 + static_cast<uint32_t>((room - first) / each);
+    for (uint32_t index = 0; index < count; ++index) {
+      *local++ = static_cast<int32_t>(run_.local + index);
+      *remote++ = static_cast<int32_t>(run_.remote + index);
+    }
+    room -= first + (count - 1) * each;
+    slice.descriptors += count;
+    slice.merged += dense ? 1 : count;
+    skip(count);
+  }
+  slice.local_ids = slice.local_written.data();
+  slice.remote_ids = slice.remote_written.data();
+}
+
 void Slicer::next(Slice& slice) {
   slice.extents.clear();
   slice.runs.clear();
@@ -63,7 +95,8 @@ void Slicer::next(Slice& slice) {
   slice.remote_ids = nullptr;
   slice.merged = 0;
   if (by_index_) {
-    next_ids(slice);
+    if (given_->local_ids().empty()) write_ids(slice);
+    else next_ids(slice);
     return;
   }
   uint64_t room = kSliceBytes;

@@ -18,15 +18,20 @@ struct Extent {
   uint64_t remote_device;
 };
 
+// Descriptors per extent from which on NIXL is told extents faster than indices.
+inline constexpr uint64_t kMergedEnough = 12;
+
 struct Slice {
   std::vector<Extent> extents;
   // The same by index, where no descriptor was cut.
   std::vector<Run> runs;
   uint64_t descriptors = 0;
   bool cut = false;
-  // Instead of all these: `descriptors` indices of each list, where the caller keeps them.
+  // Instead of all these: `descriptors` indices of each list, where the caller keeps them, or here.
   const int32_t* local_ids = nullptr;
   const int32_t* remote_ids = nullptr;
+  std::vector<int32_t> local_written;
+  std::vector<int32_t> remote_written;
   // What is left of the descriptors once neighbours are one.
   uint64_t merged = 0;
 };
@@ -36,8 +41,8 @@ class Slicer {
   // All three outlive it.
   Slicer(const Pairs& pairs, const List& local, const List& remote);
 
-  bool ended() const { return by_index_ ? at_ == given_->count() : run_.count == 0; }
-  // Whether indices can go to NIXL just as the caller wrote them.
+  bool ended() const { return at_ == given_->count(); }
+  // Whether slices can be made of indices alone, without a look at rows: where these are of one length, and little of them merges.
   bool can_go_by_index() const;
   // From here on they do. Before the first slice.
   void go_by_index() { by_index_ = true; }
@@ -47,12 +52,13 @@ class Slicer {
  private:
   void skip(uint32_t count);
   void next_ids(Slice& slice);
+  void write_ids(Slice& slice);
 
   const Pairs* given_;
   const Shape* local_shape_;
   const Shape* remote_shape_;
   bool by_index_ = false;
-  size_t at_ = 0;  // pairs in earlier slices, by index
+  uint64_t at_ = 0;  // pairs in earlier slices
   Pairs::Reader pairs_;
   Shape::Reader local_;
   Shape::Reader remote_;

@@ -89,7 +89,7 @@ void Transfer::post_next(AgentState& state, const Send& send) {
       }
     }
     const auto start = Clock::now();
-    preparing_ = start - request_->asked - posting_;
+    preparing_ += start - (started_ ? taken : request_->asked);
     if (!started_) {
       started_ = start;
       making_ = start - taken;

@@ -89,7 +89,7 @@ class Transfer {
   bool finished_ = false;
   std::optional<Clock::time_point> started_;
   Clock::duration posting_{};
-  Clock::duration preparing_{};  // from the call to the last post, the posts aside
+  Clock::duration preparing_{};  // from the call to the first post, and the making of what came after it
   Clock::duration making_{};     // of the first request
 };
 

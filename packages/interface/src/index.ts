@@ -1,6 +1,7 @@
 export * from "./ambient.js";
 export * from "./connector.js";
 export * from "./connector-module.js";
+export * from "./descriptor-pairs.js";
 export * from "./errors.js";
 export * from "./kv-cache.js";
 export * from "./platform.js";

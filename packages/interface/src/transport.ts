@@ -110,6 +110,7 @@ export interface DescriptorPairs {
   readonly localIds: Int32Array;
   readonly remoteIds: Int32Array;
   readonly runs?: undefined;
+  readonly offsets?: undefined;
 }
 
 /** Descriptors whose indices follow one another on both sides, without writing each of them out. */
@@ -119,12 +120,21 @@ export interface DescriptorRuns {
    * `remoteId` on.
    */
   readonly runs: Int32Array;
+  /**
+   * Rows `[localOffset, remoteOffset]`: all runs move once for each, offset by offset, from ids that are so much higher. The blocks of a
+   * request are the same in every region of a KV cache, so this is as long as there are regions, and `runs` as there are runs of blocks.
+   * One row of zeros when absent.
+   */
+  readonly offsets?: Int32Array;
   readonly localIds?: undefined;
   readonly remoteIds?: undefined;
 }
 
 /** Numbers in a row of `DescriptorRuns.runs`. */
 export const DESCRIPTOR_RUN = 3;
+
+/** Numbers in a row of `DescriptorRuns.offsets`. */
+export const DESCRIPTOR_OFFSET = 2;
 
 /** A transfer but for its descriptors. */
 export interface TransferOrder {
@@ -148,7 +158,7 @@ export interface TransferResult {
   readonly descriptorCount: number;
   /** Descriptors that the transport's library was handed, neighbours merged. Where it is measured. */
   readonly mergedCount?: number;
-  /** From the call to the last post, the posts aside: hand-over to the transport's thread, requests made ready. Where it is measured. */
+  /** From the call to the first post, and the making of the requests that follow it. Where it is measured. */
   readonly prepareMs?: number;
   /** The part of it on the transport's own thread: from taking the transfer up to its first post. Where it is measured. */
   readonly makeMs?: number;

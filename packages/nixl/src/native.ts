@@ -74,6 +74,7 @@ export interface NativeAgent {
     localIds: Int32Array | undefined,
     remoteIds: Int32Array | undefined,
     runs: Int32Array | undefined,
+    offsets: Int32Array | undefined,
     notification: Uint8Array | undefined,
     revocable: boolean,
     /** When it was asked for, in milliseconds of `process.hrtime`. */

@@ -42,8 +42,18 @@ export function transfers({ native, tickets, clock, listTicket }: TransfersOptio
     },
     start(request) {
       const [seconds, nanoseconds] = process.hrtime();
-      const { operation, local, remote, localIds, remoteIds, runs, notification, signal, timeoutMs } =
-        request;
+      const {
+        operation,
+        local,
+        remote,
+        localIds,
+        remoteIds,
+        runs,
+        offsets,
+        notification,
+        signal,
+        timeoutMs,
+      } = request;
       if (operation !== "READ" && operation !== "WRITE") {
         throw new KvError(
           "KV_TRANSFER_INVALID",
@@ -81,6 +91,7 @@ export function transfers({ native, tickets, clock, listTicket }: TransfersOptio
           localIds,
           remoteIds,
           runs,
+          offsets,
           notification,
           revocable,
           seconds * 1e3 + nanoseconds / 1e6,

@@ -1,4 +1,4 @@
-import { addRun, type Runs } from "./run-order.js";
+import { addRun, type Runs, reserveRuns } from "./run-order.js";
 
 export interface BlockLists {
   readonly localIds: readonly number[];
@@ -37,18 +37,18 @@ function addWholeBlocks(runs: Runs, lists: BlockLists): void {
   const [skipLocal, skipRemote] = [localStart / per, remoteStart / per];
   const blocks = Math.ceil(count / per);
   const last = count - (blocks - 1) * per;
-  for (let index = 0; index < blocks; ) {
-    const local = localIds[index + skipLocal] as number;
-    const remote = remoteIds[index + skipRemote] as number;
-    let end = index + 1;
-    while (
-      end < blocks &&
-      localIds[end + skipLocal] === local + end - index &&
-      remoteIds[end + skipRemote] === remote + end - index
-    )
-      end += 1;
-    const length = (end - index - 1) * per + (end === blocks ? last : per);
+  const goesOn = (index: number) =>
+    localIds[index + skipLocal] === (localIds[index + skipLocal - 1] as number) + 1 &&
+    remoteIds[index + skipRemote] === (remoteIds[index + skipRemote - 1] as number) + 1;
+  let found = 1;
+  for (let index = 1; index < blocks; index++) if (!goesOn(index)) found += 1;
+  reserveRuns(runs, found);
+  let begin = 0;
+  for (let end = 1; end <= blocks; end++) {
+    if (end < blocks && goesOn(end)) continue;
+    const length = (end - begin - 1) * per + (end === blocks ? last : per);
+    const [local, remote] = [localIds[begin + skipLocal] as number, remoteIds[begin + skipRemote] as number];
     addRun(runs, local * per, remote * per, length);
-    index = end;
+    begin = end;
   }
 }

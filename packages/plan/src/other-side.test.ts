@@ -12,5 +12,9 @@ describe("descriptors from the other side", () => {
     const runs = Int32Array.of(1, 7, 3, 20, 40, 5);
     expect(fromOtherSide({ runs })).toEqual({ runs: Int32Array.of(7, 1, 3, 40, 20, 5) });
     expect(runs).toEqual(Int32Array.of(1, 7, 3, 20, 40, 5));
+    expect(fromOtherSide({ runs, offsets: Int32Array.of(0, 100, 5, 105) })).toEqual({
+      runs: Int32Array.of(7, 1, 3, 40, 20, 5),
+      offsets: Int32Array.of(100, 0, 105, 5),
+    });
   });
 });

@@ -1,4 +1,4 @@
-import { DESCRIPTOR_RUN, type DescriptorPairs, type DescriptorRuns } from "@kv/interface";
+import { DESCRIPTOR_OFFSET, DESCRIPTOR_RUN, type DescriptorPairs, type DescriptorRuns } from "@kv/interface";
 
 /** The same descriptors as the peer names them: what is local to one side is remote to the other. */
 export function fromOtherSide(
@@ -7,15 +7,22 @@ export function fromOtherSide(
   if (descriptors.runs === undefined) {
     return { localIds: descriptors.remoteIds, remoteIds: descriptors.localIds };
   }
-  return { runs: turnedRuns(descriptors.runs) };
+  const { runs, offsets } = descriptors;
+  if (offsets === undefined) return { runs: turnedRuns(runs) };
+  return { runs: turnedRuns(runs), offsets: turned(offsets, DESCRIPTOR_OFFSET) };
 }
 
 /** Rows `[localId, remoteId, count]` with the two ids exchanged. */
 export function turnedRuns(runs: Int32Array): Int32Array {
-  const out = runs.slice();
-  for (let at = 0; at < out.length; at += DESCRIPTOR_RUN) {
-    out[at] = runs[at + 1] as number;
-    out[at + 1] = runs[at] as number;
+  return turned(runs, DESCRIPTOR_RUN);
+}
+
+/** Rows of so many numbers, the first two of each exchanged. */
+function turned(rows: Int32Array, perRow: number): Int32Array {
+  const out = rows.slice();
+  for (let at = 0; at < out.length; at += perRow) {
+    out[at] = rows[at + 1] as number;
+    out[at + 1] = rows[at] as number;
   }
   return out;
 }

@@ -1,7 +1,8 @@
+import type { DescriptorRuns } from "@kv/interface";
 import { expandIds } from "./id-kernel.js";
 import type { RequestRead } from "./request-plan-types.js";
 import type { BatchShape, ReadShape, RegionSpan } from "./request-shape.js";
-import { addRun, noRuns, partsOfRuns, type Runs } from "./run-order.js";
+import { addRun, noRuns, partsOfRuns, type Runs, rowsOfRuns } from "./run-order.js";
 
 /** The runs of one batch of a request, and their parts written out when they are wanted. */
 export interface Batch {
@@ -34,6 +35,8 @@ export interface ReadIndices {
   runs(): Int32Array;
   localIds(): Int32Array;
   remoteIds(): Int32Array;
+  /** The same runs at the offsets of every segment, where that is what they are: nothing is written out for each segment. */
+  repeated(): DescriptorRuns | undefined;
 }
 
 export function readIndices(shape: ReadShape, batches: readonly (Batch | undefined)[]): ReadIndices {
@@ -50,6 +53,7 @@ export function readIndices(shape: ReadShape, batches: readonly (Batch | undefin
   let runs: Int32Array | undefined;
   let localIds: Int32Array | undefined;
   let remoteIds: Int32Array | undefined;
+  let repeated: DescriptorRuns | undefined;
   const runsOnce = () => {
     runs ??= runRows(pairs);
     return runs;
@@ -60,13 +64,20 @@ export function readIndices(shape: ReadShape, batches: readonly (Batch | undefin
     get runCount() {
       if (pairs.every(([{ even }]) => even)) {
         return pairs.reduce(
-          (sum, [{ segmentCount }, batch]) => sum + (batch.runs.rows.length / 3) * segmentCount,
+          (sum, [{ segmentCount }, batch]) => sum + (batch.runs.length / 3) * segmentCount,
           0,
         );
       }
       return runsOnce().length / 3;
     },
     runs: runsOnce,
+    repeated() {
+      const [only] = pairs;
+      if (repeated !== undefined || pairs.length !== 1 || only?.[0].even !== true) return repeated;
+      const [{ offsets }, batch] = only;
+      repeated = { runs: rowsOfRuns(batch.runs), offsets };
+      return repeated;
+    },
     localIds() {
       localIds ??= expand(pairs, descriptorCount, "localParts", "localSpans");
       return localIds;
@@ -96,6 +107,8 @@ export function requestRead(
       return indices.remoteIds();
     },
     get descriptors() {
+      const repeated = indices.repeated();
+      if (repeated !== undefined) return repeated;
       // A run is three numbers, a pair two; and pairs are written many at a time.
       const merges = indices.runCount * 2 <= indices.descriptorCount;
       return merges
@@ -140,24 +153,21 @@ function runRows(pairs: readonly (readonly [BatchShape, Batch])[]): Int32Array {
       if (remote !== undefined) addStepped(out, batch.runs, shape, local, remote);
     }
   }
-  return Int32Array.from(out.rows);
+  return rowsOfRuns(out);
 }
 
 /** The same runs in every segment, from another begin: written in one go. */
 function evenRows(pairs: readonly (readonly [BatchShape, Batch])[]): Int32Array {
-  const length = pairs.reduce(
-    (sum, [{ segmentCount }, { runs }]) => sum + runs.rows.length * segmentCount,
-    0,
-  );
+  const length = pairs.reduce((sum, [{ segmentCount }, { runs }]) => sum + runs.length * segmentCount, 0);
   const out = new Int32Array(length);
   let cursor = 0;
   for (const [shape, batch] of pairs) {
-    const { rows } = batch.runs;
+    const { rows, length } = batch.runs;
     const { localOffsets, remoteOffsets } = shape;
     for (let segment = 0; segment < localOffsets.length; segment++) {
       const local = localOffsets[segment] as number;
       const remote = remoteOffsets[segment] as number;
-      for (let at = 0; at < rows.length; at += 3) {
+      for (let at = 0; at < length; at += 3) {
         out[cursor] = local + (rows[at] as number);
         out[cursor + 1] = remote + (rows[at + 1] as number);
         out[cursor + 2] = rows[at + 2] as number;
@@ -181,11 +191,11 @@ function offsetsOf(spans: readonly RegionSpan[]): Steps[] {
 }
 
 /** Lists with a row per part: neighbours there are the same part of neighbouring blocks. */
-function addStepped(out: Runs, { rows }: Runs, shape: BatchShape, local: Steps, remote: Steps): void {
+function addStepped(out: Runs, { rows, length }: Runs, shape: BatchShape, local: Steps, remote: Steps): void {
   const step = Math.max(shape.localParts, shape.remoteParts);
   const index = (part: number, parts: number, { offset, blockStep, partStep }: Steps) =>
     parts === 1 ? offset + part : offset + Math.floor(part / parts) * blockStep + (part % parts) * partStep;
-  for (let at = 0; at < rows.length; at += 3) {
+  for (let at = 0; at < length; at += 3) {
     const [first, from, count] = [rows[at] as number, rows[at + 1] as number, rows[at + 2] as number];
     for (let begin = 0; begin < Math.min(step, count); begin++) {
       for (let part = begin; part < count; part += step) {

@@ -21,6 +21,8 @@ export interface BatchShape {
   /** Offsets of all spans. */
   readonly localOffsets: Int32Array;
   readonly remoteOffsets: Int32Array;
+  /** Rows `[local, remote]` of both, for whoever repeats the runs at each. */
+  readonly offsets: Int32Array;
   /** Parts that follow one another are neighbours in both lists. */
   readonly even: boolean;
 }
@@ -107,6 +109,7 @@ function batchOf(
   const localSpans = spansOf(plan.localIndexing, indices);
   const remoteSpans = spansOf(source.remoteIndexing, indices);
   const { localParts, remoteParts } = segment;
+  const [localOffsets, remoteOffsets] = [offsetsOf(localSpans), offsetsOf(remoteSpans)];
   const even = (spans: readonly RegionSpan[], parts: number) =>
     spans.every(({ blockStep, partStep }) => parts === 1 || (partStep === 1 && blockStep === parts));
   return [
@@ -118,8 +121,11 @@ function batchOf(
       remoteParts,
       localSpans,
       remoteSpans,
-      localOffsets: offsetsOf(localSpans),
-      remoteOffsets: offsetsOf(remoteSpans),
+      localOffsets,
+      remoteOffsets,
+      offsets: Int32Array.from(
+        [...localOffsets].flatMap((local, index) => [local, remoteOffsets[index] ?? 0]),
+      ),
       even: even(localSpans, localParts) && even(remoteSpans, remoteParts),
     },
   ];

@@ -1,6 +1,6 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { addRun, noRuns, orderForRuns, overlap, partsOfRuns } from "./run-order.js";
+import { addRun, noRuns, orderForRuns, overlap, partsOfRuns, rowsOfRuns } from "./run-order.js";
 
 const pairsArbitrary = fc.uniqueArray(fc.nat({ max: 400 }), { maxLength: 80 }).chain((local) =>
   fc.record({
@@ -28,7 +28,7 @@ test("ordering keeps every pair, and merges all that can be merged", () => {
         const before = byLocal[index - 1];
         return before === undefined || id !== before[0] + 1 || from !== before[1] + 1;
       });
-      expect(ordered.rows.length / 3).toBe(merged.length);
+      expect(rowsOfRuns(ordered).length / 3).toBe(merged.length);
       expect(overlap(ordered)).toBeUndefined();
     }),
   );
@@ -43,5 +43,5 @@ test("a part in two runs is found", () => {
 
 test("consecutive blocks are one row, however many", () => {
   const ids = Array.from({ length: 100_000 }, (_, index) => index);
-  expect(runsOf(ids, ids).rows).toEqual([0, 0, 100_000]);
+  expect([...rowsOfRuns(runsOf(ids, ids))]).toEqual([0, 0, 100_000]);
 });

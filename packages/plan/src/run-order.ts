@@ -1,27 +1,53 @@
-/** Rows `[local, remote, count]` of parts that are consecutive on both sides, being collected. */
+import { DESCRIPTOR_RUN } from "@kv/interface";
+
+/** Runs of parts that are consecutive on both sides, being collected. */
 export interface Runs {
-  rows: number[];
-  /** Parts in all rows. */
+  /** Rows `[local, remote, count]`, with room for more behind them. */
+  rows: Int32Array;
+  /** Numbers in use of `rows`. */
+  length: number;
+  /** Parts in all runs. */
   parts: number;
 }
 
+const NO_ROWS = new Int32Array(0);
+
 export function noRuns(): Runs {
-  return { rows: [], parts: 0 };
+  return { rows: NO_ROWS, length: 0, parts: 0 };
+}
+
+/** Makes room for so many further runs. To ask once for what is needed touches the least memory. */
+export function reserveRuns(runs: Runs, count: number): void {
+  const wanted = runs.length + count * DESCRIPTOR_RUN;
+  if (wanted <= runs.rows.length) return;
+  const rows = new Int32Array(wanted);
+  rows.set(runs.rows.subarray(0, runs.length));
+  runs.rows = rows;
+}
+
+/** The rows in use. */
+export function rowsOfRuns({ rows, length }: Runs): Int32Array {
+  return rows.length === length ? rows : rows.subarray(0, length);
 }
 
 /** Adds a run; one that goes on where the last one ends becomes part of it. */
 export function addRun(runs: Runs, local: number, remote: number, count: number): void {
-  const { rows } = runs;
+  const { rows, length } = runs;
   runs.parts += count;
-  const last = rows.length - 3;
+  const last = length - DESCRIPTOR_RUN;
   if (last >= 0) {
-    const length = rows[last + 2] as number;
-    if ((rows[last] as number) + length === local && (rows[last + 1] as number) + length === remote) {
-      rows[last + 2] = length + count;
+    const before = rows[last + 2] as number;
+    if ((rows[last] as number) + before === local && (rows[last + 1] as number) + before === remote) {
+      rows[last + 2] = before + count;
       return;
     }
   }
-  rows.push(local, remote, count);
+  if (length === rows.length) reserveRuns(runs, 8 + length / DESCRIPTOR_RUN);
+  const into = runs.rows;
+  into[length] = local;
+  into[length + 1] = remote;
+  into[length + 2] = count;
+  runs.length = length + DESCRIPTOR_RUN;
 }
 
 /**
@@ -29,17 +55,18 @@ export function addRun(runs: Runs, local: number, remote: number, count: number)
  * becomes one, whatever order the block tables were in. Ascending input is left alone.
  */
 export function orderForRuns(runs: Runs): Runs {
-  const { rows } = runs;
+  const { rows, length } = runs;
   let ascending = true;
-  for (let at = 3; at < rows.length && ascending; at += 3)
+  for (let at = 3; at < length && ascending; at += 3)
     ascending = (rows[at] as number) > (rows[at - 3] as number);
   if (ascending) return runs;
   // Sorting numbers without a comparator is several times faster: part and position share one number (31 and 22 bits).
-  const count = rows.length / 3;
+  const count = length / 3;
   const keys = new Float64Array(count);
   for (let index = 0; index < count; index++) keys[index] = (rows[index * 3] as number) * count + index;
   keys.sort();
   const ordered = noRuns();
+  reserveRuns(ordered, count);
   for (let index = 0; index < count; index++) {
     const key = keys[index] as number;
     const local = Math.floor(key / count);
@@ -50,18 +77,18 @@ export function orderForRuns(runs: Runs): Runs {
 }
 
 /** A local part that is in two of the ordered runs; undefined when there is none. */
-export function overlap({ rows }: Runs): number | undefined {
-  for (let at = 3; at < rows.length; at += 3) {
+export function overlap({ rows, length }: Runs): number | undefined {
+  for (let at = 3; at < length; at += 3) {
     if ((rows[at] as number) < (rows[at - 3] as number) + (rows[at - 1] as number)) return rows[at];
   }
   return undefined;
 }
 
 /** Every part of the runs, of one side: column 0 is the local one, 1 the remote one. */
-export function partsOfRuns({ rows, parts }: Runs, column: 0 | 1): Int32Array {
+export function partsOfRuns({ rows, length, parts }: Runs, column: 0 | 1): Int32Array {
   const out = new Int32Array(parts);
   let cursor = 0;
-  for (let at = 0; at < rows.length; at += 3) {
+  for (let at = 0; at < length; at += 3) {
     const first = rows[at + column] as number;
     const count = rows[at + 2] as number;
     for (let index = 0; index < count; index++) out[cursor++] = first + index;

@@ -1,4 +1,4 @@
-import type { KvCacheKind, MemoryType } from "@kv/interface";
+import { type DescriptorPairs, descriptorPairs, type KvCacheKind, type MemoryType } from "@kv/interface";
 import type { EngineTransferPlan, RankGeometry, RegionGeometry, RequestPlan } from "../src/index.js";
 import { expandTable } from "./labelled-memory.js";
 
@@ -237,14 +237,17 @@ export function moveAll(
     );
     if (list === undefined || remote === undefined) throw new Error("no such list, or no such rank");
     const [mine, theirs] = [expandTable(list.localTable), expandTable(list.remoteTable)];
-    const pairs: [number, number][] = [];
-    for (let at = 0; at < read.runs.length; at += 3) {
-      for (let index = 0; index < (read.runs[at + 2] as number); index++)
-        pairs.push([(read.runs[at] as number) + index, (read.runs[at + 1] as number) + index]);
-    }
+    const spelled = ({ localIds, remoteIds }: DescriptorPairs) =>
+      [...localIds].map((id, index) => [id, remoteIds[index] as number] as const);
+    const pairs = spelled(descriptorPairs(read.descriptors));
     const key = ([one, other]: readonly [number, number]) => `${one}<${other}`;
-    const ids = [...read.localIds].map((id, index) => [id, read.remoteIds[index] as number] as const);
-    if (ids.map(key).sort().join() !== pairs.map(key).sort().join()) throw new Error("runs and ids differ");
+    const all = (ids: typeof pairs) => ids.map(key).sort().join();
+    for (const other of [
+      { localIds: read.localIds, remoteIds: read.remoteIds },
+      descriptorPairs({ runs: read.runs }),
+    ]) {
+      if (all(spelled(other)) !== all(pairs)) throw new Error("the spellings of a read differ");
+    }
     for (const [localId, remoteId] of pairs) {
       const [here, there] = [mine[localId], theirs[remoteId]];
       if (here === undefined || there === undefined || here.lengthBytes !== there.lengthBytes)

@@ -1,3 +1,4 @@
+import { descriptorPairs } from "@kv/interface";
 import { handshakeTargetRanks } from "@kv/topology";
 import fc from "fast-check";
 import { expect, test, vi } from "vitest";
@@ -138,8 +139,11 @@ function check(scene: Scene): void {
       if (source === undefined) throw new Error("no such source");
       const [localList, remoteList] = [expandTable(source.localTable), expandTable(source.remoteTable)];
       expect(read.localIds.length).toBe(read.remoteIds.length);
-      for (const [at, localId] of read.localIds.entries()) {
-        const [to, from] = [localList[localId], remoteList[read.remoteIds[at] ?? -1]];
+      // What a transport is told, which is another spelling of the ids.
+      const told = descriptorPairs(read.descriptors);
+      expect(pairsIn(told)).toEqual(pairsIn(read));
+      for (const [at, localId] of told.localIds.entries()) {
+        const [to, from] = [localList[localId], remoteList[told.remoteIds[at] ?? -1]];
         if (to === undefined || from === undefined) throw new Error("an id is outside of its table");
         expect(to.lengthBytes).toBe(from.lengthBytes);
         const remote = prefill[read.remoteRank] as Rank;
@@ -165,6 +169,9 @@ function check(scene: Scene): void {
   for (const { geometry } of prefill) expect(notified.get(geometry.tpRank)).toBe(plans[0]?.localConsumers);
   compare(scene, decode, decodeTables);
 }
+
+const pairsIn = ({ localIds, remoteIds }: { localIds: Int32Array; remoteIds: Int32Array }) =>
+  [...localIds].map((id, at) => `${id}<${remoteIds[at]}`).sort();
 
 /** What the request needed is there; the rest of its blocks is zero; every other byte is as it was. */
 function compare(scene: Scene, decode: readonly Rank[], tables: readonly (readonly number[])[]): void {

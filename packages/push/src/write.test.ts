@@ -1,8 +1,13 @@
 import { createLocalLists, createRemoteAgents } from "@kv/connector";
-import { type Agent, type PreparedList, silentLog, type TransferRequest } from "@kv/interface";
+import {
+  type Agent,
+  descriptorPairs,
+  type PreparedList,
+  silentLog,
+  type TransferRequest,
+} from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { describe, expect, it } from "vitest";
-import { descriptorPairs } from "../test/descriptor-pairs.js";
 import { type Offer, PUSH_CONTROL } from "./control.js";
 import { type WritePart, writeBlocks } from "./write.js";
 import { createWriteLinks } from "./write-link.js";

@@ -7,7 +7,13 @@ import {
   encodeNotification,
   type LeaseOrder,
 } from "@kv/connector";
-import { type Agent, type PreparedList, silentLog, type TransferRequest } from "@kv/interface";
+import {
+  type Agent,
+  descriptorPairs,
+  type PreparedList,
+  silentLog,
+  type TransferRequest,
+} from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { describe, expect, it } from "vitest";
 import { fixedClock } from "../../pull/test/fixed-clock.js";
@@ -15,7 +21,6 @@ import { decodeRegistration, encodeRegistration, type Offer } from "../src/contr
 import { createDecodeScheduler } from "../src/decode-scheduler.js";
 import { writeBlocks } from "../src/write.js";
 import { createWriteLinks } from "../src/write-link.js";
-import { descriptorPairs } from "./descriptor-pairs.js";
 
 // What real vLLM servers did (0.32 and 0.33): packages/connector/fixtures/README.md says where it comes from.
 const folder = fileURLToPath(new URL("../../connector/fixtures/wire/", import.meta.url));

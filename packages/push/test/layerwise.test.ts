@@ -1,10 +1,9 @@
-import type { Agent, Transport } from "@kv/interface";
+import { type Agent, descriptorPairs, type Transport } from "@kv/interface";
 import type { FaultRule } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { coordinatesOf } from "../../pull/test/sim-engine.js";
 import { prompt, stage } from "../../pull/test/stage.js";
 import { pushConnector } from "../src/index.js";
-import { descriptorPairs } from "./descriptor-pairs.js";
 
 interface Posted {
   readonly descriptors: number;

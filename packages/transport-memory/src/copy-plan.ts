@@ -1,4 +1,4 @@
-import { DESCRIPTOR_RUN, KvError, type TransferRequest } from "@kv/interface";
+import { DESCRIPTOR_OFFSET, DESCRIPTOR_RUN, KvError, type TransferRequest } from "@kv/interface";
 import type { MemoryRecord } from "./memory.js";
 import type { MemoryMap } from "./memory-map.js";
 
@@ -101,28 +101,17 @@ type Run = [localId: number, remoteId: number, count: number];
 
 /** The request's pairs as runs, every id of which is in its list. */
 function checkedRuns(request: TransferRequest, local: CopySide, remote: CopySide): Int32Array {
-  const { runs, localIds, remoteIds } = request;
+  const { runs, offsets, localIds, remoteIds } = request;
   if (runs !== undefined) {
     if (localIds !== undefined || remoteIds !== undefined) throw invalid("it has both ids and runs");
-    if (!(runs instanceof Int32Array)) throw invalid("runs is not an Int32Array");
-    if (runs.length === 0 || runs.length % DESCRIPTOR_RUN !== 0) {
-      throw invalid(`${runs.length} numbers are no runs of ${DESCRIPTOR_RUN}`);
-    }
-    for (let at = 0; at < runs.length; at += DESCRIPTOR_RUN) {
-      const [localId, remoteId, count] = runs.subarray(at, at + DESCRIPTOR_RUN) as unknown as Run;
-      if (count < 1) throw invalid(`run ${at / DESCRIPTOR_RUN} has ${count} descriptors`);
-      for (const [side, id] of [
-        [local, localId],
-        [remote, remoteId],
-      ] as const) {
-        if (id >= 0 && id + count <= side.rows.count) continue;
-        throw invalid(
-          `run ${at / DESCRIPTOR_RUN} names ${count} descriptors from ${id} on of the ${side.name} list, which has ${side.rows.count}`,
-        );
-      }
-    }
-    return runs;
+    return repeatedRuns(
+      rowsOf("runs", runs, DESCRIPTOR_RUN),
+      offsets === undefined ? Int32Array.of(0, 0) : rowsOf("offsets", offsets, DESCRIPTOR_OFFSET),
+      local,
+      remote,
+    );
   }
+  if (offsets !== undefined) throw invalid("offsets are for runs, and it has ids");
   for (const [name, ids] of [
     ["localIds", localIds],
     ["remoteIds", remoteIds],
@@ -139,6 +128,37 @@ function checkedRuns(request: TransferRequest, local: CopySide, remote: CopySide
     ones[index * DESCRIPTOR_RUN + 2] = 1;
   }
   return ones;
+}
+
+function rowsOf(name: string, numbers: unknown, perRow: number): Int32Array {
+  if (!(numbers instanceof Int32Array)) throw invalid(`${name} is not an Int32Array`);
+  if (numbers.length > 0 && numbers.length % perRow === 0) return numbers;
+  throw invalid(
+    `${name} are rows of ${perRow} numbers and at least one row; these are ${numbers.length} numbers`,
+  );
+}
+
+/** Each run at each offset, checked. */
+function repeatedRuns(runs: Int32Array, offsets: Int32Array, local: CopySide, remote: CopySide): Int32Array {
+  const out = new Int32Array((runs.length * offsets.length) / DESCRIPTOR_OFFSET);
+  let cursor = 0;
+  for (let offset = 0; offset < offsets.length; offset += DESCRIPTOR_OFFSET) {
+    for (let at = 0; at < runs.length; at += DESCRIPTOR_RUN) {
+      const count = runs[at + 2] as number;
+      if (count < 1) throw invalid(`run ${at / DESCRIPTOR_RUN} has ${count} descriptors`);
+      for (const [column, side] of [local, remote].entries()) {
+        const id = (offsets[offset + column] as number) + (runs[at + column] as number);
+        if (id < 0 || id + count > side.rows.count) {
+          throw invalid(
+            `run ${at / DESCRIPTOR_RUN} names ${count} descriptors from ${id} on of the ${side.name} list, which has ${side.rows.count}`,
+          );
+        }
+        out[cursor++] = id;
+      }
+      out[cursor++] = count;
+    }
+  }
+  return out;
 }
 
 function checkId({ name, rows }: CopySide, ids: Int32Array, index: number): number {

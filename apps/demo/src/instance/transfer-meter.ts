@@ -68,7 +68,9 @@ export function meterTransfers(
         const startMs = clock.now();
         const table = tables.get(request.local);
         const address =
-          table === undefined ? undefined : addressOf(table, (request.runs ?? request.localIds)[0] ?? 0);
+          table === undefined
+            ? undefined
+            : addressOf(table, ((request.runs ?? request.localIds)[0] ?? 0) + (request.offsets?.[0] ?? 0));
         const block = address === undefined ? undefined : blockAt(address);
         const transfer = agent.transfer(request);
         if (block === undefined) return transfer;

@@ -1,7 +1,7 @@
 import {
-  DESCRIPTOR_RUN,
   type DescriptorPairs,
   type DescriptorRuns,
+  descriptorPairs,
   type Memory,
   type TransferRequest,
 } from "@kv/interface";
@@ -179,7 +179,7 @@ export function movingTests(ground: Ground): void {
         });
         return [reader.memory.bytes.slice(), owner.memory.bytes.slice()] as const;
       };
-      const expected = await after(pairsOf(runs));
+      const expected = await after(descriptorPairs({ runs }));
       const moved = await after({ runs });
       for (const [side, bytes] of moved.entries()) {
         expect(Buffer.compare(bytes, expected[side] as Uint8Array)).toBe(0);
@@ -187,6 +187,54 @@ export function movingTests(ground: Ground): void {
       const [untouched, touched] = operation === "READ" ? [1, 0] : [0, 1];
       expect(Buffer.compare(moved[untouched] as Uint8Array, pattern(32_768, untouched + 2))).toBe(0);
       expect(Buffer.compare(moved[touched] as Uint8Array, pattern(32_768, touched + 2))).not.toBe(0);
+    }
+  });
+
+  test("runs at offsets move what the same pairs one by one would", async () => {
+    const reader = await ground.side(32_768, 2);
+    const owner = await ground.side(32_768, 3);
+    const { local, remote } = await blockLists(ground, reader, owner, 512);
+    // Alone, side by side, and by runs so long that a transport may take another road.
+    for (const spelling of [
+      { runs: Int32Array.of(1, 4, 1, 3, 0, 2), offsets: Int32Array.of(0, 0, 5, 20, 20, 7) },
+      { runs: Int32Array.of(0, 2, 20), offsets: Int32Array.of(40, 1) },
+    ]) {
+      const after = async (descriptors: DescriptorPairs | DescriptorRuns) => {
+        reader.memory.bytes.set(pattern(32_768, 2));
+        await settle(reader.agent.transfer({ operation: "READ", local, remote, ...descriptors }).done);
+        return reader.memory.bytes.slice();
+      };
+      const pairs = descriptorPairs(spelling);
+      const expected = await after(pairs);
+      expect(Buffer.compare(expected, pattern(32_768, 2))).not.toBe(0);
+      expect(Buffer.compare(await after(spelling), expected)).toBe(0);
+    }
+  });
+
+  test("offsets that take a run out of its list, or are no rows, or come with ids, are refused", async () => {
+    const reader = await ground.side(16_384, 2);
+    const owner = await ground.side(16_384, 3);
+    const { local, remote } = await blockLists(ground, reader, owner, 1024);
+    const runs = Int32Array.of(0, 2, 3, 4, 0, 1);
+    const refused = [
+      { runs, offsets: Int32Array.of(0, 0, 12, 0) },
+      { runs, offsets: Int32Array.of(0, 12) },
+      { runs, offsets: Int32Array.of(-1, 0) },
+      { runs, offsets: Int32Array.of(0, -1) },
+      { runs, offsets: Int32Array.of(2 ** 31 - 1, 0) },
+      { runs, offsets: Int32Array.of(0) },
+      { runs, offsets: new Int32Array(0) },
+      { runs, offsets: [0, 0] as unknown as Int32Array },
+      {
+        localIds: Int32Array.of(0),
+        remoteIds: Int32Array.of(0),
+        offsets: Int32Array.of(0, 0) as unknown as undefined,
+      },
+    ];
+    for (const descriptors of refused) {
+      expect(() => reader.agent.transfer({ operation: "READ", local, remote, ...descriptors })).toThrow(
+        expect.objectContaining({ code: "KV_TRANSFER_INVALID" }),
+      );
     }
   });
 
@@ -351,18 +399,4 @@ export function movingTests(ground: Ground): void {
       bytesTransferred: 4 * 3 * 1024,
     });
   });
-}
-
-/** The pairs of runs, one by one. */
-function pairsOf(runs: Int32Array): DescriptorPairs {
-  const localIds: number[] = [];
-  const remoteIds: number[] = [];
-  for (let at = 0; at < runs.length; at += DESCRIPTOR_RUN) {
-    const [local = 0, remote = 0, count = 0] = runs.subarray(at, at + DESCRIPTOR_RUN);
-    for (let step = 0; step < count; step++) {
-      localIds.push(local + step);
-      remoteIds.push(remote + step);
-    }
-  }
-  return { localIds: Int32Array.from(localIds), remoteIds: Int32Array.from(remoteIds) };
 }

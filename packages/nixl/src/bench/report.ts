@@ -9,7 +9,9 @@ const benchRowSchema = z.object({
   blockBytes: z.int().describe("Bytes of one descriptor."),
   order: z.enum(["contiguous", "scattered"]).describe("Order of the blocks; NIXL merges neighbours."),
   rounds: z.int(),
-  prepareMs: spreadSchema.describe("From the call to the last post, the posts aside: requests made ready."),
+  prepareMs: spreadSchema.describe(
+    "From the call to the first post, and the making of the requests that follow it.",
+  ),
   postMs: spreadSchema.describe("Inside the post calls. Where the post is the copy, it is nearly all."),
   transferMs: spreadSchema.describe("From the first post to the last byte."),
   totalMs: spreadSchema.describe("From the call until the promise has settled."),

@@ -1,0 +1,42 @@
+"""vLLM 0.33's own functions on the way from a request's block ids to the call into NIXL. Needs vLLM's Python tree on PYTHONPATH."""
+import logging
+import types
+
+logging.disable(logging.INFO)
+import vllm.v1.kv_cache_interface as interface
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
+
+Worker = next(
+    value for name, value in vars(base_worker).items() if isinstance(value, type) and hasattr(value, "_compute_desc_ids")
+)
+
+
+def worker(regions, blocks):
+    """A worker with nothing but what these functions look at."""
+    self = types.SimpleNamespace(
+        _has_mamba=False, _conv_decomp=None, _ssm_region_indices=[], _transfer_layer_group_ids=(), _transfer_layer_region_indices=(),
+        num_regions=regions, block_len_per_layer=[1024] * regions, block_stride_per_layer=[1024] * regions, region_group_ids=[0] * regions,
+        _uses_region_group_mapping=False, _group_spec_types=(interface.FullAttentionSpec,), _scratch_region_indices=[], _ple_group_index=None,
+        _ple_region_index=None, _region_is_mla=[False] * regions, region_num_blocks=[blocks] * regions, device_id=0, transfer_topo=object(),
+        use_mla=False, _mamba_ssm_size=(0, 0), _logical_num_blocks=blocks, _physical_blocks_per_logical_kv_block=1, tp_rank=0,
+        _head_sharded_draft_regions=set(), draft_tp_mappings={}, _ple_block_len=None,
+    )
+    for name in ("_compute_desc_ids", "_logical_to_kernel_block_ids", "_apply_prefix_caching"):
+        setattr(self, name, types.MethodType(getattr(Worker, name), self))
+    return self
+
+
+def ids_of(self, ids, regions, blocks):
+    return self._compute_desc_ids(
+        block_ids=[ids], dst_num_blocks=blocks, block_size_ratio=None, physical_blocks_per_logical=1,
+        region_num_blocks=[blocks] * regions, region_group_ids=[0] * regions, uses_region_group_mapping=False,
+    )
+
+
+def read_ids(self, local, remote, regions, blocks):
+    """Both sides' descriptor ids, after the cut for a prefix hit."""
+    mine, theirs = self._apply_prefix_caching(
+        decode_block_ids=[local], prefill_block_ids=[remote], decode_physical_per_logical=1, prefill_physical_per_logical=1
+    )
+    there = ids_of(self, theirs[0], regions, blocks)
+    return ids_of(self, mine[0], regions, blocks), there
