@@ -12,6 +12,8 @@ export interface AttemptOptions {
   readonly log: Log;
 }
 
+const NONE: ReadonlySet<Instance> = new Set();
+
 type Caller = Pick<Part, "requestId" | "deadline"> &
   Partial<Pick<Part, "request" | "headers" | "preferredPrefill">>;
 
@@ -23,17 +25,16 @@ export async function onSomeInstance<T>(
   { pool, retry, log }: AttemptOptions,
   caller: Caller,
   leg: (visit: Visit) => Promise<T>,
-  avoid?: ReadonlySet<Instance>,
+  avoid = NONE,
 ): Promise<T> {
   const { requestId, deadline } = caller;
-  const tried = new Set<Instance>();
+  let tried = NONE;
   let begun = 0;
   let last: unknown;
   for (;;) {
-    const unavoided = avoid === undefined ? undefined : pool.visit(caller, new Set([...tried, ...avoid]));
+    const unavoided = avoid.size === 0 ? undefined : pool.visit(caller, new Set([...tried, ...avoid]));
     const visit = unavoided ?? pool.visit(caller, tried);
     if (visit === undefined) throw last ?? noInstance(pool);
-    tried.add(visit.instance);
     try {
       return await leg(visit);
     } catch (error) {
@@ -42,6 +43,7 @@ export async function onSomeInstance<T>(
         throw whyEnded(deadline, error);
       }
       last = error;
+      tried = new Set([...tried, visit.instance]);
       visit.failed(KvError.from(error, "KV_INTERNAL", `the ${pool.role} leg failed`));
       if (failureStage(error) !== "connect") begun += 1;
       const again = retry.again(failedAttempt(pool.role, error, Math.max(1, begun)));

@@ -3,6 +3,8 @@ export interface UnreadBody extends AsyncIterator<Uint8Array, undefined> {
   next(): Promise<IteratorResult<Uint8Array, undefined>>;
   /** True when the end has come and nothing is left to read: known without a further wait. */
   finished?(): boolean;
+  /** All of it, where the end has come and it is no longer than the limit; it is read then. Without a wait. */
+  whole?(limitBytes: number): Buffer | undefined;
 }
 
 interface Valve {
@@ -11,67 +13,94 @@ interface Valve {
 }
 
 /** Chunks between the one who receives them and the one who reads them; more than `highBytes` unread stops the sender. */
-export interface BodyQueue {
-  readonly body: UnreadBody;
+export interface BodyQueue extends UnreadBody {
   push(chunk: Uint8Array, valve: Valve): void;
   end(): void;
   fail(error: Error): void;
 }
 
 export function createBodyQueue(highBytes = 256 * 1024): BodyQueue {
-  const chunks: Uint8Array[] = [];
-  let heldBytes = 0;
-  let ended = false;
-  let failure: Error | undefined;
-  let paused: Valve | undefined;
-  let waiting:
-    | { resolve(result: IteratorResult<Uint8Array, undefined>): void; reject(error: Error): void }
-    | undefined;
-  const done = { done: true, value: undefined } as const;
-  return {
-    body: {
-      finished: () => ended && chunks.length === 0,
-      next() {
-        const value = chunks.shift();
-        if (value !== undefined) {
-          heldBytes -= value.byteLength;
-          if (paused !== undefined && heldBytes <= highBytes / 2) {
-            const valve = paused;
-            paused = undefined;
-            valve.resume();
-          }
-          return Promise.resolve({ done: false, value });
-        }
-        if (failure !== undefined) return Promise.reject(failure);
-        if (ended) return Promise.resolve(done);
-        return new Promise((resolve, reject) => {
-          waiting = { resolve, reject };
-        });
-      },
-    },
-    push(chunk, valve) {
-      if (waiting !== undefined) {
-        const { resolve } = waiting;
-        waiting = undefined;
-        resolve({ done: false, value: chunk });
-        return;
+  return new ChunkQueue(highBytes);
+}
+
+type Next = IteratorResult<Uint8Array, undefined>;
+
+const DONE: Next = { done: true, value: undefined };
+
+/** A class, as every leg of every request has one. */
+class ChunkQueue implements BodyQueue {
+  readonly #highBytes: number;
+  readonly #chunks: Uint8Array[] = [];
+  #heldBytes = 0;
+  #ended = false;
+  #failure: Error | undefined = undefined;
+  #paused: Valve | undefined = undefined;
+  #resolve: ((next: Next) => void) | undefined = undefined;
+  #reject: ((error: Error) => void) | undefined = undefined;
+
+  constructor(highBytes: number) {
+    this.#highBytes = highBytes;
+  }
+
+  finished(): boolean {
+    return this.#ended && this.#chunks.length === 0;
+  }
+
+  whole(limitBytes: number): Buffer | undefined {
+    if (!this.#ended || this.#heldBytes > limitBytes) return undefined;
+    this.#heldBytes = 0;
+    return joined(this.#chunks.splice(0));
+  }
+
+  next(): Promise<Next> {
+    const value = this.#chunks.shift();
+    if (value !== undefined) {
+      this.#heldBytes -= value.byteLength;
+      if (this.#paused !== undefined && this.#heldBytes <= this.#highBytes / 2) {
+        const valve = this.#paused;
+        this.#paused = undefined;
+        valve.resume();
       }
-      chunks.push(chunk);
-      heldBytes += chunk.byteLength;
-      if (heldBytes > highBytes && paused === undefined) {
-        paused = valve;
-        valve.pause();
-      }
-    },
-    end() {
-      ended = true;
-      waiting?.resolve(done);
-      waiting = undefined;
-    },
-    fail(error) {
-      failure = error;
-      waiting?.reject(error);
-      waiting = undefined;
-    },
-  };
+      return Promise.resolve({ done: false, value });
+    }
+    if (this.#failure !== undefined) return Promise.reject(this.#failure);
+    if (this.#ended) return Promise.resolve(DONE);
+    return new Promise((resolve, reject) => {
+      this.#resolve = resolve;
+      this.#reject = reject;
+    });
+  }
+
+  push(chunk: Uint8Array, valve: Valve): void {
+    const resolve = this.#resolve;
+    if (resolve !== undefined) {
+      this.#resolve = undefined;
+      resolve({ done: false, value: chunk });
+      return;
+    }
+    this.#chunks.push(chunk);
+    this.#heldBytes += chunk.byteLength;
+    if (this.#heldBytes > this.#highBytes && this.#paused === undefined) {
+      this.#paused = valve;
+      valve.pause();
+    }
+  }
+
+  end(): void {
+    this.#ended = true;
+    this.#resolve?.(DONE);
+    this.#resolve = undefined;
+  }
+
+  fail(error: Error): void {
+    this.#failure = error;
+    if (this.#resolve !== undefined) this.#reject?.(error);
+    this.#resolve = undefined;
+  }
+}
+
+/** Most answers come in one piece, which needs no copy. */
+export function joined(chunks: readonly Uint8Array[]): Buffer {
+  const [first] = chunks;
+  return chunks.length === 1 && Buffer.isBuffer(first) ? first : Buffer.concat(chunks);
 }

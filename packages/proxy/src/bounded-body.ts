@@ -1,9 +1,16 @@
+import { joined } from "./body-queue.js";
 import type { UpstreamAnswer } from "./upstream.js";
 
 /** The begin of an answer, and whether that is all of it. */
 export interface HeldBody {
   readonly bytes: Buffer;
   readonly complete: boolean;
+}
+
+/** A body whose end has come already, within the limit: most short ones. It saves a wait. */
+export function heldAlready(body: UpstreamAnswer["body"], limitBytes: number): HeldBody | undefined {
+  const bytes = body.whole?.(limitBytes);
+  return bytes === undefined ? undefined : { bytes, complete: true };
 }
 
 /** Reads until the end, until `enough` says so, or until more than `limitBytes` are there; the rest stays to be read. */
@@ -24,10 +31,4 @@ export async function hold(
     const begin = lengthBytes > 0 && enough !== undefined ? joined(chunks) : undefined;
     if (begin !== undefined && enough?.(begin) === true) return { bytes: begin, complete: false };
   }
-}
-
-/** Most answers come in one piece, which needs no copy. */
-function joined(chunks: readonly Uint8Array[]): Buffer {
-  const [first] = chunks;
-  return chunks.length === 1 && Buffer.isBuffer(first) ? first : Buffer.concat(chunks);
 }

@@ -16,12 +16,6 @@ export interface Deadline extends Ending {
   close(): void;
 }
 
-interface Expiry {
-  readonly what: string;
-  readonly timeoutMs: number;
-  readonly atMs: number;
-}
-
 export interface DeadlineOptions {
   readonly clock: Clock;
   readonly requestMs?: number;
@@ -29,82 +23,117 @@ export interface DeadlineOptions {
   readonly parent?: Ending;
 }
 
-export function createDeadline({ clock, requestMs, parent }: DeadlineOptions): Deadline {
-  const ending = createEnding();
-  const expiry = (what: string, timeoutMs: number): Expiry => ({
-    what,
-    timeoutMs,
-    atMs: clock.now() + timeoutMs,
-  });
-  const total = requestMs === undefined ? undefined : expiry("the request", requestMs);
-  let phase: Expiry | undefined;
-  // Phases come and go by the thousand, and hardly one expires: a timer is set once, and when it strikes it looks what is due.
-  let timer: (Timer & { readonly atMs: number }) | undefined;
-  let closed = false;
-  let leaveParent: (() => void) | undefined;
+export function createDeadline(options: DeadlineOptions): Deadline {
+  return new TimedDeadline(options);
+}
 
-  function arm(atMs: number): void {
-    if (closed || (timer !== undefined && timer.atMs <= atMs)) return;
-    timer?.cancel();
-    const { cancel } = clock.setTimer(strike, Math.max(0, atMs - clock.now()));
-    timer = { cancel, atMs };
-  }
-  function strike(): void {
-    // A timer may strike a fraction of a millisecond early.
-    const nowMs = clock.now() + 1;
-    timer = undefined;
-    const due = [phase, total].find((one) => one !== undefined && one.atMs <= nowMs);
-    if (due !== undefined) {
-      const { what, timeoutMs } = due;
-      const message = `${what} took longer than ${timeoutMs} ms`;
-      abort(new KvError("KV_REQUEST_TIMEOUT", message, { details: { phase: what, timeoutMs } }));
-      return;
-    }
-    for (const one of [phase, total]) if (one !== undefined) arm(one.atMs);
-  }
-  if (total !== undefined) arm(total.atMs);
+/**
+ * Phases come and go by the thousand, and hardly one expires. So a timer is set once, to look what is due when it strikes, and only a phase
+ * that would be over before that sets another.
+ */
+const LOOK_MS = 30_000;
 
-  function pause(): void {
-    phase = undefined;
-  }
-  function close(): void {
-    closed = true;
-    pause();
-    leaveParent?.();
-    timer?.cancel();
-    timer = undefined;
-  }
-  function abort(reason: KvError): void {
-    close();
-    ending.end(reason);
-  }
-  if (parent !== undefined) {
-    leaveParent = parent.onEnd(() => {
-      if (parent.reason !== undefined) abort(parent.reason);
+/** A class, as every request has one: methods are then made once for all. */
+class TimedDeadline implements Deadline {
+  readonly #ending = createEnding();
+  readonly #clock: Clock;
+  readonly #requestMs: number;
+  readonly #requestEndsAtMs: number;
+  readonly #leaveParent: (() => void) | undefined;
+  #phase = "";
+  #phaseMs = 0;
+  #phaseEndsAtMs = Number.POSITIVE_INFINITY;
+  #timer: Timer | undefined = undefined;
+  #strikesAtMs = Number.POSITIVE_INFINITY;
+  #closed = false;
+
+  constructor({ clock, requestMs = Number.POSITIVE_INFINITY, parent }: DeadlineOptions) {
+    this.#clock = clock;
+    this.#requestMs = requestMs;
+    const nowMs = clock.now();
+    this.#requestEndsAtMs = nowMs + requestMs;
+    this.#leaveParent = parent?.onEnd(() => {
+      if (parent.reason !== undefined) this.abort(parent.reason);
     });
+    this.#watch(this.#requestEndsAtMs, nowMs);
   }
-  const deadline: Deadline = {
-    get ended() {
-      return ending.ended;
-    },
-    get reason() {
-      return ending.reason;
-    },
-    get signal() {
-      return ending.signal;
-    },
-    onEnd: ending.onEnd,
-    enter(what, timeoutMs) {
-      if (closed) return;
-      phase = expiry(what, timeoutMs);
-      arm(phase.atMs);
-    },
-    pause,
-    abort,
-    fork: () => createDeadline({ clock, parent: deadline }),
-    close,
-  };
-  return deadline;
+
+  get ended(): boolean {
+    return this.#ending.ended;
+  }
+
+  get reason(): KvError | undefined {
+    return this.#ending.reason;
+  }
+
+  get signal(): AbortSignal {
+    return this.#ending.signal;
+  }
+
+  onEnd(listener: () => void): () => void {
+    return this.#ending.onEnd(listener);
+  }
+
+  enter(phase: string, timeoutMs: number): void {
+    if (this.#closed) return;
+    const nowMs = this.#clock.now();
+    this.#phase = phase;
+    this.#phaseMs = timeoutMs;
+    this.#phaseEndsAtMs = nowMs + timeoutMs;
+    this.#watch(this.#phaseEndsAtMs, nowMs);
+  }
+
+  pause(): void {
+    this.#phaseEndsAtMs = Number.POSITIVE_INFINITY;
+  }
+
+  abort(reason: KvError): void {
+    this.close();
+    this.#ending.end(reason);
+  }
+
+  fork(): Deadline {
+    return new TimedDeadline({ clock: this.#clock, parent: this });
+  }
+
+  close(): void {
+    this.#closed = true;
+    this.pause();
+    this.#leaveParent?.();
+    this.#cancel();
+  }
+
+  /** Sees to it that the timer strikes at `atMs` at the latest. */
+  #watch(atMs: number, nowMs: number): void {
+    if (this.#closed || atMs === Number.POSITIVE_INFINITY) return;
+    const waitMs = Math.min(Math.max(0, atMs - nowMs), LOOK_MS);
+    if (this.#strikesAtMs <= nowMs + waitMs) return;
+    this.#cancel();
+    this.#strikesAtMs = nowMs + waitMs;
+    this.#timer = this.#clock.setTimer(() => this.#strike(), waitMs);
+  }
+
+  #cancel(): void {
+    this.#timer?.cancel();
+    this.#timer = undefined;
+    this.#strikesAtMs = Number.POSITIVE_INFINITY;
+  }
+
+  #strike(): void {
+    this.#timer = undefined;
+    this.#strikesAtMs = Number.POSITIVE_INFINITY;
+    const nowMs = this.#clock.now();
+    // A timer may strike a fraction of a millisecond early.
+    const dueMs = nowMs + 1;
+    if (this.#phaseEndsAtMs <= dueMs) this.#expire(this.#phase, this.#phaseMs);
+    else if (this.#requestEndsAtMs <= dueMs) this.#expire("the request", this.#requestMs);
+    else this.#watch(Math.min(this.#phaseEndsAtMs, this.#requestEndsAtMs), nowMs);
+  }
+
+  #expire(phase: string, timeoutMs: number): void {
+    const message = `${phase} took longer than ${timeoutMs} ms`;
+    this.abort(new KvError("KV_REQUEST_TIMEOUT", message, { details: { phase, timeoutMs } }));
+  }
 }
 
 /** The reason when the deadline has struck, else the error itself: what is thrown while aborting says nothing of why. */

@@ -1,13 +1,14 @@
 import { KvError } from "@kv/interface";
 import { onSomeInstance } from "./attempts.js";
 import { badAnswer } from "./bad-answer.js";
-import { hold } from "./bounded-body.js";
+import { type HeldBody, heldAlready, hold } from "./bounded-body.js";
 import { whyEnded } from "./deadline.js";
 import type { Endpoint } from "./endpoint.js";
 import { beginIsKnown, firstEventError, isEventStream } from "./event-stream.js";
 import { legHeaders } from "./headers.js";
 import type { Visit } from "./instance.js";
 import type { LegAnswer, LegOrderOptions, Part } from "./leg-order.js";
+import { type LegSpan, NO_SPAN } from "./tracing.js";
 import type { Role, UpstreamAnswer } from "./upstream.js";
 
 export interface DecodeLegHints {
@@ -23,7 +24,7 @@ export interface DecodeLegHints {
  * Sends `body` to a decode instance. The visit in the answer is the caller's to end. Errors: `KV_PROXY_UPSTREAM_FAILED`,
  * `KV_PROXY_NO_INSTANCE`, `KV_LEASE_EXPIRED`, the deadline's reason.
  */
-export function runDecodeLeg(
+export async function runDecodeLeg(
   options: LegOrderOptions,
   part: Part,
   body: string,
@@ -56,12 +57,17 @@ export function runDecodeLeg(
         ...(onSent === undefined ? {} : { onSent }),
       });
       try {
-        const decoded = await look(request.endpoint, role, visit, answer, limits);
+        const eventStream = isEventStream(answer.headers["content-type"]);
+        const limitBytes = limits.heldAnswerLengthBytes;
+        const held =
+          heldAlready(answer.body, limitBytes) ??
+          (await hold(answer.body, limitBytes, eventStream ? beginIsKnown : undefined));
+        const decoded = look(request.endpoint, visit, answer, held, eventStream);
         const firstByteMs = clock.now() - startedAtMs;
         if (role === "decode") trail.firstByteMs = firstByteMs;
         else trail.prefillMs = firstByteMs;
         span.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
-        return { ...decoded, visit: { ...visit, ...endingSpan(visit, span.end) } };
+        return { ...decoded, visit: endingSpan(visit, span) };
       } catch (error) {
         answer.discard();
         throw error;
@@ -76,23 +82,29 @@ export function runDecodeLeg(
   const pool = role === "decode" ? decoders : prefillers;
   deadline.enter(`the ${role} leg's first byte`, timeouts.firstByteMs);
   const avoid = role === "decode" ? part.avoidDecode : undefined;
-  return onSomeInstance({ pool, retry, log }, part, leg, avoid).finally(deadline.pause);
+  try {
+    return await onSomeInstance({ pool, retry, log }, part, leg, avoid);
+  } finally {
+    deadline.pause();
+  }
 }
 
 /** The span ends with the visit, that is with the last byte. */
-function endingSpan(visit: Visit, end: (error?: unknown) => void): Omit<Visit, "instance"> {
+function endingSpan(visit: Visit, span: LegSpan): Visit {
+  if (span === NO_SPAN) return visit;
   return {
+    instance: visit.instance,
     succeeded() {
       visit.succeeded();
-      end();
+      span.end();
     },
     abandoned() {
       visit.abandoned();
-      end();
+      span.end();
     },
     failed(error) {
       visit.failed(error);
-      end(error);
+      span.end(error);
     },
   };
 }
@@ -105,20 +117,15 @@ function leaseOver(requestId: string): KvError {
   );
 }
 
-async function look(
+function look(
   endpoint: Endpoint,
-  role: Role,
   visit: Visit,
   answer: UpstreamAnswer,
-  limits: LegOrderOptions["limits"],
-): Promise<LegAnswer> {
+  { bytes, complete }: HeldBody,
+  eventStream: boolean,
+): LegAnswer {
   const { status, headers } = answer;
-  const eventStream = isEventStream(headers["content-type"]);
-  const { bytes, complete } = await hold(
-    answer.body,
-    limits.heldAnswerLengthBytes,
-    eventStream ? beginIsKnown : undefined,
-  );
+  const { role, url } = visit.instance;
   const seen = { visit, discard: answer.discard };
   const error = eventStream && status === 200 ? firstEventError(bytes) : undefined;
   if (error !== undefined) {
@@ -127,9 +134,8 @@ async function look(
     const own = { ...headers, "content-type": "application/json", "content-length": String(held.length) };
     return { ...seen, status: error.status, headers: own, eventStream: false, held, rest: undefined };
   }
-  if (status === 200 && complete) refuseEmpty(endpoint, role, visit.instance.url, bytes, eventStream);
-  else if (status !== 200 && status < 400)
-    throw badAnswer(role, visit.instance.url, `answered with status ${status}`);
+  if (status === 200 && complete) refuseEmpty(endpoint, role, url, bytes, eventStream);
+  else if (status !== 200 && status < 400) throw badAnswer(role, url, `answered with status ${status}`);
   return { ...seen, status, headers, eventStream, held: bytes, rest: complete ? undefined : answer.body };
 }
 

@@ -12,39 +12,50 @@ export interface Ending {
 }
 
 export function createEnding(): Ending & { end(reason: KvError): void } {
-  let reason: KvError | undefined;
-  let controller: AbortController | undefined;
-  let listeners: Set<() => void> | undefined;
-  return {
-    get ended() {
-      return reason !== undefined;
-    },
-    get reason() {
-      return reason;
-    },
-    get signal() {
-      if (controller === undefined) {
-        controller = new AbortController();
-        if (reason !== undefined) controller.abort(reason);
-      }
-      return controller.signal;
-    },
-    onEnd(listener) {
-      if (reason !== undefined) {
-        listener();
-        return () => {};
-      }
-      listeners ??= new Set();
-      listeners.add(listener);
-      return () => void listeners?.delete(listener);
-    },
-    end(why) {
-      if (reason !== undefined) return;
-      reason = why;
-      controller?.abort(why);
-      const told = listeners ?? [];
-      listeners = undefined;
-      for (const listener of told) listener();
-    },
-  };
+  return new OneEnding();
+}
+
+const nothing = () => {};
+
+/** A class, as every request has one: methods are then made once for all. */
+class OneEnding implements Ending {
+  reason: KvError | undefined = undefined;
+  #controller: AbortController | undefined = undefined;
+  #listeners: (() => void)[] | undefined = undefined;
+
+  get ended(): boolean {
+    return this.reason !== undefined;
+  }
+
+  get signal(): AbortSignal {
+    if (this.#controller === undefined) {
+      this.#controller = new AbortController();
+      if (this.reason !== undefined) this.#controller.abort(this.reason);
+    }
+    return this.#controller.signal;
+  }
+
+  onEnd(listener: () => void): () => void {
+    if (this.reason !== undefined) {
+      listener();
+      return nothing;
+    }
+    this.#listeners ??= [];
+    this.#listeners.push(listener);
+    return () => this.#leave(listener);
+  }
+
+  #leave(listener: () => void): void {
+    const at = this.#listeners?.indexOf(listener) ?? -1;
+    if (at !== -1) this.#listeners?.splice(at, 1);
+  }
+
+  end(why: KvError): void {
+    if (this.reason !== undefined) return;
+    this.reason = why;
+    this.#controller?.abort(why);
+    const told = this.#listeners ?? [];
+    this.#listeners = undefined;
+    for (const listener of told) listener();
+  }
 }

@@ -25,17 +25,21 @@ export function createGenerationFlow(options: LegOrderOptions, order: LegOrder):
       const { request } = exchange;
       if (request.unsplittable !== undefined) {
         if (policy.unsplittable === "fail") throw cannotBeParted(request.unsplittable);
-        return relay(exchange, await runAlone(options, exchange, request.unsplittable), timeouts.stallMs);
+        return await relay(
+          exchange,
+          await runAlone(options, exchange, request.unsplittable),
+          timeouts.stallMs,
+        );
       }
       if (promptFieldsOf(request) === "prompt-only")
-        return relay(exchange, await runPromptOnly(options, exchange), timeouts.stallMs);
+        return await relay(exchange, await runPromptOnly(options, exchange), timeouts.stallMs);
       const parts = partsOf(request, limits.parts);
       const [only] = parts;
       if (parts.length === 1 && only !== undefined) {
         const answer = await order.run(exchange);
-        if (answer.promptAnswer === undefined) return relay(exchange, answer, timeouts.stallMs);
+        if (answer.promptAnswer === undefined) return await relay(exchange, answer, timeouts.stallMs);
         const gathered = [{ ...only, answer, deadline: exchange.deadline, requestId: exchange.requestId }];
-        return mergeAnswers(options, exchange, gathered);
+        return await mergeAnswers(options, exchange, gathered);
       }
       exchange.trail.parts = parts.length;
       const gathered = await gatherParts(exchange, order, parts);

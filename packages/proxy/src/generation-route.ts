@@ -9,7 +9,7 @@ import type { GenerationFlow } from "./generation-flow.js";
 import { requestIdOf } from "./headers.js";
 import type { RecentRequests } from "./recent.js";
 import { readRequest } from "./request-body.js";
-import type { LegSpan, Tracing } from "./tracing.js";
+import { type LegSpan, NO_SPAN, type Tracing } from "./tracing.js";
 import type { Traffic } from "./traffic.js";
 
 export interface GenerationRouteOptions {
@@ -65,7 +65,7 @@ export function createGenerationRoute(options: GenerationRouteOptions): Generati
       requestId = requestIdOf(headers, random.uuid);
       const request = readRequest(endpoint, body);
       span = tracing.request(headers, { "kv.request_id": requestId, "url.path": endpoint });
-      const traced = { ...headers, ...span.headers };
+      const traced = span === NO_SPAN ? headers : { ...headers, ...span.headers };
       await flow.run({ requestId, request, headers: traced, response, deadline, trail });
     } catch (thrown) {
       failure = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");
@@ -121,17 +121,19 @@ function breakOff(response: ServerResponse, lastWords: string | undefined): void
   else response.write(lastWords, () => response.destroy());
 }
 
+const nothing = () => {};
+
 /** Resolves when the response is over, sent or not; a client that goes away before strikes the deadline. */
 function whenClosed(response: ServerResponse, deadline: Deadline): Promise<void> {
   // A client that is gone shows as an error of the socket too; `close` says all there is to know.
-  response.on("error", () => {});
+  response.on("error", nothing);
   const gone = () => deadline.abort(clientGone());
   if (response.destroyed || response.socket === null) {
     gone();
     return Promise.resolve();
   }
   return new Promise((resolve) => {
-    response.once("close", () => {
+    response.on("close", () => {
       if (!response.writableFinished) gone();
       resolve();
     });

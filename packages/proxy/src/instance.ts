@@ -64,8 +64,8 @@ export interface InstanceTimes {
 export interface PooledInstance extends Instance {
   readonly draining: boolean;
   available(): boolean;
-  /** Available, and this request is not one that it leaves to others while it comes back slowly. */
-  admits(): boolean;
+  /** Available, and this request is not one that it leaves to others while it comes back slowly. `nowMs` is the clock's. */
+  admits(nowMs: number): boolean;
   begin(): Visit;
   drain(draining: boolean): void;
   /** A health check's word. Ejected by `failures` bad ones in a row, taken back by the first good one. */
@@ -78,6 +78,37 @@ export interface PooledInstanceOptions {
   readonly clock: Clock;
   readonly random: Random;
   readonly times: InstanceTimes;
+}
+
+type VisitOutcome = "succeeded" | "abandoned" | KvError;
+
+/** A class, as every leg of every request has one. */
+class OpenVisit implements Visit {
+  readonly instance: Instance;
+  #ended: ((outcome: VisitOutcome) => void) | undefined;
+
+  constructor(instance: Instance, ended: (outcome: VisitOutcome) => void) {
+    this.instance = instance;
+    this.#ended = ended;
+  }
+
+  succeeded(): void {
+    this.#end("succeeded");
+  }
+
+  abandoned(): void {
+    this.#end("abandoned");
+  }
+
+  failed(error: KvError): void {
+    this.#end(error);
+  }
+
+  #end(outcome: VisitOutcome): void {
+    const ended = this.#ended;
+    this.#ended = undefined;
+    ended?.(outcome);
+  }
 }
 
 export function createPooledInstance(
@@ -97,8 +128,8 @@ export function createPooledInstance(
   let lastError: KvError | undefined;
   const waiting: (() => void)[] = [];
 
-  const returning = () => clock.now() - returnedAtMs < times.slowReturnMs;
-  const available = () => !ejected && !draining && clock.now() >= availableAtMs;
+  const returning = (nowMs = clock.now()) => nowMs - returnedAtMs < times.slowReturnMs;
+  const available = (nowMs = clock.now()) => !ejected && !draining && nowMs >= availableAtMs;
   function state(): InstanceStatus["state"] {
     if (draining) return "draining";
     if (ejected) return "ejected";
@@ -108,6 +139,20 @@ export function createPooledInstance(
   function coolDown(): void {
     const doubled = times.coolDownMs * 2 ** Math.min(consecutiveFailures - 1, 20);
     availableAtMs = clock.now() + Math.min(doubled, Math.max(times.maxCoolDownMs, times.coolDownMs));
+  }
+
+  function ended(outcome: VisitOutcome): void {
+    inFlight--;
+    if (outcome === "succeeded") consecutiveFailures = 0;
+    else if (outcome !== "abandoned") {
+      failures++;
+      consecutiveFailures++;
+      lastError = outcome;
+      // An answer, even a bad one, shows that the instance is there.
+      const stage = failureStage(outcome);
+      if (stage !== undefined && stage !== "status") coolDown();
+    }
+    if (inFlight === 0) for (const resolve of waiting.splice(0)) resolve();
   }
 
   const instance: PooledInstance = {
@@ -122,34 +167,14 @@ export function createPooledInstance(
     get draining() {
       return draining;
     },
-    available,
-    admits: () =>
-      available() && (!returning() || random.next() < (clock.now() - returnedAtMs + 1) / times.slowReturnMs),
+    available: () => available(),
+    admits: (nowMs) =>
+      available(nowMs) &&
+      (!returning(nowMs) || random.next() < (nowMs - returnedAtMs + 1) / times.slowReturnMs),
     begin() {
-      let open = true;
-      const end = (settle: () => void) => {
-        if (!open) return;
-        open = false;
-        inFlight--;
-        settle();
-        if (inFlight === 0) for (const resolve of waiting.splice(0)) resolve();
-      };
       inFlight++;
       requests++;
-      return {
-        instance,
-        succeeded: () => end(() => (consecutiveFailures = 0)),
-        abandoned: () => end(() => {}),
-        failed: (error) =>
-          end(() => {
-            failures++;
-            consecutiveFailures++;
-            lastError = error;
-            // An answer, even a bad one, shows that the instance is there.
-            const stage = failureStage(error);
-            if (stage !== undefined && stage !== "status") coolDown();
-          }),
-      };
+      return new OpenVisit(instance, ended);
     },
     drain(value) {
       draining = value;

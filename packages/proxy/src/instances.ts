@@ -39,7 +39,7 @@ export interface InstancePoolOptions {
 }
 
 export function createInstancePool(options: InstancePoolOptions): InstancePool {
-  const { role, routing } = options;
+  const { role, routing, clock } = options;
   let instances: readonly PooledInstance[] = [];
 
   function add(spec: InstanceSpec): void {
@@ -73,17 +73,21 @@ export function createInstancePool(options: InstancePoolOptions): InstancePool {
   const allIdle = (list: readonly PooledInstance[]) => Promise.all(list.map((instance) => instance.idle()));
   for (const spec of options.instances) add(spec);
 
-  function choose(context: RoutingContext, excluding: ReadonlySet<Instance>): PooledInstance | undefined {
+  function candidates(excluding: ReadonlySet<Instance>): readonly PooledInstance[] {
+    const nowMs = clock.now();
+    const admitting = instances.filter((instance) => !excluding.has(instance) && instance.admits(nowMs));
+    if (admitting.length > 0) return admitting;
     const left = instances.filter((instance) => !excluding.has(instance) && !instance.draining);
-    const admitting = left.filter((instance) => instance.admits());
-    const available = admitting.length > 0 ? admitting : left.filter((instance) => instance.available());
+    const available = left.filter((instance) => instance.available());
     // All cooling down: one of them may be back, and an attempt costs less than a refusal.
-    const candidates = available.length > 0 ? available : left;
-    if (candidates.length === 0) return undefined;
+    return available.length > 0 ? available : left;
+  }
+  function choose(context: RoutingContext, excluding: ReadonlySet<Instance>): PooledInstance | undefined {
+    const among = candidates(excluding);
+    if (among.length === 0) return undefined;
     const preferred = role === "prefill" ? context.preferredPrefill : undefined;
-    const chosen =
-      candidates.find((candidate) => candidate === preferred) ?? routing.choose(candidates, context);
-    return candidates.find((candidate) => candidate === chosen);
+    const chosen = among.find((candidate) => candidate === preferred) ?? routing.choose(among, context);
+    return among.find((candidate) => candidate === chosen);
   }
 
   return {

@@ -38,14 +38,14 @@ export interface MemberEdits {
   readonly set?: Readonly<Record<string, string>>;
 }
 
-export function editMembers(text: string, edits: MemberEdits): string {
-  const set = Object.entries(edits.set ?? {});
-  const gone = new Set([...(edits.remove ?? []), ...set.map(([key]) => key)]);
-  const kept = topLevelMembers(text)
-    .filter((member) => !gone.has(member.key))
-    .map((member) => text.slice(member.start, member.end));
-  const added = set.map(([key, value]) => `${JSON.stringify(key)}:${value}`);
-  return `{${[...kept, ...added].join(",")}}`;
+export function editMembers(text: string, { remove = [], set = {} }: MemberEdits): string {
+  let members = "";
+  for (const { key, start, end } of topLevelMembers(text)) {
+    if (remove.includes(key) || Object.hasOwn(set, key)) continue;
+    members += `${members === "" ? "" : ","}${text.slice(start, end)}`;
+  }
+  for (const key in set) members += `${members === "" ? "" : ","}${JSON.stringify(key)}:${set[key]}`;
+  return `{${members}}`;
 }
 
 const QUOTE = 0x22;

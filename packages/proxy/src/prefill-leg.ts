@@ -1,6 +1,6 @@
 import { onSomeInstance } from "./attempts.js";
 import { badAnswer, badStatus, isServerFailure } from "./bad-answer.js";
-import { hold } from "./bounded-body.js";
+import { heldAlready, hold } from "./bounded-body.js";
 import { whyEnded } from "./deadline.js";
 import { legHeaders } from "./headers.js";
 import type { Visit } from "./instance.js";
@@ -24,7 +24,7 @@ export type PrefillOutcome =
   | { readonly kind: "error"; readonly answer: UpstreamAnswer; readonly body: Buffer };
 
 /** Sends the prompt to a prefill instance. Errors: `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, the deadline's reason. */
-export function runPrefillLeg(
+export async function runPrefillLeg(
   options: LegOrderOptions,
   part: Part,
   body = prefillBody(part.request, options.askForKv),
@@ -53,10 +53,11 @@ export function runPrefillLeg(
         body,
         ending: deadline,
       });
-      const held = await hold(answer.body, limits.prefillAnswerLengthBytes);
+      const limitBytes = limits.prefillAnswerLengthBytes;
+      const held = heldAlready(answer.body, limitBytes) ?? (await hold(answer.body, limitBytes));
       if (!held.complete) {
         answer.discard();
-        throw badAnswer("prefill", url, `answered with more than ${limits.prefillAnswerLengthBytes} bytes`);
+        throw badAnswer("prefill", url, `answered with more than ${limitBytes} bytes`);
       }
       trail.prefillMs = clock.now() - startedAtMs;
       const outcome = readAnswer(url, answer, held.bytes, clock.now());
@@ -77,13 +78,15 @@ export function runPrefillLeg(
   }
 
   deadline.enter("the prefill leg", timeouts.prefillMs);
-  return onSomeInstance({ pool, retry, log }, part, leg)
-    .catch((error: unknown) => {
-      // No other instance did better: its own words are the answer.
-      if (refusal !== undefined && failureStage(error) === "status") return refusal;
-      throw error;
-    })
-    .finally(deadline.pause);
+  try {
+    return await onSomeInstance({ pool, retry, log }, part, leg);
+  } catch (error) {
+    // No other instance did better: its own words are the answer.
+    if (refusal !== undefined && failureStage(error) === "status") return refusal;
+    throw error;
+  } finally {
+    deadline.pause();
+  }
 }
 
 function readAnswer(url: string, answer: UpstreamAnswer, body: Buffer, atMs: number): PrefillOutcome {

@@ -27,7 +27,9 @@ export interface Prometheus {
 export function createPrometheus(pools: () => readonly InstancePool[]): Prometheus {
   const registry = new Registry();
   const counters = new Map<string, Counter>();
+  const counts = new Map<string, Counter.Internal>();
   const histograms = new Map<string, Histogram>();
+  const observations = new Map<string, Histogram.Internal<string>>();
   const help = (name: string) => HELP[name] ?? name;
   const labelNames = ["role", "instance"];
   const each = (set: Gauge, value: (status: ReturnType<InstancePool["status"]>[number]) => number) => {
@@ -55,6 +57,12 @@ export function createPrometheus(pools: () => readonly InstancePool[]): Promethe
   return {
     metrics: {
       count(name, by = 1, labels = {}) {
+        const key = keyOf(name, labels);
+        const known = counts.get(key);
+        if (known !== undefined) {
+          known.inc(by);
+          return;
+        }
         let counter = counters.get(name);
         if (counter === undefined) {
           counter = new Counter({
@@ -65,9 +73,17 @@ export function createPrometheus(pools: () => readonly InstancePool[]): Promethe
           });
           counters.set(name, counter);
         }
-        counter.inc(labels, by);
+        const child = counter.labels(labels);
+        counts.set(key, child);
+        child.inc(by);
       },
       observe(name, value, labels = {}) {
+        const key = keyOf(name, labels);
+        const known = observations.get(key);
+        if (known !== undefined) {
+          known.observe(value);
+          return;
+        }
         let histogram = histograms.get(name);
         if (histogram === undefined) {
           const names = Object.keys(labels);
@@ -80,12 +96,21 @@ export function createPrometheus(pools: () => readonly InstancePool[]): Promethe
           });
           histograms.set(name, histogram);
         }
-        histogram.observe(labels, value);
+        const child = histogram.labels(labels);
+        observations.set(key, child);
+        child.observe(value);
       },
     },
     contentType: registry.contentType,
     text: () => registry.metrics(),
   };
+}
+
+/** One word for a metric and its labels' values. */
+function keyOf(name: string, labels: Readonly<Record<string, string>>): string {
+  let key = name;
+  for (const label in labels) key += `\n${labels[label]}`;
+  return key;
 }
 
 /** Tells both. */

@@ -53,7 +53,7 @@ export function createPullOrder(options: LegOrderOptions): LegOrder {
           release(part, prefill.kvTransferParams);
           throw part.deadline.reason;
         }
-        return decode(part, prefill);
+        return await decode(part, prefill);
       case "no-kv":
         if (policy.missingKv === "fail") throw noKv(prefill.instance);
         return runAlone(options, part, `${prefill.instance} answered without kv_transfer_params`);

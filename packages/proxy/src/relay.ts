@@ -17,6 +17,7 @@ export async function relay(exchange: Exchange, answer: LegAnswer, stallMs: numb
   const { visit, rest } = answer;
   const watch = createEndWatch(exchange.request.endpoint);
   const url = visit.instance.url;
+  const phase = `waiting for more from the decode instance ${url}`;
   let lengthBytes = 0;
 
   function keep(chunk: Uint8Array): void {
@@ -28,7 +29,7 @@ export async function relay(exchange: Exchange, answer: LegAnswer, stallMs: numb
     if (!response.write(chunk)) await once(response, "drain", { signal: deadline.signal });
   }
   async function next(body: UpstreamAnswer["body"]): Promise<Uint8Array | undefined> {
-    deadline.enter(`waiting for more from the decode instance ${url}`, stallMs);
+    deadline.enter(phase, stallMs);
     const { value } = await body.next();
     deadline.pause();
     return value;

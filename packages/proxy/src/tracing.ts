@@ -25,6 +25,9 @@ export interface Tracing {
   leg(name: string, given: IncomingHttpHeaders, attributes: Readonly<Record<string, string>>): LegSpan;
 }
 
+/** The span of whoever records none. */
+export const NO_SPAN: LegSpan = { headers: {}, set() {}, end() {} };
+
 /** Spans through `@opentelemetry/api`: nothing where no SDK is registered. */
 export function openTelemetryTracing(): Tracing {
   const tracer = trace.getTracer("@kv/proxy");
@@ -36,8 +39,9 @@ export function openTelemetryTracing(): Tracing {
   ): LegSpan {
     const parent = propagation.extract(context.active(), given, defaultTextMapGetter);
     const span = tracer.startSpan(name, { kind, attributes }, parent);
+    if (!span.isRecording()) return NO_SPAN;
     const headers: Record<string, string> = {};
-    if (span.isRecording()) propagation.inject(trace.setSpan(parent, span), headers, defaultTextMapSetter);
+    propagation.inject(trace.setSpan(parent, span), headers, defaultTextMapSetter);
     return { headers, set: (more) => void span.setAttributes(more), end: (error) => end(span, error) };
   }
   return {

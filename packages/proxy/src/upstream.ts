@@ -60,72 +60,104 @@ export function createHttpUpstream({ connectMs }: { connectMs: number }): Upstre
   return {
     send: (request) =>
       new Promise((resolve, reject) => {
-        const { origin, prefix } = target(request.url);
-        const { ending } = request;
-        const queue = createBodyQueue();
-        let controller: Dispatcher.DispatchController | undefined;
-        let stage: BrokenStage = "connect";
-        let over = false;
-        const stop = () => controller?.abort(new Error("given up"));
-        const finish = () => {
-          over = true;
-          forget();
-        };
-        const fail = (cause: unknown) => {
-          if (over) return;
-          finish();
-          const error = failure(request, stage, cause);
-          if (stage === "body") queue.fail(error);
-          else reject(error);
-        };
-        const giveUp = () => {
-          stop();
-          // A request that still waits for its connection ends at once; the connection is refused to it later.
-          if (stage === "connect") fail(new Error("given up"));
-        };
-        let forget = () => {};
-        if (ending.ended) {
-          fail(new Error("given up"));
+        const call = new Call(request, resolve, reject);
+        if (request.ending.ended) {
+          call.giveUp();
           return;
         }
-        forget = ending.onEnd(giveUp);
-        const method = request.method;
-        const options = { origin, path: prefix + request.path, method, headers: request.headers };
-        agent.dispatch(
-          { ...options, body: request.body ?? null },
-          {
-            onRequestStart(started) {
-              controller = started;
-              if (over) started.abort(new Error("given up"));
-              else {
-                stage = "answer";
-                request.onSent?.();
-              }
-            },
-            onResponseStart(_controller, status, headers) {
-              if (status < 200) return;
-              stage = "body";
-              resolve({
-                status,
-                headers,
-                body: queue.body,
-                discard: () => {
-                  if (!over) stop();
-                },
-              });
-            },
-            onResponseData: (flow, chunk) => queue.push(chunk, flow),
-            onResponseEnd() {
-              if (over) return;
-              finish();
-              queue.end();
-            },
-            onResponseError: (_controller, cause) => fail(cause),
-          },
-        );
+        const { origin, prefix } = target(request.url);
+        const { method, path, headers, body = null } = request;
+        call.watch();
+        agent.dispatch({ origin, path: prefix + path, method, headers, body }, call);
       }),
     close: () => agent.destroy(),
   };
+}
+
+/** One request to an instance, from its begin to the last byte of its answer. A class, as every leg has one. */
+class Call implements Dispatcher.DispatchHandler {
+  readonly #request: UpstreamRequest;
+  readonly #resolve: (answer: UpstreamAnswer) => void;
+  readonly #reject: (error: KvError) => void;
+  readonly #queue = createBodyQueue();
+  #controller: Dispatcher.DispatchController | undefined = undefined;
+  #stage: BrokenStage = "connect";
+  #over = false;
+  #unwatch: (() => void) | undefined = undefined;
+
+  constructor(
+    request: UpstreamRequest,
+    resolve: (answer: UpstreamAnswer) => void,
+    reject: (error: KvError) => void,
+  ) {
+    this.#request = request;
+    this.#resolve = resolve;
+    this.#reject = reject;
+  }
+
+  watch(): void {
+    this.#unwatch = this.#request.ending.onEnd(() => this.giveUp());
+  }
+
+  giveUp(): void {
+    this.#stop();
+    // A request that still waits for its connection ends at once; the connection is refused to it later.
+    if (this.#stage === "connect") this.#fail(new Error("given up"));
+  }
+
+  onRequestStart(controller: Dispatcher.DispatchController): void {
+    this.#controller = controller;
+    if (this.#over) {
+      this.#stop();
+      return;
+    }
+    this.#stage = "answer";
+    this.#request.onSent?.();
+  }
+
+  onResponseStart(
+    _controller: Dispatcher.DispatchController,
+    status: number,
+    headers: UpstreamAnswer["headers"],
+  ): void {
+    if (status < 200) return;
+    this.#stage = "body";
+    const discard = () => {
+      if (!this.#over) this.#stop();
+    };
+    this.#resolve({ status, headers, body: this.#queue, discard });
+  }
+
+  onResponseData(controller: Dispatcher.DispatchController, chunk: Uint8Array): void {
+    this.#queue.push(chunk, controller);
+  }
+
+  onResponseEnd(): void {
+    if (this.#over) return;
+    this.#finish();
+    this.#queue.end();
+  }
+
+  onResponseError(_controller: Dispatcher.DispatchController, cause: unknown): void {
+    this.#fail(cause);
+  }
+
+  #stop(): void {
+    this.#controller?.abort(new Error("given up"));
+  }
+
+  #fail(cause: unknown): void {
+    if (this.#over) return;
+    this.#finish();
+    const error = failure(this.#request, this.#stage, cause);
+    if (this.#stage === "body") this.#queue.fail(error);
+    else this.#reject(error);
+  }
+
+  #finish(): void {
+    this.#over = true;
+    this.#unwatch?.();
+  }
 }
 
 type BrokenStage = Exclude<FailureStage, "status">;
