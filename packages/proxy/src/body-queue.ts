@@ -1,4 +1,4 @@
-/** Bytes as they arrive; reading them is what lets more come. */
+/** Bytes as they arrive, in pieces of any size; reading them is what lets more come. */
 export interface UnreadBody extends AsyncIterator<Uint8Array, undefined> {
   next(): Promise<IteratorResult<Uint8Array, undefined>>;
   /** True when the end has come and nothing is left to read: known without a further wait. */
@@ -53,14 +53,13 @@ class ChunkQueue implements BodyQueue {
   }
 
   next(): Promise<Next> {
-    const value = this.#chunks.shift();
-    if (value !== undefined) {
-      this.#heldBytes -= value.byteLength;
-      if (this.#paused !== undefined && this.#heldBytes <= this.#highBytes / 2) {
-        const valve = this.#paused;
-        this.#paused = undefined;
-        valve.resume();
-      }
+    if (this.#chunks.length > 0) {
+      // Small pieces that came together go on together.
+      const value = joined(this.#chunks.splice(0));
+      this.#heldBytes = 0;
+      const valve = this.#paused;
+      this.#paused = undefined;
+      valve?.resume();
       return Promise.resolve({ done: false, value });
     }
     if (this.#failure !== undefined) return Promise.reject(this.#failure);

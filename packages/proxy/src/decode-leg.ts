@@ -54,7 +54,7 @@ export async function runDecodeLeg(
         headers: legHeaders(part.headers, requestId, visit.instance, span.headers),
         body,
         ending: deadline,
-        ...(onSent === undefined ? {} : { onSent }),
+        onSent,
       });
       try {
         const eventStream = isEventStream(answer.headers["content-type"]);
@@ -62,12 +62,12 @@ export async function runDecodeLeg(
         const held =
           heldAlready(answer.body, limitBytes) ??
           (await hold(answer.body, limitBytes, eventStream ? beginIsKnown : undefined));
-        const decoded = look(request.endpoint, visit, answer, held, eventStream);
+        const decoded = look(request.endpoint, endingSpan(visit, span), answer, held, eventStream);
         const firstByteMs = clock.now() - startedAtMs;
         if (role === "decode") trail.firstByteMs = firstByteMs;
         else trail.prefillMs = firstByteMs;
         span.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
-        return { ...decoded, visit: endingSpan(visit, span) };
+        return decoded;
       } catch (error) {
         answer.discard();
         throw error;
@@ -124,19 +124,19 @@ function look(
   { bytes, complete }: HeldBody,
   eventStream: boolean,
 ): LegAnswer {
-  const { status, headers } = answer;
+  const { status, headers, discard } = answer;
   const { role, url } = visit.instance;
-  const seen = { visit, discard: answer.discard };
   const error = eventStream && status === 200 ? firstEventError(bytes) : undefined;
   if (error !== undefined) {
-    answer.discard();
+    discard();
     const held = Buffer.from(error.body);
     const own = { ...headers, "content-type": "application/json", "content-length": String(held.length) };
-    return { ...seen, status: error.status, headers: own, eventStream: false, held, rest: undefined };
+    return { visit, status: error.status, headers: own, eventStream: false, held, rest: undefined, discard };
   }
   if (status === 200 && complete) refuseEmpty(endpoint, role, url, bytes, eventStream);
   else if (status !== 200 && status < 400) throw badAnswer(role, url, `answered with status ${status}`);
-  return { ...seen, status, headers, eventStream, held: bytes, rest: complete ? undefined : answer.body };
+  const rest = complete ? undefined : answer.body;
+  return { visit, status, headers, eventStream, held: bytes, rest, discard };
 }
 
 /** Status 200 promises an answer: an empty one, or one without choices, is a failure that nobody told. */

@@ -49,17 +49,15 @@ const TAIL_BYTES = 64;
 export function createEndWatch(endpoint: Endpoint): { push(chunk: Uint8Array): void; complete(): boolean } {
   const last = LAST_EVENT[endpoint];
   const named = endpoint === "/v1/responses";
-  let tail = Buffer.alloc(0);
+  let tail: Uint8Array = Buffer.alloc(0);
   let seen = false;
   return {
     push(chunk) {
-      if (named) seen ||= last.test(Buffer.concat([tail, chunk]).toString("latin1"));
-      const end = chunk.subarray(Math.max(0, chunk.byteLength - TAIL_BYTES));
-      tail =
-        end.byteLength === TAIL_BYTES ? Buffer.from(end) : Buffer.concat([tail, end]).subarray(-TAIL_BYTES);
+      if (named) seen ||= last.test(Buffer.concat([tail.subarray(-TAIL_BYTES), chunk]).toString("latin1"));
+      tail = chunk.byteLength >= TAIL_BYTES ? chunk : Buffer.concat([tail, chunk]).subarray(-TAIL_BYTES);
     },
     complete: () => {
-      const text = tail.toString("latin1");
+      const text = Buffer.from(tail.subarray(-TAIL_BYTES)).toString("latin1");
       return named ? seen && /\n\r?\n$/.test(text) : last.test(text);
     },
   };

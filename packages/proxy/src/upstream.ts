@@ -19,7 +19,7 @@ export interface UpstreamRequest {
   /** The request is to end early; `ending.signal` is it as an `AbortSignal`. */
   readonly ending: Ending;
   /** Called when the request begins to leave; before that nothing of it has. */
-  readonly onSent?: () => void;
+  readonly onSent?: (() => void) | undefined;
 }
 
 export interface UpstreamAnswer {
