@@ -35,6 +35,11 @@ const timeoutsSchema = z.strictObject({
   requestMs: milliseconds.default(3_600_000),
   /** For a client to send its request. */
   receiveMs: milliseconds.default(60_000),
+  /**
+   * How long a client's connection may wait for its next request. Longer than clients and load balancers keep theirs (OpenAI's for Python:
+   * 5 s, many balancers: 60 s): a request that meets its connection's end is lost.
+   */
+  keepAliveMs: milliseconds.default(75_000),
   /** How long a prefill worker surely holds blocks for a decode leg: its `kv_lease_duration` (vLLM: 30 s) less a margin. */
   leaseMs: milliseconds.default(25_000),
   /** For the leg that frees blocks which nobody will read. */

@@ -67,6 +67,7 @@ export function createServer(parts: ServerParts): Server {
     });
   });
   server.requestTimeout = timeouts.receiveMs;
+  server.keepAliveTimeout = timeouts.keepAliveMs;
   server.headersTimeout = Math.min(server.headersTimeout, timeouts.receiveMs);
   server.on("clientError", answerParserError);
   return server;

@@ -19,6 +19,17 @@ test("a body above the limit is a 413 in the usual form, and reaches nobody", as
   expect(p.seen).toHaveLength(1);
 });
 
+test("a client's connection is kept longer than clients and balancers keep theirs, or as long as is set", async () => {
+  const { url } = await small();
+  expect((await fetch(`${url}/health`)).headers.get("keep-alive")).toBe("timeout=75");
+  const { url: other } = await runProxy({
+    prefillers: ["127.0.0.1:1"],
+    decoders: ["127.0.0.1:2"],
+    timeouts: { keepAliveMs: 3_000 },
+  });
+  expect((await fetch(`${other}/health`)).headers.get("keep-alive")).toBe("timeout=3");
+});
+
 test("headers above the limit are a 431", async () => {
   const { url } = await small();
   const response = await post(
