@@ -3,6 +3,7 @@ import type { Exchange } from "./exchange.js";
 import type { GatheredPart } from "./gather.js";
 import { answerHeaders } from "./headers.js";
 import type { LegOrderOptions } from "./leg-order.js";
+import { nextPiece } from "./next-piece.js";
 import { graftAnswer } from "./prompt-graft.js";
 import { sumUsage, type Usage } from "./usage.js";
 
@@ -56,12 +57,10 @@ async function wholeBody(
   for (;;) {
     if (budget.leftBytes < 0)
       throw badAnswer("decode", url, "answered with more than limits.mergedAnswerLengthBytes");
-    deadline.enter(`waiting for more from the decode instance ${url}`, stallMs);
-    const next = await answer.rest?.next();
-    deadline.pause();
-    if (next === undefined || next.done === true) break;
-    chunks.push(next.value);
-    budget.leftBytes -= next.value.byteLength;
+    const piece = await nextPiece(answer, deadline, stallMs);
+    if (piece === undefined) break;
+    chunks.push(piece);
+    budget.leftBytes -= piece.byteLength;
   }
   let fields: Fields;
   try {

@@ -5,6 +5,7 @@ import type { GatheredPart } from "./gather.js";
 import { answerHeaders } from "./headers.js";
 import type { LegOrderOptions } from "./leg-order.js";
 import { wholeId } from "./merge-json.js";
+import { nextPiece } from "./next-piece.js";
 import { graftStream } from "./prompt-graft.js";
 import { sumUsage, type Usage } from "./usage.js";
 
@@ -68,14 +69,9 @@ export async function mergeStreams(
       }
     }
 
-    await take(answer.held);
-    for (;;) {
-      part.deadline.enter(`waiting for more from the decode instance ${url}`, timeouts.stallMs);
-      const next = await answer.rest?.next();
-      part.deadline.pause();
-      if (next === undefined || next.done === true) break;
-      await take(next.value);
-    }
+    const next = () => nextPiece(answer, part.deadline, timeouts.stallMs);
+    for (let piece: Uint8Array | undefined = answer.held; piece !== undefined; piece = await next())
+      await take(piece);
     if (!complete) throw badAnswer("decode", url, "ended its stream without [DONE]");
   }
 

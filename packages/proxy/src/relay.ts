@@ -6,7 +6,7 @@ import { createEndWatch } from "./event-stream.js";
 import type { Exchange } from "./exchange.js";
 import { answerHeaders } from "./headers.js";
 import type { LegAnswer } from "./leg-order.js";
-import type { UpstreamAnswer } from "./upstream.js";
+import { nextPiece } from "./next-piece.js";
 
 /** Up to here Node writes a string without a copy on the heap. */
 const ONE_WRITE_BYTES = 8 * 1024;
@@ -20,7 +20,6 @@ export async function relay(exchange: Exchange, answer: LegAnswer, stallMs: numb
   const { visit, rest } = answer;
   const watch = createEndWatch(exchange.request.endpoint);
   const url = visit.instance.url;
-  const phase = `waiting for more from the decode instance ${url}`;
   let lengthBytes = 0;
 
   function keep(chunk: Uint8Array): void {
@@ -31,12 +30,7 @@ export async function relay(exchange: Exchange, answer: LegAnswer, stallMs: numb
     keep(chunk);
     if (!response.write(chunk)) await once(response, "drain", { signal: deadline.signal });
   }
-  async function next(body: UpstreamAnswer["body"]): Promise<Uint8Array | undefined> {
-    deadline.enter(phase, stallMs);
-    const { value } = await body.next();
-    deadline.pause();
-    return value;
-  }
+  const next = () => nextPiece(answer, deadline, stallMs);
   function refuseCut(): void {
     if (answer.eventStream && !watch.complete())
       throw badAnswer("decode", url, "ended its stream without its last event");
@@ -58,7 +52,7 @@ export async function relay(exchange: Exchange, answer: LegAnswer, stallMs: numb
       response.writeHead(answer.status, headers);
       trail.eventStream = answer.eventStream;
       if (answer.held.length > 0) await write(answer.held);
-      for (let chunk = await next(rest); chunk !== undefined; chunk = await next(rest)) await write(chunk);
+      for (let piece = await next(); piece !== undefined; piece = await next()) await write(piece);
       refuseCut();
       response.end();
     }
