@@ -9,7 +9,7 @@ import { load, pacedLoad } from "./proxy-load.js";
 import { openStreams } from "./proxy-streams.js";
 import { routerCommand } from "./python-peer.js";
 import type { Row } from "./report.js";
-import { median, pairRatio, spread } from "./report.js";
+import { bestRatio, median, pairRatio, spread } from "./report.js";
 
 const ROUNDS = 5;
 const WINDOW_MS = 4_000;
@@ -121,6 +121,7 @@ async function sideBySide(ours: Target, theirs: Target, [p, d]: readonly [string
       ours: spread(rates[0], "/s"),
       theirs: spread(rates[1], "/s"),
       ratio: rate,
+      best: bestRatio(rates[0], rates[1], "most"),
       wanted: ">= 0.8",
       met: rate >= 0.8,
     },
@@ -155,6 +156,7 @@ async function sideBySide(ours: Target, theirs: Target, [p, d]: readonly [string
       ours: spread(cpu[0], "ms"),
       theirs: spread(cpu[1], "ms"),
       ratio: cost,
+      best: bestRatio(cpu[0], cpu[1], "least"),
       wanted: "reported",
       met: undefined,
     },
