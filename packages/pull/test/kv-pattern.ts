@@ -37,14 +37,9 @@ export function writeTokens(
   share: RankShare,
   at: { layer: number; prompt: number; blockIds: readonly number[]; from: number; until: number },
 ): void {
+  const words = wordsOf(bytes);
   forEachCell(share, at, (offset, word) => {
-    for (let i = 0; i < share.cellBytes; i += 4) {
-      const value = mix(word + i);
-      bytes[offset + i] = value & 0xff;
-      bytes[offset + i + 1] = (value >>> 8) & 0xff;
-      bytes[offset + i + 2] = (value >>> 16) & 0xff;
-      bytes[offset + i + 3] = value >>> 24;
-    }
+    for (let i = 0; i < share.cellBytes; i += 4) words[(offset + i) >>> 2] = mix(word + i);
   });
 }
 
@@ -57,19 +52,19 @@ export function firstWrongToken(
 ): number | undefined {
   let wrong: number | undefined;
   const end = tailZeroed ? Math.ceil(at.until / share.blockSize) * share.blockSize : at.until;
+  const words = wordsOf(bytes);
   forEachCell(share, { ...at, until: end }, (offset, word, token) => {
     for (let i = 0; i < share.cellBytes; i += 4) {
       const value = token < at.until ? mix(word + i) : 0;
-      const found =
-        ((bytes[offset + i] ?? 0) |
-          ((bytes[offset + i + 1] ?? 0) << 8) |
-          ((bytes[offset + i + 2] ?? 0) << 16) |
-          ((bytes[offset + i + 3] ?? 0) << 24)) >>>
-        0;
-      if (found !== value) wrong = wrong === undefined ? token : Math.min(wrong, token);
+      if (words[(offset + i) >>> 2] !== value) wrong = wrong === undefined ? token : Math.min(wrong, token);
     }
   });
   return wrong;
+}
+
+/** The bytes of a memory, four at a time: a transport's memory is page-aligned, and cells are whole words. */
+export function wordsOf(bytes: Uint8Array): Uint32Array {
+  return new Uint32Array(bytes.buffer, bytes.byteOffset, bytes.byteLength >>> 2);
 }
 
 function forEachCell(

@@ -1,5 +1,12 @@
 import type { KvCacheConfig, KvCaches, Memory, Transport } from "@kv/interface";
-import { blockBytes, firstWrongToken, type RankShare, rankShare, writeTokens } from "./kv-pattern.js";
+import {
+  blockBytes,
+  firstWrongToken,
+  type RankShare,
+  rankShare,
+  wordsOf,
+  writeTokens,
+} from "./kv-pattern.js";
 
 /** The memory of a simulated engine's ranks: what the model writes, what it would read, and what is in blocks that nobody uses. */
 export interface SimRanks {
@@ -27,6 +34,7 @@ export interface SimRanks {
 }
 
 const POISON = 0xdb;
+const POISONED_WORD = 0xdbdbdbdb;
 
 /** Of simulated device memory too, which the code under test cannot look at. */
 function bytesOf(memory: Memory): Uint8Array {
@@ -93,7 +101,7 @@ export function createSimRanks(options: {
     poisoned(blockId) {
       let intact = true;
       each((bytes, share) => {
-        if (block(bytes, share, blockId).some((byte) => byte !== POISON)) intact = false;
+        for (const word of wordsOf(block(bytes, share, blockId))) if (word !== POISONED_WORD) intact = false;
       });
       return intact;
     },
