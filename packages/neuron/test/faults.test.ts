@@ -4,7 +4,7 @@ import { pushConnector } from "@kv/push";
 import type { SeededRandom } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { type FaultRunOptions, faultRun } from "../../pull/test/fault-run.js";
-import type { SimDevice, SimDeviceAround } from "../../pull/test/sim-engine.js";
+import type { SimDevice, SimDeviceAround } from "../../pull/test/sim-options.js";
 import { PUSH_FAULT_RULES } from "../../push/test/fault-rules.js";
 import { simNeuron } from "./sim-neuron.js";
 

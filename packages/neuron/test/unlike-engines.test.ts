@@ -1,7 +1,7 @@
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
 import { describe, expect, test } from "vitest";
-import type { SimDeviceAround } from "../../pull/test/sim-engine.js";
+import type { SimDeviceAround } from "../../pull/test/sim-options.js";
 import { prompt, stage } from "../../pull/test/stage.js";
 import { simNeuron } from "./sim-neuron.js";
 

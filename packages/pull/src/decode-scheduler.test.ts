@@ -1,7 +1,7 @@
 import type { KvTransferParams } from "@kv/interface";
 import { describe, expect, it } from "vitest";
 import { fixedClock } from "../test/fixed-clock.js";
-import { simConfig } from "../test/sim-engine.js";
+import { simConfig } from "../test/sim-config.js";
 import { createDecodeScheduler } from "./decode-scheduler.js";
 
 const PARAMS: KvTransferParams = {

@@ -1,7 +1,7 @@
 import { createPrefillScheduler } from "@kv/connector";
 import { describe, expect, it } from "vitest";
 import { fixedClock } from "../test/fixed-clock.js";
-import { simConfig } from "../test/sim-engine.js";
+import { simConfig } from "../test/sim-config.js";
 
 function setUp(given: { unattendedLeaseMs?: number } = {}) {
   const clock = fixedClock(50_000);

@@ -7,7 +7,7 @@ import {
 } from "@kv/connector";
 import { memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { simConfig } from "../test/sim-engine.js";
+import { simConfig } from "../test/sim-config.js";
 import { createSimRanks } from "../test/sim-ranks.js";
 
 const rank = { tpRank: 0, tpSize: 1 };

@@ -9,7 +9,7 @@ import {
   virtualClock,
 } from "@kv/transport-memory";
 import { pullConnector } from "../src/index.js";
-import { simConfig } from "./sim-engine.js";
+import { simConfig } from "./sim-config.js";
 import { createSimRanks } from "./sim-ranks.js";
 
 /** Two engines on the memory transport, in virtual time, for the conformance suite. */

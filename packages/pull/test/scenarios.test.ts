@@ -10,7 +10,7 @@ describe("peers", () => {
     const p = await play.engine("p");
     const d = await play.engine("d");
     const params = await play.clock.settle(p.prefill(prompt(1)));
-    p.kill();
+    await p.kill();
     expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
     expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_HANDSHAKE_BACKED_OFF");
     const again = await play.engine("p");
@@ -28,7 +28,7 @@ describe("peers", () => {
     const params = await play.clock.settle(p.prefill(prompt(1)));
     expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
     const lost = await play.clock.settle(p.prefill(prompt(2)));
-    p.kill();
+    await p.kill();
     const again = await play.engine("p");
     const fresh = await play.clock.settle(again.prefill(prompt(3)));
     expect(await play.outcome(d.decode({ ...prompt(3), params: fresh }))).toBe("ok");
@@ -147,7 +147,7 @@ describe("leases", () => {
     const work = d.decode({ ...prompt(2), params });
     work.catch(() => {});
     await play.clock.advance(100);
-    p.kill();
+    await p.kill();
     const again = await play.engine("p");
     // The successor keeps blocks under the very same name and number.
     await play.clock.settle(again.prefill(prompt(1)));

@@ -16,7 +16,8 @@ import {
   virtualClock,
 } from "@kv/transport-memory";
 import { expect } from "vitest";
-import { createSimEngine, type SimEngine, type SimEngineOptions } from "./sim-engine.js";
+import { createSimEngine, type SimEngine } from "./sim-engine.js";
+import type { SimEngineOptions } from "./sim-options.js";
 
 /** A network in virtual time, and engines on it; what the scenarios play on. */
 export function stage({

@@ -9,7 +9,7 @@ import { type Agent, type ConnectorRequest, silentLog } from "@kv/interface";
 import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { fixedClock } from "../../pull/test/fixed-clock.js";
-import { simConfig } from "../../pull/test/sim-engine.js";
+import { simConfig } from "../../pull/test/sim-config.js";
 import { decodeControl, decodeRegistration, type Offer } from "../src/control.js";
 import { createPushScheduler } from "../src/index.js";
 import type { PushStepMetadata } from "../src/step-metadata.js";

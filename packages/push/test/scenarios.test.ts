@@ -103,7 +103,7 @@ describe("the consumer is told at once", () => {
     const work = d.decode({ ...legs(2).decode, params: coordinatesOf(p, "r2") });
     work.catch(() => {});
     await play.clock.advance(100);
-    p.kill();
+    await p.kill();
     await play.engine("p");
     const startedMs = play.clock.now();
     expect(await play.outcome(work)).toBe("KV_PEER_DISCONNECTED");

@@ -1,0 +1,138 @@
+import { type Clock, KvError, type KvTransferParams } from "@kv/interface";
+import type { SeededRandom } from "@kv/transport-memory";
+import type { FaultEngine } from "./fault-ground.js";
+import { coordinatesOf } from "./sim-engine.js";
+import type { SimRequest } from "./sim-options.js";
+
+/** The times of a fault run. */
+export interface FaultTimes {
+  readonly leaseMs: number;
+  readonly requestTimeoutMs: number;
+  /** How long a decode request waits for its KV, once it has blocks: the timeout, what a transfer lingers, a few steps. */
+  readonly deadlineMs: number;
+  /** Longer than a lease: what is late by it is late for good. */
+  readonly longMs: number;
+}
+
+/** The engines of one side. */
+export interface FaultSeats {
+  /** As a proxy that knows which of its engines are up: one that is, at random, waited for when there is none. */
+  living(random: SeededRandom): Promise<{ readonly engine: FaultEngine; readonly blockSize: number }>;
+}
+
+export interface FaultClientOptions {
+  readonly clock: Clock;
+  readonly times: FaultTimes;
+  readonly prefills: FaultSeats;
+  readonly decodes: FaultSeats;
+  /** See `FaultRunOptions`. */
+  readonly atOnce: number;
+  readonly plainProducers: boolean;
+  violation(what: string): void;
+}
+
+/** What a client does with the engines of a fault run: requests that are aborted at any moment, retried, and asked for twice. */
+export interface FaultClient {
+  /** The outcome: "ok", or the code of the typed error. */
+  one(n: number, random: SeededRandom): Promise<string>;
+}
+
+export function createFaultClient(options: FaultClientOptions): FaultClient {
+  const { clock, times, prefills, decodes, atOnce, plainProducers, violation } = options;
+  const { longMs, deadlineMs } = times;
+  const sleep = (ms: number) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms));
+
+  /** Prefill, the way of the parameters, decode; now and then a retry with the same parameters, or an abort. */
+  async function one(n: number, random: SeededRandom): Promise<string> {
+    const request: SimRequest = { requestId: `r${n}`, prompt: n, numTokens: 1 + random.integer(80) };
+    const { engine: prefill } = await prefills.living(random);
+    if (atOnce > 0 && random.next() < atOnce) return bothLegs(n, prefill, request, random);
+    const params = await within(
+      prefill.prefill(request),
+      () => prefill.abort(request.requestId),
+      random.next() < 0.03 ? random.next() * 20 : 30_000,
+    );
+    if (typeof params === "string") return params;
+    await sleep(random.next() < 0.04 ? random.next() * longMs : random.next() * 20);
+    if (!plainProducers && random.next() < 0.02) {
+      // Two decode engines are given the same blocks at once.
+      const [, outcome] = await Promise.all([
+        decode(request, params, `t${n}`, random),
+        decode(request, params, `d${n}`, random),
+      ]);
+      return outcome;
+    }
+    const outcome = await decode(request, params, `d${n}`, random);
+    if (outcome === "ok" || plainProducers || random.next() < 0.5) return outcome;
+    await sleep(random.next() * 200);
+    return decode(request, params, `u${n}`, random);
+  }
+
+  /** Both legs at once, or the consumer's first, or the producer's; either may be given up at any moment. */
+  async function bothLegs(
+    n: number,
+    prefill: FaultEngine,
+    request: SimRequest,
+    random: SeededRandom,
+  ): Promise<string> {
+    const suffix = () =>
+      random
+        .integer(2 ** 32)
+        .toString(16)
+        .padStart(8, "0");
+    const prefillId = `cmpl-r${n}-0-${suffix()}`;
+    const decodeId = `cmpl-r${n}-0-${suffix()}`;
+    const abortMs = random.next() < 0.05 ? random.next() ** 2 * 4000 : 60_000;
+    const leadMs = random.next() < 0.3 ? random.next() * 50 : 0;
+    const prefillFirst = random.next() < 0.5;
+    const [outcome] = await Promise.all([
+      sleep(prefillFirst ? leadMs : 0).then(() =>
+        decode(request, coordinatesOf(prefill, `r${n}`), decodeId, random),
+      ),
+      sleep(prefillFirst ? 0 : leadMs).then(() =>
+        within(
+          prefill.prefill({ ...request, requestId: prefillId }),
+          () => prefill.abort(prefillId),
+          abortMs,
+        ),
+      ),
+    ]);
+    return outcome;
+  }
+
+  async function decode(
+    request: SimRequest,
+    params: KvTransferParams,
+    requestId: string,
+    random: SeededRandom,
+  ): Promise<string> {
+    const { engine, blockSize } = await decodes.living(random);
+    const hit = random.next() < 0.3 ? random.integer(4) * blockSize : 0;
+    const startedMs = clock.now();
+    const abortMs = random.next() < 0.06 ? random.next() ** 3 * 8000 : deadlineMs + 60_000;
+    const outcome = await within(
+      engine.decode({ ...request, requestId, params, cachedTokens: Math.min(hit, request.numTokens) }),
+      () => engine.abort(requestId),
+      abortMs,
+    );
+    const tookMs = clock.now() - startedMs;
+    // Its blocks it may have had to wait for, while others had theirs to their own deadlines.
+    if (tookMs > 3 * deadlineMs) violation(`request ${requestId} ended only after ${tookMs} ms`);
+    return typeof outcome === "string" ? outcome : "ok";
+  }
+
+  /** The outcome, or the code of the typed error; aborted after a while. */
+  async function within<T>(work: Promise<T>, abort: () => void, abortMs: number): Promise<T | string> {
+    const timer = clock.setTimer(abort, abortMs);
+    try {
+      return (await work) ?? ("ok" as never);
+    } catch (error) {
+      if (!KvError.is(error)) violation(`an error without a code: ${String(error)}`);
+      return KvError.is(error) ? error.code : "untyped";
+    } finally {
+      timer.cancel();
+    }
+  }
+
+  return { one };
+}

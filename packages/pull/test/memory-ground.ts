@@ -1,0 +1,51 @@
+import type { Transport } from "@kv/interface";
+import { type FaultRule, memoryNetwork, type SeededRandom, virtualClock } from "@kv/transport-memory";
+import type { FaultGround } from "./fault-ground.js";
+import type { Sabotage } from "./sabotage.js";
+import { createSimEngine } from "./sim-engine.js";
+import type { SimDevice, SimDeviceAround } from "./sim-options.js";
+
+export interface MemoryGroundOptions {
+  readonly random: SeededRandom;
+  readonly rules: readonly FaultRule[];
+  /** See `FaultRunOptions`. */
+  readonly plainProducers: boolean;
+  readonly sabotage?: Sabotage | undefined;
+  readonly wrapTransport?: ((transport: Transport) => Transport) | undefined;
+  readonly device?: ((around: SimDeviceAround, random: SeededRandom) => SimDevice | undefined) | undefined;
+}
+
+/** Longer than any lease of a fault run. */
+const REST_MS = 30_000;
+
+/** The memory transport in virtual time: one seed is one run. */
+export function memoryGround(options: MemoryGroundOptions): FaultGround {
+  const { plainProducers, sabotage, wrapTransport, device } = options;
+  const clock = virtualClock();
+  const network = memoryNetwork({
+    clock,
+    random: options.random,
+    latency: { latencyMs: 1, jitterMs: 3, minPieces: 3, lingerMs: 6 },
+    faults: options.rules,
+  });
+  return {
+    clock,
+    start: ({ layerwise, ...order }, random) =>
+      createSimEngine({
+        network,
+        ...order,
+        reportsLayers: layerwise,
+        plain: plainProducers,
+        ...(sabotage === undefined ? {} : { sabotage }),
+        ...(wrapTransport === undefined ? {} : { wrapTransport }),
+        ...(device === undefined ? {} : { device: (around) => device(around, random.fork("device")) }),
+      }),
+    see: (work) => clock.settle(work, { limitMs: 48 * 3_600_000 }),
+    rest: () => clock.advance(REST_MS),
+    async end() {
+      await clock.advance(10_000);
+      return { ...network.outstanding(), timers: clock.pendingTimers };
+    },
+    faultCounts: () => network.faultCounts() as Record<string, number>,
+  };
+}

@@ -1,0 +1,67 @@
+import type { ConnectorRequest, KvError, KvTransferParams } from "@kv/interface";
+import type { SimEngineOptions } from "./sim-options.js";
+import type { SimSides } from "./sim-sides.js";
+
+/** Compute is over so many steps after the one that admits a prompt. */
+export const PREFILL_STEPS = 2;
+
+export interface Running extends ConnectorRequest {
+  readonly prompt: number;
+  readonly numTokens: number;
+  readonly kind: "prefill" | "decode";
+  readonly cachedTokens: number;
+  blockIds: number[];
+  phase: "queued" | "computing" | "receiving" | "over";
+  stepsLeft: number;
+  receivingSinceMs: number;
+  computedTokens: number;
+  /** Its KV did not arrive: it is computed here. */
+  recompute: boolean;
+  resolve(params: KvTransferParams): void;
+  reject(error: KvError): void;
+}
+
+/** The model of a simulated engine: what it writes into a request's blocks, step by step, and what it must find there. */
+export interface SimCompute {
+  /** A step of one request: whether it is over with it. A prompt is computed in two chunks where chunks are saved. */
+  step(request: Running): boolean;
+  /** Reports bytes that are not the prompt's. */
+  check(request: Running, received: boolean): void;
+}
+
+export function createSimCompute(options: SimEngineOptions, sides: SimSides): SimCompute {
+  const { hostName, violation } = options;
+  const { ranks, workers, staged } = sides;
+
+  function step(request: Running): boolean {
+    if (request.phase !== "computing") return false;
+    const { prompt, numTokens } = request;
+    if (request.recompute && request.stepsLeft === PREFILL_STEPS) {
+      ranks.compute(prompt, request.blockIds, 0, numTokens);
+    }
+    request.stepsLeft -= 1;
+    if (request.kind === "prefill" && (request.stepsLeft === 0 || staged)) {
+      request.computedTokens = request.stepsLeft === 0 ? numTokens : Math.floor(numTokens / 2);
+      ranks.compute(prompt, request.blockIds, 0, request.computedTokens);
+    }
+    if (request.stepsLeft > 0) {
+      if (options.reportsLayers === true && request.kind === "prefill") computeFirstLayer(request);
+      return false;
+    }
+    if (request.kind === "decode") check(request, false);
+    return true;
+  }
+
+  function computeFirstLayer({ requestId, prompt, blockIds, numTokens }: Running): void {
+    ranks.compute(prompt, blockIds, 0, numTokens, 1);
+    const layer = { regions: ["layers.0"], computedTokens: { [requestId]: numTokens } };
+    for (const worker of workers) worker.layerComputed?.(layer);
+  }
+
+  function check(request: Running, received: boolean): void {
+    const wrong = ranks.firstWrong(request.prompt, request.blockIds, request.numTokens, received);
+    if (wrong !== undefined) violation(`${hostName}: request ${request.requestId} has wrong bytes: ${wrong}`);
+  }
+
+  return { step, check };
+}

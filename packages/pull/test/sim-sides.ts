@@ -1,0 +1,142 @@
+import { cpuPlatform, cudaPlatform, readTransferConfig } from "@kv/connector";
+import {
+  type Ambient,
+  KvError,
+  noMetrics,
+  type SchedulerConnector,
+  type SideChannel,
+  type WorkerConnector,
+} from "@kv/interface";
+import { type MemoryHost, memorySideChannel, memoryTransport } from "@kv/transport-memory";
+import { pullConnector } from "../src/index.js";
+import { plainSideChannel } from "./plain-peer.js";
+import { sabotagedSideChannel, sabotagedTransport } from "./sabotage.js";
+import { simConfig } from "./sim-config.js";
+import type { SimEngineOptions } from "./sim-options.js";
+import { createSimRanks, type SimRanks } from "./sim-ranks.js";
+
+/** What a simulated engine is made of: both sides of a real connector, the ranks' memory, and where peers reach it. */
+export interface SimSides {
+  readonly scheduler: SchedulerConnector;
+  readonly workers: readonly WorkerConnector[];
+  readonly ranks: SimRanks;
+  /** Steps wait until what they computed is saved. */
+  readonly staged: boolean;
+  /** Where its side channel listens. */
+  address(): { readonly host: string; readonly port: number };
+  /** What the engine's death leaves to be undone: a transport and a side channel that it was handed live on in this process. */
+  bury(): Promise<void>;
+  close(): Promise<void>;
+}
+
+export async function createSimSides(options: SimEngineOptions, host: MemoryHost): Promise<SimSides> {
+  const { network, hostName, engineId, tpSize, numBlocks, memoryType = "DRAM" } = options;
+  const { clock } = host;
+  const ambient: Partial<Ambient> = {
+    clock,
+    random: host.random,
+    metrics: options.metrics ?? noMetrics,
+    ...(options.log === undefined ? {} : { log: options.log }),
+  };
+  const cache = {
+    ...simConfig(options.blockSize, options.numKvHeads),
+    ...(options.attentionBackend === undefined ? {} : { attentionBackend: options.attentionBackend }),
+  };
+  const given = options.transport ?? memoryTransport({ network, host, memoryTypes: [memoryType] });
+  const sabotaged = sabotagedTransport(given, options.sabotage);
+  const transport = options.wrapTransport?.(sabotaged) ?? sabotaged;
+  const own = listening(options.sideChannel ?? memorySideChannel({ network, host }));
+  const sideChannel = sabotagedSideChannel(
+    options.plain === true ? plainSideChannel(own.sideChannel) : own.sideChannel,
+    options.sabotage,
+  );
+  const config = {
+    ...readTransferConfig({
+      kv_connector: "NixlConnector",
+      kv_role: "kv_both",
+      kv_buffer_device: memoryType === "DRAM" ? "cpu" : "cuda",
+      kv_load_failure_policy: options.loadFailurePolicy ?? "fail",
+      kv_connector_extra_config: options.extra ?? {},
+    }),
+    ...(options.sideChannel === undefined
+      ? { sideChannelHost: hostName }
+      : { sideChannelHost: "127.0.0.1", sideChannelPort: 0 }),
+    env: options.env ?? {},
+  };
+  const engine = {
+    engineId,
+    tpSize,
+    ppSize: 1,
+    dpRank: 0,
+    model: {
+      model: options.model ?? "sim",
+      vllmVersion: "0.33.0",
+      connectorVersion: 15,
+      isHmaEnabled: false,
+      speculativeConfig: null,
+      ...(options.hashedAttentionBackend === undefined
+        ? {}
+        : { hashedAttentionBackend: options.hashedAttentionBackend }),
+    },
+  };
+  const connector = options.connector ?? pullConnector;
+  const device = options.device?.({
+    ...{ hostName, connector, transport, clock, config: cache, tpSize, numBlocks },
+  });
+  const ranks = device?.ranks ?? createSimRanks({ transport, config: cache, tpSize, numBlocks });
+  const { createScheduler, createWorker } = device?.connector ?? connector;
+  const scheduler = await createScheduler({ ...ambient, config, engine, cache, sideChannel });
+  const platform = memoryType === "DRAM" ? cpuPlatform() : cudaPlatform({ gpus: () => ["nvidia0"] });
+  const workers = await Promise.all(
+    Array.from({ length: tpSize }, (_, tpRank) =>
+      createWorker({ ...ambient, config, engine, tpRank, ppRank: 0, transport, platform, sideChannel }),
+    ),
+  );
+  for (const [tpRank, worker] of workers.entries()) {
+    const caches = ranks.caches[tpRank];
+    if (caches !== undefined) await worker.registerKvCaches(caches);
+  }
+  await scheduler.setHandshakeMetadata(
+    await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
+  );
+
+  return {
+    scheduler,
+    workers,
+    ranks,
+    staged: device !== undefined,
+    address: () => ({ host: config.sideChannelHost, port: own.port() }),
+    async bury() {
+      if (options.sideChannel !== undefined) await sideChannel.close();
+      if (options.transport === undefined) return;
+      await transport.close();
+      ranks.close();
+    },
+    async close() {
+      await Promise.all(workers.map((worker) => worker.close()));
+      await scheduler.close();
+      await transport.close();
+      ranks.close();
+      await sideChannel.close();
+    },
+  };
+}
+
+/** A side channel that remembers its port. */
+function listening(sideChannel: SideChannel): { readonly sideChannel: SideChannel; port(): number } {
+  let bound: number | undefined;
+  return {
+    sideChannel: {
+      ...sideChannel,
+      async listen(given) {
+        const listener = await sideChannel.listen(given);
+        bound = listener.port;
+        return listener;
+      },
+    },
+    port() {
+      if (bound === undefined) throw new KvError("KV_INTERNAL", "the side channel does not listen yet");
+      return bound;
+    },
+  };
+}

@@ -1,0 +1,263 @@
+import { createWorkerOutputAggregator } from "@kv/connector";
+import { KvError, type KvTransferParams, type WorkerOutput } from "@kv/interface";
+import type { MemoryHost } from "@kv/transport-memory";
+import { createBlockPool } from "./block-pool.js";
+import { createSimCompute, PREFILL_STEPS, type Running } from "./sim-compute.js";
+import type { SimEngineOptions, SimRequest } from "./sim-options.js";
+import type { SimSides } from "./sim-sides.js";
+
+/** The steps of a simulated engine, and the requests that go through them: one step is what `docs/architecture.md` says it is. */
+export interface SimSteps {
+  readonly alive: boolean;
+  prefill(request: SimRequest): Promise<KvTransferParams>;
+  decode(request: SimRequest & { params: KvTransferParams; cachedTokens?: number }): Promise<void>;
+  abort(requestId: string): void;
+  outstanding(): Readonly<Record<string, number>>;
+  /** No step is begun any more. */
+  stop(): void;
+}
+
+export function createSimSteps(options: SimEngineOptions, sides: SimSides, host: MemoryHost): SimSteps {
+  const { hostName, engineId, tpSize, stepMs = 2, violation } = options;
+  const { receiveDeadlineMs = Number.POSITIVE_INFINITY } = options;
+  const { scheduler, workers, ranks } = sides;
+  const { clock } = host;
+  const compute = createSimCompute(options, sides);
+  for (const worker of workers) worker.onProgress(wake);
+  const aggregate = createWorkerOutputAggregator({ workers: tpSize });
+  const pool = createBlockPool(options.numBlocks, {
+    allocated(blockId) {
+      if (!ranks.poisoned(blockId))
+        violation(`${hostName}: block ${blockId} was written to while nobody had it`);
+    },
+    freed: (blockId) => ranks.poison(blockId),
+  });
+  const requests = new Map<string, Running>();
+  /** Blocks of requests that are over for the engine and not for the connector. */
+  const kept = new Map<string, number[]>();
+  const queue: Running[] = [];
+  let stepping = false;
+  let alive = true;
+  host.onKill(() => {
+    alive = false;
+    for (const request of requests.values()) {
+      request.reject(new KvError("KV_ENGINE_FAILED", `engine ${engineId} on ${hostName} was killed`));
+    }
+    requests.clear();
+  });
+
+  function wake(): void {
+    if (stepping || !alive) return;
+    stepping = true;
+    clock.setTimer(() => void step(), stepMs);
+  }
+
+  function hasWork(): boolean {
+    for (const { phase } of requests.values()) if (phase !== "receiving") return true;
+    return scheduler.hasPendingWork();
+  }
+
+  async function step(): Promise<void> {
+    // Where the step waits, the next one is not begun before it is over.
+    stepping = sides.staged;
+    for (const request of queue.splice(0))
+      if (request.phase === "queued" && !admit(request)) queue.push(request);
+    const metadata = overTheWire(scheduler.buildStepMetadata());
+    for (const worker of workers) worker.startLoad(metadata);
+    const ended = [...requests.values()].filter(compute.step);
+    const computed: Record<string, number> = {};
+    for (const { requestId, kind, computedTokens } of requests.values())
+      if (kind === "prefill") computed[requestId] = computedTokens;
+    const saves = workers.map((worker) => worker.waitForSave(metadata, computed));
+    if (!sides.staged) for (const save of saves) save.catch((error) => violation(String(error)));
+    else {
+      failUnsaved(await Promise.allSettled(saves));
+      stepping = false;
+      if (!alive) return;
+    }
+    for (const request of ended) if (request.phase !== "over") end(request, "length");
+    for (const [tpRank, worker] of workers.entries()) {
+      apply(aggregate.add(tpRank, overTheWire(worker.collectFinished())));
+    }
+    if (hasWork()) wake();
+  }
+
+  /** A request whose blocks could not be saved ends before anybody hears that they are there. */
+  function failUnsaved(outcomes: readonly PromiseSettledResult<void>[]): void {
+    for (const outcome of outcomes) {
+      if (outcome.status === "fulfilled") continue;
+      const error: unknown = outcome.reason;
+      const failed = KvError.is(error, "KV_STAGING_FAILED") ? error.details?.["requestIds"] : undefined;
+      if (!KvError.is(error) || !Array.isArray(failed)) {
+        violation(`${hostName}: waitForSave failed with ${String(error)}`);
+        continue;
+      }
+      for (const requestId of failed) {
+        const request = requests.get(String(requestId));
+        if (request === undefined) continue;
+        end(request, "error");
+        request.reject(error);
+      }
+    }
+  }
+
+  /** False when there are no blocks for it now. */
+  function admit(request: Running): boolean {
+    let external = 0;
+    try {
+      const matched = scheduler.matchedTokens(request, request.cachedTokens);
+      if (matched.wait === true) return false;
+      external = matched.tokens;
+    } catch (error) {
+      end(request, "error");
+      request.reject(KvError.from(error, "KV_INTERNAL", "matchedTokens"));
+      return true;
+    }
+    const blockIds = pool.allocate(Math.ceil(request.numTokens / options.blockSize));
+    if (blockIds === undefined) return false;
+    request.blockIds = blockIds;
+    // What no peer sends is computed here: at a full prefix hit no more than the last token.
+    ranks.compute(request.prompt, blockIds, 0, external === 0 ? request.numTokens : request.cachedTokens);
+    scheduler.afterAllocation(request, [blockIds], external);
+    request.phase = external > 0 ? "receiving" : "computing";
+    request.receivingSinceMs = clock.now();
+    request.stepsLeft = PREFILL_STEPS;
+    if (external > 0 && request.cachedTokens + external !== request.numTokens) {
+      violation(`${hostName}: ${external} tokens after ${request.cachedTokens} of ${request.numTokens}`);
+    }
+    return true;
+  }
+
+  function end(request: Running, reason: "length" | "aborted" | "error"): void {
+    request.phase = "over";
+    requests.delete(request.requestId);
+    const { requestId, blockIds } = request;
+    const finished = scheduler.requestFinished(request, [blockIds], reason);
+    if (finished.keepBlocks) kept.set(requestId, blockIds);
+    else pool.free(blockIds);
+    const { kv_peer, ...params } = finished.kvTransferParams ?? {};
+    if (reason === "length") {
+      request.resolve(overTheWire(options.plain === true ? params : { ...params, kv_peer }));
+    }
+  }
+
+  function apply(output: WorkerOutput): void {
+    const failed = new Map(output.failedReceiving.map((failure) => [failure.requestId, failure]));
+    for (const blockId of output.failedBlockIds) {
+      if (!pool.isUsed(blockId)) violation(`${hostName}: failed block ${blockId} belongs to nobody`);
+    }
+    // The blocks go back in the turn in which the scheduler connector hears of it: it answers for them until then.
+    scheduler.applyWorkerOutput(output);
+    for (const requestId of [...output.finishedSending, ...output.finishedReceiving]) {
+      const blockIds = kept.get(requestId);
+      if (blockIds === undefined) continue;
+      kept.delete(requestId);
+      pool.free(blockIds);
+    }
+    for (const requestId of output.finishedReceiving) {
+      const request = requests.get(requestId);
+      if (request?.phase !== "receiving") continue;
+      const waitedMs = clock.now() - request.receivingSinceMs;
+      if (waitedMs > receiveDeadlineMs)
+        violation(`${hostName}: ${requestId} waited ${waitedMs} ms for its KV`);
+      const failure = failed.get(requestId);
+      if (failure === undefined) {
+        compute.check(request, true);
+        // A step of decoding, in which nobody may write to the blocks.
+        request.phase = "computing";
+        request.stepsLeft = PREFILL_STEPS;
+      } else if (scheduler.loadFailurePolicy === "recompute" && failure.blocksAtRisk !== true) {
+        request.recompute = true;
+        request.phase = "computing";
+        request.stepsLeft = PREFILL_STEPS;
+      } else {
+        end(request, "error");
+        request.reject(new KvError(failure.code, failure.message));
+      }
+    }
+  }
+
+  function submit(
+    request: SimRequest,
+    kind: Running["kind"],
+    params: KvTransferParams,
+    cachedTokens: number,
+  ): Promise<KvTransferParams> {
+    return new Promise((resolve, reject) => {
+      if (!alive) {
+        reject(new KvError("KV_ENGINE_FAILED", `engine ${engineId} on ${hostName} is dead`));
+        return;
+      }
+      const running: Running = {
+        ...request,
+        kind,
+        numPromptTokens: request.numTokens,
+        kvTransferParams: params,
+        cachedTokens,
+        blockIds: [],
+        phase: "queued",
+        stepsLeft: 0,
+        receivingSinceMs: 0,
+        computedTokens: 0,
+        recompute: false,
+        resolve,
+        reject,
+      };
+      requests.set(request.requestId, running);
+      queue.push(running);
+      scheduler.requestQueued?.(running);
+      wake();
+    });
+  }
+
+  return {
+    get alive() {
+      return alive;
+    },
+    prefill: (request: SimRequest) =>
+      submit(
+        request,
+        "prefill",
+        {
+          do_remote_decode: true,
+          do_remote_prefill: false,
+          remote_engine_id: null,
+          remote_block_ids: null,
+          remote_host: null,
+          remote_port: null,
+        },
+        0,
+      ),
+    async decode({ params, cachedTokens = 0, ...request }) {
+      await submit(request, "decode", params, cachedTokens);
+    },
+    abort(requestId) {
+      const request = requests.get(requestId);
+      if (request === undefined) return;
+      const index = queue.indexOf(request);
+      if (index >= 0) queue.splice(index, 1);
+      end(request, "aborted");
+      request.reject(new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted by its client`));
+      wake();
+    },
+    outstanding() {
+      const held: Record<string, number> = { blocks: pool.used, kept: kept.size, requests: requests.size };
+      held.aggregating = aggregate.size;
+      const { listeners: _, ...rest } = scheduler.outstanding();
+      for (const [name, count] of Object.entries(rest)) held[`scheduler.${name}`] = count;
+      for (const [tpRank, worker] of workers.entries()) {
+        for (const [name, count] of Object.entries(worker.outstanding()))
+          held[`rank${tpRank}.${name}`] = count;
+      }
+      return held;
+    },
+    stop() {
+      alive = false;
+    },
+  };
+}
+
+/** The sides of a connector may live in different processes: what passes between them goes through JSON. */
+function overTheWire<T>(value: T): T {
+  return JSON.parse(JSON.stringify(value)) as T;
+}
