@@ -1,6 +1,7 @@
 import type { ConnectorModule, Transport } from "@kv/interface";
 import { type FaultRule, type SeededRandom, seededRandom } from "@kv/transport-memory";
 import { createFaultClient, type FaultSeats, type FaultTimes } from "./fault-client.js";
+import { deathsByRequests, deathsByTime } from "./fault-deaths.js";
 import type { FaultEngine, FaultGround } from "./fault-ground.js";
 import { FAULT_RULES, LONG_MS, PLAIN_FAULT_RULES } from "./fault-rules.js";
 import { memoryGround } from "./memory-ground.js";
@@ -26,10 +27,8 @@ export interface FaultLoad {
   readonly layerwise?: boolean;
   readonly clients?: number;
   readonly times?: FaultTimes;
-  /** Between a restart and the next death. */
-  readonly lifeMs?: { readonly least: number; readonly spread: number };
-  /** Between a death and the restart, at most. */
-  readonly deadMs?: number;
+  /** An engine dies each time that so many requests were taken, whatever the time; else by virtual time. */
+  readonly deathEvery?: number;
 }
 
 export interface FaultRunOptions extends FaultLoad {
@@ -93,7 +92,7 @@ export async function faultRunOn(
   root: SeededRandom = seededRandom(load.seed),
 ): Promise<FaultRunReport> {
   const { requests, plainProducers = false, atOnce = 0, numBlocks = 96, layerwise = false } = load;
-  const { clients = 48, times = TIMES, lifeMs = { least: 2000, spread: 8000 }, deadMs = 1500 } = load;
+  const { clients = 48, times = TIMES } = load;
   const { clock } = ground;
   const startedMs = clock.now();
   const violations: string[] = [];
@@ -112,6 +111,7 @@ export async function faultRunOn(
   const prefills = [seat("p0", 1, 16, 7_000_000), seat("p1", 2, 16, -3_000_000)];
   const decodes = [seat("d0", 1, 16, 0), seat("d1", 2, 32, 11_111)];
   const all = [...prefills, ...decodes];
+  const deaths = load.deathEvery === undefined ? deathsByTime(clock) : deathsByRequests(load.deathEvery);
   let kills = 0;
   let taken = 0;
 
@@ -159,6 +159,9 @@ export async function faultRunOn(
 
   async function client(random: SeededRandom): Promise<void> {
     while (taken < requests) {
+      const turn = deaths.mayTake(taken);
+      if (turn !== undefined) await turn;
+      if (taken >= requests) return;
       taken += 1;
       const outcome = await one(taken, random.fork(`request ${taken}`));
       outcomes[outcome] = (outcomes[outcome] ?? 0) + 1;
@@ -168,24 +171,23 @@ export async function faultRunOn(
   /** Kills an engine every so often and starts its successor after a while. */
   async function reaper(random: SeededRandom): Promise<void> {
     while (taken < requests) {
-      await sleep(lifeMs.least + random.next() * lifeMs.spread);
+      await deaths.next(random);
+      if (deaths.ended) return;
       const place = pick(all, random);
       if (place.engine === undefined) continue;
       kills += 1;
       const { engine } = place;
       place.engine = undefined;
       await engine.kill();
-      await sleep(random.next() * deadMs);
+      await deaths.mourn(random);
       await start(place, random);
+      deaths.over();
     }
   }
 
   await ground.see(Promise.all(all.map((place) => start(place, root.fork(place.hostName)))));
-  const work = [
-    ...Array.from({ length: clients }, (_, i) => client(root.fork(`client ${i}`))),
-    reaper(root.fork("reaper")),
-  ];
-  await ground.see(Promise.all(work));
+  const served = Promise.all(Array.from({ length: clients }, (_, i) => client(root.fork(`client ${i}`))));
+  await ground.see(Promise.all([served.then(deaths.end), reaper(root.fork("reaper"))]));
   const engines = all.flatMap(({ engine }) => engine ?? []);
   // Whatever is still kept has a lease that ends.
   await ground.rest(engines);

@@ -1,0 +1,36 @@
+import type { Clock } from "@kv/interface";
+import type { FaultTimes } from "../../packages/pull/test/fault-client.js";
+import type { FaultEngine } from "../../packages/pull/test/fault-ground.js";
+
+/** Short, so that what is lost is soon given up. A deadline has far more time than it needs: only who waits for ever is to be found out. */
+export const REAL_TIMES: FaultTimes = {
+  leaseMs: 4000,
+  requestTimeoutMs: 5000,
+  deadlineMs: 60_000,
+  longMs: 5000,
+};
+
+const LOOK_EVERY_MS = 50;
+const REST_LIMIT_MS = 60_000;
+
+/** Until the engines hold nothing; what they hold after a minute they hold for ever, and the run says so. */
+export async function untilNothingHeld(engines: readonly FaultEngine[], clock: Clock): Promise<void> {
+  const endMs = clock.now() + REST_LIMIT_MS;
+  while (clock.now() < endMs) {
+    const held = await Promise.all(engines.map((engine) => engine.outstanding()));
+    if (held.every((each) => Object.values(each).every((count) => count === 0))) return;
+    await new Promise<void>((resolve) => void clock.setTimer(resolve, LOOK_EVERY_MS));
+  }
+}
+
+/** What agents hold, as `outstanding()` names it; of closed ones nothing may be left at all. */
+export function heldBy(
+  agents: readonly { telemetry(): { transfersInFlight: number; registrations: number } }[],
+): { transfers: number; registrations: number } {
+  const sum = (count: (of: ReturnType<(typeof agents)[number]["telemetry"]>) => number) =>
+    agents.reduce((total, agent) => total + count(agent.telemetry()), 0);
+  return {
+    transfers: sum(({ transfersInFlight }) => transfersInFlight),
+    registrations: sum(({ registrations }) => registrations),
+  };
+}
