@@ -1,6 +1,6 @@
 // npm run test:long: the runs that take too long for npm test. It sets up first; the last line counts runs and processes.
 //   npm run test:long -- --requests 200000 --connectors pull,push --exits 200 --property-factor 50 --mutations 1000000 --seed WORD
-//     --only faults,exits,properties,mutations --jobs 2
+//     --addon-requests 5000 --only faults,addon,exits,properties,mutations --jobs 2
 import { spawn } from "node:child_process";
 import { availableParallelism } from "node:os";
 import { join } from "node:path";
@@ -8,11 +8,12 @@ import { parseArgs } from "node:util";
 import { root, run, setup } from "./setup.mjs";
 
 const REQUESTS_PER_SEED = 10_000;
-const KINDS = ["faults", "properties", "exits", "mutations"];
+const KINDS = ["faults", "addon", "properties", "exits", "mutations"];
 
 const { values } = parseArgs({
   options: {
     requests: { type: "string", default: "200000" },
+    "addon-requests": { type: "string", default: "5000" },
     connectors: { type: "string", default: "pull,push" },
     exits: { type: "string", default: "200" },
     "property-factor": { type: "string", default: "50" },
@@ -29,8 +30,9 @@ function count(name) {
   console.error(`--${name} is ${JSON.stringify(values[name])}, not a positive integer`);
   process.exit(2);
 }
-const [requests, exits, propertyFactor, mutations, jobs] = [
+const [requests, addonRequests, exits, propertyFactor, mutations, jobs] = [
   "requests",
+  "addon-requests",
   "exits",
   "property-factor",
   "mutations",
@@ -83,6 +85,15 @@ async function faults() {
     }
   };
   await Promise.all(Array.from({ length: jobs }, lane));
+}
+
+/** The fault run over the addon: with the stand-in for NIXL in one process, and with UCX between processes; pull and push each. */
+async function addon() {
+  const env = { KV_ADDON_REQUESTS: `${addonRequests}`, KV_SEED: values.seed };
+  await check(`${addonRequests} requests under faults over the addon, six times`, env, vitest, [
+    "run",
+    "tools/faults",
+  ]);
 }
 
 async function properties() {
@@ -138,6 +149,7 @@ async function exitsOfProcesses(nixl) {
 const { nixl } = await setup();
 console.log(`seed ${values.seed}`);
 if (only.includes("faults")) await faults();
+if (only.includes("addon")) await addon();
 if (only.includes("properties")) await properties();
 if (only.includes("mutations")) await damagedBytes();
 if (only.includes("exits")) await exitsOfProcesses(nixl);

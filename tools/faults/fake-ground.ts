@@ -1,6 +1,6 @@
 import { once } from "node:events";
 import { type AddressInfo, createServer } from "node:net";
-import { systemClock, type Transport } from "@kv/interface";
+import { systemClock } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { memoryNetwork, type SeededRandom } from "@kv/transport-memory";
 import { FAKE_NIXL } from "../../packages/nixl/test/fake-nixl.js";
@@ -14,8 +14,6 @@ import { type StrainedTransport, strainedTransport } from "./strained-transport.
 export interface FakeGroundOptions {
   readonly backend: "UCX" | "LIBFABRIC";
   readonly random: SeededRandom;
-  /** Breaks a rule on purpose: the run must find out. */
-  readonly wrapTransport?: (transport: Transport) => Transport;
 }
 
 /** Faults of the library itself, of a hundred transfers and notifications. */
@@ -41,7 +39,7 @@ const DEAF_MS = 10;
  * an engine that dies is one whose steps end at once and whose agents vanish.
  */
 export async function fakeGround(options: FakeGroundOptions): Promise<FaultGround> {
-  const { backend, random, wrapTransport = (given) => given } = options;
+  const { backend, random } = options;
   const clock = systemClock();
   const strain = createStrain(random.fork("strain"));
   const strains = backend === "UCX" ? NATIVE_STRAINS : LIBFABRIC_STRAINS;
@@ -104,7 +102,7 @@ export async function fakeGround(options: FakeGroundOptions): Promise<FaultGroun
         lateMs: REAL_TIMES.longMs,
       });
       transports.push(transport);
-      const options = { ...order, network, reportsLayers: layerwise, transport, wrapTransport };
+      const options = { ...order, network, reportsLayers: layerwise, transport };
       const engine = await createSimEngine(options);
       return {
         ...engine,

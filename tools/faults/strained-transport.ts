@@ -57,22 +57,18 @@ function strainedAgent(agent: Agent, options: StrainedOptions): Agent {
     async notify(remote, payload) {
       before();
       const strained = strain.draw("notify", NOTIFY_STRAINS);
-      const [peer, old] = sent[random.integer(Math.max(1, sent.length))] ?? [remote, payload];
-      sent.push([remote, payload.slice()]);
-      if (sent.length > KEPT_PAYLOADS) sent.shift();
-      if (strained === "lost") return;
+      // Never again what was refused: nobody has it.
       if (strained === "refused") {
         throw new KvError("KV_NOTIFICATION_FAILED", `the notification to ${remote} was made to fail`);
       }
-      if (strained === "late") {
-        later(remote, payload);
-        return;
-      }
-      if (strained === "stale") later(peer, old);
+      if (strained === "late") later(remote, payload);
+      if (strained === "stale") later(...(sent[random.integer(sent.length)] ?? [remote, payload]));
       if (strained === "damaged")
         await agent.notify(remote, damaged(payload, random.integer)).catch(() => {});
-      await agent.notify(remote, payload);
+      if (strained !== "lost" && strained !== "late") await agent.notify(remote, payload);
       if (strained === "twice") await agent.notify(remote, payload).catch(() => {});
+      sent.push([remote, payload.slice()]);
+      if (sent.length > KEPT_PAYLOADS) sent.shift();
     },
     transfer(request) {
       before();

@@ -1,0 +1,25 @@
+import { seededRandom } from "@kv/transport-memory";
+import { describe, it } from "vitest";
+import { fakeMissing } from "../../packages/nixl/test/fake-nixl.js";
+import { faultRunOn } from "../../packages/pull/test/fault-run.js";
+import { fakeGround } from "./fake-ground.js";
+import { CLEAN_END, expectCleanEnd, LOADS, seed } from "./loads.js";
+
+describe.skipIf(fakeMissing)(
+  `faults over the addon and its stand-in for NIXL (${fakeMissing ?? "found"})`,
+  () => {
+    it.each([
+      ["pull", "UCX"],
+      ["push", "UCX"],
+      ["pull", "LIBFABRIC"],
+      ["push", "LIBFABRIC"],
+    ] as const)(
+      `%s, %s: ${CLEAN_END}`,
+      async (name, backend) => {
+        const ground = await fakeGround({ backend, random: seededRandom(`${seed} ${name} ${backend}`) });
+        expectCleanEnd(await faultRunOn(ground, LOADS[name]), LOADS[name]);
+      },
+      1_800_000,
+    );
+  },
+);

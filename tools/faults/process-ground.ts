@@ -1,0 +1,42 @@
+import { systemClock } from "@kv/interface";
+import type { FaultGround } from "../../packages/pull/test/fault-ground.js";
+import { type EngineChild, startEngineChild } from "./engine-child.js";
+import { untilNothingHeld } from "./real-time.js";
+
+/** NIXL with UCX, each engine a process, ZMQ between them, in real time: an engine that dies is a process that is killed. */
+export function processGround(options: {
+  readonly connector: "pull" | "push";
+  readonly seed: string;
+}): FaultGround {
+  const clock = systemClock();
+  const children: EngineChild[] = [];
+  const counts: Record<string, number> = {};
+  return {
+    clock,
+    async start({ connector: _, violation, ...order }) {
+      const seed = `${options.seed} ${order.hostName} ${children.length}`;
+      const child = await startEngineChild({ ...order, connector: options.connector, seed }, violation);
+      children.push(child);
+      return child;
+    },
+    see: (work) => work,
+    async rest(engines) {
+      const living = children.filter((child) => engines.includes(child));
+      for (const child of living) {
+        child.calm();
+        for (const [kind, count] of Object.entries(await child.counts()))
+          counts[kind] = (counts[kind] ?? 0) + count;
+      }
+      await untilNothingHeld(engines, clock);
+    },
+    async end() {
+      const held = { transfers: 0, registrations: 0 };
+      for (const child of children) {
+        held.transfers += child.left()?.transfers ?? 0;
+        held.registrations += child.left()?.registrations ?? 0;
+      }
+      return held;
+    },
+    faultCounts: () => counts,
+  };
+}

@@ -1,0 +1,19 @@
+import { describe, it } from "vitest";
+import { nixlMissing } from "../../packages/nixl/test/require-nixl.js";
+import { faultRunOn } from "../../packages/pull/test/fault-run.js";
+import { CLEAN_END, expectCleanEnd, LOADS, seed } from "./loads.js";
+import { processGround } from "./process-ground.js";
+
+describe.skipIf(nixlMissing)(
+  `faults over NIXL and UCX, an engine a process (${nixlMissing ?? "found"})`,
+  () => {
+    it.each(["pull", "push"] as const)(
+      `%s: ${CLEAN_END}`,
+      async (name) => {
+        const ground = processGround({ connector: name, seed: `${seed} ${name}` });
+        expectCleanEnd(await faultRunOn(ground, LOADS[name]), LOADS[name]);
+      },
+      1_800_000,
+    );
+  },
+);
