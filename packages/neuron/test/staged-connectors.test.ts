@@ -1,6 +1,10 @@
 import { connectorSuite } from "@kv/conformance/connector";
+import { readTransferConfig, staged } from "@kv/connector";
+import type { SchedulerOptions } from "@kv/interface";
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
+import { expect, it } from "vitest";
+import { neuronPlatform } from "../src/index.js";
 import { stagedPair } from "./staged-pair.js";
 
 for (const connector of [pullConnector, pushConnector]) {
@@ -11,3 +15,16 @@ for (const connector of [pullConnector, pushConnector]) {
     });
   }
 }
+
+it("layer-wise push of a staged cache is refused, and says why", async () => {
+  const module = staged(pushConnector, { platform: neuronPlatform(), poolBlocks: 4 });
+  const config = readTransferConfig({
+    kv_connector: "NixlPushConnector",
+    kv_role: "kv_producer",
+    kv_connector_extra_config: { push_layerwise: true },
+  });
+  await expect(module.createScheduler({ config } as SchedulerOptions)).rejects.toMatchObject({
+    code: "KV_PLATFORM_UNSUPPORTED",
+    message: expect.stringContaining("after the forward pass") as string,
+  });
+});

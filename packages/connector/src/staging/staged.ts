@@ -1,4 +1,4 @@
-import { ambient, type ConnectorModule, KvError, type Platform } from "@kv/interface";
+import { ambient, type ConnectorModule, KvError, type KvTransferConfig, type Platform } from "@kv/interface";
 import { stagedScheduler } from "./staged-scheduler.js";
 import { stagedWorker } from "./staged-worker.js";
 import type { StagingCopied } from "./staging-copied.js";
@@ -27,9 +27,11 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
   return {
     name: module.name,
     async createScheduler(given) {
+      refuseLayerwise(given.config);
       return stagedScheduler(await module.createScheduler(given), { cache: given.cache, poolBlocks });
     },
     async createWorker(given) {
+      refuseLayerwise(given.config);
       const { clock, log } = ambient(given);
       const direct = platform.capabilities.directRegistration?.find(({ backend }) =>
         given.config.backends.some(({ name }) => name === backend),
@@ -47,4 +49,16 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
       return stagedWorker(inside, { ...around, ...(onCopied === undefined ? {} : { onCopied }) });
     },
   };
+}
+
+/** Blocks come to the pool by a copy of all their layers after the pass: nothing of a request is there while later layers are computed. */
+function refuseLayerwise({ extra, role }: KvTransferConfig): void {
+  if (extra.push_layerwise !== true || role === "kv_consumer") return;
+  throw new KvError(
+    "KV_PLATFORM_UNSUPPORTED",
+    "kv_connector_extra_config.push_layerwise is true, and the KV cache is staged: its blocks are copied to host memory after the forward pass, all layers at once",
+    {
+      hint: "leave push_layerwise out on the prefill side, or use a platform that registers its memory directly",
+    },
+  );
 }
