@@ -11,7 +11,8 @@ import {
 import { type Clock, type ComputedLayer, KvError, type Log } from "@kv/interface";
 import { createConsumerAnswers } from "./consumer-answers.js";
 import type { Offer } from "./control.js";
-import { createDeliveries, type Delivery } from "./deliveries.js";
+import { createDeliveries } from "./deliveries.js";
+import { createDelivering } from "./delivering.js";
 import { createGenerationFloors } from "./generation-floors.js";
 import { createMatching, type Produced } from "./matching.js";
 import { consumerOf, keyOf } from "./offer-names.js";
@@ -83,12 +84,6 @@ const WRITES_PER_PEER = 8;
 const MOST_OFFERS = 65_536;
 const MOST_CONSUMERS = 4096;
 
-interface Write {
-  readonly controller: AbortController;
-  /** The consumer took its offer back, and waits for an answer. */
-  withdrawn: boolean;
-}
-
 export function createPushWriter(options: PushWriterOptions): PushWriter {
   const { clock, log, metrics, outbox, messages, peers, layerwise } = options;
   const matching = createMatching({ clock, rememberMs: options.rememberMs, consumerOf });
@@ -98,9 +93,14 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
   const answers = createConsumerAnswers({ peers, messages, log });
   const deliveries = createDeliveries(options);
   const floors = createGenerationFloors({ most: MOST_CONSUMERS });
-  const writes = new Map<string, Write>();
   /** Offers that are over: what names them again is late. */
   const over = createRecent({ clock, rememberMs: options.rememberMs, most: MOST_OFFERS });
+  const delivering = createDelivering({
+    ...{ deliveries, queues, runs, ahead, over, refuse, answer, sent },
+    write: options.write,
+    isHere: (produced) => matching.byWireId(produced.wireId) === produced,
+    isLeased: (produced) => leases.has(produced.wireId),
+  });
   let incarnation: string | undefined;
   let closed = false;
   const sweep = createOfferSweep({
@@ -141,78 +141,6 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
     else answers.track(reading.then(() => outbox.sent(produced.requestId)));
   }
 
-  /** An offer and the finished request that it is for. */
-  function deliver(key: string, offer: Offer, produced: Produced): void {
-    if (matching.byWireId(produced.wireId) !== produced) {
-      refuse(key, offer, new KvError("KV_GENERATION_STALE", "the request of that name has ended"));
-      return;
-    }
-    let delivery: Delivery;
-    try {
-      delivery = deliveries.open(produced, offer);
-    } catch (error) {
-      refuse(key, offer, KvError.from(error, "KV_TOPOLOGY_INVALID", "an offer cannot be served"));
-      return;
-    }
-    const ranks = offer.own === undefined ? delivery.ranks : [offer.own.rank];
-    if (!ranks.every((rank) => delivery.ranks.includes(rank))) {
-      const served = delivery.ranks.join(", ");
-      const message = `rank ${ranks} of engine ${offer.engineId} is not among those that this one serves: ${served}`;
-      refuse(key, offer, new KvError("KV_REQUEST_INVALID", message));
-      return;
-    }
-    if (offer.blockIds.length === 0) {
-      over.add(key);
-      settle(delivery, ranks);
-      return;
-    }
-    const { finished: order } = produced;
-    if (order === undefined)
-      throw new KvError("KV_INTERNAL", `request ${produced.requestId} is not finished`);
-    const write: Write = { controller: new AbortController(), withdrawn: false };
-    writes.set(key, write);
-    delivery.writing += 1;
-    queues.add(offer.engineId, async () => {
-      await bring(key, offer, order, ranks, write);
-      writes.delete(key);
-      over.add(key);
-      delivery.writing -= 1;
-      settle(delivery, ranks);
-    });
-  }
-
-  function settle(delivery: Delivery, ranks: readonly number[]): void {
-    const { produced } = delivery;
-    for (const rank of ranks) delivery.over.add(rank);
-    if (delivery.writing > 0 || deliveries.get(produced.wireId) !== delivery) return;
-    // A lease that ended in the meantime waits for nobody else.
-    if (delivery.over.size === delivery.ranks.length || !leases.has(produced.wireId)) sent(produced);
-  }
-
-  /** What the consumer does not have yet, and the word that it has all of it. */
-  async function bring(
-    key: string,
-    offer: Offer,
-    order: LeaseOrder,
-    ranks: readonly number[],
-    write: Write,
-  ): Promise<void> {
-    const { signal } = write.controller;
-    const has = await ahead.settle(key, order, signal);
-    const error = await runs.run(
-      offer,
-      order.requestId,
-      write.controller,
-      (link) =>
-        options.write(link, ranks, { order, offer }, signal, {
-          has: (region) => !has.has(region),
-          last: true,
-        }),
-      () => write.withdrawn,
-    );
-    if (error !== undefined) answer(key, offer, error);
-  }
-
   function refuse(key: string, offer: Offer, error: KvError): void {
     over.add(key);
     const { wireId: request, engineId } = offer;
@@ -242,7 +170,7 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
 
   function offered(key: string, offer: Offer, from: string): void {
     const match = matching.find(offer, incarnation);
-    if (match.kind === "produced") deliver(key, offer, match.produced);
+    if (match.kind === "produced") delivering.deliver(key, offer, match.produced);
     else if (match.kind === "gone") refuse(key, offer, new KvError("KV_GENERATION_STALE", match.why));
     else if (matching.offers >= MOST_OFFERS) {
       log.error("push-offers-full", { from, offers: matching.offers });
@@ -264,7 +192,7 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
         ? {}
         : { unattendedExpiresAtMs: rebase(order.unattendedExpiresAtMs) }),
     });
-    for (const [key, offer] of matching.takeOffersFor(produced)) deliver(key, offer, produced);
+    for (const [key, offer] of matching.takeOffersFor(produced)) delivering.deliver(key, offer, produced);
   }
 
   function notSent(requestId: string): void {
@@ -300,20 +228,15 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
     offer(offer, from) {
       const key = keyOf(offer);
       // Both ranks of a vLLM consumer send the same; and what arrives twice is one thing.
-      if (closed || writes.has(key) || over.has(key) || matching.waiting(key) !== undefined) return;
+      if (closed || delivering.isWriting(key) || over.has(key) || matching.waiting(key) !== undefined) return;
       if (isTimely(key, offer)) offered(key, offer, from);
     },
     withdraw(offer, from) {
       if (closed) return;
       const key = keyOf(offer);
-      const write = writes.get(key);
       const error = new KvError("KV_REQUEST_ABORTED", `request ${offer.wireId} was withdrawn`);
-      if (write !== undefined) {
-        // It answers when the last transfer has let go.
-        write.withdrawn = true;
-        write.controller.abort(error);
-        return;
-      }
+      // It answers when the last transfer has let go.
+      if (delivering.withdraw(key, error)) return;
       matching.takeOffer(key);
       if (over.has(key)) {
         answer(key, offer, error);
@@ -344,9 +267,7 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
       leases.close();
       sweep.close();
       ahead.close();
-      for (const { controller } of writes.values()) {
-        controller.abort(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
-      }
+      delivering.abortAll(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
       if (!(await idleWithin(clock, [queues]))) log.warn("close-did-not-wait", { writes: queues.size });
       matching.clear();
       deliveries.clear();
