@@ -13,6 +13,7 @@ import { simConfig } from "../../pull/test/sim-config.js";
 import { decodeControl, decodeRegistration, type Offer } from "../src/control.js";
 import { createPushScheduler } from "../src/index.js";
 import type { PushStepMetadata } from "../src/step-metadata.js";
+import { createWordTable } from "../src/words.js";
 import type { WriteLink } from "../src/write-link.js";
 import { createPushWriter } from "../src/writer.js";
 
@@ -383,6 +384,19 @@ describe("notifications and leases", () => {
     await idle();
     expect(outbox.take().finishedSending).toEqual([]);
     expect(writer.outstanding()).toMatchObject({ batch: 0, leases: 0, offers: 0, writes: 0 });
+  });
+
+  it("the word that a rank's share has arrived is taken, once from each rank, and an early one is kept", async () => {
+    const words = createWordTable({ clock: fixedClock() });
+    expect(words.done("r~1", "p agent 1")).toBe(false);
+    const about = words.open("r~1");
+    expect([...about.done]).toEqual(["p agent 1"]);
+    const next = about.next();
+    expect([words.done("r~1", "p agent 0"), words.done("r~1", "p agent 0")]).toEqual([true, true]);
+    await next;
+    expect([...about.done]).toEqual(["p agent 1", "p agent 0"]);
+    words.close("r~1");
+    expect(words.done("r~1", "p agent 0")).toBe(false);
   });
 
   it("a lease that ends evicts the request, and the engine is woken for it", async () => {
