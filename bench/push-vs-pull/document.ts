@@ -1,6 +1,7 @@
 import { availableParallelism } from "node:os";
 import { median } from "../report.js";
 import { WAYS } from "./contestants.js";
+import { gainOf } from "./gain.js";
 import { nameOf } from "./grid.js";
 import type { Measured } from "./index.js";
 import { BLOCK_TOKENS, FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN } from "./model.js";
@@ -14,7 +15,8 @@ export function document(
   const rows = measured.map(({ point, ttftMs, boundMs, localMs }) => {
     const [pull = 0, push = 0, layers = 0] = WAYS.map((way) => median(ttftMs[way]));
     const floor = localMs ?? boundMs;
-    const cells = [pull, push, layers, floor, pull / push, pull / layers, pull - floor, push - floor];
+    const gains = [gainOf(ttftMs, "push"), gainOf(ttftMs, "push, layer-wise")];
+    const cells = [pull, push, layers, floor, ...gains, pull - floor, push - floor];
     return `| ${nameOf(point)} | ${cells.map((cell, i) => cell.toFixed(i === 4 || i === 5 ? 2 : 1)).join(" | ")} |`;
   });
   const busy =
@@ -32,6 +34,7 @@ ${KV_BYTES_PER_TOKEN / 1024} KiB of KV per token, blocks of ${BLOCK_TOKENS} toke
 ${busy}
 The bound is the forward pass plus the bytes divided by the bandwidth that one READ of as many bytes in the same blocks had in this run; HTTP, the proxy and
 the engines' own steps are not in it. Of requests at once it is that of the one in the middle. Of a full prefix hit it is what D needs by itself.
+The ratios are those of the medians. What P's passes take is in all of them: push can be no more than pull ÷ bound times better.
 
 The sample is ${measured.length} of 192 points: those in which one thing at a time is changed.
 

@@ -1,10 +1,11 @@
 // TTFT of pull and push through the whole demo, in turn in one run, beside the bound: forward pass + bytes ÷ measured bandwidth.
 import { mkdir, writeFile } from "node:fs/promises";
 import { loadavg } from "node:os";
-import { median, pairRatio, type Row, spread } from "../report.js";
+import { median, type Row, spread } from "../report.js";
 import { openBandwidth } from "./bandwidth.js";
 import { type Contestant, openContestant, WAYS, type Way } from "./contestants.js";
 import { document } from "./document.js";
+import { gainOf } from "./gain.js";
 import { nameOf, type Point, SAMPLE } from "./grid.js";
 import { FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN } from "./model.js";
 import { plot } from "./plot.js";
@@ -88,7 +89,7 @@ function rowsOf(measured: readonly Measured[]): Row[] {
   return measured.flatMap(({ point, ttftMs, boundMs, localMs }): Row[] => {
     const what = nameOf(point);
     const ways = (["push", "push, layer-wise"] as const).map((way): Row => {
-      const gain = pairRatio(ttftMs.pull, ttftMs[way]);
+      const gain = gainOf(ttftMs, way);
       const wanted = point.atOnce === 16 && way === "push" ? 1.2 : undefined;
       return {
         what: `TTFT ${what}: pull / ${way}`,

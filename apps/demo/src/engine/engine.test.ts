@@ -13,10 +13,10 @@ const blockSize = 4;
 function setUp(
   given: { connector?: ScriptedConnector; numBlocks?: number; tp?: number; eos?: number[] } & Pick<
     EngineOptions,
-    "hooks"
+    "hooks" | "clock"
   > = {},
 ) {
-  const { connector, numBlocks = 64, tp = connector?.workers.length ?? 1, eos = [], hooks } = given;
+  const { connector, numBlocks = 64, tp = connector?.workers.length ?? 1, eos = [], hooks, clock } = given;
   const model = arithmeticModel({ eosTokenIds: eos });
   const pool = createKvPool({ transport: heapTransport(), geometry: model.config, numBlocks, blockSize, tp });
   const blocks = createBlockPool({ numBlocks });
@@ -26,6 +26,7 @@ function setUp(
     blocks,
     ...(connector === undefined ? {} : { connector }),
     ...(hooks === undefined ? {} : { hooks }),
+    ...(clock === undefined ? {} : { clock }),
   });
   return { model, pool, blocks, engine };
 }
@@ -58,6 +59,22 @@ async function deliver(
 
 /** Lets everything that is ready run. */
 const settled = () => new Promise((resolve) => setTimeout(resolve, 0));
+
+describe("a connector with pending work", () => {
+  it("has the next step at once, and waits a moment for those that follow", async () => {
+    const connector = scriptedConnector();
+    const delays: number[] = [];
+    const { engine } = setUp({
+      connector: { ...connector, scheduler: { ...connector.scheduler, hasPendingWork: () => true } },
+      // No timer of it ever fires.
+      clock: { now: () => 0, setTimer: (_, delayMs) => ({ cancel() {}, at: delays.push(delayMs) }) },
+    });
+    await engine.submit({ requestId: "r", promptTokens: prompt(5), maxTokens: 1 }).done;
+    await expect.poll(() => delays).toEqual([1]);
+    expect(connector.calls.filter((call) => call === "buildStepMetadata")).toHaveLength(2);
+    await engine.close();
+  });
+});
 
 describe("an engine on its own", () => {
   it.each([1, 2, 4])("makes the model's tokens for several requests at once, TP %i", async (tp) => {

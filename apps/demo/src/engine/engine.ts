@@ -79,6 +79,8 @@ export function createEngine(options: EngineOptions): Engine {
   const idleWaiters: (() => void)[] = [];
   let closing: Promise<void> | undefined;
   let pending: Timer | undefined;
+  /** The step that is over asked for another one for pending work alone. */
+  let steppedForWork = false;
 
   for (const worker of workers) worker.onProgress(() => wakeup.wake());
 
@@ -184,8 +186,11 @@ export function createEngine(options: EngineOptions): Engine {
     const outputs = workers.map((worker, tpRank) => aggregator.add(tpRank, worker.collectFinished()));
     await concludeEnded(state);
     for (const output of outputs) await applyOutput(output, state);
-    if (inState(state, "running").length > 0) wakeup.wake();
-    else if (scheduler?.hasPendingWork() === true) stepSoon();
+    const running = inState(state, "running").length > 0;
+    const pendingWork = !running && scheduler?.hasPendingWork() === true;
+    if (running) wakeup.wake();
+    else if (pendingWork) stepAgain();
+    steppedForWork = pendingWork;
   }
 
   /** What a peer may read is where it can be read; a request whose blocks could not be put there ends. */
@@ -211,8 +216,15 @@ export function createEngine(options: EngineOptions): Engine {
     }
   }
 
-  /** For a connector that needs a step although nothing runs; a pause, so that one that always says so does not spin. */
-  function stepSoon(): void {
+  /**
+   * For a connector that needs a step although nothing runs: at once, for a peer may wait for what it has to say. The next one after a
+   * pause, so that a connector that always says so does not spin.
+   */
+  function stepAgain(): void {
+    if (!steppedForWork) {
+      wakeup.wake();
+      return;
+    }
     pending ??= clock.setTimer(() => {
       pending = undefined;
       wakeup.wake();
