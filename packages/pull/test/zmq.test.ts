@@ -1,23 +1,10 @@
-import { zmqSideChannel } from "@kv/connector";
-import { memoryNetwork } from "@kv/transport-memory";
 import { expect, it } from "vitest";
-import { createSimEngine } from "./sim-engine.js";
+import { pullConnector } from "../src/index.js";
 import { prompt } from "./stage.js";
+import { zmqEngines } from "./zmq-engines.js";
 
 it("over the real side channel, in real time: handshake, lease question, a rank that is not there", async () => {
-  const network = memoryNetwork();
-  const violations: string[] = [];
-  const engine = (hostName: string, tpSize: number) =>
-    createSimEngine({
-      network,
-      hostName,
-      engineId: hostName,
-      tpSize,
-      blockSize: 16,
-      numBlocks: 64,
-      sideChannel: zmqSideChannel(),
-      violation: (what) => void violations.push(what),
-    });
+  const { engine, end } = zmqEngines(pullConnector);
   const p = await engine("p", 2);
   const d = await engine("d", 1);
   await Promise.all(
@@ -37,7 +24,5 @@ it("over the real side channel, in real time: handshake, lease question, a rank 
     code: "KV_HANDSHAKE_REFUSED",
   });
   await d.decode({ ...prompt(9), params });
-  expect(violations).toEqual([]);
-  await Promise.all([p, d, e].map((each) => each.close()));
-  expect(Object.values(network.outstanding()).filter((held) => held !== 0)).toEqual([]);
+  await end();
 });

@@ -1,24 +1,9 @@
-import { zmqSideChannel } from "@kv/connector";
-import { memoryNetwork } from "@kv/transport-memory";
-import { expect, it } from "vitest";
-import { createSimEngine } from "../../pull/test/sim-engine.js";
+import { it } from "vitest";
+import { zmqEngines } from "../../pull/test/zmq-engines.js";
 import { pushConnector } from "../src/index.js";
 
 it("over the real side channel, in real time: both sides shake hands, in both orders", async () => {
-  const network = memoryNetwork();
-  const violations: string[] = [];
-  const engine = (hostName: string, tpSize: number) =>
-    createSimEngine({
-      network,
-      hostName,
-      engineId: hostName,
-      tpSize,
-      blockSize: 16,
-      numBlocks: 64,
-      connector: pushConnector,
-      sideChannel: zmqSideChannel(),
-      violation: (what) => void violations.push(what),
-    });
+  const { engine, end } = zmqEngines(pushConnector);
   const p = await engine("p", 2);
   const d = await engine("d", 1);
   const leg = (n: number, suffix: string) => ({
@@ -41,7 +26,5 @@ it("over the real side channel, in real time: both sides shake hands, in both or
       ]),
     ),
   );
-  expect(violations).toEqual([]);
-  await Promise.all([p, d].map((each) => each.close()));
-  expect(Object.values(network.outstanding()).filter((held) => held !== 0)).toEqual([]);
+  await end();
 });

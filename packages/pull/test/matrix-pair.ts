@@ -1,0 +1,61 @@
+import type { ConnectorModule } from "@kv/interface";
+import { memoryNetwork, type SeededRandom, seededRandom, virtualClock } from "@kv/transport-memory";
+import { expect } from "vitest";
+import { createSimEngine, type SimEngine } from "./sim-engine.js";
+
+/** A pair of a connector's matrix: TP sizes, block sizes, KV heads of the model. */
+export interface MatrixCase {
+  readonly p: number;
+  readonly d: number;
+  readonly blocks: readonly [prefill: number, decode: number];
+  readonly heads: number;
+}
+
+export interface MatrixPair {
+  readonly prefill: SimEngine;
+  readonly decode: SimEngine;
+  readonly random: SeededRandom;
+  sleep(ms: number): Promise<void>;
+  /** Tokens of a prompt of the n-th request that D has: none, one block, two, all. */
+  cachedTokens(n: number, numTokens: number): number;
+}
+
+/** So many requests at once between two engines in virtual time; then nothing is held, long before a lease would run out. */
+export async function expectAllArrive(
+  { p, d, blocks, heads }: MatrixCase,
+  options: {
+    readonly seed: string;
+    readonly requests: number;
+    readonly connector: ConnectorModule;
+    one(n: number, pair: MatrixPair): Promise<unknown>;
+  },
+): Promise<void> {
+  const clock = virtualClock();
+  const random = seededRandom(`matrix ${p} ${d} ${blocks.join(" ")} ${heads}${options.seed}`);
+  const network = memoryNetwork({ clock, random, latency: { latencyMs: 1, jitterMs: 2, minPieces: 3 } });
+  const violations: string[] = [];
+  const engine = (hostName: string, tpSize: number, blockSize: number, skewMs: number) =>
+    createSimEngine({
+      ...{ network, hostName, tpSize, blockSize, skewMs, numKvHeads: heads, numBlocks: 128 },
+      connector: options.connector,
+      engineId: `${hostName}-engine`,
+      violation: (what) => void violations.push(what),
+    });
+  const prefill = await engine("p", p, blocks[0], 5_000_000);
+  const decode = await engine("d", d, blocks[1], 0);
+  const pair: MatrixPair = {
+    ...{ prefill, decode, random },
+    sleep: (ms) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms)),
+    cachedTokens: (n, numTokens) =>
+      Math.min(([0, 1, 2, Number.POSITIVE_INFINITY][n % 4] ?? 0) * blocks[1], numTokens),
+  };
+  await clock.settle(Promise.all(Array.from({ length: options.requests }, (_, n) => options.one(n, pair))));
+  await clock.advance(1000);
+  expect(violations).toEqual([]);
+  for (const each of [prefill, decode]) {
+    expect(Object.entries(each.outstanding()).filter(([, count]) => count !== 0)).toEqual([]);
+  }
+  await clock.settle(Promise.all([prefill.close(), decode.close()]));
+  expect(Object.values(network.outstanding()).filter((count) => count !== 0)).toEqual([]);
+  expect(clock.pendingTimers).toBe(0);
+}

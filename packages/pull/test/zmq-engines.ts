@@ -1,0 +1,29 @@
+import { zmqSideChannel } from "@kv/connector";
+import type { ConnectorModule } from "@kv/interface";
+import { memoryNetwork } from "@kv/transport-memory";
+import { expect } from "vitest";
+import { createSimEngine, type SimEngine } from "./sim-engine.js";
+
+/** Engines in real time whose handshakes go over ZMQ on the loopback, and whose bytes over the memory transport. */
+export function zmqEngines(connector: ConnectorModule) {
+  const network = memoryNetwork();
+  const violations: string[] = [];
+  const engines: SimEngine[] = [];
+  return {
+    async engine(hostName: string, tpSize: number): Promise<SimEngine> {
+      const engine = await createSimEngine({
+        ...{ network, hostName, engineId: hostName, tpSize, blockSize: 16, numBlocks: 64, connector },
+        sideChannel: zmqSideChannel(),
+        violation: (what) => void violations.push(what),
+      });
+      engines.push(engine);
+      return engine;
+    },
+    /** Closes them, and finds nothing wrong and nothing left. */
+    async end(): Promise<void> {
+      expect(violations).toEqual([]);
+      await Promise.all(engines.map((engine) => engine.close()));
+      expect(Object.values(network.outstanding()).filter((held) => held !== 0)).toEqual([]);
+    },
+  };
+}
