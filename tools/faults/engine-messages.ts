@@ -4,6 +4,8 @@ import type { FaultEngineOrder } from "../../packages/pull/test/fault-ground.js"
 export interface EngineProcessOrder extends Omit<FaultEngineOrder, "connector" | "violation"> {
   readonly connector: "pull" | "push";
   readonly seed: string;
+  /** Where its side channel listens: at a seat's second start, where the one before did. */
+  readonly sideChannelPort: number;
 }
 
 /** What an engine's process is asked; each but `abort` and `calm` is answered under its number. */

@@ -10,12 +10,17 @@ export function processGround(options: {
 }): FaultGround {
   const clock = systemClock();
   const children: EngineChild[] = [];
+  /** A restarted engine answers where the one before it did: so others learn that it is gone. */
+  const ports = new Map<string, number>();
   const counts: Record<string, number> = {};
   return {
     clock,
     async start({ connector: _, violation, ...order }) {
       const seed = `${options.seed} ${order.hostName} ${children.length}`;
-      const child = await startEngineChild({ ...order, connector: options.connector, seed }, violation);
+      const sideChannelPort = ports.get(order.hostName) ?? 0;
+      const { connector } = options;
+      const child = await startEngineChild({ ...order, connector, seed, sideChannelPort }, violation);
+      ports.set(order.hostName, child.address.port);
       children.push(child);
       return child;
     },

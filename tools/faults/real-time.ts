@@ -14,9 +14,9 @@ export const REAL_TIMES: FaultTimes = {
 };
 
 const LOOK_EVERY_MS = 50;
-const MOST_LOOKS = 1200;
+const MOST_LOOKS = 800;
 
-/** Until the engines hold nothing; what they hold after a minute they hold for ever, and the run says so. */
+/** Until the engines hold nothing; what they hold after so many looks they hold for ever, and the run says so. */
 export async function untilNothingHeld(engines: readonly FaultEngine[], clock: Clock): Promise<void> {
   // Looks are counted, not time: while the machine stands still nobody can let go of anything.
   for (let looks = 0; looks < MOST_LOOKS; looks++) {

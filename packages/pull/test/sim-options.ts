@@ -44,8 +44,10 @@ export interface SimEngineOptions {
   /** How long a request may wait for its KV, from the step that gives it blocks. */
   readonly receiveDeadlineMs?: number;
   readonly loadFailurePolicy?: "fail" | "recompute";
-  /** In place of the memory network's; listens on a free port of 127.0.0.1. */
+  /** In place of the memory network's; listens on 127.0.0.1. */
   readonly sideChannel?: SideChannel;
+  /** Where a given side channel listens; a free port by default. */
+  readonly sideChannelPort?: number;
   /** In place of the memory network's. It is this engine's alone, and closed with it, also when it is killed. */
   readonly transport?: Transport;
   /** Speaks as a vLLM peer does: nothing of ours in its handshakes and parameters, no lease questions answered. */

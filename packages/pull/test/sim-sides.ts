@@ -60,7 +60,7 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
     }),
     ...(options.sideChannel === undefined
       ? { sideChannelHost: hostName }
-      : { sideChannelHost: "127.0.0.1", sideChannelPort: 0 }),
+      : { sideChannelHost: "127.0.0.1", sideChannelPort: options.sideChannelPort ?? 0 }),
     env: options.env ?? {},
   };
   const engine = {
