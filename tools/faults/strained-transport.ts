@@ -112,11 +112,14 @@ function failed(agent: Agent, { notification: _, ...request }: TransferRequest):
 /** Begins after `delayMs`, or never; given up before that, it has touched nothing. */
 function begunLate(agent: Agent, given: TransferRequest, clock: Clock, delayMs?: number): Transfer {
   // The caller's tables are his again when this returns.
-  const request = (
+  const request: TransferRequest =
     given.runs === undefined
       ? { ...given, localIds: given.localIds.slice(), remoteIds: given.remoteIds.slice() }
-      : { ...given, runs: given.runs.slice() }
-  ) as TransferRequest;
+      : {
+          ...given,
+          runs: given.runs.slice(),
+          ...(given.offsets === undefined ? {} : { offsets: given.offsets.slice() }),
+        };
   const { signal } = request;
   const begun = new Promise<Transfer>((resolve, reject) => {
     const begin = () => {
