@@ -6,6 +6,7 @@ import {
   type LeaseAnswer,
   type LeaseQuestion,
 } from "./leases-check.js";
+import { type RankKey, rankKey } from "./rank-key.js";
 import { decodeHandshakeRequest, encodeHandshakeReply } from "./wire/handshake.js";
 import { sealHandshake } from "./wire/handshake-seal.js";
 
@@ -51,7 +52,7 @@ export interface HandshakeListenerOptions {
 /** Opens all ports, or none. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`. */
 export async function openHandshakeListener(options: HandshakeListenerOptions): Promise<HandshakeListener> {
   const { sideChannel, clock, log, host, ports } = options;
-  const payloads = new Map<string, { readonly given: Uint8Array; readonly sealed: Uint8Array }>();
+  const payloads = new Map<RankKey, { readonly given: Uint8Array; readonly sealed: Uint8Array }>();
   let registrationGeneration = 0;
 
   function answer(frames: readonly Uint8Array[]): readonly Uint8Array[] | undefined {
@@ -61,7 +62,7 @@ export async function openHandshakeListener(options: HandshakeListenerOptions): 
     }
     try {
       const { ppRank, tpRank } = decodeHandshakeRequest(frames);
-      const payload = payloads.get(rankKey(ppRank, tpRank));
+      const payload = payloads.get(rankKey({ ppRank, tpRank }));
       if (payload !== undefined) return encodeHandshakeReply(payload.sealed, clock.now() / 1000);
       log.warn("handshake-for-unknown-rank", { ppRank, tpRank, known: [...payloads.keys()] });
       return [
@@ -78,7 +79,7 @@ export async function openHandshakeListener(options: HandshakeListenerOptions): 
 
   function publish(ranks: readonly RankPayload[]): void {
     for (const { ppRank, tpRank, payload } of ranks) {
-      const key = rankKey(ppRank, tpRank);
+      const key = rankKey({ ppRank, tpRank });
       const before = payloads.get(key);
       // Peers that shook hands before hold what is not true any more: the number in `kv_transfer_params` tells them.
       if (before === undefined || !sameBytes(before.given, payload)) registrationGeneration += 1;
@@ -115,10 +116,6 @@ export async function openHandshakeListener(options: HandshakeListenerOptions): 
       await Promise.all(opened.splice(0).map((listener) => listener.close()));
     },
   };
-}
-
-function rankKey(ppRank: number, tpRank: number): string {
-  return `pp${ppRank}tp${tpRank}`;
 }
 
 function sameBytes(a: Uint8Array, b: Uint8Array): boolean {

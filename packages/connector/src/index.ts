@@ -15,6 +15,7 @@ export * from "./metrics/index.js";
 export * from "./pair/index.js";
 export * from "./peers.js";
 export * from "./peers-backoff.js";
+export * from "./rank-key.js";
 export * from "./registry/index.js";
 export * from "./side-channel/index.js";
 export * from "./staging/index.js";

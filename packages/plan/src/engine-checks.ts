@@ -1,5 +1,6 @@
 import { type KvCacheKind, KvError } from "@kv/interface";
 import type { TpMapping } from "@kv/topology";
+import type { AlignedRank } from "./align-regions.js";
 import type { AttentionShape, BlockParts } from "./attention-pieces.js";
 import type { TransferForm, TransferOperation } from "./engine-plan-types.js";
 import type { RankGeometry } from "./geometry.js";
@@ -144,6 +145,26 @@ export function requireSameEngine(first: RankGeometry, other: RankGeometry): voi
       `remote ranks ${first.tpRank} and ${other.tpRank} of one engine differ in ${key}: ${one[key]} and ${two[key]}`,
       { details: { key, [first.tpRank]: one[key], [other.tpRank]: two[key] } },
     );
+  }
+}
+
+/** A cache that two stages hold would be moved twice. */
+export function requireOneHolder(
+  local: RankGeometry,
+  stages: readonly { readonly ppRank: number; readonly aligned: AlignedRank }[],
+): void {
+  const holders = new Map<number, number>();
+  for (const { ppRank, aligned } of stages) {
+    for (const region of aligned.localRegions) {
+      const holder = holders.get(region);
+      holders.set(region, ppRank);
+      if (holder === undefined) continue;
+      throw new KvError(
+        "KV_PLAN_INVALID",
+        `cache "${local.regions[region]?.name}" is on the remote pipeline stages ${holder} and ${ppRank}`,
+        { details: { region, stages: [holder, ppRank] } },
+      );
+    }
   }
 }
 

@@ -6,6 +6,7 @@ import {
   ranksByNumber,
   refuseDcp,
   refusePeer,
+  requireOneHolder,
   requireSameEngine,
   requireSameGroups,
   requireWholeShares,
@@ -168,7 +169,7 @@ function stagesOf(options: BuildPlanOptions): readonly Stage[] {
     byStage.set(ppRank, [...(byStage.get(ppRank) ?? []), rank]);
   }
   const stages = [...byStage].sort(([one], [other]) => one - other);
-  return stages.map(([ppRank, ranks]): Stage => {
+  const made = stages.map(([ppRank, ranks]): Stage => {
     const aligned = ranks.map((rank) => {
       requireSameEngine(ranks[0] as RankGeometry, rank);
       return alignRegions(local, rank);
@@ -193,6 +194,8 @@ function stagesOf(options: BuildPlanOptions): readonly Stage[] {
       facts: facts[0] as PairFacts,
     };
   });
+  requireOneHolder(local, made);
+  return made;
 }
 
 function receiveOrder(local: RankGeometry, remote: RankGeometry, facts: PairFacts): BlockOrder {

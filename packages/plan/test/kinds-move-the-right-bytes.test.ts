@@ -537,6 +537,29 @@ describe("pipeline stages of the producer", () => {
     run({ groups: ["mla"], caches: latent, prefill: { stages, tpSize: 2 }, operation: "WRITE" });
   });
 
+  test("of unlike memory: a stage without one kind of it has no descriptors of that kind", () => {
+    const caches: readonly CacheSpec[] = [
+      { name: "layer.0", groups: [0], heads: 4 },
+      { name: "layer.1", groups: [0], heads: 4, memoryType: "VRAM" },
+    ];
+    const { made } = run({ groups: ["full"], caches, prefill: { stages, tpSize: 2 } });
+    const rows = made[0]?.plan.sources.map(({ lists }) =>
+      lists.map(({ remoteTable }) => remoteTable.rows.length > 0),
+    );
+    expect(rows).toEqual([
+      [true, false],
+      [true, false],
+      [false, true],
+      [false, true],
+    ]);
+  });
+
+  test("that hold the same cache are refused: it would be moved twice", () => {
+    expect(() => run({ groups: ["full"], caches: dense, prefill: { stages: [[0, 1], [1]] } })).toThrow(
+      /cache "layer\.1" is on the remote pipeline stages 0 and 1/,
+    );
+  });
+
   test("of several groups", () => {
     const caches: readonly CacheSpec[] = [
       { name: "layer.0", groups: [0], heads: 4 },

@@ -41,6 +41,26 @@ describe("rank geometry", () => {
     expect(remoteGeometry(old, rank, here)).toEqual(here);
   });
 
+  it("finds a pipeline stage's regions here by name, and refuses a stage that does not name them", () => {
+    const [first, second] = local().regions;
+    if (first === undefined || second === undefined) throw new Error("two layers are needed");
+    const here = { ...local(), regions: [first, { ...second, memoryType: "VRAM" as const }] };
+    const told = describeRank(
+      { ...here, regions: [second] },
+      { engineId: "e", agentMetadata: new Uint8Array([1]) },
+    );
+    const { regionMemoryTypes: _, ...stage } = told;
+    const place = { ...rank, ppRank: 1, ppSize: 2 };
+    expect(remoteGeometry(stage, place, here)).toMatchObject({
+      ...place,
+      regions: [{ name: "layers.1", memoryType: "VRAM" }],
+    });
+    const { regionNames: __, ...nameless } = stage;
+    expect(() => remoteGeometry(nameless, place, here)).toThrow(
+      /stage 1 of engine e does not name its 1 regions/,
+    );
+  });
+
   it("tells the sizes of states, and takes the pages of packed rows", () => {
     const here = {
       ...local(),

@@ -1,4 +1,10 @@
-import { encodeNotification, type Messages, type RemoteLink, type TransferMetrics } from "@kv/connector";
+import {
+  encodeNotification,
+  type Messages,
+  type RankKey,
+  type RemoteLink,
+  type TransferMetrics,
+} from "@kv/connector";
 import type { Log } from "@kv/interface";
 
 /** What a decode worker says to the producers it reads from. None of it is waited for, and none of it throws: a lost word costs a lease. */
@@ -6,7 +12,7 @@ export interface Readers {
   /** `"{id}:{n}"`, n being how many local ranks the producer's rank has to hear. */
   notification(link: RemoteLink, wireId: string): Uint8Array;
   /** Tells these ranks that this one is done with the request. */
-  tell(link: RemoteLink, wireId: string, tpRanks: Iterable<number>): void;
+  tell(link: RemoteLink, wireId: string, ranks: Iterable<RankKey>): void;
 }
 
 export interface ReadersOptions {
@@ -21,9 +27,9 @@ export function createReaders({ messages, log, metrics }: ReadersOptions): Reade
 
   return {
     notification,
-    tell(link, wireId, tpRanks) {
+    tell(link, wireId, ranks) {
       const payload = notification(link, wireId);
-      for (const rank of tpRanks) {
+      for (const rank of ranks) {
         const name = link.agents.get(rank);
         if (name === undefined) continue;
         void messages.send(name, payload, (error) => {

@@ -2,8 +2,10 @@ import {
   receiveBroken as broken,
   type FailureType,
   type PeerHold,
+  type RankKey,
   ReceiveBroken,
   type RemoteLink,
+  rankKey,
 } from "@kv/connector";
 import { type Agent, type Clock, KvError, type TransferResult } from "@kv/interface";
 import { planRequest, type RequestPlan } from "@kv/plan";
@@ -27,7 +29,7 @@ export interface ReceiveOptions {
   /** Until when a peer that cannot be asked is taken to keep them. */
   keptUntilMs(order: ReceiveOrder, link: RemoteLink): number;
   transferred(result: TransferResult): void;
-  transferFailed(error: KvError, order: ReceiveOrder, remoteRank: number): void;
+  transferFailed(error: KvError, order: ReceiveOrder, rank: RankKey): void;
   /** The plan's receive pass, and what a staging platform copies. */
   settle(order: ReceiveOrder, link: RemoteLink, plan: RequestPlan): Promise<void>;
 }
@@ -106,7 +108,7 @@ async function read(
   order: ReceiveOrder,
   signal: AbortSignal,
   options: ReceiveOptions,
-  { riders, untold }: { riders: boolean; untold: Set<number> },
+  { riders, untold }: { riders: boolean; untold: Set<RankKey> },
 ): Promise<void> {
   const notification = options.readers.notification(link, order.remote.requestId);
   // One failed READ makes the others useless: they are given up, and waited for all the same.
@@ -114,22 +116,23 @@ async function read(
   const onAbort = () => giveUp.abort(signal.reason);
   signal.addEventListener("abort", onAbort);
   let failure: ReceiveBroken | undefined;
-  function failed(error: unknown, failureType: FailureType, remoteRank: number): void {
+  function failed(error: unknown, failureType: FailureType, rank: RankKey): void {
     if (failure === undefined) {
       failure = broken(error, "KV_TRANSFER_FAILED", failureType, signal);
       if (!signal.aborted) {
-        options.transferFailed(failure.error, order, remoteRank);
+        options.transferFailed(failure.error, order, rank);
         if (PEER_LOST.includes(failure.error.code)) options.lost(link, failure.error.message);
       }
     }
     giveUp.abort(failure.error);
   }
   const ended: Promise<void>[] = [];
-  for (const { sourceIndex, listIndex, remoteRank, descriptors } of plan.reads) {
+  for (const { sourceIndex, listIndex, remoteRank, remotePpRank, descriptors } of plan.reads) {
     const source = link.sources[sourceIndex]?.lists[listIndex];
     if (source === undefined || failure !== undefined) break;
+    const rank = rankKey({ ppRank: remotePpRank, tpRank: remoteRank });
     // Of several transfers from one rank none may say that all is read: it is told afterwards, as the untold are.
-    const rides = riders && plan.reads.filter((other) => other.remoteRank === remoteRank).length === 1;
+    const rides = riders && plan.reads.filter((other) => other.sourceIndex === sourceIndex).length === 1;
     try {
       const transfer = options.agent.transfer({
         operation: "READ",
@@ -141,14 +144,14 @@ async function read(
       });
       const done = transfer.done.then(
         (result) => {
-          if (rides) untold.delete(remoteRank);
+          if (rides) untold.delete(rank);
           options.transferred(result);
         },
-        (error: unknown) => failed(error, "transfer_failed", remoteRank),
+        (error: unknown) => failed(error, "transfer_failed", rank),
       );
       ended.push(done, transfer.released);
     } catch (error) {
-      failed(error, "transfer_setup_failed", remoteRank);
+      failed(error, "transfer_setup_failed", rank);
     }
   }
   await Promise.all(ended);

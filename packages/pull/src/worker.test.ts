@@ -3,20 +3,20 @@ import { memoryNetwork, memorySideChannel, memoryTransport, virtualClock } from 
 import { expect, test } from "vitest";
 import { createPullWorker } from "./worker.js";
 
-const workerOn = (bufferDevice: string) => {
+const workerOn = (bufferDevice: string, { role = "kv_both", ppSize = 1 } = {}) => {
   const clock = virtualClock();
   const network = memoryNetwork({ clock });
   return () =>
     createPullWorker({
       config: readTransferConfig({
         kv_connector: "pull",
-        kv_role: "kv_both",
+        kv_role: role,
         kv_buffer_device: bufferDevice,
       }),
       engine: {
         engineId: "e",
         tpSize: 1,
-        ppSize: 1,
+        ppSize,
         dpRank: 0,
         model: {
           model: "m",
@@ -39,4 +39,11 @@ test("a kv_buffer_device that the platform lacks is refused with both values", (
   expect(workerOn("cpu")).not.toThrow();
   expect(workerOn("cuda")).toThrow(expect.objectContaining({ code: "KV_PLATFORM_UNSUPPORTED" }));
   expect(workerOn("cuda")).toThrow('kv_buffer_device is "cuda"; platform cpu has cpu');
+});
+
+test("a decode worker with pipeline stages is refused at its start, as vLLM refuses it; a prefill worker is not", () => {
+  expect(workerOn("cpu", { role: "kv_producer", ppSize: 2 })).not.toThrow();
+  expect(workerOn("cpu", { role: "kv_consumer", ppSize: 2 })).toThrow(
+    expect.objectContaining({ code: "KV_CONFIG_INVALID" }),
+  );
 });

@@ -6,6 +6,8 @@ import { createSimEngine, type SimEngine } from "./sim-engine.js";
 /** A pair of a connector's matrix: TP sizes, block sizes, KV heads of the model. */
 export interface MatrixCase {
   readonly p: number;
+  /** Pipeline stages of P. */
+  readonly stages?: number;
   readonly d: number;
   readonly blocks: readonly [prefill: number, decode: number];
   readonly heads: number;
@@ -22,7 +24,7 @@ export interface MatrixPair {
 
 /** So many requests at once between two engines in virtual time; then nothing is held, long before a lease would run out. */
 export async function expectAllArrive(
-  { p, d, blocks, heads }: MatrixCase,
+  { p, stages = 1, d, blocks, heads }: MatrixCase,
   options: {
     readonly seed: string;
     readonly requests: number;
@@ -31,18 +33,19 @@ export async function expectAllArrive(
   },
 ): Promise<void> {
   const clock = virtualClock();
-  const random = seededRandom(`matrix ${p} ${d} ${blocks.join(" ")} ${heads}${options.seed}`);
+  const random = seededRandom(`matrix ${p} ${stages} ${d} ${blocks.join(" ")} ${heads}${options.seed}`);
   const network = memoryNetwork({ clock, random, latency: { latencyMs: 1, jitterMs: 2, minPieces: 3 } });
   const violations: string[] = [];
-  const engine = (hostName: string, tpSize: number, blockSize: number, skewMs: number) =>
+  const numLayers = stages === 1 ? 2 : 5;
+  const engine = (hostName: string, tpSize: number, ppSize: number, blockSize: number, skewMs: number) =>
     createSimEngine({
-      ...{ network, hostName, tpSize, blockSize, skewMs, numKvHeads: heads, numBlocks: 128 },
+      ...{ network, hostName, tpSize, ppSize, numLayers, blockSize, skewMs, numKvHeads: heads, numBlocks: 128 },
       connector: options.connector,
       engineId: `${hostName}-engine`,
       violation: (what) => void violations.push(what),
     });
-  const prefill = await engine("p", p, blocks[0], 5_000_000);
-  const decode = await engine("d", d, blocks[1], 0);
+  const prefill = await engine("p", p, stages, blocks[0], 5_000_000);
+  const decode = await engine("d", d, 1, blocks[1], 0);
   const pair: MatrixPair = {
     ...{ prefill, decode, random },
     sleep: (ms) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms)),

@@ -14,9 +14,14 @@ const CASES = [
   { p: 2, d: 1, blocks: [32, 48], heads: 4 },
   { p: 4, d: 1, blocks: [16, 16], heads: 2 },
   { p: 1, d: 4, blocks: [16, 16], heads: 2 },
+  { p: 1, stages: 2, d: 1, blocks: [16, 16], heads: 4 },
+  { p: 1, stages: 2, d: 2, blocks: [16, 16], heads: 4 },
+  { p: 2, stages: 2, d: 1, blocks: [16, 32], heads: 4 },
+  { p: 2, stages: 2, d: 2, blocks: [16, 16], heads: 4 },
+  { p: 4, stages: 3, d: 2, blocks: [16, 16], heads: 2 },
 ] as const;
 
-describe.each(CASES)("TP $p → $d, blocks $blocks, $heads heads", (pair) => {
+describe.each(CASES)("TP $p (pipeline stages: $stages) → $d, blocks $blocks, $heads heads", (pair) => {
   it("receives every byte of 16 requests at once, prefix hits included, and lets go of everything", () =>
     expectAllArrive(pair, {
       ...{ seed: "", requests: 16, connector: pullConnector },

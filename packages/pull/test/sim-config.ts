@@ -1,14 +1,15 @@
 import type { KvCacheConfig } from "@kv/interface";
 
-/** The cache of a simulated engine: two layers of full attention. */
-export function simConfig(blockSize: number, numKvHeads = 4): KvCacheConfig {
+/** The cache of a simulated engine: layers of full attention. */
+export function simConfig(blockSize: number, numKvHeads = 4, numLayers = 2): KvCacheConfig {
+  const layerNames = Array.from({ length: numLayers }, (_, layer) => `layers.${layer}`);
   return {
-    groups: [{ kind: "full", layerNames: ["layers.0", "layers.1"] }],
+    groups: [{ kind: "full", layerNames }],
     blockSize,
     physicalBlocksPerLogical: 1,
     numKvHeads,
     headSize: 2,
-    numHiddenLayers: 2,
+    numHiddenLayers: numLayers,
     dtype: "torch.float32",
     cacheDtype: "auto",
     layout: "LBHNC",

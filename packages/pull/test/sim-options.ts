@@ -23,6 +23,9 @@ export interface SimEngineOptions {
   readonly hostName: string;
   readonly engineId: string;
   readonly tpSize: number;
+  /** Pipeline stages, 1 by default: each has ranks and layers of its own. */
+  readonly ppSize?: number;
+  readonly numLayers?: number;
   readonly blockSize: number;
   readonly numBlocks: number;
   /** Pull by default. */

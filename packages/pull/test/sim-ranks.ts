@@ -45,20 +45,27 @@ export function createSimRanks(options: {
   transport: Transport;
   config: KvCacheConfig;
   tpSize: number;
+  ppSize?: number;
   numBlocks: number;
 }): SimRanks {
-  const { transport, config, tpSize, numBlocks } = options;
+  const { transport, config, tpSize, ppSize = 1, numBlocks } = options;
   const layerNames = config.groups.flatMap(({ layerNames: names }) => names);
-  const ranks = Array.from({ length: tpSize }, (_, tpRank) => {
-    const share = rankShare(config, tpRank, tpSize);
-    const memories = layerNames.map(() => transport.allocate(blockBytes(share) * numBlocks));
-    for (const memory of memories) bytesOf(memory).fill(POISON);
+  const layersPerStage = Math.ceil(layerNames.length / ppSize);
+  const ranks = Array.from({ length: ppSize * tpSize }, (_, rank) => {
+    const share = rankShare(config, rank % tpSize, tpSize);
+    const firstLayer = Math.floor(rank / tpSize) * layersPerStage;
+    const layers = [...layerNames.keys()].slice(firstLayer, firstLayer + layersPerStage);
+    const memories = layers.map((layer) => ({
+      layer,
+      memory: transport.allocate(blockBytes(share) * numBlocks),
+    }));
+    for (const { memory } of memories) bytesOf(memory).fill(POISON);
     return { share, memories };
   });
 
-  function each(visit: (bytes: Uint8Array, share: RankShare, layer: number, tpRank: number) => void): void {
-    for (const [tpRank, { share, memories }] of ranks.entries()) {
-      for (const [layer, memory] of memories.entries()) visit(bytesOf(memory), share, layer, tpRank);
+  function each(visit: (bytes: Uint8Array, share: RankShare, layer: number, rank: number) => void): void {
+    for (const [rank, { share, memories }] of ranks.entries()) {
+      for (const { layer, memory } of memories) visit(bytesOf(memory), share, layer, rank);
     }
   }
 
@@ -70,7 +77,7 @@ export function createSimRanks(options: {
   return {
     caches: ranks.map(({ share, memories }) => ({
       config,
-      regions: memories.map((memory: Memory, layer) => ({
+      regions: memories.map(({ layer, memory }) => ({
         name: layerNames[layer] ?? "",
         memory,
         offsetBytes: 0,
@@ -88,10 +95,10 @@ export function createSimRanks(options: {
     },
     firstWrong(prompt, blockIds, numTokens, received) {
       let wrong: string | undefined;
-      each((bytes, share, layer, tpRank) => {
+      each((bytes, share, layer, rank) => {
         const at = { layer, prompt, blockIds, from: 0, until: numTokens };
         const token = firstWrongToken(bytes, share, at, received);
-        if (token !== undefined) wrong ??= `rank ${tpRank}, layer ${layer}, token ${token} of ${numTokens}`;
+        if (token !== undefined) wrong ??= `rank ${rank}, layer ${layer}, token ${token} of ${numTokens}`;
       });
       return wrong;
     },
@@ -106,7 +113,7 @@ export function createSimRanks(options: {
       return intact;
     },
     close() {
-      for (const { memories } of ranks) for (const memory of memories) memory.close();
+      for (const { memories } of ranks) for (const { memory } of memories) memory.close();
     },
   };
 }

@@ -30,7 +30,7 @@ export interface SimSides {
 }
 
 export async function createSimSides(options: SimEngineOptions, host: MemoryHost): Promise<SimSides> {
-  const { network, hostName, engineId, tpSize, numBlocks, memoryType = "DRAM" } = options;
+  const { network, hostName, engineId, tpSize, ppSize = 1, numBlocks, memoryType = "DRAM" } = options;
   const { clock } = host;
   const ambient: Partial<Ambient> = {
     clock,
@@ -39,7 +39,7 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
     ...(options.log === undefined ? {} : { log: options.log }),
   };
   const cache = {
-    ...simConfig(options.blockSize, options.numKvHeads),
+    ...simConfig(options.blockSize, options.numKvHeads, options.numLayers),
     ...(options.attentionBackend === undefined ? {} : { attentionBackend: options.attentionBackend }),
   };
   const given = options.transport ?? memoryTransport({ network, host, memoryTypes: [memoryType] });
@@ -66,7 +66,7 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
   const engine = {
     engineId,
     tpSize,
-    ppSize: 1,
+    ppSize,
     dpRank: 0,
     model: {
       model: options.model ?? "sim",
@@ -83,17 +83,22 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
   const device = options.device?.({
     ...{ hostName, connector, transport, clock, config: cache, tpSize, numBlocks },
   });
-  const ranks = device?.ranks ?? createSimRanks({ transport, config: cache, tpSize, numBlocks });
+  const ranks = device?.ranks ?? createSimRanks({ transport, config: cache, tpSize, ppSize, numBlocks });
   const { createScheduler, createWorker } = device?.connector ?? connector;
   const scheduler = await createScheduler({ ...ambient, config, engine, cache, sideChannel });
   const platform = memoryType === "DRAM" ? cpuPlatform() : cudaPlatform({ gpus: () => ["nvidia0"] });
   const workers = await Promise.all(
-    Array.from({ length: tpSize }, (_, tpRank) =>
-      createWorker({ ...ambient, config, engine, tpRank, ppRank: 0, transport, platform, sideChannel }),
+    Array.from({ length: ppSize * tpSize }, (_, rank) =>
+      createWorker({
+        ...ambient,
+        ...{ config, engine, transport, platform, sideChannel },
+        tpRank: rank % tpSize,
+        ppRank: Math.floor(rank / tpSize),
+      }),
     ),
   );
-  for (const [tpRank, worker] of workers.entries()) {
-    const caches = ranks.caches[tpRank];
+  for (const [rank, worker] of workers.entries()) {
+    const caches = ranks.caches[rank];
     if (caches !== undefined) await worker.registerKvCaches(caches);
   }
   await scheduler.setHandshakeMetadata(

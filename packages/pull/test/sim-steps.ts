@@ -18,13 +18,13 @@ export interface SimSteps {
 }
 
 export function createSimSteps(options: SimEngineOptions, sides: SimSides, host: MemoryHost): SimSteps {
-  const { hostName, engineId, tpSize, stepMs = 2, violation } = options;
+  const { hostName, engineId, stepMs = 2, violation } = options;
   const { receiveDeadlineMs = Number.POSITIVE_INFINITY } = options;
   const { scheduler, workers, ranks } = sides;
   const { clock } = host;
   const compute = createSimCompute(options, sides);
   for (const worker of workers) worker.onProgress(wake);
-  const aggregate = createWorkerOutputAggregator({ workers: tpSize });
+  const aggregate = createWorkerOutputAggregator({ workers: workers.length });
   const pool = createBlockPool(options.numBlocks, {
     allocated(blockId) {
       if (!ranks.poisoned(blockId))
@@ -76,8 +76,8 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
       if (!alive) return;
     }
     for (const request of ended) if (request.phase !== "over") end(request, "length");
-    for (const [tpRank, worker] of workers.entries()) {
-      apply(aggregate.add(tpRank, overTheWire(worker.collectFinished())));
+    for (const [rank, worker] of workers.entries()) {
+      apply(aggregate.add(rank, overTheWire(worker.collectFinished())));
     }
     if (hasWork()) wake();
   }
@@ -245,9 +245,9 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
       held.aggregating = aggregate.size;
       const { listeners: _, ...rest } = scheduler.outstanding();
       for (const [name, count] of Object.entries(rest)) held[`scheduler.${name}`] = count;
-      for (const [tpRank, worker] of workers.entries()) {
+      for (const [rank, worker] of workers.entries()) {
         for (const [name, count] of Object.entries(worker.outstanding()))
-          held[`rank${tpRank}.${name}`] = count;
+          held[`rank${rank}.${name}`] = count;
       }
       return held;
     },

@@ -54,6 +54,20 @@ export function createPairHandshake(options: PairHandshakeOptions): PairHandshak
         "the hash no longer tells these engines apart; how a head is laid out is for the plan and the peer to reconcile",
     });
   }
+  /** Errors: `KV_PLAN_UNSUPPORTED` where stages could not be told apart by those who count each other's words. */
+  function requireOneStage({ engineId, ppSize }: PeerAddress): void {
+    // A rank of a producer frees when one word of each reading rank is there, whichever of its stages said it (vLLM 0.33 counts so).
+    const staged = options.transferMode === "push" ? ppSize : engine.ppSize;
+    if (staged === 1) return;
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      options.transferMode === "push"
+        ? `engine ${engineId} has ${staged} pipeline stages; push serves engines with one`
+        : `this engine has ${staged} pipeline stages, and engine ${engineId} counts its readers by tensor-parallel rank: only producers have stages`,
+      { hint: "use pipeline_parallel_size 1 for decode workers, and for both sides of push" },
+    );
+  }
+
   return {
     payload: (local, agentMetadata) =>
       encodeHandshakePayload({
@@ -69,12 +83,7 @@ export function createPairHandshake(options: PairHandshakeOptions): PairHandshak
         rest: {},
       }),
     async ask(address, tpRanks, local) {
-      if (address.ppSize > 1) {
-        throw new KvError(
-          "KV_PLAN_UNSUPPORTED",
-          `engine ${address.engineId} has ${address.ppSize} pipeline stages; ${options.transferMode} serves engines with one`,
-        );
-      }
+      requireOneStage(address);
       const { ranks, clock, extension } = await shakeHands(address, tpRanks, {
         sideChannel,
         timeoutMs: settings.handshakeTimeoutMs,
@@ -97,11 +106,12 @@ export function createPairHandshake(options: PairHandshakeOptions): PairHandshak
       const incarnation = extension?.incarnation;
       const features = extension?.features;
       return {
-        ranks: ranks.map(({ tpRank, metadata }) => ({
-          tpRank,
-          geometry: remoteGeometry(metadata, { tpRank, tpSize: address.tpSize }, local),
-          agentMetadata: metadata.agentMetadata,
-        })),
+        ranks: ranks.map(({ ppRank, tpRank, metadata }) => {
+          const { tpSize, ppSize } = address;
+          const rank = ppSize === 1 ? { tpRank, tpSize } : { tpRank, tpSize, ppRank, ppSize };
+          const geometry = remoteGeometry(metadata, rank, local);
+          return { tpRank, geometry, agentMetadata: metadata.agentMetadata };
+        }),
         clock,
         incarnation: typeof incarnation === "string" && incarnation !== "" ? incarnation : undefined,
         features: new Set(Array.isArray(features) ? features.filter((name) => typeof name === "string") : []),

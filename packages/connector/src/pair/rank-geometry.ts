@@ -2,8 +2,11 @@ import { type KvCaches, KvError } from "@kv/interface";
 import { type ModelGeometry, type RankGeometry, type RegionGeometry, requireStatesFit } from "@kv/plan";
 import type { AgentMetadata } from "../wire/agent-metadata.js";
 
+/** Which rank of its engine it is; a stage is named only where there are several. */
+export type RankPlace = Pick<RankGeometry, "tpRank" | "tpSize" | "ppRank" | "ppSize">;
+
 /** This rank's caches in the words of plans. */
-export function localGeometry(caches: KvCaches, rank: { tpRank: number; tpSize: number }): RankGeometry {
+export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
   const { config, regions } = caches;
   const [first] = regions;
   if (first === undefined)
@@ -88,17 +91,21 @@ export function describeRank(
 
 /**
  * A remote rank as its handshake tells it; the plan checks it against the local one. What an older peer leaves out is taken to be as
- * here, region by region, as vLLM does.
+ * here, region by region, as vLLM does. A pipeline stage has regions of its own layers only: it must name them.
  */
-export function remoteGeometry(
-  metadata: AgentMetadata,
-  rank: { tpRank: number; tpSize: number },
-  local: RankGeometry,
-): RankGeometry {
+export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: RankGeometry): RankGeometry {
   if (metadata.pcpSize > 1) {
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
       `engine ${metadata.engineId} has prefill context parallelism of ${metadata.pcpSize}; 1 is supported`,
+    );
+  }
+  const { ppRank = 0, ppSize = 1 } = rank;
+  if (ppSize > 1 && metadata.regionNames === undefined) {
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `stage ${ppRank} of engine ${metadata.engineId} does not name its ${metadata.baseAddresses.length} regions: which layers they are cannot be told`,
+      { hint: "upgrade the peer to vLLM 0.32 or later", details: { ppRank, ppSize } },
     );
   }
   const packed = Object.entries(metadata.packedMemberLayouts).map(([name, [offsetBytes, lengthBytes]]) => {
@@ -117,10 +124,11 @@ export function remoteGeometry(
     attentionBackend: metadata.attentionBackend,
     deviceId: metadata.deviceId,
     regions: metadata.baseAddresses.map((baseAddress, index): RegionGeometry => {
-      const here = local.regions[index];
+      const told = metadata.regionNames?.[index];
+      const here = ppSize > 1 ? local.regions.find(({ name }) => name === told) : local.regions[index];
       const blockLengthBytes = metadata.blockLengthsBytes[index] ?? 0;
       return {
-        name: metadata.regionNames?.[index] ?? here?.name ?? `region ${index}`,
+        name: told ?? here?.name ?? `region ${index}`,
         baseAddress,
         numBlocks: metadata.regionNumBlocks?.[index] ?? metadata.numBlocks,
         blockLengthBytes,

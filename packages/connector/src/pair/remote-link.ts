@@ -8,6 +8,7 @@ import {
 import { handshakeTargetRanks } from "@kv/topology";
 import type { ClockOffset } from "../clock-offset.js";
 import type { PeerAddress } from "../peers.js";
+import { type RankKey, rankKey } from "../rank-key.js";
 import type { LocalLists } from "./local-lists.js";
 import type { RemoteAgents } from "./remote-agents.js";
 
@@ -20,15 +21,16 @@ export interface RemoteLink {
   readonly incarnation: string | undefined;
   /** Notifications of our own that it understands. */
   readonly features: ReadonlySet<string>;
-  /** Names of the agents of the ranks that were asked. */
-  readonly agents: ReadonlyMap<number, string>;
+  /** Names of the agents of the ranks that were asked, of every pipeline stage. */
+  readonly agents: ReadonlyMap<RankKey, string>;
   /** In the order of `plan.sources`. */
   readonly sources: readonly LinkSource[];
 }
 
-/** Prepared lists of the first of a source's `lists`, and of all of them: one per pair of memory types. */
-export interface LinkSource extends LinkLists {
-  readonly lists: readonly LinkLists[];
+/** Prepared lists of one source, by the index of its `lists` in the plan. */
+export interface LinkSource {
+  /** One per pair of memory types; undefined where a pipeline stage has no memory of that type. */
+  readonly lists: readonly (LinkLists | undefined)[];
 }
 
 export interface LinkLists {
@@ -95,18 +97,23 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
       canPass: local.regions.every(({ memoryType }) => memoryType === "DRAM"),
       prefixCaching: options.prefixCaching ?? true,
     });
-    const agents = new Map<number, string>();
+    const agents = new Map<RankKey, string>();
     const sources: LinkSource[] = [];
     const link: RemoteLink = { address, plan, clock, incarnation, features, agents, sources };
     try {
-      for (const rank of ranks) agents.set(rank.tpRank, await remoteAgents.add(rank.agentMetadata));
+      for (const rank of ranks)
+        agents.set(rankKey(rank.geometry), await remoteAgents.add(rank.agentMetadata));
       for (const source of options.prepareLists === false ? [] : plan.sources) {
-        const lists: LinkLists[] = [];
+        const lists: (LinkLists | undefined)[] = [];
         // Known to the link before it is complete, so that what fails halfway is closed with it.
-        const known = { lists } as { lists: LinkLists[] } & LinkLists;
-        sources.push(known);
+        sources.push({ lists });
+        const name = agents.get(rankKey({ ppRank: source.remotePpRank, tpRank: source.remoteRank })) ?? "";
         for (const list of source.lists) {
-          const remote = await agent.prepareRemote(agents.get(source.remoteRank) ?? "", list.remoteTable);
+          if (list.remoteTable.rows.length === 0) {
+            lists.push(undefined);
+            continue;
+          }
+          const remote = await agent.prepareRemote(name, list.remoteTable);
           try {
             lists.push({
               remote,
@@ -117,7 +124,6 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
             throw error;
           }
         }
-        Object.assign(known, lists[0]);
       }
     } catch (error) {
       await close(link);
@@ -141,8 +147,9 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
     // Lists first: an agent that lists name cannot be removed.
     await Promise.all(
       sources.flatMap(({ lists }, index) =>
-        lists.map(async ({ remote }, list) => {
-          await remote.close().catch(failed("remote list"));
+        lists.map(async (held, list) => {
+          if (held === undefined) return;
+          await held.remote.close().catch(failed("remote list"));
           const key = plan.sources[index]?.lists[list]?.localListKey;
           if (key !== undefined) await localLists.release(key).catch(failed("local list"));
         }),

@@ -74,6 +74,13 @@ export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOpti
       { hint: `leave kv_buffer_device out for ${bufferDevices[0]}` },
     );
   }
+  if (engine.ppSize > 1 && config.role === "kv_consumer") {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `kv_role is "kv_consumer" and this engine has ${engine.ppSize} pipeline stages: a producer counts one word of each tensor-parallel rank, not of each stage`,
+      { hint: "use pipeline_parallel_size 1 for decode workers" },
+    );
+  }
   if (platform.createStaging !== undefined) {
     throw new KvError(
       "KV_PLATFORM_UNSUPPORTED",
@@ -105,7 +112,12 @@ export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOpti
       for (const memory of new Set(caches.regions.map((region) => region.memory))) {
         registrations.push(await agent.register(memory));
       }
-      const local = localGeometry(caches, { tpRank: options.tpRank, tpSize: engine.tpSize });
+      const { tpSize, ppSize } = engine;
+      const { tpRank, ppRank } = options;
+      const local = localGeometry(
+        caches,
+        ppSize === 1 ? { tpRank, tpSize } : { tpRank, tpSize, ppRank, ppSize },
+      );
       const handshake = createPairHandshake({
         sideChannel,
         settings,
