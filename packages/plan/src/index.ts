@@ -35,6 +35,7 @@ export type {
   RegionGeometry,
   StateSpaceGeometry,
 } from "./geometry.js";
+export { type JointGroups, joinGroups, joinsGroups } from "./joint-groups.js";
 export type { CacheKind, Piece, PieceContext, PiecePlace, SourcePosition } from "./kinds/cache-kind.js";
 export { requireStatesFit } from "./kinds/mamba.js";
 export { cacheKind, cacheKindNames } from "./kinds/registry.js";

@@ -90,12 +90,13 @@ async function receiveFrom(
 function planned(link: RemoteLink, order: ReceiveOrder, signal: AbortSignal): RequestPlan {
   try {
     signal.throwIfAborted();
-    return planRequest(link.plan, {
+    const blocks = {
       localBlockIds: order.localBlockIds,
       remoteBlockIds: order.remote.blockIds,
       localComputedBlocks: order.localComputedBlocks,
       ...(order.remote.numTokens === undefined ? {} : { numTokens: order.remote.numTokens }),
-    });
+    };
+    return planRequest(link.plan, link.joint?.blocks(blocks) ?? blocks);
   } catch (error) {
     throw broken(error, "KV_TRANSFER_INVALID", "transfer_setup_failed", signal);
   }

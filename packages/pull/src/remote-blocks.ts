@@ -1,5 +1,6 @@
 import { parseTransferParams, remoteLeaseOf } from "@kv/connector";
 import { type KvCacheConfig, KvError, type KvTransferParams } from "@kv/interface";
+import { joinsGroups } from "@kv/plan";
 import type { RemoteBlocks } from "./step-metadata.js";
 
 /**
@@ -17,10 +18,12 @@ export function readRemoteBlocks(params: KvTransferParams, config: KvCacheConfig
       { hint: "use the same connector on prefill and decode workers" },
     );
   }
-  if (parsed.remoteBlockIds.length !== config.groups.length) {
+  // How the peer groups the layers of an MLA model is known after the handshake only.
+  const lists = parsed.remoteBlockIds.length;
+  if (lists !== config.groups.length && !(lists > 0 && joinsGroups(config.groups.map(({ kind }) => kind)))) {
     throw new KvError(
       "KV_REQUEST_INVALID",
-      `kv_transfer_params: remote_block_ids has ${parsed.remoteBlockIds.length} KV cache groups, this engine has ${config.groups.length}`,
+      `kv_transfer_params: remote_block_ids has ${lists} KV cache groups, this engine has ${config.groups.length}`,
     );
   }
   const lease = remoteLeaseOf(params);

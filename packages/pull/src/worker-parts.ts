@@ -38,6 +38,7 @@ export function createWorkerParts(given: WorkerSurroundings): WorkerHalves {
     model: modelGeometry(caches.config),
     ...(caches.config.prefixCaching === undefined ? {} : { prefixCaching: caches.config.prefixCaching }),
     conversions: config.enablePermuteLocalKv ? ["hnd-to-nhd"] : [],
+    joinsGroups: true,
     shakeHands: (address, tpRanks) => handshake.ask(address, tpRanks, local),
   });
   const peers = createPairPeers<RemoteLink>({

@@ -2,6 +2,8 @@ import type { Agent, Log, PreparedList } from "@kv/interface";
 import {
   buildEngineTransferPlan,
   type EngineTransferPlan,
+  type JointGroups,
+  joinGroups,
   type ModelGeometry,
   type RankGeometry,
 } from "@kv/plan";
@@ -16,6 +18,8 @@ import type { RemoteAgents } from "./remote-agents.js";
 export interface RemoteLink {
   readonly address: PeerAddress;
   readonly plan: EngineTransferPlan;
+  /** Where the remote engine groups the layers differently: its requests are told to the plan in joint groups. */
+  readonly joint?: JointGroups;
   readonly clock: ClockOffset;
   /** Which process it is, told by our own peers; they also answer `leases-check`. */
   readonly incarnation: string | undefined;
@@ -64,6 +68,8 @@ export interface RemoteLinksOptions {
   /** As `KvCacheConfig.prefixCaching`. */
   readonly prefixCaching?: boolean;
   readonly conversions: EngineTransferPlan["conversions"];
+  /** Engines that group the layers differently are served by joint groups. Default false: the plan refuses them. */
+  readonly joinsGroups?: boolean;
   /** False where this side only speaks to the remote engine, and the bytes are the other side's to move. Default true. */
   readonly prepareLists?: boolean;
   shakeHands(address: PeerAddress, tpRanks: readonly number[]): Promise<RemoteRanks>;
@@ -88,10 +94,12 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
       remoteDcpSize: address.dcpSize,
     });
     const { ranks, clock, incarnation, features } = await options.shakeHands(address, tpRanks);
+    const given = { local, remotes: ranks.map(({ geometry }) => geometry) };
+    const joint = options.joinsGroups === true ? joinGroups({ ...given, ...options.model }) : undefined;
     const plan = buildEngineTransferPlan({
-      local,
-      remotes: ranks.map(({ geometry }) => geometry),
-      ...options.model,
+      local: joint?.local ?? local,
+      remotes: joint?.remotes ?? given.remotes,
+      ...(joint?.model ?? options.model),
       conversions: options.conversions,
       // Blocks in device memory can be put in order only by where they land.
       canPass: local.regions.every(({ memoryType }) => memoryType === "DRAM"),
@@ -99,7 +107,10 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
     });
     const agents = new Map<RankKey, string>();
     const sources: LinkSource[] = [];
-    const link: RemoteLink = { address, plan, clock, incarnation, features, agents, sources };
+    const link: RemoteLink = {
+      ...{ address, plan, clock, incarnation, features, agents, sources },
+      ...(joint === undefined ? {} : { joint }),
+    };
     try {
       for (const rank of ranks)
         agents.set(rankKey(rank.geometry), await remoteAgents.add(rank.agentMetadata));
@@ -134,6 +145,7 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
       ranks: [...agents.keys()],
       form: plan.form,
       formReason: plan.formReason,
+      ...(joint === undefined ? {} : { jointGroups: joint.pairs }),
       conversions: plan.conversions,
       clockOffsetMs: clock.offsetMs,
       clockRttMs: clock.rttMs,
