@@ -10,8 +10,10 @@ export interface BlockPool {
 export function createBlockPool(
   count: number,
   hooks: { allocated(blockId: number): void; freed(blockId: number): void },
+  /** In which they are given out at first: ascending by default. */
+  order: readonly number[] = Array.from({ length: count }, (_, id) => id),
 ): BlockPool {
-  const free = Array.from({ length: count }, (_, i) => count - 1 - i);
+  const free = [...order].reverse();
   const used = new Set<number>();
   return {
     allocate(wanted) {

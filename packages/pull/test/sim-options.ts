@@ -28,6 +28,8 @@ export interface SimEngineOptions {
   readonly numLayers?: number;
   readonly blockSize: number;
   readonly numBlocks: number;
+  /** In which the pool gives its blocks out: fragmented, as after hours of use. */
+  readonly blockOrder?: readonly number[];
   /** Pull by default. */
   readonly connector?: ConnectorModule;
   readonly numKvHeads?: number;

@@ -25,13 +25,17 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
   const compute = createSimCompute(options, sides);
   for (const worker of workers) worker.onProgress(wake);
   const aggregate = createWorkerOutputAggregator({ workers: workers.length });
-  const pool = createBlockPool(options.numBlocks, {
-    allocated(blockId) {
-      if (!ranks.poisoned(blockId))
-        violation(`${hostName}: block ${blockId} was written to while nobody had it`);
+  const pool = createBlockPool(
+    options.numBlocks,
+    {
+      allocated(blockId) {
+        if (!ranks.poisoned(blockId))
+          violation(`${hostName}: block ${blockId} was written to while nobody had it`);
+      },
+      freed: (blockId) => ranks.poison(blockId),
     },
-    freed: (blockId) => ranks.poison(blockId),
-  });
+    options.blockOrder,
+  );
   const requests = new Map<string, Running>();
   /** Blocks of requests that are over for the engine and not for the connector. */
   const kept = new Map<string, number[]>();

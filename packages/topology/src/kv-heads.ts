@@ -14,8 +14,7 @@ export interface KvHeadRange {
 export function kvHeadsOfRank(tpRank: number, tpSize: number, numKvHeads: number): KvHeadRange {
   requireRank("tpRank", tpRank, "tpSize", tpSize);
   requireInteger("numKvHeads", numKvHeads, 1);
-  const [larger, smaller] = tpSize > numKvHeads ? [tpSize, numKvHeads] : [numKvHeads, tpSize];
-  if (larger % smaller !== 0) {
+  if (tpSize % numKvHeads !== 0 && numKvHeads % tpSize !== 0) {
     throw new KvError(
       "KV_TOPOLOGY_INVALID",
       `${numKvHeads} KV heads cannot be split over TP size ${tpSize}: neither divides the other`,

@@ -19,8 +19,7 @@ export interface EnginePair {
 export function tpRatio(tpSize: number, remoteTpSize: number): number {
   requireInteger("tpSize", tpSize, 1);
   requireInteger("remoteTpSize", remoteTpSize, 1);
-  const [larger, smaller] = tpSize >= remoteTpSize ? [tpSize, remoteTpSize] : [remoteTpSize, tpSize];
-  if (larger % smaller !== 0) {
+  if (tpSize % remoteTpSize !== 0 && remoteTpSize % tpSize !== 0) {
     throw new KvError(
       "KV_TOPOLOGY_INVALID",
       `local TP size ${tpSize} and remote TP size ${remoteTpSize} do not divide one another`,
@@ -54,7 +53,7 @@ export function handshakeTargetRanks(pair: EnginePair): number[] {
 export function targetRemoteRanks(pair: EnginePair): number[] {
   requireRank("tpRank", pair.tpRank, "tpSize", pair.tpSize);
   const ratio = tpRatio(pair.tpSize, pair.remoteTpSize);
-  return ratio > 0 ? [Math.floor(pair.tpRank / ratio)] : rankSequence(pair.tpRank * -ratio, -ratio);
+  return rankSequence(Math.floor((pair.tpRank * pair.remoteTpSize) / pair.tpSize), Math.max(1, -ratio));
 }
 
 /**

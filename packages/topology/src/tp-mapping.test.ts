@@ -43,11 +43,47 @@ test("MLA is read once; which copy is spread over the prefill ranks", () => {
 });
 
 test("state-space groups are read from every rank, also where heads are replicated", () => {
-  const mapping = computeTpMapping(dense({ remoteTpSize: 4, numKvHeads: 2, groups: ["full", "mamba"] }));
+  const pair = { tpRank: 1, tpSize: 2, remoteTpSize: 8, numKvHeads: 4 };
+  const mapping = computeTpMapping(dense({ ...pair, groups: ["full", "mamba"] }));
   expect(mapping.sourceRanksPerGroup).toEqual([
-    [0, 2],
-    [0, 1, 2, 3],
+    [4, 6],
+    [4, 5, 6, 7],
   ]);
+  expect(mapping.allSourceRanks).toEqual([4, 5, 6, 7]);
+  expect(mapping.rankToAttentionSlot).toEqual({ 4: 0, 5: 0, 6: 1, 7: 1 });
+  expect(mapping.notifyOnlyRanks).toEqual([]);
+  const alone = computeTpMapping(dense({ ...pair, groups: ["mamba"] }));
+  expect(alone.sourceRanksPerGroup).toEqual([[4, 5, 6, 7]]);
+});
+
+test("state beside latents that are dealt out: the slices' ranks, and those that face this one", () => {
+  const latents = dense({ isMla: true, groups: ["mla", "mamba"], tpRank: 1, tpSize: 2, dcpSize: 2 });
+  const more = computeTpMapping({ ...latents, remoteTpSize: 4, remoteDcpSize: 4 });
+  expect(more.sourceRanksPerGroup).toEqual([
+    [1, 3],
+    [2, 3],
+  ]);
+  expect(more.allSourceRanks).toEqual([1, 2, 3]);
+  const equal = computeTpMapping({ ...latents, dcpSize: 1, remoteTpSize: 2, remoteDcpSize: 2 });
+  expect(equal.sourceRanksPerGroup).toEqual([
+    [0, 1],
+    [0, 1],
+  ]);
+});
+
+test("a draft with heads under an MLA target is mapped by its own heads, DCP of the target or not", () => {
+  const target = dense({ isMla: true, tpRank: 3, tpSize: 4, remoteTpSize: 2 });
+  expect(computeTpMapping(target)).toMatchObject({ allSourceRanks: [1], rankOffsetFactor: 0 });
+  expect(computeTpMapping({ ...target, headShardedKvHeads: 8 })).toMatchObject({
+    allSourceRanks: [1],
+    rankOffsetFactor: 1,
+  });
+  const fewer = dense({ isMla: true, tpSize: 1, remoteTpSize: 4, remoteDcpSize: 4, headShardedKvHeads: 2 });
+  expect(computeTpMapping(fewer)).toMatchObject({
+    attentionRanks: [0, 2],
+    handshakeRanks: [0, 1, 2, 3],
+    notifyOnlyRanks: [1, 3],
+  });
 });
 
 test("a mapping is frozen through and through", () => {
@@ -64,6 +100,7 @@ test.each([
   [{ tpRank: -1 }, /tpRank must be an integer of at least 0, got -1/],
   [{ tpSize: 1.5 }, /tpSize must be an integer of at least 1, got 1.5/],
   [{ numKvHeads: 0 }, /numKvHeads must be an integer of at least 1, got 0/],
+  [{ isMla: true, headShardedKvHeads: 0 }, /headShardedKvHeads must be an integer of at least 1, got 0/],
   [{ groups: [] }, /at least one KV cache group/],
   [{ remoteDcpSize: 0 }, /remoteDcpSize must be an integer of at least 1, got 0/],
 ])("refuses %j with the values", (change, message) => {

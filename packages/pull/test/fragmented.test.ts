@@ -1,0 +1,144 @@
+import type { TransferRequest, Transport } from "@kv/interface";
+import { seededRandom } from "@kv/transport-memory";
+import { describe, expect, it } from "vitest";
+import { prompt, stage } from "./stage.js";
+
+const BLOCKS = 256;
+const BLOCK_TOKENS = 16;
+const LAYERS = 2;
+
+/** A pool's blocks in stretches of so many consecutive ones, the stretches in any order. */
+function stretches(length: number, seed: string): number[] {
+  const random = seededRandom(seed);
+  const begins = Array.from({ length: BLOCKS / length }, (_, index) => index * length);
+  for (let at = begins.length - 1; at > 0; at--) {
+    const other = random.integer(at + 1);
+    [begins[at], begins[other]] = [begins[other] as number, begins[at] as number];
+  }
+  return begins.flatMap((begin) => Array.from({ length }, (_, index) => begin + index));
+}
+
+interface HandedOver {
+  /** What the connector hands to the transport: rows of runs, or pairs. */
+  readonly descriptors: number;
+  readonly pairs: readonly (readonly [local: number, remote: number])[];
+}
+
+/** A transport that notes what every READ was handed. */
+function counting(seen: HandedOver[]): (transport: Transport) => Transport {
+  return (transport) => ({
+    ...transport,
+    async createAgent(options) {
+      const agent = await transport.createAgent(options);
+      return {
+        ...agent,
+        transfer(request) {
+          seen.push(handedOver(request));
+          return agent.transfer(request);
+        },
+      };
+    },
+  });
+}
+
+function handedOver(request: TransferRequest): HandedOver {
+  const pairs: [number, number][] = [];
+  if (request.runs === undefined) {
+    for (const [at, local] of request.localIds.entries()) pairs.push([local, request.remoteIds[at] ?? -1]);
+    return { descriptors: pairs.length, pairs };
+  }
+  const { runs } = request;
+  for (let at = 0; at < runs.length; at += 3) {
+    const [local = 0, remote = 0, count = 0] = runs.subarray(at, at + 3);
+    for (let index = 0; index < count; index++) pairs.push([local + index, remote + index]);
+  }
+  return { descriptors: runs.length / 3, pairs };
+}
+
+/** How many remain when neighbours in a list that are consecutive on both sides are merged, as NIXL does. */
+function merged(pairs: HandedOver["pairs"]): number {
+  return pairs.filter(([local, remote], at) => {
+    const [before, from] = pairs[at - 1] ?? [Number.NaN, Number.NaN];
+    return !(before + 1 === local && from + 1 === remote);
+  }).length;
+}
+
+/** What vLLM hands over of the same blocks: a descriptor for each block of each region, in the order of the sequence. */
+function asVllm({ pairs }: HandedOver, remoteBlockIds: readonly number[]): HandedOver["pairs"] {
+  const byRemote = new Map(pairs.map((pair) => [pair[1], pair]));
+  return Array.from({ length: LAYERS }, (_, region) => region * BLOCKS).flatMap((offset) =>
+    remoteBlockIds.map((id) => byRemote.get(offset + id) ?? expect.fail(`block ${id} is not read`)),
+  );
+}
+
+/** Descriptors that are left of these at best: one for each stretch that is consecutive on both sides. */
+const best = ({ pairs }: HandedOver) => merged([...pairs].sort(([one], [other]) => one - other));
+
+/** Requests of so many blocks, one after another, through two engines with pools like these; each READ, and what vLLM would hand over. */
+async function requests(pools: { p: number[]; d: number[]; tpSize: number }, sizes: readonly number[]) {
+  const play = stage();
+  const seen: HandedOver[] = [];
+  const common = { numBlocks: BLOCKS };
+  const p = await play.engine("p", { ...common, blockOrder: pools.p });
+  const { tpSize, d: blockOrder } = pools;
+  const d = await play.engine("d", { ...common, blockOrder, tpSize, wrapTransport: counting(seen) });
+  const found: { ours: HandedOver; theirs: HandedOver["pairs"] }[] = [];
+  for (const [n, blocks] of sizes.entries()) {
+    const asked = prompt(n, blocks * BLOCK_TOKENS - (n % 3));
+    const params = await play.clock.settle(p.prefill(asked));
+    expect(await play.outcome(d.decode({ ...asked, params }))).toBe("ok");
+    const ids = (params.remote_block_ids as number[][])[0] ?? [];
+    const reads = seen.splice(0);
+    expect(reads).toHaveLength(tpSize);
+    for (const ours of reads) {
+      expect(ours.pairs).toHaveLength(blocks * LAYERS);
+      found.push({ ours, theirs: asVllm(ours, ids) });
+    }
+  }
+  await play.end();
+  return found;
+}
+
+/** Even ones take whole stretches of the pools, odd ones leave stretches cut. */
+const EVEN = [2, 4, 8, 16, 32, 64, 128];
+const ODD = [1, 3, 7, 33, 65, 101];
+
+describe.each([1, 2])("descriptors that a decode engine of TP %i hands to its transport", (tpSize) => {
+  it.each([
+    { p: 1, d: 1, sizes: EVEN },
+    { p: 2, d: 2, sizes: EVEN },
+    { p: 4, d: 4, sizes: EVEN },
+    { p: 4, d: 8, sizes: EVEN },
+    { p: 16, d: 2, sizes: EVEN },
+    { p: 2, d: 2, sizes: ODD },
+    { p: 16, d: 4, sizes: ODD },
+  ])(
+    "from pools in stretches of $p and $d, requests of $sizes blocks: never more than vLLM's, half where blocks run on",
+    async ({ p, d, sizes }) => {
+      const found = await requests({ p: stretches(p, "p"), d: stretches(d, "d"), tpSize }, sizes);
+      let halved = 0;
+      for (const { ours, theirs } of found) {
+        expect(ours.descriptors).toBeLessThanOrEqual(theirs.length);
+        // What NIXL makes of the list by merging neighbours is what can be made of it at all.
+        expect(merged(ours.pairs)).toBe(best(ours));
+        expect(merged(ours.pairs)).toBeLessThanOrEqual(merged(theirs));
+        if (best(ours) * 2 > theirs.length) continue;
+        halved += 1;
+        expect(ours.descriptors * 2).toBeLessThanOrEqual(theirs.length);
+      }
+      if (sizes === EVEN) expect(halved).toBe(p === 1 ? 0 : found.length);
+    },
+  );
+
+  it.each([2, 150])(
+    "from tables that go down through the pool: %i blocks, and one descriptor for each layer",
+    async (blocks) => {
+      const down = Array.from({ length: BLOCKS }, (_, index) => BLOCKS - 1 - index);
+      for (const { ours, theirs } of await requests({ p: down, d: down, tpSize }, [blocks])) {
+        // In the order of the sequence no block follows the one before it.
+        expect(merged(theirs)).toBe(blocks * LAYERS);
+        expect(ours.descriptors).toBe(LAYERS);
+      }
+    },
+  );
+});
