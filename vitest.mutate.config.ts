@@ -1,5 +1,6 @@
 import { fileURLToPath } from "node:url";
 import { defineConfig, mergeConfig } from "vitest/config";
+import { BaseSequencer, type TestSpecification } from "vitest/node";
 import shared from "./vitest.config.js";
 
 // The tests that judge a mutated mapping or plan; for `npm run mutate`. Properties draw a tenth of their cases: thousands of mutants, each
@@ -10,6 +11,14 @@ const PLAN_TESTS = [
   // Proofs of random pairs take as long as all the others: for the mutants that those let live.
   ...(process.env["KV_MUTATE_PROOFS"] === "1" ? ["packages/plan/test/{proof,proof-kinds}.test.ts"] : []),
 ];
+
+/** A mutant's run ends with the first test that fails: those of a millisecond go first, pairs that move bytes last. */
+class UnitsFirst extends BaseSequencer {
+  override async sort(files: TestSpecification[]): Promise<TestSpecification[]> {
+    const late = ({ moduleId }: TestSpecification) => Number(moduleId.includes("/test/"));
+    return [...files].sort((one, other) => late(one) - late(other));
+  }
+}
 
 export default mergeConfig(
   { ...shared, test: { ...shared.test, include: [] } },
@@ -23,6 +32,7 @@ export default mergeConfig(
       env: { KV_PROPERTY_FACTOR: "0.1", KV_PROPERTY_FIRST: "1" },
       setupFiles: [fileURLToPath(new URL("./tools/long/more-runs.ts", import.meta.url))],
       bail: 1,
+      sequence: { sequencer: UnitsFirst },
     },
   }),
 );

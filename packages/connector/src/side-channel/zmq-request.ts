@@ -113,7 +113,7 @@ function unreachable({ host, port }: SideChannelRequest, why: string, cause?: un
     `side channel: ${host}:${port} cannot be reached: ${why}`,
     {
       hint: ["localhost", "127.0.0.1", "::1"].includes(host)
-        ? "the peer announced its loopback address: on another host set VLLM_NIXL_SIDE_CHANNEL_HOST there to an address that others reach"
+        ? "nothing listens there on this host; a peer on another one has to announce an address that others reach (VLLM_NIXL_SIDE_CHANNEL_HOST)"
         : "is the peer up, and its VLLM_NIXL_SIDE_CHANNEL_PORT open to this host?",
       details: { host, port },
       ...(cause === undefined ? {} : { cause }),

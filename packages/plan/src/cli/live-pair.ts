@@ -84,8 +84,8 @@ export async function livePair(client: LiveClient, options: LivePairOptions): Pr
       assumed: [
         "every rank is like rank (0, 0), the only one that was asked; addresses are rank 0's",
         hashes[0] === hashes[1]
-          ? "the compatibility hashes are equal"
-          : `the compatibility hashes differ (${hashes.map((hash) => hash?.slice(0, 12)).join(", ")}): one may be for pull, or the engines do not go together`,
+          ? "both run one model: their compatibility hashes are equal"
+          : `both run one model, although their compatibility hashes differ (${hashes.map((hash) => hash?.slice(0, 12)).join(", ")}): as they are they would refuse one another`,
       ],
     };
   } finally {
