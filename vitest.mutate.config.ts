@@ -3,13 +3,15 @@ import { defineConfig, mergeConfig } from "vitest/config";
 import { BaseSequencer, type TestSpecification } from "vitest/node";
 import shared from "./vitest.config.js";
 
-// The tests that judge a mutated mapping or plan; for `npm run mutate`. Properties draw a tenth of their cases: thousands of mutants, each
-// with its own run, and what a mutant needs to be seen is a few cases, not many.
-const PLAN_TESTS = [
+const scope = process.env["KV_MUTATE_SCOPE"];
+const own = (process.env["KV_MUTATE_TESTS"] ?? "").split(",").filter((file) => file !== "");
+
+const ALL = [
+  "packages/topology/{src,test}/**/*.test.ts",
   "packages/plan/src/*.test.ts",
   "packages/plan/test/{moves-the-right-bytes,kinds-move-the-right-bytes,vectors}.test.ts",
   // Proofs of random pairs take as long as all the others: for the mutants that those let live.
-  ...(process.env["KV_MUTATE_PROOFS"] === "1" ? ["packages/plan/test/{proof,proof-kinds}.test.ts"] : []),
+  ...(scope === "proofs" ? ["packages/plan/test/{proof,proof-kinds}.test.ts"] : []),
 ];
 
 /** A mutant's run ends with the first test that fails: those of a millisecond go first, pairs that move bytes last. */
@@ -20,15 +22,13 @@ class UnitsFirst extends BaseSequencer {
   }
 }
 
+// The tests that judge a mutated mapping or plan; for `npm run mutate`. Properties draw a tenth of their cases: thousands of mutants, each
+// with its own run, and what a mutant needs to be seen is a few cases, not many.
 export default mergeConfig(
   { ...shared, test: { ...shared.test, include: [] } },
   defineConfig({
     test: {
-      include: [
-        "packages/topology/{src,test}/**/*.test.ts",
-        // A mapping is judged by its own tests: what a plan makes of it takes a hundred times as long.
-        ...(process.env["KV_MUTATE_SCOPE"] === "topology" ? [] : PLAN_TESTS),
-      ],
+      include: scope === undefined && own.length > 0 ? own : ALL,
       env: { KV_PROPERTY_FACTOR: "0.1", KV_PROPERTY_FIRST: "1" },
       setupFiles: [fileURLToPath(new URL("./tools/long/more-runs.ts", import.meta.url))],
       bail: 1,

@@ -1,17 +1,26 @@
-// npm run mutate [-- --mutate FILE:FROM-TO]: Stryker over the mapping and the plan (stryker.config.mjs), best file by file: docs/design/mutation.md.
+// npm run mutate [-- --mutate FILE,FILE]: Stryker over the mapping and the plan (stryker.config.mjs), file by file: docs/design/mutation.md.
+// A file that has tests beside it is judged by those alone; KV_MUTATE_SCOPE=plan takes all that move bytes, KV_MUTATE_SCOPE=proofs the proofs too.
 import { spawn } from "node:child_process";
+import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { root } from "./setup.mjs";
 
 const args = process.argv.slice(2);
-const files = args[args.indexOf("--mutate") + 1] ?? "";
-const onlyTopology =
-  args.includes("--mutate") && files.split(",").every((file) => file.startsWith("packages/topology/"));
 
 spawn(join(root, "node_modules/.bin/stryker"), ["run", "stryker.config.mjs", ...args], {
   cwd: root,
   stdio: "inherit",
-  env: { ...process.env, KV_MUTATE_SCOPE: onlyTopology ? "topology" : "plan" },
+  env: { KV_MUTATE_TESTS: ownTests().join(), ...process.env },
 }).on("close", (code) => {
   process.exitCode = code ?? 1;
 });
+
+/** The tests of the files that are named; none where one of them has no tests of its own. */
+function ownTests() {
+  const at = args.indexOf("--mutate");
+  const files = at < 0 ? [] : (args[at + 1] ?? "").split(",").map((file) => file.replace(/:.*$/, ""));
+  if (files.length > 0 && files.every((file) => file.startsWith("packages/topology/")))
+    return ["packages/topology/{src,test}/**/*.test.ts"];
+  const tests = files.map((file) => file.replace(/\.ts$/, ".test.ts"));
+  return tests.every((file) => existsSync(join(root, file))) ? tests : [];
+}

@@ -64,11 +64,10 @@ function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
   const mapped = options.usesRegionGroupMapping ?? new Set(regionGroups).size > 1;
   if (!mapped) return [[joined(options.blockIds), offsets]];
   return options.blockIds.map((ids, group) => {
-    if (ids.length === 0) return [ids, []];
     const own = offsets.filter((_, region) => {
       return regionGroups[region] === group || regionGroups[region] === SHARED_REGION;
     });
-    if (own.length === 0) {
+    if (own.length === 0 && ids.length > 0) {
       throw new KvError(
         "KV_PLAN_INVALID",
         `group ${group} has ${ids.length} blocks and no region to hold them`,
@@ -108,8 +107,7 @@ function hybridIds(
 
 /** The ids of all groups, one after another. */
 function joined(blockIds: BlockIds): readonly number[] {
-  const [only] = blockIds;
-  return blockIds.length === 1 && only !== undefined ? only : blockIds.flat();
+  return blockIds.length === 1 ? (blockIds[0] as readonly number[]) : blockIds.flat();
 }
 
 function startsOf(counts: readonly number[]): number[] {
