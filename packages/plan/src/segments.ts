@@ -1,4 +1,4 @@
-import { type TpMapping, tpRatio } from "@kv/topology";
+import type { TpMapping } from "@kv/topology";
 import { type AttentionShape, type BlockParts, copiedPiece, directPieces } from "./attention-pieces.js";
 import type { TransferForm } from "./engine-plan-types.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "./geometry.js";
@@ -112,13 +112,6 @@ export function piecesOf(
   return [...attention, ...state];
 }
 
-/** Ranks that state is read from, in the order of the pieces that they fill. */
-export function stateRanks(local: RankGeometry, remote: RankGeometry): readonly number[] {
-  const ratio = tpRatio(local.tpSize, remote.tpSize);
-  if (ratio > 0) return [Math.floor(local.tpRank / ratio)];
-  return Array.from({ length: -ratio }, (_, index) => local.tpRank * -ratio + index);
-}
-
 /** The local share that a remote rank fills: the one of its head, whichever of the head's copies it is. */
 function headSlot(
   mapping: TpMapping,
@@ -128,8 +121,6 @@ function headSlot(
 ): number {
   // Every source fills whole blocks of what is the same on all ranks; under DCP, others of them.
   if (heads === undefined) return 0;
-  const known = mapping.rankToAttentionSlot[tpRank];
-  if (known !== undefined) return known;
   const headOf = (rank: number) => Math.floor((rank * heads) / remote.tpSize);
   const slot = mapping.attentionRanks.findIndex((rank) => headOf(rank) === headOf(tpRank));
   return Math.max(0, slot);

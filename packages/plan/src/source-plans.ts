@@ -1,5 +1,5 @@
 import { type DescriptorTable, KvError, type MemoryType } from "@kv/interface";
-import type { TpMapping } from "@kv/topology";
+import { type TpMapping, targetRemoteRanks } from "@kv/topology";
 import type { AlignedRank } from "./align-regions.js";
 import type {
   RegionIndexing,
@@ -12,7 +12,7 @@ import type { RankGeometry, RegionGeometry } from "./geometry.js";
 import { MAX_DESCRIPTORS } from "./geometry-checks.js";
 import type { SourcePosition } from "./kinds/cache-kind.js";
 import { indexingOf, type SegmentSide, tableOf } from "./segment-tables.js";
-import { type PairContext, type RegionPiece, stateRanks } from "./segments.js";
+import type { PairContext, RegionPiece } from "./segments.js";
 
 const NOWHERE: RegionIndexing = Object.freeze({ offset: 0, count: 0, blockStep: 0, partStep: 0 });
 
@@ -124,7 +124,9 @@ function sourcePlan(options: SourceOptions): SourcePlan {
   const { context, pieces, remote, aligned, here, moved } = options;
   const remoteRegion = ({ pair }: RegionPiece) =>
     remote.regions[aligned.localRegions.indexOf(pair.index)] as RegionGeometry;
-  const states = stateRanks(context.local, remote);
+  const { tpRank, tpSize } = context.local;
+  // In the order of the pieces of state that they fill.
+  const states = targetRemoteRanks({ tpRank, tpSize, remoteTpSize: remote.tpSize });
   const position: SourcePosition = {
     tpRank: remote.tpRank,
     stateIndex: Math.max(0, states.indexOf(remote.tpRank)),
