@@ -54,6 +54,7 @@ describe("a part that lands right as it is", () => {
 describe("pieces of single tokens are needed where one side keeps a token's heads together", () => {
   test.each([
     ["heads first on both sides", shape(hnd(2), hnd(2)), false],
+    ["heads first on both sides, and some of theirs", shape(hnd(2), hnd(4)), false],
     ["tokens first here", shape(nhd(2), hnd(2)), true],
     ["tokens first there", shape(hnd(2), nhd(2)), true],
     ["tokens first, of one head", shape(nhd(1), hnd(1)), false],
@@ -117,6 +118,19 @@ describe("direct pieces", () => {
         remote: { offsetBytes: (2 + head) * CELL, partStrideBytes: 4 * CELL },
       })),
     );
+  });
+
+  test("are a head of a token each, whichever side keeps a token's heads together", () => {
+    const tokens = { localParts: 4, remoteParts: 4 };
+    const pieces = seen(directPieces(shape(nhd(2), hnd(2)), tokens));
+    expect(pieces.map(({ name, lengthBytes }) => [name, lengthBytes])).toEqual([
+      ["head 0", CELL],
+      ["head 1", CELL],
+    ]);
+    expect(pieces[1]).toMatchObject({
+      local: { offsetBytes: CELL, partStrideBytes: 2 * CELL },
+      remote: { offsetBytes: 4 * CELL, partStrideBytes: CELL },
+    });
   });
 
   test("are all shared heads of a token where both sides keep a token's heads together", () => {

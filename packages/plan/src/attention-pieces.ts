@@ -77,8 +77,7 @@ export function directPieces(shape: AttentionShape, parts: BlockParts): readonly
   const { local, remote, sharedHeads } = shape;
   const cellBytes = local.blockBytes / (local.heads * local.tokens);
   const partTokens = local.tokens / parts.localParts;
-  const together =
-    local.order === "token-major" && remote.order === "token-major" && local.heads > 1 && remote.heads > 1;
+  const together = local.order === "token-major" && remote.order === "token-major";
   const runs = together ? [{ first: 0, heads: sharedHeads }] : [];
   for (let head = 0; head < sharedHeads && !together; head++) runs.push({ first: head, heads: 1 });
   const place = (side: AttentionSide, head: number) =>

@@ -190,13 +190,14 @@ describe("slices of a sequence that is dealt out", () => {
         )
           for (const blocks of [0, 1, 5, 13])
             for (const computed of [0, 1, 2])
-              for (const copy of localDcpSize > remoteDcpSize ? [0, 1] : [0])
+              for (const copy of localDcpSize >= remoteDcpSize ? [0, 1] : [0])
                 for (const known of [true, false]) {
                   const localIds = slice(localDcpRank, localDcpSize, blocks).slice(computed);
                   const given = {
                     ...{ localDcpSize, localDcpRank, remoteDcpSize, localNumComputedBlocks: computed },
                     remoteRank: remoteDcpRank + copy * remoteDcpSize,
-                    localIds,
+                    // A pool gives whole blocks out: where the sequence's end is known they are not wanted.
+                    localIds: known ? [...localIds, 900, 901] : localIds,
                     remoteIds: slice(remoteDcpRank, remoteDcpSize, blocks),
                   };
                   const both = localIds.filter((at) => at % remoteDcpSize === remoteDcpRank);
@@ -208,6 +209,26 @@ describe("slices of a sequence that is dealt out", () => {
                 }
     }
     expect(pairs).toBeGreaterThan(500);
+  });
+
+  test("ranks without a position in common are given what vLLM gives them: the remote's list from its end", () => {
+    const apart = {
+      localDcpSize: 4,
+      localDcpRank: 0,
+      remoteDcpSize: 2,
+      remoteRank: 1,
+      localNumComputedBlocks: 0,
+    };
+    expect(applyDcpPrefixCaching({ ...apart, localIds: [7, 8], remoteIds: [1, 2, 3] })).toEqual({
+      localIds: [7],
+      remoteIds: [3],
+    });
+    expect(applyDcpPrefixCaching({ ...apart, localIds: [7, 8], remoteIds: [] }).remoteIds).toEqual([]);
+    const equal = { ...apart, localDcpSize: 2, localNumComputedBlocks: 1 };
+    expect(applyDcpPrefixCaching({ ...equal, localIds: [7, 8], remoteIds: [1, 2, 3] })).toEqual({
+      localIds: [7, 8],
+      remoteIds: [2, 3],
+    });
   });
 
   const whole = {

@@ -69,13 +69,15 @@ export function applyPrefixCaching(options: PrefixCachingOptions): {
   const decode: (readonly number[])[] = [];
   const prefill: (readonly number[])[] = [];
   for (const [group, kind] of groups.entries()) {
-    const wanted = decodeBlockIds[group] ?? [];
-    const held = prefillBlockIds[group] ?? [];
+    const [wanted, held] = [decodeBlockIds[group], prefillBlockIds[group]] as [
+      readonly number[],
+      readonly number[],
+    ];
     const excess = wanted.length - held.length;
-    const endOfHeld = wanted.length === 0 ? held : held.slice(-wanted.length);
-    if (excess <= 0 && (!hybrid || kind === "mamba" || (equalPhysical && excess < 0))) {
+    if (excess < 0 && (!hybrid || kind === "mamba" || equalPhysical)) {
       decode.push(wanted);
-      prefill.push(endOfHeld);
+      // All of it where nothing is wanted.
+      prefill.push(held.slice(-wanted.length));
       continue;
     }
     // Allocation rounds up to logical blocks, and a hybrid's decode side recomputes the last position.
@@ -84,8 +86,7 @@ export function applyPrefixCaching(options: PrefixCachingOptions): {
       : kind === "mamba"
         ? 1
         : options.decodePhysicalPerLogical + options.prefillPhysicalPerLogical;
-    const beyond = kind === "mamba" ? excess : Math.abs(excess);
-    if (beyond > allowance) throw mismatch(group, kind, wanted.length, held.length, allowance);
+    if (Math.abs(excess) > allowance) throw mismatch(group, kind, wanted.length, held.length, allowance);
     const common = Math.min(wanted.length, held.length);
     decode.push(wanted.slice(0, common));
     prefill.push(held.slice(0, common));

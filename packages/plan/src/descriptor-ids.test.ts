@@ -73,6 +73,11 @@ describe("attention", () => {
   });
 });
 
+test("a writer's answers are in one memory", () => {
+  const write = createDescriptorIdWriter();
+  expect(write(options({})).buffer).toBe(write(options({ blockIds: [[1]] })).buffer);
+});
+
 describe("by layer", () => {
   const layers = { groups: ["full", "swa"], blockIds: [[1, 2], [3]], transferLayerGroupIds: [1, 0, 1, 0] };
 

@@ -111,6 +111,9 @@ describe("joint groups", () => {
     ["groups are alike", [0, 0, 1], [0, 0, 1], MLA],
     ["a region of ours is several groups'", [0, -1, 1], [0, 1, 1], MLA],
     ["a region of theirs is", [0, 0, 1], [0, -1, 1], MLA],
+    ["a region of ours is several groups', and one group has no other", [-1, 1, 1], [0, 1, 1], MLA],
+    ["a region of theirs is, and one group has no other", [0, 0, 1], [-1, 1, 1], MLA],
+    ["a group is no number of one", [0.5, 1, 1], [0, 1, 1], MLA],
     ["all of our groups are in every region", [0, 0, 0], [0, 1, 1], MLA],
     ["one of their groups has no region", [0, 0, 1], [0, 2, 2], MLA],
     ["a region is not theirs", [0, 0, 1, 1], [0, 1, 1], MLA],
@@ -124,7 +127,8 @@ describe("joint groups", () => {
     const packedMembers = { "layers.0": { offsetBytes: 0, lengthBytes: 64 } };
     const [mine, theirs] = [rank([0, 0, 1]), rank([0, 1, 1])];
     expect(joinGroups({ local: mine, remotes: [{ ...theirs, packedMembers }], ...MLA })).toBeUndefined();
-    const shared = { ...mine, regions: mine.regions.map((region) => ({ ...region, groupIds: [0, 1] })) };
+    const [first, ...others] = mine.regions as [RankGeometry["regions"][number]];
+    const shared = { ...mine, regions: [{ ...first, groupIds: [0, 1] }, ...others] };
     expect(joinGroups({ local: shared, remotes: [theirs], ...MLA })).toBeUndefined();
     // Then the plan says why.
     const plan = () => buildEngineTransferPlan({ local: mine, remotes: [theirs], ...MLA });

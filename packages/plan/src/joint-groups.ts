@@ -1,5 +1,4 @@
 import { KvError } from "@kv/interface";
-import { SHARED_REGION } from "./descriptor-ids.js";
 import type { ModelGeometry, RankGeometry } from "./geometry.js";
 import { cacheKind } from "./kinds/registry.js";
 import type { RequestBlocks } from "./request-plan-types.js";
@@ -36,7 +35,13 @@ export function joinGroups({
   const remoteGroups = Math.max(...theirs.values()) + 1;
   const sides = [local, ...remotes];
   if (local.regions.every(({ name, groupId }) => theirs.get(name) === groupId)) return undefined;
-  if (sides.some((rank) => rank.packedMembers !== undefined || rank.regions.some(isShared))) return undefined;
+  if (
+    sides.some(
+      (rank) =>
+        rank.packedMembers !== undefined || rank.regions.some(({ groupIds }) => groupIds !== undefined),
+    )
+  )
+    return undefined;
   const mine = local.regions.map(({ groupId }) => groupId);
   if (!areConfined(mine, model.groups.length) || !areConfined([...theirs.values()], remoteGroups))
     return undefined;
@@ -56,15 +61,13 @@ export function joinGroups({
       pairs.findIndex(([one, other]) => one === groupId && other === remote),
     );
   }
-  const regrouped = (rank: RankGeometry, which: 0 | 1): RankGeometry => ({
+  const regrouped = ({ groupBlockTokens: tokens, ...rank }: RankGeometry, which: 0 | 1): RankGeometry => ({
     ...rank,
     regions: rank.regions.map((region) => ({
       ...region,
       groupId: jointOf.get(region.name) ?? region.groupId,
     })),
-    ...(rank.groupBlockTokens === undefined
-      ? {}
-      : { groupBlockTokens: pairs.map((pair) => rank.groupBlockTokens?.[pair[which]] ?? 0) }),
+    ...(tokens === undefined ? {} : { groupBlockTokens: pairs.map((pair) => tokens[pair[which]] as number) }),
   });
   return {
     local: regrouped(local, 0),
@@ -78,8 +81,8 @@ export function joinGroups({
       const { localComputedBlocks: computed } = given;
       return {
         ...given,
-        localBlockIds: pairs.map(([group]) => given.localBlockIds[group] ?? []),
-        remoteBlockIds: pairs.map(([, group]) => given.remoteBlockIds[group] ?? []),
+        localBlockIds: pairs.map(([group]) => given.localBlockIds[group] as readonly number[]),
+        remoteBlockIds: pairs.map(([, group]) => given.remoteBlockIds[group] as readonly number[]),
         ...(computed === undefined
           ? {}
           : { localComputedBlocks: pairs.map(([group]) => computed[group] ?? 0) }),
@@ -94,10 +97,6 @@ export function joinsGroups(groups: ModelGeometry["groups"]): boolean {
     const { sharding, extent } = cacheKind(name);
     return sharding === "replicated" && extent !== "whole";
   });
-}
-
-function isShared({ groupId, groupIds }: RankGeometry["regions"][number]): boolean {
-  return groupId === SHARED_REGION || groupIds !== undefined;
 }
 
 /** Each group's blocks in its own regions, and every group with a region: else a list of blocks belongs to no region, or to all. */

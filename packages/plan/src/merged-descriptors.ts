@@ -1,5 +1,5 @@
 import { addressOf, type DescriptorRow, descriptorRows, rowIndexOf } from "./descriptor-rows.js";
-import type { EngineTransferPlan, TransferList } from "./engine-plan-types.js";
+import type { EngineTransferPlan, SourcePlan, TransferList } from "./engine-plan-types.js";
 import type { RequestPlan, RequestRead } from "./request-plan-types.js";
 
 /**
@@ -12,8 +12,8 @@ export function mergedDescriptorCount(
   { reads }: Pick<RequestPlan, "reads">,
 ): number {
   return reads.reduce((sum, read) => {
-    const list = plan.sources[read.sourceIndex]?.lists[read.listIndex];
-    return sum + (list === undefined ? read.descriptorCount : mergedOfRead(read, list));
+    const { lists } = plan.sources[read.sourceIndex] as SourcePlan;
+    return sum + mergedOfRead(read, lists[read.listIndex] as TransferList);
   }, 0);
 }
 
@@ -21,8 +21,9 @@ export function mergedDescriptorCount(
 export function mergedOfRead({ runs }: Pick<RequestRead, "runs">, list: TransferList): number {
   const [local, remote] = [descriptorRows(list.localTable), descriptorRows(list.remoteTable)];
   let pieces = 0;
-  let [localEnd, remoteEnd] = [Number.NaN, Number.NaN];
-  for (let at = 0; at + 2 < runs.length; at += 3) {
+  let localEnd = Number.NaN;
+  let remoteEnd = Number.NaN;
+  for (let at = 0; at < runs.length; at += 3) {
     let [localId, remoteId, left] = [runs[at] as number, runs[at + 1] as number, runs[at + 2] as number];
     while (left > 0) {
       const [mine, theirs] = [rowAt(local, localId), rowAt(remote, remoteId)];

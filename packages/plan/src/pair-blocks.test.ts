@@ -47,7 +47,7 @@ const LARGER: Shape = { local: [2, 1], remote: [1, 1] };
 const LOGICAL: Shape = { local: [2, 3], remote: [1, 2] };
 
 test("parts of a logical block are those of its kernel blocks", () => {
-  expect(partsPerLogical(groupPlan(LOGICAL))).toEqual({ local: 6, remote: 2 });
+  expect(partsPerLogical(groupPlan({ local: [2, 3], remote: [5, 2] }))).toEqual({ local: 6, remote: 10 });
 });
 
 test("a group that the plan does not have is our own mistake", () => {
@@ -70,6 +70,18 @@ describe("a sequence", () => {
     ["larger blocks here", LARGER, { local: 2, remote: 5, tokens: 80, computed: 1 }, [0, 2, 3, 48]],
     ["larger blocks here, by the tokens", LARGER, { local: 2, remote: 5, tokens: 80 }, [0, 2, 3, 48]],
     ["larger blocks here, whose last is half full", LARGER, { local: 2, remote: 3 }, [0, 0, 3, 48]],
+    [
+      "larger blocks here, and more there than the tokens fill",
+      LARGER,
+      { local: 2, remote: 5, tokens: 48, computed: 0 },
+      [0, 0, 3, 48],
+    ],
+    [
+      "logical blocks of equal size, and nothing is known",
+      { local: [1, 2], remote: [1, 2] },
+      { local: 1, remote: 3 },
+      [0, 4, 2, 32],
+    ],
     ["larger blocks here, full", LARGER, { local: 2, remote: 4 }, [0, 0, 4, 64]],
     [
       "logical blocks of unlike size",
@@ -149,6 +161,13 @@ describe("a window", () => {
     ],
     // 4 blocks of 32 here; the remote's last 3 of 7 begin within the second but last of them.
     ["of larger blocks", larger, { local: 2, remote: 3, tokens: 100 }, [0, 0, 3, 36]],
+    // 4 blocks of 32 on both sides: the last is not full.
+    [
+      "of logical blocks there",
+      { ...larger, remote: [1, 2] },
+      { local: 2, remote: 2, tokens: 100 },
+      [0, 0, 3, 36],
+    ],
     [
       "of larger blocks, the first of which is empty at its begin",
       larger,

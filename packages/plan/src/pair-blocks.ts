@@ -50,7 +50,7 @@ function pairTokens(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
   const held = remoteIds.length * per.remote;
   const windowed = groupPlan.extent === "window";
   const ends = numTokens === undefined ? undefined : Math.ceil(numTokens / partTokens);
-  if (!windowed && ends !== undefined && ends > held) {
+  if (!windowed && (ends ?? 0) > held) {
     throw mismatch(
       `group ${group}: the remote's ${remoteIds.length} blocks hold ${held * partTokens} tokens at most, fewer than the ${numTokens} it announced`,
       { group, remoteBlocks: remoteIds.length, numTokens },
@@ -70,7 +70,8 @@ function pairTokens(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
     start = 0;
   }
   const usable = ends === undefined ? held : Math.min(held, ends - unseen);
-  const count = Math.min(parts - localStart, usable - start);
+  // What is before the remote's window is not in `usable` either.
+  const count = Math.min(parts, usable - start);
   if (parts - localStart - count >= per.local || count <= 0) {
     throw mismatch(
       `group ${group}: ${localIds.length} local blocks of ${groupPlan.localBlockTokens} tokens are to be filled after ` +
