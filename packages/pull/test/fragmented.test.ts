@@ -19,7 +19,7 @@ function stretches(length: number, seed: string): number[] {
 }
 
 interface HandedOver {
-  /** What the connector hands to the transport: rows of runs, or pairs. */
+  /** What the connector hands to the transport: runs, each once for each offset, or pairs. */
   readonly descriptors: number;
   readonly pairs: readonly (readonly [local: number, remote: number])[];
 }
@@ -47,12 +47,16 @@ function handedOver(request: TransferRequest): HandedOver {
     for (const [at, local] of request.localIds.entries()) pairs.push([local, request.remoteIds[at] ?? -1]);
     return { descriptors: pairs.length, pairs };
   }
-  const { runs } = request;
-  for (let at = 0; at < runs.length; at += 3) {
-    const [local = 0, remote = 0, count = 0] = runs.subarray(at, at + 3);
-    for (let index = 0; index < count; index++) pairs.push([local + index, remote + index]);
+  const { runs, offsets = Int32Array.of(0, 0) } = request;
+  for (let from = 0; from < offsets.length; from += 2) {
+    const [localOffset = 0, remoteOffset = 0] = offsets.subarray(from, from + 2);
+    for (let at = 0; at < runs.length; at += 3) {
+      const [local = 0, remote = 0, count = 0] = runs.subarray(at, at + 3);
+      for (let index = 0; index < count; index++)
+        pairs.push([localOffset + local + index, remoteOffset + remote + index]);
+    }
   }
-  return { descriptors: runs.length / 3, pairs };
+  return { descriptors: (runs.length / 3) * (offsets.length / 2), pairs };
 }
 
 /** How many remain when neighbours in a list that are consecutive on both sides are merged, as NIXL does. */
