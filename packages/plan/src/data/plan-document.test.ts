@@ -22,15 +22,16 @@ const roundTrip = (given: typeof plan) => planFromDocument(JSON.parse(JSON.strin
 test("a plan that went through JSON is the same plan, does the same and is proven", {
   timeout: 300_000,
 }, () => {
-  const refused = { count: 0 };
+  const drawn = { count: 0, refused: 0 };
   fc.assert(
     fc.property(likelyScene, (scene) => {
       let built: ReturnType<typeof build>;
+      drawn.count += 1;
       try {
         built = build(scene);
       } catch (error) {
         expect(KvError.is(error)).toBe(true);
-        refused.count += 1;
+        drawn.refused += 1;
         return;
       }
       const read = built.plans.map(roundTrip);
@@ -44,7 +45,8 @@ test("a plan that went through JSON is the same plan, does the same and is prove
     }),
     { numRuns: 100 },
   );
-  expect(refused.count).toBeLessThan(90);
+  // However many are drawn: a good part of them has a plan.
+  expect(drawn.refused).toBeLessThan(0.9 * drawn.count);
 });
 
 test("the hash is SHA-256 of canonical JSON, and does not depend on the order of members", () => {
