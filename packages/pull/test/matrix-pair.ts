@@ -39,7 +39,8 @@ export async function expectAllArrive(
   const numLayers = stages === 1 ? 2 : 5;
   const engine = (hostName: string, tpSize: number, ppSize: number, blockSize: number, skewMs: number) =>
     createSimEngine({
-      ...{ network, hostName, tpSize, ppSize, numLayers, blockSize, skewMs, numKvHeads: heads, numBlocks: 128 },
+      ...{ network, hostName, tpSize, ppSize, numLayers, blockSize, skewMs },
+      ...{ numKvHeads: heads, numBlocks: 128 },
       connector: options.connector,
       engineId: `${hostName}-engine`,
       violation: (what) => void violations.push(what),

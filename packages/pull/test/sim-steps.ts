@@ -250,8 +250,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
       const { listeners: _, ...rest } = scheduler.outstanding();
       for (const [name, count] of Object.entries(rest)) held[`scheduler.${name}`] = count;
       for (const [rank, worker] of workers.entries()) {
-        for (const [name, count] of Object.entries(worker.outstanding()))
-          held[`rank${rank}.${name}`] = count;
+        for (const [name, count] of Object.entries(worker.outstanding())) held[`rank${rank}.${name}`] = count;
       }
       return held;
     },
