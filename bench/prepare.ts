@@ -107,7 +107,9 @@ export async function prepare(): Promise<readonly Row[]> {
         for (let i = 0; i < SERVED; i += 1) planOnce();
         for (const until = performance.now() + 1500; performance.now() < until; ) await once();
         for (let i = 0; i < ROUNDS; i += 1) {
+          python.pause();
           const mine = await once();
+          python.resume();
           ours.push(mine.besidePostMs);
           plans.push(mine.planMs);
           merged = mine.merged;

@@ -57,6 +57,9 @@ export async function pythonOnce(
 
 export interface LinePeer {
   ask<T>(command: object): Promise<T>;
+  /** Stops the process between two answers: NIXL's progress thread in Python takes most of a core also when there is nothing to do. */
+  pause(): void;
+  resume(): void;
   close(): Promise<void>;
 }
 
@@ -76,6 +79,8 @@ export function linePeer(
       if (done === true) throw new Error(`${command} ${args.join(" ")} ended before it answered`);
       return JSON.parse(value) as T;
     },
+    pause: () => void child.kill("SIGSTOP"),
+    resume: () => void child.kill("SIGCONT"),
     async close() {
       child.stdin.end();
       await ended;

@@ -182,6 +182,8 @@ export function decodeSuite(server: () => VllmServer): void {
       aborted: false,
     });
     decode.finish(hit, OUR_BLOCKS);
+    // Else its blocks may be freed in the very step that computes the next prompt, and the sum says nothing.
+    await freedTo(p, before);
     const { params } = await keptPrompt(p, prompt(70), { id: freshId() });
     decode.giveUpQueued(request(params, 70));
     await freedTo(p, before);
