@@ -4,7 +4,7 @@ import { BaseSequencer, type TestSpecification } from "vitest/node";
 import shared from "./vitest.config.js";
 
 const scope = process.env["KV_MUTATE_SCOPE"];
-const own = (process.env["KV_MUTATE_TESTS"] ?? "").split(",").filter((file) => file !== "");
+const own = (process.env["KV_MUTATE_TESTS"] ?? "").split(";").filter((file) => file !== "");
 
 const ALL = [
   "packages/topology/{src,test}/**/*.test.ts",

@@ -10,7 +10,7 @@ const args = process.argv.slice(2);
 spawn(join(root, "node_modules/.bin/stryker"), ["run", "stryker.config.mjs", ...args], {
   cwd: root,
   stdio: "inherit",
-  env: { KV_MUTATE_TESTS: ownTests().join(), ...process.env },
+  env: { KV_MUTATE_TESTS: ownTests().join(";"), ...process.env },
 }).on("close", (code) => {
   process.exitCode = code ?? 1;
 });

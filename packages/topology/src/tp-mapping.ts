@@ -1,11 +1,6 @@
 import { type KvCacheKind, KvError } from "@kv/interface";
-import {
-  dcpConsumerCount,
-  type EnginePair,
-  handshakeTargetRanks,
-  targetRemoteRanks,
-  tpRatio,
-} from "./remote-ranks.js";
+import { rankSequence } from "./rank-sequence.js";
+import { dcpConsumerCount, type EnginePair, handshakeTargetRanks, tpRatio } from "./remote-ranks.js";
 import { requireInteger, requireRank } from "./required-integers.js";
 
 export interface TpMappingOptions extends EnginePair {
@@ -52,29 +47,34 @@ export function computeTpMapping(options: TpMappingOptions): TpMapping {
   const ratio = tpRatio(tpSize, remoteTpSize);
   const isMla = options.isMla && headShardedKvHeads === undefined;
   const numKvHeads = headShardedKvHeads ?? (options.isMla ? 1 : options.numKvHeads);
+  const localConsumers = dcpConsumerCount(options);
   const heads: RemoteHeads = { numKvHeads, remoteTpSize };
 
   const handshakeRanks = Object.freeze(handshakeTargetRanks(options));
-  const faced = Object.freeze(targetRemoteRanks(options));
-  const attentionRanks =
-    isMla && remoteDcpSize > 1
-      ? handshakeRanks
-      : Object.freeze(isMla ? faced.slice(0, 1) : firstRankOfEachHead(faced, heads));
+  let attentionRanks = handshakeRanks;
+  if (remoteDcpSize === 1 || !isMla) {
+    attentionRanks =
+      ratio < 0 && !isMla
+        ? firstRankOfEachHead(tpRank * -ratio, -ratio, heads)
+        : Object.freeze([Math.floor((tpRank * remoteTpSize) / tpSize)]);
+  }
   // State-space caches are always split, also where attention heads are replicated.
-  const stateRanks = tpSize < remoteTpSize ? faced : attentionRanks;
-  const readsState = groups.includes("mamba");
-  const allSourceRanks = readsState ? union(attentionRanks, stateRanks) : attentionRanks;
+  const stateRanks = ratio > 0 ? attentionRanks : Object.freeze(rankSequence(tpRank * -ratio, -ratio));
+  const sourceRanksPerGroup: (readonly number[])[] = [];
+  let allSourceRanks = attentionRanks;
+  for (const kind of groups) {
+    sourceRanksPerGroup.push(kind === "mamba" ? stateRanks : attentionRanks);
+    if (kind === "mamba" && stateRanks !== attentionRanks) allSourceRanks = union(attentionRanks, stateRanks);
+  }
   return Object.freeze({
-    sourceRanksPerGroup: Object.freeze(
-      groups.map((kind) => (kind === "mamba" ? stateRanks : attentionRanks)),
-    ),
+    sourceRanksPerGroup: Object.freeze(sourceRanksPerGroup),
     attentionRanks,
     allSourceRanks,
     rankToAttentionSlot: attentionSlots(attentionRanks, allSourceRanks, heads),
     rankOffsetFactor: isMla ? 0 : headOffset(options, ratio, numKvHeads),
-    localConsumers: dcpConsumerCount(options),
+    localConsumers,
     handshakeRanks,
-    notifyOnlyRanks: Object.freeze(handshakeRanks.filter((rank) => !allSourceRanks.includes(rank))),
+    notifyOnlyRanks: others(handshakeRanks, allSourceRanks),
   });
 }
 
@@ -94,9 +94,14 @@ function attentionSlots(
   allSourceRanks: readonly number[],
   heads: RemoteHeads,
 ): Readonly<Record<number, number>> {
-  const slotOfHead = new Map<number, number>();
-  for (const [slot, rank] of attentionRanks.entries()) slotOfHead.set(headOf(heads, rank), slot);
   const slots: Record<number, number> = {};
+  if (attentionRanks.length === 1) {
+    for (const rank of allSourceRanks) slots[rank] = 0;
+    return Object.freeze(slots);
+  }
+  const slotOfHead = new Map<number, number>();
+  for (let slot = 0; slot < attentionRanks.length; slot++)
+    slotOfHead.set(headOf(heads, attentionRanks[slot] as number), slot);
   for (const rank of allSourceRanks) slots[rank] = slotOfHead.get(headOf(heads, rank)) ?? 0;
   return Object.freeze(slots);
 }
@@ -105,13 +110,24 @@ function union(one: readonly number[], other: readonly number[]): readonly numbe
   return Object.freeze([...new Set([...one, ...other])].sort((a, b) => a - b));
 }
 
+const NONE: readonly number[] = Object.freeze([]);
+
+function others(ranks: readonly number[], without: readonly number[]): readonly number[] {
+  if (ranks.length === without.length) return NONE;
+  return Object.freeze(ranks.filter((rank) => !without.includes(rank)));
+}
+
 /** Several remote ranks hold the same KV head when there are fewer heads than ranks: the first one of each is read. */
-function firstRankOfEachHead(ranks: readonly number[], heads: RemoteHeads): number[] {
-  return ranks.filter((rank, index) => headOf(heads, rank) !== headOf(heads, ranks[index - 1] ?? -1));
+function firstRankOfEachHead(start: number, count: number, heads: RemoteHeads): readonly number[] {
+  const ranks = [start];
+  for (let rank = start + 1; rank < start + count; rank++)
+    if (headOf(heads, rank) !== headOf(heads, rank - 1)) ranks.push(rank);
+  return Object.freeze(ranks);
 }
 
 function headOffset({ tpRank, tpSize, remoteTpSize }: EnginePair, ratio: number, numKvHeads: number): number {
-  if (tpSize <= numKvHeads) return tpRank % Math.max(1, ratio);
+  if (tpSize <= remoteTpSize) return 0;
+  if (tpSize <= numKvHeads) return tpRank % ratio;
   const remoteRank = Math.floor((tpRank * remoteTpSize) / tpSize);
   return Math.floor((tpRank * numKvHeads) / tpSize) - Math.floor((remoteRank * numKvHeads) / remoteTpSize);
 }
