@@ -3,11 +3,13 @@ import { Agent } from "undici";
 
 export interface LoadResult {
   readonly perSecond: number;
-  readonly p50Ms: number;
-  readonly p99Ms: number;
+  /** How long each request took that ended complete. */
+  readonly tookMs: readonly number[];
   readonly failed: number;
-  readonly requests: number;
 }
+
+/** A pool of connections to one server, for as many loads as one likes. */
+export const connections = (most: number): Agent => new Agent({ connections: most, pipelining: 1 });
 
 const END = "data: [DONE]\n\n";
 
@@ -43,20 +45,22 @@ function ask(agent: Agent, url: string, stream: boolean): Promise<boolean> {
   });
 }
 
-function result(took: number[], failed: number, begun: number): LoadResult {
-  const seconds = (performance.now() - begun) / 1000;
-  took.sort((a, b) => a - b);
-  const at = (share: number) =>
-    took[Math.min(took.length - 1, Math.floor(took.length * share))] ?? Number.NaN;
-  return { perSecond: took.length / seconds, p50Ms: at(0.5), p99Ms: at(0.99), failed, requests: took.length };
-}
+const result = (tookMs: number[], failed: number, begun: number): LoadResult => ({
+  perSecond: tookMs.length / ((performance.now() - begun) / 1000),
+  tookMs,
+  failed,
+});
 
 /**
  * A loop that is open: requests leave at a fixed rate, whether answers have come or not, and each is timed from when it was to leave. Two
  * routers under the same rate show their latency; in a closed loop each would show its throughput a second time.
  */
-export async function pacedLoad(url: string, perSecond: number, durationMs: number): Promise<LoadResult> {
-  const agent = new Agent({ connections: 256, pipelining: 1 });
+export async function pacedLoad(
+  agent: Agent,
+  url: string,
+  perSecond: number,
+  durationMs: number,
+): Promise<LoadResult> {
   const took: number[] = [];
   const pending: Promise<void>[] = [];
   let failed = 0;
@@ -76,19 +80,17 @@ export async function pacedLoad(url: string, perSecond: number, durationMs: numb
     await new Promise((resolve) => setTimeout(resolve, 1));
   }
   await Promise.all(pending);
-  const all = result(took, failed, begun);
-  await agent.close();
-  return all;
+  return result(took, failed, begun);
 }
 
 /** A loop that is closed: `concurrency` clients, each sends its next request when the last answer is complete. */
 export async function load(
+  agent: Agent,
   url: string,
   concurrency: number,
   durationMs: number,
   { stream = true } = {},
 ): Promise<LoadResult> {
-  const agent = new Agent({ connections: concurrency, pipelining: 1 });
   const took: number[] = [];
   let failed = 0;
   const begun = performance.now();
@@ -102,7 +104,5 @@ export async function load(
     }
   }
   await Promise.all(Array.from({ length: concurrency }, client));
-  const all = result(took, failed, begun);
-  await agent.close();
-  return all;
+  return result(took, failed, begun);
 }

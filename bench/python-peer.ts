@@ -82,6 +82,8 @@ export function linePeer(
     pause: () => void child.kill("SIGSTOP"),
     resume: () => void child.kill("SIGCONT"),
     async close() {
+      // A process that is stopped would not see its end.
+      child.kill("SIGCONT");
       child.stdin.end();
       await ended;
     },

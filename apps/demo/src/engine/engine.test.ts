@@ -53,6 +53,7 @@ async function deliver(
     tokens: Int32Array.from(promptTokens),
     position: 0,
   });
+  if (typeof newKv === "function") throw new Error("this model gives its KV whole");
   await model.dropSequence("peer");
   await pool.write({ blockIds: there?.blockIds ?? [], from: 0, count: promptTokens.length }, newKv);
 }

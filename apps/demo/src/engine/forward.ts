@@ -3,7 +3,7 @@ import { blocksFor } from "./admission.js";
 import { blockHashes } from "./block-hash.js";
 import type { BlockPool } from "./block-pool.js";
 import type { KvPool } from "./kv-pool.js";
-import type { EngineModel } from "./model-port.js";
+import type { EngineModel, ForwardOutput } from "./model-port.js";
 import type { EngineToken, RequestRecord } from "./request.js";
 
 export interface ForwardOptions {
@@ -67,21 +67,26 @@ export async function advance(record: RequestRecord, options: ForwardOptions): P
 async function keep(
   record: RequestRecord,
   { startedMs, position, tokens }: { startedMs: number; position: number; tokens: number },
-  newKv: ArrayBuffer,
+  newKv: ForwardOutput["newKv"],
   { model, pool, layerInPool }: ForwardOptions,
 ): Promise<void> {
   const span = { blockIds: record.blockIds, from: position, count: tokens };
-  if (layerInPool === undefined && model.layerComputed === undefined) {
+  const { layers } = model.config;
+  if (typeof newKv !== "function" && layerInPool === undefined && model.layerComputed === undefined) {
     await pool.write(span, newKv);
     return;
   }
-  const { layers } = model.config;
-  const layerBytes = newKv.byteLength / layers;
+  const layerKv = typeof newKv === "function" ? newKv : (layer: number) => layerOf(newKv, layer, layers);
   for (let layer = 0; layer < layers; layer++) {
-    await pool.writeLayer(span, layer, newKv.slice(layer * layerBytes, (layer + 1) * layerBytes));
+    await pool.writeLayer(span, layer, layerKv(layer));
     await model.layerComputed?.({ startedMs, tokens, layer });
     layerInPool?.(record, layer, position + tokens);
   }
+}
+
+function layerOf(kv: ArrayBuffer, layer: number, layers: number): ArrayBuffer {
+  const lengthBytes = kv.byteLength / layers;
+  return kv.slice(layer * lengthBytes, (layer + 1) * lengthBytes);
 }
 
 function sequenceOf({ request, output }: RequestRecord): number[] {

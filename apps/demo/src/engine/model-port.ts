@@ -39,8 +39,8 @@ export interface ForwardInput {
 }
 
 export interface ForwardOutput extends Candidates {
-  /** KV of the tokens given, in the order of `past`. */
-  newKv: ArrayBuffer;
+  /** KV of the tokens given, in the order of `past`; or what answers a layer of it, until it is asked for the next. */
+  newKv: ArrayBuffer | ((layer: number) => ArrayBuffer);
 }
 
 /** The most likely next tokens, best first, with their natural log-probabilities. */

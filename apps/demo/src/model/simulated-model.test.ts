@@ -25,7 +25,10 @@ it("takes its time layer by layer, and makes up for a layer that came late", asy
   });
   const tokens = Int32Array.from({ length: 1024 }, (_, i) => i);
   const { newKv, topTokens } = await model.forward({ sequenceId: "s", tokens, position: 0 });
-  expect(newKv.byteLength).toBe(4 * 2 * 1024 * 2 * 4 * 4);
+  if (typeof newKv !== "function") throw new Error("its KV comes by layer");
+  expect(newKv(0).byteLength).toBe(2 * 1024 * 2 * 4 * 4);
+  // Of layer 3, head 1, token 5.
+  expect(new Float32Array(newKv(3))[(1024 + 5) * 2 * 4]).toBe(5 * 31 + (3 * 2 + 1) * 7 + 5 * 17);
   expect(topTokens).toHaveLength(1);
   const pass = { startedMs: 1000, tokens: 1024 };
   await model.layerComputed?.({ ...pass, layer: 0 });

@@ -19,20 +19,32 @@ export interface SimulatedModelOptions {
 export function simulatedModel(options: SimulatedModelOptions): EngineModel {
   const { clock, layers, kvHeads, headDim, vocabSize, maxModelLen, forwardMsPer512Tokens } = options;
   const width = 2 * headDim;
+  /** Used again for the layers of a prompt: memory that is new costs more than all else here. There is one prompt in a step. */
+  let ofPrompt = new Float32Array(0);
+  const room = (tokens: number): Float32Array<ArrayBuffer> => {
+    const length = kvHeads * tokens * width;
+    if (tokens === 1) return new Float32Array(length);
+    if (ofPrompt.length !== length) ofPrompt = new Float32Array(length);
+    return ofPrompt;
+  };
   return {
     config: { layers, kvHeads, headDim, vocabSize, maxModelLen, eosTokenIds: [] },
     ignoresPast: true,
     async forward({ tokens, position, topLogprobs = 1 }) {
-      const kv = new Float32Array(layers * kvHeads * tokens.length * width);
-      for (let row = 0, at = 0; row < layers * kvHeads; row++) {
-        for (let i = 0; i < tokens.length; i++, at += width) {
-          kv[at] = ((tokens[i] ?? 0) * 31 + row * 7 + (position + i) * 17) % 65_521;
+      const newKv = (layer: number): ArrayBuffer => {
+        const kv = room(tokens.length);
+        for (let head = 0, at = 0; head < kvHeads; head++) {
+          const row = layer * kvHeads + head;
+          for (let i = 0; i < tokens.length; i++, at += width) {
+            kv[at] = ((tokens[i] ?? 0) * 31 + row * 7 + (position + i) * 17) % 65_521;
+          }
         }
-      }
+        return kv.buffer;
+      };
       const last = tokens.at(-1) ?? 0;
       const next = (last * 31 + (position + tokens.length) * 17 + 1) % vocabSize;
       const topTokens = Int32Array.from({ length: topLogprobs }, (_, i) => (next + i) % vocabSize);
-      return { topTokens, topLogprobs: Float32Array.from(topTokens, (_, i) => -i), newKv: kv.buffer };
+      return { topTokens, topLogprobs: Float32Array.from(topTokens, (_, i) => -i), newKv };
     },
     async layerComputed({ startedMs, tokens, layer }) {
       const dueMs = startedMs + (forwardMsPer512Tokens * tokens * (layer + 1)) / (512 * layers);
