@@ -20,6 +20,7 @@ export interface Contestant {
 }
 
 const CACHE_TOKENS = 24_576;
+const WARM_PROMPTS = 16;
 const VOCABULARY = 1000;
 
 export async function openContestant(way: Way, pool: Point["pool"]): Promise<Contestant> {
@@ -69,8 +70,8 @@ export async function openContestant(way: Way, pool: Point["pool"]): Promise<Con
     return median(came);
   }
 
-  // The proxy learns where P is from its first answer, the two shake hands, code gets warm.
-  for (let i = 0; i < 4; i++) await send(freshPrompt(257), 2);
+  // The proxy learns where P is from its first answer, the two shake hands, code gets warm, and each page of the pools has been written once.
+  for (let i = 0; i < WARM_PROMPTS; i++) await send(freshPrompt(CACHE_TOKENS / 12), 2);
   return {
     ttftMs,
     get failed() {

@@ -1,31 +1,50 @@
 import { type Clock, KvError, type SideChannelReply, type SideChannelRequest } from "@kv/interface";
-import { Request } from "zeromq";
-import { asBuffer, reasonOf } from "./frames.js";
+import { reasonOf } from "./frames.js";
+import { type ConnectionStage, ZmqConnection } from "./zmq-connection.js";
 import { type ZmqEndpoint, zmqEndpoint } from "./zmq-endpoint.js";
+import type { IdleConnections } from "./zmq-idle.js";
 
 export interface ZmqRequestOptions {
   readonly clock: Clock;
   readonly maxReplyBytes: number;
   readonly inFlight: Set<(error: unknown) => void>;
+  readonly idle: IdleConnections;
 }
 
 /** How far a request has come: what an error says depends on it. */
-type Stage = "looking up" | "connecting" | "greeting" | "waiting";
+type Stage = "looking up" | ConnectionStage;
 
 /**
- * One request over a socket of its own: a REQ that timed out cannot be used again. The request leaves only when the connection
+ * One request, over a connection that is kept from an earlier one or over a new one. The request leaves only when the connection
  * stands, so that its times bound the exchange alone. A refused or lost connection ends it at once. While it lasts, `inFlight` holds
  * what ends it early. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`.
  */
 export async function zmqRequest(
   given: SideChannelRequest,
-  { clock, maxReplyBytes, inFlight }: ZmqRequestOptions,
+  options: ZmqRequestOptions,
+): Promise<SideChannelReply> {
+  given.signal?.throwIfAborted();
+  const kept = options.idle.take(peerOf(given));
+  if (kept !== undefined) {
+    try {
+      return await requestOver(kept, given, options);
+    } catch (error) {
+      // It may have been over before: the peer was started again, or a box between them ends what is quiet.
+      if (!KvError.is(error, "KV_SIDE_CHANNEL_UNREACHABLE")) throw error;
+    }
+  }
+  return requestOver(undefined, given, options);
+}
+
+async function requestOver(
+  kept: ZmqConnection | undefined,
+  given: SideChannelRequest,
+  { clock, maxReplyBytes, inFlight, idle }: ZmqRequestOptions,
 ): Promise<SideChannelReply> {
   const { host, port, frames, timeoutMs, signal } = given;
-  signal?.throwIfAborted();
-  let stage: Stage = "looking up";
-  let socket: Request | undefined;
+  let connection = kept;
   let over = false;
+  const stage = (): Stage => connection?.stage ?? "looking up";
 
   /** Rejects when the request is to end early, whatever it is waiting for. */
   let end: (error: unknown) => void = () => {};
@@ -36,9 +55,9 @@ export async function zmqRequest(
   inFlight.add(end);
   const aborted = () => end(signal?.reason);
   signal?.addEventListener("abort", aborted, { once: true });
-  const timer = clock.setTimer(() => end(timedOut(given, stage)), timeoutMs);
+  const timer = clock.setTimer(() => end(timedOut(given, stage())), timeoutMs);
 
-  async function exchange(): Promise<SideChannelReply> {
+  async function connect(): Promise<ZmqConnection> {
     let endpoint: ZmqEndpoint;
     try {
       endpoint = await zmqEndpoint(host, port);
@@ -46,39 +65,26 @@ export async function zmqRequest(
       throw unreachable(given, `${host} was not found: ${reasonOf(error)}`, error);
     }
     // Nobody would close a socket that is opened after the end.
-    if (over) throw timedOut(given, stage);
-    stage = "connecting";
-    socket = new Request({ linger: 0, ipv6: endpoint.ipv6, maxMessageSize: maxReplyBytes });
-    const { events } = socket;
-    events.on("connect", () => {
-      stage = "greeting";
-    });
-    // ZMQ would go on trying. The peer has answered a moment ago, over HTTP at least: now its port is closed.
-    events.on("connect:retry", () => {
-      if (stage === "connecting") end(unreachable(given, "the connection was refused"));
-    });
-    events.on("disconnect", () => {
-      const why =
-        stage === "greeting"
-          ? "what listens there does not speak ZMQ"
-          : `it closed the connection, or its reply is larger than ${maxReplyBytes} bytes`;
-      // A reply that came before the end of the connection is delivered before the next turn.
-      setImmediate(() => end(unreachable(given, why)));
-    });
-    const greeted = new Promise<void>((resolve) => events.on("handshake", () => resolve()));
-    socket.connect(endpoint.url);
-    await greeted;
-    stage = "waiting";
+    if (over) throw timedOut(given, stage());
+    return new ZmqConnection(endpoint, maxReplyBytes);
+  }
+
+  async function exchange(): Promise<SideChannelReply> {
+    connection ??= await connect();
+    connection.onLost = () => end(unreachable(given, whyLost(stage(), maxReplyBytes)));
+    await connection.greeted();
     const sentAtMs = clock.now();
-    await socket.send(frames.map(asBuffer));
-    const answered = await socket.receive();
+    const answered = await connection.exchange(frames);
     return { frames: answered, sentAtMs, receivedAtMs: clock.now() };
   }
 
   try {
     const exchanged = exchange();
     exchanged.catch(() => {});
-    return await Promise.race([exchanged, ended]);
+    const reply = await Promise.race([exchanged, ended]);
+    if (connection !== undefined) idle.keep(peerOf(given), connection);
+    connection = undefined;
+    return reply;
   } catch (error) {
     if (KvError.is(error) || (signal?.aborted === true && error === signal.reason)) throw error;
     throw unreachable(given, reasonOf(error), error);
@@ -87,13 +93,21 @@ export async function zmqRequest(
     timer.cancel();
     inFlight.delete(end);
     signal?.removeEventListener("abort", aborted);
-    (socket as Request | undefined)?.close();
+    connection?.close();
   }
+}
+
+const peerOf = ({ host, port }: SideChannelRequest) => `${host}:${port}`;
+
+function whyLost(stage: Stage, maxReplyBytes: number): string {
+  if (stage === "standing")
+    return `it closed the connection, or its reply is larger than ${maxReplyBytes} bytes`;
+  return stage === "greeting" ? "what listens there does not speak ZMQ" : "the connection was refused";
 }
 
 function timedOut(given: SideChannelRequest, stage: Stage): KvError {
   const { host, port, timeoutMs } = given;
-  if (stage !== "waiting") {
+  if (stage !== "standing") {
     const what = stage === "greeting" ? "something answers there, and not in ZMQ" : "no connection";
     return unreachable(given, `${what} within ${timeoutMs} ms`);
   }

@@ -59,6 +59,72 @@ test("a request gets its reply, and the times of both ends", async () => {
   expect(reply.receivedAtMs).toBeGreaterThanOrEqual(reply.sentAtMs);
 });
 
+/** A listener that counts its connections, and echoes. */
+async function countingRouter(port: number | "*" = "*") {
+  const router = new Router({ linger: 0 });
+  const seen = { accepted: 0, ended: 0 };
+  router.events.on("accept", () => {
+    seen.accepted += 1;
+  });
+  router.events.on("disconnect", () => {
+    seen.ended += 1;
+  });
+  await router.bind(`tcp://${host}:${port}`);
+  void (async () => {
+    for await (const frames of router) await router.send(frames);
+  })().catch(() => {});
+  closers.push(() => router.close());
+  return { seen, port: Number(router.lastEndpoint?.split(":").at(-1)), close: () => router.close() };
+}
+
+test("requests that follow one another go over one connection, which is closed when it has been idle", async () => {
+  const timers = new Map<object, () => void>();
+  const side = channel({
+    clock: {
+      now: () => performance.now(),
+      setTimer(done) {
+        const timer = { cancel: () => void timers.delete(timer) };
+        timers.set(timer, done);
+        return timer;
+      },
+    },
+  });
+  const { seen, port } = await countingRouter();
+  for (const word of ["one", "two", "three"]) {
+    const { frames } = await side.request({ ...hello, port, frames: [Buffer.from(word)] });
+    expect(frames.map(text)).toEqual([word]);
+  }
+  await Promise.all([side.request({ ...hello, port }), side.request({ ...hello, port })]);
+  expect(seen).toEqual({ accepted: 2, ended: 0 });
+  expect(timers.size).toBe(2);
+  for (const strike of [...timers.values()]) strike();
+  expect(timers.size).toBe(0);
+  await until(() => seen.ended === 2);
+  await side.request({ ...hello, port });
+  expect(seen.accepted).toBe(3);
+});
+
+test("of many connections a few are kept", async () => {
+  const side = channel();
+  const { seen, port } = await countingRouter();
+  await Promise.all(Array.from({ length: 20 }, () => side.request({ ...hello, port })));
+  expect(seen.accepted).toBe(20);
+  await until(() => seen.ended === 16);
+  await side.close();
+  await until(() => seen.ended === 20);
+});
+
+test("a peer that was started again is reached, though a connection to the one before was kept", async () => {
+  const side = channel();
+  const first = await countingRouter();
+  await side.request({ ...hello, port: first.port });
+  first.close();
+  let second: Awaited<ReturnType<typeof countingRouter>> | undefined;
+  while (second === undefined) second = await countingRouter(first.port).catch(() => undefined);
+  const { frames } = await side.request({ ...hello, port: first.port });
+  expect(frames.map(text)).toEqual(["hello"]);
+});
+
 test("names are looked up: localhost listens and is reached", async () => {
   const side = channel();
   const listener = await side.listen({ host: "localhost", port: 0, answer: () => [Buffer.from("here")] });

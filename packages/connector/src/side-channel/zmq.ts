@@ -1,4 +1,5 @@
 import { type Ambient, ambient, KvError, type SideChannel, type SideChannelListener } from "@kv/interface";
+import { createIdleConnections } from "./zmq-idle.js";
 import { openZmqListener } from "./zmq-listener.js";
 import { zmqRequest } from "./zmq-request.js";
 
@@ -19,6 +20,7 @@ export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel
   const { maxRequestBytes = 4096, maxReplyBytes = 64 * 2 ** 20, maxPending = 256 } = options;
   const listeners = new Set<SideChannelListener>();
   const inFlight = new Set<(error: unknown) => void>();
+  const idle = createIdleConnections(clock);
   let closed = false;
   const refuseWhenClosed = () => {
     if (closed) throw channelClosed();
@@ -46,11 +48,12 @@ export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel
     },
     async request(given) {
       refuseWhenClosed();
-      return zmqRequest(given, { clock, maxReplyBytes, inFlight });
+      return zmqRequest(given, { clock, maxReplyBytes, inFlight, idle });
     },
     async close() {
       closed = true;
       for (const end of inFlight) end(channelClosed());
+      idle.close();
       await Promise.all([...listeners].map((listener) => listener.close()));
     },
   };

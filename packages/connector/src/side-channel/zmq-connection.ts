@@ -1,0 +1,63 @@
+import { Request } from "zeromq";
+import { asBuffer } from "./frames.js";
+import type { ZmqEndpoint } from "./zmq-endpoint.js";
+
+export type ConnectionStage = "connecting" | "greeting" | "standing";
+
+/** A connection of its own to a listener, for one request after another. One whose reply did not come cannot be used again. */
+export class ZmqConnection {
+  readonly #socket: Request;
+  readonly #greeted: Promise<void>;
+  #stage: ConnectionStage = "connecting";
+  #lost = false;
+  /** Called when the connection is refused or lost. */
+  onLost: () => void = () => {};
+
+  constructor({ url, ipv6 }: ZmqEndpoint, maxReplyBytes: number) {
+    this.#socket = new Request({ linger: 0, ipv6, maxMessageSize: maxReplyBytes });
+    const { events } = this.#socket;
+    events.on("connect", () => {
+      this.#stage = "greeting";
+    });
+    // ZMQ would go on trying. The peer has answered a moment ago, over HTTP at least: now its port is closed.
+    events.on("connect:retry", () => {
+      if (this.#stage === "connecting") this.onLost();
+    });
+    // A reply that came before the end of the connection is delivered before the next turn.
+    events.on("disconnect", () => {
+      this.#lost = true;
+      setImmediate(() => this.onLost());
+    });
+    this.#greeted = new Promise((resolve) => {
+      events.on("handshake", () => {
+        this.#stage = "standing";
+        resolve();
+      });
+    });
+    this.#socket.connect(url);
+  }
+
+  get stage(): ConnectionStage {
+    return this.#stage;
+  }
+
+  /** It stood, and does no more. ZMQ makes another of it, to whoever listens there then. */
+  get lost(): boolean {
+    return this.#lost;
+  }
+
+  /** Resolves when requests can leave at once, and not before: their times are to bound the exchange alone. */
+  greeted(): Promise<void> {
+    return this.#greeted;
+  }
+
+  async exchange(frames: readonly Uint8Array[]): Promise<readonly Uint8Array[]> {
+    await this.#socket.send(frames.map(asBuffer));
+    return await this.#socket.receive();
+  }
+
+  close(): void {
+    this.onLost = () => {};
+    this.#socket.close();
+  }
+}
