@@ -2,7 +2,6 @@
 
 #include <sys/prctl.h>
 
-#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -10,25 +9,8 @@ namespace kv::nixl {
 
 namespace {
 
-using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// Between two polls: short after work, and growing with the quiet to a bound. An idle agent must still answer: a peer's
-// first READ, and all emulated ones, progress only while the target polls.
-constexpr auto kShortestPause = microseconds(20);
-constexpr auto kLongestPause = microseconds(2000);
-// The same where a peer has nothing to reach: no memory of this agent is registered.
-constexpr auto kLongestPauseBare = microseconds(5000);
-constexpr auto kLongestPauseInFlight = microseconds(50);
-constexpr int kQuietPerPause = 64;
-// A poll that takes longer than this, and several times what an empty one takes, has probably moved data for a peer. It may
-// also have been preempted: a few more polls follow at once, and a second one of its kind makes it certain.
-constexpr auto kBusyPoll = microseconds(10);
-constexpr int kBusyPollRatio = 4;
-constexpr int kTypicalPollRise = 1024;
-constexpr int kAttentivePolls = 8;
-// While slices are being posted, polls are this far apart; each costs about as much as the making of a small slice.
-constexpr auto kPollWhilePosting = microseconds(100);
 // How often peers that have transfers under way are looked after, where the backend does not.
 constexpr auto kWatchPeers = milliseconds(50);
 // For transfers under way when the environment ends.
@@ -265,26 +247,8 @@ bool AgentThread::ending() {
   return transfers_.empty() || Clock::now() >= *deadline_;
 }
 
-// Looks at how long a poll took. What an empty one takes depends on the backend: the estimate falls at once and rises slowly.
-void AgentThread::notice(Clock::time_point end, Clock::duration poll) {
-  // With nothing of its own to reach no peer can have been served: a slow poll was a preempted one.
-  if (!state_->reachable()) return;
-  if (poll > kBusyPoll && poll > typical_poll_ * kBusyPollRatio) {
-    if (attentive_ > 0) last_work_ = end;
-    attentive_ = kAttentivePolls;
-  } else if (attentive_ > 0) {
-    --attentive_;
-  }
-  typical_poll_ = poll < typical_poll_ ? poll : typical_poll_ + (poll - typical_poll_) / kTypicalPollRise;
-}
-
 void AgentThread::wait() {
-  const auto quiet = std::chrono::duration_cast<microseconds>(Clock::now() - last_work_);
-  // To sleep at once, also after work, is faster than to look again: whoever was told of it needs a core, and on few cores it is this one.
-  auto longest = state_->reachable() ? kLongestPause : kLongestPauseBare;
-  if (!transfers_.empty()) longest = kLongestPauseInFlight;
-  if (attentive_ > 0) longest = kShortestPause;
-  const auto pause = std::clamp(quiet / kQuietPerPause, kShortestPause, longest);
+  const auto pause = pace_.pause(Clock::now(), state_->reachable(), !transfers_.empty());
   std::unique_lock lock(mutex_);
   asleep_ = true;
   wake_.wait_for(lock, pause, [this] { return !queue_.empty() || stopping_; });
@@ -305,16 +269,16 @@ void AgentThread::main(uint64_t ticket) {
     outbox_->send(failed(Event::Kind::settled, ticket, Failure("KV_INTERNAL", error.what())));
     return;
   }
-  last_work_ = Clock::now();
+  pace_.worked(Clock::now());
   while (!ending()) {
     bool worked = run_commands();
     worked = advance_transfers() || worked;
-    if (!worked || Clock::now() - last_poll_ > kPollWhilePosting) worked = poll() || worked;
-    if (!transfers_.empty() && last_poll_ - last_watch_ > kWatchPeers) {
-      last_watch_ = last_poll_;
+    if (!worked || pace_.due(Clock::now())) worked = poll() || worked;
+    if (!transfers_.empty() && pace_.last_poll() - last_watch_ > kWatchPeers) {
+      last_watch_ = pace_.last_poll();
       state_->watch();
     }
-    if (worked) last_work_ = Clock::now();
+    if (worked) pace_.worked(Clock::now());
     // Whoever was just told needs a core before another look is worth one.
     if (!worked || transfers_.empty()) wait();
   }
@@ -330,9 +294,8 @@ bool AgentThread::poll() {
                    .value = std::move(payload),
                    .from = std::move(from)});
   });
-  last_poll_ = Clock::now();
+  pace_.polled(start, Clock::now(), state_->reachable());
   ++counters_.polls;
-  notice(last_poll_, last_poll_ - start);
   return received;
 }
 
