@@ -71,15 +71,15 @@ void AgentThread::call(uint64_t ticket, Work work) {
 }
 
 void AgentThread::register_memory(uint64_t ticket, std::shared_ptr<Pin> pin) {
-  call(ticket, [this, ticket, pin = std::move(pin)](Event&) mutable { state_->register_memory(ticket, std::move(pin)); });
+  call(ticket, [this, ticket, pin = std::move(pin)](Event&) mutable { state_->registrations().add_memory(ticket, std::move(pin)); });
 }
 
 void AgentThread::register_file(uint64_t ticket, uint64_t descriptor, uint64_t length) {
-  call(ticket, [this, ticket, descriptor, length](Event&) { state_->register_file(ticket, descriptor, length); });
+  call(ticket, [this, ticket, descriptor, length](Event&) { state_->registrations().add_file(ticket, descriptor, length); });
 }
 
 void AgentThread::deregister_memory(uint64_t ticket, uint64_t registration) {
-  call(ticket, [this, registration](Event&) { state_->deregister_memory(registration); });
+  call(ticket, [this, registration](Event&) { state_->registrations().remove(registration); });
 }
 
 void AgentThread::local_metadata(uint64_t ticket) {
@@ -87,15 +87,15 @@ void AgentThread::local_metadata(uint64_t ticket) {
 }
 
 void AgentThread::add_remote(uint64_t ticket, Bytes metadata) {
-  call(ticket, [this, metadata = std::move(metadata)](Event& event) { event.value = state_->add_remote(metadata); });
+  call(ticket, [this, metadata = std::move(metadata)](Event& event) { event.value = state_->peers().add(metadata); });
 }
 
 void AgentThread::remove_remote(uint64_t ticket, std::string name) {
-  call(ticket, [this, name = std::move(name)](Event&) { state_->remove_remote(name); });
+  call(ticket, [this, name = std::move(name)](Event&) { state_->peers().remove(name); });
 }
 
 void AgentThread::notify(uint64_t ticket, std::string remote, Bytes payload) {
-  call(ticket, [this, remote = std::move(remote), payload = std::move(payload)](Event&) { state_->notify(remote, payload); });
+  call(ticket, [this, remote = std::move(remote), payload = std::move(payload)](Event&) { state_->peers().notify(remote, payload); });
 }
 
 void AgentThread::prepare(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type,
@@ -276,7 +276,7 @@ void AgentThread::main(uint64_t ticket) {
     if (!worked || pace_.due(Clock::now())) worked = poll() || worked;
     if (!transfers_.empty() && pace_.last_poll() - last_watch_ > kWatchPeers) {
       last_watch_ = pace_.last_poll();
-      state_->watch();
+      state_->peers().watch();
     }
     if (worked) pace_.worked(Clock::now());
     // Whoever was just told needs a core before another look is worth one.
@@ -287,7 +287,7 @@ void AgentThread::main(uint64_t ticket) {
 
 bool AgentThread::poll() {
   const auto start = Clock::now();
-  const bool received = state_->poll([this](std::string from, Bytes payload) {
+  const bool received = state_->inbox().poll([this](std::string from, Bytes payload) {
     outbox_->send({.kind = Event::Kind::notification,
                    .ticket = 0,
                    .failure = {},
