@@ -62,15 +62,16 @@ void Peers::load(const std::string& name, const Bytes& metadata) {
     const capi::Status status = nixl_.load_remote_md(agent_, metadata.data(), metadata.size(), &raw);
     free(raw);
     if (status == capi::kSuccess) return;
-    if (watched_ && loads < kMostLoads && somebody_died_after(Clock::now() - kQuarantine)) {
-      inbox_.drain_errors();
-      continue;
-    }
-    // NIXL has dropped what it knew of the peer, if it knew it, and with it what prepared lists point to.
+    const bool again = watched_ && loads < kMostLoads && somebody_died_after(Clock::now() - kQuarantine);
+    // NIXL has dropped what it knew of the peer, if it knew it, and with it what prepared lists point to: also where it takes the same
+    // metadata at the next attempt.
     if (peers_.contains(name)) forget(name);
-    throw Failure("KV_AGENT_METADATA_INVALID",
-                  "NIXL refused the metadata of \"" + name + "\": " + describe(status),
-                  "it must come whole from the peer's localMetadata(), and both agents must have a backend in common");
+    if (!again) {
+      throw Failure("KV_AGENT_METADATA_INVALID",
+                    "NIXL refused the metadata of \"" + name + "\": " + describe(status),
+                    "it must come whole from the peer's localMetadata(), and both agents must have a backend in common");
+    }
+    inbox_.drain_errors();
   }
 }
 

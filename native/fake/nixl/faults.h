@@ -6,7 +6,8 @@
 //   FAKE_NIXL_FAIL_NOTIFICATION=1 notifications cannot be sent
 //   FAKE_NIXL_LATE_WRITES=1       a WRITE is done before its bytes land; they do when something is read from that peer
 //   FAKE_NIXL_STRAY_ERRORS=n      the next n posts and looks, at whatever, are given an error that is another peer's: what they are
-//                                 about goes on unseen, and lands before what is read later from that peer; metadata is refused likewise
+//                                 about goes on unseen, and lands before what is read later from that peer; metadata is refused likewise,
+//                                 and what was known of its agent dropped
 //   FAKE_NIXL_ENDPOINT=port       local metadata is of LIBFABRIC, and names that port of 127.0.0.1
 #pragma once
 

@@ -38,6 +38,12 @@ std::string endpoint(int port) {
   return "dest_data_ep_0" + raw<uint64_t>(sizeof(address)) + raw(address);
 }
 
+// What NIXL does with a peer whose metadata it could not load, lists or no lists.
+void drop(Agent agent, const std::string& remote) {
+  agent->remotes.erase(remote);
+  for (const PreparedDlist list : agent->lists) list->dropped = list->dropped || list->remote == remote;
+}
+
 }  // namespace
 
 extern "C" {
@@ -68,10 +74,13 @@ API(get_local_md)(Agent agent, void** data, size_t* length) {
 API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) {
   LOCKED;
   own(agent);
-  if (one_of("FAKE_NIXL_STRAY_ERRORS")) return kBackendError;
   const std::string in(static_cast<const char*>(data), length);
   size_t at = strlen("nixlSerDes|");
   const std::string remote = take(in, at, "Agent");
+  if (one_of("FAKE_NIXL_STRAY_ERRORS")) {
+    drop(agent, remote);
+    return kBackendError;
+  }
   for (const char* tag : {"Conns", "t", "c", "", "nixlSecElms"}) take(in, at, tag);
   Descriptors memory;
   if (at < in.size()) {
@@ -90,7 +99,7 @@ API(invalidate_remote_md)(Agent agent, const char* name) {
   LOCKED;
   own(agent);
   for (const PreparedDlist list : agent->lists) {
-    if (list->remote == name) broken("a peer forgotten before its lists");
+    if (list->remote == name && !list->dropped) broken("a peer forgotten before its lists");
   }
   return agent->remotes.erase(name) > 0 ? kSuccess : kNotFound;
 }

@@ -26,6 +26,7 @@ API(make_xfer_req)(Agent agent, Operation operation, PreparedDlist local, const 
   LOCKED;
   own(agent);
   if (!agent->lists.contains(local) || !agent->lists.contains(remote)) broken("a request of lists that are gone");
+  if (remote->dropped) broken("a request of a list whose peer has been dropped");
   if (count == 0 || count != remote_count) broken("a request of no descriptors, or of unequal numbers");
   auto* request = new RequestObject;
   for (size_t index = 0; index < count; ++index) {

@@ -46,6 +46,7 @@ struct RegDlistObject {
 struct PreparedDlistObject {
   Descriptors descriptors;
   std::string remote;
+  bool dropped = false;  // it points to memory of its peer that is known no more: good for a release
 };
 struct NotifMapObject {
   Inbox inbox;
