@@ -36,8 +36,8 @@ async function buildAll(compiler, digest) {
   try {
     const objects = await compile([compiler], flags, work);
     await run([compiler, ...objects, ...link, "-o", join(work, "addon")]);
-    const source = join(here, "fake", "fake_nixl_capi.cc");
-    await run([compiler, ...flags, source, ...link, "-o", join(work, "fake")]);
+    const standIn = fakeSources.filter((file) => file.endsWith(".cc"));
+    await run([compiler, ...flags, ...standIn, ...link, "-o", join(work, "fake")]);
     renameSync(join(work, "addon"), addon);
     renameSync(join(work, "fake"), fake);
     writeFileSync(stamp, digest);
@@ -61,8 +61,8 @@ if (compiler === undefined) {
 }
 // The loader would take them before what is built here.
 dropOutdated();
-const sources = [...sourcesIn("src"), join(here, "fake", "fake_nixl_capi.cc")];
-const digest = digestOf([compiler, flags, link, process.arch], sources);
+const fakeSources = sourcesIn("fake/nixl");
+const digest = digestOf([compiler, flags, link, process.arch], [...sourcesIn("src"), ...fakeSources]);
 const built = [addon, fake, stamp].every((file) => existsSync(file));
 const fresh = built && readFileSync(stamp, "utf8") === digest && !process.argv.includes("--force");
 if (!fresh) {

@@ -2,7 +2,6 @@
 
 #include <sys/prctl.h>
 
-#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -10,25 +9,8 @@ namespace kv::nixl {
 
 namespace {
 
-using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// Between two polls: short after work, and growing with the quiet to a bound. An idle agent must still answer: a peer's
-// first READ, and all emulated ones, progress only while the target polls.
-constexpr auto kShortestPause = microseconds(20);
-constexpr auto kLongestPause = microseconds(2000);
-// The same where a peer has nothing to reach: no memory of this agent is registered.
-constexpr auto kLongestPauseBare = microseconds(5000);
-constexpr auto kLongestPauseInFlight = microseconds(50);
-constexpr int kQuietPerPause = 64;
-// A poll that takes longer than this, and several times what an empty one takes, has probably moved data for a peer. It may
-// also have been preempted: a few more polls follow at once, and a second one of its kind makes it certain.
-constexpr auto kBusyPoll = microseconds(10);
-constexpr int kBusyPollRatio = 4;
-constexpr int kTypicalPollRise = 1024;
-constexpr int kAttentivePolls = 8;
-// While slices are being posted, polls are this far apart; each costs about as much as the making of a small slice.
-constexpr auto kPollWhilePosting = microseconds(100);
 // How often peers that have transfers under way are looked after, where the backend does not.
 constexpr auto kWatchPeers = milliseconds(50);
 // For transfers under way when the environment ends.
@@ -89,15 +71,15 @@ void AgentThread::call(uint64_t ticket, Work work) {
 }
 
 void AgentThread::register_memory(uint64_t ticket, std::shared_ptr<Pin> pin) {
-  call(ticket, [this, ticket, pin = std::move(pin)](Event&) mutable { state_->register_memory(ticket, std::move(pin)); });
+  call(ticket, [this, ticket, pin = std::move(pin)](Event&) mutable { state_->registrations().add_memory(ticket, std::move(pin)); });
 }
 
 void AgentThread::register_file(uint64_t ticket, uint64_t descriptor, uint64_t length) {
-  call(ticket, [this, ticket, descriptor, length](Event&) { state_->register_file(ticket, descriptor, length); });
+  call(ticket, [this, ticket, descriptor, length](Event&) { state_->registrations().add_file(ticket, descriptor, length); });
 }
 
 void AgentThread::deregister_memory(uint64_t ticket, uint64_t registration) {
-  call(ticket, [this, registration](Event&) { state_->deregister_memory(registration); });
+  call(ticket, [this, registration](Event&) { state_->registrations().remove(registration); });
 }
 
 void AgentThread::local_metadata(uint64_t ticket) {
@@ -105,15 +87,15 @@ void AgentThread::local_metadata(uint64_t ticket) {
 }
 
 void AgentThread::add_remote(uint64_t ticket, Bytes metadata) {
-  call(ticket, [this, metadata = std::move(metadata)](Event& event) { event.value = state_->add_remote(metadata); });
+  call(ticket, [this, metadata = std::move(metadata)](Event& event) { event.value = state_->peers().add(metadata); });
 }
 
 void AgentThread::remove_remote(uint64_t ticket, std::string name) {
-  call(ticket, [this, name = std::move(name)](Event&) { state_->remove_remote(name); });
+  call(ticket, [this, name = std::move(name)](Event&) { state_->peers().remove(name); });
 }
 
 void AgentThread::notify(uint64_t ticket, std::string remote, Bytes payload) {
-  call(ticket, [this, remote = std::move(remote), payload = std::move(payload)](Event&) { state_->notify(remote, payload); });
+  call(ticket, [this, remote = std::move(remote), payload = std::move(payload)](Event&) { state_->peers().notify(remote, payload); });
 }
 
 void AgentThread::prepare(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type,
@@ -265,26 +247,8 @@ bool AgentThread::ending() {
   return transfers_.empty() || Clock::now() >= *deadline_;
 }
 
-// Looks at how long a poll took. What an empty one takes depends on the backend: the estimate falls at once and rises slowly.
-void AgentThread::notice(Clock::time_point end, Clock::duration poll) {
-  // With nothing of its own to reach no peer can have been served: a slow poll was a preempted one.
-  if (!state_->reachable()) return;
-  if (poll > kBusyPoll && poll > typical_poll_ * kBusyPollRatio) {
-    if (attentive_ > 0) last_work_ = end;
-    attentive_ = kAttentivePolls;
-  } else if (attentive_ > 0) {
-    --attentive_;
-  }
-  typical_poll_ = poll < typical_poll_ ? poll : typical_poll_ + (poll - typical_poll_) / kTypicalPollRise;
-}
-
 void AgentThread::wait() {
-  const auto quiet = std::chrono::duration_cast<microseconds>(Clock::now() - last_work_);
-  // To sleep at once, also after work, is faster than to look again: whoever was told of it needs a core, and on few cores it is this one.
-  auto longest = state_->reachable() ? kLongestPause : kLongestPauseBare;
-  if (!transfers_.empty()) longest = kLongestPauseInFlight;
-  if (attentive_ > 0) longest = kShortestPause;
-  const auto pause = std::clamp(quiet / kQuietPerPause, kShortestPause, longest);
+  const auto pause = pace_.pause(Clock::now(), state_->reachable(), !transfers_.empty());
   std::unique_lock lock(mutex_);
   asleep_ = true;
   wake_.wait_for(lock, pause, [this] { return !queue_.empty() || stopping_; });
@@ -305,16 +269,16 @@ void AgentThread::main(uint64_t ticket) {
     outbox_->send(failed(Event::Kind::settled, ticket, Failure("KV_INTERNAL", error.what())));
     return;
   }
-  last_work_ = Clock::now();
+  pace_.worked(Clock::now());
   while (!ending()) {
     bool worked = run_commands();
     worked = advance_transfers() || worked;
-    if (!worked || Clock::now() - last_poll_ > kPollWhilePosting) worked = poll() || worked;
-    if (!transfers_.empty() && last_poll_ - last_watch_ > kWatchPeers) {
-      last_watch_ = last_poll_;
-      state_->watch();
+    if (!worked || pace_.due(Clock::now())) worked = poll() || worked;
+    if (!transfers_.empty() && pace_.last_poll() - last_watch_ > kWatchPeers) {
+      last_watch_ = pace_.last_poll();
+      state_->peers().watch();
     }
-    if (worked) last_work_ = Clock::now();
+    if (worked) pace_.worked(Clock::now());
     // Whoever was just told needs a core before another look is worth one.
     if (!worked || transfers_.empty()) wait();
   }
@@ -323,16 +287,15 @@ void AgentThread::main(uint64_t ticket) {
 
 bool AgentThread::poll() {
   const auto start = Clock::now();
-  const bool received = state_->poll([this](std::string from, Bytes payload) {
+  const bool received = state_->inbox().poll([this](std::string from, Bytes payload) {
     outbox_->send({.kind = Event::Kind::notification,
                    .ticket = 0,
                    .failure = {},
                    .value = std::move(payload),
                    .from = std::move(from)});
   });
-  last_poll_ = Clock::now();
+  pace_.polled(start, Clock::now(), state_->reachable());
   ++counters_.polls;
-  notice(last_poll_, last_poll_ - start);
   return received;
 }
 

@@ -17,6 +17,7 @@
 #include "agent_state.h"
 #include "exit_guard.h"
 #include "outbox.h"
+#include "pace.h"
 #include "transfer.h"
 
 namespace kv::nixl {
@@ -69,7 +70,6 @@ class AgentThread : public Stoppable, public std::enable_shared_from_this<AgentT
   bool advance_transfers();
   void forget(const Transfer& transfer);
   bool ending();
-  void notice(Clock::time_point end, Clock::duration poll);
   void wait();
   void let_go();
 
@@ -91,11 +91,8 @@ class AgentThread : public Stoppable, public std::enable_shared_from_this<AgentT
   std::unique_ptr<AgentState> state_;
   std::deque<Transfer> transfers_;
   uint64_t last_posted_ = 0;
-  Clock::time_point last_work_;
-  Clock::time_point last_poll_;
+  Pace pace_;
   Clock::time_point last_watch_;
-  int attentive_ = 0;
-  Clock::duration typical_poll_ = std::chrono::milliseconds(1);
   std::optional<Clock::time_point> deadline_;
   std::optional<uint64_t> close_ticket_;
 };

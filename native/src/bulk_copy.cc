@@ -8,11 +8,11 @@
 
 namespace kv::nixl {
 
-std::vector<Run> read_runs(const double* numbers, size_t count, uint64_t limit, uint64_t& total) {
+std::vector<ByteRun> read_runs(const double* numbers, size_t count, uint64_t limit, uint64_t& total) {
   if (count % 2 != 0) {
     throw Failure("KV_MEMORY_INVALID", "runs are rows of 2 numbers; these are " + std::to_string(count) + " numbers");
   }
-  std::vector<Run> runs;
+  std::vector<ByteRun> runs;
   runs.reserve(count / 2);
   total = 0;
   for (size_t index = 0; index < count; index += 2) {
@@ -33,7 +33,7 @@ std::vector<Run> read_runs(const double* numbers, size_t count, uint64_t limit, 
   return runs;
 }
 
-BulkCopy::BulkCopy(Direction direction, std::shared_ptr<Pin> pin, std::vector<Run> runs, Napi::ArrayBuffer buffer)
+BulkCopy::BulkCopy(Direction direction, std::shared_ptr<Pin> pin, std::vector<ByteRun> runs, Napi::ArrayBuffer buffer)
     : Napi::AsyncWorker(buffer.Env(), "kv_nixl copy"),
       direction_(direction),
       pin_(std::move(pin)),
@@ -42,7 +42,7 @@ BulkCopy::BulkCopy(Direction direction, std::shared_ptr<Pin> pin, std::vector<Ru
       buffer_(Napi::Reference<Napi::ArrayBuffer>::New(buffer, 1)),
       deferred_(Napi::Promise::Deferred::New(buffer.Env())) {}
 
-Napi::Promise BulkCopy::queue(Direction direction, std::shared_ptr<Pin> pin, std::vector<Run> runs, Napi::ArrayBuffer buffer) {
+Napi::Promise BulkCopy::queue(Direction direction, std::shared_ptr<Pin> pin, std::vector<ByteRun> runs, Napi::ArrayBuffer buffer) {
   auto* copy = new BulkCopy(direction, std::move(pin), std::move(runs), buffer);
   const Napi::Promise promise = copy->deferred_.Promise();
   copy->Queue();
@@ -52,7 +52,7 @@ Napi::Promise BulkCopy::queue(Direction direction, std::shared_ptr<Pin> pin, std
 void BulkCopy::Execute() {
   std::byte* memory = pin_->mapping()->data();
   std::byte* cursor = bytes_;
-  for (const Run& run : runs_) {
+  for (const ByteRun& run : runs_) {
     if (run.length == 0) continue;
     if (direction_ == Direction::gather) {
       memcpy(cursor, memory + run.offset, run.length);

@@ -15,8 +15,8 @@ constexpr auto kBeforeDeath = std::chrono::milliseconds(500);
 
 }  // namespace
 
-bool Doubt::keep(AgentState& state, const std::string& remote, capi::Request request, const Failure& failure) {
-  if (errors_ >= kMostErrors || !state.errors_of_anyone(remote)) return false;
+bool Doubt::keep(Peers& peers, const std::string& remote, capi::Request request, const Failure& failure) {
+  if (errors_ >= kMostErrors || !peers.errors_of_anyone(remote)) return false;
   ++errors_;
   if (!failure_) since_ = Clock::now();
   if (!failure_) failure_ = failure;
@@ -25,11 +25,11 @@ bool Doubt::keep(AgentState& state, const std::string& remote, capi::Request req
   return true;
 }
 
-Doubt::Step Doubt::next(AgentState& state, const std::string& remote, bool over) {
-  if (state.lost(remote)) return state.quiet(remote) ? Step::release : Step::wait;
+Doubt::Step Doubt::next(Peers& peers, const std::string& remote, bool over) {
+  if (peers.lost(remote)) return peers.quiet(remote) ? Step::release : Step::wait;
   if (!settled_) return Step::probe;
   if (over) return Step::release;
-  if (state.somebody_died_after(since_ - kAfterDeath)) return Step::again;
+  if (peers.somebody_died_after(since_ - kAfterDeath)) return Step::again;
   return Clock::now() - since_ < kBeforeDeath ? Step::wait : Step::fail;
 }
 

@@ -8,8 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "agent_state.h"
 #include "failure.h"
+#include "nixl_capi.h"
+#include "peers.h"
 
 namespace kv::nixl {
 
@@ -18,11 +19,11 @@ class Doubt {
   enum class Step { wait, probe, again, fail, release };
 
   // Whether the failure of `request` may be another's. It is kept then, with the request, and nothing more is posted but probes.
-  bool keep(AgentState& state, const std::string& remote, capi::Request request, const Failure& failure);
+  bool keep(Peers& peers, const std::string& remote, capi::Request request, const Failure& failure);
   // Whether a failure is kept.
   bool any() const { return failure_.has_value(); }
   // What to do where nothing else of the transfer is under way.
-  Step next(AgentState& state, const std::string& remote, bool over);
+  Step next(Peers& peers, const std::string& remote, bool over);
   // A probe was posted; what it reads comes after all that went before.
   void probing() { probing_ = true; }
   // What was posted has ended well.

@@ -35,4 +35,9 @@ inline const char* describe(capi::Status status) {
   }
 }
 
+// Throws where NIXL refused.
+inline void check(capi::Status status, const char* code, const std::string& what) {
+  if (status != capi::kSuccess) throw Failure(code, what + ": " + describe(status));
+}
+
 }  // namespace kv::nixl

@@ -21,15 +21,15 @@ class Requests {
   capi::PreparedDlist prepare(const List& list, AddRows add, capi::Status& status);
   // Whether requests of these two can be made by index. NIXL is told each of their descriptors at the first one that wants it.
   bool indexed(List& local, List& remote);
-  // A request of NIXL for one slice. Null when NIXL refuses it, with its word for why in `status`.
-  capi::Request make(capi::Operation operation, List& local, List& remote, const Slice& slice, capi::Status& status);
+  // A request of NIXL for one slice, whose room for indices it may use. Null when NIXL refuses it, with its word for why in `status`.
+  capi::Request make(capi::Operation operation, List& local, List& remote, Slice& slice, capi::Status& status);
   // Room for one slice, for whoever makes the next request.
   Slice& slice() { return slice_; }
 
  private:
   capi::Request of_ids(capi::Operation operation, const List& local, const int32_t* local_ids, const List& remote,
                        const int32_t* remote_ids, size_t count, capi::Status& status);
-  capi::Request by_index(capi::Operation operation, List& local, List& remote, const Slice& slice, capi::Status& status);
+  capi::Request by_index(capi::Operation operation, const List& local, const List& remote, Slice& slice, capi::Status& status);
   capi::Request of_extents(capi::Operation operation, List& local, List& remote, const Slice& slice, capi::Status& status);
 
   const capi::Functions& nixl_;
@@ -38,8 +38,6 @@ class Requests {
   std::map<capi::MemoryType, Handle<capi::XferDlist>> local_extents_;
   std::map<capi::MemoryType, Handle<capi::XferDlist>> remote_extents_;
   Slice slice_;
-  std::vector<int32_t> local_ids_;
-  std::vector<int32_t> remote_ids_;
 };
 
 }  // namespace kv::nixl

@@ -60,30 +60,21 @@ void Slicer::next_ids(Slice& slice) {
 void Slicer::write_ids(Slice& slice) {
   const uint64_t length = local_shape_->uniform_length();
   const bool dense = local_shape_->dense() && remote_shape_->dense();
-  const size_t most = std::min(given_->count() - at_, kSliceBytes / length);
-  for (auto* ids : {&slice.local_written, &slice.remote_written}) {
-    if (ids->size() < most) ids->resize(most);
-  }
-  int32_t* local = slice.local_written.data();
-  int32_t* remote = slice.remote_written.data();
+  const uint64_t first = length + kExtentBytes;
+  const uint64_t each = dense ? length : first;
   uint64_t room = kSliceBytes;
-  while (!ended()) {
-    const uint64_t each = dense ? length : length + kExtentBytes;
-    const uint64_t first = length + kExtentBytes;
-    if (room < first) break;
+  slice.written.clear();
+  while (!ended() && room >= first) {
     uint32_t count = run_.count;
     if (first + (count - 1) * each > room) count = 1 + static_cast<uint32_t>((room - first) / each);
-    for (uint32_t index = 0; index < count; ++index) {
-      *local++ = static_cast<int32_t>(run_.local + index);
-      *remote++ = static_cast<int32_t>(run_.remote + index);
-    }
+    slice.written.add({run_.local, run_.remote, count});
     room -= first + (count - 1) * each;
-    slice.descriptors += count;
     slice.merged += dense ? 1 : count;
     skip(count);
   }
-  slice.local_ids = slice.local_written.data();
-  slice.remote_ids = slice.remote_written.data();
+  slice.descriptors = slice.written.count();
+  slice.local_ids = slice.written.local();
+  slice.remote_ids = slice.written.remote();
 }
 
 void Slicer::next(Slice& slice) {

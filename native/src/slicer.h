@@ -6,6 +6,7 @@
 
 #include "list.h"
 #include "pairs.h"
+#include "written_ids.h"
 
 namespace kv::nixl {
 
@@ -27,11 +28,11 @@ struct Slice {
   std::vector<Run> runs;
   uint64_t descriptors = 0;
   bool cut = false;
-  // Instead of all these: `descriptors` indices of each list, where the caller keeps them, or here.
+  // Instead of all these: `descriptors` indices of each list, where the caller keeps them, or in `written`.
   const int32_t* local_ids = nullptr;
   const int32_t* remote_ids = nullptr;
-  std::vector<int32_t> local_written;
-  std::vector<int32_t> remote_written;
+  // Room for indices of this slice, for whoever needs them.
+  WrittenIds written;
   // What is left of the descriptors once neighbours are one.
   uint64_t merged = 0;
 };

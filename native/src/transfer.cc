@@ -29,7 +29,7 @@ Transfer::Transfer(uint64_t ticket, TransferRequest request, SharedVerdict verdi
 bool Transfer::wants_to_post() const { return !over_ && !doubt_.any() && !slicer_->ended() && posted_.size() < kWindow; }
 
 bool Transfer::advance(AgentState& state, const Send& send, bool may_post) {
-  if (!over_ && state.known_lost(*request_->remote->remote)) fail(state, send, lost());
+  if (!over_ && state.peers().known_lost(*request_->remote->remote)) fail(state, send, lost());
   const size_t before = posted_.size() + spent_.size();
   check_posted(state, send);
   release_spent(state);
@@ -65,7 +65,7 @@ void Transfer::post_next(AgentState& state, const Send& send) {
       throw Failure("KV_TRANSFER_FAILED", subject() + " cannot go on: new metadata of that agent was refused, and NIXL dropped the old",
                     "add the peer and prepare its lists again");
     }
-    if (state.lost(*request_->remote->remote)) throw lost();
+    if (state.peers().lost(*request_->remote->remote)) throw lost();
     Requests& requests = state.requests();
     Slice& slice = requests.slice();
     if (!begun_ && slicer_->can_go_by_index() && requests.indexed(*request_->local, *request_->remote)) slicer_->go_by_index();
@@ -75,7 +75,7 @@ void Transfer::post_next(AgentState& state, const Send& send) {
     if (request == nullptr) throw Failure("KV_TRANSFER_FAILED", subject() + " was refused: " + describe(made));
     merged_ += slice.merged;
     // Where errors come to anybody, a rider that was refused may have gone.
-    if (!begun_) rides_ = request_->notification && !request_->revocable && slicer_->ended() && !state.probes_writes();
+    if (!begun_) rides_ = request_->notification && !request_->revocable && slicer_->ended() && state.probes() == nullptr;
     begun_ = true;
     spent_.push_back(request);
     Handle<capi::OptArgs> options;
@@ -115,11 +115,11 @@ void Transfer::post_next(AgentState& state, const Send& send) {
 // Also of a transfer that was given up: until its bytes have landed, the peer may not give its memory to anybody else.
 void Transfer::post_probe(AgentState& state, const Send& send) {
   probed_ = true;
-  if (request_->remote->lost || state.lost(*request_->remote->remote)) {
+  if (request_->remote->lost || state.peers().lost(*request_->remote->remote)) {
     fail(state, send, lost());
     return;
   }
-  const capi::Request request = state.make_probe(*request_->remote);
+  const capi::Request request = state.probes()->make(*request_->remote);
   const capi::Status posted =
       request == nullptr ? capi::kBackendError : state.nixl().post_xfer_req(state.agent(), request, nullptr);
   if (posted == capi::kInProgress) {
@@ -137,7 +137,7 @@ void Transfer::post_probe(AgentState& state, const Send& send) {
 }
 
 void Transfer::refused(AgentState& state, const Send& send, capi::Request request, Failure failure) {
-  if (doubt_.keep(state, *request_->remote->remote, request, failure)) return;
+  if (doubt_.keep(state.peers(), *request_->remote->remote, request, failure)) return;
   if (request != nullptr) spent_.push_back(request);
   for (const capi::Request kept : doubt_.clear()) spent_.push_back(kept);
   fail(state, send, std::move(failure));
@@ -145,7 +145,7 @@ void Transfer::refused(AgentState& state, const Send& send, capi::Request reques
 
 void Transfer::settle(AgentState& state, const Send& send) {
   using Step = Doubt::Step;
-  const Step step = doubt_.next(state, *request_->remote->remote, over_);
+  const Step step = doubt_.next(state.peers(), *request_->remote->remote, over_);
   if (step == Step::wait) return;
   if (step == Step::probe && !request_->remote->lost) {
     doubt_.probing();
@@ -165,7 +165,7 @@ void Transfer::settle(AgentState& state, const Send& send) {
 void Transfer::check_posted(AgentState& state, const Send& send) {
   for (size_t index = 0; index < posted_.size();) {
     const capi::Status status = state.nixl().get_xfer_status(state.agent(), posted_[index]);
-    if (status == capi::kInProgress && !state.quiet(*request_->remote->remote)) {
+    if (status == capi::kInProgress && !state.peers().quiet(*request_->remote->remote)) {
       ++index;
       continue;
     }
@@ -211,7 +211,7 @@ bool Transfer::complete(AgentState& state, const Send& send) {
     if (rides_) {
       state.count_rider();
     } else if (request_->notification) {
-      state.notify(*request_->remote->remote, *request_->notification);
+      state.peers().notify(*request_->remote->remote, *request_->notification);
     }
     state.count_done(request_->pairs.bytes());
     event.value = TransferOutcome{static_cast<double>(request_->pairs.bytes()), static_cast<double>(request_->pairs.count()),

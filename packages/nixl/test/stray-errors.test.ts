@@ -59,22 +59,27 @@ describe.skipIf(fakeMissing)(`errors that are another peer's (${fakeMissing ?? "
       rows: Float64Array.of(memory.address, BLOCK, 0, BLOCK, LENGTH / BLOCK),
     });
     const local: PreparedList = await reader.prepareLocal(table(mine));
-    const remote: PreparedList = await reader.prepareRemote(owner.name, table(theirs));
-    return { transport, reader, owner, mine, theirs, local, remote, alive, dying };
+    const prepareRemote = () => reader.prepareRemote(owner.name, table(theirs));
+    const remote: PreparedList = await prepareRemote();
+    return { transport, reader, owner, mine, theirs, local, remote, prepareRemote, alive, dying };
   }
 
   const errors = (count: number) => {
     process.env.FAKE_NIXL_STRAY_ERRORS = String(count);
   };
-  const move = (operation: "READ" | "WRITE", ids: Int32Array, signal?: AbortSignal) =>
+  const move = (
+    operation: "READ" | "WRITE",
+    ids: Int32Array,
+    { remote = world.remote, ...more }: { remote?: PreparedList; signal?: AbortSignal } = {},
+  ) =>
     world.reader.transfer({
       operation,
       local: world.local,
       localIds: ids,
-      remote: world.remote,
+      remote,
       remoteIds: ids,
       notification: Buffer.from("moved"),
-      ...(signal === undefined ? {} : { signal }),
+      ...more,
     });
   const arrived = (memory: Memory, ids: Int32Array) =>
     ids.every((id) => ARRIVED.equals(memory.bytes.subarray(id * BLOCK, (id + 1) * BLOCK)));
@@ -124,6 +129,48 @@ describe.skipIf(fakeMissing)(`errors that are another peer's (${fakeMissing ?? "
     expect(process.env.FAKE_NIXL_STRAY_ERRORS).toBe("0");
   });
 
+  test.each([
+    { name: "nobody died: refused, and taken when it comes again", died: false },
+    { name: "another peer died: taken at the second attempt", died: true },
+  ])("metadata of a known peer, $name; lists of what NIXL has dropped move nothing", async ({ died }) => {
+    const dropped = async () => {
+      for (const operation of ["READ", "WRITE"] as const) {
+        const { done, released } = move(operation, FEW);
+        await expect(done).rejects.toMatchObject({
+          code: "KV_TRANSFER_FAILED",
+          message: expect.stringContaining("dropped"),
+        });
+        await released;
+      }
+    };
+    // Requests by index are from now on what this list has been prepared for.
+    await move("READ", FEW).done;
+    const other = await world.prepareRemote();
+    const metadata = await metadataAt(world.owner, world.alive.port);
+    if (died) await world.dying.end();
+    errors(1);
+    if (!died) {
+      await expect(world.reader.addRemote(metadata)).rejects.toMatchObject({
+        code: "KV_AGENT_METADATA_INVALID",
+      });
+      await dropped();
+      await other.close();
+    }
+    await world.reader.addRemote(metadata);
+    expect(process.env.FAKE_NIXL_STRAY_ERRORS).toBe("0");
+    await dropped();
+    const remote = await world.prepareRemote();
+    await world.remote.close();
+    world.theirs.bytes.fill(3);
+    await move("READ", FEW, { remote }).done;
+    expect(arrived(world.mine, FEW)).toBe(true);
+    await expect(world.reader.removeRemote(world.owner.name)).rejects.toMatchObject({
+      code: "KV_MEMORY_IN_USE",
+    });
+    await remote.close();
+    await world.reader.removeRemote(world.owner.name);
+  });
+
   test("where nobody died it is this transfer's: it fails, and is released when all has landed", async () => {
     world.theirs.bytes.fill(3);
     errors(1);
@@ -140,7 +187,7 @@ describe.skipIf(fakeMissing)(`errors that are another peer's (${fakeMissing ?? "
     process.env.FAKE_NIXL_HOLD = "1";
     const controller = new AbortController();
     errors(1);
-    const { done, released } = move("READ", FEW, controller.signal);
+    const { done, released } = move("READ", FEW, { signal: controller.signal });
     await expect.poll(() => process.env.FAKE_NIXL_STRAY_ERRORS).toBe("0");
     controller.abort();
     await expect(done).rejects.toMatchObject({ code: "KV_TRANSFER_ABORTED" });

@@ -1,0 +1,69 @@
+// Agents and their backends.
+#include <string.h>
+
+#include "world.h"
+
+namespace kv::nixl::capi {
+
+extern "C" {
+API(create_configured_agent)(const char* name, const AgentConfig* config, Agent* out) {
+  LOCKED;
+  if (config->progress_thread || config->thread_sync != ThreadSync::none) broken("the addon asks for no thread and no locks");
+  if (world.contains(name)) return kBackendError;
+  *out = new AgentObject{.name = name};
+  world[name] = *out;
+  return kSuccess;
+}
+API(destroy_agent)(Agent agent) {
+  LOCKED;
+  own(agent);
+  if (!agent->lists.empty() || agent->requests != 0) broken("an agent destroyed before its lists and requests");
+  world.erase(agent->name);
+  delete agent;
+  return kSuccess;
+}
+API(get_available_plugins)(Agent agent, StringList* out) {
+  own(agent);
+  *out = new StringListObject;
+  return kSuccess;
+}
+API(destroy_string_list)(StringList list) {
+  delete list;
+  return kSuccess;
+}
+API(string_list_size)(StringList list, size_t* out) {
+  *out = list->names.size();
+  return kSuccess;
+}
+API(string_list_get)(StringList list, size_t index, const char** out) {
+  *out = list->names.at(index).c_str();
+  return kSuccess;
+}
+API(get_plugin_params)(Agent agent, const char* plugin, MemList* types, Params* out) {
+  own(agent);
+  if (strcmp(plugin, "UCX") != 0 && strcmp(plugin, "LIBFABRIC") != 0) return kBackendError;
+  *types = new MemListObject;
+  *out = new ParamsObject;
+  return kSuccess;
+}
+API(destroy_mem_list)(MemList list) {
+  delete list;
+  return kSuccess;
+}
+API(destroy_params)(Params params) {
+  delete params;
+  return kSuccess;
+}
+API(params_add)(Params, const char*, const char*) { return kSuccess; }
+API(create_backend)(Agent agent, const char*, Params, Backend* out) {
+  own(agent);
+  *out = new BackendObject;
+  return kSuccess;
+}
+API(destroy_backend)(Backend backend) {
+  delete backend;
+  return kSuccess;
+}
+}  // extern "C"
+
+}  // namespace kv::nixl::capi

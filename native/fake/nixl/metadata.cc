@@ -1,0 +1,108 @@
+// Metadata, framed as NIXL frames it.
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "faults.h"
+#include "world.h"
+
+namespace kv::nixl::capi {
+
+namespace {
+
+void put(std::string& out, const std::string& tag, const std::string& value) {
+  const uint64_t length = value.size();
+  out += tag + std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + value + "|";
+}
+
+template <typename T>
+std::string raw(T value) {
+  return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+std::string take(const std::string& in, size_t& at, const std::string& tag) {
+  uint64_t length = 0;
+  memcpy(&length, in.data() + at + tag.size(), sizeof(length));
+  at += tag.size() + sizeof(length);
+  const std::string value = in.substr(at, length);
+  at += length + 1;
+  return value;
+}
+
+// What a backend of LIBFABRIC tells of how to reach it.
+std::string endpoint(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return "dest_data_ep_0" + raw<uint64_t>(sizeof(address)) + raw(address);
+}
+
+// What NIXL does with a peer whose metadata it could not load, lists or no lists.
+void drop(Agent agent, const std::string& remote) {
+  agent->remotes.erase(remote);
+  for (const PreparedDlist list : agent->lists) list->dropped = list->dropped || list->remote == remote;
+}
+
+}  // namespace
+
+extern "C" {
+API(get_local_md)(Agent agent, void** data, size_t* length) {
+  LOCKED;
+  own(agent);
+  std::string out = "nixlSerDes|";
+  put(out, "Agent", agent->name);
+  put(out, "Conns", raw<uint64_t>(1));
+  const int port = setting("FAKE_NIXL_ENDPOINT");
+  const std::string backend = port > 0 ? "LIBFABRIC" : "UCX";
+  put(out, "t", backend);
+  put(out, "c", port > 0 ? endpoint(port) : raw(agent));
+  put(out, "", "MemSection");
+  put(out, "nixlSecElms", raw<uint64_t>(agent->memory.empty() ? 0 : 1));
+  if (!agent->memory.empty()) {
+    put(out, "bknd", backend);
+    put(out, "nixlDList", "nixlSDList");
+    put(out, "t", raw<int>(0));
+    put(out, "n", raw<uint64_t>(agent->memory.size()));
+    for (const Descriptor& memory : agent->memory) put(out, "", raw(memory));
+  }
+  *data = malloc(out.size());
+  *length = out.size();
+  memcpy(*data, out.data(), out.size());
+  return kSuccess;
+}
+API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) {
+  LOCKED;
+  own(agent);
+  const std::string in(static_cast<const char*>(data), length);
+  size_t at = strlen("nixlSerDes|");
+  const std::string remote = take(in, at, "Agent");
+  if (one_of("FAKE_NIXL_STRAY_ERRORS")) {
+    drop(agent, remote);
+    return kBackendError;
+  }
+  for (const char* tag : {"Conns", "t", "c", "", "nixlSecElms"}) take(in, at, tag);
+  Descriptors memory;
+  if (at < in.size()) {
+    for (const char* tag : {"bknd", "nixlDList", "t", "n"}) take(in, at, tag);
+    while (at < in.size()) {
+      Descriptor descriptor;
+      memcpy(&descriptor, take(in, at, "").data(), sizeof(descriptor));
+      memory.push_back(descriptor);
+    }
+  }
+  agent->remotes[remote] = memory;
+  *name = strdup(remote.c_str());
+  return kSuccess;
+}
+API(invalidate_remote_md)(Agent agent, const char* name) {
+  LOCKED;
+  own(agent);
+  for (const PreparedDlist list : agent->lists) {
+    if (list->remote == name && !list->dropped) broken("a peer forgotten before its lists");
+  }
+  return agent->remotes.erase(name) > 0 ? kSuccess : kNotFound;
+}
+}  // extern "C"
+
+}  // namespace kv::nixl::capi

@@ -1,0 +1,170 @@
+#include "peers.h"
+
+#include <stdlib.h>
+
+#include <utility>
+
+#include "failure.h"
+#include "metadata.h"
+
+namespace kv::nixl {
+
+namespace {
+
+// The backend whose peers can be watched from outside.
+constexpr const char* kWatchedBackend = "LIBFABRIC";
+// So long after a peer's end NIXL is told to let go of what it still has under way. What the peer had sent before is in this
+// host's own buffers, or lost, long before.
+constexpr auto kQuarantine = std::chrono::seconds(5);
+// Metadata is loaded so often while a peer's death explains that NIXL fails.
+constexpr int kMostLoads = 4;
+
+}  // namespace
+
+Peers::Peers(const capi::Functions& nixl, capi::Agent agent, std::string own_name, Inbox& inbox, Counters& counters, bool watched)
+    : nixl_(nixl), agent_(agent), own_name_(std::move(own_name)), inbox_(inbox), counters_(counters), watched_(watched) {}
+
+Peers::~Peers() {
+  for (const auto& [name, peer] : peers_) nixl_.invalidate_remote_md(agent_, name.c_str());
+  counters_.remotes = 0;
+}
+
+std::string Peers::add(const Bytes& bytes) {
+  Metadata metadata = read_metadata(bytes);
+  const std::string& name = metadata.agent;
+  if (name == own_name_) throw Failure("KV_AGENT_METADATA_INVALID", "the metadata is of an agent of the same name, \"" + name + "\"");
+  const auto known = peers_.find(name);
+  if (known != peers_.end() && known->second.connections != metadata.connections) {
+    // Another process under the same name. NIXL refuses to replace it.
+    if (!known->second.lists.empty()) {
+      throw Failure("KV_AGENT_METADATA_INVALID",
+                    "\"" + name + "\" is known with other connection data, and " + std::to_string(known->second.lists.size()) +
+                        " prepared lists describe its memory",
+                    "if it was restarted, close its lists first");
+    }
+    forget(name);
+  }
+  load(name, bytes);
+  Peer& peer = peers_[name];
+  const auto connection = metadata.connections.find(kWatchedBackend);
+  // A known peer that was taken for dead and says hello again is looked at anew.
+  if (watched_ && connection != metadata.connections.end() && (!peer.watch || !peer.watch->alive())) {
+    peer.watch = PeerWatch::of(connection->second);
+  }
+  peer.connections = std::move(metadata.connections);
+  counters_.remotes = peers_.size();
+  return name;
+}
+
+void Peers::load(const std::string& name, const Bytes& metadata) {
+  for (int loads = 1;; ++loads) {
+    char* raw = nullptr;
+    const capi::Status status = nixl_.load_remote_md(agent_, metadata.data(), metadata.size(), &raw);
+    free(raw);
+    if (status == capi::kSuccess) return;
+    const bool again = watched_ && loads < kMostLoads && somebody_died_after(Clock::now() - kQuarantine);
+    // NIXL has dropped what it knew of the peer, if it knew it, and with it what prepared lists point to: also where it takes the same
+    // metadata at the next attempt.
+    if (peers_.contains(name)) forget(name);
+    if (!again) {
+      throw Failure("KV_AGENT_METADATA_INVALID",
+                    "NIXL refused the metadata of \"" + name + "\": " + describe(status),
+                    "it must come whole from the peer's localMetadata(), and both agents must have a backend in common");
+    }
+    inbox_.drain_errors();
+  }
+}
+
+void Peers::forget(const std::string& name) {
+  const auto found = peers_.find(name);
+  for (List* list : found->second.lists) list->lost = true;
+  note_death(found->second);
+  nixl_.invalidate_remote_md(agent_, name.c_str());
+  peers_.erase(found);
+  counters_.remotes = peers_.size();
+}
+
+void Peers::remove(const std::string& name) {
+  const auto found = peers_.find(name);
+  if (found == peers_.end()) throw Failure("KV_AGENT_UNKNOWN_REMOTE", "this agent knows no peer \"" + name + "\"");
+  if (!found->second.lists.empty()) {
+    throw Failure("KV_MEMORY_IN_USE",
+                  std::to_string(found->second.lists.size()) + " prepared lists describe memory of \"" + name + "\"",
+                  "close them before removing the peer");
+  }
+  forget(name);
+}
+
+void Peers::require(const std::string& name) const {
+  if (peers_.contains(name)) return;
+  throw Failure("KV_AGENT_UNKNOWN_REMOTE", "this agent knows no peer \"" + name + "\"", "call addRemote first");
+}
+
+void Peers::notify(const std::string& name, const Bytes& payload) {
+  require(name);
+  if (lost(name)) {
+    throw Failure("KV_NOTIFICATION_FAILED",
+                  "could not send " + std::to_string(payload.size()) + " bytes to \"" + name + "\": its process is gone",
+                  "if it was restarted, add it again with its new metadata");
+  }
+  // Not tried again when it fails: it may have been sent, and it is delivered once at most.
+  if (watched_) inbox_.drain_errors();
+  // Never a null pointer, even for no bytes.
+  const void* data = payload.empty() ? static_cast<const void*>("") : payload.data();
+  check(nixl_.gen_notif(agent_, name.c_str(), data, payload.size(), nullptr), "KV_NOTIFICATION_FAILED",
+        "NIXL could not send " + std::to_string(payload.size()) + " bytes to \"" + name + "\"");
+  ++counters_.notifications_sent;
+}
+
+void Peers::hold(List& list) { peers_.at(*list.remote).lists.insert(&list); }
+
+void Peers::let_go(List& list) {
+  // A lost list's peer has been forgotten since, and may have been added anew.
+  if (!list.lost) peers_.at(*list.remote).lists.erase(&list);
+}
+
+bool Peers::lost(const std::string& name) {
+  if (!watched_) return false;
+  const auto found = peers_.find(name);
+  return found != peers_.end() && found->second.watch && !found->second.watch->alive();
+}
+
+Peers::Clock::duration Peers::lost_for(const std::string& name) const {
+  if (!watched_) return Clock::duration::zero();
+  const auto found = peers_.find(name);
+  return found != peers_.end() && found->second.watch ? found->second.watch->dead_for() : Clock::duration::zero();
+}
+
+bool Peers::known_lost(const std::string& name) const { return lost_for(name) > Clock::duration::zero(); }
+
+bool Peers::quiet(const std::string& name) const { return lost_for(name) >= kQuarantine; }
+
+void Peers::watch() {
+  for (const auto& [name, peer] : peers_) {
+    if (peer.watch) peer.watch->alive();
+    note_death(peer);
+  }
+}
+
+void Peers::note_death(const Peer& peer) {
+  if (!peer.watch) return;
+  const auto ago = peer.watch->dead_for();
+  if (ago <= ago.zero()) return;
+  const auto died = Clock::now() - ago;
+  if (!last_death_ || died > *last_death_) last_death_ = died;
+}
+
+bool Peers::somebody_died_after(Clock::time_point time) {
+  watch();
+  return last_death_ && *last_death_ > time;
+}
+
+bool Peers::errors_of_anyone(const std::string& name) {
+  const auto found = peers_.find(name);
+  if (found == peers_.end() || !found->second.watch) return false;
+  inbox_.drain_errors();
+  watch();
+  return found->second.watch->alive();
+}
+
+}  // namespace kv::nixl

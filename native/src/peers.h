@@ -1,0 +1,80 @@
+// The peers that one agent knows, and whether their processes are still there. What NIXL knows of them is dropped with it.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "counters.h"
+#include "event.h"
+#include "inbox.h"
+#include "list.h"
+#include "nixl_capi.h"
+#include "peer_watch.h"
+
+namespace kv::nixl {
+
+class Peers {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // All but the name outlive it. `watched`: a backend of the agent does not tell of a peer's death.
+  Peers(const capi::Functions& nixl, capi::Agent agent, std::string own_name, Inbox& inbox, Counters& counters, bool watched);
+  ~Peers();
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
+
+  // By the metadata of the peer's agent. Answers its name.
+  std::string add(const Bytes& metadata);
+  void remove(const std::string& name);
+  void notify(const std::string& name, const Bytes& payload);
+  // Throws KV_AGENT_UNKNOWN_REMOTE for a peer that has not been added.
+  void require(const std::string& name) const;
+  bool any() const { return !peers_.empty(); }
+
+  // The list describes memory of its peer, which is not removed before `let_go`.
+  void hold(List& list);
+  void let_go(List& list);
+
+  // Whether the peer's process is known to be gone. Looks, which is cheap.
+  bool lost(const std::string& name);
+  // The same by what was last seen.
+  bool known_lost(const std::string& name) const;
+  // Whether the peer has been gone for so long that nothing of its can be under way.
+  bool quiet(const std::string& name) const;
+  // Looks after every peer.
+  void watch();
+  // Whether an error of a call for this peer may be another's: the backend gives them to whoever calls next. What it has left of them is
+  // taken out first.
+  bool errors_of_anyone(const std::string& name);
+  // Whether the death of a peer was found out after that time.
+  bool somebody_died_after(Clock::time_point time);
+
+ private:
+  struct Peer {
+    std::map<std::string, std::string> connections;
+    std::unordered_set<List*> lists;
+    std::unique_ptr<PeerWatch> watch;
+  };
+
+  void load(const std::string& name, const Bytes& metadata);
+  void forget(const std::string& name);
+  // How long its death has been known; zero while it lives, or is not watched.
+  Clock::duration lost_for(const std::string& name) const;
+  void note_death(const Peer& peer);
+
+  const capi::Functions& nixl_;
+  capi::Agent agent_;
+  const std::string own_name_;
+  Inbox& inbox_;
+  Counters& counters_;
+  const bool watched_;
+  std::unordered_map<std::string, Peer> peers_;
+  std::optional<Clock::time_point> last_death_;
+};
+
+}  // namespace kv::nixl
