@@ -41,13 +41,17 @@ export async function pairOf(options: CliOptions): Promise<Pair> {
   const [prefill, decode] = settingsOf(options, assumed, prefillModel);
   const names = [...new Set([prefillModel.name, decodeModel.name])].join(" / ");
   return pairFromModels({
-    title: `${names}: prefill TP ${prefill.tpSize} → decode TP ${decode.tpSize}`,
+    title: `${names}: prefill ${sizesOf(prefill)} → decode ${sizesOf(decode)}`,
     prefillModel,
     decodeModel,
     prefill,
     decode,
     assumed,
   });
+}
+
+function sizesOf({ tpSize, ppSize }: EngineSettings): string {
+  return ppSize === 1 ? `TP ${tpSize}` : `TP ${tpSize}, PP ${ppSize}`;
 }
 
 async function configs(options: CliOptions): Promise<readonly [ModelShape, ModelShape]> {
@@ -108,6 +112,7 @@ function settingsOf(
     ? "FLASHMLA"
     : "FLASH_ATTN";
   const tp = say("--tp", options.tp, 1);
+  const pp = stagesOf(options);
   const [blockSize, kernel] = blockSizes(options, assumed, model, tp, say);
   const layout = say("--layout", options.layout, "LBHNC");
   const backends = say("--backend", options.backend, backend);
@@ -122,6 +127,7 @@ function settingsOf(
     }
     return {
       tpSize: tp[side] as number,
+      ppSize: pp[side] as number,
       blockSize: size,
       kernelBlockSize: inner,
       layout: layout[side] as EngineSettings["layout"],
@@ -130,6 +136,11 @@ function settingsOf(
       memoryType: "VRAM",
     };
   }) as [EngineSettings, EngineSettings];
+}
+
+/** Given once it is prefill's: only producers have stages. */
+function stagesOf({ pp }: CliOptions): readonly [number, number] {
+  return both("--pp", pp.length === 1 ? [...pp, 1] : pp, 1);
 }
 
 /** Tokens in a block and in a kernel block, of both engines. A hybrid's block has a page that holds a state. */
@@ -171,6 +182,13 @@ async function fromLive(options: CliOptions): Promise<Pair> {
       hint: "give --kv-heads, or --groups mla",
     });
   }
+  if (stagesOf(options).some((stages) => stages > 1)) {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `--pp ${options.pp.join(",")} with --from: an engine is asked for its rank (0, 0) only, which has the layers of the first stage`,
+      { hint: "give --config or --layers, or describe the stages in a file (--file)" },
+    );
+  }
   const [prefillTp, decodeTp] = both("--tp", options.tp, 1);
   const pair = await livePair(await loadLiveClient(), {
     prefill: { ...prefill, tpSize: prefillTp },
@@ -211,6 +229,7 @@ function refuseUnused(options: CliOptions, input: string): void {
     options.backend.length > 0 ? "--backend" : undefined,
     options.numBlocks.length > 0 ? "--num-blocks" : undefined,
     input === "--file" && options.tp.length > 0 ? "--tp" : undefined,
+    input === "--file" && options.pp.length > 0 ? "--pp" : undefined,
   ].filter((flag) => flag !== undefined);
   if (unused.length === 0) return;
   throw new KvError(
