@@ -1,6 +1,7 @@
 import { readTransferConfig } from "@kv/connector";
 import type { ConnectorRequest } from "@kv/interface";
 import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
+import { engineFacts } from "../../../pull/test/engine-facts.js";
 import { fixedClock } from "../../../pull/test/fixed-clock.js";
 import { simConfig } from "../../../pull/test/sim-config.js";
 import { createPushScheduler } from "../../src/index.js";
@@ -16,19 +17,7 @@ export async function scheduler() {
       ...readTransferConfig({ kv_connector: "NixlPushConnector", kv_role: "kv_both" }),
       sideChannelHost: "here",
     },
-    engine: {
-      engineId: "e",
-      tpSize: 1,
-      ppSize: 1,
-      dpRank: 0,
-      model: {
-        model: "m",
-        vllmVersion: "0.33.0",
-        connectorVersion: 15,
-        isHmaEnabled: false,
-        speculativeConfig: null,
-      },
-    },
+    engine: engineFacts("e"),
     cache: simConfig(16),
     sideChannel: memorySideChannel({ network, host: "here" }),
   });
