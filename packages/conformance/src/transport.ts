@@ -6,6 +6,8 @@ import { memoryTests } from "./transport/memories.js";
 import { movingTests } from "./transport/moving.js";
 import { notificationTests } from "./transport/notices.js";
 import { peerTests } from "./transport/peers.js";
+import { runTests } from "./transport/runs.js";
+import { transferRefusalTests } from "./transport/transfer-refusals.js";
 
 export type { TransportSuiteOptions } from "./transport/ground.js";
 
@@ -24,7 +26,11 @@ export function transportSuite(options: TransportSuiteOptions): void {
     describe("memory", () => memoryTests(stand));
     describe("peers", () => peerTests(stand));
     describe("prepared lists", () => listTests(stand));
-    describe("transfers", () => movingTests(stand));
+    describe("transfers", () => {
+      movingTests(stand);
+      runTests(stand);
+      transferRefusalTests(stand);
+    });
     describe("notifications", () => notificationTests(stand));
     describe("endings", () => endingTests(stand));
   });

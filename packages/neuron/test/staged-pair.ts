@@ -9,6 +9,7 @@ import {
   seededRandom,
   virtualClock,
 } from "@kv/transport-memory";
+import { engineFacts } from "../../pull/test/engine-facts.js";
 import { neuronCaches, neuronPlatform } from "../src/index.js";
 import { CONFIG } from "./config.js";
 import { visibleDevice } from "./visible-device.js";
@@ -71,19 +72,7 @@ export async function stagedPair(options: StagedPairOptions): Promise<ConnectorP
         }),
         sideChannelHost: name,
       },
-      engine: {
-        engineId: name,
-        tpSize,
-        ppSize: 1,
-        dpRank: 0,
-        model: {
-          model: "m",
-          vllmVersion: "0.33.0",
-          connectorVersion: 15,
-          isHmaEnabled: false,
-          speculativeConfig: null,
-        },
-      },
+      engine: engineFacts(name, { tpSize }),
       cache: config,
       transport: options.wrapTransport?.(transport) ?? transport,
       platform: cpuPlatform(),

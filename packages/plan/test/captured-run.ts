@@ -1,3 +1,5 @@
+import { expect } from "vitest";
+import type { PairReport, PlanReport } from "../src/cli/report.js";
 import { runKvPlan } from "../src/cli/run.js";
 
 /** `kv-plan` in this process, with what it printed. */
@@ -12,4 +14,19 @@ export async function captured(...args: string[]): Promise<{ code: number; stdou
     },
   });
   return { code, stdout, stderr };
+}
+
+/** What `--json` prints. */
+export async function report(...args: string[]): Promise<PairReport> {
+  const { stdout, stderr } = await captured(...args, "--json");
+  expect(stderr).toBe("");
+  return JSON.parse(stdout) as PairReport;
+}
+
+/** The report of a pair that has a plan, which is proven. */
+export async function planned(...args: string[]): Promise<PlanReport> {
+  const found = await report(...args);
+  if (found.outcome !== "planned") return expect.fail(found.reason);
+  expect(found.proof).toMatchObject({ proven: true });
+  return found;
 }

@@ -3,27 +3,13 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterAll, describe, expect, test } from "vitest";
-import type { PairReport, PlanReport } from "../src/cli/report.js";
 import { EXIT_CODES } from "../src/cli/run.js";
 import { planFromDocument } from "../src/index.js";
-import { captured } from "./captured-run.js";
+import { captured, planned, report } from "./captured-run.js";
 
 const model = (name: string) => fileURLToPath(new URL(`../fixtures/models/${name}.json`, import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), "kv-plan-"));
 afterAll(() => rmSync(folder, { recursive: true }));
-
-async function report(...args: string[]): Promise<PairReport> {
-  const { stdout, stderr } = await captured(...args, "--json");
-  expect(stderr).toBe("");
-  return JSON.parse(stdout) as PairReport;
-}
-
-async function planned(...args: string[]): Promise<PlanReport> {
-  const found = await report(...args);
-  if (found.outcome !== "planned") return expect.fail(found.reason);
-  expect(found.proof).toMatchObject({ proven: true });
-  return found;
-}
 
 describe("models by their published shapes", () => {
   // Bytes by hand: tokens x layers x (K and V) x head size x 2 bytes x heads that are moved.
@@ -170,7 +156,7 @@ test("without a config the shape comes from flags", async () => {
     "16",
   );
   expect(mla.request.lengthBytes).toBe(16 * 3 * 576 * 2);
-  expect(mla.ranks[0]?.notifyOnly).toEqual([1]);
+  expect(mla.ranks[0]?.notifyOnly).toEqual([{ prefillRank: 1, prefillStage: 0 }]);
 });
 
 test("a fragmented pool needs more pieces than a consecutive one, and merging leaves fewer than there are blocks", async () => {
@@ -198,8 +184,8 @@ test("the form can be chosen, and the report says why it is what it is", async (
 test("notifications: who waits for how many, and from whom", async () => {
   const found = await planned("--config", model("qwen3-0.6b"), "--tp", "2", "--tp", "8");
   expect(found.notifications).toEqual([
-    { prefillRank: 0, awaits: 4, from: [0, 1, 2, 3] },
-    { prefillRank: 1, awaits: 4, from: [4, 5, 6, 7] },
+    { prefillRank: 0, prefillStage: 0, awaits: 4, from: [0, 1, 2, 3] },
+    { prefillRank: 1, prefillStage: 0, awaits: 4, from: [4, 5, 6, 7] },
   ]);
 });
 
@@ -282,6 +268,21 @@ describe("a file", () => {
     const found = await planned("--file", fileOf("pair.json", pair), "--tokens", "64");
     expect(found.title).toBe("two small engines");
     expect(found.request.lengthBytes).toBe(64 * 64 * 4);
+    expect(found.ranks[0]?.heads).toEqual([0, 4]);
+  });
+
+  test("what a region says of itself holds: its own number of heads", async () => {
+    const eight = (tpSize: number) =>
+      engine(tpSize, {
+        regions: [
+          { name: "layer.0", numBlocks: 500, blockLengthBytes: (16 * 64 * 8) / tpSize, numKvHeads: 8 },
+        ],
+      });
+    const found = await planned(
+      "--file",
+      fileOf("eight.json", { ...pair, prefill: eight(2), decode: eight(1) }),
+    );
+    expect(found.ranks[0]?.heads).toEqual([0, 8]);
   });
 
   test.each<[string, unknown, RegExp]>([

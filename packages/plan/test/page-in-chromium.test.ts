@@ -130,6 +130,23 @@ describe.skipIf(executablePath === undefined)("the page in Chromium", () => {
     ).toBe("true");
   });
 
+  test("pipeline stages: ranks by name, the caches of each, and a block of each", async () => {
+    const staged = await reportOf("--config", model, "--tp", "2", "--tp", "1", "--pp", "2", "--tokens", "32");
+    await open("stages.html", renderHtml(staged));
+    await page.click('button[data-prefill-stage="1"][data-prefill-rank="0"]');
+    expect((await texts("#detail h2")).join()).toBe("Prefill rank 0 of stage 1");
+    expect((await texts("#caches")).join()).toMatch(/^model\.layers\.40\..*model\.layers\.79\./);
+    await page.click('button[data-decode-rank="0"]');
+    expect(await texts("#detail table tr:not(:first-child) td:first-child")).toEqual([
+      "pp0tp0",
+      "pp0tp1",
+      "pp1tp0",
+      "pp1tp1",
+    ]);
+    await page.click('button[data-stage="1"]');
+    expect(await texts("#pieces tr:not(:first-child) td:nth-child(2)")).toEqual(["pp1tp0", "pp1tp1"]);
+  });
+
   test("names from a peer stay text", async () => {
     await open("hostile.html", renderHtml({ ...report, title: HOSTILE }));
     expect(await page.title()).toBe(HOSTILE);

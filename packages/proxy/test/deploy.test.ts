@@ -3,7 +3,11 @@ import { fileURLToPath } from "node:url";
 import { expect, test } from "vitest";
 import { parseAllDocuments } from "yaml";
 import { parseCli } from "../src/cli-options.js";
+import type { DiscoveredInstances } from "../src/discovery.js";
+import { instanceSpec } from "../src/instance-spec.js";
 import { readSettings } from "../src/options.js";
+import { decodeOk, prefillOk } from "./fake-upstream.js";
+import { runProxy, upstream } from "./set-up.js";
 
 const read = (path: string) =>
   readFileSync(fileURLToPath(new URL(`../deploy/${path}`, import.meta.url)), "utf8");
@@ -19,10 +23,13 @@ interface Manifest {
       metadata: { labels: Record<string, string> };
       spec: {
         terminationGracePeriodSeconds: number;
+        securityContext: { runAsUser: number };
         containers: {
+          args?: string[];
           ports: { name: string; containerPort: number }[];
           env: { name: string }[];
           readinessProbe: { httpGet: { path: string; port: string } };
+          livenessProbe: { tcpSocket: { port: string } };
           volumeMounts: { name: string; mountPath: string }[];
         }[];
         volumes: { name: string; configMap: { name: string } }[];
@@ -45,18 +52,36 @@ test("the manifests are YAML, each of a kind and a name, none twice", () => {
   expect(new Set(names).size).toBe(names.length);
 });
 
-test("the configuration in them is one that the proxy takes, with the token from the environment", () => {
-  const sources = {
-    readFile: () => of("ConfigMap", "kv-proxy").data["config.json"],
-    env: { KV_PROXY_ADMIN_TOKEN: "sixteen letters!" },
+const containerfile = read("Containerfile").replaceAll(/\\\n/g, " ");
+const ofImage = (step: string) =>
+  JSON.parse(new RegExp(`^${step} (.*)$`, "m").exec(containerfile)?.[1] ?? "[]") as string[];
+
+const pod = of("Deployment", "kv-proxy").spec.template;
+const [container] = pod.spec.containers;
+if (container === undefined) throw new Error("the Deployment has no container");
+
+/** What kv-proxy reads in the pod: its own arguments or the image's, and the files that the ConfigMap puts there. */
+function settingsInPod() {
+  const [mount] = container?.volumeMounts ?? [];
+  const [volume] = pod.spec.volumes;
+  expect(volume?.name).toBe(mount?.name);
+  const files = Object.entries(of("ConfigMap", volume?.configMap.name ?? "").data);
+  const mounted = new Map(files.map(([name, text]) => [`${mount?.mountPath}/${name}`, text]));
+  const readFile = (path: string) => {
+    const text = mounted.get(path);
+    if (text === undefined) throw new Error(`${path} is not in the pod: ${[...mounted.keys()]}`);
+    return text;
   };
-  const { settings, host, port } = parseCli(["--config", "config.json"], sources);
+  const env = { KV_PROXY_ADMIN_TOKEN: "sixteen letters!" };
+  return parseCli(container?.args ?? ofImage("CMD"), { readFile, env });
+}
+
+test("the pod's arguments and configuration are ones that the proxy takes, with the token from the environment", () => {
+  const { settings, host, port } = settingsInPod();
   expect({ host, port }).toEqual({ host: "0.0.0.0", port: 8000 });
   const { admin, timeouts, discovery } = readSettings(settings);
-  const pod = of("Deployment", "kv-proxy").spec.template;
-  const [container] = pod.spec.containers;
-  expect(container?.env.map(({ name }) => name)).toEqual(["KV_PROXY_ADMIN_TOKEN"]);
-  expect(container?.ports).toEqual([
+  expect(container.env.map(({ name }) => name)).toEqual(["KV_PROXY_ADMIN_TOKEN"]);
+  expect(container.ports).toEqual([
     { name: "http", containerPort: port },
     { name: "admin", containerPort: admin?.port },
   ]);
@@ -66,27 +91,44 @@ test("the configuration in them is one that the proxy takes, with the token from
     expect(of("Service", service).spec.ports[0]?.port).toBe(Number(servicePort));
   }
   expect(of("Service", "kv-proxy").spec.selector).toEqual(pod.metadata.labels);
-  expect(pod.spec.volumes[0]?.configMap.name).toBe("kv-proxy");
-  expect(container?.volumeMounts[0]?.mountPath).toBe("/etc/kv-proxy");
+  const exposed = /^EXPOSE (.*)$/m.exec(containerfile)?.[1]?.split(" ").map(Number);
+  expect(exposed).toEqual(container.ports.map(({ containerPort }) => containerPort));
+});
+
+test("the probes ask the proxy's port, and what they ask is answered: 200 with a P and a D, else 503", async () => {
+  const { httpGet } = container.readinessProbe;
+  for (const probed of [httpGet.port, container.livenessProbe.tcpSocket.port])
+    expect(container.ports.find(({ name }) => name === probed)?.containerPort).toBe(settingsInPod().port);
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  let found = (_instances: DiscoveredInstances) => {};
+  const watch = (update: typeof found) => {
+    found = update;
+    return { close() {} };
+  };
+  const { settings } = settingsInPod();
+  const { url } = await runProxy({
+    ...settings,
+    admin: { ...settings.admin, host: "127.0.0.1", port: 0 },
+    createDiscovery: () => ({ name: "by hand", watch }),
+  });
+  const readiness = async () => (await fetch(url + httpGet.path)).status;
+  expect(await readiness()).toBe(503);
+  found({ prefillers: [instanceSpec(p.url)], decoders: [instanceSpec(d.url)] });
+  expect(await readiness()).toBe(200);
 });
 
 test("the container file starts what the package ships, as nobody special", () => {
-  const text = read("Containerfile").replaceAll(/\\\n/g, " ");
-  const steps = text
+  const steps = containerfile
     .split("\n")
     .filter((each) => each !== "" && !each.startsWith("#"))
     .map((each) => each.split(" ")[0]);
   expect(steps[0]).toBe("FROM");
-  for (const step of steps)
-    expect(["FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "EXPOSE", "ENTRYPOINT", "CMD"]).toContain(step);
-  const entry = JSON.parse(/^ENTRYPOINT (.*)$/m.exec(text)?.[1] ?? "[]") as string[];
   const manifest = JSON.parse(readFileSync(new URL("../package.json", import.meta.url), "utf8")) as {
     bin: Record<string, string>;
   };
-  expect(entry.at(-1)).toBe(`node_modules/@kv/proxy/${manifest.bin["kv-proxy"]?.replace("./", "")}`);
-  expect(JSON.parse(/^CMD (.*)$/m.exec(text)?.[1] ?? "[]")).toEqual([
-    "--config",
-    "/etc/kv-proxy/config.json",
-  ]);
-  expect(text).toMatch(/^USER node$/m);
+  const shipped = manifest.bin["kv-proxy"]?.replace("./", "");
+  expect(ofImage("ENTRYPOINT").at(-1)).toBe(`node_modules/@kv/proxy/${shipped}`);
+  const [, user] = /^USER ([0-9]+):[0-9]+$/m.exec(containerfile) ?? [];
+  expect(Number(user)).toBe(pod.spec.securityContext.runAsUser);
+  expect(Number(user)).toBeGreaterThan(0);
 });

@@ -1,6 +1,7 @@
 import { cpuPlatform, readTransferConfig } from "@kv/connector";
 import { memoryNetwork, memorySideChannel, memoryTransport, virtualClock } from "@kv/transport-memory";
 import { expect, test } from "vitest";
+import { engineFacts } from "../test/engine-facts.js";
 import { createPullWorker } from "./worker.js";
 
 const workerOn = (bufferDevice: string, { role = "kv_both", ppSize = 1 } = {}) => {
@@ -13,19 +14,7 @@ const workerOn = (bufferDevice: string, { role = "kv_both", ppSize = 1 } = {}) =
         kv_role: role,
         kv_buffer_device: bufferDevice,
       }),
-      engine: {
-        engineId: "e",
-        tpSize: 1,
-        ppSize,
-        dpRank: 0,
-        model: {
-          model: "m",
-          vllmVersion: "0.33.0",
-          connectorVersion: 15,
-          isHmaEnabled: true,
-          speculativeConfig: null,
-        },
-      },
+      engine: engineFacts("e", { ppSize, isHmaEnabled: true }),
       tpRank: 0,
       ppRank: 0,
       transport: memoryTransport({ network }),

@@ -16,6 +16,7 @@ import {
 } from "@kv/transport-memory";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { pullConnector } from "../src/index.js";
+import { engineFacts } from "./engine-facts.js";
 
 const BLOCK_TOKENS = 4;
 const TOKEN_BYTES = 16;
@@ -60,16 +61,7 @@ async function engine(name: string, grouped: readonly (readonly number[])[], kin
       ...readTransferConfig({ kv_connector: "NixlConnector", kv_role: "kv_both" }),
       sideChannelHost: name,
     },
-    engine: {
-      ...{ engineId: name, tpSize: 1, ppSize: 1, dpRank: 0 },
-      model: {
-        model: "m",
-        vllmVersion: "0.33.0",
-        connectorVersion: 15,
-        isHmaEnabled: true,
-        speculativeConfig: null,
-      },
-    },
+    engine: engineFacts(name, { isHmaEnabled: true }),
   };
   const memories = LAYERS.map(() => transport.allocate(16 * BLOCK_BYTES));
   for (const memory of memories) memory.bytes.fill(0xdb);
@@ -149,54 +141,31 @@ async function decode(p: Engine, d: Engine, params: KvTransferParams, tables: Bl
   return expect.fail("nothing came");
 }
 
+/** Layers in groups, and lists of blocks for one group and for two. */
+const ONE = [[0, 1, 2]];
+const TWO = [[0, 1], [2]];
+const OTHER_TWO = [[0], [1, 2]];
+const P_BLOCKS = {
+  one: [[5, 2, 9]],
+  two: [
+    [5, 2, 9],
+    [11, 4, 6],
+  ],
+};
+const D_BLOCKS = {
+  one: [[1, 7, 3]],
+  two: [
+    [1, 7, 3],
+    [4, 0, 8],
+  ],
+};
+
 describe("engines that group an MLA model's layers differently", () => {
   test.each([
-    [
-      "one group is two here",
-      [[0, 1, 2]],
-      [[5, 2, 9]],
-      [[0, 1], [2]],
-      [
-        [1, 7, 3],
-        [4, 0, 8],
-      ],
-    ],
-    [
-      "two groups are one here",
-      [[0, 1], [2]],
-      [
-        [5, 2, 9],
-        [11, 4, 6],
-      ],
-      [[0, 1, 2]],
-      [[1, 7, 3]],
-    ],
-    [
-      "another cut",
-      [[0], [1, 2]],
-      [
-        [5, 2, 9],
-        [11, 4, 6],
-      ],
-      [[0, 1], [2]],
-      [
-        [1, 7, 3],
-        [4, 0, 8],
-      ],
-    ],
-    [
-      "the same groups by other numbers",
-      [[2], [0, 1]],
-      [
-        [5, 2, 9],
-        [11, 4, 6],
-      ],
-      [[0, 1], [2]],
-      [
-        [1, 7, 3],
-        [4, 0, 8],
-      ],
-    ],
+    ["one group is two here", ONE, P_BLOCKS.one, TWO, D_BLOCKS.two],
+    ["two groups are one here", TWO, P_BLOCKS.two, ONE, D_BLOCKS.one],
+    ["another cut", OTHER_TWO, P_BLOCKS.two, TWO, D_BLOCKS.two],
+    ["the same groups by other numbers", [[2], [0, 1]], P_BLOCKS.two, TWO, D_BLOCKS.two],
   ])(
     "%s: each layer's latents come from its own list of blocks",
     async (_, pGroups, pTables, dGroups, dTables) => {
@@ -221,35 +190,19 @@ describe("engines that group an MLA model's layers differently", () => {
   );
 
   test("a number of lists that is not that of the regions' groups is refused, with both", async () => {
-    const p = await clock.settle(engine("p", [[0], [1, 2]]));
-    const d = await clock.settle(engine("d", [[0, 1, 2]]));
-    const params = prefill(p, [
-      [5, 2, 9],
-      [11, 4, 6],
-    ]);
-    const { failed } = await decode(p, d, { ...params, remote_block_ids: [[5, 2, 9]] }, [[1, 7, 3]], 0);
+    const p = await clock.settle(engine("p", OTHER_TWO));
+    const d = await clock.settle(engine("d", ONE));
+    const params = { ...prefill(p, P_BLOCKS.two), remote_block_ids: P_BLOCKS.one };
+    const { failed } = await decode(p, d, params, D_BLOCKS.one, 0);
     expect(failed).toMatchObject([
       { code: "KV_BLOCKS_MISMATCH", message: expect.stringMatching(/remote block ids of 1 .* are of 2/) },
     ]);
   });
 
   test("of a model with heads such engines are refused", async () => {
-    const p = await clock.settle(engine("p", [[0], [1, 2]], "full"));
-    const d = await clock.settle(engine("d", [[0, 1], [2]], "full"));
-    const params = prefill(p, [
-      [5, 2, 9],
-      [11, 4, 6],
-    ]);
-    const { failed } = await decode(
-      p,
-      d,
-      params,
-      [
-        [1, 7, 3],
-        [4, 0, 8],
-      ],
-      0,
-    );
+    const p = await clock.settle(engine("p", OTHER_TWO, "full"));
+    const d = await clock.settle(engine("d", TWO, "full"));
+    const { failed } = await decode(p, d, prefill(p, P_BLOCKS.two), D_BLOCKS.two, 0);
     expect(failed).toMatchObject([{ code: "KV_PLAN_UNSUPPORTED" }]);
     await clock.advance(60_000);
   });

@@ -9,6 +9,7 @@ import {
   virtualClock,
 } from "@kv/transport-memory";
 import { pullConnector } from "../src/index.js";
+import { engineFacts } from "./engine-facts.js";
 import { simConfig } from "./sim-config.js";
 import { createSimRanks } from "./sim-ranks.js";
 
@@ -45,19 +46,7 @@ export async function memoryPair({
         ...readTransferConfig({ kv_connector: "NixlConnector", kv_role: "kv_both" }),
         sideChannelHost: name,
       },
-      engine: {
-        engineId: name,
-        tpSize,
-        ppSize: 1,
-        dpRank: 0,
-        model: {
-          model: "m",
-          vllmVersion: "0.33.0",
-          connectorVersion: 15,
-          isHmaEnabled: false,
-          speculativeConfig: null,
-        },
-      },
+      engine: engineFacts(name, { tpSize }),
       cache,
       transport,
       platform: cpuPlatform(),

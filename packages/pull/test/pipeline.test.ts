@@ -3,6 +3,7 @@ import type { Memory, Transport } from "@kv/interface";
 import { memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { prompt, stage } from "./stage.js";
+import { expectKeptWaiting, ROOM_FOR_ONE } from "./waiting-for-room.js";
 
 /** Five layers on two stages: 0 to 2 and 3 to 4. */
 const LAYERS = { numLayers: 5 };
@@ -99,8 +100,7 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
       const all = Array.from({ length: 2 * tpSize }, () => n);
       // Read, and hit in full: told all the same.
       for (const [index, cachedTokens] of [0, 40].entries()) {
-        const params = await play.clock.settle(p.prefill(prompt(index)));
-        expect(await play.outcome(d.decode({ ...prompt(index), params, cachedTokens }))).toBe("ok");
+        expect(await play.handedOver(p, d, index, { cachedTokens })).toBe("ok");
         await play.clock.advance(50);
         expect(p.outstanding().kept).toBe(0);
         expect([...told.values()].map((words) => words.length)).toEqual(all);
@@ -115,8 +115,7 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
     const play = stage({ faults: [{ fault: "drop", operation: "NOTIFY", nth: 2 * tpSize, from: "d" }] });
     const p = await play.engine("p", { ...STAGED, tpSize });
     const d = await play.engine("d", LAYERS);
-    const params = await play.clock.settle(p.prefill(prompt(1)));
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
+    expect(await play.handedOver(p, d)).toBe("ok");
     await play.clock.advance(1000);
     expect(p.outstanding().kept).toBe(1);
     await play.clock.advance(30_000);
@@ -128,20 +127,8 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
   it("has its lease extended on every stage", async () => {
     const play = stage();
     const p = await play.engine("p", { ...STAGED, tpSize });
-    // Room for one request at a time, and the first one's KV never comes.
-    const d = await play.engine("d", { ...LAYERS, numBlocks: 3, extra: { request_timeout: 100 } });
-    play.network.setFaults([{ fault: "drop", operation: "READ", times: 1 }]);
-    const [first, second] = await play.clock.settle(
-      Promise.all([p.prefill(prompt(1)), p.prefill(prompt(2))]),
-    );
-    const one = d.decode({ ...prompt(1), requestId: "d1", params: first });
-    one.catch(() => {});
-    await play.clock.advance(10);
-    const two = d.decode({ ...prompt(2), requestId: "d2", params: second });
-    await play.clock.advance(90_000);
-    expect(play.counted("p", "expiredRequests")).toBe(0);
-    expect(await play.outcome(one)).toBe("KV_REQUEST_TIMEOUT");
-    expect(await play.outcome(two)).toBe("ok");
+    const d = await play.engine("d", { ...LAYERS, ...ROOM_FOR_ONE });
+    await expectKeptWaiting(play, p, d, () => expect(play.counted("p", "expiredRequests")).toBe(0));
     await play.end();
   });
 
@@ -149,8 +136,7 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
     const play = stage({ faults: [{ fault: "fail", operation: "READ", nth: 2 * tpSize }] });
     const p = await play.engine("p", { ...STAGED, tpSize });
     const d = await play.engine("d", LAYERS);
-    const params = await play.clock.settle(p.prefill(prompt(1)));
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_TRANSFER_FAILED");
+    expect(await play.handedOver(p, d)).toBe("KV_TRANSFER_FAILED");
     expect(play.logged("d", "transfer_failed")).toMatchObject([{ remoteRank: `pp1tp${tpSize - 1}` }]);
     await play.clock.advance(50);
     expect(p.outstanding().kept).toBe(0);
@@ -163,8 +149,7 @@ describe("pipeline stages that are refused", () => {
     const play = stage();
     const p = await play.engine("p", LAYERS);
     const d = await play.engine("d", STAGED);
-    const params = await play.clock.settle(p.prefill(prompt(1)));
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_PLAN_UNSUPPORTED");
+    expect(await play.handedOver(p, d)).toBe("KV_PLAN_UNSUPPORTED");
     expect(String(play.logged("d", "handshake_setup_failed")[0]?.error)).toMatch(
       /only producers have stages/,
     );

@@ -1,6 +1,6 @@
-import type { FaultRule } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { prompt, stage } from "./stage.js";
+import { expectKeptWaiting, ROOM_FOR_ONE } from "./waiting-for-room.js";
 
 const text = (payload: Uint8Array | undefined) => new TextDecoder().decode(payload);
 
@@ -15,8 +15,7 @@ describe("peers", () => {
     expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_HANDSHAKE_BACKED_OFF");
     const again = await play.engine("p");
     await play.clock.advance(60_000);
-    const fresh = await play.clock.settle(again.prefill(prompt(2)));
-    expect(await play.outcome(d.decode({ ...prompt(2), params: fresh }))).toBe("ok");
+    expect(await play.handedOver(again, d, 2)).toBe("ok");
     expect(play.counted("d", "failedTransfers")).toBe(1);
     await play.end();
   });
@@ -30,13 +29,10 @@ describe("peers", () => {
     const lost = await play.clock.settle(p.prefill(prompt(2)));
     await p.kill();
     const again = await play.engine("p");
-    const fresh = await play.clock.settle(again.prefill(prompt(3)));
-    expect(await play.outcome(d.decode({ ...prompt(3), params: fresh }))).toBe("ok");
+    expect(await play.handedOver(again, d, 3)).toBe("ok");
     // What the dead one had prefilled is gone, though an engine of that name is there and has such blocks.
     expect(await play.outcome(d.decode({ ...prompt(2), params: lost }))).toBe("KV_GENERATION_STALE");
-    expect(
-      await play.outcome(again.prefill(prompt(4)).then((q) => d.decode({ ...prompt(4), params: q }))),
-    ).toBe("ok");
+    expect(await play.handedOver(again, d, 4)).toBe("ok");
     await play.end();
   });
 
@@ -50,8 +46,7 @@ describe("peers", () => {
     expect(play.logged("d", "peer-dropped")).toEqual([]);
     await play.clock.advance(2000);
     expect(play.logged("d", "peer-dropped")).toMatchObject([{ engineId: "p", holders: 0 }]);
-    const next = await play.clock.settle(p.prefill(prompt(2)));
-    expect(await play.outcome(d.decode({ ...prompt(2), params: next }))).toBe("ok");
+    expect(await play.handedOver(p, d, 2)).toBe("ok");
     expect(play.logged("d", "remote-engine-ready").length).toBe(2);
     await play.end();
   });
@@ -117,21 +112,8 @@ describe("leases", () => {
   it("heartbeats keep a request that waits for room", async () => {
     const play = stage();
     const p = await play.engine("p");
-    // Room for one request at a time, and the first one's KV never comes.
-    const d = await play.engine("d", { numBlocks: 3, extra: { request_timeout: 100 } });
-    const hung: FaultRule[] = [{ fault: "drop", operation: "READ", times: 1 }];
-    play.network.setFaults(hung);
-    const [first, second] = await play.clock.settle(
-      Promise.all([p.prefill(prompt(1)), p.prefill(prompt(2))]),
-    );
-    const one = d.decode({ ...prompt(1), requestId: "d1", params: first });
-    one.catch(() => {});
-    await play.clock.advance(10);
-    const two = d.decode({ ...prompt(2), requestId: "d2", params: second });
-    await play.clock.advance(90_000);
-    expect(p.outstanding().kept).toBe(2);
-    expect(await play.outcome(one)).toBe("KV_REQUEST_TIMEOUT");
-    expect(await play.outcome(two)).toBe("ok");
+    const d = await play.engine("d", ROOM_FOR_ONE);
+    await expectKeptWaiting(play, p, d, () => expect(p.outstanding().kept).toBe(2));
     await play.end();
   });
 
@@ -139,8 +121,7 @@ describe("leases", () => {
     const play = stage();
     const p = await play.engine("p");
     const d = await play.engine("d");
-    const warm = await play.clock.settle(p.prefill(prompt(1)));
-    expect(await play.outcome(d.decode({ ...prompt(1), params: warm }))).toBe("ok");
+    expect(await play.handedOver(p, d)).toBe("ok");
     const params = await play.clock.settle(p.prefill(prompt(2)));
     // The question after the READ is long on its way.
     play.network.setFaults([{ fault: "delay", operation: "REQUEST", from: "d", delayMs: 500, times: 1 }]);
@@ -191,8 +172,7 @@ describe("notifications", () => {
     });
     const p = await play.engine("p", { plain: true });
     const d = await play.engine("d", { tpSize: 2 });
-    const params = await play.clock.settle(p.prefill(prompt(1)));
-    expect(await play.outcome(d.decode({ ...prompt(1), requestId: "other-name", params }))).toBe("ok");
+    expect(await play.handedOver(p, d, 1, { requestId: "other-name" })).toBe("ok");
     expect(said).toEqual(["d r1:2", "d r1:2"]);
     await play.clock.advance(10);
     expect(p.outstanding().kept).toBe(0);
@@ -203,8 +183,7 @@ describe("notifications", () => {
     const play = stage();
     const p = await play.engine("p", { tpSize: 4, numKvHeads: 2 });
     const d = await play.engine("d", { tpSize: 1, numKvHeads: 2 });
-    const params = await play.clock.settle(p.prefill(prompt(1)));
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
+    expect(await play.handedOver(p, d)).toBe("ok");
     await play.clock.advance(50);
     expect(p.outstanding().kept).toBe(0);
     await play.end();
@@ -214,8 +193,7 @@ describe("notifications", () => {
     const play = stage({ faults: [{ fault: "fail", operation: "READ", times: 1 }] });
     const p = await play.engine("p", { tpSize: 2 });
     const d = await play.engine("d");
-    const params = await play.clock.settle(p.prefill(prompt(1)));
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("KV_TRANSFER_FAILED");
+    expect(await play.handedOver(p, d)).toBe("KV_TRANSFER_FAILED");
     await play.clock.advance(50);
     expect(p.outstanding().kept).toBe(0);
     expect(play.counted("d", "failedTransfers")).toBe(1);
@@ -259,8 +237,7 @@ describe("what did not arrive", () => {
     const play = stage({ faults: [{ fault: "fail", operation: "READ", times: 1 }] });
     const p = await play.engine("p");
     const d = await play.engine("d", { tpSize: 2, loadFailurePolicy: "recompute" });
-    const params = await play.clock.settle(p.prefill(prompt(1)));
-    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
+    expect(await play.handedOver(p, d)).toBe("ok");
     expect(play.logged("d", "receive-failed").length).toBeGreaterThan(0);
     await play.end();
   });

@@ -9,6 +9,7 @@ import {
 } from "@kv/interface";
 import { type MemoryHost, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { pullConnector } from "../src/index.js";
+import { engineFacts } from "./engine-facts.js";
 import { plainSideChannel } from "./plain-peer.js";
 import { sabotagedSideChannel, sabotagedTransport } from "./sabotage.js";
 import { simConfig } from "./sim-config.js";
@@ -63,22 +64,12 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
       : { sideChannelHost: "127.0.0.1", sideChannelPort: options.sideChannelPort ?? 0 }),
     env: options.env ?? {},
   };
-  const engine = {
-    engineId,
-    tpSize,
-    ppSize,
-    dpRank: 0,
-    model: {
-      model: options.model ?? "sim",
-      vllmVersion: "0.33.0",
-      connectorVersion: 15,
-      isHmaEnabled: false,
-      speculativeConfig: null,
-      ...(options.hashedAttentionBackend === undefined
-        ? {}
-        : { hashedAttentionBackend: options.hashedAttentionBackend }),
-    },
-  };
+  const engine = engineFacts(engineId, {
+    ...{ tpSize, ppSize, model: options.model ?? "sim" },
+    ...(options.hashedAttentionBackend === undefined
+      ? {}
+      : { hashedAttentionBackend: options.hashedAttentionBackend }),
+  });
   const connector = options.connector ?? pullConnector;
   const device = options.device?.({
     ...{ hostName, connector, transport, clock, config: cache, tpSize, numBlocks },

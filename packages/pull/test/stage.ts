@@ -17,7 +17,7 @@ import {
 } from "@kv/transport-memory";
 import { expect } from "vitest";
 import { createSimEngine, type SimEngine } from "./sim-engine.js";
-import type { SimEngineOptions } from "./sim-options.js";
+import type { SimEngineOptions, SimRequest } from "./sim-options.js";
 
 /** A network in virtual time, and engines on it; what the scenarios play on. */
 export function stage({
@@ -38,6 +38,15 @@ export function stage({
   const metrics = new Map<string, MemoryMetrics>();
   const events: [host: string, event: string, fields: LogFields][] = [];
   const engines: SimEngine[] = [];
+
+  /** The outcome of a request, by "ok" or by its error's code. */
+  const outcome = (work: Promise<unknown>): Promise<string> =>
+    clock.settle(
+      work.then(
+        () => "ok",
+        (error: { code?: string }) => error.code ?? String(error),
+      ),
+    );
 
   return {
     clock,
@@ -93,15 +102,16 @@ export function stage({
         },
       };
     },
-    /** The outcome of a request, by "ok" or by its error's code. */
-    async outcome(work: Promise<unknown>): Promise<string> {
-      const settled = await clock.settle(
-        work.then(
-          () => "ok",
-          (error: { code?: string }) => error.code ?? String(error),
-        ),
-      );
-      return settled;
+    outcome,
+    /** The outcome at `d` of a prompt that `p` prefills for it. */
+    async handedOver(
+      p: SimEngine,
+      d: SimEngine,
+      n = 1,
+      change: Partial<SimRequest> & { readonly cachedTokens?: number } = {},
+    ): Promise<string> {
+      const params = await clock.settle(p.prefill(prompt(n)));
+      return await outcome(d.decode({ ...prompt(n), params, ...change }));
     },
     /** Closes what lives, and finds nothing wrong and nothing left. */
     async end(): Promise<void> {

@@ -5,6 +5,7 @@ import type {
   Notification,
   PreparedList,
   Registration,
+  TransferRequest,
   Transport,
 } from "@kv/interface";
 import { afterAll, afterEach, beforeAll } from "vitest";
@@ -185,6 +186,12 @@ export async function blockLists(
     }),
   );
   return { local, remote };
+}
+
+/** What the transport can do of READ and WRITE. */
+export function operations(ground: Ground): readonly TransferRequest["operation"][] {
+  const { read, write } = ground.transport().capabilities;
+  return [...(read ? (["READ"] as const) : []), ...(write ? (["WRITE"] as const) : [])];
 }
 
 /** The next notification; fails where the iterator ends. */

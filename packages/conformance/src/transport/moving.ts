@@ -1,23 +1,12 @@
-import {
-  type DescriptorPairs,
-  type DescriptorRuns,
-  descriptorPairs,
-  type Memory,
-  type TransferRequest,
-} from "@kv/interface";
 import { expect, test } from "vitest";
-import { expectThrown } from "../refusal.js";
-import { blockLists, type Ground, nextOf, pattern, rowsIn, scattered } from "./ground.js";
+import { blockLists, type Ground, operations, pattern, rowsIn, scattered } from "./ground.js";
 
+/** Descriptors named one by one: each byte arrives, and no other is touched. */
 export function movingTests(ground: Ground): void {
   const { settle } = ground;
-  const operations = (): TransferRequest["operation"][] => {
-    const { read, write } = ground.transport().capabilities;
-    return [...(read ? (["READ"] as const) : []), ...(write ? (["WRITE"] as const) : [])];
-  };
 
   test("scattered ids of strided rows move exactly their bytes, both ways, and no others", async () => {
-    for (const operation of operations()) {
+    for (const operation of operations(ground)) {
       const reader = await ground.side(32_768, 2);
       const owner = await ground.side(32_768, 3);
       await ground.introduce(reader.agent, owner.agent);
@@ -107,210 +96,6 @@ export function movingTests(ground: Ground): void {
     }
   });
 
-  test("a transfer whose arguments cannot be right is thrown back at once, and moves nothing", async () => {
-    const reader = await ground.side(8192, 0);
-    const owner = await ground.side(8192, 1);
-    const { local, remote } = await blockLists(ground, reader, owner, 1024);
-    const big = await settle(
-      reader.agent.prepareLocal({ memoryType: "DRAM", rows: rowsIn(reader.memory, [0, 2048, 2048, 4]) }),
-    );
-    const right = {
-      operation: "READ",
-      local,
-      localIds: Int32Array.of(0, 1),
-      remote,
-      remoteIds: Int32Array.of(2, 3),
-    } as const;
-    const wrong: Partial<Record<keyof TransferRequest, unknown>>[] = [
-      { localIds: Int32Array.of(0) },
-      { remoteIds: Int32Array.of(2, 3, 4) },
-      { localIds: Int32Array.of(), remoteIds: Int32Array.of() },
-      { localIds: Int32Array.of(0, 8) },
-      { remoteIds: Int32Array.of(2, 8) },
-      { localIds: Int32Array.of(-1, 0) },
-      { remoteIds: Int32Array.of(2, -2147483648) },
-      { local: big },
-      { local: remote, remote: local },
-      { remote: local },
-      { operation: "COPY" },
-      { localIds: [0, 1] },
-      { timeoutMs: Number.NaN },
-      { timeoutMs: -1 },
-      { notification: "text" },
-    ];
-    for (const change of wrong) {
-      const request = { ...right, ...change } as unknown as TransferRequest;
-      expectThrown(() => reader.agent.transfer(request), "KV_TRANSFER_INVALID", "KV_NOTIFICATION_INVALID");
-    }
-    await settle(remote.close());
-    expectThrown(() => reader.agent.transfer(right), "KV_LIST_CLOSED");
-    expect(reader.agent.telemetry()).toMatchObject({ transfersPosted: 0, transfersInFlight: 0 });
-    expect(Buffer.compare(reader.memory.bytes, pattern(8192, 0))).toBe(0);
-  });
-
-  test("runs move what the same pairs one by one would: of strided rows, across rows, of different lengths, both ways", async () => {
-    for (const operation of operations()) {
-      const reader = await ground.side(32_768, 2);
-      const owner = await ground.side(32_768, 3);
-      await ground.introduce(reader.agent, owner.agent);
-      // Neighbours in memory; then gaps between descriptors; then another length. The remote's rows end at other indices.
-      const rows = (memory: Memory, ...all: Parameters<typeof rowsIn>[1][]) => ({
-        memoryType: "DRAM" as const,
-        rows: rowsIn(memory, ...all),
-      });
-      const localTable = rows(reader.memory, [0, 256, 256, 16], [8192, 256, 512, 8], [16_384, 512, 512, 8]);
-      const remoteTable = rows(
-        owner.memory,
-        [1024, 256, 256, 10],
-        [8192, 256, 1024, 14],
-        [24_576, 512, 512, 9],
-      );
-      const local = await settle(reader.agent.prepareLocal(localTable));
-      const remote = await settle(reader.agent.prepareRemote(owner.agent.name, remoteTable));
-      const runs = Int32Array.of(2, 1, 20, 26, 25, 5, 0, 23, 1, 31, 32, 1);
-      const move = (spelling: DescriptorPairs | DescriptorRuns) =>
-        settle(reader.agent.transfer({ operation, local, remote, ...spelling }).done);
-      const after = async (spelling: DescriptorPairs | DescriptorRuns) => {
-        reader.memory.bytes.set(pattern(32_768, 2));
-        owner.memory.bytes.set(pattern(32_768, 3));
-        expect(await move(spelling)).toMatchObject({
-          descriptorCount: 27,
-          lengthBytes: 21 * 256 + 6 * 512,
-        });
-        return [reader.memory.bytes.slice(), owner.memory.bytes.slice()] as const;
-      };
-      const expected = await after(descriptorPairs({ runs }));
-      const moved = await after({ runs });
-      for (const [side, bytes] of moved.entries()) {
-        expect(Buffer.compare(bytes, expected[side] as Uint8Array)).toBe(0);
-      }
-      const [untouched, touched] = operation === "READ" ? [1, 0] : [0, 1];
-      expect(Buffer.compare(moved[untouched] as Uint8Array, pattern(32_768, untouched + 2))).toBe(0);
-      expect(Buffer.compare(moved[touched] as Uint8Array, pattern(32_768, touched + 2))).not.toBe(0);
-    }
-  });
-
-  test("runs at offsets move what the same pairs one by one would", async () => {
-    const reader = await ground.side(32_768, 2);
-    const owner = await ground.side(32_768, 3);
-    const { local, remote } = await blockLists(ground, reader, owner, 512);
-    // Alone, side by side, and by runs so long that a transport may take another road.
-    for (const spelling of [
-      { runs: Int32Array.of(1, 4, 1, 3, 0, 2), offsets: Int32Array.of(0, 0, 5, 20, 20, 7) },
-      { runs: Int32Array.of(0, 2, 20), offsets: Int32Array.of(40, 1) },
-    ]) {
-      const after = async (descriptors: DescriptorPairs | DescriptorRuns) => {
-        reader.memory.bytes.set(pattern(32_768, 2));
-        await settle(reader.agent.transfer({ operation: "READ", local, remote, ...descriptors }).done);
-        return reader.memory.bytes.slice();
-      };
-      const pairs = descriptorPairs(spelling);
-      const expected = await after(pairs);
-      expect(Buffer.compare(expected, pattern(32_768, 2))).not.toBe(0);
-      expect(Buffer.compare(await after(spelling), expected)).toBe(0);
-    }
-  });
-
-  test("offsets that take a run out of its list, or are no rows, or come with ids, are refused", async () => {
-    const reader = await ground.side(16_384, 2);
-    const owner = await ground.side(16_384, 3);
-    const { local, remote } = await blockLists(ground, reader, owner, 1024);
-    const runs = Int32Array.of(0, 2, 3, 4, 0, 1);
-    const refused = [
-      { runs, offsets: Int32Array.of(0, 0, 12, 0) },
-      { runs, offsets: Int32Array.of(0, 12) },
-      { runs, offsets: Int32Array.of(-1, 0) },
-      { runs, offsets: Int32Array.of(0, -1) },
-      { runs, offsets: Int32Array.of(2 ** 31 - 1, 0) },
-      { runs, offsets: Int32Array.of(0) },
-      { runs, offsets: new Int32Array(0) },
-      { runs, offsets: [0, 0] as unknown as Int32Array },
-      {
-        localIds: Int32Array.of(0),
-        remoteIds: Int32Array.of(0),
-        offsets: Int32Array.of(0, 0) as unknown as undefined,
-      },
-    ];
-    for (const descriptors of refused) {
-      expect(() => reader.agent.transfer({ operation: "READ", local, remote, ...descriptors })).toThrow(
-        expect.objectContaining({ code: "KV_TRANSFER_INVALID" }),
-      );
-    }
-  });
-
-  test("runs are copied at the call, and bring their notification after the last byte", async () => {
-    const reader = await ground.side(16_384, 0);
-    const owner = await ground.side(16_384, 7);
-    const { local, remote } = await blockLists(ground, reader, owner, 1024);
-    const inbox = owner.agent.notifications();
-    const runs = Int32Array.of(8, 0, 8);
-    const { done } = reader.agent.transfer({
-      operation: "READ",
-      local,
-      remote,
-      runs,
-      notification: new TextEncoder().encode("run"),
-    });
-    runs.fill(0);
-    await settle(done);
-    const { payload } = await nextOf(ground, inbox);
-    expect(new TextDecoder().decode(payload)).toBe("run");
-    const expected = pattern(16_384, 0);
-    expected.set(pattern(16_384, 7).subarray(0, 8192), 8192);
-    expect(Buffer.compare(reader.memory.bytes, expected)).toBe(0);
-    await inbox.return?.();
-  });
-
-  test("runs that cannot be right are thrown back at once, and move nothing", async () => {
-    const reader = await ground.side(8192, 0);
-    const owner = await ground.side(8192, 1);
-    const { local, remote } = await blockLists(ground, reader, owner, 1024);
-    const mixed = await settle(
-      reader.agent.prepareLocal({
-        memoryType: "DRAM",
-        rows: rowsIn(reader.memory, [0, 1024, 1024, 4], [4096, 512, 512, 4]),
-      }),
-    );
-    const wrong: Record<string, unknown>[] = [
-      { runs: Int32Array.of() },
-      { runs: Int32Array.of(0, 0) },
-      { runs: Int32Array.of(0, 0, 0) },
-      { runs: Int32Array.of(0, 0, -1) },
-      { runs: Int32Array.of(-1, 0, 1) },
-      { runs: Int32Array.of(0, -1, 2) },
-      { runs: Int32Array.of(0, 0, 9) },
-      { runs: Int32Array.of(7, 0, 2) },
-      { runs: Int32Array.of(0, 7, 2) },
-      { runs: Int32Array.of(0, 0, 1, 2, 7, 2147483647) },
-      { runs: [0, 0, 1] },
-      { runs: Int32Array.of(0, 0, 1), localIds: Int32Array.of(0), remoteIds: Int32Array.of(0) },
-      { runs: Int32Array.of(0, 0, 5), local: mixed },
-      {},
-    ];
-    for (const change of wrong) {
-      const request = { operation: "READ", local, remote, ...change } as unknown as TransferRequest;
-      expectThrown(() => reader.agent.transfer(request), "KV_TRANSFER_INVALID");
-    }
-    expect(reader.agent.telemetry()).toMatchObject({ transfersPosted: 0, transfersInFlight: 0 });
-    expect(Buffer.compare(reader.memory.bytes, pattern(8192, 0))).toBe(0);
-  });
-
-  test("lists of another agent are refused", async () => {
-    const reader = await ground.side(8192, 0);
-    const other = await ground.side(8192, 0);
-    const owner = await ground.side(8192, 1);
-    const own = await blockLists(ground, reader, owner, 1024);
-    const others = await blockLists(ground, other, owner, 1024);
-    const ids = Int32Array.of(0);
-    for (const lists of [
-      { ...own, local: others.local },
-      { ...own, remote: others.remote },
-    ]) {
-      const request = { operation: "READ", ...lists, localIds: ids, remoteIds: ids } as const;
-      expectThrown(() => reader.agent.transfer(request), "KV_TRANSFER_INVALID");
-    }
-  });
-
   test("a big transfer in many scattered descriptors arrives whole, both ways", async () => {
     const lengthBytes = ground.options.bigLengthBytes ?? 32 << 20;
     const reader = await ground.side(lengthBytes, 4);
@@ -319,7 +104,7 @@ export function movingTests(ground: Ground): void {
     const count = lengthBytes / 4096;
     const localIds = scattered(count, 2741);
     const remoteIds = scattered(count, 911);
-    for (const operation of operations()) {
+    for (const operation of operations(ground)) {
       reader.memory.bytes.set(pattern(lengthBytes, 4));
       owner.memory.bytes.set(pattern(lengthBytes, 5));
       const { done } = reader.agent.transfer({ operation, local, localIds, remote, remoteIds });

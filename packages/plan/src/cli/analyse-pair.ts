@@ -8,9 +8,10 @@ import { mergedOfRead } from "../merged-descriptors.js";
 import { headsInRegion } from "../prove/kind-meaning.js";
 import { proveEnginePlans } from "../prove/prove-plan.js";
 import { planRequest } from "../request-plan.js";
-import type { RequestPlan } from "../request-plan-types.js";
+import type { RemoteRankId, RequestPlan } from "../request-plan-types.js";
 import { blockReports } from "./block-reports.js";
 import type { Pair } from "./pair.js";
+import { byStage, placeOf, refuseStagesOfDecode } from "./pipeline-stages.js";
 import {
   type EngineReport,
   type PairReport,
@@ -19,6 +20,7 @@ import {
   type ReadReport,
 } from "./report.js";
 import { type RequestSettings, requestOf } from "./sample-request.js";
+import { prefillRank, refusedByVllm, stageReports } from "./stage-reports.js";
 import { whatWouldWork } from "./what-would-work.js";
 
 export interface AnalyseOptions extends RequestSettings {
@@ -36,6 +38,8 @@ export function plansOf(
   pair: Pair,
   options: Pick<AnalyseOptions, "conversions" | "masksUncovered" | "form" | "computedBlocks">,
 ): EngineTransferPlan[] {
+  refuseStagesOfDecode(pair.decode);
+  const stages = byStage(pair.prefill);
   return pair.decode.map((local) => {
     const [remote] = pair.prefill;
     const asked = handshakeTargetRanks({
@@ -47,7 +51,7 @@ export function plansOf(
     });
     return buildEngineTransferPlan({
       local,
-      remotes: asked.flatMap((rank) => pair.prefill[rank] ?? []),
+      remotes: stages.flatMap((ranks) => asked.flatMap((rank) => ranks[rank] ?? [])),
       numKvHeads: pair.numKvHeads,
       groups: pair.groups,
       conversions: options.conversions,
@@ -125,13 +129,18 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
       transferMs: largest / (options.bandwidthGBps * 1e6),
       bandwidthGBps: options.bandwidthGBps,
     },
+    stages: stageReports(pair, plans, ranks),
     ranks,
-    notifications: pair.prefill.map(({ tpRank }) => {
+    notifications: pair.prefill.map((rank) => {
+      const { tpRank, ppRank } = { ...rank, ...placeOf(rank) };
       const from = plans.flatMap((plan, index) =>
-        told(requests[index] as RequestPlan).includes(tpRank) ? [plan] : [],
+        told(requests[index] as RequestPlan).some((one) => one.tpRank === tpRank && one.ppRank === ppRank)
+          ? [plan]
+          : [],
       );
       return {
         prefillRank: tpRank,
+        prefillStage: ppRank,
         awaits: from[0]?.localConsumers ?? 0,
         from: from.map((plan) => plan.local.tpRank),
       };
@@ -145,12 +154,17 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
         ? {}
         : { requests: [{ blocks, plans: requests }] }),
     }),
+    refusedByVllm: refusedByVllm(pair),
     assumed: pair.assumed,
   };
 }
 
-function told(request: RequestPlan): readonly number[] {
-  return [...request.reads.map((read) => read.remoteRank), ...request.notifyRanks];
+function told(request: RequestPlan): readonly RemoteRankId[] {
+  const read = request.reads.map(({ remoteRank, remotePpRank }) => ({
+    tpRank: remoteRank,
+    ppRank: remotePpRank,
+  }));
+  return [...read, ...request.notify];
 }
 
 function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan): RankReport {
@@ -160,13 +174,14 @@ function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan):
     decodeRank: plan.local.tpRank,
     heads: mine,
     reads: request.reads.map((read): ReadReport => {
-      const remote = pair.prefill[read.remoteRank] as RankGeometry;
+      const remote = prefillRank(pair, read);
       const theirs = headsOf(pair, remote);
       const source = plan.sources[read.sourceIndex];
       const list = source?.lists[read.listIndex];
       const regions = new Set(source?.segments.map((segment) => plan.segments[segment]?.region));
       return {
         prefillRank: read.remoteRank,
+        prefillStage: read.remotePpRank,
         groups: source?.groups ?? [],
         heads: [Math.max(mine[0], theirs[0]), Math.min(mine[1], theirs[1])],
         layers: regions.size,
@@ -175,7 +190,7 @@ function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan):
         merged: list === undefined ? read.descriptorCount : mergedOfRead(read, list),
       };
     }),
-    notifyOnly: request.notifyRanks,
+    notifyOnly: request.notify.map(({ tpRank, ppRank }) => ({ prefillRank: tpRank, prefillStage: ppRank })),
     lengthBytes: request.lengthBytes,
     permutedBlocks: passes.reduce((sum, group) => sum + group.permuteBlockIds.length, 0),
     zeroedBlocks: passes.reduce(
@@ -203,13 +218,18 @@ function engineReport(ranks: readonly RankGeometry[]): EngineReport {
   if (rank === undefined) throw new KvError("KV_PLAN_INVALID", "an engine has at least one rank");
   return {
     tpSize: rank.tpSize,
+    ppSize: placeOf(rank).ppSize,
     kernelBlockSize: rank.kernelBlockSize,
     blockSize: rank.kernelBlockSize * rank.physicalBlocksPerLogical,
     groupBlockTokens: rank.groupBlockTokens ?? null,
     layout: rank.layout,
     attentionBackend: rank.attentionBackend,
-    regions: rank.regions.length,
-    numBlocks: Math.min(...rank.regions.map((region) => region.numBlocks)),
-    bytesPerRank: rank.regions.reduce((sum, region) => sum + region.numBlocks * region.blockStrideBytes, 0),
+    regions: byStage(ranks).reduce((sum, [first]) => sum + (first?.regions.length ?? 0), 0),
+    numBlocks: Math.min(...ranks.flatMap(({ regions }) => regions.map(({ numBlocks }) => numBlocks))),
+    bytesPerRank: Math.max(
+      ...ranks.map(({ regions }) =>
+        regions.reduce((sum, region) => sum + region.numBlocks * region.blockStrideBytes, 0),
+      ),
+    ),
   };
 }

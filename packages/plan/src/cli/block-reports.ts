@@ -5,13 +5,14 @@ import { passByBlock } from "../prove/pass-effect.js";
 import { demandOf } from "../prove/request-demand.js";
 import type { RequestBlocks, RequestPlan } from "../request-plan-types.js";
 import type { BlockReport } from "./report.js";
+import { prefillRank } from "./stage-reports.js";
 
 /** Blocks per rank and group in a report: a page that shows more is read by nobody. */
 const BLOCKS_SHOWN = 48;
 
 type Piece = BlockReport["pieces"][number];
 
-/** Where the bytes of a rank's blocks come from, in the first region of each group. */
+/** Where the bytes of a rank's blocks come from, in the first region of each group on each pipeline stage. */
 export function blockReports(
   plan: EngineTransferPlan,
   prefill: readonly RankGeometry[],
@@ -19,12 +20,18 @@ export function blockReports(
   request: RequestPlan,
   model: Omit<ModelGeometry, "groups">,
 ): { readonly reports: readonly BlockReport[]; readonly leftOut: number } {
-  const shown = plan.regionsOfGroup.map((regions) => regions[0] ?? 0);
-  const pieces = piecesByBlock(plan, prefill, request, new Set(shown));
+  const stageOf = stageByRegion(plan);
+  const shown = plan.regionsOfGroup.flatMap((regions, group) =>
+    plan.stages.flatMap((stage) => {
+      const region = regions.find((one) => stageOf.get(one) === stage);
+      return region === undefined ? [] : [{ group, region, stage }];
+    }),
+  );
+  const pieces = piecesByBlock(plan, prefill, request, new Set(shown.map(({ region }) => region)));
   const reports: BlockReport[] = [];
   let leftOut = 0;
-  const remotes = plan.sources.flatMap((source) => prefill[source.remoteRank] ?? []);
-  for (const [group, region] of shown.entries()) {
+  const remotes = plan.sources.map((source) => prefillRank({ prefill }, source));
+  for (const { group, region, stage } of shown) {
     // The pieces of a state are in the table of reads; where in a block they lie is another matter than of heads and tokens.
     if (plan.groupPlans[group]?.unit !== "kernel-block" || remotes.length === 0) continue;
     const demand = demandOf(group, plan.local, remotes, { ...model, groups: plan.groups }, blocks);
@@ -36,6 +43,7 @@ export function blockReports(
       reports.push({
         decodeRank: plan.local.tpRank,
         group,
+        stage,
         block,
         firstToken: demand.local.tokens[position] ?? 0,
         lengthBytes: plan.local.regions[region]?.blockLengthBytes ?? 0,
@@ -48,6 +56,18 @@ export function blockReports(
   return { reports, leftOut };
 }
 
+/** The stage of prefill that has each region; a region that is nobody's is not in it. */
+function stageByRegion({ sources, segments }: EngineTransferPlan): ReadonlyMap<number, number> {
+  return new Map(
+    sources.flatMap((source) =>
+      source.segments.flatMap((index) => {
+        const region = segments[index]?.region;
+        return region === undefined ? [] : [[region, source.remotePpRank] as const];
+      }),
+    ),
+  );
+}
+
 function piecesByBlock(
   plan: EngineTransferPlan,
   prefill: readonly RankGeometry[],
@@ -57,8 +77,8 @@ function piecesByBlock(
   const found = new Map([...regions].map((region) => [region, new Map<number, Piece[]>()] as const));
   for (const read of request.reads) {
     const source = plan.sources[read.sourceIndex];
-    const rank = prefill[read.remoteRank];
-    if (source === undefined || rank === undefined) continue;
+    if (source === undefined) continue;
+    const rank = prefillRank({ prefill }, read);
     const list = source.lists[read.listIndex];
     if (list === undefined) continue;
     const local = namedMemory("local", list.localTable, plan.local);
@@ -73,6 +93,7 @@ function piecesByBlock(
         offset: here.offset,
         lengthBytes: to.lengthBytes,
         prefillRank: read.remoteRank,
+        prefillStage: read.remotePpRank,
         remoteBlock: there.block,
         remoteOffset: there.offset,
       };

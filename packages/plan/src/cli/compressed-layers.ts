@@ -33,6 +33,7 @@ export function compressedLayers(config: CompressedConfig): readonly LayerShape[
       const at = `model.layers.${index}.attn`;
       const window: LayerShape = {
         name: `${at}.swa_cache`,
+        layer: index,
         kind: "swa-mla",
         numKvHeads: 1,
         bytesPerHeadAndToken: config.latentBytes,
@@ -42,6 +43,7 @@ export function compressedLayers(config: CompressedConfig): readonly LayerShape[
       if (ratio <= 1) return [window];
       const latent = (name: string, bytes: number): LayerShape => ({
         name,
+        layer: index,
         kind: "mla",
         numKvHeads: 1,
         bytesPerHeadAndToken: bytes,
@@ -51,6 +53,7 @@ export function compressedLayers(config: CompressedConfig): readonly LayerShape[
       const spans = ratio === 4 ? 2 : 1;
       const state = (name: string, headSize: number): LayerShape => ({
         name,
+        layer: index,
         kind: "swa-mla",
         numKvHeads: 1,
         bytesPerHeadAndToken: 2 * spans * headSize * STATE_ELEMENT_BYTES,

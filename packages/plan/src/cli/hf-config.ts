@@ -100,7 +100,7 @@ export function modelFromHfConfig(
   const all = layerNames(layers).flatMap((layer, index): LayerShape[] => {
     if (state !== undefined && inner.hybrid_override_pattern?.[index] === "M") {
       const own = layer.replace(".self_attn.attn", ".mixer");
-      return [{ name: own, kind: "mamba", numKvHeads: 1, bytesPerHeadAndToken: 0, state }];
+      return [{ name: own, layer: index, kind: "mamba", numKvHeads: 1, bytesPerHeadAndToken: 0, state }];
     }
     if (!attention.has(index)) return [];
     const isWindow = windowed.has(index);
@@ -110,6 +110,7 @@ export function modelFromHfConfig(
     return [
       {
         name: layer,
+        layer: index,
         kind: isWindow ? "swa" : "full",
         numKvHeads: ownHeads,
         bytesPerHeadAndToken: 2 * own * elementBytes,
@@ -117,7 +118,7 @@ export function modelFromHfConfig(
       },
     ];
   });
-  return { name, numKvHeads, layers: all, assumed };
+  return { name, numKvHeads, layers: all, numLayers: layers, assumed };
 }
 
 function bytesOf(name: string, dtype: string, flag: string): number {
@@ -147,8 +148,9 @@ function latentModel(
   const packed = isSparse && elementBytes === 1;
   if (packed) assumed.push(packedLatents("DeepSeek V3.2"));
   const bytes = packed ? PACKED_LATENT_BYTES["DeepSeek V3.2"] : plain;
-  const cache = (layer: string, bytesPerHeadAndToken: number): LayerShape => ({
-    name: layer,
+  const cache = (own: string, layer: number, bytesPerHeadAndToken: number): LayerShape => ({
+    name: own,
+    layer,
     kind: "mla",
     numKvHeads: 1,
     bytesPerHeadAndToken,
@@ -158,10 +160,11 @@ function latentModel(
   return {
     name,
     numKvHeads: 1,
-    layers: layerNames(layers).flatMap((layer) => [
-      cache(layer, bytes),
-      ...(isSparse ? [cache(layer.replace(/\.attn$/, ".indexer.k_cache"), indexer)] : []),
+    layers: layerNames(layers).flatMap((layer, index) => [
+      cache(layer, index, bytes),
+      ...(isSparse ? [cache(layer.replace(/\.attn$/, ".indexer.k_cache"), index, indexer)] : []),
     ]),
+    numLayers: layers,
     assumed,
     ...(isSparse ? { blockTokens: 64 } : {}),
   };
@@ -198,6 +201,7 @@ function compressedModel(
       windowTokens: required(name, "sliding_window", inner.sliding_window ?? undefined),
       latentBytes: packed ? PACKED_LATENT_BYTES["DeepSeek V4"] : headSize * elementBytes,
     }),
+    numLayers: layers,
     assumed,
     blockTokens: COMPRESSED_BLOCK_TOKENS,
   };

@@ -21,7 +21,13 @@ const rows = (head, lines) => {
   table.append(line(head, "th"), ...lines.map((cells) => line(cells, "td")));
   return table;
 };
-const colour = (rank) => "hsl(" + Math.round((rank * 137.508) % 360) + " 60% 45%)";
+const stages = (report.stages || []).length;
+const nameOf = ({ prefillStage, prefillRank }) => (stages > 1 ? "pp" + prefillStage + "tp" + prefillRank : "P" + prefillRank);
+const isSame = (one, other) => one.prefillRank === other.prefillRank && one.prefillStage === other.prefillStage;
+const colour = (rank) => {
+  const place = report.notifications.findIndex((one) => isSame(one, rank));
+  return "hsl(" + Math.round((place * 137.508) % 360) + " 60% 45%)";
+};
 const latent = !report.groups.some((kind) => kind === "full" || kind === "swa");
 const heads = ([begin, end]) => (latent ? "latent" : end - begin === 1 ? String(begin) : begin + "-" + (end - 1));
 const panel = (id) => {
@@ -40,15 +46,17 @@ function showDecodeRank(number) {
   detail.append(make("h2", {}, "Decode rank " + number + ", heads " + heads(rank.heads)));
   detail.append(rows(
     ["reads", "heads", "regions", "bytes", "descriptors", "merged"],
-    rank.reads.map((read) => ["P" + read.prefillRank, heads(read.heads), read.layers, read.lengthBytes, read.descriptors, read.merged]),
+    rank.reads.map((read) => [nameOf(read), heads(read.heads), read.layers, read.lengthBytes, read.descriptors, read.merged]),
   ));
   if (rank.notifyOnly.length > 0)
-    detail.append(make("p", {}, "Only notifies " + rank.notifyOnly.map((one) => "P" + one).join(", ") + "."));
+    detail.append(make("p", {}, "Only notifies " + rank.notifyOnly.map(nameOf).join(", ") + "."));
   detail.append(make("h3", {}, "Blocks of the request"));
   const blocks = make("div", { id: "blocks", class: "choices" });
   for (const block of report.blocks.filter((one) => one.decodeRank === number)) {
-    const name = (report.groups.length > 1 ? "group " + block.group + ": " : "") + "block " + block.block;
-    const button = make("button", { "data-block": block.block, "data-group": block.group, type: "button" }, name);
+    const name = (stages > 1 ? "stage " + block.stage + ", " : "") +
+      (report.groups.length > 1 ? "group " + block.group + ": " : "") + "block " + block.block;
+    const place = { "data-block": block.block, "data-group": block.group, "data-stage": block.stage, type: "button" };
+    const button = make("button", place, name);
     button.addEventListener("click", () => { choose(button); showBlock(block); });
     blocks.append(button);
   }
@@ -60,10 +68,10 @@ function showBlock(block) {
   detail.append(make("h3", {}, "Block " + block.block + ", tokens from " + block.firstToken));
   const bar = make("div", { class: "bar" });
   for (const piece of block.pieces) {
-    const part = make("div", { class: "piece", title: "P" + piece.prefillRank + " block " + piece.remoteBlock });
+    const part = make("div", { class: "piece", title: nameOf(piece) + " block " + piece.remoteBlock });
     part.style.left = (100 * piece.offset) / block.lengthBytes + "%";
     part.style.width = (100 * piece.lengthBytes) / block.lengthBytes + "%";
-    part.style.background = colour(piece.prefillRank);
+    part.style.background = colour(piece);
     bar.append(part);
   }
   detail.append(bar);
@@ -71,7 +79,7 @@ function showBlock(block) {
     ["bytes of this block", "from", "its block", "its bytes"],
     block.pieces.map((piece) => [
       piece.offset + " to " + (piece.offset + piece.lengthBytes),
-      "P" + piece.prefillRank,
+      nameOf(piece),
       piece.remoteBlock,
       piece.remoteOffset + " to " + (piece.remoteOffset + piece.lengthBytes),
     ]),
@@ -83,23 +91,27 @@ function showBlock(block) {
   if (block.zeroFrom !== null) detail.append(make("p", {}, "The receive pass zeroes it from its token " + block.zeroFrom + " on."));
 }
 
-function showPrefillRank(number) {
+function showPrefillRank(notice) {
   const detail = panel("detail");
-  const notice = report.notifications.find((one) => one.prefillRank === number);
-  detail.append(make("h2", {}, "Prefill rank " + number));
+  detail.append(make("h2", {}, "Prefill rank " + notice.prefillRank + (stages > 1 ? " of stage " + notice.prefillStage : "")));
   detail.append(make("p", {}, "Waits for " + notice.awaits + " notifications; they come from " +
     (notice.from.map((one) => "D" + one).join(", ") || "nobody") + "."));
   const readers = report.ranks.flatMap((rank) => rank.reads
-    .filter((read) => read.prefillRank === number)
+    .filter((read) => isSame(read, notice))
     .map((read) => ["D" + rank.decodeRank, heads(read.heads), read.lengthBytes]));
   detail.append(rows(["read by", "heads", "bytes"], readers));
+  if (stages === 1) return;
+  const { regions } = report.stages.find(({ stage }) => stage === notice.prefillStage);
+  detail.append(make("h3", {}, "Caches of its stage"), make("p", { id: "caches" }, regions.join(", ")));
 }
 
 const ranks = document.getElementById("ranks");
-for (const { prefillRank } of report.notifications || []) {
-  const button = make("button", { "data-prefill-rank": prefillRank, type: "button" }, "P" + prefillRank);
-  button.style.borderColor = colour(prefillRank);
-  button.addEventListener("click", () => { choose(button); showPrefillRank(prefillRank); });
+for (const notice of report.notifications || []) {
+  const { prefillRank, prefillStage } = notice;
+  const place = { "data-prefill-rank": prefillRank, "data-prefill-stage": prefillStage, type: "button" };
+  const button = make("button", place, nameOf(notice));
+  button.style.borderColor = colour(notice);
+  button.addEventListener("click", () => { choose(button); showPrefillRank(notice); });
   ranks.append(button);
 }
 for (const { decodeRank } of report.ranks || []) {

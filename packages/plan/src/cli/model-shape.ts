@@ -3,6 +3,8 @@ import type { KvCacheKind } from "@kv/interface";
 /** One layer's cache, before any split over ranks. */
 export interface LayerShape {
   readonly name: string;
+  /** Number of the model's layer that it belongs to. */
+  readonly layer: number;
   readonly kind: KvCacheKind;
   /** 1 for MLA. */
   readonly numKvHeads: number;
@@ -32,6 +34,8 @@ export interface ModelShape {
   readonly name: string;
   readonly numKvHeads: number;
   readonly layers: readonly LayerShape[];
+  /** All of its layers, with a cache or without: what pipeline stages divide among them. */
+  readonly numLayers: number;
   readonly assumed: readonly string[];
   /** Tokens in a block with which engines run it, where that is not 16. */
   readonly blockTokens?: number;

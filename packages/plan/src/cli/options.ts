@@ -8,6 +8,7 @@ export interface CliOptions {
   readonly config: readonly string[];
   readonly from: readonly string[];
   readonly tp: readonly number[];
+  readonly pp: readonly number[];
   readonly blockSize: readonly number[];
   readonly kernelBlockSize: readonly number[];
   readonly layout: readonly KvCacheLayout[];
@@ -51,6 +52,7 @@ export function command(): Command {
     .option("--config <config.json>", "the model's config.json from Hugging Face; once or twice", collect, [])
     .option("--from <host:port>", "ask a live engine's side channel for its rank (0, 0); twice", collect, [])
     .option("--tp <size>", "tensor parallel size; once or twice", collectIntegers, [])
+    .option("--pp <stages>", "pipeline stages of prefill (default 1); decode has one", collectIntegers, [])
     .option("--block-size <tokens>", "tokens in a block; once or twice (default 16)", collectIntegers, [])
     .option(
       "--kernel-block-size <tokens>",

@@ -4,31 +4,54 @@ import { regionSchema } from "../data/geometry-schema.js";
 import { describeIssues } from "../data/issues.js";
 import type { RankGeometry } from "../geometry.js";
 import type { Pair } from "./pair.js";
-import { placeRegions } from "./place-regions.js";
+import { placeRegions, type UnplacedRank } from "./place-regions.js";
+
+type UnplacedRegion = UnplacedRank["regions"][number];
 
 /** A region that does not say where it is lies where nothing else does. */
-const region = regionSchema.partial({
-  baseAddress: true,
-  blockStrideBytes: true,
-  groupId: true,
-  memoryType: true,
-});
-const engine = z.strictObject({
-  tpSize: z.int().min(1).max(4096),
-  dcpSize: z.int().min(1).max(4096).optional(),
-  kernelBlockSize: z
-    .int()
-    .min(1)
-    .max(2 ** 20),
-  physicalBlocksPerLogical: z
-    .int()
-    .min(1)
-    .max(2 ** 20)
-    .default(1),
-  layout: z.enum(KV_CACHE_LAYOUTS).default("LBHNC"),
-  attentionBackend: z.string().min(1).max(200),
-  regions: z.array(region).min(1).max(65_536),
-});
+const region = regionSchema
+  .partial({
+    baseAddress: true,
+    blockStrideBytes: true,
+    groupId: true,
+    memoryType: true,
+  })
+  .extend({ stage: z.int().min(0).max(4095).default(0) });
+const engine = z
+  .strictObject({
+    tpSize: z.int().min(1).max(4096),
+    ppSize: z.int().min(1).max(4096).default(1),
+    dcpSize: z.int().min(1).max(4096).optional(),
+    kernelBlockSize: z
+      .int()
+      .min(1)
+      .max(2 ** 20),
+    physicalBlocksPerLogical: z
+      .int()
+      .min(1)
+      .max(2 ** 20)
+      .default(1),
+    layout: z.enum(KV_CACHE_LAYOUTS).default("LBHNC"),
+    attentionBackend: z.string().min(1).max(200),
+    regions: z.array(region).min(1).max(65_536),
+  })
+  .superRefine(({ ppSize, regions }, context) => {
+    const held = new Set(regions.map(({ stage }) => stage));
+    for (const [index, { stage }] of regions.entries())
+      if (stage >= ppSize)
+        context.addIssue({
+          code: "custom",
+          path: ["regions", index, "stage"],
+          message: `stage ${stage} of ${ppSize} (ppSize), counted from 0`,
+        });
+    for (let stage = 0; stage < ppSize; stage++)
+      if (!held.has(stage))
+        context.addIssue({
+          code: "custom",
+          path: ["regions"],
+          message: `stage ${stage} of ${ppSize} has none`,
+        });
+  });
 const schema = z.strictObject({
   version: z.literal(1),
   title: z.string().max(200).default("pair"),
@@ -62,26 +85,26 @@ export function pairFromFile(name: string, value: unknown): Pair {
   };
 }
 
-function ranksOf(given: z.infer<typeof engine>): RankGeometry[] {
-  return Array.from({ length: given.tpSize }, (_, tpRank) =>
-    placeRegions({
-      tpRank,
-      tpSize: given.tpSize,
-      ...(given.dcpSize === undefined ? {} : { dcpSize: given.dcpSize }),
-      kernelBlockSize: given.kernelBlockSize,
-      physicalBlocksPerLogical: given.physicalBlocksPerLogical,
-      layout: given.layout,
-      attentionBackend: given.attentionBackend,
+function ranksOf({ tpSize, ppSize, dcpSize, regions, ...facts }: z.infer<typeof engine>): RankGeometry[] {
+  return Array.from({ length: ppSize * tpSize }, (_, index) => {
+    const [ppRank, tpRank] = [Math.floor(index / tpSize), index % tpSize];
+    return placeRegions({
+      ...facts,
+      ...{ tpRank, tpSize },
+      ...(ppSize === 1 ? {} : { ppRank, ppSize }),
+      ...(dcpSize === undefined ? {} : { dcpSize }),
       deviceId: tpRank,
-      regions: given.regions.map((one) => ({
-        name: one.name,
-        baseAddress: one.baseAddress,
-        numBlocks: one.numBlocks,
-        blockLengthBytes: one.blockLengthBytes,
-        blockStrideBytes: one.blockStrideBytes ?? one.blockLengthBytes,
-        groupId: one.groupId ?? 0,
-        memoryType: one.memoryType ?? "VRAM",
-      })),
-    }),
-  );
+      regions: regions.filter(({ stage }) => stage === ppRank).map(regionOf),
+    });
+  });
+}
+
+function regionOf({ stage: _, ...given }: z.infer<typeof region>): UnplacedRegion {
+  // zod leaves out what was not given, so nothing in it is undefined.
+  return {
+    ...(given as UnplacedRegion),
+    blockStrideBytes: given.blockStrideBytes ?? given.blockLengthBytes,
+    groupId: given.groupId ?? 0,
+    memoryType: given.memoryType ?? "VRAM",
+  };
 }

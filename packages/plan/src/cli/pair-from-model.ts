@@ -8,6 +8,7 @@ import {
   type ModelShape,
 } from "./model-shape.js";
 import type { EngineSettings, Pair } from "./pair.js";
+import { stagesOfLayers } from "./pipeline-stages.js";
 import { placeRegions } from "./place-regions.js";
 import { stateOfRank, tokenBytes } from "./state-pages.js";
 
@@ -33,6 +34,11 @@ export function pairFromModels(options: PairFromModelOptions): Pair {
   const shared = sides.every((settings) => sharesPages(decodeModel.layers, settings));
   const groups = shared ? groupLayers(decodeModel.layers) : layersByShape(decodeModel.layers);
   const layOut = shared ? sharedRegions : ownRegions;
+  const stages = ({ ppSize }: EngineSettings) => stagesOfLayers(decodeModel.numLayers, ppSize);
+  if (sides.some(({ ppSize }) => ppSize > 1)) {
+    if (shared) refuseSharedStages(groups);
+    assumed.push("layers are dealt out to pipeline stages evenly, as vLLM does (no VLLM_PP_LAYER_PARTITION)");
+  }
   if (groups.length > 1) {
     const kinds = groups.map((group) => `${group.layers.length} ${group.kind}`).join(", ");
     assumed.push(
@@ -49,8 +55,8 @@ export function pairFromModels(options: PairFromModelOptions): Pair {
     numKvHeads: decodeModel.numKvHeads,
     groups: groups.map((group) => group.kind),
     windowTokens: groups.map((group) => group.layers[0]?.windowTokens),
-    prefill: ranks(groups, options.prefill, layOut),
-    decode: ranks(groups, options.decode, layOut),
+    prefill: ranks(groups, options.prefill, layOut, stages(options.prefill)),
+    decode: ranks(groups, options.decode, layOut, stages(options.decode)),
     assumed,
   };
 }
@@ -62,11 +68,28 @@ type LayOut = (
 
 type PlacelessRegion = Omit<RegionGeometry, "baseAddress">;
 
-function ranks(groups: readonly LayerGroup[], settings: EngineSettings, layOut: LayOut): RankGeometry[] {
+function ranks(
+  groups: readonly LayerGroup[],
+  settings: EngineSettings,
+  layOut: LayOut,
+  stageOfLayer: readonly number[],
+): RankGeometry[] {
+  const { ppSize } = settings;
   const laidOut = layOut(groups, settings);
-  const state = groups.flatMap(({ layers }) => layers).find((layer) => layer.state !== undefined)?.state;
-  return Array.from({ length: settings.tpSize }, (_, tpRank) =>
-    placeRegions({
+  const layers = groups.flatMap((group) => group.layers);
+  const stageOf = new Map(layers.map(({ name, layer }) => [name, stageOfLayer[layer]]));
+  const state = layers.find((layer) => layer.state !== undefined)?.state;
+  return Array.from({ length: ppSize * settings.tpSize }, (_, index) => {
+    const [ppRank, tpRank] = [Math.floor(index / settings.tpSize), index % settings.tpSize];
+    const staged =
+      ppSize === 1
+        ? laidOut
+        : {
+            ...laidOut,
+            ...{ ppRank, ppSize },
+            regions: laidOut.regions.filter(({ name }) => stageOf.get(name) === ppRank),
+          };
+    return placeRegions({
       tpRank,
       tpSize: settings.tpSize,
       kernelBlockSize: settings.kernelBlockSize,
@@ -74,9 +97,19 @@ function ranks(groups: readonly LayerGroup[], settings: EngineSettings, layOut: 
       layout: settings.layout,
       attentionBackend: settings.attentionBackend,
       deviceId: tpRank,
-      ...laidOut,
+      ...staged,
       ...(state === undefined ? {} : { stateSpace: stateOfRank(state, settings.tpSize) }),
-    }),
+    });
+  });
+}
+
+/** A region that serves a layer of each group serves others on a stage than on a rank that has all layers. */
+function refuseSharedStages(groups: readonly LayerGroup[]): never {
+  const kinds = groups.map((group) => `${group.layers.length} ${group.kind}`).join(", ");
+  throw new KvError(
+    "KV_PLAN_UNSUPPORTED",
+    `groups of layers share regions (${kinds}), which are other ones on a pipeline stage than on an engine without stages`,
+    { hint: "leave --pp out, or describe the regions in a file (--file)" },
   );
 }
 

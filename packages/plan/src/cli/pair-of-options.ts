@@ -1,6 +1,7 @@
 import { readFile } from "node:fs/promises";
 import { basename, dirname } from "node:path";
 import { KV_CACHE_KINDS, type KvCacheKind, KvError } from "@kv/interface";
+import { settingsOf, stagesOf } from "./engine-settings.js";
 import { modelFromHfConfig } from "./hf-config.js";
 import { type LiveEngine, livePair, loadLiveClient } from "./live-pair.js";
 import type { ModelShape } from "./model-shape.js";
@@ -8,7 +9,6 @@ import { both, type CliOptions } from "./options.js";
 import type { EngineSettings, Pair } from "./pair.js";
 import { pairFromFile } from "./pair-file.js";
 import { pairFromModels } from "./pair-from-model.js";
-import { hybridBlockTokens } from "./state-pages.js";
 
 /** A config.json has some kilobytes, a described pair of hundreds of regions less than a megabyte. */
 const MAX_FILE_BYTES = 16 * 2 ** 20;
@@ -41,13 +41,17 @@ export async function pairOf(options: CliOptions): Promise<Pair> {
   const [prefill, decode] = settingsOf(options, assumed, prefillModel);
   const names = [...new Set([prefillModel.name, decodeModel.name])].join(" / ");
   return pairFromModels({
-    title: `${names}: prefill TP ${prefill.tpSize} → decode TP ${decode.tpSize}`,
+    title: `${names}: prefill ${sizesOf(prefill)} → decode ${sizesOf(decode)}`,
     prefillModel,
     decodeModel,
     prefill,
     decode,
     assumed,
   });
+}
+
+function sizesOf({ tpSize, ppSize }: EngineSettings): string {
+  return ppSize === 1 ? `TP ${tpSize}` : `TP ${tpSize}, PP ${ppSize}`;
 }
 
 async function configs(options: CliOptions): Promise<readonly [ModelShape, ModelShape]> {
@@ -95,65 +99,6 @@ function flagged(options: CliOptions): readonly [ModelShape, ModelShape] {
     : [model, model];
 }
 
-function settingsOf(
-  options: CliOptions,
-  assumed: string[],
-  model: ModelShape,
-): readonly [EngineSettings, EngineSettings] {
-  const say = <T>(flag: string, values: readonly T[], fallback: T): readonly [T, T] => {
-    if (values.length === 0) assumed.push(`${flag} ${String(fallback)}`);
-    return both(flag, values, fallback);
-  };
-  const backend = model.layers.every((layer) => layer.kind === "mla" || layer.kind === "swa-mla")
-    ? "FLASHMLA"
-    : "FLASH_ATTN";
-  const tp = say("--tp", options.tp, 1);
-  const [blockSize, kernel] = blockSizes(options, assumed, model, tp, say);
-  const layout = say("--layout", options.layout, "LBHNC");
-  const backends = say("--backend", options.backend, backend);
-  const numBlocks = say("--num-blocks", options.numBlocks, 10_000);
-  return [0, 1].map((side): EngineSettings => {
-    const [size, inner] = [blockSize[side] as number, kernel[side] as number];
-    if (size % inner !== 0) {
-      throw new KvError(
-        "KV_CONFIG_INVALID",
-        `--block-size ${size} is not a multiple of --kernel-block-size ${inner}`,
-      );
-    }
-    return {
-      tpSize: tp[side] as number,
-      blockSize: size,
-      kernelBlockSize: inner,
-      layout: layout[side] as EngineSettings["layout"],
-      attentionBackend: backends[side] as string,
-      numBlocks: numBlocks[side] as number,
-      memoryType: "VRAM",
-    };
-  }) as [EngineSettings, EngineSettings];
-}
-
-/** Tokens in a block and in a kernel block, of both engines. A hybrid's block has a page that holds a state. */
-function blockSizes(
-  options: CliOptions,
-  assumed: string[],
-  model: ModelShape,
-  tp: readonly [number, number],
-  say: (flag: string, values: readonly number[], fallback: number) => readonly [number, number],
-): readonly [readonly [number, number], readonly [number, number]] {
-  const isHybrid = model.layers.some(({ state }) => state !== undefined);
-  if (isHybrid && options.blockSize.length === 0) {
-    const kernel = say("--kernel-block-size", options.kernelBlockSize, 16);
-    const sizes = tp.map((tpSize, side) => hybridBlockTokens(model, tpSize, kernel[side] as number) ?? 16);
-    assumed.push(`--block-size ${sizes.join(",")}: the fewest kernel blocks whose page holds a state`);
-    return [sizes as [number, number], kernel];
-  }
-  const blockSize = say("--block-size", options.blockSize, model.blockTokens ?? 16);
-  if (options.kernelBlockSize.length > 0)
-    return [blockSize, both("--kernel-block-size", options.kernelBlockSize, 16)];
-  assumed.push("kernel blocks as large as blocks (--kernel-block-size)");
-  return [blockSize, blockSize];
-}
-
 async function fromLive(options: CliOptions): Promise<Pair> {
   refuseUnused(options, "--from");
   const [prefill, decode] = options.from.map(address);
@@ -170,6 +115,13 @@ async function fromLive(options: CliOptions): Promise<Pair> {
     throw new KvError("KV_CONFIG_INVALID", "an engine does not tell how many KV heads its model has", {
       hint: "give --kv-heads, or --groups mla",
     });
+  }
+  if (stagesOf(options).some((stages) => stages > 1)) {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `--pp ${options.pp.join(",")} with --from: an engine is asked for its rank (0, 0) only, which has the layers of the first stage`,
+      { hint: "give --config or --layers, or describe the stages in a file (--file)" },
+    );
   }
   const [prefillTp, decodeTp] = both("--tp", options.tp, 1);
   const pair = await livePair(await loadLiveClient(), {
@@ -211,6 +163,7 @@ function refuseUnused(options: CliOptions, input: string): void {
     options.backend.length > 0 ? "--backend" : undefined,
     options.numBlocks.length > 0 ? "--num-blocks" : undefined,
     input === "--file" && options.tp.length > 0 ? "--tp" : undefined,
+    input === "--file" && options.pp.length > 0 ? "--pp" : undefined,
   ].filter((flag) => flag !== undefined);
   if (unused.length === 0) return;
   throw new KvError(

@@ -8,6 +8,7 @@ export interface Pair {
   readonly groups: readonly KvCacheKind[];
   /** Tokens that a group's window sees, where it has one. */
   readonly windowTokens: readonly (number | undefined)[];
+  /** Rank by rank, stage after stage. */
   readonly prefill: readonly RankGeometry[];
   readonly decode: readonly RankGeometry[];
   /** Statements that no input made. */
@@ -17,6 +18,8 @@ export interface Pair {
 /** What an engine is started with, beside the model. */
 export interface EngineSettings {
   readonly tpSize: number;
+  /** Pipeline stages. */
+  readonly ppSize: number;
   /** Tokens in a logical block (vLLM: `--block-size`). */
   readonly blockSize: number;
   /** Tokens in a kernel block; a divisor of `blockSize`. */

@@ -20,6 +20,29 @@ export function showHeads([begin, end]: readonly [number, number]): string {
   return end - begin === 1 ? `${begin}` : `${begin}-${end - 1}`;
 }
 
+/** "P3", or "pp1tp3" of an engine with pipeline stages. */
+export function showPrefillRank(
+  { prefillRank, prefillStage }: { readonly prefillRank: number; readonly prefillStage: number },
+  stages: number,
+): string {
+  return stages === 1 ? `P${prefillRank}` : `pp${prefillStage}tp${prefillRank}`;
+}
+
+/** Names of caches in few words: "layers 0-39" where they are numbered, else the first and the last. */
+export function showCaches(names: readonly string[]): string {
+  const numbers = names.map((name) => /(?:^|\.)layers?\.(\d+)(?:\.|$)/.exec(name)?.[1]);
+  if (numbers.some((number) => number === undefined) || numbers.length === 0)
+    return names.length > 2 ? `${names[0]} to ${names.at(-1)}` : names.join(", ");
+  const ascending = [...new Set(numbers.map(Number))].sort((a, b) => a - b);
+  const ranges: [number, number][] = [];
+  for (const number of ascending) {
+    const last = ranges.at(-1);
+    if (last?.[1] === number - 1) last[1] = number;
+    else ranges.push([number, number]);
+  }
+  return `layers ${ranges.map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`)).join(", ")}`;
+}
+
 /** No group is split by head: every rank has the same latents, or states. */
 export function holdsLatents(groups: readonly string[]): boolean {
   return !groups.some((kind) => kind === "full" || kind === "swa");

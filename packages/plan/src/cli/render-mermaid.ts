@@ -1,4 +1,4 @@
-import { holdsLatents, showBytes, showHeads } from "./quantities.js";
+import { holdsLatents, showBytes, showCaches, showHeads, showPrefillRank } from "./quantities.js";
 import type { PairReport } from "./report.js";
 
 /** The pair as a Mermaid flow chart: bytes flow along solid arrows, mere notifications along dotted ones. */
@@ -8,9 +8,19 @@ export function renderMermaid(report: PairReport): string {
   }
   const isMla = holdsLatents(report.groups);
   const lines = ["graph LR"];
-  lines.push(`  subgraph prefill["prefill, TP ${report.prefill.tpSize}"]`);
-  for (const { prefillRank, awaits } of report.notifications)
-    lines.push(`    P${prefillRank}["P${prefillRank}, waits for ${awaits}"]`);
+  const stages = report.stages.length;
+  const { tpSize, ppSize } = report.prefill;
+  lines.push(`  subgraph prefill["prefill, TP ${tpSize}${ppSize === 1 ? "" : `, PP ${ppSize}`}"]`);
+  for (const { stage, regions } of report.stages) {
+    if (stages > 1)
+      lines.push(`    subgraph stage${stage}["stage ${stage}: ${escapeMermaid(showCaches(regions))}"]`);
+    for (const notice of report.notifications) {
+      if (notice.prefillStage !== stage) continue;
+      const name = showPrefillRank(notice, stages);
+      lines.push(`    ${name}["${name}, waits for ${notice.awaits}"]`);
+    }
+    if (stages > 1) lines.push("    end");
+  }
   lines.push("  end", `  subgraph decode["decode, TP ${report.decode.tpSize}"]`);
   for (const { decodeRank, heads } of report.ranks)
     lines.push(`    D${decodeRank}["D${decodeRank}${isMla ? "" : `, heads ${showHeads(heads)}`}"]`);
@@ -19,11 +29,11 @@ export function renderMermaid(report: PairReport): string {
     for (const read of rank.reads) {
       const what = isMla ? "latent" : `heads ${showHeads(read.heads)}`;
       lines.push(
-        `  P${read.prefillRank} -- "${what}, ${showBytes(read.lengthBytes)}" --> D${rank.decodeRank}`,
+        `  ${showPrefillRank(read, stages)} -- "${what}, ${showBytes(read.lengthBytes)}" --> D${rank.decodeRank}`,
       );
     }
-    for (const prefillRank of rank.notifyOnly)
-      lines.push(`  D${rank.decodeRank} -. notifies .-> P${prefillRank}`);
+    for (const told of rank.notifyOnly)
+      lines.push(`  D${rank.decodeRank} -. notifies .-> ${showPrefillRank(told, stages)}`);
   }
   return `${lines.join("\n")}\n`;
 }

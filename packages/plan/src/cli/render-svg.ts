@@ -1,4 +1,4 @@
-import { holdsLatents, showBytes, showHeads } from "./quantities.js";
+import { holdsLatents, showBytes, showHeads, showPrefillRank } from "./quantities.js";
 import type { PairReport, PlanReport } from "./report.js";
 
 const ROW = 44;
@@ -7,17 +7,26 @@ const LEFT = 20;
 const RIGHT = 520;
 const TOP = 64;
 
+type PlacedRank = Parameters<typeof showPrefillRank>[0];
+
 /** The pair as one SVG: prefill ranks on the left, decode ranks on the right, a curve per read. No script, no outside resource. */
 export function renderSvg(report: PairReport): string {
   return report.outcome === "planned" ? planned(report) : refused(report.reason);
 }
 
-/** A colour per prefill rank, spread over the wheel so that neighbours differ. */
+/** A colour per prefill rank, by its place among them, spread over the wheel so that neighbours differ. */
 function colourOf(rank: number): string {
   return `hsl(${Math.round((rank * 137.508) % 360)} 60% 45%)`;
 }
 
 function planned(report: PlanReport): string {
+  const stages = report.stages.length;
+  const nameOf = (rank: PlacedRank) => showPrefillRank(rank, stages);
+  const indexOf = (rank: PlacedRank) =>
+    report.notifications.findIndex(
+      ({ prefillRank, prefillStage }) =>
+        prefillRank === rank.prefillRank && prefillStage === rank.prefillStage,
+    );
   const rows = Math.max(report.notifications.length, report.ranks.length);
   const height = TOP + rows * ROW + 20;
   const isMla = holdsLatents(report.groups);
@@ -25,13 +34,13 @@ function planned(report: PlanReport): string {
   const shift = (count: number) => TOP + ((rows - count) * ROW) / 2;
   const y = (index: number, count: number) => shift(count) + index * ROW + BOX.height / 2;
   const boxes = [
-    ...report.notifications.map(({ prefillRank, awaits }, index) =>
+    ...report.notifications.map((rank, index) =>
       box(
         LEFT,
         y(index, report.notifications.length),
-        `P${prefillRank}`,
-        `waits for ${awaits}`,
-        colourOf(prefillRank),
+        nameOf(rank),
+        `waits for ${rank.awaits}`,
+        colourOf(index),
       ),
     ),
     ...report.ranks.map((rank, index) =>
@@ -41,13 +50,19 @@ function planned(report: PlanReport): string {
   const curves = report.ranks.flatMap((rank, index) => {
     const to = y(index, report.ranks.length);
     const reads = rank.reads.map((read) => {
-      const from = y(read.prefillRank, report.notifications.length);
-      const title = `D${rank.decodeRank} reads ${heads(read.heads)} of P${read.prefillRank}: ${showBytes(read.lengthBytes)}, ${read.merged} runs`;
-      return curve(from, to, colourOf(read.prefillRank), title, "");
+      const from = y(indexOf(read), report.notifications.length);
+      const title = `D${rank.decodeRank} reads ${heads(read.heads)} of ${nameOf(read)}: ${showBytes(read.lengthBytes)}, ${read.merged} runs`;
+      return curve(from, to, colourOf(indexOf(read)), title, "");
     });
-    const notices = rank.notifyOnly.map((prefillRank) => {
-      const title = `D${rank.decodeRank} only notifies P${prefillRank}`;
-      return curve(y(prefillRank, report.notifications.length), to, "#999", title, ' stroke-dasharray="4 4"');
+    const notices = rank.notifyOnly.map((told) => {
+      const from = y(indexOf(told), report.notifications.length);
+      return curve(
+        from,
+        to,
+        "#999",
+        `D${rank.decodeRank} only notifies ${nameOf(told)}`,
+        ' stroke-dasharray="4 4"',
+      );
     });
     return [...reads, ...notices];
   });
@@ -68,7 +83,7 @@ function box(x: number, middle: number, name: string, what: string, colour: stri
   const y = middle - BOX.height / 2;
   return (
     `<g data-rank="${name}"><rect x="${x}" y="${y}" width="${BOX.width}" height="${BOX.height}" rx="5" fill="white" stroke="${colour}" stroke-width="2"/>` +
-    `${text(x + 10, middle + 5, name, 14)}${text(x + 60, middle + 4, what, 11)}</g>`
+    `${text(x + 10, middle + 5, name, 14)}${text(x + 75, middle + 4, what, 11)}</g>`
   );
 }
 

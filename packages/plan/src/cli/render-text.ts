@@ -1,4 +1,4 @@
-import { counted, holdsLatents, showBytes, showHeads } from "./quantities.js";
+import { counted, holdsLatents, showBytes, showCaches, showHeads, showPrefillRank } from "./quantities.js";
 import type { EngineReport, PairReport, PlanReport, RefusalReport } from "./report.js";
 
 /** The report for a terminal: plain lines, no colour. */
@@ -8,6 +8,7 @@ export function renderText(report: PairReport): string {
 
 function planned(report: PlanReport): string[] {
   const { request } = report;
+  const stages = report.stages.length;
   const isMla = holdsLatents(report.groups);
   const heads = (range: readonly [number, number]) => (isMla ? "latent" : showHeads(range));
   const rows = report.ranks.flatMap((rank) => {
@@ -16,7 +17,7 @@ function planned(report: PlanReport): string[] {
     return rank.reads.map((read) => [
       `D${rank.decodeRank}`,
       heads(rank.heads),
-      `P${read.prefillRank}`,
+      showPrefillRank(read, stages),
       heads(read.heads),
       `${read.layers}`,
       showBytes(read.lengthBytes),
@@ -25,7 +26,7 @@ function planned(report: PlanReport): string[] {
     ]);
   });
   const notices = report.notifications.map((notice) => [
-    `P${notice.prefillRank}`,
+    showPrefillRank(notice, stages),
     `${notice.awaits}`,
     notice.from.length === 0 ? "-" : notice.from.map((rank) => `D${rank}`).join(", "),
   ]);
@@ -55,9 +56,11 @@ function planned(report: PlanReport): string[] {
     "",
     ...table(["rank", "its heads", "reads", "the heads", "regions", "bytes", "descriptors", "merged"], rows),
     "",
+    ...stageLines(report),
     ...table(["prefill rank", "waits for", "notified by"], notices),
     "",
     ...proofLines(report),
+    ...report.refusedByVllm.flatMap((reason) => [`not for a vLLM decode worker: ${reason}`, ""]),
     ...assumptions(report.assumed),
   ];
 }
@@ -79,7 +82,7 @@ function refused(report: RefusalReport): string[] {
 
 function engines({ prefill, decode, groups, numKvHeads }: PlanReport): string[] {
   const line = (engine: EngineReport) => [
-    `TP ${engine.tpSize}`,
+    engine.ppSize === 1 ? `TP ${engine.tpSize}` : `TP ${engine.tpSize}, PP ${engine.ppSize}`,
     engine.blockSize === engine.kernelBlockSize
       ? `${engine.blockSize} tokens`
       : `${engine.blockSize} tokens (kernel ${engine.kernelBlockSize})`,
@@ -112,6 +115,19 @@ function groupLines(groups: readonly string[], prefill: EngineReport, decode: En
     return differ ? `${kind} (${one === other ? one : `${one} and ${other}`} tokens a block)` : kind;
   });
   return [`groups     ${named.join(", ")}`];
+}
+
+/** Which layers are read on which stage, where there are several. */
+function stageLines({ stages }: PlanReport): string[] {
+  if (stages.length === 1) return [];
+  const rows = stages.map(({ stage, regions, read, readers }) => [
+    `${stage}`,
+    `${regions.length}`,
+    showCaches(regions),
+    read.map((rank) => showPrefillRank({ prefillRank: rank, prefillStage: stage }, stages.length)).join(", "),
+    readers.map((rank) => `D${rank}`).join(", "),
+  ]);
+  return [...table(["stage", "regions", "of", "read from", "by"], rows), ""];
 }
 
 function proofLines({ proof }: PlanReport): string[] {

@@ -17,10 +17,8 @@ const STRETCH = 4;
 
 /** A request whose blocks both engines could have, or undefined where one's pool is too small for it. */
 export function requestOf(pair: Pair, settings: RequestSettings): RequestBlocks | undefined {
-  const [prefill, decode] = [pair.prefill[0], pair.decode[0]];
-  if (prefill === undefined || decode === undefined) return undefined;
-  const remoteBlockIds = tables(pair, prefill, settings);
-  const localTables = tables(pair, decode, settings);
+  const remoteBlockIds = tables(pair, pair.prefill, settings);
+  const localTables = tables(pair, pair.decode, settings);
   if (remoteBlockIds === undefined || localTables === undefined) return undefined;
   const localBlockIds = localTables.map((table, group) =>
     isSequence(pair.groups[group]) ? table.slice(settings.computedBlocks) : table,
@@ -36,9 +34,16 @@ export function requestOf(pair: Pair, settings: RequestSettings): RequestBlocks 
 /** A window is handed over whole, and so is a state. */
 const isSequence = (kind: string | undefined) => kind === "full" || kind === "mla";
 
-function tables(pair: Pair, rank: RankGeometry, settings: RequestSettings): number[][] | undefined {
+function tables(
+  pair: Pair,
+  ranks: readonly RankGeometry[],
+  settings: RequestSettings,
+): number[][] | undefined {
+  const [rank] = ranks;
+  if (rank === undefined) return undefined;
   const engineTokens = rank.kernelBlockSize * rank.physicalBlocksPerLogical;
-  const fewest = Math.min(...rank.regions.map((region) => region.numBlocks));
+  // A block table is one for all pipeline stages.
+  const fewest = Math.min(...ranks.flatMap(({ regions }) => regions.map(({ numBlocks }) => numBlocks)));
   const pool = Math.floor(fewest / rank.physicalBlocksPerLogical);
   let next = 1;
   const taken = pair.groups.map((kind, group) => {

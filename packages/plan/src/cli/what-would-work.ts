@@ -1,5 +1,6 @@
 import type { RankGeometry } from "../geometry.js";
 import type { Pair } from "./pair.js";
+import { byStage, inStagesOf, placeOf, withoutStages } from "./pipeline-stages.js";
 
 interface Change {
   readonly what: string;
@@ -42,6 +43,9 @@ function changesOf({ prefill, decode }: Pair): readonly Change[] {
       what: `the attention backend of prefill, ${attentionBackend}, on decode too`,
       apply: (pair) => withFacts(pair, { attentionBackend }),
     });
+  }
+  if (placeOf(d).ppSize > 1) {
+    changes.push({ what: "decode with one pipeline stage", apply: (pair) => withoutStages(pair, "decode") });
   }
   for (const tpSize of new Set([p.tpSize, 1, 2, 4, 8, 16].filter((size) => size !== d.tpSize))) {
     changes.push({ what: `decode with TP ${tpSize}`, apply: (pair) => withTp(pair, "decode", tpSize) });
@@ -87,27 +91,34 @@ function withFacts(pair: Pair, facts: Partial<Pick<RankGeometry, "layout" | "att
 
 /** The same cache over another number of ranks; undefined where a block does not divide. */
 function withTp(pair: Pair, side: "prefill" | "decode", tpSize: number): Pair | undefined {
+  const stages = byStage(pair[side]);
   const [rank] = pair[side];
   if (rank === undefined) return undefined;
-  const other = pair[side === "prefill" ? "decode" : "prefill"];
   // Groups with shapes of their own, and states, lie otherwise with each TP size: known is only how they do at the other engine.
-  if (isShapedByTp(rank)) return tpSize === other.length ? { ...pair, [side]: other } : undefined;
+  if (isShapedByTp(rank)) {
+    const from = side === "prefill" ? "decode" : "prefill";
+    const other = (withoutStages(pair, from) ?? pair)[from];
+    return tpSize === other.length ? { ...pair, [side]: inStagesOf(stages, other) } : undefined;
+  }
   const heads = (size: number) => (pair.groups.includes("mla") ? 1 : Math.max(1, pair.numKvHeads / size));
   const factor = heads(tpSize) / heads(rank.tpSize);
-  const regions = rank.regions.map((region) => ({
-    ...region,
-    blockLengthBytes: region.blockLengthBytes * factor,
-    blockStrideBytes: region.blockStrideBytes * factor,
-  }));
-  if (regions.some((region) => !Number.isInteger(region.blockLengthBytes))) return undefined;
-  const ranks = Array.from({ length: tpSize }, (_, tpRank) => ({
-    ...rank,
-    regions,
-    tpRank,
-    tpSize,
-    deviceId: tpRank,
-  }));
-  return { ...pair, [side]: ranks };
+  const resized = stages.flatMap(([first]) => {
+    if (first === undefined) return [];
+    const regions = first.regions.map((region) => ({
+      ...region,
+      blockLengthBytes: region.blockLengthBytes * factor,
+      blockStrideBytes: region.blockStrideBytes * factor,
+    }));
+    return Array.from({ length: tpSize }, (_, tpRank) => ({
+      ...first,
+      regions,
+      tpRank,
+      tpSize,
+      deviceId: tpRank,
+    }));
+  });
+  const lengths = resized.flatMap(({ regions }) => regions.map(({ blockLengthBytes }) => blockLengthBytes));
+  return lengths.every(Number.isInteger) ? { ...pair, [side]: resized } : undefined;
 }
 
 function isShapedByTp({ stateSpace, groupBlockTokens, regions }: RankGeometry): boolean {

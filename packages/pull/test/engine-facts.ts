@@ -1,0 +1,20 @@
+import type { EngineIdentity, ModelIdentity } from "@kv/interface";
+
+/** What a test's engine says of itself where only its name and sizes matter. */
+export const engineFacts = (
+  engineId: string,
+  { tpSize = 1, ppSize = 1, ...model }: { tpSize?: number; ppSize?: number } & Partial<ModelIdentity> = {},
+): EngineIdentity => ({
+  engineId,
+  tpSize,
+  ppSize,
+  dpRank: 0,
+  model: {
+    model: "m",
+    vllmVersion: "0.33.0",
+    connectorVersion: 15,
+    isHmaEnabled: false,
+    speculativeConfig: null,
+    ...model,
+  },
+});

@@ -1,0 +1,28 @@
+import { expect } from "vitest";
+import type { SimEngine } from "./sim-engine.js";
+import { prompt, type stage } from "./stage.js";
+
+/** Of a decode engine: room for one request at a time. */
+export const ROOM_FOR_ONE = { numBlocks: 3, extra: { request_timeout: 100 } };
+
+/**
+ * The first request's KV never comes, so the second waits for its room longer than a lease lasts. Heartbeats keep it: what `p` holds meanwhile is
+ * handed to `whileWaiting`, and in the end the second has its KV.
+ */
+export async function expectKeptWaiting(
+  play: ReturnType<typeof stage>,
+  p: SimEngine,
+  d: SimEngine,
+  whileWaiting: () => void,
+): Promise<void> {
+  play.network.setFaults([{ fault: "drop", operation: "READ", times: 1 }]);
+  const [first, second] = await play.clock.settle(Promise.all([p.prefill(prompt(1)), p.prefill(prompt(2))]));
+  const one = d.decode({ ...prompt(1), requestId: "d1", params: first });
+  one.catch(() => {});
+  await play.clock.advance(10);
+  const two = d.decode({ ...prompt(2), requestId: "d2", params: second });
+  await play.clock.advance(90_000);
+  whileWaiting();
+  expect(await play.outcome(one)).toBe("KV_REQUEST_TIMEOUT");
+  expect(await play.outcome(two)).toBe("ok");
+}

@@ -1,0 +1,65 @@
+import { describe, expect, it } from "vitest";
+import { decodeRegistration } from "../../src/control.js";
+import { REGISTRATION, writerOn } from "./writer-alone.js";
+
+// Counterparts of the unit tests of vLLM's push connector (PR 35264): registrations and finished blocks find one another.
+
+describe("matching", () => {
+  it("prefill finishes first", async () => {
+    const { finish, register, written, idle, outbox } = writerOn();
+    finish("r");
+    expect(written).toEqual([]);
+    register("r");
+    await idle();
+    expect(written).toEqual(["r → r [7,8,9] ranks 0"]);
+    expect(outbox.take().finishedSending).toEqual(["r"]);
+  });
+
+  it("decode registers first", async () => {
+    const { finish, register, written, idle } = writerOn();
+    register("r");
+    await idle();
+    expect(written).toEqual([]);
+    finish("r");
+    await idle();
+    expect(written).toEqual(["r → r [7,8,9] ranks 0"]);
+  });
+
+  it("by base id, and an exact one before it", async () => {
+    const { finish, register, written, idle } = writerOn();
+    register("r-0000aaaa");
+    register("r-0000bbbb");
+    finish("r-0000BBBB", "r-0000cccc");
+    finish("s-11111111");
+    register("s-11111111");
+    await idle();
+    expect(written).toEqual([
+      "r-0000BBBB → r-0000aaaa [7,8,9] ranks 0",
+      "r-0000cccc → r-0000bbbb [7,8,9] ranks 0",
+      "s-11111111 → s-11111111 [7,8,9] ranks 0",
+    ]);
+    const exact = writerOn();
+    exact.register("r-0000aaaa");
+    exact.register("r-0000bbbb");
+    exact.finish("r-0000bbbb");
+    await exact.idle();
+    expect(exact.written).toEqual(["r-0000bbbb → r-0000bbbb [7,8,9] ranks 0"]);
+  });
+
+  it.each([
+    [{ request_id: 7 }],
+    [{ local_block_ids: "all" }],
+    [{ local_block_ids: [[]] }],
+    [{ local_block_ids: [[-1]] }],
+    [{ decode_host: "d:1;x" }],
+    [{ decode_port: 0 }],
+    [{ decode_tp_size: 0 }],
+    [{ decode_engine_id: null }],
+    [{ kv_peer: "x" }],
+    [{ kv_peer: { rank: -1 } }],
+  ])("a malformed registration is refused: %j", (change) => {
+    expect(() => decodeRegistration({ ...REGISTRATION, request_id: "r", ...change })).toThrow(
+      expect.objectContaining({ code: "KV_WIRE_MALFORMED" }) as Error,
+    );
+  });
+});
