@@ -8,7 +8,7 @@ import { promisify } from "node:util";
 
 const run = promisify(execFile);
 const here = fileURLToPath(new URL("./python/", import.meta.url));
-const cache = process.env["XDG_CACHE_HOME"] ?? join(homedir(), ".cache");
+const cache = process.env["XDG_CACHE_HOME"] || join(homedir(), ".cache");
 
 /** A virtual environment with the NIXL wheel that we use too, and numpy; made once. */
 async function benchPython(): Promise<string> {

@@ -16,7 +16,7 @@ const YAML_STYLE =
 
 /** The folder of the linters' commands. */
 async function linters() {
-  const cache = process.env.XDG_CACHE_HOME ?? join(homedir(), ".cache");
+  const cache = process.env.XDG_CACHE_HOME || join(homedir(), ".cache");
   const name = createHash("sha256").update(LINTERS.join(" ")).digest("hex").slice(0, 12);
   const folder = join(cache, "kv-nixl", `lint-venv-${name}`);
   const ready = join(folder, "ready");

@@ -1,5 +1,5 @@
 import { type KvCacheKind, KvError } from "@kv/interface";
-import { rankSequence } from "./rank-sequence.js";
+import { oneRank, rankSequence } from "./rank-sequence.js";
 import { dcpConsumerCount, type EnginePair, handshakeTargetRanks, tpRatio } from "./remote-ranks.js";
 import { requireInteger, requireRank } from "./required-integers.js";
 
@@ -50,13 +50,13 @@ export function computeTpMapping(options: TpMappingOptions): TpMapping {
   const localConsumers = dcpConsumerCount(options);
   const heads: RemoteHeads = { numKvHeads, remoteTpSize };
 
-  const handshakeRanks = Object.freeze(handshakeTargetRanks(options));
+  const theirRank = Math.floor((tpRank * remoteTpSize) / tpSize);
+  const handshakeRanks =
+    ratio > 0 && remoteDcpSize === 1 ? oneRank(theirRank) : Object.freeze(handshakeTargetRanks(options));
   let attentionRanks = handshakeRanks;
   if (remoteDcpSize === 1 || !isMla) {
     attentionRanks =
-      ratio < 0 && !isMla
-        ? firstRankOfEachHead(tpRank * -ratio, -ratio, heads)
-        : Object.freeze([Math.floor((tpRank * remoteTpSize) / tpSize)]);
+      ratio < 0 && !isMla ? firstRankOfEachHead(tpRank * -ratio, -ratio, heads) : oneRank(theirRank);
   }
   // State-space caches are always split, also where attention heads are replicated.
   const stateRanks = ratio > 0 ? attentionRanks : Object.freeze(rankSequence(tpRank * -ratio, -ratio));
@@ -96,6 +96,7 @@ function attentionSlots(
 ): Readonly<Record<number, number>> {
   const slots: Record<number, number> = {};
   if (attentionRanks.length === 1) {
+    if (allSourceRanks === attentionRanks) return slotZero(attentionRanks[0] as number);
     for (const rank of allSourceRanks) slots[rank] = 0;
     return Object.freeze(slots);
   }
@@ -104,6 +105,14 @@ function attentionSlots(
     slotOfHead.set(headOf(heads, attentionRanks[slot] as number), slot);
   for (const rank of allSourceRanks) slots[rank] = slotOfHead.get(headOf(heads, rank)) ?? 0;
   return Object.freeze(slots);
+}
+
+const SLOT_ZERO: readonly Readonly<Record<number, number>>[] = rankSequence(0, 256).map((rank) =>
+  Object.freeze({ [rank]: 0 }),
+);
+
+function slotZero(rank: number): Readonly<Record<number, number>> {
+  return SLOT_ZERO[rank] ?? Object.freeze({ [rank]: 0 });
 }
 
 function union(one: readonly number[], other: readonly number[]): readonly number[] {
