@@ -1,6 +1,6 @@
-import { createDecodeRequests, type DecodeScheduler, type HeartbeatOrder } from "@kv/connector";
+import { createDecodeRequests, remoteToTell, type DecodeScheduler, type HeartbeatOrder } from "@kv/connector";
 import type { Clock, KvCacheConfig } from "@kv/interface";
-import { readRemoteBlocks, remoteToTell } from "./remote-blocks.js";
+import { readRemoteBlocks } from "./remote-blocks.js";
 import type { ReceiveOrder, RemoteBlocks } from "./step-metadata.js";
 
 export interface DecodeStep {
@@ -28,7 +28,10 @@ export function createDecodeScheduler({
         const remote = readRemoteBlocks(params, config);
         return { remote, numTokens: remote.numTokens };
       },
-      toTell: remoteToTell,
+      toTell(params) {
+        const remote = remoteToTell(params, "pull");
+        return remote && { ...remote, blockIds: [] };
+      },
       fetch(requestId, { remote }, { numTokens, ...blocks }) {
         receives.push({
           requestId,

@@ -4,9 +4,10 @@ import {
   type DecodeScheduler,
   type HeartbeatOrder,
   type RemoteRequest,
+  remoteToTell,
 } from "@kv/connector";
 import type { BlockIds, Clock, KvCacheConfig } from "@kv/interface";
-import { producerToTell, type RemotePrefill, readRemotePrefill } from "./remote-prefill.js";
+import { type RemotePrefill, readRemotePrefill } from "./remote-prefill.js";
 import type { RegistrationOrder } from "./step-metadata.js";
 
 export interface DecodeStep {
@@ -61,7 +62,7 @@ export function createDecodeScheduler(options: DecodeSchedulerOptions): DecodeSc
     config,
     orders: {
       read: (params) => readRemotePrefill(params, config),
-      toTell: producerToTell,
+      toTell: (params) => remoteToTell(params, "push"),
       fetch(requestId, prefill, { localBlockIds, localComputedBlocks, numTokens }) {
         order(requestId, prefill.remote, {
           localBlockIds,

@@ -24,6 +24,7 @@ export * from "./receive-pass.js";
 export * from "./remote-agents.js";
 export * from "./remote-lease.js";
 export * from "./remote-link.js";
+export * from "./remote-request.js";
 export * from "./tell-peer.js";
 export * from "./transfer-metrics.js";
 export * from "./worker-shell.js";
