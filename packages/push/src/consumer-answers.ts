@@ -1,7 +1,7 @@
 import { type Background, createBackground, type Messages, type Peers } from "@kv/connector";
 import type { KvError, Log } from "@kv/interface";
+import { consumerLink } from "./consumer-link.js";
 import { encodeEnded, type Offer } from "./control.js";
-import { consumerAddress } from "./offer-names.js";
 import type { WriteLink } from "./write-link.js";
 
 /** Tells consumers of ours that nothing of an offer is under way, and that nothing will come; a vLLM one has no word for it. */
@@ -24,9 +24,9 @@ export function createConsumerAnswers(options: {
     const { code, message } = error;
     const failed = (reason: unknown) =>
       log.debug("push-answer-failed", { request: wireId, rank, error: String(reason) });
-    await peers.acquire(consumerAddress(offer)).then(async ({ peer, release }) => {
+    await consumerLink(offer, peers).then(async ({ peer, release }) => {
       const agent = peer.targets.get(rank)?.agent;
-      if (agent !== undefined && peer.incarnation === incarnation) {
+      if (agent !== undefined) {
         const payload = encodeEnded({ wireId, incarnation, generation, code, message });
         await messages.send(agent, payload, failed);
       }

@@ -1,7 +1,7 @@
-import { type PeerHold, type Peers, type TransferMetrics, whileWanted } from "@kv/connector";
+import type { PeerHold, Peers, TransferMetrics } from "@kv/connector";
 import { type Clock, KvError, type Log } from "@kv/interface";
+import { consumerLink } from "./consumer-link.js";
 import type { Offer } from "./control.js";
-import { consumerAddress } from "./offer-names.js";
 import type { WriteLink } from "./write-link.js";
 
 /** Does something with the link to the consumer that made an offer, in its time. */
@@ -37,23 +37,6 @@ const PEER_LOST = [
 export function createWriteRuns(options: WriteRunsOptions): WriteRuns {
   const { clock, log, metrics, peers, writeTimeoutMs } = options;
 
-  /** The link to the very process that made the offer. */
-  async function freshTarget(offer: Offer, signal: AbortSignal): Promise<PeerHold<WriteLink>> {
-    for (let again = false; ; again = true) {
-      const hold = await whileWanted(peers.acquire(consumerAddress(offer)), signal);
-      const { incarnation: known } = hold.peer;
-      if (offer.own === undefined || known === offer.own.incarnation) return hold;
-      hold.release();
-      if (again) {
-        throw new KvError(
-          "KV_GENERATION_STALE",
-          `request ${offer.wireId} was registered by an engine ${offer.engineId} that is gone; another process answers at ${offer.host}:${offer.port}`,
-        );
-      }
-      peers.drop(offer.engineId, "another process answers in its place", hold.peer);
-    }
-  }
-
   function timedOut({ wireId, engineId }: Offer): KvError {
     return new KvError(
       "KV_TRANSFER_TIMEOUT",
@@ -68,7 +51,7 @@ export function createWriteRuns(options: WriteRunsOptions): WriteRuns {
       let hold: PeerHold<WriteLink> | undefined;
       try {
         controller.signal.throwIfAborted();
-        hold = await freshTarget(offer, controller.signal);
+        hold = await consumerLink(offer, peers, controller.signal);
         await body(hold.peer);
         return undefined;
       } catch (thrown) {

@@ -114,6 +114,47 @@ describe("the consumer is told at once", () => {
     await play.end();
   });
 
+  it("when it came back under the same name, though the producer still knows the process before", async () => {
+    const play = stage();
+    const p = await play.engine("p");
+    const before = await play.engine("d");
+    const warm = legs(1);
+    const first = await play.clock.settle(p.prefill(warm.prefill));
+    expect(await play.outcome(before.decode({ ...warm.decode, params: first }))).toBe("ok");
+    await before.kill();
+    const d = await play.engine("d");
+    // The producer's answer is all that it says to the new process: no WRITE makes the link anew.
+    const { prefill, decode } = legs(2);
+    const gone = p.prefill(prefill);
+    p.abort(prefill.requestId);
+    expect(await play.outcome(gone)).toBe("KV_REQUEST_ABORTED");
+    const startedMs = play.clock.now();
+    const work = d.decode({ ...decode, params: coordinatesOf(p, "r2") });
+    expect(await play.outcome(work)).toMatch(/KV_REQUEST_ABORTED|KV_GENERATION_STALE/);
+    expect(play.clock.now() - startedMs).toBeLessThan(500);
+    await play.end();
+  });
+
+  it("when it came back under the same name, and takes an offer back", async () => {
+    const play = stage();
+    const p = await play.engine("p");
+    const before = await play.engine("d");
+    const warm = legs(1);
+    const first = await play.clock.settle(p.prefill(warm.prefill));
+    expect(await play.outcome(before.decode({ ...warm.decode, params: first }))).toBe("ok");
+    await before.kill();
+    const d = await play.engine("d");
+    const { decode } = legs(2);
+    const work = d.decode({ ...decode, params: coordinatesOf(p, "r2") });
+    work.catch(() => {});
+    await play.clock.advance(50);
+    d.abort(decode.requestId);
+    expect(await play.outcome(work)).toBe("KV_REQUEST_ABORTED");
+    await play.clock.advance(200);
+    expect([d.outstanding().kept, d.outstanding().blocks]).toEqual([0, 0]);
+    await play.end();
+  });
+
   it("when another decode request has the blocks", async () => {
     const play = stage();
     const p = await play.engine("p");
