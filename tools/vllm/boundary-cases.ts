@@ -36,8 +36,8 @@ const completions: readonly Omit<BoundaryCase, "path">[] = [
   { name: "min_tokens above one", body: { ...greedy, prompt: one, min_tokens: 6 } },
   { name: "max_tokens 1", body: { ...greedy, prompt: one, max_tokens: 1 }, toyToo: true },
   { name: "echo", body: { ...greedy, prompt: one, echo: true }, toyToo: true },
-  { name: "echo with logprobs", body: { ...greedy, prompt: one, echo: true, logprobs: 2 } },
-  { name: "prompt_logprobs", body: { ...greedy, prompt: one, prompt_logprobs: 1 } },
+  { name: "echo with logprobs", body: { ...greedy, prompt: one, echo: true, logprobs: 2 }, toyToo: true },
+  { name: "prompt_logprobs", body: { ...greedy, prompt: one, prompt_logprobs: 1 }, toyToo: true },
   { name: "logprobs", body: { ...greedy, prompt: one, logprobs: 3 }, toyToo: true },
   { name: "a stream with its usage", body: { ...greedy, prompt: one, ...counted } },
   { name: "a stream of several prompts", body: { ...greedy, prompt: several, ...counted } },
@@ -56,7 +56,7 @@ const chats: readonly Omit<BoundaryCase, "path">[] = [
     name: "a chat with max_completion_tokens and min_tokens",
     body: { ...greedy, messages, max_completion_tokens: 5, min_tokens: 5 },
   },
-  { name: "a chat with prompt_logprobs", body: { ...greedy, messages, prompt_logprobs: 1 } },
+  { name: "a chat with prompt_logprobs", body: { ...greedy, messages, prompt_logprobs: 1 }, toyToo: true },
   { name: "a chat, streamed", body: { ...greedy, messages, ...counted } },
 ];
 
