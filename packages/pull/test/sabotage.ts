@@ -38,6 +38,21 @@ export function sabotagedTransport(transport: Transport, sabotage: Sabotage | un
   };
 }
 
+/** A transport that never says that it has let go of a transfer's memory; its agents' `close` ends the transfers all the same. */
+export function neverReleasing(transport: Transport): Transport {
+  return {
+    ...transport,
+    async createAgent(options) {
+      const agent = await transport.createAgent(options);
+      const holding: Agent = {
+        ...agent,
+        transfer: (request) => ({ done: agent.transfer(request).done, released: new Promise(() => {}) }),
+      };
+      return holding;
+    },
+  };
+}
+
 export function sabotagedSideChannel(sideChannel: SideChannel, sabotage: Sabotage | undefined): SideChannel {
   if (sabotage !== "trust-stale" && sabotage !== "wrong-clock") return sideChannel;
   return {

@@ -1,4 +1,6 @@
+import { CLOSE_GRACE_MS } from "@kv/connector";
 import { describe, expect, it } from "vitest";
+import { neverReleasing } from "./sabotage.js";
 import { prompt, stage } from "./stage.js";
 import { expectKeptWaiting, ROOM_FOR_ONE } from "./waiting-for-room.js";
 
@@ -283,4 +285,23 @@ describe("what did not arrive", () => {
     expect([p.outstanding().kept, d.outstanding().kept, d.outstanding().blocks]).toEqual([0, 0, 0]);
     await play.end();
   });
+});
+
+it("a READ of which the transport does not let go is left to the agent when the worker closes", async () => {
+  const play = stage();
+  const p = await play.engine("p");
+  const d = await play.engine("d", { wrapTransport: neverReleasing });
+  const params = await play.clock.settle(p.prefill(prompt(1)));
+  d.decode({ ...prompt(1), params }).catch(() => {});
+  await play.clock.advance(100);
+  const startedMs = play.clock.now();
+  await play.clock.settle(d.close());
+  // Once for what is under way, once for the links that it holds.
+  expect(play.clock.now() - startedMs).toBeLessThan(2 * CLOSE_GRACE_MS + 200);
+  expect(play.logged("d", "close-did-not-wait")).toEqual([{ receives: 1, tells: 0 }, { closing: 1 }]);
+  await play.clock.settle(p.close());
+  // Over the request's own deadline.
+  await play.clock.advance(100_000);
+  expect(Object.entries(play.network.outstanding()).filter(([, count]) => count !== 0)).toEqual([]);
+  expect(play.clock.pendingTimers).toBe(0);
 });

@@ -37,7 +37,10 @@ export interface DecodeWorker {
   /** A producer's rank will not write, or no more. */
   ended(ended: Ended, from: string): void;
   outstanding(): { receives: number; tells: number; heartbeats: number };
-  /** Takes everything back, and waits until no WRITE can come any more; not longer than 10 s. */
+  /**
+   * Takes everything back, and waits until no WRITE can come any more; not longer than `CLOSE_GRACE_MS`. Requests that still wait then
+   * are let go of and reported to nobody: their blocks may be written to until the agent is closed.
+   */
   close(): Promise<void>;
 }
 
@@ -77,6 +80,10 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
   const byWireId = new Map<string, RegistrationOrder>();
   let incarnation = "";
   let closed = false;
+  /** The grace of `close` is over. */
+  let abandoned = false;
+  /** Questions under way. */
+  const asking = new Set<AbortController>();
   const awaited = createAwaitedRequests<RegistrationOrder>({
     clock,
     log,
@@ -108,6 +115,7 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
 
   async function processAt({ remote }: RegistrationOrder): Promise<string | undefined> {
     const controller = new AbortController();
+    asking.add(controller);
     const timer = clock.setTimer(
       () => controller.abort(new KvError("KV_SIDE_CHANNEL_TIMEOUT", "nobody answered")),
       options.handshakeTimeoutMs,
@@ -118,6 +126,7 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
       return undefined;
     } finally {
       timer.cancel();
+      asking.delete(controller);
     }
   }
 
@@ -134,6 +143,7 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
     },
     withdraw,
     processAt,
+    abandoned: () => abandoned,
     settle: options.settle,
     repeatMs: REPEAT_MS,
     graceMs: GRACE_MS,
@@ -212,6 +222,10 @@ export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
       awaited.abortAll(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
       if (await idleWithin(clock, [runs, tells, messages])) return;
       log.warn("close-did-not-wait", { receives: runs.size, tells: tells.size + messages.size });
+      abandoned = true;
+      awaited.abandonAll();
+      for (const question of asking) question.abort(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
+      words.wakeAll();
     },
   };
 }

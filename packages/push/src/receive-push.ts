@@ -21,6 +21,8 @@ export interface ReceivePushOptions extends ReceivedGroups {
   withdraw(order: RegistrationOrder, link: RemoteLink, agents: Iterable<string>): void;
   /** The process that answers at the producer's address now; undefined when nobody can be asked. */
   processAt(order: RegistrationOrder): Promise<string | undefined>;
+  /** The worker closes, and waits for no producer any more; words wake up who is to notice. */
+  abandoned(): boolean;
   /** What is left to do when the last byte has landed. */
   settle(order: RegistrationOrder, link: RemoteLink, plan: RequestPlan): Promise<void>;
   /** How often a withdrawal is repeated that nobody answers. */
@@ -33,8 +35,8 @@ export interface ReceivePushOptions extends ReceivedGroups {
 
 /**
  * One request's KV, written by a producer: offer the blocks, wait for the word of each of its ranks, then the receive pass. Settles when
- * no WRITE can come any more, or when that has been waited for in vain for `blocksAtRiskMs`; `atRisk` is called when the outcome
- * is known earlier than that.
+ * no WRITE can come any more, or when that has been waited for in vain, for `blocksAtRiskMs` or until `abandoned`; `atRisk` is called
+ * when the outcome is known earlier than that.
  */
 export async function receivePush(
   order: RegistrationOrder,
@@ -121,7 +123,8 @@ async function untilSafe(
   atRisk: () => void,
 ): Promise<void> {
   const { clock } = options;
-  const open = () => agents.filter((agent) => !words.done.has(agent) && !words.ended.has(agent));
+  const silent = (agent: string) => !words.done.has(agent) && !words.ended.has(agent);
+  const open = () => (options.abandoned() ? [] : agents.filter(silent));
   const controls = link.features.has(PUSH_CONTROL);
   const startedMs = clock.now();
   let told = false;

@@ -18,6 +18,8 @@ export interface WordTable {
   /** False when nobody listens: it is kept for a moment. */
   done(wireId: string, agent: string): boolean;
   ended(wireId: string, agent: string, error: KvError): void;
+  /** Resolves every `next` without a word. */
+  wakeAll(): void;
 }
 
 interface Listening extends Words {
@@ -62,6 +64,9 @@ export function createWordTable({ clock }: { clock: Clock }): WordTable {
       const words = open.get(wireId);
       words?.ended.set(agent, error);
       words?.heard();
+    },
+    wakeAll() {
+      for (const words of open.values()) words.heard();
     },
   };
 }

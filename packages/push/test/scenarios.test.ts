@@ -1,5 +1,8 @@
+import { CLOSE_GRACE_MS } from "@kv/connector";
+import type { ConnectorModule, WorkerConnector } from "@kv/interface";
 import type { FaultRule } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
+import { neverReleasing } from "../../pull/test/sabotage.js";
 import { coordinatesOf } from "../../pull/test/sim-engine.js";
 import { stage as anyStage, prompt } from "../../pull/test/stage.js";
 import { pushConnector } from "../src/index.js";
@@ -360,6 +363,71 @@ describe("leases", () => {
     expect(await play.outcome(one)).toMatch(/KV_TRANSFER_TIMEOUT|KV_REQUEST_TIMEOUT/);
     expect(await play.outcome(two)).toBe("ok");
     await play.end();
+  });
+});
+
+describe("a decode worker that closes", () => {
+  it.each([
+    { what: "was killed", plain: false, hangs: false },
+    { what: "was killed, and is vLLM's", plain: true, hangs: false },
+    { what: "was killed, while nothing answers at its address", plain: false, hangs: true },
+  ])("waits for its grace and no longer for a producer that $what", async ({ plain, hangs }) => {
+    const workers: WorkerConnector[] = [];
+    const connector: ConnectorModule = {
+      ...pushConnector,
+      async createWorker(options) {
+        const worker = await pushConnector.createWorker(options);
+        workers.push(worker);
+        return worker;
+      },
+    };
+    const play = anyStage({ connector });
+    const p = await play.engine("p", { plain });
+    const d = await play.engine("d");
+    // More than one: what one of them ends with must not keep the others.
+    for (const n of [1, 2]) {
+      d.decode({ ...legs(n).decode, params: coordinatesOf(p, `r${n}`) }).catch(() => {});
+    }
+    await play.clock.advance(100);
+    const [writer, receiver] = workers.map((worker) => worker.outstanding());
+    expect([writer?.offers, receiver?.receives]).toEqual([2, 2]);
+    await p.kill();
+    // The rounds of its withdrawal end at other times than the grace.
+    d.abort(legs(1).decode.requestId);
+    await play.clock.advance(400);
+    if (hangs) play.network.setFaults([{ fault: "drop", operation: "REQUEST", from: "d", to: "p" }]);
+    const startedMs = play.clock.now();
+    await play.clock.settle(d.close());
+    const tookMs = play.clock.now() - startedMs;
+    // It gives the producer its time, and the blocks that it offered to nobody.
+    expect(tookMs).toBeGreaterThanOrEqual(CLOSE_GRACE_MS);
+    expect(tookMs).toBeLessThan(CLOSE_GRACE_MS + 200);
+    expect(play.logged("d", "close-did-not-wait")).toEqual([{ receives: 2, tells: 0 }]);
+    for (const worker of workers) expect(worker.collectFinished().finishedReceiving).toEqual([]);
+    expect(Object.entries(play.network.outstanding()).filter(([, count]) => count !== 0)).toEqual([]);
+    expect(play.clock.pendingTimers).toBe(0);
+    await play.end();
+  });
+});
+
+describe("a worker whose transport does not let go of a WRITE", () => {
+  it("leaves it to the agent when it closes", async () => {
+    const play = stage();
+    const p = await play.engine("p", { wrapTransport: neverReleasing });
+    const d = await play.engine("d");
+    const { prefill, decode } = legs(1);
+    const params = await play.clock.settle(p.prefill(prefill));
+    expect(await play.outcome(d.decode({ ...decode, params }))).toBe("ok");
+    const startedMs = play.clock.now();
+    await play.clock.settle(p.close());
+    // Once for what is under way, once for the links that it holds.
+    expect(play.clock.now() - startedMs).toBeLessThan(2 * CLOSE_GRACE_MS + 200);
+    expect(play.logged("p", "close-did-not-wait")).toEqual([{ writes: 1 }, { closing: 1 }]);
+    await play.clock.settle(d.close());
+    // Over the WRITE's own deadline.
+    await play.clock.advance(100_000);
+    expect(Object.entries(play.network.outstanding()).filter(([, count]) => count !== 0)).toEqual([]);
+    expect(play.clock.pendingTimers).toBe(0);
   });
 });
 

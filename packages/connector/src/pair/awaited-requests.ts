@@ -19,6 +19,8 @@ export interface AwaitedRequests<Order extends AwaitedOrder> {
   values(): Iterable<AwaitedRequest<Order>>;
   /** The engine is gone: no verdict is wanted on any of them. */
   abortAll(reason: KvError): void;
+  /** Nothing is reported from now on: a run may end though a peer can still write to its blocks. */
+  abandonAll(): void;
   readonly size: number;
 }
 
@@ -62,6 +64,7 @@ export function createAwaitedRequests<Order extends AwaitedOrder>(
     reported: boolean;
   }
   const entries = new Map<string, Entry>();
+  let abandoned = false;
 
   function late({ requestId, remote: { engineId } }: Order): KvError {
     const message = `the KV of request ${requestId} did not arrive from engine ${engineId} within ${timeoutMs} ms`;
@@ -120,11 +123,12 @@ export function createAwaitedRequests<Order extends AwaitedOrder>(
         run(entry).then(
           () => {
             over();
-            outbox.received(requestId);
+            if (!abandoned) outbox.received(requestId);
           },
           (thrown: unknown) => {
             const broken = receiveBroken(thrown, "KV_INTERNAL", "transfer_exception", signal);
             over(broken);
+            if (abandoned) return;
             if (entry.reported) outbox.secured(requestId);
             else if (entry.aborted) outbox.received(requestId);
             else report(entry, broken, false);
@@ -140,6 +144,9 @@ export function createAwaitedRequests<Order extends AwaitedOrder>(
     values: () => entries.values(),
     abortAll(reason) {
       for (const entry of entries.values()) abort(entry, reason);
+    },
+    abandonAll() {
+      abandoned = true;
     },
     get size() {
       return entries.size;

@@ -12,6 +12,7 @@ import {
 } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import type { Peers } from "../peers.js";
+import { createBackground, idleWithin } from "./background.js";
 import { createOutbox, type Outbox } from "./outbox.js";
 import { createPairHandshake, type PairHandshake } from "./pair-handshake.js";
 import { type PairSettings, pairSettings } from "./pair-settings.js";
@@ -25,7 +26,7 @@ export interface WorkerHalves {
   outstanding(): Readonly<Record<string, number>>;
   /** Tables of remote engines; closed with what uses them. */
   readonly peers: readonly Pick<Peers<unknown>, "outstanding" | "close">[];
-  /** Gives up what waits for others; transfers are waited for. */
+  /** Gives up what waits for others; transfers are waited for, not longer than `CLOSE_GRACE_MS`. */
   close(): Promise<void>;
   /** After the peers are closed. */
   closeLast?(): void;
@@ -176,7 +177,15 @@ export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOpti
       open = undefined;
       if (closing === undefined) return;
       const { agent, halves, registrations } = closing;
-      await Promise.all([halves.close(), ...halves.peers.map((peers) => peers.close())]);
+      const ended = halves.close();
+      const links = createBackground();
+      for (const peers of halves.peers) links.track(peers.close());
+      await ended;
+      if (!(await idleWithin(given.clock, [links]))) {
+        given.log.warn("close-did-not-wait", { closing: links.size });
+        // What holds a link yet, such as a transfer that does not let go, is the agent's to end.
+        await agent.close();
+      }
       halves.closeLast?.();
       for (const registration of registrations) await registration.close();
       await agent.close();
