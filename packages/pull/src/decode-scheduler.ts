@@ -1,4 +1,4 @@
-import { createDecodeRequests, remoteToTell, type DecodeScheduler, type HeartbeatOrder } from "@kv/connector";
+import { createDecodeRequests, type DecodeScheduler, type HeartbeatOrder, remoteToTell } from "@kv/connector";
 import type { Clock, KvCacheConfig } from "@kv/interface";
 import { readRemoteBlocks } from "./remote-blocks.js";
 import type { ReceiveOrder, RemoteBlocks } from "./step-metadata.js";

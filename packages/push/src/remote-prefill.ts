@@ -14,7 +14,10 @@ export interface RemotePrefill {
  * coordinates that the proxy knows beforehand, without blocks. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
  */
 export function readRemotePrefill(params: KvTransferParams, config: KvCacheConfig): RemotePrefill {
-  const { remote, parsed } = readRemoteRequest({ ...params, remote_block_ids: params.remote_block_ids ?? [] }, "push");
+  const { remote, parsed } = readRemoteRequest(
+    { ...params, remote_block_ids: params.remote_block_ids ?? [] },
+    "push",
+  );
   const groups = parsed.remoteBlockIds.length;
   if (groups > 0 && groups !== config.groups.length) {
     throw new KvError(
