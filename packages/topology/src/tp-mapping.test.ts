@@ -86,6 +86,32 @@ test("a draft with heads under an MLA target is mapped by its own heads, DCP of 
   });
 });
 
+test("ranks that are read for their state alone have a slot too", () => {
+  const mapping = computeTpMapping({
+    tpRank: 0,
+    tpSize: 1,
+    remoteTpSize: 4,
+    numKvHeads: 1,
+    isMla: false,
+    groups: ["full", "mamba"],
+  });
+  expect(mapping.sourceRanksPerGroup).toEqual([[0], [0, 1, 2, 3]]);
+  expect(mapping.rankToAttentionSlot).toEqual({ 0: 0, 1: 0, 2: 0, 3: 0 });
+});
+
+test("engines of hundreds of ranks are mapped as small ones are", () => {
+  const pair = { tpSize: 512, remoteTpSize: 512, numKvHeads: 512, isMla: false, groups: ["full" as const] };
+  for (const tpRank of [255, 256, 300, 511]) {
+    const mapping = computeTpMapping({ ...pair, tpRank });
+    expect(mapping.handshakeRanks).toEqual([tpRank]);
+    expect(mapping.attentionRanks).toEqual([tpRank]);
+    expect(mapping.rankToAttentionSlot).toEqual({ [tpRank]: 0 });
+    expect(Object.isFrozen(mapping.attentionRanks) && Object.isFrozen(mapping.rankToAttentionSlot)).toBe(
+      true,
+    );
+  }
+});
+
 test("a mapping is frozen through and through", () => {
   const mapping = computeTpMapping(dense({}));
   expect(Object.isFrozen(mapping)).toBe(true);
