@@ -14,6 +14,7 @@ import {
 import { neuronCaches, neuronPlatform, simulatedDevice } from "@kv/neuron";
 import { pullConnector } from "@kv/pull";
 import { memoryNetwork, memorySideChannel, memoryTransport, virtualClock } from "@kv/transport-memory";
+import { engineFacts } from "../packages/pull/test/engine-facts.js";
 import { pairRatio, type Row, spread } from "./report.js";
 
 const ROUNDS = 1;
@@ -201,19 +202,7 @@ async function idle(): Promise<Row> {
       ...readTransferConfig({ kv_connector: "NixlConnector", kv_role: "kv_both" }),
       sideChannelHost: "idle",
     },
-    engine: {
-      engineId: "idle",
-      tpSize: 1,
-      ppSize: 1,
-      dpRank: 0,
-      model: {
-        model: "m",
-        vllmVersion: "0.33.0",
-        connectorVersion: 15,
-        isHmaEnabled: false,
-        speculativeConfig: null,
-      },
-    },
+    engine: engineFacts("idle"),
     cache: CONFIG,
     sideChannel,
     transport,

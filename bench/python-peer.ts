@@ -1,5 +1,6 @@
 import { execFile, spawn } from "node:child_process";
 import { existsSync } from "node:fs";
+import { writeFile } from "node:fs/promises";
 import { homedir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
@@ -10,31 +11,26 @@ const run = promisify(execFile);
 const here = fileURLToPath(new URL("./python/", import.meta.url));
 const cache = process.env["XDG_CACHE_HOME"] || join(homedir(), ".cache");
 
-/** A virtual environment with the NIXL wheel that we use too, and numpy; made once. */
-async function benchPython(): Promise<string> {
-  const folder = join(cache, "kv-nixl", "bench-venv-1.5.0");
-  const python = join(folder, "bin", "python");
-  if (existsSync(join(folder, "ready"))) return python;
-  process.stderr.write("set up Python NIXL for the comparison (once) …\n");
+/** The folder of the commands of a virtual environment for a comparison, made once; `installs` are the arguments of pip, call by call. */
+async function environment(name: string, installs: readonly (readonly string[])[]): Promise<string> {
+  const folder = join(cache, "kv-nixl", name);
+  const bin = join(folder, "bin");
+  if (existsSync(join(folder, "ready"))) return bin;
+  process.stderr.write(`set up ${installs.flat().at(-1)} for the comparison (once) …\n`);
   await run("python3", ["-m", "venv", folder]);
-  await run(python, ["-m", "pip", "install", "-q", "numpy"], { maxBuffer: 1 << 24 });
-  await run(python, ["-m", "pip", "install", "-q", "--no-deps", "nixl-cu12==1.5.0"], { maxBuffer: 1 << 24 });
-  await run("touch", [join(folder, "ready")]);
-  return python;
+  for (const install of installs) {
+    await run(join(bin, "python"), ["-m", "pip", "install", "-q", ...install], { maxBuffer: 1 << 24 });
+  }
+  await writeFile(join(folder, "ready"), "");
+  return bin;
 }
 
-/** The command of vllm-router, in an environment of its own; made once. */
-export async function routerCommand(): Promise<string> {
-  const folder = join(cache, "kv-nixl", "router-venv-0.1.17");
-  const python = join(folder, "bin", "python");
-  if (!existsSync(join(folder, "ready"))) {
-    process.stderr.write("set up vllm-router for the comparison (once) …\n");
-    await run("python3", ["-m", "venv", folder]);
-    await run(python, ["-m", "pip", "install", "-q", "vllm-router==0.1.17"], { maxBuffer: 1 << 24 });
-    await run("touch", [join(folder, "ready")]);
-  }
-  return join(folder, "bin", "vllm-router");
-}
+/** Python with the NIXL wheel that we use too, and numpy. */
+const benchPython = async (): Promise<string> =>
+  join(await environment("bench-venv-1.5.0", [["numpy"], ["--no-deps", "nixl-cu12==1.5.0"]]), "python");
+
+export const routerCommand = async (): Promise<string> =>
+  join(await environment("router-venv-0.1.17", [["vllm-router==0.1.17"]]), "vllm-router");
 
 /** vLLM's Python tree, where `npm run test:vllm` has set it up. */
 export function vllmPython(): { python: string; env: NodeJS.ProcessEnv } | undefined {

@@ -6,31 +6,6 @@ import { nameOf } from "./grid.js";
 import type { Measured } from "./index.js";
 import { BLOCK_TOKENS, FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN } from "./model.js";
 
-/** Taken by hand, by lines on stderr at each of these places. */
-const PROFILE = `## Where the time goes
-
-One deployment alone, pull, one request at a time, medians of 30, in ms from when the client begins:
-
-| | 128 tokens | 2,048 tokens |
-| --- | ---: | ---: |
-| P's engine has the request (client, proxy, P's HTTP) | 3.5 | 3.9 |
-| the forward pass is done, all KV in P's pool | 5.4 | 24.6 |
-| D's engine has the request (P's answer, proxy, D's HTTP) | 8.2 | 28.6 |
-| the READ is planned | 8.9 | 29.8 |
-| the READ is done | 10.2 | 34.0 |
-| P has said that it held the blocks until now | 11.7 | 35.5 |
-| D's engine has made the first token | 13.2 | 36.5 |
-| the client has it | 16.1 | 39.9 |
-
-The transfer is at its bound. The other 13 ms are eight hops between four processes, each of which has slept: a hop takes 0.1 to 0.3 ms to wake the next process on these virtual
-cores, and what it does there it does with cold caches (the same 128 tokens take 23 ms where two more deployments ran in between, as in the table). Of these hops only the question whether
-the blocks were held is the connector's. A bound that leaves 3 ms for all of it is not kept here.
-
-With 16 at once two cores are the limit: the 16 requests of 1,024 tokens are read and handed on before the first pass can end (40 to 55 ms), and each pass of 10 ms takes 12 to 13, as D's
-steps, the proxy and the client run on the same cores. Pull does half of that work while P computes, push does all of it at the start, when both legs leave. So most of what push saves, the way back through
-the proxy, is spent again on waiting for a core, and the ratio stays below 1.2.
-`;
-
 /** The page with the table. */
 export function document(
   measured: readonly Measured[],
@@ -69,5 +44,6 @@ ${rows.join("\n")}
 
 ![The same as bars](push-vs-pull.svg)
 
-${PROFILE}`;
+[Where the time goes](push-vs-pull-profile.md), measured by hand once.
+`;
 }

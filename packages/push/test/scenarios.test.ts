@@ -12,6 +12,17 @@ const legs = (n: number, numTokens = 40) => ({
   prefill: { ...prompt(n, numTokens), requestId: `cmpl-r${n}-0-0000aaaa` },
   decode: { ...prompt(n, numTokens), requestId: `cmpl-r${n}-0-bbbb0000` },
 });
+
+/** P and D that have served request 1, so that each knows the other's process. */
+async function acquainted(play: ReturnType<typeof stage>) {
+  const p = await play.engine("p");
+  const d = await play.engine("d");
+  const { prefill, decode } = legs(1);
+  const params = await play.clock.settle(p.prefill(prefill));
+  expect(await play.outcome(d.decode({ ...decode, params }))).toBe("ok");
+  return { p, d };
+}
+
 const text = (payload: Uint8Array | undefined) => new TextDecoder().decode(payload);
 
 describe("the producer is told at once", () => {
@@ -98,11 +109,7 @@ describe("the consumer is told at once", () => {
 
   it("when the producer was restarted in between", async () => {
     const play = stage();
-    const p = await play.engine("p");
-    const d = await play.engine("d");
-    const warm = legs(1);
-    const first = await play.clock.settle(p.prefill(warm.prefill));
-    expect(await play.outcome(d.decode({ ...warm.decode, params: first }))).toBe("ok");
+    const { p, d } = await acquainted(play);
     const work = d.decode({ ...legs(2).decode, params: coordinatesOf(p, "r2") });
     work.catch(() => {});
     await play.clock.advance(100);
@@ -119,11 +126,7 @@ describe("the consumer is told at once", () => {
 
   it("when it came back under the same name, though the producer still knows the process before", async () => {
     const play = stage();
-    const p = await play.engine("p");
-    const before = await play.engine("d");
-    const warm = legs(1);
-    const first = await play.clock.settle(p.prefill(warm.prefill));
-    expect(await play.outcome(before.decode({ ...warm.decode, params: first }))).toBe("ok");
+    const { p, d: before } = await acquainted(play);
     await before.kill();
     const d = await play.engine("d");
     // The producer's answer is all that it says to the new process: no WRITE makes the link anew.
@@ -140,11 +143,7 @@ describe("the consumer is told at once", () => {
 
   it("when it came back under the same name, and takes an offer back", async () => {
     const play = stage();
-    const p = await play.engine("p");
-    const before = await play.engine("d");
-    const warm = legs(1);
-    const first = await play.clock.settle(p.prefill(warm.prefill));
-    expect(await play.outcome(before.decode({ ...warm.decode, params: first }))).toBe("ok");
+    const { p, d: before } = await acquainted(play);
     await before.kill();
     const d = await play.engine("d");
     const { decode } = legs(2);
