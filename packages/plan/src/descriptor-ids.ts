@@ -45,23 +45,19 @@ export function createDescriptorIdWriter(): (options: DescriptorIdOptions) => In
 }
 
 function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
-  const ratio = options.blockSizeRatio ?? 1;
   const layers = options.transferLayerGroupIds ?? [];
-  const expected = layers.length > 0 ? layers.length : options.numRegions;
-  const counts = (options.regionNumBlocks ?? new Array<number>(expected).fill(options.numBlocks)).map(
-    (count) => Math.floor(count * ratio),
-  );
-  if (layers.length > 0) requireEqual("regions with a block count", counts.length, "layers", layers.length);
-  const offsets = startsOf(counts);
+  const numRegions =
+    options.regionNumBlocks?.length ?? (layers.length > 0 ? layers.length : options.numRegions);
+  if (layers.length > 0) requireEqual("regions with a block count", numRegions, "layers", layers.length);
+  const offsets = startsOf(options, numRegions);
   if (layers.length > 0) {
     return layers.map((group, index) => [groupIds(options, group), [offsets[index] ?? 0]] as const);
   }
-  if (options.groups.includes("mamba"))
-    return hybridIds(options, counts, Math.floor(options.numBlocks * ratio));
+  if (options.groups.includes("mamba")) return hybridIds(options, endOf(options, offsets));
 
-  const regionGroups = options.regionGroupIds ?? (counts.length === 1 ? [0] : []);
-  requireEqual("regions with a group", regionGroups.length, "regions with a block count", counts.length);
-  const mapped = options.usesRegionGroupMapping ?? new Set(regionGroups).size > 1;
+  const regionGroups = options.regionGroupIds ?? (numRegions === 1 ? [0] : []);
+  requireEqual("regions with a group", regionGroups.length, "regions with a block count", numRegions);
+  const mapped = options.usesRegionGroupMapping ?? regionGroups.some((group) => group !== regionGroups[0]);
   if (!mapped) return [[joined(options.blockIds), offsets]];
   return options.blockIds.map((ids, group) => {
     const own = offsets.filter((_, region) => {
@@ -80,12 +76,9 @@ function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
   });
 }
 
-function hybridIds(
-  options: DescriptorIdOptions,
-  counts: readonly number[],
-  numBlocks: number,
-): readonly IdPart[] {
+function hybridIds(options: DescriptorIdOptions, firstState: number): readonly IdPart[] {
   const { stateSpace, groups, numRegions } = options;
+  const numBlocks = blocksOf(options);
   if (stateSpace === undefined) {
     throw new KvError(
       "KV_PLAN_INVALID",
@@ -98,7 +91,6 @@ function hybridIds(
       : numRegions;
   // Each layer's state is its convolution, one piece per projection, and the recurrent state.
   const stateRegions = regionsOfState * (stateSpace.convProjections + 1);
-  const firstState = counts.reduce((sum, count) => sum + count, 0);
   const logicalBlocks = Math.floor(options.numBlocks / (options.physicalBlocksPerLogical ?? 1));
   const attention = Array.from({ length: numRegions }, (_, region) => region * numBlocks);
   const state = Array.from({ length: stateRegions }, (_, region) => firstState + region * logicalBlocks);
@@ -110,13 +102,27 @@ function joined(blockIds: BlockIds): readonly number[] {
   return blockIds.length === 1 ? (blockIds[0] as readonly number[]) : blockIds.flat();
 }
 
-function startsOf(counts: readonly number[]): number[] {
+/** The first descriptor of each region. A loop, not `map`s: a short request asks for little more than this. */
+function startsOf(options: DescriptorIdOptions, numRegions: number): number[] {
+  const starts = new Array<number>(numRegions);
   let next = 0;
-  return counts.map((count) => {
-    const start = next;
-    next += count;
-    return start;
-  });
+  for (let region = 0; region < numRegions; region++) {
+    starts[region] = next;
+    next += blocksOf(options, region);
+  }
+  return starts;
+}
+
+/** Behind the last region. */
+function endOf(options: DescriptorIdOptions, starts: readonly number[]): number {
+  const last = starts.length - 1;
+  return (starts[last] ?? 0) + (last < 0 ? 0 : blocksOf(options, last));
+}
+
+/** Descriptors of a region's blocks; without a region, of one whose count is not told apart. */
+function blocksOf(options: DescriptorIdOptions, region?: number): number {
+  const numBlocks = region === undefined ? undefined : options.regionNumBlocks?.[region];
+  return Math.floor((numBlocks ?? options.numBlocks) * (options.blockSizeRatio ?? 1));
 }
 
 function groupIds(options: DescriptorIdOptions, group: number): readonly number[] {
