@@ -16,7 +16,7 @@ import {
 } from "@kv/peer";
 import { afterAll, expect, test } from "vitest";
 import { decode as continued } from "./completion.js";
-import { freshId } from "./kept-prompts.js";
+import { expired, freedTo, freshId } from "./kept-prompts.js";
 import { handshakeTimeouts, onceMoreAfterTimeout } from "./once-more.js";
 import { recordingFolder } from "./recordings.js";
 import type { VllmServer } from "./server.js";
@@ -36,7 +36,10 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     await transport.close();
   });
 
-  test("the doctor finds nothing to fail, knows the hash's factors, and names tcp as the way", async () => {
+  test("the doctor finds nothing to fail, knows the hash's factors, names tcp as the way, and leaves nothing", async () => {
+    // What earlier tests left there is not the doctor's.
+    await freedTo(prefill(), 0);
+    const before = await expired(prefill());
     const { checks } = await pairDoctor({
       prefill: readTarget(prefill().url),
       decode: readTarget(decode().url),
@@ -51,6 +54,9 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     expect(found("compatibility.pair")).toBe("equal");
     expect(found("compatibility.prefill")).toContain(`vllm_version "${prefill().kind.version}.0"`);
     expect(found("bytes.prefill-transport")).toContain("tcp/lo");
+    if (prefill().kind.mode !== "pull") return;
+    await freedTo(prefill(), 0);
+    expect(await expired(prefill())).toBe(before);
   });
 
   test("a load with aborts and silent readers: the server has all of its blocks back", async () => {

@@ -1,6 +1,7 @@
+import type { Notification } from "@kv/interface";
 import { findLibrary, nixlTransport } from "@kv/nixl";
 import { describe, expect, test } from "vitest";
-import type { BytesQuestion } from "../src/doctor/bytes-probe.js";
+import type { BytesQuestion, Farewell } from "../src/doctor/bytes-probe.js";
 import { bytesInProcess } from "../src/doctor/bytes-process.js";
 
 // The probe in a process of its own, over real NIXL, against memory of this one.
@@ -13,6 +14,11 @@ const TIMEOUT_MS = 120_000;
 const BLOCK_BYTES = 4096;
 const BLOCKS = 8;
 
+function farewell(agentMetadata: Uint8Array, address: number): Farewell {
+  const byte = { address, deviceId: 0, memoryType: "DRAM" } as const;
+  return { agentMetadata: Buffer.from(agentMetadata).toString("base64"), text: "request:1", byte };
+}
+
 function question(agentMetadata: Uint8Array, baseAddress: number, write: boolean): BytesQuestion {
   return {
     agentMetadata: Buffer.from(agentMetadata).toString("base64"),
@@ -23,7 +29,7 @@ function question(agentMetadata: Uint8Array, baseAddress: number, write: boolean
     ],
     limitBytes: 1 << 20,
     write,
-    farewells: [{ agentMetadata: Buffer.from(agentMetadata).toString("base64"), text: "request:1" }],
+    farewells: [],
     backends: [],
   };
 }
@@ -32,26 +38,32 @@ describe.skipIf(nixlMissing)(
   `bytes over NIXL (${nixlMissing ?? "found"})`,
   { timeout: 2 * TIMEOUT_MS },
   () => {
-    test("memory of another process is read and written as it was, what UCX goes over is named, and the farewell arrives", async () => {
+    test("memory of another process is read and written as it was, what UCX goes over is named, and each rank hears the farewell", async () => {
       const transport = nixlTransport();
-      const agent = await transport.createAgent();
       const memory = transport.allocate(BLOCKS * BLOCK_BYTES);
       for (const [index] of memory.bytes.entries()) memory.bytes[index] = index % 253;
       const before = memory.bytes.slice();
-      await agent.register(memory);
-      const heard = agent.notifications().next();
-      const outcome = await bytesInProcess(
-        question(await agent.localMetadata(), memory.address, true),
-        TIMEOUT_MS,
-      );
+      const farewells: Farewell[] = [];
+      const heard: Promise<IteratorResult<Notification>>[] = [];
+      // Nothing is read from the ranks behind the first.
+      const ranks = [await transport.createAgent(), await transport.createAgent()];
+      for (const agent of ranks) {
+        await agent.register(memory);
+        farewells.push(farewell(await agent.localMetadata(), memory.address));
+        heard.push(agent.notifications().next());
+      }
+      const asked = question((await ranks[0]?.localMetadata()) ?? new Uint8Array(), memory.address, true);
+      const outcome = await bytesInProcess({ ...asked, farewells }, TIMEOUT_MS);
       expect(outcome).toMatchObject({
         kind: "answered",
         answer: { backends: ["UCX"], isStable: true, bulk: { lengthBytes: BLOCKS * BLOCK_BYTES } },
       });
       expect(outcome.kind === "answered" ? outcome.lanes.length : 0).toBeGreaterThan(0);
       expect(Buffer.compare(memory.bytes, before)).toBe(0);
-      const { value } = await heard;
-      expect(new TextDecoder().decode((value as { payload: Uint8Array }).payload)).toBe("request:1");
+      for (const each of heard) {
+        const { value } = await each;
+        expect(new TextDecoder().decode((value as Notification).payload)).toBe("request:1");
+      }
       await transport.close();
       memory.close();
     });
