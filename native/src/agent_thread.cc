@@ -236,7 +236,8 @@ bool AgentThread::advance_transfers() {
   return moved;
 }
 
-// Whether the loop is over. An agent that closes waits for its transfers; one whose environment ended gives them up.
+// Whether the loop is over. An agent that closes waits for its transfers, and for what it said to peers that it had not met; one whose
+// environment ended gives them up.
 bool AgentThread::ending() {
   if (stopping_ && !deadline_) deadline_ = Clock::now() + kStopPatience;
   if (stopping_) {
@@ -244,7 +245,8 @@ bool AgentThread::ending() {
     for (Transfer& transfer : transfers_) transfer.fail(*state_, nobody, Failure("KV_AGENT_CLOSED", "the environment ended"));
   }
   if (!deadline_) return false;
-  return transfers_.empty() || Clock::now() >= *deadline_;
+  if (Clock::now() >= *deadline_) return true;
+  return transfers_.empty() && (stopping_ || Clock::now() >= state_->peers().words_wait_until());
 }
 
 void AgentThread::wait() {
@@ -288,6 +290,7 @@ void AgentThread::main(uint64_t ticket) {
 bool AgentThread::poll() {
   const auto start = Clock::now();
   const bool received = state_->inbox().poll([this](std::string from, Bytes payload) {
+    state_->peers().met(from);
     outbox_->send({.kind = Event::Kind::notification,
                    .ticket = 0,
                    .failure = {},

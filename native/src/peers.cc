@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "failure.h"
@@ -18,6 +19,8 @@ constexpr const char* kWatchedBackend = "LIBFABRIC";
 constexpr auto kQuarantine = std::chrono::seconds(5);
 // Metadata is loaded so often while a peer's death explains that NIXL fails.
 constexpr int kMostLoads = 4;
+// UCX keeps a notification while it connects to a peer, and drops it when the agent ends meanwhile; nobody says when it has gone.
+constexpr auto kFirstContact = std::chrono::milliseconds(500);
 
 }  // namespace
 
@@ -114,6 +117,21 @@ void Peers::notify(const std::string& name, const Bytes& payload) {
   check(nixl_.gen_notif(agent_, name.c_str(), data, payload.size(), nullptr), "KV_NOTIFICATION_FAILED",
         "NIXL could not send " + std::to_string(payload.size()) + " bytes to \"" + name + "\"");
   ++counters_.notifications_sent;
+  Peer& peer = peers_.at(name);
+  if (!peer.met && !peer.first_word) peer.first_word = Clock::now();
+}
+
+void Peers::met(const std::string& name) {
+  const auto found = peers_.find(name);
+  if (found != peers_.end()) found->second.met = true;
+}
+
+Peers::Clock::time_point Peers::words_wait_until() const {
+  Clock::time_point latest{};
+  for (const auto& [name, peer] : peers_) {
+    if (!peer.met && peer.first_word) latest = std::max(latest, *peer.first_word + kFirstContact);
+  }
+  return latest;
 }
 
 void Peers::hold(List& list) { peers_.at(*list.remote).lists.insert(&list); }

@@ -32,6 +32,10 @@ class Peers {
   std::string add(const Bytes& metadata);
   void remove(const std::string& name);
   void notify(const std::string& name, const Bytes& payload);
+  // Something went to the peer and back, or came from it: what is sent to it from now on goes at once.
+  void met(const std::string& name);
+  // Until when notifications may wait for a connection that is being made, in an agent that must not end before.
+  Clock::time_point words_wait_until() const;
   // Throws KV_AGENT_UNKNOWN_REMOTE for a peer that has not been added.
   void require(const std::string& name) const;
   bool any() const { return !peers_.empty(); }
@@ -59,6 +63,9 @@ class Peers {
     std::map<std::string, std::string> connections;
     std::unordered_set<List*> lists;
     std::unique_ptr<PeerWatch> watch;
+    bool met = false;
+    // A notification that was sent before they met.
+    std::optional<Clock::time_point> first_word;
   };
 
   void load(const std::string& name, const Bytes& metadata);

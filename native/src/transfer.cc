@@ -207,6 +207,7 @@ bool Transfer::complete(AgentState& state, const Send& send) {
     return false;
   }
   Event event{.kind = Event::Kind::done, .ticket = ticket_, .failure = {}, .value = {}, .from = {}};
+  state.peers().met(*request_->remote->remote);
   try {
     if (rides_) {
       state.count_rider();

@@ -225,7 +225,7 @@ export interface Agent {
   telemetry(): AgentTelemetry;
   /**
    * Lets go of everything in the right order: transfers (waiting for each until it is released, `timeoutMs` at most), lists, peers,
-   * registrations, backends, the agent. Safe to call twice.
+   * registrations, backends, the agent. Notifications that were sent before arrive, where the peer can be reached. Safe to call twice.
    */
   close(options?: { timeoutMs?: number }): Promise<void>;
 }

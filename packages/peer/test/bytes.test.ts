@@ -1,7 +1,7 @@
 import type { Notification } from "@kv/interface";
 import { findLibrary, nixlTransport } from "@kv/nixl";
 import { describe, expect, test } from "vitest";
-import type { BytesQuestion, Farewell } from "../src/doctor/bytes-probe.js";
+import type { BytesQuestion } from "../src/doctor/bytes-probe.js";
 import { bytesInProcess } from "../src/doctor/bytes-process.js";
 
 // The probe in a process of its own, over real NIXL, against memory of this one.
@@ -13,11 +13,6 @@ const nixlMissing = await findLibrary().then(
 const TIMEOUT_MS = 120_000;
 const BLOCK_BYTES = 4096;
 const BLOCKS = 8;
-
-function farewell(agentMetadata: Uint8Array, address: number): Farewell {
-  const byte = { address, deviceId: 0, memoryType: "DRAM" } as const;
-  return { agentMetadata: Buffer.from(agentMetadata).toString("base64"), text: "request:1", byte };
-}
 
 function question(agentMetadata: Uint8Array, baseAddress: number, write: boolean): BytesQuestion {
   return {
@@ -43,13 +38,14 @@ describe.skipIf(nixlMissing)(
       const memory = transport.allocate(BLOCKS * BLOCK_BYTES);
       for (const [index] of memory.bytes.entries()) memory.bytes[index] = index % 253;
       const before = memory.bytes.slice();
-      const farewells: Farewell[] = [];
+      const farewells: BytesQuestion["farewells"][number][] = [];
       const heard: Promise<IteratorResult<Notification>>[] = [];
       // Nothing is read from the ranks behind the first.
       const ranks = [await transport.createAgent(), await transport.createAgent()];
       for (const agent of ranks) {
         await agent.register(memory);
-        farewells.push(farewell(await agent.localMetadata(), memory.address));
+        const agentMetadata = Buffer.from(await agent.localMetadata()).toString("base64");
+        farewells.push({ agentMetadata, text: "request:1" });
         heard.push(agent.notifications().next());
       }
       const asked = question((await ranks[0]?.localMetadata()) ?? new Uint8Array(), memory.address, true);

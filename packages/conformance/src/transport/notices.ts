@@ -27,6 +27,14 @@ export function notificationTests(ground: Ground): void {
     expect(two.telemetry().notificationsReceived).toBe(101);
   });
 
+  test("what was sent just before the agent closed arrives, also as the first word to that peer", async () => {
+    const [one, two] = [await ground.agent(), await ground.agent()];
+    await ground.introduce(one, two);
+    await settle(one.notify(two.name, bytes("last")));
+    await settle(one.close());
+    expect(text((await nextOf(ground, two.notifications())).payload)).toBe("last");
+  });
+
   test("one iterator at a time; what arrives while there is none is kept", async () => {
     const [one, two] = [await ground.agent(), await ground.agent()];
     await ground.introduce(one, two);

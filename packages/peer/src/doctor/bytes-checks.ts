@@ -1,7 +1,7 @@
 import { type AgentMetadata, encodeNotification } from "@kv/connector";
 import { geometryOf } from "../rank-geometry.js";
 import type { Check } from "../report/check.js";
-import type { BytesAnswer, BytesQuestion, Farewell } from "./bytes-probe.js";
+import type { BytesAnswer, BytesQuestion } from "./bytes-probe.js";
 import type { Side } from "./side.js";
 import type { UcxLane } from "./ucx-lanes.js";
 
@@ -46,17 +46,9 @@ export function bytesQuestion({ metadata, told }: Side, options: QuestionOptions
     limitBytes,
     write,
     backends,
-    farewells: text === "" ? [] : ranks.flatMap((rank) => farewellTo(rank, text)),
+    farewells:
+      text === "" ? [] : ranks.map(({ agentMetadata }) => ({ agentMetadata: base64(agentMetadata), text })),
   };
-}
-
-function farewellTo(rank: AgentMetadata, text: string): Farewell[] {
-  const { regions, deviceId } = geometryOf(rank, { tpRank: 0, tpSize: 1 });
-  return regions.slice(0, 1).map(({ baseAddress, memoryType }) => ({
-    agentMetadata: base64(rank.agentMetadata),
-    text,
-    byte: { address: baseAddress, deviceId, memoryType },
-  }));
 }
 
 export function bytesChecks({ role, metadata }: Side, outcome: BytesOutcome): Check[] {

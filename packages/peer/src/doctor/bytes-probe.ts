@@ -25,16 +25,9 @@ export interface BytesQuestion {
   /** Writes back, unchanged, what was read of each region's block 0, which vLLM gives to no request. */
   readonly write: boolean;
   /** Said to these agents at the end: that blocks kept for this check may be freed. */
-  readonly farewells: readonly Farewell[];
+  readonly farewells: readonly { readonly agentMetadata: string; readonly text: string }[];
   /** Backends as for a worker; the transport's own choice when empty. */
   readonly backends: readonly string[];
-}
-
-export interface Farewell {
-  readonly agentMetadata: string;
-  readonly text: string;
-  /** A byte of that agent's memory. */
-  readonly byte: { readonly address: number; readonly deviceId: number; readonly memoryType: MemoryType };
 }
 
 export interface BytesAnswer {
@@ -145,7 +138,10 @@ async function readAndWrite(
       ms: await move("WRITE", zeros),
     };
   }
-  for (const farewell of question.farewells) await say(agent, memory, farewell);
+  for (const { agentMetadata, text } of question.farewells) {
+    const to = await agent.addRemote(Buffer.from(agentMetadata, "base64"));
+    await agent.notify(to, new TextEncoder().encode(text));
+  }
   singles.sort((a, b) => a - b);
   return {
     backends: agent.backends,
@@ -156,24 +152,6 @@ async function readAndWrite(
     isStable,
     farewells: question.farewells.length,
   };
-}
-
-/**
- * A notification waits in the agent while a peer that it has not met is being connected to, and is lost when the agent closes
- * meanwhile (UCX, NIXL 1.5.0). A byte that is read behind it shows that it has gone.
- */
-async function say(agent: Agent, memory: Memory, { agentMetadata, text, byte }: Farewell): Promise<void> {
-  const to = await agent.addRemote(Buffer.from(agentMetadata, "base64"));
-  await agent.notify(to, new TextEncoder().encode(text));
-  const { memoryType, address, deviceId } = byte;
-  const remote = await agent.prepareRemote(to, {
-    memoryType,
-    rows: Float64Array.of(address, 1, deviceId, 1, 1),
-  });
-  const local = await agent.prepareLocal({ memoryType: memory.memoryType, rows: localRows(memory, [1]) });
-  const ids = Int32Array.of(0);
-  const order = { operation: "READ", local, localIds: ids, remote, remoteIds: ids } as const;
-  await agent.transfer({ ...order, timeoutMs: TRANSFER_TIMEOUT_MS }).done;
 }
 
 function localRows(memory: Memory, lengths: readonly number[]): Float64Array {
