@@ -44,6 +44,7 @@ export interface VllmServer {
 
 const READY_WITHIN_MS = 540_000;
 const LEASE_SECONDS = 60;
+const PUSH_WAIT_SECONDS = 60;
 const POLL_MS = 500;
 const SHOWN_LINES = 60;
 
@@ -56,7 +57,11 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
   const folder = mkdtempSync(join(tmpdir(), `kv-vllm-${name}-`));
   const logFile = join(folder, "log");
   const connector = CONNECTOR_NAMES[kind.mode];
-  const config = JSON.stringify({ kv_lease_duration: leaseSeconds });
+  const config = JSON.stringify({
+    kv_lease_duration: leaseSeconds,
+    // A push D that waits for a peer that is gone computes nothing at full speed, by default for eight minutes, and slows what is tried next.
+    ...(kind.mode === "push" ? { push_registration_timeout: PUSH_WAIT_SECONDS } : {}),
+  });
   const serve = [script("serve.sh"), port, sideChannelPort, connector, blocks, tp, config, ...args];
   // The guard ends the server's process group when its standard input closes: by `stop`, or because this process is gone.
   const child = spawn(script("guard.sh"), serve.map(String), {
