@@ -15,7 +15,7 @@ import { until } from "./until.js";
 // kv-proxy in front of one vLLM P and one vLLM D: every case where prefill and decode part, and a naive proxy as the negative control.
 
 /** Blocks that are freed before it are freed because somebody said so; after it, because nobody came. */
-const LEASE_SECONDS = 30;
+const LEASE_SECONDS = 45;
 /** Renders the tools and the request's own arguments too, so that a server that did not get them answers something else. */
 const TEMPLATE =
   "{% for m in messages %}{{ m['content'] }} {% endfor %}{% for t in tools or [] %}t{{ 500 + loop.index }} {% endfor %}{{ extra or '' }}";
