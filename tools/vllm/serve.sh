@@ -16,6 +16,8 @@ export VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 VLLM_NIXL_SIDE_CHANNEL_PORT=$side_p
 # --enforce-eager compiles no model; without this small functions would still be compiled, by g++, in every process.
 export TORCHDYNAMO_DISABLE=1
 export VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 UCX_TLS=${UCX_TLS:-tcp,self} UCX_NET_DEVICES=${UCX_NET_DEVICES:-lo} UCX_RCACHE_MAX_UNRELEASED=1024
+# A peer that waits now and then sleeps through a read that has come over tcp (NIXL 1.5.0), and wakes by UCX's keepalive: after 20 s by default.
+export UCX_KEEPALIVE_INTERVAL=${UCX_KEEPALIVE_INTERVAL:-1s}
 # The compatibility hash contains the model's path as it is given: relative to the peer's folder it is "tiny-qwen3" everywhere.
 cd "$peer"
 exec vv/bin/python -m vllm.entrypoints.openai.api_server --model tiny-qwen3 --served-model-name tiny --host 127.0.0.1 --port "$http_port" \
