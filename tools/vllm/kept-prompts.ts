@@ -16,6 +16,10 @@ export const usage = (p: VllmServer) => p.metric("vllm:kv_cache_usage_perc");
 export const expired = async (p: VllmServer) =>
   (await p.metric("vllm:nixl_num_kv_expired_reqs_total")) / p.tp;
 
+/** Those of them of which it was told later, by all ranks. */
+export const toldLate = async (p: VllmServer) =>
+  (await p.metric("vllm:nixl_num_notifications_after_expiry_total")) / p.tp;
+
 /** Has the peer compute a prompt and keep its blocks; answers where they are. */
 export async function keptPrompt(
   p: VllmServer,

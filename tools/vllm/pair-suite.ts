@@ -16,7 +16,7 @@ import {
 } from "@kv/peer";
 import { afterAll, expect, test } from "vitest";
 import { decode as continued } from "./completion.js";
-import { expired, freedTo, freshId } from "./kept-prompts.js";
+import { expired, freedTo, freshId, toldLate } from "./kept-prompts.js";
 import { handshakeTimeouts, onceMoreAfterTimeout } from "./once-more.js";
 import { recordingFolder } from "./recordings.js";
 import type { VllmServer } from "./server.js";
@@ -39,7 +39,8 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
   test("the doctor finds nothing to fail, knows the hash's factors, names tcp as the way, and leaves nothing", async () => {
     // What earlier tests left there is not the doctor's.
     await freedTo(prefill(), 0);
-    const before = await expired(prefill());
+    const untold = async () => (await expired(prefill())) - (await toldLate(prefill()));
+    const before = await untold();
     const { checks } = await pairDoctor({
       prefill: readTarget(prefill().url),
       decode: readTarget(decode().url),
@@ -56,7 +57,8 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     expect(found("bytes.prefill-transport")).toContain("tcp/lo");
     if (prefill().kind.mode !== "pull") return;
     await freedTo(prefill(), 0);
-    expect(await expired(prefill())).toBe(before);
+    // Every rank heard that its blocks are free, on a busy machine after their lease.
+    expect(await untold()).toBe(before);
   });
 
   test("a load with aborts and silent readers: the server has all of its blocks back", async () => {
