@@ -25,6 +25,13 @@ std::string name_of(Napi::Value value, const char* code, const char* what) {
   return name;
 }
 
+capi::MemoryType type_of(Napi::Value value) {
+  const std::string name = value.ToString().Utf8Value();
+  const auto type = memory_type_named(name);
+  if (!type) throw Failure("KV_LIST_INVALID", "memoryType is " + name + ", not DRAM, VRAM or FILE");
+  return *type;
+}
+
 std::string text_of(Napi::Value value) {
   std::string text = value.As<Napi::String>().Utf8Value();
   if (text.find('\0') != std::string::npos) throw Failure("KV_AGENT_INVALID", "a parameter or path contains NUL");
@@ -100,7 +107,7 @@ Napi::Function Agent::define(Napi::Env env) {
   return DefineClass(env, "Agent",
                      {
                          InstanceMethod<&Agent::register_memory>("register"),
-                         InstanceMethod<&Agent::register_file>("registerFile"),
+                         InstanceMethod<&Agent::register_foreign>("registerForeign"),
                          InstanceMethod<&Agent::deregister_memory>("deregister"),
                          InstanceMethod<&Agent::local_metadata>("localMetadata"),
                          InstanceMethod<&Agent::add_remote>("addRemote"),
@@ -156,9 +163,16 @@ Napi::Value Agent::register_memory(const Napi::CallbackInfo& info) {
   });
 }
 
-Napi::Value Agent::register_file(const Napi::CallbackInfo& info) {
-  thread_->register_file(ticket_of(info[0]), ticket_of(info[1]), ticket_of(info[2]));
-  return info.Env().Undefined();
+Napi::Value Agent::register_foreign(const Napi::CallbackInfo& info) {
+  return guarded(info.Env(), [&] {
+    const auto number = [&](size_t index) { return static_cast<uint64_t>(info[index].As<Napi::Number>().Int64Value()); };
+    thread_->register_foreign(ticket_of(info[0]), {.type = type_of(info[1]),
+                                                   .address = number(2),
+                                                   .length = number(3),
+                                                   .device = number(4),
+                                                   .check = info[5].ToBoolean()});
+    return info.Env().Undefined();
+  });
 }
 
 Napi::Value Agent::deregister_memory(const Napi::CallbackInfo& info) {
@@ -189,12 +203,8 @@ Napi::Value Agent::prepare(const Napi::CallbackInfo& info) {
   return guarded(info.Env(), [&] {
     std::optional<std::string> remote;
     if (!info[1].IsUndefined()) remote = name_of(info[1], "KV_AGENT_UNKNOWN_REMOTE", "the peer's name");
-    const std::string type = info[2].As<Napi::String>().Utf8Value();
     const auto rows = float64_array(info[3], "KV_LIST_INVALID", "rows");
-    thread_->prepare(ticket_of(info[0]), std::move(remote),
-                     type == "FILE"   ? capi::MemoryType::file
-                     : type == "VRAM" ? capi::MemoryType::vram
-                                      : capi::MemoryType::dram,
+    thread_->prepare(ticket_of(info[0]), std::move(remote), type_of(info[2]),
                      std::vector<double>(rows.Data(), rows.Data() + rows.ElementLength()));
     return info.Env().Undefined();
   });

@@ -21,7 +21,8 @@ class Agent : public Napi::ObjectWrap<Agent> {
 
  private:
   Napi::Value register_memory(const Napi::CallbackInfo& info);    // (ticket, memory)
-  Napi::Value register_file(const Napi::CallbackInfo& info);      // (ticket, file descriptor, lengthBytes)
+  // (ticket, memoryType, address, lengthBytes, deviceId, check): a file from its beginning on, or memory of a device
+  Napi::Value register_foreign(const Napi::CallbackInfo& info);
   Napi::Value deregister_memory(const Napi::CallbackInfo& info);  // (ticket, registration)
   Napi::Value local_metadata(const Napi::CallbackInfo& info);     // (ticket)
   Napi::Value add_remote(const Napi::CallbackInfo& info);         // (ticket, metadata)

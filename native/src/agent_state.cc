@@ -34,7 +34,7 @@ AgentState::AgentState(const AgentConfig& config, Counters& counters)
       name_(config.name),
       agent_(create_agent(nixl_, config)),
       inbox_(nixl_, agent_.get(), counters, config.notifies),
-      registrations_(nixl_, agent_.get(), counters),
+      registrations_(nixl_, agent_.get(), memory_types_, counters),
       peers_(nixl_, agent_.get(), config.name, inbox_, counters, config.watch_peers),
       requests_(nixl_, agent_.get()) {
   for (const BackendSpec& spec : config.backends) create_backend(spec);
@@ -87,6 +87,25 @@ void AgentState::create_backend(const BackendSpec& spec) {
                   "NIXL's own log on stderr says why; NIXL_LOG_LEVEL=DEBUG says more");
   }
   backends_.emplace_back(backend, nixl_.destroy_backend);
+  learn_memory_types(spec.name, backend);
+}
+
+// Of the backend and not of its plugin: LIBFABRIC's names VRAM on every machine, the backend only with a GPU.
+void AgentState::learn_memory_types(const std::string& backend, capi::Backend handle) {
+  capi::MemList raw = nullptr;
+  capi::Params raw_parameters = nullptr;
+  check(nixl_.get_backend_params(agent_.get(), handle, &raw, &raw_parameters), "KV_BACKEND_UNAVAILABLE",
+        "NIXL does not tell what memory backend " + backend + " registers");
+  const Handle<capi::MemList> list(raw, nixl_.destroy_mem_list);
+  const Handle<capi::Params> parameters(raw_parameters, nixl_.destroy_params);
+  size_t count = 0;
+  nixl_.mem_list_size(list.get(), &count);
+  std::vector<capi::MemoryType> types;
+  for (size_t index = 0; index < count; ++index) {
+    auto type = capi::MemoryType::dram;
+    if (nixl_.mem_list_get(list.get(), index, &type) == capi::kSuccess) types.push_back(type);
+  }
+  memory_types_.add(backend, std::move(types));
 }
 
 Bytes AgentState::local_metadata() const {
@@ -108,8 +127,10 @@ std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, cap
   }
   if (remote && !files) peers_.require(*remote);
   std::vector<Row> rows = read_rows(numbers.data(), numbers.size(), files);
-  auto used_memories = remote ? std::vector<const Mapping*>() : registrations_.memories_of(rows);
-  auto used_files = files ? registrations_.files_of(rows) : std::vector<uint64_t>();
+  const bool own = !remote || files;
+  const bool addons = type == capi::MemoryType::dram;
+  auto used_memories = own && addons ? registrations_.memories_of(rows) : std::vector<const Mapping*>();
+  auto used_foreign = own && !addons ? registrations_.foreign_of(type, rows) : std::vector<ForeignRegistration*>();
   auto list = std::make_shared<List>(std::move(remote), type, Shape(std::move(rows)));
   // Of local memory all is known here. Of a peer's NIXL knows what was registered; it looks at rows whole, however many descriptors they have.
   if (list->remote) {
@@ -136,7 +157,7 @@ std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, cap
     }
   }
   list->memories = std::move(used_memories);
-  list->files = std::move(used_files);
+  list->foreign = std::move(used_foreign);
   registrations_.hold(*list);
   if (list->remote && !files) peers_.hold(*list);
   lists_.insert(list);

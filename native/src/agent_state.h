@@ -15,6 +15,7 @@
 #include "inbox.h"
 #include "library.h"
 #include "list.h"
+#include "memory_types.h"
 #include "peers.h"
 #include "probes.h"
 #include "registrations.h"
@@ -77,6 +78,7 @@ class AgentState {
   // Whether the list describes files of this agent.
   bool of_files(const List& list) const { return list.remote == name_; }
   void create_backend(const BackendSpec& spec);
+  void learn_memory_types(const std::string& backend, capi::Backend handle);
   std::string plugins() const;
 
   const Library& library_;
@@ -86,6 +88,7 @@ class AgentState {
   // From here on in the order of NIXL: each is let go of before those above it.
   Handle<capi::Agent> agent_;
   std::vector<Handle<capi::Backend>> backends_;
+  MemoryTypes memory_types_;
   Inbox inbox_;
   std::optional<Probes> probes_;
   Registrations registrations_;

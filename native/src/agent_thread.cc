@@ -74,8 +74,8 @@ void AgentThread::register_memory(uint64_t ticket, std::shared_ptr<Pin> pin) {
   call(ticket, [this, ticket, pin = std::move(pin)](Event&) mutable { state_->registrations().add_memory(ticket, std::move(pin)); });
 }
 
-void AgentThread::register_file(uint64_t ticket, uint64_t descriptor, uint64_t length) {
-  call(ticket, [this, ticket, descriptor, length](Event&) { state_->registrations().add_file(ticket, descriptor, length); });
+void AgentThread::register_foreign(uint64_t ticket, const ForeignMemory& memory) {
+  call(ticket, [this, ticket, memory](Event&) { state_->registrations().add_foreign(ticket, memory); });
 }
 
 void AgentThread::deregister_memory(uint64_t ticket, uint64_t registration) {

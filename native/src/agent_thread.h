@@ -29,7 +29,7 @@ class AgentThread : public Stoppable, public std::enable_shared_from_this<AgentT
 
   // Commands, from the JavaScript thread. Each settles its ticket; what it makes is known by that ticket from then on.
   void register_memory(uint64_t ticket, std::shared_ptr<Pin> pin);
-  void register_file(uint64_t ticket, uint64_t descriptor, uint64_t length);
+  void register_foreign(uint64_t ticket, const ForeignMemory& memory);
   void deregister_memory(uint64_t ticket, uint64_t registration);
   void local_metadata(uint64_t ticket);
   void add_remote(uint64_t ticket, Bytes metadata);

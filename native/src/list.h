@@ -12,6 +12,8 @@
 
 namespace kv::nixl {
 
+struct ForeignRegistration;
+
 struct List {
   List(std::optional<std::string> remote, capi::MemoryType type, Shape shape)
       : remote(std::move(remote)), type(type), shape(std::move(shape)) {}
@@ -31,8 +33,8 @@ struct List {
   // One byte of the peer's memory, to be read after a WRITE where the backend does not say that its bytes have landed.
   capi::PreparedDlist probe = nullptr;
   std::vector<const Mapping*> memories;
-  // Registrations of files that it describes.
-  std::vector<uint64_t> files;
+  // The same of memory that is not the addon's.
+  std::vector<ForeignRegistration*> foreign;
   uint32_t transfers = 0;
   std::optional<uint64_t> close_ticket;
   // NIXL has dropped the peer's memory under the list; nothing may use its handle any more.

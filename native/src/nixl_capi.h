@@ -46,7 +46,7 @@ inline constexpr Status kNotFound = -6;
 // NIXL's name for "the agent itself" where a peer's name is asked for.
 inline constexpr const char* kSelf = "";
 
-enum class MemoryType : int { dram = 0, vram = 1, file = 4 };
+enum class MemoryType : int { dram = 0, vram = 1, block = 2, object = 3, file = 4 };
 enum class Operation : int { read = 0, write = 1 };
 enum class ThreadSync : int { none = 0, strict = 1, rw = 2 };
 
@@ -74,6 +74,9 @@ struct AgentConfig {
   FUNCTION(string_list_size, StringList, size_t* out)                                                          \
   FUNCTION(string_list_get, StringList, size_t index, const char** out)                                        \
   FUNCTION(get_plugin_params, Agent, const char* plugin, MemList* memory_types, Params* out)                   \
+  FUNCTION(get_backend_params, Agent, Backend, MemList* memory_types, Params* out)                             \
+  FUNCTION(mem_list_size, MemList, size_t* out)                                                                \
+  FUNCTION(mem_list_get, MemList, size_t index, MemoryType* out)                                               \
   FUNCTION(destroy_mem_list, MemList)                                                                          \
   FUNCTION(destroy_params, Params)                                                                             \
   FUNCTION(params_add, Params, const char* key, const char* value)                                             \

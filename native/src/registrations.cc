@@ -18,7 +18,6 @@ bool holds(const Mapping& mapping, const Row& row) {
 
 Registrations::~Registrations() {
   for (const auto& [mapping, memory] : memories_) nixl_.deregister_mem(agent_, memory.list.get(), nullptr);
-  for (const auto& [id, file] : files_) nixl_.deregister_mem(agent_, file.list.get(), nullptr);
   counters_.registrations = 0;
 }
 
@@ -39,22 +38,13 @@ void Registrations::add_memory(uint64_t id, std::shared_ptr<Pin> pin) {
   count();
 }
 
-void Registrations::add_file(uint64_t id, uint64_t descriptor, uint64_t length) {
-  auto list = Handle<capi::RegDlist>::make("KV_MEMORY_INVALID", "no registration list", nixl_.destroy_reg_dlist,
-                                           nixl_.create_reg_dlist, capi::MemoryType::file);
-  check(nixl_.reg_dlist_add_desc(list.get(), 0, length, descriptor, nullptr, 0), "KV_MEMORY_INVALID",
-        "NIXL refused the descriptor of the file");
-  const capi::Status status = nixl_.register_mem(agent_, list.get(), nullptr);
-  if (status != capi::kSuccess) {
-    throw Failure("KV_MEMORY_INVALID", "NIXL could not register a file of " + std::to_string(length) + " bytes: " + describe(status),
-                  "an agent needs a storage backend for files, such as POSIX");
-  }
-  files_.emplace(id, File{descriptor, length, std::move(list)});
+void Registrations::add_foreign(uint64_t id, const ForeignMemory& memory) {
+  foreign_.add(id, memory);
   count();
 }
 
 void Registrations::remove(uint64_t id) {
-  if (const auto file = files_.find(id); file != files_.end()) return remove_file(file);
+  if (foreign_.remove(id)) return count();
   const auto found = by_id_.find(id);
   if (found == by_id_.end()) throw Failure("KV_MEMORY_NOT_REGISTERED", "the registration is closed already");
   const auto memory = memories_.find(found->second);
@@ -72,64 +62,68 @@ void Registrations::remove(uint64_t id) {
   count();
 }
 
-void Registrations::remove_file(std::unordered_map<uint64_t, File>::iterator file) {
-  if (file->second.lists > 0) {
-    throw Failure("KV_MEMORY_IN_USE", std::to_string(file->second.lists) + " prepared lists describe this file",
-                  "close them before the registration");
-  }
-  check(nixl_.deregister_mem(agent_, file->second.list.get(), nullptr), "KV_MEMORY_IN_USE", "NIXL kept the file");
-  files_.erase(file);
-  count();
-}
-
-std::vector<const Mapping*> Registrations::memories_of(const std::vector<Row>& rows) const {
+std::vector<const Mapping*> Registrations::memories_of(const std::vector<Row>& rows) {
   std::vector<const Mapping*> memories;
   for (size_t index = 0; index < rows.size(); ++index) {
     // Rows of one memory come together, and there may be a million of them.
     if (!memories.empty() && holds(*memories.back(), rows[index])) continue;
-    memories.push_back(memory_of(rows[index], index));
+    memories.push_back(memory_of(rows[index]));
+    if (memories.back() == nullptr) refuse(capi::MemoryType::dram, rows[index], index);
   }
   std::sort(memories.begin(), memories.end());
   memories.erase(std::unique(memories.begin(), memories.end()), memories.end());
   return memories;
 }
 
-const Mapping* Registrations::memory_of(const Row& row, size_t index) const {
+const Mapping* Registrations::memory_of(const Row& row) const {
   for (const auto& [mapping, memory] : memories_) {
     if (holds(*mapping, row)) return mapping;
   }
-  throw Failure("KV_MEMORY_NOT_REGISTERED",
-                "row " + std::to_string(index) + " covers [" + std::to_string(row.address) + ", " + std::to_string(row.end()) +
-                    ") on device " + std::to_string(row.device) + ", which no single registration of this agent holds (" +
-                    std::to_string(memories_.size()) + " memories registered)",
-                "register the memory with this agent, or split the row at the edge of the memory");
+  return nullptr;
 }
 
-std::vector<uint64_t> Registrations::files_of(const std::vector<Row>& rows) const {
-  std::vector<uint64_t> files;
-  for (size_t index = 0; index < rows.size(); ++index) files.push_back(file_of(rows[index], index));
-  return files;
+std::vector<ForeignRegistration*> Registrations::foreign_of(capi::MemoryType type, const std::vector<Row>& rows) {
+  std::vector<ForeignRegistration*> entries;
+  for (size_t index = 0; index < rows.size(); ++index) {
+    if (!entries.empty() && entries.back()->memory.holds(rows[index])) continue;
+    entries.push_back(foreign_.holder_of(type, rows[index]));
+    if (entries.back() == nullptr) refuse(type, rows[index], index);
+  }
+  std::sort(entries.begin(), entries.end());
+  entries.erase(std::unique(entries.begin(), entries.end()), entries.end());
+  return entries;
 }
 
-uint64_t Registrations::file_of(const Row& row, size_t index) const {
-  for (const auto& [id, file] : files_) {
-    if (row.device == file.descriptor && row.end() <= file.length) return id;
+void Registrations::refuse(capi::MemoryType type, const Row& row, size_t index) {
+  const bool file = type == capi::MemoryType::file;
+  std::string hint = file ? "register the file with this agent; a row's device is the file's deviceId, its address the place in the file"
+                          : "register the memory with this agent, or split the row at the edge of the memory";
+  for (const auto other : {capi::MemoryType::dram, capi::MemoryType::vram}) {
+    const bool held = other == capi::MemoryType::dram ? memory_of(row) != nullptr : foreign_.holder_of(other, row) != nullptr;
+    if (other != type && !file && held) {
+      hint = "what it covers is registered as " + std::string(name_of(other)) + ": a list is of one memory type, and each type has its own lists";
+    }
   }
   throw Failure("KV_MEMORY_NOT_REGISTERED",
                 "row " + std::to_string(index) + " covers [" + std::to_string(row.address) + ", " + std::to_string(row.end()) +
-                    ") of the file with descriptor " + std::to_string(row.device) + ", which no registration of this agent holds (" +
-                    std::to_string(files_.size()) + " files registered)",
-                "register the file with this agent; a row's device is the file's deviceId, its address the place in the file");
+                    (file ? ") of the file with descriptor " : ") on device ") + std::to_string(row.device) +
+                    ", which no single registration of " + name_of(type) + " of this agent holds (it has " +
+                    std::to_string(count_of(type)) + ")",
+                hint);
+}
+
+size_t Registrations::count_of(capi::MemoryType type) const {
+  return type == capi::MemoryType::dram ? memories_.size() : foreign_.count_of(type);
 }
 
 void Registrations::hold(const List& list) {
   for (const Mapping* mapping : list.memories) ++memories_.at(mapping).lists;
-  for (const uint64_t file : list.files) ++files_.at(file).lists;
+  for (ForeignRegistration* entry : list.foreign) ++entry->lists;
 }
 
 void Registrations::let_go(const List& list) {
   for (const Mapping* mapping : list.memories) --memories_.at(mapping).lists;
-  for (const uint64_t file : list.files) --files_.at(file).lists;
+  for (ForeignRegistration* entry : list.foreign) --entry->lists;
 }
 
 }  // namespace kv::nixl
