@@ -1,24 +1,9 @@
-// Compiles the small addon of @kv/neuron, into its package, and the stand-in for libnrt that its tests load. Nothing is linked of AWS's.
-import { spawnSync } from "node:child_process";
-import { createHash } from "node:crypto";
-import { existsSync, mkdirSync, readFileSync, renameSync, writeFileSync } from "node:fs";
-import { createRequire } from "node:module";
+// The small addon of @kv/neuron, into its package, and the stand-in for libnrt that its tests load. Nothing is linked of AWS's.
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { buildSingles } from "./build-singles.mjs";
 
 const here = dirname(fileURLToPath(import.meta.url));
-const require = createRequire(import.meta.url);
-const headers = (name, ...inside) => join(dirname(require.resolve(`${name}/package.json`)), ...inside);
-const FLAGS = [
-  ..."-std=c++20 -O2 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-missing-field-initializers -pthread".split(
-    " ",
-  ),
-  ..."-DNAPI_VERSION=8 -DNAPI_CPP_EXCEPTIONS -DNODE_ADDON_API_DISABLE_DEPRECATED -DBUILDING_NODE_EXTENSION".split(
-    " ",
-  ),
-  ...["-isystem", headers("node-api-headers", "include"), "-isystem", headers("node-addon-api")],
-  ..."-shared -Wl,-z,nodelete -Wl,--as-needed -static-libstdc++ -static-libgcc".split(" "),
-];
 const TARGETS = [
   {
     sources: ["neuron/addon.cc", "neuron/nrt_api.h"],
@@ -27,23 +12,5 @@ const TARGETS = [
   { sources: ["fake/fake_nrt.cc"], output: join(here, "build/libfake_nrt.so") },
 ];
 
-/** Throws when the compiler fails. Does nothing where neither source nor flag has changed. */
-export function buildNeuron(compiler, { force }) {
-  for (const { sources, output } of TARGETS) {
-    const files = sources.map((source) => join(here, source));
-    const hash = createHash("sha256").update(JSON.stringify([compiler, FLAGS, process.arch]));
-    for (const file of files) hash.update(readFileSync(file));
-    const digest = hash.digest("hex");
-    const stamp = join(here, "build", `${sources[0].replaceAll("/", "-")}.digest`);
-    const fresh = existsSync(output) && existsSync(stamp) && readFileSync(stamp, "utf8") === digest;
-    if (fresh && !force) continue;
-    mkdirSync(dirname(output), { recursive: true });
-    mkdirSync(dirname(stamp), { recursive: true });
-    const work = `${output}.${process.pid}`;
-    const { status } = spawnSync(compiler, [files[0], ...FLAGS, "-o", work, "-ldl"], { stdio: "inherit" });
-    if (status !== 0) throw new Error(`${compiler} failed on ${sources[0]}`);
-    renameSync(work, output);
-    writeFileSync(stamp, digest);
-    process.stderr.write(`kv_neuron: built ${output.slice(dirname(here).length + 1)}\n`);
-  }
-}
+/** Throws when the compiler fails. */
+export const buildNeuron = (compiler, options) => buildSingles(compiler, TARGETS, options);

@@ -4,6 +4,7 @@
 import { spawnSync } from "node:child_process";
 import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { buildCudaTests } from "./build-cuda-tests.mjs";
 import { buildNeuron } from "./build-neuron.mjs";
 import { compile, digestOf, FLAGS, here, LINK, OPTIMISED, run, sourcesIn } from "./compile.mjs";
 import { dropOutdated } from "./platform-packages.mjs";
@@ -74,9 +75,15 @@ if (!fresh) {
   }
   process.stderr.write(`kv_nixl: built ${addon}\n`);
 }
-try {
-  buildNeuron(compiler, { force: process.argv.includes("--force") });
-} catch (error) {
-  console.error(`kv_neuron: ${error.message}`);
-  process.exit(1);
+const force = process.argv.includes("--force");
+for (const [name, buildOthers] of [
+  ["kv_neuron", buildNeuron],
+  ["kv_cuda_memory", buildCudaTests],
+]) {
+  try {
+    buildOthers(compiler, { force });
+  } catch (error) {
+    console.error(`${name}: ${error.message}`);
+    process.exit(1);
+  }
 }

@@ -28,7 +28,16 @@ const env = {
   KV_NIXL_ADDON: join(folder, "kv_nixl.node"),
   KV_FAKE_NIXL: join(folder, "libfake_nixl_capi.so"),
 };
-const standIn = ["conformance-fake", "faults", "late-writes", "merging", "stray-errors", "unavailable"];
+const standIn = [
+  "conformance-fake",
+  "cuda-driver",
+  "device-memory-fake",
+  "faults",
+  "late-writes",
+  "merging",
+  "stray-errors",
+  "unavailable",
+];
 const real = [
   "conformance.",
   "conformance-libfabric",

@@ -18,6 +18,17 @@ const out = join(root, "build/readme");
 /** Examples that are type-checked only: why, and what the reader is taken to have. */
 const NOT_RUN: Readonly<Record<string, { why: string; declarations?: string }>> = {
   "conformance-1": { why: "suites run in vitest; the packages' own tests run them" },
+  "nixl-3": {
+    why: "needs a GPU, and an engine that has allocated on it",
+    declarations: [
+      'declare const agent: import("@kv/interface").Agent;',
+      "declare const BLOCK: number;",
+      "declare const peerName: string;",
+      "declare const peerRows: Float64Array;",
+      "declare const localIds: Int32Array;",
+      "declare const remoteIds: Int32Array;",
+    ].join("\n"),
+  },
   "plan-1": {
     why: "its input comes out of a handshake",
     declarations: [

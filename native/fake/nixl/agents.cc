@@ -42,8 +42,22 @@ API(string_list_get)(StringList list, size_t index, const char** out) {
 API(get_plugin_params)(Agent agent, const char* plugin, MemList* types, Params* out) {
   own(agent);
   if (strcmp(plugin, "UCX") != 0 && strcmp(plugin, "LIBFABRIC") != 0) return kBackendError;
-  *types = new MemListObject;
+  *types = new MemListObject{{MemoryType::dram, MemoryType::vram}};
   *out = new ParamsObject;
+  return kSuccess;
+}
+API(get_backend_params)(Agent agent, Backend backend, MemList* types, Params* out) {
+  own(agent);
+  *types = new MemListObject{types_of(backend->name)};
+  *out = new ParamsObject;
+  return kSuccess;
+}
+API(mem_list_size)(MemList list, size_t* out) {
+  *out = list->types.size();
+  return kSuccess;
+}
+API(mem_list_get)(MemList list, size_t index, MemoryType* out) {
+  *out = list->types.at(index);
   return kSuccess;
 }
 API(destroy_mem_list)(MemList list) {
@@ -55,9 +69,10 @@ API(destroy_params)(Params params) {
   return kSuccess;
 }
 API(params_add)(Params, const char*, const char*) { return kSuccess; }
-API(create_backend)(Agent agent, const char*, Params, Backend* out) {
+API(create_backend)(Agent agent, const char* plugin, Params, Backend* out) {
   own(agent);
-  *out = new BackendObject;
+  agent->backends.insert(plugin);
+  *out = new BackendObject{plugin};
   return kSuccess;
 }
 API(destroy_backend)(Backend backend) {

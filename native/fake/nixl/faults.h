@@ -8,6 +8,7 @@
 //   FAKE_NIXL_STRAY_ERRORS=n      the next n posts and looks, at whatever, are given an error that is another peer's: what they are
 //                                 about goes on unseen, and lands before what is read later from that peer; metadata is refused likewise,
 //                                 and what was known of its agent dropped
+//   FAKE_NIXL_NO_CUDA=1           UCX, which names VRAM among its types, has no CUDA and refuses it
 //   FAKE_NIXL_ENDPOINT=port       local metadata is of LIBFABRIC, and names that port of 127.0.0.1
 #pragma once
 

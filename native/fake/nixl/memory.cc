@@ -1,11 +1,27 @@
 // Registered memory, and lists of descriptors of it.
+#include <algorithm>
+
+#include "faults.h"
 #include "world.h"
 
 namespace kv::nixl::capi {
 
+namespace {
+
+bool same(const Descriptor& one, const Descriptor& other) {
+  return one.address == other.address && one.length == other.length && one.device == other.device && one.type == other.type;
+}
+
+bool overlap(const Descriptor& one, const Descriptor& other) {
+  return one.type == other.type && one.device == other.device && one.address < other.address + other.length &&
+         other.address < one.address + one.length;
+}
+
+}  // namespace
+
 extern "C" {
-API(create_reg_dlist)(MemoryType, RegDlist* out) {
-  *out = new RegDlistObject;
+API(create_reg_dlist)(MemoryType type, RegDlist* out) {
+  *out = new RegDlistObject{type, {}};
   return kSuccess;
 }
 API(destroy_reg_dlist)(RegDlist list) {
@@ -13,14 +29,19 @@ API(destroy_reg_dlist)(RegDlist list) {
   return kSuccess;
 }
 API(reg_dlist_add_desc)(RegDlist list, uintptr_t address, size_t length, uint64_t device, const void*, size_t) {
-  list->descriptors.push_back({address, length, device});
+  list->descriptors.push_back({address, length, device, list->type});
   return kSuccess;
 }
 API(register_mem)(Agent agent, RegDlist list, OptArgs) {
   LOCKED;
   own(agent);
+  const auto registers = [&](const std::string& backend) { return std::ranges::count(types_of(backend), list->type) > 0; };
+  if (std::ranges::none_of(agent->backends, registers)) broken("memory of a type that no backend registers");
+  if (list->type == MemoryType::vram && setting("FAKE_NIXL_NO_CUDA") != 0) return kBackendError;
   for (const Descriptor& descriptor : list->descriptors) {
-    if (covered(agent->memory, descriptor)) broken("memory registered twice");
+    for (const Descriptor& known : agent->memory) {
+      if (overlap(known, descriptor)) broken("memory registered twice");
+    }
     agent->memory.push_back(descriptor);
   }
   return kSuccess;
@@ -33,11 +54,13 @@ API(deregister_mem)(Agent agent, RegDlist list, OptArgs) {
       if (prepared->remote.empty() && covered(list->descriptors, descriptor)) broken("memory let go of under a prepared list");
     }
   }
-  std::erase_if(agent->memory, [&](const Descriptor& known) { return known.address == list->descriptors.front().address; });
+  if (std::erase_if(agent->memory, [&](const Descriptor& known) { return same(known, list->descriptors.front()); }) != 1) {
+    broken("memory let go of that is not registered");
+  }
   return kSuccess;
 }
-API(create_xfer_dlist)(MemoryType, XferDlist* out) {
-  *out = new XferDlistObject;
+API(create_xfer_dlist)(MemoryType type, XferDlist* out) {
+  *out = new XferDlistObject{type, {}};
   return kSuccess;
 }
 API(destroy_xfer_dlist)(XferDlist list) {
@@ -45,7 +68,7 @@ API(destroy_xfer_dlist)(XferDlist list) {
   return kSuccess;
 }
 API(xfer_dlist_add_desc)(XferDlist list, uintptr_t address, size_t length, uint64_t device) {
-  list->descriptors.push_back({address, length, device});
+  list->descriptors.push_back({address, length, device, list->type});
   return kSuccess;
 }
 API(xfer_dlist_clear)(XferDlist list) {

@@ -29,6 +29,12 @@ std::string take(const std::string& in, size_t& at, const std::string& tag) {
   return value;
 }
 
+uint64_t number(const std::string& value) {
+  uint64_t number = 0;
+  memcpy(&number, value.data(), sizeof(number));
+  return number;
+}
+
 // What a backend of LIBFABRIC tells of how to reach it.
 std::string endpoint(int port) {
   sockaddr_in address{};
@@ -58,13 +64,15 @@ API(get_local_md)(Agent agent, void** data, size_t* length) {
   put(out, "t", backend);
   put(out, "c", port > 0 ? endpoint(port) : raw(agent));
   put(out, "", "MemSection");
-  put(out, "nixlSecElms", raw<uint64_t>(agent->memory.empty() ? 0 : 1));
-  if (!agent->memory.empty()) {
+  std::map<MemoryType, Descriptors> sections;
+  for (const Descriptor& memory : agent->memory) sections[memory.type].push_back(memory);
+  put(out, "nixlSecElms", raw<uint64_t>(sections.size()));
+  for (const auto& [type, descriptors] : sections) {
     put(out, "bknd", backend);
     put(out, "nixlDList", "nixlSDList");
-    put(out, "t", raw<int>(0));
-    put(out, "n", raw<uint64_t>(agent->memory.size()));
-    for (const Descriptor& memory : agent->memory) put(out, "", raw(memory));
+    put(out, "t", raw(type));
+    put(out, "n", raw<uint64_t>(descriptors.size()));
+    for (const Descriptor& memory : descriptors) put(out, "", raw(memory));
   }
   *data = malloc(out.size());
   *length = out.size();
@@ -81,11 +89,11 @@ API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) {
     drop(agent, remote);
     return kBackendError;
   }
-  for (const char* tag : {"Conns", "t", "c", "", "nixlSecElms"}) take(in, at, tag);
+  for (const char* tag : {"Conns", "t", "c", ""}) take(in, at, tag);
   Descriptors memory;
-  if (at < in.size()) {
-    for (const char* tag : {"bknd", "nixlDList", "t", "n"}) take(in, at, tag);
-    while (at < in.size()) {
+  for (auto sections = number(take(in, at, "nixlSecElms")); sections > 0; --sections) {
+    for (const char* tag : {"bknd", "nixlDList", "t"}) take(in, at, tag);
+    for (auto count = number(take(in, at, "n")); count > 0; --count) {
       Descriptor descriptor;
       memcpy(&descriptor, take(in, at, "").data(), sizeof(descriptor));
       memory.push_back(descriptor);

@@ -22,9 +22,14 @@ void own(Agent agent) {
 
 bool covered(const Descriptors& memory, const Descriptor& wanted) {
   for (const Descriptor& known : memory) {
+    if (wanted.type != known.type || wanted.device != known.device) continue;
     if (wanted.address >= known.address && wanted.address + wanted.length <= known.address + known.length) return true;
   }
   return false;
+}
+
+std::vector<MemoryType> types_of(const std::string& backend) {
+  return backend == "UCX" ? std::vector{MemoryType::dram, MemoryType::vram} : std::vector{MemoryType::dram};
 }
 
 Status deliver(const std::string& to, const std::string& from, const std::string& message) {

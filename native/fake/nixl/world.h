@@ -19,17 +19,23 @@
 
 namespace kv::nixl::capi {
 
+// Memory of a device is ordinary memory here, of which only its type says that it is none.
 struct Descriptor {
   uintptr_t address;
   size_t length;
   uint64_t device;
+  MemoryType type;
 };
 using Descriptors = std::vector<Descriptor>;
 using Inbox = std::map<std::string, std::vector<std::string>>;
 
 struct ParamsObject {};
-struct MemListObject {};
-struct BackendObject {};
+struct MemListObject {
+  std::vector<MemoryType> types;
+};
+struct BackendObject {
+  std::string name;
+};
 struct StringListObject {
   std::vector<std::string> names{"UCX", "LIBFABRIC"};
 };
@@ -38,9 +44,11 @@ struct OptArgsObject {
   bool notifies = false;
 };
 struct XferDlistObject {
+  MemoryType type;
   Descriptors descriptors;
 };
 struct RegDlistObject {
+  MemoryType type;
   Descriptors descriptors;
 };
 struct PreparedDlistObject {
@@ -54,6 +62,7 @@ struct NotifMapObject {
 struct AgentObject {
   std::string name;
   std::thread::id thread = std::this_thread::get_id();
+  std::set<std::string> backends;
   Descriptors memory;
   std::map<std::string, Descriptors> remotes;
   std::set<PreparedDlistObject*> lists;
@@ -81,6 +90,8 @@ extern std::map<std::string, Agent> world;
 // Ends the process in a call from another thread than the agent's.
 void own(Agent agent);
 bool covered(const Descriptors& memory, const Descriptor& wanted);
+// What a backend registers; nothing of LIBFABRIC's has a GPU.
+std::vector<MemoryType> types_of(const std::string& backend);
 
 Status deliver(const std::string& to, const std::string& from, const std::string& message);
 // Copies what the request asks for, and what landed late before it; or fails on demand.

@@ -9,7 +9,7 @@ import {
 } from "@kv/interface";
 import { backendFacts, notifies } from "./backends.js";
 import { fromNative } from "./errors.js";
-import { fileOf } from "./file-memory.js";
+import { foreignOf } from "./foreign-memory.js";
 import { inbox } from "./inbox.js";
 import { nativeOf } from "./memory.js";
 import {
@@ -47,8 +47,8 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
   const calls = tickets((alive) => native?.keepAlive(alive));
   const notifications = inbox(() => calls.hold());
   const listTickets = new WeakMap<PreparedList, number>();
-  /** To let go of the files that are registered. */
-  const files = new Set<() => void>();
+  /** To let go of registered memory that is not the addon's. */
+  const holds = new Set<() => void>();
   let closing: Promise<void> | undefined;
 
   const onEvents = (events: NativeEvent[]) => {
@@ -157,11 +157,18 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
     name,
     backends: backends.map((spec) => spec.name),
     async register(memory): Promise<Registration> {
-      const file = fileOf(memory);
-      if (file !== undefined) {
-        const letGo = file.hold();
-        files.add(letGo);
-        const made = make((agent, id) => agent.registerFile(id, memory.deviceId, memory.lengthBytes));
+      const foreign = foreignOf(memory);
+      if (foreign !== undefined) {
+        const hold = foreign.hold();
+        holds.add(hold);
+        const letGo = () => {
+          holds.delete(hold);
+          hold();
+        };
+        const { memoryType, address, lengthBytes, deviceId } = memory;
+        const made = make((agent, id) =>
+          agent.registerForeign(id, memoryType, address, lengthBytes, deviceId, foreign.check),
+        );
         const { ticket } = await made.catch((error: unknown) => {
           letGo();
           throw error;
@@ -212,7 +219,7 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
         .finally(() => {
           calls.abandon(new KvError("KV_AGENT_CLOSED", `the agent ${name} is closed`));
           notifications.close();
-          for (const letGo of files) letGo();
+          for (const hold of holds) hold();
           thread.detach();
           onClose();
         });

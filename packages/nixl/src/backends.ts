@@ -12,6 +12,8 @@ export interface BackendFacts {
   readonly notifies: boolean;
   /** It moves bytes between memory and files. */
   readonly files: boolean;
+  /** It reaches memory of devices (VRAM), where there is one and its runtime. */
+  readonly devices: boolean;
   /** Variables that look as if they mattered to it, and do not. */
   readonly ignores: readonly string[];
 }
@@ -23,6 +25,7 @@ const BACKENDS: Readonly<Record<string, BackendFacts>> = {
     probeWrites: false,
     notifies: true,
     files: false,
+    devices: true,
     ignores: ["FI_PROVIDER", "FI_PROVIDER_PATH", "FI_EFA_USE_DEVICE_RDMA"],
   },
   // Measured with NIXL 1.5.0, libfabric 2.4 and its tcp provider: a post or a notification to a peer that was killed does
@@ -33,6 +36,7 @@ const BACKENDS: Readonly<Record<string, BackendFacts>> = {
     probeWrites: true,
     notifies: true,
     files: false,
+    devices: true,
     ignores: ["UCX_TLS", "UCX_NET_DEVICES"],
   },
   POSIX: {
@@ -41,6 +45,7 @@ const BACKENDS: Readonly<Record<string, BackendFacts>> = {
     probeWrites: false,
     notifies: false,
     files: true,
+    devices: false,
     ignores: [],
   },
 };
@@ -51,6 +56,7 @@ const UNKNOWN: BackendFacts = {
   probeWrites: false,
   notifies: true,
   files: false,
+  devices: false,
   ignores: [],
 };
 
@@ -66,6 +72,3 @@ export function reportsPeerDeath(backends: readonly BackendSpec[]): boolean {
 
 export const notifies = (backends: readonly BackendSpec[]): boolean =>
   backends.some((spec) => backendFacts(spec.name).notifies);
-
-export const movesFiles = (backends: readonly BackendSpec[]): boolean =>
-  backends.some((spec) => backendFacts(spec.name).files);

@@ -1,20 +1,11 @@
 import { open } from "node:fs/promises";
 import { KvError, type Memory } from "@kv/interface";
+import { foreignMemory } from "./foreign-memory.js";
 
 export interface FileMemoryOptions {
   /** Bytes of the file that transfers may touch, from its beginning. A shorter file is made as long. */
   readonly lengthBytes: number;
 }
-
-interface OpenFile {
-  /** Somebody has registered it; the answered function says that it is over. */
-  hold(): () => void;
-}
-
-const files = new WeakMap<Memory, OpenFile>();
-
-/** What was opened here; undefined for memory of another kind. */
-export const fileOf = (memory: Memory): OpenFile | undefined => files.get(memory);
 
 /**
  * Opens a file, or makes one, as memory that an agent with a storage backend (`POSIX`) can register. Between it and DRAM bytes
@@ -39,41 +30,13 @@ export async function openFileMemory(path: string, { lengthBytes }: FileMemoryOp
     await handle.close();
     failed(`made ${lengthBytes} bytes long`)(error);
   }
-  let holders = 0;
-  let closed = false;
-  const unsupported = async (): Promise<never> => {
-    throw new KvError("KV_TRANSPORT_UNSUPPORTED", `${path} is a file, whose bytes only transfers move`);
-  };
-  const memory: Memory = Object.freeze({
+  return foreignMemory({
+    memoryType: "FILE",
     address: 0,
     lengthBytes,
-    memoryType: "FILE",
     deviceId: handle.fd,
-    bytes: new Uint8Array(0),
-    gather: unsupported,
-    scatter: unsupported,
-    close() {
-      if (closed) return;
-      if (holders > 0) {
-        throw new KvError("KV_MEMORY_IN_USE", `${holders} registrations name ${path}`, {
-          hint: "close them before the memory",
-        });
-      }
-      closed = true;
-      void handle.close();
-    },
+    subject: `the file ${path}`,
+    check: false,
+    onClose: () => void handle.close(),
   });
-  files.set(memory, {
-    hold() {
-      if (closed) throw new KvError("KV_MEMORY_INVALID", `${path} is closed`);
-      holders++;
-      let over = false;
-      return () => {
-        if (over) return;
-        over = true;
-        holders--;
-      };
-    },
-  });
-  return memory;
 }

@@ -1,5 +1,6 @@
 export { type BackendChoice, chooseBackends } from "./backend-choice.js";
 export { type BenchReport, type BenchRow, benchReportSchema } from "./bench/report.js";
+export { type DeviceMemoryOptions, deviceMemory } from "./device-memory.js";
 export {
   type CheckReport,
   checkSchemaOf,

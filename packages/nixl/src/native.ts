@@ -58,7 +58,15 @@ export type NativeOutcome = [
 
 export interface NativeAgent {
   register(ticket: number, memory: NativeMemory): void;
-  registerFile(ticket: number, fileDescriptor: number, lengthBytes: number): void;
+  /** A file from its beginning on, or memory of a device. With `check`, CUDA's driver is asked about it. */
+  registerForeign(
+    ticket: number,
+    memoryType: string,
+    address: number,
+    lengthBytes: number,
+    deviceId: number,
+    check: boolean,
+  ): void;
   deregister(ticket: number, registration: number): void;
   localMetadata(ticket: number): void;
   addRemote(ticket: number, metadata: Uint8Array): void;

@@ -11,10 +11,11 @@ import {
 import { loadAddon } from "./addon.js";
 import { createNixlAgent } from "./agent.js";
 import { checkBackends, chooseBackends, resolveBackends } from "./backend-choice.js";
-import { movesFiles, notifies, reportsPeerDeath } from "./backends.js";
+import { notifies, reportsPeerDeath } from "./backends.js";
 import { fabricDevices, isEfaOnly } from "./fabric-devices.js";
 import { findLibrary } from "./library.js";
 import { allocateMemory } from "./memory.js";
+import { memoryTypesOf } from "./memory-types.js";
 import { type MetadataChecker, metadataChecker } from "./metadata/checker.js";
 import type { NativeAddon } from "./native.js";
 import { type Preload, preloadFor } from "./preload.js";
@@ -56,7 +57,7 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
     write: true,
     notifications: notifies(chosen),
     crossProcess: true,
-    memoryTypes: Object.freeze(movesFiles(chosen) ? (["DRAM", "FILE"] as const) : (["DRAM"] as const)),
+    memoryTypes: memoryTypesOf(chosen),
     reportsPeerDeath: reportsPeerDeath(chosen),
   });
 
@@ -176,6 +177,11 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
         throw new KvError(
           "KV_TRANSPORT_UNSUPPORTED",
           `cannot allocate ${memoryType} on device ${deviceId}: DRAM on device 0 only`,
+          memoryType === "VRAM"
+            ? {
+                hint: "allocate it with the device's own runtime, and register deviceMemory({ address, lengthBytes, deviceId })",
+              }
+            : {},
         );
       }
       return allocateMemory(open(), lengthBytes);

@@ -40,7 +40,7 @@ describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
 
   test("capabilities say so", () => {
     expect(transport.capabilities).toMatchObject({ memoryTypes: ["DRAM", "FILE"], notifications: false });
-    expect(nixlTransport({ backends: ["UCX"] }).capabilities.memoryTypes).toEqual(["DRAM"]);
+    expect(nixlTransport({ backends: ["UCX"] }).capabilities.memoryTypes).not.toContain("FILE");
   });
 
   test("blocks go into a file and come back, by WRITE and READ as with a peer", async () => {

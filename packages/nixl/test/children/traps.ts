@@ -1,6 +1,6 @@
 // What takes a process down when it is done to NIXL directly, done to the addon: each must end in a KvError, or do no harm.
 import { KvError, type KvErrorCode } from "@kv/interface";
-import { nixlTransport } from "@kv/nixl";
+import { deviceMemory, nixlTransport } from "@kv/nixl";
 
 const transport = nixlTransport();
 const LENGTH = 1 << 20;
@@ -141,6 +141,22 @@ const TRAPS: Readonly<Record<string, () => Promise<void>>> = {
     await refused(() => target.gather(Float64Array.of(0, 1)), "KV_MEMORY_INVALID");
     // Empty, or zeros where Node cannot detach the buffer.
     if ((target.bytes[0] ?? 0) !== 0) throw new Error("the view outlived the memory");
+  },
+  async "memory of a device that is none, and lists of it that describe other memory"() {
+    const { reader, owner, target, source, table, works } = await pair();
+    const ofDevice = ({ address }: { address: number }) => ({
+      ...table(address),
+      memoryType: "VRAM" as const,
+    });
+    await refused(() => reader.prepareLocal(ofDevice(target)), "KV_MEMORY_NOT_REGISTERED");
+    await refused(() => reader.prepareRemote(owner.name, ofDevice(source)), "KV_LIST_INVALID");
+    for (const address of [target.address, 2 ** 46]) {
+      const memory = deviceMemory({ address, lengthBytes: LENGTH, deviceId: 0 });
+      await refused(() => reader.register(memory), "KV_MEMORY_INVALID");
+      await refused(() => reader.register({ ...memory }), "KV_MEMORY_INVALID");
+      memory.close();
+    }
+    await works();
   },
   async "copies beyond the memory, or of the wrong length"() {
     const { target, works } = await pair();

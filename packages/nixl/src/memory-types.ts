@@ -1,0 +1,24 @@
+import { readdirSync } from "node:fs";
+import type { BackendSpec, MemoryType } from "@kv/interface";
+import { backendFacts } from "./backends.js";
+
+/** Names of the NVIDIA GPUs that this process may use. */
+export function gpusHere(): readonly string[] {
+  try {
+    return readdirSync("/dev").filter((name) => /^nvidia\d+$/.test(name));
+  } catch {
+    return [];
+  }
+}
+
+/** What agents with these backends can register on this machine. Memory of devices only where there is one. */
+export function memoryTypesOf(
+  backends: readonly BackendSpec[],
+  gpus: () => readonly string[] = gpusHere,
+): readonly MemoryType[] {
+  const facts = backends.map(({ name }) => backendFacts(name));
+  const types: MemoryType[] = ["DRAM"];
+  if (facts.some(({ devices }) => devices) && gpus().length > 0) types.push("VRAM");
+  if (facts.some(({ files }) => files)) types.push("FILE");
+  return Object.freeze(types);
+}
