@@ -1,6 +1,8 @@
 #include "foreign_memories.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
 #include "cuda_driver.h"
 #include "failure.h"

@@ -5,8 +5,9 @@
  */
 
 /**
- * Kinds of memory, by NIXL's names without the suffix `_SEG`. A `FILE` is reached by the agent that has registered it alone: its lists are
- * remote ones of that agent's own name, their rows places in the file, their device its file descriptor.
+ * Kinds of memory, by NIXL's names without the suffix `_SEG`. `VRAM` is a device's, which its ordinal in the owner's process names. A `FILE` is
+ * reached by the agent that has registered it alone: its lists are remote ones of that agent's own name, their rows places in the file, their
+ * device its file descriptor.
  */
 export type MemoryType = "DRAM" | "VRAM" | "FILE";
 

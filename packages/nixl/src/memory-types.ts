@@ -1,15 +1,6 @@
-import { readdirSync } from "node:fs";
 import type { BackendSpec, MemoryType } from "@kv/interface";
 import { backendFacts } from "./backends.js";
-
-/** Names of the NVIDIA GPUs that this process may use. */
-export function gpusHere(): readonly string[] {
-  try {
-    return readdirSync("/dev").filter((name) => /^nvidia\d+$/.test(name));
-  } catch {
-    return [];
-  }
-}
+import { gpusHere } from "./gpus.js";
 
 /** What agents with these backends can register on this machine. Memory of devices only where there is one. */
 export function memoryTypesOf(

@@ -1,3 +1,6 @@
+import { setImmediate as turn } from "node:timers/promises";
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
 import type { Agent, Memory, MemoryType } from "@kv/interface";
 import { deviceMemory, nixlTransport } from "@kv/nixl";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
@@ -182,6 +185,22 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "stand-in fou
     await list.close();
     await again.close();
     expect(reader.telemetry().registrations).toBe(0);
+  });
+
+  test("the garbage collector takes nothing that is registered", async () => {
+    setFlagsFromString("--expose-gc");
+    const collect = runInNewContext("gc") as () => void;
+    // Nobody but the agent knows of the handles and the registrations any more.
+    const lists = await pair("VRAM", "VRAM").then(({ local, remote }) => ({ local, remote }));
+    for (let round = 0; round < 4; round++) {
+      collect();
+      await turn();
+    }
+    if (reader === undefined || owner === undefined) throw new Error("no agents");
+    expect([reader.telemetry().registrations, owner.telemetry().registrations]).toEqual([1, 1]);
+    backing[1]?.bytes.fill(6);
+    await reader.transfer({ operation: "READ", ...lists, localIds: ids, remoteIds: ids }).done;
+    expect(backing[0]?.bytes.every((byte) => byte === 6)).toBe(true);
   });
 
   test("the agent's close lets go of it", async () => {

@@ -24,7 +24,9 @@ describe.skipIf(nixlMissing)(`device memory that is none (${nixlMissing ?? "foun
     return JSON.parse(end.stdout.split("\n").at(-1) ?? "") as Outcome[];
   }
 
-  test("UCX: refused by the driver's word, or without it by NIXL's, which is passed on", async () => {
+  test("UCX: refused by the driver's word, or without it by NIXL's, which is passed on", {
+    timeout: 240_000,
+  }, async () => {
     const all = await outcomes("UCX");
     expect(all.map(({ code }) => code)).toEqual(Array(4).fill("KV_MEMORY_INVALID"));
     for (const { check, message, hint } of all) {
@@ -38,11 +40,15 @@ describe.skipIf(nixlMissing)(`device memory that is none (${nixlMissing ?? "foun
     }
   });
 
-  test.skipIf(!posix)("POSIX, which has none: what it has, and what helps", async () => {
-    for (const { code, message, hint } of await outcomes("POSIX")) {
-      expect(code).toBe("KV_MEMORY_INVALID");
-      expect(message).toMatch(/no backend of this agent registers VRAM.*\(POSIX: FILE, DRAM\)/);
-      expect(hint).toContain("staged through host memory");
-    }
-  });
+  test.skipIf(!posix)(
+    "POSIX, which has none: what it has, and what helps",
+    { timeout: 240_000 },
+    async () => {
+      for (const { code, message, hint } of await outcomes("POSIX")) {
+        expect(code).toBe("KV_MEMORY_INVALID");
+        expect(message).toMatch(/no backend of this agent registers VRAM.*\(POSIX: FILE, DRAM\)/);
+        expect(hint).toContain("staged through host memory");
+      }
+    },
+  );
 });

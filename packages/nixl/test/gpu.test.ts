@@ -12,7 +12,7 @@ const missing =
   nixlMissing ?? cudaMemoryMissing ?? (gpus.length > 0 ? undefined : "no GPU here: there is no /dev/nvidia0");
 
 /** Real NIXL over UCX, the real driver. The same moves run against stand-ins in cuda-driver.test.ts. */
-describe.skipIf(missing)(`memory of a GPU (${missing ?? gpus.join(", ")})`, () => {
+describe.skipIf(missing)(`memory of a GPU (${missing ?? gpus.join(", ")})`, { timeout: 240_000 }, () => {
   const transport = nixlTransport({ backends: ["UCX"] });
   let cuda: CudaMemory;
   let devices = 0;
@@ -54,6 +54,7 @@ describe.skipIf(missing)(`memory of a GPU (${missing ?? gpus.join(", ")})`, () =
 
 test.skipIf(nixlMissing)(
   `the Python process of the tests on a GPU, with host memory (${nixlMissing ?? "NIXL found"})`,
+  { timeout: 240_000 },
   async () => {
     await movesWithPython("host");
   },

@@ -3,6 +3,7 @@ import { DEFAULT_BACKEND } from "../backends.js";
 import { runInChild } from "../child/child-process.js";
 import type { Environment } from "../library.js";
 import { describePlugins, pluginFolder } from "../plugins.js";
+import { gpuMemoryChecks } from "./gpu-memory.js";
 import { type Host, realHost } from "./host.js";
 import { backendCheck, libraryCheck, runtimeChecks } from "./library-checks.js";
 import { machineChecks, rdmaDevices } from "./machine.js";
@@ -42,6 +43,7 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
   const plugins: Check[] = [];
   const missing: Check[] = [];
   const ready: Check[] = [];
+  const devices: Check[] = [];
   const pairs: Check[] = [];
   if (located !== undefined) {
     const described = await describePlugins({ libraryPath: located.path, environment });
@@ -55,6 +57,9 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
     const names = described.map(({ name }) => name);
     for (const name of backends.filter((backend) => !names.includes(backend))) {
       missing.push(noPlugin(name, pluginFolder(located.path, environment), names));
+    }
+    if (backends.includes(DEFAULT_BACKEND)) {
+      devices.push(...(await gpuMemoryChecks({ host, environment, libraryPath: located.path })));
     }
   }
   const usable = (name: string) =>
@@ -83,6 +88,7 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
     ...runtime,
     library,
     ...ready,
+    ...devices,
     ...missing,
     ...plugins,
     ...machineChecks(host, backends),

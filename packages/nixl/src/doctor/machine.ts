@@ -1,3 +1,4 @@
+import { nvidiaGpus } from "../gpus.js";
 import type { Host } from "./host.js";
 import type { Check } from "./report.js";
 
@@ -168,7 +169,7 @@ function rdma(host: Host, devices: readonly RdmaDevice[], backends: readonly str
 }
 
 function gpu(host: Host): Check {
-  const cards = host.names("/dev").filter((name) => /^nvidia\d+$/.test(name));
+  const cards = nvidiaGpus(host.names);
   const neuron = host.names("/dev").filter((name) => /^neuron\d+$/.test(name));
   const found = [
     cards.length > 0 ? `${cards.length} NVIDIA` : "",

@@ -1,0 +1,31 @@
+import type { Memory, Transport } from "@kv/interface";
+import { deviceMemory } from "@kv/nixl";
+
+/**
+ * NIXL whose `allocate` gives memory of a device, for an engine that keeps its cache there. The device's is ordinary memory to the stand-in for
+ * NIXL: `data` is what the engine's model sees of it, and what the connector cannot.
+ */
+export function onDevices(transport: Transport, deviceId: number): Transport {
+  const handles = new WeakMap<Memory, Memory>();
+  return {
+    ...transport,
+    allocate(lengthBytes) {
+      const backing = transport.allocate(lengthBytes);
+      const handle = deviceMemory({ address: backing.address, lengthBytes, deviceId, check: "none" });
+      const memory = {
+        ...handle,
+        data: backing.bytes,
+        close() {
+          handle.close();
+          backing.close();
+        },
+      };
+      handles.set(memory, handle);
+      return memory;
+    },
+    async createAgent(options) {
+      const agent = await transport.createAgent(options);
+      return { ...agent, register: (memory) => agent.register(handles.get(memory) ?? memory) };
+    },
+  };
+}
