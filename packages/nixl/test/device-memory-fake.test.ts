@@ -169,8 +169,13 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "stand-in fou
     const again = await reader.register(
       deviceMemory({ address: mine.address, lengthBytes: LENGTH, deviceId: DEVICE, check: "none" }),
     );
-    expect(reader.telemetry().registrations).toBe(2);
+    const third = await reader.register(mine);
+    expect(reader.telemetry().registrations).toBe(3);
+    await third.close();
+    await third.close();
+    expect(() => mine.close()).toThrow(expect.objectContaining({ code: "KV_MEMORY_IN_USE" }));
     await registration.close();
+    mine.close();
     const list = await reader.prepareLocal(table("VRAM", mine.address, DEVICE));
     await expect(again.close()).rejects.toMatchObject({ code: "KV_MEMORY_IN_USE" });
     const part = (deviceId: number) =>

@@ -89,6 +89,12 @@ describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
     await expect(
       agent.prepareLocal({ memoryType: "FILE", rows: rows(0, file.deviceId) }),
     ).rejects.toMatchObject({ code: "KV_LIST_INVALID" });
+    // A device of the number that is the file's descriptor.
+    const device = {
+      memoryType: "VRAM",
+      rows: Float64Array.of(BLOCK, BLOCK, file.deviceId, BLOCK, 1),
+    } as const;
+    await expect(agent.prepareLocal(device)).rejects.toMatchObject({ code: "KV_MEMORY_NOT_REGISTERED" });
     await registration.close();
     file.close();
     await expect(agent.register(file)).rejects.toMatchObject({ code: "KV_MEMORY_INVALID" });
