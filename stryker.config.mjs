@@ -5,11 +5,14 @@ const MUTATED = [
   "packages/plan/src/kinds/*.ts",
 ];
 
+const ownTests = (process.env["KV_MUTATE_TESTS"] ?? "") !== "";
+
 export default {
   mutate: [...MUTATED, "!**/*.test.ts", "!**/index.ts"],
   testRunner: "vitest",
   plugins: ["@stryker-mutator/vitest-runner"],
-  vitest: { configFile: "vitest.mutate.config.ts", related: true },
+  // A file's own tests are related to it, also where they ask through the index, which is not seen.
+  vitest: { configFile: "vitest.mutate.config.ts", related: !ownTests },
   coverageAnalysis: "perTest",
   // What an error says is not what it decides.
   mutator: { excludedMutations: ["StringLiteral", "ObjectLiteral"] },
@@ -22,7 +25,7 @@ export default {
   // What only runs when a module is loaded (constants) takes the whole suite for each mutant, and is seen by every test or by none.
   ignoreStatic: true,
   // Of what a busy machine is slow at, nothing is to be taken for an endless loop; a file's own tests take a second.
-  timeoutMS: (process.env["KV_MUTATE_TESTS"] ?? "") === "" ? 90_000 : 20_000,
+  timeoutMS: ownTests ? 20_000 : 90_000,
   timeoutFactor: 2,
   ignorePatterns: ["native", "apps", "docs", "packages/*/dist", "build", ".turbo"],
   disableTypeChecks: false,

@@ -1,4 +1,4 @@
-import type { EngineTransferPlan } from "./engine-plan-types.js";
+import type { EngineTransferPlan, GroupPlan } from "./engine-plan-types.js";
 import type { PairedBlocks } from "./pair-blocks.js";
 import type { ReceivePassGroup } from "./request-plan-types.js";
 
@@ -12,10 +12,9 @@ export function receivePassOf(
   pairs: PairedBlocks,
 ): ReceivePassGroup | undefined {
   const { validTokens } = pairs;
-  const groupPlan = plan.groupPlans[group];
   // A state or a scratch block has no tokens to order or to zero.
-  if (groupPlan === undefined || validTokens === undefined) return undefined;
-  const { localPerLogical: perLogical, localParts, partTokens } = groupPlan;
+  if (validTokens === undefined) return undefined;
+  const { localPerLogical: perLogical, localParts, partTokens } = plan.groupPlans[group] as GroupPlan;
   const kernelTokens = partTokens * localParts;
   const kernelBlock = (index: number) =>
     (localIds[Math.floor(index / perLogical)] ?? 0) * perLogical + (index % perLogical);
@@ -33,7 +32,7 @@ export function receivePassOf(
     const whole = Math.floor(validTokens / kernelTokens);
     const fromToken = validTokens % kernelTokens;
     if (fromToken > 0) partialBlock = { blockId: kernelBlock(whole), fromToken };
-    const firstZero = whole + (fromToken > 0 ? 1 : 0);
+    const firstZero = Math.ceil(validTokens / kernelTokens);
     if (untouched + kernelBlocks > firstZero) {
       const zero = (index: number) => (index < untouched ? index : firstZero + index - untouched);
       zeroBlockIds = Int32Array.from({ length: untouched + kernelBlocks - firstZero }, (_, index) =>

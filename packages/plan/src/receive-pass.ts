@@ -12,10 +12,18 @@ interface BlockShape {
   readonly tokenMajor: boolean;
 }
 
+/** A region of the plan as a group uses it, whose kernel blocks hold so many tokens. */
+interface PassPlace {
+  readonly plan: EngineTransferPlan;
+  readonly index: number;
+  readonly region: RegionGeometry;
+  readonly tokens: number;
+}
+
 /**
  * Puts the received blocks right, in place. `regionBytes[i]` is a view of local region i from its base address on, its padding
- * included. Call it once, after every read of the request has landed. Errors: `KV_PLAN_INVALID` when a view is too short or a block
- * does not divide into its heads and tokens.
+ * included. Call it once, after every read of the request has landed. Errors: `KV_PLAN_INVALID` when a view is too short, a block
+ * does not divide into its heads and tokens, or the pass is of another plan.
  */
 export function applyReceivePass(
   plan: EngineTransferPlan,
@@ -23,25 +31,25 @@ export function applyReceivePass(
   regionBytes: readonly Uint8Array[],
 ): void {
   for (const group of pass.groups) {
-    for (const index of plan.regionsOfGroup[group.group] ?? []) {
+    const regions = plan.regionsOfGroup[group.group];
+    const groupPlan = plan.groupPlans[group.group];
+    if (regions === undefined || groupPlan === undefined)
+      throw new KvError("KV_PLAN_INVALID", `group ${group.group} of the receive pass is not in the plan`);
+    const tokens = groupPlan.partTokens * groupPlan.localParts;
+    for (const index of regions) {
       const region = plan.local.regions[index];
       const bytes = regionBytes[index];
       if (region === undefined || bytes === undefined) {
         throw new KvError("KV_PLAN_INVALID", `region ${index} of the plan: no view of its bytes was given`);
       }
       requireLength(region, bytes);
-      applyToRegion(plan, group, index, region, bytes);
+      applyToRegion({ plan, index, region, tokens }, group, bytes);
     }
   }
 }
 
-function applyToRegion(
-  plan: EngineTransferPlan,
-  group: ReceivePassGroup,
-  index: number,
-  region: RegionGeometry,
-  bytes: Uint8Array,
-): void {
+function applyToRegion(place: PassPlace, group: ReceivePassGroup, bytes: Uint8Array): void {
+  const { plan, region } = place;
   const block = (id: number) => {
     const start = id * region.blockStrideBytes;
     return bytes.subarray(start, start + region.blockLengthBytes);
@@ -51,15 +59,11 @@ function applyToRegion(
     // Each page of a row is a block of its own layer.
     for (const { offsetBytes, lengthBytes } of Object.values(packedMembers)) {
       const page = (id: number) => block(id).subarray(offsetBytes, offsetBytes + lengthBytes);
-      zeroUncovered(
-        group,
-        page,
-        blockShape(plan, group.group, index, { ...region, blockLengthBytes: lengthBytes }),
-      );
+      zeroUncovered(group, page, blockShape(place, lengthBytes));
     }
     return;
   }
-  const shape = blockShape(plan, group.group, index, region);
+  const shape = blockShape(place, region.blockLengthBytes);
   const landed = group.permuteBlockIds.length > 0 ? new Uint8Array(region.blockLengthBytes) : bytes;
   if (shape !== undefined)
     for (const id of group.permuteBlockIds) permuteBlock(block(id), landed, shape, plan.blockSizeRatio);
@@ -113,30 +117,21 @@ function zeroTokens(
 }
 
 /** Undefined for blocks whose cells stand for several tokens each (compressed latents): what is in them is the engine's to mask. */
-function blockShape(
-  plan: EngineTransferPlan,
-  group: number,
-  index: number,
-  region: RegionGeometry,
-): BlockShape | undefined {
-  const groupPlan = plan.groupPlans[group];
+function blockShape({ plan, index, region, tokens }: PassPlace, lengthBytes: number): BlockShape | undefined {
   const heads = plan.headsOfRegion[index] ?? plan.localHeads;
-  const tokens =
-    groupPlan === undefined ? plan.local.kernelBlockSize : groupPlan.partTokens * groupPlan.localParts;
   const cells = heads * tokens;
-  if (heads === 1 && plan.blockSizeRatio === 1 && region.blockLengthBytes % cells !== 0) return undefined;
-  if (region.blockLengthBytes % cells !== 0) {
+  if (heads === 1 && plan.blockSizeRatio === 1 && lengthBytes % cells !== 0) return undefined;
+  if (lengthBytes % cells !== 0) {
     throw new KvError(
       "KV_PLAN_INVALID",
-      `region "${region.name}": a block of ${region.blockLengthBytes} bytes does not divide into ${heads} heads of ` +
-        `${tokens} tokens`,
+      `region "${region.name}": a block of ${lengthBytes} bytes does not divide into ${heads} heads of ${tokens} tokens`,
     );
   }
   return {
     heads,
     tokens,
-    cellBytes: region.blockLengthBytes / cells,
-    tokenMajor: heads === 1 || orderOfLayout(plan.local.layout) === "token-major",
+    cellBytes: lengthBytes / cells,
+    tokenMajor: orderOfLayout(plan.local.layout) === "token-major",
   };
 }
 

@@ -80,7 +80,7 @@ export function attentionShape({ local, remote }: PairContext, pair: RegionPair)
     local: one,
     remote: other,
     sharedHeads,
-    localHead: ({ tpRank }) => headSlot(mapping, tpRank, heads, remote) * sharedHeads,
+    localHead: ({ tpRank }) => headSlot(mapping, tpRank, heads ?? 1, remote) * sharedHeads,
     remoteHead: mapping.rankOffsetFactor * one.heads,
   };
 }
@@ -112,15 +112,11 @@ export function piecesOf(
   return [...attention, ...state];
 }
 
-/** The local share that a remote rank fills: the one of its head, whichever of the head's copies it is. */
-function headSlot(
-  mapping: TpMapping,
-  tpRank: number,
-  heads: number | undefined,
-  remote: RankGeometry,
-): number {
-  // Every source fills whole blocks of what is the same on all ranks; under DCP, others of them.
-  if (heads === undefined) return 0;
+/**
+ * The local share that a remote rank fills: the one of its head, whichever of the head's copies it is. Of the one head that is the same on
+ * all ranks that is the only one: every source fills whole blocks, under DCP others of them.
+ */
+function headSlot(mapping: TpMapping, tpRank: number, heads: number, remote: RankGeometry): number {
   const headOf = (rank: number) => Math.floor((rank * heads) / remote.tpSize);
   const slot = mapping.attentionRanks.findIndex((rank) => headOf(rank) === headOf(tpRank));
   return Math.max(0, slot);
