@@ -66,7 +66,9 @@ export function groupPlans({
         remoteParts: mine.remoteParts,
         localPerLogical: isState ? 1 : local.physicalBlocksPerLogical,
         remotePerLogical: isState ? 1 : remote.physicalBlocksPerLogical,
-        segments: Object.freeze([...pieces.keys()].filter((index) => pieces[index]?.groups.includes(group))),
+        segments: Object.freeze(
+          [...pieces.keys()].filter((index) => (pieces[index] as RegionPiece).groups.includes(group)),
+        ),
       });
     }),
   );

@@ -23,10 +23,10 @@ export function segmentPlans(
   const lists = listsOf(pieces);
   return Object.freeze(
     pieces.map(({ pair, piece }): SegmentPlan => {
-      const stage = stages.find(({ localRegions }) => localRegions.includes(pair.index));
+      const stage = stages.find(({ localRegions }) => localRegions.includes(pair.index)) as AlignedRank;
       return Object.freeze({
         region: pair.index,
-        remoteRegion: stage?.remoteRegions[stage.localRegions.indexOf(pair.index)] ?? pair.index,
+        remoteRegion: stage.remoteRegions[stage.localRegions.indexOf(pair.index)] as number,
         piece: piece.name,
         unit: piece.unit,
         localParts: piece.localParts,
@@ -76,7 +76,7 @@ export function sourcePlans(options: SourcesOptions): {
   const plans: SourcePlan[] = [];
   for (const { ranks, aligned } of stages) {
     const here = [...pieces.keys()].filter((index) =>
-      aligned.localRegions.includes(pieces[index]?.pair.index ?? -1),
+      aligned.localRegions.includes((pieces[index] as RegionPiece).pair.index),
     );
     for (const tpRank of sourceRanks(options)) {
       const remote = ranks.get(tpRank);
@@ -170,7 +170,7 @@ function sourcePlan(options: SourceOptions): SourcePlan {
     });
   });
   const [first] = lists as [TransferList];
-  const groups = new Set(moved.flatMap((index) => pieces[index]?.groups ?? []));
+  const groups = new Set(moved.flatMap((index) => (pieces[index] as RegionPiece).groups));
   return Object.freeze({
     remoteRank: remote.tpRank,
     remotePpRank: remote.ppRank ?? 0,
@@ -201,7 +201,7 @@ function indexAll(
   return Object.freeze(
     pieces.map((one, index) => {
       if (!present.has(index)) return NOWHERE;
-      const list = segments[index]?.list ?? 0;
+      const { list } = segments[index] as SegmentPlan;
       const { unit, lengthBytes } = one.piece;
       const place = one.piece[parts === "localParts" ? "local" : "remote"]({
         tpRank: rank.tpRank,
