@@ -59,9 +59,9 @@ function byName(
   const regions: RegionGeometry[] = [];
   for (const [index, region] of local.regions.entries()) {
     const member = packed[region.name];
-    const holder = member === undefined ? holders.get(region.name) : (holders.get(region.name) ?? row);
-    const found = holder === undefined ? undefined : remote.regions[holder];
-    if (holder === undefined || found === undefined) continue;
+    const holder = holders.get(region.name) ?? (member === undefined ? -1 : row);
+    const found = remote.regions[holder];
+    if (found === undefined) continue;
     localRegions.push(index);
     remoteRegions.push(holder);
     regions.push(member === undefined ? { ...found, name: region.name } : pageOf(found, region, member));
@@ -98,6 +98,7 @@ function pageOf(row: RegionGeometry, local: RegionGeometry, member: PackedMember
   };
 }
 
+/** By name, which is what differs. */
 function sorted(members: Readonly<Record<string, PackedMember>>) {
-  return Object.entries(members).sort(([one], [other]) => (one < other ? -1 : 1));
+  return Object.entries(members).sort();
 }

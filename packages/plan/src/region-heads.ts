@@ -16,7 +16,7 @@ export function groupsOfRegion(
 ): readonly number[] {
   const all = [...model.groups.keys()];
   if (region.groupIds !== undefined) return region.groupIds;
-  const mapped = rank.regions.some(({ groupId }) => groupId !== rank.regions[0]?.groupId);
+  const mapped = rank.regions.some(({ groupId }) => groupId !== region.groupId);
   return all.filter((group) => !mapped || region.groupId === group || region.groupId === SHARED_REGION);
 }
 
@@ -33,7 +33,7 @@ export function headsInRegion(
   );
   const sharded = groups.find((group) => cacheKind(model.groups[group] ?? "").sharding === "heads");
   if (region.replicated === undefined && groups.length > 0 && sharded === undefined) return undefined;
-  return (sharded === undefined ? undefined : model.groupKvHeads?.[sharded]) ?? model.numKvHeads;
+  return model.groupKvHeads?.[sharded ?? -1] ?? model.numKvHeads;
 }
 
 /** KV heads in a rank's block of so many of the model's; 1 for what is the same on every rank. */
