@@ -1,12 +1,12 @@
 import { applyDcpPrefixCaching } from "./block-ids.js";
 import { addBlockRuns } from "./block-runs.js";
-import type { EngineTransferPlan } from "./engine-plan-types.js";
+import type { EngineTransferPlan, GroupPlan } from "./engine-plan-types.js";
 import { mismatch, partsPerLogical } from "./pair-blocks.js";
 import { outOfRange } from "./request-checks.js";
 import type { ReceivePassGroup, RequestBlocks } from "./request-plan-types.js";
 import { type Batch, batchOfRuns } from "./request-read.js";
 import type { RequestShape } from "./request-shape.js";
-import { noRuns, orderForRuns, overlap, type Runs } from "./run-order.js";
+import { noRuns, orderForRuns, type Runs } from "./run-order.js";
 
 /**
  * Blocks of one sequence are dealt out in turn to the ranks of a DCP group, so each source has others of the wanted blocks: by source, the
@@ -21,11 +21,13 @@ export function pairDcp(
   const [localDcpSize, remoteDcpSize] = [plan.local.dcpSize ?? 1, plan.remote.dcpSize ?? 1];
   const localDcpRank = plan.local.tpRank % localDcpSize;
   const bySource = plan.sources.map(() => new Array<Runs | undefined>(shape.batchCount).fill(undefined));
+  const given = Array.from({ length: shape.batchCount }, () => new Set<number>());
   for (const [group, localIds] of blocks.localBlockIds.entries()) {
-    const groupPlan = plan.groupPlans[group];
-    const batch = shape.groups[group]?.batch;
-    if (localIds.length === 0 || groupPlan === undefined || batch === undefined) continue;
-    const remoteIds = blocks.remoteBlockIds[group] ?? [];
+    if (localIds.length === 0) continue;
+    const groupPlan = plan.groupPlans[group] as GroupPlan;
+    const { batch } = shape.groups[group] as { batch: number };
+    requireNew(localIds, given[batch] as Set<number>);
+    const remoteIds = blocks.remoteBlockIds[group] as readonly number[];
     const computed = blocks.localComputedBlocks?.[group] ?? 0;
     const sequenceBlocks =
       blocks.numTokens === undefined ? undefined : Math.ceil(blocks.numTokens / groupPlan.localBlockTokens);
@@ -46,8 +48,9 @@ export function pairDcp(
       for (const id of matched.localIds) covered.add(id);
       const count = matched.localIds.length * per.local;
       if (count === 0) continue;
-      const into = bySource[index]?.[batch] ?? noRuns();
-      (bySource[index] as (Runs | undefined)[])[batch] = into;
+      const runs = bySource[index] as (Runs | undefined)[];
+      const into = runs[batch] ?? noRuns();
+      runs[batch] = into;
       addBlockRuns(into, {
         ...matched,
         localPer: per.local,
@@ -61,15 +64,17 @@ export function pairDcp(
     if (own !== undefined) pass.push(own);
   }
   return bySource.map((batches) =>
-    batches.map((runs) => {
-      if (runs === undefined) return undefined;
-      const ordered = orderForRuns(runs);
-      const part = overlap(ordered);
-      if (part !== undefined)
-        throw outOfRange(`local part ${part} is to be filled twice by one request`, { part });
-      return batchOfRuns(ordered);
-    }),
+    batches.map((runs) => (runs === undefined ? undefined : batchOfRuns(orderForRuns(runs)))),
   );
+}
+
+/** Blocks given twice may come from two sources: no order of one source's runs would show it. */
+function requireNew(localIds: readonly number[], given: Set<number>): void {
+  for (const id of localIds) {
+    if (given.has(id))
+      throw outOfRange(`local block ${id} is to be filled twice by one request`, { block: id });
+    given.add(id);
+  }
 }
 
 /** What no source covers of this rank's blocks, and the tokens beyond the last. */
@@ -83,9 +88,7 @@ function groupPass(
     numTokens,
   }: { computed: number; covered: ReadonlySet<number>; numTokens: number | undefined },
 ): ReceivePassGroup | undefined {
-  const groupPlan = plan.groupPlans[group];
-  if (groupPlan === undefined) return undefined;
-  const { localBlockTokens, localPerLogical, partTokens, localParts } = groupPlan;
+  const { localBlockTokens, localPerLogical, partTokens, localParts } = plan.groupPlans[group] as GroupPlan;
   const dcpSize = plan.local.dcpSize ?? 1;
   const dcpRank = plan.local.tpRank % dcpSize;
   const kernelTokens = partTokens * localParts;
@@ -93,7 +96,7 @@ function groupPass(
   let partialBlock: ReceivePassGroup["partialBlock"];
   for (const [index, id] of localIds.entries()) {
     const begin = ((computed + index) * dcpSize + dcpRank) * localBlockTokens;
-    const wanted = numTokens === undefined ? localBlockTokens : Math.max(0, numTokens - begin);
+    const wanted = Math.max(0, (numTokens ?? Number.POSITIVE_INFINITY) - begin);
     if (!covered.has(id) && wanted > 0 && numTokens !== undefined) {
       throw mismatch(`group ${group}: no remote rank covers local block ${id}`, { group, block: id });
     }
