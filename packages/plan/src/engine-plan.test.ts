@@ -1,6 +1,7 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
-import { expect, test } from "vitest";
-import { buildEngineTransferPlan, planRequest } from "./index.js";
+import { describe, expect, test } from "vitest";
+import { buildEngineTransferPlan } from "./engine-plan.js";
+import { planRequest } from "./request-plan.js";
 import { samplePair, sampleRank } from "./sample-pair.test-support.js";
 
 /** A rank of latents that are dealt out to DCP groups. */
@@ -392,4 +393,161 @@ test("sources that fill the same part of the local blocks share a list key, othe
     }).sources.map((source) => source.localListKey);
   expect(new Set(keys(2)).size).toBe(2);
   expect(keys(1)).toEqual(["list 0: 512@0"]);
+});
+
+describe("stages of a pipeline", () => {
+  /** A rank that holds some of the regions of another, as one of two stages. */
+  const stageOf = (rank: ReturnType<typeof sampleRank>, ppRank: number, regions: readonly number[]) => ({
+    ...{ ...rank, ppRank, ppSize: 2 },
+    regions: rank.regions.filter((_, index) => regions.includes(index)),
+  });
+  const whole = sampleRank();
+
+  test("are read in turn, in whatever order they are given", () => {
+    const remotes = [stageOf(whole, 1, [1]), stageOf(whole, 0, [0])];
+    const plan = buildEngineTransferPlan({ ...samplePair(), remotes });
+    expect(plan.stages).toEqual([0, 1]);
+    expect(plan.sources.map(({ remotePpRank, segments }) => [remotePpRank, segments])).toEqual([
+      [0, [0]],
+      [1, [1]],
+    ]);
+  });
+
+  test("must hold all that the local rank has, between them", () => {
+    const attempt = () => buildEngineTransferPlan({ ...samplePair(), remotes: [stageOf(whole, 1, [1])] });
+    expect(attempt).toThrow(/no remote rank that was asked holds the cache "layer.0"/);
+    const { ppRank: _none, ...unnumbered } = stageOf(whole, 0, [1]);
+    for (const [remote, ranks] of [
+      [stageOf(whole, 1, [1]), [[1, 0]]],
+      [unnumbered, [[0, 0]]],
+    ] as const) {
+      try {
+        buildEngineTransferPlan({ ...samplePair(), remotes: [remote] });
+        expect.unreachable();
+      } catch (error) {
+        expect(KvError.is(error) && [error.code, error.details]).toEqual([
+          "KV_PLAN_INCOMPATIBLE",
+          { region: "layer.0", ranks },
+        ]);
+      }
+    }
+  });
+
+  test("with layers of fewer heads alone are checked by these", () => {
+    // Layer 1 is of group 1, with two heads: of four remote ranks each holds one, and two hold the same.
+    const own = (rank: ReturnType<typeof sampleRank>, lengths: readonly number[]) => ({
+      ...rank,
+      regions: rank.regions.map((one, groupId) => {
+        const bytes = lengths[groupId] ?? 0;
+        return { ...one, groupId, blockLengthBytes: bytes, blockStrideBytes: bytes };
+      }),
+    });
+    const remotes = [0, 1, 2, 3].flatMap((tpRank) => {
+      const rank = own(sampleRank({ tpRank, tpSize: 4 }), [128, 128]);
+      return [stageOf(rank, 0, [0]), stageOf(rank, 1, [1])];
+    });
+    const plan = buildEngineTransferPlan({
+      ...samplePair(own(whole, [512, 256]), whole, ["full", "swa"]),
+      ...{ remotes, groupKvHeads: [4, 2] },
+    });
+    expect(plan.headsOfRegion).toEqual([4, 2]);
+    expect(plan.sources.map(({ remotePpRank, remoteRank }) => [remotePpRank, remoteRank])).toEqual([
+      ...[0, 1, 2, 3].map((rank) => [0, rank]),
+      ...[0, 1, 2, 3].map((rank) => [1, rank]),
+    ]);
+    expect(plan.sources.map(({ segments }) => segments)).toEqual([[0], [0], [0], [0], [1], [], [1], []]);
+  });
+});
+
+test("groups have the regions of their blocks; states are segments of their own, behind all attention", () => {
+  const own = () => {
+    const rank = sampleRank({ stateSpace: { convBytes: 32, recurrentBytes: 64 } });
+    return { ...rank, regions: rank.regions.map((one, groupId) => ({ ...one, groupId })) };
+  };
+  const plan = buildEngineTransferPlan(samplePair(own(), own(), ["full", "mamba"]));
+  expect(plan.regionsOfGroup).toEqual([[0], [1]]);
+  expect(plan.segments.map(({ region, piece }) => [region, piece])).toEqual([
+    [0, ""],
+    [1, "conv 0"],
+    [1, "state"],
+  ]);
+  expect(plan.remoteIndexing.map(({ offset, count }) => [offset, count])).toEqual([
+    [0, 10],
+    [10, 10],
+    [20, 10],
+  ]);
+});
+
+test("regions of no group are moved by nobody", () => {
+  const rank = sampleRank();
+  const none = { ...rank, regions: rank.regions.map((one) => ({ ...one, groupIds: [] })) };
+  expect(buildEngineTransferPlan(samplePair(none, none))).toMatchObject({
+    ...{ segments: [], sources: [], remoteIndexing: [], localIndexing: [], regionsOfGroup: [[]] },
+  });
+});
+
+test("latents have no heads that would have to be split; copies are told, not read", () => {
+  const latents = (tpRank: number) => sampleRank({ tpRank, tpSize: 2, blockLengthBytes: 1024 });
+  const remotes = [latents(0), latents(1)];
+  const whole = sampleRank({ blockLengthBytes: 1024 });
+  const plan = buildEngineTransferPlan({ ...samplePair(whole, whole, ["mla"]), remotes, numKvHeads: 3 });
+  expect(plan.sources.map(({ remoteRank }) => remoteRank)).toEqual([0]);
+  expect(plan.notifyOnlyRanks).toEqual([1]);
+  expect(plan.headsOfRegion).toEqual([1, 1]);
+  // Three heads could not be split over two.
+  const equal = { ...samplePair(latents(0), latents(0), ["mla"]), numKvHeads: 3 };
+  expect(buildEngineTransferPlan(equal).form).toBe("copy");
+});
+
+test("what is written lies right at once; whether it is masked is the other side's", () => {
+  const pair = samplePair(sampleRank(), sampleRank({ kernelBlockSize: 32 }));
+  expect(buildEngineTransferPlan({ ...pair, operation: "WRITE" })).toMatchObject({
+    ...{ form: "direct", uncovered: "masked", blockOrder: "head-major" },
+  });
+});
+
+describe("conversions", () => {
+  const pair = (
+    local: object,
+    remote: object,
+    conversions: readonly ("hnd-to-nhd" | "attention-order")[],
+  ) => ({
+    ...{ ...samplePair(sampleRank(local), sampleRank(remote)), conversions },
+  });
+
+  test("heads are turned by a pass, and by nothing where they land in place", () => {
+    const turned = pair({ layout: "LBNHC" }, {}, ["hnd-to-nhd"]);
+    expect(buildEngineTransferPlan(turned)).toMatchObject({
+      ...{ form: "permute", conversions: ["hnd-to-nhd"], blockOrder: "token-major" },
+    });
+    expect(buildEngineTransferPlan({ ...turned, form: "direct" })).toMatchObject({
+      ...{ form: "direct", conversions: [] },
+    });
+  });
+
+  test("of another backend the order inside a head is the engine's to mend, in any form", () => {
+    const other = pair({ kernelBlockSize: 32 }, { attentionBackend: "TRITON_ATTN" }, ["attention-order"]);
+    expect(buildEngineTransferPlan({ ...other, form: "direct" })).toMatchObject({
+      ...{ form: "direct", conversions: ["attention-order"] },
+    });
+    for (const [local, remote] of [
+      ["FLASH_ATTN", "CPU_ATTN"],
+      ["CPU_ATTN", "FLASH_ATTN"],
+    ] as const) {
+      const packed = pair({ attentionBackend: local }, { attentionBackend: remote }, ["attention-order"]);
+      expect(buildEngineTransferPlan(packed)).toMatchObject({
+        ...{ form: "copy", conversions: ["attention-order"], blockOrder: "opaque", uncovered: "masked" },
+      });
+    }
+  });
+});
+
+test("of blocks of one head tokens are all that is ordered; of spread heads nothing is known", () => {
+  const order = (layout: "LBHNC" | "LHBNC", tpSize: number) => {
+    const rank = sampleRank({ layout, tpSize });
+    return buildEngineTransferPlan(samplePair(rank, rank)).blockOrder;
+  };
+  expect([order("LBHNC", 1), order("LBHNC", 4), order("LHBNC", 4)]).toEqual([
+    ...["head-major", "token-major", "opaque"],
+  ]);
 });

@@ -17,7 +17,7 @@ import type {
   ReceiveConversion,
   TransferOperation,
 } from "./engine-plan-types.js";
-import type { ModelGeometry, RankGeometry } from "./geometry.js";
+import type { ModelGeometry, RankGeometry, RegionGeometry } from "./geometry.js";
 import { groupPlans } from "./group-plans.js";
 import { hasPlainTokens, orderOfLayout } from "./layout.js";
 import { checkCompatibility, isMlaModel, type PairFacts } from "./pair-checks.js";
@@ -175,15 +175,12 @@ function stagesOf(options: BuildPlanOptions): readonly Stage[] {
       return alignRegions(local, rank);
     });
     const [first] = aligned as [AlignedRank];
-    const mine =
-      first.localRegions.length === local.regions.length && stages.length === 1
-        ? local
-        : {
-            ...local,
-            regions: first.localRegions.map(
-              (index) => local.regions[index] as (typeof local.regions)[number],
-            ),
-          };
+    // Which groups are in a region the whole rank tells; the regions of one stage may all name one.
+    const regions = first.localRegions.map((index) => {
+      const region = local.regions[index] as RegionGeometry;
+      return { ...region, groupIds: groupsOfRegion(local, region, options) };
+    });
+    const mine = { ...local, regions };
     const facts = aligned.map(({ geometry }) =>
       checkCompatibility({ ...options, local: mine, remote: geometry }),
     );
@@ -209,7 +206,9 @@ function regionsOfGroup(local: RankGeometry, model: ModelGeometry): readonly (re
   const groups = local.regions.map((region) => groupsOfRegion(local, region, model));
   return Object.freeze(
     model.groups.map((_, group) =>
-      Object.freeze([...groups.keys()].filter((region) => groups[region]?.includes(group))),
+      Object.freeze(
+        [...groups.keys()].filter((region) => (groups[region] as readonly number[]).includes(group)),
+      ),
     ),
   );
 }
