@@ -1,5 +1,6 @@
 import {
   type AttentionShape,
+  type AttentionSide,
   type BlockParts,
   directPieces,
   isPlainCopy,
@@ -97,7 +98,7 @@ function whyNoPass(
     return "the remote's blocks are not head-major";
   if (turned.some(({ local }) => local.heads > 1 && local.order !== "head-major") && !turnsHeads)
     return 'token-major blocks are received so only by an engine that declares the conversion "hnd-to-nhd"';
-  return undefined;
+  return whyNoCells(turned.map(({ local }) => local));
 }
 
 function whyNotDirect(
@@ -108,11 +109,17 @@ function whyNotDirect(
   for (const { local, remote } of turned) {
     if (local.order === "opaque" || remote.order === "opaque")
       return "the layout spreads the heads of a block over memory";
-    for (const side of [local, remote])
-      if (side.blockBytes % (side.heads * side.tokens) !== 0)
-        return `a block of ${side.blockBytes} bytes does not divide into ${side.heads} heads of ${side.tokens} tokens`;
+    const noCells = whyNoCells([local, remote]);
+    if (noCells !== undefined) return noCells;
     if (local.tokens * kernelTokens.remote !== remote.tokens * kernelTokens.local)
       return "groups with different tokens per block share a region";
   }
   return undefined;
+}
+
+/** The pages of hybrids may be padded: where their heads and tokens are is then not known. */
+function whyNoCells(sides: readonly AttentionSide[]): string | undefined {
+  const odd = sides.find(({ blockBytes, heads, tokens }) => blockBytes % (heads * tokens) !== 0);
+  if (odd === undefined) return undefined;
+  return `a block of ${odd.blockBytes} bytes does not divide into ${odd.heads} heads of ${odd.tokens} tokens`;
 }
