@@ -1,11 +1,9 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
-import { expect, test } from "vitest";
-import {
-  buildEngineTransferPlan,
-  type EngineTransferPlan,
-  planRequest,
-  type RequestBlocks,
-} from "./index.js";
+import { describe, expect, test } from "vitest";
+import { buildEngineTransferPlan } from "./engine-plan.js";
+import type { EngineTransferPlan } from "./engine-plan-types.js";
+import { planRequest } from "./request-plan.js";
+import type { RequestBlocks } from "./request-plan-types.js";
 import { samplePair, sampleRank } from "./sample-pair.test-support.js";
 
 const equal = buildEngineTransferPlan(samplePair());
@@ -111,6 +109,143 @@ test("the pass zeroes the tail of the last block and blocks that nothing reached
   const cut = { localBlockIds: [[3]], remoteBlockIds: [[1]], numTokens: 16 };
   expect(planRequest(padded, cut).receivePass?.groups).toEqual([
     { group: 0, permuteBlockIds: new Int32Array(0), zeroBlockIds: Int32Array.of(7) },
+  ]);
+});
+
+test("blocks that are whole need no pass", () => {
+  const whole = { localBlockIds: [[1]], remoteBlockIds: [[1]], numTokens: 16 };
+  expect(planRequest(equal, whole).receivePass).toBeUndefined();
+});
+
+test("on a full hit nothing else is looked at", () => {
+  expect(planRequest(equal, { localBlockIds: [[]], remoteBlockIds: [] })).toMatchObject({
+    ...{ reads: [], notifyRanks: [0], runCount: 0, lengthBytes: 0 },
+  });
+});
+
+test("sources whose indices are the same share them", () => {
+  const remotes = [0, 1].map((tpRank) => sampleRank({ tpRank, tpSize: 2 }));
+  const plan = buildEngineTransferPlan({ ...samplePair(), remotes });
+  const request = planRequest(plan, { localBlockIds: [[4, 5]], remoteBlockIds: [[1, 2]] });
+  const [one, other] = request.reads;
+  expect([...(other?.localIds ?? [])]).toEqual([4, 5, 14, 15]);
+  expect(other?.localIds).toBe(one?.localIds);
+  // Two sources, two regions, two blocks, of which each gives two of four heads.
+  expect(request).toMatchObject({ descriptorCount: 8, runCount: 4, lengthBytes: 8 * 256, notify: [] });
+});
+
+describe("groups in regions of their own", () => {
+  const own = (change: Parameters<typeof sampleRank>[0] = {}) => {
+    const rank = sampleRank(change);
+    return { ...rank, regions: rank.regions.map((one, groupId) => ({ ...one, groupId })) };
+  };
+
+  test("one without blocks is left out", () => {
+    const plan = buildEngineTransferPlan(samplePair(own(), own(), ["full", "full"]));
+    const request = planRequest(plan, { localBlockIds: [[], [3]], remoteBlockIds: [[1], [2]], numTokens: 5 });
+    expect(request.reads.map(({ runs }) => [...runs])).toEqual([[13, 12, 1]]);
+    expect(request.receivePass?.groups).toEqual([
+      {
+        ...{ group: 1, permuteBlockIds: new Int32Array(0), zeroBlockIds: new Int32Array(0) },
+        partialBlock: { blockId: 3, fromToken: 5 },
+      },
+    ]);
+  });
+
+  test("a stage that has none of the blocks is told, and not read", () => {
+    const all = own();
+    const stage = (ppRank: number) => ({
+      ...all,
+      ppRank,
+      ppSize: 2,
+      regions: all.regions.slice(ppRank, ppRank + 1),
+    });
+    const plan = buildEngineTransferPlan({
+      ...samplePair(all, stage(0), ["full", "full"]),
+      remotes: [stage(0), stage(1)],
+    });
+    const told = [0, 1].map((group) => {
+      const ids = [0, 1].map((one) => (one === group ? [1] : []));
+      const { reads, notify, notifyRanks } = planRequest(plan, { localBlockIds: ids, remoteBlockIds: ids });
+      return [reads.map(({ remotePpRank }) => remotePpRank), notify, notifyRanks];
+    });
+    expect(told).toEqual([
+      [[0], [{ tpRank: 0, ppRank: 1 }], [0]],
+      [[1], [{ tpRank: 0, ppRank: 0 }], [0]],
+    ]);
+  });
+
+  test("a group that no region holds has no blocks", () => {
+    const only = (groupIds: readonly number[]) => {
+      const rank = sampleRank();
+      return { ...rank, regions: rank.regions.map((one) => ({ ...one, groupIds })) };
+    };
+    const plan = buildEngineTransferPlan(samplePair(only([0]), only([0]), ["full", "swa"]));
+    expect(planRequest(plan, { localBlockIds: [[1], []], remoteBlockIds: [[1], []] }).reads).toHaveLength(1);
+    expect(() => planRequest(plan, { localBlockIds: [[1], [2]], remoteBlockIds: [[1], [2]] })).toThrow(
+      /group 1 has blocks and no region/,
+    );
+  });
+
+  test("a block that is given twice is named in its group's own count", () => {
+    const states = { stateSpace: { convBytes: 32, recurrentBytes: 64 } };
+    const plan = buildEngineTransferPlan(
+      samplePair(own({ ...states, kernelBlockSize: 32 }), own(states), ["full", "mamba"]),
+    );
+    const attempt = (localBlockIds: readonly number[][], remoteBlockIds: readonly number[][]) => () =>
+      planRequest(plan, { localBlockIds, remoteBlockIds, numTokens: 64 });
+    expect(attempt([[3, 3], []], [[1, 2, 3, 4], []])).toThrow(/local kernel block 3 is to be filled twice/);
+    expect(attempt([[], [3, 3]], [[], [1, 2]])).toThrow(/local kernel block 3 is to be filled twice/);
+  });
+});
+
+describe("sequences that are dealt out", () => {
+  const latents = (change: Parameters<typeof sampleRank>[0]) =>
+    sampleRank({ blockLengthBytes: 1024, ...change });
+
+  test("each source has blocks of its own; one without any is told", () => {
+    const remotes = [0, 1].map((tpRank) => latents({ tpRank, tpSize: 2, dcpSize: 2 }));
+    const plan = buildEngineTransferPlan({ ...samplePair(latents({}), undefined, ["mla"]), remotes });
+    const both = planRequest(plan, { localBlockIds: [[5, 6, 7]], remoteBlockIds: [[1, 2]], numTokens: 48 });
+    expect(both.reads.map(({ remoteRank, runs }) => [remoteRank, ...runs])).toEqual([
+      [0, 5, 1, 1, 7, 2, 1, 15, 11, 1, 17, 12, 1],
+      [1, 6, 1, 1, 16, 11, 1],
+    ]);
+    expect(both).toMatchObject({ descriptorCount: 6, runCount: 6, lengthBytes: 6 * 1024, notify: [] });
+    const one = planRequest(plan, { localBlockIds: [[5]], remoteBlockIds: [[1]], numTokens: 16 });
+    expect(one.reads.map(({ remoteRank }) => remoteRank)).toEqual([0]);
+    expect(one.notify).toEqual([{ tpRank: 1, ppRank: 0 }]);
+  });
+
+  test("here alone: a rank reads every other block of the one that has all", () => {
+    const local = latents({ tpSize: 2, dcpSize: 2 });
+    const plan = buildEngineTransferPlan(samplePair(local, latents({}), ["mla"]));
+    expect(ids(plan, { localBlockIds: [[5, 6]], remoteBlockIds: [[1, 2, 3]], numTokens: 48 })).toEqual([
+      [5, 6],
+      [1, 3],
+    ]);
+  });
+});
+
+test("copies that nobody reads are told, at every stage", () => {
+  const rank = sampleRank({ blockLengthBytes: 1024 });
+  const stage = (ppRank: number) =>
+    [0, 1].map((tpRank) => ({
+      ...{ ...rank, tpRank, tpSize: 2, ppRank, ppSize: 2 },
+      regions: rank.regions.slice(ppRank, ppRank + 1),
+    }));
+  const plan = buildEngineTransferPlan({
+    ...samplePair(rank, rank, ["mla"]),
+    remotes: [...stage(0), ...stage(1)],
+  });
+  const { reads, notify } = planRequest(plan, { localBlockIds: [[1]], remoteBlockIds: [[1]] });
+  expect(reads.map(({ remoteRank, remotePpRank }) => [remoteRank, remotePpRank])).toEqual([
+    [0, 0],
+    [0, 1],
+  ]);
+  expect(notify).toEqual([
+    { tpRank: 1, ppRank: 0 },
+    { tpRank: 1, ppRank: 1 },
   ]);
 });
 

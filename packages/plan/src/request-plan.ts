@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import { addBlockRuns } from "./block-runs.js";
 import { pairDcp } from "./dcp-pairs.js";
-import type { EngineTransferPlan } from "./engine-plan-types.js";
+import type { EngineTransferPlan, GroupPlan, SourcePlan } from "./engine-plan-types.js";
 import { pairBlocks, partsPerLogical } from "./pair-blocks.js";
 import { receivePassOf } from "./receive-pass-of.js";
 import { outOfRange, requireCount, requireGroups, requireIds } from "./request-checks.js";
@@ -13,8 +13,10 @@ import type {
   RequestRead,
 } from "./request-plan-types.js";
 import { type Batch, batchOfRuns, type ReadIndices, readIndices, requestRead } from "./request-read.js";
-import { type RequestShape, requestShape } from "./request-shape.js";
+import { type GroupShape, type ReadShape, type RequestShape, requestShape } from "./request-shape.js";
 import { noRuns, orderForRuns, overlap, type Runs } from "./run-order.js";
+
+type Batches = readonly (Batch | undefined)[];
 
 /**
  * One request's transfers, receive pass and notifications. Work and memory go with the runs of consecutive blocks, not with blocks; what is
@@ -32,23 +34,20 @@ export function planRequest(plan: EngineTransferPlan, blocks: RequestBlocks): Re
   requireLists(plan, shape, blocks);
   const sharded = (plan.local.dcpSize ?? 1) > 1 || (plan.remote.dcpSize ?? 1) > 1;
   const pass: ReceivePassGroup[] = [];
-  const common = sharded ? undefined : pairAll(plan, shape, blocks, pass);
+  // Of each source its own where sequences are dealt out to them; else the same for all.
+  const batches = sharded ? pairDcp(plan, shape, blocks, pass) : [pairAll(plan, shape, blocks, pass)];
   const indices: ReadIndices[] = [];
   const reads: RequestRead[] = [];
   let [runCount, descriptorCount, lengthBytes] = [0, 0, 0];
-  const perSource = sharded ? pairDcp(plan, shape, blocks, pass) : [];
   for (const [index, read] of shape.reads.entries()) {
     const { sourceIndex, listIndex } = read;
-    const source = plan.sources[sourceIndex];
-    if (source === undefined) throw new KvError("KV_INTERNAL", `source ${sourceIndex} is not in the plan`);
     const same = read.sameAs === undefined ? undefined : indices[read.sameAs];
-    const made =
-      common === undefined
-        ? readIndices(shape.reads[read.sameAs ?? index] ?? read, perSource[sourceIndex] ?? [])
-        : (same ?? readIndices(read, common));
+    const made = sharded
+      ? readIndices(shape.reads[read.sameAs ?? index] as ReadShape, batches[sourceIndex] as Batches)
+      : (same ?? readIndices(read, batches[0] as Batches));
     indices.push(made);
     if (made.descriptorCount === 0) continue;
-    const { remoteRank, remotePpRank } = source;
+    const { remoteRank, remotePpRank } = plan.sources[sourceIndex] as SourcePlan;
     reads.push(requestRead(made, { remoteRank, remotePpRank, sourceIndex, listIndex }));
     runCount += made.runCount;
     descriptorCount += made.descriptorCount;
@@ -98,14 +97,14 @@ function requireLists(plan: EngineTransferPlan, shape: RequestShape, blocks: Req
     const computedBlocks = blocks.localComputedBlocks?.[group];
     if (computedBlocks !== undefined)
       requireCount(`localComputedBlocks of group ${group}`, computedBlocks, 0);
-    const limits = shape.groups[group];
-    if (limits?.batch === undefined) {
+    const limits = shape.groups[group] as GroupShape;
+    if (limits.batch === undefined) {
       throw new KvError("KV_BLOCKS_MISMATCH", `group ${group} has blocks and no region to hold them`, {
         details: { group, kind: plan.groups[group] },
       });
     }
     requireIds(group, "local", localIds, limits.localBlocks);
-    requireIds(group, "remote", blocks.remoteBlockIds[group] ?? [], limits.remoteBlocks);
+    requireIds(group, "remote", blocks.remoteBlockIds[group] as readonly number[], limits.remoteBlocks);
   }
 }
 
@@ -115,13 +114,12 @@ function pairAll(
   shape: RequestShape,
   blocks: RequestBlocks,
   pass: ReceivePassGroup[],
-): readonly (Batch | undefined)[] {
+): Batches {
   const runs: (Runs | undefined)[] = new Array(shape.batchCount).fill(undefined);
   for (const [group, localIds] of blocks.localBlockIds.entries()) {
-    const groupPlan = plan.groupPlans[group];
-    const batch = shape.groups[group]?.batch;
-    if (localIds.length === 0 || groupPlan === undefined || batch === undefined) continue;
-    const remoteIds = blocks.remoteBlockIds[group] ?? [];
+    if (localIds.length === 0) continue;
+    const { batch } = shape.groups[group] as { batch: number };
+    const remoteIds = blocks.remoteBlockIds[group] as readonly number[];
     const pairs = pairBlocks(plan, {
       group,
       localIds,
@@ -133,7 +131,7 @@ function pairAll(
     if (groupPass !== undefined) pass.push(groupPass);
     const into = runs[batch] ?? noRuns();
     runs[batch] = into;
-    const per = partsPerLogical(groupPlan);
+    const per = partsPerLogical(plan.groupPlans[group] as GroupPlan);
     addBlockRuns(into, { localIds, remoteIds, localPer: per.local, remotePer: per.remote, ...pairs });
   }
   return runs.map((all, batch) => {
@@ -147,7 +145,7 @@ function pairAll(
 function requireOnce(plan: EngineTransferPlan, shape: RequestShape, batch: number, runs: Runs): void {
   const part = overlap(runs);
   if (part === undefined) return;
-  const group = plan.groupPlans[shape.groups.findIndex((one) => one.batch === batch)];
-  const block = Math.floor(part / (group?.localParts ?? 1));
+  const group = shape.groups.findIndex((one) => one.batch === batch);
+  const block = Math.floor(part / (plan.groupPlans[group] as GroupPlan).localParts);
   throw outOfRange(`local kernel block ${block} is to be filled twice by one request`, { block });
 }

@@ -72,8 +72,9 @@ export function readIndices(shape: ReadShape, batches: readonly (Batch | undefin
     },
     runs: runsOnce,
     repeated() {
-      const [only] = pairs;
-      if (repeated !== undefined || pairs.length !== 1 || only?.[0].even !== true) return repeated;
+      const [only, another] = pairs;
+      if (repeated !== undefined || only === undefined || another !== undefined || !only[0].even)
+        return repeated;
       const [{ offsets }, batch] = only;
       repeated = { runs: rowsOfRuns(batch.runs), offsets };
       return repeated;
@@ -136,7 +137,7 @@ function expand(
 }
 
 function stepped(ids: Int32Array, parts: number, blockStep: number, partStep: number): Int32Array {
-  if (parts === 1 || (blockStep === parts && partStep === 1)) return ids;
+  if (blockStep === parts && partStep === 1) return ids;
   return ids.map((id) => {
     const part = id % parts;
     return ((id - part) / parts) * blockStep + part * partStep;
@@ -148,10 +149,8 @@ function runRows(pairs: readonly (readonly [BatchShape, Batch])[]): Int32Array {
   const out: Runs = noRuns();
   for (const [shape, batch] of pairs) {
     const [locals, remotes] = [offsetsOf(shape.localSpans), offsetsOf(shape.remoteSpans)];
-    for (const [index, local] of locals.entries()) {
-      const remote = remotes[index];
-      if (remote !== undefined) addStepped(out, batch.runs, shape, local, remote);
-    }
+    for (const [index, local] of locals.entries())
+      addStepped(out, batch.runs, shape, local, remotes[index] as Steps);
   }
   return rowsOfRuns(out);
 }

@@ -1,6 +1,6 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { addRun, noRuns, orderForRuns, overlap, partsOfRuns, rowsOfRuns } from "./run-order.js";
+import { addRun, noRuns, orderForRuns, overlap, partsOfRuns, reserveRuns, rowsOfRuns } from "./run-order.js";
 
 const pairsArbitrary = fc.uniqueArray(fc.nat({ max: 400 }), { maxLength: 80 }).chain((local) =>
   fc.record({
@@ -39,6 +39,45 @@ test("a part in two runs is found", () => {
   addRun(runs, 4, 0, 3);
   addRun(runs, 2, 9, 3);
   expect(overlap(orderForRuns(runs))).toBe(4);
+});
+
+test("runs that follow one another on one side alone stay apart", () => {
+  const runs = noRuns();
+  addRun(runs, 0, 10, 2);
+  addRun(runs, 5, 12, 2);
+  addRun(runs, 7, 20, 1);
+  expect([...rowsOfRuns(runs)]).toEqual([0, 10, 2, 5, 12, 2, 7, 20, 1]);
+  expect([[...partsOfRuns(runs, 0)], [...partsOfRuns(runs, 1)]]).toEqual([
+    [0, 1, 5, 6, 7],
+    [10, 11, 12, 13, 20],
+  ]);
+});
+
+test("ascending runs are left alone, and looked at no further than they reach", () => {
+  // With room behind the last one, and without.
+  const roomy = runsOf([2, 4], [0, 0]);
+  expect(orderForRuns(roomy)).toBe(roomy);
+  expect(overlap(roomy)).toBeUndefined();
+  const exact = noRuns();
+  reserveRuns(exact, 3);
+  for (const local of [0, 2, 4]) addRun(exact, local, 9, 1);
+  expect(orderForRuns(exact)).toBe(exact);
+  expect(overlap(exact)).toBeUndefined();
+});
+
+test("room that is there is used; else it at most doubles", () => {
+  const runs = noRuns();
+  reserveRuns(runs, 4);
+  const { rows } = runs;
+  reserveRuns(runs, 4);
+  for (let index = 0; index < 4; index++) addRun(runs, index * 2, 0, 1);
+  expect(runs.rows).toBe(rows);
+  expect(rowsOfRuns(runs)).toBe(rows);
+  for (let index = 4; index < 1000; index++) {
+    addRun(runs, index * 2, 0, 1);
+    expect(runs.rows.length).toBeLessThanOrEqual(2 * runs.length + 3 * 8);
+  }
+  expect(runs.length).toBe(3000);
 });
 
 test("consecutive blocks are one row, however many", () => {

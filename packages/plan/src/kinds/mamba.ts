@@ -41,11 +41,11 @@ function pieces({ local, remote }: PieceContext): readonly Piece[] {
       remoteParts: 1,
       lengthBytes,
       local: ({ stateIndex }) => ({
-        offsetBytes: begin + (shares > 1 ? stateIndex * lengthBytes : 0),
+        offsetBytes: begin + stateIndex * lengthBytes,
         partStrideBytes: 0,
       }),
       remote: () => ({
-        offsetBytes: remoteBegin + (times > 1 ? (local.tpRank % times) * lengthBytes : 0),
+        offsetBytes: remoteBegin + (local.tpRank % times) * lengthBytes,
         partStrideBytes: 0,
       }),
     };

@@ -1,0 +1,161 @@
+import { KvError, type KvErrorCode } from "@kv/interface";
+import { describe, expect, test } from "vitest";
+import type { RankGeometry, StateSpaceGeometry } from "../geometry.js";
+import { sampleRank } from "../sample-pair.test-support.js";
+import { mamba, requireStatesFit } from "./mamba.js";
+
+/** Projections of 8, 4 and 4 bytes and a recurrent state of 32, divided by `share`. */
+function states(share: number, change: Partial<StateSpaceGeometry> = {}): StateSpaceGeometry {
+  return {
+    convProjectionBytes: [8 / share, 4 / share, 4 / share],
+    ...{ convBytes: 16 / share, recurrentBytes: 32 / share },
+    ...change,
+  };
+}
+const rank = (tpSize: number, tpRank: number, stateSpace: StateSpaceGeometry | undefined): RankGeometry => {
+  const made = sampleRank({ tpSize, tpRank });
+  return stateSpace === undefined ? made : { ...made, stateSpace };
+};
+
+/** Name, length, and the offsets of each piece here and there, for the n-th of the ranks that fill a block. */
+function piecesOf(local: RankGeometry, remote: RankGeometry, stateIndex = 0) {
+  const [region, remoteRegion] = [local.regions[0], remote.regions[0]] as [
+    RankGeometry["regions"][0],
+    RankGeometry["regions"][0],
+  ];
+  const source = { tpRank: remote.tpRank, stateIndex };
+  return mamba.pieces?.({ local, remote, region, remoteRegion }).map((piece) => {
+    expect([piece.unit, piece.localParts, piece.remoteParts]).toEqual(["logical-block", 1, 1]);
+    return [piece.name, piece.lengthBytes, piece.local(source).offsetBytes, piece.remote(source).offsetBytes];
+  });
+}
+
+describe("pieces", () => {
+  test("equal ranks: one projection after another, then the state", () => {
+    expect(piecesOf(rank(2, 1, states(2)), rank(2, 1, states(2)))).toEqual([
+      ["conv 0", 4, 0, 0],
+      ["conv 1", 2, 4, 4],
+      ["conv 2", 2, 6, 6],
+      ["state", 16, 8, 8],
+    ]);
+  });
+
+  test("more ranks there: each of them fills a share of every piece", () => {
+    expect(piecesOf(rank(1, 0, states(1)), rank(2, 1, states(2)), 1)).toEqual([
+      ["conv 0", 4, 4, 0],
+      ["conv 1", 2, 10, 4],
+      ["conv 2", 2, 14, 6],
+      ["state", 16, 32, 8],
+    ]);
+  });
+
+  test("more ranks here: each reads its share of every piece", () => {
+    expect(piecesOf(rank(4, 3, states(2)), rank(2, 1, states(1)))).toEqual([
+      ["conv 0", 4, 0, 4],
+      ["conv 1", 2, 4, 10],
+      ["conv 2", 2, 6, 14],
+      ["state", 16, 8, 32],
+    ]);
+  });
+
+  test("where only sums are told, the convolution state is one piece", () => {
+    const sums = { convBytes: 16, recurrentBytes: 32 };
+    expect(piecesOf(rank(1, 0, sums), rank(1, 0, sums))).toEqual([
+      ["conv 0", 16, 0, 0],
+      ["state", 32, 16, 16],
+    ]);
+  });
+});
+
+function refused(attempt: () => unknown, code: KvErrorCode, message: RegExp) {
+  expect(attempt).toThrow(message);
+  try {
+    attempt();
+  } catch (error) {
+    expect(KvError.is(error) && error.code).toBe(code);
+  }
+}
+
+describe("refuses", () => {
+  const sound = rank(1, 0, states(1));
+  test.each<[string, RankGeometry, RankGeometry, KvErrorCode, RegExp]>([
+    [
+      "a side that does not say its sizes",
+      rank(1, 0, undefined),
+      sound,
+      "KV_PLAN_INVALID",
+      /the local rank has a state-space group/,
+    ],
+    ["the other", sound, rank(2, 1, undefined), "KV_PLAN_INVALID", /remote rank 1 has a state-space group/],
+    [
+      "projections that do not add up",
+      rank(1, 0, states(1, { convProjectionBytes: [8, 4, 5] })),
+      sound,
+      "KV_PLAN_INVALID",
+      /the local rank: projections of 8 \+ 4 \+ 5 bytes do not add up to a convolution state of 16/,
+    ],
+    [
+      "convolution states of other sizes",
+      sound,
+      rank(1, 0, { convBytes: 17, recurrentBytes: 32 }),
+      "KV_PLAN_INCOMPATIBLE",
+      /convolution states .*local 16, remote 17/,
+    ],
+    [
+      "recurrent states of other sizes",
+      sound,
+      rank(1, 0, states(1, { recurrentBytes: 33 })),
+      "KV_PLAN_INCOMPATIBLE",
+      /recurrent states .*local 32, remote 33/,
+    ],
+    [
+      "states that are not shared among more ranks there",
+      sound,
+      rank(2, 0, states(1)),
+      "KV_PLAN_INCOMPATIBLE",
+      /convolution states .*local 16, remote 16/,
+    ],
+    [
+      "states that are not shared among more ranks here",
+      rank(2, 0, states(1)),
+      sound,
+      "KV_PLAN_INCOMPATIBLE",
+      /convolution states .*1\/2.*local 16, remote 16/,
+    ],
+    [
+      "a projection that does not divide",
+      rank(1, 0, states(1, { convProjectionBytes: [9, 4, 3] })),
+      rank(2, 0, states(2)),
+      "KV_PLAN_INVALID",
+      /9 bytes of state do not divide among 2 remote ranks/,
+    ],
+  ])("%s", (_what, local, remote, code, message) => {
+    refused(() => piecesOf(local, remote), code, message);
+  });
+});
+
+describe("a state fits into a logical block", () => {
+  // Kernel blocks of 512 bytes, 600 from one to the next.
+  const paged = (recurrentBytes: number): RankGeometry => {
+    const made = sampleRank({ physicalBlocksPerLogical: 2, stateSpace: { convBytes: 100, recurrentBytes } });
+    return { ...made, regions: made.regions.map((one) => ({ ...one, blockStrideBytes: 600 })) };
+  };
+
+  test("its kernel blocks and their padding hold it, or not", () => {
+    expect(() => requireStatesFit("P", paged(1100), [0, 1])).not.toThrow();
+    refused(
+      () => requireStatesFit("P", paged(1101), [1]),
+      "KV_PLAN_INVALID",
+      /P, region "layer.1": a state of 100 \+ 1101 bytes .* 1200/,
+    );
+  });
+
+  test("only regions that are asked for and are there", () => {
+    expect(() => requireStatesFit("P", paged(1101), [])).not.toThrow();
+    expect(() => requireStatesFit("P", paged(1101), [2])).not.toThrow();
+  });
+
+  test("a rank without states has none that do not", () => {
+    expect(() => requireStatesFit("P", sampleRank(), [0])).not.toThrow();
+  });
+});
