@@ -21,7 +21,8 @@ function plansOf(groups: readonly string[], given: Given = {}): readonly GroupPl
   const model = { numKvHeads: 4, groups };
   return groupPlans({
     context: { local, remote, model, mapping: mappingsByHeads(local, remote, model) },
-    pieces: (given.pieces ?? []).map((own) => ({ groups: own })) as readonly RegionPiece[],
+    // Of a piece only its groups are asked for.
+    pieces: (given.pieces ?? []).map((own) => ({ ...({} as RegionPiece), groups: own })),
     parts: given.parts ?? { localParts: 1, remoteParts: 1 },
   });
 }
