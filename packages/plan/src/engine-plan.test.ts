@@ -356,6 +356,17 @@ test("a backend with an order of its own: bytes are moved as they are, and nothi
   });
 });
 
+test("padded pages of a hybrid: bytes are moved as they are, and nothing is zeroed where the heads' places are not known", () => {
+  const plan = (tpSize: number, blockLengthBytes: number) => {
+    const rank = sampleRank({ tpSize, blockLengthBytes, stateSpace: { convBytes: 32, recurrentBytes: 64 } });
+    return buildEngineTransferPlan(samplePair(rank, rank, ["full", "mamba"]));
+  };
+  // Four heads of 16 tokens do not divide 516 bytes; nor do the tokens of one head 132.
+  expect(plan(1, 516)).toMatchObject({ form: "copy", blockOrder: "opaque", uncovered: "masked" });
+  expect(plan(1, 512)).toMatchObject({ form: "copy", blockOrder: "head-major", uncovered: "zeroed" });
+  expect(plan(4, 132)).toMatchObject({ form: "copy", blockOrder: "token-major", uncovered: "zeroed" });
+});
+
 test("an engine that masks uncovered tokens has no pass over blocks that lie right", () => {
   const plan = buildEngineTransferPlan({ ...samplePair(), masksUncovered: true });
   expect(plan.uncovered).toBe("masked");

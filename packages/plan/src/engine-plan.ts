@@ -88,11 +88,11 @@ export function buildEngineTransferPlan(options: BuildPlanOptions): EngineTransf
     return regionPair(context, index, region, remoteRegion);
   });
   requireSameGroups(pairs);
-  const order = receiveOrder(local, remote, facts);
   const shapes = pairs.map((pair) =>
     pair.attentionGroups.length === 0 ? undefined : attentionShape(context, pair),
   );
   const attention = shapes.filter((shape): shape is AttentionShape => shape !== undefined);
+  const order = receiveOrder(local, remote, { facts, attention });
   const plainTokens = hasPlainTokens(local.attentionBackend) && hasPlainTokens(remote.attentionBackend);
   requireWholeShares(pairs, shapes, facts, plainTokens);
   const choice = chooseForm({
@@ -195,11 +195,21 @@ function stagesOf(options: BuildPlanOptions): readonly Stage[] {
   return made;
 }
 
-function receiveOrder(local: RankGeometry, remote: RankGeometry, facts: PairFacts): BlockOrder {
+function receiveOrder(
+  local: RankGeometry,
+  remote: RankGeometry,
+  { facts, attention }: { readonly facts: PairFacts; readonly attention: readonly AttentionShape[] },
+): BlockOrder {
   if (!hasPlainTokens(local.attentionBackend) || !hasPlainTokens(remote.attentionBackend)) return "opaque";
+  if (attention.some(isPadded)) return "opaque";
   // One head leaves only tokens to be ordered, whatever the layout calls it.
   const order = orderOfLayout(local.layout);
   return facts.localHeads === 1 && order === "head-major" ? "token-major" : order;
+}
+
+/** Pages of hybrids may be: with several heads, where the cells of one are is then not known. Of one head they are moved and masked whole. */
+function isPadded({ local: { blockBytes, heads, tokens } }: AttentionShape): boolean {
+  return heads > 1 && blockBytes % (heads * tokens) !== 0;
 }
 
 function regionsOfGroup(local: RankGeometry, model: ModelGeometry): readonly (readonly number[])[] {
