@@ -358,7 +358,10 @@ test("a backend with an order of its own: bytes are moved as they are, and nothi
 
 test("padded pages of a hybrid: bytes are moved as they are, and nothing is zeroed where the heads' places are not known", () => {
   const plan = (tpSize: number, blockLengthBytes: number) => {
-    const rank = sampleRank({ tpSize, blockLengthBytes, stateSpace: { convBytes: 32, recurrentBytes: 64 } });
+    const own = sampleRank({ tpSize, stateSpace: { convBytes: 32, recurrentBytes: 64 } });
+    const [first, ...others] = own.regions as [(typeof own.regions)[number]];
+    const padded = { ...first, blockLengthBytes, blockStrideBytes: blockLengthBytes };
+    const rank = { ...own, regions: [padded, ...others] };
     return buildEngineTransferPlan(samplePair(rank, rank, ["full", "mamba"]));
   };
   // Four heads of 16 tokens do not divide 516 bytes; nor do the tokens of one head 132.
