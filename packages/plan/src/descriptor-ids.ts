@@ -53,7 +53,8 @@ function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
   if (layers.length > 0) {
     return layers.map((group, index) => [groupIds(options, group), [offsets[index] ?? 0]] as const);
   }
-  if (options.groups.includes("mamba")) return hybridIds(options, endOf(options, offsets));
+  if (options.groups.includes("mamba"))
+    return hybridIds(options, startsOf(options, numRegions + 1)[numRegions] as number);
 
   const regionGroups = options.regionGroupIds ?? (numRegions === 1 ? [0] : []);
   requireEqual("regions with a group", regionGroups.length, "regions with a block count", numRegions);
@@ -78,7 +79,7 @@ function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
 
 function hybridIds(options: DescriptorIdOptions, firstState: number): readonly IdPart[] {
   const { stateSpace, groups, numRegions } = options;
-  const numBlocks = blocksOf(options);
+  const numBlocks = scaled(options, options.numBlocks);
   if (stateSpace === undefined) {
     throw new KvError(
       "KV_PLAN_INVALID",
@@ -108,21 +109,14 @@ function startsOf(options: DescriptorIdOptions, numRegions: number): number[] {
   let next = 0;
   for (let region = 0; region < numRegions; region++) {
     starts[region] = next;
-    next += blocksOf(options, region);
+    next += scaled(options, options.regionNumBlocks?.[region] ?? options.numBlocks);
   }
   return starts;
 }
 
-/** Behind the last region. */
-function endOf(options: DescriptorIdOptions, starts: readonly number[]): number {
-  const last = starts.length - 1;
-  return (starts[last] ?? 0) + (last < 0 ? 0 : blocksOf(options, last));
-}
-
-/** Descriptors of a region's blocks; without a region, of one whose count is not told apart. */
-function blocksOf(options: DescriptorIdOptions, region?: number): number {
-  const numBlocks = region === undefined ? undefined : options.regionNumBlocks?.[region];
-  return Math.floor((numBlocks ?? options.numBlocks) * (options.blockSizeRatio ?? 1));
+/** Descriptors of so many blocks. */
+function scaled({ blockSizeRatio = 1 }: DescriptorIdOptions, numBlocks: number): number {
+  return Math.floor(numBlocks * blockSizeRatio);
 }
 
 function groupIds(options: DescriptorIdOptions, group: number): readonly number[] {
