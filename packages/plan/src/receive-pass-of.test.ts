@@ -16,16 +16,17 @@ function planOf(change: Partial<EngineTransferPlan>, group: Partial<GroupPlan> =
 const pairs = (localStart: number, count: number, validTokens: number | undefined): PairedBlocks => ({
   ...{ localStart, remoteStart: 0, count, validTokens },
 });
-/** As plain numbers: permuted blocks, zeroed blocks, and the block that is covered in part with its first uncovered token. */
+/** As plain numbers: permuted blocks, zeroed blocks, the block that is covered in part with its first uncovered token, and the one in which the window begins. */
 function passOf(plan: EngineTransferPlan, ids: readonly number[], paired: PairedBlocks) {
   const pass = receivePassOf(plan, 1, ids, paired);
   if (pass === undefined) return undefined;
   expect(pass.group).toBe(1);
-  const { partialBlock: partial } = pass;
+  const { leadingBlock: leading, partialBlock: partial } = pass;
   return [
     [...pass.permuteBlockIds],
     [...pass.zeroBlockIds],
     partial === undefined ? "partialBlock" in pass : [partial.blockId, partial.fromToken],
+    ...(leading === undefined ? [] : [[leading.blockId, leading.untilToken]]),
   ];
 }
 
@@ -63,8 +64,11 @@ test.each<[string, ReturnType<typeof passOf>, EngineTransferPlan, readonly numbe
     [6, 7, 9, 4],
     pairs(2, 3, 40),
   ],
-  // Parts 1 to 3: the first block is reached by its second part alone, and so is neither before the window nor zeroed.
-  ["a window that begins within a block", [[6, 7], [9], false], PERMUTE, [6, 7, 9], pairs(1, 3, 32)],
+  // Parts 1 to 3: the first block is reached by its second part alone, and so is not before the window.
+  ["a window that begins within a block", [[6, 7], [9], false, [6, 8]], PERMUTE, [6, 7, 9], pairs(1, 3, 32)],
+  ["the same in the block behind", [[7, 9], [6], false, [7, 8]], PERMUTE, [6, 7, 9], pairs(3, 3, 48)],
+  ["the same, and a tail in the same block", [[6], [], [6, 12], [6, 8]], PERMUTE, [6], pairs(1, 1, 12)],
+  ["the same, where the engine masks", [[6, 7], [], false], MASKED, [6, 7], pairs(1, 3, 32)],
 ])("%s", (_what, expected, plan, ids, paired) => {
   expect(passOf(plan, ids, paired)).toEqual(expected);
 });

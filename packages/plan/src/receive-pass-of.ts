@@ -27,8 +27,11 @@ export function receivePassOf(
       : NONE;
 
   let zeroBlockIds = NONE;
+  let leadingBlock: ReceivePassGroup["leadingBlock"];
   let partialBlock: ReceivePassGroup["partialBlock"];
   if (plan.uncovered === "zeroed") {
+    const untilToken = (pairs.localStart % localParts) * partTokens;
+    if (untilToken > 0) leadingBlock = { blockId: kernelBlock(untouched), untilToken };
     const whole = Math.floor(validTokens / kernelTokens);
     const fromToken = validTokens % kernelTokens;
     if (fromToken > 0) partialBlock = { blockId: kernelBlock(whole), fromToken };
@@ -40,7 +43,10 @@ export function receivePassOf(
       );
     }
   }
-  if (permuteBlockIds.length === 0 && zeroBlockIds.length === 0 && partialBlock === undefined)
-    return undefined;
-  return { group, permuteBlockIds, zeroBlockIds, ...(partialBlock === undefined ? {} : { partialBlock }) };
+  const parts = {
+    ...(leadingBlock === undefined ? {} : { leadingBlock }),
+    ...(partialBlock === undefined ? {} : { partialBlock }),
+  };
+  const blocks = permuteBlockIds.length + zeroBlockIds.length + Object.keys(parts).length;
+  return blocks === 0 ? undefined : { group, permuteBlockIds, zeroBlockIds, ...parts };
 }

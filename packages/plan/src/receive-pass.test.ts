@@ -158,6 +158,21 @@ describe("what no transfer covered is zeroed", () => {
     expect(zerosOf(bytes)).toEqual(from(26, 28));
   });
 
+  test("what is before a window, of each head, or the begin of a token-major block", () => {
+    const group = {
+      leadingBlock: { blockId: 1, untilToken: 2 },
+      partialBlock: { blockId: 1, fromToken: 5 },
+    };
+    // A head of block 1 is 12 bytes from 28 on: its first two tokens are 4, its last is 2.
+    expect(zerosOf(pass(small(), group, full()))).toEqual([
+      ...[...from(28, 32), ...from(38, 40)],
+      ...[...from(40, 44), ...from(50, 52)],
+    ]);
+    const plan = small({ local: { layout: "BLNHC" } });
+    const bytes = pass(plan, { leadingBlock: { blockId: 0, untilToken: 2 } }, full());
+    expect(zerosOf(bytes)).toEqual(from(0, 8));
+  });
+
   test("whole blocks, without the padding behind them", () => {
     expect(zerosOf(pass(small(), { zeroBlockIds: Int32Array.of(0) }, full()))).toEqual(from(0, 24));
   });

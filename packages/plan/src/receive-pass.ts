@@ -71,12 +71,14 @@ function applyToRegion(place: PassPlace, group: ReceivePassGroup, bytes: Uint8Ar
 }
 
 function zeroUncovered(
-  { partialBlock, zeroBlockIds }: ReceivePassGroup,
+  { leadingBlock, partialBlock, zeroBlockIds }: ReceivePassGroup,
   block: (id: number) => Uint8Array,
   shape: BlockShape | undefined,
 ): void {
+  if (leadingBlock !== undefined && shape !== undefined)
+    zeroTokens(block(leadingBlock.blockId), shape, 0, leadingBlock.untilToken);
   if (partialBlock !== undefined && shape !== undefined)
-    zeroTokens(block(partialBlock.blockId), shape, partialBlock.fromToken);
+    zeroTokens(block(partialBlock.blockId), shape, partialBlock.fromToken, shape.tokens);
   for (const id of zeroBlockIds) block(id).fill(0);
 }
 
@@ -106,13 +108,14 @@ function zeroTokens(
   block: Uint8Array,
   { heads, tokens, cellBytes, tokenMajor }: BlockShape,
   fromToken: number,
+  untilToken: number,
 ): void {
   if (tokenMajor) {
-    block.fill(0, fromToken * heads * cellBytes);
+    block.fill(0, fromToken * heads * cellBytes, untilToken * heads * cellBytes);
     return;
   }
   for (let head = 0; head < heads; head++) {
-    block.fill(0, (head * tokens + fromToken) * cellBytes, (head + 1) * tokens * cellBytes);
+    block.fill(0, (head * tokens + fromToken) * cellBytes, (head * tokens + untilToken) * cellBytes);
   }
 }
 

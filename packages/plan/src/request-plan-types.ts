@@ -49,6 +49,8 @@ export interface ReceivePassGroup {
   readonly group: number;
   /** Blocks whose heads and tokens are put in order. */
   readonly permuteBlockIds: Int32Array;
+  /** The block in which the remote's window begins: tokens before `untilToken` are zeroed. */
+  readonly leadingBlock?: { readonly blockId: number; readonly untilToken: number };
   /** The block that is covered in part: tokens from here on are zeroed. */
   readonly partialBlock?: { readonly blockId: number; readonly fromToken: number };
   /** Blocks that no transfer covered; zeroed whole. */

@@ -88,6 +88,35 @@ test("a window's list is aligned at the last token", () => {
   ]);
 });
 
+describe("a window of which the remote kept less", () => {
+  // Blocks of 32 tokens here, of 16 there: 90 tokens end in the third block here, in the sixth there.
+  const plan = buildEngineTransferPlan(
+    samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank(), ["swa"]),
+  );
+
+  test("is zeroed before it, whole blocks and the begin of the one in which it begins", () => {
+    const blocks = { localBlockIds: [[6, 7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 90 };
+    expect(planRequest(plan, blocks).receivePass?.groups).toEqual([
+      {
+        ...{ group: 0, permuteBlockIds: Int32Array.of(7, 8), zeroBlockIds: Int32Array.of(6) },
+        ...{ leadingBlock: { blockId: 7, untilToken: 16 }, partialBlock: { blockId: 8, fromToken: 26 } },
+      },
+    ]);
+  });
+
+  test("is refused where a block stands before it and within it", () => {
+    const twice = (localBlockIds: number[]) => () =>
+      planRequest(plan, { localBlockIds: [localBlockIds], remoteBlockIds: [[1, 2, 3]], numTokens: 90 });
+    expect(twice([8, 7, 8])).toThrow(/local block 8 stands both before the remote's window and within it/);
+    expect(twice([7, 7, 8])).toThrow(/local block 7 stands both/);
+    // Of what is zeroed one block may stand for several: it holds nothing.
+    const few = { remoteBlockIds: [[3]], numTokens: 90 };
+    expect(planRequest(plan, { ...few, localBlockIds: [[0, 0, 8]] }).receivePass?.groups).toMatchObject([
+      { zeroBlockIds: Int32Array.of(0, 0), leadingBlock: { blockId: 8, untilToken: 16 } },
+    ]);
+  });
+});
+
 test("the pass zeroes the tail of the last block and blocks that nothing reached, and permutes those touched", () => {
   const blocks = {
     localBlockIds: [[6, 7]],

@@ -2,7 +2,7 @@ import { KvError } from "@kv/interface";
 import { addBlockRuns } from "./block-runs.js";
 import { pairDcp } from "./dcp-pairs.js";
 import type { EngineTransferPlan, GroupPlan, SourcePlan } from "./engine-plan-types.js";
-import { pairBlocks, partsPerLogical } from "./pair-blocks.js";
+import { type PairedBlocks, pairBlocks, partsPerLogical } from "./pair-blocks.js";
 import { receivePassOf } from "./receive-pass-of.js";
 import { outOfRange, requireCount, requireGroups, requireIds } from "./request-checks.js";
 import type {
@@ -127,6 +127,7 @@ function pairAll(
       numTokens: blocks.numTokens,
       computedBlocks: blocks.localComputedBlocks?.[group],
     });
+    requireApart(plan, group, localIds, pairs);
     const groupPass = receivePassOf(plan, group, localIds, pairs);
     if (groupPass !== undefined) pass.push(groupPass);
     const into = runs[batch] ?? noRuns();
@@ -140,6 +141,27 @@ function pairAll(
     requireOnce(plan, shape, batch, ordered);
     return batchOfRuns(ordered);
   });
+}
+
+/** What stands before the remote's window is zeroed, so none of it may be a block that is filled. */
+function requireApart(
+  plan: EngineTransferPlan,
+  group: number,
+  localIds: readonly number[],
+  { localStart }: PairedBlocks,
+): void {
+  const first = Math.floor(localStart / partsPerLogical(plan.groupPlans[group] as GroupPlan).local);
+  if (first === 0) return;
+  const filled = new Set(localIds.slice(first));
+  const block = localIds.slice(0, first).find((id) => filled.has(id));
+  if (block === undefined) return;
+  throw outOfRange(
+    `group ${group}: local block ${block} stands both before the remote's window and within it`,
+    {
+      group,
+      block,
+    },
+  );
 }
 
 function requireOnce(plan: EngineTransferPlan, shape: RequestShape, batch: number, runs: Runs): void {

@@ -8,6 +8,7 @@ import {
   type RequestBlocks,
 } from "../src/index.js";
 import { type CacheSpec, type KindEngine, kindEngine } from "./kind-memory.js";
+import { share } from "./share.js";
 
 /** A model with caches of several kinds, or with one that heads and tokens do not describe; two engines; one request. */
 export interface KindScene {
@@ -103,7 +104,7 @@ export const kindScene: fc.Arbitrary<KindScene> = fc
     sameTokens: fc.boolean(),
     form: fc.constantFrom(undefined, undefined, "permute" as const, "direct" as const),
     numTokens: fc.integer({ min: 1, max: 130 }),
-    computedShare: fc.double({ min: 0, max: 0.9, noNaN: true }),
+    computedShare: share.map((part) => 0.9 * part),
     windowBlocks: fc.integer({ min: 1, max: 4 }),
     states: fc.constantFrom(1, 1, 2),
     seed: fc.nat({ max: 100_000 }),

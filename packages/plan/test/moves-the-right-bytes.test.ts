@@ -15,6 +15,7 @@ import {
   type Rank,
   viewAt,
 } from "./labelled-memory.js";
+import { share } from "./share.js";
 
 /** A pair of engines and one request, from which everything else follows. */
 interface Scene {
@@ -255,8 +256,8 @@ function scenes(options: SceneOptions = {}): fc.Arbitrary<Scene> {
       localPhysical: fc.constantFrom(1, 1, 2, 3),
       remotePhysical: fc.constantFrom(1, 1, 2, 3),
       padding: fc.record({ prefill: fc.constantFrom(0, 0, 12), decode: fc.constantFrom(0, 0, 20) }),
-      tokenShare: fc.double({ min: 0, max: 1, noNaN: true }),
-      computedShare: fc.double({ min: 0, max: 1, noNaN: true }),
+      tokenShare: share,
+      computedShare: share,
       tellsComputed: fc.boolean(),
       seed: fc.nat(),
     })

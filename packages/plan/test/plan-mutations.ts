@@ -1,4 +1,10 @@
-import type { EngineTransferPlan, RequestPlan, RequestRead, SourcePlan } from "../src/index.js";
+import type {
+  EngineTransferPlan,
+  ReceivePassGroup,
+  RequestPlan,
+  RequestRead,
+  SourcePlan,
+} from "../src/index.js";
 
 /** What is to be proven of one scene: the plans of all local ranks, and what each does for one request. */
 export interface Case {
@@ -73,27 +79,31 @@ function read(
   };
 }
 
+/** Changes the receive pass of the first group of one rank that the change has something to do with. */
 const pass =
-  (
-    change: (
-      group: NonNullable<RequestPlan["receivePass"]>["groups"][number],
-      plan: EngineTransferPlan,
-    ) => NonNullable<RequestPlan["receivePass"]>["groups"][number] | undefined,
-  ): Mutation =>
+  (change: (group: ReceivePassGroup, plan: EngineTransferPlan) => ReceivePassGroup | undefined): Mutation =>
   (sound, pick) => {
     const rank = pick(sound.requests.length);
     const [plan, request] = [sound.plans[rank], sound.requests[rank]];
-    const group = request?.receivePass?.groups[0];
-    if (plan === undefined || request?.receivePass === undefined || group === undefined) return undefined;
-    const other = change(group, plan);
-    if (other === undefined) return undefined;
-    return withRequest(sound, rank, {
-      receivePass: { groups: replaced(request.receivePass.groups, 0, other) },
-    });
+    if (plan === undefined || request?.receivePass === undefined) return undefined;
+    const { groups } = request.receivePass;
+    for (const [index, group] of groups.entries()) {
+      const other = change(group, plan);
+      if (other !== undefined)
+        return withRequest(sound, rank, { receivePass: { groups: replaced(groups, index, other) } });
+    }
+    return undefined;
   };
 
-/** One head, or one token, has one order only. */
-const orderMatters = (plan: EngineTransferPlan) => plan.localHeads > 1 && plan.local.kernelBlockSize > 1;
+/** What is before a window, by so many tokens more or fewer. */
+const lead = (group: ReceivePassGroup, by: number): ReceivePassGroup | undefined => {
+  const { leadingBlock } = group;
+  if (leadingBlock === undefined) return undefined;
+  return { ...group, leadingBlock: { ...leadingBlock, untilToken: leadingBlock.untilToken + by } };
+};
+/** One head, or one token, has one order only; parts of one token come as tokens, which is what a token-major block is. */
+const orderMatters = ({ localHeads, local, blockOrder, blockSizeRatio }: EngineTransferPlan) =>
+  localHeads > 1 && local.kernelBlockSize > (blockOrder === "token-major" ? blockSizeRatio : 1);
 const change = (rows: Float64Array, at: number, by: number) => {
   rows[at] = (rows[at] ?? 0) + by;
 };
@@ -234,6 +244,11 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
   "the tail is not zeroed": pass(({ partialBlock, ...group }) =>
     partialBlock === undefined ? undefined : group,
   ),
+  "what is before a window ends one token late": pass((group) => lead(group, 1)),
+  "what is before a window ends one token early": pass((group) => lead(group, -1)),
+  "what is before a window is not zeroed": pass(({ leadingBlock, ...group }) =>
+    leadingBlock === undefined ? undefined : group,
+  ),
   "a block beyond the end is not zeroed": pass((group) =>
     group.zeroBlockIds.length === 0 ? undefined : { ...group, zeroBlockIds: group.zeroBlockIds.slice(1) },
   ),
@@ -247,6 +262,7 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
     const needed = pass?.groups.some(
       (group) =>
         group.zeroBlockIds.length > 0 ||
+        group.leadingBlock !== undefined ||
         group.partialBlock !== undefined ||
         (group.permuteBlockIds.length > 0 && plan !== undefined && orderMatters(plan)),
     );

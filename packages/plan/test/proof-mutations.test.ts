@@ -42,7 +42,7 @@ function verdictOf({ scene, blocks, remotes }: Sound, { plans, requests }: Case)
 /** Draws scenes until the mutation has found enough that it can spoil. */
 function spoil(mutation: Mutation): number {
   let spoiled = 0;
-  for (const [scene, seed] of fc.sample(fc.tuple(likelyScene, fc.nat()), { numRuns: RUNS * 12, seed: 7 })) {
+  for (const [scene, seed] of fc.sample(fc.tuple(likelyScene, fc.nat()), { numRuns: RUNS * 40, seed: 7 })) {
     if (spoiled >= RUNS) break;
     const given = soundCase(scene);
     if (given === undefined) continue;

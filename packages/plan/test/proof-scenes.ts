@@ -7,6 +7,7 @@ import {
   type RankGeometry,
   type RequestBlocks,
 } from "../src/index.js";
+import { share } from "./share.js";
 
 /** One engine of a pair, from which the geometry of all its ranks follows. */
 export interface EngineDraw {
@@ -33,6 +34,8 @@ export interface Scene {
   readonly numTokens: number;
   readonly computedBlocks: number;
   readonly tellsComputed: boolean;
+  /** What of a window's blocks the prefill side has let go, as a share of them. */
+  readonly letGo: number;
   readonly seed: number;
 }
 
@@ -86,7 +89,9 @@ export function requestOf(scene: Scene): RequestBlocks {
   const decode = tables(scene, scene.decode, scene.seed + 1);
   return {
     localBlockIds: decode.map((table) => table.slice(scene.computedBlocks)),
-    remoteBlockIds: tables(scene, scene.prefill, scene.seed),
+    remoteBlockIds: tables(scene, scene.prefill, scene.seed).map((table, group) =>
+      scene.groups[group] === "swa" ? table.slice(Math.floor(scene.letGo * table.length)) : table,
+    ),
     numTokens: scene.numTokens,
     ...(scene.tellsComputed ? { localComputedBlocks: decode.map(() => scene.computedBlocks) } : {}),
   };
@@ -129,6 +134,7 @@ const GROUPINGS: readonly { groups: readonly KvCacheKind[]; regions: readonly nu
   { groups: ["full", "swa"], regions: [-1, -1] },
   { groups: ["full", "full"], regions: [0, -1, 1] },
   { groups: ["mla"], regions: [0, 0] },
+  { groups: ["swa"], regions: [0, 0] },
 ];
 
 /** Every pair that the planner is meant to accept or to refuse; sizes that do not divide are among them. */
@@ -167,9 +173,13 @@ export const anyScene: fc.Arbitrary<Scene> = fc
     padding: fc.tuple(fc.constantFrom(0, 0, 12), fc.constantFrom(0, 0, 20)),
     masksUncovered: fc.boolean(),
     converts: fc.boolean(),
-    tokenShare: fc.double({ min: 0, max: 1, noNaN: true }),
-    computedShare: fc.double({ min: 0, max: 1, noNaN: true }),
+    tokenShare: share,
+    computedShare: share,
     tellsComputed: fc.boolean(),
+    letGo: fc.oneof(
+      fc.constant(0),
+      share.map((part) => 0.99 * part),
+    ),
     seed: fc.nat({ max: 1_000_000 }),
   })
   .filter(({ blocks: [size, ratio] }) => Number.isInteger(size * ratio))
@@ -206,6 +216,7 @@ export const anyScene: fc.Arbitrary<Scene> = fc
       numTokens,
       computedBlocks: Math.floor(draw.computedShare * needed * 0.99),
       tellsComputed: draw.tellsComputed,
+      letGo: draw.letGo,
       seed: draw.seed,
     };
   });

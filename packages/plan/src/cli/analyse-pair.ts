@@ -194,7 +194,8 @@ function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan):
     lengthBytes: request.lengthBytes,
     permutedBlocks: passes.reduce((sum, group) => sum + group.permuteBlockIds.length, 0),
     zeroedBlocks: passes.reduce(
-      (sum, group) => sum + group.zeroBlockIds.length + (group.partialBlock === undefined ? 0 : 1),
+      (sum, { zeroBlockIds, leadingBlock, partialBlock }) =>
+        sum + zeroBlockIds.length + [leadingBlock, partialBlock].filter((one) => one !== undefined).length,
       0,
     ),
     planHash: hashPlan(plan),

@@ -24,6 +24,8 @@ export interface BlockPattern {
   readonly neededTo: number;
   /** All that the request needs is among the writes. */
   readonly complete: boolean;
+  /** Whether tokens before the needed ones, of a window, must have been cleared. */
+  readonly clearsLead: boolean;
   /** Whether tokens after the needed ones must have been cleared. */
   readonly clearsTail: boolean;
   readonly meaning: BlockMeaning;
@@ -33,7 +35,7 @@ export interface BlockPattern {
 
 export function patternKey(pattern: BlockPattern): string {
   const { pass } = pattern;
-  let key = `${pattern.lengthBytes};${pattern.neededFrom};${pattern.neededTo};${pass.permuted};${pass.zeroFromToken}`;
+  let key = `${pattern.lengthBytes};${pattern.neededFrom};${pattern.neededTo};${pass.permuted};${pass.zeroUntilToken};${pass.zeroFromToken}`;
   for (const write of pattern.writes)
     key += `;${write.offset},${write.lengthBytes},${write.source},${write.remoteOffset},${write.remoteToken}`;
   return key;
@@ -50,14 +52,17 @@ export function provePattern(pattern: BlockPattern, where: PlanFault["at"]): voi
       offset = afterPadding(meaning, offset, lengthBytes);
       continue;
     }
-    const zeroing = zeroingAt(pattern.grid, offset, pass.zeroFromToken);
+    const zeroing = zeroingAt(pattern.grid, offset, pass);
     const at = { ...where, offset, head: want.head, tokenInBlock: want.token, cellByte: want.cellByte };
     const isTail = want.token + meaning.tokensPerStep > pattern.neededTo;
     if (isTail && !zeroing.zeroed && pattern.clearsTail) {
       fail("tail-not-cleared", "a token that the request does not have keeps the bytes of another", at);
     }
+    const isLead = want.token + meaning.tokensPerStep <= pattern.neededFrom;
+    if (isLead && !zeroing.zeroed && pattern.clearsLead)
+      fail("lead-not-cleared", "a token before the remote's window keeps the bytes of another", at);
     const toEdge = bytesToEdge(pattern, want);
-    if (want.token >= pattern.neededTo || want.token + meaning.tokensPerStep <= pattern.neededFrom) {
+    if (want.token >= pattern.neededTo || isLead) {
       const runBytes = onward(zeroing.runBytes, toEdge);
       if (want.token < pattern.neededFrom) requireUntouched(pattern, writes, offset, runBytes, at);
       offset += runBytes;

@@ -5,7 +5,7 @@ import type { EngineTransferPlan } from "../engine-plan-types.js";
 import { applyReceivePass } from "../receive-pass.js";
 import type { ReceivePassGroup } from "../request-plan-types.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
-import { originOf, passByBlock, passGrid, zeroingAt } from "./pass-effect.js";
+import { originOf, passByBlock, passGrid, UNTOUCHED, zeroingAt } from "./pass-effect.js";
 
 const grids = fc
   .record({
@@ -14,13 +14,14 @@ const grids = fc
     partTokens: fc.integer({ min: 1, max: 4 }),
     cellBytes: fc.integer({ min: 1, max: 3 }),
     tokenMajor: fc.boolean(),
+    zeroUntil: fc.integer({ min: 0, max: 20 }),
     zeroFrom: fc.integer({ min: 0, max: 20 }),
   })
   .filter(({ heads, parts, partTokens, cellBytes }) => heads * parts * partTokens * cellBytes <= 250);
 
 test("what is believed of the receive pass is what it does to every byte of a block", () => {
   fc.assert(
-    fc.property(grids, ({ heads, parts, partTokens, cellBytes, tokenMajor, zeroFrom }) => {
+    fc.property(grids, ({ heads, parts, partTokens, cellBytes, tokenMajor, zeroUntil, zeroFrom }) => {
       const tokens = parts * partTokens;
       const lengthBytes = heads * tokens * cellBytes;
       const any = buildEngineTransferPlan(samplePair());
@@ -38,10 +39,12 @@ test("what is believed of the receive pass is what it does to every byte of a bl
       };
       const grid = passGrid(plan, 0, 0);
       const fromToken = Math.min(zeroFrom, tokens);
+      const untilToken = Math.min(zeroUntil, tokens);
       const pass: ReceivePassGroup = {
         group: 0,
         permuteBlockIds: Int32Array.of(1),
         zeroBlockIds: Int32Array.of(2),
+        ...(untilToken > 0 ? { leadingBlock: { blockId: 1, untilToken } } : {}),
         ...(fromToken > 0 && fromToken < tokens ? { partialBlock: { blockId: 1, fromToken } } : {}),
       };
       const landed = Uint8Array.from({ length: 10 * lengthBytes }, (_, at) => 1 + (at % lengthBytes));
@@ -49,10 +52,10 @@ test("what is believed of the receive pass is what it does to every byte of a bl
       applyReceivePass(plan, { groups: [pass] }, [bytes]);
       const believed = passByBlock(pass);
       for (let block = 0; block < 3; block++) {
-        const { permuted = false, zeroFromToken = Number.POSITIVE_INFINITY } = believed.get(block) ?? {};
+        const known = believed.get(block) ?? UNTOUCHED;
         for (let offset = 0; offset < lengthBytes; ) {
-          const zeroing = zeroingAt(grid, offset, zeroFromToken);
-          const origin = permuted ? originOf(grid, offset) : { offset, runBytes: lengthBytes - offset };
+          const zeroing = zeroingAt(grid, offset, known);
+          const origin = known.permuted ? originOf(grid, offset) : { offset, runBytes: lengthBytes - offset };
           // A run moves together: all of its bytes, not only the first.
           const run = Math.min(zeroing.runBytes, origin.runBytes, lengthBytes - offset);
           expect(run).toBeGreaterThan(0);

@@ -5,9 +5,17 @@ import { fail } from "./verdict.js";
 /** What the receive pass does with one block, told backwards: whence each byte comes. */
 export interface BlockPass {
   readonly permuted: boolean;
+  /** Tokens of the block before this one are zeroed; 0: none. */
+  readonly zeroUntilToken: number;
   /** Tokens of the block from here on are zeroed; Infinity: none. */
   readonly zeroFromToken: number;
 }
+
+export const UNTOUCHED: BlockPass = {
+  permuted: false,
+  zeroUntilToken: 0,
+  zeroFromToken: Number.POSITIVE_INFINITY,
+};
 
 /** Where a byte of a finished block was before the permutation, and how many bytes from there moved together. */
 export interface Origin {
@@ -21,17 +29,21 @@ export function passByBlock(pass: ReceivePassGroup | undefined): ReadonlyMap<num
   if (pass === undefined) return found;
   for (const block of pass.permuteBlockIds) {
     if (found.has(block)) fail("receive-pass", `kernel block ${block} is permuted twice`, { block });
-    found.set(block, { permuted: true, zeroFromToken: Number.POSITIVE_INFINITY });
+    found.set(block, { ...UNTOUCHED, permuted: true });
   }
-  const zero = (block: number, fromToken: number) => {
-    const before = found.get(block);
+  const zero = (block: number, untilToken: number, fromToken: number) => {
+    const { permuted, zeroUntilToken, zeroFromToken } = found.get(block) ?? UNTOUCHED;
     found.set(block, {
-      permuted: before?.permuted ?? false,
-      zeroFromToken: Math.min(fromToken, before?.zeroFromToken ?? Number.POSITIVE_INFINITY),
+      permuted,
+      zeroUntilToken: Math.max(untilToken, zeroUntilToken),
+      zeroFromToken: Math.min(fromToken, zeroFromToken),
     });
   };
-  for (const block of pass.zeroBlockIds) zero(block, 0);
-  if (pass.partialBlock !== undefined) zero(pass.partialBlock.blockId, pass.partialBlock.fromToken);
+  const { zeroBlockIds, leadingBlock, partialBlock } = pass;
+  for (const block of zeroBlockIds) zero(block, 0, 0);
+  if (leadingBlock !== undefined)
+    zero(leadingBlock.blockId, leadingBlock.untilToken, UNTOUCHED.zeroFromToken);
+  if (partialBlock !== undefined) zero(partialBlock.blockId, 0, partialBlock.fromToken);
   return found;
 }
 
@@ -90,15 +102,19 @@ function gridPlace({ heads, tokens, cellBytes, tokenMajor }: PassGrid, offset: n
 export function zeroingAt(
   grid: PassGrid,
   offset: number,
-  fromToken: number,
+  { zeroUntilToken, zeroFromToken }: BlockPass,
 ): { readonly zeroed: boolean; readonly runBytes: number } {
-  if (fromToken <= 0 || fromToken === Number.POSITIVE_INFINITY)
-    return { zeroed: fromToken <= 0, runBytes: Number.POSITIVE_INFINITY };
+  const whole = zeroFromToken <= 0;
+  if (whole || (zeroUntilToken <= 0 && zeroFromToken === Number.POSITIVE_INFINITY))
+    return { zeroed: whole, runBytes: Number.POSITIVE_INFINITY };
   requireWhole(grid);
   const { token, cellByte } = gridPlace(grid, offset);
-  const zeroed = token >= fromToken;
-  const cells = grid.tokenMajor ? 1 : zeroed ? grid.tokens - token : fromToken - token;
-  return { zeroed, runBytes: cells * grid.cellBytes - cellByte };
+  const edge = [zeroUntilToken, zeroFromToken].find((one) => token < one && one < grid.tokens) ?? grid.tokens;
+  const cells = grid.tokenMajor ? 1 : edge - token;
+  return {
+    zeroed: token < zeroUntilToken || token >= zeroFromToken,
+    runBytes: cells * grid.cellBytes - cellByte,
+  };
 }
 
 /**

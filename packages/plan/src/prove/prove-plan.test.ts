@@ -138,6 +138,28 @@ describe("the first fault is named, with its place", () => {
     });
   });
 
+  test("what is before a window keeps another request's bytes, or is cleared too far", () => {
+    const swa = buildEngineTransferPlan({ ...samplePair(wider, sampleRank(), ["swa"]) });
+    const tables = { localBlockIds: [[4, 2]], remoteBlockIds: [[1, 3, 5]], numTokens: 64 };
+    const sound = planRequest(swa, tables);
+    const [pass] = sound.receivePass?.groups ?? [];
+    if (pass?.leadingBlock === undefined) return expect.fail("a leading block was expected");
+    const { leadingBlock, ...kept } = pass;
+    const verdict = (plan: EngineTransferPlan, group: typeof pass) => {
+      const requests = [{ blocks: tables, plan: { ...sound, receivePass: { groups: [group] } } }];
+      return provePlan(plan, { remotes: [sampleRank()], numKvHeads: 4, requests });
+    };
+    expect(verdict(swa, pass)).toMatchObject({ proven: true });
+    expect(verdict(swa, kept)).toMatchObject({
+      fault: { kind: "lead-not-cleared", at: { block: 4, tokenInBlock: 0 } },
+    });
+    const far = { ...kept, leadingBlock: { ...leadingBlock, untilToken: 17 } };
+    expect(verdict(swa, far)).toMatchObject({
+      fault: { kind: "needed-but-cleared", at: { block: 4, tokenInBlock: 16 } },
+    });
+    expect(verdict({ ...swa, uncovered: "masked" }, kept)).toMatchObject({ proven: true });
+  });
+
   test("a pass over what is not the request's", () => {
     const pass = request.receivePass?.groups[0];
     if (pass === undefined) return expect.fail("a pass was expected");

@@ -5,11 +5,9 @@ import { type BlockPattern, patternKey, provePattern } from "./block-pattern.js"
 import { kindMeaning, regionsHolding } from "./kind-meaning.js";
 import { blockKey, landedWrites, type Owner, type Owners } from "./landed-writes.js";
 import { meaningsOf, type ProofSubject, type RegionMeanings } from "./pair-meaning.js";
-import { type BlockPass, passByBlock, passGrid } from "./pass-effect.js";
+import { type BlockPass, passByBlock, passGrid, UNTOUCHED } from "./pass-effect.js";
 import { type DemandBlocks, demandOf, type GroupDemand } from "./request-demand.js";
 import { fail } from "./verdict.js";
-
-const UNTOUCHED: BlockPass = { permuted: false, zeroFromToken: Number.POSITIVE_INFINITY };
 
 /** Patterns already proven; shared over the requests of one plan. */
 export type ProvenPatterns = Set<string>;
@@ -42,7 +40,7 @@ export function proveRequest(
   const passes = passesOf(request, demands);
   let count = 0;
   for (const [demand, regions] of meanings) {
-    const isTokenless = kindMeaning(model.groups[demand.group] ?? "")?.lists === "last";
+    const lists = kindMeaning(model.groups[demand.group] ?? "")?.lists;
     for (const [region, meaning] of regions) {
       const own = plan.local.regions[region] as RegionGeometry;
       const seen = classOf(meaning);
@@ -61,13 +59,13 @@ export function proveRequest(
             ...write,
             remoteToken: write.remoteToken - begin,
           })),
-          pass:
-            isPart && pass.zeroFromToken > 0 ? { ...pass, zeroFromToken: Number.POSITIVE_INFINITY } : pass,
+          pass: isPart && pass.zeroFromToken > 0 ? { ...UNTOUCHED, permuted: pass.permuted } : pass,
           grid,
           neededFrom: within(demand.fromToken),
           neededTo,
           complete,
-          clearsTail: !isTokenless && !isPart && plan.uncovered === "zeroed",
+          clearsLead: lists === "window" && !isPart && plan.uncovered === "zeroed",
+          clearsTail: lists !== "last" && !isPart && plan.uncovered === "zeroed",
           meaning: meaning.local,
           sourceMeanings: meaning.sources,
         };

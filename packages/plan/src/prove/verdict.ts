@@ -9,6 +9,7 @@ export const PLAN_FAULT_KINDS = [
   "written-twice",
   "not-written",
   "wrong-source",
+  "lead-not-cleared",
   "tail-not-cleared",
   "needed-but-cleared",
   "receive-pass",
