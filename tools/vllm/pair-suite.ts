@@ -1,5 +1,4 @@
 import { existsSync } from "node:fs";
-import { availableParallelism } from "node:os";
 import { join } from "node:path";
 import { zmqSideChannel } from "@kv/connector";
 import { nixlTransport } from "@kv/nixl";
@@ -27,8 +26,6 @@ import { until } from "./until.js";
 const OUTPUT_TOKENS = 16;
 const PROMPTS = [prompt(100), prompt(40), prompt(300)];
 const TIMEOUT_MS = 60_000;
-/** Of a P that pushes and a D of two ranks, each with its engine. */
-const MOST_BUSY_CORES = 4;
 
 /** `kv-peer` and a prefill and a decode server of vLLM: what the README of the package promises to a person who has two of them. */
 export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): void {
@@ -89,15 +86,8 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     if (p.kind.mode === "pull") expect(report.leaks.expiredRequests).toBe(report.requests.unnotified * p.tp);
   });
 
-  test("a recording of the pair; a decode worker makes the recorded tokens of the served one", async ({
-    skip,
-  }) => {
+  test("a recording of the pair; a decode worker makes the recorded tokens of the served one", async () => {
     const [p, d] = [prefill(), decode()];
-    if (p.kind.mode === "push" && d.tp > 1 && availableParallelism() < MOST_BUSY_CORES) {
-      skip(
-        `a push P that offers spins on two cores, and D has none to shake hands on: ${MOST_BUSY_CORES} are needed`,
-      );
-    }
     const server = engineServer(d.url, { timeoutMs: TIMEOUT_MS });
     const to = recordingFolder(p.kind, p.tp, d.tp);
     const manifest = await onceMoreAfterTimeout(

@@ -4,7 +4,8 @@ import type { RegistrationOrder } from "./step-metadata.js";
 
 /**
  * A producer that dies between a registration and its WRITE sends no word. A heartbeat that the transport does not take raises the
- * question; another process in its place answers it, and so does nobody, asked twice.
+ * question; another process in its place answers it, and so does nobody, asked twice. vLLM's listener would die of the question: of a vLLM
+ * producer two such heartbeats in a row are the answer.
  */
 export interface Suspicion {
   /** A heartbeat was taken. */
@@ -30,12 +31,14 @@ export function createSuspicion({ peers, waiting, processAt }: SuspicionOptions)
       const link = peers.peek(engineId);
       const first = concerned[0];
       if (first === undefined || link === undefined) return;
-      const process = await processAt(first.order);
+      const answers = link.incarnation !== undefined;
+      const process = answers ? await processAt(first.order) : undefined;
       const times = (silent.get(engineId) ?? 0) + 1;
       silent.set(engineId, times);
-      if (process === link.incarnation || (process === undefined && times < 2)) return;
+      if (process === undefined ? times < 2 : process === link.incarnation) return;
       silent.delete(engineId);
-      const reason = process === undefined ? "does not answer" : "was restarted";
+      const gone = answers ? "does not answer" : "takes no heartbeat";
+      const reason = process === undefined ? gone : "was restarted";
       peers.drop(engineId, `it ${reason}`, link);
       for (const { fail, order } of concerned) {
         const message = `engine ${engineId} ${reason} before it wrote the KV of request ${order.requestId}`;

@@ -1,15 +1,21 @@
-"""Found first on PYTHONPATH by the vLLM processes of the live tests. It changes two modules as they are loaded.
+"""Found first on PYTHONPATH by the vLLM processes of the live tests. It changes a few modules as they are loaded, none in what it computes or sends.
 
-NIXL's Python API polls without pause, a whole core per agent; with several agents on two cores nothing else would run: the pause of
-its progress thread becomes a millisecond.
+Servers are made for a core of their own for each process; several of them share two here, and one that waits must not keep the others from
+running, or handshakes time out and leases end:
+- NIXL's Python API polls without pause: the pause of its progress thread becomes a millisecond.
+- An engine that waits for a transfer, and has nothing to run, steps every millisecond: every 20.
+- A worker that has had a message spins for a second on the memory where the next one would be: it sleeps until it is called, and looks every 5 milliseconds.
 
 vLLM takes the widest arithmetic that the CPU has, and each rounds in its own way: told that there is AVX2 only, every x86 machine computes the
 bytes that were recorded."""
 import importlib.abc
 import importlib.util
 import sys
+import time
 
 PAUSE_US = 1000
+IDLE_STEP_S = 0.02
+LOOK_MS = 5
 WIDER_THAN_AVX2 = ("avx512", "vnni", "amx")
 
 
@@ -23,15 +29,48 @@ def slow_down(api):
     api.nixlBind.nixlAgent = agent
 
 
+def rest(core):
+    """Its only sleep is the one between two steps that ran nothing."""
+
+    class Time:
+        def __getattr__(self, name):
+            return getattr(time, name)
+
+        def sleep(self, seconds):
+            time.sleep(max(seconds, IDLE_STEP_S))
+
+    core.time = Time()
+
+
+def look_now_and_then(shm_broadcast):
+    """A call that is lost costs a look, too: vLLM's spinning hides that zmq drops the second of two calls within three milliseconds."""
+    wait = shm_broadcast.SpinCondition.wait
+
+    def sleep(self, timeout_ms=None):
+        self.busy_loop_s = 0
+        wait(self, LOOK_MS if timeout_ms is None else min(timeout_ms, LOOK_MS))
+
+    shm_broadcast.SpinCondition.wait = sleep
+    # 100 ms before each such wait, within a native loop.
+    shm_broadcast.SPINLOOP_EXT_ENABLED = False
+
+
 def narrow(cpu):
     for name in dir(cpu):
         if name.startswith("_is_") and any(part in name for part in WIDER_THAN_AVX2):
             setattr(cpu, name, lambda: False)
 
 
+CHANGES = {
+    "torch.cpu": narrow,
+    "vllm.distributed.device_communicators.shm_broadcast": look_now_and_then,
+    "vllm.v1.engine.core": rest,
+}
+
+
 def change_of(name):
-    if name == "torch.cpu":
-        return narrow
+    if name in CHANGES:
+        return CHANGES[name]
     if name.startswith("nixl_cu") and name.endswith("._api"):
         return slow_down
     return None

@@ -9,7 +9,10 @@ const FEWEST_BLOCKS = 3;
 /** Descriptors of one sample, about: a block that is cut into many pieces has many. */
 const DESCRIPTORS = 20_000;
 
-/** Requests that show what a plan does: consecutive and scattered blocks up to the pool's ends, a partial last block, a prefix hit. */
+/**
+ * Requests that show what a plan does: consecutive and scattered blocks up to the pool's ends, a partial last block, a prefix hit, a window of
+ * which the remote has let go a part.
+ */
 export function sampleRequests(plan: EngineTransferPlan): readonly { readonly blocks: RequestBlocks }[] {
   const [localTokens, remoteTokens] = [
     logicalTokens(plan, plan.local, plan.remote),
@@ -49,7 +52,10 @@ export function sampleRequests(plan: EngineTransferPlan): readonly { readonly bl
       return {
         blocks: {
           localBlockIds: locals.map((ids, group) => ids.slice(computed[group])),
-          remoteBlockIds: remotes,
+          remoteBlockIds: remotes.map((ids, group) => {
+            const windowed = kindMeaning(plan.groups[group] ?? "")?.lists === "window";
+            return scattered && windowed ? ids.slice(Math.floor(ids.length / 3)) : ids;
+          }),
           numTokens,
           localComputedBlocks: computed,
         },
