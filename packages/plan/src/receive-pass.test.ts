@@ -128,6 +128,7 @@ describe("the order of heads and tokens", () => {
     const bytes = Uint8Array.of(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12);
     const group = {
       ...{ permuteBlockIds: Int32Array.of(0), partialBlock: { blockId: 0, fromToken: 2 } },
+      leadingBlock: { blockId: 0, untilToken: 1 },
       zeroBlockIds: Int32Array.of(1),
     };
     expect(pass(plan, group, bytes)).toEqual([1, 2, 3, 4, 5, 6, 0, 0, 0, 0, 0, 0]);
