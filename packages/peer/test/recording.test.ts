@@ -1,7 +1,13 @@
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { systemRandom } from "@kv/interface";
 import { afterEach, expect, test } from "vitest";
+import { decodeIdOf } from "../src/connector-for.js";
+import { openHeadlessDecode } from "../src/decode/headless-decode.js";
+import { handshakeOf } from "../src/decode/load.js";
+import { mirrorOf } from "../src/decode/mirror.js";
+import { readTold } from "../src/decode/pull-one.js";
 import { diffRecordings } from "../src/recording/diff.js";
 import { record } from "../src/recording/record.js";
 import { openRecording } from "../src/recording/recording.js";
@@ -35,6 +41,43 @@ test("a recording of a server that serves a recording is that recording", async 
     // Said by our side and left out by a vLLM of that time, or the reverse.
     ...found.filter(({ where }) => /: (pp_size|dcp_size|remote_registration_generation)$/.test(where)),
   ]);
+  expect(served.prefill.blocks.used).toBe(0);
+});
+
+test("what was recorded of one rank is pushed to two: each has its heads", async () => {
+  served = await serveSample({ lengths: [100], factors: { transfer_mode: "push" } });
+  const { server, transport, sideChannel } = served;
+  const params = await server.prefill(tokensOf(100));
+  const { metadata, compatibilityHash: announcedHash } = await handshakeOf(readTold(params), sideChannel);
+  const mirror = mirrorOf(metadata, readTold(params), { engineId: "two-ranks", numBlocks: 8 });
+  const decode = await openHeadlessDecode({
+    ...{ ...mirror, transport, sideChannel, announcedHash },
+    engine: { ...mirror.engine, tpSize: 2 },
+    cache: { ...mirror.cache, numKvHeads: 4 },
+    regions: mirror.regions.map((region) => ({ ...region, blockLengthBytes: region.blockLengthBytes / 2 })),
+  });
+  try {
+    const blockIds = [[5, 2, 7, 1]];
+    const request = {
+      requestId: decodeIdOf(readTold(params), systemRandom()),
+      numPromptTokens: 100,
+      kvTransferParams: params,
+    };
+    const { failure } = await decode.receive(request, blockIds);
+    expect(failure).toBeUndefined();
+    // Four blocks of 32 KiB in each of four regions; in each block the heads of rank 0, then those of rank 1.
+    const sent = kvOf(0, 4);
+    for (const [region] of mirror.regions.entries()) {
+      for (const [at, id] of [5, 2, 7, 1].entries()) {
+        const halves = [0, 1].map((tpRank) => decode.block(tpRank, region, id));
+        const begin = (region * 4 + at) * 32_768;
+        expect(Buffer.compare(Buffer.concat(halves), sent.subarray(begin, begin + 32_768))).toBe(0);
+      }
+    }
+    decode.finish(request, blockIds);
+  } finally {
+    await decode.close();
+  }
   expect(served.prefill.blocks.used).toBe(0);
 });
 

@@ -16,7 +16,12 @@ export interface MirrorOptions {
   /** Logical blocks of the mirror's cache. */
   readonly numBlocks: number;
   readonly handshakeTimeoutMs?: number;
+  /** Blocks may go to an engine of another TP size, and are cut for it. Default: they go as a whole. */
+  readonly isCut?: boolean;
 }
+
+/** More heads for a rank than any TP size asks for. */
+const MOST_HEADS = 64;
 
 /**
  * The cache of a decode engine that any prefill engine can be read into: the same ranks, regions and blocks, so that each block lands as
@@ -70,8 +75,7 @@ export function mirrorOf(metadata: AgentMetadata, told: RemotePrefillParams, opt
       groups,
       blockSize: metadata.blockSize * logical,
       physicalBlocksPerLogical: logical,
-      // A head per rank: how a block divides into heads does not matter to one that is copied whole.
-      numKvHeads: told.tpSize,
+      numKvHeads: told.tpSize * (options.isCut === true ? headsOf(regions, metadata.blockSize) : 1),
       headSize: 1,
       numHiddenLayers: regions.length,
       dtype: "torch.bfloat16",
@@ -86,4 +90,16 @@ export function mirrorOf(metadata: AgentMetadata, told: RemotePrefillParams, opt
       numBlocks: options.numBlocks * logical,
     })),
   };
+}
+
+/**
+ * Heads of a rank, of which nothing is known: as many as its blocks can be cut into. Any number that the other engine's ranks divide cuts the
+ * same bytes, and a plan compares the lengths of both sides. One for blocks that go as a whole.
+ */
+function headsOf(regions: readonly { readonly blockLengthBytes: number }[], blockTokens: number): number {
+  let heads = MOST_HEADS;
+  const divides = ({ blockLengthBytes }: { readonly blockLengthBytes: number }) =>
+    blockLengthBytes % (heads * blockTokens) === 0;
+  while (heads > 1 && !regions.every(divides)) heads /= 2;
+  return heads;
 }

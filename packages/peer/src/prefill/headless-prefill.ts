@@ -60,6 +60,8 @@ export async function openHeadlessPrefill(options: HeadlessPrefillOptions): Prom
   const mirror = mirrorOf(rank0.metadata, readTold(prompt0.params), {
     engineId: `kv-peer-prefill-${around.random.uuid()}`,
     numBlocks,
+    // One that pushes plans the cut; one that is read has none to make.
+    isCut: true,
   });
   const connector = options.connector ?? mirror.connector;
   const config = readTransferConfig(
