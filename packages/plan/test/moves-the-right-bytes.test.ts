@@ -15,6 +15,7 @@ import {
   type Rank,
   viewAt,
 } from "./labelled-memory.js";
+import { PROPERTY_TIMEOUT_MS } from "./property-timeout.js";
 import { share } from "./share.js";
 
 /** A pair of engines and one request, from which everything else follows. */
@@ -318,7 +319,7 @@ function scenes(options: SceneOptions = {}): fc.Arbitrary<Scene> {
 }
 
 // Hundreds of cases each: the default limit is less than a busy machine may need.
-vi.setConfig({ testTimeout: 300_000 });
+vi.setConfig({ testTimeout: PROPERTY_TIMEOUT_MS });
 
 const RUNS = Number(process.env["KV_PROPERTY_RUNS"] ?? 400);
 

@@ -3,6 +3,7 @@ import fc from "fast-check";
 import { expect, test } from "vitest";
 import { proveEnginePlans } from "../src/index.js";
 import { buildKinds, type KindScene, kindScene, requestOfKinds, writeOfKinds } from "./kind-scenes.js";
+import { PROPERTY_TIMEOUT_MS } from "./property-timeout.js";
 
 const REFUSALS = ["KV_TOPOLOGY_INVALID", "KV_PLAN_INVALID", "KV_PLAN_INCOMPATIBLE", "KV_PLAN_UNSUPPORTED"];
 
@@ -30,7 +31,7 @@ function prove(
 }
 
 test("state, latents, windows, packed rows, stages, DCP, types of memory: what is planned is proven", {
-  timeout: 300_000,
+  timeout: PROPERTY_TIMEOUT_MS,
 }, () => {
   const counts = { proven: 0, refused: 0 };
   fc.assert(
@@ -41,7 +42,7 @@ test("state, latents, windows, packed rows, stages, DCP, types of memory: what i
 });
 
 test("the same written: every rank gets all of its bytes, and as many words as it waits for", {
-  timeout: 300_000,
+  timeout: PROPERTY_TIMEOUT_MS,
 }, () => {
   const counts = { proven: 0, refused: 0 };
   fc.assert(

@@ -3,6 +3,7 @@ import fc from "fast-check";
 import { expect, test } from "vitest";
 import { proveEnginePlans } from "../src/index.js";
 import { anyScene, type BuiltScene, build, likelyScene, requestOf, type Scene } from "./proof-scenes.js";
+import { PROPERTY_TIMEOUT_MS } from "./property-timeout.js";
 
 const RUNS = 1000;
 const REFUSALS = ["KV_TOPOLOGY_INVALID", "KV_PLAN_INVALID", "KV_PLAN_INCOMPATIBLE", "KV_PLAN_UNSUPPORTED"];
@@ -35,7 +36,7 @@ function check(scene: Scene, counts?: { proven: number; refused: number }): void
 }
 
 test("whatever pair the planner accepts is proven, by its request and by the samples", {
-  timeout: 300_000,
+  timeout: PROPERTY_TIMEOUT_MS,
 }, () => {
   const counts = { proven: 0, refused: 0 };
   fc.assert(
@@ -46,7 +47,7 @@ test("whatever pair the planner accepts is proven, by its request and by the sam
   expect(counts.proven).toBeGreaterThan(counts.refused / 3);
 });
 
-test("pairs of any sizes are proven or refused with a reason", { timeout: 300_000 }, () => {
+test("pairs of any sizes are proven or refused with a reason", { timeout: PROPERTY_TIMEOUT_MS }, () => {
   fc.assert(
     fc.property(anyScene, (scene) => check(scene)),
     { numRuns: RUNS },

@@ -27,7 +27,7 @@ const PER_START: readonly (keyof AgentMetadata)[] = [
   "baseAddresses",
   "deviceId",
 ];
-/** Parameters that are new with each request. */
+/** Parameters that are new with each request, or tell what the server happened to have cached. */
 const PER_REQUEST = [
   "remote_block_ids",
   "remote_engine_id",
@@ -35,6 +35,7 @@ const PER_REQUEST = [
   "remote_host",
   "remote_port",
   "remote_blocks_expiry_time",
+  "remote_prefill_cached_tokens",
   "kv_peer",
 ];
 const SHOWN = 120;

@@ -3,6 +3,7 @@ import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { expect, test } from "vitest";
 import { build, likelyScene, requestOf } from "../../test/proof-scenes.js";
+import { PROPERTY_TIMEOUT_MS } from "../../test/property-timeout.js";
 import { buildEngineTransferPlan } from "../engine-plan.js";
 import {
   diffPlans,
@@ -20,7 +21,7 @@ const plan = buildEngineTransferPlan(samplePair(sampleRank({ kernelBlockSize: 32
 const roundTrip = (given: typeof plan) => planFromDocument(JSON.parse(JSON.stringify(planToDocument(given))));
 
 test("a plan that went through JSON is the same plan, does the same and is proven", {
-  timeout: 300_000,
+  timeout: PROPERTY_TIMEOUT_MS,
 }, () => {
   const drawn = { count: 0, refused: 0 };
   fc.assert(
