@@ -121,6 +121,19 @@ void Peers::notify(const std::string& name, const Bytes& payload) {
   if (!peer.met && !peer.first_word) peer.first_word = Clock::now();
 }
 
+bool Peers::posts_copy(const std::string& name) const {
+  const auto found = peers_.find(name);
+  return found == peers_.end() || found->second.posts != Posts::start;
+}
+
+void Peers::posted(const std::string& name, bool copied) {
+  const auto found = peers_.find(name);
+  if (found == peers_.end()) return;
+  Posts& posts = found->second.posts;
+  if (copied && posts == Posts::start) posts = Posts::copy;
+  if (!copied && posts == Posts::unknown) posts = Posts::start;
+}
+
 void Peers::met(const std::string& name) {
   const auto found = peers_.find(name);
   if (found != peers_.end()) found->second.met = true;

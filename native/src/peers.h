@@ -34,6 +34,10 @@ class Peers {
   void notify(const std::string& name, const Bytes& payload);
   // Something went to the peer and back, or came from it: what is sent to it from now on goes at once.
   void met(const std::string& name);
+  // Whether the post of a request to or from this peer copies its bytes, as far as is known; or only starts the copy.
+  bool posts_copy(const std::string& name) const;
+  // A post of many bytes copied them, or started the copy only.
+  void posted(const std::string& name, bool copied);
   // Until when notifications may wait for a connection that is being made, in an agent that must not end before.
   Clock::time_point words_wait_until() const;
   // Throws KV_AGENT_UNKNOWN_REMOTE for a peer that has not been added.
@@ -59,11 +63,14 @@ class Peers {
   bool somebody_died_after(Clock::time_point time);
 
  private:
+  // What posts do with their bytes. What was seen to copy once is not believed again.
+  enum class Posts { unknown, start, copy };
   struct Peer {
     std::map<std::string, std::string> connections;
     std::unordered_set<List*> lists;
     std::unique_ptr<PeerWatch> watch;
     bool met = false;
+    Posts posts = Posts::unknown;
     // A notification that was sent before they met.
     std::optional<Clock::time_point> first_word;
   };

@@ -10,6 +10,9 @@ namespace {
 // takes 3 to 6 us however short it is: as long as 16 KiB more.
 constexpr uint64_t kSliceBytes = 8ull << 20;
 constexpr uint64_t kExtentBytes = 16384;
+// Where a post only starts the copy, it takes 1 to 3 us for each extent, and nothing for its bytes: 8192 extents, whatever their length.
+constexpr uint64_t kStartedExtents = 8192;
+constexpr uint64_t kAnyBytes = 1ull << 50;
 
 }  // namespace
 
@@ -21,7 +24,13 @@ Slicer::Slicer(const Pairs& pairs, const List& local, const List& remote)
       local_(local.shape),
       remote_(remote.shape),
       mergeable_(local.mergeable && remote.mergeable) {
+  posts_copy(true);
   pairs_.next(run_);
+}
+
+void Slicer::posts_copy(bool copy) {
+  slice_cost_ = copy ? kSliceBytes : kAnyBytes;
+  extent_cost_ = copy ? kExtentBytes : kAnyBytes / kStartedExtents;
 }
 
 void Slicer::skip(uint32_t count) {
@@ -32,7 +41,7 @@ void Slicer::skip(uint32_t count) {
 
 bool Slicer::can_go_by_index() const {
   const uint64_t length = local_shape_->uniform_length();
-  if (length == 0 || length != remote_shape_->uniform_length() || length > kSliceBytes - kExtentBytes) return false;
+  if (length == 0 || length != remote_shape_->uniform_length() || length > slice_cost_ - extent_cost_) return false;
   const bool merges = mergeable_ && local_shape_->dense() && remote_shape_->dense();
   return !given_->local_ids().empty() || !merges || given_->count() < kMergedEnough * given_->run_count();
 }
@@ -47,8 +56,8 @@ void Slicer::next_ids(Slice& slice) {
   uint64_t cost = 0;
   for (; at_ < count; ++at_) {
     const bool joins = dense && at_ > first && local[at_] == local[at_ - 1] + 1 && remote[at_] == remote[at_ - 1] + 1;
-    cost += length + (joins ? 0 : kExtentBytes);
-    if (cost > kSliceBytes) break;
+    cost += length + (joins ? 0 : extent_cost_);
+    if (cost > slice_cost_) break;
     slice.merged += joins ? 0 : 1;
   }
   slice.local_ids = local + first;
@@ -60,9 +69,9 @@ void Slicer::next_ids(Slice& slice) {
 void Slicer::write_ids(Slice& slice) {
   const uint64_t length = local_shape_->uniform_length();
   const bool dense = local_shape_->dense() && remote_shape_->dense();
-  const uint64_t first = length + kExtentBytes;
+  const uint64_t first = length + extent_cost_;
   const uint64_t each = dense ? length : first;
-  uint64_t room = kSliceBytes;
+  uint64_t room = slice_cost_;
   slice.written.clear();
   while (!ended() && room >= first) {
     uint32_t count = run_.count;
@@ -90,8 +99,8 @@ void Slicer::next(Slice& slice) {
     else next_ids(slice);
     return;
   }
-  uint64_t room = kSliceBytes;
-  while (!ended() && room > kExtentBytes) {
+  uint64_t room = slice_cost_;
+  while (!ended() && room > extent_cost_) {
     const auto here = local_.at(run_.local);
     const auto there = remote_.at(run_.remote);
     const uint64_t length = here.row.length;
@@ -99,9 +108,9 @@ void Slicer::next(Slice& slice) {
     // Never across rows: what follows may be another registration, and NIXL takes no descriptor that is in two of them.
     const uint32_t most = joint ? std::min({run_.count, here.left, there.left}) : 1;
     const uint64_t whole = most * length - offset_;
-    uint64_t bytes = std::min(whole, room - kExtentBytes);
+    uint64_t bytes = std::min(whole, room - extent_cost_);
     // A descriptor is cut only where it is longer than a slice.
-    if (bytes < whole && length <= kSliceBytes - kExtentBytes) bytes -= (offset_ + bytes) % length;
+    if (bytes < whole && length <= slice_cost_ - extent_cost_) bytes -= (offset_ + bytes) % length;
     if (bytes == 0) break;
     // Most extents are whole, and a division is as long as all the rest.
     const uint64_t end = offset_ + bytes;
@@ -113,7 +122,7 @@ void Slicer::next(Slice& slice) {
     slice.cut = slice.cut || offset_ != 0 || left != 0;
     slice.runs.push_back({run_.local, run_.remote, covered});
     slice.descriptors += covered;
-    room -= std::min(room, bytes + kExtentBytes);
+    room -= std::min(room, bytes + extent_cost_);
     offset_ = left;
     skip(covered);
   }

@@ -42,6 +42,10 @@ class Slicer {
   // All three outlive it.
   Slicer(const Pairs& pairs, const List& local, const List& remote);
 
+  // Whether the post of a slice is the copy, which bounds its bytes (so it is until told otherwise), or only starts it: then only the time
+  // to post its extents does. Before the first slice.
+  void posts_copy(bool copy);
+
   bool ended() const { return at_ == given_->count(); }
   // Whether slices can be made of indices alone, without a look at rows: where these are of one length, and little of them merges.
   bool can_go_by_index() const;
@@ -64,6 +68,8 @@ class Slicer {
   Shape::Reader local_;
   Shape::Reader remote_;
   bool mergeable_;
+  uint64_t slice_cost_;   // of one slice, at most: its bytes, and for each extent
+  uint64_t extent_cost_;  // as much as so many more
   Run run_{};             // what is left of the current one
   uint64_t offset_ = 0;   // bytes of its first descriptor that are in earlier slices
 };

@@ -10,6 +10,10 @@ namespace {
 
 // Slices under way at once where the post only starts the copy.
 constexpr size_t kWindow = 32;
+// From so many bytes on a post tells whether it copies: fewer may go at once either way.
+constexpr uint64_t kTelling = 1 << 20;
+// A post that takes longer copies, whatever it answers.
+constexpr auto kLongPost = std::chrono::milliseconds(50);
 
 double milliseconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
@@ -68,14 +72,16 @@ void Transfer::post_next(AgentState& state, const Send& send) {
     if (state.peers().lost(*request_->remote->remote)) throw lost();
     Requests& requests = state.requests();
     Slice& slice = requests.slice();
-    if (!begun_ && slicer_->can_go_by_index() && requests.indexed(*request_->local, *request_->remote)) slicer_->go_by_index();
+    const bool first = !begun_;
+    if (first) slicer_->posts_copy(state.peers().posts_copy(*request_->remote->remote));
+    if (first && slicer_->can_go_by_index() && requests.indexed(*request_->local, *request_->remote)) slicer_->go_by_index();
     slicer_->next(slice);
     capi::Status made = capi::kSuccess;
     const capi::Request request = requests.make(request_->operation, *request_->local, *request_->remote, slice, made);
     if (request == nullptr) throw Failure("KV_TRANSFER_FAILED", subject() + " was refused: " + describe(made));
     merged_ += slice.merged;
     // Where errors come to anybody, a rider that was refused may have gone.
-    if (!begun_) rides_ = request_->notification && !request_->revocable && slicer_->ended() && state.probes() == nullptr;
+    if (first) rides_ = request_->notification && !request_->revocable && slicer_->ended() && state.probes() == nullptr;
     begun_ = true;
     spent_.push_back(request);
     Handle<capi::OptArgs> options;
@@ -95,7 +101,11 @@ void Transfer::post_next(AgentState& state, const Send& send) {
       making_ = start - taken;
     }
     const capi::Status posted = nixl.post_xfer_req(state.agent(), request, options.get());
-    posting_ += Clock::now() - start;
+    const auto took = Clock::now() - start;
+    posting_ += took;
+    if (first && posted >= capi::kSuccess && request_->pairs.bytes() >= kTelling) {
+      state.peers().posted(*request_->remote->remote, posted == capi::kSuccess || took > kLongPost);
+    }
     if (posted == capi::kInProgress) {
       spent_.pop_back();
       posted_.push_back(request);

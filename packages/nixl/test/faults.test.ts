@@ -80,6 +80,30 @@ describe.skipIf(fakeMissing)(`faults of NIXL (${fakeMissing ?? "stand-in found"}
     expect(await heard()).toEqual(["done", "marker"]);
   });
 
+  /** How many requests NIXL was given for all blocks in an order that merges nothing: more than one slice's worth. */
+  const requests = async (settings: Record<string, number>, notification?: Uint8Array) => {
+    faults({ ...settings, FAIL_POST: 1000 });
+    await read(all(), notification ? { notification } : {}).done;
+    // The fault counts down with every post.
+    return 1000 - Number(process.env.FAKE_NIXL_FAIL_POST);
+  };
+
+  test("where posts only start the copy, transfers after the first are one request, with the notification on it", async () => {
+    expect(await requests({ POLLS: 3 })).toBeGreaterThan(1);
+    // Sent by itself, a notification would fail the transfer.
+    expect(await requests({ POLLS: 3, FAIL_NOTIFICATION: 1 }, Buffer.from("lost"))).toBe(1);
+    expect(await requests({ POLLS: 3 }, Buffer.from("rides"))).toBe(1);
+    expect(world.target.bytes.every((byte) => byte === 3)).toBe(true);
+    expect(await heard()).toEqual(["rides", "marker"]);
+  });
+
+  test("where a post copies after all, slices again, for good", async () => {
+    await requests({ POLLS: 3 });
+    expect(await requests({})).toBe(1);
+    expect(await requests({ POLLS: 3 })).toBeGreaterThan(1);
+    expect(await requests({ POLLS: 3 })).toBeGreaterThan(1);
+  });
+
   test("a release that is refused is tried again: `released` and `done` wait for it, and so does the list", async () => {
     faults({ REFUSE_RELEASE: 5 });
     const { done, released } = read(all(4));
@@ -130,7 +154,6 @@ describe.skipIf(fakeMissing)(`faults of NIXL (${fakeMissing ?? "stand-in found"}
 
   test("given up, a transfer posts no more slices", async () => {
     faults({ HOLD: 1, FAIL_POST: 1000 });
-    // The fault counts down with every post.
     const posts = () => 1000 - Number(process.env.FAKE_NIXL_FAIL_POST);
     const window = 32;
     const count = (2 * window * (8 << 20)) / BLOCK;
