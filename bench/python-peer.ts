@@ -6,6 +6,8 @@ import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
+import { findLibrary } from "@kv/nixl";
+import { preloadFor } from "../packages/nixl/src/preload.js";
 
 const run = promisify(execFile);
 const here = fileURLToPath(new URL("./python/", import.meta.url));
@@ -86,8 +88,12 @@ export function linePeer(
   };
 }
 
-export const pythonNixl = async (): Promise<LinePeer> =>
-  linePeer(await benchPython(), [join(here, "nixl_peer.py")]);
+export async function pythonNixl(backend = "UCX"): Promise<LinePeer> {
+  // What our own process loads for the backend, in the same order.
+  const { libraries, variables } = await preloadFor(backend, await findLibrary(), process.env);
+  const args = [join(here, "nixl_peer.py"), backend, ...libraries];
+  return linePeer(await benchPython(), args, { ...process.env, ...Object.fromEntries(variables) });
+}
 
 /** The same over the same wheel, with vLLM's own functions for ids; undefined where `npm run test:vllm` has not set vLLM up. */
 export async function vllmNixl(): Promise<LinePeer | undefined> {
@@ -100,5 +106,7 @@ export async function vllmNixl(): Promise<LinePeer | undefined> {
   return linePeer(vllm.python, [join(here, "nixl_peer.py")], env);
 }
 
-export const nodeTarget = (file = new URL("./target.ts", import.meta.url)): LinePeer =>
-  linePeer(process.execPath, ["--import", "tsx", fileURLToPath(file)]);
+export const nodeTarget = (
+  file = new URL("./target.ts", import.meta.url),
+  args: readonly string[] = [],
+): LinePeer => linePeer(process.execPath, ["--import", "tsx", fileURLToPath(file), ...args]);

@@ -1,10 +1,18 @@
 import { performance } from "node:perf_hooks";
+import { describePlugins, findLibrary } from "@kv/nixl";
 import { bestRatio, pairRatio, type Row, spread } from "../report.js";
-import { inOrder, lists, ROUNDS, type Stage, shuffled } from "./stage.js";
+import { inOrder, lists, openStage, ROUNDS, type Stage, shuffled } from "./stage.js";
 
 const SIZES = [64 * 2 ** 20, 512 * 2 ** 20];
 const BLOCKS = [4, 64, 1024].map((kib) => kib * 1024);
-const WANTED_OF_PYTHON = 0.97;
+/**
+ * Of Python's, and how long Python sleeps between two looks at a transfer, in ms. A post over UCX is the copy: there is nothing to wait for. Over LIBFABRIC the
+ * target and NIXL's own thread want a core meanwhile, which looking without a pause takes from them: Python counts with the better of both.
+ */
+const WANTED = {
+  UCX: { ofPython: 0.97, pausesMs: [0] },
+  LIBFABRIC: { ofPython: 0.95, pausesMs: [0, 1] },
+} as const;
 /** Of process_vm_readv, which UCX copies by on one host. */
 const LIMITS = [
   { what: "contiguous", block: 2 ** 20, order: "contiguous", wanted: 0.9 },
@@ -14,8 +22,28 @@ const LIMITS = [
 
 const show = (bytes: number) => (bytes >= 2 ** 20 ? `${bytes / 2 ** 20} MiB` : `${bytes / 1024} KiB`);
 
-/** READ and WRITE against Python NIXL, in turn, on the same target and ids. */
-export async function bandwidth(stage: Stage): Promise<Row[]> {
+/** READ and WRITE over UCX against Python NIXL, in turn, on the same target and ids. */
+export const bandwidth = (stage: Stage): Promise<Row[]> => againstPython(stage, "UCX");
+
+/** The same over LIBFABRIC: over tcp where there is no faster provider. */
+export async function libfabric(ucx: Stage): Promise<Row[]> {
+  const [plugin] = await describePlugins({ libraryPath: await findLibrary(), names: ["LIBFABRIC"] });
+  if (plugin?.loads !== true) {
+    const theirs = plugin?.remedy ?? "NIXL has no such plugin";
+    return [{ what: "LIBFABRIC", ours: "-", theirs, ratio: undefined, wanted: ">= 0.95", met: undefined }];
+  }
+  ucx.python.pause();
+  const stage = await openStage("LIBFABRIC");
+  try {
+    return await againstPython(stage, "LIBFABRIC");
+  } finally {
+    await stage.close();
+    ucx.python.resume();
+  }
+}
+
+async function againstPython(stage: Stage, backend: keyof typeof WANTED): Promise<Row[]> {
+  const { ofPython, pausesMs } = WANTED[backend];
   const rows: Row[] = [];
   for (const size of SIZES) {
     for (const block of BLOCKS) {
@@ -25,10 +53,23 @@ export async function bandwidth(stage: Stage): Promise<Row[]> {
       for (const operation of ["READ", "WRITE"] as const) {
         const ours: number[] = [];
         const theirs: number[] = [];
-        const mine = () =>
-          timed(() => stage.agent.transfer({ operation, ...prepared, localIds, remoteIds }).done);
-        const python = async () =>
-          (await stage.python.ask<{ ms: number }>({ do: "move", operation, block, count, seeds: [1, 2] })).ms;
+        const mine = async () => {
+          // Its progress thread takes most of a core also while it does nothing.
+          stage.python.pause();
+          const ms = await timed(
+            () => stage.agent.transfer({ operation, ...prepared, localIds, remoteIds }).done,
+          );
+          stage.python.resume();
+          return ms;
+        };
+        const python = async () => {
+          let best = Number.POSITIVE_INFINITY;
+          for (const pauseMs of pausesMs) {
+            const command = { do: "move", operation, block, count, seeds: [1, 2], pauseMs };
+            best = Math.min(best, (await stage.python.ask<{ ms: number }>(command)).ms);
+          }
+          return best;
+        };
         for (let round = -1; round < ROUNDS; round += 1) {
           // By turns who goes first: what one leaves in the caches the other finds there.
           const first = round % 2 === 0 ? await mine() : Number.NaN;
@@ -40,13 +81,13 @@ export async function bandwidth(stage: Stage): Promise<Row[]> {
         }
         const ratio = pairRatio(ours, theirs);
         rows.push({
-          what: `${operation} ${show(size)} in ${show(block)}, scattered, UCX: bandwidth / Python's`,
+          what: `${operation} ${show(size)} in ${show(block)}, scattered, ${backend}: bandwidth / Python's`,
           ours: spread(ours, "GB/s"),
           theirs: spread(theirs, "GB/s"),
           ratio,
           best: bestRatio(ours, theirs, "most"),
-          wanted: `>= ${WANTED_OF_PYTHON}`,
-          met: ratio >= WANTED_OF_PYTHON,
+          wanted: `>= ${ofPython}`,
+          met: ratio >= ofPython,
         });
       }
       await prepared.close();

@@ -1,5 +1,5 @@
 import type { Row } from "../report.js";
-import { bandwidth, limits } from "./bandwidth.js";
+import { bandwidth, libfabric, limits } from "./bandwidth.js";
 import { notifications, smallRead } from "./latency.js";
 import { bigList, handshake } from "./lists.js";
 import { idleAgent, whileMoving } from "./loop.js";
@@ -7,6 +7,7 @@ import { openStage, type Stage } from "./stage.js";
 
 const PARTS: Readonly<Record<string, (stage: Stage) => Promise<readonly Row[]>>> = {
   bandwidth,
+  libfabric,
   limits,
   smallRead,
   notifications,

@@ -6,9 +6,9 @@ import { performance } from "node:perf_hooks";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { findLibrary } from "@kv/nixl";
-import { nodeTarget } from "../python-peer.js";
 import { bestRatio, median, pairRatio, type Row, spread } from "../report.js";
-import { LENGTH_BYTES, ROUNDS, type Stage } from "./stage.js";
+import { onThread, peakGrowthMib } from "./cost.js";
+import { farSide, LENGTH_BYTES, ROUNDS, type Stage } from "./stage.js";
 
 const run = promisify(execFile);
 const MILLION = 1_000_000;
@@ -16,6 +16,10 @@ const MILLION_BLOCK = 512;
 const LAYERS = 80;
 const BLOCKS_OF_A_LAYER = 100_000;
 const SMALL_BLOCK = 64;
+/** Stands for none at all on the JavaScript thread: to ask and to hear of it takes some tens of microseconds. */
+const WANTED_ON_THREAD_MS = 1;
+/** A list is kept as its rows, here 80 of 40 bytes, whatever the number of blocks; the rest is room for the heaps of V8 and of the C library. */
+const WANTED_GROWTH_MIB = 64;
 
 /** Lists of a million descriptors against a loop in C over the same calls of NIXL. */
 export async function bigList(stage: Stage): Promise<Row[]> {
@@ -56,22 +60,21 @@ async function listRows(
   rows: Float64Array,
   loopMs: () => Promise<number>,
 ): Promise<Row[]> {
-  const [ours, theirs, onThread] = [[], [], []] as [number[], number[], number[]];
+  const [ours, theirs, busy] = [[], [], []] as [number[], number[], number[]];
+  stage.python.pause();
   for (let round = -1; round < ROUNDS; round += 1) {
     const begun = performance.now();
-    const preparing = stage.agent.prepareLocal({ memoryType: "DRAM", rows });
-    const returned = performance.now();
-    const list = await preparing;
+    const made = await onThread(() => stage.agent.prepareLocal({ memoryType: "DRAM", rows }));
     const ready = performance.now();
-    await list.close();
+    await made.value.close();
     const loop = await loopMs();
     if (round < 0) continue;
     ours.push(ready - begun);
-    onThread.push(returned - begun);
+    busy.push(made.busyMs);
     theirs.push(loop);
   }
+  stage.python.resume();
   const ratio = pairRatio(ours, theirs);
-  const called = median(onThread);
   return [
     {
       what: `${what}: time / a bare C loop`,
@@ -82,15 +85,20 @@ async function listRows(
       wanted: "<= 1.15",
       met: ratio <= 1.15,
     },
-    {
-      what: `${what}: on the JavaScript thread, the call itself, which copies the table`,
-      ours: spread(onThread, "ms"),
-      theirs: "-",
-      ratio: undefined,
-      wanted: `<= 1 ms (is ${called.toFixed(2)})`,
-      met: called <= 1,
-    },
+    onThreadRow(what, busy),
   ];
+}
+
+function onThreadRow(what: string, busyMs: readonly number[]): Row {
+  const busy = median(busyMs);
+  return {
+    what: `${what}: time on the JavaScript thread; ${WANTED_ON_THREAD_MS} ms stands for 0`,
+    ours: spread(busyMs, "ms"),
+    theirs: "-",
+    ratio: undefined,
+    wanted: `<= ${WANTED_ON_THREAD_MS} ms (is ${busy.toFixed(2)})`,
+    met: busy <= WANTED_ON_THREAD_MS,
+  };
 }
 
 /** Blocks of the memory layer by layer. */
@@ -115,7 +123,7 @@ function scatteredRows(address: number): Float64Array {
 /** A new peer to the point where transfers can be made, the backend being warm. */
 export async function handshake(stage: Stage): Promise<Row[]> {
   const rows: Row[] = [];
-  const far = nodeTarget(new URL("./target.ts", import.meta.url));
+  const far = farSide(stage.backend);
   try {
     const { metadata, address, name } = await far.ask<{ metadata: string; address: number; name: string }>({
       do: "open",
@@ -174,26 +182,46 @@ export async function handshake(stage: Stage): Promise<Row[]> {
           BLOCKS_OF_A_LAYER,
         ]).flat(),
       );
-    const [times, grown] = [[], []] as number[][];
+    const [times, grown, busy]: [number[], number[], number[]] = [[], [], []];
     const ids = Int32Array.of(0, BLOCKS_OF_A_LAYER * LAYERS - 1);
+    // A thread of Python's that spins would be counted where it takes the core.
+    stage.python.pause();
     for (let round = 0; round < ROUNDS; round += 1) {
-      const rssBefore = process.memoryUsage.rss();
-      const begun = performance.now();
-      const { both } = await ready(SMALL_BLOCK, layers);
-      const [local, remote] = both;
-      await stage.agent.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids }).done;
-      times?.push(performance.now() - begun);
-      grown?.push((process.memoryUsage.rss() - rssBefore) / 2 ** 20);
-      await forget(both);
+      const first = async () => {
+        const begun = performance.now();
+        const { both } = await ready(SMALL_BLOCK, layers);
+        const [local, remote] = both;
+        await stage.agent.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids }).done;
+        times.push(performance.now() - begun);
+        return both;
+      };
+      const { value, growthMib } = await peakGrowthMib(() => onThread(first));
+      busy.push(value.busyMs);
+      grown.push(growthMib);
+      await forget(value.value);
     }
-    rows.push({
-      what: `first request at 8,000,000 descriptors (80 layers x 100,000 blocks), both sides; memory grows by ${spread(grown ?? [], "MiB")}`,
-      ours: spread(times ?? [], "ms"),
-      theirs: "-",
-      ratio: undefined,
-      wanted: "<= 1000 ms",
-      met: median(times ?? []) <= 1000,
-    });
+    stage.python.resume();
+    const what =
+      "first request at 8,000,000 descriptors (80 layers x 100,000 blocks), lists of both sides made";
+    rows.push(
+      {
+        what,
+        ours: spread(times, "ms"),
+        theirs: "-",
+        ratio: undefined,
+        wanted: "<= 1000 ms",
+        met: median(times) <= 1000,
+      },
+      {
+        what: `${what}: growth of the process's memory at its peak; the largest counts`,
+        ours: spread(grown, "MiB"),
+        theirs: "-",
+        ratio: undefined,
+        wanted: `<= ${WANTED_GROWTH_MIB} MiB`,
+        met: Math.max(...grown) <= WANTED_GROWTH_MIB,
+      },
+      onThreadRow(what, busy),
+    );
     return rows;
   } finally {
     await far.close();

@@ -4,6 +4,7 @@ import { type LinePeer, nodeTarget, pythonNixl } from "../python-peer.js";
 
 /** What the parts of the benchmark share: our agent, Python's, and the process that both move bytes to and from. */
 export interface Stage {
+  readonly backend: string;
   readonly transport: Transport;
   readonly agent: Agent;
   readonly memory: Memory;
@@ -21,10 +22,13 @@ export const LENGTH_BYTES = 512 * 2 ** 20;
 /** Of each figure; a median of fewer says little on a machine that others use too. */
 export const ROUNDS = Math.max(7, Number(process.env["KV_BENCH_ROUNDS"] ?? 9));
 
-export async function openStage(): Promise<Stage> {
-  const far = nodeTarget(new URL("./target.ts", import.meta.url));
-  const python = await pythonNixl();
-  const transport = nixlTransport();
+export const farSide = (backend: string): LinePeer =>
+  nodeTarget(new URL("./target.ts", import.meta.url), [backend]);
+
+export async function openStage(backend = "UCX"): Promise<Stage> {
+  const far = farSide(backend);
+  const python = await pythonNixl(backend);
+  const transport = nixlTransport({ backends: [backend] });
   const opened = await far.ask<{ metadata: string; address: number; name: string; pid: number }>({
     do: "open",
     lengthBytes: LENGTH_BYTES,
@@ -37,6 +41,7 @@ export async function openStage(): Promise<Stage> {
   const metadata = Buffer.from(await agent.localMetadata()).toString("hex");
   await far.ask({ do: "know", metadata, address: memory.address });
   return {
+    backend,
     transport,
     agent,
     memory,

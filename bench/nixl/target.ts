@@ -1,4 +1,4 @@
-// The far side of the benchmark `nixl`: memory to read and write, and a reader of notifications that are stamped with the time of their sending.
+// usage: target.ts [BACKEND]. The far side of the benchmark `nixl`: memory to read and write, and a reader of notifications that are stamped with the time of their sending.
 import { createInterface } from "node:readline";
 import type { Agent, Memory } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
@@ -9,7 +9,7 @@ type Command =
   | { do: "listen"; count: number; work: boolean };
 
 const BLOCK = 4096;
-const transport = nixlTransport();
+const transport = nixlTransport({ backends: [process.argv[2] ?? "UCX"] });
 let agent: Agent;
 let memory: Memory;
 let peer: { name: string; address: number };

@@ -1,5 +1,5 @@
 """The same work as the Node side of a benchmark, with NIXL's own Python API of the same version. Commands come as JSON lines on stdin, answers go as JSON
-lines to stdout. usage: nixl_peer.py, then
+lines to stdout. usage: nixl_peer.py [BACKEND [LIBRARY…]], where the backend's plugin needs these libraries and the loader does not find them; then
   {"do": "open", "metadata": hex of the target's agent, "address": base of the target's memory, "length": bytes}
   {"do": "read", "block": bytes, "count": n, "seed": s, "order": "scattered" | "contiguous"}       one READ of n blocks
   {"do": "prepare", "regions": r, "blocks": n, "block": bytes, "ids": [...], "times": t}              ids to posted, as vLLM 0.33 does it
@@ -22,11 +22,15 @@ if of_vllm:
 import numpy as np
 from nixl_cu12._api import nixl_agent, nixl_agent_config
 
+backend, libraries = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("UCX", [])
+for library in libraries:
+    ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
+
 # After the wheel, since vLLM takes its own where none is loaded, and a process holds one.
 if of_vllm:
     import vllm_worker
 
-agent = nixl_agent("python-initiator", nixl_agent_config(num_threads=0))
+agent = nixl_agent("python-initiator", nixl_agent_config(num_threads=0, backends=[backend]))
 state = {}
 lists = {}
 
@@ -62,7 +66,7 @@ def finish(handle, status):
 
 def do_open(command):
     local = aligned(command["length"])
-    agent.register_memory([(local.ctypes.data, local.nbytes, 0, "")], "DRAM", backends=["UCX"])
+    agent.register_memory([(local.ctypes.data, local.nbytes, 0, "")], "DRAM", backends=[backend])
     name = agent.add_remote_agent(bytes.fromhex(command["metadata"]))
     state.update(local=local, remote=name.decode() if isinstance(name, bytes) else name, address=command["address"])
     return {"ok": True}
@@ -130,13 +134,16 @@ def order(count, seed):
 
 
 def do_move(command):
-    count, block = command["count"], command["block"]
+    """Waits without a pause or with one, as `pauseMs` says."""
+    count, block, pause = command["count"], command["block"], command["pauseMs"] / 1e3
     local_list, remote_list = prepared(block, count)
     local, remote = (order(count, seed) for seed in command["seeds"])
     begun = time.perf_counter()
     handle = agent.make_prepped_xfer(command["operation"], local_list, local, remote_list, remote, b"")
     status = agent.transfer(handle)
     while status == "PROC":
+        if pause:
+            time.sleep(pause)
         status = agent.check_xfer_state(handle)
     done = time.perf_counter()
     finish(handle, status)
