@@ -43,6 +43,15 @@ describe.skipIf(nixlMissing)(`doctor where NIXL is (${nixlMissing ?? "found"})`,
     expect(text.trimEnd().split("\n").at(-1)).toMatch(/^(ok|warn): /);
   });
 
+  test("a backend that does not start: what UCX says of it, and who asked", { timeout: 240_000 }, async () => {
+    const environment = { ...process.env, UCX_TLS: "foo", NIXL_BACKEND: "UCX" };
+    const checks = byId((await doctor({ environment })).checks);
+    expect(checks["variables.backend"]).toMatchObject({ status: "note", found: "UCX, from NIXL_BACKEND" });
+    const backend = checks["library.backend.UCX"];
+    expect(backend).toMatchObject({ status: "fail", found: expect.stringContaining("asked for by NIXL_BACKEND") });
+    expect(backend?.found).toMatch(/\nit said:\n.*transport 'foo' is not available, please use one or more of/);
+  });
+
   test("a plugin that is cut off: named, and nothing crashes", { timeout: 240_000 }, async () => {
     const library = await brokenCopy(await findLibrary(), join(empty, "broken"));
     const report = await doctor({ library });

@@ -4,7 +4,7 @@ import type { ChildOutcome } from "../child/child-process.js";
 import { type Environment, type LocatedLibrary, locateLibrary } from "../library.js";
 import { lackedBy, libraryFeatures } from "../library-features.js";
 import type { Host } from "./host.js";
-import { lastWords } from "./pair.js";
+import { withWords } from "./last-words.js";
 import type { BackendAnswer, RuntimeAnswer } from "./probes.js";
 import type { Check } from "./report.js";
 
@@ -147,9 +147,9 @@ function failure(
 ): Pick<Check, "status" | "found" | "fix"> {
   if (outcome.kind === "failed") {
     const { code, message, hint } = outcome.error;
-    return { status: "fail", found: `${message} [${code}]`, fix: hint ?? fix };
+    return { status: "fail", found: withWords(`${message} [${code}]`, outcome), fix: hint ?? fix };
   }
   const end =
     outcome.kind === "late" ? `did not answer in ${outcome.timeoutMs / 1000} s` : `ended with ${outcome.how}`;
-  return { status: "fail", found: `the process that tried it ${end}\n${lastWords(outcome.output)}`, fix };
+  return { status: "fail", found: withWords(`the process that tried it ${end}`, outcome), fix };
 }

@@ -28,9 +28,9 @@ export interface BackendAnswer {
   readonly memoryTypes: readonly string[];
 }
 
-/** An agent with one backend, and a registration. */
-export async function backendProbe([name = ""]: readonly string[]): Promise<BackendAnswer> {
-  const transport = nixlTransport({ backends: [name] });
+/** An agent with one backend, and a registration: the backend that is named, else the environment's choice. */
+export async function backendProbe(backends: readonly string[]): Promise<BackendAnswer> {
+  const transport = nixlTransport({ backends });
   const begun = performance.now();
   const agent = await transport.createAgent();
   const startMs = performance.now() - begun;

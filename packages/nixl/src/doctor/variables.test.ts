@@ -1,11 +1,11 @@
 import { expect, test } from "vitest";
 import { variableChecks } from "./variables.js";
 
-const check = (environment: Record<string, string>, name: string, explicit?: readonly string[]) =>
-  variableChecks(environment, explicit).find(({ title }) => title === name);
+const check = (environment: Record<string, string>, name: string, backends?: readonly string[]) =>
+  variableChecks(environment, backends === undefined ? {} : { backends }).find(({ title }) => title === name);
 
 test("nothing that matters is one line", () => {
-  expect(variableChecks({ HOME: "/home/x", PATH: "/bin" }, undefined)).toMatchObject([
+  expect(variableChecks({ HOME: "/home/x", PATH: "/bin" }, {})).toMatchObject([
     { id: "variables", status: "ok" },
   ]);
 });
@@ -22,7 +22,7 @@ test("a variable says what it does", () => {
 test("one that was set and lost warns, with what won", () => {
   expect(check({ NIXL_BACKEND: "LIBFABRIC" }, "NIXL_BACKEND", ["UCX"])).toMatchObject({
     status: "warn",
-    found: expect.stringContaining("UCX from the option backends"),
+    found: expect.stringContaining("UCX from the option --backend"),
     fix: "unset NIXL_BACKEND",
   });
   expect(check({ FI_PROVIDER: "efa" }, "FI_PROVIDER")).toMatchObject({ status: "warn" });

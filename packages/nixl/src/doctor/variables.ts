@@ -1,6 +1,7 @@
-import type { BackendSpec, Log } from "@kv/interface";
-import { chooseBackends } from "../backend-choice.js";
+import type { Log } from "@kv/interface";
+import { resolveBackends } from "../backend-choice.js";
 import type { Environment } from "../library.js";
+import { ASKER, type Asked } from "./choice.js";
 import type { Check } from "./report.js";
 
 /** What a variable does, or, where it says so, that it does nothing. */
@@ -42,10 +43,10 @@ const NOT_NIXL = /^NCCL_/;
 const LOCAL_HOSTS = ["localhost", "127.0.0.1", "::1"];
 
 /** Every variable that is set and matters, with what it does; those that look as if they did, and do not, warn. */
-export function variableChecks(environment: Environment, explicit: readonly string[] | undefined): Check[] {
+export function variableChecks(environment: Environment, asked: Asked): Check[] {
   const unused = new Map<string, string>();
   const log: Log = silent((fields) => unused.set(String(fields.name), `${fields.why}; used: ${fields.won}`));
-  chooseBackends({ explicit, environment, log });
+  resolveBackends({ explicit: asked.backends, asker: ASKER, environment, log });
   const checks: Check[] = [];
   for (const [name, value = ""] of Object.entries(environment).sort(([a], [b]) => (a < b ? -1 : 1))) {
     if (value === "" && EFFECTS[name] === undefined) continue;
@@ -95,14 +96,6 @@ export function variableChecks(environment: Environment, explicit: readonly stri
       found: "none of those that matter is set",
     },
   ];
-}
-
-/** Backends that the environment and the caller ask for. Errors: `KV_BACKEND_UNAVAILABLE`. */
-export function chosenBackends(
-  environment: Environment,
-  explicit: readonly string[] | undefined,
-): BackendSpec[] {
-  return chooseBackends({ explicit, environment, log: silent(() => {}) });
 }
 
 function silent(onWarning: (fields: Record<string, unknown>) => void): Log {
