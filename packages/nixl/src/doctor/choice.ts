@@ -5,6 +5,7 @@ import type { Check } from "./report.js";
 
 /** What the doctor was asked to look at, before what the environment names. */
 export interface Asked {
+  readonly library?: string;
   readonly backends?: readonly string[];
 }
 
@@ -32,9 +33,7 @@ export function choiceOf(environment: Environment, { backends: explicit }: Asked
       backends,
       check: { ...check, status: "note", found, details: { backends, source } },
       askFor: (name) =>
-        source === ASKER
-          ? { args: [name], env: {} }
-          : { args: [], env: byDefault ? {} : { [source]: name } },
+        source === ASKER ? { args: [name], env: {} } : { args: [], env: byDefault ? {} : { [source]: name } },
     };
   } catch (error) {
     const {

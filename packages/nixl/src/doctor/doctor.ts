@@ -1,11 +1,11 @@
-import { DEFAULT_BACKEND } from "../backends.js";
+import { DEFAULT_BACKEND, notifies } from "../backends.js";
 import { runInChild } from "../child/child-process.js";
 import type { Environment } from "../library.js";
 import { describePlugins, pluginFolder } from "../plugins.js";
 import { choiceOf } from "./choice.js";
 import { gpuMemoryChecks } from "./gpu-memory.js";
 import { type Host, realHost } from "./host.js";
-import { backendCheck, libraryCheck, runtimeChecks } from "./library-checks.js";
+import { backendCheck, libraryCheck, runtimeChecks, STORAGE_ONLY } from "./library-checks.js";
 import { machineChecks, rdmaDevices } from "./machine.js";
 import { PAIR_ENVIRONMENT, pairChecks } from "./pair.js";
 import { pluginCheck } from "./plugin-checks.js";
@@ -68,7 +68,7 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
     const why = !addonLoads
       ? "the addon does not load"
       : located === undefined
-        ? "there is no NIXL"
+        ? "there is no NIXL that loads"
         : "its plugin does not load";
     if (!addonLoads || located === undefined || !usable(name)) {
       ready.push(notTried(`library.backend.${name}`, "library", `backend ${name}`, why));
@@ -79,7 +79,9 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
     const backend = backendCheck(name, await probe("probe-backend", args, asking));
     ready.push(backend);
     if (options.pair === false) continue;
-    if (backend.status === "ok") {
+    if (!notifies([{ name }])) {
+      pairs.push(notTried(`pair.${name}`, "pair", `two processes, ${name}`, STORAGE_ONLY));
+    } else if (backend.status === "ok") {
       const more = name === DEFAULT_BACKEND ? PAIR_ENVIRONMENT : {};
       pairs.push(...pairChecks(name, await probe("probe-pair", [name], more)));
     } else

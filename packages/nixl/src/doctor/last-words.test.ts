@@ -14,7 +14,12 @@ test("the reason that UCX gives stands before the errors that follow from it", (
 });
 
 test("what is said when all is well, and the tables of protocols, are left out", () => {
-  const quiet = ["[1.5] [vm:1 :0] ucp.c:1 UCX  INFO  cfg", "| a | b |", "I1122 10:07:51.6 1 nixl.cpp:1] up", " "];
+  const quiet = [
+    "[1.5] [vm:1 :0] ucp.c:1 UCX  INFO  cfg",
+    "| a | b |", "[1.5] [vm:1:0] +---+----+",
+    "I1122 10:07:51.6 1 nixl.cpp:1] up",
+    " ",
+  ];
   expect(words(quiet.join("\n"))).toBe("found");
   expect(words([...quiet, "last"].join("\n"))).toBe("found\nit said:\nlast");
 });

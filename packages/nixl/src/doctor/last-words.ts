@@ -3,7 +3,7 @@ const LINE_CHARACTERS = 300;
 /** Sequences that a terminal obeys, such as colours, and single control and format characters. */
 const CONTROL = /\p{Cc}\[[\d;?]*[A-Za-z]|[\p{Cc}\p{Cf}]/gu;
 /** What UCX and NIXL say when all is well, and the tables of protocols. */
-const QUIET = /UCX {2}(INFO|DEBUG|TRACE|REQ|DATA)|^[ID]\d{4} |\|/;
+const QUIET = /UCX {2}(INFO|DEBUG|TRACE|REQ|DATA)|^[ID]\d{4} |\||\+-+\+/;
 
 /** What was found, and below it what the process said at its end, as far as it helps: six lines at most, without control characters. */
 export function withWords(found: string, { output }: { readonly output: string }): string {

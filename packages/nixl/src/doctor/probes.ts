@@ -24,7 +24,8 @@ export async function runtimeProbe(): Promise<RuntimeAnswer> {
 
 export interface BackendAnswer {
   readonly startMs: number;
-  readonly metadataBytes: number;
+  /** Null where the backend reaches no other agent, as storage does not. */
+  readonly metadataBytes: number | null;
   readonly memoryTypes: readonly string[];
 }
 
@@ -36,10 +37,11 @@ export async function backendProbe(backends: readonly string[]): Promise<Backend
   const startMs = performance.now() - begun;
   const memory = transport.allocate(1 << 20);
   await agent.register(memory);
-  const metadataBytes = (await agent.localMetadata()).byteLength;
+  const { notifications, memoryTypes } = transport.capabilities;
+  const metadataBytes = notifications ? (await agent.localMetadata()).byteLength : null;
   await transport.close();
   memory.close();
-  return { startMs, metadataBytes, memoryTypes: transport.capabilities.memoryTypes };
+  return { startMs, metadataBytes, memoryTypes };
 }
 
 export interface PairAnswer {
