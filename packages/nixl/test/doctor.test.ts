@@ -101,7 +101,10 @@ describe("doctor where NIXL is not", () => {
       found: expect.stringContaining(file),
       fix: "npx --no-install kv-nixl install",
     });
-    expect(checks["pair.UCX"]).toMatchObject({ status: "note", found: "not tried: there is no NIXL that loads" });
+    expect(checks["pair.UCX"]).toMatchObject({
+      status: "note",
+      found: "not tried: there is no NIXL that loads",
+    });
   });
 
   test("on the command line, with an empty cache: every kind of place, the fix, exit code 1", async () => {

@@ -16,7 +16,8 @@ test("the reason that UCX gives stands before the errors that follow from it", (
 test("what is said when all is well, and the tables of protocols, are left out", () => {
   const quiet = [
     "[1.5] [vm:1 :0] ucp.c:1 UCX  INFO  cfg",
-    "| a | b |", "[1.5] [vm:1:0] +---+----+",
+    "| a | b |",
+    "[1.5] [vm:1:0] +---+----+",
     "I1122 10:07:51.6 1 nixl.cpp:1] up",
     " ",
   ];

@@ -24,7 +24,9 @@ describe.runIf(process.platform === "linux")("a file that was named", () => {
     expect(located).toBeUndefined();
     expect(check).toMatchObject({
       status: "fail",
-      found: expect.stringMatching(/^not a library that loads here: .*, from KV_NIXL_LIBRARY\n\/etc\/passwd$/s),
+      found: expect.stringMatching(
+        /^not a library that loads here: .*, from KV_NIXL_LIBRARY\n\/etc\/passwd$/s,
+      ),
       fix,
     });
   });
