@@ -10,6 +10,9 @@ const WITHOUT_EFFECT: Readonly<Record<string, string>> = {
   NCCL_SOCKET_IFNAME: "it is NCCL's, which moves no KV here; for UCX see UCX_NET_DEVICES",
 };
 
+/** The source of a choice that nobody made. */
+export const DEFAULT_SOURCE = "the default";
+
 export interface BackendChoice {
   /** What was asked for, by the transport's options or by an agent's. */
   explicit: readonly (BackendSpec | string)[] | undefined;
@@ -33,7 +36,7 @@ export function resolveBackends(choice: BackendChoice): { backends: BackendSpec[
   const given = (name: string) => environment[name]?.trim() || undefined;
   const wanted = explicit === undefined || explicit.length === 0 ? undefined : explicit.map(specOf);
   const variable = CHOOSING.find((name) => given(name) !== undefined);
-  const source = wanted !== undefined ? asker : (variable ?? "the default");
+  const source = wanted !== undefined ? asker : (variable ?? DEFAULT_SOURCE);
   const chosen =
     wanted ??
     (variable === undefined

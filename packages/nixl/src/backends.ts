@@ -8,7 +8,7 @@ export interface BackendFacts {
   readonly watchPeers: boolean;
   /** It calls a WRITE done when the bytes have left: the agent reads a byte after it, over the same connection. */
   readonly probeWrites: boolean;
-  /** It carries notifications between agents. Storage does not. */
+  /** It reaches other agents, and carries notifications to them. Storage does not: an agent with nothing else has no metadata. */
   readonly notifies: boolean;
   /** It moves bytes between memory and files. */
   readonly files: boolean;
@@ -17,6 +17,17 @@ export interface BackendFacts {
   /** Variables that look as if they mattered to it, and do not. */
   readonly ignores: readonly string[];
 }
+
+/** Storage without a peer, whose objects are not reached from here; seen of NIXL 1.5.0. */
+const STORAGE: BackendFacts = {
+  reportsPeerDeath: true,
+  watchPeers: false,
+  probeWrites: false,
+  notifies: false,
+  files: false,
+  devices: false,
+  ignores: [],
+};
 
 const BACKENDS: Readonly<Record<string, BackendFacts>> = {
   UCX: {
@@ -39,15 +50,9 @@ const BACKENDS: Readonly<Record<string, BackendFacts>> = {
     devices: true,
     ignores: ["UCX_TLS", "UCX_NET_DEVICES"],
   },
-  POSIX: {
-    reportsPeerDeath: true,
-    watchPeers: false,
-    probeWrites: false,
-    notifies: false,
-    files: true,
-    devices: false,
-    ignores: [],
-  },
+  POSIX: { ...STORAGE, files: true },
+  OBJ: STORAGE,
+  AZURE_BLOB: STORAGE,
 };
 
 const UNKNOWN: BackendFacts = {

@@ -8,12 +8,13 @@ const WORK_PREFIX = ".installing-";
 
 /**
  * Makes the folder `name` in the user's cache: `make` fills a folder of its own, which appears under its name only when it
- * is complete. Two at a time do not disturb each other. Answers the folder. Errors: `KV_INSTALL_FAILED`.
+ * is complete, in place of the one that is there with `replace`. Two at a time do not disturb each other. Answers the folder. Errors: `KV_INSTALL_FAILED`.
  */
 export async function makeInCache(
   name: string,
   environment: Environment,
   make: (unpacked: string, work: string) => Promise<void>,
+  { replace = false }: { replace?: boolean } = {},
 ): Promise<string> {
   const cache = cacheFolder(environment);
   const folder = join(cache, name);
@@ -28,6 +29,13 @@ export async function makeInCache(
     const unpacked = join(work, "unpacked");
     await mkdir(unpacked, { recursive: true });
     await make(unpacked, work);
+    // What runs has its files open, and keeps them.
+    if (replace) {
+      await rename(folder, join(work, "replaced")).catch((error: NodeJS.ErrnoException) => {
+        if (error.code === "ENOENT") return;
+        throw new KvError("KV_INSTALL_FAILED", `cannot replace ${folder}: ${error.message}`);
+      });
+    }
     await rename(unpacked, folder).catch(async (error: Error) => {
       // Another installation was faster, and what it put there is the same.
       if (!(await exists(folder)))

@@ -19,9 +19,11 @@ program
     readCompanion,
     [],
   )
-  .action(async (options: { version: string; cuda: Cuda; with: Companion[] }) => {
+  .option("--force", "fetch it again and replace what is there, such as when a file of it is damaged")
+  .action(async (options: { version: string; cuda: Cuda; with: Companion[]; force?: true }) => {
     const onProgress = (line: string) => process.stderr.write(`${line}\n`);
-    const { library } = await installNixl({ ...options, onProgress });
+    const { library, existed } = await installNixl({ ...options, onProgress });
+    if (existed) onProgress("it was there already, and was not looked into: --force fetches it again");
     process.stdout.write(`${library}\n`);
   });
 

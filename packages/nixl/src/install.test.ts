@@ -84,6 +84,11 @@ test.runIf(linux)(
     expect(installed).toMatchObject({ existed: true, library: join(target, "libnixl_capi.so") });
     expect(lines).toEqual([]);
     expect(await readFile(installed.library, "utf8")).toBe("here");
+    // By force it is fetched again; while that fails, what is there stays.
+    await expect(installNixl({ environment, force: true })).rejects.toMatchObject({
+      code: "KV_INSTALL_FAILED",
+    });
+    expect(await readFile(installed.library, "utf8")).toBe("here");
   },
 );
 

@@ -14,6 +14,8 @@ export interface InstallOptions {
   cuda?: Cuda;
   /** What a plugin needs from outside the wheel: `libfabric` for LIBFABRIC. Nothing by default. */
   with?: readonly Companion[];
+  /** Fetch NIXL and replace it although it is there, such as when a file of it is damaged. False by default. */
+  force?: boolean;
   /** Told what is going on, a line at a time. */
   onProgress?: (line: string) => void;
   environment?: Environment;
@@ -23,7 +25,7 @@ export interface Installed {
   /** Path of `libnixl_capi.so`. */
   library: string;
   folder: string;
-  /** NIXL was there already. */
+  /** NIXL was there already, and was left as it is. */
   existed: boolean;
 }
 
@@ -33,8 +35,8 @@ export type Companion = (typeof COMPANIONS)[number];
 
 /**
  * Brings NIXL into the user's cache, where `nixlTransport` finds it: the pinned wheel, through pip as the user has set
- * it up, checked by SHA-256, its libraries only (128 MB). Done already, it returns at once; two at a time do not disturb
- * each other. Errors: `KV_INSTALL_FAILED` with the command that would help.
+ * it up, checked by SHA-256, its libraries only (128 MB). Done already, it returns at once and looks no further, but for
+ * `force`; two at a time do not disturb each other. Errors: `KV_INSTALL_FAILED` with the command that would help.
  */
 export async function installNixl(options: InstallOptions = {}): Promise<Installed> {
   const installed = await installWheel(options);
@@ -52,16 +54,17 @@ export async function installNixl(options: InstallOptions = {}): Promise<Install
 }
 
 async function installWheel(options: InstallOptions): Promise<Installed> {
-  const { version = DEFAULT_VERSION, cuda = 12, onProgress = () => {}, environment = process.env } = options;
+  const { version = DEFAULT_VERSION, cuda = 12, force = false, environment = process.env } = options;
+  const { onProgress = () => {} } = options;
   requireGlibcLinux();
   const wheel = wheelFor(version, cuda, process.arch);
   const cache = cacheFolder(environment);
   const folder = join(cache, wheel.folder);
   const library = join(folder, wheel.folders[0] ?? "", LIBRARY_FILE);
   // A folder appears under its own name only when it is complete.
-  if (await exists(library)) return { library, folder, existed: true };
+  if (!force && (await exists(library))) return { library, folder, existed: true };
 
-  await makeInCache(wheel.folder, environment, async (unpacked, work) => {
+  const make = async (unpacked: string, work: string) => {
     onProgress(`downloading ${wheel.requirement} for ${wheel.platform} with pip (69 MB)`);
     const file = await downloadWheel(wheel, join(work, "wheel"), environment, onProgress);
     onProgress("SHA-256 is as pinned; unpacking the libraries (133 MB)");
@@ -69,7 +72,8 @@ async function installWheel(options: InstallOptions): Promise<Installed> {
     if (!(await exists(join(unpacked, wheel.folders[0] ?? "", LIBRARY_FILE)))) {
       throw new KvError("KV_INSTALL_FAILED", `${wheel.requirement} holds no ${LIBRARY_FILE}`);
     }
-  });
+  };
+  await makeInCache(wheel.folder, environment, make, { replace: force });
   onProgress(`installed ${library}`);
   return { library, folder, existed: false };
 }

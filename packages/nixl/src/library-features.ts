@@ -16,12 +16,23 @@ const EXPORTED: Readonly<Record<keyof LibraryFeatures, string>> = {
   customParameters: "nixl_capi_opt_args_set_custom_param",
 };
 
+/** Whether the library exports NIXL's C API, by the function that makes an agent. Rejects when it cannot be read. */
+export async function isNixl(libraryPath: string): Promise<boolean> {
+  return hasName(await readFile(libraryPath), "nixl_capi_create_configured_agent");
+}
+
 /** Reads the names in the file; nothing of it is loaded. Rejects when it cannot be read. */
 export async function libraryFeatures(libraryPath: string): Promise<LibraryFeatures> {
   const bytes = await readFile(libraryPath);
-  // A whole name of the table of strings, between two NULs.
-  const has = (name: string) => bytes.includes(`\0${name}\0`);
-  return { memoryViews: has(EXPORTED.memoryViews), customParameters: has(EXPORTED.customParameters) };
+  return {
+    memoryViews: hasName(bytes, EXPORTED.memoryViews),
+    customParameters: hasName(bytes, EXPORTED.customParameters),
+  };
+}
+
+/** A whole name of the table of strings, between two NULs. */
+function hasName(bytes: Buffer, name: string): boolean {
+  return bytes.includes(`\0${name}\0`);
 }
 
 /** The features that a library lacks, in words. */

@@ -1,9 +1,10 @@
 import { execFile } from "node:child_process";
+import { realpathSync } from "node:fs";
 import { access, constants, readdir } from "node:fs/promises";
 import { homedir } from "node:os";
 import { join } from "node:path";
 import { promisify } from "node:util";
-import { KvError } from "@kv/interface";
+import { KvError, type Log } from "@kv/interface";
 
 export const LIBRARY_FILE = "libnixl_capi.so";
 /** Folders in which the wheels keep the library, beside a package or in site-packages. */
@@ -28,6 +29,15 @@ export interface FindLibraryOptions {
 export function cacheFolder(environment: Environment = process.env): string {
   const base = environment.XDG_CACHE_HOME;
   return join(base?.startsWith("/") ? base : join(environment.HOME ?? homedir(), ".cache"), "kv-nixl");
+}
+
+/** The file behind the links: NIXL follows them, and has its plugins beside it. The path itself where there is none. */
+export function realLibrary(path: string): string {
+  try {
+    return realpathSync(path);
+  } catch {
+    return path;
+  }
 }
 
 export interface LocatedLibrary {
@@ -82,6 +92,28 @@ export async function locateLibrary(options: FindLibraryOptions = {}): Promise<L
   );
   if (byLoader !== undefined) return byLoader;
   throw notFound(attempts);
+}
+
+/** The variables that name a library, in their order; the option `library` comes before them. */
+const NAMING = ["KV_NIXL_LIBRARY", "NIXL_PREFIX"] as const;
+
+/** Warns of each variable that names a library and lost, with its value and what won. */
+export function warnOfUnusedVariables(choice: {
+  library: string | undefined;
+  environment: Environment;
+  log: Log;
+}): void {
+  const { library, environment, log } = choice;
+  const set = NAMING.flatMap((name) => {
+    const value = environment[name];
+    return value ? [{ name: name as string, value }] : [];
+  });
+  if (library !== undefined) set.unshift({ name: "the option library", value: library });
+  const [winner, ...lost] = set;
+  for (const { name, value } of lost) {
+    const won = `${winner?.value} from ${winner?.name}`;
+    log.warn("nixl-variable-unused", { name, value, won, why: `${winner?.name} comes first` });
+  }
 }
 
 async function unreadable(path: string): Promise<string | undefined> {

@@ -2,7 +2,8 @@ import { readdir } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { companionsOf } from "./companions.js";
 import { type MissingPart, missingParts, nameOfMissing } from "./elf-loader.js";
-import type { Environment } from "./library.js";
+import { type Environment, realLibrary } from "./library.js";
+import { howToReinstall } from "./reinstall.js";
 
 /** A plugin of NIXL, as the loader sees it; nothing of it has run. */
 export interface PluginDescription {
@@ -26,9 +27,9 @@ export interface DescribePluginsOptions {
   names?: readonly string[];
 }
 
-/** The folder in which NIXL looks for plugins: `NIXL_PLUGIN_DIR`, else `plugins` beside the library. */
+/** The folder in which NIXL looks for plugins: `NIXL_PLUGIN_DIR`, else `plugins` beside the library, links followed. */
 export function pluginFolder(libraryPath: string, environment: Environment = process.env): string {
-  return environment.NIXL_PLUGIN_DIR || join(dirname(libraryPath), "plugins");
+  return environment.NIXL_PLUGIN_DIR || join(dirname(realLibrary(libraryPath)), "plugins");
 }
 
 /** Every plugin found, in order of name: whether it loads, and all that it lacks. About 30 ms for each. */
@@ -41,12 +42,18 @@ export async function describePlugins(options: DescribePluginsOptions): Promise<
     .sort();
   const described: PluginDescription[] = [];
   // One after another: each is a process.
+  const again = howToReinstall(libraryPath, environment);
   for (const name of found)
-    described.push(await describe(name, join(folder, `libplugin_${name}.so`), environment));
+    described.push(await describe(name, join(folder, `libplugin_${name}.so`), environment, again));
   return described;
 }
 
-async function describe(name: string, file: string, environment: Environment): Promise<PluginDescription> {
+async function describe(
+  name: string,
+  file: string,
+  environment: Environment,
+  again: string,
+): Promise<PluginDescription> {
   const alone = await missingParts(file, { environment });
   if (alone.length === 0) return { name, file, loads: true, missing: [], supplied: [], remedy: undefined };
   const companions = await companionsOf(name, environment);
@@ -61,7 +68,7 @@ async function describe(name: string, file: string, environment: Environment): P
       loads: false,
       missing,
       supplied: [],
-      remedy: remedyFor(name, missing, companions !== undefined),
+      remedy: remedyFor(name, missing, { installed: companions !== undefined, again }),
     };
   }
   const supplied = [...new Set(alone.flatMap(libraryOf))].sort();
@@ -73,14 +80,23 @@ function libraryOf(part: MissingPart): string[] {
   return part.kind === "version" ? [part.library] : [];
 }
 
-function remedyFor(name: string, missing: readonly MissingPart[], installed: boolean): string {
+/** Names of the wheel's own libraries: its builder puts a digest into those that it takes along. */
+const OF_THE_WHEEL = /-[0-9a-f]{8}\.so|^libnixl/;
+
+/** What helps where a library of NIXL's lacks these; `again` says how to install NIXL again. */
+export function remedyFor(
+  name: string,
+  missing: readonly MissingPart[],
+  { installed, again }: { installed: boolean; again: string },
+): string {
+  if (missing.flatMap(libraryOf).some((library) => OF_THE_WHEEL.test(library))) return again;
   const version = missing.find((part) => part.kind === "version");
   if (version !== undefined) {
     return `a newer ${version.library}, or the NIXL that is known to work with it: npx --no-install kv-nixl install`;
   }
   if (name === "LIBFABRIC" && !installed) return "npx --no-install kv-nixl install --with libfabric";
   const libraries = missing.flatMap(libraryOf);
-  if (libraries.length === 0) return "install NIXL again: npx --no-install kv-nixl install";
+  if (libraries.length === 0) return again;
   const cuda = libraries.every((library) => /^libcu/.test(library));
   const what = cuda ? "CUDA's driver and runtime" : "the system's packages";
   return `${libraries.join(", ")}: install ${what}, or put their folder into LD_LIBRARY_PATH`;

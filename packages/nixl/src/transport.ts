@@ -12,13 +12,13 @@ import { loadAddon } from "./addon.js";
 import { createNixlAgent } from "./agent.js";
 import { checkBackends, chooseBackends, resolveBackends } from "./backend-choice.js";
 import { notifies, reportsPeerDeath } from "./backends.js";
-import { fabricDevices, isEfaOnly } from "./fabric-devices.js";
-import { findLibrary } from "./library.js";
+import { findLibrary, warnOfUnusedVariables } from "./library.js";
 import { allocateMemory } from "./memory.js";
 import { memoryTypesOf } from "./memory-types.js";
 import { type MetadataChecker, metadataChecker } from "./metadata/checker.js";
 import type { NativeAddon } from "./native.js";
 import { type Preload, preloadFor } from "./preload.js";
+import { warnOfUcxOnEfa } from "./ucx-on-efa.js";
 import { explainUnavailable } from "./unavailable.js";
 
 export interface NixlTransportOptions extends Partial<Ambient> {
@@ -74,6 +74,7 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
       }
       const set = addon.prepareEnvironment(wanted);
       for (const [name, value] of set) log.info("nixl-environment-default", { name, value });
+      warnOfUnusedVariables({ library: options.library, environment: process.env, log });
     }
     return addon;
   }
@@ -89,20 +90,10 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
       told.add(`${names} ${source}`);
       resolveBackends({ ...question, log });
       log.info("nixl-backends", { backends: names, source, variables: variablesOfNixl() });
-      if (backends.some((spec) => spec.name === "UCX")) void warnOfEfa();
+      void warnOfUcxOnEfa(backends, log);
     }
     metrics.count("kv_nixl_agents_created", 1, { backends: names, source });
     return { backends, source };
-  }
-
-  async function warnOfEfa(): Promise<void> {
-    const devices = await fabricDevices();
-    if (!isEfaOnly(devices)) return;
-    log.warn("nixl-ucx-on-efa", {
-      devices: devices.map(({ name }) => name),
-      why: "the only fabric here is EFA, for which UCX has no transport: it goes over TCP, or fails to connect",
-      remedy: "NIXL_BACKEND=LIBFABRIC",
-    });
   }
 
   /** What the backends need beside NIXL, and the variables for it, which are set. */

@@ -1,4 +1,4 @@
-import { copyFile, mkdir, mkdtemp, readdir, rm, symlink, truncate } from "node:fs/promises";
+import { cp, mkdtemp, realpath, rm, truncate } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { basename, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -43,6 +43,32 @@ describe.skipIf(nixlMissing)(`doctor where NIXL is (${nixlMissing ?? "found"})`,
     expect(text.trimEnd().split("\n").at(-1)).toMatch(/^(ok|warn): /);
   });
 
+  test("a backend that does not start: what UCX says of it, and who asked", {
+    timeout: 240_000,
+  }, async () => {
+    const environment = { ...process.env, UCX_TLS: "foo", NIXL_BACKEND: "UCX" };
+    const checks = byId((await doctor({ environment })).checks);
+    expect(checks["variables.backend"]).toMatchObject({ status: "note", found: "UCX, from NIXL_BACKEND" });
+    const backend = checks["library.backend.UCX"];
+    expect(backend).toMatchObject({
+      status: "fail",
+      found: expect.stringContaining("asked for by NIXL_BACKEND"),
+    });
+    expect(backend?.found).toMatch(
+      /\nit said:\n.*transport 'foo' is not available, please use one or more of/,
+    );
+  });
+
+  test("a backend of files: it starts, and is not asked for peers", { timeout: 240_000 }, async () => {
+    const checks = byId((await doctor({ backends: ["POSIX"] })).checks);
+    expect(checks["library.backend.POSIX"]).toMatchObject({
+      status: "ok",
+      details: { metadataBytes: null, memoryTypes: ["DRAM", "FILE"] },
+    });
+    const found = "not tried: storage alone: it reaches no other agent";
+    expect(checks["pair.POSIX"]).toMatchObject({ status: "note", found });
+  });
+
   test("a plugin that is cut off: named, and nothing crashes", { timeout: 240_000 }, async () => {
     const library = await brokenCopy(await findLibrary(), join(empty, "broken"));
     const report = await doctor({ library });
@@ -52,7 +78,7 @@ describe.skipIf(nixlMissing)(`doctor where NIXL is (${nixlMissing ?? "found"})`,
     expect(checks["plugins.UCX"]).toMatchObject({
       status: "fail",
       found: expect.stringMatching(/^is damaged: the loader (dies|ends) .*cut off/),
-      fix: expect.stringContaining("kv-nixl install"),
+      fix: expect.stringContaining("kv-nixl install --force"),
     });
     expect(checks["plugins.POSIX"]).toMatchObject({ status: "ok" });
     for (const id of ["library.backend.UCX", "pair.UCX"]) {
@@ -75,7 +101,10 @@ describe("doctor where NIXL is not", () => {
       found: expect.stringContaining(file),
       fix: "npx --no-install kv-nixl install",
     });
-    expect(checks["pair.UCX"]).toMatchObject({ status: "note", found: "not tried: there is no NIXL" });
+    expect(checks["pair.UCX"]).toMatchObject({
+      status: "note",
+      found: "not tried: there is no NIXL that loads",
+    });
   });
 
   test("on the command line, with an empty cache: every kind of place, the fix, exit code 1", async () => {
@@ -91,24 +120,12 @@ describe("doctor where NIXL is not", () => {
   });
 });
 
-/** The installation of a library again, by links, but for the UCX plugin, which ends in the middle. */
+/** The installation of a library again, but for the UCX plugin, which ends in the middle. */
 async function brokenCopy(library: string, folder: string): Promise<string> {
-  const from = dirname(library);
-  const to = join(folder, basename(dirname(from)), basename(from));
-  await mkdir(join(to, "plugins"), { recursive: true });
-  const link = async (inside: string) => {
-    for (const name of await readdir(join(from, inside))) {
-      if (name !== "plugins") await symlink(join(from, inside, name), join(to, inside, name));
-    }
-  };
-  await link("");
-  await link("plugins");
-  for (const name of await readdir(dirname(from))) {
-    if (name !== basename(from)) await symlink(join(dirname(from), name), join(dirname(to), name));
-  }
-  const plugin = join(to, "plugins", "libplugin_UCX.so");
-  await rm(plugin);
-  await copyFile(join(from, "plugins", "libplugin_UCX.so"), plugin);
-  await truncate(plugin, 30_000);
+  const from = dirname(await realpath(library));
+  // Files and no links: those NIXL would follow to the plugins of the installation itself.
+  await cp(dirname(from), folder, { recursive: true });
+  const to = join(folder, basename(from));
+  await truncate(join(to, "plugins", "libplugin_UCX.so"), 30_000);
   return join(to, basename(library));
 }

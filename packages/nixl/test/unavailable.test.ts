@@ -16,6 +16,7 @@ describe.skipIf(fakeMissing)(`a backend that is not to be had (${fakeMissing ?? 
   afterEach(async () => {
     delete process.env.NIXL_PLUGIN_DIR;
     delete process.env.NIXL_BACKEND;
+    delete process.env.NIXL_PREFIX;
     await rm(folder, { recursive: true, force: true });
   });
 
@@ -68,6 +69,22 @@ describe.skipIf(fakeMissing)(`a backend that is not to be had (${fakeMissing ?? 
       { backends: "UCX", source: "the agent's backends" },
     ]);
     await transport.close();
+  });
+
+  test("a variable that names another library than the one that is used is warned of once", async () => {
+    process.env.NIXL_PREFIX = "/nowhere";
+    const lost: unknown[] = [];
+    const log: Log = { ...silentLog, warn: (event, fields) => lost.push([event, fields]) };
+    const transport = nixlTransport({ library: FAKE_NIXL, log });
+    await transport.createAgent();
+    await transport.createAgent();
+    await transport.close();
+    expect(lost).toMatchObject([
+      [
+        "nixl-variable-unused",
+        { name: "NIXL_PREFIX", value: "/nowhere", won: `${FAKE_NIXL} from the option library` },
+      ],
+    ]);
   });
 });
 

@@ -1,16 +1,16 @@
-import { KvError } from "@kv/interface";
-import { DEFAULT_BACKEND } from "../backends.js";
+import { DEFAULT_BACKEND, notifies } from "../backends.js";
 import { runInChild } from "../child/child-process.js";
 import type { Environment } from "../library.js";
 import { describePlugins, pluginFolder } from "../plugins.js";
+import { choiceOf } from "./choice.js";
 import { gpuMemoryChecks } from "./gpu-memory.js";
 import { type Host, realHost } from "./host.js";
-import { backendCheck, libraryCheck, runtimeChecks } from "./library-checks.js";
+import { backendCheck, libraryCheck, runtimeChecks, STORAGE_ONLY } from "./library-checks.js";
 import { machineChecks, rdmaDevices } from "./machine.js";
 import { PAIR_ENVIRONMENT, pairChecks } from "./pair.js";
 import { pluginCheck } from "./plugin-checks.js";
 import { type Check, type DoctorReport, reportOf } from "./report.js";
-import { chosenBackends, variableChecks } from "./variables.js";
+import { variableChecks } from "./variables.js";
 
 export interface DoctorOptions {
   /** As of `nixlTransport`. */
@@ -32,7 +32,7 @@ const TIMEOUT_MS = 60_000;
  */
 export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport> {
   const { environment = process.env, host = realHost(), timeoutMs = TIMEOUT_MS } = options;
-  const { backends, problem } = choose(environment, options.backends);
+  const { backends, check: choice, askFor } = choiceOf(environment, options);
   const { check: library, located } = await libraryCheck(host, environment, options.library);
   const env = located === undefined ? environment : { ...environment, KV_NIXL_LIBRARY: located.path };
   const probe = (task: string, args: readonly string[], more: Environment = {}) =>
@@ -68,17 +68,20 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
     const why = !addonLoads
       ? "the addon does not load"
       : located === undefined
-        ? "there is no NIXL"
+        ? "there is no NIXL that loads"
         : "its plugin does not load";
     if (!addonLoads || located === undefined || !usable(name)) {
       ready.push(notTried(`library.backend.${name}`, "library", `backend ${name}`, why));
       if (options.pair !== false) pairs.push(notTried(`pair.${name}`, "pair", `two processes, ${name}`, why));
       continue;
     }
-    const backend = backendCheck(name, await probe("probe-backend", [name]));
+    const { args, env: asking } = askFor(name);
+    const backend = backendCheck(name, await probe("probe-backend", args, asking));
     ready.push(backend);
     if (options.pair === false) continue;
-    if (backend.status === "ok") {
+    if (!notifies([{ name }])) {
+      pairs.push(notTried(`pair.${name}`, "pair", `two processes, ${name}`, STORAGE_ONLY));
+    } else if (backend.status === "ok") {
       const more = name === DEFAULT_BACKEND ? PAIR_ENVIRONMENT : {};
       pairs.push(...pairChecks(name, await probe("probe-pair", [name], more)));
     } else
@@ -92,36 +95,10 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
     ...missing,
     ...plugins,
     ...machineChecks(host, backends),
-    ...(problem === undefined ? variableChecks(environment, options.backends) : [problem]),
+    choice,
+    ...(backends.length === 0 ? [] : variableChecks(environment, options)),
     ...pairs,
   ]);
-}
-
-function choose(
-  environment: Environment,
-  explicit: readonly string[] | undefined,
-): { backends: readonly string[]; problem: Check | undefined } {
-  try {
-    return { backends: chosenBackends(environment, explicit).map(({ name }) => name), problem: undefined };
-  } catch (error) {
-    const {
-      message,
-      code,
-      hint = "such as UCX or LIBFABRIC",
-    } = KvError.from(error, "KV_INTERNAL", "no choice");
-    const found = `${message} [${code}]`;
-    return {
-      backends: [],
-      problem: {
-        id: "variables.backend",
-        area: "variables",
-        title: "choice of backend",
-        status: "fail",
-        found,
-        fix: hint,
-      },
-    };
-  }
 }
 
 function noPlugin(name: string, folder: string, found: readonly string[]): Check {

@@ -1,7 +1,7 @@
 import { dirname, join } from "node:path";
 import { type MissingPart, missingParts, nameOfMissing } from "../elf-loader.js";
 import { nvidiaGpus } from "../gpus.js";
-import type { Environment } from "../library.js";
+import { type Environment, realLibrary } from "../library.js";
 import type { Host } from "./host.js";
 import type { Check } from "./report.js";
 
@@ -51,7 +51,7 @@ export async function gpuMemoryChecks(question: GpuMemoryQuestion): Promise<Chec
 }
 
 function cudaModule(host: Host, libraryPath: string): string | undefined {
-  const wheel = dirname(dirname(libraryPath));
+  const wheel = dirname(dirname(realLibrary(libraryPath)));
   for (const folder of host.names(wheel).filter((name) => /^nixl_cu\d+\.libs$/.test(name))) {
     const modules = join(wheel, folder, "ucx");
     const file = host.names(modules).find((name) => /^libuct_cuda\.so/.test(name));

@@ -1,15 +1,22 @@
 import { basename, dirname } from "node:path";
 import { KvError } from "@kv/interface";
 import type { ChildOutcome } from "../child/child-process.js";
-import { type Environment, type LocatedLibrary, locateLibrary } from "../library.js";
-import { lackedBy, libraryFeatures } from "../library-features.js";
+import { missingParts, nameOfMissing } from "../elf-loader.js";
+import { type Environment, type LocatedLibrary, locateLibrary, realLibrary } from "../library.js";
+import { isNixl, lackedBy, libraryFeatures } from "../library-features.js";
+import { remedyFor } from "../plugins.js";
+import { howToReinstall } from "../reinstall.js";
 import type { Host } from "./host.js";
-import { lastWords } from "./pair.js";
+import { withWords } from "./last-words.js";
 import type { BackendAnswer, RuntimeAnswer } from "./probes.js";
 import type { Check } from "./report.js";
 
 const MIN_NODE_MAJOR = 20;
 const MIN_GLIBC = [2, 28] as const;
+/** Sources of a library that somebody named by its place. */
+const NAMED: readonly string[] = ["the option library", "KV_NIXL_LIBRARY", "NIXL_PREFIX"];
+/** Of a backend without peers. */
+export const STORAGE_ONLY = "storage alone: it reaches no other agent";
 const INSTALL = "npx --no-install kv-nixl install";
 
 /** Node, the C library, the addon and what it sets in the environment. */
@@ -81,12 +88,19 @@ export async function libraryCheck(
   const check = { id: "library.path", area: "library", title: "NIXL" } as const;
   try {
     const located = await locateLibrary({ environment, ...(library === undefined ? {} : { library }) });
-    const version = versionOf(located.path, host);
+    const problem = await problemOf(located, environment);
+    if (problem !== undefined) {
+      const found = `${problem.found}, from ${located.source}\n${located.path}`;
+      const details = { ...located };
+      return { check: { ...check, status: "fail", found, fix: problem.fix, details }, located: undefined };
+    }
+    const real = realLibrary(located.path);
+    const version = versionOf(real, host);
     const features = await libraryFeatures(located.path);
     const lacked = lackedBy(features);
     const without =
       lacked.length > 0 ? `; it has no ${lacked.join(" and no ")}, which nothing here needs` : "";
-    const found = `${version ?? "of unknown version"}, from ${located.source}${without}\n${located.path}`;
+    const found = `${version ?? "of unknown version"}, from ${located.source}${without}\n${located.path}${real === located.path ? "" : `, a link to ${real}`}`;
     return {
       check: { ...check, status: "ok", found, details: { ...located, version: version ?? null, features } },
       located,
@@ -103,6 +117,28 @@ export async function libraryCheck(
     const fix = hint.replace(/^run: /, "");
     return { check: { ...check, status: "fail", found, fix, details }, located: undefined };
   }
+}
+
+/** Why the library cannot be loaded here, or is not NIXL's; undefined for neither. */
+async function problemOf(
+  { path, source }: LocatedLibrary,
+  environment: Environment,
+): Promise<{ found: string; fix: string } | undefined> {
+  const again = NAMED.includes(source)
+    ? `name a libnixl_capi.so of this machine by ${source}, or leave it out for NIXL of ${INSTALL}`
+    : howToReinstall(path, environment);
+  // As the addon loads it: what lies beside the file is looked for where the links lead.
+  const missing = await missingParts(realLibrary(path), { environment });
+  const damaged = missing.find(({ kind }) => kind === "file");
+  if (damaged !== undefined) {
+    return { found: `not a library that loads here: ${nameOfMissing(damaged).trim()}`, fix: again };
+  }
+  if (missing.length > 0) {
+    const found = `does not load: it lacks ${missing.map(nameOfMissing).join(", ")}`;
+    return { found, fix: remedyFor("NIXL", missing, { installed: true, again }) };
+  }
+  if (await isNixl(path)) return undefined;
+  return { found: "a library, and not NIXL's: it has none of the functions of NIXL's C API", fix: again };
 }
 
 /** A line for each kind of place, with the first of its places. */
@@ -133,10 +169,11 @@ export function backendCheck(name: string, outcome: ChildOutcome): Check {
   const check = { id: `library.backend.${name}`, area: "library", title: `backend ${name}` } as const;
   if (outcome.kind !== "answered") return { ...check, ...failure(outcome, INSTALL) };
   const answer = outcome.value as BackendAnswer;
+  const alone = answer.metadataBytes === null ? `; ${STORAGE_ONLY}` : "";
   return {
     ...check,
     status: "ok",
-    found: `ready in ${Math.round(answer.startMs)} ms; memory that can be registered: ${answer.memoryTypes.join(", ")}`,
+    found: `ready in ${Math.round(answer.startMs)} ms; memory that can be registered: ${answer.memoryTypes.join(", ")}${alone}`,
     details: { ...answer },
   };
 }
@@ -147,9 +184,9 @@ function failure(
 ): Pick<Check, "status" | "found" | "fix"> {
   if (outcome.kind === "failed") {
     const { code, message, hint } = outcome.error;
-    return { status: "fail", found: `${message} [${code}]`, fix: hint ?? fix };
+    return { status: "fail", found: withWords(`${message} [${code}]`, outcome), fix: hint ?? fix };
   }
   const end =
     outcome.kind === "late" ? `did not answer in ${outcome.timeoutMs / 1000} s` : `ended with ${outcome.how}`;
-  return { status: "fail", found: `the process that tried it ${end}\n${lastWords(outcome.output)}`, fix };
+  return { status: "fail", found: withWords(`the process that tried it ${end}`, outcome), fix };
 }

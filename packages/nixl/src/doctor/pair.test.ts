@@ -93,12 +93,13 @@ describe("a pair of processes", () => {
     fail(answered(answers({ consistent: false }), CMA), "not those that were sent");
     fail(
       { kind: "died", how: "SIGSEGV", output: "first\nlast words\n" },
-      "SIGSEGV\nit said: first / last words",
+      "SIGSEGV\nit said:\nfirst\nlast words",
     );
-    fail({ kind: "late", timeoutMs: 5000, output: "" }, "no end after 5 s");
+    fail({ kind: "late", timeoutMs: 5000, output: "waits" }, "no end after 5 s");
+    fail({ kind: "late", timeoutMs: 5000, output: "waits" }, "it said:\nwaits");
     fail(
-      { kind: "failed", error: { code: "KV_BACKEND_UNAVAILABLE", message: "no UCX" }, output: "" },
-      "no UCX [KV_BACKEND",
+      { kind: "failed", error: { code: "KV_BACKEND_UNAVAILABLE", message: "no UCX" }, output: "why" },
+      "no UCX [KV_BACKEND_UNAVAILABLE]\nit said:\nwhy",
     );
   });
 });

@@ -1,4 +1,5 @@
 import type { ChildOutcome } from "../child/child-process.js";
+import { withWords } from "./last-words.js";
 import type { PairAnswer } from "./probes.js";
 import type { Check } from "./report.js";
 import { readUcxProtocols, type UcxProtocol } from "./ucx-protocols.js";
@@ -14,7 +15,10 @@ export function pairChecks(backend: string, outcome: ChildOutcome): Check[] {
       {
         ...base,
         status: "fail",
-        found: `no end after ${outcome.timeoutMs / 1000} s: two processes of this host do not reach each other`,
+        found: withWords(
+          `no end after ${outcome.timeoutMs / 1000} s: two processes of this host do not reach each other`,
+          outcome,
+        ),
         fix: "look at UCX_TLS and UCX_NET_DEVICES: they must leave a transport that reaches the peer",
       },
     ];
@@ -24,7 +28,7 @@ export function pairChecks(backend: string, outcome: ChildOutcome): Check[] {
       {
         ...base,
         status: "fail",
-        found: `the process that tried it ended with ${outcome.how}\n${lastWords(outcome.output)}`,
+        found: withWords(`the process that tried it ended with ${outcome.how}`, outcome),
         fix: "try another transport (UCX_TLS=tcp), and please report it with this report as --json",
       },
     ];
@@ -35,7 +39,7 @@ export function pairChecks(backend: string, outcome: ChildOutcome): Check[] {
       {
         ...base,
         status: "fail",
-        found: `${message} [${code}]`,
+        found: withWords(`${message} [${code}]`, outcome),
         ...(hint === undefined ? {} : { fix: hint }),
       },
     ];
@@ -84,12 +88,4 @@ function pairCheck(
     };
   }
   return { ...check, status: "ok", found: `${way}, ${speed}` };
-}
-
-/** What a process said before it died, as far as it helps. */
-export function lastWords(output: string): string {
-  const lines = output
-    .split("\n")
-    .filter((line) => line.trim() !== "" && !line.includes("UCX  INFO") && !line.includes("|"));
-  return lines.length === 0 ? "it said nothing" : `it said: ${lines.slice(-3).join(" / ").slice(0, 500)}`;
 }

@@ -24,22 +24,24 @@ export async function runtimeProbe(): Promise<RuntimeAnswer> {
 
 export interface BackendAnswer {
   readonly startMs: number;
-  readonly metadataBytes: number;
+  /** Null where the backend reaches no other agent, as storage does not. */
+  readonly metadataBytes: number | null;
   readonly memoryTypes: readonly string[];
 }
 
-/** An agent with one backend, and a registration. */
-export async function backendProbe([name = ""]: readonly string[]): Promise<BackendAnswer> {
-  const transport = nixlTransport({ backends: [name] });
+/** An agent with one backend, and a registration: the backend that is named, else the environment's choice. */
+export async function backendProbe(backends: readonly string[]): Promise<BackendAnswer> {
+  const transport = nixlTransport({ backends });
   const begun = performance.now();
   const agent = await transport.createAgent();
   const startMs = performance.now() - begun;
   const memory = transport.allocate(1 << 20);
   await agent.register(memory);
-  const metadataBytes = (await agent.localMetadata()).byteLength;
+  const { notifications, memoryTypes } = transport.capabilities;
+  const metadataBytes = notifications ? (await agent.localMetadata()).byteLength : null;
   await transport.close();
   memory.close();
-  return { startMs, metadataBytes, memoryTypes: transport.capabilities.memoryTypes };
+  return { startMs, metadataBytes, memoryTypes };
 }
 
 export interface PairAnswer {

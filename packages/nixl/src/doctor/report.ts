@@ -3,7 +3,7 @@ import { checkSchemaOf, checksText, reportOfChecks, reportSchemaOf } from "./che
 
 const AREAS = ["runtime", "library", "plugins", "machine", "variables", "pair"] as const;
 
-const checkSchema = checkSchemaOf(AREAS, "machine.memlock or plugin.UCX");
+const checkSchema = checkSchemaOf(AREAS, "machine.memlock or plugins.UCX");
 export type Check = z.infer<typeof checkSchema>;
 
 /** What `kv-nixl doctor --json` prints. */

@@ -1,12 +1,45 @@
 import { expect, test } from "vitest";
 import { variableChecks } from "./variables.js";
 
-const check = (environment: Record<string, string>, name: string, explicit?: readonly string[]) =>
-  variableChecks(environment, explicit).find(({ title }) => title === name);
+const check = (environment: Record<string, string>, name: string, backends?: readonly string[]) =>
+  variableChecks(environment, backends === undefined ? {} : { backends }).find(({ title }) => title === name);
 
 test("nothing that matters is one line", () => {
-  expect(variableChecks({ HOME: "/home/x", PATH: "/bin" }, undefined)).toMatchObject([
+  expect(variableChecks({ HOME: "/home/x", PATH: "/bin" }, {})[0]).toMatchObject({
+    id: "variables",
+    status: "ok",
+  });
+});
+
+test("the side channel's default is told, since other hosts cannot reach it", () => {
+  expect(variableChecks({}, {})).toMatchObject([
     { id: "variables", status: "ok" },
+    {
+      id: "variables.side-channel",
+      status: "note",
+      found: expect.stringContaining("localhost, by default; peers on other hosts"),
+      fix: expect.stringContaining("address"),
+    },
+  ]);
+  const ids = variableChecks({ VLLM_NIXL_SIDE_CHANNEL_HOST: "10.0.0.7" }, {}).map(({ id }) => id);
+  expect(ids).toEqual(["variables.VLLM_NIXL_SIDE_CHANNEL_HOST"]);
+});
+
+test("of the variables that name a library, those that lost warn with what won", () => {
+  const environment = { KV_NIXL_LIBRARY: "/x/lib.so", NIXL_PREFIX: "/nowhere" };
+  const found = (library?: string) =>
+    variableChecks(environment, library === undefined ? {} : { library })
+      .filter(({ status }) => status === "warn")
+      .map((entry) => [entry.title, entry.found, entry.fix]);
+  const lost = (name: string, value: string, won: string, by: string) => [
+    name,
+    `${value}: has no effect: ${by} comes first; used: ${won} from ${by}`,
+    `unset ${name}`,
+  ];
+  expect(found()).toEqual([lost("NIXL_PREFIX", "/nowhere", "/x/lib.so", "KV_NIXL_LIBRARY")]);
+  expect(found("/y/lib.so")).toEqual([
+    lost("KV_NIXL_LIBRARY", "/x/lib.so", "/y/lib.so", "the option library"),
+    lost("NIXL_PREFIX", "/nowhere", "/y/lib.so", "the option library"),
   ]);
 });
 
@@ -22,7 +55,7 @@ test("a variable says what it does", () => {
 test("one that was set and lost warns, with what won", () => {
   expect(check({ NIXL_BACKEND: "LIBFABRIC" }, "NIXL_BACKEND", ["UCX"])).toMatchObject({
     status: "warn",
-    found: expect.stringContaining("UCX from the option backends"),
+    found: expect.stringContaining("UCX from the option --backend"),
     fix: "unset NIXL_BACKEND",
   });
   expect(check({ FI_PROVIDER: "efa" }, "FI_PROVIDER")).toMatchObject({ status: "warn" });

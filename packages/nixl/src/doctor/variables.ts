@@ -1,6 +1,7 @@
-import type { BackendSpec, Log } from "@kv/interface";
-import { chooseBackends } from "../backend-choice.js";
-import type { Environment } from "../library.js";
+import type { Log } from "@kv/interface";
+import { resolveBackends } from "../backend-choice.js";
+import { type Environment, warnOfUnusedVariables } from "../library.js";
+import { ASKER, type Asked } from "./choice.js";
 import type { Check } from "./report.js";
 
 /** What a variable does, or, where it says so, that it does nothing. */
@@ -40,12 +41,15 @@ const FAMILIES: readonly [prefix: string, effect: string][] = [
 ];
 const NOT_NIXL = /^NCCL_/;
 const LOCAL_HOSTS = ["localhost", "127.0.0.1", "::1"];
+const NOT_REACHED = "peers on other hosts look for this engine on their own";
+const ADDRESS = "an address of this host, as soon as a peer runs elsewhere";
 
 /** Every variable that is set and matters, with what it does; those that look as if they did, and do not, warn. */
-export function variableChecks(environment: Environment, explicit: readonly string[] | undefined): Check[] {
+export function variableChecks(environment: Environment, asked: Asked): Check[] {
   const unused = new Map<string, string>();
   const log: Log = silent((fields) => unused.set(String(fields.name), `${fields.why}; used: ${fields.won}`));
-  chooseBackends({ explicit, environment, log });
+  resolveBackends({ explicit: asked.backends, asker: ASKER, environment, log });
+  warnOfUnusedVariables({ library: asked.library, environment, log });
   const checks: Check[] = [];
   for (const [name, value = ""] of Object.entries(environment).sort(([a], [b]) => (a < b ? -1 : 1))) {
     if (value === "" && EFFECTS[name] === undefined) continue;
@@ -70,8 +74,8 @@ export function variableChecks(environment: Environment, explicit: readonly stri
       checks.push({
         ...check,
         status: "note",
-        found: `${value}: peers on other hosts look for this engine on their own`,
-        fix: "an address of this host, as soon as a peer runs elsewhere",
+        found: `${value}: ${NOT_REACHED}`,
+        fix: ADDRESS,
       });
     } else if (name === "UCX_MEM_EVENTS" && /^(y|yes|1|on|true|try)$/i.test(value)) {
       checks.push({
@@ -85,24 +89,30 @@ export function variableChecks(environment: Environment, explicit: readonly stri
       if (effect !== undefined) checks.push({ ...check, status: "note", found: `${value}: ${effect}` });
     }
   }
-  if (checks.length > 0) return checks;
-  return [
-    {
-      id: "variables",
-      area: "variables",
-      title: "variables",
-      status: "ok",
-      found: "none of those that matter is set",
-    },
-  ];
+  return [...(checks.length > 0 ? checks : [NONE]), ...sideChannelDefault(environment)];
 }
 
-/** Backends that the environment and the caller ask for. Errors: `KV_BACKEND_UNAVAILABLE`. */
-export function chosenBackends(
-  environment: Environment,
-  explicit: readonly string[] | undefined,
-): BackendSpec[] {
-  return chooseBackends({ explicit, environment, log: silent(() => {}) });
+const NONE: Check = {
+  id: "variables",
+  area: "variables",
+  title: "variables",
+  status: "ok",
+  found: "none of those that matter is set",
+};
+
+/** What vLLM and `@kv/connector` use where nothing is said: good on one host, and no more. */
+function sideChannelDefault({ VLLM_NIXL_SIDE_CHANNEL_HOST: host }: Environment): Check[] {
+  if (host) return [];
+  return [
+    {
+      id: "variables.side-channel",
+      area: "variables",
+      title: "VLLM_NIXL_SIDE_CHANNEL_HOST",
+      status: "note",
+      found: `not set: localhost, by default; ${NOT_REACHED}`,
+      fix: ADDRESS,
+    },
+  ];
 }
 
 function silent(onWarning: (fields: Record<string, unknown>) => void): Log {
