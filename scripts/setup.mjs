@@ -85,8 +85,8 @@ async function step(name, inputs, outputs, work) {
 const firstLine = (error) => String(error?.message ?? error).split("\n")[0];
 
 /**
- * All of it, or of native code only the addon, or nothing; what the LIBFABRIC backend takes too when `withLibfabric`. Answers `{ nixl: { ready, why? } }`; throws only for what
- * nothing can be done without.
+ * All of it, or of native code only the addon or nothing (`native`); what the LIBFABRIC backend takes too when `withLibfabric`. Answers
+ * `{ nixl: { ready, why? } }`; throws only for what nothing can be done without.
  */
 export async function setup({ withLibfabric = process.env.CI === "true", native = "nixl" } = {}) {
   const [major] = process.versions.node.split(".").map(Number);
