@@ -85,10 +85,10 @@ async function step(name, inputs, outputs, work) {
 const firstLine = (error) => String(error?.message ?? error).split("\n")[0];
 
 /**
- * All of it; what the LIBFABRIC backend takes too when `withLibfabric`. Answers `{ nixl: { ready, why? } }`; throws only for what
- * nothing can be done without.
+ * All of it, or of native code only the addon or nothing (`native`); what the LIBFABRIC backend takes too when `withLibfabric`. Answers
+ * `{ nixl: { ready, why? } }`; throws only for what nothing can be done without.
  */
-export async function setup({ withLibfabric = process.env.CI === "true" } = {}) {
+export async function setup({ withLibfabric = process.env.CI === "true", native = "nixl" } = {}) {
   const [major] = process.versions.node.split(".").map(Number);
   if (major < 20) throw new Error(`Node ${process.versions.node} is too old: 20 or newer is needed`);
   const workspaces = ["packages", "apps", "native", "tools"];
@@ -108,10 +108,12 @@ export async function setup({ withLibfabric = process.env.CI === "true" } = {}) 
     ["packages/interface/dist/index.js", "packages/nixl/dist/index.js", "apps/demo/dist/main.js"],
     () => run(pnpm[0], [...pnpm.slice(1), "exec", "turbo", "run", "build", "--filter=!@kv/native"]),
   );
-  return { nixl: await nixl(withLibfabric) };
+  return { nixl: await nixl(withLibfabric, native) };
 }
 
-async function nixl(withLibfabric) {
+async function nixl(withLibfabric, native) {
+  const notAsked = { ready: false, why: "nobody asked for it" };
+  if (native === "none") return notAsked;
   if (process.platform !== "linux") return { ready: false, why: `no NIXL for ${process.platform}` };
   try {
     await step("compile the addon", ["native"], ["native/build/kv_nixl.node"], () =>
@@ -123,6 +125,7 @@ async function nixl(withLibfabric) {
     say(why);
     return { ready: false, why };
   }
+  if (native === "addon") return notAsked;
   try {
     const { findLibrary, installNixl } = await import(
       pathToFileURL(join(root, "packages/nixl/dist/index.js")).href

@@ -39,6 +39,12 @@ export function createAdminServer(parts: AdminParts): FastifyInstance {
     const error = fromFastify(thrown, BODY_LIMIT_BYTES);
     return reply.code(statusOf(error)).type("application/json").send(errorBody(error));
   });
+  app.setNotFoundHandler(async (request) => {
+    throw new KvError("KV_REQUEST_INVALID", `${request.method} ${request.url} is not an admin route`, {
+      hint: "these are: GET /, /status, /requests, /events, /metrics, POST /instances/add, /instances/drain, /instances/remove",
+      details: { httpStatus: 404 },
+    });
+  });
   app.addHook("onRequest", async (request, reply) => {
     void reply.header("cache-control", "no-store");
     if (request.routeOptions.url !== "/") authorize(request, parts.token);
@@ -76,12 +82,12 @@ export function createAdminServer(parts: AdminParts): FastifyInstance {
   app.post("/instances/drain", async (request) => {
     const { role, spec } = readChange(request.body);
     // Not waited for: a stream may last for an hour. `/status` shows what is in flight.
-    await begun(pools[role].drain(spec.url));
+    await begun(pools[role].drain(spec));
     return pools[role].status();
   });
   app.post("/instances/remove", async (request) => {
     const { role, spec } = readChange(request.body);
-    await begun(pools[role].remove(spec.url));
+    await begun(pools[role].remove(spec));
     return pools[role].status();
   });
 

@@ -9,7 +9,11 @@ const FILES: Readonly<Record<string, string>> = {
   token: "a token from a file\n",
 };
 const sources = {
-  readFile: (path: string) => FILES[path] ?? "{",
+  readFile(path: string) {
+    const text = FILES[path];
+    if (text === undefined) throw new Error("ENOENT");
+    return text;
+  },
   env: { KV_PROXY_ADMIN_TOKEN: "a token from the environment" },
 };
 
@@ -102,6 +106,12 @@ test.each([
   ["--config bad.json", "KV_CONFIG_UNKNOWN_KEY", "bad.json"],
   ["--config none.json", "KV_CONFIG_INVALID", "none.json cannot be read as JSON"],
   ["--prefill p:1 --decode d:1 --admin-token-file token", "KV_CONFIG_INVALID", "no admin routes"],
+  [
+    "--prefill p:1 --decode d:1 --admin-port 1 --admin-token-file gone",
+    "KV_CONFIG_INVALID",
+    "--admin-token-file gone cannot be read: ENOENT",
+  ],
+  ["--config f.json --prefill-kv-host h", "KV_CONFIG_INVALID", "has 1 values, and 0 prefill instances"],
 ] as const)("%s is %s", (line, code, message) => {
   const error = catchError(() => parse(line));
   expect(KvError.is(error, code)).toBe(true);

@@ -114,8 +114,20 @@ function withToken(
     );
   }
   const token =
-    file === undefined ? (settings.admin.token ?? env.KV_PROXY_ADMIN_TOKEN) : readFile(file).trim();
+    file === undefined ? (settings.admin.token ?? env.KV_PROXY_ADMIN_TOKEN) : readToken(file, readFile);
   return token === undefined ? settings : { ...settings, admin: { ...settings.admin, token } };
+}
+
+function readToken(file: string, readFile: CliSources["readFile"]): string {
+  try {
+    return readFile(file).trim();
+  } catch (cause) {
+    const message = `--admin-token-file ${file} cannot be read: ${(cause as Error).message}`;
+    throw new KvError("KV_CONFIG_INVALID", message, {
+      hint: "give a file that holds the token, 16 characters or more, and that this user may read",
+      cause,
+    });
+  }
 }
 
 const NO_FILE: ProxyFileInput = {};
@@ -164,7 +176,7 @@ export function createCommand(): Command {
   const toy = "as in vLLM's toy proxy";
   return new Command("kv-proxy")
     .description(
-      "Routes OpenAI-style requests through a prefill and a decode instance instance, whose KV goes from one to the other.",
+      "Routes OpenAI-style requests through a prefill and a decode instance, whose KV goes from one to the other.",
     )
     .option("--config <file>", "settings as JSON (schema/config.json); flags win")
     .option("--prefill <url...>", "prefill instances: host:port or http(s)://host:port")
@@ -265,13 +277,15 @@ function withCoordinates(urls: string[] | undefined, flags: Flags): ProxySetting
   if (Object.values(given).every((list) => list === undefined)) return urls;
   const count = urls?.length ?? 0;
   for (const [flag, list] of Object.entries(given)) {
-    const one = flag !== "prefillEngineId" && list?.length === 1;
+    const one = flag !== "prefillEngineId" && list?.length === 1 && count > 0;
     if (list === undefined || one || list.length === count) continue;
     const name = flag.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
     throw new KvError(
       "KV_CONFIG_INVALID",
       `--${name} has ${list.length} values, and ${count} prefill instances are given`,
-      { hint: "give one for each prefill instance, in the same order" },
+      {
+        hint: "give one for each --prefill, in the same order; in a configuration file they are each instance's kv",
+      },
     );
   }
   const at = <T>(list: readonly T[] | undefined, index: number) => list?.[index] ?? list?.[0];

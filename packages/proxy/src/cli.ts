@@ -2,8 +2,10 @@
 import { readFileSync } from "node:fs";
 import { KvError } from "@kv/interface";
 import { parseCli } from "./cli-options.js";
+import { instanceName } from "./instance.js";
 import { createPinoLog } from "./pino-log.js";
 import { createProxy } from "./proxy.js";
+import type { Role } from "./upstream.js";
 
 async function main(): Promise<void> {
   const sources = { readFile: (path: string) => readFileSync(path, "utf8"), env: process.env };
@@ -12,12 +14,14 @@ async function main(): Promise<void> {
   if (settings.admin === undefined && process.env.KV_PROXY_ADMIN_TOKEN !== undefined)
     log.warn("setting-unused", { setting: "KV_PROXY_ADMIN_TOKEN", why: "there is no --admin-port" });
   const proxy = createProxy({ ...settings, log });
-  const { url, adminUrl } = await proxy.listen({ host, port });
-  const { prefillers, decoders } = proxy.status();
-  const names = (instances: typeof prefillers) => instances.map((instance) => instance.url).join(" ");
+  const { url, adminUrl } = await proxy.listen({ host, port }).catch(async (error: unknown) => {
+    await proxy.close({ graceMs: 0 });
+    throw error;
+  });
+  const names = (role: Role) => proxy.instances[role].list().map(instanceName).join(" ");
   const admin = adminUrl === undefined ? "" : ` admin ${adminUrl}`;
   process.stdout.write(
-    `kv-proxy ready ${url} prefill ${names(prefillers)} decode ${names(decoders)}${admin}\n`,
+    `kv-proxy ready ${url} prefill ${names("prefill")} decode ${names("decode")}${admin}\n`,
   );
 
   let asked = 0;

@@ -1,5 +1,5 @@
 import type { Ambient } from "@kv/interface";
-import type { InstanceSpec } from "./instance.js";
+import { type InstanceSpec, instanceName } from "./instance.js";
 import type { InstancePool } from "./instances.js";
 
 export interface DiscoveredInstances {
@@ -20,23 +20,26 @@ export function followDiscovery(
   pools: { readonly prefill: InstancePool; readonly decode: InstancePool },
   { log }: Pick<Ambient, "log">,
 ): { close(): void } {
-  const mine = { prefill: new Set<string>(), decode: new Set<string>() };
+  const mine = { prefill: new Map<string, InstanceSpec>(), decode: new Map<string, InstanceSpec>() };
 
   function apply(role: "prefill" | "decode", found: readonly InstanceSpec[]): void {
     const pool = pools[role];
-    const urls = new Set(found.map(({ url }) => url));
+    const names = new Set(found.map(instanceName));
     for (const spec of found) {
-      if (mine[role].has(spec.url)) continue;
-      if (pool.list().some(({ url, draining }) => url === spec.url && !draining)) continue;
+      const name = instanceName(spec);
+      if (mine[role].has(name)) continue;
+      if (pool.list().some((one) => instanceName(one) === name && !one.draining)) continue;
       pool.add(spec);
-      mine[role].add(spec.url);
-      log.info("instance-added", { role, instance: spec.url, by: discovery.name });
+      mine[role].set(name, spec);
+      log.info("instance-added", { role, instance: name, by: discovery.name });
     }
-    for (const url of mine[role]) {
-      if (urls.has(url)) continue;
-      mine[role].delete(url);
-      log.info("instance-draining", { role, instance: url, by: discovery.name });
-      pool.remove(url).catch((error: unknown) => log.warn("instance-not-removed", { instance: url, error }));
+    for (const [name, spec] of mine[role]) {
+      if (names.has(name)) continue;
+      mine[role].delete(name);
+      log.info("instance-draining", { role, instance: name, by: discovery.name });
+      pool
+        .remove(spec)
+        .catch((error: unknown) => log.warn("instance-not-removed", { instance: name, error }));
     }
   }
 

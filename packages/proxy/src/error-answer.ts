@@ -3,6 +3,8 @@ import type { KvError, KvErrorCode } from "@kv/interface";
 
 const STATUS: Partial<Record<KvErrorCode, number>> = {
   KV_REQUEST_INVALID: 400,
+  // Of a server that answers, what an admin request says of an instance.
+  KV_CONFIG_INVALID: 400,
   // Nobody is there to read it: the client went away. When the proxy is closing, `httpStatus` in the details says 503.
   KV_REQUEST_ABORTED: 499,
   KV_REQUEST_TIMEOUT: 504,
@@ -39,11 +41,17 @@ export function errorBody(error: KvError, requestId?: string): string {
 }
 
 export function sendError(response: ServerResponse, error: KvError, requestId?: string): void {
+  writeError(response, error, requestId);
+  response.end();
+}
+
+/** The whole answer, for a response that its caller ends. */
+export function writeError(response: ServerResponse, error: KvError, requestId?: string): void {
   const body = errorBody(error, requestId);
   response.writeHead(statusOf(error), {
     "content-type": "application/json",
     "content-length": Buffer.byteLength(body),
     ...(requestId === undefined ? {} : { "x-request-id": requestId }),
   });
-  response.end(body);
+  response.write(body);
 }

@@ -127,16 +127,22 @@ const nothing = () => {};
 function whenClosed(response: ServerResponse, deadline: Deadline): Promise<void> {
   // A client that is gone shows as an error of the socket too; `close` says all there is to know.
   response.on("error", nothing);
-  const gone = () => deadline.abort(clientGone());
-  if (response.destroyed || response.socket === null) {
-    gone();
-    return Promise.resolve();
-  }
+  const { socket } = response.req;
   return new Promise((resolve) => {
-    response.on("close", () => {
-      if (!response.writableFinished) gone();
+    const end = () => {
+      socket.off("close", end);
+      if (!response.writableFinished) deadline.abort(clientGone());
       resolve();
-    });
+    };
+    if (response.destroyed || socket.destroyed) {
+      end();
+      return;
+    }
+    response.on("close", end);
+    if (response.socket !== null) return;
+    // It waits behind another answer of its connection (a client that pipelines), and until its turn it hears of no close.
+    socket.setMaxListeners(0);
+    socket.on("close", end);
   });
 }
 

@@ -1,7 +1,7 @@
 import { type Ambient, KvError, type Timer } from "@kv/interface";
 import { hold } from "./bounded-body.js";
 import { createDeadline } from "./deadline.js";
-import type { PooledInstance } from "./instance.js";
+import { instanceName, type PooledInstance } from "./instance.js";
 import type { InstancePool } from "./instances.js";
 import type { Upstream } from "./upstream.js";
 
@@ -66,7 +66,7 @@ export function createHealthChecks(
         instance.checked(error, settings.failures);
         const after = instance.status().state;
         if (after === before || (after !== "ejected" && before !== "ejected")) return;
-        const fields = { role: instance.role, instance: instance.url, before, after, error };
+        const fields = { role: instance.role, instance: instanceName(instance), before, after, error };
         if (after === "ejected") log.warn("instance-ejected", fields);
         else log.info("instance-returned", fields);
       }),

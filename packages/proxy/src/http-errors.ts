@@ -2,18 +2,15 @@ import type { Socket } from "node:net";
 import { KvError } from "@kv/interface";
 import { errorBody } from "./error-answer.js";
 
-/** What fastify found wrong with a request before any route saw it, as an error of ours with its HTTP status. */
+/** What fastify found wrong with an admin request before any route saw it, as an error of ours with its HTTP status. */
 export function fromFastify(thrown: unknown, bodyLimitBytes: number): KvError {
   if (KvError.is(thrown)) return thrown;
   const { statusCode, code, message } = thrown as { statusCode?: number; code?: string; message?: string };
   const httpStatus = statusCode ?? 500;
   const details = { httpStatus, reason: code };
   if (httpStatus === 413) {
-    const hint = "the proxy's limit is limits.bodyLengthBytes, or --body-limit-bytes";
-    return new KvError("KV_REQUEST_INVALID", `the body is larger than ${bodyLimitBytes} bytes`, {
-      hint,
-      details,
-    });
+    const message = `the body is larger than the ${bodyLimitBytes} bytes that an admin route takes`;
+    return new KvError("KV_REQUEST_INVALID", message, { hint: "send one instance at a time", details });
   }
   if (httpStatus === 415) {
     const hint = "send content-type: application/json";

@@ -3,7 +3,7 @@ export type { DiscoveredInstances, Discovery } from "./discovery.js";
 export { dnsDiscovery, fileDiscovery, type Resolver } from "./discovery-sources.js";
 export type { Endpoint } from "./endpoint.js";
 export type { Trail } from "./exchange.js";
-export type { Instance, InstanceKv, InstanceSpec, InstanceStatus, Visit } from "./instance.js";
+export type { Instance, InstanceId, InstanceKv, InstanceSpec, InstanceStatus, Visit } from "./instance.js";
 export type { InstancePool } from "./instances.js";
 export type { CachedPrefixes } from "./kv-event-index.js";
 export { leastLoad } from "./least-load.js";

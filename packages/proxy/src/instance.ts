@@ -45,9 +45,18 @@ export interface Visit {
   failed(error: KvError): void;
 }
 
-export interface InstanceSpec {
+/** What tells an instance from the others of its role: ranks of one data-parallel server share their URL. */
+export interface InstanceId {
   readonly url: string;
   readonly dataParallelRank?: number | undefined;
+}
+
+/** `URL`, or `URL@RANK`. */
+export function instanceName({ url, dataParallelRank }: InstanceId): string {
+  return dataParallelRank === undefined ? url : `${url}@${dataParallelRank}`;
+}
+
+export interface InstanceSpec extends InstanceId {
   readonly kvEvents?: string | undefined;
   readonly kv?: InstanceKv | undefined;
 }

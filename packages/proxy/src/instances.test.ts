@@ -95,7 +95,7 @@ test("an instance that drains takes nothing more, ends what it has, and is forgo
   const { pool, next } = setUp(["a", "b"]);
   const visit = next();
   let gone = false;
-  const removed = pool.remove("a").then(() => (gone = true));
+  const removed = pool.remove({ url: "a" }).then(() => (gone = true));
   expect(pool.status()[0]).toMatchObject({ state: "draining", in_flight: 1 });
   expect([next(), next()].map((one) => one?.instance.url)).toEqual(["b", "b"]);
   await Promise.resolve();
@@ -106,5 +106,16 @@ test("an instance that drains takes nothing more, ends what it has, and is forgo
   pool.add({ url: "a" });
   expect(pool.available()).toBe(2);
   expect(() => pool.add({ url: "a" })).toThrow("given twice");
-  await expect(pool.drain("c")).rejects.toThrow("no prefill instance c");
+  await expect(pool.drain({ url: "c" })).rejects.toThrow("no prefill instance c");
+});
+
+test("ranks of one server are instances of their own: added, drained and removed one by one", async () => {
+  const { pool } = setUp(["a"]);
+  for (const dataParallelRank of [0, 1]) pool.add({ url: "a", dataParallelRank });
+  expect(() => pool.add({ url: "a", dataParallelRank: 1 })).toThrow("a@1 is given twice");
+  await pool.drain({ url: "a", dataParallelRank: 1 });
+  expect(pool.status().map(({ state }) => state)).toEqual(["up", "up", "draining"]);
+  await pool.remove({ url: "a" });
+  expect(pool.status().map((one) => one.data_parallel_rank)).toEqual([0, 1]);
+  await expect(pool.remove({ url: "a" })).rejects.toMatchObject({ hint: "there are a@0, a@1" });
 });

@@ -2,9 +2,11 @@ import { type Clock, KvError, type Random } from "@kv/interface";
 import {
   createPooledInstance,
   type Instance,
+  type InstanceId,
   type InstanceSpec,
   type InstanceStatus,
   type InstanceTimes,
+  instanceName,
   type PooledInstance,
   type Visit,
 } from "./instance.js";
@@ -24,9 +26,9 @@ export interface InstancePool {
   /** Errors: `KV_CONFIG_INVALID` when it is there. One that drains takes requests again. */
   add(spec: InstanceSpec): void;
   /** No further requests, from this call on; resolves when those in flight have ended. Errors: `KV_PROXY_NO_INSTANCE` for an unknown one. */
-  drain(url: string): Promise<void>;
+  drain(id: InstanceId): Promise<void>;
   /** Drains, and forgets it then. */
-  remove(url: string): Promise<void>;
+  remove(id: InstanceId): Promise<void>;
 }
 
 export interface InstancePoolOptions {
@@ -42,16 +44,17 @@ export function createInstancePool(options: InstancePoolOptions): InstancePool {
   const { role, routing, clock } = options;
   let instances: readonly PooledInstance[] = [];
 
+  function find(id: InstanceId): PooledInstance | undefined {
+    return instances.find((instance) => instanceName(instance) === instanceName(id));
+  }
   function add(spec: InstanceSpec): void {
-    const known = instances.find(
-      ({ url, dataParallelRank }) => url === spec.url && dataParallelRank === spec.dataParallelRank,
-    );
+    const known = find(spec);
     if (known?.draining === true) {
       known.drain(false);
       return;
     }
     if (known !== undefined) {
-      throw new KvError("KV_CONFIG_INVALID", `the ${role} instance ${spec.url} is given twice`, {
+      throw new KvError("KV_CONFIG_INVALID", `the ${role} instance ${instanceName(spec)} is given twice`, {
         hint: "name each instance once",
         details: { httpStatus: 409 },
       });
@@ -59,18 +62,17 @@ export function createInstancePool(options: InstancePoolOptions): InstancePool {
     instances = [...instances, createPooledInstance(role, spec, options)];
     routing.instancesChanged?.(instances);
   }
-  function beginDraining(url: string): readonly PooledInstance[] {
-    const found = instances.filter((instance) => instance.url === url);
-    if (found.length === 0) {
-      throw new KvError("KV_PROXY_NO_INSTANCE", `there is no ${role} instance ${url}`, {
-        hint: `there are ${instances.map((instance) => instance.url).join(", ") || "none"}`,
+  function beginDraining(id: InstanceId): PooledInstance {
+    const found = find(id);
+    if (found === undefined) {
+      throw new KvError("KV_PROXY_NO_INSTANCE", `there is no ${role} instance ${instanceName(id)}`, {
+        hint: `there are ${instances.map(instanceName).join(", ") || "none"}`,
         details: { httpStatus: 404 },
       });
     }
-    for (const instance of found) instance.drain(true);
+    found.drain(true);
     return found;
   }
-  const allIdle = (list: readonly PooledInstance[]) => Promise.all(list.map((instance) => instance.idle()));
   for (const spec of options.instances) add(spec);
 
   function candidates(excluding: ReadonlySet<Instance>): readonly PooledInstance[] {
@@ -99,14 +101,14 @@ export function createInstancePool(options: InstancePoolOptions): InstancePool {
     status: () => instances.map((instance) => instance.status()),
     list: () => instances,
     add,
-    async drain(url) {
-      await allIdle(beginDraining(url));
+    async drain(id) {
+      await beginDraining(id).idle();
     },
-    async remove(url) {
-      const gone = beginDraining(url);
-      await allIdle(gone);
+    async remove(id) {
+      const gone = beginDraining(id);
+      await gone.idle();
       // One that was added again meanwhile stays.
-      instances = instances.filter((instance) => !gone.includes(instance) || !instance.draining);
+      instances = instances.filter((instance) => instance !== gone || !instance.draining);
       routing.instancesChanged?.(instances);
     },
   };

@@ -8,7 +8,8 @@ export async function nextPiece(
   stallMs: number,
 ): Promise<Uint8Array | undefined> {
   if (rest === undefined) return undefined;
-  deadline.enter(`waiting for more from the decode instance ${visit.instance.url}`, stallMs);
+  const { role, url } = visit.instance;
+  deadline.enter(`waiting for more from the ${role} instance ${url}`, stallMs);
   const { value } = await rest.next();
   deadline.pause();
   return value;

@@ -31,11 +31,14 @@ export function createPrometheus(pools: () => readonly InstancePool[]): Promethe
   const histograms = new Map<string, Histogram>();
   const observations = new Map<string, Histogram.Internal<string>>();
   const help = (name: string) => HELP[name] ?? name;
-  const labelNames = ["role", "instance"];
+  const labelNames = ["role", "instance", "rank"];
   const each = (set: Gauge, value: (status: ReturnType<InstancePool["status"]>[number]) => number) => {
     set.reset();
-    for (const pool of pools())
-      for (const status of pool.status()) set.set({ role: pool.role, instance: status.url }, value(status));
+    for (const { role, status: all } of pools())
+      for (const status of all()) {
+        const { url: instance, data_parallel_rank: rank } = status;
+        set.set({ role, instance, ...(rank === null ? {} : { rank }) }, value(status));
+      }
   };
   const gauge = (name: string, what: string, value: Parameters<typeof each>[1]) =>
     new Gauge({

@@ -24,6 +24,7 @@ import { routingByName } from "./routing-by-name.js";
 import { closeServer, createServer, listen } from "./server.js";
 import { openTelemetryTracing, type Tracing } from "./tracing.js";
 import { createTraffic, type TrafficStatus } from "./traffic.js";
+import { unusedSettings } from "./unused-settings.js";
 import { createHttpUpstream, type Role, type Upstream } from "./upstream.js";
 
 export interface ProxyOptions extends ProxySettingsInput, Partial<Ambient> {
@@ -80,6 +81,11 @@ export function createProxy(options: ProxyOptions): Proxy {
   const prometheus = createPrometheus(() => [prefillers, decoders]);
   const counted = metrics === undefined ? prometheus.metrics : bothMetrics(metrics, prometheus.metrics);
   const surroundings = fillAmbient({ ...definedOnly({ clock, random, log }), metrics: counted });
+
+  // A collaborator that was handed in may read what ours would not.
+  if (createRouting === undefined && createLegOrder === undefined)
+    for (const unused of unusedSettings(input, settings))
+      surroundings.log.warn("setting-unused", { ...unused });
 
   const discovery = createDiscovery?.() ?? discoveryOf(settings.discovery, surroundings.clock);
   if (discovery === undefined) refuseNone(settings);
@@ -152,6 +158,7 @@ export function createProxy(options: ProxyOptions): Proxy {
     decoders: decoders.status(),
   });
   const server = createServer({
+    clock: surroundings.clock,
     limits,
     timeouts,
     generation,
@@ -195,8 +202,16 @@ export function createProxy(options: ProxyOptions): Proxy {
       const address = await listening(host, port, () => listen(server, { host, port }), server);
       if (admin === undefined || adminApp === undefined) return address;
       const start = () => adminApp.listen({ host: admin.host, port: admin.port });
-      const { url: adminUrl } = await listening(admin.host, admin.port, start, adminApp.server);
-      return { ...address, adminUrl };
+      try {
+        const { url: adminUrl } = await listening(admin.host, admin.port, start, adminApp.server);
+        return { ...address, adminUrl };
+      } catch (error) {
+        // Half of it would serve clients, and nobody could see or change it.
+        const closed = closeServer(server);
+        server.closeAllConnections();
+        await closed;
+        throw error;
+      }
     },
     status,
     instances: pools,
@@ -204,6 +219,8 @@ export function createProxy(options: ProxyOptions): Proxy {
       draining = true;
       const timer = surroundings.clock.setTimer(() => {
         generation.abortAll(closingError("the proxy is closing and the time for requests in flight is up"));
+        // A client that has not sent its request whole by now; Node's own watch over it ends when the server begins to close.
+        void generation.idle().then(() => server.closeAllConnections());
       }, graceMs);
       closing ??= closeAll();
       await closing.finally(timer.cancel);

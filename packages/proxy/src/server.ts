@@ -4,7 +4,8 @@ import {
   type Server,
   type ServerResponse,
 } from "node:http";
-import { KvError } from "@kv/interface";
+import { type Clock, KvError } from "@kv/interface";
+import { sendEarlyError } from "./early-error.js";
 import type { Endpoint } from "./endpoint.js";
 import { sendError } from "./error-answer.js";
 import type { GenerationRoute } from "./generation-route.js";
@@ -14,6 +15,7 @@ import type { ProxyLimits, ProxyTimeouts } from "./options.js";
 import { readJsonBody } from "./request-reader.js";
 
 export interface ServerParts {
+  readonly clock: Clock;
   readonly limits: ProxyLimits;
   readonly timeouts: ProxyTimeouts;
   readonly generation: GenerationRoute;
@@ -50,7 +52,12 @@ export function createServer(parts: ServerParts): Server {
   }
   routes.set("GET /status", async (_request, response) => sendJson(response, 200, parts.status()));
 
-  const server = createHttpServer({ maxHeaderSize: limits.headersLengthBytes }, (request, response) => {
+  const options = {
+    maxHeaderSize: limits.headersLengthBytes,
+    // How often Node looks for requests that are late: every 30 s if it is not told.
+    connectionsCheckingInterval: Math.ceil(Math.min(30_000, timeouts.receiveMs / 4)),
+  };
+  const server = createHttpServer(options, (request, response) => {
     // A kept connection would go on to a server that is closing.
     if (parts.isDraining()) response.setHeader("connection", "close");
     const path = request.url?.split("?", 1)[0];
@@ -61,9 +68,8 @@ export function createServer(parts: ServerParts): Server {
         response.destroy();
         return;
       }
-      // What is left of the body would be read as the next request.
-      if (!request.complete) response.setHeader("connection", "close");
-      sendError(response, error);
+      if (request.complete) sendError(response, error);
+      else sendEarlyError(request, response, error, parts.clock);
     });
   });
   server.requestTimeout = timeouts.receiveMs;

@@ -1,3 +1,4 @@
+import { connect } from "node:net";
 import { expect, test } from "vitest";
 import { decodeOk, prefillOk } from "./fake-upstream.js";
 import { errorOf, post, runProxy, upstream } from "./set-up.js";
@@ -47,6 +48,43 @@ test("a client that goes away in the middle of a stream", async () => {
   await expect
     .poll(() => proxy.status().requests)
     .toMatchObject({ in_flight: 0, failed: { KV_REQUEST_ABORTED: 1 } });
+});
+
+/** A client that sends its requests without waiting for answers. */
+function pipeline(url: string, prompts: readonly string[]) {
+  const requests = prompts.map((prompt) => {
+    const body = JSON.stringify({ prompt });
+    return `POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`;
+  });
+  const socket = connect(Number(new URL(url).port), "127.0.0.1", () => socket.write(requests.join("")));
+  let received = "";
+  socket.setEncoding("utf8").on("data", (text: string) => (received += text));
+  return { socket, statuses: () => received.match(/HTTP\/1\.1 [0-9]+/g) };
+}
+
+test("requests that wait behind one another on a connection are answered, in order", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(() => {});
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { socket, statuses } = pipeline(url, ["a", "b", "c"]);
+  const legs = await Promise.all([0, 1, 2].map((index) => d.request(index)));
+  for (const leg of legs.reverse()) await decodeOk(leg);
+  await expect.poll(statuses).toEqual(Array(3).fill("HTTP/1.1 200"));
+  socket.destroy();
+  await expect.poll(() => proxy.status().requests).toMatchObject({ in_flight: 0, succeeded: 3 });
+});
+
+test("a client that goes away ends the requests that waited behind another, too", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(() => {});
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { socket } = pipeline(url, ["a", "b", "c"]);
+  const legs = await Promise.all([0, 1, 2].map((index) => d.request(index)));
+  socket.destroy();
+  await Promise.all(legs.map(({ dropped }) => dropped));
+  await expect
+    .poll(() => proxy.status().requests)
+    .toMatchObject({ in_flight: 0, failed: { KV_REQUEST_ABORTED: 3 } });
 });
 
 test("close leaves requests in flight to end, refuses new ones, and then resolves", async () => {

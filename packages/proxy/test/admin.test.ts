@@ -33,6 +33,41 @@ test("instances come, drain and go while requests pass", async () => {
   expect((await post(`${adminUrl}/instances/add`, { role: "both", instance: "x" })).status).toBe(400);
 });
 
+test("a rank of a data-parallel server drains and goes alone, and has metrics of its own", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const decoders = [`${d.url}@0`, `${d.url}@1`];
+  const { url, adminUrl, proxy } = await runProxy({ prefillers: [p.url], decoders, admin });
+  const change = (what: string, instance: string) =>
+    post(`${adminUrl}/instances/${what}`, { role: "decode", instance });
+  const ranks = () => proxy.status().decoders.map((one) => [one.data_parallel_rank, one.state]);
+  for (let index = 0; index < 4; index++) {
+    if (index === 2) await change("drain", `${d.url}@1`);
+    await post(`${url}/v1/completions`, { prompt: "a" });
+  }
+  expect(ranks()).toEqual([
+    [0, "up"],
+    [1, "draining"],
+  ]);
+  const metrics = (await (await fetch(`${adminUrl}/metrics`)).text()).split("\n");
+  expect(metrics).toContain(`kv_proxy_instance_requests{role="decode",instance="${d.url}",rank="0"} 3`);
+  expect(metrics).toContain(`kv_proxy_instance_requests{role="decode",instance="${d.url}",rank="1"} 1`);
+  expect((await change("remove", d.url)).status).toBe(404);
+  expect((await change("remove", `${d.url}@1`)).status).toBe(200);
+  await expect.poll(ranks).toEqual([[0, "up"]]);
+});
+
+test("what an admin route refuses is a 4xx in the usual form", async () => {
+  const { adminUrl } = await runProxy({ prefillers: ["p:1"], decoders: ["d:1"], admin });
+  const add = (instance: string) => post(`${adminUrl}/instances/add`, { role: "decode", instance });
+  expect(await errorOf(await add("ftp://x"))).toMatchObject({ status: 400, code: "KV_CONFIG_INVALID" });
+  const large = (await (await add("x".repeat(70_000))).json()) as { error: object };
+  expect(large.error).toMatchObject({ code: "KV_REQUEST_INVALID", hint: "send one instance at a time" });
+  expect(await errorOf(await fetch(`${adminUrl}/nothing`))).toMatchObject({
+    status: 404,
+    code: "KV_REQUEST_INVALID",
+  });
+});
+
 test("the admin routes are on their own port only, and want the token", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const token = "a token of length";

@@ -61,3 +61,12 @@ test("kv-proxy without instances says what to give and ends with 1", async () =>
     "kv-proxy: KV_CONFIG_INVALID: no prefill instance is given\nhint: give --prefill http://host:port, once or more\n",
   );
 });
+
+test("kv-proxy ends with 1 when its admin port is taken", async () => {
+  const p = await upstream(prefillOk);
+  const instances = ["--prefill", p.url, "--decode", p.url];
+  const running = start([...instances, "--port", "0", "--admin-port", portOf(p.url)]);
+  expect(await running.exited).toBe(1);
+  expect(running.stderr()).toContain(`cannot listen on 127.0.0.1:${portOf(p.url)} (EADDRINUSE)`);
+  expect(await running.line()).not.toContain("ready");
+});

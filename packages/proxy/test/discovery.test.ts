@@ -32,6 +32,19 @@ test("a file says which instances there are; the settings' own stay; a broken fi
   expect(proxy.status().prefillers).toHaveLength(1);
 });
 
+test("ranks of a data-parallel server in a file come and go one by one", async () => {
+  const clock = createManualClock();
+  const file = join(folder, "ranks.json");
+  const write = (prefillers: readonly string[]) =>
+    writeFile(file, JSON.stringify({ prefillers, decoders: ["d:1"] }));
+  await write(["p:1@0", "p:1@1"]);
+  const { proxy } = await runProxy({ discovery: { file }, clock });
+  const ranks = () => proxy.status().prefillers.map((one) => one.data_parallel_rank);
+  await expect.poll(ranks).toEqual([0, 1]);
+  await write(["p:1@1", "p:1"]);
+  await expect.poll(after(clock, 5000, ranks)).toEqual([1, null]);
+});
+
 test("DNS: all addresses of a host, or services with their ports", async () => {
   const clock = createManualClock();
   let addresses = ["10.0.0.2", "10.0.0.1"];

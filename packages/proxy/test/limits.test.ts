@@ -1,9 +1,23 @@
+import { once } from "node:events";
 import { connect } from "node:net";
-import { KvError } from "@kv/interface";
+import { KvError, silentLog } from "@kv/interface";
 import { expect, test } from "vitest";
 import { createProxy } from "../src/index.js";
 import { decodeOk, prefillOk } from "./fake-upstream.js";
+import { createManualClock } from "./manual-clock.js";
 import { errorOf, post, runProxy, upstream } from "./set-up.js";
+
+/** A client whose request never becomes whole by itself. */
+async function startSending(url: string, head: string) {
+  const socket = connect(Number(new URL(url).port), "127.0.0.1");
+  await once(socket, "connect");
+  socket.write(
+    `POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n${head}\r\n\r\n{`,
+  );
+  let answer = "";
+  socket.setEncoding("utf8").on("data", (chunk: string) => (answer += chunk));
+  return { socket, answer: () => answer };
+}
 
 async function small() {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
@@ -17,6 +31,54 @@ test("a body above the limit is a 413 in the usual form, and reaches nobody", as
   const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a".repeat(1000) }));
   expect(error).toMatchObject({ status: 413, code: "KV_REQUEST_INVALID" });
   expect(p.seen).toHaveLength(1);
+});
+
+test("a client that still sends what is too large gets the 413, and is not reset", async () => {
+  const { url } = await small();
+  const lengthBytes = 32 * 1024 * 1024;
+  const { socket, answer } = await startSending(url, `content-length: ${lengthBytes}`);
+  await expect.poll(answer).toMatch(/^HTTP\/1\.1 413 .*larger than 1000 bytes/s);
+  const closed = once(socket, "close");
+  const chunk = Buffer.alloc(1024 * 1024, "a");
+  for (let sent = 1; sent < lengthBytes; sent += chunk.length) {
+    const rest = chunk.subarray(0, Math.min(chunk.length, lengthBytes - sent));
+    if (!socket.write(rest)) await once(socket, "drain");
+  }
+  expect(await closed).toEqual([false]);
+});
+
+test("what a refused client sends is not read for ever", async () => {
+  const clock = createManualClock();
+  const { url } = await runProxy({
+    prefillers: ["p:1"],
+    decoders: ["d:1"],
+    limits: { bodyLengthBytes: 1 },
+    clock,
+  });
+  const { socket, answer } = await startSending(url, "content-length: 100");
+  await expect.poll(answer).toContain(" 413 ");
+  expect(socket.readyState).toBe("open");
+  const ended = once(socket, "end");
+  clock.advance(30_000);
+  await ended;
+});
+
+test("a client that does not send its request in time gets a 408", async () => {
+  const timeouts = { receiveMs: 100 };
+  const { url } = await runProxy({ prefillers: ["p:1"], decoders: ["d:1"], timeouts });
+  const { socket, answer } = await startSending(url, "content-length: 100");
+  await once(socket, "end");
+  expect(answer()).toMatch(/^HTTP\/1\.1 408 .*took too long to arrive/s);
+});
+
+test("a client that never sends its request whole does not keep the proxy from closing", async () => {
+  const { url, proxy } = await runProxy({ prefillers: ["p:1"], decoders: ["d:1"] });
+  const { socket } = await startSending(url, "content-length: 100");
+  const gone = once(socket, "close");
+  // By now the server has heard of it: its second connection has had an answer.
+  await fetch(`${url}/health`);
+  await proxy.close({ graceMs: 1 });
+  await gone;
 });
 
 test("a client's connection is kept longer than clients and balancers keep theirs, or as long as is set", async () => {
@@ -86,6 +148,25 @@ test.each([
   }
   expect((error as KvError).message).toContain(message);
   expect(KvError.is(error, code as KvError["code"])).toBe(true);
+});
+
+test("settings that nothing reads are logged", () => {
+  const warned: unknown[] = [];
+  const warn = (event: string, fields?: object) => void warned.push([event, fields]);
+  createProxy({ prefillers: ["p:1"], decoders: ["d:1"], pushLegs: "at-once", log: { ...silentLog, warn } });
+  expect(warned).toEqual([["setting-unused", { setting: "pushLegs", why: "mode is pull" }]]);
+});
+
+test("an admin port that is taken is an error, and nothing listens", async () => {
+  const { url } = await small();
+  const free = createProxy({ prefillers: ["p:1"], decoders: ["d:1"] });
+  const { port } = await free.listen({ port: 0 });
+  await free.close();
+  const admin = { port: Number(new URL(url).port) };
+  const half = createProxy({ prefillers: ["p:1"], decoders: ["d:1"], admin });
+  await expect(half.listen({ port })).rejects.toThrow(`127.0.0.1:${admin.port}`);
+  await expect(fetch(`http://127.0.0.1:${port}/health`)).rejects.toThrow();
+  await half.close();
 });
 
 test("a port that is taken is an error that names it", async () => {

@@ -49,7 +49,7 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
         ["refused", 0],
         ["first", 3],
       ]);
-      void proxy.instances.decode.drain(d.url);
+      void proxy.instances.decode.drain(d);
       await page.waitForSelector(`#instances tr[data-url="${d.url}"] .state[data-state=draining]`);
       expect(complaints).toEqual([]);
     } finally {
