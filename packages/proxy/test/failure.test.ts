@@ -347,7 +347,7 @@ test("an instance that cannot be reached is passed over, on both legs, and used 
 test("no instance can be reached: 502 that names one, and /health says so", async () => {
   const p = await deadUrl();
   const d = await upstream(decodeOk);
-  const { url } = await runProxy({ prefillers: [p], decoders: [d.url] });
+  const { url } = await runProxy({ prefillers: [p], decoders: [d.url], clock: createManualClock() });
   const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }));
   expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
   expect(error.message).toContain(p);
