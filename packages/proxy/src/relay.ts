@@ -37,8 +37,7 @@ export async function relay(exchange: Exchange, answer: LegAnswer, stallMs: numb
   }
   const next = () => nextPiece(answer, deadline, stallMs);
   function refuseCut(): void {
-    if (watched && !watch.complete())
-      throw badAnswer(role, url, "ended its stream without its last event");
+    if (watched && !watch.complete()) throw badAnswer(role, url, "ended its stream without its last event");
   }
 
   try {
