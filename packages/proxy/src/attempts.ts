@@ -53,9 +53,18 @@ export async function onSomeInstance<T>(
   }
 }
 
+/** Errors: `KV_PROXY_NO_INSTANCE` where no instance would be asked at all: what is done for it would be done for nothing. */
+export function refuseNobody(pool: InstancePool): void {
+  if (pool.list().every(({ draining }) => draining)) throw noInstance(pool);
+}
+
 function noInstance(pool: InstancePool): KvError {
-  return new KvError(
-    "KV_PROXY_NO_INSTANCE",
-    `the routing ${pool.routing} chose none of the ${pool.role} instances`,
-  );
+  const { role, routing } = pool;
+  const all = pool.list();
+  const hint = "add one (discovery, or POST /instances/add, which also takes one back that is draining)";
+  const none = (message: string) => new KvError("KV_PROXY_NO_INSTANCE", message, { hint });
+  if (all.length === 0) return none(`there is no ${role} instance`);
+  if (all.every(({ draining }) => draining))
+    return none(`no ${role} instance takes requests: all ${all.length} are draining`);
+  return none(`the routing ${routing} chose none of the ${all.length} ${role} instances`);
 }

@@ -1,15 +1,17 @@
 import { KvError } from "@kv/interface";
 import { onSomeInstance } from "./attempts.js";
-import { badAnswer } from "./bad-answer.js";
+import { badAnswer, badStatus, isServerFailure } from "./bad-answer.js";
 import { type HeldBody, heldAlready, hold } from "./bounded-body.js";
+import { refuseNoAnswer } from "./choices.js";
 import { whyEnded } from "./deadline.js";
 import type { Endpoint } from "./endpoint.js";
-import { beginIsKnown, firstEventError, isEventStream } from "./event-stream.js";
+import { beginIsKnown, beginsWithDone, firstEventError, isEventStream } from "./event-stream.js";
 import { legHeaders } from "./headers.js";
 import type { Visit } from "./instance.js";
 import type { LegAnswer, LegOrderOptions, Part } from "./leg-order.js";
+import type { RetryPolicy } from "./retry.js";
 import { type LegSpan, NO_SPAN } from "./tracing.js";
-import type { Role, UpstreamAnswer } from "./upstream.js";
+import { failureStage, type Role, type UpstreamAnswer } from "./upstream.js";
 
 export interface DecodeLegHints {
   /** Where the leg goes; a part that only concerns the prompt goes to a prefill instance whole. */
@@ -18,6 +20,11 @@ export interface DecodeLegHints {
   readonly leaseEndsAtMs?: number;
   /** Called when an instance may have the parameters. */
   readonly onSent?: () => void;
+  /**
+   * The request goes to one instance as it is: it may have several choices, and as no blocks are at stake a failure is tried on one
+   * more instance.
+   */
+  readonly whole?: boolean;
 }
 
 /**
@@ -28,14 +35,17 @@ export async function runDecodeLeg(
   options: LegOrderOptions,
   part: Part,
   body: string,
-  { role = "decode", leaseEndsAtMs = Number.POSITIVE_INFINITY, onSent }: DecodeLegHints = {},
+  hints: DecodeLegHints = {},
 ): Promise<LegAnswer> {
-  const { ambient, prefillers, decoders, retry, upstream, limits, timeouts, tracing } = options;
+  const { role = "decode", leaseEndsAtMs = Number.POSITIVE_INFINITY, onSent, whole = false } = hints;
+  const { ambient, prefillers, decoders, upstream, limits, timeouts, tracing } = options;
   const { clock, log } = ambient;
+  const retry = whole ? onceMore(options.retry) : options.retry;
   const { request, requestId, deadline, trail } = part;
   const startedAtMs = clock.now();
   if (role === "decode") trail.decodeStartedAtMs = startedAtMs;
   else trail.prefillStartedAtMs = startedAtMs;
+  let refusal: LegAnswer | undefined;
 
   async function leg(visit: Visit): Promise<LegAnswer> {
     if (clock.now() >= leaseEndsAtMs) throw leaseOver(requestId);
@@ -62,12 +72,14 @@ export async function runDecodeLeg(
         const held =
           heldAlready(answer.body, limitBytes) ??
           (await hold(answer.body, limitBytes, eventStream ? beginIsKnown : undefined));
-        const decoded = look(request.endpoint, endingSpan(visit, span), answer, held, eventStream);
+        const decoded = look(request.endpoint, endingSpan(visit, span), answer, held, eventStream, !whole);
         const firstByteMs = clock.now() - startedAtMs;
         if (role === "decode") trail.firstByteMs = firstByteMs;
         else trail.prefillMs = firstByteMs;
         span.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
-        return decoded;
+        if (!whole || !isServerFailure(decoded.status) || decoded.rest !== undefined) return decoded;
+        refusal = { ...decoded, visit: overVisit(visit) };
+        throw badStatus(role, url, decoded.status);
       } catch (error) {
         answer.discard();
         throw error;
@@ -84,9 +96,23 @@ export async function runDecodeLeg(
   const avoid = role === "decode" ? part.avoidDecode : undefined;
   try {
     return await onSomeInstance({ pool, retry, log }, part, leg, avoid);
+  } catch (error) {
+    // No other instance did better: its own words are the answer.
+    if (refusal !== undefined && failureStage(error) === "status") return refusal;
+    throw error;
   } finally {
     deadline.pause();
   }
+}
+
+/** One that ended when the instance failed. */
+function overVisit({ instance }: Visit): Visit {
+  return { instance, succeeded() {}, abandoned() {}, failed() {} };
+}
+
+/** Where there are no blocks, any failure may be tried again as a part may begin again. */
+function onceMore(retry: RetryPolicy): RetryPolicy {
+  return { ...retry, again: (failed) => retry.again(failed) || retry.afresh(failed) };
 }
 
 /** The span ends with the visit, that is with the last byte. */
@@ -123,6 +149,7 @@ function look(
   answer: UpstreamAnswer,
   { bytes, complete }: HeldBody,
   eventStream: boolean,
+  part: boolean,
 ): LegAnswer {
   const { status, headers, discard } = answer;
   const { role, url } = visit.instance;
@@ -133,25 +160,24 @@ function look(
     const own = { ...headers, "content-type": "application/json", "content-length": String(held.length) };
     return { visit, status: error.status, headers: own, eventStream: false, held, rest: undefined, discard };
   }
-  if (status === 200 && complete) refuseEmpty(endpoint, role, url, bytes, eventStream);
+  if (status === 200 && eventStream) refuseEmptyStream(role, url, bytes);
+  else if (status === 200 && complete) refuseNoAnswer(endpoint, role, url, parsed(role, url, bytes), part);
   else if (status !== 200 && status < 400) throw badAnswer(role, url, `answered with status ${status}`);
   const rest = complete ? undefined : answer.body;
   return { visit, status, headers, eventStream, held: bytes, rest, discard };
 }
 
 /** Status 200 promises an answer: an empty one, or one without choices, is a failure that nobody told. */
-function refuseEmpty(endpoint: Endpoint, role: Role, url: string, bytes: Buffer, eventStream: boolean): void {
+function refuseEmptyStream(role: Role, url: string, begin: Buffer): void {
+  if (begin.length === 0) throw badAnswer(role, url, "answered 200 with an empty body");
+  if (beginsWithDone(begin)) throw badAnswer(role, url, "answered 200 with a stream without choices");
+}
+
+function parsed(role: Role, url: string, bytes: Buffer): unknown {
   if (bytes.length === 0) throw badAnswer(role, url, "answered 200 with an empty body");
-  if (eventStream) return;
-  const field = endpoint === "/v1/responses" ? "output" : "choices";
-  let fields: Record<string, unknown> | null;
   try {
-    fields = JSON.parse(bytes.toString("utf8")) as Record<string, unknown> | null;
+    return JSON.parse(bytes.toString("utf8"));
   } catch (cause) {
     throw badAnswer(role, url, `answered 200 with a body that is not JSON (${bytes.length} bytes)`, cause);
   }
-  const list = fields?.[field];
-  // A response may be empty of output, as one that thought until its limit; a completion has its choices.
-  if (!Array.isArray(list) || (field === "choices" && list.length === 0))
-    throw badAnswer(role, url, `answered 200 without ${field}`);
 }

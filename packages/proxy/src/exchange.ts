@@ -1,4 +1,5 @@
 import type { ServerResponse } from "node:http";
+import type { KvError } from "@kv/interface";
 import type { Part } from "./leg-order.js";
 
 /** One request of a client, from its body to the last byte of its answer. */
@@ -20,8 +21,10 @@ export interface Trail {
   parts?: number;
   /** How often it began again at prefill. */
   restarts?: number;
-  /** Blocks of a prefill worker were freed, as no decode worker would take them. */
+  /** Blocks of a prefill worker are being freed, as no decode worker would take them. */
   released?: boolean;
   /** The answer's head has left, and it is a stream of events. */
   eventStream?: boolean;
+  /** The client has the instance's own words for it, in an answer that came to its end; the request has failed all the same. */
+  failure?: KvError;
 }

@@ -27,7 +27,7 @@ export function createGenerationFlow(options: LegOrderOptions, order: LegOrder):
         if (policy.unsplittable === "fail") throw cannotBeParted(request.unsplittable);
         return await relay(
           exchange,
-          await runAlone(options, exchange, request.unsplittable),
+          await runAlone(options, exchange, request.unsplittable, { whole: true }),
           timeouts.stallMs,
         );
       }

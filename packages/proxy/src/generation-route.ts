@@ -67,6 +67,7 @@ export function createGenerationRoute(options: GenerationRouteOptions): Generati
       span = tracing.request(headers, { "kv.request_id": requestId, "url.path": endpoint });
       const traced = span === NO_SPAN ? headers : { ...headers, ...span.headers };
       await flow.run({ requestId, request, headers: traced, response, deadline, trail });
+      failure = trail.failure;
     } catch (thrown) {
       failure = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");
       if (response.headersSent) {
@@ -97,7 +98,7 @@ export function createGenerationRoute(options: GenerationRouteOptions): Generati
     if (trail.parts !== undefined) metrics.count("kv_proxy_parts_total", trail.parts);
     const endedAtEpochMs = Date.now();
     recent.add({ requestId, endpoint, startedAtMs, endedAtEpochMs, durationMs, outcome, trail });
-    const { prefillStartedAtMs: _, decodeStartedAtMs: __, eventStream: ___, ...shown } = trail;
+    const { prefillStartedAtMs: _, decodeStartedAtMs: __, eventStream: ___, failure: ____, ...shown } = trail;
     const fields = { requestId, endpoint, ...shown, durationMs };
     if (failure === undefined) log.info("request-done", fields);
     else log.warn("request-failed", { ...fields, code: failure.code, message: failure.message });

@@ -48,14 +48,15 @@ export function legHeaders(
   return Object.assign(headers, own);
 }
 
-/** Headers of the client's answer: the instance's, and the request's id where the instance did not give it back. */
+/** Headers of the client's answer: the instance's, and the request's id as the client knows it: a leg may have gone under another. */
 export function answerHeaders(given: UpstreamAnswer["headers"], requestId: string): OutgoingHttpHeaders {
-  const headers: OutgoingHttpHeaders = { "x-request-id": requestId };
+  const headers: OutgoingHttpHeaders = {};
   const named = namedByConnection(given.connection);
   for (const name in given) {
     const value = given[name];
     if (value !== undefined && !NOT_FORWARDED.has(name) && !named.has(name)) headers[name] = value;
   }
+  headers["x-request-id"] = requestId;
   return headers;
 }
 

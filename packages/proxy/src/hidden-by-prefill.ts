@@ -9,6 +9,7 @@ type Fields = Readonly<Record<string, unknown>>;
  */
 export function refuseWhatPrefillHides(fields: Fields): void {
   wholeNumbers(fields);
+  booleans(fields);
   const smallest = fields.echo === true ? 0 : 1;
   for (const param of ["max_tokens", "max_completion_tokens", "max_output_tokens"]) {
     const limit = fields[param];
@@ -32,10 +33,17 @@ function wholeNumbers(fields: Fields): void {
   }
 }
 
+/** What decides how a request is parted. vLLM takes 1 and "yes" for true. */
+function booleans(fields: Fields): void {
+  for (const param of ["stream", "echo", "use_beam_search", "background"]) {
+    const value = fields[param];
+    if (value != null && typeof value !== "boolean")
+      refuse(param, `is ${JSON.stringify(value)}; it must be true or false`);
+  }
+}
+
 function streaming(fields: Fields): void {
   const { stream, stream_options: options } = fields;
-  if (stream != null && typeof stream !== "boolean")
-    refuse("stream", `is ${JSON.stringify(stream)}; it must be true or false`);
   if (options != null) {
     if (typeof options !== "object" || Array.isArray(options)) refuse("stream_options", "must be an object");
     if (stream !== true && Object.keys(options).length > 0)

@@ -20,6 +20,8 @@ export interface Part {
   readonly trail: Trail;
   /** The instance whose prefix cache holds the prompt already, as another copy went there. */
   readonly preferredPrefill?: Instance;
+  /** Prefill instances that have failed this part; taken again only where there is no other. */
+  readonly avoidPrefill?: ReadonlySet<Instance>;
   /** Decode instances that have failed this part, put in as they do; taken again only where there is no other. */
   readonly avoidDecode?: Set<Instance>;
   /** Called when the prompt is computed, with the instance that did. */

@@ -1,4 +1,5 @@
 import { badAnswer } from "./bad-answer.js";
+import { choicesOf } from "./choices.js";
 import type { Exchange } from "./exchange.js";
 import type { GatheredPart } from "./gather.js";
 import { answerHeaders } from "./headers.js";
@@ -32,7 +33,6 @@ export async function mergeJson(
     for (const own of ["metrics", "kv_transfer_params"]) if (own in merged) merged[own] = null;
   const text = Buffer.from(JSON.stringify(merged));
   const headers = answerHeaders(parts[0]?.answer.headers ?? {}, requestId);
-  headers["x-request-id"] = requestId;
   headers["content-length"] = text.length;
   response.writeHead(200, headers);
   trail.status = 200;
@@ -68,7 +68,6 @@ async function wholeBody(
   } catch (cause) {
     throw badAnswer("decode", url, "answered 200 with a body that is not JSON", cause);
   }
-  if (!Array.isArray(fields?.choices) || fields.choices.length === 0)
-    throw badAnswer("decode", url, "answered 200 without choices");
+  choicesOf("decode", url, fields, true);
   return graftAnswer(part.request, fields, answer.promptAnswer);
 }

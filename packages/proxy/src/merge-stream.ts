@@ -1,4 +1,5 @@
 import { badAnswer } from "./bad-answer.js";
+import { refuseForeignChoices } from "./choices.js";
 import { createEventReader } from "./event-reader.js";
 import type { Exchange } from "./exchange.js";
 import type { GatheredPart } from "./gather.js";
@@ -19,13 +20,18 @@ export async function mergeStreams(
 ): Promise<void> {
   const { response, requestId, trail, deadline } = exchange;
   const headers = answerHeaders(parts[0]?.answer.headers ?? {}, requestId);
-  headers["x-request-id"] = requestId;
   let lengthBytes = 0;
   let draining: Promise<void> | undefined;
   let identity: Fields | undefined;
   const usages: { usage: Usage; copy: number; chunk: Fields }[] = [];
 
   async function write(text: string): Promise<void> {
+    // Not before: what fails without a byte of an answer is told by its status.
+    if (!response.headersSent) {
+      response.writeHead(200, headers);
+      trail.status = 200;
+      trail.eventStream = true;
+    }
     lengthBytes += Buffer.byteLength(text);
     if (response.write(text)) return;
     draining ??= drained();
@@ -48,6 +54,7 @@ export async function mergeStreams(
     const events = createEventReader(limits.eventLengthBytes);
     const graft = graftStream(part.request, answer.promptAnswer);
     let complete = false;
+    let answered = false;
 
     async function take(bytes: Uint8Array): Promise<void> {
       for (const data of events.push(bytes)) {
@@ -61,6 +68,10 @@ export async function mergeStreams(
           usages.push({ usage: chunk.usage as Usage, copy: part.copy, chunk });
           continue;
         }
+        if (Array.isArray(chunk.choices)) {
+          refuseForeignChoices(url, chunk.choices);
+          answered ||= chunk.choices.length > 0;
+        }
         const own = graft(chunk);
         const choices = Array.isArray(own.choices)
           ? (own.choices as Fields[]).map((choice) => ({ ...choice, index }))
@@ -73,11 +84,9 @@ export async function mergeStreams(
     for (let piece: Uint8Array | undefined = answer.held; piece !== undefined; piece = await next())
       await take(piece);
     if (!complete) throw badAnswer("decode", url, "ended its stream without [DONE]");
+    if (!answered) throw badAnswer("decode", url, "ended its stream without a choice");
   }
 
-  response.writeHead(200, headers);
-  trail.status = 200;
-  trail.eventStream = true;
   try {
     await Promise.all(parts.map(pass));
     const last = usages.find(({ copy }) => copy === 0);

@@ -5,6 +5,7 @@ import { whyEnded } from "./deadline.js";
 import { legHeaders } from "./headers.js";
 import type { Visit } from "./instance.js";
 import { rawMember } from "./json-members.js";
+import { whyUnusable } from "./kv-params.js";
 import { prefillBody } from "./leg-bodies.js";
 import type { LegOrderOptions, Part } from "./leg-order.js";
 import { failureStage, type UpstreamAnswer } from "./upstream.js";
@@ -79,7 +80,7 @@ export async function runPrefillLeg(
 
   deadline.enter("the prefill leg", timeouts.prefillMs);
   try {
-    return await onSomeInstance({ pool, retry, log }, part, leg);
+    return await onSomeInstance({ pool, retry, log }, part, leg, part.avoidPrefill);
   } catch (error) {
     // No other instance did better: its own words are the answer.
     if (refusal !== undefined && failureStage(error) === "status") return refusal;
@@ -117,5 +118,9 @@ function readAnswer(url: string, answer: UpstreamAnswer, body: Buffer, atMs: num
     params.do_remote_prefill === true;
   const raw = usable ? rawMember(text, "kv_transfer_params") : undefined;
   if (raw === undefined) return { kind: "no-kv", instance: url };
+  const why = whyUnusable(params as Readonly<Record<string, unknown>>);
+  if (why !== undefined) {
+    throw badAnswer("prefill", url, `answered kv_transfer_params that no decode worker could use: ${why}`);
+  }
   return { kind: "kv", kvTransferParams: raw, answer: fields as Record<string, unknown>, atMs };
 }

@@ -1,7 +1,8 @@
 import { KvError } from "@kv/interface";
+import { refuseNobody } from "./attempts.js";
 import { badStatus, isServerFailure } from "./bad-answer.js";
 import { runDecodeLeg } from "./decode-leg.js";
-import type { Visit } from "./instance.js";
+import type { Instance, Visit } from "./instance.js";
 import type { InstancePool } from "./instances.js";
 import { decodeBody } from "./leg-bodies.js";
 import type { LegAnswer, LegOrder, LegOrderOptions, Part } from "./leg-order.js";
@@ -45,6 +46,7 @@ export function createPullOrder(options: LegOrderOptions): LegOrder {
   }
 
   async function once(part: Part): Promise<LegAnswer> {
+    refuseNobody(decoders);
     const prefill = await runPrefillLeg(options, part);
     switch (prefill.kind) {
       case "kv":
@@ -70,7 +72,7 @@ export function createPullOrder(options: LegOrderOptions): LegOrder {
         let answer: LegAnswer | undefined;
         try {
           answer = await once(part);
-          const failure = failureWorthAnother(decoders, answer);
+          const failure = failureWorthAnother(decoders, answer.visit.instance, answer.status);
           if (failure === undefined) return answer;
           part.avoidDecode?.add(answer.visit.instance);
           throw failure;
@@ -86,7 +88,7 @@ export function createPullOrder(options: LegOrderOptions): LegOrder {
           if (!again) throw error;
           answer?.discard();
           answer?.visit.failed(KvError.from(error, "KV_INTERNAL", "the decode leg failed"));
-          part.trail.restarts = attempt;
+          part.trail.restarts = (part.trail.restarts ?? 0) + 1;
           delete part.trail.decodeStartedAtMs;
           metrics.count("kv_proxy_restarts_total");
           log.warn("began-again", { requestId: part.requestId, decode: part.trail.decode, error });
@@ -99,12 +101,16 @@ export function createPullOrder(options: LegOrderOptions): LegOrder {
   };
 }
 
-/** A decode instance's failure that the client need not see, as there is another instance. */
-function failureWorthAnother(decoders: InstancePool, answer: LegAnswer): KvError | undefined {
-  const { instance } = answer.visit;
-  if (instance.role !== "decode" || !isServerFailure(answer.status)) return undefined;
-  if (!decoders.list().some((other) => other !== instance && other.available())) return undefined;
-  return badStatus("decode", instance.url, answer.status);
+/** An instance's failure that the client need not see, as there is another instance. */
+export function failureWorthAnother(
+  pool: InstancePool,
+  instance: Instance,
+  status: number,
+): KvError | undefined {
+  const { role, url } = instance;
+  if (pool.role !== role || !isServerFailure(status)) return undefined;
+  if (!pool.list().some((other) => other !== instance && other.available())) return undefined;
+  return badStatus(role, url, status);
 }
 
 const ENDED: Visit = {

@@ -2,7 +2,7 @@ import { once } from "node:events";
 import { KvError } from "@kv/interface";
 import { badAnswer } from "./bad-answer.js";
 import { whyEnded } from "./deadline.js";
-import { createEndWatch } from "./event-stream.js";
+import { createStreamWatch } from "./event-stream.js";
 import type { Exchange } from "./exchange.js";
 import { answerHeaders } from "./headers.js";
 import type { LegAnswer } from "./leg-order.js";
@@ -18,13 +18,18 @@ const ONE_WRITE_BYTES = 8 * 1024;
 export async function relay(exchange: Exchange, answer: LegAnswer, stallMs: number): Promise<void> {
   const { response, deadline, requestId, trail } = exchange;
   const { visit, rest } = answer;
-  const watch = createEndWatch(exchange.request.endpoint);
-  const url = visit.instance.url;
+  const watch = createStreamWatch(exchange.request.endpoint);
+  const { role, url } = visit.instance;
+  const watched = answer.eventStream && answer.status === 200;
   let lengthBytes = 0;
 
   function keep(chunk: Uint8Array): void {
-    watch.push(chunk);
     lengthBytes += chunk.byteLength;
+    if (!watched) return;
+    watch.push(chunk);
+    // Before the end leaves, so that the client does not take it for one.
+    if (!watch.answered() && !watch.failed() && watch.complete())
+      throw badAnswer(role, url, "ended its stream without a choice");
   }
   async function write(chunk: Uint8Array): Promise<void> {
     keep(chunk);
@@ -32,8 +37,7 @@ export async function relay(exchange: Exchange, answer: LegAnswer, stallMs: numb
   }
   const next = () => nextPiece(answer, deadline, stallMs);
   function refuseCut(): void {
-    if (answer.eventStream && !watch.complete())
-      throw badAnswer("decode", url, "ended its stream without its last event");
+    if (watched && !watch.complete()) throw badAnswer(role, url, "ended its stream without its last event");
   }
 
   try {
@@ -56,7 +60,11 @@ export async function relay(exchange: Exchange, answer: LegAnswer, stallMs: numb
       refuseCut();
       response.end();
     }
-    if (answer.status >= 500) visit.failed(badAnswer("decode", url, `answered with status ${answer.status}`));
+    // The client has the instance's own words, and its own end.
+    if (watch.failed()) trail.failure = badAnswer(role, url, "told of a failure in the middle of its stream");
+    if (trail.failure !== undefined) visit.failed(trail.failure);
+    else if (answer.status >= 500)
+      visit.failed(badAnswer(role, url, `answered with status ${answer.status}`));
     else visit.succeeded();
   } catch (thrown) {
     answer.discard();

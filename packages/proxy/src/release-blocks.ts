@@ -1,9 +1,22 @@
 import { KvError } from "@kv/interface";
+import { onSomeInstance } from "./attempts.js";
+import { badStatus } from "./bad-answer.js";
 import { hold } from "./bounded-body.js";
 import { createDeadline } from "./deadline.js";
 import { legHeaders } from "./headers.js";
+import type { Visit } from "./instance.js";
 import { releaseBody } from "./leg-bodies.js";
 import type { LegOrderOptions, Part } from "./leg-order.js";
+import type { RetryPolicy } from "./retry.js";
+
+/** A second word to the prefill worker is harmless, so any failure may be tried elsewhere; but one that answered is no reason to ask all. */
+const retry: RetryPolicy = {
+  again: ({ stage, attempt }) => stage === "connect" || attempt === 1,
+  afresh: () => false,
+};
+
+/** The refusal that the request is made for, and the answer of a server that serves it. Any other did not come from behind the gateway. */
+const TOLD = [400, 200];
 
 /**
  * Frees the blocks of a prefill worker for which no decode leg will come, so that they are not held until their lease ends. There is
@@ -17,13 +30,12 @@ export async function releaseBlocks(
 ): Promise<void> {
   const { clock, log, metrics } = ambient;
   const requestId = `${part.requestId}-release`;
-  const visit = decoders.visit({ requestId }, new Set());
   part.trail.released = true;
-  if (visit === undefined) return;
   const deadline = createDeadline({ clock, requestMs: timeouts.releaseMs });
-  const { url } = visit.instance;
-  try {
-    const answer = await upstream.send({
+
+  async function leg(visit: Visit): Promise<void> {
+    const { url } = visit.instance;
+    const { status, body, discard } = await upstream.send({
       role: "decode",
       url,
       method: "POST",
@@ -32,17 +44,20 @@ export async function releaseBlocks(
       body: releaseBody(part.request.fields.model, kvTransferParams),
       ending: deadline,
     });
-    await hold(answer.body, 64 * 1024);
-    answer.discard();
+    await hold(body, 64 * 1024);
+    discard();
     visit.succeeded();
+    if (!TOLD.includes(status)) throw badStatus("decode", url, status);
     metrics.count("kv_proxy_released_total", 1, { outcome: "sent" });
-    log.info("blocks-released", { requestId: part.requestId, instance: url, status: answer.status });
+    log.info("blocks-released", { requestId: part.requestId, instance: url, status });
+  }
+
+  try {
+    await onSomeInstance({ pool: decoders, retry, log }, { requestId, deadline }, leg);
   } catch (thrown) {
     const error = KvError.from(thrown, "KV_INTERNAL", "the blocks could not be freed");
-    if (deadline.ended) visit.abandoned();
-    else visit.failed(error);
     metrics.count("kv_proxy_released_total", 1, { outcome: "failed" });
-    log.warn("blocks-not-released", { requestId: part.requestId, instance: url, error });
+    log.warn("blocks-not-released", { requestId: part.requestId, error });
   } finally {
     deadline.close();
   }

@@ -15,6 +15,7 @@ test.each([
   ["parameters of its own", Buffer.from('{"kv_transfer_params":{"remote_host":"x"}}'), "set by the proxy"],
   ["no tokens", Buffer.from('{"max_tokens":0}'), "max_tokens is 0"],
   ["a limit that is no whole number", Buffer.from('{"max_tokens":"5"}'), 'max_tokens is "5"'],
+  ["a flag that is none", Buffer.from('{"echo":1}'), "echo is 1"],
   ["no copies", Buffer.from('{"n":0}'), "n is 0"],
   [
     "stream options without a stream",

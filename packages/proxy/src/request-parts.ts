@@ -12,7 +12,7 @@ export interface RequestPart {
 /**
  * Splits several prompts and several copies. A prefill worker answers with the parameters of one prompt only, and frees its blocks
  * when the first copy has read them (vLLM 0.33); so each gets legs of its own. Copies are seeded as vLLM seeds them: `seed + copy`.
- * Errors: `KV_REQUEST_INVALID` above `limit` parts.
+ * Errors: `KV_REQUEST_INVALID` above `limit` parts, and for a seed of several copies that is not written as an integer.
  */
 export function partsOf(request: GenerationRequest, limit: number): readonly RequestPart[] {
   const { fields } = request;
@@ -48,10 +48,19 @@ function changed(request: GenerationRequest, change: Readonly<Record<string, unk
   };
 }
 
-/** As text, since a seed may be larger than a double holds. */
+/**
+ * As text, since a seed may be larger than a double holds. vLLM also takes 1.0 and "1" for an integer; left as they are, they would give
+ * all copies one seed.
+ */
 function seeded(request: GenerationRequest, copy: number): GenerationRequest {
   const seed = rawMember(request.text, "seed");
-  if (seed === undefined || !/^-?[0-9]+$/.test(seed)) return request;
+  if (seed === undefined || seed === "null") return request;
+  if (!/^-?[0-9]+$/.test(seed)) {
+    throw new KvError("KV_REQUEST_INVALID", `seed is ${seed}; with n above 1 it must be a whole number`, {
+      hint: "write it in digits, without quotes and fraction",
+      details: { param: "seed" },
+    });
+  }
   return {
     ...request,
     text: editMembers(request.text, { set: { seed: String(BigInt(seed) + BigInt(copy)) } }),

@@ -97,8 +97,8 @@ test("close leaves requests in flight to end, refuses new ones, and then resolve
   expect((await fetch(`${url}/health`)).status).toBe(503);
   expect(await errorOf(await post(`${url}/v1/completions`, { prompt: "b" }))).toMatchObject({ status: 503 });
   decode.writeHead(200, { "content-type": "text/event-stream" });
-  decode.end("data: {}\n\ndata: [DONE]\n\n");
-  expect(await (await asked).text()).toBe("data: {}\n\ndata: [DONE]\n\n");
+  decode.end('data: {"choices":[{}]}\n\ndata: [DONE]\n\n');
+  expect(await (await asked).text()).toBe('data: {"choices":[{}]}\n\ndata: [DONE]\n\n');
   await closed;
   await expect(post(`${url}/v1/completions`, { prompt: "b" })).rejects.toThrow();
 });

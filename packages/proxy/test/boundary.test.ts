@@ -110,6 +110,18 @@ test("more parts than the limit are refused before anything is asked", async () 
   expect([refused.status, vllm.held.size]).toEqual([400, 0]);
 });
 
+test.each(['"5"', "1.0", "true"])(
+  "copies with a seed of %s, which vLLM takes for an integer, are refused",
+  async (seed) => {
+    const { vllm, url } = await pair();
+    const refused = await post(`${url}/v1/completions`, `{"prompt":"a","n":2,"seed":${seed}}`);
+    expect([refused.status, await refused.text()]).toEqual([400, expect.stringContaining("seed is")]);
+    expect(vllm.held.size).toBe(0);
+    expect((await post(`${url}/v1/completions`, '{"prompt":"a","n":2,"seed":null}')).status).toBe(200);
+    expect((await post(`${url}/v1/completions`, `{"prompt":"a","seed":${seed}}`)).status).toBe(200);
+  },
+);
+
 test("copies of a prompt go to one prefill instance, the first before the others", async () => {
   const vllm = vllmPair();
   const ps = await Promise.all([0, 1, 2].map(() => upstream(vllm.prefill)));

@@ -1,5 +1,15 @@
 import { expect, test } from "vitest";
-import { COMPLETION, deadUrl, decodeOk, prefillOk, sendJson } from "./fake-upstream.js";
+import {
+  type Answer,
+  COMPLETION,
+  deadUrl,
+  decodeOk,
+  KV_PARAMS_TEXT,
+  prefillOk,
+  STREAM,
+  sendJson,
+  sendStream,
+} from "./fake-upstream.js";
 import { createManualClock } from "./manual-clock.js";
 import { errorOf, post, runProxy, upstream } from "./set-up.js";
 
@@ -54,13 +64,10 @@ test("a stream that begins with a failure of one decode instance comes from anot
     response.writeHead(200, { "content-type": "text/event-stream" });
     response.end(`data: ${JSON.stringify(loadFailed)}\n\ndata: [DONE]\n\n`);
   });
-  const d = await upstream(({ response }) => {
-    response.writeHead(200, { "content-type": "text/event-stream" });
-    response.end("data: [DONE]\n\n");
-  });
+  const d = await upstream(({ response }) => sendStream(response, STREAM));
   const { url } = await runProxy({ prefillers: [p.url], decoders: [failing.url, d.url] });
   const response = await post(`${url}/v1/completions`, { prompt: "a", stream: true });
-  expect([response.status, await response.text()]).toEqual([200, "data: [DONE]\n\n"]);
+  expect([response.status, await response.text()]).toEqual([200, STREAM]);
 });
 
 test("all decode instances fail: the last one's own words, and no third is asked", async () => {
@@ -101,12 +108,16 @@ test("instances that cannot be reached do not use up the one more try", async ()
   expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
 });
 
-test("a stream that begins with an error is answered with the error's code", async () => {
+test.each([
+  ["", "\n"],
+  [": ping\n\n", "\n"],
+  [": ping\r\n\r\n", "\r\n"],
+])("a stream that begins (after %j) with an error is answered with the error's code", async (before, end) => {
   const p = await upstream(prefillOk);
   const d = await upstream(({ response }) => {
     response.writeHead(200, { "content-type": "text/event-stream" });
-    response.write('data: {"error": {"message": "KV lo');
-    response.end('ad failed", "code": 500}}\n\ndata: [DONE]\n\n');
+    response.write(`${before}data: {"error": {"message": "KV lo`);
+    response.end(`ad failed", "code": 500}}${end}${end}data: [DONE]${end}${end}`);
   });
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
   const response = await post(`${url}/v1/completions`, { prompt: "a", stream: true });
@@ -134,6 +145,74 @@ test.each([
   expect(d.seen[0]?.json).toEqual({ prompt: "a" });
 });
 
+test.each([
+  ["none but the promise", '{"do_remote_prefill":true}'],
+  ["blocks that are none", KV_PARAMS_TEXT.replace("[[1,2]]", '"../../etc"')],
+  ["a port that is none", KV_PARAMS_TEXT.replace("5600", "1000000000")],
+])("parameters that would stop a decode engine (%s) reach none: 502", async (_what, params) => {
+  const p = await upstream(
+    ({ response }) => void response.end(`{"choices":[{}],"kv_transfer_params":${params}}`),
+  );
+  const d = await upstream(decodeOk);
+  // The policy is for a prefill instance that has no KV, not for one whose word cannot be read.
+  const policy = { missingKv: "decode-computes" } as const;
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], policy });
+  const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }));
+  expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
+  expect(error.message).toContain("no decode worker could use: remote_");
+  expect(d.seen).toHaveLength(0);
+});
+
+const dies: Answer = ({ response }) => void response.destroy();
+const fails: Answer = ({ response }) => sendJson(response, loadFailed, 500);
+
+test.each([
+  ["the prompt alone", { echo: true, max_tokens: 0 }],
+  ["one that cannot be parted", { use_beam_search: true, n: 2 }],
+])(
+  "a request that goes to one instance whole (%s) is tried on one more, and on no third",
+  async (_what, fields) => {
+    const two = { ...COMPLETION, choices: [{ index: 0 }, { index: 1 }] };
+    for (const failing of [dies, fails]) {
+      const [bad1, bad2, good, good2] = [
+        await upstream(failing),
+        await upstream(failing),
+        await upstream(({ response }) => sendJson(response, two)),
+        await upstream(({ response }) => sendJson(response, two)),
+      ];
+      const ask = async (urls: string[]) => {
+        const { url } = await runProxy({
+          prefillers: urls,
+          decoders: urls,
+          policy: { unsplittable: "decode-computes" },
+        });
+        return post(`${url}/v1/completions`, { prompt: "a", ...fields });
+      };
+      const saved = await ask([bad1.url, good.url]);
+      expect([saved.status, await saved.json()]).toEqual([200, two]);
+      const lost = await ask([bad1.url, bad2.url, good2.url]);
+      expect(lost.status).toBe(failing === fails ? 500 : 502);
+      if (failing === fails) expect(await lost.json()).toEqual(loadFailed);
+      expect([bad1.seen.length, bad2.seen.length, good.seen.length, good2.seen.length]).toEqual([2, 1, 1, 0]);
+    }
+  },
+);
+
+test("no decode instance would be asked: 503 with what to do, before anything is computed", async () => {
+  for (const mode of ["pull", "push"] as const) {
+    const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+    const prefillers = [{ url: p.url, kv: { engineId: "e" } }];
+    const { url, proxy } = await runProxy({ mode, prefillers, decoders: [d.url] });
+    await proxy.instances.decode.drain(d.url);
+    const response = await post(`${url}/v1/completions`, { prompt: "a" });
+    const { error } = (await response.json()) as { error: { message: string; hint: string } };
+    expect(response.status).toBe(503);
+    expect(error.message).toContain("all 1 are draining");
+    expect(error.hint).toContain("/instances/add");
+    expect(p.seen).toHaveLength(0);
+  }
+});
+
 test("a request that cannot be parted is refused, or served by decode alone", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream(decodeOk);
@@ -156,6 +235,8 @@ test.each([
   ["decode", "with an empty body", ""],
   ["decode", "not in JSON", "{"],
   ["decode", "without choices", '{"choices":[]}'],
+  ["decode", "with a choice that is none", '{"choices":[null]}'],
+  ["decode", "with two choices where one was asked for", '{"choices":[{"index":0},{"index":1}]}'],
 ])("a %s instance that answers 200 %s fails the request", async (role, _what, body) => {
   const broken = await upstream(({ response }) => void response.end(body));
   const p = await upstream(prefillOk);
@@ -165,9 +246,61 @@ test.each([
     prefillers: [prefill],
     decoders: [role === "decode" ? broken.url : d.url],
   });
-  const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }));
+  for (const prompt of ["a", ["a", "b"]]) {
+    const error = await errorOf(await post(`${url}/v1/completions`, { prompt }));
+    expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
+    expect(error.message).toContain(broken.url);
+  }
+});
+
+test.each(["data: [DONE]\n\n", ": ping\n\ndata: [DONE]\r\n\r\n"])(
+  "a stream of nothing but its end (%j) is a 502, of one prompt and of two",
+  async (text) => {
+    const p = await upstream(prefillOk);
+    const d = await upstream(({ response }) => sendStream(response, text));
+    const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+    for (const prompt of ["a", ["a", "b"]]) {
+      const error = await errorOf(await post(`${url}/v1/completions`, { prompt, stream: true }));
+      expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
+    }
+  },
+);
+
+test.each([
+  ["without a choice", '{"choices":[],"usage":{}}'],
+  ["with a choice that is none", '{"choices":[null]}'],
+])("a stream %s is a 502, of one prompt and of two", async (_what, data) => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ response }) => sendStream(response, `data: ${data}\n\ndata: [DONE]\n\n`));
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  for (const prompt of ["a", ["a", "b"]]) {
+    const error = await errorOf(await post(`${url}/v1/completions`, { prompt, stream: true }));
+    expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
+    expect(error.message).toContain("choice");
+  }
+});
+
+test("two choices under one index are not merged with another prompt's", async () => {
+  const p = await upstream(prefillOk);
+  const text = 'data: {"choices":[{"index":0},{"index":1}]}\n\ndata: [DONE]\n\n';
+  const d = await upstream(({ response }) => sendStream(response, text));
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const error = await errorOf(await post(`${url}/v1/completions`, { prompt: ["a", "b"], stream: true }));
   expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
-  expect(error.message).toContain(broken.url);
+});
+
+test("an error event in the middle of a stream reaches the client as it is, and the request counts as failed", async () => {
+  const text =
+    'data: {"choices":[{"index":0,"text":"a"}]}\n\ndata: {"error":{"message":"boom","code":500}}\n\ndata: [DONE]\n\n';
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ response }) => sendStream(response, text));
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const response = await post(`${url}/v1/completions`, { prompt: "a", stream: true });
+  expect(await response.text()).toBe(text);
+  await expect
+    .poll(() => proxy.status().requests)
+    .toMatchObject({ failed: { KV_PROXY_UPSTREAM_FAILED: 1 }, succeeded: 0 });
+  expect(proxy.status().decoders[0]).toMatchObject({ failures: 1, available: true, in_flight: 0 });
 });
 
 test("an empty stream is a 502", async () => {
@@ -214,7 +347,7 @@ test("an instance that cannot be reached is passed over, on both legs, and used 
 test("no instance can be reached: 502 that names one, and /health says so", async () => {
   const p = await deadUrl();
   const d = await upstream(decodeOk);
-  const { url } = await runProxy({ prefillers: [p], decoders: [d.url] });
+  const { url } = await runProxy({ prefillers: [p], decoders: [d.url], clock: createManualClock() });
   const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }));
   expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
   expect(error.message).toContain(p);
@@ -257,7 +390,7 @@ test("an answer that breaks off in the middle, unstreamed, is a 502 and not half
   expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(502);
 });
 
-test.each(["breaks off", "ends without [DONE]"])(
+test.each(["breaks off", "ends without [DONE]", "ends without a choice"])(
   "a stream that %s ends in an error event and a broken connection",
   async (how) => {
     const p = await upstream(prefillOk);
@@ -271,7 +404,7 @@ test.each(["breaks off", "ends without [DONE]"])(
     const reader = response.body?.getReader();
     let text = Buffer.from((await reader?.read())?.value ?? []).toString();
     if (how === "breaks off") decode.destroy();
-    else decode.end();
+    else decode.end(how === "ends without [DONE]" ? undefined : "data: [DONE]\n\n");
     const broken = await (async () => {
       try {
         for (let next = await reader?.read(); next?.done === false; next = await reader?.read()) {

@@ -92,5 +92,13 @@ export const prefillOk: Answer = ({ response }) => {
 
 export const COMPLETION = { id: "cmpl-1", object: "text_completion", choices: [{ index: 0, text: "hello" }] };
 
+/** A stream of one choice, whole. */
+export const STREAM = `data: ${JSON.stringify(COMPLETION)}\n\ndata: [DONE]\n\n`;
+
+export function sendStream(response: ServerResponse, text: string): void {
+  response.writeHead(200, { "content-type": "text/event-stream" });
+  response.end(text);
+}
+
 /** A decode instance that does its part, unstreamed. */
 export const decodeOk: Answer = ({ response }) => sendJson(response, COMPLETION);

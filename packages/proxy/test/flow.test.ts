@@ -110,7 +110,9 @@ test("an answer larger than what is held for checking arrives whole", async () =
 
 test("lists of instances take turns; many requests at once each get their own answer", async () => {
   const echo = await Promise.all(
-    [0, 1].map(() => upstream(({ json, response }) => sendJson(response, { choices: [json.prompt] }))),
+    [0, 1].map(() =>
+      upstream(({ json, response }) => sendJson(response, { choices: [{ text: json.prompt }] })),
+    ),
   );
   const ps = await Promise.all([0, 1, 2].map(() => upstream(prefillOk)));
   const { url, proxy } = await runProxy({
@@ -123,7 +125,7 @@ test("lists of instances take turns; many requests at once each get their own an
       async (prompt) => (await post(`${url}/v1/completions`, { prompt })).json() as Promise<object>,
     ),
   );
-  expect(answers).toEqual(prompts.map((prompt) => ({ choices: [prompt] })));
+  expect(answers).toEqual(prompts.map((text) => ({ choices: [{ text }] })));
   expect(ps.map((p) => p.seen.length)).toEqual([20, 20, 20]);
   expect(echo.map((d) => d.seen.length)).toEqual([30, 30]);
   const status = proxy.status();

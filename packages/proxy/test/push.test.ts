@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
-import { type Answer, COMPLETION, type FakeUpstream, sendJson } from "./fake-upstream.js";
-import { errorOf, post, runProxy, upstream } from "./set-up.js";
+import { type Answer, COMPLETION, type FakeUpstream, STREAM, sendJson, sendStream } from "./fake-upstream.js";
+import { post, runProxy, upstream } from "./set-up.js";
 
 /** A prefill instance whose engine is `engineId`; it answers when told to. */
 const prefillOf =
@@ -116,7 +116,15 @@ test("auto: each prefill instance's first answer says which order its connector 
     sendJson(response, {
       id: "x",
       choices: [{ text: "a" }],
-      kv_transfer_params: { do_remote_prefill: true, remote_block_ids: [[7]], transfer_mode: "pull" },
+      kv_transfer_params: {
+        do_remote_prefill: true,
+        remote_block_ids: [[7]],
+        remote_engine_id: "pulling",
+        remote_request_id: "r",
+        remote_host: "10.0.0.2",
+        remote_port: 5600,
+        transfer_mode: "pull",
+      },
     });
   const [pushing, pulling] = [await upstream(prefillOf(() => "e")), await upstream(pull)];
   const d = await upstream(decodeOk);
@@ -179,16 +187,130 @@ test("a prefill instance that breaks off: once more, on another one", async () =
   expect(await (await ask(url)).json()).toEqual(COMPLETION);
 });
 
-test("a decode instance that breaks off: an error, and the prefill leg is given up", async () => {
-  const p = await upstream(() => {});
-  const d = await upstream(({ response }) => void response.destroy());
+const breaks: Answer = ({ response }) => void response.destroy();
+const failed = { error: { message: "dead", code: 500 } };
+const fails: Answer = ({ response }) => sendJson(response, failed, 500);
+const idsOf = (...instances: FakeUpstream[]) =>
+  new Set(instances.flatMap(({ seen }) => seen.map(({ headers }) => headers["x-request-id"])));
+
+test.each([
+  ["breaks off", breaks],
+  ["fails", fails],
+])(
+  "a decode instance that %s: another, from prefill on, under an id that neither engine has met",
+  async (_what, how) => {
+    const p = await upstream(prefillOf(() => "e"));
+    const [bad, good] = [await upstream(how), await upstream(decodeOk)];
+    const { url, proxy } = await runProxy({
+      mode: "push",
+      // The same first choice for each request, so that what failed must be avoided by name.
+      createRouting: () => ({ name: "first", choose: (candidates) => candidates[0] }),
+      prefillers: [{ url: p.url, kv: { engineId: "e" } }],
+      decoders: [bad.url, good.url],
+    });
+    expect(await (await ask(url)).json()).toEqual(COMPLETION);
+    expect([bad.seen.length, good.seen.length]).toEqual([1, 1]);
+    // Its blocks are its own: the prompt was computed again, and the first leg's are no decode leg's any more.
+    expect(good.seen[0]?.headers["x-request-id"]).not.toBe(bad.seen[0]?.headers["x-request-id"]);
+    expect(paramsOf(good, 0)).toMatchObject({ remote_block_ids: [[1]] });
+    expect(proxy.status().decoders[0]).toMatchObject({ failures: 1, in_flight: 0 });
+    await expect.poll(() => proxy.status().prefillers[0]?.in_flight).toBe(0);
+  },
+);
+
+test.each([
+  ["break off", breaks, 502],
+  ["fail", fails, 500],
+])(
+  "all decode instances %s: two are asked, no third, and the prefill leg is given up",
+  async (_what, how, status) => {
+    let asked = 0;
+    // The first prefill leg is under way when its decode leg ends.
+    const p = await upstream((seen) => (asked++ === 0 ? undefined : prefillOf(() => "e")(seen)));
+    const ds = await Promise.all([0, 1, 2].map(() => upstream(how)));
+    const { url } = await runProxy({
+      mode: "push",
+      prefillers: [{ url: p.url, kv: { engineId: "e" } }],
+      decoders: ds.map((d) => d.url),
+    });
+    const response = await ask(url);
+    expect(response.status).toBe(status);
+    if (how === fails) expect(await response.json()).toEqual(failed);
+    expect(ds.map(({ seen }) => seen.length).sort()).toEqual([0, 1, 1]);
+    expect(idsOf(...ds).size).toBe(2);
+    await (await p.request(0)).dropped;
+  },
+);
+
+test("the only decode instance fails: its words, and nothing is computed twice", async () => {
+  const [p, d] = [await upstream(prefillOf(() => "e")), await upstream(fails)];
   const { url } = await runProxy({
     mode: "push",
     prefillers: [{ url: p.url, kv: { engineId: "e" } }],
     decoders: [d.url],
   });
-  expect(await errorOf(await ask(url))).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
-  await (await p.request(0)).dropped;
+  const response = await ask(url);
+  expect([response.status, await response.json()]).toEqual([500, failed]);
+  expect([p.seen.length, d.seen.length]).toEqual([1, 1]);
+});
+
+test("a prefill instance that fails: another; where both do, the last one's words, and no third is asked", async () => {
+  const [b1, b2] = [await upstream(fails), await upstream(fails)];
+  const [good, third] = [await upstream(prefillOf(() => "g")), await upstream(prefillOf(() => "g"))];
+  const d = await upstream(({ response, json }) => {
+    const { remote_engine_id } = json.kv_transfer_params as { remote_engine_id: string };
+    if (remote_engine_id === "g") sendJson(response, COMPLETION);
+  });
+  const of = (...prefillers: FakeUpstream[]) =>
+    runProxy({
+      mode: "push",
+      createRouting: () => ({ name: "first", choose: (candidates) => candidates[0] }),
+      prefillers: prefillers.map((p) => ({ url: p.url, kv: { engineId: "b" } })),
+      decoders: [d.url],
+    });
+  const saved = await of(b1, good);
+  expect(await (await ask(saved.url)).json()).toEqual(COMPLETION);
+  const lost = await of(b1, b2, third);
+  const response = await ask(lost.url);
+  expect([response.status, await response.json()]).toEqual([500, failed]);
+  expect([b1.seen.length, b2.seen.length, good.seen.length, third.seen.length]).toEqual([2, 1, 1, 0]);
+  expect(lost.proxy.status().decoders[0]?.in_flight).toBe(0);
+});
+
+test("a decode leg whose stream has begun is never tried again", async () => {
+  const p = await upstream(prefillOf(() => "e"));
+  const bad = await upstream(({ response }) => {
+    response.writeHead(200, { "content-type": "text/event-stream" });
+    response.write('data: {"choices":[{}]}\n\n', () => setImmediate(() => response.destroy()));
+  });
+  const good = await upstream(decodeOk);
+  const { url } = await runProxy({
+    mode: "push",
+    prefillers: [{ url: p.url, kv: { engineId: "e" } }],
+    decoders: [bad.url, good.url],
+  });
+  const response = await post(`${url}/v1/completions`, { prompt: "a", stream: true });
+  await expect(response.text()).rejects.toThrow();
+  expect(good.seen).toHaveLength(0);
+});
+
+test("the client's id is the answer's, whatever the legs went under", async () => {
+  const p = await upstream(prefillOf(() => "e"));
+  const d = await upstream(({ response, headers, json }) => {
+    response.setHeader("x-request-id", String(headers["x-request-id"]));
+    if (json.stream === true) sendStream(response, STREAM);
+    else sendJson(response, COMPLETION);
+  });
+  for (const mode of ["push", "auto"] as const) {
+    const { url } = await runProxy({ mode, prefillers: [p.url], decoders: [d.url] });
+    for (const stream of [false, true]) {
+      const headers = { "x-request-id": "mine" };
+      const response = await post(`${url}/v1/completions`, { prompt: "a", stream }, { headers });
+      expect([response.status, response.headers.get("x-request-id")]).toEqual([200, "mine"]);
+      await response.text();
+    }
+  }
+  for (const id of idsOf(d)) expect(id).toMatch(/^mine-/);
 });
 
 test("instances are added and removed at run time, coordinates and all", async () => {

@@ -18,6 +18,54 @@ test("a decode instance that refuses before its engine sees the request: P's blo
   await expect.poll(() => vllm.held.size).toBe(0);
 });
 
+test("one that does not pass the word on is not taken for one that did: the next is asked", async () => {
+  for (const first of ["refuses", "gone"]) {
+    const vllm = vllmPair();
+    const p = await upstream(vllm.prefill);
+    const gateway = await upstream(({ response }) => sendJson(response, { error: {} }, 401));
+    const dead = await deadUrl();
+    const d = await upstream((seen) =>
+      isRelease(seen) ? vllm.decode(seen) : sendJson(seen.response, { error: {} }, 400),
+    );
+    const others = [first === "gone" ? dead : gateway.url, d.url];
+    const { url, adminUrl } = await runProxy({
+      prefillers: [p.url],
+      decoders: others,
+      admin: { port: 0 },
+      // The one that cannot pass it on comes first, but for the decode leg of the case in which it is gone.
+      createRouting: () => ({
+        name: "fixed",
+        choose: (candidates, { request }) =>
+          candidates.at(first === "gone" && request !== undefined ? -1 : 0),
+      }),
+    });
+    expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(first === "gone" ? 400 : 401);
+    await expect.poll(() => vllm.held.size).toBe(0);
+    await expect
+      .poll(async () => (await fetch(`${adminUrl}/metrics`)).text())
+      .toContain('kv_proxy_released_total{outcome="sent"} 1');
+  }
+});
+
+test("only gateways: nobody told P, and the count says so; not all of them are asked", async () => {
+  const vllm = vllmPair();
+  const p = await upstream(vllm.prefill);
+  const ds = await Promise.all(
+    [0, 1, 2].map(() => upstream(({ response }) => sendJson(response, { error: {} }, 401))),
+  );
+  const { url, adminUrl } = await runProxy({
+    prefillers: [p.url],
+    decoders: ds.map((d) => d.url),
+    admin: { port: 0 },
+  });
+  expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(401);
+  await expect
+    .poll(async () => (await fetch(`${adminUrl}/metrics`)).text())
+    .toContain('kv_proxy_released_total{outcome="failed"} 1');
+  expect(ds.flatMap(({ seen }) => seen.filter(isRelease))).toHaveLength(2);
+  expect(vllm.held.size).toBe(1);
+});
+
 test("no decode instance can be reached: an error, and nobody is there to free the blocks before their lease ends", async () => {
   const vllm = vllmPair();
   const p = await upstream(vllm.prefill);

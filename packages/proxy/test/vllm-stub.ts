@@ -56,6 +56,9 @@ export function vllmPair(): VllmPair {
               do_remote_decode: false,
               remote_request_id: ids[0],
               remote_block_ids: [[1]],
+              remote_engine_id: "stub",
+              remote_host: "127.0.0.1",
+              remote_port: 5600,
               remote_prefill_cached_tokens: 3,
             };
     }
