@@ -203,7 +203,7 @@ test("no decode instance would be asked: 503 with what to do, before anything is
     const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
     const prefillers = [{ url: p.url, kv: { engineId: "e" } }];
     const { url, proxy } = await runProxy({ mode, prefillers, decoders: [d.url] });
-    await proxy.instances.decode.drain(d.url);
+    await proxy.instances.decode.drain({ url: d.url });
     const response = await post(`${url}/v1/completions`, { prompt: "a" });
     const { error } = (await response.json()) as { error: { message: string; hint: string } };
     expect(response.status).toBe(503);
