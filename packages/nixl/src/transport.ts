@@ -17,6 +17,7 @@ import { findLibrary } from "./library.js";
 import { allocateMemory } from "./memory.js";
 import { memoryTypesOf } from "./memory-types.js";
 import { type MetadataChecker, metadataChecker } from "./metadata/checker.js";
+import { checkerProcess } from "./metadata/checker-process.js";
 import type { NativeAddon } from "./native.js";
 import { type Preload, preloadFor } from "./preload.js";
 import { explainUnavailable } from "./unavailable.js";
@@ -28,7 +29,8 @@ export interface NixlTransportOptions extends Partial<Ambient> {
   backends?: readonly (BackendSpec | string)[];
   /**
    * Has another process load a peer's metadata before this one does, once for the same bytes: NIXL dies of some that are damaged, and only
-   * metadata that came sealed or signed can be trusted not to be. Costs a process; it is started with the first agent. False by default.
+   * metadata that came sealed or signed can be trusted not to be. Costs a process for each choice of backends, started with its first agent.
+   * False by default.
    */
   checkMetadata?: boolean;
   /** Variables for NIXL, UCX and libfabric, set in the process's environment before NIXL loads, such as `UCX_TLS`. */
@@ -49,7 +51,8 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
   let addon: NativeAddon | undefined;
   let library: Promise<string> | undefined;
   let closed: Promise<void> | undefined;
-  let checker: MetadataChecker | undefined;
+  /** By the backends of the agents that they serve: one without the peer's backend would refuse it. */
+  const checkers = new Map<string, MetadataChecker>();
   const preloads = new Map<string, Promise<Preload>>();
 
   const capabilities: TransportCapabilities = Object.freeze({
@@ -121,6 +124,17 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
     return paths;
   }
 
+  function checkerFor(specs: readonly BackendSpec[], libraryPath: string): MetadataChecker {
+    const names = specs.map((spec) => spec.name);
+    const found = checkers.get(names.join(","));
+    if (found !== undefined) return found;
+    const environment = { ...process.env, ...options.env, KV_NIXL_LIBRARY: libraryPath };
+    const checker = metadataChecker({ clock, start: (onEnd) => checkerProcess(names, environment, onEnd) });
+    checkers.set(names.join(","), checker);
+    checker.warm().catch((error: unknown) => log.warn("nixl-checker-failed", { error: String(error) }));
+    return checker;
+  }
+
   return {
     name: "nixl",
     capabilities,
@@ -140,14 +154,7 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
       });
       const preload = await prepareBackends(native, wanted, libraryPath);
       open();
-      if (options.checkMetadata === true && checker === undefined) {
-        checker = metadataChecker({
-          clock,
-          backends: wanted.map((spec) => spec.name),
-          environment: { ...process.env, ...options.env, KV_NIXL_LIBRARY: libraryPath },
-        });
-        checker.warm().catch((error: unknown) => log.warn("nixl-checker-failed", { error: String(error) }));
-      }
+      const checker = options.checkMetadata === true ? checkerFor(wanted, libraryPath) : undefined;
       const agent = await createNixlAgent({
         addon: native,
         libraryPath,
@@ -187,9 +194,7 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
       return allocateMemory(open(), lengthBytes);
     },
     close() {
-      closed ??= Promise.all([...agents].map((agent) => agent.close()).concat(checker?.close() ?? [])).then(
-        () => {},
-      );
+      closed ??= Promise.all([...agents, ...checkers.values()].map((each) => each.close())).then(() => {});
       return closed;
     },
   };
