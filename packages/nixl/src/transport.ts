@@ -13,6 +13,7 @@ import { createNixlAgent } from "./agent.js";
 import { checkBackends, chooseBackends, resolveBackends } from "./backend-choice.js";
 import { notifies, reportsPeerDeath } from "./backends.js";
 import { fabricDevices, isEfaOnly } from "./fabric-devices.js";
+import { requireObject, shown } from "./given.js";
 import { findLibrary } from "./library.js";
 import { allocateMemory } from "./memory.js";
 import { memoryTypesOf } from "./memory-types.js";
@@ -39,9 +40,10 @@ export interface NixlTransportOptions extends Partial<Ambient> {
 
 /**
  * NIXL as a `Transport`. Nothing is loaded until the first agent or allocation. Errors then: `KV_ADDON_NOT_FOUND`,
- * `KV_LIBRARY_NOT_FOUND`, `KV_LIBRARY_INCOMPATIBLE`, `KV_BACKEND_UNAVAILABLE`.
+ * `KV_LIBRARY_NOT_FOUND`, `KV_LIBRARY_INCOMPATIBLE`, `KV_BACKEND_UNAVAILABLE`. At once: `KV_CONFIG_INVALID`, and what `backends` may be refused with.
  */
 export function nixlTransport(options: NixlTransportOptions = {}): Transport {
+  checkOptions(options);
   const around = ambient(options);
   const { clock, random, log, metrics } = around;
   // Warnings wait for an agent, which may ask for backends of its own.
@@ -138,12 +140,14 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
   return {
     name: "nixl",
     capabilities,
-    async createAgent({ name = random.uuid(), backends: asked } = {}) {
+    async createAgent(given = {}) {
       const native = open();
-      if (!/^[\x20-\x7e]{1,255}$/.test(name)) {
+      requireObject(given, "KV_AGENT_INVALID", "the options of an agent");
+      const { name = random.uuid(), backends: asked } = given;
+      if (typeof name !== "string" || !/^[\x20-\x7e]{1,255}$/.test(name)) {
         throw new KvError(
           "KV_AGENT_INVALID",
-          `agent name ${JSON.stringify(name)} is not 1 to 255 printable ASCII characters`,
+          `agent name ${shown(name)} is not 1 to 255 printable ASCII characters`,
         );
       }
       const { backends: wanted, source } = choose(asked);
@@ -179,11 +183,13 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
       }
       return agent;
     },
-    allocate(lengthBytes, { memoryType = "DRAM", deviceId = 0 } = {}) {
+    allocate(lengthBytes, given = {}) {
+      requireObject(given, "KV_MEMORY_INVALID", "what memory is to be allocated");
+      const { memoryType = "DRAM", deviceId = 0 } = given;
       if (memoryType !== "DRAM" || deviceId !== 0) {
         throw new KvError(
           "KV_TRANSPORT_UNSUPPORTED",
-          `cannot allocate ${memoryType} on device ${deviceId}: DRAM on device 0 only`,
+          `cannot allocate ${shown(memoryType)} on device ${shown(deviceId)}: DRAM on device 0 only`,
           memoryType === "VRAM"
             ? {
                 hint: "allocate it with the device's own runtime, and register deviceMemory({ address, lengthBytes, deviceId })",
@@ -198,6 +204,25 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
       return closed;
     },
   };
+}
+
+function checkOptions(options: NixlTransportOptions): void {
+  requireObject(options, "KV_CONFIG_INVALID", "the options of nixlTransport");
+  const { library, checkMetadata, env = {} } = options;
+  const refuse = (name: string, value: unknown, wanted: string) => {
+    throw new KvError("KV_CONFIG_INVALID", `${name} is ${shown(value)}, not ${wanted}`);
+  };
+  if (library !== undefined && (typeof library !== "string" || library === "")) {
+    refuse("the option library", library, "a path");
+  }
+  if (checkMetadata !== undefined && typeof checkMetadata !== "boolean") {
+    refuse("the option checkMetadata", checkMetadata, "true or false");
+  }
+  requireObject(env, "KV_CONFIG_INVALID", "the option env");
+  for (const [name, value] of Object.entries(env)) {
+    if (!/^[^=\0]+$/.test(name)) refuse("a name in the option env", name, "that of a variable");
+    if (typeof value !== "string" || value.includes("\0")) refuse(`${name} of the option env`, value, "text");
+  }
 }
 
 /** Variables that reach NIXL and what it loads, for the log. */
