@@ -22,6 +22,7 @@ import { checkerProcess } from "./metadata/checker-process.js";
 import type { NativeAddon } from "./native.js";
 import { type Preload, preloadFor } from "./preload.js";
 import { explainUnavailable } from "./unavailable.js";
+import { requireWhole } from "./whole-files.js";
 
 export interface NixlTransportOptions extends Partial<Ambient> {
   /** Path of `libnixl_capi.so`, before every other place where it is looked for. */
@@ -156,6 +157,7 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
         library = undefined;
         throw error;
       });
+      await requireWhole(libraryPath, wanted, { ...process.env, ...options.env });
       const preload = await prepareBackends(native, wanted, libraryPath);
       open();
       const checker = options.checkMetadata === true ? checkerFor(wanted, libraryPath) : undefined;

@@ -1,6 +1,16 @@
 // What takes a process down when it is done to NIXL directly, done to the addon: each must end in a KvError, or do no harm.
+import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
 import { KvError, type KvErrorCode } from "@kv/interface";
-import { deviceMemory, frameMetadata, nixlTransport, openFileMemory, unframeMetadata } from "@kv/nixl";
+import {
+  deviceMemory,
+  findLibrary,
+  frameMetadata,
+  nixlTransport,
+  openFileMemory,
+  unframeMetadata,
+} from "@kv/nixl";
 
 const transport = nixlTransport();
 const LENGTH = 1 << 20;
@@ -207,6 +217,24 @@ const TRAPS: Readonly<Record<string, () => Promise<void>>> = {
     for (const backends of [null, "UCX", [null], [7], [[]], [{ name: 7 }], [{ name: ["UCX"] }], {}]) {
       await refused(() => transport.createAgent({ backends: backends as never }), "KV_BACKEND_UNAVAILABLE");
       await refused(() => nixlTransport({ backends: backends as never }), "KV_BACKEND_UNAVAILABLE");
+    }
+  },
+  async "a plugin and a library that are cut off"() {
+    const folder = await mkdtemp(join(tmpdir(), "kv-nixl-cut-"));
+    const libraryPath = await findLibrary();
+    const cut = async (from: string, name: string) => {
+      const path = join(folder, name);
+      await writeFile(path, (await readFile(from)).subarray(0, 30_000));
+      return path;
+    };
+    try {
+      const library = await cut(libraryPath, "libnixl_capi.so");
+      await refused(() => nixlTransport({ library }).createAgent(), "KV_LIBRARY_INCOMPATIBLE");
+      await cut(join(dirname(libraryPath), "plugins", "libplugin_UCX.so"), "libplugin_UCX.so");
+      const env = { NIXL_PLUGIN_DIR: folder };
+      await refused(() => nixlTransport({ env }).createAgent(), "KV_BACKEND_UNAVAILABLE");
+    } finally {
+      await rm(folder, { recursive: true, force: true });
     }
   },
   async "parameters of a backend: of every type but text, with NUL, without a name, that NIXL cannot read"() {

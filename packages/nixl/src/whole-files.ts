@@ -1,0 +1,44 @@
+import { join, relative, sep } from "node:path";
+import { type BackendSpec, KvError, type KvErrorCode } from "@kv/interface";
+import { shortageOf } from "./elf-file.js";
+import { cacheFolder, type Environment } from "./library.js";
+import { pluginFolder } from "./plugins.js";
+
+/**
+ * Refuses a library or a plugin that is cut off, such as by a disk that was full: to load it would end the process. Errors:
+ * `KV_LIBRARY_INCOMPATIBLE`, `KV_BACKEND_UNAVAILABLE`. What is missing or no library at all is left to the loader, which says so.
+ */
+export async function requireWhole(
+  libraryPath: string,
+  backends: readonly BackendSpec[],
+  environment: Environment,
+): Promise<void> {
+  await requireFile(libraryPath, "NIXL's library", "KV_LIBRARY_INCOMPATIBLE", environment);
+  for (const { name } of backends) {
+    const plugin = join(pluginFolder(libraryPath, environment), `libplugin_${name}.so`);
+    await requireFile(plugin, `the plugin of backend ${name}`, "KV_BACKEND_UNAVAILABLE", environment);
+  }
+}
+
+async function requireFile(
+  path: string,
+  what: string,
+  code: KvErrorCode,
+  environment: Environment,
+): Promise<void> {
+  const shortage = await shortageOf(path).catch(() => undefined);
+  if (shortage === undefined) return;
+  const { wanted, found } = shortage;
+  throw new KvError(code, `${what} is cut off: ${path} has ${found} bytes, and needs ${wanted} at least`, {
+    hint: remedy(path, environment),
+    details: { path, ...shortage },
+  });
+}
+
+/** What was installed by us is not installed again while its folder is there. */
+function remedy(path: string, environment: Environment): string {
+  const cache = cacheFolder(environment);
+  const [folder = "..", ...inside] = relative(cache, path).split(sep);
+  if (folder === ".." || inside.length === 0) return "install NIXL again, in the way it came there";
+  return `install NIXL again: rm -r ${join(cache, folder)} && npx --no-install kv-nixl install`;
+}
