@@ -18,6 +18,17 @@ export interface BackendFacts {
   readonly ignores: readonly string[];
 }
 
+/** It has no peer that could die, be watched or be told of anything. */
+const STORAGE: BackendFacts = {
+  reportsPeerDeath: true,
+  watchPeers: false,
+  probeWrites: false,
+  notifies: false,
+  files: false,
+  devices: false,
+  ignores: [],
+};
+
 const BACKENDS: Readonly<Record<string, BackendFacts>> = {
   UCX: {
     reportsPeerDeath: true,
@@ -39,15 +50,13 @@ const BACKENDS: Readonly<Record<string, BackendFacts>> = {
     devices: true,
     ignores: ["UCX_TLS", "UCX_NET_DEVICES"],
   },
-  POSIX: {
-    reportsPeerDeath: true,
-    watchPeers: false,
-    probeWrites: false,
-    notifies: false,
-    files: true,
-    devices: false,
-    ignores: [],
-  },
+  POSIX: { ...STORAGE, files: true },
+  GDS: { ...STORAGE, files: true, devices: true },
+  GDS_MT: { ...STORAGE, files: true, devices: true },
+  GUSLI: STORAGE,
+  OBJ: STORAGE,
+  AZURE_BLOB: STORAGE,
+  INFINIA: STORAGE,
 };
 
 const UNKNOWN: BackendFacts = {
