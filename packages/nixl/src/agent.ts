@@ -10,6 +10,7 @@ import {
 import { backendFacts, notifies } from "./backends.js";
 import { fromNative } from "./errors.js";
 import { foreignOf } from "./foreign-memory.js";
+import { requireObject, shown } from "./given.js";
 import { inbox } from "./inbox.js";
 import { nativeOf } from "./memory.js";
 import {
@@ -132,15 +133,11 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
     };
   }
 
-  async function prepare(
-    remote: string | undefined,
-    { memoryType, rows }: DescriptorTable,
-  ): Promise<PreparedList> {
+  async function prepare(remote: string | undefined, table: DescriptorTable): Promise<PreparedList> {
+    requireObject(table, "KV_LIST_INVALID", "the table of a list");
+    const { memoryType, rows } = table;
     if (memoryType !== "DRAM" && memoryType !== "VRAM" && memoryType !== "FILE") {
-      throw new KvError(
-        "KV_LIST_INVALID",
-        `memoryType is ${JSON.stringify(memoryType)}, not DRAM, VRAM or FILE`,
-      );
+      throw new KvError("KV_LIST_INVALID", `memoryType is ${shown(memoryType)}, not DRAM, VRAM or FILE`);
     }
     const { ticket, value } = await make((agent, id) => agent.prepare(id, remote, memoryType, rows));
     const list: PreparedList = Object.freeze({
@@ -184,6 +181,9 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
       return (await make((agent, id) => agent.localMetadata(id))).value as Uint8Array;
     },
     async addRemote(given) {
+      if (!(given instanceof Uint8Array)) {
+        throw new KvError("KV_AGENT_METADATA_INVALID", `metadata is ${shown(given)}, not a Uint8Array`);
+      }
       // What was checked is what is loaded, whatever becomes of the caller's buffer meanwhile.
       const metadata = options.checkMetadata === undefined ? given : new Uint8Array(given);
       await options.checkMetadata?.(metadata);
@@ -194,6 +194,11 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
     },
     prepareLocal: (table) => prepare(undefined, table),
     async prepareRemote(remote, table) {
+      if (typeof remote !== "string") {
+        throw new KvError("KV_AGENT_UNKNOWN_REMOTE", `the peer's name is ${shown(remote)}, not a string`, {
+          hint: "a list of this agent's own memory is prepareLocal's",
+        });
+      }
       return await prepare(remote, table);
     },
     transfer(request) {
@@ -213,7 +218,15 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
         transfersFailed: counters.transfersFailed + stillborn,
       };
     },
-    close({ timeoutMs = CLOSE_TIMEOUT_MS } = {}) {
+    async close(given = {}) {
+      requireObject(given, "KV_AGENT_INVALID", "the options of close");
+      const { timeoutMs = CLOSE_TIMEOUT_MS } = given;
+      if (!(typeof timeoutMs === "number" && timeoutMs >= 0 && timeoutMs < 2 ** 31)) {
+        throw new KvError(
+          "KV_AGENT_INVALID",
+          `timeoutMs is ${shown(timeoutMs)}, not a number from 0 to 2^31`,
+        );
+      }
       closing ??= calls
         .call<void>((ticket) => thread.close(ticket, timeoutMs))
         .finally(() => {
@@ -223,7 +236,7 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
           thread.detach();
           onClose();
         });
-      return closing;
+      await closing;
     },
   };
 }

@@ -1,5 +1,6 @@
 import { type BackendSpec, KvError, type Log } from "@kv/interface";
 import { backendFacts, DEFAULT_BACKEND } from "./backends.js";
+import { requireObject, shown } from "./given.js";
 
 /** Read in this order when no backend is asked for explicitly. */
 const CHOOSING = ["NIXL_BACKEND", "VLLM_NIXL_BACKEND"] as const;
@@ -34,7 +35,8 @@ export function chooseBackends(choice: BackendChoice): BackendSpec[] {
 export function resolveBackends(choice: BackendChoice): { backends: BackendSpec[]; source: string } {
   const { explicit, asker = "the option backends", environment, log } = choice;
   const given = (name: string) => environment[name]?.trim() || undefined;
-  const wanted = explicit === undefined || explicit.length === 0 ? undefined : explicit.map(specOf);
+  const asked = explicit === undefined ? [] : specsOf(explicit, asker);
+  const wanted = asked.length === 0 ? undefined : asked;
   const variable = CHOOSING.find((name) => given(name) !== undefined);
   const source = wanted !== undefined ? asker : (variable ?? DEFAULT_SOURCE);
   const chosen =
@@ -67,9 +69,13 @@ export function resolveBackends(choice: BackendChoice): { backends: BackendSpec[
   return { backends: chosen, source };
 }
 
-/** Backends that an agent asks for itself. Errors: `KV_BACKEND_UNAVAILABLE` for none, and for what is no name. */
+/**
+ * Backends that an agent asks for itself. Errors: `KV_BACKEND_UNAVAILABLE` for none, and for what is no name; `KV_AGENT_INVALID` for parameters that
+ * are not strings.
+ */
 export function checkBackends(backends: readonly BackendSpec[]): BackendSpec[] {
-  if (backends.length === 0) {
+  const specs = specsOf(backends, "the agent's backends");
+  if (specs.length === 0) {
     throw new KvError(
       "KV_BACKEND_UNAVAILABLE",
       "an agent needs a backend, and the list of backends is empty",
@@ -78,19 +84,43 @@ export function checkBackends(backends: readonly BackendSpec[]): BackendSpec[] {
       },
     );
   }
-  return backends.map(specOf);
+  return specs;
+}
+
+function specsOf(entries: readonly (BackendSpec | string)[], asker: string): BackendSpec[] {
+  if (Array.isArray(entries)) return entries.map(specOf);
+  throw new KvError("KV_BACKEND_UNAVAILABLE", `${asker}: ${shown(entries)} is not a list of backends`, {
+    hint: 'such as ["UCX"]',
+  });
 }
 
 function specOf(entry: BackendSpec | string): BackendSpec {
   const spec = typeof entry === "string" ? { name: entry } : entry;
-  if (!/^[A-Za-z0-9_]{1,64}$/.test(spec.name)) {
-    throw new KvError(
-      "KV_BACKEND_UNAVAILABLE",
-      `${JSON.stringify(spec.name)} is not the name of a NIXL backend`,
-      {
-        hint: "such as UCX or LIBFABRIC",
-      },
-    );
+  requireObject(spec, "KV_BACKEND_UNAVAILABLE", "a backend");
+  if (typeof spec.name !== "string" || !/^[A-Za-z0-9_]{1,64}$/.test(spec.name)) {
+    throw new KvError("KV_BACKEND_UNAVAILABLE", `${shown(spec.name)} is not the name of a NIXL backend`, {
+      hint: "such as UCX or LIBFABRIC",
+    });
   }
+  checkParameters(spec);
   return spec;
+}
+
+/** The value of a parameter may be a secret: what it is says enough. */
+function checkParameters({ name, parameters }: BackendSpec): void {
+  if (parameters === undefined) return;
+  const refused = (what: string) =>
+    new KvError("KV_AGENT_INVALID", `${what} of backend ${name}`, {
+      hint: 'parameters are names and strings, such as { num_workers: "2" }',
+    });
+  if (typeof parameters !== "object" || parameters === null || Array.isArray(parameters)) {
+    throw refused(`${shown(parameters)} instead of the parameters`);
+  }
+  for (const [key, value] of Object.entries(parameters)) {
+    if (key === "") throw refused("a parameter without a name");
+    if (typeof value !== "string") {
+      throw refused(`${value === null ? "null" : typeof value} instead of a string for the parameter ${key}`);
+    }
+    if (`${key}${value}`.includes("\0")) throw refused(`a NUL in the parameter ${shown(key)}`);
+  }
 }

@@ -18,7 +18,7 @@ export interface BackendFacts {
   readonly ignores: readonly string[];
 }
 
-/** Storage without a peer, whose objects are not reached from here; seen of NIXL 1.5.0. */
+/** It has no peer that could die, be watched or be told of anything. */
 const STORAGE: BackendFacts = {
   reportsPeerDeath: true,
   watchPeers: false,
@@ -51,8 +51,12 @@ const BACKENDS: Readonly<Record<string, BackendFacts>> = {
     ignores: ["UCX_TLS", "UCX_NET_DEVICES"],
   },
   POSIX: { ...STORAGE, files: true },
+  GDS: { ...STORAGE, files: true, devices: true },
+  GDS_MT: { ...STORAGE, files: true, devices: true },
+  GUSLI: STORAGE,
   OBJ: STORAGE,
   AZURE_BLOB: STORAGE,
+  INFINIA: STORAGE,
 };
 
 const UNKNOWN: BackendFacts = {

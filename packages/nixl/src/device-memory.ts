@@ -1,5 +1,6 @@
 import { KvError, type Memory } from "@kv/interface";
 import { foreignMemory } from "./foreign-memory.js";
+import { requireObject, shown } from "./given.js";
 
 export interface DeviceMemoryOptions {
   /** Where it begins: a pointer of the device's runtime that is good in this process. Below 2^53. */
@@ -21,20 +22,21 @@ export interface DeviceMemoryOptions {
  * It has no `bytes`, and `gather` and `scatter` are `KV_TRANSPORT_UNSUPPORTED`. Errors: `KV_MEMORY_INVALID`.
  */
 export function deviceMemory(options: DeviceMemoryOptions): Memory {
+  requireObject(options, "KV_MEMORY_INVALID", "what is known of device memory");
   const { lengthBytes, deviceId, check = "cuda" } = options;
   const address = exact("address", options.address);
   if (address === 0) throw invalid("address is 0, a null pointer");
   if (!Number.isSafeInteger(lengthBytes) || lengthBytes <= 0) {
-    throw invalid(`lengthBytes is ${lengthBytes}, not a positive integer`);
+    throw invalid(`lengthBytes is ${shown(lengthBytes)}, not a positive integer`);
   }
   if (!Number.isSafeInteger(address + lengthBytes)) {
     throw invalid(`${lengthBytes} bytes at address ${address} end beyond 2^53`);
   }
   if (!Number.isSafeInteger(deviceId) || deviceId < 0) {
-    throw invalid(`deviceId is ${deviceId}, not an integer from 0 on`);
+    throw invalid(`deviceId is ${shown(deviceId)}, not an integer from 0 on`);
   }
   if (check !== "cuda" && check !== "none") {
-    throw invalid(`check is ${JSON.stringify(check)}, not "cuda" or "none"`);
+    throw invalid(`check is ${shown(check)}, not "cuda" or "none"`);
   }
   return foreignMemory({
     memoryType: "VRAM",
@@ -49,7 +51,7 @@ export function deviceMemory(options: DeviceMemoryOptions): Memory {
 function exact(name: string, value: bigint | number): number {
   const number = typeof value === "bigint" ? Number(value) : value;
   if (!Number.isSafeInteger(number) || number < 0) {
-    throw invalid(`${name} is ${String(value)}, not an integer from 0 to 2^53 - 1`);
+    throw invalid(`${name} is ${shown(value)}, not an integer from 0 to 2^53 - 1`);
   }
   return number;
 }

@@ -1,6 +1,7 @@
 import { open } from "node:fs/promises";
 import { KvError, type Memory } from "@kv/interface";
 import { foreignMemory } from "./foreign-memory.js";
+import { requireObject, shown } from "./given.js";
 
 export interface FileMemoryOptions {
   /** Bytes of the file that transfers may touch, from its beginning. A shorter file is made as long. */
@@ -12,9 +13,14 @@ export interface FileMemoryOptions {
  * move by `transfer`: its list is `prepareRemote(agent.name, { memoryType: "FILE", rows })`, with places in the file as addresses and
  * `deviceId` as the device. It has no `bytes`, and `gather` and `scatter` are `KV_TRANSPORT_UNSUPPORTED`. Errors: `KV_MEMORY_INVALID`.
  */
-export async function openFileMemory(path: string, { lengthBytes }: FileMemoryOptions): Promise<Memory> {
+export async function openFileMemory(path: string, options: FileMemoryOptions): Promise<Memory> {
+  if (typeof path !== "string") {
+    throw new KvError("KV_MEMORY_INVALID", `the path of a file is ${shown(path)}, not a string`);
+  }
+  requireObject(options, "KV_MEMORY_INVALID", "what is known of a file");
+  const { lengthBytes } = options;
   if (!Number.isSafeInteger(lengthBytes) || lengthBytes <= 0) {
-    throw new KvError("KV_MEMORY_INVALID", `lengthBytes is ${lengthBytes}, not a positive integer`);
+    throw new KvError("KV_MEMORY_INVALID", `lengthBytes is ${shown(lengthBytes)}, not a positive integer`);
   }
   const failed = (what: string) => (cause: unknown) => {
     throw new KvError("KV_MEMORY_INVALID", `${path} could not be ${what}: ${String(cause)}`, { cause });

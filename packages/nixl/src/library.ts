@@ -5,6 +5,7 @@ import { homedir } from "node:os";
 import { join } from "node:path";
 import { promisify } from "node:util";
 import { KvError, type Log } from "@kv/interface";
+import { requireObject } from "./given.js";
 
 export const LIBRARY_FILE = "libnixl_capi.so";
 /** Folders in which the wheels keep the library, beside a package or in site-packages. */
@@ -57,6 +58,7 @@ export async function findLibrary(options: FindLibraryOptions = {}): Promise<str
  * is an error, not passed over. Errors: `KV_LIBRARY_NOT_FOUND` with every place tried and why it failed.
  */
 export async function locateLibrary(options: FindLibraryOptions = {}): Promise<LocatedLibrary> {
+  requireObject(options, "KV_LIBRARY_NOT_FOUND", "where to look for NIXL");
   const environment = options.environment ?? process.env;
   const attempts: string[] = [];
   const found = async (

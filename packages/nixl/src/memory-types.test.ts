@@ -13,5 +13,6 @@ test("memory of devices is there where a backend reaches it and there is a GPU",
   expect(types(["LIBFABRIC"], ["nvidia0", "nvidia1"])).toEqual(["DRAM", "VRAM"]);
   expect(types(["POSIX"], ["nvidia0"])).toEqual(["DRAM", "FILE"]);
   expect(types(["POSIX", "UCX"], ["nvidia0"])).toEqual(["DRAM", "VRAM", "FILE"]);
+  expect(types(["GDS"], ["nvidia0"])).toEqual(["DRAM", "VRAM", "FILE"]);
   expect(types(["OF_NO_ROW"], ["nvidia0"])).toEqual(["DRAM"]);
 });

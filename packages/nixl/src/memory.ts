@@ -39,7 +39,7 @@ export function allocateMemory(addon: NativeAddon, lengthBytes: number): Memory 
     gather: (runs) => promised(() => native.gather(runs)),
     scatter: (runs, source) =>
       promised(() => {
-        if ((source as { resizable?: boolean }).resizable === true) {
+        if ((source as { resizable?: boolean } | undefined)?.resizable === true) {
           throw new KvError("KV_MEMORY_INVALID", "the source of scatter is a resizable ArrayBuffer");
         }
         return native.scatter(runs, source);

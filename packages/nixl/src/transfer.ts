@@ -7,6 +7,7 @@ import {
   type TransferResult,
 } from "@kv/interface";
 import { callNative } from "./errors.js";
+import { requireObject, shown } from "./given.js";
 import type { NativeAgent, NativeOutcome } from "./native.js";
 import type { Tickets } from "./tickets.js";
 
@@ -42,6 +43,7 @@ export function transfers({ native, tickets, clock, listTicket }: TransfersOptio
     },
     start(request) {
       const [seconds, nanoseconds] = process.hrtime();
+      requireObject(request, "KV_TRANSFER_INVALID", "a transfer");
       const {
         operation,
         local,
@@ -55,24 +57,31 @@ export function transfers({ native, tickets, clock, listTicket }: TransfersOptio
         timeoutMs,
       } = request;
       if (operation !== "READ" && operation !== "WRITE") {
+        throw new KvError("KV_TRANSFER_INVALID", `operation is ${shown(operation)}, not READ or WRITE`);
+      }
+      if (
+        timeoutMs !== undefined &&
+        !(typeof timeoutMs === "number" && timeoutMs > 0 && timeoutMs < 2 ** 31)
+      ) {
         throw new KvError(
           "KV_TRANSFER_INVALID",
-          `operation is ${JSON.stringify(operation)}, not READ or WRITE`,
+          `timeoutMs is ${shown(timeoutMs)}, not a number between 0 and 2^31`,
         );
       }
-      if (timeoutMs !== undefined && !(timeoutMs > 0 && timeoutMs < 2 ** 31)) {
-        throw new KvError("KV_TRANSFER_INVALID", `timeoutMs is ${timeoutMs}, not between 0 and 2^31`);
+      // Before anything is posted: a transfer that nobody can be told of would never be released.
+      if (signal !== undefined && !isSignal(signal)) {
+        throw new KvError("KV_TRANSFER_INVALID", `signal is ${shown(signal)}, not an AbortSignal`);
       }
       if (notification !== undefined && !(notification instanceof Uint8Array)) {
         throw new KvError("KV_TRANSFER_INVALID", "the notification is not a Uint8Array");
       }
+      const [localTicket, remoteTicket] = [listTicket(local), listTicket(remote)];
       if (notification !== undefined && remote.memoryType === "FILE") {
         throw new KvError(
           "KV_TRANSFER_INVALID",
           "a transfer with a file has no peer to notify, and this one has a notification",
         );
       }
-      const [localTicket, remoteTicket] = [listTicket(local), listTicket(remote)];
       if (signal?.aborted === true) {
         stillborn++;
         return {
@@ -162,6 +171,17 @@ export function transfers({ native, tickets, clock, listTicket }: TransfersOptio
 function resultOf(outcome: NativeOutcome): TransferResult {
   const [lengthBytes, descriptorCount, mergedCount, prepareMs, makeMs, postMs, transferMs] = outcome;
   return { lengthBytes, descriptorCount, mergedCount, prepareMs, makeMs, postMs, transferMs };
+}
+
+/** By what is used of it: an `AbortSignal` of another realm is no instance of this one's class. */
+function isSignal(value: unknown): value is AbortSignal {
+  if (typeof value !== "object" || value === null) return false;
+  const { aborted, addEventListener, removeEventListener } = value as Partial<AbortSignal>;
+  return (
+    typeof aborted === "boolean" &&
+    typeof addEventListener === "function" &&
+    typeof removeEventListener === "function"
+  );
 }
 
 function abortedError(operation: string, signal: AbortSignal | undefined): KvError {

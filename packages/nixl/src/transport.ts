@@ -12,14 +12,17 @@ import { loadAddon } from "./addon.js";
 import { createNixlAgent } from "./agent.js";
 import { checkBackends, chooseBackends, resolveBackends } from "./backend-choice.js";
 import { notifies, reportsPeerDeath } from "./backends.js";
+import { requireObject, shown } from "./given.js";
 import { findLibrary, warnOfUnusedVariables } from "./library.js";
 import { allocateMemory } from "./memory.js";
 import { memoryTypesOf } from "./memory-types.js";
 import { type MetadataChecker, metadataChecker } from "./metadata/checker.js";
+import { checkerProcess } from "./metadata/checker-process.js";
 import type { NativeAddon } from "./native.js";
 import { type Preload, preloadFor } from "./preload.js";
 import { warnOfUcxOnEfa } from "./ucx-on-efa.js";
 import { explainUnavailable } from "./unavailable.js";
+import { requireWhole } from "./whole-files.js";
 
 export interface NixlTransportOptions extends Partial<Ambient> {
   /** Path of `libnixl_capi.so`, before every other place where it is looked for. */
@@ -28,7 +31,8 @@ export interface NixlTransportOptions extends Partial<Ambient> {
   backends?: readonly (BackendSpec | string)[];
   /**
    * Has another process load a peer's metadata before this one does, once for the same bytes: NIXL dies of some that are damaged, and only
-   * metadata that came sealed or signed can be trusted not to be. Costs a process; it is started with the first agent. False by default.
+   * metadata that came sealed or signed can be trusted not to be. Costs a process for each choice of backends, started with its first agent.
+   * False by default.
    */
   checkMetadata?: boolean;
   /** Variables for NIXL, UCX and libfabric, set in the process's environment before NIXL loads, such as `UCX_TLS`. */
@@ -37,9 +41,10 @@ export interface NixlTransportOptions extends Partial<Ambient> {
 
 /**
  * NIXL as a `Transport`. Nothing is loaded until the first agent or allocation. Errors then: `KV_ADDON_NOT_FOUND`,
- * `KV_LIBRARY_NOT_FOUND`, `KV_LIBRARY_INCOMPATIBLE`, `KV_BACKEND_UNAVAILABLE`.
+ * `KV_LIBRARY_NOT_FOUND`, `KV_LIBRARY_INCOMPATIBLE`, `KV_BACKEND_UNAVAILABLE`. At once: `KV_CONFIG_INVALID`, and what `backends` may be refused with.
  */
 export function nixlTransport(options: NixlTransportOptions = {}): Transport {
+  checkOptions(options);
   const around = ambient(options);
   const { clock, random, log, metrics } = around;
   // Warnings wait for an agent, which may ask for backends of its own.
@@ -49,7 +54,8 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
   let addon: NativeAddon | undefined;
   let library: Promise<string> | undefined;
   let closed: Promise<void> | undefined;
-  let checker: MetadataChecker | undefined;
+  /** By the backends of the agents that they serve: one without the peer's backend would refuse it. */
+  const checkers = new Map<string, MetadataChecker>();
   const preloads = new Map<string, Promise<Preload>>();
 
   const capabilities: TransportCapabilities = Object.freeze({
@@ -112,15 +118,28 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
     return paths;
   }
 
+  function checkerFor(specs: readonly BackendSpec[], libraryPath: string): MetadataChecker {
+    const names = specs.map((spec) => spec.name);
+    const found = checkers.get(names.join(","));
+    if (found !== undefined) return found;
+    const environment = { ...process.env, ...options.env, KV_NIXL_LIBRARY: libraryPath };
+    const checker = metadataChecker({ clock, start: (onEnd) => checkerProcess(names, environment, onEnd) });
+    checkers.set(names.join(","), checker);
+    checker.warm().catch((error: unknown) => log.warn("nixl-checker-failed", { error: String(error) }));
+    return checker;
+  }
+
   return {
     name: "nixl",
     capabilities,
-    async createAgent({ name = random.uuid(), backends: asked } = {}) {
+    async createAgent(given = {}) {
       const native = open();
-      if (!/^[\x20-\x7e]{1,255}$/.test(name)) {
+      requireObject(given, "KV_AGENT_INVALID", "the options of an agent");
+      const { name = random.uuid(), backends: asked } = given;
+      if (typeof name !== "string" || !/^[\x20-\x7e]{1,255}$/.test(name)) {
         throw new KvError(
           "KV_AGENT_INVALID",
-          `agent name ${JSON.stringify(name)} is not 1 to 255 printable ASCII characters`,
+          `agent name ${shown(name)} is not 1 to 255 printable ASCII characters`,
         );
       }
       const { backends: wanted, source } = choose(asked);
@@ -129,16 +148,10 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
         library = undefined;
         throw error;
       });
+      await requireWhole(libraryPath, wanted, { ...process.env, ...options.env });
       const preload = await prepareBackends(native, wanted, libraryPath);
       open();
-      if (options.checkMetadata === true && checker === undefined) {
-        checker = metadataChecker({
-          clock,
-          backends: wanted.map((spec) => spec.name),
-          environment: { ...process.env, ...options.env, KV_NIXL_LIBRARY: libraryPath },
-        });
-        checker.warm().catch((error: unknown) => log.warn("nixl-checker-failed", { error: String(error) }));
-      }
+      const checker = options.checkMetadata === true ? checkerFor(wanted, libraryPath) : undefined;
       const agent = await createNixlAgent({
         addon: native,
         libraryPath,
@@ -163,11 +176,13 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
       }
       return agent;
     },
-    allocate(lengthBytes, { memoryType = "DRAM", deviceId = 0 } = {}) {
+    allocate(lengthBytes, given = {}) {
+      requireObject(given, "KV_MEMORY_INVALID", "what memory is to be allocated");
+      const { memoryType = "DRAM", deviceId = 0 } = given;
       if (memoryType !== "DRAM" || deviceId !== 0) {
         throw new KvError(
           "KV_TRANSPORT_UNSUPPORTED",
-          `cannot allocate ${memoryType} on device ${deviceId}: DRAM on device 0 only`,
+          `cannot allocate ${shown(memoryType)} on device ${shown(deviceId)}: DRAM on device 0 only`,
           memoryType === "VRAM"
             ? {
                 hint: "allocate it with the device's own runtime, and register deviceMemory({ address, lengthBytes, deviceId })",
@@ -178,12 +193,29 @@ export function nixlTransport(options: NixlTransportOptions = {}): Transport {
       return allocateMemory(open(), lengthBytes);
     },
     close() {
-      closed ??= Promise.all([...agents].map((agent) => agent.close()).concat(checker?.close() ?? [])).then(
-        () => {},
-      );
+      closed ??= Promise.all([...agents, ...checkers.values()].map((each) => each.close())).then(() => {});
       return closed;
     },
   };
+}
+
+function checkOptions(options: NixlTransportOptions): void {
+  requireObject(options, "KV_CONFIG_INVALID", "the options of nixlTransport");
+  const { library, checkMetadata, env = {} } = options;
+  const refuse = (name: string, value: unknown, wanted: string) => {
+    throw new KvError("KV_CONFIG_INVALID", `${name} is ${shown(value)}, not ${wanted}`);
+  };
+  if (library !== undefined && (typeof library !== "string" || library === "")) {
+    refuse("the option library", library, "a path");
+  }
+  if (checkMetadata !== undefined && typeof checkMetadata !== "boolean") {
+    refuse("the option checkMetadata", checkMetadata, "true or false");
+  }
+  requireObject(env, "KV_CONFIG_INVALID", "the option env");
+  for (const [name, value] of Object.entries(env)) {
+    if (!/^[^=\0]+$/.test(name)) refuse("a name in the option env", name, "that of a variable");
+    if (typeof value !== "string" || value.includes("\0")) refuse(`${name} of the option env`, value, "text");
+  }
 }
 
 /** Variables that reach NIXL and what it loads, for the log. */

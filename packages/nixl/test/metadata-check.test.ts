@@ -1,6 +1,7 @@
 import { type Agent, KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { libfabricMissing } from "./libfabric-here.js";
 import { mutations } from "./mutations.js";
 import { type Owner, startOwner } from "./owner-process.js";
 import { nixlMissing } from "./require-nixl.js";
@@ -40,6 +41,19 @@ describe.skipIf(nixlMissing)(`metadata tried in another process (${nixlMissing ?
     const end = await runChild("checking.ts", []);
     expect(end, end.stderr).toMatchObject({ code: 0, stdout: "added" });
   });
+
+  test.skipIf(libfabricMissing)(
+    `agents of one transport with unlike backends take each their peers (${libfabricMissing ?? "LIBFABRIC found"})`,
+    async () => {
+      const backends = [{ name: "LIBFABRIC" }];
+      const [other, peer] = [
+        await transport.createAgent({ backends }),
+        await transport.createAgent({ backends }),
+      ];
+      expect(await other.addRemote(await peer.localMetadata())).toBe(peer.name);
+      expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
+    },
+  );
 
   test("whatever is damaged, the answer is a name or an error", { timeout: 14_400_000 }, async () => {
     const count = Number(process.env.KV_CHECKED_MUTATIONS ?? 150);

@@ -1,5 +1,6 @@
 import { createHash, createHmac, timingSafeEqual } from "node:crypto";
 import { KvError } from "@kv/interface";
+import { requireObject, shown } from "../given.js";
 
 /** "KVMD", version 1. */
 const MAGIC = Uint8Array.of(0x4b, 0x56, 0x4d, 0x44, 1);
@@ -21,7 +22,8 @@ export interface FrameOptions {
  * Agent metadata for a channel of one's own: mark, kind, length (4 bytes, big endian), SHA-256 or, with a key, HMAC-SHA-256 of mark, kind,
  * length and bytes; then the bytes. `unframeMetadata` undoes it. A vLLM peer wants the bytes as they are. Errors: `KV_AGENT_METADATA_INVALID`.
  */
-export function frameMetadata(metadata: Uint8Array, { key }: FrameOptions = {}): Uint8Array {
+export function frameMetadata(metadata: Uint8Array, options: FrameOptions = {}): Uint8Array {
+  const key = checked(metadata, options);
   if (metadata.byteLength === 0 || metadata.byteLength > MAX_BYTES) {
     throw refused(`${metadata.byteLength} bytes of metadata, not 1 to ${MAX_BYTES}`);
   }
@@ -38,7 +40,8 @@ export function frameMetadata(metadata: Uint8Array, { key }: FrameOptions = {}):
  * The metadata of a frame, whole and unchanged, and from a holder of the key where there is one. Takes well below a millisecond.
  * Errors: `KV_AGENT_METADATA_INVALID` with what was expected and what came.
  */
-export function unframeMetadata(frame: Uint8Array, { key }: FrameOptions = {}): Uint8Array {
+export function unframeMetadata(frame: Uint8Array, options: FrameOptions = {}): Uint8Array {
+  const key = checked(frame, options);
   if (frame.byteLength <= HEADER_BYTES || MAGIC.some((byte, index) => frame[index] !== byte)) {
     throw refused(`${frame.byteLength} bytes are no frame of agent metadata, version 1`);
   }
@@ -58,6 +61,15 @@ export function unframeMetadata(frame: Uint8Array, { key }: FrameOptions = {}): 
     throw refused(`the frame of ${length} bytes was changed on its way: ${why}`);
   }
   return new Uint8Array(frame.subarray(HEADER_BYTES));
+}
+
+/** The key, where what was given is of the right kind. */
+function checked(bytes: Uint8Array, options: FrameOptions): Uint8Array | undefined {
+  if (!(bytes instanceof Uint8Array)) throw refused(`metadata is ${shown(bytes)}, not a Uint8Array`);
+  requireObject(options, "KV_AGENT_METADATA_INVALID", "the option with a key");
+  const { key } = options;
+  if (key === undefined || key instanceof Uint8Array) return key;
+  throw refused(`the key is a ${typeof key}, not a Uint8Array`);
 }
 
 function digest(frame: Uint8Array, key: Uint8Array | undefined): Buffer {

@@ -1,0 +1,59 @@
+import { KvError, systemClock } from "@kv/interface";
+import { describe, expect, test } from "vitest";
+import { metadataChecker } from "./checker.js";
+import type { CheckerProcess } from "./checker-process.js";
+
+/** Processes that refuse metadata beginning with 0, and die of it where it begins with 1. */
+function counted() {
+  const asked: number[][] = [];
+  let started = 0;
+  const start = (onEnd: () => void): CheckerProcess => {
+    started++;
+    return {
+      ready: Promise.resolve(),
+      hold: () => () => {},
+      async ask(metadata) {
+        asked.push([...metadata]);
+        if (metadata[0] === 0) return { error: { code: "KV_AGENT_METADATA_INVALID", message: "refused" } };
+        if (metadata[0] !== 1) return {};
+        onEnd();
+        throw new KvError("KV_AGENT_METADATA_INVALID", "died");
+      },
+      kill() {},
+      async close() {},
+    };
+  };
+  const checker = metadataChecker({ clock: systemClock(), start });
+  return { asked, started: () => started, checker };
+}
+
+describe("metadata tried elsewhere", () => {
+  test("the same bytes are asked about once, also at the same time and from another buffer", async () => {
+    const { asked, started, checker } = counted();
+    const bytes = Buffer.of(7, 8);
+    await Promise.all([checker.check(bytes), checker.check(Uint8Array.of(7, 8))]);
+    await checker.check(Uint8Array.of(7, 8));
+    bytes[0] = 9;
+    await checker.check(bytes);
+    expect(asked).toEqual([
+      [7, 8],
+      [9, 8],
+    ]);
+    expect(started()).toBe(1);
+  });
+
+  test("what was refused is asked about again, and another process takes the place of one that died", async () => {
+    const { asked, started, checker } = counted();
+    for (const first of [0, 0, 1, 1]) {
+      await expect(checker.check(Uint8Array.of(first))).rejects.toMatchObject({
+        code: "KV_AGENT_METADATA_INVALID",
+      });
+    }
+    await checker.check(Uint8Array.of(2));
+    expect(asked).toEqual([[0], [0], [1], [1], [2]]);
+    expect(started()).toBe(3);
+    await checker.close();
+    await checker.check(Uint8Array.of(2));
+    await expect(checker.check(Uint8Array.of(3))).rejects.toMatchObject({ code: "KV_TRANSPORT_CLOSED" });
+  });
+});
