@@ -62,9 +62,11 @@ async function suites(args) {
 }
 
 const only = process.argv.slice(2);
+const inCi = process.env.CI === "true";
 await check("set-up", async () => {
   const { nixl } = await setup();
-  if (!nixl.ready && process.env.CI === "true") throw new Error(`CI needs NIXL: ${nixl.why}`);
+  if (!nixl.ready && inCi) throw new Error(`CI needs NIXL: ${nixl.why}`);
+  if (nixl.noLibfabric && inCi) throw new Error(`CI needs both backends: ${nixl.noLibfabric}`);
 });
 if (only.length === 0) {
   await check("lint (biome)", () => run(bin("biome"), ["check", "--error-on-warnings", "."]));
