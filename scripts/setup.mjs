@@ -86,7 +86,7 @@ const firstLine = (error) => String(error?.message ?? error).split("\n")[0];
 
 /**
  * All of it, or of native code only the addon or nothing (`native`); what the LIBFABRIC backend takes too when `withLibfabric`. Answers
- * `{ nixl: { ready, why? } }`; throws only for what nothing can be done without.
+ * `{ nixl: { ready, why?, noLibfabric? } }`, with the reasons for what is not to be had; throws only for what nothing can be done without.
  */
 export async function setup({ withLibfabric = process.env.CI === "true", native = "nixl" } = {}) {
   const [major] = process.versions.node.split(".").map(Number);
@@ -136,8 +136,7 @@ async function nixl(withLibfabric, native) {
       say("fetch NIXL …");
       await installNixl({ onProgress: say });
     }
-    if (withLibfabric) await libfabric(installNixl);
-    return { ready: true };
+    return { ready: true, noLibfabric: withLibfabric ? await libfabric(installNixl) : undefined };
   } catch (error) {
     const why = `NIXL is not to be had (${firstLine(error)})`;
     say(`${why}; remedy: ${error?.hint ?? "npx --no-install kv-nixl install"}`);
@@ -145,14 +144,18 @@ async function nixl(withLibfabric, native) {
   }
 }
 
-/** What NIXL's LIBFABRIC plugin needs: 135 MB through pip. Without it the tests over LIBFABRIC are skipped, and say so. */
+/**
+ * What NIXL's LIBFABRIC plugin needs: 135 MB through pip. Answers why it is not to be had: the tests over LIBFABRIC are skipped then,
+ * and say so; with CI=true they fail.
+ */
 async function libfabric(installNixl) {
   try {
     await installNixl({ with: ["libfabric"], onProgress: say });
+    return undefined;
   } catch (error) {
-    say(
-      `LIBFABRIC is not to be had (${firstLine(error)}); remedy: ${error?.hint ?? "kv-nixl install --with libfabric"}`,
-    );
+    const why = `LIBFABRIC is not to be had (${firstLine(error)})`;
+    say(`${why}; remedy: ${error?.hint ?? "kv-nixl install --with libfabric"}`);
+    return why;
   }
 }
 

@@ -62,9 +62,11 @@ async function suites(args) {
 }
 
 const only = process.argv.slice(2);
+const inCi = process.env.CI === "true";
 await check("set-up", async () => {
   const { nixl } = await setup();
-  if (!nixl.ready && process.env.CI === "true") throw new Error(`CI needs NIXL: ${nixl.why}`);
+  if (!nixl.ready && inCi) throw new Error(`CI needs NIXL: ${nixl.why}`);
+  if (nixl.noLibfabric && inCi) throw new Error(`CI needs both backends: ${nixl.noLibfabric}`);
 });
 if (only.length === 0) {
   await check("lint (biome)", () => run(bin("biome"), ["check", "--error-on-warnings", "."]));
@@ -88,6 +90,10 @@ if (only.length === 0) {
     for (let next = packed.shift(); next !== undefined; next = packed.shift()) await next();
   };
   await Promise.all([worker(), worker()]);
+  const sanitized = "the addon with ASan and UBSan";
+  const script = join(root, "scripts/test-sanitize.mjs");
+  if (inCi) await check(sanitized, () => run(process.execPath, [script, "--short"], { show: true }));
+  else console.log(`SKIPPED  ${sanitized}: npm run test:sanitize`);
 }
 await suites(only);
 console.log(`${passed} passed, ${failed} failed`);

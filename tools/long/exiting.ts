@@ -1,4 +1,5 @@
 // A process, or a worker thread in one, that uses NIXL until the place that it is told, writes 1 MiB to its stdout, and ends.
+// `run-exits.ts` makes one file of JavaScript of it.
 import { isMainThread, parentPort, Worker, workerData } from "node:worker_threads";
 import { nixlTransport } from "@kv/nixl";
 import { type Exit, OUTPUT_BYTES } from "./exit.js";
@@ -6,21 +7,12 @@ import { liveUntil } from "./life.js";
 
 const exit = (isMainThread ? JSON.parse(process.argv[2] ?? "{}") : workerData.exit) as Exit;
 
-/** This file in a worker thread. A worker does not inherit the loader of TypeScript, so it registers it itself. */
-function startWorker(): Worker {
-  const start = `
-    require("tsx/esm/api").register();
-    import(require("node:worker_threads").workerData.file);
-  `;
-  return new Worker(start, { eval: true, workerData: { exit, file: import.meta.url } });
-}
-
 async function reached(): Promise<Worker | undefined> {
   if (exit.thread === "main") {
     await liveUntil(nixlTransport(), exit.place);
     return undefined;
   }
-  const worker = startWorker();
+  const worker = new Worker(new URL(import.meta.url), { workerData: { exit } });
   await new Promise((resolve, reject) => worker.once("message", resolve).once("error", reject));
   return worker;
 }

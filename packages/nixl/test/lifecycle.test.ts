@@ -1,4 +1,5 @@
 import { describe, expect, test } from "vitest";
+import { BOTH_BACKENDS } from "./both-backends.js";
 import { nixlMissing } from "./require-nixl.js";
 import { runChild } from "./run-child.js";
 
@@ -22,24 +23,32 @@ const CODES: Readonly<Record<string, number>> = {
   "several-workers": 0,
 };
 
-describe.skipIf(nixlMissing)(`a process that used NIXL ends as it should (${nixlMissing ?? "found"})`, () => {
-  test.each(Object.entries(CODES))("%s: exit code %i", async (ending, code) => {
-    const end = await runChild("lifecycle.ts", [ending]);
-    expect({ code: end.code, signal: end.signal, stderr: code === 0 ? end.stderr : "" }).toMatchObject({
-      code,
-      signal: null,
-    });
-    if (ending === "much-output") expect(end.stdout.length).toBe(1 << 20);
-    if (ending === "waiting-reader") expect(end.stdout).toBe("the reader ended");
-  });
-
-  // The module for InfiniBand is what crashes at exit, where the system has libibverbs too.
-  test.each(["closed", "exit-7", "worker-terminated", "much-output"])(
-    "%s, with UCX's InfiniBand module",
-    async (ending) => {
-      const end = await runChild("lifecycle.ts", [ending], { env: { UCX_MODULES: "^cuda" } });
-      expect([end.code, end.signal]).toEqual([CODES[ending], null]);
-      if (ending === "much-output") expect(end.stdout.length).toBe(1 << 20);
+for (const { backend, missing } of BOTH_BACKENDS) {
+  describe.skipIf(missing)(
+    `a process that used NIXL over ${backend} ends as it should (${missing ?? "found"})`,
+    () => {
+      test.each(Object.entries(CODES))("%s: exit code %i", async (ending, code) => {
+        const end = await runChild("lifecycle.ts", [ending], { env: { NIXL_BACKEND: backend } });
+        expect({ code: end.code, signal: end.signal, stderr: code === 0 ? end.stderr : "" }).toMatchObject({
+          code,
+          signal: null,
+        });
+        if (ending === "much-output") expect(end.stdout.length).toBe(1 << 20);
+        if (ending === "waiting-reader") expect(end.stdout).toBe("the reader ended");
+      });
     },
   );
-});
+}
+
+// The module for InfiniBand is what crashes at exit, where the system has libibverbs too.
+describe.skipIf(nixlMissing)(
+  `a process with UCX's InfiniBand module ends as it should (${nixlMissing ?? "found"})`,
+  () => {
+    test.each(["closed", "exit-7", "worker-terminated", "much-output"])("%s", async (ending) => {
+      const env = { NIXL_BACKEND: "UCX", UCX_MODULES: "^cuda" };
+      const end = await runChild("lifecycle.ts", [ending], { env });
+      expect([end.code, end.signal]).toEqual([CODES[ending], null]);
+      if (ending === "much-output") expect(end.stdout.length).toBe(1 << 20);
+    });
+  },
+);

@@ -1,19 +1,42 @@
+import { once } from "node:events";
+import { type AddressInfo, createServer } from "node:net";
 import { type Agent, KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { BOTH_BACKENDS } from "./both-backends.js";
 import { libfabricMissing } from "./libfabric-here.js";
 import { mutations } from "./mutations.js";
 import { type Owner, startOwner } from "./owner-process.js";
-import { nixlMissing } from "./require-nixl.js";
 import { runChild } from "./run-child.js";
 
-describe.skipIf(nixlMissing)(`metadata tried in another process (${nixlMissing ?? "found"})`, () => {
-  const transport = nixlTransport({ checkMetadata: true });
+/** Changes sound metadata to what NIXL 1.5.0 dies of, or never comes back from. `port`: of somebody on this host who says nothing. */
+const DEADLY = {
+  // Of what UCX alone can read.
+  UCX(bytes: Buffer) {
+    const at = bytes.indexOf("UCX|c") + "UCX|c".length + 8;
+    bytes[at] = (bytes[at] ?? 0) ^ 0xff;
+  },
+  // The endpoint, a sockaddr_in.
+  LIBFABRIC(bytes: Buffer, port: number) {
+    const endpoint = bytes.indexOf("dest_data_ep_0") + "dest_data_ep_0".length + 8;
+    bytes.writeUInt16BE(port, endpoint + 2);
+    bytes.set([127, 0, 0, 1], endpoint + 4);
+  },
+} as const;
+
+for (const { backend, missing } of BOTH_BACKENDS) {
+  describe.skipIf(missing)(`metadata tried in another process over ${backend} (${missing ?? "found"})`, () =>
+    triedElsewhere(backend),
+  );
+}
+
+function triedElsewhere(backend: "UCX" | "LIBFABRIC"): void {
+  const transport = nixlTransport({ backends: [backend], checkMetadata: true });
   let owner: Owner;
   let agent: Agent;
 
   beforeAll(async () => {
-    owner = await startOwner(1 << 20);
+    owner = await startOwner(1 << 20, 1, { backends: [backend] });
     agent = await transport.createAgent();
   });
   afterAll(async () => {
@@ -27,25 +50,28 @@ describe.skipIf(nixlMissing)(`metadata tried in another process (${nixlMissing ?
     await agent.removeRemote(owner.name);
   });
 
-  test("bytes that end a process within NIXL end the other one; this one goes on", async () => {
-    const address = Buffer.from(owner.metadata).indexOf("UCX|c") + "UCX|c".length + 8;
-    const deadly = Uint8Array.from(owner.metadata, (byte, at) => (at === address ? byte ^ 0xff : byte));
+  test("bytes that NIXL dies of, or never comes back from, end the other process; this one goes on", async () => {
+    const silent = createServer().listen(0, "127.0.0.1");
+    await once(silent, "listening");
+    const deadly = Buffer.from(owner.metadata);
+    DEADLY[backend](deadly, (silent.address() as AddressInfo).port);
     await expect(agent.addRemote(deadly)).rejects.toMatchObject({
       code: "KV_AGENT_METADATA_INVALID",
       message: expect.stringMatching(/^loading the metadata ends a process with SIG/),
     });
     expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
+    silent.close();
   });
 
   test("a process that waits for a check alone waits for it", { timeout: 240_000 }, async () => {
-    const end = await runChild("checking.ts", []);
+    const end = await runChild("checking.ts", [], { env: { NIXL_BACKEND: backend } });
     expect(end, end.stderr).toMatchObject({ code: 0, stdout: "added" });
   });
 
   test.skipIf(libfabricMissing)(
     `agents of one transport with unlike backends take each their peers (${libfabricMissing ?? "LIBFABRIC found"})`,
     async () => {
-      const backends = [{ name: "LIBFABRIC" }];
+      const backends = [{ name: backend === "UCX" ? "LIBFABRIC" : "UCX" }];
       const [other, peer] = [
         await transport.createAgent({ backends }),
         await transport.createAgent({ backends }),
@@ -68,4 +94,4 @@ describe.skipIf(nixlMissing)(`metadata tried in another process (${nixlMissing ?
     }
     expect(refused).toBeGreaterThan(count / 2);
   });
-});
+}

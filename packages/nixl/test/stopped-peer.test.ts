@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { nixlMissing } from "./require-nixl.js";
+import { BOTH_BACKENDS } from "./both-backends.js";
 import { runChild } from "./run-child.js";
 
 const UNTIL_THEN = {
@@ -11,16 +11,20 @@ const UNTIL_THEN = {
   registrationWhileStopped: "KV_MEMORY_IN_USE",
 };
 
-describe.skipIf(nixlMissing)(`a peer that stops answering (${nixlMissing ?? "found"})`, () => {
-  test("transfers are given up at once, their memory only when the peer has gone on", async () => {
-    const { code, stdout, stderr } = await runChild("stopped-peer.ts", ["resume"]);
-    expect(code, stderr).toBe(0);
-    expect(JSON.parse(stdout)).toEqual({ ...UNTIL_THEN, notification: "marker", owner: 0 });
-  });
+for (const { backend, missing } of BOTH_BACKENDS) {
+  describe.skipIf(missing)(`a peer that stops answering, over ${backend} (${missing ?? "found"})`, () => {
+    const env = { NIXL_BACKEND: backend };
 
-  test("the agent closes when its patience is over, and everything is released", async () => {
-    const { code, stdout, stderr } = await runChild("stopped-peer.ts", ["close"]);
-    expect(code, stderr).toBe(0);
-    expect(JSON.parse(stdout)).toEqual({ ...UNTIL_THEN, inFlight: 0 });
+    test("transfers are given up at once, their memory only when the peer has gone on", async () => {
+      const { code, stdout, stderr } = await runChild("stopped-peer.ts", ["resume"], { env });
+      expect(code, stderr).toBe(0);
+      expect(JSON.parse(stdout)).toEqual({ ...UNTIL_THEN, notification: "marker", owner: 0 });
+    });
+
+    test("the agent closes when its patience is over, and everything is released", async () => {
+      const { code, stdout, stderr } = await runChild("stopped-peer.ts", ["close"], { env });
+      expect(code, stderr).toBe(0);
+      expect(JSON.parse(stdout)).toEqual({ ...UNTIL_THEN, inFlight: 0 });
+    });
   });
-});
+}

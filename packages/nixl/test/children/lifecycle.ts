@@ -2,7 +2,7 @@
 import { isMainThread, parentPort, Worker, workerData } from "node:worker_threads";
 import { nixlTransport } from "@kv/nixl";
 
-const transport = nixlTransport();
+const transport = nixlTransport({ backends: [process.env["NIXL_BACKEND"] ?? ""] });
 
 async function liveAgent() {
   const agent = await transport.createAgent();

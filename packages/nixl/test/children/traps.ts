@@ -12,7 +12,7 @@ import {
   unframeMetadata,
 } from "@kv/nixl";
 
-const transport = nixlTransport();
+const transport = nixlTransport({ backends: [process.env["NIXL_BACKEND"] ?? ""] });
 const LENGTH = 1 << 20;
 
 async function refused(act: () => unknown, ...codes: KvErrorCode[]): Promise<void> {
@@ -355,7 +355,7 @@ const TRAPS: Readonly<Record<string, () => Promise<void>>> = {
     await stranger.register(transport.allocate(4096));
     const metadata = await stranger.localMetadata();
     const text = Buffer.from(metadata).toString("latin1");
-    // What UCX reads by itself begins and ends here: only authentication can tell damage there.
+    // What the backend reads by itself begins and ends here: only authentication can tell damage there.
     const opaque = [text.indexOf("|c") + 10, text.indexOf("MemSection") - 9] as const;
     const key = text.indexOf("|n") + 46;
     for (let at = 0; at < metadata.length; at++) {

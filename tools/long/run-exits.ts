@@ -1,0 +1,77 @@
+import { spawn } from "node:child_process";
+import { mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { build } from "tsup";
+import { drawExit, type Exit, OUTPUT_BYTES } from "./exit.js";
+
+export interface ExitsOptions {
+  readonly seed: string;
+  /** Which exits of that seed. */
+  readonly numbers: readonly number[];
+  /** Processes at a time. */
+  readonly jobs: number;
+  /** After each process; `complaint` is undefined when it ended as it should, else it says how to run that one again. */
+  readonly onEnd: (complaint: string | undefined) => void;
+}
+
+const TIMEOUT_MS = 120_000;
+const EXITING = fileURLToPath(new URL("./exiting.ts", import.meta.url));
+const ADDON = fileURLToPath(new URL("../../native/build/kv_nixl.node", import.meta.url));
+
+/** Processes that use NIXL and end at random places of their lives: each is to end with exit code 0, and with all that it wrote. */
+export async function runExits({ seed, numbers, jobs, onEnd }: ExitsOptions): Promise<void> {
+  const folder = await mkdtemp(join(tmpdir(), "kv-exits-"));
+  const left = [...numbers];
+  const lane = async () => {
+    for (let number = left.shift(); number !== undefined; number = left.shift()) {
+      const exit = drawExit(seed, number);
+      const wrong = await complaintOf(exit, join(folder, "exiting.mjs"));
+      onEnd(
+        wrong === undefined
+          ? undefined
+          : `exit ${number} ${JSON.stringify(exit)}: ${wrong}\n` +
+              `replay: node --import tsx tools/long/exits.ts --seed ${seed} --only ${number}`,
+      );
+    }
+  };
+  try {
+    await bundle(folder);
+    await Promise.all(Array.from({ length: jobs }, lane));
+  } finally {
+    await rm(folder, { recursive: true, force: true });
+  }
+}
+
+/** One file of JavaScript: to load TypeScript takes a process three times as long as its life with NIXL. */
+async function bundle(outDir: string): Promise<void> {
+  const out = { format: ["esm" as const], outExtension: () => ({ js: ".mjs" }), outDir, target: "node20" };
+  await build({ entry: { exiting: EXITING }, ...out, noExternal: [/./], config: false, silent: true });
+}
+
+/** Undefined when it ended as it should. */
+function complaintOf(exit: Exit, file: string): Promise<string | undefined> {
+  return new Promise((resolve, reject) => {
+    const child = spawn(process.execPath, [file, JSON.stringify(exit)], {
+      env: { KV_NIXL_ADDON: ADDON, ...process.env, ...(exit.infiniband ? { UCX_MODULES: "^cuda" } : {}) },
+      stdio: ["ignore", "pipe", "pipe"],
+    });
+    let writtenBytes = 0;
+    let stderr = "";
+    child.stdout.on("data", (chunk: Buffer) => {
+      writtenBytes += chunk.length;
+    });
+    child.stderr.on("data", (chunk: Buffer) => {
+      stderr += chunk.toString();
+    });
+    const timer = setTimeout(() => child.kill("SIGKILL"), TIMEOUT_MS);
+    child.once("error", reject);
+    child.once("close", (code, signal) => {
+      clearTimeout(timer);
+      if (code === 0 && writtenBytes === OUTPUT_BYTES) return resolve(undefined);
+      const how = signal === null ? `exit code ${code}` : `signal ${signal}`;
+      resolve(`${how}, ${writtenBytes} of ${OUTPUT_BYTES} bytes\n${stderr.slice(-2000)}`);
+    });
+  });
+}
