@@ -20,12 +20,34 @@ export interface AttentionShape {
   localHead(source: SourcePosition): number;
   /** The same in the remote block. */
   readonly remoteHead: number;
+  /** Groups whose blocks hold unlike numbers of tokens share the region: `tokens` are those of the first. */
+  readonly isMixed?: boolean;
 }
 
 /** Kernel blocks in equal parts of both sides' tokens. */
 export interface BlockParts {
   readonly localParts: number;
   readonly remoteParts: number;
+}
+
+/** What is cut into such parts: the engine's blocks, or each token of any block. */
+export interface Cuts {
+  /** Of a kernel block of the engine. */
+  readonly parts: BlockParts;
+  readonly tokenByToken: boolean;
+}
+
+/** The parts of blocks of so many tokens. In equal parts all blocks go by one ratio; tokens are counted for each group's blocks anew. */
+export function partsOfBlocks(
+  { parts, tokenByToken }: Cuts,
+  { local, remote }: { readonly local: number; readonly remote: number },
+): BlockParts {
+  return tokenByToken ? { localParts: local, remoteParts: remote } : parts;
+}
+
+/** `partsOfBlocks` of a region. */
+export function partsOfShape(cuts: Cuts, { local, remote }: AttentionShape): BlockParts {
+  return partsOfBlocks(cuts, { local: local.tokens, remote: remote.tokens });
 }
 
 const isWhole = (side: AttentionSide, sharedHeads: number) => side.heads === sharedHeads;

@@ -120,7 +120,10 @@ export interface EngineTransferPlan {
   readonly form: TransferForm;
   /** Why this form, for people: what it costs beside the other, or what rules the other out. */
   readonly formReason: string;
-  /** Parts of a local kernel block that have descriptors of their own: for the forms `copy` and `permute`, remote blocks in a local one. */
+  /**
+   * Parts of a local kernel block that have descriptors of their own: for the forms `copy` and `permute`, remote blocks in a local one. A
+   * group whose blocks hold other tokens than the engine's may have others: `groupPlans`.
+   */
   readonly blockSizeRatio: number;
   /** The same of a remote kernel block: 1 but where the remote's blocks are not smaller. */
   readonly remoteParts: number;

@@ -24,6 +24,7 @@ import { checkCompatibility, isMlaModel, type PairFacts } from "./pair-checks.js
 import { groupsOfRegion, headsInBlock, headsInRegion, mappingsByHeads } from "./region-heads.js";
 import { attentionShape, type PairContext, piecesOf, regionPair } from "./segments.js";
 import { segmentPlans, sourcePlans } from "./source-plans.js";
+import { withStageGroups } from "./stage-groups.js";
 import { chooseForm } from "./transfer-form.js";
 
 export interface BuildPlanOptions extends ModelGeometry {
@@ -55,7 +56,8 @@ export interface BuildPlanOptions extends ModelGeometry {
  * The plan of one local rank against one remote engine. Errors, each with both values: `KV_TOPOLOGY_INVALID` (sizes, ranks),
  * `KV_PLAN_INVALID` (a side contradicts itself), `KV_PLAN_INCOMPATIBLE` (the sides disagree), `KV_PLAN_UNSUPPORTED`.
  */
-export function buildEngineTransferPlan(options: BuildPlanOptions): EngineTransferPlan {
+export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransferPlan {
+  const options = { ...given, local: withStageGroups(given.local, given.remotes) };
   const { local, groups, numKvHeads, operation = "READ" } = options;
   if (options.remotes.length === 0)
     throw new KvError("KV_PLAN_INVALID", "a plan needs the geometry of at least one remote rank, got none");
@@ -142,7 +144,7 @@ export function buildEngineTransferPlan(options: BuildPlanOptions): EngineTransf
     uncovered:
       operation === "WRITE" || order === "opaque" || options.masksUncovered === true ? "masked" : "zeroed",
     segments,
-    groupPlans: groupPlans({ context, pieces, parts: choice.parts }),
+    groupPlans: groupPlans({ context, pieces, parts: facts, cuts: choice }),
     localIndexing: sources.localIndexing,
     remoteIndexing: sources.plans[0]?.remoteIndexing ?? [],
     regionsOfGroup: regionsOfGroup(local, options),

@@ -12,6 +12,7 @@ interface Given {
   readonly local?: Partial<RankGeometry>;
   readonly remote?: Partial<RankGeometry>;
   readonly parts?: BlockParts;
+  readonly tokenByToken?: boolean;
   /** Groups of each piece. */
   readonly pieces?: readonly (readonly number[])[];
 }
@@ -19,13 +20,29 @@ interface Given {
 function plansOf(groups: readonly string[], given: Given = {}): readonly GroupPlan[] {
   const [local, remote] = [sampleRank(given.local), sampleRank(given.remote)];
   const model = { numKvHeads: 4, groups };
+  const { parts = { localParts: 1, remoteParts: 1 } } = given;
   return groupPlans({
     context: { local, remote, model, mapping: mappingsByHeads(local, remote, model) },
     // Of a piece only its groups are asked for.
     pieces: (given.pieces ?? []).map((own) => ({ ...({} as RegionPiece), groups: own })),
-    parts: given.parts ?? { localParts: 1, remoteParts: 1 },
+    parts,
+    cuts: { parts, tokenByToken: given.tokenByToken ?? false },
   });
 }
+
+test("token by token, each group into as many parts as its own blocks hold tokens", () => {
+  const plans = plansOf(["full", "swa"], {
+    local: { groupBlockTokens: [16, 32] },
+    remote: { kernelBlockSize: 8 },
+    parts: { localParts: 2, remoteParts: 1 },
+    tokenByToken: true,
+  });
+  const parts = plans.map(({ localParts, remoteParts, partTokens }) => [localParts, remoteParts, partTokens]);
+  expect(parts).toEqual([
+    [16, 8, 1],
+    [32, 16, 1],
+  ]);
+});
 
 test("blocks of heads and tokens are cut into the parts of both sides", () => {
   // 48 tokens here and 32 there have 16 in common; two kernel blocks to a logical one here, five there.

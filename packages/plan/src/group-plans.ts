@@ -1,4 +1,4 @@
-import type { BlockParts } from "./attention-pieces.js";
+import { type BlockParts, type Cuts, partsOfBlocks } from "./attention-pieces.js";
 import type { GroupPlan } from "./engine-plan-types.js";
 import { unsupported } from "./incompatible.js";
 import { cacheKind } from "./kinds/registry.js";
@@ -10,10 +10,13 @@ export function groupPlans({
   context,
   pieces,
   parts,
+  cuts,
 }: {
   context: PairContext;
   pieces: readonly RegionPiece[];
+  /** The fewest parts into which both sides' kernel blocks divide: the ratio of all groups. */
   parts: BlockParts;
+  cuts: Cuts;
 }): readonly GroupPlan[] {
   const { local, remote, model } = context;
   return Object.freeze(
@@ -21,7 +24,9 @@ export function groupPlans({
       const kind = cacheKind(name);
       const isState = kind.sharding === "state";
       const tokens = kernelTokens(local, group);
-      if (kind.extent === "whole" && (parts.localParts !== 1 || parts.remoteParts !== 1)) {
+      const remoteTokens = (tokens * parts.remoteParts) / parts.localParts;
+      const own = partsOfBlocks(cuts, { local: tokens, remote: remoteTokens });
+      if (kind.extent === "whole" && (own.localParts !== 1 || own.remoteParts !== 1)) {
         throw unsupported(
           `blocks of group ${group} (${name}) stand for no tokens, and so cannot be cut`,
           local.kernelBlockSize,
@@ -38,7 +43,7 @@ export function groupPlans({
         );
       }
       const theirs = remote.groupBlockTokens === undefined ? undefined : kernelTokens(remote, group);
-      if (theirs !== undefined && theirs * parts.localParts !== tokens * parts.remoteParts && !isState) {
+      if (theirs !== undefined && theirs !== remoteTokens && !isState) {
         throw unsupported(
           `group ${group} (${name}): kernel blocks do not hold tokens in the ratio of the others'`,
           `${tokens} tokens of ${local.kernelBlockSize}`,
@@ -53,15 +58,14 @@ export function groupPlans({
           remote.kernelBlockSize,
         );
       }
-      const partTokens = tokens / parts.localParts;
-      const mine = isState ? { localParts: 1, remoteParts: 1 } : parts;
+      const mine = isState ? { localParts: 1, remoteParts: 1 } : own;
       return Object.freeze({
         kind: name,
         extent: kind.extent,
         unit: isState ? "logical-block" : "kernel-block",
         localBlockTokens: tokens * local.physicalBlocksPerLogical,
-        remoteBlockTokens: partTokens * parts.remoteParts * remote.physicalBlocksPerLogical,
-        partTokens,
+        remoteBlockTokens: remoteTokens * remote.physicalBlocksPerLogical,
+        partTokens: tokens / own.localParts,
         localParts: mine.localParts,
         remoteParts: mine.remoteParts,
         localPerLogical: isState ? 1 : local.physicalBlocksPerLogical,

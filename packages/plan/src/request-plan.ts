@@ -23,14 +23,16 @@ type Batches = readonly (Batch | undefined)[];
  * written out (`localIds`, `remoteIds`) is shared between sources: do not change it. Errors: `KV_BLOCKS_MISMATCH` (lists that cannot be
  * paired, both lengths named), `KV_BLOCKS_OUT_OF_RANGE` (an id outside of its regions, or the same local block twice).
  */
-export function planRequest(plan: EngineTransferPlan, blocks: RequestBlocks): RequestPlan {
-  const wanted = blocks.localBlockIds.some((ids) => ids.length > 0);
-  if (!wanted) return notifyOnly(plan);
-  requireGroups(plan, "local", blocks.localBlockIds);
-  requireGroups(plan, "remote", blocks.remoteBlockIds);
-  if (blocks.numTokens !== undefined) requireCount("numTokens", blocks.numTokens, 1);
+export function planRequest(plan: EngineTransferPlan, given: RequestBlocks): RequestPlan {
+  const isWanted = ({ localBlockIds }: RequestBlocks) => localBlockIds.some((ids) => ids.length > 0);
+  if (!isWanted(given)) return notifyOnly(plan);
+  requireGroups(plan, "local", given.localBlockIds);
+  requireGroups(plan, "remote", given.remoteBlockIds);
+  if (given.numTokens !== undefined) requireCount("numTokens", given.numTokens, 1);
 
   const shape = requestShape(plan);
+  const blocks = ofThisStage(plan, shape, given);
+  if (!isWanted(blocks)) return notifyOnly(plan);
   requireLists(plan, shape, blocks);
   const sharded = (plan.local.dcpSize ?? 1) > 1 || (plan.remote.dcpSize ?? 1) > 1;
   const pass: ReceivePassGroup[] = [];
@@ -89,6 +91,17 @@ function unread(plan: EngineTransferPlan, reads: readonly RequestRead[]): Remote
     for (const tpRank of plan.notifyOnlyRanks) ranks.push({ tpRank, ppRank });
   }
   return ranks;
+}
+
+/** What another stage of the local pipeline has regions for is that one's to move. */
+function ofThisStage(plan: EngineTransferPlan, shape: RequestShape, blocks: RequestBlocks): RequestBlocks {
+  if ((plan.local.ppSize ?? 1) === 1 || shape.groups.every(({ batch }) => batch !== undefined)) return blocks;
+  return {
+    ...blocks,
+    localBlockIds: blocks.localBlockIds.map((ids, group) =>
+      shape.groups[group]?.batch === undefined ? [] : ids,
+    ),
+  };
 }
 
 function requireLists(plan: EngineTransferPlan, shape: RequestShape, blocks: RequestBlocks): void {

@@ -1,5 +1,11 @@
 import type { TpMapping } from "@kv/topology";
-import { type AttentionShape, type BlockParts, copiedPiece, directPieces } from "./attention-pieces.js";
+import {
+  type AttentionShape,
+  type Cuts,
+  copiedPiece,
+  directPieces,
+  partsOfShape,
+} from "./attention-pieces.js";
 import type { TransferForm } from "./engine-plan-types.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "./geometry.js";
 import type { Piece } from "./kinds/cache-kind.js";
@@ -75,6 +81,7 @@ export function attentionShape({ local, remote }: PairContext, pair: RegionPair)
     order: orderOfLayout(rank.layout),
   })) as [AttentionShape["local"], AttentionShape["local"]];
   const ranks = mapping.attentionRanks;
+  const tokens = new Set(pair.attentionGroups.map((each) => kernelTokens(local, each)));
   const sharedHeads = heads === undefined ? 1 : one.heads / ranks.length;
   return {
     local: one,
@@ -82,6 +89,7 @@ export function attentionShape({ local, remote }: PairContext, pair: RegionPair)
     sharedHeads,
     localHead: ({ tpRank }) => headSlot(mapping, tpRank, heads ?? 1, remote) * sharedHeads,
     remoteHead: mapping.rankOffsetFactor * one.heads,
+    ...(tokens.size > 1 ? { isMixed: true } : {}),
   };
 }
 
@@ -90,11 +98,12 @@ export function piecesOf(
   context: PairContext,
   pairs: readonly RegionPair[],
   shapes: readonly (AttentionShape | undefined)[],
-  { form, parts }: { form: TransferForm; parts: BlockParts },
+  { form, ...cuts }: { form: TransferForm } & Cuts,
 ): readonly RegionPiece[] {
   const attention = pairs.flatMap((pair, index) => {
     const shape = shapes[index];
     if (shape === undefined) return [];
+    const parts = partsOfShape(cuts, shape);
     const pieces = form === "direct" ? directPieces(shape, parts) : [copiedPiece(shape, parts)];
     const ranks = pair.mapping.attentionRanks;
     return pieces.map((piece): RegionPiece => ({ pair, piece, groups: pair.attentionGroups, ranks }));

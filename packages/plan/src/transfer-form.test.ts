@@ -163,8 +163,8 @@ describe("finer descriptors cannot", () => {
       /33 bytes does not divide into 2 heads of 2 tokens/,
     ],
     [
-      "cut blocks of groups that are not in the ratio of the others",
-      question({ shapes: [shape({}, { tokens: 4 })] }),
+      "cut a region that groups with other tokens per block share",
+      question({ shapes: [{ ...HEADS, isMixed: true }] }),
       /groups with different tokens/,
     ],
   ])("%s", (_what, asked, reason) => {

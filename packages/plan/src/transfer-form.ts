@@ -2,9 +2,11 @@ import {
   type AttentionShape,
   type AttentionSide,
   type BlockParts,
+  type Cuts,
   directPieces,
   isPlainCopy,
   isTokenByToken,
+  partsOfShape,
 } from "./attention-pieces.js";
 import type { TransferForm, TransferOperation } from "./engine-plan-types.js";
 import { unsupported } from "./incompatible.js";
@@ -14,10 +16,9 @@ const DESCRIPTOR_COST_BYTES = 32 * 1024;
 /** A pass reads and writes every byte once more. */
 const PASS_COST_PER_BYTE = 2;
 
-export interface FormChoice {
+export interface FormChoice extends Cuts {
   readonly form: TransferForm;
   readonly reason: string;
-  readonly parts: BlockParts;
 }
 
 export interface FormQuestion {
@@ -43,16 +44,21 @@ export function chooseForm(question: FormQuestion): FormChoice {
     return {
       form: "copy",
       parts,
+      tokenByToken: false,
       reason: "the bytes of a block lie in one order on both sides",
     };
   }
   const noPass = whyNoPass(turned, question);
   const noDirect = whyNotDirect(turned, question);
-  const fine: BlockParts = turned.some(isTokenByToken)
-    ? { localParts: question.kernelTokens.local, remoteParts: question.kernelTokens.remote }
-    : parts;
-  const permute = { form: "permute", parts } as const;
-  const direct = { form: "direct", parts: fine } as const;
+  const coarse: Cuts = { parts, tokenByToken: false };
+  const fine: Cuts = turned.some(isTokenByToken)
+    ? {
+        parts: { localParts: question.kernelTokens.local, remoteParts: question.kernelTokens.remote },
+        tokenByToken: true,
+      }
+    : coarse;
+  const permute = { form: "permute", ...coarse } as const;
+  const direct = { form: "direct", ...fine } as const;
   if (noPass !== undefined && (noDirect !== undefined || wanted === "permute")) {
     const [one] = turned as [AttentionShape];
     throw unsupported(
@@ -67,7 +73,7 @@ export function chooseForm(question: FormQuestion): FormChoice {
   if (wanted === "direct" && noDirect === undefined) return { ...direct, reason: "asked for" };
   if (noPass !== undefined) return { ...direct, reason: noPass };
   if (noDirect !== undefined) return { ...permute, reason: noDirect };
-  const [cheap, dear] = [costPerByte(turned, parts, false), costPerByte(turned, fine, true)];
+  const [cheap, dear] = [costPerByte(turned, coarse, false), costPerByte(turned, fine, true)];
   const passing = cheap.cost + PASS_COST_PER_BYTE;
   const said =
     `pieces of ${Math.round(dear.pieceBytes)} bytes land in place, or ${Math.round(cheap.pieceBytes)} bytes at once and a pass: ` +
@@ -76,10 +82,11 @@ export function chooseForm(question: FormQuestion): FormChoice {
 }
 
 /** Overhead of descriptors in units of the bytes that they move. */
-function costPerByte(shapes: readonly AttentionShape[], parts: BlockParts, direct: boolean) {
+function costPerByte(shapes: readonly AttentionShape[], cuts: Cuts, direct: boolean) {
   let bytes = 0;
   let descriptors = 0;
   for (const shape of shapes) {
+    const parts = partsOfShape(cuts, shape);
     bytes += (shape.local.blockBytes / shape.local.heads) * shape.sharedHeads;
     descriptors += (direct ? directPieces(shape, parts).length : 1) * parts.localParts;
   }
@@ -103,18 +110,19 @@ function whyNoPass(
 
 function whyNotDirect(
   turned: readonly AttentionShape[],
-  { plainTokens, kernelTokens }: FormQuestion,
+  { shapes, plainTokens }: FormQuestion,
 ): string | undefined {
   if (!plainTokens) return "the order of tokens within a head is the backend's own";
-  for (const { local, remote } of turned) {
+  for (const { local, remote, isMixed } of turned) {
     if (local.order === "opaque" || remote.order === "opaque")
       return "the layout spreads the heads of a block over memory";
     const noCells = whyNoCells([local, remote]);
     if (noCells !== undefined) return noCells;
-    if (local.tokens * kernelTokens.remote !== remote.tokens * kernelTokens.local)
-      return "groups with different tokens per block share a region";
+    if (isMixed) return "groups with different tokens per block share a region";
   }
-  return undefined;
+  if (!turned.some(isTokenByToken)) return undefined;
+  // Then what would lie right by being copied is cut as well.
+  return whyNoCells(shapes.flatMap(({ local, remote }) => [local, remote]));
 }
 
 /** The pages of hybrids may be padded: where their heads and tokens are is then not known. */

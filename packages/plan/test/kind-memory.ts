@@ -1,4 +1,10 @@
-import { type DescriptorPairs, descriptorPairs, type KvCacheKind, type MemoryType } from "@kv/interface";
+import {
+  type DescriptorPairs,
+  descriptorPairs,
+  type KvCacheKind,
+  type KvCacheLayout,
+  type MemoryType,
+} from "@kv/interface";
 import type { EngineTransferPlan, RankGeometry, RegionGeometry, RequestPlan } from "../src/index.js";
 import { expandTable } from "./labelled-memory.js";
 
@@ -10,6 +16,8 @@ export interface CacheSpec {
   readonly heads?: number;
   /** Tokens in a logical block; default the engine's. */
   readonly blockTokens?: number;
+  /** Or so many times the engine's, where layers with fewer heads have blocks of as many bytes. */
+  readonly blockTimes?: number;
   /** Bytes of the whole model's convolution projections and recurrent state; multiples of 4 for each rank. */
   readonly state?: { readonly projections: readonly number[]; readonly recurrent: number };
   readonly memoryType?: MemoryType;
@@ -21,6 +29,8 @@ export interface KindEngine {
   readonly dcpSize?: number;
   readonly kernelTokens: number;
   readonly perLogical: number;
+  /** Default LBHNC. */
+  readonly layout?: KvCacheLayout;
   readonly logicalBlocks: number;
   readonly padding?: number;
   /** A stage has the caches whose index is in its list. */
@@ -42,8 +52,16 @@ const SPACING = 2 ** 26;
 const headsHere = (cache: CacheSpec, tpSize: number) =>
   cache.heads === undefined ? 1 : Math.max(1, cache.heads / tpSize);
 
+/** Tokens in a logical block of a cache. */
+export function blockTokensOf(
+  cache: CacheSpec | undefined,
+  { kernelTokens, perLogical }: Pick<KindEngine, "kernelTokens" | "perLogical">,
+): number {
+  return cache?.blockTokens ?? kernelTokens * perLogical * (cache?.blockTimes ?? 1);
+}
+
 function attentionBytes(cache: CacheSpec, engine: KindEngine): number {
-  const tokens = (cache.blockTokens ?? engine.kernelTokens * engine.perLogical) / engine.perLogical;
+  const tokens = blockTokensOf(cache, engine) / engine.perLogical;
   return headsHere(cache, engine.tpSize) * tokens * CELL;
 }
 
@@ -95,16 +113,17 @@ export function kindEngine(
         dcpSize: engine.dcpSize ?? 1,
         kernelBlockSize: engine.kernelTokens,
         physicalBlocksPerLogical: engine.perLogical,
-        layout: "LBHNC",
+        layout: engine.layout ?? "LBHNC",
         attentionBackend: "FLASH_ATTN",
         deviceId: 0,
         regions,
-        ...(caches.some(({ blockTokens }) => blockTokens !== undefined)
+        ...(specs.some(({ blockTokens, blockTimes }) => blockTokens !== undefined || blockTimes !== undefined)
           ? {
-              groupBlockTokens: groups.map(
-                (_, group) =>
-                  caches.find((cache) => cache.groups.includes(group))?.blockTokens ??
-                  engine.kernelTokens * engine.perLogical,
+              groupBlockTokens: groups.map((_, group) =>
+                blockTokensOf(
+                  specs.find((cache) => cache.groups.includes(group)),
+                  engine,
+                ),
               ),
             }
           : {}),
@@ -187,8 +206,12 @@ export function eachCell(
         }
         continue;
       }
-      const logicalTokens = cache.blockTokens ?? geometry.kernelBlockSize * geometry.physicalBlocksPerLogical;
+      const logicalTokens = blockTokensOf(cache, {
+        kernelTokens: geometry.kernelBlockSize,
+        perLogical: geometry.physicalBlocksPerLogical,
+      });
       const tokens = logicalTokens / geometry.physicalBlocksPerLogical;
+      const tokenMajor = geometry.layout === "LBNHC";
       const heads = headsHere(cache, geometry.tpSize);
       const firstHead =
         cache.heads === undefined ? 0 : Math.floor((geometry.tpRank * cache.heads) / geometry.tpSize);
@@ -199,7 +222,8 @@ export function eachCell(
         const within = token % logicalTokens;
         const block = logical * geometry.physicalBlocksPerLogical + Math.floor(within / tokens);
         for (let head = 0; head < heads; head++) {
-          const cell = (head * tokens + (within % tokens)) * CELL;
+          const at = within % tokens;
+          const cell = (tokenMajor ? at * heads + head : head * tokens + at) * CELL;
           visit(
             bytes,
             block * region.blockStrideBytes + inRow + cell,

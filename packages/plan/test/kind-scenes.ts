@@ -7,7 +7,7 @@ import {
   type RankGeometry,
   type RequestBlocks,
 } from "../src/index.js";
-import { type CacheSpec, type KindEngine, kindEngine } from "./kind-memory.js";
+import { blockTokensOf, type CacheSpec, type KindEngine, kindEngine } from "./kind-memory.js";
 import { share } from "./share.js";
 
 /** A model with caches of several kinds, or with one that heads and tokens do not describe; two engines; one request. */
@@ -44,6 +44,7 @@ const MODELS: readonly Model[] = [
   {
     groups: ["full", "mamba"],
     caches: [0, 1].map((index) => layer(index, { groups: [0, 1], heads: 4, state })),
+    allows: ["stages"],
   },
   {
     groups: ["full", "mamba", "mamba"],
@@ -59,16 +60,28 @@ const MODELS: readonly Model[] = [
     caches: [0, 1].map((index) => layer(index, { groups: [0] })),
     allows: ["dcp", "stages", "packed"],
   },
-  { groups: ["mla", "full"], caches: [layer(0, { groups: [0] }), layer(1, { groups: [1], heads: 4 })] },
+  {
+    groups: ["mla", "full"],
+    caches: [layer(0, { groups: [0] }), layer(1, { groups: [1], heads: 4 })],
+    allows: ["stages"],
+  },
   {
     groups: ["mla", "swa-mla"],
     caches: [layer(0, { groups: [0] }), layer(1, { groups: [1] })],
-    allows: ["packed"],
+    allows: ["stages", "packed"],
   },
   { groups: ["mla", "circular"], caches: [layer(0, { groups: [0] }), layer(1, { groups: [1] })] },
   {
     groups: ["full", "swa"],
     caches: [layer(0, { groups: [0], heads: 4 }), layer(1, { groups: [1], heads: 2, blockTokens: 16 })],
+    allows: ["stages"],
+  },
+  {
+    // As Gemma 4: the layers with fewer heads have blocks of more tokens.
+    groups: ["full", "swa"],
+    caches: [layer(0, { groups: [0], heads: 4, blockTimes: 2 }), layer(1, { groups: [1], heads: 8 })],
+    numKvHeads: 8,
+    allows: ["stages"],
   },
   {
     groups: ["full"],
@@ -83,6 +96,7 @@ const MODELS: readonly Model[] = [
     groups: ["full", "full", "swa"],
     caches: [layer(0, { groups: [0, 1], heads: 8 }), layer(1, { groups: [2], heads: 8 })],
     numKvHeads: 8,
+    allows: ["stages"],
   },
 ];
 
@@ -90,6 +104,7 @@ const engineDraw = fc.record({
   tpSize: fc.constantFrom(1, 2, 4, 8),
   kernelTokens: fc.constantFrom(4, 8, 8, 16),
   perLogical: fc.constantFrom(1, 1, 2, 3),
+  layout: fc.constantFrom("LBHNC" as const, "LBHNC" as const, "LBNHC" as const),
   padding: fc.constantFrom(0, 0, 12),
   dcp: fc.constantFrom(1, 1, 2, 4, 8),
   staged: fc.boolean(),
@@ -117,6 +132,7 @@ export const kindScene: fc.Arbitrary<KindScene> = fc
       kernelTokens: draw.sameTokens || dealt ? draw.prefill.kernelTokens : given.kernelTokens,
       // Blocks that are dealt out to a DCP group are cut alike on both sides.
       perLogical: dealt ? 1 : given.perLogical,
+      layout: given.layout,
       logicalBlocks: 150,
       padding: given.packed ? 0 : given.padding,
       ...(allows.includes("dcp") && given.dcp > 1 ? { dcpSize: Math.min(given.dcp, given.tpSize) } : {}),
@@ -146,7 +162,7 @@ function tablesOf(scene: KindScene, engine: KindEngine, seed: number): number[][
   let next = 1;
   return scene.groups.map((kind, group) => {
     const spec = scene.caches.find((cache) => cache.groups.includes(group));
-    const logical = spec?.blockTokens ?? engine.kernelTokens * engine.perLogical;
+    const logical = blockTokensOf(spec, engine);
     const all = Math.ceil(scene.numTokens / (logical * (engine.dcpSize ?? 1)));
     const tokenless = kind === "mamba" || kind === "circular";
     const windowed = kind === "swa" || kind === "swa-mla";

@@ -9,6 +9,7 @@ import {
   type RankGeometry,
 } from "../src/index.js";
 import {
+  blockTokensOf,
   type CacheSpec,
   eachCell,
   type KindEngine,
@@ -40,7 +41,7 @@ function tablesOf(scene: Scene, engine: KindEngine, step: number): number[][] {
   let next = 1;
   return scene.groups.map((kind, group) => {
     const spec = scene.caches.find((cache) => cache.groups.includes(group));
-    const logical = spec?.blockTokens ?? engine.kernelTokens * engine.perLogical;
+    const logical = blockTokensOf(spec, engine);
     const all = Math.ceil((scene.numTokens ?? 61) / (logical * (engine.dcpSize ?? 1)));
     const count = kind === "mamba" ? 1 : kind === "circular" ? 2 : all;
     const ids = Array.from({ length: count }, (_, index) => next + ((index * step) % count));
@@ -129,8 +130,10 @@ function expectCells(
   numTokens: number,
 ): void {
   const logical = (group: number) =>
-    scene.caches.find((cache) => cache.groups.includes(group))?.blockTokens ??
-    shape.kernelTokens * shape.perLogical;
+    blockTokensOf(
+      scene.caches.find((cache) => cache.groups.includes(group)),
+      shape,
+    );
   const fromToken = scene.groups.map((kind, group) => {
     const kept = scene.window?.[group];
     if (kept !== undefined) return Math.max(0, (tables[group] as number[]).length - kept) * logical(group);
@@ -452,6 +455,28 @@ describe("groups", () => {
     run({ ...plain, decode: { tpSize: 2 } });
   });
 
+  test.each([
+    ["LBNHC", 2, "LBNHC", 4],
+    ["LBNHC", 4, "LBNHC", 2],
+    ["LBNHC", 2, "LBHNC", 2],
+    ["LBHNC", 1, "LBNHC", 8],
+  ] as const)("of Gemma 4's shape, cut token by token: %s at TP %i, %s at TP %i", (pLayout, p, dLayout, d) => {
+    // Full attention has fewer heads, and blocks of more tokens.
+    const caches: readonly CacheSpec[] = [
+      { name: "layer.0", groups: [0], heads: 4, blockTimes: 2 },
+      { name: "layer.1", groups: [1], heads: 16 },
+    ];
+    for (const operation of ["READ", "WRITE"] as const) {
+      const { made } = run({
+        ...{ groups: ["full", "swa"], caches, numKvHeads: 16, window: [undefined, 3], operation },
+        prefill: { layout: pLayout, tpSize: p },
+        decode: { layout: dLayout, tpSize: d },
+      });
+      const [plan] = made.map((one) => one.plan);
+      expect([plan?.form, plan?.groupPlans.map(({ partTokens }) => partTokens)]).toEqual(["direct", [1, 1]]);
+    }
+  });
+
   test("groups that share regions (-1), some of them", () => {
     const caches: readonly CacheSpec[] = [
       { name: "layer.0", groups: [0, 1], heads: 4 },
@@ -565,7 +590,14 @@ describe("pipeline stages of the producer", () => {
       { name: "layer.0", groups: [0], heads: 4 },
       { name: "layer.1", groups: [1], heads: 4 },
     ];
-    run({ groups: ["full", "swa"], caches, window: [undefined, 3], prefill: { stages } });
+    const model = { groups: ["full", "swa"], caches, window: [undefined, 3] };
+    run({ ...model, prefill: { stages } });
+    // Each writes its own group: there the other's blocks are another's.
+    const { made } = run({ ...model, prefill: { stages }, decode: { tpSize: 2 }, operation: "WRITE" });
+    expect(made.map(({ plan }) => plan.regionsOfGroup)).toEqual([
+      [[0], []],
+      [[], [0]],
+    ]);
   });
 });
 

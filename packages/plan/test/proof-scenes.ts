@@ -27,6 +27,8 @@ export interface Scene {
   readonly groups: readonly KvCacheKind[];
   /** Group of each region; -1 shared. */
   readonly regionGroups: readonly number[];
+  /** Tokens in a block of each group, in the engine's. */
+  readonly blockTimes: readonly number[];
   readonly prefill: EngineDraw;
   readonly decode: EngineDraw;
   readonly masksUncovered: boolean;
@@ -43,7 +45,9 @@ export const logicalTokens = (engine: EngineDraw) => engine.kernelBlockSize * en
 
 export function ranksOf(scene: Scene, engine: EngineDraw, firstAddress: number): RankGeometry[] {
   const heads = scene.groups.includes("mla") ? 1 : Math.max(1, scene.numKvHeads / engine.tpSize);
-  const lengthBytes = heads * engine.kernelBlockSize * scene.headBytes;
+  const lengthOf = (groupId: number) =>
+    heads * engine.kernelBlockSize * (scene.blockTimes[groupId] ?? 1) * scene.headBytes;
+  const differ = scene.blockTimes.some((times) => times !== 1);
   const numBlocks = engine.numLogicalBlocks * engine.physicalBlocksPerLogical;
   return Array.from({ length: engine.tpSize }, (_, tpRank) => ({
     tpRank,
@@ -53,12 +57,13 @@ export function ranksOf(scene: Scene, engine: EngineDraw, firstAddress: number):
     layout: engine.layout,
     attentionBackend: engine.attentionBackend,
     deviceId: tpRank,
+    ...(differ ? { groupBlockTokens: scene.blockTimes.map((times) => times * logicalTokens(engine)) } : {}),
     regions: scene.regionGroups.map((groupId, index) => ({
       name: `layer.${index}`,
       baseAddress: firstAddress + (tpRank * 64 + index) * 2 ** 28,
       numBlocks,
-      blockLengthBytes: lengthBytes,
-      blockStrideBytes: lengthBytes + engine.paddingBytes,
+      blockLengthBytes: lengthOf(groupId),
+      blockStrideBytes: lengthOf(groupId) + engine.paddingBytes,
       groupId,
       memoryType: "DRAM" as const,
     })),
@@ -80,20 +85,26 @@ function pool(count: number, seed: number): number[] {
 }
 
 export function tables(scene: Scene, engine: EngineDraw, seed: number): number[][] {
-  const each = Math.ceil(scene.numTokens / logicalTokens(engine));
+  const most = Math.ceil(scene.numTokens / logicalTokens(engine));
   const ids = pool(engine.numLogicalBlocks, seed);
-  return scene.groups.map((_, group) => ids.slice(group * each, (group + 1) * each));
+  return scene.groups.map((_, group) => {
+    const each = Math.ceil(scene.numTokens / (logicalTokens(engine) * (scene.blockTimes[group] ?? 1)));
+    return ids.slice(group * most, group * most + each);
+  });
 }
 
 export function requestOf(scene: Scene): RequestBlocks {
   const decode = tables(scene, scene.decode, scene.seed + 1);
+  const computed = scene.groups.map((_, group) =>
+    Math.floor(scene.computedBlocks / (scene.blockTimes[group] ?? 1)),
+  );
   return {
-    localBlockIds: decode.map((table) => table.slice(scene.computedBlocks)),
+    localBlockIds: decode.map((table, group) => table.slice(computed[group])),
     remoteBlockIds: tables(scene, scene.prefill, scene.seed).map((table, group) =>
       scene.groups[group] === "swa" ? table.slice(Math.floor(scene.letGo * table.length)) : table,
     ),
     numTokens: scene.numTokens,
-    ...(scene.tellsComputed ? { localComputedBlocks: decode.map(() => scene.computedBlocks) } : {}),
+    ...(scene.tellsComputed ? { localComputedBlocks: computed } : {}),
   };
 }
 
@@ -125,7 +136,11 @@ export function build(scene: Scene): BuiltScene {
 
 const divide = (one: number, other: number) => one % other === 0 || other % one === 0;
 
-const GROUPINGS: readonly { groups: readonly KvCacheKind[]; regions: readonly number[] }[] = [
+const GROUPINGS: readonly {
+  groups: readonly KvCacheKind[];
+  regions: readonly number[];
+  times?: readonly number[];
+}[] = [
   { groups: ["full"], regions: [0] },
   { groups: ["full"], regions: [0, 0, 0] },
   { groups: ["full", "full"], regions: [0, 1] },
@@ -133,6 +148,8 @@ const GROUPINGS: readonly { groups: readonly KvCacheKind[]; regions: readonly nu
   { groups: ["swa", "full"], regions: [0, 1, 1] },
   { groups: ["full", "swa"], regions: [-1, -1] },
   { groups: ["full", "full"], regions: [0, -1, 1] },
+  { groups: ["full", "full"], regions: [0, 1], times: [2, 1] },
+  { groups: ["swa", "full"], regions: [0, 1, 1], times: [1, 3] },
   { groups: ["mla"], regions: [0, 0] },
   { groups: ["swa"], regions: [0, 0] },
 ];
@@ -184,7 +201,7 @@ export const anyScene: fc.Arbitrary<Scene> = fc
   })
   .filter(({ blocks: [size, ratio] }) => Number.isInteger(size * ratio))
   .map((draw): Scene => {
-    const { groups, regions } = draw.grouping;
+    const { groups, regions, times = groups.map(() => 1) } = draw.grouping;
     const [size, ratio] = draw.blocks;
     const engine = (side: 0 | 1): EngineDraw => ({
       tpSize: draw.tp[side],
@@ -209,6 +226,7 @@ export const anyScene: fc.Arbitrary<Scene> = fc
       headBytes: draw.headBytes,
       groups,
       regionGroups: regions,
+      blockTimes: times,
       prefill: sized(prefill),
       decode: sized(decode),
       masksUncovered: draw.masksUncovered,

@@ -82,6 +82,13 @@ export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOpti
       { hint: "use pipeline_parallel_size 1 for decode workers" },
     );
   }
+  if (engine.ppSize > 1 && shell.transferMode === "push") {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `this engine has ${engine.ppSize} pipeline stages; ${name} serves engines with one, on either side`,
+      { hint: "use pipeline_parallel_size 1 on both sides of push, or the pull connector" },
+    );
+  }
   if (platform.createStaging !== undefined) {
     throw new KvError(
       "KV_PLATFORM_UNSUPPORTED",
