@@ -11,6 +11,7 @@ export function replayDescriptorIds(compute: typeof computeDescriptorIds): Repla
     const layers = read.optionalNumbers("transfer_layer_group_ids");
     const convDims = read.optionalNumbers("conv_dims");
     const stateRegions = read.optionalNumbers("ssm_region_indices");
+    const scratchRegions = read.optionalNumbers("scratch_region_indices");
     const ratio = read.optionalNumber("block_size_ratio");
     return compute({
       groups: read.kinds("groups"),
@@ -24,6 +25,7 @@ export function replayDescriptorIds(compute: typeof computeDescriptorIds): Repla
         ? { usesRegionGroupMapping: read.boolean("uses_region_group_mapping") }
         : {}),
       ...(ratio === undefined ? {} : { blockSizeRatio: ratio }),
+      ...(scratchRegions === undefined ? {} : { scratchRegions }),
       ...(layers === undefined ? {} : { transferLayerGroupIds: layers }),
       ...(convDims === undefined
         ? {}

@@ -88,8 +88,9 @@ function planOf(
     remotes: Array.from({ length: Math.max(1, ratio) }, (_, index) => ({ ...remote, tpRank: first + index })),
     numKvHeads: read.number("kv_heads"),
     groups: read.kinds("groups"),
-    // vLLM has one form where block sizes differ.
+    // vLLM has one form where block sizes differ, and builds tables whether or not prefixes are cached: its handshake looks at that.
     form: "permute",
+    prefixCaching: false,
   });
 }
 

@@ -1,6 +1,15 @@
 import type { BlockIds, KvCacheKind } from "@kv/interface";
 import { Difference } from "./outcome.js";
 
+/** The generator's name of each kind of group, and ours. */
+const KINDS: ReadonlyMap<unknown, KvCacheKind> = new Map([
+  ["full", "full"],
+  ["mla", "mla"],
+  ["swa", "swa"],
+  ["mamba", "mamba"],
+  ["circ", "circular"],
+]);
+
 /** Reads the fields of a vector's input; a field of another type fails the case, since it is one that we cannot handle. */
 export function fields(input: Readonly<Record<string, unknown>>) {
   const fail = (key: string, wanted: string): never => {
@@ -40,9 +49,9 @@ export function fields(input: Readonly<Record<string, unknown>>) {
     },
     kinds: (key: string): KvCacheKind[] => {
       const value = input[key];
-      const known = ["full", "mla", "swa", "mamba"];
-      const valid = Array.isArray(value) && value.every((one) => known.includes(one as string));
-      return valid ? (value as KvCacheKind[]) : fail(key, `kinds of ${known.join(", ")}`);
+      const wanted = `kinds of ${[...KINDS.keys()].join(", ")}`;
+      if (!Array.isArray(value)) return fail(key, wanted);
+      return value.map((one) => KINDS.get(one) ?? fail(key, wanted));
     },
     blockIds: (key: string): BlockIds => {
       const value = input[key];

@@ -46,7 +46,7 @@ test("counts what is equal, what differs, what is refused as vLLM refuses it, an
     },
     { in: { ...mapping, tp_size: 1, remote_tp_size: 1 }, error: { type: "AssertionError", msg: "made up" } },
     { in: { something: "else" }, out: 1 },
-    { in: { ...blocks(2, 0).in, groups: ["circ"] }, out: [[2, 3]] },
+    { in: { ...blocks(2, 0).in, groups: ["ring"] }, out: [[2, 3]] },
     "no vector",
   ]);
   const { status, last, lines } = run([name]);

@@ -125,6 +125,13 @@ describe("hybrids", () => {
     );
   });
 
+  test("circular scratch is in its own regions only", () => {
+    const groups = { groups: ["full", "mamba", "circular"], blockIds: [[4], [1], [5, 6]] };
+    const found = ids({ ...hybrid, ...counts, ...groups, stateSpace, scratchRegions: [1] });
+    expect([...found.slice(0, 2), ...found.slice(-2)]).toEqual([4, 16, 17, 18]);
+    expect(ids({ ...hybrid, ...counts, ...groups, stateSpace })).toHaveLength(2 + 8);
+  });
+
   test("without the number of projections they are refused", () => {
     expect(refusal({ ...hybrid, ...counts }).message).toMatch(
       /needs the number of its convolution projections/,

@@ -25,6 +25,8 @@ export interface DescriptorIdOptions {
   readonly transferLayerGroupIds?: readonly number[];
   /** For models with state-space layers: convolution projections per layer, and the regions that hold state (all by default). */
   readonly stateSpace?: { readonly convProjections: number; readonly regions?: readonly number[] };
+  /** For models with state-space layers: the regions of circular scratch, which is in no others. Default none. */
+  readonly scratchRegions?: readonly number[];
 }
 
 /**
@@ -95,7 +97,12 @@ function hybridIds(options: DescriptorIdOptions, firstState: number): readonly I
   const logicalBlocks = Math.floor(options.numBlocks / (options.physicalBlocksPerLogical ?? 1));
   const attention = Array.from({ length: numRegions }, (_, region) => region * numBlocks);
   const state = Array.from({ length: stateRegions }, (_, region) => firstState + region * logicalBlocks);
-  return options.blockIds.map((ids, group) => [ids, groups[group] === "mamba" ? state : attention] as const);
+  const scratch = (options.scratchRegions ?? []).map((region) => region * numBlocks);
+  const startsOfKind = new Map([
+    ["mamba", state],
+    ["circular", scratch],
+  ]);
+  return options.blockIds.map((ids, group) => [ids, startsOfKind.get(groups[group] ?? "") ?? attention] as const);
 }
 
 /** The ids of all groups, one after another. */
