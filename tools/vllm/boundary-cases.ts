@@ -3,8 +3,12 @@ export interface BoundaryCase {
   readonly name: string;
   readonly path: "/v1/completions" | "/v1/chat/completions" | "/v1/responses";
   readonly body: Readonly<Record<string, unknown>>;
+  /** Is part of the answer; without it the case shows nothing. */
+  readonly shows?: string;
   /** The naive proxy gets it right as well: the case guards against a regression, not against naivety. */
   readonly toyToo?: true;
+  /** The naive proxy's answer is right, and blocks of it stay at P until their lease ends. */
+  readonly toyLeaks?: true;
 }
 
 /** Words of the tiny model's vocabulary; `seed` makes prompts differ. */
@@ -16,22 +20,31 @@ export function words(count: number, seed: number): string {
 
 const one = words(70, 1);
 const several = [words(40, 2), words(100, 3)];
+/** Of two blocks each. A D that computes log probabilities of prompts takes none from its cache, and one that is told of too few blocks dies. */
+const alike = [words(40, 2), words(50, 3)];
 const ids = [one, ...several].map((text) => text.split(" ").map((word) => Number(word.slice(1))));
 const messages = [{ role: "user", content: words(50, 4) }];
-const tools = [
-  { type: "function", function: { name: "f", parameters: { type: "object", properties: {} } } },
-  { type: "function", function: { name: "g", parameters: { type: "object", properties: {} } } },
-];
+const parameters = {
+  type: "object",
+  properties: { a: { enum: ["x", "y", "z"] } },
+  required: ["a"],
+  additionalProperties: false,
+};
+const tools = ["f", "g"].map((name) => ({ type: "function", function: { name, parameters } }));
 const greedy = { model: "tiny", temperature: 0, max_tokens: 8, ignore_eos: true };
 const sampled = { ...greedy, temperature: 0.9, seed: 7 };
 const counted = { stream: true, stream_options: { include_usage: true } };
+/** Guided decoding makes the tiny model call: which tool, and with what, is its own choice. */
+const calling = { ...greedy, messages, tools, max_tokens: 24, ignore_eos: false };
+const CALL = '"arguments":';
+const callOfF = { type: "function", function: { name: "f" } };
 
 const completions: readonly Omit<BoundaryCase, "path">[] = [
   { name: "one prompt", body: { ...greedy, prompt: one }, toyToo: true },
   { name: "several prompts", body: { ...greedy, prompt: several } },
   { name: "several prompts in token ids", body: { ...greedy, prompt: ids.slice(1) } },
   { name: "one prompt in token ids", body: { ...greedy, prompt: ids[0] }, toyToo: true },
-  { name: "several copies", body: { ...sampled, prompt: one, n: 3 } },
+  { name: "several copies", body: { ...sampled, prompt: one, n: 3 }, toyLeaks: true },
   { name: "several prompts, several copies", body: { ...sampled, prompt: several, n: 2 } },
   { name: "min_tokens above one", body: { ...greedy, prompt: one, min_tokens: 6 } },
   { name: "max_tokens 1", body: { ...greedy, prompt: one, max_tokens: 1 }, toyToo: true },
@@ -42,6 +55,28 @@ const completions: readonly Omit<BoundaryCase, "path">[] = [
   { name: "a stream with its usage", body: { ...greedy, prompt: one, ...counted } },
   { name: "a stream of several prompts", body: { ...greedy, prompt: several, ...counted } },
   { name: "a stream of several copies", body: { ...sampled, prompt: one, n: 2, ...counted } },
+  // What a naive proxy gets right of one prompt in one copy, in several.
+  { name: "max_tokens 1 of several prompts", body: { ...greedy, prompt: several, max_tokens: 1 } },
+  {
+    name: "max_tokens 1, streamed",
+    body: { ...greedy, prompt: one, max_tokens: 1, min_tokens: 1, ...counted },
+  },
+  { name: "echo in several copies", body: { ...sampled, prompt: one, echo: true, n: 2 }, toyLeaks: true },
+  {
+    name: "echo with logprobs of several prompts",
+    body: { ...greedy, prompt: alike, echo: true, logprobs: 2 },
+    toyLeaks: true,
+  },
+  {
+    name: "prompt_logprobs of several prompts",
+    body: { ...greedy, prompt: alike, prompt_logprobs: 1 },
+    toyLeaks: true,
+  },
+  {
+    name: "logprobs of several copies",
+    body: { ...sampled, prompt: one, logprobs: 3, n: 2 },
+    toyLeaks: true,
+  },
 ];
 
 const chats: readonly Omit<BoundaryCase, "path">[] = [
@@ -51,14 +86,51 @@ const chats: readonly Omit<BoundaryCase, "path">[] = [
     body: { ...greedy, messages, tools, tool_choice: "none", chat_template_kwargs: { extra: "t77 t78" } },
     toyToo: true,
   },
-  { name: "a chat in several copies", body: { ...sampled, messages, n: 2 } },
+  { name: "a chat in several copies", body: { ...sampled, messages, n: 2 }, toyLeaks: true },
   {
     name: "a chat with max_completion_tokens and min_tokens",
     body: { ...greedy, messages, max_completion_tokens: 5, min_tokens: 5 },
   },
   { name: "a chat with prompt_logprobs", body: { ...greedy, messages, prompt_logprobs: 1 }, toyToo: true },
   { name: "a chat, streamed", body: { ...greedy, messages, ...counted } },
+  {
+    name: "tools and arguments of the chat template, in several copies",
+    body: {
+      ...sampled,
+      messages,
+      tools,
+      tool_choice: "none",
+      chat_template_kwargs: { extra: "t77 t78" },
+      n: 2,
+    },
+    toyLeaks: true,
+  },
+  {
+    name: "a chat with prompt_logprobs, in several copies",
+    body: { ...sampled, messages, prompt_logprobs: 1, n: 2 },
+    toyLeaks: true,
+  },
+  {
+    name: "a call of the tool that is named",
+    body: { ...calling, tool_choice: callOfF },
+    shows: CALL,
+    toyToo: true,
+  },
+  { name: "a call of some tool", body: { ...calling, tool_choice: "required" }, shows: CALL, toyToo: true },
+  {
+    name: "a call of some tool, streamed",
+    body: { ...calling, tool_choice: "required", ...counted },
+    shows: CALL,
+  },
+  {
+    name: "calls in several copies",
+    body: { ...calling, temperature: 0.9, seed: 7, tool_choice: "required", n: 3 },
+    shows: CALL,
+    toyLeaks: true,
+  },
 ];
+
+const response = { model: "tiny", temperature: 0, max_output_tokens: 8, input: words(50, 6) };
 
 /** Refused by the servers: the status and the words must be theirs. */
 export const REFUSALS: readonly Omit<BoundaryCase, "path">[] = [
@@ -72,12 +144,12 @@ export const REFUSALS: readonly Omit<BoundaryCase, "path">[] = [
 export const BOUNDARY_CASES: readonly BoundaryCase[] = [
   ...completions.map((each) => ({ ...each, path: "/v1/completions" as const })),
   ...chats.map((each) => ({ ...each, path: "/v1/chat/completions" as const })),
-  {
-    name: "the Responses API",
-    path: "/v1/responses",
-    body: { model: "tiny", temperature: 0, max_output_tokens: 8, input: words(50, 6) },
-  },
+  { name: "the Responses API", path: "/v1/responses", body: response },
+  { name: "the Responses API, streamed", path: "/v1/responses", body: { ...response, stream: true } },
 ];
+
+/** The same request as nobody has sent it before: a server finds nothing of it in its prefix cache. */
+export const salted = (body: BoundaryCase["body"]) => ({ ...body, cache_salt: crypto.randomUUID() });
 
 type Fields = Record<string, unknown>;
 
@@ -99,22 +171,50 @@ function parsed(text: string): unknown {
 
 /** The texts of a stream by choice, their ends and the usage: which tokens share an event is the server's affair. */
 function ofStream(text: string): unknown {
-  const events = text.split("\n\n").flatMap((event) => (event.startsWith("data: ") ? [event.slice(6)] : []));
+  const events = text.split("\n\n").flatMap((event) => /^data: (.*)$/m.exec(event)?.[1] ?? []);
+  const parts = events.filter((event) => event !== "[DONE]").map((event) => JSON.parse(event) as Fields);
+  if (parts.some(({ type }) => String(type).startsWith("response."))) return ofResponse(parts);
   const choices: Fields[] = [];
   let usage: unknown;
-  for (const event of events) {
-    if (event === "[DONE]") continue;
-    const chunk = JSON.parse(event) as Fields;
+  for (const chunk of parts) {
     usage = chunk.usage ?? usage;
     for (const choice of (chunk.choices ?? []) as Fields[]) {
       const index = Number(choice.index);
       const delta = (choice.delta ?? {}) as Fields;
-      const so = choices[index] ?? { text: "", finish: null };
+      const so = choices[index] ?? { text: "", calls: [], finish: null };
       const more = String(choice.text ?? delta.content ?? "");
-      choices[index] = { text: `${String(so.text)}${more}`, finish: choice.finish_reason ?? so.finish };
+      choices[index] = {
+        text: `${String(so.text)}${more}`,
+        calls: callsOf(so.calls as Fields[], (delta.tool_calls ?? []) as Fields[]),
+        finish: choice.finish_reason ?? so.finish,
+      };
     }
   }
   return { choices, usage, done: events.at(-1) === "[DONE]" };
+}
+
+function callsOf(so: readonly Fields[], deltas: readonly Fields[]): Fields[] {
+  const calls = [...so];
+  for (const { index, function: made } of deltas) {
+    const { name, arguments: more = "" } = made as Fields;
+    const call = calls[Number(index)];
+    calls[Number(index)] = {
+      name: call?.name ?? name,
+      arguments: `${String(call?.arguments ?? "")}${String(more)}`,
+    };
+  }
+  return calls;
+}
+
+/** The kinds of events in their order, the text that they carry, and the response that the last one holds. */
+function ofResponse(events: readonly Fields[]): unknown {
+  const types = events.map(({ type }) => type);
+  const isText = ({ type }: Fields) => type === "response.output_text.delta";
+  return {
+    types: types.filter((type, at) => type !== types[at - 1]),
+    text: events.flatMap((event) => (isText(event) ? [event.delta] : [])).join(""),
+    response: events.at(-1)?.response,
+  };
 }
 
 const IDENTITY = new Set([

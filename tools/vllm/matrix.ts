@@ -68,8 +68,7 @@ export function matrix(kind: PeerKind): void {
     suite("D with TP 2", [2], () => prefillSuite(two));
     suite("D with TP 1", [1], () => prefillSuite(one));
     suite("D that has others before", [1], () => waitingSuite(one));
-    // A start takes long, and it is the same code in both versions.
-    if (kind.version === "0.33") suite("restarted", [1], () => restartSuite(one, () => restart(1)));
+    suite("restarted", [1], () => restartSuite(one, () => restart(1)));
     suite("what nobody expects", [1], () => strangeSuite(one));
   });
 }

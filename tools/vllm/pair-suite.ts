@@ -81,9 +81,8 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     const about = { url: p.url, vllmVersion: undefined };
     const report = loadReport(result, about, { maxFailed: 0, maxLeakedBlocks: 0 });
     expect(report.reasons).toEqual([]);
-    expect(report.leaks.known).toBe(true);
     // vLLM counts an expired request once for each rank.
-    if (p.kind.mode === "pull") expect(report.leaks.expiredRequests).toBe(report.requests.unnotified * p.tp);
+    if (p.kind.mode === "pull") expect(report.leaks?.expiredRequests).toBe(report.requests.unnotified * p.tp);
   });
 
   test("a recording of the pair; a decode worker makes the recorded tokens of the served one", async () => {

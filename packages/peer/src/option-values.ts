@@ -33,7 +33,8 @@ const UNITS_MS: Readonly<Record<string, number>> = { ms: 1, s: 1000, m: 60_000, 
 export function duration(text: string): number {
   const [, value, unit = "s"] = /^(\d+(?:\.\d+)?)(ms|s|m|h)?$/.exec(text) ?? [];
   const ms = Number(value) * (UNITS_MS[unit] ?? Number.NaN);
-  if (!(ms > 0 && ms < 2 ** 31)) throw new InvalidArgumentError("a time, such as 90s or 2m");
+  if (!(ms > 0 && ms < 2 ** 31))
+    throw new InvalidArgumentError("a time, such as 90s or 2m (a bare number is seconds)");
   return ms;
 }
 

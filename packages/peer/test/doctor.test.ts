@@ -33,13 +33,13 @@ async function moveBytes(question: BytesQuestion) {
   return { kind: "answered" as const, answer, lanes: [] };
 }
 
-async function examine(prefill: Served, decode: Served) {
+async function examine(prefill: Served, decode: Served, openServer = (url: string) => engineServer(url)) {
   const { sideChannel } = prefill;
   const report = await pairDoctor({
     prefill: readTarget(prefill.server.url),
     decode: readTarget(decode.server.url),
     sideChannel,
-    openServer: (url) => engineServer(url),
+    openServer,
     moveBytes,
     bytes: { write: true },
   });
@@ -82,16 +82,35 @@ test("one server for both sides is found", async () => {
   expect(check("versions.engines")?.status).toBe("fail");
 });
 
+test("another model and a wall clock that is off at decode: a warning each, as neither keeps them from pairing", async () => {
+  const [prefill, decode] = [await serve(), await serve({ model: "other" })];
+  const { report, check } = await examine(prefill, decode, (url) => {
+    const server = engineServer(url);
+    if (url === prefill.server.url) return server;
+    const date = async () => {
+      const now = Date.now();
+      return { theirsMs: now - 10_000, fromMs: now, toMs: now };
+    };
+    return { ...server, date };
+  });
+  expect(report.verdict).toBe("warn");
+  expect(check("versions.model")?.found).toBe('"tiny-qwen3" at prefill and "other" at decode');
+  expect(check("versions.model")?.fix).toContain("--served-model-name");
+  expect(check("clocks.decode-wall")?.found).toBe("at least 9.0 s behind this host");
+  expect(check("clocks.decode-wall")?.fix).toContain("run NTP");
+  expect(check("clocks.prefill-wall")?.status).toBe("ok");
+});
+
 const cli = fileURLToPath(new URL("../src/cli.ts", import.meta.url));
 const run = (...args: string[]) =>
-  promisify(execFile)(process.execPath, ["--import", "tsx", cli, "doctor", ...args]).then(
+  promisify(execFile)(process.execPath, ["--import", "tsx", cli, ...args]).then(
     ({ stdout }) => ({ code: 0, stdout, stderr: "" }),
     (error: { code: number; stdout: string; stderr: string }) => error,
   );
 
 test("the command: exit code 0 and JSON for a server that can be read from", async () => {
   const { server } = await serve();
-  const { code, stdout } = await run("--prefill", server.url, "--no-bytes", "--json");
+  const { code, stdout } = await run("doctor", "--prefill", server.url, "--no-bytes", "--json");
   expect(pairReportSchema.parse(JSON.parse(stdout)).verdict).toBe("ok");
   expect(code).toBe(0);
 });
@@ -100,8 +119,27 @@ test("the command: exit code 1 when a side channel cannot be reached, 2 when it 
   const { sideChannel } = await serve();
   const listener = await sideChannel.listen({ host: "127.0.0.1", port: 0, answer: () => undefined });
   await listener.close();
-  const dead = await run("--prefill", `127.0.0.1:${listener.port}`, "--no-bytes");
+  const dead = await run("doctor", "--prefill", `127.0.0.1:${listener.port}`, "--no-bytes");
   expect(dead.stdout).toContain("cannot be reached: the connection was refused");
   expect(dead.code).toBe(1);
-  expect((await run("--prefill", "nonsense")).code).toBe(2);
+  expect((await run("doctor", "--prefill", "nonsense")).code).toBe(2);
+});
+
+test.each([
+  "doctor --prefill http://127.0.0.1:1 --bogus",
+  "doctor --prefill http://127.0.0.1:1 --tp x",
+  "doctor",
+  "decode",
+  "prefill --from . --port x",
+  "unheard-of",
+])("kv-peer %s: 2, which no limit and no check has", async (line) => {
+  const { code, stdout, stderr } = await run(...line.split(" "));
+  expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
+  expect(stderr).toMatch(/^error: /);
+});
+
+test("the help is no wrong call, and shows times as they are given", async () => {
+  const { code, stdout } = await run("decode", "--help");
+  expect(code).toBe(0);
+  expect(stdout).toMatch(/--lease <time> .*\(default: 30s\)/);
 });

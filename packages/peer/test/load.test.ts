@@ -1,7 +1,7 @@
 import { afterEach, expect, test } from "vitest";
 import { load } from "../src/decode/load.js";
 import { loadPlot } from "../src/decode/load-plot.js";
-import { loadReport, loadReportSchema } from "../src/decode/load-report.js";
+import { type Gate, loadReport, loadReportSchema } from "../src/decode/load-report.js";
 import { loadText } from "../src/decode/load-text.js";
 import { type Served, serveSample } from "./served.js";
 
@@ -20,7 +20,7 @@ test("every prompt is read, and the server has all of its blocks back", async ()
   expect(report).toMatchObject({
     verdict: "ok",
     requests: { sent: 12, ok: 12, failed: 0 },
-    leaks: { known: true, before: 0, atEnd: 0, leaked: 0, heldAlthoughTold: 0 },
+    leaks: { before: 0, atEnd: 0, leaked: 0, heldAlthoughTold: 0 },
   });
   // 100 tokens are 4 blocks, 40 are 2, of 4 regions each.
   expect(report.lengthBytes).toBe(6 * (4 + 2) * 4 * 32_768);
@@ -50,6 +50,40 @@ test("a server that does not free what it was not told of after the lease that w
   const report = loadReport(result, { url: "x", vllmVersion: undefined }, GATE);
   expect(report).toMatchObject({ verdict: "fail", leaks: { leaked: 4 } });
   expect(report.reasons.join()).toContain("4 blocks were not free after their lease");
+});
+
+test("a server that no longer answers fails the gate: nothing is known of its blocks", async () => {
+  served = await serveSample();
+  const { server } = served;
+  let alive = true;
+  const unless = <T>(ask: () => Promise<T>) => (alive ? ask() : Promise.reject(new Error("it is gone")));
+  const dying = {
+    ...server,
+    metrics: () => unless(server.metrics),
+    nudge: () => unless(server.nudge),
+  };
+  const progress = () => {
+    alive = false;
+  };
+  const soon = { leaseMs: 1, freeWithinMs: 1, leaseMarginMs: 1 };
+  const result = await load({ ...served, ...common, ...soon, server: dying, requests: 1, progress });
+  expect(result.leaks).toBeUndefined();
+  const report = loadReport(result, { url: server.url, vllmVersion: undefined }, GATE);
+  expect(loadReportSchema.parse(report)).toEqual(report);
+  expect(report.verdict).toBe("fail");
+  expect(report.reasons.join()).toContain("nothing is known of leaks");
+  expect(loadText(report)).toContain("leaks      not known");
+  expect(loadPlot(result, "a run")).toContain("blocks of the server: not known");
+});
+
+test("a server whose metrics do not tell of its blocks fails the gate, unless that is allowed", async () => {
+  served = await serveSample();
+  const { server } = served;
+  const mute = { ...server, metrics: () => Promise.reject(new Error("404")) };
+  const result = await load({ ...served, ...common, server: mute, requests: 1 });
+  const verdict = (gate: Gate) => loadReport(result, { url: "x", vllmVersion: undefined }, gate).verdict;
+  expect(verdict(GATE)).toBe("fail");
+  expect(verdict({ ...GATE, allowUnknownLeaks: true })).toBe("ok");
 });
 
 test("reads that are given up cost the server no block", async () => {

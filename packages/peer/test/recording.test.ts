@@ -1,4 +1,4 @@
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { systemRandom } from "@kv/interface";
@@ -11,6 +11,7 @@ import { readTold } from "../src/decode/pull-one.js";
 import { diffRecordings } from "../src/recording/diff.js";
 import { record } from "../src/recording/record.js";
 import { openRecording } from "../src/recording/recording.js";
+import { engineServer } from "../src/server/server.js";
 import { kvOf, sampleRecording, tokensOf } from "./sample-recording.js";
 import { type Served, serveSample } from "./served.js";
 
@@ -42,6 +43,17 @@ test("a recording of a server that serves a recording is that recording", async 
     ...found.filter(({ where }) => /: (pp_size|dcp_size|remote_registration_generation)$/.test(where)),
   ]);
   expect(served.prefill.blocks.used).toBe(0);
+});
+
+test("a server that cannot be reached leaves nothing behind that looks like a recording", async () => {
+  served = await serveSample();
+  const { transport, sideChannel } = served;
+  const folder = mkdtempSync(join(tmpdir(), "kv-peer-none-"));
+  folders.push(folder);
+  const prefill = engineServer("http://127.0.0.1:1");
+  const made = record({ folder, prefill, transport, sideChannel, prompts: [tokensOf(100)] });
+  await expect(made).rejects.toThrow(/127\.0\.0\.1:1/);
+  expect(readdirSync(folder)).toEqual([]);
 });
 
 test("what was recorded of one rank is pushed to two: each has its heads", async () => {

@@ -63,7 +63,7 @@ export async function sampleRecording(
   factors: Readonly<Record<string, unknown>> = {},
 ): Promise<string> {
   const folder = mkdtempSync(join(tmpdir(), "kv-peer-test-"));
-  const writer = await createRecording(folder);
+  const writer = createRecording(folder);
   const prompts = await Promise.all(
     lengths.map(async (length, index) => {
       const blocks = Math.ceil(length / METADATA.blockSize);

@@ -25,11 +25,19 @@ export async function serveSample(
     leaseMs?: number;
     numBlocks?: number;
     vllmVersion?: string;
+    /** As it is served. */
+    model?: string;
     factors?: Readonly<Record<string, unknown>>;
     network?: MemoryNetwork;
   } = {},
 ): Promise<Served> {
-  const { lengths = [100], leaseMs = 60_000, numBlocks = 64, vllmVersion = "0.33.0" } = options;
+  const {
+    lengths = [100],
+    leaseMs = 60_000,
+    numBlocks = 64,
+    vllmVersion = "0.33.0",
+    model = "tiny-qwen3",
+  } = options;
   const network = options.network ?? memoryNetwork();
   const transports = [memoryTransport({ network }), memoryTransport({ network })] as const;
   const sideChannel = zmqSideChannel();
@@ -47,7 +55,7 @@ export async function serveSample(
   let ids = 0;
   const app = prefillServer({
     prefill,
-    model: "tiny-qwen3",
+    model,
     vllmVersion,
     blockSize: 32,
     newRequestId: (given) => `cmpl-${given ?? "test"}-0-${String(ids++).padStart(8, "0")}`,

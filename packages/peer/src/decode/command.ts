@@ -2,7 +2,7 @@ import { writeFile } from "node:fs/promises";
 import { zmqSideChannel } from "@kv/connector";
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import type { Command } from "commander";
+import { type Command, Option } from "commander";
 import { readTarget } from "../doctor/target.js";
 import { atLeastZero, count, counts, duration, port, share } from "../option-values.js";
 import { engineServer } from "../server/server.js";
@@ -25,6 +25,7 @@ interface Options {
   maxFailed: number;
   maxLeakedBlocks: number;
   maxP99?: number;
+  allowUnknownLeaks?: true;
   sideChannelHost: string;
   sideChannelPort: number;
   plot?: string;
@@ -49,10 +50,15 @@ export function addDecode(program: Command): void {
       "requests read without saying so, such as 1%: their blocks stay for a lease",
       share,
     )
-    .option("--lease <time>", "the server's kv_lease_duration", duration, 30_000)
+    .addOption(
+      new Option("--lease <time>", "the server's kv_lease_duration")
+        .argParser(duration)
+        .default(30_000, "30s"),
+    )
     .option("--max-failed <n>", "limit", atLeastZero, 0)
     .option("--max-leaked-blocks <n>", "limit", atLeastZero, 0)
     .option("--max-p99 <ms>", "limit of reading, p99", count)
+    .option("--allow-unknown-leaks", "pass where the server's /metrics tell nothing of its blocks")
     .option("--side-channel-host <host>", "where a server that pushes finds this one", "127.0.0.1")
     .option("--side-channel-port <port>", "0 takes a free one", port, 0)
     .option("--plot <file>", "write latencies over time as SVG")
@@ -105,6 +111,7 @@ async function run(options: Options): Promise<void> {
       {
         maxFailed: options.maxFailed,
         maxLeakedBlocks: options.maxLeakedBlocks,
+        allowUnknownLeaks: options.allowUnknownLeaks === true,
         ...(maxP99 === undefined ? {} : { maxPullP99Ms: maxP99 }),
       },
     );

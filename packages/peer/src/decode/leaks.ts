@@ -10,12 +10,11 @@ export interface UsedBlocks {
 }
 
 export interface LeakReport {
-  /** Undefined where the server's metrics do not tell: then nothing is known of leaks. */
-  readonly before: number | undefined;
+  readonly before: number;
   /** When everything that the server was told of had to be free. */
-  readonly afterTold: number | undefined;
+  readonly afterTold: number;
   /** When the leases of all others had to be over. */
-  readonly atEnd: number | undefined;
+  readonly atEnd: number;
   /** Blocks in use beyond those before and those that nobody told of. */
   readonly heldAlthoughTold: number;
   /** Blocks in use at the end beyond those before. */
@@ -51,38 +50,31 @@ export interface LeaksOptions {
   readonly leaseMarginMs?: number;
 }
 
-/** Waits for the server to free what it was told of, then for the leases of the rest, and says what is left. */
-export async function leaksAfter(options: LeaksOptions): Promise<LeakReport> {
+/**
+ * Waits for the server to free what it was told of, then for the leases of the rest, and says what is left; undefined where its metrics
+ * do not tell, before or now: what was in use before says nothing of a server that no longer answers.
+ */
+export async function leaksAfter(options: LeaksOptions): Promise<LeakReport | undefined> {
   const { server, clock, before, unnotifiedBlocks } = options;
+  if (before === undefined) return undefined;
   const beganMs = clock.now();
-  let latest = before;
+  let latest: UsedBlocks | undefined;
 
   /** How long it took until no more than so many were in use; undefined when it did not happen in time. */
   async function fallenTo(blocks: number, withinMs: number): Promise<number | undefined> {
     for (;;) {
       // vLLM looks at notifications and leases in engine steps only: it is given one.
       await server.nudge().catch(() => {});
-      latest = (await usedBlocks(server)) ?? latest;
-      if ((latest?.used ?? Number.POSITIVE_INFINITY) <= blocks) return clock.now() - beganMs;
+      latest = await usedBlocks(server);
+      if (latest !== undefined && latest.used <= blocks) return clock.now() - beganMs;
       if (clock.now() - beganMs > withinMs) return undefined;
       await new Promise<void>((resolve) => clock.setTimer(resolve, POLL_MS, { ref: true }));
     }
   }
 
-  if (before === undefined) {
-    return {
-      before: undefined,
-      afterTold: undefined,
-      atEnd: undefined,
-      heldAlthoughTold: 0,
-      leaked: 0,
-      freedMs: undefined,
-      allFreedMs: undefined,
-      expiredRequests: 0,
-    };
-  }
   const freedMs = await fallenTo(before.used + unnotifiedBlocks, options.freeWithinMs);
-  const afterTold = latest?.used ?? before.used;
+  if (latest === undefined) return undefined;
+  const afterTold = latest.used;
   const waits = unnotifiedBlocks > 0 || freedMs === undefined;
   const allFreedMs = waits
     ? await fallenTo(
@@ -90,7 +82,8 @@ export async function leaksAfter(options: LeaksOptions): Promise<LeakReport> {
         options.leaseMs + options.freeWithinMs + (options.leaseMarginMs ?? LEASE_MARGIN_MS),
       )
     : freedMs;
-  const atEnd = latest?.used ?? before.used;
+  if (latest === undefined) return undefined;
+  const atEnd = latest.used;
   return {
     before: before.used,
     afterTold,
@@ -99,6 +92,6 @@ export async function leaksAfter(options: LeaksOptions): Promise<LeakReport> {
     leaked: allFreedMs === undefined ? Math.max(0, atEnd - before.used) : 0,
     freedMs,
     allFreedMs,
-    expiredRequests: (latest?.expired ?? 0) - before.expired,
+    expiredRequests: latest.expired - before.expired,
   };
 }

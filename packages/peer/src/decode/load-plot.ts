@@ -23,7 +23,7 @@ export function loadPlot({ pulls, elapsedMs, leaks }: LoadResult, title: string)
       `<circle cx="${WIDTH - 260 + index * 85}" cy="20" r="4" fill="${colour}"/><text x="${WIDTH - 250 + index * 85}" y="24">${name}</text>`,
   );
   const foot =
-    leaks.before === undefined
+    leaks === undefined
       ? "blocks of the server: not known"
       : `blocks of the server in use: ${leaks.before} before, ${leaks.afterTold} after, ${leaks.atEnd} at the end; ${leaks.leaked} leaked`;
   return [

@@ -1,12 +1,11 @@
 import { z } from "zod";
 import { latenciesOf } from "./latencies.js";
+import type { LeakReport } from "./leaks.js";
 import type { LoadResult } from "./load.js";
 
 const latencies = z
   .object({ count: z.int(), p50Ms: z.number(), p90Ms: z.number(), p99Ms: z.number(), maxMs: z.number() })
   .optional();
-const blocks = z.number().optional();
-
 /** What `kv-peer decode --json` prints. */
 export const loadReportSchema = z.object({
   version: z.literal(1),
@@ -33,17 +32,19 @@ export const loadReportSchema = z.object({
   lengthBytes: z.number(),
   prefill: latencies,
   pull: latencies,
-  leaks: z.object({
-    known: z.boolean().describe("Whether the server's metrics tell of its blocks."),
-    before: blocks,
-    afterTold: blocks,
-    atEnd: blocks,
-    heldAlthoughTold: z.number(),
-    leaked: z.number(),
-    freedMs: z.number().optional(),
-    allFreedMs: z.number().optional(),
-    expiredRequests: z.number(),
-  }),
+  leaks: z
+    .object({
+      before: z.number(),
+      afterTold: z.number(),
+      atEnd: z.number(),
+      heldAlthoughTold: z.number(),
+      leaked: z.number(),
+      freedMs: z.number().optional(),
+      allFreedMs: z.number().optional(),
+      expiredRequests: z.number(),
+    })
+    .optional()
+    .describe("Absent where the server's metrics do not tell of its blocks."),
 });
 export type LoadReport = z.infer<typeof loadReportSchema>;
 
@@ -51,6 +52,8 @@ export interface Gate {
   readonly maxFailed: number;
   readonly maxLeakedBlocks: number;
   readonly maxPullP99Ms?: number;
+  /** Whether a server whose metrics do not tell of its blocks passes. */
+  readonly allowUnknownLeaks?: boolean;
 }
 
 export function loadReport(
@@ -69,7 +72,6 @@ export function loadReport(
     pulls.filter(({ prefillMs }) => prefillMs > 0).map(({ prefillMs }) => prefillMs),
   );
   const reasons = reasonsOf(result, of("failed").length, pull?.p99Ms, gate);
-  const { before, afterTold, atEnd, freedMs, allFreedMs, ...rest } = leaks;
   return {
     version: 1,
     verdict: reasons.length === 0 ? "ok" : "fail",
@@ -93,15 +95,15 @@ export function loadReport(
     lengthBytes: pulls.reduce((sum, { lengthBytes }) => sum + lengthBytes, 0),
     ...(prefill === undefined ? {} : { prefill }),
     ...(pull === undefined ? {} : { pull }),
-    leaks: {
-      known: before !== undefined,
-      ...(before === undefined ? {} : { before }),
-      ...(afterTold === undefined ? {} : { afterTold }),
-      ...(atEnd === undefined ? {} : { atEnd }),
-      ...(freedMs === undefined ? {} : { freedMs }),
-      ...(allFreedMs === undefined ? {} : { allFreedMs }),
-      ...rest,
-    },
+    ...(leaks === undefined ? {} : { leaks: leaksOf(leaks) }),
+  };
+}
+
+function leaksOf({ freedMs, allFreedMs, ...rest }: LeakReport): NonNullable<LoadReport["leaks"]> {
+  return {
+    ...rest,
+    ...(freedMs === undefined ? {} : { freedMs }),
+    ...(allFreedMs === undefined ? {} : { allFreedMs }),
   };
 }
 
@@ -109,17 +111,19 @@ function reasonsOf(
   { leaks, pulls }: LoadResult,
   failed: number,
   p99Ms: number | undefined,
-  { maxFailed, maxLeakedBlocks, maxPullP99Ms }: Gate,
+  { maxFailed, maxLeakedBlocks, maxPullP99Ms, allowUnknownLeaks = false }: Gate,
 ): string[] {
   const reasons: string[] = [];
   if (pulls.length === 0) reasons.push("no request was sent");
   if (failed > maxFailed) reasons.push(`${failed} requests failed, at most ${maxFailed} may`);
-  if (leaks.heldAlthoughTold > maxLeakedBlocks) {
+  if (leaks === undefined && !allowUnknownLeaks)
+    reasons.push("nothing is known of leaks: the server's /metrics did not tell of its blocks");
+  if (leaks !== undefined && leaks.heldAlthoughTold > maxLeakedBlocks) {
     reasons.push(
       `${leaks.heldAlthoughTold} blocks were held although the server was told that they were read`,
     );
   }
-  if (leaks.leaked > maxLeakedBlocks) {
+  if (leaks !== undefined && leaks.leaked > maxLeakedBlocks) {
     reasons.push(`${leaks.leaked} blocks were not free after their lease, at most ${maxLeakedBlocks} may`);
   }
   if (maxPullP99Ms !== undefined && (p99Ms ?? Number.POSITIVE_INFINITY) > maxPullP99Ms) {

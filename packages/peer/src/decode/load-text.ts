@@ -33,7 +33,7 @@ export function loadText({ server, requests, leaks, verdict, reasons, ...report 
 }
 
 function leakLines(leaks: LoadReport["leaks"]): string[] {
-  if (!leaks.known) return ["leaks      not known: the server's /metrics tell nothing of its blocks"];
+  if (leaks === undefined) return ["leaks      not known: the server's /metrics did not tell of its blocks"];
   const seconds = (ms: number | undefined) =>
     ms === undefined ? "never" : `after ${(ms / 1000).toFixed(1)} s`;
   return [

@@ -46,7 +46,8 @@ export interface LoadResult {
   readonly tpSize: number;
   readonly elapsedMs: number;
   readonly pulls: readonly Pulled[];
-  readonly leaks: LeakReport;
+  /** Undefined where the server's metrics do not tell: then nothing is known of leaks. */
+  readonly leaks: LeakReport | undefined;
   /** What the headless side itself still held at the end: zeros, or a defect of ours. */
   readonly outstanding: Readonly<Record<string, number>>;
 }

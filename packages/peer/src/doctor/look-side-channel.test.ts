@@ -61,6 +61,13 @@ test("localhost is right for a pair on this host, and wrong as soon as the peer 
   expect(by["side-channel-host"]?.status).toBe("fail");
 });
 
+test("nobody at the default port: the flag that gives another one", async () => {
+  const { by } = await look(answering("elsewhere"), {
+    address: { host: "10.0.0.7", port: 5600, from: "default" },
+  });
+  expect(by["side-channel"]?.found).toContain("--prefill-side-channel gives another");
+});
+
 test("an address to listen on is none to announce", async () => {
   const { by } = await look(answering("0.0.0.0"), { address: { host: "0.0.0.0", port: 5600, from: "told" } });
   expect(by["side-channel-host"]?.found).toContain("not one to connect to");

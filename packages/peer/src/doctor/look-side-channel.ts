@@ -53,7 +53,7 @@ export async function lookSideChannel(
     add("side-channel", {
       title: "side channel",
       status: "fail",
-      found: `${error.message}${also}${address.from === "default" ? "\n(the default port: --side-channel gives another)" : ""}`,
+      found: `${error.message}${also}${address.from === "default" ? `\n(the default port: --${role}-side-channel gives another)` : ""}`,
       ...(fix === undefined ? {} : { fix }),
       details: { code: error.code, ...address },
     });

@@ -1,7 +1,7 @@
 import { zmqSideChannel } from "@kv/connector";
 import { nixlTransport } from "@kv/nixl";
-import type { Command } from "commander";
-import { count, duration } from "../option-values.js";
+import { type Command, Option } from "commander";
+import { count, duration, port } from "../option-values.js";
 import { openRecording } from "../recording/recording.js";
 import { openHeadlessPrefill } from "./headless-prefill.js";
 import { prefillServer } from "./prefill-server.js";
@@ -23,10 +23,14 @@ export function addPrefill(program: Command): void {
     .description("a prefill worker without a model: serve the KV of a recording to decode workers")
     .requiredOption("--from <folder>", "a recording")
     .option("--host <host>", "address to listen on", "127.0.0.1")
-    .option("--port <port>", "HTTP port; 0 takes a free one", Number, 8100)
+    .option("--port <port>", "HTTP port; 0 takes a free one", port, 8100)
     .option("--side-channel-host <host>", "what decode workers are told", "127.0.0.1")
-    .option("--side-channel-port <port>", "0 takes a free one", Number, 5600)
-    .option("--lease <time>", "how long blocks wait for a reader", duration, 30_000)
+    .option("--side-channel-port <port>", "0 takes a free one", port, 5600)
+    .addOption(
+      new Option("--lease <time>", "how long blocks wait for a reader")
+        .argParser(duration)
+        .default(30_000, "30s"),
+    )
     .option("--blocks <n>", "blocks of the cache", count, 256)
     .option(
       "--any-prompt",

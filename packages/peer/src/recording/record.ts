@@ -40,7 +40,7 @@ const TIMEOUT_MS = 5000;
 /** Stores what a pair of servers says and the KV that goes between them. Errors: the servers', the side channel's, the transport's. */
 export async function record(options: RecordOptions): Promise<Manifest> {
   const { prefill, decode, sideChannel, prompts, random = systemRandom() } = options;
-  const writer = await createRecording(options.folder);
+  const writer = createRecording(options.folder);
   const silenced = new Set<string>();
   const transport = silentTransport(options.transport, (text) =>
     silenced.has(text.slice(0, text.lastIndexOf(":"))),

@@ -1,6 +1,6 @@
 import { createHash } from "node:crypto";
 import { mkdir, readFile, writeFile } from "node:fs/promises";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import {
   type AgentMetadata,
   decodeAgentMetadata,
@@ -63,28 +63,28 @@ export async function openRecording(folder: string): Promise<Recording> {
   };
 }
 
-/** Writes files of a recording as they come, and the manifest last: a folder without one is no recording. */
+/** Writes files of a recording as they come, folders with the first of them, and the manifest last: a folder without one is no recording. */
 export interface RecordingWriter {
   frame(name: string, bytes: Uint8Array): Promise<string>;
   kv(name: string, bytes: Uint8Array): Promise<RecordedPrompt["kv"]>;
   finish(manifest: Manifest): Promise<void>;
 }
 
-export async function createRecording(folder: string): Promise<RecordingWriter> {
-  await mkdir(join(folder, "frames"), { recursive: true });
-  await mkdir(join(folder, "kv"), { recursive: true });
+export function createRecording(folder: string): RecordingWriter {
+  async function write(name: string, content: Uint8Array | string): Promise<string> {
+    const file = join(folder, name);
+    await mkdir(dirname(file), { recursive: true });
+    await writeFile(file, content);
+    return name;
+  }
   return {
-    async frame(name, bytes) {
-      await writeFile(join(folder, "frames", name), bytes);
-      return `frames/${name}`;
-    },
+    frame: (name, bytes) => write(`frames/${name}`, bytes),
     async kv(name, bytes) {
-      await writeFile(join(folder, "kv", name), bytes);
-      return { file: `kv/${name}`, lengthBytes: bytes.byteLength, sha256: digest(bytes) };
+      const file = await write(`kv/${name}`, bytes);
+      return { file, lengthBytes: bytes.byteLength, sha256: digest(bytes) };
     },
     async finish(manifest) {
-      const text = JSON.stringify(manifestSchema.parse(manifest), null, 1);
-      await writeFile(join(folder, MANIFEST), `${text}\n`);
+      await write(MANIFEST, `${JSON.stringify(manifestSchema.parse(manifest), null, 1)}\n`);
     },
   };
 }

@@ -1,0 +1,151 @@
+import { expect, test } from "vitest";
+import { comparable, words } from "./boundary-cases.js";
+import { freePorts } from "./free-ports.js";
+import { startHttpTap } from "./http-tap.js";
+import { ask, type OpenProxy, type ProxyPair } from "./proxy-pair.js";
+import { startToyProxy } from "./toy-proxy.js";
+import { until } from "./until.js";
+
+const long = { model: "tiny", prompt: words(200, 10), temperature: 0, max_tokens: 700, ignore_eos: true };
+/** Nobody but the client asks: what breaks then is the request. */
+const UNASKED = { health: { intervalMs: 0 } } as const;
+
+/** A D that is not there or breaks off, clients that leave, time that is up: what the client sees, and that P holds nothing. */
+export function proxyFaultSuite(pair: ProxyPair): void {
+  test("a D that cannot be reached: the other one, with the same blocks", async () => {
+    const [dead = 0] = await freePorts(1);
+    const { url, proxy } = await pair.proxied({ decoders: [`http://127.0.0.1:${dead}`, pair.d.url] });
+    const body = { model: "tiny", prompt: words(60, 8), temperature: 0, max_tokens: 4 };
+    const right = await comparable(await ask(`${pair.d.url}/v1/completions`, body));
+    expect(await comparable(await ask(`${url}/v1/completions`, body))).toEqual(right);
+    expect(proxy.status().prefillers[0]?.requests).toBe(1);
+    await pair.freed();
+    const toy = await startToyProxy(pair.p.url, `http://127.0.0.1:${dead}`);
+    pair.closing(toy);
+    expect((await ask(`${toy.url}/v1/completions`, body)).status).toBe(500);
+    await pair.leaseEnded();
+  });
+
+  test.each([
+    ["an answer", {}],
+    ["a stream", { stream: true }],
+  ])(
+    "a D that breaks off before the first token of %s: once more from P on, and the other D has the right tokens",
+    async (_, more) => {
+      const cut = await startHttpTap(pair.d.url, afterHead);
+      pair.closing(cut);
+      const { url, proxy } = await pair.proxied({ decoders: [cut.url, pair.d.url], ...UNASKED });
+      const body = { model: "tiny", prompt: words(60, 17), temperature: 0, max_tokens: 4, ...more };
+      const right = await comparable(await ask(`${pair.d.url}/v1/completions`, body));
+      expect(await comparable(await ask(`${url}/v1/completions`, body))).toEqual(right);
+      expect(cut.heads).toHaveLength(1);
+      const { prefillers, decoders } = proxy.status();
+      expect([...prefillers, ...decoders].map(({ requests }) => requests)).toEqual([2, 1, 1]);
+      await pair.idle(pair.d);
+      await pair.freed();
+      const toy = await startToyProxy(pair.p.url, cut.url);
+      pair.closing(toy);
+      const naive = await comparable(await ask(`${toy.url}/v1/completions`, body)).catch(String);
+      expect(naive).not.toEqual(right);
+    },
+  );
+
+  test("a D that breaks off behind the first token: never again, and the client sees that its stream is broken", async () => {
+    const cut = await startHttpTap(pair.d.url, afterTwoEvents);
+    pair.closing(cut);
+    const { url, proxy } = await pair.proxied({ decoders: [cut.url, pair.d.url], ...UNASKED });
+    const body = { ...long, prompt: words(60, 18), max_tokens: 200, stream: true };
+    const right = await read(ask(`${pair.d.url}/v1/completions`, body));
+    const ours = await read(ask(`${url}/v1/completions`, body));
+    expect(textOf(ours.text)).not.toBe("");
+    expect(textOf(right.text).startsWith(textOf(ours.text))).toBe(true);
+    expect(ours.text).toContain("KV_PROXY_UPSTREAM_FAILED");
+    expect(ours.text).not.toContain("[DONE]");
+    expect([right.isBroken, ours.isBroken]).toEqual([false, true]);
+    const { prefillers, decoders } = proxy.status();
+    expect([...prefillers, ...decoders].map(({ requests }) => requests)).toEqual([1, 1, 0]);
+    await pair.idle(pair.d);
+    await pair.freed();
+    const toy = await startToyProxy(pair.p.url, cut.url);
+    pair.closing(toy);
+    expect((await read(ask(`${toy.url}/v1/completions`, body))).isBroken).toBe(false);
+  });
+
+  test("a client that leaves while D generates: D stops, and P holds nothing", async () => {
+    await leaveWhileDecoding(pair, await pair.proxied());
+  });
+
+  test("a client that leaves while P computes: P stops, and holds nothing", async () => {
+    await leaveWhilePrefilling(pair, await pair.proxied());
+  });
+
+  test("a request whose time is up ends in an error event, D stops, and P holds nothing", async () => {
+    const { url } = await pair.proxied({ timeouts: { requestMs: 3_000 } });
+    const answer = await ask(`${url}/v1/completions`, { ...long, stream: true });
+    const text = await answer.text().catch(() => "");
+    expect(text === "" || text.includes("KV_REQUEST_TIMEOUT")).toBe(true);
+    expect(text).not.toContain("[DONE]");
+    await pair.idle(pair.d);
+    await pair.freed();
+  });
+}
+
+export async function leaveWhileDecoding(pair: ProxyPair, { url }: OpenProxy): Promise<void> {
+  const client = new AbortController();
+  const answer = await ask(`${url}/v1/completions`, { ...long, stream: true }, { signal: client.signal });
+  await answer.body?.getReader().read();
+  client.abort();
+  await pair.idle(pair.d);
+  await pair.freed();
+}
+
+/** `legs`: how many of a request run while its prompt is computed. */
+export async function leaveWhilePrefilling(
+  pair: ProxyPair,
+  { url, proxy }: OpenProxy,
+  legs: 1 | 2 = 1,
+): Promise<void> {
+  const client = new AbortController();
+  const body = { ...long, prompt: words(900, 11) };
+  const answer = ask(`${url}/v1/completions`, body, { signal: client.signal });
+  const running = () => {
+    const { prefillers, decoders } = proxy.status();
+    return [...prefillers, ...decoders].map(({ in_flight }) => in_flight);
+  };
+  await until(() => running()[0] === 1, "the prefill leg runs", { everyMs: 1 });
+  expect(running()).toEqual([1, legs - 1]);
+  client.abort();
+  await expect(answer).rejects.toThrow();
+  await until(() => proxy.status().requests.in_flight === 0, "the proxy has let go of it");
+  await pair.idle(pair.p);
+  await pair.idle(pair.d);
+  await pair.freed();
+}
+
+/** Where an answer's head ends: the server has begun, and no token has come. */
+function afterHead(answered: string): number | undefined {
+  const end = answered.indexOf("\r\n\r\n");
+  return end < 0 ? undefined : end + 4;
+}
+
+/** Where the third event begins. */
+function afterTwoEvents(answered: string): number | undefined {
+  const third = answered.split("data: ", 4).slice(0, 3).join("data: ");
+  return third.length < answered.length ? third.length : undefined;
+}
+
+/** As much as came, and whether the connection broke under it. */
+async function read(asked: Promise<Response>): Promise<{ text: string; isBroken: boolean }> {
+  const decoder = new TextDecoder();
+  let text = "";
+  try {
+    for await (const chunk of (await asked).body ?? []) text += decoder.decode(chunk, { stream: true });
+    return { text, isBroken: false };
+  } catch {
+    return { text, isBroken: true };
+  }
+}
+
+function textOf(stream: string): string {
+  return Array.from(stream.matchAll(/"text":"((?:[^"\\]|\\.)*)"/g), ([, text = ""]) => text).join("");
+}
