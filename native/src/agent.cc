@@ -28,7 +28,7 @@ std::string name_of(Napi::Value value, const char* code, const char* what) {
 capi::MemoryType type_of(Napi::Value value) {
   const std::string name = value.ToString().Utf8Value();
   const auto type = memory_type_named(name);
-  if (!type) throw Failure("KV_LIST_INVALID", "memoryType is " + name + ", not DRAM, VRAM or FILE");
+  if (!type) throw Failure("KV_LIST_INVALID", "memoryType is " + name + ", not DRAM, VRAM, FILE or OBJ");
   return *type;
 }
 
@@ -170,7 +170,8 @@ Napi::Value Agent::register_foreign(const Napi::CallbackInfo& info) {
                                                    .address = number(2),
                                                    .length = number(3),
                                                    .device = number(4),
-                                                   .check = info[5].ToBoolean()});
+                                                   .check = info[5].ToBoolean(),
+                                                   .key = text_of(info[6])});
     return info.Env().Undefined();
   });
 }
@@ -232,6 +233,10 @@ Napi::Value Agent::transfer(const Napi::CallbackInfo& info) {
                             .notification = {},
                             .revocable = info[9].ToBoolean(),
                             .asked = time_of(info[10])};
+    if (request.operation == capi::Operation::write && !request.remote->takes_writes) {
+      throw Failure("KV_TRANSFER_INVALID", "a WRITE replaces an object, and the remote list has rows that are parts of objects",
+                    "write by a list whose rows are whole objects: place 0, the length of the memory, count 1");
+    }
     request.pairs = pairs_of(info[4], info[5], info[6], info[7], request.local->shape, request.remote->shape);
     if (!info[8].IsUndefined()) request.notification = bytes_of(info[8], "KV_NOTIFICATION_INVALID", "the notification");
     thread_->transfer(ticket_of(info[0]), std::move(request));

@@ -2,6 +2,9 @@
 
 #include <stdlib.h>
 
+#include <algorithm>
+#include <unordered_map>
+
 #include "exit_guard.h"
 #include "failure.h"
 
@@ -23,6 +26,13 @@ Handle<capi::Agent> create_agent(const capi::Functions& nixl, const AgentConfig&
   const std::string refused = "NIXL refused the agent \"" + config.name + "\"";
   return Handle<capi::Agent>::make("KV_AGENT_INVALID", refused.c_str(), nixl.destroy_agent, nixl.create_configured_agent,
                                    config.name.c_str(), &agent_config);
+}
+
+// Whether each row is all of an object, which a WRITE replaces.
+bool whole_objects(const std::vector<Row>& rows, const std::vector<ForeignRegistration*>& objects) {
+  std::unordered_map<uint64_t, uint64_t> lengths;
+  for (const ForeignRegistration* object : objects) lengths.emplace(object->memory.device, object->memory.length);
+  return std::ranges::all_of(rows, [&](const Row& row) { return row.count == 1 && row.length == lengths.at(row.device); });
 }
 
 }  // namespace
@@ -75,7 +85,7 @@ void AgentState::create_backend(const BackendSpec& spec) {
   }
   for (const auto& [key, value] : spec.parameters) {
     check(nixl_.params_add(parameters.get(), key.c_str(), value.c_str()), "KV_BACKEND_UNAVAILABLE",
-          "backend " + spec.name + " refused the parameter " + key + "=" + value);
+          "backend " + spec.name + " refused the value of the parameter " + key);
   }
   capi::Backend backend = nullptr;
   const capi::Status created = nixl_.create_backend(agent_.get(), spec.name.c_str(), parameters.get(), &backend);
@@ -120,18 +130,21 @@ Bytes AgentState::local_metadata() const {
 
 std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, capi::MemoryType type,
                                           const std::vector<double>& numbers) {
-  const bool files = type == capi::MemoryType::file;
-  if (files && remote != name_) {
-    throw Failure("KV_LIST_INVALID", "a list of files belongs to " + (remote ? "\"" + *remote + "\"" : std::string("no agent")),
-                  "files are reached from the agent that has opened them: prepareRemote with that agent's own name");
+  const bool stored = is_stored(type);
+  if (stored && remote != name_) {
+    throw Failure("KV_LIST_INVALID",
+                  "a list of " + std::string(name_of(type)) + " belongs to " + (remote ? "\"" + *remote + "\"" : std::string("no agent")),
+                  "files and objects are reached from the agent that has registered them: prepareRemote with that agent's own name");
   }
-  if (remote && !files) peers_.require(*remote);
-  std::vector<Row> rows = read_rows(numbers.data(), numbers.size(), files);
-  const bool own = !remote || files;
+  if (remote && !stored) peers_.require(*remote);
+  std::vector<Row> rows = read_rows(numbers.data(), numbers.size(), stored);
+  const bool own = !remote || stored;
   const bool addons = type == capi::MemoryType::dram;
   auto used_memories = own && addons ? registrations_.memories_of(rows) : std::vector<const Mapping*>();
   auto used_foreign = own && !addons ? registrations_.foreign_of(type, rows) : std::vector<ForeignRegistration*>();
+  const bool takes_writes = type != capi::MemoryType::object || whole_objects(rows, used_foreign);
   auto list = std::make_shared<List>(std::move(remote), type, Shape(std::move(rows)));
+  list->takes_writes = takes_writes;
   // Of local memory all is known here. Of a peer's NIXL knows what was registered; it looks at rows whole, however many descriptors they have.
   if (list->remote) {
     capi::Status status = capi::kSuccess;
@@ -148,7 +161,7 @@ std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, cap
                     "every descriptor must lie in memory that the peer had registered when its metadata was made");
     }
   }
-  if (list->remote && !files && probes_) {
+  if (list->remote && !stored && probes_) {
     try {
       probes_->prepare(*list);
     } catch (...) {
@@ -159,7 +172,7 @@ std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, cap
   list->memories = std::move(used_memories);
   list->foreign = std::move(used_foreign);
   registrations_.hold(*list);
-  if (list->remote && !files) peers_.hold(*list);
+  if (list->remote && !stored) peers_.hold(*list);
   lists_.insert(list);
   counters_.prepared_lists = lists_.size();
   return list;
@@ -171,7 +184,7 @@ void AgentState::release(const std::shared_ptr<List>& released) {
     if (*handle != nullptr) nixl_.release_xfer_dlist_handle(agent_.get(), std::exchange(*handle, nullptr));
   }
   registrations_.let_go(*list);
-  if (list->remote && !of_files(*list)) peers_.let_go(*list);
+  if (list->remote && !is_stored(list->type)) peers_.let_go(*list);
   lists_.erase(list);
   counters_.prepared_lists = lists_.size();
 }

@@ -75,8 +75,6 @@ class AgentState {
   void count_released() { --counters_.transfers_in_flight; }
 
  private:
-  // Whether the list describes files of this agent.
-  bool of_files(const List& list) const { return list.remote == name_; }
   void create_backend(const BackendSpec& spec);
   void learn_memory_types(const std::string& backend, capi::Backend handle);
   std::string plugins() const;

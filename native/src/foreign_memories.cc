@@ -14,19 +14,21 @@ namespace {
 std::string described(const ForeignMemory& memory) {
   const std::string length = std::to_string(memory.length) + " bytes";
   if (memory.type == capi::MemoryType::file) return "a file of " + length;
+  if (memory.type == capi::MemoryType::object) return "the object \"" + memory.key + "\" of " + length;
   return length + " at " + std::to_string(memory.address) + " of device " + std::to_string(memory.device);
 }
 
 // What helps where no backend takes such memory.
 const char* remedy(capi::MemoryType type) {
   if (type == capi::MemoryType::file) return "an agent needs a storage backend for files, such as POSIX";
+  if (type == capi::MemoryType::object) return "an agent needs a storage backend for objects, such as OBJ";
   return "an agent needs a backend for device memory: UCX, or LIBFABRIC on a machine with a GPU; without one, blocks are staged through host "
          "memory";
 }
 
 // What helps where one of them should have taken it.
 const char* advice(capi::MemoryType type) {
-  if (type == capi::MemoryType::file) return "NIXL's own log on stderr says why";
+  if (is_stored(type)) return "NIXL's own log on stderr says why";
   return "UCX reaches device memory where its CUDA module loads and UCX_TLS does not leave it out (all, or cuda_copy and cuda_ipc among the "
          "others); NIXL's own log on stderr says more";
 }
@@ -67,7 +69,9 @@ ForeignRegistration* ForeignMemories::known(const ForeignMemory& memory) {
 ForeignRegistration* ForeignMemories::enter(const ForeignMemory& memory) {
   auto list = Handle<capi::RegDlist>::make("KV_MEMORY_INVALID", "no registration list", nixl_.destroy_reg_dlist,
                                            nixl_.create_reg_dlist, memory.type);
-  check(nixl_.reg_dlist_add_desc(list.get(), memory.address, memory.length, memory.device, nullptr, 0), "KV_MEMORY_INVALID",
+  check(nixl_.reg_dlist_add_desc(list.get(), memory.address, memory.length, memory.device, memory.key.empty() ? nullptr : memory.key.data(),
+                                 memory.key.size()),
+        "KV_MEMORY_INVALID",
         "NIXL refused the descriptor of " + described(memory));
   const capi::Status status = nixl_.register_mem(agent_, list.get(), nullptr);
   if (status != capi::kSuccess) {

@@ -1,10 +1,11 @@
-// Memory that an agent has registered and that is not the addon's: files, memory of devices. Its bytes are out of JavaScript's reach.
+// Memory that an agent has registered and that is not the addon's: files, objects, memory of devices. Its bytes are out of JavaScript's reach.
 // Deregistered with this.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -15,7 +16,8 @@
 
 namespace kv::nixl {
 
-// A file from its beginning on (`device` is its descriptor), or memory of a device by the runtime's pointer and ordinal.
+// A file from its beginning on (`device` is its descriptor), an object (`device` is a number of its own), or memory of a device by the
+// runtime's pointer and ordinal.
 struct ForeignMemory {
   capi::MemoryType type;
   uint64_t address;
@@ -23,6 +25,8 @@ struct ForeignMemory {
   uint64_t device;
   // Whether CUDA's driver is asked if it is what it is said to be.
   bool check;
+  // Of an object; empty for all else.
+  std::string key;
 
   uint64_t end() const { return address + length; }
   bool is_of(const ForeignMemory& other) const { return type == other.type && device == other.device; }

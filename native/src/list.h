@@ -22,6 +22,8 @@ struct List {
   const std::optional<std::string> remote;
   const capi::MemoryType type;
   const Shape shape;
+  // Objects are written whole or not at all. Set before the list is known to others.
+  bool takes_writes = true;
 
   // The agent's thread only, once the list is known to others.
   // Each row lies in one registration, so that neighbours in it may be one descriptor.

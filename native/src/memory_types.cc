@@ -16,7 +16,7 @@ const char* name_of(capi::MemoryType type) {
 }
 
 std::optional<capi::MemoryType> memory_type_named(std::string_view name) {
-  for (const auto type : {capi::MemoryType::dram, capi::MemoryType::vram, capi::MemoryType::file}) {
+  for (const auto type : {capi::MemoryType::dram, capi::MemoryType::vram, capi::MemoryType::file, capi::MemoryType::object}) {
     if (name == name_of(type)) return type;
   }
   return std::nullopt;

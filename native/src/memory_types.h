@@ -14,6 +14,8 @@ namespace kv::nixl {
 const char* name_of(capi::MemoryType type);
 // Of those that a list can be of; none for another name.
 std::optional<capi::MemoryType> memory_type_named(std::string_view name);
+// What a storage backend keeps: it has no peer, and its lists are remote ones of the agent's own name.
+inline bool is_stored(capi::MemoryType type) { return type == capi::MemoryType::file || type == capi::MemoryType::object; }
 
 class MemoryTypes {
  public:

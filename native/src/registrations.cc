@@ -95,18 +95,19 @@ std::vector<ForeignRegistration*> Registrations::foreign_of(capi::MemoryType typ
 }
 
 void Registrations::refuse(capi::MemoryType type, const Row& row, size_t index) {
-  const bool file = type == capi::MemoryType::file;
-  std::string hint = file ? "register the file with this agent; a row's device is the file's deviceId, its address the place in the file"
-                          : "register the memory with this agent, or split the row at the edge of the memory";
+  const bool stored = is_stored(type);
+  const std::string kind = type == capi::MemoryType::file ? "file" : "object";
+  std::string hint = stored ? "register the " + kind + " with this agent; a row's device is its deviceId, its address the place in it"
+                            : "register the memory with this agent, or split the row at the edge of the memory";
   for (const auto other : {capi::MemoryType::dram, capi::MemoryType::vram}) {
     const bool held = other == capi::MemoryType::dram ? memory_of(row) != nullptr : foreign_.holder_of(other, row) != nullptr;
-    if (other != type && !file && held) {
+    if (other != type && !stored && held) {
       hint = "what it covers is registered as " + std::string(name_of(other)) + ": a list is of one memory type, and each type has its own lists";
     }
   }
   throw Failure("KV_MEMORY_NOT_REGISTERED",
                 "row " + std::to_string(index) + " covers [" + std::to_string(row.address) + ", " + std::to_string(row.end()) +
-                    (file ? ") of the file with descriptor " : ") on device ") + std::to_string(row.device) +
+                    (stored ? ") of the " + kind + " with deviceId " : ") on device ") + std::to_string(row.device) +
                     ", which no single registration of " + name_of(type) + " of this agent holds (it has " +
                     std::to_string(count_of(type)) + ")",
                 hint);

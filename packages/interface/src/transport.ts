@@ -5,11 +5,11 @@
  */
 
 /**
- * Kinds of memory, by NIXL's names without the suffix `_SEG`. `VRAM` is a device's, which its ordinal in the owner's process names. A `FILE` is
- * reached by the agent that has registered it alone: its lists are remote ones of that agent's own name, their rows places in the file, their
- * device its file descriptor.
+ * Kinds of memory, by NIXL's names without the suffix `_SEG`. `VRAM` is a device's, which its ordinal in the owner's process names. A `FILE`,
+ * or an `OBJ` of an object store, is reached by the agent that has registered it alone: its lists are remote ones of that agent's own name, their
+ * rows places in it, their device its `deviceId`. A WRITE replaces an object: its row is all of it.
  */
-export type MemoryType = "DRAM" | "VRAM" | "FILE";
+export type MemoryType = "DRAM" | "VRAM" | "FILE" | "OBJ";
 
 /** What a transport can do. Callers branch on these, never on the transport's name. */
 export interface TransportCapabilities {

@@ -4,6 +4,7 @@ import {
   type Clock,
   type DescriptorTable,
   KvError,
+  type MemoryType,
   type PreparedList,
   type Registration,
 } from "@kv/interface";
@@ -40,6 +41,7 @@ export interface NixlAgentOptions {
 }
 
 const CLOSE_TIMEOUT_MS = 10_000;
+const MEMORY_TYPES: readonly MemoryType[] = ["DRAM", "VRAM", "FILE", "OBJ"];
 
 /** Starts an agent and its native thread; resolves when its backends are ready. */
 export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent> {
@@ -136,8 +138,11 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
   async function prepare(remote: string | undefined, table: DescriptorTable): Promise<PreparedList> {
     requireObject(table, "KV_LIST_INVALID", "the table of a list");
     const { memoryType, rows } = table;
-    if (memoryType !== "DRAM" && memoryType !== "VRAM" && memoryType !== "FILE") {
-      throw new KvError("KV_LIST_INVALID", `memoryType is ${shown(memoryType)}, not DRAM, VRAM or FILE`);
+    if (!MEMORY_TYPES.includes(memoryType)) {
+      throw new KvError(
+        "KV_LIST_INVALID",
+        `memoryType is ${shown(memoryType)}, not one of ${MEMORY_TYPES.join(", ")}`,
+      );
     }
     const { ticket, value } = await make((agent, id) => agent.prepare(id, remote, memoryType, rows));
     const list: PreparedList = Object.freeze({
@@ -164,7 +169,7 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
         };
         const { memoryType, address, lengthBytes, deviceId } = memory;
         const made = make((agent, id) =>
-          agent.registerForeign(id, memoryType, address, lengthBytes, deviceId, foreign.check),
+          agent.registerForeign(id, memoryType, address, lengthBytes, deviceId, foreign.check, foreign.key),
         );
         const { ticket } = await made.catch((error: unknown) => {
           letGo();

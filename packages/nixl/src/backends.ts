@@ -12,6 +12,8 @@ export interface BackendFacts {
   readonly notifies: boolean;
   /** It moves bytes between memory and files. */
   readonly files: boolean;
+  /** It moves bytes between memory and objects of a store. */
+  readonly objects: boolean;
   /** It reaches memory of devices (VRAM), where there is one and its runtime. */
   readonly devices: boolean;
   /** Variables that look as if they mattered to it, and do not. */
@@ -25,6 +27,7 @@ const STORAGE: BackendFacts = {
   probeWrites: false,
   notifies: false,
   files: false,
+  objects: false,
   devices: false,
   ignores: [],
 };
@@ -36,6 +39,7 @@ const BACKENDS: Readonly<Record<string, BackendFacts>> = {
     probeWrites: false,
     notifies: true,
     files: false,
+    objects: false,
     devices: true,
     ignores: ["FI_PROVIDER", "FI_PROVIDER_PATH", "FI_EFA_USE_DEVICE_RDMA"],
   },
@@ -47,6 +51,7 @@ const BACKENDS: Readonly<Record<string, BackendFacts>> = {
     probeWrites: true,
     notifies: true,
     files: false,
+    objects: false,
     devices: true,
     ignores: ["UCX_TLS", "UCX_NET_DEVICES"],
   },
@@ -54,8 +59,8 @@ const BACKENDS: Readonly<Record<string, BackendFacts>> = {
   GDS: { ...STORAGE, files: true, devices: true },
   GDS_MT: { ...STORAGE, files: true, devices: true },
   GUSLI: STORAGE,
-  OBJ: STORAGE,
-  AZURE_BLOB: STORAGE,
+  OBJ: { ...STORAGE, objects: true },
+  AZURE_BLOB: { ...STORAGE, objects: true },
   INFINIA: STORAGE,
 };
 
@@ -65,6 +70,7 @@ const UNKNOWN: BackendFacts = {
   probeWrites: false,
   notifies: true,
   files: false,
+  objects: false,
   devices: false,
   ignores: [],
 };

@@ -1,18 +1,21 @@
 import { KvError, type Memory } from "@kv/interface";
 
-/** Memory that the addon does not own, and whose bytes JavaScript cannot touch: a file, memory of a device. */
+/** Memory that the addon does not own, and whose bytes JavaScript cannot touch: a file, an object, memory of a device. */
 export interface ForeignMemory {
   /** At registration CUDA's driver is asked whether it is memory of its device. */
   readonly check: boolean;
+  /** An object's name in its store; empty for all else. */
+  readonly key: string;
   /** Somebody registers it; the answered function says that it is over. Errors: `KV_MEMORY_INVALID` once it is closed. */
   hold(): () => void;
 }
 
 export interface ForeignMemoryOptions extends Pick<Memory, "address" | "lengthBytes" | "deviceId"> {
-  readonly memoryType: "VRAM" | "FILE";
+  readonly memoryType: "VRAM" | "FILE" | "OBJ";
   /** For errors, such as a path. */
   readonly subject: string;
   readonly check: boolean;
+  readonly key?: string;
   onClose?(): void;
 }
 
@@ -23,7 +26,7 @@ export const foreignOf = (memory: Memory): ForeignMemory | undefined => foreign.
 
 /** A handle that cannot be closed while it is registered. */
 export function foreignMemory(options: ForeignMemoryOptions): Memory {
-  const { memoryType, address, lengthBytes, deviceId, subject, check, onClose } = options;
+  const { memoryType, address, lengthBytes, deviceId, subject, check, key = "", onClose } = options;
   let holders = 0;
   let closed = false;
   const unsupported = async (): Promise<never> => {
@@ -50,6 +53,7 @@ export function foreignMemory(options: ForeignMemoryOptions): Memory {
   });
   foreign.set(memory, {
     check,
+    key,
     hold() {
       if (closed) throw new KvError("KV_MEMORY_INVALID", `${subject} is closed`);
       holders++;

@@ -24,6 +24,7 @@ export { COMPANIONS, type Companion, type Installed, type InstallOptions, instal
 export { type Environment, type FindLibraryOptions, findLibrary } from "./library.js";
 export { type LibraryFeatures, lackedBy, libraryFeatures } from "./library-features.js";
 export { type FrameOptions, frameMetadata, unframeMetadata } from "./metadata/frame.js";
+export { type ObjectMemoryOptions, objectMemory } from "./object-memory.js";
 export {
   type DescribePluginsOptions,
   describePlugins,

@@ -14,5 +14,6 @@ test("memory of devices is there where a backend reaches it and there is a GPU",
   expect(types(["POSIX"], ["nvidia0"])).toEqual(["DRAM", "FILE"]);
   expect(types(["POSIX", "UCX"], ["nvidia0"])).toEqual(["DRAM", "VRAM", "FILE"]);
   expect(types(["GDS"], ["nvidia0"])).toEqual(["DRAM", "VRAM", "FILE"]);
+  expect(types(["OBJ"], ["nvidia0"])).toEqual(["DRAM", "OBJ"]);
   expect(types(["OF_NO_ROW"], ["nvidia0"])).toEqual(["DRAM"]);
 });

@@ -11,5 +11,6 @@ export function memoryTypesOf(
   const types: MemoryType[] = ["DRAM"];
   if (facts.some(({ devices }) => devices) && gpus().length > 0) types.push("VRAM");
   if (facts.some(({ files }) => files)) types.push("FILE");
+  if (facts.some(({ objects }) => objects)) types.push("OBJ");
   return Object.freeze(types);
 }

@@ -58,7 +58,7 @@ export type NativeOutcome = [
 
 export interface NativeAgent {
   register(ticket: number, memory: NativeMemory): void;
-  /** A file from its beginning on, or memory of a device. With `check`, CUDA's driver is asked about it. */
+  /** A file from its beginning on, an object, or memory of a device. With `check`, CUDA's driver is asked about it; `key` is an object's. */
   registerForeign(
     ticket: number,
     memoryType: string,
@@ -66,6 +66,7 @@ export interface NativeAgent {
     lengthBytes: number,
     deviceId: number,
     check: boolean,
+    key: string,
   ): void;
   deregister(ticket: number, registration: number): void;
   localMetadata(ticket: number): void;

@@ -76,10 +76,10 @@ export function transfers({ native, tickets, clock, listTicket }: TransfersOptio
         throw new KvError("KV_TRANSFER_INVALID", "the notification is not a Uint8Array");
       }
       const [localTicket, remoteTicket] = [listTicket(local), listTicket(remote)];
-      if (notification !== undefined && remote.memoryType === "FILE") {
+      if (notification !== undefined && (remote.memoryType === "FILE" || remote.memoryType === "OBJ")) {
         throw new KvError(
           "KV_TRANSFER_INVALID",
-          "a transfer with a file has no peer to notify, and this one has a notification",
+          "a transfer with storage has no peer to notify, and this one has a notification",
         );
       }
       if (signal?.aborted === true) {

@@ -2,7 +2,7 @@ import { describe, expect, test } from "vitest";
 import { nixlMissing } from "./require-nixl.js";
 import { runChild } from "./run-child.js";
 
-describe.skipIf(nixlMissing)(`several copies of the package in one process (${nixlMissing ?? "found"})`, () => {
+describe.skipIf(nixlMissing)(`copies of the package in one process (${nixlMissing ?? "found"})`, () => {
   test("agents of two copies reach each other, and the process ends", { timeout: 240_000 }, async () => {
     const end = await runChild("copies.ts");
     expect(end, end.stderr).toMatchObject({ code: 0, signal: null, stdout: "moved" });

@@ -114,10 +114,10 @@ function rankDocument(rank: RankGeometry): PlanDocument["local"] {
 type TableDocument = PlanDocument["sources"][number]["lists"][number]["localTable"];
 
 function tableDocument({ memoryType, rows }: DescriptorTable): TableDocument {
-  if (memoryType === "FILE") {
+  if (memoryType !== "DRAM" && memoryType !== "VRAM") {
     throw new KvError(
       "KV_PLAN_INVALID",
-      "a table of a plan describes a FILE, and a KV cache is in DRAM or VRAM",
+      `a table of a plan describes ${memoryType}, and a KV cache is in DRAM or VRAM`,
     );
   }
   const written: number[][] = [];
