@@ -4,6 +4,8 @@ import { pairDcp } from "./dcp-pairs.js";
 import { buildEngineTransferPlan } from "./engine-plan.js";
 import type { EngineTransferPlan } from "./engine-plan-types.js";
 import type { RankGeometry } from "./geometry.js";
+import { provePlan } from "./prove/prove-plan.js";
+import { planRequest } from "./request-plan.js";
 import type { ReceivePassGroup, RequestBlocks } from "./request-plan-types.js";
 import { requestShape } from "./request-shape.js";
 import { rowsOfRuns } from "./run-order.js";
@@ -39,6 +41,9 @@ function planOf({
     ...{ numKvHeads: 1, groups, masksUncovered },
   });
 }
+
+const remotesOf = () =>
+  [0, 1].map((tpRank) => sampleRank({ blockLengthBytes: 1024, tpSize: 2, dcpSize: 2, tpRank }));
 
 /** By source, the rows of each of its batches; and the pass in plain numbers. */
 function pairsOf(plan: EngineTransferPlan, blocks: RequestBlocks) {
@@ -85,7 +90,8 @@ describe("an undivided sequence, dealt out to two ranks at the remote", () => {
   });
 
   test("where the tokens are not said, blocks that the remote lacks are zeroed", () => {
-    expect(pairsOf(planOf(), { localBlockIds: [[5, 6, 7, 8]], remoteBlockIds: [[1]] })).toStrictEqual({
+    const blocks = { localBlockIds: [[5, 6, 7, 8]], remoteBlockIds: [[1]], localComputedBlocks: [0] };
+    expect(pairsOf(planOf(), blocks)).toStrictEqual({
       rows: [[[5, 1, 1]], [[6, 1, 1]]],
       pass: [{ group: 0, zero: [7, 8] }],
     });
@@ -173,7 +179,9 @@ describe("sequences dealt out on both sides", () => {
 
   test("blocks of a slice beyond the last token are not read, and zeroed", () => {
     // 40 tokens are blocks 0, 1 and half of 2.
-    const blocks = { localBlockIds: [[5, 6, 7]], remoteBlockIds: [[1, 3]], numTokens: 40 };
+    const blocks = {
+      ...{ localBlockIds: [[5, 6, 7]], remoteBlockIds: [[1, 3]], numTokens: 40, localComputedBlocks: [0] },
+    };
     const ranks = [0, 1].map((tpRank) =>
       pairsOf(planOf({ local: { tpSize: 2, tpRank, dcpSize: 2 } }), blocks),
     );
@@ -209,6 +217,28 @@ describe("sequences dealt out on both sides", () => {
   });
 });
 
+describe("where nothing is said of a prefix hit, lists end together", () => {
+  const slice = planOf({ local: { tpSize: 2, dcpSize: 2 } });
+  test.each<[string, EngineTransferPlan, RequestBlocks, number]>([
+    ["undivided here", planOf(), { localBlockIds: [[7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 77 }, 3],
+    [
+      "dealt out on both sides",
+      slice,
+      { localBlockIds: [[7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 77 },
+      1,
+    ],
+    ["and none of the tokens", slice, { localBlockIds: [[7]], remoteBlockIds: [[1, 2, 3]] }, 2],
+  ])("%s", (_what, plan, blocks, computed) => {
+    const told = { ...blocks, localComputedBlocks: [computed] };
+    expect(pairsOf(plan, blocks)).toStrictEqual(pairsOf(plan, told));
+    const proven = (given: RequestBlocks) => {
+      const requests = [{ blocks, plan: planRequest(plan, given) }];
+      return provePlan(plan, { remotes: remotesOf(), numKvHeads: 1, requests }).proven;
+    };
+    expect([proven(told), proven({ ...blocks, localComputedBlocks: [0] })]).toEqual([true, false]);
+  });
+});
+
 describe("refuses", () => {
   const refused = (attempt: () => unknown, code: KvErrorCode, message: RegExp) => {
     expect(attempt).toThrow(message);
@@ -224,6 +254,17 @@ describe("refuses", () => {
       pairsOf(planOf(), { localBlockIds: [ids], remoteBlockIds: [[1, 2]], numTokens: ids.length * 16 });
     refused(twice([5, 6, 5]), "KV_BLOCKS_OUT_OF_RANGE", /local block 5 is to be filled twice/);
     refused(twice([5, 5]), "KV_BLOCKS_OUT_OF_RANGE", /local block 5 is to be filled twice/);
+  });
+
+  test("a list of which it cannot be told where it begins", () => {
+    const attempt = (blocks: RequestBlocks) => () => pairsOf(planOf(), blocks);
+    const lists = { localBlockIds: [[5, 6]], remoteBlockIds: [[1]] };
+    refused(
+      attempt(lists),
+      "KV_BLOCKS_MISMATCH",
+      /2 local blocks \(DCP 1\) and 1 remote ones \(DCP 2\).*tokens: not said/,
+    );
+    refused(attempt({ ...lists, numTokens: 16 }), "KV_BLOCKS_MISMATCH", /2 local blocks.*tokens: 16/);
   });
 
   test("a block that no source has", () => {

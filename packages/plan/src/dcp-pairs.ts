@@ -28,7 +28,7 @@ export function pairDcp(
     const { batch } = shape.groups[group] as { batch: number };
     requireNew(localIds, given[batch] as Set<number>);
     const remoteIds = blocks.remoteBlockIds[group] as readonly number[];
-    const computed = blocks.localComputedBlocks?.[group] ?? 0;
+    const computed = computedBlocks(plan, group, blocks);
     const sequenceBlocks =
       blocks.numTokens === undefined ? undefined : Math.ceil(blocks.numTokens / groupPlan.localBlockTokens);
     const per = partsPerLogical(groupPlan);
@@ -65,6 +65,26 @@ export function pairDcp(
   }
   return bySource.map((batches) =>
     batches.map((runs) => (runs === undefined ? undefined : batchOfRuns(orderForRuns(runs)))),
+  );
+}
+
+/** Local blocks before the first of the list: as told, or as many as make both lists end together. All ranks of a DCP group have one list. */
+function computedBlocks(plan: EngineTransferPlan, group: number, blocks: RequestBlocks): number {
+  const told = blocks.localComputedBlocks?.[group];
+  if (told !== undefined) return told;
+  const { local, remote, groupPlans } = plan;
+  const { localBlockTokens } = groupPlans[group] as GroupPlan;
+  const [dcpSize, remoteDcpSize] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
+  const { numTokens } = blocks;
+  const [wanted, held] = [blocks.localBlockIds, blocks.remoteBlockIds].map((ids) => ids[group]?.length ?? 0);
+  let whole: number | undefined;
+  if (numTokens !== undefined) whole = Math.ceil(numTokens / (localBlockTokens * dcpSize));
+  else if (dcpSize === remoteDcpSize) whole = held;
+  if (whole !== undefined && whole >= (wanted as number)) return whole - (wanted as number);
+  throw mismatch(
+    `group ${group}: with ${wanted} local blocks (DCP ${dcpSize}) and ${held} remote ones (DCP ${remoteDcpSize}) it cannot be told how many ` +
+      `come before the local ones (tokens: ${numTokens ?? "not said"})`,
+    { group, localBlocks: wanted, remoteBlocks: held, numTokens: numTokens ?? null },
   );
 }
 

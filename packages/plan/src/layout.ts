@@ -22,6 +22,12 @@ export function orderOfLayout(layout: KvCacheLayout): BlockOrder {
   return ORDER_OF_LAYOUT[layout];
 }
 
+/** The same of a block of so many heads: one head lies together in every layout. */
+export function orderOfBlock(layout: KvCacheLayout, heads: number): BlockOrder {
+  const order = orderOfLayout(layout);
+  return heads === 1 && order === "opaque" ? "head-major" : order;
+}
+
 export function hasPlainTokens(attentionBackend: string): boolean {
   return !BACKENDS_WITH_OWN_TOKEN_ORDER.has(attentionBackend);
 }

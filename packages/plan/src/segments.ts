@@ -10,7 +10,7 @@ import type { TransferForm } from "./engine-plan-types.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "./geometry.js";
 import type { Piece } from "./kinds/cache-kind.js";
 import { cacheKind } from "./kinds/registry.js";
-import { orderOfLayout } from "./layout.js";
+import { orderOfBlock } from "./layout.js";
 import { groupsOfRegion, headsInBlock, headsInRegion, kernelTokens } from "./region-heads.js";
 
 /** A region of both sides, and what is in it. */
@@ -78,7 +78,7 @@ export function attentionShape({ local, remote }: PairContext, pair: RegionPair)
     blockBytes: blockLengthBytes,
     heads: headsInBlock(rank, heads),
     tokens: rank === local ? kernelTokens(local, group) : remoteTokens,
-    order: orderOfLayout(rank.layout),
+    order: orderOfBlock(rank.layout, headsInBlock(rank, heads)),
   })) as [AttentionShape["local"], AttentionShape["local"]];
   const ranks = mapping.attentionRanks;
   const tokens = new Set(pair.attentionGroups.map((each) => kernelTokens(local, each)));

@@ -163,6 +163,14 @@ describe("finer descriptors cannot", () => {
       /33 bytes does not divide into 2 heads of 2 tokens/,
     ],
     [
+      "cut beside it what does not divide into tokens",
+      question({
+        shapes: [shape(NHD, { tokens: 2 }), shape({ heads: 1, blockBytes: 34 }, { heads: 1, tokens: 2 })],
+        turnsHeads: true,
+      }),
+      /34 bytes does not divide into 1 heads of 4 tokens/,
+    ],
+    [
       "cut a region that groups with other tokens per block share",
       question({ shapes: [{ ...HEADS, isMixed: true }] }),
       /groups with different tokens/,

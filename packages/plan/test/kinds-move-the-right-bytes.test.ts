@@ -346,6 +346,25 @@ describe("MLA", () => {
     }
   });
 
+  test.each(["LHBNC", "BHLNC"] as const)(
+    "%s, with blocks of two sizes: one head lies together in every layout",
+    (layout) => {
+      for (const operation of ["READ", "WRITE"] as const) {
+        for (const [p, d] of [
+          [16, 8],
+          [8, 16],
+        ] as const) {
+          const prefill = { layout, kernelTokens: p, tpSize: 2 };
+          run({ groups: ["mla"], caches: latent, prefill, decode: { layout, kernelTokens: d }, operation });
+        }
+        const one = { layout, tpSize: 4 };
+        run({
+          ...{ groups: ["full"], caches: dense, prefill: { ...one, kernelTokens: 16 }, decode: one, operation },
+        });
+      }
+    },
+  );
+
   test("compressed latents: a cell stands for several tokens, blocks are moved whole, and the last is left to be masked", () => {
     // Two cells of 20 bytes for 16 tokens, as with one latent for 8 tokens; a block that divides beside it.
     const rank = (base: number): RankGeometry => ({

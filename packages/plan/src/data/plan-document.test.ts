@@ -121,6 +121,48 @@ test.each<[string, (document: Record<string, unknown>) => void, RegExp]>([
       )[0]?.lists[0]?.localTable.rows[0]?.pop(),
     /rows\.0/,
   ],
+  ["no group", (document) => Object.assign(document, { groups: [] }), /groups is empty/],
+  [
+    "no plan of a group",
+    (document) => Object.assign(document, { groupPlans: [] }),
+    /groupPlans has 0 entries for 1 groups/,
+  ],
+  ["no regions of a group", (document) => Object.assign(document, { regionsOfGroup: [] }), /regionsOfGroup has 0/],
+  ["a region that is none", (document) => Object.assign(document, { regionsOfGroup: [[2]] }), /names 2, of 2 local/],
+  ["no heads of a region", (document) => Object.assign(document, { headsOfRegion: [4] }), /headsOfRegion has 1/],
+  ["no local steps", (document) => Object.assign(document, { localIndexing: [] }), /localIndexing has 0/],
+  ["no remote steps", (document) => Object.assign(document, { remoteIndexing: [] }), /remoteIndexing has 0/],
+  [
+    "a group of another kind",
+    (document) => Object.assign(document, { groups: ["swa"] }),
+    /groupPlans.0.kind is "full", groups.0 is "swa"/,
+  ],
+  ...(
+    [
+      ["a segment that is none", { segments: [2] }, /sources.0.segments names 2, of 2 segments/],
+      ["no steps of a source", { remoteIndexing: [] }, /sources.0.remoteIndexing has 0/],
+      ["a group that is none", { groups: [1] }, /sources.0.groups names 1, of 1 groups/],
+    ] as const
+  ).map(([what, change, message]): [string, (document: Record<string, unknown>) => void, RegExp] => [
+    `of a source ${what}`,
+    (document) => Object.assign((document.sources as object[])[0] as object, change),
+    message,
+  ]),
+  ...(
+    [
+      ["a segment of no region", { region: 2 }, /segments.0.region names 2, of 2 local regions/],
+      ["a segment of no list", { list: 1 }, /list names 1, of 1 lists of sources.0/],
+    ] as const
+  ).map(([what, change, message]): [string, (document: Record<string, unknown>) => void, RegExp] => [
+    what,
+    (document) => Object.assign((document.segments as object[])[0] as object, change),
+    message,
+  ]),
+  [
+    "a segment that a group has not",
+    (document) => Object.assign((document.groupPlans as object[])[0] as object, { segments: [0, 9] }),
+    /groupPlans.0.segments names 9, of 2 segments/,
+  ],
 ])("refuses %s", (_what, spoil, message) => {
   const document = JSON.parse(JSON.stringify(planToDocument(plan))) as Record<string, unknown>;
   spoil(document);

@@ -4,6 +4,7 @@ import type { RankGeometry } from "../geometry.js";
 import { canonicalJson } from "./canonical-json.js";
 import { rankOf } from "./geometry-schema.js";
 import { describeIssues } from "./issues.js";
+import { requireLengths } from "./plan-lengths.js";
 import { PLAN_DOCUMENT_VERSION, type PlanDocument, planDocumentSchema } from "./plan-schema.js";
 import { sha256Hex } from "./sha256.js";
 
@@ -38,8 +39,8 @@ function plain(value: unknown): unknown {
 }
 
 /**
- * A plan from JSON: checked for its form, not for being right; `provePlan` does that. Errors: `KV_PLAN_INVALID` naming the member, or the
- * version that is not known.
+ * A plan from JSON: checked for its form, and that its lists go together, not for being right; `provePlan` does that. Errors:
+ * `KV_PLAN_INVALID` naming the member, or the version that is not known.
  */
 export function planFromDocument(document: unknown): EngineTransferPlan {
   const version = (document as { version?: unknown } | null | undefined)?.version;
@@ -55,6 +56,7 @@ export function planFromDocument(document: unknown): EngineTransferPlan {
   }
   const parsed = planDocumentSchema.safeParse(document);
   if (!parsed.success) throw new KvError("KV_PLAN_INVALID", `not a plan: ${describeIssues(parsed.error)}`);
+  requireLengths(parsed.data);
   const { version: _version, sources, local, remote, ...rest } = parsed.data;
   return Object.freeze({
     ...rest,

@@ -1,6 +1,6 @@
 import type { DescriptorTable } from "@kv/interface";
 import { addressOf, type DescriptorRow, descriptorRows, rowIndexOf } from "../descriptor-rows.js";
-import type { RankGeometry } from "../geometry.js";
+import type { RankGeometry, RegionGeometry } from "../geometry.js";
 import { fail } from "./verdict.js";
 
 /** Where a descriptor points, in the words of the rank that owns the memory. */
@@ -46,6 +46,9 @@ export function namedMemory(whose: string, table: DescriptorTable, rank: RankGeo
     return found;
   }
 
+  const intoBlock = ({ region, from }: MemoryPlace) =>
+    from % (rank.regions[region] as RegionGeometry).blockStrideBytes;
+
   function place(id: number): MemoryPlace {
     const row = rows[rowIndex(id)] as DescriptorRow;
     const address = addressOf(row, id);
@@ -60,15 +63,15 @@ export function namedMemory(whose: string, table: DescriptorTable, rank: RankGeo
     };
     const near = within(lastRegion, false);
     if (near !== undefined) return near;
-    // Blocks of several regions may interleave: what begins in the padding of one is another's, if there is one.
+    // Blocks of several regions may interleave: what begins in the padding of one is another's, if there is one; else that of the block before.
+    const candidates = ordered.filter(([, region]) => region.baseAddress <= address).map(([index]) => index);
     for (const usesPadding of [false, true]) {
-      for (const [index, region] of ordered) {
-        if (region.baseAddress > address) break;
-        const found = within(index, usesPadding);
-        if (found === undefined) continue;
-        lastRegion = index;
-        return found;
-      }
+      const [found] = candidates
+        .flatMap((index) => within(index, usesPadding) ?? [])
+        .sort((one, other) => intoBlock(one) - intoBlock(other));
+      if (found === undefined) continue;
+      lastRegion = found.region;
+      return found;
     }
     return fail(
       "descriptor-outside",

@@ -100,15 +100,15 @@ function listBegins(
   { local, remote }: { readonly local: BlockList; readonly remote: BlockList },
 ): readonly [local: number, remote: number] {
   const [own, other] = written === true ? [remote, local] : [local, remote];
-  const begin = ({ tokens, length }: BlockList) =>
-    Math.ceil((numTokens as number) / tokens) * tokens - length * tokens;
+  const begin = ({ tokens, length, dcp }: BlockList) =>
+    (Math.ceil((numTokens as number) / (tokens * dcp)) - length) * tokens * dcp;
   const otherBegin = windowed && numTokens !== undefined ? begin(other) : 0;
   const computed = windowed ? undefined : localComputedBlocks?.[group];
   let ownBegin = 0;
   if (computed !== undefined) ownBegin = computed * own.tokens * own.dcp;
-  else if (own.dcp * other.dcp > 1) ownBegin = 0;
   else if (numTokens !== undefined) ownBegin = begin(own);
-  else if (own.tokens === other.tokens) ownBegin = (other.length - own.length) * own.tokens;
+  else if (own.tokens === other.tokens && own.dcp === other.dcp)
+    ownBegin = (other.length - own.length) * own.tokens * own.dcp;
   return written === true ? [otherBegin, ownBegin] : [ownBegin, otherBegin];
 }
 
