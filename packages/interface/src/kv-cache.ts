@@ -28,7 +28,7 @@ export interface KvCacheGroup {
 
 /** One contiguous array of blocks: commonly a layer, with K and V packed. */
 export interface KvCacheRegion {
-  /** The layer's name; equal on both sides of a pair. */
+  /** The layer's name; equal on both sides of a pair. Of a cache in several segments (a head each in LHBNC) each region has it. */
   readonly name: string;
   /** The memory that holds it, and where it begins in there. */
   readonly memory: Memory;

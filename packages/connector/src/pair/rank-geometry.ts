@@ -1,6 +1,7 @@
 import { type KvCaches, KvError } from "@kv/interface";
 import { type ModelGeometry, type RankGeometry, type RegionGeometry, requireStatesFit } from "@kv/plan";
 import type { AgentMetadata } from "../wire/agent-metadata.js";
+import { cachesOfSegments, numberSegments } from "./segment-names.js";
 
 /** Which rank of its engine it is; a stage is named only where there are several. */
 export type RankPlace = Pick<RankGeometry, "tpRank" | "tpSize" | "ppRank" | "ppSize">;
@@ -11,6 +12,10 @@ export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
   const [first] = regions;
   if (first === undefined)
     throw new KvError("KV_PLAN_INVALID", "a KV cache without a region cannot be registered");
+  const told = regions.map(({ name }) => name);
+  const names = numberSegments(told);
+  // LHBNC has a segment for each head of a rank.
+  const headEach = config.layout === "LHBNC" ? new Set(told.filter((name, at) => name !== names[at])) : undefined;
   return {
     ...rank,
     dcpSize: 1,
@@ -19,8 +24,8 @@ export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
     layout: config.layout,
     attentionBackend: config.attentionBackend,
     deviceId: first.memory.deviceId,
-    regions: regions.map((region) => ({
-      name: region.name,
+    regions: regions.map((region, index) => ({
+      name: names[index] ?? region.name,
       baseAddress: region.memory.address + region.offsetBytes,
       numBlocks: region.numBlocks,
       blockLengthBytes: region.blockLengthBytes,
@@ -29,6 +34,7 @@ export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
       memoryType: region.memoryType,
       ...(region.memory.deviceId === first.memory.deviceId ? {} : { deviceId: region.memory.deviceId }),
       ...(region.groupIds === undefined ? {} : { groupIds: region.groupIds }),
+      ...(headEach?.has(region.name) === true ? { numKvHeads: rank.tpSize } : {}),
       ...(region.numKvHeads === undefined ? {} : { numKvHeads: region.numKvHeads }),
       ...(region.replicated === undefined ? {} : { replicated: region.replicated }),
     })),
@@ -78,7 +84,7 @@ export function describeRank(
     physicalBlocksPerLogical: local.physicalBlocksPerLogical,
     regionNumBlocks: regions.map(({ numBlocks }) => numBlocks),
     regionGroupIds: regions.map(({ groupId }) => groupId),
-    regionNames: regions.map(({ name }) => name),
+    regionNames: cachesOfSegments(regions.map(({ name }) => name)),
     regionMemoryTypes: regions.map(({ memoryType }) => memoryType),
     dcpSize: local.dcpSize ?? 1,
     pcpSize: 1,
@@ -100,6 +106,16 @@ export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: 
       `engine ${metadata.engineId} has prefill context parallelism of ${metadata.pcpSize}; 1 is supported`,
     );
   }
+  if (metadata.pleBlockLengthBytes !== null) {
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `engine ${metadata.engineId} has a state that is the same on every rank, in pages of ${metadata.pleBlockLengthBytes} bytes (ple_block_len): no kind of cache here is such a state`,
+      {
+        hint: "serve models with compressed sparse attention and linear layers without KV transfer",
+        details: { engineId: metadata.engineId, pleBlockLengthBytes: metadata.pleBlockLengthBytes },
+      },
+    );
+  }
   const { ppRank = 0, ppSize = 1 } = rank;
   if (ppSize > 1 && metadata.regionNames === undefined) {
     throw new KvError(
@@ -112,6 +128,8 @@ export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: 
     return [name, { offsetBytes: offsetBytes ?? 0, lengthBytes: lengthBytes ?? 0 }] as const;
   });
   const [convBytes = 0, recurrentBytes = 0] = metadata.ssmSizes;
+  const names = metadata.regionNames === undefined ? undefined : numberSegments(metadata.regionNames);
+  const members = numberMembers(metadata.regionMembers);
   const mixed = new Set(metadata.regionMemoryTypes ?? []).size > 1;
   const remote: RankGeometry = {
     ...rank,
@@ -124,7 +142,7 @@ export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: 
     attentionBackend: metadata.attentionBackend,
     deviceId: metadata.deviceId,
     regions: metadata.baseAddresses.map((baseAddress, index): RegionGeometry => {
-      const told = metadata.regionNames?.[index];
+      const told = names?.[index];
       const here = ppSize > 1 ? local.regions.find(({ name }) => name === told) : local.regions[index];
       const blockLengthBytes = metadata.blockLengthsBytes[index] ?? 0;
       return {
@@ -137,10 +155,29 @@ export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: 
         memoryType: metadata.regionMemoryTypes?.[index] ?? here?.memoryType ?? "DRAM",
         // Beside device memory, host memory is registered as device 0 (vLLM 0.33, `register_local_xfer_handler`).
         ...(mixed && metadata.regionMemoryTypes?.[index] === "DRAM" ? { deviceId: 0 } : {}),
-        ...(metadata.regionMembers[index] === undefined ? {} : { members: metadata.regionMembers[index] }),
+        ...(told === undefined || here?.name === told ? sharingOf(here) : {}),
+        ...(members[index] === undefined ? {} : { members: members[index] }),
       };
     }),
   };
   requireStatesFit(`remote rank ${rank.tpRank}`, remote, [...remote.regions.keys()]);
   return remote;
+}
+
+/** How ranks share a cache is the model's, and a handshake has no word for it: as here. */
+function sharingOf(here: RegionGeometry | undefined): Pick<RegionGeometry, "numKvHeads" | "replicated"> {
+  return {
+    ...(here?.numKvHeads === undefined ? {} : { numKvHeads: here.numKvHeads }),
+    ...(here?.replicated === undefined ? {} : { replicated: here.replicated }),
+  };
+}
+
+/** A cache of several segments is a member of as many regions, in their order. */
+function numberMembers(members: readonly (readonly string[])[]): (readonly string[])[] {
+  const numbered = numberSegments(members.flat());
+  let begin = 0;
+  return members.map(({ length }) => {
+    begin += length;
+    return numbered.slice(begin - length, begin);
+  });
 }
