@@ -39,7 +39,7 @@ export interface BuildPlanOptions extends ModelGeometry {
   readonly masksUncovered?: boolean;
   /** Default READ. What is written must lie right without a pass, on every remote rank that holds a copy. */
   readonly operation?: TransferOperation;
-  /** Where blocks must be put in another order. Default: what costs less, and is possible. */
+  /** Where blocks must be put in another order. Default: what has fewer descriptors, and is possible. */
   readonly form?: "permute" | "direct";
   /** A receive pass can look at the local cache. Default true; false for device memory without staging. */
   readonly canPass?: boolean;

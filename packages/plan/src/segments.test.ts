@@ -4,7 +4,7 @@ import { mappingsByHeads } from "./region-heads.js";
 import { sampleRank } from "./sample-pair.test-support.js";
 import { attentionShape, type PairContext, piecesOf, type RegionPair, regionPair } from "./segments.js";
 
-const COPY = { form: "copy", parts: { localParts: 1, remoteParts: 1 } } as const;
+const COPY = { form: "copy", parts: { localParts: 1, remoteParts: 1 }, tokenByToken: false } as const;
 
 interface Sides {
   readonly local?: Partial<RankGeometry>;
@@ -131,7 +131,7 @@ describe("pieces", () => {
   });
 
   test("in the direct form there is one for each head", () => {
-    const direct = { form: "direct", parts: { localParts: 1, remoteParts: 2 } } as const;
+    const direct = { form: "direct", parts: { localParts: 1, remoteParts: 2 }, tokenByToken: false } as const;
     const remote = { tpSize: 2, kernelBlockSize: 32 };
     expect(piecesIn({ remote }, direct)).toEqual([
       [0, "head 0", [0], [0, 1]],
@@ -142,7 +142,11 @@ describe("pieces", () => {
   });
 
   test("for a pass whole blocks are moved, though their heads are to be turned", () => {
-    const permute = { form: "permute", parts: { localParts: 2, remoteParts: 1 } } as const;
+    const permute = {
+      form: "permute",
+      parts: { localParts: 2, remoteParts: 1 },
+      tokenByToken: false,
+    } as const;
     expect(piecesIn({ local: { kernelBlockSize: 32 } }, permute)).toEqual([
       [0, "", [0], [0]],
       [1, "", [0], [0]],

@@ -57,37 +57,29 @@ describe("a copy", () => {
   });
 });
 
-describe("what costs less", () => {
-  // A descriptor costs 32 KiB, a pass twice the bytes. Of blocks of B bytes in two parts: 2 descriptors and a pass, or 2 of each of 2 heads.
-  // 2 · 32 KiB / B + 2 against 4 · 32 KiB / B: equal where B is 32 KiB.
-  const blocks = (change: Side, remote: Side = {}) => shape(change, { tokens: 2, ...remote });
+describe("where both can", () => {
   const form = (...shapes: readonly AttentionShape[]) => chooseForm(question({ shapes }));
 
-  test("equal costs: in place", () => {
-    expect(form(blocks({ cellBytes: 4096 }))).toMatchObject({ form: "direct", parts: HALVES });
-    expect(form(blocks({ cellBytes: 4095 }))).toMatchObject({ form: "permute", parts: HALVES });
+  test("a pass, where pieces that land in place are more: however large they are", () => {
+    for (const cellBytes of [8, 2 ** 20]) {
+      expect(form(shape({ cellBytes }, { tokens: 2, cellBytes }))).toMatchObject({
+        form: "permute",
+        parts: HALVES,
+        reason: "descriptors of a block: 2 and a pass, or 4 that land in place",
+      });
+    }
   });
 
-  test("over all blocks together", () => {
-    expect(form(blocks({ cellBytes: 4096 + 64 }), blocks({ cellBytes: 4096 - 64 })).form).toBe("direct");
-    expect(form(blocks({ cellBytes: 4096 + 64 }), blocks({ cellBytes: 4096 - 65 })).form).toBe("permute");
+  test("in place, where they are as many: one head of several is shared", () => {
+    expect(form(shape({}, { heads: 1, tokens: 2 }))).toMatchObject({
+      form: "direct",
+      parts: HALVES,
+      reason: "pieces land in place, in no more descriptors than with a pass (2 of a block)",
+    });
   });
 
-  test("of those that lie alike nothing is counted", () => {
-    const alike = shape({ heads: 1, cellBytes: 2 ** 20 }, { heads: 1, tokens: 2, cellBytes: 2 ** 20 });
-    expect(form(alike, blocks({ cellBytes: 4095 })).form).toBe("permute");
-  });
-
-  test("of the heads that are shared alone", () => {
-    // Two of four local heads.
-    expect(form(blocks({ heads: 4, cellBytes: 4096 })).form).toBe("direct");
-    expect(form(blocks({ heads: 4, cellBytes: 4095 })).form).toBe("permute");
-  });
-
-  test("says how large the pieces are", () => {
-    expect(form(blocks({ cellBytes: 4096 })).reason).toBe(
-      "pieces of 8192 bytes land in place, or 16384 bytes at once and a pass: 4.0 against 4.0 times the bytes",
-    );
+  test("counted over all regions together", () => {
+    expect(form(shape({}, { heads: 1, tokens: 2 }), HEADS).form).toBe("permute");
   });
 
   test("all regions are cut as finely as one of them must be", () => {
@@ -96,12 +88,18 @@ describe("what costs less", () => {
     expect(chooseForm(question({ shapes }))).toMatchObject({ form: "direct", parts: fine });
   });
 
-  test("token by token, where one side keeps the heads of a token together", () => {
-    // Cells of C bytes: a pass moves 8 C in one descriptor, or in place 8 descriptors; 8 · 32 KiB against 32 KiB + 2 · 8 C.
-    const of = (cellBytes: number) =>
-      chooseForm(turned({ shapes: [shape({ ...NHD, cellBytes }, { cellBytes })], turnsHeads: true }));
-    expect(of(14_336)).toMatchObject({ form: "direct", parts: { localParts: 4, remoteParts: 4 } });
-    expect(of(14_335)).toMatchObject({ form: "permute", parts: WHOLE });
+  test("token by token there are more, where one side keeps the heads of a token together", () => {
+    const cellBytes = 2 ** 20;
+    const asked = turned({ shapes: [shape({ ...NHD, cellBytes }, { cellBytes })], turnsHeads: true });
+    expect(chooseForm(asked)).toMatchObject({
+      form: "permute",
+      parts: WHOLE,
+      reason: "descriptors of a block: 1 and a pass, or 8 that land in place",
+    });
+    expect(chooseForm({ ...asked, wanted: "direct" })).toMatchObject({
+      form: "direct",
+      parts: { localParts: 4, remoteParts: 4 },
+    });
   });
 });
 

@@ -11,11 +11,6 @@ import {
 import type { TransferForm, TransferOperation } from "./engine-plan-types.js";
 import { unsupported } from "./incompatible.js";
 
-/** What making, posting and moving one more descriptor costs, in bytes that could be moved instead (measured on UCX: between 16 and 64 KiB). */
-const DESCRIPTOR_COST_BYTES = 32 * 1024;
-/** A pass reads and writes every byte once more. */
-const PASS_COST_PER_BYTE = 2;
-
 export interface FormChoice extends Cuts {
   readonly form: TransferForm;
   readonly reason: string;
@@ -36,7 +31,7 @@ export interface FormQuestion {
   readonly wanted: "permute" | "direct" | undefined;
 }
 
-/** Permute or direct, by cost and by what the pair can do; errors: `KV_PLAN_UNSUPPORTED`, saying what rules out either. */
+/** Permute or direct, by what the pair can do, and where it can do either by the number of descriptors; errors: `KV_PLAN_UNSUPPORTED`, saying what rules out either. */
 export function chooseForm(question: FormQuestion): FormChoice {
   const { shapes, parts, wanted } = question;
   const turned = shapes.filter((shape) => !isPlainCopy(shape, parts));
@@ -73,24 +68,25 @@ export function chooseForm(question: FormQuestion): FormChoice {
   if (wanted === "direct" && noDirect === undefined) return { ...direct, reason: "asked for" };
   if (noPass !== undefined) return { ...direct, reason: noPass };
   if (noDirect !== undefined) return { ...permute, reason: noDirect };
-  const [cheap, dear] = [costPerByte(turned, coarse, false), costPerByte(turned, fine, true)];
-  const passing = cheap.cost + PASS_COST_PER_BYTE;
-  const said =
-    `pieces of ${Math.round(dear.pieceBytes)} bytes land in place, or ${Math.round(cheap.pieceBytes)} bytes at once and a pass: ` +
-    `${dear.cost.toFixed(1)} against ${passing.toFixed(1)} times the bytes`;
-  return dear.cost <= passing ? { ...direct, reason: said } : { ...permute, reason: said };
+  // Permute is vLLM's form: what is chosen here never has more descriptors.
+  const [inPlace, passed] = [descriptorsOf(turned, fine, true), descriptorsOf(turned, coarse, false)];
+  return inPlace <= passed
+    ? {
+        ...direct,
+        reason: `pieces land in place, in no more descriptors than with a pass (${inPlace} of a block)`,
+      }
+    : {
+        ...permute,
+        reason: `descriptors of a block: ${passed} and a pass, or ${inPlace} that land in place`,
+      };
 }
 
-/** Overhead of descriptors in units of the bytes that they move. */
-function costPerByte(shapes: readonly AttentionShape[], cuts: Cuts, direct: boolean) {
-  let bytes = 0;
-  let descriptors = 0;
-  for (const shape of shapes) {
+/** Descriptors of a local kernel block, of all its regions. */
+function descriptorsOf(shapes: readonly AttentionShape[], cuts: Cuts, direct: boolean): number {
+  return shapes.reduce((sum, shape) => {
     const parts = partsOfShape(cuts, shape);
-    bytes += (shape.local.blockBytes / shape.local.heads) * shape.sharedHeads;
-    descriptors += (direct ? directPieces(shape, parts).length : 1) * parts.localParts;
-  }
-  return { cost: (descriptors * DESCRIPTOR_COST_BYTES) / bytes, pieceBytes: bytes / descriptors };
+    return sum + (direct ? directPieces(shape, parts).length : 1) * parts.localParts;
+  }, 0);
 }
 
 function whyNoPass(

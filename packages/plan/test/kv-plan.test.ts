@@ -114,6 +114,18 @@ describe("models by their published shapes", () => {
     );
   });
 
+  test("Nemotron 3 Nano 30B: of a block that holds no state it is said which does", async () => {
+    const flags = ["--config", model("nemotron-3-nano-30b"), "--tp", "4"];
+    const { code, stderr } = await captured(...flags, "--block-size", "64");
+    expect(code).toBe(EXIT_CODES.wrongInput);
+    const [, size = "", kernel = ""] =
+      /least --block-size that fits is (\d+) with --kernel-block-size (\d+)/.exec(stderr) ?? [];
+    const sized = (tokens: number) =>
+      captured(...flags, "--block-size", `${tokens}`, "--kernel-block-size", kernel, "--tokens", "16");
+    expect((await sized(Number(size))).code).toBe(0);
+    expect((await sized(Number(size) - Number(kernel))).code).toBe(EXIT_CODES.wrongInput);
+  });
+
   test("Gemma 4 31B: full layers have half a window layer's bytes for a token, and twice the tokens in a block", async () => {
     const found = await planned("--config", model("gemma-4-31b"), "--tp", "2", "--tp", "4");
     expect(found.groups).toEqual(["swa", "full"]);
@@ -172,6 +184,23 @@ test("a share of a block is adjacent to nothing: it cannot be merged", async () 
   expect(found.request.merged).toBe(found.request.descriptors);
 });
 
+test("layouts and backends of both engines are given as sizes are", async () => {
+  const flags = ["--layers", "1", "--kv-heads", "2", "--head-size", "8", "--tokens", "32"];
+  const found = await planned(
+    ...flags,
+    "--layout",
+    "HND,NHD",
+    "--backend",
+    "FLASH_ATTN,TRITON_ATTN",
+    "--repack",
+  );
+  expect([found.prefill.layout, found.decode.layout]).toEqual(["LBHNC", "LBNHC"]);
+  expect([found.prefill.attentionBackend, found.decode.attentionBackend]).toEqual([
+    "FLASH_ATTN",
+    "TRITON_ATTN",
+  ]);
+});
+
 test("the form can be chosen, and the report says why it is what it is", async () => {
   const flags = ["--config", model("qwen3-0.6b"), "--tp", "1", "--block-size", "16,32"];
   expect((await planned(...flags, "--form", "permute")).form).toBe("permute");
@@ -217,6 +246,23 @@ describe("a pair that is refused", () => {
     expect(sizes).toContain("6");
     for (const size of sizes)
       expect((await report(...base, "--tp", size, "--tp", "6")).outcome).toBe("planned");
+  });
+
+  test("heads that do not divide over the ranks: the sizes with which they do", async () => {
+    const base = ["--layers", "2", "--kv-heads", "8", "--head-size", "64"];
+    const one = await captured(...base, "--tp", "2,3");
+    expect(one.code).toBe(EXIT_CODES.refused);
+    const found = await report(...base, "--tp", "2,3");
+    if (found.outcome !== "refused") return expect.fail("it was planned");
+    expect(found.wouldWork).toEqual([
+      "decode with TP 2",
+      "decode with TP 1",
+      ...[4, 8, 16].map((size) => `decode with TP ${size}`),
+    ]);
+    const both = await report(...base, "--tp", "3");
+    if (both.outcome !== "refused") return expect.fail("it was planned");
+    expect(both.reason).toMatch(/8 KV heads cannot be split over TP size 3/);
+    expect(both.wouldWork).toEqual([1, 2, 4, 8, 16].map((size) => `TP ${size} on both sides`));
   });
 
   test("two models that are not one", async () => {
@@ -290,6 +336,7 @@ describe("a file", () => {
     ["another version", { ...pair, version: 2 }, /version/],
     ["an unknown member", { ...pair, prefill: engine(2, { more: 1 }) }, /prefill.*more/],
     ["a kind that is none", { ...pair, groups: ["new"] }, /groups\.0/],
+    ["more ranks than any engine has", { ...pair, prefill: engine(2, { ppSize: 513 }) }, /1026 ranks/],
     ["no region", { ...pair, decode: engine(1, { regions: [] }) }, /decode\.regions/],
     [
       "a length that is none",
@@ -311,6 +358,36 @@ test.each<[string, string[], RegExp]>([
     "a flag that has no effect",
     ["--file", "x.json", "--block-size", "16"],
     /--block-size has no effect with --file/,
+  ],
+  [
+    "a shape beside a config",
+    ["--config", model("qwen3-0.6b"), "--kv-heads", "3"],
+    /--kv-heads has no effect with --config/,
+  ],
+  [
+    "what is for live engines or for shapes",
+    ["--config", model("qwen3-0.6b"), "--head-size", "3", "--mla", "--groups", "full", "--timeout", "5"],
+    /--head-size, --mla, --groups, --timeout has no effect/,
+  ],
+  [
+    "a type of what the file gives in bytes",
+    ["--file", "x.json", "--kv-cache-dtype", "fp8", "--tp", "2"],
+    /--tp, --kv-cache-dtype has no effect with --file/,
+  ],
+  [
+    "heads of a latent vector",
+    ["--layers", "1", "--mla", "--head-size", "8", "--kv-heads", "2"],
+    /--kv-heads has no effect with --mla/,
+  ],
+  [
+    "a type of states where there are none",
+    ["--config", model("qwen3-0.6b"), "--ssm-dtype", "float32"],
+    /--ssm-dtype float32 has no effect: no layer/,
+  ],
+  [
+    "more ranks than any engine has",
+    ["--config", model("qwen3-0.6b"), "--tp", "512", "--pp", "4"],
+    /make 2048 ranks, more than 1024/,
   ],
   ["three sizes", ["--config", model("qwen3-0.6b"), "--tp", "1,2,4"], /--tp is given 3 times/],
   ["a file that is not there", ["--file", "/nowhere/pair.json"], /\/nowhere\/pair\.json cannot be read/],
@@ -341,6 +418,9 @@ test.each<[string, string[], RegExp]>([
 test.each([
   ["--tp", "0"],
   ["--tp", "x"],
+  ["--tp", "1025"],
+  ["--pp", "1,1025"],
+  ["--layout", "HND,ABC"],
   ["--layout", "ABC"],
   ["--bandwidth", "-1"],
   ["--pool", "full"],

@@ -1,8 +1,8 @@
 import { KvError } from "@kv/interface";
 import type { ModelShape } from "./model-shape.js";
 import { both, type CliOptions } from "./options.js";
-import type { EngineSettings } from "./pair.js";
-import { hybridBlockTokens } from "./state-pages.js";
+import { type EngineSettings, MAX_RANKS } from "./pair.js";
+import { hybridBlockTokens, KERNEL_TOKENS } from "./state-pages.js";
 
 /** How both engines are started, by the flags; what no flag says goes to `assumed`. Errors: `KV_CONFIG_INVALID`. */
 export function settingsOf(
@@ -25,6 +25,13 @@ export function settingsOf(
   const numBlocks = say("--num-blocks", options.numBlocks, 10_000);
   return [0, 1].map((side): EngineSettings => {
     const [size, inner] = [blockSize[side] as number, kernel[side] as number];
+    const [tpSize, ppSize] = [tp[side] as number, pp[side] as number];
+    if (tpSize * ppSize > MAX_RANKS) {
+      throw new KvError(
+        "KV_CONFIG_INVALID",
+        `--tp ${tpSize} and --pp ${ppSize} make ${tpSize * ppSize} ranks, more than ${MAX_RANKS}`,
+      );
+    }
     if (size % inner !== 0) {
       throw new KvError(
         "KV_CONFIG_INVALID",
@@ -32,8 +39,8 @@ export function settingsOf(
       );
     }
     return {
-      tpSize: tp[side] as number,
-      ppSize: pp[side] as number,
+      tpSize,
+      ppSize,
       blockSize: size,
       kernelBlockSize: inner,
       layout: layout[side] as EngineSettings["layout"],
@@ -59,8 +66,10 @@ function blockSizes(
 ): readonly [readonly [number, number], readonly [number, number]] {
   const isHybrid = model.layers.some(({ state }) => state !== undefined);
   if (isHybrid && options.blockSize.length === 0) {
-    const kernel = say("--kernel-block-size", options.kernelBlockSize, 16);
-    const sizes = tp.map((tpSize, side) => hybridBlockTokens(model, tpSize, kernel[side] as number) ?? 16);
+    const kernel = say("--kernel-block-size", options.kernelBlockSize, KERNEL_TOKENS);
+    const sizes = tp.map(
+      (tpSize, side) => hybridBlockTokens(model.layers, tpSize, kernel[side] as number) ?? KERNEL_TOKENS,
+    );
     assumed.push(`--block-size ${sizes.join(",")}: the fewest kernel blocks whose page holds a state`);
     return [sizes as [number, number], kernel];
   }

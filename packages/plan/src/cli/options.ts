@@ -1,5 +1,6 @@
 import { KV_CACHE_LAYOUTS, type KvCacheLayout, KvError } from "@kv/interface";
 import { Command, InvalidArgumentError, Option } from "commander";
+import { MAX_RANKS } from "./pair.js";
 import type { PoolState } from "./sample-request.js";
 
 /** What the command line says; a pair is prefill, then decode. */
@@ -29,7 +30,7 @@ export interface CliOptions {
   readonly repack: boolean;
   readonly masked: boolean;
   readonly form?: "permute" | "direct";
-  readonly timeout: number;
+  readonly timeout?: number;
   readonly json: boolean;
   readonly mermaid: boolean;
   readonly svg: boolean;
@@ -37,6 +38,8 @@ export interface CliOptions {
   readonly plans: boolean;
   readonly out?: string;
 }
+
+const MAX_COUNT = 999_999_999;
 
 /** The older names of two layouts, as vLLM's flag has them. */
 const LAYOUT_NAMES: Readonly<Record<string, KvCacheLayout>> = { HND: "LBHNC", NHD: "LBNHC" };
@@ -51,8 +54,8 @@ export function command(): Command {
     .option("--file <pair.json>", "read the pair from a file")
     .option("--config <config.json>", "the model's config.json from Hugging Face; once or twice", collect, [])
     .option("--from <host:port>", "ask a live engine's side channel for its rank (0, 0); twice", collect, [])
-    .option("--tp <size>", "tensor parallel size; once or twice", collectIntegers, [])
-    .option("--pp <stages>", "pipeline stages of prefill (default 1); decode has one", collectIntegers, [])
+    .option("--tp <size>", "tensor parallel size; once or twice", collectSizes, [])
+    .option("--pp <stages>", "pipeline stages of prefill (default 1); decode has one", collectSizes, [])
     .option("--block-size <tokens>", "tokens in a block; once or twice (default 16)", collectIntegers, [])
     .option(
       "--kernel-block-size <tokens>",
@@ -66,7 +69,7 @@ export function command(): Command {
       collectLayouts,
       [],
     )
-    .option("--backend <name>", "attention backend (default FLASH_ATTN)", collect, [])
+    .option("--backend <name>", "attention backend (default FLASH_ATTN)", collectNames, [])
     .option("--num-blocks <count>", "blocks of a rank (default 10000)", collectIntegers, [])
     .option("--kv-heads <count>", "KV heads of the model, without a config", integer)
     .option("--head-size <elements>", "elements of a head, without a config", integer)
@@ -97,10 +100,10 @@ export function command(): Command {
     .addOption(
       new Option(
         "--form <form>",
-        "where blocks must be put in another order (default: what costs less)",
+        "where blocks must be put in another order (default: fewer descriptors)",
       ).choices(["permute", "direct"]),
     )
-    .option("--timeout <ms>", "for each live engine", integer, 5000)
+    .option("--timeout <ms>", "for each live engine (default 5000)", integer)
     .option("--json", "print the report as JSON", false)
     .option("--mermaid", "print a Mermaid flow chart", false)
     .option("--svg", "print an SVG", false)
@@ -125,15 +128,25 @@ function collect(value: string, before: readonly string[]): readonly string[] {
   return [...before, value];
 }
 
+function collectNames(value: string, before: readonly string[]): readonly string[] {
+  return [...before, ...value.split(",")];
+}
+
+function collectSizes(value: string, before: readonly number[]): readonly number[] {
+  return [...before, ...value.split(",").map((size) => within(1, MAX_RANKS, size))];
+}
+
 function collectIntegers(value: string, before: readonly number[]): readonly number[] {
   return [...before, ...value.split(",").map(integer)];
 }
 
 function collectLayouts(value: string, before: readonly KvCacheLayout[]): readonly KvCacheLayout[] {
-  const layout = LAYOUT_NAMES[value] ?? KV_CACHE_LAYOUTS.find((known) => known === value);
-  if (layout === undefined)
+  const layouts = value.split(",").map((name) => {
+    const layout = LAYOUT_NAMES[name] ?? KV_CACHE_LAYOUTS.find((known) => known === name);
+    if (layout !== undefined) return layout;
     throw new InvalidArgumentError(`HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}`);
-  return [...before, layout];
+  });
+  return [...before, ...layouts];
 }
 
 function list(value: string): readonly string[] {
@@ -141,17 +154,17 @@ function list(value: string): readonly string[] {
 }
 
 function integer(value: string): number {
-  return atLeast(1, value);
+  return within(1, MAX_COUNT, value);
 }
 
 function natural(value: string): number {
-  return atLeast(0, value);
+  return within(0, MAX_COUNT, value);
 }
 
-function atLeast(minimum: number, value: string): number {
+function within(minimum: number, maximum: number, value: string): number {
   const number = Number(value);
-  if (!/^\d{1,9}$/.test(value) || number < minimum)
-    throw new InvalidArgumentError(`a whole number from ${minimum} to 999999999`);
+  if (!/^\d{1,9}$/.test(value) || number < minimum || number > maximum)
+    throw new InvalidArgumentError(`a whole number from ${minimum} to ${maximum}`);
   return number;
 }
 

@@ -3,7 +3,7 @@ import { z } from "zod";
 import { regionSchema } from "../data/geometry-schema.js";
 import { describeIssues } from "../data/issues.js";
 import type { RankGeometry } from "../geometry.js";
-import type { Pair } from "./pair.js";
+import { MAX_RANKS, type Pair } from "./pair.js";
 import { placeRegions, type UnplacedRank } from "./place-regions.js";
 
 type UnplacedRegion = UnplacedRank["regions"][number];
@@ -16,12 +16,18 @@ const region = regionSchema
     groupId: true,
     memoryType: true,
   })
-  .extend({ stage: z.int().min(0).max(4095).default(0) });
+  .extend({
+    stage: z
+      .int()
+      .min(0)
+      .max(MAX_RANKS - 1)
+      .default(0),
+  });
 const engine = z
   .strictObject({
-    tpSize: z.int().min(1).max(4096),
-    ppSize: z.int().min(1).max(4096).default(1),
-    dcpSize: z.int().min(1).max(4096).optional(),
+    tpSize: z.int().min(1).max(MAX_RANKS),
+    ppSize: z.int().min(1).max(MAX_RANKS).default(1),
+    dcpSize: z.int().min(1).max(MAX_RANKS).optional(),
     kernelBlockSize: z
       .int()
       .min(1)
@@ -35,7 +41,13 @@ const engine = z
     attentionBackend: z.string().min(1).max(200),
     regions: z.array(region).min(1).max(65_536),
   })
-  .superRefine(({ ppSize, regions }, context) => {
+  .superRefine(({ tpSize, ppSize, regions }, context) => {
+    if (tpSize * ppSize > MAX_RANKS)
+      context.addIssue({
+        code: "custom",
+        path: ["tpSize"],
+        message: `${tpSize} × ${ppSize} stages (ppSize) are ${tpSize * ppSize} ranks, more than ${MAX_RANKS}`,
+      });
     const held = new Set(regions.map(({ stage }) => stage));
     for (const [index, { stage }] of regions.entries())
       if (stage >= ppSize)

@@ -10,7 +10,7 @@ import {
 import type { EngineSettings, Pair } from "./pair.js";
 import { stagesOfLayers } from "./pipeline-stages.js";
 import { placeRegions } from "./place-regions.js";
-import { stateOfRank, tokenBytes } from "./state-pages.js";
+import { hybridBlockTokens, KERNEL_TOKENS, stateOfRank, tokenBytes } from "./state-pages.js";
 
 export interface PairFromModelOptions {
   readonly title: string;
@@ -58,6 +58,13 @@ export function pairFromModels(options: PairFromModelOptions): Pair {
     prefill: ranks(groups, options.prefill, layOut, stages(options.prefill)),
     decode: ranks(groups, options.decode, layOut, stages(options.decode)),
     assumed,
+    // The least block that holds a state is another one for each TP size: what the settings say holds for these sizes only.
+    ...(decodeModel.layers.some(({ state }) => state !== undefined)
+      ? {}
+      : {
+          withTp: (side: "prefill" | "decode", tpSize: number) =>
+            pairFromModels({ ...options, [side]: { ...options[side], tpSize } }),
+        }),
   };
 }
 
@@ -135,8 +142,10 @@ function sharesPages(layers: readonly LayerShape[], settings: EngineSettings): b
     if (convBytes + recurrentBytes <= page) continue;
     throw new KvError(
       "KV_PLAN_INVALID",
-      `a state of ${convBytes} + ${recurrentBytes} bytes does not fit into a page of ${page} bytes (--block-size ${settings.blockSize})`,
-      { hint: "leave --block-size out: it is then the least that fits" },
+      `a state of ${convBytes} + ${recurrentBytes} bytes does not fit into a page of ${page} bytes (--block-size ${settings.blockSize}, TP ${settings.tpSize})`,
+      {
+        hint: `the least --block-size that fits is ${hybridBlockTokens(layers, settings.tpSize, KERNEL_TOKENS)} with --kernel-block-size ${KERNEL_TOKENS}; without the two each TP size has its least`,
+      },
     );
   }
   return pages.every((bytes) => bytes === page);

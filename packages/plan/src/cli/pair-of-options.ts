@@ -9,35 +9,41 @@ import { both, type CliOptions } from "./options.js";
 import type { EngineSettings, Pair } from "./pair.js";
 import { pairFromFile } from "./pair-file.js";
 import { pairFromModels } from "./pair-from-model.js";
+import { type PairInput, refuseUnused } from "./unused-flags.js";
 
 /** A config.json has some kilobytes, a described pair of hundreds of regions less than a megabyte. */
 const MAX_FILE_BYTES = 16 * 2 ** 20;
+/** For each live engine. */
+const DEFAULT_TIMEOUT_MS = 5000;
 
 /** Reads the pair from whichever input is given; `assumed` says what no input did. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`, the side channel's. */
 export async function pairOf(options: CliOptions): Promise<Pair> {
-  const inputs = [
+  const given: readonly (PairInput | undefined)[] = [
     options.file === undefined ? undefined : "--file",
     options.config.length > 0 ? "--config" : undefined,
     options.from.length > 0 ? "--from" : undefined,
     options.layers === undefined ? undefined : "--layers",
-  ].filter((flag) => flag !== undefined);
-  if (inputs.length !== 1) {
-    const given = inputs.length === 0 ? "none is given" : `${inputs.join(" and ")} are given`;
+  ];
+  const inputs = given.filter((flag) => flag !== undefined);
+  const [input] = inputs;
+  if (input === undefined || inputs.length > 1) {
+    const found = inputs.length === 0 ? "none is given" : `${inputs.join(" and ")} are given`;
     throw new KvError(
       "KV_CONFIG_INVALID",
-      `a pair comes from one of --file, --config, --from, or --layers: ${given}`,
+      `a pair comes from one of --file, --config, --from, or --layers: ${found}`,
       {
         hint: "such as: kv-plan --config config.json --tp 8 --tp 4",
       },
     );
   }
+  refuseUnused(options, input);
   if (options.file !== undefined) {
-    refuseUnused(options, "--file");
     return pairFromFile(options.file, await readJson(options.file));
   }
   if (options.from.length > 0) return fromLive(options);
   const assumed: string[] = [];
   const [prefillModel, decodeModel] = options.config.length > 0 ? await configs(options) : flagged(options);
+  refuseUnusedStateDtype(options, [prefillModel, decodeModel]);
   const [prefill, decode] = settingsOf(options, assumed, prefillModel);
   const names = [...new Set([prefillModel.name, decodeModel.name])].join(" / ");
   return pairFromModels({
@@ -100,7 +106,6 @@ function flagged(options: CliOptions): readonly [ModelShape, ModelShape] {
 }
 
 async function fromLive(options: CliOptions): Promise<Pair> {
-  refuseUnused(options, "--from");
   const [prefill, decode] = options.from.map(address);
   if (prefill === undefined || decode === undefined || options.from.length !== 2 || options.tp.length === 0) {
     throw new KvError(
@@ -129,7 +134,7 @@ async function fromLive(options: CliOptions): Promise<Pair> {
     decode: { ...decode, tpSize: decodeTp },
     numKvHeads: options.kvHeads ?? 1,
     groups: kindsOf(options.groups),
-    timeoutMs: options.timeout,
+    timeoutMs: options.timeout ?? DEFAULT_TIMEOUT_MS,
   });
   return options.groups.length > 0
     ? pair
@@ -154,21 +159,16 @@ function kindsOf(names: readonly string[]): readonly KvCacheKind[] {
   });
 }
 
-/** A flag that the input leaves without effect is refused, not passed over. */
-function refuseUnused(options: CliOptions, input: string): void {
-  const unused = [
-    options.blockSize.length > 0 ? "--block-size" : undefined,
-    options.kernelBlockSize.length > 0 ? "--kernel-block-size" : undefined,
-    options.layout.length > 0 ? "--layout" : undefined,
-    options.backend.length > 0 ? "--backend" : undefined,
-    options.numBlocks.length > 0 ? "--num-blocks" : undefined,
-    input === "--file" && options.tp.length > 0 ? "--tp" : undefined,
-    input === "--file" && options.pp.length > 0 ? "--pp" : undefined,
-  ].filter((flag) => flag !== undefined);
-  if (unused.length === 0) return;
+/** Only layers with a state have a use for its type. */
+function refuseUnusedStateDtype({ ssmDtype }: CliOptions, models: readonly ModelShape[]): void {
+  if (ssmDtype === "auto") return;
+  if (models.some(({ layers }) => layers.some(({ state }) => state !== undefined))) return;
   throw new KvError(
     "KV_CONFIG_INVALID",
-    `${unused.join(", ")} has no effect with ${input}, which says that itself`,
+    `--ssm-dtype ${ssmDtype} has no effect: no layer of the model has a state`,
+    {
+      hint: "leave it out; --kv-cache-dtype is the type of attention's cache",
+    },
   );
 }
 

@@ -13,7 +13,12 @@ export interface Pair {
   readonly decode: readonly RankGeometry[];
   /** Statements that no input made. */
   readonly assumed: readonly string[];
+  /** The same with another TP size on one side, where the input says how caches lie then. Throws what laying them out throws. */
+  readonly withTp?: (side: "prefill" | "decode", tpSize: number) => Pair;
 }
+
+/** Ranks of one engine, of all its stages: far more than any has, and as many as are planned and proven in minutes. */
+export const MAX_RANKS = 1024;
 
 /** What an engine is started with, beside the model. */
 export interface EngineSettings {

@@ -1,6 +1,9 @@
 import { KvError } from "@kv/interface";
 import type { StateSpaceGeometry } from "../geometry.js";
-import type { LayerShape, ModelShape, StateShape } from "./model-shape.js";
+import type { LayerShape, StateShape } from "./model-shape.js";
+
+/** Tokens in a kernel block of a hybrid, where nothing says how many. */
+export const KERNEL_TOKENS = 16;
 
 /** A rank's share of a state. Errors: `KV_PLAN_UNSUPPORTED` where ranks would hold copies of a group of projections. */
 export function stateOfRank(state: StateShape, tpSize: number): StateSpaceGeometry {
@@ -19,9 +22,12 @@ export function stateOfRank(state: StateShape, tpSize: number): StateSpaceGeomet
   };
 }
 
-/** Bytes of one token of a layer on a rank. */
+/**
+ * Bytes of one token of a layer on a rank. Heads that do not divide over ranks are counted up: no engine has such ranks, and it is the plan's to
+ * say so.
+ */
 export function tokenBytes({ kind, numKvHeads, bytesPerHeadAndToken }: LayerShape, tpSize: number): number {
-  const heads = kind === "full" || kind === "swa" ? Math.max(1, numKvHeads / tpSize) : 1;
+  const heads = kind === "full" || kind === "swa" ? Math.ceil(numKvHeads / tpSize) : 1;
   return heads * bytesPerHeadAndToken;
 }
 
@@ -30,7 +36,7 @@ export function tokenBytes({ kind, numKvHeads, bytesPerHeadAndToken }: LayerShap
  * `HybridAttentionMambaModelConfig`). Undefined for models without states.
  */
 export function hybridBlockTokens(
-  { layers }: ModelShape,
+  layers: readonly LayerShape[],
   tpSize: number,
   kernelTokens: number,
 ): number | undefined {

@@ -7,9 +7,19 @@ interface Change {
   readonly apply: (pair: Pair) => Pair | undefined;
 }
 
-/** The single changes of a refused pair with which `plan` (which throws for a refusal) goes through. */
+const TP_SIZES = [1, 2, 4, 8, 16];
+
+/**
+ * The single changes of a refused pair with which `plan` (which throws for a refusal) goes through; where there is none, the TP sizes with which
+ * both engines do.
+ */
 export function whatWouldWork(pair: Pair, plan: (pair: Pair) => void): readonly string[] {
-  return changesOf(pair).flatMap(({ what, apply }) => {
+  const single = tried(changesOf(pair), pair, plan);
+  return single.length > 0 ? single : tried(sizesOfBoth(), pair, plan);
+}
+
+function tried(changes: readonly Change[], pair: Pair, plan: (pair: Pair) => void): readonly string[] {
+  return changes.flatMap(({ what, apply }) => {
     try {
       const changed = apply(pair);
       if (changed === undefined) return [];
@@ -47,13 +57,23 @@ function changesOf({ prefill, decode }: Pair): readonly Change[] {
   if (placeOf(d).ppSize > 1) {
     changes.push({ what: "decode with one pipeline stage", apply: (pair) => withoutStages(pair, "decode") });
   }
-  for (const tpSize of new Set([p.tpSize, 1, 2, 4, 8, 16].filter((size) => size !== d.tpSize))) {
+  for (const tpSize of new Set([p.tpSize, ...TP_SIZES].filter((size) => size !== d.tpSize))) {
     changes.push({ what: `decode with TP ${tpSize}`, apply: (pair) => withTp(pair, "decode", tpSize) });
   }
-  for (const tpSize of new Set([d.tpSize, 1, 2, 4, 8, 16].filter((size) => size !== p.tpSize))) {
+  for (const tpSize of new Set([d.tpSize, ...TP_SIZES].filter((size) => size !== p.tpSize))) {
     changes.push({ what: `prefill with TP ${tpSize}`, apply: (pair) => withTp(pair, "prefill", tpSize) });
   }
   return changes;
+}
+
+function sizesOfBoth(): readonly Change[] {
+  return TP_SIZES.map((tpSize) => ({
+    what: `TP ${tpSize} on both sides`,
+    apply: (pair) => {
+      const changed = withTp(pair, "prefill", tpSize);
+      return changed === undefined ? undefined : withTp(changed, "decode", tpSize);
+    },
+  }));
 }
 
 function both(what: string, sizes: { readonly prefill?: number; readonly decode?: number }): Change {
@@ -91,6 +111,7 @@ function withFacts(pair: Pair, facts: Partial<Pick<RankGeometry, "layout" | "att
 
 /** The same cache over another number of ranks; undefined where a block does not divide. */
 function withTp(pair: Pair, side: "prefill" | "decode", tpSize: number): Pair | undefined {
+  if (pair.withTp !== undefined) return pair.withTp(side, tpSize);
   const stages = byStage(pair[side]);
   const [rank] = pair[side];
   if (rank === undefined) return undefined;

@@ -1,0 +1,60 @@
+import { KvError } from "@kv/interface";
+import type { CliOptions } from "./options.js";
+
+/** Where a pair can come from. */
+export type PairInput = "--file" | "--config" | "--from" | "--layers";
+
+interface FlagUse {
+  readonly flag: string;
+  readonly isGiven: (options: CliOptions) => boolean;
+  /** The inputs with which it says something that they do not. */
+  readonly servesWith: readonly PairInput[];
+}
+
+const MODELS: readonly PairInput[] = ["--config", "--layers"];
+
+const USES: readonly FlagUse[] = [
+  { flag: "--tp", isGiven: ({ tp }) => tp.length > 0, servesWith: [...MODELS, "--from"] },
+  // Of live engines more than one stage is refused with its own reason.
+  { flag: "--pp", isGiven: ({ pp }) => pp.length > 0, servesWith: [...MODELS, "--from"] },
+  { flag: "--block-size", isGiven: ({ blockSize }) => blockSize.length > 0, servesWith: MODELS },
+  {
+    flag: "--kernel-block-size",
+    isGiven: ({ kernelBlockSize }) => kernelBlockSize.length > 0,
+    servesWith: MODELS,
+  },
+  { flag: "--layout", isGiven: ({ layout }) => layout.length > 0, servesWith: MODELS },
+  { flag: "--backend", isGiven: ({ backend }) => backend.length > 0, servesWith: MODELS },
+  { flag: "--num-blocks", isGiven: ({ numBlocks }) => numBlocks.length > 0, servesWith: MODELS },
+  { flag: "--kv-cache-dtype", isGiven: ({ kvCacheDtype }) => kvCacheDtype !== "auto", servesWith: MODELS },
+  { flag: "--ssm-dtype", isGiven: ({ ssmDtype }) => ssmDtype !== "auto", servesWith: ["--config"] },
+  {
+    flag: "--kv-heads",
+    isGiven: ({ kvHeads }) => kvHeads !== undefined,
+    servesWith: ["--layers", "--from"],
+  },
+  { flag: "--head-size", isGiven: ({ headSize }) => headSize !== undefined, servesWith: ["--layers"] },
+  { flag: "--mla", isGiven: ({ mla }) => mla, servesWith: ["--layers"] },
+  { flag: "--groups", isGiven: ({ groups }) => groups.length > 0, servesWith: ["--from"] },
+  { flag: "--timeout", isGiven: ({ timeout }) => timeout !== undefined, servesWith: ["--from"] },
+];
+
+/** A flag that the input leaves without effect is refused, not passed over. Errors: `KV_CONFIG_INVALID` naming the flags. */
+export function refuseUnused(options: CliOptions, input: PairInput): void {
+  const unused = USES.filter(({ isGiven, servesWith }) => isGiven(options) && !servesWith.includes(input));
+  if (unused.length > 0) {
+    const serving = [...new Set(unused.flatMap(({ servesWith }) => servesWith))];
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `${unused.map(({ flag }) => flag).join(", ")} has no effect with ${input}`,
+      {
+        hint: `${input} says that itself, or has no use for it; leave it out, or give the pair with ${serving.join(" or ")}`,
+      },
+    );
+  }
+  if (input === "--layers" && options.mla && options.kvHeads !== undefined) {
+    throw new KvError("KV_CONFIG_INVALID", "--kv-heads has no effect with --mla", {
+      hint: "a latent vector has no heads: leave one of the two out",
+    });
+  }
+}
