@@ -35,7 +35,15 @@ test("each stage writes the blocks of its own groups, and only tells of a reques
       ...{ numKvHeads: 4, groups: ["full", "full"] },
     });
     const request = planRequest(plan, {
-      ...{ localBlockIds, remoteBlockIds: [[5, 6], [7, 8]], numTokens: 20, localComputedBlocks: [0, 0] },
+      ...{
+        localBlockIds,
+        remoteBlockIds: [
+          [5, 6],
+          [7, 8],
+        ],
+        numTokens: 20,
+        localComputedBlocks: [0, 0],
+      },
     });
     return {
       regions: plan.regionsOfGroup,
@@ -44,7 +52,10 @@ test("each stage writes the blocks of its own groups, and only tells of a reques
     };
   };
   // The remote's table has a row of blocks for the region of this stage.
-  const blocks = [[1, 2], [3, 4]];
+  const blocks = [
+    [1, 2],
+    [3, 4],
+  ];
   expect(writes(0, blocks)).toEqual({ regions: [[0], []], runs: [[1, 5, 2]], told: 0 });
   expect(writes(1, blocks)).toEqual({ regions: [[], [0]], runs: [[3, 7, 2]], told: 0 });
   expect(writes(1, [[1, 2], []])).toEqual({ regions: [[], [0]], runs: [], told: 1 });

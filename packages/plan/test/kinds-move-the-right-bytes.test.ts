@@ -359,7 +359,13 @@ describe("MLA", () => {
         }
         const one = { layout, tpSize: 4 };
         run({
-          ...{ groups: ["full"], caches: dense, prefill: { ...one, kernelTokens: 16 }, decode: one, operation },
+          ...{
+            groups: ["full"],
+            caches: dense,
+            prefill: { ...one, kernelTokens: 16 },
+            decode: one,
+            operation,
+          },
         });
       }
     },
@@ -479,22 +485,28 @@ describe("groups", () => {
     ["LBNHC", 4, "LBNHC", 2],
     ["LBNHC", 2, "LBHNC", 2],
     ["LBHNC", 1, "LBNHC", 8],
-  ] as const)("of Gemma 4's shape, cut token by token: %s at TP %i, %s at TP %i", (pLayout, p, dLayout, d) => {
-    // Full attention has fewer heads, and blocks of more tokens.
-    const caches: readonly CacheSpec[] = [
-      { name: "layer.0", groups: [0], heads: 4, blockTimes: 2 },
-      { name: "layer.1", groups: [1], heads: 16 },
-    ];
-    for (const operation of ["READ", "WRITE"] as const) {
-      const { made } = run({
-        ...{ groups: ["full", "swa"], caches, numKvHeads: 16, window: [undefined, 3], operation },
-        prefill: { layout: pLayout, tpSize: p },
-        decode: { layout: dLayout, tpSize: d },
-      });
-      const [plan] = made.map((one) => one.plan);
-      expect([plan?.form, plan?.groupPlans.map(({ partTokens }) => partTokens)]).toEqual(["direct", [1, 1]]);
-    }
-  });
+  ] as const)(
+    "of Gemma 4's shape, cut token by token: %s at TP %i, %s at TP %i",
+    (pLayout, p, dLayout, d) => {
+      // Full attention has fewer heads, and blocks of more tokens.
+      const caches: readonly CacheSpec[] = [
+        { name: "layer.0", groups: [0], heads: 4, blockTimes: 2 },
+        { name: "layer.1", groups: [1], heads: 16 },
+      ];
+      for (const operation of ["READ", "WRITE"] as const) {
+        const { made } = run({
+          ...{ groups: ["full", "swa"], caches, numKvHeads: 16, window: [undefined, 3], operation },
+          prefill: { layout: pLayout, tpSize: p },
+          decode: { layout: dLayout, tpSize: d },
+        });
+        const [plan] = made.map((one) => one.plan);
+        expect([plan?.form, plan?.groupPlans.map(({ partTokens }) => partTokens)]).toEqual([
+          "direct",
+          [1, 1],
+        ]);
+      }
+    },
+  );
 
   test("groups that share regions (-1), some of them", () => {
     const caches: readonly CacheSpec[] = [

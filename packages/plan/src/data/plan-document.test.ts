@@ -127,9 +127,21 @@ test.each<[string, (document: Record<string, unknown>) => void, RegExp]>([
     (document) => Object.assign(document, { groupPlans: [] }),
     /groupPlans has 0 entries for 1 groups/,
   ],
-  ["no regions of a group", (document) => Object.assign(document, { regionsOfGroup: [] }), /regionsOfGroup has 0/],
-  ["a region that is none", (document) => Object.assign(document, { regionsOfGroup: [[2]] }), /names 2, of 2 local/],
-  ["no heads of a region", (document) => Object.assign(document, { headsOfRegion: [4] }), /headsOfRegion has 1/],
+  [
+    "no regions of a group",
+    (document) => Object.assign(document, { regionsOfGroup: [] }),
+    /regionsOfGroup has 0/,
+  ],
+  [
+    "a region that is none",
+    (document) => Object.assign(document, { regionsOfGroup: [[2]] }),
+    /names 2, of 2 local/,
+  ],
+  [
+    "no heads of a region",
+    (document) => Object.assign(document, { headsOfRegion: [4] }),
+    /headsOfRegion has 1/,
+  ],
   ["no local steps", (document) => Object.assign(document, { localIndexing: [] }), /localIndexing has 0/],
   ["no remote steps", (document) => Object.assign(document, { remoteIndexing: [] }), /remoteIndexing has 0/],
   [
