@@ -111,6 +111,26 @@ describe("the heads that go together", () => {
   });
 });
 
+describe("what is known of a block's inside", () => {
+  const localOf = (sides: Sides) => {
+    const { context, pairs } = pairsOf(sides);
+    return attentionShape(context, pairs[0]);
+  };
+
+  test("of groups with unlike tokens per block that share the region, nothing", () => {
+    const groups = { model: { groups: ["full", "swa"] } };
+    expect(localOf({ ...groups, local: { groupBlockTokens: [16, 32] } }).isMixed).toBe(true);
+    expect(localOf({ ...groups, local: { groupBlockTokens: [32, 32] } }).isMixed).toBeUndefined();
+  });
+
+  test("one head lies together in every layout, several do not", () => {
+    const orders = (layout: "LHBNC" | "LBNHC") =>
+      [1, 4].map((tpSize) => localOf({ local: { tpSize, layout }, remote: { tpSize } }).local.order);
+    expect(orders("LHBNC")).toEqual(["opaque", "head-major"]);
+    expect(orders("LBNHC")).toEqual(["token-major", "token-major"]);
+  });
+});
+
 describe("pieces", () => {
   /** Region, name, groups and ranks of each piece. */
   const piecesIn = (sides: Sides, choice: Parameters<typeof piecesOf>[3] = COPY) => {
@@ -131,7 +151,7 @@ describe("pieces", () => {
   });
 
   test("in the direct form there is one for each head", () => {
-    const direct = { form: "direct", parts: { localParts: 1, remoteParts: 2 }, tokenByToken: false } as const;
+    const direct = { ...COPY, form: "direct", parts: { localParts: 1, remoteParts: 2 } } as const;
     const remote = { tpSize: 2, kernelBlockSize: 32 };
     expect(piecesIn({ remote }, direct)).toEqual([
       [0, "head 0", [0], [0, 1]],
@@ -142,11 +162,7 @@ describe("pieces", () => {
   });
 
   test("for a pass whole blocks are moved, though their heads are to be turned", () => {
-    const permute = {
-      form: "permute",
-      parts: { localParts: 2, remoteParts: 1 },
-      tokenByToken: false,
-    } as const;
+    const permute = { ...COPY, form: "permute", parts: { localParts: 2, remoteParts: 1 } } as const;
     expect(piecesIn({ local: { kernelBlockSize: 32 } }, permute)).toEqual([
       [0, "", [0], [0]],
       [1, "", [0], [0]],

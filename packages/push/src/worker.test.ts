@@ -4,22 +4,25 @@ import { expect, test } from "vitest";
 import { engineFacts } from "../../pull/test/engine-facts.js";
 import { createPushWorker } from "./worker.js";
 
-test.each(["kv_producer", "kv_consumer", "kv_both"])("a %s with pipeline stages is refused at its start", (role) => {
-  const clock = virtualClock();
-  const network = memoryNetwork({ clock });
-  const worker = (ppSize: number) => () =>
-    createPushWorker({
-      config: readTransferConfig({ kv_connector: "push", kv_role: role }),
-      engine: engineFacts("e", { ppSize, isHmaEnabled: true }),
-      tpRank: 0,
-      ppRank: 0,
-      transport: memoryTransport({ network }),
-      platform: cpuPlatform(),
-      sideChannel: memorySideChannel({ network }),
-      clock,
-    });
-  expect(worker(1)).not.toThrow();
-  expect(worker(2)).toThrow(expect.objectContaining({ code: "KV_CONFIG_INVALID" }));
-  if (role !== "kv_consumer")
-    expect(worker(2)).toThrow("this engine has 2 pipeline stages; push serves engines with one");
-});
+test.each(["kv_producer", "kv_consumer", "kv_both"])(
+  "a %s with pipeline stages is refused at its start",
+  (role) => {
+    const clock = virtualClock();
+    const network = memoryNetwork({ clock });
+    const worker = (ppSize: number) => () =>
+      createPushWorker({
+        config: readTransferConfig({ kv_connector: "push", kv_role: role }),
+        engine: engineFacts("e", { ppSize, isHmaEnabled: true }),
+        tpRank: 0,
+        ppRank: 0,
+        transport: memoryTransport({ network }),
+        platform: cpuPlatform(),
+        sideChannel: memorySideChannel({ network }),
+        clock,
+      });
+    expect(worker(1)).not.toThrow();
+    expect(worker(2)).toThrow(expect.objectContaining({ code: "KV_CONFIG_INVALID" }));
+    if (role !== "kv_consumer")
+      expect(worker(2)).toThrow("this engine has 2 pipeline stages; push serves engines with one");
+  },
+);
