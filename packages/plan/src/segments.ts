@@ -72,7 +72,8 @@ export function attentionShape({ local, remote }: PairContext, pair: RegionPair)
     blockBytes: blockLengthBytes,
     heads: headsInBlock(rank, heads),
     tokens: rank === local ? kernelTokens(local, group) : remoteTokens,
-    order: orderOfLayout(rank.layout),
+    // One head leaves only tokens to be ordered, whatever the layout calls it.
+    order: headsInBlock(rank, heads) === 1 ? "head-major" : orderOfLayout(rank.layout),
   })) as [AttentionShape["local"], AttentionShape["local"]];
   const ranks = mapping.attentionRanks;
   const sharedHeads = heads === undefined ? 1 : one.heads / ranks.length;
