@@ -45,7 +45,9 @@ const pagesAgree = (input: Readonly<Record<string, unknown>>) => {
     const [heads, size] = [number(input, "kv_heads"), number(input, `${side}tp_size`)];
     const held = input["is_mla"] === true || heads < size ? 1 : heads / size;
     const isWhole = input["is_mla"] === true || heads % size === 0 || size % heads === 0;
-    return isWhole ? number(input, `${side}block_len`) / (held * number(input, `${side}block_size`)) : Number.NaN;
+    return isWhole
+      ? number(input, `${side}block_len`) / (held * number(input, `${side}block_size`))
+      : Number.NaN;
   });
   return bytes === remoteBytes;
 };

@@ -102,7 +102,9 @@ function hybridIds(options: DescriptorIdOptions, firstState: number): readonly I
     ["mamba", state],
     ["circular", scratch],
   ]);
-  return options.blockIds.map((ids, group) => [ids, startsOfKind.get(groups[group] ?? "") ?? attention] as const);
+  return options.blockIds.map(
+    (ids, group) => [ids, startsOfKind.get(groups[group] ?? "") ?? attention] as const,
+  );
 }
 
 /** The ids of all groups, one after another. */

@@ -208,7 +208,8 @@ function checkOrder(
     isCut,
   }: { readonly localHeads: number; readonly remoteHeads: number; readonly isCut: boolean },
 ): void {
-  const isOpaque = (rank: RankGeometry, heads: number) => heads > 1 && orderOfLayout(rank.layout) === "opaque";
+  const isOpaque = (rank: RankGeometry, heads: number) =>
+    heads > 1 && orderOfLayout(rank.layout) === "opaque";
   const opaque = isOpaque(local, localHeads) || isOpaque(remote, remoteHeads);
   if (opaque && localHeads !== remoteHeads) {
     throw unsupported(
