@@ -14,6 +14,7 @@ export interface BeyondRule {
 }
 
 const MOVES_BYTES = "packages/plan/test/moves-the-right-bytes.test.ts";
+const KINDS_MOVE_BYTES = "packages/plan/test/kinds-move-the-right-bytes.test.ts";
 
 const number = (input: Readonly<Record<string, unknown>>, key: string) => Number(input[key]);
 const prefillHasMoreRanks = (input: Readonly<Record<string, unknown>>) =>
@@ -30,12 +31,32 @@ const ORDER: Readonly<Record<string, string>> = {
   LBNHC: "tokens first",
   BLNHC: "tokens first",
 };
+const hasPlainTokens = (input: Readonly<Record<string, unknown>>) =>
+  text(input, "backend") !== "CPU_ATTN" && text(input, "remote_backend") !== "CPU_ATTN";
 /** Both layouts keep a block of one layer together, in an order that is known. */
 const ordersAreKnown = (input: Readonly<Record<string, unknown>>) =>
-  text(input, "layout") in ORDER &&
-  text(input, "remote_layout") in ORDER &&
-  text(input, "backend") !== "CPU_ATTN" &&
-  text(input, "remote_backend") !== "CPU_ATTN";
+  text(input, "layout") in ORDER && text(input, "remote_layout") in ORDER && hasPlainTokens(input);
+const hasOneHead = (input: Readonly<Record<string, unknown>>) =>
+  input["is_mla"] === true ||
+  ["tp_size", "remote_tp_size"].every((size) => number(input, "kv_heads") < 2 * number(input, size));
+/** Both sides' blocks hold equally many bytes for a head and token, and whole heads; of hybrids neither check looks at that. */
+const pagesAgree = (input: Readonly<Record<string, unknown>>) => {
+  const [bytes, remoteBytes] = ["", "remote_"].map((side) => {
+    const [heads, size] = [number(input, "kv_heads"), number(input, `${side}tp_size`)];
+    const held = input["is_mla"] === true || heads < size ? 1 : heads / size;
+    const isWhole = input["is_mla"] === true || heads % size === 0 || size % heads === 0;
+    return isWhole
+      ? number(input, `${side}block_len`) / (held * number(input, `${side}block_size`))
+      : Number.NaN;
+  });
+  return bytes === remoteBytes;
+};
+/** Blocks of other sizes can be cut: where the heads and tokens of a block are is known, and no DCP group deals them out. */
+const canBeCut = (input: Readonly<Record<string, unknown>>) =>
+  (ordersAreKnown(input) || (hasOneHead(input) && hasPlainTokens(input))) &&
+  pagesAgree(input) &&
+  number(input, "dcp_size") === 1 &&
+  number(input, "remote_dcp_size") === 1;
 const sameOrder = (input: Readonly<Record<string, unknown>>) =>
   ORDER[text(input, "layout")] === ORDER[text(input, "remote_layout")];
 
@@ -67,6 +88,18 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
       blocksDivide(input),
   },
   {
+    name: "prefill-tp-larger-and-blocks-of-a-hybrid-smaller",
+    family: "descs",
+    refusal: /^Head-sharded attention reads with P_TP > D_TP and heterogeneous block sizes are not supported/,
+    reason: "as above for a hybrid's attention; its states are shared out over the sources, whole",
+    test: KINDS_MOVE_BYTES,
+    matches: (input) =>
+      input["mamba"] === true &&
+      prefillHasMoreRanks(input) &&
+      number(input, "block_size") > number(input, "remote_block_size") &&
+      blocksDivide(input),
+  },
+  {
     name: "prefill-tp-larger-and-blocks-smaller",
     family: "descs",
     refusal: /^Head-sharded attention reads with P_TP > D_TP and heterogeneous block sizes are not supported/,
@@ -84,7 +117,31 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     refusal: /^Local block size \d+ is not divisible by remote block size \d+ or vice versa/,
     reason: "a descriptor for each head of each greatest common part of both sides' blocks: the direct form",
     test: MOVES_BYTES,
-    matches: (input) => input["has_mamba"] !== true && ordersAreKnown(input) && !blocksDivide(input),
+    matches: (input) => input["has_mamba"] !== true && canBeCut(input) && !blocksDivide(input),
+  },
+  {
+    name: "decode-blocks-of-a-hybrid-smaller-or-not-a-multiple",
+    family: "validate",
+    refusal: /^Local block size \d+ is not divisible by remote block size \d+ or vice versa/,
+    reason: "as above for its attention; states are moved by logical blocks, whatever the kernel's size is",
+    test: KINDS_MOVE_BYTES,
+    matches: (input) => input["has_mamba"] === true && canBeCut(input) && !blocksDivide(input),
+  },
+  {
+    name: "decode-blocks-smaller",
+    family: "descs",
+    refusal: /^Local block size \d+ is not divisible by remote block size \d+ or vice versa/,
+    reason: "as above, for attention and for hybrids",
+    test: KINDS_MOVE_BYTES,
+    matches: (input) => !blocksDivide(input),
+  },
+  {
+    name: "host-memory-and-other-blocks",
+    family: "validate",
+    refusal: /^Heterogeneous block sizes are not supported with host buffer/,
+    reason: "a plan does not ask what memory a region is in: host memory is cut, and put in order, like any",
+    test: MOVES_BYTES,
+    matches: canBeCut,
   },
   {
     name: "layouts-of-one-order",
@@ -111,5 +168,13 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     reason: "a token's shared heads are contiguous: a descriptor per token",
     test: MOVES_BYTES,
     matches: (input) => input["is_mla"] !== true && ordersAreKnown(input) && sameOrder(input),
+  },
+  {
+    name: "one-head-in-any-layout",
+    family: "validate",
+    refusal: /^Heterogeneous TP head-dimension splitting requires contiguous heads/,
+    reason: "a rank's block has one head on both sides: nothing of it is split",
+    test: MOVES_BYTES,
+    matches: (input) => input["is_mla"] !== true && hasOneHead(input) && canBeCut(input),
   },
 ];

@@ -38,13 +38,6 @@ export function refuseDcp(
       details: { tpSize, dcpSize },
     });
   }
-  const logical = (rank: RankGeometry) => rank.kernelBlockSize * rank.physicalBlocksPerLogical;
-  if (logical(local) === logical(remote)) return;
-  throw unsupported(
-    "blocks that are dealt out to DCP ranks must hold equally many tokens on both sides",
-    logical(local),
-    logical(remote),
-  );
 }
 
 /** vLLM 0.33 turns blocks of another size after a push by its own rules, or stops at them. */
@@ -87,24 +80,8 @@ export function requireWholeShares(
   for (const [index, shape] of shapes.entries()) {
     const region = pairs[index]?.region.name;
     if (shape === undefined || shape.sharedHeads === 0) continue;
-    const { local, remote, sharedHeads } = shape;
+    const { local, remote } = shape;
     const opaque = local.order === "opaque" || remote.order === "opaque";
-    if (opaque && (sharedHeads !== local.heads || sharedHeads !== remote.heads)) {
-      throw unsupported(
-        `region "${region}": blocks must be split by head, which the layout does not keep together`,
-        `${local.heads} heads, ${local.order}`,
-        `${remote.heads} heads, ${remote.order}`,
-        "use a head-major layout (LBHNC) on both sides, or equal TP sizes",
-      );
-    }
-    if ((opaque || !plainTokens) && (localParts > 1 || remoteParts > 1)) {
-      throw unsupported(
-        `region "${region}": tokens of different kernel block sizes must be in an order that is known`,
-        `${local.tokens} tokens, ${local.order}`,
-        `${remote.tokens} tokens, ${remote.order}`,
-        "use equal kernel block sizes",
-      );
-    }
     for (const [side, parts] of [
       [local, localParts],
       [remote, remoteParts],

@@ -7,7 +7,7 @@ import { checkModelGeometry, checkRankGeometry } from "./geometry-checks.js";
 import { incompatible, unsupported } from "./incompatible.js";
 import { cacheKind } from "./kinds/registry.js";
 import { hasPlainTokens, orderOfLayout } from "./layout.js";
-import { headsInBlock, headsInRegion } from "./region-heads.js";
+import { groupsOfRegion, headsInBlock, headsInRegion } from "./region-heads.js";
 
 export interface CompatibilityOptions extends ModelGeometry {
   readonly local: RankGeometry;
@@ -34,7 +34,8 @@ export interface PairFacts {
 }
 
 /**
- * Accepts or refuses a pair, by the rules of vLLM 0.33's `_validate_remote_agent_handshake`. Errors, each with both values:
+ * Accepts or refuses a pair, by the rules of vLLM 0.33's `_validate_remote_agent_handshake`; beyond them refuses to cut blocks whose order is
+ * not known, and takes more where bytes can be put right. Errors, each with both values:
  * `KV_TOPOLOGY_INVALID`, `KV_PLAN_INVALID`, `KV_PLAN_INCOMPATIBLE`, `KV_PLAN_UNSUPPORTED`.
  */
 export function checkCompatibility(options: CompatibilityOptions): PairFacts {
@@ -81,6 +82,13 @@ function checkDcp(local: RankGeometry, remote: RankGeometry, groups: readonly Kv
   if (mine !== theirs && hasState(groups)) {
     throw unsupported("state-space caches need equal DCP sizes", mine, theirs);
   }
+  const logical = (rank: RankGeometry) => rank.kernelBlockSize * rank.physicalBlocksPerLogical;
+  if ((mine === 1 && theirs === 1) || logical(local) === logical(remote)) return;
+  throw unsupported(
+    "blocks that are dealt out to DCP ranks must hold equally many tokens on both sides",
+    logical(local),
+    logical(remote),
+  );
 }
 
 /** The fewest equal parts: those of the greatest number of tokens that divides both. */
@@ -165,14 +173,17 @@ function checkRegions(
         other?.name ?? null,
       );
     }
-    // The page of a hybrid is sized by its state, not by heads and tokens; only the MLA part of one is comparable.
-    if (hybrid && !isMla) continue;
     const heads = headsInRegion(options.local, region, options);
     const [localHeads, remoteHeads] = [
       headsInBlock(options.local, heads),
       headsInBlock(options.remote, heads),
     ];
     const { localParts, remoteParts } = facts;
+    const isState = (group: number) => cacheKind(options.groups[group] ?? "").sharding === "state";
+    if (!groupsOfRegion(options.local, region, options).every(isState))
+      checkOrder(region.name, options, { localHeads, remoteHeads, isCut: localParts > 1 || remoteParts > 1 });
+    // The page of a hybrid is sized by its state, not by heads and tokens; only the MLA part of one is comparable.
+    if (hybrid && !isMla) continue;
     if (
       region.blockLengthBytes * remoteHeads * remoteParts ===
       other.blockLengthBytes * localHeads * localParts
@@ -185,4 +196,34 @@ function checkRegions(
       other.blockLengthBytes,
     );
   }
+}
+
+/** What is cut, by head or by token, must lie in an order that is known. One head is, whatever the layout calls it. */
+function checkOrder(
+  name: string,
+  { local, remote }: CompatibilityOptions,
+  {
+    localHeads,
+    remoteHeads,
+    isCut,
+  }: { readonly localHeads: number; readonly remoteHeads: number; readonly isCut: boolean },
+): void {
+  const isOpaque = (rank: RankGeometry, heads: number) =>
+    heads > 1 && orderOfLayout(rank.layout) === "opaque";
+  const opaque = isOpaque(local, localHeads) || isOpaque(remote, remoteHeads);
+  if (opaque && localHeads !== remoteHeads) {
+    throw unsupported(
+      `region "${name}": blocks must be split by head, which the layout does not keep together`,
+      `${localHeads} heads, ${local.layout}`,
+      `${remoteHeads} heads, ${remote.layout}`,
+      "use a head-major layout (LBHNC) on both sides, or equal TP sizes",
+    );
+  }
+  if (!isCut || (!opaque && hasPlainOrder(local, remote))) return;
+  throw unsupported(
+    `region "${name}": tokens of different kernel block sizes must be in an order that is known`,
+    `${local.kernelBlockSize} tokens, ${local.layout} on ${local.attentionBackend}`,
+    `${remote.kernelBlockSize} tokens, ${remote.layout} on ${remote.attentionBackend}`,
+    "use equal kernel block sizes",
+  );
 }

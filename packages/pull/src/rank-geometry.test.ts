@@ -1,4 +1,3 @@
-import { KvError } from "@kv/interface";
 import {
   decodeAgentMetadata,
   describeRank,
@@ -6,6 +5,7 @@ import {
   localGeometry,
   remoteGeometry,
 } from "@kv/connector";
+import { KvError } from "@kv/interface";
 import { buildEngineTransferPlan, planRequest, provePlan, type RankGeometry } from "@kv/plan";
 import { memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
@@ -92,7 +92,12 @@ describe("rank geometry", () => {
     const names = ["layers.0", "layers.1"].flatMap((name) => [name, name, name]);
     const segmented = (tpRank: number): RankGeometry => {
       const config = simConfig(16);
-      const [caches] = createSimRanks({ transport: memoryTransport(), config, tpSize: 1, numBlocks: 4 }).caches;
+      const [caches] = createSimRanks({
+        transport: memoryTransport(),
+        config,
+        tpSize: 1,
+        numBlocks: 4,
+      }).caches;
       if (caches === undefined) throw new Error("no rank");
       const [region] = caches.regions;
       if (region === undefined) throw new Error("no region");
@@ -107,7 +112,10 @@ describe("rank geometry", () => {
     };
     const here = segmented(1);
     expect(here.regions.map(({ name, numKvHeads }) => [name, numKvHeads])).toEqual(
-      ["layers.0", "layers.0 #2", "layers.0 #3", "layers.1", "layers.1 #2", "layers.1 #3"].map((name) => [name, 2]),
+      ["layers.0", "layers.0 #2", "layers.0 #3", "layers.1", "layers.1 #2", "layers.1 #3"].map((name) => [
+        name,
+        2,
+      ]),
     );
     const told = describeRank(segmented(1), { engineId: "e", agentMetadata: new Uint8Array([1]) });
     expect(told.regionNames).toEqual(names);
@@ -117,7 +125,9 @@ describe("rank geometry", () => {
     expect(remote.regions.map((region) => region.members)).toEqual(here.regions.map(({ name }) => [name]));
     const plan = buildEngineTransferPlan({ local: here, remotes: [remote], numKvHeads: 6, groups: ["full"] });
     expect(plan.form).toBe("copy");
-    expect(planRequest(plan, { localBlockIds: [[0]], remoteBlockIds: [[0]], numTokens: 16 }).reads).toHaveLength(1);
+    expect(
+      planRequest(plan, { localBlockIds: [[0]], remoteBlockIds: [[0]], numTokens: 16 }).reads,
+    ).toHaveLength(1);
     expect(provePlan(plan, { remotes: [remote], numKvHeads: 6 })).not.toHaveProperty("fault");
   });
 
@@ -143,7 +153,9 @@ describe("rank geometry", () => {
       const told = describeRank(side(tpRank, 2), { engineId: "e", agentMetadata: new Uint8Array([1]) });
       return remoteGeometry(told, { tpRank, tpSize: 2 }, here);
     });
-    expect(remotes[0]?.regions.map(({ blockLengthBytes }) => blockLengthBytes)).toEqual([4096, 8192, 1024, 9216]);
+    expect(remotes[0]?.regions.map(({ blockLengthBytes }) => blockLengthBytes)).toEqual([
+      4096, 8192, 1024, 9216,
+    ]);
     const plan = buildEngineTransferPlan({ local: here, remotes, numKvHeads: 8, groups: ["full"] });
     expect(provePlan(plan, { remotes, numKvHeads: 8 })).not.toHaveProperty("fault");
   });

@@ -15,7 +15,8 @@ export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
   const told = regions.map(({ name }) => name);
   const names = numberSegments(told);
   // LHBNC has a segment for each head of a rank.
-  const headEach = config.layout === "LHBNC" ? new Set(told.filter((name, at) => name !== names[at])) : undefined;
+  const headEach =
+    config.layout === "LHBNC" ? new Set(told.filter((name, at) => name !== names[at])) : undefined;
   return {
     ...rank,
     dcpSize: 1,
