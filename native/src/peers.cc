@@ -47,16 +47,28 @@ std::string Peers::add(const Bytes& bytes) {
     }
     forget(name);
   }
+  std::unique_ptr<PeerWatch> watch = watch_of(name, metadata.connections);
+  // NIXL would try to connect to it for ever.
+  if (watch && !watch->alive()) {
+    throw Failure("KV_AGENT_METADATA_INVALID", "nobody answers where the metadata says that \"" + name + "\" is: its process is gone",
+                  "take the metadata of the process that runs now");
+  }
   load(name, bytes);
   Peer& peer = peers_[name];
-  const auto connection = metadata.connections.find(kWatchedBackend);
-  // A known peer that was taken for dead and says hello again is looked at anew.
-  if (watched_ && connection != metadata.connections.end() && (!peer.watch || !peer.watch->alive())) {
-    peer.watch = PeerWatch::of(connection->second);
-  }
+  if (watch) peer.watch = std::move(watch);
   peer.connections = std::move(metadata.connections);
   counters_.remotes = peers_.size();
   return name;
+}
+
+// None where the backend tells of a death itself, or where one watches already. A known peer that was taken for dead and says hello again
+// is looked at anew.
+std::unique_ptr<PeerWatch> Peers::watch_of(const std::string& name, const Connections& connections) {
+  const auto connection = connections.find(kWatchedBackend);
+  if (!watched_ || connection == connections.end()) return nullptr;
+  const auto known = peers_.find(name);
+  if (known != peers_.end() && known->second.watch && known->second.watch->alive()) return nullptr;
+  return PeerWatch::of(connection->second);
 }
 
 void Peers::load(const std::string& name, const Bytes& metadata) {

@@ -65,8 +65,10 @@ class Peers {
  private:
   // What posts do with their bytes. What was seen to copy once is not believed again.
   enum class Posts { unknown, start, copy };
+  // Connection data by backend.
+  using Connections = std::map<std::string, std::string>;
   struct Peer {
-    std::map<std::string, std::string> connections;
+    Connections connections;
     std::unordered_set<List*> lists;
     std::unique_ptr<PeerWatch> watch;
     bool met = false;
@@ -75,6 +77,7 @@ class Peers {
     std::optional<Clock::time_point> first_word;
   };
 
+  std::unique_ptr<PeerWatch> watch_of(const std::string& name, const Connections& connections);
   void load(const std::string& name, const Bytes& metadata);
   void forget(const std::string& name);
   // How long its death has been known; zero while it lives, or is not watched.
