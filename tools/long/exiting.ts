@@ -1,5 +1,5 @@
 // A process, or a worker thread in one, that uses NIXL until the place that it is told, writes 1 MiB to its stdout, and ends.
-// `run-exits.ts` makes one file of JavaScript of it.
+// It runs as one file of JavaScript: `run-exits.ts`.
 import { isMainThread, parentPort, Worker, workerData } from "node:worker_threads";
 import { nixlTransport } from "@kv/nixl";
 import { type Exit, OUTPUT_BYTES } from "./exit.js";

@@ -3,7 +3,7 @@ import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { build } from "tsup";
+import { ADDON_OF_BUNDLES, bundle } from "../../packages/nixl/test/bundle.js";
 import { drawExit, type Exit, OUTPUT_BYTES } from "./exit.js";
 
 export interface ExitsOptions {
@@ -18,16 +18,15 @@ export interface ExitsOptions {
 
 const TIMEOUT_MS = 120_000;
 const EXITING = fileURLToPath(new URL("./exiting.ts", import.meta.url));
-const ADDON = fileURLToPath(new URL("../../native/build/kv_nixl.node", import.meta.url));
 
 /** Processes that use NIXL and end at random places of their lives: each is to end with exit code 0, and with all that it wrote. */
 export async function runExits({ seed, numbers, jobs, onEnd }: ExitsOptions): Promise<void> {
   const folder = await mkdtemp(join(tmpdir(), "kv-exits-"));
   const left = [...numbers];
-  const lane = async () => {
+  const lane = async (file: string) => {
     for (let number = left.shift(); number !== undefined; number = left.shift()) {
       const exit = drawExit(seed, number);
-      const wrong = await complaintOf(exit, join(folder, "exiting.mjs"));
+      const wrong = await complaintOf(exit, file);
       onEnd(
         wrong === undefined
           ? undefined
@@ -37,24 +36,18 @@ export async function runExits({ seed, numbers, jobs, onEnd }: ExitsOptions): Pr
     }
   };
   try {
-    await bundle(folder);
-    await Promise.all(Array.from({ length: jobs }, lane));
+    const file = await bundle(EXITING, folder);
+    await Promise.all(Array.from({ length: jobs }, () => lane(file)));
   } finally {
     await rm(folder, { recursive: true, force: true });
   }
-}
-
-/** One file of JavaScript: to load TypeScript takes a process three times as long as its life with NIXL. */
-async function bundle(outDir: string): Promise<void> {
-  const out = { format: ["esm" as const], outExtension: () => ({ js: ".mjs" }), outDir, target: "node20" };
-  await build({ entry: { exiting: EXITING }, ...out, noExternal: [/./], config: false, silent: true });
 }
 
 /** Undefined when it ended as it should. */
 function complaintOf(exit: Exit, file: string): Promise<string | undefined> {
   return new Promise((resolve, reject) => {
     const child = spawn(process.execPath, [file, JSON.stringify(exit)], {
-      env: { KV_NIXL_ADDON: ADDON, ...process.env, ...(exit.infiniband ? { UCX_MODULES: "^cuda" } : {}) },
+      env: { ...process.env, ...ADDON_OF_BUNDLES, ...(exit.infiniband ? { UCX_MODULES: "^cuda" } : {}) },
       stdio: ["ignore", "pipe", "pipe"],
     });
     let writtenBytes = 0;

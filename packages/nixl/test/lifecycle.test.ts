@@ -1,8 +1,9 @@
 import { describe, expect, test } from "vitest";
 import { BOTH_BACKENDS } from "./both-backends.js";
+import { bundledChild } from "./bundled-child.js";
 import { nixlMissing } from "./require-nixl.js";
-import { runChild } from "./run-child.js";
 
+const child = await bundledChild("lifecycle.ts");
 const CODES: Readonly<Record<string, number>> = {
   closed: 0,
   "left-open": 0,
@@ -28,7 +29,7 @@ for (const { backend, missing } of BOTH_BACKENDS) {
     `a process that used NIXL over ${backend} ends as it should (${missing ?? "found"})`,
     () => {
       test.each(Object.entries(CODES))("%s: exit code %i", async (ending, code) => {
-        const end = await runChild("lifecycle.ts", [ending], { env: { NIXL_BACKEND: backend } });
+        const end = await child([ending], { NIXL_BACKEND: backend });
         expect({ code: end.code, signal: end.signal, stderr: code === 0 ? end.stderr : "" }).toMatchObject({
           code,
           signal: null,
@@ -45,8 +46,7 @@ describe.skipIf(nixlMissing)(
   `a process with UCX's InfiniBand module ends as it should (${nixlMissing ?? "found"})`,
   () => {
     test.each(["closed", "exit-7", "worker-terminated", "much-output"])("%s", async (ending) => {
-      const env = { NIXL_BACKEND: "UCX", UCX_MODULES: "^cuda" };
-      const end = await runChild("lifecycle.ts", [ending], { env });
+      const end = await child([ending], { NIXL_BACKEND: "UCX", UCX_MODULES: "^cuda" });
       expect([end.code, end.signal]).toEqual([CODES[ending], null]);
       if (ending === "much-output") expect(end.stdout.length).toBe(1 << 20);
     });

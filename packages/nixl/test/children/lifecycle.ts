@@ -34,15 +34,8 @@ function copiesUnderWay(): void {
   for (let copy = 0; copy < 6; copy++) void memory.gather(Float64Array.of(0, 64 << 20));
 }
 
-/** This file in a worker thread. A worker does not inherit the loader of TypeScript, so it registers it itself. */
-function worker(ending: string): Worker {
-  const start = `
-    const { workerData } = require("node:worker_threads");
-    require("tsx/esm/api").register();
-    import(workerData.file);
-  `;
-  return new Worker(start, { eval: true, workerData: { ending, file: import.meta.url } });
-}
+/** This file, as one of JavaScript, in a worker thread. */
+const worker = (ending: string) => new Worker(new URL(import.meta.url), { workerData: { ending } });
 
 const heard = (thread: Worker, event: string) => new Promise((resolve) => thread.once(event, resolve));
 
