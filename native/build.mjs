@@ -20,7 +20,8 @@ const stamp = join(build, "digest");
 const flags = [
   ...FLAGS,
   "-Wno-restrict",
-  ...(sanitize.length > 0 ? ["-O1", "-g", "-fno-omit-frame-pointer", ...sanitize] : OPTIMISED),
+  // Lines for the stacks of findings, and nothing else that takes time to compile.
+  ...(sanitize.length > 0 ? ["-O0", "-g1", "-fno-omit-frame-pointer", ...sanitize] : OPTIMISED),
 ];
 // The sanitizers' own library intercepts exceptions, and must find the same runtime.
 const link = [...LINK, ...(sanitize.length > 0 ? sanitize : ["-static-libstdc++", "-static-libgcc"])];

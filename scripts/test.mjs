@@ -90,6 +90,10 @@ if (only.length === 0) {
     for (let next = packed.shift(); next !== undefined; next = packed.shift()) await next();
   };
   await Promise.all([worker(), worker()]);
+  const sanitized = "the addon with ASan and UBSan";
+  const script = join(root, "scripts/test-sanitize.mjs");
+  if (inCi) await check(sanitized, () => run(process.execPath, [script, "--short"], { show: true }));
+  else console.log(`SKIPPED  ${sanitized}: npm run test:sanitize`);
 }
 await suites(only);
 console.log(`${passed} passed, ${failed} failed`);
