@@ -1,4 +1,3 @@
-import { KvError } from "@kv/interface";
 import {
   decodeAgentMetadata,
   describeRank,
@@ -6,6 +5,7 @@ import {
   localGeometry,
   remoteGeometry,
 } from "@kv/connector";
+import { KvError } from "@kv/interface";
 import { buildEngineTransferPlan, planRequest, provePlan, type RankGeometry } from "@kv/plan";
 import { memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
