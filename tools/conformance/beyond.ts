@@ -39,15 +39,12 @@ const ordersAreKnown = (input: Readonly<Record<string, unknown>>) =>
 const hasOneHead = (input: Readonly<Record<string, unknown>>) =>
   input["is_mla"] === true ||
   ["tp_size", "remote_tp_size"].every((size) => number(input, "kv_heads") < 2 * number(input, size));
-/** Both sides' blocks hold equally many bytes for a head and token, and whole heads; of hybrids neither check looks at that. */
+/** Both sides' blocks hold equally many bytes for a head and token; of hybrids neither check looks at that. */
 const pagesAgree = (input: Readonly<Record<string, unknown>>) => {
   const [bytes, remoteBytes] = ["", "remote_"].map((side) => {
     const [heads, size] = [number(input, "kv_heads"), number(input, `${side}tp_size`)];
     const held = input["is_mla"] === true || heads < size ? 1 : heads / size;
-    const isWhole = input["is_mla"] === true || heads % size === 0 || size % heads === 0;
-    return isWhole
-      ? number(input, `${side}block_len`) / (held * number(input, `${side}block_size`))
-      : Number.NaN;
+    return number(input, `${side}block_len`) / (held * number(input, `${side}block_size`));
   });
   return bytes === remoteBytes;
 };

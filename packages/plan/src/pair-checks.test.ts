@@ -44,3 +44,12 @@ test("one head is in order in any layout: blocks of other sizes are cut, and pro
     expect(provePlan(plan, { remotes: [remote], numKvHeads: 4 })).not.toHaveProperty("fault");
   }
 });
+
+test("block sizes that do not divide need heads that do: they are cut by head", () => {
+  const three = { tpSize: 3 };
+  expect(refusal(blocks(16, three), blocks(32, three))).toMatch(
+    /need KV heads that do: local 4 KV heads, remote TP 3/,
+  );
+  expect(refusal(blocks(32, three), blocks(16, three))).toBeUndefined();
+  expect(refusal(blocks(16, { tpSize: 2 }), blocks(32, {}))).toBeUndefined();
+});

@@ -47,6 +47,7 @@ export function checkCompatibility(options: CompatibilityOptions): PairFacts {
   tpRatio(local.tpSize, remote.tpSize);
   const parts = partsOf(local, remote);
   const isMla = isMlaModel(groups);
+  if (parts.remoteParts > 1 && !isMla) checkWholeHeads(options);
   const heads = (tpSize: number) =>
     kvReplication({ tpSize, remoteTpSize: 1, numKvHeads: options.numKvHeads, isMla }).localHeads;
   const facts = {
@@ -96,6 +97,19 @@ function partsOf(local: RankGeometry, remote: RankGeometry): BlockParts {
   let [unit, rest] = [local.kernelBlockSize, remote.kernelBlockSize];
   while (rest > 0) [unit, rest] = [rest, unit % rest];
   return { localParts: local.kernelBlockSize / unit, remoteParts: remote.kernelBlockSize / unit };
+}
+
+/** Beyond vLLM remote blocks are cut, by head: each rank must then have whole ones. */
+function checkWholeHeads({ local, remote, numKvHeads }: CompatibilityOptions): void {
+  for (const { tpSize } of [local, remote]) {
+    if (numKvHeads % tpSize === 0 || tpSize % numKvHeads === 0) continue;
+    throw unsupported(
+      "block sizes that do not divide need KV heads that do",
+      `${numKvHeads} KV heads`,
+      `TP ${tpSize}`,
+      "use block sizes of which the remote's divides the local one, or a TP size that divides the heads",
+    );
+  }
 }
 
 function layoutConversion(options: CompatibilityOptions): ReceiveConversion[] {
