@@ -54,6 +54,11 @@ export function createCoordinatesBook(): CoordinatesBook {
   };
 }
 
+/** What asks a prefill worker to write the KV into the decode worker. */
+export const ASK_FOR_PUSH =
+  '{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,' +
+  '"remote_host":null,"remote_port":null,"transfer_mode":"push"}';
+
 /** What a decode worker is told where both legs go out at once (vLLM 0.33, push): no blocks, for there are none yet. */
 export function coordinatesParams(
   { engineId, host, port, tpSize }: KvCoordinates,

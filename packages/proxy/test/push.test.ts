@@ -111,6 +111,23 @@ test("a decode instance that fails because the prefill engine was restarted: the
   expect(d.seen.length).toBe(2);
 });
 
+test("a prefill instance that keeps no KV while both legs are under way: an error, or decode computes where the policy says so", async () => {
+  const p = await upstream(({ response }) => sendJson(response, { id: "x", choices: [{ text: "a" }] }));
+  const d = await upstream(({ response, json }) => {
+    // One that was told of a prefill engine waits for its blocks.
+    if (json.kv_transfer_params === undefined) sendJson(response, COMPLETION);
+  });
+  const of = {
+    prefillers: [{ url: p.url, kv: { engineId: "e" } }],
+    decoders: [d.url],
+    mode: "push" as const,
+  };
+  const strict = await runProxy(of);
+  expect((await ask(strict.url)).status).toBe(502);
+  const lenient = await runProxy({ ...of, policy: { missingKv: "decode-computes" } });
+  expect(await (await ask(lenient.url)).json()).toEqual(COMPLETION);
+});
+
 test("auto: each prefill instance's first answer says which order its connector wants", async () => {
   const pull: Answer = ({ response }) =>
     sendJson(response, {
