@@ -22,10 +22,6 @@ capi::PreparedDlist Requests::prepare(const List& list, AddRows add, capi::Statu
 
 // By index NIXL takes 1.4 ns for each descriptor and 33 for each that is left after merging; by extent 48 for each of those, and no list.
 capi::Request Requests::make(capi::Operation operation, List& local, List& remote, Slice& slice, capi::Status& status) {
-  if (slice.cut && operation == capi::Operation::write && remote.type == capi::MemoryType::object) {
-    throw Failure("KV_TRANSFER_FAILED", "a WRITE replaces an object, and one of these is longer than a request",
-                  "write objects of less than 8 MiB");
-  }
   if (slice.local_ids != nullptr) {
     return of_ids(operation, local, slice.local_ids, remote, slice.remote_ids, slice.descriptors, status);
   }

@@ -73,7 +73,11 @@ void Transfer::post_next(AgentState& state, const Send& send) {
     Requests& requests = state.requests();
     Slice& slice = requests.slice();
     const bool first = !begun_;
-    if (first) slicer_->posts_copy(state.peers().posts_copy(*request_->remote->remote));
+    // An object is replaced by each WRITE to it, so its bytes go in one; a post to a store only starts them.
+    if (first) {
+      const bool object = request_->remote->type == capi::MemoryType::object;
+      slicer_->posts_copy(!object && state.peers().posts_copy(*request_->remote->remote));
+    }
     if (first && slicer_->can_go_by_index() && requests.indexed(*request_->local, *request_->remote)) slicer_->go_by_index();
     slicer_->next(slice);
     capi::Status made = capi::kSuccess;

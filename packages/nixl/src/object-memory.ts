@@ -16,7 +16,7 @@ let lastDeviceId = 0;
  * An object of a store, by its key, as memory that an agent with a storage backend for objects (`OBJ`) can register; the backend's parameters say
  * which store and bucket. Nothing is asked of the store until a transfer: its list is `prepareRemote(agent.name, { memoryType: "OBJ", rows })`
  * with places in the object as addresses and `deviceId` as the device. A READ may take parts of it. A WRITE replaces it: each row of the list is
- * all of an object, less than 8 MiB. It has no `bytes`, and `gather` and `scatter` are `KV_TRANSPORT_UNSUPPORTED`. Errors: `KV_MEMORY_INVALID`.
+ * all of an object. It has no `bytes`, and `gather` and `scatter` are `KV_TRANSPORT_UNSUPPORTED`. Errors: `KV_MEMORY_INVALID`.
  */
 export function objectMemory(key: string, options: ObjectMemoryOptions): Memory {
   if (typeof key !== "string" || key === "" || key.includes("\0") || Buffer.byteLength(key) > MAX_KEY_BYTES) {

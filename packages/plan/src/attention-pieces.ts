@@ -20,7 +20,10 @@ export interface AttentionShape {
   localHead(source: SourcePosition): number;
   /** The same in the remote block. */
   readonly remoteHead: number;
-  /** Groups whose blocks hold unlike numbers of tokens share the region: `tokens` are those of the first. */
+  /**
+   * Groups share the region whose blocks hold unlike numbers of tokens or heads (`tokens` are those of the first, `heads` the most), so that
+   * a piece of one is none of another.
+   */
   readonly isMixed?: boolean;
 }
 

@@ -71,6 +71,8 @@ export interface GroupPlan {
   readonly remotePerLogical: number;
   /** Segments that hold it. */
   readonly segments: readonly number[];
+  /** KV heads of a local kernel block in the regions that it shares with a group of more heads; default: `headsOfRegion`. */
+  readonly sharedHeads?: number;
 }
 
 /**

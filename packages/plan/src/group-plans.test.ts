@@ -2,7 +2,7 @@ import { KvError } from "@kv/interface";
 import { expect, test } from "vitest";
 import type { BlockParts } from "./attention-pieces.js";
 import type { GroupPlan } from "./engine-plan-types.js";
-import type { RankGeometry } from "./geometry.js";
+import type { ModelGeometry, RankGeometry } from "./geometry.js";
 import { groupPlans } from "./group-plans.js";
 import { mappingsByHeads } from "./region-heads.js";
 import { sampleRank } from "./sample-pair.test-support.js";
@@ -13,18 +13,22 @@ interface Given {
   readonly remote?: Partial<RankGeometry>;
   readonly parts?: BlockParts;
   readonly tokenByToken?: boolean;
+  readonly model?: Partial<ModelGeometry>;
   /** Groups of each piece. */
   readonly pieces?: readonly (readonly number[])[];
 }
 
 function plansOf(groups: readonly string[], given: Given = {}): readonly GroupPlan[] {
   const [local, remote] = [sampleRank(given.local), sampleRank(given.remote)];
-  const model = { numKvHeads: 4, groups };
+  const model = { numKvHeads: 4, groups, ...given.model };
   const { parts = { localParts: 1, remoteParts: 1 } } = given;
   return groupPlans({
     context: { local, remote, model, mapping: mappingsByHeads(local, remote, model) },
-    // Of a piece only its groups are asked for.
-    pieces: (given.pieces ?? []).map((own) => ({ ...({} as RegionPiece), groups: own })),
+    // Of a piece only its groups, its region and the region's heads are asked for.
+    pieces: (given.pieces ?? []).map((own) => {
+      const pair = { region: local.regions[0], heads: 4 } as RegionPiece["pair"];
+      return { ...({} as RegionPiece), pair, groups: own };
+    }),
     parts,
     cuts: { parts, tokenByToken: given.tokenByToken ?? false },
   });
@@ -102,6 +106,12 @@ test("their ratio is that of the kernel blocks, also where the remote's are larg
 test("each has the segments that hold it, and no others", () => {
   const plans = plansOf(["full", "mamba", "swa"], { pieces: [[0, 2], [1], [2]] });
   expect(plans.map(({ segments }) => segments)).toEqual([[0], [1], [0, 2]]);
+});
+
+test("one that shares a region with more heads than it has says how many are its own", () => {
+  const of = { model: { groupKvHeads: [4, 2, 4] }, local: { tpSize: 2 } };
+  const plans = plansOf(["full", "swa", "swa"], { ...of, pieces: [[0, 1], [2]] });
+  expect(plans.map(({ sharedHeads }) => sharedHeads)).toEqual([undefined, 1, undefined]);
 });
 
 const TWO_HERE = { localParts: 2, remoteParts: 1 };

@@ -2,7 +2,7 @@ import { type BlockParts, type Cuts, partsOfBlocks } from "./attention-pieces.js
 import type { GroupPlan } from "./engine-plan-types.js";
 import { unsupported } from "./incompatible.js";
 import { cacheKind } from "./kinds/registry.js";
-import { kernelTokens } from "./region-heads.js";
+import { headsInBlock, headsOfGroup, kernelTokens } from "./region-heads.js";
 import type { PairContext, RegionPiece } from "./segments.js";
 
 /** What planning a request needs of each group. */
@@ -58,6 +58,7 @@ export function groupPlans({
           remote.kernelBlockSize,
         );
       }
+      const sharedHeads = isState ? undefined : headsBesideOthers(context, pieces, group);
       const mine = isState ? { localParts: 1, remoteParts: 1 } : own;
       return Object.freeze({
         kind: name,
@@ -73,7 +74,22 @@ export function groupPlans({
         segments: Object.freeze(
           [...pieces.keys()].filter((index) => (pieces[index] as RegionPiece).groups.includes(group)),
         ),
+        ...(sharedHeads === undefined ? {} : { sharedHeads }),
       });
     }),
   );
+}
+
+/** A group's heads in a local block where it shares a region with groups that have more. */
+function headsBesideOthers(
+  { local, model }: PairContext,
+  pieces: readonly RegionPiece[],
+  group: number,
+): number | undefined {
+  for (const { pair, groups } of pieces) {
+    if (!groups.includes(group)) continue;
+    const own = headsOfGroup(pair.region, group, model);
+    if (own !== pair.heads) return headsInBlock(local, own);
+  }
+  return undefined;
 }

@@ -2,12 +2,18 @@ import type { KvCacheKind } from "@kv/interface";
 import { kvReplication, tpRatio } from "@kv/topology";
 import type { BlockParts } from "./attention-pieces.js";
 import type { ReceiveConversion } from "./engine-plan-types.js";
-import type { ModelGeometry, RankGeometry } from "./geometry.js";
+import type { ModelGeometry, RankGeometry, RegionGeometry } from "./geometry.js";
 import { checkModelGeometry, checkRankGeometry } from "./geometry-checks.js";
 import { incompatible, unsupported } from "./incompatible.js";
 import { cacheKind } from "./kinds/registry.js";
 import { hasPlainTokens, orderOfLayout } from "./layout.js";
-import { groupsOfRegion, headsInBlock, headsInRegion } from "./region-heads.js";
+import {
+  groupsOfRegion,
+  headsInBlock,
+  headsInRegion,
+  headsOfGroup,
+  mappingsByHeads,
+} from "./region-heads.js";
 
 export interface CompatibilityOptions extends ModelGeometry {
   readonly local: RankGeometry;
@@ -192,6 +198,7 @@ function checkRegions(
       headsInBlock(options.local, heads),
       headsInBlock(options.remote, heads),
     ];
+    requireSameShares(options, region, heads);
     const { localParts, remoteParts } = facts;
     const isState = (group: number) => cacheKind(options.groups[group] ?? "").sharding === "state";
     if (!groupsOfRegion(options.local, region, options).every(isState))
@@ -208,6 +215,38 @@ function checkRegions(
         `at ${localParts} and ${remoteParts} equal parts of a block`,
       region.blockLengthBytes,
       other.blockLengthBytes,
+    );
+  }
+}
+
+/** A region goes as one, whichever group a block of it is of: each source must hold the same share of a block of each. */
+function requireSameShares(
+  model: CompatibilityOptions,
+  region: RegionGeometry,
+  heads: number | undefined,
+): void {
+  const { local, remote, groups } = model;
+  const unlike = groupsOfRegion(local, region, model)
+    .filter((group) => cacheKind(groups[group] ?? "").sharding !== "state")
+    .filter((group) => headsOfGroup(region, group, model) !== heads);
+  if (unlike.length === 0) return;
+  const mapping = mappingsByHeads(local, remote, model);
+  const [shares, ranks] = [headsInBlock(local, heads) / headsInBlock(remote, heads), mapping(heads)];
+  const inBlock = (rank: RankGeometry, group: number, own: number | undefined) =>
+    `${headsInBlock(rank, own)} heads of group ${group} in a block, ${headsInBlock(rank, heads)} of another`;
+  for (const group of unlike) {
+    const own = headsOfGroup(region, group, model);
+    const dealt = mapping(own);
+    const same =
+      headsInBlock(local, own) / headsInBlock(remote, own) === shares &&
+      dealt.rankOffsetFactor === ranks.rankOffsetFactor &&
+      dealt.attentionRanks.join() === ranks.attentionRanks.join();
+    if (same) continue;
+    throw unsupported(
+      `region "${region.name}" is shared by groups whose KV heads are not dealt out alike`,
+      inBlock(local, group, own),
+      inBlock(remote, group, own),
+      "use equal TP sizes, or sizes that divide the heads of each group",
     );
   }
 }

@@ -18,6 +18,8 @@ interface PassPlace {
   readonly index: number;
   readonly region: RegionGeometry;
   readonly tokens: number;
+  /** Of the group in regions that it shares with groups of more. */
+  readonly sharedHeads: number | undefined;
 }
 
 /**
@@ -35,6 +37,7 @@ export function applyReceivePass(
     const groupPlan = plan.groupPlans[group.group];
     if (regions === undefined || groupPlan === undefined)
       throw new KvError("KV_PLAN_INVALID", `group ${group.group} of the receive pass is not in the plan`);
+    const { sharedHeads } = groupPlan;
     const tokens = groupPlan.partTokens * groupPlan.localParts;
     for (const index of regions) {
       const region = plan.local.regions[index];
@@ -43,7 +46,7 @@ export function applyReceivePass(
         throw new KvError("KV_PLAN_INVALID", `region ${index} of the plan: no view of its bytes was given`);
       }
       requireLength(region, bytes);
-      applyToRegion({ plan, index, region, tokens }, group, bytes);
+      applyToRegion({ plan, index, region, tokens, sharedHeads }, group, bytes);
     }
   }
 }
@@ -120,8 +123,10 @@ function zeroTokens(
 }
 
 /** Undefined for blocks whose cells stand for several tokens each (compressed latents): what is in them is the engine's to mask. */
-function blockShape({ plan, index, region, tokens }: PassPlace, lengthBytes: number): BlockShape | undefined {
-  const heads = plan.headsOfRegion[index] ?? plan.localHeads;
+function blockShape(place: PassPlace, lengthBytes: number): BlockShape | undefined {
+  const { plan, index, region, tokens, sharedHeads } = place;
+  const isOwn = region.numKvHeads !== undefined || region.replicated === true;
+  const heads = (isOwn ? undefined : sharedHeads) ?? plan.headsOfRegion[index] ?? plan.localHeads;
   const cells = heads * tokens;
   if (heads === 1 && plan.blockSizeRatio === 1 && lengthBytes % cells !== 0) return undefined;
   if (lengthBytes % cells !== 0) {

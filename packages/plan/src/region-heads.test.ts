@@ -62,7 +62,7 @@ describe("heads of a region", () => {
     ["the model's where it says that it is split", 8, [{ replicated: false }, ["mla"]]],
     ["the model's of states alone", 8, [{}, ["mamba"]]],
     ["those of its group", 5, [{}, ["full", "swa"], { groupKvHeads: [5, 4] }]],
-    ["those of the first group that has some", 4, [{}, ["mla", "swa", "full"], { groupKvHeads: [5, 4, 3] }]],
+    ["the most that a group has", 4, [{}, ["mla", "full", "swa"], { groupKvHeads: [5, 3, 4] }]],
     [
       "not those of groups that have none",
       8,

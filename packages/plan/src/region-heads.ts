@@ -20,20 +20,33 @@ export function groupsOfRegion(
   return all.filter((group) => !mapped || region.groupId === group || region.groupId === SHARED_REGION);
 }
 
-/** The KV heads of the whole model in a region; undefined for one that is the same on every rank. */
+/** The KV heads of the whole model that a group has in a region; undefined where they are the same on every rank. */
+export function headsOfGroup(
+  region: RegionGeometry,
+  group: number,
+  model: ModelGeometry,
+): number | undefined {
+  if (region.replicated === true) return undefined;
+  if (region.numKvHeads !== undefined) return region.numKvHeads;
+  if (cacheKind(model.groups[group] ?? "").sharding === "heads")
+    return model.groupKvHeads?.[group] ?? model.numKvHeads;
+  return region.replicated === undefined ? undefined : model.numKvHeads;
+}
+
+/** The same of all its groups: the most, where they differ. */
 export function headsInRegion(
   rank: RankGeometry,
   region: RegionGeometry,
   model: ModelGeometry,
 ): number | undefined {
-  if (region.replicated === true) return undefined;
-  if (region.numKvHeads !== undefined) return region.numKvHeads;
   const groups = groupsOfRegion(rank, region, model).filter(
     (group) => cacheKind(model.groups[group] ?? "").sharding !== "state",
   );
-  const sharded = groups.find((group) => cacheKind(model.groups[group] ?? "").sharding === "heads");
-  if (region.replicated === undefined && groups.length > 0 && sharded === undefined) return undefined;
-  return model.groupKvHeads?.[sharded ?? -1] ?? model.numKvHeads;
+  if (groups.length === 0 && region.replicated !== true) return region.numKvHeads ?? model.numKvHeads;
+  const heads = groups
+    .map((group) => headsOfGroup(region, group, model))
+    .filter((each): each is number => each !== undefined);
+  return heads.length === 0 ? undefined : Math.max(...heads);
 }
 
 /** KV heads in a rank's block of so many of the model's; 1 for what is the same on every rank. */

@@ -123,6 +123,14 @@ describe("what is known of a block's inside", () => {
     expect(localOf({ ...groups, local: { groupBlockTokens: [32, 32] } }).isMixed).toBeUndefined();
   });
 
+  test("of groups with unlike heads that share it, nothing but where a token's heads lie together", () => {
+    const model = { numKvHeads: 4, groups: ["full", "swa"], groupKvHeads: [2, 4] };
+    const mixed = (layout: "LBHNC" | "LBNHC") =>
+      localOf({ model, local: { layout }, remote: { layout } }).isMixed;
+    expect([mixed("LBHNC"), mixed("LBNHC")]).toEqual([true, undefined]);
+    expect(localOf({ model: { ...model, groupKvHeads: [4, 4] } }).isMixed).toBeUndefined();
+  });
+
   test("one head lies together in every layout, several do not", () => {
     const orders = (layout: "LHBNC" | "LBNHC") =>
       [1, 4].map((tpSize) => localOf({ local: { tpSize, layout }, remote: { tpSize } }).local.order);

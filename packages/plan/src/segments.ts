@@ -11,7 +11,7 @@ import type { ModelGeometry, RankGeometry, RegionGeometry } from "./geometry.js"
 import type { Piece } from "./kinds/cache-kind.js";
 import { cacheKind } from "./kinds/registry.js";
 import { orderOfBlock } from "./layout.js";
-import { groupsOfRegion, headsInBlock, headsInRegion, kernelTokens } from "./region-heads.js";
+import { groupsOfRegion, headsInBlock, headsInRegion, headsOfGroup, kernelTokens } from "./region-heads.js";
 
 /** A region of both sides, and what is in it. */
 export interface RegionPair {
@@ -21,7 +21,7 @@ export interface RegionPair {
   /** Groups of heads and tokens (or whole blocks), and of state, whose blocks it holds. */
   readonly attentionGroups: readonly number[];
   readonly stateGroups: readonly number[];
-  /** KV heads of the whole model; undefined where every rank has the same. */
+  /** KV heads of the whole model, the most of its groups; undefined where every rank has the same. */
   readonly heads: number | undefined;
   /** The mapping for that number of heads. */
   readonly mapping: TpMapping;
@@ -66,7 +66,7 @@ export function regionPair(
 }
 
 /** What a region's blocks are on both sides, and which heads of them go together. */
-export function attentionShape({ local, remote }: PairContext, pair: RegionPair): AttentionShape {
+export function attentionShape({ local, remote, model }: PairContext, pair: RegionPair): AttentionShape {
   const { region, remoteRegion, heads, mapping } = pair;
   const group = pair.attentionGroups[0] ?? 0;
   const sides = [
@@ -82,6 +82,10 @@ export function attentionShape({ local, remote }: PairContext, pair: RegionPair)
   })) as [AttentionShape["local"], AttentionShape["local"]];
   const ranks = mapping.attentionRanks;
   const tokens = new Set(pair.attentionGroups.map((each) => kernelTokens(local, each)));
+  // Of token-major blocks a share of each token's heads is the same bytes, however many they are.
+  const rows = one.order === "token-major" && other.order === "token-major";
+  const unlikeHeads =
+    !rows && pair.attentionGroups.some((each) => headsOfGroup(region, each, model) !== heads);
   const sharedHeads = heads === undefined ? 1 : one.heads / ranks.length;
   return {
     local: one,
@@ -89,7 +93,7 @@ export function attentionShape({ local, remote }: PairContext, pair: RegionPair)
     sharedHeads,
     localHead: ({ tpRank }) => headSlot(mapping, tpRank, heads ?? 1, remote) * sharedHeads,
     remoteHead: mapping.rankOffsetFactor * one.heads,
-    ...(tokens.size > 1 ? { isMixed: true } : {}),
+    ...(tokens.size > 1 || unlikeHeads ? { isMixed: true } : {}),
   };
 }
 

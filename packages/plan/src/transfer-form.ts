@@ -114,7 +114,7 @@ function whyNotDirect(
       return "the layout spreads the heads of a block over memory";
     const noCells = whyNoCells([local, remote]);
     if (noCells !== undefined) return noCells;
-    if (isMixed) return "groups with different tokens per block share a region";
+    if (isMixed) return "groups with different tokens or heads per block share a region";
   }
   if (!turned.some(isTokenByToken)) return undefined;
   // Then what would lie right by being copied is cut as well.

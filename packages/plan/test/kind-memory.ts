@@ -21,6 +21,8 @@ export interface CacheSpec {
   /** Bytes of the whole model's convolution projections and recurrent state; multiples of 4 for each rank. */
   readonly state?: { readonly projections: readonly number[]; readonly recurrent: number };
   readonly memoryType?: MemoryType;
+  /** What groups that share it have instead; it is told by group then, and not with the region. */
+  readonly of?: Readonly<Record<number, Pick<CacheSpec, "heads" | "blockTimes">>>;
 }
 
 export interface KindEngine {
@@ -51,6 +53,24 @@ const SPACING = 2 ** 26;
 
 const headsHere = (cache: CacheSpec, tpSize: number) =>
   cache.heads === undefined ? 1 : Math.max(1, cache.heads / tpSize);
+
+/** A cache as one of its groups has it. */
+const asGroup = (cache: CacheSpec, group: number): CacheSpec => ({ ...cache, ...cache.of?.[group] });
+
+/** The first cache of a group, as the group has it. */
+export function specOfGroup(caches: readonly CacheSpec[], group: number): CacheSpec | undefined {
+  const found = caches.find((cache) => cache.groups.includes(group));
+  return found === undefined ? undefined : asGroup(found, group);
+}
+
+/** As a model tells it, where groups of one cache differ. */
+export function groupKvHeadsOf(
+  caches: readonly CacheSpec[],
+  groups: readonly KvCacheKind[],
+): { readonly groupKvHeads?: readonly number[] } {
+  if (caches.every((cache) => cache.of === undefined)) return {};
+  return { groupKvHeads: groups.map((_, group) => specOfGroup(caches, group)?.heads ?? 1) };
+}
 
 /** Tokens in a logical block of a cache. */
 export function blockTokensOf(
@@ -99,7 +119,11 @@ export function kindEngine(
           ...(cache.groups.length > 1 && cache.groups.length < groups.length
             ? { groupIds: cache.groups }
             : {}),
-          ...(cache.heads === undefined ? { replicated: true } : { numKvHeads: cache.heads }),
+          ...(cache.heads === undefined
+            ? { replicated: true }
+            : cache.of === undefined
+              ? { numKvHeads: cache.heads }
+              : {}),
           memoryType: cache.memoryType ?? engine.memoryType ?? "DRAM",
         };
       });
@@ -117,15 +141,11 @@ export function kindEngine(
         attentionBackend: "FLASH_ATTN",
         deviceId: 0,
         regions,
-        ...(specs.some(({ blockTokens, blockTimes }) => blockTokens !== undefined || blockTimes !== undefined)
-          ? {
-              groupBlockTokens: groups.map((_, group) =>
-                blockTokensOf(
-                  specs.find((cache) => cache.groups.includes(group)),
-                  engine,
-                ),
-              ),
-            }
+        ...(groups.some((_, group) => {
+          const spec = specOfGroup(specs, group);
+          return spec?.blockTokens !== undefined || spec?.blockTimes !== undefined;
+        })
+          ? { groupBlockTokens: groups.map((_, group) => blockTokensOf(specOfGroup(specs, group), engine)) }
           : {}),
         ...(states === undefined
           ? {}
@@ -206,15 +226,17 @@ export function eachCell(
         }
         continue;
       }
-      const logicalTokens = blockTokensOf(cache, {
+      const own = asGroup(cache, group);
+      const logicalTokens = blockTokensOf(own, {
         kernelTokens: geometry.kernelBlockSize,
         perLogical: geometry.physicalBlocksPerLogical,
       });
       const tokens = logicalTokens / geometry.physicalBlocksPerLogical;
       const tokenMajor = geometry.layout === "LBNHC";
-      const heads = headsHere(cache, geometry.tpSize);
+      const heads = headsHere(own, geometry.tpSize);
       const firstHead =
-        cache.heads === undefined ? 0 : Math.floor((geometry.tpRank * cache.heads) / geometry.tpSize);
+        own.heads === undefined ? 0 : Math.floor((geometry.tpRank * own.heads) / geometry.tpSize);
+      const cellBytes = cache.of === undefined ? CELL : region.blockLengthBytes / (heads * tokens);
       for (let token = request.fromToken?.[group] ?? 0; token < request.numTokens; token++) {
         const position = Math.floor(token / logicalTokens);
         if (position % dcpSize !== geometry.tpRank % dcpSize) continue;
@@ -223,12 +245,14 @@ export function eachCell(
         const block = logical * geometry.physicalBlocksPerLogical + Math.floor(within / tokens);
         for (let head = 0; head < heads; head++) {
           const at = within % tokens;
-          const cell = (tokenMajor ? at * heads + head : head * tokens + at) * CELL;
-          visit(
-            bytes,
-            block * region.blockStrideBytes + inRow + cell,
-            labelOf(cache.name, firstHead + head, token),
-          );
+          const cell = (tokenMajor ? at * heads + head : head * tokens + at) * cellBytes;
+          for (let inCell = 0; inCell < cellBytes; inCell += CELL) {
+            visit(
+              bytes,
+              block * region.blockStrideBytes + inRow + cell + inCell,
+              labelOf(cache.name, firstHead + head + 4 * inCell, token),
+            );
+          }
         }
       }
     }

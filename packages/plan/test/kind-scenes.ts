@@ -7,7 +7,14 @@ import {
   type RankGeometry,
   type RequestBlocks,
 } from "../src/index.js";
-import { blockTokensOf, type CacheSpec, type KindEngine, kindEngine } from "./kind-memory.js";
+import {
+  blockTokensOf,
+  type CacheSpec,
+  groupKvHeadsOf,
+  type KindEngine,
+  kindEngine,
+  specOfGroup,
+} from "./kind-memory.js";
 import { share } from "./share.js";
 
 /** A model with caches of several kinds, or with one that heads and tokens do not describe; two engines; one request. */
@@ -82,6 +89,17 @@ const MODELS: readonly Model[] = [
     caches: [layer(0, { groups: [0], heads: 4, blockTimes: 2 }), layer(1, { groups: [1], heads: 8 })],
     numKvHeads: 8,
     allows: ["stages"],
+  },
+  {
+    // Groups that differ in heads, in one pool: cells of other bytes, or blocks of more tokens.
+    groups: ["full", "swa"],
+    caches: [0, 1].map((index) => layer(index, { groups: [0, 1], heads: 8, of: { 0: { heads: 2 } } })),
+    numKvHeads: 8,
+  },
+  {
+    groups: ["full", "swa"],
+    caches: [layer(0, { groups: [0, 1], heads: 8, of: { 1: { heads: 2, blockTimes: 4 } } })],
+    numKvHeads: 8,
   },
   {
     groups: ["full"],
@@ -161,8 +179,7 @@ export const kindScene: fc.Arbitrary<KindScene> = fc
 function tablesOf(scene: KindScene, engine: KindEngine, seed: number): number[][] {
   let next = 1;
   return scene.groups.map((kind, group) => {
-    const spec = scene.caches.find((cache) => cache.groups.includes(group));
-    const logical = blockTokensOf(spec, engine);
+    const logical = blockTokensOf(specOfGroup(scene.caches, group), engine);
     const all = Math.ceil(scene.numTokens / (logical * (engine.dcpSize ?? 1)));
     const tokenless = kind === "mamba" || kind === "circular";
     const windowed = kind === "swa" || kind === "swa-mla";
@@ -226,6 +243,7 @@ export function buildKinds(
     return buildEngineTransferPlan({
       groups,
       numKvHeads: scene.numKvHeads,
+      ...groupKvHeadsOf(caches, groups),
       local,
       remotes: remotes.filter(({ tpRank }) => asked.includes(tpRank)),
       prefixCaching: false,

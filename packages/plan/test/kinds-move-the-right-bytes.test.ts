@@ -12,11 +12,13 @@ import {
   blockTokensOf,
   type CacheSpec,
   eachCell,
+  groupKvHeadsOf,
   type KindEngine,
   type KindRank,
   kindEngine,
   moveAll,
   readCell,
+  specOfGroup,
   writeCell,
 } from "./kind-memory.js";
 
@@ -40,8 +42,7 @@ const [PREFILL_FILLER, DECODE_FILLER] = [0xdd, 0xee];
 function tablesOf(scene: Scene, engine: KindEngine, step: number): number[][] {
   let next = 1;
   return scene.groups.map((kind, group) => {
-    const spec = scene.caches.find((cache) => cache.groups.includes(group));
-    const logical = blockTokensOf(spec, engine);
+    const logical = blockTokensOf(specOfGroup(scene.caches, group), engine);
     const all = Math.ceil((scene.numTokens ?? 61) / (logical * (engine.dcpSize ?? 1)));
     const count = kind === "mamba" ? 1 : kind === "circular" ? 2 : all;
     const ids = Array.from({ length: count }, (_, index) => next + ((index * step) % count));
@@ -76,6 +77,7 @@ function run(scene: Scene) {
     const plan = buildEngineTransferPlan({
       groups,
       numKvHeads: scene.numKvHeads ?? 4,
+      ...groupKvHeadsOf(caches, groups),
       local: local.geometry,
       remotes: remotes
         .filter(({ geometry }) => asked.includes(geometry.tpRank))
@@ -129,11 +131,7 @@ function expectCells(
   shape: KindEngine,
   numTokens: number,
 ): void {
-  const logical = (group: number) =>
-    blockTokensOf(
-      scene.caches.find((cache) => cache.groups.includes(group)),
-      shape,
-    );
+  const logical = (group: number) => blockTokensOf(specOfGroup(scene.caches, group), shape);
   const fromToken = scene.groups.map((kind, group) => {
     const kept = scene.window?.[group];
     if (kept !== undefined) return Math.max(0, (tables[group] as number[]).length - kept) * logical(group);
@@ -514,6 +512,26 @@ describe("groups", () => {
       { name: "layer.1", groups: [2], heads: 4 },
     ];
     run({ groups: ["full", "full", "full"], caches, prefill: { tpSize: 2 } });
+  });
+
+  test.each([
+    ["cells of other bytes", { heads: 2 }],
+    ["blocks of more tokens", { heads: 2, blockTimes: 4 }],
+  ])("groups of unlike heads that share all regions: %s", (_what, own) => {
+    for (const of of [{ 0: own }, { 1: own }]) {
+      const caches: readonly CacheSpec[] = [{ name: "layer.0", groups: [0, 1], heads: 8, of }];
+      const whole: Scene = { groups: ["full", "swa"], caches, numKvHeads: 8 };
+      const scene = { ...whole, window: [undefined, 2] };
+      run(scene);
+      run({ ...scene, prefill: { tpSize: 2 } });
+      run({ ...scene, decode: { tpSize: 2 } });
+      // Block sizes that differ take the pass, which turns each group's blocks by its own heads.
+      const { made } = run({ ...whole, decode: { kernelTokens: 16 } });
+      expect(made[0]?.plan.form).toBe("permute");
+      expect(() => run({ ...scene, prefill: { tpSize: 2 }, decode: { tpSize: 4 } })).toThrow(
+        /shared by groups whose KV heads are not dealt out alike: local 1 heads of group . in a block, 2 of another, remote 1 .* 4 of another/,
+      );
+    }
   });
 
   test("circular scratch: whole blocks, nothing zeroed", () => {

@@ -2,6 +2,7 @@ import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { expect, test } from "vitest";
 import { proveEnginePlans } from "../src/index.js";
+import { groupKvHeadsOf } from "./kind-memory.js";
 import { buildKinds, type KindScene, kindScene, requestOfKinds, writeOfKinds } from "./kind-scenes.js";
 import { PROPERTY_TIMEOUT_MS } from "./property-timeout.js";
 
@@ -23,6 +24,7 @@ function prove(
   const verdict = proveEnginePlans(built.plans, {
     remotes: built.remotes,
     numKvHeads: scene.numKvHeads,
+    ...groupKvHeadsOf(scene.caches, scene.groups),
     requests: [{ blocks: operation === "READ" ? requestOfKinds(scene) : writeOfKinds(scene) }],
   });
   if (!verdict.proven)

@@ -1,5 +1,5 @@
 import { DESCRIPTOR_ROW, type DescriptorTable, KvError } from "@kv/interface";
-import type { EngineTransferPlan, SourcePlan } from "../engine-plan-types.js";
+import type { EngineTransferPlan, GroupPlan, SourcePlan } from "../engine-plan-types.js";
 import type { RankGeometry } from "../geometry.js";
 import { canonicalJson } from "./canonical-json.js";
 import { rankOf } from "./geometry-schema.js";
@@ -57,9 +57,11 @@ export function planFromDocument(document: unknown): EngineTransferPlan {
   const parsed = planDocumentSchema.safeParse(document);
   if (!parsed.success) throw new KvError("KV_PLAN_INVALID", `not a plan: ${describeIssues(parsed.error)}`);
   requireLengths(parsed.data);
-  const { version: _version, sources, local, remote, ...rest } = parsed.data;
+  const { version: _version, sources, local, remote, groupPlans, ...rest } = parsed.data;
   return Object.freeze({
     ...rest,
+    // Members that are left out are not `undefined` in what was parsed.
+    groupPlans: groupPlans as readonly GroupPlan[],
     local: rankOf(local),
     remote: rankOf(remote),
     sources: Object.freeze(sources.map(sourceOf)),

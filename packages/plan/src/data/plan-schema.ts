@@ -44,6 +44,7 @@ const groupPlan = z.strictObject({
   localPerLogical: positive,
   remotePerLogical: positive,
   segments: numbers,
+  sharedHeads: positive.optional(),
 });
 
 export const planDocumentSchema = z.strictObject({

@@ -59,9 +59,16 @@ export interface PassGrid {
 
 const TOKENS_OUTSIDE: ReadonlySet<string> = new Set(["LBNHC", "BLNHC"]);
 
+/** Where a region does not say its heads, a group among others has its own. */
+export function headsOfPass(plan: EngineTransferPlan, group: number, region: number): number {
+  const { numKvHeads, replicated } = plan.local.regions[region] ?? {};
+  const all = plan.headsOfRegion[region] ?? plan.localHeads;
+  return numKvHeads === undefined && replicated !== true ? (plan.groupPlans[group]?.sharedHeads ?? all) : all;
+}
+
 export function passGrid(plan: EngineTransferPlan, group: number, region: number): PassGrid {
   const own = plan.groupPlans[group];
-  const heads = plan.headsOfRegion[region] ?? plan.localHeads;
+  const heads = headsOfPass(plan, group, region);
   const tokens = own === undefined ? plan.local.kernelBlockSize : own.partTokens * own.localParts;
   const blockBytes = plan.local.regions[region]?.blockLengthBytes ?? 0;
   const tokenMajor = heads === 1 || TOKENS_OUTSIDE.has(plan.local.layout);

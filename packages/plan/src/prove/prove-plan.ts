@@ -6,6 +6,7 @@ import type { RequestBlocks, RequestPlan } from "../request-plan-types.js";
 import { regionsHolding } from "./kind-meaning.js";
 import { proveNotifications, ranksTold } from "./notification-proof.js";
 import { meaningsOf, type ProofSubject, proofSubject } from "./pair-meaning.js";
+import { headsOfPass } from "./pass-effect.js";
 import { type ProvenPatterns, proveRequest } from "./request-proof.js";
 import { sampleRequests } from "./sample-requests.js";
 import { proveStage } from "./stage-proof.js";
@@ -224,18 +225,15 @@ function assumptionsOf(plans: readonly EngineTransferPlan[], staged: boolean): r
 }
 
 /** Blocks that do not divide into tokens: the pass zeroes no part of one. */
-function hasCompressedCells({
-  local,
-  groupPlans,
-  regionsOfGroup,
-  headsOfRegion,
-}: EngineTransferPlan): boolean {
+function hasCompressedCells(plan: EngineTransferPlan): boolean {
+  const { local, groupPlans, regionsOfGroup } = plan;
   return groupPlans.some(({ extent, localBlockTokens, localPerLogical }, group) => {
     if (extent !== "sequence" && extent !== "window") return false;
     const tokens = localBlockTokens / localPerLogical;
     return (regionsOfGroup[group] ?? []).some(
       (region) =>
-        headsOfRegion[region] === 1 && (local.regions[region]?.blockLengthBytes ?? 0) % tokens !== 0,
+        headsOfPass(plan, group, region) === 1 &&
+        (local.regions[region]?.blockLengthBytes ?? 0) % tokens !== 0,
     );
   });
 }
