@@ -49,6 +49,20 @@ test("a sound plan is proven, and it is said how much was looked at", () => {
   expect(verdict.statements.length).toBeGreaterThan(3);
 });
 
+test("caches of fewer blocks than groups hold no request to prove it by", () => {
+  const base = sampleRank();
+  const of = (numBlocks: number) =>
+    sampleRank({ regions: base.regions.map((each) => ({ ...each, numBlocks })) });
+  const proof = (numBlocks: number) => {
+    const pair = samplePair(of(numBlocks), of(numBlocks), ["full", "full"]);
+    return provePlan(buildEngineTransferPlan(pair), { remotes: [of(numBlocks)], numKvHeads: 4 });
+  };
+  expect(proof(2)).toMatchObject({ proven: true });
+  expect(() => proof(1)).toThrow(
+    /no request fits into caches of 1 and 1 logical blocks: each of 2 groups wants one/,
+  );
+});
+
 test("what only the engine can do is a proviso", () => {
   const repacked = buildEngineTransferPlan({
     ...samplePair(sampleRank({ attentionBackend: "CPU_ATTN" }), sampleRank({ attentionBackend: "PLAIN" })),

@@ -1,3 +1,4 @@
+import { KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "../engine-plan-types.js";
 import type { RankGeometry } from "../geometry.js";
 import type { RequestBlocks } from "../request-plan-types.js";
@@ -11,7 +12,7 @@ const DESCRIPTORS = 20_000;
 
 /**
  * Requests that show what a plan does: consecutive and scattered blocks up to the pool's ends, a partial last block, a prefix hit, a window of
- * which the remote has let go a part.
+ * which the remote has let go a part. Errors: `KV_PLAN_INVALID` for caches that hold none.
  */
 export function sampleRequests(plan: EngineTransferPlan): readonly { readonly blocks: RequestBlocks }[] {
   const [localTokens, remoteTokens] = [
@@ -29,7 +30,14 @@ export function sampleRequests(plan: EngineTransferPlan): readonly { readonly bl
     Math.floor(localPool / groups) * localTokens,
     Math.floor(remotePool / groups) * remoteTokens,
   );
-  const tokens = [room, room - 1, Math.max(1, room - Math.ceil(localTokens / 2))];
+  if (room === 0) {
+    throw new KvError(
+      "KV_PLAN_INVALID",
+      `no request fits into caches of ${localPool} and ${remotePool} logical blocks: each of ${groups} groups wants one`,
+      { hint: "give both engines more blocks", details: { localPool, remotePool, groups } },
+    );
+  }
+  const tokens = [room, Math.max(1, room - 1), Math.max(1, room - Math.ceil(localTokens / 2))];
   return tokens.flatMap((numTokens) =>
     [false, true].map((scattered) => {
       const table =
