@@ -70,7 +70,7 @@ export function requireSameGroups(pairs: readonly RegionPair[]): void {
   }
 }
 
-/** Blocks must divide into what is moved of them, and the heads of all sources must fill the local ones. */
+/** Blocks must divide into what is moved of them, alike on both sides. */
 export function requireWholeShares(
   pairs: readonly RegionPair[],
   shapes: readonly (AttentionShape | undefined)[],
@@ -97,6 +97,18 @@ export function requireWholeShares(
         "KV_PLAN_INVALID",
         `region "${region}": a block of ${side.blockBytes} bytes does not divide into ${side.heads} heads of ${side.tokens} tokens`,
         { details: { region, blockBytes: side.blockBytes, heads: side.heads, tokens: side.tokens, parts } },
+      );
+    }
+    const [mine, theirs] = [
+      local.blockBytes / (local.heads * localParts),
+      remote.blockBytes / (remote.heads * remoteParts),
+    ];
+    // vLLM does not compare the pages of hybrids, and NIXL refuses its descriptors then.
+    if (mine !== theirs) {
+      throw incompatible(
+        `region "${region}": blocks do not have as many bytes for each head and part`,
+        `${mine} of ${local.blockBytes}`,
+        `${theirs} of ${remote.blockBytes}`,
       );
     }
   }

@@ -213,6 +213,16 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /"layer.1".* local 512, remote 511/,
   ],
   [
+    "pages of a hybrid that do not fit",
+    () => {
+      const stateSpace = { convBytes: 64, recurrentBytes: 64 };
+      const rank = (blockLengthBytes: number) => sampleRank({ stateSpace, blockLengthBytes });
+      return buildEngineTransferPlan(samplePair(rank(512), rank(256), ["full", "mamba"]));
+    },
+    "KV_PLAN_INCOMPATIBLE",
+    /"layer.0".* local 128 of 512, remote 64 of 256/,
+  ],
+  [
     "overlapping blocks",
     () => buildEngineTransferPlan(samplePair(sampleRank(), region({ blockStrideBytes: 10 }))),
     "KV_PLAN_INVALID",
