@@ -1,7 +1,7 @@
 // npm run mutate: changes the mapping, the descriptors and the receive pass one place at a time; a test must fail for each.
 const MUTATED = [
   "packages/topology/src/*.ts",
-  "packages/plan/src/{align-regions,attention-pieces,block-ids,block-runs,dcp-copies,dcp-pairs,descriptor-ids,engine-plan,group-plans,pair-blocks,receive-pass,receive-pass-of,region-heads,request-plan,request-read,run-order,segment-tables,segments,source-plans,transfer-form}.ts",
+  "packages/plan/src/{align-regions,attention-pieces,block-ids,block-runs,dcp-copies,dcp-pairs,descriptor-ids,engine-plan,group-plans,pair-blocks,receive-pass,receive-pass-of,region-heads,request-plan,request-read,run-order,segment-tables,segments,source-plans,stage-groups,transfer-form}.ts",
   "packages/plan/src/kinds/*.ts",
 ];
 
