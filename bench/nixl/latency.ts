@@ -20,6 +20,8 @@ export async function smallRead(stage: Stage): Promise<Row[]> {
     const mine = { inside: [] as number[], handed: [] as number[], back: [] as number[] };
     const small = () =>
       stage.agent.transfer({ operation: "READ", ...prepared, localIds: ids, remoteIds: ids }).done;
+    // Its progress thread takes most of a core also while it does nothing.
+    stage.python.pause();
     // Several at once, as Python does them: one right after another, with warm caches.
     for (let i = 0; i < BATCHES; i += 1) {
       const results = await Promise.all(Array.from({ length: BATCH }, small));
@@ -33,12 +35,13 @@ export async function smallRead(stage: Stage): Promise<Row[]> {
       mine.handed.push((prepareMs + transferMs) * 1e3);
       mine.back.push((totalMs - prepareMs - transferMs) * 1e3);
     }
+    const oneWay = await postMessageUs(PER_ROUND);
+    stage.python.resume();
     const python = await stage.python.ask<{ make: number[]; move: number[]; release: number[] }>({
       do: "small",
       block: BLOCK,
       times: PER_ROUND,
     });
-    const oneWay = await postMessageUs(PER_ROUND);
     if (round < 0) continue;
     inside?.push(median(mine.inside));
     handed?.push(median(mine.handed));
@@ -107,11 +110,13 @@ export async function notifications(stage: Stage): Promise<Row[]> {
   for (let round = -1; round < ROUNDS; round += 1) {
     const keep = (delays: number[][], { delaysMs }: { delaysMs: number[] }) =>
       void (round >= 0 && delays.push(delaysMs));
+    python.pause();
     for (const work of [true, false]) {
       const listening = target.ask<{ delaysMs: number[] }>({ do: "listen", count: NOTES, work });
       await send(stage, target.name);
       keep(work ? heard.busy : heard.idle, await listening);
     }
+    python.resume();
     for (const sleepMs of [0, 1]) {
       const listening = python.ask<{ delaysMs: number[] }>({ do: "listen", count: NOTES, sleepMs });
       await send(stage, name);
