@@ -59,6 +59,9 @@ test("what is no name of a backend is refused, and so is none", () => {
   expect(() => choose(["../evil"], {})).toThrow(/not the name of a NIXL backend/);
   expect(() => choose(undefined, { NIXL_BACKEND: "," })).toThrow(/names no backend/);
   expect(() => checkBackends([])).toThrow(/empty/);
+  expect(() => checkBackends([{ name: "UCX", parameters: { num_threads: "some" } }])).toThrow(
+    /"some" instead of a whole number for the parameter num_threads of backend UCX/,
+  );
   expect(checkBackends([{ name: "UCX", parameters: { num_threads: "4" } }])).toEqual([
     { name: "UCX", parameters: { num_threads: "4" } },
   ]);

@@ -106,6 +106,9 @@ function specOf(entry: BackendSpec | string): BackendSpec {
   return spec;
 }
 
+/** NIXL 0.10.1 and 1.0.1 take their default for one that they cannot read, without a word. */
+const UCX_COUNTS: ReadonlySet<string> = new Set(["num_workers", "num_threads"]);
+
 /** The value of a parameter may be a secret: what it is says enough. */
 function checkParameters({ name, parameters }: BackendSpec): void {
   if (parameters === undefined) return;
@@ -122,5 +125,8 @@ function checkParameters({ name, parameters }: BackendSpec): void {
       throw refused(`${value === null ? "null" : typeof value} instead of a string for the parameter ${key}`);
     }
     if (`${key}${value}`.includes("\0")) throw refused(`a NUL in the parameter ${shown(key)}`);
+    if (name === "UCX" && UCX_COUNTS.has(key) && !/^\d{1,9}$/.test(value)) {
+      throw refused(`${shown(value)} instead of a whole number for the parameter ${key}`);
+    }
   }
 }

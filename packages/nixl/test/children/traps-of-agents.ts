@@ -85,8 +85,13 @@ export const TRAPS_OF_AGENTS: Readonly<Record<string, () => Promise<void>>> = {
     for (const parameters of [null, 1, "num_workers=2", ["2"], { "": "2" }, { "a\0": "2" }]) {
       await refused(() => transport.createAgent({ backends: ucx(parameters) }), "KV_AGENT_INVALID");
     }
+    // Older versions of NIXL would take their default for it.
     await refused(
       () => transport.createAgent({ backends: ucx({ num_workers: "many" }) }),
+      "KV_AGENT_INVALID",
+    );
+    await refused(
+      () => transport.createAgent({ backends: ucx({ ucx_error_handling_mode: "many" }) }),
       "KV_BACKEND_UNAVAILABLE",
     );
     await (await transport.createAgent({ backends: ucx({ num_workers: "2" }) })).close();
