@@ -7,6 +7,7 @@
 
 #include "exit_guard.h"
 #include "failure.h"
+#include "metadata.h"
 
 namespace kv::nixl {
 
@@ -118,15 +119,7 @@ void AgentState::learn_memory_types(const std::string& backend, capi::Backend ha
   memory_types_.add(backend, std::move(types));
 }
 
-Bytes AgentState::local_metadata() const {
-  void* data = nullptr;
-  size_t length = 0;
-  check(nixl_.get_local_md(agent_.get(), &data, &length), "KV_AGENT_INVALID", "NIXL has no metadata of this agent");
-  const auto* bytes = static_cast<const uint8_t*>(data);
-  Bytes copy(bytes, bytes + length);
-  free(data);
-  return copy;
-}
+Bytes AgentState::local_metadata() const { return kv::nixl::local_metadata(nixl_, agent_.get()); }
 
 std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, capi::MemoryType type,
                                           const std::vector<double>& numbers) {

@@ -1,5 +1,6 @@
 #include "metadata.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include <algorithm>
@@ -78,6 +79,16 @@ void read_descriptors(Reader& reader) {
 }
 
 }  // namespace
+
+Bytes local_metadata(const capi::Functions& nixl, capi::Agent agent) {
+  void* data = nullptr;
+  size_t length = 0;
+  check(nixl.get_local_md(agent, &data, &length), "KV_AGENT_INVALID", "NIXL has no metadata of this agent");
+  const auto* bytes = static_cast<const uint8_t*>(data);
+  Bytes copy(bytes, bytes + length);
+  free(data);
+  return copy;
+}
 
 Metadata read_metadata(const Bytes& bytes) {
   const std::string_view view(reinterpret_cast<const char*>(bytes.data()), bytes.size());

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "event.h"
+#include "nixl_capi.h"
 
 namespace kv::nixl {
 
@@ -13,6 +14,9 @@ struct Metadata {
   std::string agent;
   std::map<std::string, std::string> connections;  // by backend
 };
+
+// What an agent tells its peers of itself, as NIXL writes it.
+Bytes local_metadata(const capi::Functions& nixl, capi::Agent agent);
 
 // Reads NIXL's framing from end to end. Throws Failure KV_AGENT_METADATA_INVALID saying where it stops making sense.
 Metadata read_metadata(const Bytes& bytes);

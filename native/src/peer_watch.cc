@@ -26,23 +26,34 @@ constexpr int kKeepIdleSeconds = 5;
 constexpr int kKeepIntervalSeconds = 2;
 constexpr int kKeepCount = 3;
 
-}  // namespace
-
-std::unique_ptr<PeerWatch> PeerWatch::of(const std::string& connection) {
+// Its length; 0 where there is none.
+socklen_t read_address(const std::string& connection, sockaddr_storage& address) {
   const size_t at = connection.find(kEndpoint);
   uint64_t length = 0;
-  if (at == std::string::npos || connection.size() - at < kEndpoint.size() + sizeof(length)) return nullptr;
+  if (at == std::string::npos || connection.size() - at < kEndpoint.size() + sizeof(length)) return 0;
   const std::string_view rest = std::string_view(connection).substr(at + kEndpoint.size());
   memcpy(&length, rest.data(), sizeof(length));
   const std::string_view value = rest.substr(sizeof(length));
-  if (length > value.size()) return nullptr;
-  sockaddr_storage address{};
   sa_family_t family = 0;
-  if (length < sizeof(family)) return nullptr;
+  if (length > value.size() || length < sizeof(family)) return 0;
   memcpy(&family, value.data(), sizeof(family));
   const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : family == AF_INET6 ? sizeof(sockaddr_in6) : 0;
-  if (size == 0 || length < size) return nullptr;
+  if (length < size) return 0;
   memcpy(&address, value.data(), size);
+  return size;
+}
+
+}  // namespace
+
+bool PeerWatch::names_tcp(const std::string& connection) {
+  sockaddr_storage address{};
+  return read_address(connection, address) != 0;
+}
+
+std::unique_ptr<PeerWatch> PeerWatch::of(const std::string& connection) {
+  sockaddr_storage address{};
+  const socklen_t size = read_address(connection, address);
+  if (size == 0) return nullptr;
   std::unique_ptr<PeerWatch> watch(new PeerWatch(address, size));
   if (!watch->connect_again()) watch->die();
   return watch;

@@ -13,7 +13,9 @@ namespace kv::nixl {
 
 class PeerWatch {
  public:
-  // From a LIBFABRIC backend's connection data; null where that names no address of TCP, as with EFA.
+  // Whether a LIBFABRIC backend's connection data names an address of TCP, as with its tcp provider; EFA's are others.
+  static bool names_tcp(const std::string& connection);
+  // From such data; null where that names no address of TCP, as with EFA.
   static std::unique_ptr<PeerWatch> of(const std::string& connection);
 
   ~PeerWatch();

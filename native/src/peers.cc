@@ -19,6 +19,8 @@ constexpr const char* kWatchedBackend = "LIBFABRIC";
 constexpr auto kQuarantine = std::chrono::seconds(5);
 // Metadata is loaded so often while a peer's death explains that NIXL fails.
 constexpr int kMostLoads = 4;
+// Peers that an agent can add in its life over LIBFABRIC (NIXL 1.5.0 numbers them with 8 bits, and takes no number back).
+constexpr int kMostPeers = 255;
 // UCX keeps a notification while it connects to a peer, and drops it when the agent ends meanwhile; nobody says when it has gone.
 constexpr auto kFirstContact = std::chrono::milliseconds(500);
 
@@ -47,6 +49,8 @@ std::string Peers::add(const Bytes& bytes) {
     }
     forget(name);
   }
+  const auto connection = metadata.connections.find(kWatchedBackend);
+  if (watched_ && connection != metadata.connections.end()) require_reachable(name, connection->second);
   std::unique_ptr<PeerWatch> watch = watch_of(name, metadata.connections);
   // NIXL would try to connect to it for ever.
   if (watch && !watch->alive()) {
@@ -59,6 +63,19 @@ std::string Peers::add(const Bytes& bytes) {
   peer.connections = std::move(metadata.connections);
   counters_.remotes = peers_.size();
   return name;
+}
+
+// NIXL keeps a peer whose address it could not take, and dies of the next metadata under that name.
+void Peers::require_reachable(const std::string& name, const std::string& connection) {
+  if (!speaks_tcp_) {
+    const Metadata own = read_metadata(local_metadata(nixl_, agent_));
+    const auto mine = own.connections.find(kWatchedBackend);
+    speaks_tcp_ = mine != own.connections.end() && PeerWatch::names_tcp(mine->second);
+  }
+  if (!*speaks_tcp_ || PeerWatch::names_tcp(connection)) return;
+  throw Failure("KV_AGENT_METADATA_INVALID",
+                "the metadata of \"" + name + "\" names no address of TCP, by which this agent's LIBFABRIC backend reaches its peers",
+                "it must come whole from the peer's localMetadata(), and both agents must use one provider of libfabric (FI_PROVIDER)");
 }
 
 // None where the backend tells of a death itself, or where one watches already. A known peer that was taken for dead and says hello again
@@ -76,11 +93,20 @@ void Peers::load(const std::string& name, const Bytes& metadata) {
     char* raw = nullptr;
     const capi::Status status = nixl_.load_remote_md(agent_, metadata.data(), metadata.size(), &raw);
     free(raw);
-    if (status == capi::kSuccess) return;
+    if (status == capi::kSuccess) {
+      ++loaded_;
+      return;
+    }
     const bool again = watched_ && loads < kMostLoads && somebody_died_after(Clock::now() - kQuarantine);
     // NIXL has dropped what it knew of the peer, if it knew it, and with it what prepared lists point to: also where it takes the same
     // metadata at the next attempt.
     if (peers_.contains(name)) forget(name);
+    if (!again && watched_ && loaded_ >= kMostPeers) {
+      throw Failure("KV_AGENT_METADATA_INVALID",
+                    "NIXL refused the metadata of \"" + name + "\": its LIBFABRIC plugin gives each peer that an agent adds a number, also one that comes back, and has " +
+                        std::to_string(kMostPeers) + " of them",
+                    "create a new agent");
+    }
     if (!again) {
       throw Failure("KV_AGENT_METADATA_INVALID",
                     "NIXL refused the metadata of \"" + name + "\": " + describe(status),

@@ -28,7 +28,7 @@ class Peers {
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
-  // By the metadata of the peer's agent. Answers its name.
+  // By the metadata of the peer's agent. Answers its name. Throws KV_AGENT_METADATA_INVALID.
   std::string add(const Bytes& metadata);
   void remove(const std::string& name);
   void notify(const std::string& name, const Bytes& payload);
@@ -78,6 +78,8 @@ class Peers {
   };
 
   std::unique_ptr<PeerWatch> watch_of(const std::string& name, const Connections& connections);
+  // Throws for one that speaks otherwise than this agent's LIBFABRIC backend.
+  void require_reachable(const std::string& name, const std::string& connection);
   void load(const std::string& name, const Bytes& metadata);
   void forget(const std::string& name);
   // How long its death has been known; zero while it lives, or is not watched.
@@ -92,6 +94,10 @@ class Peers {
   const bool watched_;
   std::unordered_map<std::string, Peer> peers_;
   std::optional<Clock::time_point> last_death_;
+  // Loads that NIXL has taken.
+  int loaded_ = 0;
+  // Whether this agent's LIBFABRIC backend reaches its peers by TCP, once it was asked.
+  std::optional<bool> speaks_tcp_;
 };
 
 }  // namespace kv::nixl
