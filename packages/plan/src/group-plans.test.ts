@@ -16,6 +16,8 @@ interface Given {
   readonly model?: Partial<ModelGeometry>;
   /** Groups of each piece. */
   readonly pieces?: readonly (readonly number[])[];
+  /** Of the region of each piece; default 4. */
+  readonly heads?: readonly number[];
 }
 
 function plansOf(groups: readonly string[], given: Given = {}): readonly GroupPlan[] {
@@ -25,8 +27,8 @@ function plansOf(groups: readonly string[], given: Given = {}): readonly GroupPl
   return groupPlans({
     context: { local, remote, model, mapping: mappingsByHeads(local, remote, model) },
     // Of a piece only its groups, its region and the region's heads are asked for.
-    pieces: (given.pieces ?? []).map((own) => {
-      const pair = { region: local.regions[0], heads: 4 } as RegionPiece["pair"];
+    pieces: (given.pieces ?? []).map((own, index) => {
+      const pair = { region: local.regions[0], heads: given.heads?.[index] ?? 4 } as RegionPiece["pair"];
       return { ...({} as RegionPiece), pair, groups: own };
     }),
     parts,
@@ -109,9 +111,14 @@ test("each has the segments that hold it, and no others", () => {
 });
 
 test("one that shares a region with more heads than it has says how many are its own", () => {
-  const of = { model: { groupKvHeads: [4, 2, 4] }, local: { tpSize: 2 } };
-  const plans = plansOf(["full", "swa", "swa"], { ...of, pieces: [[0, 1], [2]] });
-  expect(plans.map(({ sharedHeads }) => sharedHeads)).toEqual([undefined, 1, undefined]);
+  const of = { model: { groupKvHeads: [4, 2, 4, 2] }, local: { tpSize: 2 } };
+  const plans = plansOf(["full", "swa", "swa", "swa"], {
+    ...of,
+    pieces: [[0, 1], [2], [3]],
+    heads: [4, 4, 2],
+  });
+  expect(plans.map(({ sharedHeads }) => sharedHeads)).toEqual([undefined, 1, undefined, undefined]);
+  expect(plans.map((plan) => "sharedHeads" in plan)).toEqual([false, true, false, false]);
 });
 
 const TWO_HERE = { localParts: 2, remoteParts: 1 };

@@ -61,6 +61,7 @@ describe("heads of a region", () => {
     ["the model's where one of its groups has heads", 8, [{}, ["mla", "full"]]],
     ["the model's where it says that it is split", 8, [{ replicated: false }, ["mla"]]],
     ["the model's of states alone", 8, [{}, ["mamba"]]],
+    ["none of states that are the same on every rank", undefined, [{ replicated: true }, ["mamba"]]],
     ["those of its group", 5, [{}, ["full", "swa"], { groupKvHeads: [5, 4] }]],
     ["the most that a group has", 4, [{}, ["mla", "full", "swa"], { groupKvHeads: [5, 3, 4] }]],
     [

@@ -125,9 +125,17 @@ describe("what is known of a block's inside", () => {
 
   test("of groups with unlike heads that share it, nothing but where a token's heads lie together", () => {
     const model = { numKvHeads: 4, groups: ["full", "swa"], groupKvHeads: [2, 4] };
-    const mixed = (layout: "LBHNC" | "LBNHC") =>
-      localOf({ model, local: { layout }, remote: { layout } }).isMixed;
-    expect([mixed("LBHNC"), mixed("LBNHC")]).toEqual([true, undefined]);
+    const [byHead, byToken] = [{ layout: "LBHNC" }, { layout: "LBNHC" }] as const;
+    const mixed = (local: typeof byHead | typeof byToken, remote: typeof local) =>
+      localOf({ model, local, remote }).isMixed;
+    expect(mixed(byToken, byToken)).toBeUndefined();
+    for (const [local, remote] of [
+      [byHead, byHead],
+      [byHead, byToken],
+      [byToken, byHead],
+    ] as const) {
+      expect(mixed(local, remote)).toBe(true);
+    }
     expect(localOf({ model: { ...model, groupKvHeads: [4, 4] } }).isMixed).toBeUndefined();
   });
 

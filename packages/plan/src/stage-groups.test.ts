@@ -26,6 +26,10 @@ test("a stage with the layers of one group has no other group's, where the whole
     regions: rank.regions.map((region) => ({ ...region, groupId: -1 })),
   });
   expect(said(shared(stage(0)), rankOf([0, 1]))).toEqual([undefined]);
+  const [own] = stage(0).regions;
+  expect(said({ ...stage(0), regions: own ? [{ ...own, groupIds: [0, 1] }] : [] }, rankOf([0, 1]))).toEqual([
+    [0, 1],
+  ]);
 });
 
 test("each stage writes the blocks of its own groups, and only tells of a request without any", () => {
