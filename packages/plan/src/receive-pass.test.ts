@@ -234,3 +234,26 @@ describe("is refused", () => {
     );
   });
 });
+
+describe("a group with fewer heads than another of the region", () => {
+  const [BLOCK, WHOLE] = [24, 52];
+  /** Places of block 0 that are zeroed from token 4 of 6 on: two heads of 12 bytes, or one of 24. */
+  const zeroed = (region: Partial<RegionGeometry>) => {
+    const plan = small({ ratio: 1, region });
+    const [groupPlan] = plan.groupPlans as [GroupPlan];
+    const shared = { ...plan, groupPlans: [{ ...groupPlan, sharedHeads: 1 }] };
+    const bytes = pass(shared, { partialBlock: { blockId: 0, fromToken: 4 } }, new Uint8Array(WHOLE).fill(1));
+    return bytes.slice(0, BLOCK).flatMap((byte, at) => (byte === 0 ? [at] : []));
+  };
+  const ofOne = [16, 17, 18, 19, 20, 21, 22, 23];
+  const ofTwo = [8, 9, 10, 11, 20, 21, 22, 23];
+
+  test.each<[string, Partial<RegionGeometry>, readonly number[]]>([
+    ["is zeroed by its own", {}, ofOne],
+    ["also where the region says that it is split", { replicated: false }, ofOne],
+    ["but not where the region has heads of its own", { numKvHeads: 2 }, ofTwo],
+    ["nor where it is the same on every rank", { replicated: true }, ofTwo],
+  ])("%s", (_what, region, expected) => {
+    expect(zeroed(region)).toEqual(expected);
+  });
+});
