@@ -43,6 +43,22 @@ test("state, latents, windows, packed rows, stages, DCP, types of memory: what i
   expect(counts.proven).toBeGreaterThan(counts.refused / 3);
 });
 
+test("a padded page of one head is the same in every layout", () => {
+  const engine = { tpSize: 1, kernelTokens: 8, perLogical: 3, logicalBlocks: 150, padding: 0 };
+  const scene: KindScene = {
+    groups: ["mla", "mamba"],
+    caches: [{ name: "layer.0", groups: [0, 1], state: { projections: [64], recurrent: 64 } }],
+    ...{ numKvHeads: 4, numTokens: 1, computedBlocks: 0, windowBlocks: 1, states: 1, seed: 0 },
+    prefill: { ...engine, layout: "LBNHC" },
+    decode: { ...engine, layout: "LBHNC" },
+    form: undefined,
+  };
+  const counts = { proven: 0, refused: 0 };
+  prove(scene, "READ", counts);
+  prove(scene, "WRITE", counts);
+  expect(counts).toEqual({ proven: 2, refused: 0 });
+});
+
 test("the same written: every rank gets all of its bytes, and as many words as it waits for", {
   timeout: PROPERTY_TIMEOUT_MS,
 }, () => {

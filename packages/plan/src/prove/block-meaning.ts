@@ -92,7 +92,8 @@ function attentionMeaning(question: MeaningQuestion): BlockMeaning | undefined {
   const compressed = heads.size === 1 && lengthBytes % tokens !== 0;
   if (headOutside === undefined || (ownOrder !== undefined && !headOutside) || compressed) {
     // Heads of a layer are not together, or what is in a block lies in an order unknown: it is known as a whole only.
-    const name = `a whole block of ${rank.layout} ${ownOrder ?? "plain"}, ${heads.size} heads from ${heads.begin}, ${tokens} tokens`;
+    const layout = heads.size === 1 ? "any layout" : rank.layout;
+    const name = `a whole block of ${layout} ${ownOrder ?? "plain"}, ${heads.size} heads from ${heads.begin}, ${tokens} tokens`;
     return {
       tiles: [tile(name, lengthBytes, lengthBytes, [whole])],
       tokens,
