@@ -38,6 +38,8 @@ std::string Peers::add(const Bytes& bytes) {
   Metadata metadata = read_metadata(bytes);
   const std::string& name = metadata.agent;
   if (name == own_name_) throw Failure("KV_AGENT_METADATA_INVALID", "the metadata is of an agent of the same name, \"" + name + "\"");
+  const auto connection = metadata.connections.find(kWatchedBackend);
+  if (watched_ && connection != metadata.connections.end()) require_reachable(name, connection->second);
   const auto known = peers_.find(name);
   if (known != peers_.end() && known->second.connections != metadata.connections) {
     // Another process under the same name. NIXL refuses to replace it.
@@ -49,8 +51,6 @@ std::string Peers::add(const Bytes& bytes) {
     }
     forget(name);
   }
-  const auto connection = metadata.connections.find(kWatchedBackend);
-  if (watched_ && connection != metadata.connections.end()) require_reachable(name, connection->second);
   std::unique_ptr<PeerWatch> watch = watch_of(name, metadata.connections);
   // NIXL would try to connect to it for ever.
   if (watch && !watch->alive()) {
@@ -94,7 +94,7 @@ void Peers::load(const std::string& name, const Bytes& metadata) {
     const capi::Status status = nixl_.load_remote_md(agent_, metadata.data(), metadata.size(), &raw);
     free(raw);
     if (status == capi::kSuccess) {
-      ++loaded_;
+      if (!peers_.contains(name)) ++loaded_;
       return;
     }
     const bool again = watched_ && loads < kMostLoads && somebody_died_after(Clock::now() - kQuarantine);

@@ -94,7 +94,7 @@ class Peers {
   const bool watched_;
   std::unordered_map<std::string, Peer> peers_;
   std::optional<Clock::time_point> last_death_;
-  // Loads that NIXL has taken.
+  // Peers that NIXL has taken, those that were removed and came back counted again.
   int loaded_ = 0;
   // Whether this agent's LIBFABRIC backend reaches its peers by TCP, once it was asked.
   std::optional<bool> speaks_tcp_;

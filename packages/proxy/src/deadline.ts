@@ -85,6 +85,8 @@ class TimedDeadline implements Deadline {
 
   pause(): void {
     this.#phaseEndsAtMs = Number.POSITIVE_INFINITY;
+    // A fork is often not closed, and its timer would keep it, and what waits for its end, for as long as nothing is due.
+    if (this.#requestEndsAtMs === Number.POSITIVE_INFINITY) this.#cancel();
   }
 
   abort(reason: KvError): void {

@@ -72,7 +72,8 @@ export function startPushRace(
     (error: unknown): FirstEnd => ({ kind: "decode failed", error }),
   );
   const failed = prefilling.then((prefill): FirstEnd | Promise<never> =>
-    prefill.outcome?.kind === "kv" ? NEVER : { kind: "prefill failed", prefill },
+    // One of its own: what waits for a promise that outlives the race is kept with it, answer and all.
+    prefill.outcome?.kind === "kv" ? new Promise(() => {}) : { kind: "prefill failed", prefill },
   );
   return {
     first: Promise.race([decoded, failed]),
@@ -92,8 +93,6 @@ export function startPushRace(
     },
   };
 }
-
-const NEVER = new Promise<never>(() => {});
 
 /** A pool that has this visit and no other: the decode worker was told of this instance. */
 function only(pool: InstancePool, visit: Visit): InstancePool {
