@@ -6,6 +6,8 @@ import {
   directPieces,
   isPlainCopy,
   isTokenByToken,
+  partsOfBlocks,
+  partsOfShape,
 } from "./attention-pieces.js";
 
 const CELL = 8;
@@ -64,6 +66,21 @@ describe("pieces of single tokens are needed where one side keeps a token's head
     ["one head of a token's two", shape(hnd(1), nhd(2)), true],
   ])("%s", (_, given, expected) => {
     expect(isTokenByToken(given)).toBe(expected);
+  });
+});
+
+describe("blocks are cut", () => {
+  const cuts = (tokenByToken: boolean) => ({ parts: HALVES, tokenByToken });
+
+  test("in the same parts, however many tokens they hold", () => {
+    expect(partsOfBlocks(cuts(false), { local: 16, remote: 4 })).toEqual(HALVES);
+    expect(partsOfShape(cuts(false), shape(nhd(2, 16), hnd(2, 4)))).toEqual(HALVES);
+  });
+
+  test("into each of their own tokens", () => {
+    const tokens = { localParts: 16, remoteParts: 4 };
+    expect(partsOfBlocks(cuts(true), { local: 16, remote: 4 })).toEqual(tokens);
+    expect(partsOfShape(cuts(true), shape(nhd(2, 16), hnd(2, 4)))).toEqual(tokens);
   });
 });
 

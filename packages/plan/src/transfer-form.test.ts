@@ -53,7 +53,7 @@ describe("a copy", () => {
     ["in parts of one head", { shapes: [shape({ heads: 1 }, { heads: 1, tokens: 2 })] }],
   ])("%s", (_what, change) => {
     const { parts } = question(change);
-    expect(chooseForm(question(change))).toMatchObject({ form: "copy", parts });
+    expect(chooseForm(question(change))).toMatchObject({ form: "copy", parts, tokenByToken: false });
   });
 });
 
@@ -65,6 +65,7 @@ describe("where both can", () => {
       expect(form(shape({ cellBytes }, { tokens: 2, cellBytes }))).toMatchObject({
         form: "permute",
         parts: HALVES,
+        tokenByToken: false,
         reason: "descriptors of a block: 2 and a pass, or 4 that land in place",
       });
     }
@@ -99,6 +100,7 @@ describe("where both can", () => {
     expect(chooseForm({ ...asked, wanted: "direct" })).toMatchObject({
       form: "direct",
       parts: { localParts: 4, remoteParts: 4 },
+      tokenByToken: true,
     });
   });
 });
@@ -185,6 +187,20 @@ describe("finer descriptors cannot", () => {
       form: "permute",
       reason: "asked for",
     });
+  });
+});
+
+describe("a padded page beside, that lies right by being copied", () => {
+  const padded = shape({ heads: 1, blockBytes: 34 }, { heads: 1, tokens: 2, blockBytes: 34 });
+  const direct = (...shapes: readonly AttentionShape[]) =>
+    chooseForm(question({ shapes: [...shapes, padded], canPass: false, wanted: "direct" }));
+
+  test("is no hindrance where nothing is cut token by token", () => {
+    expect(direct(HEADS)).toMatchObject({ form: "direct", parts: HALVES, tokenByToken: false });
+  });
+
+  test("is one where a single region of several is", () => {
+    expect(() => direct(HEADS, shape(NHD, { tokens: 2 }))).toThrow(/34 bytes does not divide/);
   });
 });
 
