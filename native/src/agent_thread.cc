@@ -251,6 +251,7 @@ bool AgentThread::ending() {
 
 void AgentThread::wait() {
   const auto pause = pace_.pause(Clock::now(), state_->reachable(), !transfers_.empty());
+  if (pause == pause.zero()) return;
   std::unique_lock lock(mutex_);
   asleep_ = true;
   wake_.wait_for(lock, pause, [this] { return !queue_.empty() || stopping_; });

@@ -17,7 +17,7 @@ class Pace {
   // Whether a poll is due although there is other work.
   bool due(Clock::time_point now) const;
   Clock::time_point last_poll() const { return last_poll_; }
-  // How long to sleep before the next look.
+  // How long to sleep before the next look; zero: not at all.
   std::chrono::microseconds pause(Clock::time_point now, bool reachable, bool in_flight) const;
 
  private:
@@ -25,7 +25,12 @@ class Pace {
 
   Clock::time_point last_work_;
   Clock::time_point last_poll_;
-  int attentive_ = 0;
+  Clock::time_point last_short_poll_;
+  // Polls that follow without a pause.
+  int looks_ahead_ = 0;
+  // Those in a row that took long.
+  int long_polls_ = 0;
+  // What an empty poll takes that follows another at once.
   Clock::duration typical_poll_ = std::chrono::milliseconds(1);
 };
 
