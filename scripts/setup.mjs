@@ -120,9 +120,10 @@ async function nixl(withLibfabric, native) {
       run("node", ["native/build.mjs"]),
     );
   } catch (error) {
-    // The build says in its last line what is missing and how to get it.
-    const why = String(error.message).trim().split("\n").at(-1);
-    say(why);
+    // The build says in its last line what is missing and how to get it; where the compiler refused a line, it has said which.
+    const lines = String(error.message).trim().split("\n");
+    const why = lines.at(-1);
+    for (const line of [...lines.filter((said) => /\berror: /.test(said)).slice(0, 3), why]) say(line);
     return { ready: false, why };
   }
   if (native === "addon") return notAsked;

@@ -1,7 +1,7 @@
 import { performance } from "node:perf_hooks";
 import { describePlugins, findLibrary } from "@kv/nixl";
 import { bestRatio, pairRatio, type Row, spread } from "../report.js";
-import { inOrder, lists, openStage, ROUNDS, type Stage, shuffled } from "./stage.js";
+import { inOrder, lists, openStage, type Place, ROUNDS, type Stage, shuffled } from "./stage.js";
 
 const SIZES = [64 * 2 ** 20, 512 * 2 ** 20];
 const BLOCKS = [4, 64, 1024].map((kib) => kib * 1024);
@@ -35,7 +35,7 @@ export async function libfabric(ucx: Stage): Promise<Row[]> {
   ucx.python.pause();
   const stage = await openStage("LIBFABRIC");
   try {
-    return await againstPython(stage, "LIBFABRIC");
+    return [...(await againstPython(stage, "LIBFABRIC")), await writtenTo(stage)];
   } finally {
     await stage.close();
     ucx.python.resume();
@@ -94,6 +94,43 @@ async function againstPython(stage: Stage, backend: keyof typeof WANTED): Promis
     }
   }
   return rows;
+}
+
+/** WRITE to an agent of ours and to one of Python's, whose progress thread looks all the time: over tcp the one that is written to must take part. */
+async function writtenTo(stage: Stage): Promise<Row> {
+  const [size, block] = [512 * 2 ** 20, 65_536];
+  const count = size / block;
+  const python = await stage.python.ask<Place & { metadata: string }>({ do: "metadata" });
+  await stage.agent.addRemote(Buffer.from(python.metadata, "hex"));
+  const [toOurs, toPython] = [
+    await lists(stage, block, count),
+    await lists({ ...stage, target: python }, block, count),
+  ];
+  const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
+  const write = (prepared: typeof toOurs) =>
+    timed(() => stage.agent.transfer({ operation: "WRITE", ...prepared, localIds, remoteIds }).done);
+  const ours: number[] = [];
+  const theirs: number[] = [];
+  for (let round = -1; round < ROUNDS; round += 1) {
+    stage.python.pause();
+    const mineMs = await write(toOurs);
+    stage.python.resume();
+    const pythonMs = await write(toPython);
+    if (round < 0) continue;
+    ours.push(size / mineMs / 1e6);
+    theirs.push(size / pythonMs / 1e6);
+  }
+  await toOurs.close();
+  await toPython.close();
+  return {
+    what: "WRITE 512 MiB in 64 KiB, scattered, LIBFABRIC, by ours: bandwidth to an agent of ours / to one of Python's",
+    ours: spread(ours, "GB/s"),
+    theirs: spread(theirs, "GB/s"),
+    ratio: pairRatio(ours, theirs),
+    best: bestRatio(ours, theirs, "most"),
+    wanted: "reported",
+    met: undefined,
+  };
 }
 
 /** READ against what the kernel gives: process_vm_readv, one call a block as UCX does, and 512 blocks a call as it might. */

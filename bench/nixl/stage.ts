@@ -2,18 +2,19 @@ import type { Agent, Memory, Transport } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { type LinePeer, nodeTarget, pythonNixl } from "../python-peer.js";
 
+/** An agent by its name, and where its memory begins. */
+export interface Place {
+  readonly name: string;
+  readonly address: number;
+}
+
 /** What the parts of the benchmark share: our agent, Python's, and the process that both move bytes to and from. */
 export interface Stage {
   readonly backend: string;
   readonly transport: Transport;
   readonly agent: Agent;
   readonly memory: Memory;
-  readonly target: LinePeer & {
-    readonly name: string;
-    readonly address: number;
-    readonly pid: number;
-    readonly metadata: string;
-  };
+  readonly target: LinePeer & Place & { readonly pid: number; readonly metadata: string };
   readonly python: LinePeer;
   close(): Promise<void>;
 }
@@ -29,7 +30,7 @@ export async function openStage(backend = "UCX"): Promise<Stage> {
   const far = farSide(backend);
   const python = await pythonNixl(backend);
   const transport = nixlTransport({ backends: [backend] });
-  const opened = await far.ask<{ metadata: string; address: number; name: string; pid: number }>({
+  const opened = await far.ask<Place & { metadata: string; pid: number }>({
     do: "open",
     lengthBytes: LENGTH_BYTES,
   });
@@ -69,7 +70,11 @@ export function shuffled(count: number, seed: number): Int32Array {
 
 export const inOrder = (count: number): Int32Array => Int32Array.from({ length: count }, (_, i) => i);
 
-export async function lists({ agent, memory, target }: Stage, block: number, count: number) {
+export async function lists(
+  { agent, memory, target }: Pick<Stage, "agent" | "memory"> & { readonly target: Place },
+  block: number,
+  count: number,
+) {
   const table = (address: number) => ({
     memoryType: "DRAM" as const,
     rows: Float64Array.of(address, block, 0, block, count),

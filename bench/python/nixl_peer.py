@@ -30,7 +30,8 @@ for library in libraries:
 if of_vllm:
     import vllm_worker
 
-agent = nixl_agent("python-initiator", nixl_agent_config(num_threads=0, backends=[backend]))
+own_name = f"python-{os.getpid()}"
+agent = nixl_agent(own_name, nixl_agent_config(num_threads=0, backends=[backend]))
 state = {}
 lists = {}
 
@@ -213,7 +214,20 @@ def do_small(command):
 
 
 def do_metadata(command):
-    return {"name": "python-initiator", "metadata": agent.get_agent_metadata().hex()}
+    return {"name": own_name, "metadata": agent.get_agent_metadata().hex(), "address": state["local"].ctypes.data}
+
+
+def do_meet(command):
+    agent.add_remote_agent(bytes.fromhex(command["metadata"]))
+    return {}
+
+
+def do_say(command):
+    """Notifications that bear the time of their sending, a pause before each."""
+    for _ in range(command["count"]):
+        time.sleep(command["gapMs"] / 1e3)
+        agent.send_notif(command["to"], str(time.clock_gettime_ns(time.CLOCK_MONOTONIC)).encode())
+    return {}
 
 
 def do_listen(command):
