@@ -265,6 +265,15 @@ describe("refuses", () => {
       /2 local blocks \(DCP 1\) and 1 remote ones \(DCP 2\).*tokens: not said/,
     );
     refused(attempt({ ...lists, numTokens: 16 }), "KV_BLOCKS_MISMATCH", /2 local blocks.*tokens: 16/);
+    expect(attempt({ ...lists, numTokens: 16 })).toThrow(
+      expect.objectContaining({ details: { group: 0, localBlocks: 2, remoteBlocks: 1, numTokens: 16 } }),
+    );
+    // The remote's blocks are of its own slice alone: that there are more of them tells nothing.
+    refused(
+      attempt({ localBlockIds: [[5]], remoteBlockIds: [[1, 2]] }),
+      "KV_BLOCKS_MISMATCH",
+      /1 local blocks \(DCP 1\) and 2 remote ones \(DCP 2\).*tokens: not said/,
+    );
   });
 
   test("a block that no source has", () => {
