@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <bit>
 #include <string_view>
 
 #include "failure.h"
@@ -61,7 +62,33 @@ class Reader {
   size_t at_ = 0;
 };
 
-void read_descriptors(Reader& reader) {
+// What UCX packs of registered memory for who reads or writes it: a map of memory domains (8 bytes), the type of the memory (1), for each domain
+// of the map a length (1) and as many bytes; then, from UCX 1.20 on, its device (1) and, unless that is 0xff, how far it is from others (3 each)
+// up to 0xff. UCX takes the type for an index and looks for that end without a look at what it has: of a key that is damaged it dies
+// in one process and not in another.
+void read_ucx_key(const Reader& reader, std::string_view key) {
+  constexpr size_t kHeadBytes = 9;
+  constexpr uint8_t kMemoryTypes = 9;  // of UCX 1.19 to 1.21; a tenth that one of them has is of memory that NIXL has not
+  constexpr uint8_t kUnknownDevice = 0xff;
+  constexpr size_t kDistanceBytes = 3;
+  const auto at = [&key](size_t index) { return static_cast<uint8_t>(key[index]); };
+  if (key.size() < kHeadBytes) reader.fail("a key of UCX has " + std::to_string(key.size()) + " bytes");
+  uint64_t domains = 0;
+  memcpy(&domains, key.data(), sizeof(domains));
+  const uint8_t type = at(sizeof(domains));
+  if (type >= kMemoryTypes) reader.fail("a key of UCX is of memory of type " + std::to_string(type) + ", which does not exist");
+  size_t end = kHeadBytes;
+  for (int count = std::popcount(domains); count > 0; --count) {
+    if (end < key.size()) end += at(end);
+    if (++end > key.size()) reader.fail("a key of UCX is cut short");
+  }
+  if (end < key.size() && at(end++) != kUnknownDevice) {
+    while (end < key.size() && at(end) != kUnknownDevice) end += kDistanceBytes;
+    if (end >= key.size()) reader.fail("a key of UCX has no end");
+  }
+}
+
+void read_descriptors(Reader& reader, std::string_view backend) {
   if (reader.entry("nixlDList") != "nixlSDList") reader.fail("a list of descriptors is of another kind");
   const auto type = reader.number<int>("t");
   if (type < 0 || type >= kMemoryTypes) reader.fail("memory type " + std::to_string(type) + " does not exist");
@@ -75,6 +102,7 @@ void read_descriptors(Reader& reader) {
     memcpy(&address, descriptor.data(), sizeof(address));
     memcpy(&length, descriptor.data() + sizeof(address), sizeof(length));
     if (address + length < address) reader.fail("a descriptor goes beyond the end of memory");
+    if (backend == "UCX") read_ucx_key(reader, descriptor.substr(kDescriptorBytes));
   }
 }
 
@@ -111,8 +139,9 @@ Metadata read_metadata(const Bytes& bytes) {
   if (reader.entry("") != "MemSection") reader.fail("the section of memory is missing");
   const auto sections = reader.number<uint64_t>("nixlSecElms");
   for (uint64_t index = 0; index < sections; ++index) {
-    if (reader.entry("bknd").empty()) reader.fail("a section names no backend");
-    read_descriptors(reader);
+    const std::string_view backend = reader.entry("bknd");
+    if (backend.empty()) reader.fail("a section names no backend");
+    read_descriptors(reader, backend);
   }
   if (!reader.at_end()) reader.fail("there are bytes after the end");
   return metadata;

@@ -1,5 +1,6 @@
 // A look at a peer's metadata before NIXL loads it. NIXL's loader trusts the bytes: a wrong memory type takes the process
-// down. What lies inside a backend's connection data cannot be seen from here; that is what authentication is for.
+// down, in a section's list or in a key of UCX. What lies inside a backend's connection data cannot be seen from here; that is what
+// authentication is for.
 #pragma once
 
 #include <map>

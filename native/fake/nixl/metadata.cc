@@ -1,5 +1,6 @@
 // Metadata, framed as NIXL frames it.
 #include <arpa/inet.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,6 +45,13 @@ std::string endpoint(int port) {
   return "dest_data_ep_0" + raw<uint64_t>(sizeof(address)) + raw(address);
 }
 
+// Memory as a section lists it, with the key that UCX packs for it: one domain of nothing, host memory, no device known.
+std::string packed(const Descriptor& memory, bool ucx) {
+  std::string out = raw<uint64_t>(memory.address) + raw<uint64_t>(memory.length) + raw<uint64_t>(memory.device);
+  if (ucx) out += raw<uint64_t>(1) + std::string("\0\0\xff", 3);
+  return out;
+}
+
 // What NIXL does with a peer whose metadata it could not load, lists or no lists.
 void drop(Agent agent, const std::string& remote) {
   agent->remotes.erase(remote);
@@ -72,7 +80,7 @@ API(get_local_md)(Agent agent, void** data, size_t* length) {
     put(out, "nixlDList", "nixlSDList");
     put(out, "t", raw(type));
     put(out, "n", raw<uint64_t>(descriptors.size()));
-    for (const Descriptor& memory : descriptors) put(out, "", raw(memory));
+    for (const Descriptor& memory : descriptors) put(out, "", packed(memory, backend == "UCX"));
   }
   *data = malloc(out.size());
   *length = out.size();
@@ -92,10 +100,13 @@ API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) {
   for (const char* tag : {"Conns", "t", "c", ""}) take(in, at, tag);
   Descriptors memory;
   for (auto sections = number(take(in, at, "nixlSecElms")); sections > 0; --sections) {
-    for (const char* tag : {"bknd", "nixlDList", "t"}) take(in, at, tag);
+    for (const char* tag : {"bknd", "nixlDList"}) take(in, at, tag);
+    MemoryType type{};
+    memcpy(&type, take(in, at, "t").data(), sizeof(type));
     for (auto count = number(take(in, at, "n")); count > 0; --count) {
-      Descriptor descriptor;
-      memcpy(&descriptor, take(in, at, "").data(), sizeof(descriptor));
+      const std::string entry = take(in, at, "");
+      Descriptor descriptor{0, 0, 0, type};
+      memcpy(&descriptor, entry.data(), offsetof(Descriptor, type));
       memory.push_back(descriptor);
     }
   }

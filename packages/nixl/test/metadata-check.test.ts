@@ -7,6 +7,7 @@ import { BOTH_BACKENDS } from "./both-backends.js";
 import { libfabricMissing } from "./libfabric-here.js";
 import { mutations } from "./mutations.js";
 import { type Owner, startOwner } from "./owner-process.js";
+import { nixlMissing } from "./require-nixl.js";
 import { runChild } from "./run-child.js";
 
 /** Changes sound metadata to what NIXL 1.5.0 dies of, or never comes back from. `port`: of somebody on this host who says nothing. */
@@ -29,6 +30,42 @@ for (const { backend, missing } of BOTH_BACKENDS) {
     triedElsewhere(backend),
   );
 }
+
+describe.skipIf(nixlMissing)(`a damaged key of UCX (${nixlMissing ?? "found"})`, () => {
+  const transport = nixlTransport({ backends: ["UCX"] });
+  let owner: Owner;
+  beforeAll(async () => {
+    owner = await startOwner(1 << 20, 1, { backends: ["UCX"] });
+  });
+  afterAll(async () => {
+    await transport.close();
+    await owner?.end();
+  });
+
+  // A list's one descriptor: its length (8 bytes), address, length and device (24), then the key: domains (8), the memory's type (1), lengths.
+  const KEY = 8 + 24;
+  const damage = (change: (key: Buffer) => void) => {
+    const bytes = Buffer.from(owner.metadata);
+    const list = bytes.indexOf(Buffer.from([0x6e, 8, 0, 0, 0, 0, 0, 0, 0, 1, 0])); // "n", of 8 bytes, 1 descriptor
+    const at = list + 1 + 8 + 8 + 1;
+    change(bytes.subarray(at + KEY, at + 8 + Number(bytes.readBigUInt64LE(at))));
+    return bytes;
+  };
+
+  test.each([
+    ["a type of memory that does not exist", (key: Buffer) => key.writeUInt8(9, 8), "is of memory of type 9"],
+    ["a domain's bytes that go beyond it", (key: Buffer) => key.writeUInt8(200, 9), "is cut short"],
+    ["more domains than it has bytes of", (key: Buffer) => key.fill(0xff, 0, 8), "is cut short"],
+    ["a device and no end of what is far from it", (key: Buffer) => key.fill(0, 10), "has no end"],
+  ])("%s", async (_name, change, message) => {
+    const agent = await transport.createAgent();
+    await expect(agent.addRemote(damage(change))).rejects.toMatchObject({
+      code: "KV_AGENT_METADATA_INVALID",
+      message: expect.stringContaining(message),
+    });
+    expect(await agent.addRemote(damage(() => {}))).toBe(owner.name);
+  });
+});
 
 describe.skipIf(libfabricMissing)(`over LIBFABRIC (${libfabricMissing ?? "found"})`, () => {
   const transport = nixlTransport({ backends: ["LIBFABRIC"] });
