@@ -52,7 +52,7 @@ void AgentThread::enqueue(Command command) {
 }
 
 template <typename Work>
-void AgentThread::settle(uint64_t ticket, Work work) {
+Event AgentThread::attempt(uint64_t ticket, Work work) {
   Event event = settled(ticket);
   try {
     if (state_ == nullptr) throw Failure("KV_AGENT_CLOSED", "the agent \"" + config_.name + "\" is closed");
@@ -62,7 +62,12 @@ void AgentThread::settle(uint64_t ticket, Work work) {
   } catch (const std::exception& error) {
     event.failure = Failure("KV_INTERNAL", std::string("native exception: ") + error.what());
   }
-  outbox_->send(std::move(event));
+  return event;
+}
+
+template <typename Work>
+void AgentThread::settle(uint64_t ticket, Work work) {
+  outbox_->send(attempt(ticket, std::move(work)));
 }
 
 template <typename Work>
@@ -87,7 +92,10 @@ void AgentThread::local_metadata(uint64_t ticket) {
 }
 
 void AgentThread::add_remote(uint64_t ticket, Bytes metadata) {
-  call(ticket, [this, metadata = std::move(metadata)](Event& event) { event.value = state_->peers().add(metadata); });
+  enqueue([this, ticket, metadata = std::move(metadata)]() mutable {
+    arrivals_[ticket].bytes = std::move(metadata);
+    advance_arrivals();
+  });
 }
 
 void AgentThread::remove_remote(uint64_t ticket, std::string name) {
@@ -218,6 +226,23 @@ void AgentThread::forget(const Transfer& transfer) {
   verdicts_.erase(transfer.ticket());
 }
 
+// Makes those peers known whose processes have answered. Whether there were any.
+bool AgentThread::advance_arrivals() {
+  bool some = false;
+  for (auto at = arrivals_.begin(); at != arrivals_.end();) {
+    bool over = true;
+    Event event = attempt(at->first, [this, at, &over](Event& added) {
+      const auto name = state_->peers().add(at->second);
+      over = name.has_value();
+      if (name) added.value = *name;
+    });
+    if (over) outbox_->send(std::move(event));
+    at = over ? arrivals_.erase(at) : std::next(at);
+    some = some || over;
+  }
+  return some;
+}
+
 bool AgentThread::advance_transfers() {
   bool moved = false;
   const auto send = [this](Event event) { outbox_->send(std::move(event)); };
@@ -275,6 +300,7 @@ void AgentThread::main(uint64_t ticket) {
   pace_.worked(Clock::now());
   while (!ending()) {
     bool worked = run_commands();
+    worked = advance_arrivals() || worked;
     worked = advance_transfers() || worked;
     if (!worked || pace_.due(Clock::now())) worked = poll() || worked;
     if (!transfers_.empty() && pace_.last_poll() - last_watch_ > kWatchPeers) {
@@ -334,6 +360,7 @@ void AgentThread::let_go() {
   for (const uint64_t ticket : lists) send(settled(ticket));
   // Those that came too late.
   run_commands();
+  advance_arrivals();
   if (close_ticket_) send(settled(*close_ticket_));
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -63,10 +64,13 @@ class AgentThread : public Stoppable, public std::enable_shared_from_this<AgentT
   void call(uint64_t ticket, Work work);
   template <typename Work>
   void settle(uint64_t ticket, Work work);
+  template <typename Work>
+  Event attempt(uint64_t ticket, Work work);
 
   void main(uint64_t ticket);
   bool run_commands();
   bool poll();
+  bool advance_arrivals();
   bool advance_transfers();
   void forget(const Transfer& transfer);
   bool ending();
@@ -89,6 +93,8 @@ class AgentThread : public Stoppable, public std::enable_shared_from_this<AgentT
 
   // The thread only.
   std::unique_ptr<AgentState> state_;
+  // Peers that are being added, by the ticket of who asked.
+  std::map<uint64_t, Peers::Arrival> arrivals_;
   std::deque<Transfer> transfers_;
   uint64_t last_posted_ = 0;
   Pace pace_;

@@ -17,10 +17,11 @@ using Clock = std::chrono::steady_clock;
 
 // NIXL writes an entry as its name, the length of its value as 8 bytes, and the value.
 constexpr std::string_view kEndpoint = "dest_data_ep_0";
-// The agent's thread waits so long for a connection at most: once when the peer is added, and once when a connection has ended.
+// The agent's thread waits so long for a connection when another has ended.
 constexpr int kConnectWaitMs = 250;
-// A connection that takes longer than this to be made is none.
-constexpr auto kConnectPatience = std::chrono::seconds(10);
+// A connection that takes longer than this to be made is none. The kernel asks a second and a third time within it, and whoever has metadata
+// tried in another process waits a little longer.
+constexpr auto kConnectPatience = std::chrono::seconds(4);
 // A host that has vanished is noticed after 5 + 3 * 2 seconds.
 constexpr int kKeepIdleSeconds = 5;
 constexpr int kKeepIntervalSeconds = 2;
@@ -55,7 +56,7 @@ std::unique_ptr<PeerWatch> PeerWatch::of(const std::string& connection) {
   const socklen_t size = read_address(connection, address);
   if (size == 0) return nullptr;
   std::unique_ptr<PeerWatch> watch(new PeerWatch(address, size));
-  if (!watch->connect_again()) watch->die();
+  if (!watch->connect(0)) watch->die();
   return watch;
 }
 
@@ -75,8 +76,10 @@ bool PeerWatch::die() {
 
 Clock::duration PeerWatch::dead_for() const { return died_ ? Clock::now() - *died_ : Clock::duration::zero(); }
 
+bool PeerWatch::connect_again() { return connect(kConnectWaitMs); }
+
 // False if it is refused, or the host cannot be reached.
-bool PeerWatch::connect_again() {
+bool PeerWatch::connect(int wait_ms) {
   hang_up();
   socket_ = socket(address_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   // No socket to be had says nothing about the peer.
@@ -86,10 +89,10 @@ bool PeerWatch::connect_again() {
   setsockopt(socket_, IPPROTO_TCP, TCP_KEEPIDLE, &kKeepIdleSeconds, sizeof(int));
   setsockopt(socket_, IPPROTO_TCP, TCP_KEEPINTVL, &kKeepIntervalSeconds, sizeof(int));
   setsockopt(socket_, IPPROTO_TCP, TCP_KEEPCNT, &kKeepCount, sizeof(int));
-  if (connect(socket_, reinterpret_cast<const sockaddr*>(&address_), length_) == 0) return true;
+  if (::connect(socket_, reinterpret_cast<const sockaddr*>(&address_), length_) == 0) return true;
   if (errno != EINPROGRESS) return false;
   connecting_ = Clock::now();
-  return connected(kConnectWaitMs);
+  return connected(wait_ms);
 }
 
 // Whether the connection that is being made has not failed.

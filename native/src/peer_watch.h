@@ -24,12 +24,16 @@ class PeerWatch {
 
   // One system call where nothing has changed. Once false it stays false.
   bool alive();
+  // Whether it is alive and has answered; so long as it may still answer, it is alive.
+  bool answered() { return alive() && !connecting_; }
   // Since it was found out.
   std::chrono::steady_clock::duration dead_for() const;
 
  private:
   PeerWatch(const sockaddr_storage& address, socklen_t length) : address_(address), length_(length) {}
 
+  // Waits for the answer so long.
+  bool connect(int wait_ms);
   bool connect_again();
   bool connected(int timeout_ms);
   bool die();

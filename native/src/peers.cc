@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "failure.h"
-#include "metadata.h"
 
 namespace kv::nixl {
 
@@ -34,14 +33,28 @@ Peers::~Peers() {
   counters_.remotes = 0;
 }
 
-std::string Peers::add(const Bytes& bytes) {
-  Metadata metadata = read_metadata(bytes);
+void Peers::meet(Arrival& arrival) {
+  const Metadata metadata = read_metadata(arrival.bytes);
   const std::string& name = metadata.agent;
   if (name == own_name_) throw Failure("KV_AGENT_METADATA_INVALID", "the metadata is of an agent of the same name, \"" + name + "\"");
   const auto connection = metadata.connections.find(kWatchedBackend);
   if (watched_ && connection != metadata.connections.end()) require_reachable(name, connection->second);
+  arrival.watch = watch_of(name, metadata.connections);
+  arrival.metadata = metadata;
+}
+
+std::optional<std::string> Peers::add(Arrival& arrival) {
+  if (!arrival.metadata) meet(arrival);
+  const std::string& name = arrival.metadata->agent;
+  // NIXL would try to connect to it for ever.
+  if (arrival.watch && !arrival.watch->answered()) {
+    if (arrival.watch->alive()) return std::nullopt;
+    throw Failure("KV_AGENT_METADATA_INVALID",
+                  "nobody answers where the metadata says that \"" + name + "\" is: its process is gone, or its host cannot be reached",
+                  "take the metadata of the process that runs now");
+  }
   const auto known = peers_.find(name);
-  if (known != peers_.end() && known->second.connections != metadata.connections) {
+  if (known != peers_.end() && known->second.connections != arrival.metadata->connections) {
     // Another process under the same name. NIXL refuses to replace it.
     if (!known->second.lists.empty()) {
       throw Failure("KV_AGENT_METADATA_INVALID",
@@ -51,16 +64,10 @@ std::string Peers::add(const Bytes& bytes) {
     }
     forget(name);
   }
-  std::unique_ptr<PeerWatch> watch = watch_of(name, metadata.connections);
-  // NIXL would try to connect to it for ever.
-  if (watch && !watch->alive()) {
-    throw Failure("KV_AGENT_METADATA_INVALID", "nobody answers where the metadata says that \"" + name + "\" is: its process is gone",
-                  "take the metadata of the process that runs now");
-  }
-  load(name, bytes);
+  load(name, arrival.bytes);
   Peer& peer = peers_[name];
-  if (watch) peer.watch = std::move(watch);
-  peer.connections = std::move(metadata.connections);
+  if (arrival.watch) peer.watch = std::move(arrival.watch);
+  peer.connections = std::move(arrival.metadata->connections);
   counters_.remotes = peers_.size();
   return name;
 }
@@ -78,13 +85,14 @@ void Peers::require_reachable(const std::string& name, const std::string& connec
                 "it must come whole from the peer's localMetadata(), and both agents must use one provider of libfabric (FI_PROVIDER)");
 }
 
-// None where the backend tells of a death itself, or where one watches already. A known peer that was taken for dead and says hello again
-// is looked at anew.
+// None where the backend tells of a death itself, or where one watches already. A known peer that was taken for dead, or is somewhere else, and
+// says hello again is looked at anew.
 std::unique_ptr<PeerWatch> Peers::watch_of(const std::string& name, const Connections& connections) {
   const auto connection = connections.find(kWatchedBackend);
   if (!watched_ || connection == connections.end()) return nullptr;
   const auto known = peers_.find(name);
-  if (known != peers_.end() && known->second.watch && known->second.watch->alive()) return nullptr;
+  const bool same = known != peers_.end() && known->second.connections == connections;
+  if (same && known->second.watch && known->second.watch->alive()) return nullptr;
   return PeerWatch::of(connection->second);
 }
 

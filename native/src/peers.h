@@ -13,6 +13,7 @@
 #include "event.h"
 #include "inbox.h"
 #include "list.h"
+#include "metadata.h"
 #include "nixl_capi.h"
 #include "peer_watch.h"
 
@@ -28,8 +29,16 @@ class Peers {
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
-  // By the metadata of the peer's agent. Answers its name. Throws KV_AGENT_METADATA_INVALID.
-  std::string add(const Bytes& metadata);
+  // A peer that is being added, by its agent's metadata.
+  struct Arrival {
+    Bytes bytes;
+    std::optional<Metadata> metadata;
+    std::unique_ptr<PeerWatch> watch;
+  };
+
+  // Answers its name; nothing yet while it may still be asked whether its process is there, which does not wait. Throws
+  // KV_AGENT_METADATA_INVALID.
+  std::optional<std::string> add(Arrival& arrival);
   void remove(const std::string& name);
   void notify(const std::string& name, const Bytes& payload);
   // Something went to the peer and back, or came from it: what is sent to it from now on goes at once.
@@ -77,6 +86,8 @@ class Peers {
     std::optional<Clock::time_point> first_word;
   };
 
+  // Reads what it says.
+  void meet(Arrival& arrival);
   std::unique_ptr<PeerWatch> watch_of(const std::string& name, const Connections& connections);
   // Throws for one that speaks otherwise than this agent's LIBFABRIC backend.
   void require_reachable(const std::string& name, const std::string& connection);

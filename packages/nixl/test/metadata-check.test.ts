@@ -1,5 +1,7 @@
+import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { type AddressInfo, createServer } from "node:net";
+import { type AddressInfo, connect, createServer, type Socket } from "node:net";
+import { setTimeout as delay } from "node:timers/promises";
 import { type Agent, KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
@@ -24,6 +26,30 @@ const DEADLY = {
     bytes.set([127, 0, 0, 1], endpoint + 4);
   },
 } as const;
+
+/** A port of this host whose owner is stopped and has as many connections waiting as the kernel takes for it. */
+async function deafPort(): Promise<{ readonly port: number; close(): void }> {
+  const listening =
+    "require('net').createServer().listen({ port: 0, host: '127.0.0.1', backlog: 1 }, function () { process.send(this.address().port) })";
+  const child = spawn(process.execPath, ["-e", listening], {
+    stdio: ["ignore", "inherit", "inherit", "ipc"],
+  });
+  const [port] = (await once(child, "message")) as [number];
+  child.kill("SIGSTOP");
+  const waiting: Socket[] = [];
+  for (let answered = true; answered; ) {
+    const socket = connect(port, "127.0.0.1");
+    waiting.push(socket);
+    answered = await Promise.race([once(socket, "connect").then(() => true), delay(300, false)]);
+  }
+  return {
+    port,
+    close() {
+      for (const socket of waiting) socket.on("error", () => {}).destroy();
+      child.kill("SIGKILL");
+    },
+  };
+}
 
 for (const { backend, missing } of BOTH_BACKENDS) {
   describe.skipIf(missing)(`metadata tried in another process over ${backend} (${missing ?? "found"})`, () =>
@@ -90,6 +116,32 @@ describe.skipIf(libfabricMissing)(`over LIBFABRIC (${libfabricMissing ?? "found"
       });
     }
     expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
+  });
+
+  test("an address where nobody answers is refused in 4 s; the agent goes on meanwhile", {
+    timeout: 60_000,
+  }, async () => {
+    const agent = await transport.createAgent();
+    const { port, close } = await deafPort();
+    const deaf = Buffer.from(owner.metadata);
+    DEADLY.LIBFABRIC(deaf, port);
+    let refused = false;
+    const refusal = expect(
+      agent.addRemote(deaf).finally(() => {
+        refused = true;
+      }),
+    ).rejects.toMatchObject({
+      code: "KV_AGENT_METADATA_INVALID",
+      message: expect.stringContaining("nobody answers"),
+    });
+    expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
+    expect(refused).toBe(false);
+    await refusal;
+    await agent.removeRemote(owner.name);
+    const closed = expect(agent.addRemote(deaf)).rejects.toMatchObject({ code: "KV_AGENT_CLOSED" });
+    await agent.close();
+    await closed;
+    close();
   });
 
   test("an agent that NIXL gives no more peers says so", { timeout: 120_000 }, async () => {
