@@ -205,8 +205,8 @@ Napi::Value Agent::prepare(const Napi::CallbackInfo& info) {
     std::optional<std::string> remote;
     if (!info[1].IsUndefined()) remote = name_of(info[1], "KV_AGENT_UNKNOWN_REMOTE", "the peer's name");
     const auto rows = float64_array(info[3], "KV_LIST_INVALID", "rows");
-    thread_->prepare(ticket_of(info[0]), std::move(remote), type_of(info[2]),
-                     std::vector<double>(rows.Data(), rows.Data() + rows.ElementLength()));
+    const auto numbers = info[4].ToBoolean() ? RowNumbers::kept : RowNumbers::copied;
+    thread_->prepare(ticket_of(info[0]), std::move(remote), type_of(info[2]), numbers(rows.Data(), rows.ElementLength()));
     return info.Env().Undefined();
   });
 }

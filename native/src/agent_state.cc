@@ -122,7 +122,7 @@ void AgentState::learn_memory_types(const std::string& backend, capi::Backend ha
 Bytes AgentState::local_metadata() const { return kv::nixl::local_metadata(nixl_, agent_.get()); }
 
 std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, capi::MemoryType type,
-                                          const std::vector<double>& numbers) {
+                                          const RowNumbers& numbers, const std::atomic<bool>& stopping) {
   const bool stored = is_stored(type);
   if (stored && remote != name_) {
     throw Failure("KV_LIST_INVALID",
@@ -130,7 +130,7 @@ std::shared_ptr<List> AgentState::prepare(std::optional<std::string> remote, cap
                   "files and objects are reached from the agent that has registered them: prepareRemote with that agent's own name");
   }
   if (remote && !stored) peers_.require(*remote);
-  std::vector<Row> rows = read_rows(numbers.data(), numbers.size(), stored);
+  std::vector<Row> rows = read_rows(numbers, stored, stopping);
   const bool own = !remote || stored;
   const bool addons = type == capi::MemoryType::dram;
   auto used_memories = own && addons ? registrations_.memories_of(rows) : std::vector<const Mapping*>();

@@ -59,7 +59,8 @@ class AgentState {
   Requests& requests() { return requests_; }
 
   Bytes local_metadata() const;
-  std::shared_ptr<List> prepare(std::optional<std::string> remote, capi::MemoryType type, const std::vector<double>& rows);
+  std::shared_ptr<List> prepare(std::optional<std::string> remote, capi::MemoryType type, const RowNumbers& numbers,
+                                const std::atomic<bool>& stopping);
   // Releases a list that no transfer uses.
   void release(const std::shared_ptr<List>& list);
 

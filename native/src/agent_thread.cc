@@ -107,9 +107,9 @@ void AgentThread::notify(uint64_t ticket, std::string remote, Bytes payload) {
 }
 
 void AgentThread::prepare(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type,
-                          std::vector<double> rows) {
-  call(ticket, [this, ticket, remote = std::move(remote), type, rows = std::move(rows)](Event& event) mutable {
-    const auto list = state_->prepare(std::move(remote), type, rows);
+                          RowNumbers numbers) {
+  call(ticket, [this, ticket, remote = std::move(remote), type, numbers = std::move(numbers)](Event& event) mutable {
+    const auto list = state_->prepare(std::move(remote), type, numbers, stopping_);
     event.value = static_cast<double>(list->shape.count());
     const std::lock_guard lock(mutex_);
     lists_.emplace(ticket, list);

@@ -35,7 +35,7 @@ class AgentThread : public Stoppable, public std::enable_shared_from_this<AgentT
   void local_metadata(uint64_t ticket);
   void add_remote(uint64_t ticket, Bytes metadata);
   void remove_remote(uint64_t ticket, std::string name);
-  void prepare(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, std::vector<double> rows);
+  void prepare(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, RowNumbers numbers);
   void close_list(uint64_t ticket, uint64_t list);
   void notify(uint64_t ticket, std::string remote, Bytes payload);
   // Tells `done` and `released` of the ticket.

@@ -12,22 +12,29 @@ namespace {
 
 constexpr double kExact = 9007199254740992.0;  // 2^53
 constexpr uint64_t kMaxDescriptors = 1ull << 26;
+// Rows between two looks at whether the environment is ending.
+constexpr size_t kLooksAround = 1u << 16;
 
 Failure invalid(size_t row, const std::string& what) {
   return Failure("KV_LIST_INVALID", "row " + std::to_string(row) + " of the descriptor table: " + what);
 }
 
-uint64_t integer(double value, size_t row, const char* name) {
-  // The comparison also refuses NaN.
-  if (!(value >= 0 && value < kExact) || value != static_cast<double>(static_cast<uint64_t>(value))) {
-    throw invalid(row, std::string(name) + " is " + std::to_string(value) + ", not an integer from 0 to 2^53 - 1");
+[[gnu::cold, gnu::noinline]] Failure no_integer(double value, size_t row, const char* name) {
+  return invalid(row, std::string(name) + " is " + std::to_string(value) + ", not an integer from 0 to 2^53 - 1");
+}
+
+inline uint64_t integer(double value, size_t row, const char* name) {
+  // The comparison also refuses NaN. By way of the signed type, to which the processor converts in one step.
+  if (!(value >= 0 && value < kExact) || value != static_cast<double>(static_cast<int64_t>(value))) {
+    throw no_integer(value, row, name);
   }
-  return static_cast<uint64_t>(value);
+  return static_cast<uint64_t>(static_cast<int64_t>(value));
 }
 
 }  // namespace
 
-std::vector<Row> read_rows(const double* numbers, size_t count, bool from_zero) {
+std::vector<Row> read_rows(const RowNumbers& numbers, bool from_zero, const std::atomic<bool>& stopping) {
+  const size_t count = numbers.count();
   if (count == 0 || count % kRowNumbers != 0) {
     throw Failure("KV_LIST_INVALID", "a descriptor table has rows of 5 numbers and at least one row; this one has " +
                                          std::to_string(count) + " numbers");
@@ -36,7 +43,8 @@ std::vector<Row> read_rows(const double* numbers, size_t count, bool from_zero) 
   rows.reserve(count / kRowNumbers);
   uint64_t descriptors = 0;
   for (size_t index = 0; index < count / kRowNumbers; ++index) {
-    const double* number = numbers + index * kRowNumbers;
+    if (index % kLooksAround == 0 && stopping) throw Failure("KV_AGENT_CLOSED", "the environment ended");
+    const double* number = numbers.data() + index * kRowNumbers;
     const Row row{integer(number[0], index, "address"), integer(number[1], index, "length"),
                   integer(number[2], index, "device"), integer(number[3], index, "stride"),
                   integer(number[4], index, "count")};

@@ -1,8 +1,10 @@
 // Descriptors of a prepared list: rows `[address, length, device, stride, count]` read, checked and expanded.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "nixl_capi.h"
@@ -24,8 +26,27 @@ struct Row {
   uint64_t end() const { return address + span(); }
 };
 
-// Reads and checks rows. Throws Failure KV_LIST_INVALID naming the row and the value.
-std::vector<Row> read_rows(const double* numbers, size_t count, bool from_zero = false);
+// The numbers of a descriptor table.
+class RowNumbers {
+ public:
+  static RowNumbers copied(const double* numbers, size_t count) { return RowNumbers({numbers, numbers + count}, nullptr, count); }
+  // Memory of JavaScript's. It stays until the list is made, or for two seconds from the environment's end.
+  static RowNumbers kept(const double* numbers, size_t count) { return RowNumbers({}, numbers, count); }
+
+  const double* data() const { return kept_ != nullptr ? kept_ : copy_.data(); }
+  size_t count() const { return count_; }
+
+ private:
+  RowNumbers(std::vector<double> copy, const double* kept, size_t count) : copy_(std::move(copy)), kept_(kept), count_(count) {}
+
+  std::vector<double> copy_;
+  const double* kept_;
+  size_t count_;
+};
+
+// Reads and checks rows; `from_zero`: an address may be 0. Throws Failure KV_LIST_INVALID naming the row and the value, and
+// KV_AGENT_CLOSED soon after `stopping` is set: what is kept for the environment goes with it.
+std::vector<Row> read_rows(const RowNumbers& numbers, bool from_zero, const std::atomic<bool>& stopping);
 
 // What an index of the list means. Rows stay as they are, so that memory goes with rows and not with descriptors. Immutable, and so free
 // to be read on every thread.

@@ -9,6 +9,7 @@
 //                                 about goes on unseen, and lands before what is read later from that peer; metadata is refused likewise,
 //                                 and what was known of its agent dropped
 //   FAKE_NIXL_NO_CUDA=1           UCX, which names VRAM among its types, has no CUDA and refuses it
+//   FAKE_NIXL_STALL_METADATA=ms   local metadata takes that long
 //   FAKE_NIXL_ENDPOINT=port       local metadata is of LIBFABRIC, and names that port of 127.0.0.1
 #pragma once
 

@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <chrono>
+#include <thread>
+
 #include "faults.h"
 #include "world.h"
 
@@ -63,6 +66,7 @@ void drop(Agent agent, const std::string& remote) {
 extern "C" {
 API(get_local_md)(Agent agent, void** data, size_t* length) {
   LOCKED;
+  std::this_thread::sleep_for(std::chrono::milliseconds(setting("FAKE_NIXL_STALL_METADATA")));
   own(agent);
   std::string out = "nixlSerDes|";
   put(out, "Agent", agent->name);

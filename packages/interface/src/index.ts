@@ -7,4 +7,5 @@ export * from "./kv-cache.js";
 export * from "./platform.js";
 export * from "./side-channel.js";
 export * from "./staging-stage.js";
+export * from "./take-rows.js";
 export * from "./transport.js";

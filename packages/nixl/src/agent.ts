@@ -7,6 +7,7 @@ import {
   type MemoryType,
   type PreparedList,
   type Registration,
+  takeRows,
 } from "@kv/interface";
 import { backendFacts, notifies } from "./backends.js";
 import { fromNative } from "./errors.js";
@@ -52,6 +53,8 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
   const listTickets = new WeakMap<PreparedList, number>();
   /** To let go of registered memory that is not the addon's. */
   const holds = new Set<() => void>();
+  /** Taken over and not copied: the thread reads them where they are, and the collector must not have them. */
+  const rowsUnderRead = new Set<Float64Array>();
   let closing: Promise<void> | undefined;
 
   const onEvents = (events: NativeEvent[]) => {
@@ -137,14 +140,21 @@ export async function createNixlAgent(options: NixlAgentOptions): Promise<Agent>
 
   async function prepare(remote: string | undefined, table: DescriptorTable): Promise<PreparedList> {
     requireObject(table, "KV_LIST_INVALID", "the table of a list");
-    const { memoryType, rows } = table;
+    const { memoryType, rows, takeRows: taking = false } = table;
     if (!MEMORY_TYPES.includes(memoryType)) {
       throw new KvError(
         "KV_LIST_INVALID",
         `memoryType is ${shown(memoryType)}, not one of ${MEMORY_TYPES.join(", ")}`,
       );
     }
-    const { ticket, value } = await make((agent, id) => agent.prepare(id, remote, memoryType, rows));
+    let read = rows;
+    const { ticket, value } = await make((agent, id) => {
+      if (taking) {
+        read = takeRows(rows);
+        rowsUnderRead.add(read);
+      }
+      agent.prepare(id, remote, memoryType, read, taking);
+    }).finally(() => rowsUnderRead.delete(read));
     const list: PreparedList = Object.freeze({
       remote,
       count: value as number,

@@ -72,7 +72,14 @@ export interface NativeAgent {
   localMetadata(ticket: number): void;
   addRemote(ticket: number, metadata: Uint8Array): void;
   removeRemote(ticket: number, name: string): void;
-  prepare(ticket: number, remote: string | undefined, memoryType: string, rows: Float64Array): void;
+  /** `keeps`: the rows stay as they are, and alive, until the ticket is settled; otherwise they are copied. */
+  prepare(
+    ticket: number,
+    remote: string | undefined,
+    memoryType: string,
+    rows: Float64Array,
+    keeps: boolean,
+  ): void;
   closeList(ticket: number, list: number): void;
   notify(ticket: number, remote: string, payload: Uint8Array): void;
   transfer(

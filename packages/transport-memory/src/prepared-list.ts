@@ -4,6 +4,7 @@ import {
   KvError,
   type KvErrorCode,
   type MemoryType,
+  takeRows,
 } from "@kv/interface";
 import type { DescribedMemory } from "./metadata.js";
 
@@ -36,7 +37,7 @@ export function checkRows<T extends DescribedMemory>(options: CheckRowsOptions<T
     new KvError(code, `a list of ${owner}'s memory: ${message}`);
   if (memoryType !== "DRAM" && memoryType !== "VRAM") throw refuse(`memory type ${String(memoryType)}`);
   if (!(table.rows instanceof Float64Array)) throw refuse("its rows are not a Float64Array");
-  const rows = table.rows.slice();
+  const rows = table.takeRows ? takeRows(table.rows) : table.rows.slice();
   if (rows.length === 0 || rows.length % DESCRIPTOR_ROW !== 0) {
     throw refuse(`${rows.length} numbers are no rows of ${DESCRIPTOR_ROW}`);
   }

@@ -59,8 +59,10 @@ export function meterTransfers(
       addRemote: (metadata) => agent.addRemote(metadata),
       removeRemote: (name) => agent.removeRemote(name),
       async prepareLocal(table) {
+        // Before the call, after which the rows are their caller's again, or gone.
+        const copy = { memoryType: table.memoryType, rows: table.rows.slice() };
         const list = await agent.prepareLocal(table);
-        tables.set(list, { memoryType: table.memoryType, rows: table.rows.slice() });
+        tables.set(list, copy);
         return list;
       },
       prepareRemote: (remote, table) => agent.prepareRemote(remote, table),

@@ -1,3 +1,4 @@
+import type { DescriptorTable } from "@kv/interface";
 import { expect, test } from "vitest";
 import { expectRefusal, expectThrown } from "../refusal.js";
 import { blockLists, blocksOf, type Ground, rowsIn } from "./ground.js";
@@ -26,6 +27,55 @@ export function listTests(ground: Ground): void {
     expect(local).toMatchObject({ count: 25, remote: undefined, memoryType: "DRAM" });
     expect(remote).toMatchObject({ count: 25, remote: owner.agent.name, memoryType: "DRAM" });
     expect(reader.agent.telemetry().preparedLists).toBe(2);
+  });
+
+  test("rows are copied, or taken over where the table says so: theirs is what moves either way", async () => {
+    const reader = await ground.side(8192, 0);
+    const owner = await ground.side(8192, 1);
+    await ground.introduce(reader.agent, owner.agent);
+    const tables = [reader, owner].map(({ memory }) => ({
+      memoryType: "DRAM" as const,
+      rows: rowsIn(memory, [1024, 512, 512, 2]),
+      takeRows: true,
+    })) as [DescriptorTable, DescriptorTable];
+    const copied = rowsIn(owner.memory, [4096, 512, 512, 2]);
+    const prepared = Promise.all([
+      reader.agent.prepareLocal(tables[0]),
+      reader.agent.prepareRemote(owner.agent.name, tables[1]),
+      reader.agent.prepareRemote(owner.agent.name, { memoryType: "DRAM", rows: copied }),
+    ]);
+    expect(tables.map(({ rows }) => rows.length)).toEqual([0, 0]);
+    expect(copied).toHaveLength(5);
+    copied.fill(0);
+    const [local, taken, other] = await settle(prepared);
+    expect([local.count, taken.count, other.count]).toEqual([2, 2, 2]);
+    for (const [remote, from] of [
+      [taken, 1024],
+      [other, 4096],
+    ] as const) {
+      const ids = Int32Array.of(0, 1);
+      await settle(
+        reader.agent.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids }).done,
+      );
+      expect(
+        Buffer.compare(reader.memory.bytes.slice(1024, 2048), owner.memory.bytes.slice(from, from + 1024)),
+      ).toBe(0);
+    }
+  });
+
+  test("rows whose buffer cannot be taken over are refused, and those that are no rows are", async () => {
+    const { agent, memory } = await ground.side(8192, 0);
+    const shared = new Float64Array(new SharedArrayBuffer(40));
+    shared.set(rowsIn(memory, [0, 512, 512, 16]));
+    const spent = rowsIn(memory, [0, 512, 512, 16]);
+    structuredClone(spent, { transfer: [spent.buffer as ArrayBuffer] });
+    for (const rows of [shared, spent, Float64Array.of(1, 2, 3)]) {
+      await expectRefusal(
+        () => settle(agent.prepareLocal({ memoryType: "DRAM", rows, takeRows: true })),
+        "KV_LIST_INVALID",
+      );
+    }
+    expect(agent.telemetry().preparedLists).toBe(0);
   });
 
   test("rows that are no rows are refused", async () => {

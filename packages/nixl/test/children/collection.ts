@@ -39,6 +39,12 @@ const bytes = await (async () => {
   return memory.bytes;
 })();
 await collect();
+// A table that was taken over, and that nobody but the thread has any more.
+const rows = new Float64Array(5_000_000);
+for (let at = 0; at < rows.length; at += 5) rows.set([source, 4096, 0, 4096, 1], at);
+const taking = reader.prepareRemote(owner.name, { memoryType: "DRAM", rows, takeRows: true });
+await collect();
+if ((await taking).count !== 1_000_000) throw new Error("the rows are not those that were given");
 if (!bytes.every((byte) => byte === 42)) throw new Error("the bytes are not those that were sent");
 
 // Memory that nothing names any more goes: forty times 32 MiB do not add up.
