@@ -55,7 +55,7 @@ export async function bigList(stage: Stage): Promise<Row[]> {
         rows: layerRows(address),
       })),
       ...(await listRows({ ...scattered, what: `${own}, taken over`, takeRows: true })),
-      ...(await listRows({ ...scattered, what: `${own}, copied`, judged: false })),
+      ...(await listRows({ ...scattered, what: `${own}, copied` })).map(reported),
     ];
   } finally {
     rmSync(folder, { recursive: true, force: true });
@@ -67,13 +67,11 @@ interface ListOptions {
   readonly what: string;
   readonly rows: Float64Array;
   readonly takeRows?: boolean;
-  /** By the bounds; else what comes out is reported. */
-  readonly judged?: boolean;
   loopMs(): Promise<number>;
 }
 
 async function listRows(options: ListOptions): Promise<Row[]> {
-  const { stage, what, rows, takeRows = false, judged = true, loopMs } = options;
+  const { stage, what, rows, takeRows = false, loopMs } = options;
   // Made beforehand, since what is made between the rounds is collected within them.
   const tables = Array.from({ length: ROUNDS + 1 }, () => (takeRows ? rows.slice() : rows));
   const [ours, theirs, busy] = [[], [], []] as [number[], number[], number[]];
@@ -100,12 +98,15 @@ async function listRows(options: ListOptions): Promise<Row[]> {
       theirs: spread(theirs, "ms"),
       ratio,
       best: bestRatio(ours, theirs, "least"),
-      wanted: judged ? "<= 1.15" : "reported",
-      met: judged ? ratio <= 1.15 : undefined,
+      wanted: "<= 1.15",
+      met: ratio <= 1.15,
     },
-    judged ? onThreadRow(what, busy) : { ...onThreadRow(what, busy), wanted: "reported", met: undefined },
+    onThreadRow(what, busy),
   ];
 }
+
+/** A row that is not judged. */
+const reported = (row: Row): Row => ({ ...row, wanted: "reported", met: undefined });
 
 function onThreadRow(what: string, busyMs: readonly number[], leastMs?: readonly number[]): Row {
   const busy = median(busyMs.map((ms, round) => ms - (leastMs?.[round] ?? 0)));

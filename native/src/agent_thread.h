@@ -55,17 +55,14 @@ class AgentThread : public Stoppable, public std::enable_shared_from_this<AgentT
  private:
   using Clock = std::chrono::steady_clock;
   using Command = std::function<void()>;
+  using Work = std::function<void(Event&)>;
 
   AgentThread(AgentConfig config, std::shared_ptr<Outbox> outbox);
 
   void enqueue(Command command);
   // Runs `work` on the thread and settles the ticket with what it answers or throws.
-  template <typename Work>
   void call(uint64_t ticket, Work work);
-  template <typename Work>
-  void settle(uint64_t ticket, Work work);
-  template <typename Work>
-  Event attempt(uint64_t ticket, Work work);
+  Event attempt(uint64_t ticket, const Work& work);
 
   void main(uint64_t ticket);
   bool run_commands();

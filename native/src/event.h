@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -37,5 +38,13 @@ struct Event {
   std::variant<std::monostate, double, std::string, Bytes, std::vector<std::string>, TransferOutcome> value;
   std::string from;
 };
+
+inline Event settled(uint64_t ticket) {
+  return {.kind = Event::Kind::settled, .ticket = ticket, .failure = {}, .value = {}, .from = {}};
+}
+
+inline Event failed(Event::Kind kind, uint64_t ticket, Failure failure) {
+  return {.kind = kind, .ticket = ticket, .failure = std::move(failure), .value = {}, .from = {}};
+}
 
 }  // namespace kv::nixl

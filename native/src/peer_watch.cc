@@ -76,8 +76,6 @@ bool PeerWatch::die() {
 
 Clock::duration PeerWatch::dead_for() const { return died_ ? Clock::now() - *died_ : Clock::duration::zero(); }
 
-bool PeerWatch::connect_again() { return connect(kConnectWaitMs); }
-
 // False if it is refused, or the host cannot be reached.
 bool PeerWatch::connect(int wait_ms) {
   hang_up();
@@ -109,13 +107,13 @@ bool PeerWatch::connected(int timeout_ms) {
 
 bool PeerWatch::alive() {
   if (died_) return false;
-  if (socket_ < 0) return connect_again() || die();
+  if (socket_ < 0) return connect(kConnectWaitMs) || die();
   if (connecting_) return connected(0) || die();
   char byte = 0;
   const ssize_t got = recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return true;
   // The provider may have closed a connection that says nothing: only one that is refused is a peer that is gone.
-  return connect_again() || die();
+  return connect(kConnectWaitMs) || die();
 }
 
 }  // namespace kv::nixl

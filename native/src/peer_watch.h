@@ -34,7 +34,6 @@ class PeerWatch {
 
   // Waits for the answer so long.
   bool connect(int wait_ms);
-  bool connect_again();
   bool connected(int timeout_ms);
   bool die();
   void hang_up();

@@ -34,13 +34,12 @@ Peers::~Peers() {
 }
 
 void Peers::meet(Arrival& arrival) {
-  const Metadata metadata = read_metadata(arrival.bytes);
+  const Metadata& metadata = arrival.metadata.emplace(read_metadata(arrival.bytes));
   const std::string& name = metadata.agent;
   if (name == own_name_) throw Failure("KV_AGENT_METADATA_INVALID", "the metadata is of an agent of the same name, \"" + name + "\"");
   const auto connection = metadata.connections.find(kWatchedBackend);
   if (watched_ && connection != metadata.connections.end()) require_reachable(name, connection->second);
   arrival.watch = watch_of(name, metadata.connections);
-  arrival.metadata = metadata;
 }
 
 std::optional<std::string> Peers::add(Arrival& arrival) {

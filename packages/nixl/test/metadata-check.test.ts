@@ -4,7 +4,7 @@ import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 import { setTimeout as delay } from "node:timers/promises";
 import { type Agent, KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from "vitest";
 import { BOTH_BACKENDS } from "./both-backends.js";
 import { libfabricMissing } from "./libfabric-here.js";
 import { mutations } from "./mutations.js";
@@ -27,28 +27,26 @@ const DEADLY = {
   },
 } as const;
 
-/** A port of this host whose owner is stopped and has as many connections waiting as the kernel takes for it. */
-async function deafPort(): Promise<{ readonly port: number; close(): void }> {
+/** A port of this host whose owner is stopped and has as many connections waiting as the kernel takes for it, until the test ends. */
+async function deafPort(): Promise<number> {
   const listening =
     "require('net').createServer().listen({ port: 0, host: '127.0.0.1', backlog: 1 }, function () { process.send(this.address().port) })";
   const child = spawn(process.execPath, ["-e", listening], {
     stdio: ["ignore", "inherit", "inherit", "ipc"],
   });
+  const waiting: Socket[] = [];
+  onTestFinished(() => {
+    for (const socket of waiting) socket.on("error", () => {}).destroy();
+    child.kill("SIGKILL");
+  });
   const [port] = (await once(child, "message")) as [number];
   child.kill("SIGSTOP");
-  const waiting: Socket[] = [];
   for (let answered = true; answered; ) {
     const socket = connect(port, "127.0.0.1");
     waiting.push(socket);
     answered = await Promise.race([once(socket, "connect").then(() => true), delay(300, false)]);
   }
-  return {
-    port,
-    close() {
-      for (const socket of waiting) socket.on("error", () => {}).destroy();
-      child.kill("SIGKILL");
-    },
-  };
+  return port;
 }
 
 for (const { backend, missing } of BOTH_BACKENDS) {
@@ -122,7 +120,7 @@ describe.skipIf(libfabricMissing)(`over LIBFABRIC (${libfabricMissing ?? "found"
     timeout: 60_000,
   }, async () => {
     const agent = await transport.createAgent();
-    const { port, close } = await deafPort();
+    const port = await deafPort();
     const deaf = Buffer.from(owner.metadata);
     DEADLY.LIBFABRIC(deaf, port);
     let refused = false;
@@ -141,7 +139,6 @@ describe.skipIf(libfabricMissing)(`over LIBFABRIC (${libfabricMissing ?? "found"
     const closed = expect(agent.addRemote(deaf)).rejects.toMatchObject({ code: "KV_AGENT_CLOSED" });
     await agent.close();
     await closed;
-    close();
   });
 
   test("an agent that NIXL gives no more peers says so", { timeout: 120_000 }, async () => {
