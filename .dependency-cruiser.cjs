@@ -6,14 +6,17 @@ const MAY_IMPORT = {
   nixl: ["interface"],
   "transport-memory": ["interface"],
   conformance: ["interface"],
-  connector: ["interface", "topology", "plan"],
-  pull: ["interface", "topology", "plan", "connector"],
-  push: ["interface", "topology", "plan", "connector"],
+  protocol: ["interface"],
+  connector: ["interface", "protocol", "topology", "plan"],
+  pull: ["interface", "protocol", "topology", "plan", "connector"],
+  push: ["interface", "protocol", "topology", "plan", "connector"],
   neuron: ["interface"],
-  proxy: ["interface"],
-  peer: ["interface", "topology", "plan", "connector", "pull", "push", "nixl"],
+  proxy: ["interface", "protocol"],
+  peer: ["interface", "protocol", "topology", "plan", "connector", "pull", "push", "nixl"],
 };
 const PURE = ["interface", "topology", "plan", "transport-memory"];
+// Bytes in, values out: hashes and UTF-8 checks are all that these take from Node.
+const PURE_WITH_CRYPTO = ["protocol"];
 const source = (name) => `^packages/${name}/src/(?!.*\\.test\\.ts$)`;
 
 module.exports = {
@@ -35,6 +38,12 @@ module.exports = {
       severity: "error",
       from: { path: `^packages/(${PURE.join("|")})/src/(?!.*\\.test\\.ts$|cli\\.ts$|cli/)` },
       to: { dependencyTypes: ["core"] },
+    },
+    {
+      name: "protocol-has-no-node-builtins-but-crypto-and-buffer",
+      severity: "error",
+      from: { path: `^packages/(${PURE_WITH_CRYPTO.join("|")})/src/(?!.*\\.test\\.ts$)` },
+      to: { dependencyTypes: ["core"], pathNot: "^(crypto|buffer)$" },
     },
     {
       name: "no-cycles",

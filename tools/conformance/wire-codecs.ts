@@ -10,7 +10,7 @@ import {
   encodeHandshakeReply,
   encodeHandshakeRequest,
   encodeNotification,
-} from "@kv/connector";
+} from "@kv/protocol";
 import { Difference } from "./outcome.js";
 import { hex, type Recorded, record, same } from "./recordings.js";
 

@@ -1,11 +1,11 @@
+import { zmqSideChannel } from "@kv/connector";
 import {
   compatibilityHash,
   decodeAgentMetadata,
   decodeHandshakeReply,
   encodeAgentMetadata,
   encodeHandshakeRequest,
-  zmqSideChannel,
-} from "@kv/connector";
+} from "@kv/protocol";
 import { afterAll, expect, test } from "vitest";
 import type { VllmServer } from "./server.js";
 import { factorsOf, TINY } from "./tiny-peer.js";

@@ -1,3 +1,6 @@
+import { zmqSideChannel } from "@kv/connector";
+import type { SideChannel } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
 import {
   compatibilityHash,
   decodeAgentMetadata,
@@ -5,10 +8,7 @@ import {
   encodeAgentMetadata,
   encodeHandshakePayload,
   encodeHandshakeRequest,
-  zmqSideChannel,
-} from "@kv/connector";
-import type { SideChannel } from "@kv/interface";
-import { nixlTransport } from "@kv/nixl";
+} from "@kv/protocol";
 import { afterEach, expect, test } from "vitest";
 import { ONE_USE } from "./completion.js";
 import { type HeadlessDecode, openHeadlessDecode, requestOf } from "./headless-decode.js";

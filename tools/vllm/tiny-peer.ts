@@ -1,4 +1,4 @@
-import type { CompatibilityFactors } from "@kv/connector";
+import type { CompatibilityFactors } from "@kv/protocol";
 
 /** What both sides of the live tests agree on: the tiny Qwen3 of `mkmodel.py` as `serve.sh` serves it, and a prompt. */
 export const TINY = {

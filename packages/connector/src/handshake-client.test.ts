@@ -1,17 +1,17 @@
 import type { SideChannel } from "@kv/interface";
-import { describe, expect, it } from "vitest";
-import { shakeHands } from "./handshake-client.js";
-import { encodeHandshakeRefusal } from "./handshake-listener-refusal.js";
-import type { PeerAddress } from "./peers.js";
 import {
   type CompatibilityExplanation,
   compatibilityHash,
   decodeHandshakeRequest,
   encodeAgentMetadata,
   encodeHandshakePayload,
+  encodeHandshakeRefusal,
   encodeHandshakeReply,
   sealHandshake,
-} from "./wire/index.js";
+} from "@kv/protocol";
+import { describe, expect, it } from "vitest";
+import { shakeHands } from "./handshake-client.js";
+import type { PeerAddress } from "./peers.js";
 
 const address: PeerAddress = {
   engineId: "p0",

@@ -1,16 +1,18 @@
 import { KvError, type SideChannel } from "@kv/interface";
-import { type ClockOffset, type ClockSample, clockOffset } from "./clock-offset.js";
-import { decodeHandshakeRefusal } from "./handshake-listener-refusal.js";
-import type { PeerAddress } from "./peers.js";
-import { type AgentMetadata, decodeAgentMetadata } from "./wire/agent-metadata.js";
-import { type CompatibilityExplanation, explainCompatibility } from "./wire/compatibility.js";
 import {
+  type AgentMetadata,
+  type CompatibilityExplanation,
+  checkHandshakeSeal,
+  decodeAgentMetadata,
+  decodeHandshakeRefusal,
   decodeHandshakeReply,
   encodeHandshakeRequest,
+  explainCompatibility,
   type HandshakeExtension,
   type HandshakePayload,
-} from "./wire/handshake.js";
-import { checkHandshakeSeal } from "./wire/handshake-seal.js";
+} from "@kv/protocol";
+import { type ClockOffset, type ClockSample, clockOffset } from "./clock-offset.js";
+import type { PeerAddress } from "./peers.js";
 
 /** What the ranks of a remote engine told, decoded and checked against what was expected of them. */
 export interface Handshake {

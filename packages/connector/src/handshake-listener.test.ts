@@ -1,16 +1,17 @@
 import { KvError, type SideChannel, silentLog } from "@kv/interface";
+import {
+  decodeHandshakeRefusal,
+  decodeHandshakeReply,
+  decodeLeaseReply,
+  encodeHandshakePayload,
+  encodeHandshakeRequest,
+  encodeLeaseQuery,
+  encodeMsgpack,
+} from "@kv/protocol";
 import fc from "fast-check";
 import { describe, expect, it } from "vitest";
 import { manualClock } from "./clock-manual.test-support.js";
 import { openHandshakeListener, type RankPayload } from "./handshake-listener.js";
-import { decodeHandshakeRefusal } from "./handshake-listener-refusal.js";
-import { decodeLeaseAnswer, encodeLeaseQuestion } from "./leases-check.js";
-import {
-  decodeHandshakeReply,
-  encodeHandshakePayload,
-  encodeHandshakeRequest,
-  encodeMsgpack,
-} from "./wire/index.js";
 
 type Answer = (
   frames: readonly Uint8Array[],
@@ -84,8 +85,8 @@ describe("handshake listener", () => {
   it("answers our own peers' question about a lease", async () => {
     const { ask } = await setUp();
     for (const requestId of ["held", "gone"]) {
-      const question = encodeLeaseQuestion({ engineId: "p", requestId, generation: 1 });
-      expect(decodeLeaseAnswer((await ask(question)) ?? [])).toEqual({
+      const question = encodeLeaseQuery({ engineId: "p", requestId, generation: 1 });
+      expect(decodeLeaseReply((await ask(question)) ?? [])).toEqual({
         incarnation: "me",
         held: requestId === "held",
       });

@@ -1,14 +1,15 @@
 import { type Clock, KvError, type Log, type SideChannel, type SideChannelListener } from "@kv/interface";
-import { encodeHandshakeRefusal } from "./handshake-listener-refusal.js";
 import {
-  decodeLeaseQuestion,
-  encodeLeaseAnswer,
-  type LeaseAnswer,
-  type LeaseQuestion,
-} from "./leases-check.js";
+  decodeHandshakeRequest,
+  decodeLeaseQuery,
+  encodeHandshakeRefusal,
+  encodeHandshakeReply,
+  encodeLeaseReply,
+  type LeaseQuery,
+  type LeaseReply,
+  sealHandshake,
+} from "@kv/protocol";
 import { type RankKey, rankKey } from "./rank-key.js";
-import { decodeHandshakeRequest, encodeHandshakeReply } from "./wire/handshake.js";
-import { sealHandshake } from "./wire/handshake-seal.js";
 
 /**
  * Serves the handshake payloads of an engine's ranks, as vLLM's `_nixl_handshake_listener` does, in the process whose clock the
@@ -46,7 +47,7 @@ export interface HandshakeListenerOptions {
   /** Signs what is served, for peers that have the same key; the others can still read it. */
   readonly key?: Uint8Array;
   /** Answers our own peers' question about a lease; nothing when absent. */
-  lease?(question: LeaseQuestion): LeaseAnswer;
+  lease?(question: LeaseQuery): LeaseReply;
 }
 
 /** Opens all ports, or none. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`. */
@@ -56,9 +57,9 @@ export async function openHandshakeListener(options: HandshakeListenerOptions): 
   let registrationGeneration = 0;
 
   function answer(frames: readonly Uint8Array[]): readonly Uint8Array[] | undefined {
-    const question = decodeLeaseQuestion(frames);
+    const question = decodeLeaseQuery(frames);
     if (question !== undefined) {
-      return options.lease === undefined ? undefined : [encodeLeaseAnswer(options.lease(question))];
+      return options.lease === undefined ? undefined : [encodeLeaseReply(options.lease(question))];
     }
     try {
       const { ppRank, tpRank } = decodeHandshakeRequest(frames);

@@ -1,24 +1,24 @@
 import { KvError, type SideChannel } from "@kv/interface";
+import {
+  decodeLeaseQuery,
+  decodeLeaseReply,
+  encodeMsgpack as encode,
+  encodeLeaseQuery,
+  encodeLeaseReply,
+} from "@kv/protocol";
 import fc from "fast-check";
 import { describe, expect, it } from "vitest";
-import {
-  askLease,
-  decodeLeaseAnswer,
-  decodeLeaseQuestion,
-  encodeLeaseAnswer,
-  encodeLeaseQuestion,
-} from "./leases-check.js";
-import { encodeMsgpack as encode } from "./wire/msgpack.js";
+import { askLease } from "./leases-check.js";
 
 const question = { engineId: "p0", requestId: "cmpl-1", generation: 7 };
 
 describe("leases-check", () => {
   it("goes through the wire and back", () => {
-    expect(decodeLeaseQuestion([encodeLeaseQuestion(question)])).toEqual(question);
+    expect(decodeLeaseQuery([encodeLeaseQuery(question)])).toEqual(question);
     const open = { ...question, generation: undefined };
-    expect(decodeLeaseQuestion([encodeLeaseQuestion(open)])).toEqual(open);
+    expect(decodeLeaseQuery([encodeLeaseQuery(open)])).toEqual(open);
     const answer = { incarnation: "i", held: false };
-    expect(decodeLeaseAnswer([encodeLeaseAnswer(answer)])).toEqual(answer);
+    expect(decodeLeaseReply([encodeLeaseReply(answer)])).toEqual(answer);
   });
 
   it("is nothing when it is anything else", () => {
@@ -30,14 +30,14 @@ describe("leases-check", () => {
       encode(["get_meta_msg", 0, 0]),
       encode({ kv: "lease_check", engine_id: "p", request_id: "x".repeat(5000) }),
     ];
-    for (const frame of wrong) expect(decodeLeaseQuestion([frame])).toBeUndefined();
-    const good = encodeLeaseQuestion(question);
-    expect(decodeLeaseQuestion([])).toBeUndefined();
-    expect(decodeLeaseQuestion([good, good])).toBeUndefined();
+    for (const frame of wrong) expect(decodeLeaseQuery([frame])).toBeUndefined();
+    const good = encodeLeaseQuery(question);
+    expect(decodeLeaseQuery([])).toBeUndefined();
+    expect(decodeLeaseQuery([good, good])).toBeUndefined();
     fc.assert(
       fc.property(fc.array(fc.uint8Array({ maxLength: 64 }), { maxLength: 3 }), (frames) => {
-        decodeLeaseQuestion(frames);
-        decodeLeaseAnswer(frames);
+        decodeLeaseQuery(frames);
+        decodeLeaseReply(frames);
       }),
     );
   });
@@ -55,7 +55,7 @@ describe("leases-check", () => {
       }) as unknown as SideChannel;
     const options = { host: "p", port: 1, timeoutMs: 10 };
     const answer = { incarnation: "i", held: true };
-    const second = failing((n) => (n === 2 ? [encodeLeaseAnswer(answer)] : undefined));
+    const second = failing((n) => (n === 2 ? [encodeLeaseReply(answer)] : undefined));
     expect(await askLease(question, { ...options, sideChannel: second })).toEqual(answer);
     asked = 0;
     const never = failing(() => undefined);

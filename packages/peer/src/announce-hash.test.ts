@@ -1,5 +1,5 @@
-import { decodeHandshakePayload, encodeHandshakePayload } from "@kv/connector";
 import { systemRandom } from "@kv/interface";
+import { decodeHandshakePayload, encodeHandshakePayload } from "@kv/protocol";
 import { expect, test } from "vitest";
 import { announceHash } from "./announce-hash.js";
 import { connectorFor, decodeIdOf } from "./connector-for.js";

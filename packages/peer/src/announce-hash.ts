@@ -1,5 +1,5 @@
-import { decodeHandshakePayload, encodeHandshakePayload } from "@kv/connector";
 import type { WorkerHandshakeMetadata } from "@kv/interface";
+import { decodeHandshakePayload, encodeHandshakePayload } from "@kv/protocol";
 
 /**
  * A rank's handshake with another compatibility hash: of the server whose place is taken, for what that was made of is not known here. What our

@@ -1,5 +1,5 @@
-import { baseRequestId, type RemotePrefillParams } from "@kv/connector";
 import type { ConnectorModule, Random } from "@kv/interface";
+import { baseRequestId, type RemotePrefillParams } from "@kv/protocol";
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
 

@@ -1,5 +1,5 @@
-import type { AgentMetadata } from "@kv/connector";
 import type { RankGeometry } from "@kv/plan";
+import type { AgentMetadata } from "@kv/protocol";
 
 /** A rank as its handshake tells it, in the words of plans. What an older server leaves out has vLLM's default. */
 export function geometryOf(metadata: AgentMetadata, rank: { tpRank: number; tpSize: number }): RankGeometry {

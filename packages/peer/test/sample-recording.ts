@@ -6,10 +6,10 @@ import {
   decodeAgentMetadata,
   decodeHandshakeReply,
   encodeHandshakePayload,
-} from "@kv/connector";
+} from "@kv/protocol";
 import { createRecording } from "../src/recording/recording.js";
 
-const frames = new URL("../../connector/fixtures/wire/handshake/", import.meta.url);
+const frames = new URL("../../protocol/fixtures/wire/handshake/", import.meta.url);
 const frame = (name: string) => new Uint8Array(readFileSync(new URL(name, frames)));
 
 /** A handshake of a real vLLM 0.33 prefill server with TP 1: 4 regions, blocks of 32 tokens. */

@@ -1,11 +1,11 @@
+import { zmqSideChannel } from "@kv/connector";
+import { KvError, type SideChannel } from "@kv/interface";
 import {
   decodeHandshakeRequest,
   encodeAgentMetadata,
   encodeHandshakePayload,
   encodeHandshakeReply,
-  zmqSideChannel,
-} from "@kv/connector";
-import { KvError, type SideChannel } from "@kv/interface";
+} from "@kv/protocol";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { loadLiveClient } from "../src/cli/live-pair.js";
 import type { PairReport } from "../src/cli/report.js";

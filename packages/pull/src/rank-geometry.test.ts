@@ -1,12 +1,7 @@
-import {
-  decodeAgentMetadata,
-  describeRank,
-  encodeAgentMetadata,
-  localGeometry,
-  remoteGeometry,
-} from "@kv/connector";
+import { describeRank, localGeometry, remoteGeometry } from "@kv/connector";
 import { KvError } from "@kv/interface";
 import { buildEngineTransferPlan, planRequest, provePlan, type RankGeometry } from "@kv/plan";
+import { decodeAgentMetadata, encodeAgentMetadata } from "@kv/protocol";
 import { memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { simConfig } from "../test/sim-config.js";

@@ -1,11 +1,6 @@
-import {
-  encodeNotification,
-  type Messages,
-  type RankKey,
-  type RemoteLink,
-  type TransferMetrics,
-} from "@kv/connector";
+import type { Messages, RankKey, RemoteLink, TransferMetrics } from "@kv/connector";
 import type { Log } from "@kv/interface";
+import { encodeNotification } from "@kv/protocol";
 
 /** What a decode worker says to the producers it reads from. None of it is waited for, and none of it throws: a lost word costs a lease. */
 export interface Readers {

@@ -7,7 +7,6 @@ import {
   createRemoteAgents,
   createRemoteLinks,
   hearNotifications,
-  type LeaseAnswer,
   modelGeometry,
   type RemoteLink,
   type RemoteRequest,
@@ -16,6 +15,7 @@ import {
   type WorkerSurroundings,
 } from "@kv/connector";
 import { KvError } from "@kv/interface";
+import type { LeaseReply } from "@kv/protocol";
 import { createDecodeWorker } from "./decode-worker.js";
 import { keptUntilMs } from "./lease-trust.js";
 import { createPrefillWorker } from "./prefill-worker.js";
@@ -52,7 +52,7 @@ export function createWorkerParts(given: WorkerSurroundings): WorkerHalves {
   const messages = createMessages({ agent, log });
   const readers = createReaders({ messages, log, metrics });
 
-  function ask(remote: RemoteRequest, signal: AbortSignal): Promise<LeaseAnswer> {
+  function ask(remote: RemoteRequest, signal: AbortSignal): Promise<LeaseReply> {
     const { engineId, requestId, host, port, lease } = remote;
     return askLease(
       { engineId, requestId, generation: lease?.generation },

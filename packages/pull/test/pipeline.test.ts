@@ -1,5 +1,5 @@
-import { decodeHandshakeRequest } from "@kv/connector";
 import type { Memory, Transport } from "@kv/interface";
+import { decodeHandshakeRequest } from "@kv/protocol";
 import { memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { prompt, stage } from "./stage.js";

@@ -1,5 +1,5 @@
-import { decodeHandshakePayload, decodeHandshakeRequest, encodeHandshakePayload } from "@kv/connector";
 import type { SideChannel } from "@kv/interface";
+import { decodeHandshakePayload, decodeHandshakeRequest, encodeHandshakePayload } from "@kv/protocol";
 
 /** A side channel whose listener answers handshakes as vLLM does, without what only our own peers understand, and nothing else. */
 export function plainSideChannel(sideChannel: SideChannel): SideChannel {

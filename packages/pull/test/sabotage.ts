@@ -1,10 +1,5 @@
-import {
-  decodeHandshakeReply,
-  decodeLeaseAnswer,
-  encodeHandshakeReply,
-  encodeLeaseAnswer,
-} from "@kv/connector";
 import type { Agent, SideChannel, Transport } from "@kv/interface";
+import { decodeHandshakeReply, decodeLeaseReply, encodeHandshakeReply, encodeLeaseReply } from "@kv/protocol";
 
 /**
  * Rules that a connector must keep, broken from outside: the fault run has to find each of them, or it proves nothing.
@@ -66,10 +61,10 @@ export function sabotagedSideChannel(sideChannel: SideChannel, sabotage: Sabotag
         const seconds = decodeHandshakeReply(frames).clockSeconds ?? 0;
         return { ...reply, frames: encodeHandshakeReply(payload, seconds - 3600) };
       }
-      const answer = decodeLeaseAnswer(frames);
+      const answer = decodeLeaseReply(frames);
       return answer === undefined
         ? reply
-        : { ...reply, frames: [encodeLeaseAnswer({ ...answer, held: true })] };
+        : { ...reply, frames: [encodeLeaseReply({ ...answer, held: true })] };
     },
   };
 }

@@ -1,12 +1,6 @@
-import {
-  decodeAgentMetadata,
-  decodeHandshakeReply,
-  encodeHandshakeRequest,
-  METRICS,
-  type MemoryMetrics,
-  memoryMetrics,
-} from "@kv/connector";
+import { METRICS, type MemoryMetrics, memoryMetrics } from "@kv/connector";
 import type { ConnectorModule, KvTransferParams, LogFields } from "@kv/interface";
+import { decodeAgentMetadata, decodeHandshakeReply, encodeHandshakeRequest } from "@kv/protocol";
 import {
   type FaultRule,
   memoryNetwork,

@@ -1,12 +1,12 @@
 import { type Background, createBackground, type Messages, type Peers } from "@kv/connector";
 import type { KvError, Log } from "@kv/interface";
+import { encodeRegistrationEnded, type Registration } from "@kv/protocol";
 import { consumerLink } from "./consumer-link.js";
-import { encodeEnded, type Offer } from "./control.js";
 import type { WriteLink } from "./write-link.js";
 
 /** Tells consumers of ours that nothing of an offer is under way, and that nothing will come; a vLLM one has no word for it. */
 export interface ConsumerAnswers extends Background {
-  ended(offer: Offer, error: KvError, quiet: Promise<void>): void;
+  ended(offer: Registration, error: KvError, quiet: Promise<void>): void;
 }
 
 export function createConsumerAnswers(options: {
@@ -17,7 +17,7 @@ export function createConsumerAnswers(options: {
   const { peers, messages, log } = options;
   const answers = createBackground();
 
-  async function tell(offer: Offer, error: KvError): Promise<void> {
+  async function tell(offer: Registration, error: KvError): Promise<void> {
     const { own, wireId } = offer;
     if (own === undefined) return;
     const { incarnation, generation, rank } = own;
@@ -27,7 +27,7 @@ export function createConsumerAnswers(options: {
     await consumerLink(offer, peers).then(async ({ peer, release }) => {
       const agent = peer.targets.get(rank)?.agent;
       if (agent !== undefined) {
-        const payload = encodeEnded({ wireId, incarnation, generation, code, message });
+        const payload = encodeRegistrationEnded({ wireId, incarnation, generation, code, message });
         await messages.send(agent, payload, failed);
       }
       release();

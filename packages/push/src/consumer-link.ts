@@ -1,6 +1,6 @@
 import { type PeerHold, type Peers, whileWanted } from "@kv/connector";
 import { KvError } from "@kv/interface";
-import type { Offer } from "./control.js";
+import type { Registration } from "@kv/protocol";
 import { consumerAddress } from "./offer-names.js";
 import type { WriteLink } from "./write-link.js";
 
@@ -10,7 +10,7 @@ import type { WriteLink } from "./write-link.js";
  * `Peers.acquire`; the signal's reason; `KV_GENERATION_STALE` when that process is gone.
  */
 export async function consumerLink(
-  offer: Offer,
+  offer: Registration,
   peers: Peers<WriteLink>,
   signal: AbortSignal = new AbortController().signal,
 ): Promise<PeerHold<WriteLink>> {

@@ -15,12 +15,12 @@ import {
 } from "@kv/connector";
 import { type Clock, type KvCacheConfig, KvError, type Log } from "@kv/interface";
 import {
-  type Ended,
   encodeRegistration,
   encodeWithdrawal,
   PUSH_CONTROL,
   type Registrant,
-} from "./control.js";
+  type RegistrationEnded,
+} from "@kv/protocol";
 import { type ReceivePushOptions, receivePush } from "./receive-push.js";
 import type { RegistrationOrder } from "./step-metadata.js";
 import { createSuspicion } from "./suspicion.js";
@@ -35,7 +35,7 @@ export interface DecodeWorker {
   /** A producer's rank has written its share of a request. */
   done(wireId: string, from: string): void;
   /** A producer's rank will not write, or no more. */
-  ended(ended: Ended, from: string): void;
+  ended(ended: RegistrationEnded, from: string): void;
   outstanding(): { receives: number; tells: number; heartbeats: number };
   /**
    * Takes everything back, and waits until no WRITE can come any more; not longer than `CLOSE_GRACE_MS`. Requests that still wait then

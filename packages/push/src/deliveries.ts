@@ -1,4 +1,4 @@
-import type { Offer } from "./control.js";
+import type { Registration } from "@kv/protocol";
 import type { Produced } from "./matching.js";
 import { consumerOf } from "./offer-names.js";
 import { ranksServed } from "./write-link.js";
@@ -17,7 +17,7 @@ export interface Delivery {
 /** Which ranks of its consumer a finished request has been brought to. */
 export interface Deliveries {
   /** Errors: `KV_TOPOLOGY_INVALID`. */
-  open(produced: Produced, offer: Offer): Delivery;
+  open(produced: Produced, offer: Registration): Delivery;
   get(wireId: string): Delivery | undefined;
   delete(wireId: string): void;
   clear(): void;

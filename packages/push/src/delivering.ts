@@ -1,6 +1,6 @@
 import type { LeaseOrder } from "@kv/connector";
 import { KvError } from "@kv/interface";
-import type { Offer } from "./control.js";
+import type { Registration } from "@kv/protocol";
 import type { Deliveries, Delivery } from "./deliveries.js";
 import type { Produced } from "./matching.js";
 import type { PeerQueues } from "./queues.js";
@@ -11,7 +11,7 @@ import type { WriteBlocks, WritesAhead } from "./writes-ahead.js";
 /** Brings finished requests to the offers that they matched: one WRITE for each offer, in the queue of its consumer. */
 export interface Delivering {
   /** An offer and the finished request that it is for. */
-  deliver(key: string, offer: Offer, produced: Produced): void;
+  deliver(key: string, offer: Registration, produced: Produced): void;
   /** It is being written, or waits for its turn. */
   isWriting(key: string): boolean;
   /** Gives the WRITE up, for the consumer took its offer back; false when there is none. It is answered when nothing of it is under way. */
@@ -30,8 +30,8 @@ export interface DeliveringOptions {
   /** The request has not ended in the meantime. */
   isHere(produced: Produced): boolean;
   isLeased(produced: Produced): boolean;
-  refuse(key: string, offer: Offer, error: KvError): void;
-  answer(key: string, offer: Offer, error: KvError): void;
+  refuse(key: string, offer: Registration, error: KvError): void;
+  answer(key: string, offer: Registration, error: KvError): void;
   /** Every rank of its consumer has its share. */
   sent(produced: Produced): void;
 }
@@ -46,7 +46,7 @@ export function createDelivering(options: DeliveringOptions): Delivering {
   const { deliveries, queues, runs, ahead, over, refuse, answer, sent } = options;
   const writes = new Map<string, Write>();
 
-  function deliver(key: string, offer: Offer, produced: Produced): void {
+  function deliver(key: string, offer: Registration, produced: Produced): void {
     if (!options.isHere(produced)) {
       refuse(key, offer, new KvError("KV_GENERATION_STALE", "the request of that name has ended"));
       return;
@@ -96,7 +96,7 @@ export function createDelivering(options: DeliveringOptions): Delivering {
   /** What the consumer does not have yet, and the word that it has all of it. */
   async function bring(
     key: string,
-    offer: Offer,
+    offer: Registration,
     order: LeaseOrder,
     ranks: readonly number[],
     write: Write,

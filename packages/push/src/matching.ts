@@ -1,6 +1,7 @@
-import { baseRequestId, type LeaseOrder, type SendableRequest } from "@kv/connector";
+import type { LeaseOrder, SendableRequest } from "@kv/connector";
 import type { Clock } from "@kv/interface";
-import type { Offer } from "./control.js";
+import type { Registration } from "@kv/protocol";
+import { baseRequestId } from "@kv/protocol";
 import { createNameIndex, namesOf } from "./names.js";
 import { createRecent } from "./recent.js";
 
@@ -39,17 +40,17 @@ export interface Matching {
   /** Under any name that a peer may have for it. */
   named(name: string): Iterable<Produced>;
   all(): Iterable<Produced>;
-  find(offer: Offer, incarnation: string | undefined): Match;
-  wait(key: string, offer: Offer): void;
-  waiting(key: string): Offer | undefined;
-  takeOffer(key: string): Offer | undefined;
+  find(offer: Registration, incarnation: string | undefined): Match;
+  wait(key: string, offer: Registration): void;
+  waiting(key: string): Registration | undefined;
+  takeOffer(key: string): Registration | undefined;
   /** Offers of our own peers that a running request may go to when it finishes; they stay in the table. */
-  offersFor(produced: Produced): Iterable<[key: string, offer: Offer]>;
+  offersFor(produced: Produced): Iterable<[key: string, offer: Registration]>;
   /** Offers that a finished request may go to, of one consumer request, and out of the table. */
-  takeOffersFor(produced: Produced): [key: string, offer: Offer][];
+  takeOffersFor(produced: Produced): [key: string, offer: Registration][];
   /** Offers that name a request that has failed, and out of the table. */
-  takeOffersNaming(requestId: string): [key: string, offer: Offer][];
-  oldestOffer(): { readonly key: string; readonly offer: Offer; readonly sinceMs: number } | undefined;
+  takeOffersNaming(requestId: string): [key: string, offer: Registration][];
+  oldestOffer(): { readonly key: string; readonly offer: Registration; readonly sinceMs: number } | undefined;
   readonly offers: number;
   readonly produced: number;
   clear(): void;
@@ -60,7 +61,7 @@ export interface MatchingOptions {
   /** How long an ended request is remembered by its base id, to tell a late offer at once that there is nothing to come. */
   readonly rememberMs: number;
   /** The consumer request that an offer is part of; offers of its ranks have it in common. */
-  consumerOf(offer: Offer): string;
+  consumerOf(offer: Registration): string;
 }
 
 const MOST_REMEMBERED = 65_536;
@@ -70,7 +71,7 @@ export function createMatching({ clock, rememberMs, consumerOf }: MatchingOption
   const byRequestId = new Map<string, Produced>();
   const byBase = createNameIndex<Produced>();
   const byName = createNameIndex<Produced>();
-  const offers = new Map<string, Offer>();
+  const offers = new Map<string, Registration>();
   /** In order of arrival. */
   const sinceMs = new Map<string, number>();
   const offersByName = createNameIndex<string>();
@@ -101,7 +102,7 @@ export function createMatching({ clock, rememberMs, consumerOf }: MatchingOption
     return produced;
   }
 
-  function takeOffer(key: string): Offer | undefined {
+  function takeOffer(key: string): Registration | undefined {
     const offer = offers.get(key);
     if (offer === undefined) return undefined;
     offers.delete(key);
@@ -111,15 +112,15 @@ export function createMatching({ clock, rememberMs, consumerOf }: MatchingOption
   }
 
   /** The waiting offers that could mean this request, those that want blocks first, then in order of arrival. */
-  function candidates(produced: Meant): [string, Offer][] {
-    const found: [string, Offer][] = [];
+  function candidates(produced: Meant): [string, Registration][] {
+    const found: [string, Registration][] = [];
     for (const name of [exactly(produced.wireId), baseRequestId(produced.requestId)]) {
       for (const key of offersByName.of(name)) {
         const offer = offers.get(key);
         if (offer !== undefined && mayMean(offer, produced)) found.push([key, offer]);
       }
     }
-    const rank = ([, offer]: [string, Offer]) =>
+    const rank = ([, offer]: [string, Registration]) =>
       (offer.blockIds.length === 0 ? 2 : 0) + (offer.matchId === produced.requestId ? 0 : 1);
     return found.sort((a, b) => rank(a) - rank(b));
   }
@@ -242,7 +243,10 @@ function claim(produced: Produced, consumer: string): Match {
 
 type Meant = Pick<Produced, "requestId" | "wireId" | "generation" | "finished">;
 
-function mayMean({ own, matchId }: Offer, { requestId, wireId, generation, finished }: Meant): boolean {
+function mayMean(
+  { own, matchId }: Registration,
+  { requestId, wireId, generation, finished }: Meant,
+): boolean {
   const prefill = own?.prefill;
   if (prefill !== undefined) return prefill.wireId === wireId && prefill.generation === generation;
   // Two prompts may come under one id of a client's: their lengths tell them apart, where they differ.
@@ -251,7 +255,7 @@ function mayMean({ own, matchId }: Offer, { requestId, wireId, generation, finis
 }
 
 /** Under which an offer waits: the very request where it names one, else the base of its id. */
-function nameOf({ own, matchId }: Offer): string {
+function nameOf({ own, matchId }: Registration): string {
   return own?.prefill === undefined ? baseRequestId(matchId) : exactly(own.prefill.wireId);
 }
 

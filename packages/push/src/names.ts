@@ -1,4 +1,4 @@
-import { baseRequestId } from "@kv/connector";
+import { baseRequestId } from "@kv/protocol";
 
 /**
  * Names under which a peer may speak of a producer's request besides its own: without the suffix of eight hex digits that vLLM adds to

@@ -1,5 +1,5 @@
 import type { Clock, Timer } from "@kv/interface";
-import type { Offer } from "./control.js";
+import type { Registration } from "@kv/protocol";
 import type { Matching } from "./matching.js";
 
 /** Offers that nothing comes for do not wait for ever. */
@@ -15,7 +15,7 @@ export function createOfferSweep(options: {
   /** How long an offer waits for its prompt. */
   readonly offerMs: number;
   /** Out of the table. */
-  expired(key: string, offer: Offer): void;
+  expired(key: string, offer: Registration): void;
 }): OfferSweep {
   const { clock, matching, offerMs } = options;
   let timer: Timer | undefined;

@@ -7,7 +7,7 @@ import {
 } from "@kv/connector";
 import { type Clock, KvError, type Timer } from "@kv/interface";
 import type { RequestPlan } from "@kv/plan";
-import { PUSH_CONTROL } from "./control.js";
+import { PUSH_CONTROL } from "@kv/protocol";
 import { plannedReceive, type ReceivedGroups } from "./planned-receive.js";
 import type { RegistrationOrder } from "./step-metadata.js";
 import type { Words } from "./words.js";

@@ -7,7 +7,6 @@ import {
   createRemoteAgents,
   createRemoteLinks,
   hearNotifications,
-  type KvNotification,
   modelGeometry,
   type PeerAddress,
   type RemoteLink,
@@ -16,7 +15,7 @@ import {
   type WorkerHalves,
   type WorkerSurroundings,
 } from "@kv/connector";
-import { decodeControl, decodeRegistration } from "./control.js";
+import { decodePushControl, decodeRegistration, type KvNotification } from "@kv/protocol";
 import { createDecodeWorker } from "./decode-worker.js";
 import { pushStepMetadata } from "./step-metadata.js";
 import { type WriteOptions, writeBlocks } from "./write.js";
@@ -132,9 +131,9 @@ export function createWorkerParts(around: WorkerSurroundings): WorkerHalves {
       case "push-registration":
         writer.offer(decodeRegistration(notification.registration), from);
         return;
-      case "own": {
-        const control = decodeControl(notification.message);
-        if (control?.kind === "withdrawal") writer.withdraw(control.offer, from);
+      case "extension": {
+        const control = decodePushControl(notification.message);
+        if (control?.kind === "withdrawal") writer.withdraw(control.registration, from);
         else if (control?.kind === "ended") decode.ended(control.ended, from);
         else log.debug("notification-not-for-push", { from, type: notification.message.type });
       }

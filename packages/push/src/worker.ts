@@ -1,6 +1,6 @@
 import { createWorkerShell } from "@kv/connector";
 import type { WorkerConnector, WorkerOptions } from "@kv/interface";
-import { PUSH_CONTROL } from "./control.js";
+import { PUSH_CONTROL } from "@kv/protocol";
 import { PUSH } from "./step-metadata.js";
 import { createWorkerParts } from "./worker-parts.js";
 

@@ -6,9 +6,9 @@ import {
   type ModelGeometry,
   type RankGeometry,
 } from "@kv/plan";
+import { PUSH_CONTROL } from "@kv/protocol";
 import { handshakeTargetRanks } from "@kv/topology";
 import { consumerGeometry } from "./consumer-geometry.js";
-import { PUSH_CONTROL } from "./control.js";
 
 /** A consumer engine that this producer rank writes to. */
 export interface WriteLink {

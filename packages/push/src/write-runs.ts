@@ -1,14 +1,14 @@
 import type { PeerHold, Peers, TransferMetrics } from "@kv/connector";
 import { type Clock, KvError, type Log } from "@kv/interface";
+import type { Registration } from "@kv/protocol";
 import { consumerLink } from "./consumer-link.js";
-import type { Offer } from "./control.js";
 import type { WriteLink } from "./write-link.js";
 
 /** Does something with the link to the consumer that made an offer, in its time. */
 export interface WriteRuns {
   /** The error that it ended with, if it did; never rejects. `unwanted`: the consumer took its offer back, so nothing has gone wrong. */
   run(
-    offer: Offer,
+    offer: Registration,
     requestId: string,
     controller: AbortController,
     body: (link: WriteLink) => Promise<void>,
@@ -37,7 +37,7 @@ const PEER_LOST = [
 export function createWriteRuns(options: WriteRunsOptions): WriteRuns {
   const { clock, log, metrics, peers, writeTimeoutMs } = options;
 
-  function timedOut({ wireId, engineId }: Offer): KvError {
+  function timedOut({ wireId, engineId }: Registration): KvError {
     return new KvError(
       "KV_TRANSFER_TIMEOUT",
       `the KV of request ${wireId} was not written to engine ${engineId} within ${writeTimeoutMs} ms`,

@@ -7,8 +7,8 @@ import {
   type TransferRequest,
 } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
+import { PUSH_CONTROL, type Registration } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
-import { type Offer, PUSH_CONTROL } from "./control.js";
 import { type WritePart, writeBlocks } from "./write.js";
 import { createWriteLinks } from "./write-link.js";
 
@@ -79,7 +79,7 @@ async function setUp() {
     promptBlockIds: [[1, 2]],
     numTokens: 32,
   };
-  const offer = { wireId: "d1", blockIds: [[5, 6]] } as unknown as Offer;
+  const offer = { wireId: "d1", blockIds: [[5, 6]] } as unknown as Registration;
   const write = (part?: WritePart) =>
     writeBlocks(
       link,

@@ -1,4 +1,4 @@
-import { encodeNotification, type Messages } from "@kv/connector";
+import type { Messages } from "@kv/connector";
 import {
   type Agent,
   type DescriptorPairs,
@@ -7,7 +7,8 @@ import {
   type TransferResult,
 } from "@kv/interface";
 import { fromOtherSide, planRequest } from "@kv/plan";
-import type { Offer } from "./control.js";
+import type { Registration } from "@kv/protocol";
+import { encodeNotification } from "@kv/protocol";
 import { createReadParts } from "./read-parts.js";
 import type { WriteLink, WriteTarget } from "./write-link.js";
 import type { WritableOrder } from "./writes-ahead.js";
@@ -44,7 +45,7 @@ interface Planned {
 export async function writeBlocks(
   link: WriteLink,
   ranks: readonly number[],
-  { order, offer }: { order: WritableOrder; offer: Offer },
+  { order, offer }: { order: WritableOrder; offer: Registration },
   signal: AbortSignal,
   options: WriteOptions,
   part: WritePart = WHOLE,
@@ -120,7 +121,7 @@ const readParts = createReadParts();
 function plannedWrites(
   { plan, lists }: WriteTarget,
   order: WritableOrder,
-  { own, blockIds }: Offer,
+  { own, blockIds }: Registration,
   tpRank: number,
   part: WritePart,
 ): Planned[] {

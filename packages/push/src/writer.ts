@@ -9,8 +9,8 @@ import {
   type TransferMetrics,
 } from "@kv/connector";
 import { type Clock, type ComputedLayer, KvError, type Log } from "@kv/interface";
+import type { Registration } from "@kv/protocol";
 import { createConsumerAnswers } from "./consumer-answers.js";
-import type { Offer } from "./control.js";
 import { createDeliveries } from "./deliveries.js";
 import { createDelivering } from "./delivering.js";
 import { createGenerationFloors } from "./generation-floors.js";
@@ -32,9 +32,9 @@ export interface PushWriter {
   step(step: WriterStep): void;
   /** Of requests in the batch, these regions are computed: what waits for them may have them. Nothing without `layerwise`. */
   layer(layer: ComputedLayer): void;
-  offer(offer: Offer, from: string): void;
+  offer(offer: Registration, from: string): void;
   /** The consumer wants nothing written, or nothing any more; answered when nothing of it is under way. */
-  withdraw(offer: Offer, from: string): void;
+  withdraw(offer: Registration, from: string): void;
   heartbeat(names: readonly string[]): void;
   outstanding(): {
     batch: number;
@@ -141,19 +141,19 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
     else answers.track(reading.then(() => outbox.sent(produced.requestId)));
   }
 
-  function refuse(key: string, offer: Offer, error: KvError): void {
+  function refuse(key: string, offer: Registration, error: KvError): void {
     over.add(key);
     const { wireId: request, engineId } = offer;
     log.info("push-refused", { request, engineId, code: error.code, error: error.message });
     answer(key, offer, error);
   }
 
-  function answer(key: string, offer: Offer, error: KvError): void {
+  function answer(key: string, offer: Registration, error: KvError): void {
     if (!closed) answers.ended(offer, error, ahead.giveUp(key, error));
   }
 
   /** False for what is late, or another engine's: it was answered. */
-  function isTimely(key: string, offer: Offer): boolean {
+  function isTimely(key: string, offer: Registration): boolean {
     const { own } = offer;
     if (offer.producerEngineId !== options.engineId) {
       const message = `this is engine ${options.engineId}, the registration is for engine ${offer.producerEngineId}`;
@@ -168,7 +168,7 @@ export function createPushWriter(options: PushWriterOptions): PushWriter {
     return false;
   }
 
-  function offered(key: string, offer: Offer, from: string): void {
+  function offered(key: string, offer: Registration, from: string): void {
     const match = matching.find(offer, incarnation);
     if (match.kind === "produced") delivering.deliver(key, offer, match.produced);
     else if (match.kind === "gone") refuse(key, offer, new KvError("KV_GENERATION_STALE", match.why));

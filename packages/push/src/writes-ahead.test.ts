@@ -1,7 +1,7 @@
 import type { LeaseOrder } from "@kv/connector";
 import { KvError } from "@kv/interface";
+import type { Registration } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
-import type { Offer } from "./control.js";
 import type { Produced } from "./matching.js";
 import { createPeerQueues } from "./queues.js";
 import { createWritesAhead } from "./writes-ahead.js";
@@ -42,7 +42,7 @@ function setUp() {
     };
     return { requestId: wireId, wireId, generation: 1, order, finished: undefined, consumer: undefined };
   };
-  const offer = { engineId: "d", own: { rank: 0 }, blockIds: [[5]] } as unknown as Offer;
+  const offer = { engineId: "d", own: { rank: 0 }, blockIds: [[5]] } as unknown as Registration;
   const order = (of: Produced, blocks = [[1]]) =>
     ({ ...of.order, promptBlockIds: blocks, numTokens: 9 }) as unknown as LeaseOrder;
   const settled = async (work: Promise<unknown> | undefined) => {

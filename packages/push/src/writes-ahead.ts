@@ -1,6 +1,6 @@
 import type { LeaseOrder, SendableRequest } from "@kv/connector";
 import { type BlockIds, KvError } from "@kv/interface";
-import type { Offer } from "./control.js";
+import type { Registration } from "@kv/protocol";
 import type { Produced } from "./matching.js";
 import type { PeerQueues } from "./queues.js";
 import type { WritePart } from "./write.js";
@@ -14,7 +14,11 @@ import type { WriteRuns } from "./write-runs.js";
  */
 export interface WritesAhead {
   /** Regions of the request are computed; these offers wait for it. */
-  computed(produced: Produced, regions: readonly string[], offers: Iterable<readonly [string, Offer]>): void;
+  computed(
+    produced: Produced,
+    regions: readonly string[],
+    offers: Iterable<readonly [string, Registration]>,
+  ): void;
   /** Regions that the offer has of this very request; resolves when no WRITE ahead touches memory. An abort of `signal` cuts them short. */
   settle(key: string, order: LeaseOrder, signal: AbortSignal): Promise<ReadonlySet<string>>;
   /** The offer is over. Resolves when nothing is under way for it. */
@@ -38,7 +42,7 @@ export interface WritesAheadOptions {
 export type WriteBlocks = (
   link: WriteLink,
   ranks: readonly number[],
-  pair: { order: WritableOrder; offer: Offer },
+  pair: { order: WritableOrder; offer: Registration },
   signal: AbortSignal,
   part: WritePart,
 ) => Promise<void>;
@@ -62,7 +66,7 @@ export function createWritesAhead(options: WritesAheadOptions): WritesAhead {
   const entries = new Map<string, Ahead>();
   const ready = new Map<Produced, Set<string>>();
 
-  function write(key: string, offer: Offer, produced: Produced, done: ReadonlySet<string>): void {
+  function write(key: string, offer: Registration, produced: Produced, done: ReadonlySet<string>): void {
     const { own } = offer;
     const { promptBlockIds, numTokens } = produced.order;
     if (own === undefined || promptBlockIds === undefined || numTokens === undefined) return;

@@ -1,9 +1,9 @@
 import { createLocalLists, createRemoteAgents, missingBlocks } from "@kv/connector";
 import { type BlockIds, type KvCacheConfig, type KvCacheKind, silentLog } from "@kv/interface";
 import { exchangedBlocks, type RankGeometry } from "@kv/plan";
+import { PUSH_CONTROL, type Registration } from "@kv/protocol";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { type Offer, PUSH_CONTROL } from "../src/control.js";
 import { plannedReceive } from "../src/planned-receive.js";
 import type { RegistrationOrder } from "../src/step-metadata.js";
 import { writeBlocks } from "../src/write.js";
@@ -118,7 +118,7 @@ describe.each(Object.entries(MODELS))("%s", (_, groups) => {
       engineId: "d",
       blockIds: localBlockIds,
       own: { rank: 0, numTokens: NUM_TOKENS, computedBlocks: localComputedBlocks },
-    } as unknown as Offer;
+    } as unknown as Registration;
     const order = {
       requestId: "p1",
       wireId: "p1",

@@ -1,12 +1,6 @@
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
-import {
-  createLocalLists,
-  createPrefillScheduler,
-  createRemoteAgents,
-  encodeNotification,
-  type LeaseOrder,
-} from "@kv/connector";
+import { createLocalLists, createPrefillScheduler, createRemoteAgents, type LeaseOrder } from "@kv/connector";
 import {
   type Agent,
   descriptorPairs,
@@ -15,15 +9,15 @@ import {
   type TransferRequest,
 } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
+import { decodeRegistration, encodeNotification, encodeRegistration, type Registration } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
 import { fixedClock } from "../../pull/test/fixed-clock.js";
-import { decodeRegistration, encodeRegistration, type Offer } from "../src/control.js";
 import { createDecodeScheduler } from "../src/decode-scheduler.js";
 import { writeBlocks } from "../src/write.js";
 import { createWriteLinks } from "../src/write-link.js";
 
-// What real vLLM servers did (0.32 and 0.33): packages/connector/fixtures/README.md says where it comes from.
-const folder = fileURLToPath(new URL("../../connector/fixtures/wire/", import.meta.url));
+// What real vLLM servers did (0.32 and 0.33): packages/protocol/fixtures/README.md says where it comes from.
+const folder = fileURLToPath(new URL("../../protocol/fixtures/wire/", import.meta.url));
 
 /** The keys of a recording that are looked at, of whichever kind the line is. */
 interface Line {
@@ -272,7 +266,7 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
       const offer = {
         wireId: first.notif.slice(0, -2),
         blockIds: [first.remote_idx.slice(0, perRegion)],
-      } as unknown as Offer;
+      } as unknown as Registration;
       done.splice(0);
       await writeBlocks(link, [...link.targets.keys()], { order, offer }, new AbortController().signal, {
         agent,

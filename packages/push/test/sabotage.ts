@@ -1,10 +1,10 @@
+import type { Agent, Notification, Transport } from "@kv/interface";
 import {
   decodeNotification,
+  type ExtensionMessage,
   encodeNotification,
   type KvNotification,
-  type OwnNotification,
-} from "@kv/connector";
-import type { Agent, Notification, Transport } from "@kv/interface";
+} from "@kv/protocol";
 
 /**
  * Rules that push must keep, broken from outside: the fault run has to find each of them, or it proves nothing.
@@ -48,7 +48,7 @@ function believingItself(agent: Agent): Agent {
     async notify(remote, payload) {
       const said = decodeNotification(payload);
       await agent.notify(remote, payload);
-      if (said.kind !== "own" || said.message.type !== "push_withdraw") return;
+      if (said.kind !== "extension" || said.message.type !== "push_withdraw") return;
       const { incarnation, generation } = said.message.kv_peer as Record<string, unknown>;
       const { request_id } = said.message;
       const message = { type: "push_ended", request_id, incarnation, generation, code: "KV_REQUEST_ABORTED" };
@@ -101,6 +101,6 @@ function renumbered(payload: Uint8Array, generation: number): Uint8Array {
   return encodeNotification({ kind: "push-registration", registration });
 }
 
-function own(message: OwnNotification): Uint8Array {
-  return encodeNotification({ kind: "own", message });
+function own(message: ExtensionMessage): Uint8Array {
+  return encodeNotification({ kind: "extension", message });
 }

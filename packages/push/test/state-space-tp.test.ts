@@ -1,10 +1,10 @@
 import { createLocalLists, createRemoteAgents } from "@kv/connector";
 import { silentLog } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
+import { PUSH_CONTROL, type Registration } from "@kv/protocol";
 import { handshakeTargetRanks } from "@kv/topology";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { type Offer, PUSH_CONTROL } from "../src/control.js";
 import { writeBlocks } from "../src/write.js";
 import { createWriteLinks } from "../src/write-link.js";
 
@@ -131,7 +131,7 @@ describe("a state-space group beside full attention, pushed between unequal TP s
       );
       for (const target of link.targets.keys()) {
         const own = { rank: target, numTokens: order.numTokens, computedBlocks: [0, 0] };
-        const offer = { wireId: "d1", engineId: "d", blockIds: OFFERED, own } as unknown as Offer;
+        const offer = { wireId: "d1", engineId: "d", blockIds: OFFERED, own } as unknown as Registration;
         await writeBlocks(link, [target], { order, offer }, new AbortController().signal, {
           ...{ agent, tpRank, tpSize: pSize, messages: { send: async () => true } },
           transferred() {},

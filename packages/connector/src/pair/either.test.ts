@@ -7,8 +7,8 @@ import type {
   WorkerConnector,
   WorkerOptions,
 } from "@kv/interface";
+import { decodeMsgpack } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
-import { decodeMsgpack } from "../wire/msgpack.js";
 import { eitherConnector } from "./either.js";
 
 /** Answers with its own name, and notes what it was asked. */

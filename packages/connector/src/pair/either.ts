@@ -10,7 +10,7 @@ import {
   type WorkerOptions,
   type WorkerOutput,
 } from "@kv/interface";
-import { decodeMsgpack, encodeMsgpack } from "../wire/msgpack.js";
+import { decodeMsgpack, encodeMsgpack } from "@kv/protocol";
 
 export type TransferMode = "pull" | "push";
 

@@ -7,8 +7,8 @@ import {
   type SideChannel,
   type WorkerHandshakeMetadata,
 } from "@kv/interface";
+import { decodeHandshakePayload, encodeHandshakePayload } from "@kv/protocol";
 import { type HandshakeListener, openHandshakeListener, type RankPayload } from "../handshake-listener.js";
-import { decodeHandshakePayload, encodeHandshakePayload } from "../wire/handshake.js";
 import type { PairSettings } from "./pair-settings.js";
 
 /** The side channel of an engine: opened with the workers' first payloads, published anew with the next, closed once. */

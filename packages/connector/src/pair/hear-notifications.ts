@@ -1,5 +1,5 @@
 import type { Agent, Log } from "@kv/interface";
-import { decodeNotification, type KvNotification } from "../wire/notifications.js";
+import { decodeNotification, type KvNotification } from "@kv/protocol";
 
 /** What peers say, until the agent closes. A bad notification is logged; nothing that a peer sends ends this. */
 export function hearNotifications(

@@ -1,5 +1,5 @@
 import type { Agent, Log } from "@kv/interface";
-import { encodeNotification } from "../wire/notifications.js";
+import { encodeNotification } from "@kv/protocol";
 import type { RemoteLink } from "./remote-link.js";
 
 /** What a worker says to its peers. Nothing here throws: a word that is lost costs a lease or a deadline, never a request. */

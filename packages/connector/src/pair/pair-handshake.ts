@@ -1,10 +1,13 @@
 import { type KvCacheConfig, KvError, type Log, type SideChannel, type WorkerOptions } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
+import {
+  type CompatibilityFactors,
+  compatibilityHash,
+  encodeAgentMetadata,
+  encodeHandshakePayload,
+} from "@kv/protocol";
 import { shakeHands } from "../handshake-client.js";
 import type { PeerAddress } from "../peers.js";
-import { encodeAgentMetadata } from "../wire/agent-metadata.js";
-import { type CompatibilityFactors, compatibilityHash } from "../wire/compatibility-factors.js";
-import { encodeHandshakePayload } from "../wire/handshake.js";
 import type { PairSettings } from "./pair-settings.js";
 import { describeRank, remoteGeometry } from "./rank-geometry.js";
 import type { RemoteRanks } from "./remote-link.js";

@@ -7,8 +7,8 @@ import type {
   RequestFinished,
 } from "@kv/interface";
 import { cacheKind, exchangedBlocks } from "@kv/plan";
+import { encodeRemotePrefillParams } from "@kv/protocol";
 import { createGenerations, type Generation } from "../generations.js";
-import { encodeRemotePrefillParams } from "../wire/transfer-params.js";
 import type { LeaseOrder, SendableRequest } from "./orders.js";
 
 /**

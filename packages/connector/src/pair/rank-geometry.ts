@@ -1,6 +1,6 @@
 import { type KvCaches, KvError } from "@kv/interface";
 import { type ModelGeometry, type RankGeometry, type RegionGeometry, requireStatesFit } from "@kv/plan";
-import type { AgentMetadata } from "../wire/agent-metadata.js";
+import type { AgentMetadata } from "@kv/protocol";
 import { cachesOfSegments, numberSegments } from "./segment-names.js";
 
 /** Which rank of its engine it is; a stage is named only where there are several. */

@@ -1,5 +1,5 @@
 import { KvError, type KvTransferParams } from "@kv/interface";
-import { parseTransferParams, type RemotePrefillParams } from "../wire/transfer-params.js";
+import { parseTransferParams, type RemotePrefillParams } from "@kv/protocol";
 import type { TransferMode } from "./either.js";
 import type { RemoteRequest } from "./orders.js";
 import { remoteLeaseOf } from "./remote-lease.js";

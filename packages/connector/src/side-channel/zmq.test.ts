@@ -314,7 +314,7 @@ test("a port is free again when its listener has closed, which it may be told tw
 
 test("vLLM's own bytes, as its ZMQ sent them, are answered", async () => {
   const recorded = readFileSync(
-    new URL("../../fixtures/wire/handshake/pull_tp1_prefill.zmtp.jsonl", import.meta.url),
+    new URL("../../../protocol/fixtures/wire/handshake/pull_tp1_prefill.zmtp.jsonl", import.meta.url),
     "utf8",
   )
     .split("\n")
@@ -322,7 +322,10 @@ test("vLLM's own bytes, as its ZMQ sent them, are answered", async () => {
     .map((line) => JSON.parse(line) as { dir: string; hex: string });
   const fixture = (name: string) =>
     readFileSync(
-      new URL(`../../fixtures/wire/handshake/pull_tp1_prefill.pp0tp0.${name}.bin`, import.meta.url),
+      new URL(
+        `../../../protocol/fixtures/wire/handshake/pull_tp1_prefill.pp0tp0.${name}.bin`,
+        import.meta.url,
+      ),
     );
   const asked: string[] = [];
   const listener = await channel().listen({

@@ -1,10 +1,10 @@
+import { type Ambient, ambient, KvError, type SideChannel, type Transport } from "@kv/interface";
 import {
   decodeAgentMetadata,
   decodeHandshakeReply,
   encodeHandshakeRequest,
   type RemotePrefillParams,
-} from "@kv/connector";
-import { type Ambient, ambient, KvError, type SideChannel, type Transport } from "@kv/interface";
+} from "@kv/protocol";
 import type { EngineServer } from "../server/server.js";
 import { createBlockPool } from "./block-pool.js";
 import { openHeadlessDecode } from "./headless-decode.js";

@@ -1,5 +1,6 @@
-import { type AgentMetadata, type RemotePrefillParams, readTransferConfig } from "@kv/connector";
+import { readTransferConfig } from "@kv/connector";
 import type { KvCacheGroup } from "@kv/interface";
+import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
 import { connectorFor } from "../connector-for.js";
 import { geometryOf } from "../rank-geometry.js";
 import type { HeadlessDecodeOptions } from "./headless-decode.js";

@@ -1,4 +1,3 @@
-import { parseTransferParams, type RemotePrefillParams } from "@kv/connector";
 import {
   type BlockIds,
   type Clock,
@@ -8,6 +7,7 @@ import {
   type KvTransferParams,
   type Random,
 } from "@kv/interface";
+import { parseTransferParams, type RemotePrefillParams } from "@kv/protocol";
 import { decodeIdOf } from "../connector-for.js";
 import type { EngineServer, Prompt } from "../server/server.js";
 import type { BlockPool } from "./block-pool.js";

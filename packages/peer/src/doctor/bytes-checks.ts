@@ -1,4 +1,4 @@
-import { type AgentMetadata, encodeNotification } from "@kv/connector";
+import { type AgentMetadata, encodeNotification } from "@kv/protocol";
 import { geometryOf } from "../rank-geometry.js";
 import type { Check } from "../report/check.js";
 import type { BytesAnswer, BytesQuestion } from "./bytes-probe.js";

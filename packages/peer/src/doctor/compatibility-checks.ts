@@ -1,9 +1,4 @@
-import {
-  compareFactors,
-  compatibilityHash,
-  explainCompatibility,
-  type FactorDifference,
-} from "@kv/connector";
+import { compareFactors, compatibilityHash, explainCompatibility, type FactorDifference } from "@kv/protocol";
 import type { Check } from "../report/check.js";
 import { type ReproducedHash, reproduceHash } from "./reproduce-hash.js";
 import type { Side } from "./side.js";

@@ -1,10 +1,10 @@
+import type { SideChannel } from "@kv/interface";
 import {
   type AgentMetadata,
   decodeAgentMetadata,
   decodeHandshakeReply,
   encodeHandshakeRequest,
-} from "@kv/connector";
-import type { SideChannel } from "@kv/interface";
+} from "@kv/protocol";
 import { type Check, type PairReport, reportOf } from "../report/check.js";
 import type { EngineServer } from "../server/server.js";
 import { type BytesOutcome, bytesChecks, bytesQuestion } from "./bytes-checks.js";

@@ -1,5 +1,5 @@
-import { parseTransferParams, type RemotePrefillParams } from "@kv/connector";
 import { KvError } from "@kv/interface";
+import { parseTransferParams, type RemotePrefillParams } from "@kv/protocol";
 import type { Check } from "../report/check.js";
 import type { EngineServer } from "../server/server.js";
 import type { Role, Side } from "./side.js";

@@ -1,5 +1,5 @@
-import { encodeMsgpack } from "@kv/connector";
 import { KvError, type SideChannel } from "@kv/interface";
+import { encodeMsgpack } from "@kv/protocol";
 import { expect, test } from "vitest";
 import { METADATA, REPLY } from "../../test/sample-recording.js";
 import { type LookSideChannelOptions, lookSideChannel } from "./look-side-channel.js";

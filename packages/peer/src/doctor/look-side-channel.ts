@@ -1,12 +1,12 @@
+import type { ClockSample } from "@kv/connector";
+import { KvError, type SideChannel } from "@kv/interface";
 import {
-  type ClockSample,
   decodeAgentMetadata,
   decodeHandshakeRefusal,
   decodeHandshakeReply,
   encodeHandshakeRequest,
   type HandshakePayload,
-} from "@kv/connector";
-import { KvError, type SideChannel } from "@kv/interface";
+} from "@kv/protocol";
 import type { Check } from "../report/check.js";
 import type { Role, Side } from "./side.js";
 import { isLoopback, isWildcard } from "./target.js";

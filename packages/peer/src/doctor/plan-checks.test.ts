@@ -1,4 +1,4 @@
-import type { AgentMetadata, RemotePrefillParams } from "@kv/connector";
+import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
 import { expect, test } from "vitest";
 import { METADATA } from "../../test/sample-recording.js";
 import { planChecks } from "./plan-checks.js";

@@ -1,4 +1,4 @@
-import { compatibilityHash } from "@kv/connector";
+import { compatibilityHash } from "@kv/protocol";
 import { expect, test } from "vitest";
 import { FACTORS, METADATA } from "../../test/sample-recording.js";
 import { reproduceHash } from "./reproduce-hash.js";

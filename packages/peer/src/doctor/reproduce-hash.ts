@@ -1,5 +1,5 @@
 import { createHash } from "node:crypto";
-import { type AgentMetadata, modelForms, pythonJson } from "@kv/connector";
+import { type AgentMetadata, modelForms, pythonJson } from "@kv/protocol";
 
 /** Factors of vLLM's compatibility hash by name, each with one or several values that may be the server's. */
 export type FactorClues = Readonly<Record<string, readonly unknown[]>>;

@@ -1,4 +1,5 @@
-import type { AgentMetadata, ClockSample, HandshakePayload, RemotePrefillParams } from "@kv/connector";
+import type { ClockSample } from "@kv/connector";
+import type { AgentMetadata, HandshakePayload, RemotePrefillParams } from "@kv/protocol";
 import type { Target } from "./target.js";
 
 export type Role = "prefill" | "decode";

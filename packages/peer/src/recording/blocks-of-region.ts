@@ -1,5 +1,5 @@
-import type { AgentMetadata } from "@kv/connector";
 import type { BlockIds } from "@kv/interface";
+import type { AgentMetadata } from "@kv/protocol";
 
 /** A region that several groups share. */
 const SHARED = -1;

@@ -1,4 +1,4 @@
-import type { AgentMetadata } from "@kv/connector";
+import type { AgentMetadata } from "@kv/protocol";
 import { readTold } from "../decode/pull-one.js";
 import { blocksOfRegion } from "./blocks-of-region.js";
 import type { RecordedPrompt } from "./manifest.js";

@@ -1,4 +1,3 @@
-import { encodeHandshakeRequest, encodeNotification } from "@kv/connector";
 import {
   type BlockIds,
   KvError,
@@ -8,6 +7,7 @@ import {
   systemRandom,
   type Transport,
 } from "@kv/interface";
+import { encodeHandshakeRequest, encodeNotification } from "@kv/protocol";
 import { decodeIdOf } from "../connector-for.js";
 import { type HeadlessDecode, openHeadlessDecode } from "../decode/headless-decode.js";
 import { handshakeOf } from "../decode/load.js";

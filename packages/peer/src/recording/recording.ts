@@ -1,13 +1,13 @@
 import { createHash } from "node:crypto";
 import { mkdir, readFile, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
+import { KvError } from "@kv/interface";
 import {
   type AgentMetadata,
   decodeAgentMetadata,
   decodeHandshakeReply,
   type HandshakePayload,
-} from "@kv/connector";
-import { KvError } from "@kv/interface";
+} from "@kv/protocol";
 import { type Manifest, manifestSchema, type RecordedPrompt, type RecordedSide } from "./manifest.js";
 
 /** A folder with a manifest, frames of handshakes and KV. */

@@ -1,5 +1,5 @@
+import { decodeRegistration } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
-import { decodeRegistration } from "../../src/control.js";
 import { REGISTRATION, writerOn } from "./writer-alone.js";
 
 // Counterparts of the unit tests of vLLM's push connector (PR 35264): registrations and finished blocks find one another.

@@ -1,7 +1,7 @@
 import { createMessages, createOutbox, createPeers, type LeaseOrder } from "@kv/connector";
 import { type Agent, silentLog } from "@kv/interface";
+import { decodeRegistration, type Registration } from "@kv/protocol";
 import { fixedClock } from "../../../pull/test/fixed-clock.js";
-import { decodeRegistration, type Offer } from "../../src/control.js";
 import type { WriteLink } from "../../src/write-link.js";
 import { createPushWriter } from "../../src/writer.js";
 
@@ -97,7 +97,7 @@ export const REGISTRATION = {
   remote_port: 5600,
   remote_tp_size: 1,
 };
-export const offerOf = (request_id: string, change: object = {}): Offer =>
+export const offerOf = (request_id: string, change: object = {}): Registration =>
   decodeRegistration({ ...REGISTRATION, request_id, ...change });
 
 export const OWN = {
@@ -110,7 +110,7 @@ export const OWN = {
   computed_blocks: [0],
 };
 
-export const withdrawal = (request_id: string): Offer =>
+export const withdrawal = (request_id: string): Registration =>
   decodeRegistration(
     { ...REGISTRATION, request_id, local_block_ids: [], kv_peer: { ...OWN, match_id: request_id } },
     true,

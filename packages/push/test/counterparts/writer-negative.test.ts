@@ -1,5 +1,5 @@
+import { decodePushControl } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
-import { decodeControl } from "../../src/control.js";
 import { OWN, offerOf, withdrawal, writerOn } from "./writer-alone.js";
 
 // Counterparts of the unit tests of vLLM's push connector (PR 35264): what the writer is not misled by.
@@ -23,9 +23,9 @@ describe("the writer is not misled", () => {
   });
 
   it("by a payload that is no map, or of another's type", () => {
-    expect(() => decodeControl({ type: "push_withdraw" })).toThrow(/KV_WIRE|request_id|malformed/i);
-    expect(() => decodeControl({ type: "push_ended", request_id: 5 })).toThrow(/request_id/);
-    expect(decodeControl({ type: "of another kind" })).toBeUndefined();
+    expect(() => decodePushControl({ type: "push_withdraw" })).toThrow(/KV_WIRE|request_id|malformed/i);
+    expect(() => decodePushControl({ type: "push_ended", request_id: 5 })).toThrow(/request_id/);
+    expect(decodePushControl({ type: "of another kind" })).toBeUndefined();
   });
 
   it("by a request id that is no string", () => {

@@ -1,2 +1,0 @@
-/** A name or an address and nothing else: ZMQ gives a meaning to "*", ";" and "/" in an endpoint. */
-export const HOST = /^[A-Za-z0-9]([A-Za-z0-9._-]{0,253})$|^[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9]{1,16})?$/;

@@ -1,0 +1,130 @@
+import { compareFactors, compatibilityHash, type FactorDifference, sha256Hex } from "./compatibility-hash.js";
+import { COMMON_CANDIDATES, type FactorCandidates, modelForms } from "./factor-candidates.js";
+import { byCodePoint, pythonJson } from "./python-json.js";
+
+/** Most combinations that are hashed. They take some tens of milliseconds of the event loop, once per refused handshake. */
+const MAX_TRIED = 4000;
+
+type Factors = Readonly<Record<string, unknown>>;
+
+/** Why the compatibility hashes of two engines differ. */
+export interface CompatibilityExplanation {
+  /**
+   * `equal`: the hashes are equal. `compared`: the peer sent its factors. `guessed`: the peer sent only the hash, and it is the hash of our
+   * factors with these changes. `unknown`: no candidate gives the peer's hash. `inconsistent`: the factors that the peer sent do not give
+   * the hash that it sent.
+   */
+  readonly how: "equal" | "compared" | "guessed" | "unknown" | "inconsistent";
+  /** The factors that differ, with both values. Empty for `equal` and `unknown`. */
+  readonly differences: readonly FactorDifference[];
+  /** Number of hashes that were compared with the peer's. */
+  readonly tried: number;
+  /** One sentence for an error message. */
+  readonly text: string;
+}
+
+/**
+ * Explains which factor differs. When the peer sent its factors, they are compared. vLLM sends only the hash: then changes of one, two and
+ * three factors are tried, from `candidates` first and from common values after them; at most 4,000 combinations. Throws nothing.
+ */
+export function explainCompatibility(
+  ours: Factors,
+  theirs: { readonly hash: string; readonly factors?: Factors },
+  candidates: FactorCandidates = {},
+): CompatibilityExplanation {
+  if (compatibilityHash(ours) === theirs.hash) {
+    return { how: "equal", differences: [], tried: 1, text: "the compatibility factors are equal" };
+  }
+  return theirs.factors === undefined
+    ? search(ours, theirs.hash, candidates)
+    : compareSent(ours, theirs.hash, theirs.factors);
+}
+
+function compareSent(ours: Factors, hash: string, factors: Factors): CompatibilityExplanation {
+  const differences = compareFactors(ours, factors);
+  const differ = differences.length === 0 ? "none" : list(differences);
+  if (compatibilityHash(factors) === hash) {
+    return {
+      how: "compared",
+      differences,
+      tried: 0,
+      text: `different compatibility factors: ${differ}`,
+    };
+  }
+  const text = `the peer's hash ${hash.slice(0, 16)}… is not the hash of the factors that it sent; of these factors, different from ours: ${differ}`;
+  return { how: "inconsistent", differences, tried: 0, text };
+}
+
+function search(ours: Factors, hash: string, candidates: FactorCandidates): CompatibilityExplanation {
+  const options = optionsOf(ours, candidates);
+  // The texts of all entries in Python's order, changed in place: formatting all factors for each combination takes ten times as long.
+  const factors = Object.keys(ours).sort(byCodePoint);
+  const entry = (factor: string, value: unknown) => pythonJson({ [factor]: value }).slice(1, -1);
+  const entries = factors.map((factor) => entry(factor, ours[factor]));
+  let tried = 0;
+
+  /** Tries changes of `changes` factors, none before index `from`. Returns the combination that gives the peer's hash. */
+  function tryChanges(from: number, changes: number): Factors | undefined {
+    for (const [i, { factor, values }] of options.entries()) {
+      if (i < from) continue;
+      const at = factors.indexOf(factor);
+      const own = entries[at] ?? "";
+      for (const value of values) {
+        if (tried >= MAX_TRIED) return undefined;
+        entries[at] = entry(factor, value);
+        let found: Factors | undefined;
+        if (changes > 1) found = tryChanges(i + 1, changes - 1);
+        else {
+          tried += 1;
+          if (sha256Hex(`{${entries.join(", ")}}`) === hash) found = {};
+        }
+        if (found !== undefined) return { [factor]: value, ...found };
+      }
+      entries[at] = own;
+    }
+    return undefined;
+  }
+
+  for (const changes of [1, 2, 3]) {
+    const found = tryChanges(0, changes);
+    if (found === undefined) continue;
+    const differences = compareFactors(ours, { ...ours, ...found });
+    const text = `the peer sent only a hash; it is the hash of our factors with this change: ${list(differences)} (guessed, ${tried} combinations tried)`;
+    return { how: "guessed", differences, tried, text };
+  }
+  const searchedFor = options.map(({ factor }) => factor);
+  const left = Object.keys(ours).filter((factor) => !searchedFor.includes(factor));
+  const gaveUp = tried >= MAX_TRIED ? "; the search ended there" : "";
+  const text = `the peer sent only a hash, ${hash.slice(0, 16)}…, and none of ${tried} combinations of other values of ${searchedFor.join(
+    ", ",
+  )} gives it${gaveUp}; not tried: other values of ${left.join(", ") || "no factor"}. Ours are ${pythonJson(ours)}`;
+  return { how: "unknown", differences: [], tried, text };
+}
+
+/** The values to try for each factor, without ours and without repetitions; the caller's candidates come first. */
+function optionsOf(ours: Factors, candidates: FactorCandidates): { factor: string; values: unknown[] }[] {
+  return Object.keys(ours)
+    .map((factor) => {
+      const own = ours[factor];
+      const forms = factor === "model" && typeof own === "string" ? modelForms(own) : [];
+      const seen = new Set([pythonJson(own)]);
+      const values = [...(candidates[factor] ?? []), ...forms, ...(COMMON_CANDIDATES[factor] ?? [])];
+      const fresh = values.filter((value) => {
+        const text = pythonJson(value);
+        return !seen.has(text) && seen.add(text);
+      });
+      return { factor, values: fresh };
+    })
+    .filter(({ values }) => values.length > 0);
+}
+
+const list = (differences: readonly FactorDifference[]) =>
+  differences
+    .map(({ factor, ours, theirs }) => `${factor} is ${short(ours)} here and ${short(theirs)} there`)
+    .join("; ");
+
+/** Shortens a factor's value: a peer's may have any length. */
+function short(value: unknown): string {
+  const text = pythonJson(value);
+  return text.length > 200 ? `${text.slice(0, 200)}…` : text;
+}

@@ -1,0 +1,175 @@
+import { KV_CACHE_LAYOUTS, type KvCacheLayout, type MemoryType } from "@kv/interface";
+import { isMap, MapFields } from "../encoding/map-fields.js";
+import { decodeMsgpack, encodeMsgpack } from "../encoding/msgpack.js";
+
+/** Most regions of one rank. A model with 80 layers has 80, the largest hybrids some hundred. */
+const MAX_REGIONS = 100_000;
+
+/**
+ * The metadata of one rank, sent in the handshake: vLLM's `NixlAgentMetadata`, connector versions 14 (0.32) and 15 (0.33). Lists have
+ * one entry per region unless stated otherwise. Unknown fields are kept in `rest`, so that decoding and encoding give the same bytes.
+ */
+export interface AgentMetadata {
+  /** The engine's id, unique per start. */
+  readonly engineId: string;
+  /** The transport's own encoding of the agent: the argument of `Agent.addRemote`. */
+  readonly agentMetadata: Uint8Array;
+  /** Address of the first block of each region, in bytes. */
+  readonly baseAddresses: readonly number[];
+  /** Device ordinal of the rank's memory in its process; 0 for host memory. */
+  readonly deviceId: number;
+  /** Kernel blocks per region where `regionNumBlocks` is absent. */
+  readonly numBlocks: number;
+  /** Bytes of one block. */
+  readonly blockLengthsBytes: readonly number[];
+  /** Bytes from the start of one block to the start of the next. */
+  readonly blockStridesBytes: readonly number[];
+  /** Order of dimensions in a region; vLLM's names. */
+  readonly kvCacheLayout: KvCacheLayout;
+  /** Tokens per kernel block. */
+  readonly blockSize: number;
+  /** Bytes of the convolution state and of the recurrent state of one block; `[0, 0]` without state-space layers. */
+  readonly ssmSizes: readonly number[];
+  /** vLLM's attention backend, such as "FLASH_ATTN". */
+  readonly attentionBackend: string;
+  /** Kernel blocks per logical block (vLLM: `physical_blocks_per_logical_kv_block`). */
+  readonly physicalBlocksPerLogical: number;
+  /** Kernel blocks of each region. Connector version 11 and later. */
+  readonly regionNumBlocks?: readonly number[] | undefined;
+  /** KV cache group of each region; -1 for a region that all groups share. Connector version 11 and later. */
+  readonly regionGroupIds?: readonly number[] | undefined;
+  /** Name of each region's cache, such as "model.layers.0.self_attn.attn". */
+  readonly regionNames?: readonly string[] | undefined;
+  /** Memory type of each region. Connector version 11 and later. */
+  readonly regionMemoryTypes?: readonly MemoryType[] | undefined;
+  /** Decode-context-parallel ranks of the engine. */
+  readonly dcpSize: number;
+  /** Prefill-context-parallel ranks of the engine. */
+  readonly pcpSize: number;
+  /** vLLM's `ple_block_len`, in bytes; null where the model has no such cache. Connector version 15. */
+  readonly pleBlockLengthBytes: number | null;
+  /** Names of the caches that share each region; empty where none are shared. Connector version 12 and later. */
+  readonly regionMembers: readonly (readonly string[])[];
+  /** Per cache that is packed into another's pages: `[offsetBytes, lengthBytes]`. Connector version 13 and later. */
+  readonly packedMemberLayouts: Readonly<Record<string, readonly number[]>>;
+  /** Fields that this version does not know, as received. */
+  readonly rest: Readonly<Record<string, unknown>>;
+}
+
+/** Encodes all of vLLM 0.33's fields in vLLM's order; an absent one is written as null, as msgspec does. Errors: `KV_INTERNAL` as `encodeMsgpack`. */
+export function encodeAgentMetadata(metadata: AgentMetadata): Uint8Array {
+  return encodeMsgpack({
+    engine_id: metadata.engineId,
+    agent_metadata: metadata.agentMetadata,
+    kv_caches_base_addr: metadata.baseAddresses,
+    device_id: metadata.deviceId,
+    num_blocks: metadata.numBlocks,
+    block_lens: metadata.blockLengthsBytes,
+    block_strides: metadata.blockStridesBytes,
+    kv_cache_layout: metadata.kvCacheLayout,
+    block_size: metadata.blockSize,
+    ssm_sizes: metadata.ssmSizes,
+    attn_backend_name: metadata.attentionBackend,
+    physical_blocks_per_logical_kv_block: metadata.physicalBlocksPerLogical,
+    region_num_blocks: metadata.regionNumBlocks ?? null,
+    region_group_ids: metadata.regionGroupIds ?? null,
+    region_names: metadata.regionNames ?? null,
+    region_mem_types: metadata.regionMemoryTypes ?? null,
+    dcp_size: metadata.dcpSize,
+    pcp_size: metadata.pcpSize,
+    ple_block_len: metadata.pleBlockLengthBytes,
+    region_members: metadata.regionMembers,
+    packed_member_layouts: metadata.packedMemberLayouts,
+    ...metadata.rest,
+  });
+}
+
+/**
+ * Decodes and validates a rank's metadata. Errors: `KV_WIRE_MALFORMED` naming the field and its value, also where a per-region list has
+ * another length than `kv_caches_base_addr`; `KV_WIRE_LIMIT_EXCEEDED`.
+ */
+export function decodeAgentMetadata(bytes: Uint8Array): AgentMetadata {
+  const what = "agent metadata";
+  const fields = new MapFields(decodeMsgpack(bytes, what), { what, maxItems: MAX_REGIONS });
+  const baseAddresses = requiredList(fields, "kv_caches_base_addr");
+  const regions = baseAddresses.length;
+  const perRegion = <T>(name: string, list: readonly T[] | undefined): readonly T[] | undefined => {
+    if (list === undefined || list.length === regions) return list;
+    throw fields.malformed(name, `a list of ${regions}, one per entry of kv_caches_base_addr`, list);
+  };
+  const blockLengthsBytes = perRegion("block_lens", requiredList(fields, "block_lens")) ?? [];
+  return {
+    engineId: fields.string("engine_id"),
+    agentMetadata: fields.bytes("agent_metadata"),
+    baseAddresses,
+    deviceId: fields.integer("device_id"),
+    numBlocks: fields.integer("num_blocks", { min: 1 }),
+    blockLengthsBytes,
+    blockStridesBytes:
+      perRegion("block_strides", fields.integers("block_strides", { min: 1 })) ?? blockLengthsBytes,
+    kvCacheLayout: layout(fields),
+    blockSize: fields.integer("block_size", { min: 1 }),
+    ssmSizes: ssmSizes(fields),
+    attentionBackend: fields.string("attn_backend_name"),
+    physicalBlocksPerLogical: fields.integer("physical_blocks_per_logical_kv_block", { min: 1, fallback: 1 }),
+    regionNumBlocks: perRegion("region_num_blocks", fields.integers("region_num_blocks", { min: 1 })),
+    regionGroupIds: perRegion("region_group_ids", fields.integers("region_group_ids", { min: -1 })),
+    regionNames: perRegion("region_names", fields.strings("region_names")),
+    regionMemoryTypes: perRegion("region_mem_types", memoryTypes(fields)),
+    dcpSize: fields.integer("dcp_size", { min: 1, fallback: 1 }),
+    pcpSize: fields.integer("pcp_size", { min: 1, fallback: 1 }),
+    pleBlockLengthBytes: fields.optionalInteger("ple_block_len") ?? null,
+    regionMembers: regionMembers(fields),
+    packedMemberLayouts: packedMemberLayouts(fields),
+    rest: fields.rest(),
+  };
+}
+
+function requiredList(fields: MapFields, name: string): readonly number[] {
+  const list = fields.integers(name, { min: 1 });
+  if (list === undefined || list.length === 0)
+    throw fields.malformed(name, "a list with an entry per region", list);
+  return list;
+}
+
+function ssmSizes(fields: MapFields): readonly number[] {
+  const sizes = fields.integers("ssm_sizes") ?? [0, 0];
+  if (sizes.length === 2) return sizes;
+  throw fields.malformed("ssm_sizes", "a list of two: convolution state and recurrent state", sizes);
+}
+
+function memoryTypes(fields: MapFields): readonly MemoryType[] | undefined {
+  return fields.strings("region_mem_types")?.map((name) => {
+    if (name === "DRAM" || name === "VRAM") return name;
+    throw fields.malformed("region_mem_types", "DRAM or VRAM", name);
+  });
+}
+
+/** Peers before 0.32 send the layout's older name. */
+function layout(fields: MapFields): KvCacheLayout {
+  const name = fields.string("kv_cache_layout");
+  if (name === "HND") return "LBHNC";
+  if (name === "NHD") return "LBNHC";
+  const known = KV_CACHE_LAYOUTS.find((each) => each === name);
+  if (known !== undefined) return known;
+  throw fields.malformed("kv_cache_layout", `one of ${KV_CACHE_LAYOUTS.join(", ")}`, name);
+}
+
+function regionMembers(fields: MapFields): readonly (readonly string[])[] {
+  const value = fields.raw("region_members");
+  if (value === undefined || value === null) return [];
+  const isNames = (item: unknown): item is string[] =>
+    Array.isArray(item) && item.every((name) => typeof name === "string");
+  if (Array.isArray(value) && value.every(isNames)) return value;
+  throw fields.malformed("region_members", "a list of lists of names", value);
+}
+
+function packedMemberLayouts(fields: MapFields): Readonly<Record<string, readonly number[]>> {
+  const value = fields.raw("packed_member_layouts");
+  if (value === undefined || value === null) return {};
+  const isOffsetAndLength = (item: unknown): item is number[] =>
+    Array.isArray(item) && item.length === 2 && item.every((n) => Number.isSafeInteger(n) && n >= 0);
+  if (isMap(value) && Object.values(value).every(isOffsetAndLength))
+    return value as Record<string, readonly number[]>;
+  throw fields.malformed("packed_member_layouts", "a map of names to [offset, bytes]", value);
+}

@@ -1,0 +1,78 @@
+import { isMap } from "../encoding/map-fields.js";
+import { decodeMsgpack, encodeMsgpack, type MsgpackLimits } from "../encoding/msgpack.js";
+
+/**
+ * D's question to P's side channel after a READ and before its bytes are used: has P kept the blocks of this request until now? An
+ * extension between `@kv` peers. P stops holding a request in the same turn in which its blocks go back to the engine, so `held` means
+ * that the READ saw no other request's bytes. D asks only a peer whose handshake named an incarnation: vLLM's listener would stop.
+ */
+export interface LeaseQuery {
+  /** The engine that D read from. */
+  readonly engineId: string;
+  /** P's id of the request, as in `remote_request_id`. */
+  readonly requestId: string;
+  /** The generation of the request's blocks; undefined where `kv_transfer_params` named none. */
+  readonly generation: number | undefined;
+}
+
+/** P's answer to a `LeaseQuery`. */
+export interface LeaseReply {
+  /** Identifies the process that answers; another start of the same engine has another value. */
+  readonly incarnation: string;
+  /** Whether P has kept the request's blocks without interruption. */
+  readonly held: boolean;
+}
+
+const KIND = "lease_check";
+const LIMITS: MsgpackLimits = { maxBytes: 4096, maxDepth: 1, maxItems: 8 };
+const MAX_ID_LENGTH = 1024;
+
+/** Encodes the query's one frame. Throws nothing. */
+export function encodeLeaseQuery({ engineId, requestId, generation }: LeaseQuery): Uint8Array {
+  return encodeMsgpack({
+    kv: KIND,
+    engine_id: engineId,
+    request_id: requestId,
+    ...(generation === undefined ? {} : { generation }),
+  });
+}
+
+/** Undefined for anything but a well-formed query: the side channel also carries handshakes and strangers' bytes. Throws nothing. */
+export function decodeLeaseQuery(frames: readonly Uint8Array[]): LeaseQuery | undefined {
+  const map = decodeMap(frames);
+  if (map === undefined || !isId(map.engine_id) || !isId(map.request_id)) return undefined;
+  const { generation } = map;
+  if (generation !== undefined && !Number.isSafeInteger(generation)) return undefined;
+  return {
+    engineId: map.engine_id,
+    requestId: map.request_id,
+    generation: generation as number | undefined,
+  };
+}
+
+/** Encodes the reply's one frame. Throws nothing. */
+export function encodeLeaseReply({ incarnation, held }: LeaseReply): Uint8Array {
+  return encodeMsgpack({ kv: KIND, incarnation, held });
+}
+
+/** Undefined for anything but a well-formed reply. Throws nothing. */
+export function decodeLeaseReply(frames: readonly Uint8Array[]): LeaseReply | undefined {
+  const map = decodeMap(frames);
+  if (map === undefined || !isId(map.incarnation) || typeof map.held !== "boolean") return undefined;
+  return { incarnation: map.incarnation, held: map.held };
+}
+
+function decodeMap(frames: readonly Uint8Array[]): Readonly<Record<string, unknown>> | undefined {
+  const [frame] = frames;
+  if (frames.length !== 1 || frame === undefined) return undefined;
+  try {
+    const value = decodeMsgpack(frame, "lease query", LIMITS);
+    return isMap(value) && value.kv === KIND ? value : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+function isId(value: unknown): value is string {
+  return typeof value === "string" && value.length > 0 && value.length <= MAX_ID_LENGTH;
+}

@@ -1,0 +1,83 @@
+export {
+  type CompatibilityFactors,
+  compareFactors,
+  compatibilityHash,
+  type FactorDifference,
+} from "./compatibility/compatibility-hash.js";
+export {
+  type CompatibilityExplanation,
+  explainCompatibility,
+} from "./compatibility/explain-compatibility.js";
+export { COMMON_CANDIDATES, type FactorCandidates, modelForms } from "./compatibility/factor-candidates.js";
+export { pythonJson } from "./compatibility/python-json.js";
+export { formatValue } from "./encoding/format-value.js";
+export {
+  decodeMsgpack,
+  encodeMsgpack,
+  Float64,
+  MSGPACK_LIMITS,
+  type MsgpackLimits,
+} from "./encoding/msgpack.js";
+export { type AgentMetadata, decodeAgentMetadata, encodeAgentMetadata } from "./handshake/agent-metadata.js";
+export {
+  decodeHandshakePayload,
+  decodeHandshakeRefusal,
+  decodeHandshakeReply,
+  decodeHandshakeRequest,
+  encodeHandshakePayload,
+  encodeHandshakeRefusal,
+  encodeHandshakeReply,
+  encodeHandshakeRequest,
+  type HandshakeExtension,
+  type HandshakePayload,
+  type HandshakeReply,
+  type HandshakeRequest,
+} from "./handshake/handshake.js";
+export { checkHandshakeSeal, sealHandshake } from "./handshake/handshake-seal.js";
+export {
+  decodeLeaseQuery,
+  decodeLeaseReply,
+  encodeLeaseQuery,
+  encodeLeaseReply,
+  type LeaseQuery,
+  type LeaseReply,
+} from "./handshake/lease-query.js";
+export {
+  decodeNotification,
+  type ExtensionMessage,
+  encodeNotification,
+  isWireSafeRequestId,
+  type KvNotification,
+  MAX_REQUEST_ID_BYTES,
+} from "./notifications/notifications.js";
+export {
+  decodePushControl,
+  decodeRegistration,
+  encodeRegistration,
+  encodeRegistrationEnded,
+  encodeWithdrawal,
+  PUSH_CONTROL,
+  type PushControlMessage,
+  type Registrant,
+  type Registration,
+  type RegistrationEnded,
+  type RegistrationExtension,
+  type RegistrationRequest,
+} from "./notifications/push-control.js";
+export {
+  type DecodePushRegistrationOptions,
+  decodePushRegistration,
+  encodePushRegistration,
+  type PushRegistration,
+} from "./notifications/push-registration.js";
+export {
+  baseRequestId,
+  checkRemotePrefillParams,
+  encodeRemotePrefillParams,
+  parseTransferParams,
+  type RemoteLease,
+  type RemotePrefillAnswer,
+  type RemotePrefillParams,
+  type RequestParams,
+  type TransferMode,
+} from "./transfer-params/transfer-params.js";

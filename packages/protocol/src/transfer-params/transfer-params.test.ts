@@ -1,0 +1,197 @@
+import { readdirSync, readFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+import { KvError } from "@kv/interface";
+import fc from "fast-check";
+import { expect, test } from "vitest";
+import {
+  baseRequestId,
+  checkRemotePrefillParams,
+  encodeRemotePrefillParams,
+  parseTransferParams,
+} from "./transfer-params.js";
+
+const folder = fileURLToPath(new URL("../../fixtures/wire/", import.meta.url));
+
+const read = (name: string) => readFileSync(folder + name, "utf8");
+
+/** Every kv_transfer_params that vLLM's pull scheduler returned in the recordings, as the scheduler gave them and as HTTP carried them. */
+const recorded = [
+  ...readdirSync(folder)
+    .filter((name) => name.startsWith("pull") && name.endsWith(".sched.jsonl"))
+    .flatMap((name) =>
+      read(name)
+        .split("\n")
+        .filter(Boolean)
+        .map((line) => JSON.parse(line)),
+    )
+    .filter((line) => line.ev === "sched.request_finished.ret" && line.params?.do_remote_prefill === true)
+    .map((line) => line.params),
+  ...readdirSync(folder)
+    .filter((name) => /^http_.*pull.*\.json$/.test(name))
+    .map((name) => JSON.parse(read(name)).prefill_response.kv_transfer_params),
+] as Record<string, unknown>[];
+
+const answer = recorded[0] ?? {};
+
+test("vLLM's own answers are read, and written again key by key", () => {
+  expect(recorded.length).toBeGreaterThan(0);
+  for (const params of recorded) {
+    const parsed = parseTransferParams(params);
+    if (parsed.kind !== "remote-prefill") throw new Error("not a remote prefill");
+    expect(parsed.remoteRequestId).toBe(params["remote_request_id"]);
+    const again = encodeRemotePrefillParams({
+      ...parsed,
+      remoteNumTokens: parsed.remoteNumTokens ?? 0,
+      remoteBlocksExpiryTime: parsed.remoteBlocksExpiryTime ?? null,
+    });
+    const { remote_prefill_cached_tokens: fromTheServer, ...ofTheConnector } = params;
+    const known = Object.fromEntries(Object.keys(ofTheConnector).map((key) => [key, again[key]]));
+    // The text, so that the order of the keys counts as well.
+    expect(JSON.stringify(known)).toBe(JSON.stringify(ofTheConnector));
+    expect(parsed.given["remote_prefill_cached_tokens"]).toBe(fromTheServer);
+  }
+});
+
+test("a request for a decode side elsewhere, and one for neither", () => {
+  expect(
+    parseTransferParams({ do_remote_decode: true, do_remote_prefill: false, remote_engine_id: null }).kind,
+  ).toBe("remote-decode");
+  expect(parseTransferParams(undefined).kind).toBe("local");
+  expect(parseTransferParams({}).kind).toBe("local");
+});
+
+test.each([
+  ["remote_block_ids", [[-1]]],
+  ["remote_block_ids", [1, 2]],
+  ["remote_block_ids", undefined],
+  ["remote_port", 0],
+  ["remote_host", ""],
+  ["remote_host", "10.0.0.1;10.0.0.2"],
+  ["remote_host", "*"],
+  ["remote_host", "a/../b"],
+  ["remote_engine_id", 5],
+  ["remote_request_id", "x".repeat(10_000)],
+  ["tp_size", 0],
+  ["tp_size", 1.5],
+  ["remote_blocks_expiry_time", "soon"],
+  ["remote_block_ids", [[2 ** 60]]],
+  ["do_remote_prefill", "yes"],
+  ["do_remote_decode", true],
+])("%s = %j is refused by name", (key, value) => {
+  const read = () => parseTransferParams({ ...answer, [key]: value });
+  expect(read).toThrow(expect.objectContaining({ code: "KV_REQUEST_INVALID" }));
+  expect(read).toThrow(key);
+});
+
+test.each(["127.0.0.1", "::1", "fe80::1%eth0", "p0.svc.cluster.local", "prefill_0", "::ffff:10.0.0.1"])(
+  "%s is a host",
+  (remote_host) => {
+    expect(parseTransferParams({ ...answer, remote_host })).toMatchObject({ remoteHost: remote_host });
+  },
+);
+
+test("what a peer leaves out or says null has vLLM's default", () => {
+  const { tp_size, dcp_size, pp_size, transfer_mode, remote_num_tokens, ...rest } = answer;
+  expect(parseTransferParams({ ...rest, dcp_size: null })).toMatchObject({
+    tpSize: 1,
+    dcpSize: 1,
+    ppSize: 1,
+    transferMode: "pull",
+    remoteNumTokens: undefined,
+    remoteRegistrationGeneration: 0,
+  });
+});
+
+test("the base of a request id is without vLLM's suffix", () => {
+  expect(baseRequestId("cmpl-abc-0-92dff6c0")).toBe("cmpl-abc-0");
+  expect(baseRequestId("cmpl-abc-0-92DFF6C0")).toBe("cmpl-abc-0");
+  expect(baseRequestId("cmpl-abc-92dff6c0-0")).toBe("cmpl-abc-92dff6c0-0");
+  expect(baseRequestId("cmpl-abc")).toBe("cmpl-abc");
+});
+
+test("whatever a client sends, it is read or refused with a KvError", () => {
+  fc.assert(
+    fc.property(
+      fc.dictionary(
+        fc.constantFrom(...Object.keys(answer), "other"),
+        fc.anything({ withBigInt: true, withDate: true, withNullPrototype: true }),
+      ),
+      (params) => {
+        try {
+          parseTransferParams({ ...answer, ...params });
+        } catch (error) {
+          if (!KvError.is(error)) throw error;
+        }
+      },
+    ),
+  );
+});
+
+const pullAnswer = {
+  do_remote_prefill: true,
+  remote_block_ids: [[1, 2], []],
+  remote_engine_id: "e",
+  remote_request_id: "r",
+  remote_host: "h",
+  remote_port: 5600,
+  remote_num_tokens: null,
+  unknown_key: { x: 1 },
+};
+const { remote_block_ids: _, ...pushAnswer } = { ...pullAnswer, transfer_mode: "push", tp_size: 2 };
+
+test("a vLLM D can use vLLM's answers: with unknown keys, and in push without blocks", () => {
+  expect(checkRemotePrefillParams(pullAnswer)).toBeUndefined();
+  expect(
+    checkRemotePrefillParams({ ...pullAnswer, transfer_mode: "pull", tp_size: 8, dcp_size: 1, pp_size: 1 }),
+  ).toBeUndefined();
+  expect(checkRemotePrefillParams(pushAnswer)).toBeUndefined();
+  for (const params of recorded) expect(checkRemotePrefillParams(params)).toBeUndefined();
+});
+
+test.each([
+  [
+    { remote_block_ids: undefined },
+    "remote_block_ids is missing, not a list of block ids per KV cache group",
+  ],
+  [{ remote_block_ids: "../../etc" }, 'remote_block_ids is "../../etc", not a list'],
+  [{ remote_block_ids: [1, 2] }, "remote_block_ids[0] is 1, not a list"],
+  [{ remote_block_ids: [[1, -2]] }, "remote_block_ids[0] is -2, not a list of block ids"],
+  [{ remote_block_ids: [[1.5]] }, "remote_block_ids[0] is 1.5"],
+  [{ remote_block_ids: [[], []] }, "not a list with at least one block id"],
+  [{ remote_engine_id: 5 }, "remote_engine_id is 5, not a non-empty string"],
+  [{ remote_request_id: "" }, 'remote_request_id is "", not a non-empty string'],
+  [{ remote_host: null }, "remote_host is null, not a string"],
+  [{ remote_port: 1e9 }, "remote_port is 1000000000, not an integer from 1 to 65535"],
+  [{ remote_port: "5600" }, 'remote_port is "5600"'],
+  [{ tp_size: -3 }, "tp_size is -3"],
+  [{ pp_size: null }, "pp_size is null, not a size"],
+  [{ remote_num_tokens: "7" }, 'remote_num_tokens is "7"'],
+  [{ transfer_mode: 7 }, 'transfer_mode is 7, not "pull" or "push"'],
+])("an answer with %j would stop a vLLM D, and is refused", (change, why) => {
+  const error = checkRemotePrefillParams({ ...pullAnswer, ...change });
+  expect(error?.code).toBe("KV_REQUEST_INVALID");
+  expect(error?.message).toContain(why);
+});
+
+test("a P that pushes must name its tensor-parallel size", () => {
+  expect(checkRemotePrefillParams({ ...pushAnswer, tp_size: undefined })?.message).toContain(
+    "tp_size is missing",
+  );
+});
+
+test("the lease of an @kv peer goes there and back; anything else under its key counts as absent", () => {
+  const lease = { incarnation: "i", generation: 3 };
+  const parsed = parseTransferParams({ ...answer, kv_peer: lease });
+  if (parsed.kind !== "remote-prefill") throw new Error("not a remote prefill");
+  expect(parsed.lease).toEqual(lease);
+  const again = encodeRemotePrefillParams({ ...parsed, remoteNumTokens: parsed.remoteNumTokens ?? 0 });
+  expect(again["kv_peer"]).toEqual(lease);
+  for (const kv_peer of [
+    null,
+    "x",
+    {},
+    { incarnation: "", generation: 1 },
+    { incarnation: "i", generation: 1.5 },
+  ])
+    expect(parseTransferParams({ ...answer, kv_peer })).toMatchObject({ lease: undefined });
+});

@@ -1,0 +1,229 @@
+import { type BlockIds, KvError, type KvTransferParams } from "@kv/interface";
+import { isMap, MapFields, malformed } from "../encoding/map-fields.js";
+import { MAX_REQUEST_ID_BYTES } from "../notifications/notifications.js";
+import { HOST } from "./host.js";
+
+const WHAT = "kv_transfer_params";
+const MAX_GROUPS = 1024;
+const MAX_BLOCKS_PER_GROUP = 4_000_000;
+const SIZE = { min: 1, max: 65_536 };
+const PASS_ON_HINT = "pass the kv_transfer_params of the prefill answer on unchanged";
+
+/** D reads ("pull") or P writes ("push"). */
+export type TransferMode = "pull" | "push";
+
+/** Identifies one use of a request's blocks at P. An extension between `@kv` peers under the key `kv_peer`; vLLM ignores it. */
+export interface RemoteLease {
+  /** P's process; another start of the same engine has another value. */
+  readonly incarnation: string;
+  /** Which use of its blocks the request is. */
+  readonly generation: number;
+}
+
+/** `kv_transfer_params` of a request to D, made by P's answer (vLLM 0.33: `request_finished` in pull_scheduler.py and push_scheduler.py). */
+export interface RemotePrefillParams {
+  /** Distinguishes these parameters from other `RequestParams`. */
+  readonly kind: "remote-prefill";
+  /** Logical block ids per KV cache group that hold the prompt's KV at P. Empty in push where P did not name them. */
+  readonly remoteBlockIds: BlockIds;
+  /** P's engine id. */
+  readonly remoteEngineId: string;
+  /** P's id of the request, as notifications name it. */
+  readonly remoteRequestId: string;
+  /** Host of P's side channel. */
+  readonly remoteHost: string;
+  /** Port of P's side channel. */
+  readonly remotePort: number;
+  /** P's tensor-parallel size. Default 1. */
+  readonly tpSize: number;
+  /** P's decode-context-parallel size. Default 1. */
+  readonly dcpSize: number;
+  /** P's pipeline-parallel size. Default 1. */
+  readonly ppSize: number;
+  /** Prompt tokens whose KV the remote blocks hold; undefined where P does not say. */
+  readonly remoteNumTokens: number | undefined;
+  /** End of P's lease on P's clock, in seconds; undefined where P does not say. */
+  readonly remoteBlocksExpiryTime: number | undefined;
+  /** How often P has registered its KV cache; D shakes hands again when it is higher than at the last handshake. Default 0. */
+  readonly remoteRegistrationGeneration: number;
+  /** Default "pull". */
+  readonly transferMode: TransferMode;
+  /** P's process and generation; undefined where P is vLLM. */
+  readonly lease: RemoteLease | undefined;
+  /** The parameters as received, with unknown keys. */
+  readonly given: KvTransferParams;
+}
+
+/** What a request's `kv_transfer_params` ask for. */
+export type RequestParams =
+  /** No transfer. */
+  | { readonly kind: "local" }
+  /** P computes the prompt and keeps the blocks for a D. */
+  | { readonly kind: "remote-decode"; readonly given: KvTransferParams }
+  /** D receives the prompt's KV from a P. */
+  | RemotePrefillParams;
+
+/**
+ * Reads a request's `kv_transfer_params`; the only validation of them in this project. `defaultMode` is the mode where they name none.
+ * Errors: `KV_REQUEST_INVALID` naming the key, its value and the wanted form.
+ */
+export function parseTransferParams(
+  params: KvTransferParams | null | undefined,
+  defaultMode: TransferMode = "pull",
+): RequestParams {
+  if (params === undefined || params === null) return { kind: "local" };
+  const prefill = readFlag(params, "do_remote_prefill");
+  const decode = readFlag(params, "do_remote_decode");
+  if (prefill && decode) {
+    throw new KvError("KV_REQUEST_INVALID", `${WHAT}: do_remote_prefill and do_remote_decode are both true`, {
+      hint: "a prefill request has do_remote_decode, a decode request has do_remote_prefill",
+    });
+  }
+  if (decode) return { kind: "remote-decode", given: params };
+  return prefill ? readRemotePrefill(params, defaultMode) : { kind: "local" };
+}
+
+/**
+ * Checks the parameters of P's answer before a D gets them: a vLLM D (0.32, 0.33) takes them as they are, and a field that is missing or of
+ * another type stops its engine or makes it read other memory. Returns the error, or undefined when the parameters are usable. Stricter
+ * than `parseTransferParams`: sizes may be absent but not null, push needs `tp_size`, and pull needs at least one block.
+ */
+export function checkRemotePrefillParams(params: KvTransferParams): KvError | undefined {
+  try {
+    const { transferMode, remoteBlockIds } = readRemotePrefill(params, "pull");
+    for (const key of ["tp_size", "dcp_size", "pp_size"]) {
+      const isNeeded = key === "tp_size" && transferMode === "push";
+      const value = params[key];
+      if (value === null || (value === undefined && isNeeded)) throw invalid(key, "a size", value);
+    }
+    if (transferMode === "pull" && remoteBlockIds.every((group) => group.length === 0))
+      throw invalid("remote_block_ids", "a list with at least one block id", params["remote_block_ids"]);
+    return undefined;
+  } catch (error) {
+    if (KvError.is(error)) return error;
+    throw error;
+  }
+}
+
+function readRemotePrefill(params: KvTransferParams, defaultMode: TransferMode): RemotePrefillParams {
+  try {
+    const fields = new MapFields(params, {
+      what: WHAT,
+      maxItems: MAX_GROUPS,
+      malformedCode: "KV_REQUEST_INVALID",
+    });
+    const transferMode = fields.raw("transfer_mode") ?? defaultMode;
+    if (transferMode !== "pull" && transferMode !== "push")
+      throw fields.malformed("transfer_mode", '"pull" or "push"', transferMode);
+    return {
+      kind: "remote-prefill",
+      remoteBlockIds: blockIds(fields, transferMode),
+      remoteEngineId: requestId(fields, "remote_engine_id"),
+      remoteRequestId: requestId(fields, "remote_request_id"),
+      remoteHost: host(fields),
+      remotePort: fields.integer("remote_port", { min: 1, max: 65_535 }),
+      tpSize: fields.optionalInteger("tp_size", SIZE) ?? 1,
+      dcpSize: fields.optionalInteger("dcp_size", SIZE) ?? 1,
+      ppSize: fields.optionalInteger("pp_size", SIZE) ?? 1,
+      remoteNumTokens: fields.optionalInteger("remote_num_tokens"),
+      remoteBlocksExpiryTime: expiryTime(fields),
+      remoteRegistrationGeneration: fields.optionalInteger("remote_registration_generation") ?? 0,
+      transferMode,
+      lease: readLease(params["kv_peer"]),
+      given: params,
+    };
+  } catch (error) {
+    if (!KvError.is(error, "KV_REQUEST_INVALID")) throw error;
+    throw new KvError(error.code, error.message, { hint: PASS_ON_HINT, details: error.details });
+  }
+}
+
+function blockIds(fields: MapFields, transferMode: TransferMode): BlockIds {
+  // A P that pushes knows its blocks itself.
+  if (transferMode === "push" && fields.raw("remote_block_ids") == null) return [];
+  return fields.blockIds("remote_block_ids", { maxPerGroup: MAX_BLOCKS_PER_GROUP });
+}
+
+function requestId(fields: MapFields, key: string): string {
+  return fields.string(key, { minLength: 1, maxLength: MAX_REQUEST_ID_BYTES });
+}
+
+function host(fields: MapFields): string {
+  const value = fields.string("remote_host");
+  if (HOST.test(value)) return value;
+  throw fields.malformed("remote_host", "a host name or an IP address", value);
+}
+
+function expiryTime(fields: MapFields): number | undefined {
+  const value = fields.raw("remote_blocks_expiry_time");
+  if (value === undefined || value === null) return undefined;
+  if (typeof value === "number" && Number.isFinite(value)) return value;
+  throw fields.malformed("remote_blocks_expiry_time", "a number of seconds", value);
+}
+
+/** A malformed lease counts as absent: the key is ours, and proxies may carry anything under it. */
+function readLease(value: unknown): RemoteLease | undefined {
+  if (!isMap(value)) return undefined;
+  const { incarnation, generation } = value;
+  if (typeof incarnation !== "string" || incarnation === "" || incarnation.length > 255) return undefined;
+  if (typeof generation !== "number" || !Number.isSafeInteger(generation)) return undefined;
+  return { incarnation, generation };
+}
+
+/** The parameters of P's answer, for `encodeRemotePrefillParams`. */
+export interface RemotePrefillAnswer
+  extends Omit<
+    RemotePrefillParams,
+    "kind" | "given" | "remoteNumTokens" | "remoteBlocksExpiryTime" | "remoteRegistrationGeneration" | "lease"
+  > {
+  /** Prompt tokens whose KV the blocks hold. */
+  readonly remoteNumTokens: number;
+  /** Only pull names the end of the lease and the registration generation; undefined leaves the key out. */
+  readonly remoteBlocksExpiryTime?: number | null | undefined;
+  /** As `RemotePrefillParams.remoteRegistrationGeneration`; undefined leaves the key out. */
+  readonly remoteRegistrationGeneration?: number | undefined;
+  /** Undefined leaves the `@kv` extension out. */
+  readonly lease?: RemoteLease | undefined;
+}
+
+/** P's answer as `kv_transfer_params`, with vLLM's keys in vLLM's order and the `@kv` extension last. Throws nothing. */
+export function encodeRemotePrefillParams(answer: RemotePrefillAnswer): KvTransferParams {
+  const { remoteBlocksExpiryTime, remoteRegistrationGeneration, lease } = answer;
+  return {
+    do_remote_prefill: true,
+    do_remote_decode: false,
+    remote_block_ids: answer.remoteBlockIds,
+    remote_engine_id: answer.remoteEngineId,
+    remote_request_id: answer.remoteRequestId,
+    remote_host: answer.remoteHost,
+    remote_port: answer.remotePort,
+    tp_size: answer.tpSize,
+    dcp_size: answer.dcpSize,
+    pp_size: answer.ppSize,
+    remote_num_tokens: answer.remoteNumTokens,
+    ...(remoteBlocksExpiryTime === undefined ? {} : { remote_blocks_expiry_time: remoteBlocksExpiryTime }),
+    ...(remoteRegistrationGeneration === undefined
+      ? {}
+      : { remote_registration_generation: remoteRegistrationGeneration }),
+    transfer_mode: answer.transferMode,
+    ...(lease === undefined
+      ? {}
+      : { kv_peer: { incarnation: lease.incarnation, generation: lease.generation } }),
+  };
+}
+
+/** The request id without the suffix of eight hex digits that vLLM appends (vLLM: `get_base_request_id`). Throws nothing. */
+export function baseRequestId(requestId: string): string {
+  return requestId.replace(/-[0-9a-f]{8}$/i, "");
+}
+
+function readFlag(params: KvTransferParams, key: string): boolean {
+  const value = params[key];
+  if (value === undefined || value === null) return false;
+  if (typeof value === "boolean") return value;
+  throw invalid(key, "true or false", value);
+}
+
+function invalid(key: string, wanted: string, value: unknown): KvError {
+  return malformed(WHAT, key, wanted, value, "KV_REQUEST_INVALID");
+}
