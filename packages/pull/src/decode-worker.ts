@@ -15,7 +15,7 @@ import {
   tellPeer,
 } from "@kv/connector";
 import { type Clock, KvError, type Log } from "@kv/interface";
-import type { Readers } from "./readers.js";
+import type { Readers } from "./completion-notifier.js";
 import { type ReceiveOptions, receive } from "./receive.js";
 import type { ReceiveOrder } from "./step-metadata.js";
 

@@ -9,7 +9,7 @@ import {
 } from "@kv/connector";
 import { type Agent, type Clock, KvError, type TransferResult } from "@kv/interface";
 import { planRequest, type RequestPlan } from "@kv/plan";
-import type { Readers } from "./readers.js";
+import type { Readers } from "./completion-notifier.js";
 import type { ReceiveOrder } from "./step-metadata.js";
 
 /**

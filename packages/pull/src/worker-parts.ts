@@ -17,9 +17,9 @@ import {
 import { KvError } from "@kv/interface";
 import type { LeaseReply } from "@kv/protocol";
 import { createDecodeWorker } from "./decode-worker.js";
-import { keptUntilMs } from "./lease-trust.js";
+import { keptUntilMs } from "./lease-deadline.js";
 import { createPrefillWorker } from "./prefill-worker.js";
-import { createReaders } from "./readers.js";
+import { createReaders } from "./completion-notifier.js";
 import { pullStepMetadata } from "./step-metadata.js";
 
 /** Both halves of a worker, around one agent. */

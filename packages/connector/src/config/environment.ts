@@ -1,5 +1,5 @@
 import { KvError, type Log } from "@kv/interface";
-import { nearest } from "./nearest.js";
+import { nearest } from "./suggest-key.js";
 
 export type Environment = Readonly<Record<string, string | undefined>>;
 

@@ -1,5 +1,5 @@
 import { type BackendSpec, KvError, type Log } from "@kv/interface";
-import { nearest } from "./nearest.js";
+import { nearest } from "./suggest-key.js";
 
 /** Keys of `kv_connector_extra_config` that are read here or by the connectors of this project. */
 export const EXTRA_CONFIG_KEYS = [

@@ -2,7 +2,7 @@ import { KvError, type KvTransferConfig, type Log, silentLog } from "@kv/interfa
 import type { z } from "zod";
 import { type Environment, readSideChannelEnvironment } from "./environment.js";
 import { readBackends, warnOfUnreadExtra } from "./extra-config.js";
-import { nearest } from "./nearest.js";
+import { nearest } from "./suggest-key.js";
 import { kvTransferConfigSchema, UNUSED_DEFAULTS } from "./transfer-config-schema.js";
 
 export interface TransferConfigSources {

@@ -1,5 +1,5 @@
 import type { Metrics } from "@kv/interface";
-import { METRIC_BUCKETS, METRIC_HELP } from "./names.js";
+import { METRIC_BUCKETS, METRIC_HELP } from "./metric-names.js";
 import { type MetricSeries, prometheusText } from "./prometheus-text.js";
 
 export interface MemoryMetrics extends Metrics {

@@ -1,1 +1,1 @@
-export * from "./zmq.js";
+export * from "./zmq-side-channel.js";

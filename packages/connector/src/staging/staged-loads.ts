@@ -7,7 +7,7 @@ import {
   type WorkerOutput,
 } from "@kv/interface";
 import type { StagingCopied } from "./staging-copied.js";
-import type { StagedRequest } from "./staging-orders.js";
+import type { StagedRequest } from "./staging-step.js";
 
 /** Decode: requests whose KV comes into the pool. Holds the connector's reports back until the device has the blocks. */
 export interface Loads {

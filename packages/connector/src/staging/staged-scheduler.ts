@@ -7,7 +7,7 @@ import {
   type StagedBlocks,
   type StepMetadata,
 } from "@kv/interface";
-import type { StagedRequest, StagingOrders } from "./staging-orders.js";
+import type { StagedRequest, StagingOrders } from "./staging-step.js";
 import { createStagingPool } from "./staging-pool.js";
 
 export interface StagedSchedulerOptions {

@@ -11,7 +11,7 @@ import {
 import { createLoads } from "./staged-loads.js";
 import { createSaves } from "./staged-saves.js";
 import type { StagingCopied } from "./staging-copied.js";
-import { stagingOrders } from "./staging-orders.js";
+import { stagingOrders } from "./staging-step.js";
 
 export interface StagedWorkerOptions {
   readonly platform: Platform;

@@ -1,0 +1,58 @@
+import { describe, expect, it } from "vitest";
+import { readTransferConfig } from "./index.js";
+import { pairSettings } from "./connector-settings.js";
+
+const read = (extra: Record<string, unknown> = {}, env: Record<string, string> = {}) =>
+  pairSettings(
+    readTransferConfig(
+      { kv_connector: "NixlConnector", kv_role: "kv_both", kv_connector_extra_config: extra },
+      { env },
+    ),
+  );
+
+describe("settings", () => {
+  it("are vLLM 0.33's where nothing is said", () => {
+    expect(read()).toEqual({
+      leaseMs: 30_000,
+      extensionMs: 20_000,
+      heartbeatIntervalMs: 5000,
+      unattendedLeaseMs: undefined,
+      leaseMarginMs: 5000,
+      engineTtlMs: 3_600_000,
+      requestTimeoutMs: 60_000,
+      registrationTimeoutMs: 60_000,
+      blocksAtRiskMs: 480_000,
+      handshakeTimeoutMs: 5000,
+      enforceCompatibility: true,
+      perWorkerPorts: false,
+      layerwise: false,
+    });
+  });
+
+  it("follow the lease, the variable, and the rest", () => {
+    expect(read({ kv_lease_duration: 6 })).toMatchObject({ extensionMs: 4000, heartbeatIntervalMs: 1000 });
+    expect(read({}, { VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "120" }).unattendedLeaseMs).toBe(120_000);
+    expect(read({ engine_ttl: 0, request_timeout: 5, per_worker_ports: true })).toMatchObject({
+      engineTtlMs: 0,
+      requestTimeoutMs: 5000,
+      perWorkerPorts: true,
+    });
+  });
+
+  it.each([
+    [{ kv_lease_duration: 0 }, {}],
+    [{ kv_lease_duration: "30" }, {}],
+    [{ engine_ttl: -1 }, {}],
+    [{ request_timeout: Number.POSITIVE_INFINITY }, {}],
+    [{ enforce_handshake_compat: "no" }, {}],
+    [{}, { VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "soon" }],
+  ])("refuses %j %j, naming it", (extra, env) => {
+    const [name] = [...Object.keys(extra), ...Object.keys(env)];
+    expect(() => read(extra, env as Record<string, string>)).toThrow(
+      expect.objectContaining({
+        code: "KV_CONFIG_INVALID",
+        message: expect.stringContaining(name ?? "") as string,
+      }) as Error,
+    );
+  });
+});

@@ -1,0 +1,133 @@
+import type {
+  ConnectorModule,
+  ConnectorRequest,
+  SchedulerConnector,
+  SchedulerOptions,
+  StepMetadata,
+  WorkerConnector,
+  WorkerOptions,
+} from "@kv/interface";
+import { decodeMsgpack } from "@kv/protocol";
+import { describe, expect, it } from "vitest";
+import { eitherConnector } from "./dual-connector.js";
+
+/** Answers with its own name, and notes what it was asked. */
+function named(name: string, calls: string[]): ConnectorModule {
+  const note = (what: string, request: ConnectorRequest) =>
+    void calls.push(`${name} ${what} ${request.requestId}`);
+  return {
+    name,
+    createScheduler: async ({ config }: SchedulerOptions) =>
+      ({
+        name,
+        async setHandshakeMetadata(workers) {
+          calls.push(
+            `${name} port ${config.sideChannelPort} payload ${workers.map(({ payload }) => payload[0])}`,
+          );
+        },
+        matchedTokens(request) {
+          note("matched", request);
+          return { tokens: 1, async: true };
+        },
+        afterAllocation: (request) => note("allocated", request),
+        requestFinished(request) {
+          note("finished", request);
+          return { keepBlocks: false };
+        },
+        buildStepMetadata: () => ({ connector: name, step: 1 }),
+        applyWorkerOutput: () => void calls.push(`${name} output`),
+        hasPendingWork: () => name === "push",
+        outstanding: () => ({ requests: 2 }),
+        close: async () => void calls.push(`${name} closed`),
+      }) as Partial<SchedulerConnector> as SchedulerConnector,
+    createWorker: async () =>
+      ({
+        name,
+        handshakeMetadata: async () => ({
+          tpRank: 0,
+          ppRank: 0,
+          payload: Uint8Array.of(name.length, name.charCodeAt(2)),
+        }),
+        startLoad: (step: StepMetadata) => void calls.push(`${name} loads of ${step.connector}`),
+        layerComputed: ({ regions }) => void calls.push(`${name} layer ${regions}`),
+        collectFinished: () => ({
+          finishedSending: [name],
+          finishedReceiving: [],
+          failedReceiving: [],
+          failedBlockIds: [],
+        }),
+        outstanding: () => ({ leases: 3 }),
+      }) as Partial<WorkerConnector> as WorkerConnector,
+  };
+}
+
+async function both(port = 5600) {
+  const calls: string[] = [];
+  const module = eitherConnector({
+    name: "auto",
+    pull: named("pull", calls),
+    push: named("push", calls),
+    prefer: ({ requestId }) => (requestId.startsWith("push") ? "push" : "pull"),
+  });
+  const scheduler = await module.createScheduler({
+    config: { sideChannelPort: port },
+  } as SchedulerOptions);
+  return { calls, scheduler, worker: await module.createWorker({} as WorkerOptions) };
+}
+const request = (requestId: string, kvTransferParams?: Record<string, unknown>): ConnectorRequest => ({
+  requestId,
+  numPromptTokens: 1,
+  kvTransferParams,
+});
+
+describe("either connector", () => {
+  it("goes by transfer_mode; a consumer's without one pulls, a producer's goes as is preferred", async () => {
+    const { calls, scheduler } = await both();
+    scheduler.matchedTokens(request("push 1", { do_remote_prefill: true }), 0);
+    scheduler.matchedTokens(request("a", { do_remote_prefill: true, transfer_mode: "push" }), 0);
+    scheduler.afterAllocation(request("push 2", { do_remote_decode: true }), [], 0);
+    scheduler.requestFinished(request("b", { do_remote_decode: true }), [], "length");
+    scheduler.requestFinished(request("push 3", { transfer_mode: "pull" }), [], "length");
+    expect(calls).toEqual([
+      "pull matched push 1",
+      "push matched a",
+      "push allocated push 2",
+      "pull finished b",
+      "pull finished push 3",
+    ]);
+  });
+
+  it("gives each its own step, payload and port, and what is reported is both's", async () => {
+    const { calls, scheduler, worker } = await both();
+    worker.startLoad(scheduler.buildStepMetadata());
+    worker.layerComputed?.({ regions: ["r"], computedTokens: {} });
+    expect(calls.splice(0)).toEqual([
+      "pull loads of pull",
+      "push loads of push",
+      "pull layer r",
+      "push layer r",
+    ]);
+    const told = await worker.handshakeMetadata();
+    expect(Object.keys(decodeMsgpack(told.payload, "test") as object)).toEqual(["pull", "push"]);
+    await scheduler.setHandshakeMetadata([told]);
+    expect(calls.splice(0)).toEqual(["pull port 5600 payload 4", "push port 5700 payload 4"]);
+    expect(worker.collectFinished().finishedSending).toEqual(["pull", "push"]);
+    expect([scheduler.hasPendingWork(), scheduler.outstanding(), worker.outstanding()]).toEqual([
+      true,
+      { requests: 4 },
+      { leases: 6 },
+    ]);
+    await scheduler.close();
+    expect(calls).toEqual(["pull closed", "push closed"]);
+  });
+
+  it("lets the system choose both ports where it chooses one, and refuses another connector's step", async () => {
+    const { calls, scheduler, worker } = await both(0);
+    await scheduler.setHandshakeMetadata([]);
+    expect(calls.map((call) => call.split(" ").slice(0, 3).join(" "))).toEqual([
+      "pull port 0",
+      "push port 0",
+    ]);
+    expect(() => worker.startLoad({ connector: "pull", step: 1 })).toThrow(/nothing for pull/);
+  });
+});

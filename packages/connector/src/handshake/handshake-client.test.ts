@@ -1,0 +1,207 @@
+import type { SideChannel } from "@kv/interface";
+import {
+  type CompatibilityExplanation,
+  compatibilityHash,
+  decodeHandshakeRequest,
+  encodeAgentMetadata,
+  encodeHandshakePayload,
+  encodeHandshakeRefusal,
+  encodeHandshakeReply,
+  sealHandshake,
+} from "@kv/protocol";
+import { describe, expect, it } from "vitest";
+import { shakeHands } from "./handshake-client.js";
+import type { PeerAddress } from "../peers/peer-table.js";
+
+const address: PeerAddress = {
+  engineId: "p0",
+  host: "prefill",
+  port: 5600,
+  tpSize: 2,
+  dcpSize: 1,
+  ppSize: 1,
+};
+const factors = { model: "tiny", dtype: "torch.float32" };
+const hash = compatibilityHash(factors);
+
+const metadataBytes = (engineId: string) =>
+  encodeAgentMetadata({
+    engineId,
+    agentMetadata: new Uint8Array([1, 2, 3]),
+    baseAddresses: [4096],
+    deviceId: 0,
+    numBlocks: 8,
+    blockLengthsBytes: [64],
+    blockStridesBytes: [64],
+    kvCacheLayout: "LBHNC",
+    blockSize: 16,
+    ssmSizes: [0, 0],
+    attentionBackend: "SIM",
+    physicalBlocksPerLogical: 1,
+    dcpSize: 1,
+    pcpSize: 1,
+    pleBlockLengthBytes: null,
+    regionMembers: [],
+    packedMemberLayouts: {},
+    rest: {},
+  });
+
+interface Peer {
+  readonly engineId?: string;
+  readonly factors?: Record<string, unknown>;
+  readonly tellsFactors?: boolean;
+  readonly agentMetadataBytes?: Uint8Array;
+  readonly clockSeconds?: (asked: number) => number;
+  readonly frames?: readonly Uint8Array[];
+  readonly sealsForRank?: number;
+  readonly key?: Uint8Array;
+}
+
+/** Answers as a peer; each request takes as long as its number. */
+function peerOf(peer: Peer) {
+  const asked: { port: number; tpRank: number }[] = [];
+  let nowMs = 0;
+  const sideChannel: SideChannel = {
+    async request({ port, frames }) {
+      const rank = decodeHandshakeRequest(frames);
+      const { tpRank } = rank;
+      asked.push({ port, tpRank });
+      const sentAtMs = nowMs;
+      nowMs += asked.length * 10;
+      const theirs = peer.factors ?? factors;
+      const payload = encodeHandshakePayload({
+        compatibilityHash: compatibilityHash(theirs),
+        agentMetadataBytes: peer.agentMetadataBytes ?? metadataBytes(peer.engineId ?? "p0"),
+        ...(peer.tellsFactors === true ? { extension: { factors: theirs, incarnation: "i" } } : {}),
+        rest: {},
+      });
+      const answersTo = { ...rank, tpRank: peer.sealsForRank ?? tpRank };
+      const sealed = peer.tellsFactors === true ? sealHandshake(payload, answersTo, peer.key) : payload;
+      const clockSeconds = peer.clockSeconds?.(asked.length) ?? (sentAtMs + nowMs) / 2 / 1000 + 100;
+      return {
+        frames: peer.frames ?? encodeHandshakeReply(sealed, clockSeconds),
+        sentAtMs,
+        receivedAtMs: nowMs,
+      };
+    },
+    listen: () => Promise.reject(new Error("not here")),
+    close: async () => {},
+  };
+  const options = { sideChannel, timeoutMs: 5000, compatibility: { hash, factors, enforced: true } };
+  return { asked, options };
+}
+
+describe("shakeHands", () => {
+  it("takes what is sealed for the rank that was asked, and, with a key, what is signed with it", async () => {
+    const key = new TextEncoder().encode("a key of this test");
+    const ask = (peer: Peer, ours?: Uint8Array) => {
+      const { options } = peerOf({ tellsFactors: true, ...peer });
+      return shakeHands(address, [0], ours === undefined ? options : { ...options, key: ours });
+    };
+    const untrusted = { code: "KV_HANDSHAKE_UNTRUSTED" };
+    await expect(ask({ sealsForRank: 1 })).rejects.toMatchObject(untrusted);
+    await expect(ask({ key }, key)).resolves.toBeDefined();
+    await expect(ask({}, key)).rejects.toMatchObject(untrusted);
+    await expect(ask({ tellsFactors: false }, key)).rejects.toMatchObject(untrusted);
+    await expect(ask({ key: key.slice(1) }, key)).rejects.toMatchObject(untrusted);
+  });
+
+  it("asks each rank, and keeps the clock of the quickest exchange", async () => {
+    const { asked, options } = peerOf({ tellsFactors: true });
+    const { ranks, clock, extension } = await shakeHands(address, [0, 1], options);
+    expect(asked).toEqual([
+      { port: 5600, tpRank: 0 },
+      { port: 5600, tpRank: 1 },
+    ]);
+    expect(ranks.map(({ tpRank, metadata }) => [tpRank, metadata.numBlocks])).toEqual([
+      [0, 8],
+      [1, 8],
+    ]);
+    expect(clock.rttMs).toBe(10);
+    expect(clock.offsetMs).toBeCloseTo(100_000, 6);
+    expect(extension?.incarnation).toBe("i");
+  });
+
+  it("asks the guide's ports where told to", async () => {
+    const { asked, options } = peerOf({});
+    await shakeHands(address, [1], { ...options, portPerRank: true });
+    expect(asked).toEqual([{ port: 5601, tpRank: 1 }]);
+  });
+
+  it("names the factor that differs, before it decodes the metadata", async () => {
+    const { options } = peerOf({
+      factors: { ...factors, dtype: "torch.bfloat16" },
+      agentMetadataBytes: new Uint8Array([0xc1]),
+    });
+    for (const tellsFactors of [true, false]) {
+      const peer = peerOf({ factors: { ...factors, dtype: "torch.bfloat16" }, tellsFactors });
+      await expect(shakeHands(address, [0], peer.options)).rejects.toMatchObject({
+        code: "KV_HANDSHAKE_INCOMPATIBLE",
+        message: expect.stringMatching(/dtype.*float32.*bfloat16/) as string,
+      });
+    }
+    await expect(shakeHands(address, [0], options)).rejects.toMatchObject({
+      code: "KV_HANDSHAKE_INCOMPATIBLE",
+    });
+    const enforced = false;
+    const lax = { ...options, compatibility: { ...options.compatibility, enforced } };
+    await expect(shakeHands(address, [0], lax)).rejects.toMatchObject({ code: "KV_WIRE_MALFORMED" });
+  });
+
+  it("goes on with another digest only where it is told to, and says once what that gives up", async () => {
+    const { options } = peerOf({ factors: { ...factors, dtype: "torch.bfloat16" } });
+    const told: CompatibilityExplanation[] = [];
+    const relaxed = (why: CompatibilityExplanation) => void told.push(why);
+    const compatibility = { ...options.compatibility, relaxed };
+    await expect(shakeHands(address, [0, 1], { ...options, compatibility })).rejects.toMatchObject({
+      code: "KV_HANDSHAKE_INCOMPATIBLE",
+    });
+    expect(told).toEqual([]);
+    const lax = { ...options, compatibility: { ...compatibility, enforced: false } };
+    expect((await shakeHands(address, [0, 1], lax)).ranks).toHaveLength(2);
+    expect(told.map(({ differences }) => differences)).toEqual([
+      [{ factor: "dtype", ours: "torch.float32", theirs: "torch.bfloat16" }],
+    ]);
+    const equal = peerOf({});
+    const enforced = false;
+    await shakeHands(address, [0], { ...equal.options, compatibility: { ...compatibility, enforced } });
+    expect(told).toHaveLength(1);
+  });
+
+  it("refuses another engine, naming both", async () => {
+    const { options } = peerOf({ engineId: "stranger" });
+    await expect(shakeHands(address, [0], options)).rejects.toMatchObject({
+      code: "KV_HANDSHAKE_WRONG_ENGINE",
+      message: expect.stringMatching(/stranger.*p0/) as string,
+    });
+  });
+
+  it("passes on why a peer refuses, and what is no reply at all", async () => {
+    const refusing = peerOf({ frames: [encodeHandshakeRefusal("no such rank")] });
+    await expect(shakeHands(address, [0], refusing.options)).rejects.toMatchObject({
+      code: "KV_HANDSHAKE_REFUSED",
+      message: expect.stringContaining("no such rank") as string,
+    });
+    for (const frames of [[], [new Uint8Array([0xc1])], [new Uint8Array(0), new Uint8Array(0)]]) {
+      await expect(shakeHands(address, [0], peerOf({ frames }).options)).rejects.toMatchObject({
+        code: "KV_WIRE_MALFORMED",
+      });
+    }
+    const clockless = peerOf({ clockSeconds: () => Number.NaN });
+    await expect(shakeHands(address, [0], clockless.options)).rejects.toMatchObject({
+      code: "KV_WIRE_MALFORMED",
+    });
+  });
+
+  it("refuses a peer that is too old to tell its clock", async () => {
+    const payload = encodeHandshakePayload({
+      compatibilityHash: hash,
+      agentMetadataBytes: metadataBytes("p0"),
+      rest: {},
+    });
+    await expect(shakeHands(address, [0], peerOf({ frames: [payload] }).options)).rejects.toMatchObject({
+      code: "KV_HANDSHAKE_INCOMPATIBLE",
+      message: expect.stringContaining("version") as string,
+    });
+  });
+});

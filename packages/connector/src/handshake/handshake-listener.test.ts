@@ -1,0 +1,160 @@
+import { KvError, type SideChannel, silentLog } from "@kv/interface";
+import {
+  decodeHandshakeRefusal,
+  decodeHandshakeReply,
+  decodeLeaseReply,
+  encodeHandshakePayload,
+  encodeHandshakeRequest,
+  encodeLeaseQuery,
+  encodeMsgpack,
+} from "@kv/protocol";
+import fc from "fast-check";
+import { describe, expect, it } from "vitest";
+import { manualClock } from "../clock-manual.test-support.js";
+import { openHandshakeListener, type RankPayload } from "./handshake-listener.js";
+
+type Answer = (
+  frames: readonly Uint8Array[],
+) => Promise<readonly Uint8Array[] | undefined> | readonly Uint8Array[] | undefined;
+
+/** A side channel without a network: what listens is called. */
+function stubSideChannel(takenPorts: readonly number[] = []) {
+  const open = new Map<number, Answer>();
+  const sideChannel: SideChannel = {
+    async listen({ host, port, answer }) {
+      if (takenPorts.includes(port)) throw new KvError("KV_SIDE_CHANNEL_BIND_FAILED", `${port} is taken`);
+      open.set(port, answer);
+      return { host, port, close: async () => void open.delete(port) };
+    },
+    request: () => Promise.reject(new Error("not here")),
+    close: async () => {},
+  };
+  return { sideChannel, open };
+}
+
+const payload = (name: string): Uint8Array =>
+  encodeHandshakePayload({
+    compatibilityHash: name,
+    agentMetadataBytes: new TextEncoder().encode(name),
+    rest: {},
+  });
+const ranks: RankPayload[] = [
+  { ppRank: 0, tpRank: 0, payload: payload("rank 0") },
+  { ppRank: 0, tpRank: 1, payload: payload("rank 1") },
+];
+
+async function setUp({ ports = [5600], taken = [] as number[] } = {}) {
+  const clock = manualClock(1234.5);
+  const { sideChannel, open } = stubSideChannel(taken);
+  const warnings: string[] = [];
+  const listener = await openHandshakeListener({
+    sideChannel,
+    clock,
+    log: { ...silentLog, warn: (event) => void warnings.push(event) },
+    host: "p",
+    ports,
+    payloads: ranks,
+    lease: ({ requestId }) => ({ incarnation: "me", held: requestId === "held" }),
+  });
+  const ask = async (...frames: Uint8Array[]) => open.get(ports[0] ?? 0)?.(frames);
+  return { clock, listener, ask, open, warnings };
+}
+
+describe("handshake listener", () => {
+  it("serves each rank's payload, and its clock in seconds", async () => {
+    const { ask, clock } = await setUp();
+    for (const tpRank of [0, 1]) {
+      const frames = (await ask(encodeHandshakeRequest({ ppRank: 0, tpRank }))) ?? [];
+      expect(frames.length).toBe(2);
+      const { payload: got, clockSeconds } = decodeHandshakeReply(frames);
+      expect(got.compatibilityHash).toBe(`rank ${tpRank}`);
+      expect(clockSeconds).toBe(clock.now() / 1000);
+      // A float on the wire, though it may be whole: msgspec refuses an integer.
+      expect(frames[1]?.[0]).toBe(0xcb);
+    }
+  });
+
+  it("says no to a rank that it lacks, in one frame, and goes on", async () => {
+    const { ask, warnings } = await setUp();
+    const frames = (await ask(encodeHandshakeRequest({ ppRank: 0, tpRank: 7 }))) ?? [];
+    expect(decodeHandshakeRefusal(frames)).toContain("tp 7");
+    expect(warnings).toEqual(["handshake-for-unknown-rank"]);
+    expect(await ask(encodeHandshakeRequest({ ppRank: 0, tpRank: 0 }))).toHaveLength(2);
+  });
+
+  it("answers our own peers' question about a lease", async () => {
+    const { ask } = await setUp();
+    for (const requestId of ["held", "gone"]) {
+      const question = encodeLeaseQuery({ engineId: "p", requestId, generation: 1 });
+      expect(decodeLeaseReply((await ask(question)) ?? [])).toEqual({
+        incarnation: "me",
+        held: requestId === "held",
+      });
+    }
+  });
+
+  it("says nothing to what is no request, whatever it is, and serves the next one", async () => {
+    const { ask } = await setUp();
+    const good = encodeHandshakeRequest({ ppRank: 0, tpRank: 0 });
+    const near = [
+      encodeMsgpack(["get_meta_msg", 0, 0]),
+      encodeMsgpack([new TextEncoder().encode("get_meta_msg"), -1, 0]),
+      encodeMsgpack([new TextEncoder().encode("get_meta_msg"), 0, 1.5]),
+      encodeMsgpack([new TextEncoder().encode("get_meta_msg"), 0]),
+      encodeMsgpack([new TextEncoder().encode("get_meta_msg"), 0, 0, 0]),
+      encodeMsgpack({ kv: "lease_check" }),
+      new Uint8Array(0),
+      new Uint8Array(2_000_000),
+      new Uint8Array(5000).fill(0x91),
+    ];
+    for (const frame of near) expect(await ask(frame)).toBeUndefined();
+    expect(await ask()).toBeUndefined();
+    expect(await ask(good, good)).toBeUndefined();
+    await fc.assert(
+      fc.asyncProperty(fc.array(fc.uint8Array({ maxLength: 80 }), { maxLength: 4 }), async (frames) => {
+        const reply = await ask(...frames);
+        expect(reply === undefined || reply.length > 0).toBe(true);
+      }),
+      { numRuns: 500 },
+    );
+    // One bit of a good request flipped: an answer or none, never an exception.
+    for (let bit = 0; bit < good.length * 8; bit++) {
+      const flipped = good.slice();
+      flipped[bit >> 3] = (flipped[bit >> 3] ?? 0) ^ (1 << (bit & 7));
+      await ask(flipped);
+    }
+    expect(await ask(good)).toHaveLength(2);
+  });
+
+  it("counts registrations: new and changed payloads, not repeated ones", async () => {
+    const { listener } = await setUp();
+    expect(listener.registrationGeneration).toBe(2);
+    listener.publish(ranks);
+    expect(listener.registrationGeneration).toBe(2);
+    listener.publish([{ ppRank: 0, tpRank: 1, payload: payload("rank 1 again") }]);
+    expect(listener.registrationGeneration).toBe(3);
+  });
+
+  it("opens all ports or none, each serving every rank", async () => {
+    const { open, listener } = await setUp({ ports: [5600, 5601] });
+    expect([...open.keys()]).toEqual([5600, 5601]);
+    expect(listener.port).toBe(5600);
+    const request = encodeHandshakeRequest({ ppRank: 0, tpRank: 1 });
+    expect(await open.get(5601)?.([request])).toHaveLength(2);
+    await listener.close();
+    expect(open.size).toBe(0);
+    expect(listener.listeners).toBe(0);
+
+    const { sideChannel, open: partly } = stubSideChannel([5601]);
+    const refused = openHandshakeListener({
+      sideChannel,
+      clock: manualClock(),
+      log: silentLog,
+      host: "p",
+      ports: [5600, 5601],
+      payloads: ranks,
+    });
+    await expect(refused).rejects.toMatchObject({ code: "KV_SIDE_CHANNEL_BIND_FAILED" });
+    expect(partly.size).toBe(0);
+  });
+});

@@ -1,0 +1,176 @@
+import { describeRank, localGeometry, remoteGeometry } from "@kv/connector";
+import { KvError } from "@kv/interface";
+import { buildEngineTransferPlan, planRequest, provePlan, type RankGeometry } from "@kv/plan";
+import { decodeAgentMetadata, encodeAgentMetadata } from "@kv/protocol";
+import { memoryTransport } from "@kv/transport-memory";
+import { describe, expect, it } from "vitest";
+import { simConfig } from "../../../pull/test/sim-config.js";
+import { createSimRanks } from "../../../pull/test/sim-ranks.js";
+
+const rank = { tpRank: 0, tpSize: 1 };
+function local() {
+  const ranks = createSimRanks({
+    transport: memoryTransport(),
+    config: simConfig(16),
+    tpSize: 1,
+    numBlocks: 4,
+  });
+  const [caches] = ranks.caches;
+  if (caches === undefined) throw new Error("no rank");
+  return localGeometry(caches, rank);
+}
+
+describe("rank geometry", () => {
+  it("says the same on the other side of a handshake", () => {
+    const here = local();
+    const identity = { engineId: "e", agentMetadata: new Uint8Array([1]) };
+    const told = decodeAgentMetadata(encodeAgentMetadata(describeRank(here, identity)));
+    expect(remoteGeometry(told, rank, here)).toEqual(here);
+  });
+
+  it("takes what an older peer leaves out to be as here", () => {
+    const here = local();
+    const { regionNumBlocks, regionGroupIds, regionNames, regionMemoryTypes, ...old } = describeRank(here, {
+      engineId: "e",
+      agentMetadata: new Uint8Array([1]),
+    });
+    expect([regionNumBlocks, regionGroupIds, regionNames, regionMemoryTypes]).not.toContain(undefined);
+    expect(remoteGeometry(old, rank, here)).toEqual(here);
+  });
+
+  it("finds a pipeline stage's regions here by name, and refuses a stage that does not name them", () => {
+    const [first, second] = local().regions;
+    if (first === undefined || second === undefined) throw new Error("two layers are needed");
+    const here = { ...local(), regions: [first, { ...second, memoryType: "VRAM" as const }] };
+    const told = describeRank(
+      { ...here, regions: [second] },
+      { engineId: "e", agentMetadata: new Uint8Array([1]) },
+    );
+    const { regionMemoryTypes: _, ...stage } = told;
+    const place = { ...rank, ppRank: 1, ppSize: 2 };
+    expect(remoteGeometry(stage, place, here)).toMatchObject({
+      ...place,
+      regions: [{ name: "layers.1", memoryType: "VRAM" }],
+    });
+    const { regionNames: __, ...nameless } = stage;
+    expect(() => remoteGeometry(nameless, place, here)).toThrow(
+      /stage 1 of engine e does not name its 1 regions/,
+    );
+  });
+
+  it("tells the sizes of states, and takes the pages of packed rows", () => {
+    const here = {
+      ...local(),
+      stateSpace: { convProjectionBytes: [32, 16, 16], convBytes: 64, recurrentBytes: 128 },
+    };
+    const metadata = {
+      ...describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) }),
+      packedMemberLayouts: { "layers.0": [0, 512] },
+    };
+    expect(metadata.ssmSizes).toEqual([64, 128]);
+    expect(remoteGeometry(metadata, rank, here)).toMatchObject({
+      stateSpace: { convBytes: 64, recurrentBytes: 128 },
+      packedMembers: { "layers.0": { offsetBytes: 0, lengthBytes: 512 } },
+    });
+  });
+
+  it("refuses states that reach into the next block", () => {
+    const here = { ...local(), stateSpace: { convBytes: 2 ** 20, recurrentBytes: 1 } };
+    const metadata = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
+    expect(() => remoteGeometry(metadata, rank, here)).toThrow(
+      /remote rank 0, region "layers.0": a state of 1048576 \+ 1 bytes/,
+    );
+  });
+
+  it("numbers the segments of a cache that a rank tells under one name, and tells them so itself", () => {
+    // As vLLM 0.33 registers LHBNC: three heads to a rank, a region for each.
+    const names = ["layers.0", "layers.1"].flatMap((name) => [name, name, name]);
+    const segmented = (tpRank: number): RankGeometry => {
+      const config = simConfig(16);
+      const [caches] = createSimRanks({
+        transport: memoryTransport(),
+        config,
+        tpSize: 1,
+        numBlocks: 4,
+      }).caches;
+      if (caches === undefined) throw new Error("no rank");
+      const [region] = caches.regions;
+      if (region === undefined) throw new Error("no region");
+      const lengths = { numBlocks: 1, blockLengthBytes: 64, blockStrideBytes: 64 };
+      return localGeometry(
+        {
+          config: { ...caches.config, layout: "LHBNC", numKvHeads: 6 },
+          regions: names.map((name, index) => ({ ...region, ...lengths, name, offsetBytes: index * 64 })),
+        },
+        { tpRank, tpSize: 2 },
+      );
+    };
+    const here = segmented(1);
+    expect(here.regions.map(({ name, numKvHeads }) => [name, numKvHeads])).toEqual(
+      ["layers.0", "layers.0 #2", "layers.0 #3", "layers.1", "layers.1 #2", "layers.1 #3"].map((name) => [
+        name,
+        2,
+      ]),
+    );
+    const told = describeRank(segmented(1), { engineId: "e", agentMetadata: new Uint8Array([1]) });
+    expect(told.regionNames).toEqual(names);
+    const members = names.map((name) => [name]);
+    const remote = remoteGeometry({ ...told, regionMembers: members }, { tpRank: 1, tpSize: 2 }, here);
+    expect(remote.regions.map(({ name }) => name)).toEqual(here.regions.map(({ name }) => name));
+    expect(remote.regions.map((region) => region.members)).toEqual(here.regions.map(({ name }) => [name]));
+    const plan = buildEngineTransferPlan({ local: here, remotes: [remote], numKvHeads: 6, groups: ["full"] });
+    expect(plan.form).toBe("copy");
+    expect(
+      planRequest(plan, { localBlockIds: [[0]], remoteBlockIds: [[0]], numTokens: 16 }).reads,
+    ).toHaveLength(1);
+    expect(provePlan(plan, { remotes: [remote], numKvHeads: 6 })).not.toHaveProperty("fault");
+  });
+
+  it("takes each layer's block as it is told, where those of one group are not alike", () => {
+    // vLLM 0.33 wraps such layers in one `UniformTypeKVCacheSpecs`: two head sizes, other heads, a latent, in one group.
+    const pages = [
+      { name: "layers.0", bytes: (heads: number) => heads * 16 * 64 },
+      { name: "layers.1", bytes: (heads: number) => heads * 16 * 128 },
+      { name: "layers.2", bytes: (heads: number) => (heads / 4) * 16 * 64, numKvHeads: 2 },
+      { name: "layers.3", bytes: () => 16 * 576, replicated: true },
+    ];
+    const side = (tpRank: number, tpSize: number): RankGeometry => ({
+      ...{ ...local(), tpRank, tpSize },
+      layout: "LBHNC",
+      kernelBlockSize: 16,
+      regions: pages.map(({ bytes, ...page }, index) => ({
+        ...{ ...page, baseAddress: 2 ** 20 * (8 * tpRank + index + 1), numBlocks: 8, groupId: 0 },
+        ...{ blockLengthBytes: bytes(8 / tpSize), blockStrideBytes: bytes(8 / tpSize), memoryType: "DRAM" },
+      })),
+    });
+    const here = side(0, 1);
+    const remotes = [0, 1].map((tpRank) => {
+      const told = describeRank(side(tpRank, 2), { engineId: "e", agentMetadata: new Uint8Array([1]) });
+      return remoteGeometry(told, { tpRank, tpSize: 2 }, here);
+    });
+    expect(remotes[0]?.regions.map(({ blockLengthBytes }) => blockLengthBytes)).toEqual([
+      4096, 8192, 1024, 9216,
+    ]);
+    const plan = buildEngineTransferPlan({ local: here, remotes, numKvHeads: 8, groups: ["full"] });
+    expect(provePlan(plan, { remotes, numKvHeads: 8 })).not.toHaveProperty("fault");
+  });
+
+  it("refuses a state that is the same on every rank", () => {
+    const here = local();
+    const told = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
+    const refusal = (() => {
+      try {
+        remoteGeometry({ ...told, pleBlockLengthBytes: 4096 }, rank, here);
+      } catch (error) {
+        return KvError.is(error, "KV_PLAN_UNSUPPORTED") ? error : undefined;
+      }
+    })();
+    expect(refusal?.message).toMatch(/engine e has a state .* pages of 4096 bytes \(ple_block_len\)/);
+  });
+
+  it("refuses prefill context parallelism", () => {
+    const here = local();
+    const told = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
+    expect(() => remoteGeometry({ ...told, pcpSize: 2 }, rank, here)).toThrow(/context parallelism of 2/);
+  });
+});

@@ -1,0 +1,192 @@
+import { KvError, silentLog } from "@kv/interface";
+import { describe, expect, it } from "vitest";
+import { manualClock } from "../clock-manual.test-support.js";
+import { createPeers, type PeerAddress } from "./peer-table.js";
+
+interface FakePeer {
+  readonly name: string;
+}
+
+function setUp({ engineTtlMs = 0 } = {}) {
+  const clock = manualClock();
+  const log: string[] = [];
+  let fail: KvError | undefined;
+  const gates: (() => void)[] = [];
+  let gated = false;
+  let opened = 0;
+  const peers = createPeers<FakePeer>({
+    clock,
+    log: silentLog,
+    engineTtlMs,
+    async open({ engineId }) {
+      log.push(`open ${engineId}`);
+      if (gated) await new Promise<void>((resolve) => gates.push(resolve));
+      if (fail !== undefined) throw fail;
+      opened += 1;
+      return { name: `${engineId}#${opened}` };
+    },
+    async close(peer) {
+      log.push(`close ${peer.name}`);
+    },
+  });
+  return {
+    clock,
+    log,
+    peers,
+    failWith: (error: KvError | undefined) => {
+      fail = error;
+    },
+    gate: () => {
+      gated = true;
+      return () => {
+        gated = false;
+        for (const open of gates.splice(0)) open();
+      };
+    },
+  };
+}
+
+const at = (engineId: string, port = 5600): PeerAddress => ({
+  engineId,
+  host: "p",
+  port,
+  tpSize: 1,
+  dcpSize: 1,
+  ppSize: 1,
+});
+const settle = async () => {
+  for (let i = 0; i < 20; i++) await Promise.resolve();
+};
+
+describe("peers", () => {
+  it("opens an engine once for all who ask", async () => {
+    const { peers, log } = setUp();
+    const [a, b] = await Promise.all([peers.acquire(at("e")), peers.acquire(at("e"))]);
+    expect(a?.peer).toBe(b?.peer);
+    expect(log).toEqual(["open e"]);
+    expect(peers.peek("e")).toBe(a?.peer);
+    expect(peers.peek("other")).toBeUndefined();
+  });
+
+  it("backs off from 1 s to 60 s, doubling, then tries again; a success forgives", async () => {
+    const { peers, clock, log, failWith } = setUp();
+    failWith(new KvError("KV_HANDSHAKE_REFUSED", "no"));
+    for (const delayMs of [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]) {
+      await expect(peers.acquire(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
+      await expect(peers.acquire(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_BACKED_OFF" });
+      clock.advance(delayMs - 1);
+      await expect(peers.acquire(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_BACKED_OFF" });
+      clock.advance(1);
+    }
+    expect(log.length).toBe(8);
+    failWith(undefined);
+    const hold = await peers.acquire(at("e"));
+    hold.release();
+    peers.drop("e", "test");
+    await settle();
+    failWith(new KvError("KV_HANDSHAKE_REFUSED", "no"));
+    await expect(peers.acquire(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
+    clock.advance(1000);
+    await expect(peers.acquire(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
+  });
+
+  it("closes a dropped engine with its last holder; newcomers get a new one at once", async () => {
+    const { peers, log } = setUp();
+    const first = await peers.acquire(at("e"));
+    const second = await peers.acquire(at("e"));
+    peers.drop("e", "stale");
+    expect((await peers.acquire(at("e"))).peer.name).toBe("e#2");
+    expect(peers.outstanding()).toEqual({ peers: 1, opening: 0, closing: 1 });
+    first.release();
+    first.release();
+    await settle();
+    expect(log).toEqual(["open e", "open e"]);
+    second.release();
+    await settle();
+    expect(log).toEqual(["open e", "open e", "close e#1"]);
+    expect(peers.peek("e")?.name).toBe("e#2");
+  });
+
+  it("opens anew an engine that registered its cache again", async () => {
+    const { peers, log } = setUp();
+    for (const registrationGeneration of [1, 1, 2, 1, 2]) {
+      (await peers.acquire({ ...at("e"), registrationGeneration })).release();
+    }
+    (await peers.acquire(at("e"))).release();
+    await settle();
+    expect(log).toEqual(["open e", "close e#1", "open e"]);
+  });
+
+  it("drops only the peer that was meant", async () => {
+    const { peers } = setUp();
+    const first = await peers.acquire(at("e"));
+    first.release();
+    peers.drop("e", "stale", first.peer);
+    const second = await peers.acquire(at("e"));
+    peers.drop("e", "stale, said late", first.peer);
+    expect(peers.peek("e")).toBe(second.peer);
+  });
+
+  it("closes what was dropped while it opened", async () => {
+    const { peers, log, gate } = setUp();
+    const open = gate();
+    const acquired = peers.acquire(at("e"));
+    await settle();
+    peers.drop("e", "stale");
+    open();
+    (await acquired).release();
+    await settle();
+    expect(log).toEqual(["open e", "close e#1"]);
+    expect(peers.outstanding()).toEqual({ peers: 0, opening: 0, closing: 0 });
+  });
+
+  it("forgets an engine that nobody used for its time to live, but not one in use", async () => {
+    const { peers, clock, log } = setUp({ engineTtlMs: 1000 });
+    const used = await peers.acquire(at("used", 1));
+    (await peers.acquire(at("idle", 2))).release();
+    (await peers.acquire(at("beaten", 3))).release();
+    clock.advance(600);
+    peers.peek("beaten");
+    clock.advance(600);
+    await settle();
+    expect(log.filter((line) => line.startsWith("close"))).toEqual(["close idle#2"]);
+    clock.advance(5000);
+    await settle();
+    expect(log.filter((line) => line.startsWith("close"))).toEqual(["close idle#2", "close beaten#3"]);
+    used.release();
+    clock.advance(1000);
+    await settle();
+    expect(peers.outstanding()).toEqual({ peers: 0, opening: 0, closing: 0 });
+    expect(clock.pending()).toBe(0);
+  });
+
+  it("an engine that answers at another one's address replaces it", async () => {
+    const { peers, log } = setUp();
+    (await peers.acquire(at("old"))).release();
+    (await peers.acquire(at("neighbour", 5601))).release();
+    (await peers.acquire(at("new"))).release();
+    await settle();
+    expect(log).toEqual(["open old", "open neighbour", "open new", "close old#1"]);
+  });
+
+  it("close waits for holders and refuses newcomers", async () => {
+    const { peers, log, gate, clock } = setUp({ engineTtlMs: 1000 });
+    const held = await peers.acquire(at("e"));
+    const open = gate();
+    const opening = peers.acquire(at("f", 2));
+    await settle();
+    let done = false;
+    const closing = peers.close().then(() => {
+      done = true;
+    });
+    await expect(peers.acquire(at("g", 3))).rejects.toMatchObject({ code: "KV_SIDE_CHANNEL_CLOSED" });
+    await settle();
+    expect(done).toBe(false);
+    held.release();
+    open();
+    (await opening).release();
+    await closing;
+    expect(log).toEqual(["open e", "open f", "close e#1", "close f#2"]);
+    expect(clock.pending()).toBe(0);
+  });
+});

@@ -1,0 +1,48 @@
+import { describe, expect, it } from "vitest";
+import { manualClock } from "../clock-manual.test-support.js";
+import { createGenerations } from "./generations.js";
+
+describe("generations", () => {
+  it("calls a request by its own id, as vLLM does, the first time", () => {
+    const generations = createGenerations({ clock: manualClock() });
+    const first = generations.begin("cmpl-1");
+    expect(first).toEqual({ requestId: "cmpl-1", wireId: "cmpl-1", generation: 1 });
+    expect(generations.begin("cmpl-1")).toBe(first);
+    expect(generations.byWireId("cmpl-1")).toBe(first);
+  });
+
+  it("gives a reused id another name, so that what is late for the first use finds nothing", () => {
+    const clock = manualClock();
+    const generations = createGenerations({ clock, rememberMs: 1000 });
+    generations.begin("r");
+    generations.end("r");
+    expect(generations.byWireId("r")).toBeUndefined();
+    const second = generations.begin("r");
+    expect(second.wireId).not.toBe("r");
+    expect(second.generation).toBe(2);
+    expect(generations.byWireId("r")).toBeUndefined();
+    generations.end("r");
+    clock.advance(1001);
+    expect(generations.begin("r").wireId).toBe("r");
+  });
+
+  it("keeps commas out of the names, for heartbeats are separated by them, and names distinct", () => {
+    const generations = createGenerations({ clock: manualClock() });
+    const ids = ["a,b", "a%2Cb", "", ",", "a b:c"];
+    const wire = ids.map((id) => generations.begin(id).wireId);
+    expect(wire.every((id) => id !== "" && !id.includes(","))).toBe(true);
+    expect(new Set(wire).size).toBe(ids.length);
+    expect(wire[4]).toBe("a b:c");
+  });
+
+  it("remembers no more than it must", () => {
+    const clock = manualClock();
+    const generations = createGenerations({ clock, rememberMs: 10 });
+    for (let i = 0; i < 100; i++) {
+      generations.begin(`r${i}`);
+      generations.end(`r${i}`);
+      clock.advance(1);
+    }
+    expect(generations.size).toBe(0);
+  });
+});

@@ -1,0 +1,138 @@
+import { createPrefillScheduler } from "@kv/connector";
+import { describe, expect, it } from "vitest";
+import { fixedClock } from "../../../pull/test/fixed-clock.js";
+import { simConfig } from "../../../pull/test/sim-config.js";
+
+function setUp(given: { unattendedLeaseMs?: number } = {}) {
+  const clock = fixedClock(50_000);
+  const prefill = createPrefillScheduler({
+    transferMode: "pull",
+    clock,
+    config: simConfig(16),
+    engineId: "fce3b3a4",
+    tpSize: 2,
+    dcpSize: 1,
+    ppSize: 1,
+    leaseMs: 30_000,
+    ...given,
+    incarnation: "this-process",
+    sideChannel: () => ({ host: "127.0.0.1", port: 5600 }),
+    registrationGeneration: () => 1,
+  });
+  return { clock, prefill };
+}
+const request = (requestId: string, numPromptTokens = 100) => ({
+  requestId,
+  numPromptTokens,
+  kvTransferParams: { do_remote_decode: true },
+});
+const blocks = (count: number) => [Array.from({ length: count }, (_, i) => i + 1)];
+
+describe("prefill scheduler", () => {
+  it("answers vLLM's parameters, with the end of the lease on its own clock, and one key of ours", () => {
+    const { prefill } = setUp();
+    prefill.admitted(request("cmpl-1"), blocks(7));
+    const finished = prefill.finished(request("cmpl-1"), blocks(7), "length");
+    // As vLLM 0.33 answered for a prompt of 100 tokens, but for the expiry, which its prefill side leaves null.
+    expect(finished).toEqual({
+      keepBlocks: true,
+      kvTransferParams: {
+        do_remote_prefill: true,
+        do_remote_decode: false,
+        remote_block_ids: [[1, 2, 3, 4, 5, 6, 7]],
+        remote_engine_id: "fce3b3a4",
+        remote_request_id: "cmpl-1",
+        remote_host: "127.0.0.1",
+        remote_port: 5600,
+        tp_size: 2,
+        dcp_size: 1,
+        pp_size: 1,
+        remote_num_tokens: 100,
+        remote_blocks_expiry_time: 80,
+        remote_registration_generation: 1,
+        transfer_mode: "pull",
+        kv_peer: { incarnation: "this-process", generation: 1 },
+      },
+    });
+    const step = prefill.takeStep();
+    expect(step.inBatch.map(({ requestId }) => requestId)).toEqual(["cmpl-1"]);
+    expect(step.leases).toMatchObject([
+      {
+        requestId: "cmpl-1",
+        wireId: "cmpl-1",
+        blockIds: blocks(7),
+        expiresAtMs: 80_000,
+        unattendedExpiresAtMs: 80_000,
+      },
+    ]);
+    expect(prefill.hasStep()).toBe(false);
+  });
+
+  it("offers no block beyond the prompt's", () => {
+    const { prefill } = setUp();
+    const params = prefill.finished(request("r", 32), blocks(4), "stopped").kvTransferParams;
+    expect(params?.remote_block_ids).toEqual([[1, 2]]);
+  });
+
+  it("keeps nothing of a request that was aborted or failed, or that has no blocks", () => {
+    const { prefill } = setUp();
+    for (const reason of ["aborted", "error"] as const) {
+      prefill.admitted(request(reason), blocks(2));
+      expect(prefill.finished(request(reason), blocks(2), reason)).toEqual({ keepBlocks: false });
+    }
+    expect(prefill.finished(request("empty"), [[]], "length")).toEqual({ keepBlocks: false });
+    expect(prefill.takeStep()).toMatchObject({ notSent: ["aborted", "error", "empty"], leases: [] });
+    expect([prefill.running, prefill.leases]).toEqual([0, 0]);
+  });
+
+  it("holds blocks until they are sent, under their own name and generation only", () => {
+    const { prefill } = setUp();
+    prefill.admitted(request("r"), blocks(2));
+    expect(prefill.holds("r", 1)).toBe(false);
+    prefill.finished(request("r"), blocks(2), "length");
+    expect(prefill.holds("r", 1)).toBe(true);
+    expect(prefill.holds("r", undefined)).toBe(true);
+    expect(prefill.holds("r", 2)).toBe(false);
+    expect(prefill.holds("other", 1)).toBe(false);
+    prefill.sent("r");
+    expect(prefill.holds("r", 1)).toBe(false);
+    prefill.sent("r");
+    expect(prefill.leases).toBe(0);
+  });
+
+  it("calls the second use of an id otherwise, so that what is late for the first cannot end it", () => {
+    const { prefill } = setUp();
+    prefill.finished(request("r"), blocks(2), "length");
+    prefill.sent("r");
+    const again = prefill.finished(request("r"), blocks(2), "length").kvTransferParams;
+    expect(again?.remote_request_id).not.toBe("r");
+    expect(prefill.holds("r", undefined)).toBe(false);
+    expect(prefill.holds(String(again?.remote_request_id), undefined)).toBe(true);
+  });
+
+  it("announces what holds with and without heartbeats", () => {
+    for (const [unattendedLeaseMs, announced] of [
+      [120_000, 80],
+      [10_000, 60],
+    ] as const) {
+      const { prefill } = setUp({ unattendedLeaseMs });
+      const { kvTransferParams } = prefill.finished(request("r"), blocks(2), "length");
+      expect(kvTransferParams?.remote_blocks_expiry_time).toBe(announced);
+      expect(prefill.takeStep().leases[0]).toMatchObject({
+        expiresAtMs: 80_000,
+        unattendedExpiresAtMs: 50_000 + unattendedLeaseMs,
+      });
+    }
+  });
+
+  it("a request that was preempted comes again with other blocks, under the same name", () => {
+    const { prefill } = setUp();
+    prefill.admitted(request("r"), blocks(1));
+    prefill.admitted(request("r"), [[8, 9]]);
+    expect(prefill.takeStep().inBatch).toMatchObject([
+      { requestId: "r", wireId: "r", blockIds: blocks(1) },
+      { requestId: "r", wireId: "r", blockIds: [[8, 9]] },
+    ]);
+    expect(prefill.running).toBe(1);
+  });
+});

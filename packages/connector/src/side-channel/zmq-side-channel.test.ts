@@ -1,0 +1,392 @@
+import { randomBytes } from "node:crypto";
+import { readFileSync } from "node:fs";
+import { connect, createServer, type Server, type Socket } from "node:net";
+import { type KvError, type LogFields, type SideChannel, silentLog } from "@kv/interface";
+import { afterEach, expect, test } from "vitest";
+import { Dealer, Router } from "zeromq";
+import { zmqSideChannel } from "./zmq-side-channel.js";
+
+const host = "127.0.0.1";
+const closers: (() => unknown)[] = [];
+afterEach(async () => {
+  for (const close of closers.splice(0).reverse()) await close();
+});
+
+const channel = (options: Parameters<typeof zmqSideChannel>[0] = {}) => {
+  const made = zmqSideChannel(options);
+  closers.push(() => made.close());
+  return made;
+};
+const text = (frame: Uint8Array | undefined) => Buffer.from(frame ?? []).toString();
+const hello = { host, frames: [Buffer.from("hello")], timeoutMs: 20_000 };
+const failure = (promise: Promise<unknown>): Promise<KvError> =>
+  promise.then(
+    () => {
+      throw new Error("it did not fail");
+    },
+    (error: KvError) => error,
+  );
+const silent = (side: SideChannel) => side.listen({ host, port: 0, answer: () => undefined });
+
+/** Resolves when the predicate holds, asked at every turn. */
+async function until(holds: () => boolean): Promise<void> {
+  while (!holds()) await new Promise((resolve) => setImmediate(resolve));
+}
+
+async function tcpServer(onConnection: (socket: Socket) => void): Promise<number> {
+  const sockets: Socket[] = [];
+  const server: Server = createServer((socket) => {
+    sockets.push(socket.on("error", () => {}));
+    onConnection(socket);
+  });
+  await new Promise<void>((resolve) => server.listen(0, host, resolve));
+  closers.push(() => {
+    for (const socket of sockets) socket.destroy();
+    return new Promise((resolve) => server.close(resolve));
+  });
+  return (server.address() as { port: number }).port;
+}
+
+test("a request gets its reply, and the times of both ends", async () => {
+  const side = channel();
+  const listener = await side.listen({
+    host,
+    port: 0,
+    answer: ([frame]) => [Buffer.from(`${text(frame)} there`), Buffer.from("2")],
+  });
+  const reply = await side.request({ ...hello, port: listener.port });
+  expect(reply.frames.map(text)).toEqual(["hello there", "2"]);
+  expect(reply.receivedAtMs).toBeGreaterThanOrEqual(reply.sentAtMs);
+});
+
+/** A listener that counts its connections, and echoes. */
+async function countingRouter(port: number | "*" = "*") {
+  const router = new Router({ linger: 0 });
+  const seen = { accepted: 0, ended: 0 };
+  router.events.on("accept", () => {
+    seen.accepted += 1;
+  });
+  router.events.on("disconnect", () => {
+    seen.ended += 1;
+  });
+  await router.bind(`tcp://${host}:${port}`);
+  void (async () => {
+    for await (const frames of router) await router.send(frames);
+  })().catch(() => {});
+  closers.push(() => router.close());
+  return { seen, port: Number(router.lastEndpoint?.split(":").at(-1)), close: () => router.close() };
+}
+
+test("requests that follow one another go over one connection, which is closed when it has been idle", async () => {
+  const timers = new Map<object, () => void>();
+  const side = channel({
+    clock: {
+      now: () => performance.now(),
+      setTimer(done) {
+        const timer = { cancel: () => void timers.delete(timer) };
+        timers.set(timer, done);
+        return timer;
+      },
+    },
+  });
+  const { seen, port } = await countingRouter();
+  for (const word of ["one", "two", "three"]) {
+    const { frames } = await side.request({ ...hello, port, frames: [Buffer.from(word)] });
+    expect(frames.map(text)).toEqual([word]);
+  }
+  await Promise.all([side.request({ ...hello, port }), side.request({ ...hello, port })]);
+  expect(seen).toEqual({ accepted: 2, ended: 0 });
+  expect(timers.size).toBe(2);
+  for (const strike of [...timers.values()]) strike();
+  expect(timers.size).toBe(0);
+  await until(() => seen.ended === 2);
+  await side.request({ ...hello, port });
+  expect(seen.accepted).toBe(3);
+});
+
+test("of many connections a few are kept", async () => {
+  const side = channel();
+  const { seen, port } = await countingRouter();
+  await Promise.all(Array.from({ length: 20 }, () => side.request({ ...hello, port })));
+  expect(seen.accepted).toBe(20);
+  await until(() => seen.ended === 16);
+  await side.close();
+  await until(() => seen.ended === 20);
+});
+
+test("a peer that was started again is reached, though a connection to the one before was kept", async () => {
+  const side = channel();
+  const first = await countingRouter();
+  await side.request({ ...hello, port: first.port });
+  first.close();
+  let second: Awaited<ReturnType<typeof countingRouter>> | undefined;
+  while (second === undefined) second = await countingRouter(first.port).catch(() => undefined);
+  const { frames } = await side.request({ ...hello, port: first.port });
+  expect(frames.map(text)).toEqual(["hello"]);
+});
+
+test("names are looked up: localhost listens and is reached", async () => {
+  const side = channel();
+  const listener = await side.listen({ host: "localhost", port: 0, answer: () => [Buffer.from("here")] });
+  expect(listener.host).toBe("localhost");
+  expect(text((await side.request({ ...hello, host: "localhost", port: listener.port })).frames[0])).toBe(
+    "here",
+  );
+});
+
+test("many requests at once each get their own reply", async () => {
+  const side = channel();
+  const { port } = await side.listen({ host, port: 0, answer: async (frames) => frames });
+  const numbers = Array.from({ length: 200 }, (_, i) => `${i}`);
+  const replies = await Promise.all(
+    numbers.map((number) => side.request({ ...hello, port, frames: [Buffer.from(number)] })),
+  );
+  expect(replies.map(({ frames }) => text(frames[0]))).toEqual(numbers);
+});
+
+test("a port that is taken is refused, named, with the remedy", async () => {
+  const side = channel();
+  const { port } = await silent(side);
+  const error = await failure(side.listen({ host, port, answer: () => undefined }));
+  expect(error.code).toBe("KV_SIDE_CHANNEL_BIND_FAILED");
+  expect(error.message).toContain(`${host}:${port}`);
+  expect(error.hint).toContain("VLLM_NIXL_SIDE_CHANNEL_PORT");
+});
+
+test.each(["no-such-host.invalid", "192.0.2.1", "a;b"])("%s cannot be bound", async (elsewhere) => {
+  const error = await failure(channel().listen({ host: elsewhere, port: 0, answer: () => undefined }));
+  expect(error.code).toBe("KV_SIDE_CHANNEL_BIND_FAILED");
+  expect(error.hint).toContain("VLLM_NIXL_SIDE_CHANNEL_HOST");
+});
+
+// The deadline of these is 20 s, and the test's own timeout shorter: they fail when nothing notices before the deadline.
+test("where nothing listens, the request fails at once", { timeout: 10_000 }, async () => {
+  const side = channel();
+  const gone = await silent(side);
+  await gone.close();
+  const error = await failure(side.request({ ...hello, port: gone.port }));
+  expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  expect(error.message).toContain("refused");
+});
+
+test("a name that does not exist is told", { timeout: 10_000 }, async () => {
+  const error = await failure(channel().request({ ...hello, host: "no-such-host.invalid", port: 1 }));
+  expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  expect(error.message).toContain("not found");
+});
+
+test("a server that does not speak ZMQ is told", { timeout: 10_000 }, async () => {
+  const port = await tcpServer((socket) => socket.end("HTTP/1.1 400 Bad Request\r\n\r\n"));
+  const error = await failure(channel().request({ ...hello, port }));
+  expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  expect(error.message).toContain("does not speak ZMQ");
+});
+
+test("a peer that dies after it took the request is told at once", { timeout: 10_000 }, async () => {
+  const router = new Router({ linger: 0 });
+  await router.bind(`tcp://${host}:*`);
+  const died = router.receive().then(() => router.close());
+  const port = Number(router.lastEndpoint?.split(":").at(-1));
+  const error = await failure(channel().request({ ...hello, port }));
+  expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  expect(error.message).toContain("closed the connection");
+  await died;
+});
+
+test("a reply beyond the limit is not taken", { timeout: 10_000 }, async () => {
+  const side = channel({ maxReplyBytes: 1000 });
+  const { port } = await side.listen({
+    host,
+    port: 0,
+    answer: ([frame]) => [new Uint8Array(frame?.length ?? 0)],
+  });
+  await side.request({ ...hello, port, frames: [new Uint8Array(1000)] });
+  const error = await failure(side.request({ ...hello, port, frames: [new Uint8Array(1001)] }));
+  expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  expect(error.message).toContain("larger than 1000 bytes");
+});
+
+test("a listener that does not answer is a timeout, a server that says nothing is unreachable", async () => {
+  const side = channel();
+  const { port } = await silent(side);
+  const error = await failure(side.request({ ...hello, port, timeoutMs: 50 }));
+  expect(error.code).toBe("KV_SIDE_CHANNEL_TIMEOUT");
+  expect(error.message).toContain("50 ms");
+  const mute = await tcpServer(() => {});
+  const unreachable = await failure(side.request({ ...hello, port: mute, timeoutMs: 50 }));
+  expect(unreachable.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+});
+
+test("an aborted request throws the signal's reason, before it began too", { timeout: 10_000 }, async () => {
+  const side = channel();
+  const { port } = await silent(side);
+  const abort = new AbortController();
+  const reason = new Error("no longer wanted");
+  const waiting = failure(side.request({ ...hello, port, signal: abort.signal }));
+  abort.abort(reason);
+  expect(await waiting).toBe(reason);
+  expect(await failure(side.request({ ...hello, port, signal: abort.signal }))).toBe(reason);
+});
+
+test("whatever arrives and whatever the answer throws, the listener goes on", async () => {
+  const warnings: (LogFields | undefined)[] = [];
+  const side = channel({ log: { ...silentLog, warn: (_, fields) => warnings.push(fields) } });
+  let refused = 0;
+  let largest = 0;
+  const listener = await side.listen({
+    host,
+    port: 0,
+    answer: (frames) => {
+      largest = Math.max(largest, ...frames.map(({ byteLength }) => byteLength));
+      if (frames.length === 1 && text(frames[0]) === "hello") return [Buffer.from("still here")];
+      refused += 1;
+      throw refused % 2 === 0 ? new Error("what is this") : "not even an error";
+    },
+  });
+  const dealer = new Dealer({ linger: 0, sendHighWaterMark: 100_000 });
+  closers.push(() => dealer.close());
+  dealer.connect(`tcp://${host}:${listener.port}`);
+  for (let i = 0; i < 3000; i += 1) {
+    const parts = Array.from({ length: i % 20 }, (_, part) => randomBytes((i * 7 + part) % 300));
+    await dealer.send(parts.length === 0 ? [Buffer.alloc(0)] : parts);
+  }
+  // Larger than a request may be: ZMQ ends the connection.
+  const disconnected = new Promise<void>((resolve) => dealer.events.on("disconnect", () => resolve()));
+  await dealer.send([Buffer.alloc(0), Buffer.alloc(100_000)]);
+  await disconnected;
+  // Bytes that are not ZMTP at all.
+  for (const bytes of [
+    randomBytes(1000),
+    Buffer.from("GET / HTTP/1.1\r\n\r\n"),
+    Buffer.from("ff00000000000000017f03", "hex"),
+    Buffer.alloc(0),
+  ]) {
+    await new Promise<void>((resolve) => {
+      const socket = connect(listener.port, host, () => socket.end(bytes));
+      socket.on("error", () => {}).on("close", () => resolve());
+      socket.resume();
+    });
+  }
+  expect(text((await side.request({ ...hello, port: listener.port })).frames[0])).toBe("still here");
+  await until(() => refused > 2000);
+  expect(largest).toBeLessThan(4096);
+  // A complaint a second, and the rest counted.
+  expect(warnings.length).toBeLessThan(60);
+});
+
+test("answers that never come hold up no one but the listener, and not its end", async () => {
+  const side = channel({ maxPending: 3 });
+  let asked = 0;
+  const listener = await side.listen({
+    host,
+    port: 0,
+    answer: () => {
+      asked += 1;
+      return new Promise(() => {});
+    },
+  });
+  const waiting = Array.from({ length: 10 }, () => failure(side.request({ ...hello, port: listener.port })));
+  await until(() => asked === 3);
+  await listener.close();
+  for (const error of await Promise.all(waiting)) expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  expect(asked).toBe(3);
+});
+
+test("closing ends requests in flight and takes no new ones", { timeout: 10_000 }, async () => {
+  const side = channel();
+  const { port } = await silent(side);
+  const waiting = failure(side.request({ ...hello, port }));
+  await new Promise((resolve) => setImmediate(resolve));
+  await side.close();
+  expect((await waiting).code).toBe("KV_SIDE_CHANNEL_CLOSED");
+  expect((await failure(side.request({ ...hello, port }))).code).toBe("KV_SIDE_CHANNEL_CLOSED");
+  expect((await failure(silent(side))).code).toBe("KV_SIDE_CHANNEL_CLOSED");
+});
+
+test("a port is free again when its listener has closed, which it may be told twice", async () => {
+  const side = channel();
+  const first = await silent(side);
+  await Promise.all([first.close(), first.close()]);
+  await first.close();
+  const second = await side.listen({ host, port: first.port, answer: () => [Buffer.from("second")] });
+  expect(text((await side.request({ ...hello, port: second.port })).frames[0])).toBe("second");
+});
+
+test("vLLM's own bytes, as its ZMQ sent them, are answered", async () => {
+  const recorded = readFileSync(
+    new URL("../../../protocol/fixtures/wire/handshake/pull_tp1_prefill.zmtp.jsonl", import.meta.url),
+    "utf8",
+  )
+    .split("\n")
+    .filter(Boolean)
+    .map((line) => JSON.parse(line) as { dir: string; hex: string });
+  const fixture = (name: string) =>
+    readFileSync(
+      new URL(
+        `../../../protocol/fixtures/wire/handshake/pull_tp1_prefill.pp0tp0.${name}.bin`,
+        import.meta.url,
+      ),
+    );
+  const asked: string[] = [];
+  const listener = await channel().listen({
+    host,
+    port: 0,
+    answer: ([frame]) => {
+      asked.push(Buffer.from(frame ?? []).toString("hex"));
+      return [fixture("rep0"), fixture("rep1")];
+    },
+  });
+  let received = Buffer.alloc(0);
+  const socket = connect(listener.port, host);
+  closers.push(() => socket.destroy());
+  socket.on("data", (data) => {
+    received = Buffer.concat([received, data]);
+  });
+  // In turn, as it was: ZMQ ends a connection on which a message comes before it has greeted.
+  let wanted = Buffer.alloc(0);
+  for (const { dir, hex } of recorded) {
+    const bytes = Buffer.from(hex, "hex");
+    if (dir === "s2c") wanted = Buffer.concat([wanted, bytes]);
+    else {
+      await until(() => received.length >= wanted.length);
+      socket.write(bytes);
+    }
+  }
+  await until(() => received.length >= wanted.length);
+  expect(asked).toEqual([fixture("req").toString("hex")]);
+  expect(received.toString("hex")).toBe(wanted.toString("hex"));
+});
+
+test("a listener closes while requests pour in, and its port is free when it has", async () => {
+  const side = channel();
+  for (let round = 0; round < 20; round += 1) {
+    let answered = 0;
+    const answer = () => {
+      answered += 1;
+      return [Buffer.from("x")];
+    };
+    const { port, close } = await side.listen({ host, port: 0, answer });
+    const dealer = new Dealer({ linger: 0 });
+    dealer.connect(`tcp://${host}:${port}`);
+    let pouring = true;
+    const poured = (async () => {
+      while (pouring) {
+        await dealer.send([Buffer.alloc(0), Buffer.from("hello")]);
+        await new Promise((resolve) => setImmediate(resolve));
+      }
+    })();
+    await until(() => answered > 20);
+    await close();
+    const refused = await new Promise((resolve) => {
+      const socket = connect(port, host, () => {
+        socket.destroy();
+        resolve(false);
+      });
+      socket.on("error", () => resolve(true));
+    });
+    expect(refused, `round ${round}`).toBe(true);
+    pouring = false;
+    await poured;
+    dealer.close();
+  }
+});

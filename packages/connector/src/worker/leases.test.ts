@@ -1,0 +1,105 @@
+import type { Clock } from "@kv/interface";
+import { describe, expect, it } from "vitest";
+import { manualClock } from "../clock-manual.test-support.js";
+import { createLeases } from "./leases.js";
+
+function setUp(extensionMs = 20_000) {
+  const clock = manualClock(1000);
+  const expired: string[] = [];
+  const leases = createLeases({ clock, extensionMs, onExpired: (id) => expired.push(id) });
+  return { clock, expired, leases };
+}
+
+describe("leases", () => {
+  it("expires at its time and not before, in one timer for all", () => {
+    const { clock, expired, leases } = setUp();
+    leases.grant("b", { expiresAtMs: 31_000 });
+    leases.grant("a", { expiresAtMs: 11_000 });
+    expect(clock.pending()).toBe(1);
+    clock.advance(9999);
+    expect(expired).toEqual([]);
+    clock.advance(1);
+    expect(expired).toEqual(["a"]);
+    expect(leases.has("a")).toBe(false);
+    clock.advance(20_000);
+    expect(expired).toEqual(["a", "b"]);
+    expect(clock.pending()).toBe(0);
+  });
+
+  it("a heartbeat gives max(old, now + extension)", () => {
+    const { clock, expired, leases } = setUp();
+    leases.grant("a", { expiresAtMs: 31_000 });
+    leases.extend(["a", "unknown"]);
+    expect(leases.expiresAtMs("a")).toBe(31_000);
+    clock.advance(25_000);
+    leases.extend(["a"]);
+    expect(leases.expiresAtMs("a")).toBe(46_000);
+    clock.advance(19_999);
+    expect(expired).toEqual([]);
+    clock.advance(1);
+    expect(expired).toEqual(["a"]);
+  });
+
+  it("without heartbeats the unattended time holds, with one the lease", () => {
+    const { clock, expired, leases } = setUp();
+    leases.grant("silent", { expiresAtMs: 31_000, unattendedExpiresAtMs: 121_000 });
+    leases.grant("beating", { expiresAtMs: 31_000, unattendedExpiresAtMs: 121_000 });
+    leases.extend(["beating"]);
+    expect(leases.expiresAtMs("beating")).toBe(31_000);
+    clock.advance(30_000);
+    expect(expired).toEqual(["beating"]);
+    clock.advance(90_000);
+    expect(expired).toEqual(["beating", "silent"]);
+  });
+
+  it("released leases say nothing, and the last one takes the timer along", () => {
+    const { clock, expired, leases } = setUp();
+    leases.grant("a", { expiresAtMs: 2000 });
+    expect(leases.release("a")).toBe(true);
+    expect(leases.release("a")).toBe(false);
+    expect(clock.pending()).toBe(0);
+    leases.grant("b", { expiresAtMs: 2000 });
+    leases.close();
+    clock.advance(5000);
+    expect(expired).toEqual([]);
+    expect(clock.pending()).toBe(0);
+  });
+
+  it("does not spin where less time is left than the clock can tell apart", () => {
+    const base = manualClock(2_100_000);
+    let timers = 0;
+    const skewed: Clock = {
+      now: () => base.now() - 2_099_000,
+      setTimer(run, delayMs) {
+        timers += 1;
+        if (timers > 20_000) throw new Error("a loop of timers");
+        return base.setTimer(run, delayMs);
+      },
+    };
+    const expired: string[] = [];
+    const leases = createLeases({ clock: skewed, extensionMs: 1, onExpired: (id) => expired.push(id) });
+    // What is left on the skewed clock, which is finer, is lost in the sum with the other.
+    for (let i = 0; i < 2000; i++) {
+      leases.grant(`r${i}`, { expiresAtMs: skewed.now() + 1 + Math.sqrt(i) });
+      base.advance(Math.SQRT1_2);
+    }
+    base.advance(100);
+    expect(expired.length).toBe(2000);
+  });
+
+  it("may grant again from the expiry callback", () => {
+    const clock = manualClock();
+    let again = 1;
+    const leases = createLeases({
+      clock,
+      extensionMs: 1,
+      onExpired: (id) => {
+        if (again-- > 0) leases.grant(id, { expiresAtMs: clock.now() + 10 });
+      },
+    });
+    leases.grant("a", { expiresAtMs: 5 });
+    clock.advance(100);
+    expect(leases.size).toBe(0);
+    expect(clock.pending()).toBe(0);
+  });
+});

@@ -1,0 +1,33 @@
+import { describe, expect, it } from "vitest";
+import { keptUntilMs, type LeaseTrustOptions } from "./lease-deadline.js";
+
+const base: LeaseTrustOptions = {
+  expirySeconds: 130,
+  clock: { earliestLocalMs: (seconds) => seconds * 1000 - 100_000 },
+  seenAtMs: 2000,
+  leaseMs: 30_000,
+  extensionMs: 20_000,
+  marginMs: 5000,
+  heartbeatsAtMs: [],
+};
+
+describe("keptUntilMs", () => {
+  it("takes the announced end over the clock offset, less the margin", () => {
+    expect(keptUntilMs(base)).toBe(25_000);
+  });
+
+  it("without one counts a lease from the first sight", () => {
+    expect(keptUntilMs({ ...base, expirySeconds: undefined })).toBe(27_000);
+  });
+
+  it("a heartbeat lengthens, and never shortens", () => {
+    expect(keptUntilMs({ ...base, heartbeatsAtMs: [20_000] })).toBe(35_000);
+    expect(keptUntilMs({ ...base, heartbeatsAtMs: [5000] })).toBe(25_000);
+    expect(keptUntilMs({ ...base, heartbeatsAtMs: [5000, 24_000, 38_000, 52_000] })).toBe(67_000);
+  });
+
+  it("a heartbeat after the end extends nothing", () => {
+    expect(keptUntilMs({ ...base, heartbeatsAtMs: [25_001] })).toBe(25_000);
+    expect(keptUntilMs({ ...base, heartbeatsAtMs: [20_000, 36_000, 37_000] })).toBe(35_000);
+  });
+});
