@@ -6,7 +6,7 @@ export interface Clock {
   /** Milliseconds on a monotonic clock with an arbitrary origin (as `performance.now()`). */
   now(): number;
   /** Calls `run` once after `delayMs`. The timer does not keep the process alive unless `ref` is true. */
-  setTimer(run: () => void, delayMs: number, options?: { ref?: boolean }): Timer;
+  setTimer(run: () => void, delayMs: number, options?: { ref?: boolean | undefined }): Timer;
 }
 
 export interface Timer {
@@ -43,6 +43,14 @@ export interface Ambient {
   metrics: Metrics;
 }
 
+/** `Ambient` as an argument: a part that is absent or undefined gets the default that `ambient` names. */
+export interface AmbientOptions {
+  readonly clock?: Clock | undefined;
+  readonly random?: Random | undefined;
+  readonly log?: Log | undefined;
+  readonly metrics?: Metrics | undefined;
+}
+
 /** The real clock: `performance.now()` and Node or browser timers. */
 export function systemClock(): Clock {
   return {
@@ -66,7 +74,7 @@ export const silentLog: Log = { debug() {}, info() {}, warn() {}, error() {} };
 export const noMetrics: Metrics = { count() {}, observe() {} };
 
 /** Fills what the caller left out: the system's clock and randomness, no log, no metrics. */
-export function ambient(given: Partial<Ambient> = {}): Ambient {
+export function ambient(given: AmbientOptions = {}): Ambient {
   return {
     clock: given.clock ?? systemClock(),
     random: given.random ?? systemRandom(),

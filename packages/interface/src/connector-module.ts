@@ -1,4 +1,4 @@
-import type { Ambient } from "./ambient.js";
+import type { AmbientOptions } from "./ambient.js";
 import type { LoadFailurePolicy, SchedulerConnector, WorkerConnector } from "./connector.js";
 import type { KvCacheConfig } from "./kv-cache.js";
 import type { Platform } from "./platform.js";
@@ -11,11 +11,11 @@ export type KvRole = (typeof KV_ROLES)[number];
 /** vLLM's `kv_transfer_config` after validation, in TypeScript case. `@kv/connector` reads it from JSON. */
 export interface KvTransferConfig {
   readonly connector: string;
-  readonly modulePath?: string;
+  readonly modulePath?: string | undefined;
   readonly role: KvRole;
-  readonly engineId?: string;
+  readonly engineId?: string | undefined;
   /** `kv_buffer_device`: where the buffers that are registered live, such as "cpu" or "cuda". */
-  readonly bufferDevice?: string;
+  readonly bufferDevice?: string | undefined;
   readonly loadFailurePolicy: LoadFailurePolicy;
   readonly enablePermuteLocalKv: boolean;
   readonly sideChannelHost: string;
@@ -49,17 +49,17 @@ export interface ModelIdentity {
   readonly isHmaEnabled: boolean;
   readonly speculativeConfig: unknown;
   /** The attention backend's name in the hash, where it differs from the one that is announced for the layout. */
-  readonly hashedAttentionBackend?: string;
+  readonly hashedAttentionBackend?: string | undefined;
 }
 
-export interface SchedulerOptions extends Partial<Ambient> {
+export interface SchedulerOptions extends AmbientOptions {
   readonly config: KvTransferConfig;
   readonly engine: EngineIdentity;
   readonly cache: KvCacheConfig;
   readonly sideChannel: SideChannel;
 }
 
-export interface WorkerOptions extends Partial<Ambient> {
+export interface WorkerOptions extends AmbientOptions {
   readonly config: KvTransferConfig;
   readonly engine: EngineIdentity;
   readonly tpRank: number;

@@ -30,7 +30,7 @@ export interface MatchedTokens {
    * The connector has no room for the request now: nothing is to be allocated, it waits, and is asked for again in a later step (vLLM:
    * `get_num_new_matched_tokens` answers None).
    */
-  readonly wait?: boolean;
+  readonly wait?: boolean | undefined;
 }
 
 /** `stopped` and `length` hand blocks to a peer; the rest free them (vLLM: FINISHED_STOPPED, FINISHED_LENGTH_CAPPED). */
@@ -43,7 +43,7 @@ export interface RequestFinished {
    */
   readonly keepBlocks: boolean;
   /** Returned to the client (the proxy), which hands it to the other side. */
-  readonly kvTransferParams?: KvTransferParams;
+  readonly kvTransferParams?: KvTransferParams | undefined;
 }
 
 /** What one step asks of every worker. Plain data, made by the connector for its own worker side. */
@@ -61,12 +61,12 @@ export interface FailedReceive {
   /** vLLM's failure_type, such as "handshake_failed" or "transfer_failed". */
   readonly failureType: string;
   /** Which of `failedBlockIds` are named on its account, so that outputs of several workers can be merged. */
-  readonly blockIds?: readonly number[];
+  readonly blockIds?: readonly number[] | undefined;
   /**
    * A peer that could not be asked may write to the request's blocks yet. The request fails, whatever the policy;
    * `requestFinished` will answer that the blocks are to be kept, and a later output reports the request as received once more.
    */
-  readonly blocksAtRisk?: boolean;
+  readonly blocksAtRisk?: boolean | undefined;
 }
 
 /** A layer of a forward pass that goes on. Plain data. */

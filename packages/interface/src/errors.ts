@@ -78,9 +78,9 @@ export type KvErrorCode = (typeof KV_ERROR_CODES)[number];
 
 export interface KvErrorOptions {
   /** What the reader can do about it: a command, a setting, a value that would work. */
-  hint?: string;
+  hint?: string | undefined;
   /** The values that disagree, for logs and for `--json`; plain data only. */
-  details?: Readonly<Record<string, unknown>>;
+  details?: Readonly<Record<string, unknown>> | undefined;
   cause?: unknown;
 }
 

@@ -17,13 +17,13 @@ export interface KvCacheGroup {
   readonly kind: KvCacheKind;
   readonly layerNames: readonly string[];
   /** Tokens in a logical block of this group, where groups differ. Default: `KvCacheConfig.blockSize`. */
-  readonly blockSize?: number;
+  readonly blockSize?: number | undefined;
   /** KV heads of the whole model in this group's layers, where groups differ. Default: `KvCacheConfig.numKvHeads`. */
-  readonly numKvHeads?: number;
+  readonly numKvHeads?: number | undefined;
   /** Tokens that a sliding window sees: only blocks that hold some of the last ones are handed over. */
-  readonly slidingWindowTokens?: number;
+  readonly slidingWindowTokens?: number | undefined;
   /** State groups: blocks at the end of a request's list that are scratch for speculation. Default 0. */
-  readonly speculativeBlocks?: number;
+  readonly speculativeBlocks?: number | undefined;
 }
 
 /** One contiguous array of blocks: commonly a layer, with K and V packed. */
@@ -41,11 +41,11 @@ export interface KvCacheRegion {
   readonly groupId: number;
   readonly memoryType: MemoryType;
   /** For a shared region (-1), the groups that share it; all by default. */
-  readonly groupIds?: readonly number[];
+  readonly groupIds?: readonly number[] | undefined;
   /** KV heads of the whole model in this region, where they are not its group's: a draft model's. */
-  readonly numKvHeads?: number;
+  readonly numKvHeads?: number | undefined;
   /** The same on every rank. Default: as the kind of its group. */
-  readonly replicated?: boolean;
+  readonly replicated?: boolean | undefined;
 }
 
 /** A state-space layer's block on one rank: the convolution state, its projections one after another, then the recurrent state. */
@@ -77,9 +77,9 @@ export interface KvCacheConfig {
    */
   readonly attentionBackend: string;
   /** Of models with state-space layers. */
-  readonly stateSpace?: KvStateSpace;
+  readonly stateSpace?: KvStateSpace | undefined;
   /** Whether the engine reuses blocks of earlier prompts. Default true; looked at for state-space models, which cannot with every peer. */
-  readonly prefixCaching?: boolean;
+  readonly prefixCaching?: boolean | undefined;
 }
 
 /** A rank's part of the cache, handed to its worker connector once. */

@@ -12,7 +12,7 @@ export interface PlatformCapabilities {
   /** Memory types that this device's own memory can be registered as; empty when it must be staged. */
   readonly registersAs: readonly MemoryType[];
   /** Ways to register this device's memory as it is which exist and this platform does not take: it stages. Absent: none is known. */
-  readonly directRegistration?: readonly DirectRegistration[];
+  readonly directRegistration?: readonly DirectRegistration[] | undefined;
   /** `kv_buffer_device` values that work here; the first is the default. */
   readonly bufferDevices: readonly string[];
   /** Batches in flight at once; 1 means synchronous execution. */
@@ -29,9 +29,9 @@ export interface DirectRegistration {
 
 /** Settings of an engine that a platform may refuse. Keys that a platform does not know are left alone (S1.4). */
 export interface PlatformEngineSettings {
-  readonly prefixCaching?: boolean;
-  readonly maxNumSeqs?: number;
-  readonly modelConfig?: Readonly<Record<string, unknown>>;
+  readonly prefixCaching?: boolean | undefined;
+  readonly maxNumSeqs?: number | undefined;
+  readonly modelConfig?: Readonly<Record<string, unknown>> | undefined;
   readonly [key: string]: unknown;
 }
 
@@ -72,7 +72,7 @@ export interface StagingOptions {
    * under way take host memory, so many at once that their sum has a bound of the platform's own. Block 0 is never saved nor loaded.
    */
   readonly poolBlocks: number;
-  readonly clock?: Clock;
+  readonly clock?: Clock | undefined;
 }
 
 /** Pairs of block ids, per KV cache group: `wire[g][i]` in the pool stands for `device[g][i]`. */
@@ -86,7 +86,7 @@ export interface Staging {
   /** What is registered and described to peers in place of the device's own caches: their layers, `poolBlocks` blocks each. */
   readonly wireCaches: KvCaches;
   /** What both copies do to a block, for `provePlan`. */
-  readonly stage?: StagingStage;
+  readonly stage?: StagingStage | undefined;
   /** Copies device blocks to pool blocks, before a peer may read them. Errors: `KV_STAGING_FAILED`. */
   save(requestId: string, blocks: StagedBlocks): Promise<void>;
   /** Copies pool blocks to device blocks, after a transfer into them has landed. Errors: `KV_STAGING_FAILED`. */

@@ -34,7 +34,7 @@ export interface SideChannelRequest {
   readonly frames: readonly Uint8Array[];
   /** vLLM 0.33: 5000. */
   readonly timeoutMs: number;
-  readonly signal?: AbortSignal;
+  readonly signal?: AbortSignal | undefined;
 }
 
 export interface SideChannelReply {

@@ -34,21 +34,24 @@ export interface Transport {
    * Allocates page-aligned, zeroed, touched memory that this transport can register. It belongs to the caller until
    * `close`; closing while a registration names it is `KV_MEMORY_IN_USE`.
    */
-  allocate(lengthBytes: number, options?: { memoryType?: MemoryType; deviceId?: number }): Memory;
+  allocate(
+    lengthBytes: number,
+    options?: { memoryType?: MemoryType | undefined; deviceId?: number | undefined },
+  ): Memory;
   /** Closes all agents, then what the transport itself holds. Safe to call twice. */
   close(): Promise<void>;
 }
 
 export interface AgentOptions {
   /** Unique among peers; a UUID by default, as vLLM does. 1 to 255 printable ASCII characters. */
-  name?: string;
+  name?: string | undefined;
   /** Backends in order of preference; the transport's default when absent. */
-  backends?: readonly BackendSpec[];
+  backends?: readonly BackendSpec[] | undefined;
 }
 
 export interface BackendSpec {
   readonly name: string;
-  readonly parameters?: Readonly<Record<string, string>>;
+  readonly parameters?: Readonly<Record<string, string>> | undefined;
 }
 
 /** Memory that the transport can reach. Addresses are below 2^53, so a `number` holds them exactly. */
@@ -82,7 +85,7 @@ export interface DescriptorTable {
    * are copied before it returns: 40 MB on the caller's thread for a million of them. Errors: `KV_LIST_INVALID` where the buffer
    * cannot be detached.
    */
-  readonly takeRows?: boolean;
+  readonly takeRows?: boolean | undefined;
 }
 
 /** Numbers in a row of a `DescriptorTable`. */
@@ -132,7 +135,7 @@ export interface DescriptorRuns {
    * request are the same in every region of a KV cache, so this is as long as there are regions, and `runs` as there are runs of blocks.
    * One row of zeros when absent.
    */
-  readonly offsets?: Int32Array;
+  readonly offsets?: Int32Array | undefined;
   readonly localIds?: undefined;
   readonly remoteIds?: undefined;
 }
@@ -152,11 +155,11 @@ export interface TransferOrder {
    * Delivered to the remote agent exactly once, after every byte of this transfer has landed, and not at all when the
    * transfer fails. How (a rider on the NIXL request, or sent after the last slice) is the transport's affair.
    */
-  readonly notification?: Uint8Array;
+  readonly notification?: Uint8Array | undefined;
   /** Gives up: `done` rejects with `KV_TRANSFER_ABORTED`; the memory stays in use until `released`. */
-  readonly signal?: AbortSignal;
+  readonly signal?: AbortSignal | undefined;
   /** Gives up after this long, with `KV_TRANSFER_TIMEOUT`. */
-  readonly timeoutMs?: number;
+  readonly timeoutMs?: number | undefined;
 }
 
 export interface TransferResult {
@@ -164,11 +167,11 @@ export interface TransferResult {
   /** Descriptors moved, as given. */
   readonly descriptorCount: number;
   /** Descriptors that the transport's library was handed, neighbours merged. Where it is measured. */
-  readonly mergedCount?: number;
+  readonly mergedCount?: number | undefined;
   /** From the call to the first post, and the making of the requests that follow it. Where it is measured. */
-  readonly prepareMs?: number;
+  readonly prepareMs?: number | undefined;
   /** The part of it on the transport's own thread: from taking the transfer up to its first post. Where it is measured. */
-  readonly makeMs?: number;
+  readonly makeMs?: number | undefined;
   /** Time inside the post calls, all slices together. */
   readonly postMs: number;
   /** From the first post to the last byte. */
@@ -234,5 +237,5 @@ export interface Agent {
    * Lets go of everything in the right order: transfers (waiting for each until it is released, `timeoutMs` at most), lists, peers,
    * registrations, backends, the agent. Notifications that were sent before arrive, where the peer can be reached. Safe to call twice.
    */
-  close(options?: { timeoutMs?: number }): Promise<void>;
+  close(options?: { timeoutMs?: number | undefined }): Promise<void>;
 }
