@@ -9,7 +9,7 @@ import type {
 } from "@kv/interface";
 import { decodeMsgpack } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
-import { eitherConnector } from "./dual-connector.js";
+import { dualConnector } from "./dual-connector.js";
 
 /** Answers with its own name, and notes what it was asked. */
 function named(name: string, calls: string[]): ConnectorModule {
@@ -50,6 +50,8 @@ function named(name: string, calls: string[]): ConnectorModule {
         }),
         startLoad: (step: StepMetadata) => void calls.push(`${name} loads of ${step.connector}`),
         layerComputed: ({ regions }) => void calls.push(`${name} layer ${regions}`),
+        waitForSave: async (_, computed) => void calls.push(`${name} saves ${JSON.stringify(computed)}`),
+        close: async () => void calls.push(`${name} closed`),
         collectFinished: () => ({
           finishedSending: [name],
           finishedReceiving: [],
@@ -63,7 +65,7 @@ function named(name: string, calls: string[]): ConnectorModule {
 
 async function both(port = 5600) {
   const calls: string[] = [];
-  const module = eitherConnector({
+  const module = dualConnector({
     name: "auto",
     pull: named("pull", calls),
     push: named("push", calls),
@@ -80,7 +82,7 @@ const request = (requestId: string, kvTransferParams?: Record<string, unknown>):
   kvTransferParams,
 });
 
-describe("either connector", () => {
+describe("dual connector", () => {
   it("goes by transfer_mode; a consumer's without one pulls, a producer's goes as is preferred", async () => {
     const { calls, scheduler } = await both();
     scheduler.matchedTokens(request("push 1", { do_remote_prefill: true }), 0);
@@ -128,6 +130,27 @@ describe("either connector", () => {
       "pull port 0",
       "push port 0",
     ]);
-    expect(() => worker.startLoad({ connector: "pull", step: 1 })).toThrow(/nothing for pull/);
+    expect(() => worker.startLoad({ connector: "pull", step: 1 })).toThrow(/no metadata for pull/);
+  });
+
+  it("waitForSave hands on how many tokens are computed", async () => {
+    const { calls, scheduler, worker } = await both();
+    await worker.waitForSave(scheduler.buildStepMetadata(), { r: 16 });
+    expect(calls).toEqual(['pull saves {"r":16}', 'push saves {"r":16}']);
+  });
+
+  it("closes pull's side when push's cannot be created", async () => {
+    const calls: string[] = [];
+    const failing = () => Promise.reject(new Error("port taken"));
+    const module = dualConnector({
+      name: "auto",
+      pull: named("pull", calls),
+      push: { name: "push", createScheduler: failing, createWorker: failing },
+      prefer: () => "pull",
+    });
+    const options = { config: { sideChannelPort: 1 } } as SchedulerOptions;
+    await expect(module.createScheduler(options)).rejects.toThrow("port taken");
+    await expect(module.createWorker({} as WorkerOptions)).rejects.toThrow("port taken");
+    expect(calls).toEqual(["pull closed", "pull closed"]);
   });
 });

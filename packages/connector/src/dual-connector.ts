@@ -10,49 +10,48 @@ import {
   type WorkerOptions,
   type WorkerOutput,
 } from "@kv/interface";
-import { decodeMsgpack, encodeMsgpack } from "@kv/protocol";
+import { decodeMsgpack, encodeMsgpack, type TransferMode } from "@kv/protocol";
 
-export type TransferMode = "pull" | "push";
-
-export interface EitherConnectorOptions {
+/** Options of `dualConnector`. */
+export interface DualConnectorOptions {
+  /** The connector's name in step metadata and errors. */
   readonly name: string;
   readonly pull: ConnectorModule;
   readonly push: ConnectorModule;
-  /** The mode of a prompt whose `kv_transfer_params` name none. Must answer the same for the same request. */
+  /** The mode of a request whose `kv_transfer_params` name none. Must return the same mode for the same request. */
   prefer(request: ConnectorRequest): TransferMode;
 }
 
-/** Push listens on a port of its own: this far from the configured one, which is pull's. */
+/** Push listens on a port of its own: the configured one, which is pull's, plus this. */
 const PUSH_PORT_OFFSET = 100;
 const MODES = ["pull", "push"] as const;
 
 /**
- * Both kinds of pair in one engine: each request goes by the connector that its `transfer_mode` names, a consumer's by what the producer
- * answered. Each connector has its own agents, side channel and tables; they share memory and nothing else.
+ * Pull and push in one engine: each request uses the connector that its `transfer_mode` names. D's requests get the mode from P's answer. Each
+ * connector has its own agents, side channel and tables; they share the registered memory and nothing else.
  */
-export function eitherConnector(options: EitherConnectorOptions): ConnectorModule {
+export function dualConnector(options: DualConnectorOptions): ConnectorModule {
   const { name, prefer } = options;
   return {
     name,
-    createScheduler: (given) => createScheduler(name, prefer, options, given),
-    createWorker: (given) => createWorker(name, options, given),
+    createScheduler: (engine) => createScheduler(name, prefer, options, engine),
+    createWorker: (engine) => createWorker(name, options, engine),
   };
 }
 
 async function createScheduler(
   name: string,
-  prefer: EitherConnectorOptions["prefer"],
-  modules: Pick<EitherConnectorOptions, TransferMode>,
+  prefer: DualConnectorOptions["prefer"],
+  modules: Pick<DualConnectorOptions, TransferMode>,
   options: SchedulerOptions,
 ): Promise<SchedulerConnector> {
   const { config } = options;
   const { sideChannelPort } = config;
   const pull = await modules.pull.createScheduler(options);
   const pushPort = sideChannelPort === 0 ? 0 : sideChannelPort + PUSH_PORT_OFFSET;
-  const push = await modules.push.createScheduler({
-    ...options,
-    config: { ...config, sideChannelPort: pushPort },
-  });
+  const push = await orClose(pull, () =>
+    modules.push.createScheduler({ ...options, config: { ...config, sideChannelPort: pushPort } }),
+  );
   const both = { pull, push };
   const of = (request: ConnectorRequest) => both[modeOf(request, prefer)];
   let step = 0;
@@ -73,7 +72,7 @@ async function createScheduler(
       return { connector: name, step, pull: pull.buildStepMetadata(), push: push.buildStepMetadata() };
     },
     applyWorkerOutput(output) {
-      // Requests that one of them does not know mean nothing to it.
+      // Each ignores the requests that it does not know.
       pull.applyWorkerOutput(output);
       push.applyWorkerOutput(output);
     },
@@ -87,11 +86,11 @@ async function createScheduler(
 
 async function createWorker(
   name: string,
-  modules: Pick<EitherConnectorOptions, TransferMode>,
+  modules: Pick<DualConnectorOptions, TransferMode>,
   options: WorkerOptions,
 ): Promise<WorkerConnector> {
   const pull = await modules.pull.createWorker(options);
-  const push = await modules.push.createWorker(options);
+  const push = await orClose(pull, () => modules.push.createWorker(options));
   return {
     name,
     async registerKvCaches(caches) {
@@ -110,8 +109,11 @@ async function createWorker(
       pull.layerComputed?.(layer);
       push.layerComputed?.(layer);
     },
-    async waitForSave(step) {
-      await Promise.all([pull.waitForSave(stepOf(step, "pull")), push.waitForSave(stepOf(step, "push"))]);
+    async waitForSave(step, computedTokens) {
+      await Promise.all([
+        pull.waitForSave(stepOf(step, "pull"), computedTokens),
+        push.waitForSave(stepOf(step, "push"), computedTokens),
+      ]);
     },
     collectFinished(): WorkerOutput {
       const [a, b] = [pull.collectFinished(), push.collectFinished()];
@@ -133,11 +135,21 @@ async function createWorker(
   };
 }
 
-/** A consumer's parameters without a mode are those of a pulling producer, as vLLM's are. */
-function modeOf(request: ConnectorRequest, prefer: EitherConnectorOptions["prefer"]): TransferMode {
+/** Parameters of D without a mode come from a P that is read from, as vLLM's do. */
+function modeOf(request: ConnectorRequest, prefer: DualConnectorOptions["prefer"]): TransferMode {
   const { transfer_mode: mode, do_remote_prefill: consumes } = request.kvTransferParams ?? {};
   if (mode === "pull" || mode === "push") return mode;
   return consumes === true ? "pull" : prefer(request);
+}
+
+/** What `create` returns. When it fails, the side that exists already is closed. */
+async function orClose<T>(first: { close(): Promise<void> }, create: () => Promise<T> | T): Promise<T> {
+  try {
+    return await create();
+  } catch (error) {
+    await first.close();
+    throw error;
+  }
 }
 
 function payloadOf(worker: WorkerHandshakeMetadata, mode: TransferMode): WorkerHandshakeMetadata {

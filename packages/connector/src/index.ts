@@ -1,20 +1,25 @@
-export * from "./handshake/clock-offset.js";
-export * from "../../pull/src/completion-counter.js";
-export * from "./worker/worker-output-aggregator.js";
-export * from "./config/index.js";
-export * from "./platforms/cpu-platform.js";
-export * from "./platforms/cuda-platform.js";
-export * from "./scheduler/generations.js";
-export * from "./handshake/handshake-client.js";
-export * from "./handshake/handshake-listener.js";
-export * from "./peers/heartbeats.js";
-export * from "./worker/leases.js";
-export * from "./handshake/lease-query.js";
-export * from "./metrics/index.js";
-export * from "./pair-index.js";
-export * from "./peers/peer-table.js";
-export * from "./peers/peer-backoff.js";
-export * from "./handshake/rank-key.js";
-export * from "./registry/index.js";
-export * from "./side-channel/index.js";
-export * from "./staging/index.js";
+export type { Environment } from "./config/environment.js";
+export { readTransferConfig, type TransferConfigSources } from "./config/transfer-config.js";
+export { transferConfigJsonSchema } from "./config/transfer-config-schema.js";
+export { type DualConnectorOptions, dualConnector } from "./dual-connector.js";
+export { type MemoryMetrics, type MemoryMetricsOptions, memoryMetrics } from "./metrics/memory-metrics.js";
+export { METRIC_BUCKETS, METRIC_HELP, METRICS } from "./metrics/metric-names.js";
+export { cpuPlatform } from "./platforms/cpu-platform.js";
+export { type CudaPlatformOptions, cudaPlatform } from "./platforms/cuda-platform.js";
+export {
+  type ConnectorChoice,
+  type ConnectorLoader,
+  type ConnectorRegistry,
+  type ConnectorRegistryOptions,
+  connectorRegistry,
+  registerConnector,
+  resolveConnector,
+} from "./registry/registry.js";
+export { type ZmqSideChannelOptions, zmqSideChannel } from "./side-channel/zmq-side-channel.js";
+export { type StagedOptions, staged } from "./staging/staged.js";
+export { stagingPoolBlocks } from "./staging/staging-pool.js";
+export type { StagingCopied } from "./staging/staging-step.js";
+export {
+  createWorkerOutputAggregator,
+  type WorkerOutputAggregator,
+} from "./worker/worker-output-aggregator.js";

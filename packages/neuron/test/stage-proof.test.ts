@@ -1,4 +1,4 @@
-import { localGeometry, modelGeometry } from "@kv/connector";
+import { localGeometry, modelGeometry } from "@kv/connector/building-blocks";
 import type { KvCacheConfig, Staging, StagingStage } from "@kv/interface";
 import { buildEngineTransferPlan, proveEnginePlans, type RankGeometry } from "@kv/plan";
 import { memoryTransport, seededRandom } from "@kv/transport-memory";

@@ -1,40 +1,40 @@
 import { silentLog } from "@kv/interface";
 import { describe, expect, it } from "vitest";
-import { createCompletions } from "./completion-counter.js";
+import { CompletionCounter } from "./completion-counter.js";
 
 describe("completions", () => {
   it("is complete at the n-th distinct reader, once", () => {
-    const completions = createCompletions({ log: silentLog });
-    expect(completions.note("r", "d0", 2)).toBe("waiting");
-    expect(completions.note("r", "d1", 2)).toBe("complete");
+    const completions = new CompletionCounter({ log: silentLog });
+    expect(completions.add("r", "d0", 2)).toBe("waiting");
+    expect(completions.add("r", "d1", 2)).toBe("complete");
     expect(completions.size).toBe(0);
-    expect(completions.note("one", "d0", 1)).toBe("complete");
+    expect(completions.add("one", "d0", 1)).toBe("complete");
   });
 
   it("does not count the same reader twice", () => {
-    const completions = createCompletions({ log: silentLog });
-    expect(completions.note("r", "d0", 2)).toBe("waiting");
-    expect(completions.note("r", "d0", 2)).toBe("duplicate");
-    expect(completions.note("r", "d0", 2)).toBe("duplicate");
-    expect(completions.note("r", "d1", 2)).toBe("complete");
+    const completions = new CompletionCounter({ log: silentLog });
+    expect(completions.add("r", "d0", 2)).toBe("waiting");
+    expect(completions.add("r", "d0", 2)).toBe("duplicate");
+    expect(completions.add("r", "d0", 2)).toBe("duplicate");
+    expect(completions.add("r", "d1", 2)).toBe("complete");
   });
 
   it("where readers disagree the greater number holds, with a warning", () => {
     const warnings: string[] = [];
     const log = { ...silentLog, warn: (event: string) => void warnings.push(event) };
-    const completions = createCompletions({ log });
-    expect(completions.note("r", "a", 2)).toBe("waiting");
-    expect(completions.note("r", "b", 3)).toBe("waiting");
-    expect(completions.note("r", "c", 1)).toBe("complete");
+    const completions = new CompletionCounter({ log });
+    expect(completions.add("r", "a", 2)).toBe("waiting");
+    expect(completions.add("r", "b", 3)).toBe("waiting");
+    expect(completions.add("r", "c", 1)).toBe("complete");
     expect(warnings).toEqual(["completion-consumers-disagree", "completion-consumers-disagree"]);
   });
 
   it("forgets, and says how many had spoken", () => {
-    const completions = createCompletions({ log: silentLog });
-    completions.note("r", "d0", 3);
-    completions.note("r", "d1", 3);
+    const completions = new CompletionCounter({ log: silentLog });
+    completions.add("r", "d0", 3);
+    completions.add("r", "d1", 3);
     expect(completions.forget("r")).toBe(2);
     expect(completions.forget("r")).toBe(0);
-    expect(completions.note("r", "d0", 1)).toBe("complete");
+    expect(completions.add("r", "d0", 1)).toBe("complete");
   });
 });

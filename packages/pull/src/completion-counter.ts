@@ -1,56 +1,57 @@
 import type { Log } from "@kv/interface";
 
-/**
- * Counts the readers of a finished request. Each reader of one producer rank sends `"{id}:{n}"` once, where n is how many
- * readers that rank has; the rank is done with the request when n of them have spoken. A reader is an agent: what the
- * same agent says twice (a duplicate on the way, an abort after its transfer had landed) counts once.
- */
-export interface Completions {
-  /** `complete` exactly once per request: the entry is then forgotten. */
-  note(id: string, reader: string, consumers: number): "complete" | "waiting" | "duplicate";
-  /** Forgets the request (its lease ran out) and answers how many readers had spoken. */
-  forget(id: string): number;
-  readonly size: number;
-}
-
 interface Entry {
   readonly readers: Set<string>;
-  consumers: number;
+  expected: number;
 }
 
-export function createCompletions({ log }: { log: Log }): Completions {
-  const entries = new Map<string, Entry>();
-  return {
-    note(id, reader, consumers) {
-      let entry = entries.get(id);
-      if (entry === undefined) {
-        entry = { readers: new Set(), consumers };
-        entries.set(id, entry);
-      }
-      if (entry.readers.has(reader)) return "duplicate";
-      entry.readers.add(reader);
-      if (entry.consumers !== consumers) {
-        // The number follows from both sides' sizes, so readers of one engine agree. Two engines were given the same
-        // request, then: the greater number frees later, and the lease bounds it.
-        log.warn("completion-consumers-disagree", {
-          requestId: id,
-          reader,
-          announced: consumers,
-          before: entry.consumers,
-        });
-        entry.consumers = Math.max(entry.consumers, consumers);
-      }
-      if (entry.readers.size < entry.consumers) return "waiting";
-      entries.delete(id);
-      return "complete";
-    },
-    forget(id) {
-      const readers = entries.get(id)?.readers.size ?? 0;
-      entries.delete(id);
-      return readers;
-    },
-    get size() {
-      return entries.size;
-    },
-  };
+/**
+ * Counts the readers of each finished request. Every reader of one rank of P sends `"{id}:{n}"` once, where n is how many readers that rank
+ * has; the rank is done with the request after n of them. A reader is an agent: a duplicate notification, or an abort after a completed
+ * transfer, counts once.
+ */
+export class CompletionCounter {
+  readonly #log: Log;
+  readonly #entries = new Map<string, Entry>();
+
+  constructor({ log }: { readonly log: Log }) {
+    this.#log = log;
+  }
+
+  /** Counts a reader. Returns "complete" exactly once per request, which is then forgotten. */
+  add(requestId: string, reader: string, expected: number): "complete" | "waiting" | "duplicate" {
+    let entry = this.#entries.get(requestId);
+    if (entry === undefined) {
+      entry = { readers: new Set(), expected };
+      this.#entries.set(requestId, entry);
+    }
+    if (entry.readers.has(reader)) return "duplicate";
+    entry.readers.add(reader);
+    if (entry.expected !== expected) {
+      // The number follows from both sides' sizes, so readers of one engine agree: two engines got the same request. The greater number
+      // frees later, and the lease bounds it.
+      this.#log.warn("completion-consumers-disagree", {
+        requestId,
+        reader,
+        announced: expected,
+        before: entry.expected,
+      });
+      entry.expected = Math.max(entry.expected, expected);
+    }
+    if (entry.readers.size < entry.expected) return "waiting";
+    this.#entries.delete(requestId);
+    return "complete";
+  }
+
+  /** Forgets a request and returns how many readers were done. */
+  forget(requestId: string): number {
+    const readers = this.#entries.get(requestId)?.readers.size ?? 0;
+    this.#entries.delete(requestId);
+    return readers;
+  }
+
+  /** Requests with some readers done and others not. */
+  get size(): number {
+    return this.#entries.size;
+  }
 }

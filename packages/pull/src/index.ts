@@ -1,11 +1,11 @@
 import { type ConnectorLoader, registerConnector } from "@kv/connector";
 import type { ConnectorModule } from "@kv/interface";
-import { createPullScheduler } from "./scheduler.js";
-import { createPullWorker } from "./worker.js";
+import { createPullScheduler } from "./pull-scheduler.js";
+import { createPullWorker } from "./pull-worker.js";
 
-export { createPullScheduler, type PullScheduler } from "./scheduler.js";
+export { createPullScheduler, type PullScheduler } from "./pull-scheduler.js";
+export { createPullWorker } from "./pull-worker.js";
 export type { PullStepMetadata } from "./step-metadata.js";
-export { createPullWorker } from "./worker.js";
 
 /** The names under which vLLM knows this connector, and its own. */
 export const PULL_CONNECTOR_NAMES = ["NixlConnector", "NixlPullConnector", "pull"] as const;

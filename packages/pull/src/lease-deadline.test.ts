@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
-import { keptUntilMs, type LeaseTrustOptions } from "./lease-deadline.js";
+import { type LeaseDeadlineOptions, leaseDeadlineMs } from "./lease-deadline.js";
 
-const base: LeaseTrustOptions = {
+const base: LeaseDeadlineOptions = {
   expirySeconds: 130,
   clock: { earliestLocalMs: (seconds) => seconds * 1000 - 100_000 },
   seenAtMs: 2000,
@@ -11,23 +11,23 @@ const base: LeaseTrustOptions = {
   heartbeatsAtMs: [],
 };
 
-describe("keptUntilMs", () => {
+describe("leaseDeadlineMs", () => {
   it("takes the announced end over the clock offset, less the margin", () => {
-    expect(keptUntilMs(base)).toBe(25_000);
+    expect(leaseDeadlineMs(base)).toBe(25_000);
   });
 
   it("without one counts a lease from the first sight", () => {
-    expect(keptUntilMs({ ...base, expirySeconds: undefined })).toBe(27_000);
+    expect(leaseDeadlineMs({ ...base, expirySeconds: undefined })).toBe(27_000);
   });
 
   it("a heartbeat lengthens, and never shortens", () => {
-    expect(keptUntilMs({ ...base, heartbeatsAtMs: [20_000] })).toBe(35_000);
-    expect(keptUntilMs({ ...base, heartbeatsAtMs: [5000] })).toBe(25_000);
-    expect(keptUntilMs({ ...base, heartbeatsAtMs: [5000, 24_000, 38_000, 52_000] })).toBe(67_000);
+    expect(leaseDeadlineMs({ ...base, heartbeatsAtMs: [20_000] })).toBe(35_000);
+    expect(leaseDeadlineMs({ ...base, heartbeatsAtMs: [5000] })).toBe(25_000);
+    expect(leaseDeadlineMs({ ...base, heartbeatsAtMs: [5000, 24_000, 38_000, 52_000] })).toBe(67_000);
   });
 
   it("a heartbeat after the end extends nothing", () => {
-    expect(keptUntilMs({ ...base, heartbeatsAtMs: [25_001] })).toBe(25_000);
-    expect(keptUntilMs({ ...base, heartbeatsAtMs: [20_000, 36_000, 37_000] })).toBe(35_000);
+    expect(leaseDeadlineMs({ ...base, heartbeatsAtMs: [25_001] })).toBe(25_000);
+    expect(leaseDeadlineMs({ ...base, heartbeatsAtMs: [20_000, 36_000, 37_000] })).toBe(35_000);
   });
 });

@@ -1,36 +1,37 @@
-import type { ClockOffset } from "@kv/connector";
+import type { ClockOffset } from "@kv/connector/building-blocks";
 
-/**
- * Until when a producer that cannot be asked is taken to keep a request's blocks, on the local clock. A one-sided READ
- * succeeds whether or not the blocks have gone to another request meanwhile; one that ends later than this is not used.
- *
- * A producer of ours is asked instead, after the READ (`leases-check`): only that tells of blocks that went early because another
- * reader, given the same parameters by a retry, was done with them.
- */
-export interface LeaseTrustOptions {
-  /** `remote_blocks_expiry_time`, where the producer gave one. */
+/** Facts about one request's lease at a P that cannot be asked. */
+export interface LeaseDeadlineOptions {
+  /** `remote_blocks_expiry_time` on P's clock; undefined where P gave none. */
   readonly expirySeconds: number | undefined;
+  /** P's clock, from the handshake. */
   readonly clock: Pick<ClockOffset, "earliestLocalMs">;
-  /** When this side first saw the request, on the local clock. */
+  /** When D first saw the request, on the local clock. */
   readonly seenAtMs: number;
+  /** P's lease, taken to be as long as D's. */
   readonly leaseMs: number;
+  /** What a heartbeat adds. */
   readonly extensionMs: number;
-  /** Kept back for what is on its way, and for clocks that run apart (vLLM: 5 s). */
+  /** Subtracted for notifications under way and clock drift (vLLM: 5 s). */
   readonly marginMs: number;
   /** When heartbeats that name the request were handed to the transport, ascending. */
   readonly heartbeatsAtMs: readonly number[];
 }
 
-export function keptUntilMs(options: LeaseTrustOptions): number {
+/**
+ * Until when a P that cannot be asked is assumed to keep a request's blocks, in ms on the local clock. A one-sided READ succeeds even when
+ * the blocks have gone to another request meanwhile, so a READ that ends later is not used. A P of `@kv` is asked after the READ instead
+ * (`queryLease`): only that reveals blocks that were freed early because another reader, given the same parameters by a retry, was done.
+ */
+export function leaseDeadlineMs(options: LeaseDeadlineOptions): number {
   const { expirySeconds, clock, seenAtMs, leaseMs, extensionMs, marginMs, heartbeatsAtMs } = options;
-  // A vLLM 0.33 prefill worker announces no expiry: its lease counts from the end of the prefill, just before this side saw
-  // the request.
+  // A vLLM 0.33 P announces no expiry. Its lease counts from the end of the prefill, just before D saw the request.
   const grantedMs = expirySeconds === undefined ? seenAtMs + leaseMs : clock.earliestLocalMs(expirySeconds);
-  let untilMs = grantedMs - marginMs;
+  let deadlineMs = grantedMs - marginMs;
   for (const atMs of heartbeatsAtMs) {
-    // One that came too late found nothing to extend.
-    if (atMs > untilMs) break;
-    untilMs = Math.max(untilMs, atMs + extensionMs - marginMs);
+    // A heartbeat after the deadline may have found no lease to extend.
+    if (atMs > deadlineMs) break;
+    deadlineMs = Math.max(deadlineMs, atMs + extensionMs - marginMs);
   }
-  return untilMs;
+  return deadlineMs;
 }

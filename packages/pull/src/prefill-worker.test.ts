@@ -1,23 +1,18 @@
-import { createOutbox, type TransferMetrics } from "@kv/connector";
+import { METRICS, memoryMetrics, readTransferConfig } from "@kv/connector";
+import { connectorSettings, TransferMetrics, WorkerOutputQueue } from "@kv/connector/building-blocks";
 import { silentLog } from "@kv/interface";
 import { describe, expect, it } from "vitest";
 import { fixedClock } from "../test/fixed-clock.js";
-import { createPrefillWorker } from "./prefill-worker.js";
+import { PrefillWorker } from "./prefill-worker.js";
+
+const settings = connectorSettings(readTransferConfig({ kv_connector: "pull", kv_role: "kv_both" }));
 
 function setUp() {
   const clock = fixedClock(500);
-  const outbox = createOutbox();
-  const counted: string[] = [];
-  const count = (name: string) => () => void counted.push(name);
-  const metrics: TransferMetrics = {
-    transferred: count("transferred"),
-    transferFailed: count("transferFailed"),
-    handshakeFailed: count("handshakeFailed"),
-    notificationFailed: count("notificationFailed"),
-    leaseExpired: count("leaseExpired"),
-    notificationAfterExpiry: count("notificationAfterExpiry"),
-  };
-  const worker = createPrefillWorker({ clock, log: silentLog, metrics, outbox, extensionMs: 20_000 });
+  const output = new WorkerOutputQueue();
+  const counters = memoryMetrics();
+  const metrics = new TransferMetrics(counters);
+  const worker = new PrefillWorker({ clock, log: silentLog, metrics, output, settings });
   const none = { schedulerClockMs: 9_000_000, inBatch: [], notSent: [], leases: [] };
   const named = (requestId: string) => ({
     requestId,
@@ -27,8 +22,8 @@ function setUp() {
   });
   return {
     clock,
-    outbox,
-    counted,
+    output,
+    counters,
     worker,
     admit: (requestId: string) => worker.step({ ...none, inBatch: [named(requestId)] }),
     // The scheduler's clock has another origin, and the step was a while on its way.
@@ -40,7 +35,7 @@ function setUp() {
         ],
       }),
     notSent: (requestId: string) => worker.step({ ...none, notSent: [requestId] }),
-    sent: () => outbox.take().finishedSending,
+    sent: () => output.take().finishedSending,
     rest: () => Object.values(worker.outstanding()).every((held) => held === 0) && clock.pending() === 0,
   };
 }
@@ -78,7 +73,7 @@ describe("prefill worker", () => {
   });
 
   it("reports it when the lease runs out, by what was left of it on the scheduler's clock", () => {
-    const { admit, lease, clock, worker, sent, counted, rest } = setUp();
+    const { admit, lease, clock, worker, sent, counters, rest } = setUp();
     admit("r");
     lease("r", 30_000);
     worker.done("wire-r", 2, "d0");
@@ -86,10 +81,12 @@ describe("prefill worker", () => {
     expect(sent()).toEqual([]);
     clock.advance(1);
     expect(sent()).toEqual(["r"]);
-    expect(counted).toEqual(["leaseExpired"]);
+    expect(counters.total(METRICS.expiredRequests)).toBe(1);
+    expect(counters.total(METRICS.notificationsAfterExpiry)).toBe(0);
     expect(rest()).toBe(true);
     worker.done("wire-r", 2, "d1");
-    expect(counted).toEqual(["leaseExpired", "notificationAfterExpiry"]);
+    expect(counters.total(METRICS.expiredRequests)).toBe(1);
+    expect(counters.total(METRICS.notificationsAfterExpiry)).toBe(1);
     expect(sent()).toEqual([]);
   });
 

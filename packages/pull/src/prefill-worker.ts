@@ -1,122 +1,120 @@
 import {
-  createCompletions,
-  createLeases,
-  type LeaseOrder,
-  type Outbox,
+  Leases,
+  localLeaseTerms,
   type SendableRequest,
-  type TransferMetrics,
-} from "@kv/connector";
-import type { Clock, Log } from "@kv/interface";
+  type WorkerContext,
+} from "@kv/connector/building-blocks";
+import { CompletionCounter } from "./completion-counter.js";
+import type { PullStepMetadata } from "./step-metadata.js";
+
+/** A request that runs or has finished here. */
+interface SendableState extends SendableRequest {
+  /** All readers were done before the step that reports the request as finished: only that step makes it certain. */
+  isReadEarly: boolean;
+}
 
 /**
- * The producer's half of a worker: counts the readers of each finished request, extends leases by heartbeats, and reports a
- * request as sent when all readers are done with this rank's part of it, or when its lease ran out.
+ * P's half of a worker. It counts the readers of each finished request, extends leases by heartbeats, and reports a request as sent when all
+ * readers are done with this rank's part, or when its lease has ended.
  */
-export interface PrefillWorker {
-  step(step: PrefillWorkerStep): void;
-  /** A reader, by its agent's name, is done with a request. */
-  done(wireId: string, consumers: number, reader: string): void;
-  heartbeat(wireIds: readonly string[]): void;
-  outstanding(): { leases: number; completions: number; batch: number };
-  close(): void;
-}
+export class PrefillWorker {
+  readonly #context: Pick<WorkerContext, "clock" | "log" | "metrics" | "output" | "settings">;
+  // A request is known from the step that runs it, not from the one that finishes it: its parameters reach a D without a step, and the D may
+  // be done first.
+  readonly #byWireId = new Map<string, SendableState>();
+  readonly #byRequestId = new Map<string, SendableState>();
+  readonly #completions: CompletionCounter;
+  readonly #leases: Leases;
 
-export interface PrefillWorkerStep {
-  readonly schedulerClockMs: number;
-  readonly inBatch: readonly SendableRequest[];
-  readonly notSent: readonly string[];
-  readonly leases: readonly LeaseOrder[];
-}
-
-export interface PrefillWorkerOptions {
-  readonly clock: Clock;
-  readonly log: Log;
-  readonly metrics: TransferMetrics;
-  readonly outbox: Outbox;
-  readonly extensionMs: number;
-}
-
-interface Sendable extends SendableRequest {
-  /** All readers were done before the step that says that the request has finished: known only then to be true. */
-  readEarly: boolean;
-}
-
-export function createPrefillWorker(options: PrefillWorkerOptions): PrefillWorker {
-  const { clock, log, metrics, outbox, extensionMs } = options;
-  // A request is known from the step that runs it, not from the one that finishes it: its parameters travel to a reader past
-  // the steps, and the reader may be done first.
-  const byWireId = new Map<string, Sendable>();
-  const byRequestId = new Map<string, Sendable>();
-  const completions = createCompletions({ log });
-  const leases = createLeases({
-    clock,
-    extensionMs,
-    onExpired(wireId) {
-      const readers = completions.forget(wireId);
-      const request = byWireId.get(wireId);
-      metrics.leaseExpired();
-      log.warn("lease-expired", { requestId: request?.requestId ?? wireId, readers });
-      end(wireId, true);
-    },
-  });
-
-  function end(wireId: string, sent: boolean): void {
-    const request = byWireId.get(wireId);
-    if (request === undefined) return;
-    byWireId.delete(wireId);
-    byRequestId.delete(request.requestId);
-    if (sent) outbox.sent(request.requestId);
+  constructor(context: Pick<WorkerContext, "clock" | "log" | "metrics" | "output" | "settings">) {
+    this.#context = context;
+    this.#completions = new CompletionCounter({ log: context.log });
+    this.#leases = new Leases({
+      clock: context.clock,
+      extensionMs: context.settings.extensionMs,
+      onExpired: (wireId) => this.#leaseExpired(wireId),
+    });
   }
 
-  return {
-    step({ schedulerClockMs, inBatch, notSent, leases: granted }) {
-      for (const order of inBatch) {
-        const request: Sendable = { ...order, readEarly: byWireId.get(order.wireId)?.readEarly ?? false };
-        byWireId.set(order.wireId, request);
-        byRequestId.set(order.requestId, request);
-      }
-      for (const requestId of notSent) {
-        const request = byRequestId.get(requestId);
-        if (request === undefined) continue;
-        completions.forget(request.wireId);
-        end(request.wireId, false);
-      }
-      const nowMs = clock.now();
-      for (const order of granted) {
-        const request = byWireId.get(order.wireId);
-        if (request === undefined) continue;
-        if (request.readEarly) {
-          end(order.wireId, true);
-          continue;
-        }
-        // What is left of the lease counts from here: the way from the scheduler only lengthens it, which is the safe side.
-        const rebase = (atMs: number) => nowMs + (atMs - schedulerClockMs);
-        leases.grant(order.wireId, {
-          expiresAtMs: rebase(order.expiresAtMs),
-          ...(order.unattendedExpiresAtMs === undefined
-            ? {}
-            : { unattendedExpiresAtMs: rebase(order.unattendedExpiresAtMs) }),
-        });
-      }
-    },
-    done(wireId, consumers, reader) {
-      const request = byWireId.get(wireId);
-      if (request === undefined) {
-        metrics.notificationAfterExpiry();
-        log.warn("notification-for-unknown-request", { requestId: wireId, reader });
-        return;
-      }
-      if (request.readEarly) return;
-      if (completions.note(wireId, reader, consumers) !== "complete") return;
-      if (leases.release(wireId)) end(wireId, true);
-      else request.readEarly = true;
-    },
-    heartbeat: (wireIds) => leases.extend(wireIds),
-    outstanding: () => ({ leases: leases.size, completions: completions.size, batch: byWireId.size }),
-    close() {
-      leases.close();
-      byWireId.clear();
-      byRequestId.clear();
-    },
-  };
+  /** Learns of requests that run, that ended with nothing to send, and that finished. */
+  step({
+    schedulerClockMs,
+    inBatch,
+    notSent,
+    leases,
+  }: Pick<PullStepMetadata, "schedulerClockMs" | "inBatch" | "notSent" | "leases">): void {
+    for (const order of inBatch) {
+      const state = { ...order, isReadEarly: this.#byWireId.get(order.wireId)?.isReadEarly ?? false };
+      this.#byWireId.set(order.wireId, state);
+      this.#byRequestId.set(order.requestId, state);
+    }
+    for (const requestId of notSent) {
+      const state = this.#byRequestId.get(requestId);
+      if (state === undefined) continue;
+      this.#completions.forget(state.wireId);
+      this.#forget(state);
+    }
+    const nowMs = this.#context.clock.now();
+    for (const order of leases) {
+      const state = this.#byWireId.get(order.wireId);
+      if (state === undefined) continue;
+      if (state.isReadEarly) this.#sent(state);
+      else this.#leases.grant(order.wireId, localLeaseTerms(order, schedulerClockMs, nowMs));
+    }
+  }
+
+  /** A reader, identified by its agent's name, is done with a request. `readers` is how many this rank waits for. */
+  done(wireId: string, readers: number, reader: string): void {
+    const { log, metrics } = this.#context;
+    const state = this.#byWireId.get(wireId);
+    if (state === undefined) {
+      metrics.notificationAfterExpiry();
+      log.warn("notification-for-unknown-request", { requestId: wireId, reader });
+      return;
+    }
+    if (state.isReadEarly) return;
+    if (this.#completions.add(wireId, reader, readers) !== "complete") return;
+    if (this.#leases.release(wireId)) this.#sent(state);
+    else state.isReadEarly = true;
+  }
+
+  /** Extends the leases that a heartbeat names. */
+  heartbeat(wireIds: readonly string[]): void {
+    this.#leases.extend(wireIds);
+  }
+
+  /** Counts of leases, of requests with some readers done, and of requests that are known. */
+  outstanding(): { readonly leases: number; readonly completions: number; readonly batch: number } {
+    return {
+      leases: this.#leases.size,
+      completions: this.#completions.size,
+      batch: this.#byWireId.size,
+    };
+  }
+
+  /** Forgets all requests. */
+  close(): void {
+    this.#leases.close();
+    this.#byWireId.clear();
+    this.#byRequestId.clear();
+  }
+
+  #leaseExpired(wireId: string): void {
+    const { log, metrics } = this.#context;
+    const readers = this.#completions.forget(wireId);
+    const state = this.#byWireId.get(wireId);
+    metrics.leaseExpired();
+    log.warn("lease-expired", { requestId: state?.requestId ?? wireId, readers });
+    if (state !== undefined) this.#sent(state);
+  }
+
+  #sent(state: SendableState): void {
+    this.#forget(state);
+    this.#context.output.sent(state.requestId);
+  }
+
+  #forget({ wireId, requestId }: SendableState): void {
+    this.#byWireId.delete(wireId);
+    this.#byRequestId.delete(requestId);
+  }
 }

@@ -1,93 +1,224 @@
+import type { HeartbeatSender } from "@kv/connector/building-blocks";
 import {
-  receiveBroken as broken,
   type FailureType,
-  type PeerHold,
+  isPeerLost,
   type RankKey,
-  ReceiveBroken,
-  type RemoteLink,
+  ReceiveError,
+  ReceivePass,
+  type RemoteEngine,
+  type RemoteEngines,
   rankKey,
-} from "@kv/connector";
-import { type Agent, type Clock, KvError, type TransferResult } from "@kv/interface";
+  type WorkerContext,
+} from "@kv/connector/building-blocks";
+import { KvError } from "@kv/interface";
 import { planRequest, type RequestPlan } from "@kv/plan";
-import type { Readers } from "./completion-notifier.js";
+import { encodeNotification } from "@kv/protocol";
+import { leaseDeadlineMs } from "./lease-deadline.js";
 import type { ReceiveOrder } from "./step-metadata.js";
 
+/** What D's receives share. */
+export interface ReceiverOptions {
+  readonly context: WorkerContext;
+  readonly engines: RemoteEngines;
+  readonly heartbeats: Pick<HeartbeatSender, "takenAtMs">;
+}
+
 /**
- * One request's KV, from the peer's blocks into this rank's: plan, READs, the answer to "were they still yours", the receive
- * pass. It settles only when no transfer of it can touch memory any more.
+ * Receives one request's KV from P's blocks into D's: plan, READs, the question whether P kept the blocks until then, the receive pass, and the
+ * notification that P may free the blocks.
  */
-export interface ReceiveOptions {
-  readonly agent: Agent;
-  readonly clock: Clock;
-  readonly readers: Readers;
-  /** Opens the peer if need be, and makes sure that it is the process that the order means. */
-  link(order: ReceiveOrder, signal: AbortSignal): Promise<PeerHold<RemoteLink>>;
-  /** The peer, as it is known here, is not there any more. */
-  lost(link: RemoteLink, reason: string): void;
-  /** Whether the peer kept the blocks until now; resolves or throws `KV_LEASE_EXPIRED`, `KV_GENERATION_STALE`. */
-  verify?(order: ReceiveOrder, link: RemoteLink, signal: AbortSignal): Promise<void>;
-  /** Until when a peer that cannot be asked is taken to keep them. */
-  keptUntilMs(order: ReceiveOrder, link: RemoteLink): number;
-  transferred(result: TransferResult): void;
-  transferFailed(error: KvError, order: ReceiveOrder, rank: RankKey): void;
-  /** The plan's receive pass, and what a staging platform copies. */
-  settle(order: ReceiveOrder, link: RemoteLink, plan: RequestPlan): Promise<void>;
-}
+export class PullReceiver {
+  readonly #context: WorkerContext;
+  readonly #engines: RemoteEngines;
+  readonly #heartbeats: Pick<HeartbeatSender, "takenAtMs">;
+  readonly #pass: ReceivePass;
 
-/** Transfers that end so say that the peer is gone, or that what is known of it is out of date. */
-const PEER_LOST = [
-  "KV_PEER_DISCONNECTED",
-  "KV_AGENT_UNKNOWN_REMOTE",
-  "KV_TRANSFER_FAILED",
-  "KV_TRANSFER_TIMEOUT",
-];
-
-export async function receive(
-  order: ReceiveOrder,
-  signal: AbortSignal,
-  options: ReceiveOptions,
-): Promise<void> {
-  const hold = await options.link(order, signal).catch((error: unknown) => {
-    throw broken(error, "KV_HANDSHAKE_REFUSED", "handshake_failed", signal);
-  });
-  try {
-    await receiveFrom(hold.peer, order, signal, options);
-  } finally {
-    hold.release();
+  constructor({ context, engines, heartbeats }: ReceiverOptions) {
+    this.#context = context;
+    this.#engines = engines;
+    this.#heartbeats = heartbeats;
+    this.#pass = new ReceivePass(context.caches);
   }
-}
 
-async function receiveFrom(
-  link: RemoteLink,
-  order: ReceiveOrder,
-  signal: AbortSignal,
-  options: ReceiveOptions,
-): Promise<void> {
-  const { clock, readers } = options;
-  // Ranks that still have to be told; a rider that was delivered takes its rank out.
-  const untold = new Set(link.agents.keys());
-  try {
-    const plan = planned(link, order, signal);
-    const verify = link.incarnation === undefined ? undefined : options.verify;
-    const keptUntilMs = () => options.keptUntilMs(order, link);
-    if (verify === undefined && clock.now() >= keptUntilMs())
-      throw expired(order, clock.now() - keptUntilMs());
-    await read(link, plan, order, signal, options, { riders: verify === undefined, untold });
-    if (verify !== undefined) {
-      await verify(order, link, signal).catch((error: unknown) => {
-        throw broken(error, "KV_LEASE_EXPIRED", "lease_expired", signal);
-      });
-    } else if (clock.now() > keptUntilMs()) throw expired(order, clock.now() - keptUntilMs());
-    await options.settle(order, link, plan).catch((error: unknown) => {
-      throw broken(error, "KV_TRANSFER_FAILED", "transfer_exception", signal);
+  /**
+   * Receives a request. Settles when no transfer of it can touch memory any more. Rejects with a `ReceiveError`; P is notified then too, where
+   * the handshake succeeded.
+   */
+  async receive(order: ReceiveOrder, signal: AbortSignal): Promise<void> {
+    const reference = await this.#engines.acquire(order.remote, signal).catch((error: unknown) => {
+      throw ReceiveError.from(error, "KV_HANDSHAKE_REFUSED", "handshake_failed", signal);
     });
-  } finally {
-    // On success because the blocks are here, on failure because they will not be read: either way the peer may free them.
-    readers.tell(link, order.remote.requestId, untold);
+    try {
+      await this.#receiveFrom(reference.peer, order, signal);
+    } finally {
+      reference.release();
+    }
+  }
+
+  /** Notifies ranks of P, in the background, that this rank does not need the request's blocks (any more). */
+  notifyDone(engine: RemoteEngine, remoteRequestId: string, ranks: Iterable<RankKey>): void {
+    const { log, metrics, notifications } = this.#context;
+    const payload = doneNotification(engine, remoteRequestId);
+    for (const rank of ranks) {
+      const agent = engine.agents.get(rank);
+      if (agent === undefined) continue;
+      void notifications.send(agent, payload, (error) => {
+        // P frees the blocks when the lease ends.
+        metrics.notificationFailed();
+        log.warn("notification_failed", {
+          requestId: remoteRequestId,
+          remoteRank: rank,
+          error: String(error),
+        });
+      });
+    }
+  }
+
+  async #receiveFrom(engine: RemoteEngine, order: ReceiveOrder, signal: AbortSignal): Promise<void> {
+    const { clock } = this.#context;
+    /** Ranks of P to notify at the end. A notification that rides on a READ removes its rank. */
+    const toNotify = new Set(engine.agents.keys());
+    try {
+      const plan = planReceive(engine, order, signal);
+      const canAsk = engine.incarnation !== undefined;
+      if (!canAsk && clock.now() >= this.#deadlineMs(order, engine)) throw this.#expired(order, engine);
+      await this.#readAll(engine, plan, order, signal, { mayRide: !canAsk, toNotify });
+      if (canAsk) await this.#requireLease(order, engine, signal);
+      else if (clock.now() > this.#deadlineMs(order, engine)) throw this.#expired(order, engine);
+      try {
+        this.#pass.apply(engine, plan);
+      } catch (error) {
+        throw ReceiveError.from(error, "KV_TRANSFER_FAILED", "transfer_exception", signal);
+      }
+    } finally {
+      // After a success the blocks are here; after a failure they will not be read. Either way P may free them.
+      this.notifyDone(engine, order.remote.requestId, toNotify);
+    }
+  }
+
+  /** Posts a READ per source, waits until all have ended and released memory, and throws the first failure. */
+  async #readAll(
+    engine: RemoteEngine,
+    plan: RequestPlan,
+    order: ReceiveOrder,
+    signal: AbortSignal,
+    { mayRide, toNotify }: { readonly mayRide: boolean; readonly toNotify: Set<RankKey> },
+  ): Promise<void> {
+    const { agent, log, metrics } = this.#context;
+    const notification = doneNotification(engine, order.remote.requestId);
+    // One failed READ makes the others useless: they are aborted, and still waited for.
+    const abort = new AbortController();
+    const onAbort = () => abort.abort(signal.reason);
+    signal.addEventListener("abort", onAbort);
+    let failure: ReceiveError | undefined;
+    const fail = (error: unknown, failureType: FailureType, rank: RankKey): void => {
+      if (failure === undefined) {
+        failure = ReceiveError.from(error, "KV_TRANSFER_FAILED", failureType, signal);
+        if (!signal.aborted) {
+          metrics.transferFailed();
+          log.warn("transfer_failed", {
+            requestId: order.requestId,
+            engineId: order.remote.engineId,
+            remoteRank: rank,
+            error: failure.error.message,
+          });
+          if (isPeerLost(failure.error)) this.#engines.table.drop(engine, failure.error.message);
+        }
+      }
+      abort.abort(failure.error);
+    };
+    const ended: Promise<void>[] = [];
+    for (const { sourceIndex, listIndex, remoteRank, remotePpRank, descriptors } of plan.reads) {
+      if (failure !== undefined) break;
+      const rank = rankKey({ ppRank: remotePpRank, tpRank: remoteRank });
+      const lists = engine.sources[sourceIndex]?.lists[listIndex];
+      if (lists === undefined) {
+        const why = `the plan reads from list ${listIndex} of source ${sourceIndex}, which was not prepared`;
+        fail(new KvError("KV_INTERNAL", `request ${order.requestId}: ${why}`), "transfer_setup_failed", rank);
+        break;
+      }
+      // NIXL orders a notification only after its own request: with several READs from one rank, P is notified after all of them.
+      const rides = mayRide && plan.reads.filter((other) => other.sourceIndex === sourceIndex).length === 1;
+      try {
+        const transfer = agent.transfer({
+          operation: "READ",
+          local: lists.local,
+          remote: lists.remote,
+          ...descriptors,
+          signal: abort.signal,
+          notification: rides ? notification : undefined,
+        });
+        const done = transfer.done.then(
+          (result) => {
+            if (rides) toNotify.delete(rank);
+            metrics.transferred(result);
+          },
+          (error: unknown) => fail(error, "transfer_failed", rank),
+        );
+        ended.push(done, transfer.released);
+      } catch (error) {
+        fail(error, "transfer_setup_failed", rank);
+      }
+    }
+    await Promise.all(ended);
+    signal.removeEventListener("abort", onAbort);
+    if (failure !== undefined) throw failure;
+  }
+
+  /** Asks P whether it kept the blocks until the READs had ended. */
+  async #requireLease(order: ReceiveOrder, engine: RemoteEngine, signal: AbortSignal): Promise<void> {
+    const { engineId, requestId } = order.remote;
+    const { held, incarnation } = await this.#engines
+      .queryLease(order.remote, signal)
+      .catch((error: unknown) => {
+        throw ReceiveError.from(error, "KV_SIDE_CHANNEL_UNREACHABLE", "lease_query_failed", signal);
+      });
+    if (held && incarnation === engine.incarnation) return;
+    const error = new KvError(
+      "KV_LEASE_EXPIRED",
+      `engine ${engineId} did not keep the blocks of request ${requestId} until they were read: the bytes that were read are not used`,
+      {
+        hint: "the lease ended, another reader was done with the request, or the prefill worker was restarted; send the prompt to it again",
+        details: { engineId, requestId, incarnation: engine.incarnation, answeredBy: incarnation },
+      },
+    );
+    throw ReceiveError.from(error, "KV_LEASE_EXPIRED", "lease_expired", signal);
+  }
+
+  #deadlineMs(order: ReceiveOrder, engine: RemoteEngine): number {
+    const { leaseMs, extensionMs, leaseMarginMs } = this.#context.settings;
+    return leaseDeadlineMs({
+      expirySeconds: order.remote.expirySeconds,
+      clock: engine.clock,
+      seenAtMs: order.seenAtMs,
+      leaseMs,
+      extensionMs,
+      marginMs: leaseMarginMs,
+      heartbeatsAtMs: this.#heartbeats.takenAtMs(order.remote, order.remote.requestId),
+    });
+  }
+
+  #expired(order: ReceiveOrder, engine: RemoteEngine): ReceiveError {
+    const { engineId, requestId } = order.remote;
+    const lateMs = this.#context.clock.now() - this.#deadlineMs(order, engine);
+    const error = new KvError(
+      "KV_LEASE_EXPIRED",
+      `engine ${engineId} was certain to keep the blocks of request ${requestId} only until ${Math.ceil(lateMs)} ms ago: its READ is not used`,
+      {
+        hint: "raise kv_lease_duration on both sides, or give decode workers more room",
+        details: { lateMs },
+      },
+    );
+    return new ReceiveError(error, "lease_expired");
   }
 }
 
-function planned(link: RemoteLink, order: ReceiveOrder, signal: AbortSignal): RequestPlan {
+/** `"{id}:{n}"`: n is the number of D's ranks that P's rank waits for. */
+function doneNotification({ plan }: RemoteEngine, remoteRequestId: string): Uint8Array {
+  return encodeNotification({ kind: "done", requestId: remoteRequestId, readers: plan.localConsumers });
+}
+
+function planReceive(engine: RemoteEngine, order: ReceiveOrder, signal: AbortSignal): RequestPlan {
   try {
     signal.throwIfAborted();
     const blocks = {
@@ -96,76 +227,8 @@ function planned(link: RemoteLink, order: ReceiveOrder, signal: AbortSignal): Re
       localComputedBlocks: order.localComputedBlocks,
       ...(order.remote.numTokens === undefined ? {} : { numTokens: order.remote.numTokens }),
     };
-    return planRequest(link.plan, link.joint?.blocks(blocks) ?? blocks);
+    return planRequest(engine.plan, engine.joint?.blocks(blocks) ?? blocks);
   } catch (error) {
-    throw broken(error, "KV_TRANSFER_INVALID", "transfer_setup_failed", signal);
+    throw ReceiveError.from(error, "KV_TRANSFER_INVALID", "transfer_setup_failed", signal);
   }
-}
-
-/** Posts every READ, waits until all have ended and let go of memory, and throws the first failure. */
-async function read(
-  link: RemoteLink,
-  plan: RequestPlan,
-  order: ReceiveOrder,
-  signal: AbortSignal,
-  options: ReceiveOptions,
-  { riders, untold }: { riders: boolean; untold: Set<RankKey> },
-): Promise<void> {
-  const notification = options.readers.notification(link, order.remote.requestId);
-  // One failed READ makes the others useless: they are given up, and waited for all the same.
-  const giveUp = new AbortController();
-  const onAbort = () => giveUp.abort(signal.reason);
-  signal.addEventListener("abort", onAbort);
-  let failure: ReceiveBroken | undefined;
-  function failed(error: unknown, failureType: FailureType, rank: RankKey): void {
-    if (failure === undefined) {
-      failure = broken(error, "KV_TRANSFER_FAILED", failureType, signal);
-      if (!signal.aborted) {
-        options.transferFailed(failure.error, order, rank);
-        if (PEER_LOST.includes(failure.error.code)) options.lost(link, failure.error.message);
-      }
-    }
-    giveUp.abort(failure.error);
-  }
-  const ended: Promise<void>[] = [];
-  for (const { sourceIndex, listIndex, remoteRank, remotePpRank, descriptors } of plan.reads) {
-    const source = link.sources[sourceIndex]?.lists[listIndex];
-    if (source === undefined || failure !== undefined) break;
-    const rank = rankKey({ ppRank: remotePpRank, tpRank: remoteRank });
-    // Of several transfers from one rank none may say that all is read: it is told afterwards, as the untold are.
-    const rides = riders && plan.reads.filter((other) => other.sourceIndex === sourceIndex).length === 1;
-    try {
-      const transfer = options.agent.transfer({
-        operation: "READ",
-        local: source.local,
-        remote: source.remote,
-        ...descriptors,
-        signal: giveUp.signal,
-        ...(rides ? { notification } : {}),
-      });
-      const done = transfer.done.then(
-        (result) => {
-          if (rides) untold.delete(rank);
-          options.transferred(result);
-        },
-        (error: unknown) => failed(error, "transfer_failed", rank),
-      );
-      ended.push(done, transfer.released);
-    } catch (error) {
-      failed(error, "transfer_setup_failed", rank);
-    }
-  }
-  await Promise.all(ended);
-  signal.removeEventListener("abort", onAbort);
-  if (failure !== undefined) throw failure;
-}
-
-function expired(order: ReceiveOrder, lateMs: number): ReceiveBroken {
-  const { engineId, requestId } = order.remote;
-  const error = new KvError(
-    "KV_LEASE_EXPIRED",
-    `engine ${engineId} was certain to keep the blocks of request ${requestId} only until ${Math.ceil(lateMs)} ms ago: its READ is not used`,
-    { hint: "raise kv_lease_duration on both sides, or give decode workers more room", details: { lateMs } },
-  );
-  return new ReceiveBroken(error, "lease_expired");
 }

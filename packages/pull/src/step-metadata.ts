@@ -1,40 +1,48 @@
-import { type PairStepMetadata, pairStepMetadata, type RemoteRequest } from "@kv/connector";
+import {
+  type ConnectorStepMetadata,
+  connectorStepMetadata,
+  type RemoteRequest,
+} from "@kv/connector/building-blocks";
 import type { BlockIds, StepMetadata } from "@kv/interface";
 
+/** The connector's name in step metadata: a worker refuses another connector's. */
+export const PULL = "pull";
+
 /** What the scheduler side asks of every worker in one step. */
-export interface PullStepMetadata extends PairStepMetadata {
+export interface PullStepMetadata extends ConnectorStepMetadata {
   readonly connector: typeof PULL;
-  /** Decode: what to read, or to tell a peer that it is not going to be read. */
+  /** D: requests to read, and requests whose P is to be notified that nothing will be read. */
   readonly receives: readonly ReceiveOrder[];
-  /** Decode: requests that ended before their KV arrived. */
+  /** D: engine ids of requests that ended before their KV arrived. */
   readonly aborts: readonly string[];
 }
 
-/** The blocks that a producer keeps for a request, from `kv_transfer_params`. */
+/** The blocks that P keeps for a request, from `kv_transfer_params`. */
 export interface RemoteBlocks extends RemoteRequest {
+  /** Logical block ids at P, per KV cache group. */
   readonly blockIds: BlockIds;
-  readonly numTokens?: number;
-  /** End of the lease on the producer's clock, heartbeats aside; absent where the producer did not say. */
-  readonly expirySeconds?: number;
+  /** Tokens whose KV the blocks hold; undefined where P has not said. */
+  readonly numTokens?: number | undefined;
+  /** End of the lease on P's clock in seconds, without heartbeats; undefined where P has not said. */
+  readonly expirySeconds?: number | undefined;
 }
 
+/** An order to receive one request's KV, or to notify its P. */
 export interface ReceiveOrder {
+  /** The engine's id of the request. */
   readonly requestId: string;
   readonly remote: RemoteBlocks;
-  /** Blocks to fill, per group; no block at all: nothing is read, the producer is told that it may free. */
+  /** Blocks to fill, per KV cache group. Without any block nothing is read, and P is notified that it may free its blocks. */
   readonly localBlockIds: BlockIds;
-  /** Blocks before those, per group, that the local prefix hit supplies. */
+  /** Number of blocks before those, per group, that the local prefix cache supplies. */
   readonly localComputedBlocks: readonly number[];
-  /** The engine waits for the outcome. */
-  readonly awaited: boolean;
-  /** When the scheduler first saw the request, on its clock: where the producer names no expiry its lease counts from here. */
+  /** Whether the engine waits for the outcome. */
+  readonly isAwaited: boolean;
+  /** When the scheduler first saw the request, on its clock in ms. Where P names no expiry, its lease counts from here. */
   readonly seenAtMs: number;
 }
 
-/** The name that step metadata carries: a worker refuses another connector's. */
-export const PULL = "pull";
-
-/** Errors: those of `pairStepMetadata`. */
+/** Checks that step metadata is pull's. Errors: `KV_INTERNAL`. */
 export function pullStepMetadata(step: StepMetadata): PullStepMetadata {
-  return pairStepMetadata<PullStepMetadata>(step, PULL, ["receives", "aborts"]);
+  return connectorStepMetadata<PullStepMetadata>(step, PULL, ["receives", "aborts"]);
 }

@@ -151,7 +151,7 @@ describe("pipeline stages that are refused", () => {
     const d = await play.engine("d", STAGED);
     expect(await play.handedOver(p, d)).toBe("KV_PLAN_UNSUPPORTED");
     expect(String(play.logged("d", "handshake_setup_failed")[0]?.error)).toMatch(
-      /only producers have stages/,
+      /only prefill workers may have stages/,
     );
     await play.clock.advance(31_000);
     await play.end();

@@ -1,4 +1,4 @@
-import { CLOSE_GRACE_MS } from "@kv/connector";
+import { CLOSE_GRACE_MS } from "@kv/connector/building-blocks";
 import { describe, expect, it } from "vitest";
 import { neverReleasing } from "./sabotage.js";
 import { prompt, stage } from "./stage.js";
@@ -47,7 +47,7 @@ describe("peers", () => {
     await play.clock.advance(49_000);
     expect(play.logged("d", "peer-dropped")).toEqual([]);
     await play.clock.advance(2000);
-    expect(play.logged("d", "peer-dropped")).toMatchObject([{ engineId: "p", holders: 0 }]);
+    expect(play.logged("d", "peer-dropped")).toMatchObject([{ engineId: "p", references: 0 }]);
     expect(await play.handedOver(p, d, 2)).toBe("ok");
     expect(play.logged("d", "remote-engine-ready").length).toBe(2);
     await play.end();
@@ -298,7 +298,7 @@ it("a READ of which the transport does not let go is left to the agent when the 
   await play.clock.settle(d.close());
   // Once for what is under way, once for the links that it holds.
   expect(play.clock.now() - startedMs).toBeLessThan(2 * CLOSE_GRACE_MS + 200);
-  expect(play.logged("d", "close-did-not-wait")).toEqual([{ receives: 1, tells: 0 }, { closing: 1 }]);
+  expect(play.logged("d", "close-did-not-wait")).toEqual([{ receives: 1, notifications: 0 }, { closing: 1 }]);
   await play.clock.settle(p.close());
   // Over the request's own deadline.
   await play.clock.advance(100_000);

@@ -1,14 +1,14 @@
 import {
   type ConnectorRegistry,
   connectorRegistry,
-  eitherConnector,
+  dualConnector,
   type registerConnector,
 } from "@kv/connector";
 import { pullConnector, registerPullConnector } from "@kv/pull";
 import { pushConnector, registerPushConnector } from "@kv/push";
 
 /** Both kinds of pair in one deployment; prompts that do not say how take turns, so that a run of the demo shows both. */
-const autoConnector = eitherConnector({
+const autoConnector = dualConnector({
   name: "auto",
   pull: pullConnector,
   push: pushConnector,

@@ -1,9 +1,9 @@
 import { describe, expect, it } from "vitest";
-import { readTransferConfig } from "./index.js";
-import { pairSettings } from "./connector-settings.js";
+import { connectorSettings } from "./connector-settings.js";
+import { readTransferConfig } from "./transfer-config.js";
 
 const read = (extra: Record<string, unknown> = {}, env: Record<string, string> = {}) =>
-  pairSettings(
+  connectorSettings(
     readTransferConfig(
       { kv_connector: "NixlConnector", kv_role: "kv_both", kv_connector_extra_config: extra },
       { env },
@@ -25,7 +25,7 @@ describe("settings", () => {
       handshakeTimeoutMs: 5000,
       enforceCompatibility: true,
       perWorkerPorts: false,
-      layerwise: false,
+      isLayerwise: false,
     });
   });
 

@@ -1,39 +1,40 @@
 import { KvError, type KvTransferConfig } from "@kv/interface";
 import { readHandshakeKey } from "./handshake-key.js";
 
-/** What pull and push read of the transfer config, in milliseconds, with vLLM 0.33's defaults. */
-export interface PairSettings {
+/** The settings that pull and push read from the transfer config, with vLLM 0.33's defaults. Durations are in ms. */
+export interface ConnectorSettings {
   /** `kv_lease_duration` (30 s). */
   readonly leaseMs: number;
-  /** What a heartbeat gives: two thirds of a lease. */
+  /** How much a heartbeat extends a lease from its arrival: two thirds of a lease. */
   readonly extensionMs: number;
-  /** A sixth of a lease. */
+  /** Time between heartbeats: a sixth of a lease. */
   readonly heartbeatIntervalMs: number;
-  /** `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`, where set: the lease of a request that no heartbeat ever named. */
+  /** `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`, where set: the lease of a request that no heartbeat names. */
   readonly unattendedLeaseMs: number | undefined;
-  /** Kept back from a lease whose producer cannot be asked: 5 s (vLLM), or a sixth of a lease that is short. */
+  /** Safety margin of a lease whose P cannot be asked: 5 s (vLLM), or a sixth of a shorter lease. */
   readonly leaseMarginMs: number;
   /** `engine_ttl` (3600 s); 0: never. */
   readonly engineTtlMs: number;
-  /** `request_timeout` (60 s): from the order to the KV in place, the handshake included. */
+  /** `request_timeout` (60 s): from the order until the KV is in place, with the handshake. */
   readonly requestTimeoutMs: number;
-  /** `push_registration_timeout`, or `request_timeout`: from a registration to the KV in place, the producer's forward pass included. */
+  /** `push_registration_timeout` (default `request_timeout`): from a registration until the KV is in place, with P's forward pass. */
   readonly registrationTimeoutMs: number;
-  /** `decoder_kv_blocks_ttl` (480 s): how long blocks stay out of use that a silent producer may write to yet. */
+  /** `decoder_kv_blocks_ttl` (480 s): how long D keeps blocks out of use that a P without an answer may still write to. */
   readonly blocksAtRiskMs: number;
+  /** For each request on the side channel: 5 s (vLLM). */
   readonly handshakeTimeoutMs: number;
   /** `enforce_handshake_compat` (true). */
   readonly enforceCompatibility: boolean;
-  /** `handshake_key_file`: signs what is told, and what peers tell must be signed with it. */
+  /** `handshake_key_file`: signs this side's handshakes; peers must sign theirs with it. */
   readonly handshakeKey: Uint8Array | undefined;
-  /** `per_worker_ports` (false): the ports of vLLM's older guide, one per rank. */
+  /** `per_worker_ports` (false): one side-channel port per rank, as in vLLM's older guide. */
   readonly perWorkerPorts: boolean;
-  /** `push_layerwise` (false): a layer is written when it is computed, while later ones are being computed. */
-  readonly layerwise: boolean;
+  /** `push_layerwise` (false): P writes a layer as soon as it is computed, while later layers are being computed. */
+  readonly isLayerwise: boolean;
 }
 
-/** Errors: `KV_CONFIG_INVALID` naming the key and the value. */
-export function pairSettings({ extra, env }: KvTransferConfig): PairSettings {
+/** Reads the settings. Errors: `KV_CONFIG_INVALID` naming the key and the value. */
+export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSettings {
   const leaseMs = seconds(
     "kv_connector_extra_config.kv_lease_duration",
     extra.kv_lease_duration ?? 30,
@@ -66,11 +67,11 @@ export function pairSettings({ extra, env }: KvTransferConfig): PairSettings {
     enforceCompatibility: flag("enforce_handshake_compat", extra.enforce_handshake_compat ?? true),
     handshakeKey: readHandshakeKey(extra),
     perWorkerPorts: flag("per_worker_ports", extra.per_worker_ports ?? false),
-    layerwise: flag("push_layerwise", extra.push_layerwise ?? false),
+    isLayerwise: flag("push_layerwise", extra.push_layerwise ?? false),
   };
 }
 
-/** Node's timers hold no more, about 24 days. */
+/** The longest duration of Node's timers, about 24 days. */
 const MAX_SECONDS = 2_000_000;
 
 function seconds(name: string, value: unknown, min: number): number {

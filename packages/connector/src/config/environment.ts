@@ -1,5 +1,5 @@
 import { KvError, type Log } from "@kv/interface";
-import { nearest } from "./suggest-key.js";
+import { suggestKey } from "./suggest-key.js";
 
 export type Environment = Readonly<Record<string, string | undefined>>;
 
@@ -23,7 +23,7 @@ export function readSideChannelEnvironment(
 ): { readonly host: string; readonly port: number } {
   for (const [name, value] of Object.entries(env)) {
     if (!name.startsWith(PREFIX) || KNOWN.includes(name)) continue;
-    log.warn("setting-not-known", { key: name, value, nearest: nearest(name, KNOWN) });
+    log.warn("setting-not-known", { key: name, value, nearest: suggestKey(name, KNOWN) });
   }
   const host = env.VLLM_NIXL_SIDE_CHANNEL_HOST || DEFAULT_HOST;
   if (["0.0.0.0", "::", "*"].includes(host)) {

@@ -1,5 +1,5 @@
 import { type BackendSpec, KvError, type Log } from "@kv/interface";
-import { nearest } from "./suggest-key.js";
+import { suggestKey } from "./suggest-key.js";
 
 /** Keys of `kv_connector_extra_config` that are read here or by the connectors of this project. */
 export const EXTRA_CONFIG_KEYS = [
@@ -30,7 +30,8 @@ export function warnOfUnreadExtra(
     if (known.includes(name)) continue;
     const key = `kv_connector_extra_config.${name}`;
     if (VLLM_ONLY_KEYS.includes(name)) log.warn("setting-not-used", { key, value });
-    else log.warn("setting-not-known", { key, value, nearest: nearest(name, [...known, ...VLLM_ONLY_KEYS]) });
+    else
+      log.warn("setting-not-known", { key, value, nearest: suggestKey(name, [...known, ...VLLM_ONLY_KEYS]) });
   }
 }
 

@@ -1,10 +1,10 @@
-/** The known word that the user probably meant: the fewest edits away, and not most of its letters. */
-export function nearest(word: string, known: readonly string[]): string | undefined {
+/** The known key that the user probably meant: the fewest edits away, at most half of its letters. Undefined when none is near. */
+export function suggestKey(word: string, known: readonly string[]): string | undefined {
   let best: { word: string; edits: number } | undefined;
-  // A longer word costs more than it helps.
-  const given = word.slice(0, 100);
+  // Bounds the cost for a key of any length.
+  const start = word.slice(0, 100);
   for (const candidate of known) {
-    const edits = distance(given, candidate);
+    const edits = distance(start, candidate);
     if (best === undefined || edits < best.edits) best = { word: candidate, edits };
   }
   return best !== undefined && best.edits <= best.word.length / 2 ? best.word : undefined;

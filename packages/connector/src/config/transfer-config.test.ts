@@ -1,6 +1,7 @@
 import { KvError, type Log, silentLog } from "@kv/interface";
 import { expect, test } from "vitest";
-import { readTransferConfig, transferConfigJsonSchema } from "./index.js";
+import { readTransferConfig } from "./transfer-config.js";
+import { transferConfigJsonSchema } from "./transfer-config-schema.js";
 
 const warnings = () => {
   const seen: Record<string, unknown>[] = [];

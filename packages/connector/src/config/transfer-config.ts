@@ -2,7 +2,7 @@ import { KvError, type KvTransferConfig, type Log, silentLog } from "@kv/interfa
 import type { z } from "zod";
 import { type Environment, readSideChannelEnvironment } from "./environment.js";
 import { readBackends, warnOfUnreadExtra } from "./extra-config.js";
-import { nearest } from "./suggest-key.js";
+import { suggestKey } from "./suggest-key.js";
 import { kvTransferConfigSchema, UNUSED_DEFAULTS } from "./transfer-config-schema.js";
 
 export interface TransferConfigSources {
@@ -61,7 +61,7 @@ function refusal(error: z.ZodError, given: unknown): KvError {
   if (issue?.code === "unrecognized_keys") {
     const [key = ""] = issue.keys;
     const known = Object.keys(kvTransferConfigSchema.shape);
-    const meant = nearest(key, known);
+    const meant = suggestKey(key, known);
     const asked = meant === undefined ? "" : `did you mean ${meant}? `;
     return new KvError("KV_CONFIG_UNKNOWN_KEY", `kv_transfer_config has no key ${JSON.stringify(key)}`, {
       hint: `${asked}Settings of a connector's own go into kv_connector_extra_config`,

@@ -6,119 +6,152 @@ import {
   encodeAgentMetadata,
   encodeHandshakePayload,
 } from "@kv/protocol";
+import type { ConnectorSettings } from "../config/connector-settings.js";
+import { describeEngine, type EngineAddress } from "../peers/engine-address.js";
+import type { ClockOffset } from "./clock-offset.js";
 import { shakeHands } from "./handshake-client.js";
-import type { PeerAddress } from "../peers/peer-table.js";
-import type { PairSettings } from "../config/connector-settings.js";
 import { describeRank, remoteGeometry } from "./rank-geometry.js";
-import type { RemoteRanks } from "../peers/remote-engine.js";
 
-/** Both ends of a handshake: what this rank tells, and how it asks another engine's ranks. */
-export interface PairHandshake {
-  /** The payload that the scheduler side serves. */
-  payload(local: RankGeometry, agentMetadata: Uint8Array): Uint8Array;
-  ask(address: PeerAddress, tpRanks: readonly number[], local: RankGeometry): Promise<RemoteRanks>;
+/** The result of a handshake with an engine, validated. */
+export interface RemoteRanks {
+  /** The ranks that were asked, of every pipeline stage. */
+  readonly ranks: readonly RemoteRank[];
+  /** The engine's clock. */
+  readonly clock: ClockOffset;
+  /** The engine's process; undefined for vLLM. */
+  readonly incarnation: string | undefined;
+  /** Extension messages that the engine understands. */
+  readonly features: ReadonlySet<string>;
 }
 
-export interface PairHandshakeOptions {
+/** One rank of a remote engine. */
+export interface RemoteRank {
+  /** Tensor-parallel rank. */
+  readonly tpRank: number;
+  /** The rank's caches as plans describe them. */
+  readonly geometry: RankGeometry;
+  /** The transport's own encoding, for `Agent.addRemote`. */
+  readonly agentMetadata: Uint8Array;
+}
+
+/** Options of `ConnectorHandshake`. */
+export interface ConnectorHandshakeOptions {
   readonly sideChannel: SideChannel;
-  readonly settings: PairSettings;
+  readonly settings: ConnectorSettings;
   readonly engine: WorkerOptions["engine"];
   readonly cache: KvCacheConfig;
-  /** Part of the compatibility hash: a pulling side and a pushing one do not fit. */
+  /** This rank's caches. */
+  readonly local: RankGeometry;
+  /** Part of the compatibility hash: a pulling side and a pushing side do not fit. */
   readonly transferMode: "pull" | "push";
-  /** Notifications of our own that this side understands; told in the extension. */
-  readonly features?: readonly string[];
+  /** Extension messages that this side understands. */
+  readonly features?: readonly string[] | undefined;
   readonly log: Log;
 }
 
-export function createPairHandshake(options: PairHandshakeOptions): PairHandshake {
-  const { sideChannel, settings, engine, cache, log } = options;
-  const factors: CompatibilityFactors = {
-    vllm_version: engine.model.vllmVersion,
-    nixl_connector_version: engine.model.connectorVersion,
-    model: engine.model.model,
-    dtype: cache.dtype,
-    num_kv_heads: cache.numKvHeads,
-    head_size: cache.headSize,
-    num_hidden_layers: cache.numHiddenLayers,
-    attn_backend_name: engine.model.hashedAttentionBackend ?? cache.attentionBackend,
-    cache_dtype: cache.cacheDtype,
-    is_hma_enabled: engine.model.isHmaEnabled,
-    speculative_config: engine.model.speculativeConfig,
-    transfer_mode: options.transferMode,
-  };
-  const hash = compatibilityHash(factors);
-  if (factors.attn_backend_name !== cache.attentionBackend) {
-    log.warn("compatibility-factor-adopted", {
-      factor: "attn_backend_name",
-      ours: cache.attentionBackend,
-      told: factors.attn_backend_name,
-      givenUp:
-        "the hash no longer tells these engines apart; how a head is laid out is for the plan and the peer to reconcile",
+/** Both ends of a worker's handshakes: the payload that this rank serves, and the queries to other engines' ranks. */
+export class ConnectorHandshake {
+  readonly #options: ConnectorHandshakeOptions;
+  readonly #factors: CompatibilityFactors;
+  readonly #hash: string;
+
+  constructor(options: ConnectorHandshakeOptions) {
+    const { engine, cache, log } = options;
+    this.#options = options;
+    this.#factors = {
+      vllm_version: engine.model.vllmVersion,
+      nixl_connector_version: engine.model.connectorVersion,
+      model: engine.model.model,
+      dtype: cache.dtype,
+      num_kv_heads: cache.numKvHeads,
+      head_size: cache.headSize,
+      num_hidden_layers: cache.numHiddenLayers,
+      attn_backend_name: engine.model.hashedAttentionBackend ?? cache.attentionBackend,
+      cache_dtype: cache.cacheDtype,
+      is_hma_enabled: engine.model.isHmaEnabled,
+      speculative_config: engine.model.speculativeConfig,
+      transfer_mode: options.transferMode,
+    };
+    this.#hash = compatibilityHash(this.#factors);
+    if (this.#factors.attn_backend_name !== cache.attentionBackend) {
+      log.warn("compatibility-factor-adopted", {
+        factor: "attn_backend_name",
+        ours: cache.attentionBackend,
+        announced: this.#factors.attn_backend_name,
+        consequence:
+          "the hash does not distinguish these attention backends; the plan and the peer must reconcile how a head is laid out",
+      });
+    }
+  }
+
+  /** The handshake payload of this rank, for the scheduler side to serve. Throws nothing. */
+  payload(agentMetadata: Uint8Array): Uint8Array {
+    const { engine, features, local } = this.#options;
+    return encodeHandshakePayload({
+      compatibilityHash: this.#hash,
+      agentMetadataBytes: encodeAgentMetadata(
+        describeRank(local, { engineId: engine.engineId, agentMetadata }),
+      ),
+      extension: {
+        version: 1,
+        factors: this.#factors,
+        ...(features === undefined ? {} : { features }),
+      },
+      rest: {},
     });
   }
-  /** Errors: `KV_PLAN_UNSUPPORTED` where stages could not be told apart by those who count each other's words. */
-  function requireOneStage({ engineId, ppSize }: PeerAddress): void {
-    // A rank of a producer frees when one word of each reading rank is there, whichever of its stages said it (vLLM 0.33 counts so).
-    const staged = options.transferMode === "push" ? ppSize : engine.ppSize;
-    if (staged === 1) return;
+
+  /** Asks an engine's ranks for their metadata. Errors: those of `shakeHands` and `remoteGeometry`; `KV_PLAN_UNSUPPORTED`. */
+  async ask(address: EngineAddress, tpRanks: readonly number[]): Promise<RemoteRanks> {
+    this.#requireOneStage(address);
+    const { sideChannel, settings, local, log } = this.#options;
+    const { ranks, clock, extension } = await shakeHands(address, tpRanks, {
+      sideChannel,
+      timeoutMs: settings.handshakeTimeoutMs,
+      compatibility: {
+        hash: this.#hash,
+        factors: { ...this.#factors },
+        enforced: settings.enforceCompatibility,
+        relaxed: ({ how, text, differences }) =>
+          log.warn("compatibility-relaxed", {
+            engineId: address.engineId,
+            setting: "kv_connector_extra_config.enforce_handshake_compat",
+            how,
+            ignored: text,
+            differences,
+          }),
+      },
+      portPerRank: settings.perWorkerPorts,
+      key: settings.handshakeKey,
+    });
+    const { incarnation, features } = extension ?? {};
+    return {
+      ranks: ranks.map(({ ppRank, tpRank, metadata }) => {
+        const { tpSize, ppSize } = address;
+        const rank = ppSize === 1 ? { tpRank, tpSize } : { tpRank, tpSize, ppRank, ppSize };
+        const geometry = remoteGeometry(metadata, rank, local);
+        return { tpRank, geometry, agentMetadata: metadata.agentMetadata };
+      }),
+      clock,
+      incarnation: typeof incarnation === "string" && incarnation !== "" ? incarnation : undefined,
+      features: new Set(Array.isArray(features) ? features.filter((name) => typeof name === "string") : []),
+    };
+  }
+
+  /**
+   * Pipeline stages are for producers of a pull: a P frees its blocks after one notification of each reading tensor-parallel rank, and
+   * cannot tell the stages of a D apart (vLLM 0.33 counts in the same way).
+   */
+  #requireOneStage(address: EngineAddress): void {
+    const { engine, transferMode } = this.#options;
+    const stages = transferMode === "push" ? address.ppSize : engine.ppSize;
+    if (stages === 1) return;
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
-      options.transferMode === "push"
-        ? `engine ${engineId} has ${staged} pipeline stages; push serves engines with one`
-        : `this engine has ${staged} pipeline stages, and engine ${engineId} counts its readers by tensor-parallel rank: only producers have stages`,
+      transferMode === "push"
+        ? `${describeEngine(address)} has ${stages} pipeline stages; push serves engines with one`
+        : `this engine has ${stages} pipeline stages, and ${describeEngine(address)} counts its readers by tensor-parallel rank: only prefill workers may have stages`,
       { hint: "use pipeline_parallel_size 1 for decode workers, and for both sides of push" },
     );
   }
-
-  return {
-    payload: (local, agentMetadata) =>
-      encodeHandshakePayload({
-        compatibilityHash: hash,
-        agentMetadataBytes: encodeAgentMetadata(
-          describeRank(local, { engineId: engine.engineId, agentMetadata }),
-        ),
-        extension: {
-          version: 1,
-          factors,
-          ...(options.features === undefined ? {} : { features: options.features }),
-        },
-        rest: {},
-      }),
-    async ask(address, tpRanks, local) {
-      requireOneStage(address);
-      const { ranks, clock, extension } = await shakeHands(address, tpRanks, {
-        sideChannel,
-        timeoutMs: settings.handshakeTimeoutMs,
-        compatibility: {
-          hash,
-          factors: { ...factors },
-          enforced: settings.enforceCompatibility,
-          relaxed: ({ how, text, differences }) =>
-            log.warn("compatibility-relaxed", {
-              engineId: address.engineId,
-              setting: "kv_connector_extra_config.enforce_handshake_compat",
-              how,
-              givenUp: text,
-              differences,
-            }),
-        },
-        portPerRank: settings.perWorkerPorts,
-        ...(settings.handshakeKey === undefined ? {} : { key: settings.handshakeKey }),
-      });
-      const incarnation = extension?.incarnation;
-      const features = extension?.features;
-      return {
-        ranks: ranks.map(({ ppRank, tpRank, metadata }) => {
-          const { tpSize, ppSize } = address;
-          const rank = ppSize === 1 ? { tpRank, tpSize } : { tpRank, tpSize, ppRank, ppSize };
-          const geometry = remoteGeometry(metadata, rank, local);
-          return { tpRank, geometry, agentMetadata: metadata.agentMetadata };
-        }),
-        clock,
-        incarnation: typeof incarnation === "string" && incarnation !== "" ? incarnation : undefined,
-        features: new Set(Array.isArray(features) ? features.filter((name) => typeof name === "string") : []),
-      };
-    },
-  };
 }

@@ -8,94 +8,102 @@ import {
   type WorkerHandshakeMetadata,
 } from "@kv/interface";
 import { decodeHandshakePayload, encodeHandshakePayload } from "@kv/protocol";
+import type { ConnectorSettings } from "../config/connector-settings.js";
 import { type HandshakeListener, openHandshakeListener, type RankPayload } from "./handshake-listener.js";
-import type { PairSettings } from "../config/connector-settings.js";
 
-/** The side channel of an engine: opened with the workers' first payloads, published anew with the next, closed once. */
-export interface EngineListener {
-  /** Errors: `KV_SIDE_CHANNEL_CLOSED` after `close`; `KV_SIDE_CHANNEL_BIND_FAILED`. */
-  publish(workers: readonly WorkerHandshakeMetadata[]): Promise<void>;
-  /** Where peers are sent to. Errors: `KV_INTERNAL` before the first `publish`. */
-  address(): { readonly host: string; readonly port: number };
-  readonly registrationGeneration: number;
-  readonly listeners: number;
-  close(): Promise<void>;
-}
-
+/** Options of `EngineListener`. */
 export interface EngineListenerOptions {
   readonly sideChannel: SideChannel;
   readonly clock: Clock;
   readonly log: Log;
   readonly config: KvTransferConfig;
   readonly engine: SchedulerOptions["engine"];
-  readonly settings: Pick<PairSettings, "perWorkerPorts" | "handshakeKey">;
-  /** Which process this is, told to our own peers alone. */
+  readonly settings: Pick<ConnectorSettings, "perWorkerPorts" | "handshakeKey">;
+  /** Identifies this process to `@kv` peers. */
   readonly incarnation: string;
-  /** Whether the blocks of a request are still kept, for `leases-check`. */
+  /** Whether a request's blocks are still kept; answers lease queries. */
   holds(requestId: string, generation: number | undefined): boolean;
 }
 
-export function createEngineListener(options: EngineListenerOptions): EngineListener {
-  const { sideChannel, clock, log, config, engine, settings, incarnation } = options;
-  let listener: HandshakeListener | undefined;
-  let closed = false;
+/** The side channel of an engine. It opens with the workers' first payloads, and serves later payloads in their place. */
+export class EngineListener implements AsyncDisposable {
+  readonly #options: EngineListenerOptions;
+  #listener: HandshakeListener | undefined;
+  #closed = false;
 
-  return {
-    async publish(workers) {
-      if (closed) throw new KvError("KV_SIDE_CHANNEL_CLOSED", "the scheduler connector is closed");
-      const payloads = workers.map((worker) => withIncarnation(worker, incarnation));
-      if (listener !== undefined) {
-        listener.publish(payloads);
-        return;
-      }
-      listener = await openHandshakeListener({
-        sideChannel,
-        clock,
-        log,
-        host: config.sideChannelHost,
-        ports: portsOf(config, engine, settings.perWorkerPorts),
-        payloads,
-        ...(settings.handshakeKey === undefined ? {} : { key: settings.handshakeKey }),
-        lease: ({ engineId, requestId, generation }) => ({
-          incarnation,
-          held: engineId === engine.engineId && options.holds(requestId, generation),
-        }),
-      });
-      if (closed) await listener.close();
-    },
-    address() {
-      if (listener !== undefined) return listener;
-      throw new KvError(
-        "KV_INTERNAL",
-        "a request came before setHandshakeMetadata had opened the side channel",
-      );
-    },
-    get registrationGeneration() {
-      return listener?.registrationGeneration ?? 0;
-    },
-    get listeners() {
-      return listener?.listeners ?? 0;
-    },
-    async close() {
-      closed = true;
-      await listener?.close();
-    },
-  };
+  constructor(options: EngineListenerOptions) {
+    this.#options = options;
+  }
+
+  /** Serves the workers' payloads. Errors: `KV_SIDE_CHANNEL_CLOSED` after `close`; `KV_SIDE_CHANNEL_BIND_FAILED`. */
+  async publish(workers: readonly WorkerHandshakeMetadata[]): Promise<void> {
+    if (this.#closed) throw new KvError("KV_SIDE_CHANNEL_CLOSED", "the scheduler connector is closed");
+    const { sideChannel, clock, log, config, engine, settings, incarnation, holds } = this.#options;
+    const payloads = workers.map((worker) => withIncarnation(worker, incarnation));
+    if (this.#listener !== undefined) {
+      this.#listener.publish(payloads);
+      return;
+    }
+    this.#listener = await openHandshakeListener({
+      sideChannel,
+      clock,
+      log,
+      host: config.sideChannelHost,
+      ports: portsOf(config, engine, settings.perWorkerPorts),
+      payloads,
+      key: settings.handshakeKey,
+      lease: ({ engineId, requestId, generation }) => ({
+        incarnation,
+        held: engineId === engine.engineId && holds(requestId, generation),
+      }),
+    });
+    if (this.#closed) await this.#listener.close();
+  }
+
+  /** Where peers shake hands. Errors: `KV_INTERNAL` before the first `publish`. */
+  address(): { readonly host: string; readonly port: number } {
+    if (this.#listener !== undefined) return this.#listener;
+    throw new KvError(
+      "KV_INTERNAL",
+      "a request came before setHandshakeMetadata had opened the side channel",
+      { hint: "await setHandshakeMetadata before the first request" },
+    );
+  }
+
+  /** As `HandshakeListener.registrationGeneration`; 0 before the first `publish`. */
+  get registrationGeneration(): number {
+    return this.#listener?.registrationGeneration ?? 0;
+  }
+
+  /** Number of open ports. */
+  get listeners(): number {
+    return this.#listener?.listeners ?? 0;
+  }
+
+  /** Closes all ports, also when `publish` is still opening them. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    await this.#listener?.close();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
 }
 
-/** vLLM 0.33: port + data parallel rank, one listener for all ranks. The older guide: port + dp_rank · tp_size + tp_rank. */
+/** vLLM 0.33: port + data-parallel rank, one listener for all ranks. vLLM's older guide: port + dp_rank · tp_size + tp_rank. */
 function portsOf(
   { sideChannelPort }: KvTransferConfig,
   { dpRank, tpSize }: SchedulerOptions["engine"],
   perWorker: boolean,
 ): number[] {
-  // Port 0 takes a free one, for tests and for hosts where nothing is fixed.
+  // Port 0 takes a free port, for tests and for hosts without fixed ports.
   if (sideChannelPort === 0) return [0];
   if (!perWorker) return [sideChannelPort + dpRank];
   return Array.from({ length: tpSize }, (_, tpRank) => sideChannelPort + dpRank * tpSize + tpRank);
 }
 
-/** Adds what this process alone knows to a worker's payload; vLLM ignores the key. */
+/** Adds this process's incarnation to a worker's payload; vLLM ignores the key. */
 function withIncarnation(
   { tpRank, ppRank, payload }: WorkerHandshakeMetadata,
   incarnation: string,

@@ -10,10 +10,10 @@ import {
   sealHandshake,
 } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
+import type { EngineAddress } from "../peers/engine-address.js";
 import { shakeHands } from "./handshake-client.js";
-import type { PeerAddress } from "../peers/peer-table.js";
 
-const address: PeerAddress = {
+const address: EngineAddress = {
   engineId: "p0",
   host: "prefill",
   port: 5600,

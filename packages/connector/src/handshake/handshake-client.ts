@@ -11,50 +11,56 @@ import {
   type HandshakeExtension,
   type HandshakePayload,
 } from "@kv/protocol";
+import { describeEngine, type EngineAddress } from "../peers/engine-address.js";
 import { type ClockOffset, type ClockSample, clockOffset } from "./clock-offset.js";
-import type { PeerAddress } from "../peers/peer-table.js";
 
-/** What the ranks of a remote engine told, decoded and checked against what was expected of them. */
+/** The metadata of a remote engine's ranks, decoded and checked. */
 export interface Handshake {
   /** In the order in which the ranks were asked for. */
   readonly ranks: readonly HandshakeRank[];
   readonly clock: ClockOffset;
-  /** Of our own peers: what vLLM's protocol has no place for. */
+  /** The `@kv` extension; undefined for vLLM. */
   readonly extension: HandshakeExtension | undefined;
 }
 
+/** The metadata of one rank. */
 export interface HandshakeRank {
+  /** Pipeline-parallel rank. */
   readonly ppRank: number;
+  /** Tensor-parallel rank. */
   readonly tpRank: number;
   readonly metadata: AgentMetadata;
 }
 
+/** Options of `shakeHands`. */
 export interface HandshakeClientOptions {
   readonly sideChannel: SideChannel;
-  /** vLLM 0.33: 5000. */
+  /** For each rank. vLLM 0.33: 5000. */
   readonly timeoutMs: number;
+  /** This side's compatibility factors. */
   readonly compatibility: {
+    /** Their hash. */
     readonly hash: string;
     readonly factors: Readonly<Record<string, unknown>>;
     /** `enforce_handshake_compat`. */
     readonly enforced: boolean;
-    /** Told once of a handshake that goes on although the digests differ: what was given up. */
-    readonly relaxed?: (why: CompatibilityExplanation) => void;
+    /** Called once per handshake that goes on although the hashes differ. */
+    readonly relaxed?: ((why: CompatibilityExplanation) => void) | undefined;
   };
-  /** Peers must sign what they tell with this key: plain vLLM, which cannot, is refused. */
-  readonly key?: Uint8Array;
-  /** The guide's ports, one per rank: rank r answers at the engine's port + r. */
-  readonly portPerRank?: boolean;
+  /** The key with which peers must sign their payloads. Plain vLLM cannot sign and is refused. */
+  readonly key?: Uint8Array | undefined;
+  /** One port per rank, as in vLLM's older guide: rank r answers at the engine's port + r. Default false. */
+  readonly portPerRank?: boolean | undefined;
 }
 
 /**
- * Asks each rank for its metadata (vLLM: `_nixl_handshake`). Errors: the side channel's; `KV_HANDSHAKE_REFUSED` when the peer says no; `KV_HANDSHAKE_UNTRUSTED`
- * when what it tells was changed on its way or is not signed with the key;
- * `KV_HANDSHAKE_INCOMPATIBLE` naming the factor that differs, before the metadata is decoded; `KV_HANDSHAKE_WRONG_ENGINE` when another
- * engine answers; `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
+ * Asks each rank for its metadata, one after another (vLLM: `_nixl_handshake`). The compatibility hash is checked before the metadata is decoded.
+ * Errors: those of `SideChannel.request`; `KV_HANDSHAKE_REFUSED` when the peer answers with a refusal; `KV_HANDSHAKE_UNTRUSTED` when the
+ * payload was changed on its way or is not signed with `key`; `KV_HANDSHAKE_INCOMPATIBLE` naming the factor that differs;
+ * `KV_HANDSHAKE_WRONG_ENGINE` when another engine answers; `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export async function shakeHands(
-  address: PeerAddress,
+  address: EngineAddress,
   tpRanks: readonly number[],
   options: HandshakeClientOptions,
 ): Promise<Handshake> {
@@ -78,7 +84,7 @@ export async function shakeHands(
   if (samples.length === 0) {
     throw new KvError(
       "KV_HANDSHAKE_INCOMPATIBLE",
-      `${nameOf(address)} did not tell its clock: its connector is older than version 5, this one speaks version 15`,
+      `${describeEngine(address)} did not send its clock: its connector is older than version 5, this one speaks version 15`,
       { hint: "upgrade the peer to vLLM 0.32 or later" },
     );
   }
@@ -86,7 +92,7 @@ export async function shakeHands(
 }
 
 async function ask(
-  address: PeerAddress,
+  address: EngineAddress,
   ppRank: number,
   tpRank: number,
   { sideChannel, timeoutMs, portPerRank }: HandshakeClientOptions,
@@ -99,9 +105,13 @@ async function ask(
   });
   const refusal = decodeHandshakeRefusal(reply.frames);
   if (refusal !== undefined) {
-    throw new KvError("KV_HANDSHAKE_REFUSED", `${nameOf(address)} refused the handshake: ${refusal}`, {
-      hint: "check tp_size and pp_size in kv_transfer_params against the prefill worker's",
-    });
+    throw new KvError(
+      "KV_HANDSHAKE_REFUSED",
+      `${describeEngine(address)} refused the handshake: ${refusal}`,
+      {
+        hint: "check tp_size and pp_size in kv_transfer_params against the prefill worker's",
+      },
+    );
   }
   const { payload, clockSeconds } = decodeHandshakeReply(reply.frames);
   return {
@@ -113,15 +123,15 @@ async function ask(
   };
 }
 
-/** Whether the digests differ and that was let pass; `told` when it has been said of this engine already. */
+/** Returns whether the hashes differ and that is accepted. `isReported`: `relaxed` was called for this engine already. */
 function checkCompatibility(
-  address: PeerAddress,
+  address: EngineAddress,
   payload: HandshakePayload,
   { compatibility }: HandshakeClientOptions,
-  told: boolean,
+  isReported: boolean,
 ): boolean {
   if (payload.compatibilityHash === compatibility.hash) return false;
-  if (!compatibility.enforced && (told || compatibility.relaxed === undefined)) return true;
+  if (!compatibility.enforced && (isReported || compatibility.relaxed === undefined)) return true;
   const factors = payload.extension?.factors;
   const sent =
     typeof factors === "object" && factors !== null ? { factors: factors as Record<string, unknown> } : {};
@@ -130,13 +140,17 @@ function checkCompatibility(
     compatibility.relaxed?.(why);
     return true;
   }
-  throw new KvError("KV_HANDSHAKE_INCOMPATIBLE", `${nameOf(address)} cannot be read from: ${why.text}`, {
-    hint: 'make the two configurations equal, or set "enforce_handshake_compat": false in kv_connector_extra_config to read all the same',
-    details: { ours: compatibility.hash, theirs: payload.compatibilityHash, differences: why.differences },
-  });
+  throw new KvError(
+    "KV_HANDSHAKE_INCOMPATIBLE",
+    `${describeEngine(address)} cannot be read from: ${why.text}`,
+    {
+      hint: 'make the two configurations equal, or set "enforce_handshake_compat": false in kv_connector_extra_config to read all the same',
+      details: { ours: compatibility.hash, theirs: payload.compatibilityHash, differences: why.differences },
+    },
+  );
 }
 
-function checkEngine(address: PeerAddress, { engineId }: AgentMetadata): void {
+function checkEngine(address: EngineAddress, { engineId }: AgentMetadata): void {
   if (engineId === address.engineId) return;
   throw new KvError(
     "KV_HANDSHAKE_WRONG_ENGINE",
@@ -146,8 +160,4 @@ function checkEngine(address: PeerAddress, { engineId }: AgentMetadata): void {
       details: { expected: address.engineId, found: engineId },
     },
   );
-}
-
-function nameOf({ engineId, host, port }: PeerAddress): string {
-  return `engine ${engineId} at ${host}:${port}`;
 }

@@ -11,87 +11,40 @@ import {
 } from "@kv/protocol";
 import { type RankKey, rankKey } from "./rank-key.js";
 
-/**
- * Serves the handshake payloads of an engine's ranks, as vLLM's `_nixl_handshake_listener` does, in the process whose clock the
- * leases are stamped with. Unlike vLLM's it outlives whatever it is sent: what is no request gets no answer, a rank that does not
- * exist gets one that says so, which a vLLM client takes for a failed handshake at once instead of after its timeout.
- */
-export interface HandshakeListener {
-  /** Where peers are sent to: of the first port. */
-  readonly host: string;
-  readonly port: number;
-  /** Serves these payloads from now on, by rank. */
-  publish(payloads: readonly RankPayload[]): void;
-  /** How often a rank's payload was published new or changed: `remote_registration_generation`. */
-  readonly registrationGeneration: number;
-  readonly listeners: number;
-  close(): Promise<void>;
-}
-
+/** The handshake payload of one rank. */
 export interface RankPayload {
+  /** Tensor-parallel rank. */
   readonly tpRank: number;
+  /** Pipeline-parallel rank. */
   readonly ppRank: number;
-  /** Encoded `HandshakePayload`. */
+  /** An encoded `HandshakePayload`. */
   readonly payload: Uint8Array;
 }
 
+/** Options of `openHandshakeListener`. */
 export interface HandshakeListenerOptions {
   readonly sideChannel: SideChannel;
+  /** The clock that leases are stamped with; replies carry it. */
   readonly clock: Clock;
   readonly log: Log;
+  /** Address to bind. */
   readonly host: string;
-  /** One port for all ranks today; one per rank in vLLM's guide (port + dp_rank · tp_size + tp_rank). Each serves every rank. */
+  /** One port for all ranks; or one per rank as in vLLM's older guide (port + dp_rank · tp_size + tp_rank). Each serves every rank. */
   readonly ports: readonly number[];
-  /** What is served from the first moment on: an open port without a payload would turn the first peers away. */
+  /** Served from the first moment on: an open port without payloads would turn the first peers away. */
   readonly payloads: readonly RankPayload[];
-  /** Signs what is served, for peers that have the same key; the others can still read it. */
-  readonly key?: Uint8Array;
-  /** Answers our own peers' question about a lease; nothing when absent. */
-  lease?(question: LeaseQuery): LeaseReply;
+  /** Signs the payloads. Peers without the key can still read them. */
+  readonly key?: Uint8Array | undefined;
+  /** Answers lease queries of `@kv` peers; they get no reply when absent. */
+  lease?(query: LeaseQuery): LeaseReply;
 }
 
-/** Opens all ports, or none. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`. */
+/** Opens all ports, or none. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`; those of `sealHandshake`. */
 export async function openHandshakeListener(options: HandshakeListenerOptions): Promise<HandshakeListener> {
-  const { sideChannel, clock, log, host, ports } = options;
-  const payloads = new Map<RankKey, { readonly given: Uint8Array; readonly sealed: Uint8Array }>();
-  let registrationGeneration = 0;
-
-  function answer(frames: readonly Uint8Array[]): readonly Uint8Array[] | undefined {
-    const question = decodeLeaseQuery(frames);
-    if (question !== undefined) {
-      return options.lease === undefined ? undefined : [encodeLeaseReply(options.lease(question))];
-    }
-    try {
-      const { ppRank, tpRank } = decodeHandshakeRequest(frames);
-      const payload = payloads.get(rankKey({ ppRank, tpRank }));
-      if (payload !== undefined) return encodeHandshakeReply(payload.sealed, clock.now() / 1000);
-      log.warn("handshake-for-unknown-rank", { ppRank, tpRank, known: [...payloads.keys()] });
-      return [
-        encodeHandshakeRefusal(
-          `this engine has no rank (pp ${ppRank}, tp ${tpRank}); it has ${[...payloads.keys()].join(", ") || "none yet"}`,
-        ),
-      ];
-    } catch (error) {
-      if (!KvError.is(error)) throw error;
-      log.warn("handshake-request-refused", { code: error.code, error: error.message });
-      return undefined;
-    }
-  }
-
-  function publish(ranks: readonly RankPayload[]): void {
-    for (const { ppRank, tpRank, payload } of ranks) {
-      const key = rankKey({ ppRank, tpRank });
-      const before = payloads.get(key);
-      // Peers that shook hands before hold what is not true any more: the number in `kv_transfer_params` tells them.
-      if (before === undefined || !sameBytes(before.given, payload)) registrationGeneration += 1;
-      payloads.set(key, {
-        given: payload.slice(),
-        sealed: sealHandshake(payload, { ppRank, tpRank }, options.key),
-      });
-    }
-  }
-
-  publish(options.payloads);
+  const { sideChannel, host, ports } = options;
+  const payloads = new ServedPayloads(options.key);
+  payloads.publish(options.payloads);
+  const answer = (frames: readonly Uint8Array[]) => answerRequest(frames, payloads, options);
   const opened: SideChannelListener[] = [];
   try {
     for (const port of ports) opened.push(await sideChannel.listen({ host, port, answer }));
@@ -102,21 +55,107 @@ export async function openHandshakeListener(options: HandshakeListenerOptions): 
   const [first] = opened;
   if (first === undefined)
     throw new KvError("KV_SIDE_CHANNEL_BIND_FAILED", `no port to listen on at ${host}`);
+  return new HandshakeListener(first.host, first.port, opened, payloads);
+}
 
-  return {
-    host: first.host,
-    port: first.port,
-    publish,
-    get registrationGeneration() {
-      return registrationGeneration;
-    },
-    get listeners() {
-      return opened.length;
-    },
-    async close() {
-      await Promise.all(opened.splice(0).map((listener) => listener.close()));
-    },
-  };
+/**
+ * Serves the handshake payloads of an engine's ranks (vLLM: `_nixl_handshake_listener`), in the process whose clock the leases are stamped
+ * with. Unlike vLLM's it survives whatever it receives: a malformed request gets no reply, and a rank that does not exist gets a
+ * refusal, which a vLLM client treats as a failed handshake at once instead of after its timeout.
+ */
+export class HandshakeListener implements AsyncDisposable {
+  /** Address of the first port; peers are sent here. */
+  readonly host: string;
+  /** The first port. */
+  readonly port: number;
+  readonly #listeners: SideChannelListener[];
+  readonly #payloads: ServedPayloads;
+
+  /** Use `openHandshakeListener`. */
+  constructor(host: string, port: number, listeners: SideChannelListener[], payloads: ServedPayloads) {
+    this.host = host;
+    this.port = port;
+    this.#listeners = listeners;
+    this.#payloads = payloads;
+  }
+
+  /** Serves these payloads from now on, by rank. Errors: those of `sealHandshake`. */
+  publish(payloads: readonly RankPayload[]): void {
+    this.#payloads.publish(payloads);
+  }
+
+  /** How often a rank's payload was published new or changed: `remote_registration_generation` of `kv_transfer_params`. */
+  get registrationGeneration(): number {
+    return this.#payloads.generation;
+  }
+
+  /** Number of open ports. */
+  get listeners(): number {
+    return this.#listeners.length;
+  }
+
+  /** Closes all ports. Safe to call twice. */
+  async close(): Promise<void> {
+    await Promise.all(this.#listeners.splice(0).map((listener) => listener.close()));
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+}
+
+/** The payloads by rank, as published and sealed. */
+class ServedPayloads {
+  readonly #key: Uint8Array | undefined;
+  readonly #payloads = new Map<RankKey, { readonly published: Uint8Array; readonly sealed: Uint8Array }>();
+  generation = 0;
+
+  constructor(key: Uint8Array | undefined) {
+    this.#key = key;
+  }
+
+  publish(ranks: readonly RankPayload[]): void {
+    for (const { ppRank, tpRank, payload } of ranks) {
+      const key = rankKey({ ppRank, tpRank });
+      const before = this.#payloads.get(key);
+      // Peers with an older handshake hold stale metadata: the generation in `kv_transfer_params` makes them shake hands again.
+      if (before === undefined || !sameBytes(before.published, payload)) this.generation += 1;
+      this.#payloads.set(key, {
+        published: payload.slice(),
+        sealed: sealHandshake(payload, { ppRank, tpRank }, this.#key),
+      });
+    }
+  }
+
+  sealed(key: RankKey): Uint8Array | undefined {
+    return this.#payloads.get(key)?.sealed;
+  }
+
+  get ranks(): readonly RankKey[] {
+    return [...this.#payloads.keys()];
+  }
+}
+
+/** The reply to a request on the side channel; undefined for none. */
+function answerRequest(
+  frames: readonly Uint8Array[],
+  payloads: ServedPayloads,
+  { clock, log, lease }: HandshakeListenerOptions,
+): readonly Uint8Array[] | undefined {
+  const query = decodeLeaseQuery(frames);
+  if (query !== undefined) return lease === undefined ? undefined : [encodeLeaseReply(lease(query))];
+  try {
+    const { ppRank, tpRank } = decodeHandshakeRequest(frames);
+    const payload = payloads.sealed(rankKey({ ppRank, tpRank }));
+    if (payload !== undefined) return encodeHandshakeReply(payload, clock.now() / 1000);
+    log.warn("handshake-for-unknown-rank", { ppRank, tpRank, known: payloads.ranks });
+    const known = payloads.ranks.join(", ") || "none yet";
+    return [encodeHandshakeRefusal(`this engine has no rank (pp ${ppRank}, tp ${tpRank}); it has ${known}`)];
+  } catch (error) {
+    if (!KvError.is(error)) throw error;
+    log.warn("handshake-request-refused", { code: error.code, error: error.message });
+    return undefined;
+  }
 }
 
 function sameBytes(a: Uint8Array, b: Uint8Array): boolean {

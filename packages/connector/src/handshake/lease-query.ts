@@ -1,34 +1,41 @@
 import { KvError, type SideChannel } from "@kv/interface";
 import { decodeLeaseReply, encodeLeaseQuery, type LeaseQuery, type LeaseReply } from "@kv/protocol";
 
-export interface AskLeaseOptions {
+/** Options of `queryLease`. */
+export interface QueryLeaseOptions {
   readonly sideChannel: SideChannel;
+  /** Host of P's side channel. */
   readonly host: string;
+  /** Port of P's side channel. */
   readonly port: number;
+  /** For each of the two attempts. */
   readonly timeoutMs: number;
-  readonly signal?: AbortSignal;
+  readonly signal?: AbortSignal | undefined;
 }
 
-/** Asks, and once more when the first query or its answer got lost. Errors: the side channel's; `KV_WIRE_MALFORMED`. */
-export async function askLease(query: LeaseQuery, options: AskLeaseOptions): Promise<LeaseReply> {
+/**
+ * Asks P whether it has kept a request's blocks; a second time when the first query or its reply is lost. Errors: those of
+ * `SideChannel.request`; `KV_WIRE_MALFORMED` for a reply that is none.
+ */
+export async function queryLease(query: LeaseQuery, options: QueryLeaseOptions): Promise<LeaseReply> {
   const { sideChannel, host, port, timeoutMs, signal } = options;
-  for (let again = false; ; again = true) {
+  for (let isSecondTry = false; ; isSecondTry = true) {
     try {
       const { frames } = await sideChannel.request({
         host,
         port,
         frames: [encodeLeaseQuery(query)],
         timeoutMs,
-        ...(signal === undefined ? {} : { signal }),
+        signal,
       });
-      const answer = decodeLeaseReply(frames);
-      if (answer !== undefined) return answer;
+      const reply = decodeLeaseReply(frames);
+      if (reply !== undefined) return reply;
       throw new KvError(
         "KV_WIRE_MALFORMED",
-        `engine ${query.engineId} at ${host}:${port} answered a lease query with ${frames.length} frames that are none`,
+        `engine ${query.engineId} at ${host}:${port} answered a lease query with ${frames.length} frames that are no lease reply`,
       );
     } catch (error) {
-      if (again || signal?.aborted) throw error;
+      if (isSecondTry || signal?.aborted) throw error;
     }
   }
 }

@@ -1,4 +1,3 @@
-import { describeRank, localGeometry, remoteGeometry } from "@kv/connector";
 import { KvError } from "@kv/interface";
 import { buildEngineTransferPlan, planRequest, provePlan, type RankGeometry } from "@kv/plan";
 import { decodeAgentMetadata, encodeAgentMetadata } from "@kv/protocol";
@@ -6,6 +5,7 @@ import { memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { simConfig } from "../../../pull/test/sim-config.js";
 import { createSimRanks } from "../../../pull/test/sim-ranks.js";
+import { describeRank, localGeometry, remoteGeometry } from "./rank-geometry.js";
 
 const rank = { tpRank: 0, tpSize: 1 };
 function local() {

@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
-import { METRIC_BUCKETS, METRIC_HELP, METRICS, memoryMetrics } from "./index.js";
+import { memoryMetrics } from "./memory-metrics.js";
+import { METRIC_BUCKETS, METRIC_HELP, METRICS } from "./metric-names.js";
 
 test("counters and histograms come out in Prometheus' text format", () => {
   const metrics = memoryMetrics({ buckets: { kv_test_seconds: [0.01, 1] } });

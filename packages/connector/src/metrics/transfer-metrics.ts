@@ -1,29 +1,44 @@
 import type { Metrics, TransferResult } from "@kv/interface";
-import { METRICS } from "./index.js";
+import { METRICS } from "./metric-names.js";
 
-/** What connectors count, under vLLM 0.33's names (`v1/nixl/stats.py`). */
-export interface TransferMetrics {
-  transferred(result: TransferResult): void;
-  transferFailed(): void;
-  /** Counted as failed transfers, as vLLM's report does. */
-  handshakeFailed(): void;
-  notificationFailed(): void;
-  leaseExpired(): void;
-  notificationAfterExpiry(): void;
-}
+/** The counters and histograms of a connector's worker, under vLLM 0.33's names (`v1/nixl/stats.py`). */
+export class TransferMetrics {
+  readonly #metrics: Metrics;
 
-export function transferMetrics(metrics: Metrics): TransferMetrics {
-  return {
-    transferred({ transferMs, postMs, lengthBytes, descriptorCount }) {
-      metrics.observe(METRICS.transferSeconds, transferMs / 1000);
-      metrics.observe(METRICS.postSeconds, postMs / 1000);
-      metrics.observe(METRICS.bytesTransferred, lengthBytes);
-      metrics.observe(METRICS.descriptors, descriptorCount);
-    },
-    transferFailed: () => metrics.count(METRICS.failedTransfers),
-    handshakeFailed: () => metrics.count(METRICS.failedTransfers),
-    notificationFailed: () => metrics.count(METRICS.failedNotifications),
-    leaseExpired: () => metrics.count(METRICS.expiredRequests),
-    notificationAfterExpiry: () => metrics.count(METRICS.notificationsAfterExpiry),
-  };
+  constructor(metrics: Metrics) {
+    this.#metrics = metrics;
+  }
+
+  /** Observes duration, post time, bytes and descriptors of a successful transfer. */
+  transferred({ transferMs, postMs, lengthBytes, descriptorCount }: TransferResult): void {
+    this.#metrics.observe(METRICS.transferSeconds, transferMs / 1000);
+    this.#metrics.observe(METRICS.postSeconds, postMs / 1000);
+    this.#metrics.observe(METRICS.bytesTransferred, lengthBytes);
+    this.#metrics.observe(METRICS.descriptors, descriptorCount);
+  }
+
+  /** Counts a failed transfer. */
+  transferFailed(): void {
+    this.#metrics.count(METRICS.failedTransfers);
+  }
+
+  /** Counts a failed handshake; as a failed transfer, as vLLM does. */
+  handshakeFailed(): void {
+    this.#metrics.count(METRICS.failedTransfers);
+  }
+
+  /** Counts a notification that the transport did not take. */
+  notificationFailed(): void {
+    this.#metrics.count(METRICS.failedNotifications);
+  }
+
+  /** Counts a request whose lease ended before its readers were done. */
+  leaseExpired(): void {
+    this.#metrics.count(METRICS.expiredRequests);
+  }
+
+  /** Counts a notification for a request that is no longer known. */
+  notificationAfterExpiry(): void {
+    this.#metrics.count(METRICS.notificationsAfterExpiry);
+  }
 }

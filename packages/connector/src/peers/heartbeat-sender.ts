@@ -1,85 +1,120 @@
-import type { Clock } from "@kv/interface";
-import { createHeartbeats } from "./heartbeats.js";
-import type { Peers } from "./peer-table.js";
-import { addressOf } from "./acquire-peer.js";
-import type { Messages } from "./notification-sender.js";
+import type { Clock, Timer } from "@kv/interface";
 import type { HeartbeatOrder } from "../scheduler/step-types.js";
-import type { RemoteLink } from "./remote-engine.js";
+import type { TaskTracker } from "../worker/task-tracker.js";
+import { type EngineAddress, engineKey } from "./engine-address.js";
+import type { NotificationSender } from "./notification-sender.js";
+import type { PeerTable } from "./peer-table.js";
+import type { RemoteEngine } from "./remote-engine.js";
 
-/** Heartbeats to the producers of the requests that wait or transfer here, and the memory of which ones went out. */
-export interface KeepAlive {
-  /** The set as the scheduler side has it now. */
-  replace(orders: readonly HeartbeatOrder[]): void;
-  /** When beats that name the request were taken by the transport, for all of the engine's ranks; ascending. */
-  beatsAtMs(engineId: string, wireId: string): readonly number[];
-  readonly size: number;
-  close(): void;
-}
-
-export interface KeepAliveOptions {
+/** Options of `HeartbeatSender`. */
+export interface HeartbeatSenderOptions {
   readonly clock: Clock;
+  /** vLLM 0.33: a sixth of the lease. */
   readonly intervalMs: number;
-  readonly peers: Peers<RemoteLink>;
-  readonly messages: Pick<Messages, "beat">;
-  /** A beat to this engine was not taken by the transport, or was. */
-  beaten?(order: HeartbeatOrder, taken: boolean): void;
-  /** Takes work that nobody waits for, and that never rejects. */
-  track(work: Promise<void>): void;
+  readonly engines: Pick<PeerTable<RemoteEngine>, "acquire" | "peek">;
+  readonly notifications: Pick<NotificationSender, "sendHeartbeat">;
+  /** Tracks the sending, so that the worker can wait for it when it closes. */
+  readonly tasks: Pick<TaskTracker, "track">;
+  /** Called after each heartbeat to an engine: whether the transport took all of it. */
+  readonly onSent?: ((order: HeartbeatOrder, isDelivered: boolean) => void) | undefined;
 }
 
-export function createKeepAlive({
-  clock,
-  intervalMs,
-  peers,
-  messages,
-  beaten,
-  track,
-}: KeepAliveOptions): KeepAlive {
-  const takenAtMs = new Map<string, number[]>();
+/**
+ * Extends the leases of the requests that wait or transfer on D: at each interval, heartbeats to every engine with the ids that it knows
+ * the requests by. The scheduler side sends the whole set whenever it changes; the timer goes on between engine steps, so that an idle
+ * engine does not lose its leases. Remembers which heartbeats were taken, for the lease deadlines of P's that cannot be asked.
+ */
+export class HeartbeatSender {
+  readonly #options: HeartbeatSenderOptions;
+  #orders: readonly HeartbeatOrder[] = [];
+  #timer: Timer | undefined;
+  #lastMs = Number.NEGATIVE_INFINITY;
+  /** By engine and request: when heartbeats that name the request were handed to the transport, ascending. */
+  readonly #takenAtMs = new Map<string, number[]>();
 
-  const heartbeats = createHeartbeats<HeartbeatOrder>({
-    clock,
-    intervalMs,
-    beat(order) {
-      const link = peers.peek(order.engineId);
-      if (link === undefined) {
-        // The request may be queued still: shaking hands now makes the next beat possible, and its read quicker.
-        track(
-          peers.acquire(addressOf(order)).then(
-            (hold) => hold.release(),
-            () => {},
-          ),
-        );
-        return;
-      }
-      const atMs = clock.now();
-      track(
-        messages.beat(link, order.remoteRequestIds).then((taken) => {
-          beaten?.(order, taken);
-          if (!taken) return;
-          for (const id of order.remoteRequestIds) takenAtMs.get(key(order.engineId, id))?.push(atMs);
-        }),
-      );
-    },
-  });
+  constructor(options: HeartbeatSenderOptions) {
+    this.#options = options;
+  }
 
-  return {
-    replace(orders) {
-      const kept = new Set(
-        orders.flatMap(({ engineId, remoteRequestIds }) => remoteRequestIds.map((id) => key(engineId, id))),
+  /** Replaces the set. New requests get a heartbeat at once when the last one is an interval old, otherwise with the next. */
+  replace(orders: readonly HeartbeatOrder[]): void {
+    const kept = new Set(
+      orders.flatMap((order) => order.remoteRequestIds.map((id) => requestKey(order, id))),
+    );
+    for (const known of this.#takenAtMs.keys()) if (!kept.has(known)) this.#takenAtMs.delete(known);
+    for (const added of kept) if (!this.#takenAtMs.has(added)) this.#takenAtMs.set(added, []);
+    this.#orders = orders.filter(({ remoteRequestIds }) => remoteRequestIds.length > 0);
+    if (this.#orders.length === 0) {
+      this.#cancelTimer();
+      return;
+    }
+    const { clock, intervalMs } = this.#options;
+    const dueInMs = this.#lastMs + intervalMs - clock.now();
+    if (dueInMs <= 0) {
+      this.#cancelTimer();
+      this.#sendAll();
+    } else {
+      this.#timer ??= clock.setTimer(() => this.#sendAll(), dueInMs);
+    }
+  }
+
+  /** When heartbeats that name the request were handed to the transport and taken for all of the engine's ranks; in ms, ascending. */
+  takenAtMs(engine: EngineAddress, remoteRequestId: string): readonly number[] {
+    return this.#takenAtMs.get(requestKey(engine, remoteRequestId)) ?? [];
+  }
+
+  /** Requests whose leases are extended. */
+  get size(): number {
+    return this.#orders.reduce((sum, { remoteRequestIds }) => sum + remoteRequestIds.length, 0);
+  }
+
+  /** Sends no more heartbeats. */
+  close(): void {
+    this.#orders = [];
+    this.#cancelTimer();
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
+  }
+
+  #sendAll(): void {
+    this.#timer = undefined;
+    if (this.#orders.length === 0) return;
+    const { clock, intervalMs } = this.#options;
+    this.#lastMs = clock.now();
+    for (const order of this.#orders) this.#send(order);
+    this.#timer = clock.setTimer(() => this.#sendAll(), intervalMs);
+  }
+
+  #send(order: HeartbeatOrder): void {
+    const { clock, engines, notifications, tasks, onSent } = this.#options;
+    const engine = engines.peek(order);
+    if (engine === undefined) {
+      // The request may still be queued. A handshake now makes the next heartbeat possible, and the request's own transfer quicker.
+      tasks.track(
+        engines.acquire(order).then(
+          (reference) => reference.release(),
+          () => {},
+        ),
       );
-      for (const known of takenAtMs.keys()) if (!kept.has(known)) takenAtMs.delete(known);
-      for (const added of kept) if (!takenAtMs.has(added)) takenAtMs.set(added, []);
-      heartbeats.replace(orders);
-    },
-    beatsAtMs: (engineId, wireId) => takenAtMs.get(key(engineId, wireId)) ?? [],
-    get size() {
-      return heartbeats.size;
-    },
-    close: () => heartbeats.close(),
-  };
+      return;
+    }
+    const atMs = clock.now();
+    tasks.track(
+      notifications.sendHeartbeat(engine, order.remoteRequestIds).then(({ takenIds, isDelivered }) => {
+        onSent?.(order, isDelivered);
+        for (const id of takenIds) this.#takenAtMs.get(requestKey(order, id))?.push(atMs);
+      }),
+    );
+  }
+
+  #cancelTimer(): void {
+    this.#timer?.cancel();
+    this.#timer = undefined;
+  }
 }
 
-function key(engineId: string, wireId: string): string {
-  return JSON.stringify([engineId, wireId]);
+function requestKey(engine: EngineAddress, remoteRequestId: string): string {
+  return `${engineKey(engine)} ${remoteRequestId}`;
 }

@@ -1,27 +1,39 @@
 import type { Agent, Log } from "@kv/interface";
-import { encodeNotification } from "@kv/protocol";
-import type { RemoteLink } from "./remote-engine.js";
+import {
+  decodeNotification,
+  encodeNotification,
+  isWireSafeRequestId,
+  type KvNotification,
+} from "@kv/protocol";
+import type { RemoteEngine } from "./remote-engine.js";
 
-/** What a worker says to its peers. Nothing here throws: a word that is lost costs a lease or a deadline, never a request. */
-export interface Messages {
-  /** True when the transport took it; `failed` hears why it did not. */
-  send(agentName: string, payload: Uint8Array, failed: (error: unknown) => void): Promise<boolean>;
-  /** Keeps the requests' leases alive, with all of the engine's ranks that this one knows; true when the transport took them all. */
-  beat(link: RemoteLink, wireIds: readonly string[]): Promise<boolean>;
-  /** Resolves when everything said so far was handed over or was lost. */
-  idle(): Promise<void>;
-  readonly size: number;
-}
-
-/** A few hundred ids a message: well below any transport's limit. */
+/** Ids per heartbeat, far below any transport's limit for one notification. */
 const HEARTBEAT_IDS = 256;
 
-export function createMessages({ agent, log }: { agent: Agent; log: Log }): Messages {
-  const pending = new Set<Promise<boolean>>();
+/** What became of a heartbeat. */
+export interface HeartbeatResult {
+  /** Requests whose heartbeat the transport took for every agent of the engine. */
+  readonly takenIds: readonly string[];
+  /** Whether the transport took all that was sent. False hints that the engine is gone. */
+  readonly isDelivered: boolean;
+}
 
-  function send(name: string, payload: Uint8Array, failed: (error: unknown) => void): Promise<boolean> {
-    const sent = agent
-      .notify(name, payload)
+/**
+ * Sends a worker's notifications in the background. Nothing here throws: a lost notification costs a lease or a deadline, never a request.
+ */
+export class NotificationSender {
+  readonly #agent: Agent;
+  readonly #log: Log;
+  readonly #pending = new Set<Promise<boolean>>();
+
+  constructor({ agent, log }: { readonly agent: Agent; readonly log: Log }) {
+    this.#agent = agent;
+    this.#log = log;
+  }
+
+  /** Sends to an agent. Resolves with true when the transport took the notification; with false after `failed` got the error. */
+  send(agentName: string, payload: Uint8Array, failed: (error: unknown) => void): Promise<boolean> {
+    const sent = this.#notify(agentName, payload)
       .then(
         () => true,
         (error: unknown) => {
@@ -29,41 +41,71 @@ export function createMessages({ agent, log }: { agent: Agent; log: Log }): Mess
           return false;
         },
       )
-      .finally(() => pending.delete(sent));
-    pending.add(sent);
+      .finally(() => this.#pending.delete(sent));
+    this.#pending.add(sent);
     return sent;
   }
 
-  return {
-    send,
-    async beat(link, wireIds) {
-      const sent: Promise<boolean>[] = [];
-      for (const requestIds of chunks(wireIds.filter(sayable), HEARTBEAT_IDS)) {
+  /**
+   * Sends a heartbeat for requests to all of an engine's agents. Ids that a peer would misread (`isWireSafeRequestId`) are left out: P's lease
+   * for them ends unextended.
+   */
+  async sendHeartbeat(
+    engine: Pick<RemoteEngine, "agents">,
+    remoteRequestIds: readonly string[],
+  ): Promise<HeartbeatResult> {
+    const safe = remoteRequestIds.filter(isWireSafeRequestId);
+    const agents = [...new Set(engine.agents.values())];
+    const chunks: (readonly string[])[] = [];
+    for (let i = 0; i < safe.length; i += HEARTBEAT_IDS) chunks.push(safe.slice(i, i + HEARTBEAT_IDS));
+    const taken = await Promise.all(
+      chunks.map(async (requestIds) => {
         const payload = encodeNotification({ kind: "heartbeat", requestIds });
-        for (const name of new Set(link.agents.values())) {
-          const failed = (error: unknown) =>
-            log.debug("heartbeat-failed", { agent: name, error: String(error) });
-          sent.push(send(name, payload, failed));
-        }
+        const sent = agents.map((name) =>
+          this.send(name, payload, (error) =>
+            this.#log.debug("heartbeat-failed", { agent: name, error: String(error) }),
+          ),
+        );
+        return (await Promise.all(sent)).every(Boolean) ? requestIds : [];
+      }),
+    );
+    const takenIds = taken.flat();
+    return { takenIds, isDelivered: takenIds.length === safe.length };
+  }
+
+  /** Resolves when every notification so far was taken by the transport or has failed. */
+  async idle(): Promise<void> {
+    while (this.#pending.size > 0) await Promise.all(this.#pending);
+  }
+
+  /** Notifications that the transport has not taken yet. */
+  get size(): number {
+    return this.#pending.size;
+  }
+
+  /** Async, so that a transport that throws counts as one that rejects. */
+  async #notify(agentName: string, payload: Uint8Array): Promise<void> {
+    await this.#agent.notify(agentName, payload);
+  }
+}
+
+/**
+ * Calls `handle` for each notification until the agent closes. A notification that cannot be decoded, or that `handle` refuses by throwing,
+ * is logged; nothing that a peer sends ends the loop.
+ */
+export function receiveNotifications(
+  agent: Agent,
+  log: Log,
+  handle: (notification: KvNotification, from: string) => void,
+): void {
+  async function loop(): Promise<void> {
+    for await (const { from, payload } of agent.notifications()) {
+      try {
+        handle(decodeNotification(payload), from);
+      } catch (error) {
+        log.warn("notification-refused", { from, error: String(error) });
       }
-      return (await Promise.all(sent)).every(Boolean);
-    },
-    async idle() {
-      while (pending.size > 0) await Promise.all(pending);
-    },
-    get size() {
-      return pending.size;
-    },
-  };
-}
-
-/** A vLLM producer splits heartbeats at commas: an id that holds one cannot be said, and its lease ends unextended. */
-function sayable(wireId: string): boolean {
-  return !wireId.includes(",");
-}
-
-function chunks<T>(list: readonly T[], length: number): T[][] {
-  const parts: T[][] = [];
-  for (let i = 0; i < list.length; i += length) parts.push(list.slice(i, i + length));
-  return parts;
+    }
+  }
+  loop().catch((error: unknown) => log.error("notifications-ended", { error: String(error) }));
 }

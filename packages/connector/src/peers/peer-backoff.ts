@@ -1,19 +1,13 @@
 import { type Clock, KvError } from "@kv/interface";
+import { describeEngine, type EngineAddress, engineKey } from "./engine-address.js";
 
-/** Keeps a peer that could not be reached from being tried at every request: 1 s, then twice as long each time, 60 s at most. */
-export interface PeersBackoff {
-  /** Throws `KV_HANDSHAKE_BACKED_OFF`, with the failure as its cause, while the peer's time has not come. */
-  check(key: string): void;
-  failed(key: string, error: KvError): void;
-  succeeded(key: string): void;
-  /** Peers remembered as bad. */
-  readonly size: number;
-}
-
-export interface PeersBackoffOptions {
+/** Options of `PeerBackoff`. */
+export interface PeerBackoffOptions {
   readonly clock: Clock;
-  readonly minMs?: number;
-  readonly maxMs?: number;
+  /** First delay. Default 1000 ms (vLLM 0.33). */
+  readonly minMs?: number | undefined;
+  /** Longest delay. Default 60,000 ms (vLLM 0.33). */
+  readonly maxMs?: number | undefined;
 }
 
 interface Failure {
@@ -22,40 +16,47 @@ interface Failure {
   readonly error: KvError;
 }
 
-export function createPeersBackoff({
-  clock,
-  minMs = 1000,
-  maxMs = 60_000,
-}: PeersBackoffOptions): PeersBackoff {
-  const failures = new Map<string, Failure>();
+/** Limits how often an unreachable peer is tried: after 1 s, then after twice the previous delay, up to 60 s (vLLM 0.33). */
+export class PeerBackoff {
+  readonly #clock: Clock;
+  readonly #minMs: number;
+  readonly #maxMs: number;
+  readonly #failures = new Map<string, Failure>();
 
-  /** A peer that nobody asked for during the longest back-off starts anew; this bounds what is remembered without a timer. */
-  function forgetOld(nowMs: number): void {
-    for (const [key, failure] of failures) if (nowMs - failure.untilMs > maxMs) failures.delete(key);
+  constructor({ clock, minMs = 1000, maxMs = 60_000 }: PeerBackoffOptions) {
+    this.#clock = clock;
+    this.#minMs = minMs;
+    this.#maxMs = maxMs;
   }
 
-  return {
-    check(key) {
-      const failure = failures.get(key);
-      if (failure === undefined) return;
-      const leftMs = failure.untilMs - clock.now();
-      if (leftMs <= 0) return;
-      throw new KvError(
-        "KV_HANDSHAKE_BACKED_OFF",
-        `${key} is not tried again for ${Math.ceil(leftMs)} ms, after: ${failure.error.message}`,
-        { cause: failure.error, details: { peer: key, leftMs, delayMs: failure.delayMs } },
-      );
-    },
-    failed(key, error) {
-      const nowMs = clock.now();
-      forgetOld(nowMs);
-      const before = failures.get(key);
-      const delayMs = before === undefined ? minMs : Math.min(before.delayMs * 2, maxMs);
-      failures.set(key, { delayMs, untilMs: nowMs + delayMs, error });
-    },
-    succeeded: (key) => void failures.delete(key),
-    get size() {
-      return failures.size;
-    },
-  };
+  /** Errors: `KV_HANDSHAKE_BACKED_OFF`, with the last failure as its cause, while the peer's delay runs. */
+  check(address: EngineAddress): void {
+    const failure = this.#failures.get(engineKey(address));
+    if (failure === undefined) return;
+    const leftMs = failure.untilMs - this.#clock.now();
+    if (leftMs <= 0) return;
+    const peer = describeEngine(address);
+    throw new KvError(
+      "KV_HANDSHAKE_BACKED_OFF",
+      `${peer} is not tried again for ${Math.ceil(leftMs)} ms, after: ${failure.error.message}`,
+      { cause: failure.error, details: { peer, leftMs, delayMs: failure.delayMs } },
+    );
+  }
+
+  /** Starts the peer's delay, or doubles it. */
+  failed(address: EngineAddress, error: KvError): void {
+    const nowMs = this.#clock.now();
+    // A peer that no request named for the longest delay starts at the first delay again; this bounds the table without a timer.
+    for (const [key, { untilMs }] of this.#failures)
+      if (nowMs - untilMs > this.#maxMs) this.#failures.delete(key);
+    const key = engineKey(address);
+    const before = this.#failures.get(key);
+    const delayMs = before === undefined ? this.#minMs : Math.min(before.delayMs * 2, this.#maxMs);
+    this.#failures.set(key, { delayMs, untilMs: nowMs + delayMs, error });
+  }
+
+  /** Forgets the peer's failures. */
+  succeeded(address: EngineAddress): void {
+    this.#failures.delete(engineKey(address));
+  }
 }

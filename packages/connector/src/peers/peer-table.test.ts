@@ -1,9 +1,11 @@
 import { KvError, silentLog } from "@kv/interface";
 import { describe, expect, it } from "vitest";
 import { manualClock } from "../clock-manual.test-support.js";
-import { createPeers, type PeerAddress } from "./peer-table.js";
+import type { EngineAddress } from "./engine-address.js";
+import { PeerTable } from "./peer-table.js";
 
 interface FakePeer {
+  readonly address: EngineAddress;
   readonly name: string;
 }
 
@@ -14,16 +16,19 @@ function setUp({ engineTtlMs = 0 } = {}) {
   const gates: (() => void)[] = [];
   let gated = false;
   let opened = 0;
-  const peers = createPeers<FakePeer>({
+  const peers = new PeerTable<FakePeer>({
     clock,
     log: silentLog,
+    metrics: { handshakeFailed: () => void log.push("handshake failed") },
+    failureType: "handshake_failed",
     engineTtlMs,
-    async open({ engineId }) {
+    async open(address) {
+      const { engineId } = address;
       log.push(`open ${engineId}`);
       if (gated) await new Promise<void>((resolve) => gates.push(resolve));
       if (fail !== undefined) throw fail;
       opened += 1;
-      return { name: `${engineId}#${opened}` };
+      return { address, name: `${engineId}#${opened}` };
     },
     async close(peer) {
       log.push(`close ${peer.name}`);
@@ -46,7 +51,7 @@ function setUp({ engineTtlMs = 0 } = {}) {
   };
 }
 
-const at = (engineId: string, port = 5600): PeerAddress => ({
+const at = (engineId: string, port = 5600): EngineAddress => ({
   engineId,
   host: "p",
   port,
@@ -64,8 +69,8 @@ describe("peers", () => {
     const [a, b] = await Promise.all([peers.acquire(at("e")), peers.acquire(at("e"))]);
     expect(a?.peer).toBe(b?.peer);
     expect(log).toEqual(["open e"]);
-    expect(peers.peek("e")).toBe(a?.peer);
-    expect(peers.peek("other")).toBeUndefined();
+    expect(peers.peek(at("e"))).toBe(a?.peer);
+    expect(peers.peek(at("other"))).toBeUndefined();
   });
 
   it("backs off from 1 s to 60 s, doubling, then tries again; a success forgives", async () => {
@@ -78,11 +83,11 @@ describe("peers", () => {
       await expect(peers.acquire(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_BACKED_OFF" });
       clock.advance(1);
     }
-    expect(log.length).toBe(8);
+    expect(log.filter((line) => line.startsWith("open")).length).toBe(8);
     failWith(undefined);
     const hold = await peers.acquire(at("e"));
     hold.release();
-    peers.drop("e", "test");
+    peers.drop(hold.peer, "test");
     await settle();
     failWith(new KvError("KV_HANDSHAKE_REFUSED", "no"));
     await expect(peers.acquire(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
@@ -94,7 +99,7 @@ describe("peers", () => {
     const { peers, log } = setUp();
     const first = await peers.acquire(at("e"));
     const second = await peers.acquire(at("e"));
-    peers.drop("e", "stale");
+    peers.drop(first.peer, "stale");
     expect((await peers.acquire(at("e"))).peer.name).toBe("e#2");
     expect(peers.outstanding()).toEqual({ peers: 1, opening: 0, closing: 1 });
     first.release();
@@ -104,7 +109,7 @@ describe("peers", () => {
     second.release();
     await settle();
     expect(log).toEqual(["open e", "open e", "close e#1"]);
-    expect(peers.peek("e")?.name).toBe("e#2");
+    expect(peers.peek(at("e"))?.name).toBe("e#2");
   });
 
   it("opens anew an engine that registered its cache again", async () => {
@@ -121,10 +126,10 @@ describe("peers", () => {
     const { peers } = setUp();
     const first = await peers.acquire(at("e"));
     first.release();
-    peers.drop("e", "stale", first.peer);
+    peers.drop(first.peer, "stale");
     const second = await peers.acquire(at("e"));
-    peers.drop("e", "stale, said late", first.peer);
-    expect(peers.peek("e")).toBe(second.peer);
+    peers.drop(first.peer, "stale, reported late");
+    expect(peers.peek(at("e"))).toBe(second.peer);
   });
 
   it("closes what was dropped while it opened", async () => {
@@ -132,11 +137,16 @@ describe("peers", () => {
     const open = gate();
     const acquired = peers.acquire(at("e"));
     await settle();
-    peers.drop("e", "stale");
+    const renewed = peers.acquire({ ...at("e"), registrationGeneration: 1 });
+    await settle();
     open();
     (await acquired).release();
     await settle();
-    expect(log).toEqual(["open e", "close e#1"]);
+    expect(log).toEqual(["open e", "open e", "close e#1"]);
+    const reference = await renewed;
+    reference.release();
+    peers.drop(reference.peer, "test");
+    await settle();
     expect(peers.outstanding()).toEqual({ peers: 0, opening: 0, closing: 0 });
   });
 
@@ -146,7 +156,7 @@ describe("peers", () => {
     (await peers.acquire(at("idle", 2))).release();
     (await peers.acquire(at("beaten", 3))).release();
     clock.advance(600);
-    peers.peek("beaten");
+    peers.peek(at("beaten", 3));
     clock.advance(600);
     await settle();
     expect(log.filter((line) => line.startsWith("close"))).toEqual(["close idle#2"]);
@@ -158,6 +168,41 @@ describe("peers", () => {
     await settle();
     expect(peers.outstanding()).toEqual({ peers: 0, opening: 0, closing: 0 });
     expect(clock.pending()).toBe(0);
+  });
+
+  it("a request with wrong coordinates neither delays nor fails requests with the right ones", async () => {
+    const { peers, log, failWith, gate } = setUp();
+    const open = gate();
+    failWith(new KvError("KV_HANDSHAKE_REFUSED", "no such rank"));
+    const wrong = [
+      peers.acquire({ ...at("e"), host: "elsewhere" }),
+      peers.acquire(at("e", 9)),
+      peers.acquire({ ...at("e"), tpSize: 8 }),
+    ];
+    for (const each of wrong) each.catch(() => {});
+    await settle();
+    open();
+    await settle();
+    for (const each of wrong) await expect(each).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
+    failWith(undefined);
+    expect((await peers.acquire(at("e"))).peer.address).toEqual(at("e"));
+    expect(log.filter((line) => line === "open e").length).toBe(4);
+  });
+
+  it("gives up waiting when the signal aborts, and releases the reference that comes later", async () => {
+    const { peers, gate, log } = setUp();
+    const open = gate();
+    const abort = new AbortController();
+    const acquired = peers.acquire(at("e"), abort.signal);
+    abort.abort(new Error("given up"));
+    await expect(acquired).rejects.toThrow("given up");
+    open();
+    await settle();
+    const peer = peers.peek(at("e"));
+    if (peer === undefined) throw new Error("not open");
+    peers.drop(peer, "test");
+    await settle();
+    expect(log).toEqual(["open e", "close e#1"]);
   });
 
   it("an engine that answers at another one's address replaces it", async () => {

@@ -1,229 +1,299 @@
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
-import { createPeersBackoff } from "./peer-backoff.js";
+import type { TransferMetrics } from "../metrics/transfer-metrics.js";
+import { describeEngine, type EngineAddress, engineKey } from "./engine-address.js";
+import { PeerBackoff } from "./peer-backoff.js";
 
-/** Where a remote engine answers handshakes, and how it is divided into ranks. */
-export interface PeerAddress {
-  readonly engineId: string;
-  readonly host: string;
-  readonly port: number;
-  readonly tpSize: number;
-  readonly dcpSize: number;
-  readonly ppSize: number;
-  /** Which registration of its cache the caller was told of; an engine opened for an earlier one is opened anew. */
-  readonly registrationGeneration?: number;
+/** Anything opened at an engine's address. */
+export interface Peer {
+  readonly address: EngineAddress;
 }
 
-/**
- * The remote engines that a worker knows. Each is opened once, on first use, and shared by all requests; closed when it was not
- * used for `engineTtlMs`, when another engine answers at its address, or when it turned out to be stale, and then only after
- * the last holder let go: lists and remote agents must outlive the transfers that use them.
- */
-export interface Peers<Peer> {
-  /**
-   * The engine, opened if need be. Errors: what `open` threw; `KV_HANDSHAKE_BACKED_OFF` while it is not tried again.
-   * The caller holds it until `release`.
-   */
-  acquire(address: PeerAddress): Promise<PeerHold<Peer>>;
-  /** The engine if it is open; counts as use. Not held: use it before the next `await`. */
-  peek(engineId: string): Peer | undefined;
-  /**
-   * What is known of the engine is wrong (it went away, or came back as another process): the next `acquire` opens it anew, while
-   * those who hold the old one end with it. `only`: unless another one has taken its place.
-   */
-  drop(engineId: string, reason: string, only?: Peer): void;
-  outstanding(): { peers: number; opening: number; closing: number };
-  /** Closes all, each when its holders have let go. Openings fail with `KV_SIDE_CHANNEL_CLOSED`. */
-  close(): Promise<void>;
-}
-
-export interface PeerHold<Peer> {
-  readonly peer: Peer;
-  /** Safe to call twice. */
+/** A counted reference to an open peer. The peer stays open until every reference was released. */
+export interface PeerRef<P extends Peer> extends Disposable {
+  readonly peer: P;
+  /** Ends the reference. Safe to call twice. */
   release(): void;
 }
 
-export interface PeersOptions<Peer> {
+/** Options of `PeerTable`. */
+export interface PeerTableOptions<P extends Peer> {
   readonly clock: Clock;
   readonly log: Log;
-  /** 0: never. vLLM 0.33: 3600 s. */
+  /** Counts failed openings. */
+  readonly metrics: Pick<TransferMetrics, "handshakeFailed">;
+  /** An unused peer is closed after this long; 0 means never. vLLM 0.33: 3,600,000 (`engine_ttl`). */
   readonly engineTtlMs: number;
-  readonly backoffMinMs?: number;
-  readonly backoffMaxMs?: number;
-  open(address: PeerAddress): Promise<Peer>;
-  close(peer: Peer): Promise<void>;
+  /** vLLM's name of a failed opening, for the log. */
+  readonly failureType: string;
+  /** Opens the peer at an address: the handshake and all that follows from it. */
+  open(address: EngineAddress): Promise<P>;
+  /** Closes a peer that no reference holds. */
+  close(peer: P): Promise<void>;
 }
 
-interface Entry<Peer> {
-  readonly address: PeerAddress;
-  readonly opened: Promise<Peer>;
-  peer: Peer | undefined;
-  holders: number;
+interface Entry<P extends Peer> {
+  readonly key: string;
+  readonly address: EngineAddress;
+  readonly opened: Promise<P>;
+  peer: P | undefined;
+  references: number;
   lastUsedMs: number;
-  /** Set when the entry has left the table; it closes with its last holder. */
+  /** Set when the entry has left the table. It closes with its last reference. */
   dropped: boolean;
+  /** Ends the wait of `close()` for a dropped entry. */
+  closed?: () => void;
 }
 
-export function createPeers<Peer>(options: PeersOptions<Peer>): Peers<Peer> {
-  const { clock, log, engineTtlMs } = options;
-  const entries = new Map<string, Entry<Peer>>();
-  const byHostPort = new Map<string, string>();
-  const closing = new Map<Entry<Peer>, Promise<void>>();
-  const backoff = createPeersBackoff({
-    clock,
-    ...(options.backoffMinMs === undefined ? {} : { minMs: options.backoffMinMs }),
-    ...(options.backoffMaxMs === undefined ? {} : { maxMs: options.backoffMaxMs }),
-  });
-  const waiters = new Map<Entry<Peer>, () => void>();
-  let timer: Timer | undefined;
-  let closed = false;
+/**
+ * The remote engines that a worker knows. Each is opened once, at first use, and shared by all requests with the same address. It is closed
+ * when it was unused for `engineTtlMs`, when another engine answers at its host and port, or when it was dropped as stale; always after
+ * its last reference, because prepared lists and remote agents must outlive the transfers that use them.
+ */
+export class PeerTable<P extends Peer> {
+  readonly #options: PeerTableOptions<P>;
+  readonly #entries = new Map<string, Entry<P>>();
+  /** Open entries by host and port, to find those that another engine replaces. */
+  readonly #byHostPort = new Map<string, Set<Entry<P>>>();
+  readonly #closing = new Map<Entry<P>, Promise<void>>();
+  readonly #backoff: PeerBackoff;
+  #timer: Timer | undefined;
+  #closed = false;
 
-  function start(address: PeerAddress): Entry<Peer> {
-    const entry: Entry<Peer> = {
+  constructor(options: PeerTableOptions<P>) {
+    this.#options = options;
+    this.#backoff = new PeerBackoff({ clock: options.clock });
+  }
+
+  /**
+   * A reference to the peer, which is opened first if need be. When `signal` aborts, the call rejects with its reason, and a reference that
+   * arrives later is released. Errors: those of `open`; `KV_HANDSHAKE_BACKED_OFF` while a failed peer is not tried again;
+   * `KV_SIDE_CHANNEL_CLOSED` after `close`; the signal's reason.
+   */
+  acquire(address: EngineAddress, signal?: AbortSignal): Promise<PeerRef<P>> {
+    const acquired = this.#acquire(address);
+    return signal === undefined ? acquired : whileNotAborted(acquired, signal);
+  }
+
+  /** The peer if it is open; counts as a use. Without a reference it may be closed at the next `await`. */
+  peek(address: EngineAddress): P | undefined {
+    const entry = this.#entries.get(engineKey(address));
+    if (entry?.peer !== undefined) entry.lastUsedMs = this.#options.clock.now();
+    return entry?.peer;
+  }
+
+  /**
+   * Removes a peer that is known to be stale (it went away, or another process has its address). The next `acquire` opens it anew; existing
+   * references stay valid. Without effect when the peer was removed before.
+   */
+  drop(peer: P, reason: string): void {
+    const entry = this.#entries.get(engineKey(peer.address));
+    if (entry?.peer === peer) this.#drop(entry, reason);
+  }
+
+  /** Numbers of peers that are open, being opened, and dropped but still referenced. */
+  outstanding(): { readonly peers: number; readonly opening: number; readonly closing: number } {
+    let opening = 0;
+    for (const { peer } of this.#entries.values()) if (peer === undefined) opening += 1;
+    return { peers: this.#entries.size - opening, opening, closing: this.#closing.size };
+  }
+
+  /** Closes every peer after its last reference. `acquire` rejects from now on with `KV_SIDE_CHANNEL_CLOSED`. */
+  async close(): Promise<void> {
+    this.#closed = true;
+    for (const entry of [...this.#entries.values()]) this.#drop(entry, "the worker closes");
+    this.#timer?.cancel();
+    this.#timer = undefined;
+    await Promise.all(this.#closing.values());
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  async #acquire(address: EngineAddress): Promise<PeerRef<P>> {
+    if (this.#closed) {
+      throw new KvError(
+        "KV_SIDE_CHANNEL_CLOSED",
+        `${describeEngine(address)} is not opened: the worker is closed`,
+      );
+    }
+    const key = engineKey(address);
+    const known = this.#entries.get(key);
+    if (
+      known !== undefined &&
+      (known.address.registrationGeneration ?? 0) < (address.registrationGeneration ?? 0)
+    )
+      this.#drop(known, "it registered its cache again");
+    let entry = this.#entries.get(key);
+    if (entry === undefined) {
+      this.#backoff.check(address);
+      entry = this.#open(key, address);
+    }
+    const held = entry;
+    held.references += 1;
+    let released = false;
+    const release = () => {
+      if (released) return;
+      released = true;
+      this.#release(held);
+    };
+    try {
+      return { peer: await held.opened, release, [Symbol.dispose]: release };
+    } catch (error) {
+      release();
+      throw error;
+    }
+  }
+
+  #open(key: string, address: EngineAddress): Entry<P> {
+    const { clock, log, metrics, failureType, open } = this.#options;
+    const { engineId, host, port } = address;
+    const entry: Entry<P> = {
+      key,
       address,
       peer: undefined,
-      holders: 0,
+      references: 0,
       lastUsedMs: clock.now(),
       dropped: false,
-      opened: options.open(address),
+      opened: open(address),
     };
-    entries.set(address.engineId, entry);
+    this.#entries.set(key, entry);
     entry.opened.then(
       (peer) => {
         entry.peer = peer;
         entry.lastUsedMs = clock.now();
-        backoff.succeeded(nameOf(address));
-        if (entry.dropped) return finish(entry);
-        replaced(address);
-        arm();
+        this.#backoff.succeeded(address);
+        if (entry.dropped) this.#closeUnreferenced(entry);
+        else this.#replaceOthersAt(entry);
+        this.#armTimer();
       },
       (error: unknown) => {
-        backoff.failed(
-          nameOf(address),
-          KvError.from(error, "KV_HANDSHAKE_REFUSED", `handshake with ${nameOf(address)}`),
+        metrics.handshakeFailed();
+        log.warn(failureType, { engineId, host, port, error: String(error) });
+        const cause = KvError.from(
+          error,
+          "KV_HANDSHAKE_REFUSED",
+          `handshake with ${describeEngine(address)}`,
         );
-        if (entries.get(address.engineId) === entry) entries.delete(address.engineId);
-        waiters.get(entry)?.();
+        this.#backoff.failed(address, cause);
+        if (this.#entries.get(key) === entry) this.#entries.delete(key);
+        entry.closed?.();
       },
     );
     return entry;
   }
 
-  /** Another engine answers where an old one did: the old process is gone. */
-  function replaced({ engineId, host, port }: PeerAddress): void {
-    const hostPort = `${host}:${port}`;
-    const previous = byHostPort.get(hostPort);
-    byHostPort.set(hostPort, engineId);
-    if (previous !== undefined && previous !== engineId)
-      drop(previous, `engine ${engineId} answers at ${hostPort}`);
-  }
-
-  function drop(engineId: string, reason: string, only?: Peer): void {
-    const entry = entries.get(engineId);
-    if (entry === undefined || (only !== undefined && entry.peer !== only)) return;
-    entries.delete(engineId);
+  /** Drops the engines with another id at the same host and port: their process is gone. */
+  #replaceOthersAt(entry: Entry<P>): void {
     const hostPort = `${entry.address.host}:${entry.address.port}`;
-    if (byHostPort.get(hostPort) === engineId) byHostPort.delete(hostPort);
-    entry.dropped = true;
-    log.info("peer-dropped", { engineId, reason, holders: entry.holders });
-    const ended = new Promise<void>((resolve) => waiters.set(entry, resolve));
-    closing.set(entry, ended);
-    const settle = () => {
-      closing.delete(entry);
-      waiters.delete(entry);
-    };
-    void ended.then(settle);
-    finish(entry);
+    const others = this.#byHostPort.get(hostPort) ?? new Set();
+    this.#byHostPort.set(hostPort, others);
+    const { engineId } = entry.address;
+    for (const other of [...others]) {
+      if (other.address.engineId !== engineId) this.#drop(other, `engine ${engineId} answers at ${hostPort}`);
+    }
+    others.add(entry);
+    this.#byHostPort.set(hostPort, others);
   }
 
-  /** Closes a dropped entry once it is open and nobody holds it. */
-  function finish(entry: Entry<Peer>): void {
-    const { peer } = entry;
-    const done = waiters.get(entry);
-    if (!entry.dropped || entry.holders > 0 || peer === undefined || done === undefined) return;
+  #drop(entry: Entry<P>, reason: string): void {
+    const { log } = this.#options;
+    const { engineId, host, port } = entry.address;
+    this.#entries.delete(entry.key);
+    const atHostPort = this.#byHostPort.get(`${host}:${port}`);
+    atHostPort?.delete(entry);
+    if (atHostPort?.size === 0) this.#byHostPort.delete(`${host}:${port}`);
+    entry.dropped = true;
+    log.info("peer-dropped", { engineId, reason, references: entry.references });
+    const closed = new Promise<void>((resolve) => {
+      entry.closed = resolve;
+    });
+    this.#closing.set(entry, closed);
+    void closed.then(() => this.#closing.delete(entry));
+    this.#closeUnreferenced(entry);
+  }
+
+  #release(entry: Entry<P>): void {
+    entry.references -= 1;
+    entry.lastUsedMs = this.#options.clock.now();
+    if (entry.dropped) this.#closeUnreferenced(entry);
+    else if (this.#timer === undefined) this.#armTimer();
+  }
+
+  /** Closes a dropped entry when it is open and has no references. */
+  #closeUnreferenced(entry: Entry<P>): void {
+    const { peer, closed, dropped, references } = entry;
+    if (!dropped || references > 0 || peer === undefined || closed === undefined) return;
     entry.peer = undefined;
-    options.close(peer).then(done, (error: unknown) => {
-      log.warn("peer-close-failed", { engineId: entry.address.engineId, error: String(error) });
-      done();
+    this.#options.close(peer).then(closed, (error: unknown) => {
+      this.#options.log.warn("peer-close-failed", {
+        engineId: entry.address.engineId,
+        error: String(error),
+      });
+      closed();
     });
   }
 
-  function arm(): void {
-    timer?.cancel();
-    timer = undefined;
-    if (engineTtlMs <= 0 || closed) return;
+  #armTimer(): void {
+    const { clock, engineTtlMs } = this.#options;
+    this.#timer?.cancel();
+    this.#timer = undefined;
+    if (engineTtlMs <= 0 || this.#closed) return;
     let earliestMs = Number.POSITIVE_INFINITY;
-    for (const entry of entries.values()) {
-      if (entry.peer !== undefined && entry.holders === 0)
-        earliestMs = Math.min(earliestMs, entry.lastUsedMs);
+    for (const { peer, references, lastUsedMs } of this.#entries.values()) {
+      if (peer !== undefined && references === 0) earliestMs = Math.min(earliestMs, lastUsedMs);
     }
     if (earliestMs !== Number.POSITIVE_INFINITY) {
-      timer = clock.setTimer(evict, Math.max(0, Math.ceil(earliestMs + engineTtlMs - clock.now())));
+      const delayMs = Math.max(0, Math.ceil(earliestMs + engineTtlMs - clock.now()));
+      this.#timer = clock.setTimer(() => this.#dropUnused(), delayMs);
     }
   }
 
-  function evict(): void {
-    timer = undefined;
-    for (const [engineId, entry] of [...entries]) {
-      const idle = entry.peer !== undefined && entry.holders === 0;
-      if (idle && clock.now() - entry.lastUsedMs >= engineTtlMs)
-        drop(engineId, "not used for its time to live");
+  #dropUnused(): void {
+    const { clock, engineTtlMs } = this.#options;
+    this.#timer = undefined;
+    for (const entry of [...this.#entries.values()]) {
+      const isUnused = entry.peer !== undefined && entry.references === 0;
+      if (isUnused && clock.now() - entry.lastUsedMs >= engineTtlMs)
+        this.#drop(entry, "it was not used for its time to live");
     }
-    arm();
+    this.#armTimer();
   }
-
-  return {
-    async acquire(address) {
-      if (closed) throw closedError(address);
-      const known = entries.get(address.engineId)?.address.registrationGeneration ?? 0;
-      if (known < (address.registrationGeneration ?? 0))
-        drop(address.engineId, "it registered its cache again");
-      let entry = entries.get(address.engineId);
-      if (entry === undefined) {
-        backoff.check(nameOf(address));
-        entry = start(address);
-      }
-      entry.holders += 1;
-      let held = true;
-      const release = () => {
-        if (!held) return;
-        held = false;
-        entry.holders -= 1;
-        entry.lastUsedMs = clock.now();
-        if (entry.dropped) finish(entry);
-        else if (timer === undefined) arm();
-      };
-      try {
-        return { peer: await entry.opened, release };
-      } catch (error) {
-        release();
-        throw error;
-      }
-    },
-    peek(engineId) {
-      const entry = entries.get(engineId);
-      if (entry?.peer !== undefined) entry.lastUsedMs = clock.now();
-      return entry?.peer;
-    },
-    drop,
-    outstanding() {
-      let opening = 0;
-      for (const entry of entries.values()) if (entry.peer === undefined) opening += 1;
-      return { peers: entries.size - opening, opening, closing: closing.size };
-    },
-    async close() {
-      closed = true;
-      for (const engineId of [...entries.keys()]) drop(engineId, "the worker closes");
-      timer?.cancel();
-      timer = undefined;
-      await Promise.all(closing.values());
-    },
-  };
 }
 
-function nameOf({ engineId, host, port }: PeerAddress): string {
-  return `engine ${engineId} at ${host}:${port}`;
+/** Codes of transfer errors after which the peer is gone, or what is known of it is stale: it must be dropped. */
+const PEER_LOST: readonly string[] = [
+  "KV_PEER_DISCONNECTED",
+  "KV_AGENT_UNKNOWN_REMOTE",
+  "KV_TRANSFER_FAILED",
+  "KV_TRANSFER_TIMEOUT",
+  "KV_NOTIFICATION_FAILED",
+];
+
+/** Whether a failed transfer means that the peer must be dropped and opened anew. */
+export function isPeerLost(error: KvError): boolean {
+  return PEER_LOST.includes(error.code);
 }
 
-function closedError(address: PeerAddress): KvError {
-  return new KvError("KV_SIDE_CHANNEL_CLOSED", `${nameOf(address)} is not opened: the worker is closed`);
+/** Rejects with the signal's reason as soon as it aborts, and releases a reference that arrives after that. */
+function whileNotAborted<P extends Peer>(
+  acquired: Promise<PeerRef<P>>,
+  signal: AbortSignal,
+): Promise<PeerRef<P>> {
+  return new Promise((resolve, reject) => {
+    const onAbort = () => reject(signal.reason as Error);
+    if (signal.aborted) onAbort();
+    else signal.addEventListener("abort", onAbort);
+    acquired.then(
+      (reference) => {
+        signal.removeEventListener("abort", onAbort);
+        if (signal.aborted) reference.release();
+        else resolve(reference);
+      },
+      (error: unknown) => {
+        signal.removeEventListener("abort", onAbort);
+        reject(error as Error);
+      },
+    );
+  });
 }

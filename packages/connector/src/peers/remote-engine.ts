@@ -1,91 +1,130 @@
-import type { Agent, Log, PreparedList } from "@kv/interface";
-import {
-  buildEngineTransferPlan,
-  type EngineTransferPlan,
-  type JointGroups,
-  joinGroups,
-  type ModelGeometry,
-  type RankGeometry,
-} from "@kv/plan";
+import { KvError, type PreparedList } from "@kv/interface";
+import { buildEngineTransferPlan, type EngineTransferPlan, type JointGroups, joinGroups } from "@kv/plan";
+import type { LeaseReply } from "@kv/protocol";
 import { handshakeTargetRanks } from "@kv/topology";
 import type { ClockOffset } from "../handshake/clock-offset.js";
-import type { PeerAddress } from "./peer-table.js";
+import { queryLease } from "../handshake/lease-query.js";
 import { type RankKey, rankKey } from "../handshake/rank-key.js";
-import type { LocalLists } from "./local-lists.js";
-import type { RemoteAgents } from "./remote-agents.js";
+import type { RemoteRequest } from "../scheduler/step-types.js";
+import type { WorkerContext } from "../worker/worker-context.js";
+import type { EngineAddress } from "./engine-address.js";
+import { type Peer, type PeerRef, PeerTable } from "./peer-table.js";
 
-/** A remote engine that a worker can read from: its ranks as agents, the plan, and both sides' lists for each source. */
-export interface RemoteLink {
-  readonly address: PeerAddress;
+/** A remote engine that a worker has shaken hands with: its ranks as agents, the plan, and both sides' prepared lists. */
+export interface RemoteEngine extends Peer {
+  /** Built once per handshake. */
   readonly plan: EngineTransferPlan;
-  /** Where the remote engine groups the layers differently: its requests are told to the plan in joint groups. */
-  readonly joint?: JointGroups;
+  /** Where the remote engine groups the layers differently: requests are planned in joint groups. */
+  readonly joint?: JointGroups | undefined;
+  /** The remote clock's offset, estimated from the handshake. */
   readonly clock: ClockOffset;
-  /** Which process it is, told by our own peers; they also answer `leases-check`. */
+  /** The remote process; undefined for vLLM. A process with an incarnation answers lease queries. */
   readonly incarnation: string | undefined;
-  /** Notifications of our own that it understands. */
+  /** Extension messages that the remote engine understands. */
   readonly features: ReadonlySet<string>;
-  /** Names of the agents of the ranks that were asked, of every pipeline stage. */
+  /** Agent names of the ranks that were asked, of every pipeline stage. */
   readonly agents: ReadonlyMap<RankKey, string>;
-  /** In the order of `plan.sources`. */
-  readonly sources: readonly LinkSource[];
+  /** Prepared lists per source, in the order of `plan.sources`; empty where this side transfers nothing. */
+  readonly sources: readonly RemoteEngineSource[];
 }
 
-/** Prepared lists of one source, by the index of its `lists` in the plan. */
-export interface LinkSource {
+/** Prepared lists of one source, in the order of the source's `lists` in the plan. */
+export interface RemoteEngineSource {
   /** One per pair of memory types; undefined where a pipeline stage has no memory of that type. */
-  readonly lists: readonly (LinkLists | undefined)[];
+  readonly lists: readonly (ListPair | undefined)[];
 }
 
-export interface LinkLists {
+/** The local and the remote list of a transfer. */
+export interface ListPair {
   readonly local: PreparedList;
   readonly remote: PreparedList;
 }
 
-/** What a handshake brought, validated. */
-export interface RemoteRanks {
-  readonly ranks: readonly RemoteRank[];
-  readonly clock: ClockOffset;
-  readonly incarnation: string | undefined;
-  readonly features: ReadonlySet<string>;
-}
-
-export interface RemoteRank {
-  readonly tpRank: number;
-  readonly geometry: RankGeometry;
-  /** The transport's own encoding, for `Agent.addRemote`. */
-  readonly agentMetadata: Uint8Array;
-}
-
-export interface RemoteLinksOptions {
-  readonly agent: Agent;
-  readonly log: Log;
-  readonly localLists: LocalLists;
-  readonly remoteAgents: RemoteAgents;
-  /** This rank's cache in the words of a handshake. */
-  readonly local: RankGeometry;
-  readonly model: ModelGeometry;
-  /** As `KvCacheConfig.prefixCaching`. */
-  readonly prefixCaching?: boolean;
-  readonly conversions: EngineTransferPlan["conversions"];
-  /** Engines that group the layers differently are served by joint groups. Default false: the plan refuses them. */
-  readonly joinsGroups?: boolean;
-  /** False where this side only speaks to the remote engine, and the bytes are the other side's to move. Default true. */
-  readonly prepareLists?: boolean;
-  shakeHands(address: PeerAddress, tpRanks: readonly number[]): Promise<RemoteRanks>;
+/** How a worker uses remote engines. */
+export interface RemoteEnginesOptions {
+  /** vLLM's name of a failed handshake, for the log. */
+  readonly failureType: string;
+  /** Serves engines that group the layers differently, by joint groups. Default false: the plan refuses them. */
+  readonly joinsGroups?: boolean | undefined;
+  /** False where the other side moves the bytes and this side only notifies. Default true. */
+  readonly preparesLists?: boolean | undefined;
 }
 
 /**
- * Opens and closes links. `open` shakes hands with the ranks that the topology names, builds the plan, and only then lets the
- * transport know of the peer; what it had made when something fails is undone. Errors: the handshake's, the plan's, the transport's.
+ * The remote engines of a worker. `acquire` shakes hands with the ranks that the topology names, builds the plan, makes the remote agents
+ * known and prepares the lists; what was made is undone when a step fails.
  */
-export function createRemoteLinks(options: RemoteLinksOptions): {
-  open(address: PeerAddress): Promise<RemoteLink>;
-  close(link: RemoteLink): Promise<void>;
-} {
-  const { agent, log, localLists, remoteAgents, local } = options;
+export class RemoteEngines {
+  /** The engines by address. */
+  readonly table: PeerTable<RemoteEngine>;
+  readonly #context: WorkerContext;
+  readonly #options: RemoteEnginesOptions;
 
-  async function open(address: PeerAddress): Promise<RemoteLink> {
+  constructor(context: WorkerContext, options: RemoteEnginesOptions) {
+    this.#context = context;
+    this.#options = options;
+    this.table = new PeerTable<RemoteEngine>({
+      clock: context.clock,
+      log: context.log,
+      metrics: context.metrics,
+      engineTtlMs: context.settings.engineTtlMs,
+      failureType: options.failureType,
+      open: (address) => this.#open(address),
+      close: (engine) => this.#close(engine),
+    });
+  }
+
+  /**
+   * The engine, and in it the very process that the request was prefilled by: parameters outlive their process, and so do open engines.
+   * Errors: those of the handshake, the plan and the transport; `KV_HANDSHAKE_BACKED_OFF`; `KV_GENERATION_STALE` when the process is
+   * gone; the signal's reason.
+   */
+  async acquire(request: RemoteRequest, signal: AbortSignal): Promise<PeerRef<RemoteEngine>> {
+    for (let isSecondTry = false; ; isSecondTry = true) {
+      const reference = await this.table.acquire(request, signal);
+      if (isMeant(reference.peer, request)) return reference;
+      reference.release();
+      const { incarnation } = reference.peer;
+      const current = isSecondTry ? incarnation : (await this.queryLease(request, signal)).incarnation;
+      if (current === incarnation) throw staleError(request);
+      this.table.drop(reference.peer, "another process answers at its address");
+    }
+  }
+
+  /** Asks the process at the request's address whether it holds the request's blocks. Errors: as `queryLease`. */
+  queryLease(request: RemoteRequest, signal: AbortSignal): Promise<LeaseReply> {
+    const { engineId, requestId, host, port, lease } = request;
+    const { sideChannel, settings } = this.#context;
+    return queryLease(
+      { engineId, requestId, generation: lease?.generation },
+      { sideChannel, host, port, timeoutMs: settings.handshakeTimeoutMs, signal },
+    );
+  }
+
+  /**
+   * Sends notifications about a request to the process that prefilled it, in the background. `send` is called once the engine is open, and not
+   * when another process has its address. `failed` gets the error of the handshake or of `send`.
+   */
+  notify(
+    request: RemoteRequest,
+    send: (engine: RemoteEngine) => void,
+    failed: (error: unknown) => void,
+  ): Promise<void> {
+    return this.table
+      .acquire(request)
+      .then((reference) => {
+        try {
+          if (isMeant(reference.peer, request)) send(reference.peer);
+        } finally {
+          reference.release();
+        }
+      })
+      .catch(failed);
+  }
+
+  async #open(address: EngineAddress): Promise<RemoteEngine> {
+    const { agent, handshake, local, localLists, log, model, remoteAgents } = this.#context;
+    const { caches, options } = this.#context;
     const tpRanks = handshakeTargetRanks({
       tpRank: local.tpRank,
       tpSize: local.tpSize,
@@ -93,30 +132,36 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
       dcpSize: local.dcpSize ?? 1,
       remoteDcpSize: address.dcpSize,
     });
-    const { ranks, clock, incarnation, features } = await options.shakeHands(address, tpRanks);
-    const given = { local, remotes: ranks.map(({ geometry }) => geometry) };
-    const joint = options.joinsGroups === true ? joinGroups({ ...given, ...options.model }) : undefined;
+    const { ranks, clock, incarnation, features } = await handshake.ask(address, tpRanks);
+    const remotes = ranks.map(({ geometry }) => geometry);
+    const joint = this.#options.joinsGroups === true ? joinGroups({ local, remotes, ...model }) : undefined;
     const plan = buildEngineTransferPlan({
       local: joint?.local ?? local,
-      remotes: joint?.remotes ?? given.remotes,
-      ...(joint?.model ?? options.model),
-      conversions: options.conversions,
+      remotes: joint?.remotes ?? remotes,
+      ...(joint?.model ?? model),
+      conversions: options.config.enablePermuteLocalKv ? ["hnd-to-nhd"] : [],
       // Blocks in device memory can be put in order only by where they land.
       canPass: local.regions.every(({ memoryType }) => memoryType === "DRAM"),
-      prefixCaching: options.prefixCaching ?? true,
+      prefixCaching: caches.config.prefixCaching ?? true,
     });
     const agents = new Map<RankKey, string>();
-    const sources: LinkSource[] = [];
-    const link: RemoteLink = {
-      ...{ address, plan, clock, incarnation, features, agents, sources },
-      ...(joint === undefined ? {} : { joint }),
+    const sources: { lists: (ListPair | undefined)[] }[] = [];
+    const engine: RemoteEngine = {
+      address,
+      plan,
+      joint,
+      clock,
+      incarnation,
+      features,
+      agents,
+      sources,
     };
     try {
       for (const rank of ranks)
         agents.set(rankKey(rank.geometry), await remoteAgents.add(rank.agentMetadata));
-      for (const source of options.prepareLists === false ? [] : plan.sources) {
-        const lists: (LinkLists | undefined)[] = [];
-        // Known to the link before it is complete, so that what fails halfway is closed with it.
+      for (const source of this.#options.preparesLists === false ? [] : plan.sources) {
+        const lists: (ListPair | undefined)[] = [];
+        // Part of the engine before it is complete, so that a failure halfway closes what is there.
         sources.push({ lists });
         const name = agents.get(rankKey({ ppRank: source.remotePpRank, tpRank: source.remoteRank })) ?? "";
         for (const list of source.lists) {
@@ -137,7 +182,7 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
         }
       }
     } catch (error) {
-      await close(link);
+      await this.#close(engine);
       throw error;
     }
     log.info("remote-engine-ready", {
@@ -150,25 +195,41 @@ export function createRemoteLinks(options: RemoteLinksOptions): {
       clockOffsetMs: clock.offsetMs,
       clockRttMs: clock.rttMs,
     });
-    return link;
+    return engine;
   }
 
-  async function close({ plan, agents, sources, address }: RemoteLink): Promise<void> {
+  async #close({ plan, agents, sources, address }: RemoteEngine): Promise<void> {
+    const { localLists, log, remoteAgents } = this.#context;
     const failed = (what: string) => (error: unknown) =>
       log.warn("remote-engine-close-failed", { engineId: address.engineId, what, error: String(error) });
-    // Lists first: an agent that lists name cannot be removed.
+    // Lists first: an agent cannot be removed while lists name it.
     await Promise.all(
-      sources.flatMap(({ lists }, index) =>
-        lists.map(async (held, list) => {
-          if (held === undefined) return;
-          await held.remote.close().catch(failed("remote list"));
-          const key = plan.sources[index]?.lists[list]?.localListKey;
+      sources.flatMap(({ lists }, source) =>
+        lists.map(async (pair, list) => {
+          if (pair === undefined) return;
+          await pair.remote.close().catch(failed("remote list"));
+          const key = plan.sources[source]?.lists[list]?.localListKey;
           if (key !== undefined) await localLists.release(key).catch(failed("local list"));
         }),
       ),
     );
     for (const name of agents.values()) await remoteAgents.remove(name).catch(failed(`agent ${name}`));
   }
+}
 
-  return { open, close };
+/** Whether the engine is the process that made the request's parameters, as far as both name it. */
+function isMeant({ incarnation }: RemoteEngine, { lease }: RemoteRequest): boolean {
+  return incarnation === undefined || lease === undefined || incarnation === lease.incarnation;
+}
+
+function staleError(request: RemoteRequest): KvError {
+  const { engineId, requestId, host, port } = request;
+  return new KvError(
+    "KV_GENERATION_STALE",
+    `request ${requestId} was prefilled by an engine ${engineId} that is gone; another process answers at ${host}:${port}`,
+    {
+      hint: "send the prompt to a prefill worker again",
+      details: { engineId, requestId, host, port },
+    },
+  );
 }

@@ -4,7 +4,7 @@ import { dirname, join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { KvError } from "@kv/interface";
 import { afterAll, beforeAll, expect, test } from "vitest";
-import { connectorRegistry, registerConnector, resolveConnector } from "./index.js";
+import { connectorRegistry, registerConnector, resolveConnector } from "./registry.js";
 
 const module = (name: string) => ({
   name,

@@ -1,33 +1,37 @@
 import { type ConnectorModule, KvError, type KvTransferConfig } from "@kv/interface";
-import { connectorIn } from "./connector-exports.js";
-import { importFrom } from "./import-from.js";
+import { connectorIn, importFrom } from "./load-connector.js";
 
 /**
- * Brings a connector in, when it is first asked for: `() => import("my-connector")`, usually. What it resolves to, or its export of the
- * connector's name, or its default export is the `ConnectorModule`.
+ * Loads a connector at its first use, usually `() => import("my-connector")`. The `ConnectorModule` is what it resolves to, that value's export
+ * with the connector's name, or its default export.
  */
 export type ConnectorLoader = () => Promise<unknown>;
 
+/** The part of a configuration that selects a connector. */
 export type ConnectorChoice = Pick<KvTransferConfig, "connector" | "modulePath">;
 
+/** Connectors by name. */
 export interface ConnectorRegistry {
-  /** Makes a connector known by name. Errors: `KV_CONNECTOR_DUPLICATE`. */
+  /** Registers a connector by name. Errors: `KV_CONNECTOR_DUPLICATE`. */
   register(name: string, loader: ConnectorLoader): void;
   /**
-   * The connector that the configuration asks for: by `kv_connector_module_path` where there is one, as in vLLM, else by name.
+   * The connector that the configuration selects: by `kv_connector_module_path` where it is set, as in vLLM, otherwise by name.
    * Errors: `KV_CONNECTOR_UNKNOWN` with the names that are known, `KV_CONNECTOR_LOAD_FAILED` with the cause.
    */
   resolve(config: ConnectorChoice): Promise<ConnectorModule>;
+  /** The registered names, in order of registration. */
   names(): readonly string[];
 }
 
+/** Options of `connectorRegistry`. */
 export interface ConnectorRegistryOptions {
-  /** Where packages and relative paths of `kv_connector_module_path` are looked for; the working directory by default. */
-  readonly directory?: string;
-  /** How a module path is imported. */
-  readonly importModule?: (specifier: string) => Promise<unknown>;
+  /** Base directory for packages and relative paths of `kv_connector_module_path`. Default: the working directory. */
+  readonly directory?: string | undefined;
+  /** Imports a module path. Default: `import` from `directory`. */
+  readonly importModule?: ((specifier: string) => Promise<unknown>) | undefined;
 }
 
+/** Creates an empty registry, for programs that do not use the registry of the process. Throws nothing. */
 export function connectorRegistry(options: ConnectorRegistryOptions = {}): ConnectorRegistry {
   const directory = () => options.directory ?? process.cwd();
   const importModule = options.importModule ?? ((specifier: string) => importFrom(specifier, directory()));
@@ -76,4 +80,17 @@ export function connectorRegistry(options: ConnectorRegistryOptions = {}): Conne
     },
     names: () => [...loaders.keys()],
   };
+}
+
+/** The registry of this process, for programs that need only one. */
+const shared = connectorRegistry();
+
+/** Registers a connector by name in this process. Errors: `KV_CONNECTOR_DUPLICATE`. */
+export function registerConnector(name: string, loader: ConnectorLoader): void {
+  shared.register(name, loader);
+}
+
+/** The connector that a configuration asks for. Errors: `KV_CONNECTOR_UNKNOWN`, `KV_CONNECTOR_LOAD_FAILED`. */
+export function resolveConnector(config: ConnectorChoice): Promise<ConnectorModule> {
+  return shared.resolve(config);
 }

@@ -1,128 +1,171 @@
 import {
   ambient,
+  type BlockIds,
   type Clock,
   type ConnectorRequest,
+  type FinishReason,
+  type LoadFailurePolicy,
+  type MatchedTokens,
+  type RequestFinished,
   type SchedulerConnector,
   type SchedulerOptions,
   type StepMetadata,
+  type WorkerHandshakeMetadata,
+  type WorkerOutput,
 } from "@kv/interface";
-import type { DecodeRequests } from "./decode-requests.js";
-import { createEngineListener } from "../handshake/engine-listener.js";
-import { pairSettings } from "../config/connector-settings.js";
-import { createPrefillScheduler } from "./prefill-scheduler.js";
+import type { TransferMode } from "@kv/protocol";
+import { connectorSettings } from "../config/connector-settings.js";
+import { EngineListener } from "../handshake/engine-listener.js";
+import { type DecodeOrders, DecodeRequests, type PromptSource } from "./decode-requests.js";
+import { PrefillScheduler } from "./prefill-scheduler.js";
 
-/** The scheduler side of a pair: both halves, for an engine is a producer or a consumer by what each request asks. */
-export type PairScheduler = SchedulerConnector & Required<Pick<SchedulerConnector, "requestQueued">>;
-
-/** The consumer's half, with what it asks of the workers. */
-export interface DecodeScheduler<Step> extends DecodeRequests {
-  takeStep(): Step;
-  hasStep(): boolean;
+/** What a connector's `DecodeOrders` are created with. */
+export interface DecodeOrdersContext {
+  readonly clock: Clock;
+  /** The options that the engine created the scheduler side with. */
+  readonly options: SchedulerOptions;
+  /** Where peers shake hands with this engine; known once the side channel is open. Errors: `KV_INTERNAL` before. */
+  address(): { readonly host: string; readonly port: number };
 }
 
-export interface PairSchedulerOptions<DecodeStep> {
+/** A connector, as `ConnectorScheduler` needs it. */
+export interface ConnectorSchedulerOptions<Source extends PromptSource> {
+  /** The name in step metadata. */
   readonly name: string;
-  readonly transferMode: "pull" | "push";
-  createDecode(around: {
-    readonly clock: Clock;
-    readonly options: SchedulerOptions;
-    /** Where peers are sent to; once the listener is open. */
-    address(): { readonly host: string; readonly port: number };
-  }): DecodeScheduler<DecodeStep>;
+  readonly transferMode: TransferMode;
+  /** Creates D's half. */
+  createDecodeOrders(context: DecodeOrdersContext): DecodeOrders<Source, object>;
 }
 
-export function createPairScheduler<DecodeStep extends object>(
-  options: SchedulerOptions,
-  pair: PairSchedulerOptions<DecodeStep>,
-): PairScheduler {
-  const { config, engine, cache, sideChannel } = options;
-  const { clock, log, random } = ambient(options);
-  const settings = pairSettings(config);
-  const incarnation = random.uuid();
-  const listener = createEngineListener({
-    sideChannel,
-    clock,
-    log,
-    config,
-    engine,
-    settings,
-    incarnation,
-    holds: (requestId, generation) => prefill.holds(requestId, generation),
-  });
-  const decode = pair.createDecode({ clock, options, address: listener.address });
-  const prefill = createPrefillScheduler({
-    transferMode: pair.transferMode,
-    clock,
-    config: cache,
-    engineId: engine.engineId,
-    tpSize: engine.tpSize,
-    dcpSize: 1,
-    ppSize: engine.ppSize,
-    leaseMs: settings.leaseMs,
-    ...(settings.unattendedLeaseMs === undefined ? {} : { unattendedLeaseMs: settings.unattendedLeaseMs }),
-    incarnation,
-    layerwise: settings.layerwise && pair.transferMode === "push",
-    sideChannel: listener.address,
-    registrationGeneration: () => listener.registrationGeneration,
-  });
-  let step = 0;
+/**
+ * The scheduler side of a connector. It has both halves: each request decides whether the engine is its P (`do_remote_decode`) or its D
+ * (`do_remote_prefill`).
+ */
+export class ConnectorScheduler<Source extends PromptSource> implements SchedulerConnector, AsyncDisposable {
+  readonly name: string;
+  readonly loadFailurePolicy: LoadFailurePolicy;
+  readonly #clock: Clock;
+  readonly #incarnation: string;
+  readonly #listener: EngineListener;
+  readonly #prefill: PrefillScheduler;
+  readonly #orders: DecodeOrders<Source, object>;
+  readonly #decode: DecodeRequests<Source>;
+  #step = 0;
 
-  return {
-    name: pair.name,
-    loadFailurePolicy: config.loadFailurePolicy,
-    setHandshakeMetadata: listener.publish,
-    requestQueued(request) {
-      if (asks(request, "do_remote_prefill")) decode.queued(request);
-    },
-    matchedTokens(request, numComputedTokens) {
-      if (!asks(request, "do_remote_prefill")) return { tokens: 0, async: false };
-      return decode.matched(request, numComputedTokens);
-    },
-    afterAllocation(request, blockIds, externalTokens) {
-      if (asks(request, "do_remote_prefill")) decode.allocated(request, blockIds, externalTokens);
-      else if (asks(request, "do_remote_decode")) prefill.admitted(request, blockIds);
-    },
-    buildStepMetadata(): StepMetadata {
-      step += 1;
-      return {
-        connector: pair.name,
-        step,
-        schedulerClockMs: clock.now(),
-        incarnation,
-        ...prefill.takeStep(),
-        ...decode.takeStep(),
-      };
-    },
-    requestFinished(request, blockIds, reason) {
-      if (asks(request, "do_remote_prefill")) return decode.finished(request);
-      if (asks(request, "do_remote_decode")) return prefill.finished(request, blockIds, reason);
-      return { keepBlocks: false };
-    },
-    applyWorkerOutput(output) {
-      const atRisk = new Set<string>();
-      for (const { requestId, blocksAtRisk } of output.failedReceiving) {
-        if (blocksAtRisk === true) atRisk.add(requestId);
-      }
-      for (const requestId of output.finishedSending) prefill.sent(requestId);
-      for (const requestId of output.finishedReceiving) decode.received(requestId, atRisk.has(requestId));
-    },
-    hasPendingWork: () => prefill.hasStep() || decode.hasStep(),
-    outstanding: () => ({
-      running: prefill.running,
-      leases: prefill.leases,
-      requests: decode.requests,
-      heartbeats: decode.heartbeats,
-      listeners: listener.listeners,
-    }),
-    async close() {
-      decode.close();
-      prefill.close();
-      await listener.close();
-    },
-  };
+  /** Errors: `KV_CONFIG_INVALID`. */
+  constructor(options: SchedulerOptions, connector: ConnectorSchedulerOptions<Source>) {
+    const { config, engine, cache, sideChannel } = options;
+    const { clock, log, random } = ambient(options);
+    const settings = connectorSettings(config);
+    this.name = connector.name;
+    this.loadFailurePolicy = config.loadFailurePolicy;
+    this.#clock = clock;
+    this.#incarnation = random.uuid();
+    this.#listener = new EngineListener({
+      sideChannel,
+      clock,
+      log,
+      config,
+      engine,
+      settings,
+      incarnation: this.#incarnation,
+      holds: (requestId, generation) => this.#prefill.holds(requestId, generation),
+    });
+    this.#orders = connector.createDecodeOrders({
+      clock,
+      options,
+      address: () => this.#listener.address(),
+    });
+    this.#decode = new DecodeRequests({ clock, config: cache, orders: this.#orders });
+    this.#prefill = new PrefillScheduler({
+      transferMode: connector.transferMode,
+      clock,
+      config: cache,
+      engineId: engine.engineId,
+      tpSize: engine.tpSize,
+      dcpSize: 1,
+      ppSize: engine.ppSize,
+      leaseMs: settings.leaseMs,
+      unattendedLeaseMs: settings.unattendedLeaseMs,
+      incarnation: this.#incarnation,
+      isLayerwise: settings.isLayerwise && connector.transferMode === "push",
+      listener: this.#listener,
+    });
+  }
+
+  setHandshakeMetadata(workers: readonly WorkerHandshakeMetadata[]): Promise<void> {
+    return this.#listener.publish(workers);
+  }
+
+  requestQueued(request: ConnectorRequest): void {
+    if (asks(request, "do_remote_prefill")) this.#decode.queued(request);
+  }
+
+  matchedTokens(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
+    if (!asks(request, "do_remote_prefill")) return { tokens: 0, async: false };
+    return this.#decode.matched(request, numComputedTokens);
+  }
+
+  afterAllocation(request: ConnectorRequest, blockIds: BlockIds, externalTokens: number): void {
+    if (asks(request, "do_remote_prefill")) this.#decode.allocated(request, blockIds, externalTokens);
+    else if (asks(request, "do_remote_decode")) this.#prefill.admitted(request, blockIds);
+  }
+
+  buildStepMetadata(): StepMetadata {
+    this.#step += 1;
+    return {
+      connector: this.name,
+      step: this.#step,
+      schedulerClockMs: this.#clock.now(),
+      incarnation: this.#incarnation,
+      ...this.#prefill.takeStep(),
+      ...this.#orders.takeStep(),
+      heartbeats: this.#decode.takeHeartbeats(),
+    };
+  }
+
+  requestFinished(request: ConnectorRequest, blockIds: BlockIds, reason: FinishReason): RequestFinished {
+    if (asks(request, "do_remote_prefill")) return this.#decode.finished(request);
+    if (asks(request, "do_remote_decode")) return this.#prefill.finished(request, blockIds, reason);
+    return { keepBlocks: false };
+  }
+
+  applyWorkerOutput(output: WorkerOutput): void {
+    const atRisk = new Set<string>();
+    for (const { requestId, blocksAtRisk } of output.failedReceiving) {
+      if (blocksAtRisk === true) atRisk.add(requestId);
+    }
+    for (const requestId of output.finishedSending) this.#prefill.sent(requestId);
+    for (const requestId of output.finishedReceiving) this.#decode.received(requestId, atRisk.has(requestId));
+  }
+
+  hasPendingWork(): boolean {
+    return this.#prefill.hasStep || this.#orders.hasOrders || this.#decode.hasHeartbeats;
+  }
+
+  outstanding(): Readonly<Record<string, number>> {
+    return {
+      running: this.#prefill.running,
+      leases: this.#prefill.leases,
+      requests: this.#decode.size,
+      heartbeats: this.#decode.heartbeats,
+      listeners: this.#listener.listeners,
+    };
+  }
+
+  async close(): Promise<void> {
+    this.#decode.close();
+    this.#orders.close?.();
+    this.#prefill.close();
+    await this.#listener.close();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
 }
 
-/** Anything but true or absent is looked at, and refused, where parameters are read. */
+/** Any value but false, null and absence counts as asked: the parameters are validated, and refused, where they are read. */
 function asks(
   { kvTransferParams }: ConnectorRequest,
   key: "do_remote_prefill" | "do_remote_decode",

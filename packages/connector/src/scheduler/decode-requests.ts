@@ -8,75 +8,64 @@ import {
   type MatchedTokens,
   type RequestFinished,
 } from "@kv/interface";
-import { createHeartbeatSet } from "./heartbeat-set.js";
-import { missingBlocks } from "./blocks-to-fetch.js";
+import { exchangedBlocks } from "@kv/plan";
+import { HeartbeatSet } from "./heartbeat-set.js";
 import type { HeartbeatOrder, RemoteRequest } from "./step-types.js";
 
-/**
- * The consumer's requests on the scheduler side, whichever way their KV comes: how many tokens a peer supplies, which blocks are missing,
- * whose leases are kept alive, and when the engine may have the blocks back. vLLM 0.33 marks progress in the request's own parameters
- * (`do_remote_prefill` becomes false); here it is a state per request. What is asked of the workers is the connector's (`DecodeOrders`).
- */
-export interface DecodeRequests {
-  /** The engine has queued a request: heartbeats begin. `matched` does it too, for engines that do not say so. */
-  queued(request: ConnectorRequest): void;
-  matched(request: ConnectorRequest, numComputedTokens: number): MatchedTokens;
-  allocated(request: ConnectorRequest, blockIds: BlockIds, externalTokens: number): void;
-  finished(request: ConnectorRequest): RequestFinished;
-  /** Every rank has its part, or has given up. `blocksAtRisk`: given up, and a peer may write to the blocks yet. */
-  received(requestId: string, blocksAtRisk?: boolean): void;
-  takeHeartbeats(): readonly HeartbeatOrder[] | null;
-  hasHeartbeats(): boolean;
-  readonly requests: number;
-  readonly heartbeats: number;
-  close(): void;
-}
-
-/** Who has a prompt's KV, or will have it. */
+/** The P of a request, and how much of the prompt it has. */
 export interface PromptSource {
   readonly remote: RemoteRequest;
-  /** Tokens that it has; absent where it has not said. */
+  /** Prompt tokens whose KV P has or will have; undefined where P has not said. */
   readonly numTokens?: number | undefined;
 }
 
-/** Blocks of this engine that a peer's KV goes into. */
-export interface AwaitedBlocks {
-  /** Per group, those of the local prefix hit left out. */
+/** Blocks of D that P's KV goes into. */
+export interface BlocksToFetch {
+  /** Per KV cache group, without the blocks of the local prefix hit. */
   readonly localBlockIds: BlockIds;
-  /** How many were left out, per group. */
+  /** Number of blocks that were left out, per group. */
   readonly localComputedBlocks: readonly number[];
-  /** Tokens from the prompt's begin whose KV will be here. */
+}
+
+/** One request to fetch. */
+export interface FetchOrder extends BlocksToFetch {
+  /** Tokens from the start of the prompt whose KV D will have. */
   readonly numTokens: number;
-  /** When the request was first seen, on this clock. */
+  /** When D's scheduler first saw the request, on its clock in ms. */
   readonly seenAtMs: number;
 }
 
-/** What a connector asks of its workers for a request, until a step takes it to them. */
-export interface DecodeOrders<Source extends PromptSource> {
-  /** Errors: `KV_REQUEST_INVALID`. */
+/** How a connector turns D's requests into orders for its workers. Pull and push have one each. */
+export interface DecodeOrders<Source extends PromptSource, Step extends object> {
+  /** Reads a request's parameters. Errors: `KV_REQUEST_INVALID`. */
   read(params: KvTransferParams): Source;
-  /** Whom to tell that parameters which `read` refused will not be used. */
-  toTell(params: KvTransferParams): Source["remote"] | undefined;
-  /** The engine waits for this. */
-  fetch(requestId: string, source: Source, blocks: AwaitedBlocks): void;
-  /** Nothing is wanted: the producer may free what it has. */
-  release(request: ConnectorRequest, remote: Source["remote"]): void;
-  /** Takes `fetch` back; false when the workers have it already. */
-  unfetch(requestId: string): boolean;
-  /** The engine gave the request up while the workers had it. */
+  /** The P to notify that parameters which `read` refused will not be used. */
+  addressToNotify(params: KvTransferParams): Source["remote"] | undefined;
+  /** Orders the workers to fetch a request's KV. */
+  fetch(requestId: string, source: Source, order: FetchOrder): void;
+  /** Takes a `fetch` back. Returns false when the workers have it already. */
+  cancelFetch(requestId: string): boolean;
+  /** Orders the workers to give a request up that they have. */
   abort(requestId: string): void;
-  /** Nobody touches the request's blocks any more. */
-  over?(requestId: string): void;
+  /** Orders the workers to notify P that it may free the request's blocks. */
+  release(request: ConnectorRequest, remote: Source["remote"]): void;
+  /** Called when nothing touches the request's blocks any more. */
+  ended?(requestId: string): void;
+  /** The orders since the last call, for the step metadata. */
+  takeStep(): Step;
+  /** Whether `takeStep` has orders. */
+  readonly hasOrders: boolean;
+  close?(): void;
 }
 
 /**
- * queued: nothing is asked of the workers yet. fetching: blocks are being filled. leaving: the engine gave the request up, its blocks may be
- * filled yet. at-risk: the request failed, the engine has not ended it, and a peer may write yet. over: nothing is outstanding; kept until
- * the engine ends the request so that it is not fetched twice.
+ * A request's state. `queued`: the workers have no orders. `fetching`: its blocks are being filled. `leaving`: the engine gave it up while its
+ * blocks may still be filled. `at-risk`: it failed, the engine has not ended it, and a peer may still write. `ended`: nothing is
+ * outstanding; kept until the engine ends the request, so that it is not fetched twice.
  */
-type Phase = "queued" | "fetching" | "leaving" | "at-risk" | "over";
+type Phase = "queued" | "fetching" | "leaving" | "at-risk" | "ended";
 
-interface State<Source> {
+interface RequestState<Source> {
   phase: Phase;
   readonly source: Source | undefined;
   readonly refusal: KvError | undefined;
@@ -84,130 +73,191 @@ interface State<Source> {
   numComputedTokens: number;
 }
 
-export function createDecodeRequests<Source extends PromptSource>(options: {
-  readonly clock: Clock;
-  readonly config: KvCacheConfig;
-  readonly orders: DecodeOrders<Source>;
-}): DecodeRequests {
-  const { clock, config, orders } = options;
-  const states = new Map<string, State<Source>>();
-  const heartbeats = createHeartbeatSet(keptAlive);
+/**
+ * D's requests on the scheduler side, for pull and push: how many tokens P supplies, which blocks to fetch, which leases to extend, and when
+ * the engine may have blocks back. vLLM 0.33 records progress in the request's own parameters (`do_remote_prefill` becomes false); here each
+ * request has a state.
+ */
+export class DecodeRequests<Source extends PromptSource> {
+  readonly #clock: Clock;
+  readonly #config: KvCacheConfig;
+  readonly #orders: DecodeOrders<Source, object>;
+  readonly #states = new Map<string, RequestState<Source>>();
+  readonly #heartbeats = new HeartbeatSet(() => this.#leasesToExtend());
 
-  function* keptAlive(): Iterable<RemoteRequest> {
-    for (const { phase, source } of states.values()) {
+  constructor(options: {
+    readonly clock: Clock;
+    readonly config: KvCacheConfig;
+    readonly orders: DecodeOrders<Source, object>;
+  }) {
+    this.#clock = options.clock;
+    this.#config = options.config;
+    this.#orders = options.orders;
+  }
+
+  /** The engine has queued a request: heartbeats begin. `matched` does the same, for engines that do not report the queue. */
+  queued(request: ConnectorRequest): void {
+    this.#see(request);
+  }
+
+  /** As `SchedulerConnector.matchedTokens`. Errors: `KV_REQUEST_INVALID`. */
+  matched(request: ConnectorRequest, numComputedTokens: number): MatchedTokens {
+    const state = this.#see(request);
+    if (state.refusal !== undefined) throw state.refusal;
+    if (state.phase !== "queued" || state.source === undefined) return { tokens: 0, async: false };
+    state.numComputedTokens = numComputedTokens;
+    const { numPromptTokens } = request;
+    // A full prefix hit. D computes the last token in any case, because its logits give the next token.
+    if (numComputedTokens >= numPromptTokens - 1 && numPromptTokens > 1) return { tokens: 0, async: false };
+    const tokens = Math.min(numPromptTokens, state.source.numTokens ?? numPromptTokens) - numComputedTokens;
+    return tokens > 0 ? { tokens, async: true } : { tokens: 0, async: false };
+  }
+
+  /** As `SchedulerConnector.afterAllocation`. */
+  allocated(request: ConnectorRequest, blockIds: BlockIds, externalTokens: number): void {
+    const state = this.#see(request);
+    const { source, numComputedTokens, seenAtMs } = state;
+    if (state.phase !== "queued" || source === undefined) return;
+    if (externalTokens === 0) {
+      // The local prefix cache has all of it: there is nothing to fetch and nothing that the engine waits for.
+      this.#orders.release(request, source.remote);
+      this.#enter(state, "ended");
+      return;
+    }
+    const numTokens = numComputedTokens + externalTokens;
+    const blocks = blocksToFetch(blockIds, numComputedTokens, numTokens, this.#config);
+    this.#orders.fetch(request.requestId, source, { ...blocks, numTokens, seenAtMs });
+    state.phase = "fetching";
+  }
+
+  /** As `SchedulerConnector.requestFinished`. */
+  finished(request: ConnectorRequest): RequestFinished {
+    const { requestId } = request;
+    const state = this.#see(request);
+    switch (state.phase) {
+      case "fetching":
+        if (!this.#orders.cancelFetch(requestId)) {
+          this.#orders.abort(requestId);
+          this.#enter(state, "leaving");
+          return { keepBlocks: true };
+        }
+        // The workers do not know the request: nothing touches its blocks.
+        this.#release(request, state.source?.remote);
+        break;
+      case "queued":
+        this.#release(request, state.source?.remote);
+        break;
+      case "at-risk":
+        this.#enter(state, "leaving");
+        return { keepBlocks: true };
+      case "leaving":
+        return { keepBlocks: true };
+      case "ended":
+        break;
+    }
+    this.#forget(requestId);
+    return { keepBlocks: false };
+  }
+
+  /** Every rank has its part, or has given up. `blocksAtRisk`: it has given up, and a peer may still write to the blocks. */
+  received(requestId: string, blocksAtRisk: boolean): void {
+    const state = this.#states.get(requestId);
+    if (state === undefined) return;
+    if (blocksAtRisk) {
+      if (state.phase === "fetching") this.#enter(state, "at-risk");
+      return;
+    }
+    this.#orders.ended?.(requestId);
+    if (state.phase === "leaving") this.#forget(requestId);
+    else if (state.phase !== "queued") this.#enter(state, "ended");
+  }
+
+  /** The leases to extend; null when the workers have them already. */
+  takeHeartbeats(): readonly HeartbeatOrder[] | null {
+    return this.#heartbeats.take();
+  }
+
+  /** Whether `takeHeartbeats` has a new set. */
+  get hasHeartbeats(): boolean {
+    return this.#heartbeats.hasChanged;
+  }
+
+  /** Requests that the engine has not ended. */
+  get size(): number {
+    return this.#states.size;
+  }
+
+  /** Requests whose leases are extended. */
+  get heartbeats(): number {
+    return this.#heartbeats.size;
+  }
+
+  /** Forgets all requests. */
+  close(): void {
+    this.#states.clear();
+    this.#heartbeats.clear();
+  }
+
+  *#leasesToExtend(): Iterable<RemoteRequest> {
+    for (const { phase, source } of this.#states.values()) {
       if (source !== undefined && (phase === "queued" || phase === "fetching")) yield source.remote;
     }
   }
 
-  function see(request: ConnectorRequest): State<Source> {
-    const known = states.get(request.requestId);
+  #see(request: ConnectorRequest): RequestState<Source> {
+    const known = this.#states.get(request.requestId);
     if (known !== undefined) return known;
     const params = request.kvTransferParams ?? {};
     let source: Source | undefined;
     let refusal: KvError | undefined;
     try {
-      source = orders.read(params);
+      source = this.#orders.read(params);
     } catch (error) {
       refusal = KvError.from(error, "KV_REQUEST_INVALID", `request ${request.requestId}`);
-      release(request, orders.toTell(params));
+      this.#release(request, this.#orders.addressToNotify(params));
     }
-    const phase = refusal === undefined ? "queued" : "over";
-    const state = { phase, source, refusal, seenAtMs: clock.now(), numComputedTokens: 0 } as State<Source>;
-    states.set(request.requestId, state);
-    if (source !== undefined) heartbeats.touch();
+    const state: RequestState<Source> = {
+      phase: refusal === undefined ? "queued" : "ended",
+      source,
+      refusal,
+      seenAtMs: this.#clock.now(),
+      numComputedTokens: 0,
+    };
+    this.#states.set(request.requestId, state);
+    if (source !== undefined) this.#heartbeats.touch();
     return state;
   }
 
-  function release(request: ConnectorRequest, remote: Source["remote"] | undefined): void {
-    if (remote !== undefined) orders.release(request, remote);
+  #release(request: ConnectorRequest, remote: Source["remote"] | undefined): void {
+    if (remote !== undefined) this.#orders.release(request, remote);
   }
 
-  function enter(state: State<Source>, phase: Phase): void {
+  #enter(state: RequestState<Source>, phase: Phase): void {
     state.phase = phase;
-    heartbeats.touch();
+    this.#heartbeats.touch();
   }
 
-  function forget(requestId: string): void {
-    states.delete(requestId);
-    heartbeats.touch();
+  #forget(requestId: string): void {
+    this.#states.delete(requestId);
+    this.#heartbeats.touch();
   }
+}
 
+/**
+ * The blocks of `numTokens` prompt tokens that D lacks: those of the local prefix hit (`numComputedTokens`) come first and are left out, as are
+ * blocks that peers never exchange.
+ */
+export function blocksToFetch(
+  blockIds: BlockIds,
+  numComputedTokens: number,
+  numTokens: number,
+  config: KvCacheConfig,
+): BlocksToFetch {
+  const localComputedBlocks = blockIds.map((_, group) =>
+    Math.floor(numComputedTokens / (config.groups[group]?.blockSize ?? config.blockSize)),
+  );
   return {
-    queued: (request) => void see(request),
-    matched(request, numComputedTokens) {
-      const state = see(request);
-      if (state.refusal !== undefined) throw state.refusal;
-      if (state.phase !== "queued" || state.source === undefined) return { tokens: 0, async: false };
-      state.numComputedTokens = numComputedTokens;
-      const { numPromptTokens } = request;
-      // A full prefix hit: the last token is computed here in any case, its logits say how to go on.
-      if (numComputedTokens >= numPromptTokens - 1 && numPromptTokens > 1) return { tokens: 0, async: false };
-      // Not more than the peer has, not more than the prompt.
-      const tokens = Math.min(numPromptTokens, state.source.numTokens ?? numPromptTokens) - numComputedTokens;
-      return tokens > 0 ? { tokens, async: true } : { tokens: 0, async: false };
-    },
-    allocated(request, blockIds, externalTokens) {
-      const state = see(request);
-      const { source, numComputedTokens, seenAtMs } = state;
-      if (state.phase !== "queued" || source === undefined) return;
-      if (externalTokens === 0) {
-        // All of it is in the local prefix cache: nothing to fetch, and nothing that the engine waits for.
-        release(request, source.remote);
-        enter(state, "over");
-        return;
-      }
-      const numTokens = numComputedTokens + externalTokens;
-      orders.fetch(request.requestId, source, {
-        ...missingBlocks(blockIds, numComputedTokens, numTokens, config),
-        numTokens,
-        seenAtMs,
-      });
-      state.phase = "fetching";
-    },
-    finished(request) {
-      const { requestId } = request;
-      const state = states.get(requestId) ?? see(request);
-      if (state.phase === "fetching") {
-        if (!orders.unfetch(requestId)) {
-          orders.abort(requestId);
-          enter(state, "leaving");
-          return { keepBlocks: true };
-        }
-        // The workers have not heard of it: nothing touches the blocks.
-        release(request, state.source?.remote);
-      } else if (state.phase === "queued") {
-        release(request, state.source?.remote);
-      } else if (state.phase === "at-risk") {
-        enter(state, "leaving");
-        return { keepBlocks: true };
-      } else if (state.phase === "leaving") {
-        return { keepBlocks: true };
-      }
-      forget(requestId);
-      return { keepBlocks: false };
-    },
-    received(requestId, blocksAtRisk = false) {
-      const state = states.get(requestId);
-      if (state === undefined) return;
-      if (blocksAtRisk) {
-        if (state.phase === "fetching") enter(state, "at-risk");
-        return;
-      }
-      orders.over?.(requestId);
-      if (state.phase === "leaving") forget(requestId);
-      else if (state.phase !== "queued") enter(state, "over");
-    },
-    takeHeartbeats: () => heartbeats.take(),
-    hasHeartbeats: () => heartbeats.untold() !== null,
-    close() {
-      states.clear();
-      heartbeats.clear();
-    },
-    get requests() {
-      return states.size;
-    },
-    get heartbeats() {
-      return heartbeats.size;
-    },
+    localBlockIds: exchangedBlocks(blockIds, config, { numTokens, computedBlocks: localComputedBlocks }),
+    localComputedBlocks,
   };
 }

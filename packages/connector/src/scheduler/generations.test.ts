@@ -1,10 +1,11 @@
+import { decodeNotification, encodeNotification, isWireSafeRequestId } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
 import { manualClock } from "../clock-manual.test-support.js";
-import { createGenerations } from "./generations.js";
+import { Generations } from "./generations.js";
 
 describe("generations", () => {
   it("calls a request by its own id, as vLLM does, the first time", () => {
-    const generations = createGenerations({ clock: manualClock() });
+    const generations = new Generations({ clock: manualClock() });
     const first = generations.begin("cmpl-1");
     expect(first).toEqual({ requestId: "cmpl-1", wireId: "cmpl-1", generation: 1 });
     expect(generations.begin("cmpl-1")).toBe(first);
@@ -13,7 +14,7 @@ describe("generations", () => {
 
   it("gives a reused id another name, so that what is late for the first use finds nothing", () => {
     const clock = manualClock();
-    const generations = createGenerations({ clock, rememberMs: 1000 });
+    const generations = new Generations({ clock, rememberMs: 1000 });
     generations.begin("r");
     generations.end("r");
     expect(generations.byWireId("r")).toBeUndefined();
@@ -26,18 +27,22 @@ describe("generations", () => {
     expect(generations.begin("r").wireId).toBe("r");
   });
 
-  it("keeps commas out of the names, for heartbeats are separated by them, and names distinct", () => {
-    const generations = createGenerations({ clock: manualClock() });
-    const ids = ["a,b", "a%2Cb", "", ",", "a b:c"];
+  it("gives ids that a peer would misread another name: commas separate heartbeats, prefixes tell notifications apart", () => {
+    const generations = new Generations({ clock: manualClock() });
+    const ids = ["a,b", "a%2Cb", "", ",", "HB:x", "KV1:x", "PUSH_REG:x", "a b:c"];
     const wire = ids.map((id) => generations.begin(id).wireId);
-    expect(wire.every((id) => id !== "" && !id.includes(","))).toBe(true);
+    expect(wire.every(isWireSafeRequestId)).toBe(true);
     expect(new Set(wire).size).toBe(ids.length);
-    expect(wire[4]).toBe("a b:c");
+    expect(wire.at(-1)).toBe("a b:c");
+    for (const requestId of wire) {
+      const done = encodeNotification({ kind: "done", requestId, readers: 1 });
+      expect(decodeNotification(done)).toEqual({ kind: "done", requestId, readers: 1 });
+    }
   });
 
   it("remembers no more than it must", () => {
     const clock = manualClock();
-    const generations = createGenerations({ clock, rememberMs: 10 });
+    const generations = new Generations({ clock, rememberMs: 10 });
     for (let i = 0; i < 100; i++) {
       generations.begin(`r${i}`);
       generations.end(`r${i}`);

@@ -1,96 +1,109 @@
 import type { Clock } from "@kv/interface";
+import { isWireSafeRequestId } from "@kv/protocol";
 
-/**
- * Tells one use of a request's blocks from the next. The scheduler side of a producer opens a generation when blocks are kept
- * for readers and ends it when they go back to the engine; whatever names an ended one is stale: the blocks may hold
- * another request's KV by then.
- */
-export interface Generations {
-  /** Opens one. Errors are the caller's: a request that has one open gets the same again. */
-  begin(requestId: string): Generation;
-  /** Ends it; the number never comes back. */
-  end(requestId: string): void;
-  byRequestId(requestId: string): Generation | undefined;
-  /** The open generation that readers call `wireId`. */
-  byWireId(wireId: string): Generation | undefined;
-  /** Ends all, and forgets them. */
-  clear(): void;
-  readonly size: number;
-}
-
+/** One use of a request's blocks. */
 export interface Generation {
+  /** The engine's id of the request. */
   readonly requestId: string;
   /**
-   * What readers call the request in notifications and heartbeats: the engine's id as it is, as vLLM does, unless that id was used
-   * a while ago (a notification for the earlier use may still be on its way) or holds what the wire formats separate by.
+   * The id of the request in notifications and heartbeats. The engine's id itself, as in vLLM, unless that was used a while ago (a notification
+   * for the earlier use may still arrive), is too long, or would be misread (`isWireSafeRequestId`).
    */
   readonly wireId: string;
+  /** Unique per scheduler; higher than that of every earlier generation. */
   readonly generation: number;
 }
 
+/** Options of `Generations`. */
 export interface GenerationsOptions {
   readonly clock: Clock;
-  /** How long an ended id is remembered; anything on its way must have arrived by then. */
-  readonly rememberMs?: number;
+  /** How long an ended id is remembered; notifications under way arrive within it. Default 600,000 ms. */
+  readonly rememberMs?: number | undefined;
 }
 
-export function createGenerations({ clock, rememberMs = 600_000 }: GenerationsOptions): Generations {
-  const open = new Map<string, Generation>();
-  const byWireId = new Map<string, Generation>();
-  // In order of their end, so that the oldest are at the front.
-  const endedAtMs = new Map<string, number>();
-  let counter = 0;
-
-  function forgetOld(): void {
-    const horizonMs = clock.now() - rememberMs;
-    for (const [id, atMs] of endedAtMs) {
-      if (atMs > horizonMs) break;
-      endedAtMs.delete(id);
-    }
-  }
-
-  return {
-    begin(requestId) {
-      const current = open.get(requestId);
-      if (current !== undefined) return current;
-      forgetOld();
-      let wireId: string;
-      do {
-        counter += 1;
-        wireId = wireIdOf(requestId, endedAtMs.has(requestId) || byWireId.has(requestId), counter);
-      } while (byWireId.has(wireId));
-      const generation: Generation = { requestId, wireId, generation: counter };
-      open.set(requestId, generation);
-      byWireId.set(generation.wireId, generation);
-      return generation;
-    },
-    end(requestId) {
-      const current = open.get(requestId);
-      if (current === undefined) return;
-      open.delete(requestId);
-      byWireId.delete(current.wireId);
-      endedAtMs.delete(requestId);
-      endedAtMs.set(requestId, clock.now());
-    },
-    byRequestId: (requestId) => open.get(requestId),
-    byWireId: (wireId) => byWireId.get(wireId),
-    clear() {
-      open.clear();
-      byWireId.clear();
-      endedAtMs.clear();
-    },
-    get size() {
-      return open.size;
-    },
-  };
-}
-
-/** More would make a heartbeat of a few hundred requests too long for one message; vLLM's ids have about 60. */
+/** Longer ids would make a heartbeat of a few hundred requests too long for one notification. vLLM's have about 60 characters. */
 const MAX_WIRE_ID_LENGTH = 160;
 
-/** Heartbeats are a list of ids with commas between them ("HB:a,b"): an id with a comma, or an empty one, would be misread. */
-function wireIdOf(requestId: string, taken: boolean, counter: number): string {
-  const sayable = requestId !== "" && requestId.length <= MAX_WIRE_ID_LENGTH && !requestId.includes(",");
-  if (sayable && !taken) return requestId;
-  return `${requestId.slice(0, MAX_WIRE_ID_LENGTH / 2).replaceAll(",", "_")}.g${counter}`;
+/**
+ * Distinguishes one use of a request's blocks from the next. A generation begins when blocks are kept for a peer and ends when they go back to
+ * the engine. Whatever names an ended generation is stale: the blocks may hold another request's KV.
+ */
+export class Generations {
+  readonly #clock: Clock;
+  readonly #rememberMs: number;
+  readonly #byRequestId = new Map<string, Generation>();
+  readonly #byWireId = new Map<string, Generation>();
+  /** Ended request ids, the oldest first. */
+  readonly #endedAtMs = new Map<string, number>();
+  #last = 0;
+
+  constructor({ clock, rememberMs = 600_000 }: GenerationsOptions) {
+    this.#clock = clock;
+    this.#rememberMs = rememberMs;
+  }
+
+  /** Begins a generation; the request's open one where it has one. */
+  begin(requestId: string): Generation {
+    const current = this.#byRequestId.get(requestId);
+    if (current !== undefined) return current;
+    this.#forgetOld();
+    let wireId: string;
+    do {
+      this.#last += 1;
+      wireId = this.#wireIdOf(requestId);
+    } while (this.#byWireId.has(wireId));
+    const generation: Generation = { requestId, wireId, generation: this.#last };
+    this.#byRequestId.set(requestId, generation);
+    this.#byWireId.set(wireId, generation);
+    return generation;
+  }
+
+  /** Ends the request's generation. Its number is never used again. */
+  end(requestId: string): void {
+    const current = this.#byRequestId.get(requestId);
+    if (current === undefined) return;
+    this.#byRequestId.delete(requestId);
+    this.#byWireId.delete(current.wireId);
+    this.#endedAtMs.delete(requestId);
+    this.#endedAtMs.set(requestId, this.#clock.now());
+  }
+
+  /** The request's open generation. */
+  byRequestId(requestId: string): Generation | undefined {
+    return this.#byRequestId.get(requestId);
+  }
+
+  /** The open generation with this wire id. */
+  byWireId(wireId: string): Generation | undefined {
+    return this.#byWireId.get(wireId);
+  }
+
+  /** Ends and forgets all generations. */
+  clear(): void {
+    this.#byRequestId.clear();
+    this.#byWireId.clear();
+    this.#endedAtMs.clear();
+  }
+
+  /** Number of open generations. */
+  get size(): number {
+    return this.#byRequestId.size;
+  }
+
+  #wireIdOf(requestId: string): string {
+    const isTaken = this.#endedAtMs.has(requestId) || this.#byWireId.has(requestId);
+    if (!isTaken && requestId.length <= MAX_WIRE_ID_LENGTH && isWireSafeRequestId(requestId))
+      return requestId;
+    const start = requestId.slice(0, MAX_WIRE_ID_LENGTH / 2).replaceAll(",", "_");
+    const wireId = `${start}.g${this.#last}`;
+    return isWireSafeRequestId(wireId) ? wireId : `r.${wireId}`;
+  }
+
+  #forgetOld(): void {
+    const horizonMs = this.#clock.now() - this.#rememberMs;
+    for (const [id, atMs] of this.#endedAtMs) {
+      if (atMs > horizonMs) break;
+      this.#endedAtMs.delete(id);
+    }
+  }
 }

@@ -1,11 +1,11 @@
-import { createPrefillScheduler } from "@kv/connector";
 import { describe, expect, it } from "vitest";
 import { fixedClock } from "../../../pull/test/fixed-clock.js";
 import { simConfig } from "../../../pull/test/sim-config.js";
+import { PrefillScheduler } from "./prefill-scheduler.js";
 
 function setUp(given: { unattendedLeaseMs?: number } = {}) {
   const clock = fixedClock(50_000);
-  const prefill = createPrefillScheduler({
+  const prefill = new PrefillScheduler({
     transferMode: "pull",
     clock,
     config: simConfig(16),
@@ -16,8 +16,7 @@ function setUp(given: { unattendedLeaseMs?: number } = {}) {
     leaseMs: 30_000,
     ...given,
     incarnation: "this-process",
-    sideChannel: () => ({ host: "127.0.0.1", port: 5600 }),
-    registrationGeneration: () => 1,
+    listener: { address: () => ({ host: "127.0.0.1", port: 5600 }), registrationGeneration: 1 },
   });
   return { clock, prefill };
 }
@@ -65,7 +64,7 @@ describe("prefill scheduler", () => {
         unattendedExpiresAtMs: 80_000,
       },
     ]);
-    expect(prefill.hasStep()).toBe(false);
+    expect(prefill.hasStep).toBe(false);
   });
 
   it("offers no block beyond the prompt's", () => {

@@ -4,202 +4,208 @@ import type {
   ConnectorRequest,
   FinishReason,
   KvCacheConfig,
+  KvTransferParams,
   RequestFinished,
 } from "@kv/interface";
 import { cacheKind, exchangedBlocks } from "@kv/plan";
-import { encodeRemotePrefillParams } from "@kv/protocol";
-import { createGenerations, type Generation } from "./generations.js";
+import { encodeRemotePrefillParams, type TransferMode } from "@kv/protocol";
+import type { EngineListener } from "../handshake/engine-listener.js";
+import { type Generation, Generations } from "./generations.js";
 import type { LeaseOrder, SendableRequest } from "./step-types.js";
 
-/**
- * The producer's half of the scheduler side: keeps a finished request's blocks for its readers and says where they are. The
- * workers say when they may go (`WorkerOutput.finishedSending`).
- */
-export interface PrefillScheduler {
-  /** A request whose blocks a peer will read runs from now on. */
-  admitted(request: ConnectorRequest, blockIds: BlockIds): void;
-  finished(request: ConnectorRequest, blockIds: BlockIds, reason: FinishReason): RequestFinished;
-  sent(requestId: string): void;
-  /** Whether these blocks are still kept, for `leases-check`: true means that not one of them has gone to another request. */
-  holds(wireId: string, generation: number | undefined): boolean;
-  takeStep(): PrefillStep;
-  hasStep(): boolean;
-  readonly running: number;
-  readonly leases: number;
-  close(): void;
-}
-
+/** What P's half asks of the workers in one step. */
 export interface PrefillStep {
+  /** As `ConnectorStepMetadata.inBatch`. */
   readonly inBatch: readonly SendableRequest[];
+  /** As `ConnectorStepMetadata.notSent`. */
   readonly notSent: readonly string[];
+  /** As `ConnectorStepMetadata.leases`. */
   readonly leases: readonly LeaseOrder[];
 }
 
+/** Options of `PrefillScheduler`. */
 export interface PrefillSchedulerOptions {
-  /** Pull tells when the lease ends, push does not: nobody reads there (vLLM 0.33). */
-  readonly transferMode: "pull" | "push";
+  /** Pull's parameters name the end of the lease; push's do not, because no D reads (vLLM 0.33). */
+  readonly transferMode: TransferMode;
   readonly clock: Clock;
   readonly config: KvCacheConfig;
+  /** This engine's id. */
   readonly engineId: string;
   readonly tpSize: number;
   readonly dcpSize: number;
   readonly ppSize: number;
+  /** vLLM 0.33: 30,000. */
   readonly leaseMs: number;
-  /** `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`: the lease of a request whose reader sends no heartbeats. */
-  readonly unattendedLeaseMs?: number;
+  /** `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`: the lease of a request whose D sends no heartbeats. Default `leaseMs`. */
+  readonly unattendedLeaseMs?: number | undefined;
   /**
-   * Workers write a request's layers while it runs: they are told of its prompt from the begin, and its blocks are kept until they report it,
-   * however it ends. Default false.
+   * Layerwise push: workers write a request's layers while it runs. They get the prompt's blocks at admission, and the blocks are kept until
+   * they report the request, however it ends. Default false.
    */
-  readonly layerwise?: boolean;
-  /** Changes with every process, so that a reader can tell a restarted producer of the same engine id. */
+  readonly isLayerwise?: boolean | undefined;
+  /** Identifies this process, so that a D can tell a restarted P with the same engine id. */
   readonly incarnation: string;
-  /** Where readers shake hands; known once the listener is open. */
-  sideChannel(): { readonly host: string; readonly port: number };
-  registrationGeneration(): number;
+  /** Where D's shake hands. */
+  readonly listener: Pick<EngineListener, "address" | "registrationGeneration">;
 }
 
-export function createPrefillScheduler(options: PrefillSchedulerOptions): PrefillScheduler {
-  const { clock, leaseMs, unattendedLeaseMs } = options;
-  const generations = createGenerations({ clock });
-  const kept = new Set<string>();
-  let inBatch: SendableRequest[] = [];
-  let notSent: string[] = [];
-  let leases: LeaseOrder[] = [];
+/**
+ * P's half of the scheduler side: it keeps a finished request's blocks for their readers and returns the `kv_transfer_params` that name them.
+ * The workers report when the blocks may be freed (`WorkerOutput.finishedSending`).
+ */
+export class PrefillScheduler {
+  readonly #options: PrefillSchedulerOptions;
+  readonly #generations: Generations;
+  /** Requests whose blocks are kept. */
+  readonly #kept = new Set<string>();
+  #inBatch: SendableRequest[] = [];
+  #notSent: string[] = [];
+  #leases: LeaseOrder[] = [];
 
-  function drop(requestId: string): RequestFinished {
-    notSent.push(requestId);
-    if (options.layerwise === true && generations.byRequestId(requestId) !== undefined) {
-      kept.add(requestId);
-      return { keepBlocks: true };
-    }
-    generations.end(requestId);
-    return { keepBlocks: false };
+  constructor(options: PrefillSchedulerOptions) {
+    this.#options = options;
+    this.#generations = new Generations({ clock: options.clock });
   }
 
-  function admit({ requestId, numPromptTokens }: ConnectorRequest, blockIds: BlockIds): Generation {
-    const { wireId, ...generation } = generations.begin(requestId);
-    // A request that was preempted comes again, with other blocks.
-    inBatch.push({
+  /** A request whose blocks a D will get runs from now on. */
+  admitted(request: ConnectorRequest, blockIds: BlockIds): void {
+    this.#admit(request, blockIds);
+  }
+
+  /** As `SchedulerConnector.requestFinished`. Errors: `KV_INTERNAL` before the side channel is open. */
+  finished(request: ConnectorRequest, blockIds: BlockIds, reason: FinishReason): RequestFinished {
+    const { clock, config, dcpSize, leaseMs, unattendedLeaseMs } = this.#options;
+    const { requestId, numPromptTokens } = request;
+    if (reason !== "stopped" && reason !== "length") return this.#drop(requestId);
+    const promptBlockIds = exchangedBlocks(blockIds, config, { numTokens: numPromptTokens, dcpSize });
+    if (promptBlockIds.every((group) => group.length === 0)) return this.#drop(requestId);
+    const generation = this.#generations.byRequestId(requestId) ?? this.#admit(request, blockIds);
+    const nowMs = clock.now();
+    const expiresAtMs = nowMs + leaseMs;
+    const unattendedExpiresAtMs = nowMs + (unattendedLeaseMs ?? leaseMs);
+    this.#leases.push({
       requestId,
-      wireId,
+      wireId: generation.wireId,
       generation: generation.generation,
       blockIds,
-      ...(options.layerwise === true ? promptOf(numPromptTokens, blockIds) : {}),
+      numTokens: numPromptTokens,
+      promptBlockIds,
+      expiresAtMs,
+      unattendedExpiresAtMs,
     });
-    return { wireId, ...generation };
+    this.#kept.add(requestId);
+    // The announced end holds with and without heartbeats.
+    const announcedMs = Math.min(expiresAtMs, unattendedExpiresAtMs);
+    return {
+      keepBlocks: true,
+      kvTransferParams: this.#transferParams(generation, promptBlockIds, numPromptTokens, announcedMs),
+    };
   }
 
-  /** Nothing when the blocks are not all there yet: an engine may allocate them chunk by chunk. */
-  function promptOf(
-    numTokens: number,
-    blockIds: BlockIds,
-  ): Pick<SendableRequest, "numTokens" | "promptBlockIds"> {
-    const { config, dcpSize } = options;
-    const whole = config.groups.every(({ kind, blockSize }, group) => {
-      const { extent } = cacheKind(kind);
-      const tokens = (blockSize ?? config.blockSize) * dcpSize;
-      const needed = extent === "state" || extent === "whole" ? 1 : Math.ceil(numTokens / tokens);
-      return (blockIds[group]?.length ?? 0) >= needed;
-    });
-    if (!whole) return {};
-    return { numTokens, promptBlockIds: exchangedBlocks(blockIds, config, { numTokens, dcpSize }) };
+  /** The workers no longer need the request's blocks. */
+  sent(requestId: string): void {
+    this.#kept.delete(requestId);
+    this.#generations.end(requestId);
   }
 
-  function takeStep(): PrefillStep {
-    const step = { inBatch, notSent, leases };
-    inBatch = [];
-    notSent = [];
-    leases = [];
+  /** Answers lease queries: true means that none of the request's blocks has gone to another request. */
+  holds(wireId: string, generation: number | undefined): boolean {
+    const current = this.#generations.byWireId(wireId);
+    if (current === undefined || !this.#kept.has(current.requestId)) return false;
+    return generation === undefined || current.generation === generation;
+  }
+
+  /** The orders since the last call. */
+  takeStep(): PrefillStep {
+    const step = { inBatch: this.#inBatch, notSent: this.#notSent, leases: this.#leases };
+    this.#inBatch = [];
+    this.#notSent = [];
+    this.#leases = [];
     return step;
   }
 
-  return {
-    admitted: (request, blockIds) => void admit(request, blockIds),
-    finished(request, blockIds, reason) {
-      const { requestId } = request;
-      if (reason !== "stopped" && reason !== "length") return drop(requestId);
-      const remoteBlockIds = exchangedBlocks(blockIds, options.config, {
-        numTokens: request.numPromptTokens,
-        dcpSize: options.dcpSize,
-      });
-      if (remoteBlockIds.every((group) => group.length === 0)) return drop(requestId);
-      const generation = generations.byRequestId(requestId) ?? admit(request, blockIds);
-      const nowMs = clock.now();
-      const expiresAtMs = nowMs + leaseMs;
-      const unattendedExpiresAtMs = nowMs + (unattendedLeaseMs ?? leaseMs);
-      leases.push({
-        requestId,
-        wireId: generation.wireId,
-        generation: generation.generation,
-        blockIds,
-        numTokens: request.numPromptTokens,
-        promptBlockIds: remoteBlockIds,
-        expiresAtMs,
-        unattendedExpiresAtMs,
-      });
-      kept.add(requestId);
-      return {
-        keepBlocks: true,
-        // What is promised holds with and without heartbeats.
-        kvTransferParams: handOver(generation, remoteBlockIds, request.numPromptTokens, {
-          ...options,
-          expiresAtMs: Math.min(expiresAtMs, unattendedExpiresAtMs),
-        }),
-      };
-    },
-    sent(requestId) {
-      kept.delete(requestId);
-      generations.end(requestId);
-    },
-    holds(wireId, generation) {
-      const current = generations.byWireId(wireId);
-      if (current === undefined || !kept.has(current.requestId)) return false;
-      return generation === undefined || current.generation === generation;
-    },
-    takeStep,
-    hasStep: () => inBatch.length + notSent.length + leases.length > 0,
-    close() {
-      generations.clear();
-      kept.clear();
-      takeStep();
-    },
-    get running() {
-      return generations.size - kept.size;
-    },
-    get leases() {
-      return kept.size;
-    },
-  };
-}
+  /** Whether `takeStep` has orders. */
+  get hasStep(): boolean {
+    return this.#inBatch.length + this.#notSent.length + this.#leases.length > 0;
+  }
 
-/** `kv_transfer_params` with vLLM 0.33's keys; `kv_peer` is ours, and passes through proxies and vLLM untouched. */
-function handOver(
-  { wireId, generation }: Generation,
-  remoteBlockIds: BlockIds,
-  numTokens: number,
-  options: PrefillSchedulerOptions & { expiresAtMs: number },
-): Record<string, unknown> {
-  const { host, port } = options.sideChannel();
-  return {
-    ...encodeRemotePrefillParams({
-      remoteBlockIds,
-      remoteEngineId: options.engineId,
+  /** Requests that were admitted and whose blocks are not kept yet. */
+  get running(): number {
+    return this.#generations.size - this.#kept.size;
+  }
+
+  /** Requests whose blocks are kept. */
+  get leases(): number {
+    return this.#kept.size;
+  }
+
+  /** Forgets all requests. */
+  close(): void {
+    this.#generations.clear();
+    this.#kept.clear();
+    this.takeStep();
+  }
+
+  #admit({ requestId, numPromptTokens }: ConnectorRequest, blockIds: BlockIds): Generation {
+    const generation = this.#generations.begin(requestId);
+    // A preempted request is admitted again, with other blocks.
+    this.#inBatch.push({
+      requestId,
+      wireId: generation.wireId,
+      generation: generation.generation,
+      blockIds,
+      ...(this.#options.isLayerwise === true ? this.#promptOf(numPromptTokens, blockIds) : {}),
+    });
+    return generation;
+  }
+
+  /** Nothing was computed that a D could use. Layerwise writes may still read the blocks: the workers report when they do not. */
+  #drop(requestId: string): RequestFinished {
+    this.#notSent.push(requestId);
+    if (this.#options.isLayerwise === true && this.#generations.byRequestId(requestId) !== undefined) {
+      this.#kept.add(requestId);
+      return { keepBlocks: true };
+    }
+    this.#generations.end(requestId);
+    return { keepBlocks: false };
+  }
+
+  /** Empty while blocks of the prompt are missing: an engine may allocate them chunk by chunk. */
+  #promptOf(numTokens: number, blockIds: BlockIds): Pick<SendableRequest, "numTokens" | "promptBlockIds"> {
+    const { config, dcpSize } = this.#options;
+    const isComplete = config.groups.every(({ kind, blockSize }, group) => {
+      const { extent } = cacheKind(kind);
+      const blockTokens = (blockSize ?? config.blockSize) * dcpSize;
+      const needed = extent === "state" || extent === "whole" ? 1 : Math.ceil(numTokens / blockTokens);
+      return (blockIds[group]?.length ?? 0) >= needed;
+    });
+    if (!isComplete) return {};
+    return { numTokens, promptBlockIds: exchangedBlocks(blockIds, config, { numTokens, dcpSize }) };
+  }
+
+  #transferParams(
+    { wireId, generation }: Generation,
+    promptBlockIds: BlockIds,
+    numTokens: number,
+    expiresAtMs: number,
+  ): KvTransferParams {
+    const { engineId, tpSize, dcpSize, ppSize, transferMode, incarnation, listener } = this.#options;
+    const { host, port } = listener.address();
+    const isPull = transferMode === "pull";
+    return encodeRemotePrefillParams({
+      remoteBlockIds: promptBlockIds,
+      remoteEngineId: engineId,
       remoteRequestId: wireId,
       remoteHost: host,
       remotePort: port,
-      tpSize: options.tpSize,
-      dcpSize: options.dcpSize,
-      ppSize: options.ppSize,
+      tpSize,
+      dcpSize,
+      ppSize,
       remoteNumTokens: numTokens,
-      ...(options.transferMode === "pull"
-        ? {
-            remoteBlocksExpiryTime: options.expiresAtMs / 1000,
-            remoteRegistrationGeneration: options.registrationGeneration(),
-          }
-        : {}),
-      transferMode: options.transferMode,
-    }),
-    kv_peer: { incarnation: options.incarnation, generation },
-  };
+      remoteBlocksExpiryTime: isPull ? expiresAtMs / 1000 : undefined,
+      remoteRegistrationGeneration: isPull ? listener.registrationGeneration : undefined,
+      transferMode,
+      lease: { incarnation, generation },
+    });
+  }
 }

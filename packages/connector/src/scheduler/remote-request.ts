@@ -1,20 +1,20 @@
 import { KvError, type KvTransferParams } from "@kv/interface";
-import { parseTransferParams, type RemotePrefillParams } from "@kv/protocol";
-import type { TransferMode } from "../dual-connector.js";
+import { parseTransferParams, type RemotePrefillParams, type TransferMode } from "@kv/protocol";
 import type { RemoteRequest } from "./step-types.js";
-import { remoteLeaseOf } from "./remote-lease.js";
 
 /**
- * The producer that computes a request's prompt, and whatever else `kv_transfer_params` say. Where they name no mode, it is the connector's
- * own. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
+ * The P that computes a request's prompt, and everything else that `kv_transfer_params` say. The mode is the connector's own where they name
+ * none. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
  */
 export function readRemoteRequest(
   params: KvTransferParams,
   mode: TransferMode,
 ): { readonly remote: RemoteRequest; readonly parsed: RemotePrefillParams } {
-  const parsed = parseTransferParams({ transfer_mode: mode, ...params });
+  const parsed = parseTransferParams(params, mode);
   if (parsed.kind !== "remote-prefill") {
-    throw new KvError("KV_REQUEST_INVALID", "kv_transfer_params do not ask for a remote prefill");
+    throw new KvError("KV_REQUEST_INVALID", "kv_transfer_params do not ask for a remote prefill", {
+      hint: "pass the kv_transfer_params of the prefill answer on unchanged",
+    });
   }
   if (parsed.transferMode !== mode) {
     throw new KvError(
@@ -23,8 +23,7 @@ export function readRemoteRequest(
       { hint: "use the same connector on prefill and decode workers" },
     );
   }
-  const lease = remoteLeaseOf(params);
-  const remote = {
+  const remote: RemoteRequest = {
     engineId: parsed.remoteEngineId,
     host: parsed.remoteHost,
     port: parsed.remotePort,
@@ -33,13 +32,16 @@ export function readRemoteRequest(
     ppSize: parsed.ppSize,
     registrationGeneration: parsed.remoteRegistrationGeneration,
     requestId: parsed.remoteRequestId,
-    ...(lease === undefined ? {} : { lease }),
+    lease: parsed.lease,
   };
   return { remote, parsed };
 }
 
-/** Whom to tell that parameters which are no good will not be used: the address alone may still be right. */
-export function remoteToTell(params: KvTransferParams, mode: TransferMode): RemoteRequest | undefined {
+/**
+ * The P to notify that a request's blocks will not be used, where its parameters were refused: the address may still be right. Undefined when
+ * it is not.
+ */
+export function addressToNotify(params: KvTransferParams, mode: TransferMode): RemoteRequest | undefined {
   const addressOnly = {
     ...params,
     do_remote_prefill: true,

@@ -1,52 +1,87 @@
-import type { BlockIds } from "@kv/interface";
+import { type BlockIds, KvError, type StepMetadata } from "@kv/interface";
+import type { RemoteLease } from "@kv/protocol";
+import type { EngineAddress } from "../peers/engine-address.js";
 
-/** A request that runs on a producer, and may be handed to a consumer. Plain data, like all that passes between the two sides. */
+// All types here are plain data: the scheduler side and the workers may live in different processes.
+
+/** A request that runs on P and may be handed to a D. */
 export interface SendableRequest {
+  /** The engine's id of the request. */
   readonly requestId: string;
-  /** What consumers call it. */
+  /** The id that D's use in notifications. */
   readonly wireId: string;
   /** Which use of its blocks this is. */
   readonly generation: number;
+  /** All blocks of the request, per KV cache group. */
   readonly blockIds: BlockIds;
-  /** Tokens whose KV the blocks hold, or will hold; said of a running request where its layers are written as they are computed. */
-  readonly numTokens?: number;
-  /** Blocks that hold those tokens, per group: what a consumer gets. */
-  readonly promptBlockIds?: BlockIds;
+  /** Prompt tokens whose KV the blocks will hold; set for a running request only with layerwise push. */
+  readonly numTokens?: number | undefined;
+  /** The blocks of those tokens, per group: what a D gets. */
+  readonly promptBlockIds?: BlockIds | undefined;
 }
 
+/** P keeps the blocks of a finished request for its readers. */
 export interface LeaseOrder extends SendableRequest {
   readonly numTokens: number;
   readonly promptBlockIds: BlockIds;
-  /** On the scheduler's clock. */
+  /** End of the lease on the scheduler's clock, in ms. */
   readonly expiresAtMs: number;
-  readonly unattendedExpiresAtMs?: number;
+  /** End of the lease when no heartbeat names the request, on the scheduler's clock, in ms. */
+  readonly unattendedExpiresAtMs?: number | undefined;
 }
 
-/** Where a remote engine is, and what it is called. */
-export interface RemoteEngine {
-  readonly engineId: string;
-  readonly host: string;
-  readonly port: number;
-  readonly tpSize: number;
-  readonly dcpSize: number;
-  readonly ppSize: number;
-  /** Counts the engine's registrations of its cache: a greater number than at the handshake means that it is out of date. */
-  readonly registrationGeneration: number;
-}
-
-/** A request that a producer has, as `kv_transfer_params` name it. */
-export interface RemoteRequest extends RemoteEngine {
-  /** The producer's name of the request. */
+/** A request at P, as `kv_transfer_params` name it. */
+export interface RemoteRequest extends EngineAddress {
+  /** P's id of the request. */
   readonly requestId: string;
-  /** Which process, and which use of the blocks; between our own peers only. */
-  readonly lease?: RemoteLease;
+  /** P's process and the use of its blocks; undefined where P is vLLM. */
+  readonly lease?: RemoteLease | undefined;
 }
 
-export interface RemoteLease {
-  readonly incarnation: string;
-  readonly generation: number;
-}
-
-export interface HeartbeatOrder extends RemoteEngine {
+/** D extends the leases of its requests at one engine. */
+export interface HeartbeatOrder extends EngineAddress {
+  /** P's ids of the requests. */
   readonly remoteRequestIds: readonly string[];
+}
+
+/** What the scheduler side asks of every worker in one step, with what the connector adds. */
+export interface ConnectorStepMetadata extends StepMetadata {
+  /** The scheduler's clock at the creation, in ms. Other processes' clocks have other origins: workers convert deadlines with it. */
+  readonly schedulerClockMs: number;
+  /** Identifies the scheduler's process, as its side channel names it to `@kv` peers. */
+  readonly incarnation: string;
+  /** P: requests that run and may be handed to a D. A D may be done with one before the step that grants its lease. */
+  readonly inBatch: readonly SendableRequest[];
+  /** P: engine ids of those requests that ended with nothing to send. */
+  readonly notSent: readonly string[];
+  /** P: requests that finished, and whose blocks wait for readers. */
+  readonly leases: readonly LeaseOrder[];
+  /** D: all leases to extend; null when nothing has changed since the last step. */
+  readonly heartbeats: readonly HeartbeatOrder[] | null;
+}
+
+/**
+ * Checks that step metadata is this connector's; `lists` are the keys of the connector's own lists. Errors: `KV_INTERNAL` for another
+ * connector's metadata, which only a wiring mistake brings here.
+ */
+export function connectorStepMetadata<Step extends ConnectorStepMetadata>(
+  step: StepMetadata,
+  connector: string,
+  lists: readonly (keyof Step & string)[],
+): Step {
+  const { schedulerClockMs, incarnation, heartbeats } = step;
+  if (
+    step.connector !== connector ||
+    !["inBatch", "notSent", "leases", ...lists].every((name) => Array.isArray(step[name])) ||
+    typeof schedulerClockMs !== "number" ||
+    typeof incarnation !== "string" ||
+    !(heartbeats === null || Array.isArray(heartbeats))
+  ) {
+    throw new KvError(
+      "KV_INTERNAL",
+      `step ${step.step} carries metadata of connector "${step.connector}"; this worker belongs to "${connector}"`,
+      { hint: "build the scheduler side and the worker side from the same connector name" },
+    );
+  }
+  return step as Step;
 }

@@ -17,3 +17,13 @@ export async function zmqEndpoint(host: string, port: number | "*"): Promise<Zmq
   const ipv6 = family === 6;
   return { url: `tcp://${ipv6 ? `[${address}]` : address}:${port}`, ipv6 };
 }
+
+/** The same bytes as a Buffer, which ZMQ takes; nothing is copied. */
+export function asBuffer(frame: Uint8Array): Buffer {
+  return Buffer.from(frame.buffer, frame.byteOffset, frame.byteLength);
+}
+
+/** The text of a thrown value. */
+export function reasonOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}

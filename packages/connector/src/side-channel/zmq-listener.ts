@@ -6,8 +6,7 @@ import {
   type SideChannelListenOptions,
 } from "@kv/interface";
 import { Router } from "zeromq";
-import { asBuffer, reasonOf } from "./frames.js";
-import { zmqEndpoint } from "./zmq-endpoint.js";
+import { asBuffer, reasonOf, zmqEndpoint } from "./zmq-endpoint.js";
 
 export interface ZmqListenerOptions extends SideChannelListenOptions {
   readonly clock: Clock;

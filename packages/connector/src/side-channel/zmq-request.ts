@@ -1,8 +1,6 @@
 import { type Clock, KvError, type SideChannelReply, type SideChannelRequest } from "@kv/interface";
-import { reasonOf } from "./frames.js";
-import { type ConnectionStage, ZmqConnection } from "./zmq-connection.js";
-import { type ZmqEndpoint, zmqEndpoint } from "./zmq-endpoint.js";
-import type { IdleConnections } from "./zmq-idle.js";
+import { type ConnectionStage, type IdleConnections, ZmqConnection } from "./zmq-connections.js";
+import { reasonOf, type ZmqEndpoint, zmqEndpoint } from "./zmq-endpoint.js";
 
 export interface ZmqRequestOptions {
   readonly clock: Clock;

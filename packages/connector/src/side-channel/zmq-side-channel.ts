@@ -1,5 +1,5 @@
 import { type Ambient, ambient, KvError, type SideChannel, type SideChannelListener } from "@kv/interface";
-import { createIdleConnections } from "./zmq-idle.js";
+import { createIdleConnections } from "./zmq-connections.js";
 import { openZmqListener } from "./zmq-listener.js";
 import { zmqRequest } from "./zmq-request.js";
 

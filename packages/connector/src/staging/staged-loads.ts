@@ -6,8 +6,7 @@ import {
   type Staging,
   type WorkerOutput,
 } from "@kv/interface";
-import type { StagingCopied } from "./staging-copied.js";
-import type { StagedRequest } from "./staging-step.js";
+import type { StagedRequest, StagingCopied } from "./staging-step.js";
 
 /** Decode: requests whose KV comes into the pool. Holds the connector's reports back until the device has the blocks. */
 export interface Loads {

@@ -1,6 +1,5 @@
 import { type BlockIds, type Clock, type KvCacheConfig, KvError, type Staging } from "@kv/interface";
-import type { StagingCopied } from "./staging-copied.js";
-import type { StagedRequest } from "./staging-step.js";
+import type { StagedRequest, StagingCopied } from "./staging-step.js";
 
 /** Prefill: requests that run, and how much of each is in the pool. */
 export interface Saves {

@@ -7,8 +7,8 @@ import {
   type StagedBlocks,
   type StepMetadata,
 } from "@kv/interface";
-import type { StagedRequest, StagingOrders } from "./staging-step.js";
 import { createStagingPool } from "./staging-pool.js";
+import type { StagedRequest, StagingOrders } from "./staging-step.js";
 
 export interface StagedSchedulerOptions {
   readonly cache: KvCacheConfig;

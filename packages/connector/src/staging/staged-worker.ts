@@ -10,7 +10,7 @@ import {
 } from "@kv/interface";
 import { createLoads } from "./staged-loads.js";
 import { createSaves } from "./staged-saves.js";
-import type { StagingCopied } from "./staging-copied.js";
+import type { StagingCopied } from "./staging-step.js";
 import { stagingOrders } from "./staging-step.js";
 
 export interface StagedWorkerOptions {

@@ -1,7 +1,7 @@
 import { ambient, type ConnectorModule, KvError, type KvTransferConfig, type Platform } from "@kv/interface";
 import { stagedScheduler } from "./staged-scheduler.js";
 import { stagedWorker } from "./staged-worker.js";
-import type { StagingCopied } from "./staging-copied.js";
+import type { StagingCopied } from "./staging-step.js";
 
 export interface StagedOptions {
   /** Has `createStaging`. */

@@ -1,4 +1,4 @@
-import { type BlockIds, KvError } from "@kv/interface";
+import { type BlockIds, type KvCaches, KvError } from "@kv/interface";
 
 /**
  * Which blocks of a staging pool each request has. A request gets all of its blocks at once or waits, first come, first served: one that
@@ -115,4 +115,16 @@ function chooseFree(taken: Uint8Array, count: number): number[] {
   const ids: number[] = [];
   for (let id = 1; id < taken.length && ids.length < count; id++) if (taken[id] === 0) ids.push(id);
   return ids;
+}
+
+/** How many blocks a staging pool of `poolLengthBytes` has for a rank with these caches. Errors: `KV_STAGING_FAILED` for less than two. */
+export function stagingPoolBlocks(caches: KvCaches, poolLengthBytes: number): number {
+  const blockLengthBytes = caches.regions.reduce((sum, region) => sum + region.blockLengthBytes, 0);
+  const blocks = Math.floor(poolLengthBytes / blockLengthBytes);
+  if (blocks >= 2) return blocks;
+  throw new KvError(
+    "KV_STAGING_FAILED",
+    `a staging pool of ${poolLengthBytes} bytes holds ${blocks} blocks of ${blockLengthBytes} bytes over all layers; it needs two`,
+    { hint: "give the pool more host memory" },
+  );
 }

@@ -30,3 +30,15 @@ export function stagingOrders(step: StepMetadata): StagingOrders | undefined {
     hint: "put staged() of the same version around both sides",
   });
 }
+
+/** The copies of one request in one step. */
+export interface StagingCopied {
+  /** The engine's id of the request. */
+  readonly requestId: string;
+  /** `save`: device to pool, on P. `load`: pool to device, on D. */
+  readonly direction: "save" | "load";
+  /** Pool blocks, per KV cache group. */
+  readonly wire: BlockIds;
+  /** From the first copy to the last. */
+  readonly durationMs: number;
+}

@@ -1,6 +1,4 @@
 import {
-  type Agent,
-  type Ambient,
   ambient,
   type ComputedLayer,
   type KvCaches,
@@ -8,65 +6,231 @@ import {
   type Registration,
   type StepMetadata,
   type WorkerConnector,
+  type WorkerHandshakeMetadata,
   type WorkerOptions,
+  type WorkerOutput,
 } from "@kv/interface";
-import type { RankGeometry } from "@kv/plan";
-import type { Peers } from "../peers/peer-table.js";
-import { createBackground, idleWithin } from "./task-tracker.js";
-import { createOutbox, type Outbox } from "./worker-output.js";
-import { createPairHandshake, type PairHandshake } from "../handshake/connector-handshake.js";
-import { type PairSettings, pairSettings } from "../config/connector-settings.js";
-import { localGeometry } from "../handshake/rank-geometry.js";
+import { type ConnectorSettings, connectorSettings } from "../config/connector-settings.js";
+import { ConnectorHandshake } from "../handshake/connector-handshake.js";
+import { localGeometry, modelGeometry } from "../handshake/rank-geometry.js";
+import { TransferMetrics } from "../metrics/transfer-metrics.js";
+import { NotificationSender } from "../peers/notification-sender.js";
+import type { PeerTable } from "../peers/peer-table.js";
+import { SharedLocalLists, SharedRemoteAgents } from "../peers/shared-agent-state.js";
+import { idleWithinGrace, TaskTracker } from "./task-tracker.js";
+import type { WorkerContext } from "./worker-context.js";
+import { WorkerOutputQueue } from "./worker-output.js";
 
 /** What a connector's worker does between `registerKvCaches` and `close`. */
 export interface WorkerHalves {
-  /** Errors: `KV_INTERNAL` for another connector's metadata. */
+  /** `startLoad`. Errors: `KV_INTERNAL` for another connector's metadata. */
   step(step: StepMetadata): void;
+  /** `layerComputed`. */
   layer?(layer: ComputedLayer): void;
+  /** Counts of what is held, by name. */
   outstanding(): Readonly<Record<string, number>>;
-  /** Tables of remote engines; closed with what uses them. */
-  readonly peers: readonly Pick<Peers<unknown>, "outstanding" | "close">[];
-  /** Gives up what waits for others; transfers are waited for, not longer than `CLOSE_GRACE_MS`. */
+  /** Tables of remote engines. The worker closes them. */
+  readonly peers: readonly Pick<PeerTable<never>, "outstanding" | "close">[];
+  /** Gives up what waits for peers, and waits for transfers, at most `CLOSE_GRACE_MS`. */
   close(): Promise<void>;
-  /** After the peers are closed. */
+  /** Called after the tables of remote engines were closed. */
   closeLast?(): void;
 }
 
-export interface WorkerSurroundings {
-  readonly ambient: Ambient;
-  readonly settings: PairSettings;
-  readonly options: WorkerOptions;
-  readonly agent: Agent;
-  /** What is registered. */
-  readonly caches: KvCaches;
-  readonly local: RankGeometry;
-  readonly handshake: PairHandshake;
-  readonly outbox: Outbox;
-}
-
-export interface WorkerShellOptions {
+/** A connector, as `createConnectorWorker` needs it. */
+export interface ConnectorWorkerOptions {
+  /** The connector's name in errors. */
   readonly name: string;
+  /** Part of the compatibility hash. */
   readonly transferMode: "pull" | "push";
-  /** What moves the bytes. */
+  /** The transfer that moves the bytes; the transport must be capable of it. */
   readonly operation: "read" | "write";
-  /** Notifications of our own that this worker understands. */
-  readonly features?: readonly string[];
-  createHalves(around: WorkerSurroundings): WorkerHalves;
+  /** Extension messages that this worker understands, sent in the handshake. */
+  readonly features?: readonly string[] | undefined;
+  /** Creates both halves, once the agent exists and the caches are registered. */
+  createHalves(context: WorkerContext): WorkerHalves;
 }
 
-/** The worker side of a connector, of one rank, around one agent: memory, registrations, and their end in the right order. */
-export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOptions): WorkerConnector {
-  const { config, engine, transport, platform, sideChannel } = options;
-  const { name, operation } = shell;
-  const { capabilities } = transport;
-  if (!capabilities[operation] || !capabilities.notifications) {
-    throw new KvError(
-      "KV_TRANSPORT_UNSUPPORTED",
-      `${name} needs ${operation.toUpperCase()}s and notifications; transport ${transport.name} has no ${
-        capabilities[operation] ? "notifications" : `${operation.toUpperCase()}s`
-      }`,
-    );
+/**
+ * The worker side of a connector, one per rank, around one agent: it registers memory, serves the handshake metadata, and closes
+ * everything in the right order. Errors: `KV_TRANSPORT_UNSUPPORTED`, `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
+ */
+export function createConnectorWorker(
+  options: WorkerOptions,
+  connector: ConnectorWorkerOptions,
+): WorkerConnector & AsyncDisposable {
+  checkTransport(options, connector);
+  checkPlatform(options);
+  checkPipelineStages(options, connector);
+  return new ConnectorWorker(options, connector);
+}
+
+interface OpenWorker {
+  readonly context: WorkerContext;
+  readonly halves: WorkerHalves;
+  readonly registrations: readonly Registration[];
+}
+
+class ConnectorWorker implements WorkerConnector, AsyncDisposable {
+  readonly name: string;
+  readonly #options: WorkerOptions;
+  readonly #connector: ConnectorWorkerOptions;
+  readonly #settings: ConnectorSettings;
+  readonly #output = new WorkerOutputQueue();
+  #opening: Promise<OpenWorker> | undefined;
+  #open: OpenWorker | undefined;
+  #closed = false;
+
+  constructor(options: WorkerOptions, connector: ConnectorWorkerOptions) {
+    this.name = connector.name;
+    this.#options = options;
+    this.#connector = connector;
+    this.#settings = connectorSettings(options.config);
   }
+
+  async registerKvCaches(caches: KvCaches): Promise<void> {
+    if (this.#opening !== undefined)
+      throw new KvError("KV_INTERNAL", "registerKvCaches was called before", {
+        hint: "create a worker connector per set of KV caches",
+      });
+    this.#opening = this.#openWith(caches);
+    const opened = await this.#opening;
+    if (!this.#closed) this.#open = opened;
+  }
+
+  async handshakeMetadata(): Promise<WorkerHandshakeMetadata> {
+    const { agent, handshake } = this.#assertOpen().context;
+    const { tpRank, ppRank } = this.#options;
+    return { tpRank, ppRank, payload: handshake.payload(await agent.localMetadata()) };
+  }
+
+  startLoad(step: StepMetadata): void {
+    this.#assertOpen().halves.step(step);
+  }
+
+  layerComputed(layer: ComputedLayer): void {
+    this.#assertOpen().halves.layer?.(layer);
+  }
+
+  async waitForSave(): Promise<void> {
+    this.#assertOpen();
+  }
+
+  collectFinished(): WorkerOutput {
+    return this.#output.take();
+  }
+
+  onProgress(listener: () => void): void {
+    this.#output.onProgress(listener);
+  }
+
+  outstanding(): Readonly<Record<string, number>> {
+    if (this.#open === undefined) return {};
+    const { halves } = this.#open;
+    let handshakes = 0;
+    let closing = 0;
+    for (const peers of halves.peers) {
+      const held = peers.outstanding();
+      handshakes += held.opening;
+      closing += held.closing;
+    }
+    return { ...halves.outstanding(), handshakes, closing, unreported: this.#output.size };
+  }
+
+  async close(): Promise<void> {
+    this.#closed = true;
+    const open = this.#open ?? (await this.#opening?.catch(() => undefined));
+    this.#open = undefined;
+    if (open === undefined) return;
+    const { context, halves, registrations } = open;
+    const halvesClosed = halves.close();
+    const peersClosed = new TaskTracker();
+    for (const peers of halves.peers) peersClosed.track(peers.close());
+    await halvesClosed;
+    if (!(await idleWithinGrace(context.clock, [peersClosed]))) {
+      context.log.warn("close-did-not-wait", { closing: peersClosed.size });
+      // A transfer that does not end still holds a remote engine: the agent ends it.
+      await context.agent.close();
+    }
+    halves.closeLast?.();
+    for (const registration of registrations) await registration.close();
+    await context.agent.close();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  #assertOpen(): OpenWorker {
+    if (this.#open !== undefined) return this.#open;
+    throw new KvError("KV_INTERNAL", "the worker connector has no KV caches yet, or is closed", {
+      hint: "await registerKvCaches first",
+    });
+  }
+
+  async #openWith(caches: KvCaches): Promise<OpenWorker> {
+    const { config, engine, sideChannel, transport, tpRank, ppRank } = this.#options;
+    const { clock, log, metrics, random } = ambient(this.#options);
+    const agent = await transport.createAgent({
+      name: random.uuid(),
+      backends: config.backends.length === 0 ? undefined : config.backends,
+    });
+    try {
+      const registrations: Registration[] = [];
+      for (const memory of new Set(caches.regions.map((region) => region.memory))) {
+        registrations.push(await agent.register(memory));
+      }
+      const { tpSize, ppSize } = engine;
+      const local = localGeometry(
+        caches,
+        ppSize === 1 ? { tpRank, tpSize } : { tpRank, tpSize, ppRank, ppSize },
+      );
+      const context: WorkerContext = {
+        clock,
+        log,
+        metrics: new TransferMetrics(metrics),
+        options: this.#options,
+        settings: this.#settings,
+        sideChannel,
+        agent,
+        caches,
+        local,
+        model: modelGeometry(caches.config),
+        handshake: new ConnectorHandshake({
+          sideChannel,
+          settings: this.#settings,
+          engine,
+          cache: caches.config,
+          local,
+          transferMode: this.#connector.transferMode,
+          features: this.#connector.features,
+          log,
+        }),
+        output: this.#output,
+        notifications: new NotificationSender({ agent, log }),
+        localLists: new SharedLocalLists(agent),
+        remoteAgents: new SharedRemoteAgents(agent),
+      };
+      return { context, halves: this.#connector.createHalves(context), registrations };
+    } catch (error) {
+      await agent.close();
+      throw error;
+    }
+  }
+}
+
+function checkTransport({ transport }: WorkerOptions, { name, operation }: ConnectorWorkerOptions): void {
+  const { capabilities } = transport;
+  if (capabilities[operation] && capabilities.notifications) return;
+  const missing = capabilities[operation] ? "notifications" : `${operation.toUpperCase()}s`;
+  throw new KvError(
+    "KV_TRANSPORT_UNSUPPORTED",
+    `${name} needs ${operation.toUpperCase()}s and notifications; transport ${transport.name} has no ${missing}`,
+    { hint: "use a transport whose capabilities include both, such as @kv/nixl" },
+  );
+}
+
+function checkPlatform({ config, platform }: WorkerOptions): void {
   const { bufferDevices } = platform.capabilities;
   if (config.bufferDevice !== undefined && !bufferDevices.includes(config.bufferDevice)) {
     throw new KvError(
@@ -75,135 +239,32 @@ export function createWorkerShell(options: WorkerOptions, shell: WorkerShellOpti
       { hint: `leave kv_buffer_device out for ${bufferDevices[0]}` },
     );
   }
-  if (engine.ppSize > 1 && config.role === "kv_consumer") {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `kv_role is "kv_consumer" and this engine has ${engine.ppSize} pipeline stages: a producer counts one word of each tensor-parallel rank, not of each stage`,
-      { hint: "use pipeline_parallel_size 1 for decode workers" },
-    );
-  }
-  if (engine.ppSize > 1 && shell.transferMode === "push") {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `this engine has ${engine.ppSize} pipeline stages; ${name} serves engines with one, on either side`,
-      { hint: "use pipeline_parallel_size 1 on both sides of push, or the pull connector" },
-    );
-  }
   if (platform.createStaging !== undefined) {
     throw new KvError(
       "KV_PLATFORM_UNSUPPORTED",
-      `memory of platform ${platform.deviceType} is not registered as it is: its blocks are staged`,
+      `memory of platform ${platform.deviceType} cannot be registered directly: its blocks are staged`,
       { hint: "put staged() of @kv/connector around the connector" },
     );
   }
-  const given = ambient(options);
-  const settings = pairSettings(config);
-  const outbox = createOutbox();
-  let opening: Promise<Open> | undefined;
-  let open: Open | undefined;
-  let closed = false;
-
-  function assertOpen(): Open {
-    if (open !== undefined) return open;
-    throw new KvError("KV_INTERNAL", "the worker connector has no KV caches yet, or is closed", {
-      hint: "await registerKvCaches first",
-    });
-  }
-
-  async function openWith(caches: KvCaches): Promise<Open> {
-    const agent = await transport.createAgent({
-      name: given.random.uuid(),
-      ...(config.backends.length === 0 ? {} : { backends: config.backends }),
-    });
-    try {
-      const registrations: Registration[] = [];
-      for (const memory of new Set(caches.regions.map((region) => region.memory))) {
-        registrations.push(await agent.register(memory));
-      }
-      const { tpSize, ppSize } = engine;
-      const { tpRank, ppRank } = options;
-      const local = localGeometry(
-        caches,
-        ppSize === 1 ? { tpRank, tpSize } : { tpRank, tpSize, ppRank, ppSize },
-      );
-      const handshake = createPairHandshake({
-        sideChannel,
-        settings,
-        engine,
-        cache: caches.config,
-        transferMode: shell.transferMode,
-        log: given.log,
-        ...(shell.features === undefined ? {} : { features: shell.features }),
-      });
-      const parts = { agent, caches, local, handshake };
-      const halves = shell.createHalves({ ambient: given, settings, options, outbox, ...parts });
-      return { halves, registrations, ...parts };
-    } catch (error) {
-      await agent.close();
-      throw error;
-    }
-  }
-
-  return {
-    name,
-    async registerKvCaches(caches) {
-      if (opening !== undefined) throw new KvError("KV_INTERNAL", "registerKvCaches was called before");
-      opening = openWith(caches);
-      const opened = await opening;
-      if (!closed) open = opened;
-    },
-    async handshakeMetadata() {
-      const { agent, handshake, local } = assertOpen();
-      return {
-        tpRank: options.tpRank,
-        ppRank: options.ppRank,
-        payload: handshake.payload(local, await agent.localMetadata()),
-      };
-    },
-    startLoad: (step) => assertOpen().halves.step(step),
-    layerComputed: (layer) => assertOpen().halves.layer?.(layer),
-    async waitForSave() {
-      assertOpen();
-    },
-    collectFinished: () => outbox.take(),
-    onProgress: (listener) => outbox.onProgress(listener),
-    outstanding() {
-      if (open === undefined) return {};
-      let handshakes = 0;
-      let closing = 0;
-      for (const peers of open.halves.peers) {
-        const held = peers.outstanding();
-        handshakes += held.opening;
-        closing += held.closing;
-      }
-      return { ...open.halves.outstanding(), handshakes, closing, unreported: outbox.size };
-    },
-    async close() {
-      closed = true;
-      const closing = open ?? (await opening?.catch(() => undefined));
-      open = undefined;
-      if (closing === undefined) return;
-      const { agent, halves, registrations } = closing;
-      const ended = halves.close();
-      const links = createBackground();
-      for (const peers of halves.peers) links.track(peers.close());
-      await ended;
-      if (!(await idleWithin(given.clock, [links]))) {
-        given.log.warn("close-did-not-wait", { closing: links.size });
-        // What holds a link yet, such as a transfer that does not let go, is the agent's to end.
-        await agent.close();
-      }
-      halves.closeLast?.();
-      for (const registration of registrations) await registration.close();
-      await agent.close();
-    },
-  };
 }
 
-interface Open {
-  readonly halves: WorkerHalves;
-  readonly agent: Agent;
-  readonly handshake: PairHandshake;
-  readonly local: RankGeometry;
-  readonly registrations: readonly Registration[];
+function checkPipelineStages(
+  { config, engine: { ppSize } }: WorkerOptions,
+  { name, transferMode }: ConnectorWorkerOptions,
+): void {
+  if (ppSize === 1) return;
+  if (config.role === "kv_consumer") {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `kv_role is "kv_consumer" and this engine has ${ppSize} pipeline stages: P counts one notification per tensor-parallel rank of D, not per stage`,
+      { hint: "use pipeline_parallel_size 1 for decode workers" },
+    );
+  }
+  if (transferMode === "push") {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `this engine has ${ppSize} pipeline stages; ${name} serves engines with one, on either side`,
+      { hint: "use pipeline_parallel_size 1 on both sides of push, or the pull connector" },
+    );
+  }
 }

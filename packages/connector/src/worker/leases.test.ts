@@ -1,12 +1,12 @@
 import type { Clock } from "@kv/interface";
 import { describe, expect, it } from "vitest";
 import { manualClock } from "../clock-manual.test-support.js";
-import { createLeases } from "./leases.js";
+import { Leases } from "./leases.js";
 
 function setUp(extensionMs = 20_000) {
   const clock = manualClock(1000);
   const expired: string[] = [];
-  const leases = createLeases({ clock, extensionMs, onExpired: (id) => expired.push(id) });
+  const leases = new Leases({ clock, extensionMs, onExpired: (id) => expired.push(id) });
   return { clock, expired, leases };
 }
 
@@ -77,7 +77,7 @@ describe("leases", () => {
       },
     };
     const expired: string[] = [];
-    const leases = createLeases({ clock: skewed, extensionMs: 1, onExpired: (id) => expired.push(id) });
+    const leases = new Leases({ clock: skewed, extensionMs: 1, onExpired: (id) => expired.push(id) });
     // What is left on the skewed clock, which is finer, is lost in the sum with the other.
     for (let i = 0; i < 2000; i++) {
       leases.grant(`r${i}`, { expiresAtMs: skewed.now() + 1 + Math.sqrt(i) });
@@ -90,7 +90,7 @@ describe("leases", () => {
   it("may grant again from the expiry callback", () => {
     const clock = manualClock();
     let again = 1;
-    const leases = createLeases({
+    const leases = new Leases({
       clock,
       extensionMs: 1,
       onExpired: (id) => {

@@ -1,117 +1,144 @@
 import type { Clock, Timer } from "@kv/interface";
+import type { LeaseOrder } from "../scheduler/step-types.js";
 
-/**
- * How long a producer's worker keeps the blocks of a finished request for its readers. A lease runs from the engine's
- * `requestFinished`; a heartbeat makes it `max(what it was, now + extension)`, as in vLLM 0.33 (lease 30 s, heartbeats
- * each lease / 6, extension lease · 2 / 3).
- */
-export interface Leases {
-  grant(id: string, options: LeaseTerms): void;
-  /** A heartbeat named these; ids without a lease are ignored (a reader may speak before the step that grants, or after the end). */
-  extend(ids: Iterable<string>): void;
-  /** Ends a lease early; true if there was one. */
-  release(id: string): boolean;
-  has(id: string): boolean;
-  /** When the lease ends unless something extends it. */
-  expiresAtMs(id: string): number | undefined;
-  readonly size: number;
-  /** Ends all leases without a word, and the timer. */
-  close(): void;
-}
-
+/** When a lease ends. */
 export interface LeaseTerms {
+  /** End of the lease on the local clock, in ms; heartbeats extend it. */
   readonly expiresAtMs: number;
   /**
-   * When the lease ends if no heartbeat ever names it; `expiresAtMs` when absent. This is where
-   * `VLLM_NIXL_ABORT_REQUEST_TIMEOUT` goes: readers older than heartbeats had that long.
+   * End of the lease when no heartbeat ever names it, in ms; `expiresAtMs` when absent. The setting `VLLM_NIXL_ABORT_REQUEST_TIMEOUT` leads here:
+   * D's older than heartbeats had that long.
    */
-  readonly unattendedExpiresAtMs?: number;
+  readonly unattendedExpiresAtMs?: number | undefined;
 }
 
+/** Options of `Leases`. */
 export interface LeasesOptions {
   readonly clock: Clock;
+  /** What a heartbeat grants from its arrival on, in ms. vLLM 0.33: two thirds of the lease. */
   readonly extensionMs: number;
-  /** Called from the timer, after the lease is gone. */
+  /** Called from the timer for each lease that has ended. `close` calls it for none. */
   onExpired(id: string): void;
 }
 
 interface Lease {
   attendedMs: number;
   readonly unattendedMs: number;
-  attended: boolean;
+  isAttended: boolean;
 }
 
-export function createLeases({ clock, extensionMs, onExpired }: LeasesOptions): Leases {
-  const leases = new Map<string, Lease>();
-  let timer: Timer | undefined;
-  let timerAtMs = Number.POSITIVE_INFINITY;
+/**
+ * How long P's worker keeps the blocks of finished requests for their readers. A lease starts at the engine's `requestFinished`; a heartbeat
+ * makes its end `max(end, now + extension)`, as in vLLM 0.33 (lease 30 s, heartbeats every sixth, extension two thirds of it).
+ */
+export class Leases {
+  readonly #options: LeasesOptions;
+  readonly #leases = new Map<string, Lease>();
+  #timer: Timer | undefined;
+  #timerAtMs = Number.POSITIVE_INFINITY;
 
-  function arm(): void {
+  constructor(options: LeasesOptions) {
+    this.#options = options;
+  }
+
+  /** Grants a lease. */
+  grant(id: string, { expiresAtMs, unattendedExpiresAtMs }: LeaseTerms): void {
+    this.#leases.set(id, {
+      attendedMs: expiresAtMs,
+      unattendedMs: unattendedExpiresAtMs ?? expiresAtMs,
+      isAttended: false,
+    });
+    this.#armTimer();
+  }
+
+  /** Extends the leases that a heartbeat names. Ids without a lease are ignored: it has ended, or its step has not arrived yet. */
+  extend(ids: Iterable<string>): void {
+    const extendedMs = this.#options.clock.now() + this.#options.extensionMs;
+    let isEarlier = false;
+    for (const id of ids) {
+      const lease = this.#leases.get(id);
+      if (lease === undefined) continue;
+      lease.isAttended = true;
+      lease.attendedMs = Math.max(lease.attendedMs, extendedMs);
+      isEarlier ||= lease.attendedMs < this.#timerAtMs;
+    }
+    // A timer that fires too early looks again, which is cheaper than moving it at each heartbeat. Only one too late must move.
+    if (isEarlier) this.#armTimer();
+  }
+
+  /** Ends a lease early. Returns whether there was one. */
+  release(id: string): boolean {
+    const existed = this.#leases.delete(id);
+    if (this.#leases.size === 0) this.#armTimer();
+    return existed;
+  }
+
+  /** Whether the id has a lease. */
+  has(id: string): boolean {
+    return this.#leases.has(id);
+  }
+
+  /** When the lease ends unless it is extended, in ms on the local clock. */
+  expiresAtMs(id: string): number | undefined {
+    const lease = this.#leases.get(id);
+    return lease === undefined ? undefined : end(lease);
+  }
+
+  /** Number of leases. */
+  get size(): number {
+    return this.#leases.size;
+  }
+
+  /** Ends all leases without calling `onExpired`, and the timer. */
+  close(): void {
+    this.#leases.clear();
+    this.#armTimer();
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
+  }
+
+  #armTimer(): void {
+    const { clock } = this.#options;
     let earliestMs = Number.POSITIVE_INFINITY;
-    for (const lease of leases.values()) earliestMs = Math.min(earliestMs, end(lease));
-    if (earliestMs === timerAtMs) return;
-    timer?.cancel();
-    timer = undefined;
-    timerAtMs = earliestMs;
+    for (const lease of this.#leases.values()) earliestMs = Math.min(earliestMs, end(lease));
+    if (earliestMs === this.#timerAtMs) return;
+    this.#timer?.cancel();
+    this.#timer = undefined;
+    this.#timerAtMs = earliestMs;
     if (earliestMs !== Number.POSITIVE_INFINITY) {
-      // Whole milliseconds: what is left may be less than the clock can tell apart, and would be waited for without end.
-      timer = clock.setTimer(expire, Math.max(0, Math.ceil(earliestMs - clock.now())));
+      // Whole milliseconds: a remainder below the clock's resolution would be waited for without end.
+      const delayMs = Math.max(0, Math.ceil(earliestMs - clock.now()));
+      this.#timer = clock.setTimer(() => this.#expire(), delayMs);
     }
   }
 
-  function expire(): void {
-    timer = undefined;
-    timerAtMs = Number.POSITIVE_INFINITY;
-    const nowMs = clock.now();
-    // Heartbeats move single leases, so the map is in no order: all are looked at.
-    const expired = [...leases].filter(([, lease]) => nowMs >= end(lease)).map(([id]) => id);
-    for (const id of expired) leases.delete(id);
-    arm();
-    for (const id of expired) onExpired(id);
+  #expire(): void {
+    this.#timer = undefined;
+    this.#timerAtMs = Number.POSITIVE_INFINITY;
+    const nowMs = this.#options.clock.now();
+    // Heartbeats move single leases, so the map has no order: all are looked at.
+    const expired = [...this.#leases].filter(([, lease]) => nowMs >= end(lease)).map(([id]) => id);
+    for (const id of expired) this.#leases.delete(id);
+    this.#armTimer();
+    for (const id of expired) this.#options.onExpired(id);
   }
+}
 
+/**
+ * The terms of a lease order on this worker's clock. The scheduler may run in another process with another clock origin; the delay of the
+ * step lengthens the lease, which is the safe side.
+ */
+export function localLeaseTerms(order: LeaseOrder, schedulerClockMs: number, nowMs: number): LeaseTerms {
+  const toLocalMs = (atMs: number) => nowMs + (atMs - schedulerClockMs);
+  const { expiresAtMs, unattendedExpiresAtMs } = order;
   return {
-    grant(id, { expiresAtMs, unattendedExpiresAtMs }) {
-      leases.set(id, {
-        attendedMs: expiresAtMs,
-        unattendedMs: unattendedExpiresAtMs ?? expiresAtMs,
-        attended: false,
-      });
-      arm();
-    },
-    extend(ids) {
-      const extendedMs = clock.now() + extensionMs;
-      let earlier = false;
-      for (const id of ids) {
-        const lease = leases.get(id);
-        if (lease === undefined) continue;
-        lease.attended = true;
-        lease.attendedMs = Math.max(lease.attendedMs, extendedMs);
-        earlier ||= lease.attendedMs < timerAtMs;
-      }
-      // A timer that fires too early looks again: cheaper than moving it at each heartbeat. One too late would not do.
-      if (earlier) arm();
-    },
-    release(id) {
-      const had = leases.delete(id);
-      if (leases.size === 0) arm();
-      return had;
-    },
-    has: (id) => leases.has(id),
-    expiresAtMs(id) {
-      const lease = leases.get(id);
-      return lease === undefined ? undefined : end(lease);
-    },
-    get size() {
-      return leases.size;
-    },
-    close() {
-      leases.clear();
-      arm();
-    },
+    expiresAtMs: toLocalMs(expiresAtMs),
+    unattendedExpiresAtMs: unattendedExpiresAtMs === undefined ? undefined : toLocalMs(unattendedExpiresAtMs),
   };
 }
 
 function end(lease: Lease): number {
-  return lease.attended ? lease.attendedMs : lease.unattendedMs;
+  return lease.isAttended ? lease.attendedMs : lease.unattendedMs;
 }

@@ -1,155 +1,179 @@
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
-import type { Background } from "./task-tracker.js";
 import type { RemoteRequest } from "../scheduler/step-types.js";
-import type { Outbox } from "./worker-output.js";
-import { type ReceiveBroken, receiveBroken } from "./receive-error.js";
+import { ReceiveError } from "./receive-error.js";
+import type { TaskTracker } from "./task-tracker.js";
+import type { WorkerOutputQueue } from "./worker-output.js";
 
-/** What a scheduler side orders of which the engine waits for the outcome. */
-export interface AwaitedOrder {
+/** A scheduler side's order to receive one request's KV. */
+export interface ReceiveOrderBase {
+  /** The engine's id of the request. */
   readonly requestId: string;
+  /** The request at P. */
   readonly remote: RemoteRequest;
+  /** Blocks to fill, per KV cache group. */
   readonly localBlockIds: readonly (readonly number[])[];
 }
 
-/** Requests whose KV a consumer's worker is fetching: each runs on its own, and ends in the outbox, at its deadline at the latest. */
-export interface AwaitedRequests<Order extends AwaitedOrder> {
-  start(order: Order, fetching: Fetching<Order>): void;
-  abort(requestId: string, reason: KvError): void;
-  get(requestId: string): AwaitedRequest<Order> | undefined;
-  values(): Iterable<AwaitedRequest<Order>>;
-  /** The engine is gone: no verdict is wanted on any of them. */
-  abortAll(reason: KvError): void;
-  /** Nothing is reported from now on: a run may end though a peer can still write to its blocks. */
-  abandonAll(): void;
-  readonly size: number;
+/** Receives one request's KV. */
+export interface Receiver<Order extends ReceiveOrderBase> {
+  /** Settles when nothing can touch the request's blocks any more; rejects (best with a `ReceiveError`) when the KV did not arrive. */
+  run(receive: PendingReceive<Order>): Promise<void>;
+  /** Called after `run`, before the outcome is reported. `error` is undefined after a success. */
+  ended?(receive: PendingReceive<Order>, error: ReceiveError | undefined): void;
 }
 
-export interface Fetching<Order extends AwaitedOrder> {
-  /** Settles when nothing can touch the request's blocks any more. */
-  run(entry: AwaitedRequest<Order>): Promise<void>;
-  /** Before the outcome is reported. */
-  ended?(entry: AwaitedRequest<Order>, broken: ReceiveBroken | undefined): void;
-}
-
-export interface AwaitedRequest<Order extends AwaitedOrder> {
-  readonly order: Order;
-  readonly signal: AbortSignal;
-  /** The engine gave it up: it wants the blocks back, and no verdict on them. */
-  readonly aborted: boolean;
-  /** Ends it with a verdict. */
-  fail(reason: KvError): void;
-  /** The outcome is known, but a peer may write to the blocks yet: reported so, and once more when `run` has settled. */
-  blocksAtRisk(broken: ReceiveBroken): void;
-}
-
-export interface AwaitedRequestsOptions {
+/** Options of `PendingReceives`. */
+export interface PendingReceivesOptions {
   readonly clock: Clock;
   readonly log: Log;
-  readonly outbox: Outbox;
-  readonly background: Background;
-  /** From the order to the KV in place. */
+  readonly output: WorkerOutputQueue;
+  readonly tasks: TaskTracker;
+  /** From the order until the KV is in place, in ms. */
   readonly timeoutMs: number;
-  /** Several KV cache groups: block ids of one group do not say what is invalid, requests do. */
-  readonly singleGroup: boolean;
+  /** Whether the model has one KV cache group. With several, block ids of one group cannot tell what is invalid; the request can. */
+  readonly hasSingleGroup: boolean;
 }
 
-export function createAwaitedRequests<Order extends AwaitedOrder>(
-  options: AwaitedRequestsOptions,
-): AwaitedRequests<Order> {
-  const { clock, log, outbox, background, timeoutMs, singleGroup } = options;
-  interface Entry extends AwaitedRequest<Order> {
-    readonly controller: AbortController;
-    readonly timer: Timer;
-    aborted: boolean;
-    reported: boolean;
-  }
-  const entries = new Map<string, Entry>();
-  let abandoned = false;
+/** One request whose KV is being received. */
+export class PendingReceive<Order extends ReceiveOrderBase> {
+  readonly order: Order;
+  readonly #options: PendingReceivesOptions;
+  readonly #controller = new AbortController();
+  readonly #timer: Timer;
+  /** Whether the failure was reported before the blocks were safe. */
+  isReported = false;
+  /** Whether the engine gave the request up: it wants the blocks back, and no failure report. */
+  isAborted = false;
 
-  function late({ requestId, remote: { engineId } }: Order): KvError {
-    const message = `the KV of request ${requestId} did not arrive from engine ${engineId} within ${timeoutMs} ms`;
-    return new KvError("KV_REQUEST_TIMEOUT", message, { details: { engineId, timeoutMs } });
+  constructor(order: Order, options: PendingReceivesOptions) {
+    const { clock, timeoutMs } = options;
+    this.order = order;
+    this.#options = options;
+    this.#timer = clock.setTimer(() => this.fail(timeoutError(order, timeoutMs)), timeoutMs, { ref: true });
   }
 
-  function report({ order }: Entry, { error, failureType }: ReceiveBroken, blocksAtRisk: boolean): void {
+  /** Aborts when the request was given up, failed, or its time has run out. */
+  get signal(): AbortSignal {
+    return this.#controller.signal;
+  }
+
+  /** Ends the receive with a failure that is reported to the engine. */
+  fail(reason: KvError): void {
+    this.#controller.abort(reason);
+  }
+
+  /** Ends the receive on the engine's behalf: only the return of the blocks is reported. */
+  abort(reason: KvError): void {
+    this.isAborted = true;
+    this.#controller.abort(reason);
+  }
+
+  /** Reports the failure early: a peer may still write to the blocks. They are reported as safe when `run` settles. */
+  reportBlocksAtRisk(error: ReceiveError): void {
+    if (this.isAborted) return;
+    this.isReported = true;
+    this.report(error, true);
+  }
+
+  /** Logs the failure and puts it into the worker's output. */
+  report(error: ReceiveError, blocksAtRisk: boolean): void {
+    const { log, output, hasSingleGroup } = this.#options;
+    const { requestId, remote, localBlockIds } = this.order;
     log.warn("receive-failed", {
-      requestId: order.requestId,
-      engineId: order.remote.engineId,
-      failureType,
-      code: error.code,
-      error: error.message,
+      requestId,
+      engineId: remote.engineId,
+      failureType: error.failureType,
+      code: error.error.code,
+      error: error.error.message,
       ...(blocksAtRisk ? { blocksAtRisk } : {}),
     });
-    const invalid = singleGroup ? (order.localBlockIds[0] ?? []) : [];
-    outbox.receiveFailed(order.requestId, { error, failureType, blocksAtRisk }, invalid);
+    const invalidBlockIds = hasSingleGroup ? (localBlockIds[0] ?? []) : [];
+    output.receiveFailed(requestId, error, { invalidBlockIds, blocksAtRisk });
   }
 
-  function abort(entry: Entry, reason: KvError): void {
-    entry.aborted = true;
-    entry.controller.abort(reason);
+  /** Stops the deadline. */
+  end(): void {
+    this.#timer.cancel();
+  }
+}
+
+/** The requests whose KV D's worker is receiving. Each runs on its own and ends in the worker's output, at its deadline at the latest. */
+export class PendingReceives<Order extends ReceiveOrderBase> {
+  readonly #options: PendingReceivesOptions;
+  readonly #receiver: Receiver<Order>;
+  readonly #receives = new Map<string, PendingReceive<Order>>();
+  #isAbandoned = false;
+
+  constructor(options: PendingReceivesOptions, receiver: Receiver<Order>) {
+    this.#options = options;
+    this.#receiver = receiver;
   }
 
-  return {
-    start(order, { run, ended }) {
-      const { requestId } = order;
-      if (entries.has(requestId)) {
-        // Only a scheduler that lost count sends it; two transfers into the same blocks must not be.
-        log.error("receive-ordered-twice", { requestId });
-        return;
-      }
-      const controller = new AbortController();
-      const { signal } = controller;
-      const entry: Entry = {
-        order,
-        signal,
-        controller,
-        timer: clock.setTimer(() => controller.abort(late(order)), timeoutMs, { ref: true }),
-        aborted: false,
-        reported: false,
-        fail: (reason) => controller.abort(reason),
-        blocksAtRisk(broken) {
-          if (entry.aborted) return;
-          entry.reported = true;
-          report(entry, broken, true);
-        },
-      };
-      entries.set(requestId, entry);
-      const over = (broken?: ReceiveBroken) => {
-        entry.timer.cancel();
-        entries.delete(requestId);
-        ended?.(entry, broken);
-      };
-      background.track(
-        run(entry).then(
-          () => {
-            over();
-            if (!abandoned) outbox.received(requestId);
-          },
-          (thrown: unknown) => {
-            const broken = receiveBroken(thrown, "KV_INTERNAL", "transfer_exception", signal);
-            over(broken);
-            if (abandoned) return;
-            if (entry.reported) outbox.secured(requestId);
-            else if (entry.aborted) outbox.received(requestId);
-            else report(entry, broken, false);
-          },
-        ),
-      );
-    },
-    abort(requestId, reason) {
-      const entry = entries.get(requestId);
-      if (entry !== undefined) abort(entry, reason);
-    },
-    get: (requestId) => entries.get(requestId),
-    values: () => entries.values(),
-    abortAll(reason) {
-      for (const entry of entries.values()) abort(entry, reason);
-    },
-    abandonAll() {
-      abandoned = true;
-    },
-    get size() {
-      return entries.size;
-    },
-  };
+  /** Starts a receive. A second order for the same request is logged and ignored: two transfers must not fill the same blocks. */
+  start(order: Order): void {
+    const { log, tasks } = this.#options;
+    const { requestId } = order;
+    if (this.#receives.has(requestId)) {
+      log.error("receive-ordered-twice", { requestId });
+      return;
+    }
+    const receive = new PendingReceive(order, this.#options);
+    this.#receives.set(requestId, receive);
+    tasks.track(
+      this.#receiver.run(receive).then(
+        () => this.#succeeded(receive),
+        (error: unknown) =>
+          this.#failed(
+            receive,
+            ReceiveError.from(error, "KV_INTERNAL", "transfer_exception", receive.signal),
+          ),
+      ),
+    );
+  }
+
+  /** The engine gave the request up. Without effect for an unknown request. */
+  abort(requestId: string, reason: KvError): void {
+    this.#receives.get(requestId)?.abort(reason);
+  }
+
+  /** The requests that are being received. */
+  values(): Iterable<PendingReceive<Order>> {
+    return this.#receives.values();
+  }
+
+  /** Reports nothing from now on: a receive may end although a peer can still write to its blocks. */
+  abandonAll(): void {
+    this.#isAbandoned = true;
+  }
+
+  /** Number of requests that are being received. */
+  get size(): number {
+    return this.#receives.size;
+  }
+
+  #succeeded(receive: PendingReceive<Order>): void {
+    this.#end(receive, undefined);
+    if (!this.#isAbandoned) this.#options.output.received(receive.order.requestId);
+  }
+
+  #failed(receive: PendingReceive<Order>, error: ReceiveError): void {
+    const { output } = this.#options;
+    const { requestId } = receive.order;
+    this.#end(receive, error);
+    if (this.#isAbandoned) return;
+    if (receive.isReported) output.blocksSafe(requestId);
+    else if (receive.isAborted) output.received(requestId);
+    else receive.report(error, false);
+  }
+
+  #end(receive: PendingReceive<Order>, error: ReceiveError | undefined): void {
+    receive.end();
+    this.#receives.delete(receive.order.requestId);
+    this.#receiver.ended?.(receive, error);
+  }
+}
+
+function timeoutError({ requestId, remote: { engineId } }: ReceiveOrderBase, timeoutMs: number): KvError {
+  const message = `the KV of request ${requestId} did not arrive from engine ${engineId} within ${timeoutMs} ms`;
+  return new KvError("KV_REQUEST_TIMEOUT", message, { details: { engineId, timeoutMs } });
 }

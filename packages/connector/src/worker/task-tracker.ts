@@ -1,48 +1,45 @@
 import type { Clock, Timer } from "@kv/interface";
 
-/** Work that nobody waits for until the end. */
-export interface Background {
-  /** `work` never rejects. */
-  track(work: Promise<void>): void;
-  readonly size: number;
-  idle(): Promise<void>;
+/** Background work of a worker that is waited for only when the worker closes. */
+export class TaskTracker {
+  readonly #tasks = new Set<Promise<void>>();
+
+  /** Tracks work, which must never reject. */
+  track(work: Promise<void>): void {
+    const tracked = work.finally(() => this.#tasks.delete(tracked));
+    this.#tasks.add(tracked);
+  }
+
+  /** Number of unfinished tasks. */
+  get size(): number {
+    return this.#tasks.size;
+  }
+
+  /** Resolves when no task is left, later ones included. */
+  async idle(): Promise<void> {
+    while (this.#tasks.size > 0) await Promise.all(this.#tasks);
+  }
 }
 
-export function createBackground(): Background {
-  const all = new Set<Promise<void>>();
-  return {
-    track(work) {
-      const tracked = work.finally(() => all.delete(tracked));
-      all.add(tracked);
-    },
-    get size() {
-      return all.size;
-    },
-    async idle() {
-      while (all.size > 0) await Promise.all(all);
-    },
-  };
-}
-
-/** A transport may hang on a dead peer: what has not ended by then is the agent's to end. */
+/** How long `close` waits for transfers, in ms: a transport may hang on a dead peer. What is left after that ends with the agent. */
 export const CLOSE_GRACE_MS = 10_000;
 
-/** Waits until nothing is left of any of these, but not longer than `CLOSE_GRACE_MS`; false when it was not waited for. */
-export async function idleWithin(
+/** Waits until all parts are idle, at most `CLOSE_GRACE_MS`. Resolves with false when the time ran out. */
+export async function idleWithinGrace(
   clock: Clock,
-  parts: readonly Pick<Background, "size" | "idle">[],
+  parts: readonly Pick<TaskTracker, "size" | "idle">[],
 ): Promise<boolean> {
-  let late = false;
+  let isLate = false;
   let timer: Timer | undefined;
   const grace = new Promise<void>((resolve) => {
     timer = clock.setTimer(() => {
-      late = true;
+      isLate = true;
       resolve();
     }, CLOSE_GRACE_MS);
   });
-  while (!late && parts.some(({ size }) => size > 0)) {
+  while (!isLate && parts.some(({ size }) => size > 0)) {
     await Promise.race([Promise.all(parts.map((part) => part.idle())), grace]);
   }
   timer?.cancel();
-  return !late;
+  return !isLate;
 }

@@ -1,94 +1,91 @@
-import type { FailedReceive, KvError, WorkerOutput } from "@kv/interface";
+import type { FailedReceive, WorkerOutput } from "@kv/interface";
+import type { ReceiveError } from "./receive-error.js";
 
-/** What a worker has to report, until the engine collects it. */
-export interface Outbox {
-  sent(requestId: string): void;
-  received(requestId: string): void;
-  /** `blockIds` hold bytes that must not be used. */
-  receiveFailed(requestId: string, failure: ReceiveFailure, blockIds: readonly number[]): void;
-  /** Of a request that failed with `blocksAtRisk`: nobody can write to its blocks any more. */
-  secured(requestId: string): void;
-  take(): WorkerOutput;
-  /** Called after each of the above. */
-  onProgress(listener: () => void): void;
-  readonly size: number;
+/** Options of `WorkerOutputQueue.receiveFailed`. */
+export interface ReceiveFailedOptions {
+  /** Local blocks of group 0 whose bytes must not be used. */
+  readonly invalidBlockIds: readonly number[];
+  /** A peer may still write to the request's blocks; `blocksSafe` follows. Default false. */
+  readonly blocksAtRisk?: boolean | undefined;
 }
 
-export interface ReceiveFailure {
-  readonly error: KvError;
-  readonly failureType: FailureType;
-  /** A peer may write to the request's blocks yet. */
-  readonly blocksAtRisk?: boolean;
-}
+/** What a worker reports to its engine, collected until the engine takes it. */
+export class WorkerOutputQueue {
+  #finishedSending: string[] = [];
+  #finishedReceiving: string[] = [];
+  #failedReceiving: FailedReceive[] = [];
+  #failedBlockIds = new Set<number>();
+  readonly #listeners: (() => void)[] = [];
 
-/** vLLM 0.33's `failure_type`; `lease_expired`, which vLLM only counts; and what push says of a peer that did not write. */
-export type FailureType =
-  | "handshake_failed"
-  | "transfer_setup_failed"
-  | "transfer_failed"
-  | "transfer_exception"
-  | "lease_expired"
-  | "push_reg_handshake_failed"
-  | "push_reg_notif_failed"
-  | "push_refused"
-  | "push_timed_out";
+  /** P: the request's blocks are no longer needed. */
+  sent(requestId: string): void {
+    this.#finishedSending.push(requestId);
+    this.#progress();
+  }
 
-export function createOutbox(): Outbox {
-  let finishedSending: string[] = [];
-  let finishedReceiving: string[] = [];
-  let failedReceiving: FailedReceive[] = [];
-  let failedBlockIds = new Set<number>();
-  const listeners: (() => void)[] = [];
-  const progress = () => {
-    for (const listener of listeners) listener();
-  };
-  return {
-    sent(requestId) {
-      finishedSending.push(requestId);
-      progress();
-    },
-    received(requestId) {
-      finishedReceiving.push(requestId);
-      progress();
-    },
-    receiveFailed(requestId, { error, failureType, blocksAtRisk = false }, blockIds) {
-      finishedReceiving.push(requestId);
-      failedReceiving.push({
-        requestId,
-        code: error.code,
-        message: error.message,
-        failureType,
-        blockIds,
-        ...(blocksAtRisk ? { blocksAtRisk } : {}),
-      });
-      for (const id of blockIds) failedBlockIds.add(id);
-      progress();
-    },
-    secured(requestId) {
-      const untold = failedReceiving.findIndex((failure) => failure.requestId === requestId);
-      if (untold < 0) finishedReceiving.push(requestId);
-      else {
-        const { blocksAtRisk: _, ...failure } = failedReceiving[untold] as FailedReceive;
-        failedReceiving[untold] = failure;
-      }
-      progress();
-    },
-    take() {
-      const output: WorkerOutput = {
-        finishedSending,
-        finishedReceiving,
-        failedReceiving,
-        failedBlockIds: [...failedBlockIds],
-      };
-      finishedSending = [];
-      finishedReceiving = [];
-      failedReceiving = [];
-      failedBlockIds = new Set();
-      return output;
-    },
-    onProgress: (listener) => void listeners.push(listener),
-    get size() {
-      return finishedSending.length + finishedReceiving.length;
-    },
-  };
+  /** D: the request's KV is in place, or the engine gave the request up and its blocks are free to use. */
+  received(requestId: string): void {
+    this.#finishedReceiving.push(requestId);
+    this.#progress();
+  }
+
+  /** D: the request's KV did not arrive. */
+  receiveFailed(
+    requestId: string,
+    { error, failureType }: ReceiveError,
+    { invalidBlockIds, blocksAtRisk = false }: ReceiveFailedOptions,
+  ): void {
+    this.#finishedReceiving.push(requestId);
+    this.#failedReceiving.push({
+      requestId,
+      code: error.code,
+      message: error.message,
+      failureType,
+      blockIds: invalidBlockIds,
+      ...(blocksAtRisk ? { blocksAtRisk } : {}),
+    });
+    for (const id of invalidBlockIds) this.#failedBlockIds.add(id);
+    this.#progress();
+  }
+
+  /** D: no peer can write any more to the blocks of a request that failed with `blocksAtRisk`. */
+  blocksSafe(requestId: string): void {
+    const index = this.#failedReceiving.findIndex((failure) => failure.requestId === requestId);
+    if (index < 0) this.#finishedReceiving.push(requestId);
+    else {
+      // The engine has not seen the failure yet: it is reported once, without the risk.
+      const { blocksAtRisk: _, ...failure } = this.#failedReceiving[index] as FailedReceive;
+      this.#failedReceiving[index] = failure;
+    }
+    this.#progress();
+  }
+
+  /** Everything since the last call. */
+  take(): WorkerOutput {
+    const output: WorkerOutput = {
+      finishedSending: this.#finishedSending,
+      finishedReceiving: this.#finishedReceiving,
+      failedReceiving: this.#failedReceiving,
+      failedBlockIds: [...this.#failedBlockIds],
+    };
+    this.#finishedSending = [];
+    this.#finishedReceiving = [];
+    this.#failedReceiving = [];
+    this.#failedBlockIds = new Set();
+    return output;
+  }
+
+  /** Adds a listener that is called after each report. */
+  onProgress(listener: () => void): void {
+    this.#listeners.push(listener);
+  }
+
+  /** Requests that the next `take` reports. */
+  get size(): number {
+    return this.#finishedSending.length + this.#finishedReceiving.length;
+  }
+
+  #progress(): void {
+    for (const listener of this.#listeners) listener();
+  }
 }

@@ -1,4 +1,4 @@
-import type { ClockSample } from "@kv/connector";
+import type { ClockSample } from "@kv/connector/building-blocks";
 import { KvError, type SideChannel } from "@kv/interface";
 import {
   decodeAgentMetadata,

@@ -1,4 +1,4 @@
-import type { ClockSample } from "@kv/connector";
+import type { ClockSample } from "@kv/connector/building-blocks";
 import type { AgentMetadata, HandshakePayload, RemotePrefillParams } from "@kv/protocol";
 import type { Target } from "./target.js";
 

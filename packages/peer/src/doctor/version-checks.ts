@@ -1,4 +1,4 @@
-import { clockOffset } from "@kv/connector";
+import { clockOffset } from "@kv/connector/building-blocks";
 import type { Check } from "../report/check.js";
 import type { Side } from "./side.js";
 

@@ -2,7 +2,7 @@ import { cpuPlatform, readTransferConfig } from "@kv/connector";
 import { memoryNetwork, memorySideChannel, memoryTransport, virtualClock } from "@kv/transport-memory";
 import { expect, test } from "vitest";
 import { engineFacts } from "../test/engine-facts.js";
-import { createPullWorker } from "./worker.js";
+import { createPullWorker } from "./pull-worker.js";
 
 const workerOn = (bufferDevice: string, { role = "kv_both", ppSize = 1 } = {}) => {
   const clock = virtualClock();

@@ -1,8 +1,12 @@
-import type { KvTransferParams } from "@kv/interface";
+import { readTransferConfig } from "@kv/connector";
+import type { BlockIds, ConnectorRequest, KvTransferParams } from "@kv/interface";
+import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
+import { engineFacts } from "../test/engine-facts.js";
 import { fixedClock } from "../test/fixed-clock.js";
 import { simConfig } from "../test/sim-config.js";
-import { createDecodeScheduler } from "./decode-scheduler.js";
+import { createPullScheduler } from "./pull-scheduler.js";
+import { pullStepMetadata } from "./step-metadata.js";
 
 const PARAMS: KvTransferParams = {
   do_remote_prefill: true,
@@ -24,7 +28,30 @@ const PARAMS: KvTransferParams = {
 
 function setUp() {
   const clock = fixedClock(1000);
-  const decode = createDecodeScheduler({ clock, config: simConfig(16) });
+  const scheduler = createPullScheduler({
+    config: readTransferConfig({ kv_connector: "pull", kv_role: "kv_both" }),
+    engine: engineFacts("d-engine"),
+    cache: simConfig(16),
+    sideChannel: memorySideChannel({ network: memoryNetwork({ clock }) }),
+    clock,
+  });
+  const decode = {
+    queued: (request: ConnectorRequest) => scheduler.requestQueued(request),
+    matched: (request: ConnectorRequest, computed: number) => scheduler.matchedTokens(request, computed),
+    allocated: (request: ConnectorRequest, blockIds: BlockIds, tokens: number) =>
+      scheduler.afterAllocation(request, blockIds, tokens),
+    finished: (request: ConnectorRequest) => scheduler.requestFinished(request, blocks(7), "length"),
+    received: (requestId: string) =>
+      scheduler.applyWorkerOutput({
+        finishedSending: [],
+        finishedReceiving: [requestId],
+        failedReceiving: [],
+        failedBlockIds: [],
+      }),
+    takeStep: () => pullStepMetadata(scheduler.buildStepMetadata()),
+    outstanding: () => scheduler.outstanding(),
+    hasPendingWork: () => scheduler.hasPendingWork(),
+  };
   const request = (requestId: string, params: KvTransferParams = PARAMS, numPromptTokens = 100) => ({
     requestId,
     numPromptTokens,
@@ -34,9 +61,9 @@ function setUp() {
 }
 const blocks = (count: number) => [Array.from({ length: count }, (_, i) => i + 1)];
 const rest = (decode: ReturnType<typeof setUp>["decode"]) => [
-  decode.requests,
-  decode.heartbeats,
-  decode.hasStep(),
+  decode.outstanding()["requests"],
+  decode.outstanding()["heartbeats"],
+  decode.hasPendingWork(),
 ];
 
 describe("decode scheduler", () => {
@@ -59,7 +86,7 @@ describe("decode scheduler", () => {
         requestId: "r",
         localBlockIds: blocks(7),
         localComputedBlocks: [0],
-        awaited: true,
+        isAwaited: true,
         seenAtMs: 1000,
         remote: { requestId: "cmpl-p", numTokens: 100, blockIds: [[11, 12, 13, 14, 15, 16, 17]] },
       },
@@ -77,7 +104,7 @@ describe("decode scheduler", () => {
     expect(decode.matched(request("r"), 32)).toEqual({ tokens: 68, async: true });
     decode.allocated(request("r"), blocks(9), 68);
     expect(decode.takeStep().receives).toMatchObject([
-      { localBlockIds: [[3, 4, 5, 6, 7]], localComputedBlocks: [2], awaited: true },
+      { localBlockIds: [[3, 4, 5, 6, 7]], localComputedBlocks: [2], isAwaited: true },
     ]);
   });
 
@@ -86,7 +113,7 @@ describe("decode scheduler", () => {
     expect(decode.matched(request("r"), 100)).toEqual({ tokens: 0, async: false });
     decode.allocated(request("r"), blocks(7), 0);
     expect(decode.takeStep()).toMatchObject({
-      receives: [{ requestId: "r", localBlockIds: [], awaited: false }],
+      receives: [{ requestId: "r", localBlockIds: [], isAwaited: false }],
       heartbeats: null,
     });
     expect(decode.finished(request("r"))).toEqual({ keepBlocks: false });
@@ -111,7 +138,7 @@ describe("decode scheduler", () => {
       );
     }
     expect(decode.takeStep().receives).toMatchObject([
-      { awaited: false, localBlockIds: [], remote: { requestId: "cmpl-p", port: 5600 } },
+      { isAwaited: false, localBlockIds: [], remote: { requestId: "cmpl-p", port: 5600 } },
     ]);
     expect(decode.finished(bad)).toEqual({ keepBlocks: false });
     expect(rest(decode)).toEqual([0, 0, false]);
@@ -131,7 +158,7 @@ describe("decode scheduler", () => {
       if (admitted) decode.allocated(request("r"), blocks(7), 100);
       expect(decode.finished(request("r"))).toEqual({ keepBlocks: false });
       expect(decode.takeStep()).toMatchObject({
-        receives: [{ awaited: false, localBlockIds: [] }],
+        receives: [{ isAwaited: false, localBlockIds: [] }],
         aborts: [],
         heartbeats: null,
       });
@@ -146,7 +173,7 @@ describe("decode scheduler", () => {
     decode.takeStep();
     expect(decode.finished(request("r"))).toEqual({ keepBlocks: true });
     expect(decode.takeStep()).toMatchObject({ aborts: ["r"], heartbeats: [] });
-    expect(decode.requests).toBe(1);
+    expect(decode.outstanding()["requests"]).toBe(1);
     decode.received("r");
     expect(rest(decode)).toEqual([0, 0, false]);
   });

@@ -1,10 +1,23 @@
+import { isAbsolute, resolve as resolvePath } from "node:path";
+import { pathToFileURL } from "node:url";
 import { type ConnectorModule, KvError } from "@kv/interface";
+import { resolve } from "import-meta-resolve";
+
+/**
+ * Imports a module as code in `directory` would. `import()` itself resolves from the file that contains it, where an application's packages
+ * are not installed. Accepts what `import` accepts, and absolute paths on every system. Errors: those of resolving and importing.
+ */
+export async function importFrom(specifier: string, directory: string): Promise<unknown> {
+  if (isAbsolute(specifier)) return import(pathToFileURL(specifier).href);
+  const parent = pathToFileURL(resolvePath(directory, "noname.js")).href;
+  return import(resolve(specifier, parent));
+}
 
 const MEMBERS = ["name", "createScheduler", "createWorker"] as const;
 
 /**
- * The connector among what a module exports: under the connector's name, else by default, else the module itself. Errors:
- * `KV_CONNECTOR_LOAD_FAILED` naming what is exported, and what is missing where one of them comes near.
+ * The connector that a module exports: under the connector's name, as the default export, or as the module itself. Errors:
+ * `KV_CONNECTOR_LOAD_FAILED` naming the exports, and what the most similar export lacks.
  */
 export function connectorIn(loaded: unknown, name: string, from: string): ConnectorModule {
   const exported = isObject(loaded) ? loaded : {};

@@ -1,0 +1,80 @@
+// The parts that pull and push are built of, for authors of connectors. Import them from "@kv/connector/building-blocks".
+
+export { type ConnectorSettings, connectorSettings } from "./config/connector-settings.js";
+export { type ClockOffset, type ClockSample, clockOffset } from "./handshake/clock-offset.js";
+export {
+  ConnectorHandshake,
+  type ConnectorHandshakeOptions,
+  type RemoteRank,
+  type RemoteRanks,
+} from "./handshake/connector-handshake.js";
+export {
+  describeRank,
+  localGeometry,
+  modelGeometry,
+  type RankPlace,
+  remoteGeometry,
+} from "./handshake/rank-geometry.js";
+export { type RankKey, rankKey } from "./handshake/rank-key.js";
+export { TransferMetrics } from "./metrics/transfer-metrics.js";
+export { describeEngine, type EngineAddress, engineKey } from "./peers/engine-address.js";
+export { HeartbeatSender, type HeartbeatSenderOptions } from "./peers/heartbeat-sender.js";
+export {
+  type HeartbeatResult,
+  NotificationSender,
+  receiveNotifications,
+} from "./peers/notification-sender.js";
+export { isPeerLost, type Peer, type PeerRef, PeerTable, type PeerTableOptions } from "./peers/peer-table.js";
+export {
+  type ListPair,
+  type RemoteEngine,
+  type RemoteEngineSource,
+  RemoteEngines,
+  type RemoteEnginesOptions,
+} from "./peers/remote-engine.js";
+export { SharedLocalLists, SharedRemoteAgents } from "./peers/shared-agent-state.js";
+export {
+  ConnectorScheduler,
+  type ConnectorSchedulerOptions,
+  type DecodeOrdersContext,
+} from "./scheduler/connector-scheduler.js";
+export {
+  type BlocksToFetch,
+  blocksToFetch,
+  type DecodeOrders,
+  type FetchOrder,
+  type PromptSource,
+} from "./scheduler/decode-requests.js";
+export { type Generation, Generations, type GenerationsOptions } from "./scheduler/generations.js";
+export {
+  PrefillScheduler,
+  type PrefillSchedulerOptions,
+  type PrefillStep,
+} from "./scheduler/prefill-scheduler.js";
+export { addressToNotify, readRemoteRequest } from "./scheduler/remote-request.js";
+export {
+  type ConnectorStepMetadata,
+  connectorStepMetadata,
+  type HeartbeatOrder,
+  type LeaseOrder,
+  type RemoteRequest,
+  type SendableRequest,
+} from "./scheduler/step-types.js";
+export {
+  type ConnectorWorkerOptions,
+  createConnectorWorker,
+  type WorkerHalves,
+} from "./worker/connector-worker.js";
+export { Leases, type LeasesOptions, type LeaseTerms, localLeaseTerms } from "./worker/leases.js";
+export {
+  PendingReceive,
+  PendingReceives,
+  type PendingReceivesOptions,
+  type ReceiveOrderBase,
+  type Receiver,
+} from "./worker/pending-receives.js";
+export { type FailureType, ReceiveError } from "./worker/receive-error.js";
+export { ReceivePass } from "./worker/receive-pass.js";
+export { CLOSE_GRACE_MS, idleWithinGrace, TaskTracker } from "./worker/task-tracker.js";
+export type { WorkerContext } from "./worker/worker-context.js";
+export { type ReceiveFailedOptions, WorkerOutputQueue } from "./worker/worker-output.js";

@@ -1,2 +1,0 @@
-export * from "./memory-metrics.js";
-export { METRIC_BUCKETS, METRIC_HELP, METRICS } from "./metric-names.js";

@@ -1,0 +1,30 @@
+/** Where an engine answers handshakes, and how it is divided into ranks. Plain data. */
+export interface EngineAddress {
+  /** The engine's id, unique per start. */
+  readonly engineId: string;
+  /** Host of the engine's side channel. */
+  readonly host: string;
+  /** Port of the engine's side channel. */
+  readonly port: number;
+  /** Tensor-parallel size. */
+  readonly tpSize: number;
+  /** Decode-context-parallel size. */
+  readonly dcpSize: number;
+  /** Pipeline-parallel size. */
+  readonly ppSize: number;
+  /** How often the engine has registered its KV cache. Higher than at the last handshake: D shakes hands again. Default 0. */
+  readonly registrationGeneration?: number | undefined;
+}
+
+/**
+ * The key of an engine in tables: id, address and sizes. Requests name all of these themselves, so a request with wrong values gets an
+ * entry of its own and cannot disturb requests with the right ones.
+ */
+export function engineKey({ engineId, host, port, tpSize, dcpSize, ppSize }: EngineAddress): string {
+  return JSON.stringify([engineId, host, port, tpSize, dcpSize, ppSize]);
+}
+
+/** The engine as error messages and logs name it. */
+export function describeEngine({ engineId, host, port }: EngineAddress): string {
+  return `engine ${engineId} at ${host}:${port}`;
+}

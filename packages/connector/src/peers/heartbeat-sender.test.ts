@@ -1,0 +1,113 @@
+import { type Agent, silentLog } from "@kv/interface";
+import { describe, expect, it } from "vitest";
+import { manualClock } from "../clock-manual.test-support.js";
+import { TaskTracker } from "../worker/task-tracker.js";
+import { HeartbeatSender } from "./heartbeat-sender.js";
+import { NotificationSender } from "./notification-sender.js";
+import type { PeerRef } from "./peer-table.js";
+import type { RemoteEngine } from "./remote-engine.js";
+
+const engineAt = (engineId: string, remoteRequestIds: readonly string[]) => ({
+  engineId,
+  host: "p",
+  port: 5600,
+  tpSize: 1,
+  dcpSize: 1,
+  ppSize: 1,
+  remoteRequestIds,
+});
+
+function setUp({ notify = async () => {} }: { notify?: () => Promise<void> } = {}) {
+  const clock = manualClock();
+  const beats: [number, string, string][] = [];
+  const tasks = new TaskTracker();
+  const agent = {
+    async notify(name: string, payload: Uint8Array) {
+      beats.push([clock.now(), name, new TextDecoder().decode(payload).slice("HB:".length)]);
+      await notify();
+    },
+  } as Partial<Agent> as Agent;
+  const heartbeats = new HeartbeatSender({
+    clock,
+    intervalMs: 5000,
+    engines: {
+      peek: (address) =>
+        ({
+          address,
+          agents: new Map([["pp0tp0", address.engineId]]),
+        }) as Partial<RemoteEngine> as RemoteEngine,
+      acquire: () => Promise.reject<PeerRef<RemoteEngine>>(new Error("not asked for")),
+    },
+    notifications: new NotificationSender({ agent, log: silentLog }),
+    tasks,
+  });
+  return { clock, beats, heartbeats, tasks };
+}
+
+describe("heartbeats", () => {
+  it("beats at once, then each interval, to every engine of the set", () => {
+    const { clock, beats, heartbeats } = setUp();
+    heartbeats.replace([engineAt("p0", ["a", "b"]), engineAt("p1", ["c"])]);
+    clock.advance(10_000);
+    expect(beats).toEqual([
+      [0, "p0", "a,b"],
+      [0, "p1", "c"],
+      [5000, "p0", "a,b"],
+      [5000, "p1", "c"],
+      [10_000, "p0", "a,b"],
+      [10_000, "p1", "c"],
+    ]);
+  });
+
+  it("is not made faster by sets that change often", () => {
+    const { clock, beats, heartbeats } = setUp();
+    heartbeats.replace([engineAt("p", ["a"])]);
+    clock.advance(1000);
+    heartbeats.replace([engineAt("p", ["a", "b"])]);
+    heartbeats.replace([]);
+    clock.advance(1000);
+    heartbeats.replace([engineAt("p", ["b"])]);
+    clock.advance(3000);
+    expect(beats).toEqual([
+      [0, "p", "a"],
+      [5000, "p", "b"],
+    ]);
+  });
+
+  it("an empty set, or close, leaves no timer", () => {
+    const { clock, beats, heartbeats } = setUp();
+    heartbeats.replace([engineAt("p", ["a"])]);
+    expect(clock.pending()).toBe(1);
+    heartbeats.replace([engineAt("p", [])]);
+    expect(clock.pending()).toBe(0);
+    clock.advance(60_000);
+    heartbeats.replace([engineAt("p", ["a"])]);
+    heartbeats.close();
+    clock.advance(60_000);
+    expect(beats).toEqual([
+      [0, "p", "a"],
+      [60_000, "p", "a"],
+    ]);
+    expect(clock.pending()).toBe(0);
+    expect(heartbeats.size).toBe(0);
+  });
+
+  it("an id that a peer would misread is not sent, and not recorded as sent", async () => {
+    const { beats, heartbeats, tasks } = setUp();
+    const order = engineAt("p", ["a,b", "HB:x", "ok"]);
+    heartbeats.replace([order]);
+    await tasks.idle();
+    expect(beats).toEqual([[0, "p", "ok"]]);
+    expect(heartbeats.takenAtMs(order, "ok")).toEqual([0]);
+    expect(heartbeats.takenAtMs(order, "a,b")).toEqual([]);
+    expect(heartbeats.takenAtMs(order, "HB:x")).toEqual([]);
+  });
+
+  it("a heartbeat that the transport did not take is not recorded as sent", async () => {
+    const { heartbeats, tasks } = setUp({ notify: () => Promise.reject(new Error("gone")) });
+    const order = engineAt("p", ["a"]);
+    heartbeats.replace([order]);
+    await tasks.idle();
+    expect(heartbeats.takenAtMs(order, "a")).toEqual([]);
+  });
+});

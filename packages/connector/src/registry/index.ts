@@ -1,2 +1,0 @@
-export * from "./process-registry.js";
-export * from "./registry.js";

@@ -1,1 +1,0 @@
-export * from "./zmq-side-channel.js";

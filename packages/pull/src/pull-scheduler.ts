@@ -1,0 +1,124 @@
+import {
+  addressToNotify,
+  ConnectorScheduler,
+  type DecodeOrders,
+  type DecodeOrdersContext,
+  type FetchOrder,
+  readRemoteRequest,
+} from "@kv/connector/building-blocks";
+import {
+  type ConnectorRequest,
+  type KvCacheConfig,
+  KvError,
+  type KvTransferParams,
+  type SchedulerOptions,
+} from "@kv/interface";
+import { joinsGroups } from "@kv/plan";
+import { PULL, type PullStepMetadata, type ReceiveOrder, type RemoteBlocks } from "./step-metadata.js";
+
+/** The scheduler side of pull. */
+export type PullScheduler = ConnectorScheduler<PullSource>;
+
+/** A request's KV at P. */
+interface PullSource {
+  readonly remote: RemoteBlocks;
+  readonly numTokens: number | undefined;
+}
+
+/** Creates the scheduler side of pull, for P and D. Errors: `KV_CONFIG_INVALID`. */
+export function createPullScheduler(options: SchedulerOptions): PullScheduler {
+  return new ConnectorScheduler(options, {
+    name: PULL,
+    transferMode: "pull",
+    createDecodeOrders: (context) => new PullDecodeOrders(context),
+  });
+}
+
+type DecodeStep = Pick<PullStepMetadata, "receives" | "aborts">;
+
+/** D's orders: what the workers read, and which P's they notify that nothing will be read. */
+class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
+  readonly #context: DecodeOrdersContext;
+  #receives: ReceiveOrder[] = [];
+  #aborts: string[] = [];
+
+  constructor(context: DecodeOrdersContext) {
+    this.#context = context;
+  }
+
+  read(params: KvTransferParams): PullSource {
+    const remote = readRemoteBlocks(params, this.#context.options.cache);
+    return { remote, numTokens: remote.numTokens };
+  }
+
+  addressToNotify(params: KvTransferParams): RemoteBlocks | undefined {
+    const remote = addressToNotify(params, "pull");
+    return remote && { ...remote, blockIds: [] };
+  }
+
+  fetch(requestId: string, { remote }: PullSource, { numTokens, ...order }: FetchOrder): void {
+    this.#receives.push({
+      requestId,
+      remote: { ...remote, numTokens: Math.min(numTokens, remote.numTokens ?? numTokens) },
+      ...order,
+      isAwaited: true,
+    });
+  }
+
+  cancelFetch(requestId: string): boolean {
+    const index = this.#receives.findIndex((order) => order.requestId === requestId);
+    if (index >= 0) this.#receives.splice(index, 1);
+    return index >= 0;
+  }
+
+  abort(requestId: string): void {
+    this.#aborts.push(requestId);
+  }
+
+  release({ requestId }: ConnectorRequest, remote: RemoteBlocks): void {
+    this.#receives.push({
+      requestId,
+      remote,
+      localBlockIds: [],
+      localComputedBlocks: [],
+      isAwaited: false,
+      seenAtMs: this.#context.clock.now(),
+    });
+  }
+
+  takeStep(): DecodeStep {
+    const step = { receives: this.#receives, aborts: this.#aborts };
+    this.#receives = [];
+    this.#aborts = [];
+    return step;
+  }
+
+  get hasOrders(): boolean {
+    return this.#receives.length + this.#aborts.length > 0;
+  }
+
+  close(): void {
+    this.takeStep();
+  }
+}
+
+/** The blocks that hold a request's KV at P. Errors: `KV_REQUEST_INVALID`, naming the key and its value. */
+function readRemoteBlocks(params: KvTransferParams, config: KvCacheConfig): RemoteBlocks {
+  const { remote, parsed } = readRemoteRequest(params, "pull");
+  // How P groups the layers of an MLA model is known only after the handshake.
+  const groups = parsed.remoteBlockIds.length;
+  const mayDiffer = groups > 0 && joinsGroups(config.groups.map(({ kind }) => kind));
+  if (groups !== config.groups.length && !mayDiffer) {
+    throw new KvError(
+      "KV_REQUEST_INVALID",
+      `kv_transfer_params: remote_block_ids has ${groups} KV cache groups, this engine has ${config.groups.length}`,
+      { hint: "serve the same model on both sides" },
+    );
+  }
+  return {
+    ...remote,
+    blockIds: parsed.remoteBlockIds,
+    numTokens: parsed.remoteNumTokens,
+    expirySeconds: parsed.remoteBlocksExpiryTime,
+  };
+}
