@@ -6,7 +6,7 @@ const packages = fileURLToPath(new URL("./packages", import.meta.url));
 export default defineConfig({
   resolve: {
     alias: [
-      { find: /^@kv\/(conformance|connector)\/(.+)$/, replacement: `${packages}/$1/src/$2.ts` },
+      { find: /^@kv\/(conformance|connector|testing)\/(.+)$/, replacement: `${packages}/$1/src/$2.ts` },
       { find: /^@kv\/([a-z-]+)$/, replacement: `${packages}/$1/src/index.ts` },
     ],
   },

@@ -13,8 +13,8 @@ import {
 } from "@kv/interface";
 import { neuronCaches, neuronPlatform, simulatedDevice } from "@kv/neuron";
 import { pullConnector } from "@kv/pull";
+import { engineIdentity } from "@kv/testing/engine-identity";
 import { memoryNetwork, memorySideChannel, memoryTransport, virtualClock } from "@kv/transport-memory";
-import { engineFacts } from "../packages/pull/test/engine-facts.js";
 import { pairRatio, type Row, spread } from "./report.js";
 
 const ROUNDS = 1;
@@ -202,7 +202,7 @@ async function idle(): Promise<Row> {
       ...readTransferConfig({ kv_connector: "NixlConnector", kv_role: "kv_both" }),
       sideChannelHost: "idle",
     },
-    engine: engineFacts("idle"),
+    engine: engineIdentity("idle"),
     cache: CONFIG,
     sideChannel,
     transport,

@@ -1,7 +1,7 @@
 import { fork } from "node:child_process";
 import { fileURLToPath } from "node:url";
 import { KvError, type KvErrorCode } from "@kv/interface";
-import type { FaultEngine } from "../../packages/pull/test/fault-ground.js";
+import type { FaultEngine } from "@kv/testing/faults/fault-fixture";
 import type { EngineProcessOrder, EngineQuestion, EngineSaying } from "./engine-messages.js";
 
 /** An engine in a process of its own. */

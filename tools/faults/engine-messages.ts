@@ -1,4 +1,4 @@
-import type { FaultEngineOrder } from "../../packages/pull/test/fault-ground.js";
+import type { FaultEngineOrder } from "@kv/testing/faults/fault-fixture";
 
 /** What an engine's process is told to be: its one argument, as JSON. */
 export interface EngineProcessOrder extends Omit<FaultEngineOrder, "connector" | "violation"> {

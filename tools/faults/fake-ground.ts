@@ -2,11 +2,11 @@ import { once } from "node:events";
 import { type AddressInfo, createServer } from "node:net";
 import { systemClock } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
+import type { FaultFixture } from "@kv/testing/faults/fault-fixture";
+import { FAULT_RULES } from "@kv/testing/faults/fault-rules";
+import { createSimEngine } from "@kv/testing/simulator/sim-engine";
 import { memoryNetwork, type SeededRandom } from "@kv/transport-memory";
 import { FAKE_NIXL } from "../../packages/nixl/test/fake-nixl.js";
-import type { FaultGround } from "../../packages/pull/test/fault-ground.js";
-import { FAULT_RULES } from "../../packages/pull/test/fault-rules.js";
-import { createSimEngine } from "../../packages/pull/test/sim-engine.js";
 import { heldBy, REAL_TIMES, untilNothingHeld } from "./real-time.js";
 import { createStrain } from "./strain.js";
 import { type StrainedTransport, strainedTransport } from "./strained-transport.js";
@@ -38,7 +38,7 @@ const DEAF_MS = 10;
  * The addon over its stand-in for NIXL, all engines in one process, in real time. The stand-in knows the agents of its own process alone, so
  * an engine that dies is one whose steps end at once and whose agents vanish.
  */
-export async function fakeGround(options: FakeGroundOptions): Promise<FaultGround> {
+export async function fakeGround(options: FakeGroundOptions): Promise<FaultFixture> {
   const { backend, random } = options;
   const clock = systemClock();
   const strain = createStrain(random.fork("strain"));

@@ -1,7 +1,7 @@
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
+import type { FaultLoad, FaultRunReport } from "@kv/testing/faults/fault-run";
 import { expect } from "vitest";
-import type { FaultLoad, FaultRunReport } from "../../packages/pull/test/fault-run.js";
 import { REAL_TIMES } from "./real-time.js";
 
 export const requests = Number(process.env.KV_ADDON_REQUESTS ?? 200);

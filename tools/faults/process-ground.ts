@@ -1,5 +1,5 @@
 import { systemClock } from "@kv/interface";
-import type { FaultGround } from "../../packages/pull/test/fault-ground.js";
+import type { FaultFixture } from "@kv/testing/faults/fault-fixture";
 import { type EngineChild, startEngineChild } from "./engine-child.js";
 import { untilNothingHeld } from "./real-time.js";
 
@@ -7,7 +7,7 @@ import { untilNothingHeld } from "./real-time.js";
 export function processGround(options: {
   readonly connector: "pull" | "push";
   readonly seed: string;
-}): FaultGround {
+}): FaultFixture {
   const clock = systemClock();
   const children: EngineChild[] = [];
   /** A restarted engine answers where the one before it did: so others learn that it is gone. */

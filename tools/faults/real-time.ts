@@ -1,6 +1,6 @@
 import type { Clock } from "@kv/interface";
-import type { FaultTimes } from "../../packages/pull/test/fault-client.js";
-import type { FaultEngine } from "../../packages/pull/test/fault-ground.js";
+import type { FaultTimes } from "@kv/testing/faults/fault-client";
+import type { FaultEngine } from "@kv/testing/faults/fault-fixture";
 
 /**
  * Short, so that what is lost is soon given up. A deadline has far more time than it needs, for a machine that stops now and then: who waits

@@ -1,6 +1,7 @@
 // The parts that pull and push are built of, for authors of connectors. Import them from "@kv/connector/building-blocks".
 
 export { type ConnectorSettings, connectorSettings } from "./config/connector-settings.js";
+export { delegateTo } from "./delegate-to.js";
 export { type ClockOffset, type ClockSample, clockOffset } from "./handshake/clock-offset.js";
 export {
   ConnectorHandshake,

@@ -165,7 +165,7 @@ function stepOf(step: StepMetadata, mode: TransferMode): StepMetadata {
   if (typeof own === "object" && own !== null) return own as StepMetadata;
   throw new KvError(
     "KV_INTERNAL",
-    `step ${step.step} of connector "${step.connector}" has nothing for ${mode}`,
+    `step ${step.step} of connector "${step.connector}" has no metadata for ${mode}`,
   );
 }
 

@@ -1,10 +1,10 @@
 import type { Staging } from "@kv/interface";
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
+import { type FaultRunOptions, faultRun } from "@kv/testing/faults/fault-run";
+import type { SimDevice, SimDeviceAround } from "@kv/testing/simulator/sim-options";
 import type { SeededRandom } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { type FaultRunOptions, faultRun } from "../../pull/test/fault-run.js";
-import type { SimDevice, SimDeviceAround } from "../../pull/test/sim-options.js";
 import { PUSH_FAULT_RULES } from "../../push/test/fault-rules.js";
 import { simNeuron } from "./sim-neuron.js";
 

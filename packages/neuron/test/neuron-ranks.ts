@@ -1,6 +1,6 @@
 import type { KvCacheConfig, KvCacheRegion } from "@kv/interface";
-import { blockBytes, firstWrongToken, rankShare, writeTokens } from "../../pull/test/kv-pattern.js";
-import type { SimRanks } from "../../pull/test/sim-ranks.js";
+import { blockBytes, firstWrongToken, rankShare, writeTokens } from "@kv/testing/simulator/kv-pattern";
+import type { SimRanks } from "@kv/testing/simulator/sim-ranks";
 import { type NeuronDevice, neuronCaches } from "../src/index.js";
 
 const POISON = 0xdb;

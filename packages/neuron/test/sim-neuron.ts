@@ -1,6 +1,6 @@
 import { staged } from "@kv/connector";
 import { KvError, type Staging } from "@kv/interface";
-import type { SimDevice, SimDeviceAround } from "../../pull/test/sim-options.js";
+import type { SimDevice, SimDeviceAround } from "@kv/testing/simulator/sim-options";
 import { neuronPlatform } from "../src/index.js";
 import { neuronRanks } from "./neuron-ranks.js";
 import { visibleDevice } from "./visible-device.js";

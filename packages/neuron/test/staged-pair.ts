@@ -1,6 +1,7 @@
 import type { ConnectorPair } from "@kv/conformance/connector";
 import { cpuPlatform, readTransferConfig, type StagingCopied, staged } from "@kv/connector";
 import type { ConnectorModule, KvCacheConfig, Transport } from "@kv/interface";
+import { engineIdentity } from "@kv/testing/engine-identity";
 import {
   type FaultRule,
   memoryNetwork,
@@ -9,7 +10,6 @@ import {
   seededRandom,
   virtualClock,
 } from "@kv/transport-memory";
-import { engineFacts } from "../../pull/test/engine-facts.js";
 import { neuronCaches, neuronPlatform } from "../src/index.js";
 import { CONFIG } from "./config.js";
 import { visibleDevice } from "./visible-device.js";
@@ -72,7 +72,7 @@ export async function stagedPair(options: StagedPairOptions): Promise<ConnectorP
         }),
         sideChannelHost: name,
       },
-      engine: engineFacts(name, { tpSize }),
+      engine: engineIdentity(name, { tpSize }),
       cache: config,
       transport: options.wrapTransport?.(transport) ?? transport,
       platform: cpuPlatform(),

@@ -1,8 +1,8 @@
 import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
+import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
+import type { SimDeviceAround } from "@kv/testing/simulator/sim-options";
 import { describe, expect, test } from "vitest";
-import type { SimDeviceAround } from "../../pull/test/sim-options.js";
-import { prompt, stage } from "../../pull/test/stage.js";
 import { simNeuron } from "./sim-neuron.js";
 
 const NEURON = { device: (around: SimDeviceAround) => simNeuron(around, { poolBlocks: 12 }) };
@@ -12,7 +12,7 @@ describe.each([pullConnector, pushConnector])("$name", (connector) => {
     { p: NEURON, d: { memoryType: "VRAM" } },
     { p: { memoryType: "VRAM" }, d: NEURON },
   ] as const)("a Neuron with kv_buffer_device cpu and a GPU with cuda, %#", async ({ p, d }) => {
-    const play = stage({ connector });
+    const play = createScenario({ connector });
     const prefill = await play.engine("p", { ...p, tpSize: 2 });
     const decode = await play.engine("d", { ...d });
     for (const n of [1, 2]) {
@@ -29,7 +29,7 @@ describe("the compatibility hash of unlike engines", () => {
   const LAX = { extra: { enforce_handshake_compat: false } };
 
   test("is relaxed by a setting alone, and what that gives up is said", async () => {
-    const play = stage();
+    const play = createScenario();
     const neuron = await play.engine("p", { ...NEURON, model: "compiled-for-neuron" });
     const strict = await play.engine("strict");
     const lax = await play.engine("lax", LAX);
@@ -46,7 +46,7 @@ describe("the compatibility hash of unlike engines", () => {
   });
 
   test("is adopted by a setting alone, and how a head is laid out is checked all the same", async () => {
-    const play = stage();
+    const play = createScenario();
     const attentionBackend = "NEURON";
     const own = await play.engine("own", { ...NEURON, attentionBackend });
     const adopting = await play.engine("adopting", {

@@ -1,14 +1,14 @@
 import { METRICS, memoryMetrics, readTransferConfig } from "@kv/connector";
 import { connectorSettings, TransferMetrics, WorkerOutputQueue } from "@kv/connector/building-blocks";
 import { silentLog } from "@kv/interface";
+import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
-import { fixedClock } from "../test/fixed-clock.js";
 import { PrefillWorker } from "./prefill-worker.js";
 
 const settings = connectorSettings(readTransferConfig({ kv_connector: "pull", kv_role: "kv_both" }));
 
 function setUp() {
-  const clock = fixedClock(500);
+  const clock = manualClock(500);
   const output = new WorkerOutputQueue();
   const counters = memoryMetrics();
   const metrics = new TransferMetrics(counters);

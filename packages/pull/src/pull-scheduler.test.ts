@@ -1,10 +1,10 @@
 import { readTransferConfig } from "@kv/connector";
 import type { BlockIds, ConnectorRequest, KvTransferParams } from "@kv/interface";
+import { engineIdentity } from "@kv/testing/engine-identity";
+import { manualClock } from "@kv/testing/manual-clock";
+import { simConfig } from "@kv/testing/simulator/sim-config";
 import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { engineFacts } from "../test/engine-facts.js";
-import { fixedClock } from "../test/fixed-clock.js";
-import { simConfig } from "../test/sim-config.js";
 import { createPullScheduler } from "./pull-scheduler.js";
 import { pullStepMetadata } from "./step-metadata.js";
 
@@ -27,10 +27,10 @@ const PARAMS: KvTransferParams = {
 };
 
 function setUp() {
-  const clock = fixedClock(1000);
+  const clock = manualClock(1000);
   const scheduler = createPullScheduler({
     config: readTransferConfig({ kv_connector: "pull", kv_role: "kv_both" }),
-    engine: engineFacts("d-engine"),
+    engine: engineIdentity("d-engine"),
     cache: simConfig(16),
     sideChannel: memorySideChannel({ network: memoryNetwork({ clock }) }),
     clock,

@@ -1,7 +1,7 @@
 import { cpuPlatform, readTransferConfig } from "@kv/connector";
+import { engineIdentity } from "@kv/testing/engine-identity";
 import { memoryNetwork, memorySideChannel, memoryTransport, virtualClock } from "@kv/transport-memory";
 import { expect, test } from "vitest";
-import { engineFacts } from "../test/engine-facts.js";
 import { createPullWorker } from "./pull-worker.js";
 
 const workerOn = (bufferDevice: string, { role = "kv_both", ppSize = 1 } = {}) => {
@@ -14,7 +14,7 @@ const workerOn = (bufferDevice: string, { role = "kv_both", ppSize = 1 } = {}) =
         kv_role: role,
         kv_buffer_device: bufferDevice,
       }),
-      engine: engineFacts("e", { ppSize, isHmaEnabled: true }),
+      engine: engineIdentity("e", { ppSize, isHmaEnabled: true }),
       tpRank: 0,
       ppRank: 0,
       transport: memoryTransport({ network }),

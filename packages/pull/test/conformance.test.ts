@@ -1,5 +1,5 @@
 import { connectorSuite } from "@kv/conformance/connector";
-import { memoryPair } from "./memory-pair.js";
+import { memoryPair } from "@kv/testing/scenarios/memory-pair";
 
 for (const tpSize of [1, 2]) {
   connectorSuite({ name: `pull, TP ${tpSize}, memory`, createPair: () => memoryPair({ tpSize }) });

@@ -1,5 +1,5 @@
+import { faultRun } from "@kv/testing/faults/fault-run";
 import { describe, expect, it } from "vitest";
-import { faultRun } from "./fault-run.js";
 
 // What finds nothing proves nothing: each rule is broken from outside, and the run must see it.
 describe("the fault run finds", () => {

@@ -1,5 +1,5 @@
+import { faultRun } from "@kv/testing/faults/fault-run";
 import { describe, expect, it } from "vitest";
-import { faultRun } from "./fault-run.js";
 
 const requests = Number(process.env.KV_REQUESTS ?? 10_000);
 // One run for everybody, unless another is asked for: KV_SEED=random takes a new one each time, and prints it.

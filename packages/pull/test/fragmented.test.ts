@@ -1,7 +1,7 @@
 import type { TransferRequest, Transport } from "@kv/interface";
+import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
 import { seededRandom } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { prompt, stage } from "./stage.js";
 
 const BLOCKS = 256;
 const BLOCK_TOKENS = 16;
@@ -80,7 +80,7 @@ const best = ({ pairs }: HandedOver) => merged([...pairs].sort(([one], [other]) 
 
 /** Requests of so many blocks, one after another, through two engines with pools like these; each READ, and what vLLM would hand over. */
 async function requests(pools: { p: number[]; d: number[]; tpSize: number }, sizes: readonly number[]) {
-  const play = stage();
+  const play = createScenario();
   const seen: HandedOver[] = [];
   const common = { numBlocks: BLOCKS };
   const p = await play.engine("p", { ...common, blockOrder: pools.p });

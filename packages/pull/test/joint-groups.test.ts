@@ -6,6 +6,7 @@ import type {
   KvTransferParams,
   WorkerOutput,
 } from "@kv/interface";
+import { engineIdentity } from "@kv/testing/engine-identity";
 import {
   memoryNetwork,
   memorySideChannel,
@@ -16,7 +17,6 @@ import {
 } from "@kv/transport-memory";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { pullConnector } from "../src/index.js";
-import { engineFacts } from "./engine-facts.js";
 
 const BLOCK_TOKENS = 4;
 const TOKEN_BYTES = 16;
@@ -61,7 +61,7 @@ async function engine(name: string, grouped: readonly (readonly number[])[], kin
       ...readTransferConfig({ kv_connector: "NixlConnector", kv_role: "kv_both" }),
       sideChannelHost: name,
     },
-    engine: engineFacts(name, { isHmaEnabled: true }),
+    engine: engineIdentity(name, { isHmaEnabled: true }),
   };
   const memories = LAYERS.map(() => transport.allocate(16 * BLOCK_BYTES));
   for (const memory of memories) memory.bytes.fill(0xdb);

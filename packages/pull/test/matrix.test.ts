@@ -1,6 +1,6 @@
+import { expectAllArrive } from "@kv/testing/scenarios/matrix-pair";
 import { describe, it } from "vitest";
 import { pullConnector } from "../src/index.js";
-import { expectAllArrive } from "./matrix-pair.js";
 
 const CASES = [
   { p: 1, d: 1, blocks: [16, 16], heads: 4 },

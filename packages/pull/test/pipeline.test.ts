@@ -1,9 +1,9 @@
 import type { Memory, Transport } from "@kv/interface";
 import { decodeHandshakeRequest } from "@kv/protocol";
+import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
+import { expectKeptWaiting, ROOM_FOR_ONE } from "@kv/testing/scenarios/waiting-for-room";
 import { memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { prompt, stage } from "./stage.js";
-import { expectKeptWaiting, ROOM_FOR_ONE } from "./waiting-for-room.js";
 
 /** Five layers on two stages: 0 to 2 and 3 to 4. */
 const LAYERS = { numLayers: 5 };
@@ -41,7 +41,7 @@ function watched(memories: Memory[]): (transport: Transport) => Transport {
 
 describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) => {
   it("is asked for its ranks as vLLM asks: stage by stage, the ranks that are read from", async () => {
-    const play = stage();
+    const play = createScenario();
     const asked: string[] = [];
     const p = await play.engine("p", { ...STAGED, tpSize });
     const own = memorySideChannel({ network: play.network, host: "d" });
@@ -68,7 +68,7 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
 
   it("has what each rank of each stage holds landed at its layers and heads, and nowhere else", async () => {
     for (const rank of Array.from({ length: 2 * tpSize }, (_, index) => index)) {
-      const play = stage();
+      const play = createScenario();
       const memories: Memory[] = [];
       const p = await play.engine("p", { ...STAGED, tpSize, wrapTransport: watched(memories) });
       const d = await play.engine("d", { ...LAYERS, tpSize: 2 });
@@ -93,7 +93,7 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
   it.each([1, 2])("tells each rank of each stage once from each of its readers, TP %i", async (readers) => {
     for (const plain of [true, false]) {
       const { told, rule } = listening();
-      const play = stage({ faults: [rule] });
+      const play = createScenario({ faults: [rule] });
       const p = await play.engine("p", { ...STAGED, tpSize, plain });
       const d = await play.engine("d", { ...LAYERS, tpSize: readers });
       const n = Math.max(1, readers / tpSize);
@@ -112,7 +112,9 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
   });
 
   it("keeps the blocks until the last stage has heard, and frees with the lease where it never does", async () => {
-    const play = stage({ faults: [{ fault: "drop", operation: "NOTIFY", nth: 2 * tpSize, from: "d" }] });
+    const play = createScenario({
+      faults: [{ fault: "drop", operation: "NOTIFY", nth: 2 * tpSize, from: "d" }],
+    });
     const p = await play.engine("p", { ...STAGED, tpSize });
     const d = await play.engine("d", LAYERS);
     expect(await play.handedOver(p, d)).toBe("ok");
@@ -125,7 +127,7 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
   });
 
   it("has its lease extended on every stage", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p", { ...STAGED, tpSize });
     const d = await play.engine("d", { ...LAYERS, ...ROOM_FOR_ONE });
     await expectKeptWaiting(play, p, d, () => expect(play.counted("p", "expiredRequests")).toBe(0));
@@ -133,7 +135,7 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
   });
 
   it("is let go of on every stage when one READ of a stage fails", async () => {
-    const play = stage({ faults: [{ fault: "fail", operation: "READ", nth: 2 * tpSize }] });
+    const play = createScenario({ faults: [{ fault: "fail", operation: "READ", nth: 2 * tpSize }] });
     const p = await play.engine("p", { ...STAGED, tpSize });
     const d = await play.engine("d", LAYERS);
     expect(await play.handedOver(p, d)).toBe("KV_TRANSFER_FAILED");
@@ -146,7 +148,7 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
 
 describe("pipeline stages that are refused", () => {
   it("of a decode engine: a producer would free after the first of them", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p", LAYERS);
     const d = await play.engine("d", STAGED);
     expect(await play.handedOver(p, d)).toBe("KV_PLAN_UNSUPPORTED");
@@ -158,7 +160,7 @@ describe("pipeline stages that are refused", () => {
   });
 
   it("that are fewer than the parameters say: layers would be missing", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p", STAGED);
     const d = await play.engine("d", LAYERS);
     const params = await play.clock.settle(p.prefill(prompt(1)));

@@ -1,14 +1,14 @@
 import { CLOSE_GRACE_MS } from "@kv/connector/building-blocks";
+import { neverReleasing } from "@kv/testing/faults/sabotage";
+import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
+import { expectKeptWaiting, ROOM_FOR_ONE } from "@kv/testing/scenarios/waiting-for-room";
 import { describe, expect, it } from "vitest";
-import { neverReleasing } from "./sabotage.js";
-import { prompt, stage } from "./stage.js";
-import { expectKeptWaiting, ROOM_FOR_ONE } from "./waiting-for-room.js";
 
 const text = (payload: Uint8Array | undefined) => new TextDecoder().decode(payload);
 
 describe("peers", () => {
   it("a peer that cannot be reached is backed off, and used again when it is there", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
     const params = await play.clock.settle(p.prefill(prompt(1)));
@@ -23,7 +23,7 @@ describe("peers", () => {
   });
 
   it("a restarted peer of the same engine id is found out by its parameters, and read at once", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
     const params = await play.clock.settle(p.prefill(prompt(1)));
@@ -39,7 +39,7 @@ describe("peers", () => {
   });
 
   it("an engine that was not used for its time to live is forgotten, lists and all", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d", { extra: { engine_ttl: 50 } });
     const params = await play.clock.settle(p.prefill(prompt(1)));
@@ -54,7 +54,7 @@ describe("peers", () => {
   });
 
   it("engines that do not fit are told apart by what differs", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p", { model: "another-model" });
     const d = await play.engine("d");
     const lax = await play.engine("lax", { extra: { enforce_handshake_compat: false } });
@@ -71,7 +71,7 @@ describe("peers", () => {
   });
 
   it("serves the ports of the guide, one per rank, where both sides are told to", async () => {
-    const play = stage();
+    const play = createScenario();
     const extra = { per_worker_ports: true };
     const p = await play.engine("p", { tpSize: 2, extra });
     const d = await play.engine("d", { tpSize: 2, extra });
@@ -85,7 +85,7 @@ describe("peers", () => {
 describe("leases", () => {
   it("run out when nobody comes, and late comers are refused", async () => {
     for (const plain of [false, true]) {
-      const play = stage();
+      const play = createScenario();
       const p = await play.engine("p", { plain });
       const d = await play.engine("d");
       const params = await play.clock.settle(p.prefill(prompt(1)));
@@ -101,7 +101,7 @@ describe("leases", () => {
   });
 
   it("VLLM_NIXL_ABORT_REQUEST_TIMEOUT is the lease of a request that nobody keeps alive", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p", { env: { VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "120" } });
     await play.clock.settle(p.prefill(prompt(1)));
     await play.clock.advance(119_000);
@@ -112,7 +112,7 @@ describe("leases", () => {
   });
 
   it("heartbeats keep a request that waits for room", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d", ROOM_FOR_ONE);
     await expectKeptWaiting(play, p, d, () => expect(p.outstanding().kept).toBe(2));
@@ -120,7 +120,7 @@ describe("leases", () => {
   });
 
   it("a producer that was restarted before it answered does not vouch for the one before it", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
     expect(await play.handedOver(p, d)).toBe("ok");
@@ -141,7 +141,7 @@ describe("leases", () => {
   });
 
   it("two readers of the same parameters: one gets the KV, none gets another request's", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p", { numBlocks: 3 });
     const d = await play.engine("d");
     const e = await play.engine("e");
@@ -159,7 +159,7 @@ describe("leases", () => {
 describe("notifications", () => {
   it("to a vLLM producer ride on the READ, one from each reader, with how many there are", async () => {
     const said: string[] = [];
-    const play = stage({
+    const play = createScenario({
       faults: [
         {
           fault: "delay",
@@ -182,7 +182,7 @@ describe("notifications", () => {
   });
 
   it("reach every rank of a producer with more ranks, read or not", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p", { tpSize: 4, numKvHeads: 2 });
     const d = await play.engine("d", { tpSize: 1, numKvHeads: 2 });
     expect(await play.handedOver(p, d)).toBe("ok");
@@ -192,7 +192,7 @@ describe("notifications", () => {
   });
 
   it("a failed READ frees the producer at once, not with its lease", async () => {
-    const play = stage({ faults: [{ fault: "fail", operation: "READ", times: 1 }] });
+    const play = createScenario({ faults: [{ fault: "fail", operation: "READ", times: 1 }] });
     const p = await play.engine("p", { tpSize: 2 });
     const d = await play.engine("d");
     expect(await play.handedOver(p, d)).toBe("KV_TRANSFER_FAILED");
@@ -203,7 +203,7 @@ describe("notifications", () => {
   });
 
   it("that mean nothing change nothing", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
     const kept = await play.clock.settle(p.prefill(prompt(1)));
@@ -236,7 +236,7 @@ describe("notifications", () => {
 
 describe("what did not arrive", () => {
   it("is computed by the engine, where the policy is recompute", async () => {
-    const play = stage({ faults: [{ fault: "fail", operation: "READ", times: 1 }] });
+    const play = createScenario({ faults: [{ fault: "fail", operation: "READ", times: 1 }] });
     const p = await play.engine("p");
     const d = await play.engine("d", { tpSize: 2, loadFailurePolicy: "recompute" });
     expect(await play.handedOver(p, d)).toBe("ok");
@@ -245,7 +245,7 @@ describe("what did not arrive", () => {
   });
 
   it("ends by its deadline, and its blocks stay until the transfer has let go", async () => {
-    const play = stage({ faults: [{ fault: "drop", operation: "READ", times: 1 }] });
+    const play = createScenario({ faults: [{ fault: "drop", operation: "READ", times: 1 }] });
     const p = await play.engine("p");
     const d = await play.engine("d", { extra: { request_timeout: 5 } });
     const params = await play.clock.settle(p.prefill(prompt(1)));
@@ -256,7 +256,9 @@ describe("what did not arrive", () => {
   });
 
   it("an abort during the handshake frees this side at once, and the other when it can be told", async () => {
-    const play = stage({ faults: [{ fault: "delay", operation: "REQUEST", delayMs: 2000, times: 1 }] });
+    const play = createScenario({
+      faults: [{ fault: "delay", operation: "REQUEST", delayMs: 2000, times: 1 }],
+    });
     const p = await play.engine("p");
     const d = await play.engine("d");
     const params = await play.clock.settle(p.prefill(prompt(1)));
@@ -272,7 +274,7 @@ describe("what did not arrive", () => {
   });
 
   it("an abort in the middle of a READ frees both sides", async () => {
-    const play = stage({ faults: [{ fault: "delay", operation: "READ", delayMs: 20_000 }] });
+    const play = createScenario({ faults: [{ fault: "delay", operation: "READ", delayMs: 20_000 }] });
     const p = await play.engine("p");
     const d = await play.engine("d");
     const params = await play.clock.settle(p.prefill(prompt(1)));
@@ -288,7 +290,7 @@ describe("what did not arrive", () => {
 });
 
 it("a READ of which the transport does not let go is left to the agent when the worker closes", async () => {
-  const play = stage();
+  const play = createScenario();
   const p = await play.engine("p");
   const d = await play.engine("d", { wrapTransport: neverReleasing });
   const params = await play.clock.settle(p.prefill(prompt(1)));

@@ -1,7 +1,7 @@
+import { prompt } from "@kv/testing/scenarios/scenario";
+import { zmqEngines } from "@kv/testing/scenarios/zmq-engines";
 import { expect, it } from "vitest";
 import { pullConnector } from "../src/index.js";
-import { prompt } from "./stage.js";
-import { zmqEngines } from "./zmq-engines.js";
 
 it("over the real side channel, in real time: handshake, lease question, a rank that is not there", async () => {
   const { engine, end } = zmqEngines(pullConnector);

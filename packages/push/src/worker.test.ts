@@ -1,7 +1,7 @@
 import { cpuPlatform, readTransferConfig } from "@kv/connector";
 import { memoryNetwork, memorySideChannel, memoryTransport, virtualClock } from "@kv/transport-memory";
 import { expect, test } from "vitest";
-import { engineFacts } from "../../pull/test/engine-facts.js";
+import { engineIdentity } from "@kv/testing/engine-identity";
 import { createPushWorker } from "./worker.js";
 
 test.each(["kv_producer", "kv_consumer", "kv_both"])(
@@ -12,7 +12,7 @@ test.each(["kv_producer", "kv_consumer", "kv_both"])(
     const worker = (ppSize: number) => () =>
       createPushWorker({
         config: readTransferConfig({ kv_connector: "push", kv_role: role }),
-        engine: engineFacts("e", { ppSize, isHmaEnabled: true }),
+        engine: engineIdentity("e", { ppSize, isHmaEnabled: true }),
         tpRank: 0,
         ppRank: 0,
         transport: memoryTransport({ network }),

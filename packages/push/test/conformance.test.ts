@@ -1,5 +1,5 @@
 import { connectorSuite } from "@kv/conformance/connector";
-import { memoryPair } from "../../pull/test/memory-pair.js";
+import { memoryPair } from "@kv/testing/scenarios/memory-pair";
 import { pushConnector } from "../src/index.js";
 
 for (const tpSize of [1, 2]) {

@@ -1,5 +1,5 @@
+import { FAULT_RULES } from "@kv/testing/faults/fault-rules";
 import type { FaultRule } from "@kv/transport-memory";
-import { FAULT_RULES } from "../../pull/test/fault-rules.js";
 
 /** Pull's faults, on the WRITEs of push. */
 export const PUSH_FAULT_RULES: readonly FaultRule[] = FAULT_RULES.map((rule) =>

@@ -1,5 +1,5 @@
+import { faultRun } from "@kv/testing/faults/fault-run";
 import { describe, expect, it } from "vitest";
-import { faultRun } from "../../pull/test/fault-run.js";
 import { pushConnector } from "../src/index.js";
 import { PUSH_FAULT_RULES } from "./fault-rules.js";
 import { sabotagedPush } from "./sabotage.js";

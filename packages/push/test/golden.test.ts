@@ -10,8 +10,8 @@ import {
 } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { decodeRegistration, encodeNotification, encodeRegistration, type Registration } from "@kv/protocol";
+import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
-import { fixedClock } from "../../pull/test/fixed-clock.js";
 import { createDecodeScheduler } from "../src/decode-scheduler.js";
 import { writeBlocks } from "../src/write.js";
 import { createWriteLinks } from "../src/write-link.js";
@@ -136,7 +136,7 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
       if (params === null) continue;
       const prefill = createPrefillScheduler({
         transferMode: "push",
-        clock: fixedClock(),
+        clock: manualClock(),
         config: CACHE,
         engineId: params.remote_engine_id,
         tpSize: params.tp_size,
@@ -168,7 +168,7 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
         .msgpack;
       if (registered === undefined) throw new Error(`${req} is not registered in the recording`);
       const decode = createDecodeScheduler({
-        clock: fixedClock(),
+        clock: manualClock(),
         config: CACHE,
         sideChannel: () => ({
           host: registered.decode_host,

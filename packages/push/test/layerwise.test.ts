@@ -1,8 +1,8 @@
 import { type Agent, descriptorPairs, type Transport } from "@kv/interface";
+import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
+import { coordinatesOf } from "@kv/testing/simulator/sim-engine";
 import type { FaultRule } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { coordinatesOf } from "../../pull/test/sim-engine.js";
-import { prompt, stage } from "../../pull/test/stage.js";
 import { pushConnector } from "../src/index.js";
 
 interface Posted {
@@ -44,7 +44,7 @@ function watching(posted: Posted[]): (transport: Transport) => Transport {
 }
 
 const LAYERWISE = { extra: { push_layerwise: true }, reportsLayers: true };
-const play = (faults: readonly FaultRule[] = []) => stage({ faults, connector: pushConnector });
+const play = (faults: readonly FaultRule[] = []) => createScenario({ faults, connector: pushConnector });
 const legs = (n: number, numTokens = 40) => ({
   prefill: { ...prompt(n, numTokens), requestId: `cmpl-r${n}-0-0000aaaa` },
   decode: { ...prompt(n, numTokens), requestId: `cmpl-r${n}-0-bbbb0000` },

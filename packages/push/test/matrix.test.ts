@@ -1,6 +1,6 @@
+import { expectAllArrive } from "@kv/testing/scenarios/matrix-pair";
+import { coordinatesOf } from "@kv/testing/simulator/sim-engine";
 import { describe, it } from "vitest";
-import { expectAllArrive } from "../../pull/test/matrix-pair.js";
-import { coordinatesOf } from "../../pull/test/sim-engine.js";
 import { pushConnector } from "../src/index.js";
 
 const CASES = [

@@ -1,10 +1,10 @@
 import { CLOSE_GRACE_MS } from "@kv/connector";
 import type { ConnectorModule, WorkerConnector } from "@kv/interface";
+import { neverReleasing } from "@kv/testing/faults/sabotage";
+import { stage as anyStage, prompt } from "@kv/testing/scenarios/scenario";
+import { coordinatesOf } from "@kv/testing/simulator/sim-engine";
 import type { FaultRule } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { neverReleasing } from "../../pull/test/sabotage.js";
-import { coordinatesOf } from "../../pull/test/sim-engine.js";
-import { stage as anyStage, prompt } from "../../pull/test/stage.js";
 import { pushConnector } from "../src/index.js";
 
 const stage = (faults: readonly FaultRule[] = []) => anyStage({ faults, connector: pushConnector });
@@ -14,7 +14,7 @@ const legs = (n: number, numTokens = 40) => ({
 });
 
 /** P and D that have served request 1, so that each knows the other's process. */
-async function acquainted(play: ReturnType<typeof stage>) {
+async function acquainted(play: ReturnType<typeof createScenario>) {
   const p = await play.engine("p");
   const d = await play.engine("d");
   const { prefill, decode } = legs(1);
@@ -27,7 +27,7 @@ const text = (payload: Uint8Array | undefined) => new TextDecoder().decode(paylo
 
 describe("the producer is told at once", () => {
   it("of a full prefix hit, in either order", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
     const { prefill, decode } = legs(1);
@@ -47,7 +47,7 @@ describe("the producer is told at once", () => {
 
   it("of a decode that was aborted before, while and after its blocks were offered", async () => {
     for (const afterMs of [0, 1, 5, 20]) {
-      const play = stage();
+      const play = createScenario();
       const p = await play.engine("p");
       const d = await play.engine("d");
       const { prefill, decode } = legs(1);
@@ -68,7 +68,7 @@ describe("the producer is told at once", () => {
 
 describe("the consumer is told at once", () => {
   it("when a WRITE fails, and both sides are free", async () => {
-    const play = stage([{ fault: "fail", operation: "WRITE", times: 1 }]);
+    const play = createScenario([{ fault: "fail", operation: "WRITE", times: 1 }]);
     const p = await play.engine("p", { tpSize: 2 });
     const d = await play.engine("d");
     const { prefill, decode } = legs(1);
@@ -83,7 +83,7 @@ describe("the consumer is told at once", () => {
 
   it("when the prefill is aborted, whichever came first", async () => {
     for (const abortFirst of [false, true]) {
-      const play = stage();
+      const play = createScenario();
       const p = await play.engine("p");
       const d = await play.engine("d");
       const { prefill, decode } = legs(1);
@@ -108,7 +108,7 @@ describe("the consumer is told at once", () => {
   });
 
   it("when the producer was restarted in between", async () => {
-    const play = stage();
+    const play = createScenario();
     const { p, d } = await acquainted(play);
     const work = d.decode({ ...legs(2).decode, params: coordinatesOf(p, "r2") });
     work.catch(() => {});
@@ -125,7 +125,7 @@ describe("the consumer is told at once", () => {
   });
 
   it("when it came back under the same name, though the producer still knows the process before", async () => {
-    const play = stage();
+    const play = createScenario();
     const { p, d: before } = await acquainted(play);
     await before.kill();
     const d = await play.engine("d");
@@ -142,7 +142,7 @@ describe("the consumer is told at once", () => {
   });
 
   it("when it came back under the same name, and takes an offer back", async () => {
-    const play = stage();
+    const play = createScenario();
     const { p, d: before } = await acquainted(play);
     await before.kill();
     const d = await play.engine("d");
@@ -158,7 +158,7 @@ describe("the consumer is told at once", () => {
   });
 
   it("when another decode request has the blocks", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
     const e = await play.engine("e");
@@ -177,7 +177,7 @@ describe("the consumer is told at once", () => {
 
 describe("no WRITE lands in blocks that others have", () => {
   it("blocks of an aborted request are given to nobody until the producer has let go of them", async () => {
-    const play = stage([{ fault: "delay", operation: "WRITE", delayMs: 3000, times: 1 }]);
+    const play = createScenario([{ fault: "delay", operation: "WRITE", delayMs: 3000, times: 1 }]);
     const p = await play.engine("p");
     const d = await play.engine("d", { numBlocks: 3 });
     const first = legs(1);
@@ -194,7 +194,7 @@ describe("no WRITE lands in blocks that others have", () => {
 
   it("a registration that comes after its withdrawal is dropped", async () => {
     // It is overtaken by what says that it is over.
-    const play = stage([
+    const play = createScenario([
       {
         fault: "reorder",
         operation: "NOTIFY",
@@ -225,7 +225,7 @@ describe("no WRITE lands in blocks that others have", () => {
   });
 
   it("a silent producer: the request ends by its deadline, its blocks stay until the producer can be asked", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d", { extra: { request_timeout: 5, kv_lease_duration: 600 } });
     const { decode } = legs(1);
@@ -246,7 +246,7 @@ describe("no WRITE lands in blocks that others have", () => {
 
 describe("with a vLLM producer", () => {
   it("the blocks of an aborted request stay until its word comes, or for decoder_kv_blocks_ttl", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p", { plain: true });
     const d = await play.engine("d", { extra: { decoder_kv_blocks_ttl: 40 } });
     for (const comes of [true, false]) {
@@ -267,7 +267,7 @@ describe("with a vLLM producer", () => {
 
   it("a pair of other block sizes is refused before a block is offered", async () => {
     const said: string[] = [];
-    const play = stage([
+    const play = createScenario([
       {
         fault: "delay",
         operation: "NOTIFY",
@@ -286,7 +286,7 @@ describe("with a vLLM producer", () => {
 
   it("both ranks of a consumer send the same registration, which is served once", async () => {
     const said: string[] = [];
-    const play = stage([
+    const play = createScenario([
       {
         fault: "delay",
         operation: "NOTIFY",
@@ -312,7 +312,7 @@ describe("with a vLLM producer", () => {
 
 describe("leases", () => {
   it("run out when nobody registers, and a registration that comes later is told", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
     const { prefill, decode } = legs(1);
@@ -328,7 +328,7 @@ describe("leases", () => {
 
   it("are renewed by heartbeats under any name that a peer has for the request", async () => {
     for (const name of ["cmpl-r1-0-0000aaaa", "cmpl-r1-0", "r1"]) {
-      const play = stage();
+      const play = createScenario();
       const p = await play.engine("p");
       const params = await play.clock.settle(p.prefill(legs(1).prefill));
       const agent = await play.stranger("x", params);
@@ -346,7 +346,7 @@ describe("leases", () => {
   });
 
   it("keep a request whose consumer waits for room", async () => {
-    const play = stage([{ fault: "drop", operation: "WRITE", times: 1 }]);
+    const play = createScenario([{ fault: "drop", operation: "WRITE", times: 1 }]);
     const p = await play.engine("p");
     const d = await play.engine("d", { numBlocks: 3, extra: { request_timeout: 100 } });
     const [first, second] = [legs(1), legs(2)];
@@ -411,7 +411,7 @@ describe("a decode worker that closes", () => {
 
 describe("a worker whose transport does not let go of a WRITE", () => {
   it("leaves it to the agent when it closes", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p", { wrapTransport: neverReleasing });
     const d = await play.engine("d");
     const { prefill, decode } = legs(1);
@@ -432,7 +432,7 @@ describe("a worker whose transport does not let go of a WRITE", () => {
 
 describe("queues", () => {
   it("a consumer that does not answer holds up no other", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p", { numBlocks: 256 });
     const dead = await play.engine("dead", { numBlocks: 256 });
     const d = await play.engine("d");
@@ -454,7 +454,7 @@ describe("queues", () => {
   });
 
   it("a consumer whose side channel hangs holds up no other", async () => {
-    const play = stage([{ fault: "drop", operation: "REQUEST", from: "p", to: "slow" }]);
+    const play = createScenario([{ fault: "drop", operation: "REQUEST", from: "p", to: "slow" }]);
     const p = await play.engine("p");
     const slow = await play.engine("slow", { extra: { request_timeout: 8 } });
     const d = await play.engine("d");
@@ -475,7 +475,7 @@ describe("queues", () => {
 
 describe("what arrived wrong", () => {
   it("is computed by the engine, where the policy is recompute", async () => {
-    const play = stage([{ fault: "fail", operation: "WRITE", times: 1 }]);
+    const play = createScenario([{ fault: "fail", operation: "WRITE", times: 1 }]);
     const p = await play.engine("p");
     const d = await play.engine("d", { tpSize: 2, loadFailurePolicy: "recompute" });
     const { prefill, decode } = legs(1);
@@ -486,7 +486,7 @@ describe("what arrived wrong", () => {
   });
 
   it("two prompts under one name of a client's do not get each other's KV", async () => {
-    const play = stage();
+    const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d", { extra: { request_timeout: 3 } });
     const { prefill } = legs(1, 40);

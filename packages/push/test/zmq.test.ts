@@ -1,5 +1,5 @@
+import { zmqEngines } from "@kv/testing/scenarios/zmq-engines";
 import { it } from "vitest";
-import { zmqEngines } from "../../pull/test/zmq-engines.js";
 import { pushConnector } from "../src/index.js";
 
 it("over the real side channel, in real time: both sides shake hands, in both orders", async () => {

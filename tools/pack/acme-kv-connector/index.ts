@@ -1,20 +1,21 @@
+import { delegateTo } from "@kv/connector/building-blocks";
 import { ambient, type ConnectorModule, type SchedulerConnector, type WorkerConnector } from "@kv/interface";
 import { createPullScheduler, createPullWorker } from "@kv/pull";
 
-// What a third party might publish: pull's road under a name of its own, with a count of what it has brought.
+// A third party's connector: pull under a name of its own, with a counter of received requests.
 
 export const ACME = "AcmeConnector";
 export const RECEIVED = "acme_kv_requests_received";
 
-/** By the connector's name, so that it is found beside other exports. */
+/** Exported under the connector's name, so that the registry finds it beside other exports. */
 export const AcmeConnector: ConnectorModule = {
   name: ACME,
-  createScheduler: (options): SchedulerConnector => ({ ...createPullScheduler(options), name: ACME }),
+  createScheduler: (options): SchedulerConnector =>
+    delegateTo<SchedulerConnector>(createPullScheduler(options), { name: ACME }),
   createWorker(options): WorkerConnector {
     const { metrics } = ambient(options);
-    const worker = createPullWorker(options);
-    return {
-      ...worker,
+    const worker: WorkerConnector = createPullWorker(options);
+    return delegateTo(worker, {
       name: ACME,
       collectFinished() {
         const output = worker.collectFinished();
@@ -22,6 +23,6 @@ export const AcmeConnector: ConnectorModule = {
         if (arrived > 0) metrics.count(RECEIVED, arrived);
         return output;
       },
-    };
+    });
   },
 };

@@ -183,7 +183,7 @@ export function createEngine(options: EngineOptions): Engine {
     }
     await forwardPass();
     if (metadata !== undefined) await saved(metadata);
-    const outputs = workers.map((worker, tpRank) => aggregator.add(tpRank, worker.collectFinished()));
+    const outputs = workers.map((worker, tpRank) => aggregator.add({ tpRank }, worker.collectFinished()));
     await concludeEnded(state);
     for (const output of outputs) await applyOutput(output, state);
     const running = inState(state, "running").length > 0;

@@ -8,9 +8,9 @@ import {
   encodeLeaseQuery,
   encodeMsgpack,
 } from "@kv/protocol";
+import { manualClock } from "@kv/testing/manual-clock";
 import fc from "fast-check";
 import { describe, expect, it } from "vitest";
-import { manualClock } from "../clock-manual.test-support.js";
 import { openHandshakeListener, type RankPayload } from "./handshake-listener.js";
 
 type Answer = (

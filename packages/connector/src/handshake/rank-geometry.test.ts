@@ -1,10 +1,10 @@
 import { KvError } from "@kv/interface";
 import { buildEngineTransferPlan, planRequest, provePlan, type RankGeometry } from "@kv/plan";
 import { decodeAgentMetadata, encodeAgentMetadata } from "@kv/protocol";
+import { simConfig } from "@kv/testing/simulator/sim-config";
+import { createSimRanks } from "@kv/testing/simulator/sim-ranks";
 import { memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { simConfig } from "../../../pull/test/sim-config.js";
-import { createSimRanks } from "../../../pull/test/sim-ranks.js";
 import { describeRank, localGeometry, remoteGeometry } from "./rank-geometry.js";
 
 const rank = { tpRank: 0, tpSize: 1 };

@@ -1,6 +1,6 @@
 import { type Agent, silentLog } from "@kv/interface";
+import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
-import { manualClock } from "../clock-manual.test-support.js";
 import { TaskTracker } from "../worker/task-tracker.js";
 import { HeartbeatSender } from "./heartbeat-sender.js";
 import { NotificationSender } from "./notification-sender.js";

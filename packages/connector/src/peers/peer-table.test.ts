@@ -1,6 +1,6 @@
 import { KvError, silentLog } from "@kv/interface";
+import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
-import { manualClock } from "../clock-manual.test-support.js";
 import type { EngineAddress } from "./engine-address.js";
 import { PeerTable } from "./peer-table.js";
 

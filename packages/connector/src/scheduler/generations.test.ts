@@ -1,6 +1,6 @@
 import { decodeNotification, encodeNotification, isWireSafeRequestId } from "@kv/protocol";
+import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
-import { manualClock } from "../clock-manual.test-support.js";
 import { Generations } from "./generations.js";
 
 describe("generations", () => {

@@ -1,10 +1,10 @@
+import { manualClock } from "@kv/testing/manual-clock";
+import { simConfig } from "@kv/testing/simulator/sim-config";
 import { describe, expect, it } from "vitest";
-import { fixedClock } from "../../../pull/test/fixed-clock.js";
-import { simConfig } from "../../../pull/test/sim-config.js";
 import { PrefillScheduler } from "./prefill-scheduler.js";
 
 function setUp(given: { unattendedLeaseMs?: number } = {}) {
-  const clock = fixedClock(50_000);
+  const clock = manualClock(50_000);
   const prefill = new PrefillScheduler({
     transferMode: "pull",
     clock,

@@ -1,6 +1,6 @@
 import type { Clock } from "@kv/interface";
+import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
-import { manualClock } from "../clock-manual.test-support.js";
 import { Leases } from "./leases.js";
 
 function setUp(extensionMs = 20_000) {

@@ -1,29 +1,113 @@
 import type { FailedReceive, WorkerOutput } from "@kv/interface";
+import { type RankKey, rankKey } from "../handshake/rank-key.js";
+
+/** A worker of an engine. */
+export interface WorkerRank {
+  /** Tensor-parallel rank. */
+  readonly tpRank: number;
+  /** Pipeline-parallel rank. Default 0. */
+  readonly ppRank?: number | undefined;
+}
 
 /**
- * Merges what the ranks of one engine report: a request counts as sent or received when every rank has said so (vLLM:
- * `KVOutputAggregator`), and as failed when one rank failed. An engine puts its workers' outputs through this, frees what the
- * merged output names, and hands that same output to the scheduler connector in the same turn.
+ * Merges the outputs of an engine's workers: a request is sent or received when every worker has reported it, and failed when one has failed
+ * (vLLM: `KVOutputAggregator`). An engine adds each worker's output, frees what the merged output names, and passes that same output to
+ * the scheduler connector in the same turn.
  */
 export interface WorkerOutputAggregator {
-  /** One output of one worker, any time. Answers what is complete with it. */
-  add(tpRank: number, output: WorkerOutput): WorkerOutput;
-  /** Requests that some ranks have reported and others have not. */
+  /** Adds one worker's output, at any time. Returns what is complete with it. Throws nothing. */
+  add(worker: WorkerRank, output: WorkerOutput): WorkerOutput;
+  /** Requests that some workers have reported and others have not. */
   readonly size: number;
 }
 
-export function createWorkerOutputAggregator({ workers }: { workers: number }): WorkerOutputAggregator {
-  const sending = new Map<string, Set<number>>();
-  const receiving = new Map<string, Set<number>>();
-  const failures = new Map<string, FailedReceive>();
-  /** Ranks that will report a request once more: a peer may write to its blocks until then. */
-  const atRisk = new Map<string, Set<number>>();
+/** Creates an aggregator for an engine with `workers` workers: TP size times pipeline stages. Throws nothing. */
+export function createWorkerOutputAggregator({
+  workers,
+}: {
+  readonly workers: number;
+}): WorkerOutputAggregator {
+  return new OutputAggregator(workers);
+}
 
-  function complete(pending: Map<string, Set<number>>, tpRank: number, ids: readonly string[]): string[] {
+class OutputAggregator implements WorkerOutputAggregator {
+  readonly #workers: number;
+  readonly #sending = new Map<string, Set<RankKey>>();
+  readonly #receiving = new Map<string, Set<RankKey>>();
+  readonly #failures = new Map<string, FailedReceive>();
+  /** Workers that will report a request once more, because a peer may write to its blocks until then. */
+  readonly #atRisk = new Map<string, Set<RankKey>>();
+
+  constructor(workers: number) {
+    this.#workers = workers;
+  }
+
+  add(worker: WorkerRank, output: WorkerOutput): WorkerOutput {
+    const rank = rankKey(worker);
+    this.#noteFailures(rank, output);
+    const named = new Set(output.failedReceiving.flatMap(({ blockIds }) => blockIds ?? []));
+    // Blocks that belong to no failed request are passed on at once.
+    const failedBlockIds = new Set(output.failedBlockIds.filter((id) => !named.has(id)));
+    const reported: string[] = [];
+    const safe: string[] = [];
+    for (const id of output.finishedReceiving) {
+      const isFailure = output.failedReceiving.some(({ requestId }) => requestId === id);
+      if (isFailure || this.#atRisk.get(id)?.has(rank) !== true) reported.push(id);
+      else if (this.#becameSafe(id, rank)) safe.push(id);
+    }
+    const finishedReceiving = this.#complete(this.#receiving, rank, reported);
+    const failedReceiving: FailedReceive[] = [];
+    for (const id of finishedReceiving) {
+      const failure = this.#failures.get(id);
+      if (failure === undefined) continue;
+      this.#failures.delete(id);
+      const { blocksAtRisk: _, ...certain } = failure;
+      // All of those workers may have reported meanwhile that the blocks are safe.
+      if (this.#atRisk.get(id)?.size === 0) this.#atRisk.delete(id);
+      failedReceiving.push(this.#atRisk.has(id) ? { ...certain, blocksAtRisk: true } : certain);
+      // Not earlier: a peer may have written under these ids for another rank. Not later: they may have another owner then.
+      for (const blockId of failure.blockIds ?? []) failedBlockIds.add(blockId);
+    }
+    return {
+      finishedSending: this.#complete(this.#sending, rank, output.finishedSending),
+      finishedReceiving: [...finishedReceiving, ...safe],
+      failedReceiving,
+      failedBlockIds: [...failedBlockIds],
+      ...(output.connectorData === undefined ? {} : { connectorData: output.connectorData }),
+    };
+  }
+
+  get size(): number {
+    return new Set([...this.#sending.keys(), ...this.#receiving.keys(), ...this.#atRisk.keys()]).size;
+  }
+
+  #noteFailures(rank: RankKey, output: WorkerOutput): void {
+    for (const failure of output.failedReceiving) {
+      const { requestId } = failure;
+      // The first failure gives the reason; all failures together give the blocks.
+      const before = this.#failures.get(requestId);
+      const blockIds = new Set([...(before?.blockIds ?? []), ...(failure.blockIds ?? [])]);
+      this.#failures.set(requestId, { ...(before ?? failure), blockIds: [...blockIds] });
+      if (failure.blocksAtRisk === true)
+        this.#atRisk.set(requestId, (this.#atRisk.get(requestId) ?? new Set()).add(rank));
+    }
+  }
+
+  /** Notes that a worker's blocks are safe. Returns whether those of all workers are, after every worker has reported the request. */
+  #becameSafe(id: string, rank: RankKey): boolean {
+    const ranks = this.#atRisk.get(id);
+    ranks?.delete(rank);
+    if (ranks === undefined || ranks.size > 0 || this.#receiving.has(id)) return false;
+    this.#atRisk.delete(id);
+    return true;
+  }
+
+  /** Counts a worker's report of requests. Returns those that every worker has reported now. */
+  #complete(pending: Map<string, Set<RankKey>>, rank: RankKey, ids: readonly string[]): string[] {
     return ids.filter((id) => {
       const ranks = pending.get(id) ?? new Set();
-      ranks.add(tpRank);
-      if (ranks.size < workers) {
+      ranks.add(rank);
+      if (ranks.size < this.#workers) {
         pending.set(id, ranks);
         return false;
       }
@@ -31,66 +115,4 @@ export function createWorkerOutputAggregator({ workers }: { workers: number }): 
       return true;
     });
   }
-
-  /** Whether this is a rank's first report of a request, or the one that its blocks are at risk no more. */
-  function secure(
-    id: string,
-    tpRank: number,
-    failed: readonly FailedReceive[],
-  ): "first" | "others are at risk" | "all secured" {
-    const ranks = atRisk.get(id);
-    if (ranks?.has(tpRank) !== true || failed.some(({ requestId }) => requestId === id)) return "first";
-    ranks.delete(tpRank);
-    // While some rank has not reported at all the request is not over for the engine.
-    if (ranks.size > 0 || receiving.has(id)) return "others are at risk";
-    atRisk.delete(id);
-    return "all secured";
-  }
-
-  return {
-    add(tpRank, output) {
-      for (const failure of output.failedReceiving) {
-        // The first failure of a request tells why; all of them tell which blocks.
-        const before = failures.get(failure.requestId);
-        const blockIds = new Set([...(before?.blockIds ?? []), ...(failure.blockIds ?? [])]);
-        failures.set(failure.requestId, { ...(before ?? failure), blockIds: [...blockIds] });
-        if (failure.blocksAtRisk === true) {
-          atRisk.set(failure.requestId, (atRisk.get(failure.requestId) ?? new Set()).add(tpRank));
-        }
-      }
-      const named = new Set(output.failedReceiving.flatMap(({ blockIds }) => blockIds ?? []));
-      // Of no request in particular: told as it comes.
-      const failedBlockIds = new Set(output.failedBlockIds.filter((id) => !named.has(id)));
-      const fresh: string[] = [];
-      const secured: string[] = [];
-      for (const id of output.finishedReceiving) {
-        const again = secure(id, tpRank, output.failedReceiving);
-        if (again === "first") fresh.push(id);
-        else if (again === "all secured") secured.push(id);
-      }
-      const finishedReceiving = complete(receiving, tpRank, fresh);
-      const failedReceiving: FailedReceive[] = [];
-      for (const id of finishedReceiving) {
-        const failure = failures.get(id);
-        if (failure === undefined) continue;
-        failures.delete(id);
-        const { blocksAtRisk: _, ...certain } = failure;
-        // All of those ranks may have said since that nobody can write any more.
-        if (atRisk.get(id)?.size === 0) atRisk.delete(id);
-        failedReceiving.push(atRisk.has(id) ? { ...certain, blocksAtRisk: true } : certain);
-        // Not before: another rank may have been written to under these ids; and not later: they may have other owners then.
-        for (const blockId of failure.blockIds ?? []) failedBlockIds.add(blockId);
-      }
-      return {
-        finishedSending: complete(sending, tpRank, output.finishedSending),
-        finishedReceiving: [...finishedReceiving, ...secured],
-        failedReceiving,
-        failedBlockIds: [...failedBlockIds],
-        ...(output.connectorData === undefined ? {} : { connectorData: output.connectorData }),
-      };
-    },
-    get size() {
-      return new Set([...sending.keys(), ...receiving.keys(), ...atRisk.keys()]).size;
-    },
-  };
 }

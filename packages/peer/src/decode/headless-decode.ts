@@ -129,7 +129,7 @@ export async function openHeadlessDecode(options: HeadlessDecodeOptions): Promis
 
   for (const [tpRank, worker] of workers.entries()) {
     worker.onProgress(() => {
-      const output = aggregator.add(tpRank, worker.collectFinished());
+      const output = aggregator.add({ tpRank }, worker.collectFinished());
       scheduler.applyWorkerOutput(output);
       for (const id of output.finishedReceiving) {
         waiting.get(id)?.(output.failedReceiving.find(({ requestId }) => requestId === id));

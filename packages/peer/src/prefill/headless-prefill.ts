@@ -135,7 +135,7 @@ export async function openHeadlessPrefill(options: HeadlessPrefillOptions): Prom
   }
   for (const [rank, worker] of workers.entries()) {
     worker.onProgress(() => {
-      const output = aggregator.add(rank, worker.collectFinished());
+      const output = aggregator.add({ tpRank: rank }, worker.collectFinished());
       scheduler.applyWorkerOutput(output);
       for (const id of output.finishedSending) {
         pool.give(held.get(id) ?? []);

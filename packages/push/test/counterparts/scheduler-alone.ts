@@ -1,15 +1,15 @@
 import { readTransferConfig } from "@kv/connector";
 import type { ConnectorRequest } from "@kv/interface";
+import { engineIdentity } from "@kv/testing/engine-identity";
+import { manualClock } from "@kv/testing/manual-clock";
+import { simConfig } from "@kv/testing/simulator/sim-config";
 import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
-import { engineFacts } from "../../../pull/test/engine-facts.js";
-import { fixedClock } from "../../../pull/test/fixed-clock.js";
-import { simConfig } from "../../../pull/test/sim-config.js";
 import { createPushScheduler } from "../../src/index.js";
 import type { PushStepMetadata } from "../../src/step-metadata.js";
 
 /** A scheduler side without workers, and the metadata of its next step. */
 export async function scheduler() {
-  const clock = fixedClock(1000);
+  const clock = manualClock(1000);
   const network = memoryNetwork();
   const made = createPushScheduler({
     clock,
@@ -17,7 +17,7 @@ export async function scheduler() {
       ...readTransferConfig({ kv_connector: "NixlPushConnector", kv_role: "kv_both" }),
       sideChannelHost: "here",
     },
-    engine: engineFacts("e"),
+    engine: engineIdentity("e"),
     cache: simConfig(16),
     sideChannel: memorySideChannel({ network, host: "here" }),
   });

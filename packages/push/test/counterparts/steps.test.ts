@@ -1,5 +1,5 @@
+import { manualClock } from "@kv/testing/manual-clock";
 import { describe, expect, it } from "vitest";
-import { fixedClock } from "../../../pull/test/fixed-clock.js";
 import { createWordTable } from "../../src/words.js";
 import { writerOn } from "./writer-alone.js";
 
@@ -41,7 +41,7 @@ describe("notifications and leases", () => {
   });
 
   it("the word that a rank's share has arrived is taken, once from each rank, and an early one is kept", async () => {
-    const words = createWordTable({ clock: fixedClock() });
+    const words = createWordTable({ clock: manualClock() });
     expect(words.done("r~1", "p agent 1")).toBe(false);
     const about = words.open("r~1");
     expect([...about.done]).toEqual(["p agent 1"]);

@@ -1,7 +1,7 @@
 import { createMessages, createOutbox, createPeers, type LeaseOrder } from "@kv/connector";
 import { type Agent, silentLog } from "@kv/interface";
 import { decodeRegistration, type Registration } from "@kv/protocol";
-import { fixedClock } from "../../../pull/test/fixed-clock.js";
+import { manualClock } from "@kv/testing/manual-clock";
 import type { WriteLink } from "../../src/write-link.js";
 import { createPushWriter } from "../../src/writer.js";
 
@@ -9,7 +9,7 @@ const BLOCKS = [[4, 5, 6]];
 
 /** A writer whose WRITEs are noted and end at once, and what it tells its readers. */
 export function writerOn() {
-  const clock = fixedClock(500);
+  const clock = manualClock(500);
   const outbox = createOutbox();
   const written: string[] = [];
   const told: string[] = [];

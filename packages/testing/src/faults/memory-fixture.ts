@@ -1,11 +1,11 @@
 import type { Transport } from "@kv/interface";
 import { type FaultRule, memoryNetwork, type SeededRandom, virtualClock } from "@kv/transport-memory";
-import type { FaultGround } from "./fault-ground.js";
+import { createSimEngine } from "../simulator/sim-engine.js";
+import type { SimDevice, SimDeviceAround } from "../simulator/sim-options.js";
+import type { FaultFixture } from "./fault-fixture.js";
 import type { Sabotage } from "./sabotage.js";
-import { createSimEngine } from "./sim-engine.js";
-import type { SimDevice, SimDeviceAround } from "./sim-options.js";
 
-export interface MemoryGroundOptions {
+export interface MemoryFixtureOptions {
   readonly random: SeededRandom;
   readonly rules: readonly FaultRule[];
   /** See `FaultRunOptions`. */
@@ -19,7 +19,7 @@ export interface MemoryGroundOptions {
 const REST_MS = 30_000;
 
 /** The memory transport in virtual time: one seed is one run. */
-export function memoryGround(options: MemoryGroundOptions): FaultGround {
+export function memoryFixture(options: MemoryFixtureOptions): FaultFixture {
   const { plainProducers, sabotage, wrapTransport, device } = options;
   const clock = virtualClock();
   const network = memoryNetwork({

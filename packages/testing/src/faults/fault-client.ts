@@ -1,8 +1,8 @@
 import { type Clock, KvError, type KvTransferParams } from "@kv/interface";
 import type { SeededRandom } from "@kv/transport-memory";
-import type { FaultEngine } from "./fault-ground.js";
-import { coordinatesOf } from "./sim-engine.js";
-import type { SimRequest } from "./sim-options.js";
+import { coordinatesOf } from "../simulator/sim-engine.js";
+import type { SimRequest } from "../simulator/sim-options.js";
+import type { FaultEngine } from "./fault-fixture.js";
 
 /** The times of a fault run. */
 export interface FaultTimes {

@@ -1,7 +1,7 @@
 import type { ConnectorModule } from "@kv/interface";
 import { memoryNetwork, type SeededRandom, seededRandom, virtualClock } from "@kv/transport-memory";
 import { expect } from "vitest";
-import { createSimEngine, type SimEngine } from "./sim-engine.js";
+import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
 
 /** A pair of a connector's matrix: TP sizes, block sizes, KV heads of the model. */
 export interface MatrixCase {

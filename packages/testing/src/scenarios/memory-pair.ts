@@ -8,10 +8,10 @@ import {
   seededRandom,
   virtualClock,
 } from "@kv/transport-memory";
-import { pullConnector } from "../src/index.js";
-import { engineFacts } from "./engine-facts.js";
-import { simConfig } from "./sim-config.js";
-import { createSimRanks } from "./sim-ranks.js";
+import { pullConnector } from "../../../pull/src/index.js";
+import { engineIdentity } from "../engine-identity.js";
+import { simConfig } from "../simulator/sim-config.js";
+import { createSimRanks } from "../simulator/sim-ranks.js";
 
 /** Two engines on the memory transport, in virtual time, for the conformance suite. */
 export async function memoryPair({
@@ -46,7 +46,7 @@ export async function memoryPair({
         ...readTransferConfig({ kv_connector: "NixlConnector", kv_role: "kv_both" }),
         sideChannelHost: name,
       },
-      engine: engineFacts(name, { tpSize }),
+      engine: engineIdentity(name, { tpSize }),
       cache,
       transport,
       platform: cpuPlatform(),

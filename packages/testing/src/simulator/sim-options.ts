@@ -9,7 +9,7 @@ import type {
   Transport,
 } from "@kv/interface";
 import type { MemoryNetwork } from "@kv/transport-memory";
-import type { Sabotage } from "./sabotage.js";
+import type { Sabotage } from "../faults/sabotage.js";
 import type { SimRanks } from "./sim-ranks.js";
 
 export interface SimRequest {

@@ -1,6 +1,6 @@
 import type { Clock, ConnectorModule, KvTransferParams } from "@kv/interface";
 import type { SeededRandom } from "@kv/transport-memory";
-import type { SimRequest } from "./sim-options.js";
+import type { SimRequest } from "../simulator/sim-options.js";
 
 /** An engine of a fault run, wherever it lives. */
 export interface FaultEngine {
@@ -32,7 +32,7 @@ export interface FaultEngineOrder {
 }
 
 /** Where the engines of a fault run live, what moves their bytes, how time passes there, and what goes wrong by itself. */
-export interface FaultGround {
+export interface FaultFixture {
   readonly clock: Clock;
   start(order: FaultEngineOrder, random: SeededRandom): Promise<FaultEngine>;
   /** Sees work through: where time is virtual, by moving it on. */

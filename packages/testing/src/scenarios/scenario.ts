@@ -10,11 +10,11 @@ import {
   virtualClock,
 } from "@kv/transport-memory";
 import { expect } from "vitest";
-import { createSimEngine, type SimEngine } from "./sim-engine.js";
-import type { SimEngineOptions, SimRequest } from "./sim-options.js";
+import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
+import type { SimEngineOptions, SimRequest } from "../simulator/sim-options.js";
 
 /** A network in virtual time, and engines on it; what the scenarios play on. */
-export function stage({
+export function createScenario({
   faults = [],
   connector,
 }: {

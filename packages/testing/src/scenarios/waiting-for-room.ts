@@ -1,6 +1,6 @@
 import { expect } from "vitest";
-import type { SimEngine } from "./sim-engine.js";
-import { prompt, type stage } from "./stage.js";
+import type { SimEngine } from "../simulator/sim-engine.js";
+import { type createScenario, prompt } from "./scenario.js";
 
 /** Of a decode engine: room for one request at a time. */
 export const ROOM_FOR_ONE = { numBlocks: 3, extra: { request_timeout: 100 } };
@@ -10,7 +10,7 @@ export const ROOM_FOR_ONE = { numBlocks: 3, extra: { request_timeout: 100 } };
  * handed to `whileWaiting`, and in the end the second has its KV.
  */
 export async function expectKeptWaiting(
-  play: ReturnType<typeof stage>,
+  play: ReturnType<typeof createScenario>,
   p: SimEngine,
   d: SimEngine,
   whileWaiting: () => void,

@@ -8,10 +8,10 @@ import {
   type WorkerConnector,
 } from "@kv/interface";
 import { type MemoryHost, memorySideChannel, memoryTransport } from "@kv/transport-memory";
-import { pullConnector } from "../src/index.js";
-import { engineFacts } from "./engine-facts.js";
-import { plainSideChannel } from "./plain-peer.js";
-import { sabotagedSideChannel, sabotagedTransport } from "./sabotage.js";
+import { pullConnector } from "../../../pull/src/index.js";
+import { engineIdentity } from "../engine-identity.js";
+import { sabotagedSideChannel, sabotagedTransport } from "../faults/sabotage.js";
+import { plainSideChannel } from "../scenarios/plain-vllm-peer.js";
 import { simConfig } from "./sim-config.js";
 import type { SimEngineOptions } from "./sim-options.js";
 import { createSimRanks, type SimRanks } from "./sim-ranks.js";
@@ -64,7 +64,7 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
       : { sideChannelHost: "127.0.0.1", sideChannelPort: options.sideChannelPort ?? 0 }),
     env: options.env ?? {},
   };
-  const engine = engineFacts(engineId, {
+  const engine = engineIdentity(engineId, {
     ...{ tpSize, ppSize, model: options.model ?? "sim" },
     ...(options.hashedAttentionBackend === undefined
       ? {}

@@ -80,7 +80,8 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
       if (!alive) return;
     }
     for (const request of ended) if (request.phase !== "over") end(request, "length");
-    for (const [rank, worker] of workers.entries()) {
+    for (const [index, worker] of workers.entries()) {
+      const rank = { tpRank: index % options.tpSize, ppRank: Math.floor(index / options.tpSize) };
       apply(aggregate.add(rank, overTheWire(worker.collectFinished())));
     }
     if (hasWork()) wake();

@@ -1,6 +1,6 @@
 import type { Clock } from "@kv/interface";
 
-/** A clock that stands still until told, for unit tests of what takes one. */
+/** A clock that moves only when `advance` is called; timers fire in order of their time. For unit tests. */
 export function manualClock(startMs = 0): Clock & { advance(ms: number): void; pending(): number } {
   let nowMs = startMs;
   let order = 0;

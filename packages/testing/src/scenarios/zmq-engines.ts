@@ -2,7 +2,7 @@ import { zmqSideChannel } from "@kv/connector";
 import type { ConnectorModule } from "@kv/interface";
 import { memoryNetwork } from "@kv/transport-memory";
 import { expect } from "vitest";
-import { createSimEngine, type SimEngine } from "./sim-engine.js";
+import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
 
 /** Engines in real time whose handshakes go over ZMQ on the loopback, and whose bytes over the memory transport. */
 export function zmqEngines(connector: ConnectorModule) {

@@ -1,12 +1,12 @@
 import type { ConnectorModule, Transport } from "@kv/interface";
 import { type FaultRule, type SeededRandom, seededRandom } from "@kv/transport-memory";
+import type { SimDevice, SimDeviceAround } from "../simulator/sim-options.js";
 import { createFaultClient, type FaultSeats, type FaultTimes } from "./fault-client.js";
 import { deathsByRequests, deathsByTime } from "./fault-deaths.js";
-import type { FaultEngine, FaultGround } from "./fault-ground.js";
+import type { FaultEngine, FaultFixture } from "./fault-fixture.js";
 import { FAULT_RULES, LONG_MS, PLAIN_FAULT_RULES } from "./fault-rules.js";
-import { memoryGround } from "./memory-ground.js";
+import { memoryFixture } from "./memory-fixture.js";
 import type { Sabotage } from "./sabotage.js";
-import type { SimDevice, SimDeviceAround } from "./sim-options.js";
 
 /** What is run, wherever it runs. */
 export interface FaultLoad {
@@ -77,7 +77,7 @@ interface Seat {
 export function faultRun(options: FaultRunOptions): Promise<FaultRunReport> {
   const { plainProducers = false, rules, sabotage, wrapTransport, device, ...load } = options;
   const root = seededRandom(load.seed);
-  const ground = memoryGround({
+  const ground = memoryFixture({
     random: root.fork("network"),
     rules: rules ?? (plainProducers ? PLAIN_FAULT_RULES : FAULT_RULES),
     ...{ plainProducers, sabotage, wrapTransport, device },
@@ -87,7 +87,7 @@ export function faultRun(options: FaultRunOptions): Promise<FaultRunReport> {
 
 /** The same on any ground. */
 export async function faultRunOn(
-  ground: FaultGround,
+  ground: FaultFixture,
   load: FaultLoad,
   root: SeededRandom = seededRandom(load.seed),
 ): Promise<FaultRunReport> {

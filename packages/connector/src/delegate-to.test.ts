@@ -1,0 +1,22 @@
+import { expect, test } from "vitest";
+import { delegateTo } from "./delegate-to.js";
+
+class Counter {
+  #count = 0;
+  name = "counter";
+  add(): number {
+    this.#count += 1;
+    return this.#count;
+  }
+  get size(): number {
+    return this.#count;
+  }
+}
+
+test("methods keep their private state, and overrides win", () => {
+  const counter = new Counter();
+  const wrapped = delegateTo(counter, { name: "wrapped" });
+  const { add } = wrapped;
+  expect(add()).toBe(1);
+  expect([wrapped.size, wrapped.name, counter.name]).toEqual([1, "wrapped", "counter"]);
+});
