@@ -17,11 +17,11 @@ import {
   type WorkerSurroundings,
 } from "@kv/connector";
 import { decodeControl, decodeRegistration } from "./control.js";
-import { createDecodeWorker } from "./decode-worker.js";
+import { createDecodeWorker } from "./decode/decode-worker.js";
 import { pushStepMetadata } from "./step-metadata.js";
-import { type WriteOptions, writeBlocks } from "./write.js";
-import { createWriteLinks, type WriteLink } from "./write-link.js";
-import { createPushWriter } from "./writer.js";
+import { type WriteOptions, writeBlocks } from "./prefill/write-blocks.js";
+import { createWriteLinks, type WriteLink } from "./prefill/consumer-link.js";
+import { createPushWriter } from "./prefill/push-writer.js";
 
 /** How long what has ended is remembered: whatever was on its way has arrived by then. */
 const REMEMBER_MS = 600_000;

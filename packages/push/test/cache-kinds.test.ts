@@ -4,10 +4,10 @@ import { exchangedBlocks, type RankGeometry } from "@kv/plan";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { type Offer, PUSH_CONTROL } from "../src/control.js";
-import { plannedReceive } from "../src/planned-receive.js";
+import { plannedReceive } from "../src/decode/plan-receive.js";
 import type { RegistrationOrder } from "../src/step-metadata.js";
-import { writeBlocks } from "../src/write.js";
-import { createWriteLinks } from "../src/write-link.js";
+import { writeBlocks } from "../src/prefill/write-blocks.js";
+import { createWriteLinks } from "../src/prefill/consumer-link.js";
 
 const BLOCK_TOKENS = 16;
 const NUM_BLOCKS = 32;

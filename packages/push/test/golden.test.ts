@@ -19,8 +19,8 @@ import { describe, expect, it } from "vitest";
 import { fixedClock } from "../../pull/test/fixed-clock.js";
 import { decodeRegistration, encodeRegistration, type Offer } from "../src/control.js";
 import { createDecodeScheduler } from "../src/decode-scheduler.js";
-import { writeBlocks } from "../src/write.js";
-import { createWriteLinks } from "../src/write-link.js";
+import { writeBlocks } from "../src/prefill/write-blocks.js";
+import { createWriteLinks } from "../src/prefill/consumer-link.js";
 
 // What real vLLM servers did (0.32 and 0.33): packages/connector/fixtures/README.md says where it comes from.
 const folder = fileURLToPath(new URL("../../connector/fixtures/wire/", import.meta.url));

@@ -5,8 +5,8 @@ import { handshakeTargetRanks } from "@kv/topology";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { type Offer, PUSH_CONTROL } from "../src/control.js";
-import { writeBlocks } from "../src/write.js";
-import { createWriteLinks } from "../src/write-link.js";
+import { writeBlocks } from "../src/prefill/write-blocks.js";
+import { createWriteLinks } from "../src/prefill/consumer-link.js";
 
 /** Of the whole model: what one token and head has, K and V, and how many heads there are; the state's parts. */
 const HEADS = 4;

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { fixedClock } from "../../../pull/test/fixed-clock.js";
-import { createWordTable } from "../../src/words.js";
+import { createWordTable } from "../../src/decode/push-replies.js";
 import { writerOn } from "./writer-alone.js";
 
 // Counterparts of the unit tests of vLLM's push connector (PR 35264): steps, notifications, leases.

@@ -2,8 +2,8 @@ import { createMessages, createOutbox, createPeers, type LeaseOrder } from "@kv/
 import { type Agent, silentLog } from "@kv/interface";
 import { fixedClock } from "../../../pull/test/fixed-clock.js";
 import { decodeRegistration, type Offer } from "../../src/control.js";
-import type { WriteLink } from "../../src/write-link.js";
-import { createPushWriter } from "../../src/writer.js";
+import type { WriteLink } from "../../src/prefill/consumer-link.js";
+import { createPushWriter } from "../../src/prefill/push-writer.js";
 
 const BLOCKS = [[4, 5, 6]];
 

@@ -1,12 +1,12 @@
 import type { LeaseOrder } from "@kv/connector";
 import { KvError } from "@kv/interface";
-import type { Offer } from "./control.js";
+import type { Offer } from "../control.js";
 import type { Deliveries, Delivery } from "./deliveries.js";
-import type { Produced } from "./matching.js";
+import type { Produced } from "./registration-matcher.js";
 import type { PeerQueues } from "./queues.js";
-import type { Recent } from "./recent.js";
-import type { WriteRuns } from "./write-runs.js";
-import type { WriteBlocks, WritesAhead } from "./writes-ahead.js";
+import type { Recent } from "./expiring-set.js";
+import type { WriteRuns } from "./write-dispatch.js";
+import type { WriteBlocks, WritesAhead } from "./layerwise-writes.js";
 
 /** Brings finished requests to the offers that they matched: one WRITE for each offer, in the queue of its consumer. */
 export interface Delivering {

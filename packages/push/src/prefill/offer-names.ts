@@ -1,5 +1,5 @@
 import type { PeerAddress } from "@kv/connector";
-import type { Offer } from "./control.js";
+import type { Offer } from "../control.js";
 
 /** Where the consumer that made an offer shakes hands. */
 export function consumerAddress({ engineId, host, port, tpSize }: Offer): PeerAddress {

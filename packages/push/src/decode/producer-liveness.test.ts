@@ -1,7 +1,7 @@
 import type { AwaitedRequest, Peers, RemoteLink } from "@kv/connector";
 import { expect, test, vi } from "vitest";
-import type { RegistrationOrder } from "./step-metadata.js";
-import { createSuspicion } from "./suspicion.js";
+import type { RegistrationOrder } from "../step-metadata.js";
+import { createSuspicion } from "./producer-liveness.js";
 
 function suspecting(incarnation: string | undefined, ...processes: (string | undefined)[]) {
   const link = { incarnation } as RemoteLink;

@@ -7,10 +7,10 @@ import {
   type TransferResult,
 } from "@kv/interface";
 import { fromOtherSide, planRequest } from "@kv/plan";
-import type { Offer } from "./control.js";
-import { createReadParts } from "./read-parts.js";
-import type { WriteLink, WriteTarget } from "./write-link.js";
-import type { WritableOrder } from "./writes-ahead.js";
+import type { Offer } from "../control.js";
+import { createReadParts } from "./region-filter.js";
+import type { WriteLink, WriteTarget } from "./consumer-link.js";
+import type { WritableOrder } from "./layerwise-writes.js";
 
 export interface WriteOptions {
   readonly agent: Agent;

@@ -9,19 +9,19 @@ import {
   type TransferMetrics,
 } from "@kv/connector";
 import { type Clock, type ComputedLayer, KvError, type Log } from "@kv/interface";
-import { createConsumerAnswers } from "./consumer-answers.js";
-import type { Offer } from "./control.js";
+import { createConsumerAnswers } from "./ended-notices.js";
+import type { Offer } from "../control.js";
 import { createDeliveries } from "./deliveries.js";
-import { createDelivering } from "./delivering.js";
-import { createGenerationFloors } from "./generation-floors.js";
-import { createMatching, type Produced } from "./matching.js";
+import { createDelivering } from "./finished-requests.js";
+import { createGenerationFloors } from "./generation-watermarks.js";
+import { createMatching, type Produced } from "./registration-matcher.js";
 import { consumerOf, keyOf } from "./offer-names.js";
 import { createOfferSweep } from "./offer-sweep.js";
 import { createPeerQueues } from "./queues.js";
-import { createRecent } from "./recent.js";
-import type { WriteLink } from "./write-link.js";
-import { createWriteRuns } from "./write-runs.js";
-import { createWritesAhead, type WriteBlocks } from "./writes-ahead.js";
+import { createRecent } from "./expiring-set.js";
+import type { WriteLink } from "./consumer-link.js";
+import { createWriteRuns } from "./write-dispatch.js";
+import { createWritesAhead, type WriteBlocks } from "./layerwise-writes.js";
 
 /**
  * The push writer of a producer's rank: the one owner of offers, finished requests, leases and WRITEs. It acts when something happens (a

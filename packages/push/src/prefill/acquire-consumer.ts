@@ -1,8 +1,8 @@
 import { type PeerHold, type Peers, whileWanted } from "@kv/connector";
 import { KvError } from "@kv/interface";
-import type { Offer } from "./control.js";
+import type { Offer } from "../control.js";
 import { consumerAddress } from "./offer-names.js";
-import type { WriteLink } from "./write-link.js";
+import type { WriteLink } from "./consumer-link.js";
 
 /**
  * The link to the very process that made an offer: a restarted consumer comes back under the same name, and the link that is there

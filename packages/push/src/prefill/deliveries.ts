@@ -1,7 +1,7 @@
-import type { Offer } from "./control.js";
-import type { Produced } from "./matching.js";
+import type { Offer } from "../control.js";
+import type { Produced } from "./registration-matcher.js";
 import { consumerOf } from "./offer-names.js";
-import { ranksServed } from "./write-link.js";
+import { ranksServed } from "./consumer-link.js";
 
 /** A finished request and the ranks of its consumer. */
 export interface Delivery {

@@ -1,10 +1,10 @@
 import type { LeaseOrder } from "@kv/connector";
 import { KvError } from "@kv/interface";
 import { describe, expect, it } from "vitest";
-import type { Offer } from "./control.js";
-import type { Produced } from "./matching.js";
+import type { Offer } from "../control.js";
+import type { Produced } from "./registration-matcher.js";
 import { createPeerQueues } from "./queues.js";
-import { createWritesAhead } from "./writes-ahead.js";
+import { createWritesAhead } from "./layerwise-writes.js";
 
 function setUp() {
   const ends: ((failure?: Error) => void)[] = [];

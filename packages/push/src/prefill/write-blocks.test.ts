@@ -8,9 +8,9 @@ import {
 } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { describe, expect, it } from "vitest";
-import { type Offer, PUSH_CONTROL } from "./control.js";
-import { type WritePart, writeBlocks } from "./write.js";
-import { createWriteLinks } from "./write-link.js";
+import { type Offer, PUSH_CONTROL } from "../control.js";
+import { type WritePart, writeBlocks } from "./write-blocks.js";
+import { createWriteLinks } from "./consumer-link.js";
 
 const REGIONS = [
   { name: "layers.0", memoryType: "VRAM" },

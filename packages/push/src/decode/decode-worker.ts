@@ -20,11 +20,11 @@ import {
   encodeWithdrawal,
   PUSH_CONTROL,
   type Registrant,
-} from "./control.js";
+} from "../control.js";
 import { type ReceivePushOptions, receivePush } from "./receive-push.js";
-import type { RegistrationOrder } from "./step-metadata.js";
-import { createSuspicion } from "./suspicion.js";
-import { createWordTable } from "./words.js";
+import type { RegistrationOrder } from "../step-metadata.js";
+import { createSuspicion } from "./producer-liveness.js";
+import { createWordTable } from "./push-replies.js";
 
 /**
  * The consumer's half of a worker: every registration waits on its own, for its peer's handshake and then for the word of each of the

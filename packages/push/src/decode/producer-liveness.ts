@@ -1,6 +1,6 @@
 import type { AwaitedRequest, Peers, RemoteLink } from "@kv/connector";
 import { KvError } from "@kv/interface";
-import type { RegistrationOrder } from "./step-metadata.js";
+import type { RegistrationOrder } from "../step-metadata.js";
 
 /**
  * A producer that dies between a registration and its WRITE sends no word. A heartbeat that the transport does not take raises the

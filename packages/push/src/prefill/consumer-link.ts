@@ -8,7 +8,7 @@ import {
 } from "@kv/plan";
 import { handshakeTargetRanks } from "@kv/topology";
 import { consumerGeometry } from "./consumer-geometry.js";
-import { PUSH_CONTROL } from "./control.js";
+import { PUSH_CONTROL } from "../control.js";
 
 /** A consumer engine that this producer rank writes to. */
 export interface WriteLink {

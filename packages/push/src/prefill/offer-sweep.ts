@@ -1,6 +1,6 @@
 import type { Clock, Timer } from "@kv/interface";
-import type { Offer } from "./control.js";
-import type { Matching } from "./matching.js";
+import type { Offer } from "../control.js";
+import type { Matching } from "./registration-matcher.js";
 
 /** Offers that nothing comes for do not wait for ever. */
 export interface OfferSweep {

@@ -1,11 +1,11 @@
 import type { LeaseOrder, SendableRequest } from "@kv/connector";
 import { type BlockIds, KvError } from "@kv/interface";
-import type { Offer } from "./control.js";
-import type { Produced } from "./matching.js";
+import type { Offer } from "../control.js";
+import type { Produced } from "./registration-matcher.js";
 import type { PeerQueues } from "./queues.js";
-import type { WritePart } from "./write.js";
-import type { WriteLink } from "./write-link.js";
-import type { WriteRuns } from "./write-runs.js";
+import type { WritePart } from "./write-blocks.js";
+import type { WriteLink } from "./consumer-link.js";
+import type { WriteRuns } from "./write-dispatch.js";
 
 /**
  * Layer-wise push: what is known of a request goes to the offer that waits for it while later layers are being computed. Nothing of it is a

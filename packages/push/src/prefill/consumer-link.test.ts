@@ -2,8 +2,8 @@ import { createLocalLists, createRemoteAgents } from "@kv/connector";
 import { type Agent, type PreparedList, silentLog } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { describe, expect, it } from "vitest";
-import { PUSH_CONTROL } from "./control.js";
-import { createWriteLinks } from "./write-link.js";
+import { PUSH_CONTROL } from "../control.js";
+import { createWriteLinks } from "./consumer-link.js";
 
 const rank = (tpRank: number, tpSize: number, blockSize: number, heads = 4): RankGeometry => ({
   tpRank,

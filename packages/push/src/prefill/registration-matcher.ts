@@ -1,8 +1,8 @@
 import { baseRequestId, type LeaseOrder, type SendableRequest } from "@kv/connector";
 import type { Clock } from "@kv/interface";
-import type { Offer } from "./control.js";
-import { createNameIndex, namesOf } from "./names.js";
-import { createRecent } from "./recent.js";
+import type { Offer } from "../control.js";
+import { createNameIndex, namesOf } from "./request-aliases.js";
+import { createRecent } from "./expiring-set.js";
 
 /** A request of this producer, from the step that admits it until its blocks are free. */
 export interface Produced {

@@ -1,8 +1,8 @@
 import { ReceiveBroken, type RemoteLink } from "@kv/connector";
 import { type BlockIds, type KvCacheConfig, KvError } from "@kv/interface";
 import { exchangedBlocks, planRequest, type RequestPlan } from "@kv/plan";
-import { PUSH_CONTROL } from "./control.js";
-import type { RegistrationOrder } from "./step-metadata.js";
+import { PUSH_CONTROL } from "../control.js";
+import type { RegistrationOrder } from "../step-metadata.js";
 
 export interface ReceivedGroups {
   readonly groups: KvCacheConfig["groups"];

@@ -7,10 +7,10 @@ import {
 } from "@kv/connector";
 import { type Clock, KvError, type Timer } from "@kv/interface";
 import type { RequestPlan } from "@kv/plan";
-import { PUSH_CONTROL } from "./control.js";
-import { plannedReceive, type ReceivedGroups } from "./planned-receive.js";
-import type { RegistrationOrder } from "./step-metadata.js";
-import type { Words } from "./words.js";
+import { PUSH_CONTROL } from "../control.js";
+import { plannedReceive, type ReceivedGroups } from "./plan-receive.js";
+import type { RegistrationOrder } from "../step-metadata.js";
+import type { Words } from "./push-replies.js";
 
 export interface ReceivePushOptions extends ReceivedGroups {
   readonly clock: Clock;

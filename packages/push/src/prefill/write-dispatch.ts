@@ -1,8 +1,8 @@
 import type { PeerHold, Peers, TransferMetrics } from "@kv/connector";
 import { type Clock, KvError, type Log } from "@kv/interface";
-import { consumerLink } from "./consumer-link.js";
-import type { Offer } from "./control.js";
-import type { WriteLink } from "./write-link.js";
+import { consumerLink } from "./acquire-consumer.js";
+import type { Offer } from "../control.js";
+import type { WriteLink } from "./consumer-link.js";
 
 /** Does something with the link to the consumer that made an offer, in its time. */
 export interface WriteRuns {

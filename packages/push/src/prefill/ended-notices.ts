@@ -1,8 +1,8 @@
 import { type Background, createBackground, type Messages, type Peers } from "@kv/connector";
 import type { KvError, Log } from "@kv/interface";
-import { consumerLink } from "./consumer-link.js";
-import { encodeEnded, type Offer } from "./control.js";
-import type { WriteLink } from "./write-link.js";
+import { consumerLink } from "./acquire-consumer.js";
+import { encodeEnded, type Offer } from "../control.js";
+import type { WriteLink } from "./consumer-link.js";
 
 /** Tells consumers of ours that nothing of an offer is under way, and that nothing will come; a vLLM one has no word for it. */
 export interface ConsumerAnswers extends Background {
