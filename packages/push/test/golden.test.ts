@@ -17,18 +17,22 @@ import {
 import type { RankGeometry } from "@kv/plan";
 import { describe, expect, it } from "vitest";
 import { fixedClock } from "../../pull/test/fixed-clock.js";
-import { decodeRegistration, encodeRegistration, type Offer } from "../src/control.js";
-import { createDecodeScheduler } from "../src/decode-scheduler.js";
+import { decodeRegistration, encodeRegistration, type Offer as Registration } from "../src/control.js";
+import { createConsumerLinks } from "../src/prefill/consumer-link.js";
 import { writeBlocks } from "../src/prefill/write-blocks.js";
-import { createWriteLinks } from "../src/prefill/consumer-link.js";
+import { createDecodeScheduler } from "../src/scheduler.js";
 
-// What real vLLM servers did (0.32 and 0.33): packages/connector/fixtures/README.md says where it comes from.
+// Recordings of vLLM servers (0.32 and 0.33). Their source: packages/connector/fixtures/README.md.
 const folder = fileURLToPath(new URL("../../connector/fixtures/wire/", import.meta.url));
 
-/** The keys of a recording that are looked at, of whichever kind the line is. */
+/** The keys of a recorded line that the tests read. Each kind of line has some of them. */
 interface Line {
   readonly hex: string;
-  readonly decoded: { readonly kind: string; readonly msgpack: Said; readonly req_ids: string[] };
+  readonly decoded: {
+    readonly kind: string;
+    readonly msgpack: RecordedRegistration;
+    readonly req_ids: string[];
+  };
   readonly ev?: string;
   readonly req: string;
   readonly ret: readonly [number, boolean];
@@ -40,7 +44,7 @@ interface Line {
   readonly notif: string;
 }
 
-interface Said {
+interface RecordedRegistration {
   readonly request_id: string;
   readonly decode_engine_id: string;
   readonly decode_host: string;
@@ -85,58 +89,57 @@ const CACHE = {
   attentionBackend: "CPU_ATTN",
 };
 
-describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
+describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
   const registrations = lines(`${recording}.notifs`).filter(({ decoded }) => decoded.kind === "PUSH_REG");
   const scheduled = lines(`${recording}.sched`);
 
-  it("a registration, byte for byte, both ways", () => {
+  it("a registration is encoded and decoded byte for byte", () => {
     expect(registrations.length).toBeGreaterThan(3);
     for (const { hex, decoded } of registrations) {
-      const said = decoded.msgpack;
+      const recorded = decoded.msgpack;
       const order = {
         requestId: "not on the wire",
-        wireId: said.request_id,
+        wireId: recorded.request_id,
         generation: 7,
         oldestOpen: 7,
         remote: {
-          engineId: said.remote_engine_id,
-          host: said.remote_host,
-          port: said.remote_port,
-          tpSize: said.remote_tp_size,
+          engineId: recorded.remote_engine_id,
+          host: recorded.remote_host,
+          port: recorded.remote_port,
+          tpSize: recorded.remote_tp_size,
           dcpSize: 1,
-          ppSize: said.remote_pp_size,
+          ppSize: recorded.remote_pp_size,
           registrationGeneration: 0,
           requestId: "not on the wire",
         },
-        localBlockIds: said.local_block_ids,
+        localBlockIds: recorded.local_block_ids,
         localComputedBlocks: [0],
         numTokens: 1,
         awaited: true,
-        host: said.decode_host,
-        port: said.decode_port,
+        host: recorded.decode_host,
+        port: recorded.decode_port,
       };
-      const us = {
-        engineId: said.decode_engine_id,
-        tpSize: said.decode_tp_size,
+      const registrant = {
+        engineId: recorded.decode_engine_id,
+        tpSize: recorded.decode_tp_size,
         tpRank: 0,
         incarnation: "i",
       };
-      expect(Buffer.from(encodeRegistration(order, us, false)).toString("hex")).toBe(hex);
-      const offer = decodeRegistration({ ...said });
-      expect(offer).toEqual({
+      expect(Buffer.from(encodeRegistration(order, registrant, false)).toString("hex")).toBe(hex);
+      expect(decodeRegistration({ ...recorded })).toEqual({
         wireId: order.wireId,
         matchId: order.wireId,
-        engineId: us.engineId,
+        engineId: registrant.engineId,
         host: order.host,
         port: order.port,
-        tpSize: us.tpSize,
+        tpSize: registrant.tpSize,
         blockIds: order.localBlockIds,
         producerEngineId: order.remote.engineId,
       });
     }
   });
 
-  it("what a prefill scheduler answers, keys and order included", () => {
+  it("a prefill scheduler answers with the same parameters in the same order", () => {
     for (const ended of scheduled.filter(({ ev }) => ev === "sched.request_finished.ret")) {
       const { params } = ended;
       if (params === null) continue;
@@ -165,7 +168,7 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
     }
   });
 
-  it("what a decode scheduler asks for and registers", () => {
+  it("a decode scheduler requests the same tokens and registers the same blocks", () => {
     const matched = scheduled.filter(({ ev, ret }) => ev === "sched.get_num_new_matched_tokens" && ret[1]);
     expect(matched.length).toBeGreaterThan(0);
     for (const { req, params, ret } of matched) {
@@ -202,7 +205,7 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
     }
   });
 
-  it("which descriptors are written where, and the word at the end", async () => {
+  it("the same descriptors are written, with the same notification", async () => {
     const writes = lines(`${recording}.xfers`).filter(({ op }) => op === "WRITE");
     const decodeTpSize = recording.endsWith("d2") ? 2 : 1;
     const rank = (tpRank: number, tpSize: number, numBlocks: number): RankGeometry => ({
@@ -233,7 +236,7 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
         return { done: Promise.resolve({}), released: Promise.resolve() };
       },
     } as unknown as Agent;
-    const links = createWriteLinks({
+    const links = createConsumerLinks({
       agent,
       log: silentLog,
       localLists: createLocalLists(agent),
@@ -269,18 +272,19 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
         promptBlockIds,
         numTokens: perRegion * 32 - 20,
       } as unknown as LeaseOrder;
-      const offer = {
+      const registration = {
         wireId: first.notif.slice(0, -2),
         blockIds: [first.remote_idx.slice(0, perRegion)],
-      } as unknown as Offer;
+      } as unknown as Registration;
       done.splice(0);
-      await writeBlocks(link, [...link.targets.keys()], { order, offer }, new AbortController().signal, {
+      const ranks = [...link.targets.keys()];
+      await writeBlocks(link, { registration, ranks, order }, new AbortController().signal, {
         agent,
         messages: { send: async () => true },
+        metrics: { transferred() {}, notificationFailed() {} },
+        log: silentLog,
         tpRank: 0,
         tpSize: 1,
-        transferred() {},
-        notificationFailed() {},
       });
       expect(done.length).toBe(decodeTpSize);
       for (const [index, request] of done.entries()) {
@@ -296,7 +300,7 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
   });
 });
 
-it("a heartbeat names the producer's request", () => {
+it("a heartbeat is encoded byte for byte", () => {
   const heartbeats = lines("v33_push_p1d2.notifs").filter(({ decoded }) => decoded.kind === "HB");
   expect(heartbeats.length).toBeGreaterThan(0);
   for (const { hex, decoded } of heartbeats) {

@@ -389,7 +389,7 @@ describe("a decode worker that closes", () => {
     }
     await play.clock.advance(100);
     const [writer, receiver] = workers.map((worker) => worker.outstanding());
-    expect([writer?.offers, receiver?.receives]).toEqual([2, 2]);
+    expect([writer?.registrations, receiver?.receives]).toEqual([2, 2]);
     await p.kill();
     // The rounds of its withdrawal end at other times than the grace.
     d.abort(legs(1).decode.requestId);

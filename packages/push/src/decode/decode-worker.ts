@@ -1,231 +1,193 @@
 import {
   type AwaitedRequest,
+  type AwaitedRequests,
   createAwaitedRequests,
   createBackground,
   createKeepAlive,
   type FreshLinkOptions,
-  freshLink,
-  type HeartbeatOrder,
   idleWithin,
+  type KeepAlive,
   type Messages,
   type Outbox,
-  type RemoteLink,
+  type ReceiveBroken,
   type TransferMetrics,
   tellPeer,
 } from "@kv/connector";
-import { type Clock, type KvCacheConfig, KvError, type Log } from "@kv/interface";
-import {
-  type Ended,
-  encodeRegistration,
-  encodeWithdrawal,
-  PUSH_CONTROL,
-  type Registrant,
-} from "../control.js";
+import { type Clock, KvError, type Log } from "@kv/interface";
+import type { Ended } from "../control.js";
+import type { PushStepMetadata, RegistrationOrder } from "../step-metadata.js";
+import type { ReceivingEngine } from "./plan-receive.js";
+import { ProducerLiveness } from "./producer-liveness.js";
+import { PushReplies } from "./push-replies.js";
 import { type ReceivePushOptions, receivePush } from "./receive-push.js";
-import type { RegistrationOrder } from "../step-metadata.js";
-import { createSuspicion } from "./producer-liveness.js";
-import { createWordTable } from "./push-replies.js";
+import { RegistrationSender } from "./registration-sender.js";
 
-/**
- * The consumer's half of a worker: every registration waits on its own, for its peer's handshake and then for the word of each of the
- * producer's ranks; each ends in the outbox, at its deadline at the latest.
- */
-export interface DecodeWorker {
-  step(step: DecodeWorkerStep): void;
-  /** A producer's rank has written its share of a request. */
-  done(wireId: string, from: string): void;
-  /** A producer's rank will not write, or no more. */
-  ended(ended: Ended, from: string): void;
-  outstanding(): { receives: number; tells: number; heartbeats: number };
-  /**
-   * Takes everything back, and waits until no WRITE can come any more; not longer than `CLOSE_GRACE_MS`. Requests that still wait then
-   * are let go of and reported to nobody: their blocks may be written to until the agent is closed.
-   */
-  close(): Promise<void>;
-}
-
-export interface DecodeWorkerStep {
-  readonly incarnation: string;
-  readonly registrations: readonly RegistrationOrder[];
-  readonly withdrawals: readonly string[];
-  readonly heartbeats: readonly HeartbeatOrder[] | null;
-}
-
-export interface DecodeWorkerOptions extends FreshLinkOptions, Pick<ReceivePushOptions, "settle"> {
+export interface DecodeWorkerOptions
+  extends FreshLinkOptions,
+    ReceivingEngine,
+    Pick<ReceivePushOptions, "receivePass" | "blocksAtRiskMs"> {
   readonly clock: Clock;
   readonly log: Log;
   readonly metrics: TransferMetrics;
   readonly outbox: Outbox;
   readonly messages: Messages;
+  /** This engine and this rank of it. */
   readonly engineId: string;
-  readonly tpSize: number;
   readonly tpRank: number;
+  /** The time between two heartbeats, in milliseconds. */
   readonly heartbeatIntervalMs: number;
+  /** From the registration to the KV in place, in milliseconds. */
   readonly registrationTimeoutMs: number;
-  readonly blocksAtRiskMs: number;
+  /** How long a probe of a producer may take, in milliseconds. */
   readonly handshakeTimeoutMs: number;
-  readonly groups: KvCacheConfig["groups"];
 }
 
-const REPEAT_MS = 1000;
-const GRACE_MS = 500;
+/** The part of a step that concerns the consumer. */
+export type DecodeWorkerStep = Pick<
+  PushStepMetadata,
+  "incarnation" | "registrations" | "withdrawals" | "heartbeats"
+>;
 
-type Entry = AwaitedRequest<RegistrationOrder>;
+/** Failures before any rank of the producer knew the blocks. */
+const NOT_REGISTERED = ["push_reg_handshake_failed", "transfer_setup_failed"];
 
-export function createDecodeWorker(options: DecodeWorkerOptions): DecodeWorker {
-  const { clock, log, metrics, messages, outbox, peers } = options;
-  const runs = createBackground();
-  const tells = createBackground();
-  const words = createWordTable({ clock });
-  const byWireId = new Map<string, RegistrationOrder>();
-  let incarnation = "";
-  let closed = false;
-  /** The grace of `close` is over. */
-  let abandoned = false;
-  /** Questions under way. */
-  const asking = new Set<AbortController>();
-  const awaited = createAwaitedRequests<RegistrationOrder>({
-    clock,
-    log,
-    outbox,
-    background: runs,
-    timeoutMs: options.registrationTimeoutMs,
-    // Of several KV cache groups, block ids of one do not say what is invalid: requests do.
-    singleGroup: options.groups.length === 1,
-  });
-  const suspicion = createSuspicion({ peers, waiting: awaited.values, processAt });
-  const keepAlive = createKeepAlive({
-    clock,
-    intervalMs: options.heartbeatIntervalMs,
-    peers,
-    messages,
-    beaten({ engineId }, taken) {
-      if (taken) suspicion.alive(engineId);
-      else tells.track(suspicion.ask(engineId));
-    },
-    track: tells.track,
-  });
+/**
+ * The consumer's half of a worker. Each registration runs on its own: it waits for the handshake, then for the reply of each of the
+ * producer's ranks, and ends in the outbox, at its deadline at the latest.
+ */
+export class DecodeWorker {
+  readonly #options: DecodeWorkerOptions;
+  readonly #receives = createBackground();
+  /** Notifications of requests that need no KV. */
+  readonly #releases = createBackground();
+  readonly #replies: PushReplies;
+  readonly #sender: RegistrationSender;
+  readonly #liveness: ProducerLiveness;
+  readonly #awaited: AwaitedRequests<RegistrationOrder>;
+  readonly #receiveOptions: ReceivePushOptions;
+  readonly #heartbeats: KeepAlive;
+  /** The registrations that wait, by wire id. */
+  readonly #byWireId = new Map<string, RegistrationOrder>();
+  #closed = false;
 
-  const us = (): Registrant => ({
-    engineId: options.engineId,
-    tpSize: options.tpSize,
-    tpRank: options.tpRank,
-    incarnation,
-  });
-
-  async function processAt({ remote }: RegistrationOrder): Promise<string | undefined> {
-    const controller = new AbortController();
-    asking.add(controller);
-    const timer = clock.setTimer(
-      () => controller.abort(new KvError("KV_SIDE_CHANNEL_TIMEOUT", "nobody answered")),
-      options.handshakeTimeoutMs,
-    );
-    try {
-      return await options.currentIncarnation(remote, controller.signal);
-    } catch {
-      return undefined;
-    } finally {
-      timer.cancel();
-      asking.delete(controller);
-    }
-  }
-
-  const receiveOptions: ReceivePushOptions = {
-    clock,
-    link: (order, signal) => freshLink(order.remote, signal, options),
-    register(order, link, agent) {
-      const own = link.features.has(PUSH_CONTROL);
-      return messages.send(agent, encodeRegistration(order, us(), own), (error) => {
-        metrics.notificationFailed();
-        log.warn("push_reg_notif_failed", { requestId: order.requestId, agent, error: String(error) });
-        peers.drop(order.remote.engineId, String(error), link);
-      });
-    },
-    withdraw,
-    processAt,
-    abandoned: () => abandoned,
-    settle: options.settle,
-    repeatMs: REPEAT_MS,
-    graceMs: GRACE_MS,
-    blocksAtRiskMs: options.blocksAtRiskMs,
-    tpSize: options.tpSize,
-    groups: options.groups,
-  };
-
-  function withdraw(order: RegistrationOrder, link: RemoteLink, agents: Iterable<string>): void {
-    if (!link.features.has(PUSH_CONTROL)) return;
-    const payload = encodeWithdrawal(order, us());
-    for (const agent of agents) {
-      void messages.send(agent, payload, (error) =>
-        log.debug("push-withdrawal-failed", { requestId: order.requestId, agent, error: String(error) }),
-      );
-    }
-  }
-
-  const fetching = {
-    run(entry: Entry) {
-      const { order, signal, blocksAtRisk } = entry;
-      byWireId.set(order.wireId, order);
-      return receivePush(order, signal, words.open(order.wireId), receiveOptions, blocksAtRisk);
-    },
-    ended({ order }: Entry, broken: { failureType: string } | undefined) {
-      byWireId.delete(order.wireId);
-      words.close(order.wireId);
-      // Given up before there was anyone to tell: the producer may free what it has.
-      const untold = ["push_reg_handshake_failed", "transfer_setup_failed"];
-      if (broken !== undefined && untold.includes(broken.failureType)) tell(order);
-    },
-  };
-
-  /** Nothing is wanted: the producer may free the blocks. A vLLM one has no word for it, and lets its lease run out. */
-  function tell(order: RegistrationOrder): void {
-    if (closed) return;
-    tellPeer(order.remote, (link) => withdraw(order, link, link.agents.values()), {
+  constructor(options: DecodeWorkerOptions) {
+    const { clock, log, outbox, peers, messages } = options;
+    this.#options = options;
+    this.#replies = new PushReplies({ clock });
+    this.#sender = new RegistrationSender(options);
+    this.#awaited = createAwaitedRequests({
+      clock,
+      log,
+      outbox,
+      background: this.#receives,
+      timeoutMs: options.registrationTimeoutMs,
+      // With several KV cache groups a block id of one does not say which block is invalid: the request id does.
+      singleGroup: options.groups.length === 1,
+    });
+    this.#liveness = new ProducerLiveness({
+      ...options,
+      awaited: this.#awaited,
+      probeTimeoutMs: options.handshakeTimeoutMs,
+    });
+    this.#receiveOptions = { ...options, sender: this.#sender, liveness: this.#liveness };
+    this.#heartbeats = createKeepAlive({
+      clock,
+      intervalMs: options.heartbeatIntervalMs,
       peers,
-      background: tells,
+      messages,
+      beaten: ({ engineId }, delivered) => {
+        if (delivered) this.#liveness.heartbeatDelivered(engineId);
+        else this.#releases.track(this.#liveness.heartbeatFailed(engineId));
+      },
+      track: (work) => this.#releases.track(work),
+    });
+  }
+
+  /** Takes the registrations, the requests that the engine gave up, and the heartbeats. */
+  step({ incarnation, registrations, withdrawals, heartbeats }: DecodeWorkerStep): void {
+    this.#sender.incarnation = incarnation;
+    for (const order of registrations) {
+      if (order.awaited) this.#receive(order);
+      else this.#release(order);
+    }
+    for (const requestId of withdrawals) {
+      this.#awaited.abort(requestId, new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`));
+    }
+    if (heartbeats !== null) this.#heartbeats.replace(heartbeats);
+  }
+
+  /** Takes a done notification: the producer's rank with the agent `from` has written its share. */
+  done(wireId: string, from: string): void {
+    if (this.#replies.done(wireId, from)) return;
+    this.#options.metrics.notificationAfterExpiry();
+    this.#options.log.debug("notification-for-unknown-request", { requestId: wireId, from });
+  }
+
+  /** Takes an ended notice (`push_ended`): the producer's rank with the agent `from` does not write, or has stopped. */
+  ended({ wireId, incarnation, generation, code, message }: Ended, from: string): void {
+    const order = this.#byWireId.get(wireId);
+    const isCurrent = incarnation === this.#sender.incarnation && order?.generation === generation;
+    if (order === undefined || !isCurrent) return;
+    const reason = `engine ${order.remote.engineId} does not write request ${wireId}: ${message}`;
+    this.#replies.ended(wireId, from, new KvError(code, reason));
+  }
+
+  /** The numbers of requests that wait, notifications on their way, and producers that get heartbeats; all are 0 when nothing is left. */
+  outstanding(): { receives: number; tells: number; heartbeats: number } {
+    return {
+      receives: this.#awaited.size,
+      tells: this.#releases.size + this.#options.messages.size,
+      heartbeats: this.#heartbeats.size,
+    };
+  }
+
+  /**
+   * Withdraws all registrations, and waits until no WRITE can arrive any more, for `CLOSE_GRACE_MS` at most. Requests that still wait
+   * then are abandoned without a report: their blocks may be written to until the agent is closed.
+   */
+  async close(): Promise<void> {
+    const { clock, log, messages } = this.#options;
+    this.#closed = true;
+    this.#heartbeats.close();
+    this.#awaited.abortAll(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
+    if (await idleWithin(clock, [this.#receives, this.#releases, messages])) return;
+    log.warn("close-did-not-wait", {
+      receives: this.#receives.size,
+      tells: this.#releases.size + messages.size,
+    });
+    this.#awaited.abandonAll();
+    this.#liveness.close();
+    this.#replies.abandonAll();
+  }
+
+  #receive(order: RegistrationOrder): void {
+    this.#awaited.start(order, {
+      run: (request) => this.#run(request),
+      ended: (_request, broken) => this.#ended(order, broken),
+    });
+  }
+
+  #run({ order, signal, blocksAtRisk }: AwaitedRequest<RegistrationOrder>): Promise<void> {
+    this.#byWireId.set(order.wireId, order);
+    const replies = this.#replies.open(order.wireId);
+    return receivePush({ order, signal, replies, blocksAtRisk }, this.#receiveOptions);
+  }
+
+  #ended(order: RegistrationOrder, broken: ReceiveBroken | undefined): void {
+    this.#byWireId.delete(order.wireId);
+    this.#replies.close(order.wireId);
+    if (broken !== undefined && NOT_REGISTERED.includes(broken.failureType)) this.#release(order);
+  }
+
+  /** Withdraws a request that needs no KV, so that the producer frees its blocks. A vLLM producer frees them when the lease ends. */
+  #release(order: RegistrationOrder): void {
+    if (this.#closed) return;
+    const { peers, log } = this.#options;
+    tellPeer(order.remote, (link) => this.#sender.withdraw(order, link, link.agents.values()), {
+      peers,
+      background: this.#releases,
       failed: (error) =>
         log.debug("push-withdrawal-failed", { requestId: order.requestId, error: String(error) }),
     });
   }
-
-  return {
-    step(step) {
-      incarnation = step.incarnation;
-      for (const order of step.registrations) {
-        if (order.awaited) awaited.start(order, fetching);
-        else tell(order);
-      }
-      for (const requestId of step.withdrawals) {
-        awaited.abort(requestId, new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`));
-      }
-      if (step.heartbeats !== null) keepAlive.replace(step.heartbeats);
-    },
-    done(wireId, from) {
-      if (words.done(wireId, from)) return;
-      metrics.notificationAfterExpiry();
-      log.debug("notification-for-unknown-request", { requestId: wireId, from });
-    },
-    ended({ wireId, incarnation: process, generation, code, message }, from) {
-      const order = byWireId.get(wireId);
-      if (order === undefined || process !== incarnation || order.generation !== generation) return;
-      const said = `engine ${order.remote.engineId} does not write request ${wireId}: ${message}`;
-      words.ended(wireId, from, new KvError(code, said));
-    },
-    outstanding: () => ({
-      receives: awaited.size,
-      tells: tells.size + messages.size,
-      heartbeats: keepAlive.size,
-    }),
-    async close() {
-      closed = true;
-      keepAlive.close();
-      awaited.abortAll(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
-      if (await idleWithin(clock, [runs, tells, messages])) return;
-      log.warn("close-did-not-wait", { receives: runs.size, tells: tells.size + messages.size });
-      abandoned = true;
-      awaited.abandonAll();
-      for (const question of asking) question.abort(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
-      words.wakeAll();
-    },
-  };
 }

@@ -4,39 +4,28 @@ import { exchangedBlocks, planRequest, type RequestPlan } from "@kv/plan";
 import { PUSH_CONTROL } from "../control.js";
 import type { RegistrationOrder } from "../step-metadata.js";
 
-export interface ReceivedGroups {
+/** The consumer's engine, as far as the plan of a receive pass needs it. */
+export interface ReceivingEngine {
   readonly groups: KvCacheConfig["groups"];
   readonly tpSize: number;
 }
 
-/** What will land, for the receive pass, and proof that it can: a pair that does not fit is refused before a block is offered. */
-export function plannedReceive(
+/**
+ * Plans the receive pass of a request whose blocks a producer will write. A pair that does not fit is refused here, before a block is
+ * registered. Errors: `ReceiveBroken` with `transfer_setup_failed` and `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH` or those of
+ * `planRequest`.
+ */
+export function planReceive(
   link: RemoteLink,
   order: RegistrationOrder,
-  { groups, tpSize }: ReceivedGroups,
+  { groups, tpSize }: ReceivingEngine,
 ): RequestPlan {
-  const { plan, features, address } = link;
   try {
-    if (!features.has(PUSH_CONTROL)) {
-      if (plan.local.kernelBlockSize !== plan.remote.kernelBlockSize) {
-        throw new KvError(
-          "KV_PLAN_UNSUPPORTED",
-          `engine ${address.engineId} has kernel blocks of ${plan.remote.kernelBlockSize} tokens and this one of ${plan.local.kernelBlockSize}: a vLLM 0.33 prefill worker cannot push to such blocks`,
-          { hint: "use equal block sizes, or pull" },
-        );
-      }
-      const empty = order.localBlockIds.findIndex((ids) => ids.length === 0);
-      if (empty >= 0) {
-        throw new KvError(
-          "KV_BLOCKS_MISMATCH",
-          `request ${order.requestId} wants no block of KV cache group ${empty}: a vLLM 0.33 prefill worker would take that for all of them`,
-        );
-      }
-    }
-    return planRequest(plan, {
+    if (!link.features.has(PUSH_CONTROL)) assertVllmCanWrite(link, order);
+    return planRequest(link.plan, {
       localBlockIds: order.localBlockIds,
-      // Which blocks the producer has is its own affair; how many tells where ours begin.
-      remoteBlockIds: order.remoteBlockIds ?? standIns(order, link, groups),
+      // Only the number of the producer's blocks matters here: it determines where ours begin.
+      remoteBlockIds: order.remoteBlockIds ?? placeholderBlocks(order, link, groups),
       numTokens: order.numTokens,
       localComputedBlocks: order.localComputedBlocks,
     });
@@ -48,11 +37,29 @@ export function plannedReceive(
   }
 }
 
+/** Refuses what a vLLM 0.33 producer would write wrongly. Errors: `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH`. */
+function assertVllmCanWrite({ plan, address }: RemoteLink, order: RegistrationOrder): void {
+  if (plan.local.kernelBlockSize !== plan.remote.kernelBlockSize) {
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `engine ${address.engineId} has kernel blocks of ${plan.remote.kernelBlockSize} tokens and this one of ${plan.local.kernelBlockSize}: a vLLM 0.33 prefill worker cannot push to such blocks`,
+      { hint: "use equal block sizes, or pull" },
+    );
+  }
+  const empty = order.localBlockIds.findIndex((ids) => ids.length === 0);
+  if (empty >= 0) {
+    throw new KvError(
+      "KV_BLOCKS_MISMATCH",
+      `request ${order.requestId} wants no block of KV cache group ${empty}: a vLLM 0.33 prefill worker reads an empty group as all of its blocks`,
+    );
+  }
+}
+
 /**
- * As many blocks of each group as the producer will hand over: it clips windows and states as this engine does, in blocks of its own, and has
- * not said yet which they are.
+ * Stands in for the producer's block ids before the producer has answered: as many for each group as it will transfer. It clips windows
+ * and states as this engine does, in blocks of its own size.
  */
-function standIns(
+function placeholderBlocks(
   { numTokens, localBlockIds }: RegistrationOrder,
   { plan }: RemoteLink,
   groups: KvCacheConfig["groups"],
@@ -60,7 +67,7 @@ function standIns(
   return localBlockIds.map((local, index) => {
     const group = groups[index];
     const { extent, remoteBlockTokens } = plan.groupPlans[index] ?? {};
-    // Of what has no tokens it has as many as are wanted.
+    // A group without tokens has as many blocks at the producer as are wanted here.
     if (group === undefined || remoteBlockTokens === undefined || extent === "state" || extent === "whole") {
       return local.map((_, i) => i);
     }

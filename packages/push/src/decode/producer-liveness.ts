@@ -1,49 +1,79 @@
-import type { AwaitedRequest, Peers, RemoteLink } from "@kv/connector";
-import { KvError } from "@kv/interface";
+import type { AwaitedRequests, FreshLinkOptions } from "@kv/connector";
+import { type Clock, KvError } from "@kv/interface";
 import type { RegistrationOrder } from "../step-metadata.js";
 
+export interface ProducerLivenessOptions extends FreshLinkOptions {
+  readonly clock: Clock;
+  /** The requests that wait for a producer. */
+  readonly awaited: Pick<AwaitedRequests<RegistrationOrder>, "values">;
+  /** How long one probe may take, in milliseconds. */
+  readonly probeTimeoutMs: number;
+}
+
 /**
- * A producer that dies between a registration and its WRITE sends no word. A heartbeat that the transport does not take raises the
- * question; another process in its place answers it, and so does nobody, asked twice. vLLM's listener would die of the question: of a vLLM
- * producer two such heartbeats in a row are the answer.
+ * Detects producers that have died: one that dies between a registration and its WRITE sends nothing. After a failed heartbeat the
+ * producer is probed; a new incarnation, or two missed probes in a row, mean that it has gone, and its requests fail. A vLLM producer is
+ * not probed, because its handshake listener stops at a message that it does not know: two failed heartbeats in a row decide.
  */
-export interface Suspicion {
-  /** A heartbeat was taken. */
-  alive(engineId: string): void;
-  /** One was not. Never rejects. */
-  ask(engineId: string): Promise<void>;
-}
+export class ProducerLiveness {
+  readonly #options: ProducerLivenessOptions;
+  /** How many heartbeats in a row failed and were not answered by a probe, by engine. */
+  readonly #missed = new Map<string, number>();
+  readonly #probes = new Set<AbortController>();
 
-export interface SuspicionOptions {
-  readonly peers: Peers<RemoteLink>;
-  waiting(): Iterable<AwaitedRequest<RegistrationOrder>>;
-  /** The process that answers at the producer's address now; undefined when nobody can be asked. */
-  processAt(order: RegistrationOrder): Promise<string | undefined>;
-}
+  constructor(options: ProducerLivenessOptions) {
+    this.#options = options;
+  }
 
-export function createSuspicion({ peers, waiting, processAt }: SuspicionOptions): Suspicion {
-  /** Heartbeats in a row that a producer did not take. */
-  const silent = new Map<string, number>();
-  return {
-    alive: (engineId) => void silent.delete(engineId),
-    async ask(engineId) {
-      const concerned = [...waiting()].filter(({ order }) => order.remote.engineId === engineId);
-      const link = peers.peek(engineId);
-      const first = concerned[0];
-      if (first === undefined || link === undefined) return;
-      const answers = link.incarnation !== undefined;
-      const process = answers ? await processAt(first.order) : undefined;
-      const times = (silent.get(engineId) ?? 0) + 1;
-      silent.set(engineId, times);
-      if (process === undefined ? times < 2 : process === link.incarnation) return;
-      silent.delete(engineId);
-      const gone = answers ? "does not answer" : "takes no heartbeat";
-      const reason = process === undefined ? gone : "was restarted";
-      peers.drop(engineId, `it ${reason}`, link);
-      for (const { fail, order } of concerned) {
-        const message = `engine ${engineId} ${reason} before it wrote the KV of request ${order.requestId}`;
-        fail(new KvError("KV_PEER_DISCONNECTED", message));
-      }
-    },
-  };
+  /** The transport delivered a heartbeat to the engine. */
+  heartbeatDelivered(engineId: string): void {
+    this.#missed.delete(engineId);
+  }
+
+  /** The transport did not deliver a heartbeat to the engine. Probes it, and fails its requests if it has gone. Never rejects. */
+  async heartbeatFailed(engineId: string): Promise<void> {
+    const { peers, awaited } = this.#options;
+    const waiting = [...awaited.values()].filter(({ order }) => order.remote.engineId === engineId);
+    const link = peers.peek(engineId);
+    const first = waiting[0];
+    if (first === undefined || link === undefined) return;
+    const canBeProbed = link.incarnation !== undefined;
+    const process = canBeProbed ? await this.probe(first.order) : undefined;
+    const missed = (this.#missed.get(engineId) ?? 0) + 1;
+    this.#missed.set(engineId, missed);
+    if (process === undefined ? missed < 2 : process === link.incarnation) return;
+    this.#missed.delete(engineId);
+    const silent = canBeProbed ? "does not answer" : "takes no heartbeat";
+    const reason = process === undefined ? silent : "was restarted";
+    peers.drop(engineId, `it ${reason}`, link);
+    for (const { fail, order } of waiting) {
+      const message = `engine ${engineId} ${reason} before it wrote the KV of request ${order.requestId}`;
+      fail(new KvError("KV_PEER_DISCONNECTED", message));
+    }
+  }
+
+  /** The incarnation of the process that answers at the producer's address; undefined if none answers in time. Never rejects. */
+  async probe({ remote }: RegistrationOrder): Promise<string | undefined> {
+    const { clock, probeTimeoutMs, currentIncarnation } = this.#options;
+    const controller = new AbortController();
+    this.#probes.add(controller);
+    const timer = clock.setTimer(
+      () => controller.abort(new KvError("KV_SIDE_CHANNEL_TIMEOUT", "no answer in time")),
+      probeTimeoutMs,
+    );
+    try {
+      return await currentIncarnation(remote, controller.signal);
+    } catch {
+      return undefined;
+    } finally {
+      timer.cancel();
+      this.#probes.delete(controller);
+    }
+  }
+
+  /** Aborts the probes that run. */
+  close(): void {
+    const reason = new KvError("KV_AGENT_CLOSED", "the worker was closed");
+    for (const probe of this.#probes) probe.abort(reason);
+  }
 }

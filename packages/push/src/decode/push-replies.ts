@@ -1,92 +1,102 @@
 import type { Clock, KvError } from "@kv/interface";
 
-/** The words of the producer's ranks about one registration, as they come. */
-export interface Words {
-  /** Agents that have written their share. */
+/** The done and ended notifications that a producer's ranks sent for one registration. */
+export interface RegistrationReplies {
+  /** Agents of the ranks that have written their share. */
   readonly done: ReadonlySet<string>;
-  /** Agents that will not write, or no more. */
+  /** Agents of the ranks that do not write, or have stopped, and why. */
   readonly ended: ReadonlyMap<string, KvError>;
-  /** Resolves at the next word. */
+  /** True when the worker closes and no longer waits for producers. */
+  readonly abandoned: boolean;
+  /** Resolves at the next notification, and when `abandoned` becomes true. */
   next(): Promise<void>;
 }
 
-/** Words by the registration that they are about. */
-export interface WordTable {
-  /** From now on words about this wire id are heard; those that came a moment ago are among them. */
-  open(wireId: string): Words;
-  close(wireId: string): void;
-  /** False when nobody listens: it is kept for a moment. */
-  done(wireId: string, agent: string): boolean;
-  ended(wireId: string, agent: string, error: KvError): void;
-  /** Resolves every `next` without a word. */
-  wakeAll(): void;
-}
-
-interface Listening extends Words {
-  readonly done: Set<string>;
-  readonly ended: Map<string, KvError>;
-  heard(): void;
-}
-
-/** Words about requests that no step has told of yet: another rank's registration may bring them. */
-const MOST_EARLY = 4096;
+/** How many done notifications are kept for requests that no step has named yet: another rank's registration may cause them. */
+const MAX_EARLY = 4096;
+/** How long such a notification is kept, in milliseconds. An older one belongs to another use of the id. */
 const EARLY_MS = 10_000;
 
-export function createWordTable({ clock }: { clock: Clock }): WordTable {
-  const open = new Map<string, Listening>();
-  const early = new Map<string, { readonly agents: Set<string>; readonly sinceMs: number }>();
-  return {
-    open(wireId) {
-      const before = early.get(wireId);
-      early.delete(wireId);
-      // Older than that it was about another use of the id.
-      const fresh = before !== undefined && clock.now() - before.sinceMs < EARLY_MS;
-      const words = listening(fresh ? before.agents : []);
-      open.set(wireId, words);
-      return words;
-    },
-    close: (wireId) => void open.delete(wireId),
-    done(wireId, agent) {
-      const words = open.get(wireId);
-      if (words !== undefined) {
-        words.done.add(agent);
-        words.heard();
-        return true;
-      }
-      const known = early.get(wireId) ?? { agents: new Set<string>(), sinceMs: clock.now() };
-      known.agents.add(agent);
-      early.set(wireId, known);
-      const [oldest] = early.keys();
-      if (early.size > MOST_EARLY && oldest !== undefined) early.delete(oldest);
-      return false;
-    },
-    ended(wireId, agent, error) {
-      const words = open.get(wireId);
-      words?.ended.set(agent, error);
-      words?.heard();
-    },
-    wakeAll() {
-      for (const words of open.values()) words.heard();
-    },
-  };
+/** The replies of producers, by the registration that they answer. */
+export class PushReplies {
+  readonly #clock: Clock;
+  readonly #open = new Map<string, OpenReplies>();
+  readonly #early = new Map<string, { readonly agents: Set<string>; readonly sinceMs: number }>();
+
+  constructor({ clock }: { readonly clock: Clock }) {
+    this.#clock = clock;
+  }
+
+  /** Collects the replies to a registration from now on, with the done notifications that arrived a moment ago. */
+  open(wireId: string): RegistrationReplies {
+    const early = this.#early.get(wireId);
+    this.#early.delete(wireId);
+    const isFresh = early !== undefined && this.#clock.now() - early.sinceMs < EARLY_MS;
+    const replies = new OpenReplies(isFresh ? early.agents : []);
+    this.#open.set(wireId, replies);
+    return replies;
+  }
+
+  /** Stops collecting the replies to a registration. */
+  close(wireId: string): void {
+    this.#open.delete(wireId);
+  }
+
+  /** Records that a rank has written its share. False if no registration with this id is open; the notification is kept for a moment. */
+  done(wireId: string, agent: string): boolean {
+    const replies = this.#open.get(wireId);
+    if (replies !== undefined) {
+      replies.done.add(agent);
+      replies.wake();
+      return true;
+    }
+    const early = this.#early.get(wireId) ?? { agents: new Set<string>(), sinceMs: this.#clock.now() };
+    early.agents.add(agent);
+    this.#early.set(wireId, early);
+    const [oldest] = this.#early.keys();
+    if (this.#early.size > MAX_EARLY && oldest !== undefined) this.#early.delete(oldest);
+    return false;
+  }
+
+  /** Records that a rank does not write, or has stopped. Does nothing if no registration with this id is open. */
+  ended(wireId: string, agent: string, error: KvError): void {
+    const replies = this.#open.get(wireId);
+    replies?.ended.set(agent, error);
+    replies?.wake();
+  }
+
+  /** Marks all open replies as abandoned and wakes everything that waits for them. */
+  abandonAll(): void {
+    for (const replies of this.#open.values()) {
+      replies.abandoned = true;
+      replies.wake();
+    }
+  }
 }
 
-function listening(before: Iterable<string>): Listening {
-  let resolve: () => void = () => {};
-  let next: Promise<void>;
-  const arm = () => {
-    next = new Promise((done) => {
-      resolve = done;
+class OpenReplies implements RegistrationReplies {
+  readonly done: Set<string>;
+  readonly ended = new Map<string, KvError>();
+  abandoned = false;
+  #resolve: () => void = () => {};
+  #next = this.#nextWake();
+
+  constructor(early: Iterable<string>) {
+    this.done = new Set(early);
+  }
+
+  next(): Promise<void> {
+    return this.#next;
+  }
+
+  wake(): void {
+    this.#resolve();
+    this.#next = this.#nextWake();
+  }
+
+  #nextWake(): Promise<void> {
+    return new Promise((resolve) => {
+      this.#resolve = resolve;
     });
-  };
-  arm();
-  return {
-    done: new Set(before),
-    ended: new Map(),
-    next: () => next,
-    heard() {
-      resolve();
-      arm();
-    },
-  };
+  }
 }

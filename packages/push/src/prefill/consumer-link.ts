@@ -1,4 +1,12 @@
-import type { LocalLists, PeerAddress, RemoteAgents, RemoteRanks } from "@kv/connector";
+import {
+  type LocalLists,
+  type PeerAddress,
+  type PeerHold,
+  type Peers,
+  type RemoteAgents,
+  type RemoteRanks,
+  whileWanted,
+} from "@kv/connector";
 import { type Agent, KvError, type Log, type PreparedList } from "@kv/interface";
 import {
   buildEngineTransferPlan,
@@ -7,38 +15,47 @@ import {
   type RankGeometry,
 } from "@kv/plan";
 import { handshakeTargetRanks } from "@kv/topology";
-import { consumerGeometry } from "./consumer-geometry.js";
-import { PUSH_CONTROL } from "../control.js";
+import { PUSH_CONTROL, type Offer as Registration } from "../control.js";
 
-/** A consumer engine that this producer rank writes to. */
-export interface WriteLink {
+/** An open consumer engine that this producer rank writes to. */
+export interface ConsumerLink {
   readonly address: PeerAddress;
-  /** Which process it is, told by our own peers. */
+  /** The consumer's process. Undefined for vLLM, which does not send it. */
   readonly incarnation: string | undefined;
-  /** It understands `push_ended`. */
+  /** True if the consumer understands `push_withdraw` and `push_ended`. */
   readonly controls: boolean;
-  /** The consumer's ranks that hear from this one, by rank. */
-  readonly targets: ReadonlyMap<number, WriteTarget>;
+  /** The consumer's ranks that this rank serves, by tensor-parallel rank. */
+  readonly targets: ReadonlyMap<number, ConsumerTarget>;
 }
 
-export interface WriteTarget {
+/** One rank of a consumer engine. */
+export interface ConsumerTarget {
+  /** The transport's name of the rank's agent. */
   readonly agent: string;
   /**
-   * The consumer's own plan, as pull would make it, with this rank among its sources: what it would READ is WRITTEN. So both directions
-   * move the same bytes, and what is proven of one holds for the other.
+   * The plan that the consumer would make to READ, with this rank among its sources. The producer executes it in reverse, as WRITEs, so
+   * both directions move the same bytes and a proof of one covers the other.
    */
   readonly plan: EngineTransferPlan;
-  /** By the index of the plan's lists; none where the consumer takes its share of the heads from another rank, and waits for this one's word. */
-  readonly lists: readonly { readonly ours: PreparedList; readonly theirs: PreparedList }[];
+  /** Prepared lists, by the index of the plan's lists. Empty if the consumer takes its heads from another rank: it still expects a done notification from this one. */
+  readonly lists: readonly ConsumerLists[];
 }
 
-export interface WriteLinksOptions {
+/** The prepared lists of one pair of memory types: this rank's memory and the consumer's. */
+export interface ConsumerLists {
+  readonly local: PreparedList;
+  readonly remote: PreparedList;
+}
+
+export interface ConsumerLinksOptions {
   readonly agent: Agent;
   readonly log: Log;
   readonly localLists: LocalLists;
   readonly remoteAgents: RemoteAgents;
+  /** This rank's cache. */
   readonly local: RankGeometry;
   readonly model: ModelGeometry;
+  /** Performs the handshake with these ranks of the engine. Errors: those of the handshake. */
   shakeHands(address: PeerAddress, tpRanks: readonly number[]): Promise<RemoteRanks>;
 }
 
@@ -47,42 +64,70 @@ export function ranksServed(local: Pick<RankGeometry, "tpRank" | "tpSize">, remo
   return handshakeTargetRanks({ tpRank: local.tpRank, tpSize: local.tpSize, remoteTpSize });
 }
 
-/** Opens and closes links. Errors of `open`: the handshake's, the plan's, the transport's; what it had made is undone. */
-export function createWriteLinks(options: WriteLinksOptions): {
-  open(address: PeerAddress): Promise<WriteLink>;
-  close(link: WriteLink): Promise<void>;
+/**
+ * Acquires the link to the process that sent a registration. A restarted consumer returns under the same engine id, so the open link may
+ * lead to the process before it; it is dropped then and opened again. For a vLLM consumer the open link is used as it is. The caller
+ * releases the link. Errors: those of `Peers.acquire`; the signal's reason; `KV_GENERATION_STALE` if that process has gone.
+ */
+export async function acquireConsumer(
+  registration: Registration,
+  consumers: Peers<ConsumerLink>,
+  signal: AbortSignal = new AbortController().signal,
+): Promise<PeerHold<ConsumerLink>> {
+  const { engineId, host, port, tpSize, own, wireId } = registration;
+  for (let reopened = false; ; reopened = true) {
+    const address: PeerAddress = { engineId, host, port, tpSize, dcpSize: 1, ppSize: 1 };
+    const hold = await whileWanted(consumers.acquire(address), signal);
+    if (own === undefined || hold.peer.incarnation === own.incarnation) return hold;
+    hold.release();
+    if (reopened) {
+      throw new KvError(
+        "KV_GENERATION_STALE",
+        `the process of engine ${engineId} that registered request ${wireId} has gone; another process answers at ${host}:${port}`,
+      );
+    }
+    consumers.drop(engineId, "another process answers in its place", hold.peer);
+  }
+}
+
+/** Opens and closes links to consumers. Errors of `open`: those of the handshake, the plan and the transport; what was made before the error is undone. */
+export function createConsumerLinks(options: ConsumerLinksOptions): {
+  open(address: PeerAddress): Promise<ConsumerLink>;
+  close(link: ConsumerLink): Promise<void>;
 } {
   const { agent, log, localLists, remoteAgents, local } = options;
-  const keys = new WeakMap<WriteTarget, string[]>();
+  /** The keys of the local lists that each target uses. */
+  const localListKeys = new WeakMap<ConsumerTarget, string[]>();
 
-  async function open(address: PeerAddress): Promise<WriteLink> {
+  async function open(address: PeerAddress): Promise<ConsumerLink> {
     const { ranks, incarnation, features } = await options.shakeHands(
       address,
       ranksServed(local, address.tpSize),
     );
     const controls = features.has(PUSH_CONTROL);
     const plans = ranks.map(({ geometry }) => planOf(geometry, address, controls));
-    const targets = new Map<number, WriteTarget>();
-    const link: WriteLink = { address, incarnation, controls, targets };
+    const targets = new Map<number, ConsumerTarget>();
+    const link: ConsumerLink = { address, incarnation, controls, targets };
     try {
       for (const [index, rank] of ranks.entries()) {
         const plan = plans[index] as EngineTransferPlan;
         const name = await remoteAgents.add(rank.agentMetadata);
-        const lists: { ours: PreparedList; theirs: PreparedList }[] = [];
-        const held: string[] = [];
-        const target: WriteTarget = { agent: name, plan, lists };
-        // From here on `close` lets go of the agent, and of the lists that are there by then.
+        const lists: ConsumerLists[] = [];
+        const keys: string[] = [];
+        const target: ConsumerTarget = { agent: name, plan, lists };
+        // From here on `close` removes the agent, and the lists that exist by then.
         targets.set(rank.tpRank, target);
-        keys.set(target, held);
+        localListKeys.set(target, keys);
         const source = plan.sources.find(({ remoteRank }) => remoteRank === local.tpRank);
+        // The plan is the consumer's: its remote side is this rank.
         for (const { localTable, remoteTable } of source?.lists ?? []) {
-          const theirs = await agent.prepareRemote(name, localTable);
+          const remote = await agent.prepareRemote(name, localTable);
           const key = `${remoteTable.memoryType} ${remoteTable.rows.join(" ")}`;
           try {
-            lists.push({ theirs, ours: await localLists.acquire(key, () => remoteTable) });
-            held.push(key);
+            lists.push({ remote, local: await localLists.acquire(key, () => remoteTable) });
+            keys.push(key);
           } catch (error) {
-            await theirs.close();
+            await remote.close();
             throw error;
           }
         }
@@ -100,8 +145,8 @@ export function createWriteLinks(options: WriteLinksOptions): {
     return link;
   }
 
-  function planOf(told: RankGeometry, address: PeerAddress, controls: boolean): EngineTransferPlan {
-    const geometry = consumerGeometry(told, local);
+  function planOf(received: RankGeometry, address: PeerAddress, controls: boolean): EngineTransferPlan {
+    const geometry = withConvolutionParts(received, local);
     const sources = handshakeTargetRanks({
       tpRank: geometry.tpRank,
       tpSize: address.tpSize,
@@ -109,15 +154,15 @@ export function createWriteLinks(options: WriteLinksOptions): {
     });
     const plan = buildEngineTransferPlan({
       local: geometry,
-      // Ranks of one engine are alike but for their addresses, and of those only our own are used.
+      // Ranks of one engine differ only in their addresses, and only this rank's addresses are used.
       remotes: sources.map((tpRank) => ({ ...local, tpRank })),
       ...options.model,
-      // As the consumer chooses it for itself: both must come to the same form.
+      // The same choice as the consumer makes for itself: both sides must come to the same form.
       canPass: geometry.regions.every(({ memoryType }) => memoryType === "DRAM"),
-      // What is left to do after the WRITE is the consumer's affair: our own refuses what it does not do, vLLM has its own rules.
+      // The consumer does the conversions after the WRITE. One of our own refuses those that it does not do; vLLM has its own rules.
       conversions: controls ? ["hnd-to-nhd"] : ["hnd-to-nhd", "attention-order"],
     });
-    // Either way round: vLLM turns what it finds in larger blocks, and stops its engine on smaller ones.
+    // A vLLM consumer with larger blocks reorders them in its own way, and one with smaller blocks stops its engine.
     if (!controls && (geometry.kernelBlockSize !== local.kernelBlockSize || plan.form !== "copy")) {
       throw new KvError(
         "KV_PLAN_UNSUPPORTED",
@@ -128,13 +173,13 @@ export function createWriteLinks(options: WriteLinksOptions): {
     return plan;
   }
 
-  async function close({ targets, address }: WriteLink): Promise<void> {
+  async function close({ targets, address }: ConsumerLink): Promise<void> {
     const failed = (what: string) => (error: unknown) =>
       log.warn("push-target-close-failed", { engineId: address.engineId, what, error: String(error) });
-    // Lists first: an agent that lists name cannot be removed.
+    // Lists first: an agent cannot be removed while lists refer to it.
     for (const target of targets.values()) {
-      for (const { theirs } of target.lists) await theirs.close().catch(failed("remote list"));
-      for (const key of keys.get(target) ?? []) {
+      for (const { remote } of target.lists) await remote.close().catch(failed("remote list"));
+      for (const key of localListKeys.get(target) ?? []) {
         await localLists.release(key).catch(failed("local list"));
       }
     }
@@ -144,4 +189,18 @@ export function createWriteLinks(options: WriteLinksOptions): {
   }
 
   return { open, close };
+}
+
+/**
+ * Adds to a consumer's geometry how its convolution state is divided. A handshake carries only the sum, which is all that a reader needs.
+ * Two engines of one model divide it alike, so this rank's division is scaled to the consumer's size.
+ */
+function withConvolutionParts(received: RankGeometry, local: RankGeometry): RankGeometry {
+  const [theirs, ours] = [received.stateSpace, local.stateSpace];
+  if (theirs === undefined || theirs.convProjectionBytes !== undefined) return received;
+  if (ours?.convProjectionBytes === undefined || ours.convBytes === 0) return received;
+  const { convBytes } = ours;
+  const convProjectionBytes = ours.convProjectionBytes.map((bytes) => (bytes * theirs.convBytes) / convBytes);
+  if (!convProjectionBytes.every(Number.isInteger)) return received;
+  return { ...received, stateSpace: { ...theirs, convProjectionBytes } };
 }

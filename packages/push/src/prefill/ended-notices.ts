@@ -1,30 +1,56 @@
-import { type Background, createBackground, type Messages, type Peers } from "@kv/connector";
+import { createBackground, type Messages, type Peers } from "@kv/connector";
 import type { KvError, Log } from "@kv/interface";
-import { consumerLink } from "./acquire-consumer.js";
-import { encodeEnded, type Offer } from "../control.js";
-import type { WriteLink } from "./consumer-link.js";
+import { encodeEnded, type Offer as Registration } from "../control.js";
+import { acquireConsumer, type ConsumerLink } from "./consumer-link.js";
+import type { LayerwiseWrites } from "./layerwise-writes.js";
 
-/** Tells consumers of ours that nothing of an offer is under way, and that nothing will come; a vLLM one has no word for it. */
-export interface ConsumerAnswers extends Background {
-  ended(offer: Offer, error: KvError, quiet: Promise<void>): void;
-}
-
-export function createConsumerAnswers(options: {
-  readonly peers: Peers<WriteLink>;
+export interface EndedNoticesOptions {
+  readonly consumers: Peers<ConsumerLink>;
   readonly messages: Pick<Messages, "send">;
   readonly log: Log;
-}): ConsumerAnswers {
-  const { peers, messages, log } = options;
-  const answers = createBackground();
+  readonly layerwise: Pick<LayerwiseWrites, "abort">;
+}
 
-  async function tell(offer: Offer, error: KvError): Promise<void> {
-    const { own, wireId } = offer;
+/**
+ * Sends `push_ended` to consumers: no WRITE of a registration is in flight, and none will come. A vLLM consumer gets no notice, because
+ * its protocol has none. Best effort: if the notice is lost, the consumer repeats its withdrawal.
+ */
+export class EndedNotices {
+  readonly #options: EndedNoticesOptions;
+  readonly #sending = createBackground();
+  #closed = false;
+
+  constructor(options: EndedNoticesOptions) {
+    this.#options = options;
+  }
+
+  /** Aborts the layer-wise writes for a registration, and sends the notice with this error when they have ended. */
+  send(key: string, registration: Registration, error: KvError): void {
+    if (this.#closed) return;
+    const ended = this.#options.layerwise.abort(key, error);
+    if (registration.own === undefined) return;
+    this.#sending.track(ended.then(() => this.#send(registration, error)));
+  }
+
+  /** The number of notices that are being sent. */
+  get size(): number {
+    return this.#sending.size;
+  }
+
+  /** From now on `send` does nothing. */
+  close(): void {
+    this.#closed = true;
+  }
+
+  async #send(registration: Registration, error: KvError): Promise<void> {
+    const { consumers, messages, log } = this.#options;
+    const { own, wireId } = registration;
     if (own === undefined) return;
     const { incarnation, generation, rank } = own;
     const { code, message } = error;
     const failed = (reason: unknown) =>
-      log.debug("push-answer-failed", { request: wireId, rank, error: String(reason) });
-    await consumerLink(offer, peers).then(async ({ peer, release }) => {
+      log.debug("push-ended-notice-failed", { request: wireId, rank, error: String(reason) });
+    await acquireConsumer(registration, consumers).then(async ({ peer, release }) => {
       const agent = peer.targets.get(rank)?.agent;
       if (agent !== undefined) {
         const payload = encodeEnded({ wireId, incarnation, generation, code, message });
@@ -33,14 +59,4 @@ export function createConsumerAnswers(options: {
       release();
     }, failed);
   }
-
-  return {
-    ...answers,
-    get size() {
-      return answers.size;
-    },
-    ended(offer, error, quiet) {
-      if (offer.own !== undefined) answers.track(quiet.then(() => tell(offer, error)));
-    },
-  };
 }

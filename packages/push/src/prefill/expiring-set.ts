@@ -1,38 +1,45 @@
 import type { Clock } from "@kv/interface";
 
-/** Keys seen a while ago, so that what comes late or twice is known for what it is; bounded in time and in number. */
-export interface Recent {
-  add(key: string): void;
-  has(key: string): boolean;
-  readonly size: number;
-  clear(): void;
+export interface ExpiringSetOptions {
+  readonly clock: Clock;
+  /** How long a key stays after it was last added, in milliseconds. */
+  readonly ttlMs: number;
+  /** The most keys that are kept. The oldest leave first. */
+  readonly maxSize: number;
 }
 
-export function createRecent({
-  clock,
-  rememberMs,
-  most,
-}: {
-  clock: Clock;
-  rememberMs: number;
-  most: number;
-}): Recent {
-  // In order of arrival, so that the oldest are at the front.
-  const keys = new Map<string, number>();
-  const fresh = (atMs: number | undefined) => atMs !== undefined && clock.now() - atMs < rememberMs;
-  return {
-    add(key) {
-      keys.delete(key);
-      keys.set(key, clock.now());
-      for (const [oldest, atMs] of keys) {
-        if (keys.size <= most && fresh(atMs)) break;
-        keys.delete(oldest);
-      }
-    },
-    has: (key) => fresh(keys.get(key)),
-    get size() {
-      return keys.size;
-    },
-    clear: () => keys.clear(),
-  };
+/** A set of keys that expire, bounded in time and in number. It recognises messages that arrive late or twice. */
+export class ExpiringSet {
+  readonly #options: ExpiringSetOptions;
+  /** When each key was last added. The order of the map is the order of these times. */
+  readonly #addedAtMs = new Map<string, number>();
+
+  constructor(options: ExpiringSetOptions) {
+    this.#options = options;
+  }
+
+  /** Adds a key, or renews it, and removes the keys that have expired or are too many. */
+  add(key: string): void {
+    this.#addedAtMs.delete(key);
+    this.#addedAtMs.set(key, this.#options.clock.now());
+    for (const [oldest, atMs] of this.#addedAtMs) {
+      if (this.#addedAtMs.size <= this.#options.maxSize && this.#isLive(atMs)) break;
+      this.#addedAtMs.delete(oldest);
+    }
+  }
+
+  /** True if the key was added less than `ttlMs` ago and has not been displaced. */
+  has(key: string): boolean {
+    const atMs = this.#addedAtMs.get(key);
+    return atMs !== undefined && this.#isLive(atMs);
+  }
+
+  /** Removes all keys. */
+  clear(): void {
+    this.#addedAtMs.clear();
+  }
+
+  #isLive(atMs: number): boolean {
+    return this.#options.clock.now() - atMs < this.#options.ttlMs;
+  }
 }

@@ -1,134 +1,199 @@
-import type { LeaseOrder } from "@kv/connector";
-import { KvError } from "@kv/interface";
-import type { Offer } from "../control.js";
-import type { Deliveries, Delivery } from "./deliveries.js";
-import type { Produced } from "./registration-matcher.js";
-import type { PeerQueues } from "./queues.js";
-import type { Recent } from "./expiring-set.js";
-import type { WriteRuns } from "./write-dispatch.js";
-import type { WriteBlocks, WritesAhead } from "./layerwise-writes.js";
+import {
+  createBackground,
+  createLeases,
+  type LeaseOrder,
+  type Leases,
+  type Outbox,
+  type TransferMetrics,
+} from "@kv/connector";
+import { type Clock, KvError, type Log } from "@kv/interface";
+import type { Offer as Registration } from "../control.js";
+import { ranksServed } from "./consumer-link.js";
+import type { EndedNotices } from "./ended-notices.js";
+import type { EndedRegistrations } from "./ended-registrations.js";
+import type { LayerwiseWrites } from "./layerwise-writes.js";
+import type { ProducedRequest, ProducedRequests, WriteProgress } from "./produced-requests.js";
+import { consumerRequestKey } from "./registration-matcher.js";
+import type { DispatchedWrite, WriteDispatcher } from "./write-dispatch.js";
 
-/** Brings finished requests to the offers that they matched: one WRITE for each offer, in the queue of its consumer. */
-export interface Delivering {
-  /** An offer and the finished request that it is for. */
-  deliver(key: string, offer: Offer, produced: Produced): void;
-  /** It is being written, or waits for its turn. */
-  isWriting(key: string): boolean;
-  /** Gives the WRITE up, for the consumer took its offer back; false when there is none. It is answered when nothing of it is under way. */
-  withdraw(key: string, reason: KvError): boolean;
-  abortAll(reason: KvError): void;
+export interface FinishedRequestsOptions {
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly metrics: Pick<TransferMetrics, "leaseExpired">;
+  readonly outbox: Outbox;
+  /** This rank. */
+  readonly tpRank: number;
+  readonly tpSize: number;
+  /** How long a heartbeat extends a lease, in milliseconds. */
+  readonly extensionMs: number;
+  readonly requests: ProducedRequests;
+  readonly endedRegistrations: EndedRegistrations;
+  readonly dispatcher: WriteDispatcher;
+  readonly layerwise: LayerwiseWrites;
+  readonly endedNotices: EndedNotices;
 }
 
-export interface DeliveringOptions {
-  readonly deliveries: Deliveries;
-  readonly queues: PeerQueues;
-  readonly runs: WriteRuns;
-  readonly ahead: WritesAhead;
-  /** Offers that are over. */
-  readonly over: Recent;
-  readonly write: WriteBlocks;
-  /** The request has not ended in the meantime. */
-  isHere(produced: Produced): boolean;
-  isLeased(produced: Produced): boolean;
-  refuse(key: string, offer: Offer, error: KvError): void;
-  answer(key: string, offer: Offer, error: KvError): void;
-  /** Every rank of its consumer has its share. */
-  sent(produced: Produced): void;
-}
+/**
+ * Keeps the blocks of each finished request under a lease, writes them to the registrations that matched, and returns them to the engine
+ * when every rank of the consumer is served, or when the lease expires before a consumer has registered.
+ */
+export class FinishedRequests {
+  readonly #options: FinishedRequestsOptions;
+  readonly #leases: Leases;
+  /** The final writes that run or wait, by the key of their registration. */
+  readonly #writes = new Map<string, DispatchedWrite>();
+  /** Requests whose blocks are still read by layer-wise writes. */
+  readonly #releasing = createBackground();
 
-interface Write {
-  readonly controller: AbortController;
-  /** The consumer took its offer back, and waits for an answer. */
-  withdrawn: boolean;
-}
+  constructor(options: FinishedRequestsOptions) {
+    const { clock, extensionMs } = options;
+    this.#options = options;
+    this.#leases = createLeases({ clock, extensionMs, onExpired: (wireId) => this.#leaseExpired(wireId) });
+  }
 
-export function createDelivering(options: DeliveringOptions): Delivering {
-  const { deliveries, queues, runs, ahead, over, refuse, answer, sent } = options;
-  const writes = new Map<string, Write>();
-
-  function deliver(key: string, offer: Offer, produced: Produced): void {
-    if (!options.isHere(produced)) {
-      refuse(key, offer, new KvError("KV_GENERATION_STALE", "the request of that name has ended"));
-      return;
-    }
-    let delivery: Delivery;
-    try {
-      delivery = deliveries.open(produced, offer);
-    } catch (error) {
-      refuse(key, offer, KvError.from(error, "KV_TOPOLOGY_INVALID", "an offer cannot be served"));
-      return;
-    }
-    const ranks = offer.own === undefined ? delivery.ranks : [offer.own.rank];
-    if (!ranks.every((rank) => delivery.ranks.includes(rank))) {
-      const served = delivery.ranks.join(", ");
-      const message = `rank ${ranks} of engine ${offer.engineId} is not among those that this one serves: ${served}`;
-      refuse(key, offer, new KvError("KV_REQUEST_INVALID", message));
-      return;
-    }
-    if (offer.blockIds.length === 0) {
-      over.add(key);
-      settle(delivery, ranks);
-      return;
-    }
-    const { finished: order } = produced;
-    if (order === undefined)
-      throw new KvError("KV_INTERNAL", `request ${produced.requestId} is not finished`);
-    const write: Write = { controller: new AbortController(), withdrawn: false };
-    writes.set(key, write);
-    delivery.writing += 1;
-    queues.add(offer.engineId, async () => {
-      await bring(key, offer, order, ranks, write);
-      writes.delete(key);
-      over.add(key);
-      delivery.writing -= 1;
-      settle(delivery, ranks);
+  /**
+   * Starts the lease of a finished request. The scheduler's clock may have another origin: what is left of the lease counts from now. The
+   * way from the scheduler only lengthens it, which is the safe side.
+   */
+  grantLease(order: LeaseOrder, schedulerClockMs: number): void {
+    const offsetMs = this.#options.clock.now() - schedulerClockMs;
+    const { expiresAtMs, unattendedExpiresAtMs } = order;
+    this.#leases.grant(order.wireId, {
+      expiresAtMs: offsetMs + expiresAtMs,
+      ...(unattendedExpiresAtMs === undefined
+        ? {}
+        : { unattendedExpiresAtMs: offsetMs + unattendedExpiresAtMs }),
     });
   }
 
-  function settle(delivery: Delivery, ranks: readonly number[]): void {
-    const { produced } = delivery;
-    for (const rank of ranks) delivery.over.add(rank);
-    if (delivery.writing > 0 || deliveries.get(produced.wireId) !== delivery) return;
-    // A lease that ended in the meantime waits for nobody else.
-    if (delivery.over.size === delivery.ranks.length || !options.isLeased(produced)) sent(produced);
+  /** Extends the leases that a heartbeat names. Our own consumers send the wire id, vLLM's send the proxy's name of the request. */
+  extendLeases(names: readonly string[]): void {
+    const { requests } = this.#options;
+    for (const name of names) {
+      const exact = requests.byWireId(name);
+      const named = exact === undefined ? requests.byAlias(name) : [exact];
+      this.#leases.extend(Array.from(named, ({ wireId }) => wireId));
+    }
   }
 
-  /** What the consumer does not have yet, and the word that it has all of it. */
-  async function bring(
-    key: string,
-    offer: Offer,
-    order: LeaseOrder,
-    ranks: readonly number[],
-    write: Write,
-  ): Promise<void> {
-    const { signal } = write.controller;
-    const has = await ahead.settle(key, order, signal);
-    const error = await runs.run(
-      offer,
-      order.requestId,
-      write.controller,
-      (link) =>
-        options.write(link, ranks, { order, offer }, signal, {
-          has: (region) => !has.has(region),
-          last: true,
-        }),
-      () => write.withdrawn,
-    );
-    if (error !== undefined) answer(key, offer, error);
+  /**
+   * Writes a finished request to a registration that matched it, in the queue of the consumer. A registration of no blocks only marks its
+   * rank as served. Errors: `KV_GENERATION_STALE` if the request has ended; `KV_TOPOLOGY_INVALID`; `KV_REQUEST_INVALID` for a rank that
+   * this one does not serve; `KV_INTERNAL` if the request has not finished.
+   */
+  write(key: string, registration: Registration, request: ProducedRequest): void {
+    const { requests, endedRegistrations, dispatcher, layerwise, endedNotices } = this.#options;
+    if (!requests.isCurrent(request)) {
+      throw new KvError("KV_GENERATION_STALE", "the request of that name has ended");
+    }
+    request.progress ??= this.#progressTo(registration);
+    const { progress, finished } = request;
+    const ranks = registration.own === undefined ? progress.ranks : [registration.own.rank];
+    if (!ranks.every((rank) => progress.ranks.includes(rank))) {
+      throw new KvError(
+        "KV_REQUEST_INVALID",
+        `this rank does not serve rank ${ranks} of engine ${registration.engineId}, only ${progress.ranks.join(", ")}`,
+      );
+    }
+    if (registration.blockIds.length === 0) {
+      endedRegistrations.add(key);
+      this.#served(request, progress, ranks);
+      return;
+    }
+    if (finished === undefined) {
+      throw new KvError("KV_INTERNAL", `request ${request.requestId} has not finished`);
+    }
+    // Regions that layer-wise writes have written: the final write leaves them out.
+    const written = new Set<string>();
+    const write: DispatchedWrite = {
+      registration,
+      ranks,
+      order: finished,
+      includesRegion: (region) => !written.has(region),
+      controller: new AbortController(),
+    };
+    this.#writes.set(key, write);
+    progress.writing += 1;
+    dispatcher.enqueue(registration.engineId, async () => {
+      for (const region of await layerwise.finish(key, finished, write.controller.signal))
+        written.add(region);
+      const error = await dispatcher.write(write);
+      if (error !== undefined) endedNotices.send(key, registration, error);
+      this.#writes.delete(key);
+      endedRegistrations.add(key);
+      progress.writing -= 1;
+      this.#served(request, progress, ranks);
+    });
   }
 
-  return {
-    deliver,
-    isWriting: (key) => writes.has(key),
-    withdraw(key, reason) {
-      const write = writes.get(key);
-      if (write === undefined) return false;
-      write.withdrawn = true;
-      write.controller.abort(reason);
-      return true;
-    },
-    abortAll(reason) {
-      for (const { controller } of writes.values()) controller.abort(reason);
-    },
-  };
+  /** True while the final write for a registration runs or waits in the queue. */
+  isWriting(key: string): boolean {
+    return this.#writes.has(key);
+  }
+
+  /**
+   * Aborts the final write for a registration that the consumer withdrew. False if there is none. The consumer gets its notice when the
+   * transport has released the memory.
+   */
+  withdraw(key: string, reason: KvError): boolean {
+    const write = this.#writes.get(key);
+    if (write === undefined) return false;
+    write.withdrawn = true;
+    write.controller.abort(reason);
+    return true;
+  }
+
+  /** Ends a request and reports it to the engine as sent, when no layer-wise write reads its blocks any more. */
+  free(request: ProducedRequest): void {
+    const { requests, layerwise, outbox } = this.#options;
+    requests.end(request);
+    const released = layerwise.release(request);
+    if (released === undefined) outbox.sent(request.requestId);
+    else this.#releasing.track(released.then(() => outbox.sent(request.requestId)));
+  }
+
+  /** The number of leases, and of requests that wait for layer-wise writes to end. */
+  outstanding(): { leases: number; releasing: number } {
+    return { leases: this.#leases.size, releasing: this.#releasing.size };
+  }
+
+  /** Ends all leases and aborts all final writes. The dispatcher's `idle` waits for them. */
+  close(): void {
+    this.#leases.close();
+    const reason = new KvError("KV_AGENT_CLOSED", "the worker was closed");
+    for (const { controller } of this.#writes.values()) controller.abort(reason);
+  }
+
+  /** The request goes to the consumer of the first registration that matches it. Errors: `KV_TOPOLOGY_INVALID`. */
+  #progressTo(registration: Registration): WriteProgress {
+    const ranks = ranksServed(this.#options, registration.tpSize);
+    return { consumer: consumerRequestKey(registration), ranks, servedRanks: new Set(), writing: 0 };
+  }
+
+  #served(request: ProducedRequest, progress: WriteProgress, ranks: readonly number[]): void {
+    for (const rank of ranks) progress.servedRanks.add(rank);
+    if (progress.writing > 0 || !this.#options.requests.isCurrent(request)) return;
+    const allServed = progress.servedRanks.size === progress.ranks.length;
+    // If the lease has expired while it was written, the request waits for no further rank.
+    if (allServed || !this.#leases.has(request.wireId)) this.#complete(request);
+  }
+
+  #leaseExpired(wireId: string): void {
+    const { requests, metrics, log } = this.#options;
+    const request = requests.byWireId(wireId);
+    if (request === undefined) return;
+    // A WRITE that runs is awaited: it frees the blocks when it ends.
+    if ((request.progress?.writing ?? 0) > 0) return;
+    metrics.leaseExpired();
+    log.warn("lease-expired", {
+      requestId: request.requestId,
+      ranks: request.progress?.servedRanks.size ?? 0,
+    });
+    this.#complete(request);
+  }
+
+  #complete(request: ProducedRequest): void {
+    this.#leases.release(request.wireId);
+    this.free(request);
+  }
 }

@@ -1,37 +1,30 @@
 import type { LeaseOrder } from "@kv/connector";
 import { KvError } from "@kv/interface";
 import { describe, expect, it } from "vitest";
-import type { Offer } from "../control.js";
-import type { Produced } from "./registration-matcher.js";
-import { createPeerQueues } from "./queues.js";
-import { createWritesAhead } from "./layerwise-writes.js";
+import type { Offer as Registration } from "../control.js";
+import { LayerwiseWrites } from "./layerwise-writes.js";
+import type { ProducedRequest } from "./produced-requests.js";
+import type { DispatchedWrite } from "./write-dispatch.js";
 
+/** A dispatcher whose writes end when the test ends them. */
 function setUp() {
-  const ends: ((failure?: Error) => void)[] = [];
+  const ends: ((error?: KvError) => void)[] = [];
   const signals: AbortSignal[] = [];
   const written: string[][] = [];
-  const ahead = createWritesAhead({
-    queues: createPeerQueues({ perPeer: 8 }),
+  const layerwise = new LayerwiseWrites({
     regions: ["a", "b", "c"],
-    runs: {
-      async run(_offer, _id, controller, body) {
+    dispatcher: {
+      enqueue: (_engineId, work) => void work(),
+      write({ controller, includesRegion }: DispatchedWrite) {
         signals.push(controller.signal);
-        try {
-          await body({} as never);
-          return undefined;
-        } catch (error) {
-          return KvError.from(error, "KV_TRANSFER_FAILED", "");
-        }
+        written.push(["a", "b", "c"].filter((region) => includesRegion?.(region)));
+        return new Promise((resolve) => {
+          ends.push(resolve);
+        });
       },
     },
-    write(_link, _ranks, _pair, _signal, part) {
-      written.push(["a", "b", "c"].filter((region) => part.has(region)));
-      return new Promise<void>((resolve, reject) => {
-        ends.push((failure) => (failure === undefined ? resolve() : reject(failure)));
-      });
-    },
   });
-  const produced = (wireId: string): Produced => {
+  const request = (wireId: string): ProducedRequest => {
     const order = {
       requestId: wireId,
       wireId,
@@ -40,12 +33,12 @@ function setUp() {
       numTokens: 9,
       promptBlockIds: [[1]],
     };
-    return { requestId: wireId, wireId, generation: 1, order, finished: undefined, consumer: undefined };
+    return { requestId: wireId, wireId, generation: 1, order, finished: undefined, progress: undefined };
   };
-  const offer = { engineId: "d", own: { rank: 0 }, blockIds: [[5]] } as unknown as Offer;
-  const order = (of: Produced, blocks = [[1]]) =>
+  const registration = { engineId: "d", own: { rank: 0 }, blockIds: [[5]] } as unknown as Registration;
+  const order = (of: ProducedRequest, blocks = [[1]]) =>
     ({ ...of.order, promptBlockIds: blocks, numTokens: 9 }) as unknown as LeaseOrder;
-  const settled = async (work: Promise<unknown> | undefined) => {
+  const hasEnded = async (work: Promise<unknown> | undefined) => {
     let done = false;
     void work?.then(() => {
       done = true;
@@ -53,66 +46,66 @@ function setUp() {
     for (let i = 0; i < 20; i++) await Promise.resolve();
     return done;
   };
-  return { ahead, ends, signals, written, produced, offer, order, settled };
+  return { layerwise, ends, signals, written, request, registration, order, hasEnded };
 }
-const wanted = new AbortController().signal;
+const neverAborted = new AbortController().signal;
 
-describe("writes ahead", () => {
-  it("take each region once, and leave the last to the end", async () => {
-    const { ahead, ends, written, produced, offer, order } = setUp();
-    const p = produced("p");
-    ahead.computed(p, ["a"], [["k", offer]]);
-    ahead.computed(p, ["a"], [["k", offer]]);
-    ahead.computed(p, ["b"], [["k", offer]]);
-    ahead.computed(p, ["c"], [["k", offer]]);
+describe("layer-wise writes", () => {
+  it("write each region once, and leave the last one to the final write", async () => {
+    const { layerwise, ends, written, request, registration, order } = setUp();
+    const p = request("p");
+    layerwise.layerComputed(p, ["a"], [["k", registration]]);
+    layerwise.layerComputed(p, ["a"], [["k", registration]]);
+    layerwise.layerComputed(p, ["b"], [["k", registration]]);
+    layerwise.layerComputed(p, ["c"], [["k", registration]]);
     expect(written).toEqual([["a"], ["b"]]);
     for (const end of ends) end();
-    expect([...(await ahead.settle("k", order(p), wanted))]).toEqual(["a", "b"]);
-    expect(ahead.size).toBe(0);
+    expect([...(await layerwise.finish("k", order(p), neverAborted))]).toEqual(["a", "b"]);
+    expect(layerwise.size).toBe(0);
   });
 
-  it("bring a consumer that comes late what was computed before", () => {
-    const { ahead, written, produced, offer } = setUp();
-    const p = produced("p");
-    ahead.computed(p, ["a"], []);
-    ahead.computed(p, ["b"], [["k", offer]]);
+  it("write to a late registration what was computed before", () => {
+    const { layerwise, written, request, registration } = setUp();
+    const p = request("p");
+    layerwise.layerComputed(p, ["a"], []);
+    layerwise.layerComputed(p, ["b"], [["k", registration]]);
     expect(written).toEqual([["a", "b"]]);
   });
 
-  it("are waited for by all who end: the request, the offer, the producer that frees its blocks", async () => {
-    for (const who of ["settle", "giveUp", "release"] as const) {
-      const { ahead, ends, signals, produced, offer, order, settled } = setUp();
-      const p = produced("p");
-      ahead.computed(p, ["a"], [["k", offer]]);
+  it("are awaited by the final write, by an abort of the registration, and before the blocks are freed", async () => {
+    for (const method of ["finish", "abort", "release"] as const) {
+      const { layerwise, ends, signals, request, registration, order, hasEnded } = setUp();
+      const p = request("p");
+      layerwise.layerComputed(p, ["a"], [["k", registration]]);
       const work = {
-        settle: () => ahead.settle("k", order(p), wanted),
-        giveUp: () => ahead.giveUp("k", new KvError("KV_REQUEST_ABORTED", "withdrawn")),
-        release: () => ahead.release(p),
-      }[who]();
-      expect(await settled(work)).toBe(false);
-      expect(signals[0]?.aborted).toBe(who !== "settle");
+        finish: () => layerwise.finish("k", order(p), neverAborted),
+        abort: () => layerwise.abort("k", new KvError("KV_REQUEST_ABORTED", "withdrawn")),
+        release: () => layerwise.release(p),
+      }[method]();
+      expect(await hasEnded(work)).toBe(false);
+      expect(signals[0]?.aborted).toBe(method !== "finish");
       ends[0]?.();
-      expect(await settled(work)).toBe(true);
-      expect(ahead.size).toBe(0);
+      expect(await hasEnded(work)).toBe(true);
+      expect(layerwise.size).toBe(0);
     }
   });
 
-  it("count for nothing when they failed, were of another request, or of other blocks", async () => {
-    const { ahead, ends, produced, offer, order } = setUp();
-    const [p, q] = [produced("p"), produced("q")];
-    ahead.computed(p, ["a"], [["failed", offer]]);
+  it("do not count if they failed, or read another request or other blocks", async () => {
+    const { layerwise, ends, request, registration, order } = setUp();
+    const [p, q] = [request("p"), request("q")];
+    layerwise.layerComputed(p, ["a"], [["failed", registration]]);
     ends[0]?.(new KvError("KV_TRANSFER_FAILED", "no"));
-    expect((await ahead.settle("failed", order(p), wanted)).size).toBe(0);
-    ahead.computed(
+    expect((await layerwise.finish("failed", order(p), neverAborted)).size).toBe(0);
+    layerwise.layerComputed(
       q,
       ["a"],
       [
-        ["other", offer],
-        ["moved", offer],
+        ["other", registration],
+        ["moved", registration],
       ],
     );
     for (const end of ends.slice(1)) end();
-    expect((await ahead.settle("other", order(p), wanted)).size).toBe(0);
-    expect((await ahead.settle("moved", order(q, [[2]]), wanted)).size).toBe(0);
+    expect((await layerwise.finish("other", order(p), neverAborted)).size).toBe(0);
+    expect((await layerwise.finish("moved", order(q, [[2]]), neverAborted)).size).toBe(0);
   });
 });

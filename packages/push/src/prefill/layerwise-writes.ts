@@ -1,93 +1,145 @@
-import type { LeaseOrder, SendableRequest } from "@kv/connector";
+import type { LeaseOrder } from "@kv/connector";
 import { type BlockIds, KvError } from "@kv/interface";
-import type { Offer } from "../control.js";
-import type { Produced } from "./registration-matcher.js";
-import type { PeerQueues } from "./queues.js";
-import type { WritePart } from "./write-blocks.js";
-import type { WriteLink } from "./consumer-link.js";
-import type { WriteRuns } from "./write-dispatch.js";
+import type { Offer as Registration } from "../control.js";
+import type { ProducedRequest } from "./produced-requests.js";
+import type { KeyedRegistration } from "./registration-matcher.js";
+import type { WriteDispatcher } from "./write-dispatch.js";
 
-/**
- * Layer-wise push: what is known of a request goes to the offer that waits for it while later layers are being computed. Nothing of it is a
- * promise: no consumer is told, and what failed or went to a request that got another prompt is written again when the request
- * has finished. The WRITE that ends it waits for all that was written ahead, and carries the word.
- */
-export interface WritesAhead {
-  /** Regions of the request are computed; these offers wait for it. */
-  computed(produced: Produced, regions: readonly string[], offers: Iterable<readonly [string, Offer]>): void;
-  /** Regions that the offer has of this very request; resolves when no WRITE ahead touches memory. An abort of `signal` cuts them short. */
-  settle(key: string, order: LeaseOrder, signal: AbortSignal): Promise<ReadonlySet<string>>;
-  /** The offer is over. Resolves when nothing is under way for it. */
-  giveUp(key: string, reason: KvError): Promise<void>;
-  /** The request is over: undefined when nothing reads its blocks, else when that is so. */
-  release(produced: Produced): Promise<void> | undefined;
-  /** Offers that were written to ahead. */
-  readonly size: number;
-  close(): void;
-}
-
-export interface WritesAheadOptions {
-  readonly queues: PeerQueues;
-  readonly runs: WriteRuns;
-  /** Names of all regions: the last to be computed is left to the WRITE that ends the request. */
+export interface LayerwiseWritesOptions {
+  readonly dispatcher: Pick<WriteDispatcher, "enqueue" | "write">;
+  /** Names of all regions. The regions that are computed last are left to the final write. */
   readonly regions: readonly string[];
-  readonly write: WriteBlocks;
 }
 
-/** Writes a part of what an offer is for, to some of its ranks. */
-export type WriteBlocks = (
-  link: WriteLink,
-  ranks: readonly number[],
-  pair: { order: WritableOrder; offer: Offer },
-  signal: AbortSignal,
-  part: WritePart,
-) => Promise<void>;
-
-/** What can be written of: which blocks, and of how many tokens. */
-export type WritableOrder = SendableRequest & Pick<LeaseOrder, "promptBlockIds" | "numTokens">;
-
-interface Ahead {
-  readonly produced: Produced;
+/** The layer-wise writes for one registration. */
+interface Entry {
+  readonly request: ProducedRequest;
+  /** The blocks that are read. After a preemption the request has others. */
   readonly promptBlockIds: BlockIds;
-  readonly asked: Set<string>;
+  /** Regions whose write was started. */
+  readonly started: Set<string>;
+  /** Regions that were written. */
   readonly written: Set<string>;
   readonly controller: AbortController;
   readonly running: Set<Promise<void>>;
 }
 
-const NOTHING: ReadonlySet<string> = new Set();
+const NONE: ReadonlySet<string> = new Set();
 
-export function createWritesAhead(options: WritesAheadOptions): WritesAhead {
-  const { queues, runs } = options;
-  const entries = new Map<string, Ahead>();
-  const ready = new Map<Produced, Set<string>>();
+/**
+ * Layer-wise push: writes the layers of a running request that are computed, while later layers are being computed. These writes promise
+ * nothing: the consumer is not notified, and a region that failed, or went to a registration that another request matches in the end, is
+ * written again by the final write. The final write waits for them and notifies the consumer.
+ */
+export class LayerwiseWrites {
+  readonly #options: LayerwiseWritesOptions;
+  /** By the key of the registration. */
+  readonly #entries = new Map<string, Entry>();
+  /** The computed regions of each running request. */
+  readonly #computed = new Map<ProducedRequest, Set<string>>();
 
-  function write(key: string, offer: Offer, produced: Produced, done: ReadonlySet<string>): void {
-    const { own } = offer;
-    const { promptBlockIds, numTokens } = produced.order;
+  constructor(options: LayerwiseWritesOptions) {
+    this.#options = options;
+  }
+
+  /** Records that these regions of a request are computed, and writes them to the registrations that wait for it. */
+  layerComputed(
+    request: ProducedRequest,
+    regions: readonly string[],
+    waiting: Iterable<KeyedRegistration>,
+  ): void {
+    const computed = this.#computed.get(request) ?? new Set<string>();
+    this.#computed.set(request, computed);
+    for (const region of regions) computed.add(region);
+    if (this.#options.regions.every((region) => computed.has(region))) return;
+    for (const [key, registration] of waiting) this.#write(key, registration, request, computed);
+  }
+
+  /**
+   * Ends the layer-wise writes for a registration. Resolves with the regions that were written of this request, when none of the writes
+   * touches memory any more. An abort of the signal aborts the writes.
+   */
+  async finish(key: string, order: LeaseOrder, signal: AbortSignal): Promise<ReadonlySet<string>> {
+    const entry = this.#entries.get(key);
+    if (entry === undefined) return NONE;
+    const onAbort = () => entry.controller.abort(signal.reason);
+    if (signal.aborted) onAbort();
+    else signal.addEventListener("abort", onAbort);
+    await allEnded(entry);
+    signal.removeEventListener("abort", onAbort);
+    this.#entries.delete(key);
+    const { request, promptBlockIds, written } = entry;
+    const isSame =
+      request.wireId === order.wireId &&
+      request.generation === order.generation &&
+      sameBlocks(promptBlockIds, order.promptBlockIds);
+    return isSame ? written : NONE;
+  }
+
+  /** Aborts the layer-wise writes for a registration. Resolves when none of them touches memory any more. */
+  async abort(key: string, reason: KvError): Promise<void> {
+    const entry = this.#entries.get(key);
+    if (entry === undefined) return;
+    entry.controller.abort(reason);
+    await allEnded(entry);
+    if (this.#entries.get(key) === entry) this.#entries.delete(key);
+  }
+
+  /** Aborts the writes of a request that has ended. Undefined if nothing reads its blocks, else a promise that resolves when that is so. */
+  release(request: ProducedRequest): Promise<void> | undefined {
+    this.#computed.delete(request);
+    const keys = [...this.#entries].filter(([, entry]) => entry.request === request).map(([key]) => key);
+    if (keys.length === 0) return undefined;
+    const reason = new KvError("KV_REQUEST_ABORTED", `request ${request.requestId} has ended`);
+    return Promise.all(keys.map((key) => this.abort(key, reason))).then(() => {});
+  }
+
+  /** The number of registrations that are written to. */
+  get size(): number {
+    return this.#entries.size;
+  }
+
+  /** Aborts all layer-wise writes. The dispatcher's `idle` waits for them. */
+  close(): void {
+    const reason = new KvError("KV_AGENT_CLOSED", "the worker was closed");
+    for (const { controller } of this.#entries.values()) controller.abort(reason);
+    this.#computed.clear();
+  }
+
+  #write(
+    key: string,
+    registration: Registration,
+    request: ProducedRequest,
+    computed: ReadonlySet<string>,
+  ): void {
+    const { own } = registration;
+    const { promptBlockIds, numTokens, requestId } = request.order;
     if (own === undefined || promptBlockIds === undefined || numTokens === undefined) return;
-    const entry = entries.get(key) ?? {
-      produced,
+    const entry = this.#entries.get(key) ?? {
+      request,
       promptBlockIds,
-      asked: new Set<string>(),
+      started: new Set<string>(),
       written: new Set<string>(),
       controller: new AbortController(),
       running: new Set<Promise<void>>(),
     };
-    // Another request of the same name was quicker: the one that finishes will be written whole.
-    if (entry.produced !== produced || entry.controller.signal.aborted) return;
-    entries.set(key, entry);
-    const regions = new Set([...done].filter((region) => !entry.asked.has(region)));
-    for (const region of regions) entry.asked.add(region);
+    // Another request of the same name came first. Whichever finishes is written in full.
+    if (entry.request !== request || entry.controller.signal.aborted) return;
+    this.#entries.set(key, entry);
+    const regions = new Set([...computed].filter((region) => !entry.started.has(region)));
+    for (const region of regions) entry.started.add(region);
     if (regions.size === 0) return;
-    const order = { ...produced.order, promptBlockIds, numTokens };
-    const { controller } = entry;
+    const order = { requestId, promptBlockIds, numTokens };
     const work = new Promise<void>((resolve) => {
-      queues.add(offer.engineId, async () => {
-        const part: WritePart = { has: (region) => regions.has(region), last: false };
-        const error = await runs.run(offer, produced.requestId, controller, (link) =>
-          options.write(link, [own.rank], { order, offer }, controller.signal, part),
-        );
+      this.#options.dispatcher.enqueue(registration.engineId, async () => {
+        const error = await this.#options.dispatcher.write({
+          registration,
+          ranks: [own.rank],
+          order,
+          includesRegion: (region) => regions.has(region),
+          last: false,
+          controller: entry.controller,
+        });
         if (error === undefined) for (const region of regions) entry.written.add(region);
         resolve();
       });
@@ -95,64 +147,10 @@ export function createWritesAhead(options: WritesAheadOptions): WritesAhead {
     entry.running.add(work);
     void work.then(() => entry.running.delete(work));
   }
+}
 
-  async function quiet({ running }: Ahead): Promise<void> {
-    while (running.size > 0) await Promise.all(running);
-  }
-
-  return {
-    computed(produced, regions, offers) {
-      const done = ready.get(produced) ?? new Set<string>();
-      ready.set(produced, done);
-      for (const region of regions) done.add(region);
-      if (options.regions.every((region) => done.has(region))) return;
-      for (const [key, offer] of offers) write(key, offer, produced, done);
-    },
-    async settle(key, order, signal) {
-      const entry = entries.get(key);
-      if (entry === undefined) return NOTHING;
-      const onAbort = () => entry.controller.abort(signal.reason);
-      if (signal.aborted) onAbort();
-      else signal.addEventListener("abort", onAbort);
-      await quiet(entry);
-      signal.removeEventListener("abort", onAbort);
-      entries.delete(key);
-      const { wireId, generation } = entry.produced;
-      const same =
-        wireId === order.wireId &&
-        generation === order.generation &&
-        sameBlocks(entry.promptBlockIds, order.promptBlockIds);
-      return same ? entry.written : NOTHING;
-    },
-    async giveUp(key, reason) {
-      const entry = entries.get(key);
-      if (entry === undefined) return;
-      entry.controller.abort(reason);
-      await quiet(entry);
-      if (entries.get(key) === entry) entries.delete(key);
-    },
-    release(produced) {
-      ready.delete(produced);
-      const mine = [...entries].filter(([, entry]) => entry.produced === produced);
-      if (mine.length === 0) return undefined;
-      const reason = new KvError("KV_REQUEST_ABORTED", `request ${produced.requestId} is over`);
-      return Promise.all(
-        mine.map(async ([key, entry]) => {
-          entry.controller.abort(reason);
-          await quiet(entry);
-          if (entries.get(key) === entry) entries.delete(key);
-        }),
-      ).then(() => {});
-    },
-    get size() {
-      return entries.size;
-    },
-    close() {
-      const reason = new KvError("KV_AGENT_CLOSED", "the worker was closed");
-      for (const { controller } of entries.values()) controller.abort(reason);
-      ready.clear();
-    },
-  };
+async function allEnded({ running }: Entry): Promise<void> {
+  while (running.size > 0) await Promise.all(running);
 }
 
 function sameBlocks(a: BlockIds, b: BlockIds): boolean {

@@ -1,280 +1,259 @@
 import {
-  createLeases,
   idleWithin,
   type LeaseOrder,
   type Messages,
   type Outbox,
   type Peers,
-  type SendableRequest,
   type TransferMetrics,
 } from "@kv/connector";
-import { type Clock, type ComputedLayer, KvError, type Log } from "@kv/interface";
-import { createConsumerAnswers } from "./ended-notices.js";
-import type { Offer } from "../control.js";
-import { createDeliveries } from "./deliveries.js";
-import { createDelivering } from "./finished-requests.js";
-import { createGenerationFloors } from "./generation-watermarks.js";
-import { createMatching, type Produced } from "./registration-matcher.js";
-import { consumerOf, keyOf } from "./offer-names.js";
-import { createOfferSweep } from "./offer-sweep.js";
-import { createPeerQueues } from "./queues.js";
-import { createRecent } from "./expiring-set.js";
-import type { WriteLink } from "./consumer-link.js";
-import { createWriteRuns } from "./write-dispatch.js";
-import { createWritesAhead, type WriteBlocks } from "./layerwise-writes.js";
-
-/**
- * The push writer of a producer's rank: the one owner of offers, finished requests, leases and WRITEs. It acts when something happens (a
- * step, a computed layer, a notification, a handshake or a transfer that ended, a lease that ran out), and never polls: what it waits for
- * will call it. Nothing that it does waits in line behind a handshake or a slow consumer.
- */
-export interface PushWriter {
-  step(step: WriterStep): void;
-  /** Of requests in the batch, these regions are computed: what waits for them may have them. Nothing without `layerwise`. */
-  layer(layer: ComputedLayer): void;
-  offer(offer: Offer, from: string): void;
-  /** The consumer wants nothing written, or nothing any more; answered when nothing of it is under way. */
-  withdraw(offer: Offer, from: string): void;
-  heartbeat(names: readonly string[]): void;
-  outstanding(): {
-    batch: number;
-    leases: number;
-    offers: number;
-    writes: number;
-    answers: number;
-    ahead: number;
-  };
-  /** Gives everything up, and waits until no WRITE can touch memory any more; not longer than `CLOSE_GRACE_MS`. */
-  close(): Promise<void>;
-}
-
-export interface WriterStep {
-  readonly schedulerClockMs: number;
-  readonly incarnation: string;
-  readonly inBatch: readonly SendableRequest[];
-  readonly notSent: readonly string[];
-  readonly leases: readonly LeaseOrder[];
-}
+import { type Agent, type Clock, type ComputedLayer, KvError, type Log } from "@kv/interface";
+import type { Offer as Registration } from "../control.js";
+import type { PushStepMetadata } from "../step-metadata.js";
+import type { ConsumerLink } from "./consumer-link.js";
+import { EndedNotices } from "./ended-notices.js";
+import { EndedRegistrations } from "./ended-registrations.js";
+import { FinishedRequests } from "./finished-requests.js";
+import { LayerwiseWrites } from "./layerwise-writes.js";
+import { type ProducedRequest, ProducedRequests } from "./produced-requests.js";
+import { RegistrationMatcher, registrationKey } from "./registration-matcher.js";
+import { WriteDispatcher } from "./write-dispatch.js";
 
 export interface PushWriterOptions {
+  readonly agent: Agent;
   readonly clock: Clock;
   readonly log: Log;
   readonly metrics: TransferMetrics;
   readonly outbox: Outbox;
   readonly messages: Messages;
-  readonly peers: Peers<WriteLink>;
+  /** The consumer engines that are open. */
+  readonly consumers: Peers<ConsumerLink>;
+  /** This engine and this rank of it. */
   readonly engineId: string;
   readonly tpRank: number;
   readonly tpSize: number;
-  /** What a heartbeat gives. */
+  /** How long a heartbeat extends a lease, in milliseconds. */
   readonly extensionMs: number;
-  /** From a match to the last byte, the handshake included. */
+  /** From the match to the last byte, the handshake included, in milliseconds. */
   readonly writeTimeoutMs: number;
-  /** How long an offer waits for its prompt. */
-  readonly offerMs: number;
-  /** How long what has ended is remembered. */
+  /** How long a registration waits for its prompt, in milliseconds. */
+  readonly registrationWaitMs: number;
+  /** How long ended requests and registrations are remembered, in milliseconds. */
   readonly rememberMs: number;
-  /** Layer-wise push: names of all regions. Then what ended without anything to send is reported as sent too, when nothing reads it. */
-  readonly layerwise?: { readonly regions: readonly string[] };
-  readonly write: WriteBlocks;
+  /** Names of all regions if layer-wise push is on; undefined if it is off. */
+  readonly layerwiseRegions?: readonly string[] | undefined;
 }
 
-/** A consumer's WRITEs under way at once; the transport takes them one after the other anyway. */
-const WRITES_PER_PEER = 8;
-const MOST_OFFERS = 65_536;
-const MOST_CONSUMERS = 4096;
+/** The part of a step that concerns the producer. */
+export type PushWriterStep = Pick<
+  PushStepMetadata,
+  "schedulerClockMs" | "incarnation" | "inBatch" | "notSent" | "leases"
+>;
 
-export function createPushWriter(options: PushWriterOptions): PushWriter {
-  const { clock, log, metrics, outbox, messages, peers, layerwise } = options;
-  const matching = createMatching({ clock, rememberMs: options.rememberMs, consumerOf });
-  const queues = createPeerQueues({ perPeer: WRITES_PER_PEER });
-  const runs = createWriteRuns({ clock, log, metrics, peers, writeTimeoutMs: options.writeTimeoutMs });
-  const ahead = createWritesAhead({ queues, runs, regions: layerwise?.regions ?? [], write: options.write });
-  const answers = createConsumerAnswers({ peers, messages, log });
-  const deliveries = createDeliveries(options);
-  const floors = createGenerationFloors({ most: MOST_CONSUMERS });
-  /** Offers that are over: what names them again is late. */
-  const over = createRecent({ clock, rememberMs: options.rememberMs, most: MOST_OFFERS });
-  const delivering = createDelivering({
-    ...{ deliveries, queues, runs, ahead, over, refuse, answer, sent },
-    write: options.write,
-    isHere: (produced) => matching.byWireId(produced.wireId) === produced,
-    isLeased: (produced) => leases.has(produced.wireId),
-  });
-  let incarnation: string | undefined;
-  let closed = false;
-  const sweep = createOfferSweep({
-    clock,
-    matching,
-    offerMs: options.offerMs,
-    expired(key, offer) {
-      const message = "the prompt did not come to the prefill worker in time";
-      refuse(key, offer, new KvError("KV_REQUEST_TIMEOUT", message));
-    },
-  });
-  const leases = createLeases({
-    clock,
-    extensionMs: options.extensionMs,
-    onExpired(wireId) {
-      const produced = matching.byWireId(wireId);
-      if (produced === undefined) return;
-      // What is being written is waited for; what nobody has asked for goes.
-      const delivery = deliveries.get(wireId);
-      if (delivery !== undefined && delivery.writing > 0) return;
-      metrics.leaseExpired();
-      log.warn("lease-expired", { requestId: produced.requestId, ranks: delivery?.over.size ?? 0 });
-      sent(produced);
-    },
-  });
+const MAX_WAITING_REGISTRATIONS = 65_536;
 
-  function sent(produced: Produced): void {
-    leases.release(produced.wireId);
-    deliveries.delete(produced.wireId);
-    free(produced);
+/**
+ * The producer's half of a worker. It owns the registrations, the finished requests, their leases and the WRITEs of one rank. It acts on
+ * events only (a step, a computed layer, a notification, the end of a handshake or a transfer, the end of a lease) and never polls. No
+ * event waits for a handshake or for a slow consumer.
+ */
+export class PushWriter {
+  readonly #options: PushWriterOptions;
+  readonly #requests: ProducedRequests;
+  readonly #endedRegistrations: EndedRegistrations;
+  readonly #matcher: RegistrationMatcher;
+  readonly #dispatcher: WriteDispatcher;
+  readonly #layerwise: LayerwiseWrites;
+  readonly #endedNotices: EndedNotices;
+  readonly #finished: FinishedRequests;
+  /** This producer's process; undefined before the first step. */
+  #incarnation: string | undefined;
+  #closed = false;
+
+  constructor(options: PushWriterOptions) {
+    const { clock, registrationWaitMs, layerwiseRegions = [] } = options;
+    this.#options = options;
+    this.#requests = new ProducedRequests(options);
+    this.#endedRegistrations = new EndedRegistrations(options);
+    this.#dispatcher = new WriteDispatcher(options);
+    this.#layerwise = new LayerwiseWrites({ dispatcher: this.#dispatcher, regions: layerwiseRegions });
+    this.#endedNotices = new EndedNotices({ ...options, layerwise: this.#layerwise });
+    this.#finished = new FinishedRequests({
+      ...options,
+      requests: this.#requests,
+      endedRegistrations: this.#endedRegistrations,
+      dispatcher: this.#dispatcher,
+      layerwise: this.#layerwise,
+      endedNotices: this.#endedNotices,
+    });
+    this.#matcher = new RegistrationMatcher({
+      clock,
+      requests: this.#requests,
+      waitMs: registrationWaitMs,
+      onExpired: (key, registration) =>
+        this.#refuse(
+          key,
+          registration,
+          new KvError("KV_REQUEST_TIMEOUT", "the prompt did not reach the prefill worker in time"),
+        ),
+    });
   }
 
-  /** The engine may have the blocks back when nothing reads them any more. */
-  function free(produced: Produced): void {
-    matching.end(produced);
-    const reading = ahead.release(produced);
-    if (reading === undefined) outbox.sent(produced.requestId);
-    else answers.track(reading.then(() => outbox.sent(produced.requestId)));
+  /** Takes the requests that run, that ended without anything to send, and that finished. */
+  step({ incarnation, inBatch, notSent, leases, schedulerClockMs }: PushWriterStep): void {
+    this.#incarnation = incarnation;
+    for (const order of inBatch) this.#requests.admit(order);
+    for (const requestId of notSent) this.#requestNotSent(requestId);
+    for (const order of leases) this.#requestFinished(order, schedulerClockMs);
   }
 
-  function refuse(key: string, offer: Offer, error: KvError): void {
-    over.add(key);
-    const { wireId: request, engineId } = offer;
-    log.info("push-refused", { request, engineId, code: error.code, error: error.message });
-    answer(key, offer, error);
+  /** Writes a layer that was computed to the registrations that wait for its requests. Does nothing if layer-wise push is off. */
+  layerComputed({ regions, computedTokens }: ComputedLayer): void {
+    if (this.#closed || this.#options.layerwiseRegions === undefined) return;
+    for (const [requestId, tokens] of Object.entries(computedTokens)) {
+      const request = this.#requests.byRequestId(requestId);
+      if (request === undefined || request.finished !== undefined) continue;
+      const { numTokens, promptBlockIds } = request.order;
+      // A layer of a prompt in chunks is complete with the last chunk.
+      if (promptBlockIds === undefined || numTokens === undefined || tokens < numTokens) continue;
+      this.#layerwise.layerComputed(request, regions, this.#matcher.waitingFor(request));
+    }
   }
 
-  function answer(key: string, offer: Offer, error: KvError): void {
-    if (!closed) answers.ended(offer, error, ahead.giveUp(key, error));
+  /** Takes a registration (`PUSH_REG:`) from the agent `from`: it is written, refused, or waits for its prompt. */
+  register(registration: Registration, from: string): void {
+    const key = registrationKey(registration);
+    if (this.#closed || this.#isKnown(key)) return;
+    if (this.#isValid(key, registration)) this.#match(key, registration, from);
   }
 
-  /** False for what is late, or another engine's: it was answered. */
-  function isTimely(key: string, offer: Offer): boolean {
-    const { own } = offer;
-    if (offer.producerEngineId !== options.engineId) {
-      const message = `this is engine ${options.engineId}, the registration is for engine ${offer.producerEngineId}`;
-      refuse(key, offer, new KvError("KV_HANDSHAKE_WRONG_ENGINE", message));
+  /** Takes a withdrawal: the consumer gets a notice when no WRITE of the registration is in flight and none will come. */
+  withdraw(registration: Registration, from: string): void {
+    if (this.#closed) return;
+    const key = registrationKey(registration);
+    const error = new KvError("KV_REQUEST_ABORTED", `request ${registration.wireId} was withdrawn`);
+    // The end of the write sends the notice.
+    if (this.#finished.withdraw(key, error)) return;
+    this.#matcher.delete(key);
+    if (this.#endedRegistrations.has(key)) {
+      this.#endedNotices.send(key, registration, error);
+      return;
+    }
+    if (!this.#isValid(key, registration)) return;
+    // The registration itself may still arrive: it has ended.
+    this.#endedRegistrations.add(key);
+    this.#endedNotices.send(key, registration, error);
+    // A withdrawal has no blocks: it waits for its prompt, and frees it.
+    this.#match(`${key} nothing`, registration, from);
+  }
+
+  /** Extends the leases of the requests that a heartbeat names. */
+  heartbeat(names: readonly string[]): void {
+    this.#finished.extendLeases(names);
+  }
+
+  /** The numbers of what is in use, for tests and metrics; all are 0 when nothing is left. */
+  outstanding(): {
+    batch: number;
+    leases: number;
+    registrations: number;
+    writes: number;
+    endedNotices: number;
+    layerwiseWrites: number;
+  } {
+    const { leases, releasing } = this.#finished.outstanding();
+    return {
+      batch: this.#requests.size,
+      leases,
+      registrations: this.#matcher.size,
+      writes: this.#dispatcher.size,
+      endedNotices: this.#endedNotices.size,
+      layerwiseWrites: this.#layerwise.size + releasing,
+    };
+  }
+
+  /** Aborts everything, and waits until no WRITE can touch memory any more, for `CLOSE_GRACE_MS` at most. */
+  async close(): Promise<void> {
+    const { clock, log } = this.#options;
+    this.#closed = true;
+    this.#endedNotices.close();
+    this.#matcher.close();
+    this.#layerwise.close();
+    this.#finished.close();
+    if (!(await idleWithin(clock, [this.#dispatcher]))) {
+      log.warn("close-did-not-wait", { writes: this.#dispatcher.size });
+    }
+    this.#requests.clear();
+  }
+
+  #requestFinished(order: LeaseOrder, schedulerClockMs: number): void {
+    const request = this.#requests.finish(order);
+    this.#finished.grantLease(order, schedulerClockMs);
+    for (const [key, registration] of this.#matcher.takeFor(request)) {
+      this.#write(key, registration, request);
+    }
+  }
+
+  #requestNotSent(requestId: string): void {
+    const request = this.#requests.byRequestId(requestId);
+    if (request !== undefined) {
+      // With layer-wise push the engine keeps the blocks until the worker reports the request: a WRITE may read them.
+      if (this.#options.layerwiseRegions === undefined) this.#requests.end(request);
+      else this.#finished.free(request);
+    }
+    for (const [key, registration] of this.#matcher.takeNaming(requestId)) {
+      const message = `request ${requestId} ended at the prefill worker before its prompt was computed`;
+      this.#refuse(key, registration, new KvError("KV_REQUEST_ABORTED", message));
+    }
+  }
+
+  /** True for a registration that was taken before: all ranks of a vLLM consumer send the same, and a message may arrive twice. */
+  #isKnown(key: string): boolean {
+    return this.#finished.isWriting(key) || this.#endedRegistrations.has(key) || this.#matcher.isWaiting(key);
+  }
+
+  /** Refuses a registration that is for another engine, or whose generation has ended. */
+  #isValid(key: string, registration: Registration): boolean {
+    const { producerEngineId, own } = registration;
+    const { engineId } = this.#options;
+    if (producerEngineId !== engineId) {
+      const message = `this is engine ${engineId}, the registration is for engine ${producerEngineId}`;
+      this.#refuse(key, registration, new KvError("KV_HANDSHAKE_WRONG_ENGINE", message));
       return false;
     }
-    if (own === undefined) return true;
-    const process = JSON.stringify([offer.engineId, own.incarnation]);
-    if (floors.isOpen(process, own.generation, own.oldestOpen)) return true;
-    const message = `generation ${own.generation} of its blocks is over`;
-    refuse(key, offer, new KvError("KV_GENERATION_STALE", message));
+    if (this.#endedRegistrations.isOpen(registration)) return true;
+    const message = `generation ${own?.generation} of its blocks has ended`;
+    this.#refuse(key, registration, new KvError("KV_GENERATION_STALE", message));
     return false;
   }
 
-  function offered(key: string, offer: Offer, from: string): void {
-    const match = matching.find(offer, incarnation);
-    if (match.kind === "produced") delivering.deliver(key, offer, match.produced);
-    else if (match.kind === "gone") refuse(key, offer, new KvError("KV_GENERATION_STALE", match.why));
-    else if (matching.offers >= MOST_OFFERS) {
-      log.error("push-offers-full", { from, offers: matching.offers });
-      refuse(key, offer, new KvError("KV_REQUEST_INVALID", `more than ${MOST_OFFERS} registrations wait`));
-    } else {
-      matching.wait(key, offer);
-      sweep.arm();
+  #match(key: string, registration: Registration, from: string): void {
+    const match = this.#matcher.find(registration, this.#incarnation);
+    if (match.kind === "matched") this.#write(key, registration, match.request);
+    else if (match.kind === "gone") {
+      this.#refuse(key, registration, new KvError("KV_GENERATION_STALE", match.reason));
+    } else if (this.#matcher.size >= MAX_WAITING_REGISTRATIONS) {
+      this.#options.log.error("push-registrations-full", { from, registrations: this.#matcher.size });
+      const message = `more than ${MAX_WAITING_REGISTRATIONS} registrations wait`;
+      this.#refuse(key, registration, new KvError("KV_REQUEST_INVALID", message));
+    } else this.#matcher.wait(key, registration);
+  }
+
+  #write(key: string, registration: Registration, request: ProducedRequest): void {
+    try {
+      this.#finished.write(key, registration, request);
+    } catch (error) {
+      this.#refuse(
+        key,
+        registration,
+        KvError.from(error, "KV_TOPOLOGY_INVALID", "a registration cannot be served"),
+      );
     }
   }
 
-  function finished(order: LeaseOrder, schedulerClockMs: number): void {
-    const produced = matching.finish(order);
-    const nowMs = clock.now();
-    // What is left of the lease counts from here: the way from the scheduler only lengthens it, which is the safe side.
-    const rebase = (atMs: number) => nowMs + (atMs - schedulerClockMs);
-    leases.grant(order.wireId, {
-      expiresAtMs: rebase(order.expiresAtMs),
-      ...(order.unattendedExpiresAtMs === undefined
-        ? {}
-        : { unattendedExpiresAtMs: rebase(order.unattendedExpiresAtMs) }),
-    });
-    for (const [key, offer] of matching.takeOffersFor(produced)) delivering.deliver(key, offer, produced);
-  }
-
-  function notSent(requestId: string): void {
-    const produced = matching.byRequestId(requestId);
-    if (layerwise === undefined) {
-      if (produced !== undefined) matching.end(produced);
-    } else if (produced !== undefined) free(produced);
-    for (const [key, offer] of matching.takeOffersNaming(requestId)) {
-      const message = `request ${requestId} ended at the prefill worker before its prompt was computed`;
-      refuse(key, offer, new KvError("KV_REQUEST_ABORTED", message));
-    }
-  }
-
-  return {
-    step(step) {
-      incarnation = step.incarnation;
-      for (const order of step.inBatch) matching.admit(order);
-      for (const requestId of step.notSent) notSent(requestId);
-      for (const order of step.leases) finished(order, step.schedulerClockMs);
-      sweep.arm();
-    },
-    layer({ regions, computedTokens }) {
-      if (closed || layerwise === undefined) return;
-      for (const [requestId, tokens] of Object.entries(computedTokens)) {
-        const produced = matching.byRequestId(requestId);
-        const { numTokens, promptBlockIds } = produced?.order ?? {};
-        if (produced === undefined || produced.finished !== undefined) continue;
-        // Chunks of a prompt go with its last one: only then is a layer of it whole.
-        if (promptBlockIds === undefined || numTokens === undefined || tokens < numTokens) continue;
-        ahead.computed(produced, regions, matching.offersFor(produced));
-      }
-    },
-    offer(offer, from) {
-      const key = keyOf(offer);
-      // Both ranks of a vLLM consumer send the same; and what arrives twice is one thing.
-      if (closed || delivering.isWriting(key) || over.has(key) || matching.waiting(key) !== undefined) return;
-      if (isTimely(key, offer)) offered(key, offer, from);
-    },
-    withdraw(offer, from) {
-      if (closed) return;
-      const key = keyOf(offer);
-      const error = new KvError("KV_REQUEST_ABORTED", `request ${offer.wireId} was withdrawn`);
-      // It answers when the last transfer has let go.
-      if (delivering.withdraw(key, error)) return;
-      matching.takeOffer(key);
-      if (over.has(key)) {
-        answer(key, offer, error);
-        return;
-      }
-      if (!isTimely(key, offer)) return;
-      // The offer itself may come after this: it is over.
-      over.add(key);
-      answer(key, offer, error);
-      offered(`${key} nothing`, offer, from);
-    },
-    heartbeat(names) {
-      for (const name of names) {
-        // Our own consumers know the wire id; vLLM's name the request as the proxy did.
-        leases.extend(matching.byWireId(name) === undefined ? wireIdsNamed(name) : [name]);
-      }
-    },
-    outstanding: () => ({
-      batch: matching.produced,
-      leases: leases.size,
-      offers: matching.offers,
-      writes: queues.size,
-      answers: answers.size,
-      ahead: ahead.size,
-    }),
-    async close() {
-      closed = true;
-      leases.close();
-      sweep.close();
-      ahead.close();
-      delivering.abortAll(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
-      if (!(await idleWithin(clock, [queues]))) log.warn("close-did-not-wait", { writes: queues.size });
-      matching.clear();
-      deliveries.clear();
-    },
-  };
-
-  function* wireIdsNamed(name: string): Iterable<string> {
-    for (const { wireId } of matching.named(name)) yield wireId;
+  #refuse(key: string, registration: Registration, error: KvError): void {
+    const { wireId: request, engineId } = registration;
+    this.#endedRegistrations.add(key);
+    this.#options.log.info("push-refused", { request, engineId, code: error.code, error: error.message });
+    this.#endedNotices.send(key, registration, error);
   }
 }

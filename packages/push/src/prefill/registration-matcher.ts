@@ -1,266 +1,221 @@
-import { baseRequestId, type LeaseOrder, type SendableRequest } from "@kv/connector";
-import type { Clock } from "@kv/interface";
-import type { Offer } from "../control.js";
-import { createNameIndex, namesOf } from "./request-aliases.js";
-import { createRecent } from "./expiring-set.js";
+import { baseRequestId } from "@kv/connector";
+import type { Clock, Timer } from "@kv/interface";
+import type { Offer as Registration } from "../control.js";
+import type { ProducedRequest, ProducedRequests } from "./produced-requests.js";
+import { AliasIndex } from "./request-aliases.js";
 
-/** A request of this producer, from the step that admits it until its blocks are free. */
-export interface Produced {
-  readonly requestId: string;
-  readonly wireId: string;
-  readonly generation: number;
-  order: SendableRequest;
-  /** Set when the forward pass is over. */
-  finished: LeaseOrder | undefined;
-  /** The consumer request that it goes to: the first that matched. */
-  consumer: string | undefined;
+/** The result of looking for the request that a registration means. */
+export type Match =
+  /** The finished request that is to be written. */
+  | { readonly kind: "matched"; readonly request: ProducedRequest }
+  /** The prompt is being computed, or has not arrived. */
+  | { readonly kind: "wait" }
+  /** The request will never match; `reason` says why. */
+  | { readonly kind: "gone"; readonly reason: string };
+
+export interface RegistrationMatcherOptions {
+  readonly clock: Clock;
+  readonly requests: ProducedRequests;
+  /** How long a registration waits for its prompt, in milliseconds. */
+  readonly waitMs: number;
+  /** Called from the timer when a registration has waited for `waitMs`, after it was removed. */
+  onExpired(key: string, registration: Registration): void;
 }
 
-/** What became of an offer, or of a finished request, when it was looked for on the other side. */
-export type Match =
-  | { readonly kind: "produced"; readonly produced: Produced }
-  /** Not yet: the prompt is being computed, or has not come. */
-  | { readonly kind: "wait" }
-  /** Never: why. */
-  | { readonly kind: "gone"; readonly why: string };
+/** A registration and its key, see `registrationKey`. */
+export type KeyedRegistration = readonly [key: string, registration: Registration];
+
+/** Identifies the consumer request that a registration is part of. All ranks of one of our consumers share it. */
+export function consumerRequestKey({ engineId, wireId, own }: Registration): string {
+  return JSON.stringify([engineId, wireId, own?.incarnation, own?.generation]);
+}
+
+/** Identifies the registration of one consumer rank. The ranks of a vLLM consumer all send the same, which covers the whole engine. */
+export function registrationKey(registration: Registration): string {
+  return `${consumerRequestKey(registration)} ${registration.own?.rank ?? "all"}`;
+}
 
 /**
- * Who belongs to whom. A producer holds requests and offers of blocks; each finds the other whichever comes first. A consumer of ours
- * that has the producer's answer names the very request and the very use of its blocks; else ids are compared, exactly, then
- * without the suffixes that the two engines added. Only the writer changes these tables.
+ * Matches registrations with the producer's requests, whichever comes first, and keeps the registrations that wait for a prompt. One of
+ * our consumers that knows the producer's answer names the exact request and the use of its blocks. Otherwise the ids are compared:
+ * exactly first, then without the suffixes that the two engines appended (vLLM 0.33, `get_base_request_id`).
  */
-export interface Matching {
-  admit(order: SendableRequest): void;
-  finish(order: LeaseOrder): Produced;
-  /** The request is over, whatever became of it. */
-  end(produced: Produced): void;
-  byWireId(wireId: string): Produced | undefined;
-  byRequestId(requestId: string): Produced | undefined;
-  /** Under any name that a peer may have for it. */
-  named(name: string): Iterable<Produced>;
-  all(): Iterable<Produced>;
-  find(offer: Offer, incarnation: string | undefined): Match;
-  wait(key: string, offer: Offer): void;
-  waiting(key: string): Offer | undefined;
-  takeOffer(key: string): Offer | undefined;
-  /** Offers of our own peers that a running request may go to when it finishes; they stay in the table. */
-  offersFor(produced: Produced): Iterable<[key: string, offer: Offer]>;
-  /** Offers that a finished request may go to, of one consumer request, and out of the table. */
-  takeOffersFor(produced: Produced): [key: string, offer: Offer][];
-  /** Offers that name a request that has failed, and out of the table. */
-  takeOffersNaming(requestId: string): [key: string, offer: Offer][];
-  oldestOffer(): { readonly key: string; readonly offer: Offer; readonly sinceMs: number } | undefined;
-  readonly offers: number;
-  readonly produced: number;
-  clear(): void;
-}
-
-export interface MatchingOptions {
-  readonly clock: Clock;
-  /** How long an ended request is remembered by its base id, to tell a late offer at once that there is nothing to come. */
-  readonly rememberMs: number;
-  /** The consumer request that an offer is part of; offers of its ranks have it in common. */
-  consumerOf(offer: Offer): string;
-}
-
-const MOST_REMEMBERED = 65_536;
-
-export function createMatching({ clock, rememberMs, consumerOf }: MatchingOptions): Matching {
-  const byWireId = new Map<string, Produced>();
-  const byRequestId = new Map<string, Produced>();
-  const byBase = createNameIndex<Produced>();
-  const byName = createNameIndex<Produced>();
-  const offers = new Map<string, Offer>();
+export class RegistrationMatcher {
+  readonly #options: RegistrationMatcherOptions;
+  readonly #requests: ProducedRequests;
   /** In order of arrival. */
-  const sinceMs = new Map<string, number>();
-  const offersByName = createNameIndex<string>();
-  const endedBases = createRecent({ clock, rememberMs, most: MOST_REMEMBERED });
-  let latestGeneration = 0;
+  readonly #waiting = new Map<string, { readonly registration: Registration; readonly sinceMs: number }>();
+  readonly #keysByName = new AliasIndex<string>();
+  #timer: Timer | undefined;
 
-  function admit(order: SendableRequest): Produced {
-    const known = byWireId.get(order.wireId);
-    if (known !== undefined) {
-      // Preempted, and admitted again with other blocks.
-      known.order = order;
-      return known;
+  constructor(options: RegistrationMatcherOptions) {
+    this.#options = options;
+    this.#requests = options.requests;
+  }
+
+  /** The finished request that a registration means. `incarnation` is this producer's process; undefined before its first step. */
+  find(registration: Registration, incarnation: string | undefined): Match {
+    const prefill = registration.own?.prefill;
+    if (prefill !== undefined) {
+      if (incarnation === undefined) return { kind: "wait" };
+      if (prefill.incarnation !== incarnation) {
+        return { kind: "gone", reason: "the prefill worker has restarted since it computed the prompt" };
+      }
+      const request = this.#requests.byWireId(prefill.wireId);
+      if (request !== undefined && request.generation === prefill.generation) {
+        return claim(request, registration);
+      }
+      return prefill.generation > this.#requests.latestGeneration
+        ? { kind: "wait" }
+        : { kind: "gone", reason: "the prefill worker no longer keeps the blocks of that request" };
     }
-    const { requestId, wireId, generation } = order;
-    const produced: Produced = {
-      requestId,
-      wireId,
-      generation,
-      order,
-      finished: undefined,
-      consumer: undefined,
-    };
-    latestGeneration = Math.max(latestGeneration, generation);
-    byWireId.set(wireId, produced);
-    byRequestId.set(requestId, produced);
-    byBase.add(baseRequestId(requestId), produced);
-    for (const name of namesFor(produced)) byName.add(name, produced);
-    return produced;
+    const baseId = baseRequestId(registration.matchId);
+    const exact = this.#requests.byRequestId(registration.matchId);
+    let running = false;
+    let taken = false;
+    for (const request of exact === undefined ? this.#requests.byBaseId(baseId) : [exact]) {
+      if (!mayMean(registration, request)) continue;
+      const match = claim(request, registration);
+      if (match.kind === "matched") return match;
+      running ||= match.kind === "wait";
+      taken ||= match.kind === "gone";
+    }
+    if (!running && (taken || this.#requests.hasEnded(baseId))) {
+      return { kind: "gone", reason: "the request of that name has ended at the prefill worker" };
+    }
+    return { kind: "wait" };
   }
 
-  function takeOffer(key: string): Offer | undefined {
-    const offer = offers.get(key);
-    if (offer === undefined) return undefined;
-    offers.delete(key);
-    sinceMs.delete(key);
-    offersByName.delete(nameOf(offer), key);
-    return offer;
+  /** Keeps a registration until its prompt arrives, for `waitMs` at most. */
+  wait(key: string, registration: Registration): void {
+    this.#waiting.set(key, { registration, sinceMs: this.#options.clock.now() });
+    this.#keysByName.add(nameOf(registration), key);
+    this.#arm();
   }
 
-  /** The waiting offers that could mean this request, those that want blocks first, then in order of arrival. */
-  function candidates(produced: Meant): [string, Offer][] {
-    const found: [string, Offer][] = [];
-    for (const name of [exactly(produced.wireId), baseRequestId(produced.requestId)]) {
-      for (const key of offersByName.of(name)) {
-        const offer = offers.get(key);
-        if (offer !== undefined && mayMean(offer, produced)) found.push([key, offer]);
+  /** True if the registration with this key waits for its prompt. */
+  isWaiting(key: string): boolean {
+    return this.#waiting.has(key);
+  }
+
+  /** Removes a waiting registration. Does nothing if none waits under this key. */
+  delete(key: string): void {
+    this.#remove(key);
+    this.#arm();
+  }
+
+  /** The waiting registrations of our own peers that a running request may be written to ahead of its end. They keep waiting. */
+  waitingFor(request: ProducedRequest): readonly KeyedRegistration[] {
+    const { numTokens } = request.order;
+    return this.#candidates(request).filter(
+      ([, { own, blockIds }]) => own !== undefined && own.numTokens === numTokens && blockIds.length > 0,
+    );
+  }
+
+  /** Removes and returns the waiting registrations that a finished request goes to. They are all of one consumer request. */
+  takeFor(request: ProducedRequest): readonly KeyedRegistration[] {
+    const candidates = this.#candidates(request);
+    const first = candidates[0];
+    if (first === undefined) return [];
+    const consumer = request.progress?.consumer ?? consumerRequestKey(first[1]);
+    const taken = candidates.filter(([, registration]) => consumerRequestKey(registration) === consumer);
+    for (const [key] of taken) this.#remove(key);
+    this.#arm();
+    return taken;
+  }
+
+  /** Removes and returns the waiting registrations that name a request that has failed. Later ones find it ended. */
+  takeNaming(requestId: string): readonly KeyedRegistration[] {
+    const taken = this.#candidates({ requestId, wireId: requestId, generation: -1, finished: undefined });
+    for (const [key] of taken) this.#remove(key);
+    this.#arm();
+    this.#requests.rememberEnded(requestId);
+    return taken;
+  }
+
+  /** The number of registrations that wait. */
+  get size(): number {
+    return this.#waiting.size;
+  }
+
+  /** Removes all waiting registrations without calling `onExpired`, and stops the timer. */
+  close(): void {
+    this.#waiting.clear();
+    this.#keysByName.clear();
+    this.#arm();
+  }
+
+  /** The waiting registrations that may mean a request: those that want blocks come first, then exact ids, then older ones. */
+  #candidates(request: RequestIdentity): KeyedRegistration[] {
+    const found: KeyedRegistration[] = [];
+    for (const name of [exactName(request.wireId), baseRequestId(request.requestId)]) {
+      for (const key of this.#keysByName.get(name)) {
+        const registration = this.#waiting.get(key)?.registration;
+        if (registration !== undefined && mayMean(registration, request)) found.push([key, registration]);
       }
     }
-    const rank = ([, offer]: [string, Offer]) =>
-      (offer.blockIds.length === 0 ? 2 : 0) + (offer.matchId === produced.requestId ? 0 : 1);
+    const rank = ([, registration]: KeyedRegistration) =>
+      (registration.blockIds.length === 0 ? 2 : 0) + (registration.matchId === request.requestId ? 0 : 1);
     return found.sort((a, b) => rank(a) - rank(b));
   }
 
-  return {
-    admit: (order) => void admit(order),
-    finish(order) {
-      const produced = admit(order);
-      produced.finished = order;
-      return produced;
-    },
-    end(produced) {
-      if (!byWireId.delete(produced.wireId)) return;
-      byRequestId.delete(produced.requestId);
-      const base = baseRequestId(produced.requestId);
-      byBase.delete(base, produced);
-      for (const name of namesFor(produced)) byName.delete(name, produced);
-      endedBases.add(base);
-    },
-    byWireId: (wireId) => byWireId.get(wireId),
-    byRequestId: (requestId) => byRequestId.get(requestId),
-    named: (name) => byName.of(name),
-    all: () => byWireId.values(),
-    find(offer, incarnation) {
-      const { own } = offer;
-      const prefill = own?.prefill;
-      if (prefill !== undefined) {
-        if (incarnation === undefined) return { kind: "wait" };
-        if (prefill.incarnation !== incarnation) {
-          return { kind: "gone", why: "the prefill worker was restarted since it computed the prompt" };
-        }
-        const produced = byWireId.get(prefill.wireId);
-        if (produced !== undefined && produced.generation === prefill.generation) {
-          return claim(produced, consumerOf(offer));
-        }
-        // Generations are told in the order in which they begin: one that was passed over is over.
-        return prefill.generation > latestGeneration
-          ? { kind: "wait" }
-          : { kind: "gone", why: "the prefill worker keeps the blocks of that request no longer" };
-      }
-      const base = baseRequestId(offer.matchId);
-      const exact = byRequestId.get(offer.matchId);
-      let running = false;
-      let taken = false;
-      for (const produced of exact === undefined ? byBase.of(base) : [exact]) {
-        if (!mayMean(offer, produced)) continue;
-        const match = claim(produced, consumerOf(offer));
-        if (match.kind === "produced") return match;
-        running ||= match.kind === "wait";
-        taken ||= match.kind === "gone";
-      }
-      if (!running && (taken || endedBases.has(base))) {
-        return { kind: "gone", why: "the request of that name has ended at the prefill worker" };
-      }
-      return { kind: "wait" };
-    },
-    wait(key, offer) {
-      offers.set(key, offer);
-      sinceMs.set(key, clock.now());
-      offersByName.add(nameOf(offer), key);
-    },
-    waiting: (key) => offers.get(key),
-    takeOffer,
-    offersFor(produced) {
-      const { numTokens } = produced.order;
-      return candidates(produced).filter(
-        ([, { own, blockIds }]) => own !== undefined && own.numTokens === numTokens && blockIds.length > 0,
-      );
-    },
-    takeOffersFor(produced) {
-      const found = candidates(produced);
-      const first = found[0];
-      if (first === undefined) return [];
-      const consumer = produced.consumer ?? consumerOf(first[1]);
-      const taken = found.filter(([, offer]) => consumerOf(offer) === consumer);
-      for (const [key] of taken) takeOffer(key);
-      return taken;
-    },
-    takeOffersNaming(requestId) {
-      const produced = { requestId, wireId: requestId, generation: -1, finished: undefined };
-      const taken = candidates(produced);
-      for (const [key] of taken) takeOffer(key);
-      // One that comes later is told the same.
-      endedBases.add(baseRequestId(requestId));
-      return taken;
-    },
-    oldestOffer() {
-      for (const [key, atMs] of sinceMs) {
-        const offer = offers.get(key);
-        if (offer !== undefined) return { key, offer, sinceMs: atMs };
-      }
-      return undefined;
-    },
-    get offers() {
-      return offers.size;
-    },
-    get produced() {
-      return byWireId.size;
-    },
-    clear() {
-      for (const produced of [...byWireId.values()]) {
-        byBase.delete(baseRequestId(produced.requestId), produced);
-        for (const name of namesFor(produced)) byName.delete(name, produced);
-      }
-      byWireId.clear();
-      byRequestId.clear();
-      for (const key of [...offers.keys()]) takeOffer(key);
-      endedBases.clear();
-    },
-  };
+  #remove(key: string): void {
+    const waiting = this.#waiting.get(key);
+    if (waiting === undefined) return;
+    this.#waiting.delete(key);
+    this.#keysByName.delete(nameOf(waiting.registration), key);
+  }
+
+  /** Lets one timer run while registrations wait. It fires for the registration that was oldest when it was set. */
+  #arm(): void {
+    const [oldest] = this.#waiting.values();
+    if (oldest === undefined) {
+      this.#timer?.cancel();
+      this.#timer = undefined;
+      return;
+    }
+    const { clock, waitMs } = this.#options;
+    const leftMs = Math.ceil(oldest.sinceMs + waitMs - clock.now());
+    this.#timer ??= clock.setTimer(() => this.#expire(), Math.max(1, leftMs));
+  }
+
+  #expire(): void {
+    const { clock, waitMs, onExpired } = this.#options;
+    this.#timer = undefined;
+    for (const [key, { registration, sinceMs }] of this.#waiting) {
+      if (clock.now() < sinceMs + waitMs) break;
+      this.#remove(key);
+      onExpired(key, registration);
+    }
+    this.#arm();
+  }
 }
 
-/** A finished request goes to one consumer request, and to all of its ranks. */
-function claim(produced: Produced, consumer: string): Match {
-  if (produced.finished === undefined) return { kind: "wait" };
-  if (produced.consumer === undefined || produced.consumer === consumer)
-    return { kind: "produced", produced };
-  return { kind: "gone", why: "its blocks were given to another decode request" };
+/** A finished request goes to one consumer request, and to all ranks of it. */
+function claim(request: ProducedRequest, registration: Registration): Match {
+  if (request.finished === undefined) return { kind: "wait" };
+  const consumer = request.progress?.consumer;
+  if (consumer === undefined || consumer === consumerRequestKey(registration))
+    return { kind: "matched", request };
+  return { kind: "gone", reason: "its blocks were given to another decode request" };
 }
 
-type Meant = Pick<Produced, "requestId" | "wireId" | "generation" | "finished">;
+type RequestIdentity = Pick<ProducedRequest, "requestId" | "wireId" | "generation" | "finished">;
 
-function mayMean({ own, matchId }: Offer, { requestId, wireId, generation, finished }: Meant): boolean {
+function mayMean({ own, matchId }: Registration, request: RequestIdentity): boolean {
+  const { requestId, wireId, generation, finished } = request;
   const prefill = own?.prefill;
   if (prefill !== undefined) return prefill.wireId === wireId && prefill.generation === generation;
-  // Two prompts may come under one id of a client's: their lengths tell them apart, where they differ.
+  // A client may send two prompts under one id. They are told apart by their lengths, where these differ.
   if (own !== undefined && finished !== undefined && own.numTokens !== finished.numTokens) return false;
   return matchId === requestId || baseRequestId(matchId) === baseRequestId(requestId);
 }
 
-/** Under which an offer waits: the very request where it names one, else the base of its id. */
-function nameOf({ own, matchId }: Offer): string {
-  return own?.prefill === undefined ? baseRequestId(matchId) : exactly(own.prefill.wireId);
+/** The name under which a registration waits: the exact request if it names one, else the base id. */
+function nameOf({ own, matchId }: Registration): string {
+  return own?.prefill === undefined ? baseRequestId(matchId) : exactName(own.prefill.wireId);
 }
 
-function exactly(wireId: string): string {
+function exactName(wireId: string): string {
   return `=${wireId}`;
-}
-
-function namesFor({ requestId, wireId }: Pick<Produced, "requestId" | "wireId">): Set<string> {
-  const names = new Set([wireId]);
-  for (const name of namesOf(requestId)) names.add(name);
-  return names;
 }

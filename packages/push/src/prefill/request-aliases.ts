@@ -1,35 +1,41 @@
 import { baseRequestId } from "@kv/connector";
 
 /**
- * Names under which a peer may speak of a producer's request besides its own: without the suffix of eight hex digits that vLLM adds to
- * each request (so the two legs of a client's request meet), and as the proxy called it, which is what vLLM 0.33's push heartbeats
- * carry: `X-Request-Id` becomes `cmpl-{id}-{index}-{suffix}`.
+ * The names that a peer may use for a producer's request, besides its own id. The first is the id without the suffix of eight hex digits
+ * that vLLM appends to each request id, so the two legs of a client's request have it in common. The second is the id that the proxy
+ * chose: vLLM turns an `X-Request-Id` into `cmpl-{id}-{index}-{suffix}`, and the heartbeats of a vLLM 0.33 push consumer carry the
+ * proxy's id.
  */
-export function namesOf(requestId: string): readonly string[] {
+export function requestAliases(requestId: string): readonly string[] {
   const base = baseRequestId(requestId);
   const proxy = /^(?:cmpl|chatcmpl)-(.+?)(?:-\d+)?$/.exec(base)?.[1];
   return proxy === undefined ? [base] : [base, proxy];
 }
 
-/** A set of keys by one of their names, in order of arrival. */
-export interface NameIndex<T> {
-  add(name: string, value: T): void;
-  delete(name: string, value: T): void;
-  of(name: string): Iterable<T>;
-}
+/** Finds values by a name that several of them may share. */
+export class AliasIndex<T> {
+  readonly #byName = new Map<string, Set<T>>();
 
-export function createNameIndex<T>(): NameIndex<T> {
-  const sets = new Map<string, Set<T>>();
-  return {
-    add(name, value) {
-      const set = sets.get(name) ?? new Set();
-      sets.set(name, set.add(value));
-    },
-    delete(name, value) {
-      const set = sets.get(name);
-      set?.delete(value);
-      if (set?.size === 0) sets.delete(name);
-    },
-    of: (name) => sets.get(name) ?? [],
-  };
+  /** Adds a value under a name. */
+  add(name: string, value: T): void {
+    const values = this.#byName.get(name) ?? new Set();
+    this.#byName.set(name, values.add(value));
+  }
+
+  /** Removes a value from a name; other names keep it. */
+  delete(name: string, value: T): void {
+    const values = this.#byName.get(name);
+    values?.delete(value);
+    if (values?.size === 0) this.#byName.delete(name);
+  }
+
+  /** The values under a name, in the order in which they were added. */
+  get(name: string): Iterable<T> {
+    return this.#byName.get(name) ?? [];
+  }
+
+  /** Removes all values. */
+  clear(): void {
+    this.#byName.clear();
+  }
 }

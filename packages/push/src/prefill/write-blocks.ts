@@ -1,103 +1,108 @@
-import { encodeNotification, type Messages } from "@kv/connector";
-import {
-  type Agent,
-  type DescriptorPairs,
-  type DescriptorRuns,
-  KvError,
-  type TransferResult,
-} from "@kv/interface";
+import { encodeNotification, type LeaseOrder, type Messages, type TransferMetrics } from "@kv/connector";
+import { type Agent, type DescriptorPairs, type DescriptorRuns, KvError, type Log } from "@kv/interface";
 import { fromOtherSide, planRequest } from "@kv/plan";
-import type { Offer } from "../control.js";
-import { createReadParts } from "./region-filter.js";
-import type { WriteLink, WriteTarget } from "./consumer-link.js";
-import type { WritableOrder } from "./layerwise-writes.js";
+import type { Offer as Registration } from "../control.js";
+import type { ConsumerLink, ConsumerLists, ConsumerTarget } from "./consumer-link.js";
+import { descriptorsInRegions } from "./region-filter.js";
 
-export interface WriteOptions {
+/** What `writeBlocks` works with, the same for every request. */
+export interface WriteBlocksOptions {
   readonly agent: Agent;
   readonly messages: Pick<Messages, "send">;
-  /** The `n` of `"{id}:{n}"`. */
+  readonly metrics: Pick<TransferMetrics, "transferred" | "notificationFailed">;
+  readonly log: Log;
+  /** This rank. */
   readonly tpRank: number;
+  /** This engine's tensor-parallel size: the `n` of the done notification `"{id}:{n}"`. */
   readonly tpSize: number;
-  transferred(result: TransferResult): void;
-  notificationFailed(error: unknown, target: WriteTarget): void;
 }
 
-/** Which of a request's regions are written, and whether that is the end of it. */
-export interface WritePart {
-  has(region: string): boolean;
-  /** The consumer's ranks are told that they have it all. */
-  readonly last: boolean;
+/** One WRITE of a request's blocks, or of a part of them. */
+export interface BlockWrite {
+  /** The consumer's blocks. */
+  readonly registration: Registration;
+  /** The consumer's ranks that are written to. */
+  readonly ranks: readonly number[];
+  /** The producer's blocks, per group, and the number of tokens in them. */
+  readonly order: Pick<LeaseOrder, "requestId" | "promptBlockIds" | "numTokens">;
+  /** True for the regions that are written. Default: all. */
+  readonly includesRegion?: ((region: string) => boolean) | undefined;
+  /** This write completes the request: the consumer's ranks are notified. Default true. */
+  readonly last?: boolean | undefined;
 }
 
-const WHOLE: WritePart = { has: () => true, last: true };
-
-interface Planned {
-  readonly lists: WriteTarget["lists"][number];
+interface PlannedWrite {
+  readonly lists: ConsumerLists;
   readonly descriptors: DescriptorPairs | DescriptorRuns;
 }
 
 /**
- * A request's blocks into those that a consumer offers, for these of its ranks. With the last part each rank hears
- * `"{its id}:{our TP size}"` after the last byte of its share: on the WRITE where there is one, else when all of them are done, for NIXL
- * gives no order between requests. Settles only when no transfer of it can touch memory any more; throws the first failure.
+ * Writes a request's blocks into the blocks that a consumer registered. The last write sends `"{the consumer's id}:{our TP size}"` to each
+ * rank after the last byte of its share: the notification rides on the WRITE if there is one NIXL request, else it is sent when all
+ * requests are done, because NIXL gives no order between requests. Settles only when no transfer of it can touch memory any more.
+ * Errors: the first failure; `KV_REQUEST_INVALID` for a rank that this one does not serve; those of the plan; the signal's reason.
  */
 export async function writeBlocks(
-  link: WriteLink,
-  ranks: readonly number[],
-  { order, offer }: { order: WritableOrder; offer: Offer },
+  link: ConsumerLink,
+  write: BlockWrite,
   signal: AbortSignal,
-  options: WriteOptions,
-  part: WritePart = WHOLE,
+  options: WriteBlocksOptions,
 ): Promise<void> {
+  const { registration, ranks, last = true } = write;
   const notification = encodeNotification({
     kind: "done",
-    requestId: offer.wireId,
+    requestId: registration.wireId,
     readers: options.tpSize,
   });
   const targets = ranks.map((rank) => targetOf(link, rank));
-  // All are planned before a byte is written: what cannot be planned for one rank is refused for all.
-  const planned = targets.map((target) => plannedWrites(target, order, offer, options.tpRank, part));
+  // All ranks are planned before a byte is written: if one cannot be planned, none is written.
+  const planned = targets.map((target) => planWrites(target, write, options.tpRank));
   signal.throwIfAborted();
-  const giveUp = new AbortController();
-  const onAbort = () => giveUp.abort(signal.reason);
+  // One failed WRITE makes the others useless. They are aborted, and still awaited.
+  const abort = new AbortController();
+  const onAbort = () => abort.abort(signal.reason);
   signal.addEventListener("abort", onAbort);
   let failure: unknown;
   let failed = false;
   const fail = (error: unknown) => {
     if (!failed) failure = error;
     failed = true;
-    giveUp.abort(error);
+    abort.abort(error);
   };
 
-  async function tell(target: WriteTarget): Promise<void> {
+  async function notify({ agent }: ConsumerTarget): Promise<void> {
     if (failed) return;
-    await options.messages.send(target.agent, notification, (error) => {
-      options.notificationFailed(error, target);
+    await options.messages.send(agent, notification, (error) => {
+      options.metrics.notificationFailed();
+      options.log.warn("notification_failed", { agent, error: String(error) });
       fail(error);
     });
   }
 
-  async function writeTo(target: WriteTarget, writes: readonly Planned[]): Promise<void> {
-    const rides = part.last && writes.length === 1;
+  async function writeTo(target: ConsumerTarget, writes: readonly PlannedWrite[]): Promise<void> {
+    const rides = last && writes.length === 1;
     const ended: Promise<unknown>[] = [];
     for (const { lists, descriptors } of writes) {
       if (failed) break;
       try {
         const transfer = options.agent.transfer({
           operation: "WRITE",
-          local: lists.ours,
-          remote: lists.theirs,
+          local: lists.local,
+          remote: lists.remote,
           ...descriptors,
-          signal: giveUp.signal,
+          signal: abort.signal,
           ...(rides ? { notification } : {}),
         });
-        ended.push(transfer.done.then(options.transferred, fail), transfer.released);
+        ended.push(
+          transfer.done.then((result) => options.metrics.transferred(result), fail),
+          transfer.released,
+        );
       } catch (error) {
         fail(error);
       }
     }
     await Promise.all(ended);
-    if (part.last && !rides) await tell(target);
+    if (last && !rides) await notify(target);
   }
 
   await Promise.all(targets.map((target, index) => writeTo(target, planned[index] ?? [])));
@@ -105,25 +110,19 @@ export async function writeBlocks(
   if (failed) throw signal.aborted ? signal.reason : failure;
 }
 
-function targetOf({ targets, address }: WriteLink, rank: number): WriteTarget {
+function targetOf({ targets, address }: ConsumerLink, rank: number): ConsumerTarget {
   const target = targets.get(rank);
   if (target !== undefined) return target;
   throw new KvError(
     "KV_REQUEST_INVALID",
-    `rank ${rank} of engine ${address.engineId} is not served by this one, which serves ${[...targets.keys()].join(", ")}`,
+    `this rank does not serve rank ${rank} of engine ${address.engineId}, only ${[...targets.keys()].join(", ")}`,
   );
 }
 
-const readParts = createReadParts();
-
-/** One for each pair of memory types; none where this rank has nothing to write to that one. */
-function plannedWrites(
-  { plan, lists }: WriteTarget,
-  order: WritableOrder,
-  { own, blockIds }: Offer,
-  tpRank: number,
-  part: WritePart,
-): Planned[] {
+/** One write for each pair of memory types; none if this rank has nothing for the target. Errors: those of `planRequest`. */
+function planWrites({ plan, lists }: ConsumerTarget, write: BlockWrite, tpRank: number): PlannedWrite[] {
+  const { order, registration, includesRegion = () => true } = write;
+  const { own, blockIds } = registration;
   const { reads } = planRequest(plan, {
     localBlockIds: blockIds,
     remoteBlockIds: order.promptBlockIds,
@@ -133,8 +132,8 @@ function plannedWrites(
   return reads.flatMap((read) => {
     const prepared = lists[read.listIndex];
     if (read.remoteRank !== tpRank || prepared === undefined) return [];
-    // The consumer's plan reads from us: what is local there is remote here.
-    const descriptors = fromOtherSide(readParts.of(plan, read, part.has));
+    // The consumer's plan reads from this rank: its local side is remote here.
+    const descriptors = fromOtherSide(descriptorsInRegions(plan, read, includesRegion));
     const { length } = descriptors.runs ?? descriptors.localIds;
     return length === 0 ? [] : [{ lists: prepared, descriptors }];
   });

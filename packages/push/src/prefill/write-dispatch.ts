@@ -1,31 +1,31 @@
 import type { PeerHold, Peers, TransferMetrics } from "@kv/connector";
 import { type Clock, KvError, type Log } from "@kv/interface";
-import { consumerLink } from "./acquire-consumer.js";
-import type { Offer } from "../control.js";
-import type { WriteLink } from "./consumer-link.js";
+import type { Offer as Registration } from "../control.js";
+import { acquireConsumer, type ConsumerLink } from "./consumer-link.js";
+import { type BlockWrite, type WriteBlocksOptions, writeBlocks } from "./write-blocks.js";
 
-/** Does something with the link to the consumer that made an offer, in its time. */
-export interface WriteRuns {
-  /** The error that it ended with, if it did; never rejects. `unwanted`: the consumer took its offer back, so nothing has gone wrong. */
-  run(
-    offer: Offer,
-    requestId: string,
-    controller: AbortController,
-    body: (link: WriteLink) => Promise<void>,
-    unwanted?: () => boolean,
-  ): Promise<KvError | undefined>;
-}
-
-export interface WriteRunsOptions {
+export interface WriteDispatcherOptions extends WriteBlocksOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly metrics: TransferMetrics;
-  readonly peers: Peers<WriteLink>;
-  /** From the begin to the last byte, the handshake included. */
+  /** The consumer engines that are open. */
+  readonly consumers: Peers<ConsumerLink>;
+  /** How long one write may take, the handshake included, in milliseconds. */
   readonly writeTimeoutMs: number;
 }
 
-/** Failures that say that what is known of a consumer is out of date. */
+/** A write in the hands of the dispatcher. */
+export interface DispatchedWrite extends BlockWrite {
+  /** Aborts the write. The dispatcher aborts it at the deadline. */
+  readonly controller: AbortController;
+  /** Set when the consumer withdrew its registration: the write that ends by it has not failed. */
+  withdrawn?: boolean | undefined;
+}
+
+/** How many writes to one consumer engine run at once. The transport executes them one after another anyway. */
+const WRITES_PER_CONSUMER = 8;
+
+/** Failures after which the link to a consumer is opened anew. */
 const PEER_LOST = [
   "KV_PEER_DISCONNECTED",
   "KV_AGENT_UNKNOWN_REMOTE",
@@ -34,46 +34,105 @@ const PEER_LOST = [
   "KV_NOTIFICATION_FAILED",
 ];
 
-export function createWriteRuns(options: WriteRunsOptions): WriteRuns {
-  const { clock, log, metrics, peers, writeTimeoutMs } = options;
+interface ConsumerQueue {
+  running: number;
+  readonly waiting: (() => Promise<void>)[];
+}
 
-  function timedOut({ wireId, engineId }: Offer): KvError {
-    return new KvError(
-      "KV_TRANSFER_TIMEOUT",
-      `the KV of request ${wireId} was not written to engine ${engineId} within ${writeTimeoutMs} ms`,
-      { details: { engineId, timeoutMs: writeTimeoutMs } },
-    );
+/**
+ * Runs the writes of a producer rank. Each consumer engine has a queue and a number of slots of its own, so one that answers slowly, or
+ * not at all, delays no other. Each write has a deadline and uses the link to the process that registered.
+ */
+export class WriteDispatcher {
+  readonly #options: WriteDispatcherOptions;
+  readonly #queues = new Map<string, ConsumerQueue>();
+  readonly #running = new Set<Promise<void>>();
+  #waiting = 0;
+
+  constructor(options: WriteDispatcherOptions) {
+    this.#options = options;
   }
 
-  return {
-    async run(offer, requestId, controller, body, unwanted = () => false) {
-      const timer = clock.setTimer(() => controller.abort(timedOut(offer)), writeTimeoutMs);
-      let hold: PeerHold<WriteLink> | undefined;
-      try {
-        controller.signal.throwIfAborted();
-        hold = await consumerLink(offer, peers, controller.signal);
-        await body(hold.peer);
-        return undefined;
-      } catch (thrown) {
-        const error = KvError.from(thrown, "KV_TRANSFER_FAILED", `the WRITE of request ${requestId}`);
-        if (!unwanted()) {
-          if (hold !== undefined) metrics.transferFailed();
-          // vLLM's failure types.
-          log.warn(hold === undefined ? "push_handshake_failed" : "transfer_failed", {
-            requestId,
-            engineId: offer.engineId,
-            code: error.code,
-            error: error.message,
-          });
-        }
-        if (hold !== undefined && PEER_LOST.includes(error.code)) {
-          peers.drop(offer.engineId, error.message, hold.peer);
-        }
-        return error;
-      } finally {
-        timer.cancel();
-        hold?.release();
-      }
-    },
-  };
+  /** Runs `work` when a slot of the consumer engine is free, in the order of the calls. `work` must not reject. */
+  enqueue(engineId: string, work: () => Promise<void>): void {
+    const queue = this.#queues.get(engineId) ?? { running: 0, waiting: [] };
+    this.#queues.set(engineId, queue);
+    queue.waiting.push(work);
+    this.#waiting += 1;
+    this.#startNext(engineId, queue);
+  }
+
+  /**
+   * Acquires the link and writes. Resolves when no transfer of it can touch memory any more, with the error if it failed; never rejects.
+   * A failure is counted and logged under vLLM's failure types, unless the registration was withdrawn.
+   */
+  async write(write: DispatchedWrite): Promise<KvError | undefined> {
+    const { clock, consumers, writeTimeoutMs } = this.#options;
+    const { registration, controller } = write;
+    const { signal } = controller;
+    const timer = clock.setTimer(
+      () => controller.abort(timedOut(registration, writeTimeoutMs)),
+      writeTimeoutMs,
+    );
+    let hold: PeerHold<ConsumerLink> | undefined;
+    try {
+      signal.throwIfAborted();
+      hold = await acquireConsumer(registration, consumers, signal);
+      await writeBlocks(hold.peer, write, signal, this.#options);
+      return undefined;
+    } catch (thrown) {
+      return this.#failed(write, hold?.peer, thrown);
+    } finally {
+      timer.cancel();
+      hold?.release();
+    }
+  }
+
+  /** The number of pieces of work that run or wait. */
+  get size(): number {
+    return this.#running.size + this.#waiting;
+  }
+
+  /** Resolves when no work runs or waits. */
+  async idle(): Promise<void> {
+    while (this.#running.size > 0) await Promise.all(this.#running);
+  }
+
+  #startNext(engineId: string, queue: ConsumerQueue): void {
+    while (queue.running < WRITES_PER_CONSUMER) {
+      const work = queue.waiting.shift();
+      if (work === undefined) break;
+      this.#waiting -= 1;
+      queue.running += 1;
+      const run = work().finally(() => {
+        this.#running.delete(run);
+        queue.running -= 1;
+        this.#startNext(engineId, queue);
+      });
+      this.#running.add(run);
+    }
+    if (queue.running === 0 && queue.waiting.length === 0) this.#queues.delete(engineId);
+  }
+
+  #failed(write: DispatchedWrite, link: ConsumerLink | undefined, thrown: unknown): KvError {
+    const { log, metrics, consumers } = this.#options;
+    const { requestId } = write.order;
+    const { engineId } = write.registration;
+    const error = KvError.from(thrown, "KV_TRANSFER_FAILED", `the WRITE of request ${requestId}`);
+    const failureType = link === undefined ? "push_handshake_failed" : "transfer_failed";
+    if (write.withdrawn !== true) {
+      if (link !== undefined) metrics.transferFailed();
+      log.warn(failureType, { requestId, engineId, code: error.code, error: error.message });
+    }
+    if (link !== undefined && PEER_LOST.includes(error.code)) consumers.drop(engineId, error.message, link);
+    return error;
+  }
+}
+
+function timedOut({ wireId, engineId }: Registration, timeoutMs: number): KvError {
+  return new KvError(
+    "KV_TRANSFER_TIMEOUT",
+    `the KV of request ${wireId} was not written to engine ${engineId} within ${timeoutMs} ms`,
+    { details: { engineId, timeoutMs } },
+  );
 }
