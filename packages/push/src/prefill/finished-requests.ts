@@ -42,6 +42,7 @@ export class FinishedRequests {
   readonly #leases: Leases;
   /** The final writes that run or wait, by the key of their registration. */
   readonly #writes = new Map<string, DispatchedWrite>();
+  readonly #serving = createBackground();
   /** Requests whose blocks are still read by layer-wise writes. */
   readonly #releasing = createBackground();
 
@@ -82,7 +83,7 @@ export class FinishedRequests {
    * this one does not serve; `KV_INTERNAL` if the request has not finished.
    */
   write(key: string, registration: Registration, request: ProducedRequest): void {
-    const { requests, endedRegistrations, dispatcher, layerwise, endedNotices } = this.#options;
+    const { requests, endedRegistrations } = this.#options;
     if (!requests.isCurrent(request)) {
       throw new KvError("KV_GENERATION_STALE", "the request of that name has ended");
     }
@@ -114,16 +115,14 @@ export class FinishedRequests {
     };
     this.#writes.set(key, write);
     progress.writing += 1;
-    dispatcher.enqueue(registration.engineId, async () => {
-      for (const region of await layerwise.finish(key, finished, write.controller.signal))
-        written.add(region);
-      const error = await dispatcher.write(write);
-      if (error !== undefined) endedNotices.send(key, registration, error);
-      this.#writes.delete(key);
-      endedRegistrations.add(key);
-      progress.writing -= 1;
-      this.#served(request, progress, ranks);
-    });
+    this.#serving.track(
+      this.#serve(key, finished, write, written).then(() => {
+        this.#writes.delete(key);
+        endedRegistrations.add(key);
+        progress.writing -= 1;
+        this.#served(request, progress, ranks);
+      }),
+    );
   }
 
   /** True while the final write for a registration runs or waits in the queue. */
@@ -157,7 +156,17 @@ export class FinishedRequests {
     return { leases: this.#leases.size, releasing: this.#releasing.size };
   }
 
-  /** Ends all leases and aborts all final writes. The dispatcher's `idle` waits for them. */
+  /** The number of final writes that run or wait. */
+  get size(): number {
+    return this.#serving.size;
+  }
+
+  /** Resolves when no final write runs or waits. */
+  idle(): Promise<void> {
+    return this.#serving.idle();
+  }
+
+  /** Ends all leases and aborts all final writes. */
   close(): void {
     this.#leases.close();
     const reason = new KvError("KV_AGENT_CLOSED", "the worker was closed");
@@ -168,6 +177,14 @@ export class FinishedRequests {
   #progressTo(registration: Registration): WriteProgress {
     const ranks = ranksServed(this.#options, registration.tpSize);
     return { consumer: consumerRequestKey(registration), ranks, servedRanks: new Set(), writing: 0 };
+  }
+
+  /** Waits for the layer-wise writes, writes the regions that they have not `written`, and sends the ended notice after a failure. */
+  async #serve(key: string, order: LeaseOrder, write: DispatchedWrite, written: Set<string>): Promise<void> {
+    const { layerwise, dispatcher, endedNotices } = this.#options;
+    for (const region of await layerwise.finish(key, order, write.controller.signal)) written.add(region);
+    const error = await dispatcher.write(write);
+    if (error !== undefined) endedNotices.send(key, write.registration, error);
   }
 
   #served(request: ProducedRequest, progress: WriteProgress, ranks: readonly number[]): void {

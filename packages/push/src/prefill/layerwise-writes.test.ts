@@ -14,7 +14,6 @@ function setUp() {
   const layerwise = new LayerwiseWrites({
     regions: ["a", "b", "c"],
     dispatcher: {
-      enqueue: (_engineId, work) => void work(),
       write({ controller, includesRegion }: DispatchedWrite) {
         signals.push(controller.signal);
         written.push(["a", "b", "c"].filter((region) => includesRegion?.(region)));

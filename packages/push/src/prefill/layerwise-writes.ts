@@ -6,7 +6,7 @@ import type { KeyedRegistration } from "./registration-matcher.js";
 import type { WriteDispatcher } from "./write-dispatch.js";
 
 export interface LayerwiseWritesOptions {
-  readonly dispatcher: Pick<WriteDispatcher, "enqueue" | "write">;
+  readonly dispatcher: Pick<WriteDispatcher, "write">;
   /** Names of all regions. The regions that are computed last are left to the final write. */
   readonly regions: readonly string[];
 }
@@ -130,20 +130,18 @@ export class LayerwiseWrites {
     for (const region of regions) entry.started.add(region);
     if (regions.size === 0) return;
     const order = { requestId, promptBlockIds, numTokens };
-    const work = new Promise<void>((resolve) => {
-      this.#options.dispatcher.enqueue(registration.engineId, async () => {
-        const error = await this.#options.dispatcher.write({
-          registration,
-          ranks: [own.rank],
-          order,
-          includesRegion: (region) => regions.has(region),
-          last: false,
-          controller: entry.controller,
-        });
+    const work = this.#options.dispatcher
+      .write({
+        registration,
+        ranks: [own.rank],
+        order,
+        includesRegion: (region) => regions.has(region),
+        last: false,
+        controller: entry.controller,
+      })
+      .then((error) => {
         if (error === undefined) for (const region of regions) entry.written.add(region);
-        resolve();
       });
-    });
     entry.running.add(work);
     void work.then(() => entry.running.delete(work));
   }

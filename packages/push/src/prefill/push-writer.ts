@@ -179,7 +179,7 @@ export class PushWriter {
     this.#matcher.close();
     this.#layerwise.close();
     this.#finished.close();
-    if (!(await idleWithin(clock, [this.#dispatcher]))) {
+    if (!(await idleWithin(clock, [this.#dispatcher, this.#finished]))) {
       log.warn("close-did-not-wait", { writes: this.#dispatcher.size });
     }
     this.#requests.clear();

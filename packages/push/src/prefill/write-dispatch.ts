@@ -36,6 +36,7 @@ const PEER_LOST = [
 
 interface ConsumerQueue {
   running: number;
+  /** Start the writes that wait, in order. */
   readonly waiting: (() => Promise<void>)[];
 }
 
@@ -53,20 +54,50 @@ export class WriteDispatcher {
     this.#options = options;
   }
 
-  /** Runs `work` when a slot of the consumer engine is free, in the order of the calls. `work` must not reject. */
-  enqueue(engineId: string, work: () => Promise<void>): void {
+  /**
+   * Writes when a slot of the consumer engine is free, in the order of the calls. Resolves when no transfer of it can touch memory any
+   * more, with the error if it failed; never rejects. A failure is counted and logged under vLLM's failure types, unless the registration
+   * was withdrawn.
+   */
+  write(write: DispatchedWrite): Promise<KvError | undefined> {
+    const { engineId } = write.registration;
     const queue = this.#queues.get(engineId) ?? { running: 0, waiting: [] };
     this.#queues.set(engineId, queue);
-    queue.waiting.push(work);
     this.#waiting += 1;
-    this.#startNext(engineId, queue);
+    return new Promise((resolve) => {
+      queue.waiting.push(() => this.#run(write).then(resolve));
+      this.#startNext(engineId, queue);
+    });
   }
 
-  /**
-   * Acquires the link and writes. Resolves when no transfer of it can touch memory any more, with the error if it failed; never rejects.
-   * A failure is counted and logged under vLLM's failure types, unless the registration was withdrawn.
-   */
-  async write(write: DispatchedWrite): Promise<KvError | undefined> {
+  /** The number of writes that run or wait. */
+  get size(): number {
+    return this.#running.size + this.#waiting;
+  }
+
+  /** Resolves when no write runs or waits. */
+  async idle(): Promise<void> {
+    while (this.#running.size > 0) await Promise.all(this.#running);
+  }
+
+  #startNext(engineId: string, queue: ConsumerQueue): void {
+    while (queue.running < WRITES_PER_CONSUMER) {
+      const start = queue.waiting.shift();
+      if (start === undefined) break;
+      this.#waiting -= 1;
+      queue.running += 1;
+      const run = start().finally(() => {
+        this.#running.delete(run);
+        queue.running -= 1;
+        this.#startNext(engineId, queue);
+      });
+      this.#running.add(run);
+    }
+    if (queue.running === 0 && queue.waiting.length === 0) this.#queues.delete(engineId);
+  }
+
+  /** Acquires the link to the process that registered, and writes within the deadline. */
+  async #run(write: DispatchedWrite): Promise<KvError | undefined> {
     const { clock, consumers, writeTimeoutMs } = this.#options;
     const { registration, controller } = write;
     const { signal } = controller;
@@ -86,32 +117,6 @@ export class WriteDispatcher {
       timer.cancel();
       hold?.release();
     }
-  }
-
-  /** The number of pieces of work that run or wait. */
-  get size(): number {
-    return this.#running.size + this.#waiting;
-  }
-
-  /** Resolves when no work runs or waits. */
-  async idle(): Promise<void> {
-    while (this.#running.size > 0) await Promise.all(this.#running);
-  }
-
-  #startNext(engineId: string, queue: ConsumerQueue): void {
-    while (queue.running < WRITES_PER_CONSUMER) {
-      const work = queue.waiting.shift();
-      if (work === undefined) break;
-      this.#waiting -= 1;
-      queue.running += 1;
-      const run = work().finally(() => {
-        this.#running.delete(run);
-        queue.running -= 1;
-        this.#startNext(engineId, queue);
-      });
-      this.#running.add(run);
-    }
-    if (queue.running === 0 && queue.waiting.length === 0) this.#queues.delete(engineId);
   }
 
   #failed(write: DispatchedWrite, link: ConsumerLink | undefined, thrown: unknown): KvError {
