@@ -5,7 +5,7 @@ import { engineFacts } from "../../pull/test/engine-facts.js";
 import { createPushWorker } from "./worker.js";
 
 test.each(["kv_producer", "kv_consumer", "kv_both"])(
-  "a %s with pipeline stages is refused at its start",
+  "a %s with pipeline stages is refused when the worker is created",
   (role) => {
     const clock = virtualClock();
     const network = memoryNetwork({ clock });
