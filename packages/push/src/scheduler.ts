@@ -42,6 +42,7 @@ export interface DecodeStep {
   readonly heartbeats: readonly HeartbeatOrder[] | null;
 }
 
+/** What the consumer's half of the scheduler side is made of. */
 export interface DecodeSchedulerOptions {
   readonly clock: Clock;
   readonly config: KvCacheConfig;
@@ -73,9 +74,10 @@ export function createDecodeScheduler(options: DecodeSchedulerOptions): DecodeSc
   function register(
     requestId: string,
     remote: RemoteRequest,
-    blocks: Pick<RegistrationOrder, "localBlockIds" | "localComputedBlocks" | "numTokens" | "awaited"> & {
-      readonly remoteBlockIds?: BlockIds;
-    },
+    blocks: Pick<
+      RegistrationOrder,
+      "localBlockIds" | "localComputedBlocks" | "numTokens" | "awaited" | "remoteBlockIds"
+    >,
   ): void {
     const { wireId, generation } = generations.begin(requestId);
     openGenerations.add(generation);
@@ -104,7 +106,7 @@ export function createDecodeScheduler(options: DecodeSchedulerOptions): DecodeSc
           localComputedBlocks,
           numTokens,
           awaited: true,
-          ...(blockIds === undefined ? {} : { remoteBlockIds: blockIds }),
+          remoteBlockIds: blockIds,
         });
       },
       release({ requestId, numPromptTokens }, remote) {

@@ -24,7 +24,7 @@ export interface RegistrationOrder {
   /** The producer, and its name of the request. */
   readonly remote: RemoteRequest;
   /** The producer's blocks per group, if its answer named them. Only their number is used. */
-  readonly remoteBlockIds?: BlockIds;
+  readonly remoteBlockIds?: BlockIds | undefined;
   /** Logical block ids per group that the producer writes into. An empty list means that the producer may free its blocks. */
   readonly localBlockIds: BlockIds;
   /** The number of blocks per group before those, which the local prefix cache supplies. */

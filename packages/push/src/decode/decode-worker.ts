@@ -22,6 +22,7 @@ import { PushReplies } from "./push-replies.js";
 import { type ReceivePushOptions, receivePush } from "./receive-push.js";
 import { RegistrationSender } from "./registration-sender.js";
 
+/** What a decode worker is made of, and its times. */
 export interface DecodeWorkerOptions
   extends FreshLinkOptions,
     ReceivingEngine,

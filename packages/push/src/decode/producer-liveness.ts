@@ -2,6 +2,7 @@ import type { AwaitedRequests, FreshLinkOptions } from "@kv/connector";
 import { type Clock, KvError } from "@kv/interface";
 import type { RegistrationOrder } from "../step-metadata.js";
 
+/** What the detection of dead producers works with. */
 export interface ProducerLivenessOptions extends FreshLinkOptions {
   readonly clock: Clock;
   /** The requests that wait for a producer. */

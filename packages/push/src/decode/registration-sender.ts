@@ -3,6 +3,7 @@ import type { Log } from "@kv/interface";
 import { encodeRegistration, encodeWithdrawal, PUSH_CONTROL, type Registrant } from "../control.js";
 import type { RegistrationOrder } from "../step-metadata.js";
 
+/** What the sender works with, and what it says of this engine. */
 export interface RegistrationSenderOptions {
   readonly messages: Pick<Messages, "send">;
   readonly metrics: Pick<TransferMetrics, "notificationFailed">;

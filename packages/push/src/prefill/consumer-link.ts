@@ -47,6 +47,7 @@ export interface ConsumerLists {
   readonly remote: PreparedList;
 }
 
+/** This rank's agent and cache, from which links to consumers are built. */
 export interface ConsumerLinksOptions {
   readonly agent: Agent;
   readonly log: Log;

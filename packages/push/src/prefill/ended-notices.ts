@@ -4,6 +4,7 @@ import { encodeEnded, type Offer as Registration } from "../control.js";
 import { acquireConsumer, type ConsumerLink } from "./consumer-link.js";
 import type { LayerwiseWrites } from "./layerwise-writes.js";
 
+/** What ended notices are sent with. */
 export interface EndedNoticesOptions {
   readonly consumers: Peers<ConsumerLink>;
   readonly messages: Pick<Messages, "send">;

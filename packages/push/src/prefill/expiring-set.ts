@@ -1,5 +1,6 @@
 import type { Clock } from "@kv/interface";
 
+/** The bounds of an expiring set. */
 export interface ExpiringSetOptions {
   readonly clock: Clock;
   /** How long a key stays after it was last added, in milliseconds. */

@@ -16,6 +16,7 @@ import type { ProducedRequest, ProducedRequests, WriteProgress } from "./produce
 import { consumerRequestKey } from "./registration-matcher.js";
 import type { DispatchedWrite, WriteDispatcher } from "./write-dispatch.js";
 
+/** The parts of the push writer that finished requests work with. */
 export interface FinishedRequestsOptions {
   readonly clock: Clock;
   readonly log: Log;

@@ -5,6 +5,7 @@ import type { ProducedRequest } from "./produced-requests.js";
 import type { KeyedRegistration } from "./registration-matcher.js";
 import type { WriteDispatcher } from "./write-dispatch.js";
 
+/** What layer-wise writes work with. */
 export interface LayerwiseWritesOptions {
   readonly dispatcher: Pick<WriteDispatcher, "write">;
   /** Names of all regions. The regions that are computed last are left to the final write. */

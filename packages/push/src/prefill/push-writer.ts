@@ -18,6 +18,7 @@ import { type ProducedRequest, ProducedRequests } from "./produced-requests.js";
 import { RegistrationMatcher, registrationKey } from "./registration-matcher.js";
 import { WriteDispatcher } from "./write-dispatch.js";
 
+/** What a push writer is made of, and its times. */
 export interface PushWriterOptions {
   readonly agent: Agent;
   readonly clock: Clock;

@@ -13,6 +13,7 @@ export type Match =
   /** The request will never match; `reason` says why. */
   | { readonly kind: "gone"; readonly reason: string };
 
+/** What the matcher works with. */
 export interface RegistrationMatcherOptions {
   readonly clock: Clock;
   readonly requests: ProducedRequests;

@@ -4,6 +4,7 @@ import type { Offer as Registration } from "../control.js";
 import { acquireConsumer, type ConsumerLink } from "./consumer-link.js";
 import { type BlockWrite, type WriteBlocksOptions, writeBlocks } from "./write-blocks.js";
 
+/** What the dispatcher writes with. */
 export interface WriteDispatcherOptions extends WriteBlocksOptions {
   readonly clock: Clock;
   readonly log: Log;
