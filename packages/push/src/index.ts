@@ -4,13 +4,13 @@ import { createPushScheduler } from "./scheduler.js";
 import { createPushWorker } from "./worker.js";
 
 export { createPushScheduler, type PushScheduler } from "./scheduler.js";
-export type { PushStepMetadata } from "./step-metadata.js";
+export type { PushStepMetadata, RegistrationOrder } from "./step-metadata.js";
 export { createPushWorker } from "./worker.js";
 
-/** The name under which vLLM knows this connector, and its own. */
+/** The names of this connector in `kv_connector`: vLLM's and its own. */
 export const PUSH_CONNECTOR_NAMES = ["NixlPushConnector", "push"] as const;
 
-/** P WRITEs into D, as vLLM's `NixlPushConnector`. */
+/** The connector in which P WRITEs into D, as vLLM's `NixlPushConnector` does. */
 export const pushConnector: ConnectorModule = {
   name: "NixlPushConnector",
   createScheduler: createPushScheduler,
@@ -19,7 +19,7 @@ export const pushConnector: ConnectorModule = {
 
 export default pushConnector;
 
-/** Makes the connector known under all of its names. Errors: `KV_CONNECTOR_DUPLICATE`. */
+/** Registers the connector under all of its names. Errors: `KV_CONNECTOR_DUPLICATE`. */
 export function registerPushConnector(
   register: (name: string, loader: ConnectorLoader) => void = registerConnector,
 ): void {

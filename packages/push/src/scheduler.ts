@@ -1,16 +1,156 @@
-import { createPairScheduler, type PairScheduler } from "@kv/connector";
-import type { SchedulerOptions } from "@kv/interface";
-import { createDecodeScheduler } from "./decode-scheduler.js";
-import { PUSH } from "./step-metadata.js";
+import {
+  addressToNotify,
+  ConnectorScheduler,
+  type DecodeOrders,
+  type DecodeOrdersContext,
+  type FetchOrder,
+  Generations,
+  type RemoteRequest,
+  readRemoteRequest,
+} from "@kv/connector/building-blocks";
+import {
+  type BlockIds,
+  type ConnectorRequest,
+  type KvCacheConfig,
+  KvError,
+  type KvTransferParams,
+  type SchedulerOptions,
+} from "@kv/interface";
+import { PUSH, type PushStepMetadata, type RegistrationOrder } from "./step-metadata.js";
 
-/** The scheduler side of push: both halves, for an engine is a producer or a consumer by what each request asks. */
-export type PushScheduler = PairScheduler;
+/** The scheduler side of push. */
+export type PushScheduler = ConnectorScheduler<RemotePrefill>;
 
+/** Creates the scheduler side of push, for P and D. Errors: `KV_CONFIG_INVALID`. */
 export function createPushScheduler(options: SchedulerOptions): PushScheduler {
-  return createPairScheduler(options, {
+  return new ConnectorScheduler(options, {
     name: PUSH,
     transferMode: "push",
-    createDecode: ({ clock, address }) =>
-      createDecodeScheduler({ clock, config: options.cache, sideChannel: address }),
+    createDecodeOrders: (context) => new PushDecodeOrders(context),
   });
+}
+
+type DecodeStep = Pick<PushStepMetadata, "registrations" | "withdrawals">;
+
+/** The P of a request's prompt, and what is known of its answer. */
+interface RemotePrefill {
+  readonly remote: RemoteRequest;
+  /** The tokens that P has computed. Undefined if it has not answered: both legs of the request were sent at once. */
+  readonly numTokens?: number | undefined;
+  /** P's blocks per group. Undefined if it has not answered. */
+  readonly blockIds?: BlockIds | undefined;
+}
+
+/**
+ * D's orders: the blocks that the workers register with P. Each registration has a new generation, which stays open until the workers report
+ * that no WRITE can arrive any more.
+ */
+class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
+  readonly #context: DecodeOrdersContext;
+  readonly #generations: Generations;
+  /** In ascending order. */
+  readonly #openGenerations = new Set<number>();
+  #registrations: RegistrationOrder[] = [];
+  #withdrawals: string[] = [];
+
+  constructor(context: DecodeOrdersContext) {
+    this.#context = context;
+    this.#generations = new Generations({ clock: context.clock });
+  }
+
+  read(params: KvTransferParams): RemotePrefill {
+    return readRemotePrefill(params, this.#context.options.cache);
+  }
+
+  addressToNotify(params: KvTransferParams): RemoteRequest | undefined {
+    return addressToNotify(params, "push");
+  }
+
+  fetch(requestId: string, { remote, blockIds }: RemotePrefill, order: FetchOrder): void {
+    const { localBlockIds, localComputedBlocks, numTokens } = order;
+    this.#register(requestId, remote, {
+      localBlockIds,
+      localComputedBlocks,
+      numTokens,
+      isAwaited: true,
+      remoteBlockIds: blockIds,
+    });
+  }
+
+  cancelFetch(requestId: string): boolean {
+    const index = this.#registrations.findIndex((order) => order.requestId === requestId && order.isAwaited);
+    if (index >= 0) this.#registrations.splice(index, 1);
+    return index >= 0;
+  }
+
+  abort(requestId: string): void {
+    this.#withdrawals.push(requestId);
+  }
+
+  /** Registers no blocks: P frees its own. */
+  release({ requestId, numPromptTokens }: ConnectorRequest, remote: RemoteRequest): void {
+    this.#register(requestId, remote, {
+      localBlockIds: [],
+      localComputedBlocks: [],
+      numTokens: numPromptTokens,
+      isAwaited: false,
+    });
+  }
+
+  ended(requestId: string): void {
+    const generation = this.#generations.byRequestId(requestId);
+    if (generation === undefined) return;
+    this.#openGenerations.delete(generation.generation);
+    this.#generations.end(requestId);
+  }
+
+  takeStep(): DecodeStep {
+    const step = { registrations: this.#registrations, withdrawals: this.#withdrawals };
+    this.#registrations = [];
+    this.#withdrawals = [];
+    return step;
+  }
+
+  get hasOrders(): boolean {
+    return this.#registrations.length + this.#withdrawals.length > 0;
+  }
+
+  close(): void {
+    this.#generations.clear();
+    this.#openGenerations.clear();
+    this.takeStep();
+  }
+
+  #register(
+    requestId: string,
+    remote: RemoteRequest,
+    blocks: Pick<
+      RegistrationOrder,
+      "localBlockIds" | "localComputedBlocks" | "numTokens" | "isAwaited" | "remoteBlockIds"
+    >,
+  ): void {
+    const { wireId, generation } = this.#generations.begin(requestId);
+    this.#openGenerations.add(generation);
+    const [oldestOpen = generation] = this.#openGenerations;
+    const { host, port } = this.#context.address();
+    this.#registrations.push({ requestId, wireId, generation, oldestOpen, remote, ...blocks, host, port });
+    if (!blocks.isAwaited) this.ended(requestId);
+  }
+}
+
+/**
+ * Reads the P of a request from `kv_transfer_params`: either P's answer, or, if both legs were sent at once, the coordinates that the proxy
+ * knows beforehand, without blocks. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
+ */
+function readRemotePrefill(params: KvTransferParams, config: KvCacheConfig): RemotePrefill {
+  const { remote, parsed } = readRemoteRequest(params, "push");
+  const { remoteBlockIds: blockIds, remoteNumTokens: numTokens } = parsed;
+  if (blockIds.length > 0 && blockIds.length !== config.groups.length) {
+    throw new KvError(
+      "KV_REQUEST_INVALID",
+      `kv_transfer_params: remote_block_ids has ${blockIds.length} KV cache groups, this engine has ${config.groups.length}`,
+      { hint: "serve the same model on both sides" },
+    );
+  }
+  return { remote, numTokens, blockIds: blockIds.length === 0 ? undefined : blockIds };
 }

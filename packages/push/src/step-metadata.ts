@@ -1,44 +1,52 @@
-import { type PairStepMetadata, pairStepMetadata, type RemoteRequest } from "@kv/connector";
+import {
+  type ConnectorStepMetadata,
+  connectorStepMetadata,
+  type RemoteRequest,
+} from "@kv/connector/building-blocks";
 import type { BlockIds, StepMetadata } from "@kv/interface";
 
-/** What the scheduler side asks of every worker in one step. */
-export interface PushStepMetadata extends PairStepMetadata {
+/** What the scheduler side orders from every worker in one step. Plain data: the workers may be other processes. */
+export interface PushStepMetadata extends ConnectorStepMetadata {
+  /** Always `"push"`. A worker refuses the metadata of another connector. */
   readonly connector: typeof PUSH;
-  /** Decode: blocks to offer to a producer, and producers that are to write nothing. */
+  /** Decode: blocks to register with producers, and requests whose blocks producers may free. */
   readonly registrations: readonly RegistrationOrder[];
-  /** Decode: requests that ended before their KV arrived. */
+  /** Decode: ids of requests that the engine gave up before their KV arrived. */
   readonly withdrawals: readonly string[];
 }
 
-/** One request of a consumer, offered to the producer that computes its prompt. */
+/** Registers the blocks of one request with the producer that computes its prompt. */
 export interface RegistrationOrder {
+  /** The engine's id of the request. */
   readonly requestId: string;
-  /** What the producer calls this request of ours, in its notifications. */
+  /** The id that the producer uses for the request in its notifications. */
   readonly wireId: string;
-  /** Which use of the blocks this is; grows with every order, and never comes back. */
+  /** The use of the blocks. It grows with every order and is never assigned again. */
   readonly generation: number;
-  /** Every generation before this one is over. */
+  /** The oldest generation that is open. All generations before it have ended. */
   readonly oldestOpen: number;
+  /** The producer, and its name of the request. */
   readonly remote: RemoteRequest;
-  /** The producer's blocks, where its answer named them; they only tell how many there are. */
-  readonly remoteBlockIds?: BlockIds;
-  /** Blocks to be written into, per group; none: the producer is told that it may free. */
+  /** The producer's blocks per group, if its answer named them. Only their number is used. */
+  readonly remoteBlockIds?: BlockIds | undefined;
+  /** Logical block ids per group that the producer writes into. An empty list means that the producer may free its blocks. */
   readonly localBlockIds: BlockIds;
-  /** Blocks before those, per group, that the local prefix hit supplies. */
+  /** The number of blocks per group before those, which the local prefix cache supplies. */
   readonly localComputedBlocks: readonly number[];
-  /** Tokens from the prompt's begin whose KV will be here. */
+  /** The number of tokens, from the beginning of the prompt, whose KV is here in the end. */
   readonly numTokens: number;
-  /** The engine waits for the outcome. */
-  readonly awaited: boolean;
-  /** Where this engine answers handshakes. */
+  /** True if the engine waits for the outcome. */
+  readonly isAwaited: boolean;
+  /** The host of this engine's handshake listener. */
   readonly host: string;
+  /** The port of this engine's handshake listener. */
   readonly port: number;
 }
 
-/** The name that step metadata carries: a worker refuses another connector's. */
+/** The connector's name in step metadata. */
 export const PUSH = "push";
 
-/** Errors: those of `pairStepMetadata`. */
+/** Narrows the metadata of a step to push. Errors: `KV_INTERNAL` for the metadata of another connector. */
 export function pushStepMetadata(step: StepMetadata): PushStepMetadata {
-  return pairStepMetadata<PushStepMetadata>(step, PUSH, ["registrations", "withdrawals"]);
+  return connectorStepMetadata<PushStepMetadata>(step, PUSH, ["registrations", "withdrawals"]);
 }

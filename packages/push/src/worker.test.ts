@@ -1,11 +1,11 @@
 import { cpuPlatform, readTransferConfig } from "@kv/connector";
+import { engineIdentity } from "@kv/testing/engine-identity";
 import { memoryNetwork, memorySideChannel, memoryTransport, virtualClock } from "@kv/transport-memory";
 import { expect, test } from "vitest";
-import { engineIdentity } from "@kv/testing/engine-identity";
 import { createPushWorker } from "./worker.js";
 
 test.each(["kv_producer", "kv_consumer", "kv_both"])(
-  "a %s with pipeline stages is refused at its start",
+  "a %s with pipeline stages is refused when the worker is created",
   (role) => {
     const clock = virtualClock();
     const network = memoryNetwork({ clock });

@@ -1,16 +1,115 @@
-import { createWorkerShell } from "@kv/connector";
-import type { WorkerConnector, WorkerOptions } from "@kv/interface";
-import { PUSH_CONTROL } from "@kv/protocol";
-import { PUSH } from "./step-metadata.js";
-import { createWorkerParts } from "./worker-parts.js";
+import {
+  createConnectorWorker,
+  PeerTable,
+  receiveNotifications,
+  type WorkerContext,
+  type WorkerHalves,
+} from "@kv/connector/building-blocks";
+import type { ComputedLayer, StepMetadata, WorkerConnector, WorkerOptions } from "@kv/interface";
+import { decodePushControl, decodeRegistration, type KvNotification, PUSH_CONTROL } from "@kv/protocol";
+import { DecodeWorker } from "./decode/decode-worker.js";
+import { ConsumerLinks } from "./prefill/consumer-link.js";
+import { PushWriter } from "./prefill/push-writer.js";
+import { PUSH, pushStepMetadata } from "./step-metadata.js";
 
-/** The worker side of push, of one rank: both halves around one agent. */
-export function createPushWorker(options: WorkerOptions): WorkerConnector {
-  return createWorkerShell(options, {
+/** How long ended requests and registrations are remembered: a message about them that is still on its way arrives earlier. */
+const REMEMBER_MS = 600_000;
+
+/**
+ * Creates the worker side of push, for one rank: P's and D's half around one agent. Errors: `KV_TRANSPORT_UNSUPPORTED`,
+ * `KV_PLATFORM_UNSUPPORTED`, `KV_CONFIG_INVALID`.
+ */
+export function createPushWorker(options: WorkerOptions): WorkerConnector & AsyncDisposable {
+  return createConnectorWorker(options, {
     name: PUSH,
     transferMode: "push",
     operation: "write",
     features: [PUSH_CONTROL],
-    createHalves: createWorkerParts,
+    createHalves: (context) => new PushWorkerHalves(context),
   });
+}
+
+/** P's and D's half of a worker. They share one agent. */
+class PushWorkerHalves implements WorkerHalves {
+  readonly peers: WorkerHalves["peers"];
+  readonly #context: WorkerContext;
+  readonly #writer: PushWriter;
+  readonly #decode: DecodeWorker;
+
+  constructor(context: WorkerContext) {
+    const { agent, clock, log, metrics, settings, local, options, output, notifications } = context;
+    this.#context = context;
+    const links = new ConsumerLinks(context);
+    const consumers = new PeerTable({
+      clock,
+      log,
+      metrics,
+      engineTtlMs: settings.engineTtlMs,
+      failureType: "handshake_setup_failed",
+      open: (address) => links.open(address),
+      close: (link) => links.close(link),
+    });
+    this.#writer = new PushWriter({
+      agent,
+      clock,
+      log,
+      metrics,
+      output,
+      notifications,
+      consumers,
+      engineId: options.engine.engineId,
+      tpRank: options.tpRank,
+      tpSize: options.engine.tpSize,
+      extensionMs: settings.extensionMs,
+      writeTimeoutMs: settings.requestTimeoutMs,
+      registrationWaitMs: settings.registrationTimeoutMs,
+      rememberMs: REMEMBER_MS,
+      layerwiseRegions: settings.isLayerwise ? local.regions.map(({ name }) => name) : undefined,
+    });
+    this.#decode = new DecodeWorker(context);
+    this.peers = [this.#decode.engines.table, consumers];
+    receiveNotifications(agent, log, (notification, from) => this.#notified(notification, from));
+  }
+
+  step(step: StepMetadata): void {
+    const orders = pushStepMetadata(step);
+    this.#writer.step(orders);
+    this.#decode.step(orders);
+  }
+
+  layer(layer: ComputedLayer): void {
+    this.#writer.layerComputed(layer);
+  }
+
+  outstanding(): Readonly<Record<string, number>> {
+    return { ...this.#writer.outstanding(), ...this.#decode.outstanding() };
+  }
+
+  async close(): Promise<void> {
+    await Promise.all([this.#writer.close(), this.#decode.close()]);
+  }
+
+  /** Passes a notification to the half that it is for. Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`. */
+  #notified(notification: KvNotification, from: string): void {
+    switch (notification.kind) {
+      case "done":
+        this.#decode.done(notification.requestId, from);
+        return;
+      case "heartbeat":
+        this.#writer.heartbeat(notification.requestIds);
+        return;
+      case "push-registration":
+        this.#writer.register(decodeRegistration(notification.registration), from);
+        return;
+      case "extension": {
+        const message = decodePushControl(notification.message);
+        if (message?.kind === "withdrawal") this.#writer.withdraw(message.registration, from);
+        else if (message?.kind === "ended") this.#decode.ended(message.ended, from);
+        else {
+          const { type } = notification.message;
+          this.#context.log.debug("notification-not-for-push", { from, type });
+        }
+      }
+    }
+  }
 }

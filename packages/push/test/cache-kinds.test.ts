@@ -1,18 +1,18 @@
-import { createLocalLists, createRemoteAgents, missingBlocks } from "@kv/connector";
+import { blocksToFetch, SharedLocalLists, SharedRemoteAgents } from "@kv/connector/building-blocks";
 import { type BlockIds, type KvCacheConfig, type KvCacheKind, silentLog } from "@kv/interface";
 import { exchangedBlocks, type RankGeometry } from "@kv/plan";
 import { PUSH_CONTROL, type Registration } from "@kv/protocol";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { plannedReceive } from "../src/planned-receive.js";
+import { planReceive } from "../src/decode/plan-receive.js";
+import { ConsumerLinks } from "../src/prefill/consumer-link.js";
+import { writeBlocks } from "../src/prefill/write-blocks.js";
 import type { RegistrationOrder } from "../src/step-metadata.js";
-import { writeBlocks } from "../src/write.js";
-import { createWriteLinks } from "../src/write-link.js";
 
 const BLOCK_TOKENS = 16;
 const NUM_BLOCKS = 32;
 const NUM_TOKENS = 150;
-/** Of one token and head, K and V. */
+/** The K and V of one token and head. */
 const CELL_BYTES = 16;
 const STATE = { convProjectionBytes: [64, 32, 32], convBytes: 128, recurrentBytes: 256 };
 
@@ -71,7 +71,7 @@ async function side(groups: readonly Group[], host: string, network: ReturnType<
 }
 
 describe.each(Object.entries(MODELS))("%s", (_, groups) => {
-  it("each group's blocks land where they belong, the tail of a window and the last state alone, and D plans the same", async () => {
+  it("each group's blocks land in D's blocks, only the tail of a window and the last state are moved, and D plans the same bytes", async () => {
     const network = memoryNetwork();
     const p = await side(groups, "p", network);
     const d = await side(groups, "d", network);
@@ -87,7 +87,7 @@ describe.each(Object.entries(MODELS))("%s", (_, groups) => {
       blockSize: BLOCK_TOKENS,
       physicalBlocksPerLogical: 1,
     } as unknown as KvCacheConfig;
-    // Tables by position in the sequence; a state has one block.
+    // Block tables by position in the sequence. A state has one block.
     const table = (from: number, step: number): BlockIds =>
       groups.map(({ kind }, group) =>
         Array.from(
@@ -96,24 +96,26 @@ describe.each(Object.entries(MODELS))("%s", (_, groups) => {
         ),
       );
     const promptBlockIds = exchangedBlocks(table(2, 1), config, { numTokens: NUM_TOKENS });
-    const { localBlockIds, localComputedBlocks } = missingBlocks(table(3, 2), 0, NUM_TOKENS, config);
+    const { localBlockIds, localComputedBlocks } = blocksToFetch(table(3, 2), 0, NUM_TOKENS, config);
 
-    const links = createWriteLinks({
+    const links = new ConsumerLinks({
       agent: p.agent,
       log: silentLog,
-      localLists: createLocalLists(p.agent),
-      remoteAgents: createRemoteAgents(p.agent),
+      localLists: new SharedLocalLists(p.agent),
+      remoteAgents: new SharedRemoteAgents(p.agent),
       local: p.geometry,
       model: { numKvHeads: 2, groups: groups.map(({ kind }) => kind) },
-      shakeHands: async () => ({
-        ranks: [{ tpRank: 0, geometry: d.geometry, agentMetadata: await d.agent.localMetadata() }],
-        clock: undefined as never,
-        incarnation: "d",
-        features: new Set([PUSH_CONTROL]),
-      }),
+      handshake: {
+        ask: async () => ({
+          ranks: [{ tpRank: 0, geometry: d.geometry, agentMetadata: await d.agent.localMetadata() }],
+          clock: undefined as never,
+          incarnation: "d",
+          features: new Set([PUSH_CONTROL]),
+        }),
+      },
     });
     const link = await links.open({ engineId: "d", host: "d", port: 1, tpSize: 1, dcpSize: 1, ppSize: 1 });
-    const offer = {
+    const registration = {
       wireId: "d1",
       engineId: "d",
       blockIds: localBlockIds,
@@ -127,30 +129,30 @@ describe.each(Object.entries(MODELS))("%s", (_, groups) => {
       promptBlockIds,
       numTokens: NUM_TOKENS,
     };
-    await writeBlocks(link, [0], { order, offer }, new AbortController().signal, {
+    await writeBlocks(link, { registration, ranks: [0], order }, new AbortController().signal, {
       agent: p.agent,
-      messages: { send: async () => true },
+      notifications: { send: async () => true },
+      metrics: { transferred() {}, notificationFailed() {} },
+      log: silentLog,
       tpRank: 0,
       tpSize: 1,
-      transferred() {},
-      notificationFailed() {},
     });
 
     for (const [group, ids] of localBlockIds.entries()) {
       for (const [i, id] of ids.entries()) {
         expect(d.block(group, id)).toEqual(p.block(group, promptBlockIds[group]?.[i] ?? -1));
       }
-      // Nothing else of D's was touched.
+      // No other block of D has changed.
       for (let id = 0; id < NUM_BLOCKS; id++) {
         if (!ids.includes(id)) expect(d.block(group, id).every((byte) => byte === 0xdb)).toBe(true);
       }
     }
-    // Before P has answered, D plans with stand-ins for P's blocks: as many as P hands over.
+    // Before P has answered, D plans with placeholders for P's blocks: as many as P transfers.
     const plan = link.targets.get(0)?.plan;
-    const registration = { requestId: "d1", localBlockIds, localComputedBlocks, numTokens: NUM_TOKENS };
-    const received = plannedReceive(
+    const pending = { requestId: "d1", localBlockIds, localComputedBlocks, numTokens: NUM_TOKENS };
+    const received = planReceive(
       { plan, features: new Set([PUSH_CONTROL]), address: link.address } as never,
-      registration as unknown as RegistrationOrder,
+      pending as unknown as RegistrationOrder,
       { groups: config.groups, tpSize: 1 },
     );
     const moved = localBlockIds.reduce(

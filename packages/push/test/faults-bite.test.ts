@@ -4,8 +4,8 @@ import { pushConnector } from "../src/index.js";
 import { PUSH_FAULT_RULES } from "./fault-rules.js";
 import { sabotagedPush } from "./sabotage.js";
 
-// What finds nothing proves nothing: each rule is broken from outside, and the run must see it.
-describe("the fault run finds", () => {
+// Each rule of push is broken from outside, and the fault run must detect it: else the run proves nothing.
+describe("the fault run detects", () => {
   it.each([
     ["believe-itself", 600],
     ["no-generations", 600],

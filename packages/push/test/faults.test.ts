@@ -4,14 +4,14 @@ import { pushConnector } from "../src/index.js";
 import { PUSH_FAULT_RULES } from "./fault-rules.js";
 
 const requests = Number(process.env.KV_REQUESTS ?? 10_000);
-// One run for everybody, unless another is asked for: KV_SEED=random takes a new one each time, and prints it.
+// The default seed gives everyone the same run. KV_SEED=random takes a new seed each time, and prints it.
 const asked = process.env.KV_SEED ?? "push";
 const seed = asked === "random" ? `${Date.now()}` : asked;
-// A consumer's blocks are taken while its prompt is computed, so more of them are in use than with pull.
+// A consumer holds blocks while its prompt is computed, so more of them are in use than with pull.
 const push = { connector: pushConnector, rules: PUSH_FAULT_RULES, atOnce: 0.6, numBlocks: 192 };
 
 describe(`${requests} requests under faults`, () => {
-  it(`each ends with the right bytes or a typed error, and nothing is left (KV_SEED=${seed})`, async () => {
+  it(`end with the right bytes or a typed error, and leave nothing in use (KV_SEED=${seed})`, async () => {
     const report = await faultRun({ seed, requests, ...push });
     const replay = `replay: KV_SEED=${seed} KV_REQUESTS=${requests} npx vitest run packages/push/test/faults.test.ts`;
     console.info(JSON.stringify({ seed, ...report }));
@@ -19,11 +19,11 @@ describe(`${requests} requests under faults`, () => {
     expect(report.left, replay).toEqual({});
     const total = Object.values(report.outcomes).reduce((sum, count) => sum + count, 0);
     expect(total, replay).toBe(requests);
-    // Most must get through: a connector that refuses everything would pass the rest.
+    // Most must succeed: a connector that refuses everything would pass all other checks.
     expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.6);
   }, 1_800_000);
 
-  it("so with layers that are written while later ones are computed", async () => {
+  it("do the same with layer-wise push", async () => {
     const some = Math.ceil(requests / 4);
     const report = await faultRun({ seed: `${seed} layers`, requests: some, ...push, layerwise: true });
     console.info(JSON.stringify({ seed, ...report }));
@@ -32,7 +32,7 @@ describe(`${requests} requests under faults`, () => {
     expect(report.outcomes.ok ?? 0).toBeGreaterThan(some * 0.6);
   }, 900_000);
 
-  it("one seed is one run", async () => {
+  it("repeat exactly with the same seed", async () => {
     const first = await faultRun({ seed: "again", requests: 300, ...push });
     expect(await faultRun({ seed: "again", requests: 300, ...push })).toEqual(first);
   }, 900_000);

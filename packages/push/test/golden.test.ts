@@ -1,6 +1,12 @@
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
-import { createLocalLists, createPrefillScheduler, createRemoteAgents, type LeaseOrder } from "@kv/connector";
+import { readTransferConfig } from "@kv/connector";
+import {
+  type LeaseOrder,
+  PrefillScheduler,
+  SharedLocalLists,
+  SharedRemoteAgents,
+} from "@kv/connector/building-blocks";
 import {
   type Agent,
   descriptorPairs,
@@ -10,19 +16,26 @@ import {
 } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { decodeRegistration, encodeNotification, encodeRegistration, type Registration } from "@kv/protocol";
+import { engineIdentity } from "@kv/testing/engine-identity";
 import { manualClock } from "@kv/testing/manual-clock";
+import { memoryNetwork, memorySideChannel } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { createDecodeScheduler } from "../src/decode-scheduler.js";
-import { writeBlocks } from "../src/write.js";
-import { createWriteLinks } from "../src/write-link.js";
+import { ConsumerLinks } from "../src/prefill/consumer-link.js";
+import { writeBlocks } from "../src/prefill/write-blocks.js";
+import { createPushScheduler } from "../src/scheduler.js";
+import { pushStepMetadata } from "../src/step-metadata.js";
 
-// What real vLLM servers did (0.32 and 0.33): packages/protocol/fixtures/README.md says where it comes from.
+// Recordings of vLLM servers (0.32 and 0.33). Their source: packages/protocol/fixtures/README.md.
 const folder = fileURLToPath(new URL("../../protocol/fixtures/wire/", import.meta.url));
 
-/** The keys of a recording that are looked at, of whichever kind the line is. */
+/** The keys of a recorded line that the tests read. Each kind of line has some of them. */
 interface Line {
   readonly hex: string;
-  readonly decoded: { readonly kind: string; readonly msgpack: Said; readonly req_ids: string[] };
+  readonly decoded: {
+    readonly kind: string;
+    readonly msgpack: RecordedRegistration;
+    readonly req_ids: string[];
+  };
   readonly ev?: string;
   readonly req: string;
   readonly ret: readonly [number, boolean];
@@ -34,7 +47,7 @@ interface Line {
   readonly notif: string;
 }
 
-interface Said {
+interface RecordedRegistration {
   readonly request_id: string;
   readonly decode_engine_id: string;
   readonly decode_host: string;
@@ -79,62 +92,61 @@ const CACHE = {
   attentionBackend: "CPU_ATTN",
 };
 
-describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
+describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
   const registrations = lines(`${recording}.notifs`).filter(({ decoded }) => decoded.kind === "PUSH_REG");
   const scheduled = lines(`${recording}.sched`);
 
-  it("a registration, byte for byte, both ways", () => {
+  it("a registration is encoded and decoded byte for byte", () => {
     expect(registrations.length).toBeGreaterThan(3);
     for (const { hex, decoded } of registrations) {
-      const said = decoded.msgpack;
+      const recorded = decoded.msgpack;
       const order = {
         requestId: "not on the wire",
-        wireId: said.request_id,
+        wireId: recorded.request_id,
         generation: 7,
         oldestOpen: 7,
         remote: {
-          engineId: said.remote_engine_id,
-          host: said.remote_host,
-          port: said.remote_port,
-          tpSize: said.remote_tp_size,
+          engineId: recorded.remote_engine_id,
+          host: recorded.remote_host,
+          port: recorded.remote_port,
+          tpSize: recorded.remote_tp_size,
           dcpSize: 1,
-          ppSize: said.remote_pp_size,
+          ppSize: recorded.remote_pp_size,
           registrationGeneration: 0,
           requestId: "not on the wire",
         },
-        localBlockIds: said.local_block_ids,
+        localBlockIds: recorded.local_block_ids,
         localComputedBlocks: [0],
         numTokens: 1,
-        awaited: true,
-        host: said.decode_host,
-        port: said.decode_port,
+        isAwaited: true,
+        host: recorded.decode_host,
+        port: recorded.decode_port,
       };
-      const us = {
-        engineId: said.decode_engine_id,
-        tpSize: said.decode_tp_size,
+      const registrant = {
+        engineId: recorded.decode_engine_id,
+        tpSize: recorded.decode_tp_size,
         tpRank: 0,
         incarnation: "i",
       };
-      expect(Buffer.from(encodeRegistration(order, us, false)).toString("hex")).toBe(hex);
-      const offer = decodeRegistration({ ...said });
-      expect(offer).toEqual({
+      expect(Buffer.from(encodeRegistration(order, registrant, false)).toString("hex")).toBe(hex);
+      expect(decodeRegistration({ ...recorded })).toEqual({
         wireId: order.wireId,
         matchId: order.wireId,
-        engineId: us.engineId,
+        engineId: registrant.engineId,
         host: order.host,
         port: order.port,
-        tpSize: us.tpSize,
+        tpSize: registrant.tpSize,
         blockIds: order.localBlockIds,
         producerEngineId: order.remote.engineId,
       });
     }
   });
 
-  it("what a prefill scheduler answers, keys and order included", () => {
+  it("a prefill scheduler answers with the same parameters in the same order", () => {
     for (const ended of scheduled.filter(({ ev }) => ev === "sched.request_finished.ret")) {
       const { params } = ended;
       if (params === null) continue;
-      const prefill = createPrefillScheduler({
+      const prefill = new PrefillScheduler({
         transferMode: "push",
         clock: manualClock(),
         config: CACHE,
@@ -144,8 +156,10 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
         ppSize: 1,
         leaseMs: 30_000,
         incarnation: "i",
-        sideChannel: () => ({ host: params.remote_host, port: params.remote_port }),
-        registrationGeneration: () => 3,
+        listener: {
+          address: () => ({ host: params.remote_host, port: params.remote_port }),
+          registrationGeneration: 3,
+        },
       });
       const request = {
         requestId: params.remote_request_id,
@@ -159,7 +173,7 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
     }
   });
 
-  it("what a decode scheduler asks for and registers", () => {
+  it("a decode scheduler requests the same tokens and registers the same blocks", async () => {
     const matched = scheduled.filter(({ ev, ret }) => ev === "sched.get_num_new_matched_tokens" && ret[1]);
     expect(matched.length).toBeGreaterThan(0);
     for (const { req, params, ret } of matched) {
@@ -167,20 +181,26 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
       const registered = registrations.find(({ decoded }) => decoded.msgpack.request_id === req)?.decoded
         .msgpack;
       if (registered === undefined) throw new Error(`${req} is not registered in the recording`);
-      const decode = createDecodeScheduler({
+      const network = memoryNetwork();
+      const decode = createPushScheduler({
         clock: manualClock(),
-        config: CACHE,
-        sideChannel: () => ({
-          host: registered.decode_host,
-          port: registered.decode_port,
-        }),
+        config: {
+          ...readTransferConfig({ kv_connector: "NixlPushConnector", kv_role: "kv_both" }),
+          sideChannelHost: registered.decode_host,
+          sideChannelPort: registered.decode_port,
+        },
+        engine: engineIdentity("d"),
+        cache: CACHE,
+        sideChannel: memorySideChannel({ network, host: registered.decode_host }),
       });
+      await decode.setHandshakeMetadata([]);
+      const takeStep = () => pushStepMetadata(decode.buildStepMetadata());
       const request = { requestId: req, numPromptTokens: ret[0], kvTransferParams: { ...params } };
-      decode.queued(request);
-      expect(decode.takeStep().heartbeats).toMatchObject([{ remoteRequestIds: [params.remote_request_id] }]);
-      expect(decode.matched(request, 0)).toEqual({ tokens: ret[0], async: true });
-      decode.allocated(request, registered.local_block_ids, ret[0]);
-      expect(decode.takeStep().registrations).toMatchObject([
+      decode.requestQueued(request);
+      expect(takeStep().heartbeats).toMatchObject([{ remoteRequestIds: [params.remote_request_id] }]);
+      expect(decode.matchedTokens(request, 0)).toEqual({ tokens: ret[0], async: true });
+      decode.afterAllocation(request, registered.local_block_ids, ret[0]);
+      expect(takeStep().registrations).toMatchObject([
         {
           requestId: req,
           wireId: req,
@@ -196,7 +216,7 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
     }
   });
 
-  it("which descriptors are written where, and the word at the end", async () => {
+  it("the same descriptors are written, with the same notification", async () => {
     const writes = lines(`${recording}.xfers`).filter(({ op }) => op === "WRITE");
     const decodeTpSize = recording.endsWith("d2") ? 2 : 1;
     const rank = (tpRank: number, tpSize: number, numBlocks: number): RankGeometry => ({
@@ -227,23 +247,25 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
         return { done: Promise.resolve({}), released: Promise.resolve() };
       },
     } as unknown as Agent;
-    const links = createWriteLinks({
+    const links = new ConsumerLinks({
       agent,
       log: silentLog,
-      localLists: createLocalLists(agent),
-      remoteAgents: createRemoteAgents(agent),
+      localLists: new SharedLocalLists(agent),
+      remoteAgents: new SharedRemoteAgents(agent),
       local: rank(0, 1, 64),
       model: { numKvHeads: 4, groups: ["full"] },
-      shakeHands: async (_address, tpRanks) => ({
-        ranks: tpRanks.map((tpRank) => ({
-          tpRank,
-          geometry: rank(tpRank, decodeTpSize, 48),
-          agentMetadata: new Uint8Array([tpRank]),
-        })),
-        clock: undefined as never,
-        incarnation: undefined,
-        features: new Set<string>(),
-      }),
+      handshake: {
+        ask: async (_address, tpRanks) => ({
+          ranks: tpRanks.map((tpRank) => ({
+            tpRank,
+            geometry: rank(tpRank, decodeTpSize, 48),
+            agentMetadata: new Uint8Array([tpRank]),
+          })),
+          clock: undefined as never,
+          incarnation: undefined,
+          features: new Set<string>(),
+        }),
+      },
     });
     const link = await links.open({
       engineId: "d",
@@ -263,18 +285,19 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
         promptBlockIds,
         numTokens: perRegion * 32 - 20,
       } as unknown as LeaseOrder;
-      const offer = {
+      const registration = {
         wireId: first.notif.slice(0, -2),
         blockIds: [first.remote_idx.slice(0, perRegion)],
       } as unknown as Registration;
       done.splice(0);
-      await writeBlocks(link, [...link.targets.keys()], { order, offer }, new AbortController().signal, {
+      const ranks = [...link.targets.keys()];
+      await writeBlocks(link, { registration, ranks, order }, new AbortController().signal, {
         agent,
-        messages: { send: async () => true },
+        notifications: { send: async () => true },
+        metrics: { transferred() {}, notificationFailed() {} },
+        log: silentLog,
         tpRank: 0,
         tpSize: 1,
-        transferred() {},
-        notificationFailed() {},
       });
       expect(done.length).toBe(decodeTpSize);
       for (const [index, request] of done.entries()) {
@@ -290,7 +313,7 @@ describe.each(RECORDINGS)("as vLLM has it in %s", (recording) => {
   });
 });
 
-it("a heartbeat names the producer's request", () => {
+it("a heartbeat is encoded byte for byte", () => {
   const heartbeats = lines("v33_push_p1d2.notifs").filter(({ decoded }) => decoded.kind === "HB");
   expect(heartbeats.length).toBeGreaterThan(0);
   for (const { hex, decoded } of heartbeats) {

@@ -8,11 +8,11 @@ import { pushConnector } from "../src/index.js";
 interface Posted {
   readonly descriptors: number;
   readonly notified: boolean;
-  /** How many of the WRITEs before it were done when it was posted. */
+  /** How many WRITEs were done when this one was posted. */
   readonly after: number;
 }
 
-/** Notes what is posted, and in which order it ends. */
+/** Records the WRITEs that are posted, and how many were done by then. */
 function watching(posted: Posted[]): (transport: Transport) => Transport {
   let done = 0;
   const watched = (agent: Agent): Agent =>
@@ -51,7 +51,7 @@ const legs = (n: number, numTokens = 40) => ({
 });
 
 describe("layer-wise push", () => {
-  it("writes a layer while the next is computed, and says so with the last WRITE alone, after all others are done", async () => {
+  it("writes a layer while the next is computed, and notifies only with the final WRITE, after all others are done", async () => {
     const posted: Posted[] = [];
     const on = play();
     const p = await on.engine("p", { ...LAYERWISE, stepMs: 50, wrapTransport: watching(posted) });
@@ -61,14 +61,14 @@ describe("layer-wise push", () => {
     await on.clock.advance(20);
     const computed = p.prefill(prefill);
     await on.clock.advance(80);
-    // The prompt is being computed still.
+    // The prompt is still being computed.
     expect(posted).toEqual([{ descriptors: 3, notified: false, after: 0 }]);
     await on.clock.settle(Promise.all([computed, received]));
     expect(posted.slice(1)).toEqual([{ descriptors: 3, notified: true, after: 1 }]);
     await on.end();
   });
 
-  it("a WRITE that ends the request waits for one ahead that takes its time", async () => {
+  it("the final WRITE waits for a slow layer-wise WRITE", async () => {
     const posted: Posted[] = [];
     const on = play([{ fault: "delay", operation: "WRITE", delayMs: 300, times: 1 }]);
     const p = await on.engine("p", { ...LAYERWISE, wrapTransport: watching(posted) });
@@ -77,13 +77,13 @@ describe("layer-wise push", () => {
     const received = d.decode({ ...decode, params: coordinatesOf(p, "r1") });
     await on.clock.advance(20);
     await on.clock.settle(Promise.all([p.prefill(prefill), received]));
-    // One to each of D's ranks ahead, and one more; each rank's second after its first.
+    // Each of D's ranks gets a layer-wise WRITE and a final one after it.
     expect(posted.map(({ notified }) => notified).sort()).toEqual([false, false, true, true]);
     expect(posted.filter(({ notified }) => notified).every(({ after }) => after >= 1)).toBe(true);
     await on.end();
   });
 
-  it("what failed ahead is written again at the end", async () => {
+  it("the final WRITE repeats a layer-wise WRITE that failed", async () => {
     const posted: Posted[] = [];
     const on = play([{ fault: "fail", operation: "WRITE", times: 1 }]);
     const p = await on.engine("p", { ...LAYERWISE, wrapTransport: watching(posted) });
@@ -98,8 +98,8 @@ describe("layer-wise push", () => {
   });
 
   it.each(["the producer", "the consumer"])(
-    "%s gives up while a layer is on its way: blocks stay until it has let go",
-    async (who) => {
+    "%s aborts during a layer-wise WRITE: the blocks are kept until it has ended",
+    async (side) => {
       const on = play([{ fault: "delay", operation: "WRITE", delayMs: 400, times: 1 }]);
       const p = await on.engine("p", { ...LAYERWISE, stepMs: 50 });
       const d = await on.engine("d");
@@ -110,7 +110,7 @@ describe("layer-wise push", () => {
       const computed = p.prefill(prefill);
       computed.catch(() => {});
       await on.clock.advance(60);
-      if (who === "the producer") p.abort(prefill.requestId);
+      if (side === "the producer") p.abort(prefill.requestId);
       else d.abort(decode.requestId);
       expect(await on.outcome(received)).toBe("KV_REQUEST_ABORTED");
       await on.clock.advance(2000);
@@ -119,7 +119,7 @@ describe("layer-wise push", () => {
     },
   );
 
-  it("waits for nothing where the consumer registers late, and writes all of it at once", async () => {
+  it("writes everything at once if the consumer registers late", async () => {
     const posted: Posted[] = [];
     const on = play();
     const p = await on.engine("p", { ...LAYERWISE, wrapTransport: watching(posted) });

@@ -19,10 +19,12 @@ const ORDERS = ["prefill first", "decode first", "at once"] as const;
 
 describe.each(CASES)("TP $p → $d, blocks $blocks, $heads heads", (pair) => {
   it.each(ORDERS)(
-    "%s: every byte of 12 requests arrives, prefix hits included, and all is let go of",
+    "%s: every byte of 12 requests arrives, with prefix hits, and nothing is left in use",
     (order) =>
       expectAllArrive(pair, {
-        ...{ seed: ` ${order}`, requests: 12, connector: pushConnector },
+        seed: ` ${order}`,
+        requests: 12,
+        connector: pushConnector,
         async one(n, { prefill, decode, random, sleep, cachedTokens }) {
           const numTokens = 1 + random.integer(100);
           const request = { prompt: n, numTokens };

@@ -7,10 +7,10 @@ import {
 } from "@kv/protocol";
 
 /**
- * Rules that push must keep, broken from outside: the fault run has to find each of them, or it proves nothing.
- * believe-itself: a consumer takes its own withdrawal for the producer's answer, so blocks go to others while a WRITE may come.
- * no-generations: a producer takes every registration for a new one, so one that comes after its withdrawal is served.
- * release-early: memory is taken to be free as soon as a transfer is known to have failed.
+ * Breaks a rule of push from outside. The fault run has to detect each of these, else it proves nothing.
+ * believe-itself: a consumer takes its own withdrawal for the producer's answer, so it reuses blocks while a WRITE may still arrive.
+ * no-generations: a producer takes every registration for a new one, so it serves one that arrives after its withdrawal.
+ * release-early: memory counts as free as soon as a transfer has failed.
  */
 export type PushSabotage = "believe-itself" | "no-generations" | "release-early";
 
@@ -21,12 +21,12 @@ export function sabotagedPush(sabotage: PushSabotage): (transport: Transport) =>
       const agent = await transport.createAgent(options);
       if (sabotage === "believe-itself") return believingItself(agent);
       if (sabotage === "no-generations") return withoutGenerations(agent);
-      return careless(agent);
+      return releasingEarly(agent);
     },
   });
 }
 
-function careless(agent: Agent): Agent {
+function releasingEarly(agent: Agent): Agent {
   return {
     ...agent,
     transfer(request) {
@@ -46,11 +46,11 @@ function believingItself(agent: Agent): Agent {
   return {
     ...agent,
     async notify(remote, payload) {
-      const said = decodeNotification(payload);
+      const sent = decodeNotification(payload);
       await agent.notify(remote, payload);
-      if (said.kind !== "extension" || said.message.type !== "push_withdraw") return;
-      const { incarnation, generation } = said.message.kv_peer as Record<string, unknown>;
-      const { request_id } = said.message;
+      if (sent.kind !== "extension" || sent.message.type !== "push_withdraw") return;
+      const { incarnation, generation } = sent.message.kv_peer as Record<string, unknown>;
+      const { request_id } = sent.message;
       const message = { type: "push_ended", request_id, incarnation, generation, code: "KV_REQUEST_ABORTED" };
       forged.push({ from: remote, payload: own({ ...message, message: "forged" }) });
       wake?.();
@@ -86,18 +86,18 @@ function withoutGenerations(agent: Agent): Agent {
   };
 }
 
-/** A registration under a number that was never withdrawn. */
+/** Replaces the generation of a registration by one that was never withdrawn. */
 function renumbered(payload: Uint8Array, generation: number): Uint8Array {
-  let said: KvNotification;
+  let received: KvNotification;
   try {
-    said = decodeNotification(payload);
+    received = decodeNotification(payload);
   } catch {
     return payload;
   }
-  if (said.kind !== "push-registration") return payload;
-  const { kv_peer } = said.registration as { kv_peer?: Record<string, unknown> };
+  if (received.kind !== "push-registration") return payload;
+  const { kv_peer } = received.registration as { kv_peer?: Record<string, unknown> };
   if (kv_peer === undefined) return payload;
-  const registration = { ...said.registration, kv_peer: { ...kv_peer, generation } };
+  const registration = { ...received.registration, kv_peer: { ...kv_peer, generation } };
   return encodeNotification({ kind: "push-registration", registration });
 }
 

@@ -1,19 +1,20 @@
-import { CLOSE_GRACE_MS } from "@kv/connector";
+import { CLOSE_GRACE_MS } from "@kv/connector/building-blocks";
 import type { ConnectorModule, WorkerConnector } from "@kv/interface";
 import { neverReleasing } from "@kv/testing/faults/sabotage";
-import { stage as anyStage, prompt } from "@kv/testing/scenarios/scenario";
+import { createScenario as createAnyScenario, prompt } from "@kv/testing/scenarios/scenario";
 import { coordinatesOf } from "@kv/testing/simulator/sim-engine";
 import type { FaultRule } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { pushConnector } from "../src/index.js";
 
-const stage = (faults: readonly FaultRule[] = []) => anyStage({ faults, connector: pushConnector });
+const createScenario = (faults: readonly FaultRule[] = []) =>
+  createAnyScenario({ faults, connector: pushConnector });
 const legs = (n: number, numTokens = 40) => ({
   prefill: { ...prompt(n, numTokens), requestId: `cmpl-r${n}-0-0000aaaa` },
   decode: { ...prompt(n, numTokens), requestId: `cmpl-r${n}-0-bbbb0000` },
 });
 
-/** P and D that have served request 1, so that each knows the other's process. */
+/** P and D after request 1, so that the link of each leads to the other's process. */
 async function acquainted(play: ReturnType<typeof createScenario>) {
   const p = await play.engine("p");
   const d = await play.engine("d");
@@ -25,8 +26,8 @@ async function acquainted(play: ReturnType<typeof createScenario>) {
 
 const text = (payload: Uint8Array | undefined) => new TextDecoder().decode(payload);
 
-describe("the producer is told at once", () => {
-  it("of a full prefix hit, in either order", async () => {
+describe("the producer frees its blocks at once", () => {
+  it("after a full prefix hit, in either order", async () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
@@ -45,7 +46,7 @@ describe("the producer is told at once", () => {
     await play.end();
   });
 
-  it("of a decode that was aborted before, while and after its blocks were offered", async () => {
+  it("after a decode request was aborted before, during and after its registration", async () => {
     for (const afterMs of [0, 1, 5, 20]) {
       const play = createScenario();
       const p = await play.engine("p");
@@ -66,8 +67,8 @@ describe("the producer is told at once", () => {
   });
 });
 
-describe("the consumer is told at once", () => {
-  it("when a WRITE fails, and both sides are free", async () => {
+describe("the consumer gets an ended notice at once", () => {
+  it("when a WRITE fails, and both sides free their blocks", async () => {
     const play = createScenario([{ fault: "fail", operation: "WRITE", times: 1 }]);
     const p = await play.engine("p", { tpSize: 2 });
     const d = await play.engine("d");
@@ -81,7 +82,7 @@ describe("the consumer is told at once", () => {
     await play.end();
   });
 
-  it("when the prefill is aborted, whichever came first", async () => {
+  it("when the prefill is aborted, in either order", async () => {
     for (const abortFirst of [false, true]) {
       const play = createScenario();
       const p = await play.engine("p");
@@ -97,7 +98,7 @@ describe("the consumer is told at once", () => {
       const work = d.decode({ ...decode, params });
       work.catch(() => {});
       if (!abortFirst) {
-        // It computes no longer than two steps: the registration is on its way.
+        // The prompt takes two steps at most, so the registration is still on its way.
         p.abort(prefill.requestId);
       }
       const startedMs = play.clock.now();
@@ -117,19 +118,19 @@ describe("the consumer is told at once", () => {
     await play.engine("p");
     const startedMs = play.clock.now();
     expect(await play.outcome(work)).toBe("KV_PEER_DISCONNECTED");
-    // With a heartbeat, not at the deadline.
+    // A heartbeat detects it, before the deadline.
     expect(play.clock.now() - startedMs).toBeLessThan(12_000);
     await play.clock.advance(2000);
     expect(d.outstanding().blocks).toBe(0);
     await play.end();
   });
 
-  it("when it came back under the same name, though the producer still knows the process before", async () => {
+  it("when it has restarted under the same name, although the producer's link leads to the old process", async () => {
     const play = createScenario();
     const { p, d: before } = await acquainted(play);
     await before.kill();
     const d = await play.engine("d");
-    // The producer's answer is all that it says to the new process: no WRITE makes the link anew.
+    // The ended notice is the only message to the new process: no WRITE opens the link anew.
     const { prefill, decode } = legs(2);
     const gone = p.prefill(prefill);
     p.abort(prefill.requestId);
@@ -141,7 +142,7 @@ describe("the consumer is told at once", () => {
     await play.end();
   });
 
-  it("when it came back under the same name, and takes an offer back", async () => {
+  it("when it has restarted under the same name and withdraws a registration", async () => {
     const play = createScenario();
     const { p, d: before } = await acquainted(play);
     await before.kill();
@@ -157,7 +158,7 @@ describe("the consumer is told at once", () => {
     await play.end();
   });
 
-  it("when another decode request has the blocks", async () => {
+  it("when the prompt went to another decode request", async () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
@@ -175,8 +176,8 @@ describe("the consumer is told at once", () => {
   });
 });
 
-describe("no WRITE lands in blocks that others have", () => {
-  it("blocks of an aborted request are given to nobody until the producer has let go of them", async () => {
+describe("no WRITE lands in the blocks of another request", () => {
+  it("the blocks of an aborted request are not reused until the producer has released them", async () => {
     const play = createScenario([{ fault: "delay", operation: "WRITE", delayMs: 3000, times: 1 }]);
     const p = await play.engine("p");
     const d = await play.engine("d", { numBlocks: 3 });
@@ -192,8 +193,8 @@ describe("no WRITE lands in blocks that others have", () => {
     await play.end();
   });
 
-  it("a registration that comes after its withdrawal is dropped", async () => {
-    // It is overtaken by what says that it is over.
+  it("a registration that arrives after its withdrawal is dropped", async () => {
+    // The withdrawal overtakes the registration.
     const play = createScenario([
       {
         fault: "reorder",
@@ -213,7 +214,7 @@ describe("no WRITE lands in blocks that others have", () => {
     d.abort(decode.requestId);
     await play.clock.advance(100);
     expect(d.outstanding().blocks).toBe(0);
-    // Another request has the blocks when the first one's prompt is computed and its registration comes.
+    // Another request has the blocks when the first prompt is computed and its registration arrives.
     const other = legs(2);
     const params = await play.clock.settle(p.prefill(other.prefill));
     expect(await play.outcome(d.decode({ ...other.decode, params }))).toBe("ok");
@@ -224,7 +225,7 @@ describe("no WRITE lands in blocks that others have", () => {
     await play.end();
   });
 
-  it("a silent producer: the request ends by its deadline, its blocks stay until the producer can be asked", async () => {
+  it("with a silent producer the request ends at its deadline, and its blocks are kept until the producer answers", async () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d", { extra: { request_timeout: 5, kv_lease_duration: 600 } });
@@ -245,12 +246,12 @@ describe("no WRITE lands in blocks that others have", () => {
 });
 
 describe("with a vLLM producer", () => {
-  it("the blocks of an aborted request stay until its word comes, or for decoder_kv_blocks_ttl", async () => {
+  it("the blocks of an aborted request are kept until the done notification arrives, or for decoder_kv_blocks_ttl", async () => {
     const play = createScenario();
     const p = await play.engine("p", { plain: true });
     const d = await play.engine("d", { extra: { decoder_kv_blocks_ttl: 40 } });
-    for (const comes of [true, false]) {
-      const n = comes ? 1 : 2;
+    for (const isWritten of [true, false]) {
+      const n = isWritten ? 1 : 2;
       const { prefill, decode } = legs(n);
       const work = d.decode({ ...decode, params: coordinatesOf(p, `r${n}`) });
       work.catch(() => {});
@@ -258,21 +259,21 @@ describe("with a vLLM producer", () => {
       d.abort(decode.requestId);
       await play.clock.advance(10_000);
       expect(d.outstanding().blocks).toBe(3);
-      if (comes) await play.clock.settle(p.prefill(prefill));
-      await play.clock.advance(comes ? 100 : 31_000);
+      if (isWritten) await play.clock.settle(p.prefill(prefill));
+      await play.clock.advance(isWritten ? 100 : 31_000);
       expect(d.outstanding().blocks).toBe(0);
     }
     await play.end();
   });
 
-  it("a pair of other block sizes is refused before a block is offered", async () => {
-    const said: string[] = [];
+  it("a pair with unequal block sizes is refused before a block is registered", async () => {
+    const sent: string[] = [];
     const play = createScenario([
       {
         fault: "delay",
         operation: "NOTIFY",
         delayMs: 0,
-        where: ({ payload }) => said.push(text(payload)) < 0,
+        where: ({ payload }) => sent.push(text(payload)) < 0,
       },
     ]);
     const p = await play.engine("p", { plain: true });
@@ -280,20 +281,20 @@ describe("with a vLLM producer", () => {
     const { prefill, decode } = legs(1);
     const params = await play.clock.settle(p.prefill(prefill));
     expect(await play.outcome(d.decode({ ...decode, params }))).toBe("KV_PLAN_UNSUPPORTED");
-    expect(said.filter((word) => word.startsWith("PUSH_REG"))).toEqual([]);
+    expect(sent.filter((message) => message.startsWith("PUSH_REG"))).toEqual([]);
     await play.end();
   });
 
-  it("both ranks of a consumer send the same registration, which is served once", async () => {
-    const said: string[] = [];
+  it("both ranks of a consumer send the same registration, and it is served once", async () => {
+    const sent: string[] = [];
     const play = createScenario([
       {
         fault: "delay",
         operation: "NOTIFY",
         delayMs: 0,
         where: ({ payload, from }) => {
-          const word = text(payload);
-          said.push(`${from} ${word.startsWith("PUSH_REG:") ? "PUSH_REG" : word}`);
+          const message = text(payload);
+          sent.push(`${from} ${message.startsWith("PUSH_REG:") ? "PUSH_REG" : message}`);
           return false;
         },
       },
@@ -305,13 +306,13 @@ describe("with a vLLM producer", () => {
     expect(await play.outcome(d.decode({ ...decode, params }))).toBe("ok");
     await play.clock.advance(100);
     expect(p.outstanding().kept).toBe(0);
-    expect(said.filter((word) => word.endsWith("bbbb0000:1")).length).toBe(2);
+    expect(sent.filter((message) => message.endsWith("bbbb0000:1")).length).toBe(2);
     await play.end();
   });
 });
 
 describe("leases", () => {
-  it("run out when nobody registers, and a registration that comes later is told", async () => {
+  it("expire without a registration, and a later registration gets an ended notice", async () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
@@ -326,7 +327,7 @@ describe("leases", () => {
     await play.end();
   });
 
-  it("are renewed by heartbeats under any name that a peer has for the request", async () => {
+  it("are extended by heartbeats under any name that a peer uses for the request", async () => {
     for (const name of ["cmpl-r1-0-0000aaaa", "cmpl-r1-0", "r1"]) {
       const play = createScenario();
       const p = await play.engine("p");
@@ -345,7 +346,7 @@ describe("leases", () => {
     }
   });
 
-  it("keep a request whose consumer waits for room", async () => {
+  it("keep a request whose consumer waits for free blocks", async () => {
     const play = createScenario([{ fault: "drop", operation: "WRITE", times: 1 }]);
     const p = await play.engine("p");
     const d = await play.engine("d", { numBlocks: 3, extra: { request_timeout: 100 } });
@@ -368,9 +369,9 @@ describe("leases", () => {
 describe("a decode worker that closes", () => {
   it.each([
     { what: "was killed", plain: false, hangs: false },
-    { what: "was killed, and is vLLM's", plain: true, hangs: false },
-    { what: "was killed, while nothing answers at its address", plain: false, hangs: true },
-  ])("waits for its grace and no longer for a producer that $what", async ({ plain, hangs }) => {
+    { what: "was killed and is a vLLM producer", plain: true, hangs: false },
+    { what: "was killed while its side channel hangs", plain: false, hangs: true },
+  ])("waits for CLOSE_GRACE_MS and no longer for a producer that $what", async ({ plain, hangs }) => {
     const workers: WorkerConnector[] = [];
     const connector: ConnectorModule = {
       ...pushConnector,
@@ -380,28 +381,28 @@ describe("a decode worker that closes", () => {
         return worker;
       },
     };
-    const play = anyStage({ connector });
+    const play = createAnyScenario({ connector });
     const p = await play.engine("p", { plain });
     const d = await play.engine("d");
-    // More than one: what one of them ends with must not keep the others.
+    // Two requests: the end of one must not keep the other.
     for (const n of [1, 2]) {
       d.decode({ ...legs(n).decode, params: coordinatesOf(p, `r${n}`) }).catch(() => {});
     }
     await play.clock.advance(100);
     const [writer, receiver] = workers.map((worker) => worker.outstanding());
-    expect([writer?.offers, receiver?.receives]).toEqual([2, 2]);
+    expect([writer?.registrations, receiver?.receives]).toEqual([2, 2]);
     await p.kill();
-    // The rounds of its withdrawal end at other times than the grace.
+    // The rounds of its withdrawal do not end at the same time as the grace period.
     d.abort(legs(1).decode.requestId);
     await play.clock.advance(400);
     if (hangs) play.network.setFaults([{ fault: "drop", operation: "REQUEST", from: "d", to: "p" }]);
     const startedMs = play.clock.now();
     await play.clock.settle(d.close());
     const tookMs = play.clock.now() - startedMs;
-    // It gives the producer its time, and the blocks that it offered to nobody.
+    // It gives the producer its time, and reuses none of the registered blocks.
     expect(tookMs).toBeGreaterThanOrEqual(CLOSE_GRACE_MS);
     expect(tookMs).toBeLessThan(CLOSE_GRACE_MS + 200);
-    expect(play.logged("d", "close-did-not-wait")).toEqual([{ receives: 2, tells: 0 }]);
+    expect(play.logged("d", "close-did-not-wait")).toEqual([{ receives: 2, notifications: 0 }]);
     for (const worker of workers) expect(worker.collectFinished().finishedReceiving).toEqual([]);
     expect(Object.entries(play.network.outstanding()).filter(([, count]) => count !== 0)).toEqual([]);
     expect(play.clock.pendingTimers).toBe(0);
@@ -409,8 +410,8 @@ describe("a decode worker that closes", () => {
   });
 });
 
-describe("a worker whose transport does not let go of a WRITE", () => {
-  it("leaves it to the agent when it closes", async () => {
+describe("a worker whose transport does not release a WRITE", () => {
+  it("leaves it to the agent when the worker closes", async () => {
     const play = createScenario();
     const p = await play.engine("p", { wrapTransport: neverReleasing });
     const d = await play.engine("d");
@@ -419,19 +420,19 @@ describe("a worker whose transport does not let go of a WRITE", () => {
     expect(await play.outcome(d.decode({ ...decode, params }))).toBe("ok");
     const startedMs = play.clock.now();
     await play.clock.settle(p.close());
-    // Once for what is under way, once for the links that it holds.
+    // Once for the WRITE in flight, once for the links that it holds.
     expect(play.clock.now() - startedMs).toBeLessThan(2 * CLOSE_GRACE_MS + 200);
     expect(play.logged("p", "close-did-not-wait")).toEqual([{ writes: 1 }, { closing: 1 }]);
     await play.clock.settle(d.close());
-    // Over the WRITE's own deadline.
+    // Beyond the WRITE's own deadline.
     await play.clock.advance(100_000);
     expect(Object.entries(play.network.outstanding()).filter(([, count]) => count !== 0)).toEqual([]);
     expect(play.clock.pendingTimers).toBe(0);
   });
 });
 
-describe("queues", () => {
-  it("a consumer that does not answer holds up no other", async () => {
+describe("the queue of each consumer", () => {
+  it("a consumer that does not answer delays no other", async () => {
     const play = createScenario();
     const p = await play.engine("p", { numBlocks: 256 });
     const dead = await play.engine("dead", { numBlocks: 256 });
@@ -453,7 +454,7 @@ describe("queues", () => {
     await play.end();
   });
 
-  it("a consumer whose side channel hangs holds up no other", async () => {
+  it("a consumer whose side channel hangs delays no other", async () => {
     const play = createScenario([{ fault: "drop", operation: "REQUEST", from: "p", to: "slow" }]);
     const p = await play.engine("p");
     const slow = await play.engine("slow", { extra: { request_timeout: 8 } });
@@ -473,8 +474,8 @@ describe("queues", () => {
   });
 });
 
-describe("what arrived wrong", () => {
-  it("is computed by the engine, where the policy is recompute", async () => {
+describe("KV that did not arrive", () => {
+  it("is computed by the engine if the policy is recompute", async () => {
     const play = createScenario([{ fault: "fail", operation: "WRITE", times: 1 }]);
     const p = await play.engine("p");
     const d = await play.engine("d", { tpSize: 2, loadFailurePolicy: "recompute" });
@@ -485,7 +486,7 @@ describe("what arrived wrong", () => {
     await play.end();
   });
 
-  it("two prompts under one name of a client's do not get each other's KV", async () => {
+  it("is not replaced by the KV of another prompt under the same client id", async () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d", { extra: { request_timeout: 3 } });

@@ -1,14 +1,14 @@
-import { createLocalLists, createRemoteAgents } from "@kv/connector";
+import { SharedLocalLists, SharedRemoteAgents } from "@kv/connector/building-blocks";
 import { silentLog } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { PUSH_CONTROL, type Registration } from "@kv/protocol";
 import { handshakeTargetRanks } from "@kv/topology";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
-import { writeBlocks } from "../src/write.js";
-import { createWriteLinks } from "../src/write-link.js";
+import { ConsumerLinks } from "../src/prefill/consumer-link.js";
+import { writeBlocks } from "../src/prefill/write-blocks.js";
 
-/** Of the whole model: what one token and head has, K and V, and how many heads there are; the state's parts. */
+/** The whole model: the number of heads, the bytes of K and V of one token and head, and the parts of the state. */
 const HEADS = 4;
 const CELL_BYTES = 16;
 const BLOCK_TOKENS = 16;
@@ -17,16 +17,16 @@ const RECURRENT_BYTES = 256;
 const NUM_BLOCKS = 8;
 /** Blocks of the prompt, by group: attention, then the state. */
 const PROMPT = [[2, 3, 4], [5]];
-const OFFERED = [[6, 1, 3], [2]];
+const REGISTERED = [[6, 1, 3], [2]];
 
 const UNTOUCHED = 0xdb;
 const sum = (numbers: readonly number[]) => numbers.reduce((total, each) => total + each, 0);
 
-/** The byte of the whole model at a place of a block's part: heads are parts of the attention, projections and the recurrent state of the other. */
+/** The byte of the whole model at an offset in a part of a block. Parts of an attention block are heads; parts of a state are projections and the recurrent state. */
 const byteOf = (group: number, block: number, part: number, offset: number) =>
   (group * 89 + block * 53 + part * 29 + offset * 7 + 1) % 251;
 
-/** A rank's block, byte by byte: which part of the whole model's, and where in it. */
+/** A rank's block, byte by byte, as parts of the whole model's block and offsets in them. */
 function rankBlock(group: number, tpRank: number, tpSize: number): readonly (readonly [number, number])[] {
   const share = (part: number, bytes: number) =>
     Array.from({ length: bytes / tpSize }, (_, i) => [part, (tpRank * bytes) / tpSize + i] as const);
@@ -53,8 +53,14 @@ async function rank(name: string, tpRank: number, tpSize: number, network: Retur
     recurrentBytes: RECURRENT_BYTES / tpSize,
   };
   const geometry: RankGeometry = {
-    ...{ tpRank, tpSize, kernelBlockSize: BLOCK_TOKENS, physicalBlocksPerLogical: 1, layout: "LBHNC" },
-    ...{ attentionBackend: "SIM", deviceId: 0, stateSpace },
+    tpRank,
+    tpSize,
+    kernelBlockSize: BLOCK_TOKENS,
+    physicalBlocksPerLogical: 1,
+    layout: "LBHNC",
+    attentionBackend: "SIM",
+    deviceId: 0,
+    stateSpace,
     regions: memories.map((memory, groupId) => ({
       name: `layers.${groupId}`,
       baseAddress: memory.address,
@@ -71,8 +77,8 @@ async function rank(name: string, tpRank: number, tpSize: number, network: Retur
   return { transport, agent, geometry, tpRank, block };
 }
 
-/** A handshake tells the sum of a convolution state, and not how it is divided. */
-function told({ stateSpace, ...geometry }: RankGeometry): RankGeometry {
+/** The geometry that a handshake carries: the sum of a convolution state, without its division. */
+function overHandshake({ stateSpace, ...geometry }: RankGeometry): RankGeometry {
   const { convBytes = 0, recurrentBytes = 0 } = stateSpace ?? {};
   return { ...geometry, stateSpace: { convBytes, recurrentBytes } };
 }
@@ -83,7 +89,7 @@ describe("a state-space group beside full attention, pushed between unequal TP s
     [4, 1],
     [1, 2],
     [2, 4],
-  ])("TP %i → %i: every rank gets its share of each projection, and of the state", async (pSize, dSize) => {
+  ])("TP %i → %i: every rank gets its share of each projection and of the state", async (pSize, dSize) => {
     const network = memoryNetwork();
     const engine = (name: string, size: number) =>
       Promise.all(Array.from({ length: size }, (_, tpRank) => rank(name, tpRank, size, network)));
@@ -98,31 +104,34 @@ describe("a state-space group beside full attention, pushed between unequal TP s
       }
     }
     const order = {
-      ...{ requestId: "p1", wireId: "p1", generation: 1, blockIds: [] },
-      ...{ promptBlockIds: PROMPT, numTokens: 3 * BLOCK_TOKENS },
+      requestId: "p1",
+      promptBlockIds: PROMPT,
+      numTokens: 3 * BLOCK_TOKENS,
     };
     for (const { agent, geometry, tpRank } of producers) {
-      const links = createWriteLinks({
+      const links = new ConsumerLinks({
         agent,
         log: silentLog,
-        localLists: createLocalLists(agent),
-        remoteAgents: createRemoteAgents(agent),
+        localLists: new SharedLocalLists(agent),
+        remoteAgents: new SharedRemoteAgents(agent),
         local: geometry,
         model: { numKvHeads: HEADS, groups: ["full", "mamba"] },
-        shakeHands: async (_, ranks) => ({
-          ranks: await Promise.all(
-            consumers
-              .filter((consumer) => ranks.includes(consumer.tpRank))
-              .map(async (consumer) => ({
-                tpRank: consumer.tpRank,
-                geometry: told(consumer.geometry),
-                agentMetadata: await consumer.agent.localMetadata(),
-              })),
-          ),
-          clock: undefined as never,
-          incarnation: "d",
-          features: new Set([PUSH_CONTROL]),
-        }),
+        handshake: {
+          ask: async (_, ranks) => ({
+            ranks: await Promise.all(
+              consumers
+                .filter((consumer) => ranks.includes(consumer.tpRank))
+                .map(async (consumer) => ({
+                  tpRank: consumer.tpRank,
+                  geometry: overHandshake(consumer.geometry),
+                  agentMetadata: await consumer.agent.localMetadata(),
+                })),
+            ),
+            clock: undefined as never,
+            incarnation: "d",
+            features: new Set([PUSH_CONTROL]),
+          }),
+        },
       });
       const address = { engineId: "d", host: "d", port: 1, tpSize: dSize, dcpSize: 1, ppSize: 1 };
       const link = await links.open(address);
@@ -131,20 +140,29 @@ describe("a state-space group beside full attention, pushed between unequal TP s
       );
       for (const target of link.targets.keys()) {
         const own = { rank: target, numTokens: order.numTokens, computedBlocks: [0, 0] };
-        const offer = { wireId: "d1", engineId: "d", blockIds: OFFERED, own } as unknown as Registration;
-        await writeBlocks(link, [target], { order, offer }, new AbortController().signal, {
-          ...{ agent, tpRank, tpSize: pSize, messages: { send: async () => true } },
-          transferred() {},
-          notificationFailed() {},
+        const registration = {
+          wireId: "d1",
+          engineId: "d",
+          blockIds: REGISTERED,
+          own,
+        } as unknown as Registration;
+        const write = { registration, ranks: [target], order };
+        await writeBlocks(link, write, new AbortController().signal, {
+          agent,
+          tpRank,
+          tpSize: pSize,
+          notifications: { send: async () => true },
+          metrics: { transferred() {}, notificationFailed() {} },
+          log: silentLog,
         });
       }
       await links.close(link);
     }
     for (const { block, tpRank } of consumers) {
-      for (const [group, offered] of OFFERED.entries()) {
+      for (const [group, registered] of REGISTERED.entries()) {
         const cells = rankBlock(group, tpRank, dSize);
         for (let id = 0; id < NUM_BLOCKS; id++) {
-          const place = offered.indexOf(id);
+          const place = registered.indexOf(id);
           const expected = cells.map(([part, offset]) =>
             place < 0 ? UNTOUCHED : byteOf(group, place, part, offset),
           );

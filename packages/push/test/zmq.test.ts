@@ -2,7 +2,7 @@ import { zmqEngines } from "@kv/testing/scenarios/zmq-engines";
 import { it } from "vitest";
 import { pushConnector } from "../src/index.js";
 
-it("over the real side channel, in real time: both sides shake hands, in both orders", async () => {
+it("push works over the ZMQ side channel in real time, in both orders", async () => {
   const { engine, end } = zmqEngines(pushConnector);
   const p = await engine("p", 2);
   const d = await engine("d", 1);
@@ -13,7 +13,7 @@ it("over the real side channel, in real time: both sides shake hands, in both or
   });
   const params = await p.prefill(leg(0, "0000aaaa"));
   await d.decode({ ...leg(0, "bbbb0000"), params });
-  // What a proxy has learned from the first answer.
+  // The coordinates that a proxy has learned from the first answer.
   const { remote_block_ids: _, remote_num_tokens: __, kv_peer: ___, ...coordinates } = params;
   await Promise.all(
     Array.from({ length: 6 }, (_each, n) =>

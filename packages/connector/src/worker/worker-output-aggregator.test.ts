@@ -46,7 +46,7 @@ describe("worker outputs of several ranks", () => {
   it("each request's blocks are named with it, not with another that failed in the same step", () => {
     const aggregate = createWorkerOutputAggregator({ workers: 2 });
     aggregate.add(
-      0,
+      { tpRank: 0 },
       output({
         finishedReceiving: ["a", "b"],
         failedReceiving: [failure("a", [1]), failure("b", [2])],

@@ -2,17 +2,17 @@ import { decodeRegistration } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
 import { REGISTRATION, writerOn } from "./writer-alone.js";
 
-// Counterparts of the unit tests of vLLM's push connector (PR 35264): registrations and finished blocks find one another.
+// Counterparts of the unit tests of vLLM's push connector (PR 35264): registrations are matched with finished requests.
 
 describe("matching", () => {
   it("prefill finishes first", async () => {
-    const { finish, register, written, idle, outbox } = writerOn();
+    const { finish, register, written, idle, output } = writerOn();
     finish("r");
     expect(written).toEqual([]);
     register("r");
     await idle();
-    expect(written).toEqual(["r → r [7,8,9] ranks 0"]);
-    expect(outbox.take().finishedSending).toEqual(["r"]);
+    expect(written).toEqual(["r → r [7,8,9]"]);
+    expect(output.take().finishedSending).toEqual(["r"]);
   });
 
   it("decode registers first", async () => {
@@ -22,10 +22,10 @@ describe("matching", () => {
     expect(written).toEqual([]);
     finish("r");
     await idle();
-    expect(written).toEqual(["r → r [7,8,9] ranks 0"]);
+    expect(written).toEqual(["r → r [7,8,9]"]);
   });
 
-  it("by base id, and an exact one before it", async () => {
+  it("by base id, and by the exact id before that", async () => {
     const { finish, register, written, idle } = writerOn();
     register("r-0000aaaa");
     register("r-0000bbbb");
@@ -34,16 +34,16 @@ describe("matching", () => {
     register("s-11111111");
     await idle();
     expect(written).toEqual([
-      "r-0000BBBB → r-0000aaaa [7,8,9] ranks 0",
-      "r-0000cccc → r-0000bbbb [7,8,9] ranks 0",
-      "s-11111111 → s-11111111 [7,8,9] ranks 0",
+      "r-0000BBBB → r-0000aaaa [7,8,9]",
+      "r-0000cccc → r-0000bbbb [7,8,9]",
+      "s-11111111 → s-11111111 [7,8,9]",
     ]);
     const exact = writerOn();
     exact.register("r-0000aaaa");
     exact.register("r-0000bbbb");
     exact.finish("r-0000bbbb");
     await exact.idle();
-    expect(exact.written).toEqual(["r-0000bbbb → r-0000bbbb [7,8,9] ranks 0"]);
+    expect(exact.written).toEqual(["r-0000bbbb → r-0000bbbb [7,8,9]"]);
   });
 
   it.each([

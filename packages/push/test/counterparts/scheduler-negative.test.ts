@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import { BLOCKS, decodeRequest, PREFILL, prefillRequest, scheduler } from "./scheduler-alone.js";
 
-// Counterparts of the unit tests of vLLM's push connector (PR 35264): what the scheduler sides leave alone.
+// Counterparts of the unit tests of vLLM's push connector (PR 35264): input that the scheduler sides ignore or refuse.
 
 describe("the scheduler does nothing", () => {
   it("without transfer parameters", async () => {
@@ -13,23 +13,23 @@ describe("the scheduler does nothing", () => {
     expect(step()).toMatchObject({ registrations: [], leases: [], inBatch: [] });
   });
 
-  it("with remote_block_ids that are none, and says so", async () => {
+  it("with malformed remote_block_ids, and throws", async () => {
     const { made, step } = await scheduler();
     const request = decodeRequest("d1", { ...PREFILL, remote_block_ids: "no" });
     expect(() => made.matchedTokens(request, 0)).toThrow(/remote_block_ids/);
-    // The producer is told that it may free what it has.
-    expect(step().registrations).toMatchObject([{ awaited: false, localBlockIds: [] }]);
+    // The producer gets a registration of no blocks, and frees its own.
+    expect(step().registrations).toMatchObject([{ isAwaited: false, localBlockIds: [] }]);
   });
 
-  it("with no external tokens, but tells the producer", async () => {
+  it("with no external tokens, but releases the producer's blocks", async () => {
     const { made, step } = await scheduler();
     expect(made.matchedTokens(decodeRequest(), 40)).toEqual({ tokens: 0, async: false });
     made.afterAllocation(decodeRequest(), BLOCKS, 0);
-    expect(step().registrations).toMatchObject([{ awaited: false, localBlockIds: [] }]);
+    expect(step().registrations).toMatchObject([{ isAwaited: false, localBlockIds: [] }]);
     expect(made.outstanding().heartbeats).toBe(0);
   });
 
-  it.each(["aborted", "error"] as const)("for a request that is not finished (%s)", async (reason) => {
+  it.each(["aborted", "error"] as const)("for a request that ended early (%s)", async (reason) => {
     const { made, step } = await scheduler();
     made.afterAllocation(prefillRequest(), BLOCKS, 0);
     expect(made.requestFinished(prefillRequest(), BLOCKS, reason)).toEqual({ keepBlocks: false });
@@ -42,7 +42,7 @@ describe("the scheduler does nothing", () => {
     expect(step().leases).toEqual([]);
   });
 
-  it("with a worker's word about requests that nobody knows", async () => {
+  it("with a worker's output about unknown requests", async () => {
     const { made } = await scheduler();
     made.applyWorkerOutput({
       finishedSending: ["?"],

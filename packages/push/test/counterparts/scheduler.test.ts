@@ -9,7 +9,7 @@ describe("scheduler", () => {
     expect(made.matchedTokens(decodeRequest(), 0)).toEqual({ tokens: 40, async: true });
     made.afterAllocation(decodeRequest(), BLOCKS, 40);
     expect(step().registrations).toMatchObject([
-      { requestId: "d1", localBlockIds: BLOCKS, awaited: true, host: "here" },
+      { requestId: "d1", localBlockIds: BLOCKS, isAwaited: true, host: "here" },
     ]);
   });
 
@@ -20,7 +20,7 @@ describe("scheduler", () => {
     expect(step().leases).toMatchObject([{ requestId: "p1", promptBlockIds: BLOCKS, numTokens: 40 }]);
   });
 
-  it("metadata is drained on both sides", async () => {
+  it("building the metadata drains both halves", async () => {
     const { made, step } = await scheduler();
     made.matchedTokens(decodeRequest(), 0);
     made.afterAllocation(decodeRequest(), BLOCKS, 40);
@@ -37,7 +37,7 @@ describe("scheduler", () => {
     ]);
   });
 
-  it("work is pending from the moment that it is staged until the workers have it", async () => {
+  it("work is pending from its order until a step takes it", async () => {
     const { made, step } = await scheduler();
     expect(made.hasPendingWork()).toBe(false);
     made.matchedTokens(decodeRequest(), 0);
@@ -51,7 +51,7 @@ describe("scheduler", () => {
     expect([made.hasPendingWork(), made.outstanding().leases]).toEqual([false, 1]);
   });
 
-  it("a worker's output cleans up", async () => {
+  it("a worker's output removes its requests", async () => {
     const { made, step } = await scheduler();
     made.requestFinished(prefillRequest(), BLOCKS, "length");
     made.matchedTokens(decodeRequest(), 0);
@@ -63,7 +63,7 @@ describe("scheduler", () => {
     expect(made.outstanding()).toMatchObject({ running: 0, leases: 0, requests: 0, heartbeats: 0 });
   });
 
-  it("a registration that was not served in time: its blocks are kept as long as somebody may write", async () => {
+  it("the blocks of a registration that timed out are kept while a producer may write to them", async () => {
     const { made, step } = await scheduler();
     made.matchedTokens(decodeRequest(), 0);
     made.afterAllocation(decodeRequest(), BLOCKS, 40);

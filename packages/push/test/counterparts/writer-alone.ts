@@ -1,88 +1,145 @@
-import { createMessages, createOutbox, createPeers, type LeaseOrder } from "@kv/connector";
-import { type Agent, silentLog } from "@kv/interface";
-import { decodeRegistration, type Registration } from "@kv/protocol";
+import {
+  type LeaseOrder,
+  NotificationSender,
+  PeerTable,
+  SharedLocalLists,
+  SharedRemoteAgents,
+  TransferMetrics,
+  WorkerOutputQueue,
+} from "@kv/connector/building-blocks";
+import {
+  type Agent,
+  descriptorPairs,
+  noMetrics,
+  type PreparedList,
+  silentLog,
+  type TransferRequest,
+} from "@kv/interface";
+import type { RankGeometry } from "@kv/plan";
+import { decodeRegistration, PUSH_CONTROL, type Registration } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
-import type { WriteLink } from "../../src/write-link.js";
-import { createPushWriter } from "../../src/writer.js";
+import { ConsumerLinks } from "../../src/prefill/consumer-link.js";
+import { PushWriter } from "../../src/prefill/push-writer.js";
 
-const BLOCKS = [[4, 5, 6]];
+const NUM_BLOCKS = 64;
+const geometry = (baseAddress: number): RankGeometry => ({
+  tpRank: 0,
+  tpSize: 1,
+  kernelBlockSize: 16,
+  physicalBlocksPerLogical: 1,
+  layout: "LBHNC",
+  attentionBackend: "SIM",
+  deviceId: 0,
+  regions: [
+    {
+      name: "layers.0",
+      baseAddress,
+      numBlocks: NUM_BLOCKS,
+      blockLengthBytes: 1024,
+      blockStrideBytes: 1024,
+      groupId: 0,
+      memoryType: "DRAM",
+    },
+  ],
+});
 
-/** A writer whose WRITEs are noted and end at once, and what it tells its readers. */
+/** A push writer over an agent that records WRITEs and notifications; every WRITE ends at once. */
 export function writerOn() {
   const clock = manualClock(500);
-  const outbox = createOutbox();
+  const output = new WorkerOutputQueue();
+  /** Each WRITE as "producer's request → consumer's request [the consumer's blocks]". */
   const written: string[] = [];
-  const told: string[] = [];
+  /** The first four characters of each notification that was sent without a WRITE. */
+  const notified: string[] = [];
+  /** The producer's requests by their first block. */
+  const requestOfBlock = new Map<number, string>();
   const agent = {
+    addRemote: async () => "d agent",
+    prepareLocal: async () => ({}) as PreparedList,
+    prepareRemote: async () => ({}) as PreparedList,
     async notify(_remote: string, payload: Uint8Array) {
-      told.push(new TextDecoder().decode(payload).slice(0, 4));
+      notified.push(new TextDecoder().decode(payload).slice(0, 4));
+    },
+    transfer(request: TransferRequest) {
+      const { localIds, remoteIds } = descriptorPairs(request);
+      const consumerRequest = new TextDecoder().decode(request.notification).replace(/:1$/, "");
+      written.push(`${requestOfBlock.get(localIds[0] ?? -1)} → ${consumerRequest} [${remoteIds}]`);
+      return { done: Promise.resolve({}), released: Promise.resolve() };
     },
   } as unknown as Agent;
-  const nothing = () => {};
-  const writer = createPushWriter({
+  const metrics = new TransferMetrics(noMetrics);
+  const links = new ConsumerLinks({
+    agent,
+    log: silentLog,
+    localLists: new SharedLocalLists(agent),
+    remoteAgents: new SharedRemoteAgents(agent),
+    local: geometry(2 ** 20),
+    model: { numKvHeads: 1, groups: ["full"] },
+    handshake: {
+      ask: async () => ({
+        ranks: [{ tpRank: 0, geometry: geometry(2 ** 30), agentMetadata: new Uint8Array([0]) }],
+        clock: undefined as never,
+        incarnation: "d-process",
+        features: new Set([PUSH_CONTROL]),
+      }),
+    },
+  });
+  const writer = new PushWriter({
+    agent,
     clock,
     log: silentLog,
-    metrics: {
-      transferred: nothing,
-      transferFailed: nothing,
-      handshakeFailed: nothing,
-      notificationFailed: nothing,
-      leaseExpired: nothing,
-      notificationAfterExpiry: nothing,
-    },
-    outbox,
-    messages: createMessages({ agent, log: silentLog }),
-    peers: createPeers<WriteLink>({
+    metrics,
+    output,
+    notifications: new NotificationSender({ agent, log: silentLog }),
+    consumers: new PeerTable({
       clock,
       log: silentLog,
+      metrics,
+      failureType: "handshake_setup_failed",
       engineTtlMs: 0,
-      open: async (address) => ({
-        address,
-        incarnation: "d-process",
-        controls: true,
-        targets: new Map([[0, { agent: "d agent", plan: undefined as never, lists: [] }]]),
-      }),
-      close: async () => {},
+      open: (address) => links.open(address),
+      close: (link) => links.close(link),
     }),
     engineId: "p",
     tpRank: 0,
     tpSize: 1,
     extensionMs: 20_000,
     writeTimeoutMs: 1000,
-    offerMs: 5000,
+    registrationWaitMs: 5000,
     rememberMs: 60_000,
-    async write(_link, ranks, { order, offer }) {
-      written.push(`${order.requestId} → ${offer.wireId} [${offer.blockIds}] ranks ${ranks}`);
-    },
   });
   const none = { schedulerClockMs: 500, incarnation: "p-process", inBatch: [], notSent: [], leases: [] };
   let generation = 0;
+  /** A finished request with three blocks of its own. */
   const order = (requestId: string): LeaseOrder => {
+    const first = generation * 3;
     generation += 1;
+    requestOfBlock.set(first, requestId);
+    const blocks = [[first, first + 1, first + 2]];
     return {
       requestId,
       wireId: requestId,
       generation,
-      blockIds: BLOCKS,
-      promptBlockIds: BLOCKS,
+      blockIds: blocks,
+      promptBlockIds: blocks,
       numTokens: 40,
       expiresAtMs: 500 + 30_000,
     };
   };
   const idle = async () => {
-    for (let i = 0; i < 20; i++) await Promise.resolve();
+    for (let i = 0; i < 100; i++) await Promise.resolve();
   };
   return {
     clock,
     writer,
     written,
-    told,
+    notified,
     idle,
-    outbox,
+    output,
     none,
     order,
     finish: (...ids: string[]) => writer.step({ ...none, leases: ids.map(order) }),
-    register: (id: string, change: object = {}) => writer.offer(offerOf(id, change), "d agent"),
+    register: (id: string, change: object = {}) => writer.register(registrationOf(id, change), "d agent"),
   };
 }
 
@@ -97,7 +154,7 @@ export const REGISTRATION = {
   remote_port: 5600,
   remote_tp_size: 1,
 };
-export const offerOf = (request_id: string, change: object = {}): Registration =>
+export const registrationOf = (request_id: string, change: object = {}): Registration =>
   decodeRegistration({ ...REGISTRATION, request_id, ...change });
 
 export const OWN = {

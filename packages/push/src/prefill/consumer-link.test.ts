@@ -1,9 +1,9 @@
-import { createLocalLists, createRemoteAgents } from "@kv/connector";
+import { SharedLocalLists, SharedRemoteAgents } from "@kv/connector/building-blocks";
 import { type Agent, type PreparedList, silentLog } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import { PUSH_CONTROL } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
-import { createWriteLinks } from "./write-link.js";
+import { ConsumerLinks } from "./consumer-link.js";
 
 const rank = (tpRank: number, tpSize: number, blockSize: number, heads = 4): RankGeometry => ({
   tpRank,
@@ -45,33 +45,35 @@ function setUp(options: {
       return name;
     },
     removeRemote: async (name: string) => void open.delete(name),
-    prepareLocal: async () => list("ours"),
-    prepareRemote: async (remote: string) => list(`theirs of ${remote}`),
+    prepareLocal: async () => list("local"),
+    prepareRemote: async (remote: string) => list(`remote of ${remote}`),
   } as unknown as Agent;
-  const links = createWriteLinks({
+  const links = new ConsumerLinks({
     agent,
     log: silentLog,
-    localLists: createLocalLists(agent),
-    remoteAgents: createRemoteAgents(agent),
+    localLists: new SharedLocalLists(agent),
+    remoteAgents: new SharedRemoteAgents(agent),
     local,
     model: { numKvHeads: heads, groups: ["full"] },
-    shakeHands: async (_address, tpRanks) => ({
-      ranks: tpRanks.map((tpRank) => ({
-        tpRank,
-        geometry: rank(tpRank, consumer.tpSize, consumer.blockSize, heads),
-        agentMetadata: new Uint8Array([tpRank]),
-      })),
-      clock: undefined as never,
-      incarnation: "i",
-      features: new Set(options.features ?? [PUSH_CONTROL]),
-    }),
+    handshake: {
+      ask: async (_address, tpRanks) => ({
+        ranks: tpRanks.map((tpRank) => ({
+          tpRank,
+          geometry: rank(tpRank, consumer.tpSize, consumer.blockSize, heads),
+          agentMetadata: new Uint8Array([tpRank]),
+        })),
+        clock: undefined as never,
+        incarnation: "i",
+        features: new Set(options.features ?? [PUSH_CONTROL]),
+      }),
+    },
   });
   const address = { engineId: "d", host: "d", port: 1, tpSize: consumer.tpSize, dcpSize: 1, ppSize: 1 };
   return { links, open, address };
 }
 
-describe("a producer's links", () => {
-  it("has a target for each rank that it serves, and closes all that it opened", async () => {
+describe("links to consumers", () => {
+  it("have a target for each rank that this one serves, and close all that they opened", async () => {
     const { links, open, address } = setUp({
       local: rank(0, 1, 16),
       consumer: { tpSize: 2, blockSize: 16 },
@@ -84,7 +86,7 @@ describe("a producer's links", () => {
     expect([...open]).toEqual([]);
   });
 
-  it("has nothing to write where another rank holds the same heads", async () => {
+  it("have nothing to write if the consumer takes the same heads from another rank", async () => {
     const local = rank(1, 4, 16, 2);
     const { links, address } = setUp({ local, consumer: { tpSize: 1, blockSize: 16 }, heads: 2 });
     const link = await links.open(address);
@@ -94,11 +96,11 @@ describe("a producer's links", () => {
   it.each([
     [16, 32],
     [32, 16],
-  ])("refuses a vLLM consumer of other block sizes (%i to %i), and serves one of ours", async (from, to) => {
+  ])("refuse a vLLM consumer with other block sizes (%i to %i), and serve one of ours", async (from, to) => {
     const pair = { local: rank(0, 1, from), consumer: { tpSize: 1, blockSize: to } };
-    const theirs = setUp({ ...pair, features: [] });
-    await expect(theirs.links.open(theirs.address)).rejects.toMatchObject({ code: "KV_PLAN_UNSUPPORTED" });
-    expect([...theirs.open]).toEqual([]);
+    const vllm = setUp({ ...pair, features: [] });
+    await expect(vllm.links.open(vllm.address)).rejects.toMatchObject({ code: "KV_PLAN_UNSUPPORTED" });
+    expect([...vllm.open]).toEqual([]);
     const ours = setUp(pair);
     expect((await ours.links.open(ours.address)).controls).toBe(true);
   });

@@ -1,4 +1,4 @@
-import { createLocalLists, createRemoteAgents } from "@kv/connector";
+import { SharedLocalLists, SharedRemoteAgents } from "@kv/connector/building-blocks";
 import {
   type Agent,
   descriptorPairs,
@@ -9,8 +9,8 @@ import {
 import type { RankGeometry } from "@kv/plan";
 import { PUSH_CONTROL, type Registration } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
-import { type WritePart, writeBlocks } from "./write.js";
-import { createWriteLinks } from "./write-link.js";
+import { ConsumerLinks } from "./consumer-link.js";
+import { type BlockWrite, writeBlocks } from "./write-blocks.js";
 
 const REGIONS = [
   { name: "layers.0", memoryType: "VRAM" },
@@ -37,7 +37,7 @@ const geometry = (base: number): RankGeometry => ({
   })),
 });
 
-/** Transfers that end when they are told to. */
+/** Transfers that end when the test ends them. */
 async function setUp() {
   const events: string[] = [];
   const pending: (() => void)[] = [];
@@ -48,7 +48,7 @@ async function setUp() {
     transfer(request: TransferRequest) {
       const { notification } = request;
       events.push(
-        `WRITE of ${descriptorPairs(request).localIds.length}${notification === undefined ? "" : " with the word"}`,
+        `WRITE of ${descriptorPairs(request).localIds.length}${notification === undefined ? "" : ", notified"}`,
       );
       const done = new Promise<object>((resolve) => {
         pending.push(() => resolve({}));
@@ -56,19 +56,21 @@ async function setUp() {
       return { done, released: done.then(() => {}) };
     },
   } as unknown as Agent;
-  const links = createWriteLinks({
+  const links = new ConsumerLinks({
     agent,
     log: silentLog,
-    localLists: createLocalLists(agent),
-    remoteAgents: createRemoteAgents(agent),
+    localLists: new SharedLocalLists(agent),
+    remoteAgents: new SharedRemoteAgents(agent),
     local: geometry(2 ** 20),
     model: { numKvHeads: 1, groups: ["full"] },
-    shakeHands: async () => ({
-      ranks: [{ tpRank: 0, geometry: geometry(2 ** 30), agentMetadata: new Uint8Array([0]) }],
-      clock: undefined as never,
-      incarnation: "d",
-      features: new Set([PUSH_CONTROL]),
-    }),
+    handshake: {
+      ask: async () => ({
+        ranks: [{ tpRank: 0, geometry: geometry(2 ** 30), agentMetadata: new Uint8Array([0]) }],
+        clock: undefined as never,
+        incarnation: "d",
+        features: new Set([PUSH_CONTROL]),
+      }),
+    },
   });
   const link = await links.open({ engineId: "d", host: "d", port: 1, tpSize: 1, dcpSize: 1, ppSize: 1 });
   const order = {
@@ -79,28 +81,21 @@ async function setUp() {
     promptBlockIds: [[1, 2]],
     numTokens: 32,
   };
-  const offer = { wireId: "d1", blockIds: [[5, 6]] } as unknown as Registration;
-  const write = (part?: WritePart) =>
-    writeBlocks(
-      link,
-      [0],
-      { order, offer },
-      new AbortController().signal,
-      {
-        agent,
-        messages: {
-          async send() {
-            events.push("the word");
-            return true;
-          },
+  const registration = { wireId: "d1", blockIds: [[5, 6]] } as unknown as Registration;
+  const write = (part: Pick<BlockWrite, "includesRegion" | "last"> = {}) =>
+    writeBlocks(link, { registration, ranks: [0], order, ...part }, new AbortController().signal, {
+      agent,
+      notifications: {
+        async send() {
+          events.push("notification");
+          return true;
         },
-        tpRank: 0,
-        tpSize: 1,
-        transferred: () => {},
-        notificationFailed: () => {},
       },
-      part,
-    );
+      metrics: { transferred() {}, notificationFailed() {} },
+      log: silentLog,
+      tpRank: 0,
+      tpSize: 1,
+    });
   const turn = async () => {
     for (let i = 0; i < 10; i++) await Promise.resolve();
   };
@@ -108,7 +103,7 @@ async function setUp() {
 }
 
 describe("a request's WRITEs", () => {
-  it("are one for each pair of memory types, and the word goes when the last of them is done", async () => {
+  it("are one for each pair of memory types, and the notification is sent when the last of them is done", async () => {
     const { events, pending, write, turn } = await setUp();
     const written = write();
     await turn();
@@ -118,22 +113,22 @@ describe("a request's WRITEs", () => {
     expect(events).toHaveLength(2);
     pending[1]?.();
     await written;
-    expect(events.at(-1)).toBe("the word");
+    expect(events.at(-1)).toBe("notification");
   });
 
-  it("of some regions take their blocks alone; the last part says so, with its WRITE or without one", async () => {
-    const ahead = await setUp();
-    const first = ahead.write({ has: (region) => region === "layers.0", last: false });
-    await ahead.turn();
-    ahead.pending[0]?.();
+  it("move only the blocks of the regions that are included, and notify with the last write, even if it moves nothing", async () => {
+    const layers = await setUp();
+    const first = layers.write({ includesRegion: (region) => region === "layers.0", last: false });
+    await layers.turn();
+    layers.pending[0]?.();
     await first;
-    expect(ahead.events).toEqual(["WRITE of 2"]);
-    const rest = ahead.write({ has: (region) => region === "layers.2", last: true });
-    await ahead.turn();
-    ahead.pending[1]?.();
+    expect(layers.events).toEqual(["WRITE of 2"]);
+    const rest = layers.write({ includesRegion: (region) => region === "layers.2", last: true });
+    await layers.turn();
+    layers.pending[1]?.();
     await rest;
-    expect(ahead.events.slice(1)).toEqual(["WRITE of 2 with the word"]);
-    await ahead.write({ has: () => false, last: true });
-    expect(ahead.events.slice(2)).toEqual(["the word"]);
+    expect(layers.events.slice(1)).toEqual(["WRITE of 2, notified"]);
+    await layers.write({ includesRegion: () => false, last: true });
+    expect(layers.events.slice(2)).toEqual(["notification"]);
   });
 });

@@ -1,0 +1,185 @@
+import {
+  HeartbeatSender,
+  idleWithinGrace,
+  type PendingReceive,
+  PendingReceives,
+  type ReceiveError,
+  ReceivePass,
+  RemoteEngines,
+  TaskTracker,
+  type WorkerContext,
+} from "@kv/connector/building-blocks";
+import { KvError } from "@kv/interface";
+import type { RegistrationEnded } from "@kv/protocol";
+import type { PushStepMetadata, RegistrationOrder } from "../step-metadata.js";
+import { ProducerLiveness } from "./producer-liveness.js";
+import { PushReplies } from "./push-replies.js";
+import { type ReceivePushOptions, receivePush } from "./receive-push.js";
+import { RegistrationSender } from "./registration-sender.js";
+
+/** The part of a step that concerns D. */
+export type DecodeWorkerStep = Pick<
+  PushStepMetadata,
+  "incarnation" | "registrations" | "withdrawals" | "heartbeats"
+>;
+
+/** Failures before any rank of P knew the blocks. */
+const NOT_REGISTERED = ["push_reg_handshake_failed", "transfer_setup_failed"];
+
+/**
+ * D's half of a worker. Each registration runs on its own: it waits for the handshake, then for the reply of each of P's ranks, and ends in the
+ * worker's output, at its deadline at the latest.
+ */
+export class DecodeWorker {
+  /** The P's that this rank registers blocks with. */
+  readonly engines: RemoteEngines;
+  readonly #context: WorkerContext;
+  readonly #running = new TaskTracker();
+  /** Notifications of requests that need no KV, and heartbeats. */
+  readonly #sending = new TaskTracker();
+  readonly #replies: PushReplies;
+  readonly #sender: RegistrationSender;
+  readonly #liveness: ProducerLiveness;
+  readonly #receives: PendingReceives<RegistrationOrder>;
+  readonly #receiveOptions: ReceivePushOptions;
+  readonly #heartbeats: HeartbeatSender;
+  /** The registrations that wait, by wire id. */
+  readonly #byWireId = new Map<string, RegistrationOrder>();
+  #closed = false;
+
+  constructor(context: WorkerContext) {
+    const { clock, log, output, notifications, settings, caches, options } = context;
+    const { groups } = caches.config;
+    const { tpSize } = options.engine;
+    this.#context = context;
+    this.engines = new RemoteEngines(context, {
+      failureType: "push_reg_handshake_failed",
+      preparesLists: false,
+    });
+    this.#replies = new PushReplies({ clock });
+    this.#sender = new RegistrationSender(context, this.engines);
+    this.#receives = new PendingReceives<RegistrationOrder>(
+      {
+        clock,
+        log,
+        output,
+        tasks: this.#running,
+        timeoutMs: settings.registrationTimeoutMs,
+        hasSingleGroup: groups.length === 1,
+      },
+      { run: (receive) => this.#run(receive), ended: (receive, error) => this.#ended(receive, error) },
+    );
+    this.#liveness = new ProducerLiveness({
+      clock,
+      engines: this.engines,
+      receives: this.#receives,
+      probeTimeoutMs: settings.handshakeTimeoutMs,
+    });
+    this.#receiveOptions = {
+      clock,
+      engines: this.engines,
+      sender: this.#sender,
+      liveness: this.#liveness,
+      receivePass: new ReceivePass(caches),
+      blocksAtRiskMs: settings.blocksAtRiskMs,
+      groups,
+      tpSize,
+    };
+    this.#heartbeats = new HeartbeatSender({
+      clock,
+      intervalMs: settings.heartbeatIntervalMs,
+      engines: this.engines.table,
+      notifications,
+      tasks: this.#sending,
+      onSent: (order, isDelivered) => {
+        if (isDelivered) this.#liveness.heartbeatDelivered(order);
+        else this.#sending.track(this.#liveness.heartbeatFailed(order));
+      },
+    });
+  }
+
+  /** Takes the registrations, the requests that the engine gave up, and the heartbeats. */
+  step({ incarnation, registrations, withdrawals, heartbeats }: DecodeWorkerStep): void {
+    this.#sender.incarnation = incarnation;
+    for (const order of registrations) {
+      if (order.isAwaited) this.#receives.start(order);
+      else this.#release(order);
+    }
+    for (const requestId of withdrawals) {
+      this.#receives.abort(requestId, new KvError("KV_REQUEST_ABORTED", `request ${requestId} was aborted`));
+    }
+    if (heartbeats !== null) this.#heartbeats.replace(heartbeats);
+  }
+
+  /** Takes a done notification: P's rank with the agent `from` has written its share. */
+  done(wireId: string, from: string): void {
+    if (this.#replies.done(wireId, from)) return;
+    this.#context.metrics.notificationAfterExpiry();
+    this.#context.log.debug("notification-for-unknown-request", { requestId: wireId, from });
+  }
+
+  /** Takes an ended notice (`push_ended`): P's rank with the agent `from` does not write, or has stopped. */
+  ended({ wireId, incarnation, generation, code, message }: RegistrationEnded, from: string): void {
+    const order = this.#byWireId.get(wireId);
+    const isCurrent = incarnation === this.#sender.incarnation && order?.generation === generation;
+    if (order === undefined || !isCurrent) return;
+    const reason = `engine ${order.remote.engineId} does not write request ${wireId}: ${message}`;
+    this.#replies.ended(wireId, from, new KvError(code, reason));
+  }
+
+  /** Numbers of requests that wait, of notifications under way, and of leases that are extended; all 0 when nothing is left. */
+  outstanding(): { readonly receives: number; readonly notifications: number; readonly heartbeats: number } {
+    return {
+      receives: this.#receives.size,
+      notifications: this.#sending.size + this.#context.notifications.size,
+      heartbeats: this.#heartbeats.size,
+    };
+  }
+
+  /**
+   * Withdraws all registrations, and waits until no WRITE can arrive any more, for `CLOSE_GRACE_MS` at most. Requests that still wait
+   * then are abandoned without a report: their blocks may be written to until the agent is closed.
+   */
+  async close(): Promise<void> {
+    const { clock, log, notifications } = this.#context;
+    this.#closed = true;
+    this.#heartbeats.close();
+    for (const receive of this.#receives.values())
+      receive.abort(new KvError("KV_AGENT_CLOSED", "the worker was closed"));
+    if (await idleWithinGrace(clock, [this.#running, this.#sending, notifications])) return;
+    log.warn("close-did-not-wait", {
+      receives: this.#running.size,
+      notifications: this.#sending.size + notifications.size,
+    });
+    this.#receives.abandonAll();
+    this.#liveness.close();
+    this.#replies.abandonAll();
+  }
+
+  #run(receive: PendingReceive<RegistrationOrder>): Promise<void> {
+    const { order, signal } = receive;
+    this.#byWireId.set(order.wireId, order);
+    const replies = this.#replies.open(order.wireId);
+    const blocksAtRisk = (error: ReceiveError) => receive.reportBlocksAtRisk(error);
+    return receivePush({ order, signal, replies, blocksAtRisk }, this.#receiveOptions);
+  }
+
+  #ended({ order }: PendingReceive<RegistrationOrder>, error: ReceiveError | undefined): void {
+    this.#byWireId.delete(order.wireId);
+    this.#replies.close(order.wireId);
+    if (error !== undefined && NOT_REGISTERED.includes(error.failureType)) this.#release(order);
+  }
+
+  /** Withdraws a request that needs no KV, so that P frees its blocks. A vLLM P frees them when the lease ends. */
+  #release(order: RegistrationOrder): void {
+    if (this.#closed) return;
+    const { log } = this.#context;
+    this.#sending.track(
+      this.engines.notify(
+        order.remote,
+        (engine) => this.#sender.withdraw(order, engine, engine.agents.values()),
+        (error) => log.debug("push-withdrawal-failed", { requestId: order.requestId, error: String(error) }),
+      ),
+    );
+  }
+}

@@ -1,0 +1,91 @@
+import {
+  type EngineAddress,
+  engineKey,
+  type PendingReceives,
+  type RemoteEngines,
+} from "@kv/connector/building-blocks";
+import { type Clock, KvError } from "@kv/interface";
+import type { RegistrationOrder } from "../step-metadata.js";
+
+/** What the detection of dead producers works with. */
+export interface ProducerLivenessOptions {
+  readonly clock: Clock;
+  readonly engines: {
+    readonly table: Pick<RemoteEngines["table"], "peek" | "drop">;
+    queryLease: RemoteEngines["queryLease"];
+  };
+  /** The requests that wait for a producer. */
+  readonly receives: Pick<PendingReceives<RegistrationOrder>, "values">;
+  /** How long one probe may take, in milliseconds. */
+  readonly probeTimeoutMs: number;
+}
+
+/**
+ * Detects producers that have died: one that dies between a registration and its WRITE sends nothing. After a failed heartbeat the
+ * producer is probed; a new incarnation, or two missed probes in a row, mean that it has gone, and its requests fail. A vLLM producer is
+ * not probed, because its handshake listener stops at a message that it does not know: two failed heartbeats in a row decide.
+ */
+export class ProducerLiveness {
+  readonly #options: ProducerLivenessOptions;
+  /** How many heartbeats in a row failed and were not answered by a probe, by engine. */
+  readonly #missed = new Map<string, number>();
+  readonly #probes = new Set<AbortController>();
+
+  constructor(options: ProducerLivenessOptions) {
+    this.#options = options;
+  }
+
+  /** The transport delivered a heartbeat to the engine. */
+  heartbeatDelivered(engine: EngineAddress): void {
+    this.#missed.delete(engineKey(engine));
+  }
+
+  /** The transport did not deliver a heartbeat to the engine. Probes it, and fails its requests if it has gone. Never rejects. */
+  async heartbeatFailed(address: EngineAddress): Promise<void> {
+    const { engines, receives } = this.#options;
+    const { engineId } = address;
+    const key = engineKey(address);
+    const waiting = [...receives.values()].filter(({ order }) => engineKey(order.remote) === key);
+    const engine = engines.table.peek(address);
+    const first = waiting[0];
+    if (first === undefined || engine === undefined) return;
+    const canBeProbed = engine.incarnation !== undefined;
+    const process = canBeProbed ? await this.probe(first.order) : undefined;
+    const missed = (this.#missed.get(key) ?? 0) + 1;
+    this.#missed.set(key, missed);
+    if (process === undefined ? missed < 2 : process === engine.incarnation) return;
+    this.#missed.delete(key);
+    const silent = canBeProbed ? "does not answer" : "takes no heartbeat";
+    const reason = process === undefined ? silent : "was restarted";
+    engines.table.drop(engine, `it ${reason}`);
+    for (const receive of waiting) {
+      const message = `engine ${engineId} ${reason} before it wrote the KV of request ${receive.order.requestId}`;
+      receive.fail(new KvError("KV_PEER_DISCONNECTED", message));
+    }
+  }
+
+  /** The incarnation of the process that answers at the producer's address; undefined if none answers in time. Never rejects. */
+  async probe({ remote }: RegistrationOrder): Promise<string | undefined> {
+    const { clock, probeTimeoutMs, engines } = this.#options;
+    const controller = new AbortController();
+    this.#probes.add(controller);
+    const timer = clock.setTimer(
+      () => controller.abort(new KvError("KV_SIDE_CHANNEL_TIMEOUT", "no answer in time")),
+      probeTimeoutMs,
+    );
+    try {
+      return (await engines.queryLease(remote, controller.signal)).incarnation;
+    } catch {
+      return undefined;
+    } finally {
+      timer.cancel();
+      this.#probes.delete(controller);
+    }
+  }
+
+  /** Aborts the probes that run. */
+  close(): void {
+    const reason = new KvError("KV_AGENT_CLOSED", "the worker was closed");
+    for (const probe of this.#probes) probe.abort(reason);
+  }
+}

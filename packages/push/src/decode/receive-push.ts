@@ -1,0 +1,185 @@
+import {
+  type FailureType,
+  ReceiveError,
+  type ReceivePass,
+  type RemoteEngine,
+  type RemoteEngines,
+} from "@kv/connector/building-blocks";
+import { type Clock, KvError, type Timer } from "@kv/interface";
+import { PUSH_CONTROL } from "@kv/protocol";
+import type { RegistrationOrder } from "../step-metadata.js";
+import { planReceive, type ReceivingEngine } from "./plan-receive.js";
+import type { ProducerLiveness } from "./producer-liveness.js";
+import type { RegistrationReplies } from "./push-replies.js";
+import type { RegistrationSender } from "./registration-sender.js";
+
+/** What `receivePush` works with, the same for every request. */
+export interface ReceivePushOptions extends ReceivingEngine {
+  readonly engines: Pick<RemoteEngines, "acquire">;
+  readonly clock: Clock;
+  readonly sender: RegistrationSender;
+  readonly liveness: ProducerLiveness;
+  /** Applied after the last byte. */
+  readonly receivePass: ReceivePass;
+  /** How long blocks stay out of use that a silent producer may still write to, in milliseconds. */
+  readonly blocksAtRiskMs: number;
+}
+
+/** One request that waits for its KV. */
+export interface PushedRequest {
+  readonly order: RegistrationOrder;
+  /** Aborts the request: at its deadline, or when the engine gives it up. */
+  readonly signal: AbortSignal;
+  readonly replies: RegistrationReplies;
+  /** Called once if the request has failed and a producer may still write to its blocks after `REPORT_GRACE_MS`. */
+  blocksAtRisk(error: ReceiveError): void;
+}
+
+/** How often a withdrawal is repeated until it is answered. */
+const WITHDRAWAL_REPEAT_MS = 1000;
+/** How long a failed request waits for the answer before it is reported with its blocks at risk. */
+const REPORT_GRACE_MS = 500;
+
+/**
+ * Receives the KV of one request that a producer writes: registers the blocks, waits for the done notification of each of the producer's
+ * ranks, then runs the receive pass. Settles when no WRITE can arrive any more; or after `blocksAtRiskMs`, or when the worker abandons
+ * it, although a WRITE may still arrive. Errors: `ReceiveError`.
+ */
+export async function receivePush(request: PushedRequest, options: ReceivePushOptions): Promise<void> {
+  const { order, signal } = request;
+  const reference = await options.engines.acquire(order.remote, signal).catch((error: unknown) => {
+    throw ReceiveError.from(error, "KV_HANDSHAKE_REFUSED", "push_reg_handshake_failed", signal);
+  });
+  try {
+    await new PushReceive(request, reference.peer, options).run();
+  } finally {
+    reference.release();
+  }
+}
+
+/** A request whose P is open. */
+class PushReceive {
+  readonly #request: PushedRequest;
+  readonly #engine: RemoteEngine;
+  readonly #options: ReceivePushOptions;
+  /** The agents of the producer's ranks. */
+  readonly #agents: readonly string[];
+  /** The agents whose registration the transport did not take. */
+  readonly #unregistered = new Set<string>();
+
+  constructor(request: PushedRequest, engine: RemoteEngine, options: ReceivePushOptions) {
+    this.#request = request;
+    this.#engine = engine;
+    this.#options = options;
+    this.#agents = [...engine.agents.values()];
+  }
+
+  async run(): Promise<void> {
+    const { order } = this.#request;
+    const plan = planReceive(this.#engine, order, this.#options);
+    const failure = await this.#registerAndWait();
+    if (failure !== undefined) {
+      await this.#waitUntilSafe(failure);
+      throw failure;
+    }
+    try {
+      this.#options.receivePass.apply(this.#engine, plan);
+    } catch (error) {
+      throw this.#error(error, "transfer_exception");
+    }
+  }
+
+  /** Registers the blocks with every rank and waits for the replies. Undefined if every rank has written its share, else the failure. */
+  async #registerAndWait(): Promise<ReceiveError | undefined> {
+    const { order, signal, replies } = this.#request;
+    // No rank knows the blocks yet.
+    if (signal.aborted) throw this.#error(signal.reason, "push_reg_handshake_failed");
+    const aborted = new Promise<void>((resolve) => {
+      signal.addEventListener("abort", () => resolve());
+    });
+    let registering = true;
+    const registered = this.#registerAll().then(() => {
+      registering = false;
+    });
+    for (;;) {
+      if (this.#agents.every((agent) => replies.done.has(agent))) return undefined;
+      for (const error of replies.ended.values()) return this.#error(error, "push_refused");
+      if (signal.aborted) return this.#error(signal.reason, "push_timed_out");
+      if (!registering && this.#unregistered.size > 0) {
+        const error = new KvError(
+          "KV_NOTIFICATION_FAILED",
+          `the blocks of request ${order.requestId} could not be registered with engine ${order.remote.engineId}`,
+        );
+        return this.#error(error, "push_reg_notif_failed");
+      }
+      await Promise.race([replies.next(), aborted, ...(registering ? [registered] : [])]);
+    }
+  }
+
+  async #registerAll(): Promise<void> {
+    const { order } = this.#request;
+    await Promise.all(
+      this.#agents.map(async (agent) => {
+        const taken = await this.#options.sender.register(order, this.#engine, agent);
+        if (!taken) this.#unregistered.add(agent);
+      }),
+    );
+  }
+
+  /**
+   * Withdraws the registration, and waits until each rank that may write has replied, or the producer's process has gone, or waiting is
+   * of no use any more. Reports the blocks as at risk when that takes longer than `REPORT_GRACE_MS`.
+   */
+  async #waitUntilSafe(failure: ReceiveError): Promise<void> {
+    const { order, replies, blocksAtRisk } = this.#request;
+    const { clock, sender, liveness, blocksAtRiskMs } = this.#options;
+    const controls = this.#engine.features.has(PUSH_CONTROL);
+    const startedMs = clock.now();
+    const giveUpMs = startedMs + blocksAtRiskMs;
+    const reportMs = startedMs + REPORT_GRACE_MS;
+    const mayWrite = this.#mayWrite();
+    const silent = () =>
+      replies.abandoned
+        ? []
+        : mayWrite.filter((agent) => !replies.done.has(agent) && !replies.ended.has(agent));
+    let reported = false;
+    for (let round = 0; silent().length > 0; round++) {
+      if (controls) sender.withdraw(order, this.#engine, silent());
+      const roundEndsMs = Math.min(clock.now() + WITHDRAWAL_REPEAT_MS, giveUpMs);
+      while (silent().length > 0 && clock.now() < roundEndsMs) {
+        if (!reported && clock.now() >= reportMs) {
+          reported = true;
+          blocksAtRisk(failure);
+        }
+        const untilMs = reported ? roundEndsMs : Math.min(roundEndsMs, reportMs);
+        await this.#nextReply(Math.max(1, Math.ceil(untilMs - clock.now())));
+      }
+      if (silent().length === 0 || clock.now() >= giveUpMs) return;
+      // A vLLM process sends no incarnation: a restart cannot be detected.
+      if (this.#engine.incarnation === undefined || round === 0) continue;
+      const process = await liveness.probe(order);
+      if (process !== undefined && process !== this.#engine.incarnation) return;
+    }
+  }
+
+  /** The agents of the ranks that may write to the registered blocks. */
+  #mayWrite(): readonly string[] {
+    // A vLLM rank writes to all of our ranks as soon as one of them has registered.
+    const othersRegister =
+      !this.#engine.features.has(PUSH_CONTROL) && this.#options.tpSize > this.#engine.address.tpSize;
+    return othersRegister ? this.#agents : this.#agents.filter((agent) => !this.#unregistered.has(agent));
+  }
+
+  async #nextReply(timeoutMs: number): Promise<void> {
+    let timer: Timer | undefined;
+    const late = new Promise<void>((resolve) => {
+      timer = this.#options.clock.setTimer(resolve, timeoutMs);
+    });
+    await Promise.race([this.#request.replies.next(), late]);
+    timer?.cancel();
+  }
+
+  #error(error: unknown, type: FailureType): ReceiveError {
+    return ReceiveError.from(error, "KV_TRANSFER_FAILED", type, this.#request.signal);
+  }
+}

@@ -1,0 +1,51 @@
+import type { RemoteEngine, RemoteEngines, WorkerContext } from "@kv/connector/building-blocks";
+import { encodeRegistration, encodeWithdrawal, PUSH_CONTROL, type Registrant } from "@kv/protocol";
+import type { RegistrationOrder } from "../step-metadata.js";
+
+/** Sends registrations and withdrawals to the ranks of producers. */
+export class RegistrationSender {
+  readonly #context: Pick<WorkerContext, "log" | "metrics" | "notifications" | "options">;
+  readonly #engines: { readonly table: Pick<RemoteEngines["table"], "drop"> };
+  /** This consumer's process, as the latest step names it. */
+  incarnation = "";
+
+  constructor(
+    context: Pick<WorkerContext, "log" | "metrics" | "notifications" | "options">,
+    engines: { readonly table: Pick<RemoteEngines["table"], "drop"> },
+  ) {
+    this.#context = context;
+    this.#engines = engines;
+  }
+
+  /** Registers the order's blocks with one rank. False if the transport did not take the message; the engine is dropped then. */
+  register(order: RegistrationOrder, engine: RemoteEngine, agent: string): Promise<boolean> {
+    const { notifications, metrics, log } = this.#context;
+    const payload = encodeRegistration(order, this.#registrant(), engine.features.has(PUSH_CONTROL));
+    return notifications.send(agent, payload, (error) => {
+      metrics.notificationFailed();
+      log.warn("push_reg_notif_failed", { requestId: order.requestId, agent, error: String(error) });
+      this.#engines.table.drop(engine, String(error));
+    });
+  }
+
+  /**
+   * Withdraws the order's blocks from these ranks. Best effort: if the message is lost, it is repeated, or P frees the blocks when the
+   * lease ends. A vLLM producer gets no withdrawal, because its protocol has none.
+   */
+  withdraw(order: RegistrationOrder, engine: RemoteEngine, agents: Iterable<string>): void {
+    const { notifications, log } = this.#context;
+    if (!engine.features.has(PUSH_CONTROL)) return;
+    const payload = encodeWithdrawal(order, this.#registrant());
+    for (const agent of agents) {
+      void notifications.send(agent, payload, (error) =>
+        log.debug("push-withdrawal-failed", { requestId: order.requestId, agent, error: String(error) }),
+      );
+    }
+  }
+
+  #registrant(): Registrant {
+    const { engine, tpRank } = this.#context.options;
+    const { engineId, tpSize } = engine;
+    return { engineId, tpSize, tpRank, incarnation: this.incarnation };
+  }
+}

@@ -1,0 +1,63 @@
+import { type NotificationSender, type PeerTable, TaskTracker } from "@kv/connector/building-blocks";
+import type { KvError, Log } from "@kv/interface";
+import { encodeRegistrationEnded, type Registration } from "@kv/protocol";
+import { acquireConsumer, type ConsumerLink } from "./consumer-link.js";
+import type { LayerwiseWrites } from "./layerwise-writes.js";
+
+/** What ended notices are sent with. */
+export interface EndedNoticesOptions {
+  readonly consumers: PeerTable<ConsumerLink>;
+  readonly notifications: Pick<NotificationSender, "send">;
+  readonly log: Log;
+  readonly layerwise: Pick<LayerwiseWrites, "abort">;
+}
+
+/**
+ * Sends `push_ended` to consumers: no WRITE of a registration is in flight, and none will come. A vLLM consumer gets no notice, because
+ * its protocol has none. Best effort: if the notice is lost, the consumer repeats its withdrawal.
+ */
+export class EndedNotices {
+  readonly #options: EndedNoticesOptions;
+  readonly #sending = new TaskTracker();
+  #closed = false;
+
+  constructor(options: EndedNoticesOptions) {
+    this.#options = options;
+  }
+
+  /** Aborts the layer-wise writes for a registration, and sends the notice with this error when they have ended. */
+  send(key: string, registration: Registration, error: KvError): void {
+    if (this.#closed) return;
+    const ended = this.#options.layerwise.abort(key, error);
+    if (registration.own === undefined) return;
+    this.#sending.track(ended.then(() => this.#send(registration, error)));
+  }
+
+  /** The number of notices that are being sent. */
+  get size(): number {
+    return this.#sending.size;
+  }
+
+  /** From now on `send` does nothing. */
+  close(): void {
+    this.#closed = true;
+  }
+
+  async #send(registration: Registration, error: KvError): Promise<void> {
+    const { consumers, notifications, log } = this.#options;
+    const { own, wireId } = registration;
+    if (own === undefined) return;
+    const { incarnation, generation, rank } = own;
+    const { code, message } = error;
+    const failed = (reason: unknown) =>
+      log.debug("push-ended-notice-failed", { request: wireId, rank, error: String(reason) });
+    await acquireConsumer(registration, consumers).then(async ({ peer, release }) => {
+      const agent = peer.targets.get(rank)?.agent;
+      if (agent !== undefined) {
+        const payload = encodeRegistrationEnded({ wireId, incarnation, generation, code, message });
+        await notifications.send(agent, payload, failed);
+      }
+      release();
+    }, failed);
+  }
+}

@@ -1,0 +1,208 @@
+import {
+  type LeaseOrder,
+  Leases,
+  localLeaseTerms,
+  TaskTracker,
+  type TransferMetrics,
+  type WorkerOutputQueue,
+} from "@kv/connector/building-blocks";
+import { type Clock, KvError, type Log } from "@kv/interface";
+import type { Registration } from "@kv/protocol";
+import { ranksServed } from "./consumer-link.js";
+import type { EndedNotices } from "./ended-notices.js";
+import type { EndedRegistrations } from "./ended-registrations.js";
+import type { LayerwiseWrites } from "./layerwise-writes.js";
+import type { ProducedRequest, ProducedRequests, WriteProgress } from "./produced-requests.js";
+import { consumerRequestKey } from "./registration-matcher.js";
+import type { DispatchedWrite, WriteDispatcher } from "./write-dispatch.js";
+
+/** The parts of the push writer that finished requests work with. */
+export interface FinishedRequestsOptions {
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly metrics: Pick<TransferMetrics, "leaseExpired">;
+  readonly output: WorkerOutputQueue;
+  /** This rank. */
+  readonly tpRank: number;
+  readonly tpSize: number;
+  /** How long a heartbeat extends a lease, in milliseconds. */
+  readonly extensionMs: number;
+  readonly requests: ProducedRequests;
+  readonly endedRegistrations: EndedRegistrations;
+  readonly dispatcher: WriteDispatcher;
+  readonly layerwise: LayerwiseWrites;
+  readonly endedNotices: EndedNotices;
+}
+
+/**
+ * Keeps the blocks of each finished request under a lease, writes them to the registrations that matched, and returns them to the engine
+ * when every rank of the consumer is served, or when the lease expires before a consumer has registered.
+ */
+export class FinishedRequests {
+  readonly #options: FinishedRequestsOptions;
+  readonly #leases: Leases;
+  /** The final writes that run or wait, by the key of their registration. */
+  readonly #writes = new Map<string, DispatchedWrite>();
+  readonly #serving = new TaskTracker();
+  /** Requests whose blocks are still read by layer-wise writes. */
+  readonly #releasing = new TaskTracker();
+
+  constructor(options: FinishedRequestsOptions) {
+    const { clock, extensionMs } = options;
+    this.#options = options;
+    this.#leases = new Leases({ clock, extensionMs, onExpired: (wireId) => this.#leaseExpired(wireId) });
+  }
+
+  /** Starts the lease of a finished request. */
+  grantLease(order: LeaseOrder, schedulerClockMs: number): void {
+    const nowMs = this.#options.clock.now();
+    this.#leases.grant(order.wireId, localLeaseTerms(order, schedulerClockMs, nowMs));
+  }
+
+  /** Extends the leases that a heartbeat names. Our own consumers send the wire id, vLLM's send the proxy's name of the request. */
+  extendLeases(names: readonly string[]): void {
+    const { requests } = this.#options;
+    for (const name of names) {
+      const exact = requests.byWireId(name);
+      const named = exact === undefined ? requests.byAlias(name) : [exact];
+      this.#leases.extend(Array.from(named, ({ wireId }) => wireId));
+    }
+  }
+
+  /**
+   * Writes a finished request to a registration that matched it, in the queue of the consumer. A registration of no blocks only marks its
+   * rank as served. Errors: `KV_GENERATION_STALE` if the request has ended; `KV_TOPOLOGY_INVALID`; `KV_REQUEST_INVALID` for a rank that
+   * this one does not serve; `KV_INTERNAL` if the request has not finished.
+   */
+  write(key: string, registration: Registration, request: ProducedRequest): void {
+    const { requests, endedRegistrations } = this.#options;
+    if (!requests.isCurrent(request)) {
+      throw new KvError("KV_GENERATION_STALE", "the request of that name has ended");
+    }
+    request.progress ??= this.#progressTo(registration);
+    const { progress, finished } = request;
+    const ranks = registration.own === undefined ? progress.ranks : [registration.own.rank];
+    if (!ranks.every((rank) => progress.ranks.includes(rank))) {
+      throw new KvError(
+        "KV_REQUEST_INVALID",
+        `this rank does not serve rank ${ranks} of engine ${registration.engineId}, only ${progress.ranks.join(", ")}`,
+      );
+    }
+    if (registration.blockIds.length === 0) {
+      endedRegistrations.add(key);
+      this.#served(request, progress, ranks);
+      return;
+    }
+    if (finished === undefined) {
+      throw new KvError("KV_INTERNAL", `request ${request.requestId} has not finished`);
+    }
+    // Regions that layer-wise writes have written: the final write leaves them out.
+    const written = new Set<string>();
+    const write: DispatchedWrite = {
+      registration,
+      ranks,
+      order: finished,
+      includesRegion: (region) => !written.has(region),
+      controller: new AbortController(),
+    };
+    this.#writes.set(key, write);
+    progress.writing += 1;
+    this.#serving.track(
+      this.#serve(key, finished, write, written).then(() => {
+        this.#writes.delete(key);
+        endedRegistrations.add(key);
+        progress.writing -= 1;
+        this.#served(request, progress, ranks);
+      }),
+    );
+  }
+
+  /** True while the final write for a registration runs or waits in the queue. */
+  isWriting(key: string): boolean {
+    return this.#writes.has(key);
+  }
+
+  /**
+   * Aborts the final write for a registration that the consumer withdrew. False if there is none. The consumer gets its notice when the
+   * transport has released the memory.
+   */
+  withdraw(key: string, reason: KvError): boolean {
+    const write = this.#writes.get(key);
+    if (write === undefined) return false;
+    write.withdrawn = true;
+    write.controller.abort(reason);
+    return true;
+  }
+
+  /** Ends a request and reports it to the engine as sent, when no layer-wise write reads its blocks any more. */
+  free(request: ProducedRequest): void {
+    const { requests, layerwise, output } = this.#options;
+    requests.end(request);
+    const released = layerwise.release(request);
+    if (released === undefined) output.sent(request.requestId);
+    else this.#releasing.track(released.then(() => output.sent(request.requestId)));
+  }
+
+  /** The number of leases, and of requests that wait for layer-wise writes to end. */
+  outstanding(): { leases: number; releasing: number } {
+    return { leases: this.#leases.size, releasing: this.#releasing.size };
+  }
+
+  /** The number of final writes that run or wait. */
+  get size(): number {
+    return this.#serving.size;
+  }
+
+  /** Resolves when no final write runs or waits. */
+  idle(): Promise<void> {
+    return this.#serving.idle();
+  }
+
+  /** Ends all leases and aborts all final writes. */
+  close(): void {
+    this.#leases.close();
+    const reason = new KvError("KV_AGENT_CLOSED", "the worker was closed");
+    for (const { controller } of this.#writes.values()) controller.abort(reason);
+  }
+
+  /** The request goes to the consumer of the first registration that matches it. Errors: `KV_TOPOLOGY_INVALID`. */
+  #progressTo(registration: Registration): WriteProgress {
+    const ranks = ranksServed(this.#options, registration.tpSize);
+    return { consumer: consumerRequestKey(registration), ranks, servedRanks: new Set(), writing: 0 };
+  }
+
+  /** Waits for the layer-wise writes, writes the regions that they have not `written`, and sends the ended notice after a failure. */
+  async #serve(key: string, order: LeaseOrder, write: DispatchedWrite, written: Set<string>): Promise<void> {
+    const { layerwise, dispatcher, endedNotices } = this.#options;
+    for (const region of await layerwise.finish(key, order, write.controller.signal)) written.add(region);
+    const error = await dispatcher.write(write);
+    if (error !== undefined) endedNotices.send(key, write.registration, error);
+  }
+
+  #served(request: ProducedRequest, progress: WriteProgress, ranks: readonly number[]): void {
+    for (const rank of ranks) progress.servedRanks.add(rank);
+    if (progress.writing > 0 || !this.#options.requests.isCurrent(request)) return;
+    const allServed = progress.servedRanks.size === progress.ranks.length;
+    // If the lease has expired while it was written, the request waits for no further rank.
+    if (allServed || !this.#leases.has(request.wireId)) this.#complete(request);
+  }
+
+  #leaseExpired(wireId: string): void {
+    const { requests, metrics, log } = this.#options;
+    const request = requests.byWireId(wireId);
+    if (request === undefined) return;
+    // A WRITE that runs is isAwaited: it frees the blocks when it ends.
+    if ((request.progress?.writing ?? 0) > 0) return;
+    metrics.leaseExpired();
+    log.warn("lease-expired", {
+      requestId: request.requestId,
+      ranks: request.progress?.servedRanks.size ?? 0,
+    });
+    this.#complete(request);
+  }
+
+  #complete(request: ProducedRequest): void {
+    this.#leases.release(request.wireId);
+    this.free(request);
+  }
+}

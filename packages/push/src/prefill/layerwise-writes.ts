@@ -1,0 +1,157 @@
+import type { LeaseOrder } from "@kv/connector/building-blocks";
+import { type BlockIds, KvError } from "@kv/interface";
+import type { Registration } from "@kv/protocol";
+import type { ProducedRequest } from "./produced-requests.js";
+import type { KeyedRegistration } from "./registration-matcher.js";
+import type { WriteDispatcher } from "./write-dispatch.js";
+
+/** What layer-wise writes work with. */
+export interface LayerwiseWritesOptions {
+  readonly dispatcher: Pick<WriteDispatcher, "write">;
+  /** Names of all regions. The regions that are computed last are left to the final write. */
+  readonly regions: readonly string[];
+}
+
+/** The layer-wise writes for one registration. */
+interface Entry {
+  readonly request: ProducedRequest;
+  /** The blocks that are read. After a preemption the request has others. */
+  readonly promptBlockIds: BlockIds;
+  /** Regions whose write was started. */
+  readonly started: Set<string>;
+  /** Regions that were written. */
+  readonly written: Set<string>;
+  readonly controller: AbortController;
+  readonly running: Set<Promise<void>>;
+}
+
+const NONE: ReadonlySet<string> = new Set();
+
+/**
+ * Layer-wise push: writes the layers of a running request that are computed, while later layers are being computed. These writes promise
+ * nothing: the consumer is not notified, and a region that failed, or went to a registration that another request matches in the end, is
+ * written again by the final write. The final write waits for them and notifies the consumer.
+ */
+export class LayerwiseWrites {
+  readonly #options: LayerwiseWritesOptions;
+  /** By the key of the registration. */
+  readonly #entries = new Map<string, Entry>();
+  /** The computed regions of each running request. */
+  readonly #computed = new Map<ProducedRequest, Set<string>>();
+
+  constructor(options: LayerwiseWritesOptions) {
+    this.#options = options;
+  }
+
+  /** Records that these regions of a request are computed, and writes them to the registrations that wait for it. */
+  layerComputed(
+    request: ProducedRequest,
+    regions: readonly string[],
+    waiting: Iterable<KeyedRegistration>,
+  ): void {
+    const computed = this.#computed.get(request) ?? new Set<string>();
+    this.#computed.set(request, computed);
+    for (const region of regions) computed.add(region);
+    if (this.#options.regions.every((region) => computed.has(region))) return;
+    for (const [key, registration] of waiting) this.#write(key, registration, request, computed);
+  }
+
+  /**
+   * Ends the layer-wise writes for a registration. Resolves with the regions that were written of this request, when none of the writes
+   * touches memory any more. An abort of the signal aborts the writes.
+   */
+  async finish(key: string, order: LeaseOrder, signal: AbortSignal): Promise<ReadonlySet<string>> {
+    const entry = this.#entries.get(key);
+    if (entry === undefined) return NONE;
+    const onAbort = () => entry.controller.abort(signal.reason);
+    if (signal.aborted) onAbort();
+    else signal.addEventListener("abort", onAbort);
+    await allEnded(entry);
+    signal.removeEventListener("abort", onAbort);
+    this.#entries.delete(key);
+    const { request, promptBlockIds, written } = entry;
+    const isSame =
+      request.wireId === order.wireId &&
+      request.generation === order.generation &&
+      sameBlocks(promptBlockIds, order.promptBlockIds);
+    return isSame ? written : NONE;
+  }
+
+  /** Aborts the layer-wise writes for a registration. Resolves when none of them touches memory any more. */
+  async abort(key: string, reason: KvError): Promise<void> {
+    const entry = this.#entries.get(key);
+    if (entry === undefined) return;
+    entry.controller.abort(reason);
+    await allEnded(entry);
+    if (this.#entries.get(key) === entry) this.#entries.delete(key);
+  }
+
+  /** Aborts the writes of a request that has ended. Undefined if nothing reads its blocks, else a promise that resolves when that is so. */
+  release(request: ProducedRequest): Promise<void> | undefined {
+    this.#computed.delete(request);
+    const keys = [...this.#entries].filter(([, entry]) => entry.request === request).map(([key]) => key);
+    if (keys.length === 0) return undefined;
+    const reason = new KvError("KV_REQUEST_ABORTED", `request ${request.requestId} has ended`);
+    return Promise.all(keys.map((key) => this.abort(key, reason))).then(() => {});
+  }
+
+  /** The number of registrations that are written to. */
+  get size(): number {
+    return this.#entries.size;
+  }
+
+  /** Aborts all layer-wise writes. The dispatcher's `idle` waits for them. */
+  close(): void {
+    const reason = new KvError("KV_AGENT_CLOSED", "the worker was closed");
+    for (const { controller } of this.#entries.values()) controller.abort(reason);
+    this.#computed.clear();
+  }
+
+  #write(
+    key: string,
+    registration: Registration,
+    request: ProducedRequest,
+    computed: ReadonlySet<string>,
+  ): void {
+    const { own } = registration;
+    const { promptBlockIds, numTokens, requestId } = request.order;
+    if (own === undefined || promptBlockIds === undefined || numTokens === undefined) return;
+    const entry = this.#entries.get(key) ?? {
+      request,
+      promptBlockIds,
+      started: new Set<string>(),
+      written: new Set<string>(),
+      controller: new AbortController(),
+      running: new Set<Promise<void>>(),
+    };
+    // Another request of the same name came first. Whichever finishes is written in full.
+    if (entry.request !== request || entry.controller.signal.aborted) return;
+    this.#entries.set(key, entry);
+    const regions = new Set([...computed].filter((region) => !entry.started.has(region)));
+    for (const region of regions) entry.started.add(region);
+    if (regions.size === 0) return;
+    const order = { requestId, promptBlockIds, numTokens };
+    const work = this.#options.dispatcher
+      .write({
+        registration,
+        ranks: [own.rank],
+        order,
+        includesRegion: (region) => regions.has(region),
+        last: false,
+        controller: entry.controller,
+      })
+      .then((error) => {
+        if (error === undefined) for (const region of regions) entry.written.add(region);
+      });
+    entry.running.add(work);
+    void work.then(() => entry.running.delete(work));
+  }
+}
+
+async function allEnded({ running }: Entry): Promise<void> {
+  while (running.size > 0) await Promise.all(running);
+}
+
+function sameBlocks(a: BlockIds, b: BlockIds): boolean {
+  return a.length === b.length && a.every((ids, group) => ids.join() === b[group]?.join());
+}

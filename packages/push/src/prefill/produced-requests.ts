@@ -1,0 +1,146 @@
+import type { LeaseOrder, SendableRequest } from "@kv/connector/building-blocks";
+import type { Clock } from "@kv/interface";
+import { baseRequestId } from "@kv/protocol";
+import { ExpiringSet } from "./expiring-set.js";
+import { AliasIndex, requestAliases } from "./request-aliases.js";
+
+/** A request of this producer, from the step that runs it until its blocks are freed. */
+export interface ProducedRequest {
+  /** The engine's id of the request. */
+  readonly requestId: string;
+  /** The id that consumers use, see `Generations`. */
+  readonly wireId: string;
+  /** The use of the request's blocks. It grows with every use and is never assigned again. */
+  readonly generation: number;
+  /** The latest order of the scheduler side. It changes when the request is preempted and runs again with other blocks. */
+  order: SendableRequest;
+  /** Set when the forward pass has finished. */
+  finished: LeaseOrder | undefined;
+  /** The consumer request that receives the KV: the first that matched. Undefined until then. */
+  progress: WriteProgress | undefined;
+}
+
+/** How much of a finished request its consumer has received from this rank. */
+export interface WriteProgress {
+  /** The consumer request, see `consumerRequestKey`. */
+  readonly consumer: string;
+  /** The consumer's ranks that this rank serves. */
+  readonly ranks: readonly number[];
+  /** The ranks that are finished: their share was written, has failed, or was not wanted. */
+  readonly servedRanks: Set<number>;
+  /** How many WRITEs run or wait in the queue. */
+  writing: number;
+}
+
+const MAX_REMEMBERED = 65_536;
+
+/** The requests of this producer rank, by each name that a peer may use. */
+export class ProducedRequests {
+  readonly #byWireId = new Map<string, ProducedRequest>();
+  readonly #byRequestId = new Map<string, ProducedRequest>();
+  readonly #byBaseId = new AliasIndex<ProducedRequest>();
+  readonly #byAlias = new AliasIndex<ProducedRequest>();
+  readonly #endedBaseIds: ExpiringSet;
+  #latestGeneration = 0;
+
+  /** `rememberMs`: how long the base id of an ended request is remembered. */
+  constructor({ clock, rememberMs }: { readonly clock: Clock; readonly rememberMs: number }) {
+    this.#endedBaseIds = new ExpiringSet({ clock, ttlMs: rememberMs, maxSize: MAX_REMEMBERED });
+  }
+
+  /** Adds a request that runs, or updates it when it runs again after a preemption. */
+  admit(order: SendableRequest): ProducedRequest {
+    const known = this.#byWireId.get(order.wireId);
+    if (known !== undefined) {
+      known.order = order;
+      return known;
+    }
+    const { requestId, wireId, generation } = order;
+    const request: ProducedRequest = {
+      requestId,
+      wireId,
+      generation,
+      order,
+      finished: undefined,
+      progress: undefined,
+    };
+    this.#latestGeneration = Math.max(this.#latestGeneration, generation);
+    this.#byWireId.set(wireId, request);
+    this.#byRequestId.set(requestId, request);
+    this.#byBaseId.add(baseRequestId(requestId), request);
+    for (const alias of aliasesOf(request)) this.#byAlias.add(alias, request);
+    return request;
+  }
+
+  /** Records that the forward pass of a request has finished; its blocks can be written now. */
+  finish(order: LeaseOrder): ProducedRequest {
+    const request = this.admit(order);
+    request.finished = order;
+    return request;
+  }
+
+  /** Removes a request and remembers its base id. Does nothing if the request was removed before. */
+  end(request: ProducedRequest): void {
+    const { requestId, wireId } = request;
+    if (!this.#byWireId.delete(wireId)) return;
+    this.#byRequestId.delete(requestId);
+    this.#byBaseId.delete(baseRequestId(requestId), request);
+    for (const alias of aliasesOf(request)) this.#byAlias.delete(alias, request);
+    this.rememberEnded(requestId);
+  }
+
+  /** Remembers a request as ended that may never have been admitted, so that a registration that comes later is refused at once. */
+  rememberEnded(requestId: string): void {
+    this.#endedBaseIds.add(baseRequestId(requestId));
+  }
+
+  /** True if a request with this base id has ended within `rememberMs`. */
+  hasEnded(baseId: string): boolean {
+    return this.#endedBaseIds.has(baseId);
+  }
+
+  /** True until `end`: the request has not ended, and no later use of its id has replaced it. */
+  isCurrent(request: ProducedRequest): boolean {
+    return this.#byWireId.get(request.wireId) === request;
+  }
+
+  /** The request that consumers call `wireId`. */
+  byWireId(wireId: string): ProducedRequest | undefined {
+    return this.#byWireId.get(wireId);
+  }
+
+  /** The request with the engine's id `requestId`. */
+  byRequestId(requestId: string): ProducedRequest | undefined {
+    return this.#byRequestId.get(requestId);
+  }
+
+  /** The requests whose ids are equal but for vLLM's suffix. */
+  byBaseId(baseId: string): Iterable<ProducedRequest> {
+    return this.#byBaseId.get(baseId);
+  }
+
+  /** The requests that a peer may call `name`. */
+  byAlias(name: string): Iterable<ProducedRequest> {
+    return this.#byAlias.get(name);
+  }
+
+  /** The greatest generation that was admitted. The scheduler side sends generations in the order in which they begin. */
+  get latestGeneration(): number {
+    return this.#latestGeneration;
+  }
+
+  /** The number of requests. */
+  get size(): number {
+    return this.#byWireId.size;
+  }
+
+  /** Removes all requests and forgets the ended ones. */
+  clear(): void {
+    for (const names of [this.#byWireId, this.#byRequestId, this.#byBaseId, this.#byAlias]) names.clear();
+    this.#endedBaseIds.clear();
+  }
+}
+
+function aliasesOf({ requestId, wireId }: ProducedRequest): Set<string> {
+  return new Set([wireId, ...requestAliases(requestId)]);
+}

@@ -1,0 +1,260 @@
+import {
+  idleWithinGrace,
+  type LeaseOrder,
+  type NotificationSender,
+  type PeerTable,
+  type TransferMetrics,
+  type WorkerOutputQueue,
+} from "@kv/connector/building-blocks";
+import { type Agent, type Clock, type ComputedLayer, KvError, type Log } from "@kv/interface";
+import type { Registration } from "@kv/protocol";
+import type { PushStepMetadata } from "../step-metadata.js";
+import type { ConsumerLink } from "./consumer-link.js";
+import { EndedNotices } from "./ended-notices.js";
+import { EndedRegistrations } from "./ended-registrations.js";
+import { FinishedRequests } from "./finished-requests.js";
+import { LayerwiseWrites } from "./layerwise-writes.js";
+import { type ProducedRequest, ProducedRequests } from "./produced-requests.js";
+import { RegistrationMatcher, registrationKey } from "./registration-matcher.js";
+import { WriteDispatcher } from "./write-dispatch.js";
+
+/** What a push writer is made of, and its times. */
+export interface PushWriterOptions {
+  readonly agent: Agent;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly metrics: TransferMetrics;
+  readonly output: WorkerOutputQueue;
+  readonly notifications: NotificationSender;
+  /** The consumer engines that are open. */
+  readonly consumers: PeerTable<ConsumerLink>;
+  /** This engine and this rank of it. */
+  readonly engineId: string;
+  readonly tpRank: number;
+  readonly tpSize: number;
+  /** How long a heartbeat extends a lease, in milliseconds. */
+  readonly extensionMs: number;
+  /** From the match to the last byte, the handshake included, in milliseconds. */
+  readonly writeTimeoutMs: number;
+  /** How long a registration waits for its prompt, in milliseconds. */
+  readonly registrationWaitMs: number;
+  /** How long ended requests and registrations are remembered, in milliseconds. */
+  readonly rememberMs: number;
+  /** Names of all regions if layer-wise push is on; undefined if it is off. */
+  readonly layerwiseRegions?: readonly string[] | undefined;
+}
+
+/** The part of a step that concerns the producer. */
+export type PushWriterStep = Pick<
+  PushStepMetadata,
+  "schedulerClockMs" | "incarnation" | "inBatch" | "notSent" | "leases"
+>;
+
+const MAX_WAITING_REGISTRATIONS = 65_536;
+
+/**
+ * The producer's half of a worker. It owns the registrations, the finished requests, their leases and the WRITEs of one rank. It acts on
+ * events only (a step, a computed layer, a notification, the end of a handshake or a transfer, the end of a lease) and never polls. No
+ * event waits for a handshake or for a slow consumer.
+ */
+export class PushWriter {
+  readonly #options: PushWriterOptions;
+  readonly #requests: ProducedRequests;
+  readonly #endedRegistrations: EndedRegistrations;
+  readonly #matcher: RegistrationMatcher;
+  readonly #dispatcher: WriteDispatcher;
+  readonly #layerwise: LayerwiseWrites;
+  readonly #endedNotices: EndedNotices;
+  readonly #finished: FinishedRequests;
+  /** This producer's process; undefined before the first step. */
+  #incarnation: string | undefined;
+  #closed = false;
+
+  constructor(options: PushWriterOptions) {
+    const { clock, registrationWaitMs, layerwiseRegions = [] } = options;
+    this.#options = options;
+    this.#requests = new ProducedRequests(options);
+    this.#endedRegistrations = new EndedRegistrations(options);
+    this.#dispatcher = new WriteDispatcher(options);
+    this.#layerwise = new LayerwiseWrites({ dispatcher: this.#dispatcher, regions: layerwiseRegions });
+    this.#endedNotices = new EndedNotices({ ...options, layerwise: this.#layerwise });
+    this.#finished = new FinishedRequests({
+      ...options,
+      requests: this.#requests,
+      endedRegistrations: this.#endedRegistrations,
+      dispatcher: this.#dispatcher,
+      layerwise: this.#layerwise,
+      endedNotices: this.#endedNotices,
+    });
+    this.#matcher = new RegistrationMatcher({
+      clock,
+      requests: this.#requests,
+      waitMs: registrationWaitMs,
+      onExpired: (key, registration) =>
+        this.#refuse(
+          key,
+          registration,
+          new KvError("KV_REQUEST_TIMEOUT", "the prompt did not reach the prefill worker in time"),
+        ),
+    });
+  }
+
+  /** Takes the requests that run, that ended without anything to send, and that finished. */
+  step({ incarnation, inBatch, notSent, leases, schedulerClockMs }: PushWriterStep): void {
+    this.#incarnation = incarnation;
+    for (const order of inBatch) this.#requests.admit(order);
+    for (const requestId of notSent) this.#requestNotSent(requestId);
+    for (const order of leases) this.#requestFinished(order, schedulerClockMs);
+  }
+
+  /** Writes a layer that was computed to the registrations that wait for its requests. Does nothing if layer-wise push is off. */
+  layerComputed({ regions, computedTokens }: ComputedLayer): void {
+    if (this.#closed || this.#options.layerwiseRegions === undefined) return;
+    for (const [requestId, tokens] of Object.entries(computedTokens)) {
+      const request = this.#requests.byRequestId(requestId);
+      if (request === undefined || request.finished !== undefined) continue;
+      const { numTokens, promptBlockIds } = request.order;
+      // A layer of a prompt in chunks is complete with the last chunk.
+      if (promptBlockIds === undefined || numTokens === undefined || tokens < numTokens) continue;
+      this.#layerwise.layerComputed(request, regions, this.#matcher.waitingFor(request));
+    }
+  }
+
+  /** Takes a registration (`PUSH_REG:`) from the agent `from`: it is written, refused, or waits for its prompt. */
+  register(registration: Registration, from: string): void {
+    const key = registrationKey(registration);
+    if (this.#closed || this.#isKnown(key)) return;
+    if (this.#isValid(key, registration)) this.#match(key, registration, from);
+  }
+
+  /** Takes a withdrawal: the consumer gets a notice when no WRITE of the registration is in flight and none will come. */
+  withdraw(registration: Registration, from: string): void {
+    if (this.#closed) return;
+    const key = registrationKey(registration);
+    const error = new KvError("KV_REQUEST_ABORTED", `request ${registration.wireId} was withdrawn`);
+    // The end of the write sends the notice.
+    if (this.#finished.withdraw(key, error)) return;
+    this.#matcher.delete(key);
+    if (this.#endedRegistrations.has(key)) {
+      this.#endedNotices.send(key, registration, error);
+      return;
+    }
+    if (!this.#isValid(key, registration)) return;
+    // The registration itself may still arrive: it has ended.
+    this.#endedRegistrations.add(key);
+    this.#endedNotices.send(key, registration, error);
+    // A withdrawal has no blocks: it waits for its prompt, and frees it.
+    this.#match(`${key} nothing`, registration, from);
+  }
+
+  /** Extends the leases of the requests that a heartbeat names. */
+  heartbeat(names: readonly string[]): void {
+    this.#finished.extendLeases(names);
+  }
+
+  /** The numbers of what is in use, for tests and metrics; all are 0 when nothing is left. */
+  outstanding(): {
+    batch: number;
+    leases: number;
+    registrations: number;
+    writes: number;
+    endedNotices: number;
+    layerwiseWrites: number;
+  } {
+    const { leases, releasing } = this.#finished.outstanding();
+    return {
+      batch: this.#requests.size,
+      leases,
+      registrations: this.#matcher.size,
+      writes: this.#dispatcher.size,
+      endedNotices: this.#endedNotices.size,
+      layerwiseWrites: this.#layerwise.size + releasing,
+    };
+  }
+
+  /** Aborts everything, and waits until no WRITE can touch memory any more, for `CLOSE_GRACE_MS` at most. */
+  async close(): Promise<void> {
+    const { clock, log } = this.#options;
+    this.#closed = true;
+    this.#endedNotices.close();
+    this.#matcher.close();
+    this.#layerwise.close();
+    this.#finished.close();
+    if (!(await idleWithinGrace(clock, [this.#dispatcher, this.#finished]))) {
+      log.warn("close-did-not-wait", { writes: this.#dispatcher.size });
+    }
+    this.#requests.clear();
+  }
+
+  #requestFinished(order: LeaseOrder, schedulerClockMs: number): void {
+    const request = this.#requests.finish(order);
+    this.#finished.grantLease(order, schedulerClockMs);
+    for (const [key, registration] of this.#matcher.takeFor(request)) {
+      this.#write(key, registration, request);
+    }
+  }
+
+  #requestNotSent(requestId: string): void {
+    const request = this.#requests.byRequestId(requestId);
+    if (request !== undefined) {
+      // With layer-wise push the engine keeps the blocks until the worker reports the request: a WRITE may read them.
+      if (this.#options.layerwiseRegions === undefined) this.#requests.end(request);
+      else this.#finished.free(request);
+    }
+    for (const [key, registration] of this.#matcher.takeNaming(requestId)) {
+      const message = `request ${requestId} ended at the prefill worker before its prompt was computed`;
+      this.#refuse(key, registration, new KvError("KV_REQUEST_ABORTED", message));
+    }
+  }
+
+  /** True for a registration that was taken before: all ranks of a vLLM consumer send the same, and a message may arrive twice. */
+  #isKnown(key: string): boolean {
+    return this.#finished.isWriting(key) || this.#endedRegistrations.has(key) || this.#matcher.isWaiting(key);
+  }
+
+  /** Refuses a registration that is for another engine, or whose generation has ended. */
+  #isValid(key: string, registration: Registration): boolean {
+    const { producerEngineId, own } = registration;
+    const { engineId } = this.#options;
+    if (producerEngineId !== engineId) {
+      const message = `this is engine ${engineId}, the registration is for engine ${producerEngineId}`;
+      this.#refuse(key, registration, new KvError("KV_HANDSHAKE_WRONG_ENGINE", message));
+      return false;
+    }
+    if (this.#endedRegistrations.isOpen(registration)) return true;
+    const message = `generation ${own?.generation} of its blocks has ended`;
+    this.#refuse(key, registration, new KvError("KV_GENERATION_STALE", message));
+    return false;
+  }
+
+  #match(key: string, registration: Registration, from: string): void {
+    const match = this.#matcher.find(registration, this.#incarnation);
+    if (match.kind === "matched") this.#write(key, registration, match.request);
+    else if (match.kind === "gone") {
+      this.#refuse(key, registration, new KvError("KV_GENERATION_STALE", match.reason));
+    } else if (this.#matcher.size >= MAX_WAITING_REGISTRATIONS) {
+      this.#options.log.error("push-registrations-full", { from, registrations: this.#matcher.size });
+      const message = `more than ${MAX_WAITING_REGISTRATIONS} registrations wait`;
+      this.#refuse(key, registration, new KvError("KV_REQUEST_INVALID", message));
+    } else this.#matcher.wait(key, registration);
+  }
+
+  #write(key: string, registration: Registration, request: ProducedRequest): void {
+    try {
+      this.#finished.write(key, registration, request);
+    } catch (error) {
+      this.#refuse(
+        key,
+        registration,
+        KvError.from(error, "KV_TOPOLOGY_INVALID", "a registration cannot be served"),
+      );
+    }
+  }
+
+  #refuse(key: string, registration: Registration, error: KvError): void {
+    const { wireId: request, engineId } = registration;
+    this.#endedRegistrations.add(key);
+    this.#options.log.info("push-refused", { request, engineId, code: error.code, error: error.message });
+    this.#endedNotices.send(key, registration, error);
+  }
+}

@@ -1,0 +1,222 @@
+import type { Clock, Timer } from "@kv/interface";
+import type { Registration } from "@kv/protocol";
+import { baseRequestId } from "@kv/protocol";
+import type { ProducedRequest, ProducedRequests } from "./produced-requests.js";
+import { AliasIndex } from "./request-aliases.js";
+
+/** The result of looking for the request that a registration means. */
+export type Match =
+  /** The finished request that is to be written. */
+  | { readonly kind: "matched"; readonly request: ProducedRequest }
+  /** The prompt is being computed, or has not arrived. */
+  | { readonly kind: "wait" }
+  /** The request will never match; `reason` says why. */
+  | { readonly kind: "gone"; readonly reason: string };
+
+/** What the matcher works with. */
+export interface RegistrationMatcherOptions {
+  readonly clock: Clock;
+  readonly requests: ProducedRequests;
+  /** How long a registration waits for its prompt, in milliseconds. */
+  readonly waitMs: number;
+  /** Called from the timer when a registration has waited for `waitMs`, after it was removed. */
+  onExpired(key: string, registration: Registration): void;
+}
+
+/** A registration and its key, see `registrationKey`. */
+export type KeyedRegistration = readonly [key: string, registration: Registration];
+
+/** Identifies the consumer request that a registration is part of. All ranks of one of our consumers share it. */
+export function consumerRequestKey({ engineId, wireId, own }: Registration): string {
+  return JSON.stringify([engineId, wireId, own?.incarnation, own?.generation]);
+}
+
+/** Identifies the registration of one consumer rank. The ranks of a vLLM consumer all send the same, which covers the whole engine. */
+export function registrationKey(registration: Registration): string {
+  return `${consumerRequestKey(registration)} ${registration.own?.rank ?? "all"}`;
+}
+
+/**
+ * Matches registrations with the producer's requests, whichever comes first, and keeps the registrations that wait for a prompt. One of
+ * our consumers that knows the producer's answer names the exact request and the use of its blocks. Otherwise the ids are compared:
+ * exactly first, then without the suffixes that the two engines appended (vLLM 0.33, `get_base_request_id`).
+ */
+export class RegistrationMatcher {
+  readonly #options: RegistrationMatcherOptions;
+  readonly #requests: ProducedRequests;
+  /** In order of arrival. */
+  readonly #waiting = new Map<string, { readonly registration: Registration; readonly sinceMs: number }>();
+  readonly #keysByName = new AliasIndex<string>();
+  #timer: Timer | undefined;
+
+  constructor(options: RegistrationMatcherOptions) {
+    this.#options = options;
+    this.#requests = options.requests;
+  }
+
+  /** The finished request that a registration means. `incarnation` is this producer's process; undefined before its first step. */
+  find(registration: Registration, incarnation: string | undefined): Match {
+    const prefill = registration.own?.prefill;
+    if (prefill !== undefined) {
+      if (incarnation === undefined) return { kind: "wait" };
+      if (prefill.incarnation !== incarnation) {
+        return { kind: "gone", reason: "the prefill worker has restarted since it computed the prompt" };
+      }
+      const request = this.#requests.byWireId(prefill.wireId);
+      if (request !== undefined && request.generation === prefill.generation) {
+        return claim(request, registration);
+      }
+      return prefill.generation > this.#requests.latestGeneration
+        ? { kind: "wait" }
+        : { kind: "gone", reason: "the prefill worker no longer keeps the blocks of that request" };
+    }
+    const baseId = baseRequestId(registration.matchId);
+    const exact = this.#requests.byRequestId(registration.matchId);
+    let running = false;
+    let taken = false;
+    for (const request of exact === undefined ? this.#requests.byBaseId(baseId) : [exact]) {
+      if (!mayMean(registration, request)) continue;
+      const match = claim(request, registration);
+      if (match.kind === "matched") return match;
+      running ||= match.kind === "wait";
+      taken ||= match.kind === "gone";
+    }
+    if (!running && (taken || this.#requests.hasEnded(baseId))) {
+      return { kind: "gone", reason: "the request of that name has ended at the prefill worker" };
+    }
+    return { kind: "wait" };
+  }
+
+  /** Keeps a registration until its prompt arrives, for `waitMs` at most. */
+  wait(key: string, registration: Registration): void {
+    this.#waiting.set(key, { registration, sinceMs: this.#options.clock.now() });
+    this.#keysByName.add(nameOf(registration), key);
+    this.#arm();
+  }
+
+  /** True if the registration with this key waits for its prompt. */
+  isWaiting(key: string): boolean {
+    return this.#waiting.has(key);
+  }
+
+  /** Removes a waiting registration. Does nothing if none waits under this key. */
+  delete(key: string): void {
+    this.#remove(key);
+    this.#arm();
+  }
+
+  /** The waiting registrations of our own peers that a running request may be written to ahead of its end. They keep waiting. */
+  waitingFor(request: ProducedRequest): readonly KeyedRegistration[] {
+    const { numTokens } = request.order;
+    return this.#candidates(request).filter(
+      ([, { own, blockIds }]) => own !== undefined && own.numTokens === numTokens && blockIds.length > 0,
+    );
+  }
+
+  /** Removes and returns the waiting registrations that a finished request goes to. They are all of one consumer request. */
+  takeFor(request: ProducedRequest): readonly KeyedRegistration[] {
+    const candidates = this.#candidates(request);
+    const first = candidates[0];
+    if (first === undefined) return [];
+    const consumer = request.progress?.consumer ?? consumerRequestKey(first[1]);
+    const taken = candidates.filter(([, registration]) => consumerRequestKey(registration) === consumer);
+    for (const [key] of taken) this.#remove(key);
+    this.#arm();
+    return taken;
+  }
+
+  /** Removes and returns the waiting registrations that name a request that has failed. Later ones find it ended. */
+  takeNaming(requestId: string): readonly KeyedRegistration[] {
+    const taken = this.#candidates({ requestId, wireId: requestId, generation: -1, finished: undefined });
+    for (const [key] of taken) this.#remove(key);
+    this.#arm();
+    this.#requests.rememberEnded(requestId);
+    return taken;
+  }
+
+  /** The number of registrations that wait. */
+  get size(): number {
+    return this.#waiting.size;
+  }
+
+  /** Removes all waiting registrations without calling `onExpired`, and stops the timer. */
+  close(): void {
+    this.#waiting.clear();
+    this.#keysByName.clear();
+    this.#arm();
+  }
+
+  /** The waiting registrations that may mean a request: those that want blocks come first, then exact ids, then older ones. */
+  #candidates(request: RequestIdentity): KeyedRegistration[] {
+    const found: KeyedRegistration[] = [];
+    for (const name of [exactName(request.wireId), baseRequestId(request.requestId)]) {
+      for (const key of this.#keysByName.get(name)) {
+        const registration = this.#waiting.get(key)?.registration;
+        if (registration !== undefined && mayMean(registration, request)) found.push([key, registration]);
+      }
+    }
+    const rank = ([, registration]: KeyedRegistration) =>
+      (registration.blockIds.length === 0 ? 2 : 0) + (registration.matchId === request.requestId ? 0 : 1);
+    return found.sort((a, b) => rank(a) - rank(b));
+  }
+
+  #remove(key: string): void {
+    const waiting = this.#waiting.get(key);
+    if (waiting === undefined) return;
+    this.#waiting.delete(key);
+    this.#keysByName.delete(nameOf(waiting.registration), key);
+  }
+
+  /** Lets one timer run while registrations wait. It fires for the registration that was oldest when it was set. */
+  #arm(): void {
+    const [oldest] = this.#waiting.values();
+    if (oldest === undefined) {
+      this.#timer?.cancel();
+      this.#timer = undefined;
+      return;
+    }
+    const { clock, waitMs } = this.#options;
+    const leftMs = Math.ceil(oldest.sinceMs + waitMs - clock.now());
+    this.#timer ??= clock.setTimer(() => this.#expire(), Math.max(1, leftMs));
+  }
+
+  #expire(): void {
+    const { clock, waitMs, onExpired } = this.#options;
+    this.#timer = undefined;
+    for (const [key, { registration, sinceMs }] of this.#waiting) {
+      if (clock.now() < sinceMs + waitMs) break;
+      this.#remove(key);
+      onExpired(key, registration);
+    }
+    this.#arm();
+  }
+}
+
+/** A finished request goes to one consumer request, and to all ranks of it. */
+function claim(request: ProducedRequest, registration: Registration): Match {
+  if (request.finished === undefined) return { kind: "wait" };
+  const consumer = request.progress?.consumer;
+  if (consumer === undefined || consumer === consumerRequestKey(registration))
+    return { kind: "matched", request };
+  return { kind: "gone", reason: "its blocks were given to another decode request" };
+}
+
+type RequestIdentity = Pick<ProducedRequest, "requestId" | "wireId" | "generation" | "finished">;
+
+function mayMean({ own, matchId }: Registration, request: RequestIdentity): boolean {
+  const { requestId, wireId, generation, finished } = request;
+  const prefill = own?.prefill;
+  if (prefill !== undefined) return prefill.wireId === wireId && prefill.generation === generation;
+  // A client may send two prompts under one id. They are told apart by their lengths, where these differ.
+  if (own !== undefined && finished !== undefined && own.numTokens !== finished.numTokens) return false;
+  return matchId === requestId || baseRequestId(matchId) === baseRequestId(requestId);
+}
+
+/** The name under which a registration waits: the exact request if it names one, else the base id. */
+function nameOf({ own, matchId }: Registration): string {
+  return own?.prefill === undefined ? baseRequestId(matchId) : exactName(own.prefill.wireId);
+}
+
+function exactName(wireId: string): string {
+  return `=${wireId}`;
+}

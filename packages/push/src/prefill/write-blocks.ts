@@ -1,0 +1,141 @@
+import type { LeaseOrder, NotificationSender, TransferMetrics } from "@kv/connector/building-blocks";
+import { type Agent, type DescriptorPairs, type DescriptorRuns, KvError, type Log } from "@kv/interface";
+import { fromOtherSide, planRequest } from "@kv/plan";
+import type { Registration } from "@kv/protocol";
+import { encodeNotification } from "@kv/protocol";
+import type { ConsumerLink, ConsumerLists, ConsumerTarget } from "./consumer-link.js";
+import { descriptorsInRegions } from "./region-filter.js";
+
+/** What `writeBlocks` works with, the same for every request. */
+export interface WriteBlocksOptions {
+  readonly agent: Agent;
+  readonly notifications: Pick<NotificationSender, "send">;
+  readonly metrics: Pick<TransferMetrics, "transferred" | "notificationFailed">;
+  readonly log: Log;
+  /** This rank. */
+  readonly tpRank: number;
+  /** This engine's tensor-parallel size: the `n` of the done notification `"{id}:{n}"`. */
+  readonly tpSize: number;
+}
+
+/** One WRITE of a request's blocks, or of a part of them. */
+export interface BlockWrite {
+  /** The consumer's blocks. */
+  readonly registration: Registration;
+  /** The consumer's ranks that are written to. */
+  readonly ranks: readonly number[];
+  /** The producer's blocks, per group, and the number of tokens in them. */
+  readonly order: Pick<LeaseOrder, "requestId" | "promptBlockIds" | "numTokens">;
+  /** True for the regions that are written. Default: all. */
+  readonly includesRegion?: ((region: string) => boolean) | undefined;
+  /** This write completes the request: the consumer's ranks are notified. Default true. */
+  readonly last?: boolean | undefined;
+}
+
+interface PlannedWrite {
+  readonly lists: ConsumerLists;
+  readonly descriptors: DescriptorPairs | DescriptorRuns;
+}
+
+/**
+ * Writes a request's blocks into the blocks that a consumer registered. The last write sends `"{the consumer's id}:{our TP size}"` to each
+ * rank after the last byte of its share: the notification rides on the WRITE if there is one NIXL request, else it is sent when all
+ * requests are done, because NIXL gives no order between requests. Settles only when no transfer of it can touch memory any more.
+ * Errors: the first failure; `KV_REQUEST_INVALID` for a rank that this one does not serve; those of the plan; the signal's reason.
+ */
+export async function writeBlocks(
+  link: ConsumerLink,
+  write: BlockWrite,
+  signal: AbortSignal,
+  options: WriteBlocksOptions,
+): Promise<void> {
+  const { registration, ranks, last = true } = write;
+  const notification = encodeNotification({
+    kind: "done",
+    requestId: registration.wireId,
+    readers: options.tpSize,
+  });
+  const targets = ranks.map((rank) => targetOf(link, rank));
+  // All ranks are planned before a byte is written: if one cannot be planned, none is written.
+  const planned = targets.map((target) => planWrites(target, write, options.tpRank));
+  signal.throwIfAborted();
+  // One failed WRITE makes the others useless. They are aborted, and still awaited.
+  const abort = new AbortController();
+  const onAbort = () => abort.abort(signal.reason);
+  signal.addEventListener("abort", onAbort);
+  let failure: unknown;
+  let failed = false;
+  const fail = (error: unknown) => {
+    if (!failed) failure = error;
+    failed = true;
+    abort.abort(error);
+  };
+
+  async function notify({ agent }: ConsumerTarget): Promise<void> {
+    if (failed) return;
+    await options.notifications.send(agent, notification, (error) => {
+      options.metrics.notificationFailed();
+      options.log.warn("notification_failed", { agent, error: String(error) });
+      fail(error);
+    });
+  }
+
+  async function writeTo(target: ConsumerTarget, writes: readonly PlannedWrite[]): Promise<void> {
+    const rides = last && writes.length === 1;
+    const ended: Promise<unknown>[] = [];
+    for (const { lists, descriptors } of writes) {
+      if (failed) break;
+      try {
+        const transfer = options.agent.transfer({
+          operation: "WRITE",
+          local: lists.local,
+          remote: lists.remote,
+          ...descriptors,
+          signal: abort.signal,
+          ...(rides ? { notification } : {}),
+        });
+        ended.push(
+          transfer.done.then((result) => options.metrics.transferred(result), fail),
+          transfer.released,
+        );
+      } catch (error) {
+        fail(error);
+      }
+    }
+    await Promise.all(ended);
+    if (last && !rides) await notify(target);
+  }
+
+  await Promise.all(targets.map((target, index) => writeTo(target, planned[index] ?? [])));
+  signal.removeEventListener("abort", onAbort);
+  if (failed) throw signal.aborted ? signal.reason : failure;
+}
+
+function targetOf({ targets, address }: ConsumerLink, rank: number): ConsumerTarget {
+  const target = targets.get(rank);
+  if (target !== undefined) return target;
+  throw new KvError(
+    "KV_REQUEST_INVALID",
+    `this rank does not serve rank ${rank} of engine ${address.engineId}, only ${[...targets.keys()].join(", ")}`,
+  );
+}
+
+/** One write for each pair of memory types; none if this rank has nothing for the target. Errors: those of `planRequest`. */
+function planWrites({ plan, lists }: ConsumerTarget, write: BlockWrite, tpRank: number): PlannedWrite[] {
+  const { order, registration, includesRegion = () => true } = write;
+  const { own, blockIds } = registration;
+  const { reads } = planRequest(plan, {
+    localBlockIds: blockIds,
+    remoteBlockIds: order.promptBlockIds,
+    numTokens: own?.numTokens ?? order.numTokens,
+    ...(own === undefined ? {} : { localComputedBlocks: own.computedBlocks }),
+  });
+  return reads.flatMap((read) => {
+    const prepared = lists[read.listIndex];
+    if (read.remoteRank !== tpRank || prepared === undefined) return [];
+    // The consumer's plan reads from this rank: its local side is remote here.
+    const descriptors = fromOtherSide(descriptorsInRegions(plan, read, includesRegion));
+    const { length } = descriptors.runs ?? descriptors.localIds;
+    return length === 0 ? [] : [{ lists: prepared, descriptors }];
+  });
+}

@@ -1,0 +1,140 @@
+import {
+  isPeerLost,
+  type PeerRef,
+  type PeerTable,
+  type TransferMetrics,
+} from "@kv/connector/building-blocks";
+import { type Clock, KvError, type Log } from "@kv/interface";
+import type { Registration } from "@kv/protocol";
+import { acquireConsumer, type ConsumerLink } from "./consumer-link.js";
+import { type BlockWrite, type WriteBlocksOptions, writeBlocks } from "./write-blocks.js";
+
+/** What the dispatcher writes with. */
+export interface WriteDispatcherOptions extends WriteBlocksOptions {
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly metrics: TransferMetrics;
+  /** The consumer engines that are open. */
+  readonly consumers: PeerTable<ConsumerLink>;
+  /** How long one write may take, the handshake included, in milliseconds. */
+  readonly writeTimeoutMs: number;
+}
+
+/** A write in the hands of the dispatcher. */
+export interface DispatchedWrite extends BlockWrite {
+  /** Aborts the write. The dispatcher aborts it at the deadline. */
+  readonly controller: AbortController;
+  /** Set when the consumer withdrew its registration: the write that ends by it has not failed. */
+  withdrawn?: boolean | undefined;
+}
+
+/** How many writes to one consumer engine run at once. The transport executes them one after another anyway. */
+const WRITES_PER_CONSUMER = 8;
+
+interface ConsumerQueue {
+  running: number;
+  /** Start the writes that wait, in order. */
+  readonly waiting: (() => Promise<void>)[];
+}
+
+/**
+ * Runs the writes of a producer rank. Each consumer engine has a queue and a number of slots of its own, so one that answers slowly, or
+ * not at all, delays no other. Each write has a deadline and uses the link to the process that registered.
+ */
+export class WriteDispatcher {
+  readonly #options: WriteDispatcherOptions;
+  readonly #queues = new Map<string, ConsumerQueue>();
+  readonly #running = new Set<Promise<void>>();
+  #waiting = 0;
+
+  constructor(options: WriteDispatcherOptions) {
+    this.#options = options;
+  }
+
+  /**
+   * Writes when a slot of the consumer engine is free, in the order of the calls. Resolves when no transfer of it can touch memory any
+   * more, with the error if it failed; never rejects. A failure is counted and logged under vLLM's failure types, unless the registration
+   * was withdrawn.
+   */
+  write(write: DispatchedWrite): Promise<KvError | undefined> {
+    const { engineId } = write.registration;
+    const queue = this.#queues.get(engineId) ?? { running: 0, waiting: [] };
+    this.#queues.set(engineId, queue);
+    this.#waiting += 1;
+    return new Promise((resolve) => {
+      queue.waiting.push(() => this.#run(write).then(resolve));
+      this.#startNext(engineId, queue);
+    });
+  }
+
+  /** The number of writes that run or wait. */
+  get size(): number {
+    return this.#running.size + this.#waiting;
+  }
+
+  /** Resolves when no write runs or waits. */
+  async idle(): Promise<void> {
+    while (this.#running.size > 0) await Promise.all(this.#running);
+  }
+
+  #startNext(engineId: string, queue: ConsumerQueue): void {
+    while (queue.running < WRITES_PER_CONSUMER) {
+      const start = queue.waiting.shift();
+      if (start === undefined) break;
+      this.#waiting -= 1;
+      queue.running += 1;
+      const run = start().finally(() => {
+        this.#running.delete(run);
+        queue.running -= 1;
+        this.#startNext(engineId, queue);
+      });
+      this.#running.add(run);
+    }
+    if (queue.running === 0 && queue.waiting.length === 0) this.#queues.delete(engineId);
+  }
+
+  /** Acquires the link to the process that registered, and writes within the deadline. */
+  async #run(write: DispatchedWrite): Promise<KvError | undefined> {
+    const { clock, consumers, writeTimeoutMs } = this.#options;
+    const { registration, controller } = write;
+    const { signal } = controller;
+    const timer = clock.setTimer(
+      () => controller.abort(timedOut(registration, writeTimeoutMs)),
+      writeTimeoutMs,
+    );
+    let reference: PeerRef<ConsumerLink> | undefined;
+    try {
+      signal.throwIfAborted();
+      reference = await acquireConsumer(registration, consumers, signal);
+      await writeBlocks(reference.peer, write, signal, this.#options);
+      return undefined;
+    } catch (thrown) {
+      return this.#failed(write, reference?.peer, thrown);
+    } finally {
+      timer.cancel();
+      reference?.release();
+    }
+  }
+
+  #failed(write: DispatchedWrite, link: ConsumerLink | undefined, thrown: unknown): KvError {
+    const { log, metrics, consumers } = this.#options;
+    const { requestId } = write.order;
+    const { engineId } = write.registration;
+    const error = KvError.from(thrown, "KV_TRANSFER_FAILED", `the WRITE of request ${requestId}`);
+    const failureType = link === undefined ? "push_handshake_failed" : "transfer_failed";
+    if (write.withdrawn !== true) {
+      if (link !== undefined) metrics.transferFailed();
+      log.warn(failureType, { requestId, engineId, code: error.code, error: error.message });
+    }
+    if (link !== undefined && isPeerLost(error)) consumers.drop(link, error.message);
+    return error;
+  }
+}
+
+function timedOut({ wireId, engineId }: Registration, timeoutMs: number): KvError {
+  return new KvError(
+    "KV_TRANSFER_TIMEOUT",
+    `the KV of request ${wireId} was not written to engine ${engineId} within ${timeoutMs} ms`,
+    { details: { engineId, timeoutMs } },
+  );
+}
