@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 
-/** Every published package as its user gets it: the tarballs of `pnpm pack`. */
+/** The fields of a package.json that these tests read. */
 export interface Manifest {
   readonly name: string;
   readonly dependencies?: Readonly<Record<string, string>>;
@@ -44,7 +44,7 @@ export const manifests = new Map(
 export const pnpm = (args: readonly string[], cwd: string) =>
   run("npx", ["--yes", own.packageManager, ...args], { cwd });
 
-/** Packs all of them into `folder`; answers the path of each by its package's name. */
+/** Packs every published package with `pnpm pack` into `folder`. Returns the tarballs' paths by package name. */
 export async function packAll(folder: string): Promise<ReadonlyMap<string, string>> {
   await mkdir(folder, { recursive: true });
   const { stdout } = await pnpm(
@@ -59,10 +59,10 @@ export async function packAll(folder: string): Promise<ReadonlyMap<string, strin
   return new Map(packed.map(({ name, filename }) => [name, filename]));
 }
 
-/** Whether the package is for one platform, and so must not be asked for on another. */
+/** Whether the package is for one platform, so that it cannot be installed on others. */
 export const isForPlatform = (name: string): boolean => manifests.get(name)?.cpu !== undefined;
 
-/** The package and its siblings that it needs: the registry does not know them. */
+/** The packages and all packages of this repository that they depend on, which are not in a registry. */
 export function closure(names: readonly string[], seen = new Set<string>()): Set<string> {
   for (const name of names) {
     const manifest = manifests.get(name);
