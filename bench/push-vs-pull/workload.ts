@@ -1,4 +1,13 @@
-/** One point of the grid: how long prompts and outputs are, how many are sent at once, and what D has of them. */
+/** The simulated model: a forward pass of 5 ms per 512 tokens, 8 KiB of KV per token in blocks of 16. */
+export const FORWARD_MS_PER_512 = 5;
+export const SIMULATED = { layers: 4, kvHeads: 4, headDim: 64, maxModelLen: 4096 } as const;
+export const BLOCK_TOKENS = 16;
+export const KV_BYTES_PER_TOKEN =
+  SIMULATED.layers * SIMULATED.kvHeads * 2 * SIMULATED.headDim * Float32Array.BYTES_PER_ELEMENT;
+/** The bytes of a block in one layer, which one descriptor moves. */
+export const BLOCK_BYTES = (KV_BYTES_PER_TOKEN * BLOCK_TOKENS) / SIMULATED.layers;
+
+/** One point of the grid: the lengths of prompts and outputs, the requests at once, and the share of the prompt in D's prefix cache. */
 export interface Point {
   readonly inputTokens: number;
   readonly outputTokens: number;
@@ -7,7 +16,7 @@ export interface Point {
   readonly pool: "contiguous" | "fragmented";
 }
 
-/** Of the whole grid of 192 points those in which one thing at a time is changed; the rest says nothing that these do not. */
+/** The points of the grid of 192 that differ from the first in one dimension at a time. */
 export const SAMPLE: readonly Point[] = [
   ...[128, 512, 1024, 2048].map((inputTokens) => point({ inputTokens })),
   point({ outputTokens: 128, inputTokens: 512 }),

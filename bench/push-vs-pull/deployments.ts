@@ -2,19 +2,18 @@ import { complete } from "../../apps/demo/src/demo/client.js";
 import { type Cluster, startCluster } from "../../apps/demo/src/demo/cluster.js";
 import { jsonLog } from "../../apps/demo/src/roles/json-log.js";
 import { median } from "../report.js";
-import type { Point } from "./grid.js";
-import { BLOCK_TOKENS, FORWARD_MS_PER_512, SIMULATED } from "./model.js";
+import { BLOCK_TOKENS, FORWARD_MS_PER_512, type Point, SIMULATED } from "./workload.js";
 
 export const WAYS = ["pull", "push", "push, layer-wise"] as const;
 export type Way = (typeof WAYS)[number];
 
-/** A deployment of the demo: proxy, P and D, each a process, over NIXL. */
-export interface Contestant {
-  /** Median of the times to the first token, through the proxy, of requests that are sent at once; those that failed are left out. */
+/** A deployment of the demo over NIXL: the proxy, P and D, each in its own process. */
+export interface Deployment {
+  /** Sends a point's requests through the proxy at once. Returns the median time to the first token without the failed ones. */
   ttftMs(point: Point): Promise<number>;
-  /** Requests that failed: a machine that others use too can be too slow for a deadline. */
+  /** How many requests failed. On a busy machine a request can miss its deadline. */
   readonly failed: number;
-  /** The same of one request that D computes all by itself, its prompt in D's prefix cache. */
+  /** The time to the first token of one request that D serves alone, with the prompt in its prefix cache. */
   localTtftMs(inputTokens: number): Promise<number>;
   close(): Promise<void>;
 }
@@ -23,7 +22,7 @@ const CACHE_TOKENS = 24_576;
 const WARM_PROMPTS = 16;
 const VOCABULARY = 1000;
 
-export async function openContestant(way: Way, pool: Point["pool"]): Promise<Contestant> {
+export async function openDeployment(way: Way, pool: Point["pool"]): Promise<Deployment> {
   const log = jsonLog("error");
   const cluster: Cluster = await startCluster(
     {
@@ -42,14 +41,14 @@ export async function openContestant(way: Way, pool: Point["pool"]): Promise<Con
         fragmented: pool === "fragmented",
         digests: false,
       },
-      // What D has, P would have too: its pass is to take its time.
+      // P must compute every prompt: it has no prefix cache.
       prefillInstance: { prefixCaching: false },
     },
     { log, logLevel: "error" },
   );
   let made = 0;
   let failed = 0;
-  /** No two begin alike, so that no prefix cache has any of it. */
+  /** No two prompts share a prefix, so that no prefix cache has any of it. */
   const freshPrompt = (length: number): number[] => {
     made += 1;
     return Array.from({ length }, (_, i) => 3 + ((made * 7919 + i * 31 + ((made * i) % 13)) % VOCABULARY));
@@ -60,17 +59,17 @@ export async function openContestant(way: Way, pool: Point["pool"]): Promise<Con
   };
 
   async function ttftMs({ inputTokens, outputTokens, atOnce, hitPercent }: Point): Promise<number> {
-    // One more than whole blocks: a prefix cache holds whole blocks, and the last token is computed in any case.
+    // One token more than whole blocks: a prefix cache holds whole blocks, and the last token is always computed.
     const prompts = Array.from({ length: atOnce }, () => freshPrompt(inputTokens + 1));
     const hit = Math.floor((inputTokens * hitPercent) / 100 / BLOCK_TOKENS) * BLOCK_TOKENS;
     if (hit > 0) for (const prompt of prompts) await send(prompt.slice(0, hit + 1), 1);
     const outcomes = await Promise.allSettled(prompts.map((prompt) => send(prompt, outputTokens)));
-    const came = outcomes.flatMap((one) => (one.status === "fulfilled" ? [one.value.ttftMs] : []));
-    failed += atOnce - came.length;
-    return median(came);
+    const times = outcomes.flatMap((one) => (one.status === "fulfilled" ? [one.value.ttftMs] : []));
+    failed += atOnce - times.length;
+    return median(times);
   }
 
-  // The proxy learns where P is from its first answer, the two shake hands, code gets warm, and each page of the pools has been written once.
+  // Warms up: the proxy learns P's address from its first answer, D and P shake hands, code is compiled, and each page of the pools is written.
   for (let i = 0; i < WARM_PROMPTS; i++) await send(freshPrompt(CACHE_TOKENS / 12), 2);
   return {
     ttftMs,
@@ -85,4 +84,9 @@ export async function openContestant(way: Way, pool: Point["pool"]): Promise<Con
     },
     close: () => cluster.close(),
   };
+}
+
+/** How many times longer pull takes: the ratio of the medians. */
+export function gainOf(ttftMs: Readonly<Record<Way, readonly number[]>>, way: Way): number {
+  return median(ttftMs.pull) / median(ttftMs[way]);
 }
