@@ -231,7 +231,7 @@ def do_say(command):
 
 
 def do_listen(command):
-    """Measures the delays of the next notifications, with a pause of `pauseMs` between polls."""
+    """Measures the delays of the next notifications, with a pause of `sleepMs` between polls."""
     delays = []
     while len(delays) < command["count"]:
         for messages in agent.get_new_notifs().values():
