@@ -8,8 +8,8 @@ const packages = fileURLToPath(new URL("./packages", import.meta.url));
 const WHOLE_SYSTEMS = [
   "apps/demo/test/**",
   "tools/faults/**",
-  "packages/neuron/test/faults.test.ts",
-  "packages/*/test/faults-bite.test.ts",
+  "packages/neuron/**/faults.test.ts",
+  "**/faults-bite.test.ts",
 ];
 const [, , command, ...args] = process.argv;
 const named = args.some((arg) => !arg.startsWith("-"));

@@ -8,9 +8,10 @@ import { findActionlint, workflows } from "./actionlint.mjs";
 import { root, run, setup } from "./setup.mjs";
 
 const bin = (name) => join(root, "node_modules", ".bin", name);
-const published = readdirSync(join(root, "packages")).filter((name) =>
-  existsSync(join(root, "packages", name, "package.json")),
-);
+const published = readdirSync(join(root, "packages")).filter((name) => {
+  const manifest = join(root, "packages", name, "package.json");
+  return existsSync(manifest) && JSON.parse(readFileSync(manifest, "utf8")).private !== true;
+});
 
 let passed = 0;
 let failed = 0;

@@ -16,6 +16,7 @@ export interface Manifest {
   readonly cpu?: readonly string[];
   readonly libc?: readonly string[];
   readonly scripts?: Readonly<Record<string, string>>;
+  readonly private?: boolean;
 }
 
 export const run = promisify(execFile);
@@ -37,8 +38,11 @@ const folders = (
     ),
   )
 ).flat();
+/** The published packages by name. */
 export const manifests = new Map(
-  (await Promise.all(folders.map(manifestOf))).map((manifest) => [manifest.name, manifest]),
+  (await Promise.all(folders.map(manifestOf)))
+    .filter((manifest) => manifest.private !== true)
+    .map((manifest) => [manifest.name, manifest]),
 );
 
 export const pnpm = (args: readonly string[], cwd: string) =>
@@ -50,7 +54,7 @@ export async function packAll(folder: string): Promise<ReadonlyMap<string, strin
   const { stdout } = await pnpm(
     [
       "--recursive",
-      ...["./packages/*", "./native/npm/*"].flatMap((place) => ["--filter", place]),
+      ...[...manifests.keys()].flatMap((name) => ["--filter", name]),
       ...["pack", "--json", "--pack-destination", folder],
     ],
     root,
