@@ -2,7 +2,7 @@
 // finds what they cannot see: a dynamic import whose specifier is a constant.
 const MAY_IMPORT = require("./tools/repository/may-import.json");
 // No `node:` module, so that they run in every JavaScript runtime. Their CLI files are exempt.
-const PURE = ["interface", "protocol", "topology", "plan", "transport-memory"];
+const PURE = ["interface", "topology", "plan", "transport-memory"];
 // Tests may import every package.
 const source = (name) => `^packages/${name}/src/(?!.*\\.test\\.ts$)`;
 
@@ -33,6 +33,12 @@ module.exports = {
       severity: "error",
       from: { path: `^packages/(${PURE.join("|")})/src/(?!.*\\.test\\.ts$|cli\\.ts$|cli/)` },
       to: { dependencyTypes: ["core"] },
+    },
+    {
+      name: "protocol-has-no-node-builtins-but-crypto-and-buffer",
+      severity: "error",
+      from: { path: source("protocol") },
+      to: { dependencyTypes: ["core"], pathNot: "^(node:)?(crypto|buffer)$" },
     },
     {
       name: "no-cycles",

@@ -83,7 +83,9 @@ function entriesOf(base: string, name: string): string[] {
   if (isPrivate === true) return [];
   return Object.values(exports).flatMap((entry) => {
     const built = /^\.\/dist\/(.+)\.js$/.exec(typeof entry === "string" ? entry : entry.default)?.[1];
-    return built === undefined ? [] : [join(base, "packages", name, "src", `${built}.ts`)];
+    if (built === undefined) return [];
+    const source = join(base, "packages", name, "src", built);
+    return existsSync(`${source}.ts`) ? `${source}.ts` : join(source, "index.ts");
   });
 }
 

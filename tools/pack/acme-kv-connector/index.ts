@@ -1,12 +1,12 @@
 import { ambient, type ConnectorModule, type SchedulerConnector, type WorkerConnector } from "@kv/interface";
 import { createPullScheduler, createPullWorker } from "@kv/pull";
 
-// A connector as a third party might publish it: the pull connector under another name, with a metric of its own.
+// What a third party might publish: pull's road under a name of its own, with a count of what it has brought.
 
 export const ACME = "AcmeConnector";
 export const RECEIVED = "acme_kv_requests_received";
 
-/** Exported under the connector's name, so that it is found beside other exports. */
+/** By the connector's name, so that it is found beside other exports. */
 export const AcmeConnector: ConnectorModule = {
   name: ACME,
   createScheduler: (options): SchedulerConnector => ({ ...createPullScheduler(options), name: ACME }),
