@@ -1,4 +1,4 @@
-// npm run mutate: changes the mapping, the descriptors and the receive pass one place at a time; a test must fail for each.
+// npm run mutate: mutates the mapping, the descriptors and the receive pass one place at a time. A test must fail for each mutant.
 const MUTATED = [
   "packages/topology/src/*.ts",
   "packages/plan/src/{align-regions,attention-pieces,block-ids,block-runs,dcp-copies,dcp-pairs,descriptor-ids,engine-plan,group-plans,pair-blocks,receive-pass,receive-pass-of,region-heads,request-plan,request-read,run-order,segment-tables,segments,source-plans,stage-groups,transfer-form}.ts",
@@ -11,10 +11,10 @@ export default {
   mutate: [...MUTATED, "!**/*.test.ts", "!**/index.ts"],
   testRunner: "vitest",
   plugins: ["@stryker-mutator/vitest-runner"],
-  // A file's own tests are related to it, also where they ask through the index, which is not seen.
+  // The tests beside a file are taken as related, also where they import it through the index, which Stryker does not resolve.
   vitest: { configFile: "vitest.mutate.config.ts", related: !ownTests },
   coverageAnalysis: "perTest",
-  // What an error says is not what it decides.
+  // Texts and details of errors are not mutated.
   mutator: { excludedMutations: ["StringLiteral", "ObjectLiteral"] },
   reporters: ["clear-text", "progress-append-only", "json"],
   clearTextReporter: { allowColor: false, reportTests: false, logTests: false },
@@ -22,9 +22,9 @@ export default {
   tempDirName: "build/stryker",
   inPlace: false,
   concurrency: 2,
-  // What only runs when a module is loaded (constants) takes the whole suite for each mutant, and is seen by every test or by none.
+  // A mutant of code that runs when a module is loaded (constants) would need the whole suite.
   ignoreStatic: true,
-  // Of what a busy machine is slow at, nothing is to be taken for an endless loop; a file's own tests take a second.
+  // Long enough that a busy machine is not mistaken for an endless loop. The tests beside a file take a second.
   timeoutMS: ownTests ? 20_000 : 90_000,
   timeoutFactor: 2,
   ignorePatterns: ["native", "apps", "docs", "packages/*/dist", "build", ".turbo"],

@@ -1,7 +1,19 @@
 import { fileURLToPath } from "node:url";
-import { defineConfig } from "vitest/config";
+import { configDefaults, defineConfig } from "vitest/config";
 
 const packages = fileURLToPath(new URL("./packages", import.meta.url));
+
+// `vitest related FILE` and `vitest watch` run what an edit may have broken, in seconds. These suites run whole systems for minutes and are
+// related to almost every file: they run in `npm test`, or when they are named.
+const WHOLE_SYSTEMS = [
+  "apps/demo/test/**",
+  "tools/faults/**",
+  "packages/neuron/**/faults.test.ts",
+  "**/faults-bite.test.ts",
+];
+const [, , command, ...args] = process.argv;
+const named = args.some((arg) => !arg.startsWith("-"));
+const afterAnEdit = command === "related" || (command === "watch" && !named);
 
 export default defineConfig({
   resolve: {
@@ -11,7 +23,11 @@ export default defineConfig({
     ],
   },
   test: {
-    include: ["{packages,apps}/*/{src,test}/**/*.test.ts", "tools/**/*.test.ts"],
+    // Relative to --dir, by which a package's own `npm test` names its folder.
+    include: ["**/*.test.ts"],
+    exclude: [...configDefaults.exclude, "build/**", ...(afterAnEdit ? WHOLE_SYSTEMS : [])],
+    // The fault runs stay, with fewer requests than their 10,000.
+    env: afterAnEdit ? { KV_REQUESTS: process.env["KV_REQUESTS"] ?? "500" } : {},
     testTimeout: 60_000,
     hookTimeout: 60_000,
     // The default of 1 s is less than a busy machine may need.

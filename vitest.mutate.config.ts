@@ -10,11 +10,11 @@ const ALL = [
   "packages/topology/{src,test}/**/*.test.ts",
   "packages/plan/src/*.test.ts",
   "packages/plan/test/{moves-the-right-bytes,kinds-move-the-right-bytes,vectors}.test.ts",
-  // Proofs of random pairs take as long as all the others: for the mutants that those let live.
+  // Proofs of random pairs take as long as all other tests: for the mutants that survive those.
   ...(scope === "proofs" ? ["packages/plan/test/{proof,proof-kinds}.test.ts"] : []),
 ];
 
-/** A mutant's run ends with the first test that fails: those of a millisecond go first, pairs that move bytes last. */
+/** A mutant's run ends with the first failing test: unit tests run first, tests that move bytes last. */
 class UnitsFirst extends BaseSequencer {
   override async sort(files: TestSpecification[]): Promise<TestSpecification[]> {
     const late = ({ moduleId }: TestSpecification) => Number(moduleId.includes("/test/"));
@@ -22,8 +22,8 @@ class UnitsFirst extends BaseSequencer {
   }
 }
 
-// The tests that judge a mutated mapping or plan; for `npm run mutate`. Properties draw a tenth of their cases: thousands of mutants, each
-// with its own run, and what a mutant needs to be seen is a few cases, not many.
+// The tests that judge a mutated mapping or plan, for `npm run mutate`. Properties draw a tenth of their cases: there are thousands of mutants, and a
+// few cases detect one.
 export default mergeConfig(
   { ...shared, test: { ...shared.test, include: [] } },
   defineConfig({

@@ -1,7 +1,7 @@
 import { defineConfig, mergeConfig } from "vitest/config";
 import shared from "./vitest.config.js";
 
-// Live against real vLLM servers on this machine: one file at a time, minutes each. `npm run test:vllm`.
+// Live tests against vLLM servers on this machine, one file at a time, minutes each: `npm run test:vllm`.
 export default mergeConfig(
   { ...shared, test: { ...shared.test, include: [] } },
   defineConfig({
@@ -10,7 +10,8 @@ export default mergeConfig(
       fileParallelism: false,
       testTimeout: 600_000,
       hookTimeout: 600_000,
-      // UCX finds a way between two processes only when both allow it: as in serve.sh. A process of its own, so that UCX sees them.
+      // The same UCX settings as in serve.sh: two processes connect only over a transport that both allow. UCX reads them from the environment of
+      // a process, so tests run in forks.
       pool: "forks",
       env: { UCX_TLS: "tcp,self", UCX_NET_DEVICES: "lo" },
     },

@@ -1,4 +1,4 @@
-// npm run bench [-- NAME… [--only PART,…] [--json]]: every figure is a ratio of two things measured in turn, in one run, on this machine.
+// npm run bench [-- NAME… [--only PART,…] [--json]]: every ratio compares two measurements taken in turn, in one run, on this machine.
 import { parseArgs } from "node:util";
 import { mapping } from "./mapping.js";
 import { metadata } from "./metadata.js";
@@ -12,7 +12,7 @@ import { read } from "./read.js";
 import type { Row } from "./report.js";
 import { printRows } from "./report.js";
 
-/** A benchmark in parts is handed those that are wanted. */
+/** Each benchmark gets the parts of --only, if any. */
 const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) => Promise<readonly Row[]>>> =
   {
     read,
@@ -26,17 +26,19 @@ const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) 
     "push-vs-pull": pushVsPull,
   };
 
-const { positionals: asked, values } = parseArgs({
+const { positionals: names, values } = parseArgs({
   allowPositionals: true,
   options: { json: { type: "boolean" }, only: { type: "string" } },
 });
-const unknown = asked.filter((name) => !(name in BENCHMARKS));
+const unknown = names.filter((name) => !(name in BENCHMARKS));
 if (unknown.length > 0) {
-  console.error(`no benchmark ${unknown.join(", ")}; there are ${Object.keys(BENCHMARKS).join(", ")}`);
+  console.error(
+    `no benchmark is called ${unknown.join(", ")}; the benchmarks are ${Object.keys(BENCHMARKS).join(", ")}`,
+  );
   process.exit(2);
 }
 const rows: Row[] = [];
-for (const name of asked.length > 0 ? asked : Object.keys(BENCHMARKS)) {
+for (const name of names.length > 0 ? names : Object.keys(BENCHMARKS)) {
   process.stderr.write(`${name} …\n`);
   rows.push(...((await BENCHMARKS[name]?.(values.only?.split(","))) ?? []));
 }

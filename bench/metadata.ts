@@ -1,4 +1,4 @@
-// What it costs not to trust a peer's metadata: damaged bytes refused in this process, and sound ones tried in another first.
+// The cost of checking a peer's metadata: rejecting damaged bytes in this process, and loading intact ones in another process first.
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { mutations } from "../packages/nixl/test/mutations.js";
@@ -28,7 +28,7 @@ export async function metadata(): Promise<readonly Row[]> {
   const plain = nixlTransport();
   const agent = await plain.createAgent();
   const refusals: number[] = [];
-  // Of those that are cut off, NIXL sees none: what it might die of is for the other process.
+  // Cut-off metadata never reaches NIXL: only the other process loads bytes that might crash it.
   for (const bytes of mutations(await peer.localMetadata(), DAMAGED, 1)) {
     const { ms, refused } = await timed(() => agent.addRemote(bytes.subarray(0, bytes.length - 1)));
     if (refused) refusals.push(ms);
@@ -37,11 +37,11 @@ export async function metadata(): Promise<readonly Row[]> {
 
   const careful = nixlTransport({ checkMetadata: true });
   const checking = await careful.createAgent();
-  // The first waits for the other process to start.
+  // The first check waits for the other process to start.
   await checking.addRemote(await peer.localMetadata());
   const checks: number[] = [];
   for (let round = 0; round < CHECKED; round++) {
-    // Other bytes each time, so that they are tried.
+    // New bytes each time: bytes that were checked before are not loaded again.
     const memory = page();
     memories.push(memory);
     await peer.register(memory);
@@ -64,7 +64,7 @@ export async function metadata(): Promise<readonly Row[]> {
     };
   };
   return [
-    row("damaged metadata refused in this process", refusals, REFUSAL_MS),
-    row("sound metadata tried in another process, then loaded", checks, CHECK_MS),
+    row("damaged metadata rejected in this process", refusals, REFUSAL_MS),
+    row("intact metadata checked in another process, then loaded", checks, CHECK_MS),
   ];
 }

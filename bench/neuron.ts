@@ -1,4 +1,4 @@
-// Staging: what overlap of copies and transfers gains on a simulated device whose bus is as fast as the wire, and what an idle step costs.
+// Staging: the gain of overlapping copies and transfers on a simulated device whose bus is as fast as the network, and the cost of an idle step.
 import { readTransferConfig, staged } from "@kv/connector";
 import {
   type Agent,
@@ -44,9 +44,9 @@ const CONFIG: KvCacheConfig = {
 export async function neuron(): Promise<Row[]> {
   const virtual = virtualClock();
   return [
-    // By the schedule alone: what the simulated bus and wire take, the processor's own copies aside.
+    // The schedule alone: the time of the simulated bus and network, without the processor's copies.
     await overlap("in virtual time", virtual, (work) => virtual.settle(work), 1, WANTED_OVERLAP),
-    // With them, on this machine, where one thread does them all: for information.
+    // With the processor's copies, all on one thread of this machine: reported only.
     await overlap("in real time", systemClock(), (work) => work, ROUNDS, undefined),
     await idle(),
   ];
@@ -58,7 +58,7 @@ interface Side {
   readonly list: PreparedList;
 }
 
-/** Counts what is allocated, and at how much it was most. */
+/** Tracks the most bytes that were allocated at once. */
 function bounded(transport: Transport): { transport: Transport; readonly mostBytes: number } {
   let bytes = 0;
   let mostBytes = 0;
@@ -141,7 +141,7 @@ async function overlap(
     return clock.now() - startMs;
   }
 
-  /** A request is saved while the one before it is on the wire; its place in the pool must have been read. */
+  /** Saves a request while the previous one is transferred. Its place in the pool must have been read before. */
   async function overlapped(): Promise<number> {
     const startMs = clock.now();
     const moves: Promise<void>[] = [];
@@ -168,7 +168,7 @@ async function overlap(
   for (const { transport } of counted) await transport.close();
   await device.close();
   return {
-    what: `save and transfer of 512 MiB, overlapped or not, ${how}; host memory ${within ? "within" : "ABOVE"} the pool of ${Math.round(poolBytes / 2 ** 20)} MiB`,
+    what: `save and transfer of 512 MiB, overlapped / one after the other, ${how}; host memory ${within ? "within" : "ABOVE"} the pool of ${Math.round(poolBytes / 2 ** 20)} MiB`,
     ours: spread(ours, "ms"),
     theirs: spread(theirs, "ms"),
     ratio,
@@ -227,7 +227,7 @@ async function idle(): Promise<Row> {
   await steps();
   const rounds = [await steps(), await steps(), await steps()];
   const costs = rounds.map(({ wallUs }) => wallUs);
-  // Other programs' share of a busy machine is in the first and not in the second.
+  // Wall time includes waiting for a busy machine; processor time does not.
   const processor = spread(
     rounds.map(({ processorUs }) => processorUs),
     "us",
@@ -238,7 +238,7 @@ async function idle(): Promise<Row> {
   await device.close();
   const median = [...costs].sort((a, b) => a - b)[1] ?? Number.NaN;
   return {
-    what: `an idle step with a staged connector, both sides (of the processor's time ${processor})`,
+    what: `an idle step of a staged connector, both sides (processor time ${processor})`,
     ours: spread(costs, "us"),
     theirs: "-",
     ratio: undefined,

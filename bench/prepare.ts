@@ -10,7 +10,7 @@ const REGIONS = 64;
 const BLOCK_SIZE = 16;
 const BLOCK_LENGTH_BYTES = 512;
 const ROUNDS = 41;
-/** Requests planned before the first that counts: a worker's first ones run in the interpreter. */
+/** Requests planned before the first that counts: the first ones run before code is compiled. */
 const SERVED = 2000;
 const notification = new TextEncoder().encode("request:1");
 
@@ -40,16 +40,16 @@ const idsOf = (count: number, order: "one run" | "scattered", from: number) =>
   Array.from({ length: count }, (_, i) => from + (order === "one run" ? i : 2 * i));
 
 /**
- * From block ids to requests that are ready to be posted: our planRequest, the hand-over to the agent's thread and the making of each slice's
- * request, against what vLLM 0.33 does in `_read_blocks` (its own functions where it is set up, else the numpy arithmetic alone) up to the end
- * of make_prepped_xfer. Posts are in neither: on one host they are the copy. Nor is what our thread does for others between two posts. Both
- * sides have decoded the ids from JSON just before. Blocks are small, so that copying does not blur it.
+ * From block ids to requests that are ready to post: our planRequest, the hand-over to the agent's thread and the preparation of each slice's
+ * request, against vLLM 0.33's `_read_blocks` up to the end of make_prepped_xfer (vLLM's own functions where it is set up, else only the numpy
+ * arithmetic). Neither side includes posts, which are the copy on one host, or the work of our thread for other requests between two posts. Both
+ * sides decode the ids from JSON just before. Blocks are small, so that copying adds little noise.
  */
 export async function prepare(): Promise<readonly Row[]> {
   const target = nodeTarget();
   const vllm = await vllmNixl();
   const python = vllm ?? (await pythonNixl());
-  const whose = vllm === undefined ? "the least of vLLM's" : "vLLM's";
+  const reference = vllm === undefined ? "vLLM's arithmetic alone" : "vLLM's";
   const transport = nixlTransport();
   const rows: Row[] = [];
   try {
@@ -126,7 +126,7 @@ export async function prepare(): Promise<readonly Row[]> {
         }
         const ratio = pairRatio(ours, theirs);
         rows.push({
-          what: `ids to posted, ${tokens} tokens x ${REGIONS} regions, ${order} (plan ${spread(plans, "ms")}): time / ${whose}`,
+          what: `block ids to prepared requests, ${tokens} tokens x ${REGIONS} regions, ${order} (plan ${spread(plans, "ms")}): time / ${reference}`,
           ours: spread(ours, "ms"),
           theirs: spread(theirs, "ms"),
           ratio,
@@ -138,7 +138,7 @@ export async function prepare(): Promise<readonly Row[]> {
         rows.push({
           what: `descriptors handed to NIXL, ${tokens} tokens x ${REGIONS} regions, ${order} / vLLM's`,
           ours: "-",
-          theirs: "one for each block and region",
+          theirs: "one per block and region",
           ratio: merged,
           wanted: `<= ${allowed}`,
           met: merged <= allowed,

@@ -13,7 +13,7 @@ const run = promisify(execFile);
 const here = fileURLToPath(new URL("./python/", import.meta.url));
 const cache = process.env["XDG_CACHE_HOME"] || join(homedir(), ".cache");
 
-/** The folder of the commands of a virtual environment for a comparison, made once; `installs` are the arguments of pip, call by call. */
+/** Creates a virtual environment for a comparison once, and returns its `bin` folder. `installs` are the arguments of each call of pip. */
 async function environment(name: string, installs: readonly (readonly string[])[]): Promise<string> {
   const folder = join(cache, "kv-nixl", name);
   const bin = join(folder, "bin");
@@ -27,14 +27,14 @@ async function environment(name: string, installs: readonly (readonly string[])[
   return bin;
 }
 
-/** Python with the NIXL wheel that we use too, and numpy. */
+/** Python with numpy and the NIXL wheel that `kv-nixl install` uses. */
 const benchPython = async (): Promise<string> =>
   join(await environment("bench-venv-1.5.0", [["numpy"], ["--no-deps", "nixl-cu12==1.5.0"]]), "python");
 
 export const routerCommand = async (): Promise<string> =>
   join(await environment("router-venv-0.1.17", [["vllm-router==0.1.17"]]), "vllm-router");
 
-/** vLLM's Python tree, where `npm run test:vllm` has set it up. */
+/** vLLM's Python tree; undefined where `npm run test:vllm` has not set it up. */
 export function vllmPython(): { python: string; env: NodeJS.ProcessEnv } | undefined {
   const peer = process.env["KV_PEER_DIR"] ?? join(cache, "kv-peer");
   const python = join(peer, "vv", "bin", "python");
@@ -55,13 +55,13 @@ export async function pythonOnce(
 
 export interface LinePeer {
   ask<T>(command: object): Promise<T>;
-  /** Stops the process between two answers: NIXL's progress thread in Python takes most of a core also when there is nothing to do. */
+  /** Stops the process between two answers: NIXL's progress thread in Python uses most of a core even when idle. */
   pause(): void;
   resume(): void;
   close(): Promise<void>;
 }
 
-/** A child that answers each JSON line on stdin with one on stdout. */
+/** Starts a child that answers each JSON line on stdin with one on stdout. */
 export function linePeer(
   command: string,
   args: readonly string[],
@@ -80,7 +80,7 @@ export function linePeer(
     pause: () => void child.kill("SIGSTOP"),
     resume: () => void child.kill("SIGCONT"),
     async close() {
-      // A process that is stopped would not see its end.
+      // A stopped process would not notice the end of its stdin.
       child.kill("SIGCONT");
       child.stdin.end();
       await ended;
@@ -89,19 +89,19 @@ export function linePeer(
 }
 
 export async function pythonNixl(backend = "UCX"): Promise<LinePeer> {
-  // What our own process loads for the backend, in the same order.
+  // The libraries that our own process loads for the backend, in the same order.
   const { libraries, variables } = await preloadFor(backend, await findLibrary(), process.env);
   const args = [join(here, "nixl_peer.py"), backend, ...libraries];
   return linePeer(await benchPython(), args, { ...process.env, ...Object.fromEntries(variables) });
 }
 
-/** The same over the same wheel, with vLLM's own functions for ids; undefined where `npm run test:vllm` has not set vLLM up. */
+/** The same with vLLM's own functions for ids; undefined where `npm run test:vllm` has not set vLLM up. */
 export async function vllmNixl(): Promise<LinePeer | undefined> {
   const vllm = vllmPython();
   const python = await benchPython();
   if (vllm === undefined) return undefined;
   const { stdout } = await run(python, ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]);
-  // One thread, as the other side has: what vLLM imports keeps more of them spinning.
+  // One thread, like our side: vLLM's imports would otherwise start more.
   const env = { ...vllm.env, ["KV_BENCH_NIXL"]: stdout.trim(), ["OMP_NUM_THREADS"]: "1" };
   return linePeer(vllm.python, [join(here, "nixl_peer.py")], env);
 }

@@ -26,11 +26,11 @@ async function loopDelay(work: () => Promise<unknown>): Promise<{ p99: number; m
   histogram.enable();
   await work();
   histogram.disable();
-  // The histogram measures from one tick of 1 ms to the next: the tick itself is not a delay.
+  // The histogram measures the time between ticks of 1 ms: the tick itself is not a delay.
   return { p99: histogram.percentile(99) / 1e6 - 1, max: histogram.max / 1e6 - 1 };
 }
 
-/** READ of 512 MiB of one process by another, Node and Python in turn on the same target; and what it does to the event loop. */
+/** READs of 512 MiB from another process by Node and Python in turn, with the same target; and the delay of the event loop meanwhile. */
 export async function read(): Promise<readonly Row[]> {
   const target = nodeTarget();
   const python = await pythonNixl();
@@ -107,7 +107,7 @@ export async function read(): Promise<readonly Row[]> {
         const over = busy.map((value, i) => value - (idle[i] ?? 0)).sort((a, b) => a - b);
         const middle = over[over.length >> 1] ?? Number.NaN;
         rows.push({
-          what: `event-loop delay during it (${order}), p99 over idle; maximum ${Math.max(...maxima).toFixed(1)} ms`,
+          what: `event-loop delay during the READ (${order}), p99 over idle; maximum ${Math.max(...maxima).toFixed(1)} ms`,
           ours: spread(busy, "ms"),
           theirs: `idle ${spread(idle, "ms")}`,
           ratio: undefined,

@@ -1,14 +1,14 @@
-/** One line of the report: ours against theirs, and the ratio that is asked for. */
+/** One line of the report: our measurement against the reference, and the ratio. */
 export interface Row {
   readonly what: string;
   readonly ours: string;
   readonly theirs: string;
-  /** Median of the ratios, pair by pair. */
+  /** The median of the pairwise ratios. */
   readonly ratio: number | undefined;
-  /** The same of the best of each. */
+  /** The ratio of the best values. */
   readonly best?: number;
   readonly wanted: string;
-  /** undefined: reported only, or could not be measured here. */
+  /** undefined: reported only, or not measurable on this machine. */
   readonly met: boolean | undefined;
 }
 
@@ -20,13 +20,13 @@ export function median(values: readonly number[]): number {
     : ((sorted[middle - 1] ?? Number.NaN) + (sorted[middle] ?? Number.NaN)) / 2;
 }
 
-/** The value below which this share lies; of few values the largest. */
+/** The value below which this share of the values lies; with few values the largest. */
 export function percentile(values: readonly number[], share: number): number {
   const sorted = [...values].sort((a, b) => a - b);
   return sorted[Math.min(sorted.length - 1, Math.ceil(sorted.length * share) - 1)] ?? Number.NaN;
 }
 
-/** The best of ours over the best of theirs: what is left when whatever else the machine does is not in the way. */
+/** The ratio of the best values, which other load of the machine disturbs least. */
 export function bestRatio(
   ours: readonly number[],
   theirs: readonly number[],
@@ -36,13 +36,13 @@ export function bestRatio(
   return of(...ours) / of(...theirs);
 }
 
-/** "min / median / max" with three digits. */
+/** `min / median / max` with three significant digits. */
 export function spread(values: readonly number[], unit: string): string {
   const show = (value: number) => Number(value.toPrecision(3)).toString();
   return `${show(Math.min(...values))} / ${show(median(values))} / ${show(Math.max(...values))} ${unit}`;
 }
 
-/** The median over pairs of ours[i] / theirs[i]: a drift of the machine's speed cancels. */
+/** The median of ours[i] / theirs[i]. A drift of the machine's speed cancels out. */
 export function pairRatio(ours: readonly number[], theirs: readonly number[]): number {
   return median(ours.map((value, i) => value / (theirs[i] ?? Number.NaN)));
 }
@@ -58,7 +58,7 @@ export function printRows(rows: readonly Row[]): void {
     row.met === undefined ? "-" : row.met ? "yes" : "NO",
   ]);
   const table = [
-    ["what", "ours (min / median / max)", "theirs", "ratio", "of bests", "wanted", "met"],
+    ["what", "ours (min / median / max)", "theirs", "ratio", "ratio of best", "wanted", "met"],
     ...cells,
   ];
   const widths =

@@ -1,4 +1,4 @@
-// The process whose memory both sides of a benchmark read: it registers, tells where, and waits for its stdin to end.
+// The process whose memory both sides of a benchmark read. It registers memory, prints its address, and waits until its stdin ends.
 import { createInterface } from "node:readline";
 import { nixlTransport } from "@kv/nixl";
 

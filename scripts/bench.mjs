@@ -4,12 +4,12 @@ import { join } from "node:path";
 import { root, setup } from "./setup.mjs";
 
 const { nixl } = await setup();
-const asked = process.argv.slice(2).filter((word) => !word.startsWith("--"));
-if (!nixl.ready && asked.join() !== "proxy") {
-  console.error(`the benchmarks compare with NIXL's own Python API: ${nixl.why}`);
+const names = process.argv.slice(2).filter((word) => !word.startsWith("--"));
+if (!nixl.ready && names.join() !== "proxy") {
+  console.error(`the benchmarks compare with NIXL's Python API and need NIXL: ${nixl.why}`);
   process.exit(1);
 }
-// What a plan holds is measured with the collector at hand.
+// The benchmark of plans collects garbage before it measures memory.
 const args = ["--expose-gc", "--import", "tsx", join(root, "bench/main.ts"), ...process.argv.slice(2)];
 spawn(process.execPath, args, { cwd: root, stdio: "inherit" }).on("close", (code) => {
   process.exitCode = code ?? 1;

@@ -1,9 +1,9 @@
-// npm run kv-proxy, kv-peer, kv-nixl, kv-plan, kv-neuron: sets up what is missing, then is that program. Only the program writes to stdout.
+// npm run kv-proxy, kv-peer, kv-nixl, kv-plan, kv-neuron: sets up what is missing, then runs that program. Only the program writes to stdout.
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { root, setup } from "./setup.mjs";
 
-/** What each needs of native code. */
+/** The native code that each program needs. */
 const NATIVE = { neuron: "addon", nixl: "addon", peer: "nixl", plan: "none", proxy: "none" };
 
 const [name] = process.argv.splice(2, 1);
@@ -13,6 +13,6 @@ try {
   process.stderr.write(`set-up failed: ${error.message}\n`);
   process.exit(1);
 }
-// npm runs scripts in the root; paths are meant from where the command was given.
+// npm runs scripts in the root; paths are relative to the folder of the command.
 process.chdir(process.env.INIT_CWD ?? process.cwd());
 await import(pathToFileURL(join(root, "packages", name, "dist", "cli.js")).href);

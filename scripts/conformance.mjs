@@ -1,4 +1,4 @@
-// npm run conformance: replays vectors of vLLM's functions, or recorded traffic of vLLM's servers, with this repository's sources.
+// npm run conformance: replays vectors of vLLM's functions, or recorded traffic of vLLM servers, with this repository's sources.
 import { spawn } from "node:child_process";
 import { existsSync } from "node:fs";
 import { isAbsolute, join, resolve } from "node:path";
@@ -11,7 +11,7 @@ if (!existsSync(tsx)) {
   process.exit(2);
 }
 
-// npm runs scripts in the root; paths are meant from where the command was given.
+// npm runs scripts in the root; paths are relative to the folder of the command.
 const from = process.env.INIT_CWD ?? process.cwd();
 const args = process.argv.slice(2).map((arg, index, all) => {
   const isPath = all[index - 1] === "--wire" || (!arg.startsWith("-") && all[index - 1] !== "--only");

@@ -1,5 +1,5 @@
 // npm run mutate [-- --mutate FILE,FILE]: Stryker over the mapping and the plan (stryker.config.mjs), file by file: docs/design/mutation.md.
-// A file that has tests beside it is judged by those alone; KV_MUTATE_SCOPE=plan takes all that move bytes, KV_MUTATE_SCOPE=proofs the proofs too.
+// A file with tests beside it is judged by those tests alone. KV_MUTATE_SCOPE=plan adds all tests that move bytes, KV_MUTATE_SCOPE=proofs also the proofs.
 import { spawn } from "node:child_process";
 import { existsSync } from "node:fs";
 import { join } from "node:path";
@@ -15,7 +15,7 @@ spawn(join(root, "node_modules/.bin/stryker"), ["run", "stryker.config.mjs", ...
   process.exitCode = code ?? 1;
 });
 
-/** The tests of the files that are named; none where one of them has no tests of its own. */
+/** The tests beside the files of --mutate; none where a file has no tests beside it. */
 function ownTests() {
   const at = args.indexOf("--mutate");
   const files = at < 0 ? [] : (args[at + 1] ?? "").split(",").map((file) => file.replace(/:.*$/, ""));

@@ -1,4 +1,4 @@
-// npm run prove: the properties of @kv/plan and @kv/topology, many more cases than npm test draws. npm run prove -- --factor 50
+// npm run prove [-- --factor 50]: the properties of @kv/plan and @kv/topology, with many more cases than in npm test.
 
 import { spawn } from "node:child_process";
 import { join } from "node:path";
@@ -7,7 +7,7 @@ import { root } from "./setup.mjs";
 
 const { values } = parseArgs({ options: { factor: { type: "string", default: "50" } } });
 if (!(Number(values.factor) > 0)) {
-  console.error(`--factor is ${JSON.stringify(values.factor)}, not a number above 0`);
+  console.error(`--factor must be a number above 0, not ${JSON.stringify(values.factor)}`);
   process.exit(2);
 }
 const args = ["run", "--config", "tools/long/vitest.config.ts", "packages/plan", "packages/topology"];

@@ -1,5 +1,5 @@
-// Brings a fresh machine to the point where the demo and the tests run: dependencies, build, addon, NIXL. Each step is skipped
-// when what it depends on has not changed. What cannot be had is said in one line, and the embedded transport serves instead.
+// npm run setup [-- --fresh --with-libfabric]: prepares a machine for the demo and the tests: dependencies, build, addon, NIXL. A step is skipped when its
+// inputs have not changed. Where NIXL is not available, one line says why, and the embedded transport is used instead.
 import { spawn } from "node:child_process";
 import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
@@ -15,7 +15,7 @@ export const pnpm = ["npx", "--yes", manifest.packageManager];
 
 const say = (line) => process.stderr.write(`${line}\n`);
 
-/** Runs a command; its output goes to stderr when `show`, and is shown on failure in any case. */
+/** Runs a command. With `show` its output goes to stderr; otherwise only the error of a failure contains it. */
 export function run(command, args, { cwd = root, show = false, env = process.env } = {}) {
   return new Promise((resolve, reject) => {
     const child = spawn(command, args, { cwd, env, stdio: ["ignore", "pipe", "pipe"] });
@@ -65,7 +65,7 @@ const readStamps = () => {
   }
 };
 
-/** Runs `work` unless the digest of `inputs` is that of the last success and all `outputs` are there. */
+/** Runs `work` unless the digest of `inputs` is that of the last success and all `outputs` exist. */
 async function step(name, inputs, outputs, work) {
   const wanted = digest(inputs);
   if (readStamps()[name] === wanted && outputs.every((path) => existsSync(join(root, path)))) return;
@@ -85,8 +85,9 @@ async function step(name, inputs, outputs, work) {
 const firstLine = (error) => String(error?.message ?? error).split("\n")[0];
 
 /**
- * All of it, or of native code only the addon or nothing (`native`); what the LIBFABRIC backend takes too when `withLibfabric`. Answers
- * `{ nixl: { ready, why?, noLibfabric? } }`, with the reasons for what is not to be had; throws only for what nothing can be done without.
+ * Runs all steps. `native` limits native code to the addon (`"addon"`) or leaves it out (`"none"`); `withLibfabric` also fetches the libraries of
+ * the LIBFABRIC backend. Returns `{ nixl: { ready, why?, noLibfabric? } }`: the reasons say why NIXL or LIBFABRIC is not available. Throws only
+ * when the dependencies or the build fail.
  */
 export async function setup({ withLibfabric = process.env.CI === "true", native = "nixl" } = {}) {
   const [major] = process.versions.node.split(".").map(Number);
@@ -112,21 +113,21 @@ export async function setup({ withLibfabric = process.env.CI === "true", native 
 }
 
 async function nixl(withLibfabric, native) {
-  const notAsked = { ready: false, why: "nobody asked for it" };
-  if (native === "none") return notAsked;
+  const notRequested = { ready: false, why: "NIXL was not requested" };
+  if (native === "none") return notRequested;
   if (process.platform !== "linux") return { ready: false, why: `no NIXL for ${process.platform}` };
   try {
     await step("compile the addon", ["native"], ["native/build/kv_nixl.node"], () =>
       run("node", ["native/build.mjs"]),
     );
   } catch (error) {
-    // The build says in its last line what is missing and how to get it; where the compiler refused a line, it has said which.
+    // The last line of the build says what is missing and how to install it; compiler errors come before it.
     const lines = String(error.message).trim().split("\n");
     const why = lines.at(-1);
-    for (const line of [...lines.filter((said) => /\berror: /.test(said)).slice(0, 3), why]) say(line);
+    for (const line of [...lines.filter((each) => /\berror: /.test(each)).slice(0, 3), why]) say(line);
     return { ready: false, why };
   }
-  if (native === "addon") return notAsked;
+  if (native === "addon") return notRequested;
   try {
     const { findLibrary, installNixl } = await import(
       pathToFileURL(join(root, "packages/nixl/dist/index.js")).href
@@ -139,22 +140,22 @@ async function nixl(withLibfabric, native) {
     }
     return { ready: true, noLibfabric: withLibfabric ? await libfabric(installNixl) : undefined };
   } catch (error) {
-    const why = `NIXL is not to be had (${firstLine(error)})`;
+    const why = `NIXL is not available (${firstLine(error)})`;
     say(`${why}; remedy: ${error?.hint ?? "npx --no-install kv-nixl install"}`);
     return { ready: false, why };
   }
 }
 
 /**
- * What NIXL's LIBFABRIC plugin needs: 135 MB through pip. Answers why it is not to be had: the tests over LIBFABRIC are skipped then,
- * and say so; with CI=true they fail.
+ * Fetches the libraries of NIXL's LIBFABRIC plugin: 135 MB through pip. Returns the reason where they are not available; the tests over LIBFABRIC
+ * are then skipped by name, and fail with CI=true.
  */
 async function libfabric(installNixl) {
   try {
     await installNixl({ with: ["libfabric"], onProgress: say });
     return undefined;
   } catch (error) {
-    const why = `LIBFABRIC is not to be had (${firstLine(error)})`;
+    const why = `LIBFABRIC is not available (${firstLine(error)})`;
     say(`${why}; remedy: ${error?.hint ?? "kv-nixl install --with libfabric"}`);
     return why;
   }
@@ -165,5 +166,5 @@ if (process.argv[1] === fileURLToPath(import.meta.url)) {
   const { nixl: state } = await setup(
     process.argv.includes("--with-libfabric") ? { withLibfabric: true } : {},
   );
-  say(state.ready ? "ready, with NIXL" : "ready, without NIXL: the embedded transport serves");
+  say(state.ready ? "ready, with NIXL" : "ready, without NIXL: the embedded transport is used");
 }

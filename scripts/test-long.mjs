@@ -1,4 +1,4 @@
-// npm run test:long: the runs that take too long for npm test. It sets up first; the last line counts runs and processes.
+// npm run test:long: the runs that take too long for npm test. The last line counts runs and processes.
 //   npm run test:long -- --requests 200000 --connectors pull,push --exits 200 --property-factor 50 --mutations 1000000 --seed WORD
 //     --addon-requests 5000 --only faults,addon,exits,properties,mutations --jobs 2
 import { spawn } from "node:child_process";
@@ -27,7 +27,7 @@ const { values } = parseArgs({
 function count(name) {
   const value = Number(values[name]);
   if (Number.isSafeInteger(value) && value > 0) return value;
-  console.error(`--${name} is ${JSON.stringify(values[name])}, not a positive integer`);
+  console.error(`--${name} must be a positive integer, not ${JSON.stringify(values[name])}`);
   process.exit(2);
 }
 const [requests, addonRequests, exits, propertyFactor, mutations, jobs] = [
@@ -41,13 +41,13 @@ const [requests, addonRequests, exits, propertyFactor, mutations, jobs] = [
 const only = values.only.split(",");
 for (const kind of only) {
   if (KINDS.includes(kind)) continue;
-  console.error(`--only is ${JSON.stringify(kind)}, not of ${KINDS.join(", ")}`);
+  console.error(`--only must be of ${KINDS.join(", ")}, not ${JSON.stringify(kind)}`);
   process.exit(2);
 }
 const connectors = values.connectors.split(",");
 for (const connector of connectors) {
   if (["pull", "push"].includes(connector)) continue;
-  console.error(`--connectors is ${JSON.stringify(connector)}, not of pull, push`);
+  console.error(`--connectors must be of pull, push, not ${JSON.stringify(connector)}`);
   process.exit(2);
 }
 const vitest = join(root, "node_modules/.bin/vitest");
@@ -55,7 +55,7 @@ const vitest = join(root, "node_modules/.bin/vitest");
 let passed = 0;
 let failed = 0;
 
-/** One run: passed when its command ends with 0. Its output is shown when it does not. */
+/** One run. It passes when its command ends with 0; otherwise its output is shown, with the command that replays it. */
 async function check(name, env, command, args) {
   const begun = Date.now();
   try {
@@ -64,14 +64,16 @@ async function check(name, env, command, args) {
     console.log(`ok    ${name} (${((Date.now() - begun) / 1000).toFixed(1)} s)`);
   } catch (error) {
     failed += 1;
-    const again = Object.entries(env).map(([key, value]) => `${key}=${value} `);
-    console.log(`FAIL  ${name}\n${error.message}\nreplay: ${again.join("")}${[command, ...args].join(" ")}`);
+    const variables = Object.entries(env).map(([key, value]) => `${key}=${value} `);
+    console.log(
+      `FAIL  ${name}\n${error.message}\nreplay: ${variables.join("")}${[command, ...args].join(" ")}`,
+    );
   }
 }
 
 async function faults() {
   const seeds = Array.from({ length: Math.ceil(requests / REQUESTS_PER_SEED) }, (_, i) => i);
-  const lane = async () => {
+  const runNext = async () => {
     for (let i = seeds.shift(); i !== undefined; i = seeds.shift()) {
       const env = {
         KV_SEED: `${values.seed}-${i}`,
@@ -84,10 +86,10 @@ async function faults() {
       }
     }
   };
-  await Promise.all(Array.from({ length: jobs }, lane));
+  await Promise.all(Array.from({ length: jobs }, runNext));
 }
 
-/** The fault run over the addon: with the stand-in for NIXL in one process, and with UCX between processes; pull and push each. */
+/** The fault runs over the addon, with pull and push: on the stand-in for NIXL in one process, and on UCX between processes. */
 async function addon() {
   const env = { KV_ADDON_REQUESTS: `${addonRequests}`, KV_SEED: values.seed };
   await check(`${addonRequests} requests under faults over the addon, six times`, env, vitest, [
@@ -99,10 +101,10 @@ async function addon() {
 async function properties() {
   const env = { KV_PROPERTY_FACTOR: `${propertyFactor}` };
   const args = ["run", "--config", "tools/long/vitest.config.ts"];
-  await check(`properties, each with ${propertyFactor} times its runs`, env, vitest, args);
+  await check(`properties with ${propertyFactor} times their runs`, env, vitest, args);
 }
 
-/** Damaged metadata: all of it against the stand-in for NIXL, some of it against NIXL in a process that may die of it. And notifications. */
+/** Damaged metadata against the stand-in for NIXL; some of it against NIXL itself, in a process that may crash. And damaged notifications. */
 async function damagedBytes() {
   const checked = Math.ceil(mutations / 100);
   const env = { KV_MUTATIONS: `${mutations}`, KV_CHECKED_MUTATIONS: `${checked}` };
@@ -115,7 +117,7 @@ async function damagedBytes() {
   await check(what, env, vitest, ["run", ...files]);
 }
 
-/** Counts each process. */
+/** Counts each process as a run. */
 async function exitsOfProcesses(nixl) {
   if (!nixl.ready) {
     console.log(`${process.env.CI === "true" ? "FAIL" : "SKIPPED"}  exits need NIXL: ${nixl.why}`);

@@ -1,5 +1,5 @@
-// npm run test:versions [-- 1.0.1 1.5.1]: the tests of @kv/nixl over UCX against other versions of NIXL, each fetched with pip (50 to 80 MB) into
-// a cache of its own beside node_modules. The last lines are a table.
+// npm run test:versions [-- 1.0.1 1.5.1]: runs the tests of @kv/nixl over UCX against several versions of NIXL. Each is fetched with pip (50 to 80 MB)
+// into a cache below node_modules. The last lines are a table.
 import { spawnSync } from "node:child_process";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
@@ -8,8 +8,8 @@ import { root, setup } from "./setup.mjs";
 const VERSIONS = ["0.10.1", "1.0.1", "1.4.1", "1.5.0", "1.5.1"];
 const FILES = ["conformance.test", "two-processes.test", "stopped-peer", "memory.test", "traps", "lifecycle"];
 
-const asked = process.argv.slice(2);
-const versions = asked.length > 0 ? asked : VERSIONS;
+const requested = process.argv.slice(2);
+const versions = requested.length > 0 ? requested : VERSIONS;
 const { nixl } = await setup();
 if (!nixl.ready) {
   console.error(nixl.why);
@@ -31,7 +31,7 @@ for (const version of versions) {
       "run",
       "--testTimeout=240000",
       "--hookTimeout=240000",
-      // The table is of UCX.
+      // The table covers UCX only.
       "--testNamePattern=^(?!.*LIBFABRIC)",
       ...FILES.map((name) => `packages/nixl/test/${name}`),
     ],

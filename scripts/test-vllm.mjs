@@ -1,18 +1,18 @@
-// npm run test:vllm: sets up real vLLM on the CPU once, then runs the live tests against it. Not part of npm test.
+// npm run test:vllm: installs vLLM for the CPU once, then runs the live tests against its servers. Not part of npm test.
 //     --only pull-0.33,push-0.33,pull-0.32,push-0.32,kinds,proxy
-// What follows is vitest's: -t "P with TP 1" runs one suite, and starts the servers that it needs.
+// All other arguments go to vitest: -t "P with TP 1" runs one suite and starts only the servers that it needs.
 import { spawn } from "node:child_process";
 import { join } from "node:path";
 import { root, run, setup } from "./setup.mjs";
 
 const PARTS = ["pull-0.33", "push-0.33", "pull-0.32", "push-0.32", "kinds", "proxy"];
-const given = process.argv.slice(2);
-const at = given.indexOf("--only");
-const [, list = ""] = at < 0 ? ["", PARTS.join(",")] : given.splice(at, 2);
+const args = process.argv.slice(2);
+const at = args.indexOf("--only");
+const [, list = ""] = at < 0 ? ["", PARTS.join(",")] : args.splice(at, 2);
 const only = list.split(",");
 for (const part of only) {
   if (PARTS.includes(part)) continue;
-  console.error(`--only is ${JSON.stringify(part)}, not of ${PARTS.join(", ")}`);
+  console.error(`--only must be of ${PARTS.join(", ")}, not ${JSON.stringify(part)}`);
   process.exit(2);
 }
 
@@ -23,13 +23,13 @@ if (!nixl.ready) {
 }
 await run("bash", [join(root, "tools/vllm/setup.sh")], { show: true });
 const vitest = join(root, "node_modules/.bin/vitest");
-const args = [
+const vitestArgs = [
   "run",
   "--config",
   "vitest.vllm.config.ts",
   ...only.map((part) => `tools/vllm/${part}.live.ts`),
-  ...given,
+  ...args,
 ];
-spawn(vitest, args, { cwd: root, stdio: "inherit" }).on("close", (code) => {
+spawn(vitest, vitestArgs, { cwd: root, stdio: "inherit" }).on("close", (code) => {
   process.exitCode = code ?? 1;
 });

@@ -1,14 +1,17 @@
-// npm test: set-up, then every check of the repository, then every suite. The last line counts them all.
+// npm test [-- FILE…]: set-up, then every check of the repository, then every suite. With FILE only set-up and those tests. The last line counts
+// all of them.
 import { spawn } from "node:child_process";
 import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { findActionlint, workflows } from "./actionlint.mjs";
 import { root, run, setup } from "./setup.mjs";
 
 const bin = (name) => join(root, "node_modules", ".bin", name);
-const published = readdirSync(join(root, "packages")).filter((name) =>
-  existsSync(join(root, "packages", name, "package.json")),
-);
+const published = readdirSync(join(root, "packages")).filter((name) => {
+  const manifest = join(root, "packages", name, "package.json");
+  return existsSync(manifest) && JSON.parse(readFileSync(manifest, "utf8")).private !== true;
+});
 
 let passed = 0;
 let failed = 0;
@@ -25,7 +28,7 @@ async function check(name, work) {
   }
 }
 
-/** Runs vitest with its own report on the terminal, and adds its counts. */
+/** Runs vitest with its report on the terminal, and adds its counts. */
 async function suites(args) {
   const folder = mkdtempSync(join(tmpdir(), "kv-test-"));
   const report = join(folder, "report.json");
@@ -52,12 +55,12 @@ async function suites(args) {
   for (const file of brokenFiles) console.log(`FAIL  ${file.name} could not be loaded: ${file.message}`);
   if (code !== 0 && result.numFailedTests + brokenFiles.length === 0) {
     failed += 1;
-    console.log(`FAIL  vitest ended with ${code} although no test failed: an error outside of a test`);
+    console.log(`FAIL  vitest ended with ${code} although no test failed: an error outside a test`);
   }
   const skipped = result.testResults.flatMap((file) =>
     file.assertionResults.filter((test) => test.status !== "passed" && test.status !== "failed"),
   );
-  // What needs NIXL fails with CI=true instead of being skipped; what is left here are optional capabilities, and they are named.
+  // With CI=true a test that needs NIXL fails instead of being skipped. The rest are optional capabilities, each listed by name.
   for (const test of skipped) console.log(`SKIPPED  ${test.fullName}`);
 }
 
@@ -75,6 +78,10 @@ if (only.length === 0) {
     run(bin("depcruise"), ["--config", ".dependency-cruiser.cjs", "packages", "apps"]),
   );
   await check("nothing unused (knip)", () => run(bin("knip"), []));
+  const actionlint = findActionlint();
+  if (actionlint === undefined)
+    console.log("SKIPPED  workflows (actionlint): npm run lint:deploy fetches it");
+  else await check("workflows (actionlint)", () => run(actionlint, ["-no-color", ...workflows]));
   const packed = published.flatMap((name) => {
     const folder = join(root, "packages", name);
     return [

@@ -2,9 +2,9 @@ import { nixlTransport } from "@kv/nixl";
 import { inOrder, shuffled } from "../nixl/stage.js";
 import { nodeTarget } from "../python-peer.js";
 import { median } from "../report.js";
-import { BLOCK_BYTES } from "./model.js";
+import { BLOCK_BYTES } from "./workload.js";
 
-/** What one transfer of so many bytes takes between two processes here, in ms, in blocks as the caches have them. */
+/** Measures how long one transfer takes between two processes on this machine, in ms, with the caches' block size. */
 export interface Bandwidth {
   transferMs(lengthBytes: number, order: "contiguous" | "fragmented"): Promise<number>;
   close(): Promise<void>;

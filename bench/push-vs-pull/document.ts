@@ -1,10 +1,8 @@
 import { availableParallelism } from "node:os";
 import { median } from "../report.js";
-import { WAYS } from "./contestants.js";
-import { gainOf } from "./gain.js";
-import { nameOf } from "./grid.js";
+import { gainOf, WAYS } from "./deployments.js";
 import type { Measured } from "./index.js";
-import { BLOCK_TOKENS, FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN } from "./model.js";
+import { BLOCK_TOKENS, FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN, nameOf } from "./workload.js";
 
 /** The text of docs/bench/push-vs-pull.md. `load`: the load average of the machine; `failed`: requests that failed. */
 export function document(

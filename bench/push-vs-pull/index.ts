@@ -1,14 +1,12 @@
-// TTFT of pull and push through the whole demo, in turn in one run, beside the bound: forward pass + bytes ÷ measured bandwidth.
+// TTFT of pull and push through the whole demo, measured in turn in one run, and the bound: forward pass + bytes ÷ measured bandwidth.
 import { mkdir, writeFile } from "node:fs/promises";
 import { loadavg } from "node:os";
 import { median, type Row, spread } from "../report.js";
 import { openBandwidth } from "./bandwidth.js";
-import { type Contestant, openContestant, WAYS, type Way } from "./contestants.js";
+import { type Deployment, gainOf, openDeployment, WAYS, type Way } from "./deployments.js";
 import { document } from "./document.js";
-import { gainOf } from "./gain.js";
-import { nameOf, type Point, SAMPLE } from "./grid.js";
-import { FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN } from "./model.js";
 import { plot } from "./plot.js";
+import { FORWARD_MS_PER_512, KV_BYTES_PER_TOKEN, nameOf, type Point, SAMPLE } from "./workload.js";
 
 const ROUNDS = Math.max(3, Number(process.env["KV_BENCH_ROUNDS"] ?? 5));
 const DOCS = new URL("../../docs/bench/", import.meta.url);
@@ -17,7 +15,7 @@ export interface Measured {
   readonly point: Point;
   readonly ttftMs: Readonly<Record<Way, readonly number[]>>;
   readonly boundMs: number;
-  /** Of a full prefix hit alone. */
+  /** D's own time to the first token; only for a full prefix hit. */
   readonly localMs: number | undefined;
 }
 
@@ -28,22 +26,22 @@ export async function pushVsPull(): Promise<readonly Row[]> {
   const bandwidth = await openBandwidth();
   try {
     for (const pool of ["contiguous", "fragmented"] as const) {
-      const contestants = new Map<Way, Contestant>();
+      const deployments = new Map<Way, Deployment>();
       try {
-        for (const way of WAYS) contestants.set(way, await openContestant(way, pool));
+        for (const way of WAYS) deployments.set(way, await openDeployment(way, pool));
         for (const point of SAMPLE.filter((each) => each.pool === pool)) {
           process.stderr.write(`  ${nameOf(point)}\n`);
           const bytes = (point.inputTokens * KV_BYTES_PER_TOKEN * (100 - point.hitPercent)) / 100;
           const transferMs = bytes === 0 ? 0 : await bandwidth.transferMs(bytes, pool);
-          measured.push(await measure(point, contestants, transferMs));
+          measured.push(await measure(point, deployments, transferMs));
         }
       } finally {
-        for (const contestant of contestants.values()) {
-          failed += contestant.failed;
-          await contestant.close();
+        for (const deployment of deployments.values()) {
+          failed += deployment.failed;
+          await deployment.close();
         }
       }
-      // After each pool: what is there is kept when the rest fails.
+      // Written after each pool, so that a later failure loses nothing.
       if (!process.argv.includes("--no-docs"))
         await publish(measured, { load: { before: loadBefore, after: loadavg()[0] ?? 0 }, failed });
     }
@@ -64,22 +62,22 @@ async function publish(
 
 async function measure(
   point: Point,
-  contestants: ReadonlyMap<Way, Contestant>,
+  deployments: ReadonlyMap<Way, Deployment>,
   transferMs: number,
 ): Promise<Measured> {
   const ttftMs: Record<Way, number[]> = { pull: [], push: [], "push, layer-wise": [] };
   const local: number[] = [];
   for (let round = 0; round < ROUNDS; round++) {
-    // In turn, and not always the same one first.
+    // In turn, starting with another one in each round.
     for (let i = 0; i < WAYS.length; i++) {
       const way = WAYS[(round + i) % WAYS.length] as Way;
-      ttftMs[way].push((await contestants.get(way)?.ttftMs(point)) ?? Number.NaN);
+      ttftMs[way].push((await deployments.get(way)?.ttftMs(point)) ?? Number.NaN);
     }
     if (point.hitPercent === 100)
-      local.push((await contestants.get("pull")?.localTtftMs(point.inputTokens)) ?? Number.NaN);
+      local.push((await deployments.get("pull")?.localTtftMs(point.inputTokens)) ?? Number.NaN);
   }
   const passMs = (FORWARD_MS_PER_512 * point.inputTokens) / 512;
-  // P computes one prompt after the other: the median of n requests waits for half of them.
+  // P computes one prompt at a time, so the median of n requests waits for half of them.
   const passes = (point.atOnce + 1) / 2;
   const boundMs = point.hitPercent === 100 ? 0 : passMs * passes + transferMs;
   return { point, ttftMs, boundMs, localMs: local.length === 0 ? undefined : median(local) };

@@ -1,14 +1,14 @@
 import { median } from "../report.js";
-import { WAYS } from "./contestants.js";
-import { nameOf } from "./grid.js";
+import { WAYS } from "./deployments.js";
 import type { Measured } from "./index.js";
+import { nameOf } from "./workload.js";
 
 const COLOURS = ["#4477aa", "#ee6677", "#228833"] as const;
 const WIDTH = 900;
 const LABEL = 330;
 const ROW = 54;
 
-/** A bar per way and point, and a line where the bound is. */
+/** An SVG with a bar per way and point, and a line at the bound. */
 export function plot(measured: readonly Measured[]): string {
   const largest = Math.max(...measured.flatMap(({ ttftMs }) => WAYS.map((way) => median(ttftMs[way]))));
   const x = (ms: number) => LABEL + (ms / largest) * (WIDTH - LABEL - 70);

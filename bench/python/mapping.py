@@ -1,4 +1,4 @@
-"""vLLM 0.33's own compute_tp_mapping over a grid of pairs, timed in one process. usage: mapping.py ROUNDS, with vLLM's Python tree on PYTHONPATH.
+"""Times vLLM 0.33's compute_tp_mapping over a grid of pairs, in one process. usage: mapping.py ROUNDS, with vLLM's Python tree on PYTHONPATH.
 Prints {"calls": per round, "ms": [per round]}. The grid is that of bench/mapping.ts."""
 import json
 import logging

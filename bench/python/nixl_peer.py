@@ -1,8 +1,8 @@
-"""The same work as the Node side of a benchmark, with NIXL's own Python API of the same version. Commands come as JSON lines on stdin, answers go as JSON
-lines to stdout. usage: nixl_peer.py [BACKEND [LIBRARY…]], where the backend's plugin needs these libraries and the loader does not find them; then
+"""Does the work of a benchmark's Node side with NIXL's Python API of the same version. Commands are JSON lines on stdin, answers JSON lines on stdout.
+usage: nixl_peer.py [BACKEND [LIBRARY…]]; the libraries are those that the backend's plugin needs and the loader does not find. Commands:
   {"do": "open", "metadata": hex of the target's agent, "address": base of the target's memory, "length": bytes}
   {"do": "read", "block": bytes, "count": n, "seed": s, "order": "scattered" | "contiguous"}       one READ of n blocks
-  {"do": "prepare", "regions": r, "blocks": n, "block": bytes, "ids": [...], "times": t}              ids to posted, as vLLM 0.33 does it
+  {"do": "prepare", "regions": r, "blocks": n, "block": bytes, "ids": [...], "times": t}              block ids to prepared requests, as vLLM 0.33 does it
 """
 import ctypes
 import json
@@ -10,11 +10,11 @@ import os
 import sys
 import time
 
-# NIXL logs to stdout, where the answers go: it gets stderr instead.
+# NIXL logs to stdout, which is for answers: redirect it to stderr.
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
-# The wheel is another environment's where vLLM's own Python runs this: at the end of the path, so that nothing else of it is found.
+# Under vLLM's Python the wheel lies in another environment. Its path comes last, so that only NIXL is found there.
 of_vllm = "KV_BENCH_NIXL" in os.environ
 if of_vllm:
     sys.path.append(os.environ["KV_BENCH_NIXL"])
@@ -26,7 +26,7 @@ backend, libraries = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("UCX
 for library in libraries:
     ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
 
-# After the wheel, since vLLM takes its own where none is loaded, and a process holds one.
+# After the wheel: vLLM would load its own NIXL, and a process holds only one.
 if of_vllm:
     import vllm_worker
 
@@ -47,7 +47,7 @@ def strided(base, length, count):
 
 
 def prepared(block, count):
-    """Lists over the whole of both memories, made once for a block size, as at a handshake."""
+    """Prepared lists over both memories, created once per block size, as in a handshake."""
     key = (block, count)
     if key not in lists:
         lists[key] = (
@@ -91,7 +91,7 @@ def do_read(command):
 
 
 def ids_of(block_ids, regions, blocks):
-    """Where vLLM is not at hand, the least of what it does for attention regions: offsets by region, added to the block ids."""
+    """Without vLLM: the least work it does for attention regions, which is to add each region's offset to the block ids."""
     offsets = np.arange(regions)[:, None] * blocks
     return (offsets + np.asarray(block_ids)[None, :]).flatten()
 
@@ -115,7 +115,7 @@ def do_prepare(command):
 
 
 def shuffled(count, seed):
-    """As the Node side shuffles: both move the same blocks in the same order."""
+    """The Node side's shuffle, so that both move the same blocks in the same order."""
     ids = list(range(count))
     value = seed
     for i in range(count - 1, 0, -1):
@@ -135,7 +135,7 @@ def order(count, seed):
 
 
 def do_move(command):
-    """Waits without a pause or with one, as `pauseMs` says."""
+    """Polls until the transfer is done, with a pause of `pauseMs` between polls."""
     count, block, pause = command["count"], command["block"], command["pauseMs"] / 1e3
     local_list, remote_list = prepared(block, count)
     local, remote = (order(count, seed) for seed in command["seeds"])
@@ -162,7 +162,7 @@ vectors = {}
 
 
 def do_vm_read(command):
-    """process_vm_readv of the same blocks, `vector` of them a call."""
+    """Reads the same blocks by process_vm_readv, `vector` of them per call."""
     count, block, vector, seeds = command["count"], command["block"], command["vector"], command["seeds"]
     key = (count, block, seeds is None)
     if key not in vectors:
@@ -223,7 +223,7 @@ def do_meet(command):
 
 
 def do_say(command):
-    """Notifications that bear the time of their sending, a pause before each."""
+    """Sends notifications with their send time, with a pause before each."""
     for _ in range(command["count"]):
         time.sleep(command["gapMs"] / 1e3)
         agent.send_notif(command["to"], str(time.clock_gettime_ns(time.CLOCK_MONOTONIC)).encode())
@@ -231,7 +231,7 @@ def do_say(command):
 
 
 def do_listen(command):
-    """Delays of the next notifications, polled without a pause or with one."""
+    """Measures the delays of the next notifications, with a pause of `sleepMs` between polls."""
     delays = []
     while len(delays) < command["count"]:
         for messages in agent.get_new_notifs().values():
@@ -243,7 +243,7 @@ def do_listen(command):
 
 
 def do_handshake(command):
-    """A peer made known and lists of both sides made ready, the backend being there already; vLLM 0.33's strided form."""
+    """Adds a peer and prepares the lists of both sides, with an existing backend, in vLLM 0.33's strided form."""
     count, block = command["count"], command["block"]
     metadata = bytes.fromhex(command["metadata"])
     begun = time.perf_counter()

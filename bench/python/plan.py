@@ -1,5 +1,5 @@
-"""vLLM 0.33's own functions on the way from a request's block ids to the call into NIXL, timed in one process. usage: plan.py, with vLLM's Python tree on
-PYTHONPATH; commands come as JSON lines on stdin, answers go as JSON lines to stdout:
+"""Times vLLM 0.33's functions between a request's block ids and the call into NIXL, in one process. usage: plan.py, with vLLM's Python tree on PYTHONPATH.
+Commands are JSON lines on stdin, answers JSON lines on stdout:
   {"do": "ids", "regions": r, "blocks": n, "ids": [...], "times": t}        descriptor ids of one group: _compute_desc_ids
   {"do": "prepare", "regions": r, "blocks": n, "localIds": [...], "remoteIds": [...], "times": t}   both sides' ids, the prefix cut, as _read_blocks does it
   {"do": "close"}

@@ -1,4 +1,4 @@
-"""vLLM 0.33's own functions on the way from a request's block ids to the call into NIXL. Needs vLLM's Python tree on PYTHONPATH."""
+"""vLLM 0.33's functions between a request's block ids and the call into NIXL. Needs vLLM's Python tree on PYTHONPATH."""
 import logging
 import types
 
@@ -12,7 +12,7 @@ Worker = next(
 
 
 def worker(regions, blocks):
-    """A worker with nothing but what these functions look at."""
+    """A worker with only the fields that these functions read."""
     self = types.SimpleNamespace(
         _has_mamba=False, _conv_decomp=None, _ssm_region_indices=[], _transfer_layer_group_ids=(), _transfer_layer_region_indices=(),
         num_regions=regions, block_len_per_layer=[1024] * regions, block_stride_per_layer=[1024] * regions, region_group_ids=[0] * regions,
@@ -34,7 +34,7 @@ def ids_of(self, ids, regions, blocks):
 
 
 def read_ids(self, local, remote, regions, blocks):
-    """Both sides' descriptor ids, after the cut for a prefix hit."""
+    """The descriptor ids of both sides, without the blocks of a prefix hit."""
     mine, theirs = self._apply_prefix_caching(
         decode_block_ids=[local], prefill_block_ids=[remote], decode_physical_per_logical=1, prefill_physical_per_logical=1
     )

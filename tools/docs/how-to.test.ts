@@ -4,18 +4,18 @@ import { fileURLToPath } from "node:url";
 import ts from "typescript";
 import { describe, expect, test } from "vitest";
 
-/** The how-to pages, followed: their files are written out as a reader would, type-checked, and their tests run here. */
+/** Follows the how-to pages: writes out their files as a reader would, type-checks them, and runs their tests. */
 const root = fileURLToPath(new URL("../../", import.meta.url));
 const PAGES = ["add-a-connector", "add-a-platform", "add-a-transport"];
 
-/** Files of a page: a line with the path in bold code, an empty line, a fenced block. */
+/** The files of a page. Each is a line with the path in bold code, an empty line, and a fenced block. */
 function filesOf(text: string): Map<string, string> {
   const blocks = text.matchAll(/^\*\*`([\w./-]+)`\*\*\n\n```\w+\n([\s\S]*?)^```$/gm);
   return new Map(Array.from(blocks, ([, path = "", content = ""]) => [path, content]));
 }
 
-/** What the compiler says of the files, under this repository's own strictness. */
-function complaints(paths: readonly string[]): string[] {
+/** The compiler's errors in the files, with this repository's settings. */
+function compileErrors(paths: readonly string[]): string[] {
   const { config } = ts.readConfigFile(join(root, "tsconfig.json"), ts.sys.readFile) as { config: object };
   const { options } = ts.parseJsonConfigFileContent({ ...config, include: [], files: paths }, ts.sys, root);
   const found = ts.getPreEmitDiagnostics(ts.createProgram(paths, options));
@@ -39,12 +39,12 @@ const followed = PAGES.map((page) => {
   return { page, text, files, sources };
 });
 
-test("the files of the pages pass the type check", { timeout: 240_000 }, () => {
-  expect(complaints(followed.flatMap(({ sources }) => sources))).toEqual([]);
+test("the files of the pages type-check", { timeout: 240_000 }, () => {
+  expect(compileErrors(followed.flatMap(({ sources }) => sources))).toEqual([]);
 });
 
 describe.each(followed)("docs/how-to: $page", async ({ text, files, sources }) => {
-  test("all of its fenced code is in files that are tried here", () => {
+  test("every fenced block is a file that is tested here", () => {
     const fences = text.match(/^```(?!mermaid)\w+$/gm) ?? [];
     expect(files.size).toBeGreaterThan(0);
     expect(fences.length).toBe(files.size);

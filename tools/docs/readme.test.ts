@@ -8,16 +8,16 @@ import { describe, expect, test } from "vitest";
 import { nixlMissing } from "../../packages/nixl/test/require-nixl.js";
 
 /**
- * The examples of the packages' READMEs, as a reader would run them: each is type-checked, and runs, and prints what it says that it prints
- * (`console.log(…); // this`). Some need what a page cannot have.
+ * Type-checks and runs the examples of the packages' READMEs. Each must print the output that its comments show (`console.log(…); // output`).
+ * Examples that need hardware or servers are only type-checked.
  */
 const run = promisify(execFile);
 const root = fileURLToPath(new URL("../../", import.meta.url));
 const out = join(root, "build/readme");
 
-/** Examples that are type-checked only: why, and what the reader is taken to have. */
+/** Examples that are only type-checked: the reason, and declarations of the names that the page assumes. */
 const NOT_RUN: Readonly<Record<string, { why: string; declarations?: string }>> = {
-  "conformance-1": { why: "suites run in vitest; the packages' own tests run them" },
+  "conformance-1": { why: "suites run only inside vitest; the packages' tests run them" },
   "nixl-3": {
     why: "needs a GPU, and an engine that has allocated on it",
     declarations: [
@@ -30,17 +30,22 @@ const NOT_RUN: Readonly<Record<string, { why: string; declarations?: string }>> 
     ].join("\n"),
   },
   "plan-1": {
-    why: "its input comes out of a handshake",
+    why: "its input is the result of a handshake",
     declarations: [
       'declare const local: import("@kv/plan").RankGeometry;',
       'declare const remotes: import("@kv/plan").RankGeometry[];',
       "declare const regionBytes: readonly Uint8Array[];",
     ].join("\n"),
   },
-  "proxy-1": { why: "needs servers behind it" },
+  "proxy-1": { why: "needs prefill and decode servers" },
 };
 
-const examples = readdirSync(join(root, "packages")).flatMap((name) => {
+const published = readdirSync(join(root, "packages")).filter((name) => {
+  const manifest = readFileSync(join(root, "packages", name, "package.json"), "utf8");
+  return (JSON.parse(manifest) as { private?: boolean }).private !== true;
+});
+
+const examples = published.flatMap((name) => {
   const text = readFileSync(join(root, "packages", name, "README.md"), "utf8");
   return Array.from(text.matchAll(/^```ts\n([\s\S]*?)^```$/gm), ([, code = ""], index) => {
     const id = `${name}-${index + 1}`;
@@ -52,26 +57,26 @@ rmSync(out, { recursive: true, force: true });
 mkdirSync(out, { recursive: true });
 for (const { file, source } of examples) writeFileSync(file, source);
 
-test("every package has a README, and the exceptions are examples that exist", () => {
+test("every published package has a README with an example, and every exception is an example that exists", () => {
   const names = new Set(examples.map(({ id }) => id.replace(/-\d+$/, "")));
-  expect(readdirSync(join(root, "packages")).filter((name) => !names.has(name))).toEqual([]);
+  expect(published.filter((name) => !names.has(name))).toEqual([]);
   expect(Object.keys(NOT_RUN).filter((id) => !examples.some((example) => example.id === id))).toEqual([]);
 });
 
-test("they pass the type check", { timeout: 240_000 }, () => {
+test("the examples type-check", { timeout: 240_000 }, () => {
   const files = examples.map(({ file }) => file);
   const { config } = ts.readConfigFile(join(root, "tsconfig.json"), ts.sys.readFile) as { config: object };
   const { options } = ts.parseJsonConfigFileContent({ ...config, include: [], files }, ts.sys, root);
-  // An example may show a name and leave its use to the reader.
+  // An example may declare a name and leave its use to the reader.
   const found = ts.getPreEmitDiagnostics(
     ts.createProgram(files, { ...options, noUnusedLocals: false, noUnusedParameters: false }),
   );
-  const complaints = found
+  const errors = found
     .filter(({ file }) => file === undefined || files.includes(file.fileName))
     .map(
       ({ file, messageText }) => `${file?.fileName}: ${ts.flattenDiagnosticMessageText(messageText, "\n")}`,
     );
-  expect(complaints).toEqual([]);
+  expect(errors).toEqual([]);
 });
 
 const NEED_NIXL = ["nixl-1", "nixl-2"];
@@ -79,10 +84,10 @@ const runnable = examples.filter(
   ({ id }) => NOT_RUN[id] === undefined && !(NEED_NIXL.includes(id) && nixlMissing !== undefined),
 );
 describe.each(runnable)("README example $id", ({ file, code }) => {
-  test("runs, and prints what it says", async () => {
-    const said = Array.from(code.matchAll(/\bconsole\.log\(.*\); \/\/ (.*)$/gm), ([, text]) => text);
+  test("runs and prints the output that its comments show", async () => {
+    const expected = Array.from(code.matchAll(/\bconsole\.log\(.*\); \/\/ (.*)$/gm), ([, text]) => text);
     const { stdout } = await run(process.execPath, ["--import", "tsx", file], { cwd: root });
     const printed = stdout.split("\n");
-    for (const line of said) expect(printed).toContain(line);
+    for (const line of expected) expect(printed).toContain(line);
   });
 });

@@ -2,38 +2,38 @@ import { fork } from "node:child_process";
 import { fileURLToPath } from "node:url";
 import { KvError, type KvErrorCode } from "@kv/interface";
 import type { FaultEngine } from "@kv/testing/faults/fault-fixture";
-import type { EngineProcessOrder, EngineQuestion, EngineSaying } from "./engine-messages.js";
+import type { EngineCommand, EngineMessage, EngineProcessOptions } from "./engine-messages.js";
 
-/** An engine in a process of its own. */
+/** An engine that runs in its own process. */
 export interface EngineChild extends FaultEngine {
-  /** What its strain did so far. */
+  /** How many faults of each kind were injected so far. */
   counts(): Promise<Readonly<Record<string, number>>>;
-  /** Nothing goes wrong in it any more by itself. */
+  /** Injects no faults from now on. */
   calm(): void;
-  /** What was held when it had closed everything; undefined as long as it has not. */
+  /** The resources that were still held after the engine had closed; undefined before. */
   left(): Readonly<Record<string, number>> | undefined;
 }
 
 const STDERR_KEPT = 4000;
 
-interface Waiting {
+interface PendingRequest {
   resolve(value: never): void;
   reject(error: Error): void;
 }
 
-/** Starts it, and waits until its side channel listens. What it never answers ends when the process does. */
+/** Starts the process and waits until its side channel listens. Requests that are still pending reject when the process ends. */
 export async function startEngineChild(
-  order: EngineProcessOrder,
+  options: EngineProcessOptions,
   violation: (what: string) => void,
 ): Promise<EngineChild> {
-  const { hostName, engineId, tpSize } = order;
+  const { hostName, engineId, tpSize } = options;
   const child = fork(
     fileURLToPath(new URL("./engine-process.ts", import.meta.url)),
-    [JSON.stringify(order)],
+    [JSON.stringify(options)],
     {
       cwd: fileURLToPath(new URL("../..", import.meta.url)),
       execArgv: ["--import", "tsx"],
-      // NIXL and UCX tell of each peer that is gone: shown where the process ends as it should not.
+      // NIXL and UCX log each lost peer to stderr: shown only when the process ends unexpectedly.
       stdio: ["ignore", "ignore", "pipe", "ipc"],
     },
   );
@@ -41,7 +41,7 @@ export async function startEngineChild(
   child.stderr?.on("data", (chunk: Buffer) => {
     stderr = (stderr + chunk.toString("latin1")).slice(-STDERR_KEPT);
   });
-  const waiting = new Map<number, Waiting>();
+  const pending = new Map<number, PendingRequest>();
   let number = 0;
   let left: Record<string, number> | undefined;
   let killed = false;
@@ -53,39 +53,39 @@ export async function startEngineChild(
         const end = `${code ?? signal}; ${stderr.replaceAll("\n", " | ")}`;
         violation(`the process of engine ${engineId} on ${hostName} ended with ${end}`);
       }
-      for (const { reject } of waiting.values()) reject(dead());
-      waiting.clear();
+      for (const { reject } of pending.values()) reject(dead());
+      pending.clear();
       resolve();
     });
   });
 
   const address = await new Promise<{ host: string; port: number }>((resolve, reject) => {
-    child.on("message", (saying: EngineSaying) => {
-      if (saying.says === "ready") resolve(saying.address);
-      else if (saying.says === "violation") violation(saying.what);
+    child.on("message", (message: EngineMessage) => {
+      if (message.kind === "ready") resolve(message.address);
+      else if (message.kind === "violation") violation(message.what);
       else {
-        const { resolve: answer, reject: fail } = waiting.get(saying.number) ?? {};
-        waiting.delete(saying.number);
-        if (saying.says === "answer") answer?.(saying.value as never);
-        else if (saying.code === undefined) fail?.(new Error(saying.message));
-        else fail?.(new KvError(saying.code as KvErrorCode, saying.message));
+        const { resolve: answer, reject: fail } = pending.get(message.number) ?? {};
+        pending.delete(message.number);
+        if (message.kind === "answer") answer?.(message.value as never);
+        else if (message.code === undefined) fail?.(new Error(message.message));
+        else fail?.(new KvError(message.code as KvErrorCode, message.message));
       }
     });
     void exited.then(() => reject(dead()));
   });
 
-  function tell(question: Omit<EngineQuestion, "number">): void {
+  function send(command: Omit<EngineCommand, "number">): void {
     if (!child.connected) return;
-    child.send({ number: 0, ...question }, () => {});
+    child.send({ number: 0, ...command }, () => {});
   }
-  function ask<T>(what: EngineQuestion["ask"], about?: unknown): Promise<T> {
+  function request<T>(name: EngineCommand["name"], argument?: unknown): Promise<T> {
     if (!child.connected) return Promise.reject(dead());
     number += 1;
-    const question: EngineQuestion = { number, ask: what, about };
+    const command: EngineCommand = { number, name, argument };
     return new Promise((resolve, reject) => {
-      waiting.set(question.number, { resolve, reject });
-      // A process that has just ended: its exit tells all who wait.
-      child.send(question, () => {});
+      pending.set(number, { resolve, reject });
+      // Where the process has just ended, its exit rejects what is pending.
+      child.send(command, () => {});
     });
   }
 
@@ -93,12 +93,12 @@ export async function startEngineChild(
     engineId,
     tpSize,
     address,
-    prefill: (request) => ask("prefill", request),
-    decode: (request) => ask("decode", request),
-    abort: (requestId) => tell({ ask: "abort", about: requestId }),
-    outstanding: () => ask("outstanding"),
-    counts: () => ask("counts"),
-    calm: () => tell({ ask: "calm" }),
+    prefill: (prompt) => request("prefill", prompt),
+    decode: (prompt) => request("decode", prompt),
+    abort: (requestId) => send({ name: "abort", argument: requestId }),
+    outstanding: () => request("outstanding"),
+    counts: () => request("counts"),
+    calm: () => send({ name: "calm" }),
     left: () => left,
     async kill() {
       killed = true;
@@ -106,7 +106,7 @@ export async function startEngineChild(
       await exited;
     },
     async close() {
-      left = await ask<Record<string, number>>("close");
+      left = await request<Record<string, number>>("close");
       await exited;
     },
   };

@@ -1,23 +1,23 @@
 import type { FaultEngineOrder } from "@kv/testing/faults/fault-fixture";
 
-/** What an engine's process is told to be: its one argument, as JSON. */
-export interface EngineProcessOrder extends Omit<FaultEngineOrder, "connector" | "violation"> {
+/** The options of an engine's process: its only argument, as JSON. */
+export interface EngineProcessOptions extends Omit<FaultEngineOrder, "connector" | "violation"> {
   readonly connector: "pull" | "push";
   readonly seed: string;
-  /** Where its side channel listens: at a seat's second start, where the one before did. */
+  /** Where its side channel listens. An engine that is restarted listens on the port of its predecessor. */
   readonly sideChannelPort: number;
 }
 
-/** What an engine's process is asked; each but `abort` and `calm` is answered under its number. */
-export interface EngineQuestion {
+/** A command to an engine's process. Each but `abort` and `calm` is answered under its number. */
+export interface EngineCommand {
   readonly number: number;
-  readonly ask: "prefill" | "decode" | "abort" | "outstanding" | "counts" | "calm" | "close";
-  readonly about?: unknown;
+  readonly name: "prefill" | "decode" | "abort" | "outstanding" | "counts" | "calm" | "close";
+  readonly argument?: unknown;
 }
 
-/** What it says: where it listens, once; what should never be; answers. */
-export type EngineSaying =
-  | { readonly says: "ready"; readonly address: { readonly host: string; readonly port: number } }
-  | { readonly says: "violation"; readonly what: string }
-  | { readonly says: "answer"; readonly number: number; readonly value: unknown }
-  | { readonly says: "error"; readonly number: number; readonly code?: string; readonly message: string };
+/** A message of the process: its address, once; a violated invariant; the answer to a command. */
+export type EngineMessage =
+  | { readonly kind: "ready"; readonly address: { readonly host: string; readonly port: number } }
+  | { readonly kind: "violation"; readonly what: string }
+  | { readonly kind: "answer"; readonly number: number; readonly value: unknown }
+  | { readonly kind: "error"; readonly number: number; readonly code?: string; readonly message: string };

@@ -1,4 +1,4 @@
-// An engine of a fault run in a process of its own, over NIXL: steered by messages, ended by SIGKILL or by being told to close.
+// An engine of a fault run in its own process, over NIXL. Messages of the parent drive it; SIGKILL or a `close` command ends it.
 import { zmqSideChannel } from "@kv/connector";
 import { KvError, type KvTransferParams } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
@@ -7,40 +7,42 @@ import { pushConnector } from "@kv/push";
 import { createSimEngine } from "@kv/testing/simulator/sim-engine";
 import type { SimRequest } from "@kv/testing/simulator/sim-options";
 import { memoryNetwork, seededRandom } from "@kv/transport-memory";
-import type { EngineProcessOrder, EngineQuestion, EngineSaying } from "./engine-messages.js";
+import type { EngineCommand, EngineMessage, EngineProcessOptions } from "./engine-messages.js";
+import { createFaultInjector } from "./fault-injector.js";
+import { faultySideChannel } from "./faulty-side-channel.js";
+import { faultyTransport } from "./faulty-transport.js";
 import { heldBy, REAL_TIMES } from "./real-time.js";
-import { createStrain } from "./strain.js";
-import { strainedSideChannel } from "./strained-side-channel.js";
-import { strainedTransport } from "./strained-transport.js";
 
-const { connector, seed, layerwise, ...order } = JSON.parse(process.argv[2] ?? "{}") as EngineProcessOrder;
-const say = (saying: EngineSaying) => void process.send?.(saying);
+const { connector, seed, layerwise, ...options } = JSON.parse(
+  process.argv[2] ?? "{}",
+) as EngineProcessOptions;
+const send = (message: EngineMessage) => void process.send?.(message);
 const network = memoryNetwork();
-const { clock } = network.host(order.hostName);
-const strain = createStrain(seededRandom(seed));
-const transport = strainedTransport(nixlTransport({ backends: ["UCX"] }), {
+const { clock } = network.host(options.hostName);
+const injector = createFaultInjector(seededRandom(seed));
+const transport = faultyTransport(nixlTransport({ backends: ["UCX"] }), {
   clock,
-  strain,
+  injector,
   lateMs: REAL_TIMES.longMs,
 });
 const engine = await createSimEngine({
-  ...order,
+  ...options,
   network,
   transport,
-  sideChannel: strainedSideChannel(zmqSideChannel(), strain),
+  sideChannel: faultySideChannel(zmqSideChannel(), injector),
   connector: connector === "pull" ? pullConnector : pushConnector,
   reportsLayers: layerwise,
-  violation: (what) => say({ says: "violation", what }),
+  violation: (what) => send({ kind: "violation", what }),
 });
 
 let closed = false;
-const answers: Readonly<Record<EngineQuestion["ask"], (about: never) => unknown>> = {
+const answers: Readonly<Record<EngineCommand["name"], (argument: never) => unknown>> = {
   prefill: (request: SimRequest) => engine.prefill(request),
   decode: (request: SimRequest & { params: KvTransferParams }) => engine.decode(request),
   abort: (requestId: string) => engine.abort(requestId),
   outstanding: () => ({ ...engine.outstanding(), transfers: heldBy(transport.agents).transfers }),
-  counts: () => strain.counts(),
-  calm: () => strain.end(),
+  counts: () => injector.counts(),
+  calm: () => injector.end(),
   async close() {
     await engine.close();
     closed = true;
@@ -48,20 +50,20 @@ const answers: Readonly<Record<EngineQuestion["ask"], (about: never) => unknown>
   },
 };
 
-// Whoever steers it is gone.
+// The parent is gone.
 process.once("disconnect", () => {
   if (!closed) process.exit(1);
 });
-process.on("message", ({ number, ask, about }: EngineQuestion) => {
+process.on("message", ({ number, name, argument }: EngineCommand) => {
   void (async () => {
     try {
-      const value = await answers[ask](about as never);
-      say({ says: "answer", number, value });
+      const value = await answers[name](argument as never);
+      send({ kind: "answer", number, value });
     } catch (error) {
       const code = KvError.is(error) ? { code: error.code } : {};
-      say({ says: "error", number, ...code, message: String(error) });
+      send({ kind: "error", number, ...code, message: String(error) });
     }
-    if (ask === "close") process.disconnect();
+    if (name === "close") process.disconnect();
   })();
 });
-say({ says: "ready", address: engine.address });
+send({ kind: "ready", address: engine.address });

@@ -7,19 +7,19 @@ import { FAULT_RULES } from "@kv/testing/faults/fault-rules";
 import { createSimEngine } from "@kv/testing/simulator/sim-engine";
 import { memoryNetwork, type SeededRandom } from "@kv/transport-memory";
 import { FAKE_NIXL } from "../../packages/nixl/test/fake-nixl.js";
+import { createFaultInjector } from "./fault-injector.js";
+import { type FaultyTransport, faultyTransport } from "./faulty-transport.js";
 import { heldBy, REAL_TIMES, untilNothingHeld } from "./real-time.js";
-import { createStrain } from "./strain.js";
-import { type StrainedTransport, strainedTransport } from "./strained-transport.js";
 
 export interface FakeGroundOptions {
   readonly backend: "UCX" | "LIBFABRIC";
   readonly random: SeededRandom;
 }
 
-/** Faults of the library itself, of a hundred transfers and notifications. */
-const NATIVE_STRAINS = { failPost: 1, failStatus: 1, refuseRelease: 2, slow: 10, held: 1, deaf: 1 };
-/** Libfabric gives errors of one peer to another's transfers; a WRITE of its is done when its bytes have left. */
-const LIBFABRIC_STRAINS = { ...NATIVE_STRAINS, stray: 1, lateWrites: 2 };
+/** Faults of the library itself, per hundred transfers and notifications. */
+const NATIVE_FAULTS = { failPost: 1, failStatus: 1, refuseRelease: 2, slow: 10, held: 1, deaf: 1 };
+/** Libfabric reports errors of one peer on another peer's transfers, and completes a WRITE when its bytes have left. */
+const LIBFABRIC_FAULTS = { ...NATIVE_FAULTS, stray: 1, lateWrites: 2 };
 
 const SETTINGS = [
   "POLLS",
@@ -35,32 +35,32 @@ const HELD_MS = 100;
 const DEAF_MS = 10;
 
 /**
- * The addon over its stand-in for NIXL, all engines in one process, in real time. The stand-in knows the agents of its own process alone, so
- * an engine that dies is one whose steps end at once and whose agents vanish.
+ * Runs the addon over its stand-in for NIXL, all engines in one process, in real time. The stand-in knows only the agents of its own process, so
+ * an engine dies by stopping its steps at once and dropping its agents.
  */
 export async function fakeGround(options: FakeGroundOptions): Promise<FaultFixture> {
   const { backend, random } = options;
   const clock = systemClock();
-  const strain = createStrain(random.fork("strain"));
-  const strains = backend === "UCX" ? NATIVE_STRAINS : LIBFABRIC_STRAINS;
+  const injector = createFaultInjector(random.fork("strain"));
+  const chances = backend === "UCX" ? NATIVE_FAULTS : LIBFABRIC_FAULTS;
   const rules = FAULT_RULES.filter(({ operation }) => operation === "REQUEST");
   const network = memoryNetwork({ clock, faults: rules });
-  const transports: StrainedTransport[] = [];
+  const transports: FaultyTransport[] = [];
   const set = (name: (typeof SETTINGS)[number], value: number) => {
     process.env[`FAKE_NIXL_${name}`] = String(value);
   };
-  // All of them before the first agent's thread reads one: from here on values change, and no place of the environment does.
+  // Set before the first agent's thread reads the environment: later calls change values in place and move no entry.
   for (const name of SETTINGS) set(name, 0);
   const alive = createServer((socket) => socket.on("error", () => {})).unref();
   if (backend === "LIBFABRIC") {
-    // Where peers of libfabric are seen to live.
+    // The address at which the agent checks that a libfabric peer is alive.
     await once(alive.listen(0, "127.0.0.1"), "listening");
     process.env.FAKE_NIXL_ENDPOINT = String((alive.address() as AddressInfo).port);
   }
 
-  // A peer's metadata that is refused for another's error is forgotten by NIXL itself, and not by its stand-in.
+  // NIXL forgets a peer whose metadata it refused because of another peer's error; the stand-in does not.
   let adding = 0;
-  async function unstrayed<T>(add: () => Promise<T>): Promise<T> {
+  async function withoutStrayErrors<T>(add: () => Promise<T>): Promise<T> {
     adding += 1;
     set("STRAY_ERRORS", 0);
     try {
@@ -70,7 +70,7 @@ export async function fakeGround(options: FakeGroundOptions): Promise<FaultFixtu
     }
   }
 
-  const native: Readonly<Record<keyof typeof LIBFABRIC_STRAINS, () => void>> = {
+  const native: Readonly<Record<keyof typeof LIBFABRIC_FAULTS, () => void>> = {
     failPost: () => set("FAIL_POST", 1),
     failStatus: () => set("FAIL_STATUS", 1),
     refuseRelease: () => set("REFUSE_RELEASE", 3),
@@ -89,21 +89,25 @@ export async function fakeGround(options: FakeGroundOptions): Promise<FaultFixtu
 
   return {
     clock,
-    async start({ layerwise, ...order }) {
+    async start({ layerwise, ...engineOptions }) {
       const library = nixlTransport({ library: FAKE_NIXL, backends: [backend] });
-      const transport = strainedTransport(library, {
+      const transport = faultyTransport(library, {
         clock,
-        strain,
+        injector,
         before() {
-          const kind = strain.draw("library", strains);
+          const kind = injector.draw("library", chances);
           if (kind !== undefined) native[kind]();
         },
-        adding: unstrayed,
+        adding: withoutStrayErrors,
         lateMs: REAL_TIMES.longMs,
       });
       transports.push(transport);
-      const options = { ...order, network, reportsLayers: layerwise, transport };
-      const engine = await createSimEngine(options);
+      const engine = await createSimEngine({
+        ...engineOptions,
+        network,
+        reportsLayers: layerwise,
+        transport,
+      });
       return {
         ...engine,
         outstanding: () => ({ ...engine.outstanding(), transfers: heldBy(transport.agents).transfers }),
@@ -111,7 +115,7 @@ export async function fakeGround(options: FakeGroundOptions): Promise<FaultFixtu
     },
     see: (work) => work,
     async rest(engines) {
-      strain.end();
+      injector.end();
       await untilNothingHeld(engines, clock);
     },
     async end() {
@@ -120,6 +124,6 @@ export async function fakeGround(options: FakeGroundOptions): Promise<FaultFixtu
       const { listeners, requests } = network.outstanding();
       return { ...heldBy(transports.flatMap(({ agents }) => agents)), listeners, requests };
     },
-    faultCounts: () => ({ ...strain.counts(), ...network.faultCounts() }),
+    faultCounts: () => ({ ...injector.counts(), ...network.faultCounts() }),
   };
 }

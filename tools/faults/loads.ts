@@ -5,7 +5,7 @@ import { expect } from "vitest";
 import { REAL_TIMES } from "./real-time.js";
 
 export const requests = Number(process.env.KV_ADDON_REQUESTS ?? 200);
-/** What befalls whom is drawn from it; when, is real time's affair. */
+/** Decides which fault meets which operation; the timing is that of the machine. */
 export const seed = process.env.KV_SEED ?? "addon";
 
 const LOAD = { requests, seed, clients: 24, times: REAL_TIMES, deathEvery: 80 };
@@ -14,7 +14,7 @@ export const LOADS: Readonly<Record<"pull" | "push", FaultLoad>> = {
   push: { ...LOAD, connector: pushConnector, atOnce: 0.6, numBlocks: 192, layerwise: true },
 };
 
-export const CLEAN_END = `${requests} requests: right bytes or a typed error; nothing registered, held or under way in the end`;
+export const CLEAN_END = `${requests} requests: each ends with the right bytes or a typed error, and nothing stays registered, held or in flight`;
 
 export function expectCleanEnd(report: FaultRunReport, load: FaultLoad): void {
   console.info(JSON.stringify(report));

@@ -2,8 +2,8 @@ import type { Memory, Transport } from "@kv/interface";
 import { deviceMemory } from "@kv/nixl";
 
 /**
- * NIXL whose `allocate` gives memory of a device, for an engine that keeps its cache there. The device's is ordinary memory to the stand-in for
- * NIXL: `data` is what the engine's model sees of it, and what the connector cannot.
+ * A NIXL transport whose `allocate` returns memory of a device, for an engine that keeps its cache there. To the stand-in for NIXL it is ordinary
+ * memory: `data` gives the engine's model access to the bytes, which the connector does not have.
  */
 export function onDevices(transport: Transport, deviceId: number): Transport {
   const handles = new WeakMap<Memory, Memory>();

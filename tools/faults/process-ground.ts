@@ -3,24 +3,24 @@ import type { FaultFixture } from "@kv/testing/faults/fault-fixture";
 import { type EngineChild, startEngineChild } from "./engine-child.js";
 import { untilNothingHeld } from "./real-time.js";
 
-/** NIXL with UCX, each engine a process, ZMQ between them, in real time: an engine that dies is a process that is killed. */
+/** Runs each engine in its own process, with NIXL over UCX and ZMQ between them, in real time. An engine dies by SIGKILL. */
 export function processGround(options: {
   readonly connector: "pull" | "push";
   readonly seed: string;
 }): FaultFixture {
   const clock = systemClock();
   const children: EngineChild[] = [];
-  /** A restarted engine answers where the one before it did: so others learn that it is gone. */
+  /** A restarted engine listens on its predecessor's port, so that peers notice the restart. */
   const ports = new Map<string, number>();
   const counts: Record<string, number> = {};
   return {
     clock,
-    async start({ connector: _, violation, ...order }) {
-      const seed = `${options.seed} ${order.hostName} ${children.length}`;
-      const sideChannelPort = ports.get(order.hostName) ?? 0;
+    async start({ connector: _, violation, ...engineOptions }) {
+      const seed = `${options.seed} ${engineOptions.hostName} ${children.length}`;
+      const sideChannelPort = ports.get(engineOptions.hostName) ?? 0;
       const { connector } = options;
-      const child = await startEngineChild({ ...order, connector, seed, sideChannelPort }, violation);
-      ports.set(order.hostName, child.address.port);
+      const child = await startEngineChild({ ...engineOptions, connector, seed, sideChannelPort }, violation);
+      ports.set(engineOptions.hostName, child.address.port);
       children.push(child);
       return child;
     },

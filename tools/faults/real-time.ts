@@ -3,8 +3,8 @@ import type { FaultTimes } from "@kv/testing/faults/fault-client";
 import type { FaultEngine } from "@kv/testing/faults/fault-fixture";
 
 /**
- * Short, so that what is lost is soon given up. A deadline has far more time than it needs, for a machine that stops now and then: who waits
- * for ever is found out all the same.
+ * Short timeouts, so that a lost message is given up soon. The deadline is generous, for a machine that stalls now and then; a request that
+ * waits for ever still exceeds it.
  */
 export const REAL_TIMES: FaultTimes = {
   leaseMs: 4000,
@@ -13,20 +13,20 @@ export const REAL_TIMES: FaultTimes = {
   longMs: 5000,
 };
 
-const LOOK_EVERY_MS = 50;
-const MOST_LOOKS = 800;
+const CHECK_INTERVAL_MS = 50;
+const MAX_CHECKS = 800;
 
-/** Until the engines hold nothing; what they hold after so many looks they hold for ever, and the run says so. */
+/** Waits until the engines hold nothing, for a limited number of checks. The run then reports what is still held. */
 export async function untilNothingHeld(engines: readonly FaultEngine[], clock: Clock): Promise<void> {
-  // Looks are counted, not time: while the machine stands still nobody can let go of anything.
-  for (let looks = 0; looks < MOST_LOOKS; looks++) {
+  // Counts checks instead of time: while the machine stalls, no engine can release anything.
+  for (let checks = 0; checks < MAX_CHECKS; checks++) {
     const held = await Promise.all(engines.map((engine) => engine.outstanding()));
     if (held.every((each) => Object.values(each).every((count) => count === 0))) return;
-    await new Promise<void>((resolve) => void clock.setTimer(resolve, LOOK_EVERY_MS));
+    await new Promise<void>((resolve) => void clock.setTimer(resolve, CHECK_INTERVAL_MS));
   }
 }
 
-/** What agents hold, as `outstanding()` names it; of closed ones nothing may be left at all. */
+/** The transfers and registrations that the agents hold. Closed agents must hold none. */
 export function heldBy(
   agents: readonly { telemetry(): { transfersInFlight: number; registrations: number } }[],
 ): { transfers: number; registrations: number } {

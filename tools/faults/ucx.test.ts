@@ -5,7 +5,7 @@ import { CLEAN_END, expectCleanEnd, LOADS, seed } from "./loads.js";
 import { processGround } from "./process-ground.js";
 
 describe.skipIf(nixlMissing)(
-  `faults over NIXL and UCX, an engine a process (${nixlMissing ?? "found"})`,
+  `faults over NIXL and UCX, each engine in its own process (${nixlMissing ?? "found"})`,
   () => {
     it.each(["pull", "push"] as const)(
       `%s: ${CLEAN_END}`,

@@ -4,19 +4,19 @@ import { PLACES, type Place } from "./life.js";
 /** How one process ends. */
 export interface Exit {
   readonly place: Place;
-  /** Which thread of it uses NIXL. */
+  /** The thread that uses NIXL. */
   readonly thread: "main" | "worker";
-  /** `return`: nothing is left to do. `terminate`: the main thread terminates the worker. */
+  /** `return`: the event loop runs empty. `terminate`: the main thread terminates the worker. */
   readonly ending: "return" | "exit" | "terminate";
-  /** From the place to the end. */
+  /** The time from the place to the end. */
   readonly lingerMs: number;
-  /** With UCX's module for InfiniBand: what crashes at exit where it is let in. */
+  /** Loads UCX's InfiniBand module, which can crash a process at exit. */
   readonly infiniband: boolean;
 }
 
 export const OUTPUT_BYTES = 1 << 20;
 
-/** The exit of that number of a run: one seed is one run. */
+/** The exit with that number. Equal seeds give equal runs. */
 export function drawExit(seed: string, number: number): Exit {
   const bytes = createHash("sha256").update(`${seed} ${number}`).digest();
   const pick = <T>(list: readonly T[], at: number): T => list[bytes.readUInt32LE(at) % list.length] as T;

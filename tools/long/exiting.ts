@@ -1,5 +1,5 @@
-// A process, or a worker thread in one, that uses NIXL until the place that it is told, writes 1 MiB to its stdout, and ends.
-// It runs as one file of JavaScript: `run-exits.ts`.
+// A process, or a worker thread in it, that uses NIXL up to a given place, writes 1 MiB to its stdout, and ends. run-exits.ts bundles it into one
+// file of JavaScript.
 import { isMainThread, parentPort, Worker, workerData } from "node:worker_threads";
 import { nixlTransport } from "@kv/nixl";
 import { type Exit, OUTPUT_BYTES } from "./exit.js";
@@ -21,7 +21,7 @@ const write = () =>
   new Promise<void>((resolve) => process.stdout.write("x".repeat(OUTPUT_BYTES), () => resolve()));
 
 if (isMainThread) {
-  // Node's exit() cuts off what a pipe has not taken yet, so there the output goes first; else it is under way while the process ends.
+  // process.exit() drops output that a pipe has not taken yet, so the output is written before it. Otherwise it is still being written at the end.
   if (exit.ending === "exit") await write();
   const worker = await reached();
   await new Promise((resolve) => setTimeout(resolve, exit.lingerMs));
@@ -30,7 +30,7 @@ if (isMainThread) {
   if (exit.ending === "terminate") await worker?.terminate();
 } else {
   await liveUntil(nixlTransport(), exit.place);
-  // Where the main thread is to end it, it must not have ended before.
+  // The worker stays alive until the main thread ends it.
   if (exit.ending !== "return") setInterval(() => {}, 1000);
   parentPort?.postMessage("there");
 }

@@ -1,4 +1,4 @@
-// Many processes that use NIXL and end at random places of their lives: each with exit code 0, and with all that it wrote.
+// Runs many processes that use NIXL and end at random places. Each must end with exit code 0 and its whole output.
 //   node --import tsx tools/long/exits.ts [--count 200] [--seed WORD] [--only NUMBER] [--jobs 2]
 import { parseArgs } from "node:util";
 import { runExits } from "./run-exits.js";
@@ -19,13 +19,13 @@ await runExits({
   seed,
   numbers: only === undefined ? Array.from({ length: Number(values.count) }, (_, i) => i) : [Number(only)],
   jobs: Number(values.jobs),
-  onEnd(complaint) {
+  onEnd(failure) {
     done += 1;
-    if (complaint !== undefined) {
+    if (failure !== undefined) {
       failed += 1;
-      console.log(`FAIL  ${complaint}`);
+      console.log(`FAIL  ${failure}`);
     }
-    if (done % 25 === 0) console.log(`${done} processes have ended (seed ${seed})`);
+    if (done % 25 === 0) console.log(`${done} processes ended (seed ${seed})`);
   },
 });
 console.log(`exits: ${done - failed} passed, ${failed} failed`);

@@ -1,6 +1,6 @@
 import type { Transport } from "@kv/interface";
 
-/** Places in the life of a process with NIXL where it may end; of `creating`, `registering`, `posted` and `closing` the work is under way. */
+/** Places at which a process with NIXL may end. At `creating`, `registering`, `posted` and `closing` the operation is in progress. */
 export const PLACES = [
   "unused",
   "allocated",
@@ -22,7 +22,7 @@ export type Place = (typeof PLACES)[number];
 const PAGE_BYTES = 4096;
 const PAGES = 8192;
 
-/** Two agents, one READ of scattered pages between them, and the end of both; stands still wherever the caller asks no more. */
+/** Creates two agents, READs scattered pages between them, and closes both. It stops where the caller stops iterating. */
 async function* life(transport: Transport): AsyncGenerator<Place> {
   yield "unused";
   const [target, source] = [transport.allocate(PAGES * PAGE_BYTES), transport.allocate(PAGES * PAGE_BYTES)];
@@ -60,7 +60,7 @@ async function* life(transport: Transport): AsyncGenerator<Place> {
   yield "closed";
 }
 
-/** Lives until the place is reached, and leaves everything as it is. */
+/** Runs up to the place and leaves everything open. */
 export async function liveUntil(transport: Transport, place: Place): Promise<void> {
   // Not `for await`: leaving that loop would end the generator.
   const steps = life(transport);

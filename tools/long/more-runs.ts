@@ -1,7 +1,7 @@
 import { vi } from "vitest";
 
-// Every property of fast-check so many times longer, whatever number of runs it asks for itself. KV_PROPERTY_FIRST=1: the first case that
-// fails is enough, no smaller one is looked for.
+// Multiplies the runs of every fast-check property by KV_PROPERTY_FACTOR. KV_PROPERTY_FIRST=1 stops at the first failing case, without
+// shrinking it.
 vi.mock("fast-check", async (original) => {
   const real = await original<typeof import("fast-check")>();
   const factor = Number(process.env["KV_PROPERTY_FACTOR"] ?? 1);

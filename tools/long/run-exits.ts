@@ -12,39 +12,39 @@ export interface ExitsOptions {
   readonly numbers: readonly number[];
   /** Processes at a time. */
   readonly jobs: number;
-  /** After each process; `complaint` is undefined when it ended as it should, else it says how to run that one again. */
-  readonly onEnd: (complaint: string | undefined) => void;
+  /** Called after each process. `failure` is undefined for a correct end; otherwise it includes the command that replays it. */
+  readonly onEnd: (failure: string | undefined) => void;
 }
 
 const TIMEOUT_MS = 120_000;
 const EXITING = fileURLToPath(new URL("./exiting.ts", import.meta.url));
 
-/** Processes that use NIXL and end at random places of their lives: each is to end with exit code 0, and with all that it wrote. */
+/** Runs processes that use NIXL and end at random places. Each must end with exit code 0 and its whole output. */
 export async function runExits({ seed, numbers, jobs, onEnd }: ExitsOptions): Promise<void> {
   const folder = await mkdtemp(join(tmpdir(), "kv-exits-"));
   const left = [...numbers];
-  const lane = async (file: string) => {
+  const runNext = async (file: string) => {
     for (let number = left.shift(); number !== undefined; number = left.shift()) {
       const exit = drawExit(seed, number);
-      const wrong = await complaintOf(exit, file);
+      const failure = await failureOf(exit, file);
       onEnd(
-        wrong === undefined
+        failure === undefined
           ? undefined
-          : `exit ${number} ${JSON.stringify(exit)}: ${wrong}\n` +
+          : `exit ${number} ${JSON.stringify(exit)}: ${failure}\n` +
               `replay: node --import tsx tools/long/exits.ts --seed ${seed} --only ${number}`,
       );
     }
   };
   try {
     const file = await bundle(EXITING, folder);
-    await Promise.all(Array.from({ length: jobs }, () => lane(file)));
+    await Promise.all(Array.from({ length: jobs }, () => runNext(file)));
   } finally {
     await rm(folder, { recursive: true, force: true });
   }
 }
 
-/** Undefined when it ended as it should. */
-function complaintOf(exit: Exit, file: string): Promise<string | undefined> {
+/** Runs one process; undefined when it ends correctly. */
+function failureOf(exit: Exit, file: string): Promise<string | undefined> {
   return new Promise((resolve, reject) => {
     const child = spawn(process.execPath, [file, JSON.stringify(exit)], {
       env: { ...process.env, ...ADDON_OF_BUNDLES, ...(exit.infiniband ? { UCX_MODULES: "^cuda" } : {}) },

@@ -6,8 +6,8 @@ import { afterAll, beforeAll, expect, test } from "vitest";
 import { compile, pnpmProject } from "./outside.js";
 import { packAll, pnpm, run } from "./tarballs.js";
 
-// A third party's connector, published by them, used by an application that is none of ours either, where @kv/connector itself can not
-// see the third party's package.
+// A third party's published connector in an application outside the repository, installed so that @kv/connector cannot resolve the third
+// party's package itself.
 const here = (path: string) => fileURLToPath(new URL(path, import.meta.url));
 const ACME = "acme-kv-connector";
 
@@ -49,7 +49,7 @@ beforeAll(async () => {
 afterAll(async () => rm(work, { recursive: true, force: true }));
 
 test.each(["by-name", "by-module-path"])(
-  "registered out of tree, %s, it brings a prompt's KV from P to D",
+  "a connector registered out of tree, %s, moves a prompt's KV from P to D",
   async (how) => {
     const { stdout } = await run(process.execPath, ["main.js", how], { cwd: app });
     expect(JSON.parse(stdout)).toEqual({
@@ -70,14 +70,14 @@ test.each(["by-name", "by-module-path"])(
   60_000,
 );
 
-test("the application sees what it lists alone, and nobody sees more", async () => {
+test("the application resolves only the packages that it lists", async () => {
   const names = await readdir(join(app, "node_modules/@kv"));
   expect(names.sort()).toEqual(["connector", "interface", "transport-memory"]);
-  // Where pnpm would hoist to.
+  // The folder into which pnpm would hoist.
   expect(await readdir(join(app, "../node_modules/.pnpm"))).not.toContain("node_modules");
 });
 
-test("its types are there", async () => {
+test("the connector's types are published", async () => {
   await writeFile(
     join(app, "use.mts"),
     [

@@ -6,9 +6,9 @@ import { closure, isForPlatform, pnpm, root, run } from "./tarballs.js";
 export interface OutsideProject {
   readonly folder: string;
   readonly tarballs: ReadonlyMap<string, string>;
-  /** What its package.json lists; of a package that was packed, whatever range is given, the tarball. */
+  /** The dependencies in its package.json. For a packed package the tarball replaces the range. */
   readonly dependencies: Readonly<Record<string, string>>;
-  /** More of its package.json. */
+  /** Further fields of its package.json. */
   readonly manifest?: Readonly<Record<string, unknown>>;
 }
 
@@ -31,10 +31,10 @@ const member = ({ manifest }: OutsideProject, dependencies: Readonly<Record<stri
   dependencies,
 });
 
-/** A project of a user's, outside of the repository, installed by npm: every package sees what the others brought. */
+/** A user's project outside the repository, installed by npm: packages also resolve each other's hoisted dependencies. */
 export async function npmProject(project: OutsideProject): Promise<void> {
   const { folder, dependencies } = project;
-  // A package of ours that another one needs comes from its tarball too: no registry knows it.
+  // Packages of this repository that others depend on come from tarballs too: they are not in a registry.
   const needed = [...closure(Object.keys(dependencies))];
   const everywhere = needed.filter((name) => !isForPlatform(name));
   await writeJson(join(folder, "package.json"), {
@@ -42,14 +42,14 @@ export async function npmProject(project: OutsideProject): Promise<void> {
     optionalDependencies: tarballsOf(project, needed.filter(isForPlatform)),
     overrides: tarballsOf(project, needed),
   });
-  // --legacy-peer-deps: a peer such as vitest is the user's to bring.
+  // --legacy-peer-deps: the user installs peers such as vitest.
   const flags = ["--ignore-scripts", "--no-audit", "--no-fund", "--prefer-offline", "--legacy-peer-deps"];
   await run("npm", ["install", ...flags], { cwd: folder });
 }
 
 /**
- * The same as the only member of a pnpm workspace, the folder above it, without hoisting: packages are stored beside the member, not
- * beneath it, and each sees what it lists and nothing else.
+ * The same as the only member of a pnpm workspace (the folder above it) without hoisting: packages are stored beside the member, and each
+ * resolves only the packages that it lists.
  */
 export async function pnpmProject(project: OutsideProject): Promise<void> {
   const { folder, dependencies } = project;
@@ -65,12 +65,12 @@ export async function pnpmProject(project: OutsideProject): Promise<void> {
   await pnpm(["install", "--ignore-scripts", "--prefer-offline"], workspace);
 }
 
-/** Parsed once for all projects: the language's own declarations and Node's. */
+/** The declarations of the language and of Node, parsed once for all projects. */
 const parsed = new Map<string, ts.SourceFile | undefined>();
 
 /**
- * What the compiler says of the files, and of our declarations that they reach, with a user's strictest settings. Writes what it makes
- * of them beside them when `emit` is set.
+ * The compiler's errors in the files, and in our declarations that they import, with a user's strictest settings. With `emit` it writes the
+ * compiled files beside them.
  */
 export function compile(folder: string, files: readonly string[], { emit = false } = {}): string[] {
   const options: ts.CompilerOptions = {
@@ -114,13 +114,13 @@ export function compile(folder: string, files: readonly string[], { emit = false
   );
 }
 
-/** Begins the work for all, two at a time: each one's promise is there at once. */
+/** Starts the work for all items, two at a time. Returns the promise of each item at once. */
 export function twoAtATime<T, R>(items: readonly T[], work: (item: T) => Promise<R>): Map<T, Promise<R>> {
-  const lanes: Promise<unknown>[] = [Promise.resolve(), Promise.resolve()];
+  const slots: Promise<unknown>[] = [Promise.resolve(), Promise.resolve()];
   return new Map(
     items.map((item, index) => {
-      const begun = lanes[index % 2]?.then(() => work(item)) ?? work(item);
-      lanes[index % 2] = begun.catch(() => {});
+      const begun = slots[index % 2]?.then(() => work(item)) ?? work(item);
+      slots[index % 2] = begun.catch(() => {});
       return [item, begun];
     }),
   );

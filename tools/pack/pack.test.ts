@@ -5,7 +5,7 @@ import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { compile, npmProject, twoAtATime } from "./outside.js";
 import { isForPlatform, manifests, packAll, run, vitestVersion } from "./tarballs.js";
 
-// Every package as its user gets it: packed, installed into an empty project outside of the repository, imported, type-checked.
+// Each package as published: packed, installed into an empty project outside the repository, imported, type-checked.
 const names = [...manifests.keys()].filter((name) => !isForPlatform(name));
 const needsVitest = (name: string) => manifests.get(name)?.peerDependencies?.["vitest"] !== undefined;
 
@@ -29,7 +29,7 @@ afterAll(async () => {
 });
 
 describe.each(names)("%s", (name) => {
-  test("packs, installs, imports and type-checks outside of the repository", async () => {
+  test("packs, installs, imports and type-checks outside the repository", async () => {
     const folder = (await projects.get(name)) ?? "";
     const specifiers = Object.keys(manifests.get(name)?.exports ?? {})
       .filter((path) => path !== "./package.json")
@@ -41,7 +41,7 @@ describe.each(names)("%s", (name) => {
     await writeFile(join(folder, "use.mts"), `${imports}\nexport const counts: number[] = [${uses}];\n`);
     expect(compile(folder, ["use.mts"])).toEqual([]);
     if (needsVitest(name)) {
-      // Suites can be imported only where vitest runs.
+      // The suites can be imported only inside vitest.
       const test = `test("counts", () => { for (const count of [${uses}]) expect(count).toBeGreaterThan(0); });`;
       await writeFile(
         join(folder, "use.test.mjs"),

@@ -10,10 +10,10 @@ import { nixlMissing } from "../../packages/nixl/test/require-nixl.js";
 import { npmProject } from "./outside.js";
 import { isForPlatform, manifests, packAll, pnpm, root, run } from "./tarballs.js";
 
-// The packages that carry the addon, and the road of a user's from the tarballs to bytes that move.
+// The platform packages with the addon, and a user's path from the tarballs to a transfer.
 const promised = { glibc: GLIBC, exported: EXPORTS };
 
-test("every platform has a package that says where it runs, and runs nothing when it is installed", () => {
+test("every platform has a package that declares its platform and has no install script", () => {
   const nixl = manifests.get("@kv/nixl");
   const named = PLATFORMS.map(({ name }) => `@kv/nixl-${name}`);
   expect([...manifests.keys()].filter(isForPlatform).sort()).toEqual([...named].sort());
@@ -30,7 +30,7 @@ test("every platform has a package that says where it runs, and runs nothing whe
   }
 });
 
-test("an addon that asks for more than that glibc, or for a C++ runtime, is refused", () => {
+test("an addon that needs a newer glibc or a C++ runtime is rejected", () => {
   const good = {
     libraries: ["libc.so.6", "ld-linux-aarch64.so.1"],
     versions: ["GLIBC_2.2.5", "GLIBC_2.28"],
@@ -44,15 +44,18 @@ test("an addon that asks for more than that glibc, or for a C++ runtime, is refu
 });
 
 describe.each(PLATFORMS)("$name", (platform) => {
-  test.skipIf(!isCurrent(platform))("what npm run build:platforms has made asks for no more", () => {
-    expect(complaints(elfNeeds(addonOf(platform)), promised)).toEqual([]);
-  });
+  test.skipIf(!isCurrent(platform))(
+    "the addon of npm run build:platforms needs no newer glibc and no C++ runtime",
+    () => {
+      expect(complaints(elfNeeds(addonOf(platform)), promised)).toEqual([]);
+    },
+  );
 });
 
 const here = PLATFORMS.find(({ name }) => name === `${process.platform}-${process.arch}-gnu`);
 const cannot = here === undefined ? "no package for this platform" : nixlMissing;
 
-describe.skipIf(cannot)(`from the tarballs to bytes that move (${cannot ?? "NIXL found"})`, () => {
+describe.skipIf(cannot)(`from the tarballs to a transfer (${cannot ?? "NIXL found"})`, () => {
   let work = "";
   let folder = "";
 
@@ -61,7 +64,7 @@ describe.skipIf(cannot)(`from the tarballs to bytes that move (${cannot ?? "NIXL
     work = await mkdtemp(join(tmpdir(), "kv-platform-"));
     const tarballs = new Map(await packAll(join(work, "tarballs")));
     const name = `@kv/nixl-${here.name}`;
-    // Without the addon of build:platforms, that of the repository.
+    // Where build:platforms has not run, the repository's own build is packed.
     if (!existsSync(addonOf(here))) tarballs.set(name, await packedWithSourceBuild(here.folder));
     folder = join(work, "user");
     await npmProject({ folder, tarballs, dependencies: { "@kv/nixl": "" } });
@@ -77,7 +80,7 @@ describe.skipIf(cannot)(`from the tarballs to bytes that move (${cannot ?? "NIXL
     return (JSON.parse(stdout) as { filename: string }).filename;
   }
 
-  test("the tarball of @kv/nixl names the very versions", () => {
+  test("the tarball of @kv/nixl depends on exact versions", () => {
     const packed = execFileSync("tar", [
       "-xOf",
       join(work, "tarballs", tarballName()),
@@ -91,7 +94,7 @@ describe.skipIf(cannot)(`from the tarballs to bytes that move (${cannot ?? "NIXL
   });
   const tarballName = () => `kv-nixl-${manifests.get("@kv/nixl")?.version}.tgz`;
 
-  test("the addon is the package's, and the README's two processes move bytes", async () => {
+  test("the addon is loaded from the platform package, and the README's example moves bytes", async () => {
     const where = await run(
       process.execPath,
       [

@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 
-/** Every published package as its user gets it: the tarballs of `pnpm pack`. */
+/** The fields of a package.json that these tests read. */
 export interface Manifest {
   readonly name: string;
   readonly dependencies?: Readonly<Record<string, string>>;
@@ -16,6 +16,7 @@ export interface Manifest {
   readonly cpu?: readonly string[];
   readonly libc?: readonly string[];
   readonly scripts?: Readonly<Record<string, string>>;
+  readonly private?: boolean;
 }
 
 export const run = promisify(execFile);
@@ -37,20 +38,23 @@ const folders = (
     ),
   )
 ).flat();
+/** The published packages by name. */
 export const manifests = new Map(
-  (await Promise.all(folders.map(manifestOf))).map((manifest) => [manifest.name, manifest]),
+  (await Promise.all(folders.map(manifestOf)))
+    .filter((manifest) => manifest.private !== true)
+    .map((manifest) => [manifest.name, manifest]),
 );
 
 export const pnpm = (args: readonly string[], cwd: string) =>
   run("npx", ["--yes", own.packageManager, ...args], { cwd });
 
-/** Packs all of them into `folder`; answers the path of each by its package's name. */
+/** Packs every published package with `pnpm pack` into `folder`. Returns the tarballs' paths by package name. */
 export async function packAll(folder: string): Promise<ReadonlyMap<string, string>> {
   await mkdir(folder, { recursive: true });
   const { stdout } = await pnpm(
     [
       "--recursive",
-      ...["./packages/*", "./native/npm/*"].flatMap((place) => ["--filter", place]),
+      ...[...manifests.keys()].flatMap((name) => ["--filter", name]),
       ...["pack", "--json", "--pack-destination", folder],
     ],
     root,
@@ -59,10 +63,10 @@ export async function packAll(folder: string): Promise<ReadonlyMap<string, strin
   return new Map(packed.map(({ name, filename }) => [name, filename]));
 }
 
-/** Whether the package is for one platform, and so must not be asked for on another. */
+/** Whether the package is for one platform, so that it cannot be installed on others. */
 export const isForPlatform = (name: string): boolean => manifests.get(name)?.cpu !== undefined;
 
-/** The package and its siblings that it needs: the registry does not know them. */
+/** The packages and all packages of this repository that they depend on, which are not in a registry. */
 export function closure(names: readonly string[], seen = new Set<string>()): Set<string> {
   for (const name of names) {
     const manifest = manifests.get(name);

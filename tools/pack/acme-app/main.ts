@@ -15,7 +15,7 @@ import {
 } from "@kv/interface";
 import { type MemoryNetwork, memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 
-// An application that takes its connector by name, as configured: two engines that compute nothing, and one prompt's KV.
+// An application that resolves its connector from the configuration: two engines without a model, and the KV of one prompt.
 
 const acme = "acme-kv-connector";
 const byName = process.argv[2] === "by-name";
@@ -54,9 +54,9 @@ interface Engine {
   readonly worker: WorkerConnector;
   readonly metrics: ReturnType<typeof memoryMetrics>;
   block(layer: number, blockId: number): Uint8Array;
-  /** Gives the worker what the scheduler asks for, and the scheduler what has ended. */
+  /** One engine step: passes the scheduler's metadata to the worker, and the worker's output to the scheduler. */
   step(): { received: readonly string[]; sent: readonly string[] };
-  /** Settles when the worker has something to say. */
+  /** Resolves when the worker has new output. */
   progress(): Promise<void>;
   close(): Promise<void>;
 }
@@ -133,7 +133,7 @@ const decode = await startEngine("d", network);
 const prefillBlocks = [5, 9, 2];
 const decodeBlocks = [30, 1, 17];
 
-// P has the prompt: its blocks are full, and stay until D has read them.
+// P has computed the prompt and keeps its blocks until D has read them.
 const asked: ConnectorRequest = {
   requestId: "at-p",
   numPromptTokens: PROMPT_TOKENS,
@@ -147,7 +147,7 @@ for (const [order, id] of prefillBlocks.entries()) {
 const finished = prefill.scheduler.requestFinished(asked, [prefillBlocks], "length");
 prefill.step();
 
-// D is told where they are, and reads them.
+// D gets their location and reads them.
 const wanted: ConnectorRequest = {
   requestId: "at-d",
   numPromptTokens: PROMPT_TOKENS,

@@ -1,0 +1,122 @@
+import { execFile } from "node:child_process";
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { dirname, join, relative, sep } from "node:path";
+import { promisify } from "node:util";
+import ts from "typescript";
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import mayImport from "./may-import.json" with { type: "json" };
+import { root, sourceFiles } from "./source-files.js";
+
+/**
+ * The directions of dependencies: dependency-cruiser checks imports (.dependency-cruiser.cjs); the scan here also finds a specifier that is
+ * a constant, as in `const name = "@kv/connector"; await import(name)`. Both read may-import.json. Tests may import every package.
+ */
+const run = promisify(execFile);
+const ALLOWED: Readonly<Record<string, readonly string[]>> = mayImport;
+
+/** Each is `file imports package`, with the reason. An exception that is no longer needed fails. */
+const EXCEPTIONS: Readonly<Record<string, string>> = {
+  "packages/plan/src/cli/live-pair.ts imports @kv/connector": "kv-plan --from moves to kv-peer",
+};
+
+/** String literals in the sources of packages that name a package which must not be imported there. */
+function violations(folder: string): string[] {
+  return sourceFiles(folder, ["packages"])
+    .filter((path) => /\/src\//.test(path))
+    .flatMap((path) => {
+      const importer = path.split("/")[1] ?? "";
+      const names = packagesNamedIn(readFileSync(join(folder, path), "utf8"));
+      return names
+        .filter((name) => name !== importer && !isAllowed(importer, name))
+        .map((name) => `${path} imports @kv/${name}`);
+    });
+}
+
+function isAllowed(importer: string, name: string): boolean {
+  if (importer === "testing") return true;
+  // Packages that are not in the table hold no code of this kind: the addon's platform packages.
+  if (name !== "testing" && !(name in ALLOWED)) return true;
+  return ALLOWED[importer]?.includes(name) ?? false;
+}
+
+/** The packages that whole string literals name: `@kv/plan`, `@kv/conformance/transport`. */
+function packagesNamedIn(text: string): string[] {
+  if (!text.includes("@kv/")) return [];
+  const names = new Set<string>();
+  const visit = (node: ts.Node): void => {
+    const name = ts.isStringLiteralLike(node)
+      ? /^@kv\/([a-z0-9-]+)(\/[\w./-]*)?$/.exec(node.text)?.[1]
+      : undefined;
+    if (name !== undefined) names.add(name);
+    ts.forEachChild(node, visit);
+  };
+  visit(ts.createSourceFile("source.ts", text, ts.ScriptTarget.ES2022));
+  return [...names];
+}
+
+test("sources import only the packages that may-import.json allows", () => {
+  expect(violations(root).sort()).toEqual(Object.keys(EXCEPTIONS).sort());
+});
+
+test("every package has a row in may-import.json", () => {
+  const packages = readdirSync(join(root, "packages")).filter((name) => name !== "testing");
+  expect(packages.filter((name) => !(name in ALLOWED))).toEqual([]);
+});
+
+describe("on a small tree", () => {
+  let folder = "";
+  beforeEach(() => {
+    folder = mkdtempSync(join(tmpdir(), "kv-arrows-"));
+    write("tsconfig.json", '{ "compilerOptions": { "paths": { "@kv/*": ["./packages/*/src/index.ts"] } } }');
+    for (const name of ["connector", "plan", "pull", "testing"])
+      write(`packages/${name}/src/index.ts`, "export const x = 1;");
+  });
+  afterEach(() => rmSync(folder, { recursive: true }));
+
+  function write(path: string, text: string): void {
+    mkdirSync(dirname(join(folder, path)), { recursive: true });
+    writeFileSync(join(folder, path), `${text}\n`);
+  }
+
+  /** The rules of dependency-cruiser that the tree breaks. */
+  async function broken(): Promise<string[]> {
+    const config = relative(folder, join(root, ".dependency-cruiser.cjs")).split(sep).join("/");
+    const args = ["--config", config, "--output-type", "json", "packages"];
+    const { stdout } = await run(join(root, "node_modules/.bin/depcruise"), args, { cwd: folder }).catch(
+      (error: { stdout: string }) => error,
+    );
+    const { summary } = JSON.parse(stdout) as {
+      summary: { violations: { from: string; rule: { name: string } }[] };
+    };
+    return summary.violations.map(({ from, rule }) => `${from}: ${rule.name}`).sort();
+  }
+
+  test("a dynamic import against the direction is found by both", async () => {
+    write("packages/plan/src/late.ts", 'export const load = () => import("@kv/connector");');
+    expect(await broken()).toEqual(["packages/plan/src/late.ts: plan-imports-only-interface-topology"]);
+    expect(violations(folder)).toEqual(["packages/plan/src/late.ts imports @kv/connector"]);
+  });
+
+  test("a dynamic import of a constant is found by the scan", async () => {
+    write(
+      "packages/plan/src/late.ts",
+      'const name = "@kv/connector";\nexport const load = () => import(name);',
+    );
+    expect(await broken()).toEqual([]);
+    expect(violations(folder)).toEqual(["packages/plan/src/late.ts imports @kv/connector"]);
+  });
+
+  test("only tests import the package of simulators", async () => {
+    write("packages/pull/src/double.ts", 'export { x } from "@kv/testing";');
+    expect(await broken()).toContain("packages/pull/src/double.ts: only-tests-import-testing");
+    expect(violations(folder)).toEqual(["packages/pull/src/double.ts imports @kv/testing"]);
+  });
+
+  test("tests may import every package", async () => {
+    write("packages/plan/src/late.test.ts", 'import "@kv/testing";\nimport "@kv/connector";');
+    write("packages/plan/test/pair.ts", 'import "@kv/pull";');
+    expect(await broken()).toEqual([]);
+    expect(violations(folder)).toEqual([]);
+  });
+});
