@@ -1,8 +1,8 @@
 import { describe } from "vitest";
-import { ground } from "./connector/ground.js";
+import { failureTests } from "./connector/failures.js";
+import { createFixture } from "./connector/fixture.js";
+import { happyPathTests } from "./connector/happy-paths.js";
 import type { ConnectorSuiteOptions } from "./connector/pair.js";
-import { roadTests } from "./connector/roads.js";
-import { troubleTests } from "./connector/troubles.js";
 
 export type { ConnectorEnd, ConnectorPair, ConnectorSuiteOptions } from "./connector/pair.js";
 
@@ -15,8 +15,8 @@ export type { ConnectorEnd, ConnectorPair, ConnectorSuiteOptions } from "./conne
  */
 export function connectorSuite(options: ConnectorSuiteOptions): void {
   describe(`connector ${options.name}`, () => {
-    const stand = ground(options);
-    describe("a prompt's road", () => roadTests(stand));
-    describe("troubles", () => troubleTests(stand, options));
+    const fixture = createFixture(options);
+    describe("happy paths", () => happyPathTests(fixture));
+    describe("failures", () => failureTests(fixture, options));
   });
 }

@@ -1,9 +1,9 @@
 import type { KvCacheShapeOptions, Platform, PlatformEngineSettings } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import { type StagingStand, stagingTests } from "./platform/staging.js";
-import { expectThrown } from "./refusal.js";
+import { expectThrown } from "./expect-error.js";
+import { type StagingFixture, stagingTests } from "./platform/staging.js";
 
-export type { StagingStand } from "./platform/staging.js";
+export type { StagingFixture } from "./platform/staging.js";
 
 export interface PlatformSuiteOptions {
   /** Heads the suite's tests. */
@@ -16,7 +16,7 @@ export interface PlatformSuiteOptions {
   /** A config of a model, and its longest sequence; a Llama-like one of 2048 by default. */
   readonly model?: { readonly config: Readonly<Record<string, unknown>>; readonly maxModelLen: number };
   /** For a platform that stages: what it stages between. */
-  readonly staging?: () => Promise<StagingStand>;
+  readonly staging?: () => Promise<StagingFixture>;
 }
 
 const SHAPE: KvCacheShapeOptions = { numBlocks: 7, blockSize: 16, numKvHeads: 3, headSize: 64 };

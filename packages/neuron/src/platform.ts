@@ -5,8 +5,8 @@ import {
   type PlatformEngineSettings,
   type PlatformWarning,
 } from "@kv/interface";
-import { neuronCacheShape } from "./caches.js";
-import { createNeuronStaging } from "./staging.js";
+import { neuronCacheShape } from "./staging/neuron-caches.js";
+import { createNeuronStaging } from "./staging/staging.js";
 
 export interface NeuronPlatformOptions {
   /** The instance type's first part. The limits are known of trn1; elsewhere settings beyond them are warned of. Default "trn1". */

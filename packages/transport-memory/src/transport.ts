@@ -6,11 +6,11 @@ import {
   type Transport,
   type TransportCapabilities,
 } from "@kv/interface";
-import { type MemoryAgent, memoryAgent } from "./agent.js";
-import type { MemoryHost } from "./host.js";
-import { allocateMemory, type MemoryRecord } from "./memory.js";
-import { AGENT_NAME } from "./metadata.js";
-import { fabricOf, type MemoryNetwork, memoryNetwork } from "./network.js";
+import { type MemoryAgent, memoryAgent } from "./agent/agent.js";
+import { AGENT_NAME } from "./agent/metadata.js";
+import { allocateMemory, type MemoryRecord } from "./memory/memory.js";
+import type { MemoryHost } from "./network/host.js";
+import { fabricOf, type MemoryNetwork, memoryNetwork } from "./network/network.js";
 
 export interface MemoryTransportOptions extends Partial<Ambient> {
   /** Agents meet on it; one of its own by default, so that only agents of this transport meet. */

@@ -1,7 +1,7 @@
 import type { KvCacheRegion, KvCaches, Platform, StagedBlocks, Staging, Transport } from "@kv/interface";
 import { afterEach, beforeEach, expect, test } from "vitest";
 
-export interface StagingStand {
+export interface StagingFixture {
   readonly transport: Transport;
   /** At least 8 blocks; its memory stands for the device's, and is reached by `gather` and `scatter` alone. */
   readonly caches: KvCaches;
@@ -14,15 +14,15 @@ export interface StagingStand {
 const POOL_BLOCKS = 4;
 
 /** Device blocks to host buffers and back, as a transfer would find and leave them. */
-export function stagingTests(create: () => Platform, open: () => Promise<StagingStand>): void {
-  let stand: StagingStand;
+export function stagingTests(create: () => Platform, open: () => Promise<StagingFixture>): void {
+  let fixture: StagingFixture;
   let staging: Staging;
 
   beforeEach(async () => {
-    stand = await open();
+    fixture = await open();
     const platform = create();
     if (platform.createStaging === undefined) return expect.fail("the platform has no createStaging");
-    const { transport, caches } = stand;
+    const { transport, caches } = fixture;
     staging = await platform.createStaging({
       transport,
       caches,
@@ -32,7 +32,7 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
   });
   afterEach(async () => {
     await staging.close();
-    await stand.close();
+    await fixture.close();
   });
 
   const runOf = (region: KvCacheRegion, id: number): Float64Array =>
@@ -42,29 +42,29 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
   const bytesOf = async (region: KvCacheRegion, id: number) =>
     new Uint8Array(await region.memory.gather(runOf(region, id)));
   async function fillAll(byteOf: (region: number, id: number) => number): Promise<void> {
-    for (const [index, region] of stand.caches.regions.entries()) {
+    for (const [index, region] of fixture.caches.regions.entries()) {
       for (let id = 0; id < region.numBlocks; id++) await fill(region, id, byteOf(index, id));
     }
   }
   const pairs = (device: readonly number[], wire: readonly number[]): StagedBlocks => ({
-    device: stand.caches.config.groups.map(() => [...device]),
-    wire: stand.caches.config.groups.map(() => [...wire]),
+    device: fixture.caches.config.groups.map(() => [...device]),
+    wire: fixture.caches.config.groups.map(() => [...wire]),
   });
 
   test("what peers see are the layers, in registrable memory of a bounded pool", () => {
     const { wireCaches } = staging;
-    const names = stand.wireNames ?? stand.caches.regions.map(({ name }) => name);
+    const names = fixture.wireNames ?? fixture.caches.regions.map(({ name }) => name);
     expect(wireCaches.regions.map(({ name }) => name)).toEqual(names);
     for (const region of wireCaches.regions) {
-      expect(stand.transport.capabilities.memoryTypes).toContain(region.memoryType);
-      expect(stand.caches.regions.some(({ memory }) => memory === region.memory)).toBe(false);
+      expect(fixture.transport.capabilities.memoryTypes).toContain(region.memoryType);
+      expect(fixture.caches.regions.some(({ memory }) => memory === region.memory)).toBe(false);
       expect(region.numBlocks).toBe(POOL_BLOCKS);
       const last = region.offsetBytes + (POOL_BLOCKS - 1) * region.blockStrideBytes + region.blockLengthBytes;
       expect(last).toBeLessThanOrEqual(region.memory.lengthBytes);
     }
     const lengthOf = (caches: KvCaches) =>
       caches.regions.reduce((sum, region) => sum + region.blockLengthBytes, 0);
-    expect(lengthOf(wireCaches)).toBe(lengthOf(stand.caches));
+    expect(lengthOf(wireCaches)).toBe(lengthOf(fixture.caches));
   });
 
   test("save, then load into other blocks, brings every byte there, and touches no other block", async () => {
@@ -72,7 +72,7 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
     await staging.save("r1", pairs([7, 1], [2, 3]));
     await fillAll(() => 0xee);
     await staging.load("r1", pairs([0, 5], [2, 3]));
-    for (const [index, region] of stand.caches.regions.entries()) {
+    for (const [index, region] of fixture.caches.regions.entries()) {
       for (let id = 0; id < region.numBlocks; id++) {
         const expected = id === 0 ? 16 * index + 8 : id === 5 ? 16 * index + 2 : 0xee;
         expect((await bytesOf(region, id)).every((byte) => byte === expected)).toBe(true);
@@ -84,7 +84,7 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
     await fillAll((_, id) => id + 1);
     await Promise.all([staging.save("a", pairs([0, 1], [1, 2])), staging.save("b", pairs([6], [3]))]);
     await Promise.all([staging.load("b", pairs([2], [3])), staging.load("a", pairs([3, 4], [1, 2]))]);
-    for (const region of stand.caches.regions) {
+    for (const region of fixture.caches.regions) {
       for (const [id, byte] of [
         [2, 7],
         [3, 1],

@@ -1,6 +1,5 @@
 import { KvError } from "@kv/interface";
-import { loadNrtAddon } from "../nrt-addon.js";
-import { nrtLibraryPaths, withNrtLibrary } from "../nrt-library.js";
+import { loadNrtAddon, nrtLibraryPaths, withNrtLibrary } from "../libnrt.js";
 import type { DescribedLibrary, ProbeMessage, TriedRuntime } from "./probe-answers.js";
 
 // A process of its own: loading a library that is damaged, or initialising a runtime that is not well, may end or stop it.
