@@ -6,7 +6,7 @@ import type { MemoryType } from "./transport.js";
  * `lengthBytes` each; every descriptor begins `strideBytes` after the one before it. A descriptor's index is its position when all rows are
  * expanded in order: row r begins at the sum of the counts of the rows before it. A list has at most 2^31 - 1 descriptors, as indices are int32.
  *
- * NIXL 1.5 has no strided rows: its counterpart is `nixl_xfer_dlist_t`, with one entry for each descriptor.
+ * The counterpart in NIXL is `nixl_xfer_dlist_t`, with one entry for each descriptor.
  */
 export interface DescriptorTable {
   /** Memory type of all rows. */
