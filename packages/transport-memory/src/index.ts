@@ -11,4 +11,4 @@ export {
 export { type MemorySideChannelOptions, memorySideChannel } from "./network/side-channel.js";
 export { type SeededRandom, seededRandom } from "./simulation/seeded-random.js";
 export { type VirtualClock, type VirtualClockOptions, virtualClock } from "./simulation/virtual-clock.js";
-export { type MemoryTransportOptions, memoryTransport } from "./transport.js";
+export { type MemoryTransport, type MemoryTransportOptions, memoryTransport } from "./transport.js";

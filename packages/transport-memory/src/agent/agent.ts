@@ -3,10 +3,10 @@ import type { MemoryRecord } from "../memory/memory.js";
 import { type MemoryMap, memoryMap } from "../memory/memory-map.js";
 import type { AgentEndpoint, Fabric, PeerAddress } from "../network/fabric.js";
 import type { MemoryHost } from "../network/host.js";
-import { transfers } from "../transfer/transfers.js";
+import { AgentTransfers } from "../transfer/transfers.js";
 import { type DescribedMemory, decodeMetadata, encodeMetadata } from "./metadata.js";
-import { inbox } from "./notification-inbox.js";
-import { lists } from "./prepared-lists.js";
+import { NotificationInbox } from "./notification-inbox.js";
+import { PreparedLists } from "./prepared-lists.js";
 
 export interface MemoryAgentOptions {
   readonly fabric: Fabric;
@@ -15,13 +15,14 @@ export interface MemoryAgentOptions {
   readonly name: string;
   readonly incarnation: string;
   readonly backends: readonly string[];
-  /** The memory behind what a caller hands in, if the transport made it. */
+  /** Returns the record of a memory of this transport; undefined for any other object. */
   readonly recordOf: (memory: unknown) => MemoryRecord | undefined;
+  /** Called once, when the agent is closed or dead. */
   readonly closed: (agent: MemoryAgent) => void;
 }
 
-export interface MemoryAgent extends Agent {
-  /** The process is gone: nothing settles, nothing moves. */
+export interface MemoryAgent extends Agent, AsyncDisposable {
+  /** Simulates the death of the process: no promise settles and no byte moves any more. */
   die(): void;
 }
 
@@ -38,8 +39,8 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
   let closing: Promise<void> | undefined;
   const registrations = new Map<MemoryRecord, number>();
   const peers = new Map<string, Peer>();
-  const arrived = inbox(name);
-  const prepared = lists(name);
+  const inbox = new NotificationInbox(name);
+  const lists = new PreparedLists(name);
   const counters = {
     transfersPosted: 0,
     transfersDone: 0,
@@ -55,10 +56,10 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
     memories: memoryMap<MemoryRecord>(),
     deliver(notification) {
       counters.notificationsReceived += 1;
-      arrived.push(notification);
+      inbox.push(notification);
     },
   };
-  const moving = transfers(fabric, endpoint, counters);
+  const transfers = new AgentTransfers(fabric, endpoint, counters);
   fabric.agents.set(endpoint.incarnation, endpoint);
 
   function assertOpen(): void {
@@ -68,9 +69,13 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
   function peerNamed(remote: string): Peer {
     const peer = peers.get(remote);
     if (peer !== undefined) return peer;
-    throw new KvError("KV_AGENT_UNKNOWN_REMOTE", `agent ${name} knows no agent ${JSON.stringify(remote)}`, {
-      hint: "hand its metadata to addRemote first",
-    });
+    throw new KvError(
+      "KV_AGENT_UNKNOWN_REMOTE",
+      `agent ${name} does not know agent ${JSON.stringify(remote)}`,
+      {
+        hint: "pass its metadata to addRemote first",
+      },
+    );
   }
 
   function release(memory: MemoryRecord): void {
@@ -84,24 +89,26 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
     endpoint.memories.delete(memory);
   }
 
-  function registration(memory: MemoryRecord): Registration {
+  function registration(memory: MemoryRecord): Registration & AsyncDisposable {
     let open = true;
-    return {
+    const opened = {
       memory,
       async close() {
-        // The agent's own close has let go of it already.
+        // After the agent's own `close` the memory is released already.
         if (!open || state === "closed") return;
-        if (registrations.get(memory) === 1 && prepared.name(memory)) {
+        if (registrations.get(memory) === 1 && lists.refersTo(memory)) {
           throw new KvError(
             "KV_MEMORY_IN_USE",
-            `agent ${name}: memory at 0x${memory.address.toString(16)} is named by a prepared list`,
+            `agent ${name}: memory at 0x${memory.address.toString(16)} is in use by a prepared list`,
             { hint: "close the list first; it waits for its transfers" },
           );
         }
         open = false;
         release(memory);
       },
+      [Symbol.asyncDispose]: () => opened.close(),
     };
+    return opened;
   }
 
   function vanish(reason: string): void {
@@ -113,16 +120,16 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
   async function close(timeoutMs: number): Promise<void> {
     state = "closing";
     const timer = host.clock.setTimer(
-      () => moving.abortAll(`agent ${name} closes, and did not wait longer than ${timeoutMs} ms`),
+      () => transfers.abortAll(`agent ${name} closes and waited ${timeoutMs} ms`),
       timeoutMs,
       { ref: true },
     );
-    await moving.allReleased();
+    await transfers.allReleased();
     timer.cancel();
-    prepared.clear();
+    lists.clear();
     peers.clear();
     for (const [memory, count] of [...registrations]) for (let i = 0; i < count; i++) release(memory);
-    arrived.close();
+    inbox.close();
     vanish("its agent was closed");
   }
 
@@ -154,7 +161,7 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
       assertOpen();
       const { name: remote, host: remoteHost, incarnation, memories } = decodeMetadata(metadata);
       if (remote === name) {
-        throw new KvError("KV_AGENT_METADATA_INVALID", `agent ${name} was handed metadata of its own name`);
+        throw new KvError("KV_AGENT_METADATA_INVALID", `agent ${name} received its own metadata`);
       }
       peers.set(remote, {
         address: { name: remote, host: remoteHost, incarnation },
@@ -165,28 +172,32 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
     async removeRemote(remote) {
       assertOpen();
       peerNamed(remote);
-      const inUse = prepared.countOf(remote);
+      const inUse = lists.countOf(remote);
       if (inUse > 0) {
-        throw new KvError("KV_MEMORY_IN_USE", `agent ${name}: ${inUse} prepared lists name agent ${remote}`, {
-          hint: "close the lists first",
-        });
+        throw new KvError(
+          "KV_MEMORY_IN_USE",
+          `agent ${name}: ${inUse} prepared lists refer to agent ${remote}`,
+          {
+            hint: "close the lists first",
+          },
+        );
       }
       peers.delete(remote);
     },
     async prepareLocal(table) {
       assertOpen();
-      return prepared.addLocal(table, endpoint.memories);
+      return lists.addLocal(table, endpoint.memories);
     },
     async prepareRemote(remote, table) {
       assertOpen();
       const peer = peerNamed(remote);
-      return prepared.addRemote(table, peer.address, peer.memories);
+      return lists.addRemote(table, peer.address, peer.memories);
     },
     transfer(request) {
       assertOpen();
-      const local = prepared.usable(request.local, "local");
-      const remote = prepared.usable(request.remote, "remote");
-      return moving.start(request, local, remote, remote.peer as PeerAddress);
+      const local = lists.requireOpen(request.local, "local");
+      const remote = lists.requireOpen(request.remote, "remote");
+      return transfers.start(request, local, remote, remote.peer as PeerAddress);
     },
     async notify(remote, payload) {
       assertOpen();
@@ -194,30 +205,31 @@ export function memoryAgent(options: MemoryAgentOptions): MemoryAgent {
       if (!(payload instanceof Uint8Array)) {
         throw new KvError("KV_NOTIFICATION_INVALID", `agent ${name}: a notification must be a Uint8Array`);
       }
-      const refusal = fabric.post({ from: endpoint, to: peer.address, payload: payload.slice() });
-      if (refusal !== undefined) throw refusal;
+      const error = fabric.post({ from: endpoint, to: peer.address, payload: payload.slice() });
+      if (error !== undefined) throw error;
       counters.notificationsSent += 1;
     },
     notifications() {
       if (state === "closed") throw new KvError("KV_AGENT_CLOSED", `agent ${name} is closed`);
-      return arrived.iterate();
+      return inbox.iterate();
     },
     telemetry: () => ({
       ...counters,
-      transfersInFlight: moving.inFlight,
+      transfersInFlight: transfers.inFlight,
       registrations: [...registrations.values()].reduce((sum, count) => sum + count, 0),
-      preparedLists: prepared.size,
+      preparedLists: lists.size,
       remotes: peers.size,
     }),
     close({ timeoutMs = CLOSE_TIMEOUT_MS } = {}) {
       if (state === "open") closing = close(timeoutMs);
       return closing ?? Promise.resolve();
     },
+    [Symbol.asyncDispose]: () => agent.close(),
     die() {
       if (state === "closed") return;
       closing = Promise.resolve();
-      moving.halt();
-      // Whoever tidies up after the dead may close the memory; nobody else can reach it any more.
+      transfers.halt();
+      // A test may close the memory of a dead process; nothing else can reach it any more.
       for (const [memory, count] of registrations) memory.registrations -= count;
       vanish("its host was killed");
       log.debug("memory-agent-died", { agent: name, host: host.name });

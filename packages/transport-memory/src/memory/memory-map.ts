@@ -1,14 +1,15 @@
+/** A range of addresses. */
 interface Span {
   readonly address: number;
   readonly lengthBytes: number;
 }
 
-/** Memories by address, for lookups of many descriptors that mostly hit the memory of the one before. */
+/** Memories sorted by address. Lookups check the last result first, because consecutive descriptors mostly lie in one memory. */
 export interface MemoryMap<T extends Span> {
   readonly size: number;
   add(memory: T): void;
   delete(memory: T): void;
-  /** The memory that holds all of `[address, address + lengthBytes)`. */
+  /** Returns the memory that contains all of `[address, address + lengthBytes)`. */
   find(address: number, lengthBytes: number): T | undefined;
   values(): readonly T[];
 }
@@ -20,7 +21,7 @@ export function memoryMap<T extends Span>(initial: readonly T[] = []): MemoryMap
   const holds = (memory: T, address: number, lengthBytes: number): boolean =>
     address >= memory.address && address + lengthBytes <= memory.address + memory.lengthBytes;
 
-  /** Index of the first memory that begins after `address`. */
+  /** Returns the index of the first memory that begins after `address`. */
   function after(address: number): number {
     let low = 0;
     let high = sorted.length;

@@ -1,13 +1,14 @@
 import { KvError, type Memory, type MemoryType } from "@kv/interface";
 import type { MemoryHost } from "../network/host.js";
 
-/** A memory as the transport holds it; `data` outlives the owner's view until `close`. */
-export interface MemoryRecord extends Memory {
+/** A memory, as the transport holds it. */
+export interface MemoryRecord extends Memory, Disposable {
+  /** Process that allocated it. */
   readonly host: MemoryHost;
   readonly closed: boolean;
-  /** The bytes, whatever the type of the memory. */
+  /** The bytes, also for memory types without `bytes`. */
   readonly data: Uint8Array;
-  /** Registrations that name it, of all agents. */
+  /** Registrations of all agents that refer to it. */
   registrations: number;
 }
 
@@ -20,6 +21,7 @@ export interface AllocateOptions {
   readonly closed: (memory: MemoryRecord) => void;
 }
 
+/** Errors: `KV_MEMORY_INVALID` when the bytes cannot be allocated. */
 export function allocateMemory(options: AllocateOptions): MemoryRecord {
   const { address, lengthBytes, memoryType } = options;
   let data = newBytes(lengthBytes);
@@ -84,16 +86,19 @@ export function allocateMemory(options: AllocateOptions): MemoryRecord {
     close() {
       if (closed) return;
       if (memory.registrations > 0) {
-        throw new KvError("KV_MEMORY_IN_USE", `${name} is registered ${memory.registrations} times`, {
+        throw new KvError("KV_MEMORY_IN_USE", `${name} has ${memory.registrations} open registrations`, {
           hint: "close its registrations first",
         });
       }
       closed = true;
-      // Detaching makes every view that was handed out empty, as unmapped memory would be, only gentler.
+      // Detaching the buffer empties every view of it, as unmapping would make them unusable.
       const { buffer } = data;
       structuredClone(buffer, { transfer: [buffer] });
       data = new Uint8Array(0);
       options.closed(memory);
+    },
+    [Symbol.dispose]() {
+      memory.close();
     },
   };
   return memory;
@@ -107,7 +112,7 @@ function newBytes(lengthBytes: number): Uint8Array<ArrayBuffer> {
   }
 }
 
-/** The bytes of all runs, each of which lies within the memory. */
+/** Returns the total length of the runs. Errors: `KV_MEMORY_INVALID` for a run outside the memory. */
 function checkRuns(name: string, runs: Float64Array, lengthBytes: number): number {
   if (!(runs instanceof Float64Array) || runs.length % 2 !== 0) {
     throw new KvError(

@@ -1,61 +1,71 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 import type { SeededRandom } from "../simulation/seeded-random.js";
 
-/** What can go wrong: a transfer, a notification (riders too), or a request on the side channel. */
+/** Operations that can suffer a fault: transfers, notifications (also those of transfers), and requests on the side channel. */
 export type FaultOperation = "READ" | "WRITE" | "NOTIFY" | "REQUEST";
 
+/** Kinds of faults. */
 export type FaultKind =
-  /** A transfer that never ends by itself; a notification or a request that is lost. */
+  /** A transfer never ends by itself; a notification or request is lost. */
   | "drop"
-  /** A notification that arrives twice. */
+  /** A notification arrives twice. */
   | "duplicate"
-  /** `delayMs` more; notifications behind it wait for it. */
+  /** The operation takes `delayMs` longer; later notifications wait for a delayed one. */
   | "delay"
-  /** A notification that those behind it overtake, for `delayMs`. */
+  /** A notification arrives `delayMs` later, and later notifications overtake it. */
   | "reorder"
-  /** The two hosts lose each other from now on, or for `forMs`. */
+  /** The link between the two hosts is cut, for `forMs` or for good. */
   | "disconnect"
-  /** A transfer that fails when part of its bytes have landed; a notification or a request that is refused. */
+  /** A transfer fails after part of its bytes have landed; a notification or request is rejected. */
   | "fail"
-  /** A reply on the side channel whose bytes are noise. */
+  /** The reply to a request has random bytes. */
   | "garbage";
 
-/** One operation, as a rule sees it. */
+/** An operation, as a fault rule sees it. */
 export interface FaultSubject {
+  /** Kind of the operation. */
   readonly operation: FaultOperation;
-  /** Host and agent that began it; the side channel has no agents. */
+  /** Host that starts it. */
   readonly from: string;
+  /** Agent that starts it. Absent for requests. */
   readonly fromAgent?: string;
+  /** Host at the other end. */
   readonly to: string;
+  /** Agent at the other end. Absent for requests. */
   readonly toAgent?: string;
+  /** Bytes of the transfer, payload or request. */
   readonly lengthBytes: number;
-  /** Of a notification. */
+  /** Payload of a notification. */
   readonly payload?: Uint8Array;
 }
 
-/** Which operations go wrong, and how. The first rule that matches an operation decides; each operation has one fault at most. */
+/** A fault, and the operations that suffer it. The first rule that matches an operation and injects decides; an operation suffers one fault at most. */
 export interface FaultRule {
+  /** The fault. */
   readonly fault: FaultKind;
-  readonly operation?: FaultOperation | readonly FaultOperation[];
-  /** Name of the host or of the agent that begins the operation. */
-  readonly from?: string;
-  readonly to?: string;
-  readonly where?: (subject: FaultSubject) => boolean;
-  /** Only the n-th operation that matches, counted from 1. */
-  readonly nth?: number;
-  /** The chance of each operation that matches; 1 by default. */
-  readonly probability?: number;
-  /** Ends the rule after so many faults. */
-  readonly times?: number;
-  /** For `delay` and `reorder`; 10 by default. */
-  readonly delayMs?: number;
-  /** For `disconnect`; without it the hosts stay apart until `reconnect`. */
-  readonly forMs?: number;
-  /** For `fail` of a transfer; `KV_TRANSFER_FAILED` by default. */
-  readonly code?: KvErrorCode;
+  /** Operations that the rule matches. Default: all that the fault applies to. */
+  readonly operation?: FaultOperation | readonly FaultOperation[] | undefined;
+  /** Name of the host or agent that starts the operation. Default: any. */
+  readonly from?: string | undefined;
+  /** Name of the host or agent at the other end. Default: any. */
+  readonly to?: string | undefined;
+  /** Further condition. Default: none. */
+  readonly where?: ((subject: FaultSubject) => boolean) | undefined;
+  /** Inject for the n-th matching operation only, counted from 1. Default: for every one. */
+  readonly nth?: number | undefined;
+  /** Probability for each matching operation. Default: 1. */
+  readonly probability?: number | undefined;
+  /** Largest number of faults that the rule injects. Default: no limit. */
+  readonly times?: number | undefined;
+  /** Milliseconds for `delay` and `reorder`. Default: 10. */
+  readonly delayMs?: number | undefined;
+  /** Milliseconds for `disconnect`. Default: until `reconnect`. */
+  readonly forMs?: number | undefined;
+  /** Code for `fail` of a transfer. Default: `KV_TRANSFER_FAILED`. */
+  readonly code?: KvErrorCode | undefined;
 }
 
-const CAN_SUFFER: Readonly<Record<FaultKind, readonly FaultOperation[]>> = {
+const APPLIES_TO: Readonly<Record<FaultKind, readonly FaultOperation[]>> = {
   drop: ["READ", "WRITE", "NOTIFY", "REQUEST"],
   duplicate: ["NOTIFY"],
   delay: ["READ", "WRITE", "NOTIFY", "REQUEST"],
@@ -65,17 +75,20 @@ const CAN_SUFFER: Readonly<Record<FaultKind, readonly FaultOperation[]>> = {
   garbage: ["REQUEST"],
 };
 
+/** Default of `FaultRule.delayMs`. */
 export const DEFAULT_FAULT_DELAY_MS = 10;
 
+/** Decides which operations suffer faults. */
 export interface FaultPlan {
+  /** Returns the rule whose fault the operation suffers; undefined for none. */
   decide(subject: FaultSubject): FaultRule | undefined;
-  /** Takes the place of all rules; counters of `nth` and `times` begin anew. */
+  /** Replaces all rules; the counters of `nth` and `times` start again. Errors: `KV_CONFIG_INVALID`. */
   setRules(rules: readonly FaultRule[]): void;
-  /** Faults so far, by kind. */
+  /** Returns the number of injected faults by kind. */
   counts(): Readonly<Partial<Record<FaultKind, number>>>;
 }
 
-/** The same seed and the same operations in the same order give the same faults. */
+/** Creates a plan. The same seed and the same operations in the same order give the same faults. Errors: `KV_CONFIG_INVALID`. */
 export function faultPlan(rules: readonly FaultRule[], random: SeededRandom): FaultPlan {
   let active: ActiveRule[] = rules.map(activate);
   const counts: Partial<Record<FaultKind, number>> = {};
@@ -109,12 +122,12 @@ interface ActiveRule {
 }
 
 function activate(rule: FaultRule): ActiveRule {
-  const possible = CAN_SUFFER[rule.fault] as readonly FaultOperation[] | undefined;
+  const possible = APPLIES_TO[rule.fault] as readonly FaultOperation[] | undefined;
   if (possible === undefined) throw invalid(`fault ${JSON.stringify(rule.fault)} is unknown`);
   const named = rule.operation === undefined ? possible : [rule.operation].flat();
   for (const operation of named) {
     if (!possible.includes(operation)) {
-      throw invalid(`fault "${rule.fault}" cannot befall a ${operation}, only ${possible.join(", ")}`);
+      throw invalid(`fault "${rule.fault}" does not apply to ${operation}, only to ${possible.join(", ")}`);
     }
   }
   const { probability, nth, times, delayMs, forMs } = rule;
@@ -123,11 +136,11 @@ function activate(rule: FaultRule): ActiveRule {
   }
   for (const [name, value] of Object.entries({ nth, times })) {
     if (value !== undefined && !(Number.isSafeInteger(value) && value >= 1)) {
-      throw invalid(`${name} ${value} is not a whole number from 1 on`);
+      throw invalid(`${name} ${value} is not a positive integer`);
     }
   }
   for (const [name, value] of Object.entries({ delayMs, forMs })) {
-    if (value !== undefined && !(value >= 0)) throw invalid(`${name} ${value} is not a time`);
+    if (value !== undefined && !(value >= 0)) throw invalid(`${name} ${value} is not a duration`);
   }
   return { rule, operations: named, matched: 0, injected: 0 };
 }
@@ -140,5 +153,5 @@ function matches({ rule, operations }: ActiveRule, subject: FaultSubject): boole
 }
 
 function invalid(message: string): KvError {
-  return new KvError("KV_CONFIG_INVALID", `a fault rule of the memory network: ${message}`);
+  return new KvError("KV_CONFIG_INVALID", `invalid fault rule: ${message}`);
 }

@@ -1,22 +1,24 @@
 import type { Clock, Random, Timer } from "@kv/interface";
 
-/** A process on a machine of a memory network: what dies with SIGKILL. */
+/** A simulated process on a host of a memory network. */
 export interface MemoryHost {
+  /** Name of the host. */
   readonly name: string;
   /** 1 for the first process of this name, 2 for the one after a `kill`, and so on. */
   readonly incarnation: number;
+  /** False after `kill`. */
   readonly alive: boolean;
-  /** The network's clock, off by the host's skew. Its timers are gone when the host is killed. */
+  /** The network's clock plus the host's skew. `kill` cancels its timers. */
   readonly clock: Clock;
-  /** A stream of its own. */
+  /** A stream of random numbers of its own. */
   readonly random: Random;
   /**
-   * Simulates SIGKILL: its memory can no longer be read or written, its transfers stop where they are, its timers and
-   * listeners are gone, and its promises never settle. Of its notifications in flight each still arrives with the chance
-   * `deliverInFlight` (0.5 by default). `network.host(name)` then makes the process that follows it.
+   * Simulates SIGKILL: peers can no longer read or write the process's memory, its transfers stop, its timers and listeners are gone, and its
+   * promises never settle. Each of its notifications in flight still arrives with the probability `deliverInFlight` (default: 0.5). Afterwards
+   * `network.host(name)` starts the next process of that name.
    */
-  kill(options?: { deliverInFlight?: number }): void;
-  /** Called once when the host is killed, in the order of the calls. Answers how to take it back. */
+  kill(options?: { deliverInFlight?: number | undefined }): void;
+  /** Adds a listener that is called once when the process is killed, in the order of addition. Returns a function that removes it. */
   onKill(run: () => void): () => void;
 }
 

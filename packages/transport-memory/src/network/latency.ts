@@ -1,34 +1,36 @@
 import { KvError } from "@kv/interface";
 
-/** How long things take. All default to "at once", in as few pieces as may be. */
+/** Latency and bandwidth of a memory network. By default everything happens at once. */
 export interface MemoryLatency {
-  /** Before the first byte of a transfer lands, and for each notification and each way of a request. 0 by default. */
-  readonly latencyMs?: number;
-  /** Up to so much more, drawn per operation. 0 by default. */
-  readonly jitterMs?: number;
-  /** Infinity by default. Each transfer has all of it. */
-  readonly bytesPerMs?: number;
-  /** Transfers land in pieces of this size at most; 8 MiB by default. */
-  readonly pieceLengthBytes?: number;
-  /** Transfers land in at least so many pieces where they have the bytes, so that small ones take time too; 1 by default. */
-  readonly minPieces?: number;
+  /** Time until the first byte of a transfer lands, and of each notification and each way of a request. Default: 0. */
+  readonly latencyMs?: number | undefined;
+  /** Upper bound of a uniform addition to `latencyMs`, drawn for each operation. Default: 0. */
+  readonly jitterMs?: number | undefined;
+  /** Bandwidth of each transfer; transfers do not share it. Default: infinity. */
+  readonly bytesPerMs?: number | undefined;
+  /** Largest piece in which a transfer lands. Default: 8 MiB. */
+  readonly pieceLengthBytes?: number | undefined;
+  /** Fewest pieces of a transfer, as far as it has enough bytes, so that small transfers take time too. Default: 1. */
+  readonly minPieces?: number | undefined;
   /**
-   * How long a transfer that was given up, or that failed, goes on writing before its memory is released: an adapter
-   * cannot be stopped. The last write comes just before the release. 1 by default.
+   * Time for which a transfer that failed or was aborted keeps writing before its memory is released, as a network adapter that cannot be stopped.
+   * The last write comes just before the release. Default: 1.
    */
-  readonly lingerMs?: number;
+  readonly lingerMs?: number | undefined;
 }
 
-export type ResolvedLatency = Readonly<Required<MemoryLatency>>;
+/** `MemoryLatency` with its defaults filled in. */
+export type ResolvedLatency = { readonly [K in keyof MemoryLatency]-?: number };
 
-export function resolveLatency(given: MemoryLatency = {}): ResolvedLatency {
+/** Fills in defaults. Errors: `KV_CONFIG_INVALID`. */
+export function resolveLatency(options: MemoryLatency = {}): ResolvedLatency {
   const resolved: ResolvedLatency = {
-    latencyMs: given.latencyMs ?? 0,
-    jitterMs: given.jitterMs ?? 0,
-    bytesPerMs: given.bytesPerMs ?? Number.POSITIVE_INFINITY,
-    pieceLengthBytes: given.pieceLengthBytes ?? 8 * 1024 * 1024,
-    minPieces: given.minPieces ?? 1,
-    lingerMs: given.lingerMs ?? 1,
+    latencyMs: options.latencyMs ?? 0,
+    jitterMs: options.jitterMs ?? 0,
+    bytesPerMs: options.bytesPerMs ?? Number.POSITIVE_INFINITY,
+    pieceLengthBytes: options.pieceLengthBytes ?? 8 * 1024 * 1024,
+    minPieces: options.minPieces ?? 1,
+    lingerMs: options.lingerMs ?? 1,
   };
   for (const name of ["latencyMs", "jitterMs", "lingerMs"] as const) {
     if (!(resolved[name] >= 0)) throw invalid(name, resolved[name], "0 or more");
@@ -39,7 +41,7 @@ export function resolveLatency(given: MemoryLatency = {}): ResolvedLatency {
   return resolved;
 }
 
-/** Bytes of each piece but the last, which has what is left. */
+/** Returns the bytes of each piece; the last one may be smaller. */
 export function pieceLength(lengthBytes: number, latency: ResolvedLatency): number {
   return Math.max(
     1,

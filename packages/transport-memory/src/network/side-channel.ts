@@ -11,19 +11,24 @@ import { DEFAULT_FAULT_DELAY_MS } from "./fault-plan.js";
 import type { MemoryHost } from "./host.js";
 import { fabricOf, type MemoryNetwork } from "./network.js";
 
+/** Options of `memorySideChannel`. */
 export interface MemorySideChannelOptions {
+  /** Network of the hosts. */
   readonly network: MemoryNetwork;
-  /** The simulated process it belongs to; "localhost" by default. */
-  readonly host?: string | MemoryHost;
+  /** Simulated process of the side channel. Default: "localhost". */
+  readonly host?: string | MemoryHost | undefined;
 }
 
-/** Names under which a process reaches, or binds on, its own host. */
+/** Names by which a process reaches its own host, or binds to it. */
 const OWN_NAMES = ["localhost", "127.0.0.1", "::1", "0.0.0.0", "::", "*"];
 const FIRST_FREE_PORT = 32_768;
 const LAST_PORT = 65_535;
 
-/** A side channel between the hosts of a memory network. Names of hosts are the network's; "localhost" is the own one. */
-export function memorySideChannel(options: MemorySideChannelOptions): SideChannel {
+/**
+ * Creates a side channel between the hosts of a memory network. Host names are those of the network; "localhost" is the own host. Its listeners have
+ * `Symbol.asyncDispose`. Errors: `KV_CONFIG_INVALID` for a network that `memoryNetwork` did not create.
+ */
+export function memorySideChannel(options: MemorySideChannelOptions): SideChannel & AsyncDisposable {
   const fabric = fabricOf(options.network);
   const self = typeof options.host === "object" ? options.host : fabric.host(options.host ?? "localhost");
   const own = new Set<string>();
@@ -38,9 +43,12 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
     pending.clear();
   });
 
-  function assertOpen(what: string): void {
+  function assertOpen(action: string): void {
     if (closed || !self.alive)
-      throw new KvError("KV_SIDE_CHANNEL_CLOSED", `${what}: the side channel of host ${self.name} is closed`);
+      throw new KvError(
+        "KV_SIDE_CHANNEL_CLOSED",
+        `${action}: the side channel of host ${self.name} is closed`,
+      );
   }
 
   function freePort(): number {
@@ -50,19 +58,19 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
     throw bindFailed(self.name, 0, "no port is free");
   }
 
-  function request(given: SideChannelRequest): Promise<SideChannelReply> {
-    const { port, timeoutMs, signal } = given;
-    const to = resolveHost(given.host);
-    const what = `request to ${given.host}:${port}`;
-    const frames = given.frames.map((frame) => frame.slice());
+  function send(options: SideChannelRequest): Promise<SideChannelReply> {
+    const { port, timeoutMs, signal } = options;
+    const to = resolveHost(options.host);
+    const subject = `request to ${options.host}:${port}`;
+    const frames = options.frames.map((frame) => frame.slice());
     const { promise, resolve, reject } = deferred<SideChannelReply>();
     const timers = new Set<Timer>();
     const sentAtMs = self.clock.now();
-    let over = false;
+    let ended = false;
 
     function end(): boolean {
-      if (over) return false;
-      over = true;
+      if (ended) return false;
+      ended = true;
       for (const timer of timers) timer.cancel();
       signal?.removeEventListener("abort", onAbort);
       if (pending.delete(fail)) fabric.requestsInFlight -= 1;
@@ -72,7 +80,9 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
       if (end()) reject(error);
     }
     function onAbort(): void {
-      fail(new KvError("KV_REQUEST_ABORTED", `${what} was aborted by its signal`, { cause: signal?.reason }));
+      fail(
+        new KvError("KV_REQUEST_ABORTED", `${subject} was aborted by its signal`, { cause: signal?.reason }),
+      );
     }
     function later(delayMs: number, run: () => void): void {
       const timer = self.clock.setTimer(
@@ -86,7 +96,7 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
       timers.add(timer);
     }
     const unreachable = (reason: string): void =>
-      fail(new KvError("KV_SIDE_CHANNEL_UNREACHABLE", `${what} from host ${self.name}: ${reason}`));
+      fail(new KvError("KV_SIDE_CHANNEL_UNREACHABLE", `${subject} from host ${self.name}: ${reason}`));
 
     pending.add(fail);
     fabric.requestsInFlight += 1;
@@ -96,7 +106,7 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
     }
     signal?.addEventListener("abort", onAbort);
     later(timeoutMs, () =>
-      fail(new KvError("KV_SIDE_CHANNEL_TIMEOUT", `${what}: no reply within ${timeoutMs} ms`)),
+      fail(new KvError("KV_SIDE_CHANNEL_TIMEOUT", `${subject}: no reply within ${timeoutMs} ms`)),
     );
 
     const rule = fabric.faults.decide({
@@ -114,7 +124,7 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
       if (rule?.fault === "fail") unreachable("an injected fault");
       else if (fabric.isCut(self.name, to)) unreachable("the hosts are disconnected");
       else if (binding === undefined)
-        unreachable(fabric.hostIsAlive(to) ? "nobody listens there" : "no such host lives");
+        unreachable(fabric.hostIsAlive(to) ? "the port has no listener" : "the host is not alive");
       else void exchange(binding);
     });
 
@@ -123,10 +133,10 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
       try {
         reply = await binding.answer(frames);
       } catch (error) {
-        // As ROUTER: whoever asked hears nothing and runs into its timeout.
+        // As with a ZMQ ROUTER: the requester gets no reply and times out.
         fabric.log.warn("memory-side-channel-answer-failed", { host: to, port, error });
       }
-      if (reply === undefined || over || !binding.host.alive) return;
+      if (reply === undefined || ended || !binding.host.alive) return;
       const copied = reply.map((frame) => (rule?.fault === "garbage" ? noise(frame.length) : frame.slice()));
       later(fabric.drawLatencyMs(), () => {
         if (fabric.isCut(self.name, to)) return;
@@ -139,29 +149,26 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
   const noise = (lengthBytes: number): Uint8Array =>
     Uint8Array.from({ length: lengthBytes }, () => fabric.random.integer(256));
 
-  return {
+  const sideChannel: SideChannel & AsyncDisposable = {
     async listen({ host, port, answer }) {
       assertOpen("listen");
       if (resolveHost(host) !== self.name)
         throw bindFailed(host, port, `host ${self.name} has no such address`);
       if (!Number.isInteger(port) || port < 0 || port > LAST_PORT)
-        throw bindFailed(host, port, "that is no port");
+        throw bindFailed(host, port, "invalid port");
       const bound = port === 0 ? freePort() : port;
       const key = `${self.name}:${bound}`;
-      if (fabric.bindings.has(key)) throw bindFailed(host, bound, "the port is taken");
+      if (fabric.bindings.has(key)) throw bindFailed(host, bound, "the port is in use");
       fabric.bindings.set(key, { host: self, answer });
       own.add(key);
-      return {
-        host,
-        port: bound,
-        async close() {
-          if (own.delete(key)) fabric.bindings.delete(key);
-        },
+      const close = async (): Promise<void> => {
+        if (own.delete(key)) fabric.bindings.delete(key);
       };
+      return { host, port: bound, close, [Symbol.asyncDispose]: close };
     },
-    async request(given) {
-      assertOpen(`request to ${given.host}:${given.port}`);
-      return await request(given);
+    async request(requested) {
+      assertOpen(`request to ${requested.host}:${requested.port}`);
+      return await send(requested);
     },
     async close() {
       if (closed) return;
@@ -173,7 +180,9 @@ export function memorySideChannel(options: MemorySideChannelOptions): SideChanne
         fail(new KvError("KV_SIDE_CHANNEL_CLOSED", `the side channel of host ${self.name} was closed`));
       }
     },
+    [Symbol.asyncDispose]: () => sideChannel.close(),
   };
+  return sideChannel;
 }
 
 function bindFailed(host: string, port: number, reason: string): KvError {

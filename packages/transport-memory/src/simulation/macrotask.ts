@@ -1,7 +1,6 @@
 /**
- * Resolves in a later macrotask. Between two macrotasks the microtask queue runs until it is empty, however long the
- * chains of promises are, so one such turn is enough to drain all promise work: counting `await`s is never enough.
- * `setImmediate` first (about 1 us a turn), then `MessageChannel`, then `setTimeout`, which browsers clamp to 4 ms.
+ * Returns a function that resolves in a later macrotask. The microtask queue runs until it is empty between two macrotasks, so one turn drains all
+ * promise work. It uses `setImmediate` where there is one (about 1 us a turn), else `MessageChannel`, else `setTimeout`, which browsers clamp to 4 ms.
  */
 export function macrotaskTurn(): () => Promise<void> {
   const scope = globalThis as unknown as {
@@ -28,7 +27,7 @@ export function macrotaskTurn(): () => Promise<void> {
   return () => new Promise((resolve) => void setTimeout(resolve, 0));
 }
 
-/** The part of a MessagePort that browsers and Node have in common. */
+/** The members of MessagePort that browsers and Node share. */
 interface Port {
   onmessage: (() => void) | null;
   postMessage(value: unknown): void;

@@ -1,15 +1,16 @@
 import type { Random } from "@kv/interface";
 
+/** A reproducible source of randomness. */
 export interface SeededRandom extends Random {
-  /** What to write down so that a run can be replayed. */
+  /** The seed, for replaying a run. */
   readonly seed: string;
-  /** A stream of its own: what one part draws does not shift what another draws. */
+  /** Creates an independent stream: draws from one do not change the other. */
   fork(label: string): SeededRandom;
-  /** A whole number in [0, below). */
+  /** Returns an integer in [0, below). */
   integer(below: number): number;
 }
 
-/** Numbers that depend on the seed alone (the generator is sfc32). */
+/** Creates a source whose numbers depend on the seed alone (generator: sfc32). */
 export function seededRandom(seed: number | string): SeededRandom {
   const text = String(seed);
   let a = hash(text, 0x9e3779b9);

@@ -1,4 +1,4 @@
-/** A timer that waits in a virtual clock. */
+/** A timer of a virtual clock. */
 export interface QueuedTimer {
   readonly atMs: number;
   readonly sequence: number;
@@ -11,12 +11,13 @@ export interface TimerQueue {
   readonly size: number;
   add(run: () => void, atMs: number): QueuedTimer;
   cancel(timer: QueuedTimer): void;
-  /** The next timer to fire, left in the queue. */
+  /** Returns the next timer and leaves it in the queue. */
   peek(): QueuedTimer | undefined;
+  /** Returns the next timer and removes it from the queue. */
   take(): QueuedTimer | undefined;
 }
 
-/** Timers by time, then by insertion: a binary heap whose cancelled entries are swept when they outnumber the live. */
+/** Creates a queue ordered by time, then by insertion: a binary heap that drops cancelled entries when they outnumber the others. */
 export function timerQueue(): TimerQueue {
   let heap: QueuedTimer[] = [];
   let sequence = 0;
@@ -94,7 +95,7 @@ export function timerQueue(): TimerQueue {
       const top = skipCancelled();
       if (top === undefined) return undefined;
       removeTop();
-      // Taken counts as cancelled, so that a late `cancel` of a timer that fired changes no count.
+      // A timer that fired counts as cancelled, so that a later `cancel` does not change the size.
       top.cancelled = true;
       live -= 1;
       return top;

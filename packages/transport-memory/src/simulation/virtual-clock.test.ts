@@ -18,7 +18,7 @@ test("timers fire by time, then in the order in which they were set", async () =
   expect(clock.pendingTimers).toBe(0);
 });
 
-test("all promise work, however long, is done before the next timer", async () => {
+test("long chains of promises finish before the next timer fires", async () => {
   const clock = virtualClock();
   const order: string[] = [];
   const long = async (): Promise<void> => {
@@ -33,7 +33,7 @@ test("all promise work, however long, is done before the next timer", async () =
   expect(clock.now()).toBe(5);
 });
 
-test("a thousand timers in a seeded disorder fire in order, cancelled ones never", async () => {
+test("thousands of timers in random order fire in order, and cancelled timers never fire", async () => {
   const clock = virtualClock();
   const fired: number[] = [];
   const timers = Array.from({ length: 5000 }, (_, index) => {
@@ -50,7 +50,7 @@ test("a thousand timers in a seeded disorder fire in order, cancelled ones never
   expect(fired).toEqual(expected);
 });
 
-test("runUntil and settle stop as soon as it is so, and say when it cannot become so", async () => {
+test("runUntil and settle stop as soon as the condition holds, and fail when no timer can make it true", async () => {
   const clock = virtualClock();
   let ticks = 0;
   const tick = (): void => {
@@ -60,7 +60,9 @@ test("runUntil and settle stop as soon as it is so, and say when it cannot becom
   tick();
   await clock.runUntil(() => ticks === 4, { limitMs: 1000 });
   expect(clock.now()).toBe(30);
-  await expect(clock.runUntil(() => false, { limitMs: 100 })).rejects.toThrow(/not so within 100 ms/);
+  await expect(clock.runUntil(() => false, { limitMs: 100 })).rejects.toThrow(
+    /the condition is false after 100 ms/,
+  );
   await expect(clock.runUntilIdle({ limitMs: 50 })).rejects.toSatisfy((e) => KvError.is(e, "KV_INTERNAL"));
 
   const still = virtualClock();
@@ -71,13 +73,13 @@ test("runUntil and settle stop as soon as it is so, and say when it cannot becom
   await expect(still.settle(Promise.reject(new Error("own")))).rejects.toThrow("own");
 });
 
-test("what would go wrong unseen is refused: delays that Node cuts short, two runs at once, loops of zero delays", async () => {
+test("it rejects delays that Node cannot keep and concurrent runs, and passes on errors of timers", async () => {
   const clock = virtualClock();
-  expect(() => clock.setTimer(() => {}, Number.POSITIVE_INFINITY)).toThrow(/a timer of Infinity ms/);
+  expect(() => clock.setTimer(() => {}, Number.POSITIVE_INFINITY)).toThrow(/invalid timer of Infinity ms/);
   expect(() => clock.setTimer(() => {}, Number.NaN)).toThrow(KvError);
   clock.setTimer(() => {}, 5);
   const first = clock.advance(10);
-  await expect(clock.advance(1)).rejects.toThrow(/being run already/);
+  await expect(clock.advance(1)).rejects.toThrow(/another method of the virtual clock is running/);
   await first;
   const failing = virtualClock();
   failing.setTimer(() => {

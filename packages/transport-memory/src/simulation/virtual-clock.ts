@@ -2,36 +2,38 @@ import { type Clock, KvError } from "@kv/interface";
 import { macrotaskTurn } from "./macrotask.js";
 import { timerQueue } from "./timer-queue.js";
 
+/** Options of `virtualClock`. */
 export interface VirtualClockOptions {
-  /** What `now()` answers at first; 0 by default. */
-  startMs?: number;
+  /** First value of `now()`. Default: 0. */
+  startMs?: number | undefined;
   /**
-   * Lets everything that is ready run before time moves on. One macrotask by default, which drains all promise work; give
-   * one that waits longer where the code under test yields by macrotasks or by native work of its own.
+   * Waits until everything that is ready has run, before time moves on. Default: one macrotask, which drains all promise work. Pass a function that
+   * waits longer where the code under test yields by macrotasks or native work.
    */
-  turn?: () => Promise<void>;
+  turn?: (() => Promise<void>) | undefined;
 }
 
-/** Time that moves only when told to. Timers fire by time, then in the order in which they were set. */
+/** A clock for tests: time moves only by its methods. Timers fire by time, then in the order in which they were set. Only one method may run at once. */
 export interface VirtualClock extends Clock {
-  /** Timers that are set and have not fired; what is left at the end of a test has leaked. */
+  /** Timers that are set and have neither fired nor been cancelled. Those left at the end of a test have leaked. */
   readonly pendingTimers: number;
-  /** Moves time on by `ms`, firing what falls due, promise work drained before, between and after. */
+  /** Moves time by `ms` milliseconds and fires the timers that fall due. Promise work is drained before, between and after. */
   advance(ms: number): Promise<void>;
-  /** Fires timers until `predicate` holds. `KV_INTERNAL` when `limitMs` has passed or no timer is left. */
+  /** Fires timers until `predicate` returns true. Errors: `KV_INTERNAL` when `limitMs` has passed or no timer is left. */
   runUntil(predicate: () => boolean, options: { limitMs: number }): Promise<void>;
-  /** Fires timers until `promise` settles, and answers with its outcome. Limits as `runUntil`. */
-  settle<T>(promise: PromiseLike<T>, options?: { limitMs?: number }): Promise<T>;
-  /** Fires timers until none is left. `KV_INTERNAL` when `limitMs` (one hour by default) has passed before that. */
-  runUntilIdle(options?: { limitMs?: number }): Promise<void>;
+  /** Fires timers until `promise` settles, and settles as it does. Errors: as `runUntil`; `limitMs` defaults to one hour. */
+  settle<T>(promise: PromiseLike<T>, options?: { limitMs?: number | undefined }): Promise<T>;
+  /** Fires timers until none is left. Errors: `KV_INTERNAL` when `limitMs` (default: one hour) has passed before. */
+  runUntilIdle(options?: { limitMs?: number | undefined }): Promise<void>;
 }
 
-/** Node fires a longer timer at once; real code must not set one. */
+/** Node fires a timer with a longer delay at once, so code must not set one. */
 const LONGEST_DELAY_MS = 2 ** 31 - 1;
-/** As many timers at one instant are taken for a loop of zero delays. */
-const MOST_TIMERS_AT_ONE_TIME = 1_000_000;
+/** More timers at one instant count as an endless loop of zero delays. */
+const MAX_TIMERS_AT_ONE_TIME = 1_000_000;
 const ONE_HOUR_MS = 3_600_000;
 
+/** Creates a virtual clock. */
 export function virtualClock(options: VirtualClockOptions = {}): VirtualClock {
   const queue = timerQueue();
   const drain = options.turn ?? macrotaskTurn();
@@ -39,8 +41,9 @@ export function virtualClock(options: VirtualClockOptions = {}): VirtualClock {
   let running = false;
   let firedAtThisTime = 0;
 
-  async function alone<T>(what: string, body: () => Promise<T>): Promise<T> {
-    if (running) throw new KvError("KV_INTERNAL", `${what}: the virtual clock is being run already`);
+  async function exclusively<T>(method: string, body: () => Promise<T>): Promise<T> {
+    if (running)
+      throw new KvError("KV_INTERNAL", `${method}: another method of the virtual clock is running`);
     running = true;
     try {
       return await body();
@@ -49,16 +52,16 @@ export function virtualClock(options: VirtualClockOptions = {}): VirtualClock {
     }
   }
 
-  /** Fires the next timer if it is due by `untilMs`; false when there is none. */
+  /** Fires the next timer that is due by `untilMs`. Returns false when there is none. */
   async function fireNext(untilMs: number): Promise<boolean> {
     const next = queue.peek();
     if (next === undefined || next.atMs > untilMs) return false;
     queue.take();
     firedAtThisTime = next.atMs > nowMs ? 0 : firedAtThisTime + 1;
-    if (firedAtThisTime > MOST_TIMERS_AT_ONE_TIME) {
+    if (firedAtThisTime > MAX_TIMERS_AT_ONE_TIME) {
       throw new KvError(
         "KV_INTERNAL",
-        `${MOST_TIMERS_AT_ONE_TIME} timers fired at ${nowMs} ms: a loop of zero delays`,
+        `${MAX_TIMERS_AT_ONE_TIME} timers fired at ${nowMs} ms: a loop of zero delays`,
       );
     }
     nowMs = Math.max(nowMs, next.atMs);
@@ -67,7 +70,7 @@ export function virtualClock(options: VirtualClockOptions = {}): VirtualClock {
     return true;
   }
 
-  async function until(what: string, predicate: () => boolean, limitMs: number): Promise<void> {
+  async function fireUntil(method: string, predicate: () => boolean, limitMs: number): Promise<void> {
     const endMs = nowMs + limitMs;
     await drain();
     while (!predicate()) {
@@ -76,8 +79,8 @@ export function virtualClock(options: VirtualClockOptions = {}): VirtualClock {
       throw new KvError(
         "KV_INTERNAL",
         next === undefined
-          ? `${what}: not so at ${nowMs} ms, and no timer is left that could change it`
-          : `${what}: not so within ${limitMs} ms (now ${nowMs} ms, next of ${queue.size} timers at ${next.atMs} ms)`,
+          ? `${method}: the condition is false at ${nowMs} ms and no timer is left`
+          : `${method}: the condition is false after ${limitMs} ms (now ${nowMs} ms, next of ${queue.size} timers at ${next.atMs} ms)`,
         { details: { nowMs, limitMs, pendingTimers: queue.size } },
       );
     }
@@ -89,7 +92,7 @@ export function virtualClock(options: VirtualClockOptions = {}): VirtualClock {
       if (!(delayMs <= LONGEST_DELAY_MS)) {
         throw new KvError(
           "KV_INTERNAL",
-          `a timer of ${delayMs} ms: Node takes ${LONGEST_DELAY_MS} ms at most`,
+          `invalid timer of ${delayMs} ms: the longest delay in Node is ${LONGEST_DELAY_MS} ms`,
         );
       }
       const timer = queue.add(run, nowMs + Math.max(0, delayMs));
@@ -99,25 +102,26 @@ export function virtualClock(options: VirtualClockOptions = {}): VirtualClock {
       return queue.size;
     },
     advance: (ms) =>
-      alone("advance", async () => {
+      exclusively("advance", async () => {
         const endMs = nowMs + ms;
         await drain();
         while (await fireNext(endMs));
         nowMs = Math.max(nowMs, endMs);
       }),
-    runUntil: (predicate, { limitMs }) => alone("runUntil", () => until("runUntil", predicate, limitMs)),
+    runUntil: (predicate, { limitMs }) =>
+      exclusively("runUntil", () => fireUntil("runUntil", predicate, limitMs)),
     settle: (promise, { limitMs = ONE_HOUR_MS } = {}) =>
-      alone("settle", async () => {
+      exclusively("settle", async () => {
         let settled = false;
         const outcome = Promise.resolve(promise).finally(() => {
           settled = true;
         });
-        // The outcome is awaited below; a rejection meanwhile is not an unhandled one.
+        // The outcome is awaited below, so a rejection before that is not unhandled.
         outcome.catch(() => {});
-        await until("settle", () => settled, limitMs);
+        await fireUntil("settle", () => settled, limitMs);
         return await outcome;
       }),
     runUntilIdle: ({ limitMs = ONE_HOUR_MS } = {}) =>
-      alone("runUntilIdle", () => until("runUntilIdle", () => queue.size === 0, limitMs)),
+      exclusively("runUntilIdle", () => fireUntil("runUntilIdle", () => queue.size === 0, limitMs)),
   };
 }

@@ -2,7 +2,7 @@ import { DESCRIPTOR_OFFSET, DESCRIPTOR_RUN, KvError, type TransferRequest } from
 import type { MemoryRecord } from "../memory/memory.js";
 import type { MemoryMap } from "../memory/memory-map.js";
 
-/** A side of a transfer: the descriptors of its list. */
+/** The descriptors of the list on one side of a transfer. */
 export interface CopySide {
   readonly name: string;
   readonly rows: {
@@ -12,18 +12,19 @@ export interface CopySide {
   };
 }
 
-/** Runs of bytes to copy, in the order of the pairs; neighbours on both sides are one run. */
+/** Byte ranges to copy, in the order of the pairs. Ranges that are adjacent on both sides are merged. */
 export interface CopyPlan {
+  /** Bytes in all. */
   readonly lengthBytes: number;
-  /** Descriptors, as asked for. */
+  /** Descriptors, as requested. */
   readonly descriptorCount: number;
-  /** Runs of bytes. */
+  /** Byte ranges. */
   readonly mergedCount: number;
-  /** Copies up to `lengthBytes` further bytes from where the last call ended. */
-  land(lengthBytes: number, from: MemoryMap<MemoryRecord>, to: MemoryMap<MemoryRecord>): void;
+  /** Copies the next `lengthBytes` bytes at most. Errors: `KV_TRANSFER_FAILED` where memory is no longer registered. */
+  copyNext(lengthBytes: number, from: MemoryMap<MemoryRecord>, to: MemoryMap<MemoryRecord>): void;
 }
 
-/** Checks what is to move, and where it lies. Errors: `KV_TRANSFER_INVALID`. Addresses are kept, so that the ids need not be. */
+/** Checks the descriptors of a transfer and resolves their addresses, so that the indices need not be kept. Errors: `KV_TRANSFER_INVALID`. */
 export function copyPlan(request: TransferRequest, local: CopySide, remote: CopySide): CopyPlan {
   const reads = request.operation === "READ";
   const runsOfIds = checkedRuns(request, local, remote);
@@ -67,7 +68,7 @@ export function copyPlan(request: TransferRequest, local: CopySide, remote: Copy
     lengthBytes: total,
     descriptorCount,
     mergedCount: runs,
-    land(lengthBytes, fromMap, toMap) {
+    copyNext(lengthBytes, fromMap, toMap) {
       let left = lengthBytes;
       while (left > 0 && run < runs) {
         const from = (froms[run] as number) + offset;
@@ -93,17 +94,17 @@ function mapped(map: MemoryMap<MemoryRecord>, address: number, lengthBytes: numb
   if (memory !== undefined) return memory;
   throw new KvError(
     "KV_TRANSFER_FAILED",
-    `${lengthBytes} bytes at 0x${address.toString(16)} are no longer registered by their agent`,
+    `${lengthBytes} bytes at 0x${address.toString(16)} are no longer registered`,
   );
 }
 
 type Run = [localId: number, remoteId: number, count: number];
 
-/** The request's pairs as runs, every id of which is in its list. */
+/** Returns the descriptors as runs, with every index checked. */
 function checkedRuns(request: TransferRequest, local: CopySide, remote: CopySide): Int32Array {
   const { runs, offsets, localIds, remoteIds } = request;
   if (runs !== undefined) {
-    if (localIds !== undefined || remoteIds !== undefined) throw invalid("it has both ids and runs");
+    if (localIds !== undefined || remoteIds !== undefined) throw invalid("it has both pairs and runs");
     return repeatedRuns(
       rowsOf("runs", runs, DESCRIPTOR_RUN),
       offsets === undefined ? Int32Array.of(0, 0) : rowsOf("offsets", offsets, DESCRIPTOR_OFFSET),
@@ -111,7 +112,7 @@ function checkedRuns(request: TransferRequest, local: CopySide, remote: CopySide
       remote,
     );
   }
-  if (offsets !== undefined) throw invalid("offsets are for runs, and it has ids");
+  if (offsets !== undefined) throw invalid("offsets need runs, and it has pairs");
   for (const [name, ids] of [
     ["localIds", localIds],
     ["remoteIds", remoteIds],
@@ -120,7 +121,7 @@ function checkedRuns(request: TransferRequest, local: CopySide, remote: CopySide
   }
   const { length } = localIds;
   if (length !== remoteIds.length) throw invalid(`${length} localIds against ${remoteIds.length} remoteIds`);
-  if (length === 0) throw invalid("it names no descriptor");
+  if (length === 0) throw invalid("it has no descriptors");
   const ones = new Int32Array(length * DESCRIPTOR_RUN);
   for (let index = 0; index < length; index++) {
     ones[index * DESCRIPTOR_RUN] = checkId(local, localIds, index);
@@ -134,11 +135,11 @@ function rowsOf(name: string, numbers: unknown, perRow: number): Int32Array {
   if (!(numbers instanceof Int32Array)) throw invalid(`${name} is not an Int32Array`);
   if (numbers.length > 0 && numbers.length % perRow === 0) return numbers;
   throw invalid(
-    `${name} are rows of ${perRow} numbers and at least one row; these are ${numbers.length} numbers`,
+    `${name} needs at least one row, of ${perRow} numbers each; it has ${numbers.length} numbers`,
   );
 }
 
-/** Each run at each offset, checked. */
+/** Returns each run at each offset, checked. */
 function repeatedRuns(runs: Int32Array, offsets: Int32Array, local: CopySide, remote: CopySide): Int32Array {
   const out = new Int32Array((runs.length * offsets.length) / DESCRIPTOR_OFFSET);
   let cursor = 0;
@@ -150,7 +151,7 @@ function repeatedRuns(runs: Int32Array, offsets: Int32Array, local: CopySide, re
         const id = (offsets[offset + column] as number) + (runs[at + column] as number);
         if (id < 0 || id + count > side.rows.count) {
           throw invalid(
-            `run ${at / DESCRIPTOR_RUN} names ${count} descriptors from ${id} on of the ${side.name} list, which has ${side.rows.count}`,
+            `run ${at / DESCRIPTOR_RUN} covers descriptors ${id} to ${id + count - 1} of the ${side.name} list, which has ${side.rows.count}`,
           );
         }
         out[cursor++] = id;
@@ -168,5 +169,5 @@ function checkId({ name, rows }: CopySide, ids: Int32Array, index: number): numb
 }
 
 function invalid(message: string): KvError {
-  return new KvError("KV_TRANSFER_INVALID", `a transfer cannot begin: ${message}`);
+  return new KvError("KV_TRANSFER_INVALID", `invalid transfer: ${message}`);
 }

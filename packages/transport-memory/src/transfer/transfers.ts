@@ -6,11 +6,11 @@ import {
   type TransferRequest,
   type TransferResult,
 } from "@kv/interface";
-import type { ListRecord } from "../agent/prepared-lists.js";
-import { deferred } from "../deferred.js";
+import type { PreparedListRecord } from "../agent/prepared-lists.js";
+import { type Deferred, deferred } from "../deferred.js";
 import type { AgentEndpoint, Fabric, PeerAddress } from "../network/fabric.js";
-import { copyPlan } from "./copy-plan.js";
-import { type Landing, startLanding } from "./landing.js";
+import { type CopyPlan, copyPlan } from "./copy-plan.js";
+import { PacedCopy } from "./paced-copy.js";
 
 export interface TransferCounters {
   transfersPosted: number;
@@ -21,152 +21,178 @@ export interface TransferCounters {
 }
 
 /** The transfers of one agent. */
-export interface Transfers {
-  readonly inFlight: number;
-  start(request: TransferRequest, local: ListRecord, remote: ListRecord, peer: PeerAddress): Transfer;
-  /** Gives up all. */
-  abortAll(reason: string): void;
-  /** Resolves when all that are in flight now have been released. */
-  allReleased(): Promise<void>;
-  halt(): void;
-}
+export class AgentTransfers {
+  readonly fabric: Fabric;
+  readonly self: AgentEndpoint;
+  readonly counters: TransferCounters;
+  readonly #active = new Set<ActiveTransfer>();
 
-interface Flight {
-  landing: Landing | undefined;
-  giveUp(code: KvErrorCode, why: string, cause?: unknown): void;
-  readonly released: Promise<void>;
-}
+  constructor(fabric: Fabric, self: AgentEndpoint, counters: TransferCounters) {
+    this.fabric = fabric;
+    this.self = self;
+    this.counters = counters;
+  }
 
-export function transfers(fabric: Fabric, self: AgentEndpoint, counters: TransferCounters): Transfers {
-  const flights = new Set<Flight>();
-  const clock = self.host.clock;
+  get inFlight(): number {
+    return this.#active.size;
+  }
 
-  function start(
+  /** Checks the request and starts the transfer. Errors: `KV_TRANSFER_INVALID`. */
+  start(
     request: TransferRequest,
-    local: ListRecord,
-    remote: ListRecord,
+    local: PreparedListRecord,
+    remote: PreparedListRecord,
     peer: PeerAddress,
   ): Transfer {
-    const { operation, signal, timeoutMs } = request;
-    if (operation !== "READ" && operation !== "WRITE") throw invalid(`operation ${String(operation)}`);
-    if (timeoutMs !== undefined && !(timeoutMs > 0 && timeoutMs < 2 ** 31))
-      throw invalid(`timeoutMs ${timeoutMs}`);
-    const { notification: given } = request;
-    if (given !== undefined && !(given instanceof Uint8Array))
-      throw invalid("the notification is not a Uint8Array");
-    const notification = given?.slice();
+    requireValidOptions(request);
     const plan = copyPlan(
       request,
       { name: "local", rows: local.rows },
       { name: "remote", rows: remote.rows },
     );
-    const { descriptorCount, mergedCount } = plan;
-    const what = `${operation} of ${descriptorCount} descriptors with agent ${peer.name}`;
+    const transfer = new ActiveTransfer(this, request, plan, peer);
+    const released = transfer.released.promise;
+    this.#active.add(transfer);
+    local.users.add(released);
+    remote.users.add(released);
+    transfer.start(() => {
+      this.#active.delete(transfer);
+      local.users.delete(released);
+      remote.users.delete(released);
+      transfer.released.resolve();
+    });
+    return { done: transfer.done.promise, released };
+  }
 
-    counters.transfersPosted += 1;
-    const beganMs = clock.now();
-    const done = deferred<TransferResult>();
-    const released = deferred<void>();
-    // Whoever awaits `done` sees the error; a caller that only waits for `released` is no unhandled rejection.
-    done.promise.catch(() => {});
-    let settled = false;
-    let timer: Timer | undefined;
+  abortAll(reason: string): void {
+    for (const transfer of [...this.#active]) {
+      transfer.abort("KV_TRANSFER_ABORTED", `was aborted: ${reason}`);
+    }
+  }
 
-    function settle(): boolean {
-      if (settled) return false;
-      settled = true;
-      timer?.cancel();
-      signal?.removeEventListener("abort", onAbort);
-      return true;
-    }
-    function fail(error: KvError): void {
-      if (!settle()) return;
-      counters.transfersFailed += 1;
-      done.reject(error);
-    }
-    const flight: Flight = {
-      landing: undefined,
-      released: released.promise,
-      giveUp(code, why, cause) {
-        fail(new KvError(code, `${what} ${why}`, { cause }));
-        flight.landing?.giveUp();
-      },
-    };
-    function onAbort(): void {
-      flight.giveUp("KV_TRANSFER_ABORTED", "was aborted by its signal", signal?.reason);
-    }
-    function release(): void {
-      flights.delete(flight);
-      local.users.delete(released.promise);
-      remote.users.delete(released.promise);
-      released.resolve();
-    }
+  /** Resolves when all transfers that are in flight now are released. */
+  async allReleased(): Promise<void> {
+    await Promise.all([...this.#active].map((transfer) => transfer.released.promise));
+  }
 
-    flights.add(flight);
-    local.users.add(released.promise);
-    remote.users.add(released.promise);
+  /** Stops all transfers without settling them, because their process is gone. */
+  halt(): void {
+    for (const transfer of this.#active) transfer.halt();
+    this.#active.clear();
+  }
+}
+
+class ActiveTransfer {
+  readonly done: Deferred<TransferResult> = deferred();
+  readonly released: Deferred<void> = deferred();
+  readonly #agent: AgentTransfers;
+  readonly #request: TransferRequest;
+  readonly #plan: CopyPlan;
+  readonly #peer: PeerAddress;
+  readonly #notification: Uint8Array | undefined;
+  readonly #startedMs: number;
+  readonly #onAbort = () =>
+    this.abort("KV_TRANSFER_ABORTED", "was aborted by its signal", this.#request.signal?.reason);
+  #settled = false;
+  #timer: Timer | undefined;
+  #copy: PacedCopy | undefined;
+
+  constructor(agent: AgentTransfers, request: TransferRequest, plan: CopyPlan, peer: PeerAddress) {
+    this.#agent = agent;
+    this.#request = request;
+    this.#plan = plan;
+    this.#peer = peer;
+    this.#notification = request.notification?.slice();
+    this.#startedMs = agent.self.host.clock.now();
+    agent.counters.transfersPosted += 1;
+    // A caller that waits for `released` alone must not cause an unhandled rejection.
+    this.done.promise.catch(() => {});
+  }
+
+  start(release: () => void): void {
+    const { fabric, self } = this.#agent;
+    const { signal, timeoutMs, operation } = this.#request;
     if (signal?.aborted) {
-      onAbort();
+      this.#onAbort();
       release();
-      return { done: done.promise, released: released.promise };
+      return;
     }
-    signal?.addEventListener("abort", onAbort);
+    signal?.addEventListener("abort", this.#onAbort);
     if (timeoutMs !== undefined) {
-      timer = clock.setTimer(
-        () => flight.giveUp("KV_TRANSFER_TIMEOUT", `did not end within ${timeoutMs} ms`),
+      this.#timer = self.host.clock.setTimer(
+        () => this.abort("KV_TRANSFER_TIMEOUT", `did not end within ${timeoutMs} ms`),
         timeoutMs,
         { ref: true },
       );
     }
-    flight.landing = startLanding({
+    this.#copy = new PacedCopy({
       fabric,
       from: self,
-      to: peer,
+      to: this.#peer,
       operation,
-      plan,
+      plan: this.#plan,
       released: release,
-      failed: fail,
-      landed() {
-        if (!settle()) return;
-        const refusal = notification && fabric.post({ from: self, to: peer, payload: notification });
-        if (refusal !== undefined) {
-          counters.transfersFailed += 1;
-          done.reject(refusal);
-          return;
-        }
-        counters.transfersDone += 1;
-        counters.bytesTransferred += plan.lengthBytes;
-        if (notification !== undefined) counters.notificationsSent += 1;
-        done.resolve({
-          lengthBytes: plan.lengthBytes,
-          descriptorCount,
-          mergedCount,
-          postMs: 0,
-          transferMs: clock.now() - beganMs,
-        });
-      },
+      failed: (error) => this.#fail(error),
+      landed: () => this.#landed(),
     });
-    return { done: done.promise, released: released.promise };
+    this.#copy.start();
   }
 
-  return {
-    get inFlight() {
-      return flights.size;
-    },
-    start,
-    abortAll(reason) {
-      for (const flight of [...flights]) flight.giveUp("KV_TRANSFER_ABORTED", `was given up: ${reason}`);
-    },
-    async allReleased() {
-      await Promise.all([...flights].map((flight) => flight.released));
-    },
-    halt() {
-      for (const flight of flights) flight.landing?.halt();
-      flights.clear();
-    },
-  };
+  abort(code: KvErrorCode, reason: string, cause?: unknown): void {
+    const { operation } = this.#request;
+    const subject = `${operation} of ${this.#plan.descriptorCount} descriptors with agent ${this.#peer.name}`;
+    this.#fail(new KvError(code, `${subject} ${reason}`, { cause }));
+    this.#copy?.abort();
+  }
+
+  halt(): void {
+    this.#copy?.halt();
+  }
+
+  #landed(): void {
+    if (!this.#markSettled()) return;
+    const { fabric, self, counters } = this.#agent;
+    const notification = this.#notification;
+    const error = notification && fabric.post({ from: self, to: this.#peer, payload: notification });
+    if (error !== undefined) {
+      counters.transfersFailed += 1;
+      this.done.reject(error);
+      return;
+    }
+    const { lengthBytes, descriptorCount, mergedCount } = this.#plan;
+    counters.transfersDone += 1;
+    counters.bytesTransferred += lengthBytes;
+    if (notification !== undefined) counters.notificationsSent += 1;
+    const transferMs = self.host.clock.now() - this.#startedMs;
+    this.done.resolve({ lengthBytes, descriptorCount, mergedCount, postMs: 0, transferMs });
+  }
+
+  #fail(error: KvError): void {
+    if (!this.#markSettled()) return;
+    this.#agent.counters.transfersFailed += 1;
+    this.done.reject(error);
+  }
+
+  /** Returns false when `done` is settled already. */
+  #markSettled(): boolean {
+    if (this.#settled) return false;
+    this.#settled = true;
+    this.#timer?.cancel();
+    this.#request.signal?.removeEventListener("abort", this.#onAbort);
+    return true;
+  }
+}
+
+function requireValidOptions({ operation, timeoutMs, notification }: TransferRequest): void {
+  if (operation !== "READ" && operation !== "WRITE") throw invalid(`operation ${String(operation)}`);
+  if (timeoutMs !== undefined && !(timeoutMs > 0 && timeoutMs < 2 ** 31)) {
+    throw invalid(`timeoutMs ${timeoutMs}`);
+  }
+  if (notification !== undefined && !(notification instanceof Uint8Array)) {
+    throw invalid("the notification is not a Uint8Array");
+  }
 }
 
 function invalid(message: string): KvError {
-  return new KvError("KV_TRANSFER_INVALID", `a transfer cannot begin: ${message}`);
+  return new KvError("KV_TRANSFER_INVALID", `invalid transfer: ${message}`);
 }
