@@ -1,12 +1,12 @@
 import { expect, test } from "vitest";
 import { nrtLibraryPaths, withNrtLibrary } from "./libnrt.js";
 
-test("a library that is named is the only one; else the loader's, and where AWS puts it", () => {
+test("KV_NRT_LIBRARY is the only path; without it the loader's name and AWS's path are tried", () => {
   expect(nrtLibraryPaths({ KV_NRT_LIBRARY: "/x/libnrt.so" })).toEqual(["/x/libnrt.so"]);
   expect(nrtLibraryPaths({})).toEqual(["libnrt.so.1", "/opt/aws/neuron/lib/libnrt.so.1"]);
 });
 
-test("what is not found is passed over, and told when nothing is", () => {
+test("a missing library is skipped, and the error lists every path when none is found", () => {
   const loader = (path: string): string => {
     if (path === "here.so") return path;
     throw new Error(`${path}: cannot open shared object file: No such file or directory`);
@@ -17,7 +17,7 @@ test("what is not found is passed over, and told when nothing is", () => {
   );
 });
 
-test("a library that is there and does not work is not passed over", () => {
+test("a library that exists but does not load is not skipped", () => {
   const broken = (path: string): string => {
     throw new Error(`${path}: undefined symbol: x`);
   };

@@ -3,25 +3,39 @@ import { createRequire } from "node:module";
 import { fileURLToPath } from "node:url";
 import { KvError } from "@kv/interface";
 
-/** The addon's surface. */
+/** The native addon over libnrt. */
 export interface NrtAddon {
-  /** Loads the library and initialises the runtime; once per process while it is open. */
+  /** Loads the library and initialises the runtime. A process can have it open once. */
   open(libraryPath: string): object;
+  /** Closes the runtime. */
   close(runtime: object): void;
-  readonly Tensor: new (runtime: object, lengthBytes: number, logicalCore: number, name: string) => NrtTensor;
-  /** Which file the loader takes, and which of the calls that are made it has. Initialises nothing. */
-  describe(libraryPath: string): {
-    readonly path: string;
-    readonly symbols: Readonly<Record<string, boolean>>;
-  };
+  /** Allocates a tensor on a logical core. */
+  readonly Tensor: new (
+    runtime: object,
+    lengthBytes: number,
+    logicalCore: number,
+    name: string,
+  ) => NrtTensor;
+  /** Loads the library without initialising the runtime, and describes it. */
+  describe(libraryPath: string): DescribedLibrary;
 }
 
+/** A library that the loader accepted. */
+export interface DescribedLibrary {
+  /** Path of the file that the loader took. */
+  readonly path: string;
+  /** Functions that the addon calls, and whether the library has them. */
+  readonly symbols: Readonly<Record<string, boolean>>;
+}
+
+/** A tensor in device memory. */
 export interface NrtTensor {
+  /** Copies between `buffer` and runs `[offsetBytes, lengthBytes]` of the tensor, on libuv's thread pool. */
   copy(write: boolean, runs: Float64Array, buffer: ArrayBuffer): Promise<ArrayBuffer | undefined>;
   close(): void;
 }
 
-/** Errors: `KV_ADDON_NOT_FOUND`, with the path that was tried and why. */
+/** Loads the addon. Errors: `KV_ADDON_NOT_FOUND`, with the path and the cause. */
 export function loadNrtAddon(): NrtAddon {
   const platform = `${process.platform}-${process.arch}`;
   const path = fileURLToPath(new URL(`../native/${platform}/kv_neuron.node`, import.meta.url));
@@ -35,10 +49,10 @@ export function loadNrtAddon(): NrtAddon {
   }
 }
 
-/** Where AWS's packages put the Neuron runtime, which the loader does not search by itself. */
+/** Path of the Neuron runtime in AWS's packages. The loader does not search it by itself. */
 const AWS_PATH = "/opt/aws/neuron/lib/libnrt.so.1";
 
-/** Paths or names under which the runtime's library is looked for, in order: what `KV_NRT_LIBRARY` says and nothing else, or the usual places. */
+/** Returns the paths or names to try for libnrt, in order: only `KV_NRT_LIBRARY` where it is set, else the usual places. */
 export function nrtLibraryPaths(
   env: Readonly<Record<string, string | undefined>> = process.env,
 ): readonly string[] {
@@ -46,7 +60,10 @@ export function nrtLibraryPaths(
   return named === undefined || named === "" ? ["libnrt.so.1", AWS_PATH] : [named];
 }
 
-/** The answer of `attempt` for the first path where a library is. Errors: what `attempt` throws; `KV_STAGING_FAILED` with every path that was tried. */
+/**
+ * Calls `attempt` with each path until one has a library, and returns its result. Errors: those of `attempt` for a library that exists but does not
+ * work; `KV_STAGING_FAILED` with every path that was tried.
+ */
 export function withNrtLibrary<T>(paths: readonly string[], attempt: (path: string) => T): T {
   const tried: string[] = [];
   for (const path of paths) {
@@ -58,7 +75,7 @@ export function withNrtLibrary<T>(paths: readonly string[], attempt: (path: stri
       return attempt(path);
     } catch (error) {
       const message = error instanceof Error ? error.message : String(error);
-      // The loader's word for a library that it does not find; of one that is there it says more.
+      // The loader reports a missing library in these words; any other error concerns a library that exists.
       if (!message.startsWith(`${path}: cannot open shared object file`)) throw error;
       tried.push(message);
     }

@@ -2,23 +2,24 @@ import { KvError, type Memory } from "@kv/interface";
 import { loadNrtAddon, type NrtTensor, nrtLibraryPaths, withNrtLibrary } from "../libnrt.js";
 import { checkRuns, checkSource, type NeuronDevice, notAddressable } from "./device.js";
 
+/** Options of `nrtDevice`. */
 export interface NrtDeviceOptions {
-  /** Path of `libnrt.so`, or its name for the loader to find; `KV_NRT_LIBRARY`, else `libnrt.so.1`, else where AWS's packages put it. */
-  readonly libraryPath?: string;
-  /** On which logical Neuron core tensors are allocated; 0 by default. */
-  readonly logicalCore?: number;
+  /** Path of `libnrt.so`, or its name for the loader. Default: `KV_NRT_LIBRARY`, else `libnrt.so.1`, else the path of AWS's packages. */
+  readonly libraryPath?: string | undefined;
+  /** Logical Neuron core on which tensors are allocated. Default: 0. */
+  readonly logicalCore?: number | undefined;
 }
 
 /**
- * Memory of a Neuron device by the runtime's tensor calls (`nrt_tensor_allocate`, `nrt_tensor_read`, `nrt_tensor_write`, and the batch forms where
- * the library has them), as AWS documents them for libnrt 2. Untested on hardware: tried against a stand-in only. Copies run on libuv's
- * pool. Errors: `KV_STAGING_FAILED` with what the runtime answered.
+ * Opens the Neuron runtime and allocates device memory by its tensor calls, as AWS documents them for libnrt 2: `nrt_tensor_allocate`,
+ * `nrt_tensor_read`, `nrt_tensor_write`, and their batch forms where the library has them. Copies run on libuv's thread pool. Untested on hardware:
+ * it has run against a stand-in for libnrt only. Errors: `KV_ADDON_NOT_FOUND`; `KV_STAGING_FAILED` with the runtime's status.
  */
-export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice {
+export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice & AsyncDisposable {
   const { libraryPath, logicalCore = 0 } = options;
   const addon = loadNrtAddon();
   const paths = libraryPath === undefined ? nrtLibraryPaths() : [libraryPath];
-  const runtime = asked("opening the Neuron runtime", () =>
+  const runtime = callRuntime("opening the Neuron runtime", () =>
     withNrtLibrary(paths, (path) => addon.open(path)),
   );
   const tensors = new Set<NrtTensor>();
@@ -45,18 +46,18 @@ export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice {
     else counts.bytesRead += buffer.byteLength;
   }
 
-  return {
+  const device: NeuronDevice & AsyncDisposable = {
     maker: "libnrt",
     counts,
     allocate(lengthBytes) {
       if (closed) throw new KvError("KV_MEMORY_INVALID", "the Neuron device is closed");
       const name = `kv-${tensors.size}`;
-      const tensor = asked(
+      const tensor = callRuntime(
         `allocating ${lengthBytes} bytes`,
         () => new addon.Tensor(runtime, lengthBytes, logicalCore, name),
       );
       tensors.add(tensor);
-      // Not the device's: nothing of it is registered, and addresses tell memories apart.
+      // A made-up address that tells memories apart; device memory is never registered.
       const address = nextAddress;
       nextAddress += Math.ceil(lengthBytes / 4096) * 4096 + 4096;
       const memory: Memory = {
@@ -91,21 +92,23 @@ export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice {
       tensors.clear();
       addon.close(runtime);
     },
+    [Symbol.asyncDispose]: () => device.close(),
   };
+  return device;
 }
 
-function asked<T>(what: string, call: () => T): T {
+function callRuntime<T>(action: string, call: () => T): T {
   try {
     return call();
   } catch (error) {
-    throw failed(what, error);
+    throw failed(action, error);
   }
 }
 
-function failed(what: string, error: unknown): KvError {
+function failed(action: string, error: unknown): KvError {
   if (KvError.is(error)) return error;
   const reason = error instanceof Error ? error.message : String(error);
-  return new KvError("KV_STAGING_FAILED", `${what}: ${reason}`, {
+  return new KvError("KV_STAGING_FAILED", `${action}: ${reason}`, {
     cause: error,
     hint: "run: npx --no-install kv-neuron doctor",
   });

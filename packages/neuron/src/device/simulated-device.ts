@@ -1,21 +1,23 @@
 import { type Clock, KvError, type Memory, systemClock } from "@kv/interface";
 import { checkRuns, checkSource, type NeuronDevice, notAddressable } from "./device.js";
 
+/** Options of `simulatedDevice`. */
 export interface SimulatedDeviceOptions {
-  readonly clock?: Clock;
-  /** Of each direction; infinity by default. */
-  readonly bytesPerMs?: number;
-  /** Before the first byte of a copy; 0 by default. */
-  readonly latencyMs?: number;
-  /** Called before a copy: what it throws is the copy's failure. */
-  readonly beforeCopy?: (direction: "read" | "write", lengthBytes: number) => void;
+  /** Source of time. Default: the system clock. */
+  readonly clock?: Clock | undefined;
+  /** Bandwidth of each direction. Default: infinity. */
+  readonly bytesPerMs?: number | undefined;
+  /** Time before the first byte of a copy. Default: 0. */
+  readonly latencyMs?: number | undefined;
+  /** Called before each copy. An error that it throws fails the copy. */
+  readonly beforeCopy?: ((direction: "read" | "write", lengthBytes: number) => void) | undefined;
 }
 
 /**
- * A device of its own: its memory can be reached by copies only, which take their time on a bus with a queue for each direction. It keeps
- * order, counts, and holds what a real one would hold.
+ * Creates a simulated device. Its memory is reached by copies only, which take time on a bus with one queue for each direction. It stores the bytes
+ * that are written to it and counts copies.
  */
-export function simulatedDevice(options: SimulatedDeviceOptions = {}): NeuronDevice {
+export function simulatedDevice(options: SimulatedDeviceOptions = {}): NeuronDevice & AsyncDisposable {
   const { bytesPerMs = Number.POSITIVE_INFINITY, latencyMs = 0, beforeCopy } = options;
   const clock = options.clock ?? systemClock();
   const memories = new Set<Memory>();
@@ -23,7 +25,7 @@ export function simulatedDevice(options: SimulatedDeviceOptions = {}): NeuronDev
   const busyUntilMs = { read: 0, write: 0 };
   let nextAddress = 2 ** 40;
 
-  /** Resolves when the bus has moved so many bytes, those that were asked for before included. */
+  /** Resolves when the bus has moved this many bytes and those of all earlier copies in this direction. */
   async function bus(direction: "read" | "write", lengthBytes: number): Promise<void> {
     counts.copies += 1;
     beforeCopy?.(direction, lengthBytes);
@@ -35,7 +37,7 @@ export function simulatedDevice(options: SimulatedDeviceOptions = {}): NeuronDev
     }
   }
 
-  return {
+  const device: NeuronDevice & AsyncDisposable = {
     maker: "simulated",
     counts,
     allocate(lengthBytes) {
@@ -94,10 +96,12 @@ export function simulatedDevice(options: SimulatedDeviceOptions = {}): NeuronDev
     async close() {
       for (const memory of memories) memory.close();
     },
+    [Symbol.asyncDispose]: () => device.close(),
   };
+  return device;
 }
 
-/** Host memory in the place of a device's: the same rules, no time. */
-export function cpuDevice(): NeuronDevice {
+/** Creates a device whose memory is host memory, under the same rules. Its copies take no simulated time. */
+export function cpuDevice(): NeuronDevice & AsyncDisposable {
   return { ...simulatedDevice(), maker: "cpu" };
 }

@@ -1,19 +1,22 @@
-/** Where one plane (K or V) of blocks lies on the device, and where its rows lie in a packed region. */
+/** Addresses of one plane (K or V) on the device, and of its rows in a packed region of the pool. */
 export interface PlaneGeometry {
+  /** Offset of block 0 of the plane in device memory. */
   readonly deviceOffsetBytes: number;
+  /** Distance between blocks on the device. */
   readonly deviceStrideBytes: number;
-  /** Of a region with K and V side by side. */
+  /** Offset of block 0 of the packed region in the pool. */
   readonly wireOffsetBytes: number;
+  /** Distance between blocks in the pool. */
   readonly wireStrideBytes: number;
-  /** K or V of a block: heads × tokens rows. */
+  /** Bytes of one block of the plane: heads × tokens rows. */
   readonly blockLengthBytes: number;
-  /** K or V of one head and token. */
+  /** Bytes of K, or of V, of one head and token. */
   readonly rowBytes: number;
-  /** 0 for K, 1 for V. */
+  /** Position in a packed cell: 0 for K, 1 for V. */
   readonly half: 0 | 1;
 }
 
-/** The same bytes in the same order, as runs `[offsetBytes, lengthBytes]` on either side. */
+/** Runs `[offsetBytes, lengthBytes]` on both sides that hold the same bytes in the same order. */
 export interface PlaneRuns {
   readonly device: Float64Array;
   readonly wire: Float64Array;
@@ -21,8 +24,8 @@ export interface PlaneRuns {
 }
 
 /**
- * The runs of blocks `device[i]` and `wire[i]`. On the device a block of a plane is one run, and neighbours are merged; on the wire each row is a run of
- * its own, since K and V of a head and token take turns.
+ * Returns the runs of device blocks `device[i]` and pool blocks `wire[i]`. On the device a block of a plane is one run, and adjacent blocks merge. In
+ * the pool each row is a run, because K and V of a head and token alternate.
  */
 export function planeRuns(
   geometry: PlaneGeometry,

@@ -27,7 +27,7 @@ const CONCURRENT_REQUESTS = 2;
  * caches of vLLM's peers. Besides the pool, at most four pieces of 4 MiB (or of one block of a plane, where that is larger) are in host memory.
  * Errors: `KV_PLATFORM_UNSUPPORTED` for caches that do not store K and V of a layer in separate regions.
  */
-export async function createNeuronStaging(options: StagingOptions): Promise<Staging> {
+export async function createNeuronStaging(options: StagingOptions): Promise<Staging & AsyncDisposable> {
   const { transport, config, caches, poolBlocks } = options;
   const layers = deviceLayers(caches);
   const rowBytes = rowLengthBytes(config);
@@ -73,14 +73,14 @@ export async function createNeuronStaging(options: StagingOptions): Promise<Stag
     }
   }
 
+  const close = async (): Promise<void> => pool.close();
   return {
     wireCaches,
     layout: stagingLayout(layers, rowBytes),
     save: (requestId, blocks) => copy(requestId, blocks, true),
     load: (requestId, blocks) => copy(requestId, blocks, false),
-    async close() {
-      pool.close();
-    },
+    close,
+    [Symbol.asyncDispose]: close,
   };
 }
 
