@@ -7,8 +7,8 @@ import type { ConnectorSuiteOptions } from "./connector/pair.js";
 export type { ConnectorEnd, ConnectorPair, ConnectorSuiteOptions } from "./connector/pair.js";
 
 /**
- * What the doc comments of `SchedulerConnector` and `WorkerConnector` promise, as tests: a small engine on each side that
- * keeps the order of calls, poisons free blocks, and passes everything between the sides through JSON.
+ * Tests a connector against the contracts of `SchedulerConnector` and `WorkerConnector`. The suite runs a small engine on each side that makes the
+ * calls in the contract's order, fills free blocks with a poison byte, and passes all data between the sides through JSON.
  *
  *     import { connectorSuite } from "@kv/conformance/connector";
  *     connectorSuite({ name: "mine on memory", createPair });

@@ -1,7 +1,7 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 import { expect } from "vitest";
 
-/** Expects a `KvError` of one of the codes, thrown or rejected, with a message that says something. */
+/** Expects that `act` throws or rejects with a `KvError` of one of the codes and a message of some length. */
 export async function expectError(act: () => unknown, ...codes: KvErrorCode[]): Promise<KvError> {
   let outcome: unknown;
   try {
@@ -12,14 +12,14 @@ export async function expectError(act: () => unknown, ...codes: KvErrorCode[]): 
   return expect.fail(`expected ${codes.join(" or ")}, got the value ${String(outcome)}`);
 }
 
-/** As `expectError`, of what must throw at once instead of rejecting later. */
+/** As `expectError`, for a call that must throw synchronously. */
 export function expectThrown(act: () => unknown, ...codes: KvErrorCode[]): KvError {
   try {
     act();
   } catch (error) {
     return checkError(error, codes);
   }
-  return expect.fail(`expected ${codes.join(" or ")} to be thrown at once`);
+  return expect.fail(`expected ${codes.join(" or ")} to be thrown synchronously`);
 }
 
 function checkError(error: unknown, codes: readonly KvErrorCode[]): KvError {

@@ -4,7 +4,7 @@ import { expectThrown } from "../expect-error.js";
 import { type Fixture, REMOTE_DECODE } from "./fixture.js";
 import type { ConnectorSuiteOptions } from "./pair.js";
 
-/** Of vLLM's NixlConnector, which names the prefill side's blocks and coordinates. */
+/** Invalid changes to the parameters of vLLM's NixlConnector, which carry the prefill side's block ids and address. */
 const VLLM_BAD_PARAMETERS: readonly KvTransferParams[] = [
   { remote_block_ids: "0,1" },
   { remote_block_ids: [[0, -1]] },
@@ -30,7 +30,7 @@ export function failureTests(
 ): void {
   const blocks = (count: number): number => count * fixture.decode().config.blockSize;
 
-  test("a prefill that was aborted or failed keeps no blocks and hands nothing over", async () => {
+  test("an aborted or failed prefill keeps no blocks and returns no parameters", async () => {
     const prefill = fixture.prefill();
     for (const [reason, rounds] of [
       ["aborted", 0],
@@ -46,7 +46,7 @@ export function failureTests(
     await fixture.expectIdle();
   });
 
-  test("a decode that is aborted, at whatever point, frees both sides, and nothing is written afterwards", async () => {
+  test("a decode aborted at any point frees the blocks of both sides, and nothing is written afterwards", async () => {
     const decode = fixture.decode();
     for (const [index, when] of (
       ["not admitted", "no step yet", 1, 2, "posted", 3, "posted", "arrived"] as const
@@ -62,31 +62,33 @@ export function failureTests(
         const running = decode.admit(request, 0);
         if (typeof when === "number") await fixture.rounds(when);
         if (when === "posted") {
-          // No time passes: what has been posted is in flight, and may write for a while yet.
+          // No time passes: the posted transfer is in flight and may still write.
           await decode.step();
           await new Promise((resolve) => void setTimeout(resolve, 0));
         }
         if (when === "arrived") await fixture.until("it has arrived", () => decode.received.has(requestId));
         decode.finish(running, "aborted");
       }
-      await fixture.until("the prefill side has let go", () => fixture.prefill().sent.has(requestId));
+      await fixture.until("the prefill side has freed its blocks", () =>
+        fixture.prefill().sent.has(requestId),
+      );
     }
     await fixture.expectIdle();
   });
 
-  test("outputs that name requests nobody knows change nothing", async () => {
+  test("outputs with unknown request ids have no effect", async () => {
     for (const { end } of [fixture.prefill(), fixture.decode()]) {
       const failedReceiving = [
         {
-          requestId: "nobody",
+          requestId: "unknown",
           code: "KV_TRANSFER_FAILED",
           message: "m",
           failureType: "transfer_failed",
         } as const,
       ];
       const output = {
-        finishedSending: ["nobody"],
-        finishedReceiving: ["nobody"],
+        finishedSending: ["unknown"],
+        finishedReceiving: ["unknown"],
         failedReceiving,
         failedBlockIds: [],
       };
@@ -98,7 +100,7 @@ export function failureTests(
     await fixture.expectIdle();
   });
 
-  test("kv_transfer_params that cannot be meant are refused by matchedTokens, and the next request is served", async () => {
+  test("matchedTokens rejects invalid kv_transfer_params, and the next request works", async () => {
     const decode = fixture.decode();
     const { scheduler } = decode.end;
     const prompt = await fixture.prefilled("cmpl-right", blocks(2), 40);
@@ -113,12 +115,12 @@ export function failureTests(
     }
     const fresh = await fixture.prefilled("cmpl-after", blocks(2), 41);
     const running = decode.admit(decode.request("cmpl-after", blocks(2), fresh.params), 0);
-    await fixture.until("the right one has arrived", () => decode.received.has("cmpl-after"));
+    await fixture.until("the valid one has arrived", () => decode.received.has("cmpl-after"));
     fixture.expectArrived(fresh, running);
     decode.finish(running, "stopped");
   });
 
-  test("a peer that is not where the parameters say: the request fails with a code, its blocks are free to use", async () => {
+  test("a peer that is not at the given address: the request fails with a code, and its blocks can be reused", async () => {
     const decode = fixture.decode();
     const prompt = await fixture.prefilled("cmpl-lost", blocks(2), 50);
     const params = { ...prompt.params, remote_engine_id: "an engine that never was", remote_port: 1 };
@@ -135,7 +137,7 @@ export function failureTests(
     decode.expectFreeBlocksUntouched();
   });
 
-  test("closing with requests in flight ends, and closing twice too", async () => {
+  test("close completes with requests in flight, and a second time", async () => {
     const prompt = await fixture.prefilled("cmpl-closing", blocks(4), 60);
     const decode = fixture.decode();
     decode.admit(decode.request("cmpl-closing", blocks(4), prompt.params), 0);

@@ -3,7 +3,7 @@ import { afterEach, beforeEach, expect } from "vitest";
 import { type RunningRequest, type TestEngine, testEngine } from "./engine.js";
 import type { ConnectorPair, ConnectorSuiteOptions } from "./pair.js";
 
-/** What a proxy sends to the prefill side. */
+/** `kv_transfer_params` that a proxy sends to the prefill side. */
 export const REMOTE_DECODE: KvTransferParams = {
   do_remote_decode: true,
   do_remote_prefill: false,
@@ -18,7 +18,7 @@ export interface Prefilled {
   readonly numTokens: number;
   readonly seed: number;
   readonly blockIds: BlockIds;
-  /** What the proxy carries to the decode side. */
+  /** `kv_transfer_params` for the decode side. */
   readonly params: KvTransferParams;
 }
 
@@ -26,28 +26,28 @@ export interface Fixture {
   pair(): ConnectorPair;
   prefill(): TestEngine;
   decode(): TestEngine;
-  /** Steps both engines until it is so. */
-  until(what: string, predicate: () => boolean): Promise<void>;
+  /** Steps both engines until the predicate is true. */
+  until(condition: string, predicate: () => boolean): Promise<void>;
   rounds(count: number): Promise<void>;
-  /** Lets time pass, without steps, until it is so. */
-  eventually(what: string, predicate: () => boolean): Promise<void>;
-  /** A prompt that the prefill side has computed, and whose blocks it keeps. */
+  /** Lets time pass, without steps, until the predicate is true. */
+  eventually(condition: string, predicate: () => boolean): Promise<void>;
+  /** Computes a prompt on the prefill side, which keeps its blocks. */
   prefilled(requestId: string, numTokens: number, seed: number): Promise<Prefilled>;
-  /** Throws unless the blocks hold what the prefill side computed for `prompt`, from token `fromToken` on. */
+  /** Throws unless the blocks hold the KV of `prompt` from token `fromToken` on. */
   expectArrived(prompt: Prefilled, running: RunningRequest, fromToken?: number): void;
-  /** Closes the connectors of both engines, while time passes. */
+  /** Closes the connectors of both engines while time passes. */
   closeBoth(): Promise<void>;
-  /** Everything has come to rest: no blocks kept, nothing outstanding, nothing touched that is free. */
+  /** Waits until no blocks are kept and nothing is outstanding, and checks that no free block was written. */
   expectIdle(): Promise<void>;
 }
 
-/** Keys of `outstanding` that are not a request's: the listener stays until `close`. */
+/** Keys of `outstanding` that may stay until `close`. */
 const OUTLIVES_REQUESTS = ["listeners"];
 
 export function createFixture(options: ConnectorSuiteOptions): Fixture {
   let pair: ConnectorPair | undefined;
   let engines: { prefill: TestEngine; decode: TestEngine } | undefined;
-  /** What the prefill side had computed, for comparison after its blocks are gone. */
+  /** The KV of each prompt, for comparison after its blocks are freed. */
   const computed = new Map<string, Uint8Array[][][]>();
 
   beforeEach(async () => {
@@ -69,7 +69,7 @@ export function createFixture(options: ConnectorSuiteOptions): Fixture {
     return value;
   }
 
-  /** Awaits while time passes. */
+  /** Awaits a promise while time passes. */
   async function waitFor(promise: Promise<unknown>): Promise<void> {
     let settled = false;
     const outcome = promise.finally(() => {
@@ -90,26 +90,28 @@ export function createFixture(options: ConnectorSuiteOptions): Fixture {
         await self.pair().progress();
       }
     },
-    async eventually(what, predicate) {
+    async eventually(condition, predicate) {
       for (let round = 0; round < 1000; round++) {
         if (predicate()) return;
         await self.pair().progress();
       }
-      expect.fail(`${what}: not so after 1000 turns`);
+      expect.fail(`${condition}: still false after 1000 turns`);
     },
-    async until(what, predicate) {
+    async until(condition, predicate) {
       for (let round = 0; round < (options.maxRounds ?? 20_000); round++) {
         if (predicate()) return;
         await self.rounds(1);
       }
       const outstanding = JSON.stringify([self.prefill(), self.decode()].map(outstandingOf));
-      expect.fail(`${what}: not so after ${options.maxRounds ?? 20_000} rounds; outstanding ${outstanding}`);
+      expect.fail(
+        `${condition}: still false after ${options.maxRounds ?? 20_000} rounds; outstanding ${outstanding}`,
+      );
     },
     async prefilled(requestId, numTokens, seed) {
       const engine = self.prefill();
       const running = engine.admit(engine.request(requestId, numTokens, REMOTE_DECODE), 0);
       expect(running.externalTokens).toBe(0);
-      // What the forward pass of that step leaves: a connector that stages copies it within the step.
+      // The forward pass of this step; a connector that stages copies its result within the step.
       engine.compute(running.blockIds, seed);
       await self.rounds(1);
       computed.set(
@@ -122,7 +124,7 @@ export function createFixture(options: ConnectorSuiteOptions): Fixture {
       );
       const params = engine.finish(running, "length");
       expect(engine.kept).toBeGreaterThan(0);
-      if (params === undefined) return expect.fail(`prefill of ${requestId} answered no kv_transfer_params`);
+      if (params === undefined) return expect.fail(`prefill of ${requestId} returned no kv_transfer_params`);
       expect(params.do_remote_prefill).toBe(true);
       return { requestId, numTokens, seed, blockIds: running.blockIds, params };
     },
@@ -144,7 +146,7 @@ export function createFixture(options: ConnectorSuiteOptions): Fixture {
               const from = index * blockSize;
               if (from < fromToken) return;
               const got = engine.block(worker, region, id);
-              // Of a last block that the prompt does not fill, only the begin is the same in every layout.
+              // Where the prompt does not fill its last block, only the first bytes are the same in every layout.
               const length = from + blockSize <= prompt.numTokens ? got.length : 4;
               expect(got.subarray(0, length)).toEqual(source?.subarray(0, length));
             });
@@ -155,7 +157,7 @@ export function createFixture(options: ConnectorSuiteOptions): Fixture {
     closeBoth: () => waitFor(Promise.all([self.prefill().close(), self.decode().close()])),
     async expectIdle() {
       const both = [self.prefill(), self.decode()];
-      await self.until("everything has come to rest", () =>
+      await self.until("both engines are idle", () =>
         both.every((engine) => engine.kept === 0 && Object.keys(outstandingOf(engine)).length === 0),
       );
       for (const engine of both) {
@@ -167,7 +169,7 @@ export function createFixture(options: ConnectorSuiteOptions): Fixture {
   return self;
 }
 
-/** What is not zero, by side. */
+/** Returns the counters that are not zero, by side. */
 function outstandingOf({ end }: TestEngine): Record<string, number> {
   const held: Record<string, number> = {};
   const note = (side: string, counts: Readonly<Record<string, number>>): void => {
@@ -176,7 +178,7 @@ function outstandingOf({ end }: TestEngine): Record<string, number> {
     }
   };
   note("scheduler", end.scheduler.outstanding());
-  // What waits for the next step is outstanding too, though no key names it.
+  // Work that waits for the next step counts as outstanding, although it has no key.
   note("scheduler", { hasPendingWork: end.scheduler.hasPendingWork() ? 1 : 0 });
   for (const [index, worker] of end.workers.entries()) note(`worker${index}`, worker.outstanding());
   return held;

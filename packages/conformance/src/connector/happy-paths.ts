@@ -4,7 +4,7 @@ import { type Fixture, REMOTE_DECODE } from "./fixture.js";
 export function happyPathTests(fixture: Fixture): void {
   const blocks = (count: number): number => count * fixture.decode().config.blockSize;
 
-  test("a prompt that the prefill side computed arrives in the decode side's blocks, and both are free afterwards", async () => {
+  test("a prompt computed on the prefill side arrives in the decode side's blocks, and both sides free their blocks afterwards", async () => {
     const prompt = await fixture.prefilled("cmpl-1", blocks(4), 1);
     const decode = fixture.decode();
     const request = decode.request("cmpl-1", blocks(4), prompt.params);
@@ -14,7 +14,7 @@ export function happyPathTests(fixture: Fixture): void {
     await fixture.until("the prompt has arrived", () => decode.received.has("cmpl-1"));
     expect([...decode.failed.values()]).toEqual([]);
     fixture.expectArrived(prompt, running);
-    await fixture.until("the prefill side has let go", () => fixture.prefill().sent.has("cmpl-1"));
+    await fixture.until("the prefill side has freed its blocks", () => fixture.prefill().sent.has("cmpl-1"));
     expect(decode.finish(running, "stopped")).toBeUndefined();
     await fixture.expectIdle();
     expect(decode.failedBlockIds.size).toBe(0);
@@ -32,7 +32,7 @@ export function happyPathTests(fixture: Fixture): void {
     await fixture.expectIdle();
   });
 
-  test("a local hit of the first blocks: only the rest is asked for, and the first stay as they are", async () => {
+  test("a local prefix hit: only the remaining blocks are transferred, and the first ones stay unchanged", async () => {
     const prompt = await fixture.prefilled("cmpl-3", blocks(5), 3);
     const decode = fixture.decode();
     const running = decode.admit(decode.request("cmpl-3", blocks(5), prompt.params), blocks(2));
@@ -47,21 +47,21 @@ export function happyPathTests(fixture: Fixture): void {
     await fixture.expectIdle();
   });
 
-  test("a local hit of everything: nothing is moved, nobody waits, and the prefill side is told to let go", async () => {
+  test("a full local hit: nothing is transferred, the request does not wait, and the prefill side frees its blocks", async () => {
     const prompt = await fixture.prefilled("cmpl-4", blocks(3), 4);
     const decode = fixture.decode();
     const running = decode.admit(decode.request("cmpl-4", blocks(3), prompt.params), blocks(3));
     expect(running.externalTokens).toBe(0);
     decode.compute(running.blockIds, 44);
     const before = running.blockIds.flat().map((id) => decode.block(0, 0, id).slice());
-    await fixture.until("the prefill side has let go", () => fixture.prefill().sent.has("cmpl-4"));
+    await fixture.until("the prefill side has freed its blocks", () => fixture.prefill().sent.has("cmpl-4"));
     expect(running.blockIds.flat().map((id) => decode.block(0, 0, id))).toEqual(before);
     decode.finish(running, "stopped");
     await fixture.expectIdle();
     expect(decode.received.has("cmpl-4")).toBe(false);
   });
 
-  test("several at once, admitted in another order than they were computed, each get their own bytes", async () => {
+  test("several requests at once, admitted in another order than computed, each receive their own bytes", async () => {
     const decode = fixture.decode();
     const prompts: Awaited<ReturnType<Fixture["prefilled"]>>[] = [];
     for (let index = 0; index < 8; index++) {
@@ -83,7 +83,7 @@ export function happyPathTests(fixture: Fixture): void {
     await fixture.expectIdle();
   });
 
-  test("blocks that are used again bring the bytes of their second request", async () => {
+  test("reused blocks carry the bytes of the later request", async () => {
     const decode = fixture.decode();
     for (let round = 0; round < 6; round++) {
       const requestId = `cmpl-again-${round}`;
@@ -92,12 +92,14 @@ export function happyPathTests(fixture: Fixture): void {
       await fixture.until("the prompt has arrived", () => decode.received.has(requestId));
       fixture.expectArrived(prompt, running);
       decode.finish(running, "stopped");
-      await fixture.until("the prefill side has let go", () => fixture.prefill().sent.has(requestId));
+      await fixture.until("the prefill side has freed its blocks", () =>
+        fixture.prefill().sent.has(requestId),
+      );
     }
     await fixture.expectIdle();
   });
 
-  test("requests that ask nothing of a peer are left alone", async () => {
+  test("requests without remote parameters are not touched", async () => {
     for (const engine of [fixture.prefill(), fixture.decode()]) {
       for (const params of [undefined, {}, { do_remote_prefill: false, do_remote_decode: false }]) {
         const request = engine.request(`plain-${JSON.stringify(params)}`, blocks(2), params);
@@ -112,15 +114,15 @@ export function happyPathTests(fixture: Fixture): void {
     await fixture.expectIdle();
   });
 
-  test("the engine is told when there is something to collect, so that it need not poll", async () => {
+  test("onProgress fires when there is output to collect", async () => {
     const decode = fixture.decode();
-    let told = 0;
-    for (const worker of decode.end.workers) worker.onProgress(() => told++);
-    const prompt = await fixture.prefilled("cmpl-told", blocks(2), 5);
-    const running = decode.admit(decode.request("cmpl-told", blocks(2), prompt.params), 0);
-    expect(told).toBe(0);
-    await fixture.until("the prompt has arrived", () => decode.received.has("cmpl-told"));
-    expect(told).toBeGreaterThanOrEqual(decode.end.workers.length);
+    let progress = 0;
+    for (const worker of decode.end.workers) worker.onProgress(() => progress++);
+    const prompt = await fixture.prefilled("cmpl-progress", blocks(2), 5);
+    const running = decode.admit(decode.request("cmpl-progress", blocks(2), prompt.params), 0);
+    expect(progress).toBe(0);
+    await fixture.until("the prompt has arrived", () => decode.received.has("cmpl-progress"));
+    expect(progress).toBeGreaterThanOrEqual(decode.end.workers.length);
     decode.finish(running, "stopped");
     await fixture.expectIdle();
   });

@@ -1,19 +1,22 @@
 import type { KvCacheRegion, KvCaches, Platform, StagedBlocks, Staging, Transport } from "@kv/interface";
 import { afterEach, beforeEach, expect, test } from "vitest";
 
+/** Transport and device caches for the staging tests. */
 export interface StagingFixture {
+  /** Allocates the pool. */
   readonly transport: Transport;
-  /** At least 8 blocks; its memory stands for the device's, and is reached by `gather` and `scatter` alone. */
+  /** Caches of at least 8 blocks in device memory. The tests reach them by `gather` and `scatter` only. */
   readonly caches: KvCaches;
-  /** Names of the regions that peers see, where they are not the device's. */
-  readonly wireNames?: readonly string[];
+  /** Names of the regions that peers see. Default: those of the device's regions. */
+  readonly wireNames?: readonly string[] | undefined;
+  /** Closes transport and memory, after the staging is closed. */
   close(): Promise<void>;
 }
 
-/** Fewer than the device has. */
+/** Fewer blocks than the device has. */
 const POOL_BLOCKS = 4;
 
-/** Device blocks to host buffers and back, as a transfer would find and leave them. */
+/** Tests copies between device blocks and pool blocks. */
 export function stagingTests(create: () => Platform, open: () => Promise<StagingFixture>): void {
   let fixture: StagingFixture;
   let staging: Staging;
@@ -51,7 +54,7 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
     wire: fixture.caches.config.groups.map(() => [...wire]),
   });
 
-  test("what peers see are the layers, in registrable memory of a bounded pool", () => {
+  test("peers see the layers in registrable memory of a bounded pool", () => {
     const { wireCaches } = staging;
     const names = fixture.wireNames ?? fixture.caches.regions.map(({ name }) => name);
     expect(wireCaches.regions.map(({ name }) => name)).toEqual(names);
@@ -67,7 +70,7 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
     expect(lengthOf(wireCaches)).toBe(lengthOf(fixture.caches));
   });
 
-  test("save, then load into other blocks, brings every byte there, and touches no other block", async () => {
+  test("save, then load into other blocks, copies every byte and touches no other block", async () => {
     await fillAll((region, id) => 16 * region + id + 1);
     await staging.save("r1", pairs([7, 1], [2, 3]));
     await fillAll(() => 0xee);
@@ -80,7 +83,7 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
     }
   });
 
-  test("two requests in the pool do not disturb one another", async () => {
+  test("two requests in the pool do not affect each other", async () => {
     await fillAll((_, id) => id + 1);
     await Promise.all([staging.save("a", pairs([0, 1], [1, 2])), staging.save("b", pairs([6], [3]))]);
     await Promise.all([staging.load("b", pairs([2], [3])), staging.load("a", pairs([3, 4], [1, 2]))]);
@@ -95,7 +98,7 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
     }
   });
 
-  test("blocks that are not there are refused", async () => {
+  test("block ids out of range are rejected", async () => {
     const refused = { code: "KV_STAGING_FAILED" };
     await expect(staging.save("r", pairs([0], [POOL_BLOCKS]))).rejects.toMatchObject(refused);
     await expect(staging.load("r", pairs([1_000_000], [1]))).rejects.toMatchObject(refused);

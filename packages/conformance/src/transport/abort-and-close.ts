@@ -24,7 +24,7 @@ export function abortAndCloseTests(fixture: Fixture): void {
     return { reader, owner, transfer: reader.agent.transfer(request) };
   }
 
-  /** How it ended: "done", or its code. */
+  /** Returns "done" or the code of the error. */
   function outcomeOf({ done }: Transfer): Promise<string> {
     return waitFor(
       done.then(
@@ -34,21 +34,21 @@ export function abortAndCloseTests(fixture: Fixture): void {
     );
   }
 
-  /** The promises of each ending, whatever it was. */
+  /** Checks what every outcome guarantees. */
   async function expectOrderlyEnd(
     ended: Awaited<ReturnType<typeof bigTransfer>>,
     outcome: string,
   ): Promise<void> {
     const { reader, owner, transfer } = ended;
     await waitFor(transfer.released);
-    // Released means released: nothing of the transfer writes over what is put there now.
+    // After `released` the transfer must not write into the memory any more.
     reader.memory.bytes.fill(0xee);
     const arrived = owner.agent.notifications();
     for (let round = 0; round < 20; round++) {
       await waitFor(reader.agent.notify(owner.agent.name, bytes(`marker ${round}`)));
       const first = text((await nextOf(fixture, arrived)).payload);
       if (round === 0 && outcome === "done") {
-        expect(first).toBe("rider");
+        expect(first).toBe("notification");
         expect(text((await nextOf(fixture, arrived)).payload)).toBe("marker 0");
       } else expect(first).toBe(`marker ${round}`);
     }
@@ -56,13 +56,13 @@ export function abortAndCloseTests(fixture: Fixture): void {
     expect(reader.agent.telemetry().transfersInFlight).toBe(0);
   }
 
-  test("an abort at once ends `done`; `released` says when the memory is free; no rider arrives", async () => {
-    // Where another thread moves the bytes it may be done before a busy machine lets this one abort: rarely, and never ten times.
+  test("an immediate abort rejects `done`, `released` resolves, and no notification arrives", async () => {
+    // Where another thread moves the bytes, the transfer may finish before this thread aborts it. That is rare, so ten attempts are enough.
     const attempts = fixture.options.transfersTakeTime === true ? 1 : 10;
     let outcome = "done";
     for (let attempt = 0; attempt < attempts && outcome === "done"; attempt++) {
       const controller = new AbortController();
-      const ended = await bigTransfer({ signal: controller.signal, notification: bytes("rider") });
+      const ended = await bigTransfer({ signal: controller.signal, notification: bytes("notification") });
       controller.abort(new Error("the client went away"));
       outcome = await outcomeOf(ended.transfer);
       await expectOrderlyEnd(ended, outcome);
@@ -70,27 +70,27 @@ export function abortAndCloseTests(fixture: Fixture): void {
     expect(outcome).toBe("KV_TRANSFER_ABORTED");
   });
 
-  test("an abort in the middle, or just too late: a rider arrives of a success only", async () => {
+  test("after an abort during the transfer, a notification arrives only if the transfer succeeded", async () => {
     const controller = new AbortController();
-    const ended = await bigTransfer({ signal: controller.signal, notification: bytes("rider") });
+    const ended = await bigTransfer({ signal: controller.signal, notification: bytes("notification") });
     const begun = (): boolean => ended.reader.memory.bytes[0] === ended.owner.memory.bytes[0];
-    let over = false;
+    let settled = false;
     ended.transfer.done.then(
       () => {
-        over = true;
+        settled = true;
       },
       () => {
-        over = true;
+        settled = true;
       },
     );
-    while (!begun() && !over) await fixture.turn();
+    while (!begun() && !settled) await fixture.turn();
     controller.abort();
     const outcome = await outcomeOf(ended.transfer);
     expect(["done", "KV_TRANSFER_ABORTED"]).toContain(outcome);
     await expectOrderlyEnd(ended, outcome);
   });
 
-  test("an abort after the end changes nothing", async () => {
+  test("an abort after the end has no effect", async () => {
     const controller = new AbortController();
     const { transfer } = await bigTransfer({ signal: controller.signal });
     const result = await waitFor(transfer.done);
@@ -98,8 +98,8 @@ export function abortAndCloseTests(fixture: Fixture): void {
     expect(await transfer.done).toBe(result);
   });
 
-  test("a timeout ends `done` with a code of its own", async () => {
-    const ended = await bigTransfer({ timeoutMs: 0.001, notification: bytes("rider") });
+  test("a timeout rejects `done` with KV_TRANSFER_TIMEOUT", async () => {
+    const ended = await bigTransfer({ timeoutMs: 0.001, notification: bytes("notification") });
     const outcome = await outcomeOf(ended.transfer);
     const possible = fixture.options.transfersTakeTime === true ? [] : ["done"];
     expect([...possible, "KV_TRANSFER_TIMEOUT"]).toContain(outcome);
@@ -137,7 +137,7 @@ export function abortAndCloseTests(fixture: Fixture): void {
     await waitFor(reader.registration.close());
   });
 
-  test("an agent closes with transfers in flight: each is over and released by then", async () => {
+  test("closing an agent with transfers in flight settles and releases them", async () => {
     const { reader, transfer } = await bigTransfer({});
     const outcome = transfer.done.then(
       () => "KV_OK",
@@ -153,7 +153,7 @@ export function abortAndCloseTests(fixture: Fixture): void {
     reader.memory.close();
   });
 
-  test("an agent closes twice, lets go of its memory, and takes no call afterwards", async () => {
+  test("an agent closes twice, releases its memory, and rejects later calls", async () => {
     const reader = await fixture.side(8192, 0);
     const owner = await fixture.side(8192, 1);
     const { local, remote } = await blockLists(fixture, reader, owner, 1024);
@@ -179,7 +179,7 @@ export function abortAndCloseTests(fixture: Fixture): void {
     expect(owner.memory.bytes[9]).toBe(pattern(8192, 1)[9]);
   });
 
-  test("the transport closes its agents, closes twice, and makes no agent afterwards", async () => {
+  test("the transport closes its agents, closes twice, and creates no agent afterwards", async () => {
     const transport = await fixture.options.create();
     const memory = transport.allocate(4096);
     const agent = await waitFor(transport.createAgent({ ...fixture.options.agentOptions }));

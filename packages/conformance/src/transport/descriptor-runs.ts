@@ -2,11 +2,11 @@ import { type DescriptorPairs, type DescriptorRuns, descriptorPairs, type Memory
 import { expect, test } from "vitest";
 import { blockLists, type Fixture, nextOf, operations, pattern, rowsIn } from "./fixture.js";
 
-/** Descriptors named by runs, with or without offsets: they move what the same pairs one by one would. */
+/** Descriptors as runs, with and without offsets, move the same bytes as the equivalent pairs. */
 export function descriptorRunTests(fixture: Fixture): void {
   const { waitFor } = fixture;
 
-  test("runs move what the same pairs one by one would: of strided rows, across rows, of different lengths, both ways", async () => {
+  test("runs move the same bytes as pairs: of strided rows, across rows, of different lengths, in both directions", async () => {
     for (const operation of operations(fixture)) {
       const reader = await fixture.side(32_768, 2);
       const owner = await fixture.side(32_768, 3);
@@ -48,11 +48,11 @@ export function descriptorRunTests(fixture: Fixture): void {
     }
   });
 
-  test("runs at offsets move what the same pairs one by one would", async () => {
+  test("runs with offsets move the same bytes as pairs", async () => {
     const reader = await fixture.side(32_768, 2);
     const owner = await fixture.side(32_768, 3);
     const { local, remote } = await blockLists(fixture, reader, owner, 512);
-    // Alone, side by side, and by runs so long that a transport may take another road.
+    // Single, adjacent, and runs so long that a transport may use another code path.
     for (const spelling of [
       { runs: Int32Array.of(1, 4, 1, 3, 0, 2), offsets: Int32Array.of(0, 0, 5, 20, 20, 7) },
       { runs: Int32Array.of(0, 2, 20), offsets: Int32Array.of(40, 1) },
@@ -69,7 +69,7 @@ export function descriptorRunTests(fixture: Fixture): void {
     }
   });
 
-  test("runs are copied at the call, and bring their notification after the last byte", async () => {
+  test("runs are copied at the call, and their notification arrives after the last byte", async () => {
     const reader = await fixture.side(16_384, 0);
     const owner = await fixture.side(16_384, 7);
     const { local, remote } = await blockLists(fixture, reader, owner, 1024);

@@ -10,57 +10,58 @@ import type {
 } from "@kv/interface";
 import { afterAll, afterEach, beforeAll } from "vitest";
 
+/** Options of `transportSuite`. */
 export interface TransportSuiteOptions {
-  /** Heads the suite's tests. */
+  /** Name in the titles of the tests. */
   readonly name: string;
-  /** A transport of its own for each call; the suite closes it. */
+  /** Creates a new transport. The suite closes it. */
   readonly create: () => Promise<Transport>;
-  /** Lets a little time pass, where the transport lives in virtual time. */
-  readonly progress?: () => Promise<void>;
-  /** No transfer ends within 0.001 ms, as virtual time can promise: deadlines are then known to be kept, not only tolerated. */
-  readonly transfersTakeTime?: boolean;
-  /** Handed to every agent that names no backends itself. */
-  readonly agentOptions?: Omit<AgentOptions, "name">;
-  /** Of the big transfers; 32 MiB by default. */
-  readonly bigLengthBytes?: number;
+  /** Lets some virtual time pass. Absent: the transport runs in real time. */
+  readonly progress?: (() => Promise<void>) | undefined;
+  /** True: no transfer ends within 0.001 ms, as virtual time can guarantee. Then a test can require a timeout, not only accept one. Default: false. */
+  readonly transfersTakeTime?: boolean | undefined;
+  /** Options of every agent that the suite creates, such as its backends. */
+  readonly agentOptions?: Omit<AgentOptions, "name"> | undefined;
+  /** Bytes of a big transfer. Default: 32 MiB. */
+  readonly bigLengthBytes?: number | undefined;
   /**
-   * Metadata with any one byte changed, or cut short anywhere, is refused. Without it only bytes that are no metadata at
-   * all are tried: NIXL's own loader can take the process down with it.
+   * True: `addRemote` must reject metadata with any byte changed, and any prefix of it. False: the suite only passes bytes that are no metadata at
+   * all, because NIXL's own loader can crash the process on damaged metadata. Default: false.
    */
-  readonly detectsDamagedMetadata?: boolean;
+  readonly detectsDamagedMetadata?: boolean | undefined;
   /**
-   * Another transport, whose agents meet those of the first and die by `kill`. Without it the death of a peer is not
-   * tried, nor where the transport does not report it.
+   * Creates a second transport whose agents the first one reaches, and `kill`, which simulates the death of its process. Absent: the death of a peer is
+   * not tested. It is not tested either where `capabilities.reportsPeerDeath` is false.
    */
-  readonly createMortal?: () => Promise<{ transport: Transport; kill(): Promise<void> }>;
+  readonly createMortal?: (() => Promise<{ transport: Transport; kill(): Promise<void> }>) | undefined;
 }
 
-/** Agent, memory, registration: what most tests begin with. */
+/** An agent with one registered memory. */
 export interface Side {
   readonly agent: Agent;
   readonly memory: Memory;
   readonly registration: Registration;
 }
 
-/** What the parts of the suite fixture on. */
+/** Setup and helpers of the suite's tests. */
 export interface Fixture {
   readonly options: TransportSuiteOptions;
   transport(): Transport;
-  /** Awaits, letting virtual time pass. */
+  /** Awaits a promise while virtual time passes. */
   waitFor<T>(promise: PromiseLike<T>): Promise<T>;
-  /** A turn of the event loop, or a little virtual time. */
+  /** Lets one turn of the event loop, or some virtual time, pass. */
   turn(): Promise<void>;
-  /** An agent that is closed after the test. */
+  /** Creates an agent that is closed after the test. */
   agent(name?: string): Promise<Agent>;
-  /** Memory that is closed after the test, after all agents. */
+  /** Allocates memory that is closed after the test, after all agents. */
   memory(lengthBytes: number): Memory;
-  /** An agent of this test with registered memory, filled by `pattern`. */
+  /** Creates an agent with registered memory that `pattern` fills. */
   side(lengthBytes: number, seed: number): Promise<Side>;
-  /** `reader` learns to know `owner`. */
+  /** Adds `owner` as a peer of `reader`. */
   introduce(reader: Agent, owner: Agent): Promise<void>;
 }
 
-/** One transport for all tests of a part, agents and memory anew for each. */
+/** Creates one transport for all tests of a suite; agents and memory are new for each test. */
 export function createFixture(options: TransportSuiteOptions): Fixture {
   let shared: Transport | undefined;
   let progressing: Promise<void> | undefined;
@@ -74,10 +75,10 @@ export function createFixture(options: TransportSuiteOptions): Fixture {
       settled = true;
     });
     outcome.catch(() => {});
-    // What needs no time takes none: a memory that is released is looked at in that moment, not a little later.
+    // Do not advance time for a promise that needs none: a test then sees the memory at the moment of its release.
     for (let turn = 0; turn < 20 && !settled; turn++) await Promise.resolve();
     while (!settled) {
-      // One at a time, also when two promises are settled at once: virtual time has one hand that moves it.
+      // Advance virtual time once at a time, also when two promises are awaited concurrently.
       progressing ??= options.progress().finally(() => {
         progressing = undefined;
       });
@@ -106,9 +107,7 @@ export function createFixture(options: TransportSuiteOptions): Fixture {
     waitFor,
     turn: () => options.progress?.() ?? new Promise((resolve) => void setTimeout(resolve, 0)),
     async agent(name) {
-      const agent = await waitFor(
-        self.transport().createAgent({ ...options.agentOptions, ...(name === undefined ? {} : { name }) }),
-      );
+      const agent = await waitFor(self.transport().createAgent({ ...options.agentOptions, name }));
       agents.push(agent);
       return agent;
     },
@@ -133,7 +132,7 @@ export function createFixture(options: TransportSuiteOptions): Fixture {
 const TILE_BYTES = 65_536;
 const PAGE_BYTES = 4096;
 
-/** Bytes that differ by seed and by place; each page bears its number, so that no two are alike. */
+/** Bytes that depend on seed and position. Each page contains its number, so that no two pages are equal. */
 export function pattern(lengthBytes: number, seed: number): Uint8Array {
   const tile = new Uint8Array(Math.min(TILE_BYTES, lengthBytes));
   for (let at = 0; at < tile.length; at++) tile[at] = (at * 31 + (at >>> 8) * 17 + seed * 101) & 0xff;
@@ -146,7 +145,7 @@ export function pattern(lengthBytes: number, seed: number): Uint8Array {
   return all;
 }
 
-/** Rows of a table: `[offsetBytes, lengthBytes, strideBytes, count]` within one memory. */
+/** Makes rows of a table from `[offsetBytes, lengthBytes, strideBytes, count]` within one memory. */
 export function rowsIn(memory: Memory, ...rows: (readonly [number, number, number, number])[]): Float64Array {
   return Float64Array.from(
     rows.flatMap(([offset, length, stride, count]) => [
@@ -159,12 +158,12 @@ export function rowsIn(memory: Memory, ...rows: (readonly [number, number, numbe
   );
 }
 
-/** Blocks of equal length, one after another, over the whole memory. */
+/** Makes rows of blocks of equal length that cover the whole memory. */
 export function blocksOf(memory: Memory, blockLengthBytes: number): Float64Array {
   return rowsIn(memory, [0, blockLengthBytes, blockLengthBytes, memory.lengthBytes / blockLengthBytes]);
 }
 
-/** Lists over all of both memories, in blocks, as seen from `reader`. */
+/** Prepares lists over both memories in blocks, on the agent of `reader`. */
 export async function blockLists(
   fixture: Fixture,
   reader: Side,
@@ -188,13 +187,13 @@ export async function blockLists(
   return { local, remote };
 }
 
-/** What the transport can do of READ and WRITE. */
+/** Returns the operations that the transport supports. */
 export function operations(fixture: Fixture): readonly TransferRequest["operation"][] {
   const { read, write } = fixture.transport().capabilities;
   return [...(read ? (["READ"] as const) : []), ...(write ? (["WRITE"] as const) : [])];
 }
 
-/** The next notification; fails where the iterator ends. */
+/** Returns the next notification; throws when the iterator ends. */
 export async function nextOf(fixture: Fixture, iterator: AsyncIterator<Notification>): Promise<Notification> {
   const result = await fixture.waitFor(iterator.next());
   if (result.done) throw new Error("the notifications ended");
@@ -203,7 +202,8 @@ export async function nextOf(fixture: Fixture, iterator: AsyncIterator<Notificat
 
 export const text = (payload: Uint8Array): string => new TextDecoder().decode(payload);
 export const bytes = (payload: string): Uint8Array => new TextEncoder().encode(payload);
-/** Numbers below `count` in an order of their own, each once. */
+
+/** Returns the numbers below `count` in a scattered order, each once. */
 export function scattered(count: number, step: number): Int32Array {
   let stride = step;
   while (greatestCommonDivisor(stride, count) !== 1) stride += 1;

@@ -3,11 +3,11 @@ import { expect, test } from "vitest";
 import { expectThrown } from "../expect-error.js";
 import { blockLists, type Fixture, pattern, rowsIn } from "./fixture.js";
 
-/** Transfers that cannot be right, in either spelling of descriptors: thrown back at the call. */
+/** Invalid transfers, as pairs and as runs, throw synchronously. */
 export function invalidTransferTests(fixture: Fixture): void {
   const { waitFor } = fixture;
 
-  test("a transfer whose arguments cannot be right is thrown back at once, and moves nothing", async () => {
+  test("a transfer with invalid arguments throws at once and moves nothing", async () => {
     const reader = await fixture.side(8192, 0);
     const owner = await fixture.side(8192, 1);
     const { local, remote } = await blockLists(fixture, reader, owner, 1024);
@@ -48,7 +48,7 @@ export function invalidTransferTests(fixture: Fixture): void {
     expect(Buffer.compare(reader.memory.bytes, pattern(8192, 0))).toBe(0);
   });
 
-  test("offsets that take a run out of its list, or are no rows, or come with ids, are refused", async () => {
+  test("offsets that move a run out of its list, are no rows, or come with pairs are rejected", async () => {
     const reader = await fixture.side(16_384, 2);
     const owner = await fixture.side(16_384, 3);
     const { local, remote } = await blockLists(fixture, reader, owner, 1024);
@@ -75,7 +75,7 @@ export function invalidTransferTests(fixture: Fixture): void {
     }
   });
 
-  test("runs that cannot be right are thrown back at once, and move nothing", async () => {
+  test("invalid runs throw at once and move nothing", async () => {
     const reader = await fixture.side(8192, 0);
     const owner = await fixture.side(8192, 1);
     const { local, remote } = await blockLists(fixture, reader, owner, 1024);
@@ -109,7 +109,7 @@ export function invalidTransferTests(fixture: Fixture): void {
     expect(Buffer.compare(reader.memory.bytes, pattern(8192, 0))).toBe(0);
   });
 
-  test("lists of another agent are refused", async () => {
+  test("lists of another agent are rejected", async () => {
     const reader = await fixture.side(8192, 0);
     const other = await fixture.side(8192, 0);
     const owner = await fixture.side(8192, 1);

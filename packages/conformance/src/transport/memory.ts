@@ -3,7 +3,7 @@ import { expectError, expectThrown } from "../expect-error.js";
 import { type Fixture, pattern } from "./fixture.js";
 
 export function memoryTests(fixture: Fixture): void {
-  test("memory is page-aligned, zeroed, apart from other memory, and has addresses below 2^53", () => {
+  test("memory is page-aligned, zeroed, disjoint from other memory, and has addresses below 2^53", () => {
     const memories = [1, 4096, 100_000].map((length) => fixture.memory(length));
     for (const memory of memories) {
       expect(memory.address % 4096).toBe(0);
@@ -21,7 +21,7 @@ export function memoryTests(fixture: Fixture): void {
     }
   });
 
-  test("lengths that are no lengths are refused", () => {
+  test("invalid lengths are rejected", () => {
     for (const length of [0, -1, 1.5, Number.NaN, Number.POSITIVE_INFINITY, 2 ** 53]) {
       expectThrown(
         () => fixture.transport().allocate(length),
@@ -31,7 +31,7 @@ export function memoryTests(fixture: Fixture): void {
     }
   });
 
-  test("gather takes runs out in order, scatter puts them back", async () => {
+  test("gather copies runs out in order, and scatter copies them back", async () => {
     const memory = fixture.memory(8192);
     memory.bytes.set(pattern(8192, 1));
     const runs = Float64Array.of(4096, 100, 0, 50, 8100, 92);
@@ -55,7 +55,7 @@ export function memoryTests(fixture: Fixture): void {
     expect(other.bytes.subarray(4196, 8100).every((byte) => byte === 0)).toBe(true);
   });
 
-  test("runs outside of the memory, and sources of another length, are refused and copy nothing", async () => {
+  test("runs outside the memory and sources of another length are rejected, and nothing is copied", async () => {
     const memory = fixture.memory(4096);
     for (const runs of [
       [4000, 97],
@@ -77,7 +77,7 @@ export function memoryTests(fixture: Fixture): void {
     expect(memory.bytes.every((byte) => byte === 0)).toBe(true);
   });
 
-  test("memory cannot be closed while it is registered, and afterwards as often as one likes", async () => {
+  test("memory cannot be closed while it is registered; afterwards it closes any number of times", async () => {
     const { memory, registration } = await fixture.side(4096, 1);
     expect(registration.memory).toBe(memory);
     expectThrown(() => memory.close(), "KV_MEMORY_IN_USE");
@@ -88,7 +88,7 @@ export function memoryTests(fixture: Fixture): void {
     memory.close();
   });
 
-  test("memory that is closed, or that is none of the transport's, is not registered", async () => {
+  test("closed memory and memory of another transport cannot be registered", async () => {
     const agent = await fixture.agent();
     const memory = fixture.memory(4096);
     memory.close();

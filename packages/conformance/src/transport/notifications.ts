@@ -13,7 +13,7 @@ export function notificationTests(fixture: Fixture): void {
     for (const payload of [...payloads, binary]) {
       const sent = payload.slice();
       const taken = one.notify(two.name, sent);
-      // Copied when it was handed over.
+      // The payload was copied at the call.
       sent.fill(0);
       await waitFor(taken);
     }
@@ -27,7 +27,7 @@ export function notificationTests(fixture: Fixture): void {
     expect(two.telemetry().notificationsReceived).toBe(101);
   });
 
-  test("what was sent just before the agent closed arrives, also as the first word to that peer", async () => {
+  test("a notification sent just before the agent closes arrives, also as the first one to that peer", async () => {
     const [one, two] = [await fixture.agent(), await fixture.agent()];
     await fixture.introduce(one, two);
     await waitFor(one.notify(two.name, bytes("last")));
@@ -35,7 +35,7 @@ export function notificationTests(fixture: Fixture): void {
     expect(text((await nextOf(fixture, two.notifications())).payload)).toBe("last");
   });
 
-  test("one iterator at a time; what arrives while there is none is kept", async () => {
+  test("only one iterator may be open; notifications that arrive without one are kept", async () => {
     const [one, two] = [await fixture.agent(), await fixture.agent()];
     await fixture.introduce(one, two);
     for (const word of ["a", "b", "c"]) await waitFor(one.notify(two.name, bytes(word)));
@@ -44,16 +44,16 @@ export function notificationTests(fixture: Fixture): void {
     expectThrown(() => two.notifications(), "KV_NOTIFICATION_INVALID", "KV_AGENT_INVALID");
     await first.return?.();
     expect((await first.next()).done).toBe(true);
-    const words: string[] = [];
+    const received: string[] = [];
     const second = two.notifications();
-    while (words.length < 2) words.push(text((await nextOf(fixture, second)).payload));
-    expect(words).toEqual(["b", "c"]);
+    while (received.length < 2) received.push(text((await nextOf(fixture, second)).payload));
+    expect(received).toEqual(["b", "c"]);
     const waiting = second.next();
     await waitFor(one.notify(two.name, bytes("d")));
     expect(text((await waitFor(waiting)).value.payload)).toBe("d");
   });
 
-  test("the iterator ends when the agent closes, also for one that waits", async () => {
+  test("the iterator ends when the agent closes, also while it waits", async () => {
     const agent = await fixture.agent();
     const iterator = agent.notifications();
     const waiting = iterator.next();
@@ -62,7 +62,7 @@ export function notificationTests(fixture: Fixture): void {
     expect((await waitFor(iterator.next())).done).toBe(true);
   });
 
-  test("a rider arrives exactly once, after every byte of its transfer", async () => {
+  test("the notification of a transfer arrives exactly once, after its last byte", async () => {
     const { read, write } = fixture.transport().capabilities;
     const lengthBytes = 8 << 20;
     const reader = await fixture.side(lengthBytes, 20);
@@ -73,24 +73,24 @@ export function notificationTests(fixture: Fixture): void {
     for (const operation of [...(write ? (["WRITE"] as const) : []), ...(read ? (["READ"] as const) : [])]) {
       reader.memory.bytes.set(pattern(lengthBytes, 20));
       owner.memory.bytes.set(pattern(lengthBytes, 21));
-      const rider = bytes(`rider of ${operation}`);
-      const request = { operation, local, localIds: ids, remote, remoteIds: ids, notification: rider };
+      const sent = bytes(`payload of ${operation}`);
+      const request = { operation, local, localIds: ids, remote, remoteIds: ids, notification: sent };
       const { done } = reader.agent.transfer(request);
-      rider.fill(0);
+      sent.fill(0);
       const { from, payload } = await nextOf(fixture, arrived);
-      // Looked at in the very moment in which the owner hears of it.
+      // Checked at the moment when the owner receives it.
       expect(Buffer.compare(reader.memory.bytes, owner.memory.bytes)).toBe(0);
       expect(Buffer.compare(owner.memory.bytes, pattern(lengthBytes, operation === "WRITE" ? 20 : 21))).toBe(
         0,
       );
-      expect([from, text(payload)]).toEqual([reader.agent.name, `rider of ${operation}`]);
+      expect([from, text(payload)]).toEqual([reader.agent.name, `payload of ${operation}`]);
       await waitFor(done);
       await waitFor(reader.agent.notify(owner.agent.name, bytes("marker")));
       expect(text((await nextOf(fixture, arrived)).payload)).toBe("marker");
     }
   });
 
-  test("no rider arrives of a transfer that did not succeed", async () => {
+  test("no notification arrives for a transfer that failed", async () => {
     const reader = await fixture.side(8192, 0);
     const owner = await fixture.side(8192, 1);
     const { local, remote } = await blockLists(fixture, reader, owner, 1024);

@@ -5,7 +5,7 @@ import { blockLists, blocksOf, bytes, type Fixture } from "./fixture.js";
 export function peerTests(fixture: Fixture): void {
   const { waitFor } = fixture;
 
-  test("agents keep the name they are given, and have names of their own otherwise", async () => {
+  test("agents have the requested name, or a unique default", async () => {
     const named = await fixture.agent("prefill 0/tp1");
     const [one, two] = [await fixture.agent(), await fixture.agent()];
     expect(named.name).toBe("prefill 0/tp1");
@@ -14,7 +14,7 @@ export function peerTests(fixture: Fixture): void {
     expect(one.backends.length).toBeGreaterThan(0);
   });
 
-  test("names that are no names, and backends that do not exist, are refused", async () => {
+  test("invalid names and unknown backends are rejected", async () => {
     for (const name of ["", "x".repeat(256), "ü", "a\nb", "a\u0000b"]) {
       await expectError(
         () => waitFor(fixture.transport().createAgent({ ...fixture.options.agentOptions, name })),
@@ -29,7 +29,7 @@ export function peerTests(fixture: Fixture): void {
     expect(error.message).toContain("NO_SUCH_BACKEND");
   });
 
-  test("addRemote answers the peer's name; a second time is an update that brings new memory", async () => {
+  test("addRemote returns the peer's name, and adding it again makes new memory reachable", async () => {
     const reader = await fixture.side(4096, 0);
     const owner = await fixture.side(4096, 1);
     expect(await waitFor(reader.agent.addRemote(await waitFor(owner.agent.localMetadata())))).toBe(
@@ -62,7 +62,7 @@ export function peerTests(fixture: Fixture): void {
     expect(reader.memory.bytes.every((byte) => byte === 77)).toBe(true);
   });
 
-  test("bytes that are no metadata are refused, and the agent goes on", async () => {
+  test("bytes that are no metadata are rejected, and the agent still works", async () => {
     const reader = await fixture.side(4096, 0);
     const owner = await fixture.side(4096, 1);
     for (const wrong of [new Uint8Array(0), bytes("no metadata"), new Uint8Array(300)]) {
@@ -73,7 +73,7 @@ export function peerTests(fixture: Fixture): void {
   });
 
   test.runIf(fixture.options.detectsDamagedMetadata === true)(
-    "metadata with any byte changed, or cut short anywhere, is refused",
+    "metadata with any byte changed, or truncated anywhere, is rejected",
     async () => {
       const reader = await fixture.agent();
       const owner = await fixture.side(4096, 1);
@@ -92,15 +92,15 @@ export function peerTests(fixture: Fixture): void {
     },
   );
 
-  test("a peer that was never added is unknown to every call that names it", async () => {
+  test("calls with an unknown peer are rejected", async () => {
     const { agent, memory } = await fixture.side(4096, 0);
     const table = { memoryType: memory.memoryType, rows: blocksOf(memory, 1024) };
-    await expectError(() => waitFor(agent.prepareRemote("nobody", table)), "KV_AGENT_UNKNOWN_REMOTE");
-    await expectError(() => waitFor(agent.notify("nobody", bytes("x"))), "KV_AGENT_UNKNOWN_REMOTE");
-    await expectError(() => waitFor(agent.removeRemote("nobody")), "KV_AGENT_UNKNOWN_REMOTE");
+    await expectError(() => waitFor(agent.prepareRemote("unknown", table)), "KV_AGENT_UNKNOWN_REMOTE");
+    await expectError(() => waitFor(agent.notify("unknown", bytes("x"))), "KV_AGENT_UNKNOWN_REMOTE");
+    await expectError(() => waitFor(agent.removeRemote("unknown")), "KV_AGENT_UNKNOWN_REMOTE");
   });
 
-  test("a peer is forgotten only when no prepared list names it", async () => {
+  test("a peer cannot be removed while a prepared list refers to it", async () => {
     const reader = await fixture.side(4096, 0);
     const owner = await fixture.side(4096, 1);
     const { remote } = await blockLists(fixture, reader, owner, 1024);
@@ -118,7 +118,7 @@ export function peerTests(fixture: Fixture): void {
 
   const { createMortal } = fixture.options;
   test.runIf(createMortal !== undefined)(
-    "the death of a peer fails what goes to it, where the transport reports it",
+    "transfers with a dead peer fail, where the transport reports peer death",
     async () => {
       if (createMortal === undefined || !fixture.transport().capabilities.reportsPeerDeath) return;
       const reader = await fixture.side(4096, 0);
@@ -136,7 +136,7 @@ export function peerTests(fixture: Fixture): void {
         remoteIds: ids,
       });
       await waitFor(kill());
-      // What was under way ends as well, one way or the other.
+      // The transfer in flight ends too, with any outcome.
       await waitFor(before.done.catch(() => {}));
       await waitFor(before.released);
       const { done, released } = reader.agent.transfer({

@@ -6,7 +6,7 @@ import { blockLists, blocksOf, type Fixture, rowsIn } from "./fixture.js";
 export function preparedListTests(fixture: Fixture): void {
   const { waitFor } = fixture;
 
-  test("a list counts its strided rows expanded, and says whose memory it is", async () => {
+  test("a list counts its strided rows expanded and has the name of the owner", async () => {
     const reader = await fixture.side(65_536, 0);
     const owner = await fixture.side(65_536, 1);
     await fixture.introduce(reader.agent, owner.agent);
@@ -29,7 +29,7 @@ export function preparedListTests(fixture: Fixture): void {
     expect(reader.agent.telemetry().preparedLists).toBe(2);
   });
 
-  test("rows are copied, or taken over where the table says so: theirs is what moves either way", async () => {
+  test("rows are copied, or taken over with takeRows, and later changes to them have no effect", async () => {
     const reader = await fixture.side(8192, 0);
     const owner = await fixture.side(8192, 1);
     await fixture.introduce(reader.agent, owner.agent);
@@ -63,7 +63,7 @@ export function preparedListTests(fixture: Fixture): void {
     }
   });
 
-  test("rows whose buffer cannot be taken over are refused, and those that are no rows are", async () => {
+  test("takeRows rejects buffers that cannot be detached, and invalid rows", async () => {
     const { agent, memory } = await fixture.side(8192, 0);
     const shared = new Float64Array(new SharedArrayBuffer(40));
     shared.set(rowsIn(memory, [0, 512, 512, 16]));
@@ -78,7 +78,7 @@ export function preparedListTests(fixture: Fixture): void {
     expect(agent.telemetry().preparedLists).toBe(0);
   });
 
-  test("rows that are no rows are refused", async () => {
+  test("invalid rows are rejected", async () => {
     const { agent, memory } = await fixture.side(8192, 0);
     const at = memory.address;
     const wrong = [
@@ -108,7 +108,7 @@ export function preparedListTests(fixture: Fixture): void {
     expect(agent.telemetry().preparedLists).toBe(0);
   });
 
-  test("rows of memory that is not registered are refused, also by one byte and by one stride too many", async () => {
+  test("rows outside registered memory are rejected, also when they exceed it by one byte or one stride", async () => {
     const reader = await fixture.side(8192, 0);
     const owner = await fixture.side(8192, 1);
     await fixture.introduce(reader.agent, owner.agent);
@@ -138,7 +138,7 @@ export function preparedListTests(fixture: Fixture): void {
     expect(reader.agent.telemetry().preparedLists).toBe(0);
   });
 
-  test("a registration is kept while a prepared list names its memory", async () => {
+  test("a registration cannot close while a prepared list refers to its memory", async () => {
     const { agent, memory, registration } = await fixture.side(8192, 0);
     const list = await waitFor(
       agent.prepareLocal({ memoryType: memory.memoryType, rows: blocksOf(memory, 1024) }),
@@ -153,7 +153,7 @@ export function preparedListTests(fixture: Fixture): void {
     await expectError(() => waitFor(agent.prepareLocal(table)), "KV_MEMORY_NOT_REGISTERED");
   });
 
-  test("closing a list waits for its transfers, and takes no new one meanwhile", async () => {
+  test("closing a list waits for its transfers and rejects new ones", async () => {
     const reader = await fixture.side(4 << 20, 0);
     const owner = await fixture.side(4 << 20, 1);
     const { local, remote } = await blockLists(fixture, reader, owner, 4096);

@@ -1,11 +1,11 @@
 import { expect, test } from "vitest";
 import { blockLists, type Fixture, operations, pattern, rowsIn, scattered } from "./fixture.js";
 
-/** Descriptors named one by one: each byte arrives, and no other is touched. */
+/** Descriptors as pairs: each byte arrives and no other byte changes. */
 export function transferTests(fixture: Fixture): void {
   const { waitFor } = fixture;
 
-  test("scattered ids of strided rows move exactly their bytes, both ways, and no others", async () => {
+  test("scattered indices of strided rows move exactly their bytes, in both directions", async () => {
     for (const operation of operations(fixture)) {
       const reader = await fixture.side(32_768, 2);
       const owner = await fixture.side(32_768, 3);
@@ -56,7 +56,7 @@ export function transferTests(fixture: Fixture): void {
         lengthBytes += length;
       });
       const { done, released } = reader.agent.transfer({ operation, local, localIds, remote, remoteIds });
-      // Both were copied: whoever reuses the arrays changes nothing.
+      // The arrays were copied, so that reusing them has no effect.
       localIds.fill(1);
       remoteIds.fill(9);
       const result = await waitFor(done);
@@ -74,7 +74,7 @@ export function transferTests(fixture: Fixture): void {
     }
   });
 
-  test("blocks that are neighbours on one side only are not taken for a run", async () => {
+  test("blocks that are adjacent on one side only are not merged", async () => {
     const reader = await fixture.side(16_384, 6);
     const owner = await fixture.side(16_384, 7);
     const { local, remote } = await blockLists(fixture, reader, owner, 1024);
@@ -96,7 +96,7 @@ export function transferTests(fixture: Fixture): void {
     }
   });
 
-  test("a big transfer in many scattered descriptors arrives whole, both ways", async () => {
+  test("a big transfer of many scattered descriptors arrives complete, in both directions", async () => {
     const lengthBytes = fixture.options.bigLengthBytes ?? 32 << 20;
     const reader = await fixture.side(lengthBytes, 4);
     const owner = await fixture.side(lengthBytes, 5);
@@ -121,7 +121,7 @@ export function transferTests(fixture: Fixture): void {
     }
   });
 
-  test("many transfers at once, of several peers, each bring their own bytes", async () => {
+  test("concurrent transfers with several peers each move their own bytes", async () => {
     const reader = await fixture.side(64 * 1024, 9);
     const owners = [
       await fixture.side(64 * 1024, 10),
@@ -155,7 +155,7 @@ export function transferTests(fixture: Fixture): void {
     }
   });
 
-  test("telemetry counts what was done", async () => {
+  test("telemetry counts transfers, bytes and notifications", async () => {
     const reader = await fixture.side(8192, 0);
     const owner = await fixture.side(8192, 1);
     const { local, remote } = await blockLists(fixture, reader, owner, 1024);
