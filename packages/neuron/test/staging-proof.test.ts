@@ -35,7 +35,7 @@ async function openStaging(tpSize: number, blockSize: number): Promise<Staging> 
   return staging;
 }
 
-/** An engine with staging: what its ranks tell a peer, and what stands behind. */
+/** An engine with staging: the geometry that its ranks announce, and the layout of its copies. */
 async function engine(tpSize: number, blockSize: number) {
   const ranks: RankGeometry[] = [];
   let layout: StagingLayout | undefined;
@@ -78,7 +78,7 @@ describe.each(["READ", "WRITE"] as const)("plans that %s", (operation) => {
     const prove = (staging: { local: StagingLayout; remote: StagingLayout }) =>
       proveEnginePlans(plans, { remotes: remote.ranks, numKvHeads: HEADS, staging });
     expect(prove({ local: local.layout, remote: remote.layout })).toMatchObject({ proven: true });
-    // K in the place of V: the proof must see it.
+    // Swap K and V: the proof must fail.
     const planes = local.layout.planes.map((plane, index) => ({
       ...plane,
       cellBeginBytes: local.layout.planes[index ^ 1]?.cellBeginBytes ?? -1,

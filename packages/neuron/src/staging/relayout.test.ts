@@ -2,7 +2,7 @@ import fc from "fast-check";
 import { expect, test } from "vitest";
 import { planeRuns } from "./relayout.js";
 
-/** Which byte of the device's K and V planes lands on each byte of the wire; by nothing but the runs. */
+/** Maps each byte of the pool to the byte of the device's K and V planes that the runs copy to it. */
 function mapping(runs: readonly { device: Float64Array; wire: Float64Array }[]): Map<number, number> {
   const expand = (table: Float64Array): number[] => {
     const bytes: number[] = [];
@@ -23,7 +23,7 @@ function mapping(runs: readonly { device: Float64Array; wire: Float64Array }[]):
   return landed;
 }
 
-test("every byte of the blocks on both sides is moved exactly once, to the place that [K|V] per head and token says", () => {
+test("every byte of the blocks on both sides is copied exactly once, to its place in [K|V] per head and token", () => {
   fc.assert(
     fc.property(
       fc.record({
@@ -73,7 +73,7 @@ test("every byte of the blocks on both sides is moved exactly once, to the place
   );
 });
 
-test("neighbouring blocks are one run on the device's bus", () => {
+test("adjacent blocks are one run on the device", () => {
   const geometry = {
     deviceOffsetBytes: 0,
     deviceStrideBytes: 32,
