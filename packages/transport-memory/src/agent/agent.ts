@@ -1,7 +1,8 @@
 import { type Agent, KvError, type Log, type Registration } from "@kv/interface";
 import type { MemoryRecord } from "../memory/memory.js";
 import { type MemoryMap, memoryMap } from "../memory/memory-map.js";
-import type { AgentEndpoint, Fabric, PeerAddress } from "../network/fabric.js";
+import type { AgentEndpoint, PeerAddress } from "../network/endpoints.js";
+import type { Fabric } from "../network/fabric.js";
 import type { MemoryHost } from "../network/host.js";
 import { AgentTransfers } from "../transfer/transfers.js";
 import { type DescribedMemory, decodeMetadata, encodeMetadata } from "./metadata.js";

@@ -9,7 +9,7 @@ import {
 } from "@kv/interface";
 import type { MemoryRecord } from "../memory/memory.js";
 import type { MemoryMap } from "../memory/memory-map.js";
-import type { PeerAddress } from "../network/fabric.js";
+import type { PeerAddress } from "../network/endpoints.js";
 import type { DescribedMemory } from "./metadata.js";
 
 /** A prepared list, as its agent holds it. */

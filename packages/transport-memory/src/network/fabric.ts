@@ -1,52 +1,40 @@
-import type { Ambient, KvError, Log, Notification } from "@kv/interface";
+import type { Ambient, AmbientOptions, KvError, Log } from "@kv/interface";
 import type { MemoryRecord } from "../memory/memory.js";
-import type { MemoryMap } from "../memory/memory-map.js";
 import { type SeededRandom, seededRandom } from "../simulation/seeded-random.js";
-import { type FaultPlan, faultPlan } from "./fault-plan.js";
+import type { AgentEndpoint, InFlightTransfer, PostedNotification, SideChannelBinding } from "./endpoints.js";
+import { type FaultPlan, type FaultRule, faultPlan } from "./fault-plan.js";
 import { type MemoryHost, memoryHost } from "./host.js";
-import { type ResolvedLatency, resolveLatency } from "./latency.js";
-import type { HostNamedOptions, MemoryNetworkOptions, OutstandingKind } from "./network.js";
+import { type MemoryLatency, type ResolvedLatency, resolveLatency } from "./latency.js";
 import { NotificationChannels } from "./notification-channels.js";
 
-/** An agent, as the network sees it. */
-export interface AgentEndpoint {
-  readonly name: string;
-  readonly incarnation: string;
-  readonly host: MemoryHost;
-  /** Memory that is registered now. */
-  readonly memories: MemoryMap<MemoryRecord>;
-  deliver(notification: Notification): void;
+/** Options of `memoryNetwork`. */
+export interface MemoryNetworkOptions extends AmbientOptions {
+  /** Latency and bandwidth. Default: everything happens at once. */
+  readonly latency?: MemoryLatency | undefined;
+  /** Fault rules. Default: none. */
+  readonly faults?: readonly FaultRule[] | undefined;
+  /**
+   * Whether transfers with a peer that dies fail with `KV_PEER_DISCONNECTED`. When false, only the caller's deadline ends them, and notifications
+   * to a dead peer are lost. Default: true.
+   */
+  readonly reportsPeerDeath?: boolean | undefined;
 }
 
-/** A peer, as an agent knows it from metadata. The peer may have died since. */
-export interface PeerAddress {
-  readonly name: string;
-  readonly incarnation: string;
-  readonly host: string;
+/** Options for a process that `host` or `restart` starts. */
+export interface HostNamedOptions {
+  /** Milliseconds by which the process's clock is ahead of the network's. Default: that of the process before it, or 0. */
+  readonly skewMs?: number | undefined;
 }
 
-/** A transfer that is not released. */
-export interface InFlightTransfer {
-  readonly from: AgentEndpoint;
-  readonly to: PeerAddress;
-  /** Called when the peer can no longer be reached. */
-  lostPeer(reason: string): void;
-}
-
-/** A listener of a side channel. */
-export interface SideChannelBinding {
-  readonly host: MemoryHost;
-  answer(
-    frames: readonly Uint8Array[],
-  ): Promise<readonly Uint8Array[] | undefined> | readonly Uint8Array[] | undefined;
-}
-
-/** A notification that an agent sends. */
-export interface PostedNotification {
-  readonly from: AgentEndpoint;
-  readonly to: PeerAddress;
-  readonly payload: Uint8Array;
-}
+/** Keys of `MemoryNetwork.outstanding`. */
+export type OutstandingKind =
+  | "agents"
+  | "memories"
+  | "registrations"
+  | "transfers"
+  | "notifications"
+  | "listeners"
+  | "requests";
 
 const PAGE_BYTES = 4096;
 /** An address of a user's mapping on x86-64. It is above 2^32, so that code which truncates addresses to 32 bits fails. */

@@ -1,27 +1,7 @@
-import { type AmbientOptions, ambient, KvError } from "@kv/interface";
-import { Fabric } from "./fabric.js";
+import { ambient, KvError } from "@kv/interface";
+import { Fabric, type HostNamedOptions, type MemoryNetworkOptions, type OutstandingKind } from "./fabric.js";
 import type { FaultKind, FaultRule } from "./fault-plan.js";
 import type { MemoryHost } from "./host.js";
-import type { MemoryLatency } from "./latency.js";
-
-/** Options of `memoryNetwork`. */
-export interface MemoryNetworkOptions extends AmbientOptions {
-  /** Latency and bandwidth. Default: everything happens at once. */
-  readonly latency?: MemoryLatency | undefined;
-  /** Fault rules. Default: none. */
-  readonly faults?: readonly FaultRule[] | undefined;
-  /**
-   * Whether transfers with a peer that dies fail with `KV_PEER_DISCONNECTED`. When false, only the caller's deadline ends them, and notifications
-   * to a dead peer are lost. Default: true.
-   */
-  readonly reportsPeerDeath?: boolean | undefined;
-}
-
-/** Options for a process that `host` or `restart` starts. */
-export interface HostNamedOptions {
-  /** Milliseconds by which the process's clock is ahead of the network's. Default: that of the process before it, or 0. */
-  readonly skewMs?: number | undefined;
-}
 
 /** Simulated hosts, and the network between their agents and side channels. */
 export interface MemoryNetwork {
@@ -43,16 +23,6 @@ export interface MemoryNetwork {
   /** Returns the number of objects held or in flight. All are zero when every host was killed or has closed what it opened. */
   outstanding(): Readonly<Record<OutstandingKind, number>>;
 }
-
-/** Keys of `MemoryNetwork.outstanding`. */
-export type OutstandingKind =
-  | "agents"
-  | "memories"
-  | "registrations"
-  | "transfers"
-  | "notifications"
-  | "listeners"
-  | "requests";
 
 const fabrics = new WeakMap<MemoryNetwork, Fabric>();
 

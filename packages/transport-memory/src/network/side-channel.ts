@@ -6,7 +6,7 @@ import {
   type Timer,
 } from "@kv/interface";
 import { deferred } from "../deferred.js";
-import type { SideChannelBinding } from "./fabric.js";
+import type { SideChannelBinding } from "./endpoints.js";
 import { DEFAULT_FAULT_DELAY_MS } from "./fault-plan.js";
 import type { MemoryHost } from "./host.js";
 import { fabricOf, type MemoryNetwork } from "./network.js";

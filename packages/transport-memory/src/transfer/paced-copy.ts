@@ -1,5 +1,6 @@
 import { KvError, type Timer, type TransferRequest } from "@kv/interface";
-import type { AgentEndpoint, Fabric, InFlightTransfer, PeerAddress } from "../network/fabric.js";
+import type { AgentEndpoint, InFlightTransfer, PeerAddress } from "../network/endpoints.js";
+import type { Fabric } from "../network/fabric.js";
 import { DEFAULT_FAULT_DELAY_MS, type FaultRule } from "../network/fault-plan.js";
 import { pieceLength } from "../network/latency.js";
 import type { CopyPlan } from "./copy-plan.js";

@@ -8,7 +8,8 @@ import {
 } from "@kv/interface";
 import type { PreparedListRecord } from "../agent/prepared-lists.js";
 import { type Deferred, deferred } from "../deferred.js";
-import type { AgentEndpoint, Fabric, PeerAddress } from "../network/fabric.js";
+import type { AgentEndpoint, PeerAddress } from "../network/endpoints.js";
+import type { Fabric } from "../network/fabric.js";
 import { type CopyPlan, copyPlan } from "./copy-plan.js";
 import { PacedCopy } from "./paced-copy.js";
 
