@@ -85,7 +85,10 @@ test("six concurrent requests use no more host memory than the pool and four pie
 function plain(memory: Memory): Omit<Memory, "bytes"> {
   const { address, lengthBytes, memoryType, deviceId } = memory;
   return {
-    ...{ address, lengthBytes, memoryType, deviceId },
+    address,
+    lengthBytes,
+    memoryType,
+    deviceId,
     gather: (runs) => memory.gather(runs),
     scatter: (runs, source) => memory.scatter(runs, source),
     close: () => memory.close(),

@@ -28,7 +28,10 @@ async function openStaging(tpSize: number, blockSize: number): Promise<Staging> 
   const given = config(blockSize);
   const caches = neuronCaches({ device, config: given, numBlocks: 20, numHeads: HEADS / tpSize });
   const staging = await neuronPlatform().createStaging?.({
-    ...{ transport, config: given, caches, poolBlocks: POOL_BLOCKS },
+    transport,
+    config: given,
+    caches,
+    poolBlocks: POOL_BLOCKS,
   });
   if (staging === undefined) throw new Error("the platform stages");
   opened.push(staging);
@@ -72,7 +75,9 @@ describe.each(["READ", "WRITE"] as const)("plans that %s", (operation) => {
     const plans = local.ranks.map((rank) =>
       buildEngineTransferPlan({
         ...modelGeometry(config(local.blockSize)),
-        ...{ operation, local: rank, remotes: remote.ranks.filter((other) => shareHeads(rank, other)) },
+        operation,
+        local: rank,
+        remotes: remote.ranks.filter((other) => shareHeads(rank, other)),
       }),
     );
     const prove = (staging: { local: StagingLayout; remote: StagingLayout }) =>
@@ -92,7 +97,10 @@ test("the layout describes the copies byte for byte, in both directions", async 
   const given = config(16);
   const caches = neuronCaches({ device, config: given, numBlocks: 4, numHeads: HEADS });
   const staging = await neuronPlatform().createStaging?.({
-    ...{ transport, config: given, caches, poolBlocks: 4 },
+    transport,
+    config: given,
+    caches,
+    poolBlocks: 4,
   });
   if (staging?.layout === undefined) throw new Error("the staging has a layout");
   opened.push(staging);

@@ -10,8 +10,13 @@ export function stagingLayout(layers: readonly LayerPlanes[], rowBytes: number):
     const { name, blockLengthBytes, blockStrideBytes } = plane;
     const runs = planeRuns(
       {
-        ...{ deviceOffsetBytes: 0, deviceStrideBytes: blockStrideBytes },
-        ...{ wireOffsetBytes: 0, wireStrideBytes: 2 * blockLengthBytes, blockLengthBytes, rowBytes, half },
+        deviceOffsetBytes: 0,
+        deviceStrideBytes: blockStrideBytes,
+        wireOffsetBytes: 0,
+        wireStrideBytes: 2 * blockLengthBytes,
+        blockLengthBytes,
+        rowBytes,
+        half,
       },
       [0],
       [0],
