@@ -1,22 +1,22 @@
 import { describe } from "vitest";
-import { ground } from "./connector/ground.js";
+import { failureTests } from "./connector/failures.js";
+import { createFixture } from "./connector/fixture.js";
+import { happyPathTests } from "./connector/happy-paths.js";
 import type { ConnectorSuiteOptions } from "./connector/pair.js";
-import { roadTests } from "./connector/roads.js";
-import { troubleTests } from "./connector/troubles.js";
 
 export type { ConnectorEnd, ConnectorPair, ConnectorSuiteOptions } from "./connector/pair.js";
 
 /**
- * What the doc comments of `SchedulerConnector` and `WorkerConnector` promise, as tests: a small engine on each side that
- * keeps the order of calls, poisons free blocks, and passes everything between the sides through JSON.
+ * Tests a connector against the contracts of `SchedulerConnector` and `WorkerConnector`. The suite runs a small engine on each side that makes the
+ * calls in the contract's order, fills free blocks with a poison byte, and passes all data between the sides through JSON.
  *
  *     import { connectorSuite } from "@kv/conformance/connector";
  *     connectorSuite({ name: "mine on memory", createPair });
  */
 export function connectorSuite(options: ConnectorSuiteOptions): void {
   describe(`connector ${options.name}`, () => {
-    const stand = ground(options);
-    describe("a prompt's road", () => roadTests(stand));
-    describe("troubles", () => troubleTests(stand, options));
+    const fixture = createFixture(options);
+    describe("happy paths", () => happyPathTests(fixture));
+    describe("failures", () => failureTests(fixture, options));
   });
 }

@@ -1,33 +1,37 @@
 import type { KvCacheShapeOptions, Platform, PlatformEngineSettings } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import { type StagingStand, stagingTests } from "./platform/staging.js";
-import { expectThrown } from "./refusal.js";
+import { expectThrown } from "./expect-error.js";
+import { type StagingFixture, stagingTests } from "./platform/staging.js";
 
-export type { StagingStand } from "./platform/staging.js";
+export type { StagingFixture } from "./platform/staging.js";
 
+/** Options of `platformSuite`. */
 export interface PlatformSuiteOptions {
-  /** Heads the suite's tests. */
+  /** Name in the titles of the tests. */
   readonly name: string;
+  /** Creates the platform. */
   readonly create: () => Platform;
-  /** `kv_buffer_device` and other settings that work here; `{}` by default. */
-  readonly settings?: PlatformEngineSettings;
-  /** Settings that cannot work here, each by itself. */
-  readonly refusedSettings?: readonly PlatformEngineSettings[];
-  /** A config of a model, and its longest sequence; a Llama-like one of 2048 by default. */
-  readonly model?: { readonly config: Readonly<Record<string, unknown>>; readonly maxModelLen: number };
-  /** For a platform that stages: what it stages between. */
-  readonly staging?: () => Promise<StagingStand>;
+  /** Settings that work on this platform. Default: `{}`. */
+  readonly settings?: PlatformEngineSettings | undefined;
+  /** Settings that `check` must reject, each on its own. Default: none. */
+  readonly refusedSettings?: readonly PlatformEngineSettings[] | undefined;
+  /** Config of a model, and its longest sequence in tokens. Default: `max_position_embeddings` of 2048. */
+  readonly model?:
+    | { readonly config: Readonly<Record<string, unknown>>; readonly maxModelLen: number }
+    | undefined;
+  /** Creates what the staging tests need. Absent: staging is not tested. */
+  readonly staging?: (() => Promise<StagingFixture>) | undefined;
 }
 
 const SHAPE: KvCacheShapeOptions = { numBlocks: 7, blockSize: 16, numKvHeads: 3, headSize: 64 };
 
-/** What the doc comments of `Platform` promise, as tests. */
+/** Tests a platform against the contract of `Platform`. */
 export function platformSuite(options: PlatformSuiteOptions): void {
   const model = options.model ?? { config: { max_position_embeddings: 2048 }, maxModelLen: 2048 };
   const product = (shape: readonly number[]): number => shape.reduce((all, size) => all * size, 1);
 
   describe(`platform ${options.name}`, () => {
-    test("it has a name, and capabilities that are consistent", () => {
+    test("it has a name and consistent capabilities", () => {
       const { deviceType, capabilities } = options.create();
       expect(deviceType).toMatch(/^[a-z][a-z0-9_]*$/);
       expect(capabilities.bufferDevices.length).toBeGreaterThan(0);
@@ -37,13 +41,13 @@ export function platformSuite(options: PlatformSuiteOptions): void {
       expect(capabilities.maxConcurrentBatches).toBeGreaterThanOrEqual(1);
     });
 
-    test("memory that cannot be registered is staged", () => {
+    test("a platform whose memory cannot be registered has staging", () => {
       const platform = options.create();
       if (platform.capabilities.registersAs.length === 0)
         expect(platform.createStaging).toBeTypeOf("function");
     });
 
-    test("a layer's cache holds K and V of every head of every token of every block", () => {
+    test("the cache shape has room for K and V of every head, token and block", () => {
       const shape = options.create().kvCacheShape(SHAPE);
       expect(shape.every((size) => Number.isInteger(size) && size > 0)).toBe(true);
       expect(product(shape)).toBe(7 * 16 * 3 * 64 * 2);
@@ -52,7 +56,7 @@ export function platformSuite(options: PlatformSuiteOptions): void {
       expect(product(more)).toBe(2 * product(shape));
     });
 
-    test("options and settings that it does not know are left alone", () => {
+    test("unknown options and settings are ignored", () => {
       const platform = options.create();
       const shape = platform.kvCacheShape(SHAPE);
       expect(platform.kvCacheShape({ ...SHAPE, a_key_of_tomorrow: [1] })).toEqual(shape);
@@ -65,14 +69,14 @@ export function platformSuite(options: PlatformSuiteOptions): void {
       expect(platform.maxModelLen({ ...model.config, a_key_of_tomorrow: 1 })).toBe(model.maxModelLen);
     });
 
-    test("settings that cannot work are refused, with the reason", () => {
+    test("check rejects settings that cannot work, with the setting in the message", () => {
       for (const settings of options.refusedSettings ?? []) {
         const error = expectThrown(() => options.create().check(settings), "KV_PLATFORM_UNSUPPORTED");
         expect(Object.keys(settings).some((key) => error.message.includes(key))).toBe(true);
       }
     });
 
-    test("the longest sequence comes from the model's config, and one without it is refused", () => {
+    test("maxModelLen reads the model's config and rejects a config without it", () => {
       const platform = options.create();
       expect(platform.maxModelLen(model.config)).toBe(model.maxModelLen);
       for (const config of [{}, { max_position_embeddings: "many" }, { max_position_embeddings: -1 }]) {

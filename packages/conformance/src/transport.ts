@@ -1,37 +1,37 @@
 import { describe } from "vitest";
-import { endingTests } from "./transport/endings.js";
-import { ground, type TransportSuiteOptions } from "./transport/ground.js";
-import { listTests } from "./transport/lists.js";
-import { memoryTests } from "./transport/memories.js";
-import { movingTests } from "./transport/moving.js";
-import { notificationTests } from "./transport/notices.js";
+import { abortAndCloseTests } from "./transport/abort-and-close.js";
+import { descriptorRunTests } from "./transport/descriptor-runs.js";
+import { createFixture, type TransportSuiteOptions } from "./transport/fixture.js";
+import { invalidTransferTests } from "./transport/invalid-transfers.js";
+import { memoryTests } from "./transport/memory.js";
+import { notificationTests } from "./transport/notifications.js";
 import { peerTests } from "./transport/peers.js";
-import { runTests } from "./transport/runs.js";
-import { transferRefusalTests } from "./transport/transfer-refusals.js";
+import { preparedListTests } from "./transport/prepared-lists.js";
+import { transferTests } from "./transport/transfers.js";
 
-export type { TransportSuiteOptions } from "./transport/ground.js";
+export type { TransportSuiteOptions } from "./transport/fixture.js";
 
 /**
- * What the doc comments of `Transport` promise, as tests. An implementation runs it in a test file of its own:
+ * Tests a transport against the contract of `Transport`. An implementation calls it in a test file of its own:
  *
  *     import { transportSuite } from "@kv/conformance/transport";
  *     transportSuite({ name: "mine", create: async () => myTransport() });
  *
- * All agents live in this process and exchange metadata directly. Nothing is measured, and no test waits for time to
- * pass: each promise is awaited, and "no notification" is shown by a later one that comes first.
+ * All agents live in this process and exchange metadata directly. No test measures time or sleeps: each promise is awaited, and the absence of a
+ * notification is shown by a later one that arrives first.
  */
 export function transportSuite(options: TransportSuiteOptions): void {
   describe(`transport ${options.name}`, () => {
-    const stand = ground(options);
-    describe("memory", () => memoryTests(stand));
-    describe("peers", () => peerTests(stand));
-    describe("prepared lists", () => listTests(stand));
+    const fixture = createFixture(options);
+    describe("memory", () => memoryTests(fixture));
+    describe("peers", () => peerTests(fixture));
+    describe("prepared lists", () => preparedListTests(fixture));
     describe("transfers", () => {
-      movingTests(stand);
-      runTests(stand);
-      transferRefusalTests(stand);
+      transferTests(fixture);
+      descriptorRunTests(fixture);
+      invalidTransferTests(fixture);
     });
-    describe("notifications", () => notificationTests(stand));
-    describe("endings", () => endingTests(stand));
+    describe("notifications", () => notificationTests(fixture));
+    describe("abort and close", () => abortAndCloseTests(fixture));
   });
 }

@@ -1,57 +1,79 @@
 /**
- * What every long-lived part is handed instead of reaching for globals, so that tests run in virtual time and a
- * run can be replayed from its seed.
+ * A source of time. Long-lived parts receive it as an option instead of reading globals, so that tests run in virtual time. `systemClock` is the
+ * real one.
  */
 export interface Clock {
-  /** Milliseconds on a monotonic clock with an arbitrary origin (as `performance.now()`). */
+  /** Returns milliseconds on a monotonic clock with an arbitrary origin, as `performance.now()` does. */
   now(): number;
-  /** Calls `run` once after `delayMs`. The timer does not keep the process alive unless `ref` is true. */
+  /**
+   * Calls `run` once after `delayMs` milliseconds. The timer keeps the process alive only when `ref` is true (default: false). `delayMs` is at
+   * most 2^31 - 1, the limit of Node's timers.
+   */
   setTimer(run: () => void, delayMs: number, options?: { ref?: boolean | undefined }): Timer;
 }
 
+/** A timer that was set with `Clock.setTimer`. */
 export interface Timer {
+  /** Cancels the timer. No effect after it has fired or was cancelled. */
   cancel(): void;
 }
 
-/** Uniform numbers in [0, 1), and bytes for identifiers. */
+/** A source of randomness, so that a run can be replayed from a seed. It is not for secrets. */
 export interface Random {
+  /** Returns a uniform number in [0, 1). */
   next(): number;
-  /** A fresh identifier, in the form of an RFC 4122 version 4 UUID. */
+  /** Returns a new identifier in the form of a version 4 UUID (RFC 4122). */
   uuid(): string;
 }
 
+/** Fields of a log event. Values may be errors; the adapter serialises them. */
 export type LogFields = Readonly<Record<string, unknown>>;
 
-/** Structured logging: a stable `event` name in kebab-case, then fields. `pino` and `console` adapters are one line. */
+/** Structured logging. `event` is a stable name in kebab-case; everything that varies is in `fields`. An implementation must not throw. */
 export interface Log {
+  /** Logs details for the diagnosis of one request. */
   debug(event: string, fields?: LogFields): void;
+  /** Logs a normal event of the process. */
   info(event: string, fields?: LogFields): void;
+  /** Logs an event that degrades the service. */
   warn(event: string, fields?: LogFields): void;
+  /** Logs a failure that needs attention. */
   error(event: string, fields?: LogFields): void;
 }
 
-/** Where counters and histograms go; a Prometheus or OpenTelemetry adapter implements these two. */
+/** A sink for metrics, such as an adapter for Prometheus or OpenTelemetry. An implementation must not throw. */
 export interface Metrics {
+  /** Adds `by` (default: 1) to the counter `name`. */
   count(name: string, by?: number, labels?: Readonly<Record<string, string>>): void;
+  /** Records `value` in the histogram `name`. The unit is part of the name, such as `_seconds` or `_bytes`. */
   observe(name: string, value: number, labels?: Readonly<Record<string, string>>): void;
 }
 
+/** Time, randomness, log and metrics: what every long-lived part receives. */
 export interface Ambient {
+  /** Source of time. */
   clock: Clock;
+  /** Source of randomness. */
   random: Random;
+  /** Sink for log events. */
   log: Log;
+  /** Sink for metrics. */
   metrics: Metrics;
 }
 
-/** `Ambient` as an argument: a part that is absent or undefined gets the default that `ambient` names. */
+/** `Ambient` as options. `ambient` replaces absent and undefined members with defaults. */
 export interface AmbientOptions {
+  /** Default: `systemClock()`. */
   readonly clock?: Clock | undefined;
+  /** Default: `systemRandom()`. */
   readonly random?: Random | undefined;
+  /** Default: `silentLog`. */
   readonly log?: Log | undefined;
+  /** Default: `noMetrics`. */
   readonly metrics?: Metrics | undefined;
 }
 
-/** The real clock: `performance.now()` and Node or browser timers. */
+/** Creates the real clock: `performance.now()`, and the timers of Node or the browser. */
 export function systemClock(): Clock {
   return {
     now: () => performance.now(),
@@ -65,20 +87,23 @@ export function systemClock(): Clock {
   };
 }
 
+/** Creates the real source of randomness: `Math.random`, and `crypto.randomUUID` for identifiers. */
 export function systemRandom(): Random {
   return { next: () => Math.random(), uuid: () => globalThis.crypto.randomUUID() };
 }
 
+/** A log that discards every event. */
 export const silentLog: Log = { debug() {}, info() {}, warn() {}, error() {} };
 
+/** A metrics sink that discards every value. */
 export const noMetrics: Metrics = { count() {}, observe() {} };
 
-/** Fills what the caller left out: the system's clock and randomness, no log, no metrics. */
-export function ambient(given: AmbientOptions = {}): Ambient {
+/** Completes options with the system's clock and randomness, no log and no metrics. */
+export function ambient(options: AmbientOptions = {}): Ambient {
   return {
-    clock: given.clock ?? systemClock(),
-    random: given.random ?? systemRandom(),
-    log: given.log ?? silentLog,
-    metrics: given.metrics ?? noMetrics,
+    clock: options.clock ?? systemClock(),
+    random: options.random ?? systemRandom(),
+    log: options.log ?? silentLog,
+    metrics: options.metrics ?? noMetrics,
   };
 }

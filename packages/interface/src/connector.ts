@@ -1,154 +1,212 @@
-import type { KvError } from "./errors.js";
+import type { KvErrorCode } from "./errors.js";
 import type { BlockIds, KvCaches } from "./kv-cache.js";
 
 /**
- * A connector has two sides, which may live in different processes: the scheduler side decides, one per engine; the
- * worker side moves bytes, one per rank. What passes between them (`StepMetadata`, `WorkerOutput`, handshake metadata) is
- * plain data that survives JSON and structured clone. The division and the order of calls are vLLM's
- * `KVConnectorBase_V1` (0.33), under names of this project.
+ * A connector has two sides, which may live in different processes. The scheduler side decides; there is one for each engine. The worker side moves
+ * bytes; there is one for each rank. The two exchange only plain data that survives JSON and structured clone: `StepMetadata`, `WorkerOutput` and
+ * handshake metadata. The division and the order of calls are those of vLLM 0.33's `KVConnectorBase_V1`, under names of this project.
  *
- * One engine step: `matchedTokens` and `afterAllocation` for each request that is admitted, `buildStepMetadata`, every worker's
- * `startLoad`, the forward pass, every worker's `collectFinished`, `applyWorkerOutput`.
+ * The engine makes these calls in each step:
+ *
+ * 1. scheduler: `matchedTokens`, then `afterAllocation`, for each request that it admits;
+ * 2. scheduler: `buildStepMetadata`;
+ * 3. every worker: `startLoad`, then the forward pass with `layerComputed`, then `waitForSave` and `collectFinished`;
+ * 4. scheduler: `applyWorkerOutput`.
+ *
+ * Every implementation runs the suite `@kv/conformance/connector`. `Symbol.asyncDispose` is not part
+ * of the contract: the engine that owns both sides calls `close`.
  */
 
-/** `kv_transfer_params` of an OpenAI-style request or response, as on the wire. Unknown keys are kept. */
+/** `kv_transfer_params` of an OpenAI-style request or response, as on the wire. Untrusted input; unknown keys are kept. */
 export type KvTransferParams = Readonly<Record<string, unknown>>;
 
+/** A request as a connector sees it. */
 export interface ConnectorRequest {
-  /** The engine's own id of the request, unique among those alive. */
+  /** The engine's id of the request, unique among requests that have not ended. */
   readonly requestId: string;
+  /** Tokens of the prompt. */
   readonly numPromptTokens: number;
+  /** Parameters that came with the request; undefined when there were none. */
   readonly kvTransferParams: KvTransferParams | undefined;
 }
 
+/** Result of `SchedulerConnector.matchedTokens`. */
 export interface MatchedTokens {
-  /** Prompt tokens beyond those computed locally whose KV will come from a peer. */
+  /** Prompt tokens, beyond those computed locally, whose KV a peer supplies. */
   readonly tokens: number;
-  /** They arrive while the engine does other work: the request waits until its worker reports it as received. */
+  /** True: the KV arrives while the engine does other work. The request waits until a worker output reports it as received. */
   readonly async: boolean;
   /**
-   * The connector has no room for the request now: nothing is to be allocated, it waits, and is asked for again in a later step (vLLM:
-   * `get_num_new_matched_tokens` answers None).
+   * True: the connector has no room for the request now. The engine allocates nothing and calls `matchedTokens` again in a later step (vLLM:
+   * `get_num_new_matched_tokens` returns `None`). Default: false.
    */
   readonly wait?: boolean | undefined;
 }
 
-/** `stopped` and `length` hand blocks to a peer; the rest free them (vLLM: FINISHED_STOPPED, FINISHED_LENGTH_CAPPED). */
+/**
+ * Why a request ended. `stopped` and `length` offer its blocks to a peer; the others free them (vLLM: `FINISHED_STOPPED`,
+ * `FINISHED_LENGTH_CAPPED`, and the rest of `RequestStatus`).
+ */
 export type FinishReason = "stopped" | "length" | "aborted" | "error";
 
+/** Result of `SchedulerConnector.requestFinished`. */
 export interface RequestFinished {
   /**
-   * The engine must not free the blocks until a worker output reports the request: as sent where peers may read them, as received where a
-   * transfer into them was still under way.
+   * True: the engine must keep the blocks until a worker output reports the request. That is `finishedSending` where peers may read the blocks,
+   * `finishedReceiving` where a transfer into them is in progress.
    */
   readonly keepBlocks: boolean;
-  /** Returned to the client (the proxy), which hands it to the other side. */
+  /** Parameters for the response to the client or proxy, which passes them to the other side. Absent: none. */
   readonly kvTransferParams?: KvTransferParams | undefined;
 }
 
-/** What one step asks of every worker. Plain data, made by the connector for its own worker side. */
+/** Work of one step for every worker. Plain data that a connector makes for its own worker side; engines only pass it on. */
 export interface StepMetadata {
+  /** Name of the connector that made it. */
   readonly connector: string;
+  /** Number of the step, counted from the scheduler's creation. */
   readonly step: number;
+  /** The connector's own data. */
   readonly [key: string]: unknown;
 }
 
-/** A request whose KV did not arrive. */
+/** A request whose KV did not arrive. Plain data. */
 export interface FailedReceive {
+  /** The engine's id of the request. */
   readonly requestId: string;
-  readonly code: KvError["code"];
+  /** Code of the error. */
+  readonly code: KvErrorCode;
+  /** Message of the error. */
   readonly message: string;
-  /** vLLM's failure_type, such as "handshake_failed" or "transfer_failed". */
+  /** vLLM's `failure_type`, such as "handshake_failed" or "transfer_failed". */
   readonly failureType: string;
-  /** Which of `failedBlockIds` are named on its account, so that outputs of several workers can be merged. */
+  /** The part of `failedBlockIds` that belongs to this request, so that outputs of several workers can be merged. */
   readonly blockIds?: readonly number[] | undefined;
   /**
-   * A peer that could not be asked may write to the request's blocks yet. The request fails, whatever the policy;
-   * `requestFinished` will answer that the blocks are to be kept, and a later output reports the request as received once more.
+   * True: a peer that cannot be reached may still write to the request's blocks. The request fails under either `LoadFailurePolicy`;
+   * `requestFinished` returns `keepBlocks`, and a later output reports the request as received once more. Default: false.
    */
   readonly blocksAtRisk?: boolean | undefined;
 }
 
-/** A layer of a forward pass that goes on. Plain data. */
+/** A layer whose KV is computed while the forward pass continues. Plain data. */
 export interface ComputedLayer {
-  /** Names of the layer's `KvCaches.regions`. */
+  /** Names of the layer's regions in `KvCaches.regions`. */
   readonly regions: readonly string[];
-  /** Of how many tokens of each request, by its id, these regions hold the KV now. */
+  /** Tokens of each request whose KV these regions hold now, by request id. */
   readonly computedTokens: Readonly<Record<string, number>>;
 }
 
-/** What a worker reports after a step. Plain data. */
+/** Report of one worker after a step. Plain data. Block ids are local. */
 export interface WorkerOutput {
-  /** Prefill side: every reader has the blocks, or the lease ran out. The engine frees them. */
+  /** Prefill side: requests whose readers have all finished, or whose lease expired. The engine frees their blocks. */
   readonly finishedSending: readonly string[];
-  /** Decode side: KV is in place, or the request is in `failedReceiving`; either way nothing touches its blocks any more, but for `blocksAtRisk`. */
+  /**
+   * Decode side: requests whose KV is in place, or that are in `failedReceiving`. No transfer touches their blocks any more, except where
+   * `FailedReceive.blocksAtRisk` is true.
+   */
   readonly finishedReceiving: readonly string[];
+  /** Requests whose KV did not arrive. */
   readonly failedReceiving: readonly FailedReceive[];
-  /** Local block ids (group 0) whose content is invalid; the engine recomputes or fails what uses them. */
+  /** Blocks (group 0) with invalid content. The engine recomputes or fails the requests that use them. */
   readonly failedBlockIds: readonly number[];
-  /** For the connector's own scheduler side. */
+  /** Data for the connector's own scheduler side. */
   readonly connectorData?: unknown;
 }
 
-/** What to do with a request whose KV did not arrive (vLLM: `kv_load_failure_policy`). */
+/** What the engine does with a request whose KV did not arrive (vLLM: `kv_load_failure_policy`). */
 export type LoadFailurePolicy = "fail" | "recompute";
 
+/** The scheduler side of a connector. The engine owns it, calls it from one thread of control, and closes it. */
 export interface SchedulerConnector {
+  /** Name of the connector. */
   readonly name: string;
+  /** Policy for requests whose KV did not arrive, from the configuration. */
   readonly loadFailurePolicy: LoadFailurePolicy;
-  /** Opaque bytes of each worker, `[tpRank, ppRank, bytes]`; opens the side-channel listener. Call once, before the first request. */
+  /**
+   * Publishes the handshake metadata of all workers and opens the side-channel listener (vLLM: `set_xfer_handshake_metadata`). Call it once,
+   * before the first request. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`.
+   */
   setHandshakeMetadata(workers: readonly WorkerHandshakeMetadata[]): Promise<void>;
   /**
-   * The engine has taken a request in, which may wait for room before `matchedTokens` is asked: time for heartbeats to begin (vLLM:
-   * `on_new_request`). Never throws for bad parameters; those are `matchedTokens`' to refuse.
+   * Called when the engine has accepted a request, which may wait in its queue before `matchedTokens` (vLLM: `on_new_request`). Heartbeats to the
+   * peer begin here. It does not throw for invalid parameters; `matchedTokens` does.
    */
   requestQueued?(request: ConnectorRequest): void;
-  /** How many tokens a peer will supply. Invalid parameters: `KV_REQUEST_INVALID`, and the peer is told where the protocol allows. */
+  /**
+   * Returns how many tokens a peer supplies (vLLM: `get_num_new_matched_tokens`). The engine may call it more than once for a request. Errors:
+   * `KV_REQUEST_INVALID` for invalid parameters; the connector then releases the peer's blocks where the protocol allows.
+   */
   matchedTokens(request: ConnectorRequest, numComputedTokens: number): MatchedTokens;
-  /** The blocks of the request, those of a local prefix hit first. `externalTokens` is 0 on a full local hit. */
+  /**
+   * Passes the blocks of an admitted request, those of a local prefix hit first (vLLM: `update_state_after_alloc`). `externalTokens` is the
+   * `tokens` of `matchedTokens`; 0 when all tokens are computed locally.
+   */
   afterAllocation(request: ConnectorRequest, blockIds: BlockIds, externalTokens: number): void;
+  /** Returns the work of this step for every worker (vLLM: `build_connector_meta`). */
   buildStepMetadata(): StepMetadata;
-  /** The request ends here, or is aborted; called once, before its blocks are freed. */
+  /**
+   * Called once when a request ends or is aborted, before its blocks are freed (vLLM: `request_finished`). The result says whether the engine must
+   * keep the blocks.
+   */
   requestFinished(request: ConnectorRequest, blockIds: BlockIds, reason: FinishReason): RequestFinished;
-  /** The output of all workers of a step in one: a request is reported when every rank has reported it. */
+  /**
+   * Passes the merged output of all workers of a step (vLLM: `update_connector_output`). A merged output lists a request when every rank has
+   * reported it. Call it before freeing blocks that the output reports.
+   */
   applyWorkerOutput(output: WorkerOutput): void;
-  /** Work is outstanding that needs engine steps although no request runs. */
+  /** Returns true while work is outstanding that needs engine steps although no request runs. */
   hasPendingWork(): boolean;
-  /** Requests, leases, timers and listeners held; all but `listeners` zero after the last request. For tests and `/status`. */
+  /**
+   * Returns counts of the requests, leases, timers and listeners held. All but `listeners` are zero after the last request. For tests and status
+   * endpoints; the keys are the connector's own.
+   */
   outstanding(): Readonly<Record<string, number>>;
+  /** Closes the listener and drops all state. Close the workers first. Calling it again has no effect. */
   close(): Promise<void>;
 }
 
+/** Handshake metadata of one worker. Plain data apart from the bytes. */
 export interface WorkerHandshakeMetadata {
+  /** Tensor-parallel rank. */
   readonly tpRank: number;
+  /** Pipeline-parallel rank. */
   readonly ppRank: number;
+  /** Metadata in the connector's own encoding; the engine passes it on unread. */
   readonly payload: Uint8Array;
 }
 
+/** The worker side of a connector: one for each rank. The engine owns it and closes it. */
 export interface WorkerConnector {
+  /** Name of the connector. */
   readonly name: string;
-  /** Registers the caches with the transport. Call once. */
+  /**
+   * Registers the caches with the transport (vLLM: `register_kv_caches`). Call it once, before the first step. The memory must stay open until
+   * `close` has resolved. Errors: those of the transport and of `@kv/plan` for caches that cannot be transferred.
+   */
   registerKvCaches(caches: KvCaches): Promise<void>;
-  /** For the scheduler side's `setHandshakeMetadata`. */
+  /** Returns this rank's metadata for `SchedulerConnector.setHandshakeMetadata` (vLLM: `get_handshake_metadata`). */
   handshakeMetadata(): Promise<WorkerHandshakeMetadata>;
-  /** Begins what the step asks for; never waits for a peer. */
+  /** Starts the work of a step (vLLM: `start_load_kv`). It does not wait for a peer. Failures of a request are in a later output. */
   startLoad(step: StepMetadata): void;
   /**
-   * The KV of a layer is in place, and later layers are being computed (vLLM: `save_kv_layer`). Between `startLoad` and `waitForSave` of a
-   * step; once a layer of a request was reported, its blocks are not taken from it before `requestFinished` lets them go. An engine may
-   * leave it out, and so may a connector. Never waits.
+   * Called when the KV of a layer is in place while later layers are computed (vLLM: `save_kv_layer`), between `startLoad` and `waitForSave` of a
+   * step. After the first call for a request, its blocks stay allocated until `requestFinished` releases them. It does not wait. Optional for the
+   * engine and for the connector.
    */
   layerComputed?(layer: ComputedLayer): void;
   /**
-   * Resolves when device blocks that a peer may read have been staged; at once where nothing is staged. `computed` says of how many tokens of
-   * a request the KV is on the device; of requests that it leaves out all blocks are taken to be. Errors: `KV_STAGING_FAILED` with
-   * `details.requestIds`, which must end with the reason `error`; the others have been staged.
+   * Resolves when device blocks that a peer may read are staged; immediately where nothing is staged (vLLM: `wait_for_save`). `computed` gives the
+   * tokens of each request whose KV is on the device, by request id; for a request that it leaves out, all blocks count as computed. Errors:
+   * `KV_STAGING_FAILED` with `details.requestIds`: the engine ends these requests with the reason `error`; all others are staged.
    */
   waitForSave(step: StepMetadata, computed?: Readonly<Record<string, number>>): Promise<void>;
-  /** What has ended since the last call. */
+  /** Returns what finished or failed since the last call (vLLM: `get_finished`). */
   collectFinished(): WorkerOutput;
-  /** Called whenever `collectFinished` would have something to say, so that an idle engine need not poll. */
+  /** Adds a listener that is called when `collectFinished` has something new, so that an idle engine need not poll. */
   onProgress(listener: () => void): void;
+  /** Returns counts of the requests, transfers and registrations held, as `SchedulerConnector.outstanding`. */
   outstanding(): Readonly<Record<string, number>>;
+  /** Waits until no transfer touches the caches, then releases everything. Calling it again has no effect. */
   close(): Promise<void>;
 }

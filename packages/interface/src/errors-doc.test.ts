@@ -8,11 +8,11 @@ const rows = page
   .filter((line) => line.startsWith("| `KV_"))
   .map((line) => line.split("|").map((cell) => cell.trim()));
 
-test("docs/errors.md explains exactly the codes there are, in their order, each once", () => {
+test("docs/errors.md has exactly one row for each code, in the order of the list", () => {
   expect(rows.map((cells) => cells[1])).toEqual(KV_ERROR_CODES.map((code) => `\`${code}\``));
 });
 
-test("each row has a meaning, a likely cause and what to do", () => {
+test("each row has a meaning, a likely cause and a remedy", () => {
   for (const cells of rows) {
     expect(cells).toHaveLength(6);
     for (const cell of cells.slice(2, 5)) expect(cell.length, cells[1]).toBeGreaterThan(10);

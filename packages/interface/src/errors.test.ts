@@ -20,7 +20,7 @@ test("an error is recognised across copies of the package, by symbol", () => {
     expect(KvError.is(other)).toBe(false);
 });
 
-test("from keeps a KvError and wraps all else with its cause", () => {
+test("from returns a KvError unchanged and wraps other values as the cause", () => {
   const own = new KvError("KV_LIST_CLOSED", "x");
   expect(KvError.from(own, "KV_INTERNAL", "y")).toBe(own);
   const wrapped = KvError.from(new TypeError("bad"), "KV_INTERNAL", "while reading");

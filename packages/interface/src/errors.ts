@@ -1,6 +1,6 @@
 /**
- * Every code that a `KvError` may carry. The list is closed: a caller may switch over it, and a new code is a
- * minor release. Form: `KV_<AREA>_<CONDITION>`.
+ * All codes of `KvError`, in the form `KV_<AREA>_<CONDITION>`. The list is closed: a caller may switch over it, and a new code comes with a minor
+ * release. `docs/errors.md` has the meaning, the likely cause and the remedy of each.
  */
 export const KV_ERROR_CODES = [
   // configuration and registry
@@ -70,37 +70,44 @@ export const KV_ERROR_CODES = [
   "KV_OUT_OF_BLOCKS",
   "KV_PROXY_UPSTREAM_FAILED",
   "KV_PROXY_NO_INSTANCE",
-  // a defect of ours
+  // a defect in these packages
   "KV_INTERNAL",
 ] as const;
 
+/** One of `KV_ERROR_CODES`. */
 export type KvErrorCode = (typeof KV_ERROR_CODES)[number];
 
+/** Options of the constructor of `KvError`. */
 export interface KvErrorOptions {
-  /** What the reader can do about it: a command, a setting, a value that would work. */
+  /** Remedy: a command, a setting, or a value that works. */
   hint?: string | undefined;
-  /** The values that disagree, for logs and for `--json`; plain data only. */
+  /** Values for programs, such as the two that disagree. Plain data only; logs and `--json` print it. */
   details?: Readonly<Record<string, unknown>> | undefined;
+  /** The error that caused this one. */
   cause?: unknown;
 }
 
 const brand: unique symbol = Symbol.for("@kv/KvError") as never;
 
 /**
- * The one error class of all `@kv` packages. The message says what failed and where, with both values where two
- * disagree; `hint` says what to do. Two copies of this package recognise each other's errors: use `KvError.is`,
- * never `instanceof`.
+ * The error class of all `@kv` packages. The message says what failed and where, with both values where two disagree; `hint` has the remedy.
+ * Use `KvError.is` and never `instanceof`: it recognises errors of another copy of this package by a symbol.
  */
 export class KvError extends Error {
   static {
     Object.defineProperty(KvError.prototype, brand, { value: true });
   }
 
+  /** Always "KvError". */
   override readonly name = "KvError";
+  /** Code of the error. */
   readonly code: KvErrorCode;
+  /** Remedy, as text for people; undefined when there is none. */
   readonly hint: string | undefined;
+  /** Values for programs; empty when there are none. */
   readonly details: Readonly<Record<string, unknown>>;
 
+  /** Creates an error. `message` says what failed and where. */
   constructor(code: KvErrorCode, message: string, options: KvErrorOptions = {}) {
     super(message, options.cause === undefined ? undefined : { cause: options.cause });
     this.code = code;
@@ -108,18 +115,19 @@ export class KvError extends Error {
     this.details = options.details ?? {};
   }
 
-  /** True for a `KvError` of any copy of this package, optionally of one code. */
+  /** Returns true for a `KvError` of any copy of this package, and of one code when `code` is given. */
   static is(value: unknown, code?: KvErrorCode): value is KvError {
     if (typeof value !== "object" || value === null) return false;
     if ((value as { [brand]?: unknown })[brand] !== true) return false;
     return code === undefined || (value as KvError).code === code;
   }
 
-  /** The error itself when it is a `KvError`, else one of `code` with the value as its cause. */
+  /** Returns `value` when it is a `KvError`, otherwise a new error of `code` with `value` as its cause and its message after `message`. */
   static from(value: unknown, code: KvErrorCode, message: string): KvError {
     return KvError.is(value) ? value : new KvError(code, `${message}: ${reason(value)}`, { cause: value });
   }
 
+  /** Returns plain data for logs and wires; `hint` is left out when there is none, the cause always. */
   toJSON(): { name: string; code: KvErrorCode; message: string; hint?: string; details: unknown } {
     return {
       name: this.name,

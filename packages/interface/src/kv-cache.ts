@@ -1,93 +1,112 @@
 import type { Memory, MemoryType } from "./transport.js";
 
 /**
- * Order of the dimensions of a layer's cache, by vLLM's letters: L layer, B block, H head, N token in the block, C content
- * (K and V of one head and token, packed). `LBHNC` is HND, `LBNHC` is NHD.
+ * Names of cache layouts, as vLLM 0.33 writes them: the order of the dimensions, outermost first. L is layer, B block, H head, N token in the block,
+ * C content (K and V of one head and token, packed). `LBHNC` is vLLM's HND, `LBNHC` its NHD.
  */
 export const KV_CACHE_LAYOUTS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"] as const;
+/** One of `KV_CACHE_LAYOUTS`. */
 export type KvCacheLayout = (typeof KV_CACHE_LAYOUTS)[number];
 
-/** Kinds of cache that the layers of a group hold: those that `@kv/plan` has a file for. */
+/**
+ * Kinds of cache that `@kv/plan` can transfer: full attention, multi-head latent attention, sliding windows of either, state spaces, and circular
+ * buffers.
+ */
 export const KV_CACHE_KINDS = ["full", "mla", "swa", "swa-mla", "mamba", "circular"] as const;
-/** Open, so that a kind can be added where it is described (`packages/plan/src/kinds`); plans refuse a name that they do not know. */
+/**
+ * The kind of a cache group. The type is open so that a kind can be added in `packages/plan` alone; plans reject names
+ * that they do not know.
+ */
 export type KvCacheKind = (typeof KV_CACHE_KINDS)[number] | (string & {});
 
-/** Layers that share one block table. Block ids of a request are given per group. */
+/** Layers that share one block table (vLLM: `KVCacheGroupSpec`). Block ids of a request are listed per group. */
 export interface KvCacheGroup {
+  /** Kind of the layers' cache. */
   readonly kind: KvCacheKind;
+  /** Names of the layers. */
   readonly layerNames: readonly string[];
-  /** Tokens in a logical block of this group, where groups differ. Default: `KvCacheConfig.blockSize`. */
+  /** Tokens in a logical block of this group. Default: `KvCacheConfig.blockSize`. */
   readonly blockSize?: number | undefined;
-  /** KV heads of the whole model in this group's layers, where groups differ. Default: `KvCacheConfig.numKvHeads`. */
+  /** KV heads of the whole model in this group's layers. Default: `KvCacheConfig.numKvHeads`. */
   readonly numKvHeads?: number | undefined;
-  /** Tokens that a sliding window sees: only blocks that hold some of the last ones are handed over. */
+  /** Length of the sliding window in tokens: only blocks that hold some of the last tokens are transferred. Absent for other kinds. */
   readonly slidingWindowTokens?: number | undefined;
-  /** State groups: blocks at the end of a request's list that are scratch for speculation. Default 0. */
+  /** State groups: blocks at the end of a request's list that are scratch space for speculative decoding. Default: 0. */
   readonly speculativeBlocks?: number | undefined;
 }
 
-/** One contiguous array of blocks: commonly a layer, with K and V packed. */
+/** One array of blocks with a constant stride: usually one layer, with K and V packed. */
 export interface KvCacheRegion {
-  /** The layer's name; equal on both sides of a pair. Of a cache in several segments (a head each in LHBNC) each region has it. */
+  /** Name of the layer, equal on both sides of a pair. Where a layer has several regions (one for each head in LHBNC), each has this name. */
   readonly name: string;
-  /** The memory that holds it, and where it begins in there. */
+  /** Memory that holds the region. */
   readonly memory: Memory;
+  /** Offset of block 0 in `memory`. */
   readonly offsetBytes: number;
+  /** Count of blocks. */
   readonly numBlocks: number;
+  /** Bytes of one block. */
   readonly blockLengthBytes: number;
-  /** From one block's begin to the next one's; at least `blockLengthBytes`. */
+  /** Distance between the begins of two consecutive blocks; at least `blockLengthBytes`. */
   readonly blockStrideBytes: number;
   /** Index into `KvCacheConfig.groups`; -1 for a region that several groups share. */
   readonly groupId: number;
+  /** Memory type under which the region is registered. */
   readonly memoryType: MemoryType;
-  /** For a shared region (-1), the groups that share it; all by default. */
+  /** For a shared region (`groupId` -1): the groups that share it. Default: all groups. */
   readonly groupIds?: readonly number[] | undefined;
-  /** KV heads of the whole model in this region, where they are not its group's: a draft model's. */
+  /** KV heads of the whole model in this region, where they differ from its group's, as for a draft model. Default: the group's. */
   readonly numKvHeads?: number | undefined;
-  /** The same on every rank. Default: as the kind of its group. */
+  /** Whether every rank holds the same content. Default: the rule of the group's kind. */
   readonly replicated?: boolean | undefined;
 }
 
-/** A state-space layer's block on one rank: the convolution state, its projections one after another, then the recurrent state. */
+/** Sizes of a state-space layer's block on one rank. The block holds the projections of the convolution state, then the recurrent state. */
 export interface KvStateSpace {
-  /** One for Mamba 1 (x), three for Mamba 2 (x, B, C) and gated delta nets (Q, K, V). */
+  /** Bytes of each projection: one for Mamba 1 (x), three for Mamba 2 (x, B, C) and for gated delta nets (Q, K, V). */
   readonly convProjectionBytes: readonly number[];
+  /** Bytes of the recurrent state. */
   readonly recurrentBytes: number;
 }
 
-/** What an engine's KV cache is, the same for all of its ranks. */
+/** Description of an engine's KV cache, equal for all of its ranks (vLLM: `KVCacheConfig` and `CacheConfig`). */
 export interface KvCacheConfig {
+  /** Groups of layers. The index of a group is its id. */
   readonly groups: readonly KvCacheGroup[];
   /** Tokens in a logical block. */
   readonly blockSize: number;
-  /** Kernel blocks in a logical block; 1 unless the attention kernel wants smaller ones. */
+  /** Kernel blocks in a logical block; 1 unless the attention kernel needs smaller blocks. */
   readonly physicalBlocksPerLogical: number;
-  /** KV heads of the whole model, before any split or replication. */
+  /** KV heads of the whole model, before tensor parallelism splits or replicates them. */
   readonly numKvHeads: number;
+  /** Elements of K, or of V, of one head and token. */
   readonly headSize: number;
+  /** Hidden layers of the whole model. */
   readonly numHiddenLayers: number;
-  /** As vLLM writes it, such as "torch.float32". */
+  /** Type of the model's elements as vLLM writes it, such as "torch.float32". */
   readonly dtype: string;
-  /** "auto" when the cache has the model's dtype. */
+  /** Type of the cache's elements; "auto" when it is the model's. */
   readonly cacheDtype: string;
+  /** Order of the dimensions. */
   readonly layout: KvCacheLayout;
   /**
-   * Names the order inside a head. Peers with equal names must order it alike: vLLM's CPU_ATTN has an order of its own;
-   * plain `[K|V]` per token goes under another name and is repacked by a vLLM decode worker on the CPU.
+   * Name of the attention backend, which stands for the order of the bytes within a head. Peers with equal names must use the same order. vLLM's
+   * `CPU_ATTN` has an order of its own; plain `[K|V]` per token needs another name, and a vLLM decode worker on the CPU then repacks it.
    */
   readonly attentionBackend: string;
-  /** Of models with state-space layers. */
+  /** Sizes of the states. Present for models with state-space layers only. */
   readonly stateSpace?: KvStateSpace | undefined;
-  /** Whether the engine reuses blocks of earlier prompts. Default true; looked at for state-space models, which cannot with every peer. */
+  /** Whether the engine reuses blocks of earlier prompts. Default: true. Only state-space models use it: they cannot do so with every peer. */
   readonly prefixCaching?: boolean | undefined;
 }
 
-/** A rank's part of the cache, handed to its worker connector once. */
+/** One rank's part of the cache. The engine passes it to `WorkerConnector.registerKvCaches` once and keeps owning the memory. */
 export interface KvCaches {
+  /** The engine's KV cache. */
   readonly config: KvCacheConfig;
-  /** In natural order of layer names. */
+  /** Regions in the natural order of their layer names. */
   readonly regions: readonly KvCacheRegion[];
 }
 
-/** Block ids per KV cache group. */
+/** Block ids of a request, one list for each KV cache group. */
 export type BlockIds = readonly (readonly number[])[];

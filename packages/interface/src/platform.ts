@@ -1,96 +1,85 @@
-import type { Clock } from "./ambient.js";
-import type { BlockIds, KvCacheConfig, KvCaches } from "./kv-cache.js";
-import type { StagingStage } from "./staging-stage.js";
-import type { MemoryType, Transport } from "./transport.js";
+import type { Staging, StagingOptions } from "./staging.js";
+import type { MemoryType } from "./transport.js";
 
-/**
- * A Platform says what an accelerator needs around a transfer: the shape of its cache, whether its memory can be registered,
- * and, where it cannot, how blocks are staged through host memory. Every implementation runs the suite
- * `@kv/conformance/platform`.
- */
+/** Capabilities of an accelerator. */
 export interface PlatformCapabilities {
-  /** Memory types that this device's own memory can be registered as; empty when it must be staged. */
+  /** Memory types under which the device's memory can be registered. Empty: blocks must be staged through host memory. */
   readonly registersAs: readonly MemoryType[];
-  /** Ways to register this device's memory as it is which exist and this platform does not take: it stages. Absent: none is known. */
+  /** Ways to register the device's memory directly that exist but that this platform does not use, because it stages. Absent: none is known. */
   readonly directRegistration?: readonly DirectRegistration[] | undefined;
-  /** `kv_buffer_device` values that work here; the first is the default. */
+  /** Values of vLLM's `kv_buffer_device` that work here. The first one is the default. */
   readonly bufferDevices: readonly string[];
-  /** Batches in flight at once; 1 means synchronous execution. */
+  /** Batches that may execute at the same time; 1 means synchronous execution. */
   readonly maxConcurrentBatches: number;
 }
 
+/** A way to register a device's memory without staging. */
 export interface DirectRegistration {
-  /** The backend that can, such as "LIBFABRIC". */
+  /** Name of the backend that supports it, such as "LIBFABRIC". */
   readonly backend: string;
+  /** Memory type under which the backend registers the memory. */
   readonly memoryType: MemoryType;
-  /** What the machine must have for it, for people. */
+  /** Requirements of the machine, as text for people. */
   readonly needs: string;
 }
 
-/** Settings of an engine that a platform may refuse. Keys that a platform does not know are left alone (S1.4). */
+/** Settings of an engine that a platform may refuse. A platform ignores keys that it does not know. */
 export interface PlatformEngineSettings {
+  /** Whether prefix caching is on. */
   readonly prefixCaching?: boolean | undefined;
+  /** Sequences that the engine runs at the same time (vLLM: `max_num_seqs`). */
   readonly maxNumSeqs?: number | undefined;
+  /** The model's `config.json`. */
   readonly modelConfig?: Readonly<Record<string, unknown>> | undefined;
+  /** Further settings of the engine. */
   readonly [key: string]: unknown;
 }
 
+/** A setting that works worse than it could. */
 export interface PlatformWarning {
+  /** Name of the setting. */
   readonly setting: string;
+  /** Reason, as text for people. */
   readonly message: string;
 }
 
+/**
+ * A Platform describes an accelerator to an engine: the shape of its cache, the limits of its settings, whether its memory can be registered, and,
+ * where it cannot, how blocks are staged through host memory. The worker side of a connector receives it as an option. Every implementation runs
+ * the suite `@kv/conformance/platform`. vLLM's counterpart is `vllm.platforms.Platform`.
+ */
 export interface Platform {
-  /** "cpu", "cuda", "neuron", … */
+  /** Name of the device type in lower case: "cpu", "cuda", "neuron", … */
   readonly deviceType: string;
+  /** What this platform can do. */
   readonly capabilities: PlatformCapabilities;
-  /** Dimensions of one layer's cache, outermost first. */
+  /** Returns the dimensions of one layer's cache, outermost first (vLLM: `AttentionBackend.get_kv_cache_shape`). Unknown keys are ignored. */
   kvCacheShape(shape: KvCacheShapeOptions): readonly number[];
-  /** Longest sequence, read from the model's config. */
+  /** Returns the longest sequence in tokens from the model's config. Errors: `KV_CONFIG_INVALID`, `KV_MODEL_UNSUPPORTED`. */
   maxModelLen(modelConfig: Readonly<Record<string, unknown>>): number;
-  /** Throws `KV_PLATFORM_UNSUPPORTED` with the reason for a setting that cannot work; answers warnings for the rest. */
+  /**
+   * Checks an engine's settings before it starts. Returns warnings for settings that work badly. Errors: `KV_PLATFORM_UNSUPPORTED`, with the
+   * setting and the reason, for a setting that cannot work.
+   */
   check(settings: PlatformEngineSettings): readonly PlatformWarning[];
-  /** Absent where the device's memory is registered as it is. `staged` of `@kv/connector` puts it around any connector. */
+  /**
+   * Creates the staging pool. Absent where the device's memory is registered directly; required where `capabilities.registersAs` is empty.
+   * `staged` of `@kv/connector` calls it once for each rank and closes what it returns. Errors: `KV_PLATFORM_UNSUPPORTED` for caches that this
+   * platform cannot stage.
+   */
   createStaging?(options: StagingOptions): Promise<Staging>;
 }
 
+/** Dimensions of a KV cache. */
 export interface KvCacheShapeOptions {
+  /** Blocks of the cache. */
   readonly numBlocks: number;
+  /** Tokens of a block. */
   readonly blockSize: number;
+  /** KV heads of this rank. */
   readonly numKvHeads: number;
+  /** Elements of K, or of V, of one head and token. */
   readonly headSize: number;
+  /** Further dimensions; a platform ignores those that it does not know. */
   readonly [key: string]: unknown;
-}
-
-export interface StagingOptions {
-  readonly transport: Transport;
-  readonly config: KvCacheConfig;
-  /** The device's caches. */
-  readonly caches: KvCaches;
-  /**
-   * Blocks of the pool: each region of `wireCaches` has so many, of the size of a device block. Besides it only pieces of copies that are
-   * under way take host memory, so many at once that their sum has a bound of the platform's own. Block 0 is never saved nor loaded.
-   */
-  readonly poolBlocks: number;
-  readonly clock?: Clock | undefined;
-}
-
-/** Pairs of block ids, per KV cache group: `wire[g][i]` in the pool stands for `device[g][i]`. */
-export interface StagedBlocks {
-  readonly device: BlockIds;
-  readonly wire: BlockIds;
-}
-
-/** A bounded pool of host buffers that stands in for device memory on the wire. */
-export interface Staging {
-  /** What is registered and described to peers in place of the device's own caches: their layers, `poolBlocks` blocks each. */
-  readonly wireCaches: KvCaches;
-  /** What both copies do to a block, for `provePlan`. */
-  readonly stage?: StagingStage | undefined;
-  /** Copies device blocks to pool blocks, before a peer may read them. Errors: `KV_STAGING_FAILED`. */
-  save(requestId: string, blocks: StagedBlocks): Promise<void>;
-  /** Copies pool blocks to device blocks, after a transfer into them has landed. Errors: `KV_STAGING_FAILED`. */
-  load(requestId: string, blocks: StagedBlocks): Promise<void>;
-  /** After the connector has let go of the pool. */
-  close(): Promise<void>;
 }

@@ -1,45 +1,72 @@
 /**
- * The side channel carries handshakes before any NIXL connection exists: a request of frames, a reply of frames.
- * vLLM 0.33 speaks it over ZMQ (REQ to ROUTER); tests speak it in memory.
+ * The side channel carries handshakes before agents are connected: one request of frames, one reply of frames. vLLM 0.33 speaks it over ZMQ (REQ
+ * to ROUTER); `zmqSideChannel` of `@kv/connector` does the same, and `memorySideChannel` of `@kv/transport-memory` serves tests. Both sides of a
+ * connector receive one as an option.
+ *
+ * Implementations in this repository have `Symbol.asyncDispose` on the side channel and on its listeners, which calls `close`; an implementation
+ * of yours may leave it out.
  */
 export interface SideChannel {
   /**
-   * Answers requests on `host:port`. `answer` is called for each request's body, a single frame or several; `undefined`
-   * means no reply, as vLLM does for what it does not understand. Whatever arrives and whatever `answer` throws, the
-   * listener goes on. Port 0 takes a free one. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`, naming host, port and the remedy.
+   * Listens for requests on `host:port` until the listener or the side channel closes. The listener survives malformed requests and errors of
+   * `answer`. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`, naming host, port and the remedy; `KV_SIDE_CHANNEL_CLOSED`.
    */
   listen(options: SideChannelListenOptions): Promise<SideChannelListener>;
-  /** One request, one reply. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`. */
+  /**
+   * Sends one request and resolves with its reply. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`, `KV_SIDE_CHANNEL_CLOSED`,
+   * `KV_WIRE_LIMIT_EXCEEDED` for a reply that is too large. When the signal aborts, it rejects with the signal's reason or with
+   * `KV_REQUEST_ABORTED`.
+   */
   request(options: SideChannelRequest): Promise<SideChannelReply>;
+  /** Closes all listeners and rejects requests in progress with `KV_SIDE_CHANNEL_CLOSED`. Calling it again has no effect. */
   close(): Promise<void>;
 }
 
+/** Options of `SideChannel.listen`. */
 export interface SideChannelListenOptions {
+  /** Host name or address of the interface to bind. */
   readonly host: string;
+  /** Port to bind; 0 takes a free port, which the listener reports. */
   readonly port: number;
+  /**
+   * Called with the frames of each request; returns the frames of the reply. `undefined` sends no reply, as vLLM does for a request that it does
+   * not understand; an error has the same effect. The frames are untrusted input.
+   */
   answer(
     frames: readonly Uint8Array[],
   ): Promise<readonly Uint8Array[] | undefined> | readonly Uint8Array[] | undefined;
 }
 
+/** An open listener. Its owner is the caller of `listen`. */
 export interface SideChannelListener {
+  /** Host as given to `listen`. */
   readonly host: string;
+  /** The bound port. */
   readonly port: number;
+  /** Unbinds the port. Calling it again has no effect. */
   close(): Promise<void>;
 }
 
+/** A request of `SideChannel.request`. */
 export interface SideChannelRequest {
+  /** Host name or address of the peer. */
   readonly host: string;
+  /** Port of the peer. */
   readonly port: number;
+  /** Frames of the request, without routing frames. */
   readonly frames: readonly Uint8Array[];
-  /** vLLM 0.33: 5000. */
+  /** Deadline for the whole exchange in milliseconds. vLLM 0.33 uses 5000. */
   readonly timeoutMs: number;
+  /** Aborts the request. */
   readonly signal?: AbortSignal | undefined;
 }
 
+/** The reply to a request. */
 export interface SideChannelReply {
+  /** Frames of the reply, without routing frames. Untrusted input. */
   readonly frames: readonly Uint8Array[];
-  /** The local clock, in ms, when the request left and when the reply came: the bounds of the clock offset. */
+  /** Local clock in milliseconds when the request left. */
   readonly sentAtMs: number;
+  /** Local clock in milliseconds when the reply came. Together with `sentAtMs` it bounds the offset between the peers' clocks. */
   readonly receivedAtMs: number;
 }

@@ -1,241 +1,267 @@
+import type { DescriptorPairs, DescriptorRuns, DescriptorTable } from "./descriptors.js";
+
 /**
- * A Transport moves bytes between registered memories of agents, one-sided, and carries notifications. The terms
- * and the semantics are NIXL's; `@kv/nixl` is the real one, `@kv/transport-memory` the embedded one. Every
- * implementation runs the suite `@kv/conformance/transport`.
+ * A Transport moves bytes between registered memories of agents, one-sided, and carries notifications. Terms and semantics are those of NIXL
+ * 1.5; the NIXL call behind a member is named where there is one. `@kv/nixl` is the production implementation, `@kv/transport-memory` the
+ * in-process one for tests. Every implementation runs the suite `@kv/conformance/transport`.
+ *
+ * `close` is the contract of everything in this file that has it. Implementations in this repository also have `Symbol.asyncDispose` or
+ * `Symbol.dispose`, which call `close`, so that `await using` and `using` work; an implementation of yours may leave them out.
  */
 
 /**
- * Kinds of memory, by NIXL's names without the suffix `_SEG`. `VRAM` is a device's, which its ordinal in the owner's process names. A `FILE`,
- * or an `OBJ` of an object store, is reached by the agent that has registered it alone: its lists are remote ones of that agent's own name, their
- * rows places in it, their device its `deviceId`. A WRITE replaces an object: its row is all of it.
+ * Memory types, by NIXL's names without the suffix `_SEG`.
+ *
+ * - `DRAM`: host memory.
+ * - `VRAM`: memory of a device; `deviceId` is the ordinal of the device in the owner's process.
+ * - `FILE`, `OBJ`: a file, or an object of an object store. Only the agent that registered it reaches it: its lists are remote lists under that
+ *   agent's own name, the addresses of their rows are offsets in the file or object, and their device is its `deviceId`. A WRITE replaces an
+ *   object as a whole, so a row of an object covers all of it.
  */
 export type MemoryType = "DRAM" | "VRAM" | "FILE" | "OBJ";
 
-/** What a transport can do. Callers branch on these, never on the transport's name. */
+/** Capabilities of a transport. Callers branch on these and never on the transport's name. */
 export interface TransportCapabilities {
+  /** Transfers with the operation `READ` work. */
   readonly read: boolean;
+  /** Transfers with the operation `WRITE` work. */
   readonly write: boolean;
+  /** `notify`, and the `notification` of a transfer, work. */
   readonly notifications: boolean;
-  /** Agents may live in different processes. */
+  /** Agents in different processes can reach each other. */
   readonly crossProcess: boolean;
-  /** Memory that can be registered. */
+  /** Memory types that `allocate` and `register` accept. */
   readonly memoryTypes: readonly MemoryType[];
-  /** The death of a peer fails its transfers. Without it only the caller's deadlines tell. */
+  /** Transfers with a peer that died fail by themselves. When false, only the caller's deadline ends them. */
   readonly reportsPeerDeath: boolean;
 }
 
+/** Creates agents and memory. One per process is usual; a connector's worker side receives it as an option. */
 export interface Transport {
-  /** For logs and reports, such as "nixl" or "memory". */
+  /** Name for logs and reports, such as "nixl" or "memory". */
   readonly name: string;
+  /** What this transport can do. */
   readonly capabilities: TransportCapabilities;
-  /** Makes an agent with its backends ready. Errors: `KV_TRANSPORT_UNAVAILABLE`, `KV_BACKEND_UNAVAILABLE`, `KV_AGENT_INVALID`. */
+  /**
+   * Creates an agent whose backends are ready (NIXL: `nixlAgent`, `createBackend`). The caller closes it; `close` of the transport closes the
+   * agents that are left. Errors: `KV_TRANSPORT_UNAVAILABLE`, `KV_TRANSPORT_CLOSED`, `KV_BACKEND_UNAVAILABLE`, `KV_AGENT_INVALID` for a name
+   * that is malformed or taken.
+   */
   createAgent(options?: AgentOptions): Promise<Agent>;
   /**
-   * Allocates page-aligned, zeroed, touched memory that this transport can register. It belongs to the caller until
-   * `close`; closing while a registration names it is `KV_MEMORY_IN_USE`.
+   * Allocates page-aligned, zeroed, touched memory that this transport can register. The caller owns it until `close`. `memoryType` defaults to
+   * `DRAM` where the transport has it, `deviceId` to 0. Errors: `KV_MEMORY_INVALID` for a length or device that cannot be,
+   * `KV_TRANSPORT_UNSUPPORTED` for a memory type that is not in `capabilities.memoryTypes`, `KV_TRANSPORT_CLOSED`.
    */
   allocate(
     lengthBytes: number,
     options?: { memoryType?: MemoryType | undefined; deviceId?: number | undefined },
   ): Memory;
-  /** Closes all agents, then what the transport itself holds. Safe to call twice. */
+  /** Closes all agents, then the transport's own resources. Calling it again has no effect. */
   close(): Promise<void>;
 }
 
+/** Options of `Transport.createAgent`. */
 export interface AgentOptions {
-  /** Unique among peers; a UUID by default, as vLLM does. 1 to 255 printable ASCII characters. */
+  /** Name of the agent, unique among its peers: 1 to 255 printable ASCII characters. Default: a UUID, as vLLM uses. */
   name?: string | undefined;
-  /** Backends in order of preference; the transport's default when absent. */
+  /** Backends to create, in order of preference. Default: the transport's own choice. */
   backends?: readonly BackendSpec[] | undefined;
 }
 
+/** A backend (a NIXL plugin, such as UCX) and its parameters. */
 export interface BackendSpec {
+  /** Name of the backend, such as "UCX" or "LIBFABRIC". */
   readonly name: string;
+  /** Initialisation parameters in the backend's own keys (NIXL: `nixl_b_params_t`). */
   readonly parameters?: Readonly<Record<string, string>> | undefined;
 }
 
-/** Memory that the transport can reach. Addresses are below 2^53, so a `number` holds them exactly. */
+/** Memory that the transport can reach. The caller that allocated it owns it. */
 export interface Memory {
+  /** Address of the first byte, below 2^53 so that a `number` is exact. For `FILE` and `OBJ`: 0. */
   readonly address: number;
+  /** Length in bytes. */
   readonly lengthBytes: number;
+  /** Type under which it is registered. */
   readonly memoryType: MemoryType;
+  /** Ordinal of the device; 0 for `DRAM`. */
   readonly deviceId: number;
-  /** A view of the bytes, for memory that this process can address (`DRAM`). It dies with `close`: it is empty then, or reads zeros. */
+  /**
+   * A view of the bytes, for memory that this process can address (`DRAM`). After `close` the view is empty or reads zeros. Errors:
+   * `KV_MEMORY_INVALID` when the process cannot address the memory.
+   */
   readonly bytes: Uint8Array;
   /**
-   * Copies runs of this memory out into one buffer, in order, off the JavaScript thread where the implementation is
-   * native. `runs` is a table of rows `[offsetBytes, lengthBytes]`.
+   * Copies runs of this memory into one new buffer, in order. A native implementation copies off the JavaScript thread. `runs` has rows
+   * `[offsetBytes, lengthBytes]`. Errors: `KV_MEMORY_INVALID` for a run outside the memory or a closed memory; nothing is copied then.
    */
   gather(runs: Float64Array): Promise<ArrayBuffer>;
-  /** Copies `source` in, its bytes taken in order, into the runs `[offsetBytes, lengthBytes]`; lengths must add up. */
+  /**
+   * Copies `source` into the runs `[offsetBytes, lengthBytes]` of this memory, in order. The lengths of the runs add up to the length of
+   * `source`. `source` must not change until the promise resolves. Errors: as `gather`.
+   */
   scatter(runs: Float64Array, source: ArrayBuffer): Promise<void>;
+  /** Frees the memory. Calling it again has no effect. Errors: `KV_MEMORY_IN_USE` while a registration refers to it. */
   close(): void;
 }
 
-/**
- * Descriptors as rows of five numbers `[address, lengthBytes, deviceId, strideBytes, count]`: a row stands for `count`
- * descriptors of `lengthBytes`, each `strideBytes` after the one before. A descriptor's index is its position in
- * the expanded order; row r begins at the sum of the counts before it.
- */
-export interface DescriptorTable {
-  readonly memoryType: MemoryType;
-  readonly rows: Float64Array;
-  /**
-   * The list takes the buffer of `rows` over, which is detached when the call returns, whatever comes of the list. Otherwise the rows
-   * are copied before it returns: 40 MB on the caller's thread for a million of them. Errors: `KV_LIST_INVALID` where the buffer
-   * cannot be detached.
-   */
-  readonly takeRows?: boolean | undefined;
-}
-
-/** Numbers in a row of a `DescriptorTable`. */
-export const DESCRIPTOR_ROW = 5;
-
+/** A registration of one memory with one agent (NIXL: `registerMem`). */
 export interface Registration {
+  /** The registered memory. */
   readonly memory: Memory;
-  /** Lets go of the memory. `KV_MEMORY_IN_USE` while a prepared list or transfer of this agent can touch it. */
+  /** Deregisters the memory (NIXL: `deregisterMem`). Errors: `KV_MEMORY_IN_USE` while a prepared list or transfer of this agent can touch it. */
   close(): Promise<void>;
 }
 
-/** A list of descriptors made ready once, and named by index in transfers. */
+/** A descriptor list that is prepared once and addressed by index in transfers (NIXL: `prepXferDlist`). */
 export interface PreparedList {
-  /** Name of the remote agent whose memory it describes; undefined for a list of local memory. */
+  /** Name of the remote agent whose memory the list describes; undefined for a list of local memory. */
   readonly remote: string | undefined;
-  /** Descriptors in it, strided rows expanded. */
+  /** Count of descriptors, strided rows expanded. */
   readonly count: number;
+  /** Memory type of all descriptors. */
   readonly memoryType: MemoryType;
-  /** Waits for the transfers that use the list, then releases it. */
+  /** Waits until the transfers that use the list are released, then releases the list. New transfers with it throw `KV_LIST_CLOSED` at once. */
   close(): Promise<void>;
 }
 
 /**
- * What moves, in one of two spellings that mean the same; both are copied before `transfer` returns. A transport may hand descriptors that lie
- * side by side in memory, on both sides, to its library as one.
+ * A transfer: its options, and its descriptors either as pairs or as runs, which mean the same. The descriptor arrays and the notification are
+ * copied before `transfer` returns. A transport may merge descriptors that are adjacent in memory on both sides before it passes them to its
+ * library.
  */
 export type TransferRequest = TransferOrder & (DescriptorPairs | DescriptorRuns);
 
-/** Descriptors one by one. */
-export interface DescriptorPairs {
-  /** Indices into `local`; pairwise with `remoteIds`, equal byte lengths. */
-  readonly localIds: Int32Array;
-  readonly remoteIds: Int32Array;
-  readonly runs?: undefined;
-  readonly offsets?: undefined;
-}
-
-/** Descriptors whose indices follow one another on both sides, without writing each of them out. */
-export interface DescriptorRuns {
-  /**
-   * Rows `[localId, remoteId, count]`: descriptors `localId` to `localId + count - 1` of `local`, pairwise with as many of `remote` from
-   * `remoteId` on.
-   */
-  readonly runs: Int32Array;
-  /**
-   * Rows `[localOffset, remoteOffset]`: all runs move once for each, offset by offset, from ids that are so much higher. The blocks of a
-   * request are the same in every region of a KV cache, so this is as long as there are regions, and `runs` as there are runs of blocks.
-   * One row of zeros when absent.
-   */
-  readonly offsets?: Int32Array | undefined;
-  readonly localIds?: undefined;
-  readonly remoteIds?: undefined;
-}
-
-/** Numbers in a row of `DescriptorRuns.runs`. */
-export const DESCRIPTOR_RUN = 3;
-
-/** Numbers in a row of `DescriptorRuns.offsets`. */
-export const DESCRIPTOR_OFFSET = 2;
-
-/** A transfer but for its descriptors. */
+/** A transfer without its descriptors. */
 export interface TransferOrder {
+  /** `READ` copies from `remote` into `local`, `WRITE` from `local` into `remote` (NIXL: `NIXL_READ`, `NIXL_WRITE`). */
   readonly operation: "READ" | "WRITE";
+  /** A list of this agent's own memory. */
   readonly local: PreparedList;
+  /** A list of the peer's memory. */
   readonly remote: PreparedList;
   /**
-   * Delivered to the remote agent exactly once, after every byte of this transfer has landed, and not at all when the
-   * transfer fails. How (a rider on the NIXL request, or sent after the last slice) is the transport's affair.
+   * Payload that the remote agent receives exactly once, after every byte of this transfer has landed, and not at all when the transfer fails.
+   * The transport decides whether it travels with the transfer (NIXL: `notifMsg`) or after it.
    */
   readonly notification?: Uint8Array | undefined;
-  /** Gives up: `done` rejects with `KV_TRANSFER_ABORTED`; the memory stays in use until `released`. */
+  /** Aborting it rejects `done` with `KV_TRANSFER_ABORTED`. The memory stays in use until `released` resolves. */
   readonly signal?: AbortSignal | undefined;
-  /** Gives up after this long, with `KV_TRANSFER_TIMEOUT`. */
+  /** Rejects `done` with `KV_TRANSFER_TIMEOUT` after this many milliseconds. Default: no deadline. */
   readonly timeoutMs?: number | undefined;
 }
 
+/** Measurements of a transfer that succeeded. Times are in milliseconds. */
 export interface TransferResult {
+  /** Bytes moved. */
   readonly lengthBytes: number;
-  /** Descriptors moved, as given. */
+  /** Descriptors moved, as requested. */
   readonly descriptorCount: number;
-  /** Descriptors that the transport's library was handed, neighbours merged. Where it is measured. */
+  /** Descriptors that the transport's library received after merging adjacent ones. Absent where it is not measured. */
   readonly mergedCount?: number | undefined;
-  /** From the call to the first post, and the making of the requests that follow it. Where it is measured. */
+  /** Time from the call to the first post, plus the time to build the requests that follow the first. Absent where it is not measured. */
   readonly prepareMs?: number | undefined;
-  /** The part of it on the transport's own thread: from taking the transfer up to its first post. Where it is measured. */
+  /** Part of `prepareMs` on the transport's own thread, from taking the transfer up to its first post. Absent where it is not measured. */
   readonly makeMs?: number | undefined;
-  /** Time inside the post calls, all slices together. */
+  /** Time inside the post calls (NIXL: `postXferReq`), summed over all slices. */
   readonly postMs: number;
-  /** From the first post to the last byte. */
+  /** Time from the first post to the last byte. */
   readonly transferMs: number;
 }
 
+/** A transfer in progress. */
 export interface Transfer {
-  /** Settles with the outcome. */
+  /**
+   * Resolves with the measurements when every byte has landed. Errors: `KV_TRANSFER_FAILED`, `KV_TRANSFER_ABORTED`, `KV_TRANSFER_TIMEOUT`,
+   * `KV_PEER_DISCONNECTED`, `KV_NOTIFICATION_FAILED` when only the notification failed, `KV_AGENT_CLOSED`.
+   */
   readonly done: Promise<TransferResult>;
   /**
-   * Resolves when the transport will touch the memory no more; never rejects. Until then neither source nor destination
-   * may be given to anyone else. After a success it has resolved by the time `done` has.
+   * Resolves when the transport no longer touches the memory, whatever the outcome; never rejects. Until then neither source nor destination may
+   * be reused. After a success it has resolved by the time `done` resolves.
    */
   readonly released: Promise<void>;
 }
 
+/** A notification that arrived (NIXL: an entry of `nixl_notifs_t`). */
 export interface Notification {
   /** Name of the agent that sent it. */
   readonly from: string;
+  /** The bytes as sent; the receiver owns them. Treat them as untrusted input. */
   readonly payload: Uint8Array;
 }
 
+/** Counters of an agent. Totals count from the agent's creation; the others are current values. */
 export interface AgentTelemetry {
+  /** Total of transfers started. */
   readonly transfersPosted: number;
+  /** Total of transfers that succeeded. */
   readonly transfersDone: number;
+  /** Total of transfers that failed, timed out or were aborted. */
   readonly transfersFailed: number;
+  /** Transfers that are not released. */
   readonly transfersInFlight: number;
+  /** Total of bytes of transfers that succeeded. */
   readonly bytesTransferred: number;
+  /** Total of notifications sent, by `notify` and by transfers. */
   readonly notificationsSent: number;
+  /** Total of notifications received. */
   readonly notificationsReceived: number;
+  /** Open registrations. */
   readonly registrations: number;
+  /** Open prepared lists, local and remote. */
   readonly preparedLists: number;
+  /** Known peers. */
   readonly remotes: number;
 }
 
+/**
+ * An endpoint of transfers (NIXL: `nixlAgent`). A connector's worker side has one for each rank. After `close`, every call but `telemetry` and `close` fails with
+ * `KV_AGENT_CLOSED`.
+ */
 export interface Agent {
+  /** Name under which peers know this agent. */
   readonly name: string;
-  /** Backends that were created, in order. */
+  /** Names of the backends that were created, in order of preference. */
   readonly backends: readonly string[];
-  /** Registers all of `memory`. Errors: `KV_MEMORY_INVALID`. */
+  /** Registers all of `memory` with this agent (NIXL: `registerMem`). The caller closes the registration. Errors: `KV_MEMORY_INVALID`. */
   register(memory: Memory): Promise<Registration>;
-  /** What a peer needs to reach this agent and its registered memory, in the transport's own encoding. */
+  /** Returns what a peer needs to reach this agent and its registered memory, in the transport's own encoding (NIXL: `getLocalMD`). */
   localMetadata(): Promise<Uint8Array>;
-  /** Makes a peer reachable and answers its name. The same peer twice is an update. Errors: `KV_AGENT_METADATA_INVALID`. */
+  /**
+   * Makes a peer reachable and returns its name (NIXL: `loadRemoteMD`). Adding a peer again updates it. Errors: `KV_AGENT_METADATA_INVALID` for
+   * bytes that are no metadata, and for the agent's own name.
+   */
   addRemote(metadata: Uint8Array): Promise<string>;
-  /** Forgets a peer. Its prepared lists must have been closed (`KV_MEMORY_IN_USE`). */
+  /** Forgets a peer (NIXL: `invalidateRemoteMD`). Errors: `KV_AGENT_UNKNOWN_REMOTE`, `KV_MEMORY_IN_USE` while a prepared list refers to the peer. */
   removeRemote(name: string): Promise<void>;
-  /** Makes a list of this agent's registered memory ready. Errors: `KV_LIST_INVALID`, `KV_MEMORY_NOT_REGISTERED`. */
+  /** Prepares a list of this agent's registered memory. The caller closes it. Errors: `KV_LIST_INVALID`, `KV_MEMORY_NOT_REGISTERED`. */
   prepareLocal(table: DescriptorTable): Promise<PreparedList>;
-  /** Makes a list of a peer's memory ready. Errors: `KV_LIST_INVALID`, `KV_AGENT_UNKNOWN_REMOTE`. */
+  /** Prepares a list of the memory of the peer `remote`. The caller closes it. Errors: `KV_LIST_INVALID`, `KV_AGENT_UNKNOWN_REMOTE`. */
   prepareRemote(remote: string, table: DescriptorTable): Promise<PreparedList>;
-  /** Starts a transfer. Errors in the arguments are thrown (`KV_TRANSFER_INVALID`, `KV_LIST_CLOSED`); all others reject `done`. */
+  /**
+   * Starts a transfer (NIXL: `makeXferReq`, `postXferReq`). Invalid arguments throw at once: `KV_TRANSFER_INVALID`,
+   * `KV_NOTIFICATION_INVALID`, `KV_LIST_CLOSED`, `KV_AGENT_CLOSED`. Later errors reject `done`.
+   */
   transfer(request: TransferRequest): Transfer;
-  /** Sends a notification on its own. Resolves when the transport has taken it. Errors: `KV_NOTIFICATION_FAILED`, `KV_AGENT_UNKNOWN_REMOTE`. */
+  /**
+   * Sends a notification without a transfer (NIXL: `genNotif`). Resolves when the transport has accepted it; delivery is not confirmed. Errors:
+   * `KV_NOTIFICATION_INVALID`, `KV_NOTIFICATION_FAILED`, `KV_AGENT_UNKNOWN_REMOTE`.
+   */
   notify(remote: string, payload: Uint8Array): Promise<void>;
   /**
-   * Notifications in the order in which the transport delivers them. One iterator at a time; those that arrive while there is none
-   * are kept. It ends when the agent closes.
+   * Iterates over notifications in the order of delivery (NIXL: `getNotifs`). Only one iterator may be open; a second one throws
+   * `KV_NOTIFICATION_INVALID`. Notifications that arrive while no iterator is open are kept for the next one. The iterator ends when the agent
+   * closes.
    */
   notifications(): AsyncIterableIterator<Notification>;
+  /** Returns the current counters. */
   telemetry(): AgentTelemetry;
   /**
-   * Lets go of everything in the right order: transfers (waiting for each until it is released, `timeoutMs` at most), lists, peers,
-   * registrations, backends, the agent. Notifications that were sent before arrive, where the peer can be reached. Safe to call twice.
+   * Releases everything in order: transfers, lists, peers, registrations, backends, the agent. It waits until each transfer is released; after
+   * `timeoutMs` it aborts those that are left. Notifications sent before the call still arrive, where the peer can be reached. Calling it again
+   * returns the same result.
    */
   close(options?: { timeoutMs?: number | undefined }): Promise<void>;
 }

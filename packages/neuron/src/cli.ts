@@ -6,17 +6,12 @@ const program = new Command("kv-neuron").description("AWS Neuron for @kv/neuron.
 
 program
   .command("doctor")
-  .description(
-    "say which parts of a Neuron instance are here: devices, driver, runtime, EFA; exit code 1 when something fails",
-  )
+  .description("diagnose a Neuron instance: devices, driver, runtime, EFA; exit code 1 when a check fails")
   .option("--json", "print a JSON report")
   .option("--no-init", "do not initialise the runtime")
-  .option("--timeout <ms>", "longest that one stage of a probe may take", readMs)
-  .action(async ({ json, init, timeout }: { json?: true; init: boolean; timeout?: number }) => {
-    const report = await doctor({
-      tryRuntime: init,
-      ...(timeout === undefined ? {} : { timeoutMs: timeout }),
-    });
+  .option("--timeout <ms>", "limit for one step of a probe", readMs)
+  .action(async ({ json, init, timeout }: { json?: true; init: boolean; timeout?: number | undefined }) => {
+    const report = await doctor({ tryRuntime: init, timeoutMs: timeout });
     process.stdout.write(json ? `${JSON.stringify(report, null, 2)}\n` : doctorText(report));
     if (report.verdict === "fail") process.exitCode = 1;
   });

@@ -5,15 +5,16 @@ import {
   type PlatformEngineSettings,
   type PlatformWarning,
 } from "@kv/interface";
-import { neuronCacheShape } from "./caches.js";
-import { createNeuronStaging } from "./staging.js";
+import { neuronCacheShape } from "./staging/neuron-caches.js";
+import { createNeuronStaging } from "./staging/staging.js";
 
+/** Options of `neuronPlatform`. */
 export interface NeuronPlatformOptions {
-  /** The instance type's first part. The limits are known of trn1; elsewhere settings beyond them are warned of. Default "trn1". */
-  readonly family?: string;
+  /** Instance family, the first part of the instance type. On trn1 settings beyond its limits throw; on other families they warn. Default: "trn1". */
+  readonly family?: string | undefined;
 }
 
-/** NIXL's LIBFABRIC registers Neuron memory (FI_HMEM_NEURON) where each device has a network device of its own; trn1 has not. */
+/** NIXL's LIBFABRIC backend registers Neuron memory (FI_HMEM_NEURON) where each device has its own network device, which trn1 lacks. */
 const DIRECT: readonly DirectRegistration[] = [
   {
     backend: "LIBFABRIC",
@@ -23,9 +24,9 @@ const DIRECT: readonly DirectRegistration[] = [
   },
 ];
 
-const REASON = "the Neuron compiler fails on the graphs that it needs (NCC_ITEN404, aws-neuron-sdk #1304)";
+const REASON = "the Neuron compiler fails on its graphs (NCC_ITEN404, aws-neuron-sdk #1304)";
 
-/** Which settings do not work on trn1, what to use instead. */
+/** Settings that do not work on trn1, and their remedies. */
 const LIMITS: readonly {
   readonly setting: keyof PlatformEngineSettings & string;
   readonly exceeds: (settings: PlatformEngineSettings) => boolean;
@@ -44,9 +45,10 @@ const LIMITS: readonly {
 ];
 
 /**
- * AWS Neuron, with host staging: K and V of a layer lie apart on the device (`[2, num_blocks, num_kv_heads, block_size, head_size]`, as
- * vllm-neuron has them since its patch 20), batches run one after the other, and what cannot be compiled is refused. Where NIXL's LIBFABRIC can
- * register device memory itself, `capabilities.directRegistration` says so; this platform stages everywhere.
+ * Creates the platform of AWS Neuron. It always stages through host memory. K and V of a layer are separate on the device
+ * (`[2, num_blocks, num_kv_heads, block_size, head_size]`, as in vllm-neuron since its patch 20). Batches execute one after another. `check` throws
+ * `KV_PLATFORM_UNSUPPORTED` for settings that the compiler cannot handle. Where NIXL's LIBFABRIC can register device memory directly,
+ * `capabilities.directRegistration` says so.
  */
 export function neuronPlatform({ family = "trn1" }: NeuronPlatformOptions = {}): Platform {
   return {
@@ -75,7 +77,7 @@ export function neuronPlatform({ family = "trn1" }: NeuronPlatformOptions = {}):
   };
 }
 
-/** What the engine was told to use, else what the model was trained for. */
+/** The engine's own limit, else the model's. Errors: `KV_CONFIG_INVALID`. */
 function maxModelLen(modelConfig: Readonly<Record<string, unknown>>): number {
   for (const key of ["max_model_len", "max_position_embeddings"]) {
     const value = modelConfig[key];

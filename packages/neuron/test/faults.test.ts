@@ -11,10 +11,10 @@ import { simNeuron } from "./sim-neuron.js";
 const requests = Number(process.env.KV_REQUESTS ?? 1000);
 const seed = process.env.KV_SEED ?? "neuron";
 
-/** Less than what the engine's requests would take at once, so that they wait for one another's blocks. */
+/** Smaller than the blocks of all concurrent requests, so that requests wait for the pool. */
 const POOL_BLOCKS = 25;
 
-/** Of both sides one engine is a Neuron, the other one registers its memory as it is: all four pairs meet. */
+/** On each side one engine stages and the other registers its memory directly, so that all four pairs occur. */
 function halfNeuron(around: SimDeviceAround, random: SeededRandom): SimDevice | undefined {
   if (around.hostName === "p0" || around.hostName === "d0") return undefined;
   return simNeuron(around, { poolBlocks: POOL_BLOCKS, next: random.next, failures: 0.002 });
@@ -28,7 +28,7 @@ const PUSH: Partial<FaultRunOptions> = {
   numBlocks: 192,
 };
 
-// What finds nothing proves nothing: rules of staging are broken from outside, and the run must see it.
+// Break each rule of staging on purpose: the run must detect it, otherwise it proves nothing.
 const SABOTAGE: Record<string, (staging: Staging) => Staging> = {
   "a save that is told before it is done": (staging) => ({
     ...staging,
@@ -49,7 +49,7 @@ const SABOTAGE: Record<string, (staging: Staging) => Staging> = {
   }),
 };
 
-describe("the fault run finds", () => {
+describe("the fault run detects", () => {
   it.each(Object.keys(SABOTAGE))(
     "%s",
     async (name) => {
@@ -80,7 +80,7 @@ describe(`${requests} requests under faults, half of the engines with staging`, 
       const total = Object.values(report.outcomes).reduce((sum, count) => sum + count, 0);
       expect(total, replay).toBe(requests);
       expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.6);
-      // Copies failed too, on the way.
+      // Some copies failed as well.
       expect(report.outcomes.KV_STAGING_FAILED ?? 0, replay).toBeGreaterThan(0);
     },
     1_800_000,

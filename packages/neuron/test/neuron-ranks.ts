@@ -5,7 +5,7 @@ import { type NeuronDevice, neuronCaches } from "../src/index.js";
 
 const POISON = 0xdb;
 
-/** The memory of a simulated engine's ranks on a Neuron device: K and V of a layer in planes of their own. */
+/** Memory of a simulated engine's ranks on a Neuron device, with K and V of a layer in separate planes. */
 export function neuronRanks(options: {
   readonly device: NeuronDevice;
   readonly config: KvCacheConfig;
@@ -27,7 +27,7 @@ export function neuronRanks(options: {
       offsetBytes + (block + 1) * blockStrideBytes,
     );
 
-  /** Rows of tokens `[from, until)` between a layer's planes and packed blocks `[K|V]` that lie one after another. */
+  /** Rows of tokens `[from, until)` between a layer's planes and adjacent packed blocks `[K|V]`. */
   function exchange(
     { share, caches }: Rank,
     layer: number,

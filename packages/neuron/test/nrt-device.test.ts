@@ -6,7 +6,7 @@ import { describe, expect, test } from "vitest";
 import { neuronCaches, neuronPlatform, nrtDevice } from "../src/index.js";
 import { CONFIG } from "./config.js";
 
-/** A stand-in for libnrt: it keeps the documented calls and ends the process when their order is broken. */
+/** A stand-in for libnrt. It implements the documented calls and ends the process when they come in a wrong order. */
 const libraryPath = fileURLToPath(new URL("../../../native/build/libfake_nrt.so", import.meta.url));
 const absent = process.platform !== "linux" || !existsSync(libraryPath);
 
@@ -32,13 +32,13 @@ describe.skipIf(absent)(
       },
     });
 
-    test("a library that is not there, or is another, is an error that says so", () => {
+    test("a missing library, and another library, are errors with the reason", () => {
       expect(() => nrtDevice({ libraryPath: "/nowhere/libnrt.so.1" })).toThrowError(/nowhere/);
       const other = fileURLToPath(new URL("../../../native/build/libfake_nixl_capi.so", import.meta.url));
       expect(() => nrtDevice({ libraryPath: other })).toThrowError(/has no nrt_init/);
     });
 
-    test("what the runtime refuses is KV_STAGING_FAILED with its status", async () => {
+    test("a failed call of the runtime is KV_STAGING_FAILED with its status", async () => {
       const device = nrtDevice({ libraryPath });
       expect(() => device.allocate(2 ** 31)).toThrowError(/NRT_STATUS 4/);
       const memory = device.allocate(64);

@@ -10,11 +10,11 @@ export interface SimNeuronOptions {
   /** In [0, 1): chance of a copy to fail, and how long one takes. */
   readonly next?: () => number;
   readonly failures?: number;
-  /** Breaks a rule on purpose: the run must find out. */
+  /** Breaks a rule on purpose; the run must detect it. */
   readonly wrapStaging?: (staging: Staging) => Staging;
 }
 
-/** A simulated Neuron device for a simulated engine: staging around its connector, and memory that only copies reach. */
+/** Adds a Neuron device to a simulated engine: staging around its connector, and memory that only copies reach. */
 export function simNeuron(around: SimDeviceAround, options: SimNeuronOptions): SimDevice {
   const { poolBlocks, next = () => 1, failures = 0, wrapStaging = (staging) => staging } = options;
   const { connector, transport, clock, config, tpSize, numBlocks } = around;

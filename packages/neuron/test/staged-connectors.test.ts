@@ -16,7 +16,7 @@ for (const connector of [pullConnector, pushConnector]) {
   }
 }
 
-it("layer-wise push of a staged cache is refused, and says why", async () => {
+it("layer-wise push of a staged cache is rejected with the reason", async () => {
   const module = staged(pushConnector, { platform: neuronPlatform(), poolBlocks: 4 });
   const config = readTransferConfig({
     kv_connector: "NixlPushConnector",

@@ -16,17 +16,17 @@ import { visibleDevice } from "./visible-device.js";
 
 export interface StagedPairOptions {
   readonly connector: ConnectorModule;
-  readonly tpSize?: number;
+  readonly tpSize?: number | undefined;
   readonly poolBlocks?: number;
-  readonly faults?: FaultRule[];
+  readonly faults?: FaultRule[] | undefined;
   readonly loadFailurePolicy?: "fail" | "recompute";
   readonly onCopied?: (host: string, copied: StagingCopied) => void;
-  /** Throws for a copy that is to fail. */
+  /** Called before each copy. An error that it throws fails the copy. */
   readonly beforeCopy?: (host: string, direction: "read" | "write") => void;
   readonly wrapTransport?: (transport: Transport) => Transport;
 }
 
-/** Two Neuron engines on the memory transport, in virtual time; their device memory can be looked at by the test. */
+/** Creates two Neuron engines on the memory transport in virtual time, with device memory that the test can read. */
 export async function stagedPair(options: StagedPairOptions): Promise<ConnectorPair> {
   const { connector, tpSize = 1, poolBlocks = 41 } = options;
   const clock = virtualClock();
@@ -34,7 +34,7 @@ export async function stagedPair(options: StagedPairOptions): Promise<ConnectorP
     clock,
     random: seededRandom(7),
     latency: { latencyMs: 1, jitterMs: 1, minPieces: 3, lingerMs: 4 },
-    ...(options.faults === undefined ? {} : { faults: options.faults }),
+    faults: options.faults,
   });
   const closers: (() => Promise<void>)[] = [];
   const config: KvCacheConfig = { ...CONFIG, numKvHeads: 4 };

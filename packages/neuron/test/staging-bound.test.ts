@@ -8,7 +8,7 @@ const MIB = 2 ** 20;
 const REQUESTS = 6;
 const BLOCKS = 32;
 
-/** A plane of a block is 256 KiB, so a piece of 4 MiB has 16 of them. */
+/** A block of a plane has 256 KiB, so a piece of 4 MiB has 16 blocks. */
 const config: KvCacheConfig = {
   ...CONFIG,
   groups: [{ kind: "full", layerNames: ["layers.0"] }],
@@ -17,7 +17,7 @@ const config: KvCacheConfig = {
   headSize: 1024,
 };
 
-/** Counts the bytes that are out of one memory and not yet in the other. */
+/** Counts the bytes that have left one memory and not reached the other. */
 function watched() {
   let bytes = 0;
   let mostBytes = 0;
@@ -38,7 +38,7 @@ function watched() {
   return { watch, most: () => mostBytes, now: () => bytes };
 }
 
-test("six requests at once take no more host memory than the pool and four pieces", async () => {
+test("six concurrent requests use no more host memory than the pool and four pieces", async () => {
   const inside = memoryTransport();
   const counted = watched();
   const pools: number[] = [];
@@ -50,7 +50,7 @@ test("six requests at once take no more host memory than the pool and four piece
     },
   };
   const real = simulatedDevice({ bytesPerMs: 2 ** 22 });
-  // `bytes` of device memory cannot be asked for, so it is not spread.
+  // Reading `bytes` of device memory throws, so the memory cannot be spread.
   const device = {
     ...real,
     allocate(lengthBytes: number): Memory {
@@ -74,7 +74,7 @@ test("six requests at once take no more host memory than the pool and four piece
   await Promise.all(each.map((request) => staging.load(`l${request}`, blocks(request))));
   expect(counted.now()).toBe(0);
   expect(counted.most()).toBeLessThanOrEqual(4 * 4 * MIB);
-  // And it does overlap: two pieces of each of two requests.
+  // The copies overlap: two pieces of each of two requests.
   expect(counted.most()).toBe(4 * 4 * MIB);
   expect(pools).toHaveLength(1);
   await staging.close();
@@ -85,7 +85,10 @@ test("six requests at once take no more host memory than the pool and four piece
 function plain(memory: Memory): Omit<Memory, "bytes"> {
   const { address, lengthBytes, memoryType, deviceId } = memory;
   return {
-    ...{ address, lengthBytes, memoryType, deviceId },
+    address,
+    lengthBytes,
+    memoryType,
+    deviceId,
     gather: (runs) => memory.gather(runs),
     scatter: (runs, source) => memory.scatter(runs, source),
     close: () => memory.close(),

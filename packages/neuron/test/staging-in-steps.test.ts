@@ -14,12 +14,12 @@ afterEach(async () => {
       await scheduler.close();
     }),
   );
-  await moving(closing);
+  await waitFor(closing);
   await pair.close();
 });
 
 /** Awaits while virtual time passes. */
-async function moving<T>(promise: Promise<T>): Promise<T> {
+async function waitFor<T>(promise: Promise<T>): Promise<T> {
   let settled = false;
   const outcome = promise.finally(() => {
     settled = true;
@@ -52,12 +52,12 @@ const produced = (requestId: string, tokens: number) =>
 
 type Side = "prefill" | "decode";
 
-/** One engine step; answers what each worker said. */
+/** Runs one engine step and returns its output. */
 async function step(side: Side, computed?: Record<string, number>) {
   const { scheduler, workers } = pair[side];
   const metadata = JSON.parse(JSON.stringify(scheduler.buildStepMetadata())) as StepMetadata;
   for (const worker of workers) worker.startLoad(metadata);
-  await moving(Promise.all(workers.map((worker) => worker.waitForSave(metadata, computed))));
+  await waitFor(Promise.all(workers.map((worker) => worker.waitForSave(metadata, computed))));
   const outputs = workers.map((worker) => worker.collectFinished());
   const [output] = outputs;
   if (output === undefined) throw new Error("no worker");
@@ -76,7 +76,7 @@ async function until(side: Side, requestId: string) {
   throw new Error(`${requestId} did not end`);
 }
 
-/** A prompt computed on the prefill side. */
+/** Computes a prompt on the prefill side and returns its parameters. */
 async function prefill(requestId: string, tokens: number, blockIds: BlockIds): Promise<KvTransferParams> {
   const { scheduler } = pair.prefill;
   const request = produced(requestId, tokens);
@@ -88,7 +88,7 @@ async function prefill(requestId: string, tokens: number, blockIds: BlockIds): P
 }
 
 describe("back-pressure", () => {
-  test("a prompt waits in the engine's queue while the pool is full, and has its place when a reader is done", async () => {
+  test("a prompt waits in the engine's queue while the pool is full, and gets pool blocks when a reader is done", async () => {
     await open({ poolBlocks: 4 });
     const params = await prefill("a", 48, [[10, 11, 12]]);
     const { scheduler } = pair.prefill;
@@ -105,7 +105,7 @@ describe("back-pressure", () => {
     expect(scheduler.outstanding()).toMatchObject({ stagedBlocks: 0, stagingWaits: 0 });
   });
 
-  test("a transfer is ordered when the decode side's pool has room, one after the other", async () => {
+  test("a transfer starts when the decode side's pool has room, in the order of arrival", async () => {
     await open({ poolBlocks: 7 });
     const params = [await prefill("a", 48, [[1, 2, 3]]), await prefill("b", 48, [[4, 5, 6]])];
     const { scheduler } = pair.decode;
@@ -114,7 +114,7 @@ describe("back-pressure", () => {
       expect(scheduler.matchedTokens(request, 0).tokens).toBe(48);
       scheduler.afterAllocation(request, [[1, 2, 3, 4, 5, 6]], 48);
     });
-    // Three blocks each of a pool of six: both are on their way. A third one waits for them.
+    // Two requests take three blocks each of a pool of six. A third request waits.
     const third = asked("d2", 48, { ...params[0] });
     scheduler.matchedTokens(third, 0);
     scheduler.afterAllocation(third, [[7, 8, 9]], 48);
@@ -133,7 +133,7 @@ describe("back-pressure", () => {
     expect(next["staging"]).toMatchObject({ loads: [{ requestId: "d2" }], over: ["d0"] });
   });
 
-  test("a prompt larger than the pool is refused on both sides, not left to wait", async () => {
+  test("a prompt larger than the pool is rejected", async () => {
     await open({ poolBlocks: 3 });
     expect(() => pair.prefill.scheduler.matchedTokens(produced("a", 48), 0)).toThrowError(/needs 3 .* has 2/);
   });
@@ -155,21 +155,21 @@ describe("chunked prefill", () => {
   });
 });
 
-describe("a prompt that is saved", () => {
-  test("is not saved again in the steps in which its readers come", async () => {
+describe("a saved prompt", () => {
+  test("is not saved again while readers fetch it", async () => {
     const saves: string[] = [];
     await open({ onCopied: (host, { requestId }) => void (host === "p" && saves.push(requestId)) });
     await prefill("a", 40, [[5, 6, 7]]);
     for (let round = 0; round < 5; round++) await step("prefill", round % 2 === 0 ? undefined : {});
     expect(saves).toEqual(["a"]);
     expect(pair.prefill.workers[0]?.outstanding()).toMatchObject({ saves: 0 });
-    // Its pool blocks are there for readers all the same.
+    // Its pool blocks stay assigned.
     expect(pair.prefill.scheduler.outstanding()).toMatchObject({ stagedBlocks: 3 });
   });
 });
 
 describe("a copy that fails", () => {
-  test("on the prefill side it is told before a peer hears of the blocks, by request", async () => {
+  test("on the prefill side fails its request before a peer learns of the blocks", async () => {
     let broken = true;
     await open({
       beforeCopy: (host) => {
@@ -188,7 +188,7 @@ describe("a copy that fails", () => {
     expect(pair.prefill.scheduler.outstanding()["stagedBlocks"]).toBe(0);
   });
 
-  test("on the decode side the request fails with its device blocks, and the pool's are given back", async () => {
+  test("on the decode side fails its request with its device blocks, and releases the pool blocks", async () => {
     await open({
       beforeCopy: (host) => {
         if (host === "d") throw new Error("bus error");
@@ -229,7 +229,7 @@ describe("no KV transfer pending", () => {
         wrapTransport: (transport: Transport) => counted(transport),
         beforeCopy: () => void copies++,
       });
-      // It does count: pools and agents were made, memory was registered.
+      // The counters work: pools and agents were created, and memory was registered.
       expect(calls).toBeGreaterThan(0);
       calls = 0;
       for (const { scheduler, workers } of [pair.prefill, pair.decode]) {
@@ -242,7 +242,7 @@ describe("no KV transfer pending", () => {
             const saved = worker.waitForSave(metadata).then(() => {
               waited = false;
             });
-            // Promise work alone settles it: no timer, no input or output.
+            // Promise work alone completes it, without timers or I/O.
             for (let turn = 0; turn < 5 && waited; turn++) await Promise.resolve();
             expect(waited).toBe(false);
             await saved;

@@ -28,7 +28,7 @@ describe.each([pullConnector, pushConnector])("$name", (connector) => {
 describe("the compatibility hash of unlike engines", () => {
   const LAX = { extra: { enforce_handshake_compat: false } };
 
-  test("is relaxed by a setting alone, and what that gives up is said", async () => {
+  test("is relaxed only by a setting, and the log has the factors that are not checked", async () => {
     const play = createScenario();
     const neuron = await play.engine("p", { ...NEURON, model: "compiled-for-neuron" });
     const strict = await play.engine("strict");
@@ -45,7 +45,7 @@ describe("the compatibility hash of unlike engines", () => {
     await play.end();
   });
 
-  test("is adopted by a setting alone, and how a head is laid out is checked all the same", async () => {
+  test("is adopted only by a setting, and the order of bytes in a head is still checked", async () => {
     const play = createScenario();
     const attentionBackend = "NEURON";
     const own = await play.engine("own", { ...NEURON, attentionBackend });
@@ -60,14 +60,14 @@ describe("the compatibility hash of unlike engines", () => {
     };
     expect(await decode(own, strict, 1)).toBe("KV_HANDSHAKE_INCOMPATIBLE");
     expect(play.logged("own", "compatibility-factor-adopted")).toEqual([]);
-    // The hash lets both pass; the plan, which is made from what the peer announces, does not.
+    // The hash accepts both; the plan, which is built from the peer's metadata, does not.
     expect(await decode(own, lax, 2)).toBe("KV_PLAN_INCOMPATIBLE");
     expect(await decode(adopting, strict, 3)).toBe("KV_PLAN_INCOMPATIBLE");
     expect(play.logged("adopting", "compatibility-factor-adopted")).toMatchObject([
-      { factor: "attn_backend_name", ours: "NEURON", told: "SIM", givenUp: expect.any(String) },
+      { factor: "attn_backend_name", ours: "NEURON", announced: "SIM", consequence: expect.any(String) },
     ]);
     expect(play.logged("strict", "compatibility-relaxed")).toEqual([]);
-    // What staging leaves in the pool is plain: announced under the peer's name, it is read.
+    // The pool has the plain order, so a peer reads it when it is announced under the peer's name.
     const announcing = await play.engine("announcing", { ...NEURON, attentionBackend: "SIM" });
     expect(await decode(announcing, strict, 4)).toBe("ok");
     await play.end();

@@ -4,18 +4,18 @@ import type { NeuronDevice } from "../src/index.js";
 export interface VisibleDeviceOptions {
   readonly transport: Transport;
   readonly clock: Pick<Clock, "setTimer">;
-  /** Throws for a copy that is to fail. */
+  /** Called before each copy. An error that it throws fails the copy. */
   readonly beforeCopy?: (direction: "read" | "write") => void;
-  /** Of a copy; 1 by default. */
+  /** Duration of a copy. Default: 1. */
   readonly copyMs?: () => number;
 }
 
-/** Host memory in the place of a device's, so that a test can fill and compare it; what is not the test goes by copies, which take time. */
+/** A device with host memory, so that a test can fill and compare it. Staging reaches it by copies, which take time. */
 export function visibleDevice(options: VisibleDeviceOptions): NeuronDevice {
   const { transport, clock, beforeCopy = () => {}, copyMs = () => 1 } = options;
   const counts = { copies: 0, bytesRead: 0, bytesWritten: 0 };
   const memories: Memory[] = [];
-  const copying = async (direction: "read" | "write") => {
+  const beginCopy = async (direction: "read" | "write") => {
     counts.copies += 1;
     beforeCopy(direction);
     await new Promise<void>((resolve) => void clock.setTimer(resolve, copyMs()));
@@ -30,11 +30,11 @@ export function visibleDevice(options: VisibleDeviceOptions): NeuronDevice {
         ...memory,
         bytes: memory.bytes,
         async gather(runs) {
-          await copying("read");
+          await beginCopy("read");
           return memory.gather(runs);
         },
         async scatter(runs, source) {
-          await copying("write");
+          await beginCopy("write");
           return memory.scatter(runs, source);
         },
       };

@@ -1,14 +1,9 @@
-export type { FaultKind, FaultOperation, FaultRule, FaultSubject } from "./fault-plan.js";
-export type { MemoryHost } from "./host.js";
-export type { MemoryLatency } from "./latency.js";
-export {
-  type HostNamedOptions,
-  type MemoryNetwork,
-  type MemoryNetworkOptions,
-  memoryNetwork,
-  type OutstandingKind,
-} from "./network.js";
-export { type SeededRandom, seededRandom } from "./seeded-random.js";
-export { type MemorySideChannelOptions, memorySideChannel } from "./side-channel.js";
-export { type MemoryTransportOptions, memoryTransport } from "./transport.js";
-export { type VirtualClock, type VirtualClockOptions, virtualClock } from "./virtual-clock.js";
+export type { HostNamedOptions, MemoryNetworkOptions, OutstandingKind } from "./network/fabric.js";
+export type { FaultKind, FaultOperation, FaultRule, FaultSubject } from "./network/fault-plan.js";
+export type { MemoryHost } from "./network/host.js";
+export type { MemoryLatency } from "./network/latency.js";
+export { type MemoryNetwork, memoryNetwork } from "./network/network.js";
+export { type MemorySideChannelOptions, memorySideChannel } from "./network/side-channel.js";
+export { type SeededRandom, seededRandom } from "./simulation/seeded-random.js";
+export { type VirtualClock, type VirtualClockOptions, virtualClock } from "./simulation/virtual-clock.js";
+export { type MemoryTransport, type MemoryTransportOptions, memoryTransport } from "./transport.js";

@@ -1,32 +1,46 @@
 import {
+  type Agent,
   type AgentOptions,
-  type Ambient,
+  type AmbientOptions,
   KvError,
+  type Memory,
   type MemoryType,
   type Transport,
   type TransportCapabilities,
 } from "@kv/interface";
-import { type MemoryAgent, memoryAgent } from "./agent.js";
-import type { MemoryHost } from "./host.js";
-import { allocateMemory, type MemoryRecord } from "./memory.js";
-import { AGENT_NAME } from "./metadata.js";
-import { fabricOf, type MemoryNetwork, memoryNetwork } from "./network.js";
+import { type MemoryAgent, memoryAgent } from "./agent/agent.js";
+import { AGENT_NAME } from "./agent/metadata.js";
+import { allocateMemory, type MemoryRecord } from "./memory/memory.js";
+import type { MemoryHost } from "./network/host.js";
+import { fabricOf, type MemoryNetwork, memoryNetwork } from "./network/network.js";
 
-export interface MemoryTransportOptions extends Partial<Ambient> {
-  /** Agents meet on it; one of its own by default, so that only agents of this transport meet. */
-  readonly network?: MemoryNetwork;
-  /** The simulated process it belongs to; "localhost" by default. A killed one stays dead: make a new transport. */
-  readonly host?: string | MemoryHost;
-  /** What `allocate` gives; `["DRAM"]` by default. `VRAM` is simulated: no `bytes`, only `gather` and `scatter`. */
-  readonly memoryTypes?: readonly MemoryType[];
-  /** Names of backends that agents may ask for, the default first; `["MEMORY"]` by default. */
-  readonly backendNames?: readonly string[];
+/** Options of `memoryTransport`. */
+export interface MemoryTransportOptions extends AmbientOptions {
+  /** Network of its agents. Default: a network of its own, so that only agents of this transport reach each other. */
+  readonly network?: MemoryNetwork | undefined;
+  /** Simulated process of the transport. Default: "localhost". After the process was killed, create a new transport. */
+  readonly host?: string | MemoryHost | undefined;
+  /** Memory types of `allocate`. `VRAM` is simulated: it has `gather` and `scatter`, but no `bytes`. Default: `["DRAM"]`. */
+  readonly memoryTypes?: readonly MemoryType[] | undefined;
+  /** Names of backends that agents may request, the default one first. Default: `["MEMORY"]`. */
+  readonly backendNames?: readonly string[] | undefined;
 }
 
 const MAX_LENGTH_BYTES = 2 ** 40;
 
-/** The embedded transport: agents of one process, over a simulated network. Makes its network with the ambient given when none is. */
-export function memoryTransport(options: MemoryTransportOptions = {}): Transport {
+/** The transport that `memoryTransport` creates. Its agents, lists and registrations have `Symbol.asyncDispose`, its memory `Symbol.dispose`. */
+export interface MemoryTransport extends Transport, AsyncDisposable {
+  /** As `Transport.createAgent`. */
+  createAgent(options?: AgentOptions): Promise<Agent & AsyncDisposable>;
+  /** As `Transport.allocate`. */
+  allocate(...options: Parameters<Transport["allocate"]>): Memory & Disposable;
+}
+
+/**
+ * Creates an in-process transport: its agents copy bytes between buffers of this process, over a simulated network with latency and faults. Errors:
+ * `KV_CONFIG_INVALID` for a network that `memoryNetwork` did not create.
+ */
+export function memoryTransport(options: MemoryTransportOptions = {}): MemoryTransport {
   const network = options.network ?? memoryNetwork(options);
   const fabric = fabricOf(network);
   const host = typeof options.host === "object" ? options.host : network.host(options.host ?? "localhost");
@@ -53,28 +67,28 @@ export function memoryTransport(options: MemoryTransportOptions = {}): Transport
 
   function assertOpen(): void {
     if (closed || !host.alive) {
-      const what = host.alive ? "is closed" : `belongs to host ${host.name}, which was killed`;
-      throw new KvError("KV_TRANSPORT_CLOSED", `the memory transport ${what}`);
+      const reason = host.alive ? "is closed" : `belongs to host ${host.name}, which was killed`;
+      throw new KvError("KV_TRANSPORT_CLOSED", `the memory transport ${reason}`);
     }
   }
 
   function backendsOf({ backends }: AgentOptions): readonly string[] {
-    const wanted = backends?.map((backend) => backend.name) ?? backendNames.slice(0, 1);
-    for (const name of wanted) {
+    const requested = backends?.map((backend) => backend.name) ?? backendNames.slice(0, 1);
+    for (const name of requested) {
       if (!backendNames.includes(name)) {
         throw new KvError(
           "KV_BACKEND_UNAVAILABLE",
           `the memory transport has no backend ${JSON.stringify(name)}`,
           {
-            hint: `it has ${backendNames.join(", ")}; leave \`backends\` out to take the default`,
+            hint: `it has ${backendNames.join(", ")}; leave \`backends\` out for the default`,
           },
         );
       }
     }
-    return wanted;
+    return requested;
   }
 
-  return {
+  const transport: MemoryTransport = {
     name: "memory",
     capabilities,
     async createAgent(agentOptions = {}) {
@@ -90,7 +104,7 @@ export function memoryTransport(options: MemoryTransportOptions = {}): Transport
         if (other.name === name) {
           throw new KvError(
             "KV_AGENT_INVALID",
-            `an agent ${JSON.stringify(name)} lives on host ${other.host.name} already`,
+            `an agent ${JSON.stringify(name)} already exists on host ${other.host.name}`,
           );
         }
       }
@@ -111,7 +125,7 @@ export function memoryTransport(options: MemoryTransportOptions = {}): Transport
     allocate(lengthBytes, { memoryType = memoryTypes[0] ?? "DRAM", deviceId = 0 } = {}) {
       assertOpen();
       if (!Number.isSafeInteger(lengthBytes) || lengthBytes < 1 || lengthBytes > MAX_LENGTH_BYTES) {
-        throw new KvError("KV_MEMORY_INVALID", `${lengthBytes} is no length of a memory, in bytes`);
+        throw new KvError("KV_MEMORY_INVALID", `invalid length of a memory: ${lengthBytes} bytes`);
       }
       if (!memoryTypes.includes(memoryType)) {
         throw new KvError(
@@ -120,7 +134,7 @@ export function memoryTransport(options: MemoryTransportOptions = {}): Transport
         );
       }
       if (!Number.isSafeInteger(deviceId) || deviceId < 0) {
-        throw new KvError("KV_MEMORY_INVALID", `device ${deviceId}`);
+        throw new KvError("KV_MEMORY_INVALID", `invalid deviceId ${deviceId}`);
       }
       const memory = allocateMemory({
         host,
@@ -139,5 +153,7 @@ export function memoryTransport(options: MemoryTransportOptions = {}): Transport
       await Promise.all([...agents].map((agent) => agent.close()));
       forgetKill();
     },
+    [Symbol.asyncDispose]: () => transport.close(),
   };
+  return transport;
 }

@@ -18,7 +18,7 @@ const codeOf = (promise: Promise<unknown>): Promise<string> =>
     (error: unknown) => (KvError.is(error) ? error.code : String(error)),
   );
 
-test("bytes land over time, at the speed and in the pieces asked for", async () => {
+test("bytes land over time, with the configured bandwidth and pieces", async () => {
   const p = await pair({ latency: SLOW });
   const { done } = p.reader.agent.transfer(read(p));
   const landed: number[] = [];
@@ -31,7 +31,7 @@ test("bytes land over time, at the speed and in the pieces asked for", async () 
   expect(await done).toMatchObject({ lengthBytes: TOTAL, transferMs: 26 });
 });
 
-test("a transfer that was given up goes on writing until it is released, and only until then", async () => {
+test("an aborted transfer keeps writing until it is released, and not afterwards", async () => {
   const p = await pair({ latency: SLOW });
   const controller = new AbortController();
   const words = collect(p.owner.agent);
@@ -45,7 +45,7 @@ test("a transfer that was given up goes on writing until it is released, and onl
   await p.clock.advance(14);
   controller.abort();
   expect(await codeOf(done)).toBe("KV_TRANSFER_ABORTED");
-  // Whoever takes the memory now sees it overwritten.
+  // Memory that is reused now is overwritten.
   p.reader.memory.bytes.fill(9);
   await p.clock.advance(4.9);
   expect(free).toBe(false);
@@ -59,7 +59,7 @@ test("a transfer that was given up goes on writing until it is released, and onl
   expect(words).toEqual([]);
 });
 
-test("dropped: it never ends by itself, its deadline ends it, its memory is free a little later", async () => {
+test("drop: the transfer ends at its deadline only, and its memory is released a little later", async () => {
   const p = await pair({ latency: SLOW, faults: [{ operation: "READ", nth: 2, fault: "drop" }] });
   await p.clock.settle(p.reader.agent.transfer(read(p)).done);
   const { done, released } = p.reader.agent.transfer(read(p, { timeoutMs: 5000 }));
@@ -76,7 +76,7 @@ test("dropped: it never ends by itself, its deadline ends it, its memory is free
   expect(p.network.outstanding().transfers).toBe(0);
 });
 
-test("failed: the n-th transfer, with the code asked for, part of its bytes there, no rider", async () => {
+test("fail: the n-th transfer fails with the configured code after part of its bytes landed, without its notification", async () => {
   const rule: FaultRule = { operation: "READ", nth: 1, fault: "fail", code: "KV_PEER_DISCONNECTED" };
   const p = await pair({ latency: SLOW, faults: [rule] });
   const words = collect(p.owner.agent);
@@ -91,12 +91,12 @@ test("failed: the n-th transfer, with the code asked for, part of its bytes ther
   expect(words).toEqual(["second"]);
 });
 
-test("delayed: later by so much", async () => {
+test("delay: the transfer takes delayMs longer", async () => {
   const p = await pair({ latency: SLOW, faults: [{ operation: "READ", fault: "delay", delayMs: 100 }] });
   expect(await p.clock.settle(p.reader.agent.transfer(read(p)).done)).toMatchObject({ transferMs: 126 });
 });
 
-test("notifications: dropped, duplicated, delayed with those behind it, overtaken", async () => {
+test("notifications: drop, duplicate, delay (also of later ones), reorder", async () => {
   const p = await pair({
     latency: { latencyMs: 1 },
     faults: [
@@ -107,7 +107,7 @@ test("notifications: dropped, duplicated, delayed with those behind it, overtake
     ],
   });
   const words = collect(p.owner.agent);
-  // Each rule counts what the rules before it let pass: "b" is dropped, "c" doubled, "d" delayed, "e" overtaken.
+  // Each rule counts the operations that earlier rules did not match: "b" is dropped, "c" duplicated, "d" delayed, "e" overtaken.
   for (const word of ["a", "b", "c", "d", "e", "f"])
     await p.reader.agent.notify(p.owner.agent.name, bytes(word));
   await p.clock.advance(1);
@@ -117,7 +117,7 @@ test("notifications: dropped, duplicated, delayed with those behind it, overtake
   expect(p.network.faultCounts()).toEqual({ drop: 1, duplicate: 1, delay: 1, reorder: 1 });
 });
 
-test("disconnected: what is under way fails, what is new fails, until the time is over", async () => {
+test("disconnect: transfers in flight fail and new ones fail, until forMs has passed", async () => {
   const p = await pair({
     latency: SLOW,
     faults: [{ operation: "NOTIFY", nth: 1, fault: "disconnect", forMs: 1000 }],
@@ -137,13 +137,13 @@ test("disconnected: what is under way fails, what is new fails, until the time i
   expect(await codeOf(p.reader.agent.notify(p.owner.agent.name, bytes("x")))).toBe("KV_OK");
 });
 
-test("a rider that cannot be sent fails its transfer", async () => {
+test("a transfer whose notification cannot be sent fails", async () => {
   const p = await pair({ faults: [{ operation: "NOTIFY", fault: "fail" }] });
   const { done } = p.reader.agent.transfer(read(p, { notification: bytes("x") }));
   expect(await p.clock.settle(codeOf(done))).toBe("KV_NOTIFICATION_FAILED");
 });
 
-test("rules match by host, by agent, by predicate, so many times", async () => {
+test("rules match by host, agent and predicate, and stop after `times` faults", async () => {
   const p = await pair({
     faults: [
       { fault: "drop", operation: "NOTIFY", from: "p" },
@@ -163,7 +163,7 @@ test("rules match by host, by agent, by predicate, so many times", async () => {
   expect(words).toEqual(["x", "Hb"]);
 });
 
-test("the same seed gives the same faults, another seed others", async () => {
+test("the same seed gives the same faults, and another seed gives others", async () => {
   const run = async (seed: number): Promise<string> => {
     const p = await pair({
       seed,
@@ -180,7 +180,7 @@ test("the same seed gives the same faults, another seed others", async () => {
   expect(await run(7)).not.toBe(await run(8));
 });
 
-test("rules that cannot be meant are refused", () => {
+test("invalid rules are rejected", () => {
   const wrong: unknown[] = [
     { fault: "explode" },
     { fault: "duplicate", operation: "READ" },

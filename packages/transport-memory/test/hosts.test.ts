@@ -14,7 +14,7 @@ const NOTHING = {
   requests: 0,
 };
 
-test("a killed owner: transfers from it stop and fail, its memory is gone, nothing of it is left", async () => {
+test("when the owner is killed, transfers from it fail, its memory is gone, and nothing of it is outstanding", async () => {
   const { clock, network, reader, owner, local, remote } = await pair({ latency: SLOW });
   const request = { operation: "READ", local, localIds: ALL, remote, remoteIds: ALL } as const;
   const { done, released } = reader.agent.transfer(request);
@@ -41,7 +41,7 @@ test("a killed owner: transfers from it stop and fail, its memory is gone, nothi
   expect(clock.pendingTimers).toBe(0);
 });
 
-test("a transfer that hangs is told of the death too", async () => {
+test("a hanging transfer fails when the peer is killed", async () => {
   const { clock, network, reader, local, remote } = await pair({
     faults: [{ fault: "drop", operation: "READ" }],
   });
@@ -58,7 +58,7 @@ test("a transfer that hangs is told of the death too", async () => {
   await released;
 });
 
-test("a killed reader: not one byte more, its promises and timers stay silent", async () => {
+test("when the reader is killed, no further byte lands, and its promises and timers never fire", async () => {
   const { clock, network, reader, owner, local, remote } = await pair({ latency: SLOW });
   const { done, released } = reader.agent.transfer({
     operation: "WRITE",
@@ -84,7 +84,7 @@ test("a killed reader: not one byte more, its promises and timers stay silent", 
   await reader.agent.close();
 });
 
-test("notifications of a killed host that are under way arrive or not, by the chance given", async () => {
+test("notifications in flight from a killed host arrive with the configured probability", async () => {
   for (const [deliverInFlight, expected] of [
     [0, 0],
     [1, 40],
@@ -98,7 +98,7 @@ test("notifications of a killed host that are under way arrive or not, by the ch
   }
 });
 
-test("a restarted host is another process: old metadata and lists lead nowhere, new ones to the new agent", async () => {
+test("a restarted host is another process: old metadata and lists fail, new ones reach the new agent", async () => {
   const { clock, network, reader, owner, local, remote } = await pair();
   const request = { operation: "READ", local, localIds: ALL, remote, remoteIds: ALL } as const;
   const oldMetadata = await owner.agent.localMetadata();
@@ -109,7 +109,7 @@ test("a restarted host is another process: old metadata and lists lead nowhere, 
     KvError.is(e, "KV_PEER_DISCONNECTED"),
   );
   const words = collect(again.agent);
-  // Known under the old life still: the new one of the same name is not reached.
+  // The peer is known by its old incarnation, so the new agent of the same name is not reached.
   await expect(reader.agent.notify(again.agent.name, bytes("old"))).rejects.toThrow(KvError);
   const fresh = await lists(reader, again);
   await clock.settle(reader.agent.transfer({ ...request, ...fresh }).done);
@@ -120,7 +120,7 @@ test("a restarted host is another process: old metadata and lists lead nowhere, 
   expect(words).toEqual([]);
 });
 
-test("without reportsPeerDeath the deadline alone tells", async () => {
+test("without reportsPeerDeath only the deadline ends a transfer", async () => {
   const { clock, network, reader, owner, local, remote } = await pair({ reportsPeerDeath: false });
   expect(reader.transport.capabilities.reportsPeerDeath).toBe(false);
   network.host("p").kill();
@@ -138,7 +138,7 @@ test("without reportsPeerDeath the deadline alone tells", async () => {
   expect(clock.now()).toBeLessThan(800);
 });
 
-test("an owner that lets go of memory fails the transfer that still reads it", async () => {
+test("a transfer fails when the owner deregisters its memory", async () => {
   const { clock, reader, owner, local, remote } = await pair({ latency: SLOW });
   const { done } = reader.agent.transfer({ operation: "READ", local, localIds: ALL, remote, remoteIds: ALL });
   await clock.advance(15);
@@ -146,7 +146,7 @@ test("an owner that lets go of memory fails the transfer that still reads it", a
   await expect(clock.settle(done)).rejects.toSatisfy((error) => KvError.is(error, "KV_PEER_DISCONNECTED"));
 });
 
-test("closing an agent waits for its transfers, and gives up what does not end", async () => {
+test("closing an agent waits for its transfers, and aborts those that do not end", async () => {
   const { clock, reader, local, remote, network } = await pair({
     latency: SLOW,
     faults: [{ fault: "drop", nth: 2 }],
@@ -169,7 +169,7 @@ test("clocks of hosts differ by their skew, also after a restart", async () => {
   expect(network.restart("late").clock.now()).toBe(750);
 });
 
-test("names are unique among the living, and agents of one host meet as others do", async () => {
+test("names are unique among live agents, and agents of one host reach each other", async () => {
   const { network, reader } = await pair();
   const transport = memoryTransport({ network, host: "d" });
   await expect(transport.createAgent({ name: reader.agent.name })).rejects.toSatisfy((error) =>
@@ -177,7 +177,7 @@ test("names are unique among the living, and agents of one host meet as others d
   );
 });
 
-test("VRAM is simulated where it is asked for: no view, but gather, scatter and transfers", async () => {
+test("VRAM is simulated on request: no view, but gather, scatter and transfers work", async () => {
   const transport = memoryTransport({ memoryTypes: ["VRAM"] });
   const memory = transport.allocate(64, { memoryType: "VRAM", deviceId: 3 });
   expect(() => memory.bytes).toThrow(/not addressable/);
@@ -188,4 +188,17 @@ test("VRAM is simulated where it is asked for: no view, but gather, scatter and 
   const rows = Float64Array.of(memory.address, 64, 3, 64, 1);
   expect((await agent.prepareLocal({ memoryType: "VRAM", rows })).count).toBe(1);
   await expect(agent.prepareLocal({ memoryType: "DRAM", rows })).rejects.toThrow(/is VRAM of device 3/);
+});
+
+test("await using closes agents and the transport, and using frees memory", async () => {
+  const { network } = await pair();
+  {
+    await using transport = memoryTransport({ network, host: "disposed" });
+    using memory = transport.allocate(4096);
+    await using agent = await transport.createAgent();
+    const registration = await agent.register(memory);
+    await registration.close();
+    expect(network.outstanding()).toMatchObject({ agents: 3, memories: 3 });
+  }
+  expect(network.outstanding()).toMatchObject({ agents: 2, memories: 2 });
 });

@@ -30,7 +30,7 @@ export interface Pair {
 
 export const SLOW: MemoryLatency = { latencyMs: 10, minPieces: 4, bytesPerMs: BLOCK_BYTES, lingerMs: 5 };
 
-/** A reader on host "d" that knows all of an owner's memory on host "p", in virtual time. */
+/** A reader on host "d" with a list of all memory of an owner on host "p", in virtual time. */
 export async function pair(options: MemoryNetworkOptions & { seed?: number } = {}): Promise<Pair> {
   const clock = virtualClock();
   const network = memoryNetwork({ clock, random: seededRandom(options.seed ?? 1), ...options });
@@ -64,15 +64,15 @@ export async function lists(reader: End, owner: End): Promise<{ local: PreparedL
 export const ALL = Int32Array.from({ length: NUM_BLOCKS }, (_, index) => index);
 export const bytes = (text: string): Uint8Array => new TextEncoder().encode(text);
 export const text = (payload: Uint8Array): string => new TextDecoder().decode(payload);
-/** How many bytes of the memory have the value. */
+/** Counts the bytes of the memory with the value. */
 export const count = (memory: Memory, value: number): number =>
   memory.bytes.filter((byte) => byte === value).length;
 
-/** Everything that arrives from now on, as text. */
+/** Collects the notifications that arrive from now on, as text. */
 export function collect(agent: Agent): string[] {
-  const words: string[] = [];
+  const received: string[] = [];
   void (async () => {
-    for await (const { payload } of agent.notifications()) words.push(text(payload));
+    for await (const { payload } of agent.notifications()) received.push(text(payload));
   })();
-  return words;
+  return received;
 }

@@ -26,7 +26,7 @@ function ground(faults: readonly FaultRule[] = []) {
   return { clock, network, server, client, ask, codeOf };
 }
 
-test("a request of frames, a reply of frames, with the asker's times", async () => {
+test("a request of frames gets a reply of frames, with the requester's timestamps", async () => {
   const { clock, server, ask, network } = ground();
   const asked: string[][] = [];
   const listener = await server.listen({
@@ -46,7 +46,7 @@ test("a request of frames, a reply of frames, with the asker's times", async () 
   expect(clock.pendingTimers).toBe(0);
 });
 
-test("the listener goes on, whatever answer does; the asker hears nothing and times out", async () => {
+test("the listener survives errors of answer, and the requester times out", async () => {
   const { clock, server, ask, codeOf } = ground();
   let round = 0;
   await server.listen({
@@ -63,7 +63,7 @@ test("the listener goes on, whatever answer does; the asker hears nothing and ti
   expect(await codeOf(ask())).toBe("KV_OK");
 });
 
-test("nobody there, a dead host, a cut link: unreachable; a killed listener's port is free again", async () => {
+test("no listener, a dead host and a cut link are unreachable; a killed listener's port is free again", async () => {
   const { network, server, ask, codeOf } = ground();
   expect(await codeOf(ask())).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
   expect(await codeOf(ask({ host: "nowhere" }))).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
@@ -81,7 +81,7 @@ test("nobody there, a dead host, a cut link: unreachable; a killed listener's po
   expect(network.outstanding().listeners).toBe(1);
 });
 
-test("a host that is killed while it answers never does", async () => {
+test("a host that is killed while it answers sends no reply", async () => {
   const { clock, network, server, ask, codeOf } = ground();
   await server.listen({
     host: "p",
@@ -94,7 +94,7 @@ test("a host that is killed while it answers never does", async () => {
   expect(await asked).toBe("KV_SIDE_CHANNEL_TIMEOUT");
 });
 
-test("ports: taken, of another host, no port, a free one for 0; the same port on another host", async () => {
+test("ports in use, of another host and out of range are rejected; port 0 takes a free one; hosts have separate ports", async () => {
   const { server, client, codeOf, network } = ground();
   const answer = () => [];
   const first = await server.listen({ host: "localhost", port: 0, answer });
@@ -118,7 +118,7 @@ test("ports: taken, of another host, no port, a free one for 0; the same port on
   expect(network.outstanding().listeners).toBe(0);
 });
 
-test("faults: lost, delayed, refused, noise instead of the reply", async () => {
+test("faults: drop, delay, fail, garbage", async () => {
   const { clock, server, ask, codeOf } = ground([
     { fault: "drop", operation: "REQUEST", nth: 1 },
     { fault: "delay", operation: "REQUEST", nth: 1, delayMs: 40 },
@@ -140,7 +140,7 @@ test("faults: lost, delayed, refused, noise instead of the reply", async () => {
   expect(await codeOf(ask())).toBe("KV_OK");
 });
 
-test("aborted by its signal, closed under it", async () => {
+test("requests end when their signal aborts and when the side channel closes", async () => {
   const { client, ask, codeOf, network, clock } = ground();
   expect(await codeOf(ask({ signal: AbortSignal.abort() }))).toBe("KV_REQUEST_ABORTED");
   const controller = new AbortController();

@@ -23,7 +23,7 @@ const config: KvCacheConfig = {
   attentionBackend: "STAGED",
 };
 
-/** A device whose memory cannot be registered: the least that a platform with host staging is, by the contract alone. */
+/** A minimal platform with host staging, for a device whose memory cannot be registered. */
 function stagedPlatform(): Platform {
   return {
     deviceType: "staged",
@@ -99,7 +99,7 @@ platformSuite({
   refusedSettings: [{ prefixCaching: true }],
   async staging() {
     const transport = memoryTransport();
-    // Blocks lie apart, as on a device that pads them.
+    // Blocks are padded, as on some devices.
     const strideBytes = BLOCK_BYTES + 64;
     const memories = [0, 1].map(() => transport.allocate(NUM_BLOCKS * strideBytes));
     const regions = memories.map((memory, index) => ({

@@ -11,7 +11,7 @@ import type {
 import { expect } from "vitest";
 import type { ConnectorEnd } from "./pair.js";
 
-/** What blocks hold while nobody owns them; a byte that is written or read late gives itself away. */
+/** Content of free blocks. A byte that is written or read too late is then visible. */
 const POISON = 0xdd;
 
 export interface RunningRequest {
@@ -19,11 +19,11 @@ export interface RunningRequest {
   readonly blockIds: BlockIds;
 }
 
-/** The least engine that keeps the contract's order of calls: blocks, steps, and nothing that computes. */
+/** A minimal engine that makes the calls in the contract's order: it has blocks and steps, and computes nothing. */
 export interface TestEngine {
   readonly end: ConnectorEnd;
   readonly config: KvCacheConfig;
-  /** Outputs so far, merged over the workers. */
+  /** Outputs so far, merged over all workers. */
   readonly sent: ReadonlySet<string>;
   readonly received: ReadonlySet<string>;
   readonly failed: ReadonlyMap<string, FailedReceive>;
@@ -32,18 +32,18 @@ export interface TestEngine {
   request(requestId: string, numPromptTokens: number, params?: KvTransferParams): ConnectorRequest;
   takeBlocks(numTokens: number): BlockIds;
   freeBlocks(blockIds: BlockIds): void;
-  /** Takes a request in: `requestQueued`, `matchedTokens`, `afterAllocation`. Answers what the connector supplies. */
+  /** Admits a request: calls `requestQueued`, `matchedTokens` and `afterAllocation`. Returns the tokens that the connector supplies. */
   admit(request: ConnectorRequest, numComputedTokens: number): RunningRequest & { externalTokens: number };
-  /** Ends a request; the blocks are freed now, or when a worker has reported it. */
+  /** Ends a request. Its blocks are freed now, or when every worker has reported it. */
   finish(running: RunningRequest, reason: FinishReason): KvTransferParams | undefined;
-  /** Requests that have ended, whose blocks are kept. */
+  /** Requests that have ended and whose blocks are kept. */
   readonly kept: number;
   step(): Promise<void>;
-  /** Fills the blocks of all workers with bytes that depend on `seed`, region and place. */
+  /** Fills the blocks of all workers with bytes that depend on seed, region and position. */
   compute(blockIds: BlockIds, seed: number): void;
-  /** One region's bytes of a block. */
+  /** Returns the bytes of a block in one region. */
   block(worker: number, region: number, blockId: number): Uint8Array;
-  /** Throws unless no byte of a free block has been touched. */
+  /** Throws when a byte of a free block was written. */
   expectFreeBlocksUntouched(): void;
   close(): Promise<void>;
 }
@@ -55,7 +55,7 @@ export function testEngine(end: ConnectorEnd): TestEngine {
     throw new Error("a pair needs caches for each of its workers");
   const { config } = first;
   const numBlocks = Math.min(...caches.flatMap((cache) => cache.regions.map((region) => region.numBlocks)));
-  // One pool for all groups: block ids of different groups are then never equal, and a mix-up is seen.
+  // All groups share one pool, so that block ids of different groups are never equal and a mix-up is visible.
   const free = Array.from({ length: numBlocks }, (_, id) => id).sort(
     (a, b) => ((a * 37) % numBlocks) - ((b * 37) % numBlocks),
   );
@@ -88,7 +88,7 @@ export function testEngine(end: ConnectorEnd): TestEngine {
     });
   }
 
-  /** Ids that every worker has reported with this output. */
+  /** Returns the ids that every worker has reported with this output. */
   function complete(kind: keyof typeof reports, ids: readonly string[]): string[] {
     return ids.filter((id) => {
       const count = (reports[kind].get(id) ?? 0) + 1;
@@ -101,7 +101,7 @@ export function testEngine(end: ConnectorEnd): TestEngine {
     });
   }
 
-  function ended(requestId: string): void {
+  function freeKept(requestId: string): void {
     const blockIds = kept.get(requestId);
     kept.delete(requestId);
     if (blockIds !== undefined) engine.freeBlocks(blockIds);
@@ -170,17 +170,17 @@ export function testEngine(end: ConnectorEnd): TestEngine {
         });
       }
       for (const output of merged) {
-        // First the connector, then the blocks: it answers for them until it has heard.
+        // The connector is responsible for the blocks until it has the output, so they are freed afterwards.
         scheduler.applyWorkerOutput(output);
         for (const id of output.finishedSending) {
           expect(sent.has(id), `${id} is reported as sent once`).toBe(false);
           sent.add(id);
-          ended(id);
+          freeKept(id);
         }
         for (const id of output.finishedReceiving) {
           expect(received.has(id), `${id} is reported as received once`).toBe(false);
           received.add(id);
-          ended(id);
+          freeKept(id);
         }
       }
     },
@@ -208,7 +208,7 @@ export function testEngine(end: ConnectorEnd): TestEngine {
   return engine;
 }
 
-/** As it comes out of another process; and proof that it is plain: nothing may get lost on the way. */
+/** Passes a value through JSON, as to another process, and checks that nothing is lost. */
 function plain<T extends StepMetadata | WorkerOutput | KvTransferParams>(value: T): T {
   const copy = JSON.parse(JSON.stringify(value)) as T;
   expect(copy).toStrictEqual(value);

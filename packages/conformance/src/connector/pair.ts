@@ -6,42 +6,46 @@ import type {
   WorkerConnector,
 } from "@kv/interface";
 
+/** Options of `connectorSuite`. */
 export interface ConnectorSuiteOptions {
-  /** Heads the suite's tests. */
+  /** Name in the titles of the tests. */
   readonly name: string;
-  /** A prefill and a decode engine of their own for each call. */
+  /** Creates a new prefill and a new decode engine. */
   readonly createPair: () => Promise<ConnectorPair>;
-  /** Rounds of steps within which anything must have come to its end; 20,000 by default. */
-  readonly maxRounds?: number;
+  /** Limit of engine steps for anything that a test waits for. Default: 20,000. */
+  readonly maxRounds?: number | undefined;
   /**
-   * Changes to the parameters that the prefill side answered, each of which makes them unusable; `matchedTokens` must refuse them with
-   * `KV_REQUEST_INVALID` and name the first key. Those of vLLM's NixlConnector by default.
+   * Changes to the `kv_transfer_params` of the prefill side. Each one makes them invalid: `matchedTokens` must throw `KV_REQUEST_INVALID` with the
+   * change's first key in the message. Default: changes to the parameters of vLLM's NixlConnector.
    */
-  readonly badParameters?: readonly KvTransferParams[];
+  readonly badParameters?: readonly KvTransferParams[] | undefined;
 }
 
 /** Two engines that can reach each other. */
 export interface ConnectorPair {
+  /** The engine that computes prompts. */
   readonly prefill: ConnectorEnd;
+  /** The engine that receives their KV. */
   readonly decode: ConnectorEnd;
-  /** Lets time pass between two steps: a turn of the event loop, or virtual time. */
+  /** Lets time pass between two steps: one turn of the event loop, or some virtual time. */
   progress(): Promise<void>;
-  /** Closes what the connectors were handed, after the suite has closed the connectors. */
+  /** Closes transports, side channels and memory. The suite has closed the connectors before. */
   close(): Promise<void>;
-  /** Timers that are set, where that can be known: none may be left when both connectors are closed. */
+  /** Returns the number of timers that are set. None may be left after both connectors are closed. Absent: not tested. */
   pendingTimers?(): number;
   /**
-   * Throws unless the first `numTokens` tokens of the prompt are the same in both engines' blocks. Needed where they differ in
-   * TP size, block size or layout; without it worker i and region i of both sides must hold the same bytes.
+   * Throws unless the first `numTokens` tokens of the prompt are equal in both engines' blocks. Required where the engines differ in TP size, block
+   * size or layout. Absent: worker i and region i of both sides must hold the same bytes.
    */
   compare?(prefillBlockIds: BlockIds, decodeBlockIds: BlockIds, numTokens: number): void;
 }
 
-/** One engine's connectors, fresh: the suite registers the caches and publishes the handshake metadata. */
+/** One engine's new connectors. The suite registers the caches and publishes the handshake metadata. */
 export interface ConnectorEnd {
+  /** The scheduler side. */
   readonly scheduler: SchedulerConnector;
-  /** By rank. */
+  /** The worker sides, by rank. */
   readonly workers: readonly WorkerConnector[];
-  /** Of each worker, in memory that the test can address. At least 64 blocks, groups of kind `full` or `mla`. */
+  /** Caches of each worker, in memory that the test can address: at least 64 blocks, groups of kind `full` or `mla`. */
   readonly caches: readonly KvCaches[];
 }

@@ -1,28 +1,31 @@
 import type { KvCacheRegion, KvCaches, Platform, StagedBlocks, Staging, Transport } from "@kv/interface";
 import { afterEach, beforeEach, expect, test } from "vitest";
 
-export interface StagingStand {
+/** Transport and device caches for the staging tests. */
+export interface StagingFixture {
+  /** Allocates the pool. */
   readonly transport: Transport;
-  /** At least 8 blocks; its memory stands for the device's, and is reached by `gather` and `scatter` alone. */
+  /** Caches of at least 8 blocks in device memory. The tests reach them by `gather` and `scatter` only. */
   readonly caches: KvCaches;
-  /** Names of the regions that peers see, where they are not the device's. */
-  readonly wireNames?: readonly string[];
+  /** Names of the regions that peers see. Default: those of the device's regions. */
+  readonly wireNames?: readonly string[] | undefined;
+  /** Closes transport and memory, after the staging is closed. */
   close(): Promise<void>;
 }
 
-/** Fewer than the device has. */
+/** Fewer blocks than the device has. */
 const POOL_BLOCKS = 4;
 
-/** Device blocks to host buffers and back, as a transfer would find and leave them. */
-export function stagingTests(create: () => Platform, open: () => Promise<StagingStand>): void {
-  let stand: StagingStand;
+/** Tests copies between device blocks and pool blocks. */
+export function stagingTests(create: () => Platform, open: () => Promise<StagingFixture>): void {
+  let fixture: StagingFixture;
   let staging: Staging;
 
   beforeEach(async () => {
-    stand = await open();
+    fixture = await open();
     const platform = create();
     if (platform.createStaging === undefined) return expect.fail("the platform has no createStaging");
-    const { transport, caches } = stand;
+    const { transport, caches } = fixture;
     staging = await platform.createStaging({
       transport,
       caches,
@@ -32,7 +35,7 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
   });
   afterEach(async () => {
     await staging.close();
-    await stand.close();
+    await fixture.close();
   });
 
   const runOf = (region: KvCacheRegion, id: number): Float64Array =>
@@ -42,37 +45,37 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
   const bytesOf = async (region: KvCacheRegion, id: number) =>
     new Uint8Array(await region.memory.gather(runOf(region, id)));
   async function fillAll(byteOf: (region: number, id: number) => number): Promise<void> {
-    for (const [index, region] of stand.caches.regions.entries()) {
+    for (const [index, region] of fixture.caches.regions.entries()) {
       for (let id = 0; id < region.numBlocks; id++) await fill(region, id, byteOf(index, id));
     }
   }
   const pairs = (device: readonly number[], wire: readonly number[]): StagedBlocks => ({
-    device: stand.caches.config.groups.map(() => [...device]),
-    wire: stand.caches.config.groups.map(() => [...wire]),
+    device: fixture.caches.config.groups.map(() => [...device]),
+    wire: fixture.caches.config.groups.map(() => [...wire]),
   });
 
-  test("what peers see are the layers, in registrable memory of a bounded pool", () => {
+  test("peers see the layers in registrable memory of a bounded pool", () => {
     const { wireCaches } = staging;
-    const names = stand.wireNames ?? stand.caches.regions.map(({ name }) => name);
+    const names = fixture.wireNames ?? fixture.caches.regions.map(({ name }) => name);
     expect(wireCaches.regions.map(({ name }) => name)).toEqual(names);
     for (const region of wireCaches.regions) {
-      expect(stand.transport.capabilities.memoryTypes).toContain(region.memoryType);
-      expect(stand.caches.regions.some(({ memory }) => memory === region.memory)).toBe(false);
+      expect(fixture.transport.capabilities.memoryTypes).toContain(region.memoryType);
+      expect(fixture.caches.regions.some(({ memory }) => memory === region.memory)).toBe(false);
       expect(region.numBlocks).toBe(POOL_BLOCKS);
       const last = region.offsetBytes + (POOL_BLOCKS - 1) * region.blockStrideBytes + region.blockLengthBytes;
       expect(last).toBeLessThanOrEqual(region.memory.lengthBytes);
     }
     const lengthOf = (caches: KvCaches) =>
       caches.regions.reduce((sum, region) => sum + region.blockLengthBytes, 0);
-    expect(lengthOf(wireCaches)).toBe(lengthOf(stand.caches));
+    expect(lengthOf(wireCaches)).toBe(lengthOf(fixture.caches));
   });
 
-  test("save, then load into other blocks, brings every byte there, and touches no other block", async () => {
+  test("save, then load into other blocks, copies every byte and touches no other block", async () => {
     await fillAll((region, id) => 16 * region + id + 1);
     await staging.save("r1", pairs([7, 1], [2, 3]));
     await fillAll(() => 0xee);
     await staging.load("r1", pairs([0, 5], [2, 3]));
-    for (const [index, region] of stand.caches.regions.entries()) {
+    for (const [index, region] of fixture.caches.regions.entries()) {
       for (let id = 0; id < region.numBlocks; id++) {
         const expected = id === 0 ? 16 * index + 8 : id === 5 ? 16 * index + 2 : 0xee;
         expect((await bytesOf(region, id)).every((byte) => byte === expected)).toBe(true);
@@ -80,11 +83,11 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
     }
   });
 
-  test("two requests in the pool do not disturb one another", async () => {
+  test("two requests in the pool do not affect each other", async () => {
     await fillAll((_, id) => id + 1);
     await Promise.all([staging.save("a", pairs([0, 1], [1, 2])), staging.save("b", pairs([6], [3]))]);
     await Promise.all([staging.load("b", pairs([2], [3])), staging.load("a", pairs([3, 4], [1, 2]))]);
-    for (const region of stand.caches.regions) {
+    for (const region of fixture.caches.regions) {
       for (const [id, byte] of [
         [2, 7],
         [3, 1],
@@ -95,7 +98,7 @@ export function stagingTests(create: () => Platform, open: () => Promise<Staging
     }
   });
 
-  test("blocks that are not there are refused", async () => {
+  test("block ids out of range are rejected", async () => {
     const refused = { code: "KV_STAGING_FAILED" };
     await expect(staging.save("r", pairs([0], [POOL_BLOCKS]))).rejects.toMatchObject(refused);
     await expect(staging.load("r", pairs([1_000_000], [1]))).rejects.toMatchObject(refused);

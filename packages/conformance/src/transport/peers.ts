@@ -1,50 +1,50 @@
 import { expect, test } from "vitest";
-import { expectRefusal } from "../refusal.js";
-import { blockLists, blocksOf, bytes, type Ground } from "./ground.js";
+import { expectError } from "../expect-error.js";
+import { blockLists, blocksOf, bytes, type Fixture } from "./fixture.js";
 
-export function peerTests(ground: Ground): void {
-  const { settle } = ground;
+export function peerTests(fixture: Fixture): void {
+  const { waitFor } = fixture;
 
-  test("agents keep the name they are given, and have names of their own otherwise", async () => {
-    const named = await ground.agent("prefill 0/tp1");
-    const [one, two] = [await ground.agent(), await ground.agent()];
+  test("agents have the requested name, or a unique default", async () => {
+    const named = await fixture.agent("prefill 0/tp1");
+    const [one, two] = [await fixture.agent(), await fixture.agent()];
     expect(named.name).toBe("prefill 0/tp1");
     expect(one.name).not.toBe(two.name);
     expect(one.name).toMatch(/^[\x20-\x7e]{1,255}$/);
     expect(one.backends.length).toBeGreaterThan(0);
   });
 
-  test("names that are no names, and backends that do not exist, are refused", async () => {
+  test("invalid names and unknown backends are rejected", async () => {
     for (const name of ["", "x".repeat(256), "ü", "a\nb", "a\u0000b"]) {
-      await expectRefusal(
-        () => settle(ground.transport().createAgent({ ...ground.options.agentOptions, name })),
+      await expectError(
+        () => waitFor(fixture.transport().createAgent({ ...fixture.options.agentOptions, name })),
         "KV_AGENT_INVALID",
       );
     }
     const backends = [{ name: "NO_SUCH_BACKEND" }];
-    const error = await expectRefusal(
-      () => settle(ground.transport().createAgent({ backends })),
+    const error = await expectError(
+      () => waitFor(fixture.transport().createAgent({ backends })),
       "KV_BACKEND_UNAVAILABLE",
     );
     expect(error.message).toContain("NO_SUCH_BACKEND");
   });
 
-  test("addRemote answers the peer's name; a second time is an update that brings new memory", async () => {
-    const reader = await ground.side(4096, 0);
-    const owner = await ground.side(4096, 1);
-    expect(await settle(reader.agent.addRemote(await settle(owner.agent.localMetadata())))).toBe(
+  test("addRemote returns the peer's name, and adding it again makes new memory reachable", async () => {
+    const reader = await fixture.side(4096, 0);
+    const owner = await fixture.side(4096, 1);
+    expect(await waitFor(reader.agent.addRemote(await waitFor(owner.agent.localMetadata())))).toBe(
       owner.agent.name,
     );
-    const late = ground.memory(4096);
+    const late = fixture.memory(4096);
     late.bytes.fill(77);
-    await settle(owner.agent.register(late));
-    expect(await settle(reader.agent.addRemote(await settle(owner.agent.localMetadata())))).toBe(
+    await waitFor(owner.agent.register(late));
+    expect(await waitFor(reader.agent.addRemote(await waitFor(owner.agent.localMetadata())))).toBe(
       owner.agent.name,
     );
     expect(reader.agent.telemetry().remotes).toBe(1);
     const table = { memoryType: late.memoryType, rows: blocksOf(late, 1024) };
-    const remote = await settle(reader.agent.prepareRemote(owner.agent.name, table));
-    const local = await settle(
+    const remote = await waitFor(reader.agent.prepareRemote(owner.agent.name, table));
+    const local = await waitFor(
       reader.agent.prepareLocal({
         memoryType: reader.memory.memoryType,
         rows: blocksOf(reader.memory, 1024),
@@ -58,75 +58,75 @@ export function peerTests(ground: Ground): void {
       remote,
       remoteIds: ids,
     });
-    await settle(done);
+    await waitFor(done);
     expect(reader.memory.bytes.every((byte) => byte === 77)).toBe(true);
   });
 
-  test("bytes that are no metadata are refused, and the agent goes on", async () => {
-    const reader = await ground.side(4096, 0);
-    const owner = await ground.side(4096, 1);
+  test("bytes that are no metadata are rejected, and the agent still works", async () => {
+    const reader = await fixture.side(4096, 0);
+    const owner = await fixture.side(4096, 1);
     for (const wrong of [new Uint8Array(0), bytes("no metadata"), new Uint8Array(300)]) {
-      await expectRefusal(() => settle(reader.agent.addRemote(wrong)), "KV_AGENT_METADATA_INVALID");
+      await expectError(() => waitFor(reader.agent.addRemote(wrong)), "KV_AGENT_METADATA_INVALID");
     }
     expect(reader.agent.telemetry().remotes).toBe(0);
-    await blockLists(ground, reader, owner, 1024);
+    await blockLists(fixture, reader, owner, 1024);
   });
 
-  test.runIf(ground.options.detectsDamagedMetadata === true)(
-    "metadata with any byte changed, or cut short anywhere, is refused",
+  test.runIf(fixture.options.detectsDamagedMetadata === true)(
+    "metadata with any byte changed, or truncated anywhere, is rejected",
     async () => {
-      const reader = await ground.agent();
-      const owner = await ground.side(4096, 1);
-      const metadata = await settle(owner.agent.localMetadata());
+      const reader = await fixture.agent();
+      const owner = await fixture.side(4096, 1);
+      const metadata = await waitFor(owner.agent.localMetadata());
       for (let at = 0; at < metadata.length; at++) {
         const damaged = metadata.slice();
         damaged[at] = (damaged[at] as number) ^ (1 << (at % 8));
-        await expectRefusal(() => settle(reader.addRemote(damaged)), "KV_AGENT_METADATA_INVALID");
-        await expectRefusal(
-          () => settle(reader.addRemote(metadata.slice(0, at))),
+        await expectError(() => waitFor(reader.addRemote(damaged)), "KV_AGENT_METADATA_INVALID");
+        await expectError(
+          () => waitFor(reader.addRemote(metadata.slice(0, at))),
           "KV_AGENT_METADATA_INVALID",
         );
       }
       expect(reader.telemetry().remotes).toBe(0);
-      expect(await settle(reader.addRemote(metadata))).toBe(owner.agent.name);
+      expect(await waitFor(reader.addRemote(metadata))).toBe(owner.agent.name);
     },
   );
 
-  test("a peer that was never added is unknown to every call that names it", async () => {
-    const { agent, memory } = await ground.side(4096, 0);
+  test("calls with an unknown peer are rejected", async () => {
+    const { agent, memory } = await fixture.side(4096, 0);
     const table = { memoryType: memory.memoryType, rows: blocksOf(memory, 1024) };
-    await expectRefusal(() => settle(agent.prepareRemote("nobody", table)), "KV_AGENT_UNKNOWN_REMOTE");
-    await expectRefusal(() => settle(agent.notify("nobody", bytes("x"))), "KV_AGENT_UNKNOWN_REMOTE");
-    await expectRefusal(() => settle(agent.removeRemote("nobody")), "KV_AGENT_UNKNOWN_REMOTE");
+    await expectError(() => waitFor(agent.prepareRemote("unknown", table)), "KV_AGENT_UNKNOWN_REMOTE");
+    await expectError(() => waitFor(agent.notify("unknown", bytes("x"))), "KV_AGENT_UNKNOWN_REMOTE");
+    await expectError(() => waitFor(agent.removeRemote("unknown")), "KV_AGENT_UNKNOWN_REMOTE");
   });
 
-  test("a peer is forgotten only when no prepared list names it", async () => {
-    const reader = await ground.side(4096, 0);
-    const owner = await ground.side(4096, 1);
-    const { remote } = await blockLists(ground, reader, owner, 1024);
-    await expectRefusal(() => settle(reader.agent.removeRemote(owner.agent.name)), "KV_MEMORY_IN_USE");
-    await settle(remote.close());
-    await settle(reader.agent.removeRemote(owner.agent.name));
+  test("a peer cannot be removed while a prepared list refers to it", async () => {
+    const reader = await fixture.side(4096, 0);
+    const owner = await fixture.side(4096, 1);
+    const { remote } = await blockLists(fixture, reader, owner, 1024);
+    await expectError(() => waitFor(reader.agent.removeRemote(owner.agent.name)), "KV_MEMORY_IN_USE");
+    await waitFor(remote.close());
+    await waitFor(reader.agent.removeRemote(owner.agent.name));
     expect(reader.agent.telemetry().remotes).toBe(0);
-    await expectRefusal(
-      () => settle(reader.agent.notify(owner.agent.name, bytes("x"))),
+    await expectError(
+      () => waitFor(reader.agent.notify(owner.agent.name, bytes("x"))),
       "KV_AGENT_UNKNOWN_REMOTE",
     );
-    await ground.introduce(reader.agent, owner.agent);
+    await fixture.introduce(reader.agent, owner.agent);
     expect(reader.agent.telemetry().remotes).toBe(1);
   });
 
-  const { createMortal } = ground.options;
+  const { createMortal } = fixture.options;
   test.runIf(createMortal !== undefined)(
-    "the death of a peer fails what goes to it, where the transport reports it",
+    "transfers with a dead peer fail, where the transport reports peer death",
     async () => {
-      if (createMortal === undefined || !ground.transport().capabilities.reportsPeerDeath) return;
-      const reader = await ground.side(4096, 0);
+      if (createMortal === undefined || !fixture.transport().capabilities.reportsPeerDeath) return;
+      const reader = await fixture.side(4096, 0);
       const { transport, kill } = await createMortal();
-      const agent = await settle(transport.createAgent({ ...ground.options.agentOptions }));
+      const agent = await waitFor(transport.createAgent({ ...fixture.options.agentOptions }));
       const memory = transport.allocate(4096);
-      const owner = { agent, memory, registration: await settle(agent.register(memory)) };
-      const { local, remote } = await blockLists(ground, reader, owner, 1024);
+      const owner = { agent, memory, registration: await waitFor(agent.register(memory)) };
+      const { local, remote } = await blockLists(fixture, reader, owner, 1024);
       const ids = Int32Array.of(0);
       const before = reader.agent.transfer({
         operation: "READ",
@@ -135,10 +135,10 @@ export function peerTests(ground: Ground): void {
         remote,
         remoteIds: ids,
       });
-      await settle(kill());
-      // What was under way ends as well, one way or the other.
-      await settle(before.done.catch(() => {}));
-      await settle(before.released);
+      await waitFor(kill());
+      // The transfer in flight ends too, with any outcome.
+      await waitFor(before.done.catch(() => {}));
+      await waitFor(before.released);
       const { done, released } = reader.agent.transfer({
         operation: "READ",
         local,
@@ -146,8 +146,8 @@ export function peerTests(ground: Ground): void {
         remote,
         remoteIds: ids,
       });
-      await expectRefusal(() => settle(done), "KV_PEER_DISCONNECTED", "KV_TRANSFER_FAILED");
-      await settle(released);
+      await expectError(() => waitFor(done), "KV_PEER_DISCONNECTED", "KV_TRANSFER_FAILED");
+      await waitFor(released);
       expect(reader.agent.telemetry().transfersInFlight).toBe(0);
     },
   );

@@ -3,23 +3,27 @@ import { type DoctorSurroundings, machineChecks, networkChecks } from "./machine
 import { type Check, type DoctorReport, reportOf } from "./report.js";
 import { runProbe } from "./run-probe.js";
 
+/** Options of `doctor`. */
 export interface DoctorOptions extends Partial<DoctorSurroundings> {
-  /** Initialise the runtime, in a process of its own, which takes the cores for that long. True by default. */
-  readonly tryRuntime?: boolean;
-  /** Longest that a stage of a probe may take, such as `nrt_init`; 60 s by default. */
-  readonly timeoutMs?: number;
+  /** Whether to initialise the runtime, in a process of its own, which takes the cores meanwhile. Default: true. */
+  readonly tryRuntime?: boolean | undefined;
+  /** Limit for one step of a probe, such as `nrt_init`. Default: 60,000. */
+  readonly timeoutMs?: number | undefined;
 }
 
-const UNTRIED: Check = {
+const UNTESTED: Check = {
   id: "runtime.tried",
   area: "runtime",
-  title: "tried on hardware",
+  title: "tested on hardware",
   status: "warn",
-  found: "never by us: this package has been run against a stand-in for libnrt only",
-  fix: "compare tokens with those of one engine before you trust it",
+  found: "no: this package has only run against a stand-in for libnrt",
+  fix: "compare its tokens with those of a single engine before production",
 };
 
-/** What of a Neuron instance is here. Whatever may crash or hang is tried in a process of its own. It does not throw for what it finds. */
+/**
+ * Diagnoses a Neuron instance: devices, driver, libnrt, runtime and EFA. Steps that may crash or hang run in a process of their own. A problem is a
+ * line of the report, not an error.
+ */
 export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport> {
   const { env = process.env, root = "", tryRuntime = true, timeoutMs = 60_000 } = options;
   const library = libraryChecks(await runProbe("library", { env, timeoutMs }));
@@ -27,13 +31,13 @@ export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport>
   const tried = usable && tryRuntime ? await runProbe("runtime", { env, timeoutMs }) : undefined;
   const runtime: Check =
     usable && !tryRuntime
-      ? { ...runtimeCheck(undefined), found: "not tried, as asked" }
+      ? { ...runtimeCheck(undefined), found: "not tried (--no-init, or tryRuntime: false)" }
       : runtimeCheck(tried);
   return reportOf([
     ...machineChecks({ env, root }),
     ...library,
     runtime,
-    UNTRIED,
+    UNTESTED,
     ...networkChecks({ env, root }),
   ]);
 }

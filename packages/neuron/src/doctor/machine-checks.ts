@@ -1,32 +1,38 @@
 import { readdirSync, readFileSync } from "node:fs";
 import type { Check } from "./report.js";
 
+/** What the doctor reads of the machine. */
 export interface DoctorSurroundings {
+  /** Environment variables. */
   readonly env: Readonly<Record<string, string | undefined>>;
-  /** Before `/dev`, `/sys`, `/proc` and `/opt`: empty but in tests. */
+  /** Prefix of `/dev`, `/sys`, `/proc` and `/opt`, for tests. Default: empty. */
   readonly root: string;
 }
 
 const DKMS = "install aws-neuronx-dkms (AWS's Neuron repository), then: sudo modprobe neuron";
 
-/** Devices, and the driver that makes them. */
+/** Reports the devices, their driver, and the cores that the process may use. */
 export function machineChecks(around: DoctorSurroundings): Check[] {
   const devices = namesIn(around, "/dev", /^neuron\d+$/);
   const driver = namesIn(around, "/sys/module", /^neuron$/).length > 0;
   const version = textOf(around, "/sys/module/neuron/version");
   return [
     {
-      ...{ id: "machine.devices", area: "machine", title: "Neuron devices" },
+      id: "machine.devices",
+      area: "machine",
+      title: "Neuron devices",
       ...(devices.length > 0
         ? { status: "ok", found: devices.map((name) => `/dev/${name}`).join(", "), details: { devices } }
         : {
             status: "fail",
             found: "no /dev/neuron0",
-            fix: driver ? "reboot, or look at: dmesg | grep -i neuron" : `on a trn or inf instance: ${DKMS}`,
+            fix: driver ? "reboot, or see: dmesg | grep -i neuron" : `on a trn or inf instance: ${DKMS}`,
           }),
     },
     {
-      ...{ id: "machine.driver", area: "machine", title: "Neuron driver" },
+      id: "machine.driver",
+      area: "machine",
+      title: "Neuron driver",
       ...(driver
         ? { status: "ok", found: `the module neuron is loaded, version ${version ?? "unknown"}` }
         : { status: "fail", found: "the module neuron is not loaded", fix: DKMS }),
@@ -35,11 +41,14 @@ export function machineChecks(around: DoctorSurroundings): Check[] {
   ];
 }
 
-/** Which cores the runtime would take: all, unless it is told. */
+/** Reports the cores that the runtime takes: all, unless an environment variable limits them. */
 function coresCheck({ env }: DoctorSurroundings): Check {
   const set = ["NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"].filter((name) => env[name] !== undefined);
   return {
-    ...{ id: "machine.cores", area: "machine", title: "cores for this process", status: "note" },
+    id: "machine.cores",
+    area: "machine",
+    title: "cores for this process",
+    status: "note",
     found:
       set.length === 0
         ? "all (neither NEURON_RT_VISIBLE_CORES nor NEURON_RT_NUM_CORES is set)"
@@ -47,7 +56,7 @@ function coresCheck({ env }: DoctorSurroundings): Check {
   };
 }
 
-/** What LIBFABRIC over EFA needs of the machine; NIXL's own part is `kv-nixl doctor`'s. */
+/** Reports what LIBFABRIC needs for EFA. `kv-nixl doctor` checks NIXL itself. */
 export function networkChecks(around: DoctorSurroundings): Check[] {
   const efa = namesIn(around, "/sys/class/infiniband", /^(efa|rdmap)/);
   const title = { id: "network.efa", area: "network", title: "EFA" } as const;
@@ -56,7 +65,7 @@ export function networkChecks(around: DoctorSurroundings): Check[] {
       {
         ...title,
         status: "warn",
-        found: "no EFA device: KV goes over TCP",
+        found: "no EFA device: KV transfers use TCP",
         fix: 'start the instance with an EFA interface and run AWS\'s EFA installer; without one, "backends": ["UCX"]',
       },
     ];
@@ -71,7 +80,9 @@ export function networkChecks(around: DoctorSurroundings): Check[] {
       details: { devices: efa },
     },
     {
-      ...{ id: "network.libfabric", area: "network", title: "libfabric" },
+      id: "network.libfabric",
+      area: "network",
+      title: "libfabric",
       ...(libfabric === undefined
         ? {
             status: "warn",
@@ -92,7 +103,7 @@ function memlockCheck(around: DoctorSurroundings): Check {
   return {
     ...check,
     status: "warn",
-    found: `${limit} bytes: EFA locks the staging pool, and fails beyond the limit`,
+    found: `${limit} bytes: EFA locks the staging pool and fails beyond the limit`,
     fix: "ulimit -l unlimited (LimitMEMLOCK=infinity in systemd; docker run --ulimit memlock=-1)",
   };
 }

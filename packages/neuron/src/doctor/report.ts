@@ -1,27 +1,32 @@
 const STATUSES = ["ok", "note", "warn", "fail"] as const;
 
-/** One line of the doctor's report. The form is that of `kv-nixl doctor`. */
+/** One line of the doctor's report, in the form of `kv-nixl doctor`. */
 export interface Check {
   /** Stable name, such as `machine.devices` or `library.symbols`. */
   readonly id: string;
+  /** Group of checks. */
   readonly area: "machine" | "library" | "runtime" | "network";
+  /** Short title. */
   readonly title: string;
-  /** ok; note: a fact that is neither good nor bad; warn: it works, worse than it could; fail: it does not work. */
+  /** `note` is a neutral fact; `warn` means that it works worse than it could; `fail` means that it does not work. */
   readonly status: (typeof STATUSES)[number];
-  /** What was found, for people. */
+  /** Finding, as text for people. */
   readonly found: string;
-  /** What to do about it. */
-  readonly fix?: string;
-  /** The same for programs. */
-  readonly details?: Readonly<Record<string, unknown>>;
+  /** Remedy. Absent where there is nothing to do. */
+  readonly fix?: string | undefined;
+  /** Finding, as data for programs. */
+  readonly details?: Readonly<Record<string, unknown>> | undefined;
 }
 
-/** What `kv-neuron doctor --json` prints. */
+/** Report of `doctor`, and output of `kv-neuron doctor --json`. */
 export interface DoctorReport {
+  /** Version of this form. */
   readonly version: 1;
-  /** The worst of the checks. */
+  /** The worst status of the checks; `note` counts as `ok`. */
   readonly verdict: "ok" | "warn" | "fail";
+  /** Number of checks by status. */
   readonly counts: Readonly<Record<Check["status"], number>>;
+  /** The checks, in the order of the printed report. */
   readonly checks: readonly Check[];
 }
 
@@ -34,7 +39,7 @@ export function reportOf(checks: readonly Check[]): DoctorReport {
 
 const INDENT = "      ";
 
-/** A line for each check, its fix below it, and the verdict at the end. */
+/** Formats a report for a terminal: one line for each check with its fix below, then the verdict. */
 export function doctorText({ checks, counts, verdict }: DoctorReport): string {
   const width = Math.max(...checks.map(({ title }) => title.length));
   const lines: string[] = [];
@@ -48,9 +53,9 @@ export function doctorText({ checks, counts, verdict }: DoctorReport): string {
     if (check.fix !== undefined) lines.push(`${INDENT}fix: ${check.fix}`);
   }
   const summary = {
-    ok: "everything is as it should be",
-    warn: `it works; ${counts.warn} of ${checks.length} checks say how it could be better`,
-    fail: `${counts.fail} of ${checks.length} checks failed; the simulated device needs none of this`,
+    ok: "no problem found",
+    warn: `it works; ${counts.warn} of ${checks.length} checks suggest an improvement`,
+    fail: `${counts.fail} of ${checks.length} checks failed; the simulated device works without them`,
   };
   return `${lines.join("\n")}\n\n${verdict}: ${summary[verdict]}\n`;
 }

@@ -1,21 +1,39 @@
 import { spawn } from "node:child_process";
 import { fileURLToPath } from "node:url";
-import type { Probe, ProbeMessage } from "./probe-answers.js";
+import type { DescribedLibrary } from "../libnrt.js";
 
-/** How a probe ended. Whatever the library does to its process is an outcome here. */
+/** What a probe tries: to load the library, or to initialise the runtime and copy. */
+export type Probe = "library" | "runtime";
+
+/** Result of the probe "runtime". */
+export interface TriedRuntime {
+  /** Duration of `nrt_init`. */
+  readonly initMs: number;
+  /** True when bytes that were written to a tensor were read back unchanged. */
+  readonly copied: boolean;
+}
+
+/** A message from a probe's process: a step that begins, the result, or an error. */
+export type ProbeMessage =
+  | { readonly step: string }
+  | { readonly result: DescribedLibrary | TriedRuntime }
+  | { readonly error: string; readonly hint?: string | undefined };
+
+/** How a probe ended. A crash or a hang of its process is an outcome as well. */
 export type ProbeOutcome =
-  | { readonly kind: "answered"; readonly answer: unknown }
-  | { readonly kind: "failed"; readonly error: string; readonly hint?: string }
-  | { readonly kind: "died"; readonly how: string; readonly stage: string; readonly output: string }
-  | { readonly kind: "late"; readonly timeoutMs: number; readonly stage: string };
+  | { readonly kind: "finished"; readonly result: unknown }
+  | { readonly kind: "failed"; readonly error: string; readonly hint?: string | undefined }
+  | { readonly kind: "died"; readonly cause: string; readonly step: string; readonly output: string }
+  | { readonly kind: "timeout"; readonly timeoutMs: number; readonly step: string };
 
-const KEPT_OUTPUT = 2000;
-/** Of the process itself, which a busy machine makes slow; the library is not in it yet. */
+/** Characters of output that are kept for the report. */
+const MAX_OUTPUT = 2000;
+/** Limit for the start of the process, before it loads the library. A busy machine makes it slow. */
 const START_TIMEOUT_MS = 300_000;
-/** In the repository the sources run as they are, through tsx; in the package the build does. */
+/** In the repository the source runs through tsx; in the package the build runs. */
 const isSource = import.meta.url.endsWith(".ts");
 
-/** Runs a probe in another process, and kills it when a stage of it takes longer than `timeoutMs`. */
+/** Runs a probe in a process of its own and kills it when one step takes longer than `timeoutMs`. */
 export function runProbe(
   probe: Probe,
   { env, timeoutMs }: { env: Readonly<Record<string, string | undefined>>; timeoutMs: number },
@@ -26,39 +44,39 @@ export function runProbe(
       stdio: ["ignore", "pipe", "pipe", "ipc"],
       env: env as NodeJS.ProcessEnv,
     });
-    let stage = "its start";
+    let step = "its start";
     let output = "";
     let outcome: ProbeOutcome | undefined;
     const keep = (chunk: string) => {
-      output = (output + chunk).slice(-KEPT_OUTPUT);
+      output = (output + chunk).slice(-MAX_OUTPUT);
     };
     child.stdout?.setEncoding("utf8").on("data", keep);
     child.stderr?.setEncoding("utf8").on("data", keep);
-    let late = false;
-    const patience = (ms: number) =>
+    let timedOut = false;
+    const killAfter = (ms: number) =>
       setTimeout(() => {
-        late = true;
+        timedOut = true;
         child.kill("SIGKILL");
       }, ms);
-    let timer = patience(Math.max(timeoutMs, START_TIMEOUT_MS));
+    let timer = killAfter(Math.max(timeoutMs, START_TIMEOUT_MS));
     child.on("message", (message) => {
-      const said = message as ProbeMessage;
+      const received = message as ProbeMessage;
       clearTimeout(timer);
-      timer = patience(timeoutMs);
-      if ("stage" in said) stage = said.stage;
-      else if ("error" in said) outcome = { kind: "failed", ...said };
-      else outcome = { kind: "answered", answer: said.answer };
+      timer = killAfter(timeoutMs);
+      if ("step" in received) step = received.step;
+      else if ("error" in received) outcome = { kind: "failed", ...received };
+      else outcome = { kind: "finished", result: received.result };
     });
     child.once("error", (error) => {
       clearTimeout(timer);
-      resolve({ kind: "died", how: error.message, stage, output });
+      resolve({ kind: "died", cause: error.message, step, output });
     });
     child.once("close", (code, signal) => {
       clearTimeout(timer);
-      if (late) resolve({ kind: "late", timeoutMs, stage });
-      // An answer and then a crash is a crash: whoever does the same in its own process would see it.
+      if (timedOut) resolve({ kind: "timeout", timeoutMs, step });
+      // A result followed by a crash is a crash: an engine would crash in the same way.
       else if (code === 0 && outcome !== undefined) resolve(outcome);
-      else resolve({ kind: "died", how: signal ?? `exit code ${code}`, stage, output: output.trim() });
+      else resolve({ kind: "died", cause: signal ?? `exit code ${code}`, step, output: output.trim() });
     });
   });
 }

@@ -1,4 +1,4 @@
-import type { StagingStage } from "@kv/interface";
+import type { StagingLayout } from "@kv/interface";
 import type { EngineTransferPlan } from "../engine-plan-types.js";
 import type { RankGeometry } from "../geometry.js";
 import { planRequest } from "../request-plan.js";
@@ -31,7 +31,7 @@ export interface ProveOptions {
    * What copies between a device and the memory that is registered do to a block, on either side: the proof then goes from device to device.
    * Ranks of one engine have one.
    */
-  readonly staging?: { readonly local?: StagingStage; readonly remote?: StagingStage };
+  readonly staging?: { readonly local?: StagingLayout; readonly remote?: StagingLayout };
   /** Default: samples that cover the first and the last block, runs and scattered blocks, a partial last block and a prefix hit. */
   readonly requests?: readonly ProofRequest[];
 }

@@ -1,4 +1,4 @@
-import type { StagedCopy, StagingStage } from "@kv/interface";
+import type { StagedCopy, StagingLayout } from "@kv/interface";
 import { expect, test } from "vitest";
 import { buildEngineTransferPlan } from "../engine-plan.js";
 import type { RankGeometry } from "../geometry.js";
@@ -10,7 +10,7 @@ const HEADS = 4;
 const ROW_BYTES = 4;
 
 /** A device with K and V in arrays of their own, behind a wire that has them side by side, in either order of heads and tokens. */
-function stageOf(rank: RankGeometry, order: "head-major" | "token-major" = "head-major"): StagingStage {
+function stageOf(rank: RankGeometry, order: "head-major" | "token-major" = "head-major"): StagingLayout {
   const heads = HEADS / rank.tpSize;
   const tokens = rank.kernelBlockSize;
   const planes = rank.regions.flatMap(({ name }) =>
@@ -45,7 +45,7 @@ const remotes = [sampleRank({ tpSize: 2 }), sampleRank({ tpSize: 2, tpRank: 1 })
 const plan = buildEngineTransferPlan({ ...samplePair(local), remotes });
 const remote = stageOf(remotes[0] as RankGeometry);
 
-const verdict = (own: StagingStage) =>
+const verdict = (own: StagingLayout) =>
   provePlan(plan, { remotes, numKvHeads: HEADS, staging: { local: own, remote } });
 
 test("bytes are followed from device to device, whatever order either has", () => {
@@ -60,13 +60,13 @@ test("bytes are followed from device to device, whatever order either has", () =
 });
 
 const sound = stageOf(local);
-const withCopy = (change: (copy: StagedCopy) => Partial<StagedCopy>): StagingStage => ({
+const withCopy = (change: (copy: StagedCopy) => Partial<StagedCopy>): StagingLayout => ({
   ...sound,
   copies: sound.copies.map((copy, index) => (index === 0 ? { ...copy, ...change(copy) } : copy)),
 });
 const cells = HEADS * 32;
 
-test.each<[string, StagingStage, RegExp]>([
+test.each<[string, StagingLayout, RegExp]>([
   ["a piece is left out", withCopy(() => ({ count: cells - 1 })), /are moved by nothing|of the 1024 bytes/],
   [
     "a piece too many is moved",

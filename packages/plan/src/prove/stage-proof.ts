@@ -1,4 +1,4 @@
-import type { StagedCopy, StagedPlane, StagingStage } from "@kv/interface";
+import type { StagedCopy, StagedPlane, StagingLayout } from "@kv/interface";
 import type { RankGeometry, RegionGeometry } from "../geometry.js";
 import { type BlockMeaning, placeAt, type Tile } from "./block-meaning.js";
 import { fail } from "./verdict.js";
@@ -25,7 +25,7 @@ interface Piece {
  * same head, token and place within the cell, and each byte of the device is one of the wire. So what is proven of wire blocks holds for the
  * device's, behind a stage on either side or on both.
  */
-export function proveStage(stage: StagingStage, staged: StagedRegion): void {
+export function proveStage(stage: StagingLayout, staged: StagedRegion): void {
   const { whose, region, meaning } = staged;
   const at = { stage: whose, region: region.name };
   const planes = [...stage.planes.entries()].filter(([, plane]) => plane.region === region.name);

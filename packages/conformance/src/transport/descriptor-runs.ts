@@ -1,0 +1,94 @@
+import { type DescriptorPairs, type DescriptorRuns, descriptorPairs, type Memory } from "@kv/interface";
+import { expect, test } from "vitest";
+import { blockLists, type Fixture, nextOf, operations, pattern, rowsIn } from "./fixture.js";
+
+/** Descriptors as runs, with and without offsets, move the same bytes as the equivalent pairs. */
+export function descriptorRunTests(fixture: Fixture): void {
+  const { waitFor } = fixture;
+
+  test("runs move the same bytes as pairs: of strided rows, across rows, of different lengths, in both directions", async () => {
+    for (const operation of operations(fixture)) {
+      const reader = await fixture.side(32_768, 2);
+      const owner = await fixture.side(32_768, 3);
+      await fixture.introduce(reader.agent, owner.agent);
+      // Neighbours in memory; then gaps between descriptors; then another length. The remote's rows end at other indices.
+      const rows = (memory: Memory, ...all: Parameters<typeof rowsIn>[1][]) => ({
+        memoryType: "DRAM" as const,
+        rows: rowsIn(memory, ...all),
+      });
+      const localTable = rows(reader.memory, [0, 256, 256, 16], [8192, 256, 512, 8], [16_384, 512, 512, 8]);
+      const remoteTable = rows(
+        owner.memory,
+        [1024, 256, 256, 10],
+        [8192, 256, 1024, 14],
+        [24_576, 512, 512, 9],
+      );
+      const local = await waitFor(reader.agent.prepareLocal(localTable));
+      const remote = await waitFor(reader.agent.prepareRemote(owner.agent.name, remoteTable));
+      const runs = Int32Array.of(2, 1, 20, 26, 25, 5, 0, 23, 1, 31, 32, 1);
+      const move = (spelling: DescriptorPairs | DescriptorRuns) =>
+        waitFor(reader.agent.transfer({ operation, local, remote, ...spelling }).done);
+      const after = async (spelling: DescriptorPairs | DescriptorRuns) => {
+        reader.memory.bytes.set(pattern(32_768, 2));
+        owner.memory.bytes.set(pattern(32_768, 3));
+        expect(await move(spelling)).toMatchObject({
+          descriptorCount: 27,
+          lengthBytes: 21 * 256 + 6 * 512,
+        });
+        return [reader.memory.bytes.slice(), owner.memory.bytes.slice()] as const;
+      };
+      const expected = await after(descriptorPairs({ runs }));
+      const moved = await after({ runs });
+      for (const [side, bytes] of moved.entries()) {
+        expect(Buffer.compare(bytes, expected[side] as Uint8Array)).toBe(0);
+      }
+      const [untouched, touched] = operation === "READ" ? [1, 0] : [0, 1];
+      expect(Buffer.compare(moved[untouched] as Uint8Array, pattern(32_768, untouched + 2))).toBe(0);
+      expect(Buffer.compare(moved[touched] as Uint8Array, pattern(32_768, touched + 2))).not.toBe(0);
+    }
+  });
+
+  test("runs with offsets move the same bytes as pairs", async () => {
+    const reader = await fixture.side(32_768, 2);
+    const owner = await fixture.side(32_768, 3);
+    const { local, remote } = await blockLists(fixture, reader, owner, 512);
+    // Single, adjacent, and runs so long that a transport may use another code path.
+    for (const spelling of [
+      { runs: Int32Array.of(1, 4, 1, 3, 0, 2), offsets: Int32Array.of(0, 0, 5, 20, 20, 7) },
+      { runs: Int32Array.of(0, 2, 20), offsets: Int32Array.of(40, 1) },
+    ]) {
+      const after = async (descriptors: DescriptorPairs | DescriptorRuns) => {
+        reader.memory.bytes.set(pattern(32_768, 2));
+        await waitFor(reader.agent.transfer({ operation: "READ", local, remote, ...descriptors }).done);
+        return reader.memory.bytes.slice();
+      };
+      const pairs = descriptorPairs(spelling);
+      const expected = await after(pairs);
+      expect(Buffer.compare(expected, pattern(32_768, 2))).not.toBe(0);
+      expect(Buffer.compare(await after(spelling), expected)).toBe(0);
+    }
+  });
+
+  test("runs are copied at the call, and their notification arrives after the last byte", async () => {
+    const reader = await fixture.side(16_384, 0);
+    const owner = await fixture.side(16_384, 7);
+    const { local, remote } = await blockLists(fixture, reader, owner, 1024);
+    const inbox = owner.agent.notifications();
+    const runs = Int32Array.of(8, 0, 8);
+    const { done } = reader.agent.transfer({
+      operation: "READ",
+      local,
+      remote,
+      runs,
+      notification: new TextEncoder().encode("run"),
+    });
+    runs.fill(0);
+    await waitFor(done);
+    const { payload } = await nextOf(fixture, inbox);
+    expect(new TextDecoder().decode(payload)).toBe("run");
+    const expected = pattern(16_384, 0);
+    expected.set(pattern(16_384, 7).subarray(0, 8192), 8192);
+    expect(Buffer.compare(reader.memory.bytes, expected)).toBe(0);
+    await inbox.return?.();
+  });
+}

@@ -1,0 +1,100 @@
+import { expect, test } from "vitest";
+import { expectError, expectThrown } from "../expect-error.js";
+import { type Fixture, pattern } from "./fixture.js";
+
+export function memoryTests(fixture: Fixture): void {
+  test("memory is page-aligned, zeroed, disjoint from other memory, and has addresses below 2^53", () => {
+    const memories = [1, 4096, 100_000].map((length) => fixture.memory(length));
+    for (const memory of memories) {
+      expect(memory.address % 4096).toBe(0);
+      expect(memory.address).toBeGreaterThan(0);
+      expect(memory.address + memory.lengthBytes).toBeLessThan(2 ** 53);
+      expect(memory.bytes.length).toBe(memory.lengthBytes);
+      expect(memory.bytes.every((byte) => byte === 0)).toBe(true);
+      for (const other of memories) {
+        if (other === memory) continue;
+        const apart =
+          other.address >= memory.address + memory.lengthBytes ||
+          memory.address >= other.address + other.lengthBytes;
+        expect(apart).toBe(true);
+      }
+    }
+  });
+
+  test("invalid lengths are rejected", () => {
+    for (const length of [0, -1, 1.5, Number.NaN, Number.POSITIVE_INFINITY, 2 ** 53]) {
+      expectThrown(
+        () => fixture.transport().allocate(length),
+        "KV_MEMORY_INVALID",
+        "KV_TRANSPORT_UNSUPPORTED",
+      );
+    }
+  });
+
+  test("gather copies runs out in order, and scatter copies them back", async () => {
+    const memory = fixture.memory(8192);
+    memory.bytes.set(pattern(8192, 1));
+    const runs = Float64Array.of(4096, 100, 0, 50, 8100, 92);
+    const taken = new Uint8Array(await fixture.waitFor(memory.gather(runs)));
+    const expected = pattern(8192, 1);
+    expect([...taken]).toEqual([
+      ...expected.subarray(4096, 4196),
+      ...expected.subarray(0, 50),
+      ...expected.subarray(8100, 8192),
+    ]);
+    const other = fixture.memory(8192);
+    await fixture.waitFor(other.scatter(runs, taken.buffer));
+    for (const [from, to] of [
+      [4096, 4196],
+      [0, 50],
+      [8100, 8192],
+    ] as const) {
+      expect(other.bytes.subarray(from, to)).toEqual(expected.subarray(from, to));
+    }
+    expect(other.bytes.subarray(50, 4096).every((byte) => byte === 0)).toBe(true);
+    expect(other.bytes.subarray(4196, 8100).every((byte) => byte === 0)).toBe(true);
+  });
+
+  test("runs outside the memory and sources of another length are rejected, and nothing is copied", async () => {
+    const memory = fixture.memory(4096);
+    for (const runs of [
+      [4000, 97],
+      [-1, 4],
+      [0, -4],
+      [0.5, 4],
+      [Number.NaN, 4],
+      [0, 4, 8],
+    ]) {
+      await expectError(() => memory.gather(Float64Array.from(runs)), "KV_MEMORY_INVALID");
+      await expectError(
+        () => memory.scatter(Float64Array.from(runs), new ArrayBuffer(4)),
+        "KV_MEMORY_INVALID",
+      );
+    }
+    const full = new Uint8Array(16).fill(255);
+    await expectError(() => memory.scatter(Float64Array.of(0, 8), full.buffer), "KV_MEMORY_INVALID");
+    await expectError(() => memory.scatter(Float64Array.of(0, 32), full.buffer), "KV_MEMORY_INVALID");
+    expect(memory.bytes.every((byte) => byte === 0)).toBe(true);
+  });
+
+  test("memory cannot be closed while it is registered; afterwards it closes any number of times", async () => {
+    const { memory, registration } = await fixture.side(4096, 1);
+    expect(registration.memory).toBe(memory);
+    expectThrown(() => memory.close(), "KV_MEMORY_IN_USE");
+    expect(memory.bytes[5]).toBe(pattern(4096, 1)[5]);
+    await fixture.waitFor(registration.close());
+    await fixture.waitFor(registration.close());
+    memory.close();
+    memory.close();
+  });
+
+  test("closed memory and memory of another transport cannot be registered", async () => {
+    const agent = await fixture.agent();
+    const memory = fixture.memory(4096);
+    memory.close();
+    await expectError(() => agent.register(memory), "KV_MEMORY_INVALID");
+    const foreign = { ...fixture.memory(4096), address: 4096, lengthBytes: 4096 } as typeof memory;
+    await expectError(() => agent.register(foreign), "KV_MEMORY_INVALID");
+    expect(agent.telemetry().registrations).toBe(0);
+  });
+}

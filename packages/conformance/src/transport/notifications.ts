@@ -1,0 +1,112 @@
+import { expect, test } from "vitest";
+import { expectError, expectThrown } from "../expect-error.js";
+import { blockLists, bytes, type Fixture, nextOf, pattern, text } from "./fixture.js";
+
+export function notificationTests(fixture: Fixture): void {
+  const { waitFor } = fixture;
+
+  test("notifications arrive in order, byte for byte, with the sender's name", async () => {
+    const [one, two] = [await fixture.agent(), await fixture.agent()];
+    await fixture.introduce(one, two);
+    const payloads = Array.from({ length: 100 }, (_, index) => pattern(1 + ((index * 37) % 2000), index));
+    const binary = Uint8Array.of(0, 255, 0, 10, 13, 0);
+    for (const payload of [...payloads, binary]) {
+      const sent = payload.slice();
+      const taken = one.notify(two.name, sent);
+      // The payload was copied at the call.
+      sent.fill(0);
+      await waitFor(taken);
+    }
+    const arrived = two.notifications();
+    for (const payload of [...payloads, binary]) {
+      const { from, payload: got } = await nextOf(fixture, arrived);
+      expect(from).toBe(one.name);
+      expect(Buffer.compare(got, payload)).toBe(0);
+    }
+    expect(one.telemetry().notificationsSent).toBe(101);
+    expect(two.telemetry().notificationsReceived).toBe(101);
+  });
+
+  test("a notification sent just before the agent closes arrives, also as the first one to that peer", async () => {
+    const [one, two] = [await fixture.agent(), await fixture.agent()];
+    await fixture.introduce(one, two);
+    await waitFor(one.notify(two.name, bytes("last")));
+    await waitFor(one.close());
+    expect(text((await nextOf(fixture, two.notifications())).payload)).toBe("last");
+  });
+
+  test("only one iterator may be open; notifications that arrive without one are kept", async () => {
+    const [one, two] = [await fixture.agent(), await fixture.agent()];
+    await fixture.introduce(one, two);
+    for (const word of ["a", "b", "c"]) await waitFor(one.notify(two.name, bytes(word)));
+    const first = two.notifications();
+    expect(text((await nextOf(fixture, first)).payload)).toBe("a");
+    expectThrown(() => two.notifications(), "KV_NOTIFICATION_INVALID", "KV_AGENT_INVALID");
+    await first.return?.();
+    expect((await first.next()).done).toBe(true);
+    const received: string[] = [];
+    const second = two.notifications();
+    while (received.length < 2) received.push(text((await nextOf(fixture, second)).payload));
+    expect(received).toEqual(["b", "c"]);
+    const waiting = second.next();
+    await waitFor(one.notify(two.name, bytes("d")));
+    expect(text((await waitFor(waiting)).value.payload)).toBe("d");
+  });
+
+  test("the iterator ends when the agent closes, also while it waits", async () => {
+    const agent = await fixture.agent();
+    const iterator = agent.notifications();
+    const waiting = iterator.next();
+    await waitFor(agent.close());
+    expect((await waitFor(waiting)).done).toBe(true);
+    expect((await waitFor(iterator.next())).done).toBe(true);
+  });
+
+  test("the notification of a transfer arrives exactly once, after its last byte", async () => {
+    const { read, write } = fixture.transport().capabilities;
+    const lengthBytes = 8 << 20;
+    const reader = await fixture.side(lengthBytes, 20);
+    const owner = await fixture.side(lengthBytes, 21);
+    const { local, remote } = await blockLists(fixture, reader, owner, 16_384);
+    const ids = Int32Array.from({ length: lengthBytes / 16_384 }, (_, index) => index);
+    const arrived = owner.agent.notifications();
+    for (const operation of [...(write ? (["WRITE"] as const) : []), ...(read ? (["READ"] as const) : [])]) {
+      reader.memory.bytes.set(pattern(lengthBytes, 20));
+      owner.memory.bytes.set(pattern(lengthBytes, 21));
+      const sent = bytes(`payload of ${operation}`);
+      const request = { operation, local, localIds: ids, remote, remoteIds: ids, notification: sent };
+      const { done } = reader.agent.transfer(request);
+      sent.fill(0);
+      const { from, payload } = await nextOf(fixture, arrived);
+      // Checked at the moment when the owner receives it.
+      expect(Buffer.compare(reader.memory.bytes, owner.memory.bytes)).toBe(0);
+      expect(Buffer.compare(owner.memory.bytes, pattern(lengthBytes, operation === "WRITE" ? 20 : 21))).toBe(
+        0,
+      );
+      expect([from, text(payload)]).toEqual([reader.agent.name, `payload of ${operation}`]);
+      await waitFor(done);
+      await waitFor(reader.agent.notify(owner.agent.name, bytes("marker")));
+      expect(text((await nextOf(fixture, arrived)).payload)).toBe("marker");
+    }
+  });
+
+  test("no notification arrives for a transfer that failed", async () => {
+    const reader = await fixture.side(8192, 0);
+    const owner = await fixture.side(8192, 1);
+    const { local, remote } = await blockLists(fixture, reader, owner, 1024);
+    const ids = Int32Array.of(0, 1);
+    const { done, released } = reader.agent.transfer({
+      operation: "READ",
+      local,
+      localIds: ids,
+      remote,
+      remoteIds: ids,
+      notification: bytes("never"),
+      signal: AbortSignal.abort(),
+    });
+    await expectError(() => waitFor(done), "KV_TRANSFER_ABORTED");
+    await waitFor(released);
+    await waitFor(reader.agent.notify(owner.agent.name, bytes("marker")));
+    expect(text((await nextOf(fixture, owner.agent.notifications())).payload)).toBe("marker");
+  });
+}

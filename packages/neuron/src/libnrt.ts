@@ -1,0 +1,87 @@
+import { existsSync } from "node:fs";
+import { createRequire } from "node:module";
+import { fileURLToPath } from "node:url";
+import { KvError } from "@kv/interface";
+
+/** The native addon over libnrt. */
+export interface NrtAddon {
+  /** Loads the library and initialises the runtime. A process can have it open once. */
+  open(libraryPath: string): object;
+  /** Closes the runtime. */
+  close(runtime: object): void;
+  /** Allocates a tensor on a logical core. */
+  readonly Tensor: new (
+    runtime: object,
+    lengthBytes: number,
+    logicalCore: number,
+    name: string,
+  ) => NrtTensor;
+  /** Loads the library without initialising the runtime, and describes it. */
+  describe(libraryPath: string): DescribedLibrary;
+}
+
+/** A library that the loader accepted. */
+export interface DescribedLibrary {
+  /** Path of the file that the loader took. */
+  readonly path: string;
+  /** Functions that the addon calls, and whether the library has them. */
+  readonly symbols: Readonly<Record<string, boolean>>;
+}
+
+/** A tensor in device memory. */
+export interface NrtTensor {
+  /** Copies between `buffer` and runs `[offsetBytes, lengthBytes]` of the tensor, on libuv's thread pool. */
+  copy(write: boolean, runs: Float64Array, buffer: ArrayBuffer): Promise<ArrayBuffer | undefined>;
+  close(): void;
+}
+
+/** Loads the addon. Errors: `KV_ADDON_NOT_FOUND`, with the path and the cause. */
+export function loadNrtAddon(): NrtAddon {
+  const platform = `${process.platform}-${process.arch}`;
+  const path = fileURLToPath(new URL(`../native/${platform}/kv_neuron.node`, import.meta.url));
+  try {
+    return createRequire(import.meta.url)(path) as NrtAddon;
+  } catch (cause) {
+    throw new KvError("KV_ADDON_NOT_FOUND", `the addon of @kv/neuron does not load on ${platform}: ${path}`, {
+      hint: "Linux on x64 only; in the repository: node native/build.mjs",
+      cause,
+    });
+  }
+}
+
+/** Path of the Neuron runtime in AWS's packages. The loader does not search it by itself. */
+const AWS_PATH = "/opt/aws/neuron/lib/libnrt.so.1";
+
+/** Returns the paths or names to try for libnrt, in order: only `KV_NRT_LIBRARY` where it is set, else the usual places. */
+export function nrtLibraryPaths(
+  env: Readonly<Record<string, string | undefined>> = process.env,
+): readonly string[] {
+  const named = env["KV_NRT_LIBRARY"];
+  return named === undefined || named === "" ? ["libnrt.so.1", AWS_PATH] : [named];
+}
+
+/**
+ * Calls `attempt` with each path until one has a library, and returns its result. Errors: those of `attempt` for a library that exists but does not
+ * work; `KV_STAGING_FAILED` with every path that was tried.
+ */
+export function withNrtLibrary<T>(paths: readonly string[], attempt: (path: string) => T): T {
+  const tried: string[] = [];
+  for (const path of paths) {
+    if (path.startsWith("/") && !existsSync(path)) {
+      tried.push(`${path}: no such file`);
+      continue;
+    }
+    try {
+      return attempt(path);
+    } catch (error) {
+      const message = error instanceof Error ? error.message : String(error);
+      // The loader reports a missing library in these words; any other error concerns a library that exists.
+      if (!message.startsWith(`${path}: cannot open shared object file`)) throw error;
+      tried.push(message);
+    }
+  }
+  throw new KvError("KV_STAGING_FAILED", `the Neuron runtime is not found; tried ${tried.join("; ")}`, {
+    hint: "install aws-neuronx-runtime-lib, or set KV_NRT_LIBRARY to the path of libnrt.so.1",
+    details: { tried },
+  });
+}

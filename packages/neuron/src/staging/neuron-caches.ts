@@ -1,0 +1,135 @@
+import {
+  type KvCacheConfig,
+  type KvCacheRegion,
+  type KvCacheShapeOptions,
+  type KvCaches,
+  KvError,
+} from "@kv/interface";
+import type { NeuronDevice } from "../device/device.js";
+
+/** Bytes of one element, by vLLM's names of types. */
+const BYTES_OF_TYPE: Readonly<Record<string, number>> = {
+  "torch.float32": 4,
+  "torch.float16": 2,
+  "torch.bfloat16": 2,
+  "torch.float8_e4m3fn": 1,
+  "torch.float8_e5m2": 1,
+  "torch.uint8": 1,
+  fp8: 1,
+  fp8_e4m3: 1,
+  fp8_e5m2: 1,
+};
+
+/** Bytes of the K, or the V, of one head and token. Errors: `KV_PLATFORM_UNSUPPORTED` for an unknown type. */
+export function rowLengthBytes({ dtype, cacheDtype, headSize }: KvCacheConfig): number {
+  const type = cacheDtype === "auto" ? dtype : cacheDtype;
+  const bytes = BYTES_OF_TYPE[type] ?? BYTES_OF_TYPE[`torch.${type}`];
+  if (bytes !== undefined) return bytes * headSize;
+  throw new KvError(
+    "KV_PLATFORM_UNSUPPORTED",
+    `unsupported KV cache type ${type}; supported are ${Object.keys(BYTES_OF_TYPE).join(", ")}`,
+  );
+}
+
+const PLANES = [".key", ".value"] as const;
+
+/** Dimensions of one layer's cache: K of all blocks, then V of all blocks. */
+export function neuronCacheShape(shape: KvCacheShapeOptions): readonly [2, number, number, number, number] {
+  return [2, shape.numBlocks, shape.numKvHeads, shape.blockSize, shape.headSize];
+}
+
+/** The two planes of one layer on the device. */
+export interface LayerPlanes {
+  /** Name of the layer, as in the region that peers see. */
+  readonly name: string;
+  /** Blocks of K. */
+  readonly key: KvCacheRegion;
+  /** Blocks of V. */
+  readonly value: KvCacheRegion;
+}
+
+/**
+ * Allocates a rank's cache on a device, in one allocation. Each layer has the shape `[2, numBlocks, heads, blockSize, headSize]`: K of all blocks,
+ * then V. The result has two regions for each layer, named `<layer>.key` and `<layer>.value`. The device owns the memory. Errors:
+ * `KV_PLATFORM_UNSUPPORTED` for a cache that Neuron cannot stage, `KV_MEMORY_INVALID`, `KV_STAGING_FAILED` from the runtime.
+ */
+export function neuronCaches(options: {
+  /** Device that allocates the memory. */
+  readonly device: NeuronDevice;
+  /** The engine's KV cache, as peers see it. */
+  readonly config: KvCacheConfig;
+  /** Blocks of each layer. */
+  readonly numBlocks: number;
+  /** KV heads of this rank. */
+  readonly numHeads: number;
+}): KvCaches {
+  const { device, config, numBlocks, numHeads } = options;
+  requireStageable(config);
+  const { blockSize, headSize } = config;
+  const [, blocks, heads, tokens] = neuronCacheShape({
+    numBlocks,
+    numKvHeads: numHeads,
+    blockSize,
+    headSize,
+  });
+  const blockLengthBytes = heads * tokens * rowLengthBytes(config);
+  const planeBytes = blocks * blockLengthBytes;
+  const layers = config.groups.reduce((count, { layerNames }) => count + layerNames.length, 0);
+  const memory = device.allocate(layers * 2 * planeBytes);
+  let planes = 0;
+  const regions = config.groups.flatMap(({ layerNames }, groupId) =>
+    layerNames.flatMap((layer) => {
+      return PLANES.map(
+        (plane): KvCacheRegion => ({
+          name: layer + plane,
+          memory,
+          offsetBytes: planeBytes * planes++,
+          numBlocks,
+          blockLengthBytes,
+          blockStrideBytes: blockLengthBytes,
+          groupId,
+          memoryType: memory.memoryType,
+        }),
+      );
+    }),
+  );
+  return { config, regions };
+}
+
+/** Pairs the regions of a device cache up by layer. Errors: `KV_PLATFORM_UNSUPPORTED` for caches that do not have a K and a V region for each layer. */
+export function deviceLayers({ config, regions }: KvCaches): LayerPlanes[] {
+  requireStageable(config);
+  const rowBytes = rowLengthBytes(config);
+  const layers: LayerPlanes[] = [];
+  for (let at = 0; at < regions.length; at += 2) {
+    const [key, value] = [regions[at], regions[at + 1]];
+    const name = key?.name.slice(0, -PLANES[0].length) ?? "";
+    const isPair = key?.name === name + PLANES[0] && value?.name === name + PLANES[1];
+    if (key === undefined || value === undefined || !isPair) {
+      throw new KvError(
+        "KV_PLATFORM_UNSUPPORTED",
+        `regions ${key?.name} and ${value?.name} are not K and V of one layer`,
+        { hint: "name them <layer>.key and <layer>.value, one after the other; neuronCaches() does" },
+      );
+    }
+    const { blockLengthBytes, numBlocks } = key;
+    const equal = value.blockLengthBytes === blockLengthBytes && value.numBlocks === numBlocks;
+    if (!equal || blockLengthBytes % (rowBytes * config.blockSize) !== 0) {
+      throw new KvError(
+        "KV_PLATFORM_UNSUPPORTED",
+        `layer ${name}: K blocks of ${blockLengthBytes} bytes and V blocks of ${value.blockLengthBytes} are not a whole number of heads with ${config.blockSize} tokens of ${rowBytes} bytes each`,
+      );
+    }
+    layers.push({ name, key, value });
+  }
+  return layers;
+}
+
+function requireStageable({ groups, physicalBlocksPerLogical, layout }: KvCacheConfig): void {
+  const other = groups.find(({ kind }) => kind !== "full" && kind !== "swa");
+  if (other === undefined && physicalBlocksPerLogical === 1 && layout === "LBHNC") return;
+  throw new KvError(
+    "KV_PLATFORM_UNSUPPORTED",
+    `Neuron stages full and sliding-window attention in layout LBHNC with one kernel block per block; this cache has ${other?.kind ?? "full"}, ${layout}, ${physicalBlocksPerLogical} kernel blocks per block`,
+  );
+}

@@ -1,0 +1,60 @@
+/** Addresses of one plane (K or V) on the device, and of its rows in a packed region of the pool. */
+export interface PlaneGeometry {
+  /** Offset of block 0 of the plane in device memory. */
+  readonly deviceOffsetBytes: number;
+  /** Distance between blocks on the device. */
+  readonly deviceStrideBytes: number;
+  /** Offset of block 0 of the packed region in the pool. */
+  readonly wireOffsetBytes: number;
+  /** Distance between blocks in the pool. */
+  readonly wireStrideBytes: number;
+  /** Bytes of one block of the plane: heads × tokens rows. */
+  readonly blockLengthBytes: number;
+  /** Bytes of K, or of V, of one head and token. */
+  readonly rowBytes: number;
+  /** Position in a packed cell: 0 for K, 1 for V. */
+  readonly half: 0 | 1;
+}
+
+/** Runs `[offsetBytes, lengthBytes]` on both sides that hold the same bytes in the same order. */
+export interface PlaneRuns {
+  readonly device: Float64Array;
+  readonly wire: Float64Array;
+  readonly lengthBytes: number;
+}
+
+/**
+ * Returns the runs of device blocks `device[i]` and pool blocks `wire[i]`. On the device a block of a plane is one run, and adjacent blocks merge. In
+ * the pool each row is a run, because K and V of a head and token alternate.
+ */
+export function planeRuns(
+  geometry: PlaneGeometry,
+  device: readonly number[],
+  wire: readonly number[],
+): PlaneRuns {
+  const { blockLengthBytes, rowBytes, half } = geometry;
+  const deviceRuns: number[] = [];
+  for (const id of device) {
+    const offset = geometry.deviceOffsetBytes + id * geometry.deviceStrideBytes;
+    const last = deviceRuns.length - 1;
+    if (last > 0 && (deviceRuns[last - 1] ?? 0) + (deviceRuns[last] ?? 0) === offset) {
+      deviceRuns[last] = (deviceRuns[last] ?? 0) + blockLengthBytes;
+    } else deviceRuns.push(offset, blockLengthBytes);
+  }
+  const rows = blockLengthBytes / rowBytes;
+  const wireRuns = new Float64Array(2 * rows * wire.length);
+  let at = 0;
+  for (const id of wire) {
+    let offset = geometry.wireOffsetBytes + id * geometry.wireStrideBytes + half * rowBytes;
+    for (let row = 0; row < rows; row++) {
+      wireRuns[at++] = offset;
+      wireRuns[at++] = rowBytes;
+      offset += 2 * rowBytes;
+    }
+  }
+  return {
+    device: Float64Array.from(deviceRuns),
+    wire: wireRuns,
+    lengthBytes: device.length * blockLengthBytes,
+  };
+}

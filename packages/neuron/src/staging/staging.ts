@@ -1,0 +1,188 @@
+import {
+  type KvCacheRegion,
+  type KvCaches,
+  KvError,
+  type Memory,
+  type StagedBlocks,
+  type Staging,
+  type StagingOptions,
+} from "@kv/interface";
+import { deviceLayers, type LayerPlanes, rowLengthBytes } from "./neuron-caches.js";
+import { type PlaneGeometry, type PlaneRuns, planeRuns } from "./relayout.js";
+import { Semaphore } from "./semaphore.js";
+import { stagingLayout } from "./staging-layout.js";
+
+const NO_RUNS = new Float64Array(0);
+const PAGE_BYTES = 4096;
+/** A copy between device and host moves at most this many bytes, or one block of a plane where that is larger. */
+const PIECE_BYTES = 4 << 20;
+/**
+ * Requests that are copied at the same time; later requests wait in the order of arrival. Each keeps two pieces in progress, so that the
+ * device's bus and the processor both stay busy.
+ */
+const CONCURRENT_REQUESTS = 2;
+
+/**
+ * Creates the staging pool: one region per layer in one page-aligned allocation. In the pool, K and V of a head and token are adjacent, as in the
+ * caches of vLLM's peers. Besides the pool, at most four pieces of 4 MiB (or of one block of a plane, where that is larger) are in host memory.
+ * Errors: `KV_PLATFORM_UNSUPPORTED` for caches that do not store K and V of a layer in separate regions.
+ */
+export async function createNeuronStaging(options: StagingOptions): Promise<Staging & AsyncDisposable> {
+  const { transport, config, caches, poolBlocks } = options;
+  const layers = deviceLayers(caches);
+  const rowBytes = rowLengthBytes(config);
+  let end = 0;
+  const places = layers.map(({ key }) => {
+    const offsetBytes = Math.ceil(end / PAGE_BYTES) * PAGE_BYTES;
+    end = offsetBytes + poolBlocks * 2 * key.blockLengthBytes;
+    return offsetBytes;
+  });
+  const pool = transport.allocate(Math.ceil(end / PAGE_BYTES) * PAGE_BYTES);
+  const regions = layers.map(({ name, key }, index): KvCacheRegion => {
+    const blockLengthBytes = 2 * key.blockLengthBytes;
+    return {
+      name,
+      memory: pool,
+      offsetBytes: places[index] ?? 0,
+      numBlocks: poolBlocks,
+      blockLengthBytes,
+      blockStrideBytes: blockLengthBytes,
+      groupId: key.groupId,
+      memoryType: pool.memoryType,
+    };
+  });
+  const wireCaches: KvCaches = { config, regions };
+  const semaphore = new Semaphore(CONCURRENT_REQUESTS);
+
+  async function copy(requestId: string, blocks: StagedBlocks, toPool: boolean): Promise<void> {
+    const release = await semaphore.acquire();
+    try {
+      const pieces = [...piecesOf(layers, regions, rowBytes, blocks)];
+      await (toPool ? toHost(pieces, pool) : toDevice(pieces, pool));
+    } catch (cause) {
+      if (KvError.is(cause, "KV_STAGING_FAILED")) throw cause;
+      const error = KvError.from(cause, "KV_STAGING_FAILED", "the copy failed");
+      const direction = toPool ? "from the device to the pool" : "from the pool to the device";
+      throw new KvError(
+        "KV_STAGING_FAILED",
+        `copying blocks of request ${requestId} ${direction}: ${error.message}`,
+        { cause },
+      );
+    } finally {
+      release();
+    }
+  }
+
+  const close = async (): Promise<void> => pool.close();
+  return {
+    wireCaches,
+    layout: stagingLayout(layers, rowBytes),
+    save: (requestId, blocks) => copy(requestId, blocks, true),
+    load: (requestId, blocks) => copy(requestId, blocks, false),
+    close,
+    [Symbol.asyncDispose]: close,
+  };
+}
+
+interface Piece {
+  readonly device: Memory;
+  readonly runs: PlaneRuns;
+}
+
+/** Splits a request into copies. Each copy moves some blocks of one plane (K or V) of one layer. */
+function* piecesOf(
+  layers: readonly LayerPlanes[],
+  regions: readonly KvCacheRegion[],
+  rowBytes: number,
+  { device, wire }: StagedBlocks,
+): Iterable<Piece> {
+  for (const [index, layer] of layers.entries()) {
+    const region = regions[index];
+    if (region === undefined) continue;
+    const { groupId } = layer.key;
+    const [deviceIds, wireIds] = [device[groupId] ?? [], wire[groupId] ?? []];
+    requireBlocks(layer, region, deviceIds, wireIds);
+    for (const [half, plane] of [layer.key, layer.value].entries()) {
+      const geometry: PlaneGeometry = {
+        deviceOffsetBytes: plane.offsetBytes,
+        deviceStrideBytes: plane.blockStrideBytes,
+        wireOffsetBytes: region.offsetBytes,
+        wireStrideBytes: region.blockStrideBytes,
+        blockLengthBytes: plane.blockLengthBytes,
+        rowBytes,
+        half: half === 0 ? 0 : 1,
+      };
+      const maxBlocks = Math.max(1, Math.floor(PIECE_BYTES / plane.blockLengthBytes));
+      for (let at = 0; at < deviceIds.length; at += maxBlocks) {
+        yield {
+          device: plane.memory,
+          runs: planeRuns(geometry, deviceIds.slice(at, at + maxBlocks), wireIds.slice(at, at + maxBlocks)),
+        };
+      }
+    }
+  }
+}
+
+/** Copies pieces from the device into the pool. The next piece is read from the device while the current one is scattered into the pool. */
+async function toHost(pieces: readonly Piece[], pool: Memory): Promise<void> {
+  const read = (index: number) =>
+    markHandled(pieces[index]?.device.gather(pieces[index]?.runs.device ?? NO_RUNS));
+  let reading = read(0);
+  let placing: Promise<void> | undefined;
+  try {
+    for (const [index, { runs }] of pieces.entries()) {
+      const bytes = await reading;
+      await placing;
+      reading = read(index + 1);
+      if (bytes !== undefined) placing = markHandled(pool.scatter(runs.wire, bytes));
+    }
+  } finally {
+    // Wait for every copy, also after a failure: the blocks may get other owners as soon as this returns.
+    await Promise.allSettled([reading, placing]);
+  }
+  await placing;
+}
+
+/** Copies pieces from the pool to the device. The next piece is gathered from the pool while the current one is written to the device. */
+async function toDevice(pieces: readonly Piece[], pool: Memory): Promise<void> {
+  const read = (index: number) => markHandled(pieces[index] && pool.gather(pieces[index].runs.wire));
+  let reading = read(0);
+  let writing: Promise<void> | undefined;
+  try {
+    for (const [index, { device, runs }] of pieces.entries()) {
+      const bytes = await reading;
+      await writing;
+      reading = read(index + 1);
+      if (bytes !== undefined) writing = markHandled(device.scatter(runs.device, bytes));
+    }
+  } finally {
+    await Promise.allSettled([reading, writing]);
+  }
+  await writing;
+}
+
+/** Prevents an unhandled rejection: the promise is awaited later, and its error is thrown there. */
+function markHandled<T>(promise: Promise<T> | undefined): Promise<T> | undefined {
+  promise?.catch(() => {});
+  return promise;
+}
+
+function requireBlocks(
+  { name, key }: LayerPlanes,
+  region: KvCacheRegion,
+  deviceIds: readonly number[],
+  wireIds: readonly number[],
+): void {
+  const inside = (numBlocks: number, least: number) => (id: number) =>
+    Number.isSafeInteger(id) && id >= least && id < numBlocks;
+  const badDevice = deviceIds.find((id) => !inside(key.numBlocks, 0)(id));
+  const badWire = wireIds.find((id) => !inside(region.numBlocks, 1)(id));
+  if (deviceIds.length === wireIds.length && badDevice === undefined && badWire === undefined) return;
+  const problem =
+    badDevice !== undefined
+      ? `device block ${badDevice} is not one of ${key.numBlocks}`
+      : badWire !== undefined
+        ? `pool block ${badWire} is not one of 1 to ${region.numBlocks - 1}`
+        : `${deviceIds.length} device blocks and ${wireIds.length} pool blocks`;
+  throw new KvError("KV_STAGING_FAILED", `layer ${name}: ${problem}`);
+}

@@ -1,0 +1,136 @@
+import { KvError, type Memory, type MemoryType } from "@kv/interface";
+import type { MemoryHost } from "../network/host.js";
+
+/** A memory, as the transport holds it. */
+export interface MemoryRecord extends Memory, Disposable {
+  /** Process that allocated it. */
+  readonly host: MemoryHost;
+  readonly closed: boolean;
+  /** The bytes, also for memory types without `bytes`. */
+  readonly data: Uint8Array;
+  /** Registrations of all agents that refer to it. */
+  registrations: number;
+}
+
+export interface AllocateOptions {
+  readonly host: MemoryHost;
+  readonly address: number;
+  readonly lengthBytes: number;
+  readonly memoryType: MemoryType;
+  readonly deviceId: number;
+  readonly closed: (memory: MemoryRecord) => void;
+}
+
+/** Errors: `KV_MEMORY_INVALID` when the bytes cannot be allocated. */
+export function allocateMemory(options: AllocateOptions): MemoryRecord {
+  const { address, lengthBytes, memoryType } = options;
+  let data = newBytes(lengthBytes);
+  let closed = false;
+  const name = `memory at 0x${address.toString(16)} (${lengthBytes} bytes of ${memoryType})`;
+
+  function open(): Uint8Array {
+    if (closed) throw new KvError("KV_MEMORY_INVALID", `${name} is closed`);
+    return data;
+  }
+
+  const memory: MemoryRecord = {
+    host: options.host,
+    address,
+    lengthBytes,
+    memoryType,
+    deviceId: options.deviceId,
+    registrations: 0,
+    get closed() {
+      return closed;
+    },
+    get data() {
+      return data;
+    },
+    get bytes() {
+      if (memoryType !== "DRAM") {
+        throw new KvError("KV_MEMORY_INVALID", `${name} is not addressable by the process`, {
+          hint: "use gather and scatter",
+        });
+      }
+      return data;
+    },
+    async gather(runs) {
+      const source = open();
+      const out = new Uint8Array(checkRuns(name, runs, lengthBytes));
+      let at = 0;
+      for (let index = 0; index < runs.length; index += 2) {
+        const offset = runs[index] as number;
+        const length = runs[index + 1] as number;
+        out.set(source.subarray(offset, offset + length), at);
+        at += length;
+      }
+      return out.buffer;
+    },
+    async scatter(runs, from) {
+      const target = open();
+      const total = checkRuns(name, runs, lengthBytes);
+      if (total !== from.byteLength) {
+        throw new KvError(
+          "KV_MEMORY_INVALID",
+          `scatter into ${name}: the runs take ${total} bytes, the source has ${from.byteLength}`,
+        );
+      }
+      const bytes = new Uint8Array(from);
+      let at = 0;
+      for (let index = 0; index < runs.length; index += 2) {
+        const length = runs[index + 1] as number;
+        target.set(bytes.subarray(at, at + length), runs[index] as number);
+        at += length;
+      }
+    },
+    close() {
+      if (closed) return;
+      if (memory.registrations > 0) {
+        throw new KvError("KV_MEMORY_IN_USE", `${name} has ${memory.registrations} open registrations`, {
+          hint: "close its registrations first",
+        });
+      }
+      closed = true;
+      // Detaching the buffer empties every view of it, as unmapping would make them unusable.
+      const { buffer } = data;
+      structuredClone(buffer, { transfer: [buffer] });
+      data = new Uint8Array(0);
+      options.closed(memory);
+    },
+    [Symbol.dispose]() {
+      memory.close();
+    },
+  };
+  return memory;
+}
+
+function newBytes(lengthBytes: number): Uint8Array<ArrayBuffer> {
+  try {
+    return new Uint8Array(lengthBytes);
+  } catch (cause) {
+    throw new KvError("KV_MEMORY_INVALID", `${lengthBytes} bytes cannot be allocated`, { cause });
+  }
+}
+
+/** Returns the total length of the runs. Errors: `KV_MEMORY_INVALID` for a run outside the memory. */
+function checkRuns(name: string, runs: Float64Array, lengthBytes: number): number {
+  if (!(runs instanceof Float64Array) || runs.length % 2 !== 0) {
+    throw new KvError(
+      "KV_MEMORY_INVALID",
+      `${name}: runs are rows of [offsetBytes, lengthBytes] in a Float64Array`,
+    );
+  }
+  let total = 0;
+  for (let index = 0; index < runs.length; index += 2) {
+    const offset = runs[index] as number;
+    const length = runs[index + 1] as number;
+    if (!Number.isSafeInteger(offset) || !Number.isSafeInteger(length) || offset < 0 || length < 0) {
+      throw new KvError("KV_MEMORY_INVALID", `${name}: run ${index / 2} is [${offset}, ${length}]`);
+    }
+    if (offset + length > lengthBytes) {
+      throw new KvError("KV_MEMORY_INVALID", `${name}: run ${index / 2} ends at ${offset + length}`);
+    }
+    total += length;
+  }
+  return total;
+}
