@@ -4,7 +4,7 @@ export {
   type DcpSlices,
   logicalToKernelBlockIds,
   mapBlockIdsForBlockSizeRatio,
-} from "./block-ids.js";
+} from "./request/block-ids.js";
 export { diffPlans, type PlanDifference } from "./data/plan-diff.js";
 export { hashPlan, planFromDocument, planToDocument } from "./data/plan-document.js";
 export { PLAN_DOCUMENT_VERSION, type PlanDocument, planDocumentSchema } from "./data/plan-schema.js";
@@ -12,8 +12,8 @@ export {
   computeDescriptorIds,
   createDescriptorIdWriter,
   type DescriptorIdOptions,
-} from "./descriptor-ids.js";
-export { type BuildPlanOptions, buildEngineTransferPlan } from "./engine-plan.js";
+} from "./request/descriptor-ids.js";
+export { type BuildPlanOptions, buildEngineTransferPlan } from "./engine/engine-plan.js";
 export type {
   BlockOrder,
   EngineTransferPlan,
@@ -26,22 +26,22 @@ export type {
   TransferForm,
   TransferList,
   TransferOperation,
-} from "./engine-plan-types.js";
-export { type ExchangeOptions, exchangedBlocks } from "./exchanged-blocks.js";
+} from "./engine/engine-plan-types.js";
+export { type ExchangeOptions, exchangedBlocks } from "./request/exchanged-blocks.js";
 export type {
   ModelGeometry,
   PackedMember,
   RankGeometry,
   RegionGeometry,
   StateSpaceGeometry,
-} from "./geometry.js";
-export { type JointGroups, joinGroups, joinsGroups } from "./joint-groups.js";
+} from "./geometry/rank-geometry.js";
+export { type JointGroups, joinGroups, joinsGroups } from "./engine/joint-groups.js";
 export type { CacheKind, Piece, PieceContext, PiecePlace, SourcePosition } from "./kinds/cache-kind.js";
 export { requireStatesFit } from "./kinds/mamba.js";
 export { cacheKind, cacheKindNames } from "./kinds/registry.js";
-export { mergedDescriptorCount } from "./merged-descriptors.js";
-export { fromOtherSide } from "./other-side.js";
-export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./pair-checks.js";
+export { mergedDescriptorCount } from "./request/merged-descriptors.js";
+export { fromOtherSide } from "./request/swap-direction.js";
+export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./engine/compatibility.js";
 export {
   type ProofRequest,
   type ProveEngineOptions,
@@ -56,9 +56,9 @@ export {
   type PlanFaultKind,
   type PlanVerdict,
   type ProofExtent,
-} from "./prove/verdict.js";
-export { applyReceivePass } from "./receive-pass.js";
-export { planRequest } from "./request-plan.js";
+} from "./prove/proof-result.js";
+export { applyReceivePass } from "./receive/apply-receive-pass.js";
+export { planRequest } from "./request/request-plan.js";
 export type {
   ReceivePass,
   ReceivePassGroup,
@@ -66,4 +66,4 @@ export type {
   RequestBlocks,
   RequestPlan,
   RequestRead,
-} from "./request-plan-types.js";
+} from "./request/request-plan-types.js";

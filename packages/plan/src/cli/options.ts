@@ -1,7 +1,7 @@
 import { KV_CACHE_LAYOUTS, type KvCacheLayout, KvError } from "@kv/interface";
 import { Command, InvalidArgumentError, Option } from "commander";
-import { MAX_RANKS } from "./pair.js";
-import type { PoolState } from "./sample-request.js";
+import { MAX_RANKS } from "./input/pair.js";
+import type { PoolState } from "./report/sample-request.js";
 
 /** What the command line says; a pair is prefill, then decode. */
 export interface CliOptions {

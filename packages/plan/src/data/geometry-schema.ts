@@ -1,6 +1,6 @@
 import { KV_CACHE_LAYOUTS } from "@kv/interface";
 import { z } from "zod";
-import type { RankGeometry } from "../geometry.js";
+import type { RankGeometry } from "../geometry/rank-geometry.js";
 
 /** Exact in a JavaScript number. */
 const whole = z.int().min(0);

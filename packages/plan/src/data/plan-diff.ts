@@ -1,4 +1,4 @@
-import type { EngineTransferPlan } from "../engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
 import { planToDocument } from "./plan-document.js";
 
 /** One member in which two plans differ; undefined on the side that lacks it. */

@@ -1,6 +1,6 @@
 import { DESCRIPTOR_ROW, type DescriptorTable, KvError } from "@kv/interface";
-import type { EngineTransferPlan, GroupPlan, SourcePlan } from "../engine-plan-types.js";
-import type { RankGeometry } from "../geometry.js";
+import type { EngineTransferPlan, GroupPlan, SourcePlan } from "../engine/engine-plan-types.js";
+import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { canonicalJson } from "./canonical-json.js";
 import { rankOf } from "./geometry-schema.js";
 import { describeIssues } from "./issues.js";

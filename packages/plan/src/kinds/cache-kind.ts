@@ -1,5 +1,5 @@
-import type { GroupExtent } from "../engine-plan-types.js";
-import type { RankGeometry, RegionGeometry } from "../geometry.js";
+import type { GroupExtent } from "../engine/engine-plan-types.js";
+import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 
 /**
  * One kind of KV cache: everything that plans must know of it. A kind is one file of this folder and a line in `registry.ts`; see

@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
-import { afterPadding, type BlockMeaning, type BytePlace, placeAt } from "./block-meaning.js";
+import { afterPadding, type BlockMeaning, type BytePlace, placeAt } from "./block-contents.js";
 import { type BlockPass, originOf, type PassGrid, zeroingAt } from "./pass-effect.js";
-import { fail, type PlanFault } from "./verdict.js";
+import { fail, type PlanFault } from "./proof-result.js";
 
 /** One descriptor's bytes as they land in a block of the destination. */
 export interface Write {

@@ -1,11 +1,11 @@
-import type { RankGeometry, RegionGeometry } from "../geometry.js";
-import type { RequestPlan } from "../request-plan-types.js";
-import { type BlockMeaning, blockBytes } from "./block-meaning.js";
+import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import type { RequestPlan } from "../request/request-plan-types.js";
+import { type BlockMeaning, blockBytes } from "./block-contents.js";
 import type { Write } from "./block-pattern.js";
-import type { MemoryPlace } from "./named-memory.js";
-import type { ProofSubject, RegionMeanings } from "./pair-meaning.js";
-import type { BlockTokens, GroupDemand } from "./request-demand.js";
-import { fail, type PlanFault } from "./verdict.js";
+import type { MemoryPlace } from "./descriptor-lookup.js";
+import type { ProofSubject, RegionMeanings } from "./proof-subject.js";
+import type { BlockTokens, GroupDemand } from "./needed-tokens.js";
+import { fail, type PlanFault } from "./proof-result.js";
 
 /** A destination block's group, and what its bytes mean. */
 export interface Owner {

@@ -1,7 +1,7 @@
-import type { EngineTransferPlan } from "../engine-plan-types.js";
-import type { RankGeometry } from "../geometry.js";
-import type { RemoteRankId, RequestPlan } from "../request-plan-types.js";
-import { fail } from "./verdict.js";
+import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { RankGeometry } from "../geometry/rank-geometry.js";
+import type { RemoteRankId, RequestPlan } from "../request/request-plan-types.js";
+import { fail } from "./proof-result.js";
 
 const nameOf = ({ tpRank, ppRank }: RemoteRankId) =>
   ppRank === 0 ? `${tpRank}` : `${tpRank} of stage ${ppRank}`;

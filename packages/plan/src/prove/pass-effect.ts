@@ -1,6 +1,6 @@
-import type { EngineTransferPlan } from "../engine-plan-types.js";
-import type { ReceivePassGroup } from "../request-plan-types.js";
-import { fail } from "./verdict.js";
+import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { ReceivePassGroup } from "../request/request-plan-types.js";
+import { fail } from "./proof-result.js";
 
 /** What the receive pass does with one block, told backwards: whence each byte comes. */
 export interface BlockPass {

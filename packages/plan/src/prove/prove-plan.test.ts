@@ -1,13 +1,13 @@
 import { describe, expect, test } from "vitest";
-import { buildEngineTransferPlan } from "../engine-plan.js";
-import type { EngineTransferPlan, SourcePlan } from "../engine-plan-types.js";
-import type { RankGeometry } from "../geometry.js";
-import { planRequest } from "../request-plan.js";
-import type { RequestBlocks, RequestPlan } from "../request-plan-types.js";
+import { buildEngineTransferPlan } from "../engine/engine-plan.js";
+import type { EngineTransferPlan, SourcePlan } from "../engine/engine-plan-types.js";
+import type { RankGeometry } from "../geometry/rank-geometry.js";
+import { planRequest } from "../request/request-plan.js";
+import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
 import { proveEnginePlans, provePlan } from "./prove-plan.js";
 import { sampleRequests } from "./sample-requests.js";
-import type { PlanFault } from "./verdict.js";
+import type { PlanFault } from "./proof-result.js";
 
 const remotes = [0, 1].map((tpRank) => sampleRank({ tpRank, tpSize: 2 }));
 const wider = sampleRank({ kernelBlockSize: 32 });

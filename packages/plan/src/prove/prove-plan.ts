@@ -1,17 +1,17 @@
 import type { StagingStage } from "@kv/interface";
-import type { EngineTransferPlan } from "../engine-plan-types.js";
-import type { RankGeometry } from "../geometry.js";
-import { planRequest } from "../request-plan.js";
-import type { RequestBlocks, RequestPlan } from "../request-plan-types.js";
-import { regionsHolding } from "./kind-meaning.js";
+import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { RankGeometry } from "../geometry/rank-geometry.js";
+import { planRequest } from "../request/request-plan.js";
+import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.js";
+import { regionsHolding } from "./cache-semantics.js";
 import { proveNotifications, ranksTold } from "./notification-proof.js";
-import { meaningsOf, type ProofSubject, proofSubject } from "./pair-meaning.js";
+import { meaningsOf, type ProofSubject, proofSubject } from "./proof-subject.js";
 import { headsOfPass } from "./pass-effect.js";
 import { type ProvenPatterns, proveRequest } from "./request-proof.js";
 import { sampleRequests } from "./sample-requests.js";
-import { proveStage } from "./stage-proof.js";
+import { proveStage } from "./staging-proof.js";
 import { proveTables } from "./table-proof.js";
-import { FoundFault, fail, type PlanVerdict, type ProofExtent } from "./verdict.js";
+import { FoundFault, fail, type PlanVerdict, type ProofExtent } from "./proof-result.js";
 import { writtenRanks } from "./written-ranks.js";
 
 /** One request to prove; `plan` is what is to be done for it, by default what `planRequest` says. */

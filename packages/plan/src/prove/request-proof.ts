@@ -1,13 +1,13 @@
-import type { RegionGeometry } from "../geometry.js";
-import type { RequestPlan } from "../request-plan-types.js";
-import { blockBytes } from "./block-meaning.js";
+import type { RegionGeometry } from "../geometry/rank-geometry.js";
+import type { RequestPlan } from "../request/request-plan-types.js";
+import { blockBytes } from "./block-contents.js";
 import { type BlockPattern, patternKey, provePattern } from "./block-pattern.js";
-import { kindMeaning, regionsHolding } from "./kind-meaning.js";
+import { kindMeaning, regionsHolding } from "./cache-semantics.js";
 import { blockKey, landedWrites, type Owner, type Owners } from "./landed-writes.js";
-import { meaningsOf, type ProofSubject, type RegionMeanings } from "./pair-meaning.js";
+import { meaningsOf, type ProofSubject, type RegionMeanings } from "./proof-subject.js";
 import { type BlockPass, passByBlock, passGrid, UNTOUCHED } from "./pass-effect.js";
-import { type DemandBlocks, demandOf, type GroupDemand } from "./request-demand.js";
-import { fail } from "./verdict.js";
+import { type DemandBlocks, demandOf, type GroupDemand } from "./needed-tokens.js";
+import { fail } from "./proof-result.js";
 
 /** Patterns already proven; shared over the requests of one plan. */
 export type ProvenPatterns = Set<string>;

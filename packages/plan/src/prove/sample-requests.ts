@@ -1,8 +1,8 @@
 import { KvError } from "@kv/interface";
-import type { EngineTransferPlan } from "../engine-plan-types.js";
-import type { RankGeometry } from "../geometry.js";
-import type { RequestBlocks } from "../request-plan-types.js";
-import { kindMeaning, tokensInBlock } from "./kind-meaning.js";
+import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { RankGeometry } from "../geometry/rank-geometry.js";
+import type { RequestBlocks } from "../request/request-plan-types.js";
+import { kindMeaning, tokensInBlock } from "./cache-semantics.js";
 
 /** Logical blocks of the side with the larger ones, at most: enough for every pattern, few enough to be quick. */
 const BLOCKS = 24;

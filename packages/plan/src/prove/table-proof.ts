@@ -1,9 +1,9 @@
-import type { RegionIndexing, SegmentPlan } from "../engine-plan-types.js";
-import type { RankGeometry, RegionGeometry } from "../geometry.js";
-import { blockBytes } from "./block-meaning.js";
-import type { NamedMemory } from "./named-memory.js";
-import { counterpart, type ProofSubject } from "./pair-meaning.js";
-import { fail } from "./verdict.js";
+import type { RegionIndexing, SegmentPlan } from "../engine/engine-plan-types.js";
+import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import { blockBytes } from "./block-contents.js";
+import type { NamedMemory } from "./descriptor-lookup.js";
+import { counterpart, type ProofSubject } from "./proof-subject.js";
+import { fail } from "./proof-result.js";
 
 /** One side of a segment: its rows in one list. */
 interface SegmentSide {

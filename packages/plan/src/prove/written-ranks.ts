@@ -1,11 +1,11 @@
-import type { EngineTransferPlan } from "../engine-plan-types.js";
-import type { RankGeometry } from "../geometry.js";
-import { fromOtherSide, turnedRuns } from "../other-side.js";
-import type { RequestBlocks, RequestPlan, RequestRead } from "../request-plan-types.js";
-import { namedMemory } from "./named-memory.js";
-import type { ProofSubject } from "./pair-meaning.js";
-import type { DemandBlocks } from "./request-demand.js";
-import { fail } from "./verdict.js";
+import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { RankGeometry } from "../geometry/rank-geometry.js";
+import { fromOtherSide, turnedRuns } from "../request/swap-direction.js";
+import type { RequestBlocks, RequestPlan, RequestRead } from "../request/request-plan-types.js";
+import { namedMemory } from "./descriptor-lookup.js";
+import type { ProofSubject } from "./proof-subject.js";
+import type { DemandBlocks } from "./needed-tokens.js";
+import { fail } from "./proof-result.js";
 
 /** What is written into one rank, seen from there: as if it read from those who write. */
 export interface WrittenRank {

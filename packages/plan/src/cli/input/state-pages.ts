@@ -1,0 +1,49 @@
+import { KvError } from "@kv/interface";
+import type { StateSpaceGeometry } from "../../geometry/rank-geometry.js";
+import type { LayerShape, StateShape } from "./model-shape.js";
+
+/** Tokens in a kernel block of a hybrid, where nothing says how many. */
+export const KERNEL_TOKENS = 16;
+
+/** A rank's share of a state. Errors: `KV_PLAN_UNSUPPORTED` where ranks would hold copies of a group of projections. */
+export function stateOfRank(state: StateShape, tpSize: number): StateSpaceGeometry {
+  if (state.groups % tpSize !== 0) {
+    throw new KvError(
+      "KV_PLAN_UNSUPPORTED",
+      `the ${state.groups} groups of a state-space layer's projections do not divide over TP size ${tpSize}`,
+      { details: { groups: state.groups, tpSize } },
+    );
+  }
+  const convProjectionBytes = state.projectionBytes.map((bytes) => bytes / tpSize);
+  return {
+    convProjectionBytes,
+    convBytes: convProjectionBytes.reduce((sum, bytes) => sum + bytes, 0),
+    recurrentBytes: state.recurrentBytes / tpSize,
+  };
+}
+
+/**
+ * Bytes of one token of a layer on a rank. Heads that do not divide over ranks are counted up: no engine has such ranks, and it is the plan's to
+ * say so.
+ */
+export function tokenBytes({ kind, numKvHeads, bytesPerHeadAndToken }: LayerShape, tpSize: number): number {
+  const heads = kind === "full" || kind === "swa" ? Math.ceil(numKvHeads / tpSize) : 1;
+  return heads * bytesPerHeadAndToken;
+}
+
+/**
+ * Tokens in a logical block of a hybrid: the fewest kernel blocks whose page holds a state, since states live in the pages of attention (vLLM 0.33:
+ * `HybridAttentionMambaModelConfig`). Undefined for models without states.
+ */
+export function hybridBlockTokens(
+  layers: readonly LayerShape[],
+  tpSize: number,
+  kernelTokens: number,
+): number | undefined {
+  const state = layers.find((layer) => layer.state !== undefined)?.state;
+  const attention = layers.find((layer) => layer.state === undefined);
+  if (state === undefined || attention === undefined) return undefined;
+  const { convBytes, recurrentBytes } = stateOfRank(state, tpSize);
+  const kernelBytes = kernelTokens * tokenBytes(attention, tpSize);
+  return kernelTokens * Math.ceil((convBytes + recurrentBytes) / kernelBytes);
+}

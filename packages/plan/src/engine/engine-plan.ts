@@ -1,0 +1,226 @@
+import { KvError } from "@kv/interface";
+import { kvHeadsOfRank } from "@kv/topology";
+import { type AlignedRank, alignRegions } from "./align-regions.js";
+import type { AttentionShape } from "./attention-pieces.js";
+import {
+  ranksByNumber,
+  refuseDcp,
+  refusePeer,
+  requireOneHolder,
+  requireSameEngine,
+  requireSameGroups,
+  requireWholeShares,
+} from "./engine-checks.js";
+import type {
+  BlockOrder,
+  EngineTransferPlan,
+  ReceiveConversion,
+  TransferOperation,
+} from "./engine-plan-types.js";
+import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import { groupPlans } from "./group-plans.js";
+import { hasPlainTokens, orderOfLayout } from "../geometry/layout.js";
+import { checkCompatibility, isMlaModel, type PairFacts } from "./compatibility.js";
+import { groupsOfRegion, headsInBlock, headsInRegion, mappingsByHeads } from "../geometry/region-heads.js";
+import { attentionShape, type PairContext, piecesOf, regionPair } from "./segments.js";
+import { segmentPlans, sourcePlans } from "./source-plans.js";
+import { withStageGroups } from "./stage-groups.js";
+import { chooseForm } from "./transfer-form.js";
+
+export interface BuildPlanOptions extends ModelGeometry {
+  readonly local: RankGeometry;
+  /**
+   * The ranks of `handshakeTargetRanks`, of each pipeline stage, in any order; each checked against the local rank and against one another.
+   */
+  readonly remotes: readonly RankGeometry[];
+  /** Conversions that may be used after a receive; a pair that needs another is refused. Default none. */
+  readonly conversions?: readonly ReceiveConversion[];
+  /** The local engine never looks at tokens beyond a request's last: then nothing is zeroed after a receive. Default false. */
+  readonly masksUncovered?: boolean;
+  /** Default READ. What is written must lie right without a pass, on every remote rank that holds a copy. */
+  readonly operation?: TransferOperation;
+  /** Where blocks must be put in another order. Default: what has fewer descriptors, and is possible. */
+  readonly form?: "permute" | "direct";
+  /** A receive pass can look at the local cache. Default true; false for device memory without staging. */
+  readonly canPass?: boolean;
+  /**
+   * The remote engine is vLLM. It turns received blocks of other sizes by itself, in a way that fits what it would have read: nothing else
+   * may be written to it. Default false.
+   */
+  readonly peerIsVllm?: boolean;
+  /** As `CompatibilityOptions.prefixCaching`. */
+  readonly prefixCaching?: boolean;
+}
+
+/**
+ * The plan of one local rank against one remote engine. Errors, each with both values: `KV_TOPOLOGY_INVALID` (sizes, ranks),
+ * `KV_PLAN_INVALID` (a side contradicts itself), `KV_PLAN_INCOMPATIBLE` (the sides disagree), `KV_PLAN_UNSUPPORTED`.
+ */
+export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransferPlan {
+  const options = { ...given, local: withStageGroups(given.local, given.remotes) };
+  const { local, groups, numKvHeads, operation = "READ" } = options;
+  if (options.remotes.length === 0)
+    throw new KvError("KV_PLAN_INVALID", "a plan needs the geometry of at least one remote rank, got none");
+  const isMla = isMlaModel(groups);
+  const stages = stagesOf(options);
+  const [first] = stages as [Stage];
+  const facts = stages.map((stage) => stage.facts)[0] as PairFacts;
+  const remote = first.aligned.geometry;
+  if (!isMla) for (const rank of [local, remote]) kvHeadsOfRank(rank.tpRank, rank.tpSize, numKvHeads);
+  refuseDcp(local, remote, { groups, isMla, operation });
+
+  const mapping = mappingsByHeads(local, remote, options);
+  const main = mapping(isMla ? undefined : numKvHeads);
+  const context: PairContext = { local, remote, model: options, mapping };
+  const pairs = local.regions.map((region, index) => {
+    const stage = stages.find(({ aligned }) => aligned.localRegions.includes(index));
+    const remoteRegion = stage?.aligned.geometry.regions[stage.aligned.localRegions.indexOf(index)];
+    if (remoteRegion === undefined) {
+      throw new KvError(
+        "KV_PLAN_INCOMPATIBLE",
+        `no remote rank that was asked holds the cache "${region.name}"`,
+        {
+          details: {
+            region: region.name,
+            ranks: options.remotes.map(({ tpRank, ppRank }) => [ppRank ?? 0, tpRank]),
+          },
+        },
+      );
+    }
+    return regionPair(context, index, region, remoteRegion);
+  });
+  requireSameGroups(pairs);
+  const shapes = pairs.map((pair) =>
+    pair.attentionGroups.length === 0 ? undefined : attentionShape(context, pair),
+  );
+  const attention = shapes.filter((shape): shape is AttentionShape => shape !== undefined);
+  const order = receiveOrder(local, remote, { facts, attention });
+  const plainTokens = hasPlainTokens(local.attentionBackend) && hasPlainTokens(remote.attentionBackend);
+  requireWholeShares(pairs, shapes, facts, plainTokens);
+  const choice = chooseForm({
+    shapes: attention,
+    parts: facts,
+    kernelTokens: { local: local.kernelBlockSize, remote: remote.kernelBlockSize },
+    operation,
+    plainTokens,
+    turnsHeads: facts.conversions.includes("hnd-to-nhd"),
+    canPass: options.canPass ?? true,
+    wanted: options.form,
+  });
+  refusePeer(local, remote, choice.form, { operation, peerIsVllm: options.peerIsVllm ?? false });
+  const pieces = piecesOf(context, pairs, shapes, choice);
+  const segments = segmentPlans(
+    pieces,
+    stages.map(({ aligned }) => aligned),
+  );
+  const sources = sourcePlans({
+    context,
+    pieces,
+    segments,
+    stages: stages.map(({ ranks, aligned }) => ({ ranks: ranksByNumber(ranks, main), aligned })),
+    operation,
+    main,
+  });
+  const handshakeRanks = main.handshakeRanks;
+  const read = new Set(sources.plans.map(({ remoteRank }) => remoteRank));
+  return Object.freeze({
+    mapping: main,
+    operation,
+    form: choice.form,
+    formReason: choice.reason,
+    blockSizeRatio: choice.parts.localParts,
+    remoteParts: choice.parts.remoteParts,
+    groups: Object.freeze([...groups]),
+    local,
+    remote,
+    sources: sources.plans,
+    localConsumers: main.localConsumers,
+    notifyOnlyRanks: Object.freeze(handshakeRanks.filter((rank) => !read.has(rank))),
+    conversions: Object.freeze(
+      facts.conversions.filter((one) => one !== "hnd-to-nhd" || choice.form !== "direct"),
+    ),
+    localHeads: facts.localHeads,
+    blockOrder: order,
+    uncovered:
+      operation === "WRITE" || order === "opaque" || options.masksUncovered === true ? "masked" : "zeroed",
+    segments,
+    groupPlans: groupPlans({ context, pieces, parts: facts, cuts: choice }),
+    localIndexing: sources.localIndexing,
+    remoteIndexing: sources.plans[0]?.remoteIndexing ?? [],
+    regionsOfGroup: regionsOfGroup(local, options),
+    headsOfRegion: Object.freeze(
+      local.regions.map((region) => headsInBlock(local, headsInRegion(local, region, options))),
+    ),
+    stages: Object.freeze(stages.map(({ ppRank }) => ppRank)),
+  });
+}
+
+interface Stage {
+  readonly ppRank: number;
+  readonly ranks: readonly RankGeometry[];
+  readonly aligned: AlignedRank;
+  readonly facts: PairFacts;
+}
+
+/** Remote ranks by pipeline stage, each brought into the order of the local regions and checked. */
+function stagesOf(options: BuildPlanOptions): readonly Stage[] {
+  const { local } = options;
+  const byStage = new Map<number, RankGeometry[]>();
+  for (const rank of options.remotes) {
+    const ppRank = rank.ppRank ?? 0;
+    byStage.set(ppRank, [...(byStage.get(ppRank) ?? []), rank]);
+  }
+  const stages = [...byStage].sort(([one], [other]) => one - other);
+  const made = stages.map(([ppRank, ranks]): Stage => {
+    const aligned = ranks.map((rank) => {
+      requireSameEngine(ranks[0] as RankGeometry, rank);
+      return alignRegions(local, rank);
+    });
+    const [first] = aligned as [AlignedRank];
+    // Which groups are in a region the whole rank tells; the regions of one stage may all name one.
+    const regions = first.localRegions.map((index) => {
+      const region = local.regions[index] as RegionGeometry;
+      return { ...region, groupIds: groupsOfRegion(local, region, options) };
+    });
+    const mine = { ...local, regions };
+    const facts = aligned.map(({ geometry }) =>
+      checkCompatibility({ ...options, local: mine, remote: geometry }),
+    );
+    return {
+      ppRank,
+      ranks: aligned.map(({ geometry }) => geometry),
+      aligned: first,
+      facts: facts[0] as PairFacts,
+    };
+  });
+  requireOneHolder(local, made);
+  return made;
+}
+
+function receiveOrder(
+  local: RankGeometry,
+  remote: RankGeometry,
+  { facts, attention }: { readonly facts: PairFacts; readonly attention: readonly AttentionShape[] },
+): BlockOrder {
+  if (!hasPlainTokens(local.attentionBackend) || !hasPlainTokens(remote.attentionBackend)) return "opaque";
+  if (attention.some(isPadded)) return "opaque";
+  // One head leaves only tokens to be ordered, whatever the layout calls it.
+  const order = orderOfLayout(local.layout);
+  return facts.localHeads === 1 && order === "head-major" ? "token-major" : order;
+}
+
+/** Pages of hybrids may be: with several heads, where the cells of one are is then not known. Of one head they are moved and masked whole. */
+function isPadded({ local: { blockBytes, heads, tokens } }: AttentionShape): boolean {
+  return heads > 1 && blockBytes % (heads * tokens) !== 0;
+}
+
+function regionsOfGroup(local: RankGeometry, model: ModelGeometry): readonly (readonly number[])[] {
+  const groups = local.regions.map((region) => groupsOfRegion(local, region, model));
+  return Object.freeze(
+    model.groups.map((_, group) =>
+      Object.freeze(
+        [...groups.keys()].filter((region) => (groups[region] as readonly number[]).includes(group)),
+      ),
+    ),
+  );
+}

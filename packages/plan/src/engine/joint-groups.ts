@@ -1,0 +1,117 @@
+import { KvError } from "@kv/interface";
+import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
+import { cacheKind } from "../kinds/registry.js";
+import type { RequestBlocks } from "../request/request-plan-types.js";
+
+/**
+ * Two engines that group a model's layers differently, in groups that they both have: one for each pair of groups, theirs and ours, that
+ * some region belongs to. A plan of `local`, `remotes` and `model` is like any other; its requests are told in its groups.
+ */
+export interface JointGroups {
+  readonly local: RankGeometry;
+  readonly remotes: readonly RankGeometry[];
+  readonly model: ModelGeometry;
+  /** The group here and the group there of each joint one. */
+  readonly pairs: readonly (readonly [local: number, remote: number])[];
+  /** A request's lists, each side's by its own groups, told in joint ones. Errors: `KV_BLOCKS_MISMATCH`. */
+  blocks(blocks: RequestBlocks): RequestBlocks;
+}
+
+/**
+ * Undefined where both sides group their regions alike, and where the groups cannot be told apart by region: then the plan refuses the
+ * pair. As vLLM 0.33 for pure MLA models (`_block_ids_by_region`), which have no heads to be dealt out by group.
+ */
+export function joinGroups({
+  local,
+  remotes,
+  ...model
+}: ModelGeometry & {
+  readonly local: RankGeometry;
+  readonly remotes: readonly RankGeometry[];
+}): JointGroups | undefined {
+  if (!joinsGroups(model.groups)) return undefined;
+  const theirs = new Map<string, number>();
+  for (const rank of remotes) for (const { name, groupId } of rank.regions) theirs.set(name, groupId);
+  const remoteGroups = Math.max(...theirs.values()) + 1;
+  const sides = [local, ...remotes];
+  if (local.regions.every(({ name, groupId }) => theirs.get(name) === groupId)) return undefined;
+  if (
+    sides.some(
+      (rank) =>
+        rank.packedMembers !== undefined || rank.regions.some(({ groupIds }) => groupIds !== undefined),
+    )
+  )
+    return undefined;
+  const mine = local.regions.map(({ groupId }) => groupId);
+  if (!areConfined(mine, model.groups.length) || !areConfined([...theirs.values()], remoteGroups))
+    return undefined;
+
+  const pairs: [number, number][] = [];
+  for (const { name, groupId } of local.regions) {
+    const remote = theirs.get(name);
+    if (remote === undefined) return undefined;
+    if (!pairs.some(([one, other]) => one === groupId && other === remote)) pairs.push([groupId, remote]);
+  }
+  pairs.sort(([a, b], [c, d]) => a - c || b - d);
+  const jointOf = new Map<string, number>();
+  for (const { name, groupId } of local.regions) {
+    const remote = theirs.get(name);
+    jointOf.set(
+      name,
+      pairs.findIndex(([one, other]) => one === groupId && other === remote),
+    );
+  }
+  const regrouped = ({ groupBlockTokens: tokens, ...rank }: RankGeometry, which: 0 | 1): RankGeometry => ({
+    ...rank,
+    regions: rank.regions.map((region) => ({
+      ...region,
+      groupId: jointOf.get(region.name) ?? region.groupId,
+    })),
+    ...(tokens === undefined ? {} : { groupBlockTokens: pairs.map((pair) => tokens[pair[which]] as number) }),
+  });
+  return {
+    local: regrouped(local, 0),
+    remotes: remotes.map((rank) => regrouped(rank, 1)),
+    model: { ...model, groups: pairs.map(([group]) => model.groups[group] ?? "") },
+    pairs,
+    blocks(given) {
+      if (given.localBlockIds.every((ids) => ids.length === 0)) return given;
+      requireLists("local", given.localBlockIds, model.groups.length);
+      requireLists("remote", given.remoteBlockIds, remoteGroups);
+      const { localComputedBlocks: computed } = given;
+      return {
+        ...given,
+        localBlockIds: pairs.map(([group]) => given.localBlockIds[group] as readonly number[]),
+        remoteBlockIds: pairs.map(([, group]) => given.remoteBlockIds[group] as readonly number[]),
+        ...(computed === undefined
+          ? {}
+          : { localComputedBlocks: pairs.map(([group]) => computed[group] ?? 0) }),
+      };
+    },
+  };
+}
+
+/** Whether a model's groups may be others at the peer: all of them the same on every rank, and of tokens. */
+export function joinsGroups(groups: ModelGeometry["groups"]): boolean {
+  return groups.every((name) => {
+    const { sharding, extent } = cacheKind(name);
+    return sharding === "replicated" && extent !== "whole";
+  });
+}
+
+/** Each group's blocks in its own regions, and every group with a region: else a list of blocks belongs to no region, or to all. */
+function areConfined(groupIds: readonly number[], numGroups: number): boolean {
+  return (
+    groupIds.every((group) => Number.isSafeInteger(group) && group >= 0) &&
+    new Set(groupIds).size === numGroups
+  );
+}
+
+function requireLists(side: string, lists: readonly unknown[], numGroups: number): void {
+  if (lists.length === numGroups) return;
+  throw new KvError(
+    "KV_BLOCKS_MISMATCH",
+    `${side} block ids of ${lists.length} KV cache groups given, the regions of that side are of ${numGroups}`,
+    { details: { side, given: lists.length, groups: numGroups } },
+  );
+}

@@ -1,0 +1,175 @@
+import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
+import type { RequestBlocks } from "../request/request-plan-types.js";
+import { kindMeaning, tokensInBlock } from "./cache-semantics.js";
+import { fail } from "./proof-result.js";
+
+/** Blocks of a group on one rank, and the token of the sequence with which each begins. */
+export interface BlockTokens {
+  /** Kernel blocks, or logical ones for a state. */
+  readonly blocks: readonly number[];
+  readonly tokens: readonly number[];
+  readonly position: ReadonlyMap<number, number>;
+}
+
+/** What one group of a request asks for, read from the request alone: which token stands where on either side. */
+export interface GroupDemand {
+  readonly group: number;
+  /** Blocks to fill. */
+  readonly local: BlockTokens;
+  /** The remote's blocks, by the position of the source in the plan: ranks of a DCP group have others. */
+  readonly remotes: readonly BlockTokens[];
+  /** Tokens that the request needs, from the first to one past the last. */
+  readonly fromToken: number;
+  readonly endToken: number;
+}
+
+/** A request from its destination's side: of one that is written, what is local to the plan is remote here. */
+export interface DemandBlocks extends RequestBlocks {
+  /** The remote side is the one that plans: `localComputedBlocks` counts its blocks. */
+  readonly written?: true;
+}
+
+/** `local` is the destination, `remotes` are the sources. */
+export function demandOf(
+  group: number,
+  local: RankGeometry,
+  remotes: readonly RankGeometry[],
+  model: ModelGeometry,
+  blocks: DemandBlocks,
+): GroupDemand {
+  const localIds = blocks.localBlockIds[group] ?? [];
+  const remoteIds = blocks.remoteBlockIds[group] ?? [];
+  const what = `group ${group}`;
+  const [remote] = remotes;
+  const kind = kindMeaning(model.groups[group] ?? "");
+  if (kind === undefined)
+    return fail("request-tables", `${what} is of kind "${model.groups[group]}", of which nothing is known`);
+  if (remote === undefined) return fail("request-tables", `${what}: the plan reads from no remote rank`);
+  if (kind.lists === "last")
+    return withoutTokens(group, kind.sharing === "state", { local, remotes, localIds, remoteIds });
+
+  const logical = (rank: RankGeometry, other: RankGeometry) =>
+    tokensInBlock(rank, group, other) * rank.physicalBlocksPerLogical;
+  const [localTokens, remoteTokens] = [logical(local, remote), logical(remote, local)];
+  const { numTokens } = blocks;
+  const [localDcp, remoteDcp] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
+  const windowed = kind.lists === "window";
+  const [localBegin, remoteBegin] = listBegins(blocks, group, windowed, {
+    local: { tokens: localTokens, length: localIds.length, dcp: localDcp },
+    remote: { tokens: remoteTokens, length: remoteIds.length, dcp: remoteDcp },
+  });
+  const tokensOf = (
+    rank: RankGeometry,
+    dcp: number,
+    begin: number,
+    ids: readonly number[],
+    perBlock: number,
+  ) => {
+    // Blocks of a sequence are dealt out in turn to the ranks of a DCP group.
+    const first = begin + (rank.tpRank % dcp) * perBlock;
+    return expanded(rank, ids, (index) => first + index * dcp * perBlock, perBlock);
+  };
+  return {
+    group,
+    local: blockTokens(`${what}: local`, tokensOf(local, localDcp, localBegin, localIds, localTokens)),
+    remotes: remotes.map((rank) =>
+      blockTokens(`${what}: remote`, tokensOf(rank, remoteDcp, remoteBegin, remoteIds, remoteTokens)),
+    ),
+    fromToken: Math.max(0, localBegin, remoteBegin),
+    endToken: Math.min(
+      numTokens ?? Number.POSITIVE_INFINITY,
+      remoteBegin + remoteIds.length * remoteTokens * remoteDcp,
+    ),
+  };
+}
+
+interface BlockList {
+  readonly tokens: number;
+  readonly length: number;
+  readonly dcp: number;
+}
+
+/**
+ * The tokens with which both lists begin. The one of the side that plans (it reads, or writes) begins after what `localComputedBlocks` leaves
+ * out; the other's is that of the whole sequence. A window's lists end where the sequence does.
+ */
+function listBegins(
+  { numTokens, localComputedBlocks, written }: DemandBlocks,
+  group: number,
+  windowed: boolean,
+  { local, remote }: { readonly local: BlockList; readonly remote: BlockList },
+): readonly [local: number, remote: number] {
+  const [own, other] = written === true ? [remote, local] : [local, remote];
+  const begin = ({ tokens, length, dcp }: BlockList) =>
+    (Math.ceil((numTokens as number) / (tokens * dcp)) - length) * tokens * dcp;
+  const otherBegin = windowed && numTokens !== undefined ? begin(other) : 0;
+  const computed = windowed ? undefined : localComputedBlocks?.[group];
+  let ownBegin = 0;
+  if (computed !== undefined) ownBegin = computed * own.tokens * own.dcp;
+  else if (numTokens !== undefined) ownBegin = begin(own);
+  else if (own.tokens === other.tokens && own.dcp === other.dcp)
+    ownBegin = (other.length - own.length) * own.tokens * own.dcp;
+  return written === true ? [otherBegin, ownBegin] : [ownBegin, otherBegin];
+}
+
+/** Blocks without tokens end together; of a state, the local list may have one more, which its engine computes itself. */
+function withoutTokens(
+  group: number,
+  isState: boolean,
+  given: {
+    readonly local: RankGeometry;
+    readonly remotes: readonly RankGeometry[];
+    readonly localIds: readonly number[];
+    readonly remoteIds: readonly number[];
+  },
+): GroupDemand {
+  const { localIds, remoteIds, local, remotes } = given;
+  const paired = Math.min(localIds.length, remoteIds.length);
+  const list = (rank: RankGeometry, ids: readonly number[], begin: number) =>
+    isState
+      ? { blocks: ids, tokens: ids.map((_, index) => begin + index) }
+      : expanded(
+          rank,
+          ids,
+          (index) => (begin + index) * rank.physicalBlocksPerLogical,
+          rank.physicalBlocksPerLogical,
+        );
+  const per = isState ? 1 : local.physicalBlocksPerLogical;
+  return {
+    group,
+    local: blockTokens(`group ${group}: local`, list(local, localIds, 0)),
+    remotes: remotes.map((rank) =>
+      blockTokens(`group ${group}: remote`, list(rank, remoteIds, paired - remoteIds.length)),
+    ),
+    fromToken: 0,
+    endToken: paired * per,
+  };
+}
+
+/** Logical blocks as kernel blocks, each with its first token. */
+function expanded(
+  { physicalBlocksPerLogical: per }: RankGeometry,
+  ids: readonly number[],
+  begin: (index: number) => number,
+  tokens: number,
+): { readonly blocks: readonly number[]; readonly tokens: readonly number[] } {
+  const [blocks, firsts]: [number[], number[]] = [[], []];
+  for (const [index, id] of ids.entries()) {
+    for (let part = 0; part < per; part++) {
+      blocks.push(id * per + part);
+      firsts.push(begin(index) + (part * tokens) / per);
+    }
+  }
+  return { blocks, tokens: firsts };
+}
+
+function blockTokens(what: string, list: Omit<BlockTokens, "position">): BlockTokens {
+  const position = new Map<number, number>();
+  for (const [index, block] of list.blocks.entries()) {
+    const before = position.get(block);
+    if (before !== undefined)
+      fail("request-tables", `${what} block ${block} is listed twice`, { block, before, position: index });
+    position.set(block, index);
+  }
+  return { ...list, position };
+}

@@ -1,0 +1,138 @@
+import { applyDcpPrefixCaching } from "./block-ids.js";
+import { addBlockRuns } from "./block-runs.js";
+import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
+import { mismatch, partsPerLogical } from "./pair-blocks.js";
+import { outOfRange } from "./request-checks.js";
+import type { ReceivePassGroup, RequestBlocks } from "./request-plan-types.js";
+import { type Batch, batchOfRuns } from "./request-read.js";
+import type { RequestShape } from "./request-shape.js";
+import { noRuns, orderForRuns, type Runs } from "./run-order.js";
+
+/**
+ * Blocks of one sequence are dealt out in turn to the ranks of a DCP group, so each source has others of the wanted blocks: by source, the
+ * runs in batches. (vLLM 0.33: `_apply_dcp_prefix_caching`, on logical blocks.)
+ */
+export function pairDcp(
+  plan: EngineTransferPlan,
+  shape: RequestShape,
+  blocks: RequestBlocks,
+  pass: ReceivePassGroup[],
+): readonly (readonly (Batch | undefined)[])[] {
+  const [localDcpSize, remoteDcpSize] = [plan.local.dcpSize ?? 1, plan.remote.dcpSize ?? 1];
+  const localDcpRank = plan.local.tpRank % localDcpSize;
+  const bySource = plan.sources.map(() => new Array<Runs | undefined>(shape.batchCount).fill(undefined));
+  const given = Array.from({ length: shape.batchCount }, () => new Set<number>());
+  for (const [group, localIds] of blocks.localBlockIds.entries()) {
+    if (localIds.length === 0) continue;
+    const groupPlan = plan.groupPlans[group] as GroupPlan;
+    const { batch } = shape.groups[group] as { batch: number };
+    requireNew(localIds, given[batch] as Set<number>);
+    const remoteIds = blocks.remoteBlockIds[group] as readonly number[];
+    const computed = computedBlocks(plan, group, blocks);
+    const sequenceBlocks =
+      blocks.numTokens === undefined ? undefined : Math.ceil(blocks.numTokens / groupPlan.localBlockTokens);
+    const per = partsPerLogical(groupPlan);
+    const covered = new Set<number>();
+    for (const [index, source] of plan.sources.entries()) {
+      const matched = applyDcpPrefixCaching({
+        localIds,
+        remoteIds,
+        // Its place in the DCP group: several ranks hold the same slice where groups are smaller than the engine.
+        remoteRank: source.remoteRank % remoteDcpSize,
+        localDcpSize,
+        localDcpRank,
+        remoteDcpSize,
+        localNumComputedBlocks: computed,
+        ...(sequenceBlocks === undefined ? {} : { numRemoteBlocks: sequenceBlocks }),
+      });
+      for (const id of matched.localIds) covered.add(id);
+      const count = matched.localIds.length * per.local;
+      if (count === 0) continue;
+      const runs = bySource[index] as (Runs | undefined)[];
+      const into = runs[batch] ?? noRuns();
+      runs[batch] = into;
+      addBlockRuns(into, {
+        ...matched,
+        localPer: per.local,
+        remotePer: per.remote,
+        localStart: 0,
+        remoteStart: 0,
+        count,
+      });
+    }
+    const own = groupPass(plan, group, localIds, { computed, covered, numTokens: blocks.numTokens });
+    if (own !== undefined) pass.push(own);
+  }
+  return bySource.map((batches) =>
+    batches.map((runs) => (runs === undefined ? undefined : batchOfRuns(orderForRuns(runs)))),
+  );
+}
+
+/** Local blocks before the first of the list: as told, or as many as make both lists end together. All ranks of a DCP group have one list. */
+function computedBlocks(plan: EngineTransferPlan, group: number, blocks: RequestBlocks): number {
+  const told = blocks.localComputedBlocks?.[group];
+  if (told !== undefined) return told;
+  const { local, remote, groupPlans } = plan;
+  const { localBlockTokens } = groupPlans[group] as GroupPlan;
+  const [dcpSize, remoteDcpSize] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
+  const { numTokens } = blocks;
+  const [wanted, held] = [blocks.localBlockIds, blocks.remoteBlockIds].map((ids) => ids[group]?.length ?? 0);
+  let whole: number | undefined;
+  if (numTokens !== undefined) whole = Math.ceil(numTokens / (localBlockTokens * dcpSize));
+  else if (dcpSize === remoteDcpSize) whole = held;
+  if (whole !== undefined && whole >= (wanted as number)) return whole - (wanted as number);
+  throw mismatch(
+    `group ${group}: with ${wanted} local blocks (DCP ${dcpSize}) and ${held} remote ones (DCP ${remoteDcpSize}) it cannot be told how many ` +
+      `come before the local ones (tokens: ${numTokens ?? "not said"})`,
+    { group, localBlocks: wanted, remoteBlocks: held, numTokens: numTokens ?? null },
+  );
+}
+
+/** Blocks given twice may come from two sources: no order of one source's runs would show it. */
+function requireNew(localIds: readonly number[], given: Set<number>): void {
+  for (const id of localIds) {
+    if (given.has(id))
+      throw outOfRange(`local block ${id} is to be filled twice by one request`, { block: id });
+    given.add(id);
+  }
+}
+
+/** What no source covers of this rank's blocks, and the tokens beyond the last. */
+function groupPass(
+  plan: EngineTransferPlan,
+  group: number,
+  localIds: readonly number[],
+  {
+    computed,
+    covered,
+    numTokens,
+  }: { computed: number; covered: ReadonlySet<number>; numTokens: number | undefined },
+): ReceivePassGroup | undefined {
+  const { localBlockTokens, localPerLogical, partTokens, localParts } = plan.groupPlans[group] as GroupPlan;
+  const dcpSize = plan.local.dcpSize ?? 1;
+  const dcpRank = plan.local.tpRank % dcpSize;
+  const kernelTokens = partTokens * localParts;
+  const zero: number[] = [];
+  let partialBlock: ReceivePassGroup["partialBlock"];
+  for (const [index, id] of localIds.entries()) {
+    const begin = ((computed + index) * dcpSize + dcpRank) * localBlockTokens;
+    const wanted = Math.max(0, (numTokens ?? Number.POSITIVE_INFINITY) - begin);
+    if (!covered.has(id) && wanted > 0 && numTokens !== undefined) {
+      throw mismatch(`group ${group}: no remote rank covers local block ${id}`, { group, block: id });
+    }
+    const valid = covered.has(id) ? Math.min(wanted, localBlockTokens) : 0;
+    for (let kernel = 0; kernel < localPerLogical; kernel++) {
+      const tokens = Math.min(kernelTokens, Math.max(0, valid - kernel * kernelTokens));
+      const blockId = id * localPerLogical + kernel;
+      if (tokens === 0) zero.push(blockId);
+      else if (tokens < kernelTokens) partialBlock = { blockId, fromToken: tokens };
+    }
+  }
+  if (plan.uncovered !== "zeroed" || (zero.length === 0 && partialBlock === undefined)) return undefined;
+  return {
+    group,
+    permuteBlockIds: new Int32Array(0),
+    zeroBlockIds: Int32Array.from(zero),
+    ...(partialBlock === undefined ? {} : { partialBlock }),
+  };
+}

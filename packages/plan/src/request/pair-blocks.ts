@@ -1,0 +1,168 @@
+import { KvError } from "@kv/interface";
+import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
+
+/** One group of a request: which stretch of its local parts is filled, and from where in the remote's list. */
+export interface PairedBlocks {
+  /** The first local part, counted over all of the local list. */
+  readonly localStart: number;
+  /** The part of the remote's list that it is filled from. */
+  readonly remoteStart: number;
+  /** Parts that are filled. */
+  readonly count: number;
+  /** Tokens of the local blocks that hold KV after the transfer, counted from the first local block's begin; undefined for a state. */
+  readonly validTokens: number | undefined;
+}
+
+export interface GroupBlocks {
+  readonly group: number;
+  readonly localIds: readonly number[];
+  readonly remoteIds: readonly number[];
+  readonly numTokens: number | undefined;
+  /** Logical local blocks before the first of `localIds`. */
+  readonly computedBlocks: number | undefined;
+}
+
+/**
+ * Finds, for the local blocks, the remote blocks of the same tokens. Where the number of locally computed blocks is known the position
+ * follows from it; else both lists are taken to end at the same token, as vLLM does, and refused when that cannot be told.
+ */
+export function pairBlocks(plan: EngineTransferPlan, blocks: GroupBlocks): PairedBlocks {
+  const groupPlan = plan.groupPlans[blocks.group];
+  if (groupPlan === undefined) throw new KvError("KV_INTERNAL", `group ${blocks.group} is not in the plan`);
+  if (groupPlan.extent === "state" || groupPlan.extent === "whole")
+    return plan.operation === "READ" ? pairLast(groupPlan, blocks) : pairLastWritten(groupPlan, blocks);
+  return pairTokens(groupPlan, blocks);
+}
+
+/** Parts of a logical block on either side. */
+export function partsPerLogical(groupPlan: GroupPlan): { local: number; remote: number } {
+  return {
+    local: groupPlan.localPerLogical * groupPlan.localParts,
+    remote: groupPlan.remotePerLogical * groupPlan.remoteParts,
+  };
+}
+
+function pairTokens(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
+  const { localIds, remoteIds, group, numTokens } = blocks;
+  const per = partsPerLogical(groupPlan);
+  const { partTokens } = groupPlan;
+  const parts = localIds.length * per.local;
+  const held = remoteIds.length * per.remote;
+  const windowed = groupPlan.extent === "window";
+  const ends = numTokens === undefined ? undefined : Math.ceil(numTokens / partTokens);
+  if (!windowed && (ends ?? 0) > held) {
+    throw mismatch(
+      `group ${group}: the remote's ${remoteIds.length} blocks hold ${held * partTokens} tokens at most, fewer than the ${numTokens} it announced`,
+      { group, remoteBlocks: remoteIds.length, numTokens },
+    );
+  }
+  const computed = windowed ? undefined : blocks.computedBlocks;
+  // A windowed list begins somewhere in the sequence; where, its end tells.
+  const unseen =
+    windowed && numTokens !== undefined
+      ? Math.ceil(numTokens / groupPlan.remoteBlockTokens) * per.remote - held
+      : 0;
+  let start = computed === undefined ? alignedAtEnd(groupPlan, blocks, unseen) : computed * per.local;
+  let localStart = 0;
+  if (windowed && start < 0) {
+    // The remote kept less of what is before the window than there is room for here; attention does not look there.
+    localStart = -start;
+    start = 0;
+  }
+  const usable = ends === undefined ? held : Math.min(held, ends - unseen);
+  // What is before the remote's window is not in `usable` either.
+  const count = Math.min(parts, usable - start);
+  if (parts - localStart - count >= per.local || count <= 0) {
+    throw mismatch(
+      `group ${group}: ${localIds.length} local blocks of ${groupPlan.localBlockTokens} tokens are to be filled after ` +
+        `${computed ?? "an unknown number of"} computed ones, and the remote's ${remoteIds.length} blocks of ` +
+        `${groupPlan.remoteBlockTokens} tokens do not reach that far`,
+      {
+        group,
+        localBlocks: localIds.length,
+        remoteBlocks: remoteIds.length,
+        computedBlocks: computed ?? null,
+      },
+    );
+  }
+  const coveredTokens = count * partTokens;
+  const validTokens =
+    localStart * partTokens +
+    (numTokens === undefined
+      ? coveredTokens
+      : Math.min(coveredTokens, numTokens - (unseen + start) * partTokens));
+  return { localStart, remoteStart: start, count, validTokens };
+}
+
+/** Where local blocks begin within the remote's list, when both are taken to end together. */
+function alignedAtEnd(groupPlan: GroupPlan, blocks: GroupBlocks, unseen: number): number {
+  const { group, localIds, remoteIds, numTokens } = blocks;
+  const per = partsPerLogical(groupPlan);
+  const parts = localIds.length * per.local;
+  const held = remoteIds.length * per.remote;
+  const windowed = groupPlan.extent === "window";
+  let start: number | undefined;
+  if (numTokens !== undefined) {
+    // Local lists end on a boundary of their own blocks, which need not be one of the remote's.
+    start = Math.ceil(numTokens / groupPlan.localBlockTokens) * per.local - parts - unseen;
+  } else if (per.local === per.remote) {
+    start = held - parts;
+  } else if (parts >= held && !windowed) {
+    start = 0;
+  }
+  if (start !== undefined && (windowed || start >= 0) && unseen >= 0) return start;
+  throw mismatch(
+    `group ${group}: with ${localIds.length} local and ${remoteIds.length} remote blocks it cannot be told where in the ` +
+      `remote's list the local ones begin (tokens: ${numTokens ?? "not said"})`,
+    { group, localBlocks: localIds.length, remoteBlocks: remoteIds.length, numTokens: numTokens ?? null },
+  );
+}
+
+/**
+ * Blocks that stand for no tokens pair from their ends: the remote's earlier states are older. One local block more than the remote has is
+ * the state of a position that the local engine computes itself. Whole logical blocks, all kernel blocks of each. (vLLM 0.33,
+ * `_apply_prefix_caching`.)
+ */
+function pairLast(groupPlan: GroupPlan, { group, localIds, remoteIds }: GroupBlocks): PairedBlocks {
+  const isState = groupPlan.extent === "state";
+  const spare = isState ? 1 : 0;
+  const excess = localIds.length - remoteIds.length;
+  const count = Math.min(localIds.length, remoteIds.length);
+  if (excess > spare || count === 0) {
+    throw mismatch(
+      `group ${group}: ${localIds.length} local blocks of ${isState ? "state" : "scratch"} cannot be filled from ` +
+        `${remoteIds.length} remote ones`,
+      { group, localBlocks: localIds.length, remoteBlocks: remoteIds.length },
+    );
+  }
+  const per = partsPerLogical(groupPlan);
+  return {
+    localStart: 0,
+    remoteStart: (remoteIds.length - count) * per.remote,
+    count: count * per.local,
+    validTokens: undefined,
+  };
+}
+
+/** The same told from the writer's end: the remote's blocks are those to fill. */
+function pairLastWritten(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
+  const { localParts, remoteParts, localPerLogical, remotePerLogical } = groupPlan;
+  const turned = pairLast(
+    {
+      ...groupPlan,
+      localParts: remoteParts,
+      remoteParts: localParts,
+      localPerLogical: remotePerLogical,
+      remotePerLogical: localPerLogical,
+    },
+    { ...blocks, localIds: blocks.remoteIds, remoteIds: blocks.localIds },
+  );
+  return { ...turned, localStart: turned.remoteStart, remoteStart: turned.localStart };
+}
+
+export function mismatch(message: string, details: Record<string, unknown>): KvError {
+  return new KvError("KV_BLOCKS_MISMATCH", message, {
+    hint: "say how many blocks a prefix hit supplies (localComputedBlocks) and how many tokens the remote holds (numTokens)",
+    details,
+  });
+}
