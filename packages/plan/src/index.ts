@@ -1,18 +1,7 @@
-export {
-  applyDcpPrefixCaching,
-  applyPrefixCaching,
-  type DcpSlices,
-  logicalToKernelBlockIds,
-  mapBlockIdsForBlockSizeRatio,
-} from "./request/block-ids.js";
 export { diffPlans, type PlanDifference } from "./data/plan-diff.js";
 export { hashPlan, planFromDocument, planToDocument } from "./data/plan-document.js";
 export { PLAN_DOCUMENT_VERSION, type PlanDocument, planDocumentSchema } from "./data/plan-schema.js";
-export {
-  computeDescriptorIds,
-  createDescriptorIdWriter,
-  type DescriptorIdOptions,
-} from "./request/descriptor-ids.js";
+export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./engine/compatibility.js";
 export { type BuildPlanOptions, buildEngineTransferPlan } from "./engine/engine-plan.js";
 export type {
   BlockOrder,
@@ -25,9 +14,8 @@ export type {
   SourcePlan,
   TransferForm,
   TransferList,
-  TransferOperation,
 } from "./engine/engine-plan-types.js";
-export { type ExchangeOptions, exchangedBlocks } from "./request/exchanged-blocks.js";
+export { type JointGroups, joinGroups, joinsGroups } from "./engine/joint-groups.js";
 export type {
   ModelGeometry,
   PackedMember,
@@ -35,13 +23,16 @@ export type {
   RegionGeometry,
   StateSpaceGeometry,
 } from "./geometry/rank-geometry.js";
-export { type JointGroups, joinGroups, joinsGroups } from "./engine/joint-groups.js";
 export type { CacheKind, Piece, PieceContext, PiecePlace, SourcePosition } from "./kinds/cache-kind.js";
 export { requireStatesFit } from "./kinds/mamba.js";
 export { cacheKind, cacheKindNames } from "./kinds/registry.js";
-export { mergedDescriptorCount } from "./request/merged-descriptors.js";
-export { fromOtherSide } from "./request/swap-direction.js";
-export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./engine/compatibility.js";
+export {
+  PLAN_FAULT_KINDS,
+  type PlanFault,
+  type PlanFaultKind,
+  type PlanVerdict,
+  type ProofExtent,
+} from "./prove/proof-result.js";
 export {
   type ProofRequest,
   type ProveEngineOptions,
@@ -50,14 +41,9 @@ export {
   provePlan,
 } from "./prove/prove-plan.js";
 export { sampleRequests } from "./prove/sample-requests.js";
-export {
-  PLAN_FAULT_KINDS,
-  type PlanFault,
-  type PlanFaultKind,
-  type PlanVerdict,
-  type ProofExtent,
-} from "./prove/proof-result.js";
 export { applyReceivePass } from "./receive/apply-receive-pass.js";
+export { type ExchangeOptions, exchangedBlocks } from "./request/exchanged-blocks.js";
+export { mergedDescriptorCount } from "./request/merged-descriptors.js";
 export { planRequest } from "./request/request-plan.js";
 export type {
   ReceivePass,
@@ -67,3 +53,4 @@ export type {
   RequestPlan,
   RequestRead,
 } from "./request/request-plan-types.js";
+export { fromOtherSide } from "./request/swap-direction.js";

@@ -2,13 +2,13 @@ import { writeFile } from "node:fs/promises";
 import { KvError } from "@kv/interface";
 import { CommanderError } from "commander";
 import { planToDocument } from "../data/plan-document.js";
-import { analysePair, plansOf } from "./report/analyse-pair.js";
-import { type CliOptions, command } from "./options.js";
 import { pairOf } from "./input/pair-of-options.js";
+import { type CliOptions, command } from "./options.js";
 import { renderHtml } from "./render/render-html.js";
 import { renderMermaid } from "./render/render-mermaid.js";
 import { renderSvg } from "./render/render-svg.js";
 import { renderText } from "./render/render-text.js";
+import { analysePair, plansOf } from "./report/analyse-pair.js";
 import type { PairReport } from "./report/report.js";
 
 /** Where the command writes. */

@@ -2,8 +2,8 @@ import { createHash } from "node:crypto";
 import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { build, likelyScene, requestOf } from "../../test/prove/proof-scenes.js";
 import { PROPERTY_TIMEOUT_MS } from "../../test/property-timeout.js";
+import { build, likelyScene, requestOf } from "../../test/prove/proof-scenes.js";
 import { buildEngineTransferPlan } from "../engine/engine-plan.js";
 import {
   diffPlans,

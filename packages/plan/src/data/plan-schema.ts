@@ -49,7 +49,6 @@ const groupPlan = z.strictObject({
 
 export const planDocumentSchema = z.strictObject({
   version: z.literal(PLAN_DOCUMENT_VERSION),
-  operation: z.enum(["READ", "WRITE"]),
   form: z.enum(["copy", "permute", "direct"]),
   formReason: z.string().max(10_000),
   blockSizeRatio: positive,

@@ -1,8 +1,8 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import { alignRegions } from "./align-regions.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { sampleRank } from "../sample-pair.test-support.js";
+import { alignRegions } from "./align-regions.js";
 
 type Named = string | (Partial<RegionGeometry> & { readonly name: string });
 

@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
-import type { PackedMember, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { incompatible } from "../geometry/errors.js";
+import type { PackedMember, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 
 /** A remote rank whose regions were brought into the order of the local ones. */
 export interface AlignedRank {

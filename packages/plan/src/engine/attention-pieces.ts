@@ -1,5 +1,5 @@
-import type { BlockOrder } from "./engine-plan-types.js";
 import type { Piece, SourcePosition } from "../kinds/cache-kind.js";
+import type { BlockOrder } from "./engine-plan-types.js";
 
 /** One side of a region that holds heads and tokens. */
 export interface AttentionSide {

@@ -1,10 +1,10 @@
 import { KvError } from "@kv/interface";
 import { expect, test } from "vitest";
-import { buildEngineTransferPlan } from "./engine-plan.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
-import { checkCompatibility } from "./compatibility.js";
 import { provePlan } from "../prove/prove-plan.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { checkCompatibility } from "./compatibility.js";
+import { buildEngineTransferPlan } from "./engine-plan.js";
 
 function refusal(local: RankGeometry, remote: RankGeometry, numKvHeads = 4): string | undefined {
   try {

@@ -1,12 +1,9 @@
 import type { KvCacheKind } from "@kv/interface";
 import { kvReplication, tpRatio } from "@kv/topology";
-import type { BlockParts } from "./attention-pieces.js";
-import type { ReceiveConversion } from "./engine-plan-types.js";
-import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
-import { checkModelGeometry, checkRankGeometry } from "../geometry/geometry-checks.js";
 import { incompatible, unsupported } from "../geometry/errors.js";
-import { cacheKind } from "../kinds/registry.js";
+import { checkModelGeometry, checkRankGeometry } from "../geometry/geometry-checks.js";
 import { hasPlainTokens, orderOfLayout } from "../geometry/layout.js";
+import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import {
   groupsOfRegion,
   headsInBlock,
@@ -14,6 +11,9 @@ import {
   headsOfGroup,
   mappingsByHeads,
 } from "../geometry/region-heads.js";
+import { cacheKind } from "../kinds/registry.js";
+import type { BlockParts } from "./attention-pieces.js";
+import type { ReceiveConversion } from "./engine-plan-types.js";
 
 export interface CompatibilityOptions extends ModelGeometry {
   readonly local: RankGeometry;

@@ -1,9 +1,9 @@
 import { KvError } from "@kv/interface";
 import { computeTpMapping, type TpMapping } from "@kv/topology";
 import { expect, test } from "vitest";
-import { readOneOfEachSlice } from "./dcp-replicas.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { sampleRank } from "../sample-pair.test-support.js";
+import { readOneOfEachSlice } from "./dcp-replicas.js";
 
 interface Engine {
   readonly tpSize: number;

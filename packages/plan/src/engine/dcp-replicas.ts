@@ -1,6 +1,6 @@
 import type { TpMapping } from "@kv/topology";
-import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { unsupported } from "../geometry/errors.js";
+import type { RankGeometry } from "../geometry/rank-geometry.js";
 
 /**
  * DCP groups smaller than an engine: several ranks hold the same slice of a sequence. One of each is read, another one by each reader, and

@@ -1,28 +1,22 @@
 import { type KvCacheKind, KvError } from "@kv/interface";
 import type { TpMapping } from "@kv/topology";
+import { incompatible, unsupported } from "../geometry/errors.js";
+import type { RankGeometry } from "../geometry/rank-geometry.js";
+import { cacheKind } from "../kinds/registry.js";
 import type { AlignedRank } from "./align-regions.js";
 import type { AttentionShape, BlockParts } from "./attention-pieces.js";
-import type { TransferForm, TransferOperation } from "./engine-plan-types.js";
-import type { RankGeometry } from "../geometry/rank-geometry.js";
-import { incompatible, unsupported } from "../geometry/errors.js";
-import { cacheKind } from "../kinds/registry.js";
 import type { RegionPair } from "./segments.js";
 
 /** What cannot be dealt out to the ranks of a DCP group, or not to groups of such sizes. Errors: `KV_PLAN_UNSUPPORTED`. */
 export function refuseDcp(
   local: RankGeometry,
   remote: RankGeometry,
-  {
-    groups,
-    isMla,
-    operation,
-  }: { groups: readonly KvCacheKind[]; isMla: boolean; operation: TransferOperation },
+  { groups, isMla }: { readonly groups: readonly KvCacheKind[]; readonly isMla: boolean },
 ): void {
   const [mine, theirs] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
   if (mine === 1 && theirs === 1) return;
   // A DCP group shares the blocks of one KV head: with several heads to a rank there are other ranks to read.
   if (!isMla) throw unsupported("only MLA caches can be sharded by DCP", mine, theirs);
-  if (operation === "WRITE") throw unsupported("caches sharded by DCP cannot be written", mine, theirs);
   for (const [index, kind] of groups.entries()) {
     const { sharding, extent } = cacheKind(kind);
     if (sharding === "replicated" && extent === "sequence") continue;
@@ -38,23 +32,6 @@ export function refuseDcp(
       details: { tpSize, dcpSize },
     });
   }
-}
-
-/** vLLM 0.33 turns blocks of another size after a push by its own rules, or stops at them. */
-export function refusePeer(
-  local: RankGeometry,
-  remote: RankGeometry,
-  form: TransferForm,
-  { operation, peerIsVllm }: { operation: TransferOperation; peerIsVllm: boolean },
-): void {
-  if (operation === "READ" || !peerIsVllm) return;
-  if (form === "copy" && local.kernelBlockSize === remote.kernelBlockSize) return;
-  throw unsupported(
-    "blocks of another size or order cannot be written to a vLLM engine: it would turn what already lies right",
-    `${local.kernelBlockSize} tokens, ${local.layout}`,
-    `${remote.kernelBlockSize} tokens, ${remote.layout}`,
-    "use equal block sizes and layouts, or the pull connector",
-  );
 }
 
 /** Block ids are by group: a region must belong to the same one on both sides. */

@@ -9,9 +9,6 @@ import type { RankGeometry } from "../geometry/rank-geometry.js";
  */
 export type TransferForm = "copy" | "permute" | "direct";
 
-/** Who moves the bytes: the local rank reads from the remote engine (pull), or writes into it (push). */
-export type TransferOperation = "READ" | "WRITE";
-
 /**
  * Work that only the engine can do after a receive. `attention-order`: the attention backends differ in name, so the inside of a head
  * may be ordered differently. `hnd-to-nhd`: the remote is head-major, the local cache token-major.
@@ -118,7 +115,6 @@ export interface RegionIndexing {
 /** Everything about a pair of engines that does not depend on a request. Built once, after the handshake. */
 export interface EngineTransferPlan {
   readonly mapping: TpMapping;
-  readonly operation: TransferOperation;
   readonly form: TransferForm;
   /** Why this form, for people: what it costs beside the other, or what rules the other out. */
   readonly formReason: string;
@@ -143,10 +139,7 @@ export interface EngineTransferPlan {
   /** KV heads in a local block. */
   readonly localHeads: number;
   readonly blockOrder: BlockOrder;
-  /**
-   * What becomes of local tokens that no transfer covered: zeroed by the receive pass, or the engine must mask them. Of a plan that writes
-   * always "masked": its blocks are the source, and what the other side does with its own is not this plan's.
-   */
+  /** What becomes of local tokens that no transfer covered: the receive pass zeroes them, or the engine must mask them. */
   readonly uncovered: "zeroed" | "masked";
   /** Where segments are in the tables. Without state and in the forms `copy` and `permute`, segments are regions. */
   readonly segments: readonly SegmentPlan[];

@@ -1,8 +1,8 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import { buildEngineTransferPlan } from "./engine-plan.js";
 import { planRequest } from "../request/request-plan.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { buildEngineTransferPlan } from "./engine-plan.js";
 
 /** A rank of latents that are dealt out to DCP groups. */
 const dealt = (tpSize: number, dcpSize: number) => sampleRank({ tpSize, dcpSize, blockLengthBytes: 1024 });
@@ -76,17 +76,6 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /not parts of the local ones/,
   ],
   [
-    "writing other block sizes to vLLM",
-    () =>
-      buildEngineTransferPlan({
-        ...samplePair(sampleRank(), sampleRank({ kernelBlockSize: 32 })),
-        operation: "WRITE",
-        peerIsVllm: true,
-      }),
-    "KV_PLAN_UNSUPPORTED",
-    /cannot be written to a vLLM engine.*16 tokens.*32 tokens/,
-  ],
-  [
     "DCP of dense attention",
     () => buildEngineTransferPlan(samplePair(sampleRank({ dcpSize: 2 }), sampleRank())),
     "KV_PLAN_UNSUPPORTED",
@@ -119,16 +108,6 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     () => buildEngineTransferPlan(samplePair(dealt(2, 2), dealt(2, 2), ["mla", "full"])),
     "KV_PLAN_UNSUPPORTED",
     /group 1 \(full\) cannot be dealt out to the ranks of a DCP group: local 2, remote 2/,
-  ],
-  [
-    "DCP of latents that are written",
-    () =>
-      buildEngineTransferPlan({
-        ...samplePair(dealt(2, 2), dealt(2, 2), ["mla"]),
-        operation: "WRITE",
-      }),
-    "KV_PLAN_UNSUPPORTED",
-    /caches sharded by DCP cannot be written: local 2, remote 2/,
   ],
   [
     "DCP groups that do not divide the engine",
@@ -514,13 +493,6 @@ test("latents have no heads that would have to be split; copies are told, not re
   // Three heads could not be split over two.
   const equal = { ...samplePair(latents(0), latents(0), ["mla"]), numKvHeads: 3 };
   expect(buildEngineTransferPlan(equal).form).toBe("copy");
-});
-
-test("what is written lies right at once; whether it is masked is the other side's", () => {
-  const pair = samplePair(sampleRank(), sampleRank({ kernelBlockSize: 32 }));
-  expect(buildEngineTransferPlan({ ...pair, operation: "WRITE" })).toMatchObject({
-    ...{ form: "direct", uncovered: "masked", blockOrder: "head-major" },
-  });
 });
 
 describe("conversions", () => {

@@ -1,27 +1,21 @@
 import { KvError } from "@kv/interface";
 import { kvHeadsOfRank } from "@kv/topology";
+import { hasPlainTokens, orderOfLayout } from "../geometry/layout.js";
+import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import { groupsOfRegion, headsInBlock, headsInRegion, mappingsByHeads } from "../geometry/region-heads.js";
 import { type AlignedRank, alignRegions } from "./align-regions.js";
 import type { AttentionShape } from "./attention-pieces.js";
+import { checkCompatibility, isMlaModel, type PairFacts } from "./compatibility.js";
 import {
   ranksByNumber,
   refuseDcp,
-  refusePeer,
   requireOneHolder,
   requireSameEngine,
   requireSameGroups,
   requireWholeShares,
 } from "./engine-checks.js";
-import type {
-  BlockOrder,
-  EngineTransferPlan,
-  ReceiveConversion,
-  TransferOperation,
-} from "./engine-plan-types.js";
-import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import type { BlockOrder, EngineTransferPlan, ReceiveConversion } from "./engine-plan-types.js";
 import { groupPlans } from "./group-plans.js";
-import { hasPlainTokens, orderOfLayout } from "../geometry/layout.js";
-import { checkCompatibility, isMlaModel, type PairFacts } from "./compatibility.js";
-import { groupsOfRegion, headsInBlock, headsInRegion, mappingsByHeads } from "../geometry/region-heads.js";
 import { attentionShape, type PairContext, piecesOf, regionPair } from "./segments.js";
 import { segmentPlans, sourcePlans } from "./source-plans.js";
 import { withStageGroups } from "./stage-groups.js";
@@ -37,17 +31,10 @@ export interface BuildPlanOptions extends ModelGeometry {
   readonly conversions?: readonly ReceiveConversion[];
   /** The local engine never looks at tokens beyond a request's last: then nothing is zeroed after a receive. Default false. */
   readonly masksUncovered?: boolean;
-  /** Default READ. What is written must lie right without a pass, on every remote rank that holds a copy. */
-  readonly operation?: TransferOperation;
   /** Where blocks must be put in another order. Default: what has fewer descriptors, and is possible. */
   readonly form?: "permute" | "direct";
   /** A receive pass can look at the local cache. Default true; false for device memory without staging. */
   readonly canPass?: boolean;
-  /**
-   * The remote engine is vLLM. It turns received blocks of other sizes by itself, in a way that fits what it would have read: nothing else
-   * may be written to it. Default false.
-   */
-  readonly peerIsVllm?: boolean;
   /** As `CompatibilityOptions.prefixCaching`. */
   readonly prefixCaching?: boolean;
 }
@@ -58,7 +45,7 @@ export interface BuildPlanOptions extends ModelGeometry {
  */
 export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransferPlan {
   const options = { ...given, local: withStageGroups(given.local, given.remotes) };
-  const { local, groups, numKvHeads, operation = "READ" } = options;
+  const { local, groups, numKvHeads } = options;
   if (options.remotes.length === 0)
     throw new KvError("KV_PLAN_INVALID", "a plan needs the geometry of at least one remote rank, got none");
   const isMla = isMlaModel(groups);
@@ -67,7 +54,7 @@ export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransfer
   const facts = stages.map((stage) => stage.facts)[0] as PairFacts;
   const remote = first.aligned.geometry;
   if (!isMla) for (const rank of [local, remote]) kvHeadsOfRank(rank.tpRank, rank.tpSize, numKvHeads);
-  refuseDcp(local, remote, { groups, isMla, operation });
+  refuseDcp(local, remote, { groups, isMla });
 
   const mapping = mappingsByHeads(local, remote, options);
   const main = mapping(isMla ? undefined : numKvHeads);
@@ -101,13 +88,11 @@ export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransfer
     shapes: attention,
     parts: facts,
     kernelTokens: { local: local.kernelBlockSize, remote: remote.kernelBlockSize },
-    operation,
     plainTokens,
     turnsHeads: facts.conversions.includes("hnd-to-nhd"),
     canPass: options.canPass ?? true,
     wanted: options.form,
   });
-  refusePeer(local, remote, choice.form, { operation, peerIsVllm: options.peerIsVllm ?? false });
   const pieces = piecesOf(context, pairs, shapes, choice);
   const segments = segmentPlans(
     pieces,
@@ -118,14 +103,11 @@ export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransfer
     pieces,
     segments,
     stages: stages.map(({ ranks, aligned }) => ({ ranks: ranksByNumber(ranks, main), aligned })),
-    operation,
-    main,
   });
   const handshakeRanks = main.handshakeRanks;
   const read = new Set(sources.plans.map(({ remoteRank }) => remoteRank));
   return Object.freeze({
     mapping: main,
-    operation,
     form: choice.form,
     formReason: choice.reason,
     blockSizeRatio: choice.parts.localParts,
@@ -141,8 +123,7 @@ export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransfer
     ),
     localHeads: facts.localHeads,
     blockOrder: order,
-    uncovered:
-      operation === "WRITE" || order === "opaque" || options.masksUncovered === true ? "masked" : "zeroed",
+    uncovered: order === "opaque" || options.masksUncovered === true ? "masked" : "zeroed",
     segments,
     groupPlans: groupPlans({ context, pieces, parts: facts, cuts: choice }),
     localIndexing: sources.localIndexing,

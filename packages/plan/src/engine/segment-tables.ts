@@ -1,7 +1,7 @@
 import type { DescriptorTable } from "@kv/interface";
-import type { RegionIndexing } from "./engine-plan-types.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import type { PiecePlace } from "../kinds/cache-kind.js";
+import type { RegionIndexing } from "./engine-plan-types.js";
 
 /** One side of a segment: so many blocks of a region, cut into parts. */
 export interface SegmentSide {

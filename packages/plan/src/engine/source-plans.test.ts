@@ -1,11 +1,10 @@
 import { KvError } from "@kv/interface";
 import { computeTpMapping } from "@kv/topology";
 import { describe, expect, test } from "vitest";
-import type { AlignedRank } from "./align-regions.js";
-import type { TransferOperation } from "./engine-plan-types.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import type { Piece } from "../kinds/cache-kind.js";
 import { sampleRank } from "../sample-pair.test-support.js";
+import type { AlignedRank } from "./align-regions.js";
 import type { RegionPiece } from "./segments.js";
 import { segmentPlans, sourcePlans } from "./source-plans.js";
 
@@ -59,13 +58,12 @@ const all = (rank: RankGeometry): AlignedRank => {
 
 interface Given {
   readonly pieces: readonly RegionPiece[];
-  readonly operation?: TransferOperation;
   /** Stages in turn; of each its ranks. Default: one, which holds all regions. */
   readonly stages?: readonly { readonly ranks: readonly RankGeometry[]; readonly aligned: AlignedRank }[];
 }
 
 function sourcesOf(local: RankGeometry, remotes: readonly RankGeometry[], given: Given) {
-  const { pieces, operation = "READ" } = given;
+  const { pieces } = given;
   const [remote] = remotes as [RankGeometry];
   const stages = given.stages ?? [{ ranks: remotes, aligned: all(remote) }];
   const model = { numKvHeads: 4, groups: ["full"] };
@@ -75,7 +73,7 @@ function sourcesOf(local: RankGeometry, remotes: readonly RankGeometry[], given:
   });
   return sourcePlans({
     context: { local, remote, model, mapping: () => main },
-    ...{ pieces, operation, main },
+    pieces,
     segments: segmentPlans(
       pieces,
       stages.map(({ aligned }) => aligned),
@@ -313,55 +311,5 @@ describe("the key of a local list", () => {
       ({ localListKey }) => localListKey,
     );
     expect(lists).toEqual(["list 0: 128@0 = 0:0", "list 1: 128@0 = 1:0"]);
-  });
-});
-
-describe("who writes", () => {
-  /** Whether a rank of so many writes a piece of attention, and one of state, to the remote ranks that it faces. */
-  function written(tpRank: number, tpSize: number, remoteTpSize: number, heads: number | undefined) {
-    const local = rankOf(TWO, { tpRank, tpSize });
-    const remotes = remotesOf(remoteTpSize);
-    const pieces = [
-      pieceOf(local, remotes[0] as RankGeometry, 0, { ranks: [] }),
-      pieceOf(local, remotes[0] as RankGeometry, 1, { ranks: [1], unit: "logical-block" }),
-    ].map((one) => ({ ...one, pair: { ...one.pair, heads } }));
-    const { plans } = sourcesOf(local, remotes, { pieces, operation: "WRITE" });
-    return plans.map(({ remoteRank, segments }) => [remoteRank, ...segments]);
-  }
-
-  test("a rank that faces several writes its heads to all of them, copies too", () => {
-    expect(written(0, 1, 2, 4)).toEqual([
-      [0, 0],
-      [1, 0, 1],
-    ]);
-    // Rank 1 of two faces the later three of six; a latent is the same on all.
-    expect(written(1, 2, 6, undefined)).toEqual([
-      [3, 0],
-      [4, 0],
-      [5, 0],
-    ]);
-  });
-
-  test("of ranks that hold the same heads the first writes them; a state is each one's own", () => {
-    // Eight ranks face two.
-    expect([0, 1, 2, 3].map((rank) => written(rank, 8, 2, 8))).toEqual([
-      [[0, 0]],
-      [[0, 0]],
-      [[0, 0]],
-      [[0, 0]],
-    ]);
-    expect([0, 1, 2, 3].map((rank) => written(rank, 8, 2, 4))).toEqual([[[0, 0]], [[0]], [[0, 0]], [[0]]]);
-    expect([4, 5, 6, 7].map((rank) => written(rank, 8, 2, 2))).toEqual([
-      [[1, 0, 1]],
-      [[1, 1]],
-      [[1, 1]],
-      [[1, 1]],
-    ]);
-  });
-
-  test("latents are written by the first of the ranks that face one", () => {
-    expect([4, 5, 6, 7].map((rank) => written(rank, 8, 2, undefined))).toEqual([
-      ...[[[1, 0, 1]], [[1, 1]], [[1, 1]], [[1, 1]]],
-    ]);
   });
 });

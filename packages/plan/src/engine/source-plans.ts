@@ -1,16 +1,10 @@
 import { type DescriptorTable, KvError, type MemoryType } from "@kv/interface";
-import { type TpMapping, targetRemoteRanks } from "@kv/topology";
-import type { AlignedRank } from "./align-regions.js";
-import type {
-  RegionIndexing,
-  SegmentPlan,
-  SourcePlan,
-  TransferList,
-  TransferOperation,
-} from "./engine-plan-types.js";
-import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import { targetRemoteRanks } from "@kv/topology";
 import { MAX_DESCRIPTORS } from "../geometry/geometry-checks.js";
+import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import type { SourcePosition } from "../kinds/cache-kind.js";
+import type { AlignedRank } from "./align-regions.js";
+import type { RegionIndexing, SegmentPlan, SourcePlan, TransferList } from "./engine-plan-types.js";
 import { indexingOf, type SegmentSide, tableOf } from "./segment-tables.js";
 import type { PairContext, RegionPiece } from "./segments.js";
 
@@ -61,16 +55,14 @@ export interface SourcesOptions {
     readonly ranks: ReadonlyMap<number, RankGeometry>;
     readonly aligned: AlignedRank;
   }[];
-  readonly operation: TransferOperation;
-  readonly main: TpMapping;
 }
 
-/** Every remote rank that something is moved from or to, with its tables. Local indices are the same for all. */
+/** Every remote rank that something is read from, with its tables. Local indices are the same for all. */
 export function sourcePlans(options: SourcesOptions): {
   readonly plans: readonly SourcePlan[];
   readonly localIndexing: readonly RegionIndexing[];
 } {
-  const { context, pieces, stages, operation } = options;
+  const { context, pieces, stages } = options;
   const { local } = context;
   const localIndexing = indexAll(options, local, [...pieces.keys()], ({ pair }) => pair.region, "localParts");
   const plans: SourcePlan[] = [];
@@ -78,37 +70,18 @@ export function sourcePlans(options: SourcesOptions): {
     const here = [...pieces.keys()].filter((index) =>
       aligned.localRegions.includes((pieces[index] as RegionPiece).pair.index),
     );
-    for (const tpRank of sourceRanks(options)) {
+    for (const tpRank of sourceRanks(pieces)) {
       const remote = ranks.get(tpRank);
       if (remote === undefined) continue;
-      const moved = here.filter((index) => isMoved(pieces[index] as RegionPiece, tpRank, context, operation));
+      const moved = here.filter((index) => (pieces[index] as RegionPiece).ranks.includes(tpRank));
       plans.push(sourcePlan({ ...options, remote, aligned, here, moved }));
     }
   }
   return { plans: Object.freeze(plans), localIndexing };
 }
 
-function sourceRanks({ pieces, operation, main }: SourcesOptions): readonly number[] {
-  if (operation === "WRITE") return main.handshakeRanks;
+function sourceRanks(pieces: readonly RegionPiece[]): readonly number[] {
   return [...new Set(pieces.flatMap(({ ranks }) => ranks))].sort((one, other) => one - other);
-}
-
-/** Whether the local rank is the one that moves a piece from or to a remote rank. */
-function isMoved(
-  { pair, piece, ranks }: RegionPiece,
-  tpRank: number,
-  { local, remote }: PairContext,
-  operation: TransferOperation,
-): boolean {
-  if (operation === "READ") return ranks.includes(tpRank);
-  if (piece.unit === "logical-block") return ranks.includes(tpRank);
-  // Of the local ranks that hold the same, the first writes it.
-  const ratio = local.tpSize / remote.tpSize;
-  if (ratio <= 1 || local.tpRank % ratio === 0) return true;
-  const { heads } = pair;
-  if (heads === undefined) return false;
-  const headOf = (rank: number) => Math.floor((rank * heads) / local.tpSize);
-  return headOf(local.tpRank) !== headOf(local.tpRank - 1);
 }
 
 interface SourceOptions extends SourcesOptions {

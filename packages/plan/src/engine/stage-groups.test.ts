@@ -1,8 +1,8 @@
 import { expect, test } from "vitest";
-import { buildEngineTransferPlan } from "./engine-plan.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { planRequest } from "../request/request-plan.js";
 import { sampleRank } from "../sample-pair.test-support.js";
+import { buildEngineTransferPlan } from "./engine-plan.js";
 import { withStageGroups } from "./stage-groups.js";
 
 /** Of the sample's two regions, those of some of the groups; region n is of group n. */
@@ -32,10 +32,10 @@ test("a stage with the layers of one group has no other group's, where the whole
   ]);
 });
 
-test("each stage writes the blocks of its own groups, and only tells of a request without any", () => {
-  const writes = (ppRank: number, localBlockIds: number[][]) => {
+test("each stage moves the blocks of its own groups, and only notifies of a request without any", () => {
+  const moved = (ppRank: number, localBlockIds: number[][]) => {
     const plan = buildEngineTransferPlan({
-      ...{ local: stage(ppRank), remotes: [rankOf([0, 1])], operation: "WRITE" },
+      ...{ local: stage(ppRank), remotes: [rankOf([0, 1])] },
       ...{ numKvHeads: 4, groups: ["full", "full"] },
     });
     const request = planRequest(plan, {
@@ -60,7 +60,7 @@ test("each stage writes the blocks of its own groups, and only tells of a reques
     [1, 2],
     [3, 4],
   ];
-  expect(writes(0, blocks)).toEqual({ regions: [[0], []], runs: [[1, 5, 2]], told: 0 });
-  expect(writes(1, blocks)).toEqual({ regions: [[], [0]], runs: [[3, 7, 2]], told: 0 });
-  expect(writes(1, [[1, 2], []])).toEqual({ regions: [[], [0]], runs: [], told: 1 });
+  expect(moved(0, blocks)).toEqual({ regions: [[0], []], runs: [[1, 5, 2]], told: 0 });
+  expect(moved(1, blocks)).toEqual({ regions: [[], [0]], runs: [[3, 7, 2]], told: 0 });
+  expect(moved(1, [[1, 2], []])).toEqual({ regions: [[], [0]], runs: [], told: 1 });
 });

@@ -1,5 +1,4 @@
-import { SHARED_REGION } from "../request/descriptor-ids.js";
-import type { RankGeometry } from "../geometry/rank-geometry.js";
+import { type RankGeometry, SHARED_REGION } from "../geometry/rank-geometry.js";
 
 /**
  * The local rank with the groups of its regions said. A stage of a pipeline tells of its own layers alone: where they are all of one group, that

@@ -35,7 +35,7 @@ const OF_TWO = { localParts: 1, remoteParts: 2 };
 /** A local block of four tokens holds two of the remote's. */
 const question = (change: Partial<FormQuestion> = {}): FormQuestion => ({
   ...{ shapes: [HEADS], parts: HALVES, kernelTokens: { local: 4, remote: 2 } },
-  ...{ operation: "READ", plainTokens: true, turnsHeads: false, canPass: true, wanted: undefined },
+  ...{ plainTokens: true, turnsHeads: false, canPass: true, wanted: undefined },
   ...change,
 });
 /** Blocks of one size, of which the local ones have tokens outside. */
@@ -107,7 +107,6 @@ describe("where both can", () => {
 
 describe("a pass cannot", () => {
   test.each<[string, FormQuestion, RegExp]>([
-    ["be made by who writes", question({ operation: "WRITE" }), /what is written must lie right/],
     [
       "put together what is larger than a local block",
       question({ shapes: [shape({}, { tokens: 8 })], parts: OF_TWO, kernelTokens: { local: 4, remote: 8 } }),
@@ -215,11 +214,6 @@ describe("nothing can", () => {
       "cut a page that is padded",
       question({ shapes: [shape({ blockBytes: 66 }, { tokens: 2, blockBytes: 33 })] }),
       /pass cannot, for a block of 66 bytes .* descriptors cannot, for a block of 66 bytes/,
-    ],
-    [
-      "write heads that are spread",
-      question({ shapes: [shape(OPAQUE, { tokens: 2 })], operation: "WRITE" }),
-      /pass cannot, for what is written.*descriptors cannot, for the layout/,
     ],
   ])("%s", (_what, asked, message) => {
     expect(() => chooseForm(asked)).toThrow(message);

@@ -1,3 +1,4 @@
+import { unsupported } from "../geometry/errors.js";
 import {
   type AttentionShape,
   type AttentionSide,
@@ -8,8 +9,7 @@ import {
   isTokenByToken,
   partsOfShape,
 } from "./attention-pieces.js";
-import type { TransferForm, TransferOperation } from "./engine-plan-types.js";
-import { unsupported } from "../geometry/errors.js";
+import type { TransferForm } from "./engine-plan-types.js";
 
 export interface FormChoice extends Cuts {
   readonly form: TransferForm;
@@ -21,7 +21,6 @@ export interface FormQuestion {
   /** The fewest parts into which both sides' kernel blocks divide. */
   readonly parts: BlockParts;
   readonly kernelTokens: { readonly local: number; readonly remote: number };
-  readonly operation: TransferOperation;
   /** The tokens within a head are in an order that is known, on both sides. */
   readonly plainTokens: boolean;
   /** The local engine turns received head-major blocks into token-major ones. */
@@ -91,9 +90,8 @@ function descriptorsOf(shapes: readonly AttentionShape[], cuts: Cuts, direct: bo
 
 function whyNoPass(
   turned: readonly AttentionShape[],
-  { operation, plainTokens, turnsHeads, canPass, parts }: FormQuestion,
+  { plainTokens, turnsHeads, canPass, parts }: FormQuestion,
 ): string | undefined {
-  if (operation === "WRITE") return "what is written must lie right at once: the pass would be the peer's";
   if (!plainTokens) return "the order of tokens within a head is the backend's own";
   if (parts.remoteParts > 1) return "the remote's blocks are not parts of the local ones";
   if (!canPass) return "the local cache is in device memory, which a pass cannot look at";

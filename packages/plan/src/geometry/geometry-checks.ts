@@ -1,7 +1,11 @@
 import { KV_CACHE_LAYOUTS, KvError } from "@kv/interface";
-import { SHARED_REGION } from "../request/descriptor-ids.js";
-import type { ModelGeometry, RankGeometry, RegionGeometry } from "./rank-geometry.js";
 import { cacheKind } from "../kinds/registry.js";
+import {
+  type ModelGeometry,
+  type RankGeometry,
+  type RegionGeometry,
+  SHARED_REGION,
+} from "./rank-geometry.js";
 
 /** Descriptor indices are 32-bit in every transport. */
 export const MAX_DESCRIPTORS = 2 ** 31 - 1;

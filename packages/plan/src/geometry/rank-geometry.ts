@@ -1,5 +1,8 @@
 import type { KvCacheKind, KvCacheLayout, MemoryType } from "@kv/interface";
 
+/** The `groupId` of a region whose blocks belong to several KV cache groups. */
+export const SHARED_REGION = -1;
+
 /** One array of blocks on one rank, as the handshake tells it. */
 export interface RegionGeometry {
   /** The layer's name; both sides name the same regions in the same order. */

@@ -1,5 +1,6 @@
 import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
+import { sampleRank } from "../sample-pair.test-support.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "./rank-geometry.js";
 import {
   groupsOfRegion,
@@ -8,7 +9,6 @@ import {
   kernelTokens,
   mappingsByHeads,
 } from "./region-heads.js";
-import { sampleRank } from "../sample-pair.test-support.js";
 
 /** A rank with a region for each of these, and the first one or another of them. */
 function rankOf(

@@ -1,9 +1,13 @@
 import { KvError } from "@kv/interface";
 import { computeTpMapping, type TpMapping } from "@kv/topology";
 import { readOneOfEachSlice } from "../engine/dcp-replicas.js";
-import { SHARED_REGION } from "../request/descriptor-ids.js";
-import type { ModelGeometry, RankGeometry, RegionGeometry } from "./rank-geometry.js";
 import { cacheKind } from "../kinds/registry.js";
+import {
+  type ModelGeometry,
+  type RankGeometry,
+  type RegionGeometry,
+  SHARED_REGION,
+} from "./rank-geometry.js";
 
 /**
  * Groups whose blocks are in a region. Where all regions name one group, every group's blocks are in every region; else each in its own

@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import { tpRatio } from "@kv/topology";
-import type { RankGeometry, StateSpaceGeometry } from "../geometry/rank-geometry.js";
 import { incompatible } from "../geometry/errors.js";
+import type { RankGeometry, StateSpaceGeometry } from "../geometry/rank-geometry.js";
 import type { CacheKind, Piece, PieceContext } from "./cache-kind.js";
 
 /**

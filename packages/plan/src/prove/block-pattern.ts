@@ -22,8 +22,6 @@ export interface BlockPattern {
   /** Tokens of the block that the request needs, from the first to one past the last. */
   readonly neededFrom: number;
   readonly neededTo: number;
-  /** All that the request needs is among the writes. */
-  readonly complete: boolean;
   /** Whether tokens before the needed ones, of a window, must have been cleared. */
   readonly clearsLead: boolean;
   /** Whether tokens after the needed ones must have been cleared. */
@@ -95,7 +93,6 @@ function sourceRun(
     : { offset, runBytes: pattern.lengthBytes - offset };
   const write = writeAt(writes, origin.offset);
   if (write === undefined) {
-    if (!pattern.complete) return bytesToNextWrite(writes, offset, pattern.lengthBytes);
     fail("not-written", "nothing is written to a byte that the request needs", {
       ...at,
       landed: origin.offset,
@@ -138,10 +135,6 @@ function requireUntouched(
     ...at,
     written: write.offset,
   });
-}
-
-function bytesToNextWrite(writes: readonly Write[], offset: number, end: number): number {
-  return Math.min(end, ...writes.map((write) => write.offset).filter((begin) => begin > offset)) - offset;
 }
 
 /** Bytes along the run of `here` until what the request needs begins or ends. */

@@ -3,9 +3,9 @@ import type { RequestPlan } from "../request/request-plan-types.js";
 import { type BlockMeaning, blockBytes } from "./block-contents.js";
 import type { Write } from "./block-pattern.js";
 import type { MemoryPlace } from "./descriptor-lookup.js";
-import type { ProofSubject, RegionMeanings } from "./proof-subject.js";
 import type { BlockTokens, GroupDemand } from "./needed-tokens.js";
 import { fail, type PlanFault } from "./proof-result.js";
+import type { ProofSubject, RegionMeanings } from "./proof-subject.js";
 
 /** A destination block's group, and what its bytes mean. */
 export interface Owner {

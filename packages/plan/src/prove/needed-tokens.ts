@@ -23,19 +23,13 @@ export interface GroupDemand {
   readonly endToken: number;
 }
 
-/** A request from its destination's side: of one that is written, what is local to the plan is remote here. */
-export interface DemandBlocks extends RequestBlocks {
-  /** The remote side is the one that plans: `localComputedBlocks` counts its blocks. */
-  readonly written?: true;
-}
-
 /** `local` is the destination, `remotes` are the sources. */
 export function demandOf(
   group: number,
   local: RankGeometry,
   remotes: readonly RankGeometry[],
   model: ModelGeometry,
-  blocks: DemandBlocks,
+  blocks: RequestBlocks,
 ): GroupDemand {
   const localIds = blocks.localBlockIds[group] ?? [];
   const remoteIds = blocks.remoteBlockIds[group] ?? [];
@@ -94,22 +88,21 @@ interface BlockList {
  * out; the other's is that of the whole sequence. A window's lists end where the sequence does.
  */
 function listBegins(
-  { numTokens, localComputedBlocks, written }: DemandBlocks,
+  { numTokens, localComputedBlocks }: RequestBlocks,
   group: number,
   windowed: boolean,
   { local, remote }: { readonly local: BlockList; readonly remote: BlockList },
 ): readonly [local: number, remote: number] {
-  const [own, other] = written === true ? [remote, local] : [local, remote];
   const begin = ({ tokens, length, dcp }: BlockList) =>
     (Math.ceil((numTokens as number) / (tokens * dcp)) - length) * tokens * dcp;
-  const otherBegin = windowed && numTokens !== undefined ? begin(other) : 0;
+  const remoteBegin = windowed && numTokens !== undefined ? begin(remote) : 0;
   const computed = windowed ? undefined : localComputedBlocks?.[group];
-  let ownBegin = 0;
-  if (computed !== undefined) ownBegin = computed * own.tokens * own.dcp;
-  else if (numTokens !== undefined) ownBegin = begin(own);
-  else if (own.tokens === other.tokens && own.dcp === other.dcp)
-    ownBegin = (other.length - own.length) * own.tokens * own.dcp;
-  return written === true ? [otherBegin, ownBegin] : [ownBegin, otherBegin];
+  let localBegin = 0;
+  if (computed !== undefined) localBegin = computed * local.tokens * local.dcp;
+  else if (numTokens !== undefined) localBegin = begin(local);
+  else if (local.tokens === remote.tokens && local.dcp === remote.dcp)
+    localBegin = (remote.length - local.length) * local.tokens * local.dcp;
+  return [localBegin, remoteBegin];
 }
 
 /** Blocks without tokens end together; of a state, the local list may have one more, which its engine computes itself. */

@@ -57,7 +57,7 @@ export function proveNotifications(
       const key = `${rank.ppRank}:${rank.tpRank}`;
       got.set(key, (got.get(key) ?? 0) + 1);
       const before = said.get(key);
-      const awaited = awaitedBy(plan);
+      const awaited = plan.localConsumers;
       if (before !== undefined && before !== awaited) {
         fail(
           "notification-count",
@@ -87,17 +87,4 @@ export function proveNotifications(
       { remoteRank: tpRank, awaited, sent: count },
     );
   }
-}
-
-function awaitedBy({ operation, local, remote, localConsumers }: EngineTransferPlan): number {
-  if (operation === "READ") return localConsumers;
-  const perRank = Math.max(1, Math.floor(local.tpSize / remote.tpSize));
-  if (localConsumers !== perRank) {
-    fail(
-      "notification-count",
-      `the plan counts ${localConsumers} writers to a rank, TP ${local.tpSize} and ${remote.tpSize} are ${perRank}`,
-      { localConsumers, perRank },
-    );
-  }
-  return (local.ppSize ?? 1) * perRank;
 }

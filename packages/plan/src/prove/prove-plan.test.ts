@@ -5,9 +5,9 @@ import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { planRequest } from "../request/request-plan.js";
 import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import type { PlanFault } from "./proof-result.js";
 import { proveEnginePlans, provePlan } from "./prove-plan.js";
 import { sampleRequests } from "./sample-requests.js";
-import type { PlanFault } from "./proof-result.js";
 
 const remotes = [0, 1].map((tpRank) => sampleRank({ tpRank, tpSize: 2 }));
 const wider = sampleRank({ kernelBlockSize: 32 });

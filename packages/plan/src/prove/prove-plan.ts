@@ -5,14 +5,13 @@ import { planRequest } from "../request/request-plan.js";
 import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.js";
 import { regionsHolding } from "./cache-semantics.js";
 import { proveNotifications, ranksTold } from "./notification-proof.js";
-import { meaningsOf, type ProofSubject, proofSubject } from "./proof-subject.js";
 import { headsOfPass } from "./pass-effect.js";
+import { FoundFault, type PlanVerdict, type ProofExtent } from "./proof-result.js";
+import { meaningsOf, type ProofSubject, proofSubject } from "./proof-subject.js";
 import { type ProvenPatterns, proveRequest } from "./request-proof.js";
 import { sampleRequests } from "./sample-requests.js";
 import { proveStage } from "./staging-proof.js";
 import { proveTables } from "./table-proof.js";
-import { FoundFault, fail, type PlanVerdict, type ProofExtent } from "./proof-result.js";
-import { writtenRanks } from "./written-ranks.js";
 
 /** One request to prove; `plan` is what is to be done for it, by default what `planRequest` says. */
 export interface ProofRequest {
@@ -43,8 +42,7 @@ export interface ProveEngineOptions extends Omit<ProveOptions, "requests"> {
 
 /**
  * Shows that the plan of one local rank is right, or names the first fault. It looks at the plan's tables and at the request's ids, and
- * judges them by both sides' geometries and the meaning of their layouts; nothing that made the plan is used. Of a plan that writes it shows
- * that what this rank writes is right; that nothing is missing takes all ranks that write (`proveEnginePlans`). Never throws for a fault.
+ * judges them by both sides' geometries and the meaning of their layouts; nothing that made the plan is used. Never throws for a fault.
  * Errors: what `planRequest` throws.
  */
 export function provePlan(plan: EngineTransferPlan, options: ProveOptions): PlanVerdict {
@@ -57,7 +55,7 @@ export function provePlan(plan: EngineTransferPlan, options: ProveOptions): Plan
         }),
       );
       for (const request of requests) ranksTold(plan, request.plans[0] as RequestPlan);
-      return proveAll([plan], options, requests, false);
+      return proveAll([plan], options, requests);
     },
     [plan],
     { wholeEngine: false, staged: options.staging !== undefined },
@@ -66,8 +64,7 @@ export function provePlan(plan: EngineTransferPlan, options: ProveOptions): Plan
 
 /**
  * The same for all ranks of a local engine against one remote engine, and that each remote rank gets exactly the notifications that it
- * waits for: that takes all local ranks. `plans` has one entry per local rank; of an engine with pipeline stages that writes, those of every
- * stage. Of plans that write: that every remote rank of `remotes` gets every byte that it needs, exactly once.
+ * waits for: that takes all local ranks. `plans` has one entry per local rank.
  */
 export function proveEnginePlans(
   plans: readonly EngineTransferPlan[],
@@ -81,7 +78,7 @@ export function proveEnginePlans(
         blocks: sample.blocks,
         plans: sample.plans ?? plans.map((plan) => planRequest(plan, sample.blocks)),
       }));
-      const extent = proveAll(plans, options, requests, true);
+      const extent = proveAll(plans, options, requests);
       for (const request of requests) proveNotifications(plans, options.remotes, request.plans);
       return extent;
     },
@@ -100,7 +97,6 @@ function proveAll(
   plans: readonly EngineTransferPlan[],
   options: Omit<ProveOptions, "requests">,
   requests: readonly AskedRequest[],
-  complete: boolean,
 ): ProofExtent {
   const subjects = plans.map((plan) => proofSubject(plan, options.remotes, options));
   let [descriptors, blocks, patterns] = [0, 0, 0];
@@ -108,34 +104,13 @@ function proveAll(
     descriptors += proveTables(subject);
     proveStages(subject, options.staging);
   }
-  const writing = plans.some(({ operation }) => operation === "WRITE");
-  const targets = writing
-    ? writtenRanks(plans, subjects, options.remotes)
-    : subjects.map((subject, index) => ({
-        subject,
-        turn: (asked: RequestBlocks, all: readonly RequestPlan[]) => ({
-          blocks: asked,
-          request: all[index] as RequestPlan,
-        }),
-      }));
-  if (writing) requireWritesOnly(plans, requests);
-  for (const { subject, turn } of targets) {
+  for (const [index, subject] of subjects.entries()) {
     const proven: ProvenPatterns = new Set();
-    for (const asked of requests) {
-      const { blocks: own, request } = turn(asked.blocks, asked.plans);
-      blocks += proveRequest(subject, own, request, proven, complete || !writing);
-    }
+    for (const request of requests)
+      blocks += proveRequest(subject, request.blocks, request.plans[index] as RequestPlan, proven);
     patterns += proven.size;
   }
   return { descriptors, requests: requests.length, blocks, patterns };
-}
-
-/** All plans of an engine move bytes in one direction; and after a write there is nobody here who could look at the blocks. */
-function requireWritesOnly(plans: readonly EngineTransferPlan[], requests: readonly AskedRequest[]): void {
-  if (plans.some(({ operation }) => operation === "READ"))
-    fail("request-tables", "some of the plans read and others write: they are not those of one engine");
-  if (!requests.some((asked) => asked.plans.some(({ receivePass }) => receivePass !== undefined))) return;
-  fail("receive-pass", "a request that is written has a pass over the writer's own blocks");
 }
 
 function proveStages(subject: ProofSubject, staging: ProveOptions["staging"]): void {
@@ -168,7 +143,7 @@ function judged(
     const extent = prove();
     return {
       proven: true,
-      statements: statementsOf(wholeEngine, plans, staged),
+      statements: statementsOf(wholeEngine, staged),
       assumed: assumptionsOf(plans, staged),
       extent,
     };
@@ -178,23 +153,12 @@ function judged(
   }
 }
 
-function statementsOf(
-  wholeEngine: boolean,
-  plans: readonly EngineTransferPlan[],
-  staged: boolean,
-): readonly string[] {
-  const writing = plans.some(({ operation }) => operation === "WRITE");
+function statementsOf(wholeEngine: boolean, staged: boolean): readonly string[] {
   return [
     "every block of every region has descriptors, and they lie at the same place within each block",
-    writing && !wholeEngine
-      ? "in the requests looked at, every byte that is written is the source byte of the same layer, K or V, head and token, and none is written twice"
-      : "in the requests looked at, every byte that is needed comes exactly once from the source byte of the same layer, K or V, head and token",
+    "in the requests looked at, every byte that is needed comes exactly once from the source byte of the same layer, K or V, head and token",
     "nothing but the request's blocks is written, and only the request's blocks are read",
-    ...(writing
-      ? []
-      : [
-          "tokens that the request does not have are zeroed, where the plan does not leave them to be masked",
-        ]),
+    "tokens that the request does not have are zeroed, where the plan does not leave them to be masked",
     ...(staged
       ? [
           "staging: each byte of a block on the wire is one byte of the device's block, of the same head, token and place, and none of the device's is left out",
@@ -217,9 +181,7 @@ function assumptionsOf(plans: readonly EngineTransferPlan[], staged: boolean): r
       );
     if (plan.uncovered === "zeroed" && hasCompressedCells(plan))
       assumed.add("the engine masks tokens beyond a request's last in the last block of compressed latents");
-    if (plan.operation === "WRITE")
-      assumed.add("the engine that is written to zeroes or masks tokens beyond a request's last");
-    else if (plan.uncovered === "masked") assumed.add("the engine masks tokens beyond a request's last");
+    if (plan.uncovered === "masked") assumed.add("the engine masks tokens beyond a request's last");
   }
   return [...assumed];
 }

@@ -1,27 +1,23 @@
 import type { RegionGeometry } from "../geometry/rank-geometry.js";
-import type { RequestPlan } from "../request/request-plan-types.js";
+import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.js";
 import { blockBytes } from "./block-contents.js";
 import { type BlockPattern, patternKey, provePattern } from "./block-pattern.js";
 import { kindMeaning, regionsHolding } from "./cache-semantics.js";
 import { blockKey, landedWrites, type Owner, type Owners } from "./landed-writes.js";
-import { meaningsOf, type ProofSubject, type RegionMeanings } from "./proof-subject.js";
+import { demandOf, type GroupDemand } from "./needed-tokens.js";
 import { type BlockPass, passByBlock, passGrid, UNTOUCHED } from "./pass-effect.js";
-import { type DemandBlocks, demandOf, type GroupDemand } from "./needed-tokens.js";
 import { fail } from "./proof-result.js";
+import { meaningsOf, type ProofSubject, type RegionMeanings } from "./proof-subject.js";
 
 /** Patterns already proven; shared over the requests of one plan. */
 export type ProvenPatterns = Set<string>;
 
-/**
- * Proves one request of one plan; returns the number of destination blocks, region by region. Unless `complete`, what is not written here may be
- * written by others.
- */
+/** Proves one request of one plan; returns the number of destination blocks, counted in each region. */
 export function proveRequest(
   subject: ProofSubject,
-  blocks: DemandBlocks,
+  blocks: RequestBlocks,
   request: RequestPlan,
   proven: ProvenPatterns,
-  complete = true,
 ): number {
   const { plan, model } = subject;
   const demands = [...plan.groups.keys()]
@@ -63,7 +59,6 @@ export function proveRequest(
           grid,
           neededFrom: within(demand.fromToken),
           neededTo,
-          complete,
           clearsLead: lists === "window" && !isPart && plan.uncovered === "zeroed",
           clearsTail: lists !== "last" && !isPart && plan.uncovered === "zeroed",
           meaning: meaning.local,

@@ -2,8 +2,8 @@ import type { RegionIndexing, SegmentPlan } from "../engine/engine-plan-types.js
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { blockBytes } from "./block-contents.js";
 import type { NamedMemory } from "./descriptor-lookup.js";
-import { counterpart, type ProofSubject } from "./proof-subject.js";
 import { fail } from "./proof-result.js";
+import { counterpart, type ProofSubject } from "./proof-subject.js";
 
 /** One side of a segment: its rows in one list. */
 interface SegmentSide {

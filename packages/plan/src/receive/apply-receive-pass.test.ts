@@ -3,10 +3,10 @@ import { describe, expect, test } from "vitest";
 import { buildEngineTransferPlan } from "../engine/engine-plan.js";
 import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
-import { applyReceivePass } from "./apply-receive-pass.js";
 import { planRequest } from "../request/request-plan.js";
 import type { ReceivePassGroup } from "../request/request-plan-types.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { applyReceivePass } from "./apply-receive-pass.js";
 
 test("views that do not hold the region are refused before a byte is touched", () => {
   const plan = buildEngineTransferPlan(samplePair());

@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
-import type { RegionGeometry } from "../geometry/rank-geometry.js";
 import { orderOfLayout } from "../geometry/layout.js";
+import type { RegionGeometry } from "../geometry/rank-geometry.js";
 import type { ReceivePass, ReceivePassGroup } from "../request/request-plan-types.js";
 
 /** The inside of a block: `heads` × `tokens` cells of `cellBytes` (K and V of one head and token). */

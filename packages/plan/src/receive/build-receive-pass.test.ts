@@ -2,8 +2,8 @@ import { expect, test } from "vitest";
 import { buildEngineTransferPlan } from "../engine/engine-plan.js";
 import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
 import type { PairedBlocks } from "../request/pair-blocks.js";
-import { receivePassOf } from "./build-receive-pass.js";
 import { samplePair } from "../sample-pair.test-support.js";
+import { receivePassOf } from "./build-receive-pass.js";
 
 const sample = buildEngineTransferPlan(samplePair());
 

@@ -1,16 +1,46 @@
-import {
-  EXPORT_FUNCTION,
-  EXPORT_MEMORY,
-  FUNCTION_TYPE,
-  I32,
-  moduleBytes,
-  name,
-  SECTION,
-  section,
-  sized,
-  unsigned,
-  vector,
-} from "./wasm-bytes.js";
+// The WebAssembly binary format (version 1), as far as one small module needs it. Each function is one rule of the format.
+
+/** Unsigned LEB128. */
+function unsigned(value: number): number[] {
+  const bytes: number[] = [];
+  let rest = value;
+  do {
+    const low = rest % 128;
+    rest = Math.floor(rest / 128);
+    bytes.push(rest > 0 ? low + 128 : low);
+  } while (rest > 0);
+  return bytes;
+}
+
+/** A byte vector with its length before it. */
+function sized(bytes: readonly number[]): number[] {
+  return [...unsigned(bytes.length), ...bytes];
+}
+
+/** A vector of items, each already encoded, with their number before them. */
+function vector(items: readonly (readonly number[])[]): number[] {
+  return [...unsigned(items.length), ...items.flat()];
+}
+
+function name(text: string): number[] {
+  return sized([...text].map((letter) => letter.charCodeAt(0)));
+}
+
+function section(id: number, content: readonly number[]): number[] {
+  return [id, ...sized(content)];
+}
+
+const SECTION = { type: 1, function: 3, memory: 5, export: 7, code: 10 } as const;
+const I32 = 0x7f;
+const FUNCTION_TYPE = 0x60;
+const EXPORT_FUNCTION = 0x00;
+const EXPORT_MEMORY = 0x02;
+
+const MAGIC_AND_VERSION = [0x00, 0x61, 0x73, 0x6d, 0x01, 0x00, 0x00, 0x00];
+
+function moduleBytes(sections: readonly (readonly number[])[]): Uint8Array {
+  return Uint8Array.from([...MAGIC_AND_VERSION, ...sections.flat()]);
+}
 
 // Parameters and locals of `expand`, by index.
 const IDS = 0;
@@ -102,7 +132,7 @@ function expandBody(): number[] {
   ];
 }
 
-/** The module: one memory of `pages` (64 KiB each) at first, which can grow, and the function above. */
+/** A module with one memory of `pages` (64 KiB each) and the function above as `expand`. */
 export function idKernelModule(pages: number): Uint8Array {
   const locals = vector([
     [2, I32],

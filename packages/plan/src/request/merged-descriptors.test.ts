@@ -1,9 +1,9 @@
 import { expect, test } from "vitest";
 import { buildEngineTransferPlan } from "../engine/engine-plan.js";
 import type { TransferList } from "../engine/engine-plan-types.js";
+import { samplePair, sampleRank } from "../sample-pair.test-support.js";
 import { mergedDescriptorCount, mergedOfRead } from "./merged-descriptors.js";
 import { planRequest } from "./request-plan.js";
-import { samplePair, sampleRank } from "../sample-pair.test-support.js";
 
 const blocks = { localBlockIds: [[3, 4, 5, 8]], remoteBlockIds: [[1, 2, 3, 7]] };
 

@@ -10,7 +10,6 @@ interface Shape {
   /** Parts of a kernel block, and kernel blocks in a logical one. */
   readonly local?: readonly [parts: number, perLogical: number];
   readonly remote?: readonly [parts: number, perLogical: number];
-  readonly operation?: "READ" | "WRITE";
 }
 
 const groupPlan = ({ extent = "sequence", local = [1, 1], remote = [1, 1] }: Shape): GroupPlan => ({
@@ -27,7 +26,7 @@ const blocks = ({ local, remote, tokens, computed }: Given): GroupBlocks => ({
   ...{ group: 0, localIds: ids(local), remoteIds: ids(remote), numTokens: tokens, computedBlocks: computed },
 });
 const pair = (shape: Shape, given: Given) => {
-  const plan = { operation: shape.operation ?? "READ", groupPlans: [groupPlan(shape)] };
+  const plan = { groupPlans: [groupPlan(shape)] };
   const found = pairBlocks(plan as unknown as EngineTransferPlan, blocks(given));
   return [found.localStart, found.remoteStart, found.count, found.validTokens];
 };
@@ -51,7 +50,7 @@ test("parts of a logical block are those of its kernel blocks", () => {
 });
 
 test("a group that the plan does not have is our own mistake", () => {
-  const plan = { operation: "READ", groupPlans: [] } as unknown as EngineTransferPlan;
+  const plan = { groupPlans: [] } as unknown as EngineTransferPlan;
   expect(() => pairBlocks(plan, blocks({ local: 1, remote: 1 }))).toThrow(
     expect.objectContaining({ code: "KV_INTERNAL" }),
   );
@@ -206,24 +205,6 @@ describe("blocks without tokens", () => {
     ["the last state", state, { local: 1, remote: 3 }, [0, 2, 1, undefined]],
     ["a state that is computed here has a block more", state, { local: 2, remote: 1 }, [0, 0, 1, undefined]],
     ["scratch, all kernel blocks of each", whole, { local: 2, remote: 3 }, [0, 3, 6, undefined]],
-    [
-      "what is written: the remote's blocks are those to fill",
-      { ...state, operation: "WRITE" },
-      { local: 3, remote: 1 },
-      [2, 0, 1, undefined],
-    ],
-    [
-      "what is written, of a state that is computed there",
-      { ...state, operation: "WRITE" },
-      { local: 1, remote: 2 },
-      [0, 0, 1, undefined],
-    ],
-    [
-      "what is written, each side by its own parts",
-      { extent: "whole", local: [1, 2], remote: [3, 1], operation: "WRITE" },
-      { local: 3, remote: 2 },
-      [2, 0, 6, undefined],
-    ],
   ] as const)("%s", (_, shape, given, expected) => {
     expect(pair(shape as Shape, given)).toEqual(expected);
   });
@@ -235,11 +216,6 @@ describe("blocks without tokens", () => {
       whole,
       { local: 2, remote: 1 },
       "group 0: 2 local blocks of scratch cannot be filled from 1 remote ones",
-    ],
-    [
-      { ...state, operation: "WRITE" as const },
-      { local: 1, remote: 3 },
-      /3 local blocks of state cannot be filled from 1/,
     ],
   ])("more than there are is refused: %j %j", (shape, given, message) => {
     const { message: said, details } = refusal(shape, given);

@@ -29,8 +29,7 @@ export interface GroupBlocks {
 export function pairBlocks(plan: EngineTransferPlan, blocks: GroupBlocks): PairedBlocks {
   const groupPlan = plan.groupPlans[blocks.group];
   if (groupPlan === undefined) throw new KvError("KV_INTERNAL", `group ${blocks.group} is not in the plan`);
-  if (groupPlan.extent === "state" || groupPlan.extent === "whole")
-    return plan.operation === "READ" ? pairLast(groupPlan, blocks) : pairLastWritten(groupPlan, blocks);
+  if (groupPlan.extent === "state" || groupPlan.extent === "whole") return pairLast(groupPlan, blocks);
   return pairTokens(groupPlan, blocks);
 }
 
@@ -142,22 +141,6 @@ function pairLast(groupPlan: GroupPlan, { group, localIds, remoteIds }: GroupBlo
     count: count * per.local,
     validTokens: undefined,
   };
-}
-
-/** The same told from the writer's end: the remote's blocks are those to fill. */
-function pairLastWritten(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
-  const { localParts, remoteParts, localPerLogical, remotePerLogical } = groupPlan;
-  const turned = pairLast(
-    {
-      ...groupPlan,
-      localParts: remoteParts,
-      remoteParts: localParts,
-      localPerLogical: remotePerLogical,
-      remotePerLogical: localPerLogical,
-    },
-    { ...blocks, localIds: blocks.remoteIds, remoteIds: blocks.localIds },
-  );
-  return { ...turned, localStart: turned.remoteStart, remoteStart: turned.localStart };
 }
 
 export function mismatch(message: string, details: Record<string, unknown>): KvError {

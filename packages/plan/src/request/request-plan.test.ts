@@ -2,9 +2,9 @@ import { KvError, type KvErrorCode } from "@kv/interface";
 import { describe, expect, test } from "vitest";
 import { buildEngineTransferPlan } from "../engine/engine-plan.js";
 import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import { samplePair, sampleRank } from "../sample-pair.test-support.js";
 import { planRequest } from "./request-plan.js";
 import type { RequestBlocks } from "./request-plan-types.js";
-import { samplePair, sampleRank } from "../sample-pair.test-support.js";
 
 const equal = buildEngineTransferPlan(samplePair());
 const wider = buildEngineTransferPlan(samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank()));

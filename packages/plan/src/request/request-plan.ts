@@ -1,9 +1,9 @@
 import { KvError } from "@kv/interface";
-import { addBlockRuns } from "./block-runs.js";
-import { pairDcp } from "./dcp-pairs.js";
 import type { EngineTransferPlan, GroupPlan, SourcePlan } from "../engine/engine-plan-types.js";
-import { type PairedBlocks, pairBlocks, partsPerLogical } from "./pair-blocks.js";
 import { receivePassOf } from "../receive/build-receive-pass.js";
+import { addBlockRuns } from "./block-runs.js";
+import { pairDcp } from "./dcp-blocks.js";
+import { type PairedBlocks, pairBlocks, partsPerLogical } from "./pair-blocks.js";
 import { outOfRange, requireCount, requireGroups, requireIds } from "./request-checks.js";
 import type {
   ReceivePassGroup,

@@ -2,16 +2,16 @@ import type { KvCacheKind } from "@kv/interface";
 import { handshakeTargetRanks } from "@kv/topology";
 import fc from "fast-check";
 import { expect, test } from "vitest";
+import { computeDescriptorIds } from "../../../../tools/conformance/vllm-descriptor-ids.js";
 import {
   buildEngineTransferPlan,
-  computeDescriptorIds,
   type EngineTransferPlan,
   mergedDescriptorCount,
   planRequest,
   type RankGeometry,
 } from "../../src/index.js";
-import { type CacheSpec, type KindEngine, kindEngine } from "./kind-memory.js";
 import { PROPERTY_TIMEOUT_MS } from "../property-timeout.js";
+import { type CacheSpec, type KindEngine, kindEngine } from "./kind-memory.js";
 
 interface Model {
   readonly groups: readonly KvCacheKind[];

@@ -300,14 +300,11 @@ export function moveAll(
       const [here, there] = [mine[localId], theirs[remoteId]];
       if (here === undefined || there === undefined || here.lengthBytes !== there.lengthBytes)
         throw new Error(`descriptors ${localId} and ${remoteId} do not pair`);
-      const [to, from] = plan.operation === "READ" ? [here, there] : [there, here];
-      const [target, origin] = plan.operation === "READ" ? [local, remote] : [remote, local];
-      const source = bytesAt(origin, from.address, from.lengthBytes);
-      bytesAt(target, to.address, to.lengthBytes).set(source);
-      if (target !== local) continue;
-      const { region, start } = regionAt(local, to.address);
+      const source = bytesAt(remote, there.address, there.lengthBytes);
+      bytesAt(local, here.address, here.lengthBytes).set(source);
+      const { region, start } = regionAt(local, here.address);
       const marks = written[region] as Uint8Array;
-      for (let at = start; at < start + to.lengthBytes; at++) {
+      for (let at = start; at < start + here.lengthBytes; at++) {
         if (marks[at] === 1) throw new Error(`byte ${at} of region ${region} is written twice`);
         marks[at] = 1;
       }

@@ -7,6 +7,7 @@ import {
   type RankGeometry,
   type RequestBlocks,
 } from "../../src/index.js";
+import { share } from "../share.js";
 import {
   blockTokensOf,
   type CacheSpec,
@@ -15,7 +16,6 @@ import {
   kindEngine,
   specOfGroup,
 } from "./kind-memory.js";
-import { share } from "../share.js";
 
 /** A model with caches of several kinds, or with one that heads and tokens do not describe; two engines; one request. */
 export interface KindScene {
@@ -203,34 +203,15 @@ export function requestOfKinds(scene: KindScene): RequestBlocks {
   };
 }
 
-/** The same from the writer's end: what D does not want of P's blocks is left out there, and D's list is that of the whole request. */
-export function writeOfKinds(scene: KindScene): RequestBlocks {
-  const local = tablesOf(scene, scene.prefill, scene.seed + 1);
-  const logical = scene.prefill.kernelTokens * scene.prefill.perLogical;
-  const computed = Math.floor(scene.computedBlocks * Math.min(1, (scene.numTokens - 1) / (logical * 8)));
-  const isSequence = (group: number) => scene.groups[group] === "full" || scene.groups[group] === "mla";
-  const left = local.map((ids, group) => (isSequence(group) ? Math.min(computed, ids.length - 1) : 0));
-  return {
-    localBlockIds: local.map((ids, group) => ids.slice(left[group])),
-    remoteBlockIds: tablesOf(scene, scene.decode, scene.seed),
-    numTokens: scene.numTokens,
-    localComputedBlocks: left,
-  };
-}
-
-/** The plans of all ranks that read, or of all that write. Throws what the planner throws. */
-export function buildKinds(
-  scene: KindScene,
-  operation: "READ" | "WRITE" = "READ",
-): {
+/** The plans of all decode ranks. Throws what the planner throws. */
+export function buildKinds(scene: KindScene): {
   readonly remotes: readonly RankGeometry[];
   readonly plans: readonly EngineTransferPlan[];
 } {
   const { caches, groups } = scene;
   const geometries = (engine: KindEngine, base: number) =>
     kindEngine(engine, caches, groups, base, 0).map(({ geometry }) => geometry);
-  const [prefill, decode] = [geometries(scene.prefill, 2 ** 40), geometries(scene.decode, 2 ** 36)];
-  const [locals, remotes] = operation === "READ" ? [decode, prefill] : [prefill, decode];
+  const [remotes, locals] = [geometries(scene.prefill, 2 ** 40), geometries(scene.decode, 2 ** 36)];
   const plans = locals.map((local) => {
     const [other] = remotes as [RankGeometry];
     const asked = handshakeTargetRanks({
@@ -247,8 +228,7 @@ export function buildKinds(
       local,
       remotes: remotes.filter(({ tpRank }) => asked.includes(tpRank)),
       prefixCaching: false,
-      operation,
-      ...(scene.form === undefined || operation === "WRITE" ? {} : { form: scene.form }),
+      ...(scene.form === undefined ? {} : { form: scene.form }),
     });
   });
   return { remotes, plans };

@@ -32,7 +32,6 @@ interface Scene {
   /** Blocks of a group's window that both sides keep; others are lists of the whole sequence. */
   readonly window?: readonly (number | undefined)[];
   readonly computedBlocks?: number;
-  readonly operation?: "READ" | "WRITE";
 }
 
 const ENGINE: KindEngine = { tpSize: 1, kernelTokens: 8, perLogical: 1, logicalBlocks: 40 };
@@ -52,7 +51,7 @@ function tablesOf(scene: Scene, engine: KindEngine, step: number): number[][] {
 }
 
 function run(scene: Scene) {
-  const { groups, caches, numTokens = 61, operation = "READ" } = scene;
+  const { groups, caches, numTokens = 61 } = scene;
   const [prefillShape, decodeShape] = [
     { ...ENGINE, ...scene.prefill },
     { ...ENGINE, ...scene.decode },
@@ -62,27 +61,24 @@ function run(scene: Scene) {
   const [prefillTables, decodeTables] = [tablesOf(scene, prefillShape, 3), tablesOf(scene, decodeShape, 2)];
   const at = { numTokens };
   for (const rank of prefill) eachCell(rank, groups, { ...at, tables: prefillTables }, writeCell);
-  const [locals, remotes] = operation === "READ" ? [decode, prefill] : [prefill, decode];
   const told = new Map<string, number>();
-  const made = locals.map((local) => {
+  const made = decode.map((local) => {
     const { tpRank, tpSize, dcpSize = 1 } = local.geometry;
-    const other = operation === "READ" ? prefillShape : decodeShape;
     const asked = handshakeTargetRanks({
       tpRank,
       tpSize,
-      remoteTpSize: other.tpSize,
+      remoteTpSize: prefillShape.tpSize,
       dcpSize,
-      remoteDcpSize: other.dcpSize ?? 1,
+      remoteDcpSize: prefillShape.dcpSize ?? 1,
     });
     const plan = buildEngineTransferPlan({
       groups,
       numKvHeads: scene.numKvHeads ?? 4,
       ...groupKvHeadsOf(caches, groups),
       local: local.geometry,
-      remotes: remotes
+      remotes: prefill
         .filter(({ geometry }) => asked.includes(geometry.tpRank))
         .map(({ geometry }) => geometry),
-      operation,
       prefixCaching: false,
     });
     const clip = (tables: readonly (readonly number[])[]) =>
@@ -94,12 +90,9 @@ function run(scene: Scene) {
     const wanted = clip(decodeTables).map((ids, group) =>
       groups[group] === "full" || groups[group] === "mla" ? ids.slice(computed) : ids,
     );
-    const lists =
-      operation === "READ"
-        ? { localBlockIds: wanted, remoteBlockIds: clip(prefillTables) }
-        : { localBlockIds: clip(prefillTables), remoteBlockIds: wanted };
     const request = planRequest(plan, {
-      ...lists,
+      localBlockIds: wanted,
+      remoteBlockIds: clip(prefillTables),
       numTokens,
       localComputedBlocks: groups.map(() => computed),
     });
@@ -114,9 +107,8 @@ function run(scene: Scene) {
     ]) {
       told.set(`${ppRank}.${rank}`, (told.get(`${ppRank}.${rank}`) ?? 0) + 1);
     }
-    moveAll(plan, request, local, remotes);
-    if (request.receivePass !== undefined && operation === "READ")
-      applyReceivePass(plan, request.receivePass, local.bytes);
+    moveAll(plan, request, local, prefill);
+    if (request.receivePass !== undefined) applyReceivePass(plan, request.receivePass, local.bytes);
     return { plan, request };
   });
   expectCells(scene, decode, decodeTables, decodeShape, numTokens);
@@ -347,25 +339,15 @@ describe("MLA", () => {
   test.each(["LHBNC", "BHLNC"] as const)(
     "%s, with blocks of two sizes: one head lies together in every layout",
     (layout) => {
-      for (const operation of ["READ", "WRITE"] as const) {
-        for (const [p, d] of [
-          [16, 8],
-          [8, 16],
-        ] as const) {
-          const prefill = { layout, kernelTokens: p, tpSize: 2 };
-          run({ groups: ["mla"], caches: latent, prefill, decode: { layout, kernelTokens: d }, operation });
-        }
-        const one = { layout, tpSize: 4 };
-        run({
-          ...{
-            groups: ["full"],
-            caches: dense,
-            prefill: { ...one, kernelTokens: 16 },
-            decode: one,
-            operation,
-          },
-        });
+      for (const [p, d] of [
+        [16, 8],
+        [8, 16],
+      ] as const) {
+        const prefill = { layout, kernelTokens: p, tpSize: 2 };
+        run({ groups: ["mla"], caches: latent, prefill, decode: { layout, kernelTokens: d } });
       }
+      const one = { layout, tpSize: 4 };
+      run({ groups: ["full"], caches: dense, prefill: { ...one, kernelTokens: 16 }, decode: one });
     },
   );
 
@@ -491,18 +473,16 @@ describe("groups", () => {
         { name: "layer.0", groups: [0], heads: 4, blockTimes: 2 },
         { name: "layer.1", groups: [1], heads: 16 },
       ];
-      for (const operation of ["READ", "WRITE"] as const) {
-        const { made } = run({
-          ...{ groups: ["full", "swa"], caches, numKvHeads: 16, window: [undefined, 3], operation },
-          prefill: { layout: pLayout, tpSize: p },
-          decode: { layout: dLayout, tpSize: d },
-        });
-        const [plan] = made.map((one) => one.plan);
-        expect([plan?.form, plan?.groupPlans.map(({ partTokens }) => partTokens)]).toEqual([
-          "direct",
-          [1, 1],
-        ]);
-      }
+      const { made } = run({
+        groups: ["full", "swa"],
+        caches,
+        numKvHeads: 16,
+        window: [undefined, 3],
+        prefill: { layout: pLayout, tpSize: p },
+        decode: { layout: dLayout, tpSize: d },
+      });
+      const [plan] = made.map((one) => one.plan);
+      expect([plan?.form, plan?.groupPlans.map(({ partTokens }) => partTokens)]).toEqual(["direct", [1, 1]]);
     },
   );
 
@@ -606,11 +586,6 @@ describe("pipeline stages of the producer", () => {
     expect(Object.fromEntries(told)).toEqual({ "0.0": 1, "0.1": 1, "1.0": 1, "1.1": 1 });
   });
 
-  test("write by name into a decode engine that has all layers", () => {
-    run({ groups: ["full"], caches: dense, prefill: { stages }, decode: { tpSize: 2 }, operation: "WRITE" });
-    run({ groups: ["mla"], caches: latent, prefill: { stages, tpSize: 2 }, operation: "WRITE" });
-  });
-
   test("of unlike memory: a stage without one kind of it has no descriptors of that kind", () => {
     const caches: readonly CacheSpec[] = [
       { name: "layer.0", groups: [0], heads: 4 },
@@ -641,16 +616,11 @@ describe("pipeline stages of the producer", () => {
     ];
     const model = { groups: ["full", "swa"], caches, window: [undefined, 3] };
     run({ ...model, prefill: { stages } });
-    // Each writes its own group: there the other's blocks are another's.
-    const { made } = run({ ...model, prefill: { stages }, decode: { tpSize: 2 }, operation: "WRITE" });
-    expect(made.map(({ plan }) => plan.regionsOfGroup)).toEqual([
-      [[0], []],
-      [[], [0]],
-    ]);
+    run({ ...model, prefill: { stages }, decode: { tpSize: 2 } });
   });
 });
 
-describe("writing", () => {
+describe("tensor parallel sizes", () => {
   test.each([
     [1, 1, 4],
     [2, 1, 4],
@@ -659,42 +629,26 @@ describe("writing", () => {
     [2, 8, 4],
     [8, 4, 2],
     [4, 8, 2],
-  ])("prefill TP %i, decode TP %i, %i heads: every copy is filled, by one rank", (p, d, heads) => {
-    const caches = dense.map((cache) => ({ ...cache, heads }));
-    const { made } = run({
-      groups: ["full"],
-      caches,
-      numKvHeads: heads,
-      prefill: { tpSize: p },
-      decode: { tpSize: d },
-      operation: "WRITE",
-    });
-    // 61 tokens in blocks of 8, two layers: what all decode ranks hold, each byte once.
-    const held = d * Math.max(1, heads / d) * 8 * 8 * 4 * 2;
-    expect(made.reduce((sum, { request }) => sum + request.lengthBytes, 0)).toBe(held);
-    run({
-      groups: ["mla"],
-      caches: latent,
-      prefill: { tpSize: p },
-      decode: { tpSize: d },
-      operation: "WRITE",
-    });
-  });
-
-  test("other block sizes lie right without a pass, in both directions", () => {
-    for (const [p, d] of [
-      [8, 16],
-      [16, 8],
-      [6, 4],
-    ] as const) {
+  ])(
+    "prefill TP %i, decode TP %i, %i heads: every decode rank gets all of its bytes, each once",
+    (p, d, heads) => {
+      const caches = dense.map((cache) => ({ ...cache, heads }));
       const { made } = run({
         groups: ["full"],
-        caches: dense,
-        prefill: { kernelTokens: p },
-        decode: { kernelTokens: d, tpSize: 2 },
-        operation: "WRITE",
+        caches,
+        numKvHeads: heads,
+        prefill: { tpSize: p },
+        decode: { tpSize: d },
       });
-      expect(made[0]?.plan.form).toBe("direct");
-    }
-  });
+      // 61 tokens in blocks of 8, two layers: what all decode ranks hold, each byte once.
+      const held = d * Math.max(1, heads / d) * 8 * 8 * 4 * 2;
+      expect(made.reduce((sum, { request }) => sum + request.lengthBytes, 0)).toBe(held);
+      run({
+        groups: ["mla"],
+        caches: latent,
+        prefill: { tpSize: p },
+        decode: { tpSize: d },
+      });
+    },
+  );
 });

@@ -2,7 +2,14 @@ import { descriptorPairs } from "@kv/interface";
 import { handshakeTargetRanks } from "@kv/topology";
 import fc from "fast-check";
 import { expect, test, vi } from "vitest";
-import { applyReceivePass, buildEngineTransferPlan, planRequest, type RequestBlocks } from "../../src/index.js";
+import {
+  applyReceivePass,
+  buildEngineTransferPlan,
+  planRequest,
+  type RequestBlocks,
+} from "../../src/index.js";
+import { PROPERTY_TIMEOUT_MS } from "../property-timeout.js";
+import { share } from "../share.js";
 import {
   CELL_BYTES,
   cellOffset,
@@ -15,8 +22,6 @@ import {
   type Rank,
   viewAt,
 } from "./labelled-memory.js";
-import { PROPERTY_TIMEOUT_MS } from "../property-timeout.js";
-import { share } from "../share.js";
 
 /** A pair of engines and one request, from which everything else follows. */
 interface Scene {

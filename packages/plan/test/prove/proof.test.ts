@@ -2,8 +2,8 @@ import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { expect, test } from "vitest";
 import { proveEnginePlans } from "../../src/index.js";
-import { anyScene, type BuiltScene, build, likelyScene, requestOf, type Scene } from "./proof-scenes.js";
 import { PROPERTY_TIMEOUT_MS } from "../property-timeout.js";
+import { anyScene, type BuiltScene, build, likelyScene, requestOf, type Scene } from "./proof-scenes.js";
 
 const RUNS = 1000;
 const REFUSALS = ["KV_TOPOLOGY_INVALID", "KV_PLAN_INVALID", "KV_PLAN_INCOMPATIBLE", "KV_PLAN_UNSUPPORTED"];

@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
-import type { ModelShape } from "./model-shape.js";
 import { both, type CliOptions } from "../options.js";
+import type { ModelShape } from "./model-shape.js";
 import { type EngineSettings, MAX_RANKS } from "./pair.js";
 import { hybridBlockTokens, KERNEL_TOKENS } from "./state-pages.js";
 

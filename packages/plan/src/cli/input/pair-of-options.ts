@@ -1,15 +1,15 @@
 import { readFile } from "node:fs/promises";
 import { basename, dirname } from "node:path";
 import { KV_CACHE_KINDS, type KvCacheKind, KvError } from "@kv/interface";
+import { both, type CliOptions } from "../options.js";
+import { type PairInput, refuseUnused } from "../unused-flags.js";
 import { settingsOf, stagesOf } from "./engine-settings.js";
 import { modelFromHfConfig } from "./hf-config.js";
 import { type LiveEngine, livePair, loadLiveClient } from "./live-pair.js";
 import type { ModelShape } from "./model-shape.js";
-import { both, type CliOptions } from "../options.js";
 import type { EngineSettings, Pair } from "./pair.js";
 import { pairFromFile } from "./pair-file.js";
 import { pairFromModels } from "./pair-from-model.js";
-import { type PairInput, refuseUnused } from "../unused-flags.js";
 
 /** A config.json has some kilobytes, a described pair of hundreds of regions less than a megabyte. */
 const MAX_FILE_BYTES = 16 * 2 ** 20;

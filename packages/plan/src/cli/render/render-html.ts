@@ -1,7 +1,7 @@
+import type { PairReport } from "../report/report.js";
 import { PAGE_SCRIPT } from "./html-script.js";
 import { escapeXml, renderSvg } from "./render-svg.js";
 import { renderText } from "./render-text.js";
-import type { PairReport } from "../report/report.js";
 
 const STYLE = `
 body { font-family: sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }

@@ -1,5 +1,5 @@
-import { holdsLatents, showBytes, showHeads, showPrefillRank } from "./quantities.js";
 import type { PairReport, PlanReport } from "../report/report.js";
+import { holdsLatents, showBytes, showHeads, showPrefillRank } from "./quantities.js";
 
 const ROW = 44;
 const BOX = { width: 190, height: 32 };

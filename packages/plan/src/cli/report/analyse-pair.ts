@@ -4,14 +4,14 @@ import { hashPlan } from "../../data/plan-document.js";
 import { buildEngineTransferPlan } from "../../engine/engine-plan.js";
 import type { EngineTransferPlan, ReceiveConversion } from "../../engine/engine-plan-types.js";
 import type { RankGeometry } from "../../geometry/rank-geometry.js";
-import { mergedOfRead } from "../../request/merged-descriptors.js";
 import { headsInRegion } from "../../prove/cache-semantics.js";
 import { proveEnginePlans } from "../../prove/prove-plan.js";
+import { mergedOfRead } from "../../request/merged-descriptors.js";
 import { planRequest } from "../../request/request-plan.js";
 import type { RemoteRankId, RequestPlan } from "../../request/request-plan-types.js";
-import { blockReports } from "./block-reports.js";
 import type { Pair } from "../input/pair.js";
 import { byStage, placeOf, refuseStagesOfDecode } from "../input/pipeline-stages.js";
+import { blockReports } from "./block-reports.js";
 import {
   type EngineReport,
   type PairReport,

@@ -1,8 +1,8 @@
 import type { EngineTransferPlan } from "../../engine/engine-plan-types.js";
 import type { ModelGeometry, RankGeometry } from "../../geometry/rank-geometry.js";
 import { type MemoryPlace, namedMemory } from "../../prove/descriptor-lookup.js";
-import { passByBlock } from "../../prove/pass-effect.js";
 import { demandOf } from "../../prove/needed-tokens.js";
+import { passByBlock } from "../../prove/pass-effect.js";
 import type { RequestBlocks, RequestPlan } from "../../request/request-plan-types.js";
 import type { BlockReport } from "./report.js";
 import { prefillRank } from "./stage-reports.js";

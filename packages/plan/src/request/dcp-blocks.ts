@@ -1,6 +1,6 @@
-import { applyDcpPrefixCaching } from "./block-ids.js";
-import { addBlockRuns } from "./block-runs.js";
+import { KvError } from "@kv/interface";
 import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
+import { addBlockRuns } from "./block-runs.js";
 import { mismatch, partsPerLogical } from "./pair-blocks.js";
 import { outOfRange } from "./request-checks.js";
 import type { ReceivePassGroup, RequestBlocks } from "./request-plan-types.js";
@@ -135,4 +135,70 @@ function groupPass(
     zeroBlockIds: Int32Array.from(zero),
     ...(partialBlock === undefined ? {} : { partialBlock }),
   };
+}
+
+/** Two slices of one sequence, whose blocks are dealt out in turn to the ranks of a DCP group. */
+export interface DcpSlices {
+  /** Local kernel blocks still wanted. */
+  readonly localIds: readonly number[];
+  /** The remote rank's blocks of the whole sequence. */
+  readonly remoteIds: readonly number[];
+  readonly remoteRank: number;
+  readonly localDcpSize: number;
+  readonly localDcpRank: number;
+  readonly remoteDcpSize: number;
+  /** Local blocks that a prefix hit supplies. */
+  readonly localNumComputedBlocks: number;
+  /** Blocks of the whole sequence without allocation padding, where it is known; then every wanted one must be covered. */
+  readonly numRemoteBlocks?: number;
+}
+
+/**
+ * Pairs the blocks of both slices that stand for the same position of the sequence. Errors: `KV_BLOCKS_MISMATCH` when the remote's
+ * blocks do not cover what is wanted. (vLLM 0.33, `_apply_dcp_prefix_caching`.)
+ */
+export function applyDcpPrefixCaching(slices: DcpSlices): { localIds: number[]; remoteIds: number[] } {
+  const { remoteIds, localDcpSize, localDcpRank, remoteDcpSize, localNumComputedBlocks: computed } = slices;
+  const { localIds, numRemoteBlocks } = slices;
+  const wanted =
+    numRemoteBlocks === undefined
+      ? localIds
+      : localIds.slice(0, Math.max(0, Math.ceil((numRemoteBlocks - localDcpRank) / localDcpSize) - computed));
+  let local: number[];
+  let remote: number[];
+  if (localDcpSize <= remoteDcpSize) {
+    const step = Math.floor(remoteDcpSize / localDcpSize);
+    const phase =
+      localDcpSize === remoteDcpSize ? 0 : Math.floor((slices.remoteRank - localDcpRank) / localDcpSize);
+    const first = modulo(phase - computed, step);
+    local = everyNth(wanted, first, step);
+    remote = everyNth(remoteIds, Math.floor((computed + first - phase) / step), 1);
+  } else {
+    const step = Math.floor(localDcpSize / remoteDcpSize);
+    const phase = Math.floor((localDcpRank - (slices.remoteRank % remoteDcpSize)) / remoteDcpSize);
+    local = [...wanted];
+    remote = everyNth(remoteIds, phase + computed * step, step);
+  }
+  const matched = Math.min(local.length, remote.length);
+  if (numRemoteBlocks !== undefined && matched < local.length) {
+    throw new KvError(
+      "KV_BLOCKS_MISMATCH",
+      `remote rank ${slices.remoteRank} covers ${matched} of the ${local.length} blocks wanted from it`,
+      { details: { remoteRank: slices.remoteRank, wanted: local.length, covered: matched } },
+    );
+  }
+  return { localIds: local.slice(0, matched), remoteIds: remote.slice(0, matched) };
+}
+
+/** Elements `start`, `start + step`, …; a negative start counts from the end, which only ranks without overlap bring about. */
+function everyNth(ids: readonly number[], start: number, step: number): number[] {
+  const first = start < 0 ? Math.max(0, start + ids.length) : start;
+  const picked: number[] = [];
+  for (const [index, id] of ids.entries())
+    if (index >= first && (index - first) % step === 0) picked.push(id);
+  return picked;
+}
+
+function modulo(value: number, divisor: number): number {
+  return ((value % divisor) + divisor) % divisor;
 }

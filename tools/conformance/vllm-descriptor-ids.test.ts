@@ -1,25 +1,17 @@
+import { fileURLToPath } from "node:url";
 import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import {
-  computeDescriptorIds,
-  createDescriptorIdWriter,
-  type DescriptorIdOptions,
-} from "./descriptor-ids.js";
+import { replayDescriptorIds } from "./descriptor-ids.js";
+import { judge } from "./outcome.js";
+import { readVectors } from "./vector-file.js";
+import { computeDescriptorIds, type DescriptorIdOptions } from "./vllm-descriptor-ids.js";
 
 /** Three regions of ten blocks. */
 const options = (change: Partial<DescriptorIdOptions>): DescriptorIdOptions => ({
   ...{ groups: ["full"], blockIds: [[4, 2]], numRegions: 3, numBlocks: 10, regionGroupIds: [0, 0, 0] },
   ...change,
 });
-const ids = (change: Partial<DescriptorIdOptions>) => {
-  const given = options(change);
-  const found = [...computeDescriptorIds(given)];
-  // A writer that is used again says the same.
-  const write = createDescriptorIdWriter();
-  write(options({ blockIds: [[9, 8, 7, 6, 5]] }));
-  expect([...write(given)]).toEqual(found);
-  return found;
-};
+const ids = (change: Partial<DescriptorIdOptions>) => [...computeDescriptorIds(options(change))];
 function refusal(change: Partial<DescriptorIdOptions>): { message: string; details: unknown } {
   try {
     computeDescriptorIds(options(change));
@@ -71,11 +63,6 @@ describe("attention", () => {
       details: { group: 1, regionGroups: [0, 0, 2] },
     });
   });
-});
-
-test("a writer's answers are in one memory", () => {
-  const write = createDescriptorIdWriter();
-  expect(write(options({})).buffer).toBe(write(options({ blockIds: [[1]] })).buffer);
 });
 
 describe("by layer", () => {
@@ -132,9 +119,34 @@ describe("hybrids", () => {
     expect(ids({ ...hybrid, ...counts, ...groups, stateSpace })).toHaveLength(2 + 8);
   });
 
+  test("kernel blocks that leave a part of a logical block are refused, with both numbers", () => {
+    expect(
+      refusal({
+        ...hybrid,
+        numBlocks: 10,
+        regionNumBlocks: [10, 10],
+        stateSpace,
+        physicalBlocksPerLogical: 3,
+      }),
+    ).toEqual({
+      message: "10 kernel blocks do not divide into logical blocks of 3",
+      details: { numBlocks: 10, physicalBlocksPerLogical: 3 },
+    });
+  });
+
   test("without the number of projections they are refused", () => {
     expect(refusal({ ...hybrid, ...counts }).message).toMatch(
       /needs the number of its convolution projections/,
     );
   });
+});
+
+test("desc_ids: as vLLM 0.33.0 in every recorded case", () => {
+  const path = fileURLToPath(new URL("./fixtures/desc_ids.jsonl.gz", import.meta.url));
+  const outcomes = readVectors(path, []).map(({ line, vector }) => ({
+    line,
+    ...(vector === undefined ? { kind: "unread" } : judge("desc_ids", replayDescriptorIds, vector)),
+  }));
+  expect(outcomes.filter(({ kind }) => kind !== "passed")).toEqual([]);
+  expect(outcomes.length).toBeGreaterThan(1000);
 });

@@ -1,8 +1,10 @@
 import { type BlockIds, type KvCacheKind, KvError } from "@kv/interface";
-import { createSimdIdWriter, type IdPart, writeIds } from "./id-kernel.js";
 
 /** Group id of a region that holds blocks of several groups. */
-export const SHARED_REGION = -1;
+const SHARED_REGION = -1;
+
+/** Block ids, and the offsets at which they are written out, one after another. */
+type IdPart = readonly [ids: readonly number[], offsets: readonly number[]];
 
 /** How descriptors of one side are laid out: all attention regions one after another, then all state-space ones. */
 export interface DescriptorIdOptions {
@@ -34,16 +36,10 @@ export interface DescriptorIdOptions {
  * regions; else group by group. Errors: `KV_PLAN_INVALID` when the counts of regions disagree or a group with blocks has no region.
  */
 export function computeDescriptorIds(options: DescriptorIdOptions): Int32Array {
-  return writeIds(partsOf(options));
-}
-
-/**
- * `computeDescriptorIds` for one caller that asks often: all answers lie in the same memory, so each holds only until the next call. Without
- * WebAssembly SIMD every answer is an array of its own.
- */
-export function createDescriptorIdWriter(): (options: DescriptorIdOptions) => Int32Array {
-  const write = createSimdIdWriter() ?? writeIds;
-  return (options) => write(partsOf(options));
+  const ids: number[] = [];
+  for (const [blockIds, offsets] of partsOf(options))
+    for (const offset of offsets) for (const id of blockIds) ids.push(offset + id);
+  return Int32Array.from(ids);
 }
 
 function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
@@ -94,7 +90,16 @@ function hybridIds(options: DescriptorIdOptions, firstState: number): readonly I
       : numRegions;
   // Each layer's state is its convolution, one piece per projection, and the recurrent state.
   const stateRegions = regionsOfState * (stateSpace.convProjections + 1);
-  const logicalBlocks = Math.floor(options.numBlocks / (options.physicalBlocksPerLogical ?? 1));
+  const logicalBlocks = options.numBlocks / (options.physicalBlocksPerLogical ?? 1);
+  if (!Number.isInteger(logicalBlocks)) {
+    throw new KvError(
+      "KV_PLAN_INVALID",
+      `${options.numBlocks} kernel blocks do not divide into logical blocks of ${options.physicalBlocksPerLogical}`,
+      {
+        details: { numBlocks: options.numBlocks, physicalBlocksPerLogical: options.physicalBlocksPerLogical },
+      },
+    );
+  }
   const attention = Array.from({ length: numRegions }, (_, region) => region * numBlocks);
   const state = Array.from({ length: stateRegions }, (_, region) => firstState + region * logicalBlocks);
   const scratch = (options.scratchRegions ?? []).map((region) => region * numBlocks);
@@ -112,7 +117,7 @@ function joined(blockIds: BlockIds): readonly number[] {
   return blockIds.length === 1 ? (blockIds[0] as readonly number[]) : blockIds.flat();
 }
 
-/** The first descriptor of each region. A loop, not `map`s: a short request asks for little more than this. */
+/** The first descriptor of each region. */
 function startsOf(options: DescriptorIdOptions, numRegions: number): number[] {
   const starts = new Array<number>(numRegions);
   let next = 0;

@@ -1,15 +1,15 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import { pairDcp } from "./dcp-pairs.js";
 import { buildEngineTransferPlan } from "../engine/engine-plan.js";
 import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { provePlan } from "../prove/prove-plan.js";
+import { sampleRank } from "../sample-pair.test-support.js";
+import { applyDcpPrefixCaching, pairDcp } from "./dcp-blocks.js";
 import { planRequest } from "./request-plan.js";
 import type { ReceivePassGroup, RequestBlocks } from "./request-plan-types.js";
 import { requestShape } from "./request-shape.js";
 import { rowsOfRuns } from "./run-order.js";
-import { sampleRank } from "../sample-pair.test-support.js";
 
 interface Dealt {
   readonly local?: Parameters<typeof sampleRank>[0];
@@ -281,5 +281,108 @@ describe("refuses", () => {
     const half = { ...plan, sources: plan.sources.slice(0, 1) };
     const attempt = () => pairsOf(half, { localBlockIds: [[5, 6]], remoteBlockIds: [[1]], numTokens: 32 });
     refused(attempt, "KV_BLOCKS_MISMATCH", /group 0: no remote rank covers local block 6/);
+  });
+});
+
+function refusal(act: () => unknown): { code: string; message: string; details: unknown } {
+  try {
+    act();
+  } catch (error) {
+    if (KvError.is(error)) return { code: error.code, message: error.message, details: error.details };
+  }
+  return expect.fail("nothing was refused");
+}
+
+describe("slices of a sequence that is dealt out", () => {
+  /** Blocks of a rank's slice: position p of the sequence is at the rank p mod size, and is named by its own number here. */
+  const slice = (rank: number, size: number, blocks: number) =>
+    Array.from({ length: Math.max(0, Math.ceil((blocks - rank) / size)) }, (_, index) => rank + index * size);
+
+  test("pairs are the blocks of equal positions, whatever the sizes, ranks and hits", () => {
+    let pairs = 0;
+    for (const [localDcpSize, remoteDcpSize] of [
+      [1, 1],
+      [1, 2],
+      [2, 1],
+      [1, 4],
+      [4, 1],
+      [2, 4],
+      [4, 2],
+      [4, 4],
+      [2, 8],
+    ] as const) {
+      const shared = Math.min(localDcpSize, remoteDcpSize);
+      for (let localDcpRank = 0; localDcpRank < localDcpSize; localDcpRank++)
+        for (
+          let remoteDcpRank = localDcpRank % shared;
+          remoteDcpRank < remoteDcpSize;
+          remoteDcpRank += shared
+        )
+          for (const blocks of [0, 1, 5, 13])
+            for (const computed of [0, 1, 2])
+              for (const copy of localDcpSize >= remoteDcpSize ? [0, 1] : [0])
+                for (const known of [true, false]) {
+                  const localIds = slice(localDcpRank, localDcpSize, blocks).slice(computed);
+                  const given = {
+                    ...{ localDcpSize, localDcpRank, remoteDcpSize, localNumComputedBlocks: computed },
+                    remoteRank: remoteDcpRank + copy * remoteDcpSize,
+                    // A pool gives whole blocks out: where the sequence's end is known they are not wanted.
+                    localIds: known ? [...localIds, 900, 901] : localIds,
+                    remoteIds: slice(remoteDcpRank, remoteDcpSize, blocks),
+                  };
+                  const both = localIds.filter((at) => at % remoteDcpSize === remoteDcpRank);
+                  expect([
+                    given,
+                    applyDcpPrefixCaching({ ...given, ...(known ? { numRemoteBlocks: blocks } : {}) }),
+                  ]).toEqual([given, { localIds: both, remoteIds: both }]);
+                  pairs += both.length;
+                }
+    }
+    expect(pairs).toBeGreaterThan(500);
+  });
+
+  test("ranks without a position in common are given what vLLM gives them: the remote's list from its end", () => {
+    const apart = {
+      localDcpSize: 4,
+      localDcpRank: 0,
+      remoteDcpSize: 2,
+      remoteRank: 1,
+      localNumComputedBlocks: 0,
+    };
+    expect(applyDcpPrefixCaching({ ...apart, localIds: [7, 8], remoteIds: [1, 2, 3] })).toEqual({
+      localIds: [7],
+      remoteIds: [3],
+    });
+    expect(applyDcpPrefixCaching({ ...apart, localIds: [7, 8], remoteIds: [] }).remoteIds).toEqual([]);
+    const equal = { ...apart, localDcpSize: 2, localNumComputedBlocks: 1 };
+    expect(applyDcpPrefixCaching({ ...equal, localIds: [7, 8], remoteIds: [1, 2, 3] })).toEqual({
+      localIds: [7, 8],
+      remoteIds: [2, 3],
+    });
+  });
+
+  const whole = {
+    localDcpSize: 1,
+    localDcpRank: 0,
+    remoteDcpSize: 1,
+    remoteRank: 0,
+    localNumComputedBlocks: 1,
+  };
+
+  test("blocks that are allocated beyond the sequence are not wanted, and those before its end must be there", () => {
+    expect(
+      applyDcpPrefixCaching({ ...whole, localIds: [7, 8, 9], remoteIds: [1, 2, 3], numRemoteBlocks: 3 }),
+    ).toEqual({ localIds: [7, 8], remoteIds: [2, 3] });
+    expect(
+      applyDcpPrefixCaching({ ...whole, localIds: [7, 8], remoteIds: [1, 2, 3], numRemoteBlocks: 1 }),
+    ).toEqual({ localIds: [], remoteIds: [] });
+    const short = { ...whole, localIds: [7, 8, 9], remoteIds: [1, 2] };
+    expect(refusal(() => applyDcpPrefixCaching({ ...short, numRemoteBlocks: 4 }))).toEqual({
+      code: "KV_BLOCKS_MISMATCH",
+      message: "remote rank 0 covers 1 of the 3 blocks wanted from it",
+      details: { remoteRank: 0, wanted: 3, covered: 1 },
+    });
+    // Of a sequence of unknown length what there is.
+    expect(applyDcpPrefixCaching(short)).toEqual({ localIds: [7], remoteIds: [2] });
   });
 });
