@@ -1,5 +1,6 @@
 export { diffPlans, type PlanDifference } from "./data/plan-diff.js";
-export { hashPlan, planFromDocument, planToDocument } from "./data/plan-document.js";
+export { planFromDocument, planToDocument } from "./data/plan-document.js";
+export { hashPlan } from "./data/plan-hash.js";
 export { PLAN_DOCUMENT_VERSION, type PlanDocument, planDocumentSchema } from "./data/plan-schema.js";
 export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./engine/compatibility.js";
 export { type BuildPlanOptions, buildEngineTransferPlan } from "./engine/engine-plan.js";
@@ -30,8 +31,8 @@ export {
   PLAN_FAULT_KINDS,
   type PlanFault,
   type PlanFaultKind,
-  type PlanVerdict,
   type ProofExtent,
+  type ProofResult,
 } from "./prove/proof-result.js";
 export {
   type ProofRequest,
@@ -53,4 +54,4 @@ export type {
   RequestPlan,
   RequestRead,
 } from "./request/request-plan-types.js";
-export { fromOtherSide } from "./request/swap-direction.js";
+export { swapDirection } from "./request/swap-direction.js";

@@ -6,7 +6,7 @@ import {
   KvError,
   type TransferResult,
 } from "@kv/interface";
-import { fromOtherSide, planRequest } from "@kv/plan";
+import { planRequest, swapDirection } from "@kv/plan";
 import type { Offer } from "./control.js";
 import { createReadParts } from "./read-parts.js";
 import type { WriteLink, WriteTarget } from "./write-link.js";
@@ -134,7 +134,7 @@ function plannedWrites(
     const prepared = lists[read.listIndex];
     if (read.remoteRank !== tpRank || prepared === undefined) return [];
     // The consumer's plan reads from us: what is local there is remote here.
-    const descriptors = fromOtherSide(readParts.of(plan, read, part.has));
+    const descriptors = swapDirection(readParts.of(plan, read, part.has));
     const { length } = descriptors.runs ?? descriptors.localIds;
     return length === 0 ? [] : [{ lists: prepared, descriptors }];
   });

@@ -2,7 +2,7 @@ import { writeFile } from "node:fs/promises";
 import { KvError } from "@kv/interface";
 import { CommanderError } from "commander";
 import { planToDocument } from "../data/plan-document.js";
-import { pairOf } from "./input/pair-of-options.js";
+import { readPair } from "./input/read-pair.js";
 import { type CliOptions, command } from "./options.js";
 import { renderHtml } from "./render/render-html.js";
 import { renderMermaid } from "./render/render-mermaid.js";
@@ -46,7 +46,7 @@ async function work(options: CliOptions, output: Output): Promise<number> {
   if (forms.length > 1) {
     throw new KvError("KV_CONFIG_INVALID", `--${forms.join(" and --")} are given; one form is printed`);
   }
-  const pair = await pairOf(options);
+  const pair = await readPair(options);
   const settings = {
     numTokens: options.tokens,
     computedBlocks: options.computed,

@@ -3,7 +3,7 @@ import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { expect, test } from "vitest";
 import { PROPERTY_TIMEOUT_MS } from "../../test/property-timeout.js";
-import { build, likelyScene, requestOf } from "../../test/prove/proof-scenes.js";
+import { build, likelyScene, sampleRequest } from "../../test/prove/proof-scenes.js";
 import { buildEngineTransferPlan } from "../engine/engine-plan.js";
 import {
   diffPlans,
@@ -14,7 +14,7 @@ import {
   proveEnginePlans,
 } from "../index.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
-import { canonicalJson } from "./canonical-json.js";
+import { canonicalJson } from "./plan-hash.js";
 import { sha256Hex } from "./sha256.js";
 
 const plan = buildEngineTransferPlan(samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank()));
@@ -37,7 +37,7 @@ test("a plan that went through JSON is the same plan, does the same and is prove
       }
       const read = built.plans.map(roundTrip);
       expect(read.map((one) => planToDocument(one))).toEqual(built.plans.map((one) => planToDocument(one)));
-      const blocks = requestOf(scene);
+      const blocks = sampleRequest(scene);
       for (const [index, one] of read.entries()) {
         expect(planRequest(one, blocks)).toEqual(planRequest(built.plans[index] as typeof plan, blocks));
       }

@@ -1,19 +1,19 @@
 import type { KvCacheKind } from "@kv/interface";
 import { kvReplication, tpRatio } from "@kv/topology";
-import { incompatible, unsupported } from "../geometry/errors.js";
+import { incompatible, unsupported } from "../errors.js";
 import { checkModelGeometry, checkRankGeometry } from "../geometry/geometry-checks.js";
 import { hasPlainTokens, orderOfLayout } from "../geometry/layout.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import { cacheKind } from "../kinds/registry.js";
+import type { BlockParts } from "./attention-pieces.js";
+import type { ReceiveConversion } from "./engine-plan-types.js";
 import {
   groupsOfRegion,
   headsInBlock,
   headsInRegion,
   headsOfGroup,
   mappingsByHeads,
-} from "../geometry/region-heads.js";
-import { cacheKind } from "../kinds/registry.js";
-import type { BlockParts } from "./attention-pieces.js";
-import type { ReceiveConversion } from "./engine-plan-types.js";
+} from "./region-heads.js";
 
 export interface CompatibilityOptions extends ModelGeometry {
   readonly local: RankGeometry;

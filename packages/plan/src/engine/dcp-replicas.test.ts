@@ -3,7 +3,7 @@ import { computeTpMapping, type TpMapping } from "@kv/topology";
 import { expect, test } from "vitest";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { sampleRank } from "../sample-pair.test-support.js";
-import { readOneOfEachSlice } from "./dcp-replicas.js";
+import { readOneReplica } from "./dcp-replicas.js";
 
 interface Engine {
   readonly tpSize: number;
@@ -22,7 +22,7 @@ function sides(tpRank: number, local: Engine, remote: Engine): [TpMapping, RankG
 /** Of each local rank the remote ranks that it reads, and those that it only tells; and what each remote rank waits for. */
 function reads(local: Engine, remote: Engine) {
   return Array.from({ length: local.tpSize }, (_, tpRank) => {
-    const made = readOneOfEachSlice(...sides(tpRank, local, remote));
+    const made = readOneReplica(...sides(tpRank, local, remote));
     // One latent: every group is read from these ranks, and fills whole blocks.
     expect(made.sourceRanksPerGroup).toEqual([made.attentionRanks, made.attentionRanks]);
     expect(made.allSourceRanks).toEqual(made.attentionRanks);
@@ -35,7 +35,7 @@ function reads(local: Engine, remote: Engine) {
 
 test("an engine that is not dealt out is read as it was", () => {
   const given = sides(1, { tpSize: 2, dcpSize: 2 }, { tpSize: 1 });
-  expect(readOneOfEachSlice(...given)).toBe(given[0]);
+  expect(readOneReplica(...given)).toBe(given[0]);
 });
 
 test("one group of all ranks: every slice is read once, by each rank that needs it", () => {
@@ -85,7 +85,7 @@ test("slices that are cut finer here: each rank reads the one that holds its own
 });
 
 test("refuses finer slices of an engine with copies, of which some would be told by nobody", () => {
-  const attempt = () => readOneOfEachSlice(...sides(0, { tpSize: 4, dcpSize: 4 }, { tpSize: 4, dcpSize: 2 }));
+  const attempt = () => readOneReplica(...sides(0, { tpSize: 4, dcpSize: 4 }, { tpSize: 4, dcpSize: 2 }));
   expect(attempt).toThrow(/local DCP 4 of TP 4, remote DCP 2 of TP 4/);
   try {
     attempt();

@@ -1,5 +1,5 @@
 import type { TpMapping } from "@kv/topology";
-import { unsupported } from "../geometry/errors.js";
+import { unsupported } from "../errors.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 
 /**
@@ -7,7 +7,7 @@ import type { RankGeometry } from "../geometry/rank-geometry.js";
  * all are told; so each waits for as many notifications as there are readers of its slice. (vLLM 0.33 has groups of 1 or of all ranks only;
  * its `dcp_source_ranks` would read every copy.) Errors: `KV_PLAN_UNSUPPORTED` where a copy would be told by nobody.
  */
-export function readOneOfEachSlice(mapping: TpMapping, local: RankGeometry, remote: RankGeometry): TpMapping {
+export function readOneReplica(mapping: TpMapping, local: RankGeometry, remote: RankGeometry): TpMapping {
   const [mine, theirs] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
   if (theirs === 1) return mapping;
   const copies = Math.floor(remote.tpSize / theirs);

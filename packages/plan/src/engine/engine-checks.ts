@@ -1,6 +1,6 @@
 import { type KvCacheKind, KvError } from "@kv/interface";
 import type { TpMapping } from "@kv/topology";
-import { incompatible, unsupported } from "../geometry/errors.js";
+import { incompatible, unsupported } from "../errors.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { cacheKind } from "../kinds/registry.js";
 import type { AlignedRank } from "./align-regions.js";

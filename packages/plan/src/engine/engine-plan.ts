@@ -2,8 +2,7 @@ import { KvError } from "@kv/interface";
 import { kvHeadsOfRank } from "@kv/topology";
 import { hasPlainTokens, orderOfLayout } from "../geometry/layout.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
-import { groupsOfRegion, headsInBlock, headsInRegion, mappingsByHeads } from "../geometry/region-heads.js";
-import { type AlignedRank, alignRegions } from "./align-regions.js";
+import { type AlignedRank, alignRegions, withStageGroups } from "./align-regions.js";
 import type { AttentionShape } from "./attention-pieces.js";
 import { checkCompatibility, isMlaModel, type PairFacts } from "./compatibility.js";
 import {
@@ -16,9 +15,9 @@ import {
 } from "./engine-checks.js";
 import type { BlockOrder, EngineTransferPlan, ReceiveConversion } from "./engine-plan-types.js";
 import { groupPlans } from "./group-plans.js";
+import { groupsOfRegion, headsInBlock, headsInRegion, mappingsByHeads } from "./region-heads.js";
 import { attentionShape, type PairContext, piecesOf, regionPair } from "./segments.js";
 import { segmentPlans, sourcePlans } from "./source-plans.js";
-import { withStageGroups } from "./stage-groups.js";
 import { chooseForm } from "./transfer-form.js";
 
 export interface BuildPlanOptions extends ModelGeometry {

@@ -1,11 +1,11 @@
 import { KvError } from "@kv/interface";
 import { expect, test } from "vitest";
 import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
-import { mappingsByHeads } from "../geometry/region-heads.js";
 import { sampleRank } from "../sample-pair.test-support.js";
 import type { BlockParts } from "./attention-pieces.js";
 import type { GroupPlan } from "./engine-plan-types.js";
 import { groupPlans } from "./group-plans.js";
+import { mappingsByHeads } from "./region-heads.js";
 import type { RegionPiece } from "./segments.js";
 
 interface Given {

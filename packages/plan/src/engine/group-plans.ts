@@ -1,8 +1,8 @@
-import { unsupported } from "../geometry/errors.js";
-import { headsInBlock, headsOfGroup, kernelTokens } from "../geometry/region-heads.js";
+import { unsupported } from "../errors.js";
 import { cacheKind } from "../kinds/registry.js";
 import { type BlockParts, type Cuts, partsOfBlocks } from "./attention-pieces.js";
 import type { GroupPlan } from "./engine-plan-types.js";
+import { headsInBlock, headsOfGroup, kernelTokens } from "./region-heads.js";
 import type { PairContext, RegionPiece } from "./segments.js";
 
 /** What planning a request needs of each group. */

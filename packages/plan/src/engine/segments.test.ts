@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
-import { mappingsByHeads } from "../geometry/region-heads.js";
 import { sampleRank } from "../sample-pair.test-support.js";
+import { mappingsByHeads } from "./region-heads.js";
 import { attentionShape, type PairContext, piecesOf, type RegionPair, regionPair } from "./segments.js";
 
 const COPY = { form: "copy", parts: { localParts: 1, remoteParts: 1 }, tokenByToken: false } as const;

@@ -1,13 +1,6 @@
 import type { TpMapping } from "@kv/topology";
 import { orderOfBlock } from "../geometry/layout.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
-import {
-  groupsOfRegion,
-  headsInBlock,
-  headsInRegion,
-  headsOfGroup,
-  kernelTokens,
-} from "../geometry/region-heads.js";
 import type { Piece } from "../kinds/cache-kind.js";
 import { cacheKind } from "../kinds/registry.js";
 import {
@@ -18,6 +11,7 @@ import {
   partsOfShape,
 } from "./attention-pieces.js";
 import type { TransferForm } from "./engine-plan-types.js";
+import { groupsOfRegion, headsInBlock, headsInRegion, headsOfGroup, kernelTokens } from "./region-heads.js";
 
 /** A region of both sides, and what is in it. */
 export interface RegionPair {

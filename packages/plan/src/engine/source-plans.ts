@@ -4,8 +4,8 @@ import { MAX_DESCRIPTORS } from "../geometry/geometry-checks.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import type { SourcePosition } from "../kinds/cache-kind.js";
 import type { AlignedRank } from "./align-regions.js";
+import { indexingOf, type SegmentSide, tableOf } from "./descriptor-tables.js";
 import type { RegionIndexing, SegmentPlan, SourcePlan, TransferList } from "./engine-plan-types.js";
-import { indexingOf, type SegmentSide, tableOf } from "./segment-tables.js";
 import type { PairContext, RegionPiece } from "./segments.js";
 
 const NOWHERE: RegionIndexing = Object.freeze({ offset: 0, count: 0, blockStep: 0, partStep: 0 });

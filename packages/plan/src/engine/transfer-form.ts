@@ -1,4 +1,4 @@
-import { unsupported } from "../geometry/errors.js";
+import { unsupported } from "../errors.js";
 import {
   type AttentionShape,
   type AttentionSide,

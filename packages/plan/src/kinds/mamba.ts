@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
 import { tpRatio } from "@kv/topology";
-import { incompatible } from "../geometry/errors.js";
+import { incompatible } from "../errors.js";
 import type { RankGeometry, StateSpaceGeometry } from "../geometry/rank-geometry.js";
 import type { CacheKind, Piece, PieceContext } from "./cache-kind.js";
 

@@ -1,5 +1,5 @@
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
-import { headsInRegion, kindMeaning, tokensInBlock } from "./cache-semantics.js";
+import { cacheSemantics, headsInRegion, tokensInBlock } from "./cache-semantics.js";
 
 /** One loop over a tile, outermost first. Positions along it are counted for the whole model, those of tokens within the block. */
 interface TileAxis {
@@ -23,7 +23,7 @@ export interface Tile {
 }
 
 /** What the bytes of a block stand for, in order; what no tile covers is padding. */
-export interface BlockMeaning {
+export interface BlockContents {
   readonly tiles: readonly Tile[];
   /** Tokens in the block; 1 for blocks that stand for none. */
   readonly tokens: number;
@@ -55,7 +55,7 @@ const HEAD_OUTSIDE: Readonly<Record<string, boolean | undefined>> = {
   BLNHC: false,
 };
 
-export interface MeaningQuestion {
+export interface BlockQuestion {
   readonly rank: RankGeometry;
   readonly region: RegionGeometry;
   /** Bytes of a block that belong to the region's cache; a packed row has others beside it. */
@@ -68,19 +68,19 @@ export interface MeaningQuestion {
 }
 
 /** Reads a block by the letters of its layout. Undefined when the block does not divide as the layout says. */
-export function meaningOfBlock(question: MeaningQuestion): BlockMeaning | undefined {
+export function contentsOfBlock(question: BlockQuestion): BlockContents | undefined {
   const { rank, group, model, lengthBytes } = question;
-  const kind = kindMeaning(model.groups[group] ?? "");
+  const kind = cacheSemantics(model.groups[group] ?? "");
   if (kind === undefined) return undefined;
-  if (kind.sharing === "state") return stateMeaning(rank, question.other);
+  if (kind.sharing === "state") return stateContents(rank, question.other);
   if (kind.lists === "last") {
     const whole = tile("a whole block", lengthBytes, lengthBytes, [{ axis: "token", begin: 0, size: 1 }]);
     return { tiles: [whole], tokens: 1, tokensPerStep: 1, kernelBlocks: 1, usesPadding: false };
   }
-  return attentionMeaning(question);
+  return attentionContents(question);
 }
 
-function attentionMeaning(question: MeaningQuestion): BlockMeaning | undefined {
+function attentionContents(question: BlockQuestion): BlockContents | undefined {
   const { rank, region, lengthBytes, group, model, other, ownOrder } = question;
   const heads = headsInRegion(rank, region, group, model);
   const tokens = tokensInBlock(rank, group, other);
@@ -128,7 +128,7 @@ function attentionMeaning(question: MeaningQuestion): BlockMeaning | undefined {
 }
 
 /** A state: its projections and the recurrent part, each cut evenly over the ranks on its own. */
-function stateMeaning(rank: RankGeometry, other: RankGeometry): BlockMeaning | undefined {
+function stateContents(rank: RankGeometry, other: RankGeometry): BlockContents | undefined {
   const own = rank.stateSpace;
   if (own === undefined) return undefined;
   const told = other.stateSpace?.convProjectionBytes;
@@ -159,7 +159,7 @@ function tile(name: string, lengthBytes: number, cellBytes: number, axes: readon
 }
 
 /** The meaning of the byte at an offset into the block; undefined in padding. */
-export function placeAt(meaning: BlockMeaning, offset: number): BytePlace | undefined {
+export function placeAt(meaning: BlockContents, offset: number): BytePlace | undefined {
   const found = meaning.tiles.find((one) => offset >= one.offset && offset < one.offset + one.lengthBytes);
   if (found === undefined) return undefined;
   const into = offset - found.offset;
@@ -186,7 +186,7 @@ export function placeAt(meaning: BlockMeaning, offset: number): BytePlace | unde
 /** Bytes of a block of a region. */
 export function blockBytes(
   region: RegionGeometry,
-  { kernelBlocks, usesPadding }: Pick<BlockMeaning, "kernelBlocks" | "usesPadding">,
+  { kernelBlocks, usesPadding }: Pick<BlockContents, "kernelBlocks" | "usesPadding">,
 ): number {
   return (
     region.blockStrideBytes * (kernelBlocks - 1) +
@@ -195,7 +195,7 @@ export function blockBytes(
 }
 
 /** The first byte after `offset` that is no padding; the block's end where there is none. */
-export function afterPadding(meaning: BlockMeaning, offset: number, lengthBytes: number): number {
+export function afterPadding(meaning: BlockContents, offset: number, lengthBytes: number): number {
   const begins = meaning.tiles.map((one) => one.offset).filter((begin) => begin > offset);
   return Math.min(lengthBytes, ...begins);
 }

@@ -1,5 +1,5 @@
 import { KvError } from "@kv/interface";
-import { afterPadding, type BlockMeaning, type BytePlace, placeAt } from "./block-contents.js";
+import { afterPadding, type BlockContents, type BytePlace, placeAt } from "./block-contents.js";
 import { type BlockPass, originOf, type PassGrid, zeroingAt } from "./pass-effect.js";
 import { fail, type PlanFault } from "./proof-result.js";
 
@@ -26,9 +26,9 @@ export interface BlockPattern {
   readonly clearsLead: boolean;
   /** Whether tokens after the needed ones must have been cleared. */
   readonly clearsTail: boolean;
-  readonly meaning: BlockMeaning;
+  readonly meaning: BlockContents;
   /** Of a block at each source, by its position in the plan. */
-  readonly sourceMeanings: readonly (BlockMeaning | undefined)[];
+  readonly sourceContents: readonly (BlockContents | undefined)[];
 }
 
 export function patternKey(pattern: BlockPattern): string {
@@ -99,7 +99,7 @@ function sourceRun(
     });
   }
   const into = origin.offset - write.offset;
-  const source = pattern.sourceMeanings[write.source];
+  const source = pattern.sourceContents[write.source];
   const got = source === undefined ? undefined : placeAt(source, write.remoteOffset + into);
   const from = { ...at, source: write.source, remoteOffset: write.remoteOffset + into };
   if (got === undefined) fail("wrong-source", "a byte that the request needs comes from padding", from);

@@ -5,14 +5,14 @@ import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/ra
  * What a kind of cache is, as far as a proof needs it: how ranks share it, and what a list of its blocks stands for. Said here anew, and
  * not taken from the planner's own files of kinds.
  */
-export interface KindMeaning {
+export interface CacheSemantics {
   /** `heads`: by KV head. `replicated`: the same on every rank. `state`: cut evenly. */
   readonly sharing: "heads" | "replicated" | "state";
   /** `sequence`: from the first token on. `window`: up to the last one. `last`: blocks without tokens, which end together. */
   readonly lists: "sequence" | "window" | "last";
 }
 
-const KINDS: Readonly<Record<string, KindMeaning | undefined>> = {
+const KINDS: Readonly<Record<string, CacheSemantics | undefined>> = {
   full: { sharing: "heads", lists: "sequence" },
   mla: { sharing: "replicated", lists: "sequence" },
   swa: { sharing: "heads", lists: "window" },
@@ -22,7 +22,7 @@ const KINDS: Readonly<Record<string, KindMeaning | undefined>> = {
 };
 
 /** Undefined for a kind whose meaning is not known here: such a plan cannot be proven. */
-export function kindMeaning(kind: KvCacheKind): KindMeaning | undefined {
+export function cacheSemantics(kind: KvCacheKind): CacheSemantics | undefined {
   return KINDS[kind];
 }
 
@@ -46,7 +46,7 @@ export function headsInRegion(
   group: number,
   model: ModelGeometry,
 ): HeadRange {
-  const sharing = kindMeaning(model.groups[group] ?? "")?.sharing;
+  const sharing = cacheSemantics(model.groups[group] ?? "")?.sharing;
   const replicated = region.replicated ?? (region.numKvHeads === undefined && sharing === "replicated");
   if (replicated) return { begin: 0, size: 1 };
   return headsOfRank(rank, region.numKvHeads ?? model.groupKvHeads?.[group] ?? model.numKvHeads);

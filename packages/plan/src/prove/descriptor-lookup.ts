@@ -1,5 +1,5 @@
 import type { DescriptorTable } from "@kv/interface";
-import { addressOf, type DescriptorRow, descriptorRows, rowIndexOf } from "../engine/descriptor-rows.js";
+import { addressOf, type DescriptorRow, descriptorRows, rowIndexOf } from "../engine/descriptor-tables.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { fail } from "./proof-result.js";
 
@@ -12,7 +12,7 @@ export interface MemoryPlace {
 }
 
 /** From a descriptor's index to the memory it names, by nothing but the table's rows and the rank's own regions. */
-export interface NamedMemory {
+export interface DescriptorLookup {
   readonly count: number;
   place(id: number): MemoryPlace;
   /** Number of the row that a descriptor is of. */
@@ -20,7 +20,11 @@ export interface NamedMemory {
 }
 
 /** `whose` is for messages: "local" or "remote rank 3". */
-export function namedMemory(whose: string, table: DescriptorTable, rank: RankGeometry): NamedMemory {
+export function descriptorLookup(
+  whose: string,
+  table: DescriptorTable,
+  rank: RankGeometry,
+): DescriptorLookup {
   const rows = descriptorRows(table);
   const count = rows.reduce((sum, row) => sum + row.count, 0);
   // Regions of unlike memory types may have equal addresses.

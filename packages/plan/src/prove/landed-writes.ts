@@ -1,16 +1,16 @@
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import type { RequestPlan } from "../request/request-plan-types.js";
-import { type BlockMeaning, blockBytes } from "./block-contents.js";
+import { type BlockContents, blockBytes } from "./block-contents.js";
 import type { Write } from "./block-pattern.js";
 import type { MemoryPlace } from "./descriptor-lookup.js";
-import type { BlockTokens, GroupDemand } from "./needed-tokens.js";
+import type { BlockTokens, NeededTokens } from "./needed-tokens.js";
 import { fail, type PlanFault } from "./proof-result.js";
-import type { ProofSubject, RegionMeanings } from "./proof-subject.js";
+import type { ProofSubject, RegionContents } from "./proof-subject.js";
 
 /** A destination block's group, and what its bytes mean. */
 export interface Owner {
-  readonly demand: GroupDemand;
-  readonly meanings: RegionMeanings;
+  readonly demand: NeededTokens;
+  readonly meanings: RegionContents;
   /** Position of the block in the group's list. */
   readonly position: number;
 }
@@ -22,19 +22,19 @@ export type Owners = readonly ReadonlyMap<number, Owner>[];
 export type Landed = readonly ReadonlyMap<number, readonly Write[]>[];
 
 /** Blocks of a state are logical ones, all others kernel blocks; in one region both may have the same number. */
-export function blockKey(block: number, { usesPadding }: BlockMeaning): number {
+export function blockKey(block: number, { usesPadding }: BlockContents): number {
   return usesPadding ? -1 - block : block;
 }
 
 /** Every descriptor pair of every read, as a write into a block of the request. */
 export function landedWrites(subject: ProofSubject, request: RequestPlan, owners: Owners): Landed {
-  const { plan, localMemory, remoteMemory, remotes } = subject;
+  const { plan, localLookups, remoteLookups, remotes } = subject;
   const landed = plan.local.regions.map(() => new Map<number, Write[]>());
   for (const read of request.reads) {
     const source = read.sourceIndex;
     const [local, remote, rank] = [
-      localMemory[source]?.[read.listIndex],
-      remoteMemory[source]?.[read.listIndex],
+      localLookups[source]?.[read.listIndex],
+      remoteLookups[source]?.[read.listIndex],
       remotes[source],
     ];
     if (local === undefined || remote === undefined || rank === undefined) {
@@ -163,7 +163,7 @@ function writeOf(
 function placeInBlock(
   region: RegionGeometry,
   { from, lengthBytes }: MemoryPlace,
-  meaning: BlockMeaning,
+  meaning: BlockContents,
   where: PlanFault["at"],
 ): { readonly block: number; readonly offset: number } {
   const strideBytes = region.blockStrideBytes * meaning.kernelBlocks;

@@ -1,6 +1,6 @@
 import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
 import type { RequestBlocks } from "../request/request-plan-types.js";
-import { kindMeaning, tokensInBlock } from "./cache-semantics.js";
+import { cacheSemantics, tokensInBlock } from "./cache-semantics.js";
 import { fail } from "./proof-result.js";
 
 /** Blocks of a group on one rank, and the token of the sequence with which each begins. */
@@ -12,7 +12,7 @@ export interface BlockTokens {
 }
 
 /** What one group of a request asks for, read from the request alone: which token stands where on either side. */
-export interface GroupDemand {
+export interface NeededTokens {
   readonly group: number;
   /** Blocks to fill. */
   readonly local: BlockTokens;
@@ -24,23 +24,23 @@ export interface GroupDemand {
 }
 
 /** `local` is the destination, `remotes` are the sources. */
-export function demandOf(
+export function neededTokens(
   group: number,
   local: RankGeometry,
   remotes: readonly RankGeometry[],
   model: ModelGeometry,
   blocks: RequestBlocks,
-): GroupDemand {
+): NeededTokens {
   const localIds = blocks.localBlockIds[group] ?? [];
   const remoteIds = blocks.remoteBlockIds[group] ?? [];
   const what = `group ${group}`;
   const [remote] = remotes;
-  const kind = kindMeaning(model.groups[group] ?? "");
+  const kind = cacheSemantics(model.groups[group] ?? "");
   if (kind === undefined)
     return fail("request-tables", `${what} is of kind "${model.groups[group]}", of which nothing is known`);
   if (remote === undefined) return fail("request-tables", `${what}: the plan reads from no remote rank`);
   if (kind.lists === "last")
-    return withoutTokens(group, kind.sharing === "state", { local, remotes, localIds, remoteIds });
+    return tokenlessBlocks(group, kind.sharing === "state", { local, remotes, localIds, remoteIds });
 
   const logical = (rank: RankGeometry, other: RankGeometry) =>
     tokensInBlock(rank, group, other) * rank.physicalBlocksPerLogical;
@@ -106,7 +106,7 @@ function listBegins(
 }
 
 /** Blocks without tokens end together; of a state, the local list may have one more, which its engine computes itself. */
-function withoutTokens(
+function tokenlessBlocks(
   group: number,
   isState: boolean,
   given: {
@@ -115,7 +115,7 @@ function withoutTokens(
     readonly localIds: readonly number[];
     readonly remoteIds: readonly number[];
   },
-): GroupDemand {
+): NeededTokens {
   const { localIds, remoteIds, local, remotes } = given;
   const paired = Math.min(localIds.length, remoteIds.length);
   const list = (rank: RankGeometry, ids: readonly number[], begin: number) =>

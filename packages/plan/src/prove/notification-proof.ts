@@ -7,7 +7,7 @@ const nameOf = ({ tpRank, ppRank }: RemoteRankId) =>
   ppRank === 0 ? `${tpRank}` : `${tpRank} of stage ${ppRank}`;
 
 /** Remote ranks that a request of this local rank tells: those it reads, and those it only notifies. */
-export function ranksTold(plan: EngineTransferPlan, request: RequestPlan): readonly RemoteRankId[] {
+export function notifiedRanks(plan: EngineTransferPlan, request: RequestPlan): readonly RemoteRankId[] {
   const localRank = plan.local.tpRank;
   // A rank that is read in several transfers (types of memory) is told once, after all of them.
   const read = new Map(
@@ -53,7 +53,7 @@ export function proveNotifications(
   for (const [index, plan] of plans.entries()) {
     const request = requests[index];
     if (request === undefined) continue;
-    for (const rank of ranksTold(plan, request)) {
+    for (const rank of notifiedRanks(plan, request)) {
       const key = `${rank.ppRank}:${rank.tpRank}`;
       got.set(key, (got.get(key) ?? 0) + 1);
       const before = said.get(key);

@@ -47,7 +47,7 @@ export interface ProofExtent {
 }
 
 /** `proven`: nothing was found, and `statements` says what that covers. Else the first fault. */
-export type PlanVerdict =
+export type ProofResult =
   | {
       readonly proven: true;
       readonly statements: readonly string[];

@@ -1,7 +1,7 @@
 import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
-import { type BlockMeaning, meaningOfBlock } from "./block-contents.js";
-import { type NamedMemory, namedMemory } from "./descriptor-lookup.js";
+import { type BlockContents, contentsOfBlock } from "./block-contents.js";
+import { type DescriptorLookup, descriptorLookup } from "./descriptor-lookup.js";
 import { fail } from "./proof-result.js";
 
 /** Attention backends known to order the tokens within a head in a way of their own. */
@@ -14,8 +14,8 @@ export interface ProofSubject {
   /** By the position of the source in the plan. */
   readonly remotes: readonly RankGeometry[];
   /** By the position of the source in the plan, then by that of the list in the source. */
-  readonly localMemory: readonly (readonly NamedMemory[])[];
-  readonly remoteMemory: readonly (readonly NamedMemory[])[];
+  readonly localLookups: readonly (readonly DescriptorLookup[])[];
+  readonly remoteLookups: readonly (readonly DescriptorLookup[])[];
 }
 
 export function proofSubject(
@@ -40,12 +40,16 @@ export function proofSubject(
     plan,
     model: { ...model, groups: plan.groups },
     remotes: sources,
-    localMemory: plan.sources.map((source) =>
-      source.lists.map((list) => namedMemory("local", list.localTable, plan.local)),
+    localLookups: plan.sources.map((source) =>
+      source.lists.map((list) => descriptorLookup("local", list.localTable, plan.local)),
     ),
-    remoteMemory: plan.sources.map((source, index) =>
+    remoteLookups: plan.sources.map((source, index) =>
       source.lists.map((list) =>
-        namedMemory(`remote rank ${source.remoteRank}`, list.remoteTable, sources[index] as RankGeometry),
+        descriptorLookup(
+          `remote rank ${source.remoteRank}`,
+          list.remoteTable,
+          sources[index] as RankGeometry,
+        ),
       ),
     ),
   };
@@ -86,15 +90,15 @@ export function counterpart(
 }
 
 /** What a block of a local region means for a group, here and at each source that holds the region. */
-export interface RegionMeanings {
-  readonly local: BlockMeaning;
+export interface RegionContents {
+  readonly local: BlockContents;
   /** Undefined at a source without the region. */
-  readonly sources: readonly (BlockMeaning | undefined)[];
+  readonly sources: readonly (BlockContents | undefined)[];
   /** Region at each source. */
   readonly remoteRegions: readonly (number | undefined)[];
 }
 
-export function meaningsOf(subject: ProofSubject, index: number, group: number): RegionMeanings {
+export function contentsOfRegion(subject: ProofSubject, index: number, group: number): RegionContents {
   const { plan, model, remotes } = subject;
   const region = plan.local.regions[index] as RegionGeometry;
   const [inLocal, inRemote] = insides(subject);
@@ -118,9 +122,9 @@ export function meaningsOf(subject: ProofSubject, index: number, group: number):
 /** A block's meaning with the name of its cache; a row that packs several has a page for each. */
 function read(
   whose: string,
-  question: Omit<Parameters<typeof meaningOfBlock>[0], "lengthBytes">,
+  question: Omit<Parameters<typeof contentsOfBlock>[0], "lengthBytes">,
   name: string,
-): BlockMeaning {
+): BlockContents {
   const { rank, region } = question;
   const pages = cachesOf(region, rank).flatMap((cache) => {
     const page = rank.packedMembers?.[cache];
@@ -129,7 +133,7 @@ function read(
   const parts =
     pages.length > 0 ? pages : [{ cache: name, offsetBytes: 0, lengthBytes: region.blockLengthBytes }];
   const meanings = parts.map(({ cache, offsetBytes, lengthBytes }) => {
-    const meaning = meaningOfBlock({ ...question, lengthBytes });
+    const meaning = contentsOfBlock({ ...question, lengthBytes });
     if (meaning === undefined) {
       fail(
         "request-tables",

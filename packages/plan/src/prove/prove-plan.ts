@@ -4,10 +4,10 @@ import type { RankGeometry } from "../geometry/rank-geometry.js";
 import { planRequest } from "../request/request-plan.js";
 import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.js";
 import { regionsHolding } from "./cache-semantics.js";
-import { proveNotifications, ranksTold } from "./notification-proof.js";
+import { notifiedRanks, proveNotifications } from "./notification-proof.js";
 import { headsOfPass } from "./pass-effect.js";
-import { FoundFault, type PlanVerdict, type ProofExtent } from "./proof-result.js";
-import { meaningsOf, type ProofSubject, proofSubject } from "./proof-subject.js";
+import { FoundFault, type ProofExtent, type ProofResult } from "./proof-result.js";
+import { contentsOfRegion, type ProofSubject, proofSubject } from "./proof-subject.js";
 import { type ProvenPatterns, proveRequest } from "./request-proof.js";
 import { sampleRequests } from "./sample-requests.js";
 import { proveStage } from "./staging-proof.js";
@@ -45,7 +45,7 @@ export interface ProveEngineOptions extends Omit<ProveOptions, "requests"> {
  * judges them by both sides' geometries and the meaning of their layouts; nothing that made the plan is used. Never throws for a fault.
  * Errors: what `planRequest` throws.
  */
-export function provePlan(plan: EngineTransferPlan, options: ProveOptions): PlanVerdict {
+export function provePlan(plan: EngineTransferPlan, options: ProveOptions): ProofResult {
   return judged(
     () => {
       const requests = (options.requests ?? sampleRequests(plan)).map(
@@ -54,7 +54,7 @@ export function provePlan(plan: EngineTransferPlan, options: ProveOptions): Plan
           plans: [given ?? planRequest(plan, blocks)],
         }),
       );
-      for (const request of requests) ranksTold(plan, request.plans[0] as RequestPlan);
+      for (const request of requests) notifiedRanks(plan, request.plans[0] as RequestPlan);
       return proveAll([plan], options, requests);
     },
     [plan],
@@ -69,7 +69,7 @@ export function provePlan(plan: EngineTransferPlan, options: ProveOptions): Plan
 export function proveEnginePlans(
   plans: readonly EngineTransferPlan[],
   options: ProveEngineOptions,
-): PlanVerdict {
+): ProofResult {
   return judged(
     () => {
       const [first] = plans;
@@ -118,7 +118,7 @@ function proveStages(subject: ProofSubject, staging: ProveOptions["staging"]): v
   if (staging === undefined) return;
   for (const group of plan.groups.keys()) {
     for (const region of regionsHolding(plan.local, group)) {
-      const meanings = meaningsOf(subject, region, group);
+      const meanings = contentsOfRegion(subject, region, group);
       const own = plan.local.regions[region];
       if (staging.local !== undefined && own !== undefined) {
         const staged = { whose: "the local rank", rank: plan.local, region: own, meaning: meanings.local };
@@ -138,7 +138,7 @@ function judged(
   prove: () => ProofExtent,
   plans: readonly EngineTransferPlan[],
   { wholeEngine, staged }: { readonly wholeEngine: boolean; readonly staged: boolean },
-): PlanVerdict {
+): ProofResult {
   try {
     const extent = prove();
     return {

@@ -2,12 +2,12 @@ import type { RegionGeometry } from "../geometry/rank-geometry.js";
 import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.js";
 import { blockBytes } from "./block-contents.js";
 import { type BlockPattern, patternKey, provePattern } from "./block-pattern.js";
-import { kindMeaning, regionsHolding } from "./cache-semantics.js";
+import { cacheSemantics, regionsHolding } from "./cache-semantics.js";
 import { blockKey, landedWrites, type Owner, type Owners } from "./landed-writes.js";
-import { demandOf, type GroupDemand } from "./needed-tokens.js";
+import { type NeededTokens, neededTokens } from "./needed-tokens.js";
 import { type BlockPass, passByBlock, passGrid, UNTOUCHED } from "./pass-effect.js";
 import { fail } from "./proof-result.js";
-import { meaningsOf, type ProofSubject, type RegionMeanings } from "./proof-subject.js";
+import { contentsOfRegion, type ProofSubject, type RegionContents } from "./proof-subject.js";
 
 /** Patterns already proven; shared over the requests of one plan. */
 export type ProvenPatterns = Set<string>;
@@ -22,13 +22,13 @@ export function proveRequest(
   const { plan, model } = subject;
   const demands = [...plan.groups.keys()]
     .filter((group) => (blocks.localBlockIds[group]?.length ?? 0) > 0)
-    .map((group) => demandOf(group, plan.local, subject.remotes, model, blocks));
+    .map((group) => neededTokens(group, plan.local, subject.remotes, model, blocks));
   const meanings = new Map(
     demands.map((demand) => {
       const held = regionsHolding(plan.local, demand.group);
       return [
         demand,
-        new Map(held.map((region) => [region, meaningsOf(subject, region, demand.group)])),
+        new Map(held.map((region) => [region, contentsOfRegion(subject, region, demand.group)])),
       ] as const;
     }),
   );
@@ -36,7 +36,7 @@ export function proveRequest(
   const passes = passesOf(request, demands);
   let count = 0;
   for (const [demand, regions] of meanings) {
-    const lists = kindMeaning(model.groups[demand.group] ?? "")?.lists;
+    const lists = cacheSemantics(model.groups[demand.group] ?? "")?.lists;
     for (const [region, meaning] of regions) {
       const own = plan.local.regions[region] as RegionGeometry;
       const seen = classOf(meaning);
@@ -62,7 +62,7 @@ export function proveRequest(
           clearsLead: lists === "window" && !isPart && plan.uncovered === "zeroed",
           clearsTail: lists !== "last" && !isPart && plan.uncovered === "zeroed",
           meaning: meaning.local,
-          sourceMeanings: meaning.sources,
+          sourceContents: meaning.sources,
         };
         count += 1;
         const key = seen + patternKey(pattern);
@@ -82,8 +82,8 @@ export function proveRequest(
 }
 
 /** Regions of one class have blocks that mean the same but for the name of the cache. */
-function classOf({ local, sources }: RegionMeanings): string {
-  const plain = (tile: RegionMeanings["local"]["tiles"][number]) => {
+function classOf({ local, sources }: RegionContents): string {
+  const plain = (tile: RegionContents["local"]["tiles"][number]) => {
     const { name, ...shape } = tile;
     return [name.slice(name.indexOf(": ")), shape];
   };
@@ -93,8 +93,8 @@ function classOf({ local, sources }: RegionMeanings): string {
 /** The pass by group and block; what it touches must be the request's, and be there to be touched. */
 function passesOf(
   request: RequestPlan,
-  demands: readonly GroupDemand[],
-): ReadonlyMap<GroupDemand, ReadonlyMap<number, BlockPass>> {
+  demands: readonly NeededTokens[],
+): ReadonlyMap<NeededTokens, ReadonlyMap<number, BlockPass>> {
   const groups = request.receivePass?.groups ?? [];
   for (const { group } of groups) {
     if (!demands.some((demand) => demand.group === group))
@@ -122,7 +122,7 @@ function passesOf(
 /** Who owns each kernel block that is filled; no two groups of a request may have the same one. */
 function ownersOf(
   { plan }: ProofSubject,
-  meanings: ReadonlyMap<GroupDemand, ReadonlyMap<number, RegionMeanings>>,
+  meanings: ReadonlyMap<NeededTokens, ReadonlyMap<number, RegionContents>>,
 ): Owners {
   const owners = plan.local.regions.map(() => new Map<number, Owner>());
   for (const [demand, regions] of meanings) {

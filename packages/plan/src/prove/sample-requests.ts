@@ -2,7 +2,7 @@ import { KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import type { RequestBlocks } from "../request/request-plan-types.js";
-import { kindMeaning, tokensInBlock } from "./cache-semantics.js";
+import { cacheSemantics, tokensInBlock } from "./cache-semantics.js";
 
 /** Logical blocks of the side with the larger ones, at most: enough for every pattern, few enough to be quick. */
 const BLOCKS = 24;
@@ -43,7 +43,7 @@ export function sampleRequests(plan: EngineTransferPlan): readonly { readonly bl
       const table =
         (rank: RankGeometry, other: RankGeometry, pool: number) => (kind: string, group: number) => {
           const blockTokens = tokensInBlock(rank, group, other) * rank.physicalBlocksPerLogical;
-          const isTokenless = kindMeaning(kind)?.lists === "last";
+          const isTokenless = cacheSemantics(kind)?.lists === "last";
           // A window's blocks may be so small that all of a sequence's are not in the pool: as many as there is room for, from its end.
           const count = isTokenless
             ? 1
@@ -54,14 +54,14 @@ export function sampleRequests(plan: EngineTransferPlan): readonly { readonly bl
       const locals = plan.groups.map(table(local, remote, localPool));
       const remotes = plan.groups.map(table(remote, local, remotePool));
       const computed = locals.map((ids, group) => {
-        const sequence = kindMeaning(plan.groups[group] ?? "")?.lists === "sequence";
+        const sequence = cacheSemantics(plan.groups[group] ?? "")?.lists === "sequence";
         return scattered && sequence ? Math.floor(ids.length / 3) : 0;
       });
       return {
         blocks: {
           localBlockIds: locals.map((ids, group) => ids.slice(computed[group])),
           remoteBlockIds: remotes.map((ids, group) => {
-            const windowed = kindMeaning(plan.groups[group] ?? "")?.lists === "window";
+            const windowed = cacheSemantics(plan.groups[group] ?? "")?.lists === "window";
             return scattered && windowed ? ids.slice(Math.floor(ids.length / 3)) : ids;
           }),
           numTokens,
@@ -75,7 +75,7 @@ export function sampleRequests(plan: EngineTransferPlan): readonly { readonly bl
 /** The fewest tokens in a logical block of a group that is listed whole: with those a request takes the most blocks. */
 function logicalTokens(plan: EngineTransferPlan, rank: RankGeometry, other: RankGeometry): number {
   const whole = [...plan.groups.keys()].filter(
-    (group) => kindMeaning(plan.groups[group] ?? "")?.lists === "sequence",
+    (group) => cacheSemantics(plan.groups[group] ?? "")?.lists === "sequence",
   );
   const tokens = whole.map((group) => tokensInBlock(rank, group, other));
   return (tokens.length === 0 ? rank.kernelBlockSize : Math.min(...tokens)) * rank.physicalBlocksPerLogical;

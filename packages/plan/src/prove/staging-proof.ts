@@ -1,6 +1,6 @@
 import type { StagedCopy, StagedPlane, StagingStage } from "@kv/interface";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
-import { type BlockMeaning, placeAt, type Tile } from "./block-contents.js";
+import { type BlockContents, placeAt, type Tile } from "./block-contents.js";
 import { fail } from "./proof-result.js";
 
 /** Blocks of one region as they are on the wire, and the stage behind them. */
@@ -9,7 +9,7 @@ export interface StagedRegion {
   readonly whose: string;
   readonly rank: RankGeometry;
   readonly region: RegionGeometry;
-  readonly meaning: BlockMeaning;
+  readonly meaning: BlockContents;
 }
 
 /** A stretch of bytes that a stage moves. */
@@ -41,7 +41,7 @@ export function proveStage(stage: StagingStage, staged: StagedRegion): void {
   for (const [index, plane] of planes) {
     const own = pieces.filter((piece) => piece.plane === index);
     coverOnce(own, "device", 0, plane.blockLengthBytes, { ...at, plane: plane.name });
-    const device = meaningOfPlane(plane, wireTile, meaning, at);
+    const device = contentsOfPlane(plane, wireTile, meaning, at);
     for (const piece of own) followPiece(piece, device, meaning, { ...at, plane: plane.name });
   }
 }
@@ -85,12 +85,12 @@ function coverOnce(
 }
 
 /** A plane's block by its own words: the same heads and tokens as on the wire, in its order, with its part of each cell. */
-function meaningOfPlane(
+function contentsOfPlane(
   plane: StagedPlane,
   wire: Tile,
-  meaning: BlockMeaning,
+  meaning: BlockContents,
   at: Readonly<Record<string, string>>,
-): BlockMeaning {
+): BlockContents {
   const { cellBytes, cellBeginBytes } = plane;
   const order = plane.order === "head-major" ? ["head", "token"] : ["token", "head"];
   const axes = [...wire.axes].sort((one, other) => order.indexOf(one.axis) - order.indexOf(other.axis));
@@ -116,8 +116,8 @@ function meaningOfPlane(
 /** Byte by byte, cell by cell: what the device's bytes mean is what those of the wire do. */
 function followPiece(
   piece: Piece,
-  device: BlockMeaning,
-  wire: BlockMeaning,
+  device: BlockContents,
+  wire: BlockContents,
   at: Readonly<Record<string, string>>,
 ): void {
   for (let into = 0; into < piece.lengthBytes; ) {

@@ -1,7 +1,7 @@
 import type { RegionIndexing, SegmentPlan } from "../engine/engine-plan-types.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { blockBytes } from "./block-contents.js";
-import type { NamedMemory } from "./descriptor-lookup.js";
+import type { DescriptorLookup } from "./descriptor-lookup.js";
 import { fail } from "./proof-result.js";
 import { counterpart, type ProofSubject } from "./proof-subject.js";
 
@@ -10,7 +10,7 @@ interface SegmentSide {
   readonly whose: string;
   readonly rank: RankGeometry;
   readonly region: number;
-  readonly memory: NamedMemory;
+  readonly memory: DescriptorLookup;
   readonly steps: RegionIndexing;
   readonly parts: number;
   readonly segment: SegmentPlan;
@@ -22,7 +22,7 @@ interface SegmentSide {
  * all blocks of a part fall into one row, three of them (first, second, last) decide for all. Returns the number of descriptors.
  */
 export function proveTables(subject: ProofSubject): number {
-  const { plan, remotes, localMemory, remoteMemory } = subject;
+  const { plan, remotes, localLookups, remoteLookups } = subject;
   let descriptors = 0;
   for (const [index, source] of plan.sources.entries()) {
     const rank = remotes[index] as RankGeometry;
@@ -30,8 +30,8 @@ export function proveTables(subject: ProofSubject): number {
       const segment = plan.segments[number];
       const [mine, theirs] = [plan.localIndexing[number], source.remoteIndexing[number]];
       const [local, remote] = [
-        localMemory[index]?.[segment?.list ?? -1],
-        remoteMemory[index]?.[segment?.list ?? -1],
+        localLookups[index]?.[segment?.list ?? -1],
+        remoteLookups[index]?.[segment?.list ?? -1],
       ];
       const region = segment === undefined ? undefined : plan.local.regions[segment.region];
       const remoteRegion = region === undefined ? undefined : counterpart(region, rank, plan.local);
@@ -66,7 +66,7 @@ export function proveTables(subject: ProofSubject): number {
         segment,
       });
     }
-    for (const memory of [...(localMemory[index] ?? []), ...(remoteMemory[index] ?? [])])
+    for (const memory of [...(localLookups[index] ?? []), ...(remoteLookups[index] ?? [])])
       descriptors += memory.count;
   }
   return descriptors;

@@ -3,7 +3,7 @@ import { buildEngineTransferPlan } from "../engine/engine-plan.js";
 import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
 import type { PairedBlocks } from "../request/pair-blocks.js";
 import { samplePair } from "../sample-pair.test-support.js";
-import { receivePassOf } from "./build-receive-pass.js";
+import { buildReceivePass } from "./build-receive-pass.js";
 
 const sample = buildEngineTransferPlan(samplePair());
 
@@ -18,7 +18,7 @@ const pairs = (localStart: number, count: number, validTokens: number | undefine
 });
 /** As plain numbers: permuted blocks, zeroed blocks, the block that is covered in part with its first uncovered token, and the one in which the window begins. */
 function passOf(plan: EngineTransferPlan, ids: readonly number[], paired: PairedBlocks) {
-  const pass = receivePassOf(plan, 1, ids, paired);
+  const pass = buildReceivePass(plan, 1, ids, paired);
   if (pass === undefined) return undefined;
   expect(pass.group).toBe(1);
   const { leadingBlock: leading, partialBlock: partial } = pass;

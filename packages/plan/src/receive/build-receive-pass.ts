@@ -5,7 +5,7 @@ import type { ReceivePassGroup } from "../request/request-plan-types.js";
 const NONE = new Int32Array(0);
 
 /** The receive pass of one group of a request; undefined when its blocks are right as they land. */
-export function receivePassOf(
+export function buildReceivePass(
   plan: EngineTransferPlan,
   group: number,
   localIds: readonly number[],

@@ -9,7 +9,7 @@ import { applyDcpPrefixCaching, pairDcp } from "./dcp-blocks.js";
 import { planRequest } from "./request-plan.js";
 import type { ReceivePassGroup, RequestBlocks } from "./request-plan-types.js";
 import { requestShape } from "./request-shape.js";
-import { rowsOfRuns } from "./run-order.js";
+import { rowsOfRuns } from "./runs.js";
 
 interface Dealt {
   readonly local?: Parameters<typeof sampleRank>[0];

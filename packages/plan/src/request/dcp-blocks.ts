@@ -1,12 +1,11 @@
 import { KvError } from "@kv/interface";
 import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
-import { addBlockRuns } from "./block-runs.js";
-import { mismatch, partsPerLogical } from "./pair-blocks.js";
-import { outOfRange } from "./request-checks.js";
+import { partsPerLogical } from "./pair-blocks.js";
+import { mismatch, outOfRange } from "./request-checks.js";
 import type { ReceivePassGroup, RequestBlocks } from "./request-plan-types.js";
 import { type Batch, batchOfRuns } from "./request-read.js";
 import type { RequestShape } from "./request-shape.js";
-import { noRuns, orderForRuns, type Runs } from "./run-order.js";
+import { addBlockRuns, noRuns, orderForRuns, type Runs } from "./runs.js";
 
 /**
  * Blocks of one sequence are dealt out in turn to the ranks of a DCP group, so each source has others of the wanted blocks: by source, the

@@ -1,4 +1,4 @@
-import { addressOf, type DescriptorRow, descriptorRows, rowIndexOf } from "../engine/descriptor-rows.js";
+import { addressOf, type DescriptorRow, descriptorRows, rowIndexOf } from "../engine/descriptor-tables.js";
 import type { EngineTransferPlan, SourcePlan, TransferList } from "../engine/engine-plan-types.js";
 import type { RequestPlan, RequestRead } from "./request-plan-types.js";
 

@@ -1,5 +1,6 @@
 import { KvError } from "@kv/interface";
 import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
+import { mismatch } from "./request-checks.js";
 
 /** One group of a request: which stretch of its local parts is filled, and from where in the remote's list. */
 export interface PairedBlocks {
@@ -141,11 +142,4 @@ function pairLast(groupPlan: GroupPlan, { group, localIds, remoteIds }: GroupBlo
     count: count * per.local,
     validTokens: undefined,
   };
-}
-
-export function mismatch(message: string, details: Record<string, unknown>): KvError {
-  return new KvError("KV_BLOCKS_MISMATCH", message, {
-    hint: "say how many blocks a prefix hit supplies (localComputedBlocks) and how many tokens the remote holds (numTokens)",
-    details,
-  });
 }

@@ -38,3 +38,10 @@ export function requireCount(name: string, value: number, minimum: number): void
 export function outOfRange(message: string, details: Record<string, unknown>): KvError {
   return new KvError("KV_BLOCKS_OUT_OF_RANGE", message, { details });
 }
+
+export function mismatch(message: string, details: Record<string, unknown>): KvError {
+  return new KvError("KV_BLOCKS_MISMATCH", message, {
+    hint: "say how many blocks a prefix hit supplies (localComputedBlocks) and how many tokens the remote holds (numTokens)",
+    details,
+  });
+}

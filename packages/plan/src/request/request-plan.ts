@@ -1,7 +1,6 @@
 import { KvError } from "@kv/interface";
 import type { EngineTransferPlan, GroupPlan, SourcePlan } from "../engine/engine-plan-types.js";
-import { receivePassOf } from "../receive/build-receive-pass.js";
-import { addBlockRuns } from "./block-runs.js";
+import { buildReceivePass } from "../receive/build-receive-pass.js";
 import { pairDcp } from "./dcp-blocks.js";
 import { type PairedBlocks, pairBlocks, partsPerLogical } from "./pair-blocks.js";
 import { outOfRange, requireCount, requireGroups, requireIds } from "./request-checks.js";
@@ -14,7 +13,7 @@ import type {
 } from "./request-plan-types.js";
 import { type Batch, batchOfRuns, type ReadIndices, readIndices, requestRead } from "./request-read.js";
 import { type GroupShape, type ReadShape, type RequestShape, requestShape } from "./request-shape.js";
-import { noRuns, orderForRuns, overlap, type Runs } from "./run-order.js";
+import { addBlockRuns, noRuns, orderForRuns, overlap, type Runs } from "./runs.js";
 
 type Batches = readonly (Batch | undefined)[];
 
@@ -141,7 +140,7 @@ function pairAll(
       computedBlocks: blocks.localComputedBlocks?.[group],
     });
     requireApart(plan, group, localIds, pairs);
-    const groupPass = receivePassOf(plan, group, localIds, pairs);
+    const groupPass = buildReceivePass(plan, group, localIds, pairs);
     if (groupPass !== undefined) pass.push(groupPass);
     const into = runs[batch] ?? noRuns();
     runs[batch] = into;

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { type Batch, batchOfRuns, readIndices, requestRead } from "./request-read.js";
 import type { BatchShape, RegionSpan } from "./request-shape.js";
-import { addRun, noRuns } from "./run-order.js";
+import { addRun, noRuns } from "./runs.js";
 
 type Run = readonly [local: number, remote: number, count: number];
 

@@ -2,7 +2,7 @@ import type { DescriptorRuns } from "@kv/interface";
 import { expandIds } from "./id-kernel.js";
 import type { RequestRead } from "./request-plan-types.js";
 import type { BatchShape, ReadShape, RegionSpan } from "./request-shape.js";
-import { addRun, noRuns, partsOfRuns, type Runs, rowsOfRuns } from "./run-order.js";
+import { addRun, noRuns, partsOfRuns, type Runs, rowsOfRuns } from "./runs.js";
 
 /** The runs of one batch of a request, and their parts written out when they are wanted. */
 export interface Batch {

@@ -1,19 +1,19 @@
 import { DESCRIPTOR_OFFSET, DESCRIPTOR_RUN, type DescriptorPairs, type DescriptorRuns } from "@kv/interface";
 
 /** The same descriptors as the peer names them: what is local to one side is remote to the other. */
-export function fromOtherSide(
+export function swapDirection(
   descriptors: DescriptorPairs | DescriptorRuns,
 ): DescriptorPairs | DescriptorRuns {
   if (descriptors.runs === undefined) {
     return { localIds: descriptors.remoteIds, remoteIds: descriptors.localIds };
   }
   const { runs, offsets } = descriptors;
-  if (offsets === undefined) return { runs: turnedRuns(runs) };
-  return { runs: turnedRuns(runs), offsets: turned(offsets, DESCRIPTOR_OFFSET) };
+  if (offsets === undefined) return { runs: swapRuns(runs) };
+  return { runs: swapRuns(runs), offsets: turned(offsets, DESCRIPTOR_OFFSET) };
 }
 
 /** Rows `[localId, remoteId, count]` with the two ids exchanged. */
-export function turnedRuns(runs: Int32Array): Int32Array {
+export function swapRuns(runs: Int32Array): Int32Array {
   return turned(runs, DESCRIPTOR_RUN);
 }
 

@@ -3,7 +3,7 @@ import fc from "fast-check";
 import { describe, expect, test } from "vitest";
 import { planRequest, proveEnginePlans, type RequestBlocks } from "../../src/index.js";
 import { type Case, MUTATIONS, type Mutation } from "./plan-mutations.js";
-import { build, likelyScene, requestOf, type Scene } from "./proof-scenes.js";
+import { build, likelyScene, type Scene, sampleRequest } from "./proof-scenes.js";
 
 // fc.sample does not know of the factor by which long runs multiply.
 const RUNS = 40 * Number(process.env["KV_PROPERTY_FACTOR"] ?? 1);
@@ -18,7 +18,7 @@ interface Sound {
 function soundCase(scene: Scene): Sound | undefined {
   try {
     const { prefill, plans } = build(scene);
-    const blocks = requestOf(scene);
+    const blocks = sampleRequest(scene);
     return {
       scene,
       blocks,

@@ -93,7 +93,7 @@ export function tables(scene: Scene, engine: EngineDraw, seed: number): number[]
   });
 }
 
-export function requestOf(scene: Scene): RequestBlocks {
+export function sampleRequest(scene: Scene): RequestBlocks {
   const decode = tables(scene, scene.decode, scene.seed + 1);
   const computed = scene.groups.map((_, group) =>
     Math.floor(scene.computedBlocks / (scene.blockTimes[group] ?? 1)),

@@ -3,7 +3,7 @@ import fc from "fast-check";
 import { expect, test } from "vitest";
 import { proveEnginePlans } from "../../src/index.js";
 import { PROPERTY_TIMEOUT_MS } from "../property-timeout.js";
-import { anyScene, type BuiltScene, build, likelyScene, requestOf, type Scene } from "./proof-scenes.js";
+import { anyScene, type BuiltScene, build, likelyScene, type Scene, sampleRequest } from "./proof-scenes.js";
 
 const RUNS = 1000;
 const REFUSALS = ["KV_TOPOLOGY_INVALID", "KV_PLAN_INVALID", "KV_PLAN_INCOMPATIBLE", "KV_PLAN_UNSUPPORTED"];
@@ -26,7 +26,7 @@ function check(scene: Scene, counts?: { proven: number; refused: number }): void
   }
   const options = { remotes: built.prefill, numKvHeads: scene.numKvHeads };
   // The samples take longer than the request: some of the scenes are enough for them.
-  const own = [{ blocks: requestOf(scene) }];
+  const own = [{ blocks: sampleRequest(scene) }];
   for (const requests of scene.seed % 10 === 0 ? [own, undefined] : [own]) {
     const verdict = proveEnginePlans(built.plans, { ...options, ...(requests ? { requests } : {}) });
     if (!verdict.proven)

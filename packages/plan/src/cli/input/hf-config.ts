@@ -2,7 +2,7 @@ import { KvError } from "@kv/interface";
 import { z } from "zod";
 import { COMPRESSED_BLOCK_TOKENS, compressedLayers, indexerBytes } from "./compressed-layers.js";
 import type { LayerShape, ModelShape, StateShape } from "./model-shape.js";
-import { mamba2State } from "./state-shape.js";
+import { mamba2State } from "./state-pages.js";
 
 /** Bytes of an element by the names that configs and flags use. */
 const BYTES_OF_DTYPE: Readonly<Record<string, number>> = {

@@ -1,10 +1,8 @@
 import { KV_CACHE_KINDS, KV_CACHE_LAYOUTS, KvError } from "@kv/interface";
 import { z } from "zod";
-import { regionSchema } from "../../data/geometry-schema.js";
-import { describeIssues } from "../../data/issues.js";
+import { describeIssues, regionSchema } from "../../data/plan-schema.js";
 import type { RankGeometry } from "../../geometry/rank-geometry.js";
-import { MAX_RANKS, type Pair } from "./pair.js";
-import { placeRegions, type UnplacedRank } from "./place-regions.js";
+import { MAX_RANKS, type Pair, placeRegions, type UnplacedRank } from "./pair.js";
 
 type UnplacedRegion = UnplacedRank["regions"][number];
 

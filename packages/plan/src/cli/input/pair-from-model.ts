@@ -8,8 +8,8 @@ import {
   type ModelShape,
 } from "./model-shape.js";
 import type { EngineSettings, Pair } from "./pair.js";
+import { placeRegions } from "./pair.js";
 import { stagesOfLayers } from "./pipeline-stages.js";
-import { placeRegions } from "./place-regions.js";
 import { hybridBlockTokens, KERNEL_TOKENS, stateOfRank, tokenBytes } from "./state-pages.js";
 
 export interface PairFromModelOptions {

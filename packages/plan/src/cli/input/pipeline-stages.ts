@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import type { RankGeometry } from "../../geometry/rank-geometry.js";
 import type { Pair } from "./pair.js";
-import { placeRegions } from "./place-regions.js";
+import { placeRegions } from "./pair.js";
 
 /**
  * The pipeline stage of each layer, as vLLM deals them out (0.33, `get_pp_indices`): evenly, and what is left over to the stages before the

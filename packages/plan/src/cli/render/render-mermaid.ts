@@ -1,5 +1,5 @@
 import type { PairReport } from "../report/report.js";
-import { holdsLatents, showBytes, showCaches, showHeads, showPrefillRank } from "./quantities.js";
+import { holdsLatents, showBytes, showCaches, showHeads, showPrefillRank } from "./format.js";
 
 /** The pair as a Mermaid flow chart: bytes flow along solid arrows, mere notifications along dotted ones. */
 export function renderMermaid(report: PairReport): string {

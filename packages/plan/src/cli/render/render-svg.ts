@@ -1,5 +1,5 @@
 import type { PairReport, PlanReport } from "../report/report.js";
-import { holdsLatents, showBytes, showHeads, showPrefillRank } from "./quantities.js";
+import { holdsLatents, showBytes, showHeads, showPrefillRank } from "./format.js";
 
 const ROW = 44;
 const BOX = { width: 190, height: 32 };

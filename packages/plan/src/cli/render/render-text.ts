@@ -1,5 +1,5 @@
 import type { EngineReport, PairReport, PlanReport, RefusalReport } from "../report/report.js";
-import { counted, holdsLatents, showBytes, showCaches, showHeads, showPrefillRank } from "./quantities.js";
+import { counted, holdsLatents, showBytes, showCaches, showHeads, showPrefillRank } from "./format.js";
 
 /** The report for a terminal: plain lines, no colour. */
 export function renderText(report: PairReport): string {

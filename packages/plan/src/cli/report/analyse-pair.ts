@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
 import { handshakeTargetRanks } from "@kv/topology";
-import { hashPlan } from "../../data/plan-document.js";
+import { hashPlan } from "../../data/plan-hash.js";
 import { buildEngineTransferPlan } from "../../engine/engine-plan.js";
 import type { EngineTransferPlan, ReceiveConversion } from "../../engine/engine-plan-types.js";
 import type { RankGeometry } from "../../geometry/rank-geometry.js";
@@ -19,9 +19,9 @@ import {
   REPORT_VERSION,
   type ReadReport,
 } from "./report.js";
-import { type RequestSettings, requestOf } from "./sample-request.js";
+import { type RequestSettings, sampleRequest } from "./sample-request.js";
 import { prefillRank, refusedByVllm, stageReports } from "./stage-reports.js";
-import { whatWouldWork } from "./suggestions.js";
+import { suggestChanges } from "./suggestions.js";
 
 export interface AnalyseOptions extends RequestSettings {
   readonly bandwidthGBps: number;
@@ -76,7 +76,7 @@ export function analysePair(pair: Pair, options: AnalyseOptions): PairReport {
       reason: error.message,
       hint: error.hint ?? null,
       details: error.details,
-      wouldWork: whatWouldWork(pair, (other) => {
+      wouldWork: suggestChanges(pair, (other) => {
         plansOf(other, options);
       }),
       assumed: pair.assumed,
@@ -87,7 +87,7 @@ export function analysePair(pair: Pair, options: AnalyseOptions): PairReport {
 function planned(pair: Pair, options: AnalyseOptions): PairReport {
   const plans = plansOf(pair, options);
   const [first] = plans;
-  const blocks = requestOf(pair, options);
+  const blocks = sampleRequest(pair, options);
   if (first === undefined || blocks === undefined) {
     throw new KvError(
       "KV_BLOCKS_OUT_OF_RANGE",

@@ -1,7 +1,7 @@
 import type { EngineTransferPlan } from "../../engine/engine-plan-types.js";
 import type { ModelGeometry, RankGeometry } from "../../geometry/rank-geometry.js";
-import { type MemoryPlace, namedMemory } from "../../prove/descriptor-lookup.js";
-import { demandOf } from "../../prove/needed-tokens.js";
+import { descriptorLookup, type MemoryPlace } from "../../prove/descriptor-lookup.js";
+import { neededTokens } from "../../prove/needed-tokens.js";
 import { passByBlock } from "../../prove/pass-effect.js";
 import type { RequestBlocks, RequestPlan } from "../../request/request-plan-types.js";
 import type { BlockReport } from "./report.js";
@@ -34,7 +34,7 @@ export function blockReports(
   for (const { group, region, stage } of shown) {
     // The pieces of a state are in the table of reads; where in a block they lie is another matter than of heads and tokens.
     if (plan.groupPlans[group]?.unit !== "kernel-block" || remotes.length === 0) continue;
-    const demand = demandOf(group, plan.local, remotes, { ...model, groups: plan.groups }, blocks);
+    const demand = neededTokens(group, plan.local, remotes, { ...model, groups: plan.groups }, blocks);
     const pass = passByBlock(request.receivePass?.groups.find((one) => one.group === group));
     leftOut += Math.max(0, demand.local.blocks.length - BLOCKS_SHOWN);
     for (const [position, block] of demand.local.blocks.slice(0, BLOCKS_SHOWN).entries()) {
@@ -81,8 +81,8 @@ function piecesByBlock(
     const rank = prefillRank({ prefill }, read);
     const list = source.lists[read.listIndex];
     if (list === undefined) continue;
-    const local = namedMemory("local", list.localTable, plan.local);
-    const remote = namedMemory("remote", list.remoteTable, rank);
+    const local = descriptorLookup("local", list.localTable, plan.local);
+    const remote = descriptorLookup("remote", list.remoteTable, rank);
     for (let index = 0; index < read.localIds.length; index++) {
       const to = local.place(read.localIds[index] as number);
       const blocks = found.get(to.region);

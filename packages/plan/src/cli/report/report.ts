@@ -1,6 +1,6 @@
 import type { KvCacheKind, KvErrorCode } from "@kv/interface";
 import type { BlockOrder, ReceiveConversion, TransferForm } from "../../engine/engine-plan-types.js";
-import type { PlanVerdict } from "../../prove/proof-result.js";
+import type { ProofResult } from "../../prove/proof-result.js";
 import type { PoolState } from "./sample-request.js";
 
 /** Of the JSON that `kv-plan --json` prints. */
@@ -119,7 +119,7 @@ export interface PlanReport {
   readonly blocks: readonly BlockReport[];
   /** Blocks of the request that `blocks` leaves out. */
   readonly blocksLeftOut: number;
-  readonly proof: PlanVerdict;
+  readonly proof: ProofResult;
   /** Why a vLLM decode worker refuses the pair although it has a plan, as far as known. */
   readonly refusedByVllm: readonly string[];
   readonly assumed: readonly string[];

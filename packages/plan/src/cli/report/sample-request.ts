@@ -16,7 +16,7 @@ export interface RequestSettings {
 const STRETCH = 4;
 
 /** A request whose blocks both engines could have, or undefined where one's pool is too small for it. */
-export function requestOf(pair: Pair, settings: RequestSettings): RequestBlocks | undefined {
+export function sampleRequest(pair: Pair, settings: RequestSettings): RequestBlocks | undefined {
   const remoteBlockIds = tables(pair, pair.prefill, settings);
   const localTables = tables(pair, pair.decode, settings);
   if (remoteBlockIds === undefined || localTables === undefined) return undefined;

@@ -13,7 +13,7 @@ const TP_SIZES = [1, 2, 4, 8, 16];
  * The single changes of a refused pair with which `plan` (which throws for a refusal) goes through; where there is none, the TP sizes with which
  * both engines do.
  */
-export function whatWouldWork(pair: Pair, plan: (pair: Pair) => void): readonly string[] {
+export function suggestChanges(pair: Pair, plan: (pair: Pair) => void): readonly string[] {
   const single = tried(changesOf(pair), pair, plan);
   return single.length > 0 ? single : tried(sizesOfBoth(), pair, plan);
 }

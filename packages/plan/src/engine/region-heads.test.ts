@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
+import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { sampleRank } from "../sample-pair.test-support.js";
-import type { ModelGeometry, RankGeometry, RegionGeometry } from "./rank-geometry.js";
 import {
   groupsOfRegion,
   headsInBlock,

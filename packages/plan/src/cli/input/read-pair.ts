@@ -17,7 +17,7 @@ const MAX_FILE_BYTES = 16 * 2 ** 20;
 const DEFAULT_TIMEOUT_MS = 5000;
 
 /** Reads the pair from whichever input is given; `assumed` says what no input did. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`, the side channel's. */
-export async function pairOf(options: CliOptions): Promise<Pair> {
+export async function readPair(options: CliOptions): Promise<Pair> {
   const given: readonly (PairInput | undefined)[] = [
     options.file === undefined ? undefined : "--file",
     options.config.length > 0 ? "--config" : undefined,

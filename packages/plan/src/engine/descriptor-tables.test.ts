@@ -1,7 +1,15 @@
+import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
 import type { RegionGeometry } from "../geometry/rank-geometry.js";
 import { sampleRank } from "../sample-pair.test-support.js";
-import { indexingOf, type SegmentSide, tableOf } from "./segment-tables.js";
+import {
+  addressOf,
+  descriptorRows,
+  indexingOf,
+  rowIndexOf,
+  type SegmentSide,
+  tableOf,
+} from "./descriptor-tables.js";
 
 const rank = sampleRank({ deviceId: 3, physicalBlocksPerLogical: 2 });
 
@@ -70,8 +78,8 @@ describe.each<[string, SegmentSide, object, readonly (readonly number[])[]]>([
     ],
   ],
   [
-    "logical blocks: a kernel block that is none of them is left out",
-    side(512, logical),
+    "logical blocks",
+    side(512, logical, { numBlocks: 10 }),
     { count: 5, blockStep: 1, partStep: 1 },
     [[4096, 900, 3, 1024, 5]],
   ],
@@ -100,6 +108,55 @@ test("a table has the rows of its segments in turn, and their memory", () => {
   ]);
 });
 
+test("kernel blocks that leave a part of a logical block are refused, with both numbers", () => {
+  const three = sampleRank({ physicalBlocksPerLogical: 3 });
+  const segment = side(512, logical, { numBlocks: 10 });
+  for (const act of [() => indexingOf(three, segment, 0), () => tableOf(three, [segment])]) {
+    try {
+      act();
+      expect.fail("nothing was refused");
+    } catch (error) {
+      if (!KvError.is(error, "KV_PLAN_INVALID")) throw error;
+      expect(error.message).toBe(
+        'region "layer.0": 10 kernel blocks do not divide into logical blocks of 3 kernel blocks',
+      );
+      expect(error.details).toEqual({ region: "layer.0", numBlocks: 10, physicalBlocksPerLogical: 3 });
+    }
+  }
+});
+
 test("a stage that holds nothing of a list has an empty table", () => {
   expect(tableOf(rank, [])).toEqual({ memoryType: "DRAM", rows: new Float64Array(0) });
+});
+
+/** Rows of 3, 1 and 5 descriptors. */
+const TABLE = {
+  memoryType: "DRAM" as const,
+  rows: Float64Array.from([1000, 10, 0, 16, 3, 5000, 20, 1, 32, 1, 9000, 30, 0, 64, 5]),
+};
+
+test("a table's rows know their first descriptor, and each descriptor is in one of them", () => {
+  const rows = descriptorRows(TABLE);
+  expect(rows).toEqual([
+    { firstId: 0, count: 3, address: 1000, lengthBytes: 10, stride: 16 },
+    { firstId: 3, count: 1, address: 5000, lengthBytes: 20, stride: 32 },
+    { firstId: 4, count: 5, address: 9000, lengthBytes: 30, stride: 64 },
+  ]);
+  const found = Array.from({ length: 9 }, (_, id) => {
+    const index = rowIndexOf(rows, id);
+    const row = rows[index];
+    return row === undefined ? undefined : [index, addressOf(row, id)];
+  });
+  expect(found).toEqual([
+    [0, 1000],
+    [0, 1016],
+    [0, 1032],
+    [1, 5000],
+    [2, 9000],
+    [2, 9064],
+    [2, 9128],
+    [2, 9192],
+    [2, 9256],
+  ]);
+  expect([rowIndexOf(rows, -1), rowIndexOf(rows, 100)]).toEqual([0, 2]);
 });

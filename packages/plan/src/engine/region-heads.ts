@@ -1,13 +1,13 @@
 import { KvError } from "@kv/interface";
 import { computeTpMapping, type TpMapping } from "@kv/topology";
-import { readOneOfEachSlice } from "../engine/dcp-replicas.js";
-import { cacheKind } from "../kinds/registry.js";
 import {
   type ModelGeometry,
   type RankGeometry,
   type RegionGeometry,
   SHARED_REGION,
-} from "./rank-geometry.js";
+} from "../geometry/rank-geometry.js";
+import { cacheKind } from "../kinds/registry.js";
+import { readOneReplica } from "./dcp-replicas.js";
 
 /**
  * Groups whose blocks are in a region. Where all regions name one group, every group's blocks are in every region; else each in its own
@@ -91,7 +91,7 @@ export function mappingsByHeads(
       isMla: heads === undefined,
       groups: kinds,
     });
-    const read = heads === undefined ? readOneOfEachSlice(mapping, local, remote) : mapping;
+    const read = heads === undefined ? readOneReplica(mapping, local, remote) : mapping;
     made.set(heads, read);
     return read;
   };
