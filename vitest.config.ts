@@ -7,6 +7,7 @@ export default defineConfig({
   resolve: {
     alias: [
       { find: /^@kv\/conformance\/(.+)$/, replacement: `${packages}/conformance/src/$1.ts` },
+      { find: /^@kv\/plan\/(.+)$/, replacement: `${packages}/plan/src/$1/index.ts` },
       { find: /^@kv\/([a-z-]+)$/, replacement: `${packages}/$1/src/index.ts` },
     ],
   },

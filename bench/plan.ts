@@ -1,12 +1,7 @@
 import { performance } from "node:perf_hooks";
 import { fileURLToPath } from "node:url";
-import {
-  buildEngineTransferPlan,
-  type EngineTransferPlan,
-  planRequest,
-  proveEnginePlans,
-  type RankGeometry,
-} from "@kv/plan";
+import { buildEngineTransferPlan, type EngineTransferPlan, planRequest, type RankGeometry } from "@kv/plan";
+import { proveEnginePlans } from "@kv/plan/prove";
 import { longLists, scalarIdKernel } from "../packages/plan/src/request/id-kernel.js";
 import { mapping } from "./mapping.js";
 import { type LinePeer, linePeer, vllmPython } from "./python-peer.js";

@@ -1,6 +1,7 @@
 import { localGeometry, modelGeometry } from "@kv/connector";
 import type { KvCacheConfig, Staging, StagingStage } from "@kv/interface";
-import { buildEngineTransferPlan, proveEnginePlans, type RankGeometry } from "@kv/plan";
+import { buildEngineTransferPlan, type RankGeometry } from "@kv/plan";
+import { proveEnginePlans } from "@kv/plan/prove";
 import { memoryTransport, seededRandom } from "@kv/transport-memory";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { neuronCaches, neuronPlatform, simulatedDevice } from "../src/index.js";

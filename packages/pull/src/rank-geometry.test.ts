@@ -6,7 +6,8 @@ import {
   remoteGeometry,
 } from "@kv/connector";
 import { KvError } from "@kv/interface";
-import { buildEngineTransferPlan, planRequest, provePlan, type RankGeometry } from "@kv/plan";
+import { buildEngineTransferPlan, planRequest, type RankGeometry } from "@kv/plan";
+import { provePlan } from "@kv/plan/prove";
 import { memoryTransport } from "@kv/transport-memory";
 import { describe, expect, it } from "vitest";
 import { simConfig } from "../test/sim-config.js";

@@ -2,7 +2,7 @@ import { KvError } from "@kv/interface";
 import type { CliOptions } from "./options.js";
 
 /** Where a pair can come from. */
-export type PairInput = "--file" | "--config" | "--from" | "--layers";
+export type PairInput = "--file" | "--config" | "--layers";
 
 interface FlagUse {
   readonly flag: string;
@@ -14,9 +14,8 @@ interface FlagUse {
 const MODELS: readonly PairInput[] = ["--config", "--layers"];
 
 const USES: readonly FlagUse[] = [
-  { flag: "--tp", isGiven: ({ tp }) => tp.length > 0, servesWith: [...MODELS, "--from"] },
-  // Of live engines more than one stage is refused with its own reason.
-  { flag: "--pp", isGiven: ({ pp }) => pp.length > 0, servesWith: [...MODELS, "--from"] },
+  { flag: "--tp", isGiven: ({ tp }) => tp.length > 0, servesWith: MODELS },
+  { flag: "--pp", isGiven: ({ pp }) => pp.length > 0, servesWith: MODELS },
   { flag: "--block-size", isGiven: ({ blockSize }) => blockSize.length > 0, servesWith: MODELS },
   {
     flag: "--kernel-block-size",
@@ -28,15 +27,9 @@ const USES: readonly FlagUse[] = [
   { flag: "--num-blocks", isGiven: ({ numBlocks }) => numBlocks.length > 0, servesWith: MODELS },
   { flag: "--kv-cache-dtype", isGiven: ({ kvCacheDtype }) => kvCacheDtype !== "auto", servesWith: MODELS },
   { flag: "--ssm-dtype", isGiven: ({ ssmDtype }) => ssmDtype !== "auto", servesWith: ["--config"] },
-  {
-    flag: "--kv-heads",
-    isGiven: ({ kvHeads }) => kvHeads !== undefined,
-    servesWith: ["--layers", "--from"],
-  },
+  { flag: "--kv-heads", isGiven: ({ kvHeads }) => kvHeads !== undefined, servesWith: ["--layers"] },
   { flag: "--head-size", isGiven: ({ headSize }) => headSize !== undefined, servesWith: ["--layers"] },
   { flag: "--mla", isGiven: ({ mla }) => mla, servesWith: ["--layers"] },
-  { flag: "--groups", isGiven: ({ groups }) => groups.length > 0, servesWith: ["--from"] },
-  { flag: "--timeout", isGiven: ({ timeout }) => timeout !== undefined, servesWith: ["--from"] },
 ];
 
 /** A flag that the input leaves without effect is refused, not passed over. Errors: `KV_CONFIG_INVALID` naming the flags. */

@@ -4,15 +4,10 @@ import fc from "fast-check";
 import { expect, test } from "vitest";
 import { PROPERTY_TIMEOUT_MS } from "../../test/property-timeout.js";
 import { build, likelyScene, sampleRequest } from "../../test/prove/proof-scenes.js";
+import { diffPlans, hashPlan, planFromDocument, planToDocument } from "../data/index.js";
 import { buildEngineTransferPlan } from "../engine/engine-plan.js";
-import {
-  diffPlans,
-  hashPlan,
-  planFromDocument,
-  planRequest,
-  planToDocument,
-  proveEnginePlans,
-} from "../index.js";
+import { planRequest } from "../index.js";
+import { proveEnginePlans } from "../prove/index.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
 import { canonicalJson } from "./plan-hash.js";
 import { sha256Hex } from "./sha256.js";

@@ -110,7 +110,7 @@ function tableOf(table: TableDocument): DescriptorTable {
 }
 
 /** Refuses a document whose lists do not go together: whoever steps through one of them looks into the others. Errors: `KV_PLAN_INVALID`. */
-export function requireLengths(plan: PlanDocument): void {
+function requireLengths(plan: PlanDocument): void {
   const { groups, segments, sources, local } = plan;
   if (groups.length === 0) throw invalid("groups is empty: a plan has at least one KV cache group");
   requireLength("groupPlans", plan.groupPlans, groups.length, "groups");

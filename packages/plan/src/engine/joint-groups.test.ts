@@ -1,7 +1,8 @@
 import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
 import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
-import { buildEngineTransferPlan, joinGroups, planRequest, provePlan } from "../index.js";
+import { buildEngineTransferPlan, joinGroups, planRequest } from "../index.js";
+import { provePlan } from "../prove/index.js";
 
 const MLA: ModelGeometry = { numKvHeads: 1, groups: ["mla", "swa-mla"] };
 

@@ -13,7 +13,7 @@ export function swapDirection(
 }
 
 /** Rows `[localId, remoteId, count]` with the two ids exchanged. */
-export function swapRuns(runs: Int32Array): Int32Array {
+function swapRuns(runs: Int32Array): Int32Array {
   return turned(runs, DESCRIPTOR_RUN);
 }
 

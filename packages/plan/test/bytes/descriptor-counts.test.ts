@@ -3,12 +3,13 @@ import { handshakeTargetRanks } from "@kv/topology";
 import fc from "fast-check";
 import { expect, test } from "vitest";
 import { computeDescriptorIds } from "../../../../tools/conformance/vllm-descriptor-ids.js";
+import { mergedDescriptorCount } from "../../src/cli/report/merged-descriptors.js";
 import {
   buildEngineTransferPlan,
   type EngineTransferPlan,
-  mergedDescriptorCount,
   planRequest,
   type RankGeometry,
+  type TransferList,
 } from "../../src/index.js";
 import { PROPERTY_TIMEOUT_MS } from "../property-timeout.js";
 import { type CacheSpec, type KindEngine, kindEngine } from "./kind-memory.js";
@@ -151,7 +152,10 @@ function compare(drawn: Draw, check: (counts: { ours: number; merged: number; vl
     const planned = planRequest(plan, request);
     check({
       ours: planned.descriptorCount,
-      merged: mergedDescriptorCount(plan, planned),
+      merged: planned.reads.reduce((sum, read) => {
+        const list = plan.sources[read.sourceIndex]?.lists[read.listIndex] as TransferList;
+        return sum + mergedDescriptorCount(read, list);
+      }, 0),
       vllm: countOfVllm(plan, readByVllm),
     });
   }

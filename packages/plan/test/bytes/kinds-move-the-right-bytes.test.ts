@@ -5,9 +5,9 @@ import {
   applyReceivePass,
   buildEngineTransferPlan,
   planRequest,
-  provePlan,
   type RankGeometry,
 } from "../../src/index.js";
+import { provePlan } from "../../src/prove/index.js";
 import {
   blockTokensOf,
   type CacheSpec,

@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterAll, describe, expect, test } from "vitest";
 import { EXIT_CODES } from "../../src/cli/run.js";
-import { planFromDocument } from "../../src/index.js";
+import { planFromDocument } from "../../src/data/index.js";
 import { captured, planned, report } from "./captured-run.js";
 
 const model = (name: string) => fileURLToPath(new URL(`../../fixtures/models/${name}.json`, import.meta.url));
@@ -119,11 +119,6 @@ describe("refused", () => {
     ],
     ["more stages than layers", [...qwen, "--pp", "29"], /--pp 29 is more than the 28 layers/],
     ["three sizes", [...qwen, "--pp", "1,2,3"], /--pp is given 3 times/],
-    [
-      "live engines",
-      ["--from", "a:1", "--from", "b:1", "--tp", "1", "--kv-heads", "4", "--pp", "2"],
-      /--pp 2 with --from: .* rank \(0, 0\) only/,
-    ],
     ["a file, which says it itself", ["--file", "x.json", "--pp", "2"], /--pp has no effect with --file/],
   ])("%s", async (_what, args, message) => {
     const { code, stderr } = await captured(...args);

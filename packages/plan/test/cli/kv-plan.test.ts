@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterAll, describe, expect, test } from "vitest";
 import { EXIT_CODES } from "../../src/cli/run.js";
-import { planFromDocument } from "../../src/index.js";
+import { planFromDocument } from "../../src/data/index.js";
 import { captured, planned, report } from "./captured-run.js";
 
 const model = (name: string) => fileURLToPath(new URL(`../../fixtures/models/${name}.json`, import.meta.url));
@@ -365,9 +365,9 @@ test.each<[string, string[], RegExp]>([
     /--kv-heads has no effect with --config/,
   ],
   [
-    "what is for live engines or for shapes",
-    ["--config", model("qwen3-0.6b"), "--head-size", "3", "--mla", "--groups", "full", "--timeout", "5"],
-    /--head-size, --mla, --groups, --timeout has no effect/,
+    "what is for shapes",
+    ["--config", model("qwen3-0.6b"), "--head-size", "3", "--mla"],
+    /--head-size, --mla has no effect/,
   ],
   [
     "a type of what the file gives in bytes",
@@ -391,18 +391,13 @@ test.each<[string, string[], RegExp]>([
   ],
   ["three sizes", ["--config", model("qwen3-0.6b"), "--tp", "1,2,4"], /--tp is given 3 times/],
   ["a file that is not there", ["--file", "/nowhere/pair.json"], /\/nowhere\/pair\.json cannot be read/],
-  ["two forms", ["--config", model("qwen3-0.6b"), "--json", "--svg"], /one form is printed/],
+  ["two forms", ["--config", model("qwen3-0.6b"), "--json", "--svg"], /the report has one form/],
   [
     "a kernel block that does not divide",
     ["--config", model("qwen3-0.6b"), "--block-size", "48", "--kernel-block-size", "32"],
     /not a multiple/,
   ],
-  ["one live engine", ["--from", "localhost:5600", "--tp", "1"], /--from is given 1 times/],
-  [
-    "an address that is none",
-    ["--from", "x", "--from", "y:1", "--tp", "1", "--kv-heads", "1"],
-    /not host:port/,
-  ],
+  ["running engines", ["--from", "p:5600", "--from=d:5600"], /kv-peer plan --from PREFILL:5600/],
   ["half a shape", ["--layers", "3"], /--layers needs --head-size and --kv-heads/],
   [
     "a pool that is too small",

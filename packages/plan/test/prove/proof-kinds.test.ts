@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { proveEnginePlans } from "../../src/index.js";
+import { proveEnginePlans } from "../../src/prove/index.js";
 import { groupKvHeadsOf } from "../bytes/kind-memory.js";
 import { buildKinds, type KindScene, kindScene, requestOfKinds } from "../bytes/kind-scenes.js";
 import { PROPERTY_TIMEOUT_MS } from "../property-timeout.js";

@@ -1,7 +1,8 @@
 import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { describe, expect, test } from "vitest";
-import { planRequest, proveEnginePlans, type RequestBlocks } from "../../src/index.js";
+import { planRequest, type RequestBlocks } from "../../src/index.js";
+import { proveEnginePlans } from "../../src/prove/index.js";
 import { type Case, MUTATIONS, type Mutation } from "./plan-mutations.js";
 import { build, likelyScene, type Scene, sampleRequest } from "./proof-scenes.js";
 

@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { proveEnginePlans } from "../../src/index.js";
+import { proveEnginePlans } from "../../src/prove/index.js";
 import { PROPERTY_TIMEOUT_MS } from "../property-timeout.js";
 import { anyScene, type BuiltScene, build, likelyScene, type Scene, sampleRequest } from "./proof-scenes.js";
 

@@ -52,7 +52,7 @@ export function settingsOf(
 }
 
 /** Pipeline stages of both. Given once it is prefill's: only producers have stages. */
-export function stagesOf({ pp }: CliOptions): readonly [number, number] {
+function stagesOf({ pp }: CliOptions): readonly [number, number] {
   return both("--pp", pp.length === 1 ? [...pp, 1] : pp, 1);
 }
 

@@ -1,11 +1,10 @@
 import { readFile } from "node:fs/promises";
 import { basename, dirname } from "node:path";
-import { KV_CACHE_KINDS, type KvCacheKind, KvError } from "@kv/interface";
+import { KvError } from "@kv/interface";
 import { both, type CliOptions } from "../options.js";
 import { type PairInput, refuseUnused } from "../unused-flags.js";
-import { settingsOf, stagesOf } from "./engine-settings.js";
+import { settingsOf } from "./engine-settings.js";
 import { modelFromHfConfig } from "./hf-config.js";
-import { type LiveEngine, livePair, loadLiveClient } from "./live-pair.js";
 import type { ModelShape } from "./model-shape.js";
 import type { EngineSettings, Pair } from "./pair.js";
 import { pairFromFile } from "./pair-file.js";
@@ -13,15 +12,12 @@ import { pairFromModels } from "./pair-from-model.js";
 
 /** A config.json has some kilobytes, a described pair of hundreds of regions less than a megabyte. */
 const MAX_FILE_BYTES = 16 * 2 ** 20;
-/** For each live engine. */
-const DEFAULT_TIMEOUT_MS = 5000;
 
-/** Reads the pair from whichever input is given; `assumed` says what no input did. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`, the side channel's. */
+/** Reads the pair from the input that the flags name. `assumed` lists what no input says. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`. */
 export async function readPair(options: CliOptions): Promise<Pair> {
   const given: readonly (PairInput | undefined)[] = [
     options.file === undefined ? undefined : "--file",
     options.config.length > 0 ? "--config" : undefined,
-    options.from.length > 0 ? "--from" : undefined,
     options.layers === undefined ? undefined : "--layers",
   ];
   const inputs = given.filter((flag) => flag !== undefined);
@@ -30,7 +26,7 @@ export async function readPair(options: CliOptions): Promise<Pair> {
     const found = inputs.length === 0 ? "none is given" : `${inputs.join(" and ")} are given`;
     throw new KvError(
       "KV_CONFIG_INVALID",
-      `a pair comes from one of --file, --config, --from, or --layers: ${found}`,
+      `a pair comes from one of --file, --config or --layers: ${found}`,
       {
         hint: "such as: kv-plan --config config.json --tp 8 --tp 4",
       },
@@ -40,7 +36,6 @@ export async function readPair(options: CliOptions): Promise<Pair> {
   if (options.file !== undefined) {
     return pairFromFile(options.file, await readJson(options.file));
   }
-  if (options.from.length > 0) return fromLive(options);
   const assumed: string[] = [];
   const [prefillModel, decodeModel] = options.config.length > 0 ? await configs(options) : flagged(options);
   refuseUnusedStateDtype(options, [prefillModel, decodeModel]);
@@ -103,60 +98,6 @@ function flagged(options: CliOptions): readonly [ModelShape, ModelShape] {
   return options.kvCacheDtype === "auto"
     ? [{ ...model, assumed: ["dtype bfloat16"] }, model]
     : [model, model];
-}
-
-async function fromLive(options: CliOptions): Promise<Pair> {
-  const [prefill, decode] = options.from.map(address);
-  if (prefill === undefined || decode === undefined || options.from.length !== 2 || options.tp.length === 0) {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `--from is given ${options.from.length} times and --tp ${options.tp.length} times`,
-      {
-        hint: "kv-plan --from PREFILL:5600 --tp 8 --from DECODE:5600 --tp 4: an engine does not tell its size",
-      },
-    );
-  }
-  if (options.kvHeads === undefined && !options.groups.includes("mla")) {
-    throw new KvError("KV_CONFIG_INVALID", "an engine does not tell how many KV heads its model has", {
-      hint: "give --kv-heads, or --groups mla",
-    });
-  }
-  if (stagesOf(options).some((stages) => stages > 1)) {
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `--pp ${options.pp.join(",")} with --from: an engine is asked for its rank (0, 0) only, which has the layers of the first stage`,
-      { hint: "give --config or --layers, or describe the stages in a file (--file)" },
-    );
-  }
-  const [prefillTp, decodeTp] = both("--tp", options.tp, 1);
-  const pair = await livePair(await loadLiveClient(), {
-    prefill: { ...prefill, tpSize: prefillTp },
-    decode: { ...decode, tpSize: decodeTp },
-    numKvHeads: options.kvHeads ?? 1,
-    groups: kindsOf(options.groups),
-    timeoutMs: options.timeout ?? DEFAULT_TIMEOUT_MS,
-  });
-  return options.groups.length > 0
-    ? pair
-    : { ...pair, assumed: [...pair.assumed, "one group of full attention (--groups)"] };
-}
-
-function address(text: string): Omit<LiveEngine, "tpSize"> {
-  const match = /^(.+):(\d{1,5})$/.exec(text);
-  const port = Number(match?.[2]);
-  if (match?.[1] === undefined || port < 1 || port > 65_535) {
-    throw new KvError("KV_CONFIG_INVALID", `--from ${JSON.stringify(text)} is not host:port`);
-  }
-  return { host: match[1].replace(/^\[(.*)\]$/, "$1"), port };
-}
-
-function kindsOf(names: readonly string[]): readonly KvCacheKind[] {
-  if (names.length === 0) return ["full"];
-  return names.map((name) => {
-    const kind = KV_CACHE_KINDS.find((known) => known === name);
-    if (kind !== undefined) return kind;
-    throw new KvError("KV_CONFIG_INVALID", `--groups names "${name}", none of ${KV_CACHE_KINDS.join(", ")}`);
-  });
 }
 
 /** Only layers with a state have a use for its type. */

@@ -6,12 +6,12 @@ import type { EngineTransferPlan, ReceiveConversion } from "../../engine/engine-
 import type { RankGeometry } from "../../geometry/rank-geometry.js";
 import { headsInRegion } from "../../prove/cache-semantics.js";
 import { proveEnginePlans } from "../../prove/prove-plan.js";
-import { mergedOfRead } from "../../request/merged-descriptors.js";
 import { planRequest } from "../../request/request-plan.js";
 import type { RemoteRankId, RequestPlan } from "../../request/request-plan-types.js";
 import type { Pair } from "../input/pair.js";
 import { byStage, placeOf, refuseStagesOfDecode } from "../input/pipeline-stages.js";
 import { blockReports } from "./block-reports.js";
+import { mergedDescriptorCount } from "./merged-descriptors.js";
 import {
   type EngineReport,
   type PairReport,
@@ -187,7 +187,7 @@ function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan):
         layers: regions.size,
         lengthBytes: read.lengthBytes,
         descriptors: read.descriptorCount,
-        merged: list === undefined ? read.descriptorCount : mergedOfRead(read, list),
+        merged: list === undefined ? read.descriptorCount : mergedDescriptorCount(read, list),
       };
     }),
     notifyOnly: request.notify.map(({ tpRank, ppRank }) => ({ prefillRank: tpRank, prefillStage: ppRank })),

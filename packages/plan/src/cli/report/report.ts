@@ -23,7 +23,7 @@ export interface EngineReport {
 }
 
 /** A rank of the prefill engine: 0 is the stage of an engine without stages. */
-interface PrefillRank {
+export interface PrefillRank {
   readonly prefillRank: number;
   readonly prefillStage: number;
 }

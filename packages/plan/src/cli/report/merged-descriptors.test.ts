@@ -1,16 +1,24 @@
 import { expect, test } from "vitest";
-import { buildEngineTransferPlan } from "../engine/engine-plan.js";
-import type { TransferList } from "../engine/engine-plan-types.js";
-import { samplePair, sampleRank } from "../sample-pair.test-support.js";
-import { mergedDescriptorCount, mergedOfRead } from "./merged-descriptors.js";
-import { planRequest } from "./request-plan.js";
+import { buildEngineTransferPlan } from "../../engine/engine-plan.js";
+import type { EngineTransferPlan, TransferList } from "../../engine/engine-plan-types.js";
+import { planRequest } from "../../request/request-plan.js";
+import type { RequestPlan } from "../../request/request-plan-types.js";
+import { samplePair, sampleRank } from "../../sample-pair.test-support.js";
+import { mergedDescriptorCount } from "./merged-descriptors.js";
 
 const blocks = { localBlockIds: [[3, 4, 5, 8]], remoteBlockIds: [[1, 2, 3, 7]] };
+
+function merged({ sources }: EngineTransferPlan, { reads }: RequestPlan): number {
+  return reads.reduce((sum, read) => {
+    const list = sources[read.sourceIndex]?.lists[read.listIndex] as TransferList;
+    return sum + mergedDescriptorCount(read, list);
+  }, 0);
+}
 
 function counts(pair: ReturnType<typeof samplePair>) {
   const plan = buildEngineTransferPlan(pair);
   const request = planRequest(plan, blocks);
-  return [request.descriptorCount, request.runCount, mergedDescriptorCount(plan, request)];
+  return [request.descriptorCount, request.runCount, merged(plan, request)];
 }
 
 test("whole blocks without padding merge run by run", () => {
@@ -35,7 +43,7 @@ test("regions that adjoin on both sides merge at their edge", () => {
   const regions = rank.regions.map((region, index) => ({ ...region, baseAddress: 4096 + index * bytes }));
   const plan = buildEngineTransferPlan(samplePair({ ...rank, regions }, { ...rank, regions }));
   const request = planRequest(plan, { localBlockIds: [[0, 9]], remoteBlockIds: [[0, 9]] });
-  expect([request.runCount, mergedDescriptorCount(plan, request)]).toEqual([4, 3]);
+  expect([request.runCount, merged(plan, request)]).toEqual([4, 3]);
 });
 
 /** A list of both sides' rows of 16 bytes: where they begin, how far apart they are, how many. */
@@ -130,5 +138,5 @@ test.each([
   ["runs that adjoin there", [[0, 16, 8]], [[0, 16, 8]], [0, 0, 2, 4, 2, 2], 2],
   ["no run", [[0, 16, 8]], [[0, 16, 8]], [], 0],
 ])("a run across %s", (_, local, remote, runs, pieces) => {
-  expect(mergedOfRead({ runs: Int32Array.from(runs) }, list(local, remote))).toBe(pieces);
+  expect(mergedDescriptorCount({ runs: Int32Array.from(runs) }, list(local, remote))).toBe(pieces);
 });

@@ -1,24 +1,13 @@
-import { addressOf, type DescriptorRow, descriptorRows, rowIndexOf } from "../engine/descriptor-tables.js";
-import type { EngineTransferPlan, SourcePlan, TransferList } from "../engine/engine-plan-types.js";
-import type { RequestPlan, RequestRead } from "./request-plan-types.js";
+import { addressOf, type DescriptorRow, descriptorRows, rowIndexOf } from "../../engine/descriptor-tables.js";
+import type { TransferList } from "../../engine/engine-plan-types.js";
+import type { RequestRead } from "../../request/request-plan-types.js";
 
 /**
- * What remains of a request's descriptors when a transport merges neighbours that are adjacent in memory on both sides (NIXL does). At least
- * as many as there are runs (`runCount`) less those that happen to adjoin: descriptors that follow one another in both lists need not lie
- * side by side: a head's share of a block does not reach the next block's, and padding parts whole blocks.
+ * The number of descriptors of a read that remain when a transport merges neighbours that are adjacent in memory on both sides, as NIXL does. Within
+ * a row of a table neighbours are adjacent where the stride equals the length: a head's share of a block does not reach the next block's share, and
+ * padding parts whole blocks.
  */
-export function mergedDescriptorCount(
-  plan: EngineTransferPlan,
-  { reads }: Pick<RequestPlan, "reads">,
-): number {
-  return reads.reduce((sum, read) => {
-    const { lists } = plan.sources[read.sourceIndex] as SourcePlan;
-    return sum + mergedOfRead(read, lists[read.listIndex] as TransferList);
-  }, 0);
-}
-
-/** The same of one read. Within a row of a table neighbours are adjacent where its stride is its length. */
-export function mergedOfRead({ runs }: Pick<RequestRead, "runs">, list: TransferList): number {
+export function mergedDescriptorCount({ runs }: Pick<RequestRead, "runs">, list: TransferList): number {
   const [local, remote] = [descriptorRows(list.localTable), descriptorRows(list.remoteTable)];
   let pieces = 0;
   let localEnd = Number.NaN;

@@ -6,10 +6,10 @@ import {
   zmqSideChannel,
 } from "@kv/connector";
 import { KvError, type SideChannel } from "@kv/interface";
-import { afterAll, beforeAll, expect, test } from "vitest";
-import { loadLiveClient } from "../../src/cli/input/live-pair.js";
-import type { PairReport } from "../../src/cli/report/report.js";
-import { captured } from "./captured-run.js";
+import type { PairReport } from "@kv/plan/cli";
+import { Command } from "commander";
+import { afterAll, afterEach, beforeAll, expect, test, vi } from "vitest";
+import { addPlan } from "./command.js";
 
 const asked: { ppRank: number; tpRank: number }[] = [];
 let channel: SideChannel;
@@ -64,6 +64,36 @@ beforeAll(async () => {
   decodePort = await serve(4, "LBHNC");
 });
 afterAll(() => channel.close());
+afterEach(() => {
+  process.exitCode = undefined;
+});
+
+/** `kv-peer plan` in this process: what it prints, and its exit code. */
+async function kvPeerPlan(...args: string[]): Promise<{ readonly code: number; readonly stdout: string }> {
+  let stdout = "";
+  const write = vi.spyOn(process.stdout, "write").mockImplementation((text) => {
+    stdout += String(text);
+    return true;
+  });
+  try {
+    const program = new Command("kv-peer").exitOverride().configureOutput({ writeErr: () => {} });
+    addPlan(program);
+    await program.parseAsync(["plan", ...args], { from: "user" });
+  } finally {
+    write.mockRestore();
+  }
+  return { code: Number(process.exitCode ?? 0), stdout };
+}
+
+async function refusal(...args: string[]): Promise<string> {
+  try {
+    await kvPeerPlan(...args);
+  } catch (error) {
+    if (KvError.is(error)) return `${error.message} [${error.code}]`;
+    if (error instanceof Error) return error.message;
+  }
+  return expect.fail("nothing was refused");
+}
 
 test("two live engines are asked for rank (0, 0) and nothing else", async () => {
   const from = [
@@ -76,8 +106,8 @@ test("two live engines are asked for rank (0, 0) and nothing else", async () => 
     "--tp",
     "4",
   ];
-  const { code, stdout, stderr } = await captured(...from, "--kv-heads", "8", "--tokens", "160", "--json");
-  expect([code, stderr]).toEqual([0, ""]);
+  const { code, stdout } = await kvPeerPlan(...from, "--kv-heads", "8", "--tokens", "160", "--json");
+  expect(code).toBe(0);
   const report = JSON.parse(stdout) as PairReport;
   if (report.outcome !== "planned") return expect.fail(report.reason);
   expect(report.ranks.map((rank) => rank.reads.map((read) => read.prefillRank))).toEqual([
@@ -108,14 +138,34 @@ test("an engine that does not answer is named", async () => {
     "--kv-heads",
     "8",
   ];
-  const { code, stderr } = await captured(...from, "--timeout", "20000");
-  expect(code).toBe(1);
-  expect(stderr).toMatch(new RegExp(`127.0.0.1:${free.port} cannot be reached.*KV_SIDE_CHANNEL_UNREACHABLE`));
+  expect(await refusal(...from, "--timeout", "20000")).toMatch(
+    new RegExp(`127.0.0.1:${free.port} cannot be reached.*KV_SIDE_CHANNEL_UNREACHABLE`),
+  );
 });
 
-test("without the package the command says how to get it", async () => {
-  const load = () => Promise.reject(new Error("not found"));
-  await expect(loadLiveClient(load)).rejects.toSatisfy(
-    (error) => KvError.is(error) && error.hint === "npm install @kv/connector",
+test("a pair that is refused: the reason, and exit code 1", async () => {
+  const address = `127.0.0.1:${prefillPort}`;
+  // The engine of TP 8 has blocks of one head; as TP 3 it contradicts itself.
+  const { code, stdout } = await kvPeerPlan(
+    ...["--from", address, "--tp", "8", "--from", `127.0.0.1:${decodePort}`, "--tp", "3"],
+    ...["--kv-heads", "8"],
   );
+  expect(code).toBe(1);
+  expect(stdout).toMatch(/^refused: .*KV_TOPOLOGY_INVALID/m);
+});
+
+test.each<[string, string[], RegExp]>([
+  ["one engine", ["--from", "localhost:5600", "--tp", "1"], /--from is given 1 times, expected twice/],
+  ["an address without a port", ["--from", "x", "--tp", "1"], /host:port/],
+  ["no TP size", ["--from", "x:1", "--from", "y:1"], /required option '--tp/],
+  [
+    "three TP sizes",
+    ["--from", "x:1", "--from", "y:1", "--tp", "1,2,4", "--kv-heads", "1"],
+    /--tp is given 3 times/,
+  ],
+  ["more ranks than a plan may have", ["--from", "x:1", "--tp", "1025"], /from 1 to 1024/],
+  ["no KV heads", ["--from", "x:1", "--from", "y:1", "--tp", "1"], /--kv-heads is missing/],
+  ["an unknown kind", ["--from", "x:1", "--groups", "ring"], /"ring" is none of full, /],
+])("refuses %s", async (_what, args, message) => {
+  expect(await refusal(...args)).toMatch(message);
 });
