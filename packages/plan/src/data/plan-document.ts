@@ -1,15 +1,17 @@
 import { DESCRIPTOR_ROW, type DescriptorTable, KvError } from "@kv/interface";
-import type { EngineTransferPlan, GroupPlan, SourcePlan } from "../engine/engine-plan-types.js";
+import type { EngineTransferPlan, SourcePlan } from "../engine/engine-plan-types.js";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 import {
   describeIssues,
   PLAN_DOCUMENT_VERSION,
   type PlanDocument,
   planDocumentSchema,
-  rankOf,
 } from "./plan-schema.js";
 
-/** The plan as plain data, ready for `JSON.stringify`. Its size grows with regions and sources, not with blocks. */
+/**
+ * The plan as plain data for `JSON.stringify`. Its size grows with regions and sources, not with blocks. Errors: `KV_PLAN_INVALID` for a table in memory
+ * other than DRAM and VRAM.
+ */
 export function planToDocument(plan: EngineTransferPlan): PlanDocument {
   const { sources, local, remote, ...rest } = plan;
   return {
@@ -32,7 +34,7 @@ export function planToDocument(plan: EngineTransferPlan): PlanDocument {
   };
 }
 
-/** A copy of plain data, with nothing frozen and no getter. */
+/** A copy without frozen objects and getters. */
 function plain(value: unknown): unknown {
   if (Array.isArray(value)) return value.map(plain);
   if (typeof value !== "object" || value === null) return value;
@@ -40,8 +42,8 @@ function plain(value: unknown): unknown {
 }
 
 /**
- * A plan from JSON: checked for its form, and that its lists go together, not for being right; `provePlan` does that. Errors:
- * `KV_PLAN_INVALID` naming the member, or the version that is not known.
+ * A plan from JSON. Checks the form of the document and the lengths of its lists. It does not check that the plan is right: `provePlan` does. Errors:
+ * `KV_PLAN_INVALID` with the member, or with an unknown version.
  */
 export function planFromDocument(document: unknown): EngineTransferPlan {
   const version = (document as { version?: unknown } | null | undefined)?.version;
@@ -61,10 +63,9 @@ export function planFromDocument(document: unknown): EngineTransferPlan {
   const { version: _version, sources, local, remote, groupPlans, ...rest } = parsed.data;
   return Object.freeze({
     ...rest,
-    // Members that are left out are not `undefined` in what was parsed.
-    groupPlans: groupPlans as readonly GroupPlan[],
-    local: rankOf(local),
-    remote: rankOf(remote),
+    groupPlans,
+    local,
+    remote,
     sources: Object.freeze(sources.map(sourceOf)),
   });
 }
@@ -109,7 +110,7 @@ function tableOf(table: TableDocument): DescriptorTable {
   return Object.freeze({ memoryType: table.memoryType, rows: Float64Array.from(table.rows.flat()) });
 }
 
-/** Refuses a document whose lists do not go together: whoever steps through one of them looks into the others. Errors: `KV_PLAN_INVALID`. */
+/** Refuses a document whose lists do not fit together: indices of one list lead into others. Errors: `KV_PLAN_INVALID`. */
 function requireLengths(plan: PlanDocument): void {
   const { groups, segments, sources, local } = plan;
   if (groups.length === 0) throw invalid("groups is empty: a plan has at least one KV cache group");

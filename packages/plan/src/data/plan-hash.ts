@@ -4,8 +4,8 @@ import type { PlanDocument } from "./plan-schema.js";
 import { sha256Hex } from "./sha256.js";
 
 /**
- * SHA-256 in hex over the canonical JSON of a plan: equal for equal plans, on any machine. Without `addresses`, plans of two runs of one
- * deployment are equal as well: base addresses, devices and what follows from them are left out.
+ * SHA-256 in hex over the canonical JSON of a plan: equal for equal plans, on any machine. With `addresses: false`, base addresses, device numbers and tables
+ * are left out, so plans of two runs of one deployment have equal hashes. Default: true. Errors: those of `planToDocument`.
  */
 export function hashPlan(plan: EngineTransferPlan, options: { readonly addresses?: boolean } = {}): string {
   const document = planToDocument(plan);
@@ -30,8 +30,8 @@ function withoutAddresses(document: PlanDocument): unknown {
 }
 
 /**
- * One text for one value: keys sorted by code unit, no spaces, numbers as JavaScript writes them, members that are undefined left out. For
- * plain data; what is none is a defect of the caller and throws a TypeError.
+ * The canonical JSON of plain data: keys sorted by code unit, no spaces, numbers as JavaScript writes them, undefined members left out. Throws a TypeError for
+ * values without JSON.
  */
 export function canonicalJson(value: unknown): string {
   if (value === null || typeof value === "string" || typeof value === "boolean") return JSON.stringify(value);

@@ -1,17 +1,14 @@
 import { DESCRIPTOR_ROW, KV_CACHE_LAYOUTS } from "@kv/interface";
 import { z } from "zod";
-import type { RankGeometry } from "../geometry/rank-geometry.js";
 
 /** Version of `PlanDocument`. It grows when a reader of the version before would misread a document. */
 export const PLAN_DOCUMENT_VERSION = 1;
 
-/** Exact in a JavaScript number. */
+/** An integer that a number holds exactly. */
 const whole = z.int().min(0);
 const positive = z.int().min(1);
 
-/** Members that may be left out are left out of the parsed value too, and are not `undefined` in it. */
-type Present<T> = { [K in keyof T]: Exclude<T[K], undefined> };
-
+/** `RegionGeometry`. */
 export const regionSchema = z.strictObject({
   name: z.string().min(1).max(1000),
   baseAddress: whole,
@@ -33,6 +30,7 @@ const stateSpaceSchema = z.strictObject({
   recurrentBytes: whole,
 });
 
+/** `RankGeometry`. */
 export const rankSchema = z.strictObject({
   tpRank: whole,
   tpSize: positive,
@@ -52,11 +50,6 @@ export const rankSchema = z.strictObject({
   groupBlockTokens: z.array(positive).max(65_536).optional(),
 });
 
-/** A rank as the schema leaves it: zod writes no member that was not there. */
-export function rankOf(parsed: z.infer<typeof rankSchema>): RankGeometry {
-  return parsed as Present<typeof parsed> as RankGeometry;
-}
-
 const ranks = z.array(whole).max(65_536);
 
 const table = z.strictObject({
@@ -67,7 +60,7 @@ const table = z.strictObject({
 
 const indexing = z.strictObject({ offset: whole, count: whole, blockStep: whole, partStep: whole });
 const numbers = z.array(whole).max(65_536);
-/** Kinds are open: whoever reads a plan of a kind that it does not know cannot plan requests with it, and says so then. */
+/** Kinds are open: a plan with an unknown kind can be read, and `planRequest` works on its extent. */
 const kind = z.string().min(1).max(100);
 const unit = z.enum(["kernel-block", "logical-block"]);
 
@@ -97,6 +90,7 @@ const groupPlan = z.strictObject({
   sharedHeads: positive.optional(),
 });
 
+/** The zod schema of `PlanDocument`. */
 export const planDocumentSchema = z.strictObject({
   version: z.literal(PLAN_DOCUMENT_VERSION),
   form: z.enum(["copy", "permute", "direct"]),
@@ -148,7 +142,7 @@ export const planDocumentSchema = z.strictObject({
   stages: numbers,
 });
 
-/** A plan as plain JSON: everything that it decides, its tables written out. */
+/** A plan as plain JSON, with its tables. */
 export type PlanDocument = z.infer<typeof planDocumentSchema>;
 
 /** The first three faults that a schema finds, each with its place in the document. */

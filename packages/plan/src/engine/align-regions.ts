@@ -7,21 +7,21 @@ import {
   SHARED_REGION,
 } from "../geometry/rank-geometry.js";
 
-/** A remote rank whose regions were brought into the order of the local ones. */
+/** A remote rank with its regions in the order of the local ones. */
 export interface AlignedRank {
-  /** Regions as the local rank has them: those of `localRegions`, in order. */
+  /** The rank with one region for each of `localRegions`, in that order. */
   readonly geometry: RankGeometry;
-  /** Local region of each. */
+  /** Indices of the local regions that the rank holds. */
   readonly localRegions: readonly number[];
-  /** Region in the rank's own list of each. */
+  /** For each of them, the index in the rank's own list of regions. */
   readonly remoteRegions: readonly number[];
 }
 
 /**
- * Pairs regions of both sides. Commonly they are the same list. A stage of a pipeline holds the regions of its own layers, and is matched
- * by name; a row that packs the pages of several layers becomes a region per page, where the local rank has one per layer. Errors:
- * `KV_PLAN_INCOMPATIBLE` naming what is missing. (vLLM 0.33: `_align_remote_regions_by_layer`, `_split_remote_packed_rows`, and the slices
- * of pipeline stages.)
+ * Pairs the regions of both sides. Commonly both have the same list. The regions of a pipeline stage are those of its own layers, and are matched by
+ * name. A row that packs the pages of several layers becomes a region per page, where the local rank has a region per layer. (vLLM 0.33:
+ * `_align_remote_regions_by_layer`, `_split_remote_packed_rows`, and the slices of pipeline stages.) Errors: `KV_PLAN_INCOMPATIBLE` with the missing
+ * caches, `KV_PLAN_INVALID` for a cache that is in two regions or a page that leaves its row.
  */
 export function alignRegions(local: RankGeometry, remote: RankGeometry): AlignedRank {
   const [mine, theirs] = [local.packedMembers, remote.packedMembers];
@@ -98,19 +98,19 @@ function pageOf(row: RegionGeometry, local: RegionGeometry, member: PackedMember
     name: local.name,
     baseAddress: row.baseAddress + offsetBytes,
     blockLengthBytes: lengthBytes,
-    // The row may be several groups'; its pages are each one's.
+    // Several groups may share the row; each page belongs to one group.
     groupId: local.groupId,
   };
 }
 
-/** By name, which is what differs. */
+/** Members in the order of their names. */
 function sorted(members: Readonly<Record<string, PackedMember>>) {
   return Object.entries(members).sort();
 }
 
 /**
- * The local rank with the groups of its regions said. A stage of a pipeline tells of its own layers alone: where they are all of one group, that
- * the others have regions of their own shows on the other side only.
+ * The local rank with `groupIds` in its regions. A local pipeline stage has only its own layers. Where they are all of one group, only the remote side
+ * shows that other groups have regions of their own.
  */
 export function withStageGroups(local: RankGeometry, remotes: readonly RankGeometry[]): RankGeometry {
   if ((local.ppSize ?? 1) === 1) return local;

@@ -1,16 +1,19 @@
 import type { Piece, SourcePosition } from "../kinds/cache-kind.js";
 import type { BlockOrder } from "./engine-plan-types.js";
 
-/** One side of a region that holds heads and tokens. */
+/** A block of heads and tokens on one side. */
 export interface AttentionSide {
+  /** Bytes of a kernel block. */
   readonly blockBytes: number;
+  /** KV heads in a block. */
   readonly heads: number;
   /** Tokens in a kernel block. */
   readonly tokens: number;
+  /** Order of heads and tokens. */
   readonly order: BlockOrder;
 }
 
-/** A region that holds heads and tokens, on both sides, and what of it a source and the local rank share. */
+/** A region of heads and tokens on both sides, and the heads that a source and the local rank share. */
 export interface AttentionShape {
   readonly local: AttentionSide;
   readonly remote: AttentionSide;
@@ -18,29 +21,29 @@ export interface AttentionShape {
   readonly sharedHeads: number;
   /** The first of the shared heads in the local block, for a source. */
   localHead(source: SourcePosition): number;
-  /** The same in the remote block. */
+  /** The first of the shared heads in the remote block. */
   readonly remoteHead: number;
   /**
-   * Groups share the region whose blocks hold unlike numbers of tokens or heads (`tokens` are those of the first, `heads` the most), so that
-   * a piece of one is none of another.
+   * The groups of the region have different numbers of tokens or heads in a block, so a piece of one group does not fit another. `tokens` is then that of
+   * the first group, and `heads` the highest number.
    */
-  readonly isMixed?: boolean;
+  readonly isMixed?: boolean | undefined;
 }
 
-/** Kernel blocks in equal parts of both sides' tokens. */
+/** The numbers of parts into which kernel blocks are cut, so that a local and a remote part hold equally many tokens. */
 export interface BlockParts {
   readonly localParts: number;
   readonly remoteParts: number;
 }
 
-/** What is cut into such parts: the engine's blocks, or each token of any block. */
+/** The way in which blocks are cut: into parts of the engine's kernel block, or token by token. */
 export interface Cuts {
   /** Of a kernel block of the engine. */
   readonly parts: BlockParts;
   readonly tokenByToken: boolean;
 }
 
-/** The parts of blocks of so many tokens. In equal parts all blocks go by one ratio; tokens are counted for each group's blocks anew. */
+/** Parts of blocks with these numbers of tokens. Token by token, each group's blocks have as many parts as tokens; otherwise one ratio serves all groups. */
 export function partsOfBlocks(
   { parts, tokenByToken }: Cuts,
   { local, remote }: { readonly local: number; readonly remote: number },
@@ -48,7 +51,7 @@ export function partsOfBlocks(
   return tokenByToken ? { localParts: local, remoteParts: remote } : parts;
 }
 
-/** `partsOfBlocks` of a region. */
+/** `partsOfBlocks` for a region. */
 export function partsOfShape(cuts: Cuts, { local, remote }: AttentionShape): BlockParts {
   return partsOfBlocks(cuts, { local: local.tokens, remote: remote.tokens });
 }
@@ -62,7 +65,7 @@ function isContiguous(side: AttentionSide, sharedHeads: number, parts: number): 
   return side.order === "token-major" && isWhole(side, sharedHeads);
 }
 
-/** Whether parts lie as they should by being copied: contiguous on both sides, and in one order. */
+/** Whether a plain copy puts parts in order: they are contiguous on both sides, and in the same order. */
 export function isPlainCopy(shape: AttentionShape, { localParts, remoteParts }: BlockParts): boolean {
   const { local, remote, sharedHeads } = shape;
   if (!isContiguous(local, sharedHeads, localParts) || !isContiguous(remote, sharedHeads, remoteParts))
@@ -70,14 +73,14 @@ export function isPlainCopy(shape: AttentionShape, { localParts, remoteParts }: 
   return sharedHeads === 1 || local.order === remote.order;
 }
 
-/** Tokens of the pieces in the direct form: of several heads, token by token only where one side keeps a token's heads together. */
+/** Whether the direct form cuts blocks token by token: only where one side keeps the several heads of a token together. */
 export function isTokenByToken({ local, remote, sharedHeads }: AttentionShape): boolean {
   const tokenMajor = (side: AttentionSide) => side.order === "token-major" && side.heads > 1;
   if (!tokenMajor(local) && !tokenMajor(remote)) return false;
   return !(isWhole(local, sharedHeads) && isWhole(remote, sharedHeads) && local.order === remote.order);
 }
 
-/** One piece: the shared heads of a part, in the order in which they lie at the remote. */
+/** One piece: the shared heads of a part, in the remote order. */
 export function copiedPiece(shape: AttentionShape, { localParts, remoteParts }: BlockParts): Piece {
   const { local, remote, sharedHeads } = shape;
   const partBytes = { local: local.blockBytes / localParts, remote: remote.blockBytes / remoteParts };
@@ -96,7 +99,7 @@ export function copiedPiece(shape: AttentionShape, { localParts, remoteParts }: 
   };
 }
 
-/** Pieces that land where they belong, whatever the order on either side. */
+/** Pieces that land in their final place for any order on either side. */
 export function directPieces(shape: AttentionShape, parts: BlockParts): readonly Piece[] {
   if (isPlainCopy(shape, parts)) return [copiedPiece(shape, parts)];
   const { local, remote, sharedHeads } = shape;

@@ -24,7 +24,7 @@ test("blocks whose heads are spread over memory are not cut by head or by token"
     /split by head.*local 2 heads, LHBNC, remote 4 heads, LHBNC/,
   );
   expect(refusal(blocks(32, { layout }), blocks(16, { layout }))).toMatch(
-    /order that is known: local 32 tokens, LHBNC on FLASH_ATTN, remote 16 tokens/,
+    /known order of tokens: local 32 tokens, LHBNC on FLASH_ATTN, remote 16 tokens/,
   );
   expect(refusal(blocks(16, { layout }), blocks(16, { layout }))).toBeUndefined();
 });
@@ -48,7 +48,7 @@ test("one head is in order in any layout: blocks of other sizes are cut, and pro
 test("block sizes that do not divide need heads that do: they are cut by head", () => {
   const three = { tpSize: 3 };
   expect(refusal(blocks(16, three), blocks(32, three))).toMatch(
-    /need KV heads that do: local 4 KV heads, remote TP 3/,
+    /need KV heads that divide over the ranks: local 4 KV heads, remote TP 3/,
   );
   expect(refusal(blocks(32, three), blocks(16, three))).toBeUndefined();
   expect(refusal(blocks(16, { tpSize: 2 }), blocks(32, {}))).toBeUndefined();

@@ -15,34 +15,40 @@ import {
   mappingsByHeads,
 } from "./region-heads.js";
 
+/** Input of `checkCompatibility`. */
 export interface CompatibilityOptions extends ModelGeometry {
+  /** The local rank. */
   readonly local: RankGeometry;
+  /** A remote rank. */
   readonly remote: RankGeometry;
-  /** Conversions that may be used after a receive (vLLM: `enable_permute_local_kv` for "hnd-to-nhd"). Default none. */
-  readonly conversions?: readonly ReceiveConversion[];
-  /** Groups with block tables of their own share memory; conversions then do not apply. Default: more than one group. */
-  readonly hybridCache?: boolean;
-  /** Default true. Looked at for state-space models. */
-  readonly prefixCaching?: boolean;
+  /** Conversions that the local engine can do after a receive (vLLM: `enable_permute_local_kv` for "hnd-to-nhd"). Default: none. */
+  readonly conversions?: readonly ReceiveConversion[] | undefined;
+  /** Groups with block tables of their own share memory; conversions then do not apply. Default: true for more than one group. */
+  readonly hybridCache?: boolean | undefined;
+  /** The local engine caches prefixes. Matters for state-space models only. Default: true. */
+  readonly prefixCaching?: boolean | undefined;
 }
 
-/** What follows from two sides that go together. */
+/** The facts that follow from a compatible pair of ranks. */
 export interface PairFacts {
-  /** Parts of a local kernel block; remote kernel blocks in a local one, where the remote's are parts of the local ones. */
+  /** `localParts`. Where remote kernel blocks are parts of the local ones: remote blocks in a local block. */
   readonly blockSizeRatio: number;
+  /** Parts of a local kernel block; a local and a remote part hold equally many tokens. */
   readonly localParts: number;
+  /** Parts of a remote kernel block. */
   readonly remoteParts: number;
-  /** KV heads in a local block and in a remote one; 1 for MLA. */
+  /** KV heads in a local block; 1 for MLA. */
   readonly localHeads: number;
+  /** KV heads in a remote block; 1 for MLA. */
   readonly remoteHeads: number;
-  /** Conversions that this pair needs. */
+  /** Conversions that the pair needs. */
   readonly conversions: readonly ReceiveConversion[];
 }
 
 /**
- * Accepts or refuses a pair, by the rules of vLLM 0.33's `_validate_remote_agent_handshake`; beyond them refuses to cut blocks whose order is
- * not known, and takes more where bytes can be put right. Errors, each with both values:
- * `KV_TOPOLOGY_INVALID`, `KV_PLAN_INVALID`, `KV_PLAN_INCOMPATIBLE`, `KV_PLAN_UNSUPPORTED`.
+ * Accepts or refuses a pair of ranks by the rules of vLLM 0.33's `_validate_remote_agent_handshake`. Unlike vLLM it refuses to cut blocks of unknown
+ * order, and accepts pairs whose bytes a plan can put in order. `buildEngineTransferPlan` calls it for each remote rank. Errors, each with both
+ * values: `KV_TOPOLOGY_INVALID`, `KV_PLAN_INVALID`, `KV_PLAN_INCOMPATIBLE`, `KV_PLAN_UNSUPPORTED`.
  */
 export function checkCompatibility(options: CompatibilityOptions): PairFacts {
   const { local, remote, groups } = options;
@@ -69,7 +75,7 @@ export function checkCompatibility(options: CompatibilityOptions): PairFacts {
   return Object.freeze({ ...facts, conversions: Object.freeze(conversions) });
 }
 
-/** Whether attention is MLA, a draft's aside. */
+/** Whether the target model's attention is MLA; a draft model's attention may differ. */
 export function isMlaModel(groups: readonly KvCacheKind[]): boolean {
   return groups.some((name) => {
     const kind = cacheKind(name);
@@ -92,25 +98,25 @@ function checkDcp(local: RankGeometry, remote: RankGeometry, groups: readonly Kv
   const logical = (rank: RankGeometry) => rank.kernelBlockSize * rank.physicalBlocksPerLogical;
   if ((mine === 1 && theirs === 1) || logical(local) === logical(remote)) return;
   throw unsupported(
-    "blocks that are dealt out to DCP ranks must hold equally many tokens on both sides",
+    "blocks that DCP ranks share must hold equally many tokens on both sides",
     logical(local),
     logical(remote),
   );
 }
 
-/** The fewest equal parts: those of the greatest number of tokens that divides both. */
+/** The fewest parts of equally many tokens: their size is the greatest common divisor of both block sizes. */
 function partsOf(local: RankGeometry, remote: RankGeometry): BlockParts {
   let [unit, rest] = [local.kernelBlockSize, remote.kernelBlockSize];
   while (rest > 0) [unit, rest] = [rest, unit % rest];
   return { localParts: local.kernelBlockSize / unit, remoteParts: remote.kernelBlockSize / unit };
 }
 
-/** Beyond vLLM remote blocks are cut, by head: each rank must then have whole ones. */
+/** Where remote blocks are cut (vLLM does not) they are cut by head, so each rank must have whole heads. */
 function checkWholeHeads({ local, remote, numKvHeads }: CompatibilityOptions): void {
   for (const { tpSize } of [local, remote]) {
     if (numKvHeads % tpSize === 0 || tpSize % numKvHeads === 0) continue;
     throw unsupported(
-      "block sizes that do not divide need KV heads that do",
+      "block sizes that do not divide one another need KV heads that divide over the ranks",
       `${numKvHeads} KV heads`,
       `TP ${tpSize}`,
       "use block sizes of which the remote's divides the local one, or a TP size that divides the heads",
@@ -127,10 +133,10 @@ function layoutConversion(options: CompatibilityOptions): ReceiveConversion[] {
   const orders = [orderOfLayout(local.layout), orderOfLayout(remote.layout)];
   if (!orders.includes("opaque") && (orders[0] === orders[1] || hasPlainOrder(local, remote))) return [];
   throw incompatible(
-    "KV cache layouts differ, and descriptors cannot put the bytes in order: " +
+    "the KV cache layouts differ, and descriptors cannot put the bytes in order: " +
       (orders.includes("opaque")
-        ? "one of them spreads the heads of a block over memory; a copy would have to know how"
-        : "the attention backend orders tokens in a way of its own; a copy would have to undo it"),
+        ? "one layout spreads the heads of a block over memory"
+        : "the attention backend has an order of tokens of its own"),
     local.layout,
     remote.layout,
     "use one layout on both sides",
@@ -145,7 +151,7 @@ function backendConversion(options: CompatibilityOptions): ReceiveConversion[] {
   const { local, remote, conversions = [] } = options;
   if (!conversions.includes("attention-order")) {
     throw incompatible(
-      "attention backends differ, and with them the order inside a head may",
+      "the attention backends differ, so the order inside a head may differ",
       local.attentionBackend,
       remote.attentionBackend,
       'use one backend on both sides, or an engine that declares the conversion "attention-order"',
@@ -158,7 +164,7 @@ function backendConversion(options: CompatibilityOptions): ReceiveConversion[] {
 function refuseHybrid(options: CompatibilityOptions, conversion: ReceiveConversion): void {
   if (!(options.hybridCache ?? options.groups.length > 1)) return;
   throw unsupported(
-    `conversion "${conversion}" does not go with KV cache groups that share memory`,
+    `conversion "${conversion}" does not support KV cache groups that share memory`,
     `${options.local.layout} on ${options.local.attentionBackend}`,
     `${options.remote.layout} on ${options.remote.attentionBackend}`,
   );
@@ -203,7 +209,7 @@ function checkRegions(
     const isState = (group: number) => cacheKind(options.groups[group] ?? "").sharding === "state";
     if (!groupsOfRegion(options.local, region, options).every(isState))
       checkOrder(region.name, options, { localHeads, remoteHeads, isCut: localParts > 1 || remoteParts > 1 });
-    // The page of a hybrid is sized by its state, not by heads and tokens; only the MLA part of one is comparable.
+    // The state decides the size of a hybrid's page, not heads and tokens; only with MLA are pages comparable.
     if (hybrid && !isMla) continue;
     if (
       region.blockLengthBytes * remoteHeads * remoteParts ===
@@ -219,7 +225,7 @@ function checkRegions(
   }
 }
 
-/** A region goes as one, whichever group a block of it is of: each source must hold the same share of a block of each. */
+/** Groups that share a region use the same descriptors, so each source must hold the same share of every group's block. */
 function requireSameShares(
   model: CompatibilityOptions,
   region: RegionGeometry,
@@ -243,7 +249,7 @@ function requireSameShares(
       dealt.attentionRanks.join() === ranks.attentionRanks.join();
     if (same) continue;
     throw unsupported(
-      `region "${region.name}" is shared by groups whose KV heads are not dealt out alike`,
+      `region "${region.name}" is shared by groups whose KV heads are split over the ranks differently`,
       inBlock(local, group, own),
       inBlock(remote, group, own),
       "use equal TP sizes, or sizes that divide the heads of each group",
@@ -251,7 +257,7 @@ function requireSameShares(
   }
 }
 
-/** What is cut, by head or by token, must lie in an order that is known. One head is, whatever the layout calls it. */
+/** Blocks that are cut by head or token must have a known order. A single head has one in every layout. */
 function checkOrder(
   name: string,
   { local, remote }: CompatibilityOptions,
@@ -266,7 +272,7 @@ function checkOrder(
   const opaque = isOpaque(local, localHeads) || isOpaque(remote, remoteHeads);
   if (opaque && localHeads !== remoteHeads) {
     throw unsupported(
-      `region "${name}": blocks must be split by head, which the layout does not keep together`,
+      `region "${name}": blocks must be split by head, and the layout does not keep heads together`,
       `${localHeads} heads, ${local.layout}`,
       `${remoteHeads} heads, ${remote.layout}`,
       "use a head-major layout (LBHNC) on both sides, or equal TP sizes",
@@ -274,7 +280,7 @@ function checkOrder(
   }
   if (!isCut || (!opaque && hasPlainOrder(local, remote))) return;
   throw unsupported(
-    `region "${name}": tokens of different kernel block sizes must be in an order that is known`,
+    `region "${name}": kernel blocks of different sizes need a known order of tokens`,
     `${local.kernelBlockSize} tokens, ${local.layout} on ${local.attentionBackend}`,
     `${remote.kernelBlockSize} tokens, ${remote.layout} on ${remote.attentionBackend}`,
     "use equal kernel block sizes",

@@ -3,7 +3,7 @@ import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js"
 import type { PiecePlace } from "../kinds/cache-kind.js";
 import type { RegionIndexing } from "./engine-plan-types.js";
 
-/** One side of a segment: so many blocks of a region, cut into parts. */
+/** One side of a segment: the blocks of a region, cut into parts. */
 export interface SegmentSide {
   readonly region: RegionGeometry;
   readonly unit: "kernel-block" | "logical-block";
@@ -31,13 +31,14 @@ function blockSteps(rank: RankGeometry, { region, unit }: SegmentSide): BlockSte
 }
 
 /**
- * Where parts are evenly spaced over blocks they are one row; else part j of all blocks is a row. So the number of rows never depends on
- * the number of blocks. (vLLM 0.33 writes a row per block where there is padding.)
+ * Whether the parts of all blocks are evenly spaced: then they are one row. Otherwise part `j` of all blocks is a row. So the number of rows does not
+ * depend on the number of blocks. (vLLM 0.33 writes a row per block where there is padding.)
  */
 function isEvenlySpaced({ parts, place }: SegmentSide, { strideBytes }: BlockSteps): boolean {
   return parts === 1 || strideBytes === parts * place.partStrideBytes;
 }
 
+/** The place of a segment that begins at descriptor `offset` of a table. Errors: `KV_PLAN_INVALID` as for `tableOf`. */
 export function indexingOf(rank: RankGeometry, side: SegmentSide, offset: number): RegionIndexing {
   const steps = blockSteps(rank, side);
   const even = isEvenlySpaced(side, steps);
@@ -49,6 +50,9 @@ export function indexingOf(rank: RankGeometry, side: SegmentSide, offset: number
   });
 }
 
+/**
+ * The descriptor table of segments, one after another. Errors: `KV_PLAN_INVALID` where the kernel blocks of a region do not divide into logical blocks.
+ */
 export function tableOf(rank: RankGeometry, segments: readonly SegmentSide[]): DescriptorTable {
   const rows: number[] = [];
   for (const segment of segments) {
@@ -71,6 +75,7 @@ export function tableOf(rank: RankGeometry, segments: readonly SegmentSide[]): D
 
 /** A row of a descriptor table, with the id of its first descriptor. */
 export interface DescriptorRow {
+  /** Id of the first descriptor. */
   readonly firstId: number;
   readonly count: number;
   readonly address: number;
@@ -79,6 +84,7 @@ export interface DescriptorRow {
   readonly stride: number;
 }
 
+/** The rows of a table, with their descriptor ids. */
 export function descriptorRows({ rows }: DescriptorTable): readonly DescriptorRow[] {
   const found: DescriptorRow[] = [];
   let firstId = 0;
@@ -90,7 +96,7 @@ export function descriptorRows({ rows }: DescriptorTable): readonly DescriptorRo
   return found;
 }
 
-/** Number of the row that holds `id`; of one outside of the table, the nearest. */
+/** Index of the row that holds `id`; for an id outside of the table, of the nearest row. */
 export function rowIndexOf(rows: readonly DescriptorRow[], id: number): number {
   let [low, high] = [0, rows.length - 1];
   while (low < high) {
@@ -101,7 +107,7 @@ export function rowIndexOf(rows: readonly DescriptorRow[], id: number): number {
   return low;
 }
 
-/** Address of the descriptor `id` of its row. */
+/** Address of the descriptor `id`, which `row` holds. */
 export function addressOf(row: DescriptorRow, id: number): number {
   return row.address + (id - row.firstId) * row.stride;
 }

@@ -7,7 +7,10 @@ import type { AlignedRank } from "./align-regions.js";
 import type { AttentionShape, BlockParts } from "./attention-pieces.js";
 import type { RegionPair } from "./segments.js";
 
-/** What cannot be dealt out to the ranks of a DCP group, or not to groups of such sizes. Errors: `KV_PLAN_UNSUPPORTED`. */
+/**
+ * Refuses caches and sizes that decode context parallelism cannot serve. Errors: `KV_PLAN_UNSUPPORTED`, and `KV_PLAN_INVALID` where DCP groups do not
+ * divide an engine.
+ */
 export function refuseDcp(
   local: RankGeometry,
   remote: RankGeometry,
@@ -15,13 +18,13 @@ export function refuseDcp(
 ): void {
   const [mine, theirs] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
   if (mine === 1 && theirs === 1) return;
-  // A DCP group shares the blocks of one KV head: with several heads to a rank there are other ranks to read.
+  // A DCP group shares the blocks of one KV head. With several heads per rank, other ranks would have to be read too.
   if (!isMla) throw unsupported("only MLA caches can be sharded by DCP", mine, theirs);
   for (const [index, kind] of groups.entries()) {
     const { sharding, extent } = cacheKind(kind);
     if (sharding === "replicated" && extent === "sequence") continue;
     throw unsupported(
-      `group ${index} (${kind}) cannot be dealt out to the ranks of a DCP group`,
+      `group ${index} (${kind}) cannot be sharded over the ranks of a DCP group`,
       mine,
       theirs,
     );
@@ -34,7 +37,7 @@ export function refuseDcp(
   }
 }
 
-/** Block ids are by group: a region must belong to the same one on both sides. */
+/** Refuses a region that belongs to different groups on the two sides: block ids are given by group. Errors: `KV_PLAN_UNSUPPORTED`. */
 export function requireSameGroups(pairs: readonly RegionPair[]): void {
   for (const { region, remoteRegion } of pairs) {
     if (region.groupId === remoteRegion.groupId) continue;
@@ -47,7 +50,10 @@ export function requireSameGroups(pairs: readonly RegionPair[]): void {
   }
 }
 
-/** Blocks must divide into what is moved of them, alike on both sides. */
+/**
+ * Refuses blocks that do not divide into equal shares on both sides. Errors: `KV_PLAN_INVALID` where a block does not divide, `KV_PLAN_INCOMPATIBLE` where
+ * the shares differ in bytes.
+ */
 export function requireWholeShares(
   pairs: readonly RegionPair[],
   shapes: readonly (AttentionShape | undefined)[],
@@ -65,9 +71,9 @@ export function requireWholeShares(
     ] as const) {
       const cells = side.heads * (opaque || !plainTokens ? 1 : side.tokens);
       if (side.blockBytes % cells === 0 && side.blockBytes % (side.heads * parts) === 0) continue;
-      // A state of compressed latents stands for several tokens; its blocks are moved whole, and only whole.
+      // A compressed latent holds several tokens; blocks of them are only moved whole.
       if (pairs[index]?.heads === undefined && localParts === 1 && remoteParts === 1) continue;
-      // Pages of hybrids are padded to the size of a state: their heads and tokens need not divide them, only what is moved must.
+      // The pages of hybrids are padded to the size of a state. Only the moved share must divide them, not heads and tokens.
       if ((pairs[index]?.stateGroups.length ?? 0) > 0 && side.blockBytes % (side.heads * parts) === 0)
         continue;
       throw new KvError(
@@ -80,7 +86,7 @@ export function requireWholeShares(
       local.blockBytes / (local.heads * localParts),
       remote.blockBytes / (remote.heads * remoteParts),
     ];
-    // vLLM does not compare the pages of hybrids, and NIXL refuses its descriptors then.
+    // vLLM does not compare the pages of hybrids; NIXL then refuses the descriptors.
     if (mine !== theirs) {
       throw incompatible(
         `region "${region}": blocks do not have as many bytes for each head and part`,
@@ -91,7 +97,7 @@ export function requireWholeShares(
   }
 }
 
-/** Ranks of one engine differ in addresses, device and number; all else is the same. */
+/** Refuses remote ranks of one engine that differ in more than addresses, device and rank number. Errors: `KV_PLAN_INVALID` with both values. */
 export function requireSameEngine(first: RankGeometry, other: RankGeometry): void {
   const facts = (rank: RankGeometry) => ({
     tpSize: rank.tpSize,
@@ -114,7 +120,7 @@ export function requireSameEngine(first: RankGeometry, other: RankGeometry): voi
   }
 }
 
-/** A cache that two stages hold would be moved twice. */
+/** Refuses a cache that two pipeline stages hold: it would be moved twice. Errors: `KV_PLAN_INVALID`. */
 export function requireOneHolder(
   local: RankGeometry,
   stages: readonly { readonly ppRank: number; readonly aligned: AlignedRank }[],
@@ -134,6 +140,10 @@ export function requireOneHolder(
   }
 }
 
+/**
+ * The remote ranks by tensor-parallel rank. Errors: `KV_PLAN_INCOMPATIBLE` for a rank that the mapping neither reads nor notifies, `KV_PLAN_INVALID` for a
+ * rank that is given twice or is missing.
+ */
 export function ranksByNumber(
   remotes: readonly RankGeometry[],
   mapping: TpMapping,

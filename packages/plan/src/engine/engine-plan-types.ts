@@ -3,152 +3,172 @@ import type { TpMapping } from "@kv/topology";
 import type { RankGeometry } from "../geometry/rank-geometry.js";
 
 /**
- * How bytes come to lie right. `copy`: each lands where it belongs. `permute`: the remote's smaller blocks land one after another within
- * the local block, and the receive pass puts heads and tokens in order. `direct`: block sizes or orders differ and a block is cut so
- * finely that each piece lands where it belongs, with no pass.
+ * How bytes get into the order of the local cache. `copy`: every descriptor's bytes land in their final place. `permute`: the remote's smaller blocks land
+ * one after another within the local block, and the receive pass puts heads and tokens in order. `direct`: block sizes or orders differ, and blocks
+ * are cut into pieces that land in their final place, without a pass.
  */
 export type TransferForm = "copy" | "permute" | "direct";
 
 /**
- * Work that only the engine can do after a receive. `attention-order`: the attention backends differ in name, so the inside of a head
- * may be ordered differently. `hnd-to-nhd`: the remote is head-major, the local cache token-major.
+ * A conversion that only the engine can do, after a receive. `attention-order`: the attention backends have different names, so the order inside a head
+ * may differ. `hnd-to-nhd`: the remote cache is head-major and the local one token-major (vLLM: `enable_permute_local_kv`).
  */
 export type ReceiveConversion = "attention-order" | "hnd-to-nhd";
 
-/** How the receive pass finds its way within a local block. `opaque`: not known here, so no byte of a block may be moved or zeroed. */
+/** Order of heads and tokens within a local block. `opaque`: the order is unknown here, so no part of a block is moved or zeroed. */
 export type BlockOrder = "head-major" | "token-major" | "opaque";
 
 /**
- * Rows of descriptors that all have one shape: commonly a region; the pieces of a state, and the heads of a region in the direct form, are
- * segments of their own. Position in `EngineTransferPlan.segments` is the order in the tables: attention first, then state.
+ * Rows of descriptors of one shape: commonly a region. The pieces of a state, and the heads of a region in the direct form, are segments of their own.
+ * The position in `EngineTransferPlan.segments` is the order in the tables: attention first, then state.
  */
 export interface SegmentPlan {
-  /** Index into the regions of the local geometry, and of `remote`. */
+  /** Index into the regions of the local rank. */
   readonly region: number;
+  /** Index into the regions of `EngineTransferPlan.remote`. */
   readonly remoteRegion: number;
-  /** Names the piece among those of its region, such as "conv 1", "state", "head 3"; empty for a whole region. */
+  /** Name of the piece among those of its region, such as "conv 1", "state" or "head 3"; empty for a whole region. */
   readonly piece: string;
-  /** Blocks are counted in kernel blocks, or in logical ones: a state is never divided. */
+  /** Unit in which blocks are counted. A state is never divided, so it counts logical blocks. */
   readonly unit: "kernel-block" | "logical-block";
-  /** Pieces of one local block, and of one remote block, that have descriptors of their own; both stand for the same tokens. */
+  /** Descriptors of one local block. */
   readonly localParts: number;
+  /** Descriptors of one remote block. A local and a remote part stand for equally many tokens. */
   readonly remoteParts: number;
-  /** Index into the lists of every source: segments of unlike memory types are in lists of their own. */
+  /** Index into the lists of every source. Each pair of memory types has a list. */
   readonly list: number;
   /** Bytes of one descriptor. */
   readonly lengthBytes: number;
 }
 
-/** Two descriptor tables that transfers pair by index: all of it in one type of memory on either side. */
+/** Two descriptor tables whose descriptors a transfer pairs by index. Each table lies in one type of memory. */
 export interface TransferList {
+  /** Memory of the local table. */
   readonly localMemoryType: MemoryType;
+  /** Memory of the remote table. */
   readonly remoteMemoryType: MemoryType;
-  /** As `SourcePlan.localListKey`. */
+  /** Identifies the content of `localTable` among all plans of one local rank: prepare one list per key, and share it. */
   readonly localListKey: string;
-  /** Made at first use. */
+  /** Descriptors of the local rank. Built at first use; the number of rows does not depend on the number of blocks. */
   readonly localTable: DescriptorTable;
+  /** Descriptors of the remote rank. Built at first use. */
   readonly remoteTable: DescriptorTable;
 }
 
-/** What is the same of a group for all requests. */
+/** The part of a group's plan that is the same for all requests. */
 export interface GroupPlan {
+  /** Kind of the group. */
   readonly kind: KvCacheKind;
-  /** What a list of its blocks stands for; see `CacheKind.extent`. */
+  /** The part of a sequence that a list of the group's blocks holds. */
   readonly extent: GroupExtent;
+  /** Unit in which descriptors count the group's blocks. */
   readonly unit: "kernel-block" | "logical-block";
-  /** Tokens in a logical block of this group; the groups of one model may differ. */
+  /** Tokens in a logical local block. The groups of one model may differ. */
   readonly localBlockTokens: number;
+  /** Tokens in a logical remote block. */
   readonly remoteBlockTokens: number;
-  /** Tokens that a descriptor stands for: both sides' blocks are whole multiples of it. */
+  /** Tokens of one descriptor. Both sides' blocks hold whole multiples of it. */
   readonly partTokens: number;
+  /** Descriptors of a local block, in `unit`s. */
   readonly localParts: number;
+  /** Descriptors of a remote block, in `unit`s. */
   readonly remoteParts: number;
-  /** Local rows per logical block, and the same of the remote: kernel blocks, or 1 for a state. */
+  /** `unit`s in a logical local block: kernel blocks, or 1 for a state. */
   readonly localPerLogical: number;
+  /** `unit`s in a logical remote block. */
   readonly remotePerLogical: number;
-  /** Segments that hold it. */
+  /** Indices of the segments that hold the group's blocks. */
   readonly segments: readonly number[];
-  /** KV heads of a local kernel block in the regions that it shares with a group of more heads; default: `headsOfRegion`. */
-  readonly sharedHeads?: number;
+  /** KV heads in a local kernel block, where the group shares regions with a group of more heads. Default: `headsOfRegion`. */
+  readonly sharedHeads?: number | undefined;
 }
 
 /**
- * `sequence`: the whole of it, from its first token. `window`: its end, from somewhere on. `state`: the last of the blocks is the state
- * after the last token, none other is moved. `whole`: blocks without tokens, moved one by one.
+ * The part of a sequence that a list of blocks holds. `sequence`: all of it, from the first token. `window`: its end. `state`: the last block is the state
+ * after the last token, and no other block is moved. `whole`: blocks without tokens, which are moved one by one.
  */
 export type GroupExtent = "sequence" | "window" | "state" | "whole";
 
-/** One remote rank that is read (or written), and the descriptor tables of its transfers. */
+/** One remote rank that is read, with the descriptor tables of its transfers. */
 export interface SourcePlan {
+  /** Tensor-parallel rank. */
   readonly remoteRank: number;
   /** Pipeline stage of the rank. */
   readonly remotePpRank: number;
-  /** Groups that are read from this rank. */
+  /** Groups that are read from this rank, ascending. */
   readonly groups: readonly number[];
-  /** Segments that this rank holds: all, but for a stage of a pipeline. Ascending. */
+  /** Indices of the segments that are read from this rank, ascending. A pipeline stage holds some of them. */
   readonly segments: readonly number[];
-  /** One per pair of memory types; `localListKey` and the tables below are those of the first. */
+  /** One list for each pair of memory types. */
   readonly lists: readonly TransferList[];
-  /** As the plan's `remoteIndexing`, for this rank: another stage of a pipeline has other segments. */
+  /** By segment: its place in the remote tables of this rank. */
   readonly remoteIndexing: readonly RegionIndexing[];
-  /**
-   * Names the content of `localTable` among all plans of one local geometry: prepare one list per key, and share it. Most plans
-   * have one key for all of their sources.
-   */
+  /** `localListKey` of the first list. Most plans have one key for all sources. */
   readonly localListKey: string;
-  /** Made at first use. Rows do not grow with the number of blocks. */
+  /** `localTable` of the first list. Built at first use. */
   readonly localTable: DescriptorTable;
-  /** Made at first use. */
+  /** `remoteTable` of the first list. Built at first use. */
   readonly remoteTable: DescriptorTable;
 }
 
-/** Where descriptors of a segment begin in a table, and how block ids step through them. */
+/** The place of a segment in a table: part `p` of block `b` is descriptor `offset + b * blockStep + p * partStep`. */
 export interface RegionIndexing {
+  /** Id of the segment's first descriptor. */
   readonly offset: number;
-  /** Descriptors of the segment. */
+  /** Descriptors of the segment; 0 where the rank does not hold it. */
   readonly count: number;
-  /** Index step from one block to the next, and from one part of a block to the next. */
+  /** Ids from one block to the next. */
   readonly blockStep: number;
+  /** Ids from one part of a block to the next. */
   readonly partStep: number;
 }
 
-/** Everything about a pair of engines that does not depend on a request. Built once, after the handshake. */
+/** The plan of one local rank against one remote engine. Built once, after the handshake; frozen. It does not depend on a request. */
 export interface EngineTransferPlan {
+  /** The remote ranks that the local rank reads and notifies. */
   readonly mapping: TpMapping;
+  /** How bytes get into the order of the local cache. */
   readonly form: TransferForm;
-  /** Why this form, for people: what it costs beside the other, or what rules the other out. */
+  /** The reason for `form`, for people: its cost beside the other form, or the condition that excludes the other form. */
   readonly formReason: string;
   /**
-   * Parts of a local kernel block that have descriptors of their own: for the forms `copy` and `permute`, remote blocks in a local one. A
-   * group whose blocks hold other tokens than the engine's may have others: `groupPlans`.
+   * Descriptors of a local kernel block. For the forms `copy` and `permute`: remote blocks in a local one. Groups whose blocks hold other numbers of
+   * tokens may have others: `groupPlans`.
    */
   readonly blockSizeRatio: number;
-  /** The same of a remote kernel block: 1 but where the remote's blocks are not smaller. */
+  /** Descriptors of a remote kernel block: 1, unless the remote's blocks are not smaller parts of the local ones. */
   readonly remoteParts: number;
+  /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
+  /** The local rank. */
   readonly local: RankGeometry;
-  /** Any one of the remote ranks: what `planRequest` needs of the remote is equal on all of them. */
+  /** One of the remote ranks. All of them are equal in everything that `planRequest` uses. */
   readonly remote: RankGeometry;
-  /** In the order of `mapping.allSourceRanks`. */
+  /** Remote ranks that are read, in the order of `mapping.allSourceRanks`, stage by stage. */
   readonly sources: readonly SourcePlan[];
-  /** Notifications that each remote rank awaits: the `n` of `"{request_id}:{n}"`. */
+  /** Notifications that each remote rank awaits: the `n` of vLLM's `"{request_id}:{n}"`. */
   readonly localConsumers: number;
-  /** Remote ranks that get a notification and no read. */
+  /** Remote ranks that are notified and not read. */
   readonly notifyOnlyRanks: readonly number[];
+  /** Conversions that the engine must do after a receive. */
   readonly conversions: readonly ReceiveConversion[];
   /** KV heads in a local block. */
   readonly localHeads: number;
+  /** Order of heads and tokens within a local block, for the receive pass. */
   readonly blockOrder: BlockOrder;
-  /** What becomes of local tokens that no transfer covered: the receive pass zeroes them, or the engine must mask them. */
+  /** What happens to local tokens that no transfer covers: the receive pass zeroes them, or the engine must mask them. */
   readonly uncovered: "zeroed" | "masked";
-  /** Where segments are in the tables. Without state and in the forms `copy` and `permute`, segments are regions. */
+  /** The segments of the tables. Without states, and in the forms `copy` and `permute`, each segment is a region. */
   readonly segments: readonly SegmentPlan[];
+  /** By group. */
   readonly groupPlans: readonly GroupPlan[];
+  /** By segment: its place in the local tables, which is the same for all sources. */
   readonly localIndexing: readonly RegionIndexing[];
+  /** By segment: its place in the remote tables of the first source. Other stages have other segments: `SourcePlan.remoteIndexing`. */
   readonly remoteIndexing: readonly RegionIndexing[];
-  /** Region indices that hold each group's blocks. */
+  /** By group: indices of the local regions that hold its blocks. */
   readonly regionsOfGroup: readonly (readonly number[])[];
-  /** KV heads in a local block of each region that is not like `localHeads`: a draft under an MLA target, layers with fewer heads. */
+  /** By region: KV heads in a local block. A draft under an MLA target, or layers with fewer heads, differ from `localHeads`. */
   readonly headsOfRegion: readonly number[];
   /** Pipeline stages of the remote engine, ascending. */
   readonly stages: readonly number[];

@@ -63,7 +63,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
         ),
       ),
     "KV_PLAN_INCOMPATIBLE",
-    /tokens in a way of its own.*local LBNHC, remote LBHNC/,
+    /an order of tokens of its own: local LBNHC, remote LBHNC/,
   ],
   [
     "a pass over blocks that are not parts of the local ones",
@@ -107,7 +107,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     "DCP of a draft that is split by head",
     () => buildEngineTransferPlan(samplePair(dealt(2, 2), dealt(2, 2), ["mla", "full"])),
     "KV_PLAN_UNSUPPORTED",
-    /group 1 \(full\) cannot be dealt out to the ranks of a DCP group: local 2, remote 2/,
+    /group 1 \(full\) cannot be sharded over the ranks of a DCP group: local 2, remote 2/,
   ],
   [
     "DCP groups that do not divide the engine",
@@ -119,7 +119,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     "DCP groups larger than the remote's, of which there are several",
     () => buildEngineTransferPlan(samplePair(dealt(4, 4), dealt(4, 2), ["mla"])),
     "KV_PLAN_UNSUPPORTED",
-    /nobody would tell the copies of a slice: local DCP 4 of TP 4, remote DCP 2 of TP 4/,
+    /no reader would notify the replicas of a slice: local DCP 4 of TP 4, remote DCP 2 of TP 4/,
   ],
   [
     "DCP of blocks of unlike sizes",
@@ -134,7 +134,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     "states of unknown size",
     () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank(), ["full", "mamba"])),
     "KV_PLAN_INVALID",
-    /does not say how large its states are/,
+    /the sizes of its states \(ssm_sizes\) are missing/,
   ],
   [
     "pieces that are too many to be indexed",
@@ -411,7 +411,7 @@ describe("stages of a pipeline", () => {
 
   test("must hold all that the local rank has, between them", () => {
     const attempt = () => buildEngineTransferPlan({ ...samplePair(), remotes: [stageOf(whole, 1, [1])] });
-    expect(attempt).toThrow(/no remote rank that was asked holds the cache "layer.0"/);
+    expect(attempt).toThrow(/no remote rank that is given holds the cache "layer.0"/);
     const { ppRank: _none, ...unnumbered } = stageOf(whole, 0, [1]);
     for (const [remote, ranks] of [
       [stageOf(whole, 1, [1]), [[1, 0]]],

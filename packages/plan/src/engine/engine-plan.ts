@@ -20,33 +20,37 @@ import { attentionShape, type PairContext, piecesOf, regionPair } from "./segmen
 import { segmentPlans, sourcePlans } from "./source-plans.js";
 import { chooseForm } from "./transfer-form.js";
 
+/** Input of `buildEngineTransferPlan`. */
 export interface BuildPlanOptions extends ModelGeometry {
+  /** The local rank, which reads. */
   readonly local: RankGeometry;
-  /**
-   * The ranks of `handshakeTargetRanks`, of each pipeline stage, in any order; each checked against the local rank and against one another.
-   */
+  /** The ranks of `handshakeTargetRanks` of each pipeline stage, in any order. */
   readonly remotes: readonly RankGeometry[];
-  /** Conversions that may be used after a receive; a pair that needs another is refused. Default none. */
-  readonly conversions?: readonly ReceiveConversion[];
-  /** The local engine never looks at tokens beyond a request's last: then nothing is zeroed after a receive. Default false. */
-  readonly masksUncovered?: boolean;
-  /** Where blocks must be put in another order. Default: what has fewer descriptors, and is possible. */
-  readonly form?: "permute" | "direct";
-  /** A receive pass can look at the local cache. Default true; false for device memory without staging. */
-  readonly canPass?: boolean;
+  /** Conversions that the local engine can do after a receive. A pair that needs another one is refused. Default: none. */
+  readonly conversions?: readonly ReceiveConversion[] | undefined;
+  /** The local engine masks tokens beyond a request's last, so nothing is zeroed after a receive. Default: false. */
+  readonly masksUncovered?: boolean | undefined;
+  /** The form where blocks must be put in another order. Default: the possible form with fewer descriptors. */
+  readonly form?: "permute" | "direct" | undefined;
+  /** The receive pass can access the local cache. Give false for device memory without staging. Default: true. */
+  readonly canPass?: boolean | undefined;
   /** As `CompatibilityOptions.prefixCaching`. */
-  readonly prefixCaching?: boolean;
+  readonly prefixCaching?: boolean | undefined;
 }
 
 /**
- * The plan of one local rank against one remote engine. Errors, each with both values: `KV_TOPOLOGY_INVALID` (sizes, ranks),
- * `KV_PLAN_INVALID` (a side contradicts itself), `KV_PLAN_INCOMPATIBLE` (the sides disagree), `KV_PLAN_UNSUPPORTED`.
+ * Builds the plan of one local rank against one remote engine. Errors, each with both values: `KV_TOPOLOGY_INVALID` (sizes or ranks do not fit),
+ * `KV_PLAN_INVALID` (a side contradicts itself), `KV_PLAN_INCOMPATIBLE` (the sides disagree), `KV_PLAN_UNSUPPORTED` (both are sound, and there is no plan
+ * for the pair).
  */
 export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransferPlan {
   const options = { ...given, local: withStageGroups(given.local, given.remotes) };
   const { local, groups, numKvHeads } = options;
   if (options.remotes.length === 0)
-    throw new KvError("KV_PLAN_INVALID", "a plan needs the geometry of at least one remote rank, got none");
+    throw new KvError(
+      "KV_PLAN_INVALID",
+      "a plan needs the geometry of at least one remote rank; none is given",
+    );
   const isMla = isMlaModel(groups);
   const stages = stagesOf(options);
   const [first] = stages as [Stage];
@@ -64,7 +68,7 @@ export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransfer
     if (remoteRegion === undefined) {
       throw new KvError(
         "KV_PLAN_INCOMPATIBLE",
-        `no remote rank that was asked holds the cache "${region.name}"`,
+        `no remote rank that is given holds the cache "${region.name}"`,
         {
           details: {
             region: region.name,
@@ -142,7 +146,7 @@ interface Stage {
   readonly facts: PairFacts;
 }
 
-/** Remote ranks by pipeline stage, each brought into the order of the local regions and checked. */
+/** The remote ranks by pipeline stage, aligned with the local regions and checked against the local rank. */
 function stagesOf(options: BuildPlanOptions): readonly Stage[] {
   const { local } = options;
   const byStage = new Map<number, RankGeometry[]>();
@@ -157,7 +161,7 @@ function stagesOf(options: BuildPlanOptions): readonly Stage[] {
       return alignRegions(local, rank);
     });
     const [first] = aligned as [AlignedRank];
-    // Which groups are in a region the whole rank tells; the regions of one stage may all name one.
+    // All regions of the rank decide which groups share one; the regions of a single stage may all name the same group.
     const regions = first.localRegions.map((index) => {
       const region = local.regions[index] as RegionGeometry;
       return { ...region, groupIds: groupsOfRegion(local, region, options) };
@@ -184,12 +188,12 @@ function receiveOrder(
 ): BlockOrder {
   if (!hasPlainTokens(local.attentionBackend) || !hasPlainTokens(remote.attentionBackend)) return "opaque";
   if (attention.some(isPadded)) return "opaque";
-  // One head leaves only tokens to be ordered, whatever the layout calls it.
+  // With one head the order of tokens is the same in both layouts.
   const order = orderOfLayout(local.layout);
   return facts.localHeads === 1 && order === "head-major" ? "token-major" : order;
 }
 
-/** Pages of hybrids may be: with several heads, where the cells of one are is then not known. Of one head they are moved and masked whole. */
+/** Whether a hybrid's page is padded so that the places of several heads are unknown. Pages of one head are moved and masked whole. */
 function isPadded({ local: { blockBytes, heads, tokens } }: AttentionShape): boolean {
   return heads > 1 && blockBytes % (heads * tokens) !== 0;
 }

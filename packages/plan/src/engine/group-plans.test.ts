@@ -141,13 +141,13 @@ test.each<[string, readonly string[], Given, RegExp]>([
     "scratch that would be cut here",
     ["full", "circular"],
     { local: { kernelBlockSize: 32 }, parts: TWO_HERE },
-    /group 1 \(circular\) stand for no tokens.*local 32, remote 16/,
+    /group 1 \(circular\) hold no tokens.*local 32, remote 16/,
   ],
   [
     "scratch that would be cut there",
     ["circular"],
     { remote: { kernelBlockSize: 32 }, parts: TWO_THERE },
-    /group 0 \(circular\) stand for no tokens.*local 16, remote 32/,
+    /group 0 \(circular\) hold no tokens.*local 16, remote 32/,
   ],
   [
     "scratch of unlike numbers of kernel blocks",

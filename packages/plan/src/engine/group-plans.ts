@@ -5,7 +5,7 @@ import type { GroupPlan } from "./engine-plan-types.js";
 import { headsInBlock, headsOfGroup, kernelTokens } from "./region-heads.js";
 import type { PairContext, RegionPiece } from "./segments.js";
 
-/** What planning a request needs of each group. */
+/** The plans of all groups. Errors: `KV_PLAN_UNSUPPORTED` for groups whose blocks cannot be cut as the others are. */
 export function groupPlans({
   context,
   pieces,
@@ -14,7 +14,7 @@ export function groupPlans({
 }: {
   context: PairContext;
   pieces: readonly RegionPiece[];
-  /** The fewest parts into which both sides' kernel blocks divide: the ratio of all groups. */
+  /** The fewest parts into which both sides' kernel blocks divide; one ratio serves all groups. */
   parts: BlockParts;
   cuts: Cuts;
 }): readonly GroupPlan[] {
@@ -28,7 +28,7 @@ export function groupPlans({
       const own = partsOfBlocks(cuts, { local: tokens, remote: remoteTokens });
       if (kind.extent === "whole" && (own.localParts !== 1 || own.remoteParts !== 1)) {
         throw unsupported(
-          `blocks of group ${group} (${name}) stand for no tokens, and so cannot be cut`,
+          `blocks of group ${group} (${name}) hold no tokens, so they cannot be cut`,
           local.kernelBlockSize,
           remote.kernelBlockSize,
           "use equal kernel block sizes",
@@ -36,7 +36,7 @@ export function groupPlans({
       }
       if (kind.extent === "whole" && local.physicalBlocksPerLogical !== remote.physicalBlocksPerLogical) {
         throw unsupported(
-          `a block of group ${group} (${name}) is one piece of scratch, of unlike numbers of kernel blocks`,
+          `a block of group ${group} (${name}) is one piece of scratch, and has different numbers of kernel blocks`,
           local.physicalBlocksPerLogical,
           remote.physicalBlocksPerLogical,
           "use equal numbers of kernel blocks in a logical one (block size, kernel block size)",
@@ -45,7 +45,7 @@ export function groupPlans({
       const theirs = remote.groupBlockTokens === undefined ? undefined : kernelTokens(remote, group);
       if (theirs !== undefined && theirs !== remoteTokens && !isState) {
         throw unsupported(
-          `group ${group} (${name}): kernel blocks do not hold tokens in the ratio of the others'`,
+          `group ${group} (${name}): kernel blocks do not hold tokens in the ratio of the engine's kernel blocks`,
           `${tokens} tokens of ${local.kernelBlockSize}`,
           `${theirs} tokens of ${remote.kernelBlockSize}`,
           "use equal TP and block sizes: then both engines give a group the same tokens per block",
@@ -53,7 +53,7 @@ export function groupPlans({
       }
       if (tokens % parts.localParts !== 0) {
         throw unsupported(
-          `group ${group}: kernel blocks of ${tokens} tokens do not divide into the ${parts.localParts} parts of the others'`,
+          `group ${group}: kernel blocks of ${tokens} tokens do not divide into the ${parts.localParts} parts of the engine's kernel blocks`,
           local.kernelBlockSize,
           remote.kernelBlockSize,
         );
@@ -80,7 +80,7 @@ export function groupPlans({
   );
 }
 
-/** A group's heads in a local block where it shares a region with groups that have more. */
+/** A group's KV heads in a local block, where it shares a region with groups of more heads. */
 function headsBesideOthers(
   { local, model }: PairContext,
   pieces: readonly RegionPiece[],

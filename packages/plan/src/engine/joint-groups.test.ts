@@ -95,8 +95,8 @@ describe("joint groups", () => {
     const nothing = { localBlockIds: [[], []], remoteBlockIds: [] };
     expect(joint?.blocks(nothing)).toBe(nothing);
     for (const [localBlockIds, remoteBlockIds, said] of [
-      [[[1]], [[1], [1]], /local block ids of 1 .* are of 2/],
-      [[[1], [1]], [[1], [1], [1]], /remote block ids of 3 .* are of 2/],
+      [[[1]], [[1], [1]], /local block ids of 1 .* have 2 groups/],
+      [[[1], [1]], [[1], [1], [1]], /remote block ids of 3 .* have 2 groups/],
     ] as const) {
       expect(() => joint?.blocks({ localBlockIds, remoteBlockIds })).toThrow(
         expect.objectContaining({ code: "KV_BLOCKS_MISMATCH", message: expect.stringMatching(said) }),

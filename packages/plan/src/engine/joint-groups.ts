@@ -4,22 +4,25 @@ import { cacheKind } from "../kinds/registry.js";
 import type { RequestBlocks } from "../request/request-plan-types.js";
 
 /**
- * Two engines that group a model's layers differently, in groups that they both have: one for each pair of groups, theirs and ours, that
- * some region belongs to. A plan of `local`, `remotes` and `model` is like any other; its requests are told in its groups.
+ * Two engines that group the layers of a model differently, described in joint groups: one for each pair of a local and a remote group that some region
+ * belongs to. Build the plan from `local`, `remotes` and `model`, and give `planRequest` the lists of `blocks`.
  */
 export interface JointGroups {
+  /** The local rank in joint groups. */
   readonly local: RankGeometry;
+  /** The remote ranks in joint groups. */
   readonly remotes: readonly RankGeometry[];
+  /** The model in joint groups. */
   readonly model: ModelGeometry;
-  /** The group here and the group there of each joint one. */
+  /** The local and the remote group of each joint group. */
   readonly pairs: readonly (readonly [local: number, remote: number])[];
-  /** A request's lists, each side's by its own groups, told in joint ones. Errors: `KV_BLOCKS_MISMATCH`. */
+  /** Converts the lists of a request from each side's own groups to joint groups. Errors: `KV_BLOCKS_MISMATCH` for the wrong number of lists. */
   blocks(blocks: RequestBlocks): RequestBlocks;
 }
 
 /**
- * Undefined where both sides group their regions alike, and where the groups cannot be told apart by region: then the plan refuses the
- * pair. As vLLM 0.33 for pure MLA models (`_block_ids_by_region`), which have no heads to be dealt out by group.
+ * The joint groups of a pair. Undefined where both sides group their regions alike, and where regions do not identify their groups; in the latter case
+ * `buildEngineTransferPlan` refuses the pair. As vLLM 0.33 for pure MLA models (`_block_ids_by_region`), whose groups have no heads to distribute.
  */
 export function joinGroups({
   local,
@@ -91,7 +94,7 @@ export function joinGroups({
   };
 }
 
-/** Whether a model's groups may be others at the peer: all of them the same on every rank, and of tokens. */
+/** Whether the two engines may group a model's layers differently: every group holds tokens, and is the same on every rank. Errors: `KV_PLAN_INVALID` for an unknown kind. */
 export function joinsGroups(groups: ModelGeometry["groups"]): boolean {
   return groups.every((name) => {
     const { sharding, extent } = cacheKind(name);
@@ -99,7 +102,7 @@ export function joinsGroups(groups: ModelGeometry["groups"]): boolean {
   });
 }
 
-/** Each group's blocks in its own regions, and every group with a region: else a list of blocks belongs to no region, or to all. */
+/** Whether each group has regions of its own, so that every list of blocks belongs to certain regions. */
 function areConfined(groupIds: readonly number[], numGroups: number): boolean {
   return (
     groupIds.every((group) => Number.isSafeInteger(group) && group >= 0) &&
@@ -111,7 +114,7 @@ function requireLists(side: string, lists: readonly unknown[], numGroups: number
   if (lists.length === numGroups) return;
   throw new KvError(
     "KV_BLOCKS_MISMATCH",
-    `${side} block ids of ${lists.length} KV cache groups given, the regions of that side are of ${numGroups}`,
+    `${side} block ids of ${lists.length} KV cache groups are given, the regions of that side have ${numGroups} groups`,
     { details: { side, given: lists.length, groups: numGroups } },
   );
 }

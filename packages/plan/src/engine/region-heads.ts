@@ -10,8 +10,8 @@ import { cacheKind } from "../kinds/registry.js";
 import { readOneReplica } from "./dcp-replicas.js";
 
 /**
- * Groups whose blocks are in a region. Where all regions name one group, every group's blocks are in every region; else each in its own
- * and in the shared ones.
+ * The groups whose blocks lie in a region. Where all regions name the same group, every group's blocks lie in every region. Otherwise a group's blocks
+ * lie in its own regions and in the shared ones.
  */
 export function groupsOfRegion(
   rank: RankGeometry,
@@ -24,7 +24,7 @@ export function groupsOfRegion(
   return all.filter((group) => !mapped || region.groupId === group || region.groupId === SHARED_REGION);
 }
 
-/** The KV heads of the whole model that a group has in a region; undefined where they are the same on every rank. */
+/** KV heads of the whole model that a group has in a region; undefined where every rank holds the same bytes. */
 export function headsOfGroup(
   region: RegionGeometry,
   group: number,
@@ -37,7 +37,7 @@ export function headsOfGroup(
   return region.replicated === undefined ? undefined : model.numKvHeads;
 }
 
-/** The same of all its groups: the most, where they differ. */
+/** KV heads of the whole model in a region: the most of its groups. Undefined where every rank holds the same bytes. */
 export function headsInRegion(
   rank: RankGeometry,
   region: RegionGeometry,
@@ -53,12 +53,12 @@ export function headsInRegion(
   return heads.length === 0 ? undefined : Math.max(...heads);
 }
 
-/** KV heads in a rank's block of so many of the model's; 1 for what is the same on every rank. */
+/** KV heads in a block of a rank, for a number of heads of the model; 1 where every rank holds the same bytes. */
 export function headsInBlock(rank: RankGeometry, heads: number | undefined): number {
   return heads === undefined ? 1 : Math.max(1, Math.floor(heads / rank.tpSize));
 }
 
-/** Tokens in a kernel block of a group; groups of one model may differ. */
+/** Tokens in a kernel block of a group. Errors: `KV_PLAN_INVALID` where a logical block does not divide into kernel blocks. */
 export function kernelTokens(rank: RankGeometry, group: number): number {
   const logical = rank.groupBlockTokens?.[group];
   if (logical === undefined) return rank.kernelBlockSize;
@@ -70,7 +70,10 @@ export function kernelTokens(rank: RankGeometry, group: number): number {
   );
 }
 
-/** The mapping of each number of heads that regions of a model have, made once. */
+/**
+ * The mappings of a pair of ranks, by number of KV heads: regions of one model may have different numbers. Each is computed once. Errors:
+ * `KV_TOPOLOGY_INVALID`, `KV_PLAN_UNSUPPORTED`.
+ */
 export function mappingsByHeads(
   local: RankGeometry,
   remote: RankGeometry,

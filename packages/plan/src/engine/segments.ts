@@ -13,37 +13,42 @@ import {
 import type { TransferForm } from "./engine-plan-types.js";
 import { groupsOfRegion, headsInBlock, headsInRegion, headsOfGroup, kernelTokens } from "./region-heads.js";
 
-/** A region of both sides, and what is in it. */
+/** One region on both sides, with its groups and heads. */
 export interface RegionPair {
+  /** Index among the local regions. */
   readonly index: number;
   readonly region: RegionGeometry;
   readonly remoteRegion: RegionGeometry;
-  /** Groups of heads and tokens (or whole blocks), and of state, whose blocks it holds. */
+  /** Groups of heads and tokens, or of whole blocks, that have blocks in the region. */
   readonly attentionGroups: readonly number[];
+  /** Groups of state that have blocks in the region. */
   readonly stateGroups: readonly number[];
-  /** KV heads of the whole model, the most of its groups; undefined where every rank has the same. */
+  /** KV heads of the whole model: the most of its groups; undefined where every rank holds the same bytes. */
   readonly heads: number | undefined;
   /** The mapping for that number of heads. */
   readonly mapping: TpMapping;
 }
 
+/** The two ranks of a plan, and their mappings. */
 export interface PairContext {
   readonly local: RankGeometry;
   readonly remote: RankGeometry;
   readonly model: ModelGeometry;
+  /** The mapping for a number of KV heads; undefined where every rank holds the same bytes. */
   mapping(heads: number | undefined): TpMapping;
 }
 
-/** A segment before it has a place in the tables. */
+/** A piece of a region: a segment before it has a place in the tables. */
 export interface RegionPiece {
   readonly pair: RegionPair;
   readonly piece: Piece;
-  /** Groups that move it. */
+  /** Groups whose blocks have the piece. */
   readonly groups: readonly number[];
-  /** Remote ranks that hold it for the local rank. */
+  /** Remote ranks that the local rank reads it from. */
   readonly ranks: readonly number[];
 }
 
+/** One region with its groups, heads and mapping. */
 export function regionPair(
   context: PairContext,
   index: number,
@@ -65,7 +70,7 @@ export function regionPair(
   };
 }
 
-/** What a region's blocks are on both sides, and which heads of them go together. */
+/** The shape of a region's blocks on both sides, and the heads that a source and the local rank share. */
 export function attentionShape({ local, remote, model }: PairContext, pair: RegionPair): AttentionShape {
   const { region, remoteRegion, heads, mapping } = pair;
   const group = pair.attentionGroups[0] ?? 0;
@@ -82,7 +87,7 @@ export function attentionShape({ local, remote, model }: PairContext, pair: Regi
   })) as [AttentionShape["local"], AttentionShape["local"]];
   const ranks = mapping.attentionRanks;
   const tokens = new Set(pair.attentionGroups.map((each) => kernelTokens(local, each)));
-  // Of token-major blocks a share of each token's heads is the same bytes, however many they are.
+  // In token-major blocks an equal share of each token's heads is the same bytes for any number of heads.
   const rows = one.order === "token-major" && other.order === "token-major";
   const unlikeHeads =
     !rows && pair.attentionGroups.some((each) => headsOfGroup(region, each, model) !== heads);
@@ -93,11 +98,11 @@ export function attentionShape({ local, remote, model }: PairContext, pair: Regi
     sharedHeads,
     localHead: ({ tpRank }) => headSlot(mapping, tpRank, heads ?? 1, remote) * sharedHeads,
     remoteHead: mapping.rankOffsetFactor * one.heads,
-    ...(tokens.size > 1 || unlikeHeads ? { isMixed: true } : {}),
+    isMixed: tokens.size > 1 || unlikeHeads || undefined,
   };
 }
 
-/** Heads of each region in its table order, then its states, region by region. */
+/** The pieces of all regions, in the order of the tables: attention region by region, then state region by region. */
 export function piecesOf(
   context: PairContext,
   pairs: readonly RegionPair[],
@@ -126,8 +131,8 @@ export function piecesOf(
 }
 
 /**
- * The local share that a remote rank fills: the one of its head, whichever of the head's copies it is. Of the one head that is the same on
- * all ranks that is the only one: every source fills whole blocks, under DCP others of them.
+ * The local share that a remote rank fills: the slot of its head, also where the rank is a replica. A cache that is the same on all ranks has one slot:
+ * every source fills whole blocks, and under DCP each source fills different blocks.
  */
 function headSlot(mapping: TpMapping, tpRank: number, heads: number, remote: RankGeometry): number {
   const headOf = (rank: number) => Math.floor((rank * heads) / remote.tpSize);

@@ -10,6 +10,7 @@ import type { PairContext, RegionPiece } from "./segments.js";
 
 const NOWHERE: RegionIndexing = Object.freeze({ offset: 0, count: 0, blockStep: 0, partStep: 0 });
 
+/** The segments of a plan: a segment for each piece, in a list for its pair of memory types. */
 export function segmentPlans(
   pieces: readonly RegionPiece[],
   stages: readonly AlignedRank[],
@@ -47,6 +48,7 @@ function listsOf(pieces: readonly RegionPiece[]): readonly MemoryTypes[] {
   return lists;
 }
 
+/** Input of `sourcePlans`. */
 export interface SourcesOptions {
   readonly context: PairContext;
   readonly pieces: readonly RegionPiece[];
@@ -57,7 +59,10 @@ export interface SourcesOptions {
   }[];
 }
 
-/** Every remote rank that something is read from, with its tables. Local indices are the same for all. */
+/**
+ * The remote ranks that are read, with their tables. Local indices are the same for all of them. Errors: `KV_PLAN_UNSUPPORTED` for more descriptors
+ * than can be indexed, `KV_PLAN_INVALID`.
+ */
 export function sourcePlans(options: SourcesOptions): {
   readonly plans: readonly SourcePlan[];
   readonly localIndexing: readonly RegionIndexing[];
@@ -87,9 +92,9 @@ function sourceRanks(pieces: readonly RegionPiece[]): readonly number[] {
 interface SourceOptions extends SourcesOptions {
   readonly remote: RankGeometry;
   readonly aligned: AlignedRank;
-  /** Pieces that are in the stage's regions: rows of the tables. */
+  /** Pieces in the regions of the stage: they have rows in the tables. */
   readonly here: readonly number[];
-  /** Of those, the ones that move. */
+  /** Pieces of `here` that are read from this rank. */
   readonly moved: readonly number[];
 }
 
@@ -98,7 +103,7 @@ function sourcePlan(options: SourceOptions): SourcePlan {
   const remoteRegion = ({ pair }: RegionPiece) =>
     remote.regions[aligned.localRegions.indexOf(pair.index)] as RegionGeometry;
   const { tpRank, tpSize } = context.local;
-  // In the order of the pieces of state that they fill.
+  // The order is that of the pieces of state that the ranks fill.
   const states = targetRemoteRanks({ tpRank, tpSize, remoteTpSize: remote.tpSize });
   const position: SourcePosition = {
     tpRank: remote.tpRank,
@@ -161,7 +166,7 @@ function sourcePlan(options: SourceOptions): SourcePlan {
   });
 }
 
-/** Offsets of segments within their lists; of those that are not in the tables, nothing. */
+/** The places of segments within their lists; `NOWHERE` for segments that the rank does not hold. */
 function indexAll(
   { pieces, segments }: SourcesOptions,
   rank: RankGeometry,
@@ -201,7 +206,7 @@ function requireIndexable(rank: RankGeometry, descriptors: number): void {
   );
 }
 
-/** All that a local table depends on beside the local geometry: equal keys, equal tables. */
+/** A key of the local table among plans of one local rank: equal keys mean equal tables. */
 function listKey(
   local: RankGeometry,
   indices: readonly number[],

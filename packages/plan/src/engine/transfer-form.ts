@@ -11,26 +11,35 @@ import {
 } from "./attention-pieces.js";
 import type { TransferForm } from "./engine-plan-types.js";
 
+/** The chosen form, and the cuts of blocks in it. */
 export interface FormChoice extends Cuts {
   readonly form: TransferForm;
+  /** `EngineTransferPlan.formReason`. */
   readonly reason: string;
 }
 
+/** The facts that decide on a form. */
 export interface FormQuestion {
+  /** Regions of heads and tokens. */
   readonly shapes: readonly AttentionShape[];
   /** The fewest parts into which both sides' kernel blocks divide. */
   readonly parts: BlockParts;
+  /** Tokens in a kernel block of the engines. */
   readonly kernelTokens: { readonly local: number; readonly remote: number };
-  /** The tokens within a head are in an order that is known, on both sides. */
+  /** The order of tokens within a head is known on both sides. */
   readonly plainTokens: boolean;
-  /** The local engine turns received head-major blocks into token-major ones. */
+  /** The pair has the conversion "hnd-to-nhd": head-major blocks become token-major ones after a receive. */
   readonly turnsHeads: boolean;
-  /** The receive pass can look at the local memory. */
+  /** The receive pass can access the local memory. */
   readonly canPass: boolean;
+  /** `BuildPlanOptions.form`. */
   readonly wanted: "permute" | "direct" | undefined;
 }
 
-/** Permute or direct, by what the pair can do, and where it can do either by the number of descriptors; errors: `KV_PLAN_UNSUPPORTED`, saying what rules out either. */
+/**
+ * Chooses the form. `copy` where bytes already lie in one order; else `permute` or `direct`, by what the pair supports, and by the number of descriptors
+ * where it supports both. Errors: `KV_PLAN_UNSUPPORTED` with the reasons that exclude both forms.
+ */
 export function chooseForm(question: FormQuestion): FormChoice {
   const { shapes, parts, wanted } = question;
   const turned = shapes.filter((shape) => !isPlainCopy(shape, parts));
@@ -39,7 +48,7 @@ export function chooseForm(question: FormQuestion): FormChoice {
       form: "copy",
       parts,
       tokenByToken: false,
-      reason: "the bytes of a block lie in one order on both sides",
+      reason: "the bytes of a block have the same order on both sides",
     };
   }
   const noPass = whyNoPass(turned, question);
@@ -56,7 +65,7 @@ export function chooseForm(question: FormQuestion): FormChoice {
   if (noPass !== undefined && (noDirect !== undefined || wanted === "permute")) {
     const [one] = turned as [AttentionShape];
     throw unsupported(
-      `blocks must be put in another order, and there is no way: a pass cannot, for ${noPass}` +
+      `blocks must be put in another order, and neither form can: a pass cannot, for ${noPass}` +
         (noDirect === undefined ? "" : `; finer descriptors cannot, for ${noDirect}`),
       `${one.local.heads} heads × ${one.local.tokens} tokens, ${one.local.order}`,
       `${one.remote.heads} heads × ${one.remote.tokens} tokens, ${one.remote.order}`,
@@ -67,7 +76,7 @@ export function chooseForm(question: FormQuestion): FormChoice {
   if (wanted === "direct" && noDirect === undefined) return { ...direct, reason: "asked for" };
   if (noPass !== undefined) return { ...direct, reason: noPass };
   if (noDirect !== undefined) return { ...permute, reason: noDirect };
-  // Permute is vLLM's form: what is chosen here never has more descriptors.
+  // Permute is the form of vLLM. The chosen form never has more descriptors.
   const [inPlace, passed] = [descriptorsOf(turned, fine, true), descriptorsOf(turned, coarse, false)];
   return inPlace <= passed
     ? {
@@ -80,7 +89,7 @@ export function chooseForm(question: FormQuestion): FormChoice {
       };
 }
 
-/** Descriptors of a local kernel block, of all its regions. */
+/** Descriptors of a local kernel block over all regions. */
 function descriptorsOf(shapes: readonly AttentionShape[], cuts: Cuts, direct: boolean): number {
   return shapes.reduce((sum, shape) => {
     const parts = partsOfShape(cuts, shape);
@@ -94,11 +103,11 @@ function whyNoPass(
 ): string | undefined {
   if (!plainTokens) return "the order of tokens within a head is the backend's own";
   if (parts.remoteParts > 1) return "the remote's blocks are not parts of the local ones";
-  if (!canPass) return "the local cache is in device memory, which a pass cannot look at";
+  if (!canPass) return "the local cache is in device memory, which a pass cannot access";
   if (turned.some(({ remote }) => remote.heads > 1 && remote.order !== "head-major"))
     return "the remote's blocks are not head-major";
   if (turned.some(({ local }) => local.heads > 1 && local.order !== "head-major") && !turnsHeads)
-    return 'token-major blocks are received so only by an engine that declares the conversion "hnd-to-nhd"';
+    return 'only an engine that declares the conversion "hnd-to-nhd" receives token-major blocks with a pass';
   return whyNoCells(turned.map(({ local }) => local));
 }
 
@@ -115,11 +124,11 @@ function whyNotDirect(
     if (isMixed) return "groups with different tokens or heads per block share a region";
   }
   if (!turned.some(isTokenByToken)) return undefined;
-  // Then what would lie right by being copied is cut as well.
+  // Token by token, regions that a plain copy would serve are cut as well.
   return whyNoCells(shapes.flatMap(({ local, remote }) => [local, remote]));
 }
 
-/** The pages of hybrids may be padded: where their heads and tokens are is then not known. */
+/** The pages of hybrids may be padded; then the places of their heads and tokens are unknown. */
 function whyNoCells(sides: readonly AttentionSide[]): string | undefined {
   const odd = sides.find(({ blockBytes, heads, tokens }) => blockBytes % (heads * tokens) !== 0);
   if (odd === undefined) return undefined;

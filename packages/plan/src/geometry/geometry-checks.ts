@@ -7,11 +7,14 @@ import {
   SHARED_REGION,
 } from "./rank-geometry.js";
 
-/** Descriptor indices are 32-bit in every transport. */
+/** The highest number of descriptors in a list: descriptor ids are signed 32-bit integers. */
 export const MAX_DESCRIPTORS = 2 ** 31 - 1;
 const MAX_REGIONS = 65_536;
 
-/** Refuses a side that contradicts itself, whoever it is. `side` is for the message, such as "remote rank 2". */
+/**
+ * Refuses a rank whose description contradicts itself. `side` is the subject of messages, such as "remote rank 2". Errors: `KV_PLAN_INVALID` with the
+ * field and its value.
+ */
 export function checkRankGeometry(side: string, rank: RankGeometry, model: ModelGeometry): void {
   integer(side, "tpSize", rank.tpSize, 1);
   integer(side, "tpRank", rank.tpRank, 0);
@@ -22,7 +25,7 @@ export function checkRankGeometry(side: string, rank: RankGeometry, model: Model
   integer(side, "physicalBlocksPerLogical", rank.physicalBlocksPerLogical, 1);
   integer(side, "deviceId", rank.deviceId, 0);
   if (!KV_CACHE_LAYOUTS.includes(rank.layout)) {
-    throw invalid(side, `layout "${rank.layout}" is none of ${KV_CACHE_LAYOUTS.join(", ")}`);
+    throw invalid(side, `layout "${rank.layout}" is not one of ${KV_CACHE_LAYOUTS.join(", ")}`);
   }
   if (rank.regions.length === 0 || rank.regions.length > MAX_REGIONS) {
     throw invalid(side, `${rank.regions.length} regions, expected 1 to ${MAX_REGIONS}`);
@@ -44,6 +47,7 @@ export function checkRankGeometry(side: string, rank: RankGeometry, model: Model
   }
 }
 
+/** Refuses a model without KV cache groups, with an unknown kind, or with numbers out of range. Errors: `KV_PLAN_INVALID`. */
 export function checkModelGeometry(model: ModelGeometry): void {
   integer("the model", "numKvHeads", model.numKvHeads, 1);
   if (model.groups.length === 0) throw invalid("the model", "no KV cache group");
@@ -93,7 +97,7 @@ function checkRegion(side: string, index: number, region: RegionGeometry, numGro
   }
   const end = region.baseAddress + (region.numBlocks - 1) * region.blockStrideBytes + region.blockLengthBytes;
   if (!Number.isSafeInteger(end))
-    throw invalid(where, `it ends at ${end}, beyond the addresses that are exact (2^53)`);
+    throw invalid(where, `it ends at ${end}, beyond the addresses that a number holds exactly (2^53)`);
 }
 
 function integer(where: string, field: string, value: number, minimum: number): void {

@@ -1,7 +1,7 @@
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { cacheSemantics, headsInRegion, tokensInBlock } from "./cache-semantics.js";
 
-/** One loop over a tile, outermost first. Positions along it are counted for the whole model, those of tokens within the block. */
+/** One loop over a tile, outermost first. Heads are counted over the whole model, tokens within the block. */
 interface TileAxis {
   readonly axis: "head" | "token";
   readonly begin: number;
@@ -9,8 +9,8 @@ interface TileAxis {
 }
 
 /**
- * A stretch of a block: nested loops over heads and tokens around cells of `cellBytes`. Where names are equal, byte i of one cell means what
- * byte i of the other does (K first, then V, for plain caches).
+ * A stretch of a block: nested loops over heads and tokens around cells of `cellBytes`. Where the names of two tiles are equal, byte `i` of their cells holds the
+ * same element (K first, then V, for plain caches).
  */
 export interface Tile {
   readonly name: string;
@@ -22,20 +22,20 @@ export interface Tile {
   readonly cellBegin: number;
 }
 
-/** What the bytes of a block stand for, in order; what no tile covers is padding. */
+/** The contents of a block, in order. Bytes that no tile covers are padding. */
 export interface BlockContents {
   readonly tiles: readonly Tile[];
-  /** Tokens in the block; 1 for blocks that stand for none. */
+  /** Tokens in the block; 1 for blocks without tokens. */
   readonly tokens: number;
   /** Tokens that a step along the token axis stands for: 1, or a whole block where the order of tokens is not known. */
   readonly tokensPerStep: number;
   /** Kernel blocks that the block spans. */
   readonly kernelBlocks: number;
-  /** It may use the padding after its kernel blocks too: a state is laid over the whole page. */
+  /** The contents may reach into the padding after the kernel blocks: a state uses the whole page. */
   readonly usesPadding: boolean;
 }
 
-/** The meaning of one byte, and how far the next bytes go on in the same way. */
+/** The contents of one byte, and the number of bytes that continue in the same way. */
 export interface BytePlace {
   readonly tile: Tile;
   readonly head: number;
@@ -47,7 +47,7 @@ export interface BytePlace {
   readonly runAxis: "head" | "token" | "cell";
 }
 
-/** By the letters of the layout: whose loop is outside within a block of one layer. */
+/** By layout: whether the loop over heads is outside the loop over tokens, within a block of one layer. */
 const HEAD_OUTSIDE: Readonly<Record<string, boolean | undefined>> = {
   LBHNC: true,
   BLHNC: true,
@@ -67,7 +67,7 @@ export interface BlockQuestion {
   readonly ownOrder: string | undefined;
 }
 
-/** Reads a block by the letters of its layout. Undefined when the block does not divide as the layout says. */
+/** The contents of a block by the letters of its layout. Undefined when the block does not divide as the layout says. */
 export function contentsOfBlock(question: BlockQuestion): BlockContents | undefined {
   const { rank, group, model, lengthBytes } = question;
   const kind = cacheSemantics(model.groups[group] ?? "");
@@ -91,7 +91,7 @@ function attentionContents(question: BlockQuestion): BlockContents | undefined {
   // Cells that stand for several tokens each, of compressed latents.
   const compressed = heads.size === 1 && lengthBytes % tokens !== 0;
   if (headOutside === undefined || (ownOrder !== undefined && !headOutside) || compressed) {
-    // Heads of a layer are not together, or what is in a block lies in an order unknown: it is known as a whole only.
+    // The heads of a layer are not together, or their order is unknown: the block is known as a whole only.
     const layout = heads.size === 1 ? "any layout" : rank.layout;
     const name = `a whole block of ${layout} ${ownOrder ?? "plain"}, ${heads.size} heads from ${heads.begin}, ${tokens} tokens`;
     return {
@@ -131,10 +131,10 @@ function attentionContents(question: BlockQuestion): BlockContents | undefined {
 function stateContents(rank: RankGeometry, other: RankGeometry): BlockContents | undefined {
   const own = rank.stateSpace;
   if (own === undefined) return undefined;
-  const told = other.stateSpace?.convProjectionBytes;
-  // The wire has sums only: projections that one side does not tell are the other's, cut for its number of ranks.
+  const given = other.stateSpace?.convProjectionBytes;
+  // A handshake has sums only. Missing projections are those of the other side, scaled to this side's number of ranks.
   const projections = own.convProjectionBytes ??
-    told?.map((bytes) => (bytes * other.tpSize) / rank.tpSize) ?? [own.convBytes];
+    given?.map((bytes) => (bytes * other.tpSize) / rank.tpSize) ?? [own.convBytes];
   if (projections.some((bytes) => !Number.isInteger(bytes))) return undefined;
   let offset = 0;
   const tiles = [...projections, own.recurrentBytes].map((bytes, index, all): Tile => {
@@ -153,14 +153,14 @@ function stateContents(rank: RankGeometry, other: RankGeometry): BlockContents |
 }
 
 function tile(name: string, lengthBytes: number, cellBytes: number, axes: readonly TileAxis[]): Tile {
-  // Cells of unlike sizes are unlike, but for those of a state, of which a rank has a share.
+  // Cells of different sizes are different, except those of a state, which a rank has a share of.
   const named = axes.length === 0 ? name : `${name}, cells of ${cellBytes}`;
   return { name: named, offset: 0, lengthBytes, cellBytes, axes, cellBegin: 0 };
 }
 
-/** The meaning of the byte at an offset into the block; undefined in padding. */
-export function placeAt(meaning: BlockContents, offset: number): BytePlace | undefined {
-  const found = meaning.tiles.find((one) => offset >= one.offset && offset < one.offset + one.lengthBytes);
+/** The contents of the byte at an offset of the block; undefined in padding. */
+export function placeAt(contents: BlockContents, offset: number): BytePlace | undefined {
+  const found = contents.tiles.find((one) => offset >= one.offset && offset < one.offset + one.lengthBytes);
   if (found === undefined) return undefined;
   const into = offset - found.offset;
   const cell = Math.floor(into / found.cellBytes);
@@ -174,7 +174,7 @@ export function placeAt(meaning: BlockContents, offset: number): BytePlace | und
     const loop = found.axes[index] as TileAxis;
     const position = rest % loop.size;
     rest = (rest - position) / loop.size;
-    at[loop.axis] = (loop.begin + position) * (loop.axis === "token" ? meaning.tokensPerStep : 1);
+    at[loop.axis] = (loop.begin + position) * (loop.axis === "token" ? contents.tokensPerStep : 1);
     if (index === found.axes.length - 1 && loop.size > 1) {
       runAxis = loop.axis;
       runBytes += (loop.size - 1 - position) * found.cellBytes;
@@ -194,8 +194,8 @@ export function blockBytes(
   );
 }
 
-/** The first byte after `offset` that is no padding; the block's end where there is none. */
-export function afterPadding(meaning: BlockContents, offset: number, lengthBytes: number): number {
-  const begins = meaning.tiles.map((one) => one.offset).filter((begin) => begin > offset);
+/** The first byte after `offset` that is not padding; the end of the block where there is none. */
+export function afterPadding(contents: BlockContents, offset: number, lengthBytes: number): number {
+  const begins = contents.tiles.map((one) => one.offset).filter((begin) => begin > offset);
   return Math.min(lengthBytes, ...begins);
 }

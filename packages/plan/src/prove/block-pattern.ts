@@ -13,7 +13,7 @@ export interface Write {
   readonly remoteToken: number;
 }
 
-/** All that decides whether a destination block ends up right. Blocks with equal patterns share one proof. */
+/** All facts that decide whether a destination block ends up right. Blocks with equal patterns share one proof. */
 export interface BlockPattern {
   readonly lengthBytes: number;
   readonly writes: readonly Write[];
@@ -26,7 +26,7 @@ export interface BlockPattern {
   readonly clearsLead: boolean;
   /** Whether tokens after the needed ones must have been cleared. */
   readonly clearsTail: boolean;
-  readonly meaning: BlockContents;
+  readonly contents: BlockContents;
   /** Of a block at each source, by its position in the plan. */
   readonly sourceContents: readonly (BlockContents | undefined)[];
 }
@@ -41,22 +41,22 @@ export function patternKey(pattern: BlockPattern): string {
 
 /** Follows every byte of the finished block back to its source, a run at a time. `where` completes the fault. */
 export function provePattern(pattern: BlockPattern, where: PlanFault["at"]): void {
-  const { meaning, pass, lengthBytes } = pattern;
+  const { contents, pass, lengthBytes } = pattern;
   const writes = [...pattern.writes].sort((one, two) => one.offset - two.offset);
   requireOnce(writes, where);
   for (let offset = 0; offset < lengthBytes; ) {
-    const want = placeAt(meaning, offset);
+    const want = placeAt(contents, offset);
     if (want === undefined) {
-      offset = afterPadding(meaning, offset, lengthBytes);
+      offset = afterPadding(contents, offset, lengthBytes);
       continue;
     }
     const zeroing = zeroingAt(pattern.grid, offset, pass);
     const at = { ...where, offset, head: want.head, tokenInBlock: want.token, cellByte: want.cellByte };
-    const isTail = want.token + meaning.tokensPerStep > pattern.neededTo;
+    const isTail = want.token + contents.tokensPerStep > pattern.neededTo;
     if (isTail && !zeroing.zeroed && pattern.clearsTail) {
       fail("tail-not-cleared", "a token that the request does not have keeps the bytes of another", at);
     }
-    const isLead = want.token + meaning.tokensPerStep <= pattern.neededFrom;
+    const isLead = want.token + contents.tokensPerStep <= pattern.neededFrom;
     if (isLead && !zeroing.zeroed && pattern.clearsLead)
       fail("lead-not-cleared", "a token before the remote's window keeps the bytes of another", at);
     const toEdge = bytesToEdge(pattern, want);
@@ -73,11 +73,11 @@ export function provePattern(pattern: BlockPattern, where: PlanFault["at"]): voi
   }
 }
 
-/** The next byte that may be another's. A run without a byte would never end. */
+/** The length of the shortest run. A run without a byte would never end. */
 function onward(...runs: number[]): number {
   const step = Math.min(...runs);
   if (step > 0) return step;
-  throw new KvError("KV_INTERNAL", `a proof does not get on: runs of ${runs.join(", ")} bytes`);
+  throw new KvError("KV_INTERNAL", `a proof makes no progress: runs of ${runs.join(", ")} bytes`);
 }
 
 /** Checks where the byte comes from; returns the bytes from there on that come in the same way. */
@@ -120,7 +120,7 @@ function sourceRun(
   return Math.min(together, origin.runBytes, write.lengthBytes - into);
 }
 
-/** What the destination has before the first token that the request takes is a prefix hit's, or another's. */
+/** Refuses writes before the first token that the request takes: those tokens belong to a prefix hit or to another request. */
 function requireUntouched(
   { pass }: BlockPattern,
   writes: readonly Write[],
@@ -138,12 +138,12 @@ function requireUntouched(
 }
 
 /** Bytes along the run of `here` until what the request needs begins or ends. */
-function bytesToEdge({ meaning, neededFrom, neededTo }: BlockPattern, here: BytePlace): number {
+function bytesToEdge({ contents, neededFrom, neededTo }: BlockPattern, here: BytePlace): number {
   if (here.runAxis === "cell") return here.cellRest;
   if (here.runAxis === "head") return here.runBytes;
   const edge =
     here.token < neededFrom ? neededFrom : here.token < neededTo ? neededTo : Number.POSITIVE_INFINITY;
-  const steps = Math.ceil((edge - here.token) / meaning.tokensPerStep);
+  const steps = Math.ceil((edge - here.token) / contents.tokensPerStep);
   return Math.min(here.runBytes, here.cellRest + (steps - 1) * here.tile.cellBytes);
 }
 

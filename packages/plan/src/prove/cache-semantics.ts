@@ -2,13 +2,13 @@ import type { KvCacheKind } from "@kv/interface";
 import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 
 /**
- * What a kind of cache is, as far as a proof needs it: how ranks share it, and what a list of its blocks stands for. Said here anew, and
- * not taken from the planner's own files of kinds.
+ * The semantics of a kind of cache that a proof needs: how ranks share it, and the part of a sequence that its lists of blocks hold. Defined here a second time,
+ * independent of the planner's kinds: a proof that asks the planner proves nothing.
  */
 export interface CacheSemantics {
   /** `heads`: by KV head. `replicated`: the same on every rank. `state`: cut evenly. */
   readonly sharing: "heads" | "replicated" | "state";
-  /** `sequence`: from the first token on. `window`: up to the last one. `last`: blocks without tokens, which end together. */
+  /** `sequence`: from the first token on. `window`: up to the last token. `last`: blocks without tokens; both lists end together. */
   readonly lists: "sequence" | "window" | "last";
 }
 
@@ -21,17 +21,18 @@ const KINDS: Readonly<Record<string, CacheSemantics | undefined>> = {
   circular: { sharing: "replicated", lists: "last" },
 };
 
-/** Undefined for a kind whose meaning is not known here: such a plan cannot be proven. */
+/** The semantics of a kind; undefined for an unknown kind, whose plans cannot be proven. */
 export function cacheSemantics(kind: KvCacheKind): CacheSemantics | undefined {
   return KINDS[kind];
 }
 
+/** Consecutive KV heads of the model. */
 export interface HeadRange {
   readonly begin: number;
   readonly size: number;
 }
 
-/** KV heads of a rank, of so many: equal shares, or one head for several neighbours where there are more ranks than heads. */
+/** KV heads of a rank: equal shares, or one head for several neighbouring ranks where there are more ranks than heads. */
 function headsOfRank(rank: RankGeometry, numKvHeads: number): HeadRange {
   const share = numKvHeads / rank.tpSize;
   return share >= 1
@@ -39,7 +40,7 @@ function headsOfRank(rank: RankGeometry, numKvHeads: number): HeadRange {
     : { begin: Math.floor(rank.tpRank * share), size: 1 };
 }
 
-/** Heads of a group's blocks in one region of a rank; head 0 alone for what is the same on every rank. */
+/** KV heads of a group's blocks in one region of a rank; head 0 alone where every rank holds the same bytes. */
 export function headsInRegion(
   rank: RankGeometry,
   region: RegionGeometry,
@@ -52,16 +53,16 @@ export function headsInRegion(
   return headsOfRank(rank, region.numKvHeads ?? model.groupKvHeads?.[group] ?? model.numKvHeads);
 }
 
-/** Tokens in a kernel block of a group; the remote may leave to be inferred what the local side says. */
+/** Tokens in a kernel block of a group. Where a rank has no `groupBlockTokens`, the other side's give the ratio. */
 export function tokensInBlock(rank: RankGeometry, group: number, other: RankGeometry): number {
   const own = rank.groupBlockTokens?.[group];
   if (own !== undefined) return own / rank.physicalBlocksPerLogical;
-  const told = other.groupBlockTokens?.[group];
-  if (told === undefined) return rank.kernelBlockSize;
-  return (told / other.physicalBlocksPerLogical) * (rank.kernelBlockSize / other.kernelBlockSize);
+  const given = other.groupBlockTokens?.[group];
+  if (given === undefined) return rank.kernelBlockSize;
+  return (given / other.physicalBlocksPerLogical) * (rank.kernelBlockSize / other.kernelBlockSize);
 }
 
-/** Regions that hold a group's blocks, by what the regions say of themselves. */
+/** Regions that hold a group's blocks, by their own `groupId` and `groupIds`. */
 export function regionsHolding(rank: RankGeometry, group: number): readonly number[] {
   const named = rank.regions.map((region) => region.groupId);
   const one = named.every((id) => id === named[0]);

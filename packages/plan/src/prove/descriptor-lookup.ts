@@ -3,23 +3,27 @@ import { addressOf, type DescriptorRow, descriptorRows, rowIndexOf } from "../en
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import { fail } from "./proof-result.js";
 
-/** Where a descriptor points, in the words of the rank that owns the memory. */
+/** The memory of a descriptor: bytes of a region of the rank that owns it. */
 export interface MemoryPlace {
+  /** Index of the region. */
   readonly region: number;
   /** Bytes from the region's begin. */
   readonly from: number;
+  /** Bytes of the descriptor. */
   readonly lengthBytes: number;
 }
 
-/** From a descriptor's index to the memory it names, by nothing but the table's rows and the rank's own regions. */
+/** Finds the memory of descriptors, from the rows of a table and the regions of the rank. */
 export interface DescriptorLookup {
+  /** Descriptors of the table. */
   readonly count: number;
+  /** The memory of a descriptor. Ends the proof with "descriptor-outside" for memory outside of the blocks of a region. */
   place(id: number): MemoryPlace;
-  /** Number of the row that a descriptor is of. */
+  /** Index of the row that holds a descriptor. */
   rowIndex(id: number): number;
 }
 
-/** `whose` is for messages: "local" or "remote rank 3". */
+/** A lookup for one table. `whose` is the subject of messages: "local" or "remote rank 3". */
 export function descriptorLookup(
   whose: string,
   table: DescriptorTable,
@@ -27,7 +31,7 @@ export function descriptorLookup(
 ): DescriptorLookup {
   const rows = descriptorRows(table);
   const count = rows.reduce((sum, row) => sum + row.count, 0);
-  // Regions of unlike memory types may have equal addresses.
+  // Regions in different types of memory may have equal addresses.
   const ordered = [...rank.regions.entries()]
     .filter(([, region]) => region.memoryType === table.memoryType)
     .sort(([, one], [, two]) => one.baseAddress - two.baseAddress);

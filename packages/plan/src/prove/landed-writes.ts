@@ -10,7 +10,7 @@ import type { ProofSubject, RegionContents } from "./proof-subject.js";
 /** A destination block's group, and what its bytes mean. */
 export interface Owner {
   readonly demand: NeededTokens;
-  readonly meanings: RegionContents;
+  readonly regionContents: RegionContents;
   /** Position of the block in the group's list. */
   readonly position: number;
 }
@@ -69,7 +69,7 @@ export function landedWrites(subject: ProofSubject, request: RequestPlan, owners
   return landed;
 }
 
-/** Runs `[localId, remoteId, count]` of a read. They are what a transport may be given instead of the ids, so both must say the same. */
+/** The runs `[localId, remoteId, count]` of a read. A transport may get runs or ids, so both must be equal. */
 function* pairsOf(read: RequestPlan["reads"][number]): Iterable<readonly [number, number, number]> {
   const { localIds, remoteIds, runs, remoteRank } = read;
   const differ = (what: string): never =>
@@ -124,14 +124,14 @@ function writeOf(
   if (owner === undefined) {
     fail(
       "foreign-write",
-      `kernel block ${kernelBlock} of region "${region.name}" is written and is not the request's`,
+      `kernel block ${kernelBlock} of region "${region.name}" is written, and does not belong to the request`,
       where,
     );
   }
   if (to.lengthBytes !== from.lengthBytes)
     fail("descriptor-lengths", `${from.lengthBytes} bytes are read into ${to.lengthBytes}`, where);
-  const { demand, meanings } = owner;
-  if (meanings.remoteRegions[source] !== from.region) {
+  const { demand, regionContents } = owner;
+  if (regionContents.remoteRegions[source] !== from.region) {
     fail(
       "wrong-source",
       `region "${region.name}" is filled from region "${rank.regions[from.region]?.name}"`,
@@ -139,18 +139,23 @@ function writeOf(
     );
   }
   const remoteRegion = rank.regions[from.region] as RegionGeometry;
-  const here = placeInBlock(region, to, meanings.local, where);
-  const there = placeInBlock(remoteRegion, from, meanings.sources[source] ?? meanings.local, where);
+  const here = placeInBlock(region, to, regionContents.local, where);
+  const there = placeInBlock(
+    remoteRegion,
+    from,
+    regionContents.sources[source] ?? regionContents.local,
+    where,
+  );
   const held = demand.remotes[source] as BlockTokens;
   const position = held.position.get(there.block);
   if (position === undefined) {
-    fail("wrong-source", `remote block ${there.block} is read and is not the request's`, {
+    fail("wrong-source", `remote block ${there.block} is read, and does not belong to the request`, {
       ...where,
       remoteBlock: there.block,
     });
   }
   return {
-    block: blockKey(here.block, meanings.local),
+    block: blockKey(here.block, regionContents.local),
     offset: here.offset,
     lengthBytes: to.lengthBytes,
     source,
@@ -163,13 +168,13 @@ function writeOf(
 function placeInBlock(
   region: RegionGeometry,
   { from, lengthBytes }: MemoryPlace,
-  meaning: BlockContents,
+  contents: BlockContents,
   where: PlanFault["at"],
 ): { readonly block: number; readonly offset: number } {
-  const strideBytes = region.blockStrideBytes * meaning.kernelBlocks;
+  const strideBytes = region.blockStrideBytes * contents.kernelBlocks;
   const block = Math.floor(from / strideBytes);
   const offset = from - block * strideBytes;
-  const bytes = blockBytes(region, meaning);
+  const bytes = blockBytes(region, contents);
   if (offset + lengthBytes > bytes)
     fail(
       "descriptor-outside",

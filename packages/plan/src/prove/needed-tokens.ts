@@ -11,19 +11,19 @@ export interface BlockTokens {
   readonly position: ReadonlyMap<number, number>;
 }
 
-/** What one group of a request asks for, read from the request alone: which token stands where on either side. */
+/** The tokens that one group of a request needs, and their blocks on both sides, from the request alone. */
 export interface NeededTokens {
   readonly group: number;
   /** Blocks to fill. */
   readonly local: BlockTokens;
-  /** The remote's blocks, by the position of the source in the plan: ranks of a DCP group have others. */
+  /** The remote's blocks, by source: the ranks of a DCP group have different ones. */
   readonly remotes: readonly BlockTokens[];
   /** Tokens that the request needs, from the first to one past the last. */
   readonly fromToken: number;
   readonly endToken: number;
 }
 
-/** `local` is the destination, `remotes` are the sources. */
+/** The tokens that a group needs. `local` is the destination, `remotes` are the sources. */
 export function neededTokens(
   group: number,
   local: RankGeometry,
@@ -37,7 +37,7 @@ export function neededTokens(
   const [remote] = remotes;
   const kind = cacheSemantics(model.groups[group] ?? "");
   if (kind === undefined)
-    return fail("request-tables", `${what} is of kind "${model.groups[group]}", of which nothing is known`);
+    return fail("request-tables", `${what} is of the unknown kind "${model.groups[group]}"`);
   if (remote === undefined) return fail("request-tables", `${what}: the plan reads from no remote rank`);
   if (kind.lists === "last")
     return tokenlessBlocks(group, kind.sharing === "state", { local, remotes, localIds, remoteIds });
@@ -59,7 +59,7 @@ export function neededTokens(
     ids: readonly number[],
     perBlock: number,
   ) => {
-    // Blocks of a sequence are dealt out in turn to the ranks of a DCP group.
+    // The blocks of a sequence go in turn to the ranks of a DCP group.
     const first = begin + (rank.tpRank % dcp) * perBlock;
     return expanded(rank, ids, (index) => first + index * dcp * perBlock, perBlock);
   };
@@ -84,8 +84,8 @@ interface BlockList {
 }
 
 /**
- * The tokens with which both lists begin. The one of the side that plans (it reads, or writes) begins after what `localComputedBlocks` leaves
- * out; the other's is that of the whole sequence. A window's lists end where the sequence does.
+ * The tokens with which both lists begin. The local list begins after `localComputedBlocks`, and the remote list at the begin of the sequence. The lists of a
+ * window end where the sequence ends.
  */
 function listBegins(
   { numTokens, localComputedBlocks }: RequestBlocks,
@@ -105,7 +105,7 @@ function listBegins(
   return [localBegin, remoteBegin];
 }
 
-/** Blocks without tokens end together; of a state, the local list may have one more, which its engine computes itself. */
+/** Blocks without tokens: both lists end together. A state may have one more local block, which the local engine computes itself. */
 function tokenlessBlocks(
   group: number,
   isState: boolean,

@@ -1,4 +1,4 @@
-/** What can be wrong with a plan; a closed list. */
+/** The kinds of faults that a proof finds; a closed list. */
 export const PLAN_FAULT_KINDS = [
   // descriptors
   "descriptor-outside",
@@ -24,46 +24,58 @@ export const PLAN_FAULT_KINDS = [
   "request-tables",
 ] as const;
 
+/** One of `PLAN_FAULT_KINDS`. */
 export type PlanFaultKind = (typeof PLAN_FAULT_KINDS)[number];
 
-/** The first thing found to be wrong. */
+/** The first fault of a plan. */
 export interface PlanFault {
+  /** The kind of fault. */
   readonly kind: PlanFaultKind;
-  /** One sentence with what was expected and what was found. */
+  /** One sentence with the expected and the found value. */
   readonly message: string;
-  /** Where: ranks, region, block, head, token, bytes, as far as they are known. Plain data. */
+  /** The place: ranks, region, block, head, token, bytes, as far as they are known. Plain data. */
   readonly at: Readonly<Record<string, string | number>>;
 }
 
-/** How much was looked at. */
+/** The extent of a proof. */
 export interface ProofExtent {
-  /** Descriptors that a table can name, over all sources; each was shown to stay within one block. */
+  /** Descriptors of all tables, over all sources. Each stays within one block. */
   readonly descriptors: number;
+  /** Requests that were proven. */
   readonly requests: number;
-  /** Destination blocks of the requests, region by region. */
+  /** Destination blocks of the requests, counted in each region. */
   readonly blocks: number;
-  /** Patterns of writes within a block that differ; each was followed byte run by byte run. */
+  /** Different patterns of writes within a block. Each was followed byte run by byte run. */
   readonly patterns: number;
 }
 
-/** `proven`: nothing was found, and `statements` says what that covers. Else the first fault. */
+/** The result of a proof: what is proven, or the first fault. */
 export type ProofResult =
   | {
+      /** No fault was found. */
       readonly proven: true;
+      /** Sentences that say what is proven. */
       readonly statements: readonly string[];
-      /** What the proof takes for granted, such as a conversion that only the engine can do. */
+      /** Assumptions of the proof, such as a conversion that only the engine can do. */
       readonly assumed: readonly string[];
+      /** The extent of the proof. */
       readonly extent: ProofExtent;
     }
-  | { readonly proven: false; readonly fault: PlanFault };
+  | {
+      /** A fault was found. */
+      readonly proven: false;
+      /** The first fault. */
+      readonly fault: PlanFault;
+    };
 
-/** Thrown within the prover only, and caught by its entry points. */
+/** Carries a fault to the entry points of the proof, which catch it. */
 export class FoundFault extends Error {
   constructor(readonly fault: PlanFault) {
     super(fault.message);
   }
 }
 
+/** Ends the proof with a fault. */
 export function fail(kind: PlanFaultKind, message: string, at: PlanFault["at"] = {}): never {
   throw new FoundFault({ kind, message, at });
 }

@@ -7,7 +7,7 @@ import { fail } from "./proof-result.js";
 /** Attention backends known to order the tokens within a head in a way of their own. */
 const OWN_ORDER: ReadonlySet<string> = new Set(["CPU_ATTN"]);
 
-/** A plan beside what both sides say of themselves: all that the proof looks at. */
+/** A plan and the geometries of both sides: all facts that the proof uses. */
 export interface ProofSubject {
   readonly plan: EngineTransferPlan;
   readonly model: ModelGeometry;
@@ -18,6 +18,7 @@ export interface ProofSubject {
   readonly remoteLookups: readonly (readonly DescriptorLookup[])[];
 }
 
+/** A plan with the geometries of its sources. Ends the proof for a source that is not a rank of the remote engine. */
 export function proofSubject(
   plan: EngineTransferPlan,
   remotes: readonly RankGeometry[],
@@ -29,7 +30,7 @@ export function proofSubject(
     if (rank !== undefined) return rank;
     return fail(
       "descriptor-outside",
-      `the plan reads from remote rank ${remoteRank}, which is none of the remote engine`,
+      `the plan reads from remote rank ${remoteRank}, which is not a rank of the remote engine`,
       {
         remoteRank,
         remotePpRank,
@@ -55,7 +56,7 @@ export function proofSubject(
   };
 }
 
-/** The inside of a cell on both sides, where it is not plain. Unlike orders are made alike by the engine, if the plan says so. */
+/** The order within a head on both sides, where it is not plain. With the conversion "attention-order" the engine makes both equal. */
 function insides({ plan, remotes }: ProofSubject): readonly [string | undefined, string | undefined] {
   const [mine, theirs] = [
     plan.local.attentionBackend,
@@ -89,7 +90,7 @@ export function counterpart(
   return found < 0 ? undefined : found;
 }
 
-/** What a block of a local region means for a group, here and at each source that holds the region. */
+/** The contents of a region's blocks for a group, locally and at each source that holds the region. */
 export interface RegionContents {
   readonly local: BlockContents;
   /** Undefined at a source without the region. */
@@ -119,7 +120,7 @@ export function contentsOfRegion(subject: ProofSubject, index: number, group: nu
   return { local, sources, remoteRegions };
 }
 
-/** A block's meaning with the name of its cache; a row that packs several has a page for each. */
+/** The contents of a block, with the name of its cache. A row that packs several caches has a page for each. */
 function read(
   whose: string,
   question: Omit<Parameters<typeof contentsOfBlock>[0], "lengthBytes">,
@@ -132,9 +133,9 @@ function read(
   });
   const parts =
     pages.length > 0 ? pages : [{ cache: name, offsetBytes: 0, lengthBytes: region.blockLengthBytes }];
-  const meanings = parts.map(({ cache, offsetBytes, lengthBytes }) => {
-    const meaning = contentsOfBlock({ ...question, lengthBytes });
-    if (meaning === undefined) {
+  const regionContents = parts.map(({ cache, offsetBytes, lengthBytes }) => {
+    const contents = contentsOfBlock({ ...question, lengthBytes });
+    if (contents === undefined) {
       fail(
         "request-tables",
         `${whose}: ${lengthBytes} bytes of a block of "${cache}" do not divide by the layout ${rank.layout}`,
@@ -144,14 +145,14 @@ function read(
         },
       );
     }
-    const tiles = meaning.tiles.map((tile) => ({
+    const tiles = contents.tiles.map((tile) => ({
       ...tile,
       name: `${cache}: ${tile.name}`,
       offset: tile.offset + offsetBytes,
     }));
-    return { ...meaning, tiles };
+    return { ...contents, tiles };
   });
-  const [first] = meanings;
+  const [first] = regionContents;
   if (first === undefined) return fail("request-tables", `${whose}: nothing lies in region "${region.name}"`);
-  return { ...first, tiles: meanings.flatMap((meaning) => meaning.tiles) };
+  return { ...first, tiles: regionContents.flatMap((contents) => contents.tiles) };
 }

@@ -59,7 +59,7 @@ test("caches of fewer blocks than groups hold no request to prove it by", () => 
   };
   expect(proof(2)).toMatchObject({ proven: true });
   expect(() => proof(1)).toThrow(
-    /no request fits into caches of 1 and 1 logical blocks: each of 2 groups wants one/,
+    /no request fits into caches of 1 and 1 logical blocks: each of 2 groups needs one/,
   );
 });
 

@@ -13,37 +13,44 @@ import { sampleRequests } from "./sample-requests.js";
 import { proveStage } from "./staging-proof.js";
 import { proveTables } from "./table-proof.js";
 
-/** One request to prove; `plan` is what is to be done for it, by default what `planRequest` says. */
+/** One request to prove. */
 export interface ProofRequest {
+  /** The blocks of the request. */
   readonly blocks: RequestBlocks;
-  readonly plan?: RequestPlan;
+  /** The request plan to prove. Default: the result of `planRequest`. */
+  readonly plan?: RequestPlan | undefined;
 }
 
+/** Options of `provePlan`. */
 export interface ProveOptions {
-  /** Ranks of the remote engine, those at least that the plan reads. */
+  /** Ranks of the remote engine; at least those that the plan reads. */
   readonly remotes: readonly RankGeometry[];
-  /** KV heads of the whole model; not looked at for MLA. */
+  /** KV heads of the whole model. Ignored for MLA. */
   readonly numKvHeads: number;
-  /** KV heads of each group, where groups differ in them. */
-  readonly groupKvHeads?: readonly number[];
+  /** KV heads of each group, where groups differ. Default: `numKvHeads`. */
+  readonly groupKvHeads?: readonly number[] | undefined;
   /**
-   * What copies between a device and the memory that is registered do to a block, on either side: the proof then goes from device to device.
-   * Ranks of one engine have one.
+   * The copies between a device and the registered memory, on either side: the proof then goes from device to device. All ranks of an engine have the same.
    */
-  readonly staging?: { readonly local?: StagingStage; readonly remote?: StagingStage };
-  /** Default: samples that cover the first and the last block, runs and scattered blocks, a partial last block and a prefix hit. */
-  readonly requests?: readonly ProofRequest[];
+  readonly staging?:
+    | { readonly local?: StagingStage | undefined; readonly remote?: StagingStage | undefined }
+    | undefined;
+  /** Requests to prove. Default: `sampleRequests`. */
+  readonly requests?: readonly ProofRequest[] | undefined;
 }
 
+/** Options of `proveEnginePlans`. */
 export interface ProveEngineOptions extends Omit<ProveOptions, "requests"> {
-  /** Per request, its blocks and (by local rank) what is to be done for it; by default what `planRequest` says. */
-  readonly requests?: readonly { readonly blocks: RequestBlocks; readonly plans?: readonly RequestPlan[] }[];
+  /** Requests to prove, each with its request plans by local rank. Default: `sampleRequests`, and the results of `planRequest`. */
+  readonly requests?:
+    | readonly { readonly blocks: RequestBlocks; readonly plans?: readonly RequestPlan[] | undefined }[]
+    | undefined;
 }
 
 /**
- * Shows that the plan of one local rank is right, or names the first fault. It looks at the plan's tables and at the request's ids, and
- * judges them by both sides' geometries and the meaning of their layouts; nothing that made the plan is used. Never throws for a fault.
- * Errors: what `planRequest` throws.
+ * Proves that the plan of one local rank is right, or returns the first fault. The proof reads the plan's tables and the ids of the requests, and judges them
+ * by the geometries of both sides and by their layouts; it uses no code that built the plan. A fault is a result, not an error. Errors: those of
+ * `planRequest` and `sampleRequests`.
  */
 export function provePlan(plan: EngineTransferPlan, options: ProveOptions): ProofResult {
   return judged(
@@ -63,8 +70,8 @@ export function provePlan(plan: EngineTransferPlan, options: ProveOptions): Proo
 }
 
 /**
- * The same for all ranks of a local engine against one remote engine, and that each remote rank gets exactly the notifications that it
- * waits for: that takes all local ranks. `plans` has one entry per local rank.
+ * `provePlan` for all ranks of a local engine against one remote engine. It also proves that each remote rank gets exactly the notifications that it
+ * awaits. `plans` has one plan per local rank. Errors: those of `planRequest` and `sampleRequests`.
  */
 export function proveEnginePlans(
   plans: readonly EngineTransferPlan[],
@@ -118,17 +125,22 @@ function proveStages(subject: ProofSubject, staging: ProveOptions["staging"]): v
   if (staging === undefined) return;
   for (const group of plan.groups.keys()) {
     for (const region of regionsHolding(plan.local, group)) {
-      const meanings = contentsOfRegion(subject, region, group);
+      const regionContents = contentsOfRegion(subject, region, group);
       const own = plan.local.regions[region];
       if (staging.local !== undefined && own !== undefined) {
-        const staged = { whose: "the local rank", rank: plan.local, region: own, meaning: meanings.local };
+        const staged = {
+          whose: "the local rank",
+          rank: plan.local,
+          region: own,
+          contents: regionContents.local,
+        };
         proveStage(staging.local, staged);
       }
       for (const [index, rank] of remotes.entries()) {
-        const meaning = meanings.sources[index];
-        const other = rank.regions[meanings.remoteRegions[index] ?? -1];
-        if (staging.remote === undefined || meaning === undefined || other === undefined) continue;
-        proveStage(staging.remote, { whose: `remote rank ${rank.tpRank}`, rank, region: other, meaning });
+        const contents = regionContents.sources[index];
+        const other = rank.regions[regionContents.remoteRegions[index] ?? -1];
+        if (staging.remote === undefined || contents === undefined || other === undefined) continue;
+        proveStage(staging.remote, { whose: `remote rank ${rank.tpRank}`, rank, region: other, contents });
       }
     }
   }
@@ -156,24 +168,23 @@ function judged(
 function statementsOf(wholeEngine: boolean, staged: boolean): readonly string[] {
   return [
     "every block of every region has descriptors, and they lie at the same place within each block",
-    "in the requests looked at, every byte that is needed comes exactly once from the source byte of the same layer, K or V, head and token",
-    "nothing but the request's blocks is written, and only the request's blocks are read",
-    "tokens that the request does not have are zeroed, where the plan does not leave them to be masked",
+    "in the given requests, every byte that is needed comes exactly once from the source byte of the same layer, K or V, head and token",
+    "only blocks of the request are written, and only blocks of the request are read",
+    "tokens beyond the request are zeroed, unless the plan leaves them to be masked",
     ...(staged
       ? [
-          "staging: each byte of a block on the wire is one byte of the device's block, of the same head, token and place, and none of the device's is left out",
+          "staging: each byte of a block on the wire is one byte of the device's block, of the same head, token and place, and no byte of the device is left out",
         ]
       : []),
     wholeEngine
-      ? "each remote rank gets exactly the notifications that it waits for"
-      : "no remote rank is told twice by this rank",
+      ? "each remote rank gets exactly the notifications that it awaits"
+      : "this rank notifies no remote rank twice",
   ];
 }
 
 function assumptionsOf(plans: readonly EngineTransferPlan[], staged: boolean): readonly string[] {
   const assumed = new Set<string>();
-  if (staged)
-    assumed.add("a device block and the pool block that stands for it are paired alike in both copies");
+  if (staged) assumed.add("both copies pair a device block with the same pool block");
   for (const plan of plans) {
     if (plan.conversions.includes("attention-order"))
       assumed.add(
@@ -186,7 +197,7 @@ function assumptionsOf(plans: readonly EngineTransferPlan[], staged: boolean): r
   return [...assumed];
 }
 
-/** Blocks that do not divide into tokens: the pass zeroes no part of one. */
+/** Whether blocks do not divide into tokens: the pass zeroes no part of such a block. */
 function hasCompressedCells(plan: EngineTransferPlan): boolean {
   const { local, groupPlans, regionsOfGroup } = plan;
   return groupPlans.some(({ extent, localBlockTokens, localPerLogical }, group) => {

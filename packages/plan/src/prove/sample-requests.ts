@@ -4,15 +4,15 @@ import type { RankGeometry } from "../geometry/rank-geometry.js";
 import type { RequestBlocks } from "../request/request-plan-types.js";
 import { cacheSemantics, tokensInBlock } from "./cache-semantics.js";
 
-/** Logical blocks of the side with the larger ones, at most: enough for every pattern, few enough to be quick. */
+/** The most logical blocks, of the side with the larger ones: enough for every pattern, and few enough to be quick. */
 const BLOCKS = 24;
 const FEWEST_BLOCKS = 3;
-/** Descriptors of one sample, about: a block that is cut into many pieces has many. */
+/** The approximate number of descriptors of one sample. A block that is cut into many pieces has many. */
 const DESCRIPTORS = 20_000;
 
 /**
- * Requests that show what a plan does: consecutive and scattered blocks up to the pool's ends, a partial last block, a prefix hit, a window of
- * which the remote has let go a part. Errors: `KV_PLAN_INVALID` for caches that hold none.
+ * Requests that cover what a plan does: consecutive and scattered blocks up to both ends of the pools, a partial last block, a prefix hit, and a window whose
+ * first blocks the remote has freed. Errors: `KV_PLAN_INVALID` for caches that are too small for a request.
  */
 export function sampleRequests(plan: EngineTransferPlan): readonly { readonly blocks: RequestBlocks }[] {
   const [localTokens, remoteTokens] = [
@@ -33,7 +33,7 @@ export function sampleRequests(plan: EngineTransferPlan): readonly { readonly bl
   if (room === 0) {
     throw new KvError(
       "KV_PLAN_INVALID",
-      `no request fits into caches of ${localPool} and ${remotePool} logical blocks: each of ${groups} groups wants one`,
+      `no request fits into caches of ${localPool} and ${remotePool} logical blocks: each of ${groups} groups needs one`,
       { hint: "give both engines more blocks", details: { localPool, remotePool, groups } },
     );
   }
@@ -44,7 +44,7 @@ export function sampleRequests(plan: EngineTransferPlan): readonly { readonly bl
         (rank: RankGeometry, other: RankGeometry, pool: number) => (kind: string, group: number) => {
           const blockTokens = tokensInBlock(rank, group, other) * rank.physicalBlocksPerLogical;
           const isTokenless = cacheSemantics(kind)?.lists === "last";
-          // A window's blocks may be so small that all of a sequence's are not in the pool: as many as there is room for, from its end.
+          // The blocks of a window may be so small that the pool cannot hold the whole sequence: then as many as fit, from its end.
           const count = isTokenless
             ? 1
             : Math.min(Math.ceil(numTokens / blockTokens), Math.floor(pool / groups));
@@ -72,7 +72,7 @@ export function sampleRequests(plan: EngineTransferPlan): readonly { readonly bl
   );
 }
 
-/** The fewest tokens in a logical block of a group that is listed whole: with those a request takes the most blocks. */
+/** The fewest tokens in a logical block, among groups whose lists hold the whole sequence. */
 function logicalTokens(plan: EngineTransferPlan, rank: RankGeometry, other: RankGeometry): number {
   const whole = [...plan.groups.keys()].filter(
     (group) => cacheSemantics(plan.groups[group] ?? "")?.lists === "sequence",

@@ -54,7 +54,7 @@ test("bytes are followed from device to device, whatever order either has", () =
     expect(found).toMatchObject({ proven: true });
     expect(found.proven && found.statements.join()).toMatch(/staging: each byte of a block on the wire/);
     expect(found.proven && found.assumed).toContain(
-      "a device block and the pool block that stands for it are paired alike in both copies",
+      "both copies pair a device block with the same pool block",
     );
   }
 });

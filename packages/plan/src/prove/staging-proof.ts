@@ -3,13 +3,13 @@ import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js"
 import { type BlockContents, placeAt, type Tile } from "./block-contents.js";
 import { fail } from "./proof-result.js";
 
-/** Blocks of one region as they are on the wire, and the stage behind them. */
+/** The blocks of one region as they are on the wire, for the proof of a stage behind them. */
 export interface StagedRegion {
-  /** For messages: "the local rank". */
+  /** The subject of messages: "the local rank". */
   readonly whose: string;
   readonly rank: RankGeometry;
   readonly region: RegionGeometry;
-  readonly meaning: BlockContents;
+  readonly contents: BlockContents;
 }
 
 /** A stretch of bytes that a stage moves. */
@@ -21,12 +21,12 @@ interface Piece {
 }
 
 /**
- * Proves that a stage loses and mixes nothing: within a block each byte of the wire that stands for something is one byte of the device, of the
- * same head, token and place within the cell, and each byte of the device is one of the wire. So what is proven of wire blocks holds for the
- * device's, behind a stage on either side or on both.
+ * Proves that a stage neither loses nor mixes bytes. Within a block each byte of the wire that is not padding is one byte of the device, of the same head, token
+ * and place within the cell, and each byte of the device is one of the wire. So a proof of wire blocks holds for device blocks, with a stage on either
+ * side or on both.
  */
 export function proveStage(stage: StagingStage, staged: StagedRegion): void {
-  const { whose, region, meaning } = staged;
+  const { whose, region, contents } = staged;
   const at = { stage: whose, region: region.name };
   const planes = [...stage.planes.entries()].filter(([, plane]) => plane.region === region.name);
   if (planes.length === 0)
@@ -34,15 +34,15 @@ export function proveStage(stage: StagingStage, staged: StagedRegion): void {
   const pieces = stage.copies.flatMap((copy) =>
     planes.some(([index]) => index === copy.plane) ? piecesOf(copy) : [],
   );
-  const [wireTile, ...others] = meaning.tiles;
+  const [wireTile, ...others] = contents.tiles;
   if (wireTile === undefined || others.length > 0)
     fail("stage", `${whose}: a block of "${region.name}" is not heads and tokens of one cache`, at);
   coverOnce(pieces, "wire", wireTile.offset, wireTile.lengthBytes, at);
   for (const [index, plane] of planes) {
     const own = pieces.filter((piece) => piece.plane === index);
     coverOnce(own, "device", 0, plane.blockLengthBytes, { ...at, plane: plane.name });
-    const device = contentsOfPlane(plane, wireTile, meaning, at);
-    for (const piece of own) followPiece(piece, device, meaning, { ...at, plane: plane.name });
+    const device = contentsOfPlane(plane, wireTile, contents, at);
+    for (const piece of own) followPiece(piece, device, contents, { ...at, plane: plane.name });
   }
 }
 
@@ -84,11 +84,11 @@ function coverOnce(
   });
 }
 
-/** A plane's block by its own words: the same heads and tokens as on the wire, in its order, with its part of each cell. */
+/** The contents of a plane's block: the heads and tokens of the wire block in the plane's order, with the plane's part of each cell. */
 function contentsOfPlane(
   plane: StagedPlane,
   wire: Tile,
-  meaning: BlockContents,
+  contents: BlockContents,
   at: Readonly<Record<string, string>>,
 ): BlockContents {
   const { cellBytes, cellBeginBytes } = plane;
@@ -110,10 +110,10 @@ function contentsOfPlane(
     cellBytes,
     cellBegin: cellBeginBytes,
   };
-  return { ...meaning, tiles: [tile] };
+  return { ...contents, tiles: [tile] };
 }
 
-/** Byte by byte, cell by cell: what the device's bytes mean is what those of the wire do. */
+/** Proves cell by cell that the bytes of a piece have the same contents on the device and on the wire. */
 function followPiece(
   piece: Piece,
   device: BlockContents,

@@ -17,9 +17,9 @@ interface SegmentSide {
 }
 
 /**
- * Proves of all tables of a plan, for every block at once: that the indexing names each block of each segment, and that a part of a block is at
- * the same place within every block. So what holds for the blocks of a sampled request holds for any. A row is affine in its index: where
- * all blocks of a part fall into one row, three of them (first, second, last) decide for all. Returns the number of descriptors.
+ * Proves for all tables of a plan, and for every block, that the indexing gives each block of each segment a descriptor, and that a part has the same place within
+ * every block. So the proof of a sampled request holds for any blocks. Descriptors of a row are evenly spaced: where all blocks of a part are in one row, three of
+ * them (first, second, last) decide for all. Returns the number of descriptors.
  */
 export function proveTables(subject: ProofSubject): number {
   const { plan, remotes, localLookups, remoteLookups } = subject;

@@ -12,20 +12,22 @@ interface BlockShape {
   readonly tokenMajor: boolean;
 }
 
-/** A region of the plan as a group uses it, whose kernel blocks hold so many tokens. */
+/** A region of the plan, as one group uses it. */
 interface PassPlace {
   readonly plan: EngineTransferPlan;
+  /** Index of the region. */
   readonly index: number;
   readonly region: RegionGeometry;
+  /** Tokens of the group in a kernel block. */
   readonly tokens: number;
-  /** Of the group in regions that it shares with groups of more. */
+  /** `GroupPlan.sharedHeads`. */
   readonly sharedHeads: number | undefined;
 }
 
 /**
- * Puts the received blocks right, in place. `regionBytes[i]` is a view of local region i from its base address on, its padding
- * included. Call it once, after every read of the request has landed. Errors: `KV_PLAN_INVALID` when a view is too short, a block
- * does not divide into its heads and tokens, or the pass is of another plan.
+ * Puts received blocks in order and zeroes uncovered tokens, in place. `regionBytes[i]` is a view of local region `i` from its base address on, padding
+ * included. Call it once, after all reads of the request have landed. Errors: `KV_PLAN_INVALID` when a view is too short, a block does not divide into
+ * its heads and tokens, or the pass belongs to another plan.
  */
 export function applyReceivePass(
   plan: EngineTransferPlan,
@@ -43,7 +45,7 @@ export function applyReceivePass(
       const region = plan.local.regions[index];
       const bytes = regionBytes[index];
       if (region === undefined || bytes === undefined) {
-        throw new KvError("KV_PLAN_INVALID", `region ${index} of the plan: no view of its bytes was given`);
+        throw new KvError("KV_PLAN_INVALID", `region ${index} of the plan: no view of its bytes is given`);
       }
       requireLength(region, bytes);
       applyToRegion({ plan, index, region, tokens, sharedHeads }, group, bytes);
@@ -59,7 +61,7 @@ function applyToRegion(place: PassPlace, group: ReceivePassGroup, bytes: Uint8Ar
   };
   const { packedMembers } = plan.local;
   if (packedMembers !== undefined && region.name in packedMembers) {
-    // Each page of a row is a block of its own layer.
+    // Each page of a row is a block of one layer.
     for (const { offsetBytes, lengthBytes } of Object.values(packedMembers)) {
       const page = (id: number) => block(id).subarray(offsetBytes, offsetBytes + lengthBytes);
       zeroUncovered(group, page, blockShape(place, lengthBytes));
@@ -122,7 +124,7 @@ function zeroTokens(
   }
 }
 
-/** Undefined for blocks whose cells stand for several tokens each (compressed latents): what is in them is the engine's to mask. */
+/** The shape of a block; undefined for blocks whose cells hold several tokens each (compressed latents): the engine masks those. */
 function blockShape(place: PassPlace, lengthBytes: number): BlockShape | undefined {
   const { plan, index, region, tokens, sharedHeads } = place;
   const isOwn = region.numKvHeads !== undefined || region.replicated === true;
@@ -148,7 +150,7 @@ function requireLength(region: RegionGeometry, bytes: Uint8Array): void {
   if (bytes.byteLength >= needed) return;
   throw new KvError(
     "KV_PLAN_INVALID",
-    `region "${region.name}": a view of ${bytes.byteLength} bytes was given, its ${region.numBlocks} blocks need ${needed}`,
+    `region "${region.name}": a view of ${bytes.byteLength} bytes is too short: ${region.numBlocks} blocks need ${needed}`,
     { details: { region: region.name, given: bytes.byteLength, needed } },
   );
 }

@@ -4,7 +4,7 @@ import type { ReceivePassGroup } from "../request/request-plan-types.js";
 
 const NONE = new Int32Array(0);
 
-/** The receive pass of one group of a request; undefined when its blocks are right as they land. */
+/** The receive pass of one group of a request; undefined when no block needs a change. */
 export function buildReceivePass(
   plan: EngineTransferPlan,
   group: number,
@@ -12,7 +12,7 @@ export function buildReceivePass(
   pairs: PairedBlocks,
 ): ReceivePassGroup | undefined {
   const { validTokens } = pairs;
-  // A state or a scratch block has no tokens to order or to zero.
+  // A state or a scratch block has no tokens to order or zero.
   if (validTokens === undefined) return undefined;
   const { localPerLogical: perLogical, localParts, partTokens } = plan.groupPlans[group] as GroupPlan;
   const kernelTokens = partTokens * localParts;
@@ -43,10 +43,13 @@ export function buildReceivePass(
       );
     }
   }
-  const parts = {
+  const isEmpty = permuteBlockIds.length === 0 && zeroBlockIds.length === 0;
+  if (isEmpty && leadingBlock === undefined && partialBlock === undefined) return undefined;
+  return {
+    group,
+    permuteBlockIds,
+    zeroBlockIds,
     ...(leadingBlock === undefined ? {} : { leadingBlock }),
     ...(partialBlock === undefined ? {} : { partialBlock }),
   };
-  const blocks = permuteBlockIds.length + zeroBlockIds.length + Object.keys(parts).length;
-  return blocks === 0 ? undefined : { group, permuteBlockIds, zeroBlockIds, ...parts };
 }

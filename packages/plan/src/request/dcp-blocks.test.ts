@@ -262,7 +262,7 @@ describe("refuses", () => {
     refused(
       attempt(lists),
       "KV_BLOCKS_MISMATCH",
-      /2 local blocks \(DCP 1\) and 1 remote ones \(DCP 2\).*tokens: not said/,
+      /2 local blocks \(DCP 1\) and 1 remote ones \(DCP 2\).*tokens: unknown/,
     );
     refused(attempt({ ...lists, numTokens: 16 }), "KV_BLOCKS_MISMATCH", /2 local blocks.*tokens: 16/);
     expect(attempt({ ...lists, numTokens: 16 })).toThrow(
@@ -272,7 +272,7 @@ describe("refuses", () => {
     refused(
       attempt({ localBlockIds: [[5]], remoteBlockIds: [[1, 2]] }),
       "KV_BLOCKS_MISMATCH",
-      /1 local blocks \(DCP 1\) and 2 remote ones \(DCP 2\).*tokens: not said/,
+      /1 local blocks \(DCP 1\) and 2 remote ones \(DCP 2\).*tokens: unknown/,
     );
   });
 

@@ -8,8 +8,8 @@ import type { RequestShape } from "./request-shape.js";
 import { addBlockRuns, noRuns, orderForRuns, type Runs } from "./runs.js";
 
 /**
- * Blocks of one sequence are dealt out in turn to the ranks of a DCP group, so each source has others of the wanted blocks: by source, the
- * runs in batches. (vLLM 0.33: `_apply_dcp_prefix_caching`, on logical blocks.)
+ * The runs of a request in batches, by source. The blocks of a sequence go in turn to the ranks of a DCP group, so each source has different blocks. Adds
+ * each group's receive pass to `pass`. (vLLM 0.33: `_apply_dcp_prefix_caching`, on logical blocks.) Errors: `KV_BLOCKS_MISMATCH`, `KV_BLOCKS_OUT_OF_RANGE`.
  */
 export function pairDcp(
   plan: EngineTransferPlan,
@@ -36,13 +36,13 @@ export function pairDcp(
       const matched = applyDcpPrefixCaching({
         localIds,
         remoteIds,
-        // Its place in the DCP group: several ranks hold the same slice where groups are smaller than the engine.
+        // The rank within its DCP group: several ranks hold the same slice where groups are smaller than the engine.
         remoteRank: source.remoteRank % remoteDcpSize,
         localDcpSize,
         localDcpRank,
         remoteDcpSize,
         localNumComputedBlocks: computed,
-        ...(sequenceBlocks === undefined ? {} : { numRemoteBlocks: sequenceBlocks }),
+        numRemoteBlocks: sequenceBlocks,
       });
       for (const id of matched.localIds) covered.add(id);
       const count = matched.localIds.length * per.local;
@@ -67,10 +67,10 @@ export function pairDcp(
   );
 }
 
-/** Local blocks before the first of the list: as told, or as many as make both lists end together. All ranks of a DCP group have one list. */
+/** Local blocks before the first of the list: as given, or the number with which both lists end together. All ranks of a DCP group have the same list. */
 function computedBlocks(plan: EngineTransferPlan, group: number, blocks: RequestBlocks): number {
-  const told = blocks.localComputedBlocks?.[group];
-  if (told !== undefined) return told;
+  const given = blocks.localComputedBlocks?.[group];
+  if (given !== undefined) return given;
   const { local, remote, groupPlans } = plan;
   const { localBlockTokens } = groupPlans[group] as GroupPlan;
   const [dcpSize, remoteDcpSize] = [local.dcpSize ?? 1, remote.dcpSize ?? 1];
@@ -81,13 +81,13 @@ function computedBlocks(plan: EngineTransferPlan, group: number, blocks: Request
   else if (dcpSize === remoteDcpSize) whole = held;
   if (whole !== undefined && whole >= (wanted as number)) return whole - (wanted as number);
   throw mismatch(
-    `group ${group}: with ${wanted} local blocks (DCP ${dcpSize}) and ${held} remote ones (DCP ${remoteDcpSize}) it cannot be told how many ` +
-      `come before the local ones (tokens: ${numTokens ?? "not said"})`,
+    `group ${group}: with ${wanted} local blocks (DCP ${dcpSize}) and ${held} remote ones (DCP ${remoteDcpSize}) the number of blocks ` +
+      `before the local ones is ambiguous (tokens: ${numTokens ?? "unknown"})`,
     { group, localBlocks: wanted, remoteBlocks: held, numTokens: numTokens ?? null },
   );
 }
 
-/** Blocks given twice may come from two sources: no order of one source's runs would show it. */
+/** Refuses a local block that is listed twice. The two may come from two sources, so the runs of one source would not show it. */
 function requireNew(localIds: readonly number[], given: Set<number>): void {
   for (const id of localIds) {
     if (given.has(id))
@@ -96,7 +96,7 @@ function requireNew(localIds: readonly number[], given: Set<number>): void {
   }
 }
 
-/** What no source covers of this rank's blocks, and the tokens beyond the last. */
+/** The receive pass of a group: blocks that no source covers, and tokens beyond the request's last. */
 function groupPass(
   plan: EngineTransferPlan,
   group: number,
@@ -136,25 +136,29 @@ function groupPass(
   };
 }
 
-/** Two slices of one sequence, whose blocks are dealt out in turn to the ranks of a DCP group. */
+/** The slices of one sequence on a local and a remote rank. Its blocks go in turn to the ranks of a DCP group. */
 export interface DcpSlices {
-  /** Local kernel blocks still wanted. */
+  /** Local blocks to fill. */
   readonly localIds: readonly number[];
   /** The remote rank's blocks of the whole sequence. */
   readonly remoteIds: readonly number[];
+  /** Rank within the remote DCP group. */
   readonly remoteRank: number;
+  /** Ranks of the local DCP group. */
   readonly localDcpSize: number;
+  /** Rank within the local DCP group. */
   readonly localDcpRank: number;
+  /** Ranks of the remote DCP group. */
   readonly remoteDcpSize: number;
   /** Local blocks that a prefix hit supplies. */
   readonly localNumComputedBlocks: number;
-  /** Blocks of the whole sequence without allocation padding, where it is known; then every wanted one must be covered. */
-  readonly numRemoteBlocks?: number;
+  /** Blocks of the whole sequence without allocation padding. Where it is given, every block of the sequence must be covered. */
+  readonly numRemoteBlocks?: number | undefined;
 }
 
 /**
- * Pairs the blocks of both slices that stand for the same position of the sequence. Errors: `KV_BLOCKS_MISMATCH` when the remote's
- * blocks do not cover what is wanted. (vLLM 0.33, `_apply_dcp_prefix_caching`.)
+ * Pairs the blocks of both slices that have the same position in the sequence (vLLM 0.33, `_apply_dcp_prefix_caching`). Errors: `KV_BLOCKS_MISMATCH` when
+ * the remote blocks do not cover the local ones.
  */
 export function applyDcpPrefixCaching(slices: DcpSlices): { localIds: number[]; remoteIds: number[] } {
   const { remoteIds, localDcpSize, localDcpRank, remoteDcpSize, localNumComputedBlocks: computed } = slices;
@@ -189,7 +193,7 @@ export function applyDcpPrefixCaching(slices: DcpSlices): { localIds: number[]; 
   return { localIds: local.slice(0, matched), remoteIds: remote.slice(0, matched) };
 }
 
-/** Elements `start`, `start + step`, …; a negative start counts from the end, which only ranks without overlap bring about. */
+/** Elements `start`, `start + step`, and so on. A negative start, which only ranks without overlap have, counts from the end. */
 function everyNth(ids: readonly number[], start: number, step: number): number[] {
   const first = start < 0 ? Math.max(0, start + ids.length) : start;
   const picked: number[] = [];

@@ -2,9 +2,9 @@ import type { BlockIds, KvCacheConfig } from "@kv/interface";
 import { cacheKind } from "../kinds/registry.js";
 
 /**
- * What of a request's block tables is handed over, on either side (vLLM 0.33, `get_exchange_clipped_blocks`): blocks that hold tokens of
- * the request, without one for the token that is sampled next; of a sliding window those that its end can see; of state the one after the
- * last token. Tables are by position in the sequence. `computedBlocks`: per group, blocks at the begin that are not wanted.
+ * The blocks of a request that one side sends to the other (vLLM 0.33, `get_exchange_clipped_blocks`): those with tokens of the request, without a block for
+ * the token that is sampled next. Of a sliding window: the blocks that the window of the last token reaches. Of a state: the block after the last token.
+ * `blockIds` are the request's block tables per group, by position in the sequence. Errors: `KV_PLAN_INVALID` for an unknown kind of cache.
  */
 export function exchangedBlocks(
   blockIds: BlockIds,
@@ -17,7 +17,7 @@ export function exchangedBlocks(
     const { extent } = cacheKind(group.kind);
     if (extent === "whole") return ids;
     if (extent === "state") {
-      // At least the running state stays, also before scratch is allocated.
+      // The running state stays in the list, also before the blocks for speculation are allocated.
       const scratch = Math.min(group.speculativeBlocks ?? 0, Math.max(0, ids.length - 1));
       return ids.slice(0, ids.length - scratch).slice(-1);
     }
@@ -25,13 +25,17 @@ export function exchangedBlocks(
     const held = ids.slice(computedBlocks?.[index] ?? 0, Math.ceil(numTokens / (blockTokens * dcpSize)));
     const { slidingWindowTokens } = group;
     if (extent !== "window" || slidingWindowTokens === undefined) return held;
-    // One more than the window's length: it need not begin with a block.
+    // One block more than the window's length: the window need not begin with a block.
     return held.slice(-(Math.ceil(slidingWindowTokens / blockTokens) + 1));
   });
 }
 
+/** Options of `exchangedBlocks`. */
 export interface ExchangeOptions {
+  /** Tokens of the request. */
   readonly numTokens: number;
-  readonly computedBlocks?: readonly number[];
-  readonly dcpSize?: number;
+  /** Per group: blocks at the begin to leave out, such as those of a prefix hit. Default: none. */
+  readonly computedBlocks?: readonly number[] | undefined;
+  /** Ranks that share the sequence by decode context parallelism. Default 1. */
+  readonly dcpSize?: number | undefined;
 }

@@ -1,6 +1,6 @@
 import { idKernelModule } from "./id-kernel-module.js";
 
-/** Writes `offset + id` for each offset and, within it, each id, to `out` from `at` on; answers the position after the last. */
+/** Writes `offset + id` for each offset and, within an offset, each id, to `out` from `at` on. Returns the position after the last id. */
 export type IdKernel = (out: Int32Array, at: number, ids: Int32Array, offsets: Int32Array) => number;
 
 /** For runtimes without WebAssembly SIMD, and for short lists, where copies in and out of the module cost more than they save. */
@@ -12,7 +12,7 @@ export const scalarIdKernel: IdKernel = (out, at, ids, offsets) => {
   return cursor;
 };
 
-// The part of the JavaScript API that is used; not every TypeScript `lib` declares it.
+// The part of the WebAssembly API that this file uses; not every TypeScript `lib` declares it.
 interface WebAssemblyApi {
   Module: new (bytes: Uint8Array) => object;
   Instance: new (module: object) => { exports: Record<string, unknown> };
@@ -41,7 +41,7 @@ function instantiate(): KernelExports | undefined {
   return new api.Instance(new api.Module(bytes)).exports as unknown as KernelExports;
 }
 
-/** The kernel in WebAssembly SIMD; undefined where the runtime has none. */
+/** The kernel in WebAssembly SIMD; undefined where the runtime has no WebAssembly SIMD. */
 export function createSimdIdKernel(): IdKernel | undefined {
   const kernel = instantiate();
   if (kernel === undefined) return undefined;
@@ -64,7 +64,7 @@ export function createSimdIdKernel(): IdKernel | undefined {
   return (out, at, ids, offsets) => {
     if (ids.length === 0) return at;
     if (ids.length <= MAX_IDS) return small(out, at, ids, offsets);
-    // Longer lists are cut, and each piece put in its place for one offset at a time.
+    // Longer lists are cut, and each piece is written for one offset at a time.
     let cursor = at;
     for (let region = 0; region < offsets.length; region++) {
       for (let first = 0; first < ids.length; first += MAX_IDS) {

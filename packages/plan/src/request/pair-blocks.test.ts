@@ -109,13 +109,23 @@ describe("a sequence", () => {
     ["a block more than the remote has", {}, { local: 4, remote: 4, computed: 1 }, /do not reach that far/],
     ["nothing of ours is there", {}, { local: 1, remote: 4, computed: 4 }, /do not reach that far/],
     ["a whole larger block more", LARGER, { local: 3, remote: 4, computed: 0 }, /do not reach that far/],
-    ["more blocks here, ends unknown", {}, { local: 3, remote: 2 }, /it cannot be told where/],
-    ["fewer parts here, ends unknown", LARGER, { local: 1, remote: 3 }, /it cannot be told where/],
+    [
+      "more blocks here, ends unknown",
+      {},
+      { local: 3, remote: 2 },
+      /the place of the local blocks in the remote list is ambiguous/,
+    ],
+    [
+      "fewer parts here, ends unknown",
+      LARGER,
+      { local: 1, remote: 3 },
+      /the place of the local blocks in the remote list is ambiguous/,
+    ],
     [
       "more blocks here than the tokens fill",
       {},
       { local: 4, remote: 4, tokens: 33 },
-      /it cannot be told where/,
+      /the place of the local blocks in the remote list is ambiguous/,
     ],
   ] as const)("is refused where %s", (_, shape, given, message) => {
     expect(refusal(shape, given).message).toMatch(message);
@@ -129,7 +139,7 @@ describe("a sequence", () => {
     });
     expect(refusal(LARGER, { local: 1, remote: 3 })).toEqual({
       message:
-        "group 0: with 1 local and 3 remote blocks it cannot be told where in the remote's list the local ones begin (tokens: not said)",
+        "group 0: with 1 local and 3 remote blocks the place of the local blocks in the remote list is ambiguous (tokens: unknown)",
       details: { group: 0, localBlocks: 1, remoteBlocks: 3, numTokens: null },
     });
     expect(refusal({}, { local: 4, remote: 4, tokens: 33 }).details).toMatchObject({ numTokens: 33 });
@@ -182,13 +192,13 @@ describe("a window", () => {
       "its blocks are of other sizes and its end is not known",
       larger,
       { local: 3, remote: 3 },
-      /cannot be told where/,
+      /in the remote list is ambiguous/,
     ],
     [
       "the remote has more blocks than tokens",
       window,
       { local: 2, remote: 3, tokens: 20 },
-      /cannot be told where/,
+      /in the remote list is ambiguous/,
     ],
     ["the remote has none", window, { local: 1, remote: 0, tokens: 16 }, /do not reach that far/],
     ["only the empty begin of a block is ours", larger, { local: 1, remote: 1, tokens: 64 + 16 }, undefined],

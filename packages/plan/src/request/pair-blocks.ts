@@ -2,18 +2,19 @@ import { KvError } from "@kv/interface";
 import type { EngineTransferPlan, GroupPlan } from "../engine/engine-plan-types.js";
 import { mismatch } from "./request-checks.js";
 
-/** One group of a request: which stretch of its local parts is filled, and from where in the remote's list. */
+/** The pairing of one group of a request: the stretch of local parts that is filled, and its place in the remote list. */
 export interface PairedBlocks {
   /** The first local part, counted over all of the local list. */
   readonly localStart: number;
-  /** The part of the remote's list that it is filled from. */
+  /** The remote part that the first local part is filled from. */
   readonly remoteStart: number;
   /** Parts that are filled. */
   readonly count: number;
-  /** Tokens of the local blocks that hold KV after the transfer, counted from the first local block's begin; undefined for a state. */
+  /** Tokens of the local blocks that hold KV after the transfer, from the begin of the first local block; undefined for blocks without tokens. */
   readonly validTokens: number | undefined;
 }
 
+/** The blocks of one group of a request. */
 export interface GroupBlocks {
   readonly group: number;
   readonly localIds: readonly number[];
@@ -24,8 +25,9 @@ export interface GroupBlocks {
 }
 
 /**
- * Finds, for the local blocks, the remote blocks of the same tokens. Where the number of locally computed blocks is known the position
- * follows from it; else both lists are taken to end at the same token, as vLLM does, and refused when that cannot be told.
+ * Pairs the local blocks of a group with the remote blocks of the same tokens. The number of locally computed blocks gives the position, where it is known.
+ * Otherwise both lists are taken to end at the same token, as vLLM does. Errors: `KV_BLOCKS_MISMATCH` where the position is ambiguous, or the remote
+ * blocks do not reach far enough.
  */
 export function pairBlocks(plan: EngineTransferPlan, blocks: GroupBlocks): PairedBlocks {
   const groupPlan = plan.groupPlans[blocks.group];
@@ -34,7 +36,7 @@ export function pairBlocks(plan: EngineTransferPlan, blocks: GroupBlocks): Paire
   return pairTokens(groupPlan, blocks);
 }
 
-/** Parts of a logical block on either side. */
+/** Descriptors of a logical block on each side. */
 export function partsPerLogical(groupPlan: GroupPlan): { local: number; remote: number } {
   return {
     local: groupPlan.localPerLogical * groupPlan.localParts,
@@ -57,7 +59,7 @@ function pairTokens(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
     );
   }
   const computed = windowed ? undefined : blocks.computedBlocks;
-  // A windowed list begins somewhere in the sequence; where, its end tells.
+  // A windowed list begins somewhere in the sequence; its end gives the position.
   const unseen =
     windowed && numTokens !== undefined
       ? Math.ceil(numTokens / groupPlan.remoteBlockTokens) * per.remote - held
@@ -65,12 +67,12 @@ function pairTokens(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
   let start = computed === undefined ? alignedAtEnd(groupPlan, blocks, unseen) : computed * per.local;
   let localStart = 0;
   if (windowed && start < 0) {
-    // The remote kept less of what is before the window than there is room for here; attention does not look there.
+    // The remote list begins later than the local one. Attention does not use tokens before the window.
     localStart = -start;
     start = 0;
   }
   const usable = ends === undefined ? held : Math.min(held, ends - unseen);
-  // What is before the remote's window is not in `usable` either.
+  // Parts before the remote's window are not in `usable` either.
   const count = Math.min(parts, usable - start);
   if (parts - localStart - count >= per.local || count <= 0) {
     throw mismatch(
@@ -94,7 +96,7 @@ function pairTokens(groupPlan: GroupPlan, blocks: GroupBlocks): PairedBlocks {
   return { localStart, remoteStart: start, count, validTokens };
 }
 
-/** Where local blocks begin within the remote's list, when both are taken to end together. */
+/** The begin of the local blocks within the remote list, when both lists end at the same token. */
 function alignedAtEnd(groupPlan: GroupPlan, blocks: GroupBlocks, unseen: number): number {
   const { group, localIds, remoteIds, numTokens } = blocks;
   const per = partsPerLogical(groupPlan);
@@ -112,15 +114,15 @@ function alignedAtEnd(groupPlan: GroupPlan, blocks: GroupBlocks, unseen: number)
   }
   if (start !== undefined && (windowed || start >= 0) && unseen >= 0) return start;
   throw mismatch(
-    `group ${group}: with ${localIds.length} local and ${remoteIds.length} remote blocks it cannot be told where in the ` +
-      `remote's list the local ones begin (tokens: ${numTokens ?? "not said"})`,
+    `group ${group}: with ${localIds.length} local and ${remoteIds.length} remote blocks the place of the local blocks ` +
+      `in the remote list is ambiguous (tokens: ${numTokens ?? "unknown"})`,
     { group, localBlocks: localIds.length, remoteBlocks: remoteIds.length, numTokens: numTokens ?? null },
   );
 }
 
 /**
- * Blocks that stand for no tokens pair from their ends: the remote's earlier states are older. One local block more than the remote has is
- * the state of a position that the local engine computes itself. Whole logical blocks, all kernel blocks of each. (vLLM 0.33,
+ * Pairs blocks without tokens from the ends of both lists: the remote's earlier states are older. A state may have one more local block than remote ones,
+ * for a position that the local engine computes itself. Logical blocks are moved whole, with all of their kernel blocks. (vLLM 0.33,
  * `_apply_prefix_caching`.)
  */
 function pairLast(groupPlan: GroupPlan, { group, localIds, remoteIds }: GroupBlocks): PairedBlocks {

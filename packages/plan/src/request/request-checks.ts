@@ -1,7 +1,7 @@
 import { type BlockIds, KvError } from "@kv/interface";
 import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
 
-/** Ids of one side are integers below `limit`, the blocks that every region of the group has. */
+/** Refuses block ids that are not integers below `limit`, the number of blocks in the group's smallest region. Errors: `KV_BLOCKS_OUT_OF_RANGE`. */
 export function requireIds(
   group: number,
   side: "local" | "remote",
@@ -19,15 +19,17 @@ export function requireIds(
   }
 }
 
+/** Refuses lists for another number of groups than the plan has. Errors: `KV_BLOCKS_MISMATCH`. */
 export function requireGroups(plan: EngineTransferPlan, side: string, ids: BlockIds): void {
   if (ids.length === plan.groups.length) return;
   throw new KvError(
     "KV_BLOCKS_MISMATCH",
-    `${side} block ids of ${ids.length} KV cache groups given, the engine has ${plan.groups.length}`,
+    `${side} block ids of ${ids.length} KV cache groups are given, the engine has ${plan.groups.length}`,
     { details: { side, given: ids.length, groups: plan.groups.length } },
   );
 }
 
+/** Refuses a number that is not an integer of at least `minimum`. Errors: `KV_BLOCKS_MISMATCH`. */
 export function requireCount(name: string, value: number, minimum: number): void {
   if (Number.isSafeInteger(value) && value >= minimum) return;
   throw new KvError("KV_BLOCKS_MISMATCH", `${name} is ${value}, expected an integer of at least ${minimum}`, {
@@ -35,13 +37,15 @@ export function requireCount(name: string, value: number, minimum: number): void
   });
 }
 
+/** `KV_BLOCKS_OUT_OF_RANGE`. */
 export function outOfRange(message: string, details: Record<string, unknown>): KvError {
   return new KvError("KV_BLOCKS_OUT_OF_RANGE", message, { details });
 }
 
+/** `KV_BLOCKS_MISMATCH`, with the hint that resolves most of them. */
 export function mismatch(message: string, details: Record<string, unknown>): KvError {
   return new KvError("KV_BLOCKS_MISMATCH", message, {
-    hint: "say how many blocks a prefix hit supplies (localComputedBlocks) and how many tokens the remote holds (numTokens)",
+    hint: "give the number of blocks that a prefix hit supplies (localComputedBlocks) and the number of tokens that the remote holds (numTokens)",
     details,
   });
 }

@@ -1,83 +1,89 @@
 import type { BlockIds, DescriptorPairs, DescriptorRuns } from "@kv/interface";
 
-/** Blocks of one request, by logical ids per KV cache group. */
+/** The blocks of one request: logical block ids, per KV cache group. */
 export interface RequestBlocks {
-  /** Local blocks to fill: those of a local prefix hit are left out. No blocks at all: a full hit, which is only notified. */
+  /** Local blocks to fill, without those of a local prefix hit. Empty lists mean a full hit, which is only notified. */
   readonly localBlockIds: BlockIds;
   /** The remote's blocks of the whole request, its prefix included. */
   readonly remoteBlockIds: BlockIds;
-  /** Tokens that the remote's blocks hold (`remote_num_tokens`). Local tokens beyond it are uncovered. */
-  readonly numTokens?: number;
+  /** Tokens that the remote's blocks hold (vLLM: `remote_num_tokens`). Local tokens beyond it are uncovered. */
+  readonly numTokens?: number | undefined;
   /**
-   * Logical local blocks per group that the prefix hit supplies, before the first of `localBlockIds`. Without it the two lists are aligned
-   * at their ends, as vLLM does; where that would be a guess the request is refused.
+   * Logical local blocks per group that a prefix hit supplies, before the first of `localBlockIds`. Without it the two lists are aligned at their ends, as
+   * vLLM does. A request whose alignment would be a guess is refused.
    */
-  readonly localComputedBlocks?: readonly number[];
+  readonly localComputedBlocks?: readonly number[] | undefined;
 }
 
-/** One transfer: pairwise descriptor ids into the source's two lists. */
+/** One transfer: pairs of descriptor ids in the two tables of a source's list. */
 export interface RequestRead {
+  /** Tensor-parallel rank that is read. */
   readonly remoteRank: number;
+  /** Pipeline stage of that rank. */
   readonly remotePpRank: number;
-  /** Position in `plan.sources`. */
+  /** Index into `EngineTransferPlan.sources`. */
   readonly sourceIndex: number;
-  /** Position in the source's `lists`. */
+  /** Index into the source's `lists`. */
   readonly listIndex: number;
-  /**
-   * Rows `[localId, remoteId, count]`: `count` descriptors that follow one another in both lists. What is consecutive is one row,
-   * however long.
-   */
+  /** Rows `[localId, remoteId, count]`: `count` descriptors that are consecutive in both tables. */
   readonly runs: Int32Array;
-  /** The runs written out, at first use. Reads of one request may share them: do not change them. */
+  /** The local ids of all runs. Written at first use; reads of one request may share the array, so do not change it. */
   readonly localIds: Int32Array;
+  /** The remote ids of all runs, pairwise with `localIds`. Shared in the same way. */
   readonly remoteIds: Int32Array;
-  /** The shorter spelling of the two, for a `TransferRequest`. */
+  /** The shorter of the two spellings, for a `TransferRequest`. */
   readonly descriptors: DescriptorPairs | DescriptorRuns;
-  /** `localIds.length`, without writing them out. */
+  /** `localIds.length`, known without writing the ids. */
   readonly descriptorCount: number;
+  /** Bytes that the read moves. */
   readonly lengthBytes: number;
 }
 
-/** A rank of a remote engine: its tensor and pipeline position. */
+/** One rank of a remote engine. */
 export interface RemoteRankId {
+  /** Tensor-parallel rank. */
   readonly tpRank: number;
+  /** Pipeline stage. */
   readonly ppRank: number;
 }
 
-/** Local kernel blocks of one group that the receive pass touches. */
+/** Local kernel blocks of one group that the receive pass changes. */
 export interface ReceivePassGroup {
+  /** Index of the KV cache group. */
   readonly group: number;
   /** Blocks whose heads and tokens are put in order. */
   readonly permuteBlockIds: Int32Array;
   /** The block in which the remote's window begins: tokens before `untilToken` are zeroed. */
-  readonly leadingBlock?: { readonly blockId: number; readonly untilToken: number };
-  /** The block that is covered in part: tokens from here on are zeroed. */
-  readonly partialBlock?: { readonly blockId: number; readonly fromToken: number };
-  /** Blocks that no transfer covered; zeroed whole. */
+  readonly leadingBlock?: { readonly blockId: number; readonly untilToken: number } | undefined;
+  /** The block that the transfers cover in part: tokens from `fromToken` on are zeroed. */
+  readonly partialBlock?: { readonly blockId: number; readonly fromToken: number } | undefined;
+  /** Blocks that no transfer covers; zeroed whole. */
   readonly zeroBlockIds: Int32Array;
 }
 
-/** What is to be done to the local cache when all reads of a request have landed, before the engine may look at it. */
+/** The changes to the local cache that `applyReceivePass` makes when all reads of a request have landed, before the engine uses the blocks. */
 export interface ReceivePass {
+  /** Groups with blocks to change. */
   readonly groups: readonly ReceivePassGroup[];
 }
 
+/** The transfers, notifications and receive pass of one request. */
 export interface RequestPlan {
   /**
-   * Transfers with at least one descriptor; each carries the notification of its rank, where it is the only one of its rank: of several
-   * (types of memory) none does, and the rank is told when all have landed.
+   * Transfers with at least one descriptor. A transfer carries the notification of its rank when it is the only one for that rank. Of several transfers
+   * (one for each type of memory) none does, and the rank is notified when all have landed.
    */
   readonly reads: readonly RequestRead[];
-  /** Remote ranks that are only notified: unread copies, and source ranks with nothing to read from. */
+  /** Tensor-parallel ranks of `notify`. */
   readonly notifyRanks: readonly number[];
-  /** The same with their pipeline stages. */
+  /** Remote ranks that are notified and not read: replicas, and source ranks without blocks of this request. */
   readonly notify: readonly RemoteRankId[];
-  /** Undefined when there is nothing to do. */
+  /** Undefined when no block needs a change. */
   readonly receivePass: ReceivePass | undefined;
-  /** Over all reads. */
+  /** Descriptors of all reads. */
   readonly descriptorCount: number;
-  /** Rows in the `runs` of all reads: stretches of ids. How many descriptors remain of them in memory, `mergedDescriptorCount` says. */
+  /** Rows in the `runs` of all reads. */
   readonly runCount: number;
-  /** Over all reads. */
+  /** Bytes of all reads. */
   readonly lengthBytes: number;
 }

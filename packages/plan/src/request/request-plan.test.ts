@@ -107,8 +107,8 @@ describe("a window of which the remote kept less", () => {
   test("is refused where a block stands before it and within it", () => {
     const twice = (localBlockIds: number[]) => () =>
       planRequest(plan, { localBlockIds: [localBlockIds], remoteBlockIds: [[1, 2, 3]], numTokens: 90 });
-    expect(twice([8, 7, 8])).toThrow(/local block 8 stands both before the remote's window and within it/);
-    expect(twice([7, 7, 8])).toThrow(/local block 7 stands both/);
+    expect(twice([8, 7, 8])).toThrow(/local block 8 is listed both before the remote's window and within it/);
+    expect(twice([7, 7, 8])).toThrow(/local block 7 is listed both/);
     // Of what is zeroed one block may stand for several: it holds nothing.
     const few = { remoteBlockIds: [[3]], numTokens: 90 };
     expect(planRequest(plan, { ...few, localBlockIds: [[0, 0, 8]] }).receivePass?.groups).toMatchObject([
@@ -212,7 +212,7 @@ describe("groups in regions of their own", () => {
     const plan = buildEngineTransferPlan(samplePair(only([0]), only([0]), ["full", "swa"]));
     expect(planRequest(plan, { localBlockIds: [[1], []], remoteBlockIds: [[1], []] }).reads).toHaveLength(1);
     expect(() => planRequest(plan, { localBlockIds: [[1], [2]], remoteBlockIds: [[1], [2]] })).toThrow(
-      /group 1 has blocks and no region/,
+      /group 1 has blocks, and no region/,
     );
   });
 
@@ -310,14 +310,14 @@ test.each<[string, EngineTransferPlan, RequestBlocks, KvErrorCode, RegExp]>([
     wider,
     { localBlockIds: [[1]], remoteBlockIds: [[1, 2, 3]] },
     "KV_BLOCKS_MISMATCH",
-    /cannot be told/,
+    /is ambiguous/,
   ],
   [
     "a windowed list longer than its sequence",
     windowed,
     { localBlockIds: [[1]], remoteBlockIds: [[1, 2, 3]], numTokens: 20 },
     "KV_BLOCKS_MISMATCH",
-    /cannot be told/,
+    /is ambiguous/,
   ],
   [
     "too few groups",

@@ -18,9 +18,9 @@ import { addBlockRuns, noRuns, orderForRuns, overlap, type Runs } from "./runs.j
 type Batches = readonly (Batch | undefined)[];
 
 /**
- * One request's transfers, receive pass and notifications. Work and memory go with the runs of consecutive blocks, not with blocks; what is
- * written out (`localIds`, `remoteIds`) is shared between sources: do not change it. Errors: `KV_BLOCKS_MISMATCH` (lists that cannot be
- * paired, both lengths named), `KV_BLOCKS_OUT_OF_RANGE` (an id outside of its regions, or the same local block twice).
+ * The transfers, receive pass and notifications of one request. Work and memory grow with the runs of consecutive blocks, not with the blocks. Sources share
+ * the arrays `localIds` and `remoteIds`: do not change them. Errors: `KV_BLOCKS_MISMATCH` (lists that cannot be paired; both lengths),
+ * `KV_BLOCKS_OUT_OF_RANGE` (an id outside of its regions, or a local block that is listed twice).
  */
 export function planRequest(plan: EngineTransferPlan, given: RequestBlocks): RequestPlan {
   const isWanted = ({ localBlockIds }: RequestBlocks) => localBlockIds.some((ids) => ids.length > 0);
@@ -35,7 +35,7 @@ export function planRequest(plan: EngineTransferPlan, given: RequestBlocks): Req
   requireLists(plan, shape, blocks);
   const sharded = (plan.local.dcpSize ?? 1) > 1 || (plan.remote.dcpSize ?? 1) > 1;
   const pass: ReceivePassGroup[] = [];
-  // Of each source its own where sequences are dealt out to them; else the same for all.
+  // Under DCP each source has blocks of its own; otherwise all sources have the same.
   const batches = sharded ? pairDcp(plan, shape, blocks, pass) : [pairAll(plan, shape, blocks, pass)];
   const indices: ReadIndices[] = [];
   const reads: RequestRead[] = [];
@@ -79,7 +79,7 @@ function notifyOnly(plan: EngineTransferPlan): RequestPlan {
   };
 }
 
-/** Sources that nothing is read from, then ranks that are never read. */
+/** Remote ranks to notify without a read: sources without blocks of this request, then ranks that are never read. */
 function unread(plan: EngineTransferPlan, reads: readonly RequestRead[]): RemoteRankId[] {
   const ranks: RemoteRankId[] = [];
   for (const { remoteRank: tpRank, remotePpRank: ppRank } of plan.sources) {
@@ -92,7 +92,7 @@ function unread(plan: EngineTransferPlan, reads: readonly RequestRead[]): Remote
   return ranks;
 }
 
-/** What another stage of the local pipeline has regions for is that one's to move. */
+/** The blocks of the local pipeline stage: other stages move the groups whose regions they hold. */
 function ofThisStage(plan: EngineTransferPlan, shape: RequestShape, blocks: RequestBlocks): RequestBlocks {
   if ((plan.local.ppSize ?? 1) === 1 || shape.groups.every(({ batch }) => batch !== undefined)) return blocks;
   return {
@@ -111,7 +111,7 @@ function requireLists(plan: EngineTransferPlan, shape: RequestShape, blocks: Req
       requireCount(`localComputedBlocks of group ${group}`, computedBlocks, 0);
     const limits = shape.groups[group] as GroupShape;
     if (limits.batch === undefined) {
-      throw new KvError("KV_BLOCKS_MISMATCH", `group ${group} has blocks and no region to hold them`, {
+      throw new KvError("KV_BLOCKS_MISMATCH", `group ${group} has blocks, and no region holds them`, {
         details: { group, kind: plan.groups[group] },
       });
     }
@@ -120,7 +120,7 @@ function requireLists(plan: EngineTransferPlan, shape: RequestShape, blocks: Req
   }
 }
 
-/** The runs of all groups, in batches; the same for every source. */
+/** The runs of all groups in batches, which are the same for every source. Adds each group's receive pass to `pass`. */
 function pairAll(
   plan: EngineTransferPlan,
   shape: RequestShape,
@@ -155,7 +155,7 @@ function pairAll(
   });
 }
 
-/** What stands before the remote's window is zeroed, so none of it may be a block that is filled. */
+/** Refuses a block that is listed both before the remote's window, where it is zeroed, and within it, where it is filled. */
 function requireApart(
   plan: EngineTransferPlan,
   group: number,
@@ -168,7 +168,7 @@ function requireApart(
   const block = localIds.slice(0, first).find((id) => filled.has(id));
   if (block === undefined) return;
   throw outOfRange(
-    `group ${group}: local block ${block} stands both before the remote's window and within it`,
+    `group ${group}: local block ${block} is listed both before the remote's window and within it`,
     {
       group,
       block,

@@ -4,13 +4,14 @@ import type { RequestRead } from "./request-plan-types.js";
 import type { BatchShape, ReadShape, RegionSpan } from "./request-shape.js";
 import { addRun, noRuns, partsOfRuns, type Runs, rowsOfRuns } from "./runs.js";
 
-/** The runs of one batch of a request, and their parts written out when they are wanted. */
+/** The runs of one batch of a request. Their parts are written at first use. */
 export interface Batch {
   readonly runs: Runs;
   localParts(): Int32Array;
   remoteParts(): Int32Array;
 }
 
+/** A batch from sorted runs. */
 export function batchOfRuns(runs: Runs): Batch {
   let local: Int32Array | undefined;
   let remote: Int32Array | undefined;
@@ -27,7 +28,7 @@ export function batchOfRuns(runs: Runs): Batch {
   };
 }
 
-/** Index lists of a read; reads with equal ones share it. */
+/** The descriptor ids of a read. Reads with equal ids share one. */
 export interface ReadIndices {
   readonly descriptorCount: number;
   readonly runCount: number;
@@ -35,10 +36,11 @@ export interface ReadIndices {
   runs(): Int32Array;
   localIds(): Int32Array;
   remoteIds(): Int32Array;
-  /** The same runs at the offsets of every segment, where that is what they are: nothing is written out for each segment. */
+  /** One set of runs with the offsets of all segments, where all segments have the same runs; undefined otherwise. */
   repeated(): DescriptorRuns | undefined;
 }
 
+/** The descriptor ids of a read with this shape, for the batches of a request. */
 export function readIndices(shape: ReadShape, batches: readonly (Batch | undefined)[]): ReadIndices {
   const pairs: (readonly [BatchShape, Batch])[] = [];
   let descriptorCount = 0;
@@ -90,6 +92,7 @@ export function readIndices(shape: ReadShape, batches: readonly (Batch | undefin
   };
 }
 
+/** One read of a request. Ids and runs are computed at first use. */
 export function requestRead(
   indices: ReadIndices,
   place: { remoteRank: number; remotePpRank: number; sourceIndex: number; listIndex: number },
@@ -110,7 +113,7 @@ export function requestRead(
     get descriptors() {
       const repeated = indices.repeated();
       if (repeated !== undefined) return repeated;
-      // A run is three numbers, a pair two; and pairs are written many at a time.
+      // A run takes three numbers and a pair two, and pairs are written many at a time.
       const merges = indices.runCount * 2 <= indices.descriptorCount;
       return merges
         ? { runs: indices.runs() }
@@ -119,7 +122,7 @@ export function requestRead(
   };
 }
 
-/** Segment by segment. */
+/** The ids of one side, segment by segment. */
 function expand(
   pairs: readonly (readonly [BatchShape, Batch])[],
   length: number,
@@ -155,7 +158,7 @@ function runRows(pairs: readonly (readonly [BatchShape, Batch])[]): Int32Array {
   return rowsOfRuns(out);
 }
 
-/** The same runs in every segment, from another begin: written in one go. */
+/** Rows where every segment has the same runs at its own offset. */
 function evenRows(pairs: readonly (readonly [BatchShape, Batch])[]): Int32Array {
   const length = pairs.reduce((sum, [{ segmentCount }, { runs }]) => sum + runs.length * segmentCount, 0);
   const out = new Int32Array(length);
@@ -189,7 +192,7 @@ function offsetsOf(spans: readonly RegionSpan[]): Steps[] {
   );
 }
 
-/** Lists with a row per part: neighbours there are the same part of neighbouring blocks. */
+/** Adds runs to tables with a row per part, where neighbours are the same part of neighbouring blocks. */
 function addStepped(out: Runs, { rows, length }: Runs, shape: BatchShape, local: Steps, remote: Steps): void {
   const step = Math.max(shape.localParts, shape.remoteParts);
   const index = (part: number, parts: number, { offset, blockStep, partStep }: Steps) =>

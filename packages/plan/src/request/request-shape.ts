@@ -1,49 +1,53 @@
 import type { EngineTransferPlan, RegionIndexing, SourcePlan } from "../engine/engine-plan-types.js";
 
-/** Neighbouring segments whose blocks step alike: their descriptor ids are expanded in one go. */
+/** Neighbouring segments with equal steps: their descriptor ids are expanded together. */
 export interface RegionSpan {
   readonly blockStep: number;
   readonly partStep: number;
   readonly offsets: Int32Array;
 }
 
-/** What one read moves of one batch. */
+/** The segments of one batch that one read moves. */
 export interface BatchShape {
+  /** Index of the batch. */
   readonly batch: number;
   readonly segmentCount: number;
-  /** Bytes of one part in all of its segments. */
+  /** Bytes of one part over all segments. */
   readonly partBytes: number;
-  /** Parts of a block in the lists. */
+  /** Descriptors of a block in the tables. */
   readonly localParts: number;
   readonly remoteParts: number;
   readonly localSpans: readonly RegionSpan[];
   readonly remoteSpans: readonly RegionSpan[];
-  /** Offsets of all spans. */
+  /** Offsets of all spans, in the order of segments. */
   readonly localOffsets: Int32Array;
   readonly remoteOffsets: Int32Array;
-  /** Rows `[local, remote]` of both, for whoever repeats the runs at each. */
+  /** Rows `[localOffset, remoteOffset]`, for `DescriptorRuns.offsets`. */
   readonly offsets: Int32Array;
-  /** Parts that follow one another are neighbours in both lists. */
+  /** Consecutive parts have consecutive ids in both tables. */
   readonly even: boolean;
 }
 
-/** One list of one source: a transfer, if the request has something for it. */
+/** One list of one source: a transfer, if the request has blocks for it. */
 export interface ReadShape {
   readonly sourceIndex: number;
   readonly listIndex: number;
   readonly batches: readonly BatchShape[];
-  /** Position of an earlier read with equal indices: most plans have one set for all sources. */
+  /** Index of an earlier read with equal ids. In most plans all sources have the same ids. */
   readonly sameAs: number | undefined;
 }
 
+/** Limits and batch of one group. */
 export interface GroupShape {
-  /** Logical blocks that every segment of the group has. */
+  /** Logical local blocks that every segment of the group has. */
   readonly localBlocks: number;
+  /** Logical remote blocks that every segment of the group has at every source. */
   readonly remoteBlocks: number;
-  /** Groups in the same segments are handled as one list. Undefined for a group without a segment. */
+  /** Index of the batch: groups with the same segments are one batch. Undefined for a group without a segment. */
   readonly batch: number | undefined;
 }
 
+/** The part of a request plan that depends on the engine plan only. */
 export interface RequestShape {
   readonly groups: readonly GroupShape[];
   readonly batchCount: number;
@@ -53,8 +57,8 @@ export interface RequestShape {
 const shapes = new WeakMap<EngineTransferPlan, RequestShape>();
 
 /**
- * What every request asks of a plan's segments, a few numbers instead of hundreds of objects: a worker plans a request once in many
- * milliseconds, with cold caches, and then it is the number of objects that it pays for.
+ * The shape of all requests of a plan, computed once per plan: a few numbers instead of hundreds of objects. A worker plans a request once in many
+ * milliseconds, with cold caches, so the number of objects decides its cost.
  */
 export function requestShape(plan: EngineTransferPlan): RequestShape {
   const known = shapes.get(plan);
@@ -147,7 +151,7 @@ function spansOf(indexing: readonly RegionIndexing[], segments: readonly number[
   return spans.map(({ offsets, ...steps }) => ({ ...steps, offsets: Int32Array.from(offsets) }));
 }
 
-/** Absent segments (another stage's) have no count, and do not limit. */
+/** The fewest logical blocks over segments. Segments of another stage have a count of 0 and do not limit. */
 function fewest(
   sides: readonly (readonly RegionIndexing[])[],
   segments: readonly number[],

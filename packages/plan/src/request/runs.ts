@@ -1,10 +1,10 @@
 import { DESCRIPTOR_RUN } from "@kv/interface";
 
-/** Runs of parts that are consecutive on both sides, being collected. */
+/** A growing list of runs: parts that are consecutive on both sides. */
 export interface Runs {
-  /** Rows `[local, remote, count]`, with room for more behind them. */
+  /** Rows `[local, remote, count]`, with room for more rows behind them. */
   rows: Int32Array;
-  /** Numbers in use of `rows`. */
+  /** Numbers of `rows` that are in use. */
   length: number;
   /** Parts in all runs. */
   parts: number;
@@ -12,11 +12,12 @@ export interface Runs {
 
 const NO_ROWS = new Int32Array(0);
 
+/** An empty list. */
 export function noRuns(): Runs {
   return { rows: NO_ROWS, length: 0, parts: 0 };
 }
 
-/** Makes room for so many further runs. To ask once for what is needed touches the least memory. */
+/** Makes room for `count` further runs. One call with the final number touches the least memory. */
 export function reserveRuns(runs: Runs, count: number): void {
   const wanted = runs.length + count * DESCRIPTOR_RUN;
   if (wanted <= runs.rows.length) return;
@@ -30,7 +31,7 @@ export function rowsOfRuns({ rows, length }: Runs): Int32Array {
   return rows.length === length ? rows : rows.subarray(0, length);
 }
 
-/** Adds a run; one that goes on where the last one ends becomes part of it. */
+/** Adds a run. A run that continues the last one on both sides extends it. */
 export function addRun(runs: Runs, local: number, remote: number, count: number): void {
   const { rows, length } = runs;
   runs.parts += count;
@@ -51,8 +52,8 @@ export function addRun(runs: Runs, local: number, remote: number, count: number)
 }
 
 /**
- * Brings runs into the order of their local parts, so that every pair of neighbours which could be merged (consecutive on both sides)
- * becomes one, whatever order the block tables were in. Ascending input is left alone.
+ * Sorts runs by their local parts, and merges all runs that are consecutive on both sides, for any order of the block tables. Ascending input is returned
+ * as it is.
  */
 export function orderForRuns(runs: Runs): Runs {
   const { rows, length } = runs;
@@ -60,7 +61,7 @@ export function orderForRuns(runs: Runs): Runs {
   for (let at = 3; at < length && ascending; at += 3)
     ascending = (rows[at] as number) > (rows[at - 3] as number);
   if (ascending) return runs;
-  // Sorting numbers without a comparator is several times faster: part and position share one number (31 and 22 bits).
+  // To sort numbers without a comparator is several times faster, so a key holds part and position (31 and 22 bits).
   const count = length / 3;
   const keys = new Float64Array(count);
   for (let index = 0; index < count; index++) keys[index] = (rows[index * 3] as number) * count + index;
@@ -76,7 +77,7 @@ export function orderForRuns(runs: Runs): Runs {
   return ordered;
 }
 
-/** A local part that is in two of the ordered runs; undefined when there is none. */
+/** A local part that is in two of the sorted runs; undefined when there is none. */
 export function overlap({ rows, length }: Runs): number | undefined {
   for (let at = 3; at < length; at += 3) {
     if ((rows[at] as number) < (rows[at - 3] as number) + (rows[at - 1] as number)) return rows[at];
@@ -84,7 +85,7 @@ export function overlap({ rows, length }: Runs): number | undefined {
   return undefined;
 }
 
-/** Every part of the runs, of one side: column 0 is the local one, 1 the remote one. */
+/** All parts of one side: column 0 is the local side, 1 the remote one. */
 export function partsOfRuns({ rows, length, parts }: Runs, column: 0 | 1): Int32Array {
   const out = new Int32Array(parts);
   let cursor = 0;
@@ -96,19 +97,24 @@ export function partsOfRuns({ rows, length, parts }: Runs, column: 0 | 1): Int32
   return out;
 }
 
+/** Block lists of both sides, and the stretch of parts to pair. */
 export interface BlockLists {
+  /** Logical block ids. */
   readonly localIds: readonly number[];
   readonly remoteIds: readonly number[];
-  /** Parts of a logical block. */
+  /** Parts of a logical local block. */
   readonly localPer: number;
+  /** Parts of a logical remote block. */
   readonly remotePer: number;
-  /** Where the pairing begins, in parts, and how many there are. */
+  /** The first local part, counted over the whole list. */
   readonly localStart: number;
+  /** The first remote part. */
   readonly remoteStart: number;
+  /** Parts to pair. */
   readonly count: number;
 }
 
-/** Pairs two block lists part by part, and adds what is consecutive on both sides as one run each. */
+/** Pairs two block lists part by part, and adds a run for each stretch that is consecutive on both sides. */
 export function addBlockRuns(runs: Runs, lists: BlockLists): void {
   const { localIds, remoteIds, localPer, remotePer, localStart, remoteStart, count } = lists;
   if (localPer === remotePer && localStart % localPer === 0 && remoteStart % remotePer === 0) {
@@ -127,7 +133,7 @@ export function addBlockRuns(runs: Runs, lists: BlockLists): void {
   }
 }
 
-/** The common case: blocks of one size, a step per block. */
+/** The common case: blocks of one size, paired block by block. */
 function addWholeBlocks(runs: Runs, lists: BlockLists): void {
   const { localIds, remoteIds, localPer: per, localStart, remoteStart, count } = lists;
   const [skipLocal, skipRemote] = [localStart / per, remoteStart / per];

@@ -1,6 +1,8 @@
 import { DESCRIPTOR_OFFSET, DESCRIPTOR_RUN, type DescriptorPairs, type DescriptorRuns } from "@kv/interface";
 
-/** The same descriptors as the peer names them: what is local to one side is remote to the other. */
+/**
+ * Exchanges the local and the remote ids of descriptors. A producer that pushes plans the read of its consumer and swaps it, to post it as a write.
+ */
 export function swapDirection(
   descriptors: DescriptorPairs | DescriptorRuns,
 ): DescriptorPairs | DescriptorRuns {
@@ -9,16 +11,16 @@ export function swapDirection(
   }
   const { runs, offsets } = descriptors;
   if (offsets === undefined) return { runs: swapRuns(runs) };
-  return { runs: swapRuns(runs), offsets: turned(offsets, DESCRIPTOR_OFFSET) };
+  return { runs: swapRuns(runs), offsets: swapColumns(offsets, DESCRIPTOR_OFFSET) };
 }
 
 /** Rows `[localId, remoteId, count]` with the two ids exchanged. */
 function swapRuns(runs: Int32Array): Int32Array {
-  return turned(runs, DESCRIPTOR_RUN);
+  return swapColumns(runs, DESCRIPTOR_RUN);
 }
 
-/** Rows of so many numbers, the first two of each exchanged. */
-function turned(rows: Int32Array, perRow: number): Int32Array {
+/** Rows of `perRow` numbers, with the first two of each exchanged. */
+function swapColumns(rows: Int32Array, perRow: number): Int32Array {
   const out = rows.slice();
   for (let at = 0; at < out.length; at += perRow) {
     out[at] = rows[at + 1] as number;

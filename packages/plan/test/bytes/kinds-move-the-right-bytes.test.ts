@@ -509,7 +509,7 @@ describe("groups", () => {
       const { made } = run({ ...whole, decode: { kernelTokens: 16 } });
       expect(made[0]?.plan.form).toBe("permute");
       expect(() => run({ ...scene, prefill: { tpSize: 2 }, decode: { tpSize: 4 } })).toThrow(
-        /shared by groups whose KV heads are not dealt out alike: local 1 heads of group . in a block, 2 of another, remote 1 .* 4 of another/,
+        /shared by groups whose KV heads are split over the ranks differently: local 1 heads of group . in a block, 2 of another, remote 1 .* 4 of another/,
       );
     }
   });

@@ -173,7 +173,7 @@ describe("a file", () => {
 
   test("stages are matched by name: a cache that none has, and one that two have", async () => {
     for (const [name, message] of [
-      ["other", /no remote rank that was asked holds the cache "layer.2"/],
+      ["other", /no remote rank that is given holds the cache "layer.2"/],
       ["layer.0", /cache "layer.0" is on the remote pipeline stages 0 and 1/],
     ] as const) {
       const prefill = staged([

@@ -142,7 +142,7 @@ describe("models by their published shapes", () => {
   test("what a config does not say is a flag, and what no flag says is told as assumed", async () => {
     const found = await planned("--config", model("llama-3.1-70b"), "--tp", "1");
     expect(found.assumed).toContain("--block-size 16");
-    expect(found.assumed).toContain("head_dim is not said: hidden_size / num_attention_heads");
+    expect(found.assumed).toContain("head_dim is missing: hidden_size / num_attention_heads");
     const said = await planned("--config", model("llama-3.1-70b"), "--tp", "1", "--block-size", "16");
     expect(said.assumed).not.toContain("--block-size 16");
   });
@@ -210,7 +210,7 @@ test("the form can be chosen, and the report says why it is what it is", async (
   expect(direct.formReason).not.toBe("");
 });
 
-test("notifications: who waits for how many, and from whom", async () => {
+test("notifications: how many each prefill rank awaits, and from which ranks", async () => {
   const found = await planned("--config", model("qwen3-0.6b"), "--tp", "2", "--tp", "8");
   expect(found.notifications).toEqual([
     { prefillRank: 0, prefillStage: 0, awaits: 4, from: [0, 1, 2, 3] },

@@ -120,10 +120,10 @@ describe.skipIf(executablePath === undefined)("the page in Chromium", () => {
     expect((await texts("#block p")).join(" ")).toContain(`zeroes it from its token ${last?.zeroFrom} on`);
   });
 
-  test("a prefill rank shows who reads it and what it waits for", async () => {
+  test("a prefill rank shows its readers and the notifications that it awaits", async () => {
     await open("plan.html", renderHtml(report));
     await page.click('button[data-prefill-rank="3"]');
-    expect((await texts("#detail p")).join(" ")).toMatch(/Waits for 1 notifications; they come from D1\./);
+    expect((await texts("#detail p")).join(" ")).toMatch(/Awaits 1 notifications, from D1\./);
     expect(await texts("#detail table tr:not(:first-child) td:first-child")).toEqual(["D1"]);
     expect(
       await page.$eval('button[data-prefill-rank="3"]', (button) => button.getAttribute("aria-pressed")),

@@ -1,9 +1,9 @@
 import type { LayerShape } from "./model-shape.js";
 
-/** What a config says of DeepSeek V4's caches. */
+/** The fields of a config that describe the caches of DeepSeek V4. */
 export interface CompressedConfig {
   readonly layers: number;
-  /** By layer: 0 or 1 for a window alone, else the tokens of one latent. */
+  /** By layer: 0 or 1 for a window alone, otherwise the tokens of one latent. */
   readonly ratios: readonly number[];
   readonly headSize: number;
   readonly indexHeadSize: number;
@@ -12,7 +12,7 @@ export interface CompressedConfig {
   readonly latentBytes: number;
 }
 
-/** Tokens in a block of compressed latents; the others' kernels have sizes of their own. */
+/** Tokens in a block of compressed latents; the other kernels have sizes of their own. */
 export const COMPRESSED_BLOCK_TOKENS = 256;
 const WINDOW_BLOCK_TOKENS = 64;
 const STATE_ELEMENT_BYTES = 4;
@@ -23,7 +23,7 @@ export function indexerBytes(headSize: number): number {
 }
 
 /**
- * The caches of DeepSeek V4, layer by layer, as vLLM 0.33 makes them (`deepseek_v4/attention.py`, `compressor.py`, `DeepseekV4SWACache`): a window of
+ * The caches of DeepSeek V4, layer by layer, as vLLM 0.33 allocates them (`deepseek_v4/attention.py`, `compressor.py`, `DeepseekV4SWACache`): a window of
  * plain latents everywhere; latents of 4 or 128 tokens with the compressor's running state, itself a window; with ratio 4 an indexer's keys
  * and its compressor.
  */

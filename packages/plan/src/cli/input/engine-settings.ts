@@ -4,7 +4,7 @@ import type { ModelShape } from "./model-shape.js";
 import { type EngineSettings, MAX_RANKS } from "./pair.js";
 import { hybridBlockTokens, KERNEL_TOKENS } from "./state-pages.js";
 
-/** How both engines are started, by the flags; what no flag says goes to `assumed`. Errors: `KV_CONFIG_INVALID`. */
+/** The settings of both engines from the flags. Defaults that apply are added to `assumed`. Errors: `KV_CONFIG_INVALID`. */
 export function settingsOf(
   options: CliOptions,
   assumed: string[],
@@ -51,12 +51,12 @@ export function settingsOf(
   }) as [EngineSettings, EngineSettings];
 }
 
-/** Pipeline stages of both. Given once it is prefill's: only producers have stages. */
+/** Pipeline stages of both engines. A single value is prefill's: only producers have stages. */
 function stagesOf({ pp }: CliOptions): readonly [number, number] {
   return both("--pp", pp.length === 1 ? [...pp, 1] : pp, 1);
 }
 
-/** Tokens in a block and in a kernel block, of both engines. A hybrid's block has a page that holds a state. */
+/** Tokens in a logical block and in a kernel block of both engines. The page of a hybrid's block holds a state. */
 function blockSizes(
   options: CliOptions,
   assumed: string[],

@@ -19,7 +19,7 @@ const BYTES_OF_DTYPE: Readonly<Record<string, number>> = {
 const PACKED_LATENT_BYTES = { "DeepSeek V3.2": 656, "DeepSeek V4": 584 } as const;
 
 const count = z.int().min(1).max(1_000_000);
-/** The fields that decide a cache, of any architecture. Others are of no concern here. */
+/** The fields that decide a cache, of any architecture. All others are ignored. */
 const text = z.looseObject({
   architectures: z.array(z.string().max(200)).max(16).optional(),
   model_type: z.string().max(200).optional(),
@@ -52,16 +52,17 @@ const config = text.extend({ text_config: text.nullish() });
 
 type TextConfig = z.infer<typeof text>;
 
+/** Types of cache elements. */
 export interface CacheDtypes {
-  /** vLLM's `--kv-cache-dtype`; "auto" is the model's. */
-  readonly cache?: string;
-  /** vLLM's `--mamba-ssm-cache-dtype`; "auto" is what the config says, else float32. */
-  readonly state?: string;
+  /** vLLM's `--kv-cache-dtype`. Default "auto": the model's type. */
+  readonly cache?: string | undefined;
+  /** vLLM's `--mamba-ssm-cache-dtype`. Default "auto": the type in the config, otherwise float32. */
+  readonly state?: string | undefined;
 }
 
 /**
- * Reads what a Hugging Face `config.json` says of the KV cache. Errors: `KV_CONFIG_INVALID` naming the field, `KV_PLAN_UNSUPPORTED` for a cache
- * that this tool cannot lay out.
+ * Reads the shape of a model's KV cache from a Hugging Face `config.json`. Errors: `KV_CONFIG_INVALID` with the field, `KV_PLAN_UNSUPPORTED` for a cache of
+ * unknown layout.
  */
 export function modelFromHfConfig(
   name: string,
@@ -90,9 +91,9 @@ export function modelFromHfConfig(
   if (inner.kv_lora_rank != null) return latentModel(name, inner, { layers, elementBytes, assumed });
   const heads = required(name, "num_attention_heads", inner.num_attention_heads);
   if (inner.num_key_value_heads == null)
-    assumed.push(`num_key_value_heads is not said: as many as attention heads, ${heads}`);
+    assumed.push(`num_key_value_heads is missing: as many as attention heads, ${heads}`);
   const numKvHeads = inner.num_key_value_heads ?? heads;
-  if (inner.head_dim == null) assumed.push("head_dim is not said: hidden_size / num_attention_heads");
+  if (inner.head_dim == null) assumed.push("head_dim is missing: hidden_size / num_attention_heads");
   const headSize = inner.head_dim ?? required(name, "hidden_size", inner.hidden_size) / heads;
   const windowed = windowedLayers(layers, inner, assumed);
   const state = stateOf(name, inner, { modelDtype, stateDtype, assumed });
@@ -127,7 +128,7 @@ function bytesOf(name: string, dtype: string, flag: string): number {
   throw new KvError(
     "KV_CONFIG_INVALID",
     `${name}: dtype "${dtype}" is none of ${Object.keys(BYTES_OF_DTYPE).join(", ")}`,
-    { hint: `say it with ${flag}` },
+    { hint: `give it with ${flag}` },
   );
 }
 
@@ -137,7 +138,7 @@ interface LayerFacts {
   readonly assumed: string[];
 }
 
-/** MLA, with the keys of a sparse attention's indexer beside each layer's latents where the config has one. */
+/** MLA. With sparse attention each layer also has the keys of the indexer. */
 function latentModel(
   name: string,
   inner: TextConfig,
@@ -182,7 +183,7 @@ function compressedModel(
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
       `${name}: compress_ratios ${unknown === undefined ? `has ${ratios.length} entries for ${layers} layers` : `holds ${unknown}; 4 and 128 are known`}`,
-      { hint: "describe the regions in a file (--file), or ask two live engines (--from)" },
+      { hint: "describe the regions in a file (--file), or ask two running engines (kv-peer plan)" },
     );
   }
   const packed = elementBytes === 1;
@@ -220,7 +221,7 @@ function dtypeOf(name: string, outer: TextConfig, inner: TextConfig, assumed: st
   return said.replace(/^torch\./, "");
 }
 
-/** Layers with a window, by what the config says in one of its three ways. */
+/** Layers with a sliding window. A config has one of three ways to define them. */
 function windowedLayers(layers: number, inner: TextConfig, assumed: string[]): ReadonlySet<number> {
   const all = Array.from({ length: layers }, (_, index) => index);
   if (inner.sliding_window == null || inner.use_sliding_window === false) return new Set();
@@ -254,7 +255,7 @@ function stateOf(
   return state;
 }
 
-/** Layers with attention. Of other layers that keep a state of which the config does not say how large it is: they are left out, and that is said. */
+/** Layers with attention. Layers with a state of unknown size are left out, with an entry in `assumed`. */
 function attentionLayers(
   name: string,
   layers: number,
@@ -270,12 +271,12 @@ function attentionLayers(
     return type === undefined || (type.includes("attention") && type !== "linear_attention");
   };
   const held = all.filter(attends);
-  // A layer of experts alone keeps nothing.
+  // A layer of experts has no cache.
   const states =
     pattern == null ? layers - held.length : all.filter((index) => pattern[index] === "M").length;
   if (states > 0 && !hasStates)
     assumed.push(
-      `${name}: the states of ${states} state-space layers are left out, for the config does not give their sizes; --file or --from has them`,
+      `${name}: the states of ${states} state-space layers are left out, for the config does not give their sizes; describe the regions with --file`,
     );
   return new Set(held);
 }

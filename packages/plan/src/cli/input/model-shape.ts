@@ -8,13 +8,13 @@ export interface LayerShape {
   readonly kind: KvCacheKind;
   /** 1 for MLA. */
   readonly numKvHeads: number;
-  /** Bytes of a cell: K and V of one head and token, or the latent vector. */
+  /** Bytes of a cell: K and V of one head and token, or a latent vector. */
   readonly bytesPerHeadAndToken: number;
-  /** Tokens that a cell stands for, of compressed latents. Default 1. */
+  /** Tokens of a cell, for compressed latents. Default 1. */
   readonly tokensPerCell?: number;
-  /** Tokens in a block of this cache, where its kernel wants so many and no others. */
+  /** Tokens in a block of this cache, where its kernel requires that number. */
   readonly blockTokens?: number;
-  /** Tokens that a sliding window sees. */
+  /** Tokens of a sliding window. */
   readonly windowTokens?: number;
   /** Of a state-space layer: bytes of the whole model's state. */
   readonly state?: StateShape;
@@ -25,19 +25,19 @@ export interface StateShape {
   /** x, B and C of the convolution. */
   readonly projectionBytes: readonly number[];
   readonly recurrentBytes: number;
-  /** B and C come in so many groups, which are split over ranks; no rank has a part of one. */
+  /** Groups of B and C. Whole groups are split over ranks. */
   readonly groups: number;
 }
 
-/** What a plan needs to know of a model, and what of it was not said but taken to be so. */
+/** The facts of a model that a plan needs, and the assumptions among them. */
 export interface ModelShape {
   readonly name: string;
   readonly numKvHeads: number;
   readonly layers: readonly LayerShape[];
-  /** All of its layers, with a cache or without: what pipeline stages divide among them. */
+  /** All layers, with and without a cache. Pipeline stages divide them. */
   readonly numLayers: number;
   readonly assumed: readonly string[];
-  /** Tokens in a block with which engines run it, where that is not 16. */
+  /** The default number of tokens in a block, where it is not 16. */
   readonly blockTokens?: number;
 }
 
@@ -47,7 +47,7 @@ export interface LayerGroup {
   readonly layers: readonly LayerShape[];
 }
 
-/** Layers of one kind and shape; latents of unlike sizes are one shape, for every layer has a region of its own anyway. */
+/** Layers by kind and shape. Latents of different sizes are one shape, since every layer has a region of its own. */
 export function layersByShape(layers: readonly LayerShape[]): readonly LayerGroup[] {
   const byShape = new Map<string, LayerShape[]>();
   for (const layer of layers) {
@@ -60,8 +60,8 @@ export function layersByShape(layers: readonly LayerShape[]): readonly LayerGrou
 }
 
 /**
- * Groups of layers as vLLM makes them: layers of one kind and shape together, and where there are several kinds, in groups of the size of
- * the smallest, so that one region serves a layer of each group.
+ * Groups of layers as vLLM builds them: layers of one kind and shape together. Where there are several kinds, groups have the size of the smallest kind, so
+ * that one region serves a layer of each group.
  */
 export function groupLayers(layers: readonly LayerShape[]): readonly LayerGroup[] {
   const kinds = layersByShape(layers);

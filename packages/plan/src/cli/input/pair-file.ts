@@ -6,7 +6,7 @@ import { MAX_RANKS, type Pair, placeRegions, type UnplacedRank } from "./pair.js
 
 type UnplacedRegion = UnplacedRank["regions"][number];
 
-/** A region that does not say where it is lies where nothing else does. */
+/** A region. One without an address gets a free one. */
 const region = regionSchema
   .partial({
     baseAddress: true,
@@ -75,7 +75,7 @@ const schema = z.strictObject({
   decode: engine,
 });
 
-/** Reads the file of `kv-plan --file`. Errors: `KV_CONFIG_INVALID` naming the field. */
+/** Reads the file of `kv-plan --file`. Errors: `KV_CONFIG_INVALID` with the field. */
 export function pairFromFile(name: string, value: unknown): Pair {
   const parsed = schema.safeParse(value);
   if (!parsed.success) {
@@ -100,9 +100,10 @@ function ranksOf({ tpSize, ppSize, dcpSize, regions, ...facts }: z.infer<typeof 
     const [ppRank, tpRank] = [Math.floor(index / tpSize), index % tpSize];
     return placeRegions({
       ...facts,
-      ...{ tpRank, tpSize },
+      tpRank,
+      tpSize,
       ...(ppSize === 1 ? {} : { ppRank, ppSize }),
-      ...(dcpSize === undefined ? {} : { dcpSize }),
+      dcpSize,
       deviceId: tpRank,
       regions: regions.filter(({ stage }) => stage === ppRank).map(regionOf),
     });
@@ -110,7 +111,6 @@ function ranksOf({ tpSize, ppSize, dcpSize, regions, ...facts }: z.infer<typeof 
 }
 
 function regionOf({ stage: _, ...given }: z.infer<typeof region>): UnplacedRegion {
-  // zod leaves out what was not given, so nothing in it is undefined.
   return {
     ...(given as UnplacedRegion),
     blockStrideBytes: given.blockStrideBytes ?? given.blockLengthBytes,

@@ -1,26 +1,30 @@
 import type { KvCacheKind, KvCacheLayout, MemoryType } from "@kv/interface";
 import type { RankGeometry, RegionGeometry } from "../../geometry/rank-geometry.js";
 
-/** Two engines, rank by rank, and where the knowledge of them comes from. What every input of the command becomes. */
+/** Two engines, rank by rank. Every input of the command becomes a pair. */
 export interface Pair {
+  /** Title of the report. */
   readonly title: string;
+  /** KV heads of the whole model; 1 for MLA. */
   readonly numKvHeads: number;
+  /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
-  /** Tokens that a group's window sees, where it has one. */
+  /** By group: tokens of its sliding window; undefined for a group without one. */
   readonly windowTokens: readonly (number | undefined)[];
-  /** Rank by rank, stage after stage. */
+  /** Ranks of the prefill engine, stage after stage. */
   readonly prefill: readonly RankGeometry[];
+  /** Ranks of the decode engine. */
   readonly decode: readonly RankGeometry[];
-  /** Statements that no input made. */
+  /** Assumptions that no input states; the report prints them. */
   readonly assumed: readonly string[];
-  /** The same with another TP size on one side, where the input says how caches lie then. Throws what laying them out throws. */
-  readonly withTp?: (side: "prefill" | "decode", tpSize: number) => Pair;
+  /** The pair with another TP size on one side, where the input gives the layout for it. Errors: `KV_PLAN_INVALID`, `KV_PLAN_UNSUPPORTED`. */
+  readonly withTp?: ((side: "prefill" | "decode", tpSize: number) => Pair) | undefined;
 }
 
-/** Ranks of one engine, of all its stages: far more than any has, and as many as are planned and proven in minutes. */
+/** The most ranks of one engine over all stages: more than any engine has, and few enough to plan and prove in minutes. */
 export const MAX_RANKS = 1024;
 
-/** What an engine is started with, beside the model. */
+/** The settings that an engine is started with. */
 export interface EngineSettings {
   readonly tpSize: number;
   /** Pipeline stages. */

@@ -4,8 +4,8 @@ import type { Pair } from "./pair.js";
 import { placeRegions } from "./pair.js";
 
 /**
- * The pipeline stage of each layer, as vLLM deals them out (0.33, `get_pp_indices`): evenly, and what is left over to the stages before the
- * last. Errors: `KV_CONFIG_INVALID` for more stages than layers.
+ * The pipeline stage of each layer, divided as vLLM does (0.33, `get_pp_indices`): evenly, with the remaining layers on the stages before the last. Errors:
+ * `KV_CONFIG_INVALID` for more stages than layers.
  */
 export function stagesOfLayers(numLayers: number, ppSize: number): readonly number[] {
   if (ppSize > numLayers) {
@@ -25,12 +25,12 @@ export function stagesOfLayers(numLayers: number, ppSize: number): readonly numb
   }).flat();
 }
 
-/** The stage that a rank is of, and how many its engine has. */
+/** The pipeline stage of a rank, and the number of stages of its engine. */
 export function placeOf({ ppRank = 0, ppSize = 1 }: RankGeometry): { ppRank: number; ppSize: number } {
   return { ppRank, ppSize };
 }
 
-/** The ranks of each stage of an engine. */
+/** The ranks of an engine by pipeline stage. */
 export function byStage(ranks: readonly RankGeometry[]): readonly (readonly RankGeometry[])[] {
   const stages: RankGeometry[][] = [];
   for (const rank of ranks) {
@@ -40,7 +40,7 @@ export function byStage(ranks: readonly RankGeometry[]): readonly (readonly Rank
   return stages;
 }
 
-/** Ranks without stages, parted as `stages` are. */
+/** Ranks without stages, divided into the given stages. */
 export function inStagesOf(
   stages: readonly (readonly RankGeometry[])[],
   ranks: readonly RankGeometry[],
@@ -51,25 +51,26 @@ export function inStagesOf(
     return ranks.map(
       (rank): RankGeometry => ({
         ...rank,
-        ...{ ppRank, ppSize: stages.length },
+        ppRank,
+        ppSize: stages.length,
         regions: rank.regions.filter(({ name }) => held.has(name)),
       }),
     );
   });
 }
 
-/** What decode is told of stages of its own. Errors: `KV_PLAN_UNSUPPORTED`. */
+/** Refuses a decode engine with pipeline stages. Errors: `KV_PLAN_UNSUPPORTED`. */
 export function refuseStagesOfDecode(decode: readonly RankGeometry[]): void {
   const [rank] = decode;
   if (rank === undefined || placeOf(rank).ppSize === 1) return;
   throw new KvError(
     "KV_PLAN_UNSUPPORTED",
-    `decode has ${rank.ppSize} pipeline stages: prefill counts one word of each tensor-parallel rank, not of each stage`,
+    `decode has ${rank.ppSize} pipeline stages: prefill counts one notification of each tensor-parallel rank, not of each stage`,
     { hint: "run decode with one pipeline stage", details: { ppSize: rank.ppSize } },
   );
 }
 
-/** The same caches without stages: each rank of `side` has those of all. Undefined where it has none. */
+/** The pair without pipeline stages on one side: each rank has the caches of all stages. Undefined for a side without stages. */
 export function withoutStages(pair: Pair, side: "prefill" | "decode"): Pair | undefined {
   const [first, ...more] = byStage(pair[side]);
   if (first === undefined || more.length === 0) return undefined;

@@ -2,15 +2,15 @@ import { readFile } from "node:fs/promises";
 import { basename, dirname } from "node:path";
 import { KvError } from "@kv/interface";
 import { both, type CliOptions } from "../options.js";
-import { type PairInput, refuseUnused } from "../unused-flags.js";
 import { settingsOf } from "./engine-settings.js";
 import { modelFromHfConfig } from "./hf-config.js";
 import type { ModelShape } from "./model-shape.js";
 import type { EngineSettings, Pair } from "./pair.js";
 import { pairFromFile } from "./pair-file.js";
 import { pairFromModels } from "./pair-from-model.js";
+import { type PairInput, refuseUnused } from "./unused-flags.js";
 
-/** A config.json has some kilobytes, a described pair of hundreds of regions less than a megabyte. */
+/** A config.json has some kilobytes, and a described pair of hundreds of regions less than a megabyte. */
 const MAX_FILE_BYTES = 16 * 2 ** 20;
 
 /** Reads the pair from the input that the flags name. `assumed` lists what no input says. Errors: `KV_CONFIG_INVALID`, `KV_PLAN_*`. */
@@ -71,7 +71,7 @@ async function configs(options: CliOptions): Promise<readonly [ModelShape, Model
   return [prefill, decode];
 }
 
-/** A config.json says nothing by its own name; its folder does. */
+/** The name of a model: that of the folder for a file named config.json. */
 function nameOf(file: string): string {
   const name = basename(file);
   return name === "config.json" ? basename(dirname(file)) || name : name.replace(/\.json$/, "");
@@ -100,7 +100,7 @@ function flagged(options: CliOptions): readonly [ModelShape, ModelShape] {
     : [model, model];
 }
 
-/** Only layers with a state have a use for its type. */
+/** Refuses `--ssm-dtype` for a model without states. */
 function refuseUnusedStateDtype({ ssmDtype }: CliOptions, models: readonly ModelShape[]): void {
   if (ssmDtype === "auto") return;
   if (models.some(({ layers }) => layers.some(({ state }) => state !== undefined))) return;

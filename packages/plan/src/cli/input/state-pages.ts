@@ -2,10 +2,10 @@ import { KvError } from "@kv/interface";
 import type { StateSpaceGeometry } from "../../geometry/rank-geometry.js";
 import type { LayerShape, StateShape } from "./model-shape.js";
 
-/** Tokens in a kernel block of a hybrid, where nothing says how many. */
+/** The default number of tokens in a kernel block of a hybrid. */
 export const KERNEL_TOKENS = 16;
 
-/** A rank's share of a state. Errors: `KV_PLAN_UNSUPPORTED` where ranks would hold copies of a group of projections. */
+/** A rank's share of a state. Errors: `KV_PLAN_UNSUPPORTED` where ranks would hold replicas of a group of projections. */
 export function stateOfRank(state: StateShape, tpSize: number): StateSpaceGeometry {
   if (state.groups % tpSize !== 0) {
     throw new KvError(
@@ -22,10 +22,7 @@ export function stateOfRank(state: StateShape, tpSize: number): StateSpaceGeomet
   };
 }
 
-/**
- * Bytes of one token of a layer on a rank. Heads that do not divide over ranks are counted up: no engine has such ranks, and it is the plan's to
- * say so.
- */
+/** Bytes of one token of a layer on a rank. Heads that do not divide over ranks are rounded up; the planner refuses such a pair. */
 export function tokenBytes({ kind, numKvHeads, bytesPerHeadAndToken }: LayerShape, tpSize: number): number {
   const heads = kind === "full" || kind === "swa" ? Math.ceil(numKvHeads / tpSize) : 1;
   return heads * bytesPerHeadAndToken;
@@ -48,7 +45,7 @@ export function hybridBlockTokens(
   return kernelTokens * Math.ceil((convBytes + recurrentBytes) / kernelBytes);
 }
 
-/** What a config says of a Mamba 2 layer, in the names of Nemotron's. */
+/** The fields of a config that describe a Mamba 2 layer, with Nemotron's names. */
 export interface StateConfig {
   readonly mamba_num_heads?: number | null | undefined;
   readonly mamba_head_dim?: number | null | undefined;
@@ -57,7 +54,7 @@ export interface StateConfig {
   readonly conv_kernel?: number | null | undefined;
 }
 
-/** Undefined where the config does not say all of it. The recurrent state's elements are of their own size. */
+/** The state of a Mamba 2 layer; undefined where a field is missing. The elements of the recurrent state have a size of their own. */
 export function mamba2State(
   config: StateConfig,
   bytes: { readonly conv: number; readonly recurrent: number },

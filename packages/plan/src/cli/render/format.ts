@@ -1,4 +1,4 @@
-/** "512 B", "1.5 MiB": three digits. */
+/** Bytes with three digits: "512 B", "1.5 MiB". */
 export function showBytes(bytes: number): string {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let value = bytes;
@@ -15,12 +15,12 @@ export function counted(count: number, one: string, many = `${one}s`): string {
   return `${count} ${count === 1 ? one : many}`;
 }
 
-/** Heads as "0-3", or "latent" where there is nothing to count. */
+/** A range of heads: "0-3", or "2" for one head. */
 export function showHeads([begin, end]: readonly [number, number]): string {
   return end - begin === 1 ? `${begin}` : `${begin}-${end - 1}`;
 }
 
-/** "P3", or "pp1tp3" of an engine with pipeline stages. */
+/** "P3", or "pp1tp3" for an engine with pipeline stages. */
 export function showPrefillRank(
   { prefillRank, prefillStage }: { readonly prefillRank: number; readonly prefillStage: number },
   stages: number,
@@ -28,7 +28,7 @@ export function showPrefillRank(
   return stages === 1 ? `P${prefillRank}` : `pp${prefillStage}tp${prefillRank}`;
 }
 
-/** Names of caches in few words: "layers 0-39" where they are numbered, else the first and the last. */
+/** Names of caches in short: "layers 0-39" where they are numbered, otherwise the first and the last name. */
 export function showCaches(names: readonly string[]): string {
   const numbers = names.map((name) => /(?:^|\.)layers?\.(\d+)(?:\.|$)/.exec(name)?.[1]);
   if (numbers.some((number) => number === undefined) || numbers.length === 0)
@@ -43,7 +43,7 @@ export function showCaches(names: readonly string[]): string {
   return `layers ${ranges.map(([from, to]) => (from === to ? `${from}` : `${from}-${to}`)).join(", ")}`;
 }
 
-/** No group is split by head: every rank has the same latents, or states. */
+/** Whether no group is split by head: all groups are latents or states. */
 export function holdsLatents(groups: readonly string[]): boolean {
   return !groups.some((kind) => kind === "full" || kind === "swa");
 }

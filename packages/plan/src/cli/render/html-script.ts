@@ -1,6 +1,6 @@
 /**
- * What the page does, as text: it runs in a browser and is bundled with nothing. Everything that is shown goes in as text, never as markup,
- * since names in a report may come from a peer.
+ * The script of the page, as text. It runs in a browser, without dependencies. All values enter the page as text, never as markup, since names in a report may
+ * come from a peer.
  */
 export const PAGE_SCRIPT = `
 "use strict";
@@ -94,8 +94,8 @@ function showBlock(block) {
 function showPrefillRank(notice) {
   const detail = panel("detail");
   detail.append(make("h2", {}, "Prefill rank " + notice.prefillRank + (stages > 1 ? " of stage " + notice.prefillStage : "")));
-  detail.append(make("p", {}, "Waits for " + notice.awaits + " notifications; they come from " +
-    (notice.from.map((one) => "D" + one).join(", ") || "nobody") + "."));
+  detail.append(make("p", {}, "Awaits " + notice.awaits + " notifications, from " +
+    (notice.from.map((one) => "D" + one).join(", ") || "no rank") + "."));
   const readers = report.ranks.flatMap((rank) => rank.reads
     .filter((read) => isSame(read, notice))
     .map((read) => ["D" + rank.decodeRank, heads(read.heads), read.lengthBytes]));

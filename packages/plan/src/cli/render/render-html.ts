@@ -15,7 +15,7 @@ button[aria-pressed] { background: #222; color: white; }
 pre { background: #f6f6f6; padding: 1rem; overflow: auto; }
 `;
 
-/** One page that needs nothing else: no network, no storage. Pick a rank or a block and see where its bytes come from. */
+/** A self-contained page without network or storage access. It shows the sources of each rank and block that the reader picks. */
 export function renderHtml(report: PairReport): string {
   // "</script>" in a name would end the element, and "<!--" change how the rest of it is read.
   const data = JSON.stringify(report).replaceAll("<", "\\u003c");

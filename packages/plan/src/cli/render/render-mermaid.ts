@@ -1,7 +1,7 @@
 import type { PairReport } from "../report/report.js";
 import { holdsLatents, showBytes, showCaches, showHeads, showPrefillRank } from "./format.js";
 
-/** The pair as a Mermaid flow chart: bytes flow along solid arrows, mere notifications along dotted ones. */
+/** The pair as a Mermaid flow chart: solid arrows for reads, dotted ones for notifications without a read. */
 export function renderMermaid(report: PairReport): string {
   if (report.outcome === "refused") {
     return ["graph LR", `  refused["refused: ${escapeMermaid(report.reason)}"]`, ""].join("\n");
@@ -17,7 +17,7 @@ export function renderMermaid(report: PairReport): string {
     for (const notice of report.notifications) {
       if (notice.prefillStage !== stage) continue;
       const name = showPrefillRank(notice, stages);
-      lines.push(`    ${name}["${name}, waits for ${notice.awaits}"]`);
+      lines.push(`    ${name}["${name}, awaits ${notice.awaits}"]`);
     }
     if (stages > 1) lines.push("    end");
   }
@@ -32,8 +32,8 @@ export function renderMermaid(report: PairReport): string {
         `  ${showPrefillRank(read, stages)} -- "${what}, ${showBytes(read.lengthBytes)}" --> D${rank.decodeRank}`,
       );
     }
-    for (const told of rank.notifyOnly)
-      lines.push(`  D${rank.decodeRank} -. notifies .-> ${showPrefillRank(told, stages)}`);
+    for (const rankOnly of rank.notifyOnly)
+      lines.push(`  D${rank.decodeRank} -. notifies .-> ${showPrefillRank(rankOnly, stages)}`);
   }
   return `${lines.join("\n")}\n`;
 }

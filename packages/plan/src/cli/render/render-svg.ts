@@ -9,7 +9,7 @@ const TOP = 64;
 
 type PlacedRank = Parameters<typeof showPrefillRank>[0];
 
-/** The pair as one SVG: prefill ranks on the left, decode ranks on the right, a curve per read. No script, no outside resource. */
+/** The pair as an SVG without scripts and external resources: prefill ranks on the left, decode ranks on the right, a curve per read. */
 export function renderSvg(report: PairReport): string {
   return report.outcome === "planned" ? planned(report) : refused(report.reason);
 }
@@ -39,7 +39,7 @@ function planned(report: PlanReport): string {
         LEFT,
         y(index, report.notifications.length),
         nameOf(rank),
-        `waits for ${rank.awaits}`,
+        `awaits ${rank.awaits}`,
         colourOf(index),
       ),
     ),
@@ -51,16 +51,16 @@ function planned(report: PlanReport): string {
     const to = y(index, report.ranks.length);
     const reads = rank.reads.map((read) => {
       const from = y(indexOf(read), report.notifications.length);
-      const title = `D${rank.decodeRank} reads ${heads(read.heads)} of ${nameOf(read)}: ${showBytes(read.lengthBytes)}, ${read.merged} runs`;
+      const title = `D${rank.decodeRank} reads ${heads(read.heads)} from ${nameOf(read)}: ${showBytes(read.lengthBytes)}, ${read.merged} runs`;
       return curve(from, to, colourOf(indexOf(read)), title, "");
     });
-    const notices = rank.notifyOnly.map((told) => {
-      const from = y(indexOf(told), report.notifications.length);
+    const notices = rank.notifyOnly.map((notified) => {
+      const from = y(indexOf(notified), report.notifications.length);
       return curve(
         from,
         to,
         "#999",
-        `D${rank.decodeRank} only notifies ${nameOf(told)}`,
+        `D${rank.decodeRank} only notifies ${nameOf(notified)}`,
         ' stroke-dasharray="4 4"',
       );
     });

@@ -57,7 +57,7 @@ function planned(report: PlanReport): string[] {
     ...table(["rank", "its heads", "reads", "the heads", "regions", "bytes", "descriptors", "merged"], rows),
     "",
     ...stageLines(report),
-    ...table(["prefill rank", "waits for", "notified by"], notices),
+    ...table(["prefill rank", "awaits", "notified by"], notices),
     "",
     ...proofLines(report),
     ...report.refusedByVllm.flatMap((reason) => [`not for a vLLM decode worker: ${reason}`, ""]),

@@ -23,6 +23,7 @@ import { type RequestSettings, sampleRequest } from "./sample-request.js";
 import { prefillRank, refusedByVllm, stageReports } from "./stage-reports.js";
 import { suggestChanges } from "./suggestions.js";
 
+/** Options of `analysePair`. */
 export interface AnalyseOptions extends RequestSettings {
   readonly bandwidthGBps: number;
   readonly conversions: readonly ReceiveConversion[];
@@ -30,10 +31,10 @@ export interface AnalyseOptions extends RequestSettings {
   readonly form: "permute" | "direct" | undefined;
 }
 
-/** A request with more pieces is planned and not proven: samples stand for it. */
+/** A sample request with more descriptors is planned, and smaller samples are proven in its place. */
 const MAX_PROVEN_DESCRIPTORS = 250_000;
 
-/** The plans of all decode ranks of a pair. Throws what the planner throws. */
+/** The plans of all decode ranks of a pair. Errors: those of `buildEngineTransferPlan`. */
 export function plansOf(
   pair: Pair,
   options: Pick<AnalyseOptions, "conversions" | "masksUncovered" | "form" | "computedBlocks">,
@@ -57,12 +58,12 @@ export function plansOf(
       conversions: options.conversions,
       masksUncovered: options.masksUncovered,
       prefixCaching: options.computedBlocks > 0,
-      ...(options.form === undefined ? {} : { form: options.form }),
+      form: options.form,
     });
   });
 }
 
-/** Plans the pair and a sample request, and proves both; a refusal is a report as well. Errors: those that are no refusal. */
+/** Plans and proves a pair with a sample request. A refusal of the planner is a report too. Errors: `KV_INTERNAL`. */
 export function analysePair(pair: Pair, options: AnalyseOptions): PairReport {
   try {
     return planned(pair, options);
@@ -134,7 +135,7 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
     notifications: pair.prefill.map((rank) => {
       const { tpRank, ppRank } = { ...rank, ...placeOf(rank) };
       const from = plans.flatMap((plan, index) =>
-        told(requests[index] as RequestPlan).some((one) => one.tpRank === tpRank && one.ppRank === ppRank)
+        notified(requests[index] as RequestPlan).some((one) => one.tpRank === tpRank && one.ppRank === ppRank)
           ? [plan]
           : [],
       );
@@ -159,7 +160,7 @@ function planned(pair: Pair, options: AnalyseOptions): PairReport {
   };
 }
 
-function told(request: RequestPlan): readonly RemoteRankId[] {
+function notified(request: RequestPlan): readonly RemoteRankId[] {
   const read = request.reads.map(({ remoteRank, remotePpRank }) => ({
     tpRank: remoteRank,
     ppRank: remotePpRank,
@@ -202,7 +203,7 @@ function rankReport(pair: Pair, plan: EngineTransferPlan, request: RequestPlan):
   };
 }
 
-/** Heads in the first region that is split by heads; 0 to 1 where there is none. */
+/** KV heads in the first region that is split by heads; 0 to 1 where there is none. */
 function headsOf(pair: Pair, rank: RankGeometry): readonly [number, number] {
   const [region] = rank.regions;
   const group = Math.max(

@@ -7,12 +7,12 @@ import type { RequestBlocks, RequestPlan } from "../../request/request-plan-type
 import type { BlockReport } from "./report.js";
 import { prefillRank } from "./stage-reports.js";
 
-/** Blocks per rank and group in a report: a page that shows more is read by nobody. */
+/** The most blocks per rank and group in a report: a longer page is of no use. */
 const BLOCKS_SHOWN = 48;
 
 type Piece = BlockReport["pieces"][number];
 
-/** Where the bytes of a rank's blocks come from, in the first region of each group on each pipeline stage. */
+/** The sources of a rank's blocks, in the first region of each group on each pipeline stage. */
 export function blockReports(
   plan: EngineTransferPlan,
   prefill: readonly RankGeometry[],
@@ -32,7 +32,7 @@ export function blockReports(
   let leftOut = 0;
   const remotes = plan.sources.map((source) => prefillRank({ prefill }, source));
   for (const { group, region, stage } of shown) {
-    // The pieces of a state are in the table of reads; where in a block they lie is another matter than of heads and tokens.
+    // The pieces of a state are in the table of reads; a state has no heads and tokens to show.
     if (plan.groupPlans[group]?.unit !== "kernel-block" || remotes.length === 0) continue;
     const demand = neededTokens(group, plan.local, remotes, { ...model, groups: plan.groups }, blocks);
     const pass = passByBlock(request.receivePass?.groups.find((one) => one.group === group));
@@ -56,7 +56,7 @@ export function blockReports(
   return { reports, leftOut };
 }
 
-/** The stage of prefill that has each region; a region that is nobody's is not in it. */
+/** The prefill stage that holds each region. */
 function stageByRegion({ sources, segments }: EngineTransferPlan): ReadonlyMap<number, number> {
   return new Map(
     sources.flatMap((source) =>

@@ -2,20 +2,23 @@ import type { RankGeometry } from "../../geometry/rank-geometry.js";
 import type { RequestBlocks } from "../../request/request-plan-types.js";
 import type { Pair } from "../input/pair.js";
 
-/** How block tables look: one stretch, or stretches of some blocks with gaps between, as in a pool that has been used. */
+/** Block tables of the sample request: one stretch of ids, or stretches of four with gaps between them, as in a used pool. */
 export type PoolState = "consecutive" | "fragmented";
 
+/** Settings of the sample request. */
 export interface RequestSettings {
+  /** Length of the request. */
   readonly numTokens: number;
   /** Logical decode blocks that a prefix hit supplies. */
   readonly computedBlocks: number;
+  /** State of the pools. */
   readonly pool: PoolState;
 }
 
 /** Blocks in a stretch of a fragmented pool. */
 const STRETCH = 4;
 
-/** A request whose blocks both engines could have, or undefined where one's pool is too small for it. */
+/** A sample request whose blocks fit into the pools of both engines; undefined where a pool is too small. */
 export function sampleRequest(pair: Pair, settings: RequestSettings): RequestBlocks | undefined {
   const remoteBlockIds = tables(pair, pair.prefill, settings);
   const localTables = tables(pair, pair.decode, settings);
@@ -31,7 +34,7 @@ export function sampleRequest(pair: Pair, settings: RequestSettings): RequestBlo
   };
 }
 
-/** A window is handed over whole, and so is a state. */
+/** Whether a prefix hit leaves blocks out: a window and a state are handed over whole. */
 const isSequence = (kind: string | undefined) => kind === "full" || kind === "mla";
 
 function tables(
@@ -42,7 +45,7 @@ function tables(
   const [rank] = ranks;
   if (rank === undefined) return undefined;
   const engineTokens = rank.kernelBlockSize * rank.physicalBlocksPerLogical;
-  // A block table is one for all pipeline stages.
+  // All pipeline stages share one block table.
   const fewest = Math.min(...ranks.flatMap(({ regions }) => regions.map(({ numBlocks }) => numBlocks)));
   const pool = Math.floor(fewest / rank.physicalBlocksPerLogical);
   let next = 1;

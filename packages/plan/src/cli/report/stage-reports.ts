@@ -5,7 +5,7 @@ import type { Pair } from "../input/pair.js";
 import { byStage, placeOf } from "../input/pipeline-stages.js";
 import type { RankReport, StageReport } from "./report.js";
 
-/** The rank that a plan's source or read names. */
+/** The prefill rank of a plan's source or read. Errors: `KV_INTERNAL` for a rank that is not in the pair. */
 export function prefillRank(
   pair: Pick<Pair, "prefill">,
   { remoteRank, remotePpRank }: { readonly remoteRank: number; readonly remotePpRank: number },
@@ -16,11 +16,11 @@ export function prefillRank(
   if (found !== undefined) return found;
   throw new KvError(
     "KV_INTERNAL",
-    `the plan reads rank ${remoteRank} of stage ${remotePpRank}, which is none`,
+    `the plan reads rank ${remoteRank} of stage ${remotePpRank}, which is not in the pair`,
   );
 }
 
-/** Which of decode's caches each stage of prefill has, by the plans' own sources, and who reads whom for them. */
+/** The caches of each prefill stage, by the sources of the plans, and the ranks that read them. */
 export function stageReports(
   pair: Pair,
   plans: readonly EngineTransferPlan[],
@@ -54,7 +54,7 @@ export function stageReports(
   });
 }
 
-/** What is known to be refused by vLLM's decode worker alone (0.33, `_validate_remote_agent_handshake`: it counts the regions of each rank). */
+/** Known reasons for which only vLLM's decode worker refuses a pair (0.33, `_validate_remote_agent_handshake` counts the regions of each rank). */
 export function refusedByVllm(pair: Pair): readonly string[] {
   const stages = byStage(pair.prefill).length;
   if (stages === 1) return [];

@@ -10,8 +10,8 @@ interface Change {
 const TP_SIZES = [1, 2, 4, 8, 16];
 
 /**
- * The single changes of a refused pair with which `plan` (which throws for a refusal) goes through; where there is none, the TP sizes with which
- * both engines do.
+ * The single changes with which a refused pair has a plan. Where there is none: the TP sizes with which the pair has a plan when both engines use them. `plan`
+ * throws when it refuses a pair.
  */
 export function suggestChanges(pair: Pair, plan: (pair: Pair) => void): readonly string[] {
   const single = tried(changesOf(pair), pair, plan);
@@ -89,7 +89,7 @@ function both(what: string, sizes: { readonly prefill?: number; readonly decode?
   };
 }
 
-/** Smaller or larger kernel blocks in the same memory. */
+/** The same memory in smaller or larger kernel blocks. */
 function withBlockSize(rank: RankGeometry, kernelBlockSize: number): RankGeometry {
   const factor = kernelBlockSize / rank.kernelBlockSize;
   return {
@@ -115,7 +115,7 @@ function withTp(pair: Pair, side: "prefill" | "decode", tpSize: number): Pair | 
   const stages = byStage(pair[side]);
   const [rank] = pair[side];
   if (rank === undefined) return undefined;
-  // Groups with shapes of their own, and states, lie otherwise with each TP size: known is only how they do at the other engine.
+  // Groups with shapes of their own, and states, have another layout for each TP size. Only that of the other engine is known.
   if (isShapedByTp(rank)) {
     const from = side === "prefill" ? "decode" : "prefill";
     const other = (withoutStages(pair, from) ?? pair)[from];

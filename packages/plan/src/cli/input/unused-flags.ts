@@ -1,13 +1,13 @@
 import { KvError } from "@kv/interface";
-import type { CliOptions } from "./options.js";
+import type { CliOptions } from "../options.js";
 
-/** Where a pair can come from. */
+/** The flags that define a pair. */
 export type PairInput = "--file" | "--config" | "--layers";
 
 interface FlagUse {
   readonly flag: string;
   readonly isGiven: (options: CliOptions) => boolean;
-  /** The inputs with which it says something that they do not. */
+  /** The inputs with which the flag has an effect. */
   readonly servesWith: readonly PairInput[];
 }
 
@@ -32,7 +32,7 @@ const USES: readonly FlagUse[] = [
   { flag: "--mla", isGiven: ({ mla }) => mla, servesWith: ["--layers"] },
 ];
 
-/** A flag that the input leaves without effect is refused, not passed over. Errors: `KV_CONFIG_INVALID` naming the flags. */
+/** Refuses flags that have no effect with an input. Errors: `KV_CONFIG_INVALID` with the flags. */
 export function refuseUnused(options: CliOptions, input: PairInput): void {
   const unused = USES.filter(({ isGiven, servesWith }) => isGiven(options) && !servesWith.includes(input));
   if (unused.length > 0) {
@@ -41,7 +41,7 @@ export function refuseUnused(options: CliOptions, input: PairInput): void {
       "KV_CONFIG_INVALID",
       `${unused.map(({ flag }) => flag).join(", ")} has no effect with ${input}`,
       {
-        hint: `${input} says that itself, or has no use for it; leave it out, or give the pair with ${serving.join(" or ")}`,
+        hint: `${input} defines it already, or does not use it: leave the flag out, or give the pair with ${serving.join(" or ")}`,
       },
     );
   }
