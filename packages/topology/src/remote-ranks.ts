@@ -38,7 +38,7 @@ export function tpRatio(tpSize: number, remoteTpSize: number): number {
 }
 
 /** Remote ranks whose slice of the sequence overlaps the local rank's slice, for MLA caches that a remote DCP group shares. */
-export function dcpSourceRanks(pair: EnginePair): number[] {
+function dcpSourceRanks(pair: EnginePair): number[] {
   const { tpRank, remoteTpSize, dcpSize = 1, remoteDcpSize = 1 } = pair;
   requireDcp(pair);
   const dcpRank = tpRank % dcpSize;

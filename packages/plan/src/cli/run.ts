@@ -12,9 +12,11 @@ import { renderText } from "./render/render-text.js";
 import { analysePair, plansOf } from "./report/analyse-pair.js";
 import type { PairReport } from "./report/report.js";
 
-/** Where the command writes. */
+/** The output of a command. */
 export interface Output {
+  /** Writes a part of the report. */
   stdout(text: string): void;
+  /** Writes a part of an error message. */
   stderr(text: string): void;
 }
 
@@ -24,7 +26,7 @@ export interface Output {
  */
 export const EXIT_CODES = { planned: 0, wrongInput: 1, refused: 2, notProven: 3 } as const;
 
-/** Runs `kv-plan` with arguments (without node and script) and returns its exit code. */
+/** Runs `kv-plan` with arguments, without those of node and the script. Returns the exit code, one of `EXIT_CODES`. */
 export async function runKvPlan(args: readonly string[], output: Output): Promise<number> {
   if (args.some((arg) => arg === "--from" || arg.startsWith("--from="))) {
     output.stderr(

@@ -31,7 +31,7 @@ const stateSpaceSchema = z.strictObject({
 });
 
 /** `RankGeometry`. */
-export const rankSchema = z.strictObject({
+const rankSchema = z.strictObject({
   tpRank: whole,
   tpSize: positive,
   dcpSize: positive.default(1),

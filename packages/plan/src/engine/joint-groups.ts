@@ -70,7 +70,7 @@ export function joinGroups({
       ...region,
       groupId: jointOf.get(region.name) ?? region.groupId,
     })),
-    ...(tokens === undefined ? {} : { groupBlockTokens: pairs.map((pair) => tokens[pair[which]] as number) }),
+    groupBlockTokens: tokens && pairs.map((pair) => tokens[pair[which]] as number),
   });
   return {
     local: regrouped(local, 0),

@@ -23,9 +23,9 @@ export interface DescriptorLookup {
   rowIndex(id: number): number;
 }
 
-/** A lookup for one table. `whose` is the subject of messages: "local" or "remote rank 3". */
+/** A lookup for one table. `owner` is the subject of messages: "local" or "remote rank 3". */
 export function descriptorLookup(
-  whose: string,
+  owner: string,
   table: DescriptorTable,
   rank: RankGeometry,
 ): DescriptorLookup {
@@ -45,7 +45,7 @@ export function descriptorLookup(
     const found = rowIndexOf(rows, id);
     const row = rows[found];
     if (row === undefined || !Number.isInteger(id) || id < 0 || id >= row.firstId + row.count) {
-      fail("descriptor-outside", `${whose}: id ${id} is not among the ${count} descriptors of its table`, {
+      fail("descriptor-outside", `${owner}: id ${id} is not among the ${count} descriptors of its table`, {
         id,
         count,
       });
@@ -83,7 +83,7 @@ export function descriptorLookup(
     }
     return fail(
       "descriptor-outside",
-      `${whose}: descriptor ${id}, ${row.lengthBytes} bytes at ${address}, lies within no block of any region`,
+      `${owner}: descriptor ${id}, ${row.lengthBytes} bytes at ${address}, lies within no block of any region`,
       { id, address, lengthBytes: row.lengthBytes },
     );
   }

@@ -122,7 +122,7 @@ export function contentsOfRegion(subject: ProofSubject, index: number, group: nu
 
 /** The contents of a block, with the name of its cache. A row that packs several caches has a page for each. */
 function read(
-  whose: string,
+  owner: string,
   question: Omit<Parameters<typeof contentsOfBlock>[0], "lengthBytes">,
   name: string,
 ): BlockContents {
@@ -138,7 +138,7 @@ function read(
     if (contents === undefined) {
       fail(
         "request-tables",
-        `${whose}: ${lengthBytes} bytes of a block of "${cache}" do not divide by the layout ${rank.layout}`,
+        `${owner}: ${lengthBytes} bytes of a block of "${cache}" do not divide by the layout ${rank.layout}`,
         {
           region: region.name,
           lengthBytes,
@@ -153,6 +153,6 @@ function read(
     return { ...contents, tiles };
   });
   const [first] = regionContents;
-  if (first === undefined) return fail("request-tables", `${whose}: nothing lies in region "${region.name}"`);
+  if (first === undefined) return fail("request-tables", `${owner}: nothing lies in region "${region.name}"`);
   return { ...first, tiles: regionContents.flatMap((contents) => contents.tiles) };
 }

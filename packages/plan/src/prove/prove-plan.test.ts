@@ -189,7 +189,7 @@ describe("the first fault is named, with its place", () => {
     }
   });
 
-  test("tables whose rows step wrongly, also where the request does not look", () => {
+  test("tables owner rows step wrongly, also where the request does not look", () => {
     const [one, two] = plan.sources;
     if (one === undefined || two === undefined) return expect.fail("two sources were expected");
     const rows = one.remoteTable.rows.slice();

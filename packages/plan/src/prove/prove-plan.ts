@@ -129,7 +129,7 @@ function proveStages(subject: ProofSubject, staging: ProveOptions["staging"]): v
       const own = plan.local.regions[region];
       if (staging.local !== undefined && own !== undefined) {
         const staged = {
-          whose: "the local rank",
+          owner: "the local rank",
           rank: plan.local,
           region: own,
           contents: regionContents.local,
@@ -140,7 +140,7 @@ function proveStages(subject: ProofSubject, staging: ProveOptions["staging"]): v
         const contents = regionContents.sources[index];
         const other = rank.regions[regionContents.remoteRegions[index] ?? -1];
         if (staging.remote === undefined || contents === undefined || other === undefined) continue;
-        proveStage(staging.remote, { whose: `remote rank ${rank.tpRank}`, rank, region: other, contents });
+        proveStage(staging.remote, { owner: `remote rank ${rank.tpRank}`, rank, region: other, contents });
       }
     }
   }

@@ -6,7 +6,7 @@ import { fail } from "./proof-result.js";
 /** The blocks of one region as they are on the wire, for the proof of a stage behind them. */
 export interface StagedRegion {
   /** The subject of messages: "the local rank". */
-  readonly whose: string;
+  readonly owner: string;
   readonly rank: RankGeometry;
   readonly region: RegionGeometry;
   readonly contents: BlockContents;
@@ -26,17 +26,17 @@ interface Piece {
  * side or on both.
  */
 export function proveStage(stage: StagingStage, staged: StagedRegion): void {
-  const { whose, region, contents } = staged;
-  const at = { stage: whose, region: region.name };
+  const { owner, region, contents } = staged;
+  const at = { stage: owner, region: region.name };
   const planes = [...stage.planes.entries()].filter(([, plane]) => plane.region === region.name);
   if (planes.length === 0)
-    fail("stage", `${whose}: no plane of the device stands behind region "${region.name}"`, at);
+    fail("stage", `${owner}: no plane of the device stands behind region "${region.name}"`, at);
   const pieces = stage.copies.flatMap((copy) =>
     planes.some(([index]) => index === copy.plane) ? piecesOf(copy) : [],
   );
   const [wireTile, ...others] = contents.tiles;
   if (wireTile === undefined || others.length > 0)
-    fail("stage", `${whose}: a block of "${region.name}" is not heads and tokens of one cache`, at);
+    fail("stage", `${owner}: a block of "${region.name}" is not heads and tokens of one cache`, at);
   coverOnce(pieces, "wire", wireTile.offset, wireTile.lengthBytes, at);
   for (const [index, plane] of planes) {
     const own = pieces.filter((piece) => piece.plane === index);

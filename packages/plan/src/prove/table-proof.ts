@@ -7,7 +7,7 @@ import { counterpart, type ProofSubject } from "./proof-subject.js";
 
 /** One side of a segment: its rows in one list. */
 interface SegmentSide {
-  readonly whose: string;
+  readonly owner: string;
   readonly rank: RankGeometry;
   readonly region: number;
   readonly memory: DescriptorLookup;
@@ -48,7 +48,7 @@ export function proveTables(subject: ProofSubject): number {
         });
       }
       proveSide({
-        whose: "local",
+        owner: "local",
         rank: plan.local,
         region: segment.region,
         memory: local,
@@ -57,7 +57,7 @@ export function proveTables(subject: ProofSubject): number {
         segment,
       });
       proveSide({
-        whose: `remote rank ${rank.tpRank}`,
+        owner: `remote rank ${rank.tpRank}`,
         rank,
         region: remoteRegion,
         memory: remote,
@@ -72,7 +72,7 @@ export function proveTables(subject: ProofSubject): number {
   return descriptors;
 }
 
-function proveSide({ whose, rank, region, memory, steps, parts, segment }: SegmentSide): void {
+function proveSide({ owner, rank, region, memory, steps, parts, segment }: SegmentSide): void {
   const own = rank.regions[region] as RegionGeometry;
   const kernelBlocks = segment.unit === "kernel-block" ? 1 : rank.physicalBlocksPerLogical;
   const strideBytes = own.blockStrideBytes * kernelBlocks;
@@ -99,7 +99,7 @@ function proveSide({ whose, rank, region, memory, steps, parts, segment }: Segme
       if (right) continue;
       fail(
         "descriptor-step",
-        `${whose}: part ${part} of block ${block} of "${own.name}" ${segment.piece} is ${place.lengthBytes} bytes at ${place.from} of region ` +
+        `${owner}: part ${part} of block ${block} of "${own.name}" ${segment.piece} is ${place.lengthBytes} bytes at ${place.from} of region ` +
           `${place.region}; expected ${segment.lengthBytes} bytes at ${block * strideBytes + offset} of region ${region}, within a block of ${bytes}`,
         { region, block, part },
       );

@@ -93,7 +93,8 @@ function ranks(
         ? laidOut
         : {
             ...laidOut,
-            ...{ ppRank, ppSize },
+            ppRank,
+            ppSize,
             regions: laidOut.regions.filter(({ name }) => stageOf.get(name) === ppRank),
           };
     return placeRegions({
@@ -105,7 +106,7 @@ function ranks(
       attentionBackend: settings.attentionBackend,
       deviceId: tpRank,
       ...staged,
-      ...(state === undefined ? {} : { stateSpace: stateOfRank(state, settings.tpSize) }),
+      stateSpace: state && stateOfRank(state, settings.tpSize),
     });
   });
 }
