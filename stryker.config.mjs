@@ -1,7 +1,9 @@
 // npm run mutate: mutates the mapping, the descriptors and the receive pass one place at a time. A test must fail for each mutant.
 const MUTATED = [
   "packages/topology/src/*.ts",
-  "packages/plan/src/{align-regions,attention-pieces,block-ids,block-runs,dcp-copies,dcp-pairs,descriptor-ids,engine-plan,group-plans,pair-blocks,receive-pass,receive-pass-of,region-heads,request-plan,request-read,run-order,segment-tables,segments,source-plans,stage-groups,transfer-form}.ts",
+  "packages/plan/src/engine/{align-regions,attention-pieces,dcp-replicas,descriptor-tables,engine-plan,group-plans,joint-groups,region-heads,segments,source-plans,transfer-form}.ts",
+  "packages/plan/src/request/{dcp-blocks,pair-blocks,request-plan,request-read,runs}.ts",
+  "packages/plan/src/receive/*.ts",
   "packages/plan/src/kinds/*.ts",
 ];
 

@@ -8,10 +8,10 @@ const own = (process.env["KV_MUTATE_TESTS"] ?? "").split(";").filter((file) => f
 
 const ALL = [
   "packages/topology/{src,test}/**/*.test.ts",
-  "packages/plan/src/*.test.ts",
-  "packages/plan/test/{moves-the-right-bytes,kinds-move-the-right-bytes,vectors}.test.ts",
-  // Proofs of random pairs take as long as all other tests: for the mutants that survive those.
-  ...(scope === "proofs" ? ["packages/plan/test/{proof,proof-kinds}.test.ts"] : []),
+  "packages/plan/src/{engine,kinds,receive,request}/*.test.ts",
+  "packages/plan/test/{bytes/moves-the-right-bytes,bytes/kinds-move-the-right-bytes,vectors}.test.ts",
+  // Proofs of random pairs take as long as all the others: for the mutants that those let live.
+  ...(scope === "proofs" ? ["packages/plan/test/prove/{proof,proof-kinds}.test.ts"] : []),
 ];
 
 /** A mutant's run ends with the first failing test: unit tests run first, tests that move bytes last. */

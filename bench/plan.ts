@@ -1,13 +1,8 @@
 import { performance } from "node:perf_hooks";
 import { fileURLToPath } from "node:url";
-import {
-  buildEngineTransferPlan,
-  createDescriptorIdWriter,
-  type EngineTransferPlan,
-  planRequest,
-  proveEnginePlans,
-  type RankGeometry,
-} from "@kv/plan";
+import { buildEngineTransferPlan, type EngineTransferPlan, planRequest, type RankGeometry } from "@kv/plan";
+import { proveEnginePlans } from "@kv/plan/prove";
+import { longLists, scalarIdKernel } from "../packages/plan/src/request/id-kernel.js";
 import { mapping } from "./mapping.js";
 import { type LinePeer, linePeer, vllmPython } from "./python-peer.js";
 import { pairRatio, type Row, spread } from "./report.js";
@@ -97,10 +92,9 @@ async function against(
   };
 }
 
-/** From block ids to descriptor ids, and from a request to what is handed to NIXL. */
+/** From a request to the descriptors that a transport is given. */
 async function requests(peer: LinePeer | undefined): Promise<Row[]> {
   const rows: Row[] = [];
-  const write = createDescriptorIdWriter();
   for (const tokens of TOKENS) {
     const count = tokens / BLOCK_SIZE;
     const numBlocks = 2 * count + 16;
@@ -109,16 +103,7 @@ async function requests(peer: LinePeer | undefined): Promise<Row[]> {
     const where = `${tokens} tokens x ${REGIONS} regions`;
     for (const order of ORDERS) {
       const [localIds, remoteIds] = [idsOf(count, order, 1), idsOf(count, order, 3)];
-      const options = { groups: ["full" as const], blockIds: [localIds], numRegions: REGIONS, numBlocks };
-      const groupIds = new Array<number>(REGIONS).fill(0);
       rows.push(
-        await against(
-          peer,
-          `descriptor ids, ${where}, ${order}`,
-          () => write({ ...options, regionGroupIds: groupIds }),
-          { do: "ids", regions: REGIONS, blocks: numBlocks, ids: localIds },
-          4,
-        ),
         await against(
           peer,
           `request to what NIXL is asked for, both sides, ${where}, ${order}`,
@@ -135,6 +120,57 @@ async function requests(peer: LinePeer | undefined): Promise<Row[]> {
     }
   }
   return rows;
+}
+
+/**
+ * The whole plan of a request with the WebAssembly kernel, and with the plain loop in its place, in turn. Only requests whose descriptors neither
+ * repeat nor merge come to it: scattered blocks of groups with regions of their own.
+ */
+function idKernel(): Row[] {
+  return [8192, 32_768].flatMap((tokens) =>
+    [1, 2].flatMap((numGroups) => ORDERS.map((order) => idKernelRow(tokens, numGroups, order))),
+  );
+}
+
+function idKernelRow(tokens: number, numGroups: number, order: (typeof ORDERS)[number]): Row {
+  const numBlocks = (2 * tokens) / BLOCK_SIZE + 16;
+  const [rank] = ranks(1, REGIONS, numBlocks, 8);
+  if (rank === undefined) throw new Error("no rank");
+  const local = {
+    ...rank,
+    regions: rank.regions.map((region, index) => ({ ...region, groupId: index % numGroups })),
+  };
+  const groups = Array.from({ length: numGroups }, () => "full" as const);
+  const plan = buildEngineTransferPlan({ local, remotes: [local], numKvHeads: 8, groups });
+  const blocks = {
+    localBlockIds: groups.map(() => idsOf(tokens / BLOCK_SIZE, order, 1)),
+    remoteBlockIds: groups.map(() => idsOf(tokens / BLOCK_SIZE, order, 3)),
+    numTokens: tokens,
+  };
+  const request = () => planRequest(plan, blocks).reads.map(({ descriptors }) => descriptors);
+  longLists.kernel = undefined;
+  request();
+  const kernel = longLists.kernel;
+  const [withKernel, withLoop]: [number[], number[]] = [[], []];
+  const both = () => {
+    longLists.kernel = kernel;
+    withKernel.push(timed(request));
+    longLists.kernel = scalarIdKernel;
+    withLoop.push(timed(request));
+  };
+  for (const until = performance.now() + WARM_MS; performance.now() < until; ) both();
+  withKernel.length = 0;
+  withLoop.length = 0;
+  for (let round = 0; round < 10 * ROUNDS; round++) both();
+  longLists.kernel = kernel;
+  return {
+    what: `plan of a request, ${tokens} tokens x ${REGIONS} regions, ${numGroups} group(s), ${order}: plain loop's time / with the WebAssembly kernel`,
+    ours: spread(withKernel, "ms"),
+    theirs: spread(withLoop, "ms"),
+    ratio: pairRatio(withLoop, withKernel),
+    wanted: "-",
+    met: undefined,
+  };
 }
 
 /** Heap that is in use for as long as `work`'s result is held. */
@@ -198,7 +234,7 @@ export async function plan(): Promise<readonly Row[]> {
   const script = fileURLToPath(new URL("./python/plan.py", import.meta.url));
   const peer = vllm === undefined ? undefined : linePeer(vllm.python, [script], vllm.env);
   try {
-    return [...(await requests(peer)), ...(await mapping()), ...large()];
+    return [...(await requests(peer)), ...idKernel(), ...(await mapping()), ...large()];
   } finally {
     await peer?.close();
   }

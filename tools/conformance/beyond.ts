@@ -13,8 +13,8 @@ export interface BeyondRule {
   matches(input: Readonly<Record<string, unknown>>): boolean;
 }
 
-const MOVES_BYTES = "packages/plan/test/moves-the-right-bytes.test.ts";
-const KINDS_MOVE_BYTES = "packages/plan/test/kinds-move-the-right-bytes.test.ts";
+const MOVES_BYTES = "packages/plan/test/bytes/moves-the-right-bytes.test.ts";
+const KINDS_MOVE_BYTES = "packages/plan/test/bytes/kinds-move-the-right-bytes.test.ts";
 
 const number = (input: Readonly<Record<string, unknown>>, key: string) => Number(input[key]);
 const prefillHasMoreRanks = (input: Readonly<Record<string, unknown>>) =>

@@ -1,18 +1,19 @@
 import type { BlockIds, KvCacheKind, KvCacheLayout } from "@kv/interface";
 import {
   buildEngineTransferPlan,
-  computeDescriptorIds,
   type EngineTransferPlan,
   planRequest,
   type RankGeometry,
   type RegionIndexing,
+  type RequestRead,
   type StateSpaceGeometry,
 } from "@kv/plan";
-import { computeTpMapping } from "@kv/topology";
+import { computeTpMapping, handshakeTargetRanks } from "@kv/topology";
 import { fields } from "./fields.js";
 import { Difference } from "./outcome.js";
 import { type Recorded, record, same } from "./recordings.js";
 import { mappingAsJson } from "./tp-mapping.js";
+import { computeDescriptorIds } from "./vllm-descriptor-ids.js";
 
 /** What one recorded run tells of its workers, by process id. */
 export interface RecordedRun {
@@ -222,41 +223,91 @@ export function exchangedBlocks(
 }
 
 /**
- * A recorded transfer, from end to end: of both sides' metadata and the block ids that they exchanged, the very pairs of indices that vLLM
- * used. Ours are in an order that merges better, so pairs are compared, not positions. `nth`: how many transfers of the request the worker
- * had posted before, one for each remote rank.
+ * Replays a recorded transfer from end to end: from both sides' metadata and the block ids that they exchanged to the very pairs of indices
+ * that vLLM posted. Our order merges better than vLLM's, so pairs are compared, not positions. `nth` is the number of transfers that the
+ * worker had posted for the request before: one for each remote rank.
  */
 export function checkTransfer(worker: Worker, exchanged: ExchangedBlocks, line: Recorded, nth: number): void {
-  const operation = line["op"] === "WRITE" ? "WRITE" : "READ";
-  const plan = buildEngineTransferPlan({
-    local: worker.geometry,
-    remotes: worker.remotes,
-    numKvHeads: worker.numKvHeads,
-    groups: worker.groups,
-    operation,
-    conversions: ["attention-order"],
-    prefixCaching: false,
-    ...(operation === "READ" ? { form: "permute" as const } : {}),
-  });
-  const request = planRequest(plan, exchanged);
-  const read = request.reads[nth];
-  if (read === undefined)
-    throw new Difference(`vLLM posted ${nth + 1} transfers of the request, we plan ${request.reads.length}`);
-  const ours = pairs(
-    inTheirIndices(plan, plan.localIndexing, read.localIds, "localParts"),
-    inTheirIndices(plan, plan.sources[read.sourceIndex]?.remoteIndexing ?? [], read.remoteIds, "remoteParts"),
-  );
+  const { ours, awaited } =
+    line["op"] === "WRITE" ? written(worker, exchanged, nth) : read(worker, exchanged, nth);
   same("pairs", ours, pairs(fields(line).numbers("local_idx"), fields(line).numbers("remote_idx")));
   const notification = String(line["notif"]);
-  same(
-    "notifications awaited",
-    operation === "READ" ? plan.localConsumers : worker.geometry.tpSize,
-    Number(notification.slice(notification.lastIndexOf(":") + 1)),
-  );
+  same("notifications awaited", awaited, Number(notification.slice(notification.lastIndexOf(":") + 1)));
 }
 
-/** vLLM counts the parts of a block one after another; our tables have a row per part where blocks are padded. */
+interface Replayed {
+  readonly ours: readonly string[];
+  /** Notifications that the other side awaits. */
+  readonly awaited: number;
+}
+
+function planOf(worker: Worker, local: RankGeometry, remotes: readonly RankGeometry[]): EngineTransferPlan {
+  return buildEngineTransferPlan({
+    local,
+    remotes,
+    numKvHeads: worker.numKvHeads,
+    groups: worker.groups,
+    conversions: ["attention-order"],
+    prefixCaching: false,
+    form: "permute",
+  });
+}
+
+function read(worker: Worker, exchanged: ExchangedBlocks, nth: number): Replayed {
+  const plan = planOf(worker, worker.geometry, worker.remotes);
+  const found = transfer(planRequest(plan, exchanged).reads, nth);
+  const [local, remote] = inTheirIndices(plan, found);
+  return { ours: pairs(local, remote), awaited: plan.localConsumers };
+}
+
+/** A WRITE is the read that the remote rank would do, seen from the other end: `@kv/push` plans it in the same way. */
+function written(worker: Worker, exchanged: ExchangedBlocks, nth: number): Replayed {
+  const { geometry } = worker;
+  const targets = [...worker.remotes].sort((one, other) => one.tpRank - other.tpRank);
+  const reads = targets.flatMap((local) => {
+    const sources = handshakeTargetRanks({
+      tpRank: local.tpRank,
+      tpSize: local.tpSize,
+      remoteTpSize: geometry.tpSize,
+    });
+    const plan = planOf(
+      worker,
+      local,
+      sources.map((tpRank) => ({ ...geometry, tpRank })),
+    );
+    const request = planRequest(plan, {
+      ...exchanged,
+      localBlockIds: exchanged.remoteBlockIds,
+      remoteBlockIds: exchanged.localBlockIds,
+    });
+    return request.reads
+      .filter(({ remoteRank }) => remoteRank === geometry.tpRank)
+      .map((one) => ({ plan, one }));
+  });
+  const { plan, one } = transfer(reads, nth);
+  const [theirs, ours] = inTheirIndices(plan, one);
+  return { ours: pairs(ours, theirs), awaited: geometry.tpSize };
+}
+
+function transfer<Read>(reads: readonly Read[], nth: number): Read {
+  const found = reads[nth];
+  if (found !== undefined) return found;
+  throw new Difference(`vLLM posted ${nth + 1} transfers of the request, we plan ${reads.length}`);
+}
+
+/** Both sides' indices as vLLM counts them: the parts of a block one after another. Our tables have a row per part where blocks are padded. */
 function inTheirIndices(
+  plan: EngineTransferPlan,
+  { sourceIndex, localIds, remoteIds }: RequestRead,
+): [number[], number[]] {
+  const remoteIndexing = plan.sources[sourceIndex]?.remoteIndexing ?? [];
+  return [
+    indicesOf(plan, plan.localIndexing, localIds, "localParts"),
+    indicesOf(plan, remoteIndexing, remoteIds, "remoteParts"),
+  ];
+}
+
+function indicesOf(
   plan: EngineTransferPlan,
   indexing: readonly RegionIndexing[],
   ids: Int32Array,

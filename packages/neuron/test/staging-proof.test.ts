@@ -1,6 +1,7 @@
 import { localGeometry, modelGeometry } from "@kv/connector/building-blocks";
 import type { KvCacheConfig, Staging, StagingLayout } from "@kv/interface";
-import { buildEngineTransferPlan, proveEnginePlans, type RankGeometry } from "@kv/plan";
+import { buildEngineTransferPlan, type RankGeometry } from "@kv/plan";
+import { proveEnginePlans } from "@kv/plan/prove";
 import { memoryTransport, seededRandom } from "@kv/transport-memory";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { neuronCaches, neuronPlatform, simulatedDevice } from "../src/index.js";
@@ -68,14 +69,13 @@ const PAIRS = [
   { p: [4, 32], d: [2, 16] },
 ] as const;
 
-describe.each(["READ", "WRITE"] as const)("plans that %s", (operation) => {
+describe.each(["decode reads prefill", "prefill reads decode"])("plans: %s", (direction) => {
   test.each(PAIRS)("are proven from device to device: TP and block $p → $d", async ({ p, d }) => {
     const [prefill, decode] = [await engine(p[0], p[1]), await engine(d[0], d[1])];
-    const [local, remote] = operation === "READ" ? [decode, prefill] : [prefill, decode];
+    const [local, remote] = direction === "decode reads prefill" ? [decode, prefill] : [prefill, decode];
     const plans = local.ranks.map((rank) =>
       buildEngineTransferPlan({
         ...modelGeometry(config(local.blockSize)),
-        operation,
         local: rank,
         remotes: remote.ranks.filter((other) => shareHeads(rank, other)),
       }),

@@ -2,6 +2,7 @@ import { KvError } from "@kv/interface";
 import { Command, CommanderError } from "commander";
 import { addDecode } from "./decode/command.js";
 import { addDoctor } from "./doctor/command.js";
+import { addPlan } from "./live-plan/command.js";
 import { addPrefill } from "./prefill/command.js";
 import { addDiff, addRecord } from "./recording/command.js";
 
@@ -14,7 +15,7 @@ const program = new Command("kv-peer")
   )
   // Commands take it over when they are added. Commander ends the process with 1 otherwise.
   .exitOverride();
-for (const add of [addDoctor, addDecode, addPrefill, addRecord, addDiff]) add(program);
+for (const add of [addDoctor, addDecode, addPrefill, addRecord, addDiff, addPlan]) add(program);
 
 try {
   await program.parseAsync();

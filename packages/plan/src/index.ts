@@ -1,19 +1,5 @@
-export {
-  applyDcpPrefixCaching,
-  applyPrefixCaching,
-  type DcpSlices,
-  logicalToKernelBlockIds,
-  mapBlockIdsForBlockSizeRatio,
-} from "./block-ids.js";
-export { diffPlans, type PlanDifference } from "./data/plan-diff.js";
-export { hashPlan, planFromDocument, planToDocument } from "./data/plan-document.js";
-export { PLAN_DOCUMENT_VERSION, type PlanDocument, planDocumentSchema } from "./data/plan-schema.js";
-export {
-  computeDescriptorIds,
-  createDescriptorIdWriter,
-  type DescriptorIdOptions,
-} from "./descriptor-ids.js";
-export { type BuildPlanOptions, buildEngineTransferPlan } from "./engine-plan.js";
+export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./engine/compatibility.js";
+export { type BuildPlanOptions, buildEngineTransferPlan } from "./engine/engine-plan.js";
 export type {
   BlockOrder,
   EngineTransferPlan,
@@ -25,40 +11,21 @@ export type {
   SourcePlan,
   TransferForm,
   TransferList,
-  TransferOperation,
-} from "./engine-plan-types.js";
-export { type ExchangeOptions, exchangedBlocks } from "./exchanged-blocks.js";
+} from "./engine/engine-plan-types.js";
+export { type JointGroups, joinGroups, joinsGroups } from "./engine/joint-groups.js";
 export type {
   ModelGeometry,
   PackedMember,
   RankGeometry,
   RegionGeometry,
   StateSpaceGeometry,
-} from "./geometry.js";
-export { type JointGroups, joinGroups, joinsGroups } from "./joint-groups.js";
+} from "./geometry/rank-geometry.js";
 export type { CacheKind, Piece, PieceContext, PiecePlace, SourcePosition } from "./kinds/cache-kind.js";
 export { requireStatesFit } from "./kinds/mamba.js";
-export { cacheKind, cacheKindNames } from "./kinds/registry.js";
-export { mergedDescriptorCount } from "./merged-descriptors.js";
-export { fromOtherSide } from "./other-side.js";
-export { type CompatibilityOptions, checkCompatibility, type PairFacts } from "./pair-checks.js";
-export {
-  type ProofRequest,
-  type ProveEngineOptions,
-  type ProveOptions,
-  proveEnginePlans,
-  provePlan,
-} from "./prove/prove-plan.js";
-export { sampleRequests } from "./prove/sample-requests.js";
-export {
-  PLAN_FAULT_KINDS,
-  type PlanFault,
-  type PlanFaultKind,
-  type PlanVerdict,
-  type ProofExtent,
-} from "./prove/verdict.js";
-export { applyReceivePass } from "./receive-pass.js";
-export { planRequest } from "./request-plan.js";
+export { cacheKind } from "./kinds/registry.js";
+export { applyReceivePass } from "./receive/apply-receive-pass.js";
+export { type ExchangeOptions, exchangedBlocks } from "./request/exchanged-blocks.js";
+export { planRequest } from "./request/request-plan.js";
 export type {
   ReceivePass,
   ReceivePassGroup,
@@ -66,4 +33,5 @@ export type {
   RequestBlocks,
   RequestPlan,
   RequestRead,
-} from "./request-plan-types.js";
+} from "./request/request-plan-types.js";
+export { swapDirection } from "./request/swap-direction.js";

@@ -1,6 +1,6 @@
 import type { KvCacheKind } from "@kv/interface";
-import type { BuildPlanOptions } from "./engine-plan.js";
-import type { RankGeometry } from "./geometry.js";
+import type { BuildPlanOptions } from "./engine/engine-plan.js";
+import type { RankGeometry } from "./geometry/rank-geometry.js";
 
 /** A sound rank of a model with 4 KV heads of 8 bytes per token and two layers. */
 export function sampleRank(change: Partial<RankGeometry> & { blockLengthBytes?: number } = {}): RankGeometry {

@@ -1,7 +1,6 @@
 export { type KvHeadRange, type KvReplication, kvHeadsOfRank, kvReplication } from "./kv-heads.js";
 export {
   dcpConsumerCount,
-  dcpSourceRanks,
   type EnginePair,
   handshakeTargetRanks,
   targetRemoteRanks,

@@ -3,13 +3,15 @@ import { requireInteger, requireRank } from "./required-integers.js";
 
 /** Consecutive KV heads of the model. */
 export interface KvHeadRange {
+  /** Index of the first head. */
   readonly firstHead: number;
+  /** Number of heads. */
   readonly numHeads: number;
 }
 
 /**
  * The KV heads that a rank holds: a share of them, or one head that other ranks hold as well when there are more ranks than heads.
- * Errors: `KV_TOPOLOGY_INVALID` when ranks and heads do not divide, since then no engine could have split the heads.
+ * Errors: `KV_TOPOLOGY_INVALID` when neither of TP size and heads divides the other, or when a number is out of range.
  */
 export function kvHeadsOfRank(tpRank: number, tpSize: number, numKvHeads: number): KvHeadRange {
   requireRank("tpRank", tpRank, "tpSize", tpSize);
@@ -27,22 +29,27 @@ export function kvHeadsOfRank(tpRank: number, tpSize: number, numKvHeads: number
   });
 }
 
-/** Who holds copies. */
+/** Whether ranks of the two engines hold replicas of KV heads (vLLM 0.33: the properties of `TransferTopology`). */
 export interface KvReplication {
-  /** More remote ranks than KV heads: a head is on several of them. */
+  /** The remote engine has more ranks than KV heads, so several ranks hold one head. */
   readonly remoteReplicatesHeads: boolean;
-  /** As above, or MLA, whose cache is the same on every rank. */
+  /** `remoteReplicatesHeads`, or MLA, whose cache is the same on every rank. */
   readonly remoteReplicatesCache: boolean;
+  /** The same for the local engine. */
   readonly localReplicatesCache: boolean;
   /** Heads in a local rank's cache. */
   readonly localHeads: number;
 }
 
+/** Whether ranks hold replicas, for two TP sizes and a number of KV heads. Errors: `KV_TOPOLOGY_INVALID` for a number below 1. */
 export function kvReplication(options: {
+  /** Tensor-parallel size of the local engine. */
   readonly tpSize: number;
+  /** Tensor-parallel size of the remote engine. */
   readonly remoteTpSize: number;
-  /** KV heads of the model; not looked at for MLA. */
+  /** KV heads of the model. Ignored for MLA. */
   readonly numKvHeads: number;
+  /** The model has multi-head latent attention. */
   readonly isMla: boolean;
 }): KvReplication {
   const { tpSize, remoteTpSize, isMla } = options;

@@ -2,19 +2,24 @@ import { KvError } from "@kv/interface";
 import { rankSequence } from "./rank-sequence.js";
 import { requireInteger, requireRank } from "./required-integers.js";
 
-/** This rank's place, and the sizes of the engine it faces. */
+/** A local rank, and the sizes of both engines. */
 export interface EnginePair {
+  /** Tensor-parallel rank of the local rank. */
   readonly tpRank: number;
+  /** Tensor-parallel size of the local engine. */
   readonly tpSize: number;
+  /** Tensor-parallel size of the remote engine. */
   readonly remoteTpSize: number;
-  /** Ranks that share a sequence by decode context parallelism; 1 or `tpSize`. Default 1. */
-  readonly dcpSize?: number;
-  readonly remoteDcpSize?: number;
+  /** Local ranks that share a sequence by decode context parallelism (DCP). Default 1. */
+  readonly dcpSize?: number | undefined;
+  /** Remote ranks that share a sequence. Default 1. */
+  readonly remoteDcpSize?: number | undefined;
 }
 
 /**
- * Positive where the local engine has at least as many ranks: that many local ranks share a remote one. Negative where the remote has
- * more: a local rank faces that many. Errors: `KV_TOPOLOGY_INVALID` when neither size divides the other (vLLM 0.33, `TransferTopology.tp_ratio`).
+ * The ratio of two TP sizes (vLLM 0.33, `TransferTopology.tp_ratio`). Positive where the local engine has at least as many ranks: the number of local
+ * ranks that share a remote rank. Negative where the remote engine has more: the number of remote ranks of a local rank. Errors:
+ * `KV_TOPOLOGY_INVALID` when neither size divides the other.
  */
 export function tpRatio(tpSize: number, remoteTpSize: number): number {
   requireInteger("tpSize", tpSize, 1);
@@ -32,8 +37,8 @@ export function tpRatio(tpSize: number, remoteTpSize: number): number {
   return tpSize >= remoteTpSize ? tpSize / remoteTpSize : -(remoteTpSize / tpSize);
 }
 
-/** Remote ranks whose slice of the sequence overlaps this rank's, for MLA caches sharded over a remote DCP group. */
-export function dcpSourceRanks(pair: EnginePair): number[] {
+/** Remote ranks whose slice of the sequence overlaps the local rank's slice, for MLA caches that a remote DCP group shares. */
+function dcpSourceRanks(pair: EnginePair): number[] {
   const { tpRank, remoteTpSize, dcpSize = 1, remoteDcpSize = 1 } = pair;
   requireDcp(pair);
   const dcpRank = tpRank % dcpSize;
@@ -42,14 +47,20 @@ export function dcpSourceRanks(pair: EnginePair): number[] {
   return rankSequence(0, remoteTpSize).filter((rank) => rank % dcpSize === dcpRank);
 }
 
-/** Remote ranks whose metadata this rank must have before it can plan: those it reads from, and those it only notifies. */
+/**
+ * Remote ranks that the local rank shakes hands with before it can plan: those it reads and those it only notifies. Errors: `KV_TOPOLOGY_INVALID` when
+ * TP sizes do not divide one another, or a number is out of range.
+ */
 export function handshakeTargetRanks(pair: EnginePair): number[] {
   requireDcp(pair);
   if ((pair.remoteDcpSize ?? 1) > 1) return dcpSourceRanks(pair);
   return targetRemoteRanks(pair);
 }
 
-/** Remote ranks that share KV heads with this rank by tensor parallelism alone. */
+/**
+ * Remote ranks that share KV heads with the local rank by tensor parallelism alone, ascending. Errors: `KV_TOPOLOGY_INVALID` when TP sizes do not divide
+ * one another, or `tpRank` is not below `tpSize`.
+ */
 export function targetRemoteRanks(pair: EnginePair): number[] {
   requireRank("tpRank", pair.tpRank, "tpSize", pair.tpSize);
   const ratio = tpRatio(pair.tpSize, pair.remoteTpSize);
@@ -57,8 +68,8 @@ export function targetRemoteRanks(pair: EnginePair): number[] {
 }
 
 /**
- * Notifications that a remote rank awaits from all of its readers before it may free a request's blocks: the `n` of vLLM's
- * `"{request_id}:{n}"`.
+ * Notifications that a remote rank awaits from all of its readers before it frees a request's blocks: the `n` of vLLM's `"{request_id}:{n}"`. Errors:
+ * `KV_TOPOLOGY_INVALID` when TP sizes do not divide one another, or a number is out of range.
  */
 export function dcpConsumerCount(pair: EnginePair): number {
   const { tpSize, remoteTpSize, dcpSize = 1, remoteDcpSize = 1 } = pair;

@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
 
-/** Refuses what is not an integer of at least `minimum`; names the field and the value. */
+/** Throws `KV_TOPOLOGY_INVALID` unless `value` is an integer of at least `minimum`. The error has the field's name and the value. */
 export function requireInteger(name: string, value: number, minimum: number): void {
   if (Number.isSafeInteger(value) && value >= minimum) return;
   throw new KvError(
@@ -12,7 +12,7 @@ export function requireInteger(name: string, value: number, minimum: number): vo
   );
 }
 
-/** Refuses a rank that is not below its size. */
+/** Throws `KV_TOPOLOGY_INVALID` unless `rank` is an integer from 0 to `size` - 1. */
 export function requireRank(name: string, rank: number, sizeName: string, size: number): void {
   requireInteger(sizeName, size, 1);
   requireInteger(name, rank, 0);

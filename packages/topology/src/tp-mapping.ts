@@ -3,39 +3,41 @@ import { oneRank, rankSequence } from "./rank-sequence.js";
 import { dcpConsumerCount, type EnginePair, handshakeTargetRanks, tpRatio } from "./remote-ranks.js";
 import { requireInteger, requireRank } from "./required-integers.js";
 
+/** Input of `computeTpMapping`. */
 export interface TpMappingOptions extends EnginePair {
-  /** KV heads of the whole model. Not looked at for MLA, which has one. */
+  /** KV heads of the whole model. Ignored for MLA, which has one. */
   readonly numKvHeads: number;
+  /** The model has multi-head latent attention. */
   readonly isMla: boolean;
   /** Kind of each KV cache group. */
   readonly groups: readonly KvCacheKind[];
-  /** Maps caches that are split by head although the target is MLA (a GQA draft): their number of heads. */
-  readonly headShardedKvHeads?: number;
+  /** KV heads of caches that are split by head although the target is MLA (a GQA draft). The mapping is then that of these caches. */
+  readonly headShardedKvHeads?: number | undefined;
 }
 
-/** Which remote ranks a local rank reads from, and what of them. Made once per remote engine; frozen plain data. */
+/** The remote ranks that a local rank reads and notifies, and the place of their heads. Built once per remote engine; frozen plain data. */
 export interface TpMapping {
-  /** Remote ranks read for each group; the position is the index of the local piece that the rank fills. */
+  /** By group: the remote ranks that are read. The position in the list is the index of the local piece that the rank fills. */
   readonly sourceRanksPerGroup: readonly (readonly number[])[];
-  /** Ranks read for heads and tokens, whether or not a group has any. */
+  /** Ranks that are read for heads and tokens. Present even where no group has any. */
   readonly attentionRanks: readonly number[];
   /** Union of the above, ascending. */
   readonly allSourceRanks: readonly number[];
-  /** Head slot within the local block that each source rank fills; several source ranks of one head share a slot. */
+  /** By source rank: the head slot within the local block that it fills. Source ranks of one head share a slot. */
   readonly rankToAttentionSlot: Readonly<Record<number, number>>;
-  /** Where this rank's heads begin within the remote block, in units of the local share. */
+  /** The begin of the local rank's heads within a remote block, in local shares. */
   readonly rankOffsetFactor: number;
   /** Notifications that each remote rank awaits: the `n` of `"{request_id}:{n}"`. */
   readonly localConsumers: number;
-  /** Remote ranks to shake hands with: source ranks, and those below. */
+  /** Remote ranks to shake hands with: `allSourceRanks` and `notifyOnlyRanks`. */
   readonly handshakeRanks: readonly number[];
-  /** Remote ranks that hold a copy which nobody reads, and wait to be told all the same. */
+  /** Remote ranks that hold replicas which are not read. They await a notification too. */
   readonly notifyOnlyRanks: readonly number[];
 }
 
 /**
- * The mapping of vLLM 0.33's `compute_tp_mapping`, as one pure function. Errors: `KV_TOPOLOGY_INVALID` with both values when sizes do
- * not divide or a rank is out of range.
+ * The mapping of vLLM 0.33's `compute_tp_mapping`, as a pure function. Errors: `KV_TOPOLOGY_INVALID` with both values when TP sizes do not divide one
+ * another, a number is out of range, or there is no group.
  */
 export function computeTpMapping(options: TpMappingOptions): TpMapping {
   const { tpRank, tpSize, remoteTpSize, remoteDcpSize = 1, groups, headShardedKvHeads } = options;
@@ -88,7 +90,7 @@ function headOf({ numKvHeads, remoteTpSize }: RemoteHeads, rank: number): number
   return Math.floor((rank * numKvHeads) / remoteTpSize);
 }
 
-/** The slot of the attention rank that holds the same head; ranks of other heads are at 0, and read for their state only. */
+/** By rank: the slot of the attention rank that holds the same head. Ranks of other heads are read for their state only, and have slot 0. */
 function attentionSlots(
   attentionRanks: readonly number[],
   allSourceRanks: readonly number[],
@@ -126,7 +128,7 @@ function others(ranks: readonly number[], without: readonly number[]): readonly 
   return Object.freeze(ranks.filter((rank) => !without.includes(rank)));
 }
 
-/** Several remote ranks hold the same KV head when there are fewer heads than ranks: the first one of each is read. */
+/** Several remote ranks hold the same KV head when there are fewer heads than ranks. The first rank of each head is read. */
 function firstRankOfEachHead(start: number, count: number, heads: RemoteHeads): readonly number[] {
   const ranks = [start];
   for (let rank = start + 1; rank < start + count; rank++)

@@ -1,5 +1,6 @@
 import { KvError } from "@kv/interface";
-import { buildEngineTransferPlan, planRequest, provePlan, type RankGeometry } from "@kv/plan";
+import { buildEngineTransferPlan, planRequest, type RankGeometry } from "@kv/plan";
+import { provePlan } from "@kv/plan/prove";
 import { decodeAgentMetadata, encodeAgentMetadata } from "@kv/protocol";
 import { simConfig } from "@kv/testing/simulator/sim-config";
 import { createSimRanks } from "@kv/testing/simulator/sim-ranks";

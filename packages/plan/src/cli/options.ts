@@ -1,13 +1,44 @@
 import { KV_CACHE_LAYOUTS, type KvCacheLayout, KvError } from "@kv/interface";
 import { Command, InvalidArgumentError, Option } from "commander";
-import { MAX_RANKS } from "./pair.js";
-import type { PoolState } from "./sample-request.js";
+import { MAX_RANKS } from "./input/pair.js";
+import type { PoolState } from "./report/sample-request.js";
 
-/** What the command line says; a pair is prefill, then decode. */
-export interface CliOptions {
-  readonly file?: string;
+/** The sample request, what the engines may do for it, and the form of the report. `addReportOptions` defines the flags. */
+export interface ReportOptions {
+  /** `--tokens`: length of the sample request. */
+  readonly tokens: number;
+  /** `--computed`: logical decode blocks that a prefix hit supplies. */
+  readonly computed: number;
+  /** `--pool`: whether the block tables of the request are consecutive. */
+  readonly pool: PoolState;
+  /** `--bandwidth`: of one rank's link, in GB/s. */
+  readonly bandwidth: number;
+  /** `--permute`: allows the conversion `hnd-to-nhd`. */
+  readonly permute: boolean;
+  /** `--repack`: allows the conversion `attention-order`. */
+  readonly repack: boolean;
+  /** `--masked`: the engine masks tokens beyond a request's last. */
+  readonly masked: boolean;
+  /** `--form`: the form where blocks must be put in another order. Default: the one with fewer descriptors. */
+  readonly form?: "permute" | "direct" | undefined;
+  /** `--json`: print the report as JSON. One form at most may be given. */
+  readonly json: boolean;
+  /** `--mermaid`: print a Mermaid flow chart. */
+  readonly mermaid: boolean;
+  /** `--svg`: print an SVG. */
+  readonly svg: boolean;
+  /** `--html`: print one self-contained page. */
+  readonly html: boolean;
+  /** `--plans`: print the plans of all decode ranks as JSON, one a line. */
+  readonly plans: boolean;
+  /** `--out`: the file to write to instead of the terminal. */
+  readonly out?: string | undefined;
+}
+
+/** The flags of `kv-plan`. Where the two engines differ a flag has two values: prefill, then decode. */
+export interface CliOptions extends ReportOptions {
+  readonly file?: string | undefined;
   readonly config: readonly string[];
-  readonly from: readonly string[];
   readonly tp: readonly number[];
   readonly pp: readonly number[];
   readonly blockSize: readonly number[];
@@ -15,28 +46,12 @@ export interface CliOptions {
   readonly layout: readonly KvCacheLayout[];
   readonly backend: readonly string[];
   readonly numBlocks: readonly number[];
-  readonly kvHeads?: number;
-  readonly headSize?: number;
-  readonly layers?: number;
+  readonly kvHeads?: number | undefined;
+  readonly headSize?: number | undefined;
+  readonly layers?: number | undefined;
   readonly mla: boolean;
   readonly kvCacheDtype: string;
   readonly ssmDtype: string;
-  readonly groups: readonly string[];
-  readonly tokens: number;
-  readonly computed: number;
-  readonly pool: PoolState;
-  readonly bandwidth: number;
-  readonly permute: boolean;
-  readonly repack: boolean;
-  readonly masked: boolean;
-  readonly form?: "permute" | "direct";
-  readonly timeout?: number;
-  readonly json: boolean;
-  readonly mermaid: boolean;
-  readonly svg: boolean;
-  readonly html: boolean;
-  readonly plans: boolean;
-  readonly out?: string;
 }
 
 const MAX_COUNT = 999_999_999;
@@ -44,16 +59,15 @@ const MAX_COUNT = 999_999_999;
 /** The older names of two layouts, as vLLM's flag has them. */
 const LAYOUT_NAMES: Readonly<Record<string, KvCacheLayout>> = { HND: "LBHNC", NHD: "LBNHC" };
 
-/** The command with its options; an action is added by the caller. */
+/** The command `kv-plan` with its options and without an action. */
 export function command(): Command {
-  return new Command("kv-plan")
+  const program = new Command("kv-plan")
     .description(
-      "Show how the KV cache of prefill ranks gets to decode ranks: who reads what of whom, in how many pieces, and whether that is right.\n" +
-        "What engines differ in is given twice: first for prefill, then for decode.",
+      "Show how decode ranks read the KV cache of prefill ranks: which rank reads which heads from which rank, in how many descriptors, and a proof of the plan.\n" +
+        "Where the engines differ a flag is given twice: first for prefill, then for decode.",
     )
     .option("--file <pair.json>", "read the pair from a file")
     .option("--config <config.json>", "the model's config.json from Hugging Face; once or twice", collect, [])
-    .option("--from <host:port>", "ask a live engine's side channel for its rank (0, 0); twice", collect, [])
     .option("--tp <size>", "tensor parallel size; once or twice", collectSizes, [])
     .option("--pp <stages>", "pipeline stages of prefill (default 1); decode has one", collectSizes, [])
     .option("--block-size <tokens>", "tokens in a block; once or twice (default 16)", collectIntegers, [])
@@ -81,7 +95,13 @@ export function command(): Command {
       "of a hybrid's recurrent states: auto (the config's, else float32), or as above",
       "auto",
     )
-    .option("--groups <kinds>", "kinds of the KV cache groups of live engines, such as full,swa", list, [])
+    .allowExcessArguments(false);
+  return addReportOptions(program);
+}
+
+/** Adds the flags of `ReportOptions` to a command, and returns the command. */
+export function addReportOptions(program: Command): Command {
+  return program
     .option("--tokens <count>", "length of the sample request", integer, 2048)
     .option("--computed <blocks>", "decode blocks that a prefix hit supplies", natural, 0)
     .addOption(
@@ -103,14 +123,12 @@ export function command(): Command {
         "where blocks must be put in another order (default: fewer descriptors)",
       ).choices(["permute", "direct"]),
     )
-    .option("--timeout <ms>", "for each live engine (default 5000)", integer)
     .option("--json", "print the report as JSON", false)
     .option("--mermaid", "print a Mermaid flow chart", false)
     .option("--svg", "print an SVG", false)
     .option("--html", "print one self-contained page", false)
     .option("--plans", "print the plans of all decode ranks as JSON, one a line", false)
-    .option("--out <file>", "write to a file instead of the terminal")
-    .allowExcessArguments(false);
+    .option("--out <file>", "write to a file instead of the terminal");
 }
 
 /** The value for prefill and the one for decode. Errors: `KV_CONFIG_INVALID` when more than two are given. */
@@ -147,10 +165,6 @@ function collectLayouts(value: string, before: readonly KvCacheLayout[]): readon
     throw new InvalidArgumentError(`HND, NHD or one of ${KV_CACHE_LAYOUTS.join(", ")}`);
   });
   return [...before, ...layouts];
-}
-
-function list(value: string): readonly string[] {
-  return value.split(",");
 }
 
 function integer(value: string): number {

@@ -2,26 +2,39 @@ import { writeFile } from "node:fs/promises";
 import { KvError } from "@kv/interface";
 import { CommanderError } from "commander";
 import { planToDocument } from "../data/plan-document.js";
-import { analysePair, plansOf } from "./analyse-pair.js";
-import { type CliOptions, command } from "./options.js";
-import { pairOf } from "./pair-of-options.js";
-import { renderHtml } from "./render-html.js";
-import { renderMermaid } from "./render-mermaid.js";
-import { renderSvg } from "./render-svg.js";
-import { renderText } from "./render-text.js";
-import type { PairReport } from "./report.js";
+import type { Pair } from "./input/pair.js";
+import { readPair } from "./input/read-pair.js";
+import { type CliOptions, command, type ReportOptions } from "./options.js";
+import { renderHtml } from "./render/render-html.js";
+import { renderMermaid } from "./render/render-mermaid.js";
+import { renderSvg } from "./render/render-svg.js";
+import { renderText } from "./render/render-text.js";
+import { analysePair, plansOf } from "./report/analyse-pair.js";
+import type { PairReport } from "./report/report.js";
 
-/** Where the command writes. */
+/** The output of a command. */
 export interface Output {
+  /** Writes a part of the report. */
   stdout(text: string): void;
+  /** Writes a part of an error message. */
   stderr(text: string): void;
 }
 
-/** Of the process: the pair has a plan and it is proven; it is refused; the plan is not proven; the command line or an input is wrong. */
+/**
+ * Exit codes of `kv-plan`. `planned`: the pair has a plan, and the plan is proven. `wrongInput`: the command line or an input is wrong. `refused`: the
+ * pair has no plan. `notProven`: the proof found a fault in the plan.
+ */
 export const EXIT_CODES = { planned: 0, wrongInput: 1, refused: 2, notProven: 3 } as const;
 
-/** Runs `kv-plan` with arguments (without node and script) and returns its exit code. */
+/** Runs `kv-plan` with arguments, without those of node and the script. Returns the exit code, one of `EXIT_CODES`. */
 export async function runKvPlan(args: readonly string[], output: Output): Promise<number> {
+  if (args.some((arg) => arg === "--from" || arg.startsWith("--from="))) {
+    output.stderr(
+      "kv-plan: --from is not a flag of kv-plan: kv-peer plan asks running engines [KV_CONFIG_INVALID]\n",
+    );
+    output.stderr("  kv-peer plan --from PREFILL:5600 --tp 8 --from DECODE:5600 --tp 4 --kv-heads 8\n");
+    return EXIT_CODES.wrongInput;
+  }
   const program = command()
     .exitOverride()
     .configureOutput({ writeOut: (text) => output.stdout(text), writeErr: (text) => output.stderr(text) });
@@ -32,7 +45,9 @@ export async function runKvPlan(args: readonly string[], output: Output): Promis
     throw error;
   }
   try {
-    return await work(program.opts<CliOptions>(), output);
+    const options = program.opts<CliOptions>();
+    formOf(options);
+    return await printReport(await readPair(options), options, output);
   } catch (error) {
     const known = KvError.from(error, "KV_INTERNAL", "unexpected error");
     output.stderr(`kv-plan: ${known.message} [${known.code}]\n`);
@@ -41,12 +56,16 @@ export async function runKvPlan(args: readonly string[], output: Output): Promis
   }
 }
 
-async function work(options: CliOptions, output: Output): Promise<number> {
-  const forms = (["json", "mermaid", "svg", "html", "plans"] as const).filter((form) => options[form]);
-  if (forms.length > 1) {
-    throw new KvError("KV_CONFIG_INVALID", `--${forms.join(" and --")} are given; one form is printed`);
-  }
-  const pair = await pairOf(options);
+/**
+ * Plans and proves a pair with a sample request, and prints the report in the form that the options name. Returns one of `EXIT_CODES`: `planned`,
+ * `refused` or `notProven`. Errors: `KV_CONFIG_INVALID` for two forms, or for a file that cannot be written.
+ */
+export async function printReport(
+  pair: Pair,
+  options: ReportOptions,
+  output: Pick<Output, "stdout">,
+): Promise<number> {
+  const form = formOf(options);
   const settings = {
     numTokens: options.tokens,
     computedBlocks: options.computed,
@@ -60,7 +79,6 @@ async function work(options: CliOptions, output: Output): Promise<number> {
     form: options.form,
   };
   const report = analysePair(pair, settings);
-  const [form] = forms;
   const text =
     form === "plans" && report.outcome === "planned"
       ? plansOf(pair, settings)
@@ -71,6 +89,18 @@ async function work(options: CliOptions, output: Output): Promise<number> {
   else await write(options.out, text);
   if (report.outcome === "refused") return EXIT_CODES.refused;
   return report.proof.proven ? EXIT_CODES.planned : EXIT_CODES.notProven;
+}
+
+const FORMS = ["json", "mermaid", "svg", "html", "plans"] as const;
+
+/** The form that is asked for; undefined for text. Errors: `KV_CONFIG_INVALID` when there are several. */
+function formOf(options: ReportOptions): (typeof FORMS)[number] | undefined {
+  const [form, ...more] = FORMS.filter((one) => options[one]);
+  if (more.length === 0) return form;
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    `--${[form, ...more].join(" and --")} are given; the report has one form`,
+  );
 }
 
 function rendered(report: PairReport, form: "json" | "mermaid" | "svg" | "html" | undefined): string {

@@ -1,17 +1,19 @@
-import type { EngineTransferPlan } from "../engine-plan-types.js";
+import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
 import { planToDocument } from "./plan-document.js";
 
-/** One member in which two plans differ; undefined on the side that lacks it. */
+/** One member in which two plans differ. */
 export interface PlanDifference {
-  /** Such as `sources.0.remoteTable.rows.3.0`; regions by name: `local.regions.model.layers.3.numBlocks`. */
+  /** Path in the document, such as `sources.0.lists.0.remoteTable.rows.3.0`. Regions go by name: `local.regions.model.layers.3.numBlocks`. */
   readonly path: string;
+  /** Value in the first plan; undefined where the member is missing. */
   readonly one: unknown;
+  /** Value in the second plan. */
   readonly other: unknown;
 }
 
 /**
- * What differs between two plans, member by member, in the order of the document; at most `limit` of them (default 1000). `addresses`
- * false leaves out base addresses, devices and tables.
+ * The differences between two plans, member by member, in the order of the document; at most `limit` (default 1000). With `addresses: false`, base
+ * addresses, device numbers and tables are left out. Errors: those of `planToDocument`.
  */
 export function diffPlans(
   one: EngineTransferPlan,
@@ -52,7 +54,7 @@ function isTree(value: unknown): value is object {
   return typeof value === "object" && value !== null;
 }
 
-/** Regions go by their names, so that one that is missing does not make all the others differ. */
+/** Members by key. Regions go by name, so that a missing region does not make all others differ. */
 function members(value: object): ReadonlyMap<string, unknown> {
   if (!Array.isArray(value)) return new Map(Object.entries(value));
   const named = value.every((item) => isTree(item) && typeof (item as { name?: unknown }).name === "string");

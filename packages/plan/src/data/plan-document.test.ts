@@ -2,19 +2,14 @@ import { createHash } from "node:crypto";
 import { KvError } from "@kv/interface";
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { build, likelyScene, requestOf } from "../../test/proof-scenes.js";
 import { PROPERTY_TIMEOUT_MS } from "../../test/property-timeout.js";
-import { buildEngineTransferPlan } from "../engine-plan.js";
-import {
-  diffPlans,
-  hashPlan,
-  planFromDocument,
-  planRequest,
-  planToDocument,
-  proveEnginePlans,
-} from "../index.js";
+import { build, likelyScene, sampleRequest } from "../../test/prove/proof-scenes.js";
+import { diffPlans, hashPlan, planFromDocument, planToDocument } from "../data/index.js";
+import { buildEngineTransferPlan } from "../engine/engine-plan.js";
+import { planRequest } from "../index.js";
+import { proveEnginePlans } from "../prove/index.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
-import { canonicalJson } from "./canonical-json.js";
+import { canonicalJson } from "./plan-hash.js";
 import { sha256Hex } from "./sha256.js";
 
 const plan = buildEngineTransferPlan(samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank()));
@@ -37,7 +32,7 @@ test("a plan that went through JSON is the same plan, does the same and is prove
       }
       const read = built.plans.map(roundTrip);
       expect(read.map((one) => planToDocument(one))).toEqual(built.plans.map((one) => planToDocument(one)));
-      const blocks = requestOf(scene);
+      const blocks = sampleRequest(scene);
       for (const [index, one] of read.entries()) {
         expect(planRequest(one, blocks)).toEqual(planRequest(built.plans[index] as typeof plan, blocks));
       }

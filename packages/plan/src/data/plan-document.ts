@@ -1,14 +1,17 @@
 import { DESCRIPTOR_ROW, type DescriptorTable, KvError } from "@kv/interface";
-import type { EngineTransferPlan, GroupPlan, SourcePlan } from "../engine-plan-types.js";
-import type { RankGeometry } from "../geometry.js";
-import { canonicalJson } from "./canonical-json.js";
-import { rankOf } from "./geometry-schema.js";
-import { describeIssues } from "./issues.js";
-import { requireLengths } from "./plan-lengths.js";
-import { PLAN_DOCUMENT_VERSION, type PlanDocument, planDocumentSchema } from "./plan-schema.js";
-import { sha256Hex } from "./sha256.js";
+import type { EngineTransferPlan, SourcePlan } from "../engine/engine-plan-types.js";
+import type { RankGeometry } from "../geometry/rank-geometry.js";
+import {
+  describeIssues,
+  PLAN_DOCUMENT_VERSION,
+  type PlanDocument,
+  planDocumentSchema,
+} from "./plan-schema.js";
 
-/** The plan as plain data, ready for `JSON.stringify`. Its size grows with regions and sources, not with blocks. */
+/**
+ * The plan as plain data for `JSON.stringify`. Its size grows with regions and sources, not with blocks. Errors: `KV_PLAN_INVALID` for a table in memory
+ * other than DRAM and VRAM.
+ */
 export function planToDocument(plan: EngineTransferPlan): PlanDocument {
   const { sources, local, remote, ...rest } = plan;
   return {
@@ -31,7 +34,7 @@ export function planToDocument(plan: EngineTransferPlan): PlanDocument {
   };
 }
 
-/** A copy of plain data, with nothing frozen and no getter. */
+/** A copy without frozen objects and getters. */
 function plain(value: unknown): unknown {
   if (Array.isArray(value)) return value.map(plain);
   if (typeof value !== "object" || value === null) return value;
@@ -39,8 +42,8 @@ function plain(value: unknown): unknown {
 }
 
 /**
- * A plan from JSON: checked for its form, and that its lists go together, not for being right; `provePlan` does that. Errors:
- * `KV_PLAN_INVALID` naming the member, or the version that is not known.
+ * A plan from JSON. Checks the form of the document and the lengths of its lists. It does not check that the plan is right: `provePlan` does. Errors:
+ * `KV_PLAN_INVALID` with the member, or with an unknown version.
  */
 export function planFromDocument(document: unknown): EngineTransferPlan {
   const version = (document as { version?: unknown } | null | undefined)?.version;
@@ -60,10 +63,9 @@ export function planFromDocument(document: unknown): EngineTransferPlan {
   const { version: _version, sources, local, remote, groupPlans, ...rest } = parsed.data;
   return Object.freeze({
     ...rest,
-    // Members that are left out are not `undefined` in what was parsed.
-    groupPlans: groupPlans as readonly GroupPlan[],
-    local: rankOf(local),
-    remote: rankOf(remote),
+    groupPlans,
+    local,
+    remote,
     sources: Object.freeze(sources.map(sourceOf)),
   });
 }
@@ -83,32 +85,6 @@ function sourceOf({ lists: written, ...source }: PlanDocument["sources"][number]
     throw new KvError("KV_PLAN_INVALID", `not a plan: rank ${source.remoteRank} has no lists`);
   const { localListKey, localTable, remoteTable } = first;
   return Object.freeze({ ...source, lists: Object.freeze(lists), localListKey, localTable, remoteTable });
-}
-
-/**
- * SHA-256 in hex over the canonical JSON of a plan: equal for equal plans, on any machine. Without `addresses`, plans of two runs of one
- * deployment are equal as well: base addresses, devices and what follows from them are left out.
- */
-export function hashPlan(plan: EngineTransferPlan, options: { readonly addresses?: boolean } = {}): string {
-  const document = planToDocument(plan);
-  return sha256Hex(canonicalJson(options.addresses === false ? withoutAddresses(document) : document));
-}
-
-function withoutAddresses(document: PlanDocument): unknown {
-  const rank = (one: PlanDocument["local"]) => ({
-    ...one,
-    deviceId: 0,
-    regions: one.regions.map(({ deviceId: _device, ...region }) => ({ ...region, baseAddress: 0 })),
-  });
-  return {
-    ...document,
-    local: rank(document.local),
-    remote: rank(document.remote),
-    sources: document.sources.map(({ lists, ...source }) => ({
-      ...source,
-      lists: lists.map(({ localListKey }) => localListKey),
-    })),
-  };
 }
 
 function rankDocument(rank: RankGeometry): PlanDocument["local"] {
@@ -132,4 +108,47 @@ function tableDocument({ memoryType, rows }: DescriptorTable): TableDocument {
 
 function tableOf(table: TableDocument): DescriptorTable {
   return Object.freeze({ memoryType: table.memoryType, rows: Float64Array.from(table.rows.flat()) });
+}
+
+/** Refuses a document whose lists do not fit together: indices of one list lead into others. Errors: `KV_PLAN_INVALID`. */
+function requireLengths(plan: PlanDocument): void {
+  const { groups, segments, sources, local } = plan;
+  if (groups.length === 0) throw invalid("groups is empty: a plan has at least one KV cache group");
+  requireLength("groupPlans", plan.groupPlans, groups.length, "groups");
+  requireLength("regionsOfGroup", plan.regionsOfGroup, groups.length, "groups");
+  requireLength("headsOfRegion", plan.headsOfRegion, local.regions.length, "local regions");
+  requireLength("localIndexing", plan.localIndexing, segments.length, "segments");
+  requireLength("remoteIndexing", plan.remoteIndexing, sources.length && segments.length, "segments");
+  for (const [group, regions] of plan.regionsOfGroup.entries())
+    requireBelow(`regionsOfGroup.${group}`, regions, local.regions.length, "local regions");
+  for (const [group, own] of plan.groupPlans.entries()) {
+    requireBelow(`groupPlans.${group}.segments`, own.segments, segments.length, "segments");
+    if (own.kind !== groups[group])
+      throw invalid(`groupPlans.${group}.kind is "${own.kind}", groups.${group} is "${groups[group]}"`);
+  }
+  for (const [index, { region }] of segments.entries())
+    requireBelow(`segments.${index}.region`, [region], local.regions.length, "local regions");
+  const lists = segments.map(({ list }) => list);
+  for (const [index, source] of sources.entries()) {
+    const at = `sources.${index}`;
+    requireLength(`${at}.remoteIndexing`, source.remoteIndexing, segments.length, "segments");
+    requireBelow(`${at}.segments`, source.segments, segments.length, "segments");
+    requireBelow(`${at}.groups`, source.groups, groups.length, "groups");
+    requireBelow("segments.*.list", lists, source.lists.length, `lists of ${at}`);
+  }
+}
+
+function requireLength(member: string, list: readonly unknown[], expected: number, what: string): void {
+  if (list.length === expected) return;
+  throw invalid(`${member} has ${list.length} entries for ${expected} ${what}`);
+}
+
+function requireBelow(member: string, indices: readonly number[], limit: number, what: string): void {
+  const beyond = indices.find((index) => index >= limit);
+  if (beyond === undefined) return;
+  throw invalid(`${member} names ${beyond}, of ${limit} ${what}`);
+}
+
+function invalid(what: string): KvError {
+  return new KvError("KV_PLAN_INVALID", `not a plan: ${what}`);
 }

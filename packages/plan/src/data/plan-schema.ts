@@ -1,12 +1,55 @@
-import { DESCRIPTOR_ROW } from "@kv/interface";
+import { DESCRIPTOR_ROW, KV_CACHE_LAYOUTS } from "@kv/interface";
 import { z } from "zod";
-import { rankSchema } from "./geometry-schema.js";
 
-/** Of `PlanDocument`. It grows when a reader of the one before would misread a document. */
+/** Version of `PlanDocument`. It grows when a reader of the version before would misread a document. */
 export const PLAN_DOCUMENT_VERSION = 1;
 
+/** An integer that a number holds exactly. */
 const whole = z.int().min(0);
 const positive = z.int().min(1);
+
+/** `RegionGeometry`. */
+export const regionSchema = z.strictObject({
+  name: z.string().min(1).max(1000),
+  baseAddress: whole,
+  numBlocks: positive,
+  blockLengthBytes: positive,
+  blockStrideBytes: positive,
+  groupId: z.int().min(-1),
+  memoryType: z.enum(["DRAM", "VRAM"]),
+  groupIds: z.array(whole).max(65_536).optional(),
+  numKvHeads: positive.optional(),
+  replicated: z.boolean().optional(),
+  members: z.array(z.string().max(1000)).max(65_536).optional(),
+  deviceId: whole.optional(),
+});
+
+const stateSpaceSchema = z.strictObject({
+  convProjectionBytes: z.array(whole).max(1024).optional(),
+  convBytes: whole,
+  recurrentBytes: whole,
+});
+
+/** `RankGeometry`. */
+const rankSchema = z.strictObject({
+  tpRank: whole,
+  tpSize: positive,
+  dcpSize: positive.default(1),
+  kernelBlockSize: positive,
+  physicalBlocksPerLogical: positive,
+  layout: z.enum(KV_CACHE_LAYOUTS),
+  attentionBackend: z.string().max(1000),
+  deviceId: whole,
+  regions: z.array(regionSchema).max(65_536),
+  ppRank: whole.optional(),
+  ppSize: positive.optional(),
+  stateSpace: stateSpaceSchema.optional(),
+  packedMembers: z
+    .record(z.string().max(1000), z.strictObject({ offsetBytes: whole, lengthBytes: positive }))
+    .optional(),
+  groupBlockTokens: z.array(positive).max(65_536).optional(),
+});
+
 const ranks = z.array(whole).max(65_536);
 
 const table = z.strictObject({
@@ -17,7 +60,7 @@ const table = z.strictObject({
 
 const indexing = z.strictObject({ offset: whole, count: whole, blockStep: whole, partStep: whole });
 const numbers = z.array(whole).max(65_536);
-/** Kinds are open: whoever reads a plan of a kind that it does not know cannot plan requests with it, and says so then. */
+/** Kinds are open: a plan with an unknown kind can be read, and `planRequest` works on its extent. */
 const kind = z.string().min(1).max(100);
 const unit = z.enum(["kernel-block", "logical-block"]);
 
@@ -47,9 +90,9 @@ const groupPlan = z.strictObject({
   sharedHeads: positive.optional(),
 });
 
+/** The zod schema of `PlanDocument`. */
 export const planDocumentSchema = z.strictObject({
   version: z.literal(PLAN_DOCUMENT_VERSION),
-  operation: z.enum(["READ", "WRITE"]),
   form: z.enum(["copy", "permute", "direct"]),
   formReason: z.string().max(10_000),
   blockSizeRatio: positive,
@@ -99,5 +142,15 @@ export const planDocumentSchema = z.strictObject({
   stages: numbers,
 });
 
-/** A plan as plain JSON: everything that it decides, its tables written out. */
+/** A plan as plain JSON, with its tables. */
 export type PlanDocument = z.infer<typeof planDocumentSchema>;
+
+/** The first three faults that a schema finds, each with its place in the document. */
+export function describeIssues(error: z.ZodError): string {
+  const shown = error.issues.slice(0, 3).map((issue) => {
+    const place = issue.path.length === 0 ? "the document" : issue.path.join(".");
+    return `${place}: ${issue.message}`;
+  });
+  const more = error.issues.length - shown.length;
+  return shown.join("; ") + (more > 0 ? `; and ${more} more` : "");
+}

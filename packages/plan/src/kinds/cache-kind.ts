@@ -1,52 +1,63 @@
-import type { GroupExtent } from "../engine-plan-types.js";
-import type { RankGeometry, RegionGeometry } from "../geometry.js";
+import type { GroupExtent } from "../engine/engine-plan-types.js";
+import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 
-/**
- * One kind of KV cache: everything that plans must know of it. A kind is one file of this folder and a line in `registry.ts`; see
- * docs/how-to/add-a-cache-kind.md.
- */
+/** One kind of KV cache: all that plans need to know of it. Kinds are listed in `registry.ts`; see docs/how-to/add-a-cache-kind.md. */
 export interface CacheKind {
-  /** As in `KvCacheGroup.kind`. */
+  /** The name in `KvCacheGroup.kind`. */
   readonly name: string;
   /**
-   * How ranks share it. `heads`: split by KV heads, copied where there are more ranks than heads. `replicated`: whole on every rank.
-   * `state`: always split evenly, also where heads are copies.
+   * How ranks share the cache. `heads`: split by KV heads, with replicas where there are more ranks than heads. `replicated`: whole on every rank.
+   * `state`: always split evenly, also where heads are replicated.
    */
   readonly sharding: "heads" | "replicated" | "state";
-  /** What a request's list of its blocks stands for. */
+  /** The part of a sequence that a request's list of blocks holds. */
   readonly extent: GroupExtent;
-  /** Only kinds with pieces of their own have it; the others' blocks are heads and tokens (`attention-pieces.ts`). */
+  /** The pieces of a block. Absent for kinds whose blocks are heads and tokens (`attention-pieces.ts`). Errors: `KV_PLAN_INVALID`, `KV_PLAN_INCOMPATIBLE`. */
   pieces?(context: PieceContext): readonly Piece[];
 }
 
-/** One region of both sides, of which pieces are wanted. */
+/** One region on both sides, for `CacheKind.pieces`. */
 export interface PieceContext {
+  /** The local rank. */
   readonly local: RankGeometry;
+  /** One of the remote ranks. */
   readonly remote: RankGeometry;
+  /** The region of the local rank. */
   readonly region: RegionGeometry;
+  /** The region of the remote rank. */
   readonly remoteRegion: RegionGeometry;
 }
 
-/** Where the pieces of one block begin on one side: `offsetBytes`, and for each further part `partStrideBytes` more. */
+/** The place of a piece within a block of one side. Part `p` begins at `offsetBytes + p * partStrideBytes`. */
 export interface PiecePlace {
+  /** Bytes from the begin of the block to the first part. */
   readonly offsetBytes: number;
+  /** Bytes from one part to the next. */
   readonly partStrideBytes: number;
 }
 
-/** The place of a remote rank among those that fill a local block. */
+/** A remote rank among those that fill a local block. */
 export interface SourcePosition {
+  /** Tensor-parallel rank of the source. */
   readonly tpRank: number;
-  /** Position among the ranks that state is read from. */
+  /** Index among the ranks that state is read from. */
   readonly stateIndex: number;
 }
 
-/** Bytes of a block that move together; becomes a segment of the plan. */
+/** Bytes of a block that move together. Each piece becomes a segment of the plan. */
 export interface Piece {
+  /** Name within its region, such as "conv 0". */
   readonly name: string;
+  /** Unit in which blocks are counted. */
   readonly unit: "kernel-block" | "logical-block";
+  /** Parts of a local block. */
   readonly localParts: number;
+  /** Parts of a remote block. */
   readonly remoteParts: number;
+  /** Bytes of one part. */
   readonly lengthBytes: number;
+  /** The place in a local block that a source fills. */
   local(source: SourcePosition): PiecePlace;
+  /** The place in a block of a source. */
   remote(source: SourcePosition): PiecePlace;
 }

@@ -1,6 +1,6 @@
 import { KvError, type KvErrorCode } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import type { RankGeometry, StateSpaceGeometry } from "../geometry.js";
+import type { RankGeometry, StateSpaceGeometry } from "../geometry/rank-geometry.js";
 import { sampleRank } from "../sample-pair.test-support.js";
 import { mamba, requireStatesFit } from "./mamba.js";
 

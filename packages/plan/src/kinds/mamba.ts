@@ -1,20 +1,20 @@
 import { KvError } from "@kv/interface";
 import { tpRatio } from "@kv/topology";
-import type { RankGeometry, StateSpaceGeometry } from "../geometry.js";
-import { incompatible } from "../incompatible.js";
+import { incompatible } from "../errors.js";
+import type { RankGeometry, StateSpaceGeometry } from "../geometry/rank-geometry.js";
 import type { CacheKind, Piece, PieceContext } from "./cache-kind.js";
 
 /**
- * State-space layers: per block the convolution state, its projections one after another, then the recurrent state. Each is split evenly
- * over ranks on its own, so each is a piece; blocks are logical ones, and are never cut along tokens. (vLLM 0.33, `_build_mamba_local`,
- * `_build_mamba_remote`; its layout "DS", channels outside.)
+ * State-space layers. A block holds the convolution state, its projections one after another, then the recurrent state. Each of these is split evenly over
+ * the ranks, so each is a piece. Blocks are logical ones, and are never cut along tokens. (vLLM 0.33, `_build_mamba_local`, `_build_mamba_remote`; its
+ * layout "DS", with channels outside.)
  */
 export const mamba: CacheKind = { name: "mamba", sharding: "state", extent: "state", pieces };
 
 function pieces({ local, remote }: PieceContext): readonly Piece[] {
   const [mine, theirs] = [stateOf(local, "the local rank"), stateOf(remote, `remote rank ${remote.tpRank}`)];
   const ratio = tpRatio(local.tpSize, remote.tpSize);
-  // Remote bytes for each local byte, as a fraction; where the remote has more ranks each of them fills a share.
+  // A local byte stands for `times / shares` remote bytes. Where the remote has more ranks, each of them fills a share.
   const [times, shares] = ratio > 0 ? [ratio, 1] : [1, -ratio];
   requireScaled("convolution states", mine.convBytes, theirs.convBytes, times, shares);
   requireScaled("recurrent states", mine.recurrentBytes, theirs.recurrentBytes, times, shares);
@@ -57,7 +57,7 @@ function stateOf(rank: RankGeometry, side: string): StateSpaceGeometry {
   if (stateSpace === undefined) {
     throw new KvError(
       "KV_PLAN_INVALID",
-      `${side} has a state-space group and does not say how large its states are (ssm_sizes)`,
+      `${side} has a state-space group, and the sizes of its states (ssm_sizes) are missing`,
     );
   }
   const sum = stateSpace.convProjectionBytes?.reduce((total, bytes) => total + bytes, 0);
@@ -73,15 +73,15 @@ function stateOf(rank: RankGeometry, side: string): StateSpaceGeometry {
 function requireScaled(what: string, mine: number, theirs: number, times: number, shares: number): void {
   if (mine * times === theirs * shares) return;
   throw incompatible(
-    `${what} do not have the sizes that ${times > 1 ? `1/${times}` : shares} of the other's ranks imply`,
+    `${what} do not have the sizes that TP sizes in the ratio ${times > 1 ? `1/${times}` : shares} imply`,
     mine,
     theirs,
   );
 }
 
 /**
- * Refuses a rank whose states would reach into the next block. A plan does not ask: it is told what both sides say of themselves, as
- * vLLM's is; whoever takes a peer's word asks first. Errors: `KV_PLAN_INVALID`.
+ * Refuses a rank whose states do not fit into a logical block of the given regions. `buildEngineTransferPlan` does not check it, as vLLM does not: call this
+ * for the geometry of a peer first. `side` is the subject of the message. Errors: `KV_PLAN_INVALID`.
  */
 export function requireStatesFit(side: string, rank: RankGeometry, regions: readonly number[]): void {
   if (rank.stateSpace === undefined) return;

@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
-import { afterPadding, type BlockMeaning, type BytePlace, placeAt } from "./block-meaning.js";
+import { afterPadding, type BlockContents, type BytePlace, placeAt } from "./block-contents.js";
 import { type BlockPass, originOf, type PassGrid, zeroingAt } from "./pass-effect.js";
-import { fail, type PlanFault } from "./verdict.js";
+import { fail, type PlanFault } from "./proof-result.js";
 
 /** One descriptor's bytes as they land in a block of the destination. */
 export interface Write {
@@ -13,7 +13,7 @@ export interface Write {
   readonly remoteToken: number;
 }
 
-/** All that decides whether a destination block ends up right. Blocks with equal patterns share one proof. */
+/** All facts that decide whether a destination block ends up right. Blocks with equal patterns share one proof. */
 export interface BlockPattern {
   readonly lengthBytes: number;
   readonly writes: readonly Write[];
@@ -22,15 +22,13 @@ export interface BlockPattern {
   /** Tokens of the block that the request needs, from the first to one past the last. */
   readonly neededFrom: number;
   readonly neededTo: number;
-  /** All that the request needs is among the writes. */
-  readonly complete: boolean;
   /** Whether tokens before the needed ones, of a window, must have been cleared. */
   readonly clearsLead: boolean;
   /** Whether tokens after the needed ones must have been cleared. */
   readonly clearsTail: boolean;
-  readonly meaning: BlockMeaning;
+  readonly contents: BlockContents;
   /** Of a block at each source, by its position in the plan. */
-  readonly sourceMeanings: readonly (BlockMeaning | undefined)[];
+  readonly sourceContents: readonly (BlockContents | undefined)[];
 }
 
 export function patternKey(pattern: BlockPattern): string {
@@ -43,22 +41,22 @@ export function patternKey(pattern: BlockPattern): string {
 
 /** Follows every byte of the finished block back to its source, a run at a time. `where` completes the fault. */
 export function provePattern(pattern: BlockPattern, where: PlanFault["at"]): void {
-  const { meaning, pass, lengthBytes } = pattern;
+  const { contents, pass, lengthBytes } = pattern;
   const writes = [...pattern.writes].sort((one, two) => one.offset - two.offset);
   requireOnce(writes, where);
   for (let offset = 0; offset < lengthBytes; ) {
-    const want = placeAt(meaning, offset);
+    const want = placeAt(contents, offset);
     if (want === undefined) {
-      offset = afterPadding(meaning, offset, lengthBytes);
+      offset = afterPadding(contents, offset, lengthBytes);
       continue;
     }
     const zeroing = zeroingAt(pattern.grid, offset, pass);
     const at = { ...where, offset, head: want.head, tokenInBlock: want.token, cellByte: want.cellByte };
-    const isTail = want.token + meaning.tokensPerStep > pattern.neededTo;
+    const isTail = want.token + contents.tokensPerStep > pattern.neededTo;
     if (isTail && !zeroing.zeroed && pattern.clearsTail) {
       fail("tail-not-cleared", "a token that the request does not have keeps the bytes of another", at);
     }
-    const isLead = want.token + meaning.tokensPerStep <= pattern.neededFrom;
+    const isLead = want.token + contents.tokensPerStep <= pattern.neededFrom;
     if (isLead && !zeroing.zeroed && pattern.clearsLead)
       fail("lead-not-cleared", "a token before the remote's window keeps the bytes of another", at);
     const toEdge = bytesToEdge(pattern, want);
@@ -75,11 +73,11 @@ export function provePattern(pattern: BlockPattern, where: PlanFault["at"]): voi
   }
 }
 
-/** The next byte that may be another's. A run without a byte would never end. */
+/** The length of the shortest run. A run without a byte would never end. */
 function onward(...runs: number[]): number {
   const step = Math.min(...runs);
   if (step > 0) return step;
-  throw new KvError("KV_INTERNAL", `a proof does not get on: runs of ${runs.join(", ")} bytes`);
+  throw new KvError("KV_INTERNAL", `a proof makes no progress: runs of ${runs.join(", ")} bytes`);
 }
 
 /** Checks where the byte comes from; returns the bytes from there on that come in the same way. */
@@ -95,14 +93,13 @@ function sourceRun(
     : { offset, runBytes: pattern.lengthBytes - offset };
   const write = writeAt(writes, origin.offset);
   if (write === undefined) {
-    if (!pattern.complete) return bytesToNextWrite(writes, offset, pattern.lengthBytes);
     fail("not-written", "nothing is written to a byte that the request needs", {
       ...at,
       landed: origin.offset,
     });
   }
   const into = origin.offset - write.offset;
-  const source = pattern.sourceMeanings[write.source];
+  const source = pattern.sourceContents[write.source];
   const got = source === undefined ? undefined : placeAt(source, write.remoteOffset + into);
   const from = { ...at, source: write.source, remoteOffset: write.remoteOffset + into };
   if (got === undefined) fail("wrong-source", "a byte that the request needs comes from padding", from);
@@ -123,7 +120,7 @@ function sourceRun(
   return Math.min(together, origin.runBytes, write.lengthBytes - into);
 }
 
-/** What the destination has before the first token that the request takes is a prefix hit's, or another's. */
+/** Refuses writes before the first token that the request takes: those tokens belong to a prefix hit or to another request. */
 function requireUntouched(
   { pass }: BlockPattern,
   writes: readonly Write[],
@@ -140,17 +137,13 @@ function requireUntouched(
   });
 }
 
-function bytesToNextWrite(writes: readonly Write[], offset: number, end: number): number {
-  return Math.min(end, ...writes.map((write) => write.offset).filter((begin) => begin > offset)) - offset;
-}
-
 /** Bytes along the run of `here` until what the request needs begins or ends. */
-function bytesToEdge({ meaning, neededFrom, neededTo }: BlockPattern, here: BytePlace): number {
+function bytesToEdge({ contents, neededFrom, neededTo }: BlockPattern, here: BytePlace): number {
   if (here.runAxis === "cell") return here.cellRest;
   if (here.runAxis === "head") return here.runBytes;
   const edge =
     here.token < neededFrom ? neededFrom : here.token < neededTo ? neededTo : Number.POSITIVE_INFINITY;
-  const steps = Math.ceil((edge - here.token) / meaning.tokensPerStep);
+  const steps = Math.ceil((edge - here.token) / contents.tokensPerStep);
   return Math.min(here.runBytes, here.cellRest + (steps - 1) * here.tile.cellBytes);
 }
 

@@ -1,16 +1,16 @@
-import type { RankGeometry, RegionGeometry } from "../geometry.js";
-import type { RequestPlan } from "../request-plan-types.js";
-import { type BlockMeaning, blockBytes } from "./block-meaning.js";
+import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import type { RequestPlan } from "../request/request-plan-types.js";
+import { type BlockContents, blockBytes } from "./block-contents.js";
 import type { Write } from "./block-pattern.js";
-import type { MemoryPlace } from "./named-memory.js";
-import type { ProofSubject, RegionMeanings } from "./pair-meaning.js";
-import type { BlockTokens, GroupDemand } from "./request-demand.js";
-import { fail, type PlanFault } from "./verdict.js";
+import type { MemoryPlace } from "./descriptor-lookup.js";
+import type { BlockTokens, NeededTokens } from "./needed-tokens.js";
+import { fail, type PlanFault } from "./proof-result.js";
+import type { ProofSubject, RegionContents } from "./proof-subject.js";
 
 /** A destination block's group, and what its bytes mean. */
 export interface Owner {
-  readonly demand: GroupDemand;
-  readonly meanings: RegionMeanings;
+  readonly demand: NeededTokens;
+  readonly regionContents: RegionContents;
   /** Position of the block in the group's list. */
   readonly position: number;
 }
@@ -22,19 +22,19 @@ export type Owners = readonly ReadonlyMap<number, Owner>[];
 export type Landed = readonly ReadonlyMap<number, readonly Write[]>[];
 
 /** Blocks of a state are logical ones, all others kernel blocks; in one region both may have the same number. */
-export function blockKey(block: number, { usesPadding }: BlockMeaning): number {
+export function blockKey(block: number, { usesPadding }: BlockContents): number {
   return usesPadding ? -1 - block : block;
 }
 
 /** Every descriptor pair of every read, as a write into a block of the request. */
 export function landedWrites(subject: ProofSubject, request: RequestPlan, owners: Owners): Landed {
-  const { plan, localMemory, remoteMemory, remotes } = subject;
+  const { plan, localLookups, remoteLookups, remotes } = subject;
   const landed = plan.local.regions.map(() => new Map<number, Write[]>());
   for (const read of request.reads) {
     const source = read.sourceIndex;
     const [local, remote, rank] = [
-      localMemory[source]?.[read.listIndex],
-      remoteMemory[source]?.[read.listIndex],
+      localLookups[source]?.[read.listIndex],
+      remoteLookups[source]?.[read.listIndex],
       remotes[source],
     ];
     if (local === undefined || remote === undefined || rank === undefined) {
@@ -69,7 +69,7 @@ export function landedWrites(subject: ProofSubject, request: RequestPlan, owners
   return landed;
 }
 
-/** Runs `[localId, remoteId, count]` of a read. They are what a transport may be given instead of the ids, so both must say the same. */
+/** The runs `[localId, remoteId, count]` of a read. A transport may get runs or ids, so both must be equal. */
 function* pairsOf(read: RequestPlan["reads"][number]): Iterable<readonly [number, number, number]> {
   const { localIds, remoteIds, runs, remoteRank } = read;
   const differ = (what: string): never =>
@@ -124,14 +124,14 @@ function writeOf(
   if (owner === undefined) {
     fail(
       "foreign-write",
-      `kernel block ${kernelBlock} of region "${region.name}" is written and is not the request's`,
+      `kernel block ${kernelBlock} of region "${region.name}" is written, and does not belong to the request`,
       where,
     );
   }
   if (to.lengthBytes !== from.lengthBytes)
     fail("descriptor-lengths", `${from.lengthBytes} bytes are read into ${to.lengthBytes}`, where);
-  const { demand, meanings } = owner;
-  if (meanings.remoteRegions[source] !== from.region) {
+  const { demand, regionContents } = owner;
+  if (regionContents.remoteRegions[source] !== from.region) {
     fail(
       "wrong-source",
       `region "${region.name}" is filled from region "${rank.regions[from.region]?.name}"`,
@@ -139,18 +139,23 @@ function writeOf(
     );
   }
   const remoteRegion = rank.regions[from.region] as RegionGeometry;
-  const here = placeInBlock(region, to, meanings.local, where);
-  const there = placeInBlock(remoteRegion, from, meanings.sources[source] ?? meanings.local, where);
+  const here = placeInBlock(region, to, regionContents.local, where);
+  const there = placeInBlock(
+    remoteRegion,
+    from,
+    regionContents.sources[source] ?? regionContents.local,
+    where,
+  );
   const held = demand.remotes[source] as BlockTokens;
   const position = held.position.get(there.block);
   if (position === undefined) {
-    fail("wrong-source", `remote block ${there.block} is read and is not the request's`, {
+    fail("wrong-source", `remote block ${there.block} is read, and does not belong to the request`, {
       ...where,
       remoteBlock: there.block,
     });
   }
   return {
-    block: blockKey(here.block, meanings.local),
+    block: blockKey(here.block, regionContents.local),
     offset: here.offset,
     lengthBytes: to.lengthBytes,
     source,
@@ -163,13 +168,13 @@ function writeOf(
 function placeInBlock(
   region: RegionGeometry,
   { from, lengthBytes }: MemoryPlace,
-  meaning: BlockMeaning,
+  contents: BlockContents,
   where: PlanFault["at"],
 ): { readonly block: number; readonly offset: number } {
-  const strideBytes = region.blockStrideBytes * meaning.kernelBlocks;
+  const strideBytes = region.blockStrideBytes * contents.kernelBlocks;
   const block = Math.floor(from / strideBytes);
   const offset = from - block * strideBytes;
-  const bytes = blockBytes(region, meaning);
+  const bytes = blockBytes(region, contents);
   if (offset + lengthBytes > bytes)
     fail(
       "descriptor-outside",

@@ -1,47 +1,46 @@
-import type { EngineTransferPlan } from "../engine-plan-types.js";
-import type { RankGeometry } from "../geometry.js";
-import type { RemoteRankId, RequestPlan } from "../request-plan-types.js";
-import { fail } from "./verdict.js";
+import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { RankGeometry } from "../geometry/rank-geometry.js";
+import type { RemoteRankId, RequestPlan } from "../request/request-plan-types.js";
+import { fail } from "./proof-result.js";
 
 const nameOf = ({ tpRank, ppRank }: RemoteRankId) =>
   ppRank === 0 ? `${tpRank}` : `${tpRank} of stage ${ppRank}`;
 
-/** Remote ranks that a request of this local rank tells: those it reads, and those it only notifies. */
-export function ranksTold(plan: EngineTransferPlan, request: RequestPlan): readonly RemoteRankId[] {
+/** Remote ranks that a local rank notifies for a request: those that it reads, and those that it only notifies. */
+export function notifiedRanks(plan: EngineTransferPlan, request: RequestPlan): readonly RemoteRankId[] {
   const localRank = plan.local.tpRank;
-  // A rank that is read in several transfers (types of memory) is told once, after all of them.
+  // A rank that is read in several transfers (one for each type of memory) is notified once, after all of them.
   const read = new Map(
     request.reads.map(({ remoteRank: tpRank, remotePpRank: ppRank }) => [
       `${ppRank}:${tpRank}`,
       { tpRank, ppRank },
     ]),
   );
-  const told = [...read.values(), ...request.notify];
+  const notified = [...read.values(), ...request.notify];
   const seen = new Set<string>();
-  for (const rank of told) {
+  for (const rank of notified) {
     const at = { localRank, remoteRank: rank.tpRank, stage: rank.ppRank };
     const key = `${rank.ppRank}:${rank.tpRank}`;
     if (seen.has(key))
       fail(
         "notification-twice",
-        `local rank ${localRank} tells remote rank ${nameOf(rank)} more than once`,
+        `local rank ${localRank} notifies remote rank ${nameOf(rank)} more than once`,
         at,
       );
     if (rank.tpRank < 0 || rank.tpRank >= plan.remote.tpSize)
       fail(
         "notification-stray",
-        `local rank ${localRank} tells rank ${nameOf(rank)} of ${plan.remote.tpSize}`,
+        `local rank ${localRank} notifies rank ${nameOf(rank)}, and the remote engine has ${plan.remote.tpSize} ranks`,
         at,
       );
     seen.add(key);
   }
-  return told;
+  return notified;
 }
 
 /**
- * Counts over all local ranks what each remote rank is told about one request, against what it waits for. Of what is read, the notifications
- * themselves carry the count: a remote rank frees after that many. Of what is written, the reader works it out of both engines' sizes: the
- * writer's stages times its ranks to one of the reader's (vLLM 0.33, `_get_new_notifs` of the push worker).
+ * Proves that each remote rank gets as many notifications about a request, over all local ranks, as it awaits. The notifications themselves carry the number:
+ * a remote rank frees the blocks after that many.
  */
 export function proveNotifications(
   plans: readonly EngineTransferPlan[],
@@ -49,32 +48,32 @@ export function proveNotifications(
   requests: readonly RequestPlan[],
 ): void {
   const got = new Map<string, number>();
-  const said = new Map<string, number>();
+  const awaitedBy = new Map<string, number>();
   for (const [index, plan] of plans.entries()) {
     const request = requests[index];
     if (request === undefined) continue;
-    for (const rank of ranksTold(plan, request)) {
+    for (const rank of notifiedRanks(plan, request)) {
       const key = `${rank.ppRank}:${rank.tpRank}`;
       got.set(key, (got.get(key) ?? 0) + 1);
-      const before = said.get(key);
-      const awaited = awaitedBy(plan);
+      const before = awaitedBy.get(key);
+      const awaited = plan.localConsumers;
       if (before !== undefined && before !== awaited) {
         fail(
           "notification-count",
-          `remote rank ${nameOf(rank)} is told to wait for ${before} and for ${awaited} notifications`,
+          `notifications tell remote rank ${nameOf(rank)} to await ${before} and ${awaited} notifications`,
           { remoteRank: rank.tpRank, one: before, other: awaited },
         );
       }
-      said.set(key, awaited);
+      awaitedBy.set(key, awaited);
     }
   }
   for (const { tpRank, ppRank = 0 } of remotes) {
-    const [count, awaited] = [got.get(`${ppRank}:${tpRank}`) ?? 0, said.get(`${ppRank}:${tpRank}`)];
+    const [count, awaited] = [got.get(`${ppRank}:${tpRank}`) ?? 0, awaitedBy.get(`${ppRank}:${tpRank}`)];
     const name = nameOf({ tpRank, ppRank });
     if (awaited === undefined) {
       fail(
         "notification-missing",
-        `remote rank ${name} holds the request's blocks and nobody tells it that they were read`,
+        `remote rank ${name} holds the request's blocks and gets no notification`,
         {
           remoteRank: tpRank,
         },
@@ -83,21 +82,8 @@ export function proveNotifications(
     if (awaited === count) continue;
     fail(
       count < awaited ? "notification-missing" : "notification-count",
-      `remote rank ${name} gets ${count} notifications about a request and waits for ${awaited}`,
+      `remote rank ${name} gets ${count} notifications about a request and awaits ${awaited}`,
       { remoteRank: tpRank, awaited, sent: count },
     );
   }
-}
-
-function awaitedBy({ operation, local, remote, localConsumers }: EngineTransferPlan): number {
-  if (operation === "READ") return localConsumers;
-  const perRank = Math.max(1, Math.floor(local.tpSize / remote.tpSize));
-  if (localConsumers !== perRank) {
-    fail(
-      "notification-count",
-      `the plan counts ${localConsumers} writers to a rank, TP ${local.tpSize} and ${remote.tpSize} are ${perRank}`,
-      { localConsumers, perRank },
-    );
-  }
-  return (local.ppSize ?? 1) * perRank;
 }

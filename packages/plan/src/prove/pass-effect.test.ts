@@ -1,9 +1,9 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { buildEngineTransferPlan } from "../engine-plan.js";
-import type { EngineTransferPlan } from "../engine-plan-types.js";
-import { applyReceivePass } from "../receive-pass.js";
-import type { ReceivePassGroup } from "../request-plan-types.js";
+import { buildEngineTransferPlan } from "../engine/engine-plan.js";
+import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import { applyReceivePass } from "../receive/apply-receive-pass.js";
+import type { ReceivePassGroup } from "../request/request-plan-types.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
 import { originOf, passByBlock, passGrid, UNTOUCHED, zeroingAt } from "./pass-effect.js";
 

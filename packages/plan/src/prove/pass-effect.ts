@@ -1,8 +1,8 @@
-import type { EngineTransferPlan } from "../engine-plan-types.js";
-import type { ReceivePassGroup } from "../request-plan-types.js";
-import { fail } from "./verdict.js";
+import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { ReceivePassGroup } from "../request/request-plan-types.js";
+import { fail } from "./proof-result.js";
 
-/** What the receive pass does with one block, told backwards: whence each byte comes. */
+/** The effect of the receive pass on one block, seen from the finished block. */
 export interface BlockPass {
   readonly permuted: boolean;
   /** Tokens of the block before this one are zeroed; 0: none. */
@@ -23,7 +23,7 @@ export interface Origin {
   readonly runBytes: number;
 }
 
-/** The pass of one group by block id. Each block may be named once for each thing that is done. */
+/** The pass of one group by block id. Each block may be listed once for each action. */
 export function passByBlock(pass: ReceivePassGroup | undefined): ReadonlyMap<number, BlockPass> {
   const found = new Map<number, BlockPass>();
   if (pass === undefined) return found;
@@ -47,7 +47,7 @@ export function passByBlock(pass: ReceivePassGroup | undefined): ReadonlyMap<num
   return found;
 }
 
-/** The grid on which the pass works within a block, as the plan has it for a group and a region. */
+/** The grid of heads and tokens on which the pass works within a block, by the plan's numbers for a group and a region. */
 export interface PassGrid {
   readonly heads: number;
   readonly tokens: number;
@@ -59,7 +59,7 @@ export interface PassGrid {
 
 const TOKENS_OUTSIDE: ReadonlySet<string> = new Set(["LBNHC", "BLNHC"]);
 
-/** Where a region does not say its heads, a group among others has its own. */
+/** KV heads of the pass grid. Where the region has no heads of its own, a group that shares it may have its own number. */
 export function headsOfPass(plan: EngineTransferPlan, group: number, region: number): number {
   const { numKvHeads, replicated } = plan.local.regions[region] ?? {};
   const all = plan.headsOfRegion[region] ?? plan.localHeads;
@@ -126,7 +126,7 @@ export function zeroingAt(
 
 /**
  * The permutation as the contract has it (`[parts][heads][tokens of a part]` becomes `[heads][tokens]`, or `[tokens][heads]` in a
- * token-major cache), told from the finished block's side.
+ * token-major cache), seen from the finished block.
  */
 export function originOf(grid: PassGrid, offset: number): Origin {
   requireWhole(grid);

@@ -1,13 +1,13 @@
 import { describe, expect, test } from "vitest";
-import { buildEngineTransferPlan } from "../engine-plan.js";
-import type { EngineTransferPlan, SourcePlan } from "../engine-plan-types.js";
-import type { RankGeometry } from "../geometry.js";
-import { planRequest } from "../request-plan.js";
-import type { RequestBlocks, RequestPlan } from "../request-plan-types.js";
+import { buildEngineTransferPlan } from "../engine/engine-plan.js";
+import type { EngineTransferPlan, SourcePlan } from "../engine/engine-plan-types.js";
+import type { RankGeometry } from "../geometry/rank-geometry.js";
+import { planRequest } from "../request/request-plan.js";
+import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import type { PlanFault } from "./proof-result.js";
 import { proveEnginePlans, provePlan } from "./prove-plan.js";
 import { sampleRequests } from "./sample-requests.js";
-import type { PlanFault } from "./verdict.js";
 
 const remotes = [0, 1].map((tpRank) => sampleRank({ tpRank, tpSize: 2 }));
 const wider = sampleRank({ kernelBlockSize: 32 });
@@ -59,7 +59,7 @@ test("caches of fewer blocks than groups hold no request to prove it by", () => 
   };
   expect(proof(2)).toMatchObject({ proven: true });
   expect(() => proof(1)).toThrow(
-    /no request fits into caches of 1 and 1 logical blocks: each of 2 groups wants one/,
+    /no request fits into caches of 1 and 1 logical blocks: each of 2 groups needs one/,
   );
 });
 
@@ -189,7 +189,7 @@ describe("the first fault is named, with its place", () => {
     }
   });
 
-  test("tables whose rows step wrongly, also where the request does not look", () => {
+  test("tables owner rows step wrongly, also where the request does not look", () => {
     const [one, two] = plan.sources;
     if (one === undefined || two === undefined) return expect.fail("two sources were expected");
     const rows = one.remoteTable.rows.slice();

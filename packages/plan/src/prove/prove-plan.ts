@@ -1,53 +1,58 @@
 import type { StagingLayout } from "@kv/interface";
-import type { EngineTransferPlan } from "../engine-plan-types.js";
-import type { RankGeometry } from "../geometry.js";
-import { planRequest } from "../request-plan.js";
-import type { RequestBlocks, RequestPlan } from "../request-plan-types.js";
-import { regionsHolding } from "./kind-meaning.js";
-import { proveNotifications, ranksTold } from "./notification-proof.js";
-import { meaningsOf, type ProofSubject, proofSubject } from "./pair-meaning.js";
+import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { RankGeometry } from "../geometry/rank-geometry.js";
+import { planRequest } from "../request/request-plan.js";
+import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.js";
+import { regionsHolding } from "./cache-semantics.js";
+import { notifiedRanks, proveNotifications } from "./notification-proof.js";
 import { headsOfPass } from "./pass-effect.js";
+import { FoundFault, type ProofExtent, type ProofResult } from "./proof-result.js";
+import { contentsOfRegion, type ProofSubject, proofSubject } from "./proof-subject.js";
 import { type ProvenPatterns, proveRequest } from "./request-proof.js";
 import { sampleRequests } from "./sample-requests.js";
-import { proveStage } from "./stage-proof.js";
+import { proveStage } from "./staging-proof.js";
 import { proveTables } from "./table-proof.js";
-import { FoundFault, fail, type PlanVerdict, type ProofExtent } from "./verdict.js";
-import { writtenRanks } from "./written-ranks.js";
 
-/** One request to prove; `plan` is what is to be done for it, by default what `planRequest` says. */
+/** One request to prove. */
 export interface ProofRequest {
+  /** The blocks of the request. */
   readonly blocks: RequestBlocks;
-  readonly plan?: RequestPlan;
+  /** The request plan to prove. Default: the result of `planRequest`. */
+  readonly plan?: RequestPlan | undefined;
 }
 
+/** Options of `provePlan`. */
 export interface ProveOptions {
-  /** Ranks of the remote engine, those at least that the plan reads. */
+  /** Ranks of the remote engine; at least those that the plan reads. */
   readonly remotes: readonly RankGeometry[];
-  /** KV heads of the whole model; not looked at for MLA. */
+  /** KV heads of the whole model. Ignored for MLA. */
   readonly numKvHeads: number;
-  /** KV heads of each group, where groups differ in them. */
-  readonly groupKvHeads?: readonly number[];
+  /** KV heads of each group, where groups differ. Default: `numKvHeads`. */
+  readonly groupKvHeads?: readonly number[] | undefined;
   /**
-   * What copies between a device and the memory that is registered do to a block, on either side: the proof then goes from device to device.
-   * Ranks of one engine have one.
+   * The copies between a device and the registered memory, on either side: the proof then goes from device to device. All ranks of an engine have the same.
    */
-  readonly staging?: { readonly local?: StagingLayout; readonly remote?: StagingLayout };
-  /** Default: samples that cover the first and the last block, runs and scattered blocks, a partial last block and a prefix hit. */
-  readonly requests?: readonly ProofRequest[];
+  readonly staging?:
+    | { readonly local?: StagingLayout | undefined; readonly remote?: StagingLayout | undefined }
+    | undefined;
+  /** Requests to prove. Default: `sampleRequests`. */
+  readonly requests?: readonly ProofRequest[] | undefined;
 }
 
+/** Options of `proveEnginePlans`. */
 export interface ProveEngineOptions extends Omit<ProveOptions, "requests"> {
-  /** Per request, its blocks and (by local rank) what is to be done for it; by default what `planRequest` says. */
-  readonly requests?: readonly { readonly blocks: RequestBlocks; readonly plans?: readonly RequestPlan[] }[];
+  /** Requests to prove, each with its request plans by local rank. Default: `sampleRequests`, and the results of `planRequest`. */
+  readonly requests?:
+    | readonly { readonly blocks: RequestBlocks; readonly plans?: readonly RequestPlan[] | undefined }[]
+    | undefined;
 }
 
 /**
- * Shows that the plan of one local rank is right, or names the first fault. It looks at the plan's tables and at the request's ids, and
- * judges them by both sides' geometries and the meaning of their layouts; nothing that made the plan is used. Of a plan that writes it shows
- * that what this rank writes is right; that nothing is missing takes all ranks that write (`proveEnginePlans`). Never throws for a fault.
- * Errors: what `planRequest` throws.
+ * Proves that the plan of one local rank is right, or returns the first fault. The proof reads the plan's tables and the ids of the requests, and judges them
+ * by the geometries of both sides and by their layouts; it uses no code that built the plan. A fault is a result, not an error. Errors: those of
+ * `planRequest` and `sampleRequests`.
  */
-export function provePlan(plan: EngineTransferPlan, options: ProveOptions): PlanVerdict {
+export function provePlan(plan: EngineTransferPlan, options: ProveOptions): ProofResult {
   return judged(
     () => {
       const requests = (options.requests ?? sampleRequests(plan)).map(
@@ -56,8 +61,8 @@ export function provePlan(plan: EngineTransferPlan, options: ProveOptions): Plan
           plans: [given ?? planRequest(plan, blocks)],
         }),
       );
-      for (const request of requests) ranksTold(plan, request.plans[0] as RequestPlan);
-      return proveAll([plan], options, requests, false);
+      for (const request of requests) notifiedRanks(plan, request.plans[0] as RequestPlan);
+      return proveAll([plan], options, requests);
     },
     [plan],
     { wholeEngine: false, staged: options.staging !== undefined },
@@ -65,14 +70,13 @@ export function provePlan(plan: EngineTransferPlan, options: ProveOptions): Plan
 }
 
 /**
- * The same for all ranks of a local engine against one remote engine, and that each remote rank gets exactly the notifications that it
- * waits for: that takes all local ranks. `plans` has one entry per local rank; of an engine with pipeline stages that writes, those of every
- * stage. Of plans that write: that every remote rank of `remotes` gets every byte that it needs, exactly once.
+ * `provePlan` for all ranks of a local engine against one remote engine. It also proves that each remote rank gets exactly the notifications that it
+ * awaits. `plans` has one plan per local rank. Errors: those of `planRequest` and `sampleRequests`.
  */
 export function proveEnginePlans(
   plans: readonly EngineTransferPlan[],
   options: ProveEngineOptions,
-): PlanVerdict {
+): ProofResult {
   return judged(
     () => {
       const [first] = plans;
@@ -81,7 +85,7 @@ export function proveEnginePlans(
         blocks: sample.blocks,
         plans: sample.plans ?? plans.map((plan) => planRequest(plan, sample.blocks)),
       }));
-      const extent = proveAll(plans, options, requests, true);
+      const extent = proveAll(plans, options, requests);
       for (const request of requests) proveNotifications(plans, options.remotes, request.plans);
       return extent;
     },
@@ -100,7 +104,6 @@ function proveAll(
   plans: readonly EngineTransferPlan[],
   options: Omit<ProveOptions, "requests">,
   requests: readonly AskedRequest[],
-  complete: boolean,
 ): ProofExtent {
   const subjects = plans.map((plan) => proofSubject(plan, options.remotes, options));
   let [descriptors, blocks, patterns] = [0, 0, 0];
@@ -108,34 +111,13 @@ function proveAll(
     descriptors += proveTables(subject);
     proveStages(subject, options.staging);
   }
-  const writing = plans.some(({ operation }) => operation === "WRITE");
-  const targets = writing
-    ? writtenRanks(plans, subjects, options.remotes)
-    : subjects.map((subject, index) => ({
-        subject,
-        turn: (asked: RequestBlocks, all: readonly RequestPlan[]) => ({
-          blocks: asked,
-          request: all[index] as RequestPlan,
-        }),
-      }));
-  if (writing) requireWritesOnly(plans, requests);
-  for (const { subject, turn } of targets) {
+  for (const [index, subject] of subjects.entries()) {
     const proven: ProvenPatterns = new Set();
-    for (const asked of requests) {
-      const { blocks: own, request } = turn(asked.blocks, asked.plans);
-      blocks += proveRequest(subject, own, request, proven, complete || !writing);
-    }
+    for (const request of requests)
+      blocks += proveRequest(subject, request.blocks, request.plans[index] as RequestPlan, proven);
     patterns += proven.size;
   }
   return { descriptors, requests: requests.length, blocks, patterns };
-}
-
-/** All plans of an engine move bytes in one direction; and after a write there is nobody here who could look at the blocks. */
-function requireWritesOnly(plans: readonly EngineTransferPlan[], requests: readonly AskedRequest[]): void {
-  if (plans.some(({ operation }) => operation === "READ"))
-    fail("request-tables", "some of the plans read and others write: they are not those of one engine");
-  if (!requests.some((asked) => asked.plans.some(({ receivePass }) => receivePass !== undefined))) return;
-  fail("receive-pass", "a request that is written has a pass over the writer's own blocks");
 }
 
 function proveStages(subject: ProofSubject, staging: ProveOptions["staging"]): void {
@@ -143,17 +125,22 @@ function proveStages(subject: ProofSubject, staging: ProveOptions["staging"]): v
   if (staging === undefined) return;
   for (const group of plan.groups.keys()) {
     for (const region of regionsHolding(plan.local, group)) {
-      const meanings = meaningsOf(subject, region, group);
+      const regionContents = contentsOfRegion(subject, region, group);
       const own = plan.local.regions[region];
       if (staging.local !== undefined && own !== undefined) {
-        const staged = { whose: "the local rank", rank: plan.local, region: own, meaning: meanings.local };
+        const staged = {
+          owner: "the local rank",
+          rank: plan.local,
+          region: own,
+          contents: regionContents.local,
+        };
         proveStage(staging.local, staged);
       }
       for (const [index, rank] of remotes.entries()) {
-        const meaning = meanings.sources[index];
-        const other = rank.regions[meanings.remoteRegions[index] ?? -1];
-        if (staging.remote === undefined || meaning === undefined || other === undefined) continue;
-        proveStage(staging.remote, { whose: `remote rank ${rank.tpRank}`, rank, region: other, meaning });
+        const contents = regionContents.sources[index];
+        const other = rank.regions[regionContents.remoteRegions[index] ?? -1];
+        if (staging.remote === undefined || contents === undefined || other === undefined) continue;
+        proveStage(staging.remote, { owner: `remote rank ${rank.tpRank}`, rank, region: other, contents });
       }
     }
   }
@@ -163,12 +150,12 @@ function judged(
   prove: () => ProofExtent,
   plans: readonly EngineTransferPlan[],
   { wholeEngine, staged }: { readonly wholeEngine: boolean; readonly staged: boolean },
-): PlanVerdict {
+): ProofResult {
   try {
     const extent = prove();
     return {
       proven: true,
-      statements: statementsOf(wholeEngine, plans, staged),
+      statements: statementsOf(wholeEngine, staged),
       assumed: assumptionsOf(plans, staged),
       extent,
     };
@@ -178,38 +165,26 @@ function judged(
   }
 }
 
-function statementsOf(
-  wholeEngine: boolean,
-  plans: readonly EngineTransferPlan[],
-  staged: boolean,
-): readonly string[] {
-  const writing = plans.some(({ operation }) => operation === "WRITE");
+function statementsOf(wholeEngine: boolean, staged: boolean): readonly string[] {
   return [
     "every block of every region has descriptors, and they lie at the same place within each block",
-    writing && !wholeEngine
-      ? "in the requests looked at, every byte that is written is the source byte of the same layer, K or V, head and token, and none is written twice"
-      : "in the requests looked at, every byte that is needed comes exactly once from the source byte of the same layer, K or V, head and token",
-    "nothing but the request's blocks is written, and only the request's blocks are read",
-    ...(writing
-      ? []
-      : [
-          "tokens that the request does not have are zeroed, where the plan does not leave them to be masked",
-        ]),
+    "in the given requests, every byte that is needed comes exactly once from the source byte of the same layer, K or V, head and token",
+    "only blocks of the request are written, and only blocks of the request are read",
+    "tokens beyond the request are zeroed, unless the plan leaves them to be masked",
     ...(staged
       ? [
-          "staging: each byte of a block on the wire is one byte of the device's block, of the same head, token and place, and none of the device's is left out",
+          "staging: each byte of a block on the wire is one byte of the device's block, of the same head, token and place, and no byte of the device is left out",
         ]
       : []),
     wholeEngine
-      ? "each remote rank gets exactly the notifications that it waits for"
-      : "no remote rank is told twice by this rank",
+      ? "each remote rank gets exactly the notifications that it awaits"
+      : "this rank notifies no remote rank twice",
   ];
 }
 
 function assumptionsOf(plans: readonly EngineTransferPlan[], staged: boolean): readonly string[] {
   const assumed = new Set<string>();
-  if (staged)
-    assumed.add("a device block and the pool block that stands for it are paired alike in both copies");
+  if (staged) assumed.add("both copies pair a device block with the same pool block");
   for (const plan of plans) {
     if (plan.conversions.includes("attention-order"))
       assumed.add(
@@ -217,14 +192,12 @@ function assumptionsOf(plans: readonly EngineTransferPlan[], staged: boolean): r
       );
     if (plan.uncovered === "zeroed" && hasCompressedCells(plan))
       assumed.add("the engine masks tokens beyond a request's last in the last block of compressed latents");
-    if (plan.operation === "WRITE")
-      assumed.add("the engine that is written to zeroes or masks tokens beyond a request's last");
-    else if (plan.uncovered === "masked") assumed.add("the engine masks tokens beyond a request's last");
+    if (plan.uncovered === "masked") assumed.add("the engine masks tokens beyond a request's last");
   }
   return [...assumed];
 }
 
-/** Blocks that do not divide into tokens: the pass zeroes no part of one. */
+/** Whether blocks do not divide into tokens: the pass zeroes no part of such a block. */
 function hasCompressedCells(plan: EngineTransferPlan): boolean {
   const { local, groupPlans, regionsOfGroup } = plan;
   return groupPlans.some(({ extent, localBlockTokens, localPerLogical }, group) => {

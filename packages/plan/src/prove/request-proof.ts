@@ -1,61 +1,57 @@
-import type { RegionGeometry } from "../geometry.js";
-import type { RequestPlan } from "../request-plan-types.js";
-import { blockBytes } from "./block-meaning.js";
+import type { RegionGeometry } from "../geometry/rank-geometry.js";
+import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.js";
+import { blockBytes } from "./block-contents.js";
 import { type BlockPattern, patternKey, provePattern } from "./block-pattern.js";
-import { kindMeaning, regionsHolding } from "./kind-meaning.js";
+import { cacheSemantics, regionsHolding } from "./cache-semantics.js";
 import { blockKey, landedWrites, type Owner, type Owners } from "./landed-writes.js";
-import { meaningsOf, type ProofSubject, type RegionMeanings } from "./pair-meaning.js";
+import { type NeededTokens, neededTokens } from "./needed-tokens.js";
 import { type BlockPass, passByBlock, passGrid, UNTOUCHED } from "./pass-effect.js";
-import { type DemandBlocks, demandOf, type GroupDemand } from "./request-demand.js";
-import { fail } from "./verdict.js";
+import { fail } from "./proof-result.js";
+import { contentsOfRegion, type ProofSubject, type RegionContents } from "./proof-subject.js";
 
-/** Patterns already proven; shared over the requests of one plan. */
+/** Patterns that are proven already. The requests of one plan share them. */
 export type ProvenPatterns = Set<string>;
 
-/**
- * Proves one request of one plan; returns the number of destination blocks, region by region. Unless `complete`, what is not written here may be
- * written by others.
- */
+/** Proves one request of one plan; returns the number of destination blocks, counted in each region. */
 export function proveRequest(
   subject: ProofSubject,
-  blocks: DemandBlocks,
+  blocks: RequestBlocks,
   request: RequestPlan,
   proven: ProvenPatterns,
-  complete = true,
 ): number {
   const { plan, model } = subject;
   const demands = [...plan.groups.keys()]
     .filter((group) => (blocks.localBlockIds[group]?.length ?? 0) > 0)
-    .map((group) => demandOf(group, plan.local, subject.remotes, model, blocks));
-  const meanings = new Map(
+    .map((group) => neededTokens(group, plan.local, subject.remotes, model, blocks));
+  const regionContents = new Map(
     demands.map((demand) => {
       const held = regionsHolding(plan.local, demand.group);
       return [
         demand,
-        new Map(held.map((region) => [region, meaningsOf(subject, region, demand.group)])),
+        new Map(held.map((region) => [region, contentsOfRegion(subject, region, demand.group)])),
       ] as const;
     }),
   );
-  const landed = landedWrites(subject, request, ownersOf(subject, meanings));
+  const landed = landedWrites(subject, request, ownersOf(subject, regionContents));
   const passes = passesOf(request, demands);
   let count = 0;
-  for (const [demand, regions] of meanings) {
-    const lists = kindMeaning(model.groups[demand.group] ?? "")?.lists;
-    for (const [region, meaning] of regions) {
+  for (const [demand, regions] of regionContents) {
+    const lists = cacheSemantics(model.groups[demand.group] ?? "")?.lists;
+    for (const [region, contents] of regions) {
       const own = plan.local.regions[region] as RegionGeometry;
-      const seen = classOf(meaning);
+      const seen = classOf(contents);
       const grid = passGrid(plan, demand.group, region);
-      const lengthBytes = blockBytes(own, meaning.local);
+      const lengthBytes = blockBytes(own, contents.local);
       for (const [position, block] of demand.local.blocks.entries()) {
         const begin = demand.local.tokens[position] as number;
-        const within = (token: number) => Math.max(0, Math.min(meaning.local.tokens, token - begin));
+        const within = (token: number) => Math.max(0, Math.min(contents.local.tokens, token - begin));
         const neededTo = within(demand.endToken);
-        // Of a block that is known as a whole only, the pass leaves a part alone; the engine masks it.
-        const isPart = meaning.local.tokensPerStep > 1 && neededTo > 0;
+        // The pass does not zero a part of a block that is known as a whole only; the engine masks it.
+        const isPart = contents.local.tokensPerStep > 1 && neededTo > 0;
         const pass = passes.get(demand)?.get(block) ?? UNTOUCHED;
         const pattern: BlockPattern = {
           lengthBytes,
-          writes: (landed[region]?.get(blockKey(block, meaning.local)) ?? []).map((write) => ({
+          writes: (landed[region]?.get(blockKey(block, contents.local)) ?? []).map((write) => ({
             ...write,
             remoteToken: write.remoteToken - begin,
           })),
@@ -63,11 +59,10 @@ export function proveRequest(
           grid,
           neededFrom: within(demand.fromToken),
           neededTo,
-          complete,
           clearsLead: lists === "window" && !isPart && plan.uncovered === "zeroed",
           clearsTail: lists !== "last" && !isPart && plan.uncovered === "zeroed",
-          meaning: meaning.local,
-          sourceMeanings: meaning.sources,
+          contents: contents.local,
+          sourceContents: contents.sources,
         };
         count += 1;
         const key = seen + patternKey(pattern);
@@ -86,20 +81,20 @@ export function proveRequest(
   return count;
 }
 
-/** Regions of one class have blocks that mean the same but for the name of the cache. */
-function classOf({ local, sources }: RegionMeanings): string {
-  const plain = (tile: RegionMeanings["local"]["tiles"][number]) => {
+/** A key that is equal for regions whose blocks differ only in the name of the cache. */
+function classOf({ local, sources }: RegionContents): string {
+  const plain = (tile: RegionContents["local"]["tiles"][number]) => {
     const { name, ...shape } = tile;
     return [name.slice(name.indexOf(": ")), shape];
   };
-  return JSON.stringify([local, ...sources].map((meaning) => meaning?.tiles.map(plain)));
+  return JSON.stringify([local, ...sources].map((contents) => contents?.tiles.map(plain)));
 }
 
-/** The pass by group and block; what it touches must be the request's, and be there to be touched. */
+/** The pass by group and block. It may only change blocks of the request. */
 function passesOf(
   request: RequestPlan,
-  demands: readonly GroupDemand[],
-): ReadonlyMap<GroupDemand, ReadonlyMap<number, BlockPass>> {
+  demands: readonly NeededTokens[],
+): ReadonlyMap<NeededTokens, ReadonlyMap<number, BlockPass>> {
   const groups = request.receivePass?.groups ?? [];
   for (const { group } of groups) {
     if (!demands.some((demand) => demand.group === group))
@@ -114,26 +109,30 @@ function passesOf(
       const pass = passByBlock(groups.find(({ group }) => group === demand.group));
       for (const block of pass.keys()) {
         if (demand.local.position.has(block)) continue;
-        fail("receive-pass", `the receive pass changes kernel block ${block}, which is not the request's`, {
-          group: demand.group,
-          block,
-        });
+        fail(
+          "receive-pass",
+          `the receive pass changes kernel block ${block}, which does not belong to the request`,
+          {
+            group: demand.group,
+            block,
+          },
+        );
       }
       return [demand, pass] as const;
     }),
   );
 }
 
-/** Who owns each kernel block that is filled; no two groups of a request may have the same one. */
+/** The owner of each kernel block that is filled. Two groups of a request may not list the same block. */
 function ownersOf(
   { plan }: ProofSubject,
-  meanings: ReadonlyMap<GroupDemand, ReadonlyMap<number, RegionMeanings>>,
+  regionContents: ReadonlyMap<NeededTokens, ReadonlyMap<number, RegionContents>>,
 ): Owners {
   const owners = plan.local.regions.map(() => new Map<number, Owner>());
-  for (const [demand, regions] of meanings) {
-    for (const [region, meaning] of regions) {
+  for (const [demand, regions] of regionContents) {
+    for (const [region, contents] of regions) {
       const known = owners[region] as Map<number, Owner>;
-      const { kernelBlocks } = meaning.local;
+      const { kernelBlocks } = contents.local;
       for (const [position, block] of demand.local.blocks.entries()) {
         for (let part = 0; part < kernelBlocks; part++) {
           const kernelBlock = block * kernelBlocks + part;
@@ -145,7 +144,7 @@ function ownersOf(
               { region, block: kernelBlock },
             );
           }
-          known.set(kernelBlock, { demand, meanings: meaning, position });
+          known.set(kernelBlock, { demand, regionContents: contents, position });
         }
       }
     }

@@ -1,18 +1,18 @@
 import { KvError } from "@kv/interface";
-import type { EngineTransferPlan } from "../engine-plan-types.js";
-import type { RankGeometry } from "../geometry.js";
-import type { RequestBlocks } from "../request-plan-types.js";
-import { kindMeaning, tokensInBlock } from "./kind-meaning.js";
+import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import type { RankGeometry } from "../geometry/rank-geometry.js";
+import type { RequestBlocks } from "../request/request-plan-types.js";
+import { cacheSemantics, tokensInBlock } from "./cache-semantics.js";
 
-/** Logical blocks of the side with the larger ones, at most: enough for every pattern, few enough to be quick. */
+/** The most logical blocks, of the side with the larger ones: enough for every pattern, and few enough to be quick. */
 const BLOCKS = 24;
 const FEWEST_BLOCKS = 3;
-/** Descriptors of one sample, about: a block that is cut into many pieces has many. */
+/** The approximate number of descriptors of one sample. A block that is cut into many pieces has many. */
 const DESCRIPTORS = 20_000;
 
 /**
- * Requests that show what a plan does: consecutive and scattered blocks up to the pool's ends, a partial last block, a prefix hit, a window of
- * which the remote has let go a part. Errors: `KV_PLAN_INVALID` for caches that hold none.
+ * Requests that cover what a plan does: consecutive and scattered blocks up to both ends of the pools, a partial last block, a prefix hit, and a window whose
+ * first blocks the remote has freed. Errors: `KV_PLAN_INVALID` for caches that are too small for a request.
  */
 export function sampleRequests(plan: EngineTransferPlan): readonly { readonly blocks: RequestBlocks }[] {
   const [localTokens, remoteTokens] = [
@@ -33,7 +33,7 @@ export function sampleRequests(plan: EngineTransferPlan): readonly { readonly bl
   if (room === 0) {
     throw new KvError(
       "KV_PLAN_INVALID",
-      `no request fits into caches of ${localPool} and ${remotePool} logical blocks: each of ${groups} groups wants one`,
+      `no request fits into caches of ${localPool} and ${remotePool} logical blocks: each of ${groups} groups needs one`,
       { hint: "give both engines more blocks", details: { localPool, remotePool, groups } },
     );
   }
@@ -43,8 +43,8 @@ export function sampleRequests(plan: EngineTransferPlan): readonly { readonly bl
       const table =
         (rank: RankGeometry, other: RankGeometry, pool: number) => (kind: string, group: number) => {
           const blockTokens = tokensInBlock(rank, group, other) * rank.physicalBlocksPerLogical;
-          const isTokenless = kindMeaning(kind)?.lists === "last";
-          // A window's blocks may be so small that all of a sequence's are not in the pool: as many as there is room for, from its end.
+          const isTokenless = cacheSemantics(kind)?.lists === "last";
+          // The blocks of a window may be so small that the pool cannot hold the whole sequence: then as many as fit, from its end.
           const count = isTokenless
             ? 1
             : Math.min(Math.ceil(numTokens / blockTokens), Math.floor(pool / groups));
@@ -54,14 +54,14 @@ export function sampleRequests(plan: EngineTransferPlan): readonly { readonly bl
       const locals = plan.groups.map(table(local, remote, localPool));
       const remotes = plan.groups.map(table(remote, local, remotePool));
       const computed = locals.map((ids, group) => {
-        const sequence = kindMeaning(plan.groups[group] ?? "")?.lists === "sequence";
+        const sequence = cacheSemantics(plan.groups[group] ?? "")?.lists === "sequence";
         return scattered && sequence ? Math.floor(ids.length / 3) : 0;
       });
       return {
         blocks: {
           localBlockIds: locals.map((ids, group) => ids.slice(computed[group])),
           remoteBlockIds: remotes.map((ids, group) => {
-            const windowed = kindMeaning(plan.groups[group] ?? "")?.lists === "window";
+            const windowed = cacheSemantics(plan.groups[group] ?? "")?.lists === "window";
             return scattered && windowed ? ids.slice(Math.floor(ids.length / 3)) : ids;
           }),
           numTokens,
@@ -72,10 +72,10 @@ export function sampleRequests(plan: EngineTransferPlan): readonly { readonly bl
   );
 }
 
-/** The fewest tokens in a logical block of a group that is listed whole: with those a request takes the most blocks. */
+/** The fewest tokens in a logical block, among groups whose lists hold the whole sequence. */
 function logicalTokens(plan: EngineTransferPlan, rank: RankGeometry, other: RankGeometry): number {
   const whole = [...plan.groups.keys()].filter(
-    (group) => kindMeaning(plan.groups[group] ?? "")?.lists === "sequence",
+    (group) => cacheSemantics(plan.groups[group] ?? "")?.lists === "sequence",
   );
   const tokens = whole.map((group) => tokensInBlock(rank, group, other));
   return (tokens.length === 0 ? rank.kernelBlockSize : Math.min(...tokens)) * rank.physicalBlocksPerLogical;

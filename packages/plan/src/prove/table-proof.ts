@@ -1,28 +1,28 @@
-import type { RegionIndexing, SegmentPlan } from "../engine-plan-types.js";
-import type { RankGeometry, RegionGeometry } from "../geometry.js";
-import { blockBytes } from "./block-meaning.js";
-import type { NamedMemory } from "./named-memory.js";
-import { counterpart, type ProofSubject } from "./pair-meaning.js";
-import { fail } from "./verdict.js";
+import type { RegionIndexing, SegmentPlan } from "../engine/engine-plan-types.js";
+import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import { blockBytes } from "./block-contents.js";
+import type { DescriptorLookup } from "./descriptor-lookup.js";
+import { fail } from "./proof-result.js";
+import { counterpart, type ProofSubject } from "./proof-subject.js";
 
 /** One side of a segment: its rows in one list. */
 interface SegmentSide {
-  readonly whose: string;
+  readonly owner: string;
   readonly rank: RankGeometry;
   readonly region: number;
-  readonly memory: NamedMemory;
+  readonly memory: DescriptorLookup;
   readonly steps: RegionIndexing;
   readonly parts: number;
   readonly segment: SegmentPlan;
 }
 
 /**
- * Proves of all tables of a plan, for every block at once: that the indexing names each block of each segment, and that a part of a block is at
- * the same place within every block. So what holds for the blocks of a sampled request holds for any. A row is affine in its index: where
- * all blocks of a part fall into one row, three of them (first, second, last) decide for all. Returns the number of descriptors.
+ * Proves for all tables of a plan, and for every block, that the indexing gives each block of each segment a descriptor, and that a part has the same place within
+ * every block. So the proof of a sampled request holds for any blocks. Descriptors of a row are evenly spaced: where all blocks of a part are in one row, three of
+ * them (first, second, last) decide for all. Returns the number of descriptors.
  */
 export function proveTables(subject: ProofSubject): number {
-  const { plan, remotes, localMemory, remoteMemory } = subject;
+  const { plan, remotes, localLookups, remoteLookups } = subject;
   let descriptors = 0;
   for (const [index, source] of plan.sources.entries()) {
     const rank = remotes[index] as RankGeometry;
@@ -30,8 +30,8 @@ export function proveTables(subject: ProofSubject): number {
       const segment = plan.segments[number];
       const [mine, theirs] = [plan.localIndexing[number], source.remoteIndexing[number]];
       const [local, remote] = [
-        localMemory[index]?.[segment?.list ?? -1],
-        remoteMemory[index]?.[segment?.list ?? -1],
+        localLookups[index]?.[segment?.list ?? -1],
+        remoteLookups[index]?.[segment?.list ?? -1],
       ];
       const region = segment === undefined ? undefined : plan.local.regions[segment.region];
       const remoteRegion = region === undefined ? undefined : counterpart(region, rank, plan.local);
@@ -48,7 +48,7 @@ export function proveTables(subject: ProofSubject): number {
         });
       }
       proveSide({
-        whose: "local",
+        owner: "local",
         rank: plan.local,
         region: segment.region,
         memory: local,
@@ -57,7 +57,7 @@ export function proveTables(subject: ProofSubject): number {
         segment,
       });
       proveSide({
-        whose: `remote rank ${rank.tpRank}`,
+        owner: `remote rank ${rank.tpRank}`,
         rank,
         region: remoteRegion,
         memory: remote,
@@ -66,13 +66,13 @@ export function proveTables(subject: ProofSubject): number {
         segment,
       });
     }
-    for (const memory of [...(localMemory[index] ?? []), ...(remoteMemory[index] ?? [])])
+    for (const memory of [...(localLookups[index] ?? []), ...(remoteLookups[index] ?? [])])
       descriptors += memory.count;
   }
   return descriptors;
 }
 
-function proveSide({ whose, rank, region, memory, steps, parts, segment }: SegmentSide): void {
+function proveSide({ owner, rank, region, memory, steps, parts, segment }: SegmentSide): void {
   const own = rank.regions[region] as RegionGeometry;
   const kernelBlocks = segment.unit === "kernel-block" ? 1 : rank.physicalBlocksPerLogical;
   const strideBytes = own.blockStrideBytes * kernelBlocks;
@@ -99,7 +99,7 @@ function proveSide({ whose, rank, region, memory, steps, parts, segment }: Segme
       if (right) continue;
       fail(
         "descriptor-step",
-        `${whose}: part ${part} of block ${block} of "${own.name}" ${segment.piece} is ${place.lengthBytes} bytes at ${place.from} of region ` +
+        `${owner}: part ${part} of block ${block} of "${own.name}" ${segment.piece} is ${place.lengthBytes} bytes at ${place.from} of region ` +
           `${place.region}; expected ${segment.lengthBytes} bytes at ${block * strideBytes + offset} of region ${region}, within a block of ${bytes}`,
         { region, block, part },
       );

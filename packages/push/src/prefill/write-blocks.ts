@@ -1,6 +1,6 @@
 import type { LeaseOrder, NotificationSender, TransferMetrics } from "@kv/connector/building-blocks";
 import { type Agent, type DescriptorPairs, type DescriptorRuns, KvError, type Log } from "@kv/interface";
-import { fromOtherSide, planRequest } from "@kv/plan";
+import { planRequest, swapDirection } from "@kv/plan";
 import type { Registration } from "@kv/protocol";
 import { encodeNotification } from "@kv/protocol";
 import type { ConsumerLink, ConsumerLists, ConsumerTarget } from "./consumer-link.js";
@@ -134,7 +134,7 @@ function planWrites({ plan, lists }: ConsumerTarget, write: BlockWrite, tpRank: 
     const prepared = lists[read.listIndex];
     if (read.remoteRank !== tpRank || prepared === undefined) return [];
     // The consumer's plan reads from this rank: its local side is remote here.
-    const descriptors = fromOtherSide(descriptorsInRegions(plan, read, includesRegion));
+    const descriptors = swapDirection(descriptorsInRegions(plan, read, includesRegion));
     const { length } = descriptors.runs ?? descriptors.localIds;
     return length === 0 ? [] : [{ lists: prepared, descriptors }];
   });

@@ -1,0 +1,99 @@
+import { zmqSideChannel } from "@kv/connector";
+import { KV_CACHE_KINDS, type KvCacheKind, KvError } from "@kv/interface";
+import { addReportOptions, EXIT_CODES, MAX_RANKS, printReport, type ReportOptions } from "@kv/plan/cli";
+import { type Command, InvalidArgumentError } from "commander";
+import { commaSeparated, count, counts, hostAndPort } from "../option-values.js";
+import { livePair } from "./live-pair.js";
+
+interface Options extends ReportOptions {
+  readonly from: readonly { readonly host: string; readonly port: number }[];
+  readonly tp: readonly number[];
+  readonly kvHeads?: number | undefined;
+  readonly groups: readonly KvCacheKind[];
+  readonly timeout: number;
+}
+
+/** Registers `kv-peer plan`: the report of `kv-plan`, for two running engines. */
+export function addPlan(program: Command): void {
+  const command = program
+    .command("plan")
+    .description(
+      "show how the KV cache of one running engine gets to another: both side channels are asked, no KV is moved; exit code 1 when the pair is refused or its plan is not proven",
+    )
+    .requiredOption(
+      "--from <host:port>",
+      "side channel of an engine; twice: prefill, then decode",
+      collectAddress,
+    )
+    .requiredOption("--tp <size>", "tensor parallel size; once for both engines, or twice", collectSizes)
+    .option("--kv-heads <count>", "KV heads of the model", count)
+    .option("--groups <kinds>", "kinds of the KV cache groups, such as full,swa", kinds, [])
+    .option("--timeout <ms>", "for the handshake of each engine", count, 5000);
+  addReportOptions(command).action(run);
+}
+
+async function run(options: Options): Promise<void> {
+  const [prefill, decode, ...more] = options.from;
+  const [prefillTp, decodeTp = prefillTp, ...moreSizes] = options.tp;
+  if (prefill === undefined || decode === undefined || more.length > 0) {
+    throw new KvError("KV_CONFIG_INVALID", `--from is given ${options.from.length} times, expected twice`, {
+      hint: "kv-peer plan --from PREFILL:5600 --tp 8 --from DECODE:5600 --tp 4",
+    });
+  }
+  if (prefillTp === undefined || decodeTp === undefined || moreSizes.length > 0) {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `--tp is given ${options.tp.length} times, expected once or twice`,
+      {
+        hint: "give --tp for prefill, then for decode: a handshake does not carry the size",
+      },
+    );
+  }
+  const { groups } = options;
+  if (options.kvHeads === undefined && !groups.includes("mla")) {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      "--kv-heads is missing: a handshake does not carry the KV heads of the model",
+      {
+        hint: "give --kv-heads, or --groups mla",
+      },
+    );
+  }
+  const sideChannel = zmqSideChannel();
+  try {
+    const pair = await livePair({
+      sideChannel,
+      prefill: { ...prefill, tpSize: prefillTp },
+      decode: { ...decode, tpSize: decodeTp },
+      numKvHeads: options.kvHeads ?? 1,
+      groups: groups.length > 0 ? groups : ["full"],
+      timeoutMs: options.timeout,
+    });
+    const assumed = groups.length > 0 ? [] : ["one group of full attention (--groups)"];
+    const code = await printReport({ ...pair, assumed: [...pair.assumed, ...assumed] }, options, {
+      stdout: (text) => process.stdout.write(text),
+    });
+    if (code !== EXIT_CODES.planned) process.exitCode = 1;
+  } finally {
+    await sideChannel.close();
+  }
+}
+
+function collectAddress(text: string, before: Options["from"] = []): Options["from"] {
+  return [...before, hostAndPort(text)];
+}
+
+function collectSizes(text: string, before: readonly number[] = []): readonly number[] {
+  const sizes = counts(text);
+  if (sizes.some((size) => size > MAX_RANKS))
+    throw new InvalidArgumentError(`It must be a whole number from 1 to ${MAX_RANKS}.`);
+  return [...before, ...sizes];
+}
+
+function kinds(text: string): readonly KvCacheKind[] {
+  return commaSeparated(text).map((name) => {
+    const kind = KV_CACHE_KINDS.find((known) => known === name);
+    if (kind !== undefined) return kind;
+    throw new InvalidArgumentError(`"${name}" is none of ${KV_CACHE_KINDS.join(", ")}.`);
+  });
+}

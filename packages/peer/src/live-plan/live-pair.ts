@@ -1,0 +1,90 @@
+import type { KvCacheKind, SideChannel } from "@kv/interface";
+import type { RankGeometry } from "@kv/plan";
+import type { Pair } from "@kv/plan/cli";
+import {
+  type AgentMetadata,
+  decodeAgentMetadata,
+  decodeHandshakeReply,
+  encodeHandshakeRequest,
+} from "@kv/protocol";
+import { geometryOf } from "../rank-geometry.js";
+
+/** The side channel of a running engine. */
+export interface LiveEngine {
+  readonly host: string;
+  readonly port: number;
+  /** Tensor-parallel size: the handshake does not carry it. */
+  readonly tpSize: number;
+}
+
+/** The two engines of `livePair`, and what their handshakes do not carry. */
+export interface LivePairOptions {
+  readonly sideChannel: SideChannel;
+  readonly prefill: LiveEngine;
+  readonly decode: LiveEngine;
+  /** KV heads of the model; 1 for MLA. */
+  readonly numKvHeads: number;
+  /** Kind of each KV cache group. */
+  readonly groups: readonly KvCacheKind[];
+  /** For the handshake of each engine. */
+  readonly timeoutMs: number;
+}
+
+/**
+ * The geometry of two running engines. Asks rank (0, 0) of each, and takes the other ranks to be like it: a vLLM 0.33 listener that is asked for
+ * a rank it does not have stops for good. Errors: those of the side channel (`KV_SIDE_CHANNEL_UNREACHABLE` and others), `KV_WIRE_MALFORMED`.
+ */
+export async function livePair(options: LivePairOptions): Promise<Pair> {
+  const { sideChannel, timeoutMs } = options;
+  const prefill = await handshake(sideChannel, options.prefill, timeoutMs);
+  const decode = await handshake(sideChannel, options.decode, timeoutMs);
+  const hashes = [prefill.compatibilityHash, decode.compatibilityHash];
+  return {
+    title: `${nameOf(options.prefill)} → ${nameOf(options.decode)}`,
+    numKvHeads: options.numKvHeads,
+    groups: options.groups,
+    windowTokens: options.groups.map(() => undefined),
+    prefill: ranksLike(prefill.metadata, options.prefill.tpSize),
+    decode: ranksLike(decode.metadata, options.decode.tpSize),
+    assumed: [
+      "every rank is like rank (0, 0), the only one that was asked; all have rank 0's addresses",
+      hashes[0] === hashes[1]
+        ? "both engines run one model: their compatibility hashes are equal"
+        : `both engines run one model, although their compatibility hashes differ (${hashes.map((hash) => hash?.slice(0, 12)).join(", ")}): as they are, D refuses the handshake`,
+    ],
+  };
+}
+
+interface Handshake {
+  readonly compatibilityHash: string;
+  readonly metadata: AgentMetadata;
+}
+
+async function handshake(
+  sideChannel: SideChannel,
+  { host, port }: LiveEngine,
+  timeoutMs: number,
+): Promise<Handshake> {
+  const { frames } = await sideChannel.request({
+    host,
+    port,
+    frames: [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })],
+    timeoutMs,
+  });
+  const { payload } = decodeHandshakeReply(frames);
+  return {
+    compatibilityHash: payload.compatibilityHash,
+    metadata: decodeAgentMetadata(payload.agentMetadataBytes),
+  };
+}
+
+function ranksLike(metadata: AgentMetadata, tpSize: number): RankGeometry[] {
+  return Array.from({ length: tpSize }, (_, tpRank) => ({
+    ...geometryOf(metadata, { tpRank, tpSize }),
+    deviceId: tpRank,
+  }));
+}
+
+function nameOf({ host, port }: LiveEngine): string {
+  return `${host}:${port}`;
+}

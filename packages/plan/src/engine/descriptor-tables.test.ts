@@ -1,0 +1,162 @@
+import { KvError } from "@kv/interface";
+import { describe, expect, test } from "vitest";
+import type { RegionGeometry } from "../geometry/rank-geometry.js";
+import { sampleRank } from "../sample-pair.test-support.js";
+import {
+  addressOf,
+  descriptorRows,
+  indexingOf,
+  rowIndexOf,
+  type SegmentSide,
+  tableOf,
+} from "./descriptor-tables.js";
+
+const rank = sampleRank({ deviceId: 3, physicalBlocksPerLogical: 2 });
+
+/** A segment of a region of 11 blocks of 512 bytes at 4096; `strideBytes` from one to the next. */
+function side(
+  strideBytes: number,
+  change: Partial<SegmentSide> = {},
+  region: Partial<RegionGeometry> = {},
+): SegmentSide {
+  return {
+    region: {
+      ...{ name: "layer.0", baseAddress: 4096, numBlocks: 11, blockLengthBytes: 512 },
+      ...{ blockStrideBytes: strideBytes, groupId: 0, memoryType: "VRAM", ...region },
+    },
+    unit: "kernel-block",
+    parts: 1,
+    lengthBytes: 512,
+    place: { offsetBytes: 0, partStrideBytes: 512 },
+    ...change,
+  };
+}
+const halves = { parts: 2, lengthBytes: 256, place: { offsetBytes: 0, partStrideBytes: 256 } };
+/** Half of the heads of each half of the tokens: parts are evenly spaced, with room between them. */
+const headsOfHalves = { parts: 2, lengthBytes: 128, place: { offsetBytes: 128, partStrideBytes: 256 } };
+/** One head of two, in two parts: they lie together, and the other head's behind them. */
+const head = { parts: 2, lengthBytes: 128, place: { offsetBytes: 256, partStrideBytes: 128 } };
+const logical = { unit: "logical-block", lengthBytes: 900 } as const;
+
+// A row: address, length, device, stride, count.
+describe.each<[string, SegmentSide, object, readonly (readonly number[])[]]>([
+  ["whole blocks", side(512), { count: 11, blockStep: 1, partStep: 1 }, [[4096, 512, 3, 512, 11]]],
+  [
+    "blocks with padding between them",
+    side(600),
+    { count: 11, blockStep: 1, partStep: 1 },
+    [[4096, 512, 3, 600, 11]],
+  ],
+  [
+    "parts that follow one another over all blocks",
+    side(512, halves),
+    { count: 22, blockStep: 2, partStep: 1 },
+    [[4096, 256, 3, 256, 22]],
+  ],
+  [
+    "some heads of such parts",
+    side(512, headsOfHalves),
+    { count: 22, blockStep: 2, partStep: 1 },
+    [[4224, 128, 3, 256, 22]],
+  ],
+  [
+    "parts of padded blocks: a row for each part",
+    side(600, halves),
+    { count: 22, blockStep: 1, partStep: 11 },
+    [
+      [4096, 256, 3, 600, 11],
+      [4352, 256, 3, 600, 11],
+    ],
+  ],
+  [
+    "parts of one head",
+    side(512, head),
+    { count: 22, blockStep: 1, partStep: 11 },
+    [
+      [4352, 128, 3, 512, 11],
+      [4480, 128, 3, 512, 11],
+    ],
+  ],
+  [
+    "logical blocks",
+    side(512, logical, { numBlocks: 10 }),
+    { count: 5, blockStep: 1, partStep: 1 },
+    [[4096, 900, 3, 1024, 5]],
+  ],
+  [
+    "a region on a device of its own",
+    side(512, {}, { deviceId: 0 }),
+    { count: 11, blockStep: 1, partStep: 1 },
+    [[4096, 512, 0, 512, 11]],
+  ],
+])("%s", (_what, segment, steps, rows) => {
+  test("indices step through the rows", () => {
+    expect(indexingOf(rank, segment, 7)).toEqual({ offset: 7, ...steps });
+  });
+  test("the rows are those of its bytes", () => {
+    expect([...tableOf(rank, [segment]).rows]).toEqual(rows.flat());
+  });
+});
+
+test("a table has the rows of its segments in turn, and their memory", () => {
+  const table = tableOf(rank, [side(600, halves), side(512, {}, { baseAddress: 65536 })]);
+  expect(table.memoryType).toBe("VRAM");
+  expect([...table.rows]).toEqual([
+    ...[4096, 256, 3, 600, 11],
+    ...[4352, 256, 3, 600, 11],
+    ...[65536, 512, 3, 512, 11],
+  ]);
+});
+
+test("kernel blocks that leave a part of a logical block are refused, with both numbers", () => {
+  const three = sampleRank({ physicalBlocksPerLogical: 3 });
+  const segment = side(512, logical, { numBlocks: 10 });
+  for (const act of [() => indexingOf(three, segment, 0), () => tableOf(three, [segment])]) {
+    try {
+      act();
+      expect.fail("nothing was refused");
+    } catch (error) {
+      if (!KvError.is(error, "KV_PLAN_INVALID")) throw error;
+      expect(error.message).toBe(
+        'region "layer.0": 10 kernel blocks do not divide into logical blocks of 3 kernel blocks',
+      );
+      expect(error.details).toEqual({ region: "layer.0", numBlocks: 10, physicalBlocksPerLogical: 3 });
+    }
+  }
+});
+
+test("a stage that holds nothing of a list has an empty table", () => {
+  expect(tableOf(rank, [])).toEqual({ memoryType: "DRAM", rows: new Float64Array(0) });
+});
+
+/** Rows of 3, 1 and 5 descriptors. */
+const TABLE = {
+  memoryType: "DRAM" as const,
+  rows: Float64Array.from([1000, 10, 0, 16, 3, 5000, 20, 1, 32, 1, 9000, 30, 0, 64, 5]),
+};
+
+test("a table's rows know their first descriptor, and each descriptor is in one of them", () => {
+  const rows = descriptorRows(TABLE);
+  expect(rows).toEqual([
+    { firstId: 0, count: 3, address: 1000, lengthBytes: 10, stride: 16 },
+    { firstId: 3, count: 1, address: 5000, lengthBytes: 20, stride: 32 },
+    { firstId: 4, count: 5, address: 9000, lengthBytes: 30, stride: 64 },
+  ]);
+  const found = Array.from({ length: 9 }, (_, id) => {
+    const index = rowIndexOf(rows, id);
+    const row = rows[index];
+    return row === undefined ? undefined : [index, addressOf(row, id)];
+  });
+  expect(found).toEqual([
+    [0, 1000],
+    [0, 1016],
+    [0, 1032],
+    [1, 5000],
+    [2, 9000],
+    [2, 9064],
+    [2, 9128],
+    [2, 9192],
+    [2, 9256],
+  ]);
+  expect([rowIndexOf(rows, -1), rowIndexOf(rows, 100)]).toEqual([0, 2]);
+});

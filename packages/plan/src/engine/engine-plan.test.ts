@@ -1,0 +1,542 @@
+import { KvError, type KvErrorCode } from "@kv/interface";
+import { describe, expect, test } from "vitest";
+import { planRequest } from "../request/request-plan.js";
+import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { buildEngineTransferPlan } from "./engine-plan.js";
+
+/** A rank of latents that are dealt out to DCP groups. */
+const dealt = (tpSize: number, dcpSize: number) => sampleRank({ tpSize, dcpSize, blockLengthBytes: 1024 });
+const region = (change: Record<string, unknown>) => {
+  const rank = sampleRank();
+  return { ...rank, regions: rank.regions.map((one, index) => (index === 1 ? { ...one, ...change } : one)) };
+};
+
+test.each<[string, () => unknown, KvErrorCode, RegExp]>([
+  [
+    "TP sizes that do not divide",
+    () =>
+      buildEngineTransferPlan({
+        ...samplePair(sampleRank({ tpSize: 2 }), sampleRank({ tpSize: 3 })),
+        numKvHeads: 6,
+      }),
+    "KV_TOPOLOGY_INVALID",
+    /local TP size 2 and remote TP size 3/,
+  ],
+  [
+    "heads that cannot be split",
+    () =>
+      buildEngineTransferPlan({
+        ...samplePair(sampleRank({ tpSize: 3 }), sampleRank({ tpSize: 3 })),
+        numKvHeads: 4,
+      }),
+    "KV_TOPOLOGY_INVALID",
+    /4 KV heads cannot be split over TP size 3/,
+  ],
+  [
+    "another attention backend",
+    () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank({ attentionBackend: "CPU_ATTN" }))),
+    "KV_PLAN_INCOMPATIBLE",
+    /local FLASH_ATTN, remote CPU_ATTN/,
+  ],
+  [
+    "a layout that spreads heads over memory",
+    () => buildEngineTransferPlan(samplePair(sampleRank({ layout: "BHLNC" }), sampleRank())),
+    "KV_PLAN_INCOMPATIBLE",
+    /local BHLNC, remote LBHNC/,
+  ],
+  [
+    "splitting blocks whose heads are not together",
+    () =>
+      buildEngineTransferPlan(
+        samplePair(sampleRank({ tpSize: 2, layout: "LHBNC" }), sampleRank({ layout: "LHBNC" })),
+      ),
+    "KV_PLAN_UNSUPPORTED",
+    /split by head.*local "?2 heads.*remote "?4 heads/,
+  ],
+  [
+    "token-major blocks on a backend with an order of its own",
+    () =>
+      buildEngineTransferPlan(
+        samplePair(
+          sampleRank({ layout: "LBNHC", attentionBackend: "CPU_ATTN" }),
+          sampleRank({ attentionBackend: "CPU_ATTN" }),
+        ),
+      ),
+    "KV_PLAN_INCOMPATIBLE",
+    /an order of tokens of its own: local LBNHC, remote LBHNC/,
+  ],
+  [
+    "a pass over blocks that are not parts of the local ones",
+    () =>
+      buildEngineTransferPlan({
+        ...samplePair(sampleRank(), sampleRank({ kernelBlockSize: 32 })),
+        form: "permute",
+      }),
+    "KV_PLAN_UNSUPPORTED",
+    /not parts of the local ones/,
+  ],
+  [
+    "DCP of dense attention",
+    () => buildEngineTransferPlan(samplePair(sampleRank({ dcpSize: 2 }), sampleRank())),
+    "KV_PLAN_UNSUPPORTED",
+    /only MLA caches can be sharded by DCP: local 2, remote 1/,
+  ],
+  [
+    "token-major blocks of CPU_ATTN, which no vLLM has",
+    () =>
+      buildEngineTransferPlan({
+        ...samplePair(sampleRank({ layout: "LBNHC", attentionBackend: "CPU_ATTN" }), sampleRank()),
+        conversions: ["hnd-to-nhd", "attention-order"],
+      }),
+    "KV_PLAN_UNSUPPORTED",
+    /a pass cannot, for the order of tokens within a head is the backend's own; finer descriptors cannot/,
+  ],
+  [
+    "tokens per block of a group that are not in the ratio of the others'",
+    () => {
+      const two = (groupBlockTokens: readonly number[]) => ({
+        ...sampleRank({ groupBlockTokens }),
+        regions: sampleRank().regions.map((one, groupId) => ({ ...one, groupId })),
+      });
+      return buildEngineTransferPlan(samplePair(two([16, 32]), two([16, 16]), ["full", "full"]));
+    },
+    "KV_PLAN_UNSUPPORTED",
+    /group 1 \(full\): kernel blocks do not hold tokens in the ratio.*32 tokens of 16.*16 tokens of 16/,
+  ],
+  [
+    "DCP of a draft that is split by head",
+    () => buildEngineTransferPlan(samplePair(dealt(2, 2), dealt(2, 2), ["mla", "full"])),
+    "KV_PLAN_UNSUPPORTED",
+    /group 1 \(full\) cannot be sharded over the ranks of a DCP group: local 2, remote 2/,
+  ],
+  [
+    "DCP groups that do not divide the engine",
+    () => buildEngineTransferPlan(samplePair(dealt(4, 3), dealt(4, 3), ["mla"])),
+    "KV_PLAN_INVALID",
+    /DCP groups of 3 ranks do not divide TP size 4/,
+  ],
+  [
+    "DCP groups larger than the remote's, of which there are several",
+    () => buildEngineTransferPlan(samplePair(dealt(4, 4), dealt(4, 2), ["mla"])),
+    "KV_PLAN_UNSUPPORTED",
+    /no reader would notify the replicas of a slice: local DCP 4 of TP 4, remote DCP 2 of TP 4/,
+  ],
+  [
+    "DCP of blocks of unlike sizes",
+    () =>
+      buildEngineTransferPlan(
+        samplePair(dealt(2, 2), { ...dealt(2, 2), physicalBlocksPerLogical: 2 }, ["mla"]),
+      ),
+    "KV_PLAN_UNSUPPORTED",
+    /must hold equally many tokens on both sides: local 16, remote 32/,
+  ],
+  [
+    "states of unknown size",
+    () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank(), ["full", "mamba"])),
+    "KV_PLAN_INVALID",
+    /the sizes of its states \(ssm_sizes\) are missing/,
+  ],
+  [
+    "pieces that are too many to be indexed",
+    () => {
+      const many = (rank: ReturnType<typeof sampleRank>) => ({
+        ...rank,
+        regions: rank.regions.map((one, index) => ({
+          ...one,
+          baseAddress: index * 2 ** 45,
+          numBlocks: 2 ** 28,
+        })),
+      });
+      return buildEngineTransferPlan(samplePair(many(sampleRank({ layout: "LBNHC" })), many(sampleRank())));
+    },
+    "KV_PLAN_UNSUPPORTED",
+    /rank 0: 4294967296 descriptors in one list/,
+  ],
+  [
+    "a kind that is none",
+    () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank(), ["linear"])),
+    "KV_PLAN_INVALID",
+    /"linear" is none of full, mla, swa, swa-mla, mamba, circular/,
+  ],
+  [
+    "block sizes that differ where the order of tokens is not known",
+    () =>
+      buildEngineTransferPlan(
+        samplePair(
+          sampleRank({ kernelBlockSize: 32, attentionBackend: "CPU_ATTN" }),
+          sampleRank({ attentionBackend: "CPU_ATTN" }),
+        ),
+      ),
+    "KV_PLAN_UNSUPPORTED",
+    /local "?32 tokens.*remote "?16 tokens/,
+  ],
+  [
+    "another name of a region",
+    () => buildEngineTransferPlan(samplePair(sampleRank(), region({ name: "layer.7" }))),
+    "KV_PLAN_INCOMPATIBLE",
+    /region 1 .* local layer.1, remote layer.7/,
+  ],
+  [
+    "another number of regions",
+    () =>
+      buildEngineTransferPlan(
+        samplePair(sampleRank(), { ...sampleRank(), regions: sampleRank().regions.slice(1) }),
+      ),
+    "KV_PLAN_INCOMPATIBLE",
+    /local 2, remote 1/,
+  ],
+  [
+    "a block length that does not fit",
+    () => buildEngineTransferPlan(samplePair(sampleRank(), region({ blockLengthBytes: 511 }))),
+    "KV_PLAN_INCOMPATIBLE",
+    /"layer.1".* local 512, remote 511/,
+  ],
+  [
+    "pages of a hybrid that do not fit",
+    () => {
+      const stateSpace = { convBytes: 64, recurrentBytes: 64 };
+      const rank = (blockLengthBytes: number) => sampleRank({ stateSpace, blockLengthBytes });
+      return buildEngineTransferPlan(samplePair(rank(512), rank(256), ["full", "mamba"]));
+    },
+    "KV_PLAN_INCOMPATIBLE",
+    /"layer.0".* local 128 of 512, remote 64 of 256/,
+  ],
+  [
+    "overlapping blocks",
+    () => buildEngineTransferPlan(samplePair(sampleRank(), region({ blockStrideBytes: 10 }))),
+    "KV_PLAN_INVALID",
+    /remote rank 0, region 1 .*512 bytes overlap at a stride of 10/,
+  ],
+  [
+    "two regions of one name",
+    () => buildEngineTransferPlan(samplePair(region({ name: "layer.0" }), sampleRank())),
+    "KV_PLAN_INVALID",
+    /the local rank: two regions are named "layer.0"/,
+  ],
+  [
+    "an address that is not exact",
+    () => buildEngineTransferPlan(samplePair(sampleRank(), region({ baseAddress: 2 ** 53 - 512 }))),
+    "KV_PLAN_INVALID",
+    /2\^53/,
+  ],
+  [
+    "a group that the model lacks",
+    () => buildEngineTransferPlan(samplePair(sampleRank(), region({ groupId: 1 }))),
+    "KV_PLAN_INVALID",
+    /groupId 1, but the model has 1/,
+  ],
+  [
+    "a block that does not divide into its heads and tokens",
+    () =>
+      buildEngineTransferPlan(
+        samplePair(sampleRank({ blockLengthBytes: 500 }), sampleRank({ blockLengthBytes: 500 })),
+      ),
+    "KV_PLAN_INVALID",
+    /500 bytes does not divide into 4 heads of 16 tokens/,
+  ],
+  [
+    "another group of a region",
+    () => buildEngineTransferPlan(samplePair(sampleRank(), region({ groupId: 1 }), ["full", "swa"])),
+    "KV_PLAN_UNSUPPORTED",
+    /local 0, remote 1/,
+  ],
+  [
+    "DCP sizes that do not divide",
+    () => buildEngineTransferPlan(samplePair(sampleRank({ dcpSize: 2 }), sampleRank({ dcpSize: 3 }))),
+    "KV_PLAN_INCOMPATIBLE",
+    /local 2, remote 3/,
+  ],
+  [
+    "a rank that the mapping does not ask for",
+    () =>
+      buildEngineTransferPlan(samplePair(sampleRank({ tpSize: 2 }), sampleRank({ tpSize: 2, tpRank: 1 }))),
+    "KV_PLAN_INCOMPATIBLE",
+    /remote rank 1/,
+  ],
+  [
+    "a rank that is missing",
+    () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank({ tpSize: 2 }))),
+    "KV_PLAN_INVALID",
+    /reads from remote ranks 0, 1; the geometry of 1 is missing/,
+  ],
+  [
+    "ranks of one engine that differ",
+    () =>
+      buildEngineTransferPlan({
+        ...samplePair(),
+        remotes: [sampleRank({ tpSize: 2 }), sampleRank({ tpSize: 2, tpRank: 1, kernelBlockSize: 8 })],
+      }),
+    "KV_PLAN_INVALID",
+    /differ in kernelBlockSize: 16 and 8/,
+  ],
+  [
+    "no remote rank at all",
+    () => buildEngineTransferPlan({ ...samplePair(), remotes: [] }),
+    "KV_PLAN_INVALID",
+    /at least one remote rank/,
+  ],
+])("refuses %s, with both values", (_what, attempt, code, message) => {
+  expect(attempt).toThrow(message);
+  try {
+    attempt();
+  } catch (error) {
+    expect(KvError.is(error) && error.code).toBe(code);
+  }
+});
+
+test("says which form a transfer has, and why", () => {
+  const plan = (local: object, remote: object, options: object = {}) =>
+    buildEngineTransferPlan({ ...samplePair(sampleRank(local), sampleRank(remote)), ...options });
+  const big = { kernelBlockSize: 32 };
+  expect(plan({}, {}).form).toBe("copy");
+  expect(plan(big, {})).toMatchObject({ form: "permute", blockSizeRatio: 2 });
+  expect(plan(big, {}).formReason).toMatch(
+    /descriptors of a block: \d+ and a pass, or \d+ that land in place/,
+  );
+  // One head: parts lie in order.
+  expect(plan({ ...big, tpSize: 4 }, { tpSize: 4 }).form).toBe("copy");
+  expect(plan(big, {}, { canPass: false })).toMatchObject({ form: "direct" });
+  expect(plan(big, {}, { canPass: false }).formReason).toMatch(/device memory/);
+  expect(plan({}, big)).toMatchObject({ form: "direct", blockSizeRatio: 1, remoteParts: 2 });
+  expect(plan({ kernelBlockSize: 48 }, big)).toMatchObject({ blockSizeRatio: 3, remoteParts: 2 });
+  expect(plan({ layout: "LBNHC" }, {})).toMatchObject({
+    form: "direct",
+    blockSizeRatio: 16,
+    remoteParts: 16,
+  });
+  expect(plan({ layout: "LBNHC" }, {}, { conversions: ["hnd-to-nhd"] }).form).toBe("permute");
+});
+
+test.each(["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"] as const)(
+  "layout %s: blocks are moved whole between equal ranks",
+  (layout) => {
+    const plan = buildEngineTransferPlan(samplePair(sampleRank({ layout }), sampleRank({ layout })));
+    expect(plan.form).toBe("copy");
+    expect(plan.uncovered).toBe(["LHBNC", "BHLNC"].includes(layout) ? "masked" : "zeroed");
+  },
+);
+
+test("regions in other memory have lists of their own", () => {
+  const plan = buildEngineTransferPlan(samplePair(sampleRank(), region({ memoryType: "VRAM" })));
+  const request = planRequest(plan, { localBlockIds: [[1, 2]], remoteBlockIds: [[4, 5]] });
+  expect(plan.sources[0]?.lists.map((list) => [list.localMemoryType, list.remoteMemoryType])).toEqual([
+    ["DRAM", "DRAM"],
+    ["DRAM", "VRAM"],
+  ]);
+  expect(request.reads.map((read) => [read.listIndex, [...read.runs]])).toEqual([
+    [0, [1, 4, 2]],
+    [1, [1, 4, 2]],
+  ]);
+});
+
+test("a backend with an order of its own: bytes are moved as they are, and nothing is zeroed", () => {
+  const rank = sampleRank({ attentionBackend: "CPU_ATTN" });
+  expect(buildEngineTransferPlan(samplePair(rank, rank))).toMatchObject({
+    form: "copy",
+    uncovered: "masked",
+    blockOrder: "opaque",
+  });
+});
+
+test("padded pages of a hybrid: bytes are moved as they are, and nothing is zeroed where the heads' places are not known", () => {
+  const plan = (tpSize: number, blockLengthBytes: number) => {
+    const own = sampleRank({ tpSize, stateSpace: { convBytes: 32, recurrentBytes: 64 } });
+    const [first, ...others] = own.regions as [(typeof own.regions)[number]];
+    const padded = { ...first, blockLengthBytes, blockStrideBytes: blockLengthBytes };
+    const rank = { ...own, regions: [padded, ...others] };
+    return buildEngineTransferPlan(samplePair(rank, rank, ["full", "mamba"]));
+  };
+  // Four heads of 16 tokens do not divide 516 bytes; nor do the tokens of one head 132.
+  expect(plan(1, 516)).toMatchObject({ form: "copy", blockOrder: "opaque", uncovered: "masked" });
+  expect(plan(1, 512)).toMatchObject({ form: "copy", blockOrder: "head-major", uncovered: "zeroed" });
+  expect(plan(4, 132)).toMatchObject({ form: "copy", blockOrder: "token-major", uncovered: "zeroed" });
+});
+
+test("an engine that masks uncovered tokens has no pass over blocks that lie right", () => {
+  const plan = buildEngineTransferPlan({ ...samplePair(), masksUncovered: true });
+  expect(plan.uncovered).toBe("masked");
+  expect(
+    planRequest(plan, { localBlockIds: [[1]], remoteBlockIds: [[1]], numTokens: 3 }).receivePass,
+  ).toBeUndefined();
+});
+
+test("tables are made once, and do not grow with the number of blocks", () => {
+  const rows = (numBlocks: number, padding: number) => {
+    const grown = (rank: ReturnType<typeof sampleRank>) => ({
+      ...rank,
+      regions: rank.regions.map((one) => ({
+        ...one,
+        numBlocks,
+        blockStrideBytes: one.blockStrideBytes + padding,
+      })),
+    });
+    const [source] = buildEngineTransferPlan(
+      samplePair(grown(sampleRank({ kernelBlockSize: 32 })), grown(sampleRank())),
+    ).sources;
+    expect(source?.localTable).toBe(source?.localTable);
+    return [source?.localTable.rows.length, source?.remoteTable.rows.length];
+  };
+  expect(rows(10, 0)).toEqual([2 * 5, 2 * 5]);
+  expect(rows(10_000, 0)).toEqual(rows(10, 0));
+  expect(rows(10_000, 64)).toEqual([2 * 2 * 5, 2 * 5]);
+});
+
+test("sources that fill the same part of the local blocks share a list key, others do not", () => {
+  const keys = (remoteTp: number) =>
+    buildEngineTransferPlan({
+      ...samplePair(),
+      remotes: Array.from({ length: remoteTp }, (_, tpRank) => sampleRank({ tpRank, tpSize: remoteTp })),
+    }).sources.map((source) => source.localListKey);
+  expect(new Set(keys(2)).size).toBe(2);
+  expect(keys(1)).toEqual(["list 0: 512@0"]);
+});
+
+describe("stages of a pipeline", () => {
+  /** A rank that holds some of the regions of another, as one of two stages. */
+  const stageOf = (rank: ReturnType<typeof sampleRank>, ppRank: number, regions: readonly number[]) => ({
+    ...{ ...rank, ppRank, ppSize: 2 },
+    regions: rank.regions.filter((_, index) => regions.includes(index)),
+  });
+  const whole = sampleRank();
+
+  test("are read in turn, in whatever order they are given", () => {
+    const remotes = [stageOf(whole, 1, [1]), stageOf(whole, 0, [0])];
+    const plan = buildEngineTransferPlan({ ...samplePair(), remotes });
+    expect(plan.stages).toEqual([0, 1]);
+    expect(plan.sources.map(({ remotePpRank, segments }) => [remotePpRank, segments])).toEqual([
+      [0, [0]],
+      [1, [1]],
+    ]);
+  });
+
+  test("must hold all that the local rank has, between them", () => {
+    const attempt = () => buildEngineTransferPlan({ ...samplePair(), remotes: [stageOf(whole, 1, [1])] });
+    expect(attempt).toThrow(/no remote rank that is given holds the cache "layer.0"/);
+    const { ppRank: _none, ...unnumbered } = stageOf(whole, 0, [1]);
+    for (const [remote, ranks] of [
+      [stageOf(whole, 1, [1]), [[1, 0]]],
+      [unnumbered, [[0, 0]]],
+    ] as const) {
+      try {
+        buildEngineTransferPlan({ ...samplePair(), remotes: [remote] });
+        expect.unreachable();
+      } catch (error) {
+        expect(KvError.is(error) && [error.code, error.details]).toEqual([
+          "KV_PLAN_INCOMPATIBLE",
+          { region: "layer.0", ranks },
+        ]);
+      }
+    }
+  });
+
+  test("with layers of fewer heads alone are checked by these", () => {
+    // Layer 1 is of group 1, with two heads: of four remote ranks each holds one, and two hold the same.
+    const own = (rank: ReturnType<typeof sampleRank>, lengths: readonly number[]) => ({
+      ...rank,
+      regions: rank.regions.map((one, groupId) => {
+        const bytes = lengths[groupId] ?? 0;
+        return { ...one, groupId, blockLengthBytes: bytes, blockStrideBytes: bytes };
+      }),
+    });
+    const remotes = [0, 1, 2, 3].flatMap((tpRank) => {
+      const rank = own(sampleRank({ tpRank, tpSize: 4 }), [128, 128]);
+      return [stageOf(rank, 0, [0]), stageOf(rank, 1, [1])];
+    });
+    const plan = buildEngineTransferPlan({
+      ...samplePair(own(whole, [512, 256]), whole, ["full", "swa"]),
+      ...{ remotes, groupKvHeads: [4, 2] },
+    });
+    expect(plan.headsOfRegion).toEqual([4, 2]);
+    expect(plan.sources.map(({ remotePpRank, remoteRank }) => [remotePpRank, remoteRank])).toEqual([
+      ...[0, 1, 2, 3].map((rank) => [0, rank]),
+      ...[0, 1, 2, 3].map((rank) => [1, rank]),
+    ]);
+    expect(plan.sources.map(({ segments }) => segments)).toEqual([[0], [0], [0], [0], [1], [], [1], []]);
+  });
+});
+
+test("groups have the regions of their blocks; states are segments of their own, behind all attention", () => {
+  const own = () => {
+    const rank = sampleRank({ stateSpace: { convBytes: 32, recurrentBytes: 64 } });
+    return { ...rank, regions: rank.regions.map((one, groupId) => ({ ...one, groupId })) };
+  };
+  const plan = buildEngineTransferPlan(samplePair(own(), own(), ["full", "mamba"]));
+  expect(plan.regionsOfGroup).toEqual([[0], [1]]);
+  expect(plan.segments.map(({ region, piece }) => [region, piece])).toEqual([
+    [0, ""],
+    [1, "conv 0"],
+    [1, "state"],
+  ]);
+  expect(plan.remoteIndexing.map(({ offset, count }) => [offset, count])).toEqual([
+    [0, 10],
+    [10, 10],
+    [20, 10],
+  ]);
+});
+
+test("regions of no group are moved by nobody", () => {
+  const rank = sampleRank();
+  const none = { ...rank, regions: rank.regions.map((one) => ({ ...one, groupIds: [] })) };
+  expect(buildEngineTransferPlan(samplePair(none, none))).toMatchObject({
+    ...{ segments: [], sources: [], remoteIndexing: [], localIndexing: [], regionsOfGroup: [[]] },
+  });
+});
+
+test("latents have no heads that would have to be split; copies are told, not read", () => {
+  const latents = (tpRank: number) => sampleRank({ tpRank, tpSize: 2, blockLengthBytes: 1024 });
+  const remotes = [latents(0), latents(1)];
+  const whole = sampleRank({ blockLengthBytes: 1024 });
+  const plan = buildEngineTransferPlan({ ...samplePair(whole, whole, ["mla"]), remotes, numKvHeads: 3 });
+  expect(plan.sources.map(({ remoteRank }) => remoteRank)).toEqual([0]);
+  expect(plan.notifyOnlyRanks).toEqual([1]);
+  expect(plan.headsOfRegion).toEqual([1, 1]);
+  // Three heads could not be split over two.
+  const equal = { ...samplePair(latents(0), latents(0), ["mla"]), numKvHeads: 3 };
+  expect(buildEngineTransferPlan(equal).form).toBe("copy");
+});
+
+describe("conversions", () => {
+  const pair = (
+    local: object,
+    remote: object,
+    conversions: readonly ("hnd-to-nhd" | "attention-order")[],
+  ) => ({
+    ...{ ...samplePair(sampleRank(local), sampleRank(remote)), conversions },
+  });
+
+  test("heads are turned by a pass, and by nothing where they land in place", () => {
+    const turned = pair({ layout: "LBNHC" }, {}, ["hnd-to-nhd"]);
+    expect(buildEngineTransferPlan(turned)).toMatchObject({
+      ...{ form: "permute", conversions: ["hnd-to-nhd"], blockOrder: "token-major" },
+    });
+    expect(buildEngineTransferPlan({ ...turned, form: "direct" })).toMatchObject({
+      ...{ form: "direct", conversions: [] },
+    });
+  });
+
+  test("of another backend the order inside a head is the engine's to mend, in any form", () => {
+    const other = pair({ kernelBlockSize: 32 }, { attentionBackend: "TRITON_ATTN" }, ["attention-order"]);
+    expect(buildEngineTransferPlan({ ...other, form: "direct" })).toMatchObject({
+      ...{ form: "direct", conversions: ["attention-order"] },
+    });
+    for (const [local, remote] of [
+      ["FLASH_ATTN", "CPU_ATTN"],
+      ["CPU_ATTN", "FLASH_ATTN"],
+    ] as const) {
+      const packed = pair({ attentionBackend: local }, { attentionBackend: remote }, ["attention-order"]);
+      expect(buildEngineTransferPlan(packed)).toMatchObject({
+        ...{ form: "copy", conversions: ["attention-order"], blockOrder: "opaque", uncovered: "masked" },
+      });
+    }
+  });
+});
+
+test("of blocks of one head tokens are all that is ordered; of spread heads nothing is known", () => {
+  const order = (layout: "LBHNC" | "LHBNC", tpSize: number) => {
+    const rank = sampleRank({ layout, tpSize });
+    return buildEngineTransferPlan(samplePair(rank, rank)).blockOrder;
+  };
+  expect([order("LBHNC", 1), order("LBHNC", 4), order("LHBNC", 4)]).toEqual([
+    ...["head-major", "token-major", "opaque"],
+  ]);
+});

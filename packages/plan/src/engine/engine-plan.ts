@@ -1,0 +1,210 @@
+import { KvError } from "@kv/interface";
+import { kvHeadsOfRank } from "@kv/topology";
+import { hasPlainTokens, orderOfLayout } from "../geometry/layout.js";
+import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import { type AlignedRank, alignRegions, withStageGroups } from "./align-regions.js";
+import type { AttentionShape } from "./attention-pieces.js";
+import { checkCompatibility, isMlaModel, type PairFacts } from "./compatibility.js";
+import {
+  ranksByNumber,
+  refuseDcp,
+  requireOneHolder,
+  requireSameEngine,
+  requireSameGroups,
+  requireWholeShares,
+} from "./engine-checks.js";
+import type { BlockOrder, EngineTransferPlan, ReceiveConversion } from "./engine-plan-types.js";
+import { groupPlans } from "./group-plans.js";
+import { groupsOfRegion, headsInBlock, headsInRegion, mappingsByHeads } from "./region-heads.js";
+import { attentionShape, type PairContext, piecesOf, regionPair } from "./segments.js";
+import { segmentPlans, sourcePlans } from "./source-plans.js";
+import { chooseForm } from "./transfer-form.js";
+
+/** Input of `buildEngineTransferPlan`. */
+export interface BuildPlanOptions extends ModelGeometry {
+  /** The local rank, which reads. */
+  readonly local: RankGeometry;
+  /** The ranks of `handshakeTargetRanks` of each pipeline stage, in any order. */
+  readonly remotes: readonly RankGeometry[];
+  /** Conversions that the local engine can do after a receive. A pair that needs another one is refused. Default: none. */
+  readonly conversions?: readonly ReceiveConversion[] | undefined;
+  /** The local engine masks tokens beyond a request's last, so nothing is zeroed after a receive. Default: false. */
+  readonly masksUncovered?: boolean | undefined;
+  /** The form where blocks must be put in another order. Default: the possible form with fewer descriptors. */
+  readonly form?: "permute" | "direct" | undefined;
+  /** The receive pass can access the local cache. Give false for device memory without staging. Default: true. */
+  readonly canPass?: boolean | undefined;
+  /** As `CompatibilityOptions.prefixCaching`. */
+  readonly prefixCaching?: boolean | undefined;
+}
+
+/**
+ * Builds the plan of one local rank against one remote engine. Errors, each with both values: `KV_TOPOLOGY_INVALID` (sizes or ranks do not fit),
+ * `KV_PLAN_INVALID` (a side contradicts itself), `KV_PLAN_INCOMPATIBLE` (the sides disagree), `KV_PLAN_UNSUPPORTED` (both are sound, and there is no plan
+ * for the pair).
+ */
+export function buildEngineTransferPlan(given: BuildPlanOptions): EngineTransferPlan {
+  const options = { ...given, local: withStageGroups(given.local, given.remotes) };
+  const { local, groups, numKvHeads } = options;
+  if (options.remotes.length === 0)
+    throw new KvError(
+      "KV_PLAN_INVALID",
+      "a plan needs the geometry of at least one remote rank; none is given",
+    );
+  const isMla = isMlaModel(groups);
+  const stages = stagesOf(options);
+  const [first] = stages as [Stage];
+  const facts = stages.map((stage) => stage.facts)[0] as PairFacts;
+  const remote = first.aligned.geometry;
+  if (!isMla) for (const rank of [local, remote]) kvHeadsOfRank(rank.tpRank, rank.tpSize, numKvHeads);
+  refuseDcp(local, remote, { groups, isMla });
+
+  const mapping = mappingsByHeads(local, remote, options);
+  const main = mapping(isMla ? undefined : numKvHeads);
+  const context: PairContext = { local, remote, model: options, mapping };
+  const pairs = local.regions.map((region, index) => {
+    const stage = stages.find(({ aligned }) => aligned.localRegions.includes(index));
+    const remoteRegion = stage?.aligned.geometry.regions[stage.aligned.localRegions.indexOf(index)];
+    if (remoteRegion === undefined) {
+      throw new KvError(
+        "KV_PLAN_INCOMPATIBLE",
+        `no remote rank that is given holds the cache "${region.name}"`,
+        {
+          details: {
+            region: region.name,
+            ranks: options.remotes.map(({ tpRank, ppRank }) => [ppRank ?? 0, tpRank]),
+          },
+        },
+      );
+    }
+    return regionPair(context, index, region, remoteRegion);
+  });
+  requireSameGroups(pairs);
+  const shapes = pairs.map((pair) =>
+    pair.attentionGroups.length === 0 ? undefined : attentionShape(context, pair),
+  );
+  const attention = shapes.filter((shape): shape is AttentionShape => shape !== undefined);
+  const order = receiveOrder(local, remote, { facts, attention });
+  const plainTokens = hasPlainTokens(local.attentionBackend) && hasPlainTokens(remote.attentionBackend);
+  requireWholeShares(pairs, shapes, facts, plainTokens);
+  const choice = chooseForm({
+    shapes: attention,
+    parts: facts,
+    kernelTokens: { local: local.kernelBlockSize, remote: remote.kernelBlockSize },
+    plainTokens,
+    turnsHeads: facts.conversions.includes("hnd-to-nhd"),
+    canPass: options.canPass ?? true,
+    wanted: options.form,
+  });
+  const pieces = piecesOf(context, pairs, shapes, choice);
+  const segments = segmentPlans(
+    pieces,
+    stages.map(({ aligned }) => aligned),
+  );
+  const sources = sourcePlans({
+    context,
+    pieces,
+    segments,
+    stages: stages.map(({ ranks, aligned }) => ({ ranks: ranksByNumber(ranks, main), aligned })),
+  });
+  const handshakeRanks = main.handshakeRanks;
+  const read = new Set(sources.plans.map(({ remoteRank }) => remoteRank));
+  return Object.freeze({
+    mapping: main,
+    form: choice.form,
+    formReason: choice.reason,
+    blockSizeRatio: choice.parts.localParts,
+    remoteParts: choice.parts.remoteParts,
+    groups: Object.freeze([...groups]),
+    local,
+    remote,
+    sources: sources.plans,
+    localConsumers: main.localConsumers,
+    notifyOnlyRanks: Object.freeze(handshakeRanks.filter((rank) => !read.has(rank))),
+    conversions: Object.freeze(
+      facts.conversions.filter((one) => one !== "hnd-to-nhd" || choice.form !== "direct"),
+    ),
+    localHeads: facts.localHeads,
+    blockOrder: order,
+    uncovered: order === "opaque" || options.masksUncovered === true ? "masked" : "zeroed",
+    segments,
+    groupPlans: groupPlans({ context, pieces, parts: facts, cuts: choice }),
+    localIndexing: sources.localIndexing,
+    remoteIndexing: sources.plans[0]?.remoteIndexing ?? [],
+    regionsOfGroup: regionsOfGroup(local, options),
+    headsOfRegion: Object.freeze(
+      local.regions.map((region) => headsInBlock(local, headsInRegion(local, region, options))),
+    ),
+    stages: Object.freeze(stages.map(({ ppRank }) => ppRank)),
+  });
+}
+
+interface Stage {
+  readonly ppRank: number;
+  readonly ranks: readonly RankGeometry[];
+  readonly aligned: AlignedRank;
+  readonly facts: PairFacts;
+}
+
+/** The remote ranks by pipeline stage, aligned with the local regions and checked against the local rank. */
+function stagesOf(options: BuildPlanOptions): readonly Stage[] {
+  const { local } = options;
+  const byStage = new Map<number, RankGeometry[]>();
+  for (const rank of options.remotes) {
+    const ppRank = rank.ppRank ?? 0;
+    byStage.set(ppRank, [...(byStage.get(ppRank) ?? []), rank]);
+  }
+  const stages = [...byStage].sort(([one], [other]) => one - other);
+  const made = stages.map(([ppRank, ranks]): Stage => {
+    const aligned = ranks.map((rank) => {
+      requireSameEngine(ranks[0] as RankGeometry, rank);
+      return alignRegions(local, rank);
+    });
+    const [first] = aligned as [AlignedRank];
+    // All regions of the rank decide which groups share one; the regions of a single stage may all name the same group.
+    const regions = first.localRegions.map((index) => {
+      const region = local.regions[index] as RegionGeometry;
+      return { ...region, groupIds: groupsOfRegion(local, region, options) };
+    });
+    const mine = { ...local, regions };
+    const facts = aligned.map(({ geometry }) =>
+      checkCompatibility({ ...options, local: mine, remote: geometry }),
+    );
+    return {
+      ppRank,
+      ranks: aligned.map(({ geometry }) => geometry),
+      aligned: first,
+      facts: facts[0] as PairFacts,
+    };
+  });
+  requireOneHolder(local, made);
+  return made;
+}
+
+function receiveOrder(
+  local: RankGeometry,
+  remote: RankGeometry,
+  { facts, attention }: { readonly facts: PairFacts; readonly attention: readonly AttentionShape[] },
+): BlockOrder {
+  if (!hasPlainTokens(local.attentionBackend) || !hasPlainTokens(remote.attentionBackend)) return "opaque";
+  if (attention.some(isPadded)) return "opaque";
+  // With one head the order of tokens is the same in both layouts.
+  const order = orderOfLayout(local.layout);
+  return facts.localHeads === 1 && order === "head-major" ? "token-major" : order;
+}
+
+/** Whether a hybrid's page is padded so that the places of several heads are unknown. Pages of one head are moved and masked whole. */
+function isPadded({ local: { blockBytes, heads, tokens } }: AttentionShape): boolean {
+  return heads > 1 && blockBytes % (heads * tokens) !== 0;
+}
+
+function regionsOfGroup(local: RankGeometry, model: ModelGeometry): readonly (readonly number[])[] {
+  const groups = local.regions.map((region) => groupsOfRegion(local, region, model));
+  return Object.freeze(
+    model.groups.map((_, group) =>
+      Object.freeze(
+        [...groups.keys()].filter((region) => (groups[region] as readonly number[]).includes(group)),
+      ),
+    ),
+  );
+}

@@ -1,0 +1,139 @@
+import { KvError } from "@kv/interface";
+import { describe, expect, test } from "vitest";
+import type { ModelGeometry, RankGeometry } from "../geometry/rank-geometry.js";
+import { buildEngineTransferPlan, joinGroups, planRequest } from "../index.js";
+import { provePlan } from "../prove/index.js";
+
+const MLA: ModelGeometry = { numKvHeads: 1, groups: ["mla", "swa-mla"] };
+
+/** A rank whose regions are of these groups. */
+function rank(groupIds: readonly number[], change: Partial<RankGeometry> = {}): RankGeometry {
+  return {
+    ...{
+      tpRank: 0,
+      tpSize: 1,
+      kernelBlockSize: 4,
+      physicalBlocksPerLogical: 1,
+      layout: "LBNHC",
+      deviceId: 0,
+    },
+    attentionBackend: "FLASHMLA",
+    regions: groupIds.map((groupId, index) => ({
+      ...{
+        name: `layers.${index}`,
+        baseAddress: 65_536 * (index + 1),
+        numBlocks: 32,
+        memoryType: "DRAM" as const,
+      },
+      ...{ blockLengthBytes: 64, blockStrideBytes: 64, groupId },
+    })),
+    ...change,
+  };
+}
+
+const join = (mine: readonly number[], theirs: readonly number[], model: ModelGeometry = MLA) =>
+  joinGroups({ local: rank(mine), remotes: [rank(theirs)], ...model });
+
+describe("joint groups", () => {
+  test("are the pairs of groups that regions belong to, in order, and carry what is known of each side's", () => {
+    const joint = joinGroups({
+      local: rank([1, 0, 0, 1], { groupBlockTokens: [4, 8] }),
+      remotes: [rank([0, 0, 1, 0], { groupBlockTokens: [16, 32] })],
+      ...MLA,
+    });
+    expect(joint?.pairs).toEqual([
+      [0, 0],
+      [0, 1],
+      [1, 0],
+    ]);
+    expect(joint?.local.regions.map(({ groupId }) => groupId)).toEqual([2, 0, 1, 2]);
+    expect(joint?.remotes[0]?.regions.map(({ groupId }) => groupId)).toEqual([2, 0, 1, 2]);
+    expect(joint?.model.groups).toEqual(["mla", "mla", "swa-mla"]);
+    expect(joint?.local.groupBlockTokens).toEqual([4, 4, 8]);
+    expect(joint?.remotes[0]?.groupBlockTokens).toEqual([16, 32, 16]);
+  });
+
+  test("are sorted by our group, then by theirs", () => {
+    expect(join([1, 1, 0, 0], [2, 0, 1, 0])?.pairs).toEqual([
+      [0, 0],
+      [0, 1],
+      [1, 0],
+      [1, 2],
+    ]);
+  });
+
+  test("make a plan that is proven, stages of a pipeline included", () => {
+    const groups = ["mla"];
+    const stages = [rank([0, 0, 1]), rank([0, 0, 1])].map((one, ppRank) => ({
+      ...{ ...one, ppRank, ppSize: 2 },
+      regions: one.regions.filter((_, index) => (index === 0) === (ppRank === 0)),
+    }));
+    for (const remotes of [[rank([0, 0, 1])], stages]) {
+      const joint = joinGroups({ local: rank([0, 0, 0]), remotes, numKvHeads: 1, groups });
+      if (joint === undefined) return expect.fail("no joint groups");
+      const plan = buildEngineTransferPlan({ local: joint.local, remotes: joint.remotes, ...joint.model });
+      const blocks = joint.blocks({
+        localBlockIds: [[7, 3]],
+        remoteBlockIds: [
+          [4, 5, 6],
+          [9, 8, 1],
+        ],
+        localComputedBlocks: [1],
+        numTokens: 11,
+      });
+      expect(blocks.localComputedBlocks).toEqual([1, 1]);
+      const requests = [{ blocks, plan: planRequest(plan, blocks) }];
+      expect(provePlan(plan, { remotes: joint.remotes, numKvHeads: 1, requests })).toMatchObject({
+        proven: true,
+      });
+      expect(requests[0]?.plan.descriptorCount).toBe(6);
+    }
+  });
+
+  test("leave a request alone that wants nothing, and refuse lists of another number", () => {
+    const joint = join([0, 0, 1], [0, 1, 1]);
+    const nothing = { localBlockIds: [[], []], remoteBlockIds: [] };
+    expect(joint?.blocks(nothing)).toBe(nothing);
+    for (const [localBlockIds, remoteBlockIds, said] of [
+      [[[1]], [[1], [1]], /local block ids of 1 .* have 2 groups/],
+      [[[1], [1]], [[1], [1], [1]], /remote block ids of 3 .* have 2 groups/],
+    ] as const) {
+      expect(() => joint?.blocks({ localBlockIds, remoteBlockIds })).toThrow(
+        expect.objectContaining({ code: "KV_BLOCKS_MISMATCH", message: expect.stringMatching(said) }),
+      );
+    }
+    expect(joint?.blocks({ localBlockIds: [[1], []], remoteBlockIds: [[2], [3]] })).toEqual({
+      localBlockIds: [[1], [1], []],
+      remoteBlockIds: [[2], [3], [3]],
+    });
+  });
+
+  test.each([
+    ["groups are alike", [0, 0, 1], [0, 0, 1], MLA],
+    ["a region of ours is several groups'", [0, -1, 1], [0, 1, 1], MLA],
+    ["a region of theirs is", [0, 0, 1], [0, -1, 1], MLA],
+    ["a region of ours is several groups', and one group has no other", [-1, 1, 1], [0, 1, 1], MLA],
+    ["a region of theirs is, and one group has no other", [0, 0, 1], [-1, 1, 1], MLA],
+    ["a group is no number of one", [0.5, 1, 1], [0, 1, 1], MLA],
+    ["all of our groups are in every region", [0, 0, 0], [0, 1, 1], MLA],
+    ["one of their groups has no region", [0, 0, 1], [0, 2, 2], MLA],
+    ["a region is not theirs", [0, 0, 1, 1], [0, 1, 1], MLA],
+    ["the model has heads", [0, 0, 1], [0, 1, 1], { numKvHeads: 1, groups: ["mla", "full"] }],
+    ["the model has scratch", [0, 0, 1], [0, 1, 1], { numKvHeads: 1, groups: ["mla", "circular"] }],
+  ])("there are none where %s", (_, mine, theirs, model) => {
+    expect(join(mine, theirs, model)).toBeUndefined();
+  });
+
+  test("there are none where rows are packed, or a region names the groups that share it", () => {
+    const packedMembers = { "layers.0": { offsetBytes: 0, lengthBytes: 64 } };
+    const [mine, theirs] = [rank([0, 0, 1]), rank([0, 1, 1])];
+    expect(joinGroups({ local: mine, remotes: [{ ...theirs, packedMembers }], ...MLA })).toBeUndefined();
+    const [first, ...others] = mine.regions as [RankGeometry["regions"][number]];
+    const shared = { ...mine, regions: [{ ...first, groupIds: [0, 1] }, ...others] };
+    expect(joinGroups({ local: shared, remotes: [theirs], ...MLA })).toBeUndefined();
+    // Then the plan says why.
+    const plan = () => buildEngineTransferPlan({ local: mine, remotes: [theirs], ...MLA });
+    expect(plan).toThrow(KvError);
+    expect(plan).toThrow(/region "layers.1" is in different KV cache groups/);
+  });
+});

@@ -1,0 +1,147 @@
+import { KvError } from "@kv/interface";
+import { describe, expect, test } from "vitest";
+import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import { sampleRank } from "../sample-pair.test-support.js";
+import {
+  groupsOfRegion,
+  headsInBlock,
+  headsInRegion,
+  kernelTokens,
+  mappingsByHeads,
+} from "./region-heads.js";
+
+/** A rank with a region for each of these, and the first one or another of them. */
+function rankOf(
+  changes: readonly Partial<RegionGeometry>[],
+): RankGeometry & { at(index: number): RegionGeometry } {
+  const rank = sampleRank();
+  const [first] = rank.regions as [RegionGeometry];
+  const regions = changes.map((change) => ({ ...first, ...change }));
+  return { ...rank, regions, at: (index) => regions[index] as RegionGeometry };
+}
+const model = (groups: readonly string[], change: Partial<ModelGeometry> = {}): ModelGeometry => ({
+  ...{ numKvHeads: 8, groups, ...change },
+});
+
+describe("groups of a region", () => {
+  const three = model(["full", "swa", "mamba"]);
+  test("all of them where all regions name one", () => {
+    const rank = rankOf([{ groupId: 1 }, { groupId: 1 }]);
+    expect(groupsOfRegion(rank, rank.at(0), three)).toEqual([0, 1, 2]);
+  });
+
+  test("the one that it names where regions differ, and all of a shared one", () => {
+    const rank = rankOf([{ groupId: 0 }, { groupId: 2 }, { groupId: -1 }]);
+    const groups = [0, 1, 2].map((index) => groupsOfRegion(rank, rank.at(index), three));
+    expect(groups).toEqual([[0], [2], [0, 1, 2]]);
+  });
+
+  test("those that share it, where that is known", () => {
+    const rank = rankOf([{ groupId: -1, groupIds: [0, 2] }, { groupId: -1 }]);
+    expect(groupsOfRegion(rank, rank.at(0), three)).toEqual([0, 2]);
+  });
+});
+
+describe("heads of a region", () => {
+  const heads = (
+    own: Partial<RegionGeometry>,
+    groups: readonly string[],
+    change: Partial<ModelGeometry> = {},
+  ) => {
+    const rank = rankOf([own]);
+    return headsInRegion(rank, rank.at(0), model(groups, change));
+  };
+
+  test.each<[string, number | undefined, Parameters<typeof heads>]>([
+    ["the model's", 8, [{}, ["full"]]],
+    ["its own, where it says so", 3, [{ numKvHeads: 3 }, ["full"]]],
+    ["none where it is the same on every rank", undefined, [{ replicated: true, numKvHeads: 3 }, ["full"]]],
+    ["none where its groups are", undefined, [{}, ["mla", "swa-mla"]]],
+    ["none of latents beside states", undefined, [{}, ["mamba", "mla"]]],
+    ["the model's where one of its groups has heads", 8, [{}, ["mla", "full"]]],
+    ["the model's where it says that it is split", 8, [{ replicated: false }, ["mla"]]],
+    ["the model's of states alone", 8, [{}, ["mamba"]]],
+    ["none of states that are the same on every rank", undefined, [{ replicated: true }, ["mamba"]]],
+    ["those of its group", 5, [{}, ["full", "swa"], { groupKvHeads: [5, 4] }]],
+    ["the most that a group has", 4, [{}, ["mla", "full", "swa"], { groupKvHeads: [5, 3, 4] }]],
+    [
+      "not those of groups that have none",
+      8,
+      [{ replicated: false }, ["mla", "mla"], { groupKvHeads: [5, 4] }],
+    ],
+  ])("%s", (_what, expected, given) => {
+    expect(heads(...given)).toBe(expected);
+  });
+});
+
+describe("heads in a block", () => {
+  test.each([
+    [4, 2, 2],
+    [4, 4, 1],
+    [4, 8, 1],
+    [undefined, 2, 1],
+  ])("%s heads on %i ranks: %i", (heads, tpSize, expected) => {
+    expect(headsInBlock(sampleRank({ tpSize }), heads)).toBe(expected);
+  });
+});
+
+describe("tokens in a kernel block of a group", () => {
+  const rank = sampleRank({ physicalBlocksPerLogical: 2, groupBlockTokens: [32, 64, 33] });
+  test("are those of the engine, or its own", () => {
+    expect(kernelTokens(sampleRank({ physicalBlocksPerLogical: 2 }), 0)).toBe(16);
+    expect([0, 1].map((group) => kernelTokens(rank, group))).toEqual([16, 32]);
+  });
+
+  test("must divide", () => {
+    expect(() => kernelTokens(rank, 2)).toThrow(/group 2: blocks of 33 tokens .* 2 kernel blocks/);
+    try {
+      kernelTokens(rank, 2);
+    } catch (error) {
+      expect(KvError.is(error) && error.code).toBe("KV_PLAN_INVALID");
+    }
+  });
+});
+
+describe("mappings", () => {
+  test("one for each number of heads, made once", () => {
+    const mapping = mappingsByHeads(sampleRank(), sampleRank({ tpSize: 4 }), model(["full", "mamba"]));
+    // Of two heads on four ranks, ranks 0 and 2 are read; of four all; a latent of the first. States are always split.
+    expect([2, 4, undefined].map((heads) => mapping(heads).sourceRanksPerGroup)).toEqual([
+      [
+        [0, 2],
+        [0, 1, 2, 3],
+      ],
+      [
+        [0, 1, 2, 3],
+        [0, 1, 2, 3],
+      ],
+      [[0], [0, 1, 2, 3]],
+    ]);
+    expect(mapping(2)).toBe(mapping(2));
+    expect(mapping(undefined)).toBe(mapping(undefined));
+  });
+
+  test("latents that are dealt out to several groups are read once", () => {
+    const dealt = mappingsByHeads(sampleRank(), sampleRank({ tpSize: 4, dcpSize: 2 }), model(["mla"]));
+    expect(dealt(undefined).attentionRanks).toEqual([0, 1]);
+    // Of as many ranks, each needs both slices.
+    const equal = mappingsByHeads(
+      sampleRank({ tpSize: 2 }),
+      sampleRank({ tpSize: 2, dcpSize: 2 }),
+      model(["mla"]),
+    );
+    expect(equal(undefined)).toMatchObject({ attentionRanks: [0, 1], localConsumers: 2 });
+    // One slice here lies in each of the remote's.
+    const finer = mappingsByHeads(
+      sampleRank({ tpSize: 4, tpRank: 3, dcpSize: 4 }),
+      sampleRank({ tpSize: 2, dcpSize: 2 }),
+      model(["mla"]),
+    );
+    expect(finer(undefined)).toMatchObject({ attentionRanks: [1], localConsumers: 2 });
+  });
+
+  test("heads are not dealt out", () => {
+    const mapping = mappingsByHeads(sampleRank(), sampleRank({ tpSize: 2, dcpSize: 2 }), model(["full"]));
+    expect(mapping(1).attentionRanks).toEqual([0]);
+  });
+});

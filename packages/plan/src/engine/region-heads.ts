@@ -1,0 +1,101 @@
+import { KvError } from "@kv/interface";
+import { computeTpMapping, type TpMapping } from "@kv/topology";
+import {
+  type ModelGeometry,
+  type RankGeometry,
+  type RegionGeometry,
+  SHARED_REGION,
+} from "../geometry/rank-geometry.js";
+import { cacheKind } from "../kinds/registry.js";
+import { readOneReplica } from "./dcp-replicas.js";
+
+/**
+ * The groups whose blocks lie in a region. Where all regions name the same group, every group's blocks lie in every region. Otherwise a group's blocks
+ * lie in its own regions and in the shared ones.
+ */
+export function groupsOfRegion(
+  rank: RankGeometry,
+  region: RegionGeometry,
+  model: ModelGeometry,
+): readonly number[] {
+  const all = [...model.groups.keys()];
+  if (region.groupIds !== undefined) return region.groupIds;
+  const mapped = rank.regions.some(({ groupId }) => groupId !== region.groupId);
+  return all.filter((group) => !mapped || region.groupId === group || region.groupId === SHARED_REGION);
+}
+
+/** KV heads of the whole model that a group has in a region; undefined where every rank holds the same bytes. */
+export function headsOfGroup(
+  region: RegionGeometry,
+  group: number,
+  model: ModelGeometry,
+): number | undefined {
+  if (region.replicated === true) return undefined;
+  if (region.numKvHeads !== undefined) return region.numKvHeads;
+  if (cacheKind(model.groups[group] ?? "").sharding === "heads")
+    return model.groupKvHeads?.[group] ?? model.numKvHeads;
+  return region.replicated === undefined ? undefined : model.numKvHeads;
+}
+
+/** KV heads of the whole model in a region: the most of its groups. Undefined where every rank holds the same bytes. */
+export function headsInRegion(
+  rank: RankGeometry,
+  region: RegionGeometry,
+  model: ModelGeometry,
+): number | undefined {
+  const groups = groupsOfRegion(rank, region, model).filter(
+    (group) => cacheKind(model.groups[group] ?? "").sharding !== "state",
+  );
+  if (groups.length === 0 && region.replicated !== true) return region.numKvHeads ?? model.numKvHeads;
+  const heads = groups
+    .map((group) => headsOfGroup(region, group, model))
+    .filter((each): each is number => each !== undefined);
+  return heads.length === 0 ? undefined : Math.max(...heads);
+}
+
+/** KV heads in a block of a rank, for a number of heads of the model; 1 where every rank holds the same bytes. */
+export function headsInBlock(rank: RankGeometry, heads: number | undefined): number {
+  return heads === undefined ? 1 : Math.max(1, Math.floor(heads / rank.tpSize));
+}
+
+/** Tokens in a kernel block of a group. Errors: `KV_PLAN_INVALID` where a logical block does not divide into kernel blocks. */
+export function kernelTokens(rank: RankGeometry, group: number): number {
+  const logical = rank.groupBlockTokens?.[group];
+  if (logical === undefined) return rank.kernelBlockSize;
+  if (logical % rank.physicalBlocksPerLogical === 0) return logical / rank.physicalBlocksPerLogical;
+  throw new KvError(
+    "KV_PLAN_INVALID",
+    `group ${group}: blocks of ${logical} tokens do not divide into ${rank.physicalBlocksPerLogical} kernel blocks`,
+    { details: { group, logical, physicalBlocksPerLogical: rank.physicalBlocksPerLogical } },
+  );
+}
+
+/**
+ * The mappings of a pair of ranks, by number of KV heads: regions of one model may have different numbers. Each is computed once. Errors:
+ * `KV_TOPOLOGY_INVALID`, `KV_PLAN_UNSUPPORTED`.
+ */
+export function mappingsByHeads(
+  local: RankGeometry,
+  remote: RankGeometry,
+  model: ModelGeometry,
+): (heads: number | undefined) => TpMapping {
+  const made = new Map<number | undefined, TpMapping>();
+  const kinds = model.groups.map((kind) => (cacheKind(kind).sharding === "state" ? "mamba" : "full"));
+  return (heads) => {
+    const known = made.get(heads);
+    if (known !== undefined) return known;
+    const mapping = computeTpMapping({
+      tpRank: local.tpRank,
+      tpSize: local.tpSize,
+      remoteTpSize: remote.tpSize,
+      dcpSize: local.dcpSize ?? 1,
+      remoteDcpSize: remote.dcpSize ?? 1,
+      numKvHeads: heads ?? 1,
+      isMla: heads === undefined,
+      groups: kinds,
+    });
+    const read = heads === undefined ? readOneReplica(mapping, local, remote) : mapping;
+    made.set(heads, read);
+    return read;
+  };
+}

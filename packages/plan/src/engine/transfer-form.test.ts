@@ -1,0 +1,226 @@
+import { KvError } from "@kv/interface";
+import { describe, expect, test } from "vitest";
+import type { AttentionShape, AttentionSide } from "./attention-pieces.js";
+import { chooseForm, type FormQuestion } from "./transfer-form.js";
+
+interface Side extends Partial<AttentionSide> {
+  readonly cellBytes?: number;
+}
+
+/** One side of 2 heads × 4 tokens of 8 bytes, head-major, where nothing else is said. */
+function side({ cellBytes = 8, ...change }: Side = {}): AttentionSide {
+  const { heads = 2, tokens = 4 } = change;
+  return { heads, tokens, blockBytes: heads * tokens * cellBytes, order: "head-major", ...change };
+}
+/** All heads of the side that has fewer are shared. */
+function shape(local: Side = {}, remote: Side = {}): AttentionShape {
+  const [mine, theirs] = [side(local), side(remote)];
+  return {
+    local: mine,
+    remote: theirs,
+    sharedHeads: Math.min(mine.heads, theirs.heads),
+    localHead: () => 0,
+    remoteHead: 0,
+  };
+}
+const NHD = { order: "token-major" } as const;
+const OPAQUE = { order: "opaque" } as const;
+
+/** Blocks of two sizes, head-major. */
+const HEADS = shape({}, { tokens: 2 });
+
+const WHOLE = { localParts: 1, remoteParts: 1 };
+const HALVES = { localParts: 2, remoteParts: 1 };
+const OF_TWO = { localParts: 1, remoteParts: 2 };
+/** A local block of four tokens holds two of the remote's. */
+const question = (change: Partial<FormQuestion> = {}): FormQuestion => ({
+  ...{ shapes: [HEADS], parts: HALVES, kernelTokens: { local: 4, remote: 2 } },
+  ...{ plainTokens: true, turnsHeads: false, canPass: true, wanted: undefined },
+  ...change,
+});
+/** Blocks of one size, of which the local ones have tokens outside. */
+const turned = (change: Partial<FormQuestion> = {}): FormQuestion =>
+  question({ shapes: [shape(NHD)], parts: WHOLE, kernelTokens: { local: 4, remote: 4 }, ...change });
+
+describe("a copy", () => {
+  test.each<[string, Partial<FormQuestion>]>([
+    ["where all lies alike", { shapes: [shape(), shape(NHD, NHD)], parts: WHOLE }],
+    ["whatever is asked for", { shapes: [shape()], parts: WHOLE, wanted: "permute" }],
+    [
+      "whatever neither form could do",
+      { shapes: [shape(OPAQUE, OPAQUE)], parts: WHOLE, plainTokens: false, canPass: false },
+    ],
+    ["in parts of one head", { shapes: [shape({ heads: 1 }, { heads: 1, tokens: 2 })] }],
+  ])("%s", (_what, change) => {
+    const { parts } = question(change);
+    expect(chooseForm(question(change))).toMatchObject({ form: "copy", parts, tokenByToken: false });
+  });
+});
+
+describe("where both can", () => {
+  const form = (...shapes: readonly AttentionShape[]) => chooseForm(question({ shapes }));
+
+  test("a pass, where pieces that land in place are more: however large they are", () => {
+    for (const cellBytes of [8, 2 ** 20]) {
+      expect(form(shape({ cellBytes }, { tokens: 2, cellBytes }))).toMatchObject({
+        form: "permute",
+        parts: HALVES,
+        tokenByToken: false,
+        reason: "descriptors of a block: 2 and a pass, or 4 that land in place",
+      });
+    }
+  });
+
+  test("in place, where they are as many: one head of several is shared", () => {
+    expect(form(shape({}, { heads: 1, tokens: 2 }))).toMatchObject({
+      form: "direct",
+      parts: HALVES,
+      reason: "pieces land in place, in no more descriptors than with a pass (2 of a block)",
+    });
+  });
+
+  test("counted over all regions together", () => {
+    expect(form(shape({}, { heads: 1, tokens: 2 }), HEADS).form).toBe("permute");
+  });
+
+  test("all regions are cut as finely as one of them must be", () => {
+    const fine = { localParts: 4, remoteParts: 2 };
+    const shapes = [HEADS, shape(NHD, { tokens: 2 })];
+    expect(chooseForm(question({ shapes }))).toMatchObject({ form: "direct", parts: fine });
+  });
+
+  test("token by token there are more, where one side keeps the heads of a token together", () => {
+    const cellBytes = 2 ** 20;
+    const asked = turned({ shapes: [shape({ ...NHD, cellBytes }, { cellBytes })], turnsHeads: true });
+    expect(chooseForm(asked)).toMatchObject({
+      form: "permute",
+      parts: WHOLE,
+      reason: "descriptors of a block: 1 and a pass, or 8 that land in place",
+    });
+    expect(chooseForm({ ...asked, wanted: "direct" })).toMatchObject({
+      form: "direct",
+      parts: { localParts: 4, remoteParts: 4 },
+      tokenByToken: true,
+    });
+  });
+});
+
+describe("a pass cannot", () => {
+  test.each<[string, FormQuestion, RegExp]>([
+    [
+      "put together what is larger than a local block",
+      question({ shapes: [shape({}, { tokens: 8 })], parts: OF_TWO, kernelTokens: { local: 4, remote: 8 } }),
+      /not parts of the local ones/,
+    ],
+    ["look at device memory", question({ canPass: false }), /device memory/],
+    [
+      "take token-major blocks of the remote",
+      turned({ shapes: [shape({}, NHD)] }),
+      /remote's blocks are not head-major/,
+    ],
+    ["turn heads for an engine that does not ask for it", turned(), /hnd-to-nhd/],
+    [
+      "where one of several is turned so here",
+      question({ shapes: [HEADS, shape(NHD, { tokens: 2 })] }),
+      /hnd-to-nhd/,
+    ],
+    [
+      "where one of several is turned so there",
+      question({ shapes: [HEADS, shape({}, { ...NHD, tokens: 2 })] }),
+      /remote's blocks/,
+    ],
+  ])("%s", (_what, asked, reason) => {
+    const choice = chooseForm(asked);
+    expect(choice.form).toBe("direct");
+    expect(choice.reason).toMatch(reason);
+    expect(chooseForm({ ...asked, wanted: "direct" })).toMatchObject({ form: "direct", reason: "asked for" });
+    expect(() => chooseForm({ ...asked, wanted: "permute" })).toThrow(reason);
+  });
+
+  test("order the heads of blocks that have one, and need not", () => {
+    const one = { heads: 1, ...OPAQUE };
+    const asked = question({ shapes: [shape(one, { ...one, tokens: 2 })], wanted: "permute" });
+    expect(chooseForm(asked)).toMatchObject({ form: "permute", reason: "asked for" });
+  });
+});
+
+describe("finer descriptors cannot", () => {
+  test.each<[string, FormQuestion, RegExp]>([
+    [
+      "cut a layout that spreads heads: here",
+      question({ shapes: [shape({ heads: 1, ...OPAQUE }, { heads: 1, tokens: 2 })] }),
+      /spreads the heads/,
+    ],
+    [
+      "cut a layout that spreads heads: there",
+      question({ shapes: [HEADS, shape({}, { heads: 1, tokens: 2, ...OPAQUE })] }),
+      /spreads the heads/,
+    ],
+    [
+      "cut remote blocks that do not divide into cells",
+      question({ shapes: [shape({}, { tokens: 2, blockBytes: 33 })] }),
+      /33 bytes does not divide into 2 heads of 2 tokens/,
+    ],
+    [
+      "cut beside it what does not divide into tokens",
+      question({
+        shapes: [shape(NHD, { tokens: 2 }), shape({ heads: 1, blockBytes: 34 }, { heads: 1, tokens: 2 })],
+        turnsHeads: true,
+      }),
+      /34 bytes does not divide into 1 heads of 4 tokens/,
+    ],
+    [
+      "cut a region that groups with other tokens per block share",
+      question({ shapes: [{ ...HEADS, isMixed: true }] }),
+      /groups with different tokens/,
+    ],
+  ])("%s", (_what, asked, reason) => {
+    const choice = chooseForm(asked);
+    expect(choice).toMatchObject({ form: "permute", parts: HALVES });
+    expect(choice.reason).toMatch(reason);
+    expect(chooseForm({ ...asked, wanted: "direct" })).toMatchObject({
+      form: "permute",
+      reason: choice.reason,
+    });
+    expect(chooseForm({ ...asked, wanted: "permute" })).toMatchObject({
+      form: "permute",
+      reason: "asked for",
+    });
+  });
+});
+
+describe("a padded page beside, that lies right by being copied", () => {
+  const padded = shape({ heads: 1, blockBytes: 34 }, { heads: 1, tokens: 2, blockBytes: 34 });
+  const direct = (...shapes: readonly AttentionShape[]) =>
+    chooseForm(question({ shapes: [...shapes, padded], canPass: false, wanted: "direct" }));
+
+  test("is no hindrance where nothing is cut token by token", () => {
+    expect(direct(HEADS)).toMatchObject({ form: "direct", parts: HALVES, tokenByToken: false });
+  });
+
+  test("is one where a single region of several is", () => {
+    expect(() => direct(HEADS, shape(NHD, { tokens: 2 }))).toThrow(/34 bytes does not divide/);
+  });
+});
+
+describe("nothing can", () => {
+  test.each<[string, FormQuestion, RegExp]>([
+    [
+      "order tokens of which nobody knows the order",
+      question({ plainTokens: false }),
+      /a pass cannot, for the order.*finer descriptors cannot, for the order/,
+    ],
+    [
+      "cut a page that is padded",
+      question({ shapes: [shape({ blockBytes: 66 }, { tokens: 2, blockBytes: 33 })] }),
+      /pass cannot, for a block of 66 bytes .* descriptors cannot, for a block of 66 bytes/,
+    ],
+  ])("%s", (_what, asked, message) => {
+    expect(() => chooseForm(asked)).toThrow(message);
+    try {
+      chooseForm(asked);
+    } catch (error) {
+      expect(KvError.is(error) && error.code).toBe("KV_PLAN_UNSUPPORTED");
+    }
+  });
+});

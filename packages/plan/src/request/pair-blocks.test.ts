@@ -1,0 +1,237 @@
+import { KvError } from "@kv/interface";
+import { describe, expect, test } from "vitest";
+import type { EngineTransferPlan, GroupExtent, GroupPlan } from "../engine/engine-plan-types.js";
+import { type GroupBlocks, pairBlocks, partsPerLogical } from "./pair-blocks.js";
+
+const PART_TOKENS = 16;
+
+interface Shape {
+  readonly extent?: GroupExtent;
+  /** Parts of a kernel block, and kernel blocks in a logical one. */
+  readonly local?: readonly [parts: number, perLogical: number];
+  readonly remote?: readonly [parts: number, perLogical: number];
+}
+
+const groupPlan = ({ extent = "sequence", local = [1, 1], remote = [1, 1] }: Shape): GroupPlan => ({
+  ...{ kind: "full", extent, unit: "kernel-block", segments: [0], partTokens: PART_TOKENS },
+  ...{ localParts: local[0], localPerLogical: local[1], localBlockTokens: local[0] * local[1] * PART_TOKENS },
+  ...{ remoteParts: remote[0], remotePerLogical: remote[1] },
+  remoteBlockTokens: remote[0] * remote[1] * PART_TOKENS,
+});
+
+type Given = { local: number; remote: number; tokens?: number; computed?: number };
+
+const ids = (count: number) => Array.from({ length: count }, (_, id) => id);
+const blocks = ({ local, remote, tokens, computed }: Given): GroupBlocks => ({
+  ...{ group: 0, localIds: ids(local), remoteIds: ids(remote), numTokens: tokens, computedBlocks: computed },
+});
+const pair = (shape: Shape, given: Given) => {
+  const plan = { groupPlans: [groupPlan(shape)] };
+  const found = pairBlocks(plan as unknown as EngineTransferPlan, blocks(given));
+  return [found.localStart, found.remoteStart, found.count, found.validTokens];
+};
+const refusal = (shape: Shape, given: Given) => {
+  try {
+    pair(shape, given);
+  } catch (error) {
+    if (KvError.is(error, "KV_BLOCKS_MISMATCH")) return { message: error.message, details: error.details };
+    throw error;
+  }
+  return expect.fail("nothing was refused");
+};
+
+/** Two remote blocks in a local one. */
+const LARGER: Shape = { local: [2, 1], remote: [1, 1] };
+/** Logical blocks of three kernel blocks of two parts here, of two of one there. */
+const LOGICAL: Shape = { local: [2, 3], remote: [1, 2] };
+
+test("parts of a logical block are those of its kernel blocks", () => {
+  expect(partsPerLogical(groupPlan({ local: [2, 3], remote: [5, 2] }))).toEqual({ local: 6, remote: 10 });
+});
+
+test("a group that the plan does not have is our own mistake", () => {
+  const plan = { groupPlans: [] } as unknown as EngineTransferPlan;
+  expect(() => pairBlocks(plan, blocks({ local: 1, remote: 1 }))).toThrow(
+    expect.objectContaining({ code: "KV_INTERNAL" }),
+  );
+});
+
+describe("a sequence", () => {
+  test.each([
+    ["computed blocks say where ours begin", {}, { local: 2, remote: 4, computed: 1 }, [0, 1, 2, 32]],
+    ["none are computed", {}, { local: 4, remote: 4, computed: 0 }, [0, 0, 4, 64]],
+    ["the last token is within a block", {}, { local: 2, remote: 4, tokens: 40, computed: 1 }, [0, 1, 2, 24]],
+    ["the last token ends a block", {}, { local: 2, remote: 3, tokens: 48, computed: 1 }, [0, 1, 2, 32]],
+    ["the remote's blocks are just full", {}, { local: 4, remote: 4, tokens: 64 }, [0, 0, 4, 64]],
+    ["nothing is known: both end together", {}, { local: 1, remote: 3 }, [0, 2, 1, 16]],
+    ["nothing is known, and both are whole", {}, { local: 3, remote: 3 }, [0, 0, 3, 48]],
+    ["the tokens say where it ends", {}, { local: 2, remote: 5, tokens: 40 }, [0, 1, 2, 24]],
+    ["larger blocks here", LARGER, { local: 2, remote: 5, tokens: 80, computed: 1 }, [0, 2, 3, 48]],
+    ["larger blocks here, by the tokens", LARGER, { local: 2, remote: 5, tokens: 80 }, [0, 2, 3, 48]],
+    ["larger blocks here, whose last is half full", LARGER, { local: 2, remote: 3 }, [0, 0, 3, 48]],
+    [
+      "larger blocks here, and more there than the tokens fill",
+      LARGER,
+      { local: 2, remote: 5, tokens: 48, computed: 0 },
+      [0, 0, 3, 48],
+    ],
+    [
+      "logical blocks of equal size, and nothing is known",
+      { local: [1, 2], remote: [1, 2] },
+      { local: 1, remote: 3 },
+      [0, 4, 2, 32],
+    ],
+    ["larger blocks here, full", LARGER, { local: 2, remote: 4 }, [0, 0, 4, 64]],
+    [
+      "logical blocks of unlike size",
+      LOGICAL,
+      { local: 1, remote: 6, tokens: 180, computed: 1 },
+      [0, 6, 6, 84],
+    ],
+    [
+      "logical blocks of unlike size, by the tokens",
+      LOGICAL,
+      { local: 1, remote: 6, tokens: 180 },
+      [0, 6, 6, 84],
+    ],
+  ] as const)("%s", (_, shape, given, expected) => {
+    expect(pair(shape, given)).toEqual(expected);
+  });
+
+  test("of more tokens than the remote's blocks hold is refused", () => {
+    expect(refusal({}, { local: 1, remote: 4, tokens: 65 })).toEqual({
+      message: "group 0: the remote's 4 blocks hold 64 tokens at most, fewer than the 65 it announced",
+      details: { group: 0, remoteBlocks: 4, numTokens: 65 },
+    });
+  });
+
+  test.each([
+    ["a block more than the remote has", {}, { local: 4, remote: 4, computed: 1 }, /do not reach that far/],
+    ["nothing of ours is there", {}, { local: 1, remote: 4, computed: 4 }, /do not reach that far/],
+    ["a whole larger block more", LARGER, { local: 3, remote: 4, computed: 0 }, /do not reach that far/],
+    [
+      "more blocks here, ends unknown",
+      {},
+      { local: 3, remote: 2 },
+      /the place of the local blocks in the remote list is ambiguous/,
+    ],
+    [
+      "fewer parts here, ends unknown",
+      LARGER,
+      { local: 1, remote: 3 },
+      /the place of the local blocks in the remote list is ambiguous/,
+    ],
+    [
+      "more blocks here than the tokens fill",
+      {},
+      { local: 4, remote: 4, tokens: 33 },
+      /the place of the local blocks in the remote list is ambiguous/,
+    ],
+  ] as const)("is refused where %s", (_, shape, given, message) => {
+    expect(refusal(shape, given).message).toMatch(message);
+  });
+
+  test("a refusal says what is known", () => {
+    expect(refusal({}, { local: 4, remote: 4, computed: 1 })).toEqual({
+      message:
+        "group 0: 4 local blocks of 16 tokens are to be filled after 1 computed ones, and the remote's 4 blocks of 16 tokens do not reach that far",
+      details: { group: 0, localBlocks: 4, remoteBlocks: 4, computedBlocks: 1 },
+    });
+    expect(refusal(LARGER, { local: 1, remote: 3 })).toEqual({
+      message:
+        "group 0: with 1 local and 3 remote blocks the place of the local blocks in the remote list is ambiguous (tokens: unknown)",
+      details: { group: 0, localBlocks: 1, remoteBlocks: 3, numTokens: null },
+    });
+    expect(refusal({}, { local: 4, remote: 4, tokens: 33 }).details).toMatchObject({ numTokens: 33 });
+  });
+});
+
+describe("a window", () => {
+  const window: Shape = { extent: "window" };
+  const larger: Shape = { ...LARGER, extent: "window" };
+  test.each([
+    // 100 tokens are 7 blocks.
+    ["of the same blocks", window, { local: 3, remote: 3, tokens: 100 }, [0, 0, 3, 36]],
+    ["of which the remote kept more", window, { local: 2, remote: 3, tokens: 100 }, [0, 1, 2, 20]],
+    ["of which the remote kept less", window, { local: 4, remote: 3, tokens: 100 }, [1, 0, 3, 52]],
+    [
+      "whose begin a prefix hit does not move",
+      window,
+      { local: 3, remote: 3, tokens: 100, computed: 5 },
+      [0, 0, 3, 36],
+    ],
+    ["as long as the sequence", window, { local: 7, remote: 7, tokens: 100 }, [0, 0, 7, 100]],
+    ["whose end is not known", window, { local: 2, remote: 3 }, [0, 1, 2, 32]],
+    [
+      "whose end is not known, and of which the remote kept less",
+      window,
+      { local: 3, remote: 2 },
+      [1, 0, 2, 48],
+    ],
+    // 4 blocks of 32 here; the remote's last 3 of 7 begin within the second but last of them.
+    ["of larger blocks", larger, { local: 2, remote: 3, tokens: 100 }, [0, 0, 3, 36]],
+    // 4 blocks of 32 on both sides: the last is not full.
+    [
+      "of logical blocks there",
+      { ...larger, remote: [1, 2] },
+      { local: 2, remote: 2, tokens: 100 },
+      [0, 0, 3, 36],
+    ],
+    [
+      "of larger blocks, the first of which is empty at its begin",
+      larger,
+      { local: 2, remote: 2, tokens: 100 },
+      [1, 0, 2, 36],
+    ],
+  ] as const)("%s", (_, shape, given, expected) => {
+    expect(pair(shape, given)).toEqual(expected);
+  });
+
+  test.each([
+    [
+      "its blocks are of other sizes and its end is not known",
+      larger,
+      { local: 3, remote: 3 },
+      /in the remote list is ambiguous/,
+    ],
+    [
+      "the remote has more blocks than tokens",
+      window,
+      { local: 2, remote: 3, tokens: 20 },
+      /in the remote list is ambiguous/,
+    ],
+    ["the remote has none", window, { local: 1, remote: 0, tokens: 16 }, /do not reach that far/],
+    ["only the empty begin of a block is ours", larger, { local: 1, remote: 1, tokens: 64 + 16 }, undefined],
+  ] as const)("is refused where %s", (_, shape, given, message) => {
+    if (message === undefined) expect(pair(shape, given)).toEqual([0, 0, 1, 16]);
+    else expect(refusal(shape, given).message).toMatch(message);
+  });
+});
+
+describe("blocks without tokens", () => {
+  const state: Shape = { extent: "state" };
+  const whole: Shape = { extent: "whole", local: [1, 3], remote: [1, 3] };
+  test.each([
+    ["the last state", state, { local: 1, remote: 3 }, [0, 2, 1, undefined]],
+    ["a state that is computed here has a block more", state, { local: 2, remote: 1 }, [0, 0, 1, undefined]],
+    ["scratch, all kernel blocks of each", whole, { local: 2, remote: 3 }, [0, 3, 6, undefined]],
+  ] as const)("%s", (_, shape, given, expected) => {
+    expect(pair(shape as Shape, given)).toEqual(expected);
+  });
+
+  test.each([
+    [state, { local: 3, remote: 1 }, "group 0: 3 local blocks of state cannot be filled from 1 remote ones"],
+    [state, { local: 1, remote: 0 }, "group 0: 1 local blocks of state cannot be filled from 0 remote ones"],
+    [
+      whole,
+      { local: 2, remote: 1 },
+      "group 0: 2 local blocks of scratch cannot be filled from 1 remote ones",
+    ],
+  ])("more than there are is refused: %j %j", (shape, given, message) => {
+    const { message: said, details } = refusal(shape, given);
+    if (typeof message === "string") {
+      expect(said).toBe(message);
+      expect(details).toEqual({ group: 0, localBlocks: given.local, remoteBlocks: given.remote });
+    } else expect(said).toMatch(message);
+  });
+});

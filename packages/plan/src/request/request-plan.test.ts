@@ -1,0 +1,386 @@
+import { KvError, type KvErrorCode } from "@kv/interface";
+import { describe, expect, test } from "vitest";
+import { buildEngineTransferPlan } from "../engine/engine-plan.js";
+import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
+import { samplePair, sampleRank } from "../sample-pair.test-support.js";
+import { planRequest } from "./request-plan.js";
+import type { RequestBlocks } from "./request-plan-types.js";
+
+const equal = buildEngineTransferPlan(samplePair());
+const wider = buildEngineTransferPlan(samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank()));
+const windowed = buildEngineTransferPlan(samplePair(sampleRank(), sampleRank(), ["swa"]));
+const ids = (plan: EngineTransferPlan, blocks: RequestBlocks) => {
+  const [read] = planRequest(plan, blocks).reads;
+  // The first region says it all; the other repeats it.
+  const half = (read?.localIds.length ?? 0) / 2;
+  return [[...(read?.localIds.subarray(0, half) ?? [])], [...(read?.remoteIds.subarray(0, half) ?? [])]];
+};
+
+test("ids are region by region; the second begins after all blocks of the first", () => {
+  const [read] = planRequest(equal, { localBlockIds: [[4, 5]], remoteBlockIds: [[1, 2]] }).reads;
+  expect([...(read?.localIds ?? [])]).toEqual([4, 5, 14, 15]);
+  expect([...(read?.remoteIds ?? [])]).toEqual([1, 2, 11, 12]);
+  expect(read?.lengthBytes).toBe(4 * 512);
+});
+
+test("a full hit reads nothing and notifies every rank that waits", () => {
+  const remotes = Array.from({ length: 8 }, (_, tpRank) => sampleRank({ tpRank, tpSize: 8 }));
+  const plan = buildEngineTransferPlan({ ...samplePair(), remotes });
+  const request = planRequest(plan, { localBlockIds: [[]], remoteBlockIds: [[1, 2]] });
+  expect(request).toMatchObject({ reads: [], receivePass: undefined, descriptorCount: 0 });
+  expect([...request.notifyRanks].sort()).toEqual([0, 1, 2, 3, 4, 5, 6, 7]);
+  expect(planRequest(plan, { localBlockIds: [], remoteBlockIds: [[1]] }).notifyRanks).toHaveLength(8);
+});
+
+test("without more knowledge, lists of equal blocks end together", () => {
+  expect(ids(equal, { localBlockIds: [[7]], remoteBlockIds: [[1, 2, 3]] })).toEqual([[7], [3]]);
+});
+
+test("known computed blocks place the local ones, also off the boundaries of the remote's blocks", () => {
+  // 5 prefill blocks of 16 hold 80 tokens; decode has the first 32 and wants the rest in two blocks of 32.
+  const blocks = { localBlockIds: [[6, 7]], remoteBlockIds: [[0, 1, 2, 3, 4]], numTokens: 80 };
+  const expected = [
+    [12, 13, 14],
+    [2, 3, 4],
+  ];
+  expect(ids(wider, { ...blocks, localComputedBlocks: [1] })).toEqual(expected);
+  expect(ids(wider, blocks)).toEqual(expected);
+});
+
+test("blocks that the remote holds beyond the announced tokens are not read", () => {
+  const blocks = {
+    localBlockIds: [[6]],
+    remoteBlockIds: [[1, 2, 3]],
+    numTokens: 17,
+    localComputedBlocks: [1],
+  };
+  expect(ids(equal, blocks)).toEqual([[6], [2]]);
+});
+
+test("kernel blocks of a logical block beyond the last token are not read either", () => {
+  const rank = sampleRank({ physicalBlocksPerLogical: 2 });
+  const plan = buildEngineTransferPlan(samplePair(rank, rank));
+  expect(ids(plan, { localBlockIds: [[3]], remoteBlockIds: [[1]], numTokens: 16 })).toEqual([[6], [2]]);
+});
+
+test("a window's list is aligned at the last token", () => {
+  const blocks = {
+    localBlockIds: [[6, 7]],
+    remoteBlockIds: [[1, 2]],
+    numTokens: 90,
+    localComputedBlocks: [4],
+  };
+  expect(ids(windowed, blocks)).toEqual([
+    [6, 7],
+    [1, 2],
+  ]);
+  expect(planRequest(windowed, blocks).receivePass?.groups).toEqual([
+    {
+      group: 0,
+      permuteBlockIds: new Int32Array(0),
+      zeroBlockIds: new Int32Array(0),
+      partialBlock: { blockId: 7, fromToken: 10 },
+    },
+  ]);
+  expect(ids(windowed, { localBlockIds: [[7]], remoteBlockIds: [[1, 2, 3]], numTokens: 90 })).toEqual([
+    [7],
+    [3],
+  ]);
+});
+
+describe("a window of which the remote kept less", () => {
+  // Blocks of 32 tokens here, of 16 there: 90 tokens end in the third block here, in the sixth there.
+  const plan = buildEngineTransferPlan(
+    samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank(), ["swa"]),
+  );
+
+  test("is zeroed before it, whole blocks and the begin of the one in which it begins", () => {
+    const blocks = { localBlockIds: [[6, 7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 90 };
+    expect(planRequest(plan, blocks).receivePass?.groups).toEqual([
+      {
+        ...{ group: 0, permuteBlockIds: Int32Array.of(7, 8), zeroBlockIds: Int32Array.of(6) },
+        ...{ leadingBlock: { blockId: 7, untilToken: 16 }, partialBlock: { blockId: 8, fromToken: 26 } },
+      },
+    ]);
+  });
+
+  test("is refused where a block stands before it and within it", () => {
+    const twice = (localBlockIds: number[]) => () =>
+      planRequest(plan, { localBlockIds: [localBlockIds], remoteBlockIds: [[1, 2, 3]], numTokens: 90 });
+    expect(twice([8, 7, 8])).toThrow(/local block 8 is listed both before the remote's window and within it/);
+    expect(twice([7, 7, 8])).toThrow(/local block 7 is listed both/);
+    // Of what is zeroed one block may stand for several: it holds nothing.
+    const few = { remoteBlockIds: [[3]], numTokens: 90 };
+    expect(planRequest(plan, { ...few, localBlockIds: [[0, 0, 8]] }).receivePass?.groups).toMatchObject([
+      { zeroBlockIds: Int32Array.of(0, 0), leadingBlock: { blockId: 8, untilToken: 16 } },
+    ]);
+  });
+});
+
+test("the pass zeroes the tail of the last block and blocks that nothing reached, and permutes those touched", () => {
+  const blocks = {
+    localBlockIds: [[6, 7]],
+    remoteBlockIds: [[1, 2, 3]],
+    numTokens: 40,
+    localComputedBlocks: [0],
+  };
+  expect(planRequest(wider, blocks).receivePass?.groups).toEqual([
+    {
+      group: 0,
+      permuteBlockIds: Int32Array.of(6, 7),
+      zeroBlockIds: new Int32Array(0),
+      partialBlock: { blockId: 7, fromToken: 8 },
+    },
+  ]);
+  const padded = buildEngineTransferPlan(
+    samplePair(sampleRank({ physicalBlocksPerLogical: 2 }), sampleRank()),
+  );
+  const cut = { localBlockIds: [[3]], remoteBlockIds: [[1]], numTokens: 16 };
+  expect(planRequest(padded, cut).receivePass?.groups).toEqual([
+    { group: 0, permuteBlockIds: new Int32Array(0), zeroBlockIds: Int32Array.of(7) },
+  ]);
+});
+
+test("blocks that are whole need no pass", () => {
+  const whole = { localBlockIds: [[1]], remoteBlockIds: [[1]], numTokens: 16 };
+  expect(planRequest(equal, whole).receivePass).toBeUndefined();
+});
+
+test("on a full hit nothing else is looked at", () => {
+  expect(planRequest(equal, { localBlockIds: [[]], remoteBlockIds: [] })).toMatchObject({
+    ...{ reads: [], notifyRanks: [0], runCount: 0, lengthBytes: 0 },
+  });
+});
+
+test("sources whose indices are the same share them", () => {
+  const remotes = [0, 1].map((tpRank) => sampleRank({ tpRank, tpSize: 2 }));
+  const plan = buildEngineTransferPlan({ ...samplePair(), remotes });
+  const request = planRequest(plan, { localBlockIds: [[4, 5]], remoteBlockIds: [[1, 2]] });
+  const [one, other] = request.reads;
+  expect([...(other?.localIds ?? [])]).toEqual([4, 5, 14, 15]);
+  expect(other?.localIds).toBe(one?.localIds);
+  // Two sources, two regions, two blocks, of which each gives two of four heads.
+  expect(request).toMatchObject({ descriptorCount: 8, runCount: 4, lengthBytes: 8 * 256, notify: [] });
+});
+
+describe("groups in regions of their own", () => {
+  const own = (change: Parameters<typeof sampleRank>[0] = {}) => {
+    const rank = sampleRank(change);
+    return { ...rank, regions: rank.regions.map((one, groupId) => ({ ...one, groupId })) };
+  };
+
+  test("one without blocks is left out", () => {
+    const plan = buildEngineTransferPlan(samplePair(own(), own(), ["full", "full"]));
+    const request = planRequest(plan, { localBlockIds: [[], [3]], remoteBlockIds: [[1], [2]], numTokens: 5 });
+    expect(request.reads.map(({ runs }) => [...runs])).toEqual([[13, 12, 1]]);
+    expect(request.receivePass?.groups).toEqual([
+      {
+        ...{ group: 1, permuteBlockIds: new Int32Array(0), zeroBlockIds: new Int32Array(0) },
+        partialBlock: { blockId: 3, fromToken: 5 },
+      },
+    ]);
+  });
+
+  test("a stage that has none of the blocks is told, and not read", () => {
+    const all = own();
+    const stage = (ppRank: number) => ({
+      ...all,
+      ppRank,
+      ppSize: 2,
+      regions: all.regions.slice(ppRank, ppRank + 1),
+    });
+    const plan = buildEngineTransferPlan({
+      ...samplePair(all, stage(0), ["full", "full"]),
+      remotes: [stage(0), stage(1)],
+    });
+    const told = [0, 1].map((group) => {
+      const ids = [0, 1].map((one) => (one === group ? [1] : []));
+      const { reads, notify, notifyRanks } = planRequest(plan, { localBlockIds: ids, remoteBlockIds: ids });
+      return [reads.map(({ remotePpRank }) => remotePpRank), notify, notifyRanks];
+    });
+    expect(told).toEqual([
+      [[0], [{ tpRank: 0, ppRank: 1 }], [0]],
+      [[1], [{ tpRank: 0, ppRank: 0 }], [0]],
+    ]);
+  });
+
+  test("a group that no region holds has no blocks", () => {
+    const only = (groupIds: readonly number[]) => {
+      const rank = sampleRank();
+      return { ...rank, regions: rank.regions.map((one) => ({ ...one, groupIds })) };
+    };
+    const plan = buildEngineTransferPlan(samplePair(only([0]), only([0]), ["full", "swa"]));
+    expect(planRequest(plan, { localBlockIds: [[1], []], remoteBlockIds: [[1], []] }).reads).toHaveLength(1);
+    expect(() => planRequest(plan, { localBlockIds: [[1], [2]], remoteBlockIds: [[1], [2]] })).toThrow(
+      /group 1 has blocks, and no region/,
+    );
+  });
+
+  test("a block that is given twice is named in its group's own count", () => {
+    const states = { stateSpace: { convBytes: 32, recurrentBytes: 64 } };
+    const plan = buildEngineTransferPlan(
+      samplePair(own({ ...states, kernelBlockSize: 32 }), own(states), ["full", "mamba"]),
+    );
+    const attempt = (localBlockIds: readonly number[][], remoteBlockIds: readonly number[][]) => () =>
+      planRequest(plan, { localBlockIds, remoteBlockIds, numTokens: 64 });
+    expect(attempt([[3, 3], []], [[1, 2, 3, 4], []])).toThrow(/local kernel block 3 is to be filled twice/);
+    expect(attempt([[], [3, 3]], [[], [1, 2]])).toThrow(/local kernel block 3 is to be filled twice/);
+  });
+});
+
+describe("sequences that are dealt out", () => {
+  const latents = (change: Parameters<typeof sampleRank>[0]) =>
+    sampleRank({ blockLengthBytes: 1024, ...change });
+
+  test("each source has blocks of its own; one without any is told", () => {
+    const remotes = [0, 1].map((tpRank) => latents({ tpRank, tpSize: 2, dcpSize: 2 }));
+    const plan = buildEngineTransferPlan({ ...samplePair(latents({}), undefined, ["mla"]), remotes });
+    const both = planRequest(plan, { localBlockIds: [[5, 6, 7]], remoteBlockIds: [[1, 2]], numTokens: 48 });
+    expect(both.reads.map(({ remoteRank, runs }) => [remoteRank, ...runs])).toEqual([
+      [0, 5, 1, 1, 7, 2, 1, 15, 11, 1, 17, 12, 1],
+      [1, 6, 1, 1, 16, 11, 1],
+    ]);
+    expect(both).toMatchObject({ descriptorCount: 6, runCount: 6, lengthBytes: 6 * 1024, notify: [] });
+    const one = planRequest(plan, { localBlockIds: [[5]], remoteBlockIds: [[1]], numTokens: 16 });
+    expect(one.reads.map(({ remoteRank }) => remoteRank)).toEqual([0]);
+    expect(one.notify).toEqual([{ tpRank: 1, ppRank: 0 }]);
+  });
+
+  test("here alone: a rank reads every other block of the one that has all", () => {
+    const local = latents({ tpSize: 2, dcpSize: 2 });
+    const plan = buildEngineTransferPlan(samplePair(local, latents({}), ["mla"]));
+    expect(ids(plan, { localBlockIds: [[5, 6]], remoteBlockIds: [[1, 2, 3]], numTokens: 48 })).toEqual([
+      [5, 6],
+      [1, 3],
+    ]);
+  });
+});
+
+test("copies that nobody reads are told, at every stage", () => {
+  const rank = sampleRank({ blockLengthBytes: 1024 });
+  const stage = (ppRank: number) =>
+    [0, 1].map((tpRank) => ({
+      ...{ ...rank, tpRank, tpSize: 2, ppRank, ppSize: 2 },
+      regions: rank.regions.slice(ppRank, ppRank + 1),
+    }));
+  const plan = buildEngineTransferPlan({
+    ...samplePair(rank, rank, ["mla"]),
+    remotes: [...stage(0), ...stage(1)],
+  });
+  const { reads, notify } = planRequest(plan, { localBlockIds: [[1]], remoteBlockIds: [[1]] });
+  expect(reads.map(({ remoteRank, remotePpRank }) => [remoteRank, remotePpRank])).toEqual([
+    [0, 0],
+    [0, 1],
+  ]);
+  expect(notify).toEqual([
+    { tpRank: 1, ppRank: 0 },
+    { tpRank: 1, ppRank: 1 },
+  ]);
+});
+
+test("runs are counted after ordering, over all regions and reads", () => {
+  const request = planRequest(equal, { localBlockIds: [[9, 8, 7, 3]], remoteBlockIds: [[5, 4, 3, 9]] });
+  expect(request).toMatchObject({ descriptorCount: 8, runCount: 4 });
+});
+
+test.each<[string, EngineTransferPlan, RequestBlocks, KvErrorCode, RegExp]>([
+  [
+    "more local than remote blocks",
+    equal,
+    { localBlockIds: [[1, 2]], remoteBlockIds: [[1]] },
+    "KV_BLOCKS_MISMATCH",
+    /2 local .*1 remote/,
+  ],
+  [
+    "local blocks that begin where the remote's end",
+    equal,
+    { localBlockIds: [[1]], remoteBlockIds: [[1, 2]], localComputedBlocks: [2] },
+    "KV_BLOCKS_MISMATCH",
+    /1 local blocks .* after 2 computed ones/,
+  ],
+  [
+    "fewer remote blocks than the tokens need",
+    equal,
+    { localBlockIds: [[1]], remoteBlockIds: [[1]], numTokens: 17 },
+    "KV_BLOCKS_MISMATCH",
+    /hold 16 tokens at most, fewer than the 17/,
+  ],
+  [
+    "unequal blocks of which nobody knows the begin",
+    wider,
+    { localBlockIds: [[1]], remoteBlockIds: [[1, 2, 3]] },
+    "KV_BLOCKS_MISMATCH",
+    /is ambiguous/,
+  ],
+  [
+    "a windowed list longer than its sequence",
+    windowed,
+    { localBlockIds: [[1]], remoteBlockIds: [[1, 2, 3]], numTokens: 20 },
+    "KV_BLOCKS_MISMATCH",
+    /is ambiguous/,
+  ],
+  [
+    "too few groups",
+    equal,
+    { localBlockIds: [[1]], remoteBlockIds: [] },
+    "KV_BLOCKS_MISMATCH",
+    /remote .*0 KV cache groups .* has 1/,
+  ],
+  [
+    "too many groups",
+    equal,
+    { localBlockIds: [[1], []], remoteBlockIds: [[1]] },
+    "KV_BLOCKS_MISMATCH",
+    /local .*2 KV cache groups/,
+  ],
+  [
+    "tokens that are none",
+    equal,
+    { localBlockIds: [[1]], remoteBlockIds: [[1]], numTokens: 0 },
+    "KV_BLOCKS_MISMATCH",
+    /numTokens is 0/,
+  ],
+  [
+    "computed blocks that are none",
+    equal,
+    { localBlockIds: [[1]], remoteBlockIds: [[1]], localComputedBlocks: [-1] },
+    "KV_BLOCKS_MISMATCH",
+    /localComputedBlocks of group 0 is -1/,
+  ],
+  [
+    "a local block outside",
+    equal,
+    { localBlockIds: [[10]], remoteBlockIds: [[1]] },
+    "KV_BLOCKS_OUT_OF_RANGE",
+    /local block 10 .* 10 blocks/,
+  ],
+  [
+    "a remote block outside",
+    equal,
+    { localBlockIds: [[1]], remoteBlockIds: [[-1]] },
+    "KV_BLOCKS_OUT_OF_RANGE",
+    /remote block -1/,
+  ],
+  [
+    "half a block",
+    equal,
+    { localBlockIds: [[1]], remoteBlockIds: [[1.5]] },
+    "KV_BLOCKS_OUT_OF_RANGE",
+    /remote block 1.5/,
+  ],
+  [
+    "a local block twice",
+    equal,
+    { localBlockIds: [[3, 3]], remoteBlockIds: [[1, 2]] },
+    "KV_BLOCKS_OUT_OF_RANGE",
+    /block 3 .*twice/,
+  ],
+])("refuses %s", (_what, plan, blocks, code, message) => {
+  const attempt = () => planRequest(plan, blocks);
+  expect(attempt).toThrow(message);
+  try {
+    attempt();
+  } catch (error) {
+    expect(KvError.is(error) && error.code).toBe(code);
+  }
+});

@@ -1,0 +1,328 @@
+import {
+  type DescriptorPairs,
+  descriptorPairs,
+  type KvCacheKind,
+  type KvCacheLayout,
+  type MemoryType,
+} from "@kv/interface";
+import type { EngineTransferPlan, RankGeometry, RegionGeometry, RequestPlan } from "../../src/index.js";
+import { expandTable } from "./labelled-memory.js";
+
+/** A cache of the model, as both engines have it: attention, or state. */
+export interface CacheSpec {
+  readonly name: string;
+  readonly groups: readonly number[];
+  /** KV heads of the whole model; undefined: the same on every rank. */
+  readonly heads?: number;
+  /** Tokens in a logical block; default the engine's. */
+  readonly blockTokens?: number;
+  /** Or so many times the engine's, where layers with fewer heads have blocks of as many bytes. */
+  readonly blockTimes?: number;
+  /** Bytes of the whole model's convolution projections and recurrent state; multiples of 4 for each rank. */
+  readonly state?: { readonly projections: readonly number[]; readonly recurrent: number };
+  readonly memoryType?: MemoryType;
+  /** What groups that share it have instead; it is told by group then, and not with the region. */
+  readonly of?: Readonly<Record<number, Pick<CacheSpec, "heads" | "blockTimes">>>;
+}
+
+export interface KindEngine {
+  readonly tpSize: number;
+  readonly ppSize?: number;
+  readonly dcpSize?: number;
+  readonly kernelTokens: number;
+  readonly perLogical: number;
+  /** Default LBHNC. */
+  readonly layout?: KvCacheLayout;
+  readonly logicalBlocks: number;
+  readonly padding?: number;
+  /** A stage has the caches whose index is in its list. */
+  readonly stages?: readonly (readonly number[])[];
+  readonly memoryType?: MemoryType;
+  /** All caches in one row per block, advertised with the pages' places. */
+  readonly packed?: boolean;
+}
+
+export interface KindRank {
+  readonly geometry: RankGeometry;
+  readonly bytes: readonly Uint8Array[];
+  readonly caches: readonly CacheSpec[];
+}
+
+export const CELL = 4;
+const SPACING = 2 ** 26;
+
+const headsHere = (cache: CacheSpec, tpSize: number) =>
+  cache.heads === undefined ? 1 : Math.max(1, cache.heads / tpSize);
+
+/** A cache as one of its groups has it. */
+const asGroup = (cache: CacheSpec, group: number): CacheSpec => ({ ...cache, ...cache.of?.[group] });
+
+/** The first cache of a group, as the group has it. */
+export function specOfGroup(caches: readonly CacheSpec[], group: number): CacheSpec | undefined {
+  const found = caches.find((cache) => cache.groups.includes(group));
+  return found === undefined ? undefined : asGroup(found, group);
+}
+
+/** As a model tells it, where groups of one cache differ. */
+export function groupKvHeadsOf(
+  caches: readonly CacheSpec[],
+  groups: readonly KvCacheKind[],
+): { readonly groupKvHeads?: readonly number[] } {
+  if (caches.every((cache) => cache.of === undefined)) return {};
+  return { groupKvHeads: groups.map((_, group) => specOfGroup(caches, group)?.heads ?? 1) };
+}
+
+/** Tokens in a logical block of a cache. */
+export function blockTokensOf(
+  cache: CacheSpec | undefined,
+  { kernelTokens, perLogical }: Pick<KindEngine, "kernelTokens" | "perLogical">,
+): number {
+  return cache?.blockTokens ?? kernelTokens * perLogical * (cache?.blockTimes ?? 1);
+}
+
+function attentionBytes(cache: CacheSpec, engine: KindEngine): number {
+  const tokens = blockTokensOf(cache, engine) / engine.perLogical;
+  return headsHere(cache, engine.tpSize) * tokens * CELL;
+}
+
+function stateBytes(cache: CacheSpec, tpSize: number): number {
+  if (cache.state === undefined) return 0;
+  return (cache.state.projections.reduce((sum, one) => sum + one, 0) + cache.state.recurrent) / tpSize;
+}
+
+/** The ranks of an engine, stage by stage; a byte that nothing belongs in is `filler`. */
+export function kindEngine(
+  engine: KindEngine,
+  specs: readonly CacheSpec[],
+  groups: readonly KvCacheKind[],
+  base: number,
+  filler: number,
+): KindRank[] {
+  const ranks: KindRank[] = [];
+  for (const [ppRank, indices] of (engine.stages ?? [[...specs.keys()]]).entries()) {
+    for (let tpRank = 0; tpRank < engine.tpSize; tpRank++) {
+      const caches = indices.map((index) => specs[index] as CacheSpec);
+      const at = base + (ppRank * engine.tpSize + tpRank) * SPACING * 16;
+      const regions = caches.map((cache, index): RegionGeometry => {
+        const page = Math.max(
+          attentionBytes(cache, engine),
+          Math.ceil(stateBytes(cache, engine.tpSize) / engine.perLogical / 4) * 4,
+        );
+        return {
+          name: cache.name,
+          baseAddress: at + index * SPACING,
+          numBlocks: engine.logicalBlocks * engine.perLogical,
+          blockLengthBytes:
+            cache.heads === undefined || cache.state === undefined ? page : attentionBytes(cache, engine),
+          blockStrideBytes: page + (engine.padding ?? 0),
+          groupId: cache.groups.length === 1 ? (cache.groups[0] as number) : -1,
+          ...(cache.groups.length > 1 && cache.groups.length < groups.length
+            ? { groupIds: cache.groups }
+            : {}),
+          ...(cache.heads === undefined
+            ? { replicated: true }
+            : cache.of === undefined
+              ? { numKvHeads: cache.heads }
+              : {}),
+          memoryType: cache.memoryType ?? engine.memoryType ?? "DRAM",
+        };
+      });
+      const states = caches.find(({ state }) => state !== undefined)?.state;
+      const share = (bytes: number) => bytes / engine.tpSize;
+      const rank: RankGeometry = {
+        tpRank,
+        tpSize: engine.tpSize,
+        ppRank,
+        ppSize: engine.stages?.length ?? 1,
+        dcpSize: engine.dcpSize ?? 1,
+        kernelBlockSize: engine.kernelTokens,
+        physicalBlocksPerLogical: engine.perLogical,
+        layout: engine.layout ?? "LBHNC",
+        attentionBackend: "FLASH_ATTN",
+        deviceId: 0,
+        regions,
+        ...(groups.some((_, group) => {
+          const spec = specOfGroup(specs, group);
+          return spec?.blockTokens !== undefined || spec?.blockTimes !== undefined;
+        })
+          ? { groupBlockTokens: groups.map((_, group) => blockTokensOf(specOfGroup(specs, group), engine)) }
+          : {}),
+        ...(states === undefined
+          ? {}
+          : {
+              stateSpace: {
+                convProjectionBytes: states.projections.map(share),
+                convBytes: share(states.projections.reduce((sum, one) => sum + one, 0)),
+                recurrentBytes: share(states.recurrent),
+              },
+            }),
+      };
+      const bytes = regions.map((region) =>
+        new Uint8Array(region.numBlocks * region.blockStrideBytes).fill(filler),
+      );
+      ranks.push(
+        engine.packed
+          ? packRows({ geometry: rank, bytes, caches }, filler)
+          : { geometry: rank, bytes, caches },
+      );
+    }
+  }
+  return ranks;
+}
+
+/** The same caches, as pages of one row per block. Views of the row stand for the regions. */
+function packRows({ geometry, caches }: KindRank, filler: number): KindRank {
+  const [first] = geometry.regions as [RegionGeometry];
+  let rowBytes = 0;
+  const members: Record<string, { offsetBytes: number; lengthBytes: number }> = {};
+  for (const region of geometry.regions) {
+    members[region.name] = { offsetBytes: rowBytes, lengthBytes: region.blockLengthBytes };
+    rowBytes += region.blockLengthBytes;
+  }
+  const row: RegionGeometry = {
+    ...first,
+    blockLengthBytes: rowBytes,
+    blockStrideBytes: rowBytes,
+    groupId: new Set(geometry.regions.map(({ groupId }) => groupId)).size > 1 ? -1 : first.groupId,
+  };
+  const whole = new Uint8Array(row.numBlocks * rowBytes).fill(filler);
+  return { geometry: { ...geometry, regions: [row], packedMembers: members }, bytes: [whole], caches };
+}
+
+export interface KindRequest {
+  readonly numTokens: number;
+  /** Logical block tables of all of the sequence, per group, before DCP deals them out. */
+  readonly tables: readonly (readonly number[])[];
+  /** First token of each group that is there: the begin of a window. */
+  readonly fromToken?: readonly number[];
+}
+
+/** Every cell that a rank should hold for the request: `visit(bytes, offset, label)`. */
+export function eachCell(
+  rank: KindRank,
+  kinds: readonly KvCacheKind[],
+  request: KindRequest,
+  visit: (bytes: Uint8Array, offset: number, label: number) => void,
+): void {
+  const { geometry } = rank;
+  const dcpSize = geometry.dcpSize ?? 1;
+  for (const [index, cache] of rank.caches.entries()) {
+    const member = geometry.packedMembers?.[cache.name];
+    const region = (member === undefined ? geometry.regions[index] : geometry.regions[0]) as RegionGeometry;
+    const bytes = (member === undefined ? rank.bytes[index] : rank.bytes[0]) as Uint8Array;
+    const inRow = member?.offsetBytes ?? 0;
+    for (const group of cache.groups) {
+      const table = request.tables[group] ?? [];
+      if (kinds[group] === "mamba") {
+        const block = table.at(-1);
+        if (block === undefined || cache.state === undefined) continue;
+        let offset = block * geometry.physicalBlocksPerLogical * region.blockStrideBytes;
+        for (const [part, total] of [...cache.state.projections, cache.state.recurrent].entries()) {
+          const mine = total / geometry.tpSize;
+          for (let at = 0; at < mine; at += CELL) {
+            visit(bytes, offset + at, labelOf(cache.name, 100 + part, geometry.tpRank * mine + at));
+          }
+          offset += mine;
+        }
+        continue;
+      }
+      const own = asGroup(cache, group);
+      const logicalTokens = blockTokensOf(own, {
+        kernelTokens: geometry.kernelBlockSize,
+        perLogical: geometry.physicalBlocksPerLogical,
+      });
+      const tokens = logicalTokens / geometry.physicalBlocksPerLogical;
+      const tokenMajor = geometry.layout === "LBNHC";
+      const heads = headsHere(own, geometry.tpSize);
+      const firstHead =
+        own.heads === undefined ? 0 : Math.floor((geometry.tpRank * own.heads) / geometry.tpSize);
+      const cellBytes = cache.of === undefined ? CELL : region.blockLengthBytes / (heads * tokens);
+      for (let token = request.fromToken?.[group] ?? 0; token < request.numTokens; token++) {
+        const position = Math.floor(token / logicalTokens);
+        if (position % dcpSize !== geometry.tpRank % dcpSize) continue;
+        const logical = table[Math.floor(position / dcpSize)] as number;
+        const within = token % logicalTokens;
+        const block = logical * geometry.physicalBlocksPerLogical + Math.floor(within / tokens);
+        for (let head = 0; head < heads; head++) {
+          const at = within % tokens;
+          const cell = (tokenMajor ? at * heads + head : head * tokens + at) * cellBytes;
+          for (let inCell = 0; inCell < cellBytes; inCell += CELL) {
+            visit(
+              bytes,
+              block * region.blockStrideBytes + inRow + cell + inCell,
+              labelOf(cache.name, firstHead + head + 4 * inCell, token),
+            );
+          }
+        }
+      }
+    }
+  }
+}
+
+/** Unlike for every cache, head and token, never a filler or zero. */
+function labelOf(name: string, head: number, position: number): number {
+  const cache = Number(name.replaceAll(/\D/g, ""));
+  return 1 + position + 2 ** 14 * (head + 2 ** 8 * cache);
+}
+
+export const writeCell = (bytes: Uint8Array, offset: number, label: number) =>
+  new DataView(bytes.buffer, bytes.byteOffset).setUint32(offset, label);
+export const readCell = (bytes: Uint8Array, offset: number) =>
+  new DataView(bytes.buffer, bytes.byteOffset).getUint32(offset);
+
+/** Carries out every transfer of a request; a byte that is written twice, or read from outside, is an error. */
+export function moveAll(
+  plan: EngineTransferPlan,
+  request: RequestPlan,
+  local: KindRank,
+  remotes: readonly KindRank[],
+  written = local.bytes.map((bytes) => new Uint8Array(bytes.length)),
+): void {
+  for (const read of request.reads) {
+    const list = plan.sources[read.sourceIndex]?.lists[read.listIndex];
+    const remote = remotes.find(
+      ({ geometry }) => geometry.tpRank === read.remoteRank && (geometry.ppRank ?? 0) === read.remotePpRank,
+    );
+    if (list === undefined || remote === undefined) throw new Error("no such list, or no such rank");
+    const [mine, theirs] = [expandTable(list.localTable), expandTable(list.remoteTable)];
+    const spelled = ({ localIds, remoteIds }: DescriptorPairs) =>
+      [...localIds].map((id, index) => [id, remoteIds[index] as number] as const);
+    const pairs = spelled(descriptorPairs(read.descriptors));
+    const key = ([one, other]: readonly [number, number]) => `${one}<${other}`;
+    const all = (ids: typeof pairs) => ids.map(key).sort().join();
+    for (const other of [
+      { localIds: read.localIds, remoteIds: read.remoteIds },
+      descriptorPairs({ runs: read.runs }),
+    ]) {
+      if (all(spelled(other)) !== all(pairs)) throw new Error("the spellings of a read differ");
+    }
+    for (const [localId, remoteId] of pairs) {
+      const [here, there] = [mine[localId], theirs[remoteId]];
+      if (here === undefined || there === undefined || here.lengthBytes !== there.lengthBytes)
+        throw new Error(`descriptors ${localId} and ${remoteId} do not pair`);
+      const source = bytesAt(remote, there.address, there.lengthBytes);
+      bytesAt(local, here.address, here.lengthBytes).set(source);
+      const { region, start } = regionAt(local, here.address);
+      const marks = written[region] as Uint8Array;
+      for (let at = start; at < start + here.lengthBytes; at++) {
+        if (marks[at] === 1) throw new Error(`byte ${at} of region ${region} is written twice`);
+        marks[at] = 1;
+      }
+    }
+  }
+}
+
+function regionAt({ geometry, bytes }: KindRank, address: number): { region: number; start: number } {
+  const region = geometry.regions.findIndex(({ baseAddress }, index) => {
+    return address >= baseAddress && address < baseAddress + (bytes[index]?.length ?? 0);
+  });
+  return { region, start: address - (geometry.regions[region]?.baseAddress ?? 0) };
+}
+
+function bytesAt(rank: KindRank, address: number, lengthBytes: number): Uint8Array {
+  const { region, start } = regionAt(rank, address);
+  const found = rank.bytes[region];
+  if (found === undefined || start + lengthBytes > found.length)
+    throw new Error(`${lengthBytes} bytes at ${address} are outside of rank ${rank.geometry.tpRank}`);
+  return found.subarray(start, start + lengthBytes);
+}

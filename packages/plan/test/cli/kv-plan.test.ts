@@ -1,0 +1,465 @@
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { afterAll, describe, expect, test } from "vitest";
+import { EXIT_CODES } from "../../src/cli/run.js";
+import { planFromDocument } from "../../src/data/index.js";
+import { captured, planned, report } from "./captured-run.js";
+
+const model = (name: string) => fileURLToPath(new URL(`../../fixtures/models/${name}.json`, import.meta.url));
+const folder = mkdtempSync(join(tmpdir(), "kv-plan-"));
+afterAll(() => rmSync(folder, { recursive: true }));
+
+describe("models by their published shapes", () => {
+  // Bytes by hand: tokens x layers x (K and V) x head size x 2 bytes x heads that are moved.
+  test.each<[string, string[], { regions: number; lengthBytes: number; sources: number[][] }]>([
+    [
+      "qwen3-0.6b",
+      ["--tp", "1", "--tp", "2"],
+      { regions: 28, lengthBytes: 2048 * 28 * 2 * 128 * 2 * 8, sources: [[0], [0]] },
+    ],
+    [
+      "llama-3.1-70b",
+      ["--tp", "8", "--tp", "4"],
+      {
+        regions: 80,
+        lengthBytes: 2048 * 80 * 2 * 128 * 2 * 8,
+        sources: [
+          [0, 1],
+          [2, 3],
+          [4, 5],
+          [6, 7],
+        ],
+      },
+    ],
+    [
+      "llama-3.1-70b",
+      ["--tp", "2", "--tp", "4", "--block-size", "16", "--block-size", "32"],
+      { regions: 80, lengthBytes: 2048 * 80 * 2 * 128 * 2 * 8, sources: [[0], [0], [1], [1]] },
+    ],
+    [
+      "deepseek-v2-lite",
+      ["--tp", "2", "--tp", "1"],
+      { regions: 27, lengthBytes: 2048 * 27 * 576 * 2, sources: [[0]] },
+    ],
+    [
+      "deepseek-v3",
+      ["--tp", "8", "--tp", "2"],
+      // Each decode rank holds the whole latent cache.
+      { regions: 61, lengthBytes: 2 * 2048 * 61 * 576 * 2, sources: [[0], [4]] },
+    ],
+  ])("%s %j", async (name, args, expected) => {
+    const found = await planned("--config", model(name), ...args);
+    expect(found.prefill.regions).toBe(expected.regions);
+    expect(found.request.lengthBytes).toBe(expected.lengthBytes);
+    expect(found.ranks.map((rank) => rank.reads.map((read) => read.prefillRank))).toEqual(expected.sources);
+  });
+
+  test("gpt-oss: the window's layers move the window's tail only", async () => {
+    const found = await planned("--config", model("gpt-oss-20b"), "--tp", "1", "--tokens", "2048");
+    expect(found.groups).toEqual(["swa", "full"]);
+    // 2048 tokens in full, and of the window of 128 tokens 8 blocks and the one it begins in.
+    expect(found.request.lengthBytes).toBe((2048 + 9 * 16) * 12 * 2 * 64 * 2 * 8);
+  });
+
+  test("Gemma 3: a full layer in six, groups of equal size", async () => {
+    const found = await planned("--config", model("gemma-3-27b"), "--tp", "4", "--tp", "2");
+    expect(found.groups.filter((kind) => kind === "full")).toHaveLength(1);
+    expect(found.groups.filter((kind) => kind === "swa")).toHaveLength(6);
+    expect(found.prefill.regions).toBe(10);
+  });
+
+  test("DeepSeek V3.2: an indexer's keys beside each layer's latents, in one group", async () => {
+    const flags = ["--config", model("deepseek-v3.2"), "--tp", "8", "--tp", "4"];
+    const found = await planned(...flags);
+    expect(found.groups).toEqual(["mla"]);
+    expect(found.prefill).toMatchObject({ regions: 122, blockSize: 64 });
+    // Each of 4 decode ranks: latents of 512 + 64 elements, keys of 128 bytes with a scale of 4.
+    expect(found.request.lengthBytes).toBe(4 * 2048 * 61 * (576 * 2 + 132));
+    const packed = await planned(...flags, "--kv-cache-dtype", "fp8");
+    expect(packed.request.lengthBytes).toBe(4 * 2048 * 61 * (656 + 132));
+    expect(packed.assumed).toContain("fp8 latents are packed with their scales: 656 bytes each (fp8_ds_mla)");
+  });
+
+  test("DeepSeek V4 Flash: windows, latents of 4 and of 128 tokens, indexers, and compressors' states", async () => {
+    const flags = ["--config", model("deepseek-v4-flash"), "--kv-cache-dtype", "fp8", "--tokens", "8192"];
+    const found = await planned(...flags, "--tp", "8", "--tp", "1");
+    expect(found.groups).toEqual(["swa-mla", "mla", "swa-mla", "swa-mla"]);
+    // 43 layers, of which 21 have the ratio 4 and 20 the ratio 128.
+    expect(found.decode.regions).toBe(43 + 41 + 41 + 21 + 21);
+    // A window's blocks, and one more: it need not begin with a block.
+    const windows = 43 * 3 * 64 * 584 + 21 * 3 * 4 * (8192 + 2048) + 20 * 17 * 8 * 4096;
+    const latents = 21 * (8192 / 4) * (584 + 132) + 20 * (8192 / 128) * 584;
+    expect(found.request.lengthBytes).toBe(windows + latents);
+    expect(found.assumed.join()).toMatch(/blocks of 64 tokens of windows, 4 and 8 of compressors/);
+  });
+
+  test("Nemotron 3 Nano 30B: states in the pages of attention, 131 and 261 kernel blocks in a logical one", async () => {
+    const flags = ["--config", model("nemotron-3-nano-30b"), "--tp", "4", "--tp", "1"];
+    const state = (3 * (64 * 64 + 2 * 8 * 128) * 2 + 64 * 64 * 128 * 4) * 23;
+    const found = await planned(...flags, "--kv-cache-dtype", "fp8");
+    expect([found.prefill.blockSize, found.decode.blockSize]).toEqual([16 * 131, 16 * 261]);
+    expect(found.groups).toEqual(["mamba", "mamba", "mamba", "mamba", "full"]);
+    expect(found.request.lengthBytes).toBe(2048 * 6 * 2 * 128 * 2 + state);
+    expect(found.assumed).toEqual(
+      expect.arrayContaining([
+        "--ssm-dtype float32",
+        "--block-size 2096,4176: the fewest kernel blocks whose page holds a state",
+      ]),
+    );
+    const half = await planned(...flags, "--ssm-dtype", "bfloat16");
+    expect(half.request.lengthBytes).toBe(
+      2048 * 6 * 2 * 128 * 2 * 2 + (3 * (64 * 64 + 2 * 8 * 128) * 2 + 64 * 64 * 128 * 2) * 23,
+    );
+  });
+
+  test("Nemotron 3 Nano 30B: of a block that holds no state it is said which does", async () => {
+    const flags = ["--config", model("nemotron-3-nano-30b"), "--tp", "4"];
+    const { code, stderr } = await captured(...flags, "--block-size", "64");
+    expect(code).toBe(EXIT_CODES.wrongInput);
+    const [, size = "", kernel = ""] =
+      /least --block-size that fits is (\d+) with --kernel-block-size (\d+)/.exec(stderr) ?? [];
+    const sized = (tokens: number) =>
+      captured(...flags, "--block-size", `${tokens}`, "--kernel-block-size", kernel, "--tokens", "16");
+    expect((await sized(Number(size))).code).toBe(0);
+    expect((await sized(Number(size) - Number(kernel))).code).toBe(EXIT_CODES.wrongInput);
+  });
+
+  test("Gemma 4 31B: full layers have half a window layer's bytes for a token, and twice the tokens in a block", async () => {
+    const found = await planned("--config", model("gemma-4-31b"), "--tp", "2", "--tp", "4");
+    expect(found.groups).toEqual(["swa", "full"]);
+    // 50 layers with a window of 1024 tokens, 16 heads of 256; 10 full ones, 4 heads of 512.
+    expect(found.request.lengthBytes).toBe(50 * 65 * 16 * 16 * 2 * 256 * 2 + 10 * 2048 * 4 * 2 * 512 * 2);
+    expect(found.assumed.join()).toMatch(/layers of one kind and shape are a group \(50 swa, 10 full\)/);
+    const plans = await captured("--config", model("gemma-4-31b"), "--tp", "2", "--plans");
+    const [first = ""] = plans.stdout.split("\n");
+    expect(
+      JSON.parse(first).groupPlans.map((group: { localBlockTokens: number }) => group.localBlockTokens),
+    ).toEqual([16, 32]);
+  });
+
+  test("what a config does not say is a flag, and what no flag says is told as assumed", async () => {
+    const found = await planned("--config", model("llama-3.1-70b"), "--tp", "1");
+    expect(found.assumed).toContain("--block-size 16");
+    expect(found.assumed).toContain("head_dim is missing: hidden_size / num_attention_heads");
+    const said = await planned("--config", model("llama-3.1-70b"), "--tp", "1", "--block-size", "16");
+    expect(said.assumed).not.toContain("--block-size 16");
+  });
+});
+
+test("without a config the shape comes from flags", async () => {
+  const flags = ["--layers", "2", "--kv-heads", "4", "--head-size", "8", "--kv-cache-dtype", "fp8"];
+  const found = await planned(...flags, "--tp", "2", "--tp", "1", "--tokens", "100", "--block-size", "16,32");
+  expect(found.request.lengthBytes).toBe(112 * 2 * 2 * 8 * 4);
+  expect(found.form).toBe("permute");
+  expect(found.ranks[0]).toMatchObject({ permutedBlocks: 4, zeroedBlocks: 1 });
+  const mla = await planned(
+    "--layers",
+    "3",
+    "--mla",
+    "--head-size",
+    "576",
+    "--tp",
+    "2",
+    "--tp",
+    "1",
+    "--tokens",
+    "16",
+  );
+  expect(mla.request.lengthBytes).toBe(16 * 3 * 576 * 2);
+  expect(mla.ranks[0]?.notifyOnly).toEqual([{ prefillRank: 1, prefillStage: 0 }]);
+});
+
+test("a fragmented pool needs more pieces than a consecutive one, and merging leaves fewer than there are blocks", async () => {
+  const flags = ["--config", model("qwen3-0.6b"), "--tp", "1"];
+  const [one, other] = [await planned(...flags), await planned(...flags, "--pool", "fragmented")];
+  expect(one.request).toMatchObject({ descriptors: 28 * 128, merged: 28 });
+  expect(other.request).toMatchObject({ descriptors: 28 * 128, merged: 28 * 32 });
+  expect(other.request.transferMs).toBeCloseTo(other.request.lengthBytes / 25e6, 6);
+});
+
+test("a share of a block is adjacent to nothing: it cannot be merged", async () => {
+  const found = await planned("--config", model("llama-3.1-70b"), "--tp", "8", "--tp", "4");
+  expect(found.request.merged).toBe(found.request.descriptors);
+});
+
+test("layouts and backends of both engines are given as sizes are", async () => {
+  const flags = ["--layers", "1", "--kv-heads", "2", "--head-size", "8", "--tokens", "32"];
+  const found = await planned(
+    ...flags,
+    "--layout",
+    "HND,NHD",
+    "--backend",
+    "FLASH_ATTN,TRITON_ATTN",
+    "--repack",
+  );
+  expect([found.prefill.layout, found.decode.layout]).toEqual(["LBHNC", "LBNHC"]);
+  expect([found.prefill.attentionBackend, found.decode.attentionBackend]).toEqual([
+    "FLASH_ATTN",
+    "TRITON_ATTN",
+  ]);
+});
+
+test("the form can be chosen, and the report says why it is what it is", async () => {
+  const flags = ["--config", model("qwen3-0.6b"), "--tp", "1", "--block-size", "16,32"];
+  expect((await planned(...flags, "--form", "permute")).form).toBe("permute");
+  const direct = await planned(...flags, "--form", "direct");
+  expect(direct.form).toBe("direct");
+  expect(direct.ranks[0]).toMatchObject({ permutedBlocks: 0 });
+  expect(direct.formReason).not.toBe("");
+});
+
+test("notifications: how many each prefill rank awaits, and from which ranks", async () => {
+  const found = await planned("--config", model("qwen3-0.6b"), "--tp", "2", "--tp", "8");
+  expect(found.notifications).toEqual([
+    { prefillRank: 0, prefillStage: 0, awaits: 4, from: [0, 1, 2, 3] },
+    { prefillRank: 1, prefillStage: 0, awaits: 4, from: [4, 5, 6, 7] },
+  ]);
+});
+
+describe("a pair that is refused", () => {
+  test("says why and what would work, and ends with 2", async () => {
+    const args = ["--config", model("llama-3.1-70b"), "--tp", "8", "--tp", "4", "--layout", "LHBNC"];
+    const { code, stdout } = await captured(...args);
+    expect(code).toBe(EXIT_CODES.refused);
+    expect(stdout).toMatch(/refused: .*\[KV_PLAN_UNSUPPORTED\]/);
+    const found = await report(...args);
+    if (found.outcome !== "refused") return expect.fail("it was planned");
+    expect(found.wouldWork).toEqual(
+      expect.arrayContaining([
+        "the layout LBHNC (HND) on both sides",
+        "decode with TP 8",
+        "prefill with TP 4",
+      ]),
+    );
+    expect(found.wouldWork).not.toContain("decode with TP 2");
+  });
+
+  test("each change that it names is one with which it is planned", async () => {
+    const base = ["--layers", "2", "--kv-heads", "6", "--head-size", "8"];
+    const found = await report(...base, "--tp", "4", "--tp", "6");
+    if (found.outcome !== "refused") return expect.fail("it was planned");
+    const tp = found.wouldWork.flatMap((change) => /^decode with TP (\d+)$/.exec(change)?.[1] ?? []);
+    for (const size of tp) expect((await report(...base, "--tp", "4", "--tp", size)).outcome).toBe("planned");
+    const sizes = found.wouldWork.flatMap((change) => /^prefill with TP (\d+)$/.exec(change)?.[1] ?? []);
+    expect(sizes).toContain("6");
+    for (const size of sizes)
+      expect((await report(...base, "--tp", size, "--tp", "6")).outcome).toBe("planned");
+  });
+
+  test("heads that do not divide over the ranks: the sizes with which they do", async () => {
+    const base = ["--layers", "2", "--kv-heads", "8", "--head-size", "64"];
+    const one = await captured(...base, "--tp", "2,3");
+    expect(one.code).toBe(EXIT_CODES.refused);
+    const found = await report(...base, "--tp", "2,3");
+    if (found.outcome !== "refused") return expect.fail("it was planned");
+    expect(found.wouldWork).toEqual([
+      "decode with TP 2",
+      "decode with TP 1",
+      ...[4, 8, 16].map((size) => `decode with TP ${size}`),
+    ]);
+    const both = await report(...base, "--tp", "3");
+    if (both.outcome !== "refused") return expect.fail("it was planned");
+    expect(both.reason).toMatch(/8 KV heads cannot be split over TP size 3/);
+    expect(both.wouldWork).toEqual([1, 2, 4, 8, 16].map((size) => `TP ${size} on both sides`));
+  });
+
+  test("two models that are not one", async () => {
+    const { code, stderr } = await captured(
+      "--config",
+      model("qwen3-0.6b"),
+      "--config",
+      model("llama-3.1-70b"),
+    );
+    expect(code).toBe(EXIT_CODES.wrongInput);
+    expect(stderr).toMatch(/differ in .*prefill .*decode .*\[KV_PLAN_INCOMPATIBLE\]/);
+  });
+
+  test("a cache that a config does not describe", async () => {
+    const file = join(folder, "v4.json");
+    const v4 = JSON.parse(readFileSync(model("deepseek-v4-flash"), "utf8")) as object;
+    writeFileSync(file, JSON.stringify({ ...v4, compress_ratios: new Array(43).fill(16) }));
+    const { code, stderr } = await captured("--config", file, "--tp", "8");
+    expect(code).toBe(EXIT_CODES.wrongInput);
+    expect(stderr).toMatch(
+      /compress_ratios holds 16; 4 and 128 are known.*\[KV_PLAN_UNSUPPORTED\]\n {2}.*--file/,
+    );
+  });
+});
+
+describe("a file", () => {
+  const engine = (tpSize: number, change: object = {}) => ({
+    tpSize,
+    kernelBlockSize: 16,
+    attentionBackend: "FLASH_ATTN",
+    regions: [{ name: "layer.0", numBlocks: 500, blockLengthBytes: (16 * 64 * 4) / tpSize }],
+    ...change,
+  });
+  const pair = {
+    version: 1,
+    title: "two small engines",
+    numKvHeads: 4,
+    groups: ["full"],
+    prefill: engine(2),
+    decode: engine(1),
+  };
+  const fileOf = (name: string, content: unknown) => {
+    const path = join(folder, name);
+    writeFileSync(path, typeof content === "string" ? content : JSON.stringify(content));
+    return path;
+  };
+
+  test("describes a pair region by region", async () => {
+    const found = await planned("--file", fileOf("pair.json", pair), "--tokens", "64");
+    expect(found.title).toBe("two small engines");
+    expect(found.request.lengthBytes).toBe(64 * 64 * 4);
+    expect(found.ranks[0]?.heads).toEqual([0, 4]);
+  });
+
+  test("what a region says of itself holds: its own number of heads", async () => {
+    const eight = (tpSize: number) =>
+      engine(tpSize, {
+        regions: [
+          { name: "layer.0", numBlocks: 500, blockLengthBytes: (16 * 64 * 8) / tpSize, numKvHeads: 8 },
+        ],
+      });
+    const found = await planned(
+      "--file",
+      fileOf("eight.json", { ...pair, prefill: eight(2), decode: eight(1) }),
+    );
+    expect(found.ranks[0]?.heads).toEqual([0, 8]);
+  });
+
+  test.each<[string, unknown, RegExp]>([
+    ["not JSON", "{", /is not JSON/],
+    ["another version", { ...pair, version: 2 }, /version/],
+    ["an unknown member", { ...pair, prefill: engine(2, { more: 1 }) }, /prefill.*more/],
+    ["a kind that is none", { ...pair, groups: ["new"] }, /groups\.0/],
+    ["more ranks than any engine has", { ...pair, prefill: engine(2, { ppSize: 513 }) }, /1026 ranks/],
+    ["no region", { ...pair, decode: engine(1, { regions: [] }) }, /decode\.regions/],
+    [
+      "a length that is none",
+      { ...pair, decode: engine(1, { kernelBlockSize: 0.5 }) },
+      /decode\.kernelBlockSize/,
+    ],
+  ])("refuses %s", async (_what, content, message) => {
+    const { code, stderr } = await captured("--file", fileOf("bad.json", content));
+    expect(code).toBe(EXIT_CODES.wrongInput);
+    expect(stderr).toMatch(message);
+    expect(stderr).toContain("[KV_CONFIG_INVALID]");
+  });
+});
+
+test.each<[string, string[], RegExp]>([
+  ["no input", [], /none is given/],
+  ["two inputs", ["--config", model("qwen3-0.6b"), "--layers", "3"], /--config and --layers are given/],
+  [
+    "a flag that has no effect",
+    ["--file", "x.json", "--block-size", "16"],
+    /--block-size has no effect with --file/,
+  ],
+  [
+    "a shape beside a config",
+    ["--config", model("qwen3-0.6b"), "--kv-heads", "3"],
+    /--kv-heads has no effect with --config/,
+  ],
+  [
+    "what is for shapes",
+    ["--config", model("qwen3-0.6b"), "--head-size", "3", "--mla"],
+    /--head-size, --mla has no effect/,
+  ],
+  [
+    "a type of what the file gives in bytes",
+    ["--file", "x.json", "--kv-cache-dtype", "fp8", "--tp", "2"],
+    /--tp, --kv-cache-dtype has no effect with --file/,
+  ],
+  [
+    "heads of a latent vector",
+    ["--layers", "1", "--mla", "--head-size", "8", "--kv-heads", "2"],
+    /--kv-heads has no effect with --mla/,
+  ],
+  [
+    "a type of states where there are none",
+    ["--config", model("qwen3-0.6b"), "--ssm-dtype", "float32"],
+    /--ssm-dtype float32 has no effect: no layer/,
+  ],
+  [
+    "more ranks than any engine has",
+    ["--config", model("qwen3-0.6b"), "--tp", "512", "--pp", "4"],
+    /make 2048 ranks, more than 1024/,
+  ],
+  ["three sizes", ["--config", model("qwen3-0.6b"), "--tp", "1,2,4"], /--tp is given 3 times/],
+  ["a file that is not there", ["--file", "/nowhere/pair.json"], /\/nowhere\/pair\.json cannot be read/],
+  ["two forms", ["--config", model("qwen3-0.6b"), "--json", "--svg"], /the report has one form/],
+  [
+    "a kernel block that does not divide",
+    ["--config", model("qwen3-0.6b"), "--block-size", "48", "--kernel-block-size", "32"],
+    /not a multiple/,
+  ],
+  ["running engines", ["--from", "p:5600", "--from=d:5600"], /kv-peer plan --from PREFILL:5600/],
+  ["half a shape", ["--layers", "3"], /--layers needs --head-size and --kv-heads/],
+  [
+    "a pool that is too small",
+    ["--config", model("qwen3-0.6b"), "--num-blocks", "3"],
+    /too small for a request of 2048 tokens/,
+  ],
+])("refuses %s", async (_what, args, message) => {
+  const { code, stdout, stderr } = await captured(...args);
+  expect(code).not.toBe(0);
+  expect(stderr + stdout).toMatch(message);
+});
+
+test.each([
+  ["--tp", "0"],
+  ["--tp", "x"],
+  ["--tp", "1025"],
+  ["--pp", "1,1025"],
+  ["--layout", "HND,ABC"],
+  ["--layout", "ABC"],
+  ["--bandwidth", "-1"],
+  ["--pool", "full"],
+  ["--nonsense"],
+])("the command line refuses %j by itself", async (...args) => {
+  const { code, stderr } = await captured("--config", model("qwen3-0.6b"), ...(args.flat() as string[]));
+  expect(code).toBe(1);
+  expect(stderr).toMatch(/error: /);
+});
+
+describe("forms", () => {
+  const flags = ["--config", model("deepseek-v2-lite"), "--tp", "4", "--tp", "2"];
+
+  test("text says what is proven", async () => {
+    const { code, stdout } = await captured(...flags);
+    expect(code).toBe(0);
+    expect(stdout).toMatch(/D0 +latent +P0 +latent +27 /);
+    expect(stdout).toMatch(/P1 +1 +D0/);
+    expect(stdout).toMatch(/^proven +\d+ blocks of 1 request/m);
+  });
+
+  test("Mermaid has every read and every notification without one", async () => {
+    const { stdout } = await captured(...flags, "--mermaid");
+    expect(stdout).toMatch(/^graph LR\n/);
+    expect(stdout).toMatch(/P0 -- "latent, 60\.8 MiB" --> D0/);
+    expect(stdout).toMatch(/D0 -\. notifies \.-> P1/);
+  });
+
+  test("SVG is well-formed and has a box per rank and a curve per read and notification", async () => {
+    const { stdout } = await captured(...flags, "--svg");
+    expect(stdout.match(/<g data-rank=/g)).toHaveLength(6);
+    expect(stdout.match(/<path /g)).toHaveLength(4);
+    expect(stdout).not.toMatch(/<script|href/);
+  });
+
+  test("--plans prints plans that can be read again, --out writes to a file", async () => {
+    const out = join(folder, "plans.jsonl");
+    const { code, stdout } = await captured(...flags, "--plans", "--out", out);
+    expect([code, stdout]).toEqual([0, ""]);
+    const { readFileSync } = await import("node:fs");
+    const plans = readFileSync(out, "utf8")
+      .trim()
+      .split("\n")
+      .map((line) => planFromDocument(JSON.parse(line)));
+    expect(plans.map((plan) => plan.local.tpRank)).toEqual([0, 1]);
+  });
+});

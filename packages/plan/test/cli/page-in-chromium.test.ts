@@ -1,0 +1,166 @@
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath, pathToFileURL } from "node:url";
+import { type Browser, launch, type Page } from "puppeteer-core";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { renderHtml } from "../../src/cli/render/render-html.js";
+import type { PlanReport } from "../../src/cli/report/report.js";
+import { captured } from "./captured-run.js";
+
+// The page in the browser that its reader has. A distribution's own is used: apt-get install chromium.
+const candidates = [
+  process.env["KV_CHROMIUM"],
+  "/usr/bin/chromium",
+  "/usr/bin/chromium-browser",
+  "/usr/bin/google-chrome",
+];
+const executablePath = candidates.find((path) => path !== undefined && existsSync(path));
+const model = fileURLToPath(new URL("../../fixtures/models/llama-3.1-70b.json", import.meta.url));
+
+const HOSTILE = '</script><img src=x onerror="document.title=1"><!-- <script>';
+
+async function reportOf(...args: string[]): Promise<PlanReport> {
+  const { stdout, stderr } = await captured(...args, "--json");
+  expect(stderr).toBe("");
+  return JSON.parse(stdout) as PlanReport;
+}
+
+if (executablePath === undefined && process.env["CI"] === "true") {
+  test("Chromium is there", () =>
+    expect.fail(`CI needs one of ${candidates.filter(Boolean).join(", ")}: apt-get install chromium`));
+}
+
+describe.skipIf(executablePath === undefined)("the page in Chromium", () => {
+  const folder = mkdtempSync(join(tmpdir(), "kv-plan-page-"));
+  let browser: Browser | undefined;
+  let page: Page;
+  let report: PlanReport;
+  const complaints: string[] = [];
+
+  const open = async (name: string, html: string) => {
+    const path = join(folder, name);
+    writeFileSync(path, html);
+    await page.goto(pathToFileURL(path).href);
+  };
+  const texts = (selector: string) =>
+    page.$$eval(selector, (elements) => elements.map((element) => element.textContent ?? ""));
+
+  beforeAll(async () => {
+    report = await reportOf(
+      "--config",
+      model,
+      "--tp",
+      "8",
+      "--tp",
+      "4",
+      "--block-size",
+      "16",
+      "--block-size",
+      "32",
+      "--tokens",
+      "100",
+      "--form",
+      "permute",
+    );
+    browser = await launch({
+      executablePath: executablePath ?? "",
+      args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
+      timeout: 120_000,
+    });
+    page = await browser.newPage();
+    page.on("pageerror", (error) => complaints.push(String(error)));
+    page.on("console", (message) => {
+      if (message.type() === "error") complaints.push(message.text());
+    });
+    page.on("request", (request) => {
+      if (!request.url().startsWith("file:")) complaints.push(`it asked for ${request.url()}`);
+    });
+  }, 180_000);
+
+  afterAll(async () => {
+    await browser?.close();
+    rmSync(folder, { recursive: true });
+  }, 60_000);
+
+  test("a decode rank shows what it reads, a block where its bytes come from", async () => {
+    await open("plan.html", renderHtml(report));
+    expect(await page.$eval("body", (body) => body.dataset["ready"])).toBe("true");
+    await page.click('button[data-decode-rank="1"]');
+    const rank = report.ranks[1];
+    const reads = await texts("#detail table tr:not(:first-child) td:first-child");
+    expect(reads).toEqual(rank?.reads.map((read) => `P${read.prefillRank}`));
+    const block = report.blocks.find((one) => one.decodeRank === 1 && one.pieces.length > 0);
+    if (block === undefined) return expect.fail("the report shows no block");
+    await page.click(`button[data-block="${block.block}"]`);
+    expect(await page.$$eval(".piece", (pieces) => pieces.length)).toBe(block.pieces.length);
+    // Two sources with a share of each of two parts.
+    expect(block.pieces).toHaveLength(4);
+    const widths = await page.$$eval(".piece", (pieces) =>
+      pieces.map((piece) => piece.getBoundingClientRect().width),
+    );
+    const bar = await page.$eval(".bar", (element) => element.getBoundingClientRect().width);
+    expect(widths.reduce((sum, width) => sum + width, 0) / bar).toBeGreaterThan(0.95);
+    const cells = await texts("#pieces tr:nth-child(2) td");
+    const [first] = block.pieces;
+    expect(cells).toEqual([
+      `${first?.offset} to ${(first?.offset ?? 0) + (first?.lengthBytes ?? 0)}`,
+      `P${first?.prefillRank}`,
+      `${first?.remoteBlock}`,
+      `${first?.remoteOffset} to ${(first?.remoteOffset ?? 0) + (first?.lengthBytes ?? 0)}`,
+    ]);
+    expect((await texts("#block p")).join(" ")).toContain("puts its heads and tokens in order");
+  });
+
+  test("the last block shows from where it is zeroed", async () => {
+    const last = report.blocks.filter((one) => one.decodeRank === 0).at(-1);
+    await open("plan.html", renderHtml(report));
+    await page.click('button[data-decode-rank="0"]');
+    await page.click(`button[data-block="${last?.block}"]`);
+    expect((await texts("#block p")).join(" ")).toContain(`zeroes it from its token ${last?.zeroFrom} on`);
+  });
+
+  test("a prefill rank shows its readers and the notifications that it awaits", async () => {
+    await open("plan.html", renderHtml(report));
+    await page.click('button[data-prefill-rank="3"]');
+    expect((await texts("#detail p")).join(" ")).toMatch(/Awaits 1 notifications, from D1\./);
+    expect(await texts("#detail table tr:not(:first-child) td:first-child")).toEqual(["D1"]);
+    expect(
+      await page.$eval('button[data-prefill-rank="3"]', (button) => button.getAttribute("aria-pressed")),
+    ).toBe("true");
+  });
+
+  test("pipeline stages: ranks by name, the caches of each, and a block of each", async () => {
+    const staged = await reportOf("--config", model, "--tp", "2", "--tp", "1", "--pp", "2", "--tokens", "32");
+    await open("stages.html", renderHtml(staged));
+    await page.click('button[data-prefill-stage="1"][data-prefill-rank="0"]');
+    expect((await texts("#detail h2")).join()).toBe("Prefill rank 0 of stage 1");
+    expect((await texts("#caches")).join()).toMatch(/^model\.layers\.40\..*model\.layers\.79\./);
+    await page.click('button[data-decode-rank="0"]');
+    expect(await texts("#detail table tr:not(:first-child) td:first-child")).toEqual([
+      "pp0tp0",
+      "pp0tp1",
+      "pp1tp0",
+      "pp1tp1",
+    ]);
+    await page.click('button[data-stage="1"]');
+    expect(await texts("#pieces tr:not(:first-child) td:nth-child(2)")).toEqual(["pp1tp0", "pp1tp1"]);
+  });
+
+  test("names from a peer stay text", async () => {
+    await open("hostile.html", renderHtml({ ...report, title: HOSTILE }));
+    expect(await page.title()).toBe(HOSTILE);
+    expect(await page.$$eval("img", (images) => images.length)).toBe(0);
+    expect(await page.$eval("body", (body) => body.dataset["ready"])).toBe("true");
+  });
+
+  test("a refusal is a page too", async () => {
+    const refused = await reportOf("--config", model, "--tp", "8", "--tp", "4", "--layout", "LHBNC");
+    await open("refused.html", renderHtml(refused));
+    expect(await page.$eval("#text", (element) => element.textContent)).toContain("decode with TP 8");
+  });
+
+  test("and it asked for nothing and complained of nothing", () => {
+    expect(complaints).toEqual([]);
+  });
+});

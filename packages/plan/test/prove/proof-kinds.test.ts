@@ -1,0 +1,55 @@
+import { KvError } from "@kv/interface";
+import fc from "fast-check";
+import { expect, test } from "vitest";
+import { proveEnginePlans } from "../../src/prove/index.js";
+import { groupKvHeadsOf } from "../bytes/kind-memory.js";
+import { buildKinds, type KindScene, kindScene, requestOfKinds } from "../bytes/kind-scenes.js";
+import { PROPERTY_TIMEOUT_MS } from "../property-timeout.js";
+
+const REFUSALS = ["KV_TOPOLOGY_INVALID", "KV_PLAN_INVALID", "KV_PLAN_INCOMPATIBLE", "KV_PLAN_UNSUPPORTED"];
+
+function prove(scene: KindScene, counts: { proven: number; refused: number }): void {
+  let built: ReturnType<typeof buildKinds>;
+  try {
+    built = buildKinds(scene);
+  } catch (error) {
+    if (!KvError.is(error) || !REFUSALS.includes(error.code)) throw error;
+    counts.refused += 1;
+    return;
+  }
+  const verdict = proveEnginePlans(built.plans, {
+    remotes: built.remotes,
+    numKvHeads: scene.numKvHeads,
+    ...groupKvHeadsOf(scene.caches, scene.groups),
+    requests: [{ blocks: requestOfKinds(scene) }],
+  });
+  if (!verdict.proven)
+    expect.fail(`${verdict.fault.kind}: ${verdict.fault.message} ${JSON.stringify(verdict.fault.at)}`);
+  counts.proven += 1;
+}
+
+test("state, latents, windows, packed rows, stages, DCP, types of memory: what is planned is proven", {
+  timeout: PROPERTY_TIMEOUT_MS,
+}, () => {
+  const counts = { proven: 0, refused: 0 };
+  fc.assert(
+    fc.property(kindScene, (scene) => prove(scene, counts)),
+    { numRuns: 500 },
+  );
+  expect(counts.proven).toBeGreaterThan(counts.refused / 3);
+});
+
+test("a padded page of one head is the same in every layout", () => {
+  const engine = { tpSize: 1, kernelTokens: 8, perLogical: 3, logicalBlocks: 150, padding: 0 };
+  const scene: KindScene = {
+    groups: ["mla", "mamba"],
+    caches: [{ name: "layer.0", groups: [0, 1], state: { projections: [64], recurrent: 64 } }],
+    ...{ numKvHeads: 4, numTokens: 1, computedBlocks: 0, windowBlocks: 1, states: 1, seed: 0 },
+    prefill: { ...engine, layout: "LBNHC" },
+    decode: { ...engine, layout: "LBHNC" },
+    form: undefined,
+  };
+  const counts = { proven: 0, refused: 0 };
+  prove(scene, counts);
+  expect(counts).toEqual({ proven: 1, refused: 0 });
+});

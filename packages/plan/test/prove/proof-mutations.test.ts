@@ -1,0 +1,74 @@
+import { KvError } from "@kv/interface";
+import fc from "fast-check";
+import { describe, expect, test } from "vitest";
+import { planRequest, type RequestBlocks } from "../../src/index.js";
+import { proveEnginePlans } from "../../src/prove/index.js";
+import { type Case, MUTATIONS, type Mutation } from "./plan-mutations.js";
+import { build, likelyScene, type Scene, sampleRequest } from "./proof-scenes.js";
+
+// fc.sample does not know of the factor by which long runs multiply.
+const RUNS = 40 * Number(process.env["KV_PROPERTY_FACTOR"] ?? 1);
+
+interface Sound {
+  readonly scene: Scene;
+  readonly blocks: RequestBlocks;
+  readonly remotes: ReturnType<typeof build>["prefill"];
+  readonly sound: Case;
+}
+
+function soundCase(scene: Scene): Sound | undefined {
+  try {
+    const { prefill, plans } = build(scene);
+    const blocks = sampleRequest(scene);
+    return {
+      scene,
+      blocks,
+      remotes: prefill,
+      sound: { plans, requests: plans.map((plan) => planRequest(plan, blocks)) },
+    };
+  } catch (error) {
+    if (KvError.is(error)) return undefined;
+    throw error;
+  }
+}
+
+function verdictOf({ scene, blocks, remotes }: Sound, { plans, requests }: Case) {
+  return proveEnginePlans(plans, {
+    remotes,
+    numKvHeads: scene.numKvHeads,
+    requests: [{ blocks, plans: requests }],
+  });
+}
+
+/** Draws scenes until the mutation has found enough that it can spoil. */
+function spoil(mutation: Mutation): number {
+  let spoiled = 0;
+  for (const [scene, seed] of fc.sample(fc.tuple(likelyScene, fc.nat()), { numRuns: RUNS * 40, seed: 7 })) {
+    if (spoiled >= RUNS) break;
+    const given = soundCase(scene);
+    if (given === undefined) continue;
+    let state = seed >>> 0;
+    const pick = (below: number) => {
+      state = (Math.imul(state, 1_664_525) + 1_013_904_223) >>> 0;
+      return Math.floor((state / 2 ** 32) * below);
+    };
+    const mutated = mutation(given.sound, pick);
+    if (mutated === undefined) continue;
+    spoiled += 1;
+    let verdict = verdictOf(given, mutated);
+    // Of a row that this request has no descriptor of: the samples, which reach everything, find it.
+    if (verdict.proven && mutated.requests === given.sound.requests) {
+      const { remotes, scene: model } = given;
+      verdict = proveEnginePlans(mutated.plans, { remotes, numKvHeads: model.numKvHeads });
+    }
+    if (verdict.proven) expect.fail(`not found in ${JSON.stringify(scene)}, seed ${seed}`);
+    expect(verdict.fault.message.length).toBeGreaterThan(20);
+  }
+  return spoiled;
+}
+
+describe("a spoiled plan is found out", () => {
+  test.each(Object.entries(MUTATIONS))("%s", (_name, mutation) => {
+    expect(spoil(mutation)).toBeGreaterThanOrEqual(Math.min(RUNS, 5));
+  });
+});

@@ -1,0 +1,55 @@
+import { KvError } from "@kv/interface";
+import fc from "fast-check";
+import { expect, test } from "vitest";
+import { proveEnginePlans } from "../../src/prove/index.js";
+import { PROPERTY_TIMEOUT_MS } from "../property-timeout.js";
+import { anyScene, type BuiltScene, build, likelyScene, type Scene, sampleRequest } from "./proof-scenes.js";
+
+const RUNS = 1000;
+const REFUSALS = ["KV_TOPOLOGY_INVALID", "KV_PLAN_INVALID", "KV_PLAN_INCOMPATIBLE", "KV_PLAN_UNSUPPORTED"];
+
+/** The plans, or undefined where the planner refuses the pair with a reason. */
+function accepted(scene: Scene): BuiltScene | undefined {
+  try {
+    return build(scene);
+  } catch (error) {
+    if (KvError.is(error) && REFUSALS.includes(error.code)) return undefined;
+    throw error;
+  }
+}
+
+function check(scene: Scene, counts?: { proven: number; refused: number }): void {
+  const built = accepted(scene);
+  if (built === undefined) {
+    if (counts !== undefined) counts.refused += 1;
+    return;
+  }
+  const options = { remotes: built.prefill, numKvHeads: scene.numKvHeads };
+  // The samples take longer than the request: some of the scenes are enough for them.
+  const own = [{ blocks: sampleRequest(scene) }];
+  for (const requests of scene.seed % 10 === 0 ? [own, undefined] : [own]) {
+    const verdict = proveEnginePlans(built.plans, { ...options, ...(requests ? { requests } : {}) });
+    if (!verdict.proven)
+      expect.fail(`${verdict.fault.kind}: ${verdict.fault.message} ${JSON.stringify(verdict.fault.at)}`);
+  }
+  if (counts !== undefined) counts.proven += 1;
+}
+
+test("whatever pair the planner accepts is proven, by its request and by the samples", {
+  timeout: PROPERTY_TIMEOUT_MS,
+}, () => {
+  const counts = { proven: 0, refused: 0 };
+  fc.assert(
+    fc.property(likelyScene, (scene) => check(scene, counts)),
+    { numRuns: RUNS },
+  );
+  // A planner that refused everything would pass as well.
+  expect(counts.proven).toBeGreaterThan(counts.refused / 3);
+});
+
+test("pairs of any sizes are proven or refused with a reason", { timeout: PROPERTY_TIMEOUT_MS }, () => {
+  fc.assert(
+    fc.property(anyScene, (scene) => check(scene)),
+    { numRuns: RUNS },
+  );
+});

@@ -1,0 +1,118 @@
+import { type BlockIds, type KvCacheKind, KvError } from "@kv/interface";
+
+/**
+ * Block ids of requests are logical; a kernel that wants smaller blocks has `physicalPerLogical` of them in each. State-space blocks are
+ * never divided. (vLLM 0.33, `_logical_to_kernel_block_ids`.)
+ */
+export function logicalToKernelBlockIds(
+  groups: readonly KvCacheKind[],
+  blockIds: BlockIds,
+  physicalPerLogical: number,
+): BlockIds {
+  requireGroups(groups, blockIds);
+  return blockIds.map((ids, group) =>
+    groups[group] === "mamba" ? ids : expandBlocks(ids, physicalPerLogical),
+  );
+}
+
+/** Each block as `factor` consecutive smaller ones. */
+function expandBlocks(ids: readonly number[], factor: number): readonly number[] {
+  if (factor === 1) return ids;
+  const expanded: number[] = [];
+  for (const id of ids) for (let part = 0; part < factor; part++) expanded.push(id * factor + part);
+  return expanded;
+}
+
+/**
+ * Local blocks as parts of the remote's size, paired from the front; parts beyond the remote's list (the tail of the last local
+ * block) are cut. No local block left at all: no list at all. (vLLM 0.33, `_map_block_ids_for_block_size_ratio`.)
+ */
+export function mapBlockIdsForBlockSizeRatio(
+  groups: readonly KvCacheKind[],
+  localBlockIds: BlockIds,
+  remoteBlockIds: BlockIds,
+  blockSizeRatio: number,
+): { localBlockIds: BlockIds; remoteBlockIds: BlockIds } {
+  requireGroups(groups, remoteBlockIds);
+  if (localBlockIds.length > 0) requireGroups(groups, localBlockIds);
+  const mapped = remoteBlockIds.map((remote, group) => {
+    const local = localBlockIds[group] ?? [];
+    return groups[group] === "mamba" ? local : expandBlocks(local, blockSizeRatio).slice(0, remote.length);
+  });
+  return { localBlockIds: mapped.some((ids) => ids.length > 0) ? mapped : [], remoteBlockIds };
+}
+
+export interface PrefixCachingOptions {
+  readonly groups: readonly KvCacheKind[];
+  /** Kernel blocks that the decode side still wants. */
+  readonly decodeBlockIds: BlockIds;
+  /** Kernel blocks of the whole sequence at the prefill side. */
+  readonly prefillBlockIds: BlockIds;
+  readonly decodePhysicalPerLogical: number;
+  readonly prefillPhysicalPerLogical: number;
+}
+
+/**
+ * Cuts the lists so that only what the decode side lacks is transferred: its list is the end of the sequence. A group of which the
+ * decode side wants nothing is left as it is; nothing of it is transferred. Errors: `KV_BLOCKS_MISMATCH`.
+ * (vLLM 0.33, `_apply_prefix_caching`, with its allowances for models that also have state-space groups.)
+ */
+export function applyPrefixCaching(options: PrefixCachingOptions): {
+  decodeBlockIds: BlockIds;
+  prefillBlockIds: BlockIds;
+} {
+  const { groups, decodeBlockIds, prefillBlockIds } = options;
+  requireGroups(groups, decodeBlockIds);
+  requireGroups(groups, prefillBlockIds);
+  const hybrid = groups.includes("mamba");
+  const equalPhysical = options.decodePhysicalPerLogical === options.prefillPhysicalPerLogical;
+  const decode: (readonly number[])[] = [];
+  const prefill: (readonly number[])[] = [];
+  for (const [group, kind] of groups.entries()) {
+    const [wanted, held] = [decodeBlockIds[group], prefillBlockIds[group]] as [
+      readonly number[],
+      readonly number[],
+    ];
+    const excess = wanted.length - held.length;
+    if (excess < 0 && (!hybrid || kind === "mamba" || equalPhysical)) {
+      decode.push(wanted);
+      // All of it where nothing is wanted.
+      prefill.push(held.slice(-wanted.length));
+      continue;
+    }
+    // Allocation rounds up to logical blocks, and a hybrid's decode side recomputes the last position.
+    const allowance = !hybrid
+      ? 0
+      : kind === "mamba"
+        ? 1
+        : options.decodePhysicalPerLogical + options.prefillPhysicalPerLogical;
+    if (Math.abs(excess) > allowance) throw mismatch(group, kind, wanted.length, held.length, allowance);
+    const common = Math.min(wanted.length, held.length);
+    decode.push(wanted.slice(0, common));
+    prefill.push(held.slice(0, common));
+  }
+  return { decodeBlockIds: decode, prefillBlockIds: prefill };
+}
+
+function requireGroups(groups: readonly KvCacheKind[], blockIds: BlockIds): void {
+  if (blockIds.length === groups.length) return;
+  throw new KvError(
+    "KV_BLOCKS_MISMATCH",
+    `block ids of ${blockIds.length} KV cache groups given, the engine has ${groups.length}`,
+    { details: { given: blockIds.length, groups: groups.length } },
+  );
+}
+
+function mismatch(
+  group: number,
+  kind: KvCacheKind,
+  wanted: number,
+  held: number,
+  allowance: number,
+): KvError {
+  return new KvError(
+    "KV_BLOCKS_MISMATCH",
+    `group ${group} (${kind}): decode wants ${wanted} blocks and prefill holds ${held}; they may differ by ${allowance} at most`,
+    { details: { group, kind, wanted, held, allowance } },
+  );
+}

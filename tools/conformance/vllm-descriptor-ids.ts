@@ -1,0 +1,150 @@
+import { type BlockIds, type KvCacheKind, KvError } from "@kv/interface";
+
+/** Group id of a region that holds blocks of several groups. */
+const SHARED_REGION = -1;
+
+/** Block ids, and the offsets at which they are written out, one after another. */
+type IdPart = readonly [ids: readonly number[], offsets: readonly number[]];
+
+/** How descriptors of one side are laid out: all attention regions one after another, then all state-space ones. */
+export interface DescriptorIdOptions {
+  readonly groups: readonly KvCacheKind[];
+  /** Kernel blocks per group; state-space groups in logical blocks. */
+  readonly blockIds: BlockIds;
+  readonly numRegions: number;
+  /** Kernel blocks of a region, where `regionNumBlocks` does not say. */
+  readonly numBlocks: number;
+  readonly regionNumBlocks?: readonly number[];
+  /** Group of each region; -1 shared. */
+  readonly regionGroupIds?: readonly number[];
+  /** Whether groups are confined to their own regions; by default when the regions name more than one. */
+  readonly usesRegionGroupMapping?: boolean;
+  /** Parts into which each attention block is cut. Default 1. */
+  readonly blockSizeRatio?: number;
+  /** Default 1. */
+  readonly physicalBlocksPerLogical?: number;
+  /** Descriptors by layer instead of by region: the group of each layer that is transferred. */
+  readonly transferLayerGroupIds?: readonly number[];
+  /** For models with state-space layers: convolution projections per layer, and the regions that hold state (all by default). */
+  readonly stateSpace?: { readonly convProjections: number; readonly regions?: readonly number[] };
+  /** For models with state-space layers: the regions of circular scratch, which is in no others. Default none. */
+  readonly scratchRegions?: readonly number[];
+}
+
+/**
+ * Descriptor indices of blocks, in vLLM's order (0.33, `_compute_desc_ids`): by region and within it by block, where groups share all
+ * regions; else group by group. Errors: `KV_PLAN_INVALID` when the counts of regions disagree or a group with blocks has no region.
+ */
+export function computeDescriptorIds(options: DescriptorIdOptions): Int32Array {
+  const ids: number[] = [];
+  for (const [blockIds, offsets] of partsOf(options))
+    for (const offset of offsets) for (const id of blockIds) ids.push(offset + id);
+  return Int32Array.from(ids);
+}
+
+function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
+  const layers = options.transferLayerGroupIds ?? [];
+  const numRegions =
+    options.regionNumBlocks?.length ?? (layers.length > 0 ? layers.length : options.numRegions);
+  if (layers.length > 0) requireEqual("regions with a block count", numRegions, "layers", layers.length);
+  const offsets = startsOf(options, numRegions);
+  if (layers.length > 0) {
+    return layers.map((group, index) => [groupIds(options, group), [offsets[index] ?? 0]] as const);
+  }
+  if (options.groups.includes("mamba"))
+    return hybridIds(options, startsOf(options, numRegions + 1)[numRegions] as number);
+
+  const regionGroups = options.regionGroupIds ?? (numRegions === 1 ? [0] : []);
+  requireEqual("regions with a group", regionGroups.length, "regions with a block count", numRegions);
+  const mapped = options.usesRegionGroupMapping ?? regionGroups.some((group) => group !== regionGroups[0]);
+  if (!mapped) return [[joined(options.blockIds), offsets]];
+  return options.blockIds.map((ids, group) => {
+    const own = offsets.filter((_, region) => {
+      return regionGroups[region] === group || regionGroups[region] === SHARED_REGION;
+    });
+    if (own.length === 0 && ids.length > 0) {
+      throw new KvError(
+        "KV_PLAN_INVALID",
+        `group ${group} has ${ids.length} blocks and no region to hold them`,
+        {
+          details: { group, regionGroups },
+        },
+      );
+    }
+    return [ids, own];
+  });
+}
+
+function hybridIds(options: DescriptorIdOptions, firstState: number): readonly IdPart[] {
+  const { stateSpace, groups, numRegions } = options;
+  const numBlocks = scaled(options, options.numBlocks);
+  if (stateSpace === undefined) {
+    throw new KvError(
+      "KV_PLAN_INVALID",
+      "a state-space group needs the number of its convolution projections, none given",
+    );
+  }
+  const regionsOfState =
+    stateSpace.regions !== undefined && stateSpace.regions.length > 0
+      ? stateSpace.regions.length
+      : numRegions;
+  // Each layer's state is its convolution, one piece per projection, and the recurrent state.
+  const stateRegions = regionsOfState * (stateSpace.convProjections + 1);
+  const logicalBlocks = options.numBlocks / (options.physicalBlocksPerLogical ?? 1);
+  if (!Number.isInteger(logicalBlocks)) {
+    throw new KvError(
+      "KV_PLAN_INVALID",
+      `${options.numBlocks} kernel blocks do not divide into logical blocks of ${options.physicalBlocksPerLogical}`,
+      {
+        details: { numBlocks: options.numBlocks, physicalBlocksPerLogical: options.physicalBlocksPerLogical },
+      },
+    );
+  }
+  const attention = Array.from({ length: numRegions }, (_, region) => region * numBlocks);
+  const state = Array.from({ length: stateRegions }, (_, region) => firstState + region * logicalBlocks);
+  const scratch = (options.scratchRegions ?? []).map((region) => region * numBlocks);
+  const startsOfKind = new Map([
+    ["mamba", state],
+    ["circular", scratch],
+  ]);
+  return options.blockIds.map(
+    (ids, group) => [ids, startsOfKind.get(groups[group] ?? "") ?? attention] as const,
+  );
+}
+
+/** The ids of all groups, one after another. */
+function joined(blockIds: BlockIds): readonly number[] {
+  return blockIds.length === 1 ? (blockIds[0] as readonly number[]) : blockIds.flat();
+}
+
+/** The first descriptor of each region. */
+function startsOf(options: DescriptorIdOptions, numRegions: number): number[] {
+  const starts = new Array<number>(numRegions);
+  let next = 0;
+  for (let region = 0; region < numRegions; region++) {
+    starts[region] = next;
+    next += scaled(options, options.regionNumBlocks?.[region] ?? options.numBlocks);
+  }
+  return starts;
+}
+
+/** Descriptors of so many blocks. */
+function scaled({ blockSizeRatio = 1 }: DescriptorIdOptions, numBlocks: number): number {
+  return Math.floor(numBlocks * blockSizeRatio);
+}
+
+function groupIds(options: DescriptorIdOptions, group: number): readonly number[] {
+  const ids = options.blockIds[group];
+  if (ids !== undefined) return ids;
+  throw new KvError(
+    "KV_PLAN_INVALID",
+    `a layer names group ${group}, block ids are given for ${options.blockIds.length} groups`,
+  );
+}
+
+function requireEqual(whatOne: string, one: number, whatOther: string, other: number): void {
+  if (one === other) return;
+  throw new KvError("KV_PLAN_INVALID", `${one} ${whatOne}, but ${other} ${whatOther}`, {
+    details: { [whatOne]: one, [whatOther]: other },
+  });
+}
