@@ -1,7 +1,7 @@
 import { defineConfig } from "tsup";
 
 export default defineConfig({
-  entry: ["src/index.ts", "src/cli.ts", "src/bytes-child.ts"],
+  entry: ["src/index.ts", "src/cli.ts", "src/doctor/memory/probe-child.ts"],
   format: ["esm"],
   target: "node20",
   dts: { entry: "src/index.ts" },
