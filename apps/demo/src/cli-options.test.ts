@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { createCommand, type DemoFlags } from "./cli-options.js";
-import { planInstances, planProxy } from "./demo/cluster-plan.js";
+import { planInstances, planProxy } from "./cluster/cluster-plan.js";
 
 async function parsed(...args: string[]): Promise<DemoFlags> {
   let found: DemoFlags | undefined;

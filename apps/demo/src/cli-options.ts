@@ -1,7 +1,7 @@
 import { Command, InvalidArgumentError, Option } from "commander";
-import type { DemoOptions } from "./demo/demo.js";
 import { demoConnectors } from "./instance/connectors.js";
-import { LOG_LEVELS, type LogLevel } from "./roles/json-log.js";
+import { LOG_LEVELS, type LogLevel } from "./processes/json-log.js";
+import type { DemoOptions } from "./run/demo.js";
 
 /** NIXL backends that move memory between processes; the embedded transport has one of its own. */
 const BACKENDS = { nixl: ["UCX", "LIBFABRIC"], memory: ["MEMORY"] } as const;

@@ -1,11 +1,9 @@
 import { KvError } from "@kv/interface";
 import { createCommand, type DemoFlags } from "./cli-options.js";
-import { runDemo } from "./demo/demo.js";
-import { jsonReport, tableReport } from "./demo/report.js";
-import { curlLine, untilAskedToEnd } from "./demo/stay-up.js";
-import { runInstance } from "./roles/instance-role.js";
-import { jsonLog } from "./roles/json-log.js";
-import { runProxy } from "./roles/proxy-role.js";
+import { jsonLog } from "./processes/json-log.js";
+import { runInstance, runProxy } from "./processes/roles.js";
+import { runDemo } from "./run/demo.js";
+import { jsonReport, tableReport } from "./run/report.js";
 
 /** Progress goes to stderr, so that stdout holds the result alone. */
 const say = (line: string) => void process.stderr.write(`${line}\n`);
@@ -42,3 +40,22 @@ function fail(thrown: unknown): void {
 }
 
 createCommand({ demo, instance: runInstance, proxy: runProxy }).parseAsync().catch(fail);
+
+/** Resolves at SIGINT or SIGTERM. */
+export function untilAskedToEnd(): Promise<NodeJS.Signals> {
+  return new Promise((resolve) => {
+    for (const signal of ["SIGINT", "SIGTERM"] as const) process.once(signal, () => resolve(signal));
+  });
+}
+
+/** A line to paste. */
+export function curlLine(url: string, model: string): string {
+  const body = JSON.stringify({
+    model,
+    prompt: [21, 31, 55, 93],
+    max_tokens: 16,
+    temperature: 0,
+    ignore_eos: true,
+  });
+  return `curl ${url}/v1/completions -H 'content-type: application/json' -d '${body}'`;
+}

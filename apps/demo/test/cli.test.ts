@@ -4,8 +4,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { describe, expect, it } from "vitest";
-import { nixlAbsence } from "./nixl-here.js";
-import { ended, startDemo, startNode } from "./run-demo.js";
+import { nixlAbsence } from "./support/nixl-here.js";
+import { ended, startDemo, startNode } from "./support/run-demo.js";
 
 const root = fileURLToPath(new URL("../../..", import.meta.url));
 async function run(args: readonly string[], env: Record<string, string> = {}) {

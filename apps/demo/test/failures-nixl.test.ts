@@ -1,11 +1,11 @@
 import { KvError, silentLog } from "@kv/interface";
 import { afterEach, describe, expect, it } from "vitest";
-import { complete } from "../src/demo/client.js";
-import { type Cluster, startCluster } from "../src/demo/cluster.js";
-import { compareKv, fetchRecords } from "../src/demo/compare-kv.js";
-import { sameTokens } from "../src/demo/negative-control.js";
-import { expectIdle, PAIR, preparedRun } from "./matrix.js";
-import { nixlAbsence } from "./nixl-here.js";
+import { type Cluster, startCluster } from "../src/cluster/cluster.js";
+import { sameTokens } from "../src/run/check-run.js";
+import { compareKv, fetchRecords } from "../src/run/compare-kv.js";
+import { complete } from "../src/run/completion-client.js";
+import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
+import { nixlAbsence } from "./support/nixl-here.js";
 
 const absence = await nixlAbsence();
 /** A request has ended by then, well or with an error: more than the lease and the connector's own deadline together. */

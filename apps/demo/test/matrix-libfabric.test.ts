@@ -1,6 +1,6 @@
 import { describe, it } from "vitest";
-import { libfabricAbsence } from "./libfabric-here.js";
-import { expectEqual, PAIRS } from "./matrix.js";
+import { libfabricAbsence } from "./support/libfabric-here.js";
+import { expectEqual, PAIRS } from "./support/matrix.js";
 
 const absence = await libfabricAbsence();
 

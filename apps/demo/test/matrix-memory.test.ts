@@ -1,5 +1,5 @@
 import { describe, expect, it, vi } from "vitest";
-import { expectEqual, PAIRS, PUSH_PAIRS } from "./matrix.js";
+import { expectEqual, PAIRS, PUSH_PAIRS } from "./support/matrix.js";
 
 // Sixteen requests on a machine that does other things too: a limit, not an expectation.
 vi.setConfig({ testTimeout: 180_000 });

@@ -1,5 +1,5 @@
 import { describe, it } from "vitest";
-import { expectEqual } from "./matrix.js";
+import { expectEqual } from "./support/matrix.js";
 
 /** Enough for the longest prompt of the run, and not for all: requests wait for one another's blocks. */
 const STAGING_BLOCKS = 24;

@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
-import { libfabricAbsence } from "./libfabric-here.js";
-import { nixlAbsence } from "./nixl-here.js";
-import { ended, startDemo } from "./run-demo.js";
+import { libfabricAbsence } from "./support/libfabric-here.js";
+import { nixlAbsence } from "./support/nixl-here.js";
+import { ended, startDemo } from "./support/run-demo.js";
 
 const absence = await nixlAbsence();
 const noLibfabric = await libfabricAbsence();

@@ -1,10 +1,10 @@
 import { afterEach, describe, expect, it } from "vitest";
-import { complete } from "../src/demo/client.js";
-import { type Cluster, startCluster } from "../src/demo/cluster.js";
-import { fetchRecords } from "../src/demo/compare-kv.js";
-import { jsonLog } from "../src/roles/json-log.js";
-import { expectIdle, PAIR, preparedRun } from "./matrix.js";
-import { type MemoryPair, memoryPair, post, prefillLeg } from "./memory-pair.js";
+import { type Cluster, startCluster } from "../src/cluster/cluster.js";
+import { jsonLog } from "../src/processes/json-log.js";
+import { fetchRecords } from "../src/run/compare-kv.js";
+import { complete } from "../src/run/completion-client.js";
+import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
+import { type MemoryPair, memoryPair, post, prefillLeg } from "./support/memory-pair.js";
 
 const closing: { close(): Promise<void> }[] = [];
 afterEach(async () => {

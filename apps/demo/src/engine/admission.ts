@@ -1,5 +1,5 @@
 import { KvError, type SchedulerConnector } from "@kv/interface";
-import type { BlockPool } from "./block-pool.js";
+import type { BlockPool } from "./cache/block-pool.js";
 import type { RequestRecord } from "./request.js";
 
 export interface AdmissionOptions {

@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import { blocksFor } from "./admission.js";
 import type { EngineState } from "./engine-state.js";
-import { cacheOutput } from "./forward.js";
+import { cacheOutput } from "./model-runner.js";
 import type { RequestRecord } from "./request.js";
 
 /** Gives every request that is to end its outcome, and takes back its blocks where nobody else may touch them. */

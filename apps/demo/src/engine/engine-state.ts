@@ -1,8 +1,8 @@
 import type { Clock, FinishReason, KvError, Log, SchedulerConnector, WorkerConnector } from "@kv/interface";
-import type { BlockPool } from "./block-pool.js";
+import type { BlockPool } from "./cache/block-pool.js";
+import type { KvPool } from "./cache/kv-pool.js";
+import type { EngineModel } from "./engine-model.js";
 import type { EngineHooks } from "./hooks.js";
-import type { KvPool } from "./kv-pool.js";
-import type { EngineModel } from "./model-port.js";
 import type { RequestRecord, RequestState } from "./request.js";
 import type { Wakeup } from "./wakeup.js";
 

@@ -1,12 +1,12 @@
 import { KvError } from "@kv/interface";
 import { describe, expect, it } from "vitest";
-import { createBlockPool } from "./block-pool.js";
+import { arithmeticModel } from "../../test/support/arithmetic-model.js";
+import { heapTransport } from "../../test/support/heap-memory.js";
+import { type ScriptedConnector, scriptedConnector } from "../../test/support/scripted-connector.js";
+import { createBlockPool } from "./cache/block-pool.js";
+import { createKvPool } from "./cache/kv-pool.js";
 import { createEngine, type EngineOptions } from "./engine.js";
-import { createKvPool } from "./kv-pool.js";
 import type { EngineRequest, EngineResult } from "./request.js";
-import { arithmeticModel } from "./testing/arithmetic-model.js";
-import { heapTransport } from "./testing/heap-memory.js";
-import { type ScriptedConnector, scriptedConnector } from "./testing/scripted-connector.js";
 
 const blockSize = 4;
 

@@ -9,16 +9,21 @@ import {
   type WorkerConnector,
 } from "@kv/interface";
 import { admit } from "./admission.js";
-import type { BlockPool } from "./block-pool.js";
+import type { BlockPool } from "./cache/block-pool.js";
+import type { KvPool } from "./cache/kv-pool.js";
 import { concludeEnded } from "./conclusion.js";
+import type { EngineModel } from "./engine-model.js";
 import { type EngineState, end, inState } from "./engine-state.js";
-import { advance, isPrefill, stopReason } from "./forward.js";
 import type { EngineHooks } from "./hooks.js";
-import { checkRequest, openRecord } from "./intake.js";
-import type { KvPool } from "./kv-pool.js";
-import type { EngineModel } from "./model-port.js";
+import { advance, isPrefill, stopReason } from "./model-runner.js";
 import { applyOutput } from "./receiving.js";
-import type { EngineHandle, EngineRequest, RequestRecord } from "./request.js";
+import {
+  checkRequest,
+  type EngineHandle,
+  type EngineRequest,
+  openRecord,
+  type RequestRecord,
+} from "./request.js";
 import { createWakeup } from "./wakeup.js";
 
 export interface EngineOptions extends Partial<Ambient> {

@@ -1,7 +1,7 @@
 import { KvError, type WorkerOutput } from "@kv/interface";
 import { blocksFor } from "./admission.js";
 import { type EngineState, end, inState } from "./engine-state.js";
-import { cachePrompt } from "./forward.js";
+import { cachePrompt } from "./model-runner.js";
 import type { RequestRecord } from "./request.js";
 
 /** Acts on what the workers say of KV that was sent and received. `output` is that of all ranks together. */

@@ -1,4 +1,4 @@
-import type { Candidates } from "./model-port.js";
+import type { Candidates } from "./engine-model.js";
 
 /** How the next token is chosen. Temperature 0 is greedy, and then the rest does nothing. */
 export interface SamplingOptions {

@@ -1,6 +1,6 @@
 import type { EngineResult, EngineToken } from "../engine/request.js";
-import { textStream } from "../model/text-stream.js";
-import type { Tokenizer } from "../model/tokenizer.js";
+import { textStream } from "../model/tokenizer/text-stream.js";
+import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
 import type { Generation } from "./generation.js";
 import { transferParamsOf, usageOf } from "./generation.js";
 import type { CompletionBody } from "./generation-body.js";

@@ -1,3 +1,4 @@
+import type { ServerResponse } from "node:http";
 import { KvError, type KvErrorCode } from "@kv/interface";
 
 const STATUS: Partial<Record<KvErrorCode, number>> = {
@@ -28,6 +29,38 @@ export function errorBody(error: KvError): { error: Record<string, unknown> } {
       param: typeof param === "string" ? param : null,
       code: error.code,
       ...(error.hint === undefined ? {} : { hint: error.hint }),
+    },
+  };
+}
+
+/** An answer of server-sent events, each a JSON object, ended by `[DONE]`. */
+export interface EventStream {
+  send(data: object): void;
+  /** The answer is complete. */
+  end(): void;
+  /** The answer has failed after its begin: the error is its last event. */
+  fail(error: KvError): void;
+}
+
+export function openEventStream(response: ServerResponse, requestId: string): EventStream {
+  response.writeHead(200, {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-request-id": requestId,
+  });
+  const write = (text: string) => {
+    if (!response.destroyed) response.write(`data: ${text}\n\n`);
+  };
+  return {
+    send: (data) => write(JSON.stringify(data)),
+    end() {
+      write("[DONE]");
+      response.end();
+    },
+    fail(error) {
+      write(JSON.stringify(errorBody(error)));
+      write("[DONE]");
+      response.end();
     },
   };
 }

@@ -1,9 +1,10 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
 import { KvError } from "@kv/interface";
+import type { Engine } from "../engine/engine.js";
 import type { EngineHandle, EngineRequest, EngineResult, EngineToken } from "../engine/request.js";
+import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
 import { httpError } from "./error-answer.js";
 import type { ChatBody, CompletionBody } from "./generation-body.js";
-import type { ServedInstance } from "./instance-port.js";
 
 /** One request under way: what an answer of either endpoint is made of. */
 export interface Generation {
@@ -106,4 +107,25 @@ export function transferParamsOf({
 
 export function asKvError(error: unknown): KvError {
   return KvError.from(error, "KV_INTERNAL", "the instance failed");
+}
+
+/** What the HTTP surface needs of the instance behind it. */
+export interface ServedInstance {
+  readonly engine: Pick<Engine, "submit" | "outstanding">;
+  readonly tokenizer: Tokenizer;
+  /** Names that a client may give as `model`; the first is shown. */
+  readonly modelNames: readonly string[];
+  readonly maxModelLen: number;
+  readonly maxOutputTokens: number;
+  /** Takes `kv_demo_zero_block`. */
+  readonly debug: boolean;
+  /** Called with the engine's request id before it is submitted, when the body asks to damage a block. */
+  zeroBlockOf(requestId: string, block: number): void;
+  /** False while it starts or drains. */
+  ready(): boolean;
+  status(): object;
+  /** Counters and histograms in Prometheus' text format. */
+  metrics(): string;
+  /** KV sent and received lately, with digests. */
+  kvTransfers(): object;
 }

@@ -1,13 +1,13 @@
 import { KvError } from "@kv/interface";
 import { afterEach, describe, expect, it } from "vitest";
-import { createBlockPool } from "../engine/block-pool.js";
+import { arithmeticModel } from "../../test/support/arithmetic-model.js";
+import { heapTransport } from "../../test/support/heap-memory.js";
+import { scriptedConnector } from "../../test/support/scripted-connector.js";
+import { createBlockPool } from "../engine/cache/block-pool.js";
+import { createKvPool } from "../engine/cache/kv-pool.js";
 import { createEngine } from "../engine/engine.js";
-import { createKvPool } from "../engine/kv-pool.js";
-import { arithmeticModel } from "../engine/testing/arithmetic-model.js";
-import { heapTransport } from "../engine/testing/heap-memory.js";
-import { scriptedConnector } from "../engine/testing/scripted-connector.js";
-import type { Tokenizer } from "../model/tokenizer.js";
-import type { ServedInstance } from "./instance-port.js";
+import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
+import type { ServedInstance } from "./generation.js";
 import { createInstanceServer } from "./server.js";
 
 /** Words are numbers. */

@@ -5,9 +5,14 @@ import type { EngineToken } from "../engine/request.js";
 import { chatForms, chatPrompt } from "./chat.js";
 import { type AnswerForms, completionForms } from "./completions.js";
 import { trackConnections } from "./connections.js";
-import { errorBody, httpError, statusOf } from "./error-answer.js";
-import { openEventStream } from "./event-stream.js";
-import { abortWhenGone, asKvError, beginGeneration, type Generation } from "./generation.js";
+import { errorBody, httpError, openEventStream, statusOf } from "./error-answer.js";
+import {
+  abortWhenGone,
+  asKvError,
+  beginGeneration,
+  type Generation,
+  type ServedInstance,
+} from "./generation.js";
 import {
   type ChatBody,
   type CompletionBody,
@@ -16,7 +21,6 @@ import {
   onePrompt,
   readBody,
 } from "./generation-body.js";
-import type { ServedInstance } from "./instance-port.js";
 
 export interface InstanceServer {
   /** Port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when the port is taken. */

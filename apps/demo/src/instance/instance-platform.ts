@@ -1,7 +1,7 @@
 import { cpuPlatform, type StagingCopied, staged } from "@kv/connector";
 import type { Clock, ConnectorModule, KvCaches, Log, Platform } from "@kv/interface";
 import { neuronCaches, neuronPlatform, simulatedDevice } from "@kv/neuron";
-import type { KvPoolOptions } from "../engine/kv-pool.js";
+import type { KvPoolOptions } from "../engine/cache/kv-pool.js";
 import type { InstanceConfig } from "./instance-config.js";
 
 /** What an instance's accelerator changes around its engine. */

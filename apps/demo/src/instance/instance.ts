@@ -9,14 +9,14 @@ import {
   type Transport,
   type WorkerConnector,
 } from "@kv/interface";
-import { createBlockPool } from "../engine/block-pool.js";
+import { createBlockPool } from "../engine/cache/block-pool.js";
+import { DIGEST_TOKENS } from "../engine/cache/kv-layout.js";
+import { createKvPool, type KvPool } from "../engine/cache/kv-pool.js";
 import { createEngine } from "../engine/engine.js";
-import { DIGEST_TOKENS } from "../engine/kv-digests.js";
-import { createKvPool, type KvPool } from "../engine/kv-pool.js";
 import { createInstanceServer } from "../http/server.js";
 import { loadModel } from "../model/model.js";
 import { simulatedModel } from "../model/simulated-model.js";
-import { loadTokenizer } from "../model/tokenizer.js";
+import { loadTokenizer } from "../model/tokenizer/tokenizer.js";
 import { closers } from "./closers.js";
 import type { InstanceConfig } from "./instance-config.js";
 import { choosePlatform } from "./instance-platform.js";

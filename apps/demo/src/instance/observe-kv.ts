@@ -1,7 +1,7 @@
 import type { Clock, KvTransferParams } from "@kv/interface";
+import { DIGEST_TOKENS } from "../engine/cache/kv-layout.js";
+import type { KvPool } from "../engine/cache/kv-pool.js";
 import type { EngineHooks } from "../engine/hooks.js";
-import { DIGEST_TOKENS } from "../engine/kv-digests.js";
-import type { KvPool } from "../engine/kv-pool.js";
 import type { InstancePlatform } from "./instance-platform.js";
 import type { KvJournal } from "./kv-journal.js";
 import type { TransferMeter } from "./transfer-meter.js";

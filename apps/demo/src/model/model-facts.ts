@@ -1,7 +1,7 @@
 import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import { z } from "zod";
-import { exists, readJson } from "./checkpoint.js";
+import { exists, readJson } from "./weights/checkpoint.js";
 
 /** What the files beside a model say of it; the rest (layers, KV shape) is read from the ONNX session. */
 export interface ModelFacts {

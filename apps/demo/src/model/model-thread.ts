@@ -1,7 +1,8 @@
+import { createRequire } from "node:module";
+import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
 import { KvError } from "@kv/interface";
-import { busyFlag, holdExit, setBusy, setIdle } from "./busy-flag.js";
-import { workerLocation } from "./worker-location.js";
+import { busyFlag, holdExit, setBusy, setIdle } from "./worker/busy-flag.js";
 import type {
   Fault,
   ForwardDone,
@@ -10,7 +11,7 @@ import type {
   ToWorker,
   WorkerData,
   WorkerStart,
-} from "./worker-protocol.js";
+} from "./worker/worker-protocol.js";
 
 /** The main side of the model's thread: calls wait here, so that one that has not started can be aborted. */
 export interface ModelThread {
@@ -150,4 +151,18 @@ function errorOf({ code, message, hint, details }: Fault): KvError {
     ...(hint === undefined ? {} : { hint }),
     ...(details === undefined ? {} : { details }),
   });
+}
+
+/**
+ * The module that the model's thread starts with: `model-worker.js` beside the bundle; where this file itself runs
+ * from source, a line that registers tsx and then imports the TypeScript file, because on Node 20 a thread takes
+ * over neither the loader of its parent nor one given by `--import`.
+ */
+export function workerLocation(): URL {
+  const here = import.meta.url;
+  if (!new URL(here).pathname.endsWith(".ts")) return new URL("./worker/model-worker.js", here);
+  const tsx = pathToFileURL(createRequire(here).resolve("tsx/esm/api")).href;
+  const worker = new URL("./worker/model-worker.ts", here).href;
+  const code = `import { register } from ${JSON.stringify(tsx)}; register(); await import(${JSON.stringify(worker)});`;
+  return new URL(`data:text/javascript,${encodeURIComponent(code)}`);
 }

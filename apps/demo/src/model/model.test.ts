@@ -6,11 +6,11 @@ import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import optimum from "../../fixtures/model/optimum-llama-float16/expected.json" with { type: "json" };
 import qwen2 from "../../fixtures/model/qwen2-bf16/expected.json" with { type: "json" };
 import reference from "../../fixtures/model/tiny-qwen3.json" with { type: "json" };
-import { buildOnnx } from "./build-onnx.js";
-import { readDecoderConfig } from "./decoder-config.js";
 import { type ForwardResult, loadModel, type Model } from "./model.js";
-import { seededWeights } from "./seeded-weights.js";
+import { buildOnnx } from "./onnx/build-onnx.js";
 import { tinyModelConfig } from "./tiny-model.js";
+import { readDecoderConfig } from "./weights/decoder-config.js";
+import { seededWeights } from "./weights/seeded-weights.js";
 
 const { prompt } = reference;
 

@@ -3,8 +3,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterEach, beforeEach, expect, test } from "vitest";
-import { cachedDirectory } from "./model-cache.js";
-import { prepareModel } from "./prepare-model.js";
+import { cachedDirectory, prepareModel } from "./prepare-model.js";
 
 const checkpoint = fileURLToPath(new URL("../../fixtures/model/qwen2-bf16", import.meta.url));
 

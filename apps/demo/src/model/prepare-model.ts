@@ -1,11 +1,14 @@
-import { createHash } from "node:crypto";
-import { basename, join, resolve } from "node:path";
+import { createHash, randomUUID } from "node:crypto";
+import { existsSync } from "node:fs";
+import { mkdir, rename, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { basename, dirname, join, resolve } from "node:path";
+import { fileURLToPath } from "node:url";
 import { KvError } from "@kv/interface";
-import { buildOnnx, onnxBuilderVersion, onnxFileName } from "./build-onnx.js";
-import { checkpointDigest, checkpointFiles, exists, openCheckpoint, readJson } from "./checkpoint.js";
-import { readDecoderConfig } from "./decoder-config.js";
-import { cachedDirectory, defaultCacheDirectory } from "./model-cache.js";
+import { buildOnnx, onnxBuilderVersion, onnxFileName } from "./onnx/build-onnx.js";
 import { tinyModelConfig, tinyModelName, writeTinyModel } from "./tiny-model.js";
+import { checkpointDigest, checkpointFiles, exists, openCheckpoint, readJson } from "./weights/checkpoint.js";
+import { readDecoderConfig } from "./weights/decoder-config.js";
 
 /** Where the parts of a model are that can be opened. */
 export interface PreparedModel {
@@ -92,4 +95,42 @@ function digest(...parts: string[]): string {
   const hash = createHash("sha256").update(`builder ${onnxBuilderVersion}\n`);
   for (const part of parts) hash.update(`${part}\n`);
   return hash.digest("hex").slice(0, 16);
+}
+
+/** `node_modules/.cache/kv-demo` of the repository that this file is in; of the system's temporary directory elsewhere. */
+export function defaultCacheDirectory(): string {
+  let directory = dirname(fileURLToPath(import.meta.url));
+  for (;;) {
+    if (existsSync(join(directory, "pnpm-workspace.yaml"))) {
+      return join(directory, "node_modules", ".cache", "kv-demo");
+    }
+    const parent = dirname(directory);
+    if (parent === directory) return join(tmpdir(), "kv-demo");
+    directory = parent;
+  }
+}
+
+/**
+ * The directory `cache/key`, filled by `write` when it does not exist. It appears complete or not at all: it is
+ * written under another name and renamed, so that several processes may start at once and a killed one leaves
+ * nothing that looks finished.
+ */
+export async function cachedDirectory(
+  cache: string,
+  key: string,
+  write: (directory: string) => Promise<void>,
+): Promise<string> {
+  const target = join(cache, key);
+  if (await exists(target)) return target;
+  const draft = join(cache, `.${key}.${randomUUID()}`);
+  await mkdir(draft, { recursive: true });
+  try {
+    await write(draft);
+    await rename(draft, target);
+  } catch (error) {
+    await rm(draft, { recursive: true, force: true });
+    // Another process was first: its directory came from the same key, so it is the same.
+    if (!(await exists(target))) throw error;
+  }
+  return target;
 }

@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { createBlockPool } from "../engine/block-pool.js";
+import { createBlockPool } from "../engine/cache/block-pool.js";
 import { simulatedModel } from "./simulated-model.js";
 
 it("takes its time layer by layer, and makes up for a layer that came late", async () => {

@@ -1,5 +1,5 @@
 import type { Clock } from "@kv/interface";
-import type { EngineModel } from "../engine/model-port.js";
+import type { EngineModel } from "../engine/engine-model.js";
 
 export interface SimulatedModelOptions {
   readonly clock: Clock;
