@@ -1,5 +1,5 @@
 import { KvError } from "@kv/interface";
-import { createCommand, type DemoFlags } from "./cli-options.js";
+import { createCommand, type DemoFlags } from "./command-line.js";
 import { jsonLog } from "./processes/json-log.js";
 import { runInstance, runProxy } from "./processes/roles.js";
 import { runDemo } from "./run/demo.js";

@@ -1,28 +1,28 @@
 import type { KvGeometry } from "./cache/kv-layout.js";
 
-/** The part of a model that the engine uses (`model/model.ts` is one), so that tests run on a model made of arithmetic. */
+/** The interface of a model to the engine. Implementations: `model/model.ts`, `model/simulated-model.ts`, and one in the tests. */
 export interface EngineModel {
   readonly config: EngineModelConfig;
   /**
-   * Computes tokens of one sequence. The model keeps what it has computed of it; without `past` it goes on from there, and with
-   * it, it goes on from what is given.
+   * Computes tokens of one sequence. The model keeps the KV that it has computed. It continues from that KV, or from `past` when that is
+   * given.
    */
   forward(input: ForwardInput): Promise<ForwardOutput>;
-  /** Resolves when a layer of a pass over so many tokens is computed; only of a simulated model, which answers `forward` at once. */
+  /** Resolves when a layer of a pass is computed. Only a simulated model has it, whose `forward` resolves at once. */
   layerComputed?(pass: {
     readonly startedMs: number;
     readonly tokens: number;
     readonly layer: number;
   }): Promise<void>;
-  /** It never looks at KV that it has not computed: `past` is not read for it. */
-  readonly ignoresPast?: boolean;
-  /** Forgets a sequence; unknown ones are ignored. */
+  /** The model never uses KV that it has not computed, so `past` need not be read for it. */
+  readonly ignoresPast?: boolean | undefined;
+  /** Forgets a sequence; an unknown one is ignored. */
   dropSequence(sequenceId: string): Promise<void>;
 }
 
 export interface EngineModelConfig extends KvGeometry {
   readonly vocabSize: number;
-  /** Tokens in a sequence at most, prompt and output together. */
+  /** Most tokens of a sequence, prompt and output together. */
   readonly maxModelLen: number;
   readonly eosTokenIds: readonly number[];
 }
@@ -30,16 +30,16 @@ export interface EngineModelConfig extends KvGeometry {
 export interface ForwardInput {
   sequenceId: string;
   tokens: Int32Array;
-  /** Of the first of `tokens`. */
+  /** The position of the first token. */
   position: number;
-  /** KV of the `position` tokens before, `[layer][KV head][token][2 * headDim]`. Given away: the caller's buffer is detached. */
-  past?: { tokens: number; kv: ArrayBuffer };
-  /** How many of the most likely next tokens to answer. */
-  topLogprobs?: number;
+  /** KV of the `position` tokens before, `[layer][KV head][token][2 * headDim]`. The buffer is transferred: it is detached afterwards. */
+  past?: { tokens: number; kv: ArrayBuffer } | undefined;
+  /** Number of most likely next tokens to return. */
+  topLogprobs?: number | undefined;
 }
 
 export interface ForwardOutput extends Candidates {
-  /** KV of the tokens given, in the order of `past`; or what answers a layer of it, until it is asked for the next. */
+  /** KV of the new tokens, in the order of `past`; or a function that returns one layer of it, valid until the next call. */
   newKv: ArrayBuffer | ((layer: number) => ArrayBuffer);
 }
 

@@ -3,9 +3,9 @@ import { describe, expect, it } from "vitest";
 import { arithmeticModel } from "../../test/support/arithmetic-model.js";
 import { heapTransport } from "../../test/support/heap-memory.js";
 import { type ScriptedConnector, scriptedConnector } from "../../test/support/scripted-connector.js";
-import { createBlockPool } from "./cache/block-pool.js";
-import { createKvPool } from "./cache/kv-pool.js";
-import { createEngine, type EngineOptions } from "./engine.js";
+import { BlockPool } from "./cache/block-pool.js";
+import { KvPool } from "./cache/kv-pool.js";
+import { Engine, type EngineOptions } from "./engine.js";
 import type { EngineRequest, EngineResult } from "./request.js";
 
 const blockSize = 4;
@@ -18,9 +18,9 @@ function setUp(
 ) {
   const { connector, numBlocks = 64, tp = connector?.workers.length ?? 1, eos = [], hooks, clock } = given;
   const model = arithmeticModel({ eosTokenIds: eos });
-  const pool = createKvPool({ transport: heapTransport(), geometry: model.config, numBlocks, blockSize, tp });
-  const blocks = createBlockPool({ numBlocks });
-  const engine = createEngine({
+  const pool = new KvPool({ transport: heapTransport(), geometry: model.config, numBlocks, blockSize, tp });
+  const blocks = new BlockPool({ numBlocks });
+  const engine = new Engine({
     model,
     pool,
     blocks,

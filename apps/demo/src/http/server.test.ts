@@ -3,12 +3,12 @@ import { afterEach, describe, expect, it } from "vitest";
 import { arithmeticModel } from "../../test/support/arithmetic-model.js";
 import { heapTransport } from "../../test/support/heap-memory.js";
 import { scriptedConnector } from "../../test/support/scripted-connector.js";
-import { createBlockPool } from "../engine/cache/block-pool.js";
-import { createKvPool } from "../engine/cache/kv-pool.js";
-import { createEngine } from "../engine/engine.js";
+import { BlockPool } from "../engine/cache/block-pool.js";
+import { KvPool } from "../engine/cache/kv-pool.js";
+import { Engine } from "../engine/engine.js";
 import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
 import type { ServedInstance } from "./generation.js";
-import { createInstanceServer } from "./server.js";
+import { InstanceServer } from "./server.js";
 
 /** Words are numbers. */
 const tokenizer: Tokenizer = {
@@ -26,14 +26,14 @@ afterEach(async () => {
 async function serve(given: Partial<ServedInstance> = {}) {
   const model = arithmeticModel();
   const connector = scriptedConnector();
-  const pool = createKvPool({
+  const pool = new KvPool({
     transport: heapTransport(),
     geometry: model.config,
     numBlocks: 64,
     blockSize: 4,
     tp: 1,
   });
-  const engine = createEngine({ model, pool, blocks: createBlockPool({ numBlocks: 64 }), connector });
+  const engine = new Engine({ model, pool, blocks: new BlockPool({ numBlocks: 64 }), connector });
   const instance: ServedInstance = {
     engine,
     tokenizer,
@@ -48,7 +48,7 @@ async function serve(given: Partial<ServedInstance> = {}) {
     kvTransfers: () => ({ records: [] }),
     ...given,
   };
-  const server = createInstanceServer(instance);
+  const server = new InstanceServer(instance);
   const { url } = await server.listen({ host: "127.0.0.1", port: 0 });
   open.push(async () => {
     await engine.close();

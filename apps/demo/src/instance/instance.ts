@@ -9,11 +9,11 @@ import {
   type Transport,
   type WorkerConnector,
 } from "@kv/interface";
-import { createBlockPool } from "../engine/cache/block-pool.js";
+import { BlockPool } from "../engine/cache/block-pool.js";
 import { DIGEST_TOKENS } from "../engine/cache/kv-layout.js";
-import { createKvPool, type KvPool } from "../engine/cache/kv-pool.js";
-import { createEngine } from "../engine/engine.js";
-import { createInstanceServer } from "../http/server.js";
+import { KvPool } from "../engine/cache/kv-pool.js";
+import { Engine } from "../engine/engine.js";
+import { InstanceServer } from "../http/server.js";
 import { loadModel } from "../model/model.js";
 import { simulatedModel } from "../model/simulated-model.js";
 import { loadTokenizer } from "../model/tokenizer/tokenizer.js";
@@ -84,7 +84,7 @@ export async function startInstance(config: InstanceConfig, around: InstanceSurr
       clock,
       blockAt: (address) => accelerator.stagingBlockAt(address) ?? pool?.blockAt(address),
     });
-    const kv = createKvPool({
+    const kv = new KvPool({
       transport: meter.transport,
       geometry: { layers, kvHeads, headDim },
       numBlocks: config.numBlocks,
@@ -136,8 +136,8 @@ export async function startInstance(config: InstanceConfig, around: InstanceSurr
 
     const journal = createKvJournal();
     const toZero = new Map<string, number>();
-    const blocks = createBlockPool({ numBlocks: config.numBlocks, fragmented: config.fragmented });
-    const core = createEngine({
+    const blocks = new BlockPool({ numBlocks: config.numBlocks, fragmented: config.fragmented });
+    const core = new Engine({
       ...surroundings,
       model,
       pool: kv,
@@ -176,7 +176,7 @@ export async function startInstance(config: InstanceConfig, around: InstanceSurr
       outstanding: core.outstanding(),
       workers: workers.map((worker) => worker.outstanding()),
     });
-    const server = createInstanceServer(
+    const server = new InstanceServer(
       {
         engine: core,
         tokenizer,

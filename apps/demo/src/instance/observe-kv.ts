@@ -58,11 +58,11 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
         load_ms: 0,
       });
     },
-    async afterReceive({ requestId, kvTransferParams, blockIds, tokens, cachedBlocks, askedAtMs }) {
+    async afterReceive({ requestId, kvTransferParams, blockIds, tokens, cachedBlocks, admittedMs }) {
       const receivedAtMs = clock.now();
       const copies = takeCopies(requestId);
       // What the transport moved were the pool's blocks, where there is one.
-      const measured = meter.take(copies?.wireBlockIds ?? blockIds, askedAtMs);
+      const measured = meter.take(copies?.wireBlockIds ?? blockIds, admittedMs);
       journal.add({
         direction: "received",
         request_id: requestId,
@@ -77,7 +77,7 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
           transfers: measured.transfers,
           descriptors: measured.descriptors,
           transfer_ms: measured.transferMs,
-          waited_ms: receivedAtMs - askedAtMs,
+          waited_ms: receivedAtMs - admittedMs,
           load_ms: copies?.loadMs ?? 0,
         },
       });

@@ -4,7 +4,6 @@ import { startModelThread } from "./model-thread.js";
 import { type PrepareOptions, prepareModel } from "./prepare-model.js";
 import { wireLengthBytes } from "./worker/wire-order.js";
 
-
 export interface ModelConfig {
   name: string;
   /** Holds config.json and the tokenizer's files (`loadTokenizer`). */

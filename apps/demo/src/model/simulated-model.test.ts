@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { createBlockPool } from "../engine/cache/block-pool.js";
+import { BlockPool } from "../engine/cache/block-pool.js";
 import { simulatedModel } from "./simulated-model.js";
 
 it("takes its time layer by layer, and makes up for a layer that came late", async () => {
@@ -39,7 +39,7 @@ it("takes its time layer by layer, and makes up for a layer that came late", asy
 });
 
 it("a fragmented pool gives no two neighbours to one request, and each block once", () => {
-  const pool = createBlockPool({ numBlocks: 257, fragmented: true });
+  const pool = new BlockPool({ numBlocks: 257, fragmented: true });
   const chosen = pool.allocate(64);
   expect(new Set(chosen).size).toBe(64);
   expect(chosen.some((id, i) => Math.abs(id - (chosen[i - 1] ?? -9)) === 1)).toBe(false);

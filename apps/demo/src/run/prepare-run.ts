@@ -1,8 +1,8 @@
 import type { Transport } from "@kv/interface";
 import { memoryTransport } from "@kv/transport-memory";
-import { createBlockPool } from "../engine/cache/block-pool.js";
-import { createKvPool } from "../engine/cache/kv-pool.js";
-import { createEngine } from "../engine/engine.js";
+import { BlockPool } from "../engine/cache/block-pool.js";
+import { KvPool } from "../engine/cache/kv-pool.js";
+import { Engine } from "../engine/engine.js";
 import { loadModel, type Model } from "../model/model.js";
 import { loadTokenizer } from "../model/tokenizer/tokenizer.js";
 import { madePrompts, readPrompts, writtenPrompts } from "./prompts.js";
@@ -86,15 +86,15 @@ export async function referenceTokens(
   const longest = Math.max(...prompts.map((prompt) => prompt.length));
   // One at a time, and nothing from a cache: the plainest way to compute them.
   const numBlocks = Math.ceil((longest + maxTokens) / blockSize) + 2;
-  const pool = createKvPool({
+  const pool = new KvPool({
     transport,
     geometry: { layers, kvHeads, headDim },
     numBlocks,
     blockSize,
     tp: 1,
   });
-  const blocks = createBlockPool({ numBlocks, prefixCaching: false });
-  const engine = createEngine({ model, pool, blocks });
+  const blocks = new BlockPool({ numBlocks, prefixCaching: false });
+  const engine = new Engine({ model, pool, blocks });
   try {
     const all: number[][] = [];
     for (const [index, promptTokens] of prompts.entries()) {

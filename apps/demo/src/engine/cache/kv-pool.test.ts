@@ -3,13 +3,13 @@ import fc from "fast-check";
 import { describe, expect, it } from "vitest";
 import { heapTransport } from "../../../test/support/heap-memory.js";
 import { kvBytes, kvShards } from "./kv-layout.js";
-import { createKvPool } from "./kv-pool.js";
+import { KvPool } from "./kv-pool.js";
 
 const geometry = { layers: 2, kvHeads: 4, headDim: 2 };
 const transport = heapTransport();
 
 function pool(tp: number, blockSize: number, numBlocks = 16) {
-  return createKvPool({ transport, geometry, tp, blockSize, numBlocks });
+  return new KvPool({ transport, geometry, tp, blockSize, numBlocks });
 }
 
 /** Values that tell every token, head, layer and dimension apart. */

@@ -1,38 +1,41 @@
 import type { Tokenizer } from "./tokenizer.js";
 
-/** Text of tokens that come one by one. What one token adds may depend on the ones before it. */
-export interface TextStream {
-  /** The text that is certain now; empty while a character is incomplete. */
-  push(token: number): string;
-  /** What was held back. */
-  end(): string;
-}
-
-const incomplete = "\ufffd";
+const INCOMPLETE = "\ufffd";
 
 /**
- * Decodes a window of the last tokens twice, without and with the new one, and gives the difference: a whole
- * decode per token would be quadratic, and one token alone loses its leading space. A character whose bytes are
- * spread over tokens is held back until it is complete.
+ * Decodes tokens that arrive one by one. It decodes a window of the last tokens twice, without and with the new one, and returns the
+ * difference: decoding everything for each token would be quadratic, and a single token loses its leading space. A character whose
+ * bytes are spread over several tokens is withheld until it is complete.
  */
-export function textStream(tokenizer: Pick<Tokenizer, "decode">): TextStream {
-  const tokens: number[] = [];
-  let from = 0;
-  let given = 0;
+export class TextStream {
+  readonly #tokenizer: Pick<Tokenizer, "decode">;
+  readonly #tokens: number[] = [];
+  /** Start of the window. */
+  #from = 0;
+  /** Tokens whose text has been returned. */
+  #returned = 0;
 
-  const difference = (): string => {
-    const before = tokenizer.decode(tokens.slice(from, given));
-    return tokenizer.decode(tokens.slice(from)).slice(before.length);
-  };
-  return {
-    push(token) {
-      tokens.push(token);
-      const added = difference();
-      if (added === "" || added.endsWith(incomplete)) return "";
-      from = given;
-      given = tokens.length;
-      return added;
-    },
-    end: () => (given === tokens.length ? "" : difference()),
-  };
+  constructor(tokenizer: Pick<Tokenizer, "decode">) {
+    this.#tokenizer = tokenizer;
+  }
+
+  /** Adds a token and returns the new complete text; empty while a character is incomplete. */
+  push(token: number): string {
+    this.#tokens.push(token);
+    const added = this.#newText();
+    if (added === "" || added.endsWith(INCOMPLETE)) return "";
+    this.#from = this.#returned;
+    this.#returned = this.#tokens.length;
+    return added;
+  }
+
+  /** Returns the text that was withheld. */
+  end(): string {
+    return this.#returned === this.#tokens.length ? "" : this.#newText();
+  }
+
+  #newText(): string {
+    const before = this.#tokenizer.decode(this.#tokens.slice(this.#from, this.#returned));
+    return this.#tokenizer.decode(this.#tokens.slice(this.#from)).slice(before.length);
+  }
 }

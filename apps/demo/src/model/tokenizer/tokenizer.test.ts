@@ -5,7 +5,7 @@ import { fileURLToPath } from "node:url";
 import { afterEach, beforeEach, expect, test } from "vitest";
 import reference from "../../../fixtures/model/bpe/expected.json" with { type: "json" };
 import { prepareModel } from "../prepare-model.js";
-import { textStream } from "./text-stream.js";
+import { TextStream } from "./text-stream.js";
 import { loadTokenizer } from "./tokenizer.js";
 
 const bpe = fileURLToPath(new URL("../../../fixtures/model/bpe", import.meta.url));
@@ -32,13 +32,13 @@ test("a byte-level BPE tokenizer gives the ids and texts of the reference implem
 test("a stream of tokens adds up to the whole text and never shows half a character", async () => {
   const tokenizer = await loadTokenizer({ directory: bpe, vocabSize: 400 });
   for (const { ids, decoded } of reference.texts) {
-    const stream = textStream(tokenizer);
+    const stream = new TextStream(tokenizer);
     const parts = ids.map((token) => stream.push(token));
     expect(parts.join("") + stream.end()).toBe(decoded);
     expect(parts.join("")).not.toContain("\ufffd");
   }
   const cut = reference.texts[2]?.ids.slice(0, -1) ?? [];
-  const stream = textStream(tokenizer);
+  const stream = new TextStream(tokenizer);
   const text = cut.map((token) => stream.push(token)).join("") + stream.end();
   expect(text).toBe(tokenizer.decode(cut));
 });
@@ -50,7 +50,7 @@ test("the built-in model has words t0, t1, … and a chat template of such words
   expect(tokenizer.decode([12, 2, 7])).toBe("t12 t7");
   expect(tokenizer.decode([12, 2, 7], { skipSpecialTokens: false })).toBe("t12 t2 t7");
   expect([...tokenizer.encodeChat([{ role: "user", content: "t10 t11" }])]).toEqual([3, 10, 11, 5]);
-  const stream = textStream(tokenizer);
+  const stream = new TextStream(tokenizer);
   expect([12, 2, 7].map((token) => stream.push(token))).toEqual(["t12", "", " t7"]);
 });
 

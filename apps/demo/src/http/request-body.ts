@@ -1,10 +1,10 @@
 import { z } from "zod";
-import { httpError } from "./error-answer.js";
+import { httpError } from "./error-response.js";
 
 const tokenIds = z.array(z.number().int().nonnegative()).min(1);
 const params = z.record(z.string(), z.unknown());
 
-/** What both endpoints take. Fields that are not named here are ignored, as vLLM does. */
+/** Fields of both endpoints. Other fields are ignored, as in vLLM. */
 const shared = {
   model: z.string().nullish(),
   max_tokens: z.number().int().min(1).nullish(),
@@ -18,7 +18,7 @@ const shared = {
   stop_token_ids: z.array(z.number().int()).nullish(),
   return_token_ids: z.boolean().nullish(),
   kv_transfer_params: params.nullish(),
-  /** The demo's negative control: zero the n-th block of the prompt when its KV has arrived. Refused unless debugging is on. */
+  /** The demo's negative control: zero the n-th block of the prompt when its KV has arrived. Only with `debug`. */
   kv_demo_zero_block: z.number().int().nonnegative().nullish(),
 };
 
@@ -42,7 +42,7 @@ export const chatSchema = z.looseObject({
 export type CompletionBody = z.output<typeof completionSchema>;
 export type ChatBody = z.output<typeof chatSchema>;
 
-/** Values under which a field asks for nothing; any other asks for what this small engine does not do, and is refused. */
+/** Fields that this engine does not support, with the values that have no effect; any other value is refused. */
 const UNSUPPORTED: Readonly<Record<string, (value: unknown) => boolean>> = {
   n: (value) => value === 1,
   best_of: (value) => value === 1,
@@ -60,30 +60,30 @@ const UNSUPPORTED: Readonly<Record<string, (value: unknown) => boolean>> = {
   tools: (value) => Array.isArray(value) && value.length === 0,
 };
 
-/** Errors: `KV_REQUEST_INVALID` naming each field that is wrong, or the first that asks for what is not done here. */
+/** Validates a body. Errors: `KV_REQUEST_INVALID` naming each invalid field, or the first unsupported one. */
 export function readBody<T>(schema: z.ZodType<T>, body: unknown): T {
   const parsed = schema.safeParse(body);
   if (!parsed.success) {
     const [first] = parsed.error.issues;
     throw httpError(400, `the body is not valid: ${z.prettifyError(parsed.error)}`, first?.path.join("."));
   }
-  for (const [field, harmless] of Object.entries(UNSUPPORTED)) {
+  for (const [field, hasNoEffect] of Object.entries(UNSUPPORTED)) {
     const value = (parsed.data as Record<string, unknown>)[field];
-    if (value === undefined || value === null || harmless(value)) continue;
+    if (value === undefined || value === null || hasNoEffect(value)) continue;
     throw httpError(
       400,
-      `${field} is ${JSON.stringify(value)}, which this engine does not do; leave it out`,
+      `${field} is ${JSON.stringify(value)}, which this engine does not support; leave it out`,
       field,
     );
   }
   return parsed.data;
 }
 
-/** The one prompt of a completion. Errors: `KV_REQUEST_INVALID` for several. */
+/** The prompt of a completion. Errors: `KV_REQUEST_INVALID` for several prompts. */
 export function onePrompt(prompt: CompletionBody["prompt"]): string | readonly number[] {
   if (typeof prompt === "string") return prompt;
   const first = prompt[0];
   if (typeof first === "number") return prompt as number[];
   if (prompt.length === 1 && first !== undefined) return first as string | number[];
-  throw httpError(400, `the body holds ${prompt.length} prompts; send one request for each`, "prompt");
+  throw httpError(400, `the body has ${prompt.length} prompts; send one request for each`, "prompt");
 }

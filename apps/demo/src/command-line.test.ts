@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
-import { createCommand, type DemoFlags } from "./cli-options.js";
 import { planInstances, planProxy } from "./cluster/cluster-plan.js";
+import { createCommand, type DemoFlags } from "./command-line.js";
 
 async function parsed(...args: string[]): Promise<DemoFlags> {
   let found: DemoFlags | undefined;
