@@ -20,8 +20,8 @@ async function parsed(...args: string[]): Promise<DemoFlags> {
 
 const CLUSTER = { transport: "memory", cacheTokens: 1024 } as const;
 
-describe("flags of the demo", () => {
-  it("choose push, its order of legs, and layers as they are computed", async () => {
+describe("the flags of the demo", () => {
+  it("select push, the order of its requests, and layerwise writes", async () => {
     const flags = await parsed("--connector", "push", "--push-legs", "prefill-first", "--push-layerwise");
     expect(flags).toMatchObject({ connector: "push", pushLegs: "prefill-first", pushLayerwise: true });
     const { prefills, decodes } = planInstances({ ...flags, ...CLUSTER });
@@ -34,14 +34,14 @@ describe("flags of the demo", () => {
     expect(planProxy([], [], flags)).toMatchObject({ mode: "push", pushLegs: "prefill-first" });
   });
 
-  it("leave pull as it is, and let the proxy of a mixed deployment go one leg after the other", async () => {
+  it("select pull by default, and the proxy's pull order for the connector auto", async () => {
     expect(planProxy([], [], await parsed()).mode).toBe("pull");
     expect(planProxy([], [], await parsed("--connector", "auto")).mode).toBe("pull");
     const { prefills } = planInstances({ ...(await parsed()), ...CLUSTER });
     expect(prefills[0]?.config.kvTransferConfig).toMatchObject({ kv_connector_extra_config: {} });
   });
 
-  it("refuse a connector or an order that is not there", async () => {
+  it("refuse an unknown connector or order", async () => {
     await expect(parsed("--connector", "pish")).rejects.toThrow(/not one of .*push.*auto/);
     await expect(parsed("--push-legs", "sideways")).rejects.toThrow(/at-once, prefill-first/);
   });

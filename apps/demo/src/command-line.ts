@@ -1,11 +1,12 @@
 import { Command, InvalidArgumentError, Option } from "commander";
 import { demoConnectors } from "./instance/connectors.js";
 import { LOG_LEVELS, type LogLevel } from "./processes/json-log.js";
+import type { RoleOptions } from "./processes/roles.js";
 import type { DemoOptions } from "./run/demo.js";
 
-/** NIXL backends that move memory between processes; the embedded transport has one of its own. */
+/** The backends of each transport. */
 const BACKENDS = { nixl: ["UCX", "LIBFABRIC"], memory: ["MEMORY"] } as const;
-/** With Neuron, as many as the report of vllm-neuron's issue 26. */
+/** Default of --max-tokens. With Neuron it is that of the report in vllm-neuron's issue 26. */
 const MAX_TOKENS = { plain: 16, neuron: 30 } as const;
 const BLOCK_SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
@@ -16,7 +17,7 @@ export interface DemoFlags extends DemoOptions {
 }
 
 interface RawFlags {
-  transport?: "nixl" | "memory";
+  transport?: "nixl" | "memory" | undefined;
   backend?: string;
   connector: string;
   connectorModule?: string;
@@ -44,23 +45,30 @@ interface RawFlags {
 
 export interface Actions {
   demo(flags: DemoFlags): Promise<void>;
-  instance(options: { config: string; logLevel: LogLevel }): Promise<void>;
-  proxy(options: { config: string; logLevel: LogLevel }): Promise<void>;
+  instance(options: RoleOptions): Promise<void>;
+  proxy(options: RoleOptions): Promise<void>;
 }
 
-/** The program's commands. A value that is not valid is refused with those that are. */
+/** Builds the program's commands. An invalid value is refused with the list of valid ones. */
 export function createCommand(actions: Actions): Command {
-  const logLevel = () => new Option("--log-level <level>", "lines of JSON on stderr").choices(LOG_LEVELS);
+  const logLevel = () =>
+    new Option("--log-level <level>", "least level of the log lines, JSON on stderr").choices(LOG_LEVELS);
   const connectors = demoConnectors().names();
   const program = new Command("kv-demo")
     .description(
-      "Prefill and decode servers and a proxy; compares what they say with one engine in one process.",
+      "Run prefill and decode servers and a proxy, and compare their tokens with those of one engine in one process.",
     )
-    .addOption(new Option("--transport <name>", "NIXL where it is to be had").choices(["nixl", "memory"]))
     .addOption(
-      new Option("--backend <name>", "of NIXL; UCX unless the environment says otherwise").argParser(
-        backendName,
-      ),
+      new Option("--transport <name>", "default: NIXL when it is installed, otherwise memory").choices([
+        "nixl",
+        "memory",
+      ]),
+    )
+    .addOption(
+      new Option(
+        "--backend <name>",
+        "NIXL backend; default: UCX, or the one that the environment names",
+      ).argParser(backendName),
     )
     .option(
       "--connector <name>",
@@ -71,57 +79,67 @@ export function createCommand(actions: Actions): Command {
     .addOption(
       new Option(
         "--push-legs <order>",
-        "of push: both legs at once (default), or one after the other",
+        "push: send both requests at once (default), or prefill first",
       ).choices(["at-once", "prefill-first"]),
     )
-    .option("--push-layerwise", "of push: each layer is written as soon as it is computed")
+    .option("--push-layerwise", "push: write each layer as soon as it is computed")
     .option("--prefills <n>", "prefill instances", wholeNumber(1, 16), 1)
     .option("--decodes <n>", "decode instances", wholeNumber(1, 16), 1)
-    .option("--prefill-tp <n>", "ranks of a prefill instance", wholeNumber(1, 16), 1)
-    .option("--decode-tp <n>", "ranks of a decode instance", wholeNumber(1, 16), 1)
-    .option("--prefill-block-size <n>", "tokens in a block", blockSize, 16)
-    .option("--decode-block-size <n>", "tokens in a block; a multiple of the prefill's", blockSize, 16)
+    .option("--prefill-tp <n>", "tensor-parallel ranks of a prefill instance", wholeNumber(1, 16), 1)
+    .option("--decode-tp <n>", "tensor-parallel ranks of a decode instance", wholeNumber(1, 16), 1)
+    .option("--prefill-block-size <n>", "tokens in a block of prefill", blockSize, 16)
+    .option("--decode-block-size <n>", "tokens in a block of decode; a multiple of prefill's", blockSize, 16)
     .addOption(platform("prefill"))
     .addOption(platform("decode"))
-    .option("--staging-blocks <n>", "of a Neuron instance's pool of host buffers", wholeNumber(2, 1_000_000))
+    .option(
+      "--staging-blocks <n>",
+      "blocks of a Neuron instance's pool of host buffers",
+      wholeNumber(2, 1_000_000),
+    )
     .option(
       "--requests <n>",
-      "requests at once (default: 4, or one for each prompt of --prompts)",
+      "requests at the same time (default: 4, or one per prompt of --prompts)",
       wholeNumber(1, 1024),
     )
     .option(
       "--max-tokens <n>",
-      `tokens to make of each prompt (default: ${MAX_TOKENS.plain}, with Neuron ${MAX_TOKENS.neuron})`,
+      `tokens to generate from each prompt (default: ${MAX_TOKENS.plain}, with Neuron ${MAX_TOKENS.neuron})`,
       wholeNumber(1, 4096),
     )
-    .option("--prompts <file>", "a prompt in each line: text, a JSON string, or a JSON list of token ids")
-    .option("--model <dir>", "a decoder exported to ONNX, or a checkpoint; a tiny model is built in")
+    .option(
+      "--prompts <file>",
+      "file with one prompt per line: text, a JSON string, or a JSON list of token ids",
+    )
+    .option(
+      "--model <dir>",
+      "directory of a decoder exported to ONNX, or of a checkpoint; default: a built-in tiny model",
+    )
     .option("--kv-heads <n>", "KV heads of the built-in model: 1, 2, 4 or 8", oneOf([1, 2, 4, 8]))
-    .option("--port <n>", "of the proxy; 0 takes a free one", wholeNumber(0, 65_535), 0)
-    .option("--keep", "stay up, and start an instance again that ends", false)
-    .option("--json", "one JSON object on stdout", false)
+    .option("--port <n>", "port of the proxy; 0 takes a free one", wholeNumber(0, 65_535), 0)
+    .option("--keep", "keep running after the comparison, and restart an instance that ends", false)
+    .option("--json", "print one JSON object", false)
     .addOption(logLevel().default("warn"))
     .allowExcessArguments(false)
     .enablePositionalOptions()
-    .action((raw: RawFlags, command: Command) => actions.demo(checked(raw, connectors, command)));
+    .action((raw: RawFlags, command: Command) => actions.demo(checkFlags(raw, connectors, command)));
   const role = (name: "instance" | "proxy", description: string) =>
     program
       .command(name)
       .description(description)
-      .requiredOption("--config <json>", "its settings")
+      .requiredOption("--config <json>", "settings")
       .addOption(logLevel().default("info"))
-      .action((options: { config: string; logLevel: LogLevel }) => actions[name](options));
-  role("instance", "runs one prefill or decode server over NIXL");
-  role("proxy", "runs the proxy");
+      .action((options: RoleOptions) => actions[name](options));
+  role("instance", "run one prefill or decode server over NIXL");
+  role("proxy", "run the proxy");
   return program;
 }
 
-function checked(raw: RawFlags, connectors: readonly string[], command: Command): DemoFlags {
+function checkFlags(raw: RawFlags, connectors: readonly string[], command: Command): DemoFlags {
   const refuse = (message: string): never => command.error(`error: ${message}`);
   const { transport, backend, connector, connectorModule, decodeBlockSize, prefillBlockSize } = raw;
   if (connectorModule === undefined && !connectors.includes(connector)) {
     refuse(
-      `--connector ${connector} is not one of ${connectors.join(", ")}; --connector-module would name its module`,
+      `--connector ${connector} is not one of ${connectors.join(", ")}; use --connector-module for any other`,
     );
   }
   if (backend !== undefined && transport !== undefined) {
@@ -131,7 +149,7 @@ function checked(raw: RawFlags, connectors: readonly string[], command: Command)
   }
   if (decodeBlockSize % prefillBlockSize !== 0) {
     refuse(
-      `--decode-block-size ${decodeBlockSize} is no multiple of --prefill-block-size ${prefillBlockSize}`,
+      `--decode-block-size ${decodeBlockSize} is not a multiple of --prefill-block-size ${prefillBlockSize}`,
     );
   }
   const { prompts, kvHeads, port, keep, json, logLevel, maxTokens, ...rest } = raw;
@@ -144,17 +162,23 @@ function checked(raw: RawFlags, connectors: readonly string[], command: Command)
     json,
     logLevel,
     port,
-    // A NIXL backend by name means NIXL, and no other transport will do.
-    ...(transport === undefined && backend !== undefined
-      ? { transport: backend === "MEMORY" ? "memory" : "nixl" }
-      : {}),
-    ...(prompts === undefined ? {} : { promptsFile: prompts }),
-    ...(kvHeads === undefined ? {} : { tinyKvHeads: kvHeads }),
+    transport: transport ?? transportOf(backend),
+    promptsFile: prompts,
+    tinyKvHeads: kvHeads,
   };
 }
 
+/** The transport of a backend. A NIXL backend requires NIXL. */
+function transportOf(backend: string | undefined): RawFlags["transport"] {
+  if (backend === undefined) return undefined;
+  return backend === "MEMORY" ? "memory" : "nixl";
+}
+
 function platform(side: "prefill" | "decode"): Option {
-  return new Option(`--${side}-platform <name>`, "the CPU, or a simulated Neuron device with host staging")
+  return new Option(
+    `--${side}-platform <name>`,
+    `platform of ${side}: the CPU, or a simulated Neuron device with host staging`,
+  )
     .choices(["cpu", "neuron"])
     .default("cpu");
 }

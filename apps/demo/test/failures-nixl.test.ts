@@ -5,7 +5,7 @@ import { sameTokens } from "../src/run/check-run.js";
 import { compareKv, fetchRecords } from "../src/run/compare-kv.js";
 import { complete } from "../src/run/completion-client.js";
 import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
-import { nixlAbsence } from "./support/nixl-here.js";
+import { nixlAbsence } from "./support/nixl-absence.js";
 
 const absence = await nixlAbsence();
 /** A request has ended by then, well or with an error: more than the lease and the connector's own deadline together. */

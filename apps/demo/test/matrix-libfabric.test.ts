@@ -1,5 +1,5 @@
 import { describe, it } from "vitest";
-import { libfabricAbsence } from "./support/libfabric-here.js";
+import { libfabricAbsence } from "./support/libfabric-absence.js";
 import { expectEqual, PAIRS } from "./support/matrix.js";
 
 const absence = await libfabricAbsence();

@@ -1,6 +1,6 @@
 import { describe, it } from "vitest";
 import { expectEqual, PAIRS } from "./support/matrix.js";
-import { nixlAbsence } from "./support/nixl-here.js";
+import { nixlAbsence } from "./support/nixl-absence.js";
 
 const absence = await nixlAbsence();
 

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
-import { libfabricAbsence } from "./support/libfabric-here.js";
-import { nixlAbsence } from "./support/nixl-here.js";
+import { libfabricAbsence } from "./support/libfabric-absence.js";
+import { nixlAbsence } from "./support/nixl-absence.js";
 import { ended, startDemo } from "./support/run-demo.js";
 
 const absence = await nixlAbsence();

@@ -4,29 +4,29 @@ import { findLibrary, nixlTransport } from "@kv/nixl";
 export type TransportName = "nixl" | "memory";
 
 /**
- * NIXL where it is to be had; else, when nobody asked for it by name, the embedded transport, and a line that says so with the
- * command that would help. Errors: those of NIXL when it was asked for.
+ * Chooses NIXL when it is installed, otherwise the embedded memory transport, with a line that names the command to install NIXL. Errors: those of NIXL
+ * when `requested` is "nixl".
  */
 export async function chooseTransport(
-  asked: TransportName | undefined,
+  requested: TransportName | undefined,
   say: (line: string) => void,
 ): Promise<TransportName> {
-  if (asked === "memory") return "memory";
+  if (requested === "memory") return "memory";
   try {
     await probeNixl();
     return "nixl";
   } catch (error) {
     const failure = KvError.from(error, "KV_TRANSPORT_UNAVAILABLE", "NIXL cannot be used");
-    if (asked === "nixl") throw failure;
-    const [what = ""] = failure.message.split("\n");
+    if (requested === "nixl") throw failure;
+    const [reason = ""] = failure.message.split("\n");
     say(
-      `NIXL is not here (${what}); ${failure.hint ?? "see: npx --no-install kv-nixl doctor"}. Going on with the embedded transport.`,
+      `NIXL is not available (${reason}); ${failure.hint ?? "see: npx --no-install kv-nixl doctor"}. Continuing with the embedded transport.`,
     );
     return "memory";
   }
 }
 
-/** Addon and library are there; neither is opened any further, that is the instances' affair. */
+/** Checks that the addon loads and the library exists; the instances open it. Errors: those of `@kv/nixl`. */
 async function probeNixl(): Promise<void> {
   const transport = nixlTransport();
   try {

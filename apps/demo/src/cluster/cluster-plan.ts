@@ -2,39 +2,42 @@ import type { ProxySettingsInput } from "@kv/proxy";
 import { PUSH_CONNECTOR_NAMES } from "@kv/push";
 import type { InstanceConfigInput } from "../instance/instance-config.js";
 
-/** What is to run. */
+/** The instances to run and their settings. */
 export interface ClusterOptions {
   readonly transport: "nixl" | "memory";
-  /** NIXL's backend; the transport's default when absent. */
-  readonly backend?: string;
+  /** NIXL backend. Default: the transport's. */
+  readonly backend?: string | undefined;
   readonly connector: string;
-  /** Where the connector comes from when it is not one that the demo knows. */
-  readonly connectorModule?: string;
+  /** Module of a connector that the demo does not know. */
+  readonly connectorModule?: string | undefined;
   readonly prefills: number;
   readonly decodes: number;
   readonly prefillTp: number;
   readonly decodeTp: number;
   readonly prefillBlockSize: number;
   readonly decodeBlockSize: number;
-  /** Tokens that an instance's cache holds, at least. */
+  /** Least number of tokens that the cache of an instance holds. */
   readonly cacheTokens: number;
-  readonly model?: string;
-  readonly tinyKvHeads?: number;
-  /** What each side runs on; the CPU when absent. */
-  readonly prefillPlatform?: "cpu" | "neuron";
-  readonly decodePlatform?: "cpu" | "neuron";
-  /** Blocks of a staging pool; as many as the cache has when absent. */
-  readonly stagingBlocks?: number;
-  /** Seconds that a lease lasts, and a request may wait for its KV; the connector's own when absent. */
-  readonly leaseSeconds?: number;
-  readonly requestTimeoutSeconds?: number;
-  /** Of push, at the proxy; both legs at once when absent. */
-  readonly pushLegs?: "at-once" | "prefill-first";
-  /** Of push: layers are written as they are computed. */
-  readonly pushLayerwise?: boolean;
-  /** Settings of both instances, or of the prefill alone, beside these. */
-  readonly instance?: Partial<InstanceConfigInput>;
-  readonly prefillInstance?: Partial<InstanceConfigInput>;
+  readonly model?: string | undefined;
+  readonly tinyKvHeads?: number | undefined;
+  /** Default: cpu. */
+  readonly prefillPlatform?: "cpu" | "neuron" | undefined;
+  /** Default: cpu. */
+  readonly decodePlatform?: "cpu" | "neuron" | undefined;
+  /** Blocks of a staging pool. Default: as many as the cache has. */
+  readonly stagingBlocks?: number | undefined;
+  /** Lease of the blocks that a prefill instance keeps. Default: the connector's. */
+  readonly leaseSeconds?: number | undefined;
+  /** How long a request may wait for its KV. Default: the connector's. */
+  readonly requestTimeoutSeconds?: number | undefined;
+  /** With push: the order of the proxy's two requests. Default: at once. */
+  readonly pushLegs?: "at-once" | "prefill-first" | undefined;
+  /** With push: layers are written as they are computed. Default: false. */
+  readonly pushLayerwise?: boolean | undefined;
+  /** Further settings of all instances. */
+  readonly instance?: Partial<InstanceConfigInput> | undefined;
+  /** Further settings of the prefill instances. */
+  readonly prefillInstance?: Partial<InstanceConfigInput> | undefined;
 }
 
 export interface PlannedInstance {
@@ -42,63 +45,69 @@ export interface PlannedInstance {
   readonly config: InstanceConfigInput;
 }
 
-/** Settings of every instance, prefills first. */
+/** Plans the settings of every instance. */
 export function planInstances(options: ClusterOptions): {
   prefills: PlannedInstance[];
   decodes: PlannedInstance[];
 } {
   const { prefills, decodes } = options;
   return {
-    prefills: Array.from({ length: prefills }, (_, i) => plan("prefill", i, options)),
-    decodes: Array.from({ length: decodes }, (_, i) => plan("decode", i, options)),
+    prefills: Array.from({ length: prefills }, (_, i) => planInstance("prefill", i, options)),
+    decodes: Array.from({ length: decodes }, (_, i) => planInstance("decode", i, options)),
   };
 }
 
-function plan(role: "prefill" | "decode", index: number, options: ClusterOptions): PlannedInstance {
+function planInstance(role: "prefill" | "decode", index: number, options: ClusterOptions): PlannedInstance {
   const name = `${role}-${index}`;
   const blockSize = role === "prefill" ? options.prefillBlockSize : options.decodeBlockSize;
-  const platform = (role === "prefill" ? options.prefillPlatform : options.decodePlatform) ?? "cpu";
-  const neuron = options.prefillPlatform === "neuron" || options.decodePlatform === "neuron";
-  const extra = {
-    ...(options.backend === undefined ? {} : { backends: [options.backend] }),
-    ...(options.leaseSeconds === undefined ? {} : { kv_lease_duration: options.leaseSeconds }),
-    ...(options.requestTimeoutSeconds === undefined
-      ? {}
-      : { request_timeout: options.requestTimeoutSeconds }),
-    ...(options.pushLayerwise === true ? { push_layerwise: true } : {}),
-  };
+  const { prefillPlatform = "cpu", decodePlatform = "cpu" } = options;
+  const platform = role === "prefill" ? prefillPlatform : decodePlatform;
   const config: InstanceConfigInput = {
     role,
     name,
     tp: role === "prefill" ? options.prefillTp : options.decodeTp,
     blockSize,
     platform,
-    ...(options.stagingBlocks === undefined || platform === "cpu"
-      ? {}
-      : { stagingBlocks: options.stagingBlocks }),
-    // One is the null block, and each request may leave its last one half empty.
+    stagingBlocks: platform === "neuron" ? options.stagingBlocks : undefined,
+    // One block is the null block, and the last block of each request may be partly empty.
     numBlocks: Math.max(64, Math.ceil(options.cacheTokens / blockSize) + 1),
-    kvTransferConfig: {
-      kv_connector: options.connector,
-      // With Neuron, as the configuration of vllm-neuron's issue 26 has it.
-      kv_role: neuron ? "kv_both" : role === "prefill" ? "kv_producer" : "kv_consumer",
-      ...(neuron ? { kv_buffer_device: "cpu" } : {}),
-      ...(options.connectorModule === undefined ? {} : { kv_connector_module_path: options.connectorModule }),
-      kv_connector_extra_config: extra,
-    },
+    kvTransferConfig: planTransferConfig(role, options),
     // On the memory network a host is found by its name.
     sideChannelHost: options.transport === "memory" ? name : "127.0.0.1",
     digests: true,
     debug: true,
     graceMs: 2000,
-    ...(options.model === undefined ? {} : { model: options.model }),
-    ...(options.tinyKvHeads === undefined ? {} : { tinyKvHeads: options.tinyKvHeads }),
+    model: options.model,
+    tinyKvHeads: options.tinyKvHeads,
     ...options.instance,
     ...(role === "prefill" ? options.prefillInstance : {}),
   };
   return { name, config };
 }
 
+/** vLLM's `kv_transfer_config`; an option that was not given has no key. */
+function planTransferConfig(role: "prefill" | "decode", options: ClusterOptions): Record<string, unknown> {
+  const neuron = options.prefillPlatform === "neuron" || options.decodePlatform === "neuron";
+  return withoutUndefined({
+    kv_connector: options.connector,
+    // With Neuron, the configuration of vllm-neuron's issue 26.
+    kv_role: neuron ? "kv_both" : role === "prefill" ? "kv_producer" : "kv_consumer",
+    kv_buffer_device: neuron ? "cpu" : undefined,
+    kv_connector_module_path: options.connectorModule,
+    kv_connector_extra_config: withoutUndefined({
+      backends: options.backend === undefined ? undefined : [options.backend],
+      kv_lease_duration: options.leaseSeconds,
+      request_timeout: options.requestTimeoutSeconds,
+      push_layerwise: options.pushLayerwise === true ? true : undefined,
+    }),
+  });
+}
+
+function withoutUndefined(settings: Record<string, unknown>): Record<string, unknown> {
+  return Object.fromEntries(Object.entries(settings).filter(([, value]) => value !== undefined));
+}
+
+/** Plans the settings of the proxy. */
 export function planProxy(
   prefillers: readonly string[],
   decoders: readonly string[],
@@ -108,9 +117,7 @@ export function planProxy(
     prefillers: [...prefillers],
     decoders: [...decoders],
     timeouts: { graceMs: 2000 },
-    mode: PUSHING.includes(connector) ? "push" : "pull",
+    mode: (PUSH_CONNECTOR_NAMES as readonly string[]).includes(connector) ? "push" : "pull",
     ...(pushLegs === undefined ? {} : { pushLegs }),
   };
 }
-
-const PUSHING: readonly string[] = PUSH_CONNECTOR_NAMES;

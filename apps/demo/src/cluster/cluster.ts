@@ -1,13 +1,12 @@
 import type { Log } from "@kv/interface";
 import { createProxy } from "@kv/proxy";
 import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
-import { closers } from "../instance/closers.js";
-import { demoConnectors } from "../instance/connectors.js";
+import { CloseStack } from "../instance/close-stack.js";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
 import { startChild } from "../processes/child-process.js";
 import type { LogLevel } from "../processes/json-log.js";
-import { type Supervised, supervise } from "../processes/supervisor.js";
+import { SupervisedServer } from "../processes/supervisor.js";
 import { type ClusterOptions, type PlannedInstance, planInstances, planProxy } from "./cluster-plan.js";
 
 /** A server of the cluster. */
@@ -15,99 +14,117 @@ export interface ClusterMember {
   readonly name: string;
   readonly url: string;
   readonly backend: string | null;
-  /** Absent on the memory transport, where all run in this process. */
-  readonly process?: Pick<Supervised, "pid" | "replaced">;
-}
-
-/** Prefill and decode instances and a proxy in front of them, all up. */
-export interface Cluster {
-  readonly proxy: ClusterMember;
-  readonly prefills: readonly ClusterMember[];
-  readonly decodes: readonly ClusterMember[];
-  /** Leaves nothing behind: no process, listener, timer. */
-  close(): Promise<void>;
+  /** Undefined with the memory transport, where all servers run in this process. */
+  readonly process?: Pick<SupervisedServer, "pid" | "replaced"> | undefined;
 }
 
 export interface StartOptions {
   readonly log: Log;
   readonly logLevel: LogLevel;
-  /** Start a process again that ends. */
-  readonly restart?: boolean;
-  /** Port of the proxy; 0 takes a free one. */
-  readonly proxyPort?: number;
+  /** Restart a process that ends. Default: false. */
+  readonly restart?: boolean | undefined;
+  /** Port of the proxy. Default: 0, a free one. */
+  readonly proxyPort?: number | undefined;
 }
 
+/** Prefill and decode instances and a proxy in front of them, all running. */
+export class Cluster {
+  readonly proxy: ClusterMember;
+  readonly prefills: readonly ClusterMember[];
+  readonly decodes: readonly ClusterMember[];
+  readonly #closers: CloseStack;
+
+  constructor(
+    members: { proxy: ClusterMember; prefills: ClusterMember[]; decodes: ClusterMember[] },
+    closers: CloseStack,
+  ) {
+    this.proxy = members.proxy;
+    this.prefills = members.prefills;
+    this.decodes = members.decodes;
+    this.#closers = closers;
+  }
+
+  /** Ends all servers; no process, listener or timer is left. */
+  close(): Promise<void> {
+    return this.#closers.close();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+}
+
+/** Starts a cluster. Errors: the first error of a server; what was started is closed then. */
 export async function startCluster(options: ClusterOptions, start: StartOptions): Promise<Cluster> {
-  return options.transport === "memory" ? startHere(options, start) : startProcesses(options, start);
+  const closers = new CloseStack(start.log);
+  try {
+    const members =
+      options.transport === "memory"
+        ? await startInThisProcess(options, start, closers)
+        : await startProcesses(options, start, closers);
+    return new Cluster(members, closers);
+  } catch (error) {
+    await closers.close();
+    throw error;
+  }
 }
 
-/** The memory transport reaches no other process: all instances in this one, with the same HTTP and handshakes. */
-async function startHere(options: ClusterOptions, { log, proxyPort = 0 }: StartOptions): Promise<Cluster> {
-  const opened = closers(log);
+/** The memory transport reaches no other process, so all instances run in this one, with the same HTTP and handshakes. */
+async function startInThisProcess(
+  options: ClusterOptions,
+  { log, proxyPort = 0 }: StartOptions,
+  closers: CloseStack,
+) {
   const network = memoryNetwork();
-  const registry = demoConnectors();
-  const launch = async ({ name, config }: PlannedInstance): Promise<ClusterMember> => {
+  const start = async ({ name, config }: PlannedInstance): Promise<ClusterMember> => {
     const instance = await startInstance(readInstanceConfig(config), {
       log,
       transport: memoryTransport({ network, host: name }),
       sideChannel: memorySideChannel({ network, host: name }),
-      resolveConnector: (transfer) => registry.resolve(transfer),
     });
-    opened.add(name, () => instance.drain());
+    closers.add(name, () => instance.drain());
     return { name, url: instance.url, backend: instance.backend };
   };
-  try {
-    const planned = planInstances(options);
-    const prefills = await Promise.all(planned.prefills.map(launch));
-    const decodes = await Promise.all(planned.decodes.map(launch));
-    const settings = planProxy(urls(prefills), urls(decodes), options);
-    const proxy = createProxy({ ...settings, log });
-    opened.add("proxy", () => proxy.close());
-    const { url } = await proxy.listen({ port: proxyPort });
-    return { proxy: { name: "proxy", url, backend: null }, prefills, decodes, close: () => opened.close() };
-  } catch (error) {
-    await opened.close();
-    throw error;
-  }
+  const planned = planInstances(options);
+  const prefills = await Promise.all(planned.prefills.map(start));
+  const decodes = await Promise.all(planned.decodes.map(start));
+  const proxy = createProxy({ ...planProxy(urls(prefills), urls(decodes), options), log });
+  closers.add("proxy", () => proxy.close());
+  const { url } = await proxy.listen({ port: proxyPort });
+  return { proxy: { name: "proxy", url, backend: null }, prefills, decodes };
 }
 
-async function startProcesses(options: ClusterOptions, start: StartOptions): Promise<Cluster> {
-  const { log, logLevel, restart = false, proxyPort = 0 } = start;
-  const opened = closers(log);
-  const launch = async (
-    name: string,
-    role: string,
-    config: object,
+async function startProcesses(
+  options: ClusterOptions,
+  { log, logLevel, restart = false, proxyPort = 0 }: StartOptions,
+  closers: CloseStack,
+) {
+  const start = async (
+    role: "instance" | "proxy",
+    { name, config }: { name: string; config: object },
     firstPort = 0,
   ): Promise<ClusterMember> => {
-    const args = (port: number) => [
-      role,
-      "--log-level",
-      logLevel,
-      "--config",
-      JSON.stringify({ ...config, port }),
-    ];
-    const server = await supervise({
-      start: (port) => startChild({ name, args: args(port === 0 ? firstPort : port) }),
+    const argumentsFor = (port: number) => {
+      const settings = JSON.stringify({ ...config, port: port === 0 ? firstPort : port });
+      return [role, "--log-level", logLevel, "--config", settings];
+    };
+    const server = await SupervisedServer.start({
+      start: (port) => startChild({ name, args: argumentsFor(port) }),
       restart,
       log,
     });
-    opened.add(name, () => server.stop());
+    closers.add(name, () => server.stop());
     return { name, url: server.url, backend: server.backend, process: server };
   };
-  const launchAll = (planned: readonly PlannedInstance[]) =>
-    Promise.allSettled(planned.map(({ name, config }) => launch(name, "instance", config)));
-  try {
-    const planned = planInstances(options);
-    // All have started or failed before anything is stopped again: no process is forgotten half-way.
-    const [prefills, decodes] = await Promise.all([launchAll(planned.prefills), launchAll(planned.decodes)]);
-    const [ups, downs] = [fulfilled(prefills), fulfilled(decodes)];
-    const proxy = await launch("proxy", "proxy", planProxy(urls(ups), urls(downs), options), proxyPort);
-    return { proxy, prefills: ups, decodes: downs, close: () => opened.close() };
-  } catch (error) {
-    await opened.close();
-    throw error;
-  }
+  const startAll = (planned: readonly PlannedInstance[]) =>
+    Promise.allSettled(planned.map((instance) => start("instance", instance)));
+  const planned = planInstances(options);
+  // All processes have started or failed before one is stopped, so that none is left behind.
+  const settled = await Promise.all([startAll(planned.prefills), startAll(planned.decodes)]);
+  const [prefills, decodes] = [fulfilled(settled[0]), fulfilled(settled[1])];
+  const proxyConfig = planProxy(urls(prefills), urls(decodes), options);
+  const proxy = await start("proxy", { name: "proxy", config: proxyConfig }, proxyPort);
+  return { proxy, prefills, decodes };
 }
 
 function fulfilled(results: readonly PromiseSettledResult<ClusterMember>[]): ClusterMember[] {

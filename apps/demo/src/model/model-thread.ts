@@ -2,7 +2,7 @@ import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
 import { KvError } from "@kv/interface";
-import { busyFlag, holdExit, setBusy, setIdle } from "./worker/busy-flag.js";
+import { busyFlag, setBusy, setIdle, waitAtExit } from "./worker/busy-flag.js";
 import type {
   Fault,
   ForwardDone,
@@ -13,10 +13,10 @@ import type {
   WorkerStart,
 } from "./worker/worker-protocol.js";
 
-/** The main side of the model's thread: calls wait here, so that one that has not started can be aborted. */
+/** The main thread's handle of the model's thread. Calls are queued here, so that one that has not started can be aborted. */
 export interface ModelThread {
   readonly shape: SessionShape;
-  /** True once the thread has ended or has been told to. */
+  /** True when the thread has ended or was closed. */
   ended(): boolean;
   call(
     message: (id: number) => ToWorker,
@@ -36,7 +36,7 @@ export async function startModelThread(start: WorkerStart): Promise<ModelThread>
   const busy = busyFlag();
   const workerData: WorkerData = { start, busy };
   const worker = new Worker(workerLocation(), { workerData, execArgv: [], name: "kv-model" });
-  const releaseExit = holdExit(busy);
+  const stopWaiting = waitAtExit(busy);
   const waiting: Call[] = [];
   let current: Call | undefined;
   let nextId = 0;
@@ -44,7 +44,7 @@ export async function startModelThread(start: WorkerStart): Promise<ModelThread>
 
   const exited = new Promise<void>((resolve) => {
     worker.once("exit", () => {
-      releaseExit();
+      stopWaiting();
       resolve();
     });
   });
@@ -69,7 +69,7 @@ export async function startModelThread(start: WorkerStart): Promise<ModelThread>
       } catch (error) {
         setIdle(busy);
         call.reject(
-          KvError.from(error, "KV_MEMORY_INVALID", "the past cannot be handed to the model's thread"),
+          KvError.from(error, "KV_MEMORY_INVALID", "the past cannot be transferred to the model's thread"),
         );
       }
     }
@@ -155,8 +155,8 @@ function errorOf({ code, message, hint, details }: Fault): KvError {
 
 /**
  * The module that the model's thread starts with: `model-worker.js` beside the bundle; where this file itself runs
- * from source, a line that registers tsx and then imports the TypeScript file, because on Node 20 a thread takes
- * over neither the loader of its parent nor one given by `--import`.
+ * from source, a line that registers tsx and then imports the TypeScript file, because a thread of Node 20 uses
+ * neither its parent's loader nor one given by `--import`.
  */
 export function workerLocation(): URL {
   const here = import.meta.url;

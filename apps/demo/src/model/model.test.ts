@@ -11,6 +11,7 @@ import { buildOnnx } from "./onnx/build-onnx.js";
 import { tinyModelConfig } from "./tiny-model.js";
 import { readDecoderConfig } from "./weights/decoder-config.js";
 import { seededWeights } from "./weights/seeded-weights.js";
+import { wireLengthBytes } from "./worker/wire-order.js";
 
 const { prompt } = reference;
 
@@ -74,7 +75,7 @@ test("tells its shape", () => {
     eosTokenIds: [2],
     dtype: "float32",
   });
-  expect(model.kvLengthBytes(100)).toBe(4 * 4 * 100 * 64 * 4);
+  expect(wireLengthBytes(model.config, 100)).toBe(4 * 4 * 100 * 64 * 4);
 });
 
 test("generates the tokens of the reference implementation", async () => {
@@ -84,7 +85,7 @@ test("generates the tokens of the reference implementation", async () => {
   run.first.topLogprobs.forEach((logprob, i) => {
     expect(logprob).toBeCloseTo(reference.first_top_logprobs[i] ?? 0, 4);
   });
-  expect(run.first.newKv.byteLength).toBe(model.kvLengthBytes(100));
+  expect(run.first.newKv.byteLength).toBe(wireLengthBytes(model.config, 100));
 });
 
 test.each([[[64, 36]], [[1, 99]], [[33, 33, 33, 1]]])(
@@ -140,7 +141,7 @@ test("position 0 starts a sequence afresh", async () => {
 
 describe("refuses", () => {
   const tokens = Int32Array.of(5);
-  const kv = () => new ArrayBuffer(model.kvLengthBytes(3));
+  const kv = () => new ArrayBuffer(wireLengthBytes(model.config, 3));
 
   test.each<[string, () => Partial<Parameters<Model["forward"]>[0]>, RegExp]>([
     ["no tokens", () => ({ tokens: new Int32Array(0) }), /no tokens/],
@@ -183,7 +184,7 @@ test("a step that failed with a loaded past leaves nothing to go on from", async
   const sequenceId = freshId();
   const tokens = Int32Array.of(5);
   await model.forward({ sequenceId, tokens: Int32Array.from(prompt), position: 0 });
-  const past = { tokens: 3, kv: new ArrayBuffer(model.kvLengthBytes(3)) };
+  const past = { tokens: 3, kv: new ArrayBuffer(wireLengthBytes(model.config, 3)) };
   new Float32Array(past.kv).fill(Number.NaN);
   await expect(model.forward({ sequenceId, tokens, position: 3, past })).rejects.toThrow(/not finite/);
   await expect(model.forward({ sequenceId, tokens, position: 100 })).rejects.toThrow(/holds nothing/);

@@ -10,29 +10,29 @@ import { tinyModelConfig, tinyModelName, writeTinyModel } from "./tiny-model.js"
 import { checkpointDigest, checkpointFiles, exists, openCheckpoint, readJson } from "./weights/checkpoint.js";
 import { readDecoderConfig } from "./weights/decoder-config.js";
 
-/** Where the parts of a model are that can be opened. */
+/** The files of a model that is ready to be opened. */
 export interface PreparedModel {
   name: string;
-  /** Holds config.json and the tokenizer's files. */
+  /** Directory with config.json and the tokenizer's files. */
   directory: string;
   onnxPath: string;
 }
 
 export interface PrepareOptions {
   /** Default: `node_modules/.cache/kv-demo` of the repository. */
-  cacheDirectory?: string;
-  /** Number of KV heads of the built-in model (1, 2, 4 or 8; default 4). Not for a model of your own. */
-  tinyKvHeads?: number;
+  cacheDirectory?: string | undefined;
+  /** Number of KV heads of the built-in model (1, 2, 4 or 8; default 4). Only for the built-in model. */
+  tinyKvHeads?: number | undefined;
   /** Called before a build that takes seconds to minutes (a large checkpoint). */
-  onProgress?: (message: string) => void;
+  onProgress?: ((message: string) => void) | undefined;
 }
 
-/** Where an exported model lies, in the order tried: optimum's place, then that of the Hub's ONNX repositories. */
+/** Paths of an exported model, in the order in which they are tried: optimum's, then that of ONNX repositories on the Hub. */
 const exportedPlaces = [onnxFileName, join("onnx", onnxFileName)];
 
 /**
  * Makes a model ready to be opened. Without a directory: the built-in tiny model, generated on first use. With one:
- * a decoder exported to ONNX (`model.onnx` or `onnx/model.onnx`) is taken as it is; a Hugging Face checkpoint
+ * a decoder exported to ONNX (`model.onnx` or `onnx/model.onnx`) is used unchanged; a Hugging Face checkpoint
  * (`config.json` and `*.safetensors`) is converted into the cache once.
  *
  * @throws KvError KV_CONFIG_INVALID when the directory holds neither, KV_MODEL_UNSUPPORTED when it cannot be converted.
@@ -55,12 +55,12 @@ export async function prepareModel(
   if (tinyKvHeads !== undefined) {
     throw new KvError(
       "KV_CONFIG_INVALID",
-      `tinyKvHeads ${tinyKvHeads} is for the built-in model, not for ${home}`,
+      `tinyKvHeads ${tinyKvHeads} applies only to the built-in model, not to ${home}`,
     );
   }
   const configPath = join(home, "config.json");
   if (!(await exists(configPath))) {
-    throw new KvError("KV_CONFIG_INVALID", `${home} is no model directory: it has no config.json`);
+    throw new KvError("KV_CONFIG_INVALID", `${home} is not a model directory: it has no config.json`);
   }
   for (const place of exportedPlaces) {
     const onnxPath = join(home, place);
@@ -113,7 +113,7 @@ export function defaultCacheDirectory(): string {
 /**
  * The directory `cache/key`, filled by `write` when it does not exist. It appears complete or not at all: it is
  * written under another name and renamed, so that several processes may start at once and a killed one leaves
- * nothing that looks finished.
+ * no incomplete directory.
  */
 export async function cachedDirectory(
   cache: string,
@@ -129,7 +129,7 @@ export async function cachedDirectory(
     await rename(draft, target);
   } catch (error) {
     await rm(draft, { recursive: true, force: true });
-    // Another process was first: its directory came from the same key, so it is the same.
+    // Another process was faster. Its directory has the same key and therefore the same content.
     if (!(await exists(target))) throw error;
   }
   return target;

@@ -3,50 +3,59 @@ import { fileURLToPath } from "node:url";
 import { KV_ERROR_CODES, KvError, type KvErrorCode } from "@kv/interface";
 
 export interface ChildOptions {
-  /** For messages. */
+  /** Name in error messages. */
   readonly name: string;
   /** Arguments of the program: a role and its settings. */
   readonly args: readonly string[];
-  readonly env?: Readonly<Record<string, string>>;
-  readonly readyTimeoutMs?: number;
 }
 
-/** A server in a process of its own, which ends with this process. */
+/** A message from a child process to the demo over Node's IPC channel. */
+export type ChildMessage =
+  | { readonly kind: "ready"; readonly url: string; readonly port: number; readonly backend: string | null }
+  | {
+      readonly kind: "failed";
+      /** The fields of a `KvError`. */
+      readonly error: {
+        readonly code: string;
+        readonly message: string;
+        readonly hint?: string | undefined;
+      };
+    };
+
+/** A server in a child process, which ends with this process. */
 export interface Child {
   readonly name: string;
   readonly pid: number;
   readonly url: string;
   readonly port: number;
   readonly backend: string | null;
-  /** Resolves when the process has ended, for whatever reason. */
+  /** Resolves with the signal, the exit code or the error when the process has ended. */
   readonly ended: Promise<string>;
-  /** SIGTERM, and SIGKILL when it has not ended after `patienceMs`. */
-  stop(patienceMs?: number): Promise<void>;
+  /** Sends SIGTERM, and SIGKILL when the process has not ended after 10 s. */
+  stop(): Promise<void>;
 }
 
 const READY_TIMEOUT_MS = 120_000;
-const STOP_PATIENCE_MS = 10_000;
+const STOP_TIMEOUT_MS = 10_000;
 
-/** Errors: the child's own `KvError` when it fails to start, `KV_ENGINE_FAILED` when it ends or stays silent before it is ready. */
-export async function startChild(options: ChildOptions): Promise<Child> {
-  const { name, args, readyTimeoutMs = READY_TIMEOUT_MS } = options;
-  const child = spawn(process.execPath, [...entryArguments(), ...args], {
-    // Its stdout goes to our stderr: ours is for results.
+/** Starts a role of this program. Errors: the child's own `KvError` when it fails to start; `KV_ENGINE_FAILED` when it ends or is not ready in time. */
+export async function startChild({ name, args }: ChildOptions): Promise<Child> {
+  const child = spawn(process.execPath, [...programArguments(), ...args], {
+    // The child's stdout goes to stderr, because stdout is for results.
     stdio: ["ignore", 2, "inherit", "ipc"],
-    env: { ...process.env, ...options.env },
   });
   const ended = new Promise<string>((resolve) => {
     child.once("exit", (code, signal) => resolve(signal ?? `exit code ${code}`));
     child.once("error", (error) => resolve(error.message));
   });
   let timer: NodeJS.Timeout | undefined;
-  const ready = new Promise<Extract<FromChild, { kind: "ready" }>>((resolve, reject) => {
+  const ready = new Promise<Extract<ChildMessage, { kind: "ready" }>>((resolve, reject) => {
     const fail = (message: string) => reject(new KvError("KV_ENGINE_FAILED", `${name} ${message}`));
-    child.on("message", (message: FromChild) => {
+    child.on("message", (message: ChildMessage) => {
       if (message.kind === "ready") resolve(message);
-      else reject(revived(name, message.error));
+      else reject(toKvError(name, message.error));
     });
-    timer = setTimeout(() => fail(`was not ready within ${readyTimeoutMs / 1000} s`), readyTimeoutMs);
+    timer = setTimeout(() => fail(`was not ready within ${READY_TIMEOUT_MS / 1000} s`), READY_TIMEOUT_MS);
     void ended.then((how) => fail(`ended before it was ready (${how})`));
   });
   try {
@@ -58,11 +67,11 @@ export async function startChild(options: ChildOptions): Promise<Child> {
       port,
       backend,
       ended,
-      async stop(patienceMs = STOP_PATIENCE_MS) {
+      async stop() {
         child.kill("SIGTERM");
-        const impatience = setTimeout(() => child.kill("SIGKILL"), patienceMs);
+        const timeout = setTimeout(() => child.kill("SIGKILL"), STOP_TIMEOUT_MS);
         await ended;
-        clearTimeout(impatience);
+        clearTimeout(timeout);
       },
     };
   } catch (error) {
@@ -74,29 +83,17 @@ export async function startChild(options: ChildOptions): Promise<Child> {
   }
 }
 
-function revived(
-  name: string,
-  { code, message, hint }: { code: string; message: string; hint: string | undefined },
-): KvError {
-  const known: KvErrorCode = KV_ERROR_CODES.find((each) => each === code) ?? "KV_INTERNAL";
-  return new KvError(known, `${name}: ${message}`, hint === undefined ? {} : { hint });
-}
-
-/** Arguments for `process.execPath` that run this program anew: from source by tsx, else the bundle. */
-export function entryArguments(): string[] {
+/** Arguments of `process.execPath` that run this program: the source through tsx, or the bundle. */
+function programArguments(): string[] {
   const here = import.meta.url;
   if (here.endsWith(".ts")) return ["--import", "tsx", fileURLToPath(new URL("../main.ts", here))];
   return [fileURLToPath(new URL("./main.js", here))];
 }
 
-/** What a child process of the demo says to its parent over Node's IPC channel. */
-export type FromChild =
-  | { readonly kind: "ready"; readonly url: string; readonly port: number; readonly backend: string | null }
-  | { readonly kind: "failed"; readonly error: ChildFailure };
-
-/** A `KvError` on its way between processes. */
-export interface ChildFailure {
-  readonly code: string;
-  readonly message: string;
-  readonly hint: string | undefined;
+function toKvError(
+  name: string,
+  { code, message, hint }: Extract<ChildMessage, { kind: "failed" }>["error"],
+): KvError {
+  const known: KvErrorCode = KV_ERROR_CODES.find((each) => each === code) ?? "KV_INTERNAL";
+  return new KvError(known, `${name}: ${message}`, hint === undefined ? {} : { hint });
 }

@@ -2,39 +2,78 @@ import { zmqSideChannel } from "@kv/connector";
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { createProxy, type ProxySettingsInput } from "@kv/proxy";
-import { demoConnectors } from "../instance/connectors.js";
 import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
-import type { FromChild } from "./child-process.js";
+import type { ChildMessage } from "./child-process.js";
 import { jsonLog, type LogLevel } from "./json-log.js";
 
-/** A server of this program, whichever. */
-export interface RoleServer {
+/** Options of a role's command. */
+export interface RoleOptions {
+  /** Settings as JSON text. */
+  readonly config: string;
+  readonly logLevel: LogLevel;
+}
+
+/** Runs one prefill or decode server over NIXL in this process. `config` is an `InstanceConfigInput`. */
+export async function runInstance({ config, logLevel }: RoleOptions): Promise<void> {
+  const settings = readInstanceConfig(parseConfig(config));
+  const log = jsonLog(logLevel, { instance: settings.name ?? settings.role, pid: process.pid });
+  await runServer(() =>
+    startInstance(settings, {
+      log,
+      transport: nixlTransport({ log }),
+      sideChannel: zmqSideChannel({ log }),
+    }),
+  );
+}
+
+/** Runs the proxy in this process. `config` is a `ProxySettingsInput` with a port. */
+export async function runProxy({ config, logLevel }: RoleOptions): Promise<void> {
+  const { port = 0, ...settings } = parseConfig(config) as ProxySettingsInput & { port?: number };
+  const log = jsonLog(logLevel, { instance: "proxy", pid: process.pid });
+  await runServer(async () => {
+    const proxy = createProxy({ ...settings, log });
+    const address = await proxy.listen({ port });
+    return { ...address, backend: null, drain: () => proxy.close() };
+  });
+}
+
+function parseConfig(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch (cause) {
+    throw new KvError("KV_CONFIG_INVALID", `--config is not JSON: ${(cause as Error).message}`, { cause });
+  }
+}
+
+interface Server {
   readonly url: string;
   readonly port: number;
   readonly backend: string | null;
-  /** Ends it in peace. */
+  /** Finishes running requests and closes the server. */
   drain(): Promise<void>;
 }
 
+/** Time for the process to end by itself after its server was closed. */
+const EXIT_TIMEOUT_MS = 2000;
+
 /**
- * Runs a server until SIGTERM or SIGINT, which drain it; a second signal ends it at once. As a child of the demo it reports over IPC and ends
- * when the parent is gone, however the parent ended: the channel closes even when it is killed. Alone it prints a line
- * of JSON.
+ * Runs a server until SIGTERM or SIGINT, which drain it; a second signal ends the process at once. A child of the demo reports over IPC and
+ * ends when its parent is gone: the channel closes even when the parent is killed. A process of its own prints one line of JSON.
  */
-export async function runRole(start: () => Promise<RoleServer>): Promise<void> {
+async function runServer(start: () => Promise<Server>): Promise<void> {
   const isChild = process.send !== undefined;
-  // Before anything is opened: a parent may die while its child starts.
+  // Before anything is opened: the parent may end while its child starts.
   if (isChild) process.once("disconnect", () => process.exit(1));
   let stopping: Promise<void> | undefined;
-  let server: RoleServer | undefined;
+  let server: Server | undefined;
   const stop = () => {
     if (stopping !== undefined || server === undefined) process.exit(1);
     stopping = server.drain().then(
-      () => leave(0),
+      () => exit(0),
       (error: unknown) => {
         process.stderr.write(`${String(error)}\n`);
-        leave(1);
+        exit(1);
       },
     );
   };
@@ -45,69 +84,26 @@ export async function runRole(start: () => Promise<RoleServer>): Promise<void> {
   } catch (error) {
     const { code, message, hint } = KvError.from(error, "KV_INTERNAL", "the server did not start");
     if (!isChild) throw error;
-    await tell({ kind: "failed", error: { code, message, hint } });
-    leave(1);
+    await sendToParent({ kind: "failed", error: { code, message, hint } });
+    exit(1);
     return;
   }
   const { url, port, backend } = server;
-  if (isChild) await tell({ kind: "ready", url, port, backend });
+  if (isChild) await sendToParent({ kind: "ready", url, port, backend });
   else process.stdout.write(`${JSON.stringify({ ready: true, url, port, backend })}\n`);
 }
 
-function tell(message: FromChild): Promise<void> {
+function sendToParent(message: ChildMessage): Promise<void> {
   return new Promise((resolve) => {
     if (process.send === undefined || !process.connected) resolve();
     else process.send(message, undefined, undefined, () => resolve());
   });
 }
 
-/** Lets go of what keeps a child alive, so that it ends by itself when all it had has been closed. */
-function leave(code: number): void {
+/** Closes the channel to the parent, which keeps the process alive, so that the process ends when everything is closed. */
+function exit(code: number): void {
   process.exitCode = code;
   process.removeAllListeners("disconnect");
   if (process.connected) process.disconnect();
-  // Something that was not closed must not keep it for ever.
-  setTimeout(() => process.exit(code), LAST_MOMENTS_MS).unref();
-}
-
-const LAST_MOMENTS_MS = 2000;
-
-/** One prefill or decode server over NIXL, in this process. `config` is JSON text (`InstanceConfigInput`). */
-export async function runInstance({
-  config,
-  logLevel,
-}: {
-  config: string;
-  logLevel: LogLevel;
-}): Promise<void> {
-  const settings = readInstanceConfig(parse(config));
-  const log = jsonLog(logLevel, { instance: settings.name ?? settings.role, pid: process.pid });
-  const registry = demoConnectors();
-  await runRole(() =>
-    startInstance(settings, {
-      log,
-      transport: nixlTransport({ log }),
-      sideChannel: zmqSideChannel({ log }),
-      resolveConnector: (transfer) => registry.resolve(transfer),
-    }),
-  );
-}
-
-function parse(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch (cause) {
-    throw new KvError("KV_CONFIG_INVALID", `--config is not JSON: ${(cause as Error).message}`, { cause });
-  }
-}
-
-/** The proxy in a process of its own. `config` is JSON text (`ProxySettingsInput` and a port). */
-export async function runProxy({ config, logLevel }: { config: string; logLevel: LogLevel }): Promise<void> {
-  const { port = 0, ...settings } = JSON.parse(config) as ProxySettingsInput & { port?: number };
-  const log = jsonLog(logLevel, { instance: "proxy", pid: process.pid });
-  await runRole(async () => {
-    const proxy = createProxy({ ...settings, log });
-    const address = await proxy.listen({ port });
-    return { ...address, backend: null, drain: () => proxy.close() };
-  });
+  setTimeout(() => process.exit(code), EXIT_TIMEOUT_MS).unref();
 }

@@ -1,73 +1,86 @@
 import type { Log } from "@kv/interface";
 import type { Child } from "./child-process.js";
 
-/** A server that is started again when it ends unasked, at the same address. */
-export interface Supervised {
-  readonly name: string;
-  readonly url: string;
-  readonly backend: string | null;
-  /** Of the process that runs now. */
-  readonly pid: number;
-  /** Resolves when the process that runs now has been replaced. */
-  replaced(): Promise<void>;
-  stop(): Promise<void>;
-}
-
-export interface SuperviseOptions {
-  /** Starts it on this port; 0 takes a free one. */
+export interface SupervisorOptions {
+  /** Starts the server on a port; 0 takes a free one. */
   readonly start: (port: number) => Promise<Child>;
-  /** False: it is not started again, only reported. */
+  /** Restart the server when it ends. False: its end is only logged. */
   readonly restart: boolean;
   readonly log: Log;
 }
 
+/** Pause before a restart, so that a child that fails at once is not started in a tight loop. */
 const RESTART_PAUSE_MS = 500;
 
-export async function supervise({ start, restart, log }: SuperviseOptions): Promise<Supervised> {
-  let child = await start(0);
-  const { name, url, port, backend } = child;
-  const waiting: (() => void)[] = [];
-  let stopping = false;
+/** A server in a child process that is restarted at the same address when it ends. */
+export class SupervisedServer {
+  readonly name: string;
+  readonly url: string;
+  readonly backend: string | null;
+  readonly #options: SupervisorOptions;
+  readonly #port: number;
+  readonly #restartListeners: (() => void)[] = [];
+  readonly #watching: Promise<void>;
+  #child: Child;
+  #isStopping = false;
 
-  async function watch(): Promise<void> {
-    while (!stopping) {
-      const how = await child.ended;
-      if (stopping) return;
-      log.warn("process-ended", { name, pid: child.pid, how, restart });
+  private constructor(options: SupervisorOptions, child: Child) {
+    this.name = child.name;
+    this.url = child.url;
+    this.backend = child.backend;
+    this.#options = options;
+    this.#port = child.port;
+    this.#child = child;
+    this.#watching = this.#watch();
+  }
+
+  /** Starts the server. Errors: those of `start`. */
+  static async start(options: SupervisorOptions): Promise<SupervisedServer> {
+    return new SupervisedServer(options, await options.start(0));
+  }
+
+  /** The process id of the current process. */
+  get pid(): number {
+    return this.#child.pid;
+  }
+
+  /** Resolves when the current process has been replaced. */
+  replaced(): Promise<void> {
+    return new Promise((resolve) => this.#restartListeners.push(resolve));
+  }
+
+  async stop(): Promise<void> {
+    this.#isStopping = true;
+    await this.#child.stop();
+    await this.#watching;
+    // A restart may have been under way.
+    await this.#child.stop();
+  }
+
+  async #watch(): Promise<void> {
+    const { log, restart } = this.#options;
+    const { name, url } = this;
+    while (!this.#isStopping) {
+      const how = await this.#child.ended;
+      if (this.#isStopping) return;
+      log.warn("process-ended", { name, pid: this.pid, how, restart });
       if (!restart) return;
-      child = await startAgain();
-      log.info("process-restarted", { name, pid: child.pid, url });
-      for (const resolve of waiting.splice(0)) resolve();
+      this.#child = await this.#startAgain();
+      log.info("process-restarted", { name, pid: this.pid, url });
+      for (const resolve of this.#restartListeners.splice(0)) resolve();
     }
   }
 
-  async function startAgain(): Promise<Child> {
+  async #startAgain(): Promise<Child> {
+    const { start, log } = this.#options;
     for (;;) {
-      // A child that fails at once must not be started in a tight circle.
       await new Promise((resolve) => setTimeout(resolve, RESTART_PAUSE_MS));
-      if (stopping) return child;
+      if (this.#isStopping) return this.#child;
       try {
-        return await start(port);
+        return await start(this.#port);
       } catch (error) {
-        log.warn("restart-failed", { name, error: String(error) });
+        log.warn("restart-failed", { name: this.name, error: String(error) });
       }
     }
   }
-
-  const watching = watch();
-  return {
-    name,
-    url,
-    backend,
-    get pid() {
-      return child.pid;
-    },
-    replaced: () => new Promise((resolve) => waiting.push(resolve)),
-    async stop() {
-      stopping = true;
-      await child.stop();
-      await watching;
-      await child.stop();
-    },
-  };
 }

@@ -1,6 +1,6 @@
 import type { KvRecord, KvTransferRecord } from "../instance/kv-journal.js";
 
-/** What an instance says at `/kv/transfers`. */
+/** The records of an instance, from `/kv/transfers`. */
 export async function fetchRecords(url: string): Promise<KvRecord[]> {
   const response = await fetch(`${url}/kv/transfers`);
   const { records } = (await response.json()) as { records: KvRecord[] };
@@ -10,14 +10,15 @@ export async function fetchRecords(url: string): Promise<KvRecord[]> {
 export interface KvComparison {
   readonly sent: KvRecord | undefined;
   readonly received: KvRecord | undefined;
-  /** Of the side that moved the bytes. */
+  /** The transfer, as the side that moved the bytes recorded it. */
   readonly transfer: KvTransferRecord | undefined;
-  /** Every group of tokens that was transferred has the hash that it had on the other side. */
+  /** All transferred tokens have the same digests on both sides. */
   readonly equal: boolean;
-  readonly why: string | undefined;
+  /** Why they are not equal. */
+  readonly difference: string | undefined;
 }
 
-/** Finds both sides' records of a client's request, and compares the hashes of what crossed. */
+/** Finds the records of both sides for a client's request and compares the digests of the transferred tokens. */
 export function compareKv(
   requestId: string,
   sentRecords: readonly KvRecord[],
@@ -28,15 +29,23 @@ export function compareKv(
   const sent = of(sentRecords);
   const received = of(receivedRecords);
   const transfer = [received, sent].find((record) => (record?.transfer?.length_bytes ?? 0) > 0)?.transfer;
-  const unequal = (why: string): KvComparison => ({ sent, received, transfer, equal: false, why });
-  if (sent === undefined) return unequal("no prefill instance has sent its KV");
-  if (received === undefined) return unequal("no decode instance has received its KV");
+  const unequal = (difference: string): KvComparison => ({
+    sent,
+    received,
+    transfer,
+    equal: false,
+    difference,
+  });
+  if (sent === undefined) return unequal("no prefill instance recorded its KV");
+  if (received === undefined) return unequal("no decode instance recorded its KV");
   if (sent.digests.length === 0 || received.digests.length !== sent.digests.length) {
-    return unequal(`${sent.digests.length} hashes were sent and ${received.digests.length} received`);
+    return unequal(
+      `the sender has ${sent.digests.length} digests and the receiver ${received.digests.length}`,
+    );
   }
-  // What the receiver had in its cache came from an earlier request.
+  // The tokens in the receiver's prefix cache come from an earlier request.
   const first = Math.ceil(received.cached_tokens / received.digest_tokens);
   const differing = sent.digests.findIndex((digest, i) => i >= first && digest !== received.digests[i]);
-  if (differing < 0) return { sent, received, transfer, equal: true, why: undefined };
-  return unequal(`the KV of tokens ${differing * sent.digest_tokens} and on is not what was sent`);
+  if (differing < 0) return { sent, received, transfer, equal: true, difference: undefined };
+  return unequal(`from token ${differing * sent.digest_tokens} on, the received KV differs from the sent KV`);
 }

@@ -5,8 +5,9 @@ export interface CompletionRequest {
   readonly requestId: string;
   readonly promptTokens: readonly number[];
   readonly maxTokens: number;
-  readonly zeroBlock?: number;
-  readonly signal?: AbortSignal;
+  /** Zero this block of the prompt when its KV has arrived. */
+  readonly zeroBlock?: number | undefined;
+  readonly signal?: AbortSignal | undefined;
 }
 
 export interface CompletionOutcome {
@@ -20,7 +21,7 @@ interface Event {
   readonly error?: { readonly code?: string; readonly message?: string; readonly hint?: string };
 }
 
-/** Streams one completion and times its first token. Errors: `KV_PROXY_UPSTREAM_FAILED` with what the server said. */
+/** Streams one completion and measures the time to its first token. Errors: `KV_PROXY_UPSTREAM_FAILED` with the server's message. */
 export async function complete(request: CompletionRequest): Promise<CompletionOutcome> {
   const { url, requestId, promptTokens, maxTokens, zeroBlock, signal } = request;
   const startMs = performance.now();
@@ -34,12 +35,12 @@ export async function complete(request: CompletionRequest): Promise<CompletionOu
       ignore_eos: true,
       stream: true,
       return_token_ids: true,
-      ...(zeroBlock === undefined ? {} : { kv_demo_zero_block: zeroBlock }),
+      kv_demo_zero_block: zeroBlock,
     }),
-    ...(signal === undefined ? {} : { signal }),
+    signal: signal ?? null,
   });
   if (!response.ok || response.body === null)
-    throw refused(requestId, response.status, await response.text());
+    throw failure(requestId, response.status, await response.text());
   const tokens: number[] = [];
   let ttftMs = 0;
   let done = false;
@@ -49,7 +50,7 @@ export async function complete(request: CompletionRequest): Promise<CompletionOu
       continue;
     }
     const event = JSON.parse(data) as Event;
-    if (event.error !== undefined) throw refused(requestId, response.status, data);
+    if (event.error !== undefined) throw failure(requestId, response.status, data);
     const made = event.choices?.[0]?.token_ids ?? [];
     if (made.length > 0 && tokens.length === 0) ttftMs = performance.now() - startMs;
     tokens.push(...made);
@@ -57,7 +58,7 @@ export async function complete(request: CompletionRequest): Promise<CompletionOu
   if (!done)
     throw new KvError(
       "KV_PROXY_UPSTREAM_FAILED",
-      `request ${requestId}: the answer broke off after ${tokens.length} tokens`,
+      `request ${requestId}: the response ended after ${tokens.length} tokens without [DONE]`,
     );
   return { tokens, ttftMs, totalMs: performance.now() - startMs };
 }
@@ -75,16 +76,20 @@ async function* eventData(body: ReadableStream<Uint8Array>): AsyncGenerator<stri
   }
 }
 
-function refused(requestId: string, status: number, body: string): KvError {
-  let said: Event["error"];
+function failure(requestId: string, status: number, body: string): KvError {
+  let error: Event["error"];
   try {
-    said = (JSON.parse(body) as Event).error;
+    error = (JSON.parse(body) as Event).error;
   } catch {
-    said = undefined;
+    error = undefined;
   }
-  const what = said === undefined ? body.slice(0, 200) : `${said.code}: ${said.message}`;
-  return new KvError("KV_PROXY_UPSTREAM_FAILED", `request ${requestId} failed with HTTP ${status}: ${what}`, {
-    details: { status, code: said?.code },
-    ...(said?.hint === undefined ? {} : { hint: said.hint }),
-  });
+  const reason = error === undefined ? body.slice(0, 200) : `${error.code}: ${error.message}`;
+  return new KvError(
+    "KV_PROXY_UPSTREAM_FAILED",
+    `request ${requestId} failed with HTTP ${status}: ${reason}`,
+    {
+      details: { status, code: error?.code },
+      ...(error?.hint === undefined ? {} : { hint: error.hint }),
+    },
+  );
 }

@@ -9,11 +9,11 @@ import { prepareRun } from "./prepare-run.js";
 import type { RunFacts } from "./report.js";
 
 export interface DemoOptions extends Omit<ClusterOptions, "transport" | "cacheTokens"> {
-  /** NIXL where it is to be had, when absent. */
-  readonly transport?: TransportName;
-  /** Requests at once; one per prompt of the file when absent and there is a file, else 4. */
-  readonly requests?: number;
-  readonly promptsFile?: string;
+  /** Default: NIXL when it is installed, otherwise the memory transport. */
+  readonly transport?: TransportName | undefined;
+  /** Requests at the same time. Default: one per prompt of the file, or 4. */
+  readonly requests?: number | undefined;
+  readonly promptsFile?: string | undefined;
   readonly maxTokens: number;
   readonly restart: boolean;
   readonly port: number;
@@ -22,21 +22,21 @@ export interface DemoOptions extends Omit<ClusterOptions, "transport" | "cacheTo
 export interface DemoRun {
   readonly run: CheckedRun;
   readonly facts: RunFacts;
-  /** Still up: the caller closes it. */
+  /** Still running: the caller closes it. */
   readonly cluster: Cluster;
   readonly modelName: string;
 }
 
-export interface DemoSurroundings {
-  /** A line for the person who waits. */
+export interface DemoOutput {
+  /** Prints a line of progress. */
   readonly say: (line: string) => void;
   readonly log: Log;
   readonly logLevel: LogLevel;
 }
 
-/** The whole demonstration: reference, servers, requests, comparison. */
-export async function runDemo(options: DemoOptions, around: DemoSurroundings): Promise<DemoRun> {
-  const { say, log, logLevel } = around;
+/** Runs the demo: reference tokens, servers, requests, comparison. Errors: those of the parts; the cluster is closed then. */
+export async function runDemo(options: DemoOptions, output: DemoOutput): Promise<DemoRun> {
+  const { say, log, logLevel } = output;
   const { maxTokens } = options;
   const transport = await chooseTransport(options.transport, say);
   const prepared = await prepareRun(options, say);
@@ -79,6 +79,6 @@ function describe(options: DemoOptions, transport: TransportName): string {
   const where =
     transport === "nixl"
       ? "each in its own process, over NIXL"
-      : "in this process, on the embedded transport";
+      : "in this process, over the embedded transport";
   return `starting ${side(options.prefills, "prefill", options.prefillTp, options.prefillBlockSize, options.prefillPlatform)}, ${side(options.decodes, "decode", options.decodeTp, options.decodeBlockSize, options.decodePlatform)} and a proxy, ${where}`;
 }

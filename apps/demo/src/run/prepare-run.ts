@@ -5,58 +5,51 @@ import { KvPool } from "../engine/cache/kv-pool.js";
 import { Engine } from "../engine/engine.js";
 import { loadModel, type Model } from "../model/model.js";
 import { loadTokenizer } from "../model/tokenizer/tokenizer.js";
-import { madePrompts, readPrompts, writtenPrompts } from "./prompts.js";
+import { readPrompts, syntheticPrompts, textPrompts } from "./prompts.js";
 
 export interface PrepareRunOptions {
-  readonly model?: string;
-  readonly tinyKvHeads?: number;
-  readonly promptsFile?: string;
-  /** As many as the file has when absent, else 4. */
-  readonly requests?: number;
+  readonly model?: string | undefined;
+  readonly tinyKvHeads?: number | undefined;
+  readonly promptsFile?: string | undefined;
+  /** Default: as many as the file has, or 4. */
+  readonly requests?: number | undefined;
   readonly maxTokens: number;
 }
 
-/** A text that comes to fewer different tokens is one of unknown words. */
-const FEW_TOKENS = 8;
+/** A tokenizer that knows English encodes a text as at least this many different tokens. */
+const MIN_DISTINCT_TOKENS = 8;
 
 export interface PreparedRun {
   readonly prompts: readonly (readonly number[])[];
-  /** Tokens of each prompt. */
+  /** The reference tokens of each prompt. */
   readonly expected: readonly (readonly number[])[];
-  /** A prompt more, for the negative control. */
+  /** A further prompt, for the negative control. */
   readonly control: { readonly promptTokens: readonly number[]; readonly expected: readonly number[] };
   readonly modelName: string;
 }
 
-/** Prompts, and what one engine in this process makes of them. The model goes before the servers load theirs. */
+/** Chooses the prompts and computes their reference tokens in this process. The model is closed before the servers load theirs. */
 export async function prepareRun(
-  given: PrepareRunOptions,
+  options: PrepareRunOptions,
   say: (line: string) => void,
 ): Promise<PreparedRun> {
-  const { maxTokens, promptsFile, requests } = given;
-  const model = await loadModel({
-    onProgress: say,
-    ...(given.model === undefined ? {} : { directory: given.model }),
-    ...(given.tinyKvHeads === undefined ? {} : { tinyKvHeads: given.tinyKvHeads }),
-  });
+  const { maxTokens, promptsFile, requests, tinyKvHeads } = options;
+  const model = await loadModel({ onProgress: say, directory: options.model, tinyKvHeads });
   const transport = memoryTransport();
   try {
     const { vocabSize, maxModelLen, directory, name } = model.config;
-    const room = maxModelLen - maxTokens;
     const tokenizer = await loadTokenizer({ directory, vocabSize });
     const file = promptsFile === undefined ? undefined : await readPrompts(promptsFile, tokenizer);
     const count = requests ?? file?.length ?? 4;
-    const options = { count: count + 1, vocabSize, maxTokens: room };
-    const written = writtenPrompts(options, tokenizer);
-    // The built-in model has learnt nothing, and knows none of these words: any tokens will do.
-    const knowsWords = new Set(written[0]).size >= FEW_TOKENS;
-    const made = knowsWords ? written : madePrompts(options);
-    const prompts = Array.from(
-      { length: count },
-      (_, i) => (file ?? made)[i % (file?.length ?? made.length)] ?? [],
-    );
-    const control = made[count] ?? [];
-    say(`computing ${prompts.length} prompts with ${name} in this process, to compare with`);
+    const limits = { count: count + 1, vocabSize, maxTokens: maxModelLen - maxTokens };
+    const texts = textPrompts(limits, tokenizer);
+    // The built-in model is not trained and its tokenizer knows no English words.
+    const knowsWords = new Set(texts[0]).size >= MIN_DISTINCT_TOKENS;
+    const generated = knowsWords ? texts : syntheticPrompts(limits);
+    const source = file ?? generated;
+    const prompts = Array.from({ length: count }, (_, i) => source[i % source.length] ?? []);
+    const control = generated[count] ?? [];
+    say(`computing the reference tokens of ${prompts.length} prompts with ${name} in this process`);
     const all = await referenceTokens([...prompts, control], { model, transport, maxTokens });
     return {
       prompts,
@@ -70,27 +63,20 @@ export async function prepareRun(
   }
 }
 
-export interface ReferenceOptions {
-  readonly model: Model;
-  readonly transport: Transport;
-  readonly maxTokens: number;
-}
+const REFERENCE_BLOCK_SIZE = 16;
 
-/** The tokens that one engine in one process makes of each prompt, greedily: what the pair must say too. */
-export async function referenceTokens(
+/** The tokens that one engine in this process generates greedily from each prompt: one prompt at a time, without a prefix cache. */
+async function referenceTokens(
   prompts: readonly (readonly number[])[],
-  { model, transport, maxTokens }: ReferenceOptions,
+  { model, transport, maxTokens }: { model: Model; transport: Transport; maxTokens: number },
 ): Promise<number[][]> {
-  const { layers, kvHeads, headDim } = model.config;
-  const blockSize = 16;
   const longest = Math.max(...prompts.map((prompt) => prompt.length));
-  // One at a time, and nothing from a cache: the plainest way to compute them.
-  const numBlocks = Math.ceil((longest + maxTokens) / blockSize) + 2;
+  const numBlocks = Math.ceil((longest + maxTokens) / REFERENCE_BLOCK_SIZE) + 2;
   const pool = new KvPool({
     transport,
-    geometry: { layers, kvHeads, headDim },
+    geometry: model.config,
     numBlocks,
-    blockSize,
+    blockSize: REFERENCE_BLOCK_SIZE,
     tp: 1,
   });
   const blocks = new BlockPool({ numBlocks, prefixCaching: false });

@@ -5,15 +5,15 @@ import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
 export interface PromptOptions {
   readonly count: number;
   readonly vocabSize: number;
-  /** Longest prompt. */
+  /** Limit of a prompt. */
   readonly maxTokens: number;
 }
 
 /**
- * Prompts of different lengths, full and half-full last blocks among them, all different from the first token on, made by a formula so
- * that every run asks the same. The first is the one that the project's comparisons with vLLM use.
+ * Prompts of token ids from a formula, the same in every run. They have different lengths, some with full and some with partly filled last
+ * blocks, and differ from the first token on. The first one is also used by this project's comparisons with vLLM.
  */
-export function madePrompts({ count, vocabSize, maxTokens }: PromptOptions): number[][] {
+export function syntheticPrompts({ count, vocabSize, maxTokens }: PromptOptions): number[][] {
   const range = Math.min(1000, vocabSize - 24);
   return Array.from({ length: count }, (_, k) => {
     const length = Math.min(maxTokens, k === 0 ? 100 : 16 + ((k * 53) % 180));
@@ -33,15 +33,15 @@ const TEXTS = [
   "To bake a loaf of bread you need flour, water, salt and yeast. Begin by",
 ];
 
-/** Prompts of words, for a model that has learnt some: of different lengths, and all different from the first word on. */
-export function writtenPrompts({ count, maxTokens }: PromptOptions, tokenizer: Tokenizer): number[][] {
+/** Prompts of English text for a trained model, of different lengths and different from the first word on. */
+export function textPrompts({ count, maxTokens }: PromptOptions, tokenizer: Tokenizer): number[][] {
   return Array.from({ length: count }, (_, k) => {
     const texts = Array.from({ length: 1 + (k % 5) }, (_, i) => TEXTS[(k + i) % TEXTS.length]);
     return Array.from(tokenizer.encode(`${k + 1}. ${texts.join(" ")}`)).slice(0, maxTokens);
   });
 }
 
-/** Prompts of a file: a line each, as text, as a JSON string, or as a JSON list of token ids. Errors: `KV_CONFIG_INVALID` with the line. */
+/** Reads a file with one prompt per line: text, a JSON string, or a JSON list of token ids. Errors: `KV_CONFIG_INVALID` with the line. */
 export async function readPrompts(path: string, tokenizer: Tokenizer): Promise<number[][]> {
   let text: string;
   try {
@@ -56,7 +56,7 @@ export async function readPrompts(path: string, tokenizer: Tokenizer): Promise<n
     .map((line, index) => ({ line: line.trim(), number: index + 1 }))
     .filter(({ line }) => line !== "")
     .map(({ line, number }) => promptOf(line, `${path}:${number}`, tokenizer));
-  if (prompts.length === 0) throw new KvError("KV_CONFIG_INVALID", `--prompts ${path} holds no prompt`);
+  if (prompts.length === 0) throw new KvError("KV_CONFIG_INVALID", `--prompts ${path} contains no prompt`);
   return prompts;
 }
 
@@ -68,7 +68,7 @@ function promptOf(line: string, where: string, tokenizer: Tokenizer): number[] {
   } catch (cause) {
     throw new KvError(
       "KV_CONFIG_INVALID",
-      `${where} begins like JSON and is none: ${(cause as Error).message}`,
+      `${where} begins like JSON but is not valid: ${(cause as Error).message}`,
       { cause },
     );
   }

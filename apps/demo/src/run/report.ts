@@ -1,6 +1,6 @@
 import type { CheckedRun } from "./check-run.js";
 
-/** What a run was of. */
+/** The settings of a run. */
 export interface RunFacts {
   readonly transport: string;
   readonly backend: string;
@@ -11,7 +11,7 @@ export interface RunFacts {
   readonly decodePlatform: string;
 }
 
-/** The form of `--json`. */
+/** The output of `--json`. */
 export function jsonReport({ ok, requests }: CheckedRun, facts: RunFacts): object {
   return {
     ok,
@@ -38,11 +38,22 @@ export function jsonReport({ ok, requests }: CheckedRun, facts: RunFacts): objec
   };
 }
 
-/** The form for people. */
+/** The output as a table. */
 export function tableReport(run: CheckedRun, facts: RunFacts): string {
   const header = [
-    ...["prompt tokens", "TTFT ms", "prefill ms", "save ms", "transfer ms", "load ms", "decode ms"],
-    ...["total ms", "bytes", "GB/s", "backend", "KV", "tokens"],
+    "prompt tokens",
+    "TTFT ms",
+    "prefill ms",
+    "save ms",
+    "transfer ms",
+    "load ms",
+    "decode ms",
+    "total ms",
+    "bytes",
+    "GB/s",
+    "backend",
+    "KV",
+    "tokens",
   ];
   const rows = run.requests.map((request) => [
     String(request.promptTokens),
@@ -63,10 +74,10 @@ export function tableReport(run: CheckedRun, facts: RunFacts): string {
   const line = (cells: readonly string[]) => cells.map((cell, i) => cell.padStart(widths[i] ?? 0)).join("  ");
   const { control } = run;
   const verdict = [
-    `negative control: a zeroed block ${control.changed ? "changed" : "DID NOT CHANGE"} the tokens; undamaged they are ${equality(control.restored)}`,
+    `negative control: a zeroed block ${control.changed ? "changed" : "DID NOT CHANGE"} the tokens; without damage they are ${equality(control.restored)}`,
     run.ok
       ? `all ${run.requests.length} requests have the tokens of a run in one process, and the KV that was sent`
-      : "NOT all as in one process",
+      : "NOT all requests have the tokens of a run in one process",
   ];
   const problems = run.requests.flatMap(({ problem }, i) =>
     problem === undefined ? [] : [`request ${i}: ${problem}`],

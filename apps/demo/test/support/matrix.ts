@@ -7,7 +7,7 @@ import { checkRun } from "../../src/run/check-run.js";
 import { complete } from "../../src/run/completion-client.js";
 import { type PreparedRun, prepareRun } from "../../src/run/prepare-run.js";
 
-/** Pairs that must all say what one engine says: TP × block sizes. */
+/** TP sizes and block sizes of the tested pairs. */
 export const PAIRS = [
   { prefillTp: 1, decodeTp: 1, prefillBlockSize: 16, decodeBlockSize: 16 },
   { prefillTp: 2, decodeTp: 1, prefillBlockSize: 16, decodeBlockSize: 16 },
@@ -17,7 +17,7 @@ export const PAIRS = [
   { prefillTp: 1, decodeTp: 2, prefillBlockSize: 16, decodeBlockSize: 32 },
 ] as const;
 
-/** Push moves by the plans of pull: a few of the pairs each time, all of them with KV_MATRIX=all. */
+/** Push uses the same plans as pull, so a few pairs are tested; all of them with KV_MATRIX=all. */
 export const PUSH_PAIRS =
   process.env.KV_MATRIX === "all"
     ? PAIRS
@@ -26,7 +26,7 @@ export const PUSH_PAIRS =
 const REQUESTS = 16;
 const MAX_TOKENS = 16;
 
-/** One of each side, over the embedded transport. */
+/** One prefill and one decode instance over the memory transport. */
 export const PAIR: ClusterOptions = {
   transport: "memory",
   connector: "NixlConnector",
@@ -41,7 +41,7 @@ export const PAIR: ClusterOptions = {
 
 const prepared = new Map<string, Promise<PreparedRun>>();
 
-/** Prompts with the tokens that one engine makes of them; computed once for all tests of a file. */
+/** Prompts and their reference tokens, computed once for all tests of a file. */
 export function preparedRun(tinyKvHeads = 4): Promise<PreparedRun> {
   const key = String(tinyKvHeads);
   const known =
@@ -50,13 +50,13 @@ export function preparedRun(tinyKvHeads = 4): Promise<PreparedRun> {
   return known;
 }
 
-/** Sends 16 requests at once through a pair of this kind, and expects every token and every byte to be equal. */
+/** Sends 16 requests at once through a pair and expects the reference tokens and equal KV. */
 export async function expectEqual(options: Partial<ClusterOptions>): Promise<void> {
   const run = await preparedRun(options.tinyKvHeads);
   const log = jsonLog("error");
   const cluster = await startCluster({ ...PAIR, ...options }, { log, logLevel: "error" });
   try {
-    // The proxy learns each prefill's coordinates from its first answer; from then on both legs of push go at once.
+    // The proxy learns each prefill instance's coordinates from its first answer; then it sends both requests of push at once.
     const first = { url: cluster.proxy.url, promptTokens: [7, 8, 9], maxTokens: 1 };
     for (const [i] of cluster.prefills.entries()) await complete({ ...first, requestId: `first-${i}` });
     const checked = await checkRun(cluster, { ...run, runId: randomUUID().slice(0, 8), log });
@@ -70,7 +70,7 @@ export async function expectEqual(options: Partial<ClusterOptions>): Promise<voi
   }
 }
 
-/** Nothing is held any more, but for the listener; what is under way ends first. */
+/** Waits until an instance holds nothing but its listener. */
 export async function expectIdle({ url }: ClusterMember): Promise<void> {
   const held = async () => {
     const status = (await (await fetch(`${url}/status`)).json()) as { outstanding: Record<string, number> };

@@ -1,7 +1,6 @@
 import { silentLog } from "@kv/interface";
 import { type MemoryNetwork, memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
 import { planInstances } from "../../src/cluster/cluster-plan.js";
-import { demoConnectors } from "../../src/instance/connectors.js";
 import { type Instance, startInstance } from "../../src/instance/instance.js";
 import { readInstanceConfig } from "../../src/instance/instance-config.js";
 import { PAIR } from "./matrix.js";
@@ -13,16 +12,14 @@ export interface MemoryPair {
   close(): Promise<void>;
 }
 
-/** One prefill and one decode instance on a network whose faults the test sets; no proxy between them. */
+/** Starts one prefill and one decode instance without a proxy, on a memory network in which the test injects faults. */
 export async function memoryPair(decodeConfig: Record<string, unknown> = {}): Promise<MemoryPair> {
   const network = memoryNetwork();
-  const registry = demoConnectors();
   const launch = (name: string, config: object) =>
     startInstance(readInstanceConfig(config), {
       log: silentLog,
       transport: memoryTransport({ network, host: name }),
       sideChannel: memorySideChannel({ network, host: name }),
-      resolveConnector: (transfer) => registry.resolve(transfer),
     });
   const { prefills, decodes } = planInstances(PAIR);
   const [p, d] = [prefills[0], decodes[0]];
@@ -56,7 +53,7 @@ export interface Answer {
   readonly error?: { readonly code: string; readonly message: string };
 }
 
-/** The prefill leg: the parameters for the decode leg. */
+/** Sends the prefill request of a pair; resolves with the parameters of the decode request. */
 export async function prefillLeg(
   pair: MemoryPair,
   prompt: readonly number[],

@@ -4,7 +4,7 @@ import { fileURLToPath } from "node:url";
 const root = fileURLToPath(new URL("../../../..", import.meta.url));
 const entry = fileURLToPath(new URL("../../src/main.ts", import.meta.url));
 
-/** The demo's command line, from its sources. */
+/** Starts the demo's command line from source. */
 export function startDemo(args: readonly string[], env: Record<string, string> = {}): ChildProcess {
   return startNode(["--import", "tsx", entry, ...args], env);
 }
@@ -17,7 +17,7 @@ export function startNode(args: readonly string[], env: Record<string, string>):
   });
 }
 
-/** What it printed, and how it ended. */
+/** Resolves with the output and the exit code. */
 export async function ended(child: ChildProcess) {
   let stdout = "";
   let stderr = "";

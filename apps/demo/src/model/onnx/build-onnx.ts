@@ -5,13 +5,13 @@ import type { WeightSource } from "../weights/weights.js";
 import { decoderGraph, type TensorStore } from "./decoder-graph.js";
 import { encodeOnnx } from "./onnx-proto.js";
 
-/** Raised when the files that `buildOnnx` writes change: cached models of another version are not used. */
+/** The version of the files that `buildOnnx` writes. A cached model of another version is not used. */
 export const onnxBuilderVersion = 1;
 
 export const onnxFileName = "model.onnx";
 const dataFileName = "model.onnx_data";
 
-/** Offsets of this alignment let ONNX Runtime map the file instead of reading it. */
+/** With this alignment ONNX Runtime can map the file instead of reading it. */
 const alignmentBytes = 4096;
 const inlineLimitBytes = 4096;
 
@@ -24,7 +24,7 @@ const inlineLimitBytes = 4096;
  * - outputs `logits` (`[batch, 1, vocab]`, of the last position only: a long prompt times a large vocabulary would
  *   not fit in memory) and `present.{i}.key` and `.value`; keys are those after the rotary embedding.
  *
- * Weights are kept outside the model file because a protobuf ends at 2 GiB.
+ * Weights are outside of the model file because a protobuf is limited to 2 GiB.
  */
 export async function buildOnnx(options: {
   config: DecoderConfig;
@@ -44,7 +44,7 @@ export async function buildOnnx(options: {
   }
 }
 
-/** Small tensors go into the model file, the others behind one another into the data file. */
+/** Stores small tensors in the model file and the others in the data file. */
 function dataWriter(file: FileHandle): TensorStore {
   let end = 0;
   return async (data) => {

@@ -9,7 +9,7 @@ import {
 import { type GraphBuilder, graphBuilder } from "./graph-builder.js";
 import { type OnnxGraph, type OnnxTensor, type OnnxValue, onnxTypes } from "./onnx-proto.js";
 
-/** Puts a tensor's bytes somewhere and says where. */
+/** Stores the bytes of a tensor and returns their location. */
 export type TensorStore = (data: Float32Array) => Promise<OnnxTensor["data"]>;
 
 interface Scope {
@@ -30,7 +30,7 @@ interface Shared {
 
 const lowestFloat32 = -3.4028234663852886e38;
 
-/** The decoder as a graph of basic operators, so that ONNX Runtime can fuse what it knows. */
+/** The decoder as a graph of basic operators, so that ONNX Runtime can fuse known patterns. */
 export async function decoderGraph(options: Omit<Scope, "graph">): Promise<OnnxGraph> {
   const scope: Scope = { ...options, graph: graphBuilder() };
   const { graph, config, kvType } = scope;
@@ -87,7 +87,7 @@ async function decoderLayer(scope: Scope, layer: number, input: string, shared: 
 
 /**
  * Grouped-query attention. Queries become `[batch, kv_heads, group, seq, head_dim]` and meet keys of
- * `[batch, kv_heads, 1, total, head_dim]`, so that the keys are broadcast and not copied per query head.
+ * `[batch, kv_heads, 1, total, head_dim]`, so that keys are broadcast, not copied per query head.
  */
 async function attention(scope: Scope, layer: number, input: string, shared: Shared): Promise<string> {
   const { graph, config, kvType } = scope;

@@ -1,6 +1,6 @@
 import type { OnnxAttribute, OnnxNode, OnnxTensor, OnnxType } from "./onnx-proto.js";
 
-/** Collects nodes and constants; every method returns the name of the value that it made. */
+/** Collects the nodes and constants of a graph. Each method returns the name of its output. */
 export interface GraphBuilder {
   op(
     op: string,
@@ -9,7 +9,7 @@ export interface GraphBuilder {
   ): string;
   int64(values: readonly number[], shape?: readonly number[]): string;
   float32(values: ArrayLike<number>, shape?: readonly number[]): string;
-  /** Adds a tensor that was made elsewhere (a weight in a file). */
+  /** Adds a tensor that is stored elsewhere (a weight in a file). */
   tensor(tensor: OnnxTensor): string;
   readonly nodes: readonly OnnxNode[];
   readonly tensors: readonly OnnxTensor[];

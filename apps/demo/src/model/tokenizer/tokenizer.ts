@@ -7,9 +7,9 @@ import { z } from "zod";
 import { exists, readJson } from "../weights/checkpoint.js";
 
 export interface Tokenizer {
-  /** Special tokens (a leading `bos`, for models that want one) are added as the model's tokenizer says. */
+  /** Encodes text, with the special tokens that the model's tokenizer adds (such as a leading `bos`). */
   encode(text: string): Int32Array;
-  /** Special tokens (`eos` and its like) are left out unless `skipSpecialTokens` is false. */
+  /** Decodes tokens, without special tokens (such as `eos`) unless `skipSpecialTokens` is false. */
   decode(tokens: ArrayLike<number>, options?: { skipSpecialTokens?: boolean }): string;
   /**
    * The prompt of a conversation, ending where the assistant's answer begins.
@@ -43,10 +43,10 @@ const wordLevelSchema = z.looseObject({
 
 /**
  * The tokenizer of a model directory: that of tokenizer.json with the chat template of tokenizer_config.json or
- * chat_template.jinja; for the built-in model, words `t0`, `t1`, … parted by white space.
+ * chat_template.jinja; for the built-in model, words `t0`, `t1`, … separated by white space.
  *
- * Words of a WordLevel tokenizer are taken whole. (Hugging Face would first cut special tokens out of the text, so
- * that with a special token `t1` the word `t12` becomes two; ask by token ids where that matters.)
+ * A WordLevel tokenizer looks up whole words. (Hugging Face first cuts special tokens out of the text: with a special
+ * token `t1` the word `t12` becomes two tokens. Send token ids where that matters.)
  *
  * @throws KvError KV_CONFIG_INVALID naming the file, KV_MODEL_UNSUPPORTED when the directory has no tokenizer.
  */
@@ -128,7 +128,7 @@ export interface WordTokenizer {
   decode(tokens: ArrayLike<number>, options?: { skipSpecialTokens?: boolean }): string;
 }
 
-/** Words parted by white space, looked up whole; what is not in the vocabulary is the unknown token. */
+/** Splits text at white space and looks up whole words; a word outside of the vocabulary is the unknown token. */
 export function wordTokenizer(options: {
   vocabulary: ReadonlyMap<string, number>;
   unknown: string;
@@ -162,7 +162,7 @@ export interface ChatMessage {
 
 /**
  * Renders conversations by a model's chat template (Jinja, as in Hugging Face's `apply_chat_template` with
- * `add_generation_prompt`). The template is parsed on first use: a broken one hurts chat requests only.
+ * `add_generation_prompt`). The template is parsed on first use: a broken one affects only chat requests.
  */
 export function chatTemplate(
   source: string | undefined,

@@ -4,7 +4,7 @@ import { z } from "zod";
 /** The decoders that `buildOnnx` writes: RMSNorm, rotary embedding, grouped-query attention, SwiGLU. */
 const buildableModelTypes = ["qwen3", "qwen2", "llama", "mistral"] as const;
 
-/** What `buildOnnx` and `seededWeights` need of a Hugging Face `config.json`, under shorter names. */
+/** The fields of a Hugging Face `config.json` that `buildOnnx` and `seededWeights` use, under shorter names. */
 export interface DecoderConfig {
   modelType: (typeof buildableModelTypes)[number];
   vocabSize: number;
@@ -64,8 +64,8 @@ export function readDecoderConfig(json: unknown, { where }: { where: string }): 
     throw new KvError("KV_CONFIG_INVALID", `${where}: ${z.prettifyError(parsed.error)}`);
   }
   const config = parsed.data;
-  const unsupported = (what: string, hint: string): KvError =>
-    new KvError("KV_MODEL_UNSUPPORTED", `${where}: ${what}`, { hint });
+  const unsupported = (message: string, hint: string): KvError =>
+    new KvError("KV_MODEL_UNSUPPORTED", `${where}: ${message}`, { hint });
   const exportHint =
     "export it with Hugging Face optimum (model.onnx with past_key_values) and give that directory";
 
@@ -92,7 +92,7 @@ export function readDecoderConfig(json: unknown, { where }: { where: string }): 
   if (heads % kvHeads !== 0) {
     throw new KvError(
       "KV_CONFIG_INVALID",
-      `${where}: num_attention_heads ${heads} is no multiple of num_key_value_heads ${kvHeads}`,
+      `${where}: num_attention_heads ${heads} is not a multiple of num_key_value_heads ${kvHeads}`,
     );
   }
   const headDim = config.head_dim ?? config.hidden_size / heads;

@@ -55,7 +55,7 @@ const entry = (change: object) => ({ a: { dtype: "F32", shape: [2], data_offsets
 
 test.each<[string, unknown, number | undefined, RegExp]>([
   ["a header that is not JSON", "{", undefined, /not JSON/],
-  ["a header that is a list", [], undefined, /no map/],
+  ["a header that is a list", [], undefined, /not a map/],
   ["a header longer than the file", {}, 1e9, /header of 1000000000 bytes/],
   ["an entry beyond the end", entry({ shape: [3], data_offsets: [0, 12] }), undefined, /0 to 12 of 8/],
   ["offsets in the wrong order", entry({ data_offsets: [8, 0] }), undefined, /8 to 0/],

@@ -67,7 +67,7 @@ async function readHeader(file: FileHandle, path: string): Promise<Map<string, T
     throw malformed("its header is not JSON", error);
   }
   if (typeof json !== "object" || json === null || Array.isArray(json))
-    throw malformed("its header is no map");
+    throw malformed("its header is not a map");
 
   const dataStart = 8 + headerBytes;
   const tensors = new Map<string, Tensor>();

@@ -7,13 +7,13 @@ import { projectionShape, projections, type WeightSource } from "./weights.js";
  * The weights that `torch.manual_seed(seed)` followed by `Qwen3ForCausalLM(config)` gives (transformers 5.19,
  * PyTorch 2.13, CPU), bit for bit, without Python. The order of the draws is the order of construction:
  *
- * 1. every module's own initialisation (embedding: normal; linear: uniform), layer by layer: drawn and thrown away;
+ * 1. every module's own initialisation (embedding: normal; linear: uniform), layer by layer: drawn and discarded;
  * 2. `post_init` of the inner model: normal(0, initializer_range) over the embedding and each layer's projections;
- * 3. the output head: its own uniform initialisation, thrown away, then normal(0, initializer_range).
+ * 3. the output head: its own uniform initialisation, discarded, then normal(0, initializer_range).
  *
  * Norm weights are ones and the padding token's embedding is zeros; they draw nothing.
  *
- * @throws KvError KV_MODEL_UNSUPPORTED for tied embeddings, biases and sizes that are no multiple of 16, whose
+ * @throws KvError KV_MODEL_UNSUPPORTED for tied embeddings, biases and sizes that are not multiples of 16, whose
  *   draws differ.
  */
 export function seededWeights(config: DecoderConfig, { seed }: { seed: number }): WeightSource {
@@ -24,7 +24,7 @@ export function seededWeights(config: DecoderConfig, { seed }: { seed: number })
       ? `hidden_size ${config.hiddenSize} and intermediate_size ${config.intermediateSize} (multiples of 16 only)`
       : undefined;
   if (unsupported !== undefined) {
-    throw new KvError("KV_MODEL_UNSUPPORTED", `seeded weights are not made for ${unsupported}`);
+    throw new KvError("KV_MODEL_UNSUPPORTED", `seeded weights do not support ${unsupported}`);
   }
 
   const random = mt19937(seed);

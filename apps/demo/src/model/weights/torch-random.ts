@@ -5,14 +5,14 @@
  * approximations of the Cephes library with fused multiply-adds where the compiler puts them, so that the result
  * is equal to the last bit.
  *
- * @throws RangeError when the length is no multiple of 16 (PyTorch then draws the tail again; no model needs it).
+ * @throws RangeError when the length is not a multiple of 16 (PyTorch then draws the tail again; no model here needs it).
  */
 export function fillNormal(
   data: Float32Array,
   random: Mt19937,
   { mean = 0, std }: { mean?: number; std: number },
 ): void {
-  if (data.length % 16 !== 0) throw new RangeError(`length ${data.length} is no multiple of 16`);
+  if (data.length % 16 !== 0) throw new RangeError(`length ${data.length} is not a multiple of 16`);
   for (let i = 0; i < data.length; i++) data[i] = (random.next() & 0xffffff) * 2 ** -24;
   const scale = fround(std);
   const shift = fround(mean);
@@ -81,7 +81,7 @@ const [c0, c1, c2] = [2.443315711809948e-5, -1.388731625493765e-3, 4.16666456829
   number,
 ];
 
-// Two results without an object per call: three million of them are asked for.
+// Module variables avoid an object per call: there are three million calls.
 let sine = 0;
 let cosine = 0;
 

@@ -1,7 +1,7 @@
 import { KvError } from "@kv/interface";
 import type { DecoderConfig } from "./decoder-config.js";
 
-/** Weights by their Hugging Face names, row-major, as float32 whatever the file holds. One tensor is in memory at a time. */
+/** Weights by their Hugging Face names, row-major, converted to float32. One tensor is in memory at a time. */
 export interface WeightSource {
   has(name: string): boolean;
   /** @throws KvError KV_MODEL_UNSUPPORTED when there is no such weight. */
@@ -63,7 +63,7 @@ export async function readWeight(
   return await source.read(name);
 }
 
-/** `[rows, columns]` to `[columns, rows]`, in tiles so that both sides stay in cache. */
+/** Transposes `[rows, columns]`, in tiles so that both sides stay in the CPU cache. */
 export function transposed(data: Float32Array, [rows, columns]: readonly [number, number]): Float32Array {
   const result = new Float32Array(data.length);
   const tile = 32;

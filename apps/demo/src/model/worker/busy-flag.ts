@@ -1,6 +1,6 @@
 /**
  * Shared with the model's thread: 1 while it loads or runs a step. ONNX Runtime aborts the process (exit code 134)
- * when Node ends the thread in the middle of a call, so `process.exit` and an uncaught error wait for the call.
+ * when Node ends the thread during a call. So the process waits for the call when it exits.
  */
 export type BusyFlag = Int32Array<SharedArrayBuffer>;
 
@@ -18,20 +18,20 @@ export function setIdle(flag: BusyFlag): void {
   Atomics.notify(flag, 0);
 }
 
-/** A step of the longest prompt takes seconds; a thread that does not answer must not hold the exit for ever. */
+/** A step of the longest prompt takes seconds. A thread that hangs must not block the exit for ever. */
 const exitWaitMs = 10_000;
 
-// One listener for all models of the process: eleven would look like a leak.
-const held = new Set<BusyFlag>();
+// One listener for all models: Node warns of a leak at eleven listeners.
+const flags = new Set<BusyFlag>();
 function waitForAll(): void {
-  for (const flag of held) Atomics.wait(flag, 0, 1, exitWaitMs);
+  for (const flag of flags) Atomics.wait(flag, 0, 1, exitWaitMs);
 }
 
-/** Makes the process's exit wait while the flag is busy, until the function that is returned is called. */
-export function holdExit(flag: BusyFlag): () => void {
-  if (held.size === 0) process.on("exit", waitForAll);
-  held.add(flag);
+/** Makes the process wait at its exit while the flag is busy. Returns a function that ends this. */
+export function waitAtExit(flag: BusyFlag): () => void {
+  if (flags.size === 0) process.on("exit", waitForAll);
+  flags.add(flag);
   return () => {
-    if (held.delete(flag) && held.size === 0) process.off("exit", waitForAll);
+    if (flags.delete(flag) && flags.size === 0) process.off("exit", waitForAll);
   };
 }

@@ -23,7 +23,7 @@ export interface DecoderSession {
 
 const pastName = /^past_key_values\.(\d+)\.(key|value)$/;
 
-/** Inputs that some exports have beside the past; any other is refused by name. */
+/** The other inputs of known exports; a model with any other input is refused. */
 const inputValues: Readonly<Record<string, (tokens: Int32Array, past: number) => Tensor>> = {
   input_ids: (tokens) => new Tensor("int64", BigInt64Array.from(tokens, BigInt), [1, tokens.length]),
   attention_mask: (tokens, past) =>
@@ -149,7 +149,8 @@ function sessionShape(session: InferenceSession, start: WorkerStart): SessionSha
   }
   if (!session.outputNames.includes("logits")) return refuse("it has no output logits");
   for (const name of session.inputNames) {
-    if (!pastName.test(name) && !Object.hasOwn(inputValues, name)) return refuse(`it wants an input ${name}`);
+    if (!pastName.test(name) && !Object.hasOwn(inputValues, name))
+      return refuse(`it has an unknown input ${name}`);
   }
 
   const dimension = (axis: number, fallback: number | undefined, what: string): number => {
@@ -157,7 +158,7 @@ function sessionShape(session: InferenceSession, start: WorkerStart): SessionSha
     const size = [...sizes][0];
     if (sizes.size > 1) return refuse(`its layers differ in ${what}: ${[...sizes].join(", ")}`);
     const known = typeof size === "number" ? size : fallback;
-    return known ?? refuse(`neither its past nor config.json says the ${what}`);
+    return known ?? refuse(`neither its past nor config.json has the ${what}`);
   };
   const types = new Set(pasts.map((past) => (past.isTensor ? past.type : "no tensor")));
   const kvType = [...types][0];

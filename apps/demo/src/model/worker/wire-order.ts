@@ -1,7 +1,7 @@
 /**
- * KV between threads and engines, in *wire order*: float32 `[layer][kv_head][token][2 * head_dim]`, the key of a
- * token (after the rotary embedding) and then its value. A block of tokens of one head is then one run of bytes.
- * The model's own order is, per layer, keys and values apart, each `[kv_head][token][head_dim]`.
+ * KV in *wire order*, as it is sent between threads and stored in the pool: float32 `[layer][kv_head][token][2 * head_dim]`, the key of a
+ * token (after the rotary embedding) and then its value. The tokens of a block and a head are then contiguous.
+ * The model's own order is, per layer, separate keys and values, each `[kv_head][token][head_dim]`.
  */
 export interface KvShape {
   layers: number;

@@ -1,7 +1,7 @@
 import type { KvErrorCode } from "@kv/interface";
 import type { BusyFlag } from "./busy-flag.js";
 
-/** What the model's worker thread is started with. */
+/** Start data of the model's worker thread. */
 export interface WorkerData {
   start: WorkerStart;
   busy: BusyFlag;
@@ -10,12 +10,12 @@ export interface WorkerData {
 export interface WorkerStart {
   onnxPath: string;
   intraOpThreads: number;
-  /** Of config.json: used where the ONNX file leaves the dimension symbolic. */
+  /** From config.json; used when the ONNX file has a symbolic dimension. */
   kvHeads: number | undefined;
   headDim: number | undefined;
 }
 
-/** What the ONNX session says of the model. */
+/** The model's shape, as the ONNX session reports it. */
 export interface SessionShape {
   layers: number;
   kvHeads: number;
@@ -31,13 +31,12 @@ export interface ForwardJob {
   position: number;
   past: { tokens: number; kv: ArrayBuffer } | undefined;
   topLogprobs: number;
-  returnKv: boolean;
 }
 
 export interface ForwardDone {
   topTokens: Int32Array;
   topLogprobs: Float32Array;
-  newKv: ArrayBuffer | undefined;
+  newKv: ArrayBuffer;
   computeMs: number;
 }
 
@@ -52,7 +51,7 @@ export type FromWorker =
   | { kind: "done"; id: number; result: ForwardDone | undefined }
   | { kind: "failed"; id: number; fault: Fault };
 
-/** An error on its way between threads: an `Error` loses its own fields when it is cloned. */
+/** An error that is sent between threads: structured clone drops the fields of an `Error`. */
 export interface Fault {
   code: KvErrorCode;
   message: string;
@@ -62,7 +61,7 @@ export interface Fault {
 
 /**
  * The worker's files import nothing of the workspace at run time, so that the thread starts the same way from
- * source and from a bundle; its errors therefore become a `KvError` on the main side.
+ * source and from a bundle. The main thread turns their errors into a `KvError`.
  */
 export class FaultError extends Error {
   readonly fault: Fault;

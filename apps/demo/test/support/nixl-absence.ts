@@ -1,6 +1,6 @@
 import { chooseTransport } from "../../src/cluster/choose-transport.js";
 
-/** Why tests over NIXL cannot run here; undefined where they can. With `CI=true` they must. */
+/** Why NIXL is not available here; undefined when it is. With `CI=true` a missing NIXL is an error. */
 export async function nixlAbsence(): Promise<string | undefined> {
   try {
     await chooseTransport("nixl", () => {});

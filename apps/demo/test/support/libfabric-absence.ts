@@ -1,7 +1,7 @@
 import { describePlugins, findLibrary } from "@kv/nixl";
-import { nixlAbsence } from "./nixl-here.js";
+import { nixlAbsence } from "./nixl-absence.js";
 
-/** Why NIXL over LIBFABRIC cannot be used here; undefined when it can. */
+/** Why the LIBFABRIC backend of NIXL is not available here; undefined when it is. */
 export async function libfabricAbsence(): Promise<string | undefined> {
   const absence = await nixlAbsence();
   if (absence !== undefined) return absence;
