@@ -66,7 +66,7 @@ describe.skipIf(absence !== undefined)(
   `an instance killed under traffic over NIXL${absence === undefined ? "" : ` (${absence})`}`,
   () => {
     it.each(["prefill", "decode"] as const)(
-      "the other goes on, clients get an error in time, and the restarted %s is used again",
+      "the other instance continues, clients get an error in time, and the restarted %s is used again",
       async (role) => {
         await preparedRun();
         const up = await startCluster(

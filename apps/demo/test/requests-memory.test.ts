@@ -21,7 +21,7 @@ const cluster = (): Promise<Cluster> =>
 const pair = (decodeConfig?: Record<string, unknown>): Promise<MemoryPair> => open(memoryPair(decodeConfig));
 
 describe("a pair behind a proxy", () => {
-  it("reads only what the decode instance does not have", async () => {
+  it("transfers only KV that the decode instance does not have", async () => {
     const { prompts, expected } = await preparedRun();
     const { proxy, decodes } = await cluster();
     const prompt = prompts[0] ?? [];
@@ -57,7 +57,7 @@ describe("a pair behind a proxy", () => {
     expect(alone.body.choices?.[0]?.token_ids).toEqual(next.tokens);
   });
 
-  it("holds nothing after clients have gone away at any moment, and goes on", async () => {
+  it("holds nothing after clients disconnected at any moment, and continues", async () => {
     const { prompts, expected } = await preparedRun();
     const { proxy, prefills, decodes } = await cluster();
     const outcomes = await Promise.all(

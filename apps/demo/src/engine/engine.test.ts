@@ -62,7 +62,7 @@ async function deliver(
 const settled = () => new Promise((resolve) => setTimeout(resolve, 0));
 
 describe("a connector with pending work", () => {
-  it("has the next step at once, and waits a moment for those that follow", async () => {
+  it("steps again at once, and pauses before further steps", async () => {
     const connector = scriptedConnector();
     const delays: number[] = [];
     const { engine } = setUp({
@@ -78,7 +78,7 @@ describe("a connector with pending work", () => {
 });
 
 describe("an engine on its own", () => {
-  it.each([1, 2, 4])("makes the model's tokens for several requests at once, TP %i", async (tp) => {
+  it.each([1, 2, 4])("generates the model's tokens for concurrent requests, TP %i", async (tp) => {
     const { engine, model, blocks } = setUp({ tp });
     const results = await Promise.all(
       [3, 4, 9, 17, 30].map((length) =>
@@ -91,7 +91,7 @@ describe("an engine on its own", () => {
     expect(model.sequences).toBe(0);
   });
 
-  it("uses the prefix cache: only the rest is computed, from the KV in the pool", async () => {
+  it("computes only the part of a prompt that is not in the prefix cache, from the KV in the pool", async () => {
     const { engine, model } = setUp();
     await engine.submit({ requestId: "a", promptTokens: prompt(14), maxTokens: 1 }).done;
     const longer = [...prompt(14), 5, 6, 7];
@@ -105,7 +105,7 @@ describe("an engine on its own", () => {
     await engine.close();
   });
 
-  it("computes at least the last token of a prompt that is cached whole", async () => {
+  it("computes the last token of a prompt that is completely cached", async () => {
     const { engine, model } = setUp();
     for (const requestId of ["a", "b"])
       await engine.submit({ requestId, promptTokens: prompt(8), maxTokens: 1 }).done;
@@ -123,7 +123,7 @@ describe("an engine on its own", () => {
     await engine.close();
   });
 
-  it("stops at an end-of-sequence token unless told not to, and at stop tokens always", async () => {
+  it("stops at an end-of-sequence token unless ignoreEos is set, and always at stop tokens", async () => {
     const tokens = arithmeticModel().generate(prompt(5), 6);
     const eos = tokens[2] ?? 0;
     const { engine } = setUp({ eos: [eos] });
@@ -142,7 +142,7 @@ describe("an engine on its own", () => {
     await engine.close();
   });
 
-  it("lets requests wait for room, in order, and runs all of them", async () => {
+  it("queues requests in order until there is room, and runs all of them", async () => {
     const { engine, model, blocks } = setUp({ numBlocks: 7 });
     const order: string[] = [];
     const results = await Promise.all(
@@ -160,7 +160,7 @@ describe("an engine on its own", () => {
     await engine.close();
   });
 
-  it("does not let small requests overtake one that waits for room", async () => {
+  it("does not let small requests overtake one that waits for blocks", async () => {
     const { engine, blocks } = setUp({ numBlocks: 9 });
     const order: string[] = [];
     const send = (requestId: string, length: number, maxTokens: number) =>
@@ -173,7 +173,7 @@ describe("an engine on its own", () => {
     await engine.close();
   });
 
-  it("gives a cached prefix back when there is no room for the rest", async () => {
+  it("releases a cached prefix when there is no room for the rest", async () => {
     const { engine, blocks } = setUp({ numBlocks: 9 });
     await engine.submit({ requestId: "a", promptTokens: prompt(9), maxTokens: 1 }).done;
     const long = engine.submit({ requestId: "b", promptTokens: prompt(20, 2), maxTokens: 8 });
@@ -188,7 +188,7 @@ describe("an engine on its own", () => {
     await engine.close();
   });
 
-  it("computes prompts in the order in which they came", async () => {
+  it("computes prompts in order of arrival", async () => {
     const { engine } = setUp();
     const order: string[] = [];
     const all = ["a", "b", "c"].map((requestId, i) =>
@@ -201,7 +201,7 @@ describe("an engine on its own", () => {
     await engine.close();
   });
 
-  it("refuses what could never run, with a code each", async () => {
+  it("refuses requests that can never run, each with its code", async () => {
     const { engine } = setUp({ numBlocks: 4 });
     const submit = (request: Partial<EngineRequest>) => {
       try {
@@ -222,7 +222,7 @@ describe("an engine on its own", () => {
     expect(submit({ requestId: "late" })).toBe("KV_ENGINE_FAILED");
   });
 
-  it("fails the request whose step fails, and no other", async () => {
+  it("fails only the request whose step fails", async () => {
     const { engine, model, blocks } = setUp();
     model.before = async ({ sequenceId }) => {
       if (sequenceId === "bad") throw new Error("scripted");
@@ -235,7 +235,7 @@ describe("an engine on its own", () => {
     expect(blocks.held).toBe(0);
   });
 
-  it("aborts a request that waits and one that runs; close aborts the rest", async () => {
+  it("aborts a waiting and a running request; close aborts the others", async () => {
     const { engine, blocks } = setUp({ numBlocks: 4 });
     const running = engine.submit({
       requestId: "running",
@@ -276,7 +276,7 @@ describe("an engine on its own", () => {
 });
 
 describe("a decode engine", () => {
-  it("uses the KV that came, and computes the last prompt token only", async () => {
+  it("uses the received KV and computes only the last prompt token", async () => {
     const connector = scriptedConnector({ ranks: 2 });
     const setup = setUp({ connector });
     const { engine, model, blocks } = setup;
@@ -306,7 +306,7 @@ describe("a decode engine", () => {
     expect(blocks.held).toBe(0);
   });
 
-  it("makes other tokens of other KV", async () => {
+  it("generates other tokens from other KV", async () => {
     const connector = scriptedConnector();
     const setup = setUp({
       connector,
@@ -335,7 +335,7 @@ describe("a decode engine", () => {
     await engine.close();
   });
 
-  it("asks for the rest of a prompt of which it has a prefix", async () => {
+  it("receives only the part of a prompt that is not in the prefix cache", async () => {
     const connector = scriptedConnector();
     const setup = setUp({ connector });
     const { engine, model } = setup;
@@ -359,7 +359,7 @@ describe("a decode engine", () => {
     await engine.close();
   });
 
-  it("computes what a peer does not have", async () => {
+  it("computes the part of a prompt that the peer does not have", async () => {
     const connector = scriptedConnector();
     const setup = setUp({ connector });
     const { engine, model } = setup;
@@ -412,7 +412,7 @@ describe("a decode engine", () => {
     },
   );
 
-  it("fails the request whose KV cannot be looked at, and goes on", async () => {
+  it("fails a request whose hook fails, and continues", async () => {
     const connector = scriptedConnector();
     const hooks = { afterReceive: () => Promise.reject(new Error("scripted")) };
     const { engine, model, blocks } = setUp({ connector, hooks });
@@ -432,7 +432,7 @@ describe("a decode engine", () => {
     expect(blocks.held).toBe(0);
   });
 
-  it("takes a block that a worker names as failed for a failure of its request", async () => {
+  it("a failed block fails its request", async () => {
     const connector = scriptedConnector();
     const { engine } = setUp({ connector });
     const handle = engine.submit({
@@ -490,7 +490,7 @@ describe("a decode engine", () => {
 });
 
 describe("a prefill engine", () => {
-  it("keeps the blocks of the prompt until every rank says that they were read, and zeroes what is behind it", async () => {
+  it("keeps the blocks of the prompt until every rank reports them as sent, and zeroes their tail", async () => {
     const connector = scriptedConnector({ ranks: 2 });
     let digests: string[] = [];
     const setup = setUp({
@@ -528,7 +528,7 @@ describe("a prefill engine", () => {
     await engine.close();
   });
 
-  it("gives the room for output that was not made back at once", async () => {
+  it("releases unused room for output at once", async () => {
     const eos = arithmeticModel().generate(prompt(5), 1)[0] ?? 0;
     const connector = scriptedConnector();
     const { engine, blocks } = setUp({ connector, eos: [eos] });
@@ -544,7 +544,7 @@ describe("a prefill engine", () => {
     await engine.close();
   });
 
-  it("calls the connector in the order of the contract, and a step more after the end", async () => {
+  it("calls the connector in the order of the contract, with one more step after the end", async () => {
     const connector = scriptedConnector();
     const { engine } = setUp({ connector });
     await engine.submit({

@@ -153,7 +153,7 @@ describe("completions", () => {
     expect(await response.json()).toMatchObject({ error: { type: "invalid_request_error", param } });
   });
 
-  it("refuses bodies that are no JSON and routes that are not there, in the same form", async () => {
+  it("answers invalid JSON and unknown routes in the same error format", async () => {
     const { url } = await serve();
     const headers = { "content-type": "application/json" };
     const broken = await fetch(`${url}/v1/completions`, { method: "POST", body: "{", headers });
@@ -168,7 +168,7 @@ describe("completions", () => {
     ]);
   });
 
-  it("hands kv_transfer_params in and out", async () => {
+  it("passes kv_transfer_params to the connector and back", async () => {
     const { post, connector } = await serve();
     const response = await post({ ...greedy, max_tokens: 1, kv_transfer_params: { keep: true } });
     const answer = (await response.json()) as { kv_transfer_params: { remote_request_id: string } };
@@ -242,8 +242,8 @@ describe("chat", () => {
   });
 });
 
-describe("the rest", () => {
-  it("says what is served, how it is, and that it is going away", async () => {
+describe("other routes", () => {
+  it("announces models, health, status and metrics, and refuses requests while it drains", async () => {
     let up = true;
     const { url, post } = await serve({ ready: () => up });
     expect((await fetch(`${url}/health`)).status).toBe(200);

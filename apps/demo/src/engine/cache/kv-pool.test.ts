@@ -30,13 +30,13 @@ describe("shards of KV heads", () => {
       [1, false],
     ]);
   });
-  it("refuses sizes of which neither divides the other", () => {
+  it("refuses head and rank counts when neither divides the other", () => {
     expect(() => kvShards(4, 3)).toThrow(/4 KV heads cannot be split over 3 ranks/);
   });
 });
 
 describe("KV pool", () => {
-  it("lays a rank's blocks out as [block][head][token][K and V]", async () => {
+  it("stores a rank's blocks as [block][head][token][K and V]", async () => {
     const two = pool(2, 4);
     const kv = new Float32Array(numbered(6));
     await two.write({ blockIds: [5, 3], from: 0, count: 6 }, kv.buffer);
@@ -68,7 +68,7 @@ describe("KV pool", () => {
     },
   );
 
-  it("has a digest that depends on neither TP, block size nor block ids, and on every byte", async () => {
+  it("has digests that depend on every byte but not on TP, block size or block ids", async () => {
     await fc.assert(
       fc.asyncProperty(
         fc.constantFrom(1, 2, 4, 8),
@@ -100,7 +100,7 @@ describe("KV pool", () => {
     );
   });
 
-  it("tells when ranks that hold the same head disagree", async () => {
+  it("reports ranks that hold different bytes of the same head", async () => {
     const p = pool(8, 4);
     const span = { blockIds: [1], from: 0, count: 4 };
     await p.write(span, numbered(4));
@@ -131,7 +131,7 @@ describe("KV pool", () => {
     expect(p.blockAt(1)).toBeUndefined();
   });
 
-  it("refuses blocks and lengths that are not there", async () => {
+  it("refuses block ids and lengths out of range", async () => {
     const p = pool(1, 4);
     const code = (promise: Promise<unknown>) =>
       promise.then(

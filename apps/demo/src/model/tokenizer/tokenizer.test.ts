@@ -54,7 +54,7 @@ test("the built-in model has words t0, t1, … and a chat template of such words
   expect([12, 2, 7].map((token) => stream.push(token))).toEqual(["t12", "", " t7"]);
 });
 
-test("a WordLevel tokenizer.json is read, words taken whole", async () => {
+test("a WordLevel tokenizer.json is read, and whole words are looked up", async () => {
   const json = {
     pre_tokenizer: { type: "WhitespaceSplit" },
     model: { type: "WordLevel", vocab: { no: 0, one: 1, two: 2 }, unk_token: "no" },
@@ -70,7 +70,7 @@ test("a WordLevel tokenizer.json is read, words taken whole", async () => {
   );
 });
 
-test("chat_template.jinja wins, and a template that refuses names the reason", async () => {
+test("chat_template.jinja takes precedence, and a failing template names the reason", async () => {
   await cp(bpe, scratch, { recursive: true });
   await writeFile(join(scratch, "chat_template.jinja"), "{{ raise_exception('no system role') }}");
   const tokenizer = await loadTokenizer({ directory: scratch, vocabSize: 400 });
@@ -82,7 +82,7 @@ test("chat_template.jinja wins, and a template that refuses names the reason", a
   );
 });
 
-test("says what is missing or broken", async () => {
+test("names what is missing or broken", async () => {
   const load = () => loadTokenizer({ directory: scratch, vocabSize: 1 });
   await expect(load()).rejects.toMatchObject({ code: "KV_MODEL_UNSUPPORTED" });
   await writeFile(join(scratch, "tokenizer.json"), JSON.stringify({ model: { type: "Strange" } }));

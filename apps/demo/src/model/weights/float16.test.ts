@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { bfloat16ToFloat32, float16ToFloat32, float32ToFloat16 } from "./float16.js";
 
-test("every half-precision value survives the way to float32 and back", () => {
+test("every half-precision value survives conversion to float32 and back", () => {
   const all = Uint16Array.from({ length: 65_536 }, (_, i) => i);
   const wide = float16ToFloat32(all);
   const back = float32ToFloat16(wide);

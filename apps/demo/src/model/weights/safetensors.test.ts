@@ -22,7 +22,7 @@ async function written(header: unknown, data: Uint8Array, headerBytes?: number):
   return path;
 }
 
-test("F32, F16 and BF16 are read as float32, from any offset", async () => {
+test("F32, F16 and BF16 at any offset are read as float32", async () => {
   const data = new Uint8Array(2 + 8 + 4);
   new Uint8Array(new Uint16Array([0x3c00]).buffer).forEach((byte, i) => {
     data[i] = byte;

@@ -30,14 +30,14 @@ test("every weight is PyTorch's to the last bit", async () => {
   }
 });
 
-test("another number of KV heads moves every later draw, as in PyTorch", async () => {
+test("another number of KV heads changes every later draw, as in PyTorch", async () => {
   const source = seededWeights(readDecoderConfig(tinyModelConfig({ kvHeads: 2 }), { where }), { seed: 1234 });
   const name = "lm_head.weight";
   expect(sha256(await source.read(name))).toBe(reference.kv_heads_2[name].sha256);
   expect(reference.kv_heads_2[name].sha256).not.toBe(reference.weights[name].sha256);
 });
 
-test("refuses what PyTorch would draw differently", () => {
+test("refuses configurations that PyTorch draws differently", () => {
   const config = readDecoderConfig(tinyModelConfig(), { where });
   for (const change of [{ tieWordEmbeddings: true }, { hiddenSize: 40 }]) {
     expect(() => seededWeights({ ...config, ...change }, { seed: 1 })).toThrow(

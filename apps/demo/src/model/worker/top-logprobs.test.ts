@@ -2,7 +2,7 @@ import fc from "fast-check";
 import { expect, test } from "vitest";
 import { topLogprobs } from "./top-logprobs.js";
 
-test("agrees with sorting all of the softmax", () => {
+test("equals the sorted softmax", () => {
   const logit = fc.integer({ min: -8, max: 8 });
   fc.assert(
     fc.property(fc.array(logit, { minLength: 1, maxLength: 40 }), fc.nat(50), (row, more) => {
