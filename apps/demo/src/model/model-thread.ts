@@ -158,9 +158,9 @@ function errorOf({ code, message, hint, details }: Fault): KvError {
  * from source, a line that registers tsx and then imports the TypeScript file, because a thread of Node 20 uses
  * neither its parent's loader nor one given by `--import`.
  */
-export function workerLocation(): URL {
+function workerLocation(): URL {
   const here = import.meta.url;
-  if (!new URL(here).pathname.endsWith(".ts")) return new URL("./worker/model-worker.js", here);
+  if (!new URL(here).pathname.endsWith(".ts")) return new URL("./model-worker.js", here);
   const tsx = pathToFileURL(createRequire(here).resolve("tsx/esm/api")).href;
   const worker = new URL("./worker/model-worker.ts", here).href;
   const code = `import { register } from ${JSON.stringify(tsx)}; register(); await import(${JSON.stringify(worker)});`;

@@ -149,7 +149,7 @@ export interface RequestLimits {
 const maxLogprobs = 100;
 
 /** @throws KvError KV_REQUEST_INVALID naming the value and its limit. */
-export function checkForwardRequest(request: ForwardRequest, limits: RequestLimits): void {
+function checkForwardRequest(request: ForwardRequest, limits: RequestLimits): void {
   const { sequenceId, tokens, position, past, topLogprobs = 1 } = request;
   const refuse = (message: string): never => {
     throw new KvError("KV_REQUEST_INVALID", `sequence ${sequenceId}: ${message}`);

@@ -113,7 +113,7 @@ const wireTypes = { varint: 0, length: 2, fixed32: 5 } as const;
 
 const encoder = new TextEncoder();
 
-export function protobufMessage(): MessageWriter {
+function protobufMessage(): MessageWriter {
   const parts: Uint8Array[] = [];
   const tag = (field: number, type: number): void => {
     parts.push(varint(BigInt(field * 8 + type)));

@@ -129,7 +129,7 @@ export interface WordTokenizer {
 }
 
 /** Splits text at white space and looks up whole words; a word outside of the vocabulary is the unknown token. */
-export function wordTokenizer(options: {
+function wordTokenizer(options: {
   vocabulary: ReadonlyMap<string, number>;
   unknown: string;
   special: readonly (string | undefined)[];
@@ -149,7 +149,7 @@ export function wordTokenizer(options: {
 }
 
 /** The vocabulary of the built-in model: token i is the word `t{i}`. */
-export function numberedWords(vocabSize: number): Map<string, number> {
+function numberedWords(vocabSize: number): Map<string, number> {
   return new Map(Array.from({ length: vocabSize }, (_, token) => [`t${token}`, token]));
 }
 
@@ -164,7 +164,7 @@ export interface ChatMessage {
  * Renders conversations by a model's chat template (Jinja, as in Hugging Face's `apply_chat_template` with
  * `add_generation_prompt`). The template is parsed on first use: a broken one affects only chat requests.
  */
-export function chatTemplate(
+function chatTemplate(
   source: string | undefined,
   specialTokens: Readonly<Record<string, string>>,
 ): (messages: readonly ChatMessage[]) => string {
