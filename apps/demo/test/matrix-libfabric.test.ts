@@ -4,7 +4,7 @@ import { expectEqual, PAIRS } from "./support/matrix.js";
 
 const absence = await libfabricAbsence();
 
-/** Two of the pairs: equal halves, and one that changes both the number of ranks and the size of blocks. */
+/** Two of the pairs: equal sides, and one with different TP and block sizes. */
 const HERE = [PAIRS[0], PAIRS[5]];
 
 describe.skipIf(absence !== undefined)(

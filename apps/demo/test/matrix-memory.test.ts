@@ -1,7 +1,7 @@
 import { describe, expect, it, vi } from "vitest";
 import { expectEqual, PAIRS, PUSH_PAIRS } from "./support/matrix.js";
 
-// Sixteen requests on a machine that does other things too: a limit, not an expectation.
+// A generous limit for sixteen requests on a busy machine.
 vi.setConfig({ testTimeout: 180_000 });
 
 describe("tokens and KV over the embedded transport", () => {

@@ -30,7 +30,7 @@ describe("a pair behind a proxy", () => {
     const first = await ask("first", prompt);
     const again = await ask("again", prompt);
     expect(again.tokens).toEqual(expected[0]);
-    // A next turn: the prompt, its answer, and something more.
+    // The next turn: the prompt, its answer and one more token.
     const turn = [...prompt, ...first.tokens, 77];
     const next = await ask("next", turn);
     expect(next.tokens).toHaveLength(16);
@@ -52,7 +52,7 @@ describe("a pair behind a proxy", () => {
       cached_tokens: 112,
       transfer: { length_bytes: blockBytes },
     });
-    // And what the cache gives is what one engine alone computes.
+    // One engine alone computes the same tokens.
     const alone = await post(decodes[0]?.url ?? "", { prompt: turn, max_tokens: 16 });
     expect(alone.body.choices?.[0]?.token_ids).toEqual(next.tokens);
   });
@@ -63,7 +63,7 @@ describe("a pair behind a proxy", () => {
     const outcomes = await Promise.all(
       Array.from({ length: 24 }, async (_, i) => {
         const gone = new AbortController();
-        // Spread over the life of a request: in the queue, in prefill, in transfer, in decode.
+        // The aborts are spread over the phases of a request: queue, prefill, transfer, decode.
         setTimeout(() => gone.abort(), i * 12);
         const promptTokens = [...(prompts[i % prompts.length] ?? []), 100 + i];
         const request = {

@@ -40,7 +40,7 @@ const failure = (promise: Promise<unknown>) =>
     (error: unknown) => (KvError.is(error) ? error.code : String(error)),
   );
 
-/** What a prefill instance would have sent: the KV of the prompt, put where the connector was told. */
+/** Writes the KV of the prompt into the blocks that were given to the connector, as a peer would. */
 async function deliver(
   { model, pool }: Setup,
   connector: ScriptedConnector,
@@ -58,7 +58,7 @@ async function deliver(
   await pool.write({ blockIds: there?.blockIds ?? [], from: 0, count: promptTokens.length }, newKv);
 }
 
-/** Lets everything that is ready run. */
+/** Lets all pending microtasks and callbacks run. */
 const settled = () => new Promise((resolve) => setTimeout(resolve, 0));
 
 describe("a connector with pending work", () => {
@@ -67,7 +67,7 @@ describe("a connector with pending work", () => {
     const delays: number[] = [];
     const { engine } = setUp({
       connector: { ...connector, scheduler: { ...connector.scheduler, hasPendingWork: () => true } },
-      // No timer of it ever fires.
+      // The timers of this clock never fire.
       clock: { now: () => 0, setTimer: (_, delayMs) => ({ cancel() {}, at: delays.push(delayMs) }) },
     });
     await engine.submit({ requestId: "r", promptTokens: prompt(5), maxTokens: 1 }).done;
@@ -132,13 +132,13 @@ describe("an engine on its own", () => {
     expect([ids(stopped), stopped.finishReason]).toEqual([tokens.slice(0, 3), "stop"]);
     const ignored = await engine.submit({ ...base, requestId: "b", ignoreEos: true }).done;
     expect([ids(ignored), ignored.finishReason]).toEqual([tokens, "length"]);
-    const told = await engine.submit({
+    const stoppedByToken = await engine.submit({
       ...base,
       requestId: "c",
       ignoreEos: true,
       stopTokenIds: [tokens[4] ?? 0],
     }).done;
-    expect(ids(told)).toEqual(tokens.slice(0, 5));
+    expect(ids(stoppedByToken)).toEqual(tokens.slice(0, 5));
     await engine.close();
   });
 
@@ -177,7 +177,7 @@ describe("an engine on its own", () => {
     const { engine, blocks } = setUp({ numBlocks: 9 });
     await engine.submit({ requestId: "a", promptTokens: prompt(9), maxTokens: 1 }).done;
     const long = engine.submit({ requestId: "b", promptTokens: prompt(20, 2), maxTokens: 8 });
-    // Begins like the first, and fits when the second has ended.
+    // It shares a prefix with the first request and fits when the second has ended.
     const last = engine.submit({
       requestId: "c",
       promptTokens: [...prompt(9), ...prompt(9, 3)],
@@ -289,7 +289,7 @@ describe("a decode engine", () => {
     const handle = engine.submit(request);
     await settled();
     expect(engine.outstanding()).toMatchObject({ remote: 1, running: 0 });
-    // Three blocks for the prompt are the peer's affair; the one more for the output is not.
+    // The connector gets the three blocks of the prompt, not the one for the output.
     expect(connector.allocated.get("d")).toMatchObject({ externalTokens: 10 });
     expect(connector.allocated.get("d")?.blockIds).toHaveLength(3);
     await deliver(setup, connector, request);
@@ -329,7 +329,7 @@ describe("a decode engine", () => {
     await deliver(setup, connector, request);
     connector.received("d");
     expect(ids(await handle.done)).not.toEqual(model.generate(prompt(10), 5));
-    // And nobody else is given the damaged blocks.
+    // No other request gets the damaged blocks.
     const next = await engine.submit({ requestId: "e", promptTokens: prompt(10), maxTokens: 5 }).done;
     expect([next.cachedTokens, ids(next)]).toEqual([0, model.generate(prompt(10), 5)]);
     await engine.close();
@@ -379,7 +379,7 @@ describe("a decode engine", () => {
   });
 
   it.each(["fail", "recompute"] as const)(
-    "does as the policy says when the KV did not come: %s",
+    "follows the policy when the KV did not arrive: %s",
     async (policy) => {
       const connector = scriptedConnector({ ranks: 2, loadFailurePolicy: policy });
       const { engine, model, blocks } = setUp({ connector });
@@ -401,7 +401,7 @@ describe("a decode engine", () => {
       };
       connector.report(0, { failedReceiving: [failed], finishedReceiving: ["d"] });
       await settled();
-      // The other rank may be writing yet.
+      // The other rank may still write.
       expect(engine.outstanding()).toMatchObject({ remote: 1 });
       connector.report(1, { finishedReceiving: ["d"] });
       expect(await outcome).toEqual(
@@ -502,7 +502,7 @@ describe("a prefill engine", () => {
       },
     });
     const { engine, pool, blocks } = setup;
-    // What other requests have left everywhere.
+    // Leftovers of other requests in every block.
     for (const { regions } of pool.caches) for (const { memory } of regions) memory.bytes.fill(0x41);
     const request = {
       requestId: "p",

@@ -10,7 +10,7 @@ import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
 import type { ServedInstance } from "./generation.js";
 import { InstanceServer } from "./server.js";
 
-/** Words are numbers. */
+/** A tokenizer whose words are token ids. */
 const tokenizer: Tokenizer = {
   encode: (text) => Int32Array.from(text.split(" ").filter(Boolean), Number),
   decode: (tokens) => Array.from(tokens, (token) => ` ${token}`).join(""),

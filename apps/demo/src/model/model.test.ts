@@ -29,7 +29,7 @@ afterAll(async () => {
 let sequences = 0;
 const freshId = () => `sequence-${sequences++}`;
 
-/** Runs the prompt in pieces, then decodes greedily; gives the tokens and the step that chose the first. */
+/** Runs the prompt in pieces, then decodes greedily. Returns the tokens and the step that chose the first one. */
 async function generate(
   on: Model,
   tokens: readonly number[],

@@ -38,12 +38,12 @@ test("a failed build leaves nothing behind", async () => {
 
 test("a checkpoint is converted once, and its directory is not changed", async () => {
   const before = await readdir(checkpoint);
-  const told: string[] = [];
-  const options = { cacheDirectory: scratch, onProgress: (message: string) => told.push(message) };
+  const messages: string[] = [];
+  const options = { cacheDirectory: scratch, onProgress: (message: string) => messages.push(message) };
   const first = await prepareModel(checkpoint, options);
   expect(await prepareModel(checkpoint, options)).toEqual(first);
   expect(first).toMatchObject({ name: "qwen2-bf16", directory: checkpoint });
-  expect(told).toHaveLength(1);
+  expect(messages).toHaveLength(1);
   expect(await readdir(checkpoint)).toEqual(before);
 });
 

@@ -1,24 +1,24 @@
 import type { EngineModel, EngineModelConfig, ForwardInput } from "../../src/engine/engine-model.js";
 
 export interface ArithmeticModel extends EngineModel {
-  /** What it was asked, in order. */
+  /** The calls of `forward`, in order. */
   readonly calls: {
     sequenceId: string;
     tokens: number[];
     position: number;
     pastTokens: number | undefined;
   }[];
-  /** Sequences that it keeps. */
+  /** Number of sequences that it holds. */
   readonly sequences: number;
-  /** The tokens that it makes of a prompt when nothing goes wrong. */
+  /** The expected tokens of a prompt. */
   generate(prompt: readonly number[], count: number): number[];
   /** Called before each step; a rejection fails the step. */
   before: (input: ForwardInput) => Promise<void>;
 }
 
 /**
- * A model whose KV says which token stood where, and whose next token depends on every value of the KV before it: wrong, missing or
- * shifted KV changes what it says. Small integers, exact in float32.
+ * A model for tests. Its KV encodes token and position, and its next token depends on every value of the KV before it, so that wrong, missing
+ * or shifted KV changes the output. All values are small integers, exact in float32.
  */
 export function arithmeticModel(options: Partial<EngineModelConfig> = {}): ArithmeticModel {
   const config: EngineModelConfig = {

@@ -1,6 +1,6 @@
 import type { Memory, Transport } from "@kv/interface";
 
-/** The `allocate` of a transport, on the heap: for tests in which nothing is transferred. */
+/** A transport that only allocates, on the heap, for tests without transfers. */
 export function heapTransport(): Transport {
   let nextAddress = 4096;
   return {

@@ -10,17 +10,17 @@ import type {
 import { KvError } from "@kv/interface";
 
 /**
- * A connector that moves nothing: the test says what a peer has (`kv_transfer_params.remote_tokens`), when a rank reports, and
- * reads what it was called with.
+ * A connector that transfers nothing. The test sets the tokens of a peer (`kv_transfer_params.remote_tokens`), makes ranks report, and
+ * reads the recorded calls.
  */
 export interface ScriptedConnector {
   readonly scheduler: SchedulerConnector;
   readonly workers: readonly WorkerConnector[];
-  /** Names of calls with their request, in order. */
+  /** The calls with their request, in order. */
   readonly calls: string[];
   readonly allocated: Map<string, { blockIds: readonly number[]; externalTokens: number }>;
   readonly finished: Map<string, { reason: FinishReason; blockIds: readonly number[] }>;
-  /** One rank reports; absent lists are empty. */
+  /** Makes one rank report; absent lists are empty. */
   report(rank: number, output: Partial<WorkerOutput>): void;
   received(requestId: string, failed?: Partial<FailedReceive>): void;
   sent(requestId: string): void;
@@ -63,7 +63,7 @@ export function scriptedConnector({
       calls.push(`requestFinished ${requestId} ${reason}`);
       finished.set(requestId, { reason, blockIds });
       const keep = kvTransferParams?.keep === true && (reason === "length" || reason === "stopped");
-      // Its KV may be on the way: the workers' report ends it, as the contract says.
+      // Its KV may still be transferred: by the contract it ends with the workers' report.
       const receiving = reason === "aborted" && Number(kvTransferParams?.remote_tokens ?? 0) > 0;
       if (receiving) return { keepBlocks: true };
       return keep

@@ -20,7 +20,9 @@ export const HANDSHAKE_TIMEOUT_MS = 5000;
 
 /** The side channel of one engine. */
 export interface SideChannelAddress {
+  /** Host name or IP address; an IPv6 address has no brackets. */
   readonly host: string;
+  /** TCP port, 1 to 65535. */
   readonly port: number;
 }
 

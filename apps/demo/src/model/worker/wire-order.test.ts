@@ -3,7 +3,7 @@ import { expect, test } from "vitest";
 import { packWire, unpackWire, wireLengthBytes } from "./wire-order.js";
 
 test("the key of a token comes before its value, tokens of a head follow one another, then heads, then layers", () => {
-  // Numbers name their place: layer, head, token, element; values are negative.
+  // Each number encodes layer, head, token and element; values of V are negative.
   const layer = (number: number) => {
     const key = Float32Array.from({ length: 2 * 3 * 2 }, (_, i) => {
       const [head, token, element] = [Math.floor(i / 6), Math.floor(i / 2) % 3, i % 2];
