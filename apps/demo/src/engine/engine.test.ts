@@ -24,8 +24,8 @@ function setUp(
     model,
     pool,
     blocks,
-    ...(connector === undefined ? {} : { connector }),
-    ...(hooks === undefined ? {} : { hooks }),
+    connector,
+    hooks,
     ...(clock === undefined ? {} : { clock }),
   });
   return { model, pool, blocks, engine };
