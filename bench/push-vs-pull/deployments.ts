@@ -1,6 +1,6 @@
-import { complete } from "../../apps/demo/src/demo/client.js";
-import { type Cluster, startCluster } from "../../apps/demo/src/demo/cluster.js";
-import { jsonLog } from "../../apps/demo/src/roles/json-log.js";
+import { type Cluster, startCluster } from "../../apps/demo/src/cluster/cluster.js";
+import { jsonLog } from "../../apps/demo/src/processes/json-log.js";
+import { complete } from "../../apps/demo/src/run/completion-client.js";
 import { median } from "../report.js";
 import { BLOCK_TOKENS, FORWARD_MS_PER_512, type Point, SIMULATED } from "./workload.js";
 

@@ -1,10 +1,11 @@
 import { defineConfig } from "tsup";
 
 export default defineConfig({
-  entry: ["src/index.ts", "src/cli.ts", "src/bytes-child.ts"],
+  // The child process is found beside the bundle.
+  entry: { index: "src/index.ts", cli: "src/cli.ts", "probe-child": "src/doctor/memory/probe-child.ts" },
   format: ["esm"],
   target: "node20",
-  dts: { entry: "src/index.ts" },
+  dts: { entry: { index: "src/index.ts" } },
   sourcemap: true,
   clean: true,
 });

@@ -15,7 +15,7 @@ import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
 import { CONNECTOR_NAMES, factorsOf, type PeerKind, TINY } from "./tiny-peer.js";
 
-export { UNTOUCHED } from "@kv/peer";
+export { UNWRITTEN_BYTE as UNTOUCHED } from "@kv/peer";
 
 export interface HeadlessDecodeOptions {
   /** The vLLM that it shall pair with. */

@@ -2,7 +2,7 @@ import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { zmqSideChannel } from "@kv/connector";
 import { nixlTransport } from "@kv/nixl";
-import { engineServer, openHeadlessPrefill, openRecording, record } from "@kv/peer";
+import { EngineServer, openHeadlessPrefill, openRecording, record } from "@kv/peer";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { decode, plain } from "./completion.js";
 import { freshId } from "./kept-prompts.js";
@@ -75,7 +75,7 @@ for (const { name, tp, args = [] } of KINDS) {
     }
 
     test("what is read of it and served back makes the tokens that it makes alone; damaged, others", async () => {
-      const engine = engineServer(server.url, { timeoutMs: TIMEOUT_MS });
+      const engine = new EngineServer(server.url, { timeoutMs: TIMEOUT_MS });
       await record({
         folder: kindFolder(name),
         prefill: engine,

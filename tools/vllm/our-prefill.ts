@@ -1,7 +1,6 @@
 import { zmqSideChannel } from "@kv/connector";
 import { type Log, silentLog } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { demoConnectors } from "../../apps/demo/src/instance/connectors.js";
 import { type Instance, startInstance } from "../../apps/demo/src/instance/instance.js";
 import { readInstanceConfig } from "../../apps/demo/src/instance/instance-config.js";
 import { freePorts } from "./free-ports.js";
@@ -51,7 +50,6 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
   const [port = 0, sideChannelPort = 0] = options.ports ?? (await freePorts(2));
   const factors = factorsOf(kind);
   const tap = tapTransport(nixlTransport({ log }));
-  const registry = demoConnectors();
   const config = readInstanceConfig({
     role: "prefill",
     name: "our-prefill",
@@ -82,7 +80,6 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
     log,
     transport: tap.transport,
     sideChannel: zmqSideChannel({ log }),
-    resolveConnector: (transfer) => registry.resolve(transfer),
   });
 
   const heads = TINY.kvHeads / tp;

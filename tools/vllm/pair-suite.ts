@@ -3,9 +3,8 @@ import { join } from "node:path";
 import { zmqSideChannel } from "@kv/connector";
 import { nixlTransport } from "@kv/nixl";
 import {
-  bytesInProcess,
   diffRecordings,
-  engineServer,
+  EngineServer,
   load,
   loadReport,
   openHeadlessPrefill,
@@ -47,10 +46,9 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
       prefill: readTarget(prefill().url),
       decode: readTarget(decode().url),
       sideChannel,
-      openServer: (url) => engineServer(url, { timeoutMs: TIMEOUT_MS }),
-      moveBytes: (question) => bytesInProcess(question, 2 * TIMEOUT_MS),
       timeoutMs: TIMEOUT_MS,
-      bytes: { write: true },
+      httpTimeoutMs: TIMEOUT_MS,
+      bytes: { write: true, timeoutMs: 2 * TIMEOUT_MS },
     });
     expect(checks.filter(({ status }) => status === "fail")).toEqual([]);
     const found = (id: string) => checks.find((check) => check.id === id)?.found;
@@ -65,7 +63,7 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
 
   test("a load with aborts and silent readers: the server has all of its blocks back", async () => {
     const p = prefill();
-    const server = engineServer(p.url, { timeoutMs: TIMEOUT_MS });
+    const server = new EngineServer(p.url, { timeoutMs: TIMEOUT_MS });
     const result = await load({
       server,
       transport,
@@ -87,13 +85,13 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
 
   test("a recording of the pair; a decode worker makes the recorded tokens of the served one", async () => {
     const [p, d] = [prefill(), decode()];
-    const server = engineServer(d.url, { timeoutMs: TIMEOUT_MS });
+    const server = new EngineServer(d.url, { timeoutMs: TIMEOUT_MS });
     const to = recordingFolder(p.kind, p.tp, d.tp);
     const manifest = await onceMoreAfterTimeout(
       () =>
         record({
           folder: to,
-          prefill: engineServer(p.url, { timeoutMs: TIMEOUT_MS }),
+          prefill: new EngineServer(p.url, { timeoutMs: TIMEOUT_MS }),
           decode: server,
           transport,
           sideChannel,

@@ -1,34 +1,32 @@
 import { KvError } from "@kv/interface";
-import { createCommand, type DemoFlags } from "./cli-options.js";
-import { runDemo } from "./demo/demo.js";
-import { jsonReport, tableReport } from "./demo/report.js";
-import { curlLine, untilAskedToEnd } from "./demo/stay-up.js";
-import { runInstance } from "./roles/instance-role.js";
-import { jsonLog } from "./roles/json-log.js";
-import { runProxy } from "./roles/proxy-role.js";
+import { createCommand, type DemoFlags } from "./command-line.js";
+import { jsonLog } from "./processes/json-log.js";
+import { runInstance, runProxy } from "./processes/roles.js";
+import { runDemo } from "./run/demo.js";
+import { jsonReport, tableReport } from "./run/report.js";
 
-/** Progress goes to stderr, so that stdout holds the result alone. */
+/** Progress goes to stderr, because stdout is for the result. */
 const say = (line: string) => void process.stderr.write(`${line}\n`);
 
 async function demo(flags: DemoFlags): Promise<void> {
-  // A parent that gave us a channel wants us gone when it is; our own children have one to us.
+  // `npm run demo` starts this process with an IPC channel. When it ends, the channel closes and this process ends too.
   process.once("disconnect", () => process.exit(1));
-  // The listener alone would keep this process for as long as the parent lives, which waits for its end.
+  // The open channel must not keep this process alive.
   process.channel?.unref();
-  const asked = untilAskedToEnd();
+  const stopSignal = waitForStopSignal();
   const log = jsonLog(flags.logLevel);
   const work = runDemo(flags, { say, log, logLevel: flags.logLevel });
-  // Asked to end in the middle: the servers end with this process.
-  if (typeof (await Promise.race([work, asked])) === "string") process.exit(130);
+  // Stopped during the run: the servers end with this process.
+  if (typeof (await Promise.race([work, stopSignal])) === "string") process.exit(130);
   const { run, facts, cluster, modelName } = await work;
   try {
     if (flags.json) process.stdout.write(`${JSON.stringify(jsonReport(run, facts))}\n`);
     else process.stdout.write(`\n${tableReport(run, facts)}`);
     process.exitCode = run.ok ? 0 : 1;
     if (flags.keep) {
-      say(`the proxy stays up at ${cluster.proxy.url}; end it with Ctrl-C. For example:`);
+      say(`the proxy keeps running at ${cluster.proxy.url}; stop it with Ctrl-C. Example:`);
       say(curlLine(cluster.proxy.url, modelName));
-      await asked;
+      await stopSignal;
     }
   } finally {
     await cluster.close();
@@ -42,3 +40,22 @@ function fail(thrown: unknown): void {
 }
 
 createCommand({ demo, instance: runInstance, proxy: runProxy }).parseAsync().catch(fail);
+
+/** Resolves with SIGINT or SIGTERM when it arrives. */
+function waitForStopSignal(): Promise<NodeJS.Signals> {
+  return new Promise((resolve) => {
+    for (const signal of ["SIGINT", "SIGTERM"] as const) process.once(signal, () => resolve(signal));
+  });
+}
+
+/** A curl command that sends a request to the proxy. */
+function curlLine(url: string, model: string): string {
+  const body = JSON.stringify({
+    model,
+    prompt: [21, 31, 55, 93],
+    max_tokens: 16,
+    temperature: 0,
+    ignore_eos: true,
+  });
+  return `curl ${url}/v1/completions -H 'content-type: application/json' -d '${body}'`;
+}

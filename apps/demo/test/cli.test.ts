@@ -4,8 +4,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { describe, expect, it } from "vitest";
-import { nixlAbsence } from "./nixl-here.js";
-import { ended, startDemo, startNode } from "./run-demo.js";
+import { nixlAbsence } from "./support/nixl-absence.js";
+import { ended, startDemo, startNode } from "./support/run-demo.js";
 
 const root = fileURLToPath(new URL("../../..", import.meta.url));
 async function run(args: readonly string[], env: Record<string, string> = {}) {
@@ -13,7 +13,7 @@ async function run(args: readonly string[], env: Record<string, string> = {}) {
 }
 
 describe("the demo's command line", () => {
-  it("prints one JSON object on stdout and nothing else with --json", async () => {
+  it("prints one JSON object and nothing else on stdout with --json", async () => {
     const { code, stdout } = await run([
       "--transport",
       "memory",
@@ -49,7 +49,7 @@ describe("the demo's command line", () => {
     expect(code).toBe(0);
   });
 
-  it("prints a table, and takes prompts from a file", async () => {
+  it("prints a table and reads prompts from a file", async () => {
     const folder = await mkdtemp(join(tmpdir(), "kv-demo-"));
     const file = join(folder, "prompts");
     writeFileSync(file, `t5 t6 t7 t8\n\n"t9 t10"\n[11, 12, 13]\n`);
@@ -74,7 +74,7 @@ describe("the demo's command line", () => {
     [["--connector", "Nixl"], /--connector Nixl is not one of NixlConnector/],
     [["--prefill-tp", "0"], /whole number from 1 to 16/],
     [["--decode-block-size", "24"], /Allowed choices are 1, 2, 4/],
-    [["--prefill-block-size", "32"], /no multiple of --prefill-block-size 32/],
+    [["--prefill-block-size", "32"], /not a multiple of --prefill-block-size 32/],
     [["--prefill-tp", "3", "--transport", "memory"], /4 KV heads cannot be split over 3 ranks/],
     [["--prompts", "/nowhere", "--transport", "memory"], /--prompts \/nowhere cannot be read/],
     [
@@ -88,9 +88,9 @@ describe("the demo's command line", () => {
     expect(code).not.toBe(0);
   });
 
-  // What `npm run demo` starts: the app with a channel to its parent, which must not keep it from ending.
+  // `npm run demo` starts the app with an IPC channel, which must not keep the app alive.
   it.each([[[]], [["--transport", "memory"]]])(
-    "comes to its end as npm run demo starts it, with %j",
+    "ends when npm run demo starts it with %j",
     async (options) => {
       const script = join(root, "scripts", "demo.mjs");
       const child = startNode([script, ...options, "--json", "--requests", "1", "--max-tokens", "2"], {});
@@ -101,10 +101,10 @@ describe("the demo's command line", () => {
     180_000,
   );
 
-  it("goes on with the embedded transport where NIXL is not, and says so in a line", async () => {
+  it("continues with the embedded transport when NIXL is missing, and prints why", async () => {
     const absent = { KV_NIXL_LIBRARY: "/nowhere/libnixl_capi.so" };
     const { code, stdout, stderr } = await run(["--json", "--requests", "1", "--max-tokens", "2"], absent);
-    expect(stderr).toMatch(/^NIXL is not here \(.*kv-nixl.*Going on with the embedded transport\.$/m);
+    expect(stderr).toMatch(/^NIXL is not available \(.*kv-nixl.*Continuing with the embedded transport\.$/m);
     expect(JSON.parse(stdout)).toMatchObject({ ok: true, transport: "memory" });
     expect(code).toBe(0);
     const asked = await run(["--json", "--transport", "nixl", "--requests", "1"], absent);
@@ -120,7 +120,7 @@ describe.skipIf(absence !== undefined || process.platform !== "linux")(`the demo
   const keep = ["--transport", "nixl", "--keep", "--requests", "1", "--max-tokens", "2"];
 
   it.each(["SIGKILL", "SIGTERM"] as const)(
-    "are gone when it ends by %s",
+    "end when it ends by %s",
     async (signal) => {
       const demo = startDemo(keep);
       let stderr = "";

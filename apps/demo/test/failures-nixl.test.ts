@@ -1,14 +1,14 @@
 import { KvError, silentLog } from "@kv/interface";
 import { afterEach, describe, expect, it } from "vitest";
-import { complete } from "../src/demo/client.js";
-import { type Cluster, startCluster } from "../src/demo/cluster.js";
-import { compareKv, fetchRecords } from "../src/demo/compare-kv.js";
-import { sameTokens } from "../src/demo/negative-control.js";
-import { expectIdle, PAIR, preparedRun } from "./matrix.js";
-import { nixlAbsence } from "./nixl-here.js";
+import { type Cluster, startCluster } from "../src/cluster/cluster.js";
+import { sameTokens } from "../src/run/check-run.js";
+import { compareKv, fetchRecords } from "../src/run/compare-kv.js";
+import { complete } from "../src/run/completion-client.js";
+import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
+import { nixlAbsence } from "./support/nixl-absence.js";
 
 const absence = await nixlAbsence();
-/** A request has ended by then, well or with an error: more than the lease and the connector's own deadline together. */
+/** Limit of a request: more than the lease and the connector's request timeout together. */
 const DEADLINE_MS = 30_000;
 
 let cluster: Cluster | undefined;
@@ -24,14 +24,14 @@ interface Ended {
   readonly code: string | undefined;
 }
 
-/** Sends requests, four at a time, until told to end. */
-async function traffic(url: string, name: string) {
+/** Sends requests, four at a time, until `stop`. */
+async function sendTraffic(url: string, name: string) {
   const { prompts, expected } = await preparedRun();
   const ended: Ended[] = [];
-  let going = true;
+  let isRunning = true;
   let next = 0;
   async function client(): Promise<void> {
-    while (going) {
+    while (isRunning) {
       const prompt = next++ % prompts.length;
       const requestId = `${name}-${next}`;
       const signal = AbortSignal.timeout(DEADLINE_MS);
@@ -44,7 +44,7 @@ async function traffic(url: string, name: string) {
       } catch (error) {
         const code = KvError.is(error) ? String(error.details.code ?? error.code) : String(error);
         ended.push({ requestId, prompt, result: signal.aborted ? "late" : "error", code });
-        // An instance that is down refuses at once.
+        // A stopped instance refuses connections at once.
         await new Promise((resolve) => setTimeout(resolve, 50));
       }
     }
@@ -56,7 +56,7 @@ async function traffic(url: string, name: string) {
       await expect.poll(what, { timeout: 120_000, interval: 50 }).toBe(true);
     },
     async stop(): Promise<void> {
-      going = false;
+      isRunning = false;
       await Promise.all(clients);
     },
   };
@@ -66,7 +66,7 @@ describe.skipIf(absence !== undefined)(
   `an instance killed under traffic over NIXL${absence === undefined ? "" : ` (${absence})`}`,
   () => {
     it.each(["prefill", "decode"] as const)(
-      "the other goes on, clients get an error in time, and the restarted %s is used again",
+      "the other instance continues, clients get an error in time, and the restarted %s is used again",
       async (role) => {
         await preparedRun();
         const up = await startCluster(
@@ -79,14 +79,14 @@ describe.skipIf(absence !== undefined)(
         if (victim?.process === undefined || other?.process === undefined)
           throw new Error("no processes were started");
         const otherPid = other.process.pid;
-        const load = await traffic(up.proxy.url, role);
+        const load = await sendTraffic(up.proxy.url, role);
         await load.until(() => load.ended.length >= 8);
 
         const replaced = victim.process.replaced();
         process.kill(victim.process.pid, "SIGKILL");
         const atKill = load.ended.length;
         await load.until(() => load.ended.length >= atKill + 4);
-        // It answers while its peer is down.
+        // The other instance answers while its peer is down.
         expect((await fetch(`${other.url}/health`)).status).toBe(200);
         await replaced;
         const atRestart = load.ended.length;
@@ -97,7 +97,7 @@ describe.skipIf(absence !== undefined)(
 
         expect(load.ended.filter(({ result }) => result === "different" || result === "late")).toEqual([]);
         expect(other.process.pid).toBe(otherPid);
-        // The restarted one took part: both sides have their half of a request's KV, and it is the same.
+        // The restarted instance took part: both sides recorded the same KV of a request.
         const [sent, received] = await Promise.all([
           fetchRecords(up.prefills[0]?.url ?? ""),
           fetchRecords(up.decodes[0]?.url ?? ""),

@@ -1,10 +1,10 @@
 import { describe, it } from "vitest";
-import { libfabricAbsence } from "./libfabric-here.js";
-import { expectEqual, PAIRS } from "./matrix.js";
+import { libfabricAbsence } from "./support/libfabric-absence.js";
+import { expectEqual, PAIRS } from "./support/matrix.js";
 
 const absence = await libfabricAbsence();
 
-/** Two of the pairs: equal halves, and one that changes both the number of ranks and the size of blocks. */
+/** Two of the pairs: equal sides, and one with different TP and block sizes. */
 const HERE = [PAIRS[0], PAIRS[5]];
 
 describe.skipIf(absence !== undefined)(

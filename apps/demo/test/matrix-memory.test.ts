@@ -1,7 +1,7 @@
 import { describe, expect, it, vi } from "vitest";
-import { expectEqual, PAIRS, PUSH_PAIRS } from "./matrix.js";
+import { expectEqual, PAIRS, PUSH_PAIRS } from "./support/matrix.js";
 
-// Sixteen requests on a machine that does other things too: a limit, not an expectation.
+// A generous limit for sixteen requests on a busy machine.
 vi.setConfig({ testTimeout: 180_000 });
 
 describe("tokens and KV over the embedded transport", () => {
@@ -24,11 +24,11 @@ describe("tokens and KV over the embedded transport", () => {
     },
   );
 
-  it("push, one leg after the other", async () => {
+  it("push, prefill first", async () => {
     await expectEqual({ transport: "memory", connector: "push", pushLegs: "prefill-first", prefills: 2 });
   });
 
-  it("push, layer by layer, to other blocks on another number of ranks", async () => {
+  it("push, layerwise, to other block and TP sizes", async () => {
     await expectEqual({
       transport: "memory",
       connector: "push",
@@ -38,7 +38,7 @@ describe("tokens and KV over the embedded transport", () => {
     });
   });
 
-  it("both kinds of pair in one deployment", async () => {
+  it("pull and push in one deployment", async () => {
     await expectEqual({ transport: "memory", connector: "auto", prefills: 2, decodes: 2, decodeTp: 2 });
   });
 
@@ -46,7 +46,7 @@ describe("tokens and KV over the embedded transport", () => {
     await expectEqual({ transport: "memory", prefills: 2, decodes: 2 });
   });
 
-  it("refuses a connector that is not known, naming those that are", async () => {
+  it("refuses an unknown connector with the list of known ones", async () => {
     await expect(expectEqual({ transport: "memory", connector: "Nixl" })).rejects.toThrow(
       /Nixl; known are .*NixlConnector/,
     );

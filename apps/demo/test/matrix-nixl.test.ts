@@ -1,6 +1,6 @@
 import { describe, it } from "vitest";
-import { expectEqual, PAIRS } from "./matrix.js";
-import { nixlAbsence } from "./nixl-here.js";
+import { expectEqual, PAIRS } from "./support/matrix.js";
+import { nixlAbsence } from "./support/nixl-absence.js";
 
 const absence = await nixlAbsence();
 

@@ -1,7 +1,7 @@
 import { describe, it } from "vitest";
-import { expectEqual } from "./matrix.js";
+import { expectEqual } from "./support/matrix.js";
 
-/** Enough for the longest prompt of the run, and not for all: requests wait for one another's blocks. */
+/** Enough for the longest prompt but not for all prompts, so that requests wait for blocks. */
 const STAGING_BLOCKS = 24;
 
 describe("tokens and KV with a simulated Neuron device, a staging pool smaller than the requests", () => {

@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
-import { libfabricAbsence } from "./libfabric-here.js";
-import { nixlAbsence } from "./nixl-here.js";
-import { ended, startDemo } from "./run-demo.js";
+import { libfabricAbsence } from "./support/libfabric-absence.js";
+import { nixlAbsence } from "./support/nixl-absence.js";
+import { ended, startDemo } from "./support/run-demo.js";
 
 const absence = await nixlAbsence();
 const noLibfabric = await libfabricAbsence();
@@ -23,7 +23,7 @@ describe.skipIf(noLibfabric !== undefined)(
   `the configuration of vllm-neuron's issue 26, on a simulated device${because(noLibfabric)}`,
   () => {
     it(
-      "prints the times of every stage, for 30 tokens",
+      "prints the time of every phase, for 30 tokens",
       async () => {
         const { code, stdout, stderr } = await ended(
           startDemo(["--prefill-platform", "neuron", "--backend", "LIBFABRIC", "--requests", "1"]),
@@ -43,7 +43,7 @@ describe.skipIf(noLibfabric !== undefined)(
 
 describe.skipIf(absence !== undefined)(`a simulated Neuron device over NIXL${because(absence)}`, () => {
   it(
-    "the other way round, ranks and blocks of different sizes",
+    "at decode, with different TP and block sizes",
     async () => {
       const { ok, requests } = await report([
         ...["--decode-platform", "neuron", "--transport", "nixl"],
@@ -59,7 +59,7 @@ describe.skipIf(absence !== undefined)(`a simulated Neuron device over NIXL${bec
   );
 
   it(
-    "on both sides, with push",
+    "at prefill and decode, with push",
     async () => {
       const { ok, requests } = await report([
         ...["--prefill-platform", "neuron", "--decode-platform", "neuron", "--transport", "nixl"],

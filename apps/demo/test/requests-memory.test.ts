@@ -1,10 +1,10 @@
 import { afterEach, describe, expect, it } from "vitest";
-import { complete } from "../src/demo/client.js";
-import { type Cluster, startCluster } from "../src/demo/cluster.js";
-import { fetchRecords } from "../src/demo/compare-kv.js";
-import { jsonLog } from "../src/roles/json-log.js";
-import { expectIdle, PAIR, preparedRun } from "./matrix.js";
-import { type MemoryPair, memoryPair, post, prefillLeg } from "./memory-pair.js";
+import { type Cluster, startCluster } from "../src/cluster/cluster.js";
+import { jsonLog } from "../src/processes/json-log.js";
+import { fetchRecords } from "../src/run/compare-kv.js";
+import { complete } from "../src/run/completion-client.js";
+import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
+import { type MemoryPair, memoryPair, post, prefillLeg } from "./support/memory-pair.js";
 
 const closing: { close(): Promise<void> }[] = [];
 afterEach(async () => {
@@ -21,7 +21,7 @@ const cluster = (): Promise<Cluster> =>
 const pair = (decodeConfig?: Record<string, unknown>): Promise<MemoryPair> => open(memoryPair(decodeConfig));
 
 describe("a pair behind a proxy", () => {
-  it("reads only what the decode instance does not have", async () => {
+  it("transfers only KV that the decode instance does not have", async () => {
     const { prompts, expected } = await preparedRun();
     const { proxy, decodes } = await cluster();
     const prompt = prompts[0] ?? [];
@@ -30,7 +30,7 @@ describe("a pair behind a proxy", () => {
     const first = await ask("first", prompt);
     const again = await ask("again", prompt);
     expect(again.tokens).toEqual(expected[0]);
-    // A next turn: the prompt, its answer, and something more.
+    // The next turn: the prompt, its answer and one more token.
     const turn = [...prompt, ...first.tokens, 77];
     const next = await ask("next", turn);
     expect(next.tokens).toHaveLength(16);
@@ -52,18 +52,18 @@ describe("a pair behind a proxy", () => {
       cached_tokens: 112,
       transfer: { length_bytes: blockBytes },
     });
-    // And what the cache gives is what one engine alone computes.
+    // One engine alone computes the same tokens.
     const alone = await post(decodes[0]?.url ?? "", { prompt: turn, max_tokens: 16 });
     expect(alone.body.choices?.[0]?.token_ids).toEqual(next.tokens);
   });
 
-  it("holds nothing after clients have gone away at any moment, and goes on", async () => {
+  it("holds nothing after clients disconnected at any moment, and continues", async () => {
     const { prompts, expected } = await preparedRun();
     const { proxy, prefills, decodes } = await cluster();
     const outcomes = await Promise.all(
       Array.from({ length: 24 }, async (_, i) => {
         const gone = new AbortController();
-        // Spread over the life of a request: in the queue, in prefill, in transfer, in decode.
+        // The aborts are spread over the phases of a request: queue, prefill, transfer, decode.
         setTimeout(() => gone.abort(), i * 12);
         const promptTokens = [...(prompts[i % prompts.length] ?? []), 100 + i];
         const request = {

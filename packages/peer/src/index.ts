@@ -1,33 +1,58 @@
+export type { MemoryCheckOptions } from "./doctor/memory/memory-checks.js";
+export { type PairDoctorOptions, pairDoctor } from "./doctor/pair-doctor.js";
+export {
+  type Check,
+  type PairReport,
+  pairReportSchema,
+  type Role,
+  reportText,
+} from "./doctor/pair-report.js";
+export { readTarget, type Target } from "./doctor/target.js";
 export {
   type HeadlessDecode,
   type HeadlessDecodeOptions,
-  type HeadlessRegion,
   openHeadlessDecode,
-  UNTOUCHED,
-} from "./decode/headless-decode.js";
-export { type LoadOptions, type LoadResult, load } from "./decode/load.js";
-export { loadPlot } from "./decode/load-plot.js";
-export { type Gate, type LoadReport, loadReport, loadReportSchema } from "./decode/load-report.js";
-export { loadText } from "./decode/load-text.js";
-export { type Mirror, mirrorOf } from "./decode/mirror.js";
-export { bytesInProcess } from "./doctor/bytes-process.js";
-export { type PairDoctorOptions, pairDoctor } from "./doctor/doctor.js";
-export { readTarget, type Target } from "./doctor/target.js";
+  type ReceiveResult,
+  UNWRITTEN_BYTE,
+} from "./headless/headless-decode.js";
+export type { HeadlessEngineOptions, HeadlessRegion } from "./headless/headless-engine.js";
 export {
   type HeadlessPrefill,
   type HeadlessPrefillOptions,
   openHeadlessPrefill,
-} from "./prefill/headless-prefill.js";
-export { type PrefillServerOptions, prefillServer } from "./prefill/prefill-server.js";
+} from "./headless/headless-prefill.js";
+export { type PrefillServerOptions, prefillServer } from "./headless/prefill-server.js";
+export {
+  type CallOptions,
+  EngineServer,
+  type EngineServerOptions,
+  type Prompt,
+  type ServedModel,
+  type ServerDate,
+} from "./http/engine-server.js";
+export type { MetricSamples } from "./http/prometheus-text.js";
+export type { LeakReport } from "./load/block-leaks.js";
+export { type LoadOptions, type LoadResult, load } from "./load/load.js";
+export { loadPlot } from "./load/load-plot.js";
+export {
+  type LoadLimits,
+  type LoadReport,
+  loadReport,
+  loadReportSchema,
+  loadText,
+} from "./load/load-report.js";
+export type { Fault, PromptResult } from "./load/prompt-runner.js";
+export type { SideChannelAddress } from "./protocol/handshake.js";
 export { type Difference, type DiffOptions, diffRecordings } from "./recording/diff.js";
-export { type Manifest, manifestSchema } from "./recording/manifest.js";
 export { type RecordOptions, record } from "./recording/record.js";
 export {
   createRecording,
+  type Manifest,
+  manifestSchema,
   openRecording,
+  type RecordedHandshake,
+  type RecordedPrompt,
+  type RecordedSide,
   type Recording,
   type RecordingWriter,
 } from "./recording/recording.js";
-export { type Check, type PairReport, pairReportSchema } from "./report/check.js";
-export { reportText } from "./report/text.js";
-export { type EngineServer, type EngineServerOptions, engineServer } from "./server/server.js";

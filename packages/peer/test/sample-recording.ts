@@ -32,7 +32,7 @@ export function kvOf(prompt: number, blocks: number): Uint8Array {
 
 export const tokensOf = (length: number) => Array.from({ length }, (_, at) => 10 + (at % 50));
 
-/** What the digest of samples is made of: the recorded server's holds a path of its machine. */
+/** The factors of the samples' compatibility hash. The recorded hash contains a path of the recording machine. */
 export const FACTORS = {
   attn_backend_name: "CPU_ATTN",
   cache_dtype: "auto",
@@ -48,7 +48,7 @@ export const FACTORS = {
   vllm_version: "0.33.0",
 } as const;
 
-/** The recorded payload with the digest of other factors. */
+/** The recorded payload with the hash of other factors. */
 export function withFactors(factors: Readonly<Record<string, unknown>>): Uint8Array {
   return encodeHandshakePayload({
     ...PAYLOAD,
@@ -56,7 +56,7 @@ export function withFactors(factors: Readonly<Record<string, unknown>>): Uint8Ar
   });
 }
 
-/** A recording with that handshake, and a prompt for each length. */
+/** Writes a recording with that handshake and one prompt per length; resolves with its folder. */
 export async function sampleRecording(
   lengths: readonly number[],
   change: (bytes: Uint8Array) => void = () => {},

@@ -2,18 +2,18 @@ import { rmSync } from "node:fs";
 import { zmqSideChannel } from "@kv/connector";
 import type { SideChannel, Transport } from "@kv/interface";
 import { type MemoryNetwork, memoryNetwork, memoryTransport } from "@kv/transport-memory";
-import { type HeadlessPrefill, openHeadlessPrefill } from "../src/prefill/headless-prefill.js";
-import { prefillServer } from "../src/prefill/prefill-server.js";
+import { type HeadlessPrefill, openHeadlessPrefill } from "../src/headless/headless-prefill.js";
+import { prefillServer } from "../src/headless/prefill-server.js";
+import { EngineServer } from "../src/http/engine-server.js";
 import { openRecording } from "../src/recording/recording.js";
-import { type EngineServer, engineServer } from "../src/server/server.js";
 import { sampleRecording } from "./sample-recording.js";
 
-/** A headless prefill server on real HTTP and ZMQ in this process, and what a decode side needs to reach it. */
+/** A headless prefill server in this process with real HTTP and ZMQ, and what a decode side needs to reach it. */
 export interface Served {
   readonly folder: string;
   readonly server: EngineServer;
   readonly prefill: HeadlessPrefill;
-  /** Of the decode side, on the same network. */
+  /** The transport of the decode side, on the same network. */
   readonly transport: Transport;
   readonly sideChannel: SideChannel;
   close(): Promise<void>;
@@ -25,8 +25,10 @@ export async function serveSample(
     leaseMs?: number;
     numBlocks?: number;
     vllmVersion?: string;
-    /** As it is served. */
+    /** The model's name in `/v1/models`. */
     model?: string;
+    /** Added to the time of the `Date` header. */
+    clockOffsetMs?: number;
     factors?: Readonly<Record<string, unknown>>;
     network?: MemoryNetwork;
   } = {},
@@ -37,6 +39,7 @@ export async function serveSample(
     numBlocks = 64,
     vllmVersion = "0.33.0",
     model = "tiny-qwen3",
+    clockOffsetMs = 0,
   } = options;
   const network = options.network ?? memoryNetwork();
   const transports = [memoryTransport({ network }), memoryTransport({ network })] as const;
@@ -52,18 +55,16 @@ export async function serveSample(
     numBlocks,
     anyPrompt: true,
   });
-  let ids = 0;
-  const app = prefillServer({
-    prefill,
-    model,
-    vllmVersion,
-    blockSize: 32,
-    newRequestId: (given) => `cmpl-${given ?? "test"}-0-${String(ids++).padStart(8, "0")}`,
-  });
+  const app = prefillServer({ prefill, model, vllmVersion });
+  if (clockOffsetMs !== 0) {
+    app.addHook("onSend", async (_request, reply) => {
+      void reply.header("date", new Date(Date.now() + clockOffsetMs).toUTCString());
+    });
+  }
   const url = await app.listen({ host: "127.0.0.1", port: 0 });
   return {
     folder,
-    server: engineServer(url),
+    server: new EngineServer(url),
     prefill,
     transport: transports[1],
     sideChannel,

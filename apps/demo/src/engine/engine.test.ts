@@ -1,12 +1,12 @@
 import { KvError } from "@kv/interface";
 import { describe, expect, it } from "vitest";
-import { createBlockPool } from "./block-pool.js";
-import { createEngine, type EngineOptions } from "./engine.js";
-import { createKvPool } from "./kv-pool.js";
+import { arithmeticModel } from "../../test/support/arithmetic-model.js";
+import { heapTransport } from "../../test/support/heap-memory.js";
+import { type ScriptedConnector, scriptedConnector } from "../../test/support/scripted-connector.js";
+import { BlockPool } from "./cache/block-pool.js";
+import { KvPool } from "./cache/kv-pool.js";
+import { Engine, type EngineOptions } from "./engine.js";
 import type { EngineRequest, EngineResult } from "./request.js";
-import { arithmeticModel } from "./testing/arithmetic-model.js";
-import { heapTransport } from "./testing/heap-memory.js";
-import { type ScriptedConnector, scriptedConnector } from "./testing/scripted-connector.js";
 
 const blockSize = 4;
 
@@ -18,14 +18,14 @@ function setUp(
 ) {
   const { connector, numBlocks = 64, tp = connector?.workers.length ?? 1, eos = [], hooks, clock } = given;
   const model = arithmeticModel({ eosTokenIds: eos });
-  const pool = createKvPool({ transport: heapTransport(), geometry: model.config, numBlocks, blockSize, tp });
-  const blocks = createBlockPool({ numBlocks });
-  const engine = createEngine({
+  const pool = new KvPool({ transport: heapTransport(), geometry: model.config, numBlocks, blockSize, tp });
+  const blocks = new BlockPool({ numBlocks });
+  const engine = new Engine({
     model,
     pool,
     blocks,
-    ...(connector === undefined ? {} : { connector }),
-    ...(hooks === undefined ? {} : { hooks }),
+    connector,
+    hooks,
     ...(clock === undefined ? {} : { clock }),
   });
   return { model, pool, blocks, engine };
@@ -40,7 +40,7 @@ const failure = (promise: Promise<unknown>) =>
     (error: unknown) => (KvError.is(error) ? error.code : String(error)),
   );
 
-/** What a prefill instance would have sent: the KV of the prompt, put where the connector was told. */
+/** Writes the KV of the prompt into the blocks that were given to the connector, as a peer would. */
 async function deliver(
   { model, pool }: Setup,
   connector: ScriptedConnector,
@@ -58,16 +58,16 @@ async function deliver(
   await pool.write({ blockIds: there?.blockIds ?? [], from: 0, count: promptTokens.length }, newKv);
 }
 
-/** Lets everything that is ready run. */
+/** Lets all pending microtasks and callbacks run. */
 const settled = () => new Promise((resolve) => setTimeout(resolve, 0));
 
 describe("a connector with pending work", () => {
-  it("has the next step at once, and waits a moment for those that follow", async () => {
+  it("steps again at once, and pauses before further steps", async () => {
     const connector = scriptedConnector();
     const delays: number[] = [];
     const { engine } = setUp({
       connector: { ...connector, scheduler: { ...connector.scheduler, hasPendingWork: () => true } },
-      // No timer of it ever fires.
+      // The timers of this clock never fire.
       clock: { now: () => 0, setTimer: (_, delayMs) => ({ cancel() {}, at: delays.push(delayMs) }) },
     });
     await engine.submit({ requestId: "r", promptTokens: prompt(5), maxTokens: 1 }).done;
@@ -78,7 +78,7 @@ describe("a connector with pending work", () => {
 });
 
 describe("an engine on its own", () => {
-  it.each([1, 2, 4])("makes the model's tokens for several requests at once, TP %i", async (tp) => {
+  it.each([1, 2, 4])("generates the model's tokens for concurrent requests, TP %i", async (tp) => {
     const { engine, model, blocks } = setUp({ tp });
     const results = await Promise.all(
       [3, 4, 9, 17, 30].map((length) =>
@@ -91,7 +91,7 @@ describe("an engine on its own", () => {
     expect(model.sequences).toBe(0);
   });
 
-  it("uses the prefix cache: only the rest is computed, from the KV in the pool", async () => {
+  it("computes only the part of a prompt that is not in the prefix cache, from the KV in the pool", async () => {
     const { engine, model } = setUp();
     await engine.submit({ requestId: "a", promptTokens: prompt(14), maxTokens: 1 }).done;
     const longer = [...prompt(14), 5, 6, 7];
@@ -105,7 +105,7 @@ describe("an engine on its own", () => {
     await engine.close();
   });
 
-  it("computes at least the last token of a prompt that is cached whole", async () => {
+  it("computes the last token of a prompt that is completely cached", async () => {
     const { engine, model } = setUp();
     for (const requestId of ["a", "b"])
       await engine.submit({ requestId, promptTokens: prompt(8), maxTokens: 1 }).done;
@@ -123,7 +123,7 @@ describe("an engine on its own", () => {
     await engine.close();
   });
 
-  it("stops at an end-of-sequence token unless told not to, and at stop tokens always", async () => {
+  it("stops at an end-of-sequence token unless ignoreEos is set, and always at stop tokens", async () => {
     const tokens = arithmeticModel().generate(prompt(5), 6);
     const eos = tokens[2] ?? 0;
     const { engine } = setUp({ eos: [eos] });
@@ -132,17 +132,17 @@ describe("an engine on its own", () => {
     expect([ids(stopped), stopped.finishReason]).toEqual([tokens.slice(0, 3), "stop"]);
     const ignored = await engine.submit({ ...base, requestId: "b", ignoreEos: true }).done;
     expect([ids(ignored), ignored.finishReason]).toEqual([tokens, "length"]);
-    const told = await engine.submit({
+    const stoppedByToken = await engine.submit({
       ...base,
       requestId: "c",
       ignoreEos: true,
       stopTokenIds: [tokens[4] ?? 0],
     }).done;
-    expect(ids(told)).toEqual(tokens.slice(0, 5));
+    expect(ids(stoppedByToken)).toEqual(tokens.slice(0, 5));
     await engine.close();
   });
 
-  it("lets requests wait for room, in order, and runs all of them", async () => {
+  it("queues requests in order until there is room, and runs all of them", async () => {
     const { engine, model, blocks } = setUp({ numBlocks: 7 });
     const order: string[] = [];
     const results = await Promise.all(
@@ -160,7 +160,7 @@ describe("an engine on its own", () => {
     await engine.close();
   });
 
-  it("does not let small requests overtake one that waits for room", async () => {
+  it("does not let small requests overtake one that waits for blocks", async () => {
     const { engine, blocks } = setUp({ numBlocks: 9 });
     const order: string[] = [];
     const send = (requestId: string, length: number, maxTokens: number) =>
@@ -173,11 +173,11 @@ describe("an engine on its own", () => {
     await engine.close();
   });
 
-  it("gives a cached prefix back when there is no room for the rest", async () => {
+  it("releases a cached prefix when there is no room for the rest", async () => {
     const { engine, blocks } = setUp({ numBlocks: 9 });
     await engine.submit({ requestId: "a", promptTokens: prompt(9), maxTokens: 1 }).done;
     const long = engine.submit({ requestId: "b", promptTokens: prompt(20, 2), maxTokens: 8 });
-    // Begins like the first, and fits when the second has ended.
+    // It shares a prefix with the first request and fits when the second has ended.
     const last = engine.submit({
       requestId: "c",
       promptTokens: [...prompt(9), ...prompt(9, 3)],
@@ -188,7 +188,7 @@ describe("an engine on its own", () => {
     await engine.close();
   });
 
-  it("computes prompts in the order in which they came", async () => {
+  it("computes prompts in order of arrival", async () => {
     const { engine } = setUp();
     const order: string[] = [];
     const all = ["a", "b", "c"].map((requestId, i) =>
@@ -201,7 +201,7 @@ describe("an engine on its own", () => {
     await engine.close();
   });
 
-  it("refuses what could never run, with a code each", async () => {
+  it("refuses requests that can never run, each with its code", async () => {
     const { engine } = setUp({ numBlocks: 4 });
     const submit = (request: Partial<EngineRequest>) => {
       try {
@@ -222,7 +222,7 @@ describe("an engine on its own", () => {
     expect(submit({ requestId: "late" })).toBe("KV_ENGINE_FAILED");
   });
 
-  it("fails the request whose step fails, and no other", async () => {
+  it("fails only the request whose step fails", async () => {
     const { engine, model, blocks } = setUp();
     model.before = async ({ sequenceId }) => {
       if (sequenceId === "bad") throw new Error("scripted");
@@ -235,7 +235,7 @@ describe("an engine on its own", () => {
     expect(blocks.held).toBe(0);
   });
 
-  it("aborts a request that waits and one that runs; close aborts the rest", async () => {
+  it("aborts a waiting and a running request; close aborts the others", async () => {
     const { engine, blocks } = setUp({ numBlocks: 4 });
     const running = engine.submit({
       requestId: "running",
@@ -276,7 +276,7 @@ describe("an engine on its own", () => {
 });
 
 describe("a decode engine", () => {
-  it("uses the KV that came, and computes the last prompt token only", async () => {
+  it("uses the received KV and computes only the last prompt token", async () => {
     const connector = scriptedConnector({ ranks: 2 });
     const setup = setUp({ connector });
     const { engine, model, blocks } = setup;
@@ -289,7 +289,7 @@ describe("a decode engine", () => {
     const handle = engine.submit(request);
     await settled();
     expect(engine.outstanding()).toMatchObject({ remote: 1, running: 0 });
-    // Three blocks for the prompt are the peer's affair; the one more for the output is not.
+    // The connector gets the three blocks of the prompt, not the one for the output.
     expect(connector.allocated.get("d")).toMatchObject({ externalTokens: 10 });
     expect(connector.allocated.get("d")?.blockIds).toHaveLength(3);
     await deliver(setup, connector, request);
@@ -306,7 +306,7 @@ describe("a decode engine", () => {
     expect(blocks.held).toBe(0);
   });
 
-  it("makes other tokens of other KV", async () => {
+  it("generates other tokens from other KV", async () => {
     const connector = scriptedConnector();
     const setup = setUp({
       connector,
@@ -329,13 +329,13 @@ describe("a decode engine", () => {
     await deliver(setup, connector, request);
     connector.received("d");
     expect(ids(await handle.done)).not.toEqual(model.generate(prompt(10), 5));
-    // And nobody else is given the damaged blocks.
+    // No other request gets the damaged blocks.
     const next = await engine.submit({ requestId: "e", promptTokens: prompt(10), maxTokens: 5 }).done;
     expect([next.cachedTokens, ids(next)]).toEqual([0, model.generate(prompt(10), 5)]);
     await engine.close();
   });
 
-  it("asks for the rest of a prompt of which it has a prefix", async () => {
+  it("receives only the part of a prompt that is not in the prefix cache", async () => {
     const connector = scriptedConnector();
     const setup = setUp({ connector });
     const { engine, model } = setup;
@@ -359,7 +359,7 @@ describe("a decode engine", () => {
     await engine.close();
   });
 
-  it("computes what a peer does not have", async () => {
+  it("computes the part of a prompt that the peer does not have", async () => {
     const connector = scriptedConnector();
     const setup = setUp({ connector });
     const { engine, model } = setup;
@@ -379,7 +379,7 @@ describe("a decode engine", () => {
   });
 
   it.each(["fail", "recompute"] as const)(
-    "does as the policy says when the KV did not come: %s",
+    "follows the policy when the KV did not arrive: %s",
     async (policy) => {
       const connector = scriptedConnector({ ranks: 2, loadFailurePolicy: policy });
       const { engine, model, blocks } = setUp({ connector });
@@ -401,7 +401,7 @@ describe("a decode engine", () => {
       };
       connector.report(0, { failedReceiving: [failed], finishedReceiving: ["d"] });
       await settled();
-      // The other rank may be writing yet.
+      // The other rank may still write.
       expect(engine.outstanding()).toMatchObject({ remote: 1 });
       connector.report(1, { finishedReceiving: ["d"] });
       expect(await outcome).toEqual(
@@ -412,7 +412,7 @@ describe("a decode engine", () => {
     },
   );
 
-  it("fails the request whose KV cannot be looked at, and goes on", async () => {
+  it("fails a request whose hook fails, and continues", async () => {
     const connector = scriptedConnector();
     const hooks = { afterReceive: () => Promise.reject(new Error("scripted")) };
     const { engine, model, blocks } = setUp({ connector, hooks });
@@ -432,7 +432,7 @@ describe("a decode engine", () => {
     expect(blocks.held).toBe(0);
   });
 
-  it("takes a block that a worker names as failed for a failure of its request", async () => {
+  it("a failed block fails its request", async () => {
     const connector = scriptedConnector();
     const { engine } = setUp({ connector });
     const handle = engine.submit({
@@ -490,7 +490,7 @@ describe("a decode engine", () => {
 });
 
 describe("a prefill engine", () => {
-  it("keeps the blocks of the prompt until every rank says that they were read, and zeroes what is behind it", async () => {
+  it("keeps the blocks of the prompt until every rank reports them as sent, and zeroes their tail", async () => {
     const connector = scriptedConnector({ ranks: 2 });
     let digests: string[] = [];
     const setup = setUp({
@@ -502,7 +502,7 @@ describe("a prefill engine", () => {
       },
     });
     const { engine, pool, blocks } = setup;
-    // What other requests have left everywhere.
+    // Leftovers of other requests in every block.
     for (const { regions } of pool.caches) for (const { memory } of regions) memory.bytes.fill(0x41);
     const request = {
       requestId: "p",
@@ -528,7 +528,7 @@ describe("a prefill engine", () => {
     await engine.close();
   });
 
-  it("gives the room for output that was not made back at once", async () => {
+  it("releases unused room for output at once", async () => {
     const eos = arithmeticModel().generate(prompt(5), 1)[0] ?? 0;
     const connector = scriptedConnector();
     const { engine, blocks } = setUp({ connector, eos: [eos] });
@@ -544,7 +544,7 @@ describe("a prefill engine", () => {
     await engine.close();
   });
 
-  it("calls the connector in the order of the contract, and a step more after the end", async () => {
+  it("calls the connector in the order of the contract, with one more step after the end", async () => {
     const connector = scriptedConnector();
     const { engine } = setUp({ connector });
     await engine.submit({

@@ -1,23 +1,24 @@
-import type { ConnectorRequest, FinishReason, KvError, KvTransferParams } from "@kv/interface";
-import type { BlockHash } from "./block-hash.js";
-import type { Sampler, SamplingOptions } from "./sampling.js";
+import { type ConnectorRequest, type FinishReason, KvError, type KvTransferParams } from "@kv/interface";
+import { type BlockHash, blockHashes } from "./cache/block-pool.js";
+import type { EngineModelConfig } from "./engine-model.js";
+import { createSampler, type Sampler, type SamplingOptions } from "./sampling.js";
 
-/** What a client asks of the engine. */
+/** A request to the engine. */
 export interface EngineRequest {
-  /** Unique among the requests alive. */
+  /** Unique among the requests of the engine. */
   readonly requestId: string;
   readonly promptTokens: readonly number[];
   readonly maxTokens: number;
-  /** Go on after an end-of-sequence token. */
-  readonly ignoreEos?: boolean;
-  /** Ends the output like an end-of-sequence token does, `ignoreEos` or not. */
-  readonly stopTokenIds?: readonly number[];
-  /** Greedy when absent. */
-  readonly sampling?: SamplingOptions;
-  /** How many alternatives to report with each token, 0 to 20. */
-  readonly topLogprobs?: number;
-  readonly kvTransferParams?: KvTransferParams;
-  /** Called with each token as it is made. */
+  /** Continue after an end-of-sequence token. Default: false. */
+  readonly ignoreEos?: boolean | undefined;
+  /** Tokens that end the output, even with `ignoreEos`. */
+  readonly stopTokenIds?: readonly number[] | undefined;
+  /** Default: greedy. */
+  readonly sampling?: SamplingOptions | undefined;
+  /** Alternatives to report with each token, 0 to 20. */
+  readonly topLogprobs?: number | undefined;
+  readonly kvTransferParams?: KvTransferParams | undefined;
+  /** Called with each token when it is sampled. */
   onToken?(token: EngineToken): void;
 }
 
@@ -28,14 +29,15 @@ export interface EngineToken {
   readonly top: readonly { readonly token: number; readonly logprob: number }[];
 }
 
-/** How a request ended well. */
+/** The outcome of a request that succeeded. */
 export interface EngineResult {
   readonly tokens: readonly EngineToken[];
   readonly finishReason: "stop" | "length";
-  /** For the other side of a pair, from the connector. */
+  /** From the connector, for the other instance of the pair. */
   readonly kvTransferParams: KvTransferParams | undefined;
-  /** Prompt tokens whose KV was in the prefix cache, and those whose KV came from a peer. */
+  /** Prompt tokens whose KV was in the prefix cache. */
   readonly cachedTokens: number;
+  /** Prompt tokens whose KV came from a peer. */
   readonly remoteTokens: number;
 }
 
@@ -47,40 +49,144 @@ export interface EngineHandle {
 }
 
 /**
- * - `waiting`: for room, a turn, or both
- * - `remote`: its blocks are being filled by a peer
+ * - `waiting`: for blocks, or for a place among the running requests
+ * - `remote`: a peer fills its blocks
  * - `running`: computes prompt or output
- * - `ended`: has an outcome; its blocks may be held yet, for a peer that reads or writes them
+ * - `ended`: has an outcome; a peer may still read or write its blocks
  */
 export type RequestState = "waiting" | "remote" | "running" | "ended";
 
-/** The engine's own record of a request. */
-export interface RequestRecord {
+/** The engine's own state of a request. */
+export class RequestRecord {
   readonly request: EngineRequest;
   readonly connectorRequest: ConnectorRequest;
+  /** Hashes of the prompt's full blocks; empty without a prefix cache. */
   readonly hashes: readonly BlockHash[];
   readonly sampler: Sampler;
-  state: RequestState;
-  /** Those for the prompt first; the rest is room for the output. */
-  blockIds: number[];
-  /** Blocks at the begin of `blockIds` that came from the prefix cache. */
-  cachedBlocks: number;
-  remoteTokens: number;
+  readonly done: Promise<EngineResult>;
+  readonly output: EngineToken[] = [];
+  state: RequestState = "waiting";
+  /** The blocks of the prompt first; the rest is room for the output. */
+  blockIds: number[] = [];
+  /** Blocks at the start of `blockIds` that came from the prefix cache. */
+  cachedBlocks = 0;
+  /** Prompt tokens that a peer supplies. */
+  remoteTokens = 0;
   /** Tokens, of prompt and output, whose KV is in the pool. */
-  numComputedTokens: number;
+  numComputedTokens = 0;
   /** The model holds the first `numComputedTokens` tokens of the sequence. */
-  modelHasPast: boolean;
-  /** Content that must not be found by others (a test damaged it). */
-  uncacheable: boolean;
-  readonly output: EngineToken[];
-  remoteSinceMs: number;
-  /** Spent in forward passes. */
-  forwardMs: number;
+  modelHasPast = false;
+  /** The prefix cache must not find its blocks: a test damaged them. */
+  uncacheable = false;
+  /** When it was admitted, on the engine's clock. */
+  admittedMs = 0;
+  /** Time in forward passes. */
+  forwardMs = 0;
   /** The workers have been asked for its KV. */
-  announced: boolean;
-  /** A worker named one of its blocks as not filled. */
-  blocksFailed: boolean;
-  /** Set when the request is to end at the next chance. */
-  ending: { readonly reason: FinishReason; readonly error?: KvError } | undefined;
-  settle: { resolve(result: EngineResult): void; reject(error: KvError): void };
+  announced = false;
+  /** A worker reported one of its blocks as not filled. */
+  blocksFailed = false;
+  /** Set when the request is to end in this or the next step. */
+  ending: { readonly reason: FinishReason; readonly error: KvError | undefined } | undefined;
+  #resolve: (result: EngineResult) => void = () => {};
+  #reject: (error: KvError) => void = () => {};
+
+  constructor(
+    request: EngineRequest,
+    options: { blockSize: number; uniform: () => number; prefixCaching: boolean },
+  ) {
+    const { requestId, promptTokens, kvTransferParams, sampling = { temperature: 0 } } = request;
+    this.request = request;
+    this.connectorRequest = { requestId, numPromptTokens: promptTokens.length, kvTransferParams };
+    this.hashes = options.prefixCaching ? blockHashes(promptTokens, options.blockSize) : [];
+    this.sampler = createSampler(sampling, options.uniform);
+    this.done = new Promise((resolve, reject) => {
+      this.#resolve = resolve;
+      this.#reject = reject;
+    });
+    // A client that has disconnected does not read the outcome; that is not an unhandled rejection.
+    this.done.catch(() => {});
+  }
+
+  /** More than the last token of the prompt is still to be computed. */
+  get isPrefill(): boolean {
+    return this.numComputedTokens < this.request.promptTokens.length - 1;
+  }
+
+  /** The tokens of prompt and output. */
+  get sequence(): number[] {
+    return [...this.request.promptTokens, ...this.output.map(({ token }) => token)];
+  }
+
+  /** Marks the request to end; the first reason stays. */
+  end(reason: FinishReason, error?: KvError): void {
+    this.ending ??= { reason, error };
+  }
+
+  resolve(result: EngineResult): void {
+    this.#resolve(result);
+  }
+
+  reject(error: KvError): void {
+    this.#reject(error);
+  }
+
+  /** The reason why the output ends after its last token; undefined when it continues. */
+  stopReason(eosTokenIds: readonly number[]): "stopped" | "length" | undefined {
+    const { stopTokenIds, ignoreEos, maxTokens } = this.request;
+    const last = this.output.at(-1)?.token;
+    if (last === undefined) return undefined;
+    if (stopTokenIds?.includes(last) === true) return "stopped";
+    if (ignoreEos !== true && eosTokenIds.includes(last)) return "stopped";
+    return this.output.length >= maxTokens ? "length" : undefined;
+  }
+}
+
+/** Blocks that hold `tokens` tokens. */
+export function blocksFor(tokens: number, blockSize: number): number {
+  return Math.ceil(tokens / blockSize);
+}
+
+/** Tokens whose KV a request has in the pool when it ends: the KV of the last token is never computed. */
+export function tokensToHold(promptTokens: number, maxTokens: number): number {
+  return promptTokens + maxTokens - 1;
+}
+
+export interface EngineLimits {
+  readonly model: EngineModelConfig;
+  readonly blockSize: number;
+  /** Blocks that requests can hold. */
+  readonly capacity: number;
+}
+
+/**
+ * Refuses a request that can never run. Errors: `KV_REQUEST_INVALID` naming the value and its limit; `KV_OUT_OF_BLOCKS` for a request that
+ * is larger than the whole cache.
+ */
+export function checkRequest(request: EngineRequest, { model, blockSize, capacity }: EngineLimits): void {
+  const { requestId, promptTokens, maxTokens } = request;
+  const refuse = (message: string): never => {
+    throw new KvError("KV_REQUEST_INVALID", `request ${requestId}: ${message}`);
+  };
+  if (promptTokens.length === 0) refuse("the prompt is empty");
+  if (!Number.isSafeInteger(maxTokens) || maxTokens < 1) refuse(`max_tokens is ${maxTokens}, not 1 or more`);
+  const bad = promptTokens.find((token) => !Number.isInteger(token) || token < 0 || token >= model.vocabSize);
+  if (bad !== undefined) refuse(`token ${bad} is not one of 0 to ${model.vocabSize - 1}`);
+  const length = promptTokens.length;
+  if (length + maxTokens > model.maxModelLen) {
+    refuse(
+      `${length} prompt tokens and max_tokens ${maxTokens} are more than the model's ${model.maxModelLen}`,
+    );
+  }
+  const needed = blocksFor(tokensToHold(length, maxTokens), blockSize);
+  if (needed > capacity) {
+    throw new KvError(
+      "KV_OUT_OF_BLOCKS",
+      `request ${requestId} needs ${needed} blocks, and the instance has ${capacity}`,
+      {
+        hint: "start the instance with more blocks (--num-blocks), or ask for fewer tokens",
+        details: { needed, capacity },
+      },
+    );
+  }
 }

@@ -1,19 +1,22 @@
-import type { Candidates } from "./model-port.js";
+import type { Candidates } from "./engine-model.js";
 
-/** How the next token is chosen. Temperature 0 is greedy, and then the rest does nothing. */
+/** How the next token is chosen. Temperature 0 is greedy; the other options have no effect then. */
 export interface SamplingOptions {
   readonly temperature: number;
-  readonly topP?: number;
-  readonly topK?: number;
-  readonly seed?: number;
+  /** Sample from the smallest set of tokens whose probabilities reach this share. Default: 1. */
+  readonly topP?: number | undefined;
+  /** Sample from this number of tokens; 0 for no limit (the default). */
+  readonly topK?: number | undefined;
+  /** Default: the engine's random numbers. */
+  readonly seed?: number | undefined;
 }
 
-/** As many as a model answers; what is less likely is not sampled. */
-const MOST_CANDIDATES = 100;
+/** The most candidates that a model returns; less likely tokens are not sampled. */
+const MAX_CANDIDATES = 100;
 
-/** The sampler of one request. Equal options, seed included, choose equal tokens from equal candidates. */
+/** The sampler of one request. With the same options and seed it chooses the same tokens from the same candidates. */
 export interface Sampler {
-  /** Candidates that it wants. */
+  /** Number of candidates that it needs. */
   readonly candidates: number;
   choose(candidates: Candidates): number;
 }
@@ -25,11 +28,11 @@ export function createSampler(options: SamplingOptions, next: () => number): Sam
   if (temperature === 0) return greedy;
   const random = seed === undefined ? next : seededUniform(seed);
   return {
-    candidates: topK > 0 ? Math.min(topK, MOST_CANDIDATES) : MOST_CANDIDATES,
+    candidates: topK > 0 ? Math.min(topK, MAX_CANDIDATES) : MAX_CANDIDATES,
     choose({ topTokens, topLogprobs }) {
       const best = topLogprobs[0] ?? 0;
       const weights = Array.from(topLogprobs, (logprob) => Math.exp((logprob - best) / temperature));
-      // The smallest set of tokens whose share reaches topP; at least one.
+      // The smallest set of tokens whose probability reaches topP; at least one token.
       const bound = topP * weights.reduce((sum, weight) => sum + weight, 0);
       let kept = 0;
       let reached = 0;
@@ -44,7 +47,7 @@ export function createSampler(options: SamplingOptions, next: () => number): Sam
   };
 }
 
-/** Uniform numbers in [0, 1) from a counter whose bits are mixed. */
+/** Uniform numbers in [0, 1) from a counter with mixed bits. */
 function seededUniform(seed: number): () => number {
   let counter = seed | 0;
   return () => {

@@ -1,13 +1,35 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
-import { KvError } from "@kv/interface";
-import type { EngineHandle, EngineRequest, EngineResult, EngineToken } from "../engine/request.js";
-import { httpError } from "./error-answer.js";
-import type { ChatBody, CompletionBody } from "./generation-body.js";
-import type { ServedInstance } from "./instance-port.js";
+import type { Engine } from "../engine/engine.js";
+import type { EngineHandle, EngineResult, EngineToken } from "../engine/request.js";
+import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
+import { httpError } from "./error-response.js";
+import type { ChatBody, CompletionBody } from "./request-body.js";
 
-/** One request under way: what an answer of either endpoint is made of. */
+/** The interface of an instance to its HTTP server. */
+export interface ServedInstance {
+  readonly engine: Pick<Engine, "submit" | "outstanding">;
+  readonly tokenizer: Tokenizer;
+  /** Names that a client may give as `model`; the first one is announced. */
+  readonly modelNames: readonly string[];
+  readonly maxModelLen: number;
+  readonly maxOutputTokens: number;
+  /** Accept `kv_demo_zero_block`. */
+  readonly debug: boolean;
+  /** Zeroes the n-th prompt block of a request when its KV has arrived. Called with the engine's request id before it is submitted. */
+  zeroBlockOf(requestId: string, block: number): void;
+  /** False while the instance starts or drains. */
+  ready(): boolean;
+  /** The body of `/status`. */
+  status(): object;
+  /** Counters and histograms in Prometheus' text format. */
+  metrics(): string;
+  /** The body of `/kv/transfers`: the latest KV that was sent and received, with digests. */
+  kvTransfers(): object;
+}
+
+/** A request that was submitted to the engine. */
 export interface Generation {
-  /** As the client sees it, such as "cmpl-…". */
+  /** The id that the client sees, such as "cmpl-…". */
   readonly id: string;
   readonly model: string;
   readonly createdSeconds: number;
@@ -15,10 +37,10 @@ export interface Generation {
   readonly handle: EngineHandle;
 }
 
-/** Request ids go into notifications, where a comma parts them. */
+/** A comma is excluded: it separates request ids in vLLM's heartbeat notifications. */
 const REQUEST_ID = /^[\x21-\x2b\x2d-\x7e]{1,200}$/;
 
-export interface BeginOptions {
+export interface GenerationOptions {
   readonly instance: ServedInstance;
   readonly headers: IncomingHttpHeaders;
   readonly prefix: "cmpl" | "chatcmpl";
@@ -30,21 +52,22 @@ export interface BeginOptions {
 }
 
 /**
- * Hands a request to the engine. The client's `X-Request-Id` becomes part of the id, as in vLLM, so that both legs of a request can be told
- * to be one; a suffix keeps the engine's id unique when it is sent again. Errors: those of `Engine.submit`, `KV_REQUEST_INVALID`.
+ * Submits a request to the engine. As in vLLM, the request id contains the client's `X-Request-Id`, so that the two requests of a pair can
+ * be matched, and a suffix that makes it unique. Errors: those of `Engine.submit`; `KV_REQUEST_INVALID` for the model, the header or
+ * `kv_demo_zero_block`.
  */
-export function beginGeneration(body: CompletionBody | ChatBody, options: BeginOptions): Generation {
+export function startGeneration(body: CompletionBody | ChatBody, options: GenerationOptions): Generation {
   const { instance, headers, prefix, uuid, promptTokens, maxTokens, topLogprobs, onToken } = options;
   const model = checkModel(body.model ?? undefined, instance);
-  const given = headers["x-request-id"];
-  if (given !== undefined && (typeof given !== "string" || !REQUEST_ID.test(given))) {
+  const clientId = headers["x-request-id"];
+  if (clientId !== undefined && (typeof clientId !== "string" || !REQUEST_ID.test(clientId))) {
     throw httpError(
       400,
-      "X-Request-Id must be 1 to 200 printable ASCII characters, no blank and no comma",
+      "X-Request-Id must be 1 to 200 printable ASCII characters without spaces and commas",
       "X-Request-Id",
     );
   }
-  const id = `${prefix}-${given ?? uuid().replaceAll("-", "")}`;
+  const id = `${prefix}-${clientId ?? uuid().replaceAll("-", "")}`;
   const requestId = `${id}-0-${uuid().slice(0, 8)}`;
   const zeroBlock = body.kv_demo_zero_block ?? undefined;
   if (zeroBlock !== undefined) {
@@ -52,7 +75,7 @@ export function beginGeneration(body: CompletionBody | ChatBody, options: BeginO
       throw httpError(400, "kv_demo_zero_block needs an instance started with debug", "kv_demo_zero_block");
     instance.zeroBlockOf(requestId, zeroBlock);
   }
-  const request: EngineRequest = {
+  const handle = instance.engine.submit({
     requestId,
     promptTokens,
     maxTokens,
@@ -63,28 +86,28 @@ export function beginGeneration(body: CompletionBody | ChatBody, options: BeginO
       temperature: body.temperature ?? 1,
       topP: body.top_p ?? 1,
       topK: body.top_k ?? 0,
-      ...(body.seed == null ? {} : { seed: body.seed }),
+      seed: body.seed ?? undefined,
     },
-    ...(body.kv_transfer_params == null ? {} : { kvTransferParams: body.kv_transfer_params }),
+    kvTransferParams: body.kv_transfer_params ?? undefined,
     onToken,
-  };
-  const handle = instance.engine.submit(request);
+  });
   return { id, model, createdSeconds: Math.floor(Date.now() / 1000), promptTokens, handle };
 }
 
-function checkModel(given: string | undefined, { modelNames }: ServedInstance): string {
-  const [shown = "model"] = modelNames;
-  if (given === undefined || modelNames.includes(given)) return given ?? shown;
-  throw httpError(404, `the model "${given}" is not served here; it is "${shown}"`, "model");
+function checkModel(name: string | undefined, { modelNames }: ServedInstance): string {
+  const [announced = "model"] = modelNames;
+  if (name === undefined || modelNames.includes(name)) return name ?? announced;
+  throw httpError(404, `the model "${name}" is not served here; "${announced}" is`, "model");
 }
 
-/** Aborts the request when the client goes away before its answer is complete. */
-export function abortWhenGone(response: ServerResponse, handle: EngineHandle): void {
+/** Aborts the request when the client disconnects before the response is complete. */
+export function abortOnDisconnect(response: ServerResponse, handle: EngineHandle): void {
   response.once("close", () => {
-    if (!response.writableFinished) handle.abort("the client went away");
+    if (!response.writableFinished) handle.abort("the client disconnected");
   });
 }
 
+/** `usage` of a response. */
 export function usageOf({ promptTokens }: Generation, completionTokens: number): Record<string, unknown> {
   return {
     prompt_tokens: promptTokens.length,
@@ -94,7 +117,7 @@ export function usageOf({ promptTokens }: Generation, completionTokens: number):
   };
 }
 
-/** `kv_transfer_params` of the answer, where vLLM puts them. */
+/** `kv_transfer_params` of a response, as in vLLM. */
 export function transferParamsOf({
   kvTransferParams,
   cachedTokens,
@@ -104,6 +127,14 @@ export function transferParamsOf({
     : { ...kvTransferParams, remote_prefill_cached_tokens: cachedTokens };
 }
 
-export function asKvError(error: unknown): KvError {
-  return KvError.from(error, "KV_INTERNAL", "the instance failed");
+/** The formats of one endpoint's responses. */
+export interface ResponseFormat {
+  /** The response without streaming. */
+  whole(generation: Generation, result: EngineResult): object;
+  /** One streamed token. */
+  chunk(generation: Generation, token: EngineToken, isFirst: boolean): object;
+  /** The last chunk, with the finish reason. */
+  finalChunk(generation: Generation, result: EngineResult): object;
+  /** The chunk with the usage, for `stream_options.include_usage`. */
+  usageChunk(generation: Generation, result: EngineResult): object;
 }

@@ -1,16 +1,16 @@
 import { KvError } from "@kv/interface";
 import { afterEach, describe, expect, it } from "vitest";
-import { createBlockPool } from "../engine/block-pool.js";
-import { createEngine } from "../engine/engine.js";
-import { createKvPool } from "../engine/kv-pool.js";
-import { arithmeticModel } from "../engine/testing/arithmetic-model.js";
-import { heapTransport } from "../engine/testing/heap-memory.js";
-import { scriptedConnector } from "../engine/testing/scripted-connector.js";
-import type { Tokenizer } from "../model/tokenizer.js";
-import type { ServedInstance } from "./instance-port.js";
-import { createInstanceServer } from "./server.js";
+import { arithmeticModel } from "../../test/support/arithmetic-model.js";
+import { heapTransport } from "../../test/support/heap-memory.js";
+import { scriptedConnector } from "../../test/support/scripted-connector.js";
+import { BlockPool } from "../engine/cache/block-pool.js";
+import { KvPool } from "../engine/cache/kv-pool.js";
+import { Engine } from "../engine/engine.js";
+import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
+import type { ServedInstance } from "./generation.js";
+import { InstanceServer } from "./server.js";
 
-/** Words are numbers. */
+/** A tokenizer whose words are token ids. */
 const tokenizer: Tokenizer = {
   encode: (text) => Int32Array.from(text.split(" ").filter(Boolean), Number),
   decode: (tokens) => Array.from(tokens, (token) => ` ${token}`).join(""),
@@ -26,14 +26,14 @@ afterEach(async () => {
 async function serve(given: Partial<ServedInstance> = {}) {
   const model = arithmeticModel();
   const connector = scriptedConnector();
-  const pool = createKvPool({
+  const pool = new KvPool({
     transport: heapTransport(),
     geometry: model.config,
     numBlocks: 64,
     blockSize: 4,
     tp: 1,
   });
-  const engine = createEngine({ model, pool, blocks: createBlockPool({ numBlocks: 64 }), connector });
+  const engine = new Engine({ model, pool, blocks: new BlockPool({ numBlocks: 64 }), connector });
   const instance: ServedInstance = {
     engine,
     tokenizer,
@@ -48,7 +48,7 @@ async function serve(given: Partial<ServedInstance> = {}) {
     kvTransfers: () => ({ records: [] }),
     ...given,
   };
-  const server = createInstanceServer(instance);
+  const server = new InstanceServer(instance);
   const { url } = await server.listen({ host: "127.0.0.1", port: 0 });
   open.push(async () => {
     await engine.close();
@@ -153,7 +153,7 @@ describe("completions", () => {
     expect(await response.json()).toMatchObject({ error: { type: "invalid_request_error", param } });
   });
 
-  it("refuses bodies that are no JSON and routes that are not there, in the same form", async () => {
+  it("answers invalid JSON and unknown routes in the same error format", async () => {
     const { url } = await serve();
     const headers = { "content-type": "application/json" };
     const broken = await fetch(`${url}/v1/completions`, { method: "POST", body: "{", headers });
@@ -168,7 +168,7 @@ describe("completions", () => {
     ]);
   });
 
-  it("hands kv_transfer_params in and out", async () => {
+  it("passes kv_transfer_params to the connector and back", async () => {
     const { post, connector } = await serve();
     const response = await post({ ...greedy, max_tokens: 1, kv_transfer_params: { keep: true } });
     const answer = (await response.json()) as { kv_transfer_params: { remote_request_id: string } };
@@ -242,8 +242,8 @@ describe("chat", () => {
   });
 });
 
-describe("the rest", () => {
-  it("says what is served, how it is, and that it is going away", async () => {
+describe("other routes", () => {
+  it("announces models, health, status and metrics, and refuses requests while it drains", async () => {
     let up = true;
     const { url, post } = await serve({ ready: () => up });
     expect((await fetch(`${url}/health`)).status).toBe(200);

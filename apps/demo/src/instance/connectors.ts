@@ -7,7 +7,7 @@ import {
 import { pullConnector, registerPullConnector } from "@kv/pull";
 import { pushConnector, registerPushConnector } from "@kv/push";
 
-/** Both kinds of pair in one deployment; prompts that do not say how take turns, so that a run of the demo shows both. */
+/** Pull and push in one deployment. A prompt whose parameters name neither takes one by its request id, so that a run shows both. */
 const autoConnector = dualConnector({
   name: "auto",
   pull: pullConnector,
@@ -15,7 +15,7 @@ const autoConnector = dualConnector({
   prefer: ({ requestId }) => (sumOf(requestId) % 2 === 0 ? "pull" : "push"),
 });
 
-/** Connectors that the demo knows by name; any other comes by `kv_connector_module_path`. */
+/** The connectors that the demo knows by name. Others are loaded from `kv_connector_module_path`. */
 export function demoConnectors(): ConnectorRegistry {
   const registry = connectorRegistry();
   const register: typeof registerConnector = (name, loader) => registry.register(name, loader);

@@ -1,36 +1,36 @@
 import { cpuPlatform, type StagingCopied, staged } from "@kv/connector";
 import type { Clock, ConnectorModule, KvCaches, Log, Platform } from "@kv/interface";
 import { neuronCaches, neuronPlatform, simulatedDevice } from "@kv/neuron";
-import type { KvPoolOptions } from "../engine/kv-pool.js";
+import type { KvPoolOptions } from "../engine/cache/kv-pool.js";
 import type { InstanceConfig } from "./instance-config.js";
 
-/** What an instance's accelerator changes around its engine. */
+/** What depends on the platform that an instance runs on. */
 export interface InstancePlatform {
   readonly platform: Platform;
-  /** The connector, with staging around it where the platform needs it. */
+  /** The connector, wrapped by staging where the platform needs it. */
   readonly module: ConnectorModule;
   readonly openCaches: KvPoolOptions["openCaches"];
   readonly maxNumSeqs: number;
   readonly prefixCaching: boolean;
-  /** The block of the staging pool that an address lies in. */
+  /** The block of the staging pool at an address; undefined outside of it. */
   stagingBlockAt(address: number): number | undefined;
-  /** The copies of a request, forgotten with the question. */
+  /** Returns and forgets the copies of a request. */
   takeCopies(requestId: string): CopyTimes | undefined;
   close(): Promise<void>;
 }
 
-/** Of the rank that took longest. */
+/** Copies between device and host for one request. The times are those of the slowest rank. */
 export interface CopyTimes {
   saveMs: number;
   loadMs: number;
-  /** Pool blocks that stood for the request's. */
+  /** Blocks of the staging pool that were transferred in place of the request's. */
   wireBlockIds: readonly number[];
 }
 
-/** Requests that nobody asks about are forgotten when so many others have come. */
-const MOST_REQUESTS = 1024;
+/** Copies of this many requests are remembered. */
+const MAX_REQUESTS = 1024;
 
-/** Errors: `KV_PLATFORM_UNSUPPORTED` for settings that the platform refuses. */
+/** Builds the platform that the settings name. Errors: `KV_PLATFORM_UNSUPPORTED` for settings that it refuses. */
 export function choosePlatform(
   config: InstanceConfig,
   connector: ConnectorModule,
@@ -49,7 +49,7 @@ export function choosePlatform(
       async close() {},
     };
   }
-  // What the platform's limits allow, unless the settings ask for more: then they are refused.
+  // By default the platform's limits; settings beyond them are refused.
   const settings = { maxNumSeqs: maxNumSeqs ?? 1, prefixCaching: prefixCaching ?? false };
   const neuron = neuronPlatform();
   for (const { setting, message } of neuron.check(settings))
@@ -65,7 +65,7 @@ export function choosePlatform(
     ...neuron,
     async createStaging(options) {
       const staging = await neuron.createStaging?.(options);
-      if (staging === undefined) throw new Error("the Neuron platform stages");
+      if (staging === undefined) throw new Error("the Neuron platform has no staging");
       pools.push(staging.wireCaches);
       return staging;
     },
@@ -74,11 +74,11 @@ export function choosePlatform(
     const times = copies.get(requestId) ?? { saveMs: 0, loadMs: 0, wireBlockIds: [] };
     if (direction === "save") times.saveMs = Math.max(times.saveMs, durationMs);
     else times.loadMs = Math.max(times.loadMs, durationMs);
-    // A prompt that is computed in chunks is saved in as many copies.
+    // A prompt that is computed in chunks is saved in several copies.
     times.wireBlockIds = [...new Set([...times.wireBlockIds, ...(wire[0] ?? [])])];
     copies.set(requestId, times);
     const [oldest] = copies.keys();
-    if (copies.size > MOST_REQUESTS && oldest !== undefined) copies.delete(oldest);
+    if (copies.size > MAX_REQUESTS && oldest !== undefined) copies.delete(oldest);
   }
   return {
     platform,

@@ -2,143 +2,238 @@ import { memoryMetrics, readTransferConfig } from "@kv/connector";
 import {
   type Ambient,
   ambient,
-  type ConnectorModule,
   type EngineIdentity,
   type KvTransferConfig,
+  type SchedulerConnector,
   type SideChannel,
   type Transport,
   type WorkerConnector,
 } from "@kv/interface";
-import { createBlockPool } from "../engine/block-pool.js";
-import { createEngine } from "../engine/engine.js";
-import { DIGEST_TOKENS } from "../engine/kv-digests.js";
-import { createKvPool, type KvPool } from "../engine/kv-pool.js";
-import { createInstanceServer } from "../http/server.js";
-import { loadModel } from "../model/model.js";
+import { BlockPool } from "../engine/cache/block-pool.js";
+import { DIGEST_TOKENS } from "../engine/cache/kv-layout.js";
+import { KvPool } from "../engine/cache/kv-pool.js";
+import { Engine } from "../engine/engine.js";
+import type { ServedInstance } from "../http/generation.js";
+import { InstanceServer } from "../http/server.js";
+import { loadModel, type Model } from "../model/model.js";
 import { simulatedModel } from "../model/simulated-model.js";
-import { loadTokenizer } from "../model/tokenizer.js";
-import { closers } from "./closers.js";
+import { loadTokenizer, type Tokenizer } from "../model/tokenizer/tokenizer.js";
+import { CloseStack } from "./close-stack.js";
+import { demoConnectors } from "./connectors.js";
 import type { InstanceConfig } from "./instance-config.js";
-import { choosePlatform } from "./instance-platform.js";
-import { createKvJournal } from "./kv-journal.js";
+import { choosePlatform, type InstancePlatform } from "./instance-platform.js";
+import { createKvJournal, type KvJournal } from "./kv-journal.js";
 import { observeKv } from "./observe-kv.js";
 import { meterTransfers } from "./transfer-meter.js";
 
-export interface InstanceSurroundings extends Partial<Omit<Ambient, "metrics">> {
-  /** The instance's own: it is closed with it. */
+export interface InstanceOptions extends Partial<Omit<Ambient, "metrics">> {
+  /** Belongs to the instance, which closes it. */
   readonly transport: Transport;
+  /** Belongs to the instance, which closes it. */
   readonly sideChannel: SideChannel;
-  readonly resolveConnector: (config: KvTransferConfig) => Promise<ConnectorModule>;
 }
 
-/** A prefill or decode server: model, paged cache, connector with a worker per rank, engine, HTTP. */
-export interface Instance {
+interface Parts {
   readonly config: InstanceConfig;
-  readonly url: string;
-  readonly port: number;
-  /** Of the agents, the first backend. */
+  readonly ambient: Ambient;
+  readonly closers: CloseStack;
+  readonly engine: Engine;
+  readonly blocks: BlockPool;
+  readonly tokenizer: Tokenizer;
+  readonly platform: InstancePlatform;
+  readonly workers: readonly WorkerConnector[];
+  readonly journal: KvJournal;
+  readonly blocksToZero: Map<string, number>;
+  readonly model: { readonly name: string; readonly directory: string; readonly maxModelLen: number };
+  readonly engineId: string;
+  readonly transportName: string;
   readonly backend: string;
-  status(): object;
-  /** Takes no more requests, waits for those at work and for blocks that peers are to read, `graceMs` at most, then closes. */
-  drain(): Promise<void>;
-  /** Aborts what is at work and closes everything. */
-  close(): Promise<void>;
+  readonly metrics: () => string;
 }
 
-export async function startInstance(config: InstanceConfig, around: InstanceSurroundings): Promise<Instance> {
-  const metrics = memoryMetrics({ labels: { engine: "0" } });
-  const surroundings = ambient({ ...around, metrics });
-  const { clock, random, log } = surroundings;
-  const opened = closers(log);
-  opened.add("side channel", () => around.sideChannel.close());
-  opened.add("transport", () => around.transport.close());
-  let pool: KvPool | undefined;
-  try {
-    const transferConfig = readTransferConfig(config.kvTransferConfig, {
-      log,
-      env: {
-        ...process.env,
-        VLLM_NIXL_SIDE_CHANNEL_HOST: config.sideChannelHost,
-        VLLM_NIXL_SIDE_CHANNEL_PORT: String(config.sideChannelPort),
-      },
+/** A prefill or decode server: model, paged cache, a connector with a worker per rank, engine, HTTP. */
+export class Instance implements ServedInstance {
+  readonly #parts: Parts;
+  readonly #server: InstanceServer;
+  #isReady = true;
+  #address = { url: "", port: 0 };
+
+  private constructor(parts: Parts) {
+    this.#parts = parts;
+    this.#server = new InstanceServer(this, parts.ambient);
+  }
+
+  static async open(parts: Parts): Promise<Instance> {
+    const { config, closers, engine, engineId, ambient } = parts;
+    const instance = new Instance(parts);
+    closers.add("HTTP server", () => instance.#server.close());
+    // The engine closes before the server, so that clients get the errors of aborted requests.
+    closers.add("engine", () => engine.close());
+    instance.#address = await instance.#server.listen({ host: config.host, port: config.port });
+    ambient.log.info("instance-ready", {
+      role: config.role,
+      url: instance.url,
+      engineId,
+      backend: instance.backend,
+      tp: config.tp,
+      blockSize: config.blockSize,
     });
-    const accelerator = choosePlatform(config, await around.resolveConnector(transferConfig), surroundings);
-    const { module } = accelerator;
-    opened.add("device", () => accelerator.close());
+    return instance;
+  }
+
+  get url(): string {
+    return this.#address.url;
+  }
+
+  get port(): number {
+    return this.#address.port;
+  }
+
+  /** The first backend of the agents. */
+  get backend(): string {
+    return this.#parts.backend;
+  }
+
+  get engine(): Engine {
+    return this.#parts.engine;
+  }
+
+  get tokenizer(): Tokenizer {
+    return this.#parts.tokenizer;
+  }
+
+  get modelNames(): readonly string[] {
+    const { name, directory } = this.#parts.model;
+    return [name, directory];
+  }
+
+  get maxModelLen(): number {
+    return this.#parts.model.maxModelLen;
+  }
+
+  get maxOutputTokens(): number {
+    return this.#parts.blocks.capacity * this.#parts.config.blockSize;
+  }
+
+  get debug(): boolean {
+    return this.#parts.config.debug;
+  }
+
+  zeroBlockOf(requestId: string, block: number): void {
+    this.#parts.blocksToZero.set(requestId, block);
+  }
+
+  ready(): boolean {
+    return this.#isReady;
+  }
+
+  /** The body of `/status`. */
+  status(): object {
+    const { config, engine, engineId, platform, transportName, blocks, workers, model } = this.#parts;
+    return {
+      role: config.role,
+      name: config.name ?? null,
+      engine_id: engineId,
+      model: model.name,
+      connector: platform.module.name,
+      transport: transportName,
+      platform: platform.platform.deviceType,
+      backend: this.backend,
+      tp: config.tp,
+      block_size: config.blockSize,
+      num_blocks: config.numBlocks,
+      free_blocks: blocks.free,
+      ready: this.#isReady,
+      outstanding: engine.outstanding(),
+      workers: workers.map((worker) => worker.outstanding()),
+    };
+  }
+
+  metrics(): string {
+    return this.#parts.metrics();
+  }
+
+  kvTransfers(): object {
+    return { digest_tokens: DIGEST_TOKENS, records: this.#parts.journal.records };
+  }
+
+  /** Refuses new requests, waits up to `graceMs` for running requests and for blocks that peers are to read, then closes. */
+  async drain(): Promise<void> {
+    const { config, engine, ambient } = this.#parts;
+    this.#isReady = false;
+    ambient.log.info("instance-draining", { role: config.role, ...engine.outstanding() });
+    await waitAtMost(engine.idle(), config.graceMs, ambient.clock);
+    await this.close();
+  }
+
+  /** Aborts all requests and closes everything. */
+  close(): Promise<void> {
+    this.#isReady = false;
+    return this.#parts.closers.close();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+}
+
+/**
+ * Starts an instance and its HTTP server. Errors: `KV_CONFIG_INVALID`, `KV_PLATFORM_UNSUPPORTED`, `KV_MODEL_UNSUPPORTED`; those of the
+ * connector, the transport and the side channel. What was opened is closed then.
+ */
+export async function startInstance(config: InstanceConfig, options: InstanceOptions): Promise<Instance> {
+  const { transport, sideChannel } = options;
+  const metrics = memoryMetrics({ labels: { engine: "0" } });
+  const environment = ambient({ ...options, metrics });
+  const { clock, random, log } = environment;
+  const closers = new CloseStack(log);
+  closers.add("side channel", () => sideChannel.close());
+  closers.add("transport", () => transport.close());
+  try {
+    const transferConfig = transferConfigOf(config, environment);
+    const connector = await demoConnectors().resolve(transferConfig);
+    const platform = choosePlatform(config, connector, environment);
+    closers.add("device", () => platform.close());
     const loaded = await loadModel({
       intraOpThreads: config.intraOpThreads,
-      ...(config.model === undefined ? {} : { directory: config.model }),
-      ...(config.tinyKvHeads === undefined ? {} : { tinyKvHeads: config.tinyKvHeads }),
+      directory: config.model,
+      tinyKvHeads: config.tinyKvHeads,
     });
-    opened.add("model", () => loaded.close());
-    const { directory, name, vocabSize } = loaded.config;
+    closers.add("model", () => loaded.close());
+    const { directory, vocabSize } = loaded.config;
     const model =
       config.simulate === undefined ? loaded : simulatedModel({ ...config.simulate, clock, vocabSize });
-    const { layers, kvHeads, headDim } = model.config;
-    const maxModelLen = accelerator.platform.maxModelLen({
-      max_position_embeddings: model.config.maxModelLen,
-    });
-    const tokenizer = await loadTokenizer({ directory, vocabSize });
 
-    const meter = meterTransfers(around.transport, {
+    let pool: KvPool | undefined;
+    const meter = meterTransfers(transport, {
       clock,
-      blockAt: (address) => accelerator.stagingBlockAt(address) ?? pool?.blockAt(address),
+      blockAt: (address) => platform.stagingBlockAt(address) ?? pool?.blockAt(address),
     });
-    const kv = createKvPool({
+    const kv = new KvPool({
       transport: meter.transport,
-      geometry: { layers, kvHeads, headDim },
+      geometry: model.config,
       numBlocks: config.numBlocks,
       blockSize: config.blockSize,
       tp: config.tp,
       attentionBackend: config.attentionBackend,
-      ...(accelerator.openCaches === undefined ? {} : { openCaches: accelerator.openCaches }),
+      openCaches: platform.openCaches,
     });
     pool = kv;
-    opened.add("KV pool", async () => kv.close());
+    closers.add("KV pool", async () => kv.close());
 
-    const modelName = config.servedModelName ?? name;
-    const engineId = transferConfig.engineId ?? random.uuid();
-    const engine: EngineIdentity = {
-      engineId,
-      tpSize: config.tp,
-      ppSize: 1,
-      dpRank: 0,
-      model: {
-        model: config.compat.model ?? modelName,
-        vllmVersion: config.compat.vllmVersion,
-        connectorVersion: config.compat.connectorVersion,
-        isHmaEnabled: config.compat.isHmaEnabled,
-        speculativeConfig: null,
-        ...(config.compat.attentionBackend === undefined
-          ? {}
-          : { hashedAttentionBackend: config.compat.attentionBackend }),
-      },
-    };
-    const shared = { ...surroundings, config: transferConfig, engine, sideChannel: around.sideChannel };
-    const workers: WorkerConnector[] = [];
-    for (const [tpRank, caches] of kv.caches.entries()) {
-      const worker = await module.createWorker({
-        ...shared,
-        tpRank,
-        ppRank: 0,
-        transport: meter.transport,
-        platform: accelerator.platform,
-      });
-      opened.add(`worker ${tpRank}`, () => worker.close());
-      await worker.registerKvCaches(caches);
-      workers.push(worker);
-    }
-    const scheduler = await module.createScheduler({ ...shared, cache: kv.config });
-    opened.add("scheduler", () => scheduler.close());
-    await scheduler.setHandshakeMetadata(
-      await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
-    );
-
+    const identity = identityOf(config, loaded, transferConfig.engineId ?? random.uuid());
+    const { scheduler, workers } = await openConnector(platform, kv, closers, {
+      ...environment,
+      config: transferConfig,
+      engine: identity,
+      transport: meter.transport,
+      sideChannel,
+    });
     const journal = createKvJournal();
-    const toZero = new Map<string, number>();
-    const blocks = createBlockPool({ numBlocks: config.numBlocks, fragmented: config.fragmented });
-    const core = createEngine({
-      ...surroundings,
+    const blocksToZero = new Map<string, number>();
+    const blocks = new BlockPool({ numBlocks: config.numBlocks, fragmented: config.fragmented });
+    const engine = new Engine({
+      ...environment,
       model,
       pool: kv,
       blocks,
@@ -149,91 +244,106 @@ export async function startInstance(config: InstanceConfig, around: InstanceSurr
         meter,
         clock,
         digests: config.digests,
-        toZero,
-        takeCopies: accelerator.takeCopies,
+        blocksToZero,
+        takeCopies: platform.takeCopies,
       }),
-      maxNumSeqs: accelerator.maxNumSeqs,
+      maxNumSeqs: platform.maxNumSeqs,
       reportLayers: transferConfig.extra.push_layerwise === true,
-      prefixCaching: accelerator.prefixCaching,
+      prefixCaching: platform.prefixCaching,
     });
-
-    let ready = true;
-    const backend = meter.backends()[0] ?? "none";
-    const status = () => ({
-      role: config.role,
-      name: config.name ?? null,
-      engine_id: engineId,
-      model: modelName,
-      connector: module.name,
-      transport: around.transport.name,
-      platform: accelerator.platform.deviceType,
-      backend,
-      tp: config.tp,
-      block_size: config.blockSize,
-      num_blocks: config.numBlocks,
-      free_blocks: blocks.free,
-      ready,
-      outstanding: core.outstanding(),
-      workers: workers.map((worker) => worker.outstanding()),
-    });
-    const server = createInstanceServer(
-      {
-        engine: core,
-        tokenizer,
-        modelNames: [modelName, directory],
-        maxModelLen,
-        maxOutputTokens: blocks.capacity * config.blockSize,
-        debug: config.debug,
-        zeroBlockOf: (requestId, block) => void toZero.set(requestId, block),
-        ready: () => ready,
-        status,
-        metrics: metrics.render,
-        kvTransfers: () => ({ digest_tokens: DIGEST_TOKENS, records: journal.records }),
-      },
-      surroundings,
-    );
-    opened.add("HTTP server", () => server.close());
-    // Before the server: what it aborts is answered yet.
-    opened.add("engine", () => core.close());
-    const { url, port } = await server.listen({ host: config.host, port: config.port });
-    log.info("instance-ready", {
-      role: config.role,
-      url,
-      engineId,
-      backend,
-      tp: config.tp,
-      blockSize: config.blockSize,
-    });
-
-    return {
+    return await Instance.open({
       config,
-      url,
-      port,
-      backend,
-      status,
-      async drain() {
-        ready = false;
-        log.info("instance-draining", { role: config.role, ...core.outstanding() });
-        await within(core.idle(), config.graceMs, clock);
-        await opened.close();
+      ambient: environment,
+      closers,
+      engine,
+      blocks,
+      tokenizer: await loadTokenizer({ directory, vocabSize }),
+      platform,
+      workers,
+      journal,
+      blocksToZero,
+      model: {
+        name: servedName(config, loaded),
+        directory,
+        maxModelLen: platform.platform.maxModelLen({ max_position_embeddings: model.config.maxModelLen }),
       },
-      close() {
-        ready = false;
-        return opened.close();
-      },
-    };
+      engineId: identity.engineId,
+      transportName: transport.name,
+      backend: meter.backends()[0] ?? "none",
+      metrics: metrics.render,
+    });
   } catch (error) {
-    await opened.close();
+    await closers.close();
     throw error;
   }
 }
 
-/** Waits for `work`, but not longer than `timeoutMs`. */
-async function within(work: Promise<void>, timeoutMs: number, clock: Ambient["clock"]): Promise<void> {
+function transferConfigOf(config: InstanceConfig, { log }: Ambient): KvTransferConfig {
+  return readTransferConfig(config.kvTransferConfig, {
+    log,
+    env: {
+      ...process.env,
+      VLLM_NIXL_SIDE_CHANNEL_HOST: config.sideChannelHost,
+      VLLM_NIXL_SIDE_CHANNEL_PORT: String(config.sideChannelPort),
+    },
+  });
+}
+
+function servedName({ servedModelName }: InstanceConfig, { config: { name } }: Model): string {
+  return servedModelName ?? name;
+}
+
+function identityOf(config: InstanceConfig, model: Model, engineId: string): EngineIdentity {
+  const { compat } = config;
+  return {
+    engineId,
+    tpSize: config.tp,
+    ppSize: 1,
+    dpRank: 0,
+    model: {
+      model: compat.model ?? servedName(config, model),
+      vllmVersion: compat.vllmVersion,
+      connectorVersion: compat.connectorVersion,
+      isHmaEnabled: compat.isHmaEnabled,
+      speculativeConfig: null,
+      // The interface takes an absent key only.
+      ...(compat.attentionBackend === undefined ? {} : { hashedAttentionBackend: compat.attentionBackend }),
+    },
+  };
+}
+
+/** Opens a worker connector per rank and the scheduler connector, and starts the handshake listener. */
+async function openConnector(
+  { module, platform }: InstancePlatform,
+  pool: KvPool,
+  closers: CloseStack,
+  options: Ambient & {
+    readonly config: KvTransferConfig;
+    readonly engine: EngineIdentity;
+    readonly transport: Transport;
+    readonly sideChannel: SideChannel;
+  },
+): Promise<{ scheduler: SchedulerConnector; workers: WorkerConnector[] }> {
+  const workers: WorkerConnector[] = [];
+  for (const [tpRank, caches] of pool.caches.entries()) {
+    const worker = await module.createWorker({ ...options, tpRank, ppRank: 0, platform });
+    closers.add(`worker ${tpRank}`, () => worker.close());
+    await worker.registerKvCaches(caches);
+    workers.push(worker);
+  }
+  const scheduler = await module.createScheduler({ ...options, cache: pool.config });
+  closers.add("scheduler", () => scheduler.close());
+  await scheduler.setHandshakeMetadata(
+    await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
+  );
+  return { scheduler, workers };
+}
+
+async function waitAtMost(work: Promise<void>, timeoutMs: number, clock: Ambient["clock"]): Promise<void> {
   let timer: { cancel(): void } | undefined;
-  const patience = new Promise<void>((resolve) => {
+  const timeout = new Promise<void>((resolve) => {
     timer = clock.setTimer(resolve, timeoutMs);
   });
-  await Promise.race([work, patience]);
+  await Promise.race([work, timeout]);
   timer?.cancel();
 }

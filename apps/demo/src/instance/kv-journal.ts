@@ -1,18 +1,19 @@
-/** KV that this instance has handed out, or taken in, for one request. Plain data: it leaves by HTTP. */
+/** KV that this instance sent or received for one request. Part of the body of `/kv/transfers`. */
 export interface KvRecord {
   readonly direction: "sent" | "received";
-  /** The engine's id; begins with the client's `X-Request-Id` behind a prefix. */
+  /** The engine's request id: a prefix, the client's `X-Request-Id` and a suffix. */
   readonly request_id: string;
   readonly tokens: number;
-  /** Tokens at the begin that the receiver had in its prefix cache. */
+  /** Tokens at the start that were in the receiver's prefix cache. */
   readonly cached_tokens: number;
-  /** SHA-256 of each `digest_tokens` tokens; empty where digests are off. */
+  /** SHA-256 of each `digest_tokens` tokens; empty without digests. */
   readonly digests: readonly string[];
   readonly digest_tokens: number;
-  /** Sent only: in forward passes, and in copies from device to host. */
+  /** Time in forward passes; sender only. */
   readonly forward_ms?: number;
+  /** Time of copies from device to host; sender only. */
   readonly save_ms?: number;
-  /** Of the side that moved the bytes: the receiver with pull, the sender with push. */
+  /** Only on the side that moved the bytes: the receiver with pull, the sender with push. */
   readonly transfer?: KvTransferRecord;
 }
 
@@ -22,18 +23,18 @@ export interface KvTransferRecord {
   readonly length_bytes: number;
   readonly transfers: number;
   readonly descriptors: number;
-  /** From the first post to the last byte. */
+  /** From the start of the first transfer to the end of the last. */
   readonly transfer_ms: number;
-  /** From the engine's step to the report of the last rank, handshake included. */
+  /** From the admission of the request to the report of the last rank, handshake included. */
   readonly waited_ms: number;
-  /** In copies from host to device. */
+  /** Time of copies from host to device. */
   readonly load_ms: number;
 }
 
-/** The last records of an instance. */
+/** The latest records of an instance. */
 export interface KvJournal {
   add(record: KvRecord): void;
-  /** Completes the last record of KV that was sent for a request. */
+  /** Adds the transfer to the latest record of a sent request. */
   sent(requestId: string, transfer: KvTransferRecord): void;
   readonly records: readonly KvRecord[];
 }

@@ -1,7 +1,7 @@
 import type { Clock, KvTransferParams } from "@kv/interface";
+import { DIGEST_TOKENS } from "../engine/cache/kv-layout.js";
+import type { KvPool } from "../engine/cache/kv-pool.js";
 import type { EngineHooks } from "../engine/hooks.js";
-import { DIGEST_TOKENS } from "../engine/kv-digests.js";
-import type { KvPool } from "../engine/kv-pool.js";
 import type { InstancePlatform } from "./instance-platform.js";
 import type { KvJournal } from "./kv-journal.js";
 import type { TransferMeter } from "./transfer-meter.js";
@@ -11,20 +11,20 @@ export interface ObserveKvOptions {
   readonly journal: KvJournal;
   readonly meter: TransferMeter;
   readonly clock: Clock;
-  /** Digests cost a pass over the KV of every request. */
+  /** Compute digests, which reads the KV of every request. */
   readonly digests: boolean;
-  /** By request id, the block of the prompt to zero when its KV has arrived; taken out when done. */
-  readonly toZero: Map<string, number>;
-  /** The copies of a request between device and host, where there are any. */
+  /** By request id: the prompt block to zero when its KV has arrived. Removed when done. */
+  readonly blocksToZero: Map<string, number>;
+  /** Returns and forgets the copies of a request between device and host. */
   readonly takeCopies: InstancePlatform["takeCopies"];
 }
 
-/** Writes down what is sent and received, and damages a block where a request asked for it (the demo's negative control). */
+/** Engine hooks that record sent and received KV, and zero a block for the demo's negative control. */
 export function observeKv(options: ObserveKvOptions): EngineHooks {
-  const { pool, journal, meter, clock, digests, toZero, takeCopies } = options;
+  const { pool, journal, meter, clock, digests, blocksToZero, takeCopies } = options;
   const digestsOf = (blockIds: readonly number[], count: number) =>
     digests ? pool.digests({ blockIds, from: 0, count }) : Promise.resolve([]);
-  /** What the transport moves of a request that is sent: the pool's blocks, where there is one. */
+  /** Requests whose KV a peer may read, with the blocks of the staging pool where there is one. */
   const sendable = new Map<string, { sinceMs: number; blockIds: readonly number[] | undefined }>();
   return {
     async beforeSend({ requestId, kvTransferParams, blockIds, tokens, forwardMs }) {
@@ -58,11 +58,11 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
         load_ms: 0,
       });
     },
-    async afterReceive({ requestId, kvTransferParams, blockIds, tokens, cachedBlocks, askedAtMs }) {
+    async afterReceive({ requestId, kvTransferParams, blockIds, tokens, cachedBlocks, admittedMs }) {
       const receivedAtMs = clock.now();
       const copies = takeCopies(requestId);
-      // What the transport moved were the pool's blocks, where there is one.
-      const measured = meter.take(copies?.wireBlockIds ?? blockIds, askedAtMs);
+      // With staging, the transport moved blocks of the staging pool.
+      const measured = meter.take(copies?.wireBlockIds ?? blockIds, admittedMs);
       journal.add({
         direction: "received",
         request_id: requestId,
@@ -77,14 +77,14 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
           transfers: measured.transfers,
           descriptors: measured.descriptors,
           transfer_ms: measured.transferMs,
-          waited_ms: receivedAtMs - askedAtMs,
+          waited_ms: receivedAtMs - admittedMs,
           load_ms: copies?.loadMs ?? 0,
         },
       });
-      const block = toZero.get(requestId);
-      toZero.delete(requestId);
+      const block = blocksToZero.get(requestId);
+      blocksToZero.delete(requestId);
       if (block === undefined) return { damaged: false };
-      // A block that others share is left alone: only what has just come is damaged.
+      // Blocks of the prefix cache are shared with other requests: only received blocks are damaged.
       const own = blockIds.slice(cachedBlocks);
       const id = own[Math.min(block, own.length - 1)];
       if (id !== undefined) await pool.zeroBlock(id);

@@ -4,7 +4,7 @@ import { describe, expect, it } from "vitest";
 import { meterTransfers } from "./transfer-meter.js";
 
 describe("transfer meter", () => {
-  it("adds up the transfers of a request's blocks, and forgets what was taken", async () => {
+  it("sums the transfers of a request's blocks and forgets them", async () => {
     const network = memoryNetwork();
     let now = 0;
     const clock = { now: () => now, setTimer: () => ({ cancel() {} }) };
@@ -51,7 +51,7 @@ describe("transfer meter", () => {
     expect(memory.bytes[3 * blockBytes]).toBe(7);
     const taken = meter.take([3, 4, 5], 5);
     expect(taken).toMatchObject({ lengthBytes: 3 * blockBytes, transfers: 2, descriptors: 3 });
-    // From the first one's begin at 5 to the end of the second, which began at 9.
+    // From the start of the first at 5 to the end of the second, which started at 9.
     expect(taken.transferMs).toBeGreaterThanOrEqual(4);
     expect(meter.take([3, 4, 5], 0)).toMatchObject({ lengthBytes: 0, transfers: 0, transferMs: 0 });
     expect(meter.take([6], 10)).toMatchObject({ lengthBytes: 0 });

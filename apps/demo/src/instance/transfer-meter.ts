@@ -1,30 +1,29 @@
 import type { Agent, Clock, DescriptorTable, PreparedList, Transport } from "@kv/interface";
 import { DESCRIPTOR_ROW } from "@kv/interface";
 
-/** What crossed for one request. */
+/** The transfers of one request. */
 export interface Measured {
   readonly lengthBytes: number;
   readonly transfers: number;
   readonly descriptors: number;
-  /** From the first post to the last byte, over all ranks. */
+  /** From the start of the first transfer to the end of the last, over all ranks. */
   readonly transferMs: number;
 }
 
 /**
- * Measures a connector's transfers from outside, by the local blocks that they touch, so that every connector is measured alike,
- * and what is reported is what the transport moved.
+ * Measures transfers at the transport, by the local blocks that they use. Every connector is measured in the same way.
  */
 export interface TransferMeter {
   readonly transport: Transport;
-  /** Of the agents made so far, the first one's. */
+  /** The backends of the first agent; empty before there is one. */
   backends(): readonly string[];
-  /** Sums up the transfers since `sinceMs` that touched these blocks, and forgets them. */
+  /** Returns the sum of the transfers since `sinceMs` that used these blocks, and forgets them. */
   take(blockIds: readonly number[], sinceMs: number): Measured;
 }
 
 export interface TransferMeterOptions {
   readonly clock: Clock;
-  /** The block that an address of the local pool lies in. */
+  /** The block at a local address; undefined outside of the pool. */
   readonly blockAt: (address: number) => number | undefined;
 }
 
@@ -36,8 +35,8 @@ interface Entry {
   readonly descriptors: number;
 }
 
-/** Transfers that nobody asked for (of requests that failed) are forgotten when as many others have come. */
-const MOST_ENTRIES = 4096;
+/** Limit of remembered transfers; those of failed requests are never taken. */
+const MAX_ENTRIES = 4096;
 
 export function meterTransfers(
   transport: Transport,
@@ -47,7 +46,7 @@ export function meterTransfers(
   let first: Agent | undefined;
   const tables = new WeakMap<PreparedList, DescriptorTable>();
 
-  /** Delegates by name, as the agent's own methods may need their receiver. */
+  /** Each method calls the agent's own, because an agent's methods may need their receiver. */
   function metered(agent: Agent): Agent {
     return {
       name: agent.name,
@@ -59,7 +58,7 @@ export function meterTransfers(
       addRemote: (metadata) => agent.addRemote(metadata),
       removeRemote: (name) => agent.removeRemote(name),
       async prepareLocal(table) {
-        // Before the call, after which the rows are their caller's again, or gone.
+        // Copied before the call, because the call may take the rows over.
         const copy = { memoryType: table.memoryType, rows: table.rows.slice() };
         const list = await agent.prepareLocal(table);
         tables.set(list, copy);
@@ -76,13 +75,13 @@ export function meterTransfers(
         const block = address === undefined ? undefined : blockAt(address);
         const transfer = agent.transfer(request);
         if (block === undefined) return transfer;
-        // Its failure is for the connector to see; here it counts for nothing.
+        // A failed transfer is not measured; the connector handles its error.
         transfer.done.then(
           ({ lengthBytes, descriptorCount, transferMs }) => {
-            // By the transport's own watch: this thread may have been busy when it ended.
+            // The transport's own measurement: this thread may have been busy when the transfer ended.
             const endMs = startMs + transferMs;
             entries.push({ block, startMs, endMs, lengthBytes, descriptors: descriptorCount });
-            if (entries.length > MOST_ENTRIES) entries = entries.slice(MOST_ENTRIES / 2);
+            if (entries.length > MAX_ENTRIES) entries = entries.slice(MAX_ENTRIES / 2);
           },
           () => {},
         );
@@ -124,7 +123,7 @@ export function meterTransfers(
   };
 }
 
-/** Address of a descriptor by its index in the expanded order of the table's rows. */
+/** The address of a descriptor, by its index in the expanded order of the table's rows. */
 function addressOf({ rows }: DescriptorTable, index: number): number | undefined {
   let first = 0;
   for (let at = 0; at < rows.length; at += DESCRIPTOR_ROW) {

@@ -19,7 +19,7 @@ afterAll(async () => {
 });
 
 const step = "model.forward({ sequenceId: 'a', tokens: new Int32Array(1000).fill(7), position: 0 })";
-// The pause lets the step begin; without it the exit would come first and there would be nothing to survive.
+// The pause lets the step begin before the process exits.
 const later = (what: string) => `setTimeout(() => { ${what} }, 30);`;
 
 test.each([

@@ -1,14 +1,14 @@
 import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import { z } from "zod";
-import { exists, readJson } from "./checkpoint.js";
+import { exists, readJson } from "./weights/checkpoint.js";
 
-/** What the files beside a model say of it; the rest (layers, KV shape) is read from the ONNX session. */
+/** Facts from the JSON files of a model. The number of layers and the KV shape are read from the ONNX session. */
 export interface ModelFacts {
   kvHeads: number | undefined;
   headDim: number | undefined;
   vocabSize: number | undefined;
-  /** The longest sequence, prompt and output together. */
+  /** Most tokens of a sequence, prompt and output together. */
   maxModelLen: number;
   eosTokenIds: readonly number[];
 }
@@ -30,7 +30,7 @@ const schema = z.looseObject({
 const generationSchema = z.looseObject({ eos_token_id: tokenIds });
 
 /**
- * Reads config.json and, where present, generation_config.json (whose end-of-sequence tokens win, as in vLLM).
+ * Reads config.json and, where present, generation_config.json (whose end-of-sequence tokens take precedence, as in vLLM).
  *
  * @throws KvError KV_CONFIG_INVALID naming the file and the value.
  */

@@ -1,7 +1,8 @@
+import { createRequire } from "node:module";
+import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
 import { KvError } from "@kv/interface";
-import { busyFlag, holdExit, setBusy, setIdle } from "./busy-flag.js";
-import { workerLocation } from "./worker-location.js";
+import { busyFlag, setBusy, setIdle, waitAtExit } from "./worker/busy-flag.js";
 import type {
   Fault,
   ForwardDone,
@@ -10,12 +11,12 @@ import type {
   ToWorker,
   WorkerData,
   WorkerStart,
-} from "./worker-protocol.js";
+} from "./worker/worker-protocol.js";
 
-/** The main side of the model's thread: calls wait here, so that one that has not started can be aborted. */
+/** The main thread's handle of the model's thread. Calls are queued here, so that one that has not started can be aborted. */
 export interface ModelThread {
   readonly shape: SessionShape;
-  /** True once the thread has ended or has been told to. */
+  /** True when the thread has ended or was closed. */
   ended(): boolean;
   call(
     message: (id: number) => ToWorker,
@@ -35,7 +36,7 @@ export async function startModelThread(start: WorkerStart): Promise<ModelThread>
   const busy = busyFlag();
   const workerData: WorkerData = { start, busy };
   const worker = new Worker(workerLocation(), { workerData, execArgv: [], name: "kv-model" });
-  const releaseExit = holdExit(busy);
+  const stopWaiting = waitAtExit(busy);
   const waiting: Call[] = [];
   let current: Call | undefined;
   let nextId = 0;
@@ -43,7 +44,7 @@ export async function startModelThread(start: WorkerStart): Promise<ModelThread>
 
   const exited = new Promise<void>((resolve) => {
     worker.once("exit", () => {
-      releaseExit();
+      stopWaiting();
       resolve();
     });
   });
@@ -68,7 +69,7 @@ export async function startModelThread(start: WorkerStart): Promise<ModelThread>
       } catch (error) {
         setIdle(busy);
         call.reject(
-          KvError.from(error, "KV_MEMORY_INVALID", "the past cannot be handed to the model's thread"),
+          KvError.from(error, "KV_MEMORY_INVALID", "the past cannot be transferred to the model's thread"),
         );
       }
     }
@@ -150,4 +151,18 @@ function errorOf({ code, message, hint, details }: Fault): KvError {
     ...(hint === undefined ? {} : { hint }),
     ...(details === undefined ? {} : { details }),
   });
+}
+
+/**
+ * The module that the model's thread starts with: `model-worker.js` beside the bundle; where this file itself runs
+ * from source, a line that registers tsx and then imports the TypeScript file, because a thread of Node 20 uses
+ * neither its parent's loader nor one given by `--import`.
+ */
+function workerLocation(): URL {
+  const here = import.meta.url;
+  if (!new URL(here).pathname.endsWith(".ts")) return new URL("./model-worker.js", here);
+  const tsx = pathToFileURL(createRequire(here).resolve("tsx/esm/api")).href;
+  const worker = new URL("./worker/model-worker.ts", here).href;
+  const code = `import { register } from ${JSON.stringify(tsx)}; register(); await import(${JSON.stringify(worker)});`;
+  return new URL(`data:text/javascript,${encodeURIComponent(code)}`);
 }

@@ -6,11 +6,12 @@ import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import optimum from "../../fixtures/model/optimum-llama-float16/expected.json" with { type: "json" };
 import qwen2 from "../../fixtures/model/qwen2-bf16/expected.json" with { type: "json" };
 import reference from "../../fixtures/model/tiny-qwen3.json" with { type: "json" };
-import { buildOnnx } from "./build-onnx.js";
-import { readDecoderConfig } from "./decoder-config.js";
 import { type ForwardResult, loadModel, type Model } from "./model.js";
-import { seededWeights } from "./seeded-weights.js";
+import { buildOnnx } from "./onnx/build-onnx.js";
 import { tinyModelConfig } from "./tiny-model.js";
+import { readDecoderConfig } from "./weights/decoder-config.js";
+import { seededWeights } from "./weights/seeded-weights.js";
+import { wireLengthBytes } from "./worker/wire-order.js";
 
 const { prompt } = reference;
 
@@ -28,7 +29,7 @@ afterAll(async () => {
 let sequences = 0;
 const freshId = () => `sequence-${sequences++}`;
 
-/** Runs the prompt in pieces, then decodes greedily; gives the tokens and the step that chose the first. */
+/** Runs the prompt in pieces, then decodes greedily. Returns the tokens and the step that chose the first one. */
 async function generate(
   on: Model,
   tokens: readonly number[],
@@ -63,7 +64,7 @@ interface GenerateOptions {
   past?: { tokens: number; kv: ArrayBuffer };
 }
 
-test("tells its shape", () => {
+test("has its shape in its config", () => {
   expect(model.config).toMatchObject({
     name: "tiny-qwen3",
     layers: 4,
@@ -74,7 +75,7 @@ test("tells its shape", () => {
     eosTokenIds: [2],
     dtype: "float32",
   });
-  expect(model.kvLengthBytes(100)).toBe(4 * 4 * 100 * 64 * 4);
+  expect(wireLengthBytes(model.config, 100)).toBe(4 * 4 * 100 * 64 * 4);
 });
 
 test("generates the tokens of the reference implementation", async () => {
@@ -84,7 +85,7 @@ test("generates the tokens of the reference implementation", async () => {
   run.first.topLogprobs.forEach((logprob, i) => {
     expect(logprob).toBeCloseTo(reference.first_top_logprobs[i] ?? 0, 4);
   });
-  expect(run.first.newKv.byteLength).toBe(model.kvLengthBytes(100));
+  expect(run.first.newKv.byteLength).toBe(wireLengthBytes(model.config, 100));
 });
 
 test.each([[[64, 36]], [[1, 99]], [[33, 33, 33, 1]]])(
@@ -94,7 +95,7 @@ test.each([[[64, 36]], [[1, 99]], [[33, 33, 33, 1]]])(
   },
 );
 
-test("a thread that never saw the prompt goes on from its KV in wire order", async () => {
+test("another thread continues from KV in wire order", async () => {
   const other = await loadModel({ cacheDirectory: join(scratch, "cache") });
   try {
     const { first } = await generate(model, prompt, 1);
@@ -107,7 +108,7 @@ test("a thread that never saw the prompt goes on from its KV in wire order", asy
   }
 });
 
-test("one zeroed block of the past changes what is generated", async () => {
+test("a zeroed block of the past changes the generated tokens", async () => {
   const { first } = await generate(model, prompt, 1);
   const run = async (zeroed: number[]) => {
     const kv = new Float32Array(firstTokens(first.newKv, 100, 99));
@@ -121,7 +122,7 @@ test("one zeroed block of the past changes what is generated", async () => {
   expect((await run(block)).tokens).not.toEqual(reference.greedy);
 });
 
-test("sequences in turn do not disturb each other", async () => {
+test("interleaved sequences do not affect each other", async () => {
   const other = prompt.map((token) => 1023 - token);
   const alone = await generate(model, other, 12);
   const [one, two, three] = await Promise.all([
@@ -132,7 +133,7 @@ test("sequences in turn do not disturb each other", async () => {
   expect([one.tokens, two.tokens, three.tokens]).toEqual([reference.greedy, alone.tokens, reference.greedy]);
 });
 
-test("position 0 starts a sequence afresh", async () => {
+test("position 0 starts a sequence again", async () => {
   const sequenceId = freshId();
   await model.forward({ sequenceId, tokens: Int32Array.of(5, 6, 7), position: 0 });
   expect((await generate(model, prompt, 16, { sequenceId })).tokens).toEqual(reference.greedy);
@@ -140,14 +141,14 @@ test("position 0 starts a sequence afresh", async () => {
 
 describe("refuses", () => {
   const tokens = Int32Array.of(5);
-  const kv = () => new ArrayBuffer(model.kvLengthBytes(3));
+  const kv = () => new ArrayBuffer(wireLengthBytes(model.config, 3));
 
   test.each<[string, () => Partial<Parameters<Model["forward"]>[0]>, RegExp]>([
     ["no tokens", () => ({ tokens: new Int32Array(0) }), /no tokens/],
     ["a token outside the vocabulary", () => ({ tokens: Int32Array.of(1024) }), /1024 .*1024/],
     ["a negative token", () => ({ tokens: Int32Array.of(-1) }), /-1/],
     ["more tokens than fit", () => ({ tokens: new Int32Array(2049) }), /2049 .*2048/],
-    ["a position without its past", () => ({ position: 3 }), /position 3.*nothing/],
+    ["a position without its past", () => ({ position: 3 }), /position 3.*none/],
     ["a past of another length", () => ({ position: 4, past: { tokens: 3, kv: kv() } }), /3 tokens.*4/],
     ["a past of too few bytes", () => ({ position: 4, past: { tokens: 4, kv: kv() } }), /12288 bytes.*16384/],
     ["no logprobs", () => ({ topLogprobs: 0 }), /between 1 and 100/],
@@ -159,17 +160,21 @@ describe("refuses", () => {
     });
   });
 
-  test("to go on where it does not stand, and keeps what it has", async () => {
+  test("a position that does not continue the sequence, and keeps the sequence", async () => {
     const sequenceId = freshId();
     await model.forward({ sequenceId, tokens: Int32Array.from(prompt), position: 0 });
-    await expect(model.forward({ sequenceId, tokens, position: 99 })).rejects.toThrow(/holds 100/);
+    await expect(model.forward({ sequenceId, tokens, position: 99 })).rejects.toThrow(
+      /holds 100 of its tokens/,
+    );
     const next = await model.forward({ sequenceId, tokens: Int32Array.of(180), position: 100 });
     expect(next.topTokens[0]).toBe(reference.greedy[1]);
     await model.dropSequence(sequenceId);
-    await expect(model.forward({ sequenceId, tokens, position: 101 })).rejects.toThrow(/holds nothing/);
+    await expect(model.forward({ sequenceId, tokens, position: 101 })).rejects.toThrow(
+      /holds none of its tokens/,
+    );
   });
 
-  test("a past that makes the logits infinite or no numbers", async () => {
+  test("a past that makes the logits NaN or infinite", async () => {
     const past = { tokens: 3, kv: kv() };
     new Float32Array(past.kv).fill(Number.NaN);
     await expect(model.forward({ sequenceId: freshId(), tokens, position: 3, past })).rejects.toMatchObject({
@@ -179,17 +184,19 @@ describe("refuses", () => {
   });
 });
 
-test("a step that failed with a loaded past leaves nothing to go on from", async () => {
+test("after a failed step with a loaded past the sequence cannot continue", async () => {
   const sequenceId = freshId();
   const tokens = Int32Array.of(5);
   await model.forward({ sequenceId, tokens: Int32Array.from(prompt), position: 0 });
-  const past = { tokens: 3, kv: new ArrayBuffer(model.kvLengthBytes(3)) };
+  const past = { tokens: 3, kv: new ArrayBuffer(wireLengthBytes(model.config, 3)) };
   new Float32Array(past.kv).fill(Number.NaN);
   await expect(model.forward({ sequenceId, tokens, position: 3, past })).rejects.toThrow(/not finite/);
-  await expect(model.forward({ sequenceId, tokens, position: 100 })).rejects.toThrow(/holds nothing/);
+  await expect(model.forward({ sequenceId, tokens, position: 100 })).rejects.toThrow(
+    /holds none of its tokens/,
+  );
 });
 
-test("tokens are taken when the call is made", async () => {
+test("tokens are copied when the call is made", async () => {
   const running = model.forward({ sequenceId: freshId(), tokens: Int32Array.of(5), position: 0 });
   const tokens = Int32Array.from(prompt);
   const waiting = model.forward({ sequenceId: freshId(), tokens, position: 0 });
@@ -198,7 +205,7 @@ test("tokens are taken when the call is made", async () => {
   expect((await waiting).topTokens[0]).toBe(reference.greedy[0]);
 });
 
-test("a step that waits can be aborted, one that runs is finished", async () => {
+test("a waiting step can be aborted, a running one is finished", async () => {
   const controller = new AbortController();
   const { signal } = controller;
   const step = (options?: { signal: AbortSignal }, sequenceId = freshId()) =>
@@ -212,10 +219,10 @@ test("a step that waits can be aborted, one that runs is finished", async () => 
   expect((await running).topTokens[0]).toBe(reference.greedy[0]);
   expect((await after).topTokens[0]).toBe(reference.greedy[0]);
   const next = { sequenceId: "aborted", tokens: Int32Array.of(180), position: 100 };
-  await expect(model.forward(next)).rejects.toThrow(/holds nothing/);
+  await expect(model.forward(next)).rejects.toThrow(/holds none of its tokens/);
 });
 
-test("close finishes the step in progress, rejects those that wait and may be called again", async () => {
+test("close finishes the running step, rejects waiting ones, and may be called again", async () => {
   const own = await loadModel({ cacheDirectory: join(scratch, "cache") });
   const step = () => own.forward({ sequenceId: freshId(), tokens: Int32Array.from(prompt), position: 0 });
   const running = step();
@@ -241,7 +248,7 @@ test("a Hugging Face checkpoint in bfloat16, with biases and tied embeddings, gi
   }
 });
 
-test("a model whose own cache is half precision takes and gives the same wire order", async () => {
+test("a model with a half-precision cache reads and writes the same wire order", async () => {
   const directory = join(scratch, "half");
   await mkdir(directory);
   const json = tinyModelConfig();
@@ -284,7 +291,7 @@ test("an export by optimum in half precision, logits included, is used as it is"
   }
 });
 
-test("what is no model is refused by name", async () => {
+test("a directory that is not a model is refused by name", async () => {
   const directory = join(scratch, "broken");
   await mkdir(directory);
   await writeFile(join(directory, "config.json"), JSON.stringify(tinyModelConfig()));

@@ -1,24 +1,21 @@
 import { KvError } from "@kv/interface";
-import { checkForwardRequest, type ForwardRequest } from "./forward-request.js";
 import { readModelFacts } from "./model-facts.js";
 import { startModelThread } from "./model-thread.js";
 import { type PrepareOptions, prepareModel } from "./prepare-model.js";
-import { wireLengthBytes } from "./wire-order.js";
-
-export type { ForwardRequest } from "./forward-request.js";
+import { wireLengthBytes } from "./worker/wire-order.js";
 
 export interface ModelConfig {
   name: string;
-  /** Holds config.json and the tokenizer's files (`loadTokenizer`). */
+  /** Directory with config.json and the tokenizer's files (`loadTokenizer`). */
   directory: string;
   layers: number;
   kvHeads: number;
   headDim: number;
   vocabSize: number;
-  /** The longest sequence, prompt and output together. */
+  /** Most tokens of a sequence, prompt and output together. */
   maxModelLen: number;
   eosTokenIds: readonly number[];
-  /** Of the KV in wire order, whatever the model computes in. */
+  /** Element type of KV in wire order. */
   dtype: "float32";
   /** Element type of the model's own cache. */
   kvType: "float32" | "float16";
@@ -31,7 +28,7 @@ export interface ForwardResult {
   topLogprobs: Float32Array;
   /** KV of the tokens of this call, in wire order: float32 `[layer][kv_head][token][2 * head_dim]`, key then value. */
   newKv: ArrayBuffer;
-  /** Time in the worker, waiting excluded. */
+  /** Computing time in the worker thread. */
   computeMs: number;
 }
 
@@ -42,14 +39,12 @@ export interface Model {
    * One step of one sequence.
    *
    * @throws KvError KV_REQUEST_INVALID for tokens or positions out of range, a past of the wrong length, or a
-   *   position at which the worker holds nothing to go on from; KV_REQUEST_ABORTED when the signal fires before the
+   *   position that does not continue the worker's KV; KV_REQUEST_ABORTED when the signal fires before the
    *   step starts or the model is closed; KV_ENGINE_FAILED when the step fails or the thread dies.
    */
   forward(request: ForwardRequest, options?: { signal?: AbortSignal }): Promise<ForwardResult>;
   /** Forgets the past of a sequence, after the calls made before; no error when there is none. */
   dropSequence(sequenceId: string): Promise<void>;
-  /** Bytes of `tokens` tokens in wire order. */
-  kvLengthBytes(tokens: number): number;
   /** Ends the thread after the step in progress; steps that wait are rejected. May be called again. */
   close(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
@@ -57,9 +52,9 @@ export interface Model {
 
 export interface LoadOptions extends PrepareOptions {
   /** A directory with an exported decoder or a Hugging Face checkpoint; default: the built-in tiny model. */
-  directory?: string;
-  /** Threads that ONNX Runtime computes with; default 1. */
-  intraOpThreads?: number;
+  directory?: string | undefined;
+  /** Threads of ONNX Runtime; default 1. */
+  intraOpThreads?: number | undefined;
 }
 
 /** @throws KvError KV_CONFIG_INVALID or KV_MODEL_UNSUPPORTED, naming the file and what is wrong with it. */
@@ -82,42 +77,102 @@ export async function loadModel(options: LoadOptions = {}): Promise<Model> {
     await thread.close();
     throw new KvError(
       "KV_CONFIG_INVALID",
-      `neither ${onnxPath} nor config.json says the size of the vocabulary`,
+      `neither ${onnxPath} nor config.json has the size of the vocabulary`,
     );
   }
   const { layers, kvHeads, headDim, kvType } = thread.shape;
   const { name } = prepared;
   const { maxModelLen, eosTokenIds } = facts;
   const config: ModelConfig = Object.freeze({
-    ...{ name, directory: prepared.directory, layers, kvHeads, headDim, vocabSize, maxModelLen, eosTokenIds },
+    name,
+    directory: prepared.directory,
+    layers,
+    kvHeads,
+    headDim,
+    vocabSize,
+    maxModelLen,
+    eosTokenIds,
     dtype: "float32",
     kvType,
   });
 
   return {
     config,
-    kvLengthBytes: (tokens) => wireLengthBytes(config, tokens),
     async forward(request, { signal } = {}) {
       checkForwardRequest(request, config);
-      const { sequenceId, position, past, topLogprobs = 1, returnKv = true } = request;
-      // A copy: a view would take the whole buffer behind it across.
+      const { sequenceId, position, past, topLogprobs = 1 } = request;
+      // A copy: posting a view would copy its whole buffer.
       const tokens = request.tokens.slice();
-      const job = { sequenceId, tokens, position, past, topLogprobs, returnKv };
+      const job = { sequenceId, tokens, position, past, topLogprobs };
       const transfer = past === undefined ? [] : [past.kv];
       const done = await thread.call((id) => ({ kind: "forward", id, job }), { transfer, signal });
       if (done === undefined)
-        throw new KvError("KV_INTERNAL", "the model's thread answered a step with nothing");
-      return { ...done, newKv: done.newKv ?? new ArrayBuffer(0) };
+        throw new KvError("KV_INTERNAL", "the model's thread answered a step without a result");
+      return done;
     },
     async dropSequence(sequenceId) {
       try {
         await thread.call((id) => ({ kind: "drop", id, sequenceId }), { transfer: [], signal: undefined });
       } catch (error) {
-        // A thread that has ended holds nothing any more.
+        // A thread that has ended holds no sequences.
         if (!thread.ended()) throw error;
       }
     },
     close: () => thread.close(),
     [Symbol.asyncDispose]: () => thread.close(),
   };
+}
+
+export interface ForwardRequest {
+  sequenceId: string;
+  /** The tokens to run, at least one. */
+  tokens: Int32Array;
+  /** Position of the first token, which is the number of tokens before it. 0 starts the sequence again. */
+  position: number;
+  /**
+   * KV of the `tokens` tokens before `position`, in wire order. It replaces the KV that the worker holds of the sequence.
+   * The buffer is transferred: it is detached afterwards. Default: the worker continues with its own KV.
+   */
+  past?: { tokens: number; kv: ArrayBuffer } | undefined;
+  /** How many of the most likely next tokens to return, 1 to 100; default 1. */
+  topLogprobs?: number | undefined;
+}
+
+export interface RequestLimits {
+  layers: number;
+  kvHeads: number;
+  headDim: number;
+  vocabSize: number;
+  maxModelLen: number;
+}
+
+const maxLogprobs = 100;
+
+/** @throws KvError KV_REQUEST_INVALID naming the value and its limit. */
+function checkForwardRequest(request: ForwardRequest, limits: RequestLimits): void {
+  const { sequenceId, tokens, position, past, topLogprobs = 1 } = request;
+  const refuse = (message: string): never => {
+    throw new KvError("KV_REQUEST_INVALID", `sequence ${sequenceId}: ${message}`);
+  };
+  if (tokens.length === 0) refuse("there are no tokens to run");
+  for (const token of tokens) {
+    if (token < 0 || token >= limits.vocabSize) {
+      refuse(`token id ${token} is outside the vocabulary of ${limits.vocabSize}`);
+    }
+  }
+  if (!Number.isInteger(position) || position < 0) refuse(`position ${position} is not a number of tokens`);
+  const end = position + tokens.length;
+  if (end > limits.maxModelLen) {
+    refuse(`${end} tokens exceed the model's limit of ${limits.maxModelLen}`);
+  }
+  const most = Math.min(maxLogprobs, limits.vocabSize);
+  if (!Number.isInteger(topLogprobs) || topLogprobs < 1 || topLogprobs > most) {
+    refuse(`topLogprobs ${topLogprobs} is not between 1 and ${most}`);
+  }
+  if (past === undefined) return;
+  if (past.tokens !== position) refuse(`its past has ${past.tokens} tokens, its position is ${position}`);
+  const expected = wireLengthBytes(limits, past.tokens);
+  if (past.kv.byteLength !== expected) {
+    refuse(`its past has ${past.kv.byteLength} bytes, ${past.tokens} tokens have ${expected}`);
+  }
 }

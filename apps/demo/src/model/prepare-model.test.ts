@@ -3,8 +3,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { afterEach, beforeEach, expect, test } from "vitest";
-import { cachedDirectory } from "./model-cache.js";
-import { prepareModel } from "./prepare-model.js";
+import { cachedDirectory, prepareModel } from "./prepare-model.js";
 
 const checkpoint = fileURLToPath(new URL("../../fixtures/model/qwen2-bf16", import.meta.url));
 
@@ -16,7 +15,7 @@ afterEach(async () => {
   await rm(scratch, { recursive: true });
 });
 
-test("several at once make one model, which is used again", async () => {
+test("concurrent calls build one model, which is reused", async () => {
   const all = await Promise.all([1, 2, 3].map(() => prepareModel(undefined, { cacheDirectory: scratch })));
   const [first] = all;
   expect(new Set(all.map(({ onnxPath }) => onnxPath)).size).toBe(1);
@@ -37,18 +36,18 @@ test("a failed build leaves nothing behind", async () => {
   expect(await readdir(scratch)).toEqual([]);
 });
 
-test("a checkpoint is converted once and its own directory stays as it was", async () => {
+test("a checkpoint is converted once, and its directory is not changed", async () => {
   const before = await readdir(checkpoint);
-  const told: string[] = [];
-  const options = { cacheDirectory: scratch, onProgress: (message: string) => told.push(message) };
+  const messages: string[] = [];
+  const options = { cacheDirectory: scratch, onProgress: (message: string) => messages.push(message) };
   const first = await prepareModel(checkpoint, options);
   expect(await prepareModel(checkpoint, options)).toEqual(first);
   expect(first).toMatchObject({ name: "qwen2-bf16", directory: checkpoint });
-  expect(told).toHaveLength(1);
+  expect(messages).toHaveLength(1);
   expect(await readdir(checkpoint)).toEqual(before);
 });
 
-test("an exported model is taken as it is, from either place", async () => {
+test("an exported model is used unchanged, from either path", async () => {
   const home = join(scratch, "exported");
   await mkdir(join(home, "onnx"), { recursive: true });
   await writeFile(join(home, "config.json"), "{}");
@@ -58,7 +57,7 @@ test("an exported model is taken as it is, from either place", async () => {
   expect((await prepareModel(home)).onnxPath).toBe(join(home, "model.onnx"));
 });
 
-test("says what a directory lacks", async () => {
+test("names the file that a directory lacks", async () => {
   await expect(prepareModel(scratch)).rejects.toMatchObject({
     message: expect.stringContaining("no config.json"),
   });

@@ -1,35 +1,38 @@
-import { createHash } from "node:crypto";
-import { basename, join, resolve } from "node:path";
+import { createHash, randomUUID } from "node:crypto";
+import { existsSync } from "node:fs";
+import { mkdir, rename, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { basename, dirname, join, resolve } from "node:path";
+import { fileURLToPath } from "node:url";
 import { KvError } from "@kv/interface";
-import { buildOnnx, onnxBuilderVersion, onnxFileName } from "./build-onnx.js";
-import { checkpointDigest, checkpointFiles, exists, openCheckpoint, readJson } from "./checkpoint.js";
-import { readDecoderConfig } from "./decoder-config.js";
-import { cachedDirectory, defaultCacheDirectory } from "./model-cache.js";
+import { buildOnnx, onnxBuilderVersion, onnxFileName } from "./onnx/build-onnx.js";
 import { tinyModelConfig, tinyModelName, writeTinyModel } from "./tiny-model.js";
+import { checkpointDigest, checkpointFiles, exists, openCheckpoint, readJson } from "./weights/checkpoint.js";
+import { readDecoderConfig } from "./weights/decoder-config.js";
 
-/** Where the parts of a model are that can be opened. */
+/** The files of a model that is ready to be opened. */
 export interface PreparedModel {
   name: string;
-  /** Holds config.json and the tokenizer's files. */
+  /** Directory with config.json and the tokenizer's files. */
   directory: string;
   onnxPath: string;
 }
 
 export interface PrepareOptions {
   /** Default: `node_modules/.cache/kv-demo` of the repository. */
-  cacheDirectory?: string;
-  /** Number of KV heads of the built-in model (1, 2, 4 or 8; default 4). Not for a model of your own. */
-  tinyKvHeads?: number;
+  cacheDirectory?: string | undefined;
+  /** Number of KV heads of the built-in model (1, 2, 4 or 8; default 4). Only for the built-in model. */
+  tinyKvHeads?: number | undefined;
   /** Called before a build that takes seconds to minutes (a large checkpoint). */
-  onProgress?: (message: string) => void;
+  onProgress?: ((message: string) => void) | undefined;
 }
 
-/** Where an exported model lies, in the order tried: optimum's place, then that of the Hub's ONNX repositories. */
+/** Paths of an exported model, in the order in which they are tried: optimum's, then that of ONNX repositories on the Hub. */
 const exportedPlaces = [onnxFileName, join("onnx", onnxFileName)];
 
 /**
  * Makes a model ready to be opened. Without a directory: the built-in tiny model, generated on first use. With one:
- * a decoder exported to ONNX (`model.onnx` or `onnx/model.onnx`) is taken as it is; a Hugging Face checkpoint
+ * a decoder exported to ONNX (`model.onnx` or `onnx/model.onnx`) is used unchanged; a Hugging Face checkpoint
  * (`config.json` and `*.safetensors`) is converted into the cache once.
  *
  * @throws KvError KV_CONFIG_INVALID when the directory holds neither, KV_MODEL_UNSUPPORTED when it cannot be converted.
@@ -52,12 +55,12 @@ export async function prepareModel(
   if (tinyKvHeads !== undefined) {
     throw new KvError(
       "KV_CONFIG_INVALID",
-      `tinyKvHeads ${tinyKvHeads} is for the built-in model, not for ${home}`,
+      `tinyKvHeads ${tinyKvHeads} applies only to the built-in model, not to ${home}`,
     );
   }
   const configPath = join(home, "config.json");
   if (!(await exists(configPath))) {
-    throw new KvError("KV_CONFIG_INVALID", `${home} is no model directory: it has no config.json`);
+    throw new KvError("KV_CONFIG_INVALID", `${home} is not a model directory: it has no config.json`);
   }
   for (const place of exportedPlaces) {
     const onnxPath = join(home, place);
@@ -92,4 +95,42 @@ function digest(...parts: string[]): string {
   const hash = createHash("sha256").update(`builder ${onnxBuilderVersion}\n`);
   for (const part of parts) hash.update(`${part}\n`);
   return hash.digest("hex").slice(0, 16);
+}
+
+/** `node_modules/.cache/kv-demo` of the repository that this file is in; of the system's temporary directory elsewhere. */
+function defaultCacheDirectory(): string {
+  let directory = dirname(fileURLToPath(import.meta.url));
+  for (;;) {
+    if (existsSync(join(directory, "pnpm-workspace.yaml"))) {
+      return join(directory, "node_modules", ".cache", "kv-demo");
+    }
+    const parent = dirname(directory);
+    if (parent === directory) return join(tmpdir(), "kv-demo");
+    directory = parent;
+  }
+}
+
+/**
+ * The directory `cache/key`, filled by `write` when it does not exist. It appears complete or not at all: it is
+ * written under another name and renamed, so that several processes may start at once and a killed one leaves
+ * no incomplete directory.
+ */
+export async function cachedDirectory(
+  cache: string,
+  key: string,
+  write: (directory: string) => Promise<void>,
+): Promise<string> {
+  const target = join(cache, key);
+  if (await exists(target)) return target;
+  const draft = join(cache, `.${key}.${randomUUID()}`);
+  await mkdir(draft, { recursive: true });
+  try {
+    await write(draft);
+    await rename(draft, target);
+  } catch (error) {
+    await rm(draft, { recursive: true, force: true });
+    // Another process was faster. Its directory has the same key and therefore the same content.
+    if (!(await exists(target))) throw error;
+  }
+  return target;
 }

@@ -1,8 +1,8 @@
 import { expect, it } from "vitest";
-import { createBlockPool } from "../engine/block-pool.js";
+import { BlockPool } from "../engine/cache/block-pool.js";
 import { simulatedModel } from "./simulated-model.js";
 
-it("takes its time layer by layer, and makes up for a layer that came late", async () => {
+it("takes time per layer and makes up for a late layer", async () => {
   let nowMs = 1000;
   const waits: number[] = [];
   const clock = {
@@ -38,8 +38,8 @@ it("takes its time layer by layer, and makes up for a layer that came late", asy
   expect(nowMs).toBe(1040);
 });
 
-it("a fragmented pool gives no two neighbours to one request, and each block once", () => {
-  const pool = createBlockPool({ numBlocks: 257, fragmented: true });
+it("a fragmented pool gives no neighbouring blocks to one request, and each block once", () => {
+  const pool = new BlockPool({ numBlocks: 257, fragmented: true });
   const chosen = pool.allocate(64);
   expect(new Set(chosen).size).toBe(64);
   expect(chosen.some((id, i) => Math.abs(id - (chosen[i - 1] ?? -9)) === 1)).toBe(false);

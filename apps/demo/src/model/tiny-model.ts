@@ -1,8 +1,8 @@
 import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { buildOnnx } from "./build-onnx.js";
-import { readDecoderConfig } from "./decoder-config.js";
-import { seededWeights } from "./seeded-weights.js";
+import { buildOnnx } from "./onnx/build-onnx.js";
+import { readDecoderConfig } from "./weights/decoder-config.js";
+import { seededWeights } from "./weights/seeded-weights.js";
 
 export const tinyModelName = "tiny-qwen3";
 const seed = 1234;

@@ -1,74 +1,73 @@
 import { compareFactors, compatibilityHash, explainCompatibility, type FactorDifference } from "@kv/protocol";
-import type { Check } from "../report/check.js";
-import { type ReproducedHash, reproduceHash } from "./reproduce-hash.js";
-import type { Side } from "./side.js";
+import { findHashFactors, type HashSearch } from "./hash-factors.js";
+import type { Check } from "./pair-report.js";
+import type { ServerFacts } from "./server-facts.js";
 
 export interface CompatibilityOptions {
-  /** Factors that the user knows, by vLLM's names. */
-  readonly given: Readonly<Record<string, unknown>>;
-  readonly tpOf: (side: Side) => number;
+  /** Factors that the user gave, by vLLM's names. */
+  readonly knownFactors: Readonly<Record<string, unknown>>;
+  readonly tpOf: (server: ServerFacts) => number;
 }
 
 export interface CompatibilityFindings {
   readonly checks: readonly Check[];
-  /** Of the prefill side, where they are known. */
+  /** The factors of P's hash, else of D's; undefined when neither was found. */
   readonly factors: Readonly<Record<string, unknown>> | undefined;
 }
 
-/** Compares the hashes, and says which factor of them differs: only digests cross the wire. */
+/** Compares the two compatibility hashes and finds the factor that differs; only digests cross the wire. */
 export function compatibilityChecks(
-  prefill: Side,
-  decode: Side | undefined,
+  prefill: ServerFacts,
+  decode: ServerFacts | undefined,
   options: CompatibilityOptions,
 ): CompatibilityFindings {
   const checks: Check[] = [];
-  const theirs = known(prefill, options);
-  if (prefill.payload !== undefined) checks.push(factorCheck(prefill, theirs));
-  if (decode === undefined) return { checks, factors: theirs?.factors };
-  const ours = known(decode, options);
-  if (decode.payload !== undefined) checks.push(factorCheck(decode, ours));
+  const prefillFactors = factorsOf(prefill, options);
+  if (prefill.payload !== undefined) checks.push(factorCheck(prefill, prefillFactors));
+  if (decode === undefined) return { checks, factors: prefillFactors?.factors };
+  const decodeFactors = factorsOf(decode, options);
+  if (decode.payload !== undefined) checks.push(factorCheck(decode, decodeFactors));
   if (prefill.payload !== undefined && decode.payload !== undefined) {
-    checks.push(pairCheck(prefill.payload.compatibilityHash, decode.payload.compatibilityHash, theirs, ours));
+    const hashes = { prefill: prefill.payload.compatibilityHash, decode: decode.payload.compatibilityHash };
+    checks.push(pairCheck(hashes, prefillFactors?.factors, decodeFactors?.factors));
   }
-  return { checks, factors: theirs?.factors ?? ours?.factors };
+  return { checks, factors: prefillFactors?.factors ?? decodeFactors?.factors };
 }
 
-type Known = ReproducedHash & { readonly how: "told" | "found" };
+/** `announced`: the server sent its factors (an engine of this project). `search`: they were found by trying. */
+type Found = HashSearch & { readonly source: "announced" | "search" };
 
-function known(side: Side, { given, tpOf }: CompatibilityOptions): Known | undefined {
-  const { payload, metadata } = side;
+function factorsOf(server: ServerFacts, { knownFactors, tpOf }: CompatibilityOptions): Found | undefined {
+  const { payload, metadata } = server;
   if (payload === undefined) return undefined;
-  const told = payload.extension?.factors;
-  if (typeof told === "object" && told !== null && !Array.isArray(told)) {
-    const factors = told as Readonly<Record<string, unknown>>;
-    if (compatibilityHash(factors) === payload.compatibilityHash) return { factors, tried: 0, how: "told" };
+  const announced = payload.extension?.factors;
+  if (typeof announced === "object" && announced !== null && !Array.isArray(announced)) {
+    const factors = announced as Readonly<Record<string, unknown>>;
+    if (compatibilityHash(factors) === payload.compatibilityHash)
+      return { factors, tried: 0, source: "announced" };
   }
   if (metadata === undefined) return undefined;
-  const models = [side.model?.root, side.model?.id].filter((name) => name !== undefined);
-  const found = reproduceHash(payload.compatibilityHash, {
-    vllmVersion: side.vllmVersion,
+  const models = [server.model?.root, server.model?.id].filter((name) => name !== undefined);
+  const search = findHashFactors(payload.compatibilityHash, {
+    vllmVersion: server.vllmVersion,
     models,
     metadata,
-    tpSize: tpOf(side),
-    cacheDtype: side.cacheSettings?.cache_dtype,
-    transferMode: side.told?.transferMode,
-    given,
+    tpSize: tpOf(server),
+    cacheDtype: server.cacheSettings?.cache_dtype,
+    transferMode: server.remotePrefill?.transferMode,
+    knownFactors,
   });
-  return { ...found, how: "found" };
+  return { ...search, source: "search" };
 }
 
-function factorCheck(side: Side, found: Known | undefined): Check {
-  const hash = side.payload?.compatibilityHash ?? "";
-  const about = {
-    id: `compatibility.${side.role}`,
-    area: "compatibility" as const,
-    title: `hash of ${side.role}`,
-  };
+function factorCheck({ role, payload }: ServerFacts, found: Found | undefined): Check {
+  const hash = payload?.compatibilityHash ?? "";
+  const about = { id: `compatibility.${role}`, area: "compatibility" as const, title: `hash of ${role}` };
   if (found?.factors === undefined) {
     return {
       ...about,
       status: "note",
-      found: `${hash.slice(0, 16)}…: none of ${found?.tried ?? 0} sets of factors gives it, so what it is made of is not known`,
+      found: `${hash.slice(0, 16)}…: its factors are unknown; none of ${found?.tried ?? 0} combinations has this hash`,
       fix: "give what you know of the model: --model, --dtype, --kv-heads, --head-size, --layers",
       details: { hash },
     };
@@ -76,44 +75,55 @@ function factorCheck(side: Side, found: Known | undefined): Check {
   const values = Object.entries(found.factors)
     .sort(([a], [b]) => (a < b ? -1 : 1))
     .map(([name, value]) => `${name} ${JSON.stringify(value)}`);
+  const source = found.source === "announced" ? "" : ` (found after ${found.tried} combinations)`;
   return {
     ...about,
     status: "ok",
-    found: `${hash.slice(0, 16)}… is of ${values.join(", ")}${found.how === "told" ? "" : ` (found, ${found.tried} sets tried)`}`,
+    found: `${hash.slice(0, 16)}… is the hash of ${values.join(", ")}${source}`,
     details: { hash, factors: found.factors, tried: found.tried },
   };
 }
 
-function pairCheck(p: string, d: string, theirs: Known | undefined, ours: Known | undefined): Check {
+type Factors = Readonly<Record<string, unknown>> | undefined;
+
+function pairCheck(
+  hashes: { readonly prefill: string; readonly decode: string },
+  prefill: Factors,
+  decode: Factors,
+): Check {
   const about = { id: "compatibility.pair", area: "compatibility" as const, title: "the two hashes" };
-  if (p === d) return { ...about, status: "ok", found: "equal" };
-  const { differences, text } = explained(p, d, theirs, ours);
+  if (hashes.prefill === hashes.decode) return { ...about, status: "ok", found: "equal" };
+  const { differences, text } = explainDifference(hashes, prefill, decode);
   return {
     ...about,
     status: "fail",
-    found: `different, and the decode side refuses the handshake: ${text}`,
+    found: `they differ, and the decode server refuses the handshake: ${text}`,
     fix: fixOf(differences),
-    details: { prefill: p, decode: d, differences },
+    details: { ...hashes, differences },
   };
 }
 
-function explained(p: string, d: string, theirs: Known | undefined, ours: Known | undefined) {
-  if (theirs?.factors !== undefined && ours?.factors !== undefined) {
-    const differences = compareFactors(ours.factors, theirs.factors);
+/** In the differences, `ours` is the decode server's value and `theirs` the prefill server's. */
+function explainDifference(
+  hashes: { readonly prefill: string; readonly decode: string },
+  prefill: Factors,
+  decode: Factors,
+): { readonly differences: readonly FactorDifference[]; readonly text: string } {
+  if (prefill !== undefined && decode !== undefined) {
+    const differences = compareFactors(decode, prefill);
     return { differences, text: list(differences) };
   }
-  // One side is known: the other is searched for near it.
-  if (ours?.factors !== undefined) return explainCompatibility(ours.factors, { hash: p });
-  if (theirs?.factors !== undefined) {
-    const { differences, text } = explainCompatibility(theirs.factors, { hash: d });
-    const turned = differences.map(({ factor, ours: here, theirs: there }) => ({
-      factor,
-      ours: there,
-      theirs: here,
-    }));
-    return { differences: turned, text: turned.length === 0 ? text : list(turned) };
+  // When only one server's factors are known, the other hash is searched among similar factors.
+  if (decode !== undefined) return explainCompatibility(decode, { hash: hashes.prefill });
+  if (prefill !== undefined) {
+    const { differences, text } = explainCompatibility(prefill, { hash: hashes.decode });
+    const swapped = differences.map(({ factor, ours, theirs }) => ({ factor, ours: theirs, theirs: ours }));
+    return { differences: swapped, text: swapped.length === 0 ? text : list(swapped) };
   }
-  return { differences: [], text: "which factor differs cannot be told, as neither side's are known" };
+  return {
+    differences: [],
+    text: "the factor that differs is unknown, because neither server's factors are known",
+  };
 }
 
 function list(differences: readonly FactorDifference[]): string {
@@ -128,8 +138,7 @@ function list(differences: readonly FactorDifference[]): string {
 const FIXES: Readonly<Record<string, string>> = {
   vllm_version: "run one version of vLLM on both sides",
   nixl_connector_version: "run one version of vLLM on both sides",
-  model:
-    "name the model to both servers by the very same string (--model): the string is hashed, not the weights",
+  model: "start both servers with the same --model string: the hash contains the string, not the weights",
   dtype: "give both the same --dtype",
   attn_backend_name: "give both the same attention backend (--attention-backend)",
   cache_dtype: "give both the same --kv-cache-dtype",
@@ -143,6 +152,6 @@ function fixOf(differences: readonly FactorDifference[]): string {
     ...new Set(differences.map(({ factor }) => FIXES[factor] ?? `make ${factor} equal on both sides`)),
   ];
   const last =
-    'or "enforce_handshake_compat": false in kv_connector_extra_config of decode, at your own risk';
+    'or set "enforce_handshake_compat": false in kv_connector_extra_config of decode, at your own risk';
   return [...(fixes.length === 0 ? ["compare the two command lines"] : fixes), last].join("; ");
 }

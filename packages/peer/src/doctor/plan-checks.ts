@@ -1,22 +1,22 @@
 import { type KvCacheKind, KvError } from "@kv/interface";
 import { buildEngineTransferPlan, type EngineTransferPlan, type ReceiveConversion } from "@kv/plan";
 import { handshakeTargetRanks } from "@kv/topology";
-import { geometryOf } from "../rank-geometry.js";
-import type { Check } from "../report/check.js";
-import type { Side } from "./side.js";
+import { rankGeometry } from "../protocol/rank-geometry.js";
+import type { Check } from "./pair-report.js";
+import type { ServerFacts } from "./server-facts.js";
 
 export interface PlanOptions {
   readonly prefillTp: number;
   readonly decodeTp: number;
-  /** A TP size was neither told nor given. */
+  /** A TP size was neither announced nor given by the user. */
   readonly tpIsAssumed: boolean;
   readonly numKvHeads: number | undefined;
 }
 
 const CONVERSIONS: readonly ReceiveConversion[] = ["attention-order", "hnd-to-nhd"];
 
-/** Builds the plan of every decode rank from what rank (0, 0) of both sides told, and says why it would be refused. */
-export function planChecks(prefill: Side, decode: Side, options: PlanOptions): Check[] {
+/** Builds the transfer plan of every decode rank from the metadata of rank (0, 0) of both servers, and reports why a plan is refused. */
+export function planChecks(prefill: ServerFacts, decode: ServerFacts, options: PlanOptions): Check[] {
   const { metadata: remote } = prefill;
   const { metadata: local } = decode;
   if (remote === undefined || local === undefined) return [];
@@ -25,20 +25,18 @@ export function planChecks(prefill: Side, decode: Side, options: PlanOptions): C
   const numKvHeads = options.numKvHeads ?? Math.max(prefillTp, decodeTp);
   const groups = kindsOf(prefill, isMla);
   const about = { id: "plan.built", area: "plan" as const, title: `TP ${prefillTp} to TP ${decodeTp}` };
-  const assumed = [
-    ...(options.tpIsAssumed ? ["a TP size (--prefill-tp, --decode-tp)"] : []),
-    ...(options.numKvHeads === undefined && prefillTp !== decodeTp && !isMla
-      ? ["the number of KV heads (--kv-heads)"]
-      : []),
-  ];
+  const assumed: string[] = [];
+  if (options.tpIsAssumed) assumed.push("a TP size (--prefill-tp, --decode-tp)");
+  if (options.numKvHeads === undefined && prefillTp !== decodeTp && !isMla)
+    assumed.push("the number of KV heads (--kv-heads)");
 
   function build(conversions: readonly ReceiveConversion[]): EngineTransferPlan[] {
     return Array.from({ length: decodeTp }, (_, tpRank) => {
       const ranks = handshakeTargetRanks({ tpRank, tpSize: decodeTp, remoteTpSize: prefillTp });
       return buildEngineTransferPlan({
-        local: geometryOf(local as NonNullable<typeof local>, { tpRank, tpSize: decodeTp }),
+        local: rankGeometry(local as NonNullable<typeof local>, { tpRank, tpSize: decodeTp }),
         remotes: ranks.map((rank) =>
-          geometryOf(remote as NonNullable<typeof remote>, { tpRank: rank, tpSize: prefillTp }),
+          rankGeometry(remote as NonNullable<typeof remote>, { tpRank: rank, tpSize: prefillTp }),
         ),
         numKvHeads,
         groups,
@@ -58,9 +56,9 @@ export function planChecks(prefill: Side, decode: Side, options: PlanOptions): C
   return checks;
 }
 
-/** The kinds are not on the wire: a group whose list of blocks is shorter than the others' is a window. */
-function kindsOf({ told, metadata }: Side, isMla: boolean): KvCacheKind[] {
-  const count = told?.remoteBlockIds.length ?? 1 + Math.max(0, ...(metadata?.regionGroupIds ?? [0]));
+/** The kind of each KV cache group. Kinds are not on the wire: every group counts as attention, MLA by the backend's name. */
+function kindsOf({ remotePrefill, metadata }: ServerFacts, isMla: boolean): KvCacheKind[] {
+  const count = remotePrefill?.remoteBlockIds.length ?? 1 + Math.max(0, ...(metadata?.regionGroupIds ?? [0]));
   return Array.from({ length: count }, () => (isMla ? "mla" : "full"));
 }
 
@@ -69,12 +67,15 @@ function describe(plans: readonly EngineTransferPlan[]): string {
   if (first === undefined) return "nothing to plan";
   const { sources, blockSizeRatio, form, localConsumers, notifyOnlyRanks } = first;
   const heads = sources.length > 1 ? `heads of ${sources.length} prefill ranks` : "one prefill rank";
-  const blocks = blockSizeRatio > 1 ? `, ${blockSizeRatio} of its blocks in one here` : "";
+  const blocks = blockSizeRatio > 1 ? `, ${blockSizeRatio} prefill blocks per decode block` : "";
   const pass =
-    form === "copy" ? "each byte lands where it belongs" : "a pass puts heads and tokens in order afterwards";
-  const told = notifyOnlyRanks.length > 0 ? `, ${notifyOnlyRanks.length} more told` : "";
+    form === "copy"
+      ? "each byte is read to its final place"
+      : "a pass puts heads and tokens in order after the READ";
+  const notified =
+    notifyOnlyRanks.length > 0 ? `, notifies ${notifyOnlyRanks.length} more without reading` : "";
   return (
-    `each of ${plans.length} decode ranks reads ${heads}${told}${blocks}; ${pass}; ` +
+    `each of ${plans.length} decode ranks reads ${heads}${notified}${blocks}; ${pass}; ` +
     `a prefill rank waits for ${localConsumers} notification${localConsumers > 1 ? "s" : ""}`
   );
 }
@@ -84,9 +85,9 @@ function refusal(refused: unknown, converted: () => EngineTransferPlan[], tail: 
   const details = { code: error.code, ...error.details };
   try {
     const [plan] = converted();
-    const found = `only with a conversion on the decode side (${plan?.conversions.join(", ")}): ${error.message}${tail}`;
+    const found = `works only with a conversion at decode (${plan?.conversions.join(", ")}): ${error.message}${tail}`;
     const fix =
-      "vLLM's CPU worker repacks heads by itself; other layouts need enable_permute_local_kv on the decode side, or one backend and layout on both";
+      "vLLM's CPU worker repacks heads by itself; for other layouts set enable_permute_local_kv at decode, or use one backend and layout on both";
     return { status: "warn" as const, found, fix, details };
   } catch {
     const fix = error.hint ?? "use equal block sizes, layouts and attention backends";
@@ -94,10 +95,10 @@ function refusal(refused: unknown, converted: () => EngineTransferPlan[], tail: 
   }
 }
 
-/** What the plan can and vLLM 0.33 cannot. */
+/** Pairs that have a plan but that vLLM 0.33 cannot serve. */
 function vllmRefusals(
-  prefill: Side,
-  decode: Side,
+  prefill: ServerFacts,
+  decode: ServerFacts,
   {
     prefillTp,
     decodeTp,
@@ -106,10 +107,10 @@ function vllmRefusals(
   }: { prefillTp: number; decodeTp: number; numKvHeads: number; isMla: boolean },
 ): Check[] {
   const about = { id: "plan.vllm", area: "plan" as const, title: "vLLM's own limits" };
-  const isPush = [prefill, decode].some(({ told }) => told?.transferMode === "push");
+  const isPush = [prefill, decode].some(({ remotePrefill }) => remotePrefill?.transferMode === "push");
   const sizes = [prefill.metadata?.blockSize, decode.metadata?.blockSize];
   if (isPush && sizes[0] !== sizes[1]) {
-    const found = `push with kernel blocks of ${sizes[0]} and ${sizes[1]} tokens: it fails at prefill, or stops the decode engine`;
+    const found = `push with kernel blocks of ${sizes[0]} and ${sizes[1]} tokens fails at prefill, or stops the decode engine`;
     return [{ ...about, status: "fail", found, fix: "give both the same --block-size, or use pull" }];
   }
   if (decode.vllmVersion !== undefined && !isMla && prefillTp > decodeTp && prefillTp > numKvHeads) {

@@ -7,18 +7,18 @@ test.each([
   ["http://[::1]:8000", { kind: "server", url: "http://[::1]:8000", host: "::1" }],
   ["p1:5600", { kind: "side-channel", host: "p1", port: 5600 }],
   ["[fe80::1]:5600", { kind: "side-channel", host: "fe80::1", port: 5600 }],
-])("%s", (given, target) => {
-  expect(readTarget(given)).toEqual(target);
+])("%s", (text, target) => {
+  expect(readTarget(text)).toEqual(target);
 });
 
 test.each(["p1", "p1:0", "p1:70000", "http://", "http://u:p@h", "ftp://h:1", "*:5600", ""])(
   "%j is refused",
-  (given) => {
-    expect(() => readTarget(given)).toThrow("names no server");
+  (text) => {
+    expect(() => readTarget(text)).toThrow("is not the address of a server");
   },
 );
 
-test("what only the host itself reaches", () => {
+test("isLoopback is true only for addresses of the host itself", () => {
   expect(["localhost", "127.0.0.1", "127.9.9.9", "::1"].every(isLoopback)).toBe(true);
   expect(["10.0.0.1", "localhost.example", "::2"].some(isLoopback)).toBe(false);
 });

@@ -1,41 +1,54 @@
 import { KvError } from "@kv/interface";
 
-/** A side of the pair as the user named it: a server by its URL, or only its side channel by host and port. */
+/** How a server of the pair was given: by the URL of its HTTP port, or by its side channel alone. */
 export type Target =
-  | { readonly kind: "server"; readonly url: string; readonly host: string }
-  | { readonly kind: "side-channel"; readonly host: string; readonly port: number };
+  | {
+      /** An HTTP server, whose side channel is found through it. */
+      readonly kind: "server";
+      /** Base URL without a trailing slash and without `/v1`. */
+      readonly url: string;
+      /** Host of the URL; an IPv6 address has no brackets. */
+      readonly host: string;
+    }
+  | {
+      /** Only the side channel; nothing is asked over HTTP. */
+      readonly kind: "side-channel";
+      /** An IPv6 address has no brackets. */
+      readonly host: string;
+      /** 1 to 65535. */
+      readonly port: number;
+    };
 
-/** Errors: `KV_CONFIG_INVALID` for what is neither a URL nor `host:port`. */
-export function readTarget(given: string): Target {
-  const text = given.trim();
-  if (/^https?:\/\//i.test(text)) {
-    const url = URL.canParse(text) ? new URL(text) : undefined;
-    if (url === undefined || url.username !== "" || url.search !== "" || url.hash !== "")
-      throw invalid(given);
+/** Reads "http://host:port" or "host:port". Errors: `KV_CONFIG_INVALID` for any other text. */
+export function readTarget(text: string): Target {
+  const trimmed = text.trim();
+  if (/^https?:\/\//i.test(trimmed)) {
+    const url = URL.canParse(trimmed) ? new URL(trimmed) : undefined;
+    if (url === undefined || url.username !== "" || url.search !== "" || url.hash !== "") throw invalid(text);
     const path = url.pathname.replace(/\/+$/, "").replace(/\/v1$/, "");
-    return { kind: "server", url: `${url.origin}${path}`, host: bare(url.hostname) };
+    return { kind: "server", url: `${url.origin}${path}`, host: withoutBrackets(url.hostname) };
   }
-  const [, host, port] = /^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})$/.exec(text) ?? [];
-  if (host === undefined || Number(port) < 1 || Number(port) > 65_535) throw invalid(given);
-  return { kind: "side-channel", host: bare(host), port: Number(port) };
+  const [, host, port] = /^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})$/.exec(trimmed) ?? [];
+  if (host === undefined || Number(port) < 1 || Number(port) > 65_535) throw invalid(text);
+  return { kind: "side-channel", host: withoutBrackets(host), port: Number(port) };
 }
 
-/** Only the host itself reaches it there. */
+/** True for an address that only the host itself can reach. */
 export function isLoopback(host: string): boolean {
   return /^(localhost|127\.\d+\.\d+\.\d+|::1)$/i.test(host);
 }
 
-/** An address to listen on, and none to connect to. */
+/** True for an address to listen on that cannot be connected to. */
 export function isWildcard(host: string): boolean {
   return ["0.0.0.0", "::", "*"].includes(host);
 }
 
-function bare(host: string): string {
+function withoutBrackets(host: string): string {
   return host.replace(/^\[(.*)\]$/, "$1");
 }
 
-function invalid(given: string): KvError {
-  return new KvError("KV_CONFIG_INVALID", `"${given}" names no server`, {
+function invalid(text: string): KvError {
+  return new KvError("KV_CONFIG_INVALID", `"${text}" is not the address of a server`, {
     hint: "give the URL of its HTTP port, http://host:8000, or its side channel alone, host:5600",
   });
 }

@@ -1,13 +1,13 @@
 import { clockOffset } from "@kv/connector/building-blocks";
-import type { Check } from "../report/check.js";
-import type { Side } from "./side.js";
+import type { Check } from "./pair-report.js";
+import type { ServerFacts } from "./server-facts.js";
 
 const MAX_WALL_SKEW_MS = 2000;
-/** Half of it is how wrong the instant of a lease's end may be. */
+/** Half of the round trip bounds the error of a lease's end. */
 const SLOW_ROUND_TRIP_MS = 500;
 
-/** Versions, models and engines of the two sides beside one another. */
-export function versionChecks(prefill: Side, decode: Side): Check[] {
+/** Compares the versions, models and engine ids of the two servers. */
+export function versionChecks(prefill: ServerFacts, decode: ServerFacts): Check[] {
   const checks: Check[] = [];
   const area = "versions" as const;
   const [p, d] = [prefill.vllmVersion, decode.vllmVersion];
@@ -15,7 +15,7 @@ export function versionChecks(prefill: Side, decode: Side): Check[] {
     const about = { id: "versions.vllm", area, title: "vLLM" };
     if (p === d) checks.push({ ...about, status: "ok", found: `${p} on both` });
     else {
-      const found = `${p} at prefill and ${d} at decode: the version is in the compatibility hash, so they refuse one another`;
+      const found = `${p} at prefill and ${d} at decode: the compatibility hash contains the version, so the handshake is refused`;
       checks.push({ ...about, status: "fail", found, fix: "run one version on both sides" });
     }
   }
@@ -27,7 +27,7 @@ export function versionChecks(prefill: Side, decode: Side): Check[] {
       title: "model",
       status: "warn",
       found: `"${one}" at prefill and "${other}" at decode`,
-      fix: "a proxy sends one body to both: give them the same --served-model-name",
+      fix: "give both the same --served-model-name: a proxy sends the same body to both",
     });
   }
   const [mine, theirs] = [decode.metadata?.engineId, prefill.metadata?.engineId];
@@ -37,15 +37,15 @@ export function versionChecks(prefill: Side, decode: Side): Check[] {
       area,
       title: "engines",
       status: "fail",
-      found: `one engine, ${mine}, answers for both sides`,
-      fix: "the two targets lead to one side channel: give each server its own VLLM_NIXL_SIDE_CHANNEL_PORT",
+      found: `engine ${mine} answers for both servers`,
+      fix: "both targets lead to the same side channel: give each server its own VLLM_NIXL_SIDE_CHANNEL_PORT",
     });
   }
   return checks;
 }
 
-/** Whether instants of one side mean the same on the other. */
-export function clockChecks(sides: readonly Side[]): Check[] {
+/** Reports how precisely lease times are known, and whether the wall clocks agree. */
+export function clockChecks(sides: readonly ServerFacts[]): Check[] {
   const checks: Check[] = [];
   for (const { role, wallClockMs, clockSamples } of sides) {
     const about = { id: `clocks.${role}`, area: "clocks" as const, title: `clock of ${role}` };
@@ -55,25 +55,25 @@ export function clockChecks(sides: readonly Side[]): Check[] {
       checks.push({
         ...about,
         status: slow ? "warn" : "ok",
-        found: `leases are read to within ${Math.max(0.1, rttMs / 2).toFixed(1)} ms (round trip ${rttMs.toFixed(1)} ms)`,
-        ...(slow ? { fix: "the server or the way to it is slow: raise kv_lease_duration" } : {}),
+        found: `the end of a lease is known to within ${Math.max(0.1, rttMs / 2).toFixed(1)} ms (round trip ${rttMs.toFixed(1)} ms)`,
+        fix: slow ? "the server or the network is slow: raise kv_lease_duration" : undefined,
       });
     }
     if (wallClockMs === undefined) continue;
     const { least, most } = wallClockMs;
-    const apart = least > 0 ? least : most < 0 ? -most : 0;
+    const offsetMs = least > 0 ? least : most < 0 ? -most : 0;
+    const isOff = offsetMs > MAX_WALL_SKEW_MS;
     checks.push({
       ...about,
       id: `clocks.${role}-wall`,
       title: `wall clock of ${role}`,
-      status: apart > MAX_WALL_SKEW_MS ? "warn" : "ok",
-      found:
-        apart > MAX_WALL_SKEW_MS
-          ? `at least ${(apart / 1000).toFixed(1)} s ${least > 0 ? "ahead of" : "behind"} this host`
-          : `within ${MAX_WALL_SKEW_MS / 1000} s of this host, as far as whole seconds tell`,
-      ...(apart > MAX_WALL_SKEW_MS
-        ? { fix: "run NTP: transfers do not depend on it, traces and logs of the two sides do" }
-        : {}),
+      status: isOff ? "warn" : "ok",
+      found: isOff
+        ? `at least ${(offsetMs / 1000).toFixed(1)} s ${least > 0 ? "ahead of" : "behind"} this host`
+        : `within ${MAX_WALL_SKEW_MS / 1000} s of this host; the header has whole seconds`,
+      fix: isOff
+        ? "run NTP: transfers do not depend on the wall clock, but traces and logs of the two servers do"
+        : undefined,
       details: { least, most },
     });
   }

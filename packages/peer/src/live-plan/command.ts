@@ -2,7 +2,7 @@ import { zmqSideChannel } from "@kv/connector";
 import { KV_CACHE_KINDS, type KvCacheKind, KvError } from "@kv/interface";
 import { addReportOptions, EXIT_CODES, MAX_RANKS, printReport, type ReportOptions } from "@kv/plan/cli";
 import { type Command, InvalidArgumentError } from "commander";
-import { commaSeparated, count, counts, hostAndPort } from "../option-values.js";
+import { commaSeparated, count, counts, hostAndPort } from "../cli/option-values.js";
 import { livePair } from "./live-pair.js";
 
 interface Options extends ReportOptions {

@@ -7,7 +7,7 @@ import {
   decodeHandshakeReply,
   encodeHandshakeRequest,
 } from "@kv/protocol";
-import { geometryOf } from "../rank-geometry.js";
+import { rankGeometry } from "../protocol/rank-geometry.js";
 
 /** The side channel of a running engine. */
 export interface LiveEngine {
@@ -80,7 +80,7 @@ async function handshake(
 
 function ranksLike(metadata: AgentMetadata, tpSize: number): RankGeometry[] {
   return Array.from({ length: tpSize }, (_, tpRank) => ({
-    ...geometryOf(metadata, { tpRank, tpSize }),
+    ...rankGeometry(metadata, { tpRank, tpSize }),
     deviceId: tpRank,
   }));
 }

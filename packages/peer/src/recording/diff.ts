@@ -1,33 +1,39 @@
 import type { AgentMetadata } from "@kv/protocol";
-import { readTold } from "../decode/pull-one.js";
-import { blocksOfRegion } from "./blocks-of-region.js";
-import type { RecordedPrompt } from "./manifest.js";
-import type { RecordedHandshake, Recording } from "./recording.js";
+import { kernelBlocksOfRegion } from "../protocol/rank-geometry.js";
+import { readRemotePrefill } from "../protocol/remote-prefill.js";
+import type { RecordedHandshake, RecordedPrompt, Recording } from "./recording.js";
 
+/** One difference between two recordings. */
 export interface Difference {
-  /** Where, such as "prefill rank 0: blockSize" or "prompt 1, layer x". */
+  /** The place, such as "prefill rank 0: blockSize" or "prompt 1: rank 0, model.layers.0.self_attn.attn". */
   readonly where: string;
+  /** The value in the first recording, as text. */
   readonly one: string;
+  /** The value in the second recording, as text. */
   readonly other: string;
-  /** `pairing`: the two servers' peers would differ. `result`: KV or tokens. `fact`: differs and need not matter. */
+  /**
+   * `pairing`: a peer that pairs with one server may not pair with the other. `result`: KV or tokens differ. `fact`: a difference that does
+   * not matter by itself.
+   */
   readonly kind: "pairing" | "result" | "fact";
 }
 
+/** Options of `diffRecordings`. */
 export interface DiffOptions {
-  /** Largest difference between two values of KV that counts as equal; 0 compares bytes. */
-  readonly tolerance?: number;
-  /** How values lie in KV; bytes are compared when absent. */
-  readonly valueType?: "float32" | "float16" | "bfloat16";
+  /** The largest difference between two values of KV that counts as equal. Default: 0. */
+  readonly tolerance?: number | undefined;
+  /** The type of the values in KV. Default: bytes are compared. */
+  readonly valueType?: "float32" | "float16" | "bfloat16" | undefined;
 }
 
-/** Fields that are new with each start of a server, or are where its memory happens to be. */
+/** Fields that change with every start of a server. */
 const PER_START: readonly (keyof AgentMetadata)[] = [
   "engineId",
   "agentMetadata",
   "baseAddresses",
   "deviceId",
 ];
-/** Parameters that are new with each request, or tell what the server happened to have cached. */
+/** Parameters that change with every request or depend on the server's prefix cache. */
 const PER_REQUEST = [
   "remote_block_ids",
   "remote_engine_id",
@@ -38,9 +44,9 @@ const PER_REQUEST = [
   "remote_prefill_cached_tokens",
   "kv_peer",
 ];
-const SHOWN = 120;
+const MAX_SHOWN_CHARACTERS = 120;
 
-/** What differs between two recordings: of two versions, two settings, or two runs. Errors: those of reading them. */
+/** Compares two recordings: of two versions, two settings, or two runs. Errors: those of `Recording.handshakes` and `Recording.kv`. */
 export async function diffRecordings(
   one: Recording,
   other: Recording,
@@ -49,8 +55,14 @@ export async function diffRecordings(
   const [a, b] = [one.manifest, other.manifest];
   const found: Difference[] = [];
   const compare = (where: string, left: unknown, right: unknown, kind: Difference["kind"]) => {
-    const [x, y] = [shown(left), shown(right)];
-    if (x !== y) found.push({ where, one: x.slice(0, SHOWN), other: y.slice(0, SHOWN), kind });
+    const [x, y] = [asText(left), asText(right)];
+    if (x !== y)
+      found.push({
+        where,
+        one: x.slice(0, MAX_SHOWN_CHARACTERS),
+        other: y.slice(0, MAX_SHOWN_CHARACTERS),
+        kind,
+      });
   };
   compare("tp size", a.tpSize, b.tpSize, "pairing");
   for (const role of ["prefill", "decode"] as const) {
@@ -83,7 +95,7 @@ export async function diffRecordings(
     if (match === undefined) continue;
     const where = `prompt ${index}`;
     compare(`${where}: tokens`, prompt.tokens, match.tokens, "fact");
-    if (shown(prompt.tokens) !== shown(match.tokens)) continue;
+    if (asText(prompt.tokens) !== asText(match.tokens)) continue;
     const keys = new Set([...Object.keys(prompt.params), ...Object.keys(match.params)]);
     for (const key of keys) {
       if (PER_REQUEST.includes(key))
@@ -92,14 +104,14 @@ export async function diffRecordings(
     }
     if (prompt.made !== undefined && match.made !== undefined)
       compare(`${where}: made`, prompt.made, match.made, "result");
-    for (const { region, ...apart } of await kvDifferences(one, other, prompt, match, options)) {
-      found.push({ where: `${where}: ${region}`, ...apart, kind: "result" });
+    for (const { region, ...values } of await kvDifferences(one, other, prompt, match, options)) {
+      found.push({ where: `${where}: ${region}`, ...values, kind: "result" });
     }
   }
   return found;
 }
 
-/** Compares what the prompt's tokens fill: the rest of a last block is whatever was there. */
+/** Compares only the blocks that the prompt fills: the rest of a last block holds leftovers. */
 async function kvDifferences(
   one: Recording,
   other: Recording,
@@ -118,8 +130,8 @@ async function kvDifferences(
     prompt,
   )) {
     const part = [x, y].map((bytes) => bytes.subarray(offsetBytes, offsetBytes + lengthBytes));
-    const apart = compareBytes(part[0] ?? x, part[1] ?? y, options);
-    if (apart !== undefined) found.push({ region: name, ...apart });
+    const values = compareBytes(part[0] ?? x, part[1] ?? y, options);
+    if (values !== undefined) found.push({ region: name, ...values });
   }
   return found;
 }
@@ -135,13 +147,13 @@ function filledParts(
   { params, tokens }: RecordedPrompt,
 ): FilledPart[] {
   const parts: FilledPart[] = [];
-  const blockIds = readTold(params).remoteBlockIds;
+  const blockIds = readRemotePrefill(params).remoteBlockIds;
   let offsetBytes = 0;
   for (const { tpRank, metadata } of handshakes) {
     const kernels = metadata.physicalBlocksPerLogical;
     const tail = tokens.length % (metadata.blockSize * kernels) === 0 ? 0 : kernels;
     for (const [region, blockLengthBytes] of metadata.blockLengthsBytes.entries()) {
-      const blocks = blocksOfRegion(metadata, region, blockIds).length;
+      const blocks = kernelBlocksOfRegion(metadata, region, blockIds).length;
       parts.push({
         name: `rank ${tpRank}, ${metadata.regionNames?.[region] ?? `region ${region}`}`,
         offsetBytes,
@@ -171,13 +183,13 @@ function compareBytes(
     const apart = Math.abs(value - (right[at] ?? 0));
     if (apart <= tolerance || (Number.isNaN(value) && Number.isNaN(right[at]))) continue;
     count += 1;
-    // What is no number is further apart than any other.
+    // NaN counts as the largest difference.
     if (!(apart <= most)) most = apart;
   }
   if (count === 0) return undefined;
   return {
     one: `${count} of ${left.length} values differ by more than ${tolerance}`,
-    other: `the most by ${most}`,
+    other: `the largest difference is ${most}`,
   };
 }
 
@@ -199,7 +211,7 @@ function fromFloat16(word: number): number {
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
 
-function shown(value: unknown): string {
+function asText(value: unknown): string {
   return (
     JSON.stringify(value, (_, item: unknown) =>
       item instanceof Uint8Array ? Buffer.from(item).toString("hex") : item,

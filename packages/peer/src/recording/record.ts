@@ -7,201 +7,213 @@ import {
   systemRandom,
   type Transport,
 } from "@kv/interface";
-import { encodeHandshakeRequest, encodeNotification } from "@kv/protocol";
-import { decodeIdOf } from "../connector-for.js";
-import { type HeadlessDecode, openHeadlessDecode } from "../decode/headless-decode.js";
-import { handshakeOf } from "../decode/load.js";
-import { mirrorOf } from "../decode/mirror.js";
-import { blocksOf, readTold } from "../decode/pull-one.js";
-import { silentTransport } from "../decode/silent-transport.js";
-import type { EngineServer } from "../server/server.js";
-import { blocksOfRegion } from "./blocks-of-region.js";
-import type { Manifest, RecordedPrompt, RecordedSide } from "./manifest.js";
-import { createRecording, type RecordingWriter } from "./recording.js";
+import type { RemotePrefillParams } from "@kv/protocol";
+import { type MatchingDecode, openMatchingDecode } from "../headless/matching-decode.js";
+import { filterNotifications, type NotificationFilter } from "../headless/notification-filter.js";
+import type { EngineServer } from "../http/engine-server.js";
+import { exchangeHandshake } from "../protocol/handshake.js";
+import { kernelBlocksOfRegion } from "../protocol/rank-geometry.js";
+import { decodeRequestId, readDoneText, readRemotePrefill } from "../protocol/remote-prefill.js";
+import {
+  createRecording,
+  type Manifest,
+  type RecordedPrompt,
+  type RecordedSide,
+  type RecordingWriter,
+} from "./recording.js";
 
+/** Options of `record`. */
 export interface RecordOptions {
+  /** The folder of the recording; created. */
   readonly folder: string;
+  /** The prefill server. */
   readonly prefill: EngineServer;
-  /** Goes on from the same KV after it was recorded: its tokens are kept too. */
-  readonly decode?: EngineServer;
+  /** Continues from the same KV after it was recorded; its tokens are recorded too. */
+  readonly decode?: EngineServer | undefined;
+  /** Moves the blocks. The caller closes it. */
   readonly transport: Transport;
+  /** Carries the handshakes. The caller closes it. */
   readonly sideChannel: SideChannel;
+  /** The prompts, as token ids. */
   readonly prompts: readonly (readonly number[])[];
-  readonly outputTokens?: number;
-  /** Where a server that pushes finds this side; loopback and a free port unless given. */
-  readonly sideChannelHost?: string;
-  readonly sideChannelPort?: number;
-  readonly random?: Random;
+  /** Tokens that the decode server generates per prompt. Default: 16. */
+  readonly outputTokens?: number | undefined;
+  /** Where a P that pushes reaches this side. Default: 127.0.0.1. */
+  readonly sideChannelHost?: string | undefined;
+  /** Default: 0, a free port. */
+  readonly sideChannelPort?: number | undefined;
+  /** Source of ids. Default: the system's. */
+  readonly random?: Random | undefined;
 }
 
 const OUTPUT_TOKENS = 16;
-const TIMEOUT_MS = 5000;
 
-/** Stores what a pair of servers says and the KV that goes between them. Errors: the servers', the side channel's, the transport's. */
+/**
+ * Records a running pair: the handshakes of every rank, and for each prompt `kv_transfer_params`, the KV, and the tokens of the decode server.
+ * The manifest is written last. Errors: those of the servers, the side channel and the transport; `KV_CONFIG_INVALID` without prompts.
+ */
 export async function record(options: RecordOptions): Promise<Manifest> {
-  const { prefill, decode, sideChannel, prompts, random = systemRandom() } = options;
-  const writer = createRecording(options.folder);
-  const silenced = new Set<string>();
-  const transport = silentTransport(options.transport, (text) =>
-    silenced.has(text.slice(0, text.lastIndexOf(":"))),
-  );
-  const recorded: RecordedPrompt[] = [];
-  let reader: HeadlessDecode | undefined;
-  let side: RecordedSide | undefined;
-  let tpSize = 1;
-  try {
-    for (const [index, tokens] of prompts.entries()) {
-      const params = await prefill.prefill(tokens);
-      const told = readTold(params);
-      const isPush = told.transferMode === "push";
-      // The decode server says when it has read; two words would free the blocks under it.
-      if (decode !== undefined && !isPush) silenced.add(told.remoteRequestId);
-      const { metadata, compatibilityHash } = await handshakeOf(told, sideChannel);
-      tpSize = told.tpSize;
-      side ??= await recordSide(
-        "p",
-        prefill,
-        { host: told.remoteHost, port: told.remotePort, tpSize },
-        options,
-        writer,
-      );
-      const numBlocks = 1 + blocksOf(told);
-      const { sideChannelHost, sideChannelPort } = options;
-      const mirror = mirrorOf(metadata, told, {
-        engineId: `kv-peer-${random.uuid()}`,
-        numBlocks,
-        sideChannelHost,
-        sideChannelPort,
-      });
-      reader = await openHeadlessDecode({
-        ...mirror,
-        transport,
-        sideChannel,
-        announcedHash: compatibilityHash,
-      });
-      const blockIds = numbered(told.remoteBlockIds);
-      const request = {
-        requestId: decodeIdOf(told, random),
-        numPromptTokens: told.remoteNumTokens ?? tokens.length,
-        kvTransferParams: params,
-      };
-      const { failure } = await reader.receive(request, blockIds);
-      if (failure !== undefined) throw new KvError(failure.code, failure.message);
-      const bytes = joined(
-        Array.from({ length: tpSize }, (_, tpRank) =>
-          metadata.baseAddresses.flatMap((_, region) =>
-            blocksOfRegion(metadata, region, blockIds).map(
-              (id) => reader?.block(tpRank, region, id) ?? new Uint8Array(),
-            ),
-          ),
-        ).flat(),
-      );
-      reader.finish(request, blockIds);
-      await reader.close();
-      reader = undefined;
-      const notification = encodeNotification({ kind: "done", requestId: told.remoteRequestId, readers: 1 });
-      recorded.push({
-        tokens: [...tokens],
-        params: { ...params },
-        kv: await writer.kv(`prompt-${index}.bin`, bytes),
-        notification: new TextDecoder().decode(notification),
-        // What was written once is written to nobody else: the prompt is computed once more.
-        ...(isPush ? await onceMore(tokens, options) : await continued(decode, tokens, params, options)),
-      });
-    }
-    if (side === undefined) throw new KvError("KV_CONFIG_INVALID", "there is no prompt to record");
-    const other = decode === undefined ? undefined : await decodeSide(decode, options, writer);
+  const recorder = new Recorder(options);
+  for (const tokens of options.prompts) await recorder.recordPrompt(tokens);
+  return await recorder.finish();
+}
+
+class Recorder {
+  readonly #options: RecordOptions;
+  readonly #random: Random;
+  readonly #writer: RecordingWriter;
+  readonly #filter: NotificationFilter;
+  readonly #prompts: RecordedPrompt[] = [];
+  #prefillSide: RecordedSide | undefined;
+  #tpSize = 1;
+
+  constructor(options: RecordOptions) {
+    this.#options = options;
+    this.#random = options.random ?? systemRandom();
+    this.#writer = createRecording(options.folder);
+    this.#filter = filterNotifications(options.transport);
+  }
+
+  async recordPrompt(tokens: readonly number[]): Promise<void> {
+    const { prefill, decode } = this.#options;
+    const params = await prefill.prefill(tokens);
+    const remote = readRemotePrefill(params);
+    const isPush = remote.transferMode === "push";
+    // The decode server reads the same blocks and notifies P. A second notification would free them too early.
+    if (decode !== undefined && !isPush) this.#filter.drop(remote.remoteRequestId);
+    this.#tpSize = remote.tpSize;
+    this.#prefillSide ??= await this.#recordSide("p", prefill, remote);
+    const kv = await this.#receiveKv(tokens, params, remote);
+    this.#prompts.push({
+      tokens: [...tokens],
+      params: { ...params },
+      kv: await this.#writer.kv(`prompt-${this.#prompts.length}.bin`, kv),
+      notification: readDoneText(remote.remoteRequestId),
+      // P pushes a prompt to one receiver only: for the decode server it computes the prompt again.
+      made: await (isPush ? this.#recompute(tokens) : this.#continue(tokens, params)),
+    });
+  }
+
+  async finish(): Promise<Manifest> {
+    const { decode } = this.#options;
+    if (this.#prefillSide === undefined)
+      throw new KvError("KV_CONFIG_INVALID", "there is no prompt to record");
     const manifest: Manifest = {
       version: 1,
-      tpSize,
-      prefill: side,
-      ...(other === undefined ? {} : { decode: other }),
-      prompts: recorded,
+      tpSize: this.#tpSize,
+      prefill: this.#prefillSide,
+      decode: decode === undefined ? undefined : await this.#recordDecodeSide(decode),
+      prompts: this.#prompts,
     };
-    await writer.finish(manifest);
+    await this.#writer.finish(manifest);
     return manifest;
-  } finally {
-    await reader?.close();
+  }
+
+  /** Receives the KV of a prompt into a headless decode engine and copies it out. */
+  async #receiveKv(
+    tokens: readonly number[],
+    params: KvTransferParams,
+    remote: RemotePrefillParams,
+  ): Promise<Uint8Array> {
+    const { sideChannel, sideChannelHost, sideChannelPort } = this.#options;
+    const matching = await openMatchingDecode(remote, {
+      transport: this.#filter.transport,
+      sideChannel,
+      sideChannelHost,
+      sideChannelPort,
+      random: this.#random,
+      concurrency: 1,
+    });
+    const { decode } = matching;
+    try {
+      const blockIds = consecutiveIds(remote.remoteBlockIds);
+      const request = {
+        requestId: decodeRequestId(remote, this.#random),
+        numPromptTokens: remote.remoteNumTokens ?? tokens.length,
+        kvTransferParams: params,
+      };
+      const { failure } = await decode.receive(request, blockIds);
+      if (failure !== undefined) throw new KvError(failure.code, failure.message);
+      const kv = copyBlocks(matching, remote.tpSize, blockIds);
+      decode.finish(request, blockIds);
+      return kv;
+    } finally {
+      await decode.close();
+    }
+  }
+
+  /** The tokens that the decode server generates from this KV; undefined without a decode server. */
+  async #continue(
+    tokens: readonly number[],
+    params: KvTransferParams,
+    requestId?: string,
+  ): Promise<number[] | undefined> {
+    const { decode, outputTokens = OUTPUT_TOKENS } = this.#options;
+    if (decode === undefined) return undefined;
+    return [...(await decode.decode(tokens, params, outputTokens, { requestId }))];
+  }
+
+  async #recompute(tokens: readonly number[]): Promise<number[] | undefined> {
+    const { prefill, decode } = this.#options;
+    if (decode === undefined) return undefined;
+    const requestId = this.#random.uuid();
+    const params = await prefill.prefill(tokens, { requestId });
+    return await this.#continue(tokens, params, requestId);
+  }
+
+  /** The handshakes of the decode server; undefined when it does not announce a side channel. A pull D does not need one. */
+  async #recordDecodeSide(server: EngineServer): Promise<RecordedSide | undefined> {
+    try {
+      return await this.#recordSide("d", server, readRemotePrefill(await server.prefill([20, 30])));
+    } catch {
+      return undefined;
+    }
+  }
+
+  async #recordSide(
+    prefix: string,
+    server: EngineServer,
+    { remoteHost: host, remotePort: port, tpSize }: RemotePrefillParams,
+  ): Promise<RecordedSide> {
+    const ranks: RecordedSide["ranks"] = [];
+    for (let tpRank = 0; tpRank < tpSize; tpRank++) {
+      const { request, reply } = await exchangeHandshake(
+        this.#options.sideChannel,
+        { host, port },
+        { tpRank },
+      );
+      const name = `${prefix}.pp0tp${tpRank}`;
+      ranks.push({
+        tpRank,
+        request: await this.#writer.frame(`${name}.req.bin`, request),
+        reply: await Promise.all(
+          reply.frames.map((frame, index) => this.#writer.frame(`${name}.rep${index}.bin`, frame)),
+        ),
+      });
+    }
+    const [vllmVersion, model] = await Promise.all([
+      server.version().catch(() => undefined),
+      server.model().catch(() => undefined),
+    ]);
+    return { url: server.url, vllmVersion, model: model?.root ?? model?.id, ranks };
   }
 }
 
-async function continued(
-  decode: EngineServer | undefined,
-  tokens: readonly number[],
-  params: KvTransferParams,
-  { outputTokens = OUTPUT_TOKENS }: RecordOptions,
-  requestId?: string,
-): Promise<{ made?: number[] }> {
-  if (decode === undefined) return {};
-  const call = requestId === undefined ? {} : { requestId };
-  return { made: [...(await decode.decode(tokens, params, outputTokens, call))] };
-}
-
-async function onceMore(tokens: readonly number[], options: RecordOptions): Promise<{ made?: number[] }> {
-  const { prefill, decode, random = systemRandom() } = options;
-  if (decode === undefined) return {};
-  const requestId = random.uuid();
-  const params = await prefill.prefill(tokens, { requestId });
-  return continued(decode, tokens, params, options, requestId);
-}
-
-/** Blocks 1, 2, … in the shape of the server's. */
-function numbered(like: BlockIds): BlockIds {
+/** Block ids 1, 2, … in lists of the same lengths. */
+function consecutiveIds(like: BlockIds): BlockIds {
   let next = 1;
   return like.map((ids) => ids.map(() => next++));
 }
 
-function joined(parts: readonly Uint8Array[]): Uint8Array {
-  const bytes = new Uint8Array(parts.reduce((sum, part) => sum + part.byteLength, 0));
-  let offset = 0;
-  for (const part of parts) {
-    bytes.set(part, offset);
-    offset += part.byteLength;
-  }
-  return bytes;
-}
-
-/** The handshake of a decode server, where it keeps a side channel and says where: none of them must. */
-async function decodeSide(
-  server: EngineServer,
-  options: RecordOptions,
-  writer: RecordingWriter,
-): Promise<RecordedSide | undefined> {
-  try {
-    const told = readTold(await server.prefill([20, 30]));
-    const { remoteHost: host, remotePort: port, tpSize } = told;
-    return await recordSide("d", server, { host, port, tpSize }, options, writer);
-  } catch {
-    return undefined;
-  }
-}
-
-async function recordSide(
-  prefix: string,
-  server: EngineServer,
-  { host, port, tpSize }: { host: string; port: number; tpSize: number },
-  { sideChannel }: RecordOptions,
-  writer: RecordingWriter,
-): Promise<RecordedSide> {
-  const ranks: RecordedSide["ranks"] = [];
+/** The bytes of the blocks: rank after rank, within a rank region after region. */
+function copyBlocks({ decode, metadata }: MatchingDecode, tpSize: number, blockIds: BlockIds): Uint8Array {
+  const blocks: Uint8Array[] = [];
   for (let tpRank = 0; tpRank < tpSize; tpRank++) {
-    const request = encodeHandshakeRequest({ ppRank: 0, tpRank });
-    const { frames } = await sideChannel.request({ host, port, frames: [request], timeoutMs: TIMEOUT_MS });
-    const name = `${prefix}.pp0tp${tpRank}`;
-    ranks.push({
-      tpRank,
-      request: await writer.frame(`${name}.req.bin`, request),
-      reply: await Promise.all(frames.map((frame, index) => writer.frame(`${name}.rep${index}.bin`, frame))),
-    });
+    for (const region of metadata.baseAddresses.keys()) {
+      for (const id of kernelBlocksOfRegion(metadata, region, blockIds))
+        blocks.push(decode.block(tpRank, region, id));
+    }
   }
-  const [vllmVersion, model] = await Promise.all([
-    server.version().catch(() => undefined),
-    server.model().catch(() => undefined),
-  ]);
-  return {
-    url: server.url,
-    ...(vllmVersion === undefined ? {} : { vllmVersion }),
-    ...(model === undefined ? {} : { model: model.root ?? model.id }),
-    ranks,
-  };
+  // A copy of its own: the blocks are views of memory that is freed next.
+  return new Uint8Array(Buffer.concat(blocks));
 }

@@ -8,27 +8,73 @@ import {
   decodeHandshakeReply,
   type HandshakePayload,
 } from "@kv/protocol";
-import { type Manifest, manifestSchema, type RecordedPrompt, type RecordedSide } from "./manifest.js";
+import { z } from "zod";
 
-/** A folder with a manifest, frames of handshakes and KV. */
+/** A path inside the recording's folder: a manifest must not name files outside of it. */
+const fileName = z.string().regex(/^(frames|kv)\/[A-Za-z0-9._-]{1,100}$/);
+const rankSchema = z.object({
+  tpRank: z.int().min(0).max(65_535),
+  request: fileName,
+  reply: z.array(fileName).min(1).max(2),
+});
+const sideSchema = z.object({
+  url: z.string().max(2048).optional(),
+  vllmVersion: z.string().max(200).optional(),
+  model: z.string().max(4096).optional(),
+  ranks: z.array(rankSchema).min(1).max(4096),
+});
+
+const promptSchema = z.object({
+  tokens: z.array(z.int().min(0)).min(1).max(4_000_000),
+  params: z.record(z.string(), z.unknown()).describe("The server's kv_transfer_params."),
+  kv: z.object({ file: fileName, lengthBytes: z.int().min(0), sha256: z.string().regex(/^[0-9a-f]{64}$/) }),
+  notification: z.string().max(1024).describe("The notification after which the server frees the blocks."),
+  made: z.array(z.int()).optional().describe("The tokens that the decode server generated from this KV."),
+});
+
+/** The schema of a recording's `manifest.json`. */
+export const manifestSchema = z.object({
+  version: z.literal(1),
+  tpSize: z.int().min(1).max(4096),
+  prefill: sideSchema,
+  decode: sideSchema.optional(),
+  prompts: z.array(promptSchema).min(1).max(10_000),
+});
+/** The content of a recording's `manifest.json`: the servers, the files of their handshakes, and the prompts with the files of their KV. */
+export type Manifest = z.infer<typeof manifestSchema>;
+/** One server of a recording and the files with its handshakes. */
+export type RecordedSide = z.infer<typeof sideSchema>;
+/** One recorded prompt: its tokens, the server's parameters and the file of its KV. */
+export type RecordedPrompt = z.infer<typeof promptSchema>;
+
+/** A recording that was opened: a folder with a manifest, handshake frames and KV. */
 export interface Recording {
+  /** The recording's folder. */
   readonly folder: string;
+  /** The validated content of `manifest.json`. */
   readonly manifest: Manifest;
-  /** What each rank of a side answered, in the order of its ranks. */
+  /** Reads and decodes the handshake of each rank, in the order of the manifest. Errors: `KV_CONFIG_INVALID`, `KV_WIRE_MALFORMED`. */
   handshakes(side: RecordedSide): Promise<readonly RecordedHandshake[]>;
-  /** A prompt's KV: rank after rank, in each region after region, in each the request's kernel blocks in order. */
+  /**
+   * Reads the KV of a prompt: rank after rank, within a rank region after region, within a region the request's kernel blocks in order.
+   * Errors: `KV_CONFIG_INVALID` when the file's length or SHA-256 is not the recorded one.
+   */
   kv(prompt: RecordedPrompt): Promise<Uint8Array>;
 }
 
+/** The recorded handshake of one rank. */
 export interface RecordedHandshake {
+  /** Tensor-parallel rank. */
   readonly tpRank: number;
+  /** The decoded reply. */
   readonly payload: HandshakePayload;
+  /** The decoded agent metadata of `payload`. */
   readonly metadata: AgentMetadata;
 }
 
 const MANIFEST = "manifest.json";
 
-/** Opens a recording and checks its manifest. Errors: `KV_CONFIG_INVALID`, naming the file and what is wrong; KV is checked when it is read. */
+/** Opens a recording and validates its manifest; the KV is validated when it is read. Errors: `KV_CONFIG_INVALID` with the file and the reason. */
 export async function openRecording(folder: string): Promise<Recording> {
   const file = join(folder, MANIFEST);
   const text = await readFile(file, "utf8").catch((error: unknown) => {
@@ -37,12 +83,12 @@ export async function openRecording(folder: string): Promise<Recording> {
       cause: error,
     });
   });
-  const manifest = manifestOf(text, file);
+  const manifest = parseManifest(text, file);
   return {
     folder,
     manifest,
     async handshakes(side) {
-      const read = (name: string) => bytesOf(join(folder, name));
+      const read = (name: string) => readBytes(join(folder, name));
       return Promise.all(
         side.ranks.map(async ({ tpRank, reply }) => {
           const { payload } = decodeHandshakeReply(await Promise.all(reply.map(read)));
@@ -51,25 +97,29 @@ export async function openRecording(folder: string): Promise<Recording> {
       );
     },
     async kv({ kv }) {
-      const bytes = await bytesOf(join(folder, kv.file));
+      const bytes = await readBytes(join(folder, kv.file));
       const sha256 = digest(bytes);
       if (bytes.byteLength === kv.lengthBytes && sha256 === kv.sha256) return bytes;
       throw new KvError(
         "KV_CONFIG_INVALID",
-        `${join(folder, kv.file)} has ${bytes.byteLength} bytes with SHA-256 ${sha256}, recorded were ${kv.lengthBytes} with ${kv.sha256}`,
-        { hint: "the file was changed or cut off: record again" },
+        `${join(folder, kv.file)} has ${bytes.byteLength} bytes with SHA-256 ${sha256}; recorded were ${kv.lengthBytes} bytes with ${kv.sha256}`,
+        { hint: "the file was changed or truncated: record again" },
       );
     },
   };
 }
 
-/** Writes files of a recording as they come, folders with the first of them, and the manifest last: a folder without one is no recording. */
+/** Writes the files of a recording. The manifest is written last: a folder without one is not a recording. */
 export interface RecordingWriter {
+  /** Writes a handshake frame. Resolves with its path for the manifest. */
   frame(name: string, bytes: Uint8Array): Promise<string>;
+  /** Writes the KV of a prompt. Resolves with the manifest's entry. */
   kv(name: string, bytes: Uint8Array): Promise<RecordedPrompt["kv"]>;
+  /** Validates and writes `manifest.json`. */
   finish(manifest: Manifest): Promise<void>;
 }
 
+/** Starts a recording in `folder`, which is created with the first file. */
 export function createRecording(folder: string): RecordingWriter {
   async function write(name: string, content: Uint8Array | string): Promise<string> {
     const file = join(folder, name);
@@ -89,7 +139,7 @@ export function createRecording(folder: string): RecordingWriter {
   };
 }
 
-function manifestOf(text: string, file: string): Manifest {
+function parseManifest(text: string, file: string): Manifest {
   let value: unknown;
   try {
     value = JSON.parse(text);
@@ -105,9 +155,9 @@ function manifestOf(text: string, file: string): Manifest {
   );
 }
 
-async function bytesOf(file: string): Promise<Uint8Array> {
+async function readBytes(file: string): Promise<Uint8Array> {
   try {
-    // Not a Buffer, whose `slice` would share memory.
+    // A copy: `slice` of a Buffer would share its memory.
     return new Uint8Array(await readFile(file));
   } catch (error) {
     throw KvError.from(error, "KV_CONFIG_INVALID", `${file} cannot be read`);

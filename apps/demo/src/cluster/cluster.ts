@@ -1,0 +1,139 @@
+import type { Log } from "@kv/interface";
+import { createProxy } from "@kv/proxy";
+import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
+import { CloseStack } from "../instance/close-stack.js";
+import { startInstance } from "../instance/instance.js";
+import { readInstanceConfig } from "../instance/instance-config.js";
+import { startChild } from "../processes/child-process.js";
+import type { LogLevel } from "../processes/json-log.js";
+import { SupervisedServer } from "../processes/supervisor.js";
+import { type ClusterOptions, type PlannedInstance, planInstances, planProxy } from "./cluster-plan.js";
+
+/** A server of the cluster. */
+export interface ClusterMember {
+  readonly name: string;
+  readonly url: string;
+  readonly backend: string | null;
+  /** Undefined with the memory transport, where all servers run in this process. */
+  readonly process?: Pick<SupervisedServer, "pid" | "replaced"> | undefined;
+}
+
+export interface StartOptions {
+  readonly log: Log;
+  readonly logLevel: LogLevel;
+  /** Restart a process that ends. Default: false. */
+  readonly restart?: boolean | undefined;
+  /** Port of the proxy. Default: 0, a free one. */
+  readonly proxyPort?: number | undefined;
+}
+
+/** Prefill and decode instances and a proxy in front of them, all running. */
+export class Cluster {
+  readonly proxy: ClusterMember;
+  readonly prefills: readonly ClusterMember[];
+  readonly decodes: readonly ClusterMember[];
+  readonly #closers: CloseStack;
+
+  constructor(
+    members: { proxy: ClusterMember; prefills: ClusterMember[]; decodes: ClusterMember[] },
+    closers: CloseStack,
+  ) {
+    this.proxy = members.proxy;
+    this.prefills = members.prefills;
+    this.decodes = members.decodes;
+    this.#closers = closers;
+  }
+
+  /** Ends all servers; no process, listener or timer is left. */
+  close(): Promise<void> {
+    return this.#closers.close();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+}
+
+/** Starts a cluster. Errors: the first error of a server; what was started is closed then. */
+export async function startCluster(options: ClusterOptions, start: StartOptions): Promise<Cluster> {
+  const closers = new CloseStack(start.log);
+  try {
+    const members =
+      options.transport === "memory"
+        ? await startInThisProcess(options, start, closers)
+        : await startProcesses(options, start, closers);
+    return new Cluster(members, closers);
+  } catch (error) {
+    await closers.close();
+    throw error;
+  }
+}
+
+/** The memory transport reaches no other process, so all instances run in this one, with the same HTTP and handshakes. */
+async function startInThisProcess(
+  options: ClusterOptions,
+  { log, proxyPort = 0 }: StartOptions,
+  closers: CloseStack,
+) {
+  const network = memoryNetwork();
+  const start = async ({ name, config }: PlannedInstance): Promise<ClusterMember> => {
+    const instance = await startInstance(readInstanceConfig(config), {
+      log,
+      transport: memoryTransport({ network, host: name }),
+      sideChannel: memorySideChannel({ network, host: name }),
+    });
+    closers.add(name, () => instance.drain());
+    return { name, url: instance.url, backend: instance.backend };
+  };
+  const planned = planInstances(options);
+  const prefills = await Promise.all(planned.prefills.map(start));
+  const decodes = await Promise.all(planned.decodes.map(start));
+  const proxy = createProxy({ ...planProxy(urls(prefills), urls(decodes), options), log });
+  closers.add("proxy", () => proxy.close());
+  const { url } = await proxy.listen({ port: proxyPort });
+  return { proxy: { name: "proxy", url, backend: null }, prefills, decodes };
+}
+
+async function startProcesses(
+  options: ClusterOptions,
+  { log, logLevel, restart = false, proxyPort = 0 }: StartOptions,
+  closers: CloseStack,
+) {
+  const start = async (
+    role: "instance" | "proxy",
+    { name, config }: { name: string; config: object },
+    firstPort = 0,
+  ): Promise<ClusterMember> => {
+    const argumentsFor = (port: number) => {
+      const settings = JSON.stringify({ ...config, port: port === 0 ? firstPort : port });
+      return [role, "--log-level", logLevel, "--config", settings];
+    };
+    const server = await SupervisedServer.start({
+      start: (port) => startChild({ name, args: argumentsFor(port) }),
+      restart,
+      log,
+    });
+    closers.add(name, () => server.stop());
+    return { name, url: server.url, backend: server.backend, process: server };
+  };
+  const startAll = (planned: readonly PlannedInstance[]) =>
+    Promise.allSettled(planned.map((instance) => start("instance", instance)));
+  const planned = planInstances(options);
+  // All processes have started or failed before one is stopped, so that none is left behind.
+  const settled = await Promise.all([startAll(planned.prefills), startAll(planned.decodes)]);
+  const [prefills, decodes] = [fulfilled(settled[0]), fulfilled(settled[1])];
+  const proxyConfig = planProxy(urls(prefills), urls(decodes), options);
+  const proxy = await start("proxy", { name: "proxy", config: proxyConfig }, proxyPort);
+  return { proxy, prefills, decodes };
+}
+
+function fulfilled(results: readonly PromiseSettledResult<ClusterMember>[]): ClusterMember[] {
+  return results.map((result) => {
+    if (result.status === "rejected") throw result.reason;
+    return result.value;
+  });
+}
+
+function urls(members: readonly ClusterMember[]): string[] {
+  return members.map(({ url }) => url);
+}

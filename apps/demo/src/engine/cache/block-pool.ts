@@ -1,0 +1,199 @@
+import { createHash } from "node:crypto";
+import { KvError } from "@kv/interface";
+
+/** vLLM's null block: a block table points at it where there is no block. It is never given to a request. */
+export const NULL_BLOCK = 0;
+
+export interface BlockPoolOptions {
+  /** All blocks, the null block included. */
+  readonly numBlocks: number;
+  /** Keep the content of freed blocks until the room is needed, so that `lookup` finds it. Default: true. */
+  readonly prefixCaching?: boolean | undefined;
+  /** Avoid giving neighbouring blocks to one request, like a pool after long use. Default: false. */
+  readonly fragmented?: boolean | undefined;
+}
+
+/** Identifies the content of a full block: its tokens and, through the parent's hash, all tokens before them. */
+export type BlockHash = string;
+
+/**
+ * Hashes the full blocks of a prompt. Each hash includes the one before, so equal hashes mean equal prefixes, as in vLLM's prefix cache.
+ * Tokens of an incomplete last block have no hash.
+ */
+export function blockHashes(tokens: ArrayLike<number>, blockSize: number): BlockHash[] {
+  const hashes: BlockHash[] = [];
+  let parent = "";
+  for (let end = blockSize; end <= tokens.length; end += blockSize) {
+    const block = Int32Array.from({ length: blockSize }, (_, i) => tokens[end - blockSize + i] ?? 0);
+    parent = createHash("sha256").update(parent).update(block).digest("base64");
+    hashes.push(parent);
+  }
+  return hashes;
+}
+
+/**
+ * Assigns the blocks of a paged KV cache to requests. A block is held (it has at least one reference), free and empty, or free with content
+ * that a later request may reuse by its hash. Reusable content is evicted in the order in which it was freed.
+ */
+export class BlockPool {
+  /** Blocks that requests can hold: all but the null block. */
+  readonly capacity: number;
+  readonly #prefixCaching: boolean;
+  readonly #fragmented: boolean;
+  readonly #references: Uint32Array;
+  readonly #hashOf = new Map<number, BlockHash>();
+  readonly #blockOf = new Map<BlockHash, number>();
+  readonly #empty = new Set<number>();
+  /** Free blocks with content, least recently freed first (insertion order). */
+  readonly #reusable = new Set<number>();
+
+  /** Errors: `KV_CONFIG_INVALID` for fewer than two blocks. */
+  constructor({ numBlocks, prefixCaching = true, fragmented = false }: BlockPoolOptions) {
+    if (!Number.isSafeInteger(numBlocks) || numBlocks < 2) {
+      throw new KvError(
+        "KV_CONFIG_INVALID",
+        `a block pool needs at least 2 blocks (one is the null block), not ${numBlocks}`,
+      );
+    }
+    this.capacity = numBlocks - 1;
+    this.#prefixCaching = prefixCaching;
+    this.#fragmented = fragmented;
+    this.#references = new Uint32Array(numBlocks);
+    for (let id = 1; id < numBlocks; id++) this.#empty.add(id);
+  }
+
+  /** Blocks that `allocate` could give now, with or without reusable content. */
+  get free(): number {
+    return this.#empty.size + this.#reusable.size;
+  }
+
+  /** Blocks that requests hold. */
+  get held(): number {
+    return this.capacity - this.free;
+  }
+
+  /** Takes a reference on each block of the longest cached prefix of `hashes`. */
+  lookup(hashes: readonly BlockHash[]): number[] {
+    const found: number[] = [];
+    for (const hash of hashes) {
+      const id = this.#blockOf.get(hash);
+      if (id === undefined) break;
+      this.#reusable.delete(id);
+      this.#references[id] = (this.#references[id] ?? 0) + 1;
+      found.push(id);
+    }
+    return found;
+  }
+
+  /** Takes a reference on each of `count` free blocks, consecutive ones where possible. Errors: `KV_OUT_OF_BLOCKS`; nothing is taken then. */
+  allocate(count: number): number[] {
+    if (count === 0) return [];
+    if (count > this.free) {
+      throw new KvError(
+        "KV_OUT_OF_BLOCKS",
+        `${count} blocks are needed, and ${this.free} of ${this.capacity} are free`,
+        {
+          hint: "start the instance with more blocks (--num-blocks), or send fewer or shorter requests at once",
+          details: { asked: count, free: this.free, capacity: this.capacity },
+        },
+      );
+    }
+    const candidates = [...this.#empty];
+    for (const id of this.#reusable) {
+      if (candidates.length >= count) break;
+      candidates.push(id);
+    }
+    candidates.sort((a, b) => a - b);
+    const chosen = this.#fragmented ? chooseScattered(candidates, count) : chooseRuns(candidates, count);
+    for (const id of chosen) {
+      this.#evict(id);
+      this.#empty.delete(id);
+      this.#reusable.delete(id);
+      this.#references[id] = 1;
+    }
+    return chosen;
+  }
+
+  /** Names the content of a held block so that `lookup` finds it. A hash that is already cached keeps its block. */
+  cache(id: number, hash: BlockHash): void {
+    this.#checkHeld(id, "caching");
+    if (!this.#prefixCaching || this.#blockOf.has(hash) || this.#hashOf.has(id)) return;
+    this.#hashOf.set(id, hash);
+    this.#blockOf.set(hash, id);
+  }
+
+  /** Returns one reference on each block. Pass a request's blocks in order: the last ones are reused first. */
+  release(blockIds: readonly number[]): void {
+    for (const id of [...blockIds].reverse()) {
+      this.#checkHeld(id, "releasing");
+      const left = (this.#references[id] ?? 0) - 1;
+      this.#references[id] = left;
+      if (left > 0) continue;
+      if (this.#hashOf.has(id)) this.#reusable.add(id);
+      else this.#empty.add(id);
+    }
+  }
+
+  #evict(id: number): void {
+    const hash = this.#hashOf.get(id);
+    if (hash === undefined) return;
+    this.#hashOf.delete(id);
+    if (this.#blockOf.get(hash) === id) this.#blockOf.delete(hash);
+  }
+
+  #checkHeld(id: number, action: string): void {
+    if (id > NULL_BLOCK && id <= this.capacity && (this.#references[id] ?? 0) > 0) return;
+    throw new KvError(
+      "KV_INTERNAL",
+      `${action} block ${id}, which no request holds (blocks are 1 to ${this.capacity})`,
+    );
+  }
+}
+
+/** Consecutive block ids, `first` to `first + length - 1`. */
+export interface BlockRun {
+  readonly first: number;
+  readonly length: number;
+}
+
+/** Splits ascending ids into maximal runs. */
+export function runsOf(ascending: readonly number[]): BlockRun[] {
+  const runs: { first: number; length: number }[] = [];
+  for (const id of ascending) {
+    const last = runs.at(-1);
+    if (last !== undefined && last.first + last.length === id) last.length++;
+    else runs.push({ first: id, length: 1 });
+  }
+  return runs;
+}
+
+/**
+ * Chooses `count` of the ascending ids in as few runs as possible: the shortest run that holds all of them, else the longest runs first.
+ * NIXL merges descriptors only where both sides are consecutive; scattered blocks take up to 9 times as long to transfer.
+ */
+export function chooseRuns(ascending: readonly number[], count: number): number[] {
+  const runs = runsOf(ascending);
+  let fitting: BlockRun | undefined;
+  for (const run of runs) {
+    if (run.length >= count && (fitting === undefined || run.length < fitting.length)) fitting = run;
+  }
+  const chosen: number[] = [];
+  const order =
+    fitting === undefined ? runs.sort((a, b) => b.length - a.length || a.first - b.first) : [fitting];
+  for (const run of order) {
+    for (let i = 0; i < run.length && chosen.length < count; i++) chosen.push(run.first + i);
+  }
+  return chosen;
+}
+
+/** Walks the candidates with a stride that has no common factor with their number, so that each is chosen at most once. */
+function chooseScattered(candidates: readonly number[], count: number): number[] {
+  const { length } = candidates;
+  let stride = Math.max(1, Math.floor(length * 0.618));
+  while (greatestCommonDivisor(stride, length) > 1) stride += 1;
+  return Array.from({ length: count }, (_, i) => candidates[(i * stride) % length] ?? 0);
+}
+
+function greatestCommonDivisor(a: number, b: number): number {
+  return b === 0 ? a : greatestCommonDivisor(b, a % b);
+}

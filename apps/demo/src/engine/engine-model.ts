@@ -1,0 +1,50 @@
+import type { KvGeometry } from "./cache/kv-layout.js";
+
+/** The interface of a model to the engine. Implementations: `model/model.ts`, `model/simulated-model.ts`, and one in the tests. */
+export interface EngineModel {
+  readonly config: EngineModelConfig;
+  /**
+   * Computes tokens of one sequence. The model keeps the KV that it has computed. It continues from that KV, or from `past` when that is
+   * given.
+   */
+  forward(input: ForwardInput): Promise<ForwardOutput>;
+  /** Resolves when a layer of a pass is computed. Only a simulated model has it, whose `forward` resolves at once. */
+  layerComputed?(pass: {
+    readonly startedMs: number;
+    readonly tokens: number;
+    readonly layer: number;
+  }): Promise<void>;
+  /** The model never uses KV that it has not computed, so `past` need not be read for it. */
+  readonly ignoresPast?: boolean | undefined;
+  /** Forgets a sequence; an unknown one is ignored. */
+  dropSequence(sequenceId: string): Promise<void>;
+}
+
+export interface EngineModelConfig extends KvGeometry {
+  readonly vocabSize: number;
+  /** Most tokens of a sequence, prompt and output together. */
+  readonly maxModelLen: number;
+  readonly eosTokenIds: readonly number[];
+}
+
+export interface ForwardInput {
+  sequenceId: string;
+  tokens: Int32Array;
+  /** The position of the first token. */
+  position: number;
+  /** KV of the `position` tokens before, `[layer][KV head][token][2 * headDim]`. The buffer is transferred: it is detached afterwards. */
+  past?: { tokens: number; kv: ArrayBuffer } | undefined;
+  /** Number of most likely next tokens to return. */
+  topLogprobs?: number | undefined;
+}
+
+export interface ForwardOutput extends Candidates {
+  /** KV of the new tokens, in the order of `past`; or a function that returns one layer of it, valid until the next call. */
+  newKv: ArrayBuffer | ((layer: number) => ArrayBuffer);
+}
+
+/** The most likely next tokens, best first, with their natural log-probabilities. */
+export interface Candidates {
+  topTokens: Int32Array;
+  topLogprobs: Float32Array;
+}

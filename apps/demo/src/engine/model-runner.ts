@@ -1,0 +1,106 @@
+import type { Clock, WorkerConnector } from "@kv/interface";
+import type { KvPool } from "./cache/kv-pool.js";
+import type { EngineModel, ForwardOutput } from "./engine-model.js";
+import { blocksFor, type EngineToken, type RequestRecord } from "./request.js";
+
+export interface ModelRunnerOptions {
+  readonly model: EngineModel;
+  readonly pool: KvPool;
+  readonly clock: Pick<Clock, "now">;
+  readonly workers: readonly WorkerConnector[];
+  /** Report each layer of a prompt to the workers as soon as its KV is in the pool. */
+  readonly reportLayers: boolean;
+}
+
+/** Runs the model for single requests and writes the new KV into the pool. */
+export class ModelRunner {
+  readonly #options: ModelRunnerOptions;
+
+  constructor(options: ModelRunnerOptions) {
+    this.#options = options;
+  }
+
+  /**
+   * Computes all tokens of a running request that have no KV yet, and samples the next token. The KV of earlier tokens is read from the pool
+   * unless the model holds it, so that KV from the prefix cache or from a peer is what is used.
+   */
+  async advance(record: RequestRecord): Promise<EngineToken> {
+    const { model, pool, clock } = this.#options;
+    const startedMs = clock.now();
+    const { request, blockIds, sampler, numComputedTokens: position } = record;
+    const promptLength = request.promptTokens.length;
+    const reportLayers = this.#options.reportLayers && record.isPrefill;
+    const tokens = Int32Array.from(record.sequence.slice(position));
+    const wanted = request.topLogprobs ?? 0;
+    const { newKv, ...candidates } = await model.forward({
+      sequenceId: request.requestId,
+      tokens,
+      position,
+      topLogprobs: Math.min(Math.max(sampler.candidates, wanted), model.config.vocabSize),
+      past: await this.#readPast(record),
+    });
+    record.modelHasPast = true;
+    if (position < promptLength) {
+      // Before the layers: a peer may be sent a block as soon as its layer is reported.
+      await pool.zeroTail(blockIds.slice(0, blocksFor(promptLength, pool.config.blockSize)), promptLength);
+    }
+    await this.#storeKv(record, newKv, { startedMs, position, tokens: tokens.length, reportLayers });
+    record.numComputedTokens = position + tokens.length;
+    const token = sampler.choose(candidates);
+    const { topTokens, topLogprobs } = candidates;
+    const sampled: EngineToken = {
+      token,
+      logprob: topLogprobs[topTokens.indexOf(token)] ?? Number.NEGATIVE_INFINITY,
+      top: Array.from(topTokens.subarray(0, wanted), (id, i) => ({
+        token: id,
+        logprob: topLogprobs[i] ?? Number.NEGATIVE_INFINITY,
+      })),
+    };
+    record.output.push(sampled);
+    record.forwardMs += clock.now() - startedMs;
+    return sampled;
+  }
+
+  async #readPast({ modelHasPast, blockIds, numComputedTokens: count }: RequestRecord) {
+    const { model, pool } = this.#options;
+    if (modelHasPast || count === 0 || model.ignoresPast === true) return undefined;
+    return { tokens: count, kv: await pool.read({ blockIds, from: 0, count }) };
+  }
+
+  /** Writes the new KV at once, or layer by layer when layers are reported or the model takes time for each. */
+  async #storeKv(
+    record: RequestRecord,
+    newKv: ForwardOutput["newKv"],
+    pass: { startedMs: number; position: number; tokens: number; reportLayers: boolean },
+  ): Promise<void> {
+    const { model, pool } = this.#options;
+    const { startedMs, position, tokens, reportLayers } = pass;
+    const span = { blockIds: record.blockIds, from: position, count: tokens };
+    const { layers } = model.config;
+    if (typeof newKv !== "function" && !reportLayers && model.layerComputed === undefined) {
+      await pool.write(span, newKv);
+      return;
+    }
+    const layerKv = typeof newKv === "function" ? newKv : (layer: number) => sliceLayer(newKv, layer, layers);
+    for (let layer = 0; layer < layers; layer++) {
+      await pool.writeLayer(span, layer, layerKv(layer));
+      await model.layerComputed?.({ startedMs, tokens, layer });
+      if (reportLayers) this.#reportLayer(record, layer, position + tokens);
+    }
+  }
+
+  #reportLayer({ request: { requestId } }: RequestRecord, layer: number, tokens: number): void {
+    const { model, pool, workers } = this.#options;
+    for (const [rank, worker] of workers.entries()) {
+      const names = pool.caches[rank]?.regions.map(({ name }) => name) ?? [];
+      const perLayer = names.length / model.config.layers;
+      const regions = names.slice(layer * perLayer, (layer + 1) * perLayer);
+      worker.layerComputed?.({ regions, computedTokens: { [requestId]: tokens } });
+    }
+  }
+}
+
+function sliceLayer(kv: ArrayBuffer, layer: number, layers: number): ArrayBuffer {
+  const lengthBytes = kv.byteLength / layers;
+  return kv.slice(layer * lengthBytes, (layer + 1) * lengthBytes);
+}

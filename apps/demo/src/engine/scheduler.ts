@@ -1,0 +1,313 @@
+import {
+  type Clock,
+  type FailedReceive,
+  KvError,
+  type Log,
+  type SchedulerConnector,
+  type WorkerOutput,
+} from "@kv/interface";
+import { type BlockPool, blockHashes } from "./cache/block-pool.js";
+import type { EngineHooks } from "./hooks.js";
+import { blocksFor, type RequestRecord, type RequestState, tokensToHold } from "./request.js";
+
+export interface SchedulerOptions {
+  readonly blocks: BlockPool;
+  readonly blockSize: number;
+  readonly connector: SchedulerConnector | undefined;
+  readonly hooks: EngineHooks;
+  /** Requests that hold blocks at the same time. */
+  readonly maxNumSeqs: number;
+  readonly clock: Clock;
+  readonly log: Log;
+}
+
+/** Admits requests, gives them blocks, and ends them: the scheduler side of the engine. */
+export class Scheduler {
+  readonly #options: SchedulerOptions;
+  /** Requests without an outcome, in order of arrival. */
+  readonly #requests = new Map<string, RequestRecord>();
+  /** Blocks of ended requests that a peer may still read or write. */
+  readonly #keptBlocks = new Map<string, readonly number[]>();
+
+  constructor(options: SchedulerOptions) {
+    this.#options = options;
+  }
+
+  /** Requests without an outcome, in order of arrival. */
+  get requests(): RequestRecord[] {
+    return [...this.#requests.values()];
+  }
+
+  /** Ended requests whose blocks are kept for a peer. */
+  get keptRequests(): number {
+    return this.#keptBlocks.size;
+  }
+
+  get isIdle(): boolean {
+    return this.#requests.size === 0 && this.#keptBlocks.size === 0;
+  }
+
+  /** Whether a request with this id is alive, or its blocks are kept. */
+  has(requestId: string): boolean {
+    return this.isAlive(requestId) || this.#keptBlocks.has(requestId);
+  }
+
+  isAlive(requestId: string): boolean {
+    return this.#requests.has(requestId);
+  }
+
+  inState(state: RequestState): RequestRecord[] {
+    return this.requests.filter((record) => record.state === state);
+  }
+
+  add(record: RequestRecord): void {
+    this.#requests.set(record.request.requestId, record);
+    this.#options.connector?.requestQueued?.(record.connectorRequest);
+  }
+
+  /** Admits waiting requests in order of arrival. One that does not fit holds back those behind it; otherwise it might never run. */
+  admitWaiting(): void {
+    const { maxNumSeqs, clock } = this.#options;
+    let room = maxNumSeqs - this.inState("running").length - this.inState("remote").length;
+    for (const record of this.inState("waiting")) {
+      if (room-- <= 0) return;
+      if (record.ending !== undefined) continue;
+      try {
+        if (!this.#admit(record)) return;
+        record.admittedMs = clock.now();
+      } catch (error) {
+        // The connector refused the request, so no peer will write into its blocks.
+        if (record.state === "remote") record.state = "running";
+        const message = `request ${record.request.requestId} was not admitted`;
+        record.end("error", KvError.from(error, "KV_ENGINE_FAILED", message));
+      }
+    }
+  }
+
+  /**
+   * Gives a request the blocks of its prompt and of all of its output, so that an admitted request never lacks blocks. Cached blocks are
+   * reused, except for the last prompt token, whose logits are needed; the connector says how many tokens a peer supplies. Returns false,
+   * with nothing taken, when there is no room now. Errors: those of `matchedTokens`; `KV_REQUEST_INVALID` when the connector
+   * promises more tokens than the prompt has.
+   */
+  #admit(record: RequestRecord): boolean {
+    const { blocks, blockSize, connector } = this.#options;
+    const { promptTokens, maxTokens } = record.request;
+    const numPromptTokens = promptTokens.length;
+    const cached = blocks.lookup(record.hashes.slice(0, Math.floor((numPromptTokens - 1) / blockSize)));
+    try {
+      const numComputedTokens = cached.length * blockSize;
+      const matched = connector?.matchedTokens(record.connectorRequest, numComputedTokens) ?? {
+        tokens: 0,
+        async: false,
+      };
+      if (matched.wait === true) {
+        blocks.release(cached);
+        return false;
+      }
+      const covered = numComputedTokens + matched.tokens;
+      if (matched.tokens < 0 || covered > numPromptTokens) {
+        throw new KvError(
+          "KV_REQUEST_INVALID",
+          `the connector matched ${matched.tokens} tokens beyond ${numComputedTokens} of a prompt of ${numPromptTokens}`,
+          { details: { remoteTokens: matched.tokens, numComputedTokens, numPromptTokens } },
+        );
+      }
+      if (matched.tokens > 0 && !matched.async) {
+        throw new KvError(
+          "KV_ENGINE_FAILED",
+          `connector ${connector?.name} loads during the forward pass; this engine loads only before it`,
+        );
+      }
+      const total = blocksFor(tokensToHold(numPromptTokens, maxTokens), blockSize);
+      const fresh = blocks.allocate(total - cached.length);
+      record.blockIds = [...cached, ...fresh];
+      record.cachedBlocks = cached.length;
+      record.numComputedTokens = numComputedTokens;
+      record.remoteTokens = matched.tokens;
+      record.state = matched.tokens > 0 ? "remote" : "running";
+      // The connector gets the blocks of the prompt only, not the room for the output.
+      const shared = blocksFor(matched.tokens > 0 ? covered : numPromptTokens, blockSize);
+      connector?.afterAllocation(record.connectorRequest, [record.blockIds.slice(0, shared)], matched.tokens);
+      return true;
+    } catch (error) {
+      if (record.state === "waiting") blocks.release(cached);
+      if (KvError.is(error, "KV_OUT_OF_BLOCKS")) return false;
+      throw error;
+    }
+  }
+
+  /** Ends every request that is marked to end. Returns the ids of those that have an outcome now. */
+  async finishEnded(): Promise<string[]> {
+    const { log } = this.#options;
+    const ended: string[] = [];
+    for (const record of this.requests) {
+      if (record.ending === undefined) continue;
+      const { requestId } = record.request;
+      try {
+        await this.#finish(record, record.ending);
+        ended.push(requestId);
+      } catch (error) {
+        log.error("request-conclusion-failed", { requestId, error: String(error) });
+        // A peer may still use the blocks: they are lost rather than given to another request.
+        if (this.#requests.delete(requestId)) this.#keptBlocks.set(requestId, record.blockIds);
+        record.reject(KvError.from(error, "KV_ENGINE_FAILED", `request ${requestId} could not be ended`));
+      }
+    }
+    return ended;
+  }
+
+  async #finish(
+    record: RequestRecord,
+    { reason, error }: NonNullable<RequestRecord["ending"]>,
+  ): Promise<void> {
+    const { connector, blocks, blockSize, hooks } = this.#options;
+    const { request, connectorRequest, state, blockIds, numComputedTokens } = record;
+    const { requestId, promptTokens, kvTransferParams } = request;
+    const succeeded = reason === "stopped" || reason === "length";
+    if (succeeded && kvTransferParams !== undefined) {
+      const tokens = Math.min(numComputedTokens, promptTokens.length);
+      const { forwardMs } = record;
+      await hooks.beforeSend?.({ requestId, kvTransferParams, blockIds, tokens, forwardMs });
+    }
+    if (succeeded) this.#cacheOutput(record);
+    const computed = state === "waiting" ? [] : blockIds.slice(0, blocksFor(numComputedTokens, blockSize));
+    const finished = connector?.requestFinished(connectorRequest, [computed], reason) ?? {
+      keepBlocks: false,
+    };
+    this.#requests.delete(requestId);
+    record.state = "ended";
+    if (!finished.keepBlocks) blocks.release(blockIds);
+    else if (state === "remote" && record.announced) {
+      // A peer may write into any of the blocks until the workers report that it no longer does.
+      this.#keptBlocks.set(requestId, blockIds);
+    } else {
+      this.#keptBlocks.set(requestId, computed);
+      blocks.release(blockIds.slice(computed.length));
+    }
+    if (error !== undefined) record.reject(error);
+    else {
+      record.resolve({
+        tokens: record.output,
+        finishReason: reason === "stopped" ? "stop" : "length",
+        kvTransferParams: finished.kvTransferParams,
+        cachedTokens: record.cachedBlocks * blockSize,
+        remoteTokens: record.remoteTokens,
+      });
+    }
+  }
+
+  /** Applies what all workers together report about received and sent KV. Returns true when a request or its blocks changed. */
+  async applyWorkerOutput(output: WorkerOutput): Promise<boolean> {
+    const { connector, hooks } = this.#options;
+    connector?.applyWorkerOutput(output);
+    const invalid = new Set(output.failedBlockIds);
+    for (const record of this.inState("remote")) {
+      record.blocksFailed ||= record.blockIds.some((id) => invalid.has(id));
+    }
+    let changed = false;
+    const failures = new Map(output.failedReceiving.map((failed) => [failed.requestId, failed]));
+    for (const requestId of output.finishedReceiving) {
+      const record = this.#requests.get(requestId);
+      if (record?.state === "remote") {
+        await this.#finishReceiving(record, failures.get(requestId));
+        changed = true;
+      } else changed = this.#freeKept(requestId) || changed;
+    }
+    for (const requestId of output.finishedSending) {
+      hooks.afterSend?.({ requestId, blockIds: this.#keptBlocks.get(requestId) ?? [] });
+      changed = this.#freeKept(requestId) || changed;
+    }
+    return changed;
+  }
+
+  async #finishReceiving(record: RequestRecord, failed: FailedReceive | undefined): Promise<void> {
+    const { requestId } = record.request;
+    if (failed !== undefined || record.blocksFailed) {
+      const code = failed?.code ?? "KV_TRANSFER_FAILED";
+      const message = failed?.message ?? `some blocks of request ${requestId} were not received`;
+      const details = { requestId, failureType: failed?.failureType };
+      this.#recoverFailedReceive(
+        record,
+        new KvError(code, message, { details }),
+        failed?.blocksAtRisk === true,
+      );
+      return;
+    }
+    try {
+      await this.#takeOverReceived(record);
+    } catch (error) {
+      record.state = "running";
+      const message = `the received KV of request ${requestId} could not be used`;
+      record.end("error", KvError.from(error, "KV_ENGINE_FAILED", message));
+    }
+  }
+
+  async #takeOverReceived(record: RequestRecord): Promise<void> {
+    const { blockSize, hooks } = this.#options;
+    const { request, blockIds, cachedBlocks } = record;
+    const { requestId, kvTransferParams } = request;
+    const covered = cachedBlocks * blockSize + record.remoteTokens;
+    if (hooks.afterReceive !== undefined && kvTransferParams !== undefined) {
+      const { damaged } = await hooks.afterReceive({
+        requestId,
+        kvTransferParams,
+        blockIds: blockIds.slice(0, blocksFor(covered, blockSize)),
+        tokens: covered,
+        cachedBlocks,
+        forwardMs: record.forwardMs,
+        admittedMs: record.admittedMs,
+      });
+      record.uncacheable = damaged;
+    }
+    this.cachePrompt(record, covered);
+    // Even when all KV is there, the last prompt token is computed again: its logits give the first output token.
+    record.numComputedTokens = Math.min(covered, request.promptTokens.length - 1);
+    record.state = "running";
+  }
+
+  /** Follows the connector's policy when KV did not arrive: the request fails or computes its prompt itself. */
+  #recoverFailedReceive(record: RequestRecord, error: KvError, blocksAtRisk: boolean): void {
+    const { connector, log } = this.#options;
+    record.state = "running";
+    record.remoteTokens = 0;
+    // Blocks that a peer may still write to cannot be computed into.
+    if (blocksAtRisk || connector?.loadFailurePolicy !== "recompute") {
+      record.end("error", error);
+      return;
+    }
+    const { requestId } = record.request;
+    log.warn("kv-recomputed", { requestId, code: error.code, message: error.message });
+  }
+
+  #freeKept(requestId: string): boolean {
+    const { blocks, log } = this.#options;
+    const blockIds = this.#keptBlocks.get(requestId);
+    if (blockIds === undefined) {
+      log.warn("unknown-request-finished", { requestId });
+      return false;
+    }
+    this.#keptBlocks.delete(requestId);
+    blocks.release(blockIds);
+    return true;
+  }
+
+  /** Makes the full blocks among the first `tokens` tokens of the prompt available to the prefix cache. */
+  cachePrompt(record: RequestRecord, tokens: number): void {
+    this.#cache(record, record.hashes.slice(0, Math.floor(tokens / this.#options.blockSize)));
+  }
+
+  /** Makes the full blocks of prompt and output available to the prefix cache, for a next turn that begins with both. */
+  #cacheOutput(record: RequestRecord): void {
+    const tokens = record.sequence.slice(0, record.numComputedTokens);
+    this.#cache(record, blockHashes(tokens, this.#options.blockSize));
+  }
+
+  #cache({ blockIds, uncacheable }: RequestRecord, hashes: readonly string[]): void {
+    if (uncacheable) return;
+    for (const [index, hash] of hashes.entries()) {
+      const id = blockIds[index];
+      if (id !== undefined) this.#options.blocks.cache(id, hash);
+    }
+  }
+}

@@ -1,0 +1,36 @@
+import { KvError, type KvErrorCode } from "@kv/interface";
+
+const STATUS: Partial<Record<KvErrorCode, number>> = {
+  KV_REQUEST_INVALID: 400,
+  KV_OUT_OF_BLOCKS: 400,
+  KV_REQUEST_ABORTED: 499,
+};
+
+/** An error of the HTTP request itself, with its own status. `param` names the field. */
+export function httpError(httpStatus: number, message: string, param?: string): KvError {
+  return new KvError("KV_REQUEST_INVALID", message, { details: { httpStatus, param } });
+}
+
+/** The HTTP status of an error: `details.httpStatus`, else the status of its code, else 500. */
+export function statusOf(error: KvError): number {
+  const { httpStatus } = error.details;
+  return typeof httpStatus === "number" ? httpStatus : (STATUS[error.code] ?? 500);
+}
+
+/** The body of an error in the form of OpenAI's API. */
+export function errorBody(error: KvError): { error: Record<string, unknown> } {
+  const { param } = error.details;
+  return {
+    error: {
+      message: error.message,
+      type: statusOf(error) < 500 ? "invalid_request_error" : "server_error",
+      param: typeof param === "string" ? param : null,
+      code: error.code,
+      hint: error.hint,
+    },
+  };
+}
+
+export function asKvError(error: unknown): KvError {
+  return KvError.from(error, "KV_INTERNAL", "the instance failed");
+}

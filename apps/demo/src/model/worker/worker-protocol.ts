@@ -1,0 +1,77 @@
+import type { KvErrorCode } from "@kv/interface";
+import type { BusyFlag } from "./busy-flag.js";
+
+/** Start data of the model's worker thread. */
+export interface WorkerData {
+  start: WorkerStart;
+  busy: BusyFlag;
+}
+
+export interface WorkerStart {
+  onnxPath: string;
+  intraOpThreads: number;
+  /** From config.json; used when the ONNX file has a symbolic dimension. */
+  kvHeads: number | undefined;
+  headDim: number | undefined;
+}
+
+/** The model's shape, as the ONNX session reports it. */
+export interface SessionShape {
+  layers: number;
+  kvHeads: number;
+  headDim: number;
+  /** Element type of the model's own past; the wire order is float32 either way. */
+  kvType: "float32" | "float16";
+  vocabSize: number | undefined;
+}
+
+export interface ForwardJob {
+  sequenceId: string;
+  tokens: Int32Array;
+  position: number;
+  past: { tokens: number; kv: ArrayBuffer } | undefined;
+  topLogprobs: number;
+}
+
+export interface ForwardDone {
+  topTokens: Int32Array;
+  topLogprobs: Float32Array;
+  newKv: ArrayBuffer;
+  computeMs: number;
+}
+
+export type ToWorker =
+  | { kind: "forward"; id: number; job: ForwardJob }
+  | { kind: "drop"; id: number; sequenceId: string }
+  | { kind: "close" };
+
+export type FromWorker =
+  | { kind: "ready"; shape: SessionShape }
+  | { kind: "unusable"; fault: Fault }
+  | { kind: "done"; id: number; result: ForwardDone | undefined }
+  | { kind: "failed"; id: number; fault: Fault };
+
+/** An error that is sent between threads: structured clone drops the fields of an `Error`. */
+export interface Fault {
+  code: KvErrorCode;
+  message: string;
+  hint?: string;
+  details?: Record<string, unknown>;
+}
+
+/**
+ * The worker's files import nothing of the workspace at run time, so that the thread starts the same way from
+ * source and from a bundle. The main thread turns their errors into a `KvError`.
+ */
+export class FaultError extends Error {
+  readonly fault: Fault;
+  constructor(fault: Fault) {
+    super(fault.message);
+    this.fault = fault;
+  }
+}
+
+export function faultOf(error: unknown, code: KvErrorCode): Fault {
+  if (error instanceof FaultError) return error.fault;
+  return { code, message: error instanceof Error ? error.message : String(error) };
+}

@@ -1,0 +1,14 @@
+import type { Log, LogFields } from "@kv/interface";
+
+export const LOG_LEVELS = ["debug", "info", "warn", "error", "silent"] as const;
+export type LogLevel = (typeof LOG_LEVELS)[number];
+
+/** Logs lines of JSON to stderr, because stdout is for results. `fixed` fields are on every line. */
+export function jsonLog(level: LogLevel, fixed: LogFields = {}): Log {
+  const minimum = LOG_LEVELS.indexOf(level);
+  const at = (name: LogLevel) => (event: string, fields?: LogFields) => {
+    if (LOG_LEVELS.indexOf(name) < minimum) return;
+    process.stderr.write(`${JSON.stringify({ level: name, event, ...fixed, ...fields })}\n`);
+  };
+  return { debug: at("debug"), info: at("info"), warn: at("warn"), error: at("error") };
+}

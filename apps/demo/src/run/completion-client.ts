@@ -1,0 +1,95 @@
+import { KvError } from "@kv/interface";
+
+export interface CompletionRequest {
+  readonly url: string;
+  readonly requestId: string;
+  readonly promptTokens: readonly number[];
+  readonly maxTokens: number;
+  /** Zero this block of the prompt when its KV has arrived. */
+  readonly zeroBlock?: number | undefined;
+  readonly signal?: AbortSignal | undefined;
+}
+
+export interface CompletionOutcome {
+  readonly tokens: readonly number[];
+  readonly ttftMs: number;
+  readonly totalMs: number;
+}
+
+interface Event {
+  readonly choices?: readonly { readonly token_ids?: readonly number[] }[];
+  readonly error?: { readonly code?: string; readonly message?: string; readonly hint?: string };
+}
+
+/** Streams one completion and measures the time to its first token. Errors: `KV_PROXY_UPSTREAM_FAILED` with the server's message. */
+export async function complete(request: CompletionRequest): Promise<CompletionOutcome> {
+  const { url, requestId, promptTokens, maxTokens, zeroBlock, signal } = request;
+  const startMs = performance.now();
+  const response = await fetch(`${url}/v1/completions`, {
+    method: "POST",
+    headers: { "content-type": "application/json", "x-request-id": requestId },
+    body: JSON.stringify({
+      prompt: promptTokens,
+      max_tokens: maxTokens,
+      temperature: 0,
+      ignore_eos: true,
+      stream: true,
+      return_token_ids: true,
+      kv_demo_zero_block: zeroBlock,
+    }),
+    signal: signal ?? null,
+  });
+  if (!response.ok || response.body === null)
+    throw failure(requestId, response.status, await response.text());
+  const tokens: number[] = [];
+  let ttftMs = 0;
+  let done = false;
+  for await (const data of eventData(response.body)) {
+    if (data === "[DONE]") {
+      done = true;
+      continue;
+    }
+    const event = JSON.parse(data) as Event;
+    if (event.error !== undefined) throw failure(requestId, response.status, data);
+    const made = event.choices?.[0]?.token_ids ?? [];
+    if (made.length > 0 && tokens.length === 0) ttftMs = performance.now() - startMs;
+    tokens.push(...made);
+  }
+  if (!done)
+    throw new KvError(
+      "KV_PROXY_UPSTREAM_FAILED",
+      `request ${requestId}: the response ended after ${tokens.length} tokens without [DONE]`,
+    );
+  return { tokens, ttftMs, totalMs: performance.now() - startMs };
+}
+
+async function* eventData(body: ReadableStream<Uint8Array>): AsyncGenerator<string> {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for await (const piece of body) {
+    rest += decoder.decode(piece, { stream: true });
+    const events = rest.split("\n\n");
+    rest = events.pop() ?? "";
+    for (const event of events) {
+      for (const line of event.split("\n")) if (line.startsWith("data: ")) yield line.slice("data: ".length);
+    }
+  }
+}
+
+function failure(requestId: string, status: number, body: string): KvError {
+  let error: Event["error"];
+  try {
+    error = (JSON.parse(body) as Event).error;
+  } catch {
+    error = undefined;
+  }
+  const reason = error === undefined ? body.slice(0, 200) : `${error.code}: ${error.message}`;
+  return new KvError(
+    "KV_PROXY_UPSTREAM_FAILED",
+    `request ${requestId} failed with HTTP ${status}: ${reason}`,
+    {
+      details: { status, code: error?.code },
+      ...(error?.hint === undefined ? {} : { hint: error.hint }),
+    },
+  );
+}

@@ -1,0 +1,84 @@
+import { randomUUID } from "node:crypto";
+import type { Log } from "@kv/interface";
+import { chooseTransport, type TransportName } from "../cluster/choose-transport.js";
+import { type Cluster, startCluster } from "../cluster/cluster.js";
+import type { ClusterOptions } from "../cluster/cluster-plan.js";
+import type { LogLevel } from "../processes/json-log.js";
+import { type CheckedRun, checkRun } from "./check-run.js";
+import { prepareRun } from "./prepare-run.js";
+import type { RunFacts } from "./report.js";
+
+export interface DemoOptions extends Omit<ClusterOptions, "transport" | "cacheTokens"> {
+  /** Default: NIXL when it is installed, otherwise the memory transport. */
+  readonly transport?: TransportName | undefined;
+  /** Requests at the same time. Default: one per prompt of the file, or 4. */
+  readonly requests?: number | undefined;
+  readonly promptsFile?: string | undefined;
+  readonly maxTokens: number;
+  readonly restart: boolean;
+  readonly port: number;
+}
+
+export interface DemoRun {
+  readonly run: CheckedRun;
+  readonly facts: RunFacts;
+  /** Still running: the caller closes it. */
+  readonly cluster: Cluster;
+  readonly modelName: string;
+}
+
+export interface DemoOutput {
+  /** Prints a line of progress. */
+  readonly say: (line: string) => void;
+  readonly log: Log;
+  readonly logLevel: LogLevel;
+}
+
+/** Runs the demo: reference tokens, servers, requests, comparison. Errors: those of the parts; the cluster is closed then. */
+export async function runDemo(options: DemoOptions, output: DemoOutput): Promise<DemoRun> {
+  const { say, log, logLevel } = output;
+  const { maxTokens } = options;
+  const transport = await chooseTransport(options.transport, say);
+  const prepared = await prepareRun(options, say);
+  const { prompts, modelName } = prepared;
+  const cacheTokens = prompts.reduce(
+    (sum, prompt) => sum + prompt.length + maxTokens + options.decodeBlockSize,
+    0,
+  );
+  say(describe(options, transport));
+  const cluster = await startCluster(
+    { ...options, transport, cacheTokens },
+    { log, logLevel, restart: options.restart, proxyPort: options.port },
+  );
+  try {
+    say(`sending ${prompts.length} prompts at once through ${cluster.proxy.url}`);
+    const run = await checkRun(cluster, {
+      ...prepared,
+      runId: randomUUID().slice(0, 8),
+      log,
+    });
+    const facts: RunFacts = {
+      transport,
+      backend: cluster.prefills[0]?.backend ?? "none",
+      connector: options.connector,
+      prefillTp: options.prefillTp,
+      decodeTp: options.decodeTp,
+      prefillPlatform: options.prefillPlatform ?? "cpu",
+      decodePlatform: options.decodePlatform ?? "cpu",
+    };
+    return { run, facts, cluster, modelName };
+  } catch (error) {
+    await cluster.close();
+    throw error;
+  }
+}
+
+function describe(options: DemoOptions, transport: TransportName): string {
+  const side = (count: number, role: string, tp: number, blockSize: number, platform = "cpu") =>
+    `${count} ${role} (TP ${tp}, block ${blockSize}${platform === "cpu" ? "" : `, ${platform}, simulated`})`;
+  const where =
+    transport === "nixl"
+      ? "each in its own process, over NIXL"
+      : "in this process, over the embedded transport";
+  return `starting ${side(options.prefills, "prefill", options.prefillTp, options.prefillBlockSize, options.prefillPlatform)}, ${side(options.decodes, "decode", options.decodeTp, options.decodeBlockSize, options.decodePlatform)} and a proxy, ${where}`;
+}

@@ -1,0 +1,80 @@
+import { randomUUID } from "node:crypto";
+import { expect } from "vitest";
+import { type ClusterMember, startCluster } from "../../src/cluster/cluster.js";
+import type { ClusterOptions } from "../../src/cluster/cluster-plan.js";
+import { jsonLog } from "../../src/processes/json-log.js";
+import { checkRun } from "../../src/run/check-run.js";
+import { complete } from "../../src/run/completion-client.js";
+import { type PreparedRun, prepareRun } from "../../src/run/prepare-run.js";
+
+/** TP sizes and block sizes of the tested pairs. */
+export const PAIRS = [
+  { prefillTp: 1, decodeTp: 1, prefillBlockSize: 16, decodeBlockSize: 16 },
+  { prefillTp: 2, decodeTp: 1, prefillBlockSize: 16, decodeBlockSize: 16 },
+  { prefillTp: 1, decodeTp: 2, prefillBlockSize: 16, decodeBlockSize: 16 },
+  { prefillTp: 4, decodeTp: 2, prefillBlockSize: 16, decodeBlockSize: 16 },
+  { prefillTp: 1, decodeTp: 1, prefillBlockSize: 16, decodeBlockSize: 32 },
+  { prefillTp: 1, decodeTp: 2, prefillBlockSize: 16, decodeBlockSize: 32 },
+] as const;
+
+/** Push uses the same plans as pull, so a few pairs are tested; all of them with KV_MATRIX=all. */
+export const PUSH_PAIRS =
+  process.env.KV_MATRIX === "all"
+    ? PAIRS
+    : PAIRS.filter(({ prefillTp, decodeTp }) => prefillTp > 2 || decodeTp > prefillTp);
+
+const REQUESTS = 16;
+const MAX_TOKENS = 16;
+
+/** One prefill and one decode instance over the memory transport. */
+export const PAIR: ClusterOptions = {
+  transport: "memory",
+  connector: "NixlConnector",
+  prefills: 1,
+  decodes: 1,
+  prefillTp: 1,
+  decodeTp: 1,
+  prefillBlockSize: 16,
+  decodeBlockSize: 16,
+  cacheTokens: 8192,
+};
+
+const prepared = new Map<string, Promise<PreparedRun>>();
+
+/** Prompts and their reference tokens, computed once for all tests of a file. */
+export function preparedRun(tinyKvHeads = 4): Promise<PreparedRun> {
+  const key = String(tinyKvHeads);
+  const known =
+    prepared.get(key) ?? prepareRun({ requests: REQUESTS, maxTokens: MAX_TOKENS, tinyKvHeads }, () => {});
+  prepared.set(key, known);
+  return known;
+}
+
+/** Sends 16 requests at once through a pair and expects the reference tokens and equal KV. */
+export async function expectEqual(options: Partial<ClusterOptions>): Promise<void> {
+  const run = await preparedRun(options.tinyKvHeads);
+  const log = jsonLog("error");
+  const cluster = await startCluster({ ...PAIR, ...options }, { log, logLevel: "error" });
+  try {
+    // The proxy learns each prefill instance's coordinates from its first answer; then it sends both requests of push at once.
+    const first = { url: cluster.proxy.url, promptTokens: [7, 8, 9], maxTokens: 1 };
+    for (const [i] of cluster.prefills.entries()) await complete({ ...first, requestId: `first-${i}` });
+    const checked = await checkRun(cluster, { ...run, runId: randomUUID().slice(0, 8), log });
+    expect(checked.requests.map(({ problem }) => problem)).toEqual(run.prompts.map(() => undefined));
+    expect(checked.requests.every(({ transferBytes }) => transferBytes > 0)).toBe(true);
+    expect(checked.control).toEqual({ changed: true, restored: true });
+    expect(checked.ok).toBe(true);
+    for (const member of [...cluster.prefills, ...cluster.decodes]) await expectIdle(member);
+  } finally {
+    await cluster.close();
+  }
+}
+
+/** Waits until an instance holds nothing but its listener. */
+export async function expectIdle({ url }: ClusterMember): Promise<void> {
+  const held = async () => {
+    const status = (await (await fetch(`${url}/status`)).json()) as { outstanding: Record<string, number> };
+    return Object.entries(status.outstanding).filter(([what, count]) => what !== "listeners" && count !== 0);
+  };
+  await expect.poll(held, { timeout: 40_000 }).toEqual([]);
+}

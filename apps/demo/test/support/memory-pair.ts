@@ -1,0 +1,68 @@
+import { silentLog } from "@kv/interface";
+import { type MemoryNetwork, memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
+import { planInstances } from "../../src/cluster/cluster-plan.js";
+import { type Instance, startInstance } from "../../src/instance/instance.js";
+import { readInstanceConfig } from "../../src/instance/instance-config.js";
+import { PAIR } from "./matrix.js";
+
+export interface MemoryPair {
+  readonly network: MemoryNetwork;
+  readonly prefill: Instance;
+  readonly decode: Instance;
+  close(): Promise<void>;
+}
+
+/** Starts one prefill and one decode instance without a proxy, on a memory network in which the test injects faults. */
+export async function memoryPair(decodeConfig: Record<string, unknown> = {}): Promise<MemoryPair> {
+  const network = memoryNetwork();
+  const launch = (name: string, config: object) =>
+    startInstance(readInstanceConfig(config), {
+      log: silentLog,
+      transport: memoryTransport({ network, host: name }),
+      sideChannel: memorySideChannel({ network, host: name }),
+    });
+  const { prefills, decodes } = planInstances(PAIR);
+  const [p, d] = [prefills[0], decodes[0]];
+  if (p === undefined || d === undefined) throw new Error("no instances are planned");
+  const prefill = await launch(p.name, p.config);
+  const kvTransferConfig = { ...d.config.kvTransferConfig, ...decodeConfig };
+  const decode = await launch(d.name, { ...d.config, kvTransferConfig });
+  return {
+    network,
+    prefill,
+    decode,
+    async close() {
+      await decode.close();
+      await prefill.close();
+    },
+  };
+}
+
+export async function post(url: string, body: object): Promise<{ status: number; body: Answer }> {
+  const response = await fetch(`${url}/v1/completions`, {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({ temperature: 0, ignore_eos: true, return_token_ids: true, ...body }),
+  });
+  return { status: response.status, body: (await response.json()) as Answer };
+}
+
+export interface Answer {
+  readonly choices?: readonly { readonly token_ids: readonly number[] }[];
+  readonly kv_transfer_params?: Record<string, unknown>;
+  readonly error?: { readonly code: string; readonly message: string };
+}
+
+/** Sends the prefill request of a pair; resolves with the parameters of the decode request. */
+export async function prefillLeg(
+  pair: MemoryPair,
+  prompt: readonly number[],
+): Promise<Record<string, unknown>> {
+  const { body } = await post(pair.prefill.url, {
+    prompt,
+    max_tokens: 1,
+    kv_transfer_params: { do_remote_decode: true },
+  });
+  if (body.kv_transfer_params == null) throw new Error(`no kv_transfer_params: ${JSON.stringify(body)}`);
+  return body.kv_transfer_params;
+}

@@ -1,0 +1,119 @@
+import { writeFile } from "node:fs/promises";
+import { zmqSideChannel } from "@kv/connector";
+import { KvError } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
+import { type Command, Option } from "commander";
+import { EngineServer } from "../http/engine-server.js";
+import { load } from "../load/load.js";
+import { loadPlot } from "../load/load-plot.js";
+import { loadReport, loadText } from "../load/load-report.js";
+import { atLeastZero, count, counts, duration, port, serverUrl, share } from "./option-values.js";
+
+interface Options {
+  prefill: string;
+  promptTokens: number[];
+  concurrency: number;
+  rate?: number;
+  duration?: number;
+  requests?: number;
+  abort: number;
+  notify?: number;
+  noNotify?: number;
+  lease: number;
+  maxFailed: number;
+  maxLeakedBlocks: number;
+  maxP99?: number;
+  allowUnknownLeaks?: true;
+  sideChannelHost: string;
+  sideChannelPort: number;
+  plot?: string;
+  json?: true;
+}
+
+export function addDecode(program: Command): void {
+  program
+    .command("decode")
+    .description(
+      "a decode worker without a model: send prompts, receive their KV, check, time and drop it; exit code 1 when a limit is exceeded",
+    )
+    .requiredOption("--prefill <url>", "the prefill server's HTTP port", serverUrl)
+    .option("--prompt-tokens <n,…>", "lengths of the prompts, used in turn", counts, [100])
+    .option("--concurrency <n>", "requests at the same time", count, 4)
+    .option("--rate <n>", "requests started per second; no limit when absent", Number)
+    .option("--duration <time>", "end after this time, such as 90s or 2m", duration)
+    .option("--requests <n>", "end after this number; 20 when no duration is given either", count)
+    .option("--abort <share>", "share of requests that are aborted during their read, such as 5%", share, 0)
+    .option(
+      "--no-notify <share>",
+      "share of requests that are read without notifying prefill, such as 1%: their blocks stay for a lease",
+      share,
+    )
+    .addOption(
+      new Option("--lease <time>", "the server's kv_lease_duration")
+        .argParser(duration)
+        .default(30_000, "30s"),
+    )
+    .option("--max-failed <n>", "limit of failed requests", atLeastZero, 0)
+    .option("--max-leaked-blocks <n>", "limit of leaked blocks", atLeastZero, 0)
+    .option("--max-p99 <ms>", "limit of the p99 of reading", count)
+    .option("--allow-unknown-leaks", "pass when the server's /metrics do not show its blocks")
+    .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
+    .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
+    .option("--plot <file>", "write latencies over time as SVG")
+    .option("--json", "print a JSON report")
+    .action(run);
+}
+
+async function run(options: Options): Promise<void> {
+  const { rate } = options;
+  if (rate !== undefined && !(rate > 0))
+    throw new KvError("KV_CONFIG_INVALID", `--rate is ${rate}; it must be above 0`);
+  const server = new EngineServer(options.prefill);
+  const transport = nixlTransport();
+  const sideChannel = zmqSideChannel();
+  // The first SIGINT ends the load and still prints the report; the second one ends the process.
+  const stop = new AbortController();
+  process.once("SIGINT", () => stop.abort());
+  try {
+    await server.health();
+    const result = await load({
+      server,
+      transport,
+      sideChannel,
+      promptTokens: options.promptTokens,
+      concurrency: options.concurrency,
+      ratePerSecond: rate,
+      durationMs: options.duration,
+      requests: options.requests,
+      leaseMs: options.lease,
+      abortShare: options.abort,
+      noNotifyShare: noNotifyShare(options),
+      signal: stop.signal,
+      sideChannelHost: options.sideChannelHost,
+      sideChannelPort: options.sideChannelPort,
+    });
+    const vllmVersion = await server.version().catch(() => undefined);
+    const report = loadReport(
+      result,
+      { url: server.url, vllmVersion },
+      {
+        maxFailed: options.maxFailed,
+        maxLeakedBlocks: options.maxLeakedBlocks,
+        maxPullP99Ms: options.maxP99,
+        allowUnknownLeaks: options.allowUnknownLeaks,
+      },
+    );
+    if (options.plot !== undefined)
+      await writeFile(options.plot, loadPlot(result, `kv-peer decode, ${server.url}`));
+    process.stdout.write(options.json ? `${JSON.stringify(report, null, 2)}\n` : loadText(report));
+    if (report.verdict === "fail") process.exitCode = 1;
+  } finally {
+    await sideChannel.close();
+    await transport.close();
+  }
+}
+
+/** Commander reads "--no-x" as the negation of "--x" and stores the value there. */
+function noNotifyShare({ notify, noNotify }: Options): number {
+  return [notify, noNotify].find((value) => typeof value === "number") ?? 0;
+}

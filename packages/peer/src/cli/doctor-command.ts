@@ -1,0 +1,104 @@
+import { zmqSideChannel } from "@kv/connector";
+import { KvError } from "@kv/interface";
+import type { Command } from "commander";
+import { pairDoctor } from "../doctor/pair-doctor.js";
+import { type PairReport, reportText } from "../doctor/pair-report.js";
+import { readTarget } from "../doctor/target.js";
+import type { SideChannelAddress } from "../protocol/handshake.js";
+import { commaSeparated, count, hostAndPort } from "./option-values.js";
+
+interface Options {
+  prefill: string;
+  decode?: string;
+  tp?: number;
+  prefillTp?: number;
+  decodeTp?: number;
+  prefillSideChannel?: SideChannelAddress;
+  decodeSideChannel?: SideChannelAddress;
+  ask: boolean;
+  bytes: boolean;
+  limitMib: number;
+  write?: true;
+  backend?: string[];
+  model?: string;
+  dtype?: string;
+  kvHeads?: number;
+  headSize?: number;
+  layers?: number;
+  timeout: number;
+  json?: true;
+}
+
+export function addDoctor(program: Command): void {
+  program
+    .command("doctor")
+    .description("report why two servers can or cannot transfer KV; exit code 1 when a check fails")
+    .requiredOption(
+      "--prefill <target>",
+      "the prefill server: http://host:port, or host:port of its side channel alone",
+    )
+    .option("--decode <target>", "the decode server, likewise; without it only prefill is checked")
+    .option("--tp <n>", "tensor-parallel size of both, where they do not announce it", count)
+    .option("--prefill-tp <n>", "tensor-parallel size of prefill, in place of the announced one", count)
+    .option("--decode-tp <n>", "tensor-parallel size of decode, in place of the announced one", count)
+    .option("--prefill-side-channel <host:port>", "side channel of prefill, if not announced", hostAndPort)
+    .option("--decode-side-channel <host:port>", "side channel of decode, if not announced", hostAndPort)
+    .option("--no-ask", "send no prompt of two tokens; the servers do not announce their side channels then")
+    .option("--no-bytes", "read no memory of the servers")
+    .option("--limit-mib <n>", "memory to read at most from each server", count, 64)
+    .option("--write", "write prefill's null blocks back as they were read")
+    .option("--backend <names>", "NIXL backends, separated by commas", commaSeparated)
+    .option("--model <name>", "the servers' --model, a factor of the compatibility hash")
+    .option("--dtype <name>", 'dtype of the model, such as "bfloat16"')
+    .option("--kv-heads <n>", "KV heads of the model", count)
+    .option("--head-size <n>", "head size of the model", count)
+    .option("--layers <n>", "layers of the model", count)
+    .option("--timeout <ms>", "limit of one handshake", count, 5000)
+    .option("--json", "print a JSON report")
+    .action(async (options: Options) => {
+      const report = await runDoctor(options);
+      process.stdout.write(options.json ? `${JSON.stringify(report, null, 2)}\n` : reportText(report));
+      if (report.verdict === "fail") process.exitCode = 1;
+    });
+}
+
+async function runDoctor(options: Options): Promise<PairReport> {
+  const sideChannel = zmqSideChannel();
+  try {
+    return await pairDoctor({
+      prefill: readTarget(options.prefill),
+      decode: options.decode === undefined ? undefined : readTarget(options.decode),
+      sideChannel,
+      prefillTp: options.prefillTp ?? options.tp,
+      decodeTp: options.decodeTp ?? options.tp,
+      sideChannels: { prefill: options.prefillSideChannel, decode: options.decodeSideChannel },
+      ask: options.ask,
+      factors: factorsOf(options),
+      timeoutMs: options.timeout,
+      bytes: options.bytes
+        ? {
+            limitBytes: options.limitMib * 2 ** 20,
+            write: options.write === true,
+            backends: options.backend,
+          }
+        : undefined,
+    });
+  } finally {
+    await sideChannel.close();
+  }
+}
+
+/** The factors of the compatibility hash that were given, by vLLM's names. A factor that was not given is absent. */
+function factorsOf({ model, dtype, kvHeads, headSize, layers }: Options): Record<string, unknown> {
+  if (dtype !== undefined && !/^(torch\.)?(bfloat16|float16|float32)$/.test(dtype)) {
+    throw new KvError("KV_CONFIG_INVALID", `--dtype is "${dtype}"; it must be bfloat16, float16 or float32`);
+  }
+  const factors = {
+    model,
+    dtype: dtype === undefined || dtype.startsWith("torch.") ? dtype : `torch.${dtype}`,
+    num_kv_heads: kvHeads,
+    head_size: headSize,
+    num_hidden_layers: layers,
+  };
+  return Object.fromEntries(Object.entries(factors).filter(([, value]) => value !== undefined));
+}

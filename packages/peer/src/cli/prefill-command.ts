@@ -1,0 +1,71 @@
+import { zmqSideChannel } from "@kv/connector";
+import { nixlTransport } from "@kv/nixl";
+import { type Command, Option } from "commander";
+import { openHeadlessPrefill } from "../headless/headless-prefill.js";
+import { prefillServer } from "../headless/prefill-server.js";
+import { openRecording } from "../recording/recording.js";
+import { count, duration, port } from "./option-values.js";
+
+interface Options {
+  from: string;
+  host: string;
+  port: number;
+  sideChannelHost: string;
+  sideChannelPort: number;
+  lease: number;
+  blocks: number;
+  anyPrompt?: true;
+}
+
+export function addPrefill(program: Command): void {
+  program
+    .command("prefill")
+    .description("a prefill worker without a model: serve the KV of a recording to decode workers")
+    .requiredOption("--from <folder>", "the recording's folder")
+    .option("--host <host>", "address to listen on", "127.0.0.1")
+    .option("--port <port>", "HTTP port; 0 takes a free one", port, 8100)
+    .option("--side-channel-host <host>", "host that decode workers shake hands with", "127.0.0.1")
+    .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 5600)
+    .addOption(
+      new Option("--lease <time>", "how long blocks are kept for a decode worker")
+        .argParser(duration)
+        .default(30_000, "30s"),
+    )
+    .option("--blocks <n>", "blocks of the cache", count, 256)
+    .option(
+      "--any-prompt",
+      "serve prompts that were not recorded with the KV of recorded ones: for load tests, not for answers",
+    )
+    .action(serve);
+}
+
+/** Serves until SIGTERM or SIGINT. */
+async function serve(options: Options): Promise<void> {
+  const recording = await openRecording(options.from);
+  const { manifest } = recording;
+  const transport = nixlTransport();
+  const sideChannel = zmqSideChannel();
+  const prefill = await openHeadlessPrefill({
+    recording,
+    transport,
+    sideChannel,
+    sideChannelHost: options.sideChannelHost,
+    sideChannelPort: options.sideChannelPort,
+    leaseMs: options.lease,
+    numBlocks: options.blocks,
+    anyPrompt: options.anyPrompt,
+  });
+  const { model = "recorded", vllmVersion = "0.0.0" } = manifest.prefill;
+  const app = prefillServer({ prefill, model, vllmVersion });
+  const url = await app.listen({ host: options.host, port: options.port });
+  process.stdout.write(
+    `kv-peer prefill ready ${url} with ${manifest.prompts.length} prompts of ${options.from}\n`,
+  );
+  const stop = async () => {
+    await app.close();
+    await prefill.close();
+    await sideChannel.close();
+    await transport.close();
+  };
+  for (const signal of ["SIGTERM", "SIGINT"] as const) process.once(signal, () => void stop());
+}

@@ -1,0 +1,116 @@
+import { zmqSideChannel } from "@kv/connector";
+import { KvError } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
+import { type Command, Option } from "commander";
+import { EngineServer } from "../http/engine-server.js";
+import { type DiffOptions, diffRecordings } from "../recording/diff.js";
+import { record } from "../recording/record.js";
+import { openRecording } from "../recording/recording.js";
+import { count, counts, port, serverUrl } from "./option-values.js";
+
+interface RecordFlags {
+  prefill: string;
+  decode?: string;
+  to: string;
+  promptTokens: number[];
+  outputTokens: number;
+  sideChannelHost: string;
+  sideChannelPort: number;
+}
+
+export function addRecord(program: Command): void {
+  program
+    .command("record")
+    .description("store the handshakes of a running pair and the KV of prompts")
+    .requiredOption("--prefill <url>", "the prefill server's HTTP port", serverUrl)
+    .option(
+      "--decode <url>",
+      "a decode server that continues from the same KV; its tokens are recorded",
+      serverUrl,
+    )
+    .requiredOption("--to <folder>", "folder of the recording")
+    .option(
+      "--prompt-tokens <n,…>",
+      "lengths of the prompts; the same lengths give the same prompts",
+      counts,
+      [100],
+    )
+    .option("--output-tokens <n>", "tokens that the decode server generates per prompt", count, 16)
+    .option("--side-channel-host <host>", "host at which a server that pushes reaches this one", "127.0.0.1")
+    .option("--side-channel-port <port>", "port of the side channel; 0 takes a free one", port, 0)
+    .action(runRecord);
+}
+
+async function runRecord(flags: RecordFlags): Promise<void> {
+  const { prefill, decode, to, promptTokens, outputTokens } = flags;
+  const transport = nixlTransport();
+  const sideChannel = zmqSideChannel();
+  try {
+    const manifest = await record({
+      folder: to,
+      prefill: new EngineServer(prefill),
+      decode: decode === undefined ? undefined : new EngineServer(decode),
+      transport,
+      sideChannel,
+      sideChannelHost: flags.sideChannelHost,
+      sideChannelPort: flags.sideChannelPort,
+      prompts: promptTokens.map(fixedPrompt),
+      outputTokens,
+    });
+    const bytes = manifest.prompts.reduce((sum, { kv }) => sum + kv.lengthBytes, 0);
+    process.stdout.write(
+      `${to}: ${manifest.prompts.length} prompts, ${(bytes / 2 ** 20).toFixed(1)} MiB of KV, TP ${manifest.tpSize}\n`,
+    );
+  } finally {
+    await sideChannel.close();
+    await transport.close();
+  }
+}
+
+/** A prompt that depends only on its length and its index, so that recordings can be compared. */
+function fixedPrompt(length: number, index: number): number[] {
+  return Array.from({ length }, (_, at) => ((7 * at * at + 3 * at + 11 + 37 * index) % 900) + 10);
+}
+
+interface DiffFlags {
+  type?: DiffOptions["valueType"];
+  tolerance?: number;
+  json?: true;
+}
+
+export function addDiff(program: Command): void {
+  program
+    .command("diff")
+    .description(
+      "compare two recordings; exit code 1 when KV, tokens or anything that matters for pairing differs",
+    )
+    .argument("<one>", "folder of a recording")
+    .argument("<other>", "folder of another recording")
+    .addOption(
+      new Option("--type <type>", "type of the values in KV; bytes are compared when absent").choices([
+        "float32",
+        "float16",
+        "bfloat16",
+      ]),
+    )
+    .option("--tolerance <x>", "largest difference of two values that counts as equal", Number)
+    .option("--json", "print JSON")
+    .action(runDiff);
+}
+
+async function runDiff(one: string, other: string, { type, tolerance, json }: DiffFlags): Promise<void> {
+  if (tolerance !== undefined && !(tolerance >= 0)) {
+    throw new KvError("KV_CONFIG_INVALID", `--tolerance is ${tolerance}; it must be 0 or more`);
+  }
+  const differences = await diffRecordings(await openRecording(one), await openRecording(other), {
+    valueType: type,
+    tolerance,
+  });
+  const lines = differences.map(
+    ({ kind, where, one, other }) => `${kind.padEnd(7)}  ${where}: ${one} | ${other}`,
+  );
+  process.stdout.write(
+    json ? `${JSON.stringify(differences, null, 2)}\n` : `${lines.join("\n") || "no difference"}\n`,
+  );
+  if (differences.some(({ kind }) => kind !== "fact")) process.exitCode = 1;
+}

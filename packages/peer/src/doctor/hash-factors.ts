@@ -1,0 +1,156 @@
+import { createHash } from "node:crypto";
+import { type AgentMetadata, modelForms, pythonJson } from "@kv/protocol";
+
+/** Candidate values of each factor of vLLM's compatibility hash, by the factor's name. */
+type Candidates = Readonly<Record<string, readonly unknown[]>>;
+
+/** What is known about the server that announced a hash. */
+export interface HashClues {
+  readonly vllmVersion: string | undefined;
+  /** Names of the model. */
+  readonly models: readonly string[];
+  readonly metadata: AgentMetadata;
+  readonly tpSize: number;
+  readonly cacheDtype: string | undefined;
+  readonly transferMode: string | undefined;
+  /** Factors that the user gave; no other value is tried for them. */
+  readonly knownFactors: Readonly<Record<string, unknown>>;
+}
+
+export interface HashSearch {
+  /** The factors that have the hash; undefined when no tried combination has it. */
+  readonly factors: Readonly<Record<string, unknown>> | undefined;
+  /** Combinations that were tried. */
+  readonly tried: number;
+}
+
+/** Takes about a second on one core. */
+const MAX_TRIED = 60_000;
+const HEAD_SIZES = [128, 64, 32, 256, 96, 80, 192, 160, 120, 112, 48, 16];
+/** The latent vector of DeepSeek models, without and with fp8 scales. */
+const LATENT_SIZES = [576, 656, 512];
+const DTYPE_BYTES = { "torch.bfloat16": 2, "torch.float16": 2, "torch.float32": 4 } as const;
+
+/** Finds the factors of a compatibility hash by trying combinations of the values that the clues leave open. */
+export function findHashFactors(hash: string, clues: HashClues): HashSearch {
+  const { knownFactors } = clues;
+  const models = [...new Set([...clues.models, ...clues.models.flatMap((name) => [...modelForms(name)])])];
+  const versions = clues.vllmVersion === undefined ? ["0.33.0", "0.32.0"] : versionForms(clues.vllmVersion);
+  const one = (name: string, others: readonly unknown[]) =>
+    name in knownFactors ? [knownFactors[name]] : others;
+  const cacheDtypes = [...new Set([clues.cacheDtype ?? "auto", "auto", "fp8", "fp8_e4m3", "bfloat16"])];
+  const simple: Candidates = {
+    model: one("model", models),
+    vllm_version: one("vllm_version", versions),
+    nixl_connector_version: one("nixl_connector_version", [15, 14, 16, 13, 12, 11]),
+    is_hma_enabled: one("is_hma_enabled", [true, false]),
+    transfer_mode: one(
+      "transfer_mode",
+      clues.transferMode === undefined ? ["pull", "push"] : [clues.transferMode],
+    ),
+    attn_backend_name: one("attn_backend_name", [clues.metadata.attentionBackend]),
+    speculative_config: one("speculative_config", [null]),
+  };
+  const digest = digester();
+  let tried = 0;
+  for (const shape of shapes(clues, cacheDtypes)) {
+    for (const rest of combinations(Object.entries(simple))) {
+      if (tried >= MAX_TRIED) return { factors: undefined, tried };
+      tried += 1;
+      const factors = { ...shape, ...rest };
+      if (digest(factors) === hash) return { factors, tried };
+    }
+  }
+  return { factors: undefined, tried };
+}
+
+/** Computes `compatibilityHash` for thousands of combinations: the JSON of each value is cached, because values repeat. */
+function digester(): (factors: Readonly<Record<string, unknown>>) => string {
+  const texts = new Map<string, Map<unknown, string>>();
+  return (factors) => {
+    const entries = Object.keys(factors)
+      .sort()
+      .map((name) => {
+        const ofName = texts.get(name) ?? new Map<unknown, string>();
+        texts.set(name, ofName);
+        const value = factors[name];
+        const text = ofName.get(value) ?? pythonJson({ [name]: value }).slice(1, -1);
+        ofName.set(value, text);
+        return text;
+      });
+    return createHash("sha256")
+      .update(`{${entries.join(", ")}}`, "utf8")
+      .digest("hex");
+  };
+}
+
+/** Depending on the build, vLLM hashes its version with or without the local part, such as `+cpu`. */
+function versionForms(version: string): string[] {
+  const bare = version.replace(/\+.*$/, "");
+  return [...new Set([version, bare, `${bare}+cpu`])];
+}
+
+/** Combinations of the factors that determine the length of a block: heads × content × tokens × bytes per value. */
+function* shapes(
+  { metadata, tpSize, knownFactors }: HashClues,
+  cacheDtypes: readonly string[],
+): Generator<Record<string, unknown>> {
+  const seen = new Set<string>();
+  const regions = metadata.baseAddresses.length;
+  // Usually one region per layer; two when K and V are in separate regions.
+  const layerCounts = [regions, ...(regions % 2 === 0 ? [regions / 2] : [])];
+  const blockBytes = metadata.blockLengthsBytes[0] ?? 0;
+  for (const [dtype, dtypeBytes] of Object.entries(DTYPE_BYTES)) {
+    for (const cacheDtype of cacheDtypes) {
+      const bytes = cacheDtype === "auto" ? dtypeBytes : cacheDtype.startsWith("fp8") ? 1 : 2;
+      const perToken = blockBytes / metadata.blockSize / bytes;
+      if (!Number.isInteger(perToken)) continue;
+      for (const layers of layerCounts) {
+        for (const [heads, size] of headsAndSizes(perToken, tpSize)) {
+          const shape = {
+            num_kv_heads: heads,
+            head_size: size,
+            num_hidden_layers: layers,
+            dtype,
+            cache_dtype: cacheDtype,
+            ...pick(knownFactors, ["num_kv_heads", "head_size", "num_hidden_layers", "dtype", "cache_dtype"]),
+          };
+          const key = JSON.stringify(shape);
+          if (seen.has(key)) continue;
+          seen.add(key);
+          yield shape;
+        }
+      }
+    }
+  }
+}
+
+function* headsAndSizes(perToken: number, tpSize: number): Generator<[heads: number, size: number]> {
+  if (LATENT_SIZES.includes(perToken)) yield [1, perToken];
+  for (const size of HEAD_SIZES) {
+    // K and V packed in one region, or in separate regions.
+    for (const content of [2 * size, size]) {
+      const local = perToken / content;
+      if (!Number.isInteger(local) || local < 1) continue;
+      // When there are more ranks than heads, several ranks hold the same head.
+      for (let share = tpSize; share >= 1; share--) if (tpSize % share === 0) yield [local * share, size];
+    }
+  }
+}
+
+function* combinations(
+  factors: readonly (readonly [string, readonly unknown[]])[],
+): Generator<Record<string, unknown>> {
+  const [first, ...rest] = factors;
+  if (first === undefined) {
+    yield {};
+    return;
+  }
+  for (const value of first[1]) {
+    for (const others of combinations(rest)) yield { [first[0]]: value, ...others };
+  }
+}
+
+function pick(from: Readonly<Record<string, unknown>>, names: readonly string[]): Record<string, unknown> {
+  return Object.fromEntries(names.filter((name) => name in from).map((name) => [name, from[name]]));
+}

@@ -1,0 +1,175 @@
+import {
+  type Agent,
+  type Clock,
+  DESCRIPTOR_ROW,
+  KvError,
+  type Memory,
+  type MemoryType,
+  type Transport,
+} from "@kv/interface";
+
+/** A probe of one server's memory, as plain data: it may run in a child process, because NIXL can crash on damaged metadata. */
+export interface ProbeRequest {
+  /** The transport metadata of rank (0, 0), in base64. */
+  readonly agentMetadata: string;
+  readonly deviceId: number;
+  readonly memoryType: MemoryType;
+  readonly regions: readonly {
+    readonly baseAddress: number;
+    readonly numBlocks: number;
+    readonly blockLengthBytes: number;
+    readonly blockStrideBytes: number;
+  }[];
+  /** Bytes to read at most. */
+  readonly limitBytes: number;
+  /** Write block 0 of each region back unchanged; vLLM gives this block to no request. */
+  readonly write: boolean;
+  /** Notifications to send at the end, so that the server frees the blocks that it keeps for the doctor. */
+  readonly notifications: readonly { readonly agentMetadata: string; readonly text: string }[];
+  /** NIXL backends; the transport's default when empty. */
+  readonly backends: readonly string[];
+}
+
+export interface ProbeResult {
+  readonly backends: readonly string[];
+  /** Time to add the peer and read its first block, which includes making connections. */
+  readonly connectMs: number;
+  readonly block: { readonly lengthBytes: number; readonly medianMs: number };
+  readonly bulk: { readonly lengthBytes: number; readonly descriptorCount: number; readonly bestMs: number };
+  readonly write: { readonly lengthBytes: number; readonly ms: number } | undefined;
+  /** Block 0 had the same bytes in two reads. */
+  readonly isStable: boolean;
+}
+
+const SINGLE_READS = 15;
+const BULK_READS = 3;
+const TRANSFER_TIMEOUT_MS = 30_000;
+
+/** Reads a peer's memory and measures the time. Errors: those of the transport; `KV_TRANSFER_INVALID` for a peer without memory. */
+export async function probeMemory(
+  transport: Transport,
+  request: ProbeRequest,
+  clock: Clock,
+): Promise<ProbeResult> {
+  const agent = await transport.createAgent(
+    request.backends.length === 0 ? {} : { backends: request.backends.map((name) => ({ name })) },
+  );
+  let memory: Memory | undefined;
+  try {
+    const descriptors = chooseDescriptors(request);
+    memory = transport.allocate(descriptors.lengthBytes);
+    return await readAndWrite(agent, memory, request, descriptors, clock);
+  } finally {
+    await agent.close();
+    memory?.close();
+  }
+}
+
+interface Descriptors {
+  /** Rows of a `DescriptorTable`. */
+  readonly remoteRows: number[];
+  /** The length of each descriptor. */
+  readonly lengths: number[];
+  readonly lengthBytes: number;
+}
+
+/** Chooses the first blocks of each region, as many as the limit permits. */
+function chooseDescriptors({ regions, limitBytes, deviceId }: ProbeRequest): Descriptors {
+  const bytesPerBlock = regions.reduce((sum, { blockLengthBytes }) => sum + blockLengthBytes, 0);
+  if (bytesPerBlock === 0) throw new KvError("KV_TRANSFER_INVALID", "the peer announced no memory to read");
+  const blocks = Math.max(1, Math.floor(limitBytes / bytesPerBlock));
+  const remoteRows: number[] = [];
+  const lengths: number[] = [];
+  for (const { baseAddress, numBlocks, blockLengthBytes, blockStrideBytes } of regions) {
+    const count = Math.min(blocks, numBlocks);
+    remoteRows.push(baseAddress, blockLengthBytes, deviceId, blockStrideBytes, count);
+    for (let block = 0; block < count; block++) lengths.push(blockLengthBytes);
+  }
+  return { remoteRows, lengths, lengthBytes: lengths.reduce((sum, length) => sum + length, 0) };
+}
+
+async function readAndWrite(
+  agent: Agent,
+  memory: Memory,
+  request: ProbeRequest,
+  { remoteRows, lengths, lengthBytes }: Descriptors,
+  clock: Clock,
+): Promise<ProbeResult> {
+  await agent.register(memory);
+  const startedMs = clock.now();
+  const name = await agent.addRemote(Buffer.from(request.agentMetadata, "base64"));
+  const remote = await agent.prepareRemote(name, {
+    memoryType: request.memoryType,
+    rows: Float64Array.from(remoteRows),
+  });
+  const local = await agent.prepareLocal({ memoryType: memory.memoryType, rows: localRows(memory, lengths) });
+
+  async function move(operation: "READ" | "WRITE", ids: Int32Array): Promise<number> {
+    const startMs = clock.now();
+    const transfer = agent.transfer({
+      operation,
+      local,
+      localIds: ids,
+      remote,
+      remoteIds: ids,
+      timeoutMs: TRANSFER_TIMEOUT_MS,
+    });
+    await transfer.done;
+    return clock.now() - startMs;
+  }
+
+  const first = Int32Array.of(0);
+  await move("READ", first);
+  const connectMs = clock.now() - startedMs;
+  const firstLength = lengths[0] ?? 0;
+  const firstRead = memory.bytes.slice(0, firstLength);
+  const singles: number[] = [];
+  for (let time = 0; time < SINGLE_READS; time++) singles.push(await move("READ", first));
+  const isStable = Buffer.compare(firstRead, memory.bytes.subarray(0, firstLength)) === 0;
+  const all = Int32Array.from(lengths.keys());
+  let bestMs = Number.POSITIVE_INFINITY;
+  for (let time = 0; time < BULK_READS; time++) bestMs = Math.min(bestMs, await move("READ", all));
+
+  let write: ProbeResult["write"];
+  if (request.write) {
+    const nullBlocks = nullBlockIds(remoteRows);
+    write = {
+      lengthBytes: Array.from(nullBlocks).reduce((sum, id) => sum + (lengths[id] ?? 0), 0),
+      ms: await move("WRITE", nullBlocks),
+    };
+  }
+  for (const { agentMetadata, text } of request.notifications) {
+    const to = await agent.addRemote(Buffer.from(agentMetadata, "base64"));
+    await agent.notify(to, new TextEncoder().encode(text));
+  }
+  singles.sort((a, b) => a - b);
+  return {
+    backends: agent.backends,
+    connectMs,
+    block: { lengthBytes: firstLength, medianMs: singles[SINGLE_READS >> 1] ?? 0 },
+    bulk: { lengthBytes, descriptorCount: lengths.length, bestMs },
+    write,
+    isStable,
+  };
+}
+
+function localRows(memory: Memory, lengths: readonly number[]): Float64Array {
+  const rows = new Float64Array(lengths.length * DESCRIPTOR_ROW);
+  let offset = 0;
+  for (const [index, length] of lengths.entries()) {
+    rows.set([memory.address + offset, length, memory.deviceId, length, 1], index * DESCRIPTOR_ROW);
+    offset += length;
+  }
+  return rows;
+}
+
+/** The descriptor indexes of block 0 of each region. */
+function nullBlockIds(remoteRows: readonly number[]): Int32Array {
+  const ids: number[] = [];
+  let next = 0;
+  for (let row = 0; row < remoteRows.length; row += DESCRIPTOR_ROW) {
+    ids.push(next);
+    next += remoteRows[row + DESCRIPTOR_ROW - 1] ?? 0;
+  }
+  return Int32Array.from(ids);
+}

@@ -1,0 +1,171 @@
+import { readTransferConfig } from "@kv/connector";
+import { type Ambient, ambient, type KvCacheGroup, type SideChannel, type Transport } from "@kv/interface";
+import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
+import { readRankMetadata } from "../protocol/handshake.js";
+import { rankGeometry, SHARED_REGION } from "../protocol/rank-geometry.js";
+import { connectorFor, countRemoteBlocks } from "../protocol/remote-prefill.js";
+import { type HeadlessDecode, type HeadlessDecodeOptions, openHeadlessDecode } from "./headless-decode.js";
+
+/** Settings of a headless engine whose cache has the ranks, regions and blocks of another engine. */
+export type MatchingSettings = Required<
+  Pick<HeadlessDecodeOptions, "config" | "engine" | "cache" | "regions">
+> & { readonly connector: NonNullable<HeadlessDecodeOptions["connector"]> };
+
+export interface MatchingSettingsOptions {
+  readonly engineId: string;
+  /** Where a P that pushes shakes hands with this engine. Default: 127.0.0.1. */
+  readonly sideChannelHost?: string | undefined;
+  /** Default: 0, a free port. */
+  readonly sideChannelPort?: number | undefined;
+  /** Logical blocks of the cache. */
+  readonly numBlocks: number;
+  /** Blocks may be split between the ranks of an engine with another TP size. Default: blocks are copied as a whole. */
+  readonly splitsHeads?: boolean;
+}
+
+/** More KV heads on a rank than any TP size divides. */
+const MAX_HEADS_PER_RANK = 64;
+
+/**
+ * Derives settings from the handshake of rank 0 of another engine: the same ranks, regions and blocks, so that every block is copied
+ * byte for byte. Nothing needs to be known about the model.
+ */
+export function matchingSettings(
+  metadata: AgentMetadata,
+  remote: RemotePrefillParams,
+  options: MatchingSettingsOptions,
+): MatchingSettings {
+  const { sideChannelHost = "127.0.0.1", sideChannelPort = 0 } = options;
+  const { regions } = rankGeometry(metadata, { tpRank: 0, tpSize: remote.tpSize });
+  const kernels = metadata.physicalBlocksPerLogical;
+  const connector = connectorFor(remote);
+  const headsPerRank = options.splitsHeads === true ? countHeads(regions, metadata.blockSize) : 1;
+  return {
+    connector,
+    config: readTransferConfig(
+      {
+        kv_connector: connector.name,
+        kv_role: "kv_consumer",
+        kv_buffer_device: "cpu",
+        // The engine announces the server's own hash and has no model to compare with.
+        kv_connector_extra_config: { enforce_handshake_compat: false },
+      },
+      {
+        env: {
+          VLLM_NIXL_SIDE_CHANNEL_HOST: sideChannelHost,
+          VLLM_NIXL_SIDE_CHANNEL_PORT: String(sideChannelPort),
+        },
+      },
+    ),
+    engine: {
+      engineId: options.engineId,
+      tpSize: remote.tpSize,
+      ppSize: 1,
+      dpRank: 0,
+      // Placeholders: these values only enter a hash that is not announced.
+      model: {
+        model: "kv-peer",
+        vllmVersion: "kv-peer",
+        connectorVersion: 15,
+        isHmaEnabled: true,
+        speculativeConfig: null,
+      },
+    },
+    cache: {
+      groups: cacheGroups(metadata, remote, regions),
+      blockSize: metadata.blockSize * kernels,
+      physicalBlocksPerLogical: kernels,
+      numKvHeads: remote.tpSize * headsPerRank,
+      headSize: 1,
+      numHiddenLayers: regions.length,
+      dtype: "torch.bfloat16",
+      cacheDtype: "auto",
+      layout: metadata.kvCacheLayout,
+      attentionBackend: metadata.attentionBackend,
+    },
+    regions: regions.map(({ name, blockLengthBytes, groupId }) => ({
+      name,
+      blockLengthBytes,
+      groupId,
+      numBlocks: options.numBlocks * kernels,
+    })),
+  };
+}
+
+function cacheGroups(
+  metadata: AgentMetadata,
+  { remoteBlockIds }: RemotePrefillParams,
+  regions: readonly { readonly name: string; readonly groupId: number }[],
+): KvCacheGroup[] {
+  const isMla = metadata.attentionBackend.includes("MLA");
+  const longest = Math.max(0, ...remoteBlockIds.map((ids) => ids.length));
+  return remoteBlockIds.map((ids, group) => ({
+    // A group with fewer blocks than the longest has a sliding window.
+    kind: isMla ? "mla" : ids.length < longest ? "swa" : "full",
+    layerNames: regions
+      .filter(({ groupId }) => groupId === group || groupId === SHARED_REGION)
+      .map(({ name }) => name),
+  }));
+}
+
+/**
+ * A number of KV heads per rank. The real number is not on the wire: this is the largest power of two into which every block can be cut.
+ * Any number that the other engine's TP size divides cuts the same bytes.
+ */
+function countHeads(regions: readonly { readonly blockLengthBytes: number }[], blockTokens: number): number {
+  let heads = MAX_HEADS_PER_RANK;
+  const divides = ({ blockLengthBytes }: { readonly blockLengthBytes: number }) =>
+    blockLengthBytes % (heads * blockTokens) === 0;
+  while (heads > 1 && !regions.every(divides)) heads /= 2;
+  return heads;
+}
+
+export interface MatchingDecodeOptions extends Partial<Ambient> {
+  readonly transport: Transport;
+  readonly sideChannel: SideChannel;
+  readonly sideChannelHost?: string | undefined;
+  readonly sideChannelPort?: number | undefined;
+  /** Requests of this size that fit in the cache at the same time. */
+  readonly concurrency: number;
+}
+
+/** A headless decode engine whose cache matches that of one P. */
+export interface MatchingDecode {
+  readonly decode: HeadlessDecode;
+  /** The handshake metadata of P's rank 0. */
+  readonly metadata: AgentMetadata;
+  readonly settings: MatchingSettings;
+  /** Logical blocks of the cache, the null block included. */
+  readonly numBlocks: number;
+}
+
+/**
+ * Shakes hands with rank 0 of the P that answered with `remote`, and opens a headless decode engine that matches it and announces its
+ * compatibility hash. Errors: those of `readRankMetadata` and `openHeadlessDecode`.
+ */
+export async function openMatchingDecode(
+  remote: RemotePrefillParams,
+  options: MatchingDecodeOptions,
+): Promise<MatchingDecode> {
+  const { transport, sideChannel, sideChannelHost, sideChannelPort, concurrency } = options;
+  const environment = ambient(options);
+  const { metadata, compatibilityHash } = await readRankMetadata(sideChannel, {
+    host: remote.remoteHost,
+    port: remote.remotePort,
+  });
+  const numBlocks = 1 + countRemoteBlocks(remote) * concurrency;
+  const settings = matchingSettings(metadata, remote, {
+    engineId: `kv-peer-${environment.random.uuid()}`,
+    numBlocks,
+    sideChannelHost,
+    sideChannelPort,
+  });
+  const decode = await openHeadlessDecode({
+    ...settings,
+    ...environment,
+    transport,
+    sideChannel,
+    announcedHash: compatibilityHash,
+  });
+  return { decode, metadata, settings, numBlocks };
+}

@@ -1,0 +1,59 @@
+import type { Agent, Transport } from "@kv/interface";
+
+/** A transport that discards the read notifications of chosen requests. */
+export interface NotificationFilter {
+  readonly transport: Transport;
+  /** Discards notifications about this request, by P's id of it. */
+  drop(remoteRequestId: string): void;
+}
+
+/**
+ * Wraps a transport so that P never learns that certain requests were read, as when a decode worker dies after its READ. Heartbeats and all
+ * other notifications pass.
+ */
+export function filterNotifications(transport: Transport): NotificationFilter {
+  const dropped = new Set<string>();
+
+  /** A read notification is `<request id>:<number of readers>`. */
+  function isDropped(payload: Uint8Array | undefined): boolean {
+    if (payload === undefined || dropped.size === 0) return false;
+    const text = new TextDecoder().decode(payload);
+    return dropped.has(text.slice(0, text.lastIndexOf(":")));
+  }
+
+  /** Each method calls the agent's own, because an agent's methods may need their receiver. */
+  function filtered(agent: Agent): Agent {
+    return {
+      name: agent.name,
+      get backends() {
+        return agent.backends;
+      },
+      register: (memory) => agent.register(memory),
+      localMetadata: () => agent.localMetadata(),
+      addRemote: (metadata) => agent.addRemote(metadata),
+      removeRemote: (name) => agent.removeRemote(name),
+      prepareLocal: (table) => agent.prepareLocal(table),
+      prepareRemote: (remote, table) => agent.prepareRemote(remote, table),
+      transfer(request) {
+        if (!isDropped(request.notification)) return agent.transfer(request);
+        const { notification: _, ...rest } = request;
+        return agent.transfer(rest);
+      },
+      notify: (remote, payload) => (isDropped(payload) ? Promise.resolve() : agent.notify(remote, payload)),
+      notifications: () => agent.notifications(),
+      telemetry: () => agent.telemetry(),
+      close: (options) => agent.close(options),
+    };
+  }
+
+  return {
+    drop: (remoteRequestId) => void dropped.add(remoteRequestId),
+    transport: {
+      name: transport.name,
+      capabilities: transport.capabilities,
+      createAgent: async (options) => filtered(await transport.createAgent(options)),
+      allocate: (lengthBytes, options) => transport.allocate(lengthBytes, options),
+      close: () => transport.close(),
+    },
+  };
+}

@@ -1,0 +1,90 @@
+import { KvError } from "@kv/interface";
+
+export interface HttpRequest {
+  readonly method?: "GET" | "POST";
+  /** Sent as JSON. */
+  readonly body?: unknown;
+  readonly headers?: Readonly<Record<string, string>> | undefined;
+  readonly timeoutMs: number;
+  readonly signal?: AbortSignal | undefined;
+}
+
+export interface HttpResponse {
+  readonly status: number;
+  readonly text: string;
+  readonly headers: Headers;
+}
+
+/** The block ids of a long prompt, or `/metrics` of a busy server, take some hundred KB. */
+const MAX_RESPONSE_BYTES = 32 << 20;
+
+/**
+ * Sends one HTTP request on a connection of its own: vLLM closes idle connections after five seconds, possibly just when the next request
+ * leaves. Errors: `KV_PROXY_UPSTREAM_FAILED` when there is no answer; the signal's reason.
+ */
+export async function sendRequest(url: string, request: HttpRequest): Promise<HttpResponse> {
+  const { method = "GET", body, headers, timeoutMs, signal } = request;
+  const timeout = AbortSignal.timeout(timeoutMs);
+  try {
+    const response = await fetch(url, {
+      method,
+      headers: {
+        connection: "close",
+        ...(body === undefined ? {} : { "content-type": "application/json" }),
+        ...headers,
+      },
+      body: body === undefined ? null : JSON.stringify(body),
+      signal: signal === undefined ? timeout : AbortSignal.any([timeout, signal]),
+    });
+    return { status: response.status, text: await readText(response, url), headers: response.headers };
+  } catch (error) {
+    if (KvError.is(error)) throw error;
+    if (signal?.aborted === true) throw signal.reason;
+    const reason = timeout.aborted ? `no answer within ${timeoutMs} ms` : reasonOf(error);
+    throw new KvError("KV_PROXY_UPSTREAM_FAILED", `${method} ${url}: ${reason}`, {
+      hint: "check that the server runs and that this host can reach its HTTP port",
+      cause: error,
+    });
+  }
+}
+
+/** The answer parsed as JSON. Errors: those of `sendRequest`; `KV_PROXY_UPSTREAM_FAILED` for any status but 200, with the start of the body. */
+export async function requestJson(url: string, request: HttpRequest): Promise<unknown> {
+  const { status, text } = await sendRequest(url, request);
+  if (status !== 200) {
+    throw new KvError("KV_PROXY_UPSTREAM_FAILED", `${url} answered ${status}: ${text.slice(0, 300)}`, {
+      details: { status },
+    });
+  }
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new KvError("KV_PROXY_UPSTREAM_FAILED", `${url} answered 200 with a body that is not JSON`, {
+      cause: error,
+    });
+  }
+}
+
+async function readText(response: Response, url: string): Promise<string> {
+  const chunks: Uint8Array[] = [];
+  let length = 0;
+  for await (const chunk of response.body ?? []) {
+    const bytes = chunk as Uint8Array;
+    length += bytes.byteLength;
+    if (length > MAX_RESPONSE_BYTES) {
+      throw new KvError(
+        "KV_PROXY_UPSTREAM_FAILED",
+        `${url} answered with more than ${MAX_RESPONSE_BYTES} bytes`,
+      );
+    }
+    chunks.push(bytes);
+  }
+  return Buffer.concat(chunks).toString("utf8");
+}
+
+/** The message of a failed `fetch` is in its cause. */
+function reasonOf(error: unknown): string {
+  const cause = (error as { cause?: unknown }).cause;
+  if (cause instanceof Error && cause.message !== "") return cause.message;
+  return error instanceof Error ? error.message : String(error);
+}

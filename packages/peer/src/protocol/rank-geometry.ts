@@ -1,0 +1,50 @@
+import type { BlockIds } from "@kv/interface";
+import type { RankGeometry } from "@kv/plan";
+import type { AgentMetadata } from "@kv/protocol";
+
+/** `regionGroupIds` of a region that every KV cache group shares. */
+export const SHARED_REGION = -1;
+
+/** A rank's memory as `@kv/plan` describes it. Fields that older servers do not announce get vLLM's defaults. */
+export function rankGeometry(
+  metadata: AgentMetadata,
+  rank: { tpRank: number; tpSize: number },
+): RankGeometry {
+  return {
+    ...rank,
+    dcpSize: metadata.dcpSize,
+    kernelBlockSize: metadata.blockSize,
+    physicalBlocksPerLogical: metadata.physicalBlocksPerLogical,
+    layout: metadata.kvCacheLayout,
+    attentionBackend: metadata.attentionBackend,
+    deviceId: metadata.deviceId,
+    regions: metadata.baseAddresses.map((baseAddress, index) => {
+      const blockLengthBytes = metadata.blockLengthsBytes[index] ?? 0;
+      return {
+        name: metadata.regionNames?.[index] ?? `region ${index}`,
+        baseAddress,
+        numBlocks: metadata.regionNumBlocks?.[index] ?? metadata.numBlocks,
+        blockLengthBytes,
+        blockStrideBytes: metadata.blockStridesBytes[index] ?? blockLengthBytes,
+        groupId: metadata.regionGroupIds?.[index] ?? 0,
+        memoryType: metadata.regionMemoryTypes?.[index] ?? "DRAM",
+      };
+    }),
+  };
+}
+
+/** The kernel blocks of a request in one region, in the order in which a recording stores them. */
+export function kernelBlocksOfRegion(
+  metadata: AgentMetadata,
+  region: number,
+  blockIds: BlockIds,
+): readonly number[] {
+  const groupIds = metadata.regionGroupIds ?? [];
+  const group = groupIds[region] ?? 0;
+  // When all regions name the same group, the blocks of every group lie in every region.
+  const holdsAllGroups = group === SHARED_REGION || new Set(groupIds).size <= 1;
+  const logical = holdsAllGroups ? blockIds.flat() : (blockIds[group] ?? []);
+  const kernels = metadata.physicalBlocksPerLogical;
+  if (kernels === 1) return logical;
+  return logical.flatMap((id) => Array.from({ length: kernels }, (_, kernel) => id * kernels + kernel));
+}
