@@ -1,7 +1,7 @@
 // What it costs not to trust a peer's metadata: damaged bytes refused in this process, and sound ones tried in another first.
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { mutations } from "../packages/nixl/test/mutations.js";
+import { mutations } from "../packages/nixl/test/support/mutations.js";
 import { percentile, type Row, spread } from "./report.js";
 
 const DAMAGED = 2000;

@@ -7,7 +7,7 @@ import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { findLibrary } from "@kv/nixl";
-import { preloadFor } from "../packages/nixl/src/preload.js";
+import { preloadFor } from "../packages/nixl/src/backends/preload.js";
 
 const run = promisify(execFile);
 const here = fileURLToPath(new URL("./python/", import.meta.url));

@@ -5,7 +5,7 @@ import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import ts from "typescript";
 import { describe, expect, test } from "vitest";
-import { nixlMissing } from "../../packages/nixl/test/require-nixl.js";
+import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 
 /**
  * The examples of the packages' READMEs, as a reader would run them: each is type-checked, and runs, and prints what it says that it prints

@@ -1,7 +1,7 @@
 import { nixlTransport } from "@kv/nixl";
 import { memoryNetwork } from "@kv/transport-memory";
 import { describe, expect, test } from "vitest";
-import { FAKE_NIXL, fakeMissing } from "../../packages/nixl/test/fake-nixl.js";
+import { FAKE_NIXL, fakeMissing } from "../../packages/nixl/test/support/fake-nixl.js";
 import { createSimEngine } from "../../packages/pull/test/sim-engine.js";
 import { onDevices } from "./on-devices.js";
 

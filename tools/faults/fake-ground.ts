@@ -3,7 +3,7 @@ import { type AddressInfo, createServer } from "node:net";
 import { systemClock } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { memoryNetwork, type SeededRandom } from "@kv/transport-memory";
-import { FAKE_NIXL } from "../../packages/nixl/test/fake-nixl.js";
+import { FAKE_NIXL } from "../../packages/nixl/test/support/fake-nixl.js";
 import type { FaultGround } from "../../packages/pull/test/fault-ground.js";
 import { FAULT_RULES } from "../../packages/pull/test/fault-rules.js";
 import { createSimEngine } from "../../packages/pull/test/sim-engine.js";

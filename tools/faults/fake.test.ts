@@ -1,6 +1,6 @@
 import { seededRandom } from "@kv/transport-memory";
 import { describe, it } from "vitest";
-import { fakeMissing } from "../../packages/nixl/test/fake-nixl.js";
+import { fakeMissing } from "../../packages/nixl/test/support/fake-nixl.js";
 import { faultRunOn } from "../../packages/pull/test/fault-run.js";
 import { fakeGround } from "./fake-ground.js";
 import { CLEAN_END, expectCleanEnd, LOADS, seed } from "./loads.js";

@@ -1,5 +1,5 @@
 import { describe, it } from "vitest";
-import { nixlMissing } from "../../packages/nixl/test/require-nixl.js";
+import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import { faultRunOn } from "../../packages/pull/test/fault-run.js";
 import { CLEAN_END, expectCleanEnd, LOADS, seed } from "./loads.js";
 import { processGround } from "./process-ground.js";

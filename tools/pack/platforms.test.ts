@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { complaints, elfNeeds } from "../../native/elf-needs.mjs";
 import { addonOf, EXPORTS, GLIBC, isCurrent, PLATFORMS } from "../../native/platform-packages.mjs";
-import { nixlMissing } from "../../packages/nixl/test/require-nixl.js";
+import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import { npmProject } from "./outside.js";
 import { isForPlatform, manifests, packAll, pnpm, root, run } from "./tarballs.js";
 

@@ -2,9 +2,9 @@ import { KvError } from "@kv/interface";
 import { Command, InvalidArgumentError } from "commander";
 import { addBench } from "./bench/command.js";
 import { addDoctor } from "./doctor/command.js";
-import { COMPANIONS, type Companion, installNixl } from "./install.js";
-import { findLibrary } from "./library.js";
-import { type Cuda, DEFAULT_VERSION } from "./wheels.js";
+import { COMPANIONS, type Companion, installNixl } from "./install/install.js";
+import { type Cuda, DEFAULT_VERSION } from "./install/wheels.js";
+import { findLibrary } from "./library/find-library.js";
 
 const program = new Command("kv-nixl").description("NVIDIA NIXL for @kv/nixl.");
 

@@ -8,21 +8,21 @@ import {
   type Transport,
   type TransportCapabilities,
 } from "@kv/interface";
-import { loadAddon } from "./addon.js";
-import { createNixlAgent } from "./agent.js";
-import { checkBackends, chooseBackends, resolveBackends } from "./backend-choice.js";
-import { notifies, reportsPeerDeath } from "./backends.js";
-import { requireObject, shown } from "./given.js";
-import { findLibrary, warnOfUnusedVariables } from "./library.js";
-import { allocateMemory } from "./memory.js";
-import { memoryTypesOf } from "./memory-types.js";
+import { loadAddon } from "./addon/load-addon.js";
+import type { NativeAddon } from "./addon/native.js";
+import { createNixlAgent } from "./agent/agent.js";
+import { explainUnavailable } from "./backends/backend-errors.js";
+import { notifies, reportsPeerDeath } from "./backends/backend-traits.js";
+import { type Preload, preloadFor } from "./backends/preload.js";
+import { checkBackends, chooseBackends, resolveBackends } from "./backends/select-backends.js";
+import { warnOfUcxOnEfa } from "./backends/ucx-on-efa.js";
+import { findLibrary, warnOfUnusedVariables } from "./library/find-library.js";
+import { requireWhole } from "./library/truncation-check.js";
+import { allocateMemory } from "./memory/host-memory.js";
+import { memoryTypesOf } from "./memory/memory-types.js";
 import { type MetadataChecker, metadataChecker } from "./metadata/checker.js";
 import { checkerProcess } from "./metadata/checker-process.js";
-import type { NativeAddon } from "./native.js";
-import { type Preload, preloadFor } from "./preload.js";
-import { warnOfUcxOnEfa } from "./ucx-on-efa.js";
-import { explainUnavailable } from "./unavailable.js";
-import { requireWhole } from "./whole-files.js";
+import { requireObject, shown } from "./validate.js";
 
 export interface NixlTransportOptions extends Partial<Ambient> {
   /** Path of `libnixl_capi.so`, before every other place where it is looked for. */

@@ -3,7 +3,7 @@ import { once } from "node:events";
 import { connect } from "node:net";
 import { KvError, type KvErrorCode } from "@kv/interface";
 import type { z } from "zod";
-import { childArguments } from "../child/child-process.js";
+import { childArguments } from "../child/run-in-child.js";
 import { channelOf } from "./channel.js";
 import { type BenchRequest, replySchema } from "./messages.js";
 

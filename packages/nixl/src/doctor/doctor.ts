@@ -1,16 +1,16 @@
-import { DEFAULT_BACKEND, notifies } from "../backends.js";
-import { runInChild } from "../child/child-process.js";
-import type { Environment } from "../library.js";
-import { describePlugins, pluginFolder } from "../plugins.js";
-import { choiceOf } from "./choice.js";
-import { gpuMemoryChecks } from "./gpu-memory.js";
+import { DEFAULT_BACKEND, notifies } from "../backends/backend-traits.js";
+import { describePlugins, pluginFolder } from "../backends/plugins.js";
+import { runInChild } from "../child/run-in-child.js";
+import type { Environment } from "../library/find-library.js";
+import { gpuMemoryChecks } from "./checks/gpu-memory.js";
+import { backendCheck, libraryCheck, runtimeChecks, STORAGE_ONLY } from "./checks/library.js";
+import { machineChecks, rdmaDevices } from "./checks/machine.js";
+import { PAIR_ENVIRONMENT, pairChecks } from "./checks/pair.js";
+import { pluginCheck } from "./checks/plugins.js";
+import { choiceOf } from "./checks/requested-backends.js";
+import { variableChecks } from "./checks/variables.js";
 import { type Host, realHost } from "./host.js";
-import { backendCheck, libraryCheck, runtimeChecks, STORAGE_ONLY } from "./library-checks.js";
-import { machineChecks, rdmaDevices } from "./machine.js";
-import { PAIR_ENVIRONMENT, pairChecks } from "./pair.js";
-import { pluginCheck } from "./plugin-checks.js";
 import { type Check, type DoctorReport, reportOf } from "./report.js";
-import { variableChecks } from "./variables.js";
 
 export interface DoctorOptions {
   /** As of `nixlTransport`. */

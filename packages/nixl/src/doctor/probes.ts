@@ -1,5 +1,5 @@
 import { performance } from "node:perf_hooks";
-import { addonPath, loadAddon } from "../addon.js";
+import { addonPath, loadAddon } from "../addon/load-addon.js";
 import { startTarget } from "../bench/initiator.js";
 import { measure } from "../bench/measure.js";
 import { nixlTransport } from "../transport.js";

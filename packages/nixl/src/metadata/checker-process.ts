@@ -1,7 +1,7 @@
 import { type ChildProcess, spawn } from "node:child_process";
 import { KvError, type KvErrorCode } from "@kv/interface";
-import { childArguments } from "../child/child-process.js";
-import type { Environment } from "../library.js";
+import { childArguments } from "../child/run-in-child.js";
+import type { Environment } from "../library/find-library.js";
 import type { CheckAnswer, CheckRequest } from "./checker-messages.js";
 
 /** A process with an agent, which loads what it is asked about. */

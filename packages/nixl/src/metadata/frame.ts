@@ -1,6 +1,6 @@
 import { createHash, createHmac, timingSafeEqual } from "node:crypto";
 import { KvError } from "@kv/interface";
-import { requireObject, shown } from "../given.js";
+import { requireObject, shown } from "../validate.js";
 
 /** "KVMD", version 1. */
 const MAGIC = Uint8Array.of(0x4b, 0x56, 0x4d, 0x44, 1);

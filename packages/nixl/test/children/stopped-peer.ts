@@ -1,7 +1,7 @@
 // A peer that stops answering, over TCP, where a READ needs it: deadlines, what stays pinned, and a close that does not wait for ever.
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { startOwner } from "../owner-process.js";
+import { startOwner } from "../support/peer-process.js";
 
 const env = { UCX_TLS: "tcp" };
 const LENGTH = 4 << 20;
