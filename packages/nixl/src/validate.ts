@@ -1,12 +1,12 @@
 import { inspect } from "node:util";
 import { KvError, type KvErrorCode } from "@kv/interface";
 
-/** What a caller gave, for an error. JSON has no text for a bigint, nor for what contains itself. */
-export const shown = (value: unknown): string =>
+/** A caller's value as text for an error message. Also for what JSON cannot print: bigints, symbols, cycles. */
+export const formatValue = (value: unknown): string =>
   typeof value === "string" ? JSON.stringify(value) : inspect(value, { depth: 0 });
 
-/** For callers that no compiler has checked. Errors: `code`, where the value is not an object with properties to read. */
-export function requireObject(value: unknown, code: KvErrorCode, what: string): void {
+/** For callers whose types no compiler has checked. Throws `code` unless `value` is an object; `name` says in the message which value it is. */
+export function requireObject(value: unknown, code: KvErrorCode, name: string): void {
   if (typeof value === "object" && value !== null) return;
-  throw new KvError(code, `${what} is ${shown(value)}, not an object`);
+  throw new KvError(code, `${name} is ${formatValue(value)}, not an object`);
 }

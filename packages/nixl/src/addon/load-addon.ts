@@ -10,19 +10,19 @@ const REPOSITORY = import.meta.url.endsWith(".ts") ? "../../../../" : "../../../
 let loaded: NativeAddon | undefined;
 let loadedFrom: string | undefined;
 
-/** The file of the addon that `loadAddon` has loaded. */
+/** Path of the addon that `loadAddon` has loaded; undefined before. */
 export function addonPath(): string | undefined {
   return loadedFrom;
 }
 
 /**
- * Loads the addon on first use: the platform package, then the repository's own build. Importing `@kv/nixl` never
- * throws; this does, once it is needed. Errors: `KV_ADDON_NOT_FOUND` with every place tried and why.
+ * Loads the addon on first use: the file that `KV_NIXL_ADDON` names, else the platform package, else the repository's own build. Throws
+ * `KV_ADDON_NOT_FOUND` with every place that was tried and why it failed. To import `@kv/nixl` loads nothing.
  */
 export function loadAddon(): NativeAddon {
   if (loaded !== undefined) return loaded;
   const platform = `${process.platform}-${process.arch}`;
-  // Another build of it, such as one with sanitizers.
+  // Another build, such as one with sanitizers.
   const named = process.env.KV_NIXL_ADDON ? [process.env.KV_NIXL_ADDON] : [];
   const usual = [
     `@kv/nixl-${platform}-gnu/kv_nixl.node`,
@@ -38,7 +38,7 @@ export function loadAddon(): NativeAddon {
   for (const place of places) {
     try {
       const addon = require(place) as NativeAddon;
-      // process.exit() runs no cleanup of addons, and NIXL must be at rest when the C library's exit begins.
+      // process.exit() does not clean up addons, and NIXL's threads must be stopped when the C library begins to exit.
       if (isMainThread) process.once("exit", () => addon.stopAll());
       loaded = addon;
       loadedFrom = require.resolve(place);

@@ -2,7 +2,7 @@ import { KV_ERROR_CODES, KvError, type KvErrorCode } from "@kv/interface";
 
 const CODES: ReadonlySet<string> = new Set(KV_ERROR_CODES);
 
-/** The addon's errors are plain ones with `code` and `hint`; this makes them `KvError`s. */
+/** Makes a `KvError` of an error of the addon, which is a plain one with `code` and `hint`. Unknown codes become `KV_INTERNAL`. */
 export function fromNative(error: unknown): KvError {
   if (KvError.is(error)) return error;
   const { code, message, hint } = error as { code?: unknown; message?: unknown; hint?: unknown };
@@ -10,7 +10,7 @@ export function fromNative(error: unknown): KvError {
   return new KvError(known, String(message ?? error), typeof hint === "string" ? { hint } : {});
 }
 
-/** Calls into the addon, turning what it throws into a `KvError`. */
+/** Calls into the addon. Throws the addon's errors as `KvError`s. */
 export function callNative<T>(call: () => T): T {
   try {
     return call();

@@ -1,45 +1,58 @@
 /**
- * The addon's surface. A method takes a ticket, a number that its caller chooses and never uses again: the outcome
- * comes back under it, and what the method makes is named by it afterwards.
+ * The JavaScript interface of the addon (`native/src`). A method that takes a call id returns at once; the answer comes later as an event
+ * with that id. What the call creates (a registration, a list) is named by the id of the call afterwards. The caller chooses the ids and never
+ * uses one twice. Methods throw plain errors with `code` and `hint`; `fromNative` makes `KvError`s of them.
  */
 export interface NativeAddon {
+  /** Starts an agent and its native thread; the event `SETTLED` of `callId` says that its backends are ready. */
   readonly Agent: new (
-    ticket: number,
+    callId: number,
     options: NativeAgentOptions,
     onEvents: (events: NativeEvent[]) => void,
   ) => NativeAgent;
-  readonly Memory: new (lengthBytes: number) => NativeMemory;
-  /** Sets variables in the process's real environment, then NIXL's defaults; answers the defaults that were set. */
+  /** Allocates page-aligned, zeroed host memory. Throws `KV_MEMORY_INVALID`. */
+  readonly Memory: new (
+    lengthBytes: number,
+  ) => NativeMemory;
+  /** Sets variables in the environment of the process (`setenv`), then NIXL's defaults where they are not set; returns the defaults it set. */
   prepareEnvironment(variables: [name: string, value: string][]): [name: string, value: string][];
-  /** Whether NIXL has been loaded, so that variables come too late for it. */
+  /** Whether NIXL is loaded, so that further variables have no effect on it. */
   isLoaded(): boolean;
-  /** Has all agents of the process let go, and waits for it; for the exit of the process. */
+  /** Stops all agents of the process and waits for their threads; for the exit of the process. */
   stopAll(): boolean;
 }
 
+/** How the addon starts an agent. */
 export interface NativeAgentOptions {
+  /** Path of `libnixl_capi.so`. */
   readonly libraryPath: string;
+  /** The agent's name: 1 to 255 printable ASCII characters. */
   readonly name: string;
+  /** Backends to create, in order of preference. */
   readonly backends: { name: string; parameters: [key: string, value: string][] }[];
-  /** Libraries to load before the backends are made, by path. */
+  /** Paths of libraries to load before the backends are created. */
   readonly preload: readonly string[];
-  /** Look after peers where the backend does not tell of their death. */
+  /** Watch each peer's endpoint: the backend does not report that a peer died. */
   readonly watchPeers: boolean;
-  /** Read a byte after each WRITE: the backend calls it done when its bytes have left. */
+  /** Read a byte after each WRITE: the backend reports a WRITE as done when its bytes have left. */
   readonly probeWrites: boolean;
-  /** A backend carries notifications, and is asked for them. */
+  /** A backend carries notifications, and is polled for them. */
   readonly notifies: boolean;
 }
 
-/** Kinds of event: a command settled, a transfer's outcome, the release of one that did not succeed, a notification. */
+/** Event: a call has its answer, an error or a value. */
 export const SETTLED = 0;
+/** Event: the outcome of a transfer. An error, or a `NativeOutcome`, which is its release too. */
 export const DONE = 1;
+/** Event: NIXL has released a transfer that did not succeed. */
 export const RELEASED = 2;
+/** Event: a notification has arrived. `value` is its payload, `from` the name that the sender states. */
 export const NOTIFICATION = 3;
 
+/** What the native thread reports; `kind` is one of the constants above. */
 export type NativeEvent = [
   kind: number,
-  ticket: number,
+  callId: number,
   error: Error | undefined,
   value: unknown,
   from: string | undefined,
@@ -56,11 +69,13 @@ export type NativeOutcome = [
   transferMs: number,
 ];
 
+/** An agent of NIXL with its native thread. */
 export interface NativeAgent {
-  register(ticket: number, memory: NativeMemory): void;
-  /** A file from its beginning on, an object, or memory of a device. With `check`, CUDA's driver is asked about it; `key` is an object's. */
+  /** Registers all of `memory`, which stays allocated until it is deregistered. */
+  register(callId: number, memory: NativeMemory): void;
+  /** Registers a file, an object, or memory of a device. With `check` the CUDA driver is asked about the address; `key` is an object's. */
   registerForeign(
-    ticket: number,
+    callId: number,
     memoryType: string,
     address: number,
     lengthBytes: number,
@@ -68,22 +83,35 @@ export interface NativeAgent {
     check: boolean,
     key: string,
   ): void;
-  deregister(ticket: number, registration: number): void;
-  localMetadata(ticket: number): void;
-  addRemote(ticket: number, metadata: Uint8Array): void;
-  removeRemote(ticket: number, name: string): void;
-  /** `keeps`: the rows stay as they are, and alive, until the ticket is settled; otherwise they are copied. */
+  /** Undoes the registration that the call `registration` made. */
+  deregister(callId: number, registration: number): void;
+  /** Answers with the agent's metadata, as a `Uint8Array`. */
+  localMetadata(callId: number): void;
+  /** Checks and loads a peer's metadata, which is copied; answers with the peer's name. */
+  addRemote(callId: number, metadata: Uint8Array): void;
+  /** Forgets a peer. */
+  removeRemote(callId: number, name: string): void;
+  /**
+   * Prepares a list of rows of five numbers; `remote` is undefined for local memory. Answers with the number of descriptors. With `keeps` the
+   * thread reads `rows` in place, so they must stay unchanged and alive until the answer; otherwise they are copied.
+   */
   prepare(
-    ticket: number,
+    callId: number,
     remote: string | undefined,
     memoryType: string,
     rows: Float64Array,
     keeps: boolean,
   ): void;
-  closeList(ticket: number, list: number): void;
-  notify(ticket: number, remote: string, payload: Uint8Array): void;
+  /** Releases the list that the call `list` made, once no transfer uses it. */
+  closeList(callId: number, list: number): void;
+  /** Sends a notification; answers when NIXL has taken it. */
+  notify(callId: number, remote: string, payload: Uint8Array): void;
+  /**
+   * Starts a transfer, which is named by `callId`. Everything is checked and copied before it returns. With `revocable` it may be aborted, so
+   * its notification is not attached to the NIXL request.
+   */
   transfer(
-    ticket: number,
+    callId: number,
     isWrite: boolean,
     localList: number,
     remoteList: number,
@@ -93,39 +121,57 @@ export interface NativeAgent {
     offsets: Int32Array | undefined,
     notification: Uint8Array | undefined,
     revocable: boolean,
-    /** When it was asked for, in milliseconds of `process.hrtime`. */
+    /** When the caller asked for it, in milliseconds of `process.hrtime`. */
     askedMs: number,
   ): void;
-  /** False when the outcome is decided already, and on its way. */
+  /** Gives up a transfer. False when its outcome is decided already and is on its way. */
   abort(transfer: number): boolean;
-  close(ticket: number, timeoutMs: number): void;
+  /** Closes the agent; waits for its transfers, `timeoutMs` at most. */
+  close(callId: number, timeoutMs: number): void;
+  /** Counters at this moment. */
   counters(): NativeCounters;
-  /** Whether the process must stay alive for what this agent has under way. */
+  /** Whether the agent keeps the process alive. */
   keepAlive(alive: boolean): void;
-  /** After `close` has settled, or the start has failed: no events follow. */
+  /** Ends the stream of events; for an agent that has closed, or has failed to start. */
   detach(): void;
 }
 
+/** Counters of an agent since its start, and sizes of its tables. */
 export interface NativeCounters {
+  /** Transfers that were handed to the thread. */
   transfersPosted: number;
+  /** Transfers that succeeded. */
   transfersDone: number;
+  /** Transfers that failed, were aborted or timed out. */
   transfersFailed: number;
+  /** Transfers that NIXL has not released. */
   transfersInFlight: number;
+  /** Bytes of the transfers that succeeded. */
   bytesTransferred: number;
+  /** Notifications that NIXL took. */
   notificationsSent: number;
+  /** Notifications that arrived. */
   notificationsReceived: number;
+  /** Registrations at this moment. */
   registrations: number;
+  /** Prepared lists at this moment. */
   preparedLists: number;
+  /** Known peers at this moment. */
   remotes: number;
   /** Turns of the agent's thread. */
   polls: number;
 }
 
+/** Host memory that the addon owns. */
 export interface NativeMemory {
+  /** Where it begins in this process. */
   readonly address: number;
+  /** The memory itself; the same object each time. */
   readonly buffer: ArrayBuffer;
+  /** Copies runs `[offsetBytes, lengthBytes]` into one buffer, on another thread. */
   gather(runs: Float64Array): Promise<ArrayBuffer>;
+  /** Copies `source` into runs `[offsetBytes, lengthBytes]`, on another thread. */
   scatter(runs: Float64Array, source: ArrayBuffer): Promise<void>;
-  /** `detach` leaves views of the buffer empty; without it they read zeros until the buffer is collected. */
+  /** Frees the memory. With `detach` its views become empty; without it they read zeros until the buffer is collected. */
   close(detach: boolean): void;
 }

@@ -1,74 +1,76 @@
 import { KvError, type Notification } from "@kv/interface";
+import type { RefCount } from "../ref-count.js";
 
-/** Notifications between their arrival and their reader: one iterator at a time, those that find none are kept. */
-export interface Inbox {
-  push(notification: Notification): void;
-  read(): AsyncIterableIterator<Notification>;
-  /** Ends the iterator, and drops what was kept. */
-  close(): void;
-}
+const END: IteratorResult<Notification> = Object.freeze({ done: true, value: undefined });
 
-/** `hold` says that a reader waits, which keeps the process alive as a socket would; what it answers says that it got its due. */
-export function inbox(hold: () => () => void): Inbox {
-  const kept: Notification[] = [];
-  let reading = false;
-  let closed = false;
-  let waiting: ((result: IteratorResult<Notification>) => void)[] = [];
+/** Notifications between their arrival and their reader. One iterator reads at a time; notifications without a waiting reader are kept. */
+export class NotificationQueue {
+  readonly #keepAlive: RefCount;
+  readonly #queued: Notification[] = [];
+  #waiting: ((result: IteratorResult<Notification>) => void)[] = [];
+  #hasIterator = false;
+  #closed = false;
 
-  const end = (): IteratorResult<Notification> => ({ done: true, value: undefined });
+  /** A waiting reader counts as a user of `keepAlive`: like a socket that is read, it keeps the process alive. */
+  constructor(keepAlive: RefCount) {
+    this.#keepAlive = keepAlive;
+  }
 
-  return {
-    push(notification) {
-      if (closed) return;
-      const reader = waiting.shift();
-      if (reader === undefined) kept.push(notification);
-      else reader({ done: false, value: notification });
-    },
-    read() {
-      if (reading)
-        throw new KvError(
-          "KV_NOTIFICATION_INVALID",
-          "another iterator is reading this agent's notifications",
-          {
-            hint: "end it first: break out of its loop, or call its return()",
-          },
-        );
-      reading = true;
-      let over = false;
-      const iterator: AsyncIterableIterator<Notification> = {
-        next() {
-          if (over) return Promise.resolve(end());
-          const value = kept.shift();
-          if (value !== undefined) return Promise.resolve({ done: false, value });
-          if (closed) return Promise.resolve(end());
-          return new Promise((resolve) => {
-            const over = hold();
-            waiting.push((result) => {
-              over();
-              resolve(result);
-            });
-          });
-        },
-        return() {
-          if (!over) {
-            over = true;
-            reading = false;
-            const readers = waiting;
-            waiting = [];
-            for (const reader of readers) reader(end());
-          }
-          return Promise.resolve(end());
-        },
-        [Symbol.asyncIterator]: () => iterator,
-      };
-      return iterator;
-    },
-    close() {
-      closed = true;
-      kept.length = 0;
-      const readers = waiting;
-      waiting = [];
-      for (const reader of readers) reader(end());
-    },
-  };
+  /** Hands the notification to the reader that has waited longest, or keeps it. Dropped after `close`. */
+  push(notification: Notification): void {
+    if (this.#closed) return;
+    const reader = this.#waiting.shift();
+    if (reader === undefined) this.#queued.push(notification);
+    else reader({ done: false, value: notification });
+  }
+
+  /** An iterator over the notifications, in order of arrival. Throws `KV_NOTIFICATION_INVALID` while another one is open. */
+  read(): AsyncIterableIterator<Notification> {
+    if (this.#hasIterator) {
+      throw new KvError("KV_NOTIFICATION_INVALID", "another iterator is reading this agent's notifications", {
+        hint: "end it first: break out of its loop, or call its return()",
+      });
+    }
+    this.#hasIterator = true;
+    let ended = false;
+    const iterator: AsyncIterableIterator<Notification> = {
+      next: () => (ended ? Promise.resolve(END) : this.#next()),
+      return: () => {
+        if (!ended) {
+          ended = true;
+          this.#hasIterator = false;
+          this.#endReaders();
+        }
+        return Promise.resolve(END);
+      },
+      [Symbol.asyncIterator]: () => iterator,
+    };
+    return iterator;
+  }
+
+  /** Ends the iterator and drops the notifications that were kept. */
+  close(): void {
+    this.#closed = true;
+    this.#queued.length = 0;
+    this.#endReaders();
+  }
+
+  #next(): Promise<IteratorResult<Notification>> {
+    const value = this.#queued.shift();
+    if (value !== undefined) return Promise.resolve({ done: false, value });
+    if (this.#closed) return Promise.resolve(END);
+    return new Promise((resolve) => {
+      this.#keepAlive.acquire();
+      this.#waiting.push((result) => {
+        this.#keepAlive.release();
+        resolve(result);
+      });
+    });
+  }
+
+  #endReaders(): void {
+    const readers = this.#waiting;
+    this.#waiting = [];
+    for (const reader of readers) reader(END);
+  }
 }

@@ -1,73 +1,63 @@
 import type { KvError } from "@kv/interface";
-import { callNative } from "../addon/native-errors.js";
+import { fromNative } from "../addon/native-errors.js";
+import type { RefCount } from "../ref-count.js";
 
-interface Pending {
+interface PendingCall {
   resolve(value: never): void;
   reject(error: KvError): void;
 }
 
 /**
- * Promises that the agent's thread settles. While there are any the process stays alive; an agent with nothing under way does
- * not hold it.
+ * Calls of an agent that its native thread has not answered yet. Each call has an id, which is never used again; the thread's answer names
+ * it. What a call creates in the addon (a list, a registration) is named by the id of that call afterwards.
  */
-export interface Tickets {
-  /** A ticket never used before. */
-  next(): number;
-  /** Calls `command` with a fresh ticket; the promise settles when the thread has answered. */
-  call<T>(command: (ticket: number) => void): Promise<T>;
-  settle(ticket: number, error: KvError | undefined, value: unknown): void;
-  /** Something other than a call is awaited; the answered function says that it is over. */
-  hold(): () => void;
-  /** Rejects whatever is left. */
-  abandon(error: KvError): void;
-}
+export class PendingCalls {
+  readonly #pending = new Map<number, PendingCall>();
+  readonly #keepAlive: RefCount;
+  #lastId = 0;
 
-export function tickets(keepAlive: (alive: boolean) => void): Tickets {
-  const pending = new Map<number, Pending>();
-  let last = 0;
-  let held = 0;
+  /** Each pending call counts as a user of `keepAlive`, so that the process does not exit before the answer. */
+  constructor(keepAlive: RefCount) {
+    this.#keepAlive = keepAlive;
+  }
 
-  const hold = () => {
-    if (++held === 1) keepAlive(true);
-    let over = false;
-    return () => {
-      if (over) return;
-      over = true;
-      if (--held === 0) keepAlive(false);
-    };
-  };
+  /** An id that no call of this agent has had. */
+  nextId(): number {
+    this.#lastId += 1;
+    return this.#lastId;
+  }
 
-  return {
-    next: () => ++last,
-    hold,
-    call<T>(command: (ticket: number) => void): Promise<T> {
-      const ticket = ++last;
-      return new Promise<T>((resolve, reject) => {
-        callNative(() => command(ticket));
-        const over = hold();
-        pending.set(ticket, {
-          resolve(value) {
-            over();
-            resolve(value);
-          },
-          reject(error) {
-            over();
-            reject(error);
-          },
-        });
-      });
-    },
-    settle(ticket, error, value) {
-      const found = pending.get(ticket);
-      if (found === undefined) return;
-      pending.delete(ticket);
-      if (error === undefined) found.resolve(value as never);
-      else found.reject(error);
-    },
-    abandon(error) {
-      const left = [...pending.values()];
-      pending.clear();
-      for (const entry of left) entry.reject(error);
-    },
-  };
+  /** Calls `command` with a fresh id. Settles with the thread's answer; rejects with what `command` throws, as a `KvError`. */
+  call<T>(command: (id: number) => void): Promise<T> {
+    const id = this.nextId();
+    try {
+      command(id);
+    } catch (error) {
+      return Promise.reject(fromNative(error));
+    }
+    return this.answer<T>(id);
+  }
+
+  /** Settles with the thread's answer to the call `id`, which has been made already. */
+  answer<T>(id: number): Promise<T> {
+    this.#keepAlive.acquire();
+    return new Promise<T>((resolve, reject) => {
+      this.#pending.set(id, { resolve, reject });
+    });
+  }
+
+  /** Settles the call `id` with the thread's answer. Ignores ids that are not pending. */
+  settle(id: number, error: KvError | undefined, value: unknown): void {
+    const call = this.#pending.get(id);
+    if (call === undefined) return;
+    this.#pending.delete(id);
+    this.#keepAlive.release();
+    if (error === undefined) call.resolve(value as never);
+    else call.reject(error);
+  }
+
+  /** Rejects every pending call. */
+  rejectAll(error: KvError): void {
+    for (const id of [...this.#pending.keys()]) this.settle(id, error, undefined);
+  }
 }

@@ -1,27 +1,27 @@
 import type { BackendSpec } from "@kv/interface";
 
-/** What is known of a NIXL backend. To add one, add a row; one without a row works, with nothing assumed. */
-export interface BackendFacts {
-  /** The death of a peer fails its transfers, by the backend's doing or by ours; without it only deadlines tell. */
+/** What is known about a NIXL backend. To support a new backend, add a row below; a backend without a row works with the traits of `UNKNOWN`. */
+export interface BackendTraits {
+  /** Transfers fail when their peer dies, because the backend reports it or because the agent watches peers. Otherwise only deadlines tell. */
   readonly reportsPeerDeath: boolean;
-  /** It is ours: the agent keeps a connection to each peer's endpoint, and asks it before each call that would not come back. */
+  /** The agent watches peers itself: it keeps a connection to each peer's endpoint and asks it before each call that could block for ever. */
   readonly watchPeers: boolean;
-  /** It calls a WRITE done when the bytes have left: the agent reads a byte after it, over the same connection. */
+  /** The backend reports a WRITE as done when its bytes have left. The agent reads a byte after it, over the same connection. */
   readonly probeWrites: boolean;
-  /** It reaches other agents, and carries notifications to them. Storage does not: an agent with nothing else has no metadata. */
+  /** It reaches other agents and carries notifications to them. Storage does not: an agent with storage alone has no metadata. */
   readonly notifies: boolean;
   /** It moves bytes between memory and files. */
   readonly files: boolean;
   /** It moves bytes between memory and objects of a store. */
   readonly objects: boolean;
-  /** It reaches memory of devices (VRAM), where there is one and its runtime. */
+  /** It reaches device memory (`VRAM`), where there is a device and its runtime. */
   readonly devices: boolean;
-  /** Variables that look as if they mattered to it, and do not. */
+  /** Variables that look relevant for it, but that it does not read. */
   readonly ignores: readonly string[];
 }
 
-/** It has no peer that could die, be watched or be told of anything. */
-const STORAGE: BackendFacts = {
+/** Storage has no peer that could die, be watched or be notified. */
+const STORAGE: BackendTraits = {
   reportsPeerDeath: true,
   watchPeers: false,
   probeWrites: false,
@@ -32,7 +32,7 @@ const STORAGE: BackendFacts = {
   ignores: [],
 };
 
-const BACKENDS: Readonly<Record<string, BackendFacts>> = {
+const BACKENDS: Readonly<Record<string, BackendTraits>> = {
   UCX: {
     reportsPeerDeath: true,
     watchPeers: false,
@@ -43,8 +43,8 @@ const BACKENDS: Readonly<Record<string, BackendFacts>> = {
     devices: true,
     ignores: ["FI_PROVIDER", "FI_PROVIDER_PATH", "FI_EFA_USE_DEVICE_RDMA"],
   },
-  // Measured with NIXL 1.5.0, libfabric 2.4 and its tcp provider: a post or a notification to a peer that was killed does
-  // not return, and a WRITE is done before its last bytes are in the peer's memory.
+  // Measured with NIXL 1.5.0, libfabric 2.4 and its tcp provider: a post or a notification to a peer that was killed does not return, and a
+  // WRITE is done before its last bytes are in the peer's memory.
   LIBFABRIC: {
     reportsPeerDeath: true,
     watchPeers: true,
@@ -64,7 +64,7 @@ const BACKENDS: Readonly<Record<string, BackendFacts>> = {
   INFINIA: STORAGE,
 };
 
-const UNKNOWN: BackendFacts = {
+const UNKNOWN: BackendTraits = {
   reportsPeerDeath: false,
   watchPeers: false,
   probeWrites: false,
@@ -75,15 +75,19 @@ const UNKNOWN: BackendFacts = {
   ignores: [],
 };
 
+/** The backend that is used when no setting names one. */
 export const DEFAULT_BACKEND = "UCX";
 
-export function backendFacts(name: string): BackendFacts {
+/** The traits of a backend, by NIXL's name for it. Names that are not known get cautious traits. */
+export function backendTraits(name: string): BackendTraits {
   return Object.hasOwn(BACKENDS, name) ? (BACKENDS[name] ?? UNKNOWN) : UNKNOWN;
 }
 
+/** Whether every one of the backends reports that a peer died. */
 export function reportsPeerDeath(backends: readonly BackendSpec[]): boolean {
-  return backends.every((spec) => backendFacts(spec.name).reportsPeerDeath);
+  return backends.every((spec) => backendTraits(spec.name).reportsPeerDeath);
 }
 
+/** Whether one of the backends carries notifications. */
 export const notifies = (backends: readonly BackendSpec[]): boolean =>
-  backends.some((spec) => backendFacts(spec.name).notifies);
+  backends.some((spec) => backendTraits(spec.name).notifies);

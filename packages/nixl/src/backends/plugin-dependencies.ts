@@ -1,35 +1,31 @@
 import { readdir } from "node:fs/promises";
 import { join } from "node:path";
-import { cacheFolder, type Environment } from "../library/find-library.js";
+import type { Environment } from "../environment.js";
+import { cacheFolder } from "../library/cache-folder.js";
 
-/** Libraries of others that a plugin needs and that `kv-nixl install --with` has brought. */
-export interface Companions {
-  readonly folder: string;
-}
+/** For each backend whose plugin needs libraries from outside the wheel: how their folder's name in the cache begins. */
+const FOLDER_PREFIXES: Readonly<Record<string, string>> = { LIBFABRIC: "libfabric" };
 
-/** By backend: the name of the folder in the cache. */
-const COMPANION_FOLDERS: Readonly<Record<string, string>> = { LIBFABRIC: "libfabric" };
-
-/** What was installed for a backend; undefined for nothing. */
-export async function companionsOf(
+/** The folder of the libraries that `kv-nixl install --with` installed for a backend's plugin; undefined when there is none. The newest version wins. */
+export async function dependencyFolder(
   backend: string,
   environment: Environment = process.env,
-): Promise<Companions | undefined> {
-  const name = Object.hasOwn(COMPANION_FOLDERS, backend) ? COMPANION_FOLDERS[backend] : undefined;
-  if (name === undefined) return undefined;
+): Promise<string | undefined> {
+  const prefix = Object.hasOwn(FOLDER_PREFIXES, backend) ? FOLDER_PREFIXES[backend] : undefined;
+  if (prefix === undefined) return undefined;
   const cache = cacheFolder(environment);
-  const folders = (await readdir(cache).catch(() => [] as string[])).filter((entry) =>
-    entry.startsWith(`${name}-`),
-  );
-  const newest = folders.sort((a, b) => b.localeCompare(a, "en", { numeric: true }))[0];
-  return newest === undefined ? undefined : { folder: join(cache, newest) };
+  const names = await readdir(cache).catch(() => [] as string[]);
+  const [newest] = names
+    .filter((name) => name.startsWith(`${prefix}-`))
+    .sort((a, b) => b.localeCompare(a, "en", { numeric: true }));
+  return newest === undefined ? undefined : join(cache, newest);
 }
 
-/** Variables that a library from a companion's folder needs, where they are not set. */
+/** Variables that libraries of a dependency folder need. They are set where the user has not set them. */
 export function variablesFor(
-  { folder }: Companions,
+  folder: string,
   supplied: readonly string[],
 ): readonly (readonly [name: string, value: string])[] {
-  // It is built to look for its providers elsewhere.
+  // The pinned libfabric is built to look for its providers in another folder.
   return supplied.includes("libfabric.so.1") ? [["FI_PROVIDER_PATH", folder]] : [];
 }

@@ -11,35 +11,38 @@ beforeAll(async () => {
   const library = at("kv-nixl", "nixl-cu12-1.5.0-x86_64", ".libs");
   await mkdir(join(library, "plugins"), { recursive: true });
   await writeFile(join(library, "libnixl_capi.so"), "");
-  await writeFile(join(library, "plugins", "libplugin_UCX.so"), "cut off");
+  await writeFile(join(library, "plugins", "libplugin_UCX.so"), "truncated");
   await mkdir(at("link"));
   await symlink(join(library, "libnixl_capi.so"), at("link", "libnixl_capi.so"));
 });
 afterAll(() => rm(folder, { recursive: true, force: true }));
 
-test("plugins lie beside the file that a link leads to, as NIXL looks for them, unless a folder is named", async () => {
+test("plugins lie beside the real file of a linked library, unless NIXL_PLUGIN_DIR names a folder", async () => {
   const link = at("link", "libnixl_capi.so");
   expect(pluginFolder(link, {})).toBe(at("kv-nixl", "nixl-cu12-1.5.0-x86_64", ".libs", "plugins"));
   expect(pluginFolder(link, { NIXL_PLUGIN_DIR: "/named" })).toBe("/named");
   expect(pluginFolder("/nowhere/libnixl_capi.so", {})).toBe("/nowhere/plugins");
 });
 
-test.runIf(process.platform === "linux")("a damaged plugin: the command that replaces it", async () => {
-  const environment = { PATH: process.env.PATH, XDG_CACHE_HOME: folder };
-  const [plugin] = await describePlugins({ libraryPath: at("link", "libnixl_capi.so"), environment });
-  expect(plugin).toMatchObject({
-    name: "UCX",
-    loads: false,
-    remedy: "install NIXL again: npx --no-install kv-nixl install --force",
-  });
-});
+test.runIf(process.platform === "linux")(
+  "a damaged plugin: the remedy is the command that replaces it",
+  async () => {
+    const environment = { PATH: process.env.PATH, XDG_CACHE_HOME: folder };
+    const [plugin] = await describePlugins({ libraryPath: at("link", "libnixl_capi.so"), environment });
+    expect(plugin).toMatchObject({
+      name: "UCX",
+      loads: false,
+      remedy: "install NIXL again: npx --no-install kv-nixl install --force",
+    });
+  },
+);
 
-test("libraries that came with NIXL come again with it; others are the system's", () => {
+test("missing libraries of the wheel: reinstall NIXL; others: install the system's packages", () => {
   const remedy = (...names: string[]) =>
     remedyFor(
       "UCX",
       names.map((name) => ({ kind: "library", name })),
-      { installed: true, again: "again" },
+      { hasDependencies: true, reinstall: "again" },
     );
   expect(remedy("libucp-b39b3ed9.so.0.0.0", "libcuda.so.1")).toBe("again");
   expect(remedy("libnixl_common.so")).toBe("again");

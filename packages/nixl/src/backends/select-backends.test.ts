@@ -1,6 +1,6 @@
 import { type Log, silentLog } from "@kv/interface";
 import { expect, test } from "vitest";
-import { checkBackends, chooseBackends } from "./select-backends.js";
+import { selectBackends, validateAgentBackends } from "./select-backends.js";
 
 function choose(explicit: string[] | undefined, environment: Record<string, string>) {
   const warnings: unknown[] = [];
@@ -8,16 +8,16 @@ function choose(explicit: string[] | undefined, environment: Record<string, stri
     ...silentLog,
     warn: (event, fields) => warnings.push([event, fields?.name, fields?.value, fields?.won]),
   };
-  const names = chooseBackends({ explicit, environment, log }).map((spec) => spec.name);
+  const names = selectBackends({ explicit, environment, log }).backends.map((spec) => spec.name);
   return { names, warnings };
 }
 
-test("UCX when nothing is said, and no warning", () => {
+test("UCX by default, without a warning", () => {
   expect(choose(undefined, {})).toEqual({ names: ["UCX"], warnings: [] });
   expect(choose([], { NIXL_BACKEND: "  " })).toEqual({ names: ["UCX"], warnings: [] });
 });
 
-test("the option wins, and every variable that lost is named with its value", () => {
+test("the option comes first; a warning names each overridden variable with its value", () => {
   const { names, warnings } = choose(["UCX"], {
     NIXL_BACKEND: "LIBFABRIC",
     VLLM_NIXL_BACKEND: "POSIX",
@@ -48,21 +48,21 @@ test("NIXL_BACKEND before VLLM_NIXL_BACKEND before the default", () => {
   ]);
 });
 
-test("a variable that nothing reads is named, whatever was chosen", () => {
+test("a variable that nothing reads gets a warning, whatever is selected", () => {
   const { warnings } = choose(["LIBFABRIC"], { VLLM_NIXL_KVCACHE_BACKEND: "UCX", FI_PROVIDER: "efa" });
   expect(warnings).toEqual([
     ["nixl-variable-unused", "VLLM_NIXL_KVCACHE_BACKEND", "UCX", "LIBFABRIC from the option backends"],
   ]);
 });
 
-test("what is no name of a backend is refused, and so is none", () => {
+test("refuses invalid names and empty lists", () => {
   expect(() => choose(["../evil"], {})).toThrow(/not the name of a NIXL backend/);
   expect(() => choose(undefined, { NIXL_BACKEND: "," })).toThrow(/names no backend/);
-  expect(() => checkBackends([])).toThrow(/empty/);
-  expect(() => checkBackends([{ name: "UCX", parameters: { num_threads: "some" } }])).toThrow(
+  expect(() => validateAgentBackends([])).toThrow(/empty/);
+  expect(() => validateAgentBackends([{ name: "UCX", parameters: { num_threads: "some" } }])).toThrow(
     /"some" instead of a whole number for the parameter num_threads of backend UCX/,
   );
-  expect(checkBackends([{ name: "UCX", parameters: { num_threads: "4" } }])).toEqual([
+  expect(validateAgentBackends([{ name: "UCX", parameters: { num_threads: "4" } }])).toEqual([
     { name: "UCX", parameters: { num_threads: "4" } },
   ]);
 });

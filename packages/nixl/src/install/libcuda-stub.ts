@@ -1,12 +1,12 @@
 import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { KvError } from "@kv/interface";
-import type { Environment } from "../library/find-library.js";
-import { run } from "./pip.js";
+import type { Environment } from "../environment.js";
+import { run } from "./python.js";
 
-/** CUDA_ERROR_NO_DEVICE: what the driver's own library answers on a machine without a GPU. */
+/** `CUDA_ERROR_NO_DEVICE`, which the real driver returns on a machine without a GPU. */
 const NO_DEVICE = 100;
-/** The functions of the driver that NIXL's plugin calls. */
+/** The driver functions that NIXL's LIBFABRIC plugin calls. */
 const SOURCE = `
 int cuInit(unsigned flags) { (void)flags; return ${NO_DEVICE}; }
 int cuCtxSetCurrent(void *context) { (void)context; return ${NO_DEVICE}; }
@@ -17,10 +17,10 @@ int cuPointerGetAttributes(unsigned count, void *attributes, void **data, unsign
 `;
 
 /**
- * Compiles a libcuda.so.1 that knows no device, for a machine without NVIDIA's driver: NIXL's plugin of LIBFABRIC is linked to
- * that library even where there is no GPU. Errors: `KV_INSTALL_FAILED` where there is no C compiler.
+ * Compiles a stub of libcuda.so.1 that reports no device, for machines without NVIDIA's driver: NIXL's LIBFABRIC plugin is linked against
+ * that library. `folder` gets the library, `work` the source. Rejects with `KV_INSTALL_FAILED`, such as when there is no C compiler.
  */
-export async function compileLibcudaStandIn(
+export async function compileLibcudaStub(
   folder: string,
   work: string,
   environment: Environment,
@@ -43,12 +43,12 @@ export async function compileLibcudaStandIn(
     if (status === 0) return;
     throw new KvError(
       "KV_INSTALL_FAILED",
-      `${compiler} could not compile a stand-in for libcuda.so.1: ${lines.at(-1)}`,
+      `${compiler} could not compile a stub of libcuda.so.1: ${lines.at(-1)}`,
     );
   }
   throw new KvError(
     "KV_INSTALL_FAILED",
-    `this machine has no libcuda.so.1, and no C compiler to make a stand-in (tried ${compilers.join(", ")})`,
-    { hint: "install NVIDIA's driver where there is a GPU; else a compiler, such as: apt-get install gcc" },
+    `this machine has no libcuda.so.1, and no C compiler to build a stub (tried ${compilers.join(", ")})`,
+    { hint: "install NVIDIA's driver if there is a GPU, otherwise a compiler, such as: apt-get install gcc" },
   );
 }

@@ -1,26 +1,29 @@
 import { KvError } from "@kv/interface";
 
+/** A major version of CUDA that NIXL has wheels for. */
 export type Cuda = 12 | 13;
 
-/** A wheel on the Python package index, pinned to the byte. */
+/** A wheel on the Python package index, pinned by its hash. */
 export interface PinnedWheel {
-  /** For pip: `nixl-cu12==1.5.0`. */
+  /** The requirement for pip, such as `nixl-cu12==1.5.0`. */
   readonly requirement: string;
-  /** pip's platform tag. */
+  /** pip's platform tag, such as `manylinux_2_28_x86_64`. */
   readonly platform: string;
+  /** SHA-256 of the file, in hex. */
   readonly sha256: string;
 }
 
 /** A wheel of NIXL. */
 export interface Wheel extends PinnedWheel {
-  /** Folders of it that hold libraries; their RPATHs are relative, so they stay side by side. */
+  /** The folders in the wheel that hold libraries. Their RPATHs are relative, so they must stay side by side. */
   readonly folders: readonly string[];
-  /** Name of the folder in the cache. */
+  /** The name of its folder in the cache. */
   readonly folder: string;
 }
 
+/** The version of NIXL that is installed by default, and that everything is tested with. */
 export const DEFAULT_VERSION = "1.5.0";
-/** The wheels differ by Python version in their bindings only, which are not unpacked. */
+/** The wheels of different Python versions differ only in the Python bindings, which are not unpacked. */
 export const PYTHON_VERSION = "3.12";
 
 /** SHA-256 by version, CUDA and machine. */
@@ -37,7 +40,7 @@ const PINNED: Readonly<Record<string, string>> = {
 
 const MACHINES: Readonly<Record<string, string>> = { x64: "x86_64", arm64: "aarch64" };
 
-/** The wheel for this machine. Errors: `KV_INSTALL_FAILED` naming what is known. */
+/** The wheel for a machine; `arch` is a `process.arch`. Throws `KV_INSTALL_FAILED`, which lists the known wheels. */
 export function wheelFor(version: string, cuda: Cuda, arch: string): Wheel {
   const machine = MACHINES[arch];
   const key = `${version} cu${cuda} ${machine}`;

@@ -3,7 +3,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { KvError } from "@kv/interface";
 import { afterEach, beforeEach, expect, test } from "vitest";
-import { cacheFolder, findLibrary } from "./find-library.js";
+import { cacheFolder } from "./cache-folder.js";
+import { findLibrary } from "./find-library.js";
 
 let folder = "";
 beforeEach(async () => {
@@ -44,7 +45,7 @@ test("the order: option, KV_NIXL_LIBRARY, NIXL_PREFIX, the cache, a virtual envi
   expect(await findLibrary({ environment })).toBe(venv);
 });
 
-test("of several installed versions the newest; what is being installed does not count", async () => {
+test("the newest of several installed versions; unfinished installations do not count", async () => {
   await library("xdg", "kv-nixl", "nixl-cu12-1.5.0-x86_64", WHEEL);
   const newer = await library("xdg", "kv-nixl", "nixl-cu12-1.10.0-x86_64", WHEEL);
   await library("xdg", "kv-nixl", ".installing-1-x", WHEEL);
@@ -53,7 +54,7 @@ test("of several installed versions the newest; what is being installed does not
   expect(await findLibrary({ environment })).toBe(newer);
 });
 
-test("python3's site-packages are looked into", async () => {
+test("python3's site-packages are searched", async () => {
   const found = await library("site", "nixl_cu13.libs");
   const python = join(folder, "bin", "python3");
   await mkdir(join(folder, "bin"));
@@ -62,7 +63,7 @@ test("python3's site-packages are looked into", async () => {
   expect(await findLibrary({ environment: bare() })).toBe(found);
 });
 
-test("a place that was named and has no library is an error that names it, not passed over", async () => {
+test("a place that is named explicitly and has no library is an error that names it", async () => {
   await library(".cache", "kv-nixl", "nixl-cu12-1.5.0-x86_64", WHEEL);
   for (const environment of [
     bare({ KV_NIXL_LIBRARY: "/nowhere/lib.so" }),
@@ -74,7 +75,7 @@ test("a place that was named and has no library is an error that names it, not p
   }
 });
 
-test("not found: one error with every place tried, why, and the command that fixes it", async () => {
+test("not found: one error with every place that was tried, the reason, and the command that helps", async () => {
   const environment = bare({ VIRTUAL_ENV: join(folder, "gone"), LD_LIBRARY_PATH: "/lib-a:/lib-b" });
   const error: unknown = await findLibrary({ environment }).catch((caught: unknown) => caught);
   expect(KvError.is(error, "KV_LIBRARY_NOT_FOUND")).toBe(true);

@@ -1,14 +1,15 @@
 import { execFile } from "node:child_process";
-import { realpathSync } from "node:fs";
 import { access, constants, readdir } from "node:fs/promises";
-import { homedir } from "node:os";
 import { join } from "node:path";
 import { promisify } from "node:util";
-import { KvError, type Log } from "@kv/interface";
+import { KvError } from "@kv/interface";
+import type { Environment } from "../environment.js";
 import { requireObject } from "../validate.js";
+import { cacheFolder } from "./cache-folder.js";
 
+/** The file name of NIXL's C API. */
 export const LIBRARY_FILE = "libnixl_capi.so";
-/** Folders in which the wheels keep the library, beside a package or in site-packages. */
+/** Folders of the wheels that hold the library, in site-packages or in the cache. */
 const WHEEL_FOLDERS = [
   ".nixl_cu12.mesonpy.libs",
   ".nixl_cu13.mesonpy.libs",
@@ -18,47 +19,34 @@ const WHEEL_FOLDERS = [
 const PREFIX_FOLDERS = ["lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "."];
 const PYTHON_TIMEOUT_MS = 5000;
 
-export type Environment = Readonly<Record<string, string | undefined>>;
-
+/** Where to look for NIXL. */
 export interface FindLibraryOptions {
-  /** Path of the library; nothing else is tried then. */
-  library?: string;
-  environment?: Environment;
+  /** Path of the library. When it is given, no other place is tried. */
+  readonly library?: string | undefined;
+  /** The variables to read; `process.env` by default. */
+  readonly environment?: Environment | undefined;
 }
 
-/** The user's cache of `kv-nixl install`: `$XDG_CACHE_HOME/kv-nixl`, or `~/.cache/kv-nixl`. */
-export function cacheFolder(environment: Environment = process.env): string {
-  const base = environment.XDG_CACHE_HOME;
-  return join(base?.startsWith("/") ? base : join(environment.HOME ?? homedir(), ".cache"), "kv-nixl");
-}
-
-/** The file behind the links: NIXL follows them, and has its plugins beside it. The path itself where there is none. */
-export function realLibrary(path: string): string {
-  try {
-    return realpathSync(path);
-  } catch {
-    return path;
-  }
-}
-
+/** A NIXL library and how it was found. */
 export interface LocatedLibrary {
+  /** Path of `libnixl_capi.so`. */
   readonly path: string;
-  /** Which of the places it came from, such as `KV_NIXL_LIBRARY` or `kv-nixl install`. */
+  /** The place it was found in, such as `KV_NIXL_LIBRARY` or `kv-nixl install`. */
   readonly source: string;
 }
 
-/** Where `locateLibrary` finds it. Errors: `KV_LIBRARY_NOT_FOUND`. */
+/** The path that `locateLibrary` finds. Rejects with `KV_LIBRARY_NOT_FOUND`, whose `details.attempts` lists every place that was tried. */
 export async function findLibrary(options: FindLibraryOptions = {}): Promise<string> {
   return (await locateLibrary(options)).path;
 }
 
 /**
- * Finds `libnixl_capi.so`: the option, `KV_NIXL_LIBRARY`, `NIXL_PREFIX`, what `kv-nixl install` unpacked, the pip
- * environments (`VIRTUAL_ENV`, `CONDA_PREFIX`, python3's), then the loader's own search. A place that was named and has no library
- * is an error, not passed over. Errors: `KV_LIBRARY_NOT_FOUND` with every place tried and why it failed.
+ * Finds `libnixl_capi.so`: the option, `KV_NIXL_LIBRARY`, `NIXL_PREFIX`, the cache of `kv-nixl install`, the pip
+ * environments (`VIRTUAL_ENV`, `CONDA_PREFIX`, python3's), then the loader's folders. A place that is named explicitly and has no library is an
+ * error; the search does not continue. Rejects with `KV_LIBRARY_NOT_FOUND`, with every place that was tried and why it failed.
  */
 export async function locateLibrary(options: FindLibraryOptions = {}): Promise<LocatedLibrary> {
-  requireObject(options, "KV_LIBRARY_NOT_FOUND", "where to look for NIXL");
+  requireObject(options, "KV_LIBRARY_NOT_FOUND", "the options of findLibrary");
   const environment = options.environment ?? process.env;
   const attempts: string[] = [];
   const found = async (
@@ -96,28 +84,6 @@ export async function locateLibrary(options: FindLibraryOptions = {}): Promise<L
   throw notFound(attempts);
 }
 
-/** The variables that name a library, in their order; the option `library` comes before them. */
-const NAMING = ["KV_NIXL_LIBRARY", "NIXL_PREFIX"] as const;
-
-/** Warns of each variable that names a library and lost, with its value and what won. */
-export function warnOfUnusedVariables(choice: {
-  library: string | undefined;
-  environment: Environment;
-  log: Log;
-}): void {
-  const { library, environment, log } = choice;
-  const set = NAMING.flatMap((name) => {
-    const value = environment[name];
-    return value ? [{ name: name as string, value }] : [];
-  });
-  if (library !== undefined) set.unshift({ name: "the option library", value: library });
-  const [winner, ...lost] = set;
-  for (const { name, value } of lost) {
-    const won = `${winner?.value} from ${winner?.name}`;
-    log.warn("nixl-variable-unused", { name, value, won, why: `${winner?.name} comes first` });
-  }
-}
-
 async function unreadable(path: string): Promise<string | undefined> {
   try {
     await access(path, constants.R_OK);
@@ -131,7 +97,7 @@ function below(folder: string, inside: readonly string[]): string[] {
   return inside.map((name) => join(folder, name, LIBRARY_FILE));
 }
 
-/** Libraries in the cache, newest version first. Folders in the making have another prefix. */
+/** Libraries in the cache, newest version first. Unfinished installations have another prefix and are ignored. */
 async function installedIn(cache: string): Promise<string[]> {
   const folders = await readdir(cache).catch(() => [] as string[]);
   const versions = folders

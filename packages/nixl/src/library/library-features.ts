@@ -1,13 +1,12 @@
 import { readFile } from "node:fs/promises";
 
 /**
- * What the C API of a NIXL can do beyond the functions that every agent needs, by what it exports. The API grew with 1.5.0; a library without one
- * of these serves all of `Transport`.
+ * Optional functions of NIXL's C API, by the symbols that a library exports. They came with NIXL 1.5.0; `Transport` needs none of them.
  */
 export interface LibraryFeatures {
-  /** Views of prepared memory for kernels on a device. NIXL 1.5.0 and newer. */
+  /** Memory views: prepared memory for kernels on a device. NIXL 1.5.0 and newer. */
   readonly memoryViews: boolean;
-  /** A parameter of a backend's own with a single call. NIXL 1.5.0 and newer. */
+  /** A backend's own parameters for a single call. NIXL 1.5.0 and newer. */
   readonly customParameters: boolean;
 }
 
@@ -16,12 +15,12 @@ const EXPORTED: Readonly<Record<keyof LibraryFeatures, string>> = {
   customParameters: "nixl_capi_opt_args_set_custom_param",
 };
 
-/** Whether the library exports NIXL's C API, by the function that makes an agent. Rejects when it cannot be read. */
+/** Whether the library exports NIXL's C API: the function that creates an agent. Rejects when the file cannot be read. */
 export async function isNixl(libraryPath: string): Promise<boolean> {
   return hasName(await readFile(libraryPath), "nixl_capi_create_configured_agent");
 }
 
-/** Reads the names in the file; nothing of it is loaded. Rejects when it cannot be read. */
+/** Reads the symbols that the file exports, without loading it. Rejects when the file cannot be read. */
 export async function libraryFeatures(libraryPath: string): Promise<LibraryFeatures> {
   const bytes = await readFile(libraryPath);
   return {
@@ -30,12 +29,12 @@ export async function libraryFeatures(libraryPath: string): Promise<LibraryFeatu
   };
 }
 
-/** A whole name of the table of strings, between two NULs. */
+/** Whether the string table of the file holds the name. Names end with a NUL. */
 function hasName(bytes: Buffer, name: string): boolean {
   return bytes.includes(`\0${name}\0`);
 }
 
-/** The features that a library lacks, in words. */
+/** The names of the features that a library lacks, such as "memory views". */
 export function lackedBy(features: LibraryFeatures): string[] {
   return [
     features.memoryViews ? "" : "memory views",

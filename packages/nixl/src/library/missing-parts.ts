@@ -1,33 +1,37 @@
 import { type ExecFileException, execFile } from "node:child_process";
 import { access } from "node:fs/promises";
 import { basename } from "node:path";
-import type { Environment } from "./find-library.js";
+import type { Environment } from "../environment.js";
 
-/** What keeps a shared library from loading: a library that is not there, a version of its symbols, or a symbol. */
+/** What keeps a shared library from loading. */
 export type MissingPart =
+  /** A library that the loader does not find. */
   | { readonly kind: "library"; readonly name: string }
+  /** A version of a library's symbols, such as `FABRIC_1.10`. */
   | { readonly kind: "version"; readonly name: string; readonly library: string }
+  /** A symbol that no library defines. */
   | { readonly kind: "symbol"; readonly name: string }
+  /** The file itself: it cannot be read, or is damaged. */
   | { readonly kind: "file"; readonly reason: string };
 
 const TIMEOUT_MS = 20_000;
 const MAX_OUTPUT_BYTES = 8 << 20;
-/** Where the loader is when Node's own report does not tell. */
+/** Path of the loader where Node's diagnostic report does not name it. */
 const LOADERS: Readonly<Record<string, string>> = {
   x64: "/lib64/ld-linux-x86-64.so.2",
   arm64: "/lib/ld-linux-aarch64.so.1",
 };
 
 /**
- * Asks glibc's loader, in a process of its own, what the shared library `file` lacks. No code of the library runs. `folders` are searched
- * after those of `LD_LIBRARY_PATH`. An empty answer: it loads.
+ * Asks glibc's loader, in another process, what the shared library `file` lacks. No code of the library runs. `folders` are searched after
+ * those of `LD_LIBRARY_PATH`. Empty when the library loads. Takes about 30 ms.
  */
 export async function missingParts(
   file: string,
   {
     environment = process.env,
     folders = [],
-  }: { environment?: Environment; folders?: readonly string[] } = {},
+  }: { environment?: Environment | undefined; folders?: readonly string[] | undefined } = {},
 ): Promise<MissingPart[]> {
   const unreadable = await access(file).then(
     () => undefined,
@@ -37,13 +41,13 @@ export async function missingParts(
   const searched = [environment.LD_LIBRARY_PATH, ...folders].filter((folder) => folder).join(":");
   const env = {
     ...environment,
-    // The loader lists instead of starting, resolves every symbol, and goes on after the first that is missing.
+    // The loader lists libraries instead of starting a program, resolves every symbol, and continues after the first that is missing.
     LD_TRACE_LOADED_OBJECTS: "1",
     LD_BIND_NOW: "1",
     LD_WARN: "1",
     ...(searched === "" ? {} : { LD_LIBRARY_PATH: searched }),
   };
-  // Libraries that are put before all others, such as a sanitizer's, are not this one's affair.
+  // Preloaded libraries, such as a sanitizer's, would change the result.
   delete (env as { LD_PRELOAD?: string }).LD_PRELOAD;
   return await new Promise((resolve) => {
     execFile(
@@ -59,14 +63,14 @@ export async function missingParts(
   });
 }
 
-/** Why there is nothing that the loader said. */
+/** Why the loader printed nothing that can be parsed. */
 function endOf(error: ExecFileException): string {
-  if (error.killed === true) return `the loader did not come to an end in ${TIMEOUT_MS / 1000} s`;
-  const how = error.signal ? `dies of it with ${error.signal}` : `ends with ${error.code}`;
-  return `the loader ${how}; the file is cut off, or not what it was`;
+  if (error.killed === true) return `the loader did not end within ${TIMEOUT_MS / 1000} s`;
+  const how = error.signal ? `dies with ${error.signal}` : `ends with ${error.code}`;
+  return `the loader ${how}; the file is truncated or damaged`;
 }
 
-/** Reads what the loader prints. Symbols count only where no library and no version is missing: they follow from those. */
+/** Parses the output of the loader. Missing symbols are reported only when no library or version is missing, because those cause them. */
 export function parseLoader(output: string): MissingPart[] {
   const libraries = new Map<string, MissingPart>();
   const symbols = new Map<string, MissingPart>();
@@ -89,7 +93,7 @@ function loaderPath(): string {
   return own ?? LOADERS[process.arch] ?? "/lib/ld.so";
 }
 
-/** In words, such as `libfabric.so.1` or `FABRIC_1.10 of libfabric.so.1`. */
+/** The part as text, such as `libfabric.so.1` or `FABRIC_1.10 of libfabric.so.1`. */
 export function nameOfMissing(part: MissingPart): string {
   if (part.kind === "version") return `${part.name} of ${part.library}`;
   if (part.kind === "symbol") return `the symbol ${part.name}`;

@@ -1,38 +1,58 @@
 import { KvError, type Memory } from "@kv/interface";
+import { RefCount } from "../ref-count.js";
 
-/** Memory that the addon does not own, and whose bytes JavaScript cannot touch: a file, an object, memory of a device. */
-export interface ForeignMemory {
-  /** At registration CUDA's driver is asked whether it is memory of its device. */
-  readonly check: boolean;
-  /** An object's name in its store; empty for all else. */
+/** What an agent needs to register memory that the addon does not own: a file, an object, or memory of a device. */
+export interface ExternalMemory {
+  /** Whether `register` asks the CUDA driver if the address belongs to the device. */
+  readonly checkWithCuda: boolean;
+  /** The name of an object in its store; empty for every other kind. */
   readonly key: string;
-  /** Somebody registers it; the answered function says that it is over. Errors: `KV_MEMORY_INVALID` once it is closed. */
+  /** Marks the memory as registered until the returned function is called. Throws `KV_MEMORY_INVALID` once the memory is closed. */
   hold(): () => void;
 }
 
-export interface ForeignMemoryOptions extends Pick<Memory, "address" | "lengthBytes" | "deviceId"> {
+/** How external memory is described. */
+export interface ExternalMemoryOptions extends Pick<Memory, "address" | "lengthBytes" | "deviceId"> {
+  /** The kind of memory. */
   readonly memoryType: "VRAM" | "FILE" | "OBJ";
-  /** For errors, such as a path. */
+  /** Names the memory in error messages, such as by its path. */
   readonly subject: string;
-  readonly check: boolean;
-  readonly key?: string;
-  onClose?(): void;
+  /** As in `ExternalMemory`; false by default. */
+  readonly checkWithCuda?: boolean | undefined;
+  /** As in `ExternalMemory`. */
+  readonly key?: string | undefined;
+  /** Called once when the memory is closed. */
+  readonly onClose?: (() => void) | undefined;
 }
 
-const foreign = new WeakMap<Memory, ForeignMemory>();
+const externals = new WeakMap<Memory, ExternalMemory>();
 
-/** What `foreignMemory` made; undefined for memory of another kind. */
-export const foreignOf = (memory: Memory): ForeignMemory | undefined => foreign.get(memory);
+/** The registration details of memory that `externalMemory` created; undefined for other memory. */
+export const externalMemoryOf = (memory: Memory): ExternalMemory | undefined => externals.get(memory);
 
-/** A handle that cannot be closed while it is registered. */
-export function foreignMemory(options: ForeignMemoryOptions): Memory {
-  const { memoryType, address, lengthBytes, deviceId, subject, check, key = "", onClose } = options;
-  let holders = 0;
+/**
+ * A `Memory` whose bytes JavaScript cannot access: `bytes` is empty, `gather` and `scatter` reject with `KV_TRANSPORT_UNSUPPORTED`. `close`
+ * throws `KV_MEMORY_IN_USE` while it is registered.
+ */
+export function externalMemory(options: ExternalMemoryOptions): Memory & Disposable {
+  const { memoryType, address, lengthBytes, deviceId, subject } = options;
+  const { checkWithCuda = false, key = "", onClose } = options;
+  const registrations = new RefCount();
   let closed = false;
   const unsupported = async (): Promise<never> => {
     throw new KvError("KV_TRANSPORT_UNSUPPORTED", `only transfers move the bytes of ${subject}`);
   };
-  const memory: Memory = Object.freeze({
+  const close = () => {
+    if (closed) return;
+    if (registrations.count > 0) {
+      throw new KvError("KV_MEMORY_IN_USE", `${subject} has ${registrations.count} open registrations`, {
+        hint: "close them before the memory",
+      });
+    }
+    closed = true;
+    onClose?.();
+  };
+  const memory: Memory & Disposable = Object.freeze({
     address,
     lengthBytes,
     memoryType,
@@ -40,29 +60,15 @@ export function foreignMemory(options: ForeignMemoryOptions): Memory {
     bytes: new Uint8Array(0),
     gather: unsupported,
     scatter: unsupported,
-    close() {
-      if (closed) return;
-      if (holders > 0) {
-        throw new KvError("KV_MEMORY_IN_USE", `${holders} registrations name ${subject}`, {
-          hint: "close them before the memory",
-        });
-      }
-      closed = true;
-      onClose?.();
-    },
+    close,
+    [Symbol.dispose]: close,
   });
-  foreign.set(memory, {
-    check,
+  externals.set(memory, {
+    checkWithCuda,
     key,
     hold() {
       if (closed) throw new KvError("KV_MEMORY_INVALID", `${subject} is closed`);
-      holders++;
-      let over = false;
-      return () => {
-        if (over) return;
-        over = true;
-        holders--;
-      };
+      return registrations.hold();
     },
   });
   return memory;

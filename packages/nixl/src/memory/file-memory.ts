@@ -1,29 +1,34 @@
 import { open } from "node:fs/promises";
 import { KvError, type Memory } from "@kv/interface";
-import { requireObject, shown } from "../validate.js";
-import { foreignMemory } from "./external-memory.js";
+import { formatValue, requireObject } from "../validate.js";
+import { externalMemory } from "./external-memory.js";
 
+/** How much of a file is used. */
 export interface FileMemoryOptions {
-  /** Bytes of the file that transfers may touch, from its beginning. A shorter file is made as long. */
+  /** Bytes that transfers may access, from the beginning of the file; at least 1. A shorter file is extended to this length. */
   readonly lengthBytes: number;
 }
 
 /**
- * Opens a file, or makes one, as memory that an agent with a storage backend (`POSIX`) can register. Between it and DRAM bytes
- * move by `transfer`: its list is `prepareRemote(agent.name, { memoryType: "FILE", rows })`, with places in the file as addresses and
- * `deviceId` as the device. It has no `bytes`, and `gather` and `scatter` are `KV_TRANSPORT_UNSUPPORTED`. Errors: `KV_MEMORY_INVALID`.
+ * Opens a file, or creates it, as memory that an agent with a storage backend (`POSIX`, `GDS`) can register. Transfers move bytes between the
+ * file and DRAM: its list is `prepareRemote(agent.name, { memoryType: "FILE", rows })`, with offsets in the file as addresses and `deviceId`
+ * as the device. It has no `bytes`; `gather` and `scatter` reject with `KV_TRANSPORT_UNSUPPORTED`. Rejects with `KV_MEMORY_INVALID`; `close`
+ * throws `KV_MEMORY_IN_USE` while it is registered.
  */
-export async function openFileMemory(path: string, options: FileMemoryOptions): Promise<Memory> {
+export async function openFileMemory(path: string, options: FileMemoryOptions): Promise<Memory & Disposable> {
   if (typeof path !== "string") {
-    throw new KvError("KV_MEMORY_INVALID", `the path of a file is ${shown(path)}, not a string`);
+    throw new KvError("KV_MEMORY_INVALID", `the path of a file is ${formatValue(path)}, not a string`);
   }
-  requireObject(options, "KV_MEMORY_INVALID", "what is known of a file");
+  requireObject(options, "KV_MEMORY_INVALID", "the description of a file");
   const { lengthBytes } = options;
   if (!Number.isSafeInteger(lengthBytes) || lengthBytes <= 0) {
-    throw new KvError("KV_MEMORY_INVALID", `lengthBytes is ${shown(lengthBytes)}, not a positive integer`);
+    throw new KvError(
+      "KV_MEMORY_INVALID",
+      `lengthBytes is ${formatValue(lengthBytes)}, not a positive integer`,
+    );
   }
-  const failed = (what: string) => (cause: unknown) => {
-    throw new KvError("KV_MEMORY_INVALID", `${path} could not be ${what}: ${String(cause)}`, { cause });
+  const failed = (action: string) => (cause: unknown) => {
+    throw new KvError("KV_MEMORY_INVALID", `${path} could not be ${action}: ${String(cause)}`, { cause });
   };
   const handle = await open(path, "r+")
     .catch((error: NodeJS.ErrnoException) =>
@@ -34,15 +39,14 @@ export async function openFileMemory(path: string, options: FileMemoryOptions): 
     if ((await handle.stat()).size < lengthBytes) await handle.truncate(lengthBytes);
   } catch (error) {
     await handle.close();
-    failed(`made ${lengthBytes} bytes long`)(error);
+    failed(`extended to ${lengthBytes} bytes`)(error);
   }
-  return foreignMemory({
+  return externalMemory({
     memoryType: "FILE",
     address: 0,
     lengthBytes,
     deviceId: handle.fd,
     subject: `the file ${path}`,
-    check: false,
     onClose: () => void handle.close(),
   });
 }

@@ -28,12 +28,12 @@ describe.skipIf(fakeMissing)(`a backend that is not to be had (${fakeMissing ?? 
     const error: unknown = await transport.createAgent().catch((caught: unknown) => caught);
     expect(KvError.is(error, "KV_BACKEND_UNAVAILABLE")).toBe(true);
     const { message, hint } = error as KvError;
-    expect(message).toContain("ABSENT, asked for by NIXL_BACKEND");
+    expect(message).toContain("ABSENT, selected by NIXL_BACKEND");
     expect(message).toContain("UCX (loads)");
     expect(message).toContain("BROKEN (lacks ");
     expect(hint).toContain("ask for one of UCX");
     const broken = transport.createAgent({ backends: [{ name: "BROKEN" }] });
-    await expect(broken).rejects.toThrow(/asked for by the agent's backends, does not load/);
+    await expect(broken).rejects.toThrow(/selected by the agent's backends, does not load/);
     await transport.close();
   });
 

@@ -16,8 +16,8 @@ beforeAll(async () => {
 });
 afterAll(() => rm(empty, { recursive: true, force: true }));
 
-describe.skipIf(nixlMissing)(`doctor where NIXL is (${nixlMissing ?? "found"})`, () => {
-  test("every part is looked at, and two processes move bytes", { timeout: 240_000 }, async () => {
+describe.skipIf(nixlMissing)(`doctor with NIXL installed (${nixlMissing ?? "found"})`, () => {
+  test("checks every part, and moves bytes between two processes", { timeout: 240_000 }, async () => {
     const report = doctorReportSchema.parse(await doctor());
     const checks = byId(report.checks);
     expect(report.checks.filter(({ status }) => status === "fail")).toEqual([]);
@@ -43,7 +43,7 @@ describe.skipIf(nixlMissing)(`doctor where NIXL is (${nixlMissing ?? "found"})`,
     expect(text.trimEnd().split("\n").at(-1)).toMatch(/^(ok|warn): /);
   });
 
-  test("a backend that does not start: what UCX says of it, and who asked", {
+  test("a backend that does not start: UCX's reason and the setting that selected it", {
     timeout: 240_000,
   }, async () => {
     const environment = { ...process.env, UCX_TLS: "foo", NIXL_BACKEND: "UCX" };
@@ -52,24 +52,24 @@ describe.skipIf(nixlMissing)(`doctor where NIXL is (${nixlMissing ?? "found"})`,
     const backend = checks["library.backend.UCX"];
     expect(backend).toMatchObject({
       status: "fail",
-      found: expect.stringContaining("asked for by NIXL_BACKEND"),
+      found: expect.stringContaining("selected by NIXL_BACKEND"),
     });
     expect(backend?.found).toMatch(
-      /\nit said:\n.*transport 'foo' is not available, please use one or more of/,
+      /\nits output ended with:\n.*transport 'foo' is not available, please use one or more of/,
     );
   });
 
-  test("a backend of files: it starts, and is not asked for peers", { timeout: 240_000 }, async () => {
+  test("a storage backend: it starts, and the pair is not tested", { timeout: 240_000 }, async () => {
     const checks = byId((await doctor({ backends: ["POSIX"] })).checks);
     expect(checks["library.backend.POSIX"]).toMatchObject({
       status: "ok",
       details: { metadataBytes: null, memoryTypes: ["DRAM", "FILE"] },
     });
-    const found = "not tried: storage alone: it reaches no other agent";
+    const found = "not tested: storage only: it reaches no other agent";
     expect(checks["pair.POSIX"]).toMatchObject({ status: "note", found });
   });
 
-  test("a plugin that is cut off: named, and nothing crashes", { timeout: 240_000 }, async () => {
+  test("a truncated plugin is reported, and nothing crashes", { timeout: 240_000 }, async () => {
     const library = await brokenCopy(await findLibrary(), join(empty, "broken"));
     const report = await doctor({ library });
     const checks = byId(report.checks);
@@ -77,18 +77,18 @@ describe.skipIf(nixlMissing)(`doctor where NIXL is (${nixlMissing ?? "found"})`,
     expect(checks["library.path"]).toMatchObject({ status: "ok", details: { path: library } });
     expect(checks["plugins.UCX"]).toMatchObject({
       status: "fail",
-      found: expect.stringMatching(/^is damaged: the loader (dies|ends) .*cut off/),
+      found: expect.stringMatching(/^is damaged: the loader (dies|ends) .*truncated/),
       fix: expect.stringContaining("kv-nixl install --force"),
     });
     expect(checks["plugins.POSIX"]).toMatchObject({ status: "ok" });
     for (const id of ["library.backend.UCX", "pair.UCX"]) {
-      expect(checks[id]).toMatchObject({ status: "note", found: "not tried: its plugin does not load" });
+      expect(checks[id]).toMatchObject({ status: "note", found: "not tested: its plugin does not load" });
     }
   });
 });
 
-describe("doctor where NIXL is not", () => {
-  test("a file that is named and is not there", async () => {
+describe("doctor without NIXL", () => {
+  test("a named file that does not exist", async () => {
     const file = join(empty, "libnixl_capi.so");
     const report = doctorReportSchema.parse(
       await doctor({ environment: { ...process.env, KV_NIXL_LIBRARY: file } }),
@@ -103,11 +103,11 @@ describe("doctor where NIXL is not", () => {
     });
     expect(checks["pair.UCX"]).toMatchObject({
       status: "note",
-      found: "not tried: there is no NIXL that loads",
+      found: "not tested: there is no NIXL that loads",
     });
   });
 
-  test("on the command line, with an empty cache: every kind of place, the fix, exit code 1", async () => {
+  test("on the command line with an empty cache: every kind of place, the fix, and exit code 1", async () => {
     const environment = { HOME: empty, XDG_CACHE_HOME: empty, PATH: "", NIXL_BACKEND: "no backend!" };
     const { code, stdout } = await run(["--import", "tsx", CLI, "doctor"], { only: environment });
     expect(code).toBe(1);
@@ -115,15 +115,15 @@ describe("doctor where NIXL is not", () => {
     expect(stdout).toContain(`kv-nixl install: ${empty}`);
     expect(stdout).toMatch(/the loader: .* and \d+ other places/);
     expect(stdout).toContain("fix: npx --no-install kv-nixl install");
-    expect(stdout).toMatch(/fail {2}choice of backend +"no backend!" is not the name of a NIXL backend/);
-    expect(stdout.trimEnd().split("\n").at(-1)).toMatch(/^fail: 2 of \d+ checks failed; begin with: \S/);
+    expect(stdout).toMatch(/fail {2}selected backend +"no backend!" is not the name of a NIXL backend/);
+    expect(stdout.trimEnd().split("\n").at(-1)).toMatch(/^fail: 2 of \d+ checks failed; first: \S/);
   });
 });
 
-/** The installation of a library again, but for the UCX plugin, which ends in the middle. */
+/** Copies the installation of a library and truncates its UCX plugin. */
 async function brokenCopy(library: string, folder: string): Promise<string> {
   const from = dirname(await realpath(library));
-  // Files and no links: those NIXL would follow to the plugins of the installation itself.
+  // Copies files, not links: NIXL would follow links to the plugins of the original.
   await cp(dirname(from), folder, { recursive: true });
   const to = join(folder, basename(from));
   await truncate(join(to, "plugins", "libplugin_UCX.so"), 30_000);

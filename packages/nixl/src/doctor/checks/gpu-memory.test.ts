@@ -19,33 +19,33 @@ async function look({
   environment?: Readonly<Record<string, string>>;
   lacks?: MissingPart[];
 } = {}) {
-  const asked: string[] = [];
+  const examined: string[] = [];
   const checks = await gpuMemoryChecks({
     host: { ...realHost(), names: (folder) => folders[folder] ?? [] },
     environment,
     libraryPath: LIBRARY,
     missing: async (file) => {
-      asked.push(file);
+      examined.push(file);
       return lacks;
     },
   });
-  return { checks, asked };
+  return { checks, examined };
 }
 
-describe("UCX and the memory of GPUs", () => {
-  test("a machine without a GPU needs none of it", async () => {
-    expect(await look({ folders: { ...FOLDERS, "/dev": ["null"] } })).toEqual({ checks: [], asked: [] });
+describe("GPU memory through UCX", () => {
+  test("no check on a machine without a GPU", async () => {
+    expect(await look({ folders: { ...FOLDERS, "/dev": ["null"] } })).toEqual({ checks: [], examined: [] });
   });
 
   test("the module loads", async () => {
-    const { checks, asked } = await look();
-    expect(asked).toEqual(["/cache/nixl/nixl_cu12.libs/ucx/libuct_cuda.so.0.0.0"]);
+    const { checks, examined } = await look();
+    expect(examined).toEqual(["/cache/nixl/nixl_cu12.libs/ucx/libuct_cuda.so.0.0.0"]);
     expect(checks).toMatchObject([
       { id: "library.gpu-memory", status: "ok", found: expect.stringContaining("2 NVIDIA") },
     ]);
   });
 
-  test("a driver without its libraries, as in a container that was given none", async () => {
+  test("a container without the driver's libraries", async () => {
     const { checks } = await look({ lacks: [{ kind: "library", name: "libnvidia-ml.so.1" }] });
     expect(checks).toMatchObject([
       {
@@ -68,7 +68,7 @@ describe("UCX and the memory of GPUs", () => {
     expect((await look({ environment: { UCX_TLS: transports } })).checks).toMatchObject([{ status }]);
   });
 
-  test("a UCX that is not the wheel's is not judged", async () => {
+  test("a UCX from elsewhere is only noted", async () => {
     const { checks } = await look({ folders: { "/dev": ["nvidia0"] } });
     expect(checks).toMatchObject([{ status: "note" }]);
   });

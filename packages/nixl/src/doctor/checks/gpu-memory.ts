@@ -1,22 +1,28 @@
 import { dirname, join } from "node:path";
-import { type Environment, realLibrary } from "../../library/find-library.js";
+import type { Environment } from "../../environment.js";
+import { realLibrary } from "../../library/cache-folder.js";
 import { type MissingPart, missingParts, nameOfMissing } from "../../library/missing-parts.js";
-import { nvidiaGpus } from "../../memory/gpus.js";
+import { nvidiaGpus } from "../../memory/memory-types.js";
 import type { Host } from "../host.js";
 import type { Check } from "../report.js";
 
-export interface GpuMemoryQuestion {
+/** What the check of GPU memory works with. */
+export interface GpuMemoryOptions {
+  /** The machine. */
   readonly host: Host;
+  /** The variables that apply. */
   readonly environment: Environment;
-  /** Path of `libnixl_capi.so`: the wheel's UCX lies beside it. */
+  /** Path of `libnixl_capi.so`. The wheel's UCX lies beside it. */
   readonly libraryPath: string;
-  /** What a library lacks; the loader is asked by default. */
-  readonly missing?: (file: string, options: { environment: Environment }) => Promise<MissingPart[]>;
+  /** Returns what a library lacks; `missingParts` by default. */
+  readonly missing?:
+    | ((file: string, options: { environment: Environment }) => Promise<MissingPart[]>)
+    | undefined;
 }
 
-/** Whether UCX reaches the memory of this machine's GPUs: its module for CUDA, what that lacks, and whether `UCX_TLS` allows it. Nothing where there is no GPU. */
-export async function gpuMemoryChecks(question: GpuMemoryQuestion): Promise<Check[]> {
-  const { host, environment, libraryPath, missing = missingParts } = question;
+/** Whether UCX can register memory of this machine's GPUs: its CUDA module is there and loads, and `UCX_TLS` allows it. Empty when there is no GPU. */
+export async function gpuMemoryChecks(options: GpuMemoryOptions): Promise<Check[]> {
+  const { host, environment, libraryPath, missing = missingParts } = options;
   const gpus = nvidiaGpus(host.names);
   if (gpus.length === 0) return [];
   const module = cudaModule(host, libraryPath);
@@ -31,23 +37,23 @@ export async function gpuMemoryChecks(question: GpuMemoryQuestion): Promise<Chec
       {
         ...check,
         status: "note",
-        found: "no module of UCX for CUDA beside the library: not the wheel's UCX",
+        found: "there is no CUDA module of UCX beside the library, which is not from the wheel",
       },
     ];
   }
   const lacked = await missing(module, { environment });
   if (lacked.length > 0) {
-    const found = `UCX's module for CUDA lacks ${lacked.map(nameOfMissing).join(", ")}: host memory alone can be registered`;
+    const found = `UCX's CUDA module lacks ${lacked.map(nameOfMissing).join(", ")}: only host memory can be registered`;
     const fix =
-      "give the container the driver (docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility), or put its folder into LD_LIBRARY_PATH";
+      "give the container the driver (docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility), or add its folder to LD_LIBRARY_PATH";
     return [{ ...check, status: "warn", found, fix }];
   }
   const transports = environment.UCX_TLS;
   if (transports !== undefined && !allowsCuda(transports)) {
-    const found = `UCX_TLS=${transports} leaves CUDA out: host memory alone can be registered`;
+    const found = `UCX_TLS=${transports} excludes CUDA: only host memory can be registered`;
     return [{ ...check, status: "warn", found, fix: "add cuda to UCX_TLS, or unset it" }];
   }
-  return [{ ...check, status: "ok", found: `UCX's module for CUDA loads; ${gpus.length} NVIDIA` }];
+  return [{ ...check, status: "ok", found: `UCX's CUDA module loads; ${gpus.length} NVIDIA` }];
 }
 
 function cudaModule(host: Host, libraryPath: string): string | undefined {
@@ -60,7 +66,7 @@ function cudaModule(host: Host, libraryPath: string): string | undefined {
   return undefined;
 }
 
-/** As UCX reads it: what is allowed, or after a `^` what is not. `cuda_copy` is what no transfer of device memory goes without. */
+/** Reads `UCX_TLS` as UCX does: a list of allowed transports, or after a `^` of excluded ones. Every transfer of device memory needs `cuda_copy`. */
 function allowsCuda(transports: string): boolean {
   const names = transports.replace(/^\^/, "").split(",");
   const named = names.some((name) => ["cuda", "cuda_copy"].includes(name.trim().replace(/^\\/, "")));

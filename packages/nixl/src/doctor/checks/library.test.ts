@@ -16,22 +16,22 @@ afterAll(() => rm(folder, { recursive: true, force: true }));
 const look = (path: string) =>
   libraryCheck(realHost(), { PATH: process.env.PATH, KV_NIXL_LIBRARY: path }, undefined);
 
-describe.runIf(process.platform === "linux")("a file that was named", () => {
-  const fix = expect.stringContaining("name a libnixl_capi.so of this machine by KV_NIXL_LIBRARY");
+describe.runIf(process.platform === "linux")("a file that KV_NIXL_LIBRARY names", () => {
+  const fix = expect.stringContaining("set KV_NIXL_LIBRARY to a libnixl_capi.so of this machine");
 
-  test("and is no library", async () => {
+  test("is no library", async () => {
     const { check, located } = await look("/etc/passwd");
     expect(located).toBeUndefined();
     expect(check).toMatchObject({
       status: "fail",
       found: expect.stringMatching(
-        /^not a library that loads here: .*, from KV_NIXL_LIBRARY\n\/etc\/passwd$/s,
+        /^not a library that loads on this machine: .*, from KV_NIXL_LIBRARY\n\/etc\/passwd$/s,
       ),
       fix,
     });
   });
 
-  test("and is a library of something else", async () => {
+  test("is another library", async () => {
     const shared = (process.report.getReport() as { sharedObjects: string[] }).sharedObjects;
     const libc = shared.find((path) => /\/libc\.so/.test(path)) ?? "";
     const { check, located } = await look(libc);
@@ -39,7 +39,7 @@ describe.runIf(process.platform === "linux")("a file that was named", () => {
     expect(check).toMatchObject({ status: "fail", found: expect.stringContaining("not NIXL's"), fix });
   });
 
-  test.skipIf(nixlMissing)("and is a link to NIXL, which is followed", async () => {
+  test.skipIf(nixlMissing)("is a link to NIXL, which is followed", async () => {
     const link = join(folder, "libnixl_capi.so");
     const real = await realpath(await findLibrary());
     await symlink(real, link);
@@ -49,10 +49,10 @@ describe.runIf(process.platform === "linux")("a file that was named", () => {
   });
 });
 
-test("a backend without peers says so", () => {
+test("a backend without peers is reported as storage only", () => {
   const value = { startMs: 1, memoryTypes: ["DRAM", "FILE"], metadataBytes: null };
   expect(backendCheck("POSIX", { kind: "answered", value, output: "" })).toMatchObject({
     status: "ok",
-    found: expect.stringContaining("DRAM, FILE; storage alone: it reaches no other agent"),
+    found: expect.stringContaining("DRAM, FILE; storage only: it reaches no other agent"),
   });
 });

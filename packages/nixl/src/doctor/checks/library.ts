@@ -2,29 +2,25 @@ import { basename, dirname } from "node:path";
 import { KvError } from "@kv/interface";
 import { remedyFor } from "../../backends/plugins.js";
 import type { ChildOutcome } from "../../child/run-in-child.js";
-import {
-  type Environment,
-  type LocatedLibrary,
-  locateLibrary,
-  realLibrary,
-} from "../../library/find-library.js";
+import type { Environment } from "../../environment.js";
+import { parseInstallFolder, realLibrary, reinstallHint } from "../../library/cache-folder.js";
+import { type LocatedLibrary, locateLibrary } from "../../library/find-library.js";
 import { isNixl, lackedBy, libraryFeatures } from "../../library/library-features.js";
 import { missingParts, nameOfMissing } from "../../library/missing-parts.js";
-import { howToReinstall } from "../../library/reinstall-hint.js";
 import type { Host } from "../host.js";
 import type { BackendAnswer, RuntimeAnswer } from "../probes.js";
 import type { Check } from "../report.js";
-import { withWords } from "../stderr-tail.js";
+import { withStderrTail } from "../stderr-tail.js";
 
 const MIN_NODE_MAJOR = 20;
 const MIN_GLIBC = [2, 28] as const;
-/** Sources of a library that somebody named by its place. */
-const NAMED: readonly string[] = ["the option library", "KV_NIXL_LIBRARY", "NIXL_PREFIX"];
-/** Of a backend without peers. */
-export const STORAGE_ONLY = "storage alone: it reaches no other agent";
+/** Sources that name a library by its path. */
+const EXPLICIT: readonly string[] = ["the option library", "KV_NIXL_LIBRARY", "NIXL_PREFIX"];
+/** Said of a backend without peers. */
+export const STORAGE_ONLY = "storage only: it reaches no other agent";
 const INSTALL = "npx --no-install kv-nixl install";
 
-/** Node, the C library, the addon and what it sets in the environment. */
+/** Checks Node, the C library, the addon and the variables that it sets. `outcome` is that of `runtimeProbe`. */
 export function runtimeChecks(host: Host, outcome: ChildOutcome): Check[] {
   const { platform, arch, nodeVersion, glibc } = host;
   const node = {
@@ -65,7 +61,7 @@ function libc(platform: string, glibc: string | undefined): Check {
   const check = { id: "runtime.libc", area: "runtime", title: "C library" } as const;
   if (glibc === undefined) {
     const found =
-      platform === "linux" ? "not glibc (musl?)" : `none that NIXL is built for: it runs on Linux`;
+      platform === "linux" ? "not glibc (musl?)" : `none that NIXL is built for: NIXL runs on Linux`;
     return {
       ...check,
       status: "fail",
@@ -84,7 +80,7 @@ function libc(platform: string, glibc: string | undefined): Check {
   };
 }
 
-/** Where the library is, and by whose word. Undefined when there is none. */
+/** Checks which library is used, the setting that selected it, and whether it loads. `located` is undefined when none loads. */
 export async function libraryCheck(
   host: Host,
   environment: Environment,
@@ -92,8 +88,8 @@ export async function libraryCheck(
 ): Promise<{ check: Check; located: LocatedLibrary | undefined }> {
   const check = { id: "library.path", area: "library", title: "NIXL" } as const;
   try {
-    const located = await locateLibrary({ environment, ...(library === undefined ? {} : { library }) });
-    const problem = await problemOf(located, environment);
+    const located = await locateLibrary({ environment, library });
+    const problem = await loadProblem(located, environment);
     if (problem !== undefined) {
       const found = `${problem.found}, from ${located.source}\n${located.path}`;
       const details = { ...located };
@@ -104,8 +100,9 @@ export async function libraryCheck(
     const features = await libraryFeatures(located.path);
     const lacked = lackedBy(features);
     const without =
-      lacked.length > 0 ? `; it has no ${lacked.join(" and no ")}, which nothing here needs` : "";
-    const found = `${version ?? "of unknown version"}, from ${located.source}${without}\n${located.path}${real === located.path ? "" : `, a link to ${real}`}`;
+      lacked.length > 0 ? `; it has no ${lacked.join(" and no ")}, which this package does not need` : "";
+    const link = real === located.path ? "" : `, a link to ${real}`;
+    const found = `${version ?? "of unknown version"}, from ${located.source}${without}\n${located.path}${link}`;
     return {
       check: { ...check, status: "ok", found, details: { ...located, version: version ?? null, features } },
       located,
@@ -124,33 +121,36 @@ export async function libraryCheck(
   }
 }
 
-/** Why the library cannot be loaded here, or is not NIXL's; undefined for neither. */
-async function problemOf(
+/** Why the library does not load on this machine, or is not NIXL's; undefined when it is fine. */
+async function loadProblem(
   { path, source }: LocatedLibrary,
   environment: Environment,
 ): Promise<{ found: string; fix: string } | undefined> {
-  const again = NAMED.includes(source)
-    ? `name a libnixl_capi.so of this machine by ${source}, or leave it out for NIXL of ${INSTALL}`
-    : howToReinstall(path, environment);
-  // As the addon loads it: what lies beside the file is looked for where the links lead.
+  const reinstall = EXPLICIT.includes(source)
+    ? `set ${source} to a libnixl_capi.so of this machine, or leave it out and run: ${INSTALL}`
+    : reinstallHint(path, environment);
+  // As the addon loads it: libraries beside the file are searched beside the real file.
   const missing = await missingParts(realLibrary(path), { environment });
   const damaged = missing.find(({ kind }) => kind === "file");
   if (damaged !== undefined) {
-    return { found: `not a library that loads here: ${nameOfMissing(damaged).trim()}`, fix: again };
+    return {
+      found: `not a library that loads on this machine: ${nameOfMissing(damaged).trim()}`,
+      fix: reinstall,
+    };
   }
   if (missing.length > 0) {
     const found = `does not load: it lacks ${missing.map(nameOfMissing).join(", ")}`;
-    return { found, fix: remedyFor("NIXL", missing, { installed: true, again }) };
+    return { found, fix: remedyFor("NIXL", missing, { hasDependencies: true, reinstall }) };
   }
   if (await isNixl(path)) return undefined;
-  return { found: "a library, and not NIXL's: it has none of the functions of NIXL's C API", fix: again };
+  return { found: "a library, but not NIXL's: it has none of the functions of NIXL's C API", fix: reinstall };
 }
 
-/** A line for each kind of place, with the first of its places. */
+/** One line for each kind of place that was tried, with the first place of that kind. */
 function attemptsText(attempts: readonly string[]): string {
   const kinds = new Map<string, string[]>();
   for (const attempt of attempts) {
-    const [, place = attempt, source = "besides"] = /^(.*?) \((.*?)\): /.exec(attempt) ?? [];
+    const [, place = attempt, source = "also"] = /^(.*?) \((.*?)\): /.exec(attempt) ?? [];
     kinds.set(source, [...(kinds.get(source) ?? []), place]);
   }
   return Array.from(kinds, ([source, [first, ...more]]) => {
@@ -159,17 +159,17 @@ function attemptsText(attempts: readonly string[]): string {
   }).join("");
 }
 
-/** From the folder that `kv-nixl install` made, or from pip's record beside the library: the library itself does not tell. */
+/** The version, from the folder name of `kv-nixl install` or from pip's record beside the library. The library itself does not state it. */
 function versionOf(path: string, host: Host): string | undefined {
   const folder = dirname(dirname(path));
-  const installed = /^nixl-(cu\d+)-([0-9][0-9.a-z]*)-/.exec(basename(folder));
-  if (installed !== null) return `${installed[2]} (${installed[1]})`;
+  const installed = parseInstallFolder(basename(folder));
+  if (installed !== undefined) return `${installed.version} (cu${installed.cuda})`;
   const record = host.names(folder).find((name) => /^nixl_cu\d+-[0-9].*\.dist-info$/.test(name));
   const [, cuda, version] = /^nixl_(cu\d+)-(.*)\.dist-info$/.exec(record ?? "") ?? [];
   return version === undefined ? undefined : `${version} (${cuda})`;
 }
 
-/** An agent with the backend, made in another process. */
+/** Checks that an agent with the backend starts. `outcome` is that of `backendProbe`. */
 export function backendCheck(name: string, outcome: ChildOutcome): Check {
   const check = { id: `library.backend.${name}`, area: "library", title: `backend ${name}` } as const;
   if (outcome.kind !== "answered") return { ...check, ...failure(outcome, INSTALL) };
@@ -189,9 +189,9 @@ function failure(
 ): Pick<Check, "status" | "found" | "fix"> {
   if (outcome.kind === "failed") {
     const { code, message, hint } = outcome.error;
-    return { status: "fail", found: withWords(`${message} [${code}]`, outcome), fix: hint ?? fix };
+    return { status: "fail", found: withStderrTail(`${message} [${code}]`, outcome), fix: hint ?? fix };
   }
   const end =
     outcome.kind === "late" ? `did not answer in ${outcome.timeoutMs / 1000} s` : `ended with ${outcome.how}`;
-  return { status: "fail", found: withWords(`the process that tried it ${end}`, outcome), fix };
+  return { status: "fail", found: withStderrTail(`the process that tried it ${end}`, outcome), fix };
 }

@@ -5,7 +5,7 @@ import { machineChecks } from "./machine.js";
 const LIMITS = (memlock: string) =>
   `Limit  Soft Limit  Hard Limit  Units\nMax locked memory         ${memlock}              ${memlock}   bytes`;
 
-/** A machine made of files; folders are what the files' paths imply. */
+/** A fake machine made of files; the paths imply the folders. */
 function machine(files: Record<string, string>, rest: Partial<Host> = {}): Host {
   const paths = Object.keys(files);
   return {
@@ -42,7 +42,7 @@ const statuses = (host: Host, backends = ["UCX"]) =>
 const found = (host: Host, id: string, backends = ["UCX"]) =>
   machineChecks(host, backends).find((check) => check.id === id);
 
-describe("what the machine allows", () => {
+describe("checks of the machine", () => {
   test("a plain machine is fine", () => {
     expect(statuses(machine({ "/proc/self/limits": LIMITS("65536") }))).toEqual({
       "machine.memlock": "note",
@@ -53,7 +53,7 @@ describe("what the machine allows", () => {
     });
   });
 
-  test("a limit on locked memory matters once there is RDMA", () => {
+  test("a limit on locked memory matters with RDMA", () => {
     const limited = machine({ ...RDMA, "/proc/self/limits": LIMITS("65536") });
     expect(found(limited, "machine.memlock")).toMatchObject({
       status: "warn",
@@ -90,7 +90,7 @@ describe("what the machine allows", () => {
     expect(found(machine({}, { space: () => undefined }), "machine.shm")).toMatchObject({ status: "warn" });
   });
 
-  test("EFA asks for LIBFABRIC", () => {
+  test("EFA needs LIBFABRIC", () => {
     expect(found(machine(EFA), "machine.efa")).toMatchObject({
       status: "warn",
       fix: expect.stringContaining("LIBFABRIC"),

@@ -1,18 +1,23 @@
-import { nvidiaGpus } from "../../memory/gpus.js";
+import { nvidiaGpus } from "../../memory/memory-types.js";
 import type { Host } from "../host.js";
 import type { Check } from "../report.js";
 
 const DEFAULT_DOCKER_SHM_BYTES = 64 << 20;
 const CAP_SYS_PTRACE = 19n;
 
+/** An RDMA or EFA device. */
 export interface RdmaDevice {
+  /** The kernel's name for it. */
   readonly name: string;
+  /** Whether it is AWS's EFA. */
   readonly efa: boolean;
+  /** The link layer, such as "Ethernet" or "InfiniBand". */
   readonly link: string;
   /** State of each port, such as "4: ACTIVE". */
   readonly ports: readonly string[];
 }
 
+/** The devices in `/sys/class/infiniband`. */
 export function rdmaDevices(host: Host): RdmaDevice[] {
   const folder = "/sys/class/infiniband";
   return host.names(folder).map((name) => {
@@ -27,7 +32,7 @@ export function rdmaDevices(host: Host): RdmaDevice[] {
   });
 }
 
-/** What the kernel and the container allow: locked memory, access to each other's memory, shared memory, devices. */
+/** Checks the kernel and the container: locked memory, access to the memory of other processes, shared memory, devices. */
 export function machineChecks(host: Host, backends: readonly string[]): Check[] {
   if (host.platform !== "linux") return [];
   const devices = rdmaDevices(host);
@@ -53,7 +58,7 @@ function memlock(host: Host, devices: readonly RdmaDevice[]): Check {
   return {
     ...check,
     status: "warn",
-    found: `${found}: RDMA locks all memory that is registered, and fails beyond the limit`,
+    found: `${found}: RDMA locks all registered memory, and registration fails beyond the limit`,
     fix: "ulimit -l unlimited (LimitMEMLOCK=infinity in systemd; docker run --ulimit memlock=-1)",
     details,
   };
@@ -82,7 +87,7 @@ function ptrace(host: Host): Check {
   return {
     ...check,
     status: "warn",
-    found: `${scope}: processes on this host cannot copy from each other (CMA); UCX takes a slower way`,
+    found: `${scope}: processes on this host cannot copy from each other (CMA); UCX uses a slower transport`,
     fix: "sysctl -w kernel.yama.ptrace_scope=0, or the capability SYS_PTRACE (docker run --cap-add=SYS_PTRACE)",
     details,
   };
@@ -107,8 +112,10 @@ function sharedMemory(host: Host): Check {
   return {
     ...check,
     status: "warn",
-    found: host.writable("/dev/shm") ? `${found}: little for several agents` : "/dev/shm cannot be written",
-    fix: "more room: docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm",
+    found: host.writable("/dev/shm")
+      ? `${found}: too little for several agents`
+      : "/dev/shm cannot be written",
+    fix: "enlarge it: docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm",
     details,
   };
 }
@@ -121,7 +128,7 @@ function rdma(host: Host, devices: readonly RdmaDevice[], backends: readonly str
         area: "machine",
         title: "RDMA and EFA devices",
         status: "note",
-        found: "none: to other hosts bytes go by TCP",
+        found: "none: transfers to other hosts use TCP",
         details: { devices: [] },
       },
     ];
@@ -142,7 +149,7 @@ function rdma(host: Host, devices: readonly RdmaDevice[], backends: readonly str
         ...check,
         status: "warn",
         found: `${found}; /dev/infiniband/uverbs* cannot be opened here`,
-        fix: "give the container its devices: docker run --device=/dev/infiniband",
+        fix: "give the container access to the devices: docker run --device=/dev/infiniband",
       };
     }
     if (!ports.some((state) => state.includes("ACTIVE"))) {
@@ -150,7 +157,7 @@ function rdma(host: Host, devices: readonly RdmaDevice[], backends: readonly str
         ...check,
         status: "warn",
         found: `${found}: no port is active`,
-        fix: `look at: rdma link show ${name}`,
+        fix: `see: rdma link show ${name}`,
       };
     }
     return { ...check, status: "ok", found };
@@ -161,7 +168,7 @@ function rdma(host: Host, devices: readonly RdmaDevice[], backends: readonly str
       area: "machine",
       title: "EFA with UCX",
       status: "warn",
-      found: `the devices are EFA, and the backend is ${backends.join(",")}: READ and WRITE would not go by EFA's own way`,
+      found: `the devices are EFA, and the backend is ${backends.join(",")}: READ and WRITE would not use EFA`,
       fix: "NIXL_BACKEND=LIBFABRIC on both sides",
     });
   }

@@ -51,8 +51,8 @@ const answers = (change: Partial<PairAnswer> = {}): PairAnswer[] =>
   }));
 const answered = (value: unknown, output = ""): ChildOutcome => ({ kind: "answered", value, output });
 
-describe("the protocols that UCX picks", () => {
-  test("are the last ones of each operation", () => {
+describe("the protocols that UCX prints", () => {
+  test("the last table of each operation counts", () => {
     expect(readUcxProtocols(CMA)).toEqual([
       { operation: "READ", range: "0..inf", how: "zero-copy", lanes: "cma/memory" },
       { operation: "WRITE", range: "0..inf", how: "zero-copy", lanes: "cma/memory" },
@@ -63,7 +63,7 @@ describe("the protocols that UCX picks", () => {
 });
 
 describe("a pair of processes", () => {
-  test("by CMA is fine, by TCP on one host warns", () => {
+  test("CMA is fine; TCP on one host gives a warning", () => {
     expect(pairChecks("UCX", answered(answers(), CMA))).toMatchObject([
       { id: "pair.UCX.READ", status: "ok", found: expect.stringContaining("cma/memory") },
       { id: "pair.UCX.WRITE", status: "ok" },
@@ -75,31 +75,31 @@ describe("a pair of processes", () => {
     });
   });
 
-  test("without the tables the time tells whether the post was the copy", () => {
+  test("without UCX's tables the time of the post shows whether it was the copy", () => {
     expect(pairChecks("LIBFABRIC", answered(answers({ postMs: 0.1 })))[0]).toMatchObject({
       found: expect.stringContaining("in the background"),
     });
     expect(pairChecks("UCX", answered(answers()))[0]).toMatchObject({
-      found: expect.stringContaining("within the post"),
+      found: expect.stringContaining("during the post"),
     });
   });
 
-  test("wrong bytes, a crash, a hang and an error fail, each in its words", () => {
+  test("wrong bytes, a crash, a hang and an error fail, each with its own message", () => {
     const fail = (outcome: ChildOutcome, words: string) =>
       expect(pairChecks("UCX", outcome)[0]).toMatchObject({
         status: "fail",
         found: expect.stringContaining(words),
       });
-    fail(answered(answers({ consistent: false }), CMA), "not those that were sent");
+    fail(answered(answers({ consistent: false }), CMA), "differ from those that were sent");
     fail(
       { kind: "died", how: "SIGSEGV", output: "first\nlast words\n" },
-      "SIGSEGV\nit said:\nfirst\nlast words",
+      "SIGSEGV\nits output ended with:\nfirst\nlast words",
     );
-    fail({ kind: "late", timeoutMs: 5000, output: "waits" }, "no end after 5 s");
-    fail({ kind: "late", timeoutMs: 5000, output: "waits" }, "it said:\nwaits");
+    fail({ kind: "late", timeoutMs: 5000, output: "waits" }, "not finished after 5 s");
+    fail({ kind: "late", timeoutMs: 5000, output: "waits" }, "its output ended with:\nwaits");
     fail(
       { kind: "failed", error: { code: "KV_BACKEND_UNAVAILABLE", message: "no UCX" }, output: "why" },
-      "no UCX [KV_BACKEND_UNAVAILABLE]\nit said:\nwhy",
+      "no UCX [KV_BACKEND_UNAVAILABLE]\nits output ended with:\nwhy",
     );
   });
 });

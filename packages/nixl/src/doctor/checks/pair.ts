@@ -1,13 +1,13 @@
 import type { ChildOutcome } from "../../child/run-in-child.js";
 import type { PairAnswer } from "../probes.js";
 import type { Check } from "../report.js";
-import { withWords } from "../stderr-tail.js";
+import { withStderrTail } from "../stderr-tail.js";
 import { readUcxProtocols, type UcxProtocol } from "./ucx-protocols.js";
 
-/** Variables of the probe: UCX tells what it picks, and where it can be read. */
+/** Variables of the probe: UCX prints the protocols that it selects, on stderr. */
 export const PAIR_ENVIRONMENT = { UCX_PROTO_INFO: "y", UCX_LOG_LEVEL: "info", UCX_LOG_FILE: "stderr" };
 
-/** What two processes on this host do over a backend: whether the bytes are right, which way they went, how fast. */
+/** Checks transfers between two processes of this host: whether the bytes are right, which transport moved them, and how fast. `outcome` is that of `pairProbe`. */
 export function pairChecks(backend: string, outcome: ChildOutcome): Check[] {
   const base = { id: `pair.${backend}`, area: "pair", title: `two processes, ${backend}` } as const;
   if (outcome.kind === "late") {
@@ -15,11 +15,11 @@ export function pairChecks(backend: string, outcome: ChildOutcome): Check[] {
       {
         ...base,
         status: "fail",
-        found: withWords(
-          `no end after ${outcome.timeoutMs / 1000} s: two processes of this host do not reach each other`,
+        found: withStderrTail(
+          `not finished after ${outcome.timeoutMs / 1000} s: two processes of this host do not reach each other`,
           outcome,
         ),
-        fix: "look at UCX_TLS and UCX_NET_DEVICES: they must leave a transport that reaches the peer",
+        fix: "check UCX_TLS and UCX_NET_DEVICES: they must allow a transport that reaches the peer",
       },
     ];
   }
@@ -28,8 +28,8 @@ export function pairChecks(backend: string, outcome: ChildOutcome): Check[] {
       {
         ...base,
         status: "fail",
-        found: withWords(`the process that tried it ended with ${outcome.how}`, outcome),
-        fix: "try another transport (UCX_TLS=tcp), and please report it with this report as --json",
+        found: withStderrTail(`the process that tested it ended with ${outcome.how}`, outcome),
+        fix: "try another transport (UCX_TLS=tcp), and please report it with the output of --json",
       },
     ];
   }
@@ -39,7 +39,7 @@ export function pairChecks(backend: string, outcome: ChildOutcome): Check[] {
       {
         ...base,
         status: "fail",
-        found: withWords(`${message} [${code}]`, outcome),
+        found: withStderrTail(`${message} [${code}]`, outcome),
         ...(hint === undefined ? {} : { fix: hint }),
       },
     ];
@@ -57,11 +57,11 @@ function pairCheck(
   const own = protocols.filter((protocol) => protocol.operation === operation);
   const lanes = [...new Set(own.map((protocol) => protocol.lanes))].join(", ");
   const inPost = postMs / transferMs > 0.8;
-  const way =
+  const path =
     own.length > 0
       ? `${own.map(({ how }) => how).join(", ")} by ${lanes}`
       : inPost
-        ? "copied within the post"
+        ? "copied during the post"
         : "moved after the post, in the background";
   const check: Omit<Check, "status" | "found"> = {
     ...base,
@@ -74,18 +74,18 @@ function pairCheck(
     return {
       ...check,
       status: "fail",
-      found: `${way}: the bytes that arrived are not those that were sent`,
-      fix: "do not use this backend here; please report it with this report as --json",
+      found: `${path}: the bytes that arrived differ from those that were sent`,
+      fix: "do not use this backend here; please report it with the output of --json",
     };
   }
-  // On one host the kernel copies by CMA; where that is forbidden UCX says so only by being slow.
+  // On one host the kernel copies by CMA. Where that is forbidden, UCX is slow and prints no warning.
   if (own.length > 0 && /\btcp\b/.test(lanes) && !/cma|xpmem|knem/.test(lanes)) {
     return {
       ...check,
       status: "warn",
-      found: `${way}, ${speed}: the network stack, although both processes are on one host`,
-      fix: "allow CMA (ptrace scope above), and leave cma and sm in UCX_TLS",
+      found: `${path}, ${speed}: the network stack, although both processes run on one host`,
+      fix: "allow CMA (see ptrace scope), and keep cma and sm in UCX_TLS",
     };
   }
-  return { ...check, status: "ok", found: `${way}, ${speed}` };
+  return { ...check, status: "ok", found: `${path}, ${speed}` };
 }

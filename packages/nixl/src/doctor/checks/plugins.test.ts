@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 import type { MissingPart } from "../../library/missing-parts.js";
 import { pluginCheck } from "./plugins.js";
 
-const check = (missing: readonly MissingPart[], chosen = false, wanted = false) =>
+const check = (missing: readonly MissingPart[], selected = false, wanted = false) =>
   pluginCheck(
     {
       name: "LIBFABRIC",
@@ -12,13 +12,13 @@ const check = (missing: readonly MissingPart[], chosen = false, wanted = false) 
       supplied: [],
       remedy: missing.length === 0 ? undefined : "the remedy",
     },
-    { chosen, wanted },
+    { selected, wanted },
   );
 const LIBRARY = [{ kind: "library", name: "libfabric.so.1" }] as const;
 
-test("what loads is fine; what lacks a library is as bad as it is needed", () => {
+test("a plugin that loads is fine; one that lacks a library is as bad as it is needed", () => {
   expect(check([])).toMatchObject({ status: "ok", found: "loads" });
-  expect(check([], true)).toMatchObject({ status: "ok", found: "loads; chosen" });
+  expect(check([], true)).toMatchObject({ status: "ok", found: "loads; selected" });
   expect(check(LIBRARY)).toMatchObject({
     status: "note",
     found: expect.stringContaining("lacks libfabric.so.1"),
@@ -28,7 +28,7 @@ test("what loads is fine; what lacks a library is as bad as it is needed", () =>
   expect(check(LIBRARY, true)).toMatchObject({ status: "fail", fix: "the remedy" });
 });
 
-test("a symbol version that is missing is named", () => {
+test("a missing symbol version is named", () => {
   const version = [{ kind: "version", name: "FABRIC_1.10", library: "libfabric.so.1" }] as const;
   expect(check(version, true)).toMatchObject({
     status: "fail",
@@ -36,7 +36,7 @@ test("a symbol version that is missing is named", () => {
   });
 });
 
-test("a damaged file warns even when nobody chose it", () => {
+test("a damaged plugin gives a warning even when it is not selected", () => {
   expect(check([{ kind: "file", reason: "file too short" }])).toMatchObject({
     status: "warn",
     found: "is damaged: file too short",

@@ -1,29 +1,29 @@
 import { expect, test } from "vitest";
-import { choiceOf } from "./requested-backends.js";
+import { requestedBackends } from "./requested-backends.js";
 
-test("the choice is told with its source, and handed on as it was made", () => {
-  const byDefault = choiceOf({ NIXL_BACKEND: " " }, {});
+test("reports the selection with its source, and repeats it in probes", () => {
+  const byDefault = requestedBackends({ NIXL_BACKEND: " " }, {});
   expect(byDefault.check).toMatchObject({
     status: "note",
     found: "UCX, by default",
     details: { backends: ["UCX"], source: "the default" },
   });
-  expect(byDefault.askFor("UCX")).toEqual({ args: [], env: {} });
+  expect(byDefault.selectInProbe("UCX")).toEqual({ args: [], env: {} });
 
-  const byVariable = choiceOf({ VLLM_NIXL_BACKEND: "LIBFABRIC,UCX" }, {});
+  const byVariable = requestedBackends({ VLLM_NIXL_BACKEND: "LIBFABRIC,UCX" }, {});
   expect(byVariable.check).toMatchObject({
     found: "LIBFABRIC, UCX, from VLLM_NIXL_BACKEND",
     details: { backends: ["LIBFABRIC", "UCX"], source: "VLLM_NIXL_BACKEND" },
   });
-  expect(byVariable.askFor("UCX")).toEqual({ args: [], env: { VLLM_NIXL_BACKEND: "UCX" } });
+  expect(byVariable.selectInProbe("UCX")).toEqual({ args: [], env: { VLLM_NIXL_BACKEND: "UCX" } });
 
-  const asked = choiceOf({ NIXL_BACKEND: "LIBFABRIC" }, { backends: ["UCX"] });
+  const asked = requestedBackends({ NIXL_BACKEND: "LIBFABRIC" }, { backends: ["UCX"] });
   expect(asked.check.found).toBe("UCX, from the option --backend");
-  expect(asked.askFor("UCX")).toEqual({ args: ["UCX"], env: {} });
+  expect(asked.selectInProbe("UCX")).toEqual({ args: ["UCX"], env: {} });
 });
 
-test("what is no name of a backend fails, with what would be one", () => {
-  const { backends, check } = choiceOf({ NIXL_BACKEND: "no backend!" }, {});
-  expect(backends).toEqual([]);
+test("an invalid name fails, with an example of a valid one", () => {
+  const { names, check } = requestedBackends({ NIXL_BACKEND: "no backend!" }, {});
+  expect(names).toEqual([]);
   expect(check).toMatchObject({ status: "fail", fix: "such as UCX or LIBFABRIC" });
 });

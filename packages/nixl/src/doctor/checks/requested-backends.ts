@@ -1,50 +1,59 @@
-import { KvError, silentLog } from "@kv/interface";
-import { DEFAULT_SOURCE, resolveBackends } from "../../backends/select-backends.js";
-import type { Environment } from "../../library/find-library.js";
+import { KvError } from "@kv/interface";
+import { DEFAULT_SOURCE, selectBackends } from "../../backends/select-backends.js";
+import type { Environment } from "../../environment.js";
 import type { Check } from "../report.js";
 
-/** What the doctor was asked to look at, before what the environment names. */
-export interface Asked {
-  readonly library?: string;
-  readonly backends?: readonly string[];
+/** What the caller of the doctor asks for. It comes before what the environment names. */
+export interface DoctorRequest {
+  /** Path of `libnixl_capi.so`. */
+  readonly library?: string | undefined;
+  /** Names of backends. */
+  readonly backends?: readonly string[] | undefined;
 }
 
-export interface Choice {
-  /** Empty where the choice itself fails. */
-  readonly backends: readonly string[];
+/** The backends that the doctor looks at. */
+export interface RequestedBackends {
+  /** Their names; empty when the selection itself fails. */
+  readonly names: readonly string[];
+  /** The selection and its source. */
   readonly check: Check;
-  /** How a process asks for one of them just as it was asked for here, so that its errors name who did. */
-  askFor(name: string): { args: readonly string[]; env: Environment };
+  /** Arguments and variables with which a probe selects one of them from the same source, so that its errors name that source. */
+  selectInProbe(name: string): { args: readonly string[]; env: Environment };
 }
 
-/** Who asks for `Asked.backends`, in words for the command line and for programs. */
-export const ASKER = "the option --backend";
+/** The name of the option that sets `DoctorRequest.backends`. */
+export const BACKEND_OPTION = "the option --backend";
 
-/** The backends, and by whose word. */
-export function choiceOf(environment: Environment, { backends: explicit }: Asked): Choice {
-  const check = { id: "variables.backend", area: "variables", title: "choice of backend" } as const;
+/** The backends that the request or the environment selects, and the setting that selected them. */
+export function requestedBackends(environment: Environment, request: DoctorRequest): RequestedBackends {
+  const check = { id: "variables.backend", area: "variables", title: "selected backend" } as const;
   try {
-    const chosen = resolveBackends({ explicit, asker: ASKER, environment, log: silentLog });
-    const { source } = chosen;
-    const backends = chosen.backends.map(({ name }) => name);
+    const { backends, source } = selectBackends({
+      explicit: request.backends,
+      option: BACKEND_OPTION,
+      environment,
+    });
+    const names = backends.map(({ name }) => name);
     const byDefault = source === DEFAULT_SOURCE;
-    const found = `${backends.join(", ")}, ${byDefault ? "by default" : `from ${source}`}`;
+    const found = `${names.join(", ")}, ${byDefault ? "by default" : `from ${source}`}`;
     return {
-      backends,
-      check: { ...check, status: "note", found, details: { backends, source } },
-      askFor: (name) =>
-        source === ASKER ? { args: [name], env: {} } : { args: [], env: byDefault ? {} : { [source]: name } },
+      names,
+      check: { ...check, status: "note", found, details: { backends: names, source } },
+      selectInProbe: (name) =>
+        source === BACKEND_OPTION
+          ? { args: [name], env: {} }
+          : { args: [], env: byDefault ? {} : { [source]: name } },
     };
   } catch (error) {
     const {
       message,
       code,
       hint = "such as UCX or LIBFABRIC",
-    } = KvError.from(error, "KV_INTERNAL", "no choice");
+    } = KvError.from(error, "KV_INTERNAL", "no backend is selected");
     return {
-      backends: [],
+      names: [],
       check: { ...check, status: "fail", found: `${message} [${code}]`, fix: hint },
-      askFor: (name) => ({ args: [name], env: {} }),
+      selectInProbe: (name) => ({ args: [name], env: {} }),
     };
   }
 }

@@ -1,9 +1,10 @@
-/** A row of the tables that UCX prints under `UCX_PROTO_INFO=y`. */
+/** A row of the protocol tables that UCX prints with `UCX_PROTO_INFO=y`. */
 export interface UcxProtocol {
+  /** What the row is about. */
   readonly operation: "READ" | "WRITE";
-  /** Lengths it is for, such as "0..inf". */
+  /** Message lengths in bytes, such as "0..inf". */
   readonly range: string;
-  /** How, such as "zero-copy" or "software emulation". */
+  /** How the bytes move, such as "zero-copy" or "software emulation". */
   readonly how: string;
   /** Transports and devices, such as "cma/memory". */
   readonly lanes: string;
@@ -15,8 +16,8 @@ const TITLES: Readonly<Record<UcxProtocol["operation"], RegExp>> = {
 };
 
 /**
- * What UCX (1.15 to 1.23) says that it does for reads and writes of a peer's memory. A table is printed for each connection and
- * change of mind: the last one of each operation counts, after the one to the process itself.
+ * Parses UCX's protocols (1.15 to 1.23) for reads and writes of a peer's memory. UCX prints a table for each connection and for each change of
+ * protocol, the connection to itself first, so the last table of each operation counts.
  */
 export function readUcxProtocols(log: string): UcxProtocol[] {
   const last = new Map<UcxProtocol["operation"], UcxProtocol[]>();
@@ -28,7 +29,7 @@ export function readUcxProtocols(log: string): UcxProtocol[] {
       ?.split("|")
       .map((cell) => cell.trim());
     if (cells === undefined) {
-      // Rules stand between the title, the headings and the rows; anything else ends the table.
+      // Horizontal lines stand between the title, the headings and the rows; anything else ends the table.
       if (!/\+[-+]+\+\s*$/.test(line)) open = undefined;
       continue;
     }

@@ -4,14 +4,14 @@ import { variableChecks } from "./variables.js";
 const check = (environment: Record<string, string>, name: string, backends?: readonly string[]) =>
   variableChecks(environment, backends === undefined ? {} : { backends }).find(({ title }) => title === name);
 
-test("nothing that matters is one line", () => {
+test("one line when no relevant variable is set", () => {
   expect(variableChecks({ HOME: "/home/x", PATH: "/bin" }, {})[0]).toMatchObject({
     id: "variables",
     status: "ok",
   });
 });
 
-test("the side channel's default is told, since other hosts cannot reach it", () => {
+test("reports the default of the side channel, which other hosts cannot reach", () => {
   expect(variableChecks({}, {})).toMatchObject([
     { id: "variables", status: "ok" },
     {
@@ -25,7 +25,7 @@ test("the side channel's default is told, since other hosts cannot reach it", ()
   expect(ids).toEqual(["variables.VLLM_NIXL_SIDE_CHANNEL_HOST"]);
 });
 
-test("of the variables that name a library, those that lost warn with what won", () => {
+test("an overridden variable that names a library gives a warning with the one that is used", () => {
   const environment = { KV_NIXL_LIBRARY: "/x/lib.so", NIXL_PREFIX: "/nowhere" };
   const found = (library?: string) =>
     variableChecks(environment, library === undefined ? {} : { library })
@@ -43,7 +43,7 @@ test("of the variables that name a library, those that lost warn with what won",
   ]);
 });
 
-test("a variable says what it does", () => {
+test("reports the effect of each variable", () => {
   expect(check({ UCX_TLS: "rc,sm" }, "UCX_TLS")).toMatchObject({
     status: "note",
     found: expect.stringContaining("rc,sm: transports"),
@@ -52,7 +52,7 @@ test("a variable says what it does", () => {
   expect(check({ NIXL_BACKEND: "UCX" }, "NIXL_BACKEND")).toMatchObject({ status: "note" });
 });
 
-test("one that was set and lost warns, with what won", () => {
+test("an overridden variable gives a warning with the setting that is used", () => {
   expect(check({ NIXL_BACKEND: "LIBFABRIC" }, "NIXL_BACKEND", ["UCX"])).toMatchObject({
     status: "warn",
     found: expect.stringContaining("UCX from the option --backend"),
@@ -67,7 +67,7 @@ test("one that was set and lost warns, with what won", () => {
   });
 });
 
-test("NCCL's are told apart, a local side channel and memory events are explained", () => {
+test("explains NCCL's variables, a local side channel and UCX_MEM_EVENTS", () => {
   expect(check({ NCCL_IB_HCA: "mlx5_0" }, "NCCL_IB_HCA")).toMatchObject({
     found: expect.stringContaining("no effect"),
   });

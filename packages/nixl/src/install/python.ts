@@ -1,18 +1,20 @@
 import { spawn } from "node:child_process";
 import { KvError } from "@kv/interface";
-import type { Environment } from "../library/find-library.js";
+import type { Environment } from "../environment.js";
 
-interface Outcome {
-  /** Undefined when the program could not be started. */
-  status: number | null | undefined;
-  lines: string[];
+/** How a program ended. */
+export interface ProgramOutcome {
+  /** The exit code; null after a signal, undefined when the program could not be started. */
+  readonly status: number | null | undefined;
+  /** Its output, stdout and stderr, without empty lines. */
+  readonly lines: readonly string[];
 }
 
 const KEPT_LINES = 50;
 
 /**
- * Runs pip, with the configuration the user has given it. `options` are those that matter only here, and are left out of the
- * command that an error suggests. Errors: `KV_INSTALL_FAILED`.
+ * Runs python3's pip with the user's configuration. `options` are left out of the command that an error suggests. Rejects with
+ * `KV_INSTALL_FAILED`.
  */
 export async function pip(
   command: readonly string[],
@@ -23,14 +25,14 @@ export async function pip(
   const args = ["-m", "pip", ...command, ...quiet, ...options];
   const { status, lines } = await run("python3", args, environment, onProgress);
   if (status === 0) return;
-  const said = lines.join("\n");
+  const output = lines.join("\n");
   if (status === undefined) {
-    throw new KvError("KV_INSTALL_FAILED", "python3 was not found on PATH; pip fetches NIXL", {
+    throw new KvError("KV_INSTALL_FAILED", "python3 was not found on PATH; NIXL is downloaded with pip", {
       hint: "install Python 3 with pip, such as: apt-get install python3 python3-pip",
     });
   }
-  if (/No module named pip/.test(said)) {
-    throw new KvError("KV_INSTALL_FAILED", "python3 has no pip; it fetches NIXL", {
+  if (/No module named pip/.test(output)) {
+    throw new KvError("KV_INSTALL_FAILED", "python3 has no pip; NIXL is downloaded with pip", {
       hint: "python3 -m ensurepip --user, or: apt-get install python3-pip",
     });
   }
@@ -41,7 +43,7 @@ export async function pip(
   });
 }
 
-/** Extracts the members below `folders`, but for tools and build leftovers. Errors: `KV_INSTALL_FAILED`. */
+/** Extracts the folders of a wheel, without benchmark tools and libtool files. Rejects with `KV_INSTALL_FAILED`. */
 export async function unpackWheel(options: {
   file: string;
   folders: readonly string[];
@@ -74,7 +76,7 @@ with zipfile.ZipFile(file) as wheel:
   );
 }
 
-/** Extracts members by name: each into the file beside it. Errors: `KV_INSTALL_FAILED`. */
+/** Extracts single members of a wheel, each into the named file. Rejects with `KV_INSTALL_FAILED`. */
 export async function extractFiles(options: {
   file: string;
   members: readonly (readonly [member: string, into: string])[];
@@ -98,13 +100,13 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
   );
 }
 
-/** Runs a program to its end; what it writes comes line by line. */
+/** Runs a program to its end. `onLine` gets its output line by line. Never rejects. */
 export function run(
   program: string,
   args: readonly string[],
   environment: Environment,
   onLine: (line: string) => void,
-): Promise<Outcome> {
+): Promise<ProgramOutcome> {
   return new Promise((resolve) => {
     const lines: string[] = [];
     let rest = "";

@@ -2,7 +2,7 @@ import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { afterAll, beforeAll, expect, test } from "vitest";
-import { shortageOf } from "./elf-file.js";
+import { truncationOf } from "./truncation-check.js";
 
 const { sharedObjects = [] } = process.report.getReport() as { sharedObjects?: string[] };
 const library = sharedObjects.find((path) => basename(path).startsWith("libc.so")) ?? "";
@@ -15,27 +15,27 @@ beforeAll(async () => {
 });
 afterAll(() => rm(folder, { recursive: true, force: true }));
 
-async function shortageAt(length: number) {
+async function truncationAt(length: number) {
   const path = join(folder, `cut-${length}`);
   await writeFile(path, bytes.subarray(0, length));
-  return shortageOf(path);
+  return truncationOf(path);
 }
 
-test("a whole library lacks nothing; cut off, what it has and needs", async () => {
-  expect(await shortageOf(library)).toBeUndefined();
-  const [half, most] = [await shortageAt(bytes.length >> 1), await shortageAt(30_000)];
+test("a complete library passes; a truncated one is reported with both lengths", async () => {
+  expect(await truncationOf(library)).toBeUndefined();
+  const [half, most] = [await truncationAt(bytes.length >> 1), await truncationAt(30_000)];
   expect(most).toEqual({ found: 30_000, wanted: half?.wanted });
-  // To the byte: what follows is not loaded.
+  // Exact to the byte: the rest of the file is not loaded.
   const wanted = most?.wanted ?? 0;
   expect(wanted).toBeLessThanOrEqual(bytes.length);
-  expect(await shortageAt(wanted)).toBeUndefined();
-  expect(await shortageAt(wanted - 1)).toEqual({ found: wanted - 1, wanted });
+  expect(await truncationAt(wanted)).toBeUndefined();
+  expect(await truncationAt(wanted - 1)).toEqual({ found: wanted - 1, wanted });
 });
 
-test("what the loader refuses by itself is its affair: a file of text, an empty one, half a header", async () => {
-  for (const length of [0, 10, 64, 100]) expect(await shortageAt(length)).toBeUndefined();
+test("files that the loader refuses by itself pass: text, an empty file, half a header", async () => {
+  for (const length of [0, 10, 64, 100]) expect(await truncationAt(length)).toBeUndefined();
   const text = join(folder, "text");
   await writeFile(text, "no library".repeat(100));
-  expect(await shortageOf(text)).toBeUndefined();
-  await expect(shortageOf(join(folder, "absent"))).rejects.toThrow(/ENOENT/);
+  expect(await truncationOf(text)).toBeUndefined();
+  await expect(truncationOf(join(folder, "absent"))).rejects.toThrow(/ENOENT/);
 });
