@@ -7,7 +7,7 @@ import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 import { nixlMissing } from "../support/nixl-available.js";
 
-describe.skipIf(fakeMissing)(`a backend that is not to be had (${fakeMissing ?? "stand-in found"})`, () => {
+describe.skipIf(fakeMissing)(`a backend that is not available (${fakeMissing ?? "fake found"})`, () => {
   let folder = "";
   beforeEach(async () => {
     folder = await mkdtemp(join(tmpdir(), "kv-nixl-plugins-"));
@@ -20,7 +20,7 @@ describe.skipIf(fakeMissing)(`a backend that is not to be had (${fakeMissing ?? 
     await rm(folder, { recursive: true, force: true });
   });
 
-  test("the error names who asked, every plugin found, what each lacks, and what helps", async () => {
+  test("the error names the setting that selected it, every plugin found, what each lacks, and the remedy", async () => {
     await copyFile(FAKE_NIXL, join(folder, "libplugin_UCX.so"));
     await writeFile(join(folder, "libplugin_BROKEN.so"), "no library");
     process.env.NIXL_BACKEND = "ABSENT";
@@ -37,7 +37,7 @@ describe.skipIf(fakeMissing)(`a backend that is not to be had (${fakeMissing ?? 
     await transport.close();
   });
 
-  test("the choice is logged and counted with its source, and a variable that lost is warned of once", async () => {
+  test("the selection is logged and counted with its source, with one warning for each overridden variable", async () => {
     process.env.NIXL_BACKEND = "LIBFABRIC";
     const lines: unknown[] = [];
     const counted: unknown[] = [];
@@ -71,7 +71,7 @@ describe.skipIf(fakeMissing)(`a backend that is not to be had (${fakeMissing ?? 
     await transport.close();
   });
 
-  test("a variable that names another library than the one that is used is warned of once", async () => {
+  test("one warning for an overridden variable that names a library", async () => {
     process.env.NIXL_PREFIX = "/nowhere";
     const lost: unknown[] = [];
     const log: Log = { ...silentLog, warn: (event, fields) => lost.push([event, fields]) };
@@ -89,9 +89,9 @@ describe.skipIf(fakeMissing)(`a backend that is not to be had (${fakeMissing ?? 
 });
 
 describe.skipIf(nixlMissing)(`plugins of the wheel (${nixlMissing ?? "found"})`, () => {
-  test("UCX loads; of one that does not, the libraries that are missing are named", async () => {
+  test("UCX loads; for plugins that do not load, the missing libraries are named", async () => {
     const libraryPath = await findLibrary();
-    // An empty cache: nothing that was brought is found.
+    // An empty cache, without installed dependencies.
     const environment = { ...process.env, XDG_CACHE_HOME: dirname(libraryPath) };
     const plugins = await describePlugins({ libraryPath, environment });
     expect(plugins.find(({ name }) => name === "UCX")).toMatchObject({ loads: true, missing: [] });

@@ -1,4 +1,4 @@
-// Has metadata checked at once, while the process that checks is still starting, with nothing else to stay alive for.
+// Has metadata checked while the checking process is still starting, and nothing else keeps this process alive.
 import { nixlTransport } from "@kv/nixl";
 
 const transport = nixlTransport({ backends: [process.env["NIXL_BACKEND"] ?? ""], checkMetadata: true });

@@ -1,4 +1,4 @@
-// Drops what it made without closing it, and collects: nothing that NIXL or a view can still reach may go.
+// Drops objects without closing them and collects garbage: nothing that NIXL or a view can reach may be freed.
 import { setImmediate as turn } from "node:timers/promises";
 import { nixlTransport } from "@kv/nixl";
 
@@ -39,7 +39,7 @@ const bytes = await (async () => {
   return memory.bytes;
 })();
 await collect();
-// A table that was taken over, and that nobody but the thread has any more.
+// A table that was taken over; only the native thread still uses it.
 const rows = new Float64Array(5_000_000);
 for (let at = 0; at < rows.length; at += 5) rows.set([source, 4096, 0, 4096, 1], at);
 const taking = reader.prepareRemote(owner.name, { memoryType: "DRAM", rows, takeRows: true });
@@ -47,7 +47,7 @@ await collect();
 if ((await taking).count !== 1_000_000) throw new Error("the rows are not those that were given");
 if (!bytes.every((byte) => byte === 42)) throw new Error("the bytes are not those that were sent");
 
-// Memory that nothing names any more goes: forty times 32 MiB do not add up.
+// Unreferenced memory is freed: 40 allocations of 32 MiB do not add up.
 const before = process.memoryUsage().rss;
 for (let round = 0; round < 40; round++) {
   transport.allocate(32 << 20).bytes[0] = 1;
@@ -56,7 +56,7 @@ for (let round = 0; round < 40; round++) {
 await collect();
 const grown = process.memoryUsage().rss - before;
 if (grown > 640 * (1 << 20)) throw new Error(`memory that was dropped stayed: ${grown} bytes`);
-// Agents that were dropped, and their views, end with the transport.
+// The transport closes agents that were dropped.
 await transport.createAgent();
 await collect();
 await transport.close();

@@ -1,4 +1,4 @@
-// Of agents, their backends and options, and what peers say.
+// Invalid calls about agents, their backends and options, and data of peers.
 import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
@@ -13,7 +13,7 @@ import {
 } from "@kv/nixl";
 import { pair, refused, transport } from "./invalid-calls-fixture.js";
 
-export const TRAPS_OF_AGENTS: Readonly<Record<string, () => Promise<void>>> = {
+export const INVALID_AGENT_CALLS: Readonly<Record<string, () => Promise<void>>> = {
   async "names: NUL, empty, too long, unknown, the agent's own"() {
     const { reader, works } = await pair();
     for (const name of ["", "a\0b", "x".repeat(256), "é"])
@@ -43,7 +43,7 @@ export const TRAPS_OF_AGENTS: Readonly<Record<string, () => Promise<void>>> = {
       await refused(() => nixlTransport({ backends: backends as never }), "KV_BACKEND_UNAVAILABLE");
     }
   },
-  async "a plugin and a library that are cut off"() {
+  async "a truncated plugin and a truncated library"() {
     const folder = await mkdtemp(join(tmpdir(), "kv-nixl-cut-"));
     const libraryPath = await findLibrary();
     const cut = async (from: string, name: string) => {
@@ -61,7 +61,7 @@ export const TRAPS_OF_AGENTS: Readonly<Record<string, () => Promise<void>>> = {
       await rm(folder, { recursive: true, force: true });
     }
   },
-  async "parameters of a backend: of every type but text, with NUL, without a name, that NIXL cannot read"() {
+  async "backend parameters: not strings, with NUL, without a name, or unreadable for NIXL"() {
     const ucx = (parameters: unknown) => [{ name: "UCX", parameters: parameters as Record<string, string> }];
     for (const value of [
       1,
@@ -85,7 +85,7 @@ export const TRAPS_OF_AGENTS: Readonly<Record<string, () => Promise<void>>> = {
     for (const parameters of [null, 1, "num_workers=2", ["2"], { "": "2" }, { "a\0": "2" }]) {
       await refused(() => transport.createAgent({ backends: ucx(parameters) }), "KV_AGENT_INVALID");
     }
-    // Older versions of NIXL would take their default for it.
+    // Older versions of NIXL would silently use their default.
     await refused(
       () => transport.createAgent({ backends: ucx({ num_workers: "many" }) }),
       "KV_AGENT_INVALID",
@@ -184,7 +184,7 @@ export const TRAPS_OF_AGENTS: Readonly<Record<string, () => Promise<void>>> = {
     await stranger.register(transport.allocate(4096));
     const metadata = await stranger.localMetadata();
     const text = Buffer.from(metadata).toString("latin1");
-    // What the backend reads by itself begins and ends here: only authentication can tell damage there.
+    // Where the backend's own data begins and ends: only authentication detects damage in it.
     const opaque = [text.indexOf("|c") + 10, text.indexOf("MemSection") - 9] as const;
     const key = text.indexOf("|n") + 46;
     for (let at = 0; at < metadata.length; at++) {
@@ -203,7 +203,7 @@ export const TRAPS_OF_AGENTS: Readonly<Record<string, () => Promise<void>>> = {
     for (const bad of [undefined, "text", new Uint16Array(4)]) {
       await refused(() => reader.addRemote(bad as never), "KV_AGENT_METADATA_INVALID");
     }
-    // A known peer with other connection data, while its lists are prepared: the lists stay good.
+    // A known peer with other connection data, while its lists are prepared: the lists stay valid.
     const forged = Buffer.from(await owner.localMetadata());
     forged[text.indexOf("|c") + 40] = (forged[text.indexOf("|c") + 40] ?? 0) ^ 1;
     await refused(() => reader.addRemote(forged), "KV_AGENT_METADATA_INVALID");

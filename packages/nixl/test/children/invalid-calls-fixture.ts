@@ -4,7 +4,7 @@ import { nixlTransport } from "@kv/nixl";
 export const transport = nixlTransport({ backends: [process.env["NIXL_BACKEND"] ?? ""] });
 export const LENGTH = 1 << 20;
 
-/** Done to the addon, it ends in a KvError of one of these codes. */
+/** Requires that the call ends in a KvError with one of these codes. */
 export async function refused(act: () => unknown, ...codes: KvErrorCode[]): Promise<void> {
   try {
     await act();
@@ -15,7 +15,7 @@ export async function refused(act: () => unknown, ...codes: KvErrorCode[]): Prom
   throw new Error(`expected ${codes.join(" or ")} of ${act}`);
 }
 
-/** Two agents with a list each, and a transfer between them. */
+/** Two agents with prepared lists, and the request of a transfer between them. */
 export async function pair() {
   const [reader, owner] = [await transport.createAgent(), await transport.createAgent()];
   const [target, source] = [transport.allocate(LENGTH), transport.allocate(LENGTH)];
@@ -31,7 +31,7 @@ export async function pair() {
   const remote = await reader.prepareRemote(owner.name, table(source.address));
   const ids = Int32Array.of(0, 1, 2);
   const request = { operation: "READ", local, localIds: ids, remote, remoteIds: ids } as const;
-  /** The agents still work. */
+  /** Requires that the agents still work. */
   const works = async () => {
     await reader.transfer(request).done;
     if (target.bytes[0] !== 9) throw new Error("the READ did not arrive");

@@ -1,15 +1,15 @@
-// What takes a process down when it is done to NIXL directly, done to the addon: each must end in a KvError, or do no harm.
+// Calls that crash a process when they are made to NIXL directly. Made to the addon, each must end in a KvError or do no harm.
 
-import { TRAPS_OF_AGENTS } from "./invalid-agent-calls.js";
+import { INVALID_AGENT_CALLS } from "./invalid-agent-calls.js";
 import { transport } from "./invalid-calls-fixture.js";
-import { TRAPS_OF_LISTS } from "./invalid-list-calls.js";
+import { INVALID_LIST_CALLS } from "./invalid-list-calls.js";
 
-const TRAPS = { ...TRAPS_OF_LISTS, ...TRAPS_OF_AGENTS };
+const INVALID_CALLS = { ...INVALID_LIST_CALLS, ...INVALID_AGENT_CALLS };
 
 const name = process.argv[2] ?? "";
-if (name === "list") process.stdout.write(JSON.stringify(Object.keys(TRAPS)));
+if (name === "list") process.stdout.write(JSON.stringify(Object.keys(INVALID_CALLS)));
 else {
-  await TRAPS[name]?.();
+  await INVALID_CALLS[name]?.();
   await transport.close();
   process.stdout.write("survived");
 }

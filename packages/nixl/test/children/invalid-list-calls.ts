@@ -1,8 +1,8 @@
-// Of memory, lists and what is copied.
+// Invalid calls about memory, lists and copies.
 import { deviceMemory } from "@kv/nixl";
 import { LENGTH, pair, refused, transport } from "./invalid-calls-fixture.js";
 
-export const TRAPS_OF_LISTS: Readonly<Record<string, () => Promise<void>>> = {
+export const INVALID_LIST_CALLS: Readonly<Record<string, () => Promise<void>>> = {
   async "indices out of range, negative, none, unequal, of the wrong kind"() {
     const { reader, request, works } = await pair();
     const ids = (localIds: unknown, remoteIds: unknown) => () =>
@@ -41,7 +41,7 @@ export const TRAPS_OF_LISTS: Readonly<Record<string, () => Promise<void>>> = {
     await refused(() => reader.transfer({ ...request, local: wide }).done, "KV_TRANSFER_INVALID");
     await works();
   },
-  async "tables that make no sense, or name memory that is not registered"() {
+  async "invalid tables, and tables of memory that is not registered"() {
     const { reader, owner, target, table, works } = await pair();
     const bad: number[][] = [
       [0, 0, 1024, 1],
@@ -80,7 +80,7 @@ export const TRAPS_OF_LISTS: Readonly<Record<string, () => Promise<void>>> = {
     }
     await works();
   },
-  async "memory of nobody, of no size, registered and closed"() {
+  async "memory of another transport, of size 0, in use, and closed"() {
     const { reader, target, registration, local, works } = await pair();
     for (const size of [0, -1, 1.5, Number.NaN, 2 ** 53, 2 ** 50])
       await refused(() => transport.allocate(size), "KV_MEMORY_INVALID");
@@ -93,7 +93,7 @@ export const TRAPS_OF_LISTS: Readonly<Record<string, () => Promise<void>>> = {
       structuredClone(target.bytes.buffer, { transfer: [target.bytes.buffer as ArrayBuffer] });
       moved = target.bytes.length === 0;
     } catch {
-      // Refused, as it should be.
+      // Refused, as expected.
     }
     if (moved) throw new Error("registered memory was transferred away");
     await works();
@@ -104,9 +104,9 @@ export const TRAPS_OF_LISTS: Readonly<Record<string, () => Promise<void>>> = {
     await refused(() => reader.register(target), "KV_MEMORY_INVALID");
     await refused(() => target.gather(Float64Array.of(0, 1)), "KV_MEMORY_INVALID");
     // Empty, or zeros where Node cannot detach the buffer.
-    if ((target.bytes[0] ?? 0) !== 0) throw new Error("the view outlived the memory");
+    if ((target.bytes[0] ?? 0) !== 0) throw new Error("the view still shows the memory");
   },
-  async "memory of a device that is none, and lists of it that describe other memory"() {
+  async "addresses that are no device memory, and VRAM lists of host memory"() {
     const { reader, owner, target, source, table, works } = await pair();
     const ofDevice = ({ address }: { address: number }) => ({
       ...table(address),
@@ -122,7 +122,7 @@ export const TRAPS_OF_LISTS: Readonly<Record<string, () => Promise<void>>> = {
     }
     await works();
   },
-  async "copies beyond the memory, or of the wrong length"() {
+  async "copies beyond the memory, or with the wrong length"() {
     const { target, works } = await pair();
     for (const run of [
       [0, LENGTH + 1],

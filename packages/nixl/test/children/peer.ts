@@ -1,4 +1,4 @@
-// A process with an agent and registered memory, steered by messages: the far side of two-process tests.
+// A process with an agent and registered memory, controlled by messages: the other side of two-process tests.
 import { createHash } from "node:crypto";
 import { nixlTransport } from "@kv/nixl";
 import { fillPattern } from "../support/pattern.js";

@@ -1,4 +1,4 @@
-// A worker is terminated whose agent's thread stalls within NIXL for longer than the end waits, with tables behind it that were taken over.
+// Terminates a worker while its agent's thread stalls in NIXL for longer than the termination waits, with taken-over tables in its queue.
 import { setTimeout as sleep } from "node:timers/promises";
 import { isMainThread, parentPort, Worker } from "node:worker_threads";
 import { nixlTransport } from "@kv/nixl";
@@ -9,7 +9,7 @@ if (isMainThread) {
   const worker = new Worker(new URL(import.meta.url));
   await new Promise((resolve) => worker.once("message", resolve));
   await worker.terminate();
-  // The thread goes on meanwhile, and finds its tables gone.
+  // Meanwhile the thread continues, and its tables are gone.
   await sleep(Number(process.env["FAKE_NIXL_STALL_METADATA"]));
   process.stdout.write("terminated");
 } else {
@@ -18,7 +18,7 @@ if (isMainThread) {
     backends: ["UCX"],
   }).createAgent();
   const first = agent.localMetadata();
-  // What is asked meanwhile the thread takes up at once: it stalls again, and then reads.
+  // The thread takes the commands of this time together: it stalls again, then reads the tables.
   void agent.localMetadata();
   for (let table = 0; table < 4; table++) {
     const rows = new Float64Array(5 * MILLION).fill(1);

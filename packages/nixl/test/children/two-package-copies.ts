@@ -1,4 +1,4 @@
-// Two copies of the package, each with an addon and an interface of its own, as where two packages of an application ask for unlike versions.
+// Two copies of the package, each with its own addon and interface, as when two dependencies of an application need different versions.
 import { copyFile, mkdir, mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -58,12 +58,12 @@ for await (const { from } of owner.agent.notifications()) {
   expect(from, reader.agent.name);
   break;
 }
-// Both addons are loaded: their files are needed no more.
+// Both addons are loaded, so their files are no longer needed.
 await rm(folder, { recursive: true });
-// What is one copy's is nothing to the other.
+// Each copy refuses the other's objects.
 expect(await code(reader.agent.register(owner.memory)), "KV_MEMORY_INVALID");
 expect(await code((async () => owner.agent.transfer(request).done)()), "KV_TRANSFER_INVALID");
 await owner.transport.close();
-// The other copy goes on, and is left open at the end of the process.
+// The other copy works on, and is left open when the process exits.
 expect((await reader.agent.localMetadata()).length > 0, true);
 process.stdout.write("moved");

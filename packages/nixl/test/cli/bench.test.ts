@@ -37,7 +37,7 @@ describe.skipIf(nixlMissing)(`kv-nixl bench (${nixlMissing ?? "found"})`, () => 
     }
   });
 
-  test("two hosts: a target that listens outlives nonsense, serves, and ends by a signal", async () => {
+  test("two hosts: a listening target survives malformed requests, serves, and exits on a signal", async () => {
     const target = spawn(
       process.execPath,
       [...CLI, "bench", "--listen", "127.0.0.1:0", "--max-bytes", "1MiB"],
@@ -49,10 +49,12 @@ describe.skipIf(nixlMissing)(`kv-nixl bench (${nixlMissing ?? "found"})`, () => 
     try {
       const { value } = await createInterface({ input: target.stdout })[Symbol.asyncIterator]().next();
       const [, port = ""] = /listening on 127\.0\.0\.1:(\d+)/.exec(String(value)) ?? [];
-      expect(await say(Number(port), "no JSON\n")).toBe("");
-      expect(await say(Number(port), '{"do":"digest","lengthBytes":-1}\n')).toContain("KV_WIRE_MALFORMED");
-      expect(await say(Number(port), '{"do":"fill","seed":1}\n')).toContain("begins with open");
-      expect(await say(Number(port), `${"x".repeat(2 << 20)}\n`)).toBe("");
+      expect(await sendLine(Number(port), "no JSON\n")).toBe("");
+      expect(await sendLine(Number(port), '{"do":"digest","lengthBytes":-1}\n')).toContain(
+        "KV_WIRE_MALFORMED",
+      );
+      expect(await sendLine(Number(port), '{"do":"fill","seed":1}\n')).toContain("begins with open");
+      expect(await sendLine(Number(port), `${"x".repeat(2 << 20)}\n`)).toBe("");
 
       const most = await run([...CLI, "bench", "--connect", `127.0.0.1:${port}`, "--sizes", "2MiB"]);
       expect(most).toMatchObject({ code: 1, stderr: expect.stringContaining("raise --max-bytes") });
@@ -73,14 +75,14 @@ describe.skipIf(nixlMissing)(`kv-nixl bench (${nixlMissing ?? "found"})`, () => 
     expect(await once(target, "exit")).toEqual([0, null]);
   });
 
-  test("nobody there", async () => {
+  test("no target at the address", async () => {
     const end = await run([...CLI, "bench", "--connect", "127.0.0.1:1"]);
     expect(end).toMatchObject({ code: 1, stderr: expect.stringContaining("KV_SIDE_CHANNEL_UNREACHABLE") });
   });
 });
 
-/** One line, and what comes back until an answer's end or the connection's. */
-async function say(port: number, line: string): Promise<string> {
+/** Sends a line; returns the answer, or what came until the connection closed. */
+async function sendLine(port: number, line: string): Promise<string> {
   const socket = connect(port, "127.0.0.1");
   socket.on("error", () => {});
   socket.write(line);
@@ -91,7 +93,7 @@ async function say(port: number, line: string): Promise<string> {
       if (answer.endsWith("\n")) break;
     }
   } catch {
-    // The target may close while we still write.
+    // The target may close the connection while we still write.
   }
   socket.destroy();
   return answer;

@@ -5,9 +5,9 @@ import { findLibrary, installNixl } from "@kv/nixl";
 import { describe, expect, test } from "vitest";
 import { nixlMissing } from "../support/nixl-available.js";
 
-// The package index must answer; where NIXL is, it did.
+// Needs the package index, which answered where NIXL is installed.
 describe.skipIf(nixlMissing)(`installing NIXL with pip (${nixlMissing ?? "found"})`, () => {
-  test("two at once in an empty cache: both end with the same complete folder, and nothing else is left; by force it is replaced", async () => {
+  test("two installations at once in an empty cache give one complete folder and no other files; force replaces it", async () => {
     const cache = await mkdtemp(join(tmpdir(), "kv-nixl-cache-"));
     try {
       const environment = { ...process.env, XDG_CACHE_HOME: cache };

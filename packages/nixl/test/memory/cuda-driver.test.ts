@@ -8,9 +8,9 @@ import { movesThroughDevices } from "./device-transfer-case.js";
 const LENGTH = 1 << 20;
 const missing = fakeMissing ?? cudaMemoryMissing;
 
-/** What is registered is device memory to CUDA's driver; stand-ins for the driver and for NIXL. */
+/** The check of device memory by the CUDA driver, with fakes of the driver and of NIXL. */
 describe.skipIf(missing)(
-  `device memory that CUDA's driver is asked about (${missing ?? "stand-ins found"})`,
+  `device memory checked by the CUDA driver (${missing ?? "fakes found"})`,
   () => {
     const transport = nixlTransport({ library: FAKE_NIXL, backends: ["UCX"] });
     let agent: Agent;
@@ -37,14 +37,14 @@ describe.skipIf(missing)(
       memory.close();
     };
 
-    // Before any other test loads it.
-    test("without a driver in the process there is no device memory", async () => {
+    // Runs before another test loads it.
+    test("without a loaded driver no device memory can be registered", async () => {
       await refuses({ address: 1n << 40n, lengthBytes: LENGTH, deviceId: 0 }, /device 0: no CUDA driver/);
       cuda = cudaMemory();
       expect(cuda.open(FAKE_CUDA)).toBe(2);
     });
 
-    test("an allocation, a part of it, and nothing beyond its ends", async () => {
+    test("accepts an allocation and parts of it, and nothing beyond its ends", async () => {
       const address = cuda.allocate(1, LENGTH);
       await accepts({ address, lengthBytes: LENGTH, deviceId: 1 });
       await accepts({ address: address + 4096n, lengthBytes: LENGTH - 4096, deviceId: 1 });
@@ -60,7 +60,7 @@ describe.skipIf(missing)(
       await refuses({ address, lengthBytes: LENGTH, deviceId: 1 }, /the address is not device memory/);
     });
 
-    test("memory of another device: both numbers", async () => {
+    test("memory of another device: the error names both devices", async () => {
       const address = cuda.allocate(1, LENGTH);
       await refuses(
         { address, lengthBytes: LENGTH, deviceId: 0 },
@@ -69,7 +69,7 @@ describe.skipIf(missing)(
       cuda.free(address);
     });
 
-    test("memory of this process", async () => {
+    test("refuses host memory", async () => {
       const memory = transport.allocate(LENGTH);
       await refuses(
         { address: memory.address, lengthBytes: LENGTH, deviceId: 0 },
@@ -78,7 +78,7 @@ describe.skipIf(missing)(
       memory.close();
     });
 
-    test("an allocation that is mapped in pieces is looked at piece by piece", async () => {
+    test("an allocation that is mapped in pieces is checked piece by piece", async () => {
       const [whole, torn] = [cuda.allocate(0, LENGTH), cuda.allocate(0, LENGTH)];
       cuda.split(whole, 8192, 0);
       await accepts({ address: whole, lengthBytes: LENGTH, deviceId: 0 });
@@ -90,7 +90,7 @@ describe.skipIf(missing)(
     test.each([
       [0, 0],
       [0, 1],
-    ] as const)("bytes go from device %i to device %i and back", async (first, second) => {
+    ] as const)("bytes move from device %i to device %i and back", async (first, second) => {
       await movesThroughDevices(transport, cuda, [first, second]);
     });
   },

@@ -12,8 +12,8 @@ const COUNT = 256;
 const LENGTH = BLOCK * COUNT;
 const DEVICE = 1;
 
-/** Memory of a device, as NIXL's stand-in has it: ordinary memory under another type. The stand-in aborts where the addon breaks a rule. */
-describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "stand-in found"})`, () => {
+/** Device memory of a fake NIXL: host memory of another type. The fake aborts when the addon breaks one of NIXL's rules. */
+describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "fake found"})`, () => {
   const transport = nixlTransport({ library: FAKE_NIXL, backends: ["UCX"] });
   let [reader, owner]: Agent[] = [];
   let backing: Memory[] = [];
@@ -59,7 +59,7 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "stand-in fou
     ["VRAM", "DRAM"],
     ["VRAM", "VRAM"],
   ] as const)("%s here, %s there", (localType, remoteType) => {
-    test.each(["READ", "WRITE"] as const)("%s brings every block to its place", async (operation) => {
+    test.each(["READ", "WRITE"] as const)("%s moves every block to its place", async (operation) => {
       const { reader, owner, here, there, local, remote } = await pair(localType, remoteType);
       const [from, to] = operation === "READ" ? [there, here] : [here, there];
       fillPattern(from.bytes, 3);
@@ -85,7 +85,7 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "stand-in fou
     });
   });
 
-  test("rows outside of it, of another device, of an agent without it, or of another type are refused", async () => {
+  test("refuses rows outside of it, of another device, of an agent without it, and of another type", async () => {
     const { reader, owner, here, mine } = await pair("VRAM", "VRAM");
     const local = (agent: Agent, type: "DRAM" | "VRAM", address: number, deviceId: number, count?: number) =>
       agent.prepareLocal(table(type, address, deviceId, count));
@@ -98,13 +98,13 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "stand-in fou
       ...refused,
       message: expect.stringContaining("registration of DRAM of this agent holds (it has 0)"),
     });
-    // The same addresses, known as the other type.
+    // The same addresses with the other type.
     await reader.register(here);
     await expect(local(reader, "VRAM", here.address, 0)).rejects.toMatchObject({
       ...refused,
       hint: expect.stringMatching(/registered as DRAM.*one memory type/),
     });
-    // A list that mixes: a row of the device among rows of this process's memory.
+    // A list with rows of the device and of the host.
     const rows = Float64Array.of(here.address, BLOCK, 0, BLOCK, 1, mine.address, BLOCK, DEVICE, BLOCK, 1);
     await expect(reader.prepareLocal({ memoryType: "DRAM", rows })).rejects.toMatchObject({
       ...refused,
@@ -113,7 +113,7 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "stand-in fou
     });
   });
 
-  test("a peer's memory by another type or device than it was registered as is refused", async () => {
+  test("refuses a peer's memory with another type or device than it was registered with", async () => {
     const { reader, owner, theirs } = await pair("DRAM", "VRAM");
     for (const wrong of [
       table("DRAM", theirs.address, theirs.deviceId),
@@ -126,7 +126,7 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "stand-in fou
     }
   });
 
-  test("it is let go of when its lists are, and its handle when its registrations are", async () => {
+  test("it can be deregistered once its lists are closed, and closed once its registrations are", async () => {
     const { reader, mine, registration, local } = await pair("VRAM", "VRAM");
     await expect(registration.close()).rejects.toMatchObject({
       code: "KV_MEMORY_IN_USE",
@@ -144,7 +144,7 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "stand-in fou
     expect(reader.telemetry()).toMatchObject({ registrations: 0, preparedLists: 1 });
   });
 
-  test("a transfer under way keeps it", async () => {
+  test("a transfer in progress keeps it registered", async () => {
     process.env.FAKE_NIXL_HOLD = "1";
     const { reader, registration, local, remote } = await pair("VRAM", "VRAM");
     const { done, released } = reader.transfer({
@@ -163,7 +163,7 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "stand-in fou
     await registration.close();
   });
 
-  test("registered twice it is registered until both are closed; overlapping it is refused", async () => {
+  test("may be registered twice, until both are closed; overlapping ranges are refused", async () => {
     const { reader, mine, registration, local } = await pair("VRAM", "DRAM");
     await local.close();
     const again = await reader.register(
@@ -184,7 +184,7 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "stand-in fou
       code: "KV_MEMORY_INVALID",
       message: expect.stringContaining("overlap"),
     });
-    // Devices have addresses of their own.
+    // Each device has its own addresses.
     const elsewhere = await reader.register(part(DEVICE + 1));
     await elsewhere.close();
     await list.close();
@@ -192,10 +192,10 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "stand-in fou
     expect(reader.telemetry().registrations).toBe(0);
   });
 
-  test("the garbage collector takes nothing that is registered", async () => {
+  test("registered memory is not garbage-collected", async () => {
     setFlagsFromString("--expose-gc");
     const collect = runInNewContext("gc") as () => void;
-    // Nobody but the agent knows of the handles and the registrations any more.
+    // Only the agent still references the handles and the registrations.
     const lists = await pair("VRAM", "VRAM").then(({ local, remote }) => ({ local, remote }));
     for (let round = 0; round < 4; round++) {
       collect();
@@ -208,13 +208,13 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "stand-in fou
     expect(backing[0]?.bytes.every((byte) => byte === 6)).toBe(true);
   });
 
-  test("the agent's close lets go of it", async () => {
+  test("the agent's close releases it", async () => {
     const { reader, mine } = await pair("VRAM", "VRAM");
     await reader.close();
     mine.close();
   });
 
-  test("a backend without such memory: which one, what it has, and what helps", async () => {
+  test("a backend without such memory: the error names the backend, its memory types and the remedy", async () => {
     const agent = await transport.createAgent({ backends: [{ name: "LIBFABRIC" }] });
     const [memory] = backing;
     if (memory === undefined) throw new Error("no memory");
@@ -228,7 +228,7 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "stand-in fou
     await agent.close();
   });
 
-  test("UCX without CUDA, which names VRAM and refuses it", async () => {
+  test("UCX without CUDA, which lists VRAM but refuses it", async () => {
     process.env.FAKE_NIXL_NO_CUDA = "1";
     const [memory] = backing;
     if (memory === undefined || reader === undefined) throw new Error("no memory");

@@ -16,15 +16,15 @@ const described =
     : [];
 const posix = described.some(({ loads }) => loads);
 
-/** What real NIXL does with addresses that are no device's; in a process of its own, since it has the last word. */
-describe.skipIf(nixlMissing)(`device memory that is none (${nixlMissing ?? "found"})`, () => {
+/** Registers host addresses as device memory with real NIXL, in another process, because NIXL may crash. */
+describe.skipIf(nixlMissing)(`host memory registered as device memory (${nixlMissing ?? "found"})`, () => {
   async function outcomes(backend: string): Promise<Outcome[]> {
     const end = await runChild("device-memory.ts", [backend]);
     expect(end, end.stderr).toMatchObject({ code: 0, signal: null });
     return JSON.parse(end.stdout.split("\n").at(-1) ?? "") as Outcome[];
   }
 
-  test("UCX: refused by the driver's word, or without it by NIXL's, which is passed on", {
+  test("UCX: refused by the check, or without the check by NIXL, whose error is passed on", {
     timeout: 240_000,
   }, async () => {
     const all = await outcomes("UCX");
@@ -41,7 +41,7 @@ describe.skipIf(nixlMissing)(`device memory that is none (${nixlMissing ?? "foun
   });
 
   test.skipIf(!posix)(
-    "POSIX, which has none: what it has, and what helps",
+    "POSIX, which has no device memory: the error names its memory types and the remedy",
     { timeout: 240_000 },
     async () => {
       for (const { code, message, hint } of await outcomes("POSIX")) {

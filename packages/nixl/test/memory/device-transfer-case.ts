@@ -9,8 +9,8 @@ const COUNT = 256;
 const LENGTH = BLOCK * COUNT;
 
 /**
- * Bytes go from one agent's device memory to another's and on to host memory, and back: READ and WRITE, between device and host and device and
- * device, block by block to other places. The driver copies what is compared.
+ * Moves bytes from one agent's device memory to another's, on to host memory, and back: READ and WRITE, between devices and between device and
+ * host, with blocks in changed places. The bytes are compared through the driver.
  */
 export async function movesThroughDevices(
   transport: Transport,
@@ -59,7 +59,7 @@ export async function movesThroughDevices(
 
 type Lists = Parameters<Agent["transfer"]>[0];
 
-/** All blocks of a list, each to or from the place that many times as far. */
+/** All blocks of a list in the order that multiplies each index by a step. */
 function movesBlocks(agent: Agent, remote: Lists["remote"]) {
   const localIds = Int32Array.from({ length: COUNT }, (_, index) => index);
   return async (operation: Lists["operation"], local: Lists["local"], step: number) => {

@@ -38,12 +38,12 @@ describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
   const rows = (address: number, device: number, lengthBytes = BLOCK) =>
     Float64Array.of(address, lengthBytes, device, lengthBytes, COUNT);
 
-  test("capabilities say so", () => {
+  test("the capabilities name it", () => {
     expect(transport.capabilities).toMatchObject({ memoryTypes: ["DRAM", "FILE"], notifications: false });
     expect(nixlTransport({ backends: ["UCX"] }).capabilities.memoryTypes).not.toContain("FILE");
   });
 
-  test("blocks go into a file and come back, by WRITE and READ as with a peer", async () => {
+  test("WRITE stores blocks in a file, and READ loads them", async () => {
     const path = join(folder, "blocks");
     const file = await openFileMemory(path, { lengthBytes: LENGTH });
     const registration = await agent.register(file);
@@ -76,7 +76,7 @@ describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
     file.close();
   });
 
-  test("what lies outside of the file, or is no file of this agent, is refused", async () => {
+  test("refuses rows outside of the file, and files of another agent", async () => {
     const file = await openFileMemory(join(folder, "short"), { lengthBytes: LENGTH - 1 });
     const registration = await agent.register(file);
     const prepare = (name: string, device: number) =>
@@ -89,7 +89,7 @@ describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
     await expect(
       agent.prepareLocal({ memoryType: "FILE", rows: rows(0, file.deviceId) }),
     ).rejects.toMatchObject({ code: "KV_LIST_INVALID" });
-    // A device of the number that is the file's descriptor.
+    // A device whose id equals the file's descriptor.
     const device = {
       memoryType: "VRAM",
       rows: Float64Array.of(BLOCK, BLOCK, file.deviceId, BLOCK, 1),
@@ -104,7 +104,7 @@ describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
   });
 });
 
-test.skipIf(nixlMissing)("without a storage backend a file is refused", async () => {
+test.skipIf(nixlMissing)("a file is refused without a storage backend", async () => {
   const folder = await mkdtemp(join(tmpdir(), "kv-files-"));
   const transport = nixlTransport({ backends: ["UCX"] });
   const agent = await transport.createAgent();

@@ -11,7 +11,7 @@ const gpus = readdirSync("/dev").filter((name) => /^nvidia\d+$/.test(name));
 const missing =
   nixlMissing ?? cudaMemoryMissing ?? (gpus.length > 0 ? undefined : "no GPU here: there is no /dev/nvidia0");
 
-/** Real NIXL over UCX, the real driver. The same moves run against stand-ins in cuda-driver.test.ts. */
+/** Real NIXL over UCX with the real driver. The same transfers run with fakes in cuda-driver.test.ts. */
 describe.skipIf(missing)(`memory of a GPU (${missing ?? gpus.join(", ")})`, { timeout: 240_000 }, () => {
   const transport = nixlTransport({ backends: ["UCX"] });
   let cuda: CudaMemory;
@@ -23,15 +23,15 @@ describe.skipIf(missing)(`memory of a GPU (${missing ?? gpus.join(", ")})`, { ti
   });
   afterAll(() => transport.close());
 
-  test("the transport says that it can be registered", () => {
+  test("the capabilities name VRAM", () => {
     expect(transport.capabilities.memoryTypes).toContain("VRAM");
   });
 
-  test("bytes go from host memory to a GPU's, to another agent's on a GPU, and back", async () => {
+  test("bytes move from host memory to a GPU, to another agent's GPU memory, and back", async () => {
     await movesThroughDevices(transport, cuda, [0, devices > 1 ? 1 : 0]);
   });
 
-  test("memory of another device, and memory that has been freed, are refused", async () => {
+  test("refuses memory of another device, and freed memory", async () => {
     const lengthBytes = 1 << 20;
     const agent = await transport.createAgent();
     const address = cuda.allocate(0, lengthBytes);
@@ -47,13 +47,13 @@ describe.skipIf(missing)(`memory of a GPU (${missing ?? gpus.join(", ")})`, { ti
     await agent.close();
   });
 
-  test("READ from a Python process's GPU memory, and WRITE into it", async () => {
+  test("READ from and WRITE to the GPU memory of a Python process", async () => {
     await movesWithPython("cuda");
   });
 });
 
 test.skipIf(nixlMissing)(
-  `the Python process of the tests on a GPU, with host memory (${nixlMissing ?? "NIXL found"})`,
+  `the Python process of the GPU tests, with host memory (${nixlMissing ?? "NIXL found"})`,
   { timeout: 240_000 },
   async () => {
     await movesWithPython("host");

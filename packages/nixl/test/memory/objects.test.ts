@@ -30,7 +30,7 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
       region: "us-east-1",
       access_key: "any",
       secret_key: "any",
-      // Bodies come as they are, not in chunks with a checksum behind.
+      // Bodies without chunks and trailing checksums.
       req_checksum: "required",
     };
     transport = nixlTransport({ backends: [{ name: "OBJ", parameters }] });
@@ -54,11 +54,11 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
   const whole = ({ lengthBytes, deviceId }: Memory) => [0, lengthBytes, deviceId, 0, 1];
   const first = Int32Array.of(0);
 
-  test("capabilities say so", () => {
+  test("the capabilities name it", () => {
     expect(transport.capabilities).toMatchObject({ memoryTypes: ["DRAM", "OBJ"], notifications: false });
   });
 
-  test("blocks go into objects and come back, whole and in parts", async () => {
+  test("WRITE stores blocks in objects, and READ loads them, whole and in parts", async () => {
     const objects = Array.from({ length: COUNT }, (_, index) =>
       objectMemory(`blocks/${index} of ${COUNT}`, { lengthBytes: BLOCK }),
     );
@@ -79,7 +79,7 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
     await agent.transfer({ ...write, operation: "READ" }).done;
     expect(written.equals(memory.bytes)).toBe(true);
 
-    // The second half of an object, into the first one of the memory.
+    // The second half of an object, into the first half of the memory.
     const [small, halves] = [
       await dram(BLOCK / 2),
       await listOf([0, BLOCK / 2, objects[places[5] ?? 0]?.deviceId ?? 0, BLOCK / 2, 2]),
@@ -97,7 +97,7 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
     for (const object of objects) object.close();
   });
 
-  test("one that is longer than a slice of another transfer goes in one; what is shorter than it does not replace it", async () => {
+  test("an object longer than a slice is one request; rows shorter than the object are refused", async () => {
     const lengthBytes = 40 << 20;
     const large = transport.allocate(lengthBytes);
     const object = objectMemory("large", { lengthBytes });
@@ -121,7 +121,7 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
     large.close();
   });
 
-  test("what lies outside of it, is not there, or is no object of this agent, is an error", async () => {
+  test("refuses rows outside of the object, absent objects, and objects of another agent", async () => {
     const object = objectMemory("absent", { lengthBytes: BLOCK });
     const registration = await agent.register(object);
     await expect(listOf([1, BLOCK, object.deviceId, 0, 1])).rejects.toMatchObject({
@@ -141,7 +141,7 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
   });
 });
 
-test.skipIf(nixlMissing)("without a backend for objects one is refused", async () => {
+test.skipIf(nixlMissing)("an object is refused without a backend for objects", async () => {
   const transport = nixlTransport({ backends: ["UCX"] });
   const agent = await transport.createAgent();
   await expect(agent.register(objectMemory("any", { lengthBytes: 1 }))).rejects.toMatchObject({

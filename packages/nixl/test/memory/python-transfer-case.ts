@@ -8,7 +8,7 @@ const BLOCK = 65_536;
 const COUNT = 128;
 const LENGTH = BLOCK * COUNT;
 
-/** READ from memory that a process of Python's has allocated and registered, and WRITE into it; both sides' bytes are compared by hash. */
+/** READ from and WRITE to memory of a Python process; compares the bytes of both sides by hash. */
 export async function movesWithPython(memory: "cuda" | "host"): Promise<void> {
   const peer = await startPythonPeer({
     library: await findLibrary(),

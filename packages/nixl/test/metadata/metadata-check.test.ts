@@ -9,17 +9,17 @@ import { BOTH_BACKENDS } from "../support/both-backends.js";
 import { libfabricMissing } from "../support/libfabric-available.js";
 import { mutations } from "../support/mutations.js";
 import { nixlMissing } from "../support/nixl-available.js";
-import { type Owner, startOwner } from "../support/peer-process.js";
+import { type PeerProcess, startPeer } from "../support/peer-process.js";
 import { runChild } from "../support/run-child.js";
 
-/** Changes sound metadata to what NIXL 1.5.0 dies of, or never comes back from. `port`: of somebody on this host who says nothing. */
+/** Damages metadata so that NIXL 1.5.0 crashes on it, or never returns. `port`: a port of this host that never answers. */
 const DEADLY = {
-  // Of what UCX alone can read.
+  // In the part that only UCX reads.
   UCX(bytes: Buffer) {
     const at = bytes.indexOf("UCX|c") + "UCX|c".length + 8;
     bytes[at] = (bytes[at] ?? 0) ^ 0xff;
   },
-  // The endpoint, a sockaddr_in.
+  // The endpoint, as a sockaddr_in.
   LIBFABRIC(bytes: Buffer, port: number) {
     const endpoint = bytes.indexOf("dest_data_ep_0") + "dest_data_ep_0".length + 8;
     bytes.writeUInt16BE(port, endpoint + 2);
@@ -27,7 +27,7 @@ const DEADLY = {
   },
 } as const;
 
-/** A port of this host whose owner is stopped and has as many connections waiting as the kernel takes for it, until the test ends. */
+/** A port of this host whose process is stopped and whose backlog is full, until the test ends. */
 async function deafPort(): Promise<number> {
   const listening =
     "require('net').createServer().listen({ port: 0, host: '127.0.0.1', backlog: 1 }, function () { process.send(this.address().port) })";
@@ -50,23 +50,24 @@ async function deafPort(): Promise<number> {
 }
 
 for (const { backend, missing } of BOTH_BACKENDS) {
-  describe.skipIf(missing)(`metadata tried in another process over ${backend} (${missing ?? "found"})`, () =>
-    triedElsewhere(backend),
+  describe.skipIf(missing)(
+    `metadata checked in another process over ${backend} (${missing ?? "found"})`,
+    () => triedElsewhere(backend),
   );
 }
 
 describe.skipIf(nixlMissing)(`a damaged key of UCX (${nixlMissing ?? "found"})`, () => {
   const transport = nixlTransport({ backends: ["UCX"] });
-  let owner: Owner;
+  let owner: PeerProcess;
   beforeAll(async () => {
-    owner = await startOwner(1 << 20, 1, { backends: ["UCX"] });
+    owner = await startPeer(1 << 20, 1, { backends: ["UCX"] });
   });
   afterAll(async () => {
     await transport.close();
     await owner?.end();
   });
 
-  // A list's one descriptor: its length (8 bytes), address, length and device (24), then the key: domains (8), the memory's type (1), lengths.
+  // The one descriptor of a list: its length (8 bytes), address, length and device (24), then the key: domains (8), memory type (1), lengths.
   const KEY = 8 + 24;
   const damage = (change: (key: Buffer) => void) => {
     const bytes = Buffer.from(owner.metadata);
@@ -78,9 +79,9 @@ describe.skipIf(nixlMissing)(`a damaged key of UCX (${nixlMissing ?? "found"})`,
 
   test.each([
     ["a type of memory that does not exist", (key: Buffer) => key.writeUInt8(9, 8), "is of memory of type 9"],
-    ["a domain's bytes that go beyond it", (key: Buffer) => key.writeUInt8(200, 9), "is cut short"],
-    ["more domains than it has bytes of", (key: Buffer) => key.fill(0xff, 0, 8), "is cut short"],
-    ["a device and no end of what is far from it", (key: Buffer) => key.fill(0, 10), "has no end"],
+    ["a domain whose bytes end beyond the key", (key: Buffer) => key.writeUInt8(200, 9), "is cut short"],
+    ["more domains than the key has bytes for", (key: Buffer) => key.fill(0xff, 0, 8), "is cut short"],
+    ["a device whose distance list does not end", (key: Buffer) => key.fill(0, 10), "has no end"],
   ])("%s", async (_name, change, message) => {
     const agent = await transport.createAgent();
     await expect(agent.addRemote(damage(change))).rejects.toMatchObject({
@@ -93,16 +94,16 @@ describe.skipIf(nixlMissing)(`a damaged key of UCX (${nixlMissing ?? "found"})`,
 
 describe.skipIf(libfabricMissing)(`over LIBFABRIC (${libfabricMissing ?? "found"})`, () => {
   const transport = nixlTransport({ backends: ["LIBFABRIC"] });
-  let owner: Owner;
+  let owner: PeerProcess;
   beforeAll(async () => {
-    owner = await startOwner(1 << 20, 1, { backends: ["LIBFABRIC"] });
+    owner = await startPeer(1 << 20, 1, { backends: ["LIBFABRIC"] });
   });
   afterAll(async () => {
     await transport.close();
     await owner?.end();
   });
 
-  test("an address of another kind is refused, before NIXL keeps what it cannot take and dies of what comes next", async () => {
+  test("an address of another kind is refused: NIXL would keep it and crash on the next call", async () => {
     const agent = await transport.createAgent();
     const other = Buffer.from(owner.metadata);
     const family = other.indexOf("dest_data_ep_0") + "dest_data_ep_0".length + 8;
@@ -116,7 +117,7 @@ describe.skipIf(libfabricMissing)(`over LIBFABRIC (${libfabricMissing ?? "found"
     expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
   });
 
-  test("an address where nobody answers is refused in 4 s; the agent goes on meanwhile", {
+  test("an address that does not answer is refused in 4 s; the agent works on meanwhile", {
     timeout: 60_000,
   }, async () => {
     const agent = await transport.createAgent();
@@ -141,7 +142,7 @@ describe.skipIf(libfabricMissing)(`over LIBFABRIC (${libfabricMissing ?? "found"
     await closed;
   });
 
-  test("an agent that NIXL gives no more peers says so", { timeout: 120_000 }, async () => {
+  test("an agent that has used up NIXL's 255 peers reports it", { timeout: 120_000 }, async () => {
     const agent = await transport.createAgent();
     for (let count = 0; count < 255; count += 1)
       await agent.removeRemote(await agent.addRemote(owner.metadata));
@@ -155,11 +156,11 @@ describe.skipIf(libfabricMissing)(`over LIBFABRIC (${libfabricMissing ?? "found"
 
 function triedElsewhere(backend: "UCX" | "LIBFABRIC"): void {
   const transport = nixlTransport({ backends: [backend], checkMetadata: true });
-  let owner: Owner;
+  let owner: PeerProcess;
   let agent: Agent;
 
   beforeAll(async () => {
-    owner = await startOwner(1 << 20, 1, { backends: [backend] });
+    owner = await startPeer(1 << 20, 1, { backends: [backend] });
     agent = await transport.createAgent();
   });
   afterAll(async () => {
@@ -167,13 +168,13 @@ function triedElsewhere(backend: "UCX" | "LIBFABRIC"): void {
     await owner?.end();
   });
 
-  test("sound metadata is loaded, again without another check", async () => {
+  test("valid metadata is loaded, the second time without a check", async () => {
     expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
     expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
     await agent.removeRemote(owner.name);
   });
 
-  test("bytes that NIXL dies of, or never comes back from, end the other process; this one goes on", async () => {
+  test("bytes on which NIXL crashes or hangs end the other process; this one continues", async () => {
     const silent = createServer().listen(0, "127.0.0.1");
     await once(silent, "listening");
     const deadly = Buffer.from(owner.metadata);
@@ -186,13 +187,13 @@ function triedElsewhere(backend: "UCX" | "LIBFABRIC"): void {
     silent.close();
   });
 
-  test("a process that waits for a check alone waits for it", { timeout: 240_000 }, async () => {
+  test("a check that is under way keeps the process alive", { timeout: 240_000 }, async () => {
     const end = await runChild("check-metadata.ts", [], { env: { NIXL_BACKEND: backend } });
     expect(end, end.stderr).toMatchObject({ code: 0, stdout: "added" });
   });
 
   test.skipIf(libfabricMissing)(
-    `agents of one transport with unlike backends take each their peers (${libfabricMissing ?? "LIBFABRIC found"})`,
+    `agents of one transport with different backends each accept their own peers (${libfabricMissing ?? "LIBFABRIC found"})`,
     async () => {
       const backends = [{ name: backend === "UCX" ? "LIBFABRIC" : "UCX" }];
       const [other, peer] = [
@@ -204,7 +205,7 @@ function triedElsewhere(backend: "UCX" | "LIBFABRIC"): void {
     },
   );
 
-  test("whatever is damaged, the answer is a name or an error", { timeout: 14_400_000 }, async () => {
+  test("damaged metadata gives a name or an error", { timeout: 14_400_000 }, async () => {
     const count = Number(process.env.KV_CHECKED_MUTATIONS ?? 150);
     let refused = 0;
     for (const bytes of mutations(owner.metadata, count, 7)) {

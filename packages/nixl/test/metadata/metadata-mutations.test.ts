@@ -4,12 +4,12 @@ import { describe, expect, test } from "vitest";
 import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 import { mutations } from "../support/mutations.js";
 
-// What the addon lets through goes to the stand-in for NIXL here, which is as strict as memcpy; `npm run test:long` makes it a million.
+// Metadata that the addon accepts goes to a fake of NIXL, which checks nothing itself. `npm run test:long` tests a million mutations.
 const COUNT = Number(process.env.KV_MUTATIONS ?? 4000);
 const BATCH = 500;
 
 describe.skipIf(fakeMissing)(`damaged metadata in this process (${fakeMissing ?? "found"})`, () => {
-  test(`${COUNT} mutated blobs: each is refused by an error, or names a peer`, {
+  test(`${COUNT} mutated blobs: each is refused with an error, or names a peer`, {
     timeout: 14_400_000,
   }, async () => {
     const transport = nixlTransport({ library: FAKE_NIXL });

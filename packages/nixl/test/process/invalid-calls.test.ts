@@ -10,9 +10,9 @@ const names: string[] = nixlMissing
 
 for (const { backend, missing } of BOTH_BACKENDS) {
   describe.skipIf(missing)(
-    `misuse ends in an error, not in a crash, over ${backend} (${missing ?? "found"})`,
+    `invalid calls end in an error, not in a crash, over ${backend} (${missing ?? "found"})`,
     () => {
-      test("there are traps to try", () => expect(names.length).toBeGreaterThan(8));
+      test("there are calls to test", () => expect(names.length).toBeGreaterThan(8));
       test.each(names)("%s", { timeout: 240_000 }, async (name) => {
         const end = await child([name], { NIXL_BACKEND: backend });
         expect(end, end.stderr).toMatchObject({ code: 0, signal: null, stdout: "survived" });

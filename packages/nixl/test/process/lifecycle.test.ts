@@ -26,7 +26,7 @@ const CODES: Readonly<Record<string, number>> = {
 
 for (const { backend, missing } of BOTH_BACKENDS) {
   describe.skipIf(missing)(
-    `a process that used NIXL over ${backend} ends as it should (${missing ?? "found"})`,
+    `exit of a process that used NIXL over ${backend} (${missing ?? "found"})`,
     () => {
       test.each(Object.entries(CODES))("%s: exit code %i", async (ending, code) => {
         const end = await child([ending], { NIXL_BACKEND: backend });
@@ -41,9 +41,9 @@ for (const { backend, missing } of BOTH_BACKENDS) {
   );
 }
 
-// The module for InfiniBand is what crashes at exit, where the system has libibverbs too.
+// UCX's InfiniBand module crashes at exit where the system has libibverbs as well.
 describe.skipIf(nixlMissing)(
-  `a process with UCX's InfiniBand module ends as it should (${nixlMissing ?? "found"})`,
+  `exit of a process with UCX's InfiniBand module (${nixlMissing ?? "found"})`,
   () => {
     test.each(["closed", "exit-7", "worker-terminated", "much-output"])("%s", async (ending) => {
       const end = await child([ending], { NIXL_BACKEND: "UCX", UCX_MODULES: "^cuda" });

@@ -8,11 +8,11 @@ import { run } from "./run-child.js";
 
 const FILE = fileURLToPath(new URL("./both-backends.ts", import.meta.url));
 
-describe.skipIf(nixlMissing)(`tests over a backend that is not to be had (${nixlMissing ?? "found"})`, () => {
+describe.skipIf(nixlMissing)(`tests over a backend that is not available (${nixlMissing ?? "found"})`, () => {
   test.each([
     { CI: "", code: 0 },
     { CI: "true", code: 1 },
-  ])("with CI=$CI the suites' file ends with $code", async ({ CI, code }) => {
+  ])("with CI=$CI the module exits with $code", async ({ CI, code }) => {
     const plugins = await mkdtemp(join(tmpdir(), "kv-nixl-plugins-"));
     try {
       const only = { ...process.env, CI, NIXL_PLUGIN_DIR: plugins } as Record<string, string>;

@@ -1,7 +1,7 @@
 import { libfabricMissing } from "./libfabric-available.js";
 import { nixlMissing } from "./nixl-available.js";
 
-/** The backends that keep the same promises, and why one of them cannot be tried here. */
+/** The backends that must pass the same tests, and the reason why one cannot be tested on this machine. */
 export const BOTH_BACKENDS = [
   { backend: "UCX", missing: nixlMissing },
   { backend: "LIBFABRIC", missing: libfabricMissing },

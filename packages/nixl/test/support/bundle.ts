@@ -5,8 +5,8 @@ import { build } from "tsup";
 const ADDON = fileURLToPath(new URL("../../../../native/build/kv_nixl.node", import.meta.url));
 
 /**
- * Makes one file of JavaScript in `folder` of a TypeScript file and all that it imports: to load TypeScript takes a process longer than
- * most of what the tests have it do. Answers its path. What it imports must not look for other files beside itself.
+ * Bundles a TypeScript file and its imports into one JavaScript file in `folder`, and returns its path: a process that loads TypeScript takes
+ * longer to start than most tests take. The imports must not look for files beside themselves.
  */
 export async function bundle(file: string, folder: string): Promise<string> {
   const { name } = parse(file);
@@ -23,5 +23,5 @@ export async function bundle(file: string, folder: string): Promise<string> {
   return join(folder, `${name}.mjs`);
 }
 
-/** Where a bundle finds the addon, which lies nowhere near it. */
+/** Variables with which a bundle finds the addon, which is in another folder. */
 export const ADDON_OF_BUNDLES = { KV_NIXL_ADDON: process.env["KV_NIXL_ADDON"] ?? ADDON };

@@ -2,8 +2,7 @@ import { describePlugins, findLibrary } from "@kv/nixl";
 import { nixlMissing } from "./nixl-available.js";
 
 /**
- * Why tests over LIBFABRIC cannot run here; undefined when they can. With CI=true that is an error instead of a skipped
- * suite.
+ * Why tests over LIBFABRIC cannot run on this machine; undefined when they can. With CI=true the reason is an error instead of a skipped suite.
  */
 export const libfabricMissing: string | undefined = nixlMissing ?? (await reason());
 

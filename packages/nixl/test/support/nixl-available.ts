@@ -1,8 +1,7 @@
 import { findLibrary, nixlTransport } from "@kv/nixl";
 
 /**
- * Why the tests of real NIXL cannot run here; undefined when they can. With CI=true an absent NIXL is an error instead
- * of a skipped suite.
+ * Why tests with real NIXL cannot run on this machine; undefined when they can. With CI=true the reason is an error instead of a skipped suite.
  */
 export const nixlMissing: string | undefined = await reason();
 

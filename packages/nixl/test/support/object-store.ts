@@ -3,12 +3,12 @@ import type { AddressInfo } from "node:net";
 
 export interface ObjectStore {
   readonly port: number;
-  /** By path: bucket and key. */
+  /** Objects by path: bucket and key. */
   readonly objects: Map<string, Buffer>;
   close(): Promise<void>;
 }
 
-/** As much of S3 as transfers ask for: PUT of an object, GET of a range of it. Signatures are not looked at. */
+/** The part of S3 that transfers use: PUT of an object, GET of a range. Signatures are not checked. */
 export async function startObjectStore(): Promise<ObjectStore> {
   const objects = new Map<string, Buffer>();
   const server = createServer(async (request, response) => {

@@ -2,25 +2,25 @@ import { type ChildProcess, fork } from "node:child_process";
 import { readdirSync, readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 
-export interface Owner {
+export interface PeerProcess {
   readonly process: ChildProcess;
   readonly name: string;
   readonly address: number;
   readonly metadata: Uint8Array;
   ask<T>(what: string, message?: { to?: string; text?: string; lengthBytes?: number }): Promise<T>;
-  /** Has it close everything and end; answers its exit code. */
+  /** Closes everything and ends it; returns its exit code. */
   end(): Promise<number | null>;
   kill(): Promise<void>;
-  /** Stops every thread of it; a SIGCONT has it go on. */
+  /** Stops every thread of it, until a SIGCONT. */
   stop(): Promise<void>;
 }
 
-/** Starts another process with an agent and `lengthBytes` of registered memory, filled by `fillPattern(seed)`. */
-export async function startOwner(
+/** Starts a process with an agent and `lengthBytes` of registered memory, filled by `fillPattern(seed)`. */
+export async function startPeer(
   lengthBytes: number,
   seed = 1,
   { env = {}, backends = [] }: { env?: Readonly<Record<string, string>>; backends?: readonly string[] } = {},
-): Promise<Owner> {
+): Promise<PeerProcess> {
   const child = fork(
     fileURLToPath(new URL("../children/peer.ts", import.meta.url)),
     [JSON.stringify({ lengthBytes, seed, env, backends })],
@@ -33,7 +33,7 @@ export async function startOwner(
         child.once("message", (message) => resolve((message as { answer: T }).answer)),
       ),
       exited.then((code) => {
-        throw new Error(`the owner process ended with ${code}`);
+        throw new Error(`the peer process ended with ${code}`);
       }),
     ]);
   const { name, address, metadata } = await answer<{ name: string; address: number; metadata: string }>();
@@ -57,7 +57,7 @@ export async function startOwner(
     },
     async stop() {
       child.kill("SIGSTOP");
-      // The signal is on its way when the call returns: what is done until it has arrived is done.
+      // `kill` returns before the signal has arrived at every thread.
       while (!allStopped(child.pid ?? 0)) await new Promise((resolve) => setTimeout(resolve, 5));
     },
   };

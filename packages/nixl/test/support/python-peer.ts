@@ -3,15 +3,15 @@ import { once } from "node:events";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 
-/** A process of Python's with an agent of its own and memory on a device, or of the host's; see `children/device_peer.py`. */
+/** A Python process with an agent and memory of a device or of the host; see `children/device_peer.py`. */
 export interface PythonPeer {
   readonly name: string;
   readonly address: number;
   readonly deviceId: number;
   readonly metadata: Uint8Array;
-  /** SHA-256 of its memory. */
+  /** SHA-256 of its memory, in hex. */
   hash(): Promise<string>;
-  /** Has it end; answers its exit code. */
+  /** Ends it; returns its exit code. */
   end(): Promise<number | null>;
 }
 
@@ -27,7 +27,7 @@ export async function startPythonPeer(options: PythonPeerOptions): Promise<Pytho
   const script = fileURLToPath(new URL("../children/device_peer.py", import.meta.url));
   const child = spawn("python3", [script, library, memory, String(device), String(lengthBytes), "7"], {
     stdio: ["pipe", "pipe", "pipe"],
-    // As the addon does for NIXL in this process.
+    // The variables that the addon sets for NIXL in this process.
     env: { UCX_MODULES: "^ib", UCX_LOG_FILE: "stderr", ...process.env },
   });
   let complaints = "";

@@ -10,7 +10,7 @@ export interface ChildEnd {
   stderr: string;
 }
 
-/** Runs a file of `children/` to its end. Nothing of it is left when the test is over. */
+/** Runs a file of `children/` to its end. */
 export function runChild(
   file: string,
   args: readonly string[] = [],
@@ -20,7 +20,7 @@ export function runChild(
   return run([...(options.nodeOptions ?? []), "--import", "tsx", path, ...args], options);
 }
 
-/** Runs `node` with these arguments to its end; `only` is all of its environment. */
+/** Runs `node` with these arguments to its end; `only` replaces its whole environment. */
 export function run(
   args: readonly string[],
   options: { env?: Record<string, string>; only?: Record<string, string> } = {},

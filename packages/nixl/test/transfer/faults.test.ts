@@ -6,8 +6,8 @@ import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 const LENGTH = 24 << 20;
 const BLOCK = 16_384;
 
-/** What NIXL does only when something is wrong, done by its stand-in; which aborts where the addon breaks a rule. */
-describe.skipIf(fakeMissing)(`faults of NIXL (${fakeMissing ?? "stand-in found"})`, () => {
+/** Failures of NIXL, simulated by a fake that aborts when the addon breaks one of NIXL's rules. */
+describe.skipIf(fakeMissing)(`failures of NIXL (${fakeMissing ?? "fake found"})`, () => {
   const transport = nixlTransport({ library: FAKE_NIXL });
   let [reader, owner]: Agent[] = [];
   let [target, source]: Memory[] = [];
@@ -48,7 +48,7 @@ describe.skipIf(fakeMissing)(`faults of NIXL (${fakeMissing ?? "stand-in found"}
       remoteIds: ids,
       ...more,
     });
-  /** The next notification, when a marker has been sent after all that is in doubt. */
+  /** The next notification, after a marker was sent behind everything else. */
   const heard = async () => {
     await world.reader.notify(world.owner.name, Buffer.from("marker"));
     const inbox = world.owner.notifications();
@@ -72,7 +72,7 @@ describe.skipIf(fakeMissing)(`faults of NIXL (${fakeMissing ?? "stand-in found"}
     world.source.close();
   });
 
-  test("copies that only start with the post: slices side by side, the notification after the last", async () => {
+  test("posts that only start the copy: several slices are in flight, the notification follows the last", async () => {
     faults({ POLLS: 3 });
     const result = await read(all(), { notification: Buffer.from("done") }).done;
     expect(result.lengthBytes).toBe(LENGTH);
@@ -80,31 +80,31 @@ describe.skipIf(fakeMissing)(`faults of NIXL (${fakeMissing ?? "stand-in found"}
     expect(await heard()).toEqual(["done", "marker"]);
   });
 
-  /** How many requests NIXL was given for all blocks in an order that merges nothing: more than one slice's worth. */
+  /** The number of NIXL requests for all blocks in an order that merges nothing: more than one slice. */
   const requests = async (settings: Record<string, number>, notification?: Uint8Array) => {
     faults({ ...settings, FAIL_POST: 1000 });
     await read(all(), notification ? { notification } : {}).done;
-    // The fault counts down with every post.
+    // The failure counter decreases with every post.
     return 1000 - Number(process.env.FAKE_NIXL_FAIL_POST);
   };
 
-  test("where posts only start the copy, transfers after the first are one request, with the notification on it", async () => {
+  test("when posts only start the copy, later transfers are one request each, with the notification attached", async () => {
     expect(await requests({ POLLS: 3 })).toBeGreaterThan(1);
-    // Sent by itself, a notification would fail the transfer.
+    // A separate notification would fail the transfer.
     expect(await requests({ POLLS: 3, FAIL_NOTIFICATION: 1 }, Buffer.from("lost"))).toBe(1);
     expect(await requests({ POLLS: 3 }, Buffer.from("rides"))).toBe(1);
     expect(world.target.bytes.every((byte) => byte === 3)).toBe(true);
     expect(await heard()).toEqual(["rides", "marker"]);
   });
 
-  test("where a post copies after all, slices again, for good", async () => {
+  test("when a post turns out to copy, transfers are sliced again, permanently", async () => {
     await requests({ POLLS: 3 });
     expect(await requests({})).toBe(1);
     expect(await requests({ POLLS: 3 })).toBeGreaterThan(1);
     expect(await requests({ POLLS: 3 })).toBeGreaterThan(1);
   });
 
-  test("a release that is refused is tried again: `released` and `done` wait for it, and so does the list", async () => {
+  test("a refused release is tried again; `released`, `done` and the list wait for it", async () => {
     faults({ REFUSE_RELEASE: 5 });
     const { done, released } = read(all(4));
     await world.local.close();
@@ -119,7 +119,7 @@ describe.skipIf(fakeMissing)(`faults of NIXL (${fakeMissing ?? "stand-in found"}
     });
   });
 
-  test("a slice that fails at its post fails the transfer; those under way are waited for; no notification", async () => {
+  test("a slice whose post fails fails the transfer; slices in flight are awaited; no notification is sent", async () => {
     faults({ POLLS: 4, FAIL_POST: 3 });
     const { done, released } = read(all(), { notification: Buffer.from("never") });
     await expect(done).rejects.toMatchObject({ code: "KV_TRANSFER_FAILED" });
@@ -132,7 +132,7 @@ describe.skipIf(fakeMissing)(`faults of NIXL (${fakeMissing ?? "stand-in found"}
     });
   });
 
-  test("a slice that fails on the way fails the transfer", async () => {
+  test("a slice that fails in flight fails the transfer", async () => {
     faults({ POLLS: 2, FAIL_STATUS: 4 });
     const { done, released } = read(all(), { notification: Buffer.from("never") });
     await expect(done).rejects.toMatchObject({ code: "KV_TRANSFER_FAILED" });
@@ -142,7 +142,7 @@ describe.skipIf(fakeMissing)(`faults of NIXL (${fakeMissing ?? "stand-in found"}
     await read(all()).done;
   });
 
-  test("the bytes landed and the notification could not be sent: the transfer failed, and says why", async () => {
+  test("when the bytes landed but the notification could not be sent, the transfer fails with that reason", async () => {
     faults({ FAIL_NOTIFICATION: 1 });
     const { done, released } = read(all(), { notification: Buffer.from("lost") });
     await expect(done).rejects.toMatchObject({ code: "KV_NOTIFICATION_FAILED" });
@@ -152,7 +152,7 @@ describe.skipIf(fakeMissing)(`faults of NIXL (${fakeMissing ?? "stand-in found"}
     });
   });
 
-  test("given up, a transfer posts no more slices", async () => {
+  test("an aborted transfer posts no more slices", async () => {
     faults({ HOLD: 1, FAIL_POST: 1000 });
     const posts = () => 1000 - Number(process.env.FAKE_NIXL_FAIL_POST);
     const window = 32;
@@ -168,7 +168,7 @@ describe.skipIf(fakeMissing)(`faults of NIXL (${fakeMissing ?? "stand-in found"}
     expect(posts()).toBe(window);
   });
 
-  test("a copy that never ends: given up at once, pinned until the agent closes, which does not wait for ever", async () => {
+  test("a copy that never ends: the transfer rejects at once, its memory stays in use until the agent closes, and close does not wait for ever", async () => {
     faults({ POLLS: 2 ** 30 });
     const controller = new AbortController();
     const { done, released } = read(all(4), {

@@ -5,16 +5,16 @@ import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 const LENGTH = 1 << 20;
 const BLOCK = 16_384;
 
-/** A WRITE that is done when its bytes have left, as with libfabric over TCP. */
-describe.skipIf(fakeMissing)(`writes that land late (${fakeMissing ?? "stand-in found"})`, () => {
+/** A WRITE that is reported as done when its bytes have left, as by libfabric over TCP. */
+describe.skipIf(fakeMissing)(`writes that land late (${fakeMissing ?? "fake found"})`, () => {
   afterEach(() => {
     delete process.env.FAKE_NIXL_LATE_WRITES;
   });
 
   test.each([
     { name: "with a notification", notification: Buffer.from("landed"), abort: false },
-    { name: "given up", notification: undefined, abort: true },
-  ])("are over only when they have landed, $name", async ({ notification, abort }) => {
+    { name: "aborted", notification: undefined, abort: true },
+  ])("are released only when they have landed, $name", async ({ notification, abort }) => {
     process.env.FAKE_NIXL_LATE_WRITES = "1";
     const transport = nixlTransport({ library: FAKE_NIXL, backends: ["LIBFABRIC"] });
     const [writer, owner] = [await transport.createAgent(), await transport.createAgent()];
@@ -43,7 +43,7 @@ describe.skipIf(fakeMissing)(`writes that land late (${fakeMissing ?? "stand-in 
     if (abort) controller.abort();
     await done.catch(() => {});
     await released;
-    // Given up before it began, it left nothing; begun, all of it is there.
+    // Aborted before its start it wrote nothing; aborted later it wrote everything.
     const landed = target.bytes.filter((byte) => byte === 9).length;
     expect([abort ? 0 : LENGTH, LENGTH]).toContain(landed);
     await transport.close();

@@ -6,8 +6,8 @@ import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 const BLOCK = 4096;
 const BLOCKS = 1024;
 
-/** What NIXL's stand-in is handed; it ends the process where a descriptor is in no registration, or a pair has two lengths. */
-describe.skipIf(fakeMissing)(`descriptors merged (${fakeMissing ?? "stand-in found"})`, () => {
+/** The descriptors that a fake of NIXL gets. It ends the process when one is not registered, or when the lengths of a pair differ. */
+describe.skipIf(fakeMissing)(`merging of descriptors (${fakeMissing ?? "fake found"})`, () => {
   const transport = nixlTransport({ library: FAKE_NIXL });
   const memories = [0, 1].map(() => transport.allocate(4 * BLOCK * BLOCKS));
   let move: (
@@ -52,22 +52,22 @@ describe.skipIf(fakeMissing)(`descriptors merged (${fakeMissing ?? "stand-in fou
 
   const layers = [0, 1, 2].map((layer): [number, number, number] => [layer * BLOCK * BLOCKS, BLOCK, BLOCKS]);
 
-  test("what is consecutive on both sides is one descriptor, whichever way it was said", async () => {
+  test("blocks that are consecutive on both sides become one descriptor, named by ids or by runs", async () => {
     const runs = Int32Array.of(10, 500, 300);
     const ids = (first: number) => Int32Array.from({ length: 300 }, (_, index) => first + index);
     expect(await move(layers, { runs })).toBe(1);
     expect(await move(layers, { localIds: ids(10), remoteIds: ids(500) })).toBe(1);
   });
 
-  test("never across rows, which may be registrations of their own, though one follows the other in memory", async () => {
+  test("never across rows, even adjacent ones, because they may be separate registrations", async () => {
     expect(await move(layers, { runs: Int32Array.of(900, 900, 1200) })).toBe(3);
   });
 
-  test("only as far as a slice: one request copies for no longer than 8 MiB take", async () => {
+  test("only within a slice of 8 MiB", async () => {
     expect(await move([[0, BLOCK, 4 * BLOCKS]], { runs: Int32Array.of(0, 0, 4 * BLOCKS) })).toBe(3);
   });
 
-  test("not where blocks have gaps, or follow one another on one side only", async () => {
+  test("not blocks with gaps, or blocks that are consecutive on one side only", async () => {
     expect(await move([[0, 2 * BLOCK, BLOCKS]], { runs: Int32Array.of(0, 5, 40) })).toBe(40);
     const localIds = Int32Array.from({ length: 40 }, (_, index) => index);
     expect(await move(layers, { localIds, remoteIds: localIds.map((id) => 3 * id) })).toBe(40);

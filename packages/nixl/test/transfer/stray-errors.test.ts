@@ -12,12 +12,12 @@ const IDS = Int32Array.from({ length: LENGTH / BLOCK }, (_, index) => (index * 5
 const FEW = IDS.subarray(0, 256);
 const ARRIVED = Buffer.alloc(BLOCK, 3);
 
-/** A backend that gives the errors of a peer which died to whoever calls next, as libfabric does over TCP. */
-describe.skipIf(fakeMissing)(`errors that are another peer's (${fakeMissing ?? "stand-in found"})`, () => {
+/** A backend that reports the errors of a dead peer in the next call, as libfabric does over TCP. */
+describe.skipIf(fakeMissing)(`errors of another peer (${fakeMissing ?? "fake found"})`, () => {
   let endpoints: Server[] = [];
   let world: Awaited<ReturnType<typeof agents>>;
 
-  /** Where a peer can be seen to live: for as long as it listens. */
+  /** An endpoint that shows whether a peer is alive: it listens as long as the peer lives. */
   async function endpoint(): Promise<{ port: number; end(): Promise<void> }> {
     const server = createServer((socket) => socket.on("error", () => {})).listen(0, "127.0.0.1");
     endpoints.push(server);
@@ -83,7 +83,7 @@ describe.skipIf(fakeMissing)(`errors that are another peer's (${fakeMissing ?? "
     });
   const arrived = (memory: Memory, ids: Int32Array) =>
     ids.every((id) => ARRIVED.equals(memory.bytes.subarray(id * BLOCK, (id + 1) * BLOCK)));
-  /** What the owner has heard when a marker has come after it. */
+  /** The notifications that the peer received before a marker. */
   const heard = async () => {
     await world.reader.notify(world.owner.name, Buffer.from("marker"));
     const texts: string[] = [];
@@ -107,7 +107,7 @@ describe.skipIf(fakeMissing)(`errors that are another peer's (${fakeMissing ?? "
   });
 
   test.each(["READ", "WRITE"] as const)(
-    "a %s with another peer goes on, and tells once",
+    "a %s with another peer succeeds, and notifies once",
     async (operation) => {
       const [source, target] = operation === "READ" ? [world.theirs, world.mine] : [world.mine, world.theirs];
       source.bytes.fill(3);
@@ -122,7 +122,7 @@ describe.skipIf(fakeMissing)(`errors that are another peer's (${fakeMissing ?? "
     },
   );
 
-  test("metadata of another peer is taken", async () => {
+  test("metadata of another peer is accepted", async () => {
     await world.dying.end();
     errors(2);
     await world.reader.addRemote(await metadataAt(world.owner, world.alive.port));
@@ -130,9 +130,9 @@ describe.skipIf(fakeMissing)(`errors that are another peer's (${fakeMissing ?? "
   });
 
   test.each([
-    { name: "nobody died: refused, and taken when it comes again", died: false },
-    { name: "another peer died: taken at the second attempt", died: true },
-  ])("metadata of a known peer, $name; lists of what NIXL has dropped move nothing", async ({ died }) => {
+    { name: "no peer died: refused, then accepted when it is added again", died: false },
+    { name: "another peer died: accepted at the second attempt", died: true },
+  ])("metadata of a known peer, $name; lists of a peer that NIXL dropped move nothing", async ({ died }) => {
     const dropped = async () => {
       for (const operation of ["READ", "WRITE"] as const) {
         const { done, released } = move(operation, FEW);
@@ -143,7 +143,7 @@ describe.skipIf(fakeMissing)(`errors that are another peer's (${fakeMissing ?? "
         await released;
       }
     };
-    // Requests by index are from now on what this list has been prepared for.
+    // From now on requests by index use this list.
     await move("READ", FEW).done;
     const other = await world.prepareRemote();
     const metadata = await metadataAt(world.owner, world.alive.port);
@@ -171,7 +171,7 @@ describe.skipIf(fakeMissing)(`errors that are another peer's (${fakeMissing ?? "
     await world.reader.removeRemote(world.owner.name);
   });
 
-  test("where nobody died it is this transfer's: it fails, and is released when all has landed", async () => {
+  test("when no peer died, the error is the transfer's own: it fails, and is released when all bytes have landed", async () => {
     world.theirs.bytes.fill(3);
     errors(1);
     const { done, released } = move("READ", FEW);
@@ -181,7 +181,7 @@ describe.skipIf(fakeMissing)(`errors that are another peer's (${fakeMissing ?? "
     expect(await heard()).toEqual(["marker"]);
   });
 
-  test("given up in doubt, it is released when all has landed", async () => {
+  test("aborted while the error is ambiguous, it is released when all bytes have landed", async () => {
     world.theirs.bytes.fill(3);
     await world.dying.end();
     process.env.FAKE_NIXL_HOLD = "1";
@@ -196,7 +196,7 @@ describe.skipIf(fakeMissing)(`errors that are another peer's (${fakeMissing ?? "
     expect(arrived(world.mine, FEW)).toBe(true);
   });
 
-  test("errors without an end fail it", async () => {
+  test("endless errors fail the transfer", async () => {
     await world.dying.end();
     errors(1_000_000);
     const { done, released } = move("READ", IDS);

@@ -3,13 +3,13 @@ import type { Agent, Memory, PreparedList } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "vitest";
 import { fillPattern, scattered } from "../support/pattern.js";
-import { type Owner, startOwner } from "../support/peer-process.js";
+import { type PeerProcess, startPeer } from "../support/peer-process.js";
 
 const LENGTH = 48 << 20;
 const hash = (bytes: Uint8Array) => createHash("sha256").update(bytes).digest("hex");
 const text = (payload: string) => Buffer.from(payload, "base64").toString();
 
-/** What holds between two processes, whatever the backend; `missing` says why it is not to be had. */
+/** Tests of two processes that every backend must pass. `missing` is the reason why the backend is not available. */
 export function twoProcessTests(backend: "UCX" | "LIBFABRIC", missing: string | undefined): void {
   describe.skipIf(missing)(`two processes over ${backend} (${missing ?? "found"})`, () => between(backend));
 }
@@ -17,12 +17,12 @@ export function twoProcessTests(backend: "UCX" | "LIBFABRIC", missing: string | 
 function between(backend: string): void {
   const transport = nixlTransport({ backends: [backend] });
   const lists: PreparedList[] = [];
-  let owner: Owner;
+  let owner: PeerProcess;
   let agent: Agent;
   let memory: Memory;
 
   beforeAll(async () => {
-    owner = await startOwner(LENGTH, 1, { backends: [backend] });
+    owner = await startPeer(LENGTH, 1, { backends: [backend] });
     agent = await transport.createAgent();
     memory = transport.allocate(LENGTH);
     await agent.register(memory);
@@ -55,7 +55,7 @@ function between(backend: string): void {
     return { from, text: text(payload) };
   };
 
-  test("READ in many slices brings every byte, then exactly one notification", async () => {
+  test("READ in many slices moves every byte, then sends exactly one notification", async () => {
     memory.bytes.fill(0);
     const { local, remote } = await prepare([0, 16_384, 16_384, LENGTH / 16_384]);
     const ids = scattered(LENGTH / 16_384, 1235);
@@ -76,7 +76,7 @@ function between(backend: string): void {
     expect(await next()).toEqual({ from: agent.name, text: "marker" });
   });
 
-  test("descriptors longer than a slice, of different lengths, are cut and arrive whole", async () => {
+  test("descriptors longer than a slice, of different lengths, are split and arrive complete", async () => {
     memory.bytes.fill(0);
     const { local, remote } = await prepare(
       [0, (20 << 20) + 5, 0, 1],
@@ -92,7 +92,7 @@ function between(backend: string): void {
     expect(hash(memory.bytes)).toBe(await owner.ask("hash"));
   });
 
-  test("WRITE brings every byte to the other process", async () => {
+  test("WRITE moves every byte to the other process", async () => {
     fillPattern(memory.bytes, 77);
     const { local, remote } = await prepare([0, 65_536, 65_536, LENGTH / 65_536]);
     const ids = scattered(LENGTH / 65_536, 55);
@@ -100,7 +100,7 @@ function between(backend: string): void {
     expect(await owner.ask("hash")).toBe(hash(memory.bytes));
   });
 
-  test("only the pairs that were named move", async () => {
+  test("only the named pairs move", async () => {
     fillPattern(memory.bytes, 5);
     const { local, remote } = await prepare([0, 4096, 8192, 16]);
     const before = memory.bytes.slice(0, 1 << 20);
@@ -111,7 +111,7 @@ function between(backend: string): void {
     for (const index of [3, 9]) kept.set(before.subarray(index * 8192, index * 8192 + 4096), index * 8192);
     expect(hash(kept)).toBe(hash(before));
     expect(hash(moved(3))).not.toBe(hash(before.subarray(3 * 8192, 3 * 8192 + 4096)));
-    // Back again: what was read is what the other process holds there.
+    // Read again to other places: the bytes are what the other process holds.
     const [three, nine] = [hash(moved(3)), hash(moved(9))];
     await agent.transfer({ ...request, localIds: Int32Array.of(0, 1), remoteIds: Int32Array.of(9, 0) }).done;
     expect([hash(moved(0)), hash(moved(1))]).toEqual([three, nine]);
@@ -137,7 +137,7 @@ function between(backend: string): void {
     }
   });
 
-  test("the other way: the idle side hears of a notification", async () => {
+  test("an idle agent receives a notification", async () => {
     await owner.ask("addRemote", { text: Buffer.from(await agent.localMetadata()).toString("base64") });
     const inbox = agent.notifications();
     const waiting = inbox.next();
@@ -159,14 +159,14 @@ function between(backend: string): void {
       await Promise.all(ends);
       return winner;
     };
-    // On a busy machine this thread may rest between the two calls for as long as the large one takes; not every time.
+    // On a busy machine this thread may be paused between the two calls for as long as the large transfer takes, but not every time.
     const winners: string[] = [];
     while (winners.length < 10 && winners.at(-1) !== "small") winners.push(await first());
     expect(winners.at(-1)).toBe("small");
   });
 
-  test("a peer that is killed fails the transfers with it, and others go on", async () => {
-    const doomed = await startOwner(1 << 20, 3, { backends: [backend] });
+  test("transfers with a killed peer fail, and others continue", async () => {
+    const doomed = await startPeer(1 << 20, 3, { backends: [backend] });
     await agent.addRemote(doomed.metadata);
     const rows = (base: number) => Float64Array.of(base, 4096, 0, 4096, 256);
     const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address) });
@@ -189,12 +189,12 @@ function between(backend: string): void {
     expect(agent.telemetry()).toMatchObject({ transfersInFlight: 0 });
   });
 
-  test("transfers with others, new peers and notifications do not suffer from a peer that is killed", async () => {
+  test("a killed peer does not affect other transfers, new peers and notifications", async () => {
     const [block, count] = [16_384, 1024];
     const mine = await prepare([0, block, block, count]);
     const ids = scattered(count, 331);
     for (let round = 0; round < 2; round++) {
-      const doomed = await startOwner(block * count, 5, { backends: [backend] });
+      const doomed = await startPeer(block * count, 5, { backends: [backend] });
       await agent.addRemote(doomed.metadata);
       const rows = (base: number) => Float64Array.of(base, block, 0, block, count);
       const local = await agent.prepareLocal({
@@ -231,8 +231,8 @@ function between(backend: string): void {
     }
   });
 
-  test("a peer that is killed in the middle of transfers: each ends and is released", async () => {
-    const doomed = await startOwner(LENGTH, 4, { backends: [backend] });
+  test("transfers with a peer that is killed meanwhile all end and are released", async () => {
+    const doomed = await startPeer(LENGTH, 4, { backends: [backend] });
     await agent.addRemote(doomed.metadata);
     const rows = (base: number) => Float64Array.of(base, 4096, 0, 4096, LENGTH / 4096);
     const local = await agent.prepareLocal({ memoryType: "DRAM", rows: rows(memory.address) });
