@@ -108,8 +108,8 @@ describe.skipIf(cannot)(`from the tarballs to bytes that move (${cannot ?? "NIXL
     await writeFile(join(folder, "two.mjs"), example);
     const { stdout } = await run(process.execPath, ["two.mjs"], { cwd: folder });
     expect(stdout.trim().split("\n").sort()).toEqual([
-      "owner: told read",
-      "read 196608 bytes, the last of them 7",
+      "owner: notified of read",
+      "read 196608 bytes; the last byte is 7",
     ]);
   }, 120_000);
 });
