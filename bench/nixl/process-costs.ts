@@ -1,16 +1,16 @@
 import { readFileSync, writeFileSync } from "node:fs";
 import { performance } from "node:perf_hooks";
 
-/** How long the JavaScript thread was at work until `work` was done, in ms: calls, callbacks and collection, but not what it waited for events. */
+/** The time in ms that the JavaScript thread was busy during `work`: calls, callbacks and garbage collection, without waits for events. */
 export async function onThread<T>(work: () => Promise<T>): Promise<{ value: T; busyMs: number }> {
   const before = performance.eventLoopUtilization();
   const value = await work();
   return { value, busyMs: performance.eventLoopUtilization(before).active };
 }
 
-/** By how much the process's resident memory was larger, at its peak, than before `work`. */
+/** The peak growth of the process's resident memory during `work`, in MiB. */
 export async function peakGrowthMib<T>(work: () => Promise<T>): Promise<{ value: T; growthMib: number }> {
-  // Sets the peak to what there is now; see proc(5).
+  // Resets the peak to the current size; see proc(5).
   writeFileSync("/proc/self/clear_refs", "5");
   const before = peakKib();
   const value = await work();

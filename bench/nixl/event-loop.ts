@@ -3,14 +3,14 @@ import { monitorEventLoopDelay, performance } from "node:perf_hooks";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { median, percentile, type Row, spread } from "../report.js";
-import { LENGTH_BYTES, lists, ROUNDS, type Stage, shuffled } from "./stage.js";
+import { type BenchFixture, LENGTH_BYTES, lists, ROUNDS, shuffled } from "./fixture.js";
 
 const BLOCK = 65_536;
 const HEARTBEATS = 20;
 const GAP_MS = 10;
 const pause = (ms: number) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** Event-loop delay in ms while `work` runs. The histogram measures from one tick of 1 ms to the next: the tick itself is no delay. */
+/** Event-loop delay in ms during `work`. The histogram measures from one tick of 1 ms to the next, so the tick itself is subtracted. */
 async function loopDelay(work: () => Promise<unknown>): Promise<{ p99: number; max: number }> {
   const histogram = monitorEventLoopDelay({ resolution: 1 });
   histogram.enable();
@@ -19,12 +19,12 @@ async function loopDelay(work: () => Promise<unknown>): Promise<{ p99: number; m
   return { p99: histogram.percentile(99) / 1e6 - 1, max: histogram.max / 1e6 - 1 };
 }
 
-/** What 512 MiB on their way do to JavaScript, and to notifications that go to the same peer meanwhile. */
-export async function whileMoving(stage: Stage): Promise<Row[]> {
+/** The delay of the event loop, and of notifications to the same peer, while 512 MiB move. */
+export async function whileMoving(fixture: BenchFixture): Promise<Row[]> {
   const count = LENGTH_BYTES / BLOCK;
-  const prepared = await lists(stage, BLOCK, count);
+  const prepared = await lists(fixture, BLOCK, count);
   const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
-  const read = () => stage.agent.transfer({ operation: "READ", ...prepared, localIds, remoteIds }).done;
+  const read = () => fixture.agent.transfer({ operation: "READ", ...prepared, localIds, remoteIds }).done;
   await read();
   const [idle, busy, maxima, worst, all] = [[], [], [], [], []] as number[][];
   for (let round = 0; round < ROUNDS; round += 1) {
@@ -43,14 +43,14 @@ export async function whileMoving(stage: Stage): Promise<Row[]> {
     const moving = (async () => {
       while (!over) await read();
     })();
-    const listening = stage.target.ask<{ delaysMs: number[] }>({
+    const listening = fixture.target.ask<{ delaysMs: number[] }>({
       do: "listen",
       count: HEARTBEATS,
       work: false,
     });
     for (let i = 0; i < HEARTBEATS; i += 1) {
       await pause(GAP_MS);
-      await stage.agent.notify(stage.target.name, Buffer.from(String(process.hrtime.bigint())));
+      await fixture.agent.notify(fixture.target.name, Buffer.from(String(process.hrtime.bigint())));
     }
     const { delaysMs } = await listening;
     over = true;
@@ -81,7 +81,7 @@ export async function whileMoving(stage: Stage): Promise<Row[]> {
   ];
 }
 
-/** Share of a core of a process whose agent has nothing to do, above one without an agent. */
+/** The share of a core that a process with an idle agent uses, above one without an agent. */
 export async function idleAgent(): Promise<Row[]> {
   const file = fileURLToPath(new URL("./idle-process.ts", import.meta.url));
   const share = async (kind: "agent" | "none") => {

@@ -2,14 +2,14 @@ import type { Agent, Memory, Transport } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { type LinePeer, nodeTarget, pythonNixl } from "../python-peer.js";
 
-/** An agent by its name, and where its memory begins. */
+/** An agent's name and the address of its memory. */
 export interface Place {
   readonly name: string;
   readonly address: number;
 }
 
-/** What the parts of the benchmark share: our agent, Python's, and the process that both move bytes to and from. */
-export interface Stage {
+/** What the parts of the benchmark share: our agent, Python's agent, and the target process of both. */
+export interface BenchFixture {
   readonly backend: string;
   readonly transport: Transport;
   readonly agent: Agent;
@@ -20,14 +20,14 @@ export interface Stage {
 }
 
 export const LENGTH_BYTES = 512 * 2 ** 20;
-/** Of each figure; a median of fewer says little on a machine that others use too. */
+/** Rounds for each figure. A median of fewer means little on a machine that runs other work. */
 export const ROUNDS = Math.max(7, Number(process.env["KV_BENCH_ROUNDS"] ?? 9));
 
-export const farSide = (backend: string): LinePeer =>
+export const startTarget = (backend: string): LinePeer =>
   nodeTarget(new URL("./target.ts", import.meta.url), [backend]);
 
-export async function openStage(backend = "UCX"): Promise<Stage> {
-  const far = farSide(backend);
+export async function openFixture(backend = "UCX"): Promise<BenchFixture> {
+  const far = startTarget(backend);
   const python = await pythonNixl(backend);
   const transport = nixlTransport({ backends: [backend] });
   const opened = await far.ask<Place & { metadata: string; pid: number }>({
@@ -71,7 +71,7 @@ export function shuffled(count: number, seed: number): Int32Array {
 export const inOrder = (count: number): Int32Array => Int32Array.from({ length: count }, (_, i) => i);
 
 export async function lists(
-  { agent, memory, target }: Pick<Stage, "agent" | "memory"> & { readonly target: Place },
+  { agent, memory, target }: Pick<BenchFixture, "agent" | "memory"> & { readonly target: Place },
   block: number,
   count: number,
 ) {
