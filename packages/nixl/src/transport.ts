@@ -53,7 +53,9 @@ export function nixlTransport(options: NixlTransportOptions = {}): NixlTransport
 
 /** What `nixlTransport` returns. Its methods are bound to it, so that a wrapper may take them over with `{ ...transport }`. */
 export class NixlTransport implements Transport, AsyncDisposable {
+  /** "nixl". */
   readonly name = "nixl";
+  /** What agents of the transport's own backends can do on this machine. `VRAM` is listed when there is an NVIDIA GPU. */
   readonly capabilities: TransportCapabilities;
   readonly #options: NixlTransportOptions;
   readonly #ambient: Ambient;

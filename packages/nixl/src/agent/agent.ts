@@ -92,7 +92,9 @@ export async function startNixlAgent(options: NixlAgentOptions): Promise<NixlAge
  * bound to the agent, so that a wrapper may take them over with `{ ...agent }`.
  */
 export class NixlAgent implements Agent, AsyncDisposable {
+  /** The name by which peers know it. */
   readonly name: string;
+  /** The names of its backends, in order of preference. */
   readonly backends: readonly string[];
   readonly #options: NixlAgentOptions;
   readonly #native: NativeAgent;
@@ -138,7 +140,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
     return Object.freeze({ memory, close, [Symbol.asyncDispose]: close });
   };
 
-  /** NIXL's metadata of this agent and of the memory that is registered now. Rejects with `KV_AGENT_CLOSED`, or for storage backends alone. */
+  /** NIXL's metadata of this agent and of its registered memory, as a peer loads it. Rejects with `KV_AGENT_CLOSED`, and when all backends are storage. */
   readonly localMetadata = async (): Promise<Uint8Array> =>
     (await this.#call((callId) => this.#native.localMetadata(callId))).value as Uint8Array;
 

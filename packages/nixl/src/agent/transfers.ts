@@ -33,6 +33,7 @@ export class Transfers {
   readonly #running = new Map<number, RunningTransfer>();
   #abortedBeforePost = 0;
 
+  /** The transfers of the agent `options.native`. */
   constructor(options: TransfersOptions) {
     this.#options = options;
   }

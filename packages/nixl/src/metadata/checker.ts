@@ -28,6 +28,7 @@ export class MetadataChecker {
   #lastCheck: Promise<unknown> = Promise.resolve();
   #closed = false;
 
+  /** The process is started by `warm` or by the first check. */
   constructor(options: MetadataCheckerOptions) {
     this.#options = options;
   }

@@ -40,9 +40,9 @@ export async function startPythonPeer(options: PythonPeerOptions): Promise<Pytho
     if (done === true) throw new Error(`the peer ended: ${complaints}`);
     return JSON.parse(value as string);
   };
-  const { metadata, ...told } = (await answer()) as Omit<PythonPeer, "metadata"> & { metadata: string };
+  const { metadata, ...place } = (await answer()) as Omit<PythonPeer, "metadata"> & { metadata: string };
   return {
-    ...told,
+    ...place,
     metadata: Buffer.from(metadata, "base64"),
     async hash() {
       child.stdin.write("hash\n");
