@@ -131,7 +131,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
   }
 
   /** Registers memory of `allocate`, `deviceMemory`, `openFileMemory` or `objectMemory`. Rejects with `KV_MEMORY_INVALID` or `KV_AGENT_CLOSED`. */
-  readonly register = async (memory: Memory): Promise<Registration> => {
+  readonly register = async (memory: Memory): Promise<Registration & AsyncDisposable> => {
     const external = externalMemoryOf(memory);
     if (external !== undefined) return await this.#registerExternal(memory, external);
     const buffer = nativeMemoryOf(memory);
@@ -165,10 +165,14 @@ export class NixlAgent implements Agent, AsyncDisposable {
   };
 
   /** Prepares a list of this agent's registered memory. Rejects with `KV_LIST_INVALID` or `KV_MEMORY_NOT_REGISTERED`. */
-  readonly prepareLocal = (table: DescriptorTable): Promise<PreparedList> => this.#prepare(undefined, table);
+  readonly prepareLocal = (table: DescriptorTable): Promise<PreparedList & AsyncDisposable> =>
+    this.#prepare(undefined, table);
 
   /** Prepares a list of a peer's registered memory. Rejects with `KV_LIST_INVALID` or `KV_AGENT_UNKNOWN_REMOTE`. */
-  readonly prepareRemote = async (remote: string, table: DescriptorTable): Promise<PreparedList> => {
+  readonly prepareRemote = async (
+    remote: string,
+    table: DescriptorTable,
+  ): Promise<PreparedList & AsyncDisposable> => {
     if (typeof remote !== "string") {
       throw new KvError(
         "KV_AGENT_UNKNOWN_REMOTE",
@@ -234,7 +238,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
     }
   }
 
-  async #registerExternal(memory: Memory, external: ExternalMemory): Promise<Registration> {
+  async #registerExternal(memory: Memory, external: ExternalMemory): Promise<Registration & AsyncDisposable> {
     const release = external.hold();
     this.#externalHolds.add(release);
     const letGo = () => {
@@ -254,7 +258,10 @@ export class NixlAgent implements Agent, AsyncDisposable {
     return Object.freeze({ memory, close, [Symbol.asyncDispose]: close });
   }
 
-  async #prepare(remote: string | undefined, table: DescriptorTable): Promise<PreparedList> {
+  async #prepare(
+    remote: string | undefined,
+    table: DescriptorTable,
+  ): Promise<PreparedList & AsyncDisposable> {
     requireObject(table, "KV_LIST_INVALID", "the table of a list");
     const { memoryType, rows, takeRows: takesRows = false } = table;
     if (!MEMORY_TYPES.includes(memoryType)) {
@@ -272,7 +279,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
       this.#native.prepare(callId, remote, memoryType, read, takesRows);
     }).finally(() => this.#takenRows.delete(read));
     const close = this.#closeOnce((callId) => this.#native.closeList(callId, id));
-    const list: PreparedList = Object.freeze({
+    const list: PreparedList & AsyncDisposable = Object.freeze({
       remote,
       count: value as number,
       memoryType,
