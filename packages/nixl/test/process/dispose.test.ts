@@ -5,7 +5,7 @@ import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 describe.skipIf(fakeMissing)(`using declarations (${fakeMissing ?? "fake found"})`, () => {
   test("close memory, an agent and a transport at the end of their block", async () => {
     let closed = nixlTransport();
-    let view = new Uint8Array();
+    let view: Uint8Array = new Uint8Array();
     {
       await using transport = nixlTransport({ library: FAKE_NIXL });
       await using agent = await transport.createAgent();
