@@ -1,7 +1,7 @@
 // The cost of checking a peer's metadata: rejecting damaged bytes in this process, and loading intact ones in another process first.
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { mutations } from "../packages/nixl/test/mutations.js";
+import { mutations } from "../packages/nixl/test/support/mutations.js";
 import { percentile, type Row, spread } from "./report.js";
 
 const DAMAGED = 2000;

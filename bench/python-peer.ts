@@ -7,7 +7,7 @@ import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { findLibrary } from "@kv/nixl";
-import { preloadFor } from "../packages/nixl/src/preload.js";
+import { PreloadFinder } from "../packages/nixl/src/backends/preload.js";
 
 const run = promisify(execFile);
 const here = fileURLToPath(new URL("./python/", import.meta.url));
@@ -89,8 +89,8 @@ export function linePeer(
 }
 
 export async function pythonNixl(backend = "UCX"): Promise<LinePeer> {
-  // The libraries that our own process loads for the backend, in the same order.
-  const { libraries, variables } = await preloadFor(backend, await findLibrary(), process.env);
+  // What our own process loads for the backend, in the same order.
+  const { libraries, variables } = await new PreloadFinder().find(backend, await findLibrary(), process.env);
   const args = [join(here, "nixl_peer.py"), backend, ...libraries];
   return linePeer(await benchPython(), args, { ...process.env, ...Object.fromEntries(variables) });
 }

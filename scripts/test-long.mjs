@@ -109,8 +109,8 @@ async function damagedBytes() {
   const checked = Math.ceil(mutations / 100);
   const env = { KV_MUTATIONS: `${mutations}`, KV_CHECKED_MUTATIONS: `${checked}` };
   const files = [
-    "packages/nixl/test/metadata-mutations.test.ts",
-    "packages/nixl/test/metadata-check.test.ts",
+    "packages/nixl/test/metadata/metadata-mutations.test.ts",
+    "packages/nixl/test/metadata/metadata-check.test.ts",
     "packages/connector/src/wire/damaged-notifications.test.ts",
   ];
   const what = `${mutations} mutated blobs, ${checked} of them loaded by NIXL, and as many notifications`;

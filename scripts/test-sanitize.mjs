@@ -30,18 +30,26 @@ const env = {
   KV_FAKE_NIXL: join(folder, "libfake_nixl_capi.so"),
 };
 const standIn = [
-  "conformance-fake",
-  "cuda-driver",
-  "device-memory-fake",
-  "faults",
-  "late-writes",
-  "merging",
-  "stray-errors",
-  "unavailable",
+  "transfer/conformance-fake",
+  "memory/cuda-driver",
+  "memory/device-memory-fake",
+  "transfer/faults",
+  "transfer/late-writes",
+  "transfer/merging",
+  "transfer/stray-errors",
+  "backends/backend-errors",
 ];
 const real = short
-  ? ["traps"]
-  : ["conformance.", "conformance-libfabric", "two-processes", "traps", "memory", "collection", "files"];
+  ? ["process/invalid-calls"]
+  : [
+      "transfer/conformance.",
+      "transfer/conformance-libfabric",
+      "transfer/two-processes",
+      "process/invalid-calls",
+      "memory/host-memory",
+      "process/garbage-collection",
+      "memory/files",
+    ];
 if (!nixl.ready) console.error(`without real NIXL: ${nixl.why}`);
 const names = nixl.ready ? [...standIn, ...real] : standIn;
 const files = names.map((name) => `packages/nixl/test/${name}`);

@@ -6,7 +6,14 @@ import { pathToFileURL } from "node:url";
 import { root, setup } from "./setup.mjs";
 
 const VERSIONS = ["0.10.1", "1.0.1", "1.4.1", "1.5.0", "1.5.1"];
-const FILES = ["conformance.test", "two-processes.test", "stopped-peer", "memory.test", "traps", "lifecycle"];
+const FILES = [
+  "transfer/conformance.test",
+  "transfer/two-processes.test",
+  "transfer/stopped-peer",
+  "memory/host-memory.test",
+  "process/invalid-calls",
+  "process/lifecycle",
+];
 
 const requested = process.argv.slice(2);
 const versions = requested.length > 0 ? requested : VERSIONS;

@@ -1,19 +1,19 @@
 import { performance } from "node:perf_hooks";
 import { describePlugins, findLibrary } from "@kv/nixl";
 import { bestRatio, pairRatio, type Row, spread } from "../report.js";
-import { inOrder, lists, openStage, type Place, ROUNDS, type Stage, shuffled } from "./stage.js";
+import { type BenchFixture, inOrder, lists, openFixture, type Place, ROUNDS, shuffled } from "./fixture.js";
 
 const SIZES = [64 * 2 ** 20, 512 * 2 ** 20];
 const BLOCKS = [4, 64, 1024].map((kib) => kib * 1024);
 /**
- * Of Python's, and how long Python sleeps between two looks at a transfer, in ms. A post over UCX is the copy: there is nothing to wait for. Over LIBFABRIC the
- * target and NIXL's own thread want a core meanwhile, which looking without a pause takes from them: Python counts with the better of both.
+ * The goal relative to Python, and the pauses between Python's polls of a transfer, in ms. Over UCX the post is the copy, so there is nothing to poll. Over
+ * LIBFABRIC the target and NIXL's own thread need a core meanwhile, which busy polling takes from them: the better of Python's results counts.
  */
 const WANTED = {
   UCX: { ofPython: 0.97, pausesMs: [0] },
   LIBFABRIC: { ofPython: 0.95, pausesMs: [0, 1] },
 } as const;
-/** Of process_vm_readv, which UCX copies by on one host. */
+/** Goals relative to process_vm_readv, with which UCX copies on one host. */
 const LIMITS = [
   { what: "contiguous", block: 2 ** 20, order: "contiguous", wanted: 0.9 },
   { what: "scattered 64 KiB", block: 65_536, order: "scattered", wanted: 0.6 },
@@ -22,56 +22,56 @@ const LIMITS = [
 
 const show = (bytes: number) => (bytes >= 2 ** 20 ? `${bytes / 2 ** 20} MiB` : `${bytes / 1024} KiB`);
 
-/** READ and WRITE over UCX against Python NIXL, in turn, on the same target and ids. */
-export const bandwidth = (stage: Stage): Promise<Row[]> => againstPython(stage, "UCX");
+/** READ and WRITE over UCX against Python NIXL, alternating, with the same target and ids. */
+export const bandwidth = (fixture: BenchFixture): Promise<Row[]> => againstPython(fixture, "UCX");
 
-/** The same over LIBFABRIC: over tcp where there is no faster provider. */
-export async function libfabric(ucx: Stage): Promise<Row[]> {
+/** The same over LIBFABRIC, whose provider is tcp where there is no faster one. */
+export async function libfabric(ucx: BenchFixture): Promise<Row[]> {
   const [plugin] = await describePlugins({ libraryPath: await findLibrary(), names: ["LIBFABRIC"] });
   if (plugin?.loads !== true) {
     const theirs = plugin?.remedy ?? "NIXL has no such plugin";
     return [{ what: "LIBFABRIC", ours: "-", theirs, ratio: undefined, wanted: ">= 0.95", met: undefined }];
   }
   ucx.python.pause();
-  const stage = await openStage("LIBFABRIC");
+  const fixture = await openFixture("LIBFABRIC");
   try {
-    return [...(await againstPython(stage, "LIBFABRIC")), await writtenTo(stage)];
+    return [...(await againstPython(fixture, "LIBFABRIC")), await writtenTo(fixture)];
   } finally {
-    await stage.close();
+    await fixture.close();
     ucx.python.resume();
   }
 }
 
-async function againstPython(stage: Stage, backend: keyof typeof WANTED): Promise<Row[]> {
+async function againstPython(fixture: BenchFixture, backend: keyof typeof WANTED): Promise<Row[]> {
   const { ofPython, pausesMs } = WANTED[backend];
   const rows: Row[] = [];
   for (const size of SIZES) {
     for (const block of BLOCKS) {
       const count = size / block;
-      const prepared = await lists(stage, block, count);
+      const prepared = await lists(fixture, block, count);
       const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
       for (const operation of ["READ", "WRITE"] as const) {
         const ours: number[] = [];
         const theirs: number[] = [];
         const mine = async () => {
-          // Its progress thread takes most of a core also while it does nothing.
-          stage.python.pause();
+          // Python's progress thread uses most of a core even when idle.
+          fixture.python.pause();
           const ms = await timed(
-            () => stage.agent.transfer({ operation, ...prepared, localIds, remoteIds }).done,
+            () => fixture.agent.transfer({ operation, ...prepared, localIds, remoteIds }).done,
           );
-          stage.python.resume();
+          fixture.python.resume();
           return ms;
         };
         const python = async () => {
           let best = Number.POSITIVE_INFINITY;
           for (const pauseMs of pausesMs) {
             const command = { do: "move", operation, block, count, seeds: [1, 2], pauseMs };
-            best = Math.min(best, (await stage.python.ask<{ ms: number }>(command)).ms);
+            best = Math.min(best, (await fixture.python.ask<{ ms: number }>(command)).ms);
           }
           return best;
         };
         for (let round = -1; round < ROUNDS; round += 1) {
-          // By turns who goes first: what one leaves in the caches the other finds there.
+          // The sides take turns at going first, because the second one finds warm caches.
           const first = round % 2 === 0 ? await mine() : Number.NaN;
           const ms = await python();
           const mineMs = Number.isNaN(first) ? await mine() : first;
@@ -96,25 +96,25 @@ async function againstPython(stage: Stage, backend: keyof typeof WANTED): Promis
   return rows;
 }
 
-/** WRITE to an agent of ours and to one of Python's, whose progress thread looks all the time: over tcp the one that is written to must take part. */
-async function writtenTo(stage: Stage): Promise<Row> {
+/** WRITE to an agent of ours and to a Python agent, whose progress thread polls without a pause: over TCP the receiver takes part. */
+async function writtenTo(fixture: BenchFixture): Promise<Row> {
   const [size, block] = [512 * 2 ** 20, 65_536];
   const count = size / block;
-  const python = await stage.python.ask<Place & { metadata: string }>({ do: "metadata" });
-  await stage.agent.addRemote(Buffer.from(python.metadata, "hex"));
+  const python = await fixture.python.ask<Place & { metadata: string }>({ do: "metadata" });
+  await fixture.agent.addRemote(Buffer.from(python.metadata, "hex"));
   const [toOurs, toPython] = [
-    await lists(stage, block, count),
-    await lists({ ...stage, target: python }, block, count),
+    await lists(fixture, block, count),
+    await lists({ ...fixture, target: python }, block, count),
   ];
   const [localIds, remoteIds] = [shuffled(count, 1), shuffled(count, 2)];
   const write = (prepared: typeof toOurs) =>
-    timed(() => stage.agent.transfer({ operation: "WRITE", ...prepared, localIds, remoteIds }).done);
+    timed(() => fixture.agent.transfer({ operation: "WRITE", ...prepared, localIds, remoteIds }).done);
   const ours: number[] = [];
   const theirs: number[] = [];
   for (let round = -1; round < ROUNDS; round += 1) {
-    stage.python.pause();
+    fixture.python.pause();
     const mineMs = await write(toOurs);
-    stage.python.resume();
+    fixture.python.resume();
     const pythonMs = await write(toPython);
     if (round < 0) continue;
     ours.push(size / mineMs / 1e6);
@@ -133,13 +133,13 @@ async function writtenTo(stage: Stage): Promise<Row> {
   };
 }
 
-/** READ against what the kernel gives: process_vm_readv, one call a block as UCX does, and 512 blocks a call as it might. */
-export async function limits(stage: Stage): Promise<Row[]> {
+/** READ against the kernel's limit: process_vm_readv with one call for each block, as UCX does, and with 512 blocks per call. */
+export async function limits(fixture: BenchFixture): Promise<Row[]> {
   const rows: Row[] = [];
   const size = 256 * 2 ** 20;
   for (const { what, block, order, wanted } of LIMITS) {
     const count = size / block;
-    const prepared = await lists(stage, block, count);
+    const prepared = await lists(fixture, block, count);
     const ids = (seed: number) => (order === "contiguous" ? inOrder(count) : shuffled(count, seed));
     const [localIds, remoteIds] = [ids(1), ids(2)];
     const ours: number[] = [];
@@ -147,17 +147,17 @@ export async function limits(stage: Stage): Promise<Row[]> {
     const vectored: number[] = [];
     const request = {
       do: "vm_read",
-      pid: stage.target.pid,
+      pid: fixture.target.pid,
       block,
       count,
       seeds: order === "contiguous" ? null : [1, 2],
     };
     for (let round = -1; round < ROUNDS; round += 1) {
       const mine = await timed(
-        () => stage.agent.transfer({ operation: "READ", ...prepared, localIds, remoteIds }).done,
+        () => fixture.agent.transfer({ operation: "READ", ...prepared, localIds, remoteIds }).done,
       );
-      const one = await stage.python.ask<{ ms: number }>({ ...request, vector: 1 });
-      const many = await stage.python.ask<{ ms: number }>({ ...request, vector: 512 });
+      const one = await fixture.python.ask<{ ms: number }>({ ...request, vector: 1 });
+      const many = await fixture.python.ask<{ ms: number }>({ ...request, vector: 512 });
       if (round < 0) continue;
       ours.push(size / mine / 1e6);
       single.push(size / one.ms / 1e6);
@@ -176,7 +176,7 @@ export async function limits(stage: Stage): Promise<Row[]> {
     await prepared.close();
     if (order === "contiguous") continue;
     rows.push({
-      what: `a way round UCX, ${what}: process_vm_readv of 512 blocks a call / READ`,
+      what: `a way around UCX, ${what}: process_vm_readv of 512 blocks a call / READ`,
       ours: spread(vectored, "GB/s"),
       theirs: `READ ${spread(ours, "GB/s")}`,
       ratio: pairRatio(vectored, ours),

@@ -1,4 +1,4 @@
-// Prints how much of a core this process takes while it does nothing, in percent: with an agent that is open and idle, or with none.
+// Prints the share of a core, in percent, that this process uses while idle: with an open agent, or without one.
 import { nixlTransport } from "@kv/nixl";
 
 const SETTLE_MS = 500;

@@ -1,11 +1,11 @@
 import type { Row } from "../report.js";
 import { bandwidth, libfabric, limits } from "./bandwidth.js";
+import { idleAgent, whileMoving } from "./event-loop.js";
+import { type BenchFixture, openFixture } from "./fixture.js";
 import { notifications, smallRead } from "./latency.js";
 import { bigList, handshake } from "./lists.js";
-import { idleAgent, whileMoving } from "./loop.js";
-import { openStage, type Stage } from "./stage.js";
 
-const PARTS: Readonly<Record<string, (stage: Stage) => Promise<readonly Row[]>>> = {
+const PARTS: Readonly<Record<string, (fixture: BenchFixture) => Promise<readonly Row[]>>> = {
   bandwidth,
   libfabric,
   limits,
@@ -17,20 +17,20 @@ const PARTS: Readonly<Record<string, (stage: Stage) => Promise<readonly Row[]>>>
   idleAgent,
 };
 
-/** The table of what is promised of `@kv/nixl`, or some parts of it. */
+/** Measures every part, or those in `only`; returns the rows of the table. */
 export async function nixl(only: readonly string[] = Object.keys(PARTS)): Promise<readonly Row[]> {
   const unknown = only.filter((name) => !(name in PARTS));
   if (unknown.length > 0)
     throw new Error(`no part ${unknown.join(", ")}; there are ${Object.keys(PARTS).join(", ")}`);
   const rows: Row[] = [];
-  const stage = await openStage();
+  const fixture = await openFixture();
   try {
     for (const name of only) {
       process.stderr.write(`  ${name} …\n`);
-      rows.push(...((await PARTS[name]?.(stage)) ?? []));
+      rows.push(...((await PARTS[name]?.(fixture)) ?? []));
     }
   } finally {
-    await stage.close();
+    await fixture.close();
   }
   return rows;
 }

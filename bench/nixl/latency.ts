@@ -3,31 +3,31 @@ import { Worker } from "node:worker_threads";
 import type { Agent } from "@kv/interface";
 import { pythonNixl } from "../python-peer.js";
 import { bestRatio, median, percentile, type Row, spread } from "../report.js";
-import { lists, ROUNDS, type Stage } from "./stage.js";
+import { type BenchFixture, lists, ROUNDS } from "./fixture.js";
 
 const PER_ROUND = 120;
 const BATCHES = 10;
 const BATCH = 32;
 const BLOCK = 4096;
 const WORKERS = 6;
-/** Messages to a worker that has just begun. */
+/** Messages to a new worker that are not measured. */
 const WARM_UP = 12;
 
 /**
- * One 4 KiB READ: making the request, posting it, done, released, inside the native thread against Python's calls for the same; and the way of
- * the outcome back to JavaScript, which is all of the time that the thread does not account for, the call itself included.
+ * One 4 KiB READ: the time inside the native thread (make, post, done, release) against Python's calls for the same; and the time from the
+ * outcome to JavaScript, which is all other time, the call itself included.
  */
-export async function smallRead(stage: Stage): Promise<Row[]> {
-  const prepared = await lists(stage, BLOCK, 64);
+export async function smallRead(fixture: BenchFixture): Promise<Row[]> {
+  const prepared = await lists(fixture, BLOCK, 64);
   const ids = Int32Array.of(7);
   const [inside, handed, theirs, back, message] = [[], [], [], [], []] as number[][];
   for (let round = -1; round < ROUNDS; round += 1) {
     const mine = { inside: [] as number[], handed: [] as number[], back: [] as number[] };
     const small = () =>
-      stage.agent.transfer({ operation: "READ", ...prepared, localIds: ids, remoteIds: ids }).done;
-    // Its progress thread takes most of a core also while it does nothing.
-    stage.python.pause();
-    // Several at once, as Python does them: one right after another, with warm caches.
+      fixture.agent.transfer({ operation: "READ", ...prepared, localIds: ids, remoteIds: ids }).done;
+    // Python's progress thread uses most of a core even when idle.
+    fixture.python.pause();
+    // Several at once, because Python makes them one right after another, with warm caches.
     for (let i = 0; i < BATCHES; i += 1) {
       const results = await Promise.all(Array.from({ length: BATCH }, small));
       for (const { makeMs = Number.NaN, transferMs } of results)
@@ -41,8 +41,8 @@ export async function smallRead(stage: Stage): Promise<Row[]> {
       mine.back.push((totalMs - prepareMs - transferMs) * 1e3);
     }
     const oneWay = await postMessageUs(PER_ROUND);
-    stage.python.resume();
-    const python = await stage.python.ask<{ make: number[]; move: number[]; release: number[] }>({
+    fixture.python.resume();
+    const python = await fixture.python.ask<{ make: number[]; move: number[]; release: number[] }>({
       do: "small",
       block: BLOCK,
       times: PER_ROUND,
@@ -80,8 +80,8 @@ export async function smallRead(stage: Stage): Promise<Row[]> {
 }
 
 /**
- * One way to a worker and its echo, halved. Of several workers, since a pair of threads stays for a while where the kernel has put it: on one core, where a
- * message takes 11 us, or on two, where it takes 50, of which most is to wake a core that sleeps.
+ * Half of a round trip to a worker. Uses several workers, because a pair of threads stays where the kernel has placed it: on one core, where a
+ * message takes 11 us, or on two, where it takes 50, most of which is to wake a sleeping core.
  */
 async function postMessageUs(times: number): Promise<number[]> {
   const halves: number[] = [];
@@ -111,11 +111,11 @@ const NOTES = 60;
 const GAP_MS = 4;
 
 /**
- * One way, stamped by the sender with the clock that all processes of a host share: between two processes of ours, and between two of Python's, each
- * with the progress thread that NIXL gives it when nothing else is asked for.
+ * One-way delays, by the clock that all processes of a host share: between two processes of ours, and between two Python processes with NIXL's
+ * progress thread, which is the default.
  */
-export async function notifications(stage: Stage): Promise<Row[]> {
-  const { agent, target, python, backend } = stage;
+export async function notifications(fixture: BenchFixture): Promise<Row[]> {
+  const { agent, target, python, backend } = fixture;
   const { name, metadata } = await python.ask<{ name: string; metadata: string }>({ do: "metadata" });
   const pythonSender = await pythonNixl(backend);
   await pythonSender.ask({ do: "meet", metadata });

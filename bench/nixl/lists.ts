@@ -7,8 +7,8 @@ import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { findLibrary } from "@kv/nixl";
 import { bestRatio, median, pairRatio, type Row, spread } from "../report.js";
-import { onThread, peakGrowthMib } from "./cost.js";
-import { farSide, LENGTH_BYTES, ROUNDS, type Stage } from "./stage.js";
+import { type BenchFixture, LENGTH_BYTES, ROUNDS, startTarget } from "./fixture.js";
+import { onThread, peakGrowthMib } from "./process-costs.js";
 
 const run = promisify(execFile);
 const MILLION = 1_000_000;
@@ -16,13 +16,13 @@ const MILLION_BLOCK = 512;
 const LAYERS = 80;
 const BLOCKS_OF_A_LAYER = 100_000;
 const SMALL_BLOCK = 64;
-/** Stands for none at all on the JavaScript thread: to ask and to hear of it takes some tens of microseconds. */
+/** Counts as no time on the JavaScript thread: a call and its answer take some tens of microseconds. */
 const WANTED_ON_THREAD_MS = 1;
-/** A list is kept as its rows, here 80 of 40 bytes, whatever the number of blocks; the rest is room for the heaps of V8 and of the C library. */
+/** A list is kept as its rows, here 80 of 40 bytes; the rest is room for the heaps of V8 and of the C library. */
 const WANTED_GROWTH_MIB = 64;
 
-/** Lists of a million descriptors against a loop in C over the same calls of NIXL. */
-export async function bigList(stage: Stage): Promise<Row[]> {
+/** Lists of a million descriptors against a C loop over the same NIXL calls. */
+export async function bigList(fixture: BenchFixture): Promise<Row[]> {
   const what = "list of 1M descriptors";
   const folder = mkdtempSync(join(tmpdir(), "kv-bench-"));
   try {
@@ -44,12 +44,12 @@ export async function bigList(stage: Stage): Promise<Row[]> {
       });
       return Number(stdout.trim().split("\n").at(-1));
     };
-    const { address } = stage.memory;
+    const { address } = fixture.memory;
     const own = `${what}, each a row of its own`;
-    const scattered = { stage, loopMs, rows: scatteredRows(address) };
+    const scattered = { fixture, loopMs, rows: scatteredRows(address) };
     return [
       ...(await listRows({
-        stage,
+        fixture,
         loopMs,
         what: `${what} in ${LAYERS} rows, as plans make them`,
         rows: layerRows(address),
@@ -63,7 +63,7 @@ export async function bigList(stage: Stage): Promise<Row[]> {
 }
 
 interface ListOptions {
-  readonly stage: Stage;
+  readonly fixture: BenchFixture;
   readonly what: string;
   readonly rows: Float64Array;
   readonly takeRows?: boolean;
@@ -71,15 +71,15 @@ interface ListOptions {
 }
 
 async function listRows(options: ListOptions): Promise<Row[]> {
-  const { stage, what, rows, takeRows = false, loopMs } = options;
-  // Made beforehand, since what is made between the rounds is collected within them.
+  const { fixture, what, rows, takeRows = false, loopMs } = options;
+  // Allocated beforehand: tables that are allocated between the rounds would be garbage-collected within them.
   const tables = Array.from({ length: ROUNDS + 1 }, () => (takeRows ? rows.slice() : rows));
   const [ours, theirs, busy] = [[], [], []] as [number[], number[], number[]];
-  stage.python.pause();
+  fixture.python.pause();
   for (const [round, table] of tables.entries()) {
     const begun = performance.now();
     const made = await onThread(() =>
-      stage.agent.prepareLocal({ memoryType: "DRAM", rows: table, takeRows }),
+      fixture.agent.prepareLocal({ memoryType: "DRAM", rows: table, takeRows }),
     );
     const ready = performance.now();
     await made.value.close();
@@ -89,7 +89,7 @@ async function listRows(options: ListOptions): Promise<Row[]> {
     busy.push(made.busyMs);
     theirs.push(loop);
   }
-  stage.python.resume();
+  fixture.python.resume();
   const ratio = pairRatio(ours, theirs);
   return [
     {
@@ -105,7 +105,7 @@ async function listRows(options: ListOptions): Promise<Row[]> {
   ];
 }
 
-/** A row that is not judged. */
+/** The row without a goal. */
 const reported = (row: Row): Row => ({ ...row, wanted: "reported", met: undefined });
 
 function onThreadRow(what: string, busyMs: readonly number[], leastMs?: readonly number[]): Row {
@@ -120,7 +120,7 @@ function onThreadRow(what: string, busyMs: readonly number[], leastMs?: readonly
   };
 }
 
-/** Blocks of the memory layer by layer. */
+/** All blocks of the memory, one row for each layer. */
 function layerRows(address: number): Float64Array {
   const blocks = MILLION / LAYERS;
   const layers = Array.from({ length: LAYERS }, (_, layer) => {
@@ -129,7 +129,7 @@ function layerRows(address: number): Float64Array {
   return Float64Array.from(layers.flat());
 }
 
-/** Blocks of the memory, of which none follows its neighbour: nothing can be merged into a stride. */
+/** Blocks of the memory without adjacent neighbours: nothing can be merged into a stride. */
 function scatteredRows(address: number): Float64Array {
   const rows = new Float64Array(5 * MILLION);
   for (let i = 0; i < MILLION; i += 1) {
@@ -139,10 +139,10 @@ function scatteredRows(address: number): Float64Array {
   return rows;
 }
 
-/** A new peer to the point where transfers can be made, the backend being warm. */
-export async function handshake(stage: Stage): Promise<Row[]> {
+/** The time until transfers to a new peer can be made, with a warm backend. */
+export async function handshake(fixture: BenchFixture): Promise<Row[]> {
   const rows: Row[] = [];
-  const far = farSide(stage.backend);
+  const far = startTarget(fixture.backend);
   try {
     const { metadata, address, name } = await far.ask<{ metadata: string; address: number; name: string }>({
       do: "open",
@@ -151,15 +151,15 @@ export async function handshake(stage: Stage): Promise<Row[]> {
     const bytes = Buffer.from(metadata, "hex");
     const ready = async (block: number, table: (base: number) => Float64Array) => {
       const begun = performance.now();
-      await stage.agent.addRemote(bytes);
-      const local = stage.agent.prepareLocal({ memoryType: "DRAM", rows: table(stage.memory.address) });
-      const remote = stage.agent.prepareRemote(name, { memoryType: "DRAM", rows: table(address) });
+      await fixture.agent.addRemote(bytes);
+      const local = fixture.agent.prepareLocal({ memoryType: "DRAM", rows: table(fixture.memory.address) });
+      const remote = fixture.agent.prepareRemote(name, { memoryType: "DRAM", rows: table(address) });
       const both = await Promise.all([local, remote]);
       return { ms: performance.now() - begun, both, block };
     };
     const forget = async (lists: readonly { close(): Promise<void> }[]) => {
       for (const list of lists) await list.close();
-      await stage.agent.removeRemote(name);
+      await fixture.agent.removeRemote(name);
     };
     for (const count of [1000, 50_000]) {
       const block = 4096;
@@ -168,7 +168,7 @@ export async function handshake(stage: Stage): Promise<Row[]> {
       for (let round = -1; round < ROUNDS; round += 1) {
         const { ms, both } = await ready(block, table);
         await forget(both);
-        const python = await stage.python.ask<{ ms: number }>({
+        const python = await fixture.python.ask<{ ms: number }>({
           do: "handshake",
           metadata,
           address,
@@ -201,18 +201,19 @@ export async function handshake(stage: Stage): Promise<Row[]> {
         ]).flat(),
       );
     const [times, grown, busy, few]: [number[], number[], number[], number[]] = [[], [], [], []];
-    // A thread of Python's that spins would be counted where it takes the core.
-    stage.python.pause();
+    // Python's polling thread would be measured where it takes the core.
+    fixture.python.pause();
     for (let round = -1; round < ROUNDS; round += 1) {
       const first = (blocks: number) => async () => {
         const begun = performance.now();
         const { both } = await ready(SMALL_BLOCK, layers(blocks));
         const [local, remote] = both;
         const ids = Int32Array.of(0, blocks * LAYERS - 1);
-        await stage.agent.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids }).done;
+        await fixture.agent.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids })
+          .done;
         return { both, tookMs: performance.now() - begun };
       };
-      // The same calls with a block of each layer: what of the time is not the descriptors'.
+      // The same calls with one block per layer: the time that does not depend on the number of descriptors.
       const least = await onThread(first(1));
       await forget(least.value.both);
       const { value, growthMib } = await peakGrowthMib(() => onThread(first(BLOCKS_OF_A_LAYER)));
@@ -223,7 +224,7 @@ export async function handshake(stage: Stage): Promise<Row[]> {
       times.push(value.value.tookMs);
       grown.push(growthMib);
     }
-    stage.python.resume();
+    fixture.python.resume();
     const what =
       "first request at 8,000,000 descriptors (80 layers x 100,000 blocks), lists of both sides made";
     rows.push(

@@ -1,4 +1,4 @@
-// usage: target.ts [BACKEND]. The far side of the benchmark `nixl`: memory to read and write, and a reader of notifications that are stamped with the time of their sending.
+// usage: target.ts [BACKEND]. The target of the benchmark `nixl`: memory to read and write, and a receiver of notifications that contain the time of their sending.
 import { createInterface } from "node:readline";
 import type { Agent, Memory } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
@@ -15,7 +15,7 @@ let memory: Memory;
 let peer: { name: string; address: number };
 let heard: AsyncIterableIterator<{ payload: Uint8Array }>;
 
-/** Delays in ms of the next `count` notifications; with `work` the agent reads small blocks all the while. */
+/** Delays in ms of the next `count` notifications. With `work` the agent reads small blocks at the same time. */
 async function listen(count: number, work: boolean): Promise<number[]> {
   let over = false;
   const working = work ? readOn(() => over) : Promise.resolve();

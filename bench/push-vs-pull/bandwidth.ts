@@ -1,5 +1,5 @@
 import { nixlTransport } from "@kv/nixl";
-import { inOrder, shuffled } from "../nixl/stage.js";
+import { inOrder, shuffled } from "../nixl/fixture.js";
 import { nodeTarget } from "../python-peer.js";
 import { median } from "../report.js";
 import { BLOCK_BYTES } from "./workload.js";

@@ -5,7 +5,7 @@ import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import ts from "typescript";
 import { describe, expect, test } from "vitest";
-import { nixlMissing } from "../../packages/nixl/test/require-nixl.js";
+import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 
 /**
  * Type-checks and runs the examples of the packages' READMEs. Each must print the output that its comments show (`console.log(…); // output`).

@@ -2,7 +2,7 @@ import { nixlTransport } from "@kv/nixl";
 import { createSimEngine } from "@kv/testing/simulator/sim-engine";
 import { memoryNetwork } from "@kv/transport-memory";
 import { describe, expect, test } from "vitest";
-import { FAKE_NIXL, fakeMissing } from "../../packages/nixl/test/fake-nixl.js";
+import { FAKE_NIXL, fakeMissing } from "../../packages/nixl/test/support/fake-nixl.js";
 import { onDevices } from "./on-devices.js";
 
 const BLOCK_TOKENS = 16;

@@ -6,7 +6,7 @@ import type { FaultFixture } from "@kv/testing/faults/fault-fixture";
 import { FAULT_RULES } from "@kv/testing/faults/fault-rules";
 import { createSimEngine } from "@kv/testing/simulator/sim-engine";
 import { memoryNetwork, type SeededRandom } from "@kv/transport-memory";
-import { FAKE_NIXL } from "../../packages/nixl/test/fake-nixl.js";
+import { FAKE_NIXL } from "../../packages/nixl/test/support/fake-nixl.js";
 import { createFaultInjector } from "./fault-injector.js";
 import { type FaultyTransport, faultyTransport } from "./faulty-transport.js";
 import { heldBy, REAL_TIMES, untilNothingHeld } from "./real-time.js";

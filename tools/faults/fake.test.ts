@@ -1,7 +1,7 @@
 import { faultRunOn } from "@kv/testing/faults/fault-run";
 import { seededRandom } from "@kv/transport-memory";
 import { describe, it } from "vitest";
-import { fakeMissing } from "../../packages/nixl/test/fake-nixl.js";
+import { fakeMissing } from "../../packages/nixl/test/support/fake-nixl.js";
 import { fakeGround } from "./fake-ground.js";
 import { CLEAN_END, expectCleanEnd, LOADS, seed } from "./loads.js";
 

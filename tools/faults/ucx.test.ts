@@ -1,6 +1,6 @@
 import { faultRunOn } from "@kv/testing/faults/fault-run";
 import { describe, it } from "vitest";
-import { nixlMissing } from "../../packages/nixl/test/require-nixl.js";
+import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import { CLEAN_END, expectCleanEnd, LOADS, seed } from "./loads.js";
 import { processGround } from "./process-ground.js";
 

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { nixlMissing } from "../../packages/nixl/test/require-nixl.js";
+import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import { runExits } from "./run-exits.js";
 
 const COUNT = 50;

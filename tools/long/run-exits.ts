@@ -3,7 +3,7 @@ import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { ADDON_OF_BUNDLES, bundle } from "../../packages/nixl/test/bundle.js";
+import { ADDON_OF_BUNDLES, bundle } from "../../packages/nixl/test/support/bundle.js";
 import { drawExit, type Exit, OUTPUT_BYTES } from "./exit.js";
 
 export interface ExitsOptions {

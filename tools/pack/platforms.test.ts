@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { complaints, elfNeeds } from "../../native/elf-needs.mjs";
 import { addonOf, EXPORTS, GLIBC, isCurrent, PLATFORMS } from "../../native/platform-packages.mjs";
-import { nixlMissing } from "../../packages/nixl/test/require-nixl.js";
+import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import { npmProject } from "./outside.js";
 import { isForPlatform, manifests, packAll, pnpm, root, run } from "./tarballs.js";
 
@@ -111,8 +111,8 @@ describe.skipIf(cannot)(`from the tarballs to a transfer (${cannot ?? "NIXL foun
     await writeFile(join(folder, "two.mjs"), example);
     const { stdout } = await run(process.execPath, ["two.mjs"], { cwd: folder });
     expect(stdout.trim().split("\n").sort()).toEqual([
-      "owner: told read",
-      "read 196608 bytes, the last of them 7",
+      "owner: notified of read",
+      "read 196608 bytes; the last byte is 7",
     ]);
   }, 120_000);
 });

@@ -2,28 +2,29 @@ import { KvError } from "@kv/interface";
 import { Command, InvalidArgumentError } from "commander";
 import { addBench } from "./bench/command.js";
 import { addDoctor } from "./doctor/command.js";
-import { COMPANIONS, type Companion, installNixl } from "./install.js";
-import { findLibrary } from "./library.js";
-import { type Cuda, DEFAULT_VERSION } from "./wheels.js";
+import { installNixl, PLUGIN_DEPENDENCIES, type PluginDependency } from "./install/install.js";
+import { type Cuda, DEFAULT_VERSION } from "./install/wheels.js";
+import { findLibrary } from "./library/find-library.js";
 
 const program = new Command("kv-nixl").description("NVIDIA NIXL for @kv/nixl.");
 
 program
   .command("install")
-  .description("fetch the pinned NIXL wheel with pip and unpack its libraries into the user's cache")
+  .description("download the pinned NIXL wheel with pip and unpack its libraries into the user's cache")
   .option("--version <version>", "version of NIXL", DEFAULT_VERSION)
-  .option("--cuda <major>", "CUDA the wheel is built for: 12 or 13", readCuda, 12)
+  .option("--cuda <major>", "major version of CUDA that the wheel is built for: 12 or 13", readCuda, 12)
   .option(
     "--with <name>",
-    "also what a plugin needs from outside the wheel: libfabric (135 MB to download, 2 MB of it kept; Intel's and NVIDIA's licences)",
-    readCompanion,
+    "also install libraries that a plugin needs from outside the wheel: libfabric (downloads 135 MB, keeps 2 MB; Intel's and NVIDIA's licences)",
+    readDependency,
     [],
   )
-  .option("--force", "fetch it again and replace what is there, such as when a file of it is damaged")
-  .action(async (options: { version: string; cuda: Cuda; with: Companion[]; force?: true }) => {
+  .option("--force", "download NIXL again and replace the installation, such as when a file is damaged")
+  .action(async (options: { version: string; cuda: Cuda; with: PluginDependency[]; force?: true }) => {
     const onProgress = (line: string) => process.stderr.write(`${line}\n`);
     const { library, existed } = await installNixl({ ...options, onProgress });
-    if (existed) onProgress("it was there already, and was not looked into: --force fetches it again");
+    if (existed)
+      onProgress("NIXL is installed already, and its files were not checked: --force installs it again");
     process.stdout.write(`${library}\n`);
   });
 
@@ -46,10 +47,10 @@ try {
   process.exitCode = 1;
 }
 
-function readCompanion(value: string, before: Companion[]): Companion[] {
-  const known = COMPANIONS.find((name) => name === value);
-  if (known === undefined) throw new InvalidArgumentError(COMPANIONS.join(" or "));
-  return [...before, known];
+function readDependency(value: string, previous: PluginDependency[]): PluginDependency[] {
+  const known = PLUGIN_DEPENDENCIES.find((name) => name === value);
+  if (known === undefined) throw new InvalidArgumentError(PLUGIN_DEPENDENCIES.join(" or "));
+  return [...previous, known];
 }
 
 function readCuda(value: string): Cuda {

@@ -1,6 +1,11 @@
-export { type BackendChoice, chooseBackends } from "./backend-choice.js";
+export type { NixlAgent } from "./agent/agent.js";
+export {
+  type DescribePluginsOptions,
+  describePlugins,
+  type PluginDescription,
+  summaryOf,
+} from "./backends/plugins.js";
 export { type BenchReport, type BenchRow, benchReportSchema } from "./bench/report.js";
-export { type DeviceMemoryOptions, deviceMemory } from "./device-memory.js";
 export {
   type CheckReport,
   checkSchemaOf,
@@ -11,25 +16,20 @@ export {
 } from "./doctor/check-report.js";
 export { type DoctorOptions, doctor } from "./doctor/doctor.js";
 export type { Host } from "./doctor/host.js";
+export { type Check, type DoctorReport, doctorReportSchema, doctorText } from "./doctor/report.js";
+export type { Environment } from "./environment.js";
 export {
-  type Check,
-  type DoctorReport,
-  doctorReportSchema,
-  reportText as doctorText,
-} from "./doctor/report.js";
-export { type MissingPart, nameOfMissing } from "./elf-loader.js";
-export { type FabricDevice, fabricDevices, isEfaOnly } from "./fabric-devices.js";
-export { type FileMemoryOptions, openFileMemory } from "./file-memory.js";
-export { COMPANIONS, type Companion, type Installed, type InstallOptions, installNixl } from "./install.js";
-export { type Environment, type FindLibraryOptions, findLibrary } from "./library.js";
-export { type LibraryFeatures, lackedBy, libraryFeatures } from "./library-features.js";
+  type Installed,
+  type InstallOptions,
+  installNixl,
+  type PluginDependency,
+} from "./install/install.js";
+export type { Cuda } from "./install/wheels.js";
+export { type FindLibraryOptions, findLibrary } from "./library/find-library.js";
+export { type LibraryFeatures, lackedBy, libraryFeatures } from "./library/library-features.js";
+export type { MissingPart } from "./library/missing-parts.js";
+export { type DeviceMemoryOptions, deviceMemory } from "./memory/device-memory.js";
+export { type FileMemoryOptions, openFileMemory } from "./memory/file-memory.js";
+export { type ObjectMemoryOptions, objectMemory } from "./memory/object-memory.js";
 export { type FrameOptions, frameMetadata, unframeMetadata } from "./metadata/frame.js";
-export { type ObjectMemoryOptions, objectMemory } from "./object-memory.js";
-export {
-  type DescribePluginsOptions,
-  describePlugins,
-  type PluginDescription,
-  summaryOf,
-} from "./plugins.js";
-export { type NixlTransportOptions, nixlTransport } from "./transport.js";
-export type { Cuda } from "./wheels.js";
+export { type NixlTransport, type NixlTransportOptions, nixlTransport } from "./transport.js";

@@ -1,209 +1,260 @@
 import {
-  type Agent,
+  type AgentOptions,
   type Ambient,
   ambient,
   type BackendSpec,
   KvError,
-  silentLog,
+  type Memory,
+  type MemoryType,
   type Transport,
   type TransportCapabilities,
 } from "@kv/interface";
-import { loadAddon } from "./addon.js";
-import { createNixlAgent } from "./agent.js";
-import { checkBackends, chooseBackends, resolveBackends } from "./backend-choice.js";
-import { notifies, reportsPeerDeath } from "./backends.js";
-import { requireObject, shown } from "./given.js";
-import { findLibrary, warnOfUnusedVariables } from "./library.js";
-import { allocateMemory } from "./memory.js";
-import { memoryTypesOf } from "./memory-types.js";
-import { type MetadataChecker, metadataChecker } from "./metadata/checker.js";
-import { checkerProcess } from "./metadata/checker-process.js";
-import type { NativeAddon } from "./native.js";
-import { type Preload, preloadFor } from "./preload.js";
-import { warnOfUcxOnEfa } from "./ucx-on-efa.js";
-import { explainUnavailable } from "./unavailable.js";
-import { requireWhole } from "./whole-files.js";
+import { loadAddon } from "./addon/load-addon.js";
+import type { NativeAddon } from "./addon/native.js";
+import { type NixlAgent, startNixlAgent } from "./agent/agent.js";
+import { explainBackendError } from "./backends/backend-errors.js";
+import { notifies, reportsPeerDeath } from "./backends/backend-traits.js";
+import { warnOfUcxOnEfa } from "./backends/efa.js";
+import { PreloadFinder } from "./backends/preload.js";
+import { type SelectedBackends, selectBackends, validateAgentBackends } from "./backends/select-backends.js";
+import { nixlVariables, warnOfUnusedLibraryVariables } from "./environment.js";
+import { findLibrary } from "./library/find-library.js";
+import { requireComplete } from "./library/truncation-check.js";
+import { allocateHostMemory } from "./memory/host-memory.js";
+import { memoryTypesOf } from "./memory/memory-types.js";
+import { MetadataChecker } from "./metadata/checker.js";
+import { startCheckerProcess } from "./metadata/checker-process.js";
+import { formatValue, requireObject } from "./validate.js";
 
+/** Options of `nixlTransport`. */
 export interface NixlTransportOptions extends Partial<Ambient> {
-  /** Path of `libnixl_capi.so`, before every other place where it is looked for. */
-  library?: string;
-  /** Backends of agents that ask for none, in order of preference; before `NIXL_BACKEND` and the default, UCX. */
-  backends?: readonly (BackendSpec | string)[];
+  /** Path of `libnixl_capi.so`. It comes before every other place in which the library is looked for. */
+  readonly library?: string | undefined;
+  /** Backends of agents that name none, in order of preference. They come before `NIXL_BACKEND` and the default, UCX. */
+  readonly backends?: readonly (BackendSpec | string)[] | undefined;
   /**
-   * Has another process load a peer's metadata before this one does, once for the same bytes: NIXL dies of some that are damaged, and only
-   * metadata that came sealed or signed can be trusted not to be. Costs a process for each choice of backends, started with its first agent.
-   * False by default.
+   * Loads a peer's metadata in another process first, once for the same bytes: NIXL crashes on some damaged metadata, which only a seal or a
+   * signature rules out. Costs one process for each combination of backends, started with its first agent. False by default.
    */
-  checkMetadata?: boolean;
-  /** Variables for NIXL, UCX and libfabric, set in the process's environment before NIXL loads, such as `UCX_TLS`. */
-  env?: Readonly<Record<string, string>>;
+  readonly checkMetadata?: boolean | undefined;
+  /** Variables for NIXL, UCX and libfabric, such as `UCX_TLS`. They are set in the environment of the process before NIXL loads. */
+  readonly env?: Readonly<Record<string, string>> | undefined;
 }
 
 /**
- * NIXL as a `Transport`. Nothing is loaded until the first agent or allocation. Errors then: `KV_ADDON_NOT_FOUND`,
- * `KV_LIBRARY_NOT_FOUND`, `KV_LIBRARY_INCOMPATIBLE`, `KV_BACKEND_UNAVAILABLE`. At once: `KV_CONFIG_INVALID`, and what `backends` may be refused with.
+ * NIXL as a `Transport`. Loads nothing until the first agent or allocation, which may fail with `KV_ADDON_NOT_FOUND`, `KV_LIBRARY_NOT_FOUND`,
+ * `KV_LIBRARY_INCOMPATIBLE` or `KV_BACKEND_UNAVAILABLE`. Throws `KV_CONFIG_INVALID` for wrong options, and `KV_BACKEND_UNAVAILABLE` or
+ * `KV_AGENT_INVALID` for wrong `backends`.
  */
-export function nixlTransport(options: NixlTransportOptions = {}): Transport {
-  checkOptions(options);
-  const around = ambient(options);
-  const { clock, random, log, metrics } = around;
-  // Warnings wait for an agent, which may ask for backends of its own.
-  const chosen = chooseBackends({ explicit: options.backends, environment: process.env, log: silentLog });
-  const told = new Set<string>();
-  const agents = new Set<Agent>();
-  let addon: NativeAddon | undefined;
-  let library: Promise<string> | undefined;
-  let closed: Promise<void> | undefined;
-  /** By the backends of the agents that they serve: one without the peer's backend would refuse it. */
-  const checkers = new Map<string, MetadataChecker>();
-  const preloads = new Map<string, Promise<Preload>>();
+export function nixlTransport(options: NixlTransportOptions = {}): NixlTransport {
+  requireOptions(options);
+  return new NixlTransport(options);
+}
 
-  const capabilities: TransportCapabilities = Object.freeze({
-    read: true,
-    write: true,
-    notifications: notifies(chosen),
-    crossProcess: true,
-    memoryTypes: memoryTypesOf(chosen),
-    reportsPeerDeath: reportsPeerDeath(chosen),
-  });
+/** What `nixlTransport` returns. Its methods are bound to it, so that a wrapper may take them over with `{ ...transport }`. */
+export class NixlTransport implements Transport, AsyncDisposable {
+  /** "nixl". */
+  readonly name = "nixl";
+  /** What agents of the transport's own backends can do on this machine. `VRAM` is listed when there is an NVIDIA GPU. */
+  readonly capabilities: TransportCapabilities;
+  readonly #options: NixlTransportOptions;
+  readonly #ambient: Ambient;
+  readonly #agents = new Set<NixlAgent>();
+  readonly #preloads = new PreloadFinder();
+  /** By the names of the agents' backends: a process without a peer's backend would refuse the peer's metadata. */
+  readonly #checkers = new Map<string, MetadataChecker>();
+  /** Selections of backends that were logged. */
+  readonly #logged = new Set<string>();
+  #addon: NativeAddon | undefined;
+  #library: Promise<string> | undefined;
+  #closed: Promise<void> | undefined;
 
-  function open(): NativeAddon {
-    if (closed !== undefined) throw new KvError("KV_TRANSPORT_CLOSED", "the NIXL transport is closed");
-    if (addon === undefined) {
-      addon = loadAddon();
-      const wanted = Object.entries(options.env ?? {});
-      if (wanted.length > 0 && addon.isLoaded()) {
-        log.warn("nixl-environment-late", {
-          variables: wanted,
-          why: "NIXL is loaded in this process already",
-        });
-      }
-      const set = addon.prepareEnvironment(wanted);
-      for (const [name, value] of set) log.info("nixl-environment-default", { name, value });
-      warnOfUnusedVariables({ library: options.library, environment: process.env, log });
+  /** For `nixlTransport`. */
+  constructor(options: NixlTransportOptions) {
+    const { backends } = selectBackends({ explicit: options.backends, environment: process.env });
+    this.#options = options;
+    this.#ambient = ambient(options);
+    this.capabilities = Object.freeze({
+      read: true,
+      write: true,
+      notifications: notifies(backends),
+      crossProcess: true,
+      memoryTypes: memoryTypesOf(backends),
+      reportsPeerDeath: reportsPeerDeath(backends),
+    });
+  }
+
+  /**
+   * Starts an agent with its native thread and its backends. Rejects with `KV_AGENT_INVALID` for wrong options, `KV_TRANSPORT_CLOSED`,
+   * `KV_BACKEND_UNAVAILABLE` (with every plugin found, what each lacks, and the remedy), and what loading the addon and NIXL may fail with.
+   */
+  readonly createAgent = async (options: AgentOptions = {}): Promise<NixlAgent> => {
+    const addon = this.#open();
+    const { clock, random, log } = this.#ambient;
+    requireObject(options, "KV_AGENT_INVALID", "the options of an agent");
+    const { name = random.uuid(), backends: asked } = options;
+    if (typeof name !== "string" || !/^[\x20-\x7e]{1,255}$/.test(name)) {
+      throw new KvError(
+        "KV_AGENT_INVALID",
+        `agent name ${formatValue(name)} is not 1 to 255 printable ASCII characters`,
+      );
     }
+    const { backends, source } = this.#selectBackends(asked);
+    const libraryPath = await this.#findLibrary();
+    await requireComplete(libraryPath, backends, { ...process.env, ...this.#options.env });
+    const preload = await this.#prepareBackends(addon, backends, libraryPath);
+    this.#requireOpen();
+    const checker =
+      this.#options.checkMetadata === true ? this.#checkerFor(backends, libraryPath) : undefined;
+    const agent = await startNixlAgent({
+      addon,
+      libraryPath,
+      name,
+      backends,
+      preload,
+      clock,
+      checkMetadata: checker && ((metadata) => checker.check(metadata)),
+      onClose: () => this.#agents.delete(agent),
+    }).catch(async (error: unknown) => {
+      this.#preloads.forget();
+      throw await explainBackendError(error, { backends, source, libraryPath, environment: process.env });
+    });
+    log.debug("nixl-agent-created", { name, backends: agent.backends, library: libraryPath });
+    this.#agents.add(agent);
+    if (this.#closed !== undefined) {
+      await agent.close();
+      throw new KvError(
+        "KV_TRANSPORT_CLOSED",
+        "the NIXL transport was closed while the agent was being created",
+      );
+    }
+    return agent;
+  };
+
+  /** Allocates host memory. Throws `KV_MEMORY_INVALID`, `KV_TRANSPORT_CLOSED`, and `KV_TRANSPORT_UNSUPPORTED` for anything but DRAM on device 0. */
+  readonly allocate = (
+    lengthBytes: number,
+    options: { memoryType?: MemoryType | undefined; deviceId?: number | undefined } = {},
+  ): Memory & Disposable => {
+    requireObject(options, "KV_MEMORY_INVALID", "the options of allocate");
+    const { memoryType = "DRAM", deviceId = 0 } = options;
+    if (memoryType !== "DRAM" || deviceId !== 0) {
+      const hint =
+        "allocate it with the device's own runtime, and register deviceMemory({ address, lengthBytes, deviceId })";
+      throw new KvError(
+        "KV_TRANSPORT_UNSUPPORTED",
+        `cannot allocate ${formatValue(memoryType)} on device ${formatValue(deviceId)}: DRAM on device 0 only`,
+        memoryType === "VRAM" ? { hint } : {},
+      );
+    }
+    return allocateHostMemory(this.#open(), lengthBytes);
+  };
+
+  /** Closes all agents and the processes that check metadata. Safe to call twice. */
+  readonly close = (): Promise<void> => {
+    const parts = [...this.#agents, ...this.#checkers.values()];
+    this.#closed ??= Promise.all(parts.map((part) => part.close())).then(() => {});
+    return this.#closed;
+  };
+
+  /** The same as `close()`. */
+  readonly [Symbol.asyncDispose] = (): Promise<void> => this.close();
+
+  #requireOpen(): void {
+    if (this.#closed === undefined) return;
+    throw new KvError("KV_TRANSPORT_CLOSED", "the NIXL transport is closed");
+  }
+
+  /** The addon, loaded on first use, with NIXL's variables set. */
+  #open(): NativeAddon {
+    this.#requireOpen();
+    if (this.#addon !== undefined) return this.#addon;
+    const { library, env = {} } = this.#options;
+    const { log } = this.#ambient;
+    const addon = loadAddon();
+    const variables = Object.entries(env);
+    if (variables.length > 0 && addon.isLoaded()) {
+      log.warn("nixl-environment-late", { variables, why: "NIXL is loaded in this process already" });
+    }
+    for (const [name, value] of addon.prepareEnvironment(variables)) {
+      log.info("nixl-environment-default", { name, value });
+    }
+    warnOfUnusedLibraryVariables({ library, environment: process.env, log });
+    this.#addon = addon;
     return addon;
   }
 
-  /** The backends of an agent and where they come from, told once for each choice. */
-  function choose(asked: readonly BackendSpec[] | undefined) {
-    const explicit = asked === undefined ? options.backends : checkBackends(asked);
-    const asker = asked === undefined ? "the option backends" : "the agent's backends";
-    const question = { explicit, asker, environment: process.env };
-    const { backends, source } = resolveBackends({ ...question, log: silentLog });
+  /** The backends of an agent. Each selection is logged once. */
+  #selectBackends(asked: readonly BackendSpec[] | undefined): SelectedBackends {
+    const { log, metrics } = this.#ambient;
+    const settings = {
+      explicit: asked === undefined ? this.#options.backends : validateAgentBackends(asked),
+      option: asked === undefined ? "the option backends" : "the agent's backends",
+      environment: process.env,
+    };
+    const selected = selectBackends(settings);
+    const { backends, source } = selected;
     const names = backends.map((spec) => spec.name).join(",");
-    if (!told.has(`${names} ${source}`)) {
-      told.add(`${names} ${source}`);
-      resolveBackends({ ...question, log });
-      log.info("nixl-backends", { backends: names, source, variables: variablesOfNixl() });
+    if (!this.#logged.has(`${names} ${source}`)) {
+      this.#logged.add(`${names} ${source}`);
+      selectBackends({ ...settings, log });
+      log.info("nixl-backends", { backends: names, source, variables: nixlVariables(process.env) });
       void warnOfUcxOnEfa(backends, log);
     }
     metrics.count("kv_nixl_agents_created", 1, { backends: names, source });
-    return { backends, source };
+    return selected;
   }
 
-  /** What the backends need beside NIXL, and the variables for it, which are set. */
-  async function prepareBackends(native: NativeAddon, specs: readonly BackendSpec[], libraryPath: string) {
+  /** Looks for the library once; again after a failure. */
+  async #findLibrary(): Promise<string> {
+    this.#library ??= findLibrary({ library: this.#options.library });
+    try {
+      return await this.#library;
+    } catch (error) {
+      this.#library = undefined;
+      throw error;
+    }
+  }
+
+  /** Finds the libraries that the backends' plugins need from outside the wheel, and sets the variables for them. Returns their paths. */
+  async #prepareBackends(
+    addon: NativeAddon,
+    backends: readonly BackendSpec[],
+    libraryPath: string,
+  ): Promise<string[]> {
     const paths: string[] = [];
-    for (const { name } of specs) {
-      const found = preloads.get(name) ?? preloadFor(name, libraryPath, process.env);
-      preloads.set(name, found);
-      const { libraries, variables } = await found;
+    for (const { name } of backends) {
+      const { libraries, variables } = await this.#preloads.find(name, libraryPath, process.env);
+      if (libraries.length === 0) continue;
       paths.push(...libraries);
-      const missing = variables.filter(([variable]) => process.env[variable] === undefined);
-      if (missing.length > 0)
-        native.prepareEnvironment(missing.map(([variable, value]) => [variable, value]));
-      if (libraries.length > 0) log.debug("nixl-libraries-supplied", { backend: name, libraries });
+      const unset = variables.filter(([variable]) => process.env[variable] === undefined);
+      if (unset.length > 0) addon.prepareEnvironment(unset.map(([variable, value]) => [variable, value]));
+      this.#ambient.log.debug("nixl-libraries-supplied", { backend: name, libraries });
     }
     return paths;
   }
 
-  function checkerFor(specs: readonly BackendSpec[], libraryPath: string): MetadataChecker {
-    const names = specs.map((spec) => spec.name);
-    const found = checkers.get(names.join(","));
-    if (found !== undefined) return found;
-    const environment = { ...process.env, ...options.env, KV_NIXL_LIBRARY: libraryPath };
-    const checker = metadataChecker({ clock, start: (onEnd) => checkerProcess(names, environment, onEnd) });
-    checkers.set(names.join(","), checker);
+  #checkerFor(backends: readonly BackendSpec[], libraryPath: string): MetadataChecker {
+    const names = backends.map((spec) => spec.name);
+    const existing = this.#checkers.get(names.join(","));
+    if (existing !== undefined) return existing;
+    const { clock, log } = this.#ambient;
+    const environment = { ...process.env, ...this.#options.env, KV_NIXL_LIBRARY: libraryPath };
+    const checker = new MetadataChecker({
+      clock,
+      startProcess: (onEnd) => startCheckerProcess(names, environment, onEnd),
+    });
+    this.#checkers.set(names.join(","), checker);
     checker.warm().catch((error: unknown) => log.warn("nixl-checker-failed", { error: String(error) }));
     return checker;
   }
-
-  return {
-    name: "nixl",
-    capabilities,
-    async createAgent(given = {}) {
-      const native = open();
-      requireObject(given, "KV_AGENT_INVALID", "the options of an agent");
-      const { name = random.uuid(), backends: asked } = given;
-      if (typeof name !== "string" || !/^[\x20-\x7e]{1,255}$/.test(name)) {
-        throw new KvError(
-          "KV_AGENT_INVALID",
-          `agent name ${shown(name)} is not 1 to 255 printable ASCII characters`,
-        );
-      }
-      const { backends: wanted, source } = choose(asked);
-      library ??= findLibrary(options.library === undefined ? {} : { library: options.library });
-      const libraryPath = await library.catch((error: unknown) => {
-        library = undefined;
-        throw error;
-      });
-      await requireWhole(libraryPath, wanted, { ...process.env, ...options.env });
-      const preload = await prepareBackends(native, wanted, libraryPath);
-      open();
-      const checker = options.checkMetadata === true ? checkerFor(wanted, libraryPath) : undefined;
-      const agent = await createNixlAgent({
-        addon: native,
-        libraryPath,
-        name,
-        backends: wanted,
-        preload,
-        clock,
-        checkMetadata: checker?.check,
-        onClose: () => agents.delete(agent),
-      }).catch(async (error: unknown) => {
-        const about = { wanted, source, libraryPath, environment: process.env };
-        throw await explainUnavailable(error, about);
-      });
-      log.debug("nixl-agent-created", { name, backends: agent.backends, library: libraryPath });
-      agents.add(agent);
-      if (closed !== undefined) {
-        await agent.close();
-        throw new KvError(
-          "KV_TRANSPORT_CLOSED",
-          "the NIXL transport was closed while the agent was being created",
-        );
-      }
-      return agent;
-    },
-    allocate(lengthBytes, given = {}) {
-      requireObject(given, "KV_MEMORY_INVALID", "what memory is to be allocated");
-      const { memoryType = "DRAM", deviceId = 0 } = given;
-      if (memoryType !== "DRAM" || deviceId !== 0) {
-        throw new KvError(
-          "KV_TRANSPORT_UNSUPPORTED",
-          `cannot allocate ${shown(memoryType)} on device ${shown(deviceId)}: DRAM on device 0 only`,
-          memoryType === "VRAM"
-            ? {
-                hint: "allocate it with the device's own runtime, and register deviceMemory({ address, lengthBytes, deviceId })",
-              }
-            : {},
-        );
-      }
-      return allocateMemory(open(), lengthBytes);
-    },
-    close() {
-      closed ??= Promise.all([...agents, ...checkers.values()].map((each) => each.close())).then(() => {});
-      return closed;
-    },
-  };
 }
 
-function checkOptions(options: NixlTransportOptions): void {
+function requireOptions(options: NixlTransportOptions): void {
   requireObject(options, "KV_CONFIG_INVALID", "the options of nixlTransport");
   const { library, checkMetadata, env = {} } = options;
-  const refuse = (name: string, value: unknown, wanted: string) => {
-    throw new KvError("KV_CONFIG_INVALID", `${name} is ${shown(value)}, not ${wanted}`);
+  const refuse = (name: string, value: unknown, expected: string) => {
+    throw new KvError("KV_CONFIG_INVALID", `${name} is ${formatValue(value)}, not ${expected}`);
   };
   if (library !== undefined && (typeof library !== "string" || library === "")) {
     refuse("the option library", library, "a path");
@@ -216,12 +267,4 @@ function checkOptions(options: NixlTransportOptions): void {
     if (!/^[^=\0]+$/.test(name)) refuse("a name in the option env", name, "that of a variable");
     if (typeof value !== "string" || value.includes("\0")) refuse(`${name} of the option env`, value, "text");
   }
-}
-
-/** Variables that reach NIXL and what it loads, for the log. */
-function variablesOfNixl(): Record<string, string> {
-  const reach = /^(UCX|FI|NIXL)_/;
-  return Object.fromEntries(
-    Object.entries(process.env).filter((entry): entry is [string, string] => reach.test(entry[0])),
-  );
 }

@@ -6,18 +6,18 @@ import { benchTable, sizeText } from "./report.js";
 import { listenAsTarget } from "./target.js";
 
 interface Options {
-  listen?: HostPort;
-  connect?: HostPort;
+  listen?: HostPort | undefined;
+  connect?: HostPort | undefined;
   operation: BenchPlan["operations"];
   sizes: number[];
   blocks: number[];
   order: BenchPlan["orders"];
   rounds: number;
-  backend?: string;
+  backend?: string | undefined;
   check: boolean;
   timeout: number;
   maxBytes: number;
-  json?: true;
+  json?: true | undefined;
 }
 
 interface HostPort {
@@ -27,23 +27,24 @@ interface HostPort {
 
 const DEFAULT_HOST = "127.0.0.1";
 
+/** Adds the command `bench`. */
 export function addBench(program: Command): void {
   program
     .command("bench")
-    .description("move bytes between two processes, or two hosts, and print how long each part took")
-    .option("--listen <[host:]port>", "be the target of another host's benchmark", readHostPort)
+    .description("measure transfers between two processes, or two hosts, part by part")
+    .option("--listen <[host:]port>", "be the target of a benchmark on another host", readHostPort)
     .option("--connect <host:port>", "benchmark against a target that listens there", readHostPort)
     .option("--operation <list>", "READ, WRITE or both", oneOf("READ", "WRITE"), ["READ", "WRITE"])
-    .option("--sizes <list>", "bytes of a transfer", readSizes, [64 << 20])
-    .option("--blocks <list>", "bytes of a descriptor", readSizes, [4 << 10, 64 << 10, 1 << 20])
+    .option("--sizes <list>", "bytes per transfer", readSizes, [64 << 20])
+    .option("--blocks <list>", "bytes per descriptor", readSizes, [4 << 10, 64 << 10, 1 << 20])
     .option("--order <list>", "contiguous, scattered or both", oneOf("contiguous", "scattered"), [
       "scattered",
     ])
-    .option("--rounds <count>", "transfers of each kind", readCount, 7)
-    .option("--backend <name>", "backend of NIXL; as nixlTransport chooses when absent")
+    .option("--rounds <count>", "measured transfers of each kind", readCount, 7)
+    .option("--backend <name>", "backend of NIXL; selected as by nixlTransport by default")
     .option("--no-check", "do not compare the bytes of both sides")
-    .option("--timeout <ms>", "longest that one transfer may take", readCount, 60_000)
-    .option("--max-bytes <size>", "with --listen: most memory that is given", readSize, 8 * 2 ** 30)
+    .option("--timeout <ms>", "the longest that one transfer may take", readCount, 60_000)
+    .option("--max-bytes <size>", "with --listen: the most memory that is allocated", readSize, 8 * 2 ** 30)
     .option("--json", "print a JSON report")
     .action(run);
 }
@@ -51,7 +52,10 @@ export function addBench(program: Command): void {
 async function run(options: Options): Promise<void> {
   const { listen, connect, json } = options;
   if (listen !== undefined && connect !== undefined) {
-    throw new KvError("KV_CONFIG_INVALID", "--listen and --connect are two sides: each host takes one");
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      "--listen and --connect cannot be combined: each host is one side",
+    );
   }
   if (listen !== undefined) return serve(listen, options.maxBytes);
   const longest = Math.max(...options.sizes);
@@ -66,7 +70,7 @@ async function run(options: Options): Promise<void> {
       rounds: options.rounds,
       check: options.check,
       timeoutMs: options.timeout,
-      ...(options.backend === undefined ? {} : { backend: options.backend }),
+      backend: options.backend,
       onRow: ({ operation, sizeBytes, blockBytes, order }) =>
         process.stderr.write(
           `${operation} ${sizeText(sizeBytes)} in ${sizeText(blockBytes)}, ${order}: done\n`,

@@ -3,21 +3,22 @@ import { once } from "node:events";
 import { connect } from "node:net";
 import { KvError, type KvErrorCode } from "@kv/interface";
 import type { z } from "zod";
-import { childArguments } from "../child/child-process.js";
-import { channelOf } from "./channel.js";
-import { type BenchRequest, replySchema } from "./messages.js";
+import { childArguments } from "../child/run-in-child.js";
+import { type BenchRequest, channelOf, replySchema } from "./protocol.js";
 
-/** The far side of a benchmark, asked one thing at a time. */
+/** The other side of a benchmark. It takes one request at a time. */
 export interface RemoteTarget {
+  /** Where it is, for reports. */
   readonly where: string;
-  /** Errors: the target's own; `KV_SIDE_CHANNEL_CLOSED` when it went away; `KV_WIRE_MALFORMED`. */
+  /** Sends a request. Rejects with the target's error, `KV_SIDE_CHANNEL_CLOSED` when it has gone, or `KV_WIRE_MALFORMED`. */
   ask<T>(request: BenchRequest, answer: z.ZodType<T>): Promise<T>;
+  /** Disconnects. */
   close(): Promise<void>;
 }
 
 const CONNECT_TIMEOUT_MS = 10_000;
 
-/** Errors: `KV_SIDE_CHANNEL_UNREACHABLE`. */
+/** Connects to a target on another host. Rejects with `KV_SIDE_CHANNEL_UNREACHABLE`. */
 export async function connectTarget(host: string, port: number): Promise<RemoteTarget> {
   const where = `${host}:${port}`;
   const socket = connect({ host, port });
@@ -60,25 +61,25 @@ export async function connectTarget(host: string, port: number): Promise<RemoteT
   };
 }
 
-/** A target in a process of its own on this host. It ends when `close` is called, or this process ends. */
+/** Starts a target in a second process of this host, which ends with `close` or with this process. Rejects with `KV_TRANSPORT_UNAVAILABLE`. */
 export async function startTarget(
   maxBytes: number,
   env: Readonly<Record<string, string | undefined>> = process.env,
 ): Promise<RemoteTarget> {
   const child = spawn(process.execPath, childArguments("bench-target", [String(maxBytes)]), {
-    // What NIXL prints there must not mix with the report on stdout.
+    // NIXL's output must not mix with the report on stdout.
     stdio: ["ignore", 2, 2, "ipc"],
     env: env as NodeJS.ProcessEnv,
   });
   const ended = new Promise<string>((resolve) => {
-    // Not "close": Node does not emit it after a disconnect from this side.
+    // "exit", because Node emits no "close" after a disconnect from this side.
     child.once("exit", (code, signal) => resolve(signal ?? `exit code ${code}`));
     child.once("error", (error) => resolve(error.message));
   });
-  const said = new Promise<{ port?: number; error?: { message: string } }>((resolve) => {
+  const firstMessage = new Promise<{ port?: number; error?: { message: string } }>((resolve) => {
     child.once("message", (message) => resolve(message as { port?: number }));
   });
-  const first = await Promise.race([said, ended]);
+  const first = await Promise.race([firstMessage, ended]);
   if (typeof first === "string" || first.port === undefined) {
     const why = typeof first === "string" ? first : first.error?.message;
     throw new KvError(
@@ -101,7 +102,7 @@ export async function startTarget(
 function malformed(where: string, error: z.ZodError): KvError {
   return new KvError(
     "KV_WIRE_MALFORMED",
-    `the target at ${where} does not speak this benchmark's language: ${error.issues[0]?.message}`,
+    `the target at ${where} sent an answer that this benchmark does not understand: ${error.issues[0]?.message}`,
     { hint: "both hosts need the same version of @kv/nixl" },
   );
 }

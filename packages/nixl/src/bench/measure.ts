@@ -3,24 +3,36 @@ import { type Agent, KvError, type Memory } from "@kv/interface";
 import { unframeMetadata } from "../metadata/frame.js";
 import { nixlTransport } from "../transport.js";
 import type { RemoteTarget } from "./initiator.js";
-import { digestSchema, doneSchema, openedSchema } from "./messages.js";
 import { digest, fill, idsOf } from "./pattern.js";
+import { digestSchema, doneSchema, openedSchema } from "./protocol.js";
 import { type BenchReport, type BenchRow, spreadOf } from "./report.js";
 
+/** What a benchmark measures: every combination of operations, sizes, block sizes and orders. */
 export interface BenchPlan {
+  /** The operations. */
   readonly operations: readonly ("READ" | "WRITE")[];
+  /** Bytes per transfer. */
   readonly sizesBytes: readonly number[];
+  /** Bytes per descriptor. */
   readonly blocksBytes: readonly number[];
+  /** Orders of the blocks. */
   readonly orders: readonly ("contiguous" | "scattered")[];
+  /** Measured transfers per combination. */
   readonly rounds: number;
-  /** Compare both sides' bytes. */
+  /** Compare the bytes of both sides. */
   readonly check: boolean;
+  /** The longest that one transfer may take. */
   readonly timeoutMs: number;
-  readonly backend?: string;
-  readonly onRow?: (row: BenchRow) => void;
+  /** A backend of NIXL; the transport's default when absent. */
+  readonly backend?: string | undefined;
+  /** Called after each combination. */
+  readonly onRow?: ((row: BenchRow) => void) | undefined;
 }
 
-/** Runs every combination of the plan in which whole blocks make up the size. Errors: the transport's, the target's; `KV_REQUEST_INVALID`. */
+/**
+ * Measures every combination of the plan whose size is a multiple of the block size. Rejects with `KV_REQUEST_INVALID` when there is none, and
+ * with errors of the transport and the target.
+ */
 export async function measure(target: RemoteTarget, plan: BenchPlan): Promise<BenchReport> {
   const cells = plan.sizesBytes.flatMap((sizeBytes) =>
     plan.blocksBytes
@@ -104,8 +116,8 @@ async function measureRow(row: Row): Promise<BenchRow> {
     const result = await done;
     return { ...result, totalMs: performance.now() - begun };
   };
-  // The first one connects, and touches what was not touched.
-  const consistent = plan.check ? await movedUnchanged(row, once) : null;
+  // The first transfer connects, and touches memory for the first time: it is not measured.
+  const consistent = plan.check ? await movesCorrectly(row, once) : null;
   if (!plan.check) await once();
   const results: Awaited<ReturnType<typeof once>>[] = [];
   for (let round = 0; round < plan.rounds; round++) results.push(await once());
@@ -126,8 +138,8 @@ async function measureRow(row: Row): Promise<BenchRow> {
 
 let seed = 0;
 
-/** Two sides that differ before the transfer; after it both hold what its source held. */
-async function movedUnchanged(
+/** Fills both sides differently, moves, and compares: both must hold what the source held. */
+async function movesCorrectly(
   { operation, memory, target, sizeBytes }: Row,
   move: () => Promise<unknown>,
 ): Promise<boolean> {

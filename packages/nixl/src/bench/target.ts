@@ -2,27 +2,32 @@ import { createServer, type Server, type Socket } from "node:net";
 import { type Agent, KvError, type Memory, type Transport } from "@kv/interface";
 import { frameMetadata } from "../metadata/frame.js";
 import { nixlTransport } from "../transport.js";
-import { channelOf } from "./channel.js";
-import { type BenchRequest, requestSchema } from "./messages.js";
 import { digest, fill } from "./pattern.js";
+import { type BenchRequest, channelOf, requestSchema } from "./protocol.js";
 
-/** Serves one initiator after the other: memory as long as it asks for, filled and hashed as it asks. */
+/** The target of benchmarks. It allocates, fills and hashes memory as an initiator requests. */
 export interface BenchTarget {
+  /** The address it listens on. */
   readonly host: string;
+  /** The port it listens on. */
   readonly port: number;
+  /** Ends all sessions and stops listening. */
   close(): Promise<void>;
 }
 
+/** How a target listens. */
 export interface BenchTargetOptions {
+  /** The address to listen on. */
   readonly host: string;
-  /** 0: a free one. */
+  /** The port to listen on; 0 for a free one. */
   readonly port: number;
-  /** Most memory that an initiator may have allocated here. */
+  /** The most memory that an initiator may have allocated. */
   readonly maxBytes: number;
-  readonly onSession?: (line: string) => void;
+  /** Gets one line when an initiator connects, and one when it is done. */
+  readonly onSession?: ((line: string) => void) | undefined;
 }
 
-/** Errors: `KV_SIDE_CHANNEL_BIND_FAILED`. */
+/** Starts a target. Rejects with `KV_SIDE_CHANNEL_BIND_FAILED`. */
 export async function listenAsTarget(options: BenchTargetOptions): Promise<BenchTarget> {
   const { host, port, maxBytes, onSession = () => {} } = options;
   const transport = nixlTransport();
@@ -62,7 +67,7 @@ function listening(server: Server, host: string, port: number): Promise<void> {
     server.once("error", (error) =>
       reject(
         new KvError("KV_SIDE_CHANNEL_BIND_FAILED", `cannot listen on ${host}:${port}: ${error.message}`, {
-          hint: "take another port, or end what listens there",
+          hint: "use another port, or end the program that listens there",
         }),
       ),
     );
@@ -78,23 +83,22 @@ async function serve(socket: Socket, transport: Transport, maxBytes: number): Pr
   async function answer(request: BenchRequest): Promise<object> {
     if (request.do === "open") {
       if (memory !== undefined)
-        throw new KvError("KV_REQUEST_INVALID", "this session has its memory already");
+        throw new KvError("KV_REQUEST_INVALID", "this session has allocated its memory already");
       if (request.lengthBytes > maxBytes) {
         throw new KvError(
           "KV_REQUEST_INVALID",
-          `${request.lengthBytes} bytes were asked for, and this target gives ${maxBytes} at most`,
+          `${request.lengthBytes} bytes were requested, but this target allocates ${maxBytes} at most`,
           { hint: "raise --max-bytes at the target, or ask for smaller --sizes" },
         );
       }
-      agent = await transport.createAgent(
-        request.backend === undefined ? {} : { backends: [{ name: request.backend }] },
-      );
+      const { backend } = request;
+      agent = await transport.createAgent(backend === undefined ? {} : { backends: [{ name: backend }] });
       memory = transport.allocate(request.lengthBytes);
       await agent.register(memory);
       const metadata = frameMetadata(await agent.localMetadata());
       return { metadata: Buffer.from(metadata).toString("base64"), address: memory.address };
     }
-    if (memory === undefined) throw new KvError("KV_REQUEST_INVALID", "the session begins with open");
+    if (memory === undefined) throw new KvError("KV_REQUEST_INVALID", "a session begins with open");
     if (request.do === "fill") {
       fill(memory.bytes, request.seed);
       return { done: true };
@@ -109,7 +113,7 @@ async function serve(socket: Socket, transport: Transport, maxBytes: number): Pr
         if (!parsed.success) {
           throw new KvError(
             "KV_WIRE_MALFORMED",
-            `no request of a benchmark: ${parsed.error.issues[0]?.message}`,
+            `not a request of this benchmark: ${parsed.error.issues[0]?.message}`,
           );
         }
         channel.send({ ok: await answer(parsed.data) });
@@ -125,7 +129,7 @@ async function serve(socket: Socket, transport: Transport, maxBytes: number): Pr
   }
 }
 
-/** The task of a child process: listens on loopback, tells its port, and ends with the process that started it. */
+/** The task `bench-target` of a child process: listens on loopback, reports its port, and ends with the process that started it. */
 export async function benchTarget([maxBytes]: readonly string[]): Promise<never> {
   const target = await listenAsTarget({ host: "127.0.0.1", port: 0, maxBytes: Number(maxBytes) });
   process.send?.({ port: target.port });

@@ -1,19 +1,19 @@
-// The entry of every process that @kv/nixl starts of itself: `node child.js TASK ARGUMENT…`, with an IPC channel for the answer.
+// The entry of every process that @kv/nixl starts: `node child.js TASK ARGUMENT…`, with an IPC channel for the answer.
 import { KvError } from "@kv/interface";
 import { benchTarget } from "../bench/target.js";
 import { backendProbe, pairProbe, runtimeProbe } from "../doctor/probes.js";
-import { metadataChecker } from "../metadata/checker-task.js";
+import { checkMetadataTask } from "../metadata/checker-task.js";
 
 const TASKS: Readonly<Record<string, (args: readonly string[]) => Promise<unknown>>> = {
   "bench-target": benchTarget,
-  "check-metadata": metadataChecker,
+  "check-metadata": checkMetadataTask,
   "probe-runtime": runtimeProbe,
   "probe-backend": backendProbe,
   "probe-pair": pairProbe,
 };
 
 const [name = "", ...args] = process.argv.slice(2);
-// Whoever started this process is gone: so is the reason to go on.
+// The process that started this one has ended.
 process.once("disconnect", () => process.exit(0));
 try {
   const task = TASKS[name];

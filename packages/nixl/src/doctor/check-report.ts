@@ -3,9 +3,10 @@ import { z } from "zod";
 const STATUSES = ["ok", "note", "warn", "fail"] as const;
 const VERDICTS = ["ok", "warn", "fail"] as const;
 
+/** The worst status in a report; a note counts as ok. */
 export type Verdict = (typeof VERDICTS)[number];
 
-/** A check of a doctor whose checks belong to these areas. */
+/** The zod schema of a check. `areas` are the groups in which a doctor reports; `exampleId` is for the description of `id`. */
 export function checkSchemaOf<const Area extends string>(areas: readonly Area[], exampleId: string) {
   return z.object({
     id: z.string().describe(`Stable name, such as ${exampleId}.`),
@@ -14,15 +15,15 @@ export function checkSchemaOf<const Area extends string>(areas: readonly Area[],
     status: z
       .enum(STATUSES)
       .describe(
-        "ok; note: a fact that is neither good nor bad; warn: it works, worse than it could; fail: it does not work.",
+        "ok; note: a fact that is neither good nor bad; warn: it works, but worse than it could; fail: it does not work.",
       ),
     found: z.string().describe("What was found, for people."),
-    fix: z.string().optional().describe("What to do about it."),
-    details: z.record(z.string(), z.unknown()).optional().describe("The same for programs."),
+    fix: z.string().optional().describe("How to fix it."),
+    details: z.record(z.string(), z.unknown()).optional().describe("The finding in a form for programs."),
   });
 }
 
-/** What a doctor prints with `--json`. */
+/** The zod schema of a report, as a doctor prints it with `--json`. `check` is the schema of its checks. */
 export function reportSchemaOf<C extends z.ZodType>(check: C) {
   return z.object({
     version: z.literal(1),
@@ -32,11 +33,15 @@ export function reportSchemaOf<C extends z.ZodType>(check: C) {
   });
 }
 
-/** What every doctor's report has, whatever its areas. */
+/** The report of a doctor. */
 export interface CheckReport<C> {
+  /** Version of this format. */
   readonly version: 1;
+  /** The worst status of all checks. */
   readonly verdict: Verdict;
+  /** How many checks have each status. */
   readonly counts: { ok: number; note: number; warn: number; fail: number };
+  /** The checks, grouped by area. */
   readonly checks: C[];
 }
 
@@ -48,7 +53,7 @@ interface AnyCheck {
   readonly fix?: string | undefined;
 }
 
-/** The checks counted, and the worst of them as the verdict. */
+/** A report of checks, with their counts and the verdict. */
 export function reportOfChecks<C extends AnyCheck>(checks: readonly C[]): CheckReport<C> {
   const counts = { ok: 0, note: 0, warn: 0, fail: 0 };
   for (const { status } of checks) counts[status] += 1;
@@ -58,7 +63,7 @@ export function reportOfChecks<C extends AnyCheck>(checks: readonly C[]): CheckR
 
 const INDENT = "      ";
 
-/** A line for each check, its fix below it, and the verdict at the end in the words of `summary`. */
+/** A report as text: one line for each check, its fix below, and at the end the verdict with its text of `summary`. */
 export function checksText(
   { checks, verdict }: CheckReport<AnyCheck>,
   summary: Readonly<Record<Verdict, string>>,

@@ -1,34 +1,30 @@
 import { type Command, InvalidArgumentError } from "commander";
 import { doctor } from "./doctor.js";
-import { reportText } from "./report.js";
+import { doctorText } from "./report.js";
 
 interface Options {
-  library?: string;
-  backend?: string[];
+  library?: string | undefined;
+  backend?: string[] | undefined;
   pair: boolean;
-  timeout?: number;
-  json?: true;
+  timeout?: number | undefined;
+  json?: true | undefined;
 }
 
+/** Adds the command `doctor`. */
 export function addDoctor(program: Command): void {
   program
     .command("doctor")
     .description(
-      "look at everything that decides whether NIXL works here, and how fast; exit code 1 when something fails",
+      "check everything that decides whether NIXL works on this machine, and how fast; exit code 1 when a check fails",
     )
-    .option("--library <path>", "libnixl_capi.so to look at")
-    .option("--backend <names>", "backends to look at, separated by commas", (text) => text.split(","))
+    .option("--library <path>", "path of the libnixl_capi.so to check")
+    .option("--backend <names>", "backends to check, separated by commas", (text) => text.split(","))
     .option("--no-pair", "do not move bytes between two processes")
-    .option("--timeout <ms>", "longest that one probe may take", readMs)
+    .option("--timeout <ms>", "the longest that one probe may take", readMs)
     .option("--json", "print a JSON report")
     .action(async ({ library, backend, pair, timeout, json }: Options) => {
-      const report = await doctor({
-        pair,
-        ...(library === undefined ? {} : { library }),
-        ...(backend === undefined ? {} : { backends: backend }),
-        ...(timeout === undefined ? {} : { timeoutMs: timeout }),
-      });
-      process.stdout.write(json ? `${JSON.stringify(report, null, 2)}\n` : reportText(report));
+      const report = await doctor({ pair, library, backends: backend, timeoutMs: timeout });
+      process.stdout.write(json ? `${JSON.stringify(report, null, 2)}\n` : doctorText(report));
       if (report.verdict === "fail") process.exitCode = 1;
     });
 }

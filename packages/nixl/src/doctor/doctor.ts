@@ -1,117 +1,122 @@
-import { DEFAULT_BACKEND, notifies } from "../backends.js";
-import { runInChild } from "../child/child-process.js";
-import type { Environment } from "../library.js";
-import { describePlugins, pluginFolder } from "../plugins.js";
-import { choiceOf } from "./choice.js";
-import { gpuMemoryChecks } from "./gpu-memory.js";
+import { DEFAULT_BACKEND, notifies } from "../backends/backend-traits.js";
+import { describePlugins, pluginFolder } from "../backends/plugins.js";
+import { type ChildOutcome, runInChild } from "../child/run-in-child.js";
+import type { Environment } from "../environment.js";
+import { gpuMemoryChecks } from "./checks/gpu-memory.js";
+import { backendCheck, libraryCheck, runtimeChecks, STORAGE_ONLY } from "./checks/library.js";
+import { machineChecks, rdmaDevices } from "./checks/machine.js";
+import { PAIR_ENVIRONMENT, pairChecks } from "./checks/pair.js";
+import { noPluginCheck, pluginCheck } from "./checks/plugins.js";
+import { requestedBackends } from "./checks/requested-backends.js";
+import { variableChecks } from "./checks/variables.js";
 import { type Host, realHost } from "./host.js";
-import { backendCheck, libraryCheck, runtimeChecks, STORAGE_ONLY } from "./library-checks.js";
-import { machineChecks, rdmaDevices } from "./machine.js";
-import { PAIR_ENVIRONMENT, pairChecks } from "./pair.js";
-import { pluginCheck } from "./plugin-checks.js";
-import { type Check, type DoctorReport, reportOf } from "./report.js";
-import { variableChecks } from "./variables.js";
+import { type Check, type DoctorReport, doctorReport } from "./report.js";
 
+/** What the doctor checks. */
 export interface DoctorOptions {
-  /** As of `nixlTransport`. */
-  readonly library?: string;
-  readonly backends?: readonly string[];
+  /** Path of `libnixl_capi.so`; found as by `nixlTransport` by default. */
+  readonly library?: string | undefined;
+  /** Backends to check; selected as by `nixlTransport` by default. */
+  readonly backends?: readonly string[] | undefined;
   /** Move bytes between two processes; true by default. */
-  readonly pair?: boolean;
-  /** Longest that one probe may take, in another process each; 60 s by default. */
-  readonly timeoutMs?: number;
-  readonly environment?: Environment;
-  readonly host?: Host;
+  readonly pair?: boolean | undefined;
+  /** The longest that one probe may take; 60 s by default. Each probe runs in a process of its own. */
+  readonly timeoutMs?: number | undefined;
+  /** The variables that apply; `process.env` by default. */
+  readonly environment?: Environment | undefined;
+  /** The machine to check; this one by default. For tests. */
+  readonly host?: Host | undefined;
 }
 
 const TIMEOUT_MS = 60_000;
 
 /**
- * Looks at everything that decides whether NIXL works here, and how fast. Whatever may crash or hang is tried in a process of its own.
- * It does not throw for what it finds.
+ * Checks everything that decides whether NIXL works on this machine, and how fast: Node, the addon, the library, plugins, the machine, the
+ * variables, and transfers between two processes. Whatever may crash or hang runs in another process. Problems are part of the report; it
+ * does not reject because of them.
  */
 export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport> {
   const { environment = process.env, host = realHost(), timeoutMs = TIMEOUT_MS } = options;
-  const { backends, check: choice, askFor } = choiceOf(environment, options);
+  const requested = requestedBackends(environment, options);
   const { check: library, located } = await libraryCheck(host, environment, options.library);
   const env = located === undefined ? environment : { ...environment, KV_NIXL_LIBRARY: located.path };
-  const probe = (task: string, args: readonly string[], more: Environment = {}) =>
+  const probe: Probe = (task, args, more = {}) =>
     runInChild(task, args, { timeoutMs, env: { ...env, ...more } });
 
   const runtime = runtimeChecks(host, await probe("probe-runtime", []));
-  const addonLoads = runtime.every(({ status }) => status !== "fail");
-  const plugins: Check[] = [];
-  const missing: Check[] = [];
-  const ready: Check[] = [];
-  const devices: Check[] = [];
+  const plugins =
+    located === undefined ? [] : await pluginChecks(located.path, requested.names, host, environment);
+  const backends: Check[] = [];
   const pairs: Check[] = [];
-  if (located !== undefined) {
-    const described = await describePlugins({ libraryPath: located.path, environment });
-    const hasEfa = rdmaDevices(host).some(({ efa }) => efa);
-    for (const plugin of described) {
-      const { name } = plugin;
-      plugins.push(
-        pluginCheck(plugin, { chosen: backends.includes(name), wanted: hasEfa && name === "LIBFABRIC" }),
-      );
-    }
-    const names = described.map(({ name }) => name);
-    for (const name of backends.filter((backend) => !names.includes(backend))) {
-      missing.push(noPlugin(name, pluginFolder(located.path, environment), names));
-    }
-    if (backends.includes(DEFAULT_BACKEND)) {
-      devices.push(...(await gpuMemoryChecks({ host, environment, libraryPath: located.path })));
-    }
-  }
-  const usable = (name: string) =>
-    plugins.some((plugin) => plugin.id === `plugins.${name}` && plugin.status === "ok");
-  for (const name of backends) {
-    const why = !addonLoads
+  for (const name of requested.names) {
+    const obstacle = runtime.some(({ status }) => status === "fail")
       ? "the addon does not load"
       : located === undefined
         ? "there is no NIXL that loads"
-        : "its plugin does not load";
-    if (!addonLoads || located === undefined || !usable(name)) {
-      ready.push(notTried(`library.backend.${name}`, "library", `backend ${name}`, why));
-      if (options.pair !== false) pairs.push(notTried(`pair.${name}`, "pair", `two processes, ${name}`, why));
+        : plugins.some(({ id, status }) => id === `plugins.${name}` && status === "ok")
+          ? undefined
+          : "its plugin does not load";
+    if (obstacle !== undefined) {
+      backends.push(notTested(`library.backend.${name}`, "library", `backend ${name}`, obstacle));
+      if (options.pair !== false) pairs.push(pairNotTested(name, obstacle));
       continue;
     }
-    const { args, env: asking } = askFor(name);
-    const backend = backendCheck(name, await probe("probe-backend", args, asking));
-    ready.push(backend);
-    if (options.pair === false) continue;
-    if (!notifies([{ name }])) {
-      pairs.push(notTried(`pair.${name}`, "pair", `two processes, ${name}`, STORAGE_ONLY));
-    } else if (backend.status === "ok") {
-      const more = name === DEFAULT_BACKEND ? PAIR_ENVIRONMENT : {};
-      pairs.push(...pairChecks(name, await probe("probe-pair", [name], more)));
-    } else
-      pairs.push(notTried(`pair.${name}`, "pair", `two processes, ${name}`, "the backend does not start"));
+    const { args, env: selecting } = requested.selectInProbe(name);
+    const backend = backendCheck(name, await probe("probe-backend", args, selecting));
+    backends.push(backend);
+    if (options.pair !== false) pairs.push(...(await pairProbe(name, backend, probe)));
   }
-  return reportOf([
+  const gpus =
+    located !== undefined && requested.names.includes(DEFAULT_BACKEND)
+      ? await gpuMemoryChecks({ host, environment, libraryPath: located.path })
+      : [];
+  return doctorReport([
     ...runtime,
     library,
-    ...ready,
-    ...devices,
-    ...missing,
+    ...backends,
+    ...gpus,
     ...plugins,
-    ...machineChecks(host, backends),
-    choice,
-    ...(backends.length === 0 ? [] : variableChecks(environment, options)),
+    ...machineChecks(host, requested.names),
+    requested.check,
+    ...(requested.names.length === 0 ? [] : variableChecks(environment, options)),
     ...pairs,
   ]);
 }
 
-function noPlugin(name: string, folder: string, found: readonly string[]): Check {
-  return {
-    id: `plugins.${name}`,
-    area: "plugins",
-    title: name,
-    status: "fail",
-    found: `chosen, and there is no libplugin_${name}.so in ${folder}; there are ${found.join(", ") || "none"}`,
-    fix: "choose another backend, or an installation of NIXL that has it",
-  };
+type Probe = (task: string, args: readonly string[], more?: Environment) => Promise<ChildOutcome>;
+
+/** Selected backends without a plugin first, then every plugin that there is. */
+async function pluginChecks(
+  libraryPath: string,
+  selected: readonly string[],
+  host: Host,
+  environment: Environment,
+): Promise<Check[]> {
+  const plugins = await describePlugins({ libraryPath, environment });
+  const names = plugins.map(({ name }) => name);
+  const hasEfa = rdmaDevices(host).some(({ efa }) => efa);
+  const absent = selected
+    .filter((name) => !names.includes(name))
+    .map((name) => noPluginCheck(name, pluginFolder(libraryPath, environment), names));
+  const found = plugins.map((plugin) =>
+    pluginCheck(plugin, {
+      selected: selected.includes(plugin.name),
+      wanted: hasEfa && plugin.name === "LIBFABRIC",
+    }),
+  );
+  return [...absent, ...found];
 }
 
-function notTried(id: string, area: Check["area"], title: string, why: string): Check {
-  return { id, area, title, status: "note", found: `not tried: ${why}` };
+async function pairProbe(name: string, backend: Check, probe: Probe): Promise<Check[]> {
+  if (!notifies([{ name }])) return [pairNotTested(name, STORAGE_ONLY)];
+  if (backend.status !== "ok") return [pairNotTested(name, "the backend does not start")];
+  const environment = name === DEFAULT_BACKEND ? PAIR_ENVIRONMENT : {};
+  return pairChecks(name, await probe("probe-pair", [name], environment));
+}
+
+const pairNotTested = (name: string, why: string): Check =>
+  notTested(`pair.${name}`, "pair", `two processes, ${name}`, why);
+
+function notTested(id: string, area: Check["area"], title: string, why: string): Check {
+  return { id, area, title, status: "note", found: `not tested: ${why}` };
 }

@@ -1,24 +1,29 @@
 import { accessSync, constants, readdirSync, readFileSync, readlinkSync, statfsSync } from "node:fs";
 import { basename } from "node:path";
 
-/** What the checks read of a machine; another one can be made up for tests. */
+/** What the checks read of a machine. Tests use fake ones. */
 export interface Host {
+  /** As `process.platform`. */
   readonly platform: string;
+  /** As `process.arch`. */
   readonly arch: string;
+  /** Version of Node, such as "20.20.2". */
   readonly nodeVersion: string;
-  /** Version of glibc; undefined where there is none. */
+  /** Version of glibc; undefined when the C library is another one. */
   readonly glibc: string | undefined;
-  /** Text of a file, trimmed; undefined when it cannot be read. */
+  /** The content of a file, trimmed; undefined when it cannot be read. */
   text(path: string): string | undefined;
-  /** Names in a folder; empty when it cannot be read. */
+  /** The names in a folder; empty when it cannot be read. */
   names(folder: string): readonly string[];
-  /** The last part of where a link leads. */
+  /** The last part of a link's target; undefined when it is no link. */
   linkName(path: string): string | undefined;
+  /** Whether this process may write to a file or folder. */
   writable(path: string): boolean;
-  /** Of the file system at `path`. */
+  /** Size and free space of the file system at `path`; undefined when there is none. */
   space(path: string): { totalBytes: number; freeBytes: number } | undefined;
 }
 
+/** This machine. */
 export function realHost(): Host {
   const attempt = <T>(read: () => T): T | undefined => {
     try {

@@ -1,24 +1,39 @@
-import { type ChildProcess, spawn } from "node:child_process";
+import { spawn } from "node:child_process";
 import { KvError, type KvErrorCode } from "@kv/interface";
-import { childArguments } from "../child/child-process.js";
-import type { Environment } from "../library.js";
-import type { CheckAnswer, CheckRequest } from "./checker-messages.js";
+import { childArguments } from "../child/run-in-child.js";
+import type { Environment } from "../environment.js";
+import { RefCount } from "../ref-count.js";
 
-/** A process with an agent, which loads what it is asked about. */
+/** A message to the process: metadata to load, in base64. */
+export interface CheckRequest {
+  /** The metadata, in base64. */
+  readonly metadata: string;
+}
+
+/** A message from the process: `ready` once, then one answer for each request, in order. */
+export interface CheckAnswer {
+  /** The process has its agent, and takes requests. */
+  readonly ready?: true | undefined;
+  /** Why NIXL refused the metadata; absent when it loaded. */
+  readonly error?: { readonly code: string; readonly message: string } | undefined;
+}
+
+/** A child process with an agent, which loads the metadata that it is sent. */
 export interface CheckerProcess {
-  /** Rejects with `KV_TRANSPORT_UNAVAILABLE` where it ends before it can be asked. */
+  /** Resolves when the process takes requests. Rejects with `KV_TRANSPORT_UNAVAILABLE` when it ends before that. */
   readonly ready: Promise<void>;
-  /** Keeps this process alive until the answered function is called; several may do so at a time. */
+  /** Keeps this process alive until the returned function is called. */
   hold(): () => void;
-  /** Settles with its answer; rejects with `KV_AGENT_METADATA_INVALID` where it ends instead. */
+  /** Resolves with the answer. Rejects with `KV_AGENT_METADATA_INVALID` when the process ends instead. */
   ask(metadata: Uint8Array): Promise<CheckAnswer>;
+  /** Kills the process. */
   kill(): void;
-  /** Has it end, and waits for that. */
+  /** Ends the process and waits for its end. */
   close(): Promise<void>;
 }
 
-/** Starts it with these backends; `onEnd` says that it has ended. */
-export function checkerProcess(
+/** Starts a process whose agent has these backends. `onEnd` is called when it has ended. */
+export function startCheckerProcess(
   backends: readonly string[],
   environment: Environment,
   onEnd: () => void,
@@ -27,12 +42,18 @@ export function checkerProcess(
     stdio: ["ignore", "ignore", "ignore", "ipc"],
     env: environment as NodeJS.ProcessEnv,
   });
+  // Between two checks the child does not keep this process alive.
+  const users = new RefCount((used) => {
+    const method = used ? "ref" : "unref";
+    child[method]();
+    child.channel?.[method]();
+  });
   const waiting: { resolve(answer: CheckAnswer): void; reject(error: KvError): void }[] = [];
-  const answer = () =>
+  const nextAnswer = () =>
     new Promise<CheckAnswer>((resolve, reject) => {
       waiting.push({ resolve, reject });
     });
-  const first = answer();
+  const firstAnswer = nextAnswer();
   let isReady = false;
   child.on("message", (message: CheckAnswer) => {
     if (message.ready === true) isReady = true;
@@ -41,29 +62,30 @@ export function checkerProcess(
   const ended = new Promise<void>((resolve) => {
     const end = (how: string) => {
       onEnd();
-      const code = isReady ? "KV_AGENT_METADATA_INVALID" : "KV_TRANSPORT_UNAVAILABLE";
-      const what = isReady
-        ? `loading the metadata ends a process with ${how}`
-        : `the process that checks metadata ended with ${how} before it was ready`;
-      for (const { reject } of waiting.splice(0)) {
-        reject(new KvError(code, what, isReady ? {} : { hint: "run: npx --no-install kv-nixl doctor" }));
-      }
+      const error = isReady
+        ? new KvError("KV_AGENT_METADATA_INVALID", `loading the metadata ends a process with ${how}`)
+        : new KvError(
+            "KV_TRANSPORT_UNAVAILABLE",
+            `the process that checks metadata ended with ${how} before it was ready`,
+            { hint: "run: npx --no-install kv-nixl doctor" },
+          );
+      for (const { reject } of waiting.splice(0)) reject(error);
       resolve();
     };
     child.once("error", (error) => end(error.message));
     child.once("exit", (code, signal) => end(signal ?? `exit code ${code}`));
   });
-  const ready = first.then(({ error }) => {
+  const ready = firstAnswer.then(({ error }) => {
     if (error !== undefined) throw new KvError(error.code as KvErrorCode, error.message);
   });
   ready.catch(() => {});
   return {
     ready,
-    hold: holding(child),
+    hold: () => users.hold(),
     ask(metadata) {
-      const answered = answer();
+      const answer = nextAnswer();
       child.send({ metadata: Buffer.from(metadata).toString("base64") } satisfies CheckRequest);
-      return answered;
+      return answer;
     },
     kill: () => void child.kill("SIGKILL"),
     async close() {
@@ -71,24 +93,5 @@ export function checkerProcess(
       if (child.connected) child.disconnect();
       await ended;
     },
-  };
-}
-
-/** While nothing is asked, the process does not keep this one alive. */
-function holding(child: ChildProcess): () => () => void {
-  let holders = 0;
-  return () => {
-    if (++holders === 1) {
-      child.ref();
-      child.channel?.ref();
-    }
-    let over = false;
-    return () => {
-      if (over) return;
-      over = true;
-      if (--holders > 0) return;
-      child.unref();
-      child.channel?.unref();
-    };
   };
 }

@@ -1,9 +1,9 @@
 import { KvError, systemClock } from "@kv/interface";
 import { describe, expect, test } from "vitest";
-import { metadataChecker } from "./checker.js";
+import { MetadataChecker } from "./checker.js";
 import type { CheckerProcess } from "./checker-process.js";
 
-/** Processes that refuse metadata beginning with 0, and die of it where it begins with 1. */
+/** Fake processes that refuse metadata beginning with 0, and end when it begins with 1. */
 function counted() {
   const asked: number[][] = [];
   let started = 0;
@@ -23,12 +23,12 @@ function counted() {
       async close() {},
     };
   };
-  const checker = metadataChecker({ clock: systemClock(), start });
+  const checker = new MetadataChecker({ clock: systemClock(), startProcess: start });
   return { asked, started: () => started, checker };
 }
 
-describe("metadata tried elsewhere", () => {
-  test("the same bytes are asked about once, also at the same time and from another buffer", async () => {
+describe("metadata checked in another process", () => {
+  test("the same bytes are checked once, also at the same time and from another buffer", async () => {
     const { asked, started, checker } = counted();
     const bytes = Buffer.of(7, 8);
     await Promise.all([checker.check(bytes), checker.check(Uint8Array.of(7, 8))]);
@@ -42,7 +42,7 @@ describe("metadata tried elsewhere", () => {
     expect(started()).toBe(1);
   });
 
-  test("what was refused is asked about again, and another process takes the place of one that died", async () => {
+  test("refused metadata is checked again, and a process that ended is replaced", async () => {
     const { asked, started, checker } = counted();
     for (const first of [0, 0, 1, 1]) {
       await expect(checker.check(Uint8Array.of(first))).rejects.toMatchObject({

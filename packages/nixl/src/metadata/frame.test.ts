@@ -12,16 +12,16 @@ const refusal = (act: () => unknown) => {
   } catch (error) {
     return KvError.is(error, "KV_AGENT_METADATA_INVALID") ? error.message : String(error);
   }
-  return "taken";
+  return "accepted";
 };
 
 describe("framed metadata", () => {
-  test("comes back whole, with and without a key", () => {
+  test("survives framing, with and without a key", () => {
     expect(unframeMetadata(frameMetadata(metadata))).toEqual(metadata);
     expect(unframeMetadata(frameMetadata(metadata, { key }), { key })).toEqual(metadata);
   });
 
-  test("any change of any byte is refused, and so is another length", () => {
+  test("refuses a change of any byte, and another length", () => {
     for (const options of [{}, { key }]) {
       const frame = frameMetadata(metadata, options);
       for (let at = 0; at < frame.length; at++) {
@@ -30,8 +30,8 @@ describe("framed metadata", () => {
         expect(
           refusal(() => unframeMetadata(changed, options)),
           `byte ${at}`,
-        ).not.toBe("taken");
-        expect(refusal(() => unframeMetadata(frame.subarray(0, at), options))).not.toBe("taken");
+        ).not.toBe("accepted");
+        expect(refusal(() => unframeMetadata(frame.subarray(0, at), options))).not.toBe("accepted");
       }
       expect(refusal(() => unframeMetadata(Buffer.concat([frame, Uint8Array.of(0)]), options))).toContain(
         "announces",
@@ -41,17 +41,17 @@ describe("framed metadata", () => {
 
   test("a key must be the same on both sides, and long enough", () => {
     const keyed = frameMetadata(metadata, { key });
-    expect(refusal(() => unframeMetadata(keyed))).toContain("no key");
+    expect(refusal(() => unframeMetadata(keyed))).toContain("has no key");
     expect(refusal(() => unframeMetadata(frameMetadata(metadata), { key }))).toContain("not signed");
     expect(refusal(() => unframeMetadata(keyed, { key: randomBytes(32) }))).toContain("another key");
     expect(refusal(() => frameMetadata(metadata, { key: new Uint8Array(15) }))).toContain("15 bytes");
     expect(refusal(() => frameMetadata(new Uint8Array(0)))).toContain("0 bytes");
   });
 
-  test("whatever bytes come, the answer is a refusal", () => {
+  test("arbitrary bytes are refused", () => {
     fc.assert(
       fc.property(fc.uint8Array({ maxLength: 200 }), (bytes) => {
-        expect(refusal(() => unframeMetadata(bytes))).not.toBe("taken");
+        expect(refusal(() => unframeMetadata(bytes))).not.toBe("accepted");
       }),
     );
   });

@@ -1,4 +1,4 @@
-// Registers addresses that are no device's as device memory, with nothing but the caller's word for them, and tells what came of it.
+// Registers host addresses as device memory, with and without the check, and reports the outcomes.
 import { KvError } from "@kv/interface";
 import { deviceMemory, nixlTransport } from "@kv/nixl";
 

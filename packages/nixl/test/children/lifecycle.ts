@@ -1,4 +1,4 @@
-// A process that ends in the way its argument says, with an agent in the state it says. The test looks at the exit code.
+// A process that ends as its argument says, with an agent in the state that it says. The test checks the exit code.
 import { isMainThread, parentPort, Worker, workerData } from "node:worker_threads";
 import { nixlTransport } from "@kv/nixl";
 
@@ -11,7 +11,7 @@ async function liveAgent() {
   return { agent, memory };
 }
 
-/** Two agents of this process, and a READ of 64 MiB in scattered pages that has just begun. */
+/** Two agents of this process, and a READ of 64 MiB in scattered pages that has just started. */
 async function transferUnderWay() {
   const lengthBytes = 64 << 20;
   const [one, two] = [await transport.createAgent(), await transport.createAgent()];
@@ -34,7 +34,7 @@ function copiesUnderWay(): void {
   for (let copy = 0; copy < 6; copy++) void memory.gather(Float64Array.of(0, 64 << 20));
 }
 
-/** This file, as one of JavaScript, in a worker thread. */
+/** Runs this file, bundled to JavaScript, in a worker thread. */
 const worker = (ending: string) => new Worker(new URL(import.meta.url), { workerData: { ending } });
 
 const heard = (thread: Worker, event: string) => new Promise((resolve) => thread.once(event, resolve));

@@ -1,12 +1,12 @@
-// A peer that stops answering, over TCP, where a READ needs it: deadlines, what stays pinned, and a close that does not wait for ever.
+// A peer that stops answering over TCP, where a READ needs it: deadlines, memory that stays in use, and a close that does not wait for ever.
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
-import { startOwner } from "../owner-process.js";
+import { startPeer } from "../support/peer-process.js";
 
 const env = { UCX_TLS: "tcp" };
 const LENGTH = 4 << 20;
 const backends = [process.env["NIXL_BACKEND"] ?? ""];
-const owner = await startOwner(LENGTH, 1, { env, backends });
+const owner = await startPeer(LENGTH, 1, { env, backends });
 const transport = nixlTransport({ env, backends });
 const agent = await transport.createAgent();
 const memory = transport.allocate(LENGTH);
@@ -27,7 +27,7 @@ const report: Record<string, unknown> = { first: await code(agent.transfer(reque
 await owner.stop();
 const controller = new AbortController();
 const aborted = agent.transfer({ ...request, signal: controller.signal });
-// Long enough to have begun on a busy machine: what has not is released at once.
+// Long enough for the transfer to start on a busy machine; one that has not started is released at once.
 const timed = agent.transfer({ ...request, timeoutMs: 200, notification: Buffer.from("never") });
 report.timed = await code(timed.done);
 controller.abort();
@@ -38,7 +38,7 @@ let closed = false;
 const closing = local.close().then(() => {
   closed = true;
 });
-// Calls that go through the agent's thread, so that it has had its turns.
+// Calls that pass through the agent's thread, so that it has polled.
 for (let turn = 0; turn < 20; turn++) await agent.localMetadata();
 report.releasedWhileStopped = released;
 report.listClosedWhileStopped = closed;

@@ -1,0 +1,92 @@
+import type { Agent, Memory, Transport } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
+import { type LinePeer, nodeTarget, pythonNixl } from "../python-peer.js";
+
+/** An agent's name and the address of its memory. */
+export interface Place {
+  readonly name: string;
+  readonly address: number;
+}
+
+/** What the parts of the benchmark share: our agent, Python's agent, and the target process of both. */
+export interface BenchFixture {
+  readonly backend: string;
+  readonly transport: Transport;
+  readonly agent: Agent;
+  readonly memory: Memory;
+  readonly target: LinePeer & Place & { readonly pid: number; readonly metadata: string };
+  readonly python: LinePeer;
+  close(): Promise<void>;
+}
+
+export const LENGTH_BYTES = 512 * 2 ** 20;
+/** Rounds for each figure. A median of fewer means little on a machine that runs other work. */
+export const ROUNDS = Math.max(7, Number(process.env["KV_BENCH_ROUNDS"] ?? 9));
+
+export const startTarget = (backend: string): LinePeer =>
+  nodeTarget(new URL("./target.ts", import.meta.url), [backend]);
+
+export async function openFixture(backend = "UCX"): Promise<BenchFixture> {
+  const far = startTarget(backend);
+  const python = await pythonNixl(backend);
+  const transport = nixlTransport({ backends: [backend] });
+  const opened = await far.ask<Place & { metadata: string; pid: number }>({
+    do: "open",
+    lengthBytes: LENGTH_BYTES,
+  });
+  await python.ask({ do: "open", metadata: opened.metadata, address: opened.address, length: LENGTH_BYTES });
+  const agent = await transport.createAgent();
+  const memory = transport.allocate(LENGTH_BYTES);
+  await agent.register(memory);
+  await agent.addRemote(Buffer.from(opened.metadata, "hex"));
+  const metadata = Buffer.from(await agent.localMetadata()).toString("hex");
+  await far.ask({ do: "know", metadata, address: memory.address });
+  return {
+    backend,
+    transport,
+    agent,
+    memory,
+    target: { ...far, ...opened },
+    python,
+    async close() {
+      await transport.close();
+      memory.close();
+      await python.close();
+      await far.close();
+    },
+  };
+}
+
+export function shuffled(count: number, seed: number): Int32Array {
+  const ids = Int32Array.from({ length: count }, (_, i) => i);
+  let state = seed;
+  for (let i = count - 1; i > 0; i -= 1) {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    const j = state % (i + 1);
+    [ids[i], ids[j]] = [ids[j] ?? 0, ids[i] ?? 0];
+  }
+  return ids;
+}
+
+export const inOrder = (count: number): Int32Array => Int32Array.from({ length: count }, (_, i) => i);
+
+export async function lists(
+  { agent, memory, target }: Pick<BenchFixture, "agent" | "memory"> & { readonly target: Place },
+  block: number,
+  count: number,
+) {
+  const table = (address: number) => ({
+    memoryType: "DRAM" as const,
+    rows: Float64Array.of(address, block, 0, block, count),
+  });
+  const local = await agent.prepareLocal(table(memory.address));
+  const remote = await agent.prepareRemote(target.name, table(target.address));
+  return {
+    local,
+    remote,
+    async close() {
+      await local.close();
+      await remote.close();
+    },
+  };
+}

@@ -1,0 +1,58 @@
+import { createRequire } from "node:module";
+import { fileURLToPath } from "node:url";
+import { isMainThread } from "node:worker_threads";
+import { KvError } from "@kv/interface";
+import type { NativeAddon } from "./native.js";
+
+const require = createRequire(import.meta.url);
+/** The root of the repository, seen from this file or from the bundle in `dist`. */
+const REPOSITORY = import.meta.url.endsWith(".ts") ? "../../../../" : "../../../";
+let loaded: NativeAddon | undefined;
+let loadedFrom: string | undefined;
+
+/** Path of the addon that `loadAddon` has loaded; undefined before. */
+export function addonPath(): string | undefined {
+  return loadedFrom;
+}
+
+/**
+ * Loads the addon on first use: the file that `KV_NIXL_ADDON` names, else the platform package, else the repository's own build. Throws
+ * `KV_ADDON_NOT_FOUND` with every place that was tried and why it failed. To import `@kv/nixl` loads nothing.
+ */
+export function loadAddon(): NativeAddon {
+  if (loaded !== undefined) return loaded;
+  const platform = `${process.platform}-${process.arch}`;
+  // Another build, such as one with sanitizers.
+  const named = process.env.KV_NIXL_ADDON ? [process.env.KV_NIXL_ADDON] : [];
+  const usual = [
+    `@kv/nixl-${platform}-gnu/kv_nixl.node`,
+    fileURLToPath(new URL(`${REPOSITORY}native/build/kv_nixl.node`, import.meta.url)),
+  ];
+  const places = named.length > 0 ? named : usual;
+  const attempts: string[] = [];
+  if (process.platform !== "linux") {
+    throw new KvError("KV_ADDON_NOT_FOUND", `@kv/nixl has no addon for ${platform}: NIXL runs on Linux`, {
+      hint: "use @kv/transport-memory here",
+    });
+  }
+  for (const place of places) {
+    try {
+      const addon = require(place) as NativeAddon;
+      // process.exit() does not clean up addons, and NIXL's threads must be stopped when the C library begins to exit.
+      if (isMainThread) process.once("exit", () => addon.stopAll());
+      loaded = addon;
+      loadedFrom = require.resolve(place);
+      return addon;
+    } catch (error) {
+      attempts.push(`${place}: ${error instanceof Error ? error.message.split("\n")[0] : String(error)}`);
+    }
+  }
+  throw new KvError(
+    "KV_ADDON_NOT_FOUND",
+    `the addon of @kv/nixl does not load on ${platform}; tried ${attempts.join("; ")}`,
+    {
+      hint: `install @kv/nixl-${platform}-gnu, or build it in the repository: node native/build.mjs`,
+      details: { attempts },
+    },
+  );
+}

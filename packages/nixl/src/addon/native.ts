@@ -1,0 +1,177 @@
+/**
+ * The JavaScript interface of the addon (`native/src`). A method that takes a call id returns at once; the answer comes later as an event
+ * with that id. What the call creates (a registration, a list) is named by the id of the call afterwards. The caller chooses the ids and never
+ * uses one twice. Methods throw plain errors with `code` and `hint`; `fromNative` makes `KvError`s of them.
+ */
+export interface NativeAddon {
+  /** Starts an agent and its native thread; the event `SETTLED` of `callId` says that its backends are ready. */
+  readonly Agent: new (
+    callId: number,
+    options: NativeAgentOptions,
+    onEvents: (events: NativeEvent[]) => void,
+  ) => NativeAgent;
+  /** Allocates page-aligned, zeroed host memory. Throws `KV_MEMORY_INVALID`. */
+  readonly Memory: new (
+    lengthBytes: number,
+  ) => NativeMemory;
+  /** Sets variables in the environment of the process (`setenv`), then NIXL's defaults where they are not set; returns the defaults it set. */
+  prepareEnvironment(variables: [name: string, value: string][]): [name: string, value: string][];
+  /** Whether NIXL is loaded, so that further variables have no effect on it. */
+  isLoaded(): boolean;
+  /** Stops all agents of the process and waits for their threads; for the exit of the process. */
+  stopAll(): boolean;
+}
+
+/** How the addon starts an agent. */
+export interface NativeAgentOptions {
+  /** Path of `libnixl_capi.so`. */
+  readonly libraryPath: string;
+  /** The agent's name: 1 to 255 printable ASCII characters. */
+  readonly name: string;
+  /** Backends to create, in order of preference. */
+  readonly backends: { name: string; parameters: [key: string, value: string][] }[];
+  /** Paths of libraries to load before the backends are created. */
+  readonly preload: readonly string[];
+  /** Watch each peer's endpoint: the backend does not report that a peer died. */
+  readonly watchPeers: boolean;
+  /** Read a byte after each WRITE: the backend reports a WRITE as done when its bytes have left. */
+  readonly probeWrites: boolean;
+  /** A backend carries notifications, and is polled for them. */
+  readonly notifies: boolean;
+}
+
+/** Event: a call has its answer, an error or a value. */
+export const SETTLED = 0;
+/** Event: the outcome of a transfer. An error, or a `NativeOutcome`, which is its release too. */
+export const DONE = 1;
+/** Event: NIXL has released a transfer that did not succeed. */
+export const RELEASED = 2;
+/** Event: a notification has arrived. `value` is its payload, `from` the name that the sender states. */
+export const NOTIFICATION = 3;
+
+/** What the native thread reports; `kind` is one of the constants above. */
+export type NativeEvent = [
+  kind: number,
+  callId: number,
+  error: Error | undefined,
+  value: unknown,
+  from: string | undefined,
+];
+
+/** The value of `DONE`. */
+export type NativeOutcome = [
+  lengthBytes: number,
+  descriptorCount: number,
+  mergedCount: number,
+  prepareMs: number,
+  makeMs: number,
+  postMs: number,
+  transferMs: number,
+];
+
+/** An agent of NIXL with its native thread. */
+export interface NativeAgent {
+  /** Registers all of `memory`, which stays allocated until it is deregistered. */
+  register(callId: number, memory: NativeMemory): void;
+  /** Registers a file, an object, or memory of a device. With `check` the CUDA driver is asked about the address; `key` is an object's. */
+  registerForeign(
+    callId: number,
+    memoryType: string,
+    address: number,
+    lengthBytes: number,
+    deviceId: number,
+    check: boolean,
+    key: string,
+  ): void;
+  /** Undoes the registration that the call `registration` made. */
+  deregister(callId: number, registration: number): void;
+  /** Answers with the agent's metadata, as a `Uint8Array`. */
+  localMetadata(callId: number): void;
+  /** Checks and loads a peer's metadata, which is copied; answers with the peer's name. */
+  addRemote(callId: number, metadata: Uint8Array): void;
+  /** Forgets a peer. */
+  removeRemote(callId: number, name: string): void;
+  /**
+   * Prepares a list of rows of five numbers; `remote` is undefined for local memory. Answers with the number of descriptors. With `keeps` the
+   * thread reads `rows` in place, so they must stay unchanged and alive until the answer; otherwise they are copied.
+   */
+  prepare(
+    callId: number,
+    remote: string | undefined,
+    memoryType: string,
+    rows: Float64Array,
+    keeps: boolean,
+  ): void;
+  /** Releases the list that the call `list` made, once no transfer uses it. */
+  closeList(callId: number, list: number): void;
+  /** Sends a notification; answers when NIXL has taken it. */
+  notify(callId: number, remote: string, payload: Uint8Array): void;
+  /**
+   * Starts a transfer, which is named by `callId`. Everything is checked and copied before it returns. With `revocable` it may be aborted, so
+   * its notification is not attached to the NIXL request.
+   */
+  transfer(
+    callId: number,
+    isWrite: boolean,
+    localList: number,
+    remoteList: number,
+    localIds: Int32Array | undefined,
+    remoteIds: Int32Array | undefined,
+    runs: Int32Array | undefined,
+    offsets: Int32Array | undefined,
+    notification: Uint8Array | undefined,
+    revocable: boolean,
+    /** When the caller asked for it, in milliseconds of `process.hrtime`. */
+    askedMs: number,
+  ): void;
+  /** Gives up a transfer. False when its outcome is decided already and is on its way. */
+  abort(transfer: number): boolean;
+  /** Closes the agent; waits for its transfers, `timeoutMs` at most. */
+  close(callId: number, timeoutMs: number): void;
+  /** Counters at this moment. */
+  counters(): NativeCounters;
+  /** Whether the agent keeps the process alive. */
+  keepAlive(alive: boolean): void;
+  /** Ends the stream of events; for an agent that has closed, or has failed to start. */
+  detach(): void;
+}
+
+/** Counters of an agent since its start, and sizes of its tables. */
+export interface NativeCounters {
+  /** Transfers that were handed to the thread. */
+  transfersPosted: number;
+  /** Transfers that succeeded. */
+  transfersDone: number;
+  /** Transfers that failed, were aborted or timed out. */
+  transfersFailed: number;
+  /** Transfers that NIXL has not released. */
+  transfersInFlight: number;
+  /** Bytes of the transfers that succeeded. */
+  bytesTransferred: number;
+  /** Notifications that NIXL took. */
+  notificationsSent: number;
+  /** Notifications that arrived. */
+  notificationsReceived: number;
+  /** Registrations at this moment. */
+  registrations: number;
+  /** Prepared lists at this moment. */
+  preparedLists: number;
+  /** Known peers at this moment. */
+  remotes: number;
+  /** Turns of the agent's thread. */
+  polls: number;
+}
+
+/** Host memory that the addon owns. */
+export interface NativeMemory {
+  /** Where it begins in this process. */
+  readonly address: number;
+  /** The memory itself; the same object each time. */
+  readonly buffer: ArrayBuffer;
+  /** Copies runs `[offsetBytes, lengthBytes]` into one buffer, on another thread. */
+  gather(runs: Float64Array): Promise<ArrayBuffer>;
+  /** Copies `source` into runs `[offsetBytes, lengthBytes]`, on another thread. */
+  scatter(runs: Float64Array, source: ArrayBuffer): Promise<void>;
+  /** Frees the memory. With `detach` its views become empty; without it they read zeros until the buffer is collected. */
+  close(detach: boolean): void;
+}

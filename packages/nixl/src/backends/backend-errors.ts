@@ -1,0 +1,51 @@
+import { type BackendSpec, KvError } from "@kv/interface";
+import type { Environment } from "../environment.js";
+import { nameOfMissing } from "../library/missing-parts.js";
+import { describePlugins, type PluginDescription, summaryOf } from "./plugins.js";
+
+/** The agent that could not be started. */
+export interface FailedStart {
+  /** The backends it was to have. */
+  readonly backends: readonly BackendSpec[];
+  /** The setting that selected them, such as `NIXL_BACKEND`. */
+  readonly source: string;
+  /** Path of `libnixl_capi.so`. */
+  readonly libraryPath: string;
+  /** The variables that apply. */
+  readonly environment: Environment;
+}
+
+/**
+ * Adds to a `KV_BACKEND_UNAVAILABLE` error what a person needs: every plugin found, what each lacks, and the remedy. Returns other errors
+ * as they are.
+ */
+export async function explainBackendError(error: unknown, start: FailedStart): Promise<unknown> {
+  if (!KvError.is(error, "KV_BACKEND_UNAVAILABLE")) return error;
+  const { backends, source, libraryPath, environment } = start;
+  const plugins = await describePlugins({ libraryPath, environment }).catch(() => [] as PluginDescription[]);
+  if (plugins.length === 0) return error;
+  const found = `plugins of ${libraryPath}: ${plugins.map(summaryOf).join("; ")}`;
+  const explained = (message: string, hint: string | undefined) =>
+    new KvError("KV_BACKEND_UNAVAILABLE", `${message}; ${found}`, {
+      ...(hint === undefined ? {} : { hint }),
+      details: { plugins, source },
+      cause: error,
+    });
+  for (const { name } of backends) {
+    const plugin = plugins.find((entry) => entry.name === name);
+    if (plugin === undefined) {
+      const loadable = plugins.filter(({ loads }) => loads).map((entry) => entry.name);
+      return explained(
+        `backend ${name}, selected by ${source}, has no plugin`,
+        `ask for one of ${loadable.join(", ")}, or set NIXL_PLUGIN_DIR to another folder of plugins`,
+      );
+    }
+    if (plugin.loads) continue;
+    const missing = plugin.missing.map(nameOfMissing).join(", ");
+    return explained(
+      `backend ${name}, selected by ${source}, does not load: it lacks ${missing}`,
+      plugin.remedy,
+    );
+  }
+  return explained(`${error.message} (selected by ${source})`, error.hint);
+}

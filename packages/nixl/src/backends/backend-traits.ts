@@ -1,0 +1,93 @@
+import type { BackendSpec } from "@kv/interface";
+
+/** What is known about a NIXL backend. To support a new backend, add a row below; a backend without a row works with the traits of `UNKNOWN`. */
+export interface BackendTraits {
+  /** Transfers fail when their peer dies, because the backend reports it or because the agent watches peers. Otherwise only deadlines tell. */
+  readonly reportsPeerDeath: boolean;
+  /** The agent watches peers itself: it keeps a connection to each peer's endpoint and asks it before each call that could block for ever. */
+  readonly watchPeers: boolean;
+  /** The backend reports a WRITE as done when its bytes have left. The agent reads a byte after it, over the same connection. */
+  readonly probeWrites: boolean;
+  /** It reaches other agents and carries notifications to them. Storage does not: an agent with storage alone has no metadata. */
+  readonly notifies: boolean;
+  /** It moves bytes between memory and files. */
+  readonly files: boolean;
+  /** It moves bytes between memory and objects of a store. */
+  readonly objects: boolean;
+  /** It reaches device memory (`VRAM`), where there is a device and its runtime. */
+  readonly devices: boolean;
+  /** Variables that look relevant for it, but that it does not read. */
+  readonly ignores: readonly string[];
+}
+
+/** Storage has no peer that could die, be watched or be notified. */
+const STORAGE: BackendTraits = {
+  reportsPeerDeath: true,
+  watchPeers: false,
+  probeWrites: false,
+  notifies: false,
+  files: false,
+  objects: false,
+  devices: false,
+  ignores: [],
+};
+
+const BACKENDS: Readonly<Record<string, BackendTraits>> = {
+  UCX: {
+    reportsPeerDeath: true,
+    watchPeers: false,
+    probeWrites: false,
+    notifies: true,
+    files: false,
+    objects: false,
+    devices: true,
+    ignores: ["FI_PROVIDER", "FI_PROVIDER_PATH", "FI_EFA_USE_DEVICE_RDMA"],
+  },
+  // Measured with NIXL 1.5.0, libfabric 2.4 and its tcp provider: a post or a notification to a peer that was killed does not return, and a
+  // WRITE is done before its last bytes are in the peer's memory.
+  LIBFABRIC: {
+    reportsPeerDeath: true,
+    watchPeers: true,
+    probeWrites: true,
+    notifies: true,
+    files: false,
+    objects: false,
+    devices: true,
+    ignores: ["UCX_TLS", "UCX_NET_DEVICES"],
+  },
+  POSIX: { ...STORAGE, files: true },
+  GDS: { ...STORAGE, files: true, devices: true },
+  GDS_MT: { ...STORAGE, files: true, devices: true },
+  GUSLI: STORAGE,
+  OBJ: { ...STORAGE, objects: true },
+  AZURE_BLOB: { ...STORAGE, objects: true },
+  INFINIA: STORAGE,
+};
+
+const UNKNOWN: BackendTraits = {
+  reportsPeerDeath: false,
+  watchPeers: false,
+  probeWrites: false,
+  notifies: true,
+  files: false,
+  objects: false,
+  devices: false,
+  ignores: [],
+};
+
+/** The backend that is used when no setting names one. */
+export const DEFAULT_BACKEND = "UCX";
+
+/** The traits of a backend, by NIXL's name for it. Names that are not known get cautious traits. */
+export function backendTraits(name: string): BackendTraits {
+  return Object.hasOwn(BACKENDS, name) ? (BACKENDS[name] ?? UNKNOWN) : UNKNOWN;
+}
+
+/** Whether every one of the backends reports that a peer died. */
+export function reportsPeerDeath(backends: readonly BackendSpec[]): boolean {
+  return backends.every((spec) => backendTraits(spec.name).reportsPeerDeath);
+}
+
+/** Whether one of the backends carries notifications. */
+export const notifies = (backends: readonly BackendSpec[]): boolean =>
+  backends.some((spec) => backendTraits(spec.name).notifies);

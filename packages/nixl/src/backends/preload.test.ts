@@ -1,0 +1,86 @@
+import { execFile } from "node:child_process";
+import { copyFile, mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { promisify } from "node:util";
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { PreloadFinder } from "./preload.js";
+
+const LIBRARY = "libkv_dependency.so.1";
+const works = process.platform === "linux";
+const nothing = { libraries: [], variables: [] };
+const run = promisify(execFile);
+let folder = "";
+let cases = 0;
+
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), "kv-nixl-preload-"));
+  if (!works) return;
+  await writeFile(join(folder, "dependency.c"), "int kv_dependency(void) { return 0; }\n");
+  await writeFile(
+    join(folder, "plugin.c"),
+    "int kv_dependency(void); int kv_plugin(void) { return kv_dependency(); }\n",
+  );
+  const shared = ["-shared", "-fPIC", "-o"];
+  const dependency = join(folder, LIBRARY);
+  await run("cc", [...shared, dependency, `-Wl,-soname,${LIBRARY}`, join(folder, "dependency.c")]);
+  await run("cc", [...shared, join(folder, "plugin.so"), join(folder, "plugin.c"), dependency]);
+});
+afterAll(() => rm(folder, { recursive: true, force: true }));
+
+describe.runIf(works)("the libraries that a plugin needs before NIXL loads it", () => {
+  let environment: Record<string, string> = {};
+  let finder = new PreloadFinder();
+  const cached = (name: string) => join(environment["XDG_CACHE_HOME"] ?? "", "kv-nixl", name);
+  const find = (env = environment) => finder.find("LIBFABRIC", "/nowhere/libnixl_capi.so", env);
+
+  /** As `kv-nixl install --with libfabric` leaves it. */
+  async function install(name: string) {
+    await mkdir(cached(name), { recursive: true });
+    await copyFile(join(folder, LIBRARY), join(cached(name), LIBRARY));
+    return { libraries: [join(cached(name), LIBRARY)], variables: [] };
+  }
+
+  beforeEach(async () => {
+    const base = join(folder, `case-${cases++}`);
+    await mkdir(join(base, "plugins"), { recursive: true });
+    await copyFile(join(folder, "plugin.so"), join(base, "plugins", "libplugin_LIBFABRIC.so"));
+    environment = {
+      PATH: process.env["PATH"] ?? "",
+      XDG_CACHE_HOME: base,
+      NIXL_PLUGIN_DIR: join(base, "plugins"),
+    };
+    finder = new PreloadFinder();
+  });
+
+  test("are found once they are installed, although they were not there before", async () => {
+    expect(await find()).toEqual(nothing);
+    const installed = await install("libfabric-2.4-x86_64");
+    expect(await find()).toEqual(installed);
+  });
+
+  test("are those of the newest installation, also when it replaced an older one meanwhile", async () => {
+    expect(await find()).toEqual(nothing);
+    const old = await install("libfabric-2.4-x86_64");
+    expect(await find()).toEqual(old);
+    const newer = await install("libfabric-2.10-x86_64");
+    await rm(cached("libfabric-2.4-x86_64"), { recursive: true });
+    expect(await find()).toEqual(newer);
+  });
+
+  test("are remembered, until an agent did not start with them", async () => {
+    const installed = await install("libfabric-2.4-x86_64");
+    expect(await find()).toEqual(installed);
+    await rm(join(cached("libfabric-2.4-x86_64"), LIBRARY));
+    expect(await find()).toEqual(installed);
+    finder.forget();
+    expect(await find()).toEqual(nothing);
+  });
+
+  test("are looked for again after a search that failed", async () => {
+    const installed = await install("libfabric-2.4-x86_64");
+    // No process can be started with such a variable.
+    await expect(find({ ...environment, KV_BROKEN: "a\0b" })).rejects.toThrow();
+    expect(await find()).toEqual(installed);
+  });
+});

@@ -1,0 +1,105 @@
+import type { Socket } from "node:net";
+import { KvError } from "@kv/interface";
+import { z } from "zod";
+
+/** A request of the initiator: allocate memory, fill it with a pattern, or hash its beginning. */
+export const requestSchema = z.discriminatedUnion("do", [
+  z.strictObject({
+    do: z.literal("open"),
+    lengthBytes: z
+      .int()
+      .min(1)
+      .max(2 ** 40),
+    backend: z
+      .string()
+      .regex(/^[A-Za-z0-9_]{1,64}$/)
+      .optional(),
+  }),
+  z.strictObject({
+    do: z.literal("fill"),
+    seed: z
+      .int()
+      .min(0)
+      .max(2 ** 31),
+  }),
+  z.strictObject({ do: z.literal("digest"), lengthBytes: z.int().min(1) }),
+]);
+/** A request of the initiator. */
+export type BenchRequest = z.infer<typeof requestSchema>;
+
+const errorSchema = z.object({ code: z.string(), message: z.string(), hint: z.string().optional() });
+
+/** The answer to `open`. */
+export const openedSchema = z.object({
+  /** The agent's metadata, framed by `frameMetadata`, in base64. */
+  metadata: z.base64(),
+  /** Where the target's memory begins. */
+  address: z.number().int().positive(),
+});
+/** The answer to `digest`: SHA-256 in hex. */
+export const digestSchema = z.object({ sha256: z.string() });
+/** The answer to `fill`. */
+export const doneSchema = z.object({ done: z.literal(true) });
+/** Every answer: the value of the request, or an error. */
+export const replySchema = z.union([
+  z.strictObject({ ok: z.unknown() }),
+  z.strictObject({ error: errorSchema }),
+]);
+
+/** JSON messages over a socket, one per line. Each request gets one answer. */
+export interface Channel {
+  /** Sends a message. */
+  send(message: object): void;
+  /** The next message; undefined when the connection has ended. Rejects with `KV_WIRE_MALFORMED` or `KV_WIRE_LIMIT_EXCEEDED`. */
+  next(): Promise<unknown>;
+  /** Closes the connection. */
+  close(): void;
+}
+
+/** Metadata in base64 is the longest message. */
+const MAX_LINE_BYTES = 1 << 20;
+
+/** The channel over a connected socket. */
+export function channelOf(socket: Socket): Channel {
+  const lines = linesOf(socket);
+  socket.setNoDelay(true);
+  return {
+    send(message) {
+      socket.write(`${JSON.stringify(message)}\n`);
+    },
+    async next() {
+      const { value, done } = await lines.next();
+      if (done === true) return undefined;
+      try {
+        return JSON.parse(value);
+      } catch (error) {
+        throw KvError.from(
+          error,
+          "KV_WIRE_MALFORMED",
+          "the other side of the benchmark sent something that is not JSON",
+        );
+      }
+    },
+    close() {
+      socket.destroy();
+    },
+  };
+}
+
+async function* linesOf(socket: Socket): AsyncGenerator<string, void> {
+  let rest = "";
+  socket.setEncoding("utf8");
+  try {
+    for await (const chunk of socket as AsyncIterable<string>) {
+      const parts = (rest + chunk).split("\n");
+      rest = parts.pop() ?? "";
+      if (rest.length > MAX_LINE_BYTES || parts.some((part) => part.length > MAX_LINE_BYTES)) {
+        throw new KvError("KV_WIRE_LIMIT_EXCEEDED", `a line of more than ${MAX_LINE_BYTES} bytes`);
+      }
+      yield* parts;
+    }
+  } catch (error) {
+    if (KvError.is(error)) throw error;
+    // A broken connection counts as closed.
+  }
+}

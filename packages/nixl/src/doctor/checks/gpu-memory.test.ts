@@ -1,0 +1,75 @@
+import { describe, expect, test } from "vitest";
+import type { MissingPart } from "../../library/missing-parts.js";
+import { realHost } from "../host.js";
+import { gpuMemoryChecks } from "./gpu-memory.js";
+
+const LIBRARY = "/cache/nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.so";
+const FOLDERS: Readonly<Record<string, readonly string[]>> = {
+  "/dev": ["null", "nvidia0", "nvidia1", "nvidiactl"],
+  "/cache/nixl": [".nixl_cu12.mesonpy.libs", "nixl_cu12.libs"],
+  "/cache/nixl/nixl_cu12.libs/ucx": ["libucm_cuda.so.0.0.0", "libuct_cma.so.0.0.0", "libuct_cuda.so.0.0.0"],
+};
+
+async function look({
+  folders = FOLDERS,
+  environment = {},
+  lacks = [],
+}: {
+  folders?: Readonly<Record<string, readonly string[]>>;
+  environment?: Readonly<Record<string, string>>;
+  lacks?: MissingPart[];
+} = {}) {
+  const examined: string[] = [];
+  const checks = await gpuMemoryChecks({
+    host: { ...realHost(), names: (folder) => folders[folder] ?? [] },
+    environment,
+    libraryPath: LIBRARY,
+    missing: async (file) => {
+      examined.push(file);
+      return lacks;
+    },
+  });
+  return { checks, examined };
+}
+
+describe("GPU memory through UCX", () => {
+  test("no check on a machine without a GPU", async () => {
+    expect(await look({ folders: { ...FOLDERS, "/dev": ["null"] } })).toEqual({ checks: [], examined: [] });
+  });
+
+  test("the module loads", async () => {
+    const { checks, examined } = await look();
+    expect(examined).toEqual(["/cache/nixl/nixl_cu12.libs/ucx/libuct_cuda.so.0.0.0"]);
+    expect(checks).toMatchObject([
+      { id: "library.gpu-memory", status: "ok", found: expect.stringContaining("2 NVIDIA") },
+    ]);
+  });
+
+  test("a container without the driver's libraries", async () => {
+    const { checks } = await look({ lacks: [{ kind: "library", name: "libnvidia-ml.so.1" }] });
+    expect(checks).toMatchObject([
+      {
+        status: "warn",
+        found: expect.stringContaining("lacks libnvidia-ml.so.1"),
+        fix: expect.stringContaining("compute,utility"),
+      },
+    ]);
+  });
+
+  test.each([
+    ["rc,ud,sm", "warn"],
+    ["^cuda", "warn"],
+    ["^ib,cuda_copy", "warn"],
+    ["rc,cuda", "ok"],
+    ["rc,sm,cuda_copy,cuda_ipc", "ok"],
+    ["all", "ok"],
+    ["^cuda_ipc", "ok"],
+  ])("UCX_TLS=%s: %s", async (transports, status) => {
+    expect((await look({ environment: { UCX_TLS: transports } })).checks).toMatchObject([{ status }]);
+  });
+
+  test("a UCX from elsewhere is only noted", async () => {
+    const { checks } = await look({ folders: { "/dev": ["nvidia0"] } });
+    expect(checks).toMatchObject([{ status: "note" }]);
+  });
+});

@@ -1,0 +1,74 @@
+import { dirname, join } from "node:path";
+import type { Environment } from "../../environment.js";
+import { realLibrary } from "../../library/cache-folder.js";
+import { type MissingPart, missingParts, nameOfMissing } from "../../library/missing-parts.js";
+import { nvidiaGpus } from "../../memory/memory-types.js";
+import type { Host } from "../host.js";
+import type { Check } from "../report.js";
+
+/** What the check of GPU memory works with. */
+export interface GpuMemoryOptions {
+  /** The machine. */
+  readonly host: Host;
+  /** The variables that apply. */
+  readonly environment: Environment;
+  /** Path of `libnixl_capi.so`. The wheel's UCX lies beside it. */
+  readonly libraryPath: string;
+  /** Returns what a library lacks; `missingParts` by default. */
+  readonly missing?:
+    | ((file: string, options: { environment: Environment }) => Promise<MissingPart[]>)
+    | undefined;
+}
+
+/** Whether UCX can register memory of this machine's GPUs: its CUDA module is there and loads, and `UCX_TLS` allows it. Empty when there is no GPU. */
+export async function gpuMemoryChecks(options: GpuMemoryOptions): Promise<Check[]> {
+  const { host, environment, libraryPath, missing = missingParts } = options;
+  const gpus = nvidiaGpus(host.names);
+  if (gpus.length === 0) return [];
+  const module = cudaModule(host, libraryPath);
+  const check = {
+    id: "library.gpu-memory",
+    area: "library",
+    title: "memory of GPUs (VRAM)",
+    details: { gpus, module: module ?? null },
+  } as const;
+  if (module === undefined) {
+    return [
+      {
+        ...check,
+        status: "note",
+        found: "there is no CUDA module of UCX beside the library, which is not from the wheel",
+      },
+    ];
+  }
+  const lacked = await missing(module, { environment });
+  if (lacked.length > 0) {
+    const found = `UCX's CUDA module lacks ${lacked.map(nameOfMissing).join(", ")}: only host memory can be registered`;
+    const fix =
+      "give the container the driver (docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility), or add its folder to LD_LIBRARY_PATH";
+    return [{ ...check, status: "warn", found, fix }];
+  }
+  const transports = environment.UCX_TLS;
+  if (transports !== undefined && !allowsCuda(transports)) {
+    const found = `UCX_TLS=${transports} excludes CUDA: only host memory can be registered`;
+    return [{ ...check, status: "warn", found, fix: "add cuda to UCX_TLS, or unset it" }];
+  }
+  return [{ ...check, status: "ok", found: `UCX's CUDA module loads; ${gpus.length} NVIDIA` }];
+}
+
+function cudaModule(host: Host, libraryPath: string): string | undefined {
+  const wheel = dirname(dirname(realLibrary(libraryPath)));
+  for (const folder of host.names(wheel).filter((name) => /^nixl_cu\d+\.libs$/.test(name))) {
+    const modules = join(wheel, folder, "ucx");
+    const file = host.names(modules).find((name) => /^libuct_cuda\.so/.test(name));
+    if (file !== undefined) return join(modules, file);
+  }
+  return undefined;
+}
+
+/** Reads `UCX_TLS` as UCX does: a list of allowed transports, or after a `^` of excluded ones. Every transfer of device memory needs `cuda_copy`. */
+function allowsCuda(transports: string): boolean {
+  const names = transports.replace(/^\^/, "").split(",");
+  const named = names.some((name) => ["cuda", "cuda_copy"].includes(name.trim().replace(/^\\/, "")));
+  return transports.startsWith("^") ? !named : named || names.includes("all") || transports.trim() === "";
+}

@@ -1,0 +1,58 @@
+import { mkdtemp, realpath, rm, symlink } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { nixlMissing } from "../../../test/support/nixl-available.js";
+import { findLibrary } from "../../library/find-library.js";
+import { realHost } from "../host.js";
+import { backendCheck, libraryCheck } from "./library.js";
+
+let folder = "";
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), "kv-nixl-library-"));
+});
+afterAll(() => rm(folder, { recursive: true, force: true }));
+
+const look = (path: string) =>
+  libraryCheck(realHost(), { PATH: process.env.PATH, KV_NIXL_LIBRARY: path }, undefined);
+
+describe.runIf(process.platform === "linux")("a file that KV_NIXL_LIBRARY names", () => {
+  const fix = expect.stringContaining("set KV_NIXL_LIBRARY to a libnixl_capi.so of this machine");
+
+  test("is no library", async () => {
+    const { check, located } = await look("/etc/passwd");
+    expect(located).toBeUndefined();
+    expect(check).toMatchObject({
+      status: "fail",
+      found: expect.stringMatching(
+        /^not a library that loads on this machine: .*, from KV_NIXL_LIBRARY\n\/etc\/passwd$/s,
+      ),
+      fix,
+    });
+  });
+
+  test("is another library", async () => {
+    const shared = (process.report.getReport() as { sharedObjects: string[] }).sharedObjects;
+    const libc = shared.find((path) => /\/libc\.so/.test(path)) ?? "";
+    const { check, located } = await look(libc);
+    expect(located).toBeUndefined();
+    expect(check).toMatchObject({ status: "fail", found: expect.stringContaining("not NIXL's"), fix });
+  });
+
+  test.skipIf(nixlMissing)("is a link to NIXL, which is followed", async () => {
+    const link = join(folder, "libnixl_capi.so");
+    const real = await realpath(await findLibrary());
+    await symlink(real, link);
+    const { check, located } = await look(link);
+    expect(located?.path).toBe(link);
+    expect(check).toMatchObject({ status: "ok", found: expect.stringContaining(`a link to ${real}`) });
+  });
+});
+
+test("a backend without peers is reported as storage only", () => {
+  const value = { startMs: 1, memoryTypes: ["DRAM", "FILE"], metadataBytes: null };
+  expect(backendCheck("POSIX", { kind: "answered", value, output: "" })).toMatchObject({
+    status: "ok",
+    found: expect.stringContaining("DRAM, FILE; storage only: it reaches no other agent"),
+  });
+});

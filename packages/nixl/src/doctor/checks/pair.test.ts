@@ -1,0 +1,105 @@
+import { describe, expect, test } from "vitest";
+import type { ChildOutcome } from "../../child/run-in-child.js";
+import type { PairAnswer } from "../probes.js";
+import { pairChecks } from "./pair.js";
+import { readUcxProtocols } from "./ucx-protocols.js";
+
+const prefix = "[1795265871.085473] [host:22017:0]   ";
+/** As UCX 1.23 prints it. */
+const table = (connection: string, title: string, ...rows: [range: string, how: string, lanes: string][]) =>
+  [
+    "+--------+-------------+----------------+",
+    `| 424ee957-fb5d ${connection}             |`,
+    `| ${title} from host memory to host |`,
+    "+--------+-------------+----------------+",
+    "| Range  | Description | Config         |",
+    "+--------+-------------+----------------+",
+    ...rows.map((cells) => `| ${cells.join(" | ")} |`),
+    "+--------+-------------+----------------+",
+  ]
+    .map((line) => prefix + line)
+    .join("\n");
+const GET = "remote memory read by ucp_get*(multi)";
+const PUT = "remote memory write by ucp_put*";
+const CMA = [
+  table("self cfg#0", PUT, ["0..inf", "zero-copy", "tcp/lo"]),
+  "[1795265871.2] [host:1:0]  ucp_worker.c:1997 UCX  INFO    424ee957 intra-node cfg#1 rma_am(tcp/lo)",
+  table("intra-node cfg#1", PUT, ["0..inf", "zero-copy", "cma/memory"]),
+  table(
+    "intra-node cfg#1",
+    "active message by ucp_am_send*",
+    ["0..8184", "short", "tcp/lo"],
+    ["8185..inf", "zero-copy", "tcp/lo"],
+  ),
+  table("intra-node cfg#1", GET, ["0..inf", "zero-copy", "cma/memory"]),
+].join("\n");
+const TCP = table(
+  "intra-node cfg#1",
+  GET,
+  ["0..8000", "short", "tcp/lo"],
+  ["8001..inf", "software emulation", "tcp/lo"],
+);
+
+const answers = (change: Partial<PairAnswer> = {}): PairAnswer[] =>
+  (["READ", "WRITE"] as const).map((operation) => ({
+    operation,
+    gigabytesPerSecond: 5,
+    postMs: 10,
+    transferMs: 10.1,
+    consistent: true,
+    ...change,
+  }));
+const answered = (value: unknown, output = ""): ChildOutcome => ({ kind: "answered", value, output });
+
+describe("the protocols that UCX prints", () => {
+  test("the last table of each operation counts", () => {
+    expect(readUcxProtocols(CMA)).toEqual([
+      { operation: "READ", range: "0..inf", how: "zero-copy", lanes: "cma/memory" },
+      { operation: "WRITE", range: "0..inf", how: "zero-copy", lanes: "cma/memory" },
+    ]);
+    expect(readUcxProtocols(TCP).map(({ how }) => how)).toEqual(["short", "software emulation"]);
+    expect(readUcxProtocols("nothing of the kind\n| a | b |")).toEqual([]);
+  });
+});
+
+describe("a pair of processes", () => {
+  test("CMA is fine; TCP on one host gives a warning", () => {
+    expect(pairChecks("UCX", answered(answers(), CMA))).toMatchObject([
+      { id: "pair.UCX.READ", status: "ok", found: expect.stringContaining("cma/memory") },
+      { id: "pair.UCX.WRITE", status: "ok" },
+    ]);
+    expect(pairChecks("UCX", answered(answers(), TCP))[0]).toMatchObject({
+      status: "warn",
+      found: expect.stringContaining("software emulation"),
+      fix: expect.stringContaining("CMA"),
+    });
+  });
+
+  test("without UCX's tables the time of the post shows whether it was the copy", () => {
+    expect(pairChecks("LIBFABRIC", answered(answers({ postMs: 0.1 })))[0]).toMatchObject({
+      found: expect.stringContaining("in the background"),
+    });
+    expect(pairChecks("UCX", answered(answers()))[0]).toMatchObject({
+      found: expect.stringContaining("during the post"),
+    });
+  });
+
+  test("wrong bytes, a crash, a hang and an error fail, each with its own message", () => {
+    const fail = (outcome: ChildOutcome, words: string) =>
+      expect(pairChecks("UCX", outcome)[0]).toMatchObject({
+        status: "fail",
+        found: expect.stringContaining(words),
+      });
+    fail(answered(answers({ consistent: false }), CMA), "differ from those that were sent");
+    fail(
+      { kind: "died", how: "SIGSEGV", output: "first\nlast words\n" },
+      "SIGSEGV\nits output ended with:\nfirst\nlast words",
+    );
+    fail({ kind: "late", timeoutMs: 5000, output: "waits" }, "not finished after 5 s");
+    fail({ kind: "late", timeoutMs: 5000, output: "waits" }, "its output ended with:\nwaits");
+    fail(
+      { kind: "failed", error: { code: "KV_BACKEND_UNAVAILABLE", message: "no UCX" }, output: "why" },
+      "no UCX [KV_BACKEND_UNAVAILABLE]\nits output ended with:\nwhy",
+    );
+  });
+});

@@ -1,0 +1,120 @@
+import { type Log, silentLog } from "@kv/interface";
+import { selectBackends } from "../../backends/select-backends.js";
+import { type Environment, warnOfUnusedLibraryVariables } from "../../environment.js";
+import type { Check } from "../report.js";
+import { BACKEND_OPTION, type DoctorRequest } from "./requested-backends.js";
+
+/** The effect of each variable. */
+const EFFECTS: Readonly<Record<string, string>> = {
+  KV_NIXL_LIBRARY: "the library that is loaded; no other place is tried",
+  NIXL_PREFIX: "the installation of NIXL that is used; no other place is tried",
+  NIXL_PLUGIN_DIR: "where NIXL looks for its plugins, instead of beside the library",
+  NIXL_BACKEND: "selects the backend, unless the program names one",
+  VLLM_NIXL_BACKEND: "selects the backend, unless NIXL_BACKEND or the program does",
+  NIXL_LOG_LEVEL: "how much NIXL logs",
+  NIXL_TELEMETRY_ENABLE: "NIXL writes its own telemetry",
+  NIXL_TELEMETRY_DIR: "where NIXL's own telemetry goes",
+  NIXL_LIBFABRIC_MAX_BW_PER_DRAM_SEG: "bandwidth in Gbit/s that LIBFABRIC assigns to a registration of DRAM",
+  UCX_TLS: "transports that UCX may use; one of them must reach the peer",
+  UCX_NET_DEVICES: "network devices that UCX may use",
+  UCX_MODULES: "modules that UCX loads; ^ib excludes InfiniBand",
+  UCX_MEM_EVENTS: "UCX's hooks on memory; y can crash a process with other threads (README, Variables)",
+  UCX_MEMTYPE_CACHE: "UCX caches which memory belongs to a GPU",
+  UCX_MEMTYPE_REG_WHOLE: "UCX registers whole GPU allocations",
+  UCX_RCACHE_MAX_UNRELEASED: "limit of UCX's registration cache",
+  UCX_LOG_LEVEL: "how much UCX logs",
+  UCX_LOG_FILE: "where UCX logs; stdout mixes with the program's output",
+  UCX_PROTO_INFO: "UCX prints the protocols that it selects",
+  FI_PROVIDER: "the provider that libfabric may use",
+  FI_PROVIDER_PATH: "where libfabric looks for providers",
+  FI_LOG_LEVEL: "how much libfabric logs",
+  FI_EFA_USE_DEVICE_RDMA: "EFA reads and writes the peer's memory by RDMA",
+  LD_LIBRARY_PATH: "where the loader looks for the libraries that plugins need",
+  VLLM_NIXL_SIDE_CHANNEL_HOST: "the host that peers use for handshakes",
+  VLLM_NIXL_SIDE_CHANNEL_PORT: "the port for handshakes",
+  VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "the lease of a request whose reader sends no heartbeats",
+};
+const FAMILIES: readonly [prefix: string, effect: string][] = [
+  ["UCX_", "read by UCX, which warns about names that it does not know"],
+  ["NIXL_", "read by NIXL"],
+  ["FI_", "read by libfabric"],
+];
+const NOT_NIXL = /^NCCL_/;
+const LOCAL_HOSTS = ["localhost", "127.0.0.1", "::1"];
+const NOT_REACHED = "peers on other hosts would look for this engine on their own host";
+const ADDRESS = "an address of this host, once a peer runs on another one";
+
+/** Every variable that is set and matters, with its effect. Variables that look relevant but have no effect get a warning. */
+export function variableChecks(environment: Environment, request: DoctorRequest): Check[] {
+  const unused = new Map<string, string>();
+  const log: Log = {
+    ...silentLog,
+    warn: (_event, fields = {}) =>
+      void unused.set(String(fields["name"]), `${fields["why"]}; used: ${fields["won"]}`),
+  };
+  selectBackends({ explicit: request.backends, option: BACKEND_OPTION, environment, log });
+  warnOfUnusedLibraryVariables({ library: request.library, environment, log });
+  const checks: Check[] = [];
+  for (const [name, value = ""] of Object.entries(environment).sort(([a], [b]) => (a < b ? -1 : 1))) {
+    if (value === "" && EFFECTS[name] === undefined) continue;
+    const check = { id: `variables.${name}`, area: "variables", title: name, details: { value } } as const;
+    const why = unused.get(name);
+    if (why !== undefined) {
+      checks.push({
+        ...check,
+        status: "warn",
+        found: `${value}: has no effect: ${why}`,
+        fix: `unset ${name}`,
+      });
+    } else if (NOT_NIXL.test(name)) {
+      checks.push({
+        ...check,
+        status: "note",
+        found: `${value}: for NCCL; has no effect on NIXL (UCX_NET_DEVICES has)`,
+      });
+    } else if (value === "") {
+      checks.push({ ...check, status: "note", found: "set but empty, which counts as not set" });
+    } else if (name === "VLLM_NIXL_SIDE_CHANNEL_HOST" && LOCAL_HOSTS.includes(value)) {
+      checks.push({
+        ...check,
+        status: "note",
+        found: `${value}: ${NOT_REACHED}`,
+        fix: ADDRESS,
+      });
+    } else if (name === "UCX_MEM_EVENTS" && /^(y|yes|1|on|true|try)$/i.test(value)) {
+      checks.push({
+        ...check,
+        status: "warn",
+        found: `${value}: ${EFFECTS[name]}`,
+        fix: "UCX_MEM_EVENTS=n, or unset it",
+      });
+    } else {
+      const effect = EFFECTS[name] ?? FAMILIES.find(([prefix]) => name.startsWith(prefix))?.[1];
+      if (effect !== undefined) checks.push({ ...check, status: "note", found: `${value}: ${effect}` });
+    }
+  }
+  return [...(checks.length > 0 ? checks : [NONE]), ...sideChannelDefault(environment)];
+}
+
+const NONE: Check = {
+  id: "variables",
+  area: "variables",
+  title: "variables",
+  status: "ok",
+  found: "none of the variables that matter is set",
+};
+
+/** Without the variable vLLM and `@kv/connector` use localhost, which works on one host only. */
+function sideChannelDefault({ VLLM_NIXL_SIDE_CHANNEL_HOST: host }: Environment): Check[] {
+  if (host) return [];
+  return [
+    {
+      id: "variables.side-channel",
+      area: "variables",
+      title: "VLLM_NIXL_SIDE_CHANNEL_HOST",
+      status: "note",
+      found: `not set: localhost, by default; ${NOT_REACHED}`,
+      fix: ADDRESS,
+    },
+  ];
+}

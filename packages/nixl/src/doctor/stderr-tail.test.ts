@@ -1,0 +1,37 @@
+import { expect, test } from "vitest";
+import { withStderrTail } from "./stderr-tail.js";
+
+const tail = (output: string) => withStderrTail("found", { output });
+
+test("UCX's reason is kept before the errors that follow from it", () => {
+  const output = [
+    "[1795342071.646355] [vm:8334 :0]     ucp_context.c:1508 UCX  WARN  transport 'foo' is not available, please use one or more of: cma, tcp",
+    "[1795342071.646759] [vm:8334 :0]     ucp_context.c:1770 UCX  ERROR no usable transports/devices",
+    "E1122 10:07:51.647353    8345 backend_plugin.h:102] Failed to create engine",
+    "E1122 10:07:51.647869    8345 nixl_agent.cpp:342] createBackend: backend creation failed for 'UCX'",
+  ];
+  expect(tail(`${output.join("\n")}\n`)).toBe(`found\nits output ended with:\n${output.join("\n")}`);
+});
+
+test("leaves out routine lines and protocol tables", () => {
+  const quiet = [
+    "[1.5] [vm:1 :0] ucp.c:1 UCX  INFO  cfg",
+    "| a | b |",
+    "[1.5] [vm:1:0] +---+----+",
+    "I1122 10:07:51.6 1 nixl.cpp:1] up",
+    " ",
+  ];
+  expect(tail(quiet.join("\n"))).toBe("found");
+  expect(tail([...quiet, "last"].join("\n"))).toBe("found\nits output ended with:\nlast");
+});
+
+test("limits lines and their length, and removes control characters", () => {
+  const many = Array.from({ length: 100 }, (_, index) => `line ${index}`).join("\n");
+  expect(tail(many)).toBe(
+    "found\nits output ended with:\nline 94\nline 95\nline 96\nline 97\nline 98\nline 99",
+  );
+  expect(tail("x".repeat(5000))).toBe(`found\nits output ended with:\n${"x".repeat(300)}…`);
+  expect(tail("\u001b[32mgreen\u0007\u202e\u001b[0m\r\nnext\u0000")).toBe(
+    "found\nits output ended with:\ngreen\nnext",
+  );
+});

@@ -1,0 +1,34 @@
+import type { Log } from "@kv/interface";
+
+/** Environment variables by name, as in `process.env`. */
+export type Environment = Readonly<Record<string, string | undefined>>;
+
+/** Variables that name a library, in order of precedence. The option `library` comes before them. */
+const LIBRARY_VARIABLES = ["KV_NIXL_LIBRARY", "NIXL_PREFIX"] as const;
+
+/** The variables that NIXL, UCX and libfabric read, for the log. */
+export function nixlVariables(environment: Environment): Record<string, string> {
+  const prefixes = /^(UCX|FI|NIXL)_/;
+  return Object.fromEntries(
+    Object.entries(environment).filter((entry): entry is [string, string] => prefixes.test(entry[0])),
+  );
+}
+
+/** Logs `nixl-variable-unused` for each variable that names a library but is overridden, with its value and the setting that is used. */
+export function warnOfUnusedLibraryVariables(choice: {
+  readonly library: string | undefined;
+  readonly environment: Environment;
+  readonly log: Log;
+}): void {
+  const { library, environment, log } = choice;
+  const set = LIBRARY_VARIABLES.flatMap((name) => {
+    const value = environment[name];
+    return value ? [{ name: name as string, value }] : [];
+  });
+  if (library !== undefined) set.unshift({ name: "the option library", value: library });
+  const [winner, ...lost] = set;
+  for (const { name, value } of lost) {
+    const won = `${winner?.value} from ${winner?.name}`;
+    log.warn("nixl-variable-unused", { name, value, won, why: `${winner?.name} comes first` });
+  }
+}

@@ -1,0 +1,90 @@
+import { createHash } from "node:crypto";
+import { createReadStream } from "node:fs";
+import { mkdir, readdir, stat } from "node:fs/promises";
+import { join } from "node:path";
+import { pipeline } from "node:stream/promises";
+import { KvError } from "@kv/interface";
+import type { Environment } from "../environment.js";
+import { pip } from "./python.js";
+import { type PinnedWheel, PYTHON_VERSION } from "./wheels.js";
+
+const PROGRESS_MS = 2000;
+
+/** Downloads a pinned wheel with pip into the folder `into` and checks its SHA-256. Returns its path. Rejects with `KV_INSTALL_FAILED`. */
+export async function downloadWheel(
+  wheel: PinnedWheel,
+  into: string,
+  environment: Environment,
+  onProgress: (line: string) => void,
+): Promise<string> {
+  await mkdir(into, { recursive: true });
+  const file = await download(wheel, into, environment, onProgress);
+  await verify(file, wheel);
+  return file;
+}
+
+async function download(
+  wheel: PinnedWheel,
+  into: string,
+  environment: Environment,
+  onProgress: (line: string) => void,
+): Promise<string> {
+  // pip writes the wheel into its temporary folder first; the size of that folder is the progress.
+  const temporary = join(into, "..", "pip");
+  await mkdir(temporary, { recursive: true });
+  const timer = setInterval(() => {
+    void folderBytes(temporary).then((bytes) => {
+      if (bytes > 0) onProgress(`${Math.round(bytes / 1e6)} MB so far`);
+    });
+  }, PROGRESS_MS);
+  const selection = [
+    "--no-deps",
+    "--only-binary=:all:",
+    "--python-version",
+    PYTHON_VERSION,
+    "--platform",
+    wheel.platform,
+  ];
+  try {
+    await pip(["download", ...selection, wheel.requirement], ["--dest", into], {
+      environment: { ...environment, TMPDIR: temporary },
+      onProgress,
+    });
+  } finally {
+    clearInterval(timer);
+  }
+  const files = (await readdir(into)).filter((name) => name.endsWith(".whl"));
+  const [file] = files;
+  if (file === undefined || files.length !== 1) {
+    throw new KvError(
+      "KV_INSTALL_FAILED",
+      `pip left ${files.length} wheels for ${wheel.requirement}, not one`,
+    );
+  }
+  return join(into, file);
+}
+
+async function folderBytes(folder: string): Promise<number> {
+  const names = await readdir(folder, { recursive: true }).catch(() => []);
+  const sizes = await Promise.all(
+    names.map((name) =>
+      stat(join(folder, name)).then(
+        (entry) => (entry.isFile() ? entry.size : 0),
+        () => 0,
+      ),
+    ),
+  );
+  return sizes.reduce((sum, size) => sum + size, 0);
+}
+
+async function verify(file: string, wheel: PinnedWheel): Promise<void> {
+  const hash = createHash("sha256");
+  await pipeline(createReadStream(file), hash);
+  const actual = hash.digest("hex");
+  if (actual === wheel.sha256) return;
+  throw new KvError(
+    "KV_INSTALL_FAILED",
+    `the wheel of ${wheel.requirement} has SHA-256 ${actual}, but ${wheel.sha256} is pinned: it is not used`,
+    { hint: "check which index pip uses: python3 -m pip config list" },
+  );
+}

@@ -1,0 +1,96 @@
+import { join } from "node:path";
+import { KvError } from "@kv/interface";
+import type { Environment } from "../environment.js";
+import { cacheFolder, exists, makeInCache } from "../library/cache-folder.js";
+import { LIBRARY_FILE } from "../library/find-library.js";
+import { downloadWheel } from "./download-wheel.js";
+import { installLibfabric } from "./install-libfabric.js";
+import { unpackWheel } from "./python.js";
+import { type Cuda, DEFAULT_VERSION, wheelFor } from "./wheels.js";
+
+/** What `installNixl` is to install. */
+export interface InstallOptions {
+  /** Version of NIXL; 1.5.0 by default. Only versions whose wheels are pinned in this package can be installed. */
+  readonly version?: string | undefined;
+  /** Major version of CUDA that the wheel is built for; 12 by default. The wheel works without CUDA as well. */
+  readonly cuda?: Cuda | undefined;
+  /** Libraries from outside the wheel that a plugin needs: `libfabric` for LIBFABRIC. None by default. */
+  readonly with?: readonly PluginDependency[] | undefined;
+  /** Download NIXL and replace an existing installation, such as when a file is damaged. False by default. */
+  readonly force?: boolean | undefined;
+  /** Gets one line for each step. */
+  readonly onProgress?: ((line: string) => void) | undefined;
+  /** The variables that apply to pip and to the cache; `process.env` by default. */
+  readonly environment?: Environment | undefined;
+}
+
+/** An installation of NIXL. */
+export interface Installed {
+  /** Path of `libnixl_capi.so`. */
+  readonly library: string;
+  /** The installation's folder in the user's cache. */
+  readonly folder: string;
+  /** NIXL was installed already and has not been changed. */
+  readonly existed: boolean;
+}
+
+/** What can be installed beside NIXL. */
+export const PLUGIN_DEPENDENCIES = ["libfabric"] as const;
+/** One of `PLUGIN_DEPENDENCIES`. */
+export type PluginDependency = (typeof PLUGIN_DEPENDENCIES)[number];
+
+/**
+ * Installs NIXL into the user's cache, where `nixlTransport` finds it: downloads the pinned wheel with pip as the user has configured it, checks
+ * its SHA-256, and unpacks its libraries (128 MB). When it is installed already, returns at once without a check of the files, unless `force` is
+ * set. Two processes may do this at the same time. Rejects with `KV_INSTALL_FAILED` and the command that would help.
+ */
+export async function installNixl(options: InstallOptions = {}): Promise<Installed> {
+  const installed = await installWheel(options);
+  const { environment = process.env, onProgress = () => {} } = options;
+  for (const dependency of options.with ?? []) {
+    if (dependency !== "libfabric") {
+      throw new KvError(
+        "KV_INSTALL_FAILED",
+        `${JSON.stringify(dependency)} is not one of ${PLUGIN_DEPENDENCIES.join(", ")}`,
+      );
+    }
+    await installLibfabric({ libraryPath: installed.library, environment, onProgress });
+  }
+  return installed;
+}
+
+async function installWheel(options: InstallOptions): Promise<Installed> {
+  const { version = DEFAULT_VERSION, cuda = 12, force = false, environment = process.env } = options;
+  const { onProgress = () => {} } = options;
+  requireGlibcLinux();
+  const wheel = wheelFor(version, cuda, process.arch);
+  const cache = cacheFolder(environment);
+  const folder = join(cache, wheel.folder);
+  const library = join(folder, wheel.folders[0] ?? "", LIBRARY_FILE);
+  // A folder gets its name only when it is complete.
+  if (!force && (await exists(library))) return { library, folder, existed: true };
+
+  const make = async (unpacked: string, work: string) => {
+    onProgress(`downloading ${wheel.requirement} for ${wheel.platform} with pip (69 MB)`);
+    const file = await downloadWheel(wheel, join(work, "wheel"), environment, onProgress);
+    onProgress("the SHA-256 is correct; unpacking the libraries (133 MB)");
+    await unpackWheel({ file, folders: wheel.folders, into: unpacked, environment });
+    if (!(await exists(join(unpacked, wheel.folders[0] ?? "", LIBRARY_FILE)))) {
+      throw new KvError("KV_INSTALL_FAILED", `${wheel.requirement} does not contain ${LIBRARY_FILE}`);
+    }
+  };
+  await makeInCache(wheel.folder, environment, make, { replace: force });
+  onProgress(`installed ${library}`);
+  return { library, folder, existed: false };
+}
+
+function requireGlibcLinux(): void {
+  const report = process.platform === "linux" ? process.report.getReport() : undefined;
+  const header = (report as { header?: { glibcVersionRuntime?: string } } | undefined)?.header;
+  if (header?.glibcVersionRuntime === undefined) {
+    const system = process.platform === "linux" ? "Linux without glibc" : process.platform;
+    throw new KvError("KV_INSTALL_FAILED", `NIXL has no wheels for ${system}: it runs on Linux with glibc`, {
+      hint: "use @kv/transport-memory here",
+    });
+  }
+}

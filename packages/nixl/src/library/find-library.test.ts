@@ -1,0 +1,94 @@
+import { chmod, mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { KvError } from "@kv/interface";
+import { afterEach, beforeEach, expect, test } from "vitest";
+import { cacheFolder } from "./cache-folder.js";
+import { findLibrary } from "./find-library.js";
+
+let folder = "";
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), "kv-nixl-find-"));
+});
+afterEach(() => rm(folder, { recursive: true, force: true }));
+
+/** An environment with nothing in it: no python3 on PATH, an empty home. */
+const bare = (more: Record<string, string> = {}) => ({ HOME: folder, PATH: join(folder, "bin"), ...more });
+
+async function library(...path: string[]): Promise<string> {
+  const at = join(folder, ...path);
+  await mkdir(at, { recursive: true });
+  await writeFile(join(at, "libnixl_capi.so"), "");
+  return join(at, "libnixl_capi.so");
+}
+
+const WHEEL = ".nixl_cu12.mesonpy.libs";
+
+test("the order: option, KV_NIXL_LIBRARY, NIXL_PREFIX, the cache, a virtual environment", async () => {
+  const option = await library("option");
+  const variable = await library("variable");
+  const prefix = await library("prefix", "lib64");
+  const cache = await library(".cache", "kv-nixl", "nixl-cu12-1.5.0-x86_64", WHEEL);
+  const venv = await library("venv", "lib", "python3.12", "site-packages", WHEEL);
+  const environment: Record<string, string> = bare({
+    KV_NIXL_LIBRARY: variable,
+    NIXL_PREFIX: join(folder, "prefix"),
+    VIRTUAL_ENV: join(folder, "venv"),
+  });
+  expect(await findLibrary({ library: option, environment })).toBe(option);
+  expect(await findLibrary({ environment })).toBe(variable);
+  delete environment.KV_NIXL_LIBRARY;
+  expect(await findLibrary({ environment })).toBe(prefix);
+  delete environment.NIXL_PREFIX;
+  expect(await findLibrary({ environment })).toBe(cache);
+  await rm(join(folder, ".cache"), { recursive: true });
+  expect(await findLibrary({ environment })).toBe(venv);
+});
+
+test("the newest of several installed versions; unfinished installations do not count", async () => {
+  await library("xdg", "kv-nixl", "nixl-cu12-1.5.0-x86_64", WHEEL);
+  const newer = await library("xdg", "kv-nixl", "nixl-cu12-1.10.0-x86_64", WHEEL);
+  await library("xdg", "kv-nixl", ".installing-1-x", WHEEL);
+  const environment = bare({ XDG_CACHE_HOME: join(folder, "xdg") });
+  expect(cacheFolder(environment)).toBe(join(folder, "xdg", "kv-nixl"));
+  expect(await findLibrary({ environment })).toBe(newer);
+});
+
+test("python3's site-packages are searched", async () => {
+  const found = await library("site", "nixl_cu13.libs");
+  const python = join(folder, "bin", "python3");
+  await mkdir(join(folder, "bin"));
+  await writeFile(python, `#!/bin/sh\necho '["${join(folder, "site")}"]'\n`);
+  await chmod(python, 0o755);
+  expect(await findLibrary({ environment: bare() })).toBe(found);
+});
+
+test("a place that is named explicitly and has no library is an error that names it", async () => {
+  await library(".cache", "kv-nixl", "nixl-cu12-1.5.0-x86_64", WHEEL);
+  for (const environment of [
+    bare({ KV_NIXL_LIBRARY: "/nowhere/lib.so" }),
+    bare({ NIXL_PREFIX: "/nowhere" }),
+  ]) {
+    const error: unknown = await findLibrary({ environment }).catch((caught: unknown) => caught);
+    expect(KvError.is(error, "KV_LIBRARY_NOT_FOUND")).toBe(true);
+    expect((error as KvError).message).toContain("/nowhere");
+  }
+});
+
+test("not found: one error with every place that was tried, the reason, and the command that helps", async () => {
+  const environment = bare({ VIRTUAL_ENV: join(folder, "gone"), LD_LIBRARY_PATH: "/lib-a:/lib-b" });
+  const error: unknown = await findLibrary({ environment }).catch((caught: unknown) => caught);
+  expect(KvError.is(error, "KV_LIBRARY_NOT_FOUND")).toBe(true);
+  const { message, hint } = error as KvError;
+  expect(hint).toBe("run: npx --no-install kv-nixl install");
+  for (const place of [
+    join(folder, ".cache", "kv-nixl"),
+    join(folder, "gone"),
+    "python3's site-packages",
+    "/lib-a",
+    "/lib-b",
+  ]) {
+    expect(message).toContain(place);
+  }
+  expect(message).toMatch(/\(the loader\): no such file/);
+});

@@ -1,0 +1,164 @@
+import { execFile } from "node:child_process";
+import { access, constants, readdir } from "node:fs/promises";
+import { join } from "node:path";
+import { promisify } from "node:util";
+import { KvError } from "@kv/interface";
+import type { Environment } from "../environment.js";
+import { requireObject } from "../validate.js";
+import { cacheFolder } from "./cache-folder.js";
+
+/** The file name of NIXL's C API. */
+export const LIBRARY_FILE = "libnixl_capi.so";
+/** Folders of the wheels that hold the library, in site-packages or in the cache. */
+const WHEEL_FOLDERS = [
+  ".nixl_cu12.mesonpy.libs",
+  ".nixl_cu13.mesonpy.libs",
+  "nixl_cu12.libs",
+  "nixl_cu13.libs",
+];
+const PREFIX_FOLDERS = ["lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "."];
+const PYTHON_TIMEOUT_MS = 5000;
+
+/** Where to look for NIXL. */
+export interface FindLibraryOptions {
+  /** Path of the library. When it is given, no other place is tried. */
+  readonly library?: string | undefined;
+  /** The variables to read; `process.env` by default. */
+  readonly environment?: Environment | undefined;
+}
+
+/** A NIXL library and how it was found. */
+export interface LocatedLibrary {
+  /** Path of `libnixl_capi.so`. */
+  readonly path: string;
+  /** The place it was found in, such as `KV_NIXL_LIBRARY` or `kv-nixl install`. */
+  readonly source: string;
+}
+
+/** The path that `locateLibrary` finds. Rejects with `KV_LIBRARY_NOT_FOUND`, whose `details.attempts` lists every place that was tried. */
+export async function findLibrary(options: FindLibraryOptions = {}): Promise<string> {
+  return (await locateLibrary(options)).path;
+}
+
+/**
+ * Finds `libnixl_capi.so`: the option, `KV_NIXL_LIBRARY`, `NIXL_PREFIX`, the cache of `kv-nixl install`, the pip
+ * environments (`VIRTUAL_ENV`, `CONDA_PREFIX`, python3's), then the loader's folders. A place that is named explicitly and has no library is an
+ * error; the search does not continue. Rejects with `KV_LIBRARY_NOT_FOUND`, with every place that was tried and why it failed.
+ */
+export async function locateLibrary(options: FindLibraryOptions = {}): Promise<LocatedLibrary> {
+  requireObject(options, "KV_LIBRARY_NOT_FOUND", "the options of findLibrary");
+  const environment = options.environment ?? process.env;
+  const attempts: string[] = [];
+  const found = async (
+    candidates: readonly string[],
+    source: string,
+  ): Promise<LocatedLibrary | undefined> => {
+    for (const path of candidates) {
+      const reason = await unreadable(path);
+      if (reason === undefined) return { path, source };
+      attempts.push(`${path} (${source}): ${reason}`);
+    }
+    return undefined;
+  };
+  const named: [source: string, paths: string[]][] = [];
+  if (options.library !== undefined) named.push(["the option library", [options.library]]);
+  else if (environment.KV_NIXL_LIBRARY) named.push(["KV_NIXL_LIBRARY", [environment.KV_NIXL_LIBRARY]]);
+  else if (environment.NIXL_PREFIX)
+    named.push(["NIXL_PREFIX", below(environment.NIXL_PREFIX, PREFIX_FOLDERS)]);
+  for (const [source, paths] of named) {
+    const path = await found(paths, source);
+    if (path !== undefined) return path;
+    throw notFound(attempts);
+  }
+  const installed = await found(await installedIn(cacheFolder(environment)), "kv-nixl install");
+  if (installed !== undefined) return installed;
+  for (const [folder, source] of await pipFolders(environment, attempts)) {
+    const path = await found(below(folder, WHEEL_FOLDERS), source);
+    if (path !== undefined) return path;
+  }
+  const byLoader = await found(
+    loaderFolders(environment).map((folder) => join(folder, LIBRARY_FILE)),
+    "the loader",
+  );
+  if (byLoader !== undefined) return byLoader;
+  throw notFound(attempts);
+}
+
+async function unreadable(path: string): Promise<string | undefined> {
+  try {
+    await access(path, constants.R_OK);
+    return undefined;
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code === "ENOENT" ? "no such file" : (error as Error).message;
+  }
+}
+
+function below(folder: string, inside: readonly string[]): string[] {
+  return inside.map((name) => join(folder, name, LIBRARY_FILE));
+}
+
+/** Libraries in the cache, newest version first. Unfinished installations have another prefix and are ignored. */
+async function installedIn(cache: string): Promise<string[]> {
+  const folders = await readdir(cache).catch(() => [] as string[]);
+  const versions = folders
+    .filter((name) => /^nixl-cu1[23]-[0-9]/.test(name))
+    .sort((a, b) => b.localeCompare(a, "en", { numeric: true }));
+  if (versions.length === 0) return [join(cache, `nixl-cu12-*`, LIBRARY_FILE)];
+  return versions.flatMap((name) =>
+    below(
+      join(cache, name),
+      WHEEL_FOLDERS.filter((folder) => folder.includes(name.slice(5, 9)) && folder.startsWith(".")),
+    ),
+  );
+}
+
+async function pipFolders(
+  environment: Environment,
+  attempts: string[],
+): Promise<[folder: string, source: string][]> {
+  const folders: [string, string][] = [];
+  for (const variable of ["VIRTUAL_ENV", "CONDA_PREFIX"]) {
+    const prefix = environment[variable];
+    if (!prefix) continue;
+    const pythons = (await readdir(join(prefix, "lib")).catch(() => [])).filter((name) =>
+      /^python3/.test(name),
+    );
+    if (pythons.length === 0) attempts.push(`${prefix} (${variable}): no lib/python3.*`);
+    for (const name of pythons) folders.push([join(prefix, "lib", name, "site-packages"), variable]);
+  }
+  try {
+    const script =
+      "import json,site,sys;print(json.dumps(site.getsitepackages()+[site.getusersitepackages()]))";
+    const { stdout } = await promisify(execFile)("python3", ["-c", script], {
+      timeout: PYTHON_TIMEOUT_MS,
+      env: environment as NodeJS.ProcessEnv,
+    });
+    for (const folder of JSON.parse(stdout) as string[]) folders.push([folder, "python3"]);
+  } catch (error) {
+    attempts.push(`python3's site-packages: ${(error as Error).message.split("\n")[0]}`);
+  }
+  return folders;
+}
+
+function loaderFolders(environment: Environment): string[] {
+  const listed = (environment.LD_LIBRARY_PATH ?? "").split(":").filter((folder) => folder !== "");
+  return [
+    ...listed,
+    "/usr/local/lib",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/lib/x86_64-linux-gnu",
+    "/opt/nvidia/nvda_nixl/lib",
+  ];
+}
+
+function notFound(attempts: readonly string[]): KvError {
+  return new KvError(
+    "KV_LIBRARY_NOT_FOUND",
+    `NIXL (${LIBRARY_FILE}) was not found; tried:\n  ${attempts.join("\n  ")}`,
+    {
+      hint: "run: npx --no-install kv-nixl install",
+      details: { attempts },
+    },
+  );
+}

@@ -1,0 +1,62 @@
+import { KvError, type Memory } from "@kv/interface";
+import { formatValue, requireObject } from "../validate.js";
+import { externalMemory } from "./external-memory.js";
+
+/** Where memory of a device lies. */
+export interface DeviceMemoryOptions {
+  /** Where it begins: a pointer of the device's runtime that is valid in this process. Above 0, below 2^53. */
+  readonly address: bigint | number;
+  /** Its length; at least 1. */
+  readonly lengthBytes: number;
+  /** The device's ordinal as this process counts its devices: under `CUDA_VISIBLE_DEVICES=3` that device is 0. */
+  readonly deviceId: number;
+  /**
+   * `"cuda"`, the default: `register` asks the CUDA driver of this process whether the whole range is memory of that device, and rejects with
+   * `KV_MEMORY_INVALID` otherwise. `"none"`: memory of another runtime (ROCm, Neuron), which is not checked. NIXL may end the process when
+   * such an address belongs to no device.
+   */
+  readonly check?: "cuda" | "none" | undefined;
+}
+
+/**
+ * Describes memory of a device (`VRAM`) that somebody else allocated, so that an agent can register it by address, length and device. Its
+ * allocator keeps it and frees it after the registration and this handle are closed. It has no `bytes`; `gather` and `scatter` reject with
+ * `KV_TRANSPORT_UNSUPPORTED`. Throws `KV_MEMORY_INVALID`; `close` throws `KV_MEMORY_IN_USE` while it is registered.
+ */
+export function deviceMemory(options: DeviceMemoryOptions): Memory & Disposable {
+  requireObject(options, "KV_MEMORY_INVALID", "the description of device memory");
+  const { lengthBytes, deviceId, check = "cuda" } = options;
+  const address = exactAddress(options.address);
+  if (address === 0) throw invalid("address is 0, a null pointer");
+  if (!Number.isSafeInteger(lengthBytes) || lengthBytes <= 0) {
+    throw invalid(`lengthBytes is ${formatValue(lengthBytes)}, not a positive integer`);
+  }
+  if (!Number.isSafeInteger(address + lengthBytes)) {
+    throw invalid(`${lengthBytes} bytes at address ${address} end beyond 2^53`);
+  }
+  if (!Number.isSafeInteger(deviceId) || deviceId < 0) {
+    throw invalid(`deviceId is ${formatValue(deviceId)}, not an integer from 0 on`);
+  }
+  if (check !== "cuda" && check !== "none") {
+    throw invalid(`check is ${formatValue(check)}, not "cuda" or "none"`);
+  }
+  return externalMemory({
+    memoryType: "VRAM",
+    address,
+    lengthBytes,
+    deviceId,
+    subject: `${lengthBytes} bytes at 0x${address.toString(16)} of device ${deviceId}`,
+    checkWithCuda: check === "cuda",
+  });
+}
+
+function exactAddress(value: bigint | number): number {
+  const number = typeof value === "bigint" ? Number(value) : value;
+  if (!Number.isSafeInteger(number) || number < 0) {
+    throw invalid(`address is ${formatValue(value)}, not an integer from 0 to 2^53 - 1`);
+  }
+  return number;
+}
+
+const invalid = (why: string): KvError =>
+  new KvError("KV_MEMORY_INVALID", `the description of device memory is wrong: ${why}`);

@@ -1,0 +1,75 @@
+import { KvError, type Memory } from "@kv/interface";
+import { RefCount } from "../ref-count.js";
+
+/** What an agent needs to register memory that the addon does not own: a file, an object, or memory of a device. */
+export interface ExternalMemory {
+  /** Whether `register` asks the CUDA driver if the address belongs to the device. */
+  readonly checkWithCuda: boolean;
+  /** The name of an object in its store; empty for every other kind. */
+  readonly key: string;
+  /** Marks the memory as registered until the returned function is called. Throws `KV_MEMORY_INVALID` once the memory is closed. */
+  hold(): () => void;
+}
+
+/** How external memory is described. */
+export interface ExternalMemoryOptions extends Pick<Memory, "address" | "lengthBytes" | "deviceId"> {
+  /** The kind of memory. */
+  readonly memoryType: "VRAM" | "FILE" | "OBJ";
+  /** Names the memory in error messages, such as by its path. */
+  readonly subject: string;
+  /** As in `ExternalMemory`; false by default. */
+  readonly checkWithCuda?: boolean | undefined;
+  /** As in `ExternalMemory`. */
+  readonly key?: string | undefined;
+  /** Called once when the memory is closed. */
+  readonly onClose?: (() => void) | undefined;
+}
+
+const externals = new WeakMap<Memory, ExternalMemory>();
+
+/** The registration details of memory that `externalMemory` created; undefined for other memory. */
+export const externalMemoryOf = (memory: Memory): ExternalMemory | undefined => externals.get(memory);
+
+/**
+ * A `Memory` whose bytes JavaScript cannot access: `bytes` is empty, `gather` and `scatter` reject with `KV_TRANSPORT_UNSUPPORTED`. `close`
+ * throws `KV_MEMORY_IN_USE` while it is registered.
+ */
+export function externalMemory(options: ExternalMemoryOptions): Memory & Disposable {
+  const { memoryType, address, lengthBytes, deviceId, subject } = options;
+  const { checkWithCuda = false, key = "", onClose } = options;
+  const registrations = new RefCount();
+  let closed = false;
+  const unsupported = async (): Promise<never> => {
+    throw new KvError("KV_TRANSPORT_UNSUPPORTED", `only transfers move the bytes of ${subject}`);
+  };
+  const close = () => {
+    if (closed) return;
+    if (registrations.count > 0) {
+      throw new KvError("KV_MEMORY_IN_USE", `${subject} has ${registrations.count} open registrations`, {
+        hint: "close them before the memory",
+      });
+    }
+    closed = true;
+    onClose?.();
+  };
+  const memory: Memory & Disposable = Object.freeze({
+    address,
+    lengthBytes,
+    memoryType,
+    deviceId,
+    bytes: new Uint8Array(0),
+    gather: unsupported,
+    scatter: unsupported,
+    close,
+    [Symbol.dispose]: close,
+  });
+  externals.set(memory, {
+    checkWithCuda,
+    key,
+    hold() {
+      if (closed) throw new KvError("KV_MEMORY_INVALID", `${subject} is closed`);
+      return registrations.hold();
+    },
+  });
+  return memory;
+}

@@ -1,8 +1,0 @@
-import { libfabricMissing } from "./libfabric-here.js";
-import { nixlMissing } from "./require-nixl.js";
-
-/** The backends that keep the same promises, and why one of them cannot be tried here. */
-export const BOTH_BACKENDS = [
-  { backend: "UCX", missing: nixlMissing },
-  { backend: "LIBFABRIC", missing: libfabricMissing },
-] as const;

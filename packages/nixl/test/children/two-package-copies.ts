@@ -1,0 +1,69 @@
+// Two copies of the package, each with its own addon and interface, as when two dependencies of an application need different versions.
+import { copyFile, mkdir, mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath, pathToFileURL } from "node:url";
+import { build } from "tsup";
+
+type Copy = typeof import("@kv/nixl");
+const LENGTH = 1 << 20;
+const root = fileURLToPath(new URL("../../../..", import.meta.url));
+const folder = await mkdtemp(join(tmpdir(), "kv-nixl-copies-"));
+
+async function copy(name: string): Promise<Copy> {
+  const [dist, addon] = [join(folder, name, "packages/nixl/dist"), join(folder, name, "native/build")];
+  await mkdir(addon, { recursive: true });
+  await copyFile(join(root, "native/build/kv_nixl.node"), join(addon, "kv_nixl.node"));
+  await build({
+    entry: [join(root, "packages/nixl/src/index.ts")],
+    outDir: dist,
+    format: "esm",
+    target: "node20",
+    noExternal: [/.*/],
+    config: false,
+    silent: true,
+  });
+  return (await import(pathToFileURL(join(dist, "index.js")).href)) as Copy;
+}
+
+async function agentOf({ nixlTransport }: Copy) {
+  const transport = nixlTransport();
+  const [agent, memory] = [await transport.createAgent(), transport.allocate(LENGTH)];
+  await agent.register(memory);
+  const table = { memoryType: "DRAM", rows: Float64Array.of(memory.address, LENGTH, 0, LENGTH, 1) } as const;
+  return { transport, agent, memory, table };
+}
+
+const code = (act: Promise<unknown>) => act.then(String, (error: { code?: string }) => error.code);
+const expect = (found: unknown, wanted: unknown) => {
+  if (found !== wanted) throw new Error(`${String(found)} instead of ${String(wanted)}`);
+};
+
+const [first, second] = [await copy("first"), await copy("second")];
+if (first.nixlTransport === second.nixlTransport) throw new Error("there is one copy, not two");
+const [reader, owner] = [await agentOf(first), await agentOf(second)];
+owner.memory.bytes.fill(9);
+await reader.agent.addRemote(await owner.agent.localMetadata());
+const request = {
+  operation: "READ",
+  local: await reader.agent.prepareLocal(reader.table),
+  localIds: Int32Array.of(0),
+  remote: await reader.agent.prepareRemote(owner.agent.name, owner.table),
+  remoteIds: Int32Array.of(0),
+  notification: Buffer.from("read"),
+} as const;
+await reader.agent.transfer(request).done;
+expect(reader.memory.bytes[LENGTH - 1], 9);
+for await (const { from } of owner.agent.notifications()) {
+  expect(from, reader.agent.name);
+  break;
+}
+// Both addons are loaded, so their files are no longer needed.
+await rm(folder, { recursive: true });
+// Each copy refuses the other's objects.
+expect(await code(reader.agent.register(owner.memory)), "KV_MEMORY_INVALID");
+expect(await code((async () => owner.agent.transfer(request).done)()), "KV_TRANSFER_INVALID");
+await owner.transport.close();
+// The other copy works on, and is left open when the process exits.
+expect((await reader.agent.localMetadata()).length > 0, true);
+process.stdout.write("moved");

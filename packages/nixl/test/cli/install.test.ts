@@ -1,0 +1,31 @@
+import { mkdtemp, readdir, rm, stat, truncate } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
+import { findLibrary, installNixl } from "@kv/nixl";
+import { describe, expect, test } from "vitest";
+import { nixlMissing } from "../support/nixl-available.js";
+
+// Needs the package index, which answered where NIXL is installed.
+describe.skipIf(nixlMissing)(`installing NIXL with pip (${nixlMissing ?? "found"})`, () => {
+  test("two installations at once in an empty cache give one complete folder and no other files; force replaces it", async () => {
+    const cache = await mkdtemp(join(tmpdir(), "kv-nixl-cache-"));
+    try {
+      const environment = { ...process.env, XDG_CACHE_HOME: cache };
+      const [one, two] = await Promise.all([installNixl({ environment }), installNixl({ environment })]);
+      expect(one.library).toBe(two.library);
+      expect(await readdir(join(cache, "kv-nixl"))).toHaveLength(1);
+      expect(await findLibrary({ environment: { HOME: cache, PATH: "", XDG_CACHE_HOME: cache } })).toBe(
+        one.library,
+      );
+      expect((await installNixl({ environment })).existed).toBe(true);
+
+      const plugin = join(dirname(one.library), "plugins", "libplugin_UCX.so");
+      const { size } = await stat(plugin);
+      await truncate(plugin, 30_000);
+      expect((await installNixl({ environment, force: true })).existed).toBe(false);
+      expect((await stat(plugin)).size).toBe(size);
+    } finally {
+      await rm(cache, { recursive: true, force: true });
+    }
+  });
+});

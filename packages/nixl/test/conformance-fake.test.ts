@@ -1,8 +1,0 @@
-import { transportSuite } from "@kv/conformance/transport";
-import { nixlTransport } from "@kv/nixl";
-import { describe } from "vitest";
-import { FAKE_NIXL, fakeMissing } from "./fake-nixl.js";
-
-describe.skipIf(fakeMissing)(`the stand-in for NIXL (${fakeMissing ?? "found"})`, () => {
-  transportSuite({ name: "nixl (stand-in)", create: async () => nixlTransport({ library: FAKE_NIXL }) });
-});

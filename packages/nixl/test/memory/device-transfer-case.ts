@@ -1,0 +1,79 @@
+import type { Agent, Memory, Transport } from "@kv/interface";
+import { deviceMemory } from "@kv/nixl";
+import { expect } from "vitest";
+import type { CudaMemory } from "../support/cuda-memory.js";
+import { fillPattern, scattered } from "../support/pattern.js";
+
+const BLOCK = 16_384;
+const COUNT = 256;
+const LENGTH = BLOCK * COUNT;
+
+/**
+ * Moves bytes from one agent's device memory to another's, on to host memory, and back: READ and WRITE, between devices and between device and
+ * host, with blocks in changed places. The bytes are compared through the driver.
+ */
+export async function movesThroughDevices(
+  transport: Transport,
+  cuda: CudaMemory,
+  devices: readonly [number, number],
+) {
+  const [near, far] = [await transport.createAgent(), await transport.createAgent()];
+  const [source, target] = [transport.allocate(LENGTH), transport.allocate(LENGTH)];
+  const pointers = devices.map((device) => cuda.allocate(device, LENGTH));
+  const [here, there] = pointers.map((address, index) =>
+    deviceMemory({ address, lengthBytes: LENGTH, deviceId: devices[index] ?? 0 }),
+  );
+  const [nearPointer, farPointer] = pointers;
+  if (here === undefined || there === undefined || nearPointer === undefined || farPointer === undefined)
+    throw new Error("two allocations");
+  try {
+    for (const memory of [source, target, here]) await near.register(memory);
+    await far.register(there);
+    await near.addRemote(await far.localMetadata());
+    const table = ({ memoryType, address, deviceId }: Memory) => ({
+      memoryType,
+      rows: Float64Array.of(address, BLOCK, deviceId, BLOCK, COUNT),
+    });
+    const move = movesBlocks(near, await near.prepareRemote(far.name, table(there)));
+    const [fromHost, toHost, onDevice] = [
+      await near.prepareLocal(table(source)),
+      await near.prepareLocal(table(target)),
+      await near.prepareLocal(table(here)),
+    ];
+    fillPattern(source.bytes, 5);
+    await move("WRITE", fromHost, 7);
+    expect(same(cuda.read(farPointer, LENGTH), shuffled(source.bytes, 7))).toBe(true);
+    await move("READ", onDevice, 1);
+    expect(same(cuda.read(nearPointer, LENGTH), shuffled(source.bytes, 7))).toBe(true);
+    cuda.write(nearPointer, source.bytes);
+    await move("WRITE", onDevice, 1);
+    await move("READ", toHost, 1);
+    expect(same(target.bytes, source.bytes)).toBe(true);
+  } finally {
+    await near.close();
+    await far.close();
+    for (const memory of [here, there, source, target]) memory.close();
+    for (const pointer of pointers) cuda.free(pointer);
+  }
+}
+
+type Lists = Parameters<Agent["transfer"]>[0];
+
+/** All blocks of a list in the order that multiplies each index by a step. */
+function movesBlocks(agent: Agent, remote: Lists["remote"]) {
+  const localIds = Int32Array.from({ length: COUNT }, (_, index) => index);
+  return async (operation: Lists["operation"], local: Lists["local"], step: number) => {
+    const remoteIds = scattered(COUNT, step);
+    const { lengthBytes } = await agent.transfer({ operation, local, remote, localIds, remoteIds }).done;
+    expect(lengthBytes).toBe(LENGTH);
+  };
+}
+
+function shuffled(bytes: Uint8Array, step: number): Uint8Array {
+  const out = new Uint8Array(bytes.length);
+  for (const [index, place] of scattered(COUNT, step).entries())
+    out.set(bytes.subarray(index * BLOCK, (index + 1) * BLOCK), place * BLOCK);
+  return out;
+}
+
+const same = (a: Uint8Array, b: Uint8Array) => Buffer.compare(a, b) === 0;

@@ -1,0 +1,224 @@
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { type AddressInfo, connect, createServer, type Socket } from "node:net";
+import { setTimeout as delay } from "node:timers/promises";
+import { type Agent, KvError } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from "vitest";
+import { BOTH_BACKENDS } from "../support/both-backends.js";
+import { libfabricMissing } from "../support/libfabric-available.js";
+import { mutations } from "../support/mutations.js";
+import { nixlMissing } from "../support/nixl-available.js";
+import { type PeerProcess, startPeer } from "../support/peer-process.js";
+import { runChild } from "../support/run-child.js";
+
+/** Damages metadata so that NIXL 1.5.0 crashes on it, or never returns. `port`: a port of this host that never answers. */
+const DEADLY = {
+  // In the part that only UCX reads.
+  UCX(bytes: Buffer) {
+    const at = bytes.indexOf("UCX|c") + "UCX|c".length + 8;
+    bytes[at] = (bytes[at] ?? 0) ^ 0xff;
+  },
+  // The endpoint, as a sockaddr_in.
+  LIBFABRIC(bytes: Buffer, port: number) {
+    const endpoint = bytes.indexOf("dest_data_ep_0") + "dest_data_ep_0".length + 8;
+    bytes.writeUInt16BE(port, endpoint + 2);
+    bytes.set([127, 0, 0, 1], endpoint + 4);
+  },
+} as const;
+
+/** A port of this host whose process is stopped and whose backlog is full, until the test ends. */
+async function deafPort(): Promise<number> {
+  const listening =
+    "require('net').createServer().listen({ port: 0, host: '127.0.0.1', backlog: 1 }, function () { process.send(this.address().port) })";
+  const child = spawn(process.execPath, ["-e", listening], {
+    stdio: ["ignore", "inherit", "inherit", "ipc"],
+  });
+  const waiting: Socket[] = [];
+  onTestFinished(() => {
+    for (const socket of waiting) socket.on("error", () => {}).destroy();
+    child.kill("SIGKILL");
+  });
+  const [port] = (await once(child, "message")) as [number];
+  child.kill("SIGSTOP");
+  for (let answered = true; answered; ) {
+    const socket = connect(port, "127.0.0.1");
+    waiting.push(socket);
+    answered = await Promise.race([once(socket, "connect").then(() => true), delay(300, false)]);
+  }
+  return port;
+}
+
+for (const { backend, missing } of BOTH_BACKENDS) {
+  describe.skipIf(missing)(
+    `metadata checked in another process over ${backend} (${missing ?? "found"})`,
+    () => triedElsewhere(backend),
+  );
+}
+
+describe.skipIf(nixlMissing)(`a damaged key of UCX (${nixlMissing ?? "found"})`, () => {
+  const transport = nixlTransport({ backends: ["UCX"] });
+  let owner: PeerProcess;
+  beforeAll(async () => {
+    owner = await startPeer(1 << 20, 1, { backends: ["UCX"] });
+  });
+  afterAll(async () => {
+    await transport.close();
+    await owner?.end();
+  });
+
+  // The one descriptor of a list: its length (8 bytes), address, length and device (24), then the key: domains (8), memory type (1), lengths.
+  const KEY = 8 + 24;
+  const damage = (change: (key: Buffer) => void) => {
+    const bytes = Buffer.from(owner.metadata);
+    const list = bytes.indexOf(Buffer.from([0x6e, 8, 0, 0, 0, 0, 0, 0, 0, 1, 0])); // "n", of 8 bytes, 1 descriptor
+    const at = list + 1 + 8 + 8 + 1;
+    change(bytes.subarray(at + KEY, at + 8 + Number(bytes.readBigUInt64LE(at))));
+    return bytes;
+  };
+
+  test.each([
+    ["a type of memory that does not exist", (key: Buffer) => key.writeUInt8(9, 8), "is of memory of type 9"],
+    ["a domain whose bytes end beyond the key", (key: Buffer) => key.writeUInt8(200, 9), "is cut short"],
+    ["more domains than the key has bytes for", (key: Buffer) => key.fill(0xff, 0, 8), "is cut short"],
+    ["a device whose distance list does not end", (key: Buffer) => key.fill(0, 10), "has no end"],
+  ])("%s", async (_name, change, message) => {
+    const agent = await transport.createAgent();
+    await expect(agent.addRemote(damage(change))).rejects.toMatchObject({
+      code: "KV_AGENT_METADATA_INVALID",
+      message: expect.stringContaining(message),
+    });
+    expect(await agent.addRemote(damage(() => {}))).toBe(owner.name);
+  });
+});
+
+describe.skipIf(libfabricMissing)(`over LIBFABRIC (${libfabricMissing ?? "found"})`, () => {
+  const transport = nixlTransport({ backends: ["LIBFABRIC"] });
+  let owner: PeerProcess;
+  beforeAll(async () => {
+    owner = await startPeer(1 << 20, 1, { backends: ["LIBFABRIC"] });
+  });
+  afterAll(async () => {
+    await transport.close();
+    await owner?.end();
+  });
+
+  test("an address of another kind is refused: NIXL would keep it and crash on the next call", async () => {
+    const agent = await transport.createAgent();
+    const other = Buffer.from(owner.metadata);
+    const family = other.indexOf("dest_data_ep_0") + "dest_data_ep_0".length + 8;
+    for (const at of [family, family + 1]) {
+      other[at] = 77;
+      await expect(agent.addRemote(other)).rejects.toMatchObject({
+        code: "KV_AGENT_METADATA_INVALID",
+        message: expect.stringContaining("names no address of TCP"),
+      });
+    }
+    expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
+  });
+
+  test("an address that does not answer is refused in 4 s; the agent works on meanwhile", {
+    timeout: 60_000,
+  }, async () => {
+    const agent = await transport.createAgent();
+    const port = await deafPort();
+    const deaf = Buffer.from(owner.metadata);
+    DEADLY.LIBFABRIC(deaf, port);
+    let refused = false;
+    const refusal = expect(
+      agent.addRemote(deaf).finally(() => {
+        refused = true;
+      }),
+    ).rejects.toMatchObject({
+      code: "KV_AGENT_METADATA_INVALID",
+      message: expect.stringContaining("nobody answers"),
+    });
+    expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
+    expect(refused).toBe(false);
+    await refusal;
+    await agent.removeRemote(owner.name);
+    const closed = expect(agent.addRemote(deaf)).rejects.toMatchObject({ code: "KV_AGENT_CLOSED" });
+    await agent.close();
+    await closed;
+  });
+
+  test("an agent that has used up NIXL's 255 peers reports it", { timeout: 120_000 }, async () => {
+    const agent = await transport.createAgent();
+    for (let count = 0; count < 255; count += 1)
+      await agent.removeRemote(await agent.addRemote(owner.metadata));
+    await expect(agent.addRemote(owner.metadata)).rejects.toMatchObject({
+      code: "KV_AGENT_METADATA_INVALID",
+      message: expect.stringContaining("has 255 of them"),
+      hint: "create a new agent",
+    });
+  });
+});
+
+function triedElsewhere(backend: "UCX" | "LIBFABRIC"): void {
+  const transport = nixlTransport({ backends: [backend], checkMetadata: true });
+  let owner: PeerProcess;
+  let agent: Agent;
+
+  beforeAll(async () => {
+    owner = await startPeer(1 << 20, 1, { backends: [backend] });
+    agent = await transport.createAgent();
+  });
+  afterAll(async () => {
+    await transport.close();
+    await owner?.end();
+  });
+
+  test("valid metadata is loaded, the second time without a check", async () => {
+    expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
+    expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
+    await agent.removeRemote(owner.name);
+  });
+
+  test("bytes on which NIXL crashes or hangs end the other process; this one continues", async () => {
+    const silent = createServer().listen(0, "127.0.0.1");
+    await once(silent, "listening");
+    const deadly = Buffer.from(owner.metadata);
+    DEADLY[backend](deadly, (silent.address() as AddressInfo).port);
+    await expect(agent.addRemote(deadly)).rejects.toMatchObject({
+      code: "KV_AGENT_METADATA_INVALID",
+      message: expect.stringMatching(/^loading the metadata ends a process with SIG/),
+    });
+    expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
+    silent.close();
+  });
+
+  test("a check that is under way keeps the process alive", { timeout: 240_000 }, async () => {
+    const end = await runChild("check-metadata.ts", [], { env: { NIXL_BACKEND: backend } });
+    expect(end, end.stderr).toMatchObject({ code: 0, stdout: "added" });
+  });
+
+  test.skipIf(libfabricMissing)(
+    `agents of one transport with different backends each accept their own peers (${libfabricMissing ?? "LIBFABRIC found"})`,
+    async () => {
+      const backends = [{ name: backend === "UCX" ? "LIBFABRIC" : "UCX" }];
+      const [other, peer] = [
+        await transport.createAgent({ backends }),
+        await transport.createAgent({ backends }),
+      ];
+      expect(await other.addRemote(await peer.localMetadata())).toBe(peer.name);
+      expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
+    },
+  );
+
+  test("damaged metadata gives a name or an error", { timeout: 14_400_000 }, async () => {
+    const count = Number(process.env.KV_CHECKED_MUTATIONS ?? 150);
+    let refused = 0;
+    for (const bytes of mutations(owner.metadata, count, 7)) {
+      try {
+        await agent.removeRemote(await agent.addRemote(bytes));
+      } catch (error) {
+        if (!KvError.is(error, "KV_AGENT_METADATA_INVALID")) throw error;
+        refused++;
+        if (error.hint !== "create a new agent") continue;
+        await agent.close();
+        agent = await transport.createAgent();
+      }
+    }
+    expect(refused).toBeGreaterThan(count / 2);
+  });
+}

@@ -1,0 +1,22 @@
+import { describe, expect, test } from "vitest";
+import { BOTH_BACKENDS } from "../support/both-backends.js";
+import { bundledChild } from "../support/bundled-child.js";
+import { nixlMissing } from "../support/nixl-available.js";
+
+const child = await bundledChild("invalid-calls.ts");
+const names: string[] = nixlMissing
+  ? []
+  : JSON.parse((await child(["list"], { NIXL_BACKEND: "UCX" })).stdout);
+
+for (const { backend, missing } of BOTH_BACKENDS) {
+  describe.skipIf(missing)(
+    `invalid calls end in an error, not in a crash, over ${backend} (${missing ?? "found"})`,
+    () => {
+      test("there are calls to test", () => expect(names.length).toBeGreaterThan(8));
+      test.each(names)("%s", { timeout: 240_000 }, async (name) => {
+        const end = await child([name], { NIXL_BACKEND: backend });
+        expect(end, end.stderr).toMatchObject({ code: 0, signal: null, stdout: "survived" });
+      });
+    },
+  );
+}

@@ -1,0 +1,18 @@
+import { findLibrary, nixlTransport } from "@kv/nixl";
+
+/**
+ * Why tests with real NIXL cannot run on this machine; undefined when they can. With CI=true the reason is an error instead of a skipped suite.
+ */
+export const nixlMissing: string | undefined = await reason();
+
+async function reason(): Promise<string | undefined> {
+  try {
+    await findLibrary();
+    nixlTransport().allocate(1).close();
+    return undefined;
+  } catch (error) {
+    if (process.env.CI === "true") throw error;
+    const { code, hint } = error as { code?: string; hint?: string };
+    return `${code}: ${hint}`;
+  }
+}

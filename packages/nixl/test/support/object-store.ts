@@ -1,0 +1,43 @@
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
+
+export interface ObjectStore {
+  readonly port: number;
+  /** Objects by path: bucket and key. */
+  readonly objects: Map<string, Buffer>;
+  close(): Promise<void>;
+}
+
+/** The part of S3 that transfers use: PUT of an object, GET of a range. Signatures are not checked. */
+export async function startObjectStore(): Promise<ObjectStore> {
+  const objects = new Map<string, Buffer>();
+  const server = createServer(async (request, response) => {
+    const path = decodeURIComponent(new URL(request.url ?? "", "http://store").pathname);
+    const body = Buffer.concat(await request.toArray());
+    if (request.method === "PUT") {
+      objects.set(path, body);
+      response.writeHead(200, { etag: '"1"' }).end();
+      return;
+    }
+    const object = objects.get(path);
+    const [, first, last] = /^bytes=(\d+)-(\d+)$/.exec(request.headers.range ?? "") ?? [];
+    if (request.method !== "GET" || object === undefined || first === undefined || last === undefined) {
+      response.writeHead(404, { "content-type": "application/xml" });
+      response.end("<Error><Code>NoSuchKey</Code><Message>there is none</Message></Error>");
+      return;
+    }
+    const part = object.subarray(Number(first), Number(last) + 1);
+    const range = `bytes ${first}-${Number(first) + part.length - 1}/${object.length}`;
+    response.writeHead(206, { "content-range": range, "content-length": part.length }).end(part);
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return {
+    port: (server.address() as AddressInfo).port,
+    objects,
+    close: () =>
+      new Promise((resolve) => {
+        server.close(() => resolve());
+        server.closeAllConnections();
+      }),
+  };
+}

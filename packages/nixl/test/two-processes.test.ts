@@ -1,4 +1,0 @@
-import { nixlMissing } from "./require-nixl.js";
-import { twoProcessTests } from "./two-processes.js";
-
-twoProcessTests("UCX", nixlMissing);
