@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../src/nixl_capi.h"
+#include "library/nixl_capi.h"
 
 #define API(name) __attribute__((visibility("default"))) Status nixl_capi_##name
 #define LOCKED const std::lock_guard lock(world_mutex)

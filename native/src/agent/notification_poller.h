@@ -1,0 +1,67 @@
+// What peers have sent to one agent, and NIXL's work for them: asking for it is what drives the backends.
+#pragma once
+
+#include <string>
+
+#include "agent/counters.h"
+#include "agent/event.h"
+#include "library/handle.h"
+#include "library/nixl_capi.h"
+
+namespace kv::nixl {
+
+class NotificationPoller {
+ public:
+  // The functions, the agent and the counters outlive it. `notifies`: a backend of the agent carries notifications.
+  NotificationPoller(const capi::Functions& nixl, capi::Agent agent, Counters& counters, bool notifies)
+      : nixl_(nixl),
+        agent_(agent),
+        counters_(counters),
+        notifies_(notifies),
+        map_(Handle<capi::NotifMap>::make("KV_INTERNAL", "no notification map", nixl.destroy_notif_map, nixl.create_notif_map)) {}
+
+  // Hands over what has come. True if there was something.
+  template <typename Receive>
+  bool poll(Receive receive);
+  // Takes out the errors that a backend has kept for whoever calls next.
+  void drain_errors() {
+    int left = kMostDrained;
+    while (left > 0 && nixl_.get_notifs(agent_, map_.get(), nullptr) != capi::kSuccess) --left;
+  }
+
+ private:
+  // A connection that ends gives an error for each operation on it, and a call takes one of them.
+  static constexpr int kMostDrained = 65'536;
+
+  const capi::Functions& nixl_;
+  capi::Agent agent_;
+  Counters& counters_;
+  bool notifies_;
+  Handle<capi::NotifMap> map_;
+};
+
+template <typename Receive>
+bool NotificationPoller::poll(Receive receive) {
+  if (!notifies_ || nixl_.get_notifs(agent_, map_.get(), nullptr) != capi::kSuccess) return false;
+  size_t agents = 0;
+  nixl_.notif_map_size(map_.get(), &agents);
+  if (agents == 0) return false;
+  for (size_t index = 0; index < agents; ++index) {
+    const char* from = nullptr;
+    size_t count = 0;
+    if (nixl_.notif_map_get_agent_at(map_.get(), index, &from) != capi::kSuccess) break;
+    nixl_.notif_map_get_notifs_size(map_.get(), from, &count);
+    for (size_t number = 0; number < count; ++number) {
+      const void* data = nullptr;
+      size_t length = 0;
+      if (nixl_.notif_map_get_notif(map_.get(), from, number, &data, &length) != capi::kSuccess) continue;
+      const auto* bytes = static_cast<const uint8_t*>(data);
+      receive(std::string(from), Bytes(bytes, bytes + length));
+      ++counters_.notifications_received;
+    }
+  }
+  nixl_.notif_map_clear(map_.get());
+  return true;
+}
+
+}  // namespace kv::nixl

@@ -1,0 +1,43 @@
+// An error on its way to JavaScript: a code of KvError's closed list, what failed with its values, and what to do.
+// Thrown inside one thread only; between threads it travels by value.
+#pragma once
+
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "library/nixl_capi.h"
+
+namespace kv::nixl {
+
+struct Failure : std::exception {
+  std::string code;
+  std::string message;
+  std::string hint;
+
+  Failure(std::string code, std::string message, std::string hint = {})
+      : code(std::move(code)), message(std::move(message)), hint(std::move(hint)) {}
+
+  const char* what() const noexcept override { return message.c_str(); }
+};
+
+// What the library's status means. It keeps few apart: -2 is a dead peer as well as a refused call.
+inline const char* describe(capi::Status status) {
+  switch (status) {
+    case capi::kSuccess: return "success";
+    case capi::kInProgress: return "in progress";
+    case capi::kInvalidParam: return "NIXL status -1, invalid parameter";
+    case capi::kBackendError: return "NIXL status -2, refused by the backend or the peer is gone";
+    case capi::kInvalidState: return "NIXL status -3, invalid state";
+    case capi::kException: return "NIXL status -4, exception inside NIXL";
+    case capi::kNotFound: return "NIXL status -6, not found";
+    default: return "unknown NIXL status";
+  }
+}
+
+// Throws where NIXL refused.
+inline void check(capi::Status status, const char* code, const std::string& what) {
+  if (status != capi::kSuccess) throw Failure(code, what + ": " + describe(status));
+}
+
+}  // namespace kv::nixl

@@ -1,0 +1,45 @@
+// Owns one C handle of the library whose release takes nothing but the handle.
+#pragma once
+
+#include <utility>
+
+#include "library/failure.h"
+#include "library/nixl_capi.h"
+
+namespace kv::nixl {
+
+template <typename T>
+class Handle {
+ public:
+  using Release = capi::Status (*)(T);
+
+  Handle() = default;
+  Handle(T value, Release release) : value_(value), release_(release) {}
+  Handle(Handle&& other) noexcept : value_(std::exchange(other.value_, nullptr)), release_(other.release_) {}
+  Handle& operator=(Handle&& other) noexcept {
+    std::swap(value_, other.value_);
+    std::swap(release_, other.release_);
+    return *this;
+  }
+  ~Handle() {
+    if (value_ != nullptr) release_(value_);
+  }
+
+  T get() const { return value_; }
+  explicit operator bool() const { return value_ != nullptr; }
+
+  // Calls `create(arguments…, &handle)` and owns what came out. Throws Failure with `code`.
+  template <typename Create, typename... Arguments>
+  static Handle make(const char* code, const char* what, Release release, Create create, Arguments... arguments) {
+    T value = nullptr;
+    const capi::Status status = create(arguments..., &value);
+    if (status != capi::kSuccess || value == nullptr) throw Failure(code, std::string(what) + ": " + describe(status));
+    return Handle(value, release);
+  }
+
+ private:
+  T value_ = nullptr;
+  Release release_ = nullptr;
+};
+
+}  // namespace kv::nixl
