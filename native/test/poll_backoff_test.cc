@@ -1,4 +1,4 @@
-// The pace of an agent's thread, by a clock of its own. Says what is wrong, and exits with the number of faults.
+// Tests PollBackoff with a simulated clock. Prints each failed expectation and exits with their number.
 #include "agent/poll_backoff.h"
 
 #include <cstdio>
@@ -11,33 +11,33 @@ using std::chrono::seconds;
 
 namespace {
 
-int faults = 0;
+int failures = 0;
 
 void expect(bool holds, const char* what) {
   if (holds) return;
   std::fprintf(stderr, "%s\n", what);
-  ++faults;
+  ++failures;
 }
 
 struct Thread {
-  PollBackoff pace;
+  PollBackoff backoff;
   PollBackoff::Clock::time_point now{seconds(1000)};
   bool reachable = true;
 
   Thread() {
-    pace.worked(now);
-    // What an empty poll takes is known.
+    backoff.worked(now);
+    // PollBackoff learns what an empty poll takes.
     for (int i = 0; i < 100; ++i) poll(microseconds(1));
   }
-  // The poll, and how long the thread sleeps after it.
+  // Polls, and returns the pause after the poll.
   microseconds poll(nanoseconds takes) {
     const auto start = now + nanoseconds(200);
     now = start + takes;
-    pace.polled(start, now, reachable);
-    return pace.pause(now, reachable, false);
+    backoff.polled(start, now, reachable);
+    return backoff.pause(now, reachable, false);
   }
-  // Polls that find nothing, with the pauses between them: how many in this time.
-  int quiet(nanoseconds length) {
+  // Makes empty polls, with the pauses between them, for this time. Returns their number.
+  int idle(nanoseconds length) {
     int polls = 0;
     for (const auto end = now + length; now < end; ++polls) now += poll(microseconds(1));
     return polls;
@@ -46,57 +46,57 @@ struct Thread {
 
 void an_idle_agent_sleeps_longer_and_longer() {
   Thread thread;
-  expect(thread.quiet(milliseconds(1)) > 20, "after work it looks every 20 us");
-  thread.quiet(seconds(1));
-  const int polls = thread.quiet(seconds(1));
-  // 500 times it wakes, and looks twice: what a poll takes after a sleep says nothing.
+  expect(thread.idle(milliseconds(1)) > 20, "after work it polls every 20 us");
+  thread.idle(seconds(1));
+  const int polls = thread.idle(seconds(1));
+  // It wakes 500 times and polls twice each: the duration of a poll right after a sleep says nothing.
   expect(polls > 900 && polls < 1100, "an idle agent wakes every 2 ms");
   thread.reachable = false;
-  thread.quiet(seconds(1));
-  expect(thread.quiet(seconds(1)) < 250, "with nothing to reach it wakes every 5 ms, and looks once");
+  thread.idle(seconds(1));
+  expect(thread.idle(seconds(1)) < 250, "if peers can reach nothing, it wakes every 5 ms and polls once");
 }
 
-void data_of_a_peer_is_taken_without_a_pause() {
+void it_does_not_pause_while_data_arrives() {
   Thread thread;
-  thread.quiet(seconds(1));
+  thread.idle(seconds(1));
   thread.now += milliseconds(2);
-  // Ten seconds of blocks: what moves data does not become what an empty poll takes.
+  // Ten seconds of blocks: polls that move data do not raise the estimate of an empty poll.
   thread.poll(microseconds(20));
   for (int block = 0; block < 500'000; ++block) {
     if (thread.poll(microseconds(20)) == microseconds::zero()) continue;
     expect(false, "it sleeps between two blocks of a long transfer");
     break;
   }
-  expect(thread.quiet(milliseconds(1)) > 20, "after a transfer it looks every 20 us");
+  expect(thread.idle(milliseconds(1)) > 20, "after a transfer it polls every 20 us");
 }
 
-void a_preempted_poll_is_none_that_moved_data() {
+void a_preempted_poll_is_not_taken_for_work() {
   Thread thread;
-  thread.quiet(seconds(10));
+  thread.idle(seconds(10));
   thread.now += milliseconds(2);
   thread.poll(microseconds(1));
-  expect(thread.poll(milliseconds(1)) == microseconds::zero(), "after a long poll it looks again at once");
+  expect(thread.poll(milliseconds(1)) == microseconds::zero(), "after a long poll it polls again at once");
   microseconds pause{};
   for (int polls = 0; polls < 4; ++polls) pause = thread.poll(microseconds(1));
-  expect(pause == milliseconds(2), "one long poll is no work");
+  expect(pause == milliseconds(2), "one long poll does not count as work");
 }
 
-void empty_polls_may_become_dearer() {
+void it_adapts_when_empty_polls_become_slower() {
   Thread thread;
-  thread.quiet(seconds(1));
-  const auto begun = thread.now;
-  while (thread.poll(microseconds(5)) == microseconds::zero() && thread.now - begun < seconds(200)) {
+  thread.idle(seconds(1));
+  const auto start = thread.now;
+  while (thread.poll(microseconds(5)) == microseconds::zero() && thread.now - start < seconds(200)) {
   }
-  expect(thread.now - begun > seconds(50), "a minute of data passes for quiet");
-  expect(thread.now - begun < seconds(130), "it never sleeps again where empty polls have become dearer");
+  expect(thread.now - start > seconds(50), "it takes a minute of data for idleness");
+  expect(thread.now - start < seconds(130), "it never sleeps again after empty polls became slower");
 }
 
 }  // namespace
 
 int main() {
   an_idle_agent_sleeps_longer_and_longer();
-  data_of_a_peer_is_taken_without_a_pause();
-  a_preempted_poll_is_none_that_moved_data();
-  empty_polls_may_become_dearer();
-  return faults;
+  it_does_not_pause_while_data_arrives();
+  a_preempted_poll_is_not_taken_for_work();
+  it_adapts_when_empty_polls_become_slower();
+  return failures;
 }

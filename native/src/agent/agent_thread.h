@@ -1,11 +1,7 @@
-// The native thread of one agent. It alone calls NIXL; JavaScript hands it commands and hears back through the outbox.
 #pragma once
 
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -15,87 +11,87 @@
 #include <unordered_map>
 #include <vector>
 
+#include "agent/command_queue.h"
 #include "agent/nixl_agent.h"
+#include "agent/poll_backoff.h"
 #include "library/exit_guard.h"
 #include "node/js_event_queue.h"
-#include "agent/poll_backoff.h"
 #include "transfer/transfer.h"
 
 namespace kv::nixl {
 
-class AgentThread : public Stoppable, public std::enable_shared_from_this<AgentThread> {
+// The native thread of one agent. It alone calls NIXL. JavaScript gives it commands, each with a ticket, and receives events through a
+// JsEventQueue. Unless stated otherwise, public methods are for the JavaScript thread, return at once, and settle their ticket later.
+class AgentThread : public StoppableThread, public std::enable_shared_from_this<AgentThread> {
  public:
-  // Starts the thread; the ticket is settled when the agent and its backends exist.
-  static std::shared_ptr<AgentThread> start(AgentConfig config, std::shared_ptr<JsEventQueue> outbox, uint64_t ticket);
+  // Starts the thread, which creates the agent. The ticket is settled when the agent and its backends exist, or could not be created.
+  static std::shared_ptr<AgentThread> start(AgentConfig config, std::shared_ptr<JsEventQueue> events, uint64_t ticket);
 
-  // Commands, from the JavaScript thread. Each settles its ticket; what it makes is known by that ticket from then on.
-  void register_memory(uint64_t ticket, std::shared_ptr<Pin> pin);
-  void register_foreign(uint64_t ticket, const ExternalMemory& memory);
-  void deregister_memory(uint64_t ticket, uint64_t registration);
-  void local_metadata(uint64_t ticket);
+  // Work for the agent's thread. Must not touch Node-API. What it returns or throws settles the ticket.
+  using Work = std::function<EventValue(NixlAgent&)>;
+  // Runs `work` on the agent's thread. Fails with KV_AGENT_CLOSED if the agent is gone.
+  void run(uint64_t ticket, Work work);
+
+  // Adds a peer once its process has answered, see Peers::add.
   void add_remote(uint64_t ticket, Bytes metadata);
-  void remove_remote(uint64_t ticket, std::string name);
-  void prepare(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, RowNumbers numbers);
-  void close_list(uint64_t ticket, uint64_t list);
-  void notify(uint64_t ticket, std::string remote, Bytes payload);
-  // Tells `done` and `released` of the ticket.
-  void transfer(uint64_t ticket, TransferRequest request);
-  // Gives up a transfer: no more of it is posted, and only `released` is told. False if its outcome is decided already, and
-  // on its way.
-  bool abort(uint64_t transfer);
-  // Waits for transfers until the time is over, then lets go of everything; the thread ends.
-  void close(uint64_t ticket, std::chrono::milliseconds patience);
-  // The same without anybody to tell: the environment or the process is ending.
-  void stop() override;
-
-  // A list that has been prepared and not closed, or null. From the JavaScript thread.
+  // Prepares a list, which `list(ticket)` returns from then on. See NixlAgent::prepare.
+  void prepare_list(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, DescriptorTable table);
+  // Closes a list: `list(id)` no longer returns it, and it is released when the last transfer that uses it has finished.
+  void close_list(uint64_t ticket, uint64_t id);
+  // A list that was prepared and not closed, or null.
   std::shared_ptr<PreparedList> list(uint64_t id) const;
+
+  // Starts a transfer, see Transfer for the events that it sends.
+  void transfer(std::shared_ptr<TransferRequest> request);
+  // Aborts a transfer: no more slices are posted, and only `released` is sent. Returns false if its outcome is settled and on its way.
+  bool abort(uint64_t transfer);
+
+  // Waits up to `timeout` for transfers, then releases everything and ends the thread.
+  void close(uint64_t ticket, std::chrono::milliseconds timeout);
+  // From any thread: the same when the environment or the process ends, so without events.
+  void stop() override { commands_.stop(); }
+
   const Counters& counters() const { return counters_; }
 
  private:
   using Clock = std::chrono::steady_clock;
-  using Command = std::function<void()>;
-  using Work = std::function<void(Event&)>;
 
-  AgentThread(AgentConfig config, std::shared_ptr<JsEventQueue> outbox);
+  AgentThread(AgentConfig config, std::shared_ptr<JsEventQueue> events);
 
-  void enqueue(Command command);
-  // Runs `work` on the thread and settles the ticket with what it answers or throws.
-  void call(uint64_t ticket, Work work);
-  Event attempt(uint64_t ticket, const Work& work);
-
+  // All of these run on the agent's thread.
   void main(uint64_t ticket);
-  bool run_commands();
-  bool poll();
-  bool advance_arrivals();
+  Event attempt(uint64_t ticket, const Work& work);
+  void begin_transfer(const std::shared_ptr<TransferRequest>& request);
+  void end_transfer(const Transfer& transfer);
   bool advance_transfers();
-  void forget(const Transfer& transfer);
+  bool advance_pending_peers();
+  bool poll();
   bool ending();
-  void wait();
-  void let_go();
+  void sleep();
+  void shut_down();
+  Failure closed() const;
 
-  AgentConfig config_;
-  const std::shared_ptr<JsEventQueue> outbox_;
+  const AgentConfig config_;
+  const std::shared_ptr<JsEventQueue> events_;
   Counters counters_;
+  CommandQueue commands_;
 
+  // Shared by both threads.
   mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Command> queue_;
   std::unordered_map<uint64_t, std::shared_ptr<PreparedList>> lists_;
-  std::unordered_map<uint64_t, SharedVerdict> verdicts_;
-  bool asleep_ = false;
-  // There is something in the queue; to be looked at without the lock.
-  std::atomic<bool> queued_{false};
-  std::atomic<bool> stopping_{false};
+  std::unordered_map<uint64_t, std::shared_ptr<TransferRequest>> requests_;
 
-  // The thread only.
-  std::unique_ptr<NixlAgent> state_;
-  // Peers that are being added, by the ticket of who asked.
-  std::map<uint64_t, Peers::PendingPeer> arrivals_;
-  std::deque<Transfer> transfers_;
+  // For the agent's thread only.
+  std::unique_ptr<NixlAgent> agent_;
+  // Peers that are being added, by ticket.
+  std::map<uint64_t, PendingPeer> pending_peers_;
+  // In the order in which JavaScript asked.
+  std::vector<std::unique_ptr<Transfer>> transfers_;
+  // The ticket of the transfer that posted the last slice.
   uint64_t last_posted_ = 0;
-  PollBackoff pace_;
-  Clock::time_point last_watch_;
+  PollBackoff backoff_;
+  Clock::time_point last_peer_check_;
+  // Set once the agent is closing: when it no longer waits for transfers.
   std::optional<Clock::time_point> deadline_;
   std::optional<uint64_t> close_ticket_;
 };

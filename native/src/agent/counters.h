@@ -1,4 +1,3 @@
-// What an agent has done, written by its thread and read on the JavaScript thread.
 #pragma once
 
 #include <atomic>
@@ -6,6 +5,7 @@
 
 namespace kv::nixl {
 
+// What an agent has done so far. Written by its thread, except for the transfers posted and in flight, and read on the JavaScript thread.
 struct Counters {
   std::atomic<uint64_t> transfers_posted{0};
   std::atomic<uint64_t> transfers_done{0};
@@ -17,7 +17,7 @@ struct Counters {
   std::atomic<uint64_t> registrations{0};
   std::atomic<uint64_t> prepared_lists{0};
   std::atomic<uint64_t> remotes{0};
-  // Turns of the thread's loop: what an idle agent costs.
+  // Polls for notifications: what an idle agent costs.
   std::atomic<uint64_t> polls{0};
 };
 

@@ -1,4 +1,3 @@
-// What an agent's thread tells JavaScript.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +11,9 @@
 
 namespace kv::nixl {
 
+using Bytes = std::vector<uint8_t>;
+
+// Sizes and timings of a transfer that succeeded; see TransferResult of @kv/interface.
 struct TransferOutcome {
   double length_bytes;
   double descriptor_count;
@@ -22,29 +24,33 @@ struct TransferOutcome {
   double transfer_ms;
 };
 
-using Bytes = std::vector<uint8_t>;
+// What a command returns to JavaScript.
+using EventValue = std::variant<std::monostate, double, std::string, Bytes, std::vector<std::string>, TransferOutcome>;
 
+// What an agent's thread reports to JavaScript.
 struct Event {
+  // The values are those that native.ts of @kv/nixl knows.
   enum class Kind : int {
-    settled = 0,       // the command of this ticket succeeded with `value`, or failed
-    done = 1,          // the transfer of this ticket succeeded with a TransferOutcome, and is released; or it failed
-    released = 2,      // NIXL touches the memory of this ticket's transfer no more, which did not succeed
-    notification = 3,  // `from` sent `value`; no ticket
+    settled = 0,       // the command of this ticket has succeeded with `value`, or failed
+    done = 1,          // the transfer of this ticket has succeeded with a TransferOutcome and is released; or it has failed
+    released = 2,      // a transfer that did not succeed: NIXL no longer touches its memory
+    notification = 3,  // the peer `from` sent `value`; no ticket
   };
 
-  Kind kind;
+  Kind kind = Kind::settled;
   uint64_t ticket = 0;
-  std::optional<Failure> failure;
-  std::variant<std::monostate, double, std::string, Bytes, std::vector<std::string>, TransferOutcome> value;
-  std::string from;
+  std::optional<Failure> failure = {};
+  EventValue value = {};
+  std::string from = {};
+
+  static Event settled(uint64_t ticket) { return {.kind = Kind::settled, .ticket = ticket}; }
+  static Event done(uint64_t ticket, TransferOutcome outcome) { return {.kind = Kind::done, .ticket = ticket, .value = outcome}; }
+  static Event released(uint64_t ticket) { return {.kind = Kind::released, .ticket = ticket}; }
+  // `kind`: settled or done.
+  static Event failed(Kind kind, uint64_t ticket, Failure failure) { return {.kind = kind, .ticket = ticket, .failure = std::move(failure)}; }
+  static Event notification(std::string from, Bytes payload) {
+    return {.kind = Kind::notification, .value = std::move(payload), .from = std::move(from)};
+  }
 };
-
-inline Event settled(uint64_t ticket) {
-  return {.kind = Event::Kind::settled, .ticket = ticket, .failure = {}, .value = {}, .from = {}};
-}
-
-inline Event failed(Event::Kind kind, uint64_t ticket, Failure failure) {
-  return {.kind = kind, .ticket = ticket, .failure = std::move(failure), .value = {}, .from = {}};
-}
 
 }  // namespace kv::nixl

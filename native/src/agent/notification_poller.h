@@ -1,4 +1,3 @@
-// What peers have sent to one agent, and NIXL's work for them: asking for it is what drives the backends.
 #pragma once
 
 #include <string>
@@ -10,39 +9,42 @@
 
 namespace kv::nixl {
 
+// Polls NIXL for the notifications that peers have sent to one agent. The poll also drives the backends: without NIXL's own progress thread they
+// serve peers only during calls. Lives on the agent's thread.
 class NotificationPoller {
  public:
-  // The functions, the agent and the counters outlive it. `notifies`: a backend of the agent carries notifications.
-  NotificationPoller(const capi::Functions& nixl, capi::Agent agent, Counters& counters, bool notifies)
+  // All references outlive it. `enabled`: a backend of the agent carries notifications. Throws KV_INTERNAL.
+  NotificationPoller(const capi::Functions& nixl, capi::Agent agent, Counters& counters, bool enabled)
       : nixl_(nixl),
         agent_(agent),
         counters_(counters),
-        notifies_(notifies),
-        map_(Handle<capi::NotifMap>::make("KV_INTERNAL", "no notification map", nixl.destroy_notif_map, nixl.create_notif_map)) {}
+        enabled_(enabled),
+        map_(Handle<capi::NotifMap>::make("KV_INTERNAL", "NIXL could not create a notification map", nixl.destroy_notif_map,
+                                          nixl.create_notif_map)) {}
 
-  // Hands over what has come. True if there was something.
+  // Calls `receive(from, payload)` for each notification that has arrived. Returns whether there were any.
   template <typename Receive>
   bool poll(Receive receive);
-  // Takes out the errors that a backend has kept for whoever calls next.
+  // Takes out the errors that a backend keeps for the next caller. A poll takes one of them.
   void drain_errors() {
-    int left = kMostDrained;
+    int left = kMaxErrors;
     while (left > 0 && nixl_.get_notifs(agent_, map_.get(), nullptr) != capi::kSuccess) --left;
   }
 
  private:
-  // A connection that ends gives an error for each operation on it, and a call takes one of them.
-  static constexpr int kMostDrained = 65'536;
+  // A connection that ends leaves an error per operation on it.
+  static constexpr int kMaxErrors = 65'536;
 
   const capi::Functions& nixl_;
   capi::Agent agent_;
   Counters& counters_;
-  bool notifies_;
+  bool enabled_;
   Handle<capi::NotifMap> map_;
 };
 
 template <typename Receive>
 bool NotificationPoller::poll(Receive receive) {
-  if (!notifies_ || nixl_.get_notifs(agent_, map_.get(), nullptr) != capi::kSuccess) return false;
+  if (!enabled_ || nixl_.get_notifs(agent_, map_.get(), nullptr) != capi::kSuccess) return false;
   size_t agents = 0;
   nixl_.notif_map_size(map_.get(), &agents);
   if (agents == 0) return false;

@@ -8,53 +8,52 @@ namespace {
 
 using std::chrono::microseconds;
 
-// Between two polls: short after work, and growing with the quiet to a bound. An idle agent must still answer: a peer's
-// first READ, and all emulated ones, progress only while the target polls.
+// A pause is the time since the last work divided by kIdlePerPause, within these bounds.
+constexpr int kIdlePerPause = 64;
 constexpr auto kShortestPause = microseconds(20);
 constexpr auto kLongestPause = microseconds(2000);
-// The same where a peer has nothing to reach: no memory of this agent is registered.
-constexpr auto kLongestPauseBare = microseconds(5000);
+// The longest pause if peers cannot reach anything here.
+constexpr auto kLongestPauseUnreachable = microseconds(5000);
 constexpr auto kLongestPauseInFlight = microseconds(50);
-constexpr int kQuietPerPause = 64;
-// Polls that follow one another with less than this between them: what a poll takes after a sleep is that of cold caches, and says nothing.
-constexpr auto kAtOnce = microseconds(5);
-// A poll that takes several times what an empty one takes has probably moved data for a peer, which may have more: other polls follow at
-// once. It may also have been preempted: some in a row make it certain.
+// Polls count as consecutive if they are less than this apart. After a sleep, caches are cold and the duration of a poll says nothing.
+constexpr auto kConsecutive = microseconds(5);
+// A poll that takes this many times as long as an empty one has probably moved data for a peer, which may have more, so other polls follow at
+// once. The thread may also have been preempted; several long polls in a row exclude that.
 constexpr int kLongPollRatio = 3;
 constexpr int kPollsAfterLongOne = 4;
-constexpr int kCertain = 3;
+constexpr int kLongPollsForCertainty = 3;
 constexpr int kTypicalPollRise = 1024;
-// Where no poll was a short one for so long, the empty ones may have become dearer.
+// If every poll was long for this time, empty polls may have become slower.
 constexpr auto kNoShortPoll = std::chrono::seconds(60);
-// While slices are being posted, polls are this far apart; each costs about as much as the making of a small slice.
+// While slices are being posted, polls are this far apart: a poll costs as much as making a small slice.
 constexpr auto kPollWhilePosting = microseconds(100);
 
 }  // namespace
 
 void PollBackoff::polled(Clock::time_point start, Clock::time_point end, bool reachable) {
-  const bool at_once = start - last_poll_ < kAtOnce;
+  const bool consecutive = start - last_poll_ < kConsecutive;
   last_poll_ = end;
-  // With nothing of its own to reach no peer can have been served: a slow poll was a preempted one.
   if (!reachable) {
-    looks_ahead_ = 0;
-  } else if (at_once) {
-    notice(end, end - start);
+    // No peer can have been served: a long poll was preempted.
+    immediate_polls_ = 0;
+  } else if (consecutive) {
+    record_duration(end, end - start);
   } else {
-    looks_ahead_ = std::max(looks_ahead_, 1);
+    immediate_polls_ = std::max(immediate_polls_, 1);
   }
 }
 
-// Looks at how long a poll took. What an empty one takes depends on the backend: the estimate falls at once and rises slowly, and not by what
-// moves data, or a long transfer would pass for quiet and wait for a sleep after each of its blocks.
-void PollBackoff::notice(Clock::time_point end, Clock::duration poll) {
+// Compares a poll with what an empty one typically takes, which depends on the backend. The estimate falls at once and rises slowly. Polls that
+// move data do not raise it: a long transfer would be taken for idleness, and a sleep would follow each of its blocks.
+void PollBackoff::record_duration(Clock::time_point end, Clock::duration poll) {
   if (poll > typical_poll_ * kLongPollRatio) {
-    if (++long_polls_ >= kCertain) last_work_ = end;
-    looks_ahead_ = kPollsAfterLongOne;
+    if (++long_polls_in_a_row_ >= kLongPollsForCertainty) last_work_ = end;
+    immediate_polls_ = kPollsAfterLongOne;
     if (end - last_short_poll_ < kNoShortPoll) return;
     typical_poll_ *= 2;
   } else {
-    long_polls_ = 0;
-    if (looks_ahead_ > 0) --looks_ahead_;
+    long_polls_in_a_row_ = 0;
+    if (immediate_polls_ > 0) --immediate_polls_;
     typical_poll_ = poll < typical_poll_ ? poll : typical_poll_ + (poll - typical_poll_) / kTypicalPollRise;
   }
   last_short_poll_ = end;
@@ -63,12 +62,12 @@ void PollBackoff::notice(Clock::time_point end, Clock::duration poll) {
 bool PollBackoff::due(Clock::time_point now) const { return now - last_poll_ > kPollWhilePosting; }
 
 microseconds PollBackoff::pause(Clock::time_point now, bool reachable, bool in_flight) const {
-  if (looks_ahead_ > 0) return microseconds::zero();
-  const auto quiet = std::chrono::duration_cast<microseconds>(now - last_work_);
-  auto longest = reachable ? kLongestPause : kLongestPauseBare;
+  if (immediate_polls_ > 0) return microseconds::zero();
+  const auto idle = std::chrono::duration_cast<microseconds>(now - last_work_);
+  auto longest = reachable ? kLongestPause : kLongestPauseUnreachable;
   if (in_flight) longest = kLongestPauseInFlight;
-  // To sleep at once, also after work, is faster than to look again: whoever was told of it needs a core, and on few cores it is this one.
-  return std::clamp(quiet / kQuietPerPause, kShortestPause, longest);
+  // Sleeping right after work is faster than another poll: JavaScript needs a core to take the event, and with few cores it is this one.
+  return std::clamp(idle / kIdlePerPause, kShortestPause, longest);
 }
 
 }  // namespace kv::nixl

@@ -2,41 +2,45 @@
 
 #include <utility>
 
+#include "libfabric/safeguards.h"
+
 namespace kv::nixl {
 
 namespace {
 
-// A transfer takes this many errors for another's. A death gives one to each connection's first caller, and rarely more.
-constexpr int kMostErrors = 16;
-// A death that is known for longer than this explains no error, and one that is found out later than this neither: the kernel ends
-// a process's connections one after another.
-constexpr auto kAfterDeath = std::chrono::seconds(5);
-constexpr auto kBeforeDeath = std::chrono::milliseconds(500);
+// Errors that one transfer attributes to other peers. A death gives one error to the first call on each connection, and rarely more.
+constexpr int kMaxErrors = 16;
+// A death explains an error if it was noticed up to 5 s before it or up to 500 ms after it: the kernel ends a process's connections one after
+// another.
+constexpr auto kDeathBefore = std::chrono::seconds(5);
+constexpr auto kDeathAfter = std::chrono::milliseconds(500);
 
 }  // namespace
 
-bool AmbiguousFailure::keep(Peers& peers, const std::string& remote, capi::Request request, const Failure& failure) {
-  if (errors_ >= kMostErrors || !peers.errors_of_anyone(remote)) return false;
+bool AmbiguousFailure::record(capi::Request request, const Failure& failure) {
+  if (errors_ >= kMaxErrors || !safeguards_.error_may_be_anothers(peer_)) return false;
   ++errors_;
-  if (!failure_) since_ = Clock::now();
-  if (!failure_) failure_ = failure;
+  if (!failure_) {
+    failed_at_ = Clock::now();
+    failure_ = failure;
+  }
   if (request != nullptr) requests_.push_back(request);
   probing_ = false;
   return true;
 }
 
-AmbiguousFailure::Step AmbiguousFailure::next(Peers& peers, const std::string& remote, bool over) {
-  if (peers.lost(remote)) return peers.quiet(remote) ? Step::release : Step::wait;
-  if (!settled_) return Step::probe;
-  if (over) return Step::release;
-  if (peers.somebody_died_after(since_ - kAfterDeath)) return Step::again;
-  return Clock::now() - since_ < kBeforeDeath ? Step::wait : Step::fail;
+AmbiguousFailure::Step AmbiguousFailure::next_step(bool outcome_closed) {
+  if (safeguards_.is_dead(peer_)) return safeguards_.quarantine_over(peer_) ? Step::release : Step::wait;
+  if (!probe_succeeded_) return Step::probe;
+  if (outcome_closed) return Step::release;
+  if (safeguards_.any_death_after(failed_at_ - kDeathBefore)) return Step::restart;
+  return Clock::now() - failed_at_ < kDeathAfter ? Step::wait : Step::fail;
 }
 
 std::vector<capi::Request> AmbiguousFailure::clear() {
   failure_.reset();
   probing_ = false;
-  settled_ = false;
+  probe_succeeded_ = false;
   return std::exchange(requests_, {});
 }
 

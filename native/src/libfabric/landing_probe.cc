@@ -1,6 +1,7 @@
 #include "libfabric/landing_probe.h"
 
 #include "library/failure.h"
+#include "library/handle.h"
 
 namespace kv::nixl {
 
@@ -8,48 +9,46 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 
+std::shared_ptr<Mapping> touched_page() {
+  auto page = Mapping::create(kPageBytes);
+  page->await_touched();
+  return page;
+}
+
+// A prepared list of one byte.
+PreparedHandle prepare_byte(const capi::Functions& nixl, capi::Agent agent, const char* code, const char* remote, capi::MemoryType type,
+                            uint64_t address, uint64_t device) {
+  const auto byte = Handle<capi::XferDlist>::make(code, "NIXL could not create a descriptor list", nixl.destroy_xfer_dlist,
+                                                  nixl.create_xfer_dlist, type);
+  check(nixl.xfer_dlist_add_desc(byte.get(), address, 1, device), code, "NIXL refused a descriptor");
+  capi::PreparedDlist prepared = nullptr;
+  check(nixl.prep_xfer_dlist(agent, remote, byte.get(), &prepared, nullptr), code, "NIXL refused a list of one byte");
+  return PreparedHandle(nixl, agent, prepared);
+}
+
 }  // namespace
 
 LandingProbe::LandingProbe(const capi::Functions& nixl, capi::Agent agent)
     : nixl_(nixl),
       agent_(agent),
-      page_(Mapping::create(kPageBytes)),
-      registration_(Handle<capi::RegDlist>::make("KV_INTERNAL", "no registration list", nixl.destroy_reg_dlist,
-                                                 nixl.create_reg_dlist, capi::MemoryType::dram)) {
-  page_->await_touched();
-  check(nixl_.reg_dlist_add_desc(registration_.get(), page_->address(), page_->length(), 0, nullptr, 0), "KV_INTERNAL",
-        "NIXL refused the descriptor of the scratch page");
-  check(nixl_.register_mem(agent_, registration_.get(), nullptr), "KV_INTERNAL", "NIXL could not register the scratch page");
-  try {
-    const auto one = Handle<capi::XferDlist>::make("KV_INTERNAL", "no descriptor list", nixl_.destroy_xfer_dlist,
-                                                   nixl_.create_xfer_dlist, capi::MemoryType::dram);
-    check(nixl_.xfer_dlist_add_desc(one.get(), page_->address(), 1, 0), "KV_INTERNAL", "NIXL refused a descriptor");
-    check(nixl_.prep_xfer_dlist(agent_, capi::kSelf, one.get(), &to_, nullptr), "KV_INTERNAL", "NIXL refused the scratch list");
-  } catch (...) {
-    nixl_.deregister_mem(agent_, registration_.get(), nullptr);
-    throw;
-  }
-}
-
-LandingProbe::~LandingProbe() {
-  nixl_.release_xfer_dlist_handle(agent_, to_);
-  nixl_.deregister_mem(agent_, registration_.get(), nullptr);
-}
+      page_(touched_page()),
+      registration_(nixl, agent,
+                    {.type = capi::MemoryType::dram, .address = page_->address(), .length = page_->length(), .device = 0},
+                    [](capi::Status status) {
+                      return Failure("KV_INTERNAL", std::string("NIXL could not register the target of landing probes: ") + describe(status));
+                    }),
+      target_(prepare_byte(nixl, agent, "KV_INTERNAL", capi::kSelf, capi::MemoryType::dram, page_->address(), 0)) {}
 
 void LandingProbe::prepare(PreparedList& remote) const {
-  const Row& first = remote.shape.rows().front();
-  const auto one = Handle<capi::XferDlist>::make("KV_LIST_INVALID", "no descriptor list", nixl_.destroy_xfer_dlist,
-                                                 nixl_.create_xfer_dlist, remote.type);
-  check(nixl_.xfer_dlist_add_desc(one.get(), first.address, 1, first.device), "KV_LIST_INVALID", "NIXL refused a descriptor");
-  check(nixl_.prep_xfer_dlist(agent_, remote.remote->c_str(), one.get(), &remote.probe, nullptr), "KV_LIST_INVALID",
-        "NIXL refused a list of one byte");
+  const Row& first = remote.layout.rows().front();
+  remote.probe = prepare_byte(nixl_, agent_, "KV_LIST_INVALID", remote.remote->c_str(), remote.type, first.address, first.device);
 }
 
 capi::Request LandingProbe::make(const PreparedList& remote) const {
   const int first = 0;
   capi::Request request = nullptr;
-  const capi::Status made = nixl_.make_xfer_req(agent_, capi::Operation::read, to_, &first, 1, remote.probe, &first, 1, &request,
-                                                nullptr);
+  const capi::Status made = nixl_.make_xfer_req(agent_, capi::Operation::read, target_.get(), &first, 1, remote.probe.get(), &first, 1,
+                                                &request, nullptr);
   return made == capi::kSuccess ? request : nullptr;
 }
 

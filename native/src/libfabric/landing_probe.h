@@ -1,36 +1,32 @@
-// READs of one byte, for a backend that calls a WRITE done when its bytes have left: when one is done, so is every WRITE to that peer that
-// was posted before.
 #pragma once
 
 #include <memory>
 
-#include "memory/descriptor_layout.h"
-#include "library/handle.h"
-#include "memory/prepared_list.h"
-#include "memory/mapping.h"
 #include "library/nixl_capi.h"
+#include "memory/mapping.h"
+#include "memory/prepared_list.h"
+#include "memory/registrations.h"
 
 namespace kv::nixl {
 
+// READs of one byte, for a backend that reports a WRITE as done when its bytes have left: when such a READ is done, every WRITE to the same
+// peer that was posted before it has landed.
 class LandingProbe {
  public:
-  // Registers a page of its own to read to. Both outlive it.
+  // Registers a page of its own as the target of the READs. Both arguments outlive it. Throws KV_INTERNAL.
   LandingProbe(const capi::Functions& nixl, capi::Agent agent);
-  ~LandingProbe();
-  LandingProbe(const LandingProbe&) = delete;
-  LandingProbe& operator=(const LandingProbe&) = delete;
 
-  // Makes the list's first byte ready to be read.
+  // Prepares the first byte of a peer's list, so that probes can read it. Throws KV_LIST_INVALID.
   void prepare(PreparedList& remote) const;
-  // A request that reads it. Null on failure.
+  // A NIXL request that reads that byte; the caller owns it. Null when NIXL refuses.
   capi::Request make(const PreparedList& remote) const;
 
  private:
   const capi::Functions& nixl_;
   capi::Agent agent_;
   std::shared_ptr<Mapping> page_;
-  Handle<capi::RegDlist> registration_;
-  capi::PreparedDlist to_ = nullptr;
+  NixlRegistration registration_;
+  PreparedHandle target_;
 };
 
 }  // namespace kv::nixl

@@ -1,5 +1,3 @@
-// Whether a peer's process is still there, for a backend that does not tell. libfabric's tcp provider listens on an address that the
-// peer's metadata names: an idle connection to it ends when that process does, and a new one is refused.
 #pragma once
 
 #include <sys/socket.h>
@@ -11,38 +9,41 @@
 
 namespace kv::nixl {
 
+// Watches whether a peer's process is alive, for a backend that does not report its death. libfabric's tcp provider listens on an address that
+// the peer's metadata contains. The watch holds an idle TCP connection to it: the connection ends when the process does, and a new one is refused.
 class PeerLiveness {
  public:
-  // Whether a LIBFABRIC backend's connection data names an address of TCP, as with its tcp provider; EFA's are others.
-  static bool names_tcp(const std::string& connection);
-  // From such data; null where that names no address of TCP, as with EFA.
-  static std::unique_ptr<PeerLiveness> of(const std::string& connection);
+  // Whether a LIBFABRIC backend's connection data contains a TCP address, as with the tcp provider; those of EFA do not.
+  static bool has_tcp_address(const std::string& connection);
+  // Starts to connect to that address. Null if the connection data contains none.
+  static std::unique_ptr<PeerLiveness> connect_to(const std::string& connection);
 
   ~PeerLiveness();
   PeerLiveness(const PeerLiveness&) = delete;
   PeerLiveness& operator=(const PeerLiveness&) = delete;
 
-  // One system call where nothing has changed. Once false it stays false.
+  // Whether the process is alive, or may be while the connection is being made. Stays false once it was false. Costs one system call while
+  // nothing changes; blocks up to 250 ms when a connection ends, since it then tries another one.
   bool alive();
-  // Whether it is alive and has answered; so long as it may still answer, it is alive.
-  bool answered() { return alive() && !connecting_; }
-  // Since it was found out.
+  // Whether it is alive and has accepted a connection.
+  bool connected() { return alive() && !connecting_since_; }
+  // Time since the death was noticed; zero while the process is alive.
   std::chrono::steady_clock::duration dead_for() const;
 
  private:
   PeerLiveness(const sockaddr_storage& address, socklen_t length) : address_(address), length_(length) {}
 
-  // Waits for the answer so long.
-  bool connect(int wait_ms);
-  bool connected(int timeout_ms);
-  bool die();
-  void hang_up();
+  bool open_connection(int wait_ms);
+  bool check_connecting(int wait_ms);
+  bool mark_dead();
+  void close_socket();
 
   sockaddr_storage address_;
   socklen_t length_;
   int socket_ = -1;
-  std::optional<std::chrono::steady_clock::time_point> connecting_;
-  std::optional<std::chrono::steady_clock::time_point> died_;
+  // Set while the connection is being made.
+  std::optional<std::chrono::steady_clock::time_point> connecting_since_;
+  std::optional<std::chrono::steady_clock::time_point> died_at_;
 };
 
 }  // namespace kv::nixl

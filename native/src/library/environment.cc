@@ -20,19 +20,18 @@ bool has_infiniband() {
 
 Variables prepare_environment(const Variables& wanted) {
   for (const auto& [name, value] : wanted) {
-    // Writing what is there already would only endanger threads that are reading.
+    // A needless write would only endanger threads that read the environment.
     const char* now = getenv(name.c_str());
     if (now == nullptr || value != now) setenv(name.c_str(), value.c_str(), 1);
   }
-  // vLLM sets the same before it imports NIXL: without a bound UCX's registration cache grows for ever.
+  // Bounds UCX's registration cache, which grows without limit otherwise. vLLM sets the same value before it imports NIXL.
   Variables defaults{{"UCX_RCACHE_MAX_UNRELEASED", "1024"}};
-  // To test its hooks of memory events, UCX grows and shrinks the heap by sbrk, and when another thread's malloc does the same
-  // in between, it cuts off a page that is in use: V8 crashes. The events serve a cache of registrations and one of memory
-  // types, and neither is needed for memory that is registered by hand.
+  // UCX tests its hooks of memory events by growing and shrinking the heap with sbrk. If another thread's malloc calls sbrk in between, UCX
+  // cuts off a page that is in use, and V8 crashes. The events only serve caches that memory registered by hand does not need.
   defaults.emplace_back("UCX_MEM_EVENTS", "n");
-  // UCX writes its log to stdout by default, where it would mix with what a program prints for others to read.
+  // UCX logs to stdout by default, which would mix with the program's own output.
   defaults.emplace_back("UCX_LOG_FILE", "stderr");
-  // Where there is no InfiniBand device, UCX's module for it is of no use, and what it loads crashes at exit.
+  // Without an InfiniBand device UCX's module for it is useless, and the libraries that it loads crash at exit.
   if (!has_infiniband()) defaults.emplace_back("UCX_MODULES", "^ib");
   Variables set;
   for (const auto& [name, value] : defaults) {

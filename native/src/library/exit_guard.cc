@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <vector>
 
@@ -16,18 +17,18 @@ namespace kv::nixl {
 
 namespace {
 
-// How long an exit waits for the agents' threads: a slice and the destruction of an agent take 150 ms.
-constexpr auto kExitPatience = std::chrono::milliseconds(2000);
+// For all agents' threads together; posting a slice and destroying an agent take 150 ms.
+constexpr auto kExitTimeout = std::chrono::milliseconds(2000);
 
-struct Running {
+struct RunningThreads {
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<std::shared_ptr<Stoppable>> threads;
+  std::vector<std::shared_ptr<StoppableThread>> threads;
 };
 
-// Leaked on purpose: used after static destructors have begun.
-Running& running() {
-  static auto* instance = new Running;
+// Never destroyed: it is used after static destructors have begun.
+RunningThreads& running() {
+  static auto* instance = new RunningThreads;
   return *instance;
 }
 
@@ -42,8 +43,8 @@ bool destructors_would_crash() {
   return count > 1;
 }
 
-void leave([[maybe_unused]] int status, void*) {
-  const bool stopped = stop_all();
+[[maybe_unused]] void on_process_exit(int status, void*) {
+  const bool stopped = stop_all_threads();
   if (stopped && !destructors_would_crash()) return;
   fflush(nullptr);
   _exit(status);
@@ -51,43 +52,43 @@ void leave([[maybe_unused]] int status, void*) {
 
 }  // namespace
 
-bool stop_all() {
-  Running& all = running();
+bool stop_all_threads() {
+  RunningThreads& all = running();
   std::unique_lock lock(all.mutex);
   const auto threads = all.threads;
   lock.unlock();
   for (const auto& thread : threads) thread->stop();
   lock.lock();
-  return all.changed.wait_for(lock, kExitPatience, [&] { return all.threads.empty(); });
+  return all.changed.wait_for(lock, kExitTimeout, [&] { return all.threads.empty(); });
 }
 
-void await_end(const Stoppable* thread) {
-  Running& all = running();
+void await_thread_end(const StoppableThread* thread) {
+  RunningThreads& all = running();
   std::unique_lock lock(all.mutex);
-  const bool ended = all.changed.wait_for(lock, kExitPatience, [&] {
+  const bool ended = all.changed.wait_for(lock, kExitTimeout, [&] {
     return std::none_of(all.threads.begin(), all.threads.end(), [&](const auto& entry) { return entry.get() == thread; });
   });
   lock.unlock();
-  // What such a thread has loaded since the guard was set has destructors that would run before it, under the thread's feet: set it again.
-  if (!ended) guard_exit();
+  // Libraries that this thread has loaded meanwhile have destructors that would run before the handler, while the thread still uses them.
+  if (!ended) install_exit_handler();
 }
 
-void guard_exit() {
+void install_exit_handler() {
 #ifdef __GLIBC__
-  // on_exit, unlike atexit, is told the status. Handlers run last in, first out, so this one precedes the destructors
-  // of whatever was loaded before this call.
-  on_exit(leave, nullptr);
+  // on_exit, unlike atexit, passes the status. Handlers run in reverse order, so this one runs before the destructors of libraries that
+  // were loaded before this call.
+  on_exit(on_process_exit, nullptr);
 #endif
 }
 
-void enter_running(std::shared_ptr<Stoppable> thread) {
-  Running& all = running();
+void add_running_thread(std::shared_ptr<StoppableThread> thread) {
+  RunningThreads& all = running();
   const std::lock_guard lock(all.mutex);
   all.threads.push_back(std::move(thread));
 }
 
-void leave_running(const Stoppable* thread) {
-  Running& all = running();
+void remove_running_thread(const StoppableThread* thread) {
+  RunningThreads& all = running();
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.threads, [&](const auto& entry) { return entry.get() == thread; });
   all.changed.notify_all();

@@ -1,37 +1,35 @@
-// Ends the process cleanly although NIXL's libraries do not.
-//
-// Two hazards lie in exit(): an agent's thread may still be inside NIXL while NIXL's destructors run; and where the wheel's
-// libnl-route-3 meets the system's (through libibverbs), their destructors crash. So threads are stopped before exit()
-// begins: by the environment's end, or by `stop_all`, which JavaScript calls as the process exits. What remains is a
-// handler of exit() itself: it stops threads that were missed and, where the second hazard exists, leaves by _exit with
-// the status Node chose. Node has written its output by then: its pipes and files are synchronous on Linux.
+// Ends the process cleanly although NIXL's libraries do not support it. There are two hazards in exit():
+// 1. An agent's thread may be inside NIXL while NIXL's static destructors run.
+// 2. Where the wheel's libnl-route-3 and the system's (through libibverbs) are both loaded, their destructors crash.
+// So the agents' threads are stopped before exit() begins: when their environment ends, or by `stop_all_threads`, which JavaScript calls
+// when the process exits. An exit handler stops threads that are left and, under hazard 2, ends the process with _exit and Node's status.
+// No output is lost: on Linux Node writes to pipes and files synchronously.
 #pragma once
 
-#include <condition_variable>
-#include <cstddef>
 #include <memory>
 
 namespace kv::nixl {
 
 // Something with a thread that the exit must wait for.
-class Stoppable {
+class StoppableThread {
  public:
-  virtual ~Stoppable() = default;
-  // Asks the thread to let go of everything and end. Called from any thread, more than once.
+  virtual ~StoppableThread() = default;
+  // Asks the thread to release everything and end; returns at once. May be called from any thread, and more than once.
   virtual void stop() = 0;
 };
 
-// Stops all threads and waits for them, for two seconds at most. True if none is left.
-bool stop_all();
+// Stops all registered threads and waits up to two seconds for their end. Returns whether all have ended.
+bool stop_all_threads();
 
-// Waits for one thread that was told to stop, for two seconds at most.
-void await_end(const Stoppable* thread);
+// Waits up to two seconds for the end of one thread that was asked to stop.
+void await_thread_end(const StoppableThread* thread);
 
-// Puts the handler before every destructor registered so far; call it again after loading more libraries.
-void guard_exit();
+// Registers the exit handler so that it runs before the destructors of all libraries loaded so far. Call it again after more were loaded.
+void install_exit_handler();
 
-// Enters a thread into the list of those that the exit waits for, and takes it out again at the thread's end.
-void enter_running(std::shared_ptr<Stoppable> thread);
-void leave_running(const Stoppable* thread);
+// Adds a thread to those that the exit stops and waits for.
+void add_running_thread(std::shared_ptr<StoppableThread> thread);
+// Removes a thread that is about to end.
+void remove_running_thread(const StoppableThread* thread);
 
 }  // namespace kv::nixl

@@ -1,6 +1,6 @@
-// Owns one C handle of the library whose release takes nothing but the handle.
 #pragma once
 
+#include <string>
 #include <utility>
 
 #include "library/failure.h"
@@ -8,12 +8,15 @@
 
 namespace kv::nixl {
 
+// Owns one C handle of NIXL that is released by a function of the handle alone. See PreparedHandle and NixlRegistration for those whose
+// release needs the agent as well.
 template <typename T>
 class Handle {
  public:
   using Release = capi::Status (*)(T);
 
   Handle() = default;
+  // Takes ownership of `value`; null is allowed.
   Handle(T value, Release release) : value_(value), release_(release) {}
   Handle(Handle&& other) noexcept : value_(std::exchange(other.value_, nullptr)), release_(other.release_) {}
   Handle& operator=(Handle&& other) noexcept {
@@ -25,10 +28,11 @@ class Handle {
     if (value_ != nullptr) release_(value_);
   }
 
+  // The handle, still owned by this object; null if there is none.
   T get() const { return value_; }
   explicit operator bool() const { return value_ != nullptr; }
 
-  // Calls `create(arguments…, &handle)` and owns what came out. Throws Failure with `code`.
+  // Calls `create(arguments…, &handle)` and owns the result. Throws a Failure with `code`; `what` is the beginning of its message.
   template <typename Create, typename... Arguments>
   static Handle make(const char* code, const char* what, Release release, Create create, Arguments... arguments) {
     T value = nullptr;

@@ -1,5 +1,5 @@
-// The part of NIXL's C API (libnixl_capi.so, 0.10 and later) that this addon calls, declared by hand so that nothing of
-// NIXL is needed to build, and bound by dlsym so that nothing of it is linked.
+// The part of NIXL's C API (libnixl_capi.so, 0.10 and later) that this addon calls. It is declared by hand and bound with dlsym, so that
+// the build needs neither NIXL's headers nor its library.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace kv::nixl::capi {
 
-// Opaque objects of the library; only pointers to them are ever held.
+// Opaque objects of the library, used by pointer only.
 struct AgentObject;
 struct ParamsObject;
 struct MemListObject;
@@ -32,7 +32,7 @@ using RegDlist = RegDlistObject*;
 using Request = RequestObject*;
 using NotifMap = NotifMapObject*;
 
-// C enums of the library, all of the size of an int.
+// The library's C enums, each of the size of an int.
 using Status = int;
 inline constexpr Status kInProgress = 1;
 inline constexpr Status kSuccess = 0;
@@ -43,14 +43,14 @@ inline constexpr Status kException = -4;
 inline constexpr Status kNoTelemetry = -5;
 inline constexpr Status kNotFound = -6;
 
-// NIXL's name for "the agent itself" where a peer's name is asked for.
+// Stands for the agent itself where NIXL expects a peer's name.
 inline constexpr const char* kSelf = "";
 
 enum class MemoryType : int { dram = 0, vram = 1, block = 2, object = 3, file = 4 };
 enum class Operation : int { read = 0, write = 1 };
 enum class ThreadSync : int { none = 0, strict = 1, rw = 2 };
 
-// Field for field what the library expects by pointer.
+// The library's nixl_capi_agent_config_s, passed by pointer: same fields in the same order.
 struct AgentConfig {
   bool progress_thread;
   bool listen_thread;
@@ -62,7 +62,7 @@ struct AgentConfig {
   bool capture_telemetry;
 };
 
-// Every function used, once: name without the prefix nixl_capi_, then its parameters.
+// Every function that is used: its name without the prefix nixl_capi_, then its parameters.
 #define KV_NIXL_CAPI_FUNCTIONS(FUNCTION)                                                                       \
   FUNCTION(create_configured_agent, const char* name, const AgentConfig* config, Agent* out)                   \
   FUNCTION(destroy_agent, Agent)                                                                               \
@@ -115,7 +115,7 @@ struct AgentConfig {
   FUNCTION(notif_map_get_notif, NotifMap, const char* name, size_t index, const void** data, size_t* length)   \
   FUNCTION(notif_map_clear, NotifMap)
 
-// The bound library: one pointer per function.
+// The bound library: a pointer per function.
 struct Functions {
 #define KV_NIXL_POINTER(name, ...) Status (*name)(__VA_ARGS__) = nullptr;
   KV_NIXL_CAPI_FUNCTIONS(KV_NIXL_POINTER)

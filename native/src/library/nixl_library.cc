@@ -14,14 +14,14 @@ namespace kv::nixl {
 
 namespace {
 
-// One file has one name, whatever links lead to it. A bare soname is the loader's to find.
+// Resolves links, so that a file has one name. A bare soname is left to the loader.
 std::string canonical(const std::string& path) {
   if (path.find('/') == std::string::npos) return path;
   char resolved[PATH_MAX];
   return realpath(path.c_str(), resolved) == nullptr ? path : std::string(resolved);
 }
 
-// Leaked on purpose: agents of other threads may still use it while the process exits.
+// Never destroyed: agents' threads may still use it while the process exits.
 std::atomic<const NixlLibrary*> the_library{nullptr};
 
 }  // namespace
@@ -36,11 +36,11 @@ const NixlLibrary& NixlLibrary::load(const std::string& path) {
   if (library == nullptr) {
     library = new NixlLibrary(wanted);
     the_library = library;
-    guard_exit();
+    install_exit_handler();
   } else if (library->path_ != wanted) {
     throw Failure("KV_LIBRARY_INCOMPATIBLE",
-                  "this process has already loaded NIXL from " + library->path_ + "; it cannot load " + wanted + " as well",
-                  "use one library path in all transports of a process");
+                  "this process has already loaded NIXL from " + library->path_ + " and cannot load " + wanted + " as well",
+                  "use the same library path for all transports of a process");
   }
   return *library;
 }
@@ -53,7 +53,7 @@ void NixlLibrary::preload(const std::string& path) {
 }
 
 NixlLibrary::NixlLibrary(std::string path) : path_(std::move(path)) {
-  // NODELETE: NIXL starts threads and leaves thread-local state behind that must outlive any worker.
+  // NODELETE: NIXL starts threads and has thread-local state, both of which outlive a worker.
   void* handle = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) {
     const char* reason = dlerror();
@@ -71,19 +71,19 @@ NixlLibrary::NixlLibrary(std::string path) : path_(std::move(path)) {
   if (missing > 0) {
     throw Failure("KV_LIBRARY_INCOMPATIBLE",
                   path_ + " lacks " + std::to_string(missing) + " of NIXL's functions, " + first_missing + " first",
-                  "NIXL 1.5.0 is known to work: npx --no-install kv-nixl install");
+                  "NIXL 1.5.0 works: npx --no-install kv-nixl install");
   }
   auto* is_stub = reinterpret_cast<bool (*)()>(dlsym(handle, "nixl_capi_is_stub"));
   if (is_stub != nullptr && is_stub()) {
-    throw Failure("KV_LIBRARY_INCOMPATIBLE", path_ + " is NIXL's stub: every call of it fails",
+    throw Failure("KV_LIBRARY_INCOMPATIBLE", path_ + " is NIXL's stub library, in which every call fails",
                   "point KV_NIXL_LIBRARY at a real libnixl_capi.so, or run: npx --no-install kv-nixl install");
   }
 }
 
-std::string NixlLibrary::plugin_problem(const std::string& name) const {
+std::string NixlLibrary::plugin_load_error(const std::string& backend) const {
   const char* folder = getenv("NIXL_PLUGIN_DIR");
   const std::string beside = path_.substr(0, path_.find_last_of('/') + 1) + "plugins";
-  const std::string file = (folder != nullptr && *folder != '\0' ? std::string(folder) : beside) + "/libplugin_" + name + ".so";
+  const std::string file = (folder != nullptr && *folder != '\0' ? std::string(folder) : beside) + "/libplugin_" + backend + ".so";
   void* handle = dlopen(file.c_str(), RTLD_LAZY | RTLD_LOCAL);
   if (handle != nullptr) {
     dlclose(handle);

@@ -1,4 +1,3 @@
-// The process's one libnixl_capi.so: dlopened on first use, by whichever thread comes first, and never unloaded.
 #pragma once
 
 #include <string>
@@ -7,21 +6,24 @@
 
 namespace kv::nixl {
 
+// The process's one libnixl_capi.so. The thread that needs it first loads it; it is never unloaded.
 class NixlLibrary {
  public:
-  // Loads `path` and binds every function. A second call with the same file answers the same; another file is an error,
-  // since two NIXLs in one process would share global state. Throws Failure.
+  // Loads `path` and binds every function that the addon calls. Returns the loaded library when called again with the same file. Throws
+  // KV_LIBRARY_INCOMPATIBLE, also for another file: two copies of NIXL in one process would share global state.
   static const NixlLibrary& load(const std::string& path);
 
-  // Loads a library that plugins need before the loader looks for it by name: one of the same name that is loaded already serves. Throws Failure.
+  // Loads a library that a plugin needs and that the loader would not find by its name. A library of the same soname that is already
+  // loaded serves as well. Throws KV_BACKEND_UNAVAILABLE.
   static void preload(const std::string& path);
 
-  // Whether one has been loaded: variables set from now on come too late for it.
+  // Whether NIXL has been loaded: it does not see environment variables that are set from now on.
   static bool loaded();
 
+  // The bound functions of the C API.
   const capi::Functions& functions() const { return functions_; }
-  // Why the loader refuses the plugin of a backend: for an error message, since NIXL only says that it does. Empty if it does not.
-  std::string plugin_problem(const std::string& name) const;
+  // The loader's reason for refusing a backend's plugin, or empty if it loads. For error messages: NIXL itself gives no reason.
+  std::string plugin_load_error(const std::string& backend) const;
 
  private:
   explicit NixlLibrary(std::string path);

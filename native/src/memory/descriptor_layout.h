@@ -1,4 +1,3 @@
-// Descriptors of a prepared list: rows `[address, length, device, stride, count]` read, checked and expanded.
 #pragma once
 
 #include <atomic>
@@ -11,8 +10,10 @@
 
 namespace kv::nixl {
 
+// Numbers per row of a descriptor table: address, length, device, stride, count.
 inline constexpr size_t kRowNumbers = 5;
 
+// `count` descriptors of `length` bytes, the first at `address`, each `stride` bytes after the one before.
 struct Row {
   uint64_t address;
   uint64_t length;
@@ -20,80 +21,86 @@ struct Row {
   uint64_t stride;
   uint64_t count;
 
-  // From the first byte of the first descriptor to the last byte of the last.
+  // Bytes from the first byte of the first descriptor to the last byte of the last.
   uint64_t span() const { return (count - 1) * stride + length; }
-  // One past the last byte of the last descriptor.
+  // The address one past the last byte of the last descriptor.
   uint64_t end() const { return address + span(); }
 };
 
-// The numbers of a descriptor table.
-class RowNumbers {
+// The numbers of a descriptor table that JavaScript passed.
+class DescriptorTable {
  public:
-  static RowNumbers copied(const double* numbers, size_t count) { return RowNumbers({numbers, numbers + count}, nullptr, count); }
-  // Memory of JavaScript's. It stays until the list is made, or for two seconds from the environment's end.
-  static RowNumbers kept(const double* numbers, size_t count) { return RowNumbers({}, numbers, count); }
+  // A copy of the numbers.
+  static DescriptorTable copy_of(const double* numbers, size_t count) { return DescriptorTable({numbers, numbers + count}, nullptr, count); }
+  // The numbers in JavaScript's own memory. JavaScript keeps it until the list is prepared. When the environment ends it is freed two seconds
+  // later, which is why `read_rows` takes `stopping`.
+  static DescriptorTable view_of(const double* numbers, size_t count) { return DescriptorTable({}, numbers, count); }
 
-  const double* data() const { return kept_ != nullptr ? kept_ : copy_.data(); }
+  const double* data() const { return view_ != nullptr ? view_ : copy_.data(); }
   size_t count() const { return count_; }
 
  private:
-  RowNumbers(std::vector<double> copy, const double* kept, size_t count) : copy_(std::move(copy)), kept_(kept), count_(count) {}
+  DescriptorTable(std::vector<double> copy, const double* view, size_t count) : copy_(std::move(copy)), view_(view), count_(count) {}
 
   std::vector<double> copy_;
-  const double* kept_;
+  const double* view_;
   size_t count_;
 };
 
-// Reads and checks rows; `from_zero`: an address may be 0. Throws Failure KV_LIST_INVALID naming the row and the value, and
-// KV_AGENT_CLOSED soon after `stopping` is set: what is kept for the environment goes with it.
-std::vector<Row> read_rows(const RowNumbers& numbers, bool from_zero, const std::atomic<bool>& stopping);
+// Reads and checks a table. `zero_address_allowed`: storage counts addresses from 0. Throws KV_LIST_INVALID, naming the row and the value,
+// and KV_AGENT_CLOSED soon after `stopping` is set.
+std::vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allowed, const std::atomic<bool>& stopping);
 
-// What an index of the list means. Rows stay as they are, so that memory goes with rows and not with descriptors. Immutable, and so free
-// to be read on every thread.
+// Maps an index of a prepared list to its descriptor. Keeps rows as they are, so that its memory grows with rows and not with descriptors.
+// Immutable, so every thread may read it.
 class DescriptorLayout {
  public:
   explicit DescriptorLayout(std::vector<Row> rows);
 
+  // Descriptors in all rows.
   uint32_t count() const { return starts_.back(); }
   const std::vector<Row>& rows() const { return rows_; }
-  // All descriptors have this length; 0 if lengths differ.
-  uint64_t uniform_length() const { return uniform_; }
-  // In every row one descriptor begins where the one before it ends.
-  bool dense() const { return dense_; }
+  // The length of every descriptor; 0 if lengths differ.
+  uint64_t uniform_length() const { return uniform_length_; }
+  // Whether in every row each descriptor begins where the one before it ends.
+  bool contiguous() const { return contiguous_; }
 
-  // Looks descriptors up one after another, and so remembers the row of the last one.
-  class Reader {
+  // Looks up descriptors. Remembers the row of the last one, so that a walk in order needs no search.
+  class Cursor {
    public:
-    explicit Reader(const DescriptorLayout& shape) : shape_(&shape) {}
+    explicit Cursor(const DescriptorLayout& layout) : layout_(&layout) {}
 
     struct Place {
       const Row& row;
-      uint32_t within;  // descriptors of the row before this one
-      uint32_t left;    // descriptors of the row from this one on
+      uint32_t index_in_row;
+      // Descriptors of the row from this one on.
+      uint32_t left_in_row;
     };
+    // The place of a descriptor by its index, which must be below `count()`.
     Place at(uint32_t index) {
-      const auto& starts = shape_->starts_;
-      if (index < starts[row_] || index >= starts[row_ + 1]) find(index);
-      return {shape_->rows_[row_], index - starts[row_], starts[row_ + 1] - index};
+      const auto& starts = layout_->starts_;
+      if (index < starts[row_] || index >= starts[row_ + 1]) find_row(index);
+      return {layout_->rows_[row_], index - starts[row_], starts[row_ + 1] - index};
     }
 
    private:
-    void find(uint32_t index);
+    void find_row(uint32_t index);
 
-    const DescriptorLayout* shape_;
+    const DescriptorLayout* layout_;
     size_t row_ = 0;
   };
 
  private:
   std::vector<Row> rows_;
-  std::vector<uint32_t> starts_;  // of each row, and the count
-  uint64_t uniform_ = 0;
-  bool dense_ = true;
+  // The index of each row's first descriptor, then the count of all.
+  std::vector<uint32_t> starts_;
+  uint64_t uniform_length_ = 0;
+  bool contiguous_ = true;
 };
 
-// Adds every descriptor of `rows`, in order, to a list of the library.
-void expand(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows);
-// One descriptor for each row, from its first byte to its last.
-void add_spans(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows);
+// Adds every descriptor of `rows`, in order, to a list of NIXL. Throws KV_LIST_INVALID.
+void add_each_descriptor(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows);
+// Adds one descriptor per row, from its first byte to its last, to a list of NIXL. Throws KV_LIST_INVALID.
+void add_row_spans(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows);
 
 }  // namespace kv::nixl

@@ -24,7 +24,7 @@ std::shared_ptr<Mapping> Mapping::create(size_t length) {
   std::shared_ptr<Mapping> mapping(new Mapping(address, length));
   std::promise<void> promise;
   mapping->touched_ = promise.get_future().share();
-  // The thread holds the mapping, so a close in the meantime unmaps only when it is through.
+  // The thread holds the mapping, so it is not unmapped before the thread ends.
   std::thread([mapping, promise = std::move(promise)]() mutable {
     mapping->touch();
     promise.set_value();
@@ -34,11 +34,11 @@ std::shared_ptr<Mapping> Mapping::create(size_t length) {
 
 Mapping::~Mapping() { munmap(address_, length_); }
 
-void Mapping::give_pages_back() const { madvise(address_, length_, MADV_DONTNEED); }
+void Mapping::release_pages() const { madvise(address_, length_, MADV_DONTNEED); }
 
 void Mapping::touch() const {
   if (madvise(address_, length_, MADV_POPULATE_WRITE) == 0) return;
-  // Kernels before 5.14. An atomic that changes nothing, since JavaScript may be writing already.
+  // Kernels before 5.14: an atomic operation that changes nothing, since JavaScript may already write to the memory.
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   for (size_t offset = 0; offset < length_; offset += page) {
     __atomic_fetch_or(reinterpret_cast<unsigned char*>(data()) + offset, 0, __ATOMIC_RELAXED);

@@ -22,11 +22,11 @@ std::optional<capi::MemoryType> memory_type_named(std::string_view name) {
   return std::nullopt;
 }
 
-bool MemoryTypes::any(capi::MemoryType type) const {
+bool MemoryTypes::supports(capi::MemoryType type) const {
   return std::ranges::any_of(backends_, [&](const auto& backend) { return std::ranges::count(backend.second, type) > 0; });
 }
 
-std::string MemoryTypes::text() const {
+std::string MemoryTypes::to_string() const {
   std::string text;
   for (const auto& [backend, types] : backends_) {
     text += (text.empty() ? "" : "; ") + backend + ": ";

@@ -1,4 +1,3 @@
-// Kinds of memory by NIXL's names, and which of them an agent's backends register, as each says itself once it is made.
 #pragma once
 
 #include <optional>
@@ -11,19 +10,23 @@
 
 namespace kv::nixl {
 
+// NIXL's name of a memory type, such as "VRAM".
 const char* name_of(capi::MemoryType type);
-// Of those that a list can be of; none for another name.
+// The memory type of this name; none for a name that no prepared list can have.
 std::optional<capi::MemoryType> memory_type_named(std::string_view name);
-// What a storage backend keeps: it has no peer, and its lists are remote ones of the agent's own name.
-inline bool is_stored(capi::MemoryType type) { return type == capi::MemoryType::file || type == capi::MemoryType::object; }
+// Whether memory of this type belongs to a storage backend (files, objects). Storage has no peer: NIXL's remote lists of it carry the
+// agent's own name.
+inline bool is_storage(capi::MemoryType type) { return type == capi::MemoryType::file || type == capi::MemoryType::object; }
 
+// The memory types that each backend of an agent registers, as the backend itself reports them.
 class MemoryTypes {
  public:
+  // Adds a backend.
   void add(std::string backend, std::vector<capi::MemoryType> types) { backends_.emplace_back(std::move(backend), std::move(types)); }
   // Whether a backend registers memory of this type.
-  bool any(capi::MemoryType type) const;
-  // Such as "UCX: DRAM, VRAM; POSIX: FILE, DRAM".
-  std::string text() const;
+  bool supports(capi::MemoryType type) const;
+  // For error messages, such as "UCX: DRAM, VRAM; POSIX: FILE, DRAM".
+  std::string to_string() const;
 
  private:
   std::vector<std::pair<std::string, std::vector<capi::MemoryType>>> backends_;

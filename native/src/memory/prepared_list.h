@@ -1,4 +1,3 @@
-// A prepared list: its shape for everybody, its handle and its users for the agent's thread alone.
 #pragma once
 
 #include <cstdint>
@@ -7,40 +6,73 @@
 #include <utility>
 #include <vector>
 
+#include "library/nixl_capi.h"
 #include "memory/descriptor_layout.h"
-#include "memory/mapping.h"
 
 namespace kv::nixl {
 
-struct ExternalRegistration;
+struct RegisteredMemory;
 
+// Owns one prepared descriptor list of NIXL. Used on the agent's thread only, and reset before the agent ends.
+class PreparedHandle {
+ public:
+  PreparedHandle() = default;
+  // Takes ownership of `value`; null is allowed.
+  PreparedHandle(const capi::Functions& nixl, capi::Agent agent, capi::PreparedDlist value) : nixl_(&nixl), agent_(agent), value_(value) {}
+  PreparedHandle(PreparedHandle&& other) noexcept
+      : nixl_(other.nixl_), agent_(other.agent_), value_(std::exchange(other.value_, nullptr)) {}
+  PreparedHandle& operator=(PreparedHandle&& other) noexcept {
+    std::swap(nixl_, other.nixl_);
+    std::swap(agent_, other.agent_);
+    std::swap(value_, other.value_);
+    return *this;
+  }
+  ~PreparedHandle() { reset(); }
+
+  // Releases the list.
+  void reset() {
+    if (value_ != nullptr) nixl_->release_xfer_dlist_handle(agent_, std::exchange(value_, nullptr));
+  }
+  // The handle, still owned by this object; null if there is none.
+  capi::PreparedDlist get() const { return value_; }
+  explicit operator bool() const { return value_ != nullptr; }
+
+ private:
+  const capi::Functions* nixl_ = nullptr;
+  capi::Agent agent_ = nullptr;
+  capi::PreparedDlist value_ = nullptr;
+};
+
+// A prepared list of descriptors. Its layout is read on both threads; the rest belongs to the agent's thread.
 struct PreparedList {
-  PreparedList(std::optional<std::string> remote, capi::MemoryType type, DescriptorLayout shape)
-      : remote(std::move(remote)), type(type), shape(std::move(shape)) {}
+  PreparedList(std::optional<std::string> remote, capi::MemoryType type, DescriptorLayout layout)
+      : remote(std::move(remote)), type(type), layout(std::move(layout)) {}
 
-  // Whose memory it describes; none for the agent's own.
+  // The peer whose memory it describes; none for the agent's own memory.
   const std::optional<std::string> remote;
   const capi::MemoryType type;
-  const DescriptorLayout shape;
-  // Objects are written whole or not at all. Set before the list is known to others.
-  bool takes_writes = true;
+  const DescriptorLayout layout;
+  // Whether a WRITE to it is possible: an object is only written whole. Set before JavaScript learns of the list.
+  bool writable = true;
 
-  // The agent's thread only, once the list is known to others.
-  // Each row lies in one registration, so that neighbours in it may be one descriptor.
+  // From here on for the agent's thread only.
+
+  // Whether neighbours in a row may be merged into one descriptor: each row lies in one registration.
   bool mergeable = true;
-  // NIXL's word for a peer's memory, held for as long as the list: a descriptor for each row where it is mergeable.
-  capi::PreparedDlist handle = nullptr;
-  // Each descriptor, for requests by index; made at their first use.
-  capi::PreparedDlist indexed = nullptr;
-  // One byte of the peer's memory, to be read after a WRITE where the backend does not say that its bytes have landed.
-  capi::PreparedDlist probe = nullptr;
-  std::vector<const Mapping*> memories;
-  // The same of memory that is not the addon's.
-  std::vector<ExternalRegistration*> foreign;
+  // Keeps a peer's memory known to NIXL for the life of the list: a descriptor per row if mergeable, else one per index.
+  PreparedHandle spans;
+  // A descriptor per index, for requests by index. Made when the first such request needs it.
+  PreparedHandle indexed;
+  // The first byte of a peer's memory, for backends that report a WRITE as done before it has landed. See LandingProbe.
+  PreparedHandle probe;
+  // The registrations that hold its rows, where it describes the agent's own memory or storage.
+  std::vector<RegisteredMemory*> memories;
+  // Transfers that use it.
   uint32_t transfers = 0;
+  // The ticket of a close that waits for those transfers.
   std::optional<uint64_t> close_ticket;
-  // NIXL has dropped the peer's memory under the list; nothing may use its handle any more.
-  bool lost = false;
+  // NIXL dropped the peer's memory while the list existed: its handles may only be released.
+  bool dropped = false;
 };
 
 }  // namespace kv::nixl

@@ -1,4 +1,4 @@
-// The module: two classes and three functions. Everything that JavaScript sees of NIXL goes through `@kv/nixl`.
+// The addon's exports; see NativeAddon in native.ts of @kv/nixl, the only package that uses them.
 #include <napi.h>
 
 #include "node/agent_object.h"
@@ -9,12 +9,12 @@
 
 namespace {
 
-// `prepareEnvironment(variables: [name, value][]): [name, value][]`: the defaults that were set.
+// `prepareEnvironment(variables: [name, value][]): [name, value][]`: returns the defaults that it set.
 Napi::Value prepare(const Napi::CallbackInfo& info) {
   kv::nixl::Variables variables;
-  const auto given = info[0].As<Napi::Array>();
-  for (uint32_t index = 0; index < given.Length(); ++index) {
-    const auto pair = given.Get(index).As<Napi::Array>();
+  const auto wanted = info[0].As<Napi::Array>();
+  for (uint32_t index = 0; index < wanted.Length(); ++index) {
+    const auto pair = wanted.Get(index).As<Napi::Array>();
     variables.emplace_back(pair.Get(0u).ToString().Utf8Value(), pair.Get(1u).ToString().Utf8Value());
   }
   const auto set = kv::nixl::prepare_environment(variables);
@@ -28,10 +28,10 @@ Napi::Value prepare(const Napi::CallbackInfo& info) {
   return answer;
 }
 
-// `stopAll()`: for the process's exit. Blocks while agents let go.
-Napi::Value stop(const Napi::CallbackInfo& info) { return Napi::Boolean::New(info.Env(), kv::nixl::stop_all()); }
+// `stopAll()`: for the exit of the process. Blocks until all agents' threads have ended, for two seconds at most.
+Napi::Value stop_all(const Napi::CallbackInfo& info) { return Napi::Boolean::New(info.Env(), kv::nixl::stop_all_threads()); }
 
-// `isLoaded()`: whether NIXL has been loaded, so that variables come too late.
+// `isLoaded()`: whether NIXL has been loaded, so that it no longer sees variables that are set.
 Napi::Value is_loaded(const Napi::CallbackInfo& info) {
   return Napi::Boolean::New(info.Env(), kv::nixl::NixlLibrary::loaded());
 }
@@ -41,7 +41,7 @@ Napi::Object initialize(Napi::Env env, Napi::Object exports) {
   exports.Set("Memory", kv::nixl::MemoryObject::define(env));
   exports.Set("prepareEnvironment", Napi::Function::New(env, prepare, "prepareEnvironment"));
   exports.Set("isLoaded", Napi::Function::New(env, is_loaded, "isLoaded"));
-  exports.Set("stopAll", Napi::Function::New(env, stop, "stopAll"));
+  exports.Set("stopAll", Napi::Function::New(env, stop_all, "stopAll"));
   return exports;
 }
 

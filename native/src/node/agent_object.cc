@@ -1,21 +1,19 @@
 #include "node/agent_object.h"
 
-#include <string.h>
-
 #include <chrono>
 #include <utility>
 #include <vector>
 
-#include "node/memory_object.h"
 #include "node/js_values.h"
+#include "node/memory_object.h"
 
 namespace kv::nixl {
 
 namespace {
 
-uint64_t ticket_of(Napi::Value value) { return static_cast<uint64_t>(value.As<Napi::Number>().Int64Value()); }
+uint64_t integer_of(Napi::Value value) { return static_cast<uint64_t>(value.As<Napi::Number>().Int64Value()); }
 
-// A name that NIXL, which reads up to a NUL, takes whole.
+// A name for NIXL, which reads up to a NUL. `what` names it in error messages.
 std::string name_of(Napi::Value value, const char* code, const char* what) {
   if (!value.IsString()) throw Failure(code, std::string(what) + " is not a string");
   std::string name = value.As<Napi::String>().Utf8Value();
@@ -25,7 +23,9 @@ std::string name_of(Napi::Value value, const char* code, const char* what) {
   return name;
 }
 
-capi::MemoryType type_of(Napi::Value value) {
+std::string peer_name_of(Napi::Value value) { return name_of(value, "KV_AGENT_UNKNOWN_REMOTE", "the peer's name"); }
+
+capi::MemoryType memory_type_of(Napi::Value value) {
   const std::string name = value.ToString().Utf8Value();
   const auto type = memory_type_named(name);
   if (!type) throw Failure("KV_LIST_INVALID", "memoryType is " + name + ", not DRAM, VRAM, FILE or OBJ");
@@ -62,8 +62,8 @@ AgentConfig config_of(Napi::Object options) {
   return config;
 }
 
-std::shared_ptr<PreparedList> list_of(const AgentThread& thread, Napi::Value id, bool remote) {
-  std::shared_ptr<PreparedList> list = thread.list(ticket_of(id));
+std::shared_ptr<PreparedList> open_list(const AgentThread& thread, Napi::Value id, bool remote) {
+  std::shared_ptr<PreparedList> list = thread.list(integer_of(id));
   if (list == nullptr) throw Failure("KV_LIST_CLOSED", std::string("the ") + (remote ? "remote" : "local") + " list is closed");
   if (list->remote.has_value() != remote) {
     throw Failure("KV_TRANSFER_INVALID", remote ? "the remote list describes local memory"
@@ -72,30 +72,28 @@ std::shared_ptr<PreparedList> list_of(const AgentThread& thread, Napi::Value id,
   return list;
 }
 
-// From milliseconds of process.hrtime, which is this clock too.
+// From milliseconds of process.hrtime, which reads the same clock.
 std::chrono::steady_clock::time_point time_of(Napi::Value value) {
   const std::chrono::duration<double, std::milli> time(value.As<Napi::Number>().DoubleValue());
   return std::chrono::steady_clock::time_point(std::chrono::duration_cast<std::chrono::steady_clock::duration>(time));
 }
 
-std::vector<int32_t> copied(const Napi::Int32Array& numbers) {
+std::vector<int32_t> copy_of(const Napi::Int32Array& numbers) {
   return std::vector<int32_t>(numbers.Data(), numbers.Data() + numbers.ElementLength());
 }
 
-// Ids of both sides, or runs and where they come again.
-TransferSelection pairs_of(Napi::Value local_ids, Napi::Value remote_ids, Napi::Value runs, Napi::Value offsets, const DescriptorLayout& local,
-               const DescriptorLayout& remote) {
+// Ids of both sides, or runs and perhaps offsets.
+TransferSelection selection_of(Napi::Value local_ids, Napi::Value remote_ids, Napi::Value runs, Napi::Value offsets,
+                               const DescriptorLayout& local, const DescriptorLayout& remote) {
   if (!runs.IsUndefined()) {
     if (!local_ids.IsUndefined() || !remote_ids.IsUndefined()) {
-      throw Failure("KV_TRANSFER_INVALID", "a transfer has ids or runs, and this one has both");
+      throw Failure("KV_TRANSFER_INVALID", "a transfer takes ids or runs, and this one has both");
     }
-    const auto rows = int32_array(runs, "KV_TRANSFER_INVALID", "runs");
-    return TransferSelection::of_runs(copied(rows),
-                          offsets.IsUndefined() ? std::vector<int32_t>{0, 0}
-                                                : copied(int32_array(offsets, "KV_TRANSFER_INVALID", "offsets")),
-                          local, remote);
+    auto rows = copy_of(int32_array(runs, "KV_TRANSFER_INVALID", "runs"));
+    auto moves = offsets.IsUndefined() ? std::vector<int32_t>{0, 0} : copy_of(int32_array(offsets, "KV_TRANSFER_INVALID", "offsets"));
+    return TransferSelection::of_runs(std::move(rows), std::move(moves), local, remote);
   }
-  if (!offsets.IsUndefined()) throw Failure("KV_TRANSFER_INVALID", "offsets are for runs, and this transfer has ids");
+  if (!offsets.IsUndefined()) throw Failure("KV_TRANSFER_INVALID", "offsets apply to runs, and this transfer has ids");
   const auto locals = int32_array(local_ids, "KV_TRANSFER_INVALID", "localIds");
   const auto remotes = int32_array(remote_ids, "KV_TRANSFER_INVALID", "remoteIds");
   return TransferSelection::of_ids(locals.Data(), locals.ElementLength(), remotes.Data(), remotes.ElementLength(), local, remote);
@@ -106,9 +104,9 @@ TransferSelection pairs_of(Napi::Value local_ids, Napi::Value remote_ids, Napi::
 Napi::Function AgentObject::define(Napi::Env env) {
   return DefineClass(env, "Agent",
                      {
-                         InstanceMethod<&AgentObject::register_memory>("register"),
-                         InstanceMethod<&AgentObject::register_foreign>("registerForeign"),
-                         InstanceMethod<&AgentObject::deregister_memory>("deregister"),
+                         InstanceMethod<&AgentObject::register_allocated>("register"),
+                         InstanceMethod<&AgentObject::register_external>("registerForeign"),
+                         InstanceMethod<&AgentObject::deregister>("deregister"),
                          InstanceMethod<&AgentObject::local_metadata>("localMetadata"),
                          InstanceMethod<&AgentObject::add_remote>("addRemote"),
                          InstanceMethod<&AgentObject::remove_remote>("removeRemote"),
@@ -125,132 +123,147 @@ Napi::Function AgentObject::define(Napi::Env env) {
 }
 
 AgentObject::AgentObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<AgentObject>(info), env_(info.Env()) {
-  guarded(info.Env(), [&] {
+  with_js_errors(info.Env(), [&] {
     AgentConfig config = config_of(info[1].As<Napi::Object>());
-    outbox_ = JsEventQueue::open(info.Env(), info[2].As<Napi::Function>());
-    // After the outbox, so that it runs before Node takes the thread-safe function away.
-    napi_add_env_cleanup_hook(env_, at_environment_end, this);
-    thread_ = AgentThread::start(std::move(config), outbox_, ticket_of(info[0]));
+    events_ = JsEventQueue::open(info.Env(), info[2].As<Napi::Function>());
+    // Hooks run in reverse order: this one runs before Node destroys the queue's thread-safe function.
+    napi_add_env_cleanup_hook(env_, on_environment_end, this);
+    thread_ = AgentThread::start(std::move(config), events_, integer_of(info[0]));
     return info.Env().Undefined();
   });
 }
 
-AgentObject::~AgentObject() { detach_now(); }
+AgentObject::~AgentObject() { detach_from_environment(); }
 
-// A worker may be terminated, or the process end, with the agent alive. The thread is waited for, since what follows may be
-// exit(), and NIXL's destructors with it.
-void AgentObject::at_environment_end(void* data) {
+// A worker may be terminated, or the process may end, while the agent is open. Waits for the thread: exit() and NIXL's destructors may follow.
+void AgentObject::on_environment_end(void* data) {
   auto* agent = static_cast<AgentObject*>(data);
-  agent->let_go();
-  await_end(agent->thread_.get());
+  agent->stop();
+  await_thread_end(agent->thread_.get());
 }
 
-void AgentObject::detach_now() {
-  if (outbox_ == nullptr) return;
-  napi_remove_env_cleanup_hook(env_, at_environment_end, this);
-  let_go();
+void AgentObject::detach_from_environment() {
+  if (events_ == nullptr) return;
+  napi_remove_env_cleanup_hook(env_, on_environment_end, this);
+  stop();
 }
 
-void AgentObject::let_go() {
-  if (outbox_ != nullptr) std::exchange(outbox_, nullptr)->close();
+void AgentObject::stop() {
+  if (events_ != nullptr) std::exchange(events_, nullptr)->close();
   if (thread_ != nullptr) thread_->stop();
 }
 
-Napi::Value AgentObject::register_memory(const Napi::CallbackInfo& info) {
-  return guarded(info.Env(), [&] {
-    thread_->register_memory(ticket_of(info[0]), std::make_shared<Pin>(MemoryObject::mapping_of(info[1])));
+Napi::Value AgentObject::register_allocated(const Napi::CallbackInfo& info) {
+  return with_js_errors(info.Env(), [&] {
+    const uint64_t ticket = integer_of(info[0]);
+    thread_->run(ticket, [ticket, pin = std::make_shared<Pin>(MemoryObject::mapping_of(info[1]))](NixlAgent& agent) mutable {
+      agent.registrations().add_allocated(ticket, std::move(pin));
+      return EventValue();
+    });
     return info.Env().Undefined();
   });
 }
 
-Napi::Value AgentObject::register_foreign(const Napi::CallbackInfo& info) {
-  return guarded(info.Env(), [&] {
-    const auto number = [&](size_t index) { return static_cast<uint64_t>(info[index].As<Napi::Number>().Int64Value()); };
-    thread_->register_foreign(ticket_of(info[0]), {.type = type_of(info[1]),
-                                                   .address = number(2),
-                                                   .length = number(3),
-                                                   .device = number(4),
-                                                   .check = info[5].ToBoolean(),
-                                                   .key = text_of(info[6])});
+Napi::Value AgentObject::register_external(const Napi::CallbackInfo& info) {
+  return with_js_errors(info.Env(), [&] {
+    const uint64_t ticket = integer_of(info[0]);
+    MemoryRange range{.type = memory_type_of(info[1]),
+                      .address = integer_of(info[2]),
+                      .length = integer_of(info[3]),
+                      .device = integer_of(info[4]),
+                      .key = text_of(info[6])};
+    thread_->run(ticket, [ticket, range = std::move(range), verify = info[5].ToBoolean().Value()](NixlAgent& agent) {
+      agent.registrations().add_external(ticket, range, verify);
+      return EventValue();
+    });
     return info.Env().Undefined();
   });
 }
 
-Napi::Value AgentObject::deregister_memory(const Napi::CallbackInfo& info) {
-  thread_->deregister_memory(ticket_of(info[0]), ticket_of(info[1]));
+Napi::Value AgentObject::deregister(const Napi::CallbackInfo& info) {
+  thread_->run(integer_of(info[0]), [registration = integer_of(info[1])](NixlAgent& agent) {
+    agent.registrations().remove(registration);
+    return EventValue();
+  });
   return info.Env().Undefined();
 }
 
 Napi::Value AgentObject::local_metadata(const Napi::CallbackInfo& info) {
-  thread_->local_metadata(ticket_of(info[0]));
+  thread_->run(integer_of(info[0]), [](NixlAgent& agent) { return agent.metadata(); });
   return info.Env().Undefined();
 }
 
 Napi::Value AgentObject::add_remote(const Napi::CallbackInfo& info) {
-  return guarded(info.Env(), [&] {
-    thread_->add_remote(ticket_of(info[0]), bytes_of(info[1], "KV_AGENT_METADATA_INVALID", "agent metadata"));
+  return with_js_errors(info.Env(), [&] {
+    thread_->add_remote(integer_of(info[0]), bytes_of(info[1], "KV_AGENT_METADATA_INVALID", "agent metadata"));
     return info.Env().Undefined();
   });
 }
 
 Napi::Value AgentObject::remove_remote(const Napi::CallbackInfo& info) {
-  return guarded(info.Env(), [&] {
-    thread_->remove_remote(ticket_of(info[0]), name_of(info[1], "KV_AGENT_UNKNOWN_REMOTE", "the peer's name"));
+  return with_js_errors(info.Env(), [&] {
+    thread_->run(integer_of(info[0]), [name = peer_name_of(info[1])](NixlAgent& agent) {
+      agent.peers().remove(name);
+      return EventValue();
+    });
     return info.Env().Undefined();
   });
 }
 
 Napi::Value AgentObject::prepare(const Napi::CallbackInfo& info) {
-  return guarded(info.Env(), [&] {
+  return with_js_errors(info.Env(), [&] {
     std::optional<std::string> remote;
-    if (!info[1].IsUndefined()) remote = name_of(info[1], "KV_AGENT_UNKNOWN_REMOTE", "the peer's name");
+    if (!info[1].IsUndefined()) remote = peer_name_of(info[1]);
     const auto rows = float64_array(info[3], "KV_LIST_INVALID", "rows");
-    const auto numbers = info[4].ToBoolean() ? RowNumbers::kept : RowNumbers::copied;
-    thread_->prepare(ticket_of(info[0]), std::move(remote), type_of(info[2]), numbers(rows.Data(), rows.ElementLength()));
+    const auto table = info[4].ToBoolean() ? DescriptorTable::view_of : DescriptorTable::copy_of;
+    thread_->prepare_list(integer_of(info[0]), std::move(remote), memory_type_of(info[2]), table(rows.Data(), rows.ElementLength()));
     return info.Env().Undefined();
   });
 }
 
 Napi::Value AgentObject::close_list(const Napi::CallbackInfo& info) {
-  thread_->close_list(ticket_of(info[0]), ticket_of(info[1]));
+  thread_->close_list(integer_of(info[0]), integer_of(info[1]));
   return info.Env().Undefined();
 }
 
 Napi::Value AgentObject::notify(const Napi::CallbackInfo& info) {
-  return guarded(info.Env(), [&] {
-    thread_->notify(ticket_of(info[0]), name_of(info[1], "KV_AGENT_UNKNOWN_REMOTE", "the peer's name"),
-                    bytes_of(info[2], "KV_NOTIFICATION_INVALID", "the notification"));
+  return with_js_errors(info.Env(), [&] {
+    thread_->run(integer_of(info[0]), [remote = peer_name_of(info[1]),
+                                       payload = bytes_of(info[2], "KV_NOTIFICATION_INVALID", "the notification")](NixlAgent& agent) {
+      agent.peers().notify(remote, payload);
+      return EventValue();
+    });
     return info.Env().Undefined();
   });
 }
 
 Napi::Value AgentObject::transfer(const Napi::CallbackInfo& info) {
-  return guarded(info.Env(), [&] {
-    TransferRequest request{.operation = info[1].ToBoolean() ? capi::Operation::write : capi::Operation::read,
-                            .local = list_of(*thread_, info[2], false),
-                            .remote = list_of(*thread_, info[3], true),
-                            .pairs = {},
-                            .notification = {},
-                            .revocable = info[9].ToBoolean(),
-                            .asked = time_of(info[10])};
-    if (request.operation == capi::Operation::write && !request.remote->takes_writes) {
+  return with_js_errors(info.Env(), [&] {
+    const auto request = std::make_shared<TransferRequest>();
+    request->ticket = integer_of(info[0]);
+    request->operation = info[1].ToBoolean() ? capi::Operation::write : capi::Operation::read;
+    request->local = open_list(*thread_, info[2], false);
+    request->remote = open_list(*thread_, info[3], true);
+    request->abortable = info[9].ToBoolean();
+    request->asked_at = time_of(info[10]);
+    if (request->operation == capi::Operation::write && !request->remote->writable) {
       throw Failure("KV_TRANSFER_INVALID", "a WRITE replaces an object, and the remote list has rows that are parts of objects",
-                    "write by a list whose rows are whole objects: place 0, the length of the memory, count 1");
+                    "prepare a list whose rows are whole objects: address 0, the object's length, count 1");
     }
-    request.pairs = pairs_of(info[4], info[5], info[6], info[7], request.local->shape, request.remote->shape);
-    if (!info[8].IsUndefined()) request.notification = bytes_of(info[8], "KV_NOTIFICATION_INVALID", "the notification");
-    thread_->transfer(ticket_of(info[0]), std::move(request));
+    request->selection = selection_of(info[4], info[5], info[6], info[7], request->local->layout, request->remote->layout);
+    if (!info[8].IsUndefined()) request->notification = bytes_of(info[8], "KV_NOTIFICATION_INVALID", "the notification");
+    thread_->transfer(request);
     return info.Env().Undefined();
   });
 }
 
 Napi::Value AgentObject::abort(const Napi::CallbackInfo& info) {
-  return Napi::Boolean::New(info.Env(), thread_->abort(ticket_of(info[0])));
+  return Napi::Boolean::New(info.Env(), thread_->abort(integer_of(info[0])));
 }
 
 Napi::Value AgentObject::close(const Napi::CallbackInfo& info) {
-  const auto patience = static_cast<int64_t>(info[1].As<Napi::Number>().DoubleValue());
-  thread_->close(ticket_of(info[0]), std::chrono::milliseconds(patience));
+  const auto timeout = static_cast<int64_t>(info[1].As<Napi::Number>().DoubleValue());
+  thread_->close(integer_of(info[0]), std::chrono::milliseconds(timeout));
   return info.Env().Undefined();
 }
 
@@ -275,12 +288,12 @@ Napi::Value AgentObject::counters(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value AgentObject::keep_alive(const Napi::CallbackInfo& info) {
-  if (outbox_ != nullptr) outbox_->keep_alive(info[0].ToBoolean());
+  if (events_ != nullptr) events_->keep_alive(info[0].ToBoolean());
   return info.Env().Undefined();
 }
 
 Napi::Value AgentObject::detach(const Napi::CallbackInfo& info) {
-  detach_now();
+  detach_from_environment();
   return info.Env().Undefined();
 }
 

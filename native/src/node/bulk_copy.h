@@ -1,4 +1,3 @@
-// Copies runs of a mapping out into one buffer, or one buffer into runs, on a worker of libuv's pool.
 #pragma once
 
 #include <napi.h>
@@ -10,20 +9,22 @@
 
 namespace kv::nixl {
 
-// Bytes that lie together in a mapping.
+// Consecutive bytes of a mapping.
 struct ByteRun {
   uint64_t offset;
   uint64_t length;
 };
 
-// Reads rows `[offset, length]` within `limit` bytes. Throws Failure KV_MEMORY_INVALID naming the row.
+// Reads rows `[offset, length]`, and sums up their lengths in `total`. Throws KV_MEMORY_INVALID, naming the row, for a run that does not lie
+// within `limit` bytes.
 std::vector<ByteRun> read_runs(const double* numbers, size_t count, uint64_t limit, uint64_t& total);
 
+// Copies runs of a mapping into one buffer, or one buffer into runs, on a thread of libuv's pool.
 class BulkCopy : public Napi::AsyncWorker {
  public:
   enum class Direction { gather, scatter };
 
-  // The promise is fulfilled with `buffer` after a gather, with undefined after a scatter.
+  // Starts a copy. The promise resolves with `buffer` after a gather, with undefined after a scatter.
   static Napi::Promise queue(Direction direction, std::shared_ptr<Pin> pin, std::vector<ByteRun> runs, Napi::ArrayBuffer buffer);
 
  protected:

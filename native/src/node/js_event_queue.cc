@@ -5,19 +5,19 @@
 namespace kv::nixl {
 
 std::shared_ptr<JsEventQueue> JsEventQueue::open(Napi::Env env, Napi::Function callback) {
-  auto outbox = std::make_shared<JsEventQueue>();
-  outbox->env_ = env;
-  auto* context = new std::shared_ptr<JsEventQueue>(outbox);
+  auto queue = std::make_shared<JsEventQueue>();
+  queue->env_ = env;
+  auto* context = new std::shared_ptr<JsEventQueue>(queue);
   const napi_status status = napi_create_threadsafe_function(
       env, callback, nullptr, Napi::String::New(env, "kv_nixl agent"), 0, 1, context,
       [](napi_env, void* held, void*) { delete static_cast<std::shared_ptr<JsEventQueue>*>(held); }, context, deliver,
-      &outbox->function_);
+      &queue->function_);
   if (status != napi_ok) {
     delete context;
     throw Failure("KV_INTERNAL", "Node refused a thread-safe function");
   }
-  napi_unref_threadsafe_function(env, outbox->function_);
-  return outbox;
+  napi_unref_threadsafe_function(env, queue->function_);
+  return queue;
 }
 
 void JsEventQueue::send(Event event) {
@@ -63,8 +63,8 @@ void JsEventQueue::deliver(napi_env raw_env, napi_value callback, void* context,
     for (uint32_t index = 0; index < events.size(); ++index) array.Set(index, to_js(env, events[index]));
     Napi::Function(env, callback).Call({array});
   } catch (const Napi::Error& error) {
-    // Node reports what a callback throws as an uncaught exception; a C++ exception must not leave this function. Where the
-    // environment is ending, which runs the event loop once more, there is no JavaScript to call and nobody to report to.
+    // No C++ exception may leave this function. Rethrown, Node reports it as an uncaught exception. While the environment ends, the event loop
+    // runs once more without JavaScript, and the error cannot be reported.
     try {
       error.ThrowAsJavaScriptException();
     } catch (const Napi::Error&) {

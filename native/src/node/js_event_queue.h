@@ -1,4 +1,3 @@
-// Carries events from an agent's thread to its JavaScript callback, many in one call, through one thread-safe function.
 #pragma once
 
 #include <napi.h>
@@ -11,17 +10,19 @@
 
 namespace kv::nixl {
 
+// Carries events from an agent's thread to a JavaScript callback, many in one call, through one thread-safe function.
 class JsEventQueue : public std::enable_shared_from_this<JsEventQueue> {
  public:
-  // On the JavaScript thread. `callback(events)` is handed arrays `[kind, ticket, error, value, from]`.
+  // On the JavaScript thread. The callback receives an array of `[kind, ticket, error, value, from]`. The queue does not keep the process alive.
+  // Throws KV_INTERNAL.
   static std::shared_ptr<JsEventQueue> open(Napi::Env env, Napi::Function callback);
 
-  // From any thread. After `close` events are dropped: there is nobody left to tell.
+  // From any thread. Events after `close` are dropped.
   void send(Event event);
 
-  // On the JavaScript thread: whether the process must stay alive for what is still to come.
+  // On the JavaScript thread: whether the process must stay alive for events to come.
   void keep_alive(bool alive);
-  // On the JavaScript thread, or as its environment ends. Once it returns the function is not called again.
+  // On the JavaScript thread, or when its environment ends. The callback is not called after it returns.
   void close();
 
  private:
@@ -29,6 +30,7 @@ class JsEventQueue : public std::enable_shared_from_this<JsEventQueue> {
 
   std::mutex mutex_;
   std::vector<Event> events_;
+  // The callback is going to be called.
   bool signaled_ = false;
   napi_env env_ = nullptr;  // used on the JavaScript thread only
   napi_threadsafe_function function_ = nullptr;

@@ -55,29 +55,29 @@ Napi::Value to_js(Napi::Env env, const Event& event) {
 
 namespace {
 
-Napi::TypedArray typed_array(Napi::Value value, napi_typedarray_type type, const char* code, const char* what,
-                             const char* name) {
+Napi::TypedArray typed_array(Napi::Value value, napi_typedarray_type type, const char* code, const char* name,
+                             const char* expected) {
   if (!value.IsTypedArray() || value.As<Napi::TypedArray>().TypedArrayType() != type) {
-    throw Failure(code, std::string(what) + " must be a " + name);
+    throw Failure(code, std::string(name) + " must be a " + expected);
   }
   const auto array = value.As<Napi::TypedArray>();
-  // What is shared may change while it is being read. One that is resizable cannot: it is copied within the call.
-  if (!array.ArrayBuffer().IsArrayBuffer()) throw Failure(code, std::string(what) + " must not lie in shared memory");
+  // Shared memory may change while it is read. A resizable buffer cannot: it is copied within the call.
+  if (!array.ArrayBuffer().IsArrayBuffer()) throw Failure(code, std::string(name) + " must not be in shared memory");
   return array;
 }
 
 }  // namespace
 
-Napi::Float64Array float64_array(Napi::Value value, const char* code, const char* what) {
-  return typed_array(value, napi_float64_array, code, what, "Float64Array").As<Napi::Float64Array>();
+Napi::Float64Array float64_array(Napi::Value value, const char* code, const char* name) {
+  return typed_array(value, napi_float64_array, code, name, "Float64Array").As<Napi::Float64Array>();
 }
 
-Napi::Int32Array int32_array(Napi::Value value, const char* code, const char* what) {
-  return typed_array(value, napi_int32_array, code, what, "Int32Array").As<Napi::Int32Array>();
+Napi::Int32Array int32_array(Napi::Value value, const char* code, const char* name) {
+  return typed_array(value, napi_int32_array, code, name, "Int32Array").As<Napi::Int32Array>();
 }
 
-Bytes bytes_of(Napi::Value value, const char* code, const char* what) {
-  const auto array = typed_array(value, napi_uint8_array, code, what, "Uint8Array").As<Napi::Uint8Array>();
+Bytes bytes_of(Napi::Value value, const char* code, const char* name) {
+  const auto array = typed_array(value, napi_uint8_array, code, name, "Uint8Array").As<Napi::Uint8Array>();
   return Bytes(array.Data(), array.Data() + array.ElementLength());
 }
 

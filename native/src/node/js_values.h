@@ -1,4 +1,4 @@
-// Values of the addon as JavaScript values, and back.
+// Converts the addon's values to JavaScript's, and back.
 #pragma once
 
 #include <napi.h>
@@ -7,17 +7,18 @@
 
 namespace kv::nixl {
 
-// A plain Error with `code` and `hint`; `@kv/nixl` makes a KvError of it.
+// An Error with `code` and `hint`, of which @kv/nixl makes a KvError.
 Napi::Error to_js(Napi::Env env, const Failure& failure);
 
 // `[kind, ticket, error or undefined, value, from]`.
 Napi::Value to_js(Napi::Env env, const Event& event);
 
+// A copy of the bytes.
 Napi::Uint8Array to_js(Napi::Env env, const Bytes& bytes);
 
-// Runs what a method does, and throws a Failure of it as a JavaScript error.
+// Runs the body of a method. Throws its Failure as a JavaScript error.
 template <typename Work>
-Napi::Value guarded(Napi::Env env, Work work) {
+Napi::Value with_js_errors(Napi::Env env, Work work) {
   try {
     return work();
   } catch (const Failure& failure) {
@@ -29,9 +30,11 @@ Napi::Value guarded(Napi::Env env, Work work) {
   }
 }
 
-// Typed arrays of plain memory; a shared buffer may change under its reader and is refused. Throw Failure.
-Napi::Float64Array float64_array(Napi::Value value, const char* code, const char* what);
-Napi::Int32Array int32_array(Napi::Value value, const char* code, const char* what);
-Bytes bytes_of(Napi::Value value, const char* code, const char* what);
+// Typed arrays. They throw a Failure with `code` for another type and for shared memory, which could change while it is read. `name` names the
+// argument in the message.
+Napi::Float64Array float64_array(Napi::Value value, const char* code, const char* name);
+Napi::Int32Array int32_array(Napi::Value value, const char* code, const char* name);
+// A copy of a Uint8Array.
+Bytes bytes_of(Napi::Value value, const char* code, const char* name);
 
 }  // namespace kv::nixl

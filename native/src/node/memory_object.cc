@@ -27,13 +27,13 @@ Napi::Function MemoryObject::define(Napi::Env env) {
 MemoryObject::MemoryObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<MemoryObject>(info) {
   const Napi::Env env = info.Env();
   napi_type_tag_object(env, info.This(), &kMemoryTag);
-  guarded(env, [&] {
+  with_js_errors(env, [&] {
     const double length = info[0].IsNumber() ? info[0].As<Napi::Number>().DoubleValue() : 0;
     if (!(length >= 1 && length < kExact) || length != static_cast<double>(static_cast<uint64_t>(length))) {
       throw Failure("KV_MEMORY_INVALID", "cannot allocate " + std::to_string(length) + " bytes: not a positive integer");
     }
     mapping_ = Mapping::create(static_cast<size_t>(length));
-    // The buffer holds the mapping too, so bytes that are still reachable are never unmapped.
+    // The buffer holds the mapping as well, so that memory which JavaScript can still reach is never unmapped.
     auto* held = new std::shared_ptr<Mapping>(mapping_);
     const auto buffer = Napi::ArrayBuffer::New(
         env, mapping_->data(), mapping_->length(),
@@ -58,18 +58,18 @@ std::shared_ptr<Mapping> MemoryObject::open_mapping() const {
 }
 
 Napi::Value MemoryObject::address(const Napi::CallbackInfo& info) {
-  return guarded(info.Env(), [&] { return Napi::Number::New(info.Env(), static_cast<double>(open_mapping()->address())); });
+  return with_js_errors(info.Env(), [&] { return Napi::Number::New(info.Env(), static_cast<double>(open_mapping()->address())); });
 }
 
 Napi::Value MemoryObject::buffer(const Napi::CallbackInfo& info) {
-  return guarded(info.Env(), [&]() -> Napi::Value {
+  return with_js_errors(info.Env(), [&]() -> Napi::Value {
     open_mapping();
     return buffer_.Value();
   });
 }
 
 Napi::Value MemoryObject::gather(const Napi::CallbackInfo& info) {
-  return guarded(info.Env(), [&]() -> Napi::Value {
+  return with_js_errors(info.Env(), [&]() -> Napi::Value {
     const auto pin = std::make_shared<Pin>(open_mapping());
     const auto numbers = float64_array(info[0], "KV_MEMORY_INVALID", "runs");
     uint64_t total = 0;
@@ -80,7 +80,7 @@ Napi::Value MemoryObject::gather(const Napi::CallbackInfo& info) {
 }
 
 Napi::Value MemoryObject::scatter(const Napi::CallbackInfo& info) {
-  return guarded(info.Env(), [&]() -> Napi::Value {
+  return with_js_errors(info.Env(), [&]() -> Napi::Value {
     const auto pin = std::make_shared<Pin>(open_mapping());
     const auto numbers = float64_array(info[0], "KV_MEMORY_INVALID", "runs");
     uint64_t total = 0;
@@ -88,7 +88,7 @@ Napi::Value MemoryObject::scatter(const Napi::CallbackInfo& info) {
     if (!info[1].IsArrayBuffer()) throw Failure("KV_MEMORY_INVALID", "the source of scatter is not an ArrayBuffer");
     auto source = info[1].As<Napi::ArrayBuffer>();
     if (source.ByteLength() != total) {
-      throw Failure("KV_MEMORY_INVALID", "runs of " + std::to_string(total) + " bytes, and a source of " +
+      throw Failure("KV_MEMORY_INVALID", "the runs have " + std::to_string(total) + " bytes, and the source has " +
                                              std::to_string(source.ByteLength()));
     }
     return BulkCopy::queue(BulkCopy::Direction::scatter, pin, std::move(runs), source);
@@ -96,18 +96,18 @@ Napi::Value MemoryObject::scatter(const Napi::CallbackInfo& info) {
 }
 
 void MemoryObject::close(const Napi::CallbackInfo& info) {
-  guarded(info.Env(), [&]() -> Napi::Value {
+  with_js_errors(info.Env(), [&]() -> Napi::Value {
     if (mapping_ == nullptr) return info.Env().Undefined();
     if (const uint32_t pins = mapping_->pins; pins > 0) {
       throw Failure("KV_MEMORY_IN_USE", "memory of " + std::to_string(mapping_->length()) + " bytes has " +
-                                            std::to_string(pins) + " registrations or copies under way",
+                                            std::to_string(pins) + " registrations or copies in progress",
                     "close the registrations and await the copies first");
     }
-    // A buffer that cannot be detached keeps the mapping until it is collected; its pages go back now, and views read zeros.
+    // A buffer that must not be detached keeps the mapping until it is collected. Its pages are freed now, and views read zeros.
     const bool detach = !info[0].IsBoolean() || info[0].As<Napi::Boolean>().Value();
     Napi::ArrayBuffer buffer = buffer_.Value();
     if (!detach) {
-      mapping_->give_pages_back();
+      mapping_->release_pages();
     } else if (!buffer.IsDetached()) {
       buffer.Detach();
     }

@@ -17,10 +17,10 @@ constexpr std::string_view kMagic = "nixlSerDes|";
 constexpr size_t kMaxBytes = 64u << 20;
 constexpr uint64_t kMaxBackends = 64;
 constexpr int kMemoryTypes = 5;  // DRAM, VRAM, BLOCK, OBJECT, FILE
-// Address, length and device of a descriptor; a backend's own data follows.
+// Address, length and device of a descriptor. A backend's own data follows them.
 constexpr size_t kDescriptorBytes = 24;
 
-// Entries are a tag, the length of the value as 8 bytes, the value, and a bar.
+// Reads entries: a tag, the length of the value as 8 bytes, the value, and a bar.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}
@@ -53,8 +53,8 @@ class Reader {
 
   [[noreturn]] void fail(const std::string& why) const {
     throw Failure("KV_AGENT_METADATA_INVALID",
-                  std::to_string(bytes_.size()) + " bytes are no NIXL agent metadata: at byte " + std::to_string(at_) + " " + why,
-                  "they must come whole and unchanged from the peer's localMetadata()");
+                  std::to_string(bytes_.size()) + " bytes are not NIXL agent metadata: at byte " + std::to_string(at_) + " " + why,
+                  "pass the peer's localMetadata() whole and unchanged");
   }
 
  private:
@@ -62,13 +62,13 @@ class Reader {
   size_t at_ = 0;
 };
 
-// What UCX packs of registered memory for who reads or writes it: a map of memory domains (8 bytes), the type of the memory (1), for each domain
-// of the map a length (1) and as many bytes; then, from UCX 1.20 on, its device (1) and, unless that is 0xff, how far it is from others (3 each)
-// up to 0xff. UCX takes the type for an index and looks for that end without a look at what it has: of a key that is damaged it dies
-// in one process and not in another.
+// Reads the key that UCX packs for registered memory: a bitmap of memory domains (8 bytes), the memory type (1), and for each domain in the
+// bitmap a length (1) and as many bytes. UCX 1.20 and later add a device (1) and, unless that is 0xff, distances to others (3 bytes each) up to
+// an 0xff. UCX uses the type as an index and searches the end without a bound, so a damaged key may or may not end the process.
 void read_ucx_key(const Reader& reader, std::string_view key) {
   constexpr size_t kHeadBytes = 9;
-  constexpr uint8_t kMemoryTypes = 9;  // of UCX 1.19 to 1.21; a tenth that one of them has is of memory that NIXL has not
+  // In UCX 1.19 to 1.21. One of them has a tenth type, which NIXL does not use.
+  constexpr uint8_t kMemoryTypes = 9;
   constexpr uint8_t kUnknownDevice = 0xff;
   constexpr size_t kDistanceBytes = 3;
   const auto at = [&key](size_t index) { return static_cast<uint8_t>(key[index]); };
@@ -122,7 +122,7 @@ AgentMetadata read_metadata(const Bytes& bytes) {
   const std::string_view view(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   Reader reader(view);
   if (view.size() > kMaxBytes) reader.fail("there are more than " + std::to_string(kMaxBytes) + " bytes");
-  if (!view.starts_with(kMagic)) reader.fail("the mark of NIXL is missing");
+  if (!view.starts_with(kMagic)) reader.fail("NIXL's magic is missing");
   reader.skip(kMagic.size());
   AgentMetadata metadata;
   metadata.agent = reader.entry("Agent");
@@ -136,7 +136,7 @@ AgentMetadata read_metadata(const Bytes& bytes) {
     const std::string backend(reader.entry("t"));
     metadata.connections[backend] = reader.entry("c");
   }
-  if (reader.entry("") != "MemSection") reader.fail("the section of memory is missing");
+  if (reader.entry("") != "MemSection") reader.fail("the memory section is missing");
   const auto sections = reader.number<uint64_t>("nixlSecElms");
   for (uint64_t index = 0; index < sections; ++index) {
     const std::string_view backend = reader.entry("bknd");

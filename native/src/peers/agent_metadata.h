@@ -1,6 +1,3 @@
-// A look at a peer's metadata before NIXL loads it. NIXL's loader trusts the bytes: a wrong memory type takes the process
-// down, in a section's list or in a key of UCX. What lies inside a backend's connection data cannot be seen from here; that is what
-// authentication is for.
 #pragma once
 
 #include <map>
@@ -11,15 +8,20 @@
 
 namespace kv::nixl {
 
+// What the addon reads of an agent's metadata.
 struct AgentMetadata {
+  // The agent's name.
   std::string agent;
-  std::map<std::string, std::string> connections;  // by backend
+  // Connection data by backend.
+  std::map<std::string, std::string> connections;
 };
 
-// What an agent tells its peers of itself, as NIXL writes it.
+// The metadata of this agent, as NIXL writes it for its peers. Throws KV_AGENT_INVALID.
 Bytes local_metadata(const capi::Functions& nixl, capi::Agent agent);
 
-// Reads NIXL's framing from end to end. Throws Failure KV_AGENT_METADATA_INVALID saying where it stops making sense.
+// Checks a peer's metadata before NIXL loads it: NIXL's loader trusts the bytes, and a wrong memory type, in a section's list or in a key of
+// UCX, ends the process. Reads NIXL's framing from end to end. Cannot check a backend's connection data, so authenticate peers as well.
+// Throws KV_AGENT_METADATA_INVALID, naming the byte at which it stops making sense.
 AgentMetadata read_metadata(const Bytes& bytes);
 
 }  // namespace kv::nixl

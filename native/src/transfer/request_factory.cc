@@ -6,70 +6,65 @@ namespace kv::nixl {
 
 namespace {
 
-// Descriptors of a list that NIXL is told one by one, 30 ms and 80 MB for the most, where requests want it: more than that is read off the rows.
-constexpr uint32_t kMostIndexed = 1'048'576;
+// Descriptors of a list that are prepared one by one for requests by index: 30 ms and 80 MB at most. Larger lists only have requests by extent.
+constexpr uint32_t kMaxIndexed = 1'048'576;
 
 }  // namespace
 
-capi::PreparedDlist RequestFactory::prepare(const PreparedList& list, AddRows add, capi::Status& status) {
-  const auto descriptors = Handle<capi::XferDlist>::make("KV_LIST_INVALID", "no descriptor list", nixl_.destroy_xfer_dlist,
+PreparedHandle RequestFactory::prepare(const PreparedList& list, AddRows add, capi::Status& status) {
+  const auto descriptors = Handle<capi::XferDlist>::make("KV_LIST_INVALID", "NIXL could not create a descriptor list", nixl_.destroy_xfer_dlist,
                                                          nixl_.create_xfer_dlist, list.type);
-  add(nixl_, descriptors.get(), list.shape.rows());
+  add(nixl_, descriptors.get(), list.layout.rows());
   capi::PreparedDlist made = nullptr;
   status = nixl_.prep_xfer_dlist(agent_, list.remote ? list.remote->c_str() : capi::kSelf, descriptors.get(), &made, nullptr);
-  return status == capi::kSuccess ? made : nullptr;
+  return PreparedHandle(nixl_, agent_, status == capi::kSuccess ? made : nullptr);
 }
 
-// By index NIXL takes 1.4 ns for each descriptor and 33 for each that is left after merging; by extent 48 for each of those, and no list.
-capi::Request RequestFactory::make(capi::Operation operation, PreparedList& local, PreparedList& remote, Slice& slice, capi::Status& status) {
-  if (slice.local_ids != nullptr) {
-    return of_ids(operation, local, slice.local_ids, remote, slice.remote_ids, slice.descriptors, status);
-  }
-  const bool scattered = slice.descriptors < kMergedEnough * slice.extents.size();
-  if (scattered && !slice.cut && indexed(local, remote)) {
-    const auto request = by_index(operation, local, remote, slice, status);
-    if (request != nullptr) return request;
-  }
-  return of_extents(operation, local, remote, slice, status);
-}
-
-capi::Request RequestFactory::by_index(capi::Operation operation, const PreparedList& local, const PreparedList& remote, Slice& slice,
-                                 capi::Status& status) {
-  IndexBuffer& ids = slice.written;
-  ids.clear();
-  for (const Run& run : slice.runs) ids.add(run);
-  return of_ids(operation, local, ids.local(), remote, ids.remote(), ids.count(), status);
-}
-
-bool RequestFactory::indexed(PreparedList& local, PreparedList& remote) {
+bool RequestFactory::prepare_indices(PreparedList& local, PreparedList& remote) {
   for (PreparedList* list : {&local, &remote}) {
-    if (list->indexed != nullptr) continue;
+    if (list->indexed) continue;
     capi::Status status = capi::kSuccess;
-    if (list->shape.count() <= kMostIndexed) list->indexed = prepare(*list, expand, status);
-    if (list->indexed == nullptr) return false;
+    if (list->layout.count() <= kMaxIndexed) list->indexed = prepare(*list, add_each_descriptor, status);
+    if (!list->indexed) return false;
   }
   return true;
 }
 
-capi::Request RequestFactory::of_ids(capi::Operation operation, const PreparedList& local, const int32_t* local_ids, const PreparedList& remote,
-                               const int32_t* remote_ids, size_t count, capi::Status& status) {
+// NIXL takes 1.4 ns per index and 33 ns per descriptor that is left after merging. Per extent it takes 48 ns, and needs no prepared lists.
+capi::Request RequestFactory::make(capi::Operation operation, PreparedList& local, PreparedList& remote, Slice& slice, capi::Status& status) {
+  if (slice.local_ids != nullptr) {
+    return make_by_index(operation, local, slice.local_ids, remote, slice.remote_ids, slice.descriptors, status);
+  }
+  const bool scattered = slice.descriptors < kMinDescriptorsPerExtent * slice.extents.size();
+  if (scattered && !slice.splits_descriptor && prepare_indices(local, remote)) {
+    IndexBuffer& indices = slice.indices;
+    indices.clear();
+    for (const Run& run : slice.runs) indices.add(run);
+    const auto request = make_by_index(operation, local, indices.local(), remote, indices.remote(), indices.count(), status);
+    if (request != nullptr) return request;
+  }
+  return make_by_extent(operation, local, remote, slice, status);
+}
+
+capi::Request RequestFactory::make_by_index(capi::Operation operation, const PreparedList& local, const int32_t* local_ids,
+                                            const PreparedList& remote, const int32_t* remote_ids, size_t count, capi::Status& status) {
   capi::Request request = nullptr;
-  status = nixl_.make_xfer_req(agent_, operation, local.indexed, local_ids, count, remote.indexed, remote_ids, count, &request,
+  status = nixl_.make_xfer_req(agent_, operation, local.indexed.get(), local_ids, count, remote.indexed.get(), remote_ids, count, &request,
                                nullptr);
   return status == capi::kSuccess ? request : nullptr;
 }
 
-capi::Request RequestFactory::of_extents(capi::Operation operation, PreparedList& local, PreparedList& remote, const Slice& slice,
-                                   capi::Status& status) {
-  const auto emptied = [&](auto& lists, capi::MemoryType type) {
+capi::Request RequestFactory::make_by_extent(capi::Operation operation, const PreparedList& local, const PreparedList& remote,
+                                             const Slice& slice, capi::Status& status) {
+  const auto empty_list = [&](auto& lists, capi::MemoryType type) {
     auto& list = lists[type];
     if (list) nixl_.xfer_dlist_clear(list.get());
-    else list = Handle<capi::XferDlist>::make("KV_INTERNAL", "no descriptor list", nixl_.destroy_xfer_dlist,
+    else list = Handle<capi::XferDlist>::make("KV_INTERNAL", "NIXL could not create a descriptor list", nixl_.destroy_xfer_dlist,
                                               nixl_.create_xfer_dlist, type);
     return list.get();
   };
-  const capi::XferDlist here = emptied(local_extents_, local.type);
-  const capi::XferDlist there = emptied(remote_extents_, remote.type);
+  const capi::XferDlist here = empty_list(local_extents_, local.type);
+  const capi::XferDlist there = empty_list(remote_extents_, remote.type);
   for (const Extent& extent : slice.extents) {
     nixl_.xfer_dlist_add_desc(here, extent.local, extent.length, extent.local_device);
     nixl_.xfer_dlist_add_desc(there, extent.remote, extent.length, extent.remote_device);

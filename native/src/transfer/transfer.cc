@@ -1,270 +1,194 @@
 #include "transfer/transfer.h"
 
-#include <algorithm>
-#include <string>
 #include <utility>
+
+#include "agent/nixl_agent.h"
+#include "node/js_event_queue.h"
 
 namespace kv::nixl {
 
 namespace {
 
-// Slices under way at once where the post only starts the copy.
-constexpr size_t kWindow = 32;
-// From so many bytes on a post tells whether it copies: fewer may go at once either way.
-constexpr uint64_t kTelling = 1 << 20;
-// A post that takes longer copies, whatever it answers.
-constexpr auto kLongPost = std::chrono::milliseconds(50);
-
-double milliseconds(std::chrono::steady_clock::duration duration) {
-  return std::chrono::duration<double, std::milli>(duration).count();
-}
+// Slices of one transfer that are in flight at once, where posting only starts the copy.
+constexpr size_t kMaxInFlight = 32;
 
 }  // namespace
 
-Transfer::Transfer(uint64_t ticket, TransferRequest request, SharedVerdict verdict)
-    : ticket_(ticket),
-      request_(std::make_unique<const TransferRequest>(std::move(request))),
-      slicer_(std::make_unique<Slicer>(request_->pairs, *request_->local, *request_->remote)),
-      verdict_(std::move(verdict)) {
-  ++request_->local->transfers;
-  ++request_->remote->transfers;
+Transfer::Transfer(NixlAgent& agent, JsEventQueue& events, std::shared_ptr<TransferRequest> request)
+    : agent_(agent),
+      events_(events),
+      request_(std::move(request)),
+      poster_(agent, *request_),
+      requests_(agent.nixl(), agent.handle()),
+      failure_(agent.safeguards(), request_->peer()) {}
+
+bool Transfer::wants_to_post() const {
+  return state_ == State::posting && !outcome_closed_ && !poster_.done() && requests_.in_flight_count() < kMaxInFlight;
 }
 
-bool Transfer::wants_to_post() const { return !over_ && !doubt_.any() && !slicer_->ended() && posted_.size() < kWindow; }
-
-bool Transfer::advance(NixlAgent& state, const Send& send, bool may_post) {
-  if (!over_ && state.peers().known_lost(*request_->remote->remote)) fail(state, send, lost());
-  const size_t before = posted_.size() + spent_.size();
-  check_posted(state, send);
-  release_spent(state);
-  bool moved = posted_.size() + spent_.size() != before;
-  if (!over_ && verdict_->load() == Verdict::given_up) {
-    over_ = true;
-    state.count_failed();
-  }
-  if (doubt_.any() && posted_.empty()) settle(state, send);
+bool Transfer::advance(bool may_post) {
+  if (!outcome_closed_ && agent_.safeguards().known_dead(request_->peer())) fail(peer_gone());
+  bool changed = poll_requests();
+  notice_abort();
+  if (state_ == State::resolving_failure && requests_.in_flight_count() == 0) resolve_failure();
   if (may_post && wants_to_post()) {
-    post_next(state, send);
-    moved = true;
+    post_slice();
+    changed = true;
   }
-  if (!in_flight() && !probed_ && begun_ && request_->remote->probe != nullptr && request_->operation == capi::Operation::write &&
-      (over_ || slicer_->ended())) {
-    post_probe(state, send);
-    moved = true;
+  // A copy may be complete when its last post returns, so the transfer goes on at once.
+  if (state_ == State::posting && (outcome_closed_ || poster_.done())) state_ = State::draining;
+  if (state_ == State::draining && idle() && must_confirm_landing()) {
+    state_ = State::confirming_landing;
+    post_landing_probe();
+    changed = true;
   }
-  if (in_flight() || !(over_ || slicer_->ended())) return moved;
-  // Counted before it is told, so that whoever hears of it finds the counters right.
-  state.count_released();
-  const bool succeeded = !over_ && complete(state, send);
-  if (!succeeded) send({.kind = Event::Kind::released, .ticket = ticket_, .failure = {}, .value = {}, .from = {}});
-  finished_ = true;
+  if (state_ == State::posting || !idle()) return changed;
+  finish();
   return true;
 }
 
-void Transfer::post_next(NixlAgent& state, const Send& send) {
-  const auto& nixl = state.nixl();
-  const auto taken = Clock::now();
+bool Transfer::poll_requests() {
+  const size_t before = requests_.count();
+  requests_.poll([this] { return agent_.safeguards().quarantine_over(request_->peer()); },
+                 [this](capi::Request request, capi::Status status) { request_ended(request, status, " failed on the way: "); });
+  requests_.release_ended();
+  return requests_.count() != before;
+}
+
+void Transfer::notice_abort() {
+  if (outcome_closed_ || !request_->outcome.aborted()) return;
+  outcome_closed_ = true;
+  ++agent_.counters().transfers_failed;
+}
+
+void Transfer::post_slice() {
   try {
-    if (request_->remote->lost) {
-      throw Failure("KV_TRANSFER_FAILED", subject() + " cannot go on: new metadata of that agent was refused, and NIXL dropped the old",
+    if (request_->remote->dropped) {
+      throw Failure("KV_TRANSFER_FAILED",
+                    request_->describe() + " cannot continue: NIXL refused new metadata of that agent and dropped what it knew of it",
                     "add the peer and prepare its lists again");
     }
-    if (state.peers().lost(*request_->remote->remote)) throw lost();
-    RequestFactory& requests = state.requests();
-    Slice& slice = requests.slice();
-    const bool first = !begun_;
-    // An object is replaced by each WRITE to it, so its bytes go in one; a post to a store only starts them.
-    if (first) {
-      const bool object = request_->remote->type == capi::MemoryType::object;
-      slicer_->posts_copy(!object && state.peers().posts_copy(*request_->remote->remote));
-    }
-    if (first && slicer_->can_go_by_index() && requests.indexed(*request_->local, *request_->remote)) slicer_->go_by_index();
-    slicer_->next(slice);
-    capi::Status made = capi::kSuccess;
-    const capi::Request request = requests.make(request_->operation, *request_->local, *request_->remote, slice, made);
-    if (request == nullptr) throw Failure("KV_TRANSFER_FAILED", subject() + " was refused: " + describe(made));
-    merged_ += slice.merged;
-    // Where errors come to anybody, a rider that was refused may have gone.
-    if (first) rides_ = request_->notification && !request_->revocable && slicer_->ended() && state.probes() == nullptr;
-    begun_ = true;
-    spent_.push_back(request);
-    Handle<capi::OptArgs> options;
-    if (rides_) {
-      options = Handle<capi::OptArgs>::make("KV_INTERNAL", "no options", nixl.destroy_opt_args, nixl.create_opt_args);
-      const Bytes& payload = *request_->notification;
-      const void* data = payload.empty() ? static_cast<const void*>("") : payload.data();
-      if (nixl.opt_args_set_notif_msg(options.get(), data, payload.size()) != capi::kSuccess ||
-          nixl.opt_args_set_has_notif(options.get(), true) != capi::kSuccess) {
-        throw Failure("KV_NOTIFICATION_FAILED", "NIXL refused a notification of " + std::to_string(payload.size()) + " bytes");
-      }
-    }
-    const auto start = Clock::now();
-    preparing_ += start - (started_ ? taken : request_->asked);
-    if (!started_) {
-      started_ = start;
-      making_ = start - taken;
-    }
-    const capi::Status posted = nixl.post_xfer_req(state.agent(), request, options.get());
-    const auto took = Clock::now() - start;
-    posting_ += took;
-    if (first && posted >= capi::kSuccess && request_->pairs.bytes() >= kTelling) {
-      state.peers().posted(*request_->remote->remote, posted == capi::kSuccess || took > kLongPost);
-    }
-    if (posted == capi::kInProgress) {
-      spent_.pop_back();
-      posted_.push_back(request);
-    } else if (posted != capi::kSuccess) {
-      spent_.pop_back();
-      refused(state, send, request,
-              Failure("KV_TRANSFER_FAILED", subject() + " failed: " + describe(posted),
-                      "the peer may have ended; NIXL's own log on stderr says more"));
-    }
+    if (agent_.safeguards().is_dead(request_->peer())) throw peer_gone();
+    const auto [request, status] = poster_.post_next();
+    if (status == capi::kInProgress) requests_.add_in_flight(request);
+    else request_ended(request, status, " failed: ");
   } catch (const Failure& failure) {
-    fail(state, send, failure);
+    fail(failure);
   }
-  // At once: NIXL makes the next request in the memory that this one gives back, which is a fifth faster.
-  release_spent(state);
+  // At once: NIXL makes the next request a fifth faster in the memory that this one returns.
+  requests_.release_ended();
 }
 
-// Also of a transfer that was given up: until its bytes have landed, the peer may not give its memory to anybody else.
-void Transfer::post_probe(NixlAgent& state, const Send& send) {
-  probed_ = true;
-  if (request_->remote->lost || state.peers().lost(*request_->remote->remote)) {
-    fail(state, send, lost());
+// Until a WRITE has landed the peer must not reuse its memory, also if the caller has aborted.
+bool Transfer::must_confirm_landing() const {
+  return poster_.begun() && request_->remote->probe && request_->operation == capi::Operation::write;
+}
+
+void Transfer::post_landing_probe() {
+  if (request_->remote->dropped || agent_.safeguards().is_dead(request_->peer())) return fail(peer_gone());
+  const capi::Request request = agent_.safeguards().landing_probe()->make(*request_->remote);
+  const capi::Status status =
+      request == nullptr ? capi::kBackendError : agent_.nixl().post_xfer_req(agent_.handle(), request, nullptr);
+  if (status == capi::kInProgress) return requests_.add_in_flight(request);
+  request_ended(request, status, " was posted, but whether it landed is unknown: ");
+  requests_.release_ended();
+}
+
+// Takes over a request that has ended; null if it could not be made. `problem` joins the transfer and the status in an error message.
+void Transfer::request_ended(capi::Request request, capi::Status status, const char* problem) {
+  if (status == capi::kSuccess) {
+    failure_.request_succeeded();
+    return requests_.add_ended(request);
+  }
+  Failure failure("KV_TRANSFER_FAILED", request_->describe() + problem + describe(status),
+                  "the peer may have ended; NIXL's own log on stderr says more");
+  if (failure_.record(request, failure)) {
+    state_ = State::resolving_failure;
     return;
   }
-  const capi::Request request = state.probes()->make(*request_->remote);
-  const capi::Status posted =
-      request == nullptr ? capi::kBackendError : state.nixl().post_xfer_req(state.agent(), request, nullptr);
-  if (posted == capi::kInProgress) {
-    posted_.push_back(request);
-    return;
-  }
-  if (posted == capi::kSuccess) {
-    doubt_.landed();
-    spent_.push_back(request);
-  } else {
-    refused(state, send, request,
-            Failure("KV_TRANSFER_FAILED", subject() + " was posted, and whether it landed is not known: " + describe(posted)));
-  }
-  release_spent(state);
+  const bool resolving = state_ == State::resolving_failure;
+  const bool was_probe = state_ == State::confirming_landing || (resolving && failure_.probing());
+  if (request != nullptr) requests_.add_ended(request);
+  release_kept_requests();
+  fail(std::move(failure));
+  if (was_probe) state_ = State::releasing;
+  else if (resolving) state_ = State::draining;
 }
 
-void Transfer::refused(NixlAgent& state, const Send& send, capi::Request request, Failure failure) {
-  if (doubt_.keep(state.peers(), *request_->remote->remote, request, failure)) return;
-  if (request != nullptr) spent_.push_back(request);
-  for (const capi::Request kept : doubt_.clear()) spent_.push_back(kept);
-  fail(state, send, std::move(failure));
-}
-
-void Transfer::settle(NixlAgent& state, const Send& send) {
+void Transfer::resolve_failure() {
   using Step = AmbiguousFailure::Step;
-  const Step step = doubt_.next(state.peers(), *request_->remote->remote, over_);
+  const Step step = failure_.next_step(outcome_closed_);
   if (step == Step::wait) return;
-  if (step == Step::probe && !request_->remote->lost) {
-    doubt_.probing();
-    post_probe(state, send);
-    return;
+  if (step == Step::probe && !request_->remote->dropped) {
+    failure_.probe_posted();
+    return post_landing_probe();
   }
-  if (step != Step::again) fail(state, send, doubt_.failure());
-  for (const capi::Request request : doubt_.clear()) spent_.push_back(request);
-  release_spent(state);
-  slicer_ = std::make_unique<Slicer>(request_->pairs, *request_->local, *request_->remote);
-  begun_ = false;
-  merged_ = 0;
-  // What was given up has landed, or will not.
-  probed_ = over_;
+  if (step != Step::restart) fail(failure_.failure());
+  release_kept_requests();
+  requests_.release_ended();
+  if (step == Step::restart) poster_.restart();
+  state_ = step == Step::restart ? State::posting : State::releasing;
 }
 
-void Transfer::check_posted(NixlAgent& state, const Send& send) {
-  for (size_t index = 0; index < posted_.size();) {
-    const capi::Status status = state.nixl().get_xfer_status(state.agent(), posted_[index]);
-    if (status == capi::kInProgress && !state.peers().quiet(*request_->remote->remote)) {
-      ++index;
-      continue;
-    }
-    const capi::Request request = posted_[index];
-    posted_.erase(posted_.begin() + static_cast<std::ptrdiff_t>(index));
-    if (status == capi::kSuccess) {
-      doubt_.landed();
-      spent_.push_back(request);
-    } else {
-      refused(state, send, request,
-              Failure("KV_TRANSFER_FAILED", subject() + " failed on the way: " + describe(status),
-                      "the peer may have ended; NIXL's own log on stderr says more"));
-    }
-  }
+void Transfer::release_kept_requests() {
+  for (const capi::Request request : failure_.clear()) requests_.add_ended(request);
 }
 
-bool Transfer::release(NixlAgent& state, capi::Request request) {
-  if (state.nixl().release_xfer_req(state.agent(), request) != capi::kSuccess) return false;
-  state.nixl().destroy_xfer_req(request);
+void Transfer::finish() {
+  state_ = State::finished;
+  // Counters change before JavaScript hears of the outcome, so that it finds them right.
+  --agent_.counters().transfers_in_flight;
+  const bool succeeded = !outcome_closed_ && report_success();
+  if (!succeeded) events_.send(Event::released(ticket()));
+}
+
+// Sends the notification and reports the outcome. Returns false where that is a failure, or where the caller has aborted meanwhile.
+bool Transfer::report_success() {
+  outcome_closed_ = true;
+  // From here on it is too late to abort, so the notification may leave.
+  if (!request_->outcome.try_settle()) {
+    ++agent_.counters().transfers_failed;
+    return false;
+  }
+  agent_.peers().mark_connected(request_->peer());
+  try {
+    if (poster_.sends_notification()) ++agent_.counters().notifications_sent;
+    else if (request_->notification) agent_.peers().notify(request_->peer(), *request_->notification);
+  } catch (const Failure& failure) {
+    ++agent_.counters().transfers_failed;
+    events_.send(Event::failed(Event::Kind::done, ticket(), failure));
+    return false;
+  }
+  ++agent_.counters().transfers_done;
+  agent_.counters().bytes_transferred += request_->selection.bytes();
+  events_.send(Event::done(ticket(), poster_.outcome()));
   return true;
 }
 
-bool Transfer::release_spent(NixlAgent& state) {
-  // One that NIXL still holds is tried again at the next turn.
-  std::erase_if(spent_, [&](capi::Request request) { return release(state, request); });
-  return spent_.empty();
+void Transfer::fail(Failure failure) {
+  if (close_as_failed()) events_.send(Event::failed(Event::Kind::done, ticket(), std::move(failure)));
 }
 
-bool Transfer::decide() {
-  Verdict expected = Verdict::open;
-  over_ = true;
-  return verdict_->compare_exchange_strong(expected, Verdict::decided);
+// Returns whether the failure is still to be reported: not if the caller has aborted.
+bool Transfer::close_as_failed() {
+  if (outcome_closed_) return false;
+  outcome_closed_ = true;
+  ++agent_.counters().transfers_failed;
+  return request_->outcome.try_settle();
 }
 
-bool Transfer::complete(NixlAgent& state, const Send& send) {
-  // From here on its caller is too late to give up, and the notification may go.
-  if (!decide()) {
-    state.count_failed();
-    return false;
-  }
-  Event event{.kind = Event::Kind::done, .ticket = ticket_, .failure = {}, .value = {}, .from = {}};
-  state.peers().met(*request_->remote->remote);
-  try {
-    if (rides_) {
-      state.count_rider();
-    } else if (request_->notification) {
-      state.peers().notify(*request_->remote->remote, *request_->notification);
-    }
-    state.count_done(request_->pairs.bytes());
-    event.value = TransferOutcome{static_cast<double>(request_->pairs.bytes()), static_cast<double>(request_->pairs.count()),
-                                  static_cast<double>(merged_),                 milliseconds(preparing_),
-                                  milliseconds(making_),                        milliseconds(posting_),
-                                  milliseconds(Clock::now() - *started_)};
-  } catch (const Failure& failure) {
-    state.count_failed();
-    event.failure = failure;
-  }
-  const bool succeeded = !event.failure;
-  send(std::move(event));
-  return succeeded;
+void Transfer::abandon() { close_as_failed(); }
+
+void Transfer::cancel(Failure failure) {
+  fail(std::move(failure));
+  requests_.cancel_in_flight();
+  release_kept_requests();
+  requests_.release_ended();
 }
 
-void Transfer::fail(NixlAgent& state, const Send& send, Failure failure) {
-  if (over_) return;
-  state.count_failed();
-  if (!decide()) return;
-  send({.kind = Event::Kind::done, .ticket = ticket_, .failure = std::move(failure), .value = {}, .from = {}});
-}
-
-void Transfer::cancel(NixlAgent& state, const Send& send, Failure failure) {
-  fail(state, send, std::move(failure));
-  for (const capi::Request request : std::exchange(posted_, {})) spent_.push_back(request);
-  for (const capi::Request request : doubt_.clear()) spent_.push_back(request);
-  release_spent(state);
-}
-
-Failure Transfer::lost() const {
-  return Failure("KV_TRANSFER_FAILED", subject() + " failed: the peer's process is gone",
+Failure Transfer::peer_gone() const {
+  return Failure("KV_TRANSFER_FAILED", request_->describe() + " failed: the peer's process is gone",
                  "if it was restarted, add it again with its new metadata");
-}
-
-std::string Transfer::subject() const {
-  return std::string(request_->operation == capi::Operation::read ? "READ" : "WRITE") + " of " +
-         std::to_string(request_->pairs.count()) + " descriptors (" + std::to_string(request_->pairs.bytes()) + " bytes) " +
-         (request_->operation == capi::Operation::read ? "from" : "to") + " agent \"" + *request_->remote->remote + "\"";
 }
 
 }  // namespace kv::nixl

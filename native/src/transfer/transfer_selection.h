@@ -1,5 +1,3 @@
-// The descriptors that a transfer moves: pairs of indices into its two lists, one by one or in runs that go on together on both sides, and
-// that may come again at other places of the lists.
 #pragma once
 
 #include <cstddef>
@@ -10,53 +8,58 @@
 
 namespace kv::nixl {
 
-// Descriptors `local` to `local + count - 1`, pairwise with as many from `remote` on.
+// Descriptors `local` to `local + count - 1` of the local list, paired with as many from `remote` on of the remote list.
 struct Run {
   uint32_t local;
   uint32_t remote;
   uint32_t count;
 };
 
+// Numbers per run that JavaScript passes: local, remote, count.
 inline constexpr size_t kRunNumbers = 3;
+// Numbers per offset: for the local list, for the remote list.
 inline constexpr size_t kOffsetNumbers = 2;
 
+// The descriptors that a transfer moves: pairs of indices into its two lists. Given one by one (ids), or as runs that are all repeated at every
+// offset. Immutable once made.
 class TransferSelection {
  public:
   TransferSelection() = default;
-  // Copies and checks what a caller named. Throws Failure KV_TRANSFER_INVALID, naming the index and both lists.
+  // Copies and checks ids. Throws KV_TRANSFER_INVALID, naming the index and the list.
   static TransferSelection of_ids(const int32_t* local, size_t local_count, const int32_t* remote, size_t remote_count,
-                      const DescriptorLayout& local_shape, const DescriptorLayout& remote_shape);
-  // Runs, all of them once for each row of offsets.
-  static TransferSelection of_runs(std::vector<int32_t> runs, std::vector<int32_t> offsets, const DescriptorLayout& local_shape, const DescriptorLayout& remote_shape);
+                                  const DescriptorLayout& local_layout, const DescriptorLayout& remote_layout);
+  // Takes over and checks runs and offsets. Throws KV_TRANSFER_INVALID, naming the run and the list.
+  static TransferSelection of_runs(std::vector<int32_t> runs, std::vector<int32_t> offsets, const DescriptorLayout& local_layout,
+                                   const DescriptorLayout& remote_layout);
 
-  // Descriptors, and their bytes.
+  // Pairs of descriptors.
   uint64_t count() const { return count_; }
+  // Bytes of all pairs.
   uint64_t bytes() const { return bytes_; }
-  // Index by index, where they came so; empty where they came as runs.
+  // The local and remote ids; empty if runs were given.
   const std::vector<int32_t>& local_ids() const { return local_; }
   const std::vector<int32_t>& remote_ids() const { return remote_; }
-  // Where they came as runs: how many, each counted once for each of its offsets.
+  // Runs, each counted once per offset; 0 if ids were given.
   uint64_t run_count() const { return runs_.size() / kRunNumbers * (offsets_.size() / kOffsetNumbers); }
 
-  // Goes through them from the first to the last, a run at a time.
-  class Reader {
+  // Reads a selection from beginning to end, run by run.
+  class Cursor {
    public:
-    explicit Reader(const TransferSelection& pairs) : pairs_(&pairs) {}
-    // The next run; false at the end. Of ids that follow one another it makes one.
+    explicit Cursor(const TransferSelection& selection) : selection_(&selection) {}
+    // Sets the next run; returns false at the end. Consecutive ids are one run.
     bool next(Run& run);
 
    private:
-    const TransferSelection* pairs_;
+    const TransferSelection* selection_;
     size_t at_ = 0;
     size_t offset_ = 0;
   };
 
  private:
-  void weigh(const DescriptorLayout& local, const DescriptorLayout& remote);
-  // Throws for the first run that these offsets take out of its list.
-  void refuse_offset(int64_t here, int64_t there, const DescriptorLayout& local, const DescriptorLayout& remote) const;
+  void measure_bytes(const DescriptorLayout& local, const DescriptorLayout& remote);
+  void throw_out_of_range(int64_t local_offset, int64_t remote_offset, const DescriptorLayout& local, const DescriptorLayout& remote) const;
 
-  // Either both lists of ids, or rows of three numbers and rows of two.
+  // Either both lists of ids, or runs and offsets.
   std::vector<int32_t> local_;
   std::vector<int32_t> remote_;
   std::vector<int32_t> runs_;
