@@ -1,5 +1,5 @@
-// A stand-in for libnrt: the calls that @kv/neuron makes, on host memory, with the order of calls checked. A breach of it ends the
-// process with a message, so that a test sees it.
+// A fake libnrt for tests: the calls that @kv/neuron makes, on host memory. It aborts with a message when calls come in a wrong order.
+// KV_FAKE_NRT_FAIL names a call that fails.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -65,7 +65,7 @@ EXPORT int nrt_init(int framework, const char* framework_version, const char* fa
   require(!initialised, "nrt_init twice");
   if (framework != 1 || framework_version == nullptr || fal_version == nullptr) return kInvalid;
   if (fails("nrt_init")) return kFailure;
-  // As a runtime that does not get along with its driver may.
+  // A runtime that does not match its driver may crash or hang.
   if (fails("nrt_init crashes")) abort();
   while (fails("nrt_init hangs")) pause();
   initialised = true;
@@ -91,7 +91,7 @@ EXPORT int nrt_tensor_allocate(int placement, int core, size_t size, const char*
 
 EXPORT void nrt_tensor_free(Tensor** tensor) {
   const std::lock_guard<std::mutex> guard(mutex);
-  require(tensor != nullptr && tensors.erase(*tensor) == 1, "nrt_tensor_free of what is not allocated");
+  require(tensor != nullptr && tensors.erase(*tensor) == 1, "nrt_tensor_free of a tensor that is not allocated");
   free((*tensor)->data);
   delete *tensor;
   *tensor = nullptr;

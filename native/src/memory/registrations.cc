@@ -21,7 +21,8 @@ std::string describe(const MemoryRange& range) {
 const char* missing_backend_hint(capi::MemoryType type) {
   if (type == capi::MemoryType::file) return "create the agent with a storage backend for files, such as POSIX";
   if (type == capi::MemoryType::object) return "create the agent with a storage backend for objects, such as OBJ";
-  return "create the agent with a backend for device memory: UCX, or LIBFABRIC on a machine with a GPU; or stage blocks through host memory";
+  return "create the agent with a backend for device memory: UCX, or LIBFABRIC on a machine with a GPU; without one, blocks are staged through "
+         "host memory";
 }
 
 // The hint when a backend registers this type of memory, but refused.

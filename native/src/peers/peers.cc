@@ -41,7 +41,7 @@ std::optional<std::string> Peers::add(PendingPeer& pending) {
   if (pending.liveness && !pending.liveness->connected()) {
     if (pending.liveness->alive()) return std::nullopt;
     throw Failure("KV_AGENT_METADATA_INVALID",
-                  "no process answers at the address in the metadata of \"" + name + "\": it has ended, or its host cannot be reached",
+                  "nothing answers at the address in the metadata of \"" + name + "\": its process is gone, or its host cannot be reached",
                   "pass the metadata of the process that runs now");
   }
   const auto known = peers_.find(name);

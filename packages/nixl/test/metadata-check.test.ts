@@ -130,7 +130,7 @@ describe.skipIf(libfabricMissing)(`over LIBFABRIC (${libfabricMissing ?? "found"
       }),
     ).rejects.toMatchObject({
       code: "KV_AGENT_METADATA_INVALID",
-      message: expect.stringContaining("no process answers"),
+      message: expect.stringContaining("nothing answers"),
     });
     expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
     expect(refused).toBe(false);
