@@ -22,7 +22,7 @@ namespace kv::nixl {
 
 // The native thread of one agent. It alone calls NIXL. JavaScript gives it commands, each with a ticket, and receives events through a
 // JsEventQueue. Unless stated otherwise, public methods are for the JavaScript thread, return at once, and settle their ticket later.
-class AgentThread : public StoppableThread, public std::enable_shared_from_this<AgentThread> {
+class AgentThread : public StoppableThread {
  public:
   // Starts the thread, which creates the agent. The ticket is settled when the agent and its backends exist, or could not be created.
   static std::shared_ptr<AgentThread> start(AgentConfig config, std::shared_ptr<JsEventQueue> events, uint64_t ticket);

@@ -38,12 +38,13 @@ void LibfabricSafeguards::require_tcp_address(const std::string& peer, const Con
                 "pass the peer's localMetadata() whole, and use the same libfabric provider on both sides (FI_PROVIDER)");
 }
 
-std::unique_ptr<PeerLiveness> LibfabricSafeguards::start_watch(const std::string& peer, const Connections& connections, bool known) {
+std::unique_ptr<PeerLiveness> LibfabricSafeguards::start_watch(const std::string& peer, const Connections& connections,
+                                                                bool same_process) {
   const auto connection = connections.find(kBackend);
   if (!watch_peers_ || connection == connections.end()) return nullptr;
   // A known peer that was taken for dead and is added again is watched anew.
   PeerLiveness* present = find(peer);
-  if (known && present != nullptr && present->alive()) return nullptr;
+  if (same_process && present != nullptr && present->alive()) return nullptr;
   return PeerLiveness::connect_to(connection->second);
 }
 

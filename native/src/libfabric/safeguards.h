@@ -37,8 +37,8 @@ class LibfabricSafeguards {
   // the peer, and crash at the next metadata under its name.
   void require_tcp_address(const std::string& peer, const Connections& connections);
   // Starts to watch a peer that is being added. Null where no watch is needed: the backend reports deaths, or the same process is already watched
-  // and alive. `known`: the agent knows a peer of this name with the same connection data.
-  std::unique_ptr<PeerLiveness> start_watch(const std::string& peer, const Connections& connections, bool known);
+  // and alive. `same_process`: the agent knows a peer of this name with the same connection data.
+  std::unique_ptr<PeerLiveness> start_watch(const std::string& peer, const Connections& connections, bool same_process);
   // Keeps the watch of a peer that was added; null keeps the present one.
   void keep_watch(const std::string& peer, std::unique_ptr<PeerLiveness> liveness);
   // Ends the watch of a peer that is removed.

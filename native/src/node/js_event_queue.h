@@ -11,7 +11,7 @@
 namespace kv::nixl {
 
 // Carries events from an agent's thread to a JavaScript callback, many in one call, through one thread-safe function.
-class JsEventQueue : public std::enable_shared_from_this<JsEventQueue> {
+class JsEventQueue {
  public:
   // On the JavaScript thread. The callback receives an array of `[kind, ticket, error, value, from]`. The queue does not keep the process alive.
   // Throws KV_INTERNAL.

@@ -31,7 +31,8 @@ void Peers::read_pending(PendingPeer& pending) {
   if (name == own_name_) throw Failure("KV_AGENT_METADATA_INVALID", "the metadata is of an agent with this agent's own name, \"" + name + "\"");
   safeguards_.require_tcp_address(name, metadata.connections);
   const auto known = peers_.find(name);
-  pending.liveness = safeguards_.start_watch(name, metadata.connections, known != peers_.end() && known->second.connections == metadata.connections);
+  const bool same_process = known != peers_.end() && known->second.connections == metadata.connections;
+  pending.liveness = safeguards_.start_watch(name, metadata.connections, same_process);
 }
 
 std::optional<std::string> Peers::add(PendingPeer& pending) {
