@@ -51,6 +51,7 @@ class AgentThread : public StoppableThread {
   // From any thread: the same when the environment or the process ends, so without events.
   void stop() override { commands_.stop(); }
 
+  // What the agent has done so far. Also valid once the thread has ended.
   const Counters& counters() const { return counters_; }
 
  private:

@@ -11,6 +11,7 @@
 
 namespace kv::nixl {
 
+// Metadata, or the payload of a notification.
 using Bytes = std::vector<uint8_t>;
 
 // Sizes and timings of a transfer that succeeded; see TransferResult of @kv/interface.
@@ -43,11 +44,15 @@ struct Event {
   EventValue value = {};
   std::string from = {};
 
+  // A command that has succeeded without a value.
   static Event settled(uint64_t ticket) { return {.kind = Kind::settled, .ticket = ticket}; }
+  // A transfer that has succeeded and is released.
   static Event done(uint64_t ticket, TransferOutcome outcome) { return {.kind = Kind::done, .ticket = ticket, .value = outcome}; }
+  // A transfer that did not succeed and is released.
   static Event released(uint64_t ticket) { return {.kind = Kind::released, .ticket = ticket}; }
-  // `kind`: settled or done.
+  // A command (`kind` settled) or a transfer (done) that has failed.
   static Event failed(Kind kind, uint64_t ticket, Failure failure) { return {.kind = kind, .ticket = ticket, .failure = std::move(failure)}; }
+  // A notification of a peer.
   static Event notification(std::string from, Bytes payload) {
     return {.kind = Kind::notification, .value = std::move(payload), .from = std::move(from)};
   }

@@ -53,13 +53,21 @@ class NixlAgent {
   NixlAgent(const NixlAgent&) = delete;
   NixlAgent& operator=(const NixlAgent&) = delete;
 
+  // The functions of NIXL's C API.
   const capi::Functions& nixl() const { return nixl_; }
+  // NIXL's agent, for calls of those functions.
   capi::Agent handle() const { return agent_.get(); }
+  // What the agent has done so far.
   Counters& counters() { return counters_; }
+  // Takes the notifications that peers have sent.
   NotificationPoller& poller() { return poller_; }
+  // Makes good what LIBFABRIC over TCP does not promise.
   LibfabricSafeguards& safeguards() { return safeguards_; }
+  // The memory that the agent has registered.
   Registrations& registrations() { return registrations_; }
+  // The peers that the agent knows.
   Peers& peers() { return peers_; }
+  // Makes transfer requests.
   RequestFactory& requests() { return requests_; }
 
   // The agent's metadata, which describes the memory that is registered now. Throws KV_AGENT_INVALID.

@@ -30,6 +30,7 @@ class Handle {
 
   // The handle, still owned by this object; null if there is none.
   T get() const { return value_; }
+  // Whether there is a handle.
   explicit operator bool() const { return value_ != nullptr; }
 
   // Calls `create(arguments…, &handle)` and owns the result. Throws a Failure with `code`; `what` is the beginning of its message.

@@ -36,7 +36,9 @@ class DescriptorTable {
   // later, which is why `read_rows` takes `stopping`.
   static DescriptorTable view_of(const double* numbers, size_t count) { return DescriptorTable({}, numbers, count); }
 
+  // The numbers, row by row.
   const double* data() const { return view_ != nullptr ? view_ : copy_.data(); }
+  // How many numbers there are.
   size_t count() const { return count_; }
 
  private:
@@ -55,10 +57,12 @@ std::vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allow
 // Immutable, so every thread may read it.
 class DescriptorLayout {
  public:
+  // At least one row, as `read_rows` returns them.
   explicit DescriptorLayout(std::vector<Row> rows);
 
   // Descriptors in all rows.
   uint32_t count() const { return starts_.back(); }
+  // The rows that it was made from.
   const std::vector<Row>& rows() const { return rows_; }
   // The length of every descriptor; 0 if lengths differ.
   uint64_t uniform_length() const { return uniform_length_; }
@@ -70,6 +74,7 @@ class DescriptorLayout {
    public:
     explicit Cursor(const DescriptorLayout& layout) : layout_(&layout) {}
 
+    // A descriptor: the one number `index_in_row` of its row.
     struct Place {
       const Row& row;
       uint32_t index_in_row;

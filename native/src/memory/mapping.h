@@ -45,6 +45,7 @@ class Mapping {
 // Holds a mapping and counts as one of its pins.
 class Pin {
  public:
+  // Adds a pin to the mapping, until this object is destroyed.
   explicit Pin(std::shared_ptr<Mapping> mapping) : mapping_(std::move(mapping)) { ++mapping_->pins; }
   ~Pin() { --mapping_->pins; }
   Pin(const Pin&) = delete;

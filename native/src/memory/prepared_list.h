@@ -35,6 +35,7 @@ class PreparedHandle {
   }
   // The handle, still owned by this object; null if there is none.
   capi::PreparedDlist get() const { return value_; }
+  // Whether there is a handle.
   explicit operator bool() const { return value_ != nullptr; }
 
  private:
@@ -45,6 +46,7 @@ class PreparedHandle {
 
 // A prepared list of descriptors. Its layout is read on both threads; the rest belongs to the agent's thread.
 struct PreparedList {
+  // A list that NIXL does not know yet.
   PreparedList(std::optional<std::string> remote, capi::MemoryType type, DescriptorLayout layout)
       : remote(std::move(remote)), type(type), layout(std::move(layout)) {}
 

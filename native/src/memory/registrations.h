@@ -30,8 +30,11 @@ struct MemoryRange {
   // An object's key; empty for all else.
   std::string key = {};
 
+  // The address one past the last byte.
   uint64_t end() const { return address + length; }
+  // Whether both are of one type and device and have bytes in common.
   bool overlaps(const MemoryRange& other) const { return same_device(other) && address < other.end() && other.address < end(); }
+  // Whether both are the same bytes.
   bool same_range(const MemoryRange& other) const { return same_device(other) && address == other.address && length == other.length; }
   // Whether all of the row lies in it.
   bool holds(const Row& row) const { return row.device == device && row.address >= address && row.end() <= end(); }

@@ -22,6 +22,7 @@ std::vector<ByteRun> read_runs(const double* numbers, size_t count, uint64_t lim
 // Copies runs of a mapping into one buffer, or one buffer into runs, on a thread of libuv's pool.
 class BulkCopy : public Napi::AsyncWorker {
  public:
+  // gather: from the mapping into the buffer; scatter: from the buffer into the mapping.
   enum class Direction { gather, scatter };
 
   // Starts a copy. The promise resolves with `buffer` after a gather, with undefined after a scatter.

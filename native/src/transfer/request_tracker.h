@@ -21,9 +21,11 @@ class RequestTracker {
   // Takes over a request of which nothing is under way.
   void add_ended(capi::Request request) { ended_.push_back(request); }
 
+  // Requests in flight.
   size_t in_flight_count() const { return in_flight_.size(); }
   // Requests in flight or not yet released.
   size_t count() const { return in_flight_.size() + ended_.size(); }
+  // Whether every request was released.
   bool empty() const { return in_flight_.empty() && ended_.empty(); }
 
   // Asks NIXL about each request in flight. Calls `on_end(request, status)` for each that has ended, with success or an error; the callback takes

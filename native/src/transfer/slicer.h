@@ -25,8 +25,9 @@ inline constexpr uint64_t kMinDescriptorsPerExtent = 12;
 // Indices of both lists, written out run by run. Keeps its memory when it is cleared.
 class IndexBuffer {
  public:
+  // Removes all indices.
   void clear() { count_ = 0; }
-  // By value: the compiler would have to assume that writing the indices changes a referenced run.
+  // Adds the indices of a run. By value: the compiler would have to assume that writing the indices changes a referenced run.
   void add(Run run) {
     if (capacity_ - count_ < run.count) grow(run.count);
     int32_t* local = local_.get() + count_;
@@ -38,7 +39,9 @@ class IndexBuffer {
     count_ += run.count;
   }
 
+  // Indices of each list.
   size_t count() const { return count_; }
+  // The indices of the local and of the remote list, until the next `add`.
   const int32_t* local() const { return local_.get(); }
   const int32_t* remote() const { return remote_.get(); }
 

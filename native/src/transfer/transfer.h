@@ -35,7 +35,9 @@ class Transfer {
 
   // Whether everything was reported and released.
   bool finished() const { return state_ == State::finished; }
+  // The number by which JavaScript knows it.
   uint64_t ticket() const { return request_->ticket; }
+  // What the caller asked for.
   const TransferRequest& request() const { return *request_; }
 
  private:
