@@ -1,18 +1,18 @@
-// Compiles the addon with the compiler at hand, against the headers of two npm packages: no gyp, no download. Also the
-// stand-in for NIXL that tests load. Does nothing when neither a source nor a flag has changed.
-// `node build.mjs [--force] [--sanitize]`; with sanitizers it goes into a folder of its own.
+// Builds the addon, the stand-in for NIXL that tests load, and the libraries of one unit. It uses the system's C++ compiler and the
+// headers of two npm packages: no gyp, no download. It does nothing when neither a source nor a flag has changed.
+// `node native/build.mjs [--force] [--sanitize]`; the build with sanitizers goes into a folder of its own.
 import { spawnSync } from "node:child_process";
 import { existsSync, mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { buildCudaTests } from "./build-cuda-tests.mjs";
-import { buildNeuron } from "./build-neuron.mjs";
-import { compile, digestOf, FLAGS, here, LINK, OPTIMISED, run, sourcesIn } from "./compile.mjs";
-import { dropOutdated } from "./platform-packages.mjs";
+import { compile, digestOf, FLAGS, LINK, nativeRoot, OPTIMISED, run, sourcesIn } from "./scripts/compile.mjs";
+import { removeOutdatedAddons } from "./scripts/platform-packages.mjs";
+import { buildSingleUnitLibraries } from "./scripts/single-unit-libraries.mjs";
 
+const force = process.argv.includes("--force");
 const sanitize = process.argv.includes("--sanitize")
   ? ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
   : [];
-const build = sanitize.length > 0 ? join(here, "build", "sanitize") : join(here, "build");
+const build = sanitize.length > 0 ? join(nativeRoot, "build", "sanitize") : join(nativeRoot, "build");
 const addon = join(build, "kv_nixl.node");
 const fake = join(build, "libfake_nixl_capi.so");
 const stamp = join(build, "digest");
@@ -20,26 +20,26 @@ const stamp = join(build, "digest");
 const flags = [
   ...FLAGS,
   "-Wno-restrict",
-  // Lines for the stacks of findings, and nothing else that takes time to compile.
+  // Line numbers for the stacks of findings; no optimisation, which takes long to compile.
   ...(sanitize.length > 0 ? ["-O0", "-g1", "-fno-omit-frame-pointer", ...sanitize] : OPTIMISED),
 ];
-// The sanitizers' own library intercepts exceptions, and must find the same runtime.
+// The sanitizers intercept exceptions in the shared C++ runtime, so it must not be linked statically.
 const link = [...LINK, ...(sanitize.length > 0 ? sanitize : ["-static-libstdc++", "-static-libgcc"])];
 
-function compilerAtHand() {
+function findCompiler() {
   const candidates = process.env.CXX ? [process.env.CXX] : ["g++", "clang++", "c++"];
   return candidates.find((name) => spawnSync(name, ["--version"], { stdio: "ignore" }).status === 0);
 }
 
 async function buildAll(compiler, digest) {
-  // A folder of its own, since two builds may run at once; results are renamed into place, since they may be in use.
+  // Two builds may run at once, so each has a work folder. Results are renamed into place, since a process may have them loaded.
   const work = join(build, `work-${process.pid}`);
   mkdirSync(work, { recursive: true });
   try {
     const objects = await compile([compiler], flags, work);
     await run([compiler, ...objects, ...link, "-o", join(work, "addon")]);
-    const standIn = fakeSources.filter((file) => file.endsWith(".cc"));
-    await run([compiler, ...flags, ...standIn, ...link, "-o", join(work, "fake")]);
+    const fakeUnits = fakeSources.filter((file) => file.endsWith(".cc"));
+    await run([compiler, ...flags, ...fakeUnits, ...link, "-o", join(work, "fake")]);
     renameSync(join(work, "addon"), addon);
     renameSync(join(work, "fake"), fake);
     writeFileSync(stamp, digest);
@@ -54,37 +54,26 @@ if (process.platform !== "linux") {
   );
   process.exit(0);
 }
-const compiler = compilerAtHand();
+const compiler = findCompiler();
 if (compiler === undefined) {
   console.error(
     "kv_nixl: no C++ compiler found (tried $CXX, else g++, clang++, c++); install one, for example: apt-get install g++",
   );
   process.exit(1);
 }
-// The loader would take them before what is built here.
-dropOutdated();
+// @kv/nixl prefers a platform package's addon over the one that is built here.
+removeOutdatedAddons();
 const fakeSources = sourcesIn("fake/nixl");
 const digest = digestOf([compiler, flags, link, process.arch], [...sourcesIn("src"), ...fakeSources]);
 const built = [addon, fake, stamp].every((file) => existsSync(file));
-const fresh = built && readFileSync(stamp, "utf8") === digest && !process.argv.includes("--force");
-if (!fresh) {
-  try {
+const fresh = built && readFileSync(stamp, "utf8") === digest && !force;
+try {
+  if (!fresh) {
     await buildAll(compiler, digest);
-  } catch (error) {
-    console.error(`kv_nixl: ${error.message}`);
-    process.exit(1);
+    process.stderr.write(`kv_nixl: built ${addon}\n`);
   }
-  process.stderr.write(`kv_nixl: built ${addon}\n`);
-}
-const force = process.argv.includes("--force");
-for (const [name, buildOthers] of [
-  ["kv_neuron", buildNeuron],
-  ["kv_cuda_memory", buildCudaTests],
-]) {
-  try {
-    buildOthers(compiler, { force });
-  } catch (error) {
-    console.error(`${name}: ${error.message}`);
-    process.exit(1);
-  }
+  buildSingleUnitLibraries(compiler, { force });
+} catch (error) {
+  console.error(`native: ${error.message}`);
+  process.exit(1);
 }

@@ -1,6 +1,6 @@
-// npm run test:sanitize [-- --short]: the addon built with ASan and UBSan, under its tests, against the stand-in for NIXL and against
-// the real library. A finding ends the process that made it, and so fails the test. --short: of the real library's
-// tests the traps alone; npm test runs it so with CI=true.
+// npm run test:sanitize [-- --short]: builds the addon with ASan and UBSan and runs its tests, with the fake NIXL and with the real library.
+// A finding aborts the process, and so fails the test. --short: of the tests with the real library only the traps; npm test does this with
+// CI=true.
 import { spawn, spawnSync } from "node:child_process";
 import { existsSync } from "node:fs";
 import { join } from "node:path";
@@ -9,7 +9,7 @@ import { root, run, setup } from "./setup.mjs";
 const short = process.argv.includes("--short");
 const compiler = process.env.CXX ?? "g++";
 
-/** The sanitizers' libraries must come before all others, and Node is not linked to them. */
+/** The path of a sanitizer's library. It is preloaded, since Node is not linked to it and it must come before all other libraries. */
 function library(name) {
   const path = spawnSync(compiler, [`-print-file-name=${name}`], { encoding: "utf8" }).stdout?.trim();
   if (path && path !== name && existsSync(path)) return path;
@@ -23,7 +23,7 @@ const folder = join(root, "native/build/sanitize");
 const env = {
   ...process.env,
   LD_PRELOAD: ["libasan.so", "libubsan.so"].map(library).join(" "),
-  // Node and NIXL leave at exit what they have; an error ends the process.
+  // Node and NIXL do not free their memory at exit, so leaks are not reported.
   ASAN_OPTIONS: "detect_leaks=0:abort_on_error=1:new_delete_type_mismatch=0",
   UBSAN_OPTIONS: "print_stacktrace=1:halt_on_error=1",
   KV_NIXL_ADDON: join(folder, "kv_nixl.node"),

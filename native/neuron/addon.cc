@@ -1,4 +1,5 @@
-// `@kv/neuron`'s own small addon: the Neuron runtime by dlopen, and copies on libuv's pool. It links nothing of AWS's.
+// The addon of @kv/neuron. It loads the Neuron runtime (libnrt) with dlopen and copies tensors on libuv's thread pool. It links nothing of
+// AWS's.
 #include <dlfcn.h>
 #include <napi.h>
 
@@ -12,20 +13,21 @@
 namespace kv::neuron {
 namespace {
 
-// One of a process: the runtime may be initialised once.
+// Owns the loaded and initialised runtime. A process may initialise it only once, so there is one of these.
 class Runtime {
  public:
+  // Loads and initialises the library at `path`. Throws std::runtime_error.
   explicit Runtime(const std::string& path) {
     handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle_ == nullptr) throw std::runtime_error(dlerror());
-    need(api.init, "nrt_init");
-    need(api.close, "nrt_close");
-    need(api.allocate, "nrt_tensor_allocate");
-    need(api.free, "nrt_tensor_free");
-    need(api.read, "nrt_tensor_read");
-    need(api.write, "nrt_tensor_write");
-    want(api.read_batch, "nrt_tensor_read_batch");
-    want(api.write_batch, "nrt_tensor_write_batch");
+    bind_required(api.init, "nrt_init");
+    bind_required(api.close, "nrt_close");
+    bind_required(api.allocate, "nrt_tensor_allocate");
+    bind_required(api.free, "nrt_tensor_free");
+    bind_required(api.read, "nrt_tensor_read");
+    bind_required(api.write, "nrt_tensor_write");
+    bind_optional(api.read_batch, "nrt_tensor_read_batch");
+    bind_optional(api.write_batch, "nrt_tensor_write_batch");
     const Status status = api.init(kFrameworkNone, "", "");
     if (status != kSuccess) throw std::runtime_error("nrt_init answered NRT_STATUS " + std::to_string(status));
   }
@@ -37,19 +39,21 @@ class Runtime {
 
  private:
   template <typename Function>
-  void want(Function& function, const char* name) {
+  void bind_optional(Function& function, const char* name) {
     function = reinterpret_cast<Function>(dlsym(handle_, name));
   }
   template <typename Function>
-  void need(Function& function, const char* name) {
-    want(function, name);
+  void bind_required(Function& function, const char* name) {
+    bind_optional(function, name);
     if (function == nullptr) throw std::runtime_error(std::string("the library has no ") + name);
   }
   void* handle_ = nullptr;
 };
 
+// Owns one tensor in device memory. Copies may run on several threads, one at a time. Holds the runtime.
 class TensorHandle {
  public:
+  // Allocates `size` bytes on a logical core. Throws std::runtime_error.
   TensorHandle(std::shared_ptr<Runtime> runtime, size_t size, int core, const std::string& name)
       : runtime_(std::move(runtime)), size_(size) {
     const Status status = runtime_->api.allocate(kPlacementDevice, core, size, name.c_str(), &tensor_);
@@ -62,9 +66,10 @@ class TensorHandle {
   TensorHandle(const TensorHandle&) = delete;
   TensorHandle& operator=(const TensorHandle&) = delete;
 
+  // Bytes.
   size_t size() const { return size_; }
 
-  // Rows (offset, length) and one buffer; the batch form where the runtime has it.
+  // Writes to or reads from the tensor, with one call where the runtime has batches. Throws std::runtime_error.
   void copy(bool write, std::vector<BatchOp> ops) {
     const std::lock_guard<std::mutex> guard(mutex_);
     const auto batch_form = write ? runtime_->api.write_batch : runtime_->api.read_batch;
@@ -92,6 +97,7 @@ class TensorHandle {
   std::mutex mutex_;
 };
 
+// A copy on libuv's thread pool. Holds the tensor and the buffer until it has ended.
 class CopyWorker : public Napi::AsyncWorker {
  public:
   CopyWorker(std::shared_ptr<TensorHandle> tensor, bool write, std::vector<BatchOp> ops, Napi::ArrayBuffer buffer)
@@ -101,6 +107,7 @@ class CopyWorker : public Napi::AsyncWorker {
         ops_(std::move(ops)),
         buffer_(Napi::Reference<Napi::ArrayBuffer>::New(buffer, 1)),
         deferred_(Napi::Promise::Deferred::New(buffer.Env())) {}
+  // Resolves with the buffer after a read, with undefined after a write.
   Napi::Promise promise() const { return deferred_.Promise(); }
 
  protected:
@@ -122,7 +129,8 @@ class CopyWorker : public Napi::AsyncWorker {
   Napi::Promise::Deferred deferred_;
 };
 
-// `new Tensor(runtime, lengthBytes, logicalCore, name)`; `copy(write, runs, buffer)`, `close()`.
+// JavaScript's `Tensor`: `new Tensor(runtime, lengthBytes, logicalCore, name)`, `copy(write, runs, buffer): Promise`, `close()`. Runs are rows
+// `[offset, length]`.
 class TensorObject : public Napi::ObjectWrap<TensorObject> {
  public:
   static Napi::Function define(Napi::Env env) {
@@ -152,7 +160,7 @@ class TensorObject : public Napi::ObjectWrap<TensorObject> {
     for (size_t at = 0; at + 1 < runs.ElementLength(); at += 2) {
       const double offset = runs[at];
       const double length = runs[at + 1];
-      // Checked in JavaScript too; a runtime is not asked to refuse.
+      // JavaScript checks this as well. The runtime must never see a run out of range.
       const bool inside = offset >= 0 && length >= 0 && offset + length <= static_cast<double>(handle_->size());
       if (!inside || total + static_cast<uint64_t>(length) > buffer.ByteLength()) {
         throw Napi::Error::New(info.Env(), "a run lies outside the tensor or the buffer");
@@ -165,13 +173,13 @@ class TensorObject : public Napi::ObjectWrap<TensorObject> {
     worker->Queue();
     return promise;
   }
-  // A copy that is under way keeps the tensor until it has ended.
+  // A copy in progress holds the tensor until it has ended.
   void close(const Napi::CallbackInfo&) { handle_.reset(); }
 
   std::shared_ptr<TensorHandle> handle_;
 };
 
-// `open(path): External`: loads the library and initialises the runtime.
+// `open(path): External`: loads and initialises the runtime.
 Napi::Value open(const Napi::CallbackInfo& info) {
   try {
     auto* runtime = new std::shared_ptr<Runtime>(std::make_shared<Runtime>(info[0].As<Napi::String>()));
@@ -182,10 +190,10 @@ Napi::Value open(const Napi::CallbackInfo& info) {
   }
 }
 
-// `close(runtime)`: when the last tensor is closed the runtime is.
+// `close(runtime)`: closes the runtime once its last tensor is closed.
 void close(const Napi::CallbackInfo& info) { info[0].As<Napi::External<std::shared_ptr<Runtime>>>().Data()->reset(); }
 
-// `describe(path)`: the file that the loader takes for it, and which of the calls it has; nothing is initialised.
+// `describe(path): {path, symbols}`: the file that the loader finds, and which functions it has. Initialises nothing.
 Napi::Value describe(const Napi::CallbackInfo& info) {
   const std::string path = info[0].As<Napi::String>();
   void* handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);

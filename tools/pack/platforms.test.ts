@@ -4,8 +4,8 @@ import { copyFile, cp, mkdir, mkdtemp, readFile, rm, writeFile } from "node:fs/p
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { complaints, elfNeeds } from "../../native/elf-needs.mjs";
-import { addonOf, EXPORTS, GLIBC, isCurrent, PLATFORMS } from "../../native/platform-packages.mjs";
+import { elfNeeds, violations } from "../../native/scripts/elf-needs.mjs";
+import { addonOf, EXPORTS, GLIBC, isCurrent, PLATFORMS } from "../../native/scripts/platform-packages.mjs";
 import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import { npmProject } from "./outside.js";
 import { isForPlatform, manifests, packAll, pnpm, root, run } from "./tarballs.js";
@@ -36,18 +36,18 @@ test("an addon that needs a newer glibc or a C++ runtime is rejected", () => {
     versions: ["GLIBC_2.2.5", "GLIBC_2.28"],
     exports: EXPORTS,
   };
-  expect(complaints(good, promised)).toEqual([]);
-  expect(complaints({ ...good, versions: ["GLIBC_2.29"] }, promised)).toHaveLength(1);
-  expect(complaints({ ...good, versions: ["GLIBC_3.0", "GLIBCXX_3.4.30"] }, promised)).toHaveLength(2);
-  expect(complaints({ ...good, libraries: ["libstdc++.so.6"] }, promised)).toHaveLength(1);
-  expect(complaints({ ...good, exports: ["__cxa_throw"] }, promised)).toHaveLength(1);
+  expect(violations(good, promised)).toEqual([]);
+  expect(violations({ ...good, versions: ["GLIBC_2.29"] }, promised)).toHaveLength(1);
+  expect(violations({ ...good, versions: ["GLIBC_3.0", "GLIBCXX_3.4.30"] }, promised)).toHaveLength(2);
+  expect(violations({ ...good, libraries: ["libstdc++.so.6"] }, promised)).toHaveLength(1);
+  expect(violations({ ...good, exports: ["__cxa_throw"] }, promised)).toHaveLength(1);
 });
 
 describe.each(PLATFORMS)("$name", (platform) => {
   test.skipIf(!isCurrent(platform))(
     "the addon of npm run build:platforms needs no newer glibc and no C++ runtime",
     () => {
-      expect(complaints(elfNeeds(addonOf(platform)), promised)).toEqual([]);
+      expect(violations(elfNeeds(addonOf(platform)), promised)).toEqual([]);
     },
   );
 });

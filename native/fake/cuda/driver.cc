@@ -1,5 +1,5 @@
-// A stand-in for libcuda.so.1, for tests on machines without a GPU: two devices whose memory is ordinary memory. It answers what the addon asks
-// of the driver, and what the tests' own way to device memory needs.
+// A fake libcuda.so.1 for tests on machines without a GPU: two devices whose memory is host memory. It has the calls of the addon and those of
+// memory_addon.cc.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -17,7 +17,7 @@ constexpr int kNotInitialised = 3;
 constexpr int kInvalidDevice = 101;
 constexpr int kDevices = 2;
 constexpr unsigned int kDeviceMemory = 2;
-// What the driver says of a pointer that is none of its.
+// The device of a pointer that the driver does not know.
 constexpr int kNoDevice = -2;
 
 using Pointer = unsigned long long;
@@ -59,7 +59,7 @@ API(cuCtxSetCurrent)(void* context) {
 }
 API(cuMemAlloc_v2)(Pointer* pointer, size_t length) {
   const std::lock_guard lock(mutex);
-  // As coarse as the driver's: what is allocated ends at a page, and the driver tells of no more than was asked for.
+  // Like the driver's, allocations end at a page boundary, and the driver reports the length that was asked for.
   void* memory = aligned_alloc(65536, (length + 65535) / 65536 * 65536);
   if (memory == nullptr) return kInvalidValue;
   *pointer = reinterpret_cast<Pointer>(memory);
@@ -80,7 +80,7 @@ API(cuMemcpyDtoH_v2)(void* to, Pointer from, size_t length) {
   memcpy(to, reinterpret_cast<const void*>(from), length);
   return kSuccess;
 }
-// Not the driver's: two pieces out of an allocation, as memory that grows is mapped; the second one may be another device's.
+// Only in the fake: makes two pieces of an allocation, like memory that grows. The second one may belong to another device.
 API(fake_cuda_split)(Pointer pointer, size_t first, int device_of_rest) {
   const std::lock_guard lock(mutex);
   Allocation& whole = allocations.at(pointer);

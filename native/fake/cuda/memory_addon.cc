@@ -1,4 +1,4 @@
-// Device memory for tests, by the driver that is named: what an engine's own runtime is to the package's users.
+// An addon for tests that allocates, reads and writes device memory with a CUDA driver, in the role of an inference engine.
 #include <dlfcn.h>
 #include <napi.h>
 
@@ -39,7 +39,7 @@ Pointer pointer_of(Napi::Value value) {
 
 size_t size_of(Napi::Value value) { return static_cast<size_t>(value.As<Napi::Number>().Int64Value()); }
 
-// `open(path)`: loads and initialises; answers the number of devices.
+// `open(path)`: loads and initialises the driver. Returns the number of devices.
 Napi::Value open(const Napi::CallbackInfo& info) {
   driver.library = dlopen(info[0].As<Napi::String>().Utf8Value().c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (driver.library == nullptr) throw Napi::Error::New(info.Env(), dlerror());
@@ -73,7 +73,7 @@ Napi::Value read(const Napi::CallbackInfo& info) {
   return bytes;
 }
 
-// `split(pointer, firstBytes, deviceOfRest)`: the stand-in's alone.
+// `split(pointer, firstBytes, deviceOfRest)`: with the fake driver only.
 void split(const Napi::CallbackInfo& info) {
   driver.call(info.Env(), "fake_cuda_split", pointer_of(info[0]), size_of(info[1]), info[2].As<Napi::Number>().Int32Value());
 }

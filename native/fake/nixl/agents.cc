@@ -1,4 +1,4 @@
-// Agents and their backends.
+// The calls of agents and their backends.
 #include <string.h>
 
 #include "world.h"
@@ -8,7 +8,7 @@ namespace kv::nixl::capi {
 extern "C" {
 API(create_configured_agent)(const char* name, const AgentConfig* config, Agent* out) {
   LOCKED;
-  if (config->progress_thread || config->thread_sync != ThreadSync::none) broken("the addon asks for no thread and no locks");
+  if (config->progress_thread || config->thread_sync != ThreadSync::none) rule_broken("an agent with a progress thread or locks");
   if (world.contains(name)) return kBackendError;
   *out = new AgentObject{.name = name};
   world[name] = *out;
@@ -16,14 +16,14 @@ API(create_configured_agent)(const char* name, const AgentConfig* config, Agent*
 }
 API(destroy_agent)(Agent agent) {
   LOCKED;
-  own(agent);
-  if (!agent->lists.empty() || agent->requests != 0) broken("an agent destroyed before its lists and requests");
+  require_agent_thread(agent);
+  if (!agent->lists.empty() || agent->requests != 0) rule_broken("an agent destroyed before its lists and requests");
   world.erase(agent->name);
   delete agent;
   return kSuccess;
 }
 API(get_available_plugins)(Agent agent, StringList* out) {
-  own(agent);
+  require_agent_thread(agent);
   *out = new StringListObject;
   return kSuccess;
 }
@@ -40,15 +40,15 @@ API(string_list_get)(StringList list, size_t index, const char** out) {
   return kSuccess;
 }
 API(get_plugin_params)(Agent agent, const char* plugin, MemList* types, Params* out) {
-  own(agent);
+  require_agent_thread(agent);
   if (strcmp(plugin, "UCX") != 0 && strcmp(plugin, "LIBFABRIC") != 0) return kBackendError;
   *types = new MemListObject{{MemoryType::dram, MemoryType::vram}};
   *out = new ParamsObject;
   return kSuccess;
 }
 API(get_backend_params)(Agent agent, Backend backend, MemList* types, Params* out) {
-  own(agent);
-  *types = new MemListObject{types_of(backend->name)};
+  require_agent_thread(agent);
+  *types = new MemListObject{memory_types_of(backend->name)};
   *out = new ParamsObject;
   return kSuccess;
 }
@@ -70,7 +70,7 @@ API(destroy_params)(Params params) {
 }
 API(params_add)(Params, const char*, const char*) { return kSuccess; }
 API(create_backend)(Agent agent, const char* plugin, Params, Backend* out) {
-  own(agent);
+  require_agent_thread(agent);
   agent->backends.insert(plugin);
   *out = new BackendObject{plugin};
   return kSuccess;

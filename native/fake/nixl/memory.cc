@@ -1,4 +1,4 @@
-// Registered memory, and lists of descriptors of it.
+// The calls of registered memory and descriptor lists.
 #include <algorithm>
 
 #include "faults.h"
@@ -34,13 +34,13 @@ API(reg_dlist_add_desc)(RegDlist list, uintptr_t address, size_t length, uint64_
 }
 API(register_mem)(Agent agent, RegDlist list, OptArgs) {
   LOCKED;
-  own(agent);
-  const auto registers = [&](const std::string& backend) { return std::ranges::count(types_of(backend), list->type) > 0; };
-  if (std::ranges::none_of(agent->backends, registers)) broken("memory of a type that no backend registers");
-  if (list->type == MemoryType::vram && setting("FAKE_NIXL_NO_CUDA") != 0) return kBackendError;
+  require_agent_thread(agent);
+  const auto registers = [&](const std::string& backend) { return std::ranges::count(memory_types_of(backend), list->type) > 0; };
+  if (std::ranges::none_of(agent->backends, registers)) rule_broken("memory of a type that no backend registers");
+  if (list->type == MemoryType::vram && fault("FAKE_NIXL_NO_CUDA") != 0) return kBackendError;
   for (const Descriptor& descriptor : list->descriptors) {
     for (const Descriptor& known : agent->memory) {
-      if (overlap(known, descriptor)) broken("memory registered twice");
+      if (overlap(known, descriptor)) rule_broken("memory registered twice");
     }
     agent->memory.push_back(descriptor);
   }
@@ -48,14 +48,14 @@ API(register_mem)(Agent agent, RegDlist list, OptArgs) {
 }
 API(deregister_mem)(Agent agent, RegDlist list, OptArgs) {
   LOCKED;
-  own(agent);
+  require_agent_thread(agent);
   for (const PreparedDlist prepared : agent->lists) {
     for (const Descriptor& descriptor : prepared->descriptors) {
-      if (prepared->remote.empty() && covered(list->descriptors, descriptor)) broken("memory let go of under a prepared list");
+      if (prepared->remote.empty() && is_within(list->descriptors, descriptor)) rule_broken("memory deregistered that a prepared list describes");
     }
   }
   if (std::erase_if(agent->memory, [&](const Descriptor& known) { return same(known, list->descriptors.front()); }) != 1) {
-    broken("memory let go of that is not registered");
+    rule_broken("memory deregistered that is not registered");
   }
   return kSuccess;
 }
@@ -77,11 +77,11 @@ API(xfer_dlist_clear)(XferDlist list) {
 }
 API(prep_xfer_dlist)(Agent agent, const char* name, XferDlist list, PreparedDlist* out, OptArgs) {
   LOCKED;
-  own(agent);
+  require_agent_thread(agent);
   if (*name != '\0' && !agent->remotes.contains(name)) return kNotFound;
   const Descriptors& memory = *name == '\0' ? agent->memory : agent->remotes[name];
   for (const Descriptor& descriptor : list->descriptors) {
-    if (!covered(memory, descriptor)) return kNotFound;
+    if (!is_within(memory, descriptor)) return kNotFound;
   }
   *out = new PreparedDlistObject{list->descriptors, name};
   agent->lists.insert(*out);
@@ -89,8 +89,8 @@ API(prep_xfer_dlist)(Agent agent, const char* name, XferDlist list, PreparedDlis
 }
 API(release_xfer_dlist_handle)(Agent agent, PreparedDlist list) {
   LOCKED;
-  own(agent);
-  if (agent->lists.erase(list) == 0) broken("a list released twice");
+  require_agent_thread(agent);
+  if (agent->lists.erase(list) == 0) rule_broken("a list released twice");
   delete list;
   return kSuccess;
 }

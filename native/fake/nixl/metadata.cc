@@ -1,4 +1,4 @@
-// Metadata, framed as NIXL frames it.
+// The calls of metadata, in NIXL's framing.
 #include <arpa/inet.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -39,7 +39,7 @@ uint64_t number(const std::string& value) {
   return number;
 }
 
-// What a backend of LIBFABRIC tells of how to reach it.
+// The connection data of a LIBFABRIC backend.
 std::string endpoint(int port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -48,14 +48,14 @@ std::string endpoint(int port) {
   return "dest_data_ep_0" + raw<uint64_t>(sizeof(address)) + raw(address);
 }
 
-// Memory as a section lists it, with the key that UCX packs for it: one domain of nothing, host memory, no device known.
+// A descriptor of a memory section. For UCX with a key: one domain of 0 bytes, host memory, unknown device.
 std::string packed(const Descriptor& memory, bool ucx) {
   std::string out = raw<uint64_t>(memory.address) + raw<uint64_t>(memory.length) + raw<uint64_t>(memory.device);
   if (ucx) out += raw<uint64_t>(1) + std::string("\0\0\xff", 3);
   return out;
 }
 
-// What NIXL does with a peer whose metadata it could not load, lists or no lists.
+// NIXL drops a peer whose metadata it could not load, also if prepared lists point to it.
 void drop(Agent agent, const std::string& remote) {
   agent->remotes.erase(remote);
   for (const PreparedDlist list : agent->lists) list->dropped = list->dropped || list->remote == remote;
@@ -66,12 +66,12 @@ void drop(Agent agent, const std::string& remote) {
 extern "C" {
 API(get_local_md)(Agent agent, void** data, size_t* length) {
   LOCKED;
-  std::this_thread::sleep_for(std::chrono::milliseconds(setting("FAKE_NIXL_STALL_METADATA")));
-  own(agent);
+  std::this_thread::sleep_for(std::chrono::milliseconds(fault("FAKE_NIXL_STALL_METADATA")));
+  require_agent_thread(agent);
   std::string out = "nixlSerDes|";
   put(out, "Agent", agent->name);
   put(out, "Conns", raw<uint64_t>(1));
-  const int port = setting("FAKE_NIXL_ENDPOINT");
+  const int port = fault("FAKE_NIXL_ENDPOINT");
   const std::string backend = port > 0 ? "LIBFABRIC" : "UCX";
   put(out, "t", backend);
   put(out, "c", port > 0 ? endpoint(port) : raw(agent));
@@ -93,11 +93,11 @@ API(get_local_md)(Agent agent, void** data, size_t* length) {
 }
 API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) {
   LOCKED;
-  own(agent);
+  require_agent_thread(agent);
   const std::string in(static_cast<const char*>(data), length);
   size_t at = strlen("nixlSerDes|");
   const std::string remote = take(in, at, "Agent");
-  if (one_of("FAKE_NIXL_STRAY_ERRORS")) {
+  if (fault_active("FAKE_NIXL_STRAY_ERRORS")) {
     drop(agent, remote);
     return kBackendError;
   }
@@ -120,9 +120,9 @@ API(load_remote_md)(Agent agent, const void* data, size_t length, char** name) {
 }
 API(invalidate_remote_md)(Agent agent, const char* name) {
   LOCKED;
-  own(agent);
+  require_agent_thread(agent);
   for (const PreparedDlist list : agent->lists) {
-    if (list->remote == name && !list->dropped) broken("a peer forgotten before its lists");
+    if (list->remote == name && !list->dropped) rule_broken("a peer invalidated before its lists were released");
   }
   return agent->remotes.erase(name) > 0 ? kSuccess : kNotFound;
 }

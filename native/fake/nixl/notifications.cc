@@ -1,4 +1,4 @@
-// Notifications, and what an agent has got of them.
+// The calls of notifications.
 #include <iterator>
 
 #include "world.h"
@@ -8,18 +8,18 @@ namespace kv::nixl::capi {
 extern "C" {
 API(gen_notif)(Agent agent, const char* name, const void* data, size_t length, OptArgs) {
   LOCKED;
-  own(agent);
-  if (data == nullptr) broken("a notification at a null pointer");
+  require_agent_thread(agent);
+  if (data == nullptr) rule_broken("a notification at a null pointer");
   return deliver(name, agent->name, std::string(static_cast<const char*>(data), length));
 }
 API(get_notifs)(Agent agent, NotifMap map, OptArgs) {
   LOCKED;
-  own(agent);
-  for (auto& [from, messages] : agent->inbox) {
-    auto& known = map->inbox[from];
+  require_agent_thread(agent);
+  for (auto& [from, messages] : agent->notifications) {
+    auto& known = map->notifications[from];
     known.insert(known.end(), messages.begin(), messages.end());
   }
-  agent->inbox.clear();
+  agent->notifications.clear();
   return kSuccess;
 }
 API(create_notif_map)(NotifMap* out) {
@@ -31,27 +31,27 @@ API(destroy_notif_map)(NotifMap map) {
   return kSuccess;
 }
 API(notif_map_size)(NotifMap map, size_t* out) {
-  *out = map->inbox.size();
+  *out = map->notifications.size();
   return kSuccess;
 }
 API(notif_map_get_agent_at)(NotifMap map, size_t index, const char** out) {
-  auto at = map->inbox.begin();
+  auto at = map->notifications.begin();
   std::advance(at, index);
   *out = at->first.c_str();
   return kSuccess;
 }
 API(notif_map_get_notifs_size)(NotifMap map, const char* name, size_t* out) {
-  *out = map->inbox.at(name).size();
+  *out = map->notifications.at(name).size();
   return kSuccess;
 }
 API(notif_map_get_notif)(NotifMap map, const char* name, size_t index, const void** data, size_t* length) {
-  const std::string& message = map->inbox.at(name).at(index);
+  const std::string& message = map->notifications.at(name).at(index);
   *data = message.data();
   *length = message.size();
   return kSuccess;
 }
 API(notif_map_clear)(NotifMap map) {
-  map->inbox.clear();
+  map->notifications.clear();
   return kSuccess;
 }
 }  // extern "C"

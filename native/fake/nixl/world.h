@@ -1,5 +1,5 @@
-// A stand-in for libnixl_capi.so, for tests: agents of one process, copies by memcpy, faults on demand, and an abort() wherever
-// the addon breaks a rule of NIXL: another thread than the agent's, a handle used after its end, memory let go of in use.
+// A fake libnixl_capi.so for tests. All agents live in one process, and memcpy moves the data. It injects faults (see faults.h), and calls
+// abort() where the addon breaks a rule of NIXL: a call on the wrong thread, a handle used after its release, memory deregistered in use.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,14 @@
 #include <utility>
 #include <vector>
 
-#include "../../src/nixl_capi.h"
+#include "library/nixl_capi.h"
 
 #define API(name) __attribute__((visibility("default"))) Status nixl_capi_##name
 #define LOCKED const std::lock_guard lock(world_mutex)
 
 namespace kv::nixl::capi {
 
-// Memory of a device is ordinary memory here, of which only its type says that it is none.
+// Device memory is host memory here; only its type differs.
 struct Descriptor {
   uintptr_t address;
   size_t length;
@@ -27,7 +27,7 @@ struct Descriptor {
   MemoryType type;
 };
 using Descriptors = std::vector<Descriptor>;
-using Inbox = std::map<std::string, std::vector<std::string>>;
+using Notifications = std::map<std::string, std::vector<std::string>>;
 
 struct ParamsObject {};
 struct MemListObject {
@@ -54,10 +54,10 @@ struct RegDlistObject {
 struct PreparedDlistObject {
   Descriptors descriptors;
   std::string remote;
-  bool dropped = false;  // it points to memory of its peer that is known no more: good for a release
+  bool dropped = false;  // the peer it points to was dropped: it may only be released
 };
 struct NotifMapObject {
-  Inbox inbox;
+  Notifications notifications;
 };
 struct AgentObject {
   std::string name;
@@ -67,8 +67,9 @@ struct AgentObject {
   std::map<std::string, Descriptors> remotes;
   std::set<PreparedDlistObject*> lists;
   int requests = 0;
-  std::map<std::string, std::vector<std::pair<Descriptor, Descriptor>>> late;
-  Inbox inbox;
+  // Copies that were reported but not yet performed, by peer.
+  std::map<std::string, std::vector<std::pair<Descriptor, Descriptor>>> late_copies;
+  Notifications notifications;
 };
 struct RequestObject {
   std::vector<std::pair<Descriptor, Descriptor>> copies;  // from, to
@@ -82,21 +83,23 @@ struct RequestObject {
 };
 
 extern std::recursive_mutex world_mutex;
-// Every agent of the process, by name.
+// All agents of the process, by name.
 extern std::map<std::string, Agent> world;
 
-// Ends the process: the addon has broken this rule.
-[[noreturn]] void broken(const char* rule);
-// Ends the process in a call from another thread than the agent's.
-void own(Agent agent);
-bool covered(const Descriptors& memory, const Descriptor& wanted);
-// What a backend registers; nothing of LIBFABRIC's has a GPU.
-std::vector<MemoryType> types_of(const std::string& backend);
+// Aborts the process, since the addon has broken a rule.
+[[noreturn]] void rule_broken(const char* rule);
+// Aborts the process unless the caller is the agent's thread.
+void require_agent_thread(Agent agent);
+// Whether a descriptor lies within a single range of memory.
+bool is_within(const Descriptors& memory, const Descriptor& wanted);
+// The memory types that a backend registers. LIBFABRIC has no GPU.
+std::vector<MemoryType> memory_types_of(const std::string& backend);
 
+// Delivers a notification.
 Status deliver(const std::string& to, const std::string& from, const std::string& message);
-// Copies what the request asks for, and what landed late before it; or fails on demand.
+// Completes a request: performs its copies, after late ones from the same peer. Fails if a fault says so.
 Status complete(Agent agent, Request request);
-// An error that is another peer's: the copies land with the next that is read from this one.
-Status stray(Agent agent, Request request);
+// Fails a request with an error that belongs to another peer: its copies are performed before the next READ from its own peer.
+Status fail_with_stray_error(Agent agent, Request request);
 
 }  // namespace kv::nixl::capi

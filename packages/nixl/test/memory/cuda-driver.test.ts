@@ -48,7 +48,7 @@ describe.skipIf(missing)(`device memory checked by the CUDA driver (${missing ??
     await accepts({ address: address + 4096n, lengthBytes: LENGTH - 4096, deviceId: 1 });
     await refuses(
       { address, lengthBytes: LENGTH + 1, deviceId: 1 },
-      /what follows byte 1048576 is not device memory/,
+      /the memory after byte 1048576 is not device memory/,
     );
     await refuses(
       { address: address - 1n, lengthBytes: LENGTH, deviceId: 1 },
@@ -62,7 +62,7 @@ describe.skipIf(missing)(`device memory checked by the CUDA driver (${missing ??
     const address = cuda.allocate(1, LENGTH);
     await refuses(
       { address, lengthBytes: LENGTH, deviceId: 0 },
-      /no memory of CUDA device 0: it is memory of device 1/,
+      /not memory of CUDA device 0: it is memory of device 1/,
     );
     cuda.free(address);
   });

@@ -30,7 +30,7 @@ describe.skipIf(nixlMissing)(`host memory registered as device memory (${nixlMis
     const all = await outcomes("UCX");
     expect(all.map(({ code }) => code)).toEqual(Array(4).fill("KV_MEMORY_INVALID"));
     for (const { check, message, hint } of all) {
-      if (check === "cuda") expect(message).toContain("are no memory of CUDA device 0");
+      if (check === "cuda") expect(message).toContain("are not memory of CUDA device 0");
       else {
         expect(message).toMatch(
           /NIXL could not register 65536 bytes .* as VRAM.*\(backends: UCX: DRAM, VRAM\)/,

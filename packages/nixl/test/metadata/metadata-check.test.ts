@@ -111,7 +111,7 @@ describe.skipIf(libfabricMissing)(`over LIBFABRIC (${libfabricMissing ?? "found"
       other[at] = 77;
       await expect(agent.addRemote(other)).rejects.toMatchObject({
         code: "KV_AGENT_METADATA_INVALID",
-        message: expect.stringContaining("names no address of TCP"),
+        message: expect.stringContaining("contains no TCP address"),
       });
     }
     expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
@@ -131,7 +131,7 @@ describe.skipIf(libfabricMissing)(`over LIBFABRIC (${libfabricMissing ?? "found"
       }),
     ).rejects.toMatchObject({
       code: "KV_AGENT_METADATA_INVALID",
-      message: expect.stringContaining("nobody answers"),
+      message: expect.stringContaining("nothing answers"),
     });
     expect(await agent.addRemote(owner.metadata)).toBe(owner.name);
     expect(refused).toBe(false);
@@ -148,7 +148,7 @@ describe.skipIf(libfabricMissing)(`over LIBFABRIC (${libfabricMissing ?? "found"
       await agent.removeRemote(await agent.addRemote(owner.metadata));
     await expect(agent.addRemote(owner.metadata)).rejects.toMatchObject({
       code: "KV_AGENT_METADATA_INVALID",
-      message: expect.stringContaining("has 255 of them"),
+      message: expect.stringContaining("at most 255 peers"),
       hint: "create a new agent",
     });
   });

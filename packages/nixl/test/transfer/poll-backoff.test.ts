@@ -9,12 +9,13 @@ import { expect, onTestFinished, test } from "vitest";
 const run = promisify(execFile);
 const native = fileURLToPath(new URL("../../../../native/", import.meta.url));
 
-test("polling of an agent's thread: it sleeps when idle, and does not pause while a peer sends data", async () => {
-  const folder = await mkdtemp(join(tmpdir(), "kv-pace-"));
+test("PollBackoff: an idle agent's thread sleeps, and does not pause while a peer's data arrives", async () => {
+  const folder = await mkdtemp(join(tmpdir(), "kv-poll-backoff-"));
   onTestFinished(() => rm(folder, { recursive: true }));
-  const program = join(folder, "pace_test");
-  const units = ["test/pace_test.cc", "src/pace.cc"].map((file) => join(native, file));
-  await run(process.env["CXX"] ?? "c++", ["-std=c++20", "-O1", ...units, "-o", program]);
-  // It reports failures on stderr and by its exit code.
+  const program = join(folder, "poll_backoff_test");
+  const units = ["test/poll_backoff_test.cc", "src/agent/poll_backoff.cc"].map((file) => join(native, file));
+  const flags = ["-std=c++20", "-O1", `-I${join(native, "src")}`];
+  await run(process.env["CXX"] ?? "c++", [...flags, ...units, "-o", program]);
+  // The program exits with the number of failed expectations and prints them to stderr.
   await expect(run(program)).resolves.toBeDefined();
 }, 60_000);

@@ -1,0 +1,66 @@
+// npm run build:platforms: builds the addon for x64 and arm64 with Zig against glibc 2.28, checks what it needs, and packs the platform
+// packages and @kv/nixl into native/build/packages. The result does not depend on the compiler or libraries of this machine.
+import { spawnSync } from "node:child_process";
+import { mkdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { compile, nativeRoot, run } from "./compile.mjs";
+import { elfNeeds, violations } from "./elf-needs.mjs";
+import {
+  addonOf,
+  digestFor,
+  EXPORTS,
+  exportMap,
+  flags,
+  GLIBC,
+  isCurrent,
+  link,
+  markBuilt,
+  PLATFORMS,
+} from "./platform-packages.mjs";
+import { zig } from "./zig.mjs";
+
+async function build(platform, { compiler, env }) {
+  const work = join(nativeRoot, "build", `work-${platform.name}-${process.pid}`);
+  const map = join(work, "exports.map");
+  const digest = digestFor(platform);
+  mkdirSync(work, { recursive: true });
+  try {
+    writeFileSync(map, exportMap());
+    const command = [...compiler, "-target", platform.target];
+    const objects = await compile(command, flags, work, env);
+    await run([...command, ...objects, ...link(map), "-o", join(work, "addon")], { env });
+    const problems = violations(elfNeeds(join(work, "addon")), { glibc: GLIBC, exported: EXPORTS });
+    if (problems.length > 0) throw new Error(`the addon for ${platform.name} ${problems.join("; it ")}`);
+    // Units that were compiled against different headers must not be linked together.
+    if (digestFor(platform) !== digest) throw new Error("a source changed during the build; run it again");
+    renameSync(join(work, "addon"), addonOf(platform));
+    markBuilt(platform, digest);
+  } finally {
+    rmSync(work, { recursive: true, force: true });
+  }
+}
+
+function pack() {
+  const root = join(nativeRoot, "..");
+  const into = join(nativeRoot, "build", "packages");
+  rmSync(into, { recursive: true, force: true });
+  mkdirSync(into, { recursive: true });
+  const { packageManager } = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
+  const places = ["./native/npm/*", "@kv/nixl", "@kv/interface"].flatMap((place) => ["--filter", place]);
+  const args = ["--yes", packageManager, "--recursive", ...places, "pack", "--pack-destination", into];
+  const { status } = spawnSync("npx", args, { cwd: root, stdio: ["ignore", "inherit", "inherit"] });
+  if (status !== 0) throw new Error(`packing ended with ${status}`);
+}
+
+try {
+  const tools = PLATFORMS.every(isCurrent) ? undefined : await zig();
+  for (const platform of PLATFORMS) {
+    if (isCurrent(platform)) continue;
+    process.stderr.write(`kv_nixl: for ${platform.target}\n`);
+    await build(platform, tools);
+  }
+  pack();
+} catch (error) {
+  console.error(`kv_nixl: ${error.message}`);
+  process.exit(1);
+}

@@ -1,0 +1,89 @@
+// Shared by all builds of the addon: its sources, its compiler flags, and the parallel compilation of its units.
+import { spawn } from "node:child_process";
+import { createHash } from "node:crypto";
+import { readdirSync, readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { availableParallelism } from "node:os";
+import { dirname, join, relative } from "node:path";
+import { fileURLToPath } from "node:url";
+
+/** The folder `native/`. */
+export const nativeRoot = dirname(dirname(fileURLToPath(import.meta.url)));
+const require = createRequire(import.meta.url);
+const NAPI_VERSION = 8;
+
+const headers = (name, ...inside) => join(dirname(require.resolve(`${name}/package.json`)), ...inside);
+
+/** What every unit that includes Node-API needs. */
+export const NODE_API_FLAGS = [
+  `-DNAPI_VERSION=${NAPI_VERSION}`,
+  ..."-DNAPI_CPP_EXCEPTIONS -DNODE_ADDON_API_DISABLE_DEPRECATED -DBUILDING_NODE_EXTENSION".split(" "),
+  ...["-isystem", headers("node-api-headers", "include"), "-isystem", headers("node-addon-api")],
+];
+const WARNINGS = "-fPIC -fvisibility=hidden -Wall -Wextra -Wno-missing-field-initializers -pthread".split(
+  " ",
+);
+export const COMMON_FLAGS = ["-std=c++20", ...WARNINGS];
+
+export const OPTIMISED = ["-O3"];
+export const FLAGS = [
+  ...COMMON_FLAGS,
+  ...NODE_API_FLAGS,
+  // An exception that is thrown while an environment ends cannot be reported, and must not end the process.
+  "-DNODE_API_SWALLOW_UNTHROWABLE_EXCEPTIONS",
+  `-I${join(nativeRoot, "src")}`,
+];
+// nodelete: Node unloads an addon when the last worker that loaded it ends, but an agent's thread may run longer.
+export const LINK = "-shared -pthread -Wl,-z,nodelete -Wl,--as-needed -ldl".split(" ");
+
+/** Every source and header under a folder of `native/`, sub-folders included, in a fixed order. */
+export function sourcesIn(folder) {
+  const at = join(nativeRoot, folder);
+  return readdirSync(at, { recursive: true, withFileTypes: true })
+    .filter((entry) => entry.isFile())
+    .map((entry) => join(entry.parentPath ?? entry.path, entry.name))
+    .sort();
+}
+
+/** A hash of everything that a build result depends on: the settings, and the names and contents of the files. */
+export function digestOf(settings, files) {
+  const hash = createHash("sha256").update(JSON.stringify(settings));
+  for (const file of files)
+    hash.update(file.slice(nativeRoot.length)).update("\0").update(readFileSync(file)).update("\0");
+  return hash.digest("hex");
+}
+
+/** Runs `[program, ...args]` with its output on the terminal. Rejects when it exits with another code than 0. */
+export function run([program, ...args], { env = process.env } = {}) {
+  return new Promise((resolve, reject) => {
+    const child = spawn(program, args, { stdio: ["ignore", "inherit", "inherit"], env });
+    child.once("error", reject);
+    child.once("close", (code) =>
+      code === 0 ? resolve() : reject(new Error(`${program} failed on ${args.at(-1)}`)),
+    );
+  });
+}
+
+/** Compiles all units of the addon into the folder `work`, one per processor at a time. Returns the object files. */
+export async function compile(compiler, flags, work, env = process.env) {
+  const units = sourcesIn("src")
+    .filter((file) => file.endsWith(".cc"))
+    .map((file) => relative(join(nativeRoot, "src"), file));
+  const objects = units.map((unit) => join(work, `${unit.replaceAll("/", "-")}.o`));
+  let next = 0;
+  const compileUnits = async () => {
+    // After a failure `next` is past the last unit, which stops the other processors as well.
+    while (next < units.length) {
+      const index = next++;
+      process.stderr.write(`kv_nixl: compiling ${index + 1}/${units.length} ${units[index]}\n`);
+      const source = join(nativeRoot, "src", units[index]);
+      await run([...compiler, ...flags, "-c", "-o", objects[index], source], { env }).catch((error) => {
+        next = units.length;
+        throw error;
+      });
+    }
+  };
+  const outcomes = await Promise.allSettled(Array.from({ length: availableParallelism() }, compileUnits));
+  for (const outcome of outcomes) if (outcome.status === "rejected") throw outcome.reason;
+  return objects;
+}

@@ -1,0 +1,46 @@
+// What a shared library requires of the system that loads it, read with readelf (binutils).
+import { spawnSync } from "node:child_process";
+
+function readelf(option, file) {
+  const { status, stdout, error } = spawnSync("readelf", ["--wide", option, file], { encoding: "utf8" });
+  if (status === 0) return stdout;
+  throw new Error(
+    `readelf ${option} ${file} ended with ${error?.message ?? status}; it is part of binutils: apt-get install binutils`,
+  );
+}
+
+const unique = (values) => [...new Set(values)].sort();
+
+/** The libraries that it needs, the symbol versions that it needs (such as GLIBC_2.17), and the symbols that it exports. */
+export function elfNeeds(file) {
+  const all = (text, pattern) => unique(Array.from(text.matchAll(pattern), ([, found]) => found));
+  return {
+    libraries: all(readelf("--dynamic", file), /\(NEEDED\).*\[(.*)\]/g),
+    versions: all(readelf("--version-info", file), /\bName: (\w+_[\w.]+)/g),
+    exports: all(readelf("--dyn-syms", file), /\b(?:GLOBAL|WEAK)\s+DEFAULT\s+(?!UND)\d+\s+([^\s@]+)/g),
+  };
+}
+
+const isNewer = (version, than) => {
+  const [a, b] = [version, than].map((text) => text.split(".").map(Number));
+  for (let part = 0; part < Math.max(a.length, b.length); part++) {
+    if ((a[part] ?? 0) !== (b[part] ?? 0)) return (a[part] ?? 0) > (b[part] ?? 0);
+  }
+  return false;
+};
+
+// Only parts of glibc. A C++ runtime is not allowed, since its version differs between systems.
+const ALLOWED = /^(lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+)$/;
+
+/** Why a library with these needs does not run on every Linux with that glibc; empty when it does run. */
+export function violations({ libraries, versions, exports }, { glibc, exported }) {
+  return [
+    ...libraries.filter((name) => !ALLOWED.test(name)).map((name) => `needs the library ${name}`),
+    ...versions
+      .filter((name) => !name.startsWith("GLIBC_") || isNewer(name.slice("GLIBC_".length), glibc))
+      .map((name) => `needs ${name}, which is not part of GLIBC_${glibc}`),
+    ...exports
+      .filter((name) => !exported.includes(name))
+      .map((name) => `exports ${name}, which could replace a symbol of another library`),
+  ];
+}

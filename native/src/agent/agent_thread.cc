@@ -1,0 +1,290 @@
+#include "agent/agent_thread.h"
+
+#include <sys/prctl.h>
+
+#include <thread>
+#include <utility>
+
+namespace kv::nixl {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// How often peers are checked while transfers are in flight, for backends that do not report a peer's death.
+constexpr auto kPeerCheckInterval = milliseconds(50);
+// How long transfers in flight are waited for when the environment ends.
+constexpr auto kStopTimeout = milliseconds(1000);
+
+}  // namespace
+
+AgentThread::AgentThread(AgentConfig config, std::shared_ptr<JsEventQueue> events)
+    : config_(std::move(config)), events_(std::move(events)) {}
+
+std::shared_ptr<AgentThread> AgentThread::start(AgentConfig config, std::shared_ptr<JsEventQueue> events, uint64_t ticket) {
+  const std::shared_ptr<AgentThread> self(new AgentThread(std::move(config), std::move(events)));
+  add_running_thread(self);
+  // Detached, since joining it could block without a limit. It holds itself alive, and the exit waits for it with a timeout.
+  std::thread([self, ticket] {
+    self->main(ticket);
+    remove_running_thread(self.get());
+  }).detach();
+  return self;
+}
+
+// --- Called on the JavaScript thread ---
+
+void AgentThread::run(uint64_t ticket, Work work) {
+  commands_.push([this, ticket, work = std::move(work)] { events_->send(attempt(ticket, work)); });
+}
+
+void AgentThread::add_remote(uint64_t ticket, Bytes metadata) {
+  commands_.push([this, ticket, metadata = std::move(metadata)]() mutable {
+    pending_peers_[ticket].bytes = std::move(metadata);
+    advance_pending_peers();
+  });
+}
+
+void AgentThread::prepare_list(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, DescriptorTable table) {
+  run(ticket, [this, ticket, remote = std::move(remote), type, table = std::move(table)](NixlAgent& agent) {
+    const auto list = agent.prepare(remote, type, table, commands_.stopping());
+    const std::lock_guard lock(mutex_);
+    lists_.emplace(ticket, list);
+    return static_cast<double>(list->layout.count());
+  });
+}
+
+std::shared_ptr<PreparedList> AgentThread::list(uint64_t id) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = lists_.find(id);
+  return found == lists_.end() ? nullptr : found->second;
+}
+
+void AgentThread::close_list(uint64_t ticket, uint64_t id) {
+  std::shared_ptr<PreparedList> list;
+  {
+    // At once, so that no later transfer finds it.
+    const std::lock_guard lock(mutex_);
+    const auto found = lists_.find(id);
+    if (found != lists_.end()) {
+      list = std::move(found->second);
+      lists_.erase(found);
+    }
+  }
+  commands_.push([this, ticket, list] {
+    if (list != nullptr && agent_ != nullptr) {
+      if (list->transfers > 0) {
+        list->close_ticket = ticket;
+        return;
+      }
+      agent_->release(list);
+    }
+    events_->send(Event::settled(ticket));
+  });
+}
+
+void AgentThread::transfer(std::shared_ptr<TransferRequest> request) {
+  ++counters_.transfers_posted;
+  ++counters_.transfers_in_flight;
+  {
+    const std::lock_guard lock(mutex_);
+    requests_.emplace(request->ticket, request);
+  }
+  commands_.push([this, request = std::move(request)] { begin_transfer(request); });
+}
+
+bool AgentThread::abort(uint64_t transfer) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = requests_.find(transfer);
+    if (found == requests_.end() || !found->second->outcome.try_abort()) return false;
+  }
+  // An empty command, to wake the thread.
+  commands_.push([] {});
+  return true;
+}
+
+void AgentThread::close(uint64_t ticket, milliseconds timeout) {
+  commands_.push([this, ticket, timeout] {
+    if (agent_ == nullptr) {
+      events_->send(Event::settled(ticket));
+      return;
+    }
+    close_ticket_ = ticket;
+    deadline_ = Clock::now() + timeout;
+  });
+}
+
+// --- On the agent's thread ---
+
+void AgentThread::main(uint64_t ticket) {
+  // By default the kernel delays wake-ups by up to 50 us, which is longer than the shortest pause.
+  prctl(PR_SET_TIMERSLACK, 1000);
+  prctl(PR_SET_NAME, "kv_nixl");
+  try {
+    agent_ = std::make_unique<NixlAgent>(config_, counters_);
+    events_->send(Event::settled(ticket));
+  } catch (const Failure& failure) {
+    events_->send(Event::failed(Event::Kind::settled, ticket, failure));
+    return;
+  } catch (const std::exception& error) {
+    events_->send(Event::failed(Event::Kind::settled, ticket, Failure("KV_INTERNAL", error.what())));
+    return;
+  }
+  backoff_.worked(Clock::now());
+  while (!ending()) {
+    bool worked = commands_.run_all();
+    worked = advance_pending_peers() || worked;
+    worked = advance_transfers() || worked;
+    if (!worked || backoff_.due(Clock::now())) worked = poll() || worked;
+    if (!transfers_.empty() && backoff_.last_poll() - last_peer_check_ > kPeerCheckInterval) {
+      last_peer_check_ = backoff_.last_poll();
+      agent_->safeguards().check_peers();
+    }
+    if (worked) backoff_.worked(Clock::now());
+    // Also sleeps after work, so that JavaScript has a core to take the events.
+    if (!worked || transfers_.empty()) sleep();
+  }
+  shut_down();
+}
+
+Event AgentThread::attempt(uint64_t ticket, const Work& work) {
+  Event event = Event::settled(ticket);
+  try {
+    if (agent_ == nullptr) throw closed();
+    event.value = work(*agent_);
+  } catch (const Failure& failure) {
+    event.failure = failure;
+  } catch (const std::exception& error) {
+    event.failure = Failure("KV_INTERNAL", std::string("native exception: ") + error.what());
+  }
+  return event;
+}
+
+void AgentThread::begin_transfer(const std::shared_ptr<TransferRequest>& request) {
+  Event event;
+  try {
+    if (agent_ == nullptr || close_ticket_) throw closed();
+    transfers_.push_back(std::make_unique<Transfer>(*agent_, *events_, request));
+    for (const auto& list : {request->local, request->remote}) ++list->transfers;
+    return;
+  } catch (const Failure& failure) {
+    event = Event::failed(Event::Kind::done, request->ticket, failure);
+  } catch (const std::exception& error) {
+    event = Event::failed(Event::Kind::done, request->ticket, Failure("KV_INTERNAL", error.what()));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    requests_.erase(request->ticket);
+  }
+  ++counters_.transfers_failed;
+  --counters_.transfers_in_flight;
+  events_->send(std::move(event));
+  events_->send(Event::released(request->ticket));
+}
+
+void AgentThread::end_transfer(const Transfer& transfer) {
+  for (const auto& list : {transfer.request().local, transfer.request().remote}) {
+    if (--list->transfers > 0 || !list->close_ticket) continue;
+    agent_->release(list);
+    events_->send(Event::settled(*std::exchange(list->close_ticket, std::nullopt)));
+  }
+  const std::lock_guard lock(mutex_);
+  requests_.erase(transfer.ticket());
+}
+
+// Posts one slice, so that commands and notifications never wait for more than one. Transfers take turns in the order of their tickets.
+bool AgentThread::advance_transfers() {
+  Transfer* next = nullptr;
+  for (const auto& transfer : transfers_) {
+    if (!transfer->wants_to_post()) continue;
+    if (next == nullptr || (next->ticket() <= last_posted_ && transfer->ticket() > last_posted_)) next = transfer.get();
+  }
+  if (next != nullptr) last_posted_ = next->ticket();
+  bool changed = false;
+  for (const auto& transfer : transfers_) changed = transfer->advance(transfer.get() == next) || changed;
+  std::erase_if(transfers_, [this](const auto& transfer) {
+    if (transfer->finished()) end_transfer(*transfer);
+    return transfer->finished();
+  });
+  return changed;
+}
+
+// Adds the peers whose processes have answered. Returns whether there were any.
+bool AgentThread::advance_pending_peers() {
+  bool any = false;
+  for (auto at = pending_peers_.begin(); at != pending_peers_.end();) {
+    bool answered = true;
+    Event event = attempt(at->first, [&at, &answered](NixlAgent& agent) -> EventValue {
+      const auto name = agent.peers().add(at->second);
+      answered = name.has_value();
+      return name ? EventValue(*name) : EventValue();
+    });
+    if (answered) events_->send(std::move(event));
+    at = answered ? pending_peers_.erase(at) : std::next(at);
+    any = any || answered;
+  }
+  return any;
+}
+
+bool AgentThread::poll() {
+  const auto start = Clock::now();
+  const bool received = agent_->poller().poll([this](std::string from, Bytes payload) {
+    agent_->peers().mark_connected(from);
+    events_->send(Event::notification(std::move(from), std::move(payload)));
+  });
+  backoff_.polled(start, Clock::now(), agent_->reachable());
+  ++counters_.polls;
+  return received;
+}
+
+// Whether the loop ends. An agent that closes waits for its transfers, and for notifications to peers that it is not yet connected to. If the
+// environment has ended, it only waits for what NIXL has under way.
+bool AgentThread::ending() {
+  const bool stopping = commands_.stopping();
+  if (stopping) {
+    if (!deadline_) deadline_ = Clock::now() + kStopTimeout;
+    for (const auto& transfer : transfers_) transfer->abandon();
+  }
+  if (!deadline_) return false;
+  if (Clock::now() >= *deadline_) return true;
+  return transfers_.empty() && (stopping || Clock::now() >= agent_->peers().pending_notifications_until());
+}
+
+void AgentThread::sleep() {
+  const auto pause = backoff_.pause(Clock::now(), agent_->reachable(), !transfers_.empty());
+  if (pause > pause.zero()) commands_.sleep(pause);
+}
+
+void AgentThread::shut_down() {
+  std::vector<uint64_t> closing_lists;
+  std::vector<uint64_t> unreleased;
+  for (const auto& transfer : transfers_) {
+    transfer->cancel(Failure("KV_TRANSFER_ABORTED", "the agent \"" + config_.name + "\" closed before the transfer ended"));
+    unreleased.push_back(transfer->ticket());
+    for (const auto& list : {transfer->request().local, transfer->request().remote}) {
+      if (list->close_ticket) closing_lists.push_back(*std::exchange(list->close_ticket, std::nullopt));
+    }
+  }
+  transfers_.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    lists_.clear();
+    requests_.clear();
+  }
+  agent_.reset();
+  // A transfer that NIXL did not cancel ends with NIXL's agent, so only now is its memory free.
+  for (const uint64_t ticket : unreleased) {
+    --counters_.transfers_in_flight;
+    events_->send(Event::released(ticket));
+  }
+  for (const uint64_t ticket : closing_lists) events_->send(Event::settled(ticket));
+  // Commands that came too late fail.
+  commands_.run_all();
+  advance_pending_peers();
+  if (close_ticket_) events_->send(Event::settled(*close_ticket_));
+}
+
+Failure AgentThread::closed() const { return Failure("KV_AGENT_CLOSED", "the agent \"" + config_.name + "\" is closed"); }
+
+}  // namespace kv::nixl

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "agent/command_queue.h"
+#include "agent/nixl_agent.h"
+#include "agent/poll_backoff.h"
+#include "library/exit_guard.h"
+#include "node/js_event_queue.h"
+#include "transfer/transfer.h"
+
+namespace kv::nixl {
+
+// The native thread of one agent. It alone calls NIXL. JavaScript gives it commands, each with a ticket, and receives events through a
+// JsEventQueue. Unless stated otherwise, public methods are for the JavaScript thread, return at once, and settle their ticket later.
+class AgentThread : public StoppableThread {
+ public:
+  // Starts the thread, which creates the agent. The ticket is settled when the agent and its backends exist, or could not be created.
+  static std::shared_ptr<AgentThread> start(AgentConfig config, std::shared_ptr<JsEventQueue> events, uint64_t ticket);
+
+  // Work for the agent's thread. Must not touch Node-API. What it returns or throws settles the ticket.
+  using Work = std::function<EventValue(NixlAgent&)>;
+  // Runs `work` on the agent's thread. Fails with KV_AGENT_CLOSED if the agent is gone.
+  void run(uint64_t ticket, Work work);
+
+  // Adds a peer once its process has answered, see Peers::add.
+  void add_remote(uint64_t ticket, Bytes metadata);
+  // Prepares a list, which `list(ticket)` returns from then on. See NixlAgent::prepare.
+  void prepare_list(uint64_t ticket, std::optional<std::string> remote, capi::MemoryType type, DescriptorTable table);
+  // Closes a list: `list(id)` no longer returns it, and it is released when the last transfer that uses it has finished.
+  void close_list(uint64_t ticket, uint64_t id);
+  // A list that was prepared and not closed, or null.
+  std::shared_ptr<PreparedList> list(uint64_t id) const;
+
+  // Starts a transfer, see Transfer for the events that it sends.
+  void transfer(std::shared_ptr<TransferRequest> request);
+  // Aborts a transfer: no more slices are posted, and only `released` is sent. Returns false if its outcome is settled and on its way.
+  bool abort(uint64_t transfer);
+
+  // Waits up to `timeout` for transfers, then releases everything and ends the thread.
+  void close(uint64_t ticket, std::chrono::milliseconds timeout);
+  // From any thread: the same when the environment or the process ends, so without events.
+  void stop() override { commands_.stop(); }
+
+  // What the agent has done so far. Also valid once the thread has ended.
+  const Counters& counters() const { return counters_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  AgentThread(AgentConfig config, std::shared_ptr<JsEventQueue> events);
+
+  // All of these run on the agent's thread.
+  void main(uint64_t ticket);
+  Event attempt(uint64_t ticket, const Work& work);
+  void begin_transfer(const std::shared_ptr<TransferRequest>& request);
+  void end_transfer(const Transfer& transfer);
+  bool advance_transfers();
+  bool advance_pending_peers();
+  bool poll();
+  bool ending();
+  void sleep();
+  void shut_down();
+  Failure closed() const;
+
+  const AgentConfig config_;
+  const std::shared_ptr<JsEventQueue> events_;
+  Counters counters_;
+  CommandQueue commands_;
+
+  // Shared by both threads.
+  mutable std::mutex mutex_;
+  std::unordered_map<uint64_t, std::shared_ptr<PreparedList>> lists_;
+  std::unordered_map<uint64_t, std::shared_ptr<TransferRequest>> requests_;
+
+  // For the agent's thread only.
+  std::unique_ptr<NixlAgent> agent_;
+  // Peers that are being added, by ticket.
+  std::map<uint64_t, PendingPeer> pending_peers_;
+  // In the order in which JavaScript asked.
+  std::vector<std::unique_ptr<Transfer>> transfers_;
+  // The ticket of the transfer that posted the last slice.
+  uint64_t last_posted_ = 0;
+  PollBackoff backoff_;
+  Clock::time_point last_peer_check_;
+  // Set once the agent is closing: when it no longer waits for transfers.
+  std::optional<Clock::time_point> deadline_;
+  std::optional<uint64_t> close_ticket_;
+};
+
+}  // namespace kv::nixl

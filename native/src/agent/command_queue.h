@@ -1,0 +1,39 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+
+namespace kv::nixl {
+
+// Commands from any thread to the one thread that runs them.
+class CommandQueue {
+ public:
+  using Command = std::function<void()>;
+
+  // From any thread: adds a command and wakes the running thread if it sleeps. Commands run in the order in which they were added.
+  void push(Command command);
+  // From any thread: sets `stopping` and wakes the running thread.
+  void stop();
+  // Whether `stop` was called.
+  const std::atomic<bool>& stopping() const { return stopping_; }
+
+  // On the running thread: runs the commands that are there. Returns whether there were any.
+  bool run_all();
+  // On the running thread: sleeps until there is a command, `stop` is called, or the time is over.
+  void sleep(std::chrono::microseconds longest);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Command> commands_;
+  bool asleep_ = false;
+  // Whether there are commands. Read without the lock, since the thread checks it in every turn of its loop.
+  std::atomic<bool> any_{false};
+  std::atomic<bool> stopping_{false};
+};
+
+}  // namespace kv::nixl

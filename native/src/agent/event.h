@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "library/failure.h"
+
+namespace kv::nixl {
+
+// Metadata, or the payload of a notification.
+using Bytes = std::vector<uint8_t>;
+
+// Sizes and timings of a transfer that succeeded; see TransferResult of @kv/interface.
+struct TransferOutcome {
+  double length_bytes;
+  double descriptor_count;
+  double merged_count;
+  double prepare_ms;
+  double make_ms;
+  double post_ms;
+  double transfer_ms;
+};
+
+// What a command returns to JavaScript.
+using EventValue = std::variant<std::monostate, double, std::string, Bytes, std::vector<std::string>, TransferOutcome>;
+
+// What an agent's thread reports to JavaScript.
+struct Event {
+  // The values are those that native.ts of @kv/nixl knows.
+  enum class Kind : int {
+    settled = 0,       // the command of this ticket has succeeded with `value`, or failed
+    done = 1,          // the transfer of this ticket has succeeded with a TransferOutcome and is released; or it has failed
+    released = 2,      // a transfer that did not succeed: NIXL no longer touches its memory
+    notification = 3,  // the peer `from` sent `value`; no ticket
+  };
+
+  Kind kind = Kind::settled;
+  uint64_t ticket = 0;
+  std::optional<Failure> failure = {};
+  EventValue value = {};
+  std::string from = {};
+
+  // A command that has succeeded without a value.
+  static Event settled(uint64_t ticket) { return {.kind = Kind::settled, .ticket = ticket}; }
+  // A transfer that has succeeded and is released.
+  static Event done(uint64_t ticket, TransferOutcome outcome) { return {.kind = Kind::done, .ticket = ticket, .value = outcome}; }
+  // A transfer that did not succeed and is released.
+  static Event released(uint64_t ticket) { return {.kind = Kind::released, .ticket = ticket}; }
+  // A command (`kind` settled) or a transfer (done) that has failed.
+  static Event failed(Kind kind, uint64_t ticket, Failure failure) { return {.kind = kind, .ticket = ticket, .failure = std::move(failure)}; }
+  // A notification of a peer.
+  static Event notification(std::string from, Bytes payload) {
+    return {.kind = Kind::notification, .value = std::move(payload), .from = std::move(from)};
+  }
+};
+
+}  // namespace kv::nixl

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <string>
+
+#include "agent/counters.h"
+#include "agent/event.h"
+#include "library/handle.h"
+#include "library/nixl_capi.h"
+
+namespace kv::nixl {
+
+// Polls NIXL for the notifications that peers have sent to one agent. The poll also drives the backends: without NIXL's own progress thread they
+// serve peers only during calls. Lives on the agent's thread.
+class NotificationPoller {
+ public:
+  // All references outlive it. `enabled`: a backend of the agent carries notifications. Throws KV_INTERNAL.
+  NotificationPoller(const capi::Functions& nixl, capi::Agent agent, Counters& counters, bool enabled)
+      : nixl_(nixl),
+        agent_(agent),
+        counters_(counters),
+        enabled_(enabled),
+        map_(Handle<capi::NotifMap>::make("KV_INTERNAL", "NIXL could not create a notification map", nixl.destroy_notif_map,
+                                          nixl.create_notif_map)) {}
+
+  // Calls `receive(from, payload)` for each notification that has arrived. Returns whether there were any.
+  template <typename Receive>
+  bool poll(Receive receive);
+  // Takes out the errors that a backend keeps for the next caller. A poll takes one of them.
+  void drain_errors() {
+    int left = kMaxErrors;
+    while (left > 0 && nixl_.get_notifs(agent_, map_.get(), nullptr) != capi::kSuccess) --left;
+  }
+
+ private:
+  // A connection that ends leaves an error per operation on it.
+  static constexpr int kMaxErrors = 65'536;
+
+  const capi::Functions& nixl_;
+  capi::Agent agent_;
+  Counters& counters_;
+  bool enabled_;
+  Handle<capi::NotifMap> map_;
+};
+
+template <typename Receive>
+bool NotificationPoller::poll(Receive receive) {
+  if (!enabled_ || nixl_.get_notifs(agent_, map_.get(), nullptr) != capi::kSuccess) return false;
+  size_t agents = 0;
+  nixl_.notif_map_size(map_.get(), &agents);
+  if (agents == 0) return false;
+  for (size_t index = 0; index < agents; ++index) {
+    const char* from = nullptr;
+    size_t count = 0;
+    if (nixl_.notif_map_get_agent_at(map_.get(), index, &from) != capi::kSuccess) break;
+    nixl_.notif_map_get_notifs_size(map_.get(), from, &count);
+    for (size_t number = 0; number < count; ++number) {
+      const void* data = nullptr;
+      size_t length = 0;
+      if (nixl_.notif_map_get_notif(map_.get(), from, number, &data, &length) != capi::kSuccess) continue;
+      const auto* bytes = static_cast<const uint8_t*>(data);
+      receive(std::string(from), Bytes(bytes, bytes + length));
+      ++counters_.notifications_received;
+    }
+  }
+  nixl_.notif_map_clear(map_.get());
+  return true;
+}
+
+}  // namespace kv::nixl

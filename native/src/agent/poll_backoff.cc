@@ -1,0 +1,73 @@
+#include "agent/poll_backoff.h"
+
+#include <algorithm>
+
+namespace kv::nixl {
+
+namespace {
+
+using std::chrono::microseconds;
+
+// A pause is the time since the last work divided by kIdlePerPause, within these bounds.
+constexpr int kIdlePerPause = 64;
+constexpr auto kShortestPause = microseconds(20);
+constexpr auto kLongestPause = microseconds(2000);
+// The longest pause if peers cannot reach anything here.
+constexpr auto kLongestPauseUnreachable = microseconds(5000);
+constexpr auto kLongestPauseInFlight = microseconds(50);
+// Polls count as consecutive if they are less than this apart. After a sleep, caches are cold and the duration of a poll says nothing.
+constexpr auto kConsecutive = microseconds(5);
+// A poll that takes this many times as long as an empty one has probably moved data for a peer, which may have more, so other polls follow at
+// once. The thread may also have been preempted; several long polls in a row exclude that.
+constexpr int kLongPollRatio = 3;
+constexpr int kPollsAfterLongOne = 4;
+constexpr int kLongPollsForCertainty = 3;
+constexpr int kTypicalPollRise = 1024;
+// If every poll was long for this time, empty polls may have become slower.
+constexpr auto kNoShortPoll = std::chrono::seconds(60);
+// While slices are being posted, polls are this far apart: a poll costs as much as making a small slice.
+constexpr auto kPollWhilePosting = microseconds(100);
+
+}  // namespace
+
+void PollBackoff::polled(Clock::time_point start, Clock::time_point end, bool reachable) {
+  const bool consecutive = start - last_poll_ < kConsecutive;
+  last_poll_ = end;
+  if (!reachable) {
+    // No peer can have been served: a long poll was preempted.
+    immediate_polls_ = 0;
+  } else if (consecutive) {
+    record_duration(end, end - start);
+  } else {
+    immediate_polls_ = std::max(immediate_polls_, 1);
+  }
+}
+
+// Compares a poll with what an empty one typically takes, which depends on the backend. The estimate falls at once and rises slowly. Polls that
+// move data do not raise it: a long transfer would be taken for idleness, and a sleep would follow each of its blocks.
+void PollBackoff::record_duration(Clock::time_point end, Clock::duration poll) {
+  if (poll > typical_poll_ * kLongPollRatio) {
+    if (++long_polls_in_a_row_ >= kLongPollsForCertainty) last_work_ = end;
+    immediate_polls_ = kPollsAfterLongOne;
+    if (end - last_short_poll_ < kNoShortPoll) return;
+    typical_poll_ *= 2;
+  } else {
+    long_polls_in_a_row_ = 0;
+    if (immediate_polls_ > 0) --immediate_polls_;
+    typical_poll_ = poll < typical_poll_ ? poll : typical_poll_ + (poll - typical_poll_) / kTypicalPollRise;
+  }
+  last_short_poll_ = end;
+}
+
+bool PollBackoff::due(Clock::time_point now) const { return now - last_poll_ > kPollWhilePosting; }
+
+microseconds PollBackoff::pause(Clock::time_point now, bool reachable, bool in_flight) const {
+  if (immediate_polls_ > 0) return microseconds::zero();
+  const auto idle = std::chrono::duration_cast<microseconds>(now - last_work_);
+  auto longest = reachable ? kLongestPause : kLongestPauseUnreachable;
+  if (in_flight) longest = kLongestPauseInFlight;
+  // Sleeping right after work is faster than another poll: JavaScript needs a core to take the event, and with few cores it is this one.
+  return std::clamp(idle / kIdlePerPause, kShortestPause, longest);
+}
+
+}  // namespace kv::nixl

@@ -1,0 +1,113 @@
+#include "libfabric/safeguards.h"
+
+#include <utility>
+
+#include "library/failure.h"
+#include "peers/agent_metadata.h"
+
+namespace kv::nixl {
+
+namespace {
+
+constexpr const char* kBackend = "LIBFABRIC";
+// How long after a peer's death NIXL is told to give up requests to it. Data that the peer has sent is long before then in this host's own
+// buffers, or lost.
+constexpr auto kQuarantine = std::chrono::seconds(5);
+// Attempts to load metadata while a peer's death explains that NIXL refuses it.
+constexpr int kMaxLoads = 4;
+
+}  // namespace
+
+LibfabricSafeguards::LibfabricSafeguards(const capi::Functions& nixl, capi::Agent agent, NotificationPoller& poller, bool watch_peers,
+                                         bool probe_writes)
+    : nixl_(nixl), agent_(agent), poller_(poller), watch_peers_(watch_peers) {
+  if (probe_writes) probe_.emplace(nixl, agent);
+}
+
+void LibfabricSafeguards::require_tcp_address(const std::string& peer, const Connections& connections) {
+  const auto connection = connections.find(kBackend);
+  if (!watch_peers_ || connection == connections.end()) return;
+  if (!uses_tcp_) {
+    const AgentMetadata own = read_metadata(local_metadata(nixl_, agent_));
+    const auto mine = own.connections.find(kBackend);
+    uses_tcp_ = mine != own.connections.end() && PeerLiveness::has_tcp_address(mine->second);
+  }
+  if (!*uses_tcp_ || PeerLiveness::has_tcp_address(connection->second)) return;
+  throw Failure("KV_AGENT_METADATA_INVALID",
+                "the metadata of \"" + peer + "\" contains no TCP address, which this agent's LIBFABRIC backend needs to reach its peers",
+                "pass the peer's localMetadata() whole, and use the same libfabric provider on both sides (FI_PROVIDER)");
+}
+
+std::unique_ptr<PeerLiveness> LibfabricSafeguards::start_watch(const std::string& peer, const Connections& connections,
+                                                                bool same_process) {
+  const auto connection = connections.find(kBackend);
+  if (!watch_peers_ || connection == connections.end()) return nullptr;
+  // A known peer that was taken for dead and is added again is watched anew.
+  PeerLiveness* present = find(peer);
+  if (same_process && present != nullptr && present->alive()) return nullptr;
+  return PeerLiveness::connect_to(connection->second);
+}
+
+void LibfabricSafeguards::keep_watch(const std::string& peer, std::unique_ptr<PeerLiveness> liveness) {
+  if (liveness) watched_[peer] = std::move(liveness);
+}
+
+void LibfabricSafeguards::end_watch(const std::string& peer) {
+  const auto found = watched_.find(peer);
+  if (found == watched_.end()) return;
+  note_death(*found->second);
+  watched_.erase(found);
+}
+
+bool LibfabricSafeguards::may_retry_load(int attempts) {
+  return watch_peers_ && attempts < kMaxLoads && any_death_after(Clock::now() - kQuarantine);
+}
+
+PeerLiveness* LibfabricSafeguards::find(const std::string& peer) const {
+  if (!watch_peers_) return nullptr;
+  const auto found = watched_.find(peer);
+  return found == watched_.end() ? nullptr : found->second.get();
+}
+
+bool LibfabricSafeguards::is_dead(const std::string& peer) {
+  PeerLiveness* liveness = find(peer);
+  return liveness != nullptr && !liveness->alive();
+}
+
+LibfabricSafeguards::Clock::duration LibfabricSafeguards::dead_for(const std::string& peer) const {
+  const PeerLiveness* liveness = find(peer);
+  return liveness == nullptr ? Clock::duration::zero() : liveness->dead_for();
+}
+
+bool LibfabricSafeguards::known_dead(const std::string& peer) const { return dead_for(peer) > Clock::duration::zero(); }
+
+bool LibfabricSafeguards::quarantine_over(const std::string& peer) const { return dead_for(peer) >= kQuarantine; }
+
+void LibfabricSafeguards::check_peers() {
+  for (const auto& [name, liveness] : watched_) {
+    liveness->alive();
+    note_death(*liveness);
+  }
+}
+
+void LibfabricSafeguards::note_death(const PeerLiveness& liveness) {
+  const auto dead_for = liveness.dead_for();
+  if (dead_for <= dead_for.zero()) return;
+  const auto died = Clock::now() - dead_for;
+  if (!last_death_ || died > *last_death_) last_death_ = died;
+}
+
+bool LibfabricSafeguards::any_death_after(Clock::time_point time) {
+  check_peers();
+  return last_death_ && *last_death_ > time;
+}
+
+bool LibfabricSafeguards::error_may_be_anothers(const std::string& peer) {
+  PeerLiveness* liveness = find(peer);
+  if (liveness == nullptr) return false;
+  poller_.drain_errors();
+  check_peers();
+  return liveness->alive();
+}
+
+}  // namespace kv::nixl

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "agent/notification_poller.h"
+#include "libfabric/landing_probe.h"
+#include "libfabric/peer_liveness.h"
+#include "library/nixl_capi.h"
+
+namespace kv::nixl {
+
+// Connection data of an agent, by backend.
+using Connections = std::map<std::string, std::string>;
+
+// Makes good what LIBFABRIC over TCP does not promise and UCX does:
+// - A peer's death is not reported: watched with PeerLiveness. Requests to a dead peer are given up after a quarantine.
+// - A WRITE is reported as done before its bytes have landed: confirmed with LandingProbe.
+// - An error goes to the next call, whichever peer that is for: see AmbiguousFailure, and `drain_errors` before calls that cannot be repeated.
+// - Metadata of an unreachable peer, or of too many peers, harms NIXL: refused before NIXL gets it.
+// For an agent without such a backend every method returns at once. Lives on the agent's thread.
+class LibfabricSafeguards {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // All references outlive it. `watch_peers`: a backend does not report a peer's death. `probe_writes`: a backend reports WRITEs too early.
+  LibfabricSafeguards(const capi::Functions& nixl, capi::Agent agent, NotificationPoller& poller, bool watch_peers, bool probe_writes);
+
+  // Confirms that WRITEs have landed; null if the agent's backends need no confirmation.
+  const LandingProbe* landing_probe() const { return probe_ ? &*probe_ : nullptr; }
+
+  // Throws KV_AGENT_METADATA_INVALID if a peer's connection data lacks the TCP address that this agent's LIBFABRIC backend needs: NIXL would keep
+  // the peer, and crash at the next metadata under its name.
+  void require_tcp_address(const std::string& peer, const Connections& connections);
+  // Starts to watch a peer that is being added. Null where no watch is needed: the backend reports deaths, or the same process is already watched
+  // and alive. `same_process`: the agent knows a peer of this name with the same connection data.
+  std::unique_ptr<PeerLiveness> start_watch(const std::string& peer, const Connections& connections, bool same_process);
+  // Keeps the watch of a peer that was added; null keeps the present one.
+  void keep_watch(const std::string& peer, std::unique_ptr<PeerLiveness> liveness);
+  // Ends the watch of a peer that is removed.
+  void end_watch(const std::string& peer);
+
+  // Whether loading metadata is worth another attempt: it was refused `attempts` times, and a peer's recent death explains that.
+  bool may_retry_load(int attempts);
+  // Counts a peer that NIXL has accepted.
+  void count_loaded_peer() { ++loaded_peers_; }
+  // Whether NIXL's LIBFABRIC plugin has no number left for another peer.
+  bool peer_numbers_exhausted() const { return watch_peers_ && loaded_peers_ >= kMaxPeers; }
+  // Peers that an agent can add over LIBFABRIC in its life. NIXL 1.5.0 numbers them with 8 bits and does not reuse a number.
+  static constexpr int kMaxPeers = 255;
+
+  // Whether the peer's process is known to be dead. Checks it, which is cheap.
+  bool is_dead(const std::string& peer);
+  // The same by the last check.
+  bool known_dead(const std::string& peer) const;
+  // Whether the peer has been dead for so long that none of its data can still arrive.
+  bool quarantine_over(const std::string& peer) const;
+  // Checks every peer.
+  void check_peers();
+  // Whether the death of any peer was noticed after that time. Checks every peer.
+  bool any_death_after(Clock::time_point time);
+
+  // Takes errors of earlier operations out of the backend, so that the next call does not get them.
+  void drain_errors() {
+    if (watch_peers_) poller_.drain_errors();
+  }
+  // Whether an error of a call for this peer may be another peer's: the peer is watched and alive. Drains the errors that are left.
+  bool error_may_be_anothers(const std::string& peer);
+
+ private:
+  PeerLiveness* find(const std::string& peer) const;
+  Clock::duration dead_for(const std::string& peer) const;
+  void note_death(const PeerLiveness& liveness);
+
+  const capi::Functions& nixl_;
+  capi::Agent agent_;
+  NotificationPoller& poller_;
+  const bool watch_peers_;
+  std::optional<LandingProbe> probe_;
+  std::unordered_map<std::string, std::unique_ptr<PeerLiveness>> watched_;
+  std::optional<Clock::time_point> last_death_;
+  // Peers that NIXL has accepted. A peer that was removed and added again counts twice.
+  int loaded_peers_ = 0;
+  // Whether this agent's own LIBFABRIC backend uses TCP; none until it was determined.
+  std::optional<bool> uses_tcp_;
+};
+
+}  // namespace kv::nixl

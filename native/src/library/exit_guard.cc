@@ -1,0 +1,97 @@
+#include "library/exit_guard.h"
+
+#include <link.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <vector>
+
+namespace kv::nixl {
+
+namespace {
+
+// For all agents' threads together; posting a slice and destroying an agent take 150 ms.
+constexpr auto kExitTimeout = std::chrono::milliseconds(2000);
+
+struct RunningThreads {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::shared_ptr<StoppableThread>> threads;
+};
+
+// Never destroyed: it is used after static destructors have begun.
+RunningThreads& running() {
+  static auto* instance = new RunningThreads;
+  return *instance;
+}
+
+int count_route_library(struct dl_phdr_info* info, size_t, void* count) {
+  if (info->dlpi_name != nullptr && strstr(info->dlpi_name, "libnl-route-3") != nullptr) ++*static_cast<int*>(count);
+  return 0;
+}
+
+bool destructors_would_crash() {
+  int count = 0;
+  dl_iterate_phdr(count_route_library, &count);
+  return count > 1;
+}
+
+[[maybe_unused]] void on_process_exit(int status, void*) {
+  const bool stopped = stop_all_threads();
+  if (stopped && !destructors_would_crash()) return;
+  fflush(nullptr);
+  _exit(status);
+}
+
+}  // namespace
+
+bool stop_all_threads() {
+  RunningThreads& all = running();
+  std::unique_lock lock(all.mutex);
+  const auto threads = all.threads;
+  lock.unlock();
+  for (const auto& thread : threads) thread->stop();
+  lock.lock();
+  return all.changed.wait_for(lock, kExitTimeout, [&] { return all.threads.empty(); });
+}
+
+void await_thread_end(const StoppableThread* thread) {
+  RunningThreads& all = running();
+  std::unique_lock lock(all.mutex);
+  const bool ended = all.changed.wait_for(lock, kExitTimeout, [&] {
+    return std::none_of(all.threads.begin(), all.threads.end(), [&](const auto& entry) { return entry.get() == thread; });
+  });
+  lock.unlock();
+  // Libraries that this thread has loaded meanwhile have destructors that would run before the handler, while the thread still uses them.
+  if (!ended) install_exit_handler();
+}
+
+void install_exit_handler() {
+#ifdef __GLIBC__
+  // on_exit, unlike atexit, passes the status. Handlers run in reverse order, so this one runs before the destructors of libraries that
+  // were loaded before this call.
+  on_exit(on_process_exit, nullptr);
+#endif
+}
+
+void add_running_thread(std::shared_ptr<StoppableThread> thread) {
+  RunningThreads& all = running();
+  const std::lock_guard lock(all.mutex);
+  all.threads.push_back(std::move(thread));
+}
+
+void remove_running_thread(const StoppableThread* thread) {
+  RunningThreads& all = running();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.threads, [&](const auto& entry) { return entry.get() == thread; });
+  all.changed.notify_all();
+}
+
+}  // namespace kv::nixl

@@ -1,0 +1,109 @@
+#include "memory/descriptor_layout.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "library/failure.h"
+
+namespace kv::nixl {
+
+namespace {
+
+constexpr double kExact = 9007199254740992.0;  // 2^53
+constexpr uint64_t kMaxDescriptors = 1ull << 26;
+// Rows between two checks whether the environment is ending.
+constexpr size_t kRowsPerStopCheck = 1u << 16;
+
+Failure invalid(size_t row, const std::string& what) {
+  return Failure("KV_LIST_INVALID", "row " + std::to_string(row) + " of the descriptor table: " + what);
+}
+
+[[gnu::cold, gnu::noinline]] Failure not_an_integer(double value, size_t row, const char* name) {
+  return invalid(row, std::string(name) + " is " + std::to_string(value) + ", not an integer from 0 to 2^53 - 1");
+}
+
+inline uint64_t integer(double value, size_t row, const char* name) {
+  // The comparison also refuses NaN. Conversions go through the signed type, which takes the processor one instruction.
+  if (!(value >= 0 && value < kExact) || value != static_cast<double>(static_cast<int64_t>(value))) {
+    throw not_an_integer(value, row, name);
+  }
+  return static_cast<uint64_t>(static_cast<int64_t>(value));
+}
+
+}  // namespace
+
+std::vector<Row> read_rows(const DescriptorTable& table, bool zero_address_allowed, const std::atomic<bool>& stopping) {
+  const size_t count = table.count();
+  if (count == 0 || count % kRowNumbers != 0) {
+    throw Failure("KV_LIST_INVALID", "a descriptor table has rows of 5 numbers and at least one row; this one has " +
+                                         std::to_string(count) + " numbers");
+  }
+  std::vector<Row> rows;
+  rows.reserve(count / kRowNumbers);
+  uint64_t descriptors = 0;
+  for (size_t index = 0; index < count / kRowNumbers; ++index) {
+    if (index % kRowsPerStopCheck == 0 && stopping) throw Failure("KV_AGENT_CLOSED", "the environment ended");
+    const double* number = table.data() + index * kRowNumbers;
+    const Row row{integer(number[0], index, "address"), integer(number[1], index, "length"),
+                  integer(number[2], index, "device"), integer(number[3], index, "stride"),
+                  integer(number[4], index, "count")};
+    if (row.address == 0 && !zero_address_allowed) throw invalid(index, "address is 0");
+    if (row.length == 0) throw invalid(index, "length is 0");
+    if (row.count == 0) throw invalid(index, "count is 0");
+    if (row.count > kMaxDescriptors || (descriptors += row.count) > kMaxDescriptors) {
+      throw invalid(index, "more than " + std::to_string(kMaxDescriptors) + " descriptors in one list");
+    }
+    // In doubles, since the sum may overflow an integer; a rounding error near 2^53 does not matter.
+    if (number[0] + (number[4] - 1) * number[3] + number[1] >= kExact) throw invalid(index, "it ends beyond 2^53");
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+DescriptorLayout::DescriptorLayout(std::vector<Row> rows) : rows_(std::move(rows)) {
+  starts_.reserve(rows_.size() + 1);
+  starts_.push_back(0);
+  uniform_length_ = rows_.front().length;
+  for (const Row& row : rows_) {
+    starts_.push_back(starts_.back() + static_cast<uint32_t>(row.count));
+    if (row.length != rows_.front().length) uniform_length_ = 0;
+    contiguous_ = contiguous_ && (row.count == 1 || row.stride == row.length);
+  }
+}
+
+void DescriptorLayout::Cursor::find_row(uint32_t index) {
+  const auto& starts = layout_->starts_;
+  // Most lists are read in order, so the next row is tried first.
+  if (row_ + 2 < starts.size() && index >= starts[row_ + 1] && index < starts[row_ + 2]) {
+    ++row_;
+    return;
+  }
+  row_ = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), index) - starts.begin()) - 1;
+}
+
+namespace {
+
+void add_descriptor(const capi::Functions& nixl, capi::XferDlist list, uint64_t address, uint64_t length, uint64_t device) {
+  const capi::Status status = nixl.xfer_dlist_add_desc(list, address, length, device);
+  if (status != capi::kSuccess) {
+    throw Failure("KV_LIST_INVALID", std::string("NIXL refused a descriptor: ") + describe(status));
+  }
+}
+
+}  // namespace
+
+void add_each_descriptor(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows) {
+  for (const Row& row : rows) {
+    uint64_t address = row.address;
+    for (uint64_t index = 0; index < row.count; ++index, address += row.stride) {
+      add_descriptor(nixl, list, address, row.length, row.device);
+    }
+  }
+}
+
+void add_row_spans(const capi::Functions& nixl, capi::XferDlist list, const std::vector<Row>& rows) {
+  for (const Row& row : rows) add_descriptor(nixl, list, row.address, row.span(), row.device);
+}
+
+}  // namespace kv::nixl

@@ -1,0 +1,48 @@
+#include "memory/mapping.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <string>
+#include <thread>
+
+#include "library/failure.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace kv::nixl {
+
+std::shared_ptr<Mapping> Mapping::create(size_t length) {
+  void* address = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (address == MAP_FAILED) {
+    throw Failure("KV_MEMORY_INVALID", "cannot map " + std::to_string(length) + " bytes: " + strerror(errno));
+  }
+  std::shared_ptr<Mapping> mapping(new Mapping(address, length));
+  std::promise<void> promise;
+  mapping->touched_ = promise.get_future().share();
+  // The thread holds the mapping, so it is not unmapped before the thread ends.
+  std::thread([mapping, promise = std::move(promise)]() mutable {
+    mapping->touch();
+    promise.set_value();
+  }).detach();
+  return mapping;
+}
+
+Mapping::~Mapping() { munmap(address_, length_); }
+
+void Mapping::release_pages() const { madvise(address_, length_, MADV_DONTNEED); }
+
+void Mapping::touch() const {
+  if (madvise(address_, length_, MADV_POPULATE_WRITE) == 0) return;
+  // Kernels before 5.14: an atomic operation that changes nothing, since JavaScript may already write to the memory.
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  for (size_t offset = 0; offset < length_; offset += page) {
+    __atomic_fetch_or(reinterpret_cast<unsigned char*>(data()) + offset, 0, __ATOMIC_RELAXED);
+  }
+}
+
+}  // namespace kv::nixl

@@ -1,0 +1,134 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "agent/counters.h"
+#include "library/failure.h"
+#include "library/handle.h"
+#include "library/nixl_capi.h"
+#include "memory/descriptor_layout.h"
+#include "memory/mapping.h"
+#include "memory/memory_types.h"
+#include "memory/prepared_list.h"
+
+namespace kv::nixl {
+
+// A range of memory as NIXL registers it. For DRAM the device is 0. For device memory, address and device are the runtime's pointer and
+// ordinal. For a file, the device is its descriptor and the address an offset; for an object, the device is a number chosen by the caller.
+struct MemoryRange {
+  capi::MemoryType type;
+  uint64_t address;
+  uint64_t length;
+  uint64_t device;
+  // An object's key; empty for all else.
+  std::string key = {};
+
+  // The address one past the last byte.
+  uint64_t end() const { return address + length; }
+  // Whether both are of one type and device and have bytes in common.
+  bool overlaps(const MemoryRange& other) const { return same_device(other) && address < other.end() && other.address < end(); }
+  // Whether both are the same bytes.
+  bool same_range(const MemoryRange& other) const { return same_device(other) && address == other.address && length == other.length; }
+  // Whether all of the row lies in it.
+  bool holds(const Row& row) const { return row.device == device && row.address >= address && row.end() <= end(); }
+
+ private:
+  bool same_device(const MemoryRange& other) const { return type == other.type && device == other.device; }
+};
+
+// Registers a range with NIXL and deregisters it when destroyed.
+class NixlRegistration {
+ public:
+  // Throws `refused(status)` when NIXL does not register the range.
+  template <typename Refused>
+  NixlRegistration(const capi::Functions& nixl, capi::Agent agent, const MemoryRange& range, Refused refused)
+      : nixl_(&nixl),
+        agent_(agent),
+        list_(Handle<capi::RegDlist>::make("KV_MEMORY_INVALID", "NIXL could not create a registration list", nixl.destroy_reg_dlist,
+                                           nixl.create_reg_dlist, range.type)) {
+    capi::Status status = nixl.reg_dlist_add_desc(list_.get(), range.address, range.length, range.device,
+                                                  range.key.empty() ? nullptr : range.key.data(), range.key.size());
+    if (status == capi::kSuccess) status = nixl.register_mem(agent, list_.get(), nullptr);
+    if (status != capi::kSuccess) throw refused(status);
+  }
+  NixlRegistration(NixlRegistration&& other) noexcept = default;
+  NixlRegistration& operator=(NixlRegistration&&) = delete;
+  ~NixlRegistration() {
+    if (list_) nixl_->deregister_mem(agent_, list_.get(), nullptr);
+  }
+
+  // Deregisters it now. If NIXL refuses, it stays registered.
+  capi::Status deregister() {
+    const capi::Status status = nixl_->deregister_mem(agent_, list_.get(), nullptr);
+    if (status == capi::kSuccess) list_ = {};
+    return status;
+  }
+
+ private:
+  const capi::Functions* nixl_;
+  capi::Agent agent_;
+  Handle<capi::RegDlist> list_;
+};
+
+// A range that an agent registered once with NIXL, however many registrations of JavaScript name it.
+struct RegisteredMemory {
+  MemoryRange range;
+  // Keeps memory that the addon allocated; null for external memory.
+  std::shared_ptr<Pin> pin;
+  NixlRegistration registration;
+  uint32_t registrations = 0;
+  // Prepared lists that describe it. It is not deregistered while there are any.
+  uint32_t lists = 0;
+};
+
+// The memory that one agent has registered: memory that the addon allocated, and external memory (files, objects, device memory). Lives on
+// the agent's thread. Everything is deregistered when it is destroyed.
+class Registrations {
+ public:
+  // All arguments outlive it.
+  Registrations(const capi::Functions& nixl, capi::Agent agent, const MemoryTypes& types, Counters& counters)
+      : nixl_(nixl), agent_(agent), types_(types), counters_(counters) {}
+  ~Registrations();
+  Registrations(const Registrations&) = delete;
+  Registrations& operator=(const Registrations&) = delete;
+
+  // Registers memory that the addon allocated, under an id that was not used before. Blocks until its pages are touched. Throws
+  // KV_MEMORY_INVALID.
+  void add_allocated(uint64_t id, std::shared_ptr<Pin> pin);
+  // Registers external memory. `verify`: ask CUDA's driver whether the range is device memory. Throws KV_MEMORY_INVALID, also where the range
+  // overlaps another one.
+  void add_external(uint64_t id, const MemoryRange& range, bool verify);
+  // Ends a registration. Throws KV_MEMORY_IN_USE while a prepared list describes its memory, and KV_MEMORY_NOT_REGISTERED.
+  void remove(uint64_t id);
+  // Whether peers can reach memory of this agent.
+  bool any_reachable() const {
+    return std::ranges::any_of(memories_, [](const auto& memory) { return !is_storage(memory.range.type); });
+  }
+
+  // The registrations that hold the rows, each once. Throws KV_MEMORY_NOT_REGISTERED for a row that no single registration holds.
+  std::vector<RegisteredMemory*> holding(capi::MemoryType type, const std::vector<Row>& rows);
+
+ private:
+  void add(uint64_t id, const MemoryRange& range, std::shared_ptr<Pin> pin);
+  RegisteredMemory* find_same(const MemoryRange& range);
+  RegisteredMemory* find_holder(capi::MemoryType type, const Row& row);
+  [[noreturn]] void throw_not_registered(capi::MemoryType type, const Row& row, size_t index);
+  size_t count_of(capi::MemoryType type) const;
+
+  const capi::Functions& nixl_;
+  capi::Agent agent_;
+  const MemoryTypes& types_;
+  Counters& counters_;
+  // A list, since prepared lists point to its elements.
+  std::list<RegisteredMemory> memories_;
+  std::unordered_map<uint64_t, RegisteredMemory*> by_id_;
+};
+
+}  // namespace kv::nixl

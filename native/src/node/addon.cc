@@ -1,0 +1,50 @@
+// The addon's exports; see NativeAddon in native.ts of @kv/nixl, the only package that uses them.
+#include <napi.h>
+
+#include "node/agent_object.h"
+#include "library/environment.h"
+#include "library/exit_guard.h"
+#include "library/nixl_library.h"
+#include "node/memory_object.h"
+
+namespace {
+
+// `prepareEnvironment(variables: [name, value][]): [name, value][]`: returns the defaults that it set.
+Napi::Value prepare(const Napi::CallbackInfo& info) {
+  kv::nixl::Variables variables;
+  const auto wanted = info[0].As<Napi::Array>();
+  for (uint32_t index = 0; index < wanted.Length(); ++index) {
+    const auto pair = wanted.Get(index).As<Napi::Array>();
+    variables.emplace_back(pair.Get(0u).ToString().Utf8Value(), pair.Get(1u).ToString().Utf8Value());
+  }
+  const auto set = kv::nixl::prepare_environment(variables);
+  const auto answer = Napi::Array::New(info.Env(), set.size());
+  for (uint32_t index = 0; index < set.size(); ++index) {
+    const auto pair = Napi::Array::New(info.Env(), 2);
+    pair.Set(0u, set[index].first);
+    pair.Set(1u, set[index].second);
+    answer.Set(index, pair);
+  }
+  return answer;
+}
+
+// `stopAll()`: for the exit of the process. Blocks until all agents' threads have ended, for two seconds at most.
+Napi::Value stop_all(const Napi::CallbackInfo& info) { return Napi::Boolean::New(info.Env(), kv::nixl::stop_all_threads()); }
+
+// `isLoaded()`: whether NIXL has been loaded, so that it no longer sees variables that are set.
+Napi::Value is_loaded(const Napi::CallbackInfo& info) {
+  return Napi::Boolean::New(info.Env(), kv::nixl::NixlLibrary::loaded());
+}
+
+Napi::Object initialize(Napi::Env env, Napi::Object exports) {
+  exports.Set("Agent", kv::nixl::AgentObject::define(env));
+  exports.Set("Memory", kv::nixl::MemoryObject::define(env));
+  exports.Set("prepareEnvironment", Napi::Function::New(env, prepare, "prepareEnvironment"));
+  exports.Set("isLoaded", Napi::Function::New(env, is_loaded, "isLoaded"));
+  exports.Set("stopAll", Napi::Function::New(env, stop_all, "stopAll"));
+  return exports;
+}
+
+}  // namespace
+
+NODE_API_MODULE(kv_nixl, initialize)

@@ -1,0 +1,150 @@
+#include "peers/agent_metadata.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <algorithm>
+#include <bit>
+#include <string_view>
+
+#include "library/failure.h"
+
+namespace kv::nixl {
+
+namespace {
+
+constexpr std::string_view kMagic = "nixlSerDes|";
+constexpr size_t kMaxBytes = 64u << 20;
+constexpr uint64_t kMaxBackends = 64;
+constexpr int kMemoryTypes = 5;  // DRAM, VRAM, BLOCK, OBJECT, FILE
+// Address, length and device of a descriptor. A backend's own data follows them.
+constexpr size_t kDescriptorBytes = 24;
+
+// Reads entries: a tag, the length of the value as 8 bytes, the value, and a bar.
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+
+  std::string_view entry(std::string_view tag) {
+    uint64_t length = 0;
+    if (bytes_.substr(at_, tag.size()) != tag) fail("\"" + std::string(tag) + "\" is missing");
+    if (bytes_.size() - at_ < tag.size() + sizeof(length)) fail("it is cut short");
+    memcpy(&length, bytes_.data() + at_ + tag.size(), sizeof(length));
+    at_ += tag.size() + sizeof(length);
+    if (length >= bytes_.size() - at_) fail("an entry of " + std::to_string(length) + " bytes is longer than the rest");
+    const std::string_view value = bytes_.substr(at_, length);
+    at_ += length;
+    if (bytes_[at_] != '|') fail("an entry does not end in a bar");
+    ++at_;
+    return value;
+  }
+
+  template <typename T>
+  T number(std::string_view tag) {
+    const std::string_view value = entry(tag);
+    if (value.size() != sizeof(T)) fail("\"" + std::string(tag) + "\" has " + std::to_string(value.size()) + " bytes");
+    T number;
+    memcpy(&number, value.data(), sizeof(T));
+    return number;
+  }
+
+  void skip(size_t length) { at_ += length; }
+  bool at_end() const { return at_ == bytes_.size(); }
+
+  [[noreturn]] void fail(const std::string& why) const {
+    throw Failure("KV_AGENT_METADATA_INVALID",
+                  std::to_string(bytes_.size()) + " bytes are not NIXL agent metadata: at byte " + std::to_string(at_) + " " + why,
+                  "pass the peer's localMetadata() whole and unchanged");
+  }
+
+ private:
+  std::string_view bytes_;
+  size_t at_ = 0;
+};
+
+// Reads the key that UCX packs for registered memory: a bitmap of memory domains (8 bytes), the memory type (1), and for each domain in the
+// bitmap a length (1) and as many bytes. UCX 1.20 and later add a device (1) and, unless that is 0xff, distances to others (3 bytes each) up to
+// an 0xff. UCX uses the type as an index and searches the end without a bound, so a damaged key may or may not end the process.
+void read_ucx_key(const Reader& reader, std::string_view key) {
+  constexpr size_t kHeadBytes = 9;
+  // In UCX 1.19 to 1.21. One of them has a tenth type, which NIXL does not use.
+  constexpr uint8_t kMemoryTypes = 9;
+  constexpr uint8_t kUnknownDevice = 0xff;
+  constexpr size_t kDistanceBytes = 3;
+  const auto at = [&key](size_t index) { return static_cast<uint8_t>(key[index]); };
+  if (key.size() < kHeadBytes) reader.fail("a key of UCX has " + std::to_string(key.size()) + " bytes");
+  uint64_t domains = 0;
+  memcpy(&domains, key.data(), sizeof(domains));
+  const uint8_t type = at(sizeof(domains));
+  if (type >= kMemoryTypes) reader.fail("a key of UCX is of memory of type " + std::to_string(type) + ", which does not exist");
+  size_t end = kHeadBytes;
+  for (int count = std::popcount(domains); count > 0; --count) {
+    if (end < key.size()) end += at(end);
+    if (++end > key.size()) reader.fail("a key of UCX is cut short");
+  }
+  if (end < key.size() && at(end++) != kUnknownDevice) {
+    while (end < key.size() && at(end) != kUnknownDevice) end += kDistanceBytes;
+    if (end >= key.size()) reader.fail("a key of UCX has no end");
+  }
+}
+
+void read_descriptors(Reader& reader, std::string_view backend) {
+  if (reader.entry("nixlDList") != "nixlSDList") reader.fail("a list of descriptors is of another kind");
+  const auto type = reader.number<int>("t");
+  if (type < 0 || type >= kMemoryTypes) reader.fail("memory type " + std::to_string(type) + " does not exist");
+  const auto count = reader.number<uint64_t>("n");
+  if (count == 0) reader.fail("a list of descriptors is empty");
+  for (uint64_t index = 0; index < count; ++index) {
+    const std::string_view descriptor = reader.entry("");
+    if (descriptor.size() < kDescriptorBytes) reader.fail("a descriptor has " + std::to_string(descriptor.size()) + " bytes");
+    uint64_t address = 0;
+    uint64_t length = 0;
+    memcpy(&address, descriptor.data(), sizeof(address));
+    memcpy(&length, descriptor.data() + sizeof(address), sizeof(length));
+    if (address + length < address) reader.fail("a descriptor goes beyond the end of memory");
+    if (backend == "UCX") read_ucx_key(reader, descriptor.substr(kDescriptorBytes));
+  }
+}
+
+}  // namespace
+
+Bytes local_metadata(const capi::Functions& nixl, capi::Agent agent) {
+  void* data = nullptr;
+  size_t length = 0;
+  check(nixl.get_local_md(agent, &data, &length), "KV_AGENT_INVALID", "NIXL has no metadata of this agent");
+  const auto* bytes = static_cast<const uint8_t*>(data);
+  Bytes copy(bytes, bytes + length);
+  free(data);
+  return copy;
+}
+
+AgentMetadata read_metadata(const Bytes& bytes) {
+  const std::string_view view(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  Reader reader(view);
+  if (view.size() > kMaxBytes) reader.fail("there are more than " + std::to_string(kMaxBytes) + " bytes");
+  if (!view.starts_with(kMagic)) reader.fail("NIXL's magic is missing");
+  reader.skip(kMagic.size());
+  AgentMetadata metadata;
+  metadata.agent = reader.entry("Agent");
+  const auto printable = [](char letter) { return letter >= ' ' && letter <= '~'; };
+  if (metadata.agent.empty() || metadata.agent.size() > 255 || !std::ranges::all_of(metadata.agent, printable)) {
+    reader.fail("the agent's name is not 1 to 255 printable ASCII characters");
+  }
+  const auto connections = reader.number<uint64_t>("Conns");
+  if (connections > kMaxBackends) reader.fail("there are " + std::to_string(connections) + " backends");
+  for (uint64_t index = 0; index < connections; ++index) {
+    const std::string backend(reader.entry("t"));
+    metadata.connections[backend] = reader.entry("c");
+  }
+  if (reader.entry("") != "MemSection") reader.fail("the memory section is missing");
+  const auto sections = reader.number<uint64_t>("nixlSecElms");
+  for (uint64_t index = 0; index < sections; ++index) {
+    const std::string_view backend = reader.entry("bknd");
+    if (backend.empty()) reader.fail("a section names no backend");
+    read_descriptors(reader, backend);
+  }
+  if (!reader.at_end()) reader.fail("there are bytes after the end");
+  return metadata;
+}
+
+}  // namespace kv::nixl

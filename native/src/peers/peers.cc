@@ -1,0 +1,167 @@
+#include "peers/peers.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "library/failure.h"
+
+namespace kv::nixl {
+
+namespace {
+
+// UCX keeps a notification while it connects to a peer, drops it when the agent ends meanwhile, and does not report when it was sent. This is
+// how long connecting takes at most.
+constexpr auto kConnectTime = std::chrono::milliseconds(500);
+
+}  // namespace
+
+Peers::Peers(const capi::Functions& nixl, capi::Agent agent, std::string own_name, LibfabricSafeguards& safeguards, Counters& counters)
+    : nixl_(nixl), agent_(agent), own_name_(std::move(own_name)), safeguards_(safeguards), counters_(counters) {}
+
+Peers::~Peers() {
+  for (const auto& [name, peer] : peers_) nixl_.invalidate_remote_md(agent_, name.c_str());
+  counters_.remotes = 0;
+}
+
+void Peers::read_pending(PendingPeer& pending) {
+  const AgentMetadata& metadata = pending.metadata.emplace(read_metadata(pending.bytes));
+  const std::string& name = metadata.agent;
+  if (name == own_name_) throw Failure("KV_AGENT_METADATA_INVALID", "the metadata is of an agent with this agent's own name, \"" + name + "\"");
+  safeguards_.require_tcp_address(name, metadata.connections);
+  const auto known = peers_.find(name);
+  const bool same_process = known != peers_.end() && known->second.connections == metadata.connections;
+  pending.liveness = safeguards_.start_watch(name, metadata.connections, same_process);
+}
+
+std::optional<std::string> Peers::add(PendingPeer& pending) {
+  if (!pending.metadata) read_pending(pending);
+  const std::string& name = pending.metadata->agent;
+  // NIXL would try to connect to a process that is gone for ever.
+  if (pending.liveness && !pending.liveness->connected()) {
+    if (pending.liveness->alive()) return std::nullopt;
+    throw Failure("KV_AGENT_METADATA_INVALID",
+                  "nothing answers at the address in the metadata of \"" + name + "\": its process is gone, or its host cannot be reached",
+                  "pass the metadata of the process that runs now");
+  }
+  const auto known = peers_.find(name);
+  if (known != peers_.end() && known->second.connections != pending.metadata->connections) {
+    // Another process has taken the name, and NIXL refuses to replace the old one.
+    if (!known->second.lists.empty()) {
+      throw Failure("KV_AGENT_METADATA_INVALID",
+                    "\"" + name + "\" is known with other connection data, and " + std::to_string(known->second.lists.size()) +
+                        " prepared lists describe its memory",
+                    "if it was restarted, close its lists first");
+    }
+    forget(name);
+  }
+  load(name, pending.bytes);
+  peers_[name].connections = std::move(pending.metadata->connections);
+  safeguards_.keep_watch(name, std::move(pending.liveness));
+  counters_.remotes = peers_.size();
+  return name;
+}
+
+void Peers::load(const std::string& name, const Bytes& metadata) {
+  for (int attempts = 1;; ++attempts) {
+    char* raw = nullptr;
+    const capi::Status status = nixl_.load_remote_md(agent_, metadata.data(), metadata.size(), &raw);
+    free(raw);
+    if (status == capi::kSuccess) {
+      if (!peers_.contains(name)) safeguards_.count_loaded_peer();
+      return;
+    }
+    const bool retry = safeguards_.may_retry_load(attempts);
+    // NIXL has dropped what it knew of the peer, and what its prepared lists point to, even if it accepts the same metadata next time.
+    if (peers_.contains(name)) forget(name);
+    if (!retry && safeguards_.peer_numbers_exhausted()) {
+      throw Failure("KV_AGENT_METADATA_INVALID",
+                    "NIXL refused the metadata of \"" + name + "\": its LIBFABRIC plugin accepts at most " +
+                        std::to_string(LibfabricSafeguards::kMaxPeers) + " peers in an agent's life, counting those that were removed and added again",
+                    "create a new agent");
+    }
+    if (!retry) {
+      throw Failure("KV_AGENT_METADATA_INVALID", "NIXL refused the metadata of \"" + name + "\": " + describe(status),
+                    "pass the peer's localMetadata() whole, and give both agents a backend in common");
+    }
+    safeguards_.drain_errors();
+  }
+}
+
+void Peers::forget(const std::string& name) {
+  const auto found = peers_.find(name);
+  for (PreparedList* list : found->second.lists) list->dropped = true;
+  safeguards_.end_watch(name);
+  nixl_.invalidate_remote_md(agent_, name.c_str());
+  peers_.erase(found);
+  counters_.remotes = peers_.size();
+}
+
+void Peers::remove(const std::string& name) {
+  const auto found = peers_.find(name);
+  if (found == peers_.end()) throw Failure("KV_AGENT_UNKNOWN_REMOTE", "this agent knows no peer \"" + name + "\"");
+  if (!found->second.lists.empty()) {
+    throw Failure("KV_MEMORY_IN_USE",
+                  std::to_string(found->second.lists.size()) + " prepared lists describe memory of \"" + name + "\"",
+                  "close them before removing the peer");
+  }
+  forget(name);
+}
+
+void Peers::require_known(const std::string& name) const {
+  if (peers_.contains(name)) return;
+  throw Failure("KV_AGENT_UNKNOWN_REMOTE", "this agent knows no peer \"" + name + "\"", "call addRemote first");
+}
+
+void Peers::notify(const std::string& name, const Bytes& payload) {
+  require_known(name);
+  if (safeguards_.is_dead(name)) {
+    throw Failure("KV_NOTIFICATION_FAILED",
+                  "could not send " + std::to_string(payload.size()) + " bytes to \"" + name + "\": its process is gone",
+                  "if it was restarted, add it again with its new metadata");
+  }
+  safeguards_.drain_errors();
+  // NIXL crashes on a null pointer.
+  const void* data = payload.empty() ? static_cast<const void*>("") : payload.data();
+  check(nixl_.gen_notif(agent_, name.c_str(), data, payload.size(), nullptr), "KV_NOTIFICATION_FAILED",
+        "NIXL could not send " + std::to_string(payload.size()) + " bytes to \"" + name + "\"");
+  ++counters_.notifications_sent;
+  Peer& peer = peers_.at(name);
+  if (!peer.connected && !peer.first_notification) peer.first_notification = Clock::now();
+}
+
+void Peers::mark_connected(const std::string& name) {
+  const auto found = peers_.find(name);
+  if (found != peers_.end()) found->second.connected = true;
+}
+
+Peers::Clock::time_point Peers::pending_notifications_until() const {
+  Clock::time_point latest{};
+  for (const auto& [name, peer] : peers_) {
+    if (!peer.connected && peer.first_notification) latest = std::max(latest, *peer.first_notification + kConnectTime);
+  }
+  return latest;
+}
+
+bool Peers::post_copies(const std::string& name) const {
+  const auto found = peers_.find(name);
+  return found == peers_.end() || found->second.posts != PostBehaviour::starts_copy;
+}
+
+void Peers::record_post(const std::string& name, bool copied) {
+  const auto found = peers_.find(name);
+  if (found == peers_.end()) return;
+  PostBehaviour& posts = found->second.posts;
+  if (copied && posts == PostBehaviour::starts_copy) posts = PostBehaviour::copies;
+  if (!copied && posts == PostBehaviour::unknown) posts = PostBehaviour::starts_copy;
+}
+
+void Peers::add_list(PreparedList& list) { peers_.at(*list.remote).lists.insert(&list); }
+
+void Peers::remove_list(PreparedList& list) {
+  // The peer of a dropped list was forgotten, and may have been added again.
+  if (!list.dropped) peers_.at(*list.remote).lists.erase(&list);
+}
+
+}  // namespace kv::nixl

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+#include "agent/event.h"
+#include "library/nixl_capi.h"
+#include "transfer/slicer.h"
+#include "transfer/transfer_request.h"
+
+namespace kv::nixl {
+
+class NixlAgent;
+
+// Posts one transfer slice by slice, each as one NIXL request, and measures the time it takes. Lives on the agent's thread.
+class SlicePoster {
+ public:
+  // Both arguments outlive it.
+  SlicePoster(NixlAgent& agent, const TransferRequest& request);
+
+  // Whether every slice was posted.
+  bool done() const { return slicer_.done(); }
+  // Whether a request was made since the beginning or the last `restart`.
+  bool begun() const { return begun_; }
+  // Whether NIXL sends the notification with the only request. Otherwise it has to be sent once all slices are done.
+  bool sends_notification() const { return sends_notification_; }
+
+  // A request that was posted, and NIXL's status of the post. The caller owns the request.
+  struct Posted {
+    capi::Request request;
+    capi::Status status;
+  };
+  // Posts the next slice. Throws KV_TRANSFER_FAILED or KV_NOTIFICATION_FAILED when NIXL refuses to make the request; no request is left then.
+  Posted post_next();
+  // Begins again with the first slice.
+  void restart();
+
+  // The outcome of a transfer that has succeeded now.
+  TransferOutcome outcome() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void start_slicing();
+
+  NixlAgent& agent_;
+  const TransferRequest& request_;
+  Slicer slicer_;
+  bool begun_ = false;
+  bool sends_notification_ = false;
+  uint64_t merged_ = 0;
+
+  std::optional<Clock::time_point> first_post_;
+  // Time until the first post since the caller asked, and the time to make each later request.
+  Clock::duration preparing_{};
+  // Time to make the first request.
+  Clock::duration making_{};
+  // Time inside NIXL's post.
+  Clock::duration posting_{};
+};
+
+}  // namespace kv::nixl

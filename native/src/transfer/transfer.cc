@@ -1,0 +1,194 @@
+#include "transfer/transfer.h"
+
+#include <utility>
+
+#include "agent/nixl_agent.h"
+#include "node/js_event_queue.h"
+
+namespace kv::nixl {
+
+namespace {
+
+// Slices of one transfer that are in flight at once, where posting only starts the copy.
+constexpr size_t kMaxInFlight = 32;
+
+}  // namespace
+
+Transfer::Transfer(NixlAgent& agent, JsEventQueue& events, std::shared_ptr<TransferRequest> request)
+    : agent_(agent),
+      events_(events),
+      request_(std::move(request)),
+      poster_(agent, *request_),
+      requests_(agent.nixl(), agent.handle()),
+      failure_(agent.safeguards(), request_->peer()) {}
+
+bool Transfer::wants_to_post() const {
+  return state_ == State::posting && !outcome_closed_ && !poster_.done() && requests_.in_flight_count() < kMaxInFlight;
+}
+
+bool Transfer::advance(bool may_post) {
+  if (!outcome_closed_ && agent_.safeguards().known_dead(request_->peer())) fail(peer_gone());
+  bool changed = poll_requests();
+  notice_abort();
+  if (state_ == State::resolving_failure && requests_.in_flight_count() == 0) resolve_failure();
+  if (may_post && wants_to_post()) {
+    post_slice();
+    changed = true;
+  }
+  // A copy may be complete when its last post returns, so the transfer goes on at once.
+  if (state_ == State::posting && (outcome_closed_ || poster_.done())) state_ = State::draining;
+  if (state_ == State::draining && idle() && must_confirm_landing()) {
+    state_ = State::confirming_landing;
+    post_landing_probe();
+    changed = true;
+  }
+  if (state_ == State::posting || !idle()) return changed;
+  finish();
+  return true;
+}
+
+bool Transfer::poll_requests() {
+  const size_t before = requests_.count();
+  requests_.poll([this] { return agent_.safeguards().quarantine_over(request_->peer()); },
+                 [this](capi::Request request, capi::Status status) { request_ended(request, status, " failed on the way: "); });
+  requests_.release_ended();
+  return requests_.count() != before;
+}
+
+void Transfer::notice_abort() {
+  if (outcome_closed_ || !request_->outcome.aborted()) return;
+  outcome_closed_ = true;
+  ++agent_.counters().transfers_failed;
+}
+
+void Transfer::post_slice() {
+  try {
+    if (request_->remote->dropped) {
+      throw Failure("KV_TRANSFER_FAILED",
+                    request_->describe() + " cannot continue: NIXL refused new metadata of that agent and dropped what it knew of it",
+                    "add the peer and prepare its lists again");
+    }
+    if (agent_.safeguards().is_dead(request_->peer())) throw peer_gone();
+    const auto [request, status] = poster_.post_next();
+    if (status == capi::kInProgress) requests_.add_in_flight(request);
+    else request_ended(request, status, " failed: ");
+  } catch (const Failure& failure) {
+    fail(failure);
+  }
+  // At once: NIXL makes the next request a fifth faster in the memory that this one returns.
+  requests_.release_ended();
+}
+
+// Until a WRITE has landed the peer must not reuse its memory, also if the caller has aborted.
+bool Transfer::must_confirm_landing() const {
+  return poster_.begun() && request_->remote->probe && request_->operation == capi::Operation::write;
+}
+
+void Transfer::post_landing_probe() {
+  if (request_->remote->dropped || agent_.safeguards().is_dead(request_->peer())) return fail(peer_gone());
+  const capi::Request request = agent_.safeguards().landing_probe()->make(*request_->remote);
+  const capi::Status status =
+      request == nullptr ? capi::kBackendError : agent_.nixl().post_xfer_req(agent_.handle(), request, nullptr);
+  if (status == capi::kInProgress) return requests_.add_in_flight(request);
+  request_ended(request, status, " was posted, but whether it landed is unknown: ");
+  requests_.release_ended();
+}
+
+// Takes over a request that has ended; null if it could not be made. `problem` joins the transfer and the status in an error message.
+void Transfer::request_ended(capi::Request request, capi::Status status, const char* problem) {
+  if (status == capi::kSuccess) {
+    failure_.request_succeeded();
+    return requests_.add_ended(request);
+  }
+  Failure failure("KV_TRANSFER_FAILED", request_->describe() + problem + describe(status),
+                  "the peer may have ended; NIXL's own log on stderr says more");
+  if (failure_.record(request, failure)) {
+    state_ = State::resolving_failure;
+    return;
+  }
+  const bool resolving = state_ == State::resolving_failure;
+  const bool was_probe = state_ == State::confirming_landing || (resolving && failure_.probing());
+  if (request != nullptr) requests_.add_ended(request);
+  release_kept_requests();
+  fail(std::move(failure));
+  if (was_probe) state_ = State::releasing;
+  else if (resolving) state_ = State::draining;
+}
+
+void Transfer::resolve_failure() {
+  using Step = AmbiguousFailure::Step;
+  const Step step = failure_.next_step(outcome_closed_);
+  if (step == Step::wait) return;
+  if (step == Step::probe && !request_->remote->dropped) {
+    failure_.probe_posted();
+    return post_landing_probe();
+  }
+  if (step != Step::restart) fail(failure_.failure());
+  release_kept_requests();
+  requests_.release_ended();
+  if (step == Step::restart) poster_.restart();
+  state_ = step == Step::restart ? State::posting : State::releasing;
+}
+
+void Transfer::release_kept_requests() {
+  for (const capi::Request request : failure_.clear()) requests_.add_ended(request);
+}
+
+void Transfer::finish() {
+  state_ = State::finished;
+  // Counters change before JavaScript hears of the outcome, so that it finds them right.
+  --agent_.counters().transfers_in_flight;
+  const bool succeeded = !outcome_closed_ && report_success();
+  if (!succeeded) events_.send(Event::released(ticket()));
+}
+
+// Sends the notification and reports the outcome. Returns false where that is a failure, or where the caller has aborted meanwhile.
+bool Transfer::report_success() {
+  outcome_closed_ = true;
+  // From here on it is too late to abort, so the notification may leave.
+  if (!request_->outcome.try_settle()) {
+    ++agent_.counters().transfers_failed;
+    return false;
+  }
+  agent_.peers().mark_connected(request_->peer());
+  try {
+    if (poster_.sends_notification()) ++agent_.counters().notifications_sent;
+    else if (request_->notification) agent_.peers().notify(request_->peer(), *request_->notification);
+  } catch (const Failure& failure) {
+    ++agent_.counters().transfers_failed;
+    events_.send(Event::failed(Event::Kind::done, ticket(), failure));
+    return false;
+  }
+  ++agent_.counters().transfers_done;
+  agent_.counters().bytes_transferred += request_->selection.bytes();
+  events_.send(Event::done(ticket(), poster_.outcome()));
+  return true;
+}
+
+void Transfer::fail(Failure failure) {
+  if (close_as_failed()) events_.send(Event::failed(Event::Kind::done, ticket(), std::move(failure)));
+}
+
+// Returns whether the failure is still to be reported: not if the caller has aborted.
+bool Transfer::close_as_failed() {
+  if (outcome_closed_) return false;
+  outcome_closed_ = true;
+  ++agent_.counters().transfers_failed;
+  return request_->outcome.try_settle();
+}
+
+void Transfer::abandon() { close_as_failed(); }
+
+void Transfer::cancel(Failure failure) {
+  fail(std::move(failure));
+  requests_.cancel_in_flight();
+  release_kept_requests();
+  requests_.release_ended();
+}
+
+Failure Transfer::peer_gone() const {
+  return Failure("KV_TRANSFER_FAILED", request_->describe() + " failed: the peer's process is gone",
+                 "if it was restarted, add it again with its new metadata");
+}
+
+}  // namespace kv::nixl

@@ -1,0 +1,161 @@
+#include "transfer/transfer_selection.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "library/failure.h"
+
+namespace kv::nixl {
+
+namespace {
+
+Failure invalid(const std::string& message) { return Failure("KV_TRANSFER_INVALID", message); }
+
+void require_ids(const std::vector<int32_t>& ids, const DescriptorLayout& layout, const char* name) {
+  const uint32_t count = layout.count();
+  // As unsigned numbers, negative ids are too large as well. The loop has no branch, so that the compiler vectorises it.
+  uint32_t any_invalid = 0;
+  for (const int32_t id : ids) any_invalid |= static_cast<uint32_t>(static_cast<uint32_t>(id) >= count);
+  if (any_invalid == 0) return;
+  for (size_t index = 0; index < ids.size(); ++index) {
+    if (static_cast<uint32_t>(ids[index]) < count) continue;
+    throw invalid(std::string(name) + "[" + std::to_string(index) + "] is " + std::to_string(ids[index]) + ", and the list has " +
+                  std::to_string(count) + " descriptors");
+  }
+}
+
+bool in_range(const DescriptorLayout& layout, int64_t first, int64_t count) {
+  return first >= 0 && first + count <= static_cast<int64_t>(layout.count());
+}
+
+// The indices that runs cover in one list, from the lowest to one past the highest.
+struct IndexRange {
+  int64_t lowest = INT32_MAX;
+  int64_t end = 0;
+
+  void add(int64_t first, int64_t count) {
+    lowest = std::min(lowest, first);
+    end = std::max(end, first + count);
+  }
+};
+
+}  // namespace
+
+TransferSelection TransferSelection::of_ids(const int32_t* local, size_t local_count, const int32_t* remote, size_t remote_count,
+                                            const DescriptorLayout& local_layout, const DescriptorLayout& remote_layout) {
+  if (local_count != remote_count || local_count == 0) {
+    throw invalid(std::to_string(local_count) + " local ids and " + std::to_string(remote_count) +
+                  " remote ids; a transfer needs the same number of each, and at least one");
+  }
+  TransferSelection selection;
+  selection.local_.assign(local, local + local_count);
+  selection.remote_.assign(remote, remote + remote_count);
+  require_ids(selection.local_, local_layout, "localIds");
+  require_ids(selection.remote_, remote_layout, "remoteIds");
+  selection.count_ = local_count;
+  selection.measure_bytes(local_layout, remote_layout);
+  return selection;
+}
+
+TransferSelection TransferSelection::of_runs(std::vector<int32_t> runs, std::vector<int32_t> offsets, const DescriptorLayout& local_layout,
+                                             const DescriptorLayout& remote_layout) {
+  if (runs.empty() || runs.size() % kRunNumbers != 0) {
+    throw invalid("runs are rows of 3 numbers and at least one row; these are " + std::to_string(runs.size()) + " numbers");
+  }
+  if (offsets.empty() || offsets.size() % kOffsetNumbers != 0) {
+    throw invalid("offsets are rows of 2 numbers and at least one row; these are " + std::to_string(offsets.size()) + " numbers");
+  }
+  TransferSelection selection;
+  selection.runs_ = std::move(runs);
+  selection.offsets_ = std::move(offsets);
+  const auto& rows = selection.runs_;
+  IndexRange local;
+  IndexRange remote;
+  uint64_t descriptors = 0;
+  for (size_t at = 0; at < rows.size(); at += kRunNumbers) {
+    if (rows[at + 2] < 1) throw invalid("run " + std::to_string(at / kRunNumbers) + " has " + std::to_string(rows[at + 2]) + " descriptors");
+    local.add(rows[at], rows[at + 2]);
+    remote.add(rows[at + 1], rows[at + 2]);
+    descriptors += static_cast<uint32_t>(rows[at + 2]);
+  }
+  // Checking each offset against the range of all runs takes runs + offsets steps, and not their product.
+  for (size_t at = 0; at < selection.offsets_.size(); at += kOffsetNumbers) {
+    const int64_t local_offset = selection.offsets_[at];
+    const int64_t remote_offset = selection.offsets_[at + 1];
+    if (in_range(local_layout, local_offset + local.lowest, local.end - local.lowest) &&
+        in_range(remote_layout, remote_offset + remote.lowest, remote.end - remote.lowest)) {
+      continue;
+    }
+    selection.throw_out_of_range(local_offset, remote_offset, local_layout, remote_layout);
+  }
+  selection.count_ = descriptors * (selection.offsets_.size() / kOffsetNumbers);
+  selection.measure_bytes(local_layout, remote_layout);
+  return selection;
+}
+
+// Throws for the first run that these offsets move out of its list.
+void TransferSelection::throw_out_of_range(int64_t local_offset, int64_t remote_offset, const DescriptorLayout& local,
+                                           const DescriptorLayout& remote) const {
+  const auto require = [](size_t run, int64_t first, int64_t count, const DescriptorLayout& layout, const char* side) {
+    if (in_range(layout, first, count)) return;
+    throw invalid("run " + std::to_string(run) + " covers " + std::to_string(count) + " descriptors from " + std::to_string(first) +
+                  " on of the " + side + " list, which has " + std::to_string(layout.count()));
+  };
+  for (size_t at = 0; at < runs_.size(); at += kRunNumbers) {
+    require(at / kRunNumbers, local_offset + runs_[at], runs_[at + 2], local, "local");
+    require(at / kRunNumbers, remote_offset + runs_[at + 1], runs_[at + 2], remote, "remote");
+  }
+}
+
+// Sums up the bytes, and throws for a pair of descriptors that differ in length.
+void TransferSelection::measure_bytes(const DescriptorLayout& local, const DescriptorLayout& remote) {
+  if (local.uniform_length() != 0 && local.uniform_length() == remote.uniform_length()) {
+    bytes_ = count_ * local.uniform_length();
+    return;
+  }
+  DescriptorLayout::Cursor locals(local);
+  DescriptorLayout::Cursor remotes(remote);
+  Cursor cursor(*this);
+  uint64_t pair = 0;
+  for (Run run; cursor.next(run);) {
+    while (run.count > 0) {
+      const auto here = locals.at(run.local);
+      const auto there = remotes.at(run.remote);
+      if (here.row.length != there.row.length) {
+        throw invalid("pair " + std::to_string(pair) + ": local descriptor " + std::to_string(run.local) + " has " +
+                      std::to_string(here.row.length) + " bytes, remote descriptor " + std::to_string(run.remote) + " has " +
+                      std::to_string(there.row.length));
+      }
+      const uint32_t step = std::min({run.count, here.left_in_row, there.left_in_row});
+      bytes_ += step * here.row.length;
+      pair += step;
+      run = {run.local + step, run.remote + step, run.count - step};
+    }
+  }
+}
+
+bool TransferSelection::Cursor::next(Run& run) {
+  const auto& runs = selection_->runs_;
+  if (!runs.empty()) {
+    const auto& offsets = selection_->offsets_;
+    if (at_ == runs.size()) {
+      at_ = 0;
+      offset_ += kOffsetNumbers;
+    }
+    if (offset_ == offsets.size()) return false;
+    run = {static_cast<uint32_t>(offsets[offset_] + runs[at_]), static_cast<uint32_t>(offsets[offset_ + 1] + runs[at_ + 1]),
+           static_cast<uint32_t>(runs[at_ + 2])};
+    at_ += kRunNumbers;
+    return true;
+  }
+  const auto& local = selection_->local_;
+  const auto& remote = selection_->remote_;
+  if (at_ == local.size()) return false;
+  const size_t first = at_++;
+  while (at_ < local.size() && local[at_] == local[at_ - 1] + 1 && remote[at_] == remote[at_ - 1] + 1) ++at_;
+  run = {static_cast<uint32_t>(local[first]), static_cast<uint32_t>(remote[first]), static_cast<uint32_t>(at_ - first)};
+  return true;
+}
+
+}  // namespace kv::nixl
