@@ -10,7 +10,8 @@ const MAY_IMPORT = {
   pull: ["interface", "topology", "plan", "connector"],
   push: ["interface", "topology", "plan", "connector"],
   neuron: ["interface"],
-  proxy: ["interface"],
+  fleet: ["interface"],
+  proxy: ["interface", "fleet"],
   peer: ["interface", "topology", "plan", "connector", "pull", "push", "nixl"],
 };
 const PURE = ["interface", "topology", "plan", "transport-memory"];

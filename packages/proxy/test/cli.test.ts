@@ -58,7 +58,7 @@ test("kv-proxy without instances says what to give and ends with 1", async () =>
   const running = start(["--port", "0"]);
   expect(await running.exited).toBe(1);
   expect(running.stderr()).toBe(
-    "kv-proxy: KV_CONFIG_INVALID: no prefill instance is given\nhint: give --prefill http://host:port, once or more\n",
+    "kv-proxy: KV_CONFIG_INVALID: no prefill instance is given\nhint: give --prefill http://host:port, one or more\n",
   );
 });
 

@@ -1,11 +1,10 @@
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
+import { type DiscoveredInstances, parseInstanceSpec } from "@kv/fleet";
 import { expect, test } from "vitest";
 import { parseAllDocuments } from "yaml";
-import { parseCli } from "../src/cli-options.js";
-import type { DiscoveredInstances } from "../src/discovery.js";
-import { instanceSpec } from "../src/instance-spec.js";
-import { readSettings } from "../src/options.js";
+import { parseCli } from "../src/config/cli-options.js";
+import { readSettings } from "../src/config/settings.js";
 import { decodeOk, prefillOk } from "./fake-upstream.js";
 import { runProxy, upstream } from "./set-up.js";
 
@@ -113,7 +112,7 @@ test("the probes ask the proxy's port, and what they ask is answered: 200 with a
   });
   const readiness = async () => (await fetch(url + httpGet.path)).status;
   expect(await readiness()).toBe(503);
-  found({ prefillers: [instanceSpec(p.url)], decoders: [instanceSpec(d.url)] });
+  found({ prefillers: [parseInstanceSpec(p.url)], decoders: [parseInstanceSpec(d.url)] });
   expect(await readiness()).toBe(200);
 });
 

@@ -1,8 +1,8 @@
 import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { dnsDiscovery } from "@kv/fleet";
 import { afterAll, beforeAll, expect, test } from "vitest";
-import { dnsDiscovery } from "../src/index.js";
 import { decodeOk, prefillOk } from "./fake-upstream.js";
 import { after, createManualClock } from "./manual-clock.js";
 import { post, runProxy, upstream } from "./set-up.js";

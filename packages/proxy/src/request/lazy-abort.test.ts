@@ -1,0 +1,28 @@
+import { KvError } from "@kv/interface";
+import { expect, test } from "vitest";
+import { LazyAbort } from "./lazy-abort.js";
+
+const why = new KvError("KV_REQUEST_ABORTED", "gone");
+const other = new KvError("KV_REQUEST_TIMEOUT", "late");
+
+test("listeners are told once, with the first reason; those taken away are not", () => {
+  const abort = new LazyAbort();
+  const told: string[] = [];
+  abort.onAbort(() => told.push("stays"));
+  const leave = abort.onAbort(() => told.push("left"));
+  leave();
+  expect([abort.aborted, abort.reason]).toEqual([false, undefined]);
+  abort.abort(why);
+  abort.abort(other);
+  expect([abort.aborted, abort.reason]).toEqual([true, why]);
+  abort.onAbort(() => told.push("late"));
+  expect(told).toEqual(["stays", "late"]);
+});
+
+test.each(["before", "after"])("a signal that is asked for %s the end has its reason", (when) => {
+  const abort = new LazyAbort();
+  const early = when === "before" ? abort.signal : undefined;
+  abort.abort(why);
+  const signal = early ?? abort.signal;
+  expect([signal.aborted, signal.reason, abort.signal === signal]).toEqual([true, why, true]);
+});

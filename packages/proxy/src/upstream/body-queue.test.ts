@@ -1,0 +1,64 @@
+import { expect, test } from "vitest";
+import { BodyQueue } from "./body-queue.js";
+
+function setUp(highBytes?: number) {
+  const queue = new BodyQueue(highBytes);
+  const sender: string[] = [];
+  const valve = { pause: () => sender.push("pause"), resume: () => sender.push("resume") };
+  const push = (text: string) => queue.push(Buffer.from(text), valve);
+  const next = async () => {
+    const { done, value } = await queue.next();
+    return done === true ? "END" : Buffer.from(value).toString();
+  };
+  return { queue, sender, push, next };
+}
+
+test("pieces that came together go on together, and none is lost between reads", async () => {
+  const { queue, push, next } = setUp();
+  const first = next();
+  push("a");
+  push("b");
+  push("c");
+  expect([await first, await next()]).toEqual(["a", "bc"]);
+  push("d");
+  queue.end();
+  expect(queue.finished()).toBe(false);
+  expect([await next(), queue.finished(), await next()]).toEqual(["d", true, "END"]);
+});
+
+test("a sender is stopped above the limit, and goes on when that has been read", async () => {
+  const { sender, push, next } = setUp(3);
+  push("abc");
+  expect(sender).toEqual([]);
+  push("d");
+  push("e");
+  expect(sender).toEqual(["pause"]);
+  expect(await next()).toBe("abcde");
+  expect(sender).toEqual(["pause", "resume"]);
+});
+
+test("what came before a failure is read before it", async () => {
+  const { queue, push, next } = setUp();
+  push("a");
+  queue.fail(new Error("cut"));
+  expect(await next()).toBe("a");
+  await expect(next()).rejects.toThrow("cut");
+});
+
+test("a whole body is there without a wait once it has ended, and only within the limit", async () => {
+  const { queue, push, next } = setUp();
+  push("ab");
+  push("cd");
+  expect(queue.whole(10)).toBeUndefined();
+  queue.end();
+  expect(queue.whole(3)).toBeUndefined();
+  expect(queue.whole(4)?.toString()).toBe("abcd");
+  expect(await next()).toBe("END");
+});
+
+test("a body that failed is never whole", () => {
+  const { queue, push } = setUp();
+  push("ab");
+  queue.fail(new Error("cut"));
+  expect(queue.whole(10)).toBeUndefined();
+});

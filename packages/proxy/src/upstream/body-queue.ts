@@ -1,0 +1,94 @@
+/** Stops and restarts a sender, as undici's dispatch controller does. */
+interface Sender {
+  pause(): void;
+  resume(): void;
+}
+
+type Next = IteratorResult<Uint8Array, undefined>;
+
+const DONE: Next = { done: true, value: undefined };
+
+/**
+ * The body of an instance's answer: chunks between the connection that receives them and the one reader. More than `highBytes` of unread
+ * chunks pause the sender until they are read.
+ */
+export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
+  readonly #highBytes: number;
+  readonly #chunks: Uint8Array[] = [];
+  #unreadBytes = 0;
+  #ended = false;
+  #failure: Error | undefined = undefined;
+  #paused: Sender | undefined = undefined;
+  #resolve: ((next: Next) => void) | undefined = undefined;
+  #reject: ((error: Error) => void) | undefined = undefined;
+
+  constructor(highBytes = 256 * 1024) {
+    this.#highBytes = highBytes;
+  }
+
+  /** True when the body has ended and all of it is read. It saves the reader a wait for the end. */
+  finished(): boolean {
+    return this.#ended && this.#chunks.length === 0;
+  }
+
+  /** Reads all of the body without a wait, where it has ended and has at most `limitBytes`; else undefined, and nothing is read. */
+  whole(limitBytes: number): Buffer | undefined {
+    if (!this.#ended || this.#unreadBytes > limitBytes) return undefined;
+    this.#unreadBytes = 0;
+    return concatChunks(this.#chunks.splice(0));
+  }
+
+  /** The chunks that have come since the last call, as one. Rejects with the error of `fail` when all chunks before it are read. */
+  next(): Promise<Next> {
+    if (this.#chunks.length > 0) {
+      const value = concatChunks(this.#chunks.splice(0));
+      this.#unreadBytes = 0;
+      const sender = this.#paused;
+      this.#paused = undefined;
+      sender?.resume();
+      return Promise.resolve({ done: false, value });
+    }
+    if (this.#failure !== undefined) return Promise.reject(this.#failure);
+    if (this.#ended) return Promise.resolve(DONE);
+    return new Promise((resolve, reject) => {
+      this.#resolve = resolve;
+      this.#reject = reject;
+    });
+  }
+
+  /** Adds a chunk that has come. */
+  push(chunk: Uint8Array, sender: Sender): void {
+    const resolve = this.#resolve;
+    if (resolve !== undefined) {
+      this.#resolve = undefined;
+      resolve({ done: false, value: chunk });
+      return;
+    }
+    this.#chunks.push(chunk);
+    this.#unreadBytes += chunk.byteLength;
+    if (this.#unreadBytes > this.#highBytes && this.#paused === undefined) {
+      this.#paused = sender;
+      sender.pause();
+    }
+  }
+
+  /** Ends the body. */
+  end(): void {
+    this.#ended = true;
+    this.#resolve?.(DONE);
+    this.#resolve = undefined;
+  }
+
+  /** Ends the body with an error. */
+  fail(error: Error): void {
+    this.#failure = error;
+    if (this.#resolve !== undefined) this.#reject?.(error);
+    this.#resolve = undefined;
+  }
+}
+
+/** One buffer of several chunks; a single chunk, as most answers are, is not copied. */
+export function concatChunks(chunks: readonly Uint8Array[]): Buffer {
+  const [first] = chunks;
+  return chunks.length === 1 && Buffer.isBuffer(first) ? first : Buffer.concat(chunks);
+}
