@@ -20,15 +20,13 @@ export {
   type InstanceKv,
   type InstanceSpec,
   type InstanceStatus,
-  type InstanceTimes,
   instanceName,
-  type PooledInstance,
-  type PooledInstanceOptions,
   type Role,
   type Visit,
 } from "./instances/instance.js";
 export { InstancePool, type InstancePoolOptions } from "./instances/instance-pool.js";
 export { type InstanceSpecInput, instanceSpecSchema, parseInstanceSpec } from "./instances/instance-spec.js";
+export type { InstanceTimes, PooledInstance, PooledInstanceOptions } from "./instances/pooled-instance.js";
 export { builtInRouting, ROUTING_NAMES, type RoutingName } from "./routing/built-in-routings.js";
 export { type CachedPrefixes, type PrefixAwareOptions, prefixAware } from "./routing/prefix-aware.js";
 export {

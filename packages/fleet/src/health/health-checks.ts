@@ -1,6 +1,7 @@
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
-import { instanceName, type PooledInstance, type Role } from "../instances/instance.js";
+import { instanceName, type Role } from "../instances/instance.js";
 import type { InstancePool } from "../instances/instance-pool.js";
+import type { PooledInstance } from "../instances/pooled-instance.js";
 
 /** How instances are checked. */
 export interface HealthSettings {

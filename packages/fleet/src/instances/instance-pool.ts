@@ -6,11 +6,10 @@ import {
   type InstanceSpec,
   type InstanceStatus,
   instanceName,
-  PooledInstance,
-  type PooledInstanceOptions,
   type Role,
   type Visit,
 } from "./instance.js";
+import { PooledInstance, type PooledInstanceOptions } from "./pooled-instance.js";
 
 /** Options of `InstancePool`. */
 export interface InstancePoolOptions extends PooledInstanceOptions {

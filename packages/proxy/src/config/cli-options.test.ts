@@ -1,6 +1,7 @@
 import { KvError } from "@kv/interface";
 import { expect, test } from "vitest";
-import { createCommand, parseCli } from "./cli-options.js";
+import { createCommand } from "./cli-command.js";
+import { parseCli } from "./cli-options.js";
 
 const FILES: Readonly<Record<string, string>> = {
   "f.json":

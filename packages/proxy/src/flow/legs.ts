@@ -7,7 +7,6 @@ import { firstEventIsKnown, isEventStream } from "../response/event-stream.js";
 import { endedVisit, type LegAnswer, readLegAnswer } from "../response/leg-answer.js";
 import { type PrefillOutcome, readPrefillAnswer } from "../response/prefill-answer.js";
 import { type LegSpan, NO_SPAN, type Tracing } from "../telemetry/tracing.js";
-import { readBuffered, readLimited } from "../upstream/read-limited.js";
 import type { Upstream, UpstreamAnswer } from "../upstream/upstream.js";
 import { badAnswer, badStatus, isServerFailure } from "../upstream/upstream-errors.js";
 import { tryInstances } from "./attempts.js";
@@ -78,7 +77,7 @@ export class Legs {
         const answer = await this.#send(part, instance, span, body);
         const limitBytes = limits.prefillAnswerLengthBytes;
         const { bytes, complete } =
-          readBuffered(answer.body, limitBytes) ?? (await readLimited(answer.body, limitBytes));
+          answer.body.readBuffered(limitBytes) ?? (await answer.body.readLimited(limitBytes));
         if (!complete) {
           answer.discard();
           throw badAnswer("prefill", url, `answered with more than ${limitBytes} bytes`);
@@ -189,8 +188,8 @@ export class Legs {
         const eventStream = isEventStream(answer.headers["content-type"]);
         const limitBytes = limits.heldAnswerLengthBytes;
         const { bytes, complete } =
-          readBuffered(answer.body, limitBytes) ??
-          (await readLimited(answer.body, limitBytes, eventStream ? firstEventIsKnown : undefined));
+          answer.body.readBuffered(limitBytes) ??
+          (await answer.body.readLimited(limitBytes, eventStream ? firstEventIsKnown : undefined));
         const begin = { answer, eventStream, bytes, complete };
         const legAnswer = readLegAnswer(request.endpoint, withSpan(visit, span), begin, !whole);
         const firstByteMs = clock.now() - startedAtMs;

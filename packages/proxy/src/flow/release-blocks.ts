@@ -4,7 +4,6 @@ import type { ProxySettings } from "../config/settings.js";
 import { legHeaders } from "../http/headers.js";
 import { Deadline } from "../request/deadline.js";
 import { releaseBody } from "../request/leg-bodies.js";
-import { readLimited } from "../upstream/read-limited.js";
 import type { Upstream } from "../upstream/upstream.js";
 import { badStatus } from "../upstream/upstream-errors.js";
 import { tryInstances } from "./attempts.js";
@@ -42,7 +41,7 @@ export async function releaseBlocks(
       body: releaseBody(part.request.fields.model, kvTransferParams),
       abort: deadline,
     });
-    await readLimited(body, 64 * 1024);
+    await body.readLimited(64 * 1024);
     discard();
     visit.succeeded();
     // A server refuses the request (400) or serves it (200). Any other status comes from a gateway in front of the server.

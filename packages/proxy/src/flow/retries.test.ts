@@ -1,7 +1,7 @@
 import { InstancePool, type Role, roundRobin } from "@kv/fleet";
 import { ambient as fillAmbient } from "@kv/interface";
 import { afterEach, expect, test } from "vitest";
-import { KV_PARAMS_TEXT, startUpstream } from "../../test/fake-upstream.js";
+import { KV_PARAMS_TEXT, startUpstream } from "../../test/support/fake-upstream.js";
 import { readSettings } from "../config/settings.js";
 import { Deadline } from "../request/deadline.js";
 import { parseGenerationRequest } from "../request/generation-request.js";

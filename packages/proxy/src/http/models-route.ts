@@ -4,7 +4,6 @@ import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { tryInstances } from "../flow/attempts.js";
 import { Deadline } from "../request/deadline.js";
-import { readLimited } from "../upstream/read-limited.js";
 import type { Upstream } from "../upstream/upstream.js";
 import { sendError } from "./error-response.js";
 import { answerHeaders, legHeaders } from "./headers.js";
@@ -49,7 +48,7 @@ export class ModelsRoute {
           headers: legHeaders(request.headers, requestId),
           abort: deadline,
         });
-        const { bytes, complete } = await readLimited(answer.body, limitBytes);
+        const { bytes, complete } = await answer.body.readLimited(limitBytes);
         if (!complete) {
           answer.discard();
           const message = `${url}${path} answered with more than ${limitBytes} bytes`;

@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
 import { expect, test } from "vitest";
-import { createManualClock } from "../../test/manual-clock.js";
+import { createManualClock } from "../../test/support/manual-clock.js";
 import { Deadline } from "./deadline.js";
 
 test("a phase that takes too long ends it, however long it is; one that is left in time does not", () => {

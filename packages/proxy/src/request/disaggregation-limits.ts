@@ -1,12 +1,10 @@
-import type { Endpoint } from "./generation-request.js";
-
 type Fields = Readonly<Record<string, unknown>>;
 
 /**
- * Why prefill and decode of a request cannot run on two instances without a wrong answer (vLLM 0.32 and 0.33); undefined where they
+ * Why prefill and decode of a request to `endpoint` cannot run on two instances without a wrong answer (vLLM 0.32 and 0.33); undefined where they
  * can.
  */
-export function disaggregationLimit(endpoint: Endpoint, fields: Fields): string | undefined {
+export function disaggregationLimit(endpoint: string, fields: Fields): string | undefined {
   if (fields.use_beam_search === true) {
     return "use_beam_search runs several sequences, and only one reader can read the prefill worker's blocks";
   }

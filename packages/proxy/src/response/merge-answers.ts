@@ -4,11 +4,10 @@ import type { ClientRequest } from "../flow/client-request.js";
 import { answerHeaders } from "../http/headers.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { type AnsweredPart, mergedId, PartFailure, readAllParts } from "./answered-parts.js";
-import { readChunk } from "./leg-answer.js";
+import { readChunk, validateChoices } from "./leg-answer.js";
 import { mergePromptLogprobs } from "./merge-prompt-logprobs.js";
 import { mergeStreams } from "./merge-streams.js";
 import { sumUsage, type Usage } from "./sum-usage.js";
-import { validateChoices } from "./validate-answer.js";
 
 type Fields = Record<string, unknown>;
 

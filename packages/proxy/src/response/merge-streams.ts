@@ -4,10 +4,9 @@ import { answerHeaders } from "../http/headers.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { type AnsweredPart, mergedId, readAllParts } from "./answered-parts.js";
 import { EventReader } from "./event-stream.js";
-import { readChunk } from "./leg-answer.js";
+import { readChunk, validateStreamedChoices } from "./leg-answer.js";
 import { promptLogprobsMerger } from "./merge-prompt-logprobs.js";
 import { sumUsage, type Usage } from "./sum-usage.js";
-import { validateStreamedChoices } from "./validate-answer.js";
 
 type Fields = Record<string, unknown>;
 type Settings = Pick<ProxySettings, "limits" | "timeouts">;

@@ -1,6 +1,6 @@
 import { KvError, type Log, type LogFields } from "@kv/interface";
 import { type DestinationStream, pino, stdTimeFunctions } from "pino";
-import type { LogLevel } from "../config/cli-options.js";
+import type { LogLevel } from "../config/cli-command.js";
 
 /** A log that writes one line of JSON for each event: `time`, `level`, `event` and the event's fields. Each request is logged when it ends. */
 export function jsonLog(level: LogLevel, destination: DestinationStream): Log {

@@ -22,8 +22,7 @@ test("pieces that came together go on together, and none is lost between reads",
   expect([await first, await next()]).toEqual(["a", "bc"]);
   push("d");
   queue.end();
-  expect(queue.finished()).toBe(false);
-  expect([await next(), queue.finished(), await next()]).toEqual(["d", true, "END"]);
+  expect([await next(), await next()]).toEqual(["d", "END"]);
 });
 
 test("a sender is stopped above the limit, and goes on when that has been read", async () => {
@@ -49,10 +48,10 @@ test("a whole body is there without a wait once it has ended, and only within th
   const { queue, push, next } = setUp();
   push("ab");
   push("cd");
-  expect(queue.whole(10)).toBeUndefined();
+  expect(queue.readBuffered(10)).toBeUndefined();
   queue.end();
-  expect(queue.whole(3)).toBeUndefined();
-  expect(queue.whole(4)?.toString()).toBe("abcd");
+  expect(queue.readBuffered(3)).toBeUndefined();
+  expect(queue.readBuffered(4)?.bytes.toString()).toBe("abcd");
   expect(await next()).toBe("END");
 });
 
@@ -60,5 +59,25 @@ test("a body that failed is never whole", () => {
   const { queue, push } = setUp();
   push("ab");
   queue.fail(new Error("cut"));
-  expect(queue.whole(10)).toBeUndefined();
+  expect(queue.readBuffered(10)).toBeUndefined();
+});
+
+test("a limited read knows from the last chunk that the body has ended", async () => {
+  const { queue, push } = setUp();
+  push("ab");
+  queue.end();
+  expect(await queue.readLimited(2)).toEqual({ bytes: Buffer.from("ab"), complete: true });
+});
+
+test("a limited read ends above the limit, or when it has enough, and leaves the rest", async () => {
+  const { queue, push, next } = setUp();
+  push("abc");
+  expect(await queue.readLimited(2)).toEqual({ bytes: Buffer.from("abc"), complete: false });
+  push("de");
+  expect(await queue.readLimited(9, (bytes) => bytes.includes("e"))).toEqual({
+    bytes: Buffer.from("de"),
+    complete: false,
+  });
+  push("f");
+  expect(await next()).toBe("f");
 });

@@ -4,6 +4,13 @@ interface Sender {
   resume(): void;
 }
 
+/** The first bytes of a body. */
+export interface LimitedBody {
+  readonly bytes: Buffer;
+  /** Whether `bytes` is all of the body. */
+  readonly complete: boolean;
+}
+
 type Next = IteratorResult<Uint8Array, undefined>;
 
 const DONE: Next = { done: true, value: undefined };
@@ -26,16 +33,31 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
     this.#highBytes = highBytes;
   }
 
-  /** True when the body has ended and all of it is read. It saves the reader a wait for the end. */
-  finished(): boolean {
-    return this.#ended && this.#chunks.length === 0;
-  }
-
-  /** Reads all of the body without a wait, where it has ended and has at most `limitBytes`; else undefined, and nothing is read. */
-  whole(limitBytes: number): Buffer | undefined {
+  /** Reads all of a body that has ended already, without a wait; undefined where it has not ended, or has more than `limitBytes`. */
+  readBuffered(limitBytes: number): LimitedBody | undefined {
     if (!this.#ended || this.#unreadBytes > limitBytes) return undefined;
     this.#unreadBytes = 0;
-    return concatChunks(this.#chunks.splice(0));
+    return { bytes: concatChunks(this.#chunks.splice(0)), complete: true };
+  }
+
+  /**
+   * Reads until the end, until `enough` is true of the bytes so far, or until there are more than `limitBytes`; the rest stays unread. Rejects
+   * with the error of `fail`.
+   */
+  async readLimited(limitBytes: number, enough?: (bytes: Buffer) => boolean): Promise<LimitedBody> {
+    const chunks: Uint8Array[] = [];
+    let lengthBytes = 0;
+    for (;;) {
+      const { done, value } = await this.next();
+      if (done === true) return { bytes: concatChunks(chunks), complete: true };
+      chunks.push(value);
+      lengthBytes += value.byteLength;
+      if (this.#finished()) return { bytes: concatChunks(chunks), complete: lengthBytes <= limitBytes };
+      if (lengthBytes > limitBytes) return { bytes: concatChunks(chunks), complete: false };
+      if (lengthBytes === 0 || enough === undefined) continue;
+      const bytes = concatChunks(chunks);
+      if (enough(bytes)) return { bytes, complete: false };
+    }
   }
 
   /** The chunks that have come since the last call, as one. Rejects with the error of `fail` when all chunks before it are read. */
@@ -85,10 +107,15 @@ export class BodyQueue implements AsyncIterator<Uint8Array, undefined> {
     if (this.#resolve !== undefined) this.#reject?.(error);
     this.#resolve = undefined;
   }
+
+  /** Whether the body has ended and all of it is read, which is known without a wait for the end. */
+  #finished(): boolean {
+    return this.#ended && this.#chunks.length === 0;
+  }
 }
 
 /** One buffer of several chunks; a single chunk, as most answers are, is not copied. */
-export function concatChunks(chunks: readonly Uint8Array[]): Buffer {
+function concatChunks(chunks: readonly Uint8Array[]): Buffer {
   const [first] = chunks;
   return chunks.length === 1 && Buffer.isBuffer(first) ? first : Buffer.concat(chunks);
 }

@@ -1,7 +1,6 @@
 import type { HealthProbe } from "@kv/fleet";
 import type { Clock } from "@kv/interface";
 import { Deadline } from "../request/deadline.js";
-import { readLimited } from "./read-limited.js";
 import type { Upstream } from "./upstream.js";
 
 /** Health requests through the proxy's HTTP client. */
@@ -10,7 +9,7 @@ export function healthProbe(upstream: Upstream, clock: Clock): HealthProbe {
     const deadline = new Deadline({ clock, requestMs: timeoutMs });
     try {
       const answer = await upstream.send({ role, url, method: "GET", path, headers: {}, abort: deadline });
-      await readLimited(answer.body, 64 * 1024);
+      await answer.body.readLimited(64 * 1024);
       answer.discard();
       return answer.status;
     } finally {

@@ -1,7 +1,7 @@
 import { connect } from "node:net";
 import { expect, test } from "vitest";
-import { decodeOk, prefillOk } from "./fake-upstream.js";
-import { errorOf, post, runProxy, upstream } from "./set-up.js";
+import { decodeOk, prefillOk } from "../support/fake-upstream.js";
+import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 test.each(["prefill", "decode"])(
   "a client that goes away during %s: the leg's connection is dropped",

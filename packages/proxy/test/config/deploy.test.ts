@@ -3,13 +3,13 @@ import { fileURLToPath } from "node:url";
 import { type DiscoveredInstances, parseInstanceSpec } from "@kv/fleet";
 import { expect, test } from "vitest";
 import { parseAllDocuments } from "yaml";
-import { parseCli } from "../src/config/cli-options.js";
-import { readSettings } from "../src/config/settings.js";
-import { decodeOk, prefillOk } from "./fake-upstream.js";
-import { runProxy, upstream } from "./set-up.js";
+import { parseCli } from "../../src/config/cli-options.js";
+import { readSettings } from "../../src/config/settings.js";
+import { decodeOk, prefillOk } from "../support/fake-upstream.js";
+import { runProxy, upstream } from "../support/set-up.js";
 
 const read = (path: string) =>
-  readFileSync(fileURLToPath(new URL(`../deploy/${path}`, import.meta.url)), "utf8");
+  readFileSync(fileURLToPath(new URL(`../../deploy/${path}`, import.meta.url)), "utf8");
 
 interface Manifest {
   kind: string;
@@ -122,7 +122,7 @@ test("the container file starts what the package ships, as nobody special", () =
     .filter((each) => each !== "" && !each.startsWith("#"))
     .map((each) => each.split(" ")[0]);
   expect(steps[0]).toBe("FROM");
-  const manifest = JSON.parse(readFileSync(new URL("../package.json", import.meta.url), "utf8")) as {
+  const manifest = JSON.parse(readFileSync(new URL("../../package.json", import.meta.url), "utf8")) as {
     bin: Record<string, string>;
   };
   const shipped = manifest.bin["kv-proxy"]?.replace("./", "");

@@ -1,9 +1,9 @@
 import type { Clock, Random, Timer } from "@kv/interface";
 import { expect, test } from "vitest";
-import { createProxy } from "../src/index.js";
-import { COMPLETION, decodeOk, prefillOk, sendJson } from "./fake-upstream.js";
-import { createManualClock } from "./manual-clock.js";
-import { errorOf, post, runProxy, upstream } from "./set-up.js";
+import { createProxy } from "../../src/index.js";
+import { decodeOk, prefillOk } from "../support/fake-upstream.js";
+import { createManualClock } from "../support/manual-clock.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
 
 /** A timer that only works as a method of its object, as a class's does. */
 class ClassTimer implements Timer {
@@ -56,33 +56,6 @@ test("close() resolves with a clock whose timers are instances of a class", asyn
   const proxy = createProxy({ prefillers: ["p:1"], decoders: ["d:1"], clock: new ClassClock() });
   await proxy.listen({ port: 0 });
   await expect(proxy.close()).resolves.toBeUndefined();
-});
-
-test("of two data-parallel ranks on one URL, only the rank that failed counts a failure", async () => {
-  const p = await upstream(prefillOk);
-  const d = await upstream(({ json, response }) => {
-    if (json.prompt === "good") sendJson(response, COMPLETION);
-    else {
-      // The begin of an answer, which is larger than what the proxy checks before it merges, and then a cut connection.
-      response.writeHead(200, { "content-type": "application/json", "content-length": 1000 });
-      response.write('{"id":"cmpl-1","choices":[{"text":"', () => setTimeout(() => response.destroy(), 20));
-    }
-  });
-  const { url, proxy } = await runProxy({
-    prefillers: [p.url],
-    decoders: [`${d.url}@0`, `${d.url}@1`],
-    createRouting: () => ({
-      name: "by prompt",
-      choose: (candidates, { request }) => candidates.at(request?.fields.prompt === "good" ? 0 : -1),
-    }),
-    limits: { heldAnswerLengthBytes: 10 },
-  });
-  const answer = await errorOf(await post(`${url}/v1/completions`, { prompt: ["good", "bad"] }));
-  expect(answer).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
-  expect(proxy.status().decoders).toMatchObject([
-    { data_parallel_rank: 0, failures: 0, available: true },
-    { data_parallel_rank: 1, failures: 1, available: false },
-  ]);
 });
 
 test("the requests on the page begin when the proxy's clock says", async () => {

@@ -1,6 +1,13 @@
 import { expect, test } from "vitest";
-import { type Answer, COMPLETION, type FakeUpstream, STREAM, sendJson, sendStream } from "./fake-upstream.js";
-import { post, runProxy, upstream } from "./set-up.js";
+import {
+  type Answer,
+  COMPLETION,
+  type FakeUpstream,
+  STREAM,
+  sendJson,
+  sendStream,
+} from "../support/fake-upstream.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
 
 /** A prefill instance whose engine is `engineId`; it answers when told to. */
 const prefillOf =

@@ -2,10 +2,10 @@ import { once } from "node:events";
 import { connect } from "node:net";
 import { KvError, silentLog } from "@kv/interface";
 import { expect, test } from "vitest";
-import { createProxy } from "../src/index.js";
-import { decodeOk, prefillOk } from "./fake-upstream.js";
-import { createManualClock } from "./manual-clock.js";
-import { errorOf, post, runProxy, upstream } from "./set-up.js";
+import { createProxy } from "../../src/index.js";
+import { decodeOk, prefillOk } from "../support/fake-upstream.js";
+import { createManualClock } from "../support/manual-clock.js";
+import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 /** A client whose request never becomes whole by itself. */
 async function startSending(url: string, head: string) {

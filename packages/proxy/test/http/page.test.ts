@@ -1,8 +1,8 @@
 import { existsSync } from "node:fs";
 import puppeteer, { type Browser } from "puppeteer-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { decodeOk, prefillOk } from "./fake-upstream.js";
-import { post, runProxy, upstream } from "./set-up.js";
+import { decodeOk, prefillOk } from "../support/fake-upstream.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
 
 const chromium = process.env.KV_CHROMIUM ?? "/usr/bin/chromium";
 

@@ -3,9 +3,9 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { dnsDiscovery } from "@kv/fleet";
 import { afterAll, beforeAll, expect, test } from "vitest";
-import { decodeOk, prefillOk } from "./fake-upstream.js";
-import { after, createManualClock } from "./manual-clock.js";
-import { post, runProxy, upstream } from "./set-up.js";
+import { decodeOk, prefillOk } from "../support/fake-upstream.js";
+import { after, createManualClock } from "../support/manual-clock.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
 
 let folder: string;
 beforeAll(async () => {

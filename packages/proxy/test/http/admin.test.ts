@@ -1,9 +1,9 @@
 import { once } from "node:events";
 import { get } from "node:http";
 import { expect, test } from "vitest";
-import { decodeOk, prefillOk, sendJson } from "./fake-upstream.js";
-import { after, createManualClock } from "./manual-clock.js";
-import { errorOf, post, runProxy, upstream } from "./set-up.js";
+import { decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
+import { after, createManualClock } from "../support/manual-clock.js";
+import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 const admin = { port: 0 };
 

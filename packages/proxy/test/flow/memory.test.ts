@@ -2,8 +2,8 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
 import { expect, test } from "vitest";
-import { COMPLETION, sendJson } from "./fake-upstream.js";
-import { post, runProxy, upstream } from "./set-up.js";
+import { COMPLETION, sendJson } from "../support/fake-upstream.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
 
 setFlagsFromString("--expose-gc");
 const collect = runInNewContext("gc") as () => void;

@@ -3,10 +3,10 @@ import { once } from "node:events";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { afterEach, expect, test } from "vitest";
-import { COMPLETION, decodeOk, prefillOk } from "./fake-upstream.js";
-import { post, upstream } from "./set-up.js";
+import { COMPLETION, decodeOk, prefillOk } from "../support/fake-upstream.js";
+import { post, upstream } from "../support/set-up.js";
 
-const root = fileURLToPath(new URL("../../../", import.meta.url));
+const root = fileURLToPath(new URL("../../../../", import.meta.url));
 const children: ChildProcess[] = [];
 
 afterEach(() => {

@@ -6,8 +6,8 @@ import {
   SimpleSpanProcessor,
 } from "@opentelemetry/sdk-trace-base";
 import { afterEach, expect, test } from "vitest";
-import { decodeOk, prefillOk, sendJson } from "./fake-upstream.js";
-import { post, runProxy, upstream } from "./set-up.js";
+import { decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
 
 afterEach(() => {
   trace.disable();

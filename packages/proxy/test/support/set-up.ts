@@ -1,5 +1,5 @@
 import { afterEach } from "vitest";
-import { createProxy, type ProxyOptions } from "../src/index.js";
+import { createProxy, type ProxyOptions } from "../../src/index.js";
 import { type Answer, type FakeUpstream, startUpstream } from "./fake-upstream.js";
 
 const open: { close(): Promise<void> }[] = [];

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
-import { post, runProxy, upstream } from "./set-up.js";
-import { vllmPair } from "./vllm-stub.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
+import { vllmPair } from "../support/vllm-stub.js";
 
 async function pair() {
   const vllm = vllmPair();

@@ -1,7 +1,7 @@
 import { randomBytes } from "node:crypto";
 import { expect, test } from "vitest";
-import { COMPLETION, decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "./fake-upstream.js";
-import { post, runProxy, upstream } from "./set-up.js";
+import { COMPLETION, decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "../support/fake-upstream.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
 
 test.each(["/v1/completions", "/v1/chat/completions"])(
   "%s: prefill, then decode with what it answered",

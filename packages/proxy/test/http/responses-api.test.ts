@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
-import { KV_PARAMS_TEXT, sendJson } from "./fake-upstream.js";
-import { errorOf, post, runProxy, upstream } from "./set-up.js";
+import { KV_PARAMS_TEXT, sendJson } from "../support/fake-upstream.js";
+import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 const output = [{ type: "message", content: [{ type: "output_text", text: "hello" }] }];
 

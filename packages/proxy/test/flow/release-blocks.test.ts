@@ -1,8 +1,8 @@
 import { expect, test } from "vitest";
-import { deadUrl, decodeOk, prefillOk, type Seen, sendJson } from "./fake-upstream.js";
-import { createManualClock } from "./manual-clock.js";
-import { errorOf, post, runProxy, upstream } from "./set-up.js";
-import { vllmPair } from "./vllm-stub.js";
+import { deadUrl, decodeOk, prefillOk, type Seen, sendJson } from "../support/fake-upstream.js";
+import { createManualClock } from "../support/manual-clock.js";
+import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
+import { vllmPair } from "../support/vllm-stub.js";
 
 const isRelease = (seen: Seen) => seen.json.use_beam_search === true;
 

@@ -9,9 +9,9 @@ import {
   STREAM,
   sendJson,
   sendStream,
-} from "./fake-upstream.js";
-import { createManualClock } from "./manual-clock.js";
-import { errorOf, post, runProxy, upstream } from "./set-up.js";
+} from "../support/fake-upstream.js";
+import { createManualClock } from "../support/manual-clock.js";
+import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 test("an error of the prefill instance keeps its status and body, and no decode instance is asked", async () => {
   const error = { error: { message: "too long", type: "BadRequestError", param: null, code: 400 } };
@@ -463,4 +463,31 @@ test("a stream that stalls ends in an error event", async () => {
   expect(last).toContain("KV_REQUEST_TIMEOUT");
   await expect(reader?.read()).rejects.toThrow();
   await (await d.request(0)).dropped;
+});
+
+test("of two data-parallel ranks on one URL, only the rank that failed counts a failure", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ json, response }) => {
+    if (json.prompt === "good") sendJson(response, COMPLETION);
+    else {
+      // The first bytes of an answer are more than the proxy checks before it merges; then the connection closes.
+      response.writeHead(200, { "content-type": "application/json", "content-length": 1000 });
+      response.write('{"id":"cmpl-1","choices":[{"text":"', () => setTimeout(() => response.destroy(), 20));
+    }
+  });
+  const { url, proxy } = await runProxy({
+    prefillers: [p.url],
+    decoders: [`${d.url}@0`, `${d.url}@1`],
+    createRouting: () => ({
+      name: "by prompt",
+      choose: (candidates, { request }) => candidates.at(request?.fields.prompt === "good" ? 0 : -1),
+    }),
+    limits: { heldAnswerLengthBytes: 10 },
+  });
+  const answer = await errorOf(await post(`${url}/v1/completions`, { prompt: ["good", "bad"] }));
+  expect(answer).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
+  expect(proxy.status().decoders).toMatchObject([
+    { data_parallel_rank: 0, failures: 0, available: true },
+    { data_parallel_rank: 1, failures: 1, available: false },
+  ]);
 });
