@@ -8,8 +8,8 @@ import { createProxy } from "./proxy.js";
 import { jsonLog } from "./telemetry/json-log.js";
 
 /**
- * How much the heap may grow before the next full garbage collection, which delays all requests by tens of milliseconds. On a slow or shared
- * core V8's own limit is a third of the live heap, which made one collection every five seconds.
+ * How much the heap may grow above its live size before the next full garbage collection, which delays all requests by tens of milliseconds. On a
+ * slow or shared core, V8's default is a third, which made one collection every five seconds.
  */
 const HEAP_GROWTH_PERCENT = 400;
 
