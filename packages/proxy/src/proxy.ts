@@ -72,13 +72,17 @@ export interface ProxyStatus {
   readonly uptime_s: number;
   /** Counts of requests. */
   readonly requests: RequestCountsStatus;
+  /** The prefill instances. */
   readonly prefillers: readonly InstanceStatus[];
+  /** The decode instances. */
   readonly decoders: readonly InstanceStatus[];
 }
 
 /** Where the proxy listens. */
 export interface ProxyAddress {
+  /** The host that was passed to `listen`. */
   readonly host: string;
+  /** The port, also where a free one was taken. */
   readonly port: number;
   /** `http://HOST:PORT`. */
   readonly url: string;

@@ -4,7 +4,9 @@ import type { InstancePool } from "../instances/instance-pool.js";
 
 /** All instances that a discovery has found. */
 export interface DiscoveredInstances {
+  /** The prefill instances. */
   readonly prefillers: readonly InstanceSpec[];
+  /** The decode instances. */
   readonly decoders: readonly InstanceSpec[];
 }
 

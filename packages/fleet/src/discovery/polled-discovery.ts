@@ -7,6 +7,7 @@ import type { DiscoveredInstances, Discovery } from "./discovery.js";
 
 /** How often a source is read again. */
 export interface Polling {
+  /** Times the reads. */
   readonly clock: Clock;
   /** Between the end of one read and the next, in milliseconds. */
   readonly intervalMs: number;
@@ -30,7 +31,9 @@ export function fileDiscovery(path: string, polling: Polling): Discovery {
 
 /** The DNS names of both roles: `host:port` for all addresses of a host, or the name of SRV records, which include ports. */
 export interface DnsNames {
+  /** Name of the prefill instances. */
   readonly prefill: string;
+  /** Name of the decode instances. */
   readonly decode: string;
 }
 

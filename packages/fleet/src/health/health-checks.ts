@@ -17,6 +17,7 @@ export interface HealthSettings {
 
 /** One HTTP request for an instance's health. */
 export interface HealthProbeRequest {
+  /** The instance's role. */
   readonly role: Role;
   /** The instance's base URL. */
   readonly url: string;

@@ -21,7 +21,7 @@ function setUp(urls: readonly string[]) {
 
 const unreachable = new KvError("KV_PROXY_UPSTREAM_FAILED", "x", { details: { stage: "connect" } });
 
-test("each in turn, those excluded left out, undefined when none is left", () => {
+test("instances take turns without the excluded ones; undefined when none is left", () => {
   const { pool, next } = setUp(["a", "b"]);
   const visits = [next(), next(), next()];
   expect(visits.map((visit) => visit?.instance.url)).toEqual(["a", "b", "a"]);
@@ -29,7 +29,7 @@ test("each in turn, those excluded left out, undefined when none is left", () =>
   expect(pool.visit({ requestId: "r" }, both)).toBeUndefined();
 });
 
-test("an instance that could not be reached is left out for a while, unless there is no other", () => {
+test("an unreachable instance is left out for a while, unless there is no other", () => {
   const { pool, next, advance } = setUp(["a", "b"]);
   next()?.failed(unreachable);
   expect(pool.available()).toBe(1);
@@ -41,7 +41,7 @@ test("an instance that could not be reached is left out for a while, unless ther
   expect(pool.available()).toBe(2);
 });
 
-test("an instance that answered is there, whatever it answered", () => {
+test("an instance that answered stays available, whatever it answered", () => {
   const { pool, next } = setUp(["a", "b"]);
   next()?.failed(new KvError("KV_PROXY_UPSTREAM_FAILED", "answered 500"));
   expect(pool.available()).toBe(2);
@@ -59,7 +59,7 @@ test("a visit ends once", () => {
   expect(pool.status()[0]).toMatchObject({ requests: 2, in_flight: 1, failures: 0, available: true });
 });
 
-test("the time left out doubles with each failure in a row, up to a limit", () => {
+test("the cool-down doubles with each failure in a row, up to a limit", () => {
   const { pool, next, advance } = setUp(["a"]);
   for (const coolDownMs of [1000, 2000, 3000, 3000]) {
     next()?.failed(unreachable);
@@ -70,7 +70,7 @@ test("the time left out doubles with each failure in a row, up to a limit", () =
   }
 });
 
-test("bad checks eject, a good one takes back, and the share of requests grows", () => {
+test("failed checks eject, a good one takes back, and the share of requests grows", () => {
   const { pool, next, advance, toss } = setUp(["a", "b"]);
   const [a] = pool.list();
   a?.checked(unreachable, 2);
@@ -91,7 +91,7 @@ test("bad checks eject, a good one takes back, and the share of requests grows",
   expect(pool.status()[0]?.state).toBe("up");
 });
 
-test("an instance that drains takes nothing more, ends what it has, and is forgotten when it is removed", async () => {
+test("a draining instance ends its visits and takes no more, and is forgotten when it is removed", async () => {
   const { pool, next } = setUp(["a", "b"]);
   const visit = next();
   let gone = false;
@@ -109,7 +109,7 @@ test("an instance that drains takes nothing more, ends what it has, and is forgo
   await expect(pool.drain({ url: "c" })).rejects.toThrow("no prefill instance c");
 });
 
-test("ranks of one server are instances of their own: added, drained and removed one by one", async () => {
+test("ranks of one server are added, drained and removed one by one", async () => {
   const { pool } = setUp(["a"]);
   for (const dataParallelRank of [0, 1]) pool.add({ url: "a", dataParallelRank });
   expect(() => pool.add({ url: "a", dataParallelRank: 1 })).toThrow("a@1 is given twice");

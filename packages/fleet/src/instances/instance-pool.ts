@@ -21,7 +21,7 @@ export interface InstancePoolOptions extends PooledInstanceOptions {
   readonly routing: Routing;
 }
 
-/** The instances of one role. Errors of the constructor: `KV_CONFIG_INVALID` for an instance that is named twice. */
+/** The instances of one role. */
 export class InstancePool {
   /** The role of all instances of the pool. */
   readonly role: Role;
@@ -32,6 +32,7 @@ export class InstancePool {
   readonly #options: PooledInstanceOptions;
   #instances: readonly PooledInstance[] = [];
 
+  /** Errors: `KV_CONFIG_INVALID` for an instance that is named twice. */
   constructor(options: InstancePoolOptions) {
     const { role, routing, clock } = options;
     this.role = role;

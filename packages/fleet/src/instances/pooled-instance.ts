@@ -21,17 +21,25 @@ export interface InstanceTimes {
 
 /** What an instance of a pool takes from outside. */
 export interface PooledInstanceOptions {
+  /** Times cool-downs. */
   readonly clock: Clock;
+  /** Draws the share of requests that an instance takes after ejection. */
   readonly random: Random;
+  /** How long instances are left out. */
   readonly times: InstanceTimes;
 }
 
 /** An instance of a pool: its load, its failures, and whether it takes requests. */
 export class PooledInstance implements Instance {
+  /** The role of its pool. */
   readonly role: Role;
+  /** Base URL without a slash at its end. */
   readonly url: string;
+  /** The rank of a data-parallel server that it stands for. */
   readonly dataParallelRank: number | undefined;
+  /** ZMQ endpoint of its KV events. */
   readonly kvEvents: string | undefined;
+  /** Of a prefill instance that pushes: where its engine is reached. */
   readonly kv: InstanceKv | undefined;
   readonly #clock: Clock;
   readonly #random: Random;
@@ -48,6 +56,7 @@ export class PooledInstance implements Instance {
   #lastError: KvError | undefined = undefined;
   readonly #waitingForIdle: (() => void)[] = [];
 
+  /** Pools create their instances by `InstancePool.add`. */
   constructor(role: Role, spec: InstanceSpec, { clock, random, times }: PooledInstanceOptions) {
     this.role = role;
     this.url = spec.url;
@@ -59,6 +68,7 @@ export class PooledInstance implements Instance {
     this.#times = times;
   }
 
+  /** Visits under way. */
   get inFlight(): number {
     return this.#inFlight;
   }

@@ -17,7 +17,7 @@ const stored = (hashes: readonly number[], tokens: readonly number[], parent: nu
 });
 const batch = (...events: readonly object[]) => encode([1.5, events, 0]);
 
-test("events as vLLM's publisher packs them; what has keys beside the tokens is left out", () => {
+test("decodes the events of vLLM's publisher, without blocks that have extra keys", () => {
   expect(
     readKvEventBatch(batch(stored([7], [1, 2]), { type: "AllBlocksCleared" }, { type: "Later" })),
   ).toEqual([
@@ -31,7 +31,7 @@ test("events as vLLM's publisher packs them; what has keys beside the tokens is 
 });
 
 test.each([[encode("text")], [encode([1, [{ type: "BlockStored" }]])], [new Uint8Array([0xc1])]])(
-  "what is no batch is refused",
+  "refuses malformed batches",
   (payload) => {
     let error: unknown;
     try {
@@ -43,7 +43,7 @@ test.each([[encode("text")], [encode([1, [{ type: "BlockStored" }]])], [new Uint
   },
 );
 
-test("a subscriber over ZMQ: blocks come and go, a gap empties the index, noise is survived", async () => {
+test("over ZMQ, blocks come and go, a gap clears the index, and malformed batches are skipped", async () => {
   const publisher = new Publisher({ linger: 0 });
   await publisher.bind("tcp://127.0.0.1:*");
   const instance = {

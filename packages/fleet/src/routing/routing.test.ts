@@ -12,14 +12,14 @@ const asking = (fields: Record<string, unknown>, headers = {}): RoutingContext =
   request: { fields },
 });
 
-test("least load: the fewest in flight, equals in turn", () => {
+test("least load: the fewest in flight; equals take turns", () => {
   const [a, b, c] = [instance("a", 2), instance("b", 1), instance("c", 1)];
   const routing = leastLoad();
   const chosen = [1, 2, 3].map(() => routing.choose([a, b, c], asking({}))?.url);
   expect(chosen).toEqual(["b", "c", "b"]);
 });
 
-test("session affinity: a session stays, and moves only when its instance goes", () => {
+test("session affinity: a session moves only when its instance goes", () => {
   const all = ["a", "b", "c", "d"].map((url) => instance(url));
   const routing = sessionAffinity();
   const sessions = Array.from({ length: 200 }, (_, at) => `s${at}`);
@@ -33,7 +33,7 @@ test("session affinity: a session stays, and moves only when its instance goes",
   expect(routing.choose(all, asking({ user: "s1" }))?.url).toBe(before[1]);
 });
 
-test("prefix: a prompt goes where its begin went, unless that instance is much busier", () => {
+test("prefix aware: a prompt goes where the same prefix went, unless that instance is much busier", () => {
   const routing = prefixAware({ chunkLength: 4, maxImbalance: 2 });
   const [a, b] = [instance("a"), instance("b")];
   const first = routing.choose([a, b], asking({ prompt: "system prompt: one" }))?.url;
@@ -47,7 +47,7 @@ test("prefix: a prompt goes where its begin went, unless that instance is much b
   expect(routing.choose(busy, asking({ prompt: "system prompt: one" }))?.url).not.toBe(first);
 });
 
-test("prefix: what instances say of their caches counts for prompts in tokens", () => {
+test("prefix aware: for prompts in tokens, the instances' KV events count", () => {
   const index = new BlockIndex();
   index.stored({ hashes: ["h1", "h2"], parent: undefined, tokens: [1, 2, 3, 4], blockSize: 2 });
   const cached = {
@@ -63,7 +63,7 @@ test("prefix: what instances say of their caches counts for prompts in tokens", 
   }
 });
 
-test("an index of blocks: runs by parent, removal, another parent's same tokens", () => {
+test("block index: runs by parent, removal, equal tokens under another parent", () => {
   const index = new BlockIndex();
   index.stored({ hashes: ["h1", "h2"], parent: undefined, tokens: [1, 2, 3, 4], blockSize: 2 });
   index.stored({ hashes: ["h3"], parent: "h2", tokens: [5, 6], blockSize: 2 });

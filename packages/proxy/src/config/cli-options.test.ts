@@ -27,14 +27,14 @@ const parse = (line: string) =>
       .configureOutput({ writeErr: () => {} }),
   );
 
-test("URLs, given together or one by one", () => {
+test("URLs can be given together or one by one", () => {
   const { settings, host, port } = parse("--prefill a:1 http://b:2 --prefill c:3 --decode d:4");
   expect(settings.prefillers).toEqual(["a:1", "http://b:2", "c:3"]);
   expect(settings.decoders).toEqual(["d:4"]);
   expect({ host, port }).toEqual({ host: "127.0.0.1", port: 8000 });
 });
 
-test("the toy proxy's flags, in the plural and in the singular", () => {
+test("accepts the toy proxy's flags, plural and singular", () => {
   const { settings, port } = parse(
     "--port 8192 --prefiller-hosts h1 h2 --prefiller-ports 8100 8101 --decoder-host ::1 --decoder-port 8200",
   );
@@ -43,7 +43,7 @@ test("the toy proxy's flags, in the plural and in the singular", () => {
   expect(settings.decoders).toEqual(["[::1]:8200"]);
 });
 
-test("one flag of a pair takes the toy proxy's default for the other; a single host serves several ports", () => {
+test("a missing flag of a pair has the toy proxy's default, and a single host serves several ports", () => {
   const { settings } = parse("--prefiller-ports 1 2 --decoder-hosts d");
   expect(settings.prefillers).toEqual(["localhost:1", "localhost:2"]);
   expect(settings.decoders).toEqual(["d:8200"]);
@@ -69,7 +69,7 @@ test.each(["--port 70000", "--port x", "--what 1", "--missing-kv maybe", "--host
   },
 );
 
-test("settings not given are left to their defaults", () => {
+test("omits settings that no flag sets", () => {
   const { settings } = parse(
     "--prefill p:1 --decode d:1 --stall-timeout-ms 5 --unsplittable decode-computes",
   );
@@ -78,7 +78,7 @@ test("settings not given are left to their defaults", () => {
   expect(settings.limits).toEqual({});
 });
 
-test("a file, and flags over it member by member; the token is from neither", () => {
+test("flags override the file member by member, and the token comes from the environment or a token file", () => {
   const { settings, port } = parse("--config f.json --decode d:2 --stall-timeout-ms 7");
   expect(port).toBe(9);
   expect(settings).toMatchObject({
@@ -93,7 +93,7 @@ test("a file, and flags over it member by member; the token is from neither", ()
   });
 });
 
-test("routing and discovery; without lists where instances are found", () => {
+test("accepts routing flags, and discovery without lists of instances", () => {
   const { settings } = parse(
     "--dns-prefill p.svc:1 --dns-decode d.svc:2 --routing least-load --decode-routing prefix-aware",
   );

@@ -12,7 +12,7 @@ test("the published JSON schema is that of the configuration file", async () => 
   await expect(`${JSON.stringify(titled, null, 2)}\n`).toMatchFileSnapshot(file);
 });
 
-test("the example of a configuration file is one, and all of it is read", () => {
+test("the example configuration is valid, and all of its settings have an effect", () => {
   const file = fileURLToPath(new URL("../../deploy/config.json", import.meta.url));
   const { host: _, port: __, ...given } = readConfigFile(file, (path) => readFileSync(path, "utf8"));
   expect(unusedSettings(given, readSettings(given))).toEqual([]);

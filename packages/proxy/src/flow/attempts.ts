@@ -2,6 +2,8 @@ import { failureStage, type Instance, type InstancePool, type RoutingContext, ty
 import { KvError, type Log } from "@kv/interface";
 import type { Deadline } from "../request/deadline.js";
 
+const NONE: ReadonlySet<Instance> = new Set();
+
 /**
  * What was tried for one part. Retries are decided by it. The rules: an instance that could not be reached has received nothing, so the next one
  * is tried as long as there is one. A prefill leg that broke off or was answered with a server failure is tried once more: it leaves at most leased
@@ -12,7 +14,7 @@ export class Attempts {
   /** Decode instances that failed; chosen again only when there is no other. */
   readonly failedDecode = new Set<Instance>();
   /** Prefill instances to avoid; chosen only when there is no other. */
-  readonly failedPrefill = new Set<Instance>();
+  failedPrefill: ReadonlySet<Instance> = NONE;
   /** How often a prefill leg may be tried again after its request has left. */
   prefillRetries = 1;
   /** How often the part may begin again after its decode leg has failed. */
@@ -51,7 +53,7 @@ export interface TryOptions {
  */
 export async function tryInstances<T>(options: TryOptions, leg: (visit: Visit) => Promise<T>): Promise<T> {
   const { pool, deadline } = options;
-  const tried = new Set<Instance>();
+  let tried = NONE;
   let failuresAfterSending = 0;
   let lastError: unknown;
   for (;;) {
@@ -65,7 +67,7 @@ export async function tryInstances<T>(options: TryOptions, leg: (visit: Visit) =
         throw deadline.reason;
       }
       lastError = error;
-      tried.add(visit.instance);
+      tried = new Set([...tried, visit.instance]);
       visit.failed(KvError.from(error, "KV_INTERNAL", `the ${pool.role} leg failed`));
       const stage = failureStage(error);
       if (stage !== "connect") failuresAfterSending += 1;

@@ -57,7 +57,7 @@ export class PushConcurrentStrategy implements DisaggregationStrategy {
     log.warn("push-began-again", { requestId: part.requestId, prefill, decode, why });
     metrics.count("kv_proxy_restarts_total");
     record.restarted();
-    if (failedPrefill !== undefined) attempts.failedPrefill.add(failedPrefill);
+    if (failedPrefill !== undefined) attempts.failedPrefill = new Set([failedPrefill]);
     if (usedRetryOf === "prefill") attempts.prefillRetries = 0;
     if (usedRetryOf === "decode") attempts.restarts = 0;
     return this.#sequential.run(part);

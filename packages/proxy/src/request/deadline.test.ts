@@ -3,7 +3,7 @@ import { expect, test } from "vitest";
 import { createManualClock } from "../../test/support/manual-clock.js";
 import { Deadline } from "./deadline.js";
 
-test("a phase that takes too long ends it, however long it is; one that is left in time does not", () => {
+test("aborts when a phase expires, short or long, and not when it ends in time", () => {
   const clock = createManualClock();
   const deadline = new Deadline({ clock, requestMs: 3_600_000 });
   deadline.startPhase("the first", 50);
@@ -18,7 +18,7 @@ test("a phase that takes too long ends it, however long it is; one that is left 
   });
 });
 
-test("a phase that is over does not count, and the whole request does", () => {
+test("after a phase has ended, only the whole request has a time limit", () => {
   const clock = createManualClock();
   const deadline = new Deadline({ clock, requestMs: 90_000 });
   deadline.startPhase("the first", 50);
@@ -29,7 +29,7 @@ test("a phase that is over does not count, and the whole request does", () => {
   expect(deadline.reason?.message).toBe("the request took longer than 90000 ms");
 });
 
-test("a fork has its own phases, ends with its parent, and is left alone when it has closed", () => {
+test("a fork has its own phases and aborts with its parent, unless it is closed", () => {
   const clock = createManualClock();
   const deadline = new Deadline({ clock, requestMs: 90_000 });
   const [late, other, closed] = [deadline.fork(), deadline.fork(), deadline.fork()];
@@ -42,7 +42,7 @@ test("a fork has its own phases, ends with its parent, and is left alone when it
   expect([other.reason, closed.aborted]).toEqual([gone, false]);
 });
 
-test("nothing strikes once it has closed", () => {
+test("never aborts once it is closed", () => {
   const clock = createManualClock();
   const deadline = new Deadline({ clock, requestMs: 10 });
   deadline.close();

@@ -23,7 +23,7 @@ test.each([
   ],
   ["a stream with prompt_logprobs", Buffer.from('{"stream":true,"prompt_logprobs":1}'), "prompt_logprobs"],
   ["too many least tokens", Buffer.from('{"max_tokens":2,"min_tokens":3}'), "min_tokens is 3"],
-])("a body that is %s is refused", (_what, body, message) => {
+])("refuses a body that is %s", (_what, body, message) => {
   let error: unknown;
   try {
     parseGenerationRequest("/v1/completions", body);
@@ -42,7 +42,7 @@ test.each([
   [{ prompt: "a", echo: true, logprobs: 0 }],
   [{ prompt: "a", echo: true, max_tokens: 0 }],
   [{ prompt: "a", prompt_logprobs: 3 }],
-])("%j can be parted", (fields) => {
+])("%j can be split", (fields) => {
   expect(read(fields).disaggregationLimit).toBeUndefined();
 });
 
@@ -54,7 +54,7 @@ test.each([
   expect(read(fields).disaggregationLimit).toContain(why);
 });
 
-test("chat with echo and log probabilities of its own cannot be split", () => {
+test("a chat with echo and logprobs cannot be split", () => {
   const chat = (fields: object) => read({ messages: [], echo: true, ...fields }, "/v1/chat/completions");
   expect(chat({ logprobs: true }).disaggregationLimit).toContain("echo");
   expect(chat({}).disaggregationLimit).toBeUndefined();
@@ -64,7 +64,7 @@ test.each([
   [{ previous_response_id: "r" }, "previous_response_id"],
   [{ background: true }, "background"],
   [{ tools: [{ type: "function" }, { type: "mcp" }] }, '"mcp"'],
-])("a response with %j is one server's", (fields, why) => {
+])("a response with %j cannot be split", (fields, why) => {
   expect(read({ input: "a", ...fields }, "/v1/responses").disaggregationLimit).toContain(why);
   expect(
     read({ input: "a", tools: [{ type: "function" }] }, "/v1/responses").disaggregationLimit,

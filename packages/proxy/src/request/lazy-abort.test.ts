@@ -5,7 +5,7 @@ import { LazyAbort } from "./lazy-abort.js";
 const why = new KvError("KV_REQUEST_ABORTED", "gone");
 const other = new KvError("KV_REQUEST_TIMEOUT", "late");
 
-test("listeners are told once, with the first reason; those taken away are not", () => {
+test("calls listeners once, with the first reason, and not those that were removed", () => {
   const abort = new LazyAbort();
   const told: string[] = [];
   abort.onAbort(() => told.push("stays"));
@@ -19,7 +19,7 @@ test("listeners are told once, with the first reason; those taken away are not",
   expect(told).toEqual(["stays", "late"]);
 });
 
-test.each(["before", "after"])("a signal that is asked for %s the end has its reason", (when) => {
+test.each(["before", "after"])("a signal that is read %s the abort has its reason", (when) => {
   const abort = new LazyAbort();
   const early = when === "before" ? abort.signal : undefined;
   abort.abort(why);

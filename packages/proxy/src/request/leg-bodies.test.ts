@@ -15,7 +15,7 @@ const request = (text: string) => parseGenerationRequest("/v1/completions", Buff
 const prefill = (fields: object) =>
   JSON.parse(prefillBody(request(JSON.stringify(fields)), KV_REQUEST_PULL)) as object;
 
-test("both bodies are those that live vLLM 0.33 took", () => {
+test("both bodies equal those that a real vLLM 0.33 accepted", () => {
   const { kv_transfer_params: _, ...client } = recorded.decode_request;
   const given = request(JSON.stringify(client));
   expect(JSON.parse(prefillBody(given, KV_REQUEST_PULL))).toEqual({
@@ -26,7 +26,7 @@ test("both bodies are those that live vLLM 0.33 took", () => {
   expect(JSON.parse(decodeBody(given, answered))).toEqual(recorded.decode_request);
 });
 
-test("the prefill leg makes one token, unstreamed, one copy; only limits that are there are lowered", () => {
+test("the prefill body requests one token, one copy and no stream, and lowers only the limits that are set", () => {
   const given = {
     stream: true,
     stream_options: { include_usage: true },
@@ -49,7 +49,7 @@ test("the prefill leg makes one token, unstreamed, one copy; only limits that ar
   expect(bare).toMatchObject({ min_tokens: 0 });
 });
 
-test("integers that a double cannot hold reach both legs, the client's and the prefill worker's", () => {
+test("integers beyond 2^53, of the client and of the prefill worker, reach both legs", () => {
   const given = request('{"seed":9007199254740993,"unknown_field":18446744073709551615}');
   expect(prefillBody(given, KV_REQUEST_PULL)).toContain(
     '"seed":9007199254740993,"unknown_field":18446744073709551615',
@@ -59,6 +59,6 @@ test("integers that a double cannot hold reach both legs, the client's and the p
   );
 });
 
-test("alone, a decode worker gets the body without parameters", () => {
+test("the body for a single instance has no KV parameters", () => {
   expect(singleInstanceBody(request('{"prompt":"a","kv_transfer_params":null}'))).toBe('{"prompt":"a"}');
 });

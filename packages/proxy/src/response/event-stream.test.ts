@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { beginsWithDone, firstEventError, firstEventIsKnown, StreamWatch } from "./event-stream.js";
 
-test("a stream that begins with an error is known by it, and by its code", () => {
+test("finds the error in the first event, and its status", () => {
   const bytes = Buffer.from('data: {"error": {"message": "no KV", "code": 500}}\n\ndata: [DONE]\n\n');
   expect(firstEventError(bytes)).toEqual({
     status: 500,
@@ -13,7 +13,7 @@ test("a stream that begins with an error is known by it, and by its code", () =>
   expect(firstEventError(Buffer.from('data: {"error": {"mess\n\n'))).toBeUndefined();
 });
 
-test("an error's event ends where it ends, after comments and with CRLF", () => {
+test("finds the end of the error event after comments and with CRLF", () => {
   const bytes = Buffer.from(': ping\r\n\r\ndata: {"error": {"code": 503}}\r\n\r\ndata: [DONE]\r\n\r\n');
   expect(firstEventError(bytes)).toEqual({ status: 503, body: '{"error": {"code": 503}}' });
   expect(beginsWithDone(Buffer.from(": ping\n\ndata:[DONE]\n\n"))).toBe(true);
@@ -39,13 +39,13 @@ test.each([
     ['data: {"error": null}\n\n', 'data: {"text":"\\ndata: {\\"error\\": 1"}\n\n'],
     [false, false],
   ],
-])("%j has a choice, and tells of a failure: %j", (chunks, said) => {
+])("in %j a choice and a failure are found: %j", (chunks, said) => {
   const watch = new StreamWatch("/v1/completions");
   for (const chunk of chunks) watch.push(Buffer.from(chunk));
   expect([watch.answered, watch.failed]).toEqual(said);
 });
 
-test("the begin is known at once, but for an error whose event has not come whole", () => {
+test("the first event is known at once, except an incomplete error event", () => {
   expect(firstEventIsKnown(Buffer.from('data: {"id"'))).toBe(true);
   for (const more of [": ping\n\n", ": pi", "\r\n", "da", "data: ", 'data: {"err', "data: [DON"])
     expect(firstEventIsKnown(Buffer.from(more))).toBe(false);
@@ -64,7 +64,7 @@ test.each([
   [["data: [DONE]\n\n", "data: {}\n\n"], false],
   [['data: {"text":"data: [DONE]"}\n\n'], false],
   [[], false],
-])("%j ends a stream: %s", (chunks, complete) => {
+])("%j is a complete stream: %s", (chunks, complete) => {
   const watch = new StreamWatch("/v1/completions");
   for (const chunk of chunks) watch.push(Buffer.from(chunk));
   expect(watch.complete).toBe(complete);
@@ -75,7 +75,7 @@ test.each([
   [["event: response.com", "pleted\ndata: ", `${"x".repeat(500)}\n`, "\n"], true],
   [["event: response.incomplete\ndata: {"], false],
   [['event: response.output_text.delta\ndata: {"x":"event: response.completed"}\n\n'], false],
-])("%j ends a stream of the Responses API: %s", (chunks, complete) => {
+])("%j is a complete stream of the Responses API: %s", (chunks, complete) => {
   const watch = new StreamWatch("/v1/responses");
   for (const chunk of chunks) watch.push(Buffer.from(chunk));
   expect(watch.complete).toBe(complete);

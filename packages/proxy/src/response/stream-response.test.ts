@@ -65,7 +65,7 @@ function setUp(pieces: readonly string[]) {
 /** Long after every promise that can settle has settled. */
 const settle = () => new Promise((resolve) => setImmediate(() => setImmediate(resolve)));
 
-test("nothing more is asked of the instance while the client's side is full", async () => {
+test("reads nothing more from the instance while the client does not read", async () => {
   const { response, sent, ended, asked, done } = setUp(["one", "two"]);
   response.full = true;
   await settle();
@@ -77,7 +77,7 @@ test("nothing more is asked of the instance while the client's side is full", as
   expect(ended).toEqual(["succeeded"]);
 });
 
-test("a deadline that strikes while the client's side is full ends the wait, and the instance's connection", async () => {
+test("an abort while the client does not read ends the wait and closes the instance's connection", async () => {
   const { response, deadline, ended, done } = setUp(["one", "two"]);
   response.full = true;
   await settle();

@@ -1,5 +1,6 @@
 /** Counts of requests since the start, as JSON for `/status`. */
 export interface RequestCountsStatus {
+  /** Requests that have begun and not ended. */
   readonly in_flight: number;
   /** Requests that began. */
   readonly total: number;

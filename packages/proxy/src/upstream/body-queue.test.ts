@@ -13,7 +13,7 @@ function setUp(highBytes?: number) {
   return { queue, sender, push, next };
 }
 
-test("pieces that came together go on together, and none is lost between reads", async () => {
+test("chunks that came between two reads are read as one, and none is lost", async () => {
   const { queue, push, next } = setUp();
   const first = next();
   push("a");
@@ -25,7 +25,7 @@ test("pieces that came together go on together, and none is lost between reads",
   expect([await next(), await next()]).toEqual(["d", "END"]);
 });
 
-test("a sender is stopped above the limit, and goes on when that has been read", async () => {
+test("the sender is paused above the limit, and resumed when the chunks are read", async () => {
   const { sender, push, next } = setUp(3);
   push("abc");
   expect(sender).toEqual([]);
@@ -36,7 +36,7 @@ test("a sender is stopped above the limit, and goes on when that has been read",
   expect(sender).toEqual(["pause", "resume"]);
 });
 
-test("what came before a failure is read before it", async () => {
+test("chunks before a failure are read before it", async () => {
   const { queue, push, next } = setUp();
   push("a");
   queue.fail(new Error("cut"));
@@ -44,7 +44,7 @@ test("what came before a failure is read before it", async () => {
   await expect(next()).rejects.toThrow("cut");
 });
 
-test("a whole body is there without a wait once it has ended, and only within the limit", async () => {
+test("an ended body within the limit is read without a wait", async () => {
   const { queue, push, next } = setUp();
   push("ab");
   push("cd");
@@ -55,7 +55,7 @@ test("a whole body is there without a wait once it has ended, and only within th
   expect(await next()).toBe("END");
 });
 
-test("a body that failed is never whole", () => {
+test("a failed body is never read as complete", () => {
   const { queue, push } = setUp();
   push("ab");
   queue.fail(new Error("cut"));

@@ -29,7 +29,7 @@ function start(args: readonly string[]) {
 
 const portOf = (url: string) => new URL(url).port;
 
-test("kv-proxy with the toy proxy's flags serves, logs, and ends with 0 at SIGTERM, its request in flight done", async () => {
+test("kv-proxy with the toy proxy's flags serves, logs, and exits with 0 after SIGTERM and its request in flight", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream(() => {});
   const running = start([
@@ -54,7 +54,7 @@ test("kv-proxy with the toy proxy's flags serves, logs, and ends with 0 at SIGTE
   expect(JSON.parse(done ?? "{}")).toMatchObject({ status: 200, prefill: p.url, decode: d.url });
 });
 
-test("kv-proxy without instances says what to give and ends with 1", async () => {
+test("kv-proxy without instances prints a hint and exits with 1", async () => {
   const running = start(["--port", "0"]);
   expect(await running.exited).toBe(1);
   expect(running.stderr()).toBe(
@@ -62,7 +62,7 @@ test("kv-proxy without instances says what to give and ends with 1", async () =>
   );
 });
 
-test("kv-proxy ends with 1 when its admin port is taken", async () => {
+test("kv-proxy exits with 1 when its admin port is taken", async () => {
   const p = await upstream(prefillOk);
   const instances = ["--prefill", p.url, "--decode", p.url];
   const running = start([...instances, "--port", "0", "--admin-port", portOf(p.url)]);

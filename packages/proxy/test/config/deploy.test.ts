@@ -45,7 +45,7 @@ const of = (kind: string, name: string) => {
   return found;
 };
 
-test("the manifests are YAML, each of a kind and a name, none twice", () => {
+test("the manifests are YAML, each with a kind and a unique name", () => {
   expect(documents.flatMap(({ errors, warnings }) => [...errors, ...warnings])).toEqual([]);
   const names = manifests.map(({ kind, metadata }) => `${kind}/${metadata.name}`);
   expect(new Set(names).size).toBe(names.length);
@@ -75,7 +75,7 @@ function settingsInPod() {
   return parseCli(container?.args ?? ofImage("CMD"), { readFile, env });
 }
 
-test("the pod's arguments and configuration are ones that the proxy takes, with the token from the environment", () => {
+test("the proxy accepts the pod's arguments and configuration, with the token from the environment", () => {
   const { settings, host, port } = settingsInPod();
   expect({ host, port }).toEqual({ host: "0.0.0.0", port: 8000 });
   const { admin, timeouts, discovery } = readSettings(settings);
@@ -94,7 +94,7 @@ test("the pod's arguments and configuration are ones that the proxy takes, with 
   expect(exposed).toEqual(container.ports.map(({ containerPort }) => containerPort));
 });
 
-test("the probes ask the proxy's port, and what they ask is answered: 200 with a P and a D, else 503", async () => {
+test("the probes use the proxy's port, and get 200 with a P and a D, else 503", async () => {
   const { httpGet } = container.readinessProbe;
   for (const probed of [httpGet.port, container.livenessProbe.tcpSocket.port])
     expect(container.ports.find(({ name }) => name === probed)?.containerPort).toBe(settingsInPod().port);
@@ -116,7 +116,7 @@ test("the probes ask the proxy's port, and what they ask is answered: 200 with a
   expect(await readiness()).toBe(200);
 });
 
-test("the container file starts what the package ships, as nobody special", () => {
+test("the container file starts the package's program as an unprivileged user", () => {
   const steps = containerfile
     .split("\n")
     .filter((each) => each !== "" && !each.startsWith("#"))

@@ -13,7 +13,7 @@ beforeAll(async () => {
 });
 afterAll(() => rm(folder, { recursive: true }));
 
-test("a file says which instances there are; the settings' own stay; a broken file changes nothing", async () => {
+test("instances follow a file; those of the settings stay, and an invalid file changes nothing", async () => {
   const clock = createManualClock();
   const [p, d1, d2] = [await upstream(prefillOk), await upstream(decodeOk), await upstream(decodeOk)];
   const file = join(folder, "instances.json");
@@ -32,7 +32,7 @@ test("a file says which instances there are; the settings' own stay; a broken fi
   expect(proxy.status().prefillers).toHaveLength(1);
 });
 
-test("ranks of a data-parallel server in a file come and go one by one", async () => {
+test("ranks of a data-parallel server in a file are added and removed one by one", async () => {
   const clock = createManualClock();
   const file = join(folder, "ranks.json");
   const write = (prefillers: readonly string[]) =>
@@ -45,7 +45,7 @@ test("ranks of a data-parallel server in a file come and go one by one", async (
   await expect.poll(after(clock, 5000, ranks)).toEqual([1, null]);
 });
 
-test("DNS: all addresses of a host, or services with their ports", async () => {
+test("instances follow DNS: all addresses of a host, or SRV records with their ports", async () => {
   const clock = createManualClock();
   let addresses = ["10.0.0.2", "10.0.0.1"];
   const resolver = {

@@ -53,7 +53,7 @@ test.each([
   ...completions,
   { prompt: "of the prompt", prompt_logprobs: 1 },
   { prompt: ["x y", "z"], prompt_logprobs: 0, n: 2, seed: 1 },
-])("%j is answered as by one server, and no blocks stay held", async (body) => {
+])("answers %j as one server does, and no blocks stay held", async (body) => {
   const { vllm, url, alone } = await pair();
   const ask = async (at: string) => post(`${at}/v1/completions`, { model: "m", ...body }, { headers });
   const [ours, reference] = [await ask(url), await ask(alone)];
@@ -64,7 +64,7 @@ test.each([
   expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
 });
 
-test.each(completions)("%j is streamed as by one server", async (body) => {
+test.each(completions)("streams %j as one server does", async (body) => {
   const { vllm, url, alone } = await pair();
   const given = { model: "m", ...body, stream: true, stream_options: { include_usage: true } };
   const ask = async (at: string) => (await post(`${at}/v1/completions`, given, { headers })).text();
@@ -82,7 +82,7 @@ test.each<object>([
   { messages, tools, tool_choice: "required", chat_template_kwargs: { enable_thinking: false } },
   { messages, prompt_logprobs: 2 },
   { messages, max_completion_tokens: 2, min_tokens: 2 },
-])("chat %j is answered as by one server, streamed and not", async (body) => {
+])("answers chat %j as one server does, streamed and not", async (body) => {
   const { vllm, url, alone } = await pair();
   const ask = async (at: string, more: object) =>
     (await post(`${at}/v1/chat/completions`, { model: "m", ...body, ...more }, { headers })).text();
@@ -98,20 +98,20 @@ test.each<object>([
   { prompt: "a", min_tokens: 5, max_tokens: 2 },
   { prompt: "a", stream_options: { include_usage: true } },
   { prompt: "a", stream: true, prompt_logprobs: 1 },
-])("%j is refused with 400, and nothing is held", async (body) => {
+])("refuses %j with 400, and no blocks stay held", async (body) => {
   const { vllm, url } = await pair();
   expect((await post(`${url}/v1/completions`, body)).status).toBe(400);
   expect(vllm.held.size).toBe(0);
 });
 
-test("more parts than the limit are refused before anything is asked", async () => {
+test("refuses more parts than the limit before any leg", async () => {
   const { vllm, url } = await pair();
   const refused = await post(`${url}/v1/completions`, { prompt: ["a", "b"], n: 200 });
   expect([refused.status, vllm.held.size]).toEqual([400, 0]);
 });
 
 test.each(['"5"', "1.0", "true"])(
-  "copies with a seed of %s, which vLLM takes for an integer, are refused",
+  "refuses copies with a seed of %s, which vLLM accepts as an integer",
   async (seed) => {
     const { vllm, url } = await pair();
     const refused = await post(`${url}/v1/completions`, `{"prompt":"a","n":2,"seed":${seed}}`);
@@ -145,7 +145,7 @@ test("copies of a prompt go to one rank of a data-parallel prefill instance", as
   ]);
 });
 
-test("the stub is a fair one: what a proxy that does not split would get is garbage", async () => {
+test("the vLLM stub answers a proxy that does not split with garbage", async () => {
   const vllm = vllmPair();
   const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
   const body = { prompt: ["a", "b"], n: 1 };

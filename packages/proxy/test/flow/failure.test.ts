@@ -25,40 +25,40 @@ test("an error of the prefill instance keeps its status and body, and no decode 
   expect(proxy.status().prefillers[0]?.failures).toBe(0);
 });
 
-test.each([401, 429, 501])(
-  "a %i of the decode instance stays one, and is not tried elsewhere",
-  async (status) => {
-    const p = await upstream(prefillOk);
-    const answer = { error: { message: "no" } };
-    const ds = [0, 1].map(() =>
-      upstream(({ response }) => sendJson(response.setHeader("retry-after", "7"), answer, status)),
-    );
-    const [d, other] = await Promise.all(ds);
-    const { url } = await runProxy({ prefillers: [p.url], decoders: [d?.url ?? "", other?.url ?? ""] });
-    const response = await post(`${url}/v1/completions`, { prompt: "a" });
-    expect([response.status, await response.json(), response.headers.get("retry-after")]).toEqual([
-      status,
-      answer,
-      "7",
-    ]);
-    expect((d?.seen.length ?? 0) + (other?.seen.length ?? 0)).toBe(1);
-  },
-);
+test.each([401, 429, 501])("a %i of the decode instance is passed on, and is not retried", async (status) => {
+  const p = await upstream(prefillOk);
+  const answer = { error: { message: "no" } };
+  const ds = [0, 1].map(() =>
+    upstream(({ response }) => sendJson(response.setHeader("retry-after", "7"), answer, status)),
+  );
+  const [d, other] = await Promise.all(ds);
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d?.url ?? "", other?.url ?? ""] });
+  const response = await post(`${url}/v1/completions`, { prompt: "a" });
+  expect([response.status, await response.json(), response.headers.get("retry-after")]).toEqual([
+    status,
+    answer,
+    "7",
+  ]);
+  expect((d?.seen.length ?? 0) + (other?.seen.length ?? 0)).toBe(1);
+});
 
 const loadFailed = { error: { message: "KV load failed", type: "InternalServerError", code: 500 } };
 
-test.each([500, 503])("a %i of one decode instance: another, from prefill on", async (status) => {
-  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
-  const failing = await upstream(({ response }) => sendJson(response, loadFailed, status));
-  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [failing.url, d.url] });
-  const response = await post(`${url}/v1/completions`, { prompt: "a" });
-  expect([response.status, await response.json()]).toEqual([200, COMPLETION]);
-  expect([p.seen.length, failing.seen.length, d.seen.length]).toEqual([2, 1, 1]);
-  // It answered, so it is there: its health checks say whether it goes on being asked.
-  expect(proxy.status().decoders[0]).toMatchObject({ failures: 1, available: true, in_flight: 0 });
-});
+test.each([500, 503])(
+  "after a %i of a decode instance, the request begins again with another",
+  async (status) => {
+    const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+    const failing = await upstream(({ response }) => sendJson(response, loadFailed, status));
+    const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [failing.url, d.url] });
+    const response = await post(`${url}/v1/completions`, { prompt: "a" });
+    expect([response.status, await response.json()]).toEqual([200, COMPLETION]);
+    expect([p.seen.length, failing.seen.length, d.seen.length]).toEqual([2, 1, 1]);
+    // It answered, so it is there: its health checks say whether it goes on being asked.
+    expect(proxy.status().decoders[0]).toMatchObject({ failures: 1, available: true, in_flight: 0 });
+  },
+);
 
-test("a stream that begins with a failure of one decode instance comes from another", async () => {
+test("after a stream that begins with a failure, the request begins again with another decode instance", async () => {
   const p = await upstream(prefillOk);
   const failing = await upstream(({ response }) => {
     response.writeHead(200, { "content-type": "text/event-stream" });
@@ -70,7 +70,7 @@ test("a stream that begins with a failure of one decode instance comes from anot
   expect([response.status, await response.text()]).toEqual([200, STREAM]);
 });
 
-test("all decode instances fail: the last one's own words, and no third is asked", async () => {
+test("when two decode instances fail, the second failure is the answer, and no third is tried", async () => {
   const p = await upstream(prefillOk);
   const ds = await Promise.all(
     [0, 1, 2].map(() => upstream(({ response }) => sendJson(response, loadFailed, 500))),
@@ -81,7 +81,7 @@ test("all decode instances fail: the last one's own words, and no third is asked
   expect(ds.map(({ seen }) => seen.length)).toEqual([1, 1, 0]);
 });
 
-test("the only decode instance fails: its words, and nothing is computed twice", async () => {
+test("a failure of the only decode instance is the answer, and nothing is computed twice", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream(({ response }) => sendJson(response, loadFailed, 500));
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
@@ -90,7 +90,7 @@ test("the only decode instance fails: its words, and nothing is computed twice",
   expect([p.seen.length, d.seen.length]).toEqual([1, 1]);
 });
 
-test("a prefill instance whose engine died: another; where both are, the last one's words", async () => {
+test("after a prefill failure another instance is tried; when both fail, the second failure is the answer", async () => {
   const dead = () => upstream(({ response }) => sendJson(response, loadFailed, 500));
   const [b1, b2, p, d] = [await dead(), await dead(), await upstream(prefillOk), await upstream(decodeOk)];
   const saved = await runProxy({ prefillers: [b1.url, p.url], decoders: [d.url] });
@@ -100,7 +100,7 @@ test("a prefill instance whose engine died: another; where both are, the last on
   expect([response.status, await response.json()]).toEqual([500, loadFailed]);
 });
 
-test("instances that cannot be reached do not use up the one more try", async () => {
+test("instances that cannot be reached do not use up the retry", async () => {
   const [gone, d] = [await deadUrl(), await upstream(decodeOk)];
   const breaking = await upstream(({ response }) => void response.destroy());
   const p = await upstream(prefillOk);
@@ -128,7 +128,7 @@ test.each([
 test.each([
   ["without parameters", '{"choices":[{}],"kv_transfer_params":null}'],
   ["with parameters that promise no KV", '{"choices":[{}],"kv_transfer_params":{"do_remote_prefill":false}}'],
-])("a prefill answer %s is an error, or decode computes where the policy says so", async (_what, body) => {
+])("a prefill answer %s is an error, or decode computes by policy", async (_what, body) => {
   const p = await upstream(({ response }) => void response.end(body));
   const d = await upstream(decodeOk);
   const strict = await runProxy({ prefillers: [p.url], decoders: [d.url] });
@@ -149,7 +149,7 @@ test.each([
   ["none but the promise", '{"do_remote_prefill":true}'],
   ["blocks that are none", KV_PARAMS_TEXT.replace("[[1,2]]", '"../../etc"')],
   ["a port that is none", KV_PARAMS_TEXT.replace("5600", "1000000000")],
-])("parameters that would stop a decode engine (%s) reach none: 502", async (_what, params) => {
+])("parameters that would stop a decode engine (%s) are a 502 and reach none", async (_what, params) => {
   const p = await upstream(
     ({ response }) => void response.end(`{"choices":[{}],"kv_transfer_params":${params}}`),
   );
@@ -169,36 +169,33 @@ const fails: Answer = ({ response }) => sendJson(response, loadFailed, 500);
 test.each([
   ["the prompt alone", { echo: true, max_tokens: 0 }],
   ["one that cannot be parted", { use_beam_search: true, n: 2 }],
-])(
-  "a request that goes to one instance whole (%s) is tried on one more, and on no third",
-  async (_what, fields) => {
-    const two = { ...COMPLETION, choices: [{ index: 0 }, { index: 1 }] };
-    for (const failing of [dies, fails]) {
-      const [bad1, bad2, good, good2] = [
-        await upstream(failing),
-        await upstream(failing),
-        await upstream(({ response }) => sendJson(response, two)),
-        await upstream(({ response }) => sendJson(response, two)),
-      ];
-      const ask = async (urls: string[]) => {
-        const { url } = await runProxy({
-          prefillers: urls,
-          decoders: urls,
-          policy: { unsplittable: "decode-computes" },
-        });
-        return post(`${url}/v1/completions`, { prompt: "a", ...fields });
-      };
-      const saved = await ask([bad1.url, good.url]);
-      expect([saved.status, await saved.json()]).toEqual([200, two]);
-      const lost = await ask([bad1.url, bad2.url, good2.url]);
-      expect(lost.status).toBe(failing === fails ? 500 : 502);
-      if (failing === fails) expect(await lost.json()).toEqual(loadFailed);
-      expect([bad1.seen.length, bad2.seen.length, good.seen.length, good2.seen.length]).toEqual([2, 1, 1, 0]);
-    }
-  },
-);
+])("an unsplit request (%s) is tried on one other instance, and on no third", async (_what, fields) => {
+  const two = { ...COMPLETION, choices: [{ index: 0 }, { index: 1 }] };
+  for (const failing of [dies, fails]) {
+    const [bad1, bad2, good, good2] = [
+      await upstream(failing),
+      await upstream(failing),
+      await upstream(({ response }) => sendJson(response, two)),
+      await upstream(({ response }) => sendJson(response, two)),
+    ];
+    const ask = async (urls: string[]) => {
+      const { url } = await runProxy({
+        prefillers: urls,
+        decoders: urls,
+        policy: { unsplittable: "decode-computes" },
+      });
+      return post(`${url}/v1/completions`, { prompt: "a", ...fields });
+    };
+    const saved = await ask([bad1.url, good.url]);
+    expect([saved.status, await saved.json()]).toEqual([200, two]);
+    const lost = await ask([bad1.url, bad2.url, good2.url]);
+    expect(lost.status).toBe(failing === fails ? 500 : 502);
+    if (failing === fails) expect(await lost.json()).toEqual(loadFailed);
+    expect([bad1.seen.length, bad2.seen.length, good.seen.length, good2.seen.length]).toEqual([2, 1, 1, 0]);
+  }
+});
 
-test("no decode instance would be asked: 503 with what to do, before anything is computed", async () => {
+test("when all decode instances are draining, the answer is 503 with a hint, before anything is computed", async () => {
   for (const mode of ["pull", "push"] as const) {
     const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
     const prefillers = [{ url: p.url, kv: { engineId: "e" } }];
@@ -213,7 +210,7 @@ test("no decode instance would be asked: 503 with what to do, before anything is
   }
 });
 
-test("a request that cannot be parted is refused, or served by decode alone", async () => {
+test("a request that cannot be split is refused, or served by a decode instance", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream(decodeOk);
   const strict = await runProxy({ prefillers: [p.url], decoders: [d.url] });
@@ -254,7 +251,7 @@ test.each([
 });
 
 test.each(["data: [DONE]\n\n", ": ping\n\ndata: [DONE]\r\n\r\n"])(
-  "a stream of nothing but its end (%j) is a 502, of one prompt and of two",
+  "a stream with nothing but its end (%j) is a 502, for one prompt and for two",
   async (text) => {
     const p = await upstream(prefillOk);
     const d = await upstream(({ response }) => sendStream(response, text));
@@ -269,7 +266,7 @@ test.each(["data: [DONE]\n\n", ": ping\n\ndata: [DONE]\r\n\r\n"])(
 test.each([
   ["without a choice", '{"choices":[],"usage":{}}'],
   ["with a choice that is none", '{"choices":[null]}'],
-])("a stream %s is a 502, of one prompt and of two", async (_what, data) => {
+])("a stream %s is a 502, for one prompt and for two", async (_what, data) => {
   const p = await upstream(prefillOk);
   const d = await upstream(({ response }) => sendStream(response, `data: ${data}\n\ndata: [DONE]\n\n`));
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
@@ -280,7 +277,7 @@ test.each([
   }
 });
 
-test("two choices under one index are not merged with another prompt's", async () => {
+test("two choices in a part's stream fail the request", async () => {
   const p = await upstream(prefillOk);
   const text = 'data: {"choices":[{"index":0},{"index":1}]}\n\ndata: [DONE]\n\n';
   const d = await upstream(({ response }) => sendStream(response, text));
@@ -289,7 +286,7 @@ test("two choices under one index are not merged with another prompt's", async (
   expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
 });
 
-test("an error event in the middle of a stream reaches the client as it is, and the request counts as failed", async () => {
+test("an error event in the middle of a stream passes unchanged, and the request counts as failed", async () => {
   const text =
     'data: {"choices":[{"index":0,"text":"a"}]}\n\ndata: {"error":{"message":"boom","code":500}}\n\ndata: [DONE]\n\n';
   const p = await upstream(prefillOk);
@@ -314,7 +311,7 @@ test("an empty stream is a 502", async () => {
   expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
 });
 
-test("an instance that cannot be reached is passed over, on both legs, and used again when it is back", async () => {
+test("an unreachable instance is skipped on both legs, and used again when it is back", async () => {
   const clock = createManualClock();
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const [deadP, deadD] = [await deadUrl(), await deadUrl()];
@@ -344,7 +341,7 @@ test("an instance that cannot be reached is passed over, on both legs, and used 
   expect(proxy.status().decoders[0]).toMatchObject({ available: true, consecutive_failures: 0 });
 });
 
-test("no instance can be reached: 502 that names one, and /health says so", async () => {
+test("when no instance can be reached, the answer is a 502 that names one, and /health is 503", async () => {
   const p = await deadUrl();
   const d = await upstream(decodeOk);
   const { url } = await runProxy({ prefillers: [p], decoders: [d.url], clock: createManualClock() });
@@ -354,7 +351,7 @@ test("no instance can be reached: 502 that names one, and /health says so", asyn
   expect((await fetch(`${url}/health`)).status).toBe(503);
 });
 
-test("a prefill instance that breaks off is replaced once", async () => {
+test("a prefill leg that breaks off is retried once", async () => {
   const breaking = () => upstream(({ response }) => void response.destroy());
   const [b1, b2, b3] = [await breaking(), await breaking(), await breaking()];
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
@@ -366,7 +363,7 @@ test("a prefill instance that breaks off is replaced once", async () => {
   expect([b1.seen.length, b2.seen.length, b3.seen.length]).toEqual([2, 1, 0]);
 });
 
-test("a decode instance that breaks off: once again from prefill on, with blocks of its own", async () => {
+test("after a decode leg that breaks off, the request begins again once, with new blocks", async () => {
   const [broken, also] = await Promise.all(
     [0, 1].map(() => upstream(({ response }) => void response.destroy())),
   );
@@ -380,7 +377,7 @@ test("a decode instance that breaks off: once again from prefill on, with blocks
   expect(d.seen.length).toBe(1);
 });
 
-test("an answer that breaks off in the middle, unstreamed, is a 502 and not half an answer", async () => {
+test("an unstreamed answer that breaks off is a 502", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream(({ response }) => {
     response.writeHead(200, { "content-type": "application/json", "content-length": 100 });

@@ -14,7 +14,7 @@ const REQUESTS = 700;
 const MOST_BYTES = 2_000;
 
 test.each(["pull", "push"] as const)(
-  "%s: nothing of a request is kept when it has its answer",
+  "%s: nothing of a request is kept in memory after its answer",
   { timeout: 120_000 },
   async (mode) => {
     const kv_transfer_params = {

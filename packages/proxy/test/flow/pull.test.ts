@@ -4,7 +4,7 @@ import { COMPLETION, decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "../su
 import { post, runProxy, upstream } from "../support/set-up.js";
 
 test.each(["/v1/completions", "/v1/chat/completions"])(
-  "%s: prefill, then decode with what it answered",
+  "%s: the prefill leg, then the decode leg with its KV parameters",
   async (path) => {
     const p = await upstream(prefillOk);
     const d = await upstream(decodeOk);
@@ -38,7 +38,7 @@ test.each(["/v1/completions", "/v1/chat/completions"])(
   },
 );
 
-test("the client's request id is the one of both legs and of the answer", async () => {
+test("both legs and the answer carry the client's request id", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream(decodeOk);
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
@@ -59,7 +59,7 @@ test("the client's request id is the one of both legs and of the answer", async 
   expect(p.seen).toHaveLength(1);
 });
 
-test("a stream reaches the client byte for byte, in the pieces in which it came", async () => {
+test("a stream reaches the client byte for byte, in the chunks in which it came", async () => {
   const pieces = ['data: {"choices":[{"text":"é', '"}]}\n\n', ": ping\n\n", "data: [DONE]\n\n"];
   const d = await upstream(() => {});
   const p = await upstream(prefillOk);
@@ -95,7 +95,7 @@ test("a stream reaches the client byte for byte, in the pieces in which it came"
   expect((await reader?.read())?.done).toBe(true);
 });
 
-test("an answer larger than what is held for checking arrives whole", async () => {
+test("an answer above the limit of the check arrives complete", async () => {
   const text = randomBytes(600_000).toString("base64");
   const p = await upstream(prefillOk);
   const d = await upstream(({ response }) => sendJson(response, { choices: [{ text }] }));
@@ -108,7 +108,7 @@ test("an answer larger than what is held for checking arrives whole", async () =
   expect(answer).toEqual({ choices: [{ text }] });
 });
 
-test("lists of instances take turns; many requests at once each get their own answer", async () => {
+test("instances take turns, and concurrent requests each get their own answer", async () => {
   const echo = await Promise.all(
     [0, 1].map(() =>
       upstream(({ json, response }) => sendJson(response, { choices: [{ text: json.prompt }] })),
@@ -133,7 +133,7 @@ test("lists of instances take turns; many requests at once each get their own an
   expect([...status.prefillers, ...status.decoders].every((one) => one.in_flight === 0)).toBe(true);
 });
 
-test("/v1/models comes from a decode instance; /health and /status speak of the proxy", async () => {
+test("/v1/models comes from a decode instance, /health and /status from the proxy", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream(({ response }) => sendJson(response, { object: "list", data: [{ id: "m" }] }));
   const { url } = await runProxy({ prefillers: [p.url], decoders: [`${d.url}/v1`] });

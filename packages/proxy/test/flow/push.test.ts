@@ -32,7 +32,7 @@ const paramsOf = (instance: FakeUpstream, at: number) =>
 const ask = (url: string, id = "mine") =>
   post(`${url}/v1/completions`, { prompt: "a" }, { headers: { "x-request-id": id } });
 
-test("both legs at once with the coordinates that are given, before the prefill instance has answered", async () => {
+test("sends both legs at once, with the configured coordinates, before the prefill instance has answered", async () => {
   let go = () => {};
   const ready = new Promise<void>((resolve) => {
     go = resolve;
@@ -64,7 +64,7 @@ test("both legs at once with the coordinates that are given, before the prefill 
   expect(proxy.status()).toMatchObject({ flow: "push", requests: { succeeded: 1 } });
 });
 
-test("both legs have one id, which no other request has, whatever the client calls its own", async () => {
+test("both legs carry the same unique id, also when the client repeats its own", async () => {
   const p = await upstream(prefillOf(() => "e"));
   const d = await upstream(decodeOk);
   const { url } = await runProxy({
@@ -80,7 +80,7 @@ test("both legs have one id, which no other request has, whatever the client cal
   for (const id of ids(p)) expect(id).toMatch(/^mine-[0-9a-f-]{36}$/);
 });
 
-test("coordinates that nobody gave are learned from the first answer, and again when the engine is another", async () => {
+test("coordinates are learned from the first answer, and again after a restart of the engine", async () => {
   let engineId = "first";
   const p = await upstream(prefillOf(() => engineId));
   const d = await upstream(decodeOk);
@@ -102,7 +102,7 @@ test("coordinates that nobody gave are learned from the first answer, and again 
   expect(paramsOf(d, d.seen.length - 1)).toMatchObject({ remote_engine_id: "second" });
 });
 
-test("a decode instance that fails because the prefill engine was restarted: the request begins again", async () => {
+test("the request begins again when the decode leg fails because the prefill engine was restarted", async () => {
   const p = await upstream(prefillOf(() => "new"));
   const d = await upstream(({ response, json }) => {
     const { remote_engine_id } = json.kv_transfer_params as { remote_engine_id: string };
@@ -118,7 +118,7 @@ test("a decode instance that fails because the prefill engine was restarted: the
   expect(d.seen.length).toBe(2);
 });
 
-test("a prefill instance that keeps no KV while both legs are under way: an error, or decode computes where the policy says so", async () => {
+test("a prefill answer without KV while both legs are under way is an error, or decode computes by policy", async () => {
   const p = await upstream(({ response }) => sendJson(response, { id: "x", choices: [{ text: "a" }] }));
   const d = await upstream(({ response, json }) => {
     // One that was told of a prefill engine waits for its blocks.
@@ -135,7 +135,7 @@ test("a prefill instance that keeps no KV while both legs are under way: an erro
   expect(await (await ask(lenient.url)).json()).toEqual(COMPLETION);
 });
 
-test("auto: each prefill instance's first answer says which order its connector wants", async () => {
+test("auto: the first answer of each prefill instance decides between pull and push", async () => {
   const pull: Answer = ({ response }) =>
     sendJson(response, {
       id: "x",
@@ -169,7 +169,7 @@ test("auto: each prefill instance's first answer says which order its connector 
   expect(proxy.status().prefillers.map(({ requests }) => requests)).toEqual([2, 2]);
 });
 
-test("one after the other by a flag", async () => {
+test("push legs are sequential by a setting", async () => {
   const p = await upstream(prefillOf(() => "e"));
   const d = await upstream(decodeOk);
   const { url, proxy } = await runProxy({
@@ -183,7 +183,7 @@ test("one after the other by a flag", async () => {
   expect(proxy.status().flow).toBe("push, prefill first");
 });
 
-test("a prefill instance that refuses: its words are the answer, and the decode leg is given up", async () => {
+test("a refusal of the prefill instance is the answer, and the decode leg is aborted", async () => {
   const p = await upstream(({ response }) => sendJson(response, { error: { message: "too long" } }, 400));
   const d = await upstream(() => {});
   const { url } = await runProxy({
@@ -196,7 +196,7 @@ test("a prefill instance that refuses: its words are the answer, and the decode 
   await (await d.request(0)).dropped;
 });
 
-test("a prefill instance that breaks off: once more, on another one", async () => {
+test("after a prefill leg that breaks off, the request is tried on another instance", async () => {
   const bad = await upstream(({ response }) => void response.destroy());
   const good = await upstream(prefillOf(() => "g"));
   const d = await upstream(({ response, json }) => {
@@ -221,7 +221,7 @@ test.each([
   ["breaks off", breaks],
   ["fails", fails],
 ])(
-  "a decode instance that %s: another, from prefill on, under an id that neither engine has met",
+  "after a decode instance that %s, the request begins again with another, under a new id",
   async (_what, how) => {
     const p = await upstream(prefillOf(() => "e"));
     const [bad, good] = [await upstream(how), await upstream(decodeOk)];
@@ -246,7 +246,7 @@ test.each([
   ["break off", breaks, 502],
   ["fail", fails, 500],
 ])(
-  "all decode instances %s: two are asked, no third, and the prefill leg is given up",
+  "when all decode instances %s, two are tried, and the prefill leg is aborted",
   async (_what, how, status) => {
     let asked = 0;
     // The first prefill leg is under way when its decode leg ends.
@@ -266,7 +266,7 @@ test.each([
   },
 );
 
-test("the only decode instance fails: its words, and nothing is computed twice", async () => {
+test("a failure of the only decode instance is the answer, and nothing is computed twice", async () => {
   const [p, d] = [await upstream(prefillOf(() => "e")), await upstream(fails)];
   const { url } = await runProxy({
     mode: "push",
@@ -278,7 +278,7 @@ test("the only decode instance fails: its words, and nothing is computed twice",
   expect([p.seen.length, d.seen.length]).toEqual([1, 1]);
 });
 
-test("a prefill instance that fails: another; where both do, the last one's words, and no third is asked", async () => {
+test("after a prefill failure another instance is tried; when both fail, the second failure is the answer", async () => {
   const [b1, b2] = [await upstream(fails), await upstream(fails)];
   const [good, third] = [await upstream(prefillOf(() => "g")), await upstream(prefillOf(() => "g"))];
   const d = await upstream(({ response, json }) => {
@@ -301,7 +301,7 @@ test("a prefill instance that fails: another; where both do, the last one's word
   expect(lost.proxy.status().decoders[0]?.in_flight).toBe(0);
 });
 
-test("a decode leg whose stream has begun is never tried again", async () => {
+test("a decode leg whose stream has begun is never retried", async () => {
   const p = await upstream(prefillOf(() => "e"));
   const bad = await upstream(({ response }) => {
     response.writeHead(200, { "content-type": "text/event-stream" });
@@ -318,7 +318,7 @@ test("a decode leg whose stream has begun is never tried again", async () => {
   expect(good.seen).toHaveLength(0);
 });
 
-test("the client's id is the answer's, whatever the legs went under", async () => {
+test("the answer carries the client's id, whatever ids the legs had", async () => {
   const p = await upstream(prefillOf(() => "e"));
   const d = await upstream(({ response, headers, json }) => {
     response.setHeader("x-request-id", String(headers["x-request-id"]));
@@ -337,7 +337,7 @@ test("the client's id is the answer's, whatever the legs went under", async () =
   for (const id of idsOf(d)) expect(id).toMatch(/^mine-/);
 });
 
-test("instances are added and removed at run time, coordinates and all", async () => {
+test("instances with coordinates are added and removed at run time", async () => {
   const [p, q] = [await upstream(prefillOf(() => "p")), await upstream(prefillOf(() => "q"))];
   const d = await upstream(decodeOk);
   const { url, adminUrl } = await runProxy({

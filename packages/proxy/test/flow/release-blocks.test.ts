@@ -6,7 +6,7 @@ import { vllmPair } from "../support/vllm-stub.js";
 
 const isRelease = (seen: Seen) => seen.json.use_beam_search === true;
 
-test("a decode instance that refuses before its engine sees the request: P's blocks are freed all the same", async () => {
+test("P's blocks are freed when a decode instance refuses the request before its engine sees it", async () => {
   const vllm = vllmPair();
   const p = await upstream(vllm.prefill);
   // As a gateway or an API key check in front of the server: it never saw the parameters.
@@ -18,7 +18,7 @@ test("a decode instance that refuses before its engine sees the request: P's blo
   await expect.poll(() => vllm.held.size).toBe(0);
 });
 
-test("one that does not pass the word on is not taken for one that did: the next is asked", async () => {
+test("when an instance does not free the blocks, the next one is tried", async () => {
   for (const first of ["refuses", "gone"]) {
     const vllm = vllmPair();
     const p = await upstream(vllm.prefill);
@@ -47,7 +47,7 @@ test("one that does not pass the word on is not taken for one that did: the next
   }
 });
 
-test("only gateways: nobody told P, and the count says so; not all of them are asked", async () => {
+test("a release that only gateways answer counts as failed, after two attempts", async () => {
   const vllm = vllmPair();
   const p = await upstream(vllm.prefill);
   const ds = await Promise.all(
@@ -66,7 +66,7 @@ test("only gateways: nobody told P, and the count says so; not all of them are a
   expect(vllm.held.size).toBe(1);
 });
 
-test("no decode instance can be reached: an error, and nobody is there to free the blocks before their lease ends", async () => {
+test("when no decode instance can be reached, the request fails and the blocks stay until their lease ends", async () => {
   const vllm = vllmPair();
   const p = await upstream(vllm.prefill);
   const dead = await deadUrl();
@@ -76,7 +76,7 @@ test("no decode instance can be reached: an error, and nobody is there to free t
   expect(vllm.held.size).toBe(1);
 });
 
-test("time that is up between the legs: the blocks are freed without a transfer", async () => {
+test("a request that times out between the legs has its blocks freed without a transfer", async () => {
   const clock = createManualClock();
   const vllm = vllmPair();
   const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
@@ -99,7 +99,7 @@ test("time that is up between the legs: the blocks are freed without a transfer"
   expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
 });
 
-test("a lease that may be over is not used: the part begins again at prefill", async () => {
+test("a lease that may have ended is not used, and the part begins again with prefill", async () => {
   const clock = createManualClock();
   const vllm = vllmPair();
   const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
@@ -129,7 +129,7 @@ test("a lease that may be over is not used: the part begins again at prefill", a
   expect(proxy.status().decoders[0]?.in_flight).toBe(0);
 });
 
-test("a decode instance that read the blocks and broke off: the part begins again, and reads blocks of its own", async () => {
+test("when a decode instance breaks off after it has read the blocks, the part begins again with new blocks", async () => {
   const vllm = vllmPair();
   const p = await upstream(vllm.prefill);
   const breaking = await upstream((seen) => {
@@ -160,7 +160,7 @@ test("a stream that has begun is never retried", async () => {
   expect([p.seen.length, d.seen.length]).toEqual([1, 0]);
 });
 
-test("one part that fails ends the others' legs, and the answer is its error", async () => {
+test("a failed part aborts the other parts, and its error is the answer", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream((seen) => {
     if (seen.json.prompt === "bad") sendJson(seen.response, { error: { message: "no" } }, 500);
@@ -174,7 +174,7 @@ test("one part that fails ends the others' legs, and the answer is its error", a
   await expect.poll(() => proxy.status().decoders[0]?.in_flight).toBe(0);
 });
 
-test("the deadline of a request ends the legs of all its parts", async () => {
+test("the deadline of a request aborts the legs of all its parts", async () => {
   const clock = createManualClock();
   const p = await upstream(() => {});
   const d = await upstream(decodeOk);

@@ -4,7 +4,7 @@ import { decodeOk, prefillOk } from "../support/fake-upstream.js";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 test.each(["prefill", "decode"])(
-  "a client that goes away during %s: the leg's connection is dropped",
+  "a client that disconnects during %s closes the leg's connection",
   async (role) => {
     const silent = await upstream(() => {});
     const p = await upstream(prefillOk);
@@ -29,7 +29,7 @@ test.each(["prefill", "decode"])(
   },
 );
 
-test("a client that goes away in the middle of a stream", async () => {
+test("a client that disconnects in the middle of a stream aborts the decode leg", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream(({ response }) => {
     response.writeHead(200, { "content-type": "text/event-stream" });
@@ -62,7 +62,7 @@ function pipeline(url: string, prompts: readonly string[]) {
   return { socket, statuses: () => received.match(/HTTP\/1\.1 [0-9]+/g) };
 }
 
-test("requests that wait behind one another on a connection are answered, in order", async () => {
+test("pipelined requests are answered in order", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream(() => {});
   const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
@@ -74,7 +74,7 @@ test("requests that wait behind one another on a connection are answered, in ord
   await expect.poll(() => proxy.status().requests).toMatchObject({ in_flight: 0, succeeded: 3 });
 });
 
-test("a client that goes away ends the requests that waited behind another, too", async () => {
+test("a client that disconnects also aborts its pipelined requests", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream(() => {});
   const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
@@ -87,7 +87,7 @@ test("a client that goes away ends the requests that waited behind another, too"
     .toMatchObject({ in_flight: 0, failed: { KV_REQUEST_ABORTED: 3 } });
 });
 
-test("close leaves requests in flight to end, refuses new ones, and then resolves", async () => {
+test("close refuses new requests, and resolves when those in flight have ended", async () => {
   const p = await upstream(prefillOk);
   const d = await upstream(() => {});
   const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
@@ -103,7 +103,7 @@ test("close leaves requests in flight to end, refuses new ones, and then resolve
   await expect(post(`${url}/v1/completions`, { prompt: "b" })).rejects.toThrow();
 });
 
-test("close without grace aborts what is in flight", async () => {
+test("close without grace aborts the requests in flight", async () => {
   const p = await upstream(() => {});
   const d = await upstream(decodeOk);
   const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });

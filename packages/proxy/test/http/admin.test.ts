@@ -7,7 +7,7 @@ import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
 const admin = { port: 0 };
 
-test("instances come, drain and go while requests pass", async () => {
+test("instances are added, drained and removed while requests pass", async () => {
   const [p, d1, d2] = [await upstream(prefillOk), await upstream(decodeOk), await upstream(decodeOk)];
   const { url, adminUrl, proxy } = await runProxy({ prefillers: [p.url], decoders: [d1.url], admin });
   const change = (what: string, instance: string) =>
@@ -33,7 +33,7 @@ test("instances come, drain and go while requests pass", async () => {
   expect((await post(`${adminUrl}/instances/add`, { role: "both", instance: "x" })).status).toBe(400);
 });
 
-test("a rank of a data-parallel server drains and goes alone, and has metrics of its own", async () => {
+test("a rank of a data-parallel server is drained and removed alone, and has metrics of its own", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const decoders = [`${d.url}@0`, `${d.url}@1`];
   const { url, adminUrl, proxy } = await runProxy({ prefillers: [p.url], decoders, admin });
@@ -56,7 +56,7 @@ test("a rank of a data-parallel server drains and goes alone, and has metrics of
   await expect.poll(ranks).toEqual([[0, "up"]]);
 });
 
-test("what an admin route refuses is a 4xx in the usual form", async () => {
+test("admin routes refuse invalid requests with a 4xx in OpenAI's form", async () => {
   const { adminUrl } = await runProxy({ prefillers: ["p:1"], decoders: ["d:1"], admin });
   const add = (instance: string) => post(`${adminUrl}/instances/add`, { role: "decode", instance });
   expect(await errorOf(await add("ftp://x"))).toMatchObject({ status: 400, code: "KV_CONFIG_INVALID" });
@@ -68,7 +68,7 @@ test("what an admin route refuses is a 4xx in the usual form", async () => {
   });
 });
 
-test("the admin routes are on their own port only, and want the token", async () => {
+test("the admin routes are on their own port only, and require the token", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const token = "a token of length";
   const { url, adminUrl } = await runProxy({
@@ -87,12 +87,12 @@ test("the admin routes are on their own port only, and want the token", async ()
   expect((await fetch(adminUrl)).headers.get("content-type")).toContain("text/html");
 });
 
-test("an admin host that others reach needs a token", async () => {
+test("an admin host other than the loopback requires a token", async () => {
   const wanted = runProxy({ prefillers: ["p:1"], decoders: ["d:1"], admin: { host: "0.0.0.0", port: 0 } });
   await expect(wanted).rejects.toThrow("admin.token");
 });
 
-test("metrics in Prometheus' form, by endpoint, outcome and instance", async () => {
+test("/metrics has Prometheus metrics by endpoint, outcome and instance", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const { url, adminUrl } = await runProxy({ prefillers: [p.url], decoders: [d.url], admin });
   await post(`${url}/v1/completions`, { prompt: ["a", "b"] });
@@ -114,7 +114,7 @@ test("metrics in Prometheus' form, by endpoint, outcome and instance", async () 
   for (const [, name, help] of text.matchAll(/^# HELP (\S+) (.*)$/gm)) expect(help).not.toBe(name);
 });
 
-test("requests appear on the stream of events when they end, with their legs' times", async () => {
+test("/events streams requests when they end, with the times of their legs", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const { url, adminUrl } = await runProxy({ prefillers: [p.url], decoders: [d.url], admin });
   const [events] = (await once(get(`${adminUrl}/events`), "response")) as [
@@ -142,7 +142,7 @@ test("requests appear on the stream of events when they end, with their legs' ti
   expect(await (await fetch(`${adminUrl}/requests`)).json()).toHaveLength(1);
 });
 
-test("health checks eject an instance that answers 503, and take it back", async () => {
+test("health checks eject an instance that answers 503, and take it back after a good check", async () => {
   const clock = createManualClock();
   let sick = true;
   const p = await upstream(prefillOk);

@@ -58,7 +58,7 @@ test("close() resolves with a clock whose timers are instances of a class", asyn
   await expect(proxy.close()).resolves.toBeUndefined();
 });
 
-test("the requests on the page begin when the proxy's clock says", async () => {
+test("began_at in the history follows the proxy's clock", async () => {
   const clock = createManualClock();
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const { url, adminUrl } = await runProxy({

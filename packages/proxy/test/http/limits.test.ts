@@ -25,7 +25,7 @@ async function small() {
   return { p, ...(await runProxy({ prefillers: [p.url], decoders: [d.url], limits })) };
 }
 
-test("a body above the limit is a 413 in the usual form, and reaches nobody", async () => {
+test("a body above the limit is a 413 in OpenAI's form, and reaches no instance", async () => {
   const { url, p } = await small();
   expect((await post(`${url}/v1/completions`, { prompt: "a".repeat(900) })).status).toBe(200);
   const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a".repeat(1000) }));
@@ -33,7 +33,7 @@ test("a body above the limit is a 413 in the usual form, and reaches nobody", as
   expect(p.seen).toHaveLength(1);
 });
 
-test("a client that still sends what is too large gets the 413, and is not reset", async () => {
+test("a client that is still sending a body above the limit gets the 413 and no reset", async () => {
   const { url } = await small();
   const lengthBytes = 32 * 1024 * 1024;
   const { socket, answer } = await startSending(url, `content-length: ${lengthBytes}`);
@@ -47,7 +47,7 @@ test("a client that still sends what is too large gets the 413, and is not reset
   expect(await closed).toEqual([false]);
 });
 
-test("what a refused client sends is not read for ever", async () => {
+test("the rest of a refused body is read for a limited time", async () => {
   const clock = createManualClock();
   const { url } = await runProxy({
     prefillers: ["p:1"],
@@ -71,7 +71,7 @@ test("a client that does not send its request in time gets a 408", async () => {
   expect(answer()).toMatch(/^HTTP\/1\.1 408 .*took too long to arrive/s);
 });
 
-test("a client that never sends its request whole does not keep the proxy from closing", async () => {
+test("an incomplete request does not keep the proxy from closing", async () => {
   const { url, proxy } = await runProxy({ prefillers: ["p:1"], decoders: ["d:1"] });
   const { socket } = await startSending(url, "content-length: 100");
   const gone = once(socket, "close");
@@ -81,7 +81,7 @@ test("a client that never sends its request whole does not keep the proxy from c
   await gone;
 });
 
-test("a client's connection is kept longer than clients and balancers keep theirs, or as long as is set", async () => {
+test("idle connections are kept for 75 s, or for the time in the settings", async () => {
   const { url } = await small();
   expect((await fetch(`${url}/health`)).headers.get("keep-alive")).toBe("timeout=75");
   const { url: other } = await runProxy({
@@ -102,7 +102,7 @@ test("headers above the limit are a 431", async () => {
   expect(await errorOf(response)).toMatchObject({ status: 431, code: "KV_REQUEST_INVALID" });
 });
 
-test("what is not JSON, by type or by content, and what is not HTTP", async () => {
+test("refuses bodies that are not JSON, by type or content, and input that is not HTTP", async () => {
   const { url } = await small();
   const text = await post(`${url}/v1/completions`, "x", { headers: { "content-type": "text/plain" } });
   expect(await errorOf(text)).toMatchObject({ status: 415, code: "KV_REQUEST_INVALID" });
@@ -150,14 +150,14 @@ test.each([
   expect(KvError.is(error, code as KvError["code"])).toBe(true);
 });
 
-test("settings that nothing reads are logged", () => {
+test("settings without effect are logged", () => {
   const warned: unknown[] = [];
   const warn = (event: string, fields?: object) => void warned.push([event, fields]);
   createProxy({ prefillers: ["p:1"], decoders: ["d:1"], pushLegs: "at-once", log: { ...silentLog, warn } });
   expect(warned).toEqual([["setting-unused", { setting: "pushLegs", why: "mode is pull" }]]);
 });
 
-test("an admin port that is taken is an error, and nothing listens", async () => {
+test("an admin port that is taken is an error, and the proxy does not listen", async () => {
   const { url } = await small();
   const free = createProxy({ prefillers: ["p:1"], decoders: ["d:1"] });
   const { port } = await free.listen({ port: 0 });

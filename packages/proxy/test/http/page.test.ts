@@ -27,7 +27,7 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
     return { page, complaints };
   }
 
-  test("instances, their state, and requests as they end, each with its timeline", async () => {
+  test("shows instances, their state, and requests as they end, with timelines", async () => {
     const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
     const { url, adminUrl, proxy } = await runProxy({
       prefillers: [p.url],
@@ -57,7 +57,7 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
     }
   });
 
-  test("with a token it asks for it, and shows nothing before", async () => {
+  test("with a token set, asks for it and shows nothing before", async () => {
     const token = "sixteen letters!";
     const { adminUrl } = await runProxy({
       prefillers: ["p:1"],

@@ -21,7 +21,7 @@ async function pair() {
   return { p, d, ...(await runProxy({ prefillers: [p.url], decoders: [d.url] })) };
 }
 
-test("/v1/responses: prefill with one token of its own limit, decode with the parameters", async () => {
+test("/v1/responses: the prefill leg has one token of max_output_tokens, the decode leg the parameters", async () => {
   const { p, d, url } = await pair();
   const tools = [{ type: "function", name: "f", parameters: {} }];
   const body = { model: "m", input: "hi", instructions: "be short", tools, max_output_tokens: 50 };
@@ -32,14 +32,14 @@ test("/v1/responses: prefill with one token of its own limit, decode with the pa
   expect(d.seen[0]?.json).toMatchObject({ ...body, kv_transfer_params: { do_remote_prefill: true } });
 });
 
-test("a stream of the Responses API ends with its own last event", async () => {
+test("a stream of the Responses API is complete with its own last event", async () => {
   const { url } = await pair();
   const text = await (await post(`${url}/v1/responses`, { input: "hi", stream: true })).text();
   expect(text).toContain("event: response.completed");
   expect(text).not.toContain("error");
 });
 
-test("what one server keeps is refused, with the reason", async () => {
+test("refuses requests that need one server's memory, with the reason", async () => {
   const { p, url } = await pair();
   const refused = await errorOf(
     await post(`${url}/v1/responses`, { input: "hi", previous_response_id: "resp_0" }),

@@ -18,7 +18,7 @@ afterEach(() => {
 const traceId = "0af7651916cd43dd8448eb211c80319c";
 const traceparent = `00-${traceId}-b7ad6b7169203331-01`;
 
-test("a span for each leg under the client's trace; each instance gets its own span as parent", async () => {
+test("each leg has a span in the client's trace, and its instance gets that span as parent", async () => {
   const exporter = new InMemorySpanExporter();
   trace.setGlobalTracerProvider(
     new BasicTracerProvider({ spanProcessors: [new SimpleSpanProcessor(exporter)] }),
@@ -58,7 +58,7 @@ test("a span for each leg under the client's trace; each instance gets its own s
   expect([traces.size, traces.has(traceId)]).toEqual([1, false]);
 });
 
-test("without a tracer the client's trace headers reach both as they are", async () => {
+test("without a tracer, the client's trace headers reach both instances unchanged", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
   const headers = { traceparent, tracestate: "a=b", "x-data-parallel-rank": "3" };
@@ -66,7 +66,7 @@ test("without a tracer the client's trace headers reach both as they are", async
   for (const { seen } of [p, d]) expect(seen[0]?.headers).toMatchObject(headers);
 });
 
-test("an instance that is a data-parallel rank gets its rank, whatever the client says", async () => {
+test("an instance that is a data-parallel rank overrides the client's rank", async () => {
   const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
   const { url } = await runProxy({ prefillers: [`${p.url}@1`], decoders: [d.url] });
   await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { "x-data-parallel-rank": "3" } });
