@@ -3,7 +3,7 @@ import { KvError } from "@kv/interface";
 /** What an instance does for a request: compute the prompt's KV cache, or generate from it. */
 export type Role = "prefill" | "decode";
 
-/** What tells an instance from the others of its role. The ranks of one data-parallel server share their URL. */
+/** Identifies an instance among those of its role. The ranks of one data-parallel server share their URL. */
 export interface InstanceId {
   /** Base URL without a slash at its end, such as `http://p1:8100`. */
   readonly url: string;

@@ -23,7 +23,7 @@ export interface LegsOptions {
 }
 
 export interface DecodeLegOptions {
-  /** Until when the prefill worker surely holds the blocks, on the proxy's clock. Later no instance is asked: `KV_LEASE_EXPIRED`. */
+  /** Until when the prefill worker surely holds the blocks, on the proxy's clock. After that nothing is sent: `KV_LEASE_EXPIRED`. */
   readonly leaseEndsAtMs?: number | undefined;
   /** Called when an instance may have received the KV parameters. */
   readonly onSent?: (() => void) | undefined;

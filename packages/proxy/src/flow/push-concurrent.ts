@@ -34,7 +34,7 @@ export class PushConcurrentStrategy implements DisaggregationStrategy {
     const instance = this.#legs.prefillers.choose(part, new Set());
     if (instance === undefined) return this.#sequential.run(part);
     const coordinates = this.#engines.coordinatesOf(instance);
-    // The answer of this instance tells its coordinates; another instance in its place would leave them unknown.
+    // The coordinates are learned from this instance's answer, so no other instance may take its place.
     if (coordinates === undefined) return this.#sequential.run({ ...part, preferredPrefill: instance });
     // The two engines match a request by its id. An id that a client uses twice would match another prompt's KV.
     const requestId = `${part.requestId}-${this.#legs.ambient.random.uuid()}`;

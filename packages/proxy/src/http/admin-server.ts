@@ -123,11 +123,12 @@ async function beginChange(change: Promise<void>): Promise<void> {
 function authorize(request: FastifyRequest, token: string | undefined): void {
   if (token === undefined) return;
   const { authorization } = request.headers;
-  const { token: asked } = request.query as { token?: unknown };
+  const { token: queryToken } = request.query as { token?: unknown };
   // EventSource cannot send a header, so the page's stream has the token in its query.
-  const given = authorization?.startsWith("Bearer ") === true ? authorization.slice("Bearer ".length) : asked;
+  const received =
+    authorization?.startsWith("Bearer ") === true ? authorization.slice("Bearer ".length) : queryToken;
   const digest = (text: string) => createHash("sha256").update(text).digest();
-  if (typeof given === "string" && timingSafeEqual(digest(given), digest(token))) return;
+  if (typeof received === "string" && timingSafeEqual(digest(received), digest(token))) return;
   throw new KvError("KV_REQUEST_INVALID", "the token of the admin routes is missing or wrong", {
     hint: "send Authorization: Bearer TOKEN",
     details: { httpStatus: 401 },

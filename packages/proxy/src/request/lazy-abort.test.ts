@@ -7,16 +7,16 @@ const other = new KvError("KV_REQUEST_TIMEOUT", "late");
 
 test("calls listeners once, with the first reason, and not those that were removed", () => {
   const abort = new LazyAbort();
-  const told: string[] = [];
-  abort.onAbort(() => told.push("stays"));
-  const leave = abort.onAbort(() => told.push("left"));
+  const called: string[] = [];
+  abort.onAbort(() => called.push("stays"));
+  const leave = abort.onAbort(() => called.push("left"));
   leave();
   expect([abort.aborted, abort.reason]).toEqual([false, undefined]);
   abort.abort(why);
   abort.abort(other);
   expect([abort.aborted, abort.reason]).toEqual([true, why]);
-  abort.onAbort(() => told.push("late"));
-  expect(told).toEqual(["stays", "late"]);
+  abort.onAbort(() => called.push("late"));
+  expect(called).toEqual(["stays", "late"]);
 });
 
 test.each(["before", "after"])("a signal that is read %s the abort has its reason", (when) => {

@@ -10,7 +10,7 @@ export interface AnsweredPart extends RequestPart {
   readonly answer: LegAnswer;
 }
 
-/** The part whose answer failed. Several parts may share a URL (the ranks of a data-parallel server), so the error alone does not tell. */
+/** The part whose answer failed. Several parts may share a URL (the ranks of a data-parallel server), so the error alone does not identify the part. */
 export class PartFailure {
   constructor(
     readonly part: AnsweredPart,

@@ -50,7 +50,7 @@ export class Upstream {
     return new Promise((resolve, reject) => {
       const call = new Call(request, resolve, reject);
       if (request.abort.aborted) {
-        call.giveUp();
+        call.abort();
         return;
       }
       const { origin, prefix } = this.#target(request.url);
@@ -102,13 +102,13 @@ class Call implements Dispatcher.DispatchHandler {
   }
 
   listenForAbort(): void {
-    this.#stopListening = this.#request.abort.onAbort(() => this.giveUp());
+    this.#stopListening = this.#request.abort.onAbort(() => this.abort());
   }
 
-  giveUp(): void {
+  abort(): void {
     this.#stop();
     // A request that still waits for a connection fails at once. When it gets the connection later, it stops there.
-    if (this.#stage === "connect") this.#fail(new Error("given up"));
+    if (this.#stage === "connect") this.#fail(new Error("aborted by the proxy"));
   }
 
   onRequestStart(controller: Dispatcher.DispatchController): void {
@@ -149,7 +149,7 @@ class Call implements Dispatcher.DispatchHandler {
   }
 
   #stop(): void {
-    this.#controller?.abort(new Error("given up"));
+    this.#controller?.abort(new Error("aborted by the proxy"));
   }
 
   #fail(cause: unknown): void {

@@ -154,7 +154,7 @@ test.each([
     ({ response }) => void response.end(`{"choices":[{}],"kv_transfer_params":${params}}`),
   );
   const d = await upstream(decodeOk);
-  // The policy is for a prefill instance that has no KV, not for one whose word cannot be read.
+  // The policy is for a prefill instance that has no KV, not for one whose parameters are invalid.
   const policy = { missingKv: "decode-computes" } as const;
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], policy });
   const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }));

@@ -9,7 +9,7 @@ import {
 } from "../support/fake-upstream.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
 
-/** A prefill instance whose engine is `engineId`; it answers when told to. */
+/** A prefill instance whose engine is `engineId`; it answers when `ready` resolves. */
 const prefillOf =
   (engineId: () => string, ready: Promise<void> = Promise.resolve()): Answer =>
   async ({ response }) => {
@@ -121,7 +121,7 @@ test("the request begins again when the decode leg fails because the prefill eng
 test("a prefill answer without KV while both legs are under way is an error, or decode computes by policy", async () => {
   const p = await upstream(({ response }) => sendJson(response, { id: "x", choices: [{ text: "a" }] }));
   const d = await upstream(({ response, json }) => {
-    // One that was told of a prefill engine waits for its blocks.
+    // A leg with the coordinates of a prefill engine waits for its blocks.
     if (json.kv_transfer_params === undefined) sendJson(response, COMPLETION);
   });
   const of = {

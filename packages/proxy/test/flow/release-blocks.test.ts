@@ -133,7 +133,7 @@ test("when a decode instance breaks off after it has read the blocks, the part b
   const vllm = vllmPair();
   const p = await upstream(vllm.prefill);
   const breaking = await upstream((seen) => {
-    // It told P that it has them, and died.
+    // It notifies P that it has read the blocks, and dies.
     void vllm.decode({ ...seen, response: { writeHead() {}, end() {}, write() {} } as never });
     seen.response.destroy();
   });

@@ -7,7 +7,7 @@ import { decodeOk, prefillOk } from "../support/fake-upstream.js";
 import { createManualClock } from "../support/manual-clock.js";
 import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
 
-/** A client whose request never becomes whole by itself. */
+/** A client that sends an incomplete request. */
 async function startSending(url: string, head: string) {
   const socket = connect(Number(new URL(url).port), "127.0.0.1");
   await once(socket, "connect");

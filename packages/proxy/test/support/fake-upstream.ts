@@ -23,7 +23,7 @@ export interface FakeUpstream {
   close(): Promise<void>;
 }
 
-/** A real HTTP server on the loopback that answers as told and keeps what it was asked. */
+/** A real HTTP server on the loopback that answers by `answer` and keeps the requests. */
 export async function startUpstream(answer: Answer, port = 0): Promise<FakeUpstream> {
   const seen: Seen[] = [];
   const waiting = new Map<number, (seen: Seen) => void>();
@@ -63,7 +63,7 @@ export async function startUpstream(answer: Answer, port = 0): Promise<FakeUpstr
   };
 }
 
-/** The URL of a port where nobody listens. */
+/** The URL of a port without a listener. */
 export async function deadUrl(): Promise<string> {
   const upstream = await startUpstream(() => {});
   await upstream.close();
