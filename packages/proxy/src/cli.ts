@@ -1,16 +1,15 @@
 #!/usr/bin/env node
 import { readFileSync } from "node:fs";
 import { setFlagsFromString } from "node:v8";
+import { instanceName, type Role } from "@kv/fleet";
 import { KvError } from "@kv/interface";
-import { parseCli } from "./cli-options.js";
-import { instanceName } from "./instance.js";
-import { createPinoLog } from "./pino-log.js";
+import { parseCli } from "./config/cli-options.js";
 import { createProxy } from "./proxy.js";
-import type { Role } from "./upstream.js";
+import { jsonLog } from "./telemetry/json-log.js";
 
 /**
- * A full collection holds all requests up for tens of milliseconds. V8 lets the heap grow to four times what lives before the next one, and to a
- * third more only where the core is slow or shared: then one came every five seconds.
+ * How much the heap may grow above its live size before the next full garbage collection, which delays all requests by tens of milliseconds. On a
+ * slow or shared core, V8's default is a third, which made one collection every five seconds.
  */
 const HEAP_GROWTH_PERCENT = 400;
 
@@ -18,9 +17,9 @@ async function main(): Promise<void> {
   setFlagsFromString(`--heap-growing-percent=${HEAP_GROWTH_PERCENT}`);
   const sources = { readFile: (path: string) => readFileSync(path, "utf8"), env: process.env };
   const { host, port, logLevel, settings } = parseCli(process.argv.slice(2), sources);
-  const log = createPinoLog(logLevel, process.stderr);
+  const log = jsonLog(logLevel, process.stderr);
   if (settings.admin === undefined && process.env.KV_PROXY_ADMIN_TOKEN !== undefined)
-    log.warn("setting-unused", { setting: "KV_PROXY_ADMIN_TOKEN", why: "there is no --admin-port" });
+    log.warn("setting-unused", { setting: "KV_PROXY_ADMIN_TOKEN", why: "--admin-port is not given" });
   const proxy = createProxy({ ...settings, log });
   const { url, adminUrl } = await proxy.listen({ host, port }).catch(async (error: unknown) => {
     await proxy.close({ graceMs: 0 });
@@ -32,12 +31,12 @@ async function main(): Promise<void> {
     `kv-proxy ready ${url} prefill ${names("prefill")} decode ${names("decode")}${admin}\n`,
   );
 
-  let asked = 0;
+  let signals = 0;
   const stop = (signal: NodeJS.Signals) => {
-    asked++;
+    signals += 1;
     log.info("closing", { signal, in_flight: proxy.status().requests.in_flight });
-    // The second signal is impatience: requests in flight are given up.
-    proxy.close(asked > 1 ? { graceMs: 0 } : {}).catch(fail);
+    // The second signal aborts the requests in flight.
+    proxy.close(signals > 1 ? { graceMs: 0 } : {}).catch(fail);
   };
   process.on("SIGTERM", stop);
   process.on("SIGINT", stop);

@@ -1,259 +1,337 @@
 import type { Server } from "node:http";
-import type { AddressInfo } from "node:net";
-import { type Ambient, ambient as fillAmbient, KvError } from "@kv/interface";
-import { createAdminServer } from "./admin-server.js";
-import { createAutoOrder } from "./auto-order.js";
-import { type Discovery, followDiscovery } from "./discovery.js";
-import { discoveryOf } from "./discovery-sources.js";
-import { createGenerationFlow } from "./generation-flow.js";
-import { createGenerationRoute } from "./generation-route.js";
-import { createHealthChecks } from "./health.js";
-import type { InstanceStatus } from "./instance.js";
-import { instanceSpec } from "./instance-spec.js";
-import { createInstancePool, type InstancePool } from "./instances.js";
-import type { LegOrder, LegOrderOptions } from "./leg-order.js";
-import { createModelsRoute } from "./models-route.js";
-import { type ProxySettings, type ProxySettingsInput, readSettings } from "./options.js";
-import { bothMetrics, createPrometheus } from "./prometheus.js";
-import { createPullOrder } from "./pull-order.js";
-import { createPushOrder, type PushOrderOptions } from "./push-order.js";
-import { createRecentRequests } from "./recent.js";
-import { type RetryPolicy, retryWhereSafe } from "./retry.js";
-import type { Routing } from "./routing.js";
-import { routingByName } from "./routing-by-name.js";
-import { closeServer, createServer, listen } from "./server.js";
-import { openTelemetryTracing, type Tracing } from "./tracing.js";
-import { createTraffic, type TrafficStatus } from "./traffic.js";
-import { unusedSettings } from "./unused-settings.js";
-import { createHttpUpstream, type Role, type Upstream } from "./upstream.js";
+import {
+  builtInRouting,
+  type Discovery,
+  DiscoveryFollower,
+  dnsDiscovery,
+  fileDiscovery,
+  HealthChecks,
+  InstancePool,
+  type InstanceStatus,
+  parseInstanceSpec,
+  type Role,
+  type Routing,
+} from "@kv/fleet";
+import {
+  type Ambient,
+  type Clock,
+  KvError,
+  type Log,
+  type Metrics,
+  type Random,
+  silentLog,
+  systemClock,
+  systemRandom,
+} from "@kv/interface";
+import { type ProxySettings, type ProxySettingsInput, readSettings } from "./config/settings.js";
+import { unusedSettings } from "./config/unused-settings.js";
+import { AutoStrategy } from "./flow/auto-strategy.js";
+import type { DisaggregationStrategy } from "./flow/disaggregation-strategy.js";
+import { GenerationFlow } from "./flow/generation-flow.js";
+import { Legs } from "./flow/legs.js";
+import { PrefillEngines } from "./flow/prefill-engines.js";
+import { PullStrategy } from "./flow/pull-strategy.js";
+import { PushConcurrentStrategy } from "./flow/push-concurrent.js";
+import { PushSequentialStrategy } from "./flow/push-sequential.js";
+import { createAdminServer } from "./http/admin-server.js";
+import { GenerationRoute } from "./http/generation-route.js";
+import { ModelsRoute } from "./http/models-route.js";
+import { cannotListen, closeServer, createServer, listen } from "./http/server.js";
+import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
+import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
+import { RequestHistory } from "./telemetry/request-history.js";
+import { Tracing } from "./telemetry/tracing.js";
+import { healthProbe } from "./upstream/health-probe.js";
+import { Upstream } from "./upstream/upstream.js";
 
-export interface ProxyOptions extends ProxySettingsInput, Partial<Ambient> {
-  /** Called once for each role; else the settings' `routing` says which. The proxy closes it. */
-  readonly createRouting?: (role: Role) => Routing;
-  readonly retry?: RetryPolicy;
-  /** How instances are reached; HTTP by default. The proxy closes it. */
-  readonly upstream?: Upstream;
-  /** The order of the legs; else the settings' `mode` says which. */
-  readonly createLegOrder?: (options: LegOrderOptions) => LegOrder;
-  /** Where instances come from, besides the settings' lists; else the settings' `discovery`. */
-  readonly createDiscovery?: () => Discovery;
-  /** Spans of the legs; OpenTelemetry's global tracer by default. */
-  readonly tracing?: Tracing;
+/** Options of `createProxy`: the settings, and what a program may pass in. */
+export interface ProxyOptions extends ProxySettingsInput {
+  /** By default the system's clock. */
+  readonly clock?: Clock | undefined;
+  /** Randomness for ids and routing; by default the system's. */
+  readonly random?: Random | undefined;
+  /** By default nothing is logged. */
+  readonly log?: Log | undefined;
+  /** Receives all metrics, besides the admin route `/metrics`. */
+  readonly metrics?: Metrics | undefined;
+  /** Creates the routing strategy of each role, which the proxy closes. By default, the setting `routing` names it. */
+  readonly createRouting?: ((role: Role) => Routing) | undefined;
+  /** Creates a source of instances, besides the settings' lists. By default, the setting `discovery` names it. */
+  readonly createDiscovery?: (() => Discovery) | undefined;
 }
 
+/** The state of the proxy as JSON, for `/status`. */
 export interface ProxyStatus {
+  /** Name of the disaggregation strategy: `pull`, `push`, `push, prefill first` or `auto`. */
   readonly flow: string;
+  /** Name of the routing strategy of the decode instances. */
   readonly routing: string;
+  /** True from the call of `close`. */
   readonly draining: boolean;
+  /** Seconds since the proxy was created. */
   readonly uptime_s: number;
-  readonly requests: TrafficStatus;
+  /** Counts of requests. */
+  readonly requests: RequestCountsStatus;
+  /** The prefill instances. */
   readonly prefillers: readonly InstanceStatus[];
+  /** The decode instances. */
   readonly decoders: readonly InstanceStatus[];
 }
 
+/** Where the proxy listens. */
 export interface ProxyAddress {
+  /** The host that was passed to `listen`. */
   readonly host: string;
+  /** The port, also where a free one was taken. */
   readonly port: number;
+  /** `http://HOST:PORT`. */
   readonly url: string;
-  /** Of the admin routes, where the settings have them. */
-  readonly adminUrl?: string;
+  /** URL of the admin routes; undefined where the settings have none. */
+  readonly adminUrl?: string | undefined;
 }
 
+/** A prefill/decode router. */
 export interface Proxy {
-  /** Port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when a port is taken or the host is not this machine's. */
-  listen(options?: { host?: string; port?: number }): Promise<ProxyAddress>;
+  /**
+   * Starts to serve clients, on 127.0.0.1 and port 8000 by default; port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when a port is taken or the
+   * host is not of this machine.
+   */
+  listen(options?: { host?: string | undefined; port?: number | undefined }): Promise<ProxyAddress>;
+  /** The present state. */
   status(): ProxyStatus;
-  /** To add, drain and remove instances from a program. */
+  /** The instances of both roles, for a program that adds, drains and removes them. */
   readonly instances: Readonly<Record<Role, InstancePool>>;
   /**
-   * Refuses further requests (503), leaves those in flight `graceMs` (default: the settings') to end, aborts the rest. Safe to call
-   * twice; the second call may shorten the grace.
+   * Refuses further requests (503), lets those in flight end within `graceMs` (default: the setting `timeouts.graceMs`), then aborts the rest. It may be
+   * called again, with a shorter grace.
    */
-  close(options?: { graceMs?: number }): Promise<void>;
+  close(options?: { graceMs?: number | undefined }): Promise<void>;
+  /** `close` with the default grace. */
+  [Symbol.asyncDispose](): Promise<void>;
 }
 
-/** A prefill/decode router in front of OpenAI-style servers. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`. */
+/** Creates a prefill/decode router in front of OpenAI-style servers. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`. */
 export function createProxy(options: ProxyOptions): Proxy {
-  const { clock, random, log, metrics, createRouting, retry, upstream: given, ...others } = options;
-  const { createLegOrder, createDiscovery, tracing, ...input } = others;
-  const settings = readSettings(input);
-  const { limits, timeouts, policy, admin } = settings;
-  const prometheus = createPrometheus(() => [prefillers, decoders]);
-  const counted = metrics === undefined ? prometheus.metrics : bothMetrics(metrics, prometheus.metrics);
-  const surroundings = fillAmbient({ ...definedOnly({ clock, random, log }), metrics: counted });
-
-  // A collaborator that was handed in may read what ours would not.
-  if (createRouting === undefined && createLegOrder === undefined)
-    for (const unused of unusedSettings(input, settings))
-      surroundings.log.warn("setting-unused", { ...unused });
-
-  const discovery = createDiscovery?.() ?? discoveryOf(settings.discovery, surroundings.clock);
-  if (discovery === undefined) refuseNone(settings);
-  const routings = {
-    prefill: createRouting?.("prefill") ?? routingByName(settings.routing.prefill, surroundings.log),
-    decode: createRouting?.("decode") ?? routingByName(settings.routing.decode, surroundings.log),
-  };
-  const pool = (role: Role, specs: ProxySettings["prefillers"]) =>
-    createInstancePool({
-      ...surroundings,
-      role,
-      instances: specs.map(instanceSpec),
-      routing: routings[role],
-      times: timeouts,
-    });
-  const prefillers = pool("prefill", settings.prefillers);
-  const decoders = pool("decode", settings.decoders);
-  const pools = { prefill: prefillers, decode: decoders };
-  const upstream = given ?? createHttpUpstream({ connectMs: timeouts.connectMs });
-  const traffic = createTraffic();
-  const recent = createRecentRequests();
-  const legs: LegOrderOptions = {
-    retry: retry ?? retryWhereSafe,
-    upstream,
-    tracing: tracing ?? openTelemetryTracing(),
-    ambient: surroundings,
-    prefillers,
-    decoders,
-    limits,
-    timeouts,
-    policy,
-  };
-  const orderOf =
-    createLegOrder ??
-    ((given: LegOrderOptions) => {
-      const pushing = { ...given, legs: settings.pushLegs, newId: surroundings.random.uuid };
-      return ORDERS[settings.mode](pushing);
-    });
-  const flow = createGenerationFlow(legs, orderOf(legs));
-  const { requestMs } = timeouts;
-  const generation = createGenerationRoute({
-    ambient: surroundings,
-    flow,
-    traffic,
-    requestMs,
-    recent,
-    tracing: legs.tracing,
-  });
-  const models = createModelsRoute({
-    retry: legs.retry,
-    upstream,
-    log: surroundings.log,
-    pool: decoders,
-    clock: surroundings.clock,
-    limitBytes: limits.heldAnswerLengthBytes,
-    timeoutMs: timeouts.firstByteMs,
-  });
-  const health = createHealthChecks([prefillers, decoders], upstream, settings.health, surroundings);
-  const discovered = discovery === undefined ? undefined : followDiscovery(discovery, pools, surroundings);
-
-  const startedAtMs = surroundings.clock.now();
-  let draining = false;
-  const status = (): ProxyStatus => ({
-    flow: flow.name,
-    routing: decoders.routing,
-    draining,
-    uptime_s: (surroundings.clock.now() - startedAtMs) / 1000,
-    requests: traffic.status(),
-    prefillers: prefillers.status(),
-    decoders: decoders.status(),
-  });
-  const server = createServer({
-    clock: surroundings.clock,
-    limits,
-    timeouts,
-    generation,
-    models,
-    newRequestId: surroundings.random.uuid,
-    isDraining: () => draining,
-    health: () => {
-      const [prefill, decode] = [prefillers.available(), decoders.available()];
-      const ok = prefill > 0 && decode > 0 && !draining;
-      return { ok, status: ok ? "ok" : "unavailable", prefill_instances: prefill, decode_instances: decode };
-    },
-    status,
-  });
-  const adminApp =
-    admin === undefined
-      ? undefined
-      : createAdminServer({
-          token: admin.token,
-          clock: surroundings.clock,
-          pools,
-          status,
-          recent,
-          prometheus,
-        });
-
-  let closing: Promise<void> | undefined;
-  async function closeAll(): Promise<void> {
-    generation.refuse(closingError("the proxy is closing"));
-    health.close();
-    discovered?.close();
-    await generation.idle();
-    await flow.settled();
-    await closeServer(server);
-    await adminApp?.close();
-    await upstream.close();
-    routings.prefill.close?.();
-    routings.decode.close?.();
-  }
-  return {
-    async listen({ host = "127.0.0.1", port = 8000 } = {}) {
-      const address = await listening(host, port, () => listen(server, { host, port }), server);
-      if (admin === undefined || adminApp === undefined) return address;
-      const start = () => adminApp.listen({ host: admin.host, port: admin.port });
-      try {
-        const { url: adminUrl } = await listening(admin.host, admin.port, start, adminApp.server);
-        return { ...address, adminUrl };
-      } catch (error) {
-        // Half of it would serve clients, and nobody could see or change it.
-        const closed = closeServer(server);
-        server.closeAllConnections();
-        await closed;
-        throw error;
-      }
-    },
-    status,
-    instances: pools,
-    async close({ graceMs = timeouts.graceMs } = {}) {
-      draining = true;
-      const timer = surroundings.clock.setTimer(() => {
-        generation.abortAll(closingError("the proxy is closing and the time for requests in flight is up"));
-        // A client that has not sent its request whole by now; Node's own watch over it ends when the server begins to close.
-        void generation.idle().then(() => server.closeAllConnections());
-      }, graceMs);
-      closing ??= closeAll();
-      await closing.finally(timer.cancel);
-    },
-  };
+  return new PrefillDecodeProxy(options);
 }
 
-const ORDERS = {
-  pull: createPullOrder,
-  push: createPushOrder,
-  auto: createAutoOrder,
-} as const satisfies Record<ProxySettings["mode"], (options: PushOrderOptions) => LegOrder>;
+/** Relative to this file in `src` and to the bundle in `dist`. */
+const PAGE = new URL("../page/index.html", import.meta.url);
 
-async function listening(
-  host: string,
-  port: number,
-  start: () => Promise<unknown>,
-  server: Server,
-): Promise<ProxyAddress> {
-  try {
-    await start();
-  } catch (cause) {
-    const { code } = cause as { code?: string };
-    const hint =
-      code === "EADDRINUSE"
-        ? "stop what listens there, or choose another port"
-        : "choose a host and a port of this machine";
-    const message = `the proxy cannot listen on ${host}:${port} (${code ?? cause})`;
-    throw new KvError("KV_CONFIG_INVALID", message, { hint, cause });
+class PrefillDecodeProxy implements Proxy {
+  readonly instances: Readonly<Record<Role, InstancePool>>;
+  readonly #settings: ProxySettings;
+  readonly #ambient: Ambient;
+  readonly #routings: Readonly<Record<Role, Routing>>;
+  readonly #upstream: Upstream;
+  readonly #flow: GenerationFlow;
+  readonly #generation: GenerationRoute;
+  readonly #counts = new RequestCounts();
+  readonly #health: HealthChecks;
+  readonly #discovery: DiscoveryFollower | undefined;
+  readonly #server: Server;
+  readonly #admin: ReturnType<typeof createAdminServer> | undefined;
+  readonly #startedAtMs: number;
+  #draining = false;
+  #closing: Promise<void> | undefined = undefined;
+
+  constructor(options: ProxyOptions) {
+    const { clock, random, log, metrics, createRouting, createDiscovery, ...input } = options;
+    const settings = readSettings(input);
+    this.#settings = settings;
+    const { timeouts } = settings;
+    const own = {
+      clock: clock ?? systemClock(),
+      random: random ?? systemRandom(),
+      log: log ?? silentLog,
+    };
+    this.#startedAtMs = own.clock.now();
+    const discovery = createDiscovery?.() ?? configuredDiscovery(settings.discovery, own.clock);
+    if (discovery === undefined) requireInstances(settings);
+    // A routing strategy that is passed in may read any setting.
+    if (createRouting === undefined)
+      for (const unused of unusedSettings(input, settings)) own.log.warn("setting-unused", { ...unused });
+
+    const routing = (role: Role) => createRouting?.(role) ?? builtInRouting(settings.routing[role], own.log);
+    this.#routings = { prefill: routing("prefill"), decode: routing("decode") };
+    const pool = (role: Role, instances: ProxySettings["prefillers"]) =>
+      new InstancePool({
+        role,
+        instances: instances.map(parseInstanceSpec),
+        routing: this.#routings[role],
+        clock: own.clock,
+        random: own.random,
+        times: timeouts,
+      });
+    const prefillers = pool("prefill", settings.prefillers);
+    const decoders = pool("decode", settings.decoders);
+    this.instances = { prefill: prefillers, decode: decoders };
+
+    const prometheus = new PrometheusMetrics([prefillers, decoders]);
+    const ambient: Ambient = {
+      ...own,
+      metrics: metrics === undefined ? prometheus : bothMetrics(metrics, prometheus),
+    };
+    this.#ambient = ambient;
+    const upstream = new Upstream({ connectMs: timeouts.connectMs });
+    this.#upstream = upstream;
+    const tracing = new Tracing();
+    const legs = new Legs({ prefillers, decoders, upstream, settings, tracing, ambient });
+    this.#flow = new GenerationFlow(legs, createStrategy(settings, legs));
+    const history = new RequestHistory(own.clock);
+    this.#generation = new GenerationRoute({
+      ambient,
+      flow: this.#flow,
+      counts: this.#counts,
+      history,
+      tracing,
+      requestMs: timeouts.requestMs,
+    });
+    const probe = healthProbe(upstream, own.clock);
+    this.#health = new HealthChecks([prefillers, decoders], probe, settings.health, own);
+    this.#discovery =
+      discovery === undefined ? undefined : new DiscoveryFollower(discovery, this.instances, own);
+    this.#server = createServer({
+      clock: own.clock,
+      settings,
+      generation: this.#generation,
+      models: new ModelsRoute({ decoders, upstream, settings, ambient }),
+      isDraining: () => this.#draining,
+      health: () => this.#healthStatus(),
+      status: () => this.status(),
+    });
+    const { admin } = settings;
+    this.#admin =
+      admin === undefined
+        ? undefined
+        : createAdminServer({
+            token: admin.token,
+            page: PAGE,
+            clock: own.clock,
+            pools: this.instances,
+            status: () => this.status(),
+            history,
+            prometheus,
+          });
   }
-  const address = server.address() as AddressInfo;
-  const name = host.includes(":") ? `[${host}]` : host;
-  return { host, port: address.port, url: `http://${name}:${address.port}` };
+
+  async listen({
+    host = "127.0.0.1",
+    port = 8000,
+  }: {
+    host?: string | undefined;
+    port?: number | undefined;
+  } = {}): Promise<ProxyAddress> {
+    const server = this.#server;
+    const listening = await listen(server, host, port);
+    const address = { host, port: listening, url: httpUrl(host, listening) };
+    const { admin } = this.#settings;
+    if (admin === undefined) return address;
+    try {
+      return { ...address, adminUrl: await this.#listenAdmin(admin) };
+    } catch (error) {
+      // Without its admin routes, the proxy would serve clients and could not be observed or changed.
+      const closed = closeServer(server);
+      server.closeAllConnections();
+      await closed;
+      throw error;
+    }
+  }
+
+  status(): ProxyStatus {
+    const { prefill, decode } = this.instances;
+    return {
+      flow: this.#flow.name,
+      routing: decode.routing,
+      draining: this.#draining,
+      uptime_s: (this.#ambient.clock.now() - this.#startedAtMs) / 1000,
+      requests: this.#counts.status(),
+      prefillers: prefill.status(),
+      decoders: decode.status(),
+    };
+  }
+
+  async close({
+    graceMs = this.#settings.timeouts.graceMs,
+  }: {
+    graceMs?: number | undefined;
+  } = {}): Promise<void> {
+    this.#draining = true;
+    const timer = this.#ambient.clock.setTimer(() => this.#abortRequests(), graceMs);
+    this.#closing ??= this.#closeAll();
+    await this.#closing.finally(() => timer.cancel());
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  async #listenAdmin({ host, port }: { host: string; port: number }): Promise<string> {
+    const app = this.#admin;
+    try {
+      await app?.listen({ host, port });
+    } catch (cause) {
+      throw cannotListen(host, port, cause);
+    }
+    const address = app?.server.address();
+    return httpUrl(host, typeof address === "object" ? (address?.port ?? port) : port);
+  }
+
+  #healthStatus() {
+    const [prefill, decode] = [this.instances.prefill.available(), this.instances.decode.available()];
+    const ok = prefill > 0 && decode > 0 && !this.#draining;
+    const body = {
+      status: ok ? "ok" : "unavailable",
+      prefill_instances: prefill,
+      decode_instances: decode,
+    };
+    return { ok, body };
+  }
+
+  #abortRequests(): void {
+    this.#generation.abortAll(closingError("the proxy is closing, and the grace period is over"));
+    // Clients that have not sent their whole request keep their connections; Node's own check for them ends when the server begins to close.
+    void this.#generation.idle().then(() => this.#server.closeAllConnections());
+  }
+
+  async #closeAll(): Promise<void> {
+    this.#generation.refuse(closingError("the proxy is closing"));
+    this.#health.close();
+    this.#discovery?.close();
+    await this.#generation.idle();
+    await this.#flow.settled();
+    await closeServer(this.#server);
+    await this.#admin?.close();
+    await this.#upstream.close();
+    this.#routings.prefill.close?.();
+    this.#routings.decode.close?.();
+  }
+}
+
+function createStrategy({ mode, pushLegs }: ProxySettings, legs: Legs): DisaggregationStrategy {
+  const engines = new PrefillEngines();
+  const pull = new PullStrategy(legs, engines);
+  if (mode === "pull") return pull;
+  const sequential = new PushSequentialStrategy(pull, legs.ambient.random);
+  const push =
+    pushLegs === "prefill-first" ? sequential : new PushConcurrentStrategy(legs, engines, sequential);
+  return mode === "push" ? push : new AutoStrategy(legs, engines, pull, push);
+}
+
+function configuredDiscovery(settings: ProxySettings["discovery"], clock: Clock): Discovery | undefined {
+  if (settings === undefined) return undefined;
+  const { file, dns, intervalMs } = settings;
+  const polling = { clock, intervalMs };
+  if (file !== undefined) return fileDiscovery(file, polling);
+  return dns === undefined ? undefined : dnsDiscovery(dns, polling);
+}
+
+function requireInstances(settings: ProxySettings): void {
+  for (const role of ["prefillers", "decoders"] as const) {
+    if (settings[role].length > 0) continue;
+    const message = `the setting ${role} names no instance, and there is no discovery`;
+    throw new KvError("KV_CONFIG_INVALID", message, { hint: `name one in ${role}, or set discovery` });
+  }
 }
 
 function closingError(message: string): KvError {
@@ -263,19 +341,6 @@ function closingError(message: string): KvError {
   });
 }
 
-function refuseNone(settings: ProxySettings): void {
-  for (const role of ["prefillers", "decoders"] as const) {
-    if (settings[role].length > 0) continue;
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `the setting ${role} names no instance, and there is no discovery`,
-      {
-        hint: `give one in ${role}, or set discovery`,
-      },
-    );
-  }
-}
-
-function definedOnly(given: { [K in keyof Ambient]?: Ambient[K] | undefined }): Partial<Ambient> {
-  return Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined));
+function httpUrl(host: string, port: number): string {
+  return `http://${host.includes(":") ? `[${host}]` : host}:${port}`;
 }

@@ -1,0 +1,62 @@
+import { type Clock, KvError, silentLog, systemRandom } from "@kv/interface";
+import { expect, test } from "vitest";
+import { InstancePool } from "../instances/instance-pool.js";
+import { roundRobin } from "../routing/routing.js";
+import { HealthChecks, type HealthProbe } from "./health-checks.js";
+
+function setUp(probe: HealthProbe) {
+  const timers: (() => void)[] = [];
+  const clock: Clock = {
+    now: () => 0,
+    setTimer(run) {
+      timers.push(run);
+      return { cancel: () => void timers.splice(timers.indexOf(run), 1) };
+    },
+  };
+  const pool = new InstancePool({
+    role: "decode",
+    instances: [{ url: "http://d" }],
+    routing: roundRobin(),
+    clock,
+    random: systemRandom(),
+    times: { coolDownMs: 1, maxCoolDownMs: 1, slowReturnMs: 1 },
+  });
+  const settings = { intervalMs: 10, timeoutMs: 5, path: "/health", failures: 2 };
+  const checks = new HealthChecks([pool], probe, settings, { clock, log: silentLog });
+  /** Runs the next round of checks, and waits for the timer of the one after it. */
+  const round = async () => {
+    timers.shift()?.();
+    await expect.poll(() => timers.length).toBe(1);
+  };
+  return { pool, checks, timers, round };
+}
+
+test("two failed checks in a row eject an instance, and a good one takes it back", async () => {
+  const results = [503, "unreachable", 404, 500] as const;
+  let at = 0;
+  const { pool, round } = setUp(async (request) => {
+    expect(request).toEqual({ role: "decode", url: "http://d", path: "/health", timeoutMs: 5 });
+    const result = results[at++] ?? 200;
+    if (result === "unreachable") throw new KvError("KV_PROXY_UPSTREAM_FAILED", "unreachable");
+    return result;
+  });
+  const states: string[] = [];
+  for (const _ of results) {
+    await round();
+    states.push(pool.status()[0]?.state ?? "");
+  }
+  expect(states).toEqual(["up", "ejected", "returning", "returning"]);
+});
+
+test("a closed check has no timer, and its last result is ignored", async () => {
+  let answer = (_status: number) => {};
+  const answered = new Promise<number>((resolve) => {
+    answer = resolve;
+  });
+  const { pool, checks, timers } = setUp(() => answered);
+  timers.shift()?.();
+  checks[Symbol.dispose]();
+  answer(503);
+  await answered;
+  expect([timers.length, pool.status()[0]?.last_error]).toEqual([0, null]);
+});

@@ -1,0 +1,39 @@
+export { type DiscoveredInstances, type Discovery, DiscoveryFollower } from "./discovery/discovery.js";
+export {
+  type DnsNames,
+  dnsDiscovery,
+  fileDiscovery,
+  type Polling,
+  type Resolver,
+} from "./discovery/polled-discovery.js";
+export {
+  HealthChecks,
+  type HealthProbe,
+  type HealthProbeRequest,
+  type HealthSettings,
+} from "./health/health-checks.js";
+export {
+  type FailureStage,
+  failureStage,
+  type Instance,
+  type InstanceId,
+  type InstanceKv,
+  type InstanceSpec,
+  type InstanceStatus,
+  instanceName,
+  type Role,
+  type Visit,
+} from "./instances/instance.js";
+export { InstancePool, type InstancePoolOptions } from "./instances/instance-pool.js";
+export { type InstanceSpecInput, instanceSpecSchema, parseInstanceSpec } from "./instances/instance-spec.js";
+export type { InstanceTimes, PooledInstance, PooledInstanceOptions } from "./instances/pooled-instance.js";
+export { builtInRouting, ROUTING_NAMES, type RoutingName } from "./routing/built-in-routings.js";
+export { type CachedPrefixes, type PrefixAwareOptions, prefixAware } from "./routing/prefix-aware.js";
+export {
+  leastLoad,
+  type RoutedRequest,
+  type Routing,
+  type RoutingContext,
+  roundRobin,
+} from "./routing/routing.js";
+export { sessionAffinity } from "./routing/session-affinity.js";

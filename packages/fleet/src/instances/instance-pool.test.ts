@@ -1,0 +1,121 @@
+import { type Clock, KvError, systemRandom } from "@kv/interface";
+import { expect, test } from "vitest";
+import { roundRobin } from "../routing/routing.js";
+import { InstancePool } from "./instance-pool.js";
+
+function setUp(urls: readonly string[]) {
+  let nowMs = 0;
+  const clock: Clock = { now: () => nowMs, setTimer: () => ({ cancel() {} }) };
+  let chance = 0.5;
+  const pool = new InstancePool({
+    role: "prefill",
+    instances: urls.map((url) => ({ url })),
+    routing: roundRobin(),
+    clock,
+    random: { ...systemRandom(), next: () => chance },
+    times: { coolDownMs: 1000, maxCoolDownMs: 3000, slowReturnMs: 1000 },
+  });
+  const next = () => pool.visit({ requestId: "r" }, new Set());
+  return { pool, next, advance: (ms: number) => (nowMs += ms), toss: (value: number) => (chance = value) };
+}
+
+const unreachable = new KvError("KV_PROXY_UPSTREAM_FAILED", "x", { details: { stage: "connect" } });
+
+test("instances take turns without the excluded ones; undefined when none is left", () => {
+  const { pool, next } = setUp(["a", "b"]);
+  const visits = [next(), next(), next()];
+  expect(visits.map((visit) => visit?.instance.url)).toEqual(["a", "b", "a"]);
+  const both = new Set(visits.flatMap((visit) => (visit === undefined ? [] : [visit.instance])));
+  expect(pool.visit({ requestId: "r" }, both)).toBeUndefined();
+});
+
+test("an unreachable instance is left out for a while, unless there is no other", () => {
+  const { pool, next, advance } = setUp(["a", "b"]);
+  next()?.failed(unreachable);
+  expect(pool.available()).toBe(1);
+  expect([next(), next()].map((visit) => visit?.instance.url)).toEqual(["b", "b"]);
+  next()?.failed(unreachable);
+  expect(pool.available()).toBe(0);
+  expect(next()).toBeDefined();
+  advance(1000);
+  expect(pool.available()).toBe(2);
+});
+
+test("an instance that answered stays available, whatever it answered", () => {
+  const { pool, next } = setUp(["a", "b"]);
+  next()?.failed(new KvError("KV_PROXY_UPSTREAM_FAILED", "answered 500"));
+  expect(pool.available()).toBe(2);
+  expect(pool.status()[0]).toMatchObject({ failures: 1, consecutive_failures: 1, in_flight: 0 });
+  expect(pool.status()[0]?.last_error?.message).toBe("answered 500");
+});
+
+test("a visit ends once", () => {
+  const { pool, next } = setUp(["a"]);
+  const visit = next();
+  next();
+  visit?.succeeded();
+  visit?.failed(unreachable);
+  visit?.abandoned();
+  expect(pool.status()[0]).toMatchObject({ requests: 2, in_flight: 1, failures: 0, available: true });
+});
+
+test("the cool-down doubles with each failure in a row, up to a limit", () => {
+  const { pool, next, advance } = setUp(["a"]);
+  for (const coolDownMs of [1000, 2000, 3000, 3000]) {
+    next()?.failed(unreachable);
+    advance(coolDownMs - 1);
+    expect(pool.available()).toBe(0);
+    advance(1);
+    expect(pool.available()).toBe(1);
+  }
+});
+
+test("failed checks eject, a good one takes back, and the share of requests grows", () => {
+  const { pool, next, advance, toss } = setUp(["a", "b"]);
+  const [a] = pool.list();
+  a?.checked(unreachable, 2);
+  expect(pool.status()[0]?.state).toBe("up");
+  a?.checked(unreachable, 2);
+  expect(pool.status()[0]).toMatchObject({ state: "ejected", available: false });
+  expect([next(), next()].map((visit) => visit?.instance.url)).toEqual(["b", "b"]);
+  a?.checked(undefined, 2);
+  expect(pool.status()[0]).toMatchObject({ state: "returning", available: true });
+  toss(0.5);
+  expect([next(), next()].map((visit) => visit?.instance.url)).toEqual(["b", "b"]);
+  toss(0);
+  expect(next()?.instance.url).toBe("a");
+  advance(600);
+  toss(0.5);
+  expect([next(), next()].map((visit) => visit?.instance.url).sort()).toEqual(["a", "b"]);
+  advance(400);
+  expect(pool.status()[0]?.state).toBe("up");
+});
+
+test("a draining instance ends its visits and takes no more, and is forgotten when it is removed", async () => {
+  const { pool, next } = setUp(["a", "b"]);
+  const visit = next();
+  let gone = false;
+  const removed = pool.remove({ url: "a" }).then(() => (gone = true));
+  expect(pool.status()[0]).toMatchObject({ state: "draining", in_flight: 1 });
+  expect([next(), next()].map((one) => one?.instance.url)).toEqual(["b", "b"]);
+  await Promise.resolve();
+  expect(gone).toBe(false);
+  visit?.succeeded();
+  await removed;
+  expect(pool.status().map(({ url }) => url)).toEqual(["b"]);
+  pool.add({ url: "a" });
+  expect(pool.available()).toBe(2);
+  expect(() => pool.add({ url: "a" })).toThrow("given twice");
+  await expect(pool.drain({ url: "c" })).rejects.toThrow("no prefill instance c");
+});
+
+test("ranks of one server are added, drained and removed one by one", async () => {
+  const { pool } = setUp(["a"]);
+  for (const dataParallelRank of [0, 1]) pool.add({ url: "a", dataParallelRank });
+  expect(() => pool.add({ url: "a", dataParallelRank: 1 })).toThrow("a@1 is given twice");
+  await pool.drain({ url: "a", dataParallelRank: 1 });
+  expect(pool.status().map(({ state }) => state)).toEqual(["up", "up", "draining"]);
+  await pool.remove({ url: "a" });
+  expect(pool.status().map((one) => one.data_parallel_rank)).toEqual([0, 1]);
+  await expect(pool.remove({ url: "a" })).rejects.toMatchObject({ hint: "there are a@0, a@1" });
+});

@@ -1,0 +1,143 @@
+import { type Clock, KvError } from "@kv/interface";
+import type { Routing, RoutingContext } from "../routing/routing.js";
+import {
+  type Instance,
+  type InstanceId,
+  type InstanceSpec,
+  type InstanceStatus,
+  instanceName,
+  type Role,
+  type Visit,
+} from "./instance.js";
+import { PooledInstance, type PooledInstanceOptions } from "./pooled-instance.js";
+
+/** Options of `InstancePool`. */
+export interface InstancePoolOptions extends PooledInstanceOptions {
+  /** The role of all instances of the pool. */
+  readonly role: Role;
+  /** The instances at the start; more come and go by `add` and `remove`. */
+  readonly instances: readonly InstanceSpec[];
+  /** Chooses among the instances that take requests. */
+  readonly routing: Routing;
+}
+
+/** The instances of one role. */
+export class InstancePool {
+  /** The role of all instances of the pool. */
+  readonly role: Role;
+  /** Name of the routing strategy. */
+  readonly routing: string;
+  readonly #routing: Routing;
+  readonly #clock: Clock;
+  readonly #options: PooledInstanceOptions;
+  #instances: readonly PooledInstance[] = [];
+
+  /** Errors: `KV_CONFIG_INVALID` for an instance that is named twice. */
+  constructor(options: InstancePoolOptions) {
+    const { role, routing, clock } = options;
+    this.role = role;
+    this.routing = routing.name;
+    this.#routing = routing;
+    this.#clock = clock;
+    this.#options = options;
+    for (const spec of options.instances) this.add(spec);
+  }
+
+  /**
+   * The instance for a request, none of `excluding`; undefined when there is none. Where all are cooling down, one of these is chosen: it may
+   * be back, and an attempt costs less than a refusal.
+   */
+  choose(context: RoutingContext, excluding: ReadonlySet<Instance>): PooledInstance | undefined {
+    const candidates = this.#candidates(excluding);
+    if (candidates.length === 0) return undefined;
+    const preferred = this.role === "prefill" ? context.preferredPrefill : undefined;
+    const chosen =
+      candidates.find((candidate) => candidate === preferred) ?? this.#routing.choose(candidates, context);
+    return candidates.find((candidate) => candidate === chosen);
+  }
+
+  /** Chooses an instance and begins a visit there; undefined when there is none to choose. */
+  visit(context: RoutingContext, excluding: ReadonlySet<Instance>): Visit | undefined {
+    return this.choose(context, excluding)?.begin();
+  }
+
+  /** How many instances are available. */
+  available(): number {
+    return this.#instances.filter((instance) => instance.available()).length;
+  }
+
+  /** The state of each instance as JSON. */
+  status(): InstanceStatus[] {
+    return this.#instances.map((instance) => instance.status());
+  }
+
+  /** All instances, draining ones included, in the order in which they were added. */
+  list(): readonly PooledInstance[] {
+    return this.#instances;
+  }
+
+  /** Adds an instance; one that is draining takes requests again. Errors: `KV_CONFIG_INVALID` when it is in the pool already. */
+  add(spec: InstanceSpec): void {
+    const known = this.#find(spec);
+    if (known?.draining === true) {
+      known.drain(false);
+      return;
+    }
+    if (known !== undefined) {
+      throw new KvError(
+        "KV_CONFIG_INVALID",
+        `the ${this.role} instance ${instanceName(spec)} is given twice`,
+        {
+          hint: "name each instance once",
+          details: { httpStatus: 409 },
+        },
+      );
+    }
+    this.#instances = [...this.#instances, new PooledInstance(this.role, spec, this.#options)];
+    this.#routing.instancesChanged?.(this.#instances);
+  }
+
+  /**
+   * Sends the instance no further requests, from this call on. Resolves when its visits have ended. Errors: `KV_PROXY_NO_INSTANCE` for an
+   * instance that is not in the pool.
+   */
+  async drain(id: InstanceId): Promise<void> {
+    await this.#beginDraining(id).idle();
+  }
+
+  /** Drains the instance, then forgets it. Errors: `KV_PROXY_NO_INSTANCE` for an instance that is not in the pool. */
+  async remove(id: InstanceId): Promise<void> {
+    const removed = this.#beginDraining(id);
+    await removed.idle();
+    // An instance that was added again meanwhile stays.
+    this.#instances = this.#instances.filter((instance) => instance !== removed || !instance.draining);
+    this.#routing.instancesChanged?.(this.#instances);
+  }
+
+  #find(id: InstanceId): PooledInstance | undefined {
+    return this.#instances.find((instance) => instanceName(instance) === instanceName(id));
+  }
+
+  #beginDraining(id: InstanceId): PooledInstance {
+    const found = this.#find(id);
+    if (found === undefined) {
+      throw new KvError("KV_PROXY_NO_INSTANCE", `there is no ${this.role} instance ${instanceName(id)}`, {
+        hint: `there are ${this.#instances.map(instanceName).join(", ") || "none"}`,
+        details: { httpStatus: 404 },
+      });
+    }
+    found.drain(true);
+    return found;
+  }
+
+  #candidates(excluding: ReadonlySet<Instance>): readonly PooledInstance[] {
+    const nowMs = this.#clock.now();
+    const admitting = this.#instances.filter(
+      (instance) => !excluding.has(instance) && instance.admits(nowMs),
+    );
+    if (admitting.length > 0) return admitting;
+    const left = this.#instances.filter((instance) => !excluding.has(instance) && !instance.draining);
+    const available = left.filter((instance) => instance.available());
+    return available.length > 0 ? available : left;
+  }
+}

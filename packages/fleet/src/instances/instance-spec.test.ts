@@ -1,0 +1,26 @@
+import { KvError } from "@kv/interface";
+import { expect, test } from "vitest";
+import { parseInstanceSpec } from "./instance-spec.js";
+
+test.each([
+  ["localhost:8100", "http://localhost:8100"],
+  ["http://10.0.0.1:8100/", "http://10.0.0.1:8100"],
+  ["http://h:1/v1", "http://h:1"],
+  ["https://h/prefix/v1/", "https://h/prefix"],
+  ["[::1]:5", "http://[::1]:5"],
+])("%s is %s", (given, url) => {
+  expect(parseInstanceSpec({ url: given })).toEqual({ url });
+});
+
+test.each(["ftp://h:1", "http://u:p@h", "http://h?x=1", "http://h:99999", "", "http://"])(
+  "%s is refused",
+  (given) => {
+    let error: unknown;
+    try {
+      parseInstanceSpec({ url: given });
+    } catch (thrown) {
+      error = thrown;
+    }
+    expect(KvError.is(error, "KV_CONFIG_INVALID")).toBe(true);
+  },
+);

@@ -1,0 +1,100 @@
+import { KvError } from "@kv/interface";
+
+/** What an instance does for a request: compute the prompt's KV cache, or generate from it. */
+export type Role = "prefill" | "decode";
+
+/** Identifies an instance among those of its role. The ranks of one data-parallel server share their URL. */
+export interface InstanceId {
+  /** Base URL without a slash at its end, such as `http://p1:8100`. */
+  readonly url: string;
+  /** The rank of a data-parallel server that this instance stands for. */
+  readonly dataParallelRank?: number | undefined;
+}
+
+/** The instance's name in logs and errors: `URL`, or `URL@RANK`. */
+export function instanceName({ url, dataParallelRank }: InstanceId): string {
+  return dataParallelRank === undefined ? url : `${url}@${dataParallelRank}`;
+}
+
+/**
+ * What is configured about the engine of a prefill instance, so that a decode engine can register with it for push before it has
+ * answered. A member that is absent has vLLM's default, or is learned from the instance's answers.
+ */
+export interface InstanceKv {
+  /** vLLM's `engine_id`. */
+  readonly engineId?: string | undefined;
+  /** Host of the engine's side channel; by default the host of the instance's URL. */
+  readonly host?: string | undefined;
+  /** Port of the engine's side channel; by default 5600 (`VLLM_NIXL_SIDE_CHANNEL_PORT`). */
+  readonly port?: number | undefined;
+  /** Tensor-parallel size of the engine; by default 1. */
+  readonly tpSize?: number | undefined;
+}
+
+/** A description of an instance, from a configuration or a discovery. */
+export interface InstanceSpec extends InstanceId {
+  /** ZMQ endpoint of the instance's KV events, `tcp://host:port`. */
+  readonly kvEvents?: string | undefined;
+  /** Of a prefill instance that pushes: where its engine is reached. */
+  readonly kv?: InstanceKv | undefined;
+}
+
+/** An instance as a routing strategy sees it. */
+export interface Instance extends InstanceSpec {
+  /** The role of the instance's pool. */
+  readonly role: Role;
+  /** Visits that have begun and not ended. */
+  readonly inFlight: number;
+}
+
+/** The state of an instance as JSON, for status pages. */
+export interface InstanceStatus {
+  /** Base URL. */
+  readonly url: string;
+  /** True in the states `up` and `returning`. */
+  readonly available: boolean;
+  /**
+   * `cooling-down`: left out for a while after a failure; `ejected`: by health checks; `returning`: back from ejection with a growing
+   * share of the requests; `draining`: takes no more requests.
+   */
+  readonly state: "up" | "returning" | "cooling-down" | "ejected" | "draining";
+  /** Null for an instance that is not one rank of a data-parallel server. */
+  readonly data_parallel_rank: number | null;
+  /** Visits under way. */
+  readonly in_flight: number;
+  /** Visits since the start. */
+  readonly requests: number;
+  /** Visits that failed since the start. */
+  readonly failures: number;
+  /** Visits that failed since the last one that succeeded. */
+  readonly consecutive_failures: number;
+  /** The last failed visit or health check; null when there was none. */
+  readonly last_error: { readonly code: string; readonly message: string } | null;
+}
+
+/** One request at one instance. The first of the three calls ends it; later calls do nothing. */
+export interface Visit {
+  /** The instance that is visited. */
+  readonly instance: Instance;
+  /** The instance did its part. An error that the client caused counts as success. */
+  succeeded(): void;
+  /** The client disconnected or a time limit ended the request: this says nothing about the instance. */
+  abandoned(): void;
+  /** The instance failed. It cools down where `failureStage(error)` is `connect`, `answer` or `body`. */
+  failed(error: KvError): void;
+}
+
+/**
+ * How far an exchange with an instance had come when it failed. `connect`: nothing of the request has left; `answer`: the connection
+ * closed before the answer began; `body`: it closed in the middle of the answer; `status`: the answer was a 500, 502, 503 or 504.
+ */
+export type FailureStage = "connect" | "answer" | "body" | "status";
+
+const STAGES: readonly FailureStage[] = ["connect", "answer", "body", "status"];
+
+/** The `details.stage` of a `KV_PROXY_UPSTREAM_FAILED`; undefined for any other error. */
+export function failureStage(error: unknown): FailureStage | undefined {
+  if (!KvError.is(error, "KV_PROXY_UPSTREAM_FAILED")) return undefined;
+  const { stage } = error.details;
+  return STAGES.find((known) => known === stage);
+}

@@ -1,0 +1,202 @@
+import type { Clock, KvError, Random } from "@kv/interface";
+import {
+  failureStage,
+  type Instance,
+  type InstanceKv,
+  type InstanceSpec,
+  type InstanceStatus,
+  type Role,
+  type Visit,
+} from "./instance.js";
+
+/** Times, in milliseconds, for which a pool leaves instances out. */
+export interface InstanceTimes {
+  /** How long an instance is left out after a failure; doubles with each further failure in a row. */
+  readonly coolDownMs: number;
+  /** The longest cool-down. */
+  readonly maxCoolDownMs: number;
+  /** How long an ejected instance that is back takes a growing share of the requests. */
+  readonly slowReturnMs: number;
+}
+
+/** What an instance of a pool takes from outside. */
+export interface PooledInstanceOptions {
+  /** Times cool-downs. */
+  readonly clock: Clock;
+  /** Draws the share of requests that an instance takes after ejection. */
+  readonly random: Random;
+  /** How long instances are left out. */
+  readonly times: InstanceTimes;
+}
+
+/** An instance of a pool: its load, its failures, and whether it takes requests. */
+export class PooledInstance implements Instance {
+  /** The role of its pool. */
+  readonly role: Role;
+  /** Base URL without a slash at its end. */
+  readonly url: string;
+  /** The rank of a data-parallel server that it stands for. */
+  readonly dataParallelRank: number | undefined;
+  /** ZMQ endpoint of its KV events. */
+  readonly kvEvents: string | undefined;
+  /** Of a prefill instance that pushes: where its engine is reached. */
+  readonly kv: InstanceKv | undefined;
+  readonly #clock: Clock;
+  readonly #random: Random;
+  readonly #times: InstanceTimes;
+  #inFlight = 0;
+  #requests = 0;
+  #failures = 0;
+  #consecutiveFailures = 0;
+  #failedChecks = 0;
+  #ejected = false;
+  #draining = false;
+  #availableAtMs = Number.NEGATIVE_INFINITY;
+  #returnedAtMs = Number.NEGATIVE_INFINITY;
+  #lastError: KvError | undefined = undefined;
+  readonly #waitingForIdle: (() => void)[] = [];
+
+  /** Pools create their instances by `InstancePool.add`. */
+  constructor(role: Role, spec: InstanceSpec, { clock, random, times }: PooledInstanceOptions) {
+    this.role = role;
+    this.url = spec.url;
+    this.dataParallelRank = spec.dataParallelRank;
+    this.kvEvents = spec.kvEvents;
+    this.kv = spec.kv;
+    this.#clock = clock;
+    this.#random = random;
+    this.#times = times;
+  }
+
+  /** Visits under way. */
+  get inFlight(): number {
+    return this.#inFlight;
+  }
+
+  /** True from `drain(true)` until `drain(false)`. */
+  get draining(): boolean {
+    return this.#draining;
+  }
+
+  /** Whether it is neither draining, ejected nor cooling down. `nowMs` is the clock's time. */
+  available(nowMs = this.#clock.now()): boolean {
+    return !this.#ejected && !this.#draining && nowMs >= this.#availableAtMs;
+  }
+
+  /** Whether it takes this request: an instance that returns from ejection admits a random, growing share. */
+  admits(nowMs: number): boolean {
+    if (!this.available(nowMs)) return false;
+    if (!this.#returning(nowMs)) return true;
+    return this.#random.next() < (nowMs - this.#returnedAtMs + 1) / this.#times.slowReturnMs;
+  }
+
+  /** Begins a visit, which counts as load until it ends. */
+  begin(): Visit {
+    this.#inFlight += 1;
+    this.#requests += 1;
+    return new OpenVisit(this, (outcome) => this.#visitEnded(outcome));
+  }
+
+  /** Stops or resumes taking requests. */
+  drain(draining: boolean): void {
+    this.#draining = draining;
+  }
+
+  /** Records a health check. `failuresToEject` failed ones in a row eject the instance; the first good one takes it back. */
+  checked(error: KvError | undefined, failuresToEject: number): void {
+    if (error !== undefined) {
+      this.#failedChecks += 1;
+      this.#lastError = error;
+      if (this.#failedChecks >= failuresToEject) this.#ejected = true;
+      return;
+    }
+    this.#failedChecks = 0;
+    if (!this.#ejected) return;
+    this.#ejected = false;
+    this.#returnedAtMs = this.#clock.now();
+    this.#consecutiveFailures = 0;
+    this.#availableAtMs = Number.NEGATIVE_INFINITY;
+  }
+
+  /** Resolves when no visit is under way. */
+  idle(): Promise<void> {
+    if (this.#inFlight === 0) return Promise.resolve();
+    return new Promise((resolve) => this.#waitingForIdle.push(resolve));
+  }
+
+  /** The present state as JSON. */
+  status(): InstanceStatus {
+    const error = this.#lastError;
+    return {
+      url: this.url,
+      available: this.available(),
+      state: this.#state(),
+      data_parallel_rank: this.dataParallelRank ?? null,
+      in_flight: this.#inFlight,
+      requests: this.#requests,
+      failures: this.#failures,
+      consecutive_failures: this.#consecutiveFailures,
+      last_error: error === undefined ? null : { code: error.code, message: error.message },
+    };
+  }
+
+  #state(): InstanceStatus["state"] {
+    if (this.#draining) return "draining";
+    if (this.#ejected) return "ejected";
+    if (!this.available()) return "cooling-down";
+    return this.#returning(this.#clock.now()) ? "returning" : "up";
+  }
+
+  #returning(nowMs: number): boolean {
+    return nowMs - this.#returnedAtMs < this.#times.slowReturnMs;
+  }
+
+  #visitEnded(outcome: VisitOutcome): void {
+    this.#inFlight -= 1;
+    if (outcome === "succeeded") this.#consecutiveFailures = 0;
+    else if (outcome !== "abandoned") this.#visitFailed(outcome);
+    if (this.#inFlight === 0) for (const resolve of this.#waitingForIdle.splice(0)) resolve();
+  }
+
+  #visitFailed(error: KvError): void {
+    this.#failures += 1;
+    this.#consecutiveFailures += 1;
+    this.#lastError = error;
+    // An answer, even a wrong one, shows that the instance runs.
+    const stage = failureStage(error);
+    if (stage === undefined || stage === "status") return;
+    const { coolDownMs, maxCoolDownMs } = this.#times;
+    const doubledMs = coolDownMs * 2 ** Math.min(this.#consecutiveFailures - 1, 20);
+    this.#availableAtMs = this.#clock.now() + Math.min(doubledMs, Math.max(maxCoolDownMs, coolDownMs));
+  }
+}
+
+type VisitOutcome = "succeeded" | "abandoned" | KvError;
+
+class OpenVisit implements Visit {
+  readonly instance: Instance;
+  #onEnd: ((outcome: VisitOutcome) => void) | undefined;
+
+  constructor(instance: Instance, onEnd: (outcome: VisitOutcome) => void) {
+    this.instance = instance;
+    this.#onEnd = onEnd;
+  }
+
+  succeeded(): void {
+    this.#end("succeeded");
+  }
+
+  abandoned(): void {
+    this.#end("abandoned");
+  }
+
+  failed(error: KvError): void {
+    this.#end(error);
+  }
+
+  #end(outcome: VisitOutcome): void {
+    const onEnd = this.#onEnd;
+    this.#onEnd = undefined;
+    onEnd?.(outcome);
+  }
+}

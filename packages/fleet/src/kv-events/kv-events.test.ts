@@ -1,0 +1,83 @@
+import { KvError, silentLog } from "@kv/interface";
+import { encode } from "@msgpack/msgpack";
+import { expect, test } from "vitest";
+import { Publisher } from "zeromq";
+import { readKvEventBatch } from "./kv-event-batch.js";
+import { KvEventSubscriber } from "./kv-event-subscriber.js";
+
+const stored = (hashes: readonly number[], tokens: readonly number[], parent: number | null = null) => ({
+  type: "BlockStored",
+  block_hashes: hashes,
+  parent_block_hash: parent,
+  token_ids: tokens,
+  block_size: 2,
+  lora_id: null,
+  medium: "GPU",
+  lora_name: null,
+});
+const batch = (...events: readonly object[]) => encode([1.5, events, 0]);
+
+test("decodes the events of vLLM's publisher, without blocks that have extra keys", () => {
+  expect(
+    readKvEventBatch(batch(stored([7], [1, 2]), { type: "AllBlocksCleared" }, { type: "Later" })),
+  ).toEqual([
+    { type: "stored", hashes: ["7"], parent: undefined, tokens: [1, 2], blockSize: 2 },
+    { type: "cleared" },
+  ]);
+  const bytes = { ...stored([], []), block_hashes: [new Uint8Array([1, 2])] };
+  expect(readKvEventBatch(batch(bytes))).toMatchObject([{ hashes: ["AQI="] }]);
+  expect(readKvEventBatch(batch({ ...stored([7], [1, 2]), lora_name: "l" }))).toEqual([]);
+  expect(readKvEventBatch(batch({ ...stored([7], [1, 2]), extra_keys: [["salt"]] }))).toEqual([]);
+});
+
+test.each([[encode("text")], [encode([1, [{ type: "BlockStored" }]])], [new Uint8Array([0xc1])]])(
+  "refuses malformed batches",
+  (payload) => {
+    let error: unknown;
+    try {
+      readKvEventBatch(payload);
+    } catch (thrown) {
+      error = thrown;
+    }
+    expect(KvError.is(error, "KV_WIRE_MALFORMED")).toBe(true);
+  },
+);
+
+test("over ZMQ, blocks come and go, a gap clears the index, and malformed batches are skipped", async () => {
+  const publisher = new Publisher({ linger: 0 });
+  await publisher.bind("tcp://127.0.0.1:*");
+  const instance = {
+    role: "prefill",
+    url: "p",
+    inFlight: 0,
+    kvEvents: publisher.lastEndpoint ?? "",
+  } as const;
+  const subscriber = new KvEventSubscriber(silentLog);
+  try {
+    subscriber.follow([instance]);
+    const send = (sequence: bigint, payload: Uint8Array) => {
+      const at = Buffer.alloc(8);
+      at.writeBigUInt64BE(sequence);
+      return publisher.send(["", at, payload]);
+    };
+    const matched = () => subscriber.matchedTokens(instance, [1, 2, 3, 4]);
+    // A subscription takes its time; what is published before it is lost.
+    let sequence = 0n;
+    await expect
+      .poll(async () => {
+        await send(sequence++, batch(stored([7, 8], [1, 2, 3, 4])));
+        return matched();
+      })
+      .toBe(4);
+    await send(sequence++, new Uint8Array([0xc1]));
+    await send(sequence++, batch({ type: "BlockRemoved", block_hashes: [8], medium: "GPU" }));
+    await expect.poll(matched).toBe(2);
+    await send(sequence + 5n, batch(stored([9], [9, 9])));
+    await expect.poll(matched).toBe(0);
+    subscriber.follow([]);
+    expect(matched()).toBeUndefined();
+  } finally {
+    subscriber.close();
+    publisher.close();
+  }
+});

@@ -1,0 +1,102 @@
+import { createHash } from "node:crypto";
+import type { Instance } from "../instances/instance.js";
+import { leastLoad, type Routing, type RoutingContext } from "./routing.js";
+
+/** The prefixes that instances report to have in their caches. */
+export interface CachedPrefixes {
+  /** How many tokens of a prompt, from its first, an instance has cached; undefined for an instance that reports nothing. */
+  matchedTokens(instance: Instance, tokens: readonly number[]): number | undefined;
+  /** Called with all instances of the pool after each change. */
+  follow(instances: readonly Instance[]): void;
+  /** Ends all subscriptions. */
+  close(): void;
+}
+
+/** Options of `prefixAware`. */
+export interface PrefixAwareOptions {
+  /** The prefixes that instances report. Without it, and for prompts that are text, the strategy remembers where prompts went. */
+  readonly cached?: CachedPrefixes | undefined;
+  /** How many more requests in flight than the least loaded instance an instance may have and still be chosen for its cache; default 8. */
+  readonly maxImbalance?: number | undefined;
+  /** Characters of a prompt that make one step of a remembered prefix; default 256. */
+  readonly chunkLength?: number | undefined;
+  /** Remembered prefixes, of which the least recently used are dropped; default 50,000. */
+  readonly maxPrefixes?: number | undefined;
+}
+
+const MAX_CHUNKS = 256;
+
+/** Chooses the instance with the longest part of the prompt in its prefix cache, unless it is much busier than another. */
+export function prefixAware(options: PrefixAwareOptions = {}): Routing {
+  const { cached, maxImbalance = 8, chunkLength = 256, maxPrefixes = 50_000 } = options;
+  const byLoad = leastLoad();
+  // Instances by prefix, in the order of their last use.
+  const seen = new Map<string, Set<Instance>>();
+
+  function remembered(keys: readonly string[], candidate: Instance): number {
+    let count = 0;
+    while (count < keys.length && seen.get(keys[count] ?? "")?.has(candidate) === true) count += 1;
+    return count * chunkLength;
+  }
+  function remember(keys: readonly string[], chosen: Instance): void {
+    for (const key of keys) {
+      const there = seen.get(key) ?? new Set();
+      there.add(chosen);
+      seen.delete(key);
+      seen.set(key, there);
+    }
+    for (const key of seen.keys()) {
+      if (seen.size <= maxPrefixes) break;
+      seen.delete(key);
+    }
+  }
+
+  return {
+    name: "prefix-aware",
+    choose(candidates, context) {
+      const tokens = tokensOf(context);
+      const keys = prefixKeys(context, chunkLength);
+      const least = Math.min(...candidates.map(({ inFlight }) => inFlight));
+      const score = (candidate: Instance) =>
+        (tokens === undefined ? undefined : cached?.matchedTokens(candidate, tokens)) ??
+        remembered(keys, candidate);
+      const scored = candidates
+        .filter(({ inFlight }) => inFlight - least <= maxImbalance)
+        .map((candidate) => ({ candidate, score: score(candidate) }));
+      const best = Math.max(...scored.map((one) => one.score));
+      const holders = scored.filter((one) => one.score === best).map((one) => one.candidate);
+      const chosen = byLoad.choose(best > 0 ? holders : candidates, context);
+      if (chosen !== undefined) remember(keys, chosen);
+      return chosen;
+    },
+    instancesChanged(instances) {
+      const left = new Set<Instance>(instances);
+      for (const [key, holders] of seen) {
+        for (const holder of holders) if (!left.has(holder)) holders.delete(holder);
+        if (holders.size === 0) seen.delete(key);
+      }
+      cached?.follow(instances);
+    },
+    close: () => cached?.close(),
+  };
+}
+
+function tokensOf({ request }: RoutingContext): readonly number[] | undefined {
+  const prompt = request?.fields.prompt;
+  return Array.isArray(prompt) && typeof prompt[0] === "number" ? (prompt as number[]) : undefined;
+}
+
+/** One key for each chunk with all chunks before it. A cache is also keyed by model, salt and tools, so these are hashed first. */
+function prefixKeys({ request }: RoutingContext, chunkLength: number): string[] {
+  if (request === undefined) return [];
+  const { model, prompt, messages, input, instructions, tools, cache_salt: salt } = request.fields;
+  const content = prompt ?? messages ?? input;
+  const text = typeof content === "string" ? content : JSON.stringify(content ?? "");
+  const hash = createHash("sha1").update(JSON.stringify([model, salt, tools, instructions]));
+  const keys: string[] = [];
+  for (let at = 0; at + chunkLength <= text.length && keys.length < MAX_CHUNKS; at += chunkLength) {
+    hash.update(text.slice(at, at + chunkLength));
+    keys.push(hash.copy().digest("base64"));
+  }
+  return keys;
+}

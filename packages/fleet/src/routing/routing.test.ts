@@ -1,0 +1,78 @@
+import { expect, test } from "vitest";
+import type { Instance } from "../instances/instance.js";
+import { BlockIndex } from "../kv-events/block-index.js";
+import { prefixAware } from "./prefix-aware.js";
+import { leastLoad, type RoutingContext } from "./routing.js";
+import { sessionAffinity } from "./session-affinity.js";
+
+const instance = (url: string, inFlight = 0): Instance => ({ role: "prefill", url, inFlight });
+const asking = (fields: Record<string, unknown>, headers = {}): RoutingContext => ({
+  requestId: "r",
+  headers,
+  request: { fields },
+});
+
+test("least load: the fewest in flight; equals take turns", () => {
+  const [a, b, c] = [instance("a", 2), instance("b", 1), instance("c", 1)];
+  const routing = leastLoad();
+  const chosen = [1, 2, 3].map(() => routing.choose([a, b, c], asking({}))?.url);
+  expect(chosen).toEqual(["b", "c", "b"]);
+});
+
+test("session affinity: a session moves only when its instance goes", () => {
+  const all = ["a", "b", "c", "d"].map((url) => instance(url));
+  const routing = sessionAffinity();
+  const sessions = Array.from({ length: 200 }, (_, at) => `s${at}`);
+  const place = (of: readonly Instance[]) =>
+    sessions.map((session) => routing.choose(of, asking({}, { "x-session-id": session }))?.url);
+  const before = place(all);
+  expect(new Set(before).size).toBe(4);
+  expect(place(all)).toEqual(before);
+  const after = place(all.filter(({ url }) => url !== "c"));
+  for (const [at, url] of before.entries()) if (url !== "c") expect(after[at]).toBe(url);
+  expect(routing.choose(all, asking({ user: "s1" }))?.url).toBe(before[1]);
+});
+
+test("prefix aware: a prompt goes where the same prefix went, unless that instance is much busier", () => {
+  const routing = prefixAware({ chunkLength: 4, maxImbalance: 2 });
+  const [a, b] = [instance("a"), instance("b")];
+  const first = routing.choose([a, b], asking({ prompt: "system prompt: one" }))?.url;
+  for (let round = 0; round < 5; round += 1) {
+    expect(routing.choose([a, b], asking({ prompt: `system prompt: ${round}` }))?.url).toBe(first);
+  }
+  // Another model's cache is another.
+  const other = routing.choose([a, b], asking({ model: "other", prompt: "system prompt: one" }))?.url;
+  expect(other).not.toBe(first);
+  const busy = first === "a" ? [instance("a", 3), b] : [a, instance("b", 3)];
+  expect(routing.choose(busy, asking({ prompt: "system prompt: one" }))?.url).not.toBe(first);
+});
+
+test("prefix aware: for prompts in tokens, the instances' KV events count", () => {
+  const index = new BlockIndex();
+  index.stored({ hashes: ["h1", "h2"], parent: undefined, tokens: [1, 2, 3, 4], blockSize: 2 });
+  const cached = {
+    matchedTokens: (one: Instance, tokens: readonly number[]) =>
+      one.url === "b" ? index.matchedTokens(tokens) : 0,
+    follow() {},
+    close() {},
+  };
+  const routing = prefixAware({ cached });
+  const all = [instance("a"), instance("b"), instance("c")];
+  for (let round = 0; round < 4; round += 1) {
+    expect(routing.choose(all, asking({ prompt: [1, 2, 9, 9] }))?.url).toBe("b");
+  }
+});
+
+test("block index: runs by parent, removal, equal tokens under another parent", () => {
+  const index = new BlockIndex();
+  index.stored({ hashes: ["h1", "h2"], parent: undefined, tokens: [1, 2, 3, 4], blockSize: 2 });
+  index.stored({ hashes: ["h3"], parent: "h2", tokens: [5, 6], blockSize: 2 });
+  index.stored({ hashes: ["x3"], parent: "other", tokens: [7, 8], blockSize: 2 });
+  expect(index.matchedTokens([1, 2, 3, 4, 5, 6, 7, 8])).toBe(6);
+  expect(index.matchedTokens([1, 2, 3])).toBe(2);
+  expect(index.matchedTokens([3, 4])).toBe(0);
+  index.removed(["h2", "unknown"]);
+  expect(index.matchedTokens([1, 2, 3, 4, 5, 6])).toBe(2);
+  index.cleared();
+  expect([index.matchedTokens([1, 2]), index.size]).toEqual([0, 0]);
+});

@@ -1,0 +1,64 @@
+import type { Instance } from "../instances/instance.js";
+
+/** A client's request, as far as a routing strategy reads it. */
+export interface RoutedRequest {
+  /** The top-level members of the request's JSON body. */
+  readonly fields: Readonly<Record<string, unknown>>;
+}
+
+/** The request that an instance is chosen for. */
+export interface RoutingContext {
+  /** The request's id, unique among those in flight. */
+  readonly requestId: string;
+  /** The client's request; absent where any instance can answer, as for `/v1/models`. */
+  readonly request?: RoutedRequest | undefined;
+  /** The client's HTTP headers, names in lower case. */
+  readonly headers?: Readonly<Record<string, string | readonly string[] | undefined>> | undefined;
+  /** Chosen for prefill while it is among the candidates; the strategy is not called then. */
+  readonly preferredPrefill?: Instance | undefined;
+}
+
+/** A strategy that chooses among instances. Each role has one of its own, as most strategies keep state. */
+export interface Routing {
+  /** The strategy's name on status pages and in errors. */
+  readonly name: string;
+  /** Chooses one of `candidates`, which are never empty and in the order of the pool; undefined refuses the request. */
+  choose(candidates: readonly Instance[], context: RoutingContext): Instance | undefined;
+  /** Called with all instances of the pool after each change. */
+  instancesChanged?(instances: readonly Instance[]): void;
+  /** Releases what the strategy holds open. */
+  close?(): void;
+}
+
+/** Each instance in turn: the one that was not chosen for the longest time, so turns stay even while some are left out. */
+export function roundRobin(): Routing {
+  const turns = new WeakMap<Instance, number>();
+  let turn = 0;
+  return {
+    name: "round-robin",
+    choose(candidates) {
+      let chosen = candidates[0];
+      for (const candidate of candidates) {
+        if (chosen === undefined || (turns.get(candidate) ?? 0) < (turns.get(chosen) ?? 0))
+          chosen = candidate;
+      }
+      if (chosen !== undefined) turns.set(chosen, ++turn);
+      return chosen;
+    },
+  };
+}
+
+/** The instance with the fewest requests in flight; among equals each in turn. */
+export function leastLoad(): Routing {
+  const turns = roundRobin();
+  return {
+    name: "least-load",
+    choose(candidates, context) {
+      const least = Math.min(...candidates.map(({ inFlight }) => inFlight));
+      return turns.choose(
+        candidates.filter(({ inFlight }) => inFlight === least),
+        context,
+      );
+    },
+  };
+}

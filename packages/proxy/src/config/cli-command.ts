@@ -1,0 +1,158 @@
+import { ROUTING_NAMES, type RoutingName } from "@kv/fleet";
+import { Command, InvalidArgumentError, Option } from "commander";
+import { MODES, PUSH_LEGS } from "./settings.js";
+
+const LOG_LEVELS = ["debug", "info", "warn", "error", "silent"] as const;
+/** The least level that is logged. */
+export type LogLevel = (typeof LOG_LEVELS)[number];
+
+/** The flags as commander parses them. */
+export interface Flags {
+  config?: string;
+  host?: string;
+  port?: number;
+  prefill?: string[];
+  decode?: string[];
+  prefillerHosts?: string[];
+  prefillerPorts?: number[];
+  decoderHosts?: string[];
+  decoderPorts?: number[];
+  push?: boolean;
+  mode?: (typeof MODES)[number];
+  pushLegs?: (typeof PUSH_LEGS)[number];
+  prefillEngineId?: string[];
+  prefillKvHost?: string[];
+  prefillSideChannelPort?: number[];
+  prefillTpSize?: number[];
+  missingKv?: "fail" | "decode-computes";
+  unsplittable?: "fail" | "decode-computes";
+  bodyLimitBytes?: number;
+  connectTimeoutMs?: number;
+  prefillTimeoutMs?: number;
+  firstByteTimeoutMs?: number;
+  stallTimeoutMs?: number;
+  requestTimeoutMs?: number;
+  graceMs?: number;
+  leaseMs?: number;
+  healthIntervalMs?: number;
+  routing?: RoutingName;
+  prefillRouting?: RoutingName;
+  decodeRouting?: RoutingName;
+  discoveryFile?: string;
+  dnsPrefill?: string;
+  dnsDecode?: string;
+  adminHost?: string;
+  adminPort?: number;
+  adminTokenFile?: string;
+  logLevel: LogLevel;
+}
+
+/** The command with its flags and their help. */
+export function createCommand(): Command {
+  const policies = ["fail", "decode-computes"];
+  const toy = "as in vLLM's toy proxy";
+  return new Command("kv-proxy")
+    .description(
+      "Routes OpenAI-style HTTP requests through a prefill and a decode instance. The decode instance gets the KV cache from the prefill instance.",
+    )
+    .option("--config <file>", "read settings from a JSON file (see schema/config.json); flags override it")
+    .option("--prefill <url...>", "prefill instances: host:port or http(s)://host:port")
+    .option("--decode <url...>", "decode instances")
+    .option("--host <host>", "address to listen on (default: 127.0.0.1)")
+    .option("--port <port>", "port to listen on; 0 takes a free one (default: 8000)", port)
+    .option("--prefiller-host, --prefiller-hosts <host...>", `${toy}; a single host serves all ports`)
+    .option("--prefiller-port, --prefiller-ports <port...>", toy, eachPort)
+    .option("--decoder-host, --decoder-hosts <host...>", toy)
+    .option("--decoder-port, --decoder-ports <port...>", toy, eachPort)
+    .addOption(
+      new Option(
+        "--mode <mode>",
+        "how the KV is transferred: pull (default, NixlConnector), push (NixlPushConnector), or auto (by each prefill instance's answers)",
+      ).choices(MODES),
+    )
+    .option("--push", "the same as --mode push")
+    .addOption(
+      new Option(
+        "--push-legs <order>",
+        "push: send both legs at once (default), or decode after prefill",
+      ).choices(PUSH_LEGS),
+    )
+    .option(
+      "--prefill-engine-id <id...>",
+      "push: engine ids of the prefill instances (default: learned from their answers)",
+    )
+    .option(
+      "--prefill-kv-host <host...>",
+      "push: side channel hosts of the prefill instances; one for all, or one each",
+    )
+    .option(
+      "--prefill-side-channel-port <port...>",
+      "push: side channel ports of the prefill instances (default: 5600)",
+      eachPort,
+    )
+    .option("--prefill-tp-size <n...>", "push: TP sizes of the prefill instances (default: 1)", eachNumber)
+    .addOption(
+      new Option("--routing <strategy>", "how instances are chosen (default: round-robin)").choices(
+        ROUTING_NAMES,
+      ),
+    )
+    .addOption(
+      new Option("--prefill-routing <strategy>", "for prefill instances only").choices(ROUTING_NAMES),
+    )
+    .addOption(new Option("--decode-routing <strategy>", "for decode instances only").choices(ROUTING_NAMES))
+    .option("--discovery-file <file>", "follow a JSON file that lists the instances")
+    .option("--dns-prefill <name>", "follow the DNS name of the prefill instances: host:port, or SRV records")
+    .option("--dns-decode <name>", "follow the DNS name of the decode instances")
+    .option("--admin-host <host>", "address of the admin routes (default: 127.0.0.1)")
+    .option("--admin-port <port>", "port of the admin routes and the page (default: no admin routes)", port)
+    .option(
+      "--admin-token-file <file>",
+      "file with the token of the admin routes (default: KV_PROXY_ADMIN_TOKEN)",
+    )
+    .addOption(
+      new Option(
+        "--missing-kv <policy>",
+        "when a prefill instance answers without KV parameters (default: fail)",
+      ).choices(policies),
+    )
+    .addOption(
+      new Option(
+        "--unsplittable <policy>",
+        "when prefill and decode of a request cannot be split, as with beam search (default: fail)",
+      ).choices(policies),
+    )
+    .option("--body-limit-bytes <n>", "largest request body", wholeNumber)
+    .option("--connect-timeout-ms <ms>", "time limit to connect to an instance", wholeNumber)
+    .option("--prefill-timeout-ms <ms>", "time limit of the prefill leg", wholeNumber)
+    .option("--first-byte-timeout-ms <ms>", "time limit for the decode leg's first byte", wholeNumber)
+    .option("--stall-timeout-ms <ms>", "time limit between two chunks of an answer", wholeNumber)
+    .option("--request-timeout-ms <ms>", "time limit of a whole request", wholeNumber)
+    .option("--lease-ms <ms>", "how long a prefill instance surely holds blocks", wholeNumber)
+    .option("--health-interval-ms <ms>", "time between two health checks; 0 disables them", wholeNumber)
+    .option("--grace-ms <ms>", "time for requests in flight to end at SIGTERM", wholeNumber)
+    .addOption(
+      new Option("--log-level <level>", "least level of the JSON lines on stderr")
+        .choices(LOG_LEVELS)
+        .default("info"),
+    )
+    .allowExcessArguments(false);
+}
+
+function wholeNumber(text: string): number {
+  if (!/^[0-9]{1,12}$/.test(text)) throw new InvalidArgumentError("It must be a whole number.");
+  return Number(text);
+}
+
+function port(text: string): number {
+  const value = wholeNumber(text);
+  if (value > 65_535) throw new InvalidArgumentError("It must be a port, 65535 at most.");
+  return value;
+}
+
+function eachNumber(text: string, before: number[] | undefined): number[] {
+  return [...(before ?? []), wholeNumber(text)];
+}
+
+function eachPort(text: string, before: number[] | undefined): number[] {
+  return [...(before ?? []), port(text)];
+}

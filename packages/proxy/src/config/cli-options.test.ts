@@ -1,0 +1,129 @@
+import { KvError } from "@kv/interface";
+import { expect, test } from "vitest";
+import { createCommand } from "./cli-command.js";
+import { parseCli } from "./cli-options.js";
+
+const FILES: Readonly<Record<string, string>> = {
+  "f.json":
+    '{"prefillers":["p:1"],"decoders":["d:1"],"port":9,"timeouts":{"stallMs":1,"graceMs":2},"admin":{"port":5}}',
+  "bad.json": '{"prefilers":[]}',
+  token: "a token from a file\n",
+};
+const sources = {
+  readFile(path: string) {
+    const text = FILES[path];
+    if (text === undefined) throw new Error("ENOENT");
+    return text;
+  },
+  env: { KV_PROXY_ADMIN_TOKEN: "a token from the environment" },
+};
+
+const parse = (line: string) =>
+  parseCli(
+    line.split(" ").filter((word) => word !== ""),
+    sources,
+    createCommand()
+      .exitOverride()
+      .configureOutput({ writeErr: () => {} }),
+  );
+
+test("URLs can be given together or one by one", () => {
+  const { settings, host, port } = parse("--prefill a:1 http://b:2 --prefill c:3 --decode d:4");
+  expect(settings.prefillers).toEqual(["a:1", "http://b:2", "c:3"]);
+  expect(settings.decoders).toEqual(["d:4"]);
+  expect({ host, port }).toEqual({ host: "127.0.0.1", port: 8000 });
+});
+
+test("accepts the toy proxy's flags, plural and singular", () => {
+  const { settings, port } = parse(
+    "--port 8192 --prefiller-hosts h1 h2 --prefiller-ports 8100 8101 --decoder-host ::1 --decoder-port 8200",
+  );
+  expect(port).toBe(8192);
+  expect(settings.prefillers).toEqual(["h1:8100", "h2:8101"]);
+  expect(settings.decoders).toEqual(["[::1]:8200"]);
+});
+
+test("a missing flag of a pair has the toy proxy's default, and a single host serves several ports", () => {
+  const { settings } = parse("--prefiller-ports 1 2 --decoder-hosts d");
+  expect(settings.prefillers).toEqual(["localhost:1", "localhost:2"]);
+  expect(settings.decoders).toEqual(["d:8200"]);
+});
+
+test.each([
+  ["--decode d:1", "no prefill instance"],
+  ["--prefill p:1", "no decode instance"],
+  [
+    "--prefiller-hosts a b --prefiller-ports 1 --decode d:1",
+    "--prefiller-hosts names 2 and --prefiller-ports 1",
+  ],
+])("%s is refused by name", (line, message) => {
+  const error = catchError(() => parse(line));
+  expect(KvError.is(error, "KV_CONFIG_INVALID")).toBe(true);
+  expect((error as KvError).message).toContain(message);
+});
+
+test.each(["--port 70000", "--port x", "--what 1", "--missing-kv maybe", "--host h stray"])(
+  "%s is refused",
+  (rest) => {
+    expect(() => parse(`--prefill p:1 --decode d:1 ${rest}`)).toThrow();
+  },
+);
+
+test("omits settings that no flag sets", () => {
+  const { settings } = parse(
+    "--prefill p:1 --decode d:1 --stall-timeout-ms 5 --unsplittable decode-computes",
+  );
+  expect(settings.timeouts).toEqual({ stallMs: 5 });
+  expect(settings.policy).toEqual({ unsplittable: "decode-computes" });
+  expect(settings.limits).toEqual({});
+});
+
+test("flags override the file member by member, and the token comes from the environment or a token file", () => {
+  const { settings, port } = parse("--config f.json --decode d:2 --stall-timeout-ms 7");
+  expect(port).toBe(9);
+  expect(settings).toMatchObject({
+    prefillers: ["p:1"],
+    decoders: ["d:2"],
+    timeouts: { stallMs: 7, graceMs: 2 },
+  });
+  expect(settings.admin).toEqual({ port: 5, token: "a token from the environment" });
+  expect(parse("--config f.json --admin-token-file token --port 0")).toMatchObject({
+    port: 0,
+    settings: { admin: { token: "a token from a file" } },
+  });
+});
+
+test("accepts routing flags, and discovery without lists of instances", () => {
+  const { settings } = parse(
+    "--dns-prefill p.svc:1 --dns-decode d.svc:2 --routing least-load --decode-routing prefix-aware",
+  );
+  expect(settings).toMatchObject({
+    discovery: { dns: { prefill: "p.svc:1", decode: "d.svc:2" } },
+    routing: { prefill: "least-load", decode: "prefix-aware" },
+  });
+});
+
+test.each([
+  ["--config bad.json", "KV_CONFIG_UNKNOWN_KEY", "bad.json"],
+  ["--config none.json", "KV_CONFIG_INVALID", "none.json cannot be read as JSON"],
+  ["--prefill p:1 --decode d:1 --admin-token-file token", "KV_CONFIG_INVALID", "no admin routes"],
+  [
+    "--prefill p:1 --decode d:1 --admin-port 1 --admin-token-file gone",
+    "KV_CONFIG_INVALID",
+    "--admin-token-file gone cannot be read: ENOENT",
+  ],
+  ["--config f.json --prefill-kv-host h", "KV_CONFIG_INVALID", "has 1 values, but 0 prefill instances"],
+] as const)("%s is %s", (line, code, message) => {
+  const error = catchError(() => parse(line));
+  expect(KvError.is(error, code)).toBe(true);
+  expect((error as KvError).message).toContain(message);
+});
+
+function catchError(run: () => unknown): unknown {
+  try {
+    run();
+  } catch (error) {
+    return error;
+  }
+  throw new Error("nothing was thrown");
+}

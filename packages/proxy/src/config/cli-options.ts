@@ -1,0 +1,205 @@
+import { parseInstanceSpec } from "@kv/fleet";
+import { KvError } from "@kv/interface";
+import { createCommand, type Flags, type LogLevel } from "./cli-command.js";
+import { type ProxyFileInput, type ProxySettingsInput, readConfigFile } from "./settings.js";
+
+/** The command line, parsed. */
+export interface CliOptions {
+  readonly host: string;
+  readonly port: number;
+  readonly logLevel: LogLevel;
+  /** The settings of the file, with those of the flags over them. `createProxy` checks them. */
+  readonly settings: ProxySettingsInput;
+}
+
+/** Access to files and the environment. */
+export interface CliSources {
+  readonly readFile: (path: string) => string;
+  readonly env: Readonly<Record<string, string | undefined>>;
+}
+
+/**
+ * Parses the arguments after the program's name, and the file of `--config`; flags override the file. Errors: `KV_CONFIG_INVALID`,
+ * `KV_CONFIG_UNKNOWN_KEY`; commander exits with a message for an unknown flag.
+ */
+export function parseCli(
+  args: readonly string[],
+  sources: CliSources,
+  command = createCommand(),
+): CliOptions {
+  const flags = command.parse([...args], { from: "user" }).opts<Flags>();
+  const { host, port, ...file } =
+    flags.config === undefined ? NO_FILE : readConfigFile(flags.config, sources.readFile);
+  const fromFlags = settingsOf(flags);
+  const settings = withToken(merged(file, fromFlags) as ProxySettingsInput, flags, sources);
+  for (const [role, list] of [
+    ["prefill", settings.prefillers],
+    ["decode", settings.decoders],
+  ] as const) {
+    if (settings.discovery === undefined && (list === undefined || list.length === 0)) throw noInstance(role);
+  }
+  return {
+    host: flags.host ?? host ?? "127.0.0.1",
+    port: flags.port ?? port ?? 8000,
+    logLevel: flags.logLevel,
+    settings,
+  };
+}
+
+/** The token is never a flag, because all users of a machine can read the flags of its processes. */
+function withToken(
+  settings: ProxySettingsInput,
+  flags: Flags,
+  { readFile, env }: CliSources,
+): ProxySettingsInput {
+  const file = flags.adminTokenFile;
+  if (settings.admin === undefined) {
+    if (file === undefined) return settings;
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `--admin-token-file ${file} is given, but there are no admin routes`,
+      {
+        hint: "give --admin-port",
+      },
+    );
+  }
+  const token =
+    file === undefined ? (settings.admin.token ?? env.KV_PROXY_ADMIN_TOKEN) : readToken(file, readFile);
+  return token === undefined ? settings : { ...settings, admin: { ...settings.admin, token } };
+}
+
+function readToken(file: string, readFile: CliSources["readFile"]): string {
+  try {
+    return readFile(file).trim();
+  } catch (cause) {
+    const message = `--admin-token-file ${file} cannot be read: ${(cause as Error).message}`;
+    throw new KvError("KV_CONFIG_INVALID", message, {
+      hint: "give a file that contains the token (16 characters or more) and that this user may read",
+      cause,
+    });
+  }
+}
+
+const NO_FILE: ProxyFileInput = {};
+
+function settingsOf(flags: Flags): ProxySettingsInput {
+  const { discoveryFile, dnsPrefill, dnsDecode } = flags;
+  const dns = defined({ prefill: dnsPrefill, decode: dnsDecode });
+  const discovery = defined({ file: discoveryFile, dns: Object.keys(dns).length === 0 ? undefined : dns });
+  const admin = defined({ host: flags.adminHost, port: flags.adminPort });
+  return defined({
+    prefillers: withEngines(
+      instances("prefill", flags.prefill, flags.prefillerHosts, flags.prefillerPorts),
+      flags,
+    ),
+    mode: modeOf(flags),
+    pushLegs: flags.pushLegs,
+    decoders: instances("decode", flags.decode, flags.decoderHosts, flags.decoderPorts),
+    routing: defined({
+      prefill: flags.prefillRouting ?? flags.routing,
+      decode: flags.decodeRouting ?? flags.routing,
+    }),
+    policy: defined({ missingKv: flags.missingKv, unsplittable: flags.unsplittable }),
+    limits: defined({ bodyLengthBytes: flags.bodyLimitBytes }),
+    timeouts: defined({
+      connectMs: flags.connectTimeoutMs,
+      prefillMs: flags.prefillTimeoutMs,
+      firstByteMs: flags.firstByteTimeoutMs,
+      stallMs: flags.stallTimeoutMs,
+      requestMs: flags.requestTimeoutMs,
+      graceMs: flags.graceMs,
+      leaseMs: flags.leaseMs,
+    }),
+    health: defined({ intervalMs: flags.healthIntervalMs }),
+    discovery: Object.keys(discovery).length === 0 ? undefined : discovery,
+    admin: Object.keys(admin).length > 0 ? admin : undefined,
+  }) as ProxySettingsInput;
+}
+
+function modeOf({ push, mode }: Flags): Flags["mode"] {
+  if (push !== true || mode === undefined || mode === "push") return push === true ? "push" : mode;
+  throw new KvError("KV_CONFIG_INVALID", `--push contradicts --mode ${mode}`, { hint: "give one of them" });
+}
+
+/** Defaults of vLLM's toy proxy: an instance on this machine. They apply when one flag of the pair is given. */
+const TOY = {
+  prefill: { flag: "--prefiller", host: "localhost", port: 8100 },
+  decode: { flag: "--decoder", host: "localhost", port: 8200 },
+} as const;
+
+function instances(
+  role: keyof typeof TOY,
+  urls: string[] = [],
+  hosts?: string[],
+  ports?: number[],
+): string[] | undefined {
+  if (hosts === undefined && ports === undefined) return urls.length > 0 ? urls : undefined;
+  const toy = TOY[role];
+  const names = hosts ?? [toy.host];
+  const numbers = ports ?? [toy.port];
+  if (names.length !== 1 && names.length !== numbers.length) {
+    const message = `${toy.flag}-hosts names ${names.length} and ${toy.flag}-ports ${numbers.length}; they must be pairs`;
+    throw new KvError("KV_CONFIG_INVALID", message, {
+      hint: "give as many hosts as ports, or a single host",
+    });
+  }
+  return [...urls, ...numbers.map((each, at) => hostAndPort(names[at] ?? names[0] ?? toy.host, each))];
+}
+
+/** Adds each prefill instance's engine, in their order. A flag with one value applies to all instances, except `--prefill-engine-id`. */
+function withEngines(urls: string[] | undefined, flags: Flags): ProxySettingsInput["prefillers"] {
+  const { prefillEngineId, prefillKvHost, prefillSideChannelPort, prefillTpSize } = flags;
+  const given = { prefillEngineId, prefillKvHost, prefillSideChannelPort, prefillTpSize };
+  if (Object.values(given).every((list) => list === undefined)) return urls;
+  const count = urls?.length ?? 0;
+  for (const [flag, list] of Object.entries(given)) {
+    const one = flag !== "prefillEngineId" && list?.length === 1 && count > 0;
+    if (list === undefined || one || list.length === count) continue;
+    const name = flag.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `--${name} has ${list.length} values, but ${count} prefill instances are given`,
+      {
+        hint: "give one for each --prefill, in the same order; in a configuration file, set the kv of each instance",
+      },
+    );
+  }
+  const at = <T>(list: readonly T[] | undefined, index: number) => list?.[index] ?? list?.[0];
+  return urls?.map((url, index) => ({
+    ...parseInstanceSpec(url),
+    kv: defined({
+      engineId: prefillEngineId?.[index],
+      host: at(prefillKvHost, index),
+      port: at(prefillSideChannelPort, index),
+      tpSize: at(prefillTpSize, index),
+    }),
+  })) as ProxySettingsInput["prefillers"];
+}
+
+function noInstance(role: keyof typeof TOY): KvError {
+  return new KvError("KV_CONFIG_INVALID", `no ${role} instance is given`, {
+    hint: `give --${role} http://host:port, one or more`,
+  });
+}
+
+/** The members of `over` in place of those of `under`, recursively; lists are replaced. */
+function merged(under: object, over: object): object {
+  const all: Record<string, unknown> = { ...under };
+  for (const [key, value] of Object.entries(over)) {
+    const before = all[key];
+    all[key] = isPlain(before) && isPlain(value) ? merged(before, value) : value;
+  }
+  return all;
+}
+
+function isPlain(value: unknown): value is object {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+function hostAndPort(host: string, each: number): string {
+  return host.includes(":") && !host.startsWith("[") ? `[${host}]:${each}` : `${host}:${each}`;
+}
+
+function defined<T extends object>(given: T): { [K in keyof T]?: Exclude<T[K], undefined> } {
+  return Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined)) as never;
+}

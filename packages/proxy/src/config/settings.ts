@@ -1,0 +1,186 @@
+import { instanceSpecSchema, ROUTING_NAMES } from "@kv/fleet";
+import { KvError } from "@kv/interface";
+import { z } from "zod";
+
+const bytes = z.number().int().positive();
+const milliseconds = z.number().positive().max(86_400_000);
+
+const limitsSchema = z.strictObject({
+  /** A client's body; a larger one is answered with 413. */
+  bodyLengthBytes: bytes.default(64 * 1024 * 1024),
+  /** A client's request line and headers; larger ones are answered with 431. */
+  headersLengthBytes: bytes.default(32 * 1024),
+  /** A prefill worker's answer, which may repeat the prompt's token ids. */
+  prefillAnswerLengthBytes: bytes.default(32 * 1024 * 1024),
+  /** The part of a decode worker's unstreamed answer that is checked before any of it leaves. */
+  heldAnswerLengthBytes: bytes.default(4 * 1024 * 1024),
+  /** All answers together that are merged into one unstreamed answer. */
+  mergedAnswerLengthBytes: bytes.default(64 * 1024 * 1024),
+  /** One event of a stream that is merged with others. */
+  eventLengthBytes: bytes.default(1024 * 1024),
+  /** Prompts times copies (`n`) in one request. */
+  parts: z.number().int().positive().default(256),
+});
+
+const timeoutsSchema = z.strictObject({
+  /** To connect to an instance. */
+  connectMs: milliseconds.default(5_000),
+  /** The prefill leg, with the time in the worker's queue. */
+  prefillMs: milliseconds.default(300_000),
+  /** From the begin of the decode leg to the first byte of its answer. */
+  firstByteMs: milliseconds.default(300_000),
+  /** Between two chunks of a decode worker's answer. */
+  stallMs: milliseconds.default(120_000),
+  /** A whole request, with the time that a slow client takes to read. */
+  requestMs: milliseconds.default(3_600_000),
+  /** For a client to send its request. */
+  receiveMs: milliseconds.default(60_000),
+  /**
+   * How long a client's idle connection is kept. Longer than clients and load balancers keep theirs (OpenAI's Python client 5 s, many
+   * balancers 60 s), because a request that is sent while the connection closes is lost.
+   */
+  keepAliveMs: milliseconds.default(75_000),
+  /** How long a prefill worker surely holds blocks for a decode leg: its `kv_lease_duration` (vLLM: 30 s) less a margin. */
+  leaseMs: milliseconds.default(25_000),
+  /** For the leg that frees blocks which no decode leg will read. */
+  releaseMs: milliseconds.default(10_000),
+  /** How long an instance that could not be reached is left out, while there is another; doubles with each failure in a row. */
+  coolDownMs: milliseconds.default(1_000),
+  /** The longest cool-down. */
+  maxCoolDownMs: milliseconds.default(30_000),
+  /** How long an instance that is back from ejection takes a growing share of the requests. */
+  slowReturnMs: milliseconds.default(10_000),
+  /** How long `close` lets requests in flight end by themselves. */
+  graceMs: milliseconds.default(30_000),
+});
+
+const fallback = z.enum(["fail", "decode-computes"]).default("fail");
+
+const policySchema = z.strictObject({
+  /** When the prefill worker answers without KV parameters: an error (502), or the decode worker computes the prompt. */
+  missingKv: fallback,
+  /** When prefill and decode of a request cannot be split (beam search, …): an error (400), or a decode worker serves it alone. */
+  unsplittable: fallback,
+});
+
+const healthSchema = z.strictObject({
+  /** Between two checks of an instance; 0 disables them. */
+  intervalMs: z.number().nonnegative().max(86_400_000).default(5_000),
+  timeoutMs: milliseconds.default(3_000),
+  path: z.string().startsWith("/").default("/health"),
+  /** Failed checks in a row that eject an instance; the first good one takes it back. */
+  failures: z.number().int().positive().default(2),
+});
+
+const discoverySchema = z
+  .strictObject({
+    /** A JSON file `{"prefillers": […], "decoders": […]}`. */
+    file: z.string().optional(),
+    /** DNS names whose addresses are instances: `host:port`, or the name of SRV records. */
+    dns: z.strictObject({ prefill: z.string(), decode: z.string() }).optional(),
+    intervalMs: milliseconds.default(5_000),
+  })
+  .refine(({ file, dns }) => (file === undefined) !== (dns === undefined), "give either file or dns");
+
+const adminSchema = z.strictObject({
+  host: z.string().default("127.0.0.1"),
+  /** 0 takes a free port. */
+  port: z.number().int().min(0).max(65_535),
+  /** Required as `Authorization: Bearer TOKEN`. It must be set where the host is not the loopback. */
+  token: z.string().min(16).optional(),
+});
+
+/** Values of `mode`. */
+export const MODES = ["pull", "push", "auto"] as const;
+/** Values of `pushLegs`. */
+export const PUSH_LEGS = ["at-once", "prefill-first"] as const;
+const routingSchema = z.enum(ROUTING_NAMES);
+
+/** The settings of the proxy, as a zod schema. */
+export const proxySettingsSchema = z.strictObject({
+  /** `host:port` or `http(s)://host:port[/path]`, where a `/v1` at the end is dropped; `@RANK` after it is a data-parallel rank. */
+  prefillers: z.array(instanceSpecSchema).default([]),
+  decoders: z.array(instanceSpecSchema).default([]),
+  /**
+   * How the KV is transferred, which decides the order of the legs: `pull` for vLLM's NixlConnector, `push` for its NixlPushConnector, `auto` by
+   * the answers of each prefill instance.
+   */
+  mode: z.enum(MODES).default("pull"),
+  /** For push: both legs at once, or the decode leg after the prefill leg has answered. */
+  pushLegs: z.enum(PUSH_LEGS).default("at-once"),
+  routing: z
+    .strictObject({
+      prefill: routingSchema.default("round-robin"),
+      decode: routingSchema.default("round-robin"),
+    })
+    .prefault({}),
+  limits: limitsSchema.prefault({}),
+  timeouts: timeoutsSchema.prefault({}),
+  policy: policySchema.prefault({}),
+  health: healthSchema.prefault({}),
+  discovery: discoverySchema.optional(),
+  admin: adminSchema.optional(),
+});
+
+/** A configuration file: the settings, and where to listen. */
+export const proxyFileSchema = proxySettingsSchema.extend({
+  host: z.string().default("127.0.0.1"),
+  port: z.number().int().min(0).max(65_535).default(8_000),
+  /** For editors. */
+  $schema: z.string().optional(),
+});
+
+/** The settings as a program, a configuration file or a command line gives them; each member has a default. */
+export type ProxySettingsInput = z.input<typeof proxySettingsSchema>;
+/** The settings with their defaults. */
+export type ProxySettings = z.output<typeof proxySettingsSchema>;
+
+/** The content of a configuration file. */
+export type ProxyFileInput = z.input<typeof proxyFileSchema>;
+
+/** Reads a configuration file. Errors: `KV_CONFIG_INVALID`, `KV_CONFIG_UNKNOWN_KEY`, both with the file's name. */
+export function readConfigFile(path: string, readFile: (path: string) => string): ProxyFileInput {
+  let input: unknown;
+  try {
+    input = JSON.parse(readFile(path));
+  } catch (cause) {
+    throw new KvError("KV_CONFIG_INVALID", `${path} cannot be read as JSON: ${(cause as Error).message}`, {
+      cause,
+    });
+  }
+  parse(proxyFileSchema, input, `${path} is`);
+  const { $schema: _, ...file } = input as ProxyFileInput;
+  return file;
+}
+
+/** Checks settings and fills in defaults. Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`, with the name of each wrong setting. */
+export function readSettings(input: unknown): ProxySettings {
+  const settings = parse(proxySettingsSchema, input, "the proxy's settings are");
+  requireAdminToken(settings);
+  return settings;
+}
+
+function parse<S extends z.ZodType>(schema: S, input: unknown, subject: string): z.output<S> {
+  const result = schema.safeParse(input);
+  if (result.success) return result.data;
+  const problems = result.error.issues.map(
+    (issue) => `${issue.path.join(".") || "settings"}: ${issue.message}`,
+  );
+  const unknown = result.error.issues.some((issue) => issue.code === "unrecognized_keys");
+  throw new KvError(
+    unknown ? "KV_CONFIG_UNKNOWN_KEY" : "KV_CONFIG_INVALID",
+    `${subject} not valid: ${problems.join("; ")}`,
+    { hint: "each setting is described in the README of @kv/proxy", details: { problems } },
+  );
+}
+
+function requireAdminToken({ admin }: ProxySettings): void {
+  if (admin === undefined || admin.token !== undefined || /^(127\.|::1$|localhost$)/.test(admin.host)) return;
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    `admin.host is ${admin.host}, which is not the loopback, but admin.token is not set`,
+    {
+      hint: "set a token of 16 characters or more, or keep the admin routes on 127.0.0.1",
+    },
+  );
+}

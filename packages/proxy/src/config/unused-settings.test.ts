@@ -1,0 +1,38 @@
+import { expect, test } from "vitest";
+import { type ProxySettingsInput, readSettings } from "./settings.js";
+import { unusedSettings } from "./unused-settings.js";
+
+const kv = { engineId: "e" };
+const kvEvents = "tcp://p:5557";
+
+test.each<[ProxySettingsInput, readonly string[]]>([
+  [{ prefillers: ["p:1"], decoders: ["d:1"] }, []],
+  [{ pushLegs: "prefill-first" }, ["pushLegs: mode is pull"]],
+  [{ pushLegs: "prefill-first", mode: "auto" }, []],
+  [{ prefillers: [{ url: "p:1", kv }] }, ["prefillers.kv: mode is pull"]],
+  [{ prefillers: [{ url: "p:1", kv }], mode: "push" }, []],
+  [
+    { prefillers: [{ url: "p:1", kv }], mode: "push", pushLegs: "prefill-first" },
+    ["prefillers.kv: pushLegs is prefill-first"],
+  ],
+  [
+    { decoders: [{ url: "d:1", kv }], mode: "push" },
+    ["decoders.kv: decode engines register with the prefill engine themselves"],
+  ],
+  [{ prefillers: [{ url: "p:1", kvEvents }] }, ["prefillers.kvEvents: routing.prefill is round-robin"]],
+  [
+    { decoders: [{ url: "d:1", kvEvents }], routing: { prefill: "prefix-aware", decode: "least-load" } },
+    ["decoders.kvEvents: routing.decode is least-load"],
+  ],
+  [{ prefillers: [{ url: "p:1", kvEvents }], routing: { prefill: "prefix-aware" } }, []],
+  [{ health: { path: "/x", timeoutMs: 1, failures: 1 }, timeouts: { slowReturnMs: 1 } }, []],
+  [
+    { health: { intervalMs: 0, path: "/x", timeoutMs: 1, failures: 1 }, timeouts: { slowReturnMs: 1 } },
+    ["health.path", "health.timeoutMs", "health.failures", "timeouts.slowReturnMs"].map(
+      (setting) => `${setting}: health.intervalMs is 0`,
+    ),
+  ],
+])("of %j these have no effect: %j", (given, expected) => {
+  const unused = unusedSettings(given, readSettings(given));
+  expect(unused.map(({ setting, why }) => `${setting}: ${why}`)).toEqual(expected);
+});

@@ -1,0 +1,37 @@
+import type { ProxySettings, ProxySettingsInput } from "./settings.js";
+
+/** A setting that is set but has no effect. */
+export interface UnusedSetting {
+  readonly setting: string;
+  /** The setting that makes it so. */
+  readonly why: string;
+}
+
+/** The settings that are set but have no effect, because of other settings. */
+export function unusedSettings(
+  input: ProxySettingsInput,
+  { mode, pushLegs, routing, health }: ProxySettings,
+): UnusedSetting[] {
+  const has = (role: "prefillers" | "decoders", member: "kv" | "kvEvents") =>
+    (input[role] ?? []).some((one) => typeof one !== "string" && one[member] !== undefined);
+  const sequential =
+    mode === "pull" ? "mode is pull" : pushLegs === "prefill-first" && `pushLegs is ${pushLegs}`;
+  const noChecks = health.intervalMs === 0 && "health.intervalMs is 0";
+  const notPrefixAware = (name: "prefill" | "decode") =>
+    routing[name] !== "prefix-aware" && `routing.${name} is ${routing[name]}`;
+
+  // A setting, whether it is set, and why it has no effect, or false.
+  const all: readonly (readonly [string, boolean, string | false])[] = [
+    ["pushLegs", input.pushLegs !== undefined, mode === "pull" && "mode is pull"],
+    // As flags: --prefill-engine-id, --prefill-kv-host, --prefill-side-channel-port, --prefill-tp-size.
+    ["prefillers.kv", has("prefillers", "kv"), sequential],
+    ["decoders.kv", has("decoders", "kv"), "decode engines register with the prefill engine themselves"],
+    ["prefillers.kvEvents", has("prefillers", "kvEvents"), notPrefixAware("prefill")],
+    ["decoders.kvEvents", has("decoders", "kvEvents"), notPrefixAware("decode")],
+    ["health.path", input.health?.path !== undefined, noChecks],
+    ["health.timeoutMs", input.health?.timeoutMs !== undefined, noChecks],
+    ["health.failures", input.health?.failures !== undefined, noChecks],
+    ["timeouts.slowReturnMs", input.timeouts?.slowReturnMs !== undefined, noChecks],
+  ];
+  return all.flatMap(([setting, isGiven, why]) => (isGiven && why !== false ? [{ setting, why }] : []));
+}

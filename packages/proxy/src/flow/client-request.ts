@@ -1,0 +1,38 @@
+import type { IncomingHttpHeaders, ServerResponse } from "node:http";
+import type { Instance } from "@kv/fleet";
+import type { Deadline } from "../request/deadline.js";
+import type { GenerationRequest } from "../request/generation-request.js";
+import type { RequestRecord } from "../telemetry/request-record.js";
+import { Attempts } from "./attempts.js";
+
+/** One prompt and one copy of a client's request, which passes through one prefill and one decode leg. */
+export interface Part {
+  /** Both legs carry it as `X-Request-Id`. Of several parts each has its own. */
+  readonly requestId: string;
+  readonly request: GenerationRequest;
+  /** The client's headers. */
+  readonly headers: IncomingHttpHeaders;
+  readonly deadline: Deadline;
+  readonly attempts: Attempts;
+  readonly record: RequestRecord;
+  /** The prefill instance to choose while it is available: another copy of the prompt went there, so it has the prompt cached. */
+  readonly preferredPrefill?: Instance | undefined;
+  /** Called when the prompt is computed, with the instance that did it. */
+  readonly onPrefilled?: ((instance: Instance) => void) | undefined;
+}
+
+/** One request of a client, until the last byte of its answer. It is itself the part where it is not split. */
+export class ClientRequest implements Part {
+  readonly attempts = new Attempts();
+  /** True when the head of the answer has left, and the answer is an event stream. A failure is then reported as an event. */
+  eventStreamStarted = false;
+
+  constructor(
+    readonly requestId: string,
+    readonly request: GenerationRequest,
+    readonly headers: IncomingHttpHeaders,
+    readonly response: ServerResponse,
+    readonly deadline: Deadline,
+    readonly record: RequestRecord,
+  ) {}
+}

@@ -1,0 +1,84 @@
+import { KvError } from "@kv/interface";
+import { splitRequest } from "../request/split-request.js";
+import type { LegAnswer } from "../response/leg-answer.js";
+import { mergeAnswers } from "../response/merge-answers.js";
+import { streamResponse } from "../response/stream-response.js";
+import type { ClientRequest } from "./client-request.js";
+import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
+import { runParts } from "./fan-out.js";
+import type { Legs } from "./legs.js";
+
+/** From a client's request to its answer: splits it where needed, runs the legs of each part, and writes one answer of theirs. */
+export class GenerationFlow {
+  readonly #legs: Legs;
+  readonly #strategy: DisaggregationStrategy;
+
+  constructor(legs: Legs, strategy: DisaggregationStrategy) {
+    this.#legs = legs;
+    this.#strategy = strategy;
+  }
+
+  /** Name of the strategy. */
+  get name(): string {
+    return this.#strategy.name;
+  }
+
+  /**
+   * Answers the request. Returns the failure that an instance reported in an answer which the client has received. An error before the answer's head has
+   * left is the caller's to write.
+   */
+  async run(client: ClientRequest): Promise<KvError | undefined> {
+    const { request } = client;
+    const { settings } = this.#legs;
+    if (request.disaggregationLimit !== undefined) {
+      if (settings.policy.unsplittable === "fail") throw cannotDisaggregate(request.disaggregationLimit);
+      return this.#stream(client, await this.#legs.decodeWhole(client, request.disaggregationLimit));
+    }
+    if (request.promptFields === "prompt-only")
+      return this.#stream(client, await this.#legs.promptOnly(client));
+    const parts = splitRequest(request, settings.limits.parts);
+    const [part] = parts;
+    if (parts.length > 1 || part === undefined) return this.#runParts(client, parts);
+    const answer = await this.#strategy.run(client);
+    if (answer.promptAnswer === undefined) return this.#stream(client, answer);
+    const { requestId, deadline } = client;
+    await mergeAnswers(settings, client, [{ ...part, requestId, deadline, answer }]);
+    return undefined;
+  }
+
+  /** Resolves when no leg goes on in the background. */
+  settled(): Promise<void> {
+    return this.#legs.settled();
+  }
+
+  async #runParts(
+    client: ClientRequest,
+    parts: ReturnType<typeof splitRequest>,
+  ): Promise<KvError | undefined> {
+    client.record.parts = parts.length;
+    const answered = await runParts(client, this.#strategy, parts);
+    try {
+      const refusal = answered.find(({ answer }) => answer.status !== 200);
+      if (refusal !== undefined) return await this.#stream(client, refusal.answer);
+      await mergeAnswers(this.#legs.settings, client, answered);
+      return undefined;
+    } finally {
+      for (const { answer, deadline } of answered) {
+        answer.discard();
+        answer.visit.abandoned();
+        deadline.close();
+      }
+    }
+  }
+
+  #stream(client: ClientRequest, answer: LegAnswer): Promise<KvError | undefined> {
+    return streamResponse(client, answer, this.#legs.settings.timeouts.stallMs);
+  }
+}
+
+function cannotDisaggregate(why: string): KvError {
+  const message = `prefill and decode of this request cannot run on two instances: ${why}`;
+  return new KvError("KV_REQUEST_INVALID", message, {
+    hint: "change the request; or run the proxy with --unsplittable decode-computes, which sends such requests to one decode instance",
+  });
+}

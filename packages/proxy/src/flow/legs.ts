@@ -1,0 +1,282 @@
+import { failureStage, type Instance, type InstancePool, type Role, type Visit } from "@kv/fleet";
+import { type Ambient, KvError } from "@kv/interface";
+import type { ProxySettings } from "../config/settings.js";
+import { legHeaders } from "../http/headers.js";
+import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
+import { firstEventIsKnown, isEventStream } from "../response/event-stream.js";
+import { endedVisit, type LegAnswer, readLegAnswer } from "../response/leg-answer.js";
+import { type PrefillOutcome, readPrefillAnswer } from "../response/prefill-answer.js";
+import { type LegSpan, NO_SPAN, type Tracing } from "../telemetry/tracing.js";
+import type { Upstream, UpstreamAnswer } from "../upstream/upstream.js";
+import { badAnswer, badStatus, isServerFailure } from "../upstream/upstream-errors.js";
+import { tryInstances } from "./attempts.js";
+import type { Part } from "./client-request.js";
+import { releaseBlocks } from "./release-blocks.js";
+
+export interface LegsOptions {
+  readonly prefillers: InstancePool;
+  readonly decoders: InstancePool;
+  readonly upstream: Upstream;
+  readonly settings: ProxySettings;
+  readonly tracing: Tracing;
+  readonly ambient: Ambient;
+}
+
+export interface DecodeLegOptions {
+  /** Until when the prefill worker surely holds the blocks, on the proxy's clock. After that nothing is sent: `KV_LEASE_EXPIRED`. */
+  readonly leaseEndsAtMs?: number | undefined;
+  /** Called when an instance may have received the KV parameters. */
+  readonly onSent?: (() => void) | undefined;
+}
+
+interface GenerationLeg extends DecodeLegOptions {
+  readonly role: Role;
+  readonly body: string;
+  /** The request goes to one instance unsplit. It may have several choices, and a failure is tried on one more instance. */
+  readonly whole?: boolean | undefined;
+}
+
+/** Runs single legs at the instances of both roles: retries, time limits, checks of the answer, records and spans. */
+export class Legs {
+  readonly prefillers: InstancePool;
+  readonly decoders: InstancePool;
+  readonly settings: ProxySettings;
+  readonly ambient: Ambient;
+  readonly #upstream: Upstream;
+  readonly #tracing: Tracing;
+  readonly #background = new Set<Promise<void>>();
+
+  constructor({ prefillers, decoders, upstream, settings, tracing, ambient }: LegsOptions) {
+    this.prefillers = prefillers;
+    this.decoders = decoders;
+    this.settings = settings;
+    this.ambient = ambient;
+    this.#upstream = upstream;
+    this.#tracing = tracing;
+  }
+
+  /**
+   * Sends the prompt to a prefill instance. `kvRequest` (JSON text) makes it keep the KV. With `only`, that instance is visited and no other.
+   * Errors: `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, the deadline's reason.
+   */
+  async prefill(part: Part, kvRequest: string, only?: Visit): Promise<PrefillOutcome> {
+    const { clock, log } = this.ambient;
+    const { limits, timeouts } = this.settings;
+    const { deadline, record, attempts } = part;
+    const body = prefillBody(part.request, kvRequest);
+    let serverFailure: PrefillOutcome | undefined;
+
+    const leg = async (visit: Visit): Promise<PrefillOutcome> => {
+      const { instance } = visit;
+      const { url } = instance;
+      const startedAtMs = clock.now();
+      record.prefill = url;
+      record.prefillStartedAtMs = startedAtMs;
+      const span = this.#startSpan(part, instance);
+      try {
+        const answer = await this.#send(part, instance, span, body);
+        const limitBytes = limits.prefillAnswerLengthBytes;
+        const { bytes, complete } =
+          answer.body.readBuffered(limitBytes) ?? (await answer.body.readLimited(limitBytes));
+        if (!complete) {
+          answer.discard();
+          throw badAnswer("prefill", url, `answered with more than ${limitBytes} bytes`);
+        }
+        const nowMs = clock.now();
+        record.prefillMs = nowMs - startedAtMs;
+        const outcome = readPrefillAnswer(instance, answer, bytes, nowMs);
+        if (outcome.kind === "error" && isServerFailure(answer.status)) {
+          serverFailure = outcome;
+          throw badStatus("prefill", url, answer.status);
+        }
+        visit.succeeded();
+        part.onPrefilled?.(instance);
+        span.set({ "http.response.status_code": answer.status });
+        span.end();
+        return outcome;
+      } catch (error) {
+        span.end(deadline.reasonOr(error));
+        throw error;
+      }
+    };
+
+    const { prefillRetries: retries, failedPrefill: avoid } = attempts;
+    deadline.startPhase("the prefill leg", timeouts.prefillMs);
+    try {
+      return await tryInstances(
+        { pool: this.prefillers, context: part, deadline, retries, avoid, only, log },
+        leg,
+      );
+    } catch (error) {
+      // No other instance gave a better answer, so the client gets this one.
+      if (serverFailure !== undefined && failureStage(error) === "status") return serverFailure;
+      throw error;
+    } finally {
+      deadline.endPhase();
+    }
+  }
+
+  /**
+   * Sends a part to a decode instance, with the KV parameters (JSON text) that the prefill worker answered. The caller ends the visit of the
+   * answer. Errors: `KV_PROXY_UPSTREAM_FAILED`, `KV_PROXY_NO_INSTANCE`, `KV_LEASE_EXPIRED`, the deadline's reason.
+   */
+  decode(part: Part, kvTransferParams: string, options?: DecodeLegOptions): Promise<LegAnswer> {
+    return this.#generate(part, {
+      role: "decode",
+      body: decodeBody(part.request, kvTransferParams),
+      ...options,
+    });
+  }
+
+  /** Has a decode instance compute the prompt of a part and generate. `reason` is logged. Errors: as `decode`. */
+  decodeAlone(part: Part, reason: string): Promise<LegAnswer> {
+    this.#countDecodeAlone(part, reason);
+    return this.#generate(part, { role: "decode", body: singleInstanceBody(part.request) });
+  }
+
+  /** Sends a request that cannot be split to a decode instance as it is. `reason` is logged. Errors: as `decode`. */
+  decodeWhole(part: Part, reason: string): Promise<LegAnswer> {
+    this.#countDecodeAlone(part, reason);
+    return this.#generate(part, { role: "decode", body: singleInstanceBody(part.request), whole: true });
+  }
+
+  /** Sends a request that concerns the prompt alone to a prefill instance, whose answer is the client's. Errors: as `prefill`. */
+  promptOnly(part: Part): Promise<LegAnswer> {
+    return this.#generate(part, { role: "prefill", body: singleInstanceBody(part.request), whole: true });
+  }
+
+  /**
+   * Has the blocks of a prefill worker freed that no decode leg will read, in the background: else they are held until their lease ends. The
+   * prefill worker has no call for it, so a decode instance gets a request that it refuses (see `releaseBody`).
+   */
+  release(part: Part, kvTransferParams: string): void {
+    this.inBackground(releaseBlocks(this, this.#upstream, part, kvTransferParams));
+  }
+
+  /** Keeps `settled` waiting for work that goes on after its request has its answer. */
+  inBackground(work: Promise<unknown>): void {
+    const done: Promise<void> = work.then(() => void this.#background.delete(done));
+    this.#background.add(done);
+  }
+
+  /** Resolves when no work goes on in the background. */
+  async settled(): Promise<void> {
+    await Promise.all(this.#background);
+  }
+
+  async #generate(
+    part: Part,
+    { role, body, leaseEndsAtMs = Number.POSITIVE_INFINITY, onSent, whole = false }: GenerationLeg,
+  ): Promise<LegAnswer> {
+    const { clock, log } = this.ambient;
+    const { limits, timeouts } = this.settings;
+    const { request, requestId, deadline, record, attempts } = part;
+    const decoding = role === "decode";
+    const startedAtMs = clock.now();
+    if (decoding) record.decodeStartedAtMs = startedAtMs;
+    else record.prefillStartedAtMs = startedAtMs;
+    let serverFailure: LegAnswer | undefined;
+
+    const leg = async (visit: Visit): Promise<LegAnswer> => {
+      const { instance } = visit;
+      if (clock.now() >= leaseEndsAtMs) throw leaseExpired(requestId);
+      record[role] = instance.url;
+      const span = this.#startSpan(part, instance);
+      let answer: UpstreamAnswer | undefined;
+      try {
+        answer = await this.#send(part, instance, span, body, onSent);
+        const eventStream = isEventStream(answer.headers["content-type"]);
+        const limitBytes = limits.heldAnswerLengthBytes;
+        const { bytes, complete } =
+          answer.body.readBuffered(limitBytes) ??
+          (await answer.body.readLimited(limitBytes, eventStream ? firstEventIsKnown : undefined));
+        const begin = { answer, eventStream, bytes, complete };
+        const legAnswer = readLegAnswer(request.endpoint, withSpan(visit, span), begin, !whole);
+        const firstByteMs = clock.now() - startedAtMs;
+        if (decoding) record.firstByteMs = firstByteMs;
+        else record.prefillMs = firstByteMs;
+        span.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
+        if (!whole || !isServerFailure(legAnswer.status) || legAnswer.rest !== undefined) return legAnswer;
+        serverFailure = { ...legAnswer, visit: endedVisit(instance) };
+        throw badStatus(role, instance.url, legAnswer.status);
+      } catch (error) {
+        answer?.discard();
+        if (decoding && !deadline.aborted) attempts.failedDecode.add(instance);
+        span.end(deadline.reasonOr(error));
+        throw error;
+      }
+    };
+
+    const pool = decoding ? this.decoders : this.prefillers;
+    const avoid = decoding ? attempts.failedDecode : undefined;
+    deadline.startPhase(`the ${role} leg's first byte`, timeouts.firstByteMs);
+    try {
+      return await tryInstances({ pool, context: part, deadline, retries: whole ? 1 : 0, avoid, log }, leg);
+    } catch (error) {
+      // No other instance gave a better answer, so the client gets this one.
+      if (serverFailure !== undefined && failureStage(error) === "status") return serverFailure;
+      throw error;
+    } finally {
+      deadline.endPhase();
+    }
+  }
+
+  #send(
+    part: Part,
+    instance: Instance,
+    span: LegSpan,
+    body: string,
+    onSent?: () => void,
+  ): Promise<UpstreamAnswer> {
+    return this.#upstream.send({
+      role: instance.role,
+      url: instance.url,
+      method: "POST",
+      path: part.request.endpoint,
+      headers: legHeaders(part.headers, part.requestId, instance, span.headers),
+      body,
+      abort: part.deadline,
+      onSent,
+    });
+  }
+
+  #startSpan(part: Part, { role, url }: Instance): LegSpan {
+    return this.#tracing.leg(role, part.headers, {
+      "kv.request_id": part.requestId,
+      "server.address": url,
+    });
+  }
+
+  #countDecodeAlone(part: Part, reason: string): void {
+    this.ambient.log.warn("decode-computes", { requestId: part.requestId, reason });
+    this.ambient.metrics.count("kv_proxy_decode_alone_total");
+  }
+}
+
+/** A visit that also ends the leg's span, with the last byte of the answer. */
+function withSpan(visit: Visit, span: LegSpan): Visit {
+  if (span === NO_SPAN) return visit;
+  return {
+    instance: visit.instance,
+    succeeded() {
+      visit.succeeded();
+      span.end();
+    },
+    abandoned() {
+      visit.abandoned();
+      span.end();
+    },
+    failed(error) {
+      visit.failed(error);
+      span.end(error);
+    },
+  };
+}
+
+function leaseExpired(requestId: string): KvError {
+  return new KvError(
+    "KV_LEASE_EXPIRED",
+    `no decode instance took request ${requestId} while the lease of its blocks lasted`,
+    { hint: "raise kv_lease_duration on the prefill side, and timeouts.leaseMs here with it" },
+  );
+}

@@ -1,0 +1,133 @@
+import type { InstancePool } from "@kv/fleet";
+import { KvError } from "@kv/interface";
+import { KV_REQUEST_PULL } from "../request/leg-bodies.js";
+import type { LegAnswer } from "../response/leg-answer.js";
+import { type PrefilledKv, type PrefillWithoutKv, withPromptAnswer } from "../response/prefill-answer.js";
+import { badStatus, isServerFailure } from "../upstream/upstream-errors.js";
+import { requireAnyInstance } from "./attempts.js";
+import type { Part } from "./client-request.js";
+import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
+import type { Legs } from "./legs.js";
+import type { PrefillEngines } from "./prefill-engines.js";
+
+/**
+ * The prefill leg, then the decode leg with the KV parameters that the prefill worker answered: the decode worker READs the KV (vLLM's
+ * NixlConnector). After a failed decode leg the part begins again with the prefill leg, as its blocks may be freed by then.
+ */
+export class PullStrategy implements DisaggregationStrategy {
+  readonly name = "pull";
+  readonly #legs: Legs;
+  readonly #engines: PrefillEngines;
+
+  /** What prefill workers answer is recorded in `engines`. */
+  constructor(legs: Legs, engines: PrefillEngines) {
+    this.#legs = legs;
+    this.#engines = engines;
+  }
+
+  /** `kvRequest` (JSON text) makes the prefill worker keep the KV. */
+  async run(part: Part, kvRequest = KV_REQUEST_PULL): Promise<LegAnswer> {
+    for (let round = 1; ; round += 1) {
+      requireAnyInstance(this.#legs.decoders);
+      const prefill = await this.#legs.prefill(part, kvRequest);
+      if (prefill.kind === "error") return prefill.answer;
+      if (prefill.kind === "kv") {
+        this.#engines.learn(prefill);
+        this.#releaseIfAborted(part, prefill);
+      } else requireDecodeAlone(this.#legs, prefill);
+      const answer = await this.#decodeOrRestart(part, prefill, round);
+      if (answer !== undefined) return answer;
+    }
+  }
+
+  /** Releases the blocks and throws where the request ended while the last bytes of the prefill answer came. */
+  #releaseIfAborted(part: Part, { kvTransferParams }: PrefilledKv): void {
+    if (!part.deadline.aborted) return;
+    this.#legs.release(part, kvTransferParams);
+    throw part.deadline.reason;
+  }
+
+  /** The decode leg's answer; undefined when it failed and the part is to begin again. */
+  async #decodeOrRestart(
+    part: Part,
+    prefill: PrefilledKv | PrefillWithoutKv,
+    round: number,
+  ): Promise<LegAnswer | undefined> {
+    const { attempts } = part;
+    let answer: LegAnswer | undefined;
+    let failure: unknown;
+    try {
+      answer = await this.#decode(part, prefill);
+      failure = serverFailureWithAlternative(this.#legs.decoders, answer);
+      if (failure === undefined) return answer;
+      attempts.failedDecode.add(answer.visit.instance);
+    } catch (error) {
+      failure = error;
+    }
+    const restart =
+      !part.deadline.aborted &&
+      (KvError.is(failure, "KV_LEASE_EXPIRED") ? round === 1 : attempts.mayRestart(failure));
+    if (!restart) {
+      if (answer !== undefined) return answer;
+      throw failure;
+    }
+    answer?.discard();
+    answer?.visit.failed(KvError.from(failure, "KV_INTERNAL", "the decode leg failed"));
+    attempts.restarts = 0;
+    const { log, metrics } = this.#legs.ambient;
+    log.warn("began-again", { requestId: part.requestId, decode: part.record.decode, error: failure });
+    metrics.count("kv_proxy_restarts_total");
+    part.record.restarted();
+    return undefined;
+  }
+
+  #decode(part: Part, prefill: PrefilledKv | PrefillWithoutKv): Promise<LegAnswer> {
+    if (prefill.kind === "kv") return this.#decodeWithKv(part, prefill);
+    const { url } = prefill.instance;
+    return this.#legs.decodeAlone(part, `${url} answered without kv_transfer_params`);
+  }
+
+  async #decodeWithKv(part: Part, prefill: PrefilledKv): Promise<LegAnswer> {
+    const { kvTransferParams } = prefill;
+    const leaseEndsAtMs = prefill.atMs + this.#legs.settings.timeouts.leaseMs;
+    let sent = false;
+    const onSent = () => {
+      sent = true;
+    };
+    try {
+      const answer = await this.#legs.decode(part, kvTransferParams, { leaseEndsAtMs, onSent });
+      // A refusal by the HTTP layer does not reach the worker's scheduler, which would tell the prefill worker. A second release is harmless.
+      if (answer.status >= 400 && answer.status < 500) this.#legs.release(part, kvTransferParams);
+      return withPromptAnswer(answer, part.request, prefill);
+    } catch (error) {
+      // An instance that may have the parameters frees the blocks itself when its connection ends. A release could free them while it reads.
+      if (!sent) this.#legs.release(part, kvTransferParams);
+      throw error;
+    }
+  }
+}
+
+/** The failure in a server's answer that the client need not see, as another instance of the pool is available; else undefined. */
+export function serverFailureWithAlternative(
+  pool: InstancePool,
+  { visit, status }: LegAnswer,
+): KvError | undefined {
+  const { instance } = visit;
+  if (!isServerFailure(status)) return undefined;
+  if (!pool.list().some((other) => other !== instance && other.available())) return undefined;
+  return badStatus(instance.role, instance.url, status);
+}
+
+/** Errors: `KV_PROXY_UPSTREAM_FAILED`, unless the policy lets a decode instance compute prompts without KV. */
+export function requireDecodeAlone({ settings }: Legs, { instance }: PrefillWithoutKv): void {
+  if (settings.policy.missingKv === "decode-computes") return;
+  const { url } = instance;
+  throw new KvError(
+    "KV_PROXY_UPSTREAM_FAILED",
+    `the prefill instance ${url} answered 200 without kv_transfer_params for a decode worker`,
+    {
+      hint: "start it with a kv_transfer_config of role kv_producer or kv_both; or let decode workers compute such prompts with --missing-kv decode-computes",
+      details: { role: "prefill", instance: url },
+    },
+  );
+}

@@ -1,0 +1,217 @@
+import { failureStage, type Instance, type Role, type Visit } from "@kv/fleet";
+import { KvError } from "@kv/interface";
+import type { Deadline } from "../request/deadline.js";
+import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
+import type { LegAnswer } from "../response/leg-answer.js";
+import { type PrefillOutcome, withPromptAnswer } from "../response/prefill-answer.js";
+import { requireAnyInstance } from "./attempts.js";
+import type { Part } from "./client-request.js";
+import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
+import type { Legs } from "./legs.js";
+import { type EngineCoordinates, type PrefillEngines, registrationParams } from "./prefill-engines.js";
+import { requireDecodeAlone, serverFailureWithAlternative } from "./pull-strategy.js";
+import type { PushSequentialStrategy } from "./push-sequential.js";
+
+/**
+ * Both legs at once: the prefill worker WRITEs the KV into the decode worker (vLLM's NixlPushConnector), and the decode leg carries the
+ * coordinates of the prefill engine. The legs are sequential while the coordinates of the chosen instance are not known, and after a failure
+ * before anything has left for the client.
+ */
+export class PushConcurrentStrategy implements DisaggregationStrategy {
+  readonly name = "push";
+  readonly #legs: Legs;
+  readonly #engines: PrefillEngines;
+  readonly #sequential: PushSequentialStrategy;
+
+  constructor(legs: Legs, engines: PrefillEngines, sequential: PushSequentialStrategy) {
+    this.#legs = legs;
+    this.#engines = engines;
+    this.#sequential = sequential;
+  }
+
+  async run(part: Part): Promise<LegAnswer> {
+    requireAnyInstance(this.#legs.decoders);
+    const instance = this.#legs.prefillers.choose(part, new Set());
+    if (instance === undefined) return this.#sequential.run(part);
+    const coordinates = this.#engines.coordinatesOf(instance);
+    // The coordinates are learned from this instance's answer, so no other instance may take its place.
+    if (coordinates === undefined) return this.#sequential.run({ ...part, preferredPrefill: instance });
+    // The two engines match a request by its id. An id that a client uses twice would match another prompt's KV.
+    const requestId = `${part.requestId}-${this.#legs.ambient.random.uuid()}`;
+    const legs = new ConcurrentLegs(
+      this.#legs,
+      this.#engines,
+      { ...part, requestId },
+      instance.begin(),
+      coordinates,
+    );
+    const result = await legs.run();
+    return "why" in result ? this.#restart(part, result) : result;
+  }
+
+  /** Begins again with sequential legs, under an id that is new to both engines. */
+  #restart(part: Part, { why, failedPrefill, usedRetryOf }: Restart): Promise<LegAnswer> {
+    const { record, attempts } = part;
+    const { log, metrics } = this.#legs.ambient;
+    const { prefill, decode } = record;
+    log.warn("push-began-again", { requestId: part.requestId, prefill, decode, why });
+    metrics.count("kv_proxy_restarts_total");
+    record.restarted();
+    if (failedPrefill !== undefined) attempts.failedPrefill = new Set([failedPrefill]);
+    if (usedRetryOf === "prefill") attempts.prefillRetries = 0;
+    if (usedRetryOf === "decode") attempts.restarts = 0;
+    return this.#sequential.run(part);
+  }
+}
+
+/** The part is to begin again; nothing has left for the client. */
+interface Restart {
+  readonly why: string;
+  /** The prefill instance that failed, which the next try avoids. */
+  readonly failedPrefill?: Instance | undefined;
+  /** The role whose only retry this restart is. */
+  readonly usedRetryOf?: Role | undefined;
+}
+
+/** How the prefill leg ended. */
+interface PrefillEnd {
+  readonly outcome?: PrefillOutcome | undefined;
+  readonly error?: unknown;
+}
+
+/** How the decode leg ended. */
+interface DecodeEnd {
+  readonly answer?: LegAnswer | undefined;
+  readonly error?: unknown;
+}
+
+/** The two legs of one part that are under way at once. */
+class ConcurrentLegs {
+  readonly #legs: Legs;
+  readonly #part: Part;
+  readonly #prefillInstance: Instance;
+  readonly #coordinates: EngineCoordinates;
+  readonly #prefillDeadline: Deadline;
+  readonly #decodeDeadline: Deadline;
+  #learned: EngineCoordinates | undefined = undefined;
+  readonly #prefilling: Promise<PrefillEnd>;
+  readonly #decoding: Promise<DecodeEnd>;
+
+  /** Sends both legs: the prefill leg to the instance of `visit`, whose `coordinates` the decode leg carries. */
+  constructor(legs: Legs, engines: PrefillEngines, part: Part, visit: Visit, coordinates: EngineCoordinates) {
+    this.#legs = legs;
+    this.#part = part;
+    this.#prefillInstance = visit.instance;
+    this.#coordinates = coordinates;
+    this.#prefillDeadline = part.deadline.fork();
+    this.#decodeDeadline = part.deadline.fork();
+    this.#prefilling = legs
+      .prefill({ ...part, deadline: this.#prefillDeadline }, KV_REQUEST_PUSH, visit)
+      .then(
+        (outcome) => {
+          if (outcome.kind === "kv") this.#learned = engines.learn(outcome);
+          return { outcome };
+        },
+        (error: unknown) => ({ error }),
+      );
+    this.#decoding = legs
+      .decode({ ...part, deadline: this.#decodeDeadline }, registrationParams(coordinates, part.requestId))
+      .then(
+        (answer) => ({ answer }),
+        (error: unknown) => ({ error }),
+      );
+  }
+
+  /** The decode leg's answer, the prefill leg's error answer, or a restart. Errors: those of the legs, the deadline's reason. */
+  async run(): Promise<LegAnswer | Restart> {
+    // A prefill leg that has brought KV leaves the decision to the decode leg. Each race has a promise of its own: a shared one that never
+    // settles would keep all races, with their answers, in memory.
+    const prefillFailed = this.#prefilling.then((end): PrefillEnd | Promise<never> =>
+      end.outcome?.kind === "kv" ? new Promise(() => {}) : end,
+    );
+    const first = await Promise.race([
+      this.#decoding.then((decode) => ({ decode })),
+      prefillFailed.then((prefill) => ({ prefill })),
+    ]);
+    if ("prefill" in first) return this.#afterPrefill(first.prefill);
+    const { answer, error } = first.decode;
+    if (answer === undefined) return this.#afterDecodeFailure(error);
+    if (answer.status === 200 && this.#part.request.promptFields === "none") {
+      // The prefill answer is not needed any more. Its leg ends by itself, or with the client.
+      this.#legs.inBackground(this.#prefilling);
+      return answer;
+    }
+    return (await this.#afterServerFailure(answer)) ?? this.#afterPrefill(await this.#prefilling);
+  }
+
+  async #afterDecodeFailure(error: unknown): Promise<Restart> {
+    await this.#abortPrefill();
+    const { deadline, attempts } = this.#part;
+    if (deadline.aborted || !attempts.mayRestart(error)) throw error;
+    return { why: "the decode leg broke off", usedRetryOf: "decode" };
+  }
+
+  /** A restart where another decode instance may do better than this server failure; else undefined. */
+  async #afterServerFailure(answer: LegAnswer): Promise<Restart | undefined> {
+    const { attempts } = this.#part;
+    const failure = serverFailureWithAlternative(this.#legs.decoders, answer);
+    if (failure === undefined || !attempts.mayRestart(failure)) return undefined;
+    answer.discard();
+    answer.visit.failed(failure);
+    attempts.failedDecode.add(answer.visit.instance);
+    await this.#abortPrefill();
+    this.#throwIfAborted();
+    return { why: "the decode leg failed", usedRetryOf: "decode" };
+  }
+
+  /** The prefill leg has ended; the decode leg may not have. */
+  async #afterPrefill({ outcome, error }: PrefillEnd): Promise<LegAnswer | Restart> {
+    const { request, attempts, deadline } = this.#part;
+    const instance = this.#prefillInstance;
+    if (this.#learned !== undefined && this.#learned.engineId !== this.#coordinates.engineId) {
+      const why = "the prefill engine was restarted";
+      await this.#abortDecode(why);
+      this.#throwIfAborted();
+      return { why };
+    }
+    if (outcome?.kind === "kv") {
+      const decode = await this.#decoding;
+      if (decode.answer === undefined) throw decode.error;
+      return withPromptAnswer(decode.answer, request, outcome);
+    }
+    if (outcome === undefined) {
+      const why = "the prefill leg failed";
+      await this.#abortDecode(why);
+      this.#throwIfAborted();
+      if (!attempts.mayRetryPrefill(error)) throw error;
+      const usedRetryOf = failureStage(error) === "connect" ? undefined : "prefill";
+      return { why, failedPrefill: instance, usedRetryOf };
+    }
+    await this.#abortDecode("the prefill worker keeps no KV for it");
+    if (outcome.kind === "no-kv") {
+      requireDecodeAlone(this.#legs, outcome);
+      return { why: `${instance.url} answered without kv_transfer_params` };
+    }
+    const failure = serverFailureWithAlternative(this.#legs.prefillers, outcome.answer);
+    if (failure === undefined || !attempts.mayRetryPrefill(failure) || deadline.aborted)
+      return outcome.answer;
+    return { why: "the prefill leg failed", failedPrefill: instance, usedRetryOf: "prefill" };
+  }
+
+  async #abortPrefill(): Promise<void> {
+    this.#prefillDeadline.abort(new KvError("KV_REQUEST_ABORTED", "the decode leg failed"));
+    await this.#prefilling;
+  }
+
+  async #abortDecode(why: string): Promise<void> {
+    this.#decodeDeadline.abort(new KvError("KV_REQUEST_ABORTED", why));
+    const { answer } = await this.#decoding;
+    answer?.discard();
+    answer?.visit.abandoned();
+  }
+
+  #throwIfAborted(): void {
+    const { deadline } = this.#part;
+    if (deadline.aborted) throw deadline.reason;
+  }
+}

@@ -1,0 +1,27 @@
+import type { Random } from "@kv/interface";
+import { KV_REQUEST_PUSH } from "../request/leg-bodies.js";
+import type { LegAnswer } from "../response/leg-answer.js";
+import type { Part } from "./client-request.js";
+import type { DisaggregationStrategy } from "./disaggregation-strategy.js";
+import type { PullStrategy } from "./pull-strategy.js";
+
+/**
+ * The prefill leg, then the decode leg, where the prefill worker WRITEs the KV into the decode worker (vLLM's first push proxy). The legs are those of
+ * `PullStrategy`; the KV parameters and the request id differ.
+ */
+export class PushSequentialStrategy implements DisaggregationStrategy {
+  readonly name = "push, prefill first";
+  readonly #pull: PullStrategy;
+  readonly #random: Random;
+
+  constructor(pull: PullStrategy, random: Random) {
+    this.#pull = pull;
+    this.#random = random;
+  }
+
+  run(part: Part): Promise<LegAnswer> {
+    // The two engines match a request by its id. An id that a client uses twice would match another prompt's KV.
+    const requestId = `${part.requestId}-${this.#random.uuid()}`;
+    return this.#pull.run({ ...part, requestId }, KV_REQUEST_PUSH);
+  }
+}

@@ -1,0 +1,181 @@
+import { createHash, timingSafeEqual } from "node:crypto";
+import { readFile } from "node:fs/promises";
+import type { ServerResponse } from "node:http";
+import {
+  type InstancePool,
+  type InstanceSpec,
+  instanceSpecSchema,
+  parseInstanceSpec,
+  type Role,
+} from "@kv/fleet";
+import { type Clock, KvError, type Timer } from "@kv/interface";
+import Fastify, { type FastifyInstance, type FastifyRequest } from "fastify";
+import { z } from "zod";
+import type { PrometheusMetrics } from "../telemetry/prometheus.js";
+import type { RequestHistory } from "../telemetry/request-history.js";
+import { errorBody, statusOf } from "./error-response.js";
+
+export interface AdminServerOptions {
+  /** Required as `Authorization: Bearer`; undefined for none. */
+  readonly token: string | undefined;
+  /** File of the page. */
+  readonly page: URL;
+  readonly clock: Clock;
+  readonly pools: Readonly<Record<Role, InstancePool>>;
+  /** The JSON of `/status`. */
+  readonly status: () => object;
+  readonly history: RequestHistory;
+  readonly prometheus: PrometheusMetrics;
+}
+
+const BODY_LIMIT_BYTES = 64 * 1024;
+const STATUS_EVERY_MS = 1_000;
+
+const changeSchema = z.strictObject({
+  role: z.enum(["prefill", "decode"]),
+  instance: instanceSpecSchema,
+});
+
+/** The HTTP server for operators: instances, status, metrics, and the page. All routes except the page's file require the token. */
+export function createAdminServer(options: AdminServerOptions): FastifyInstance {
+  const { pools, status, prometheus, history } = options;
+  const app = Fastify({ logger: false, bodyLimit: BODY_LIMIT_BYTES, forceCloseConnections: true });
+  const streams = new Set<ServerResponse>();
+
+  app.setErrorHandler((thrown, _request, reply) => {
+    const error = fromFastify(thrown, BODY_LIMIT_BYTES);
+    return reply.code(statusOf(error)).type("application/json").send(errorBody(error));
+  });
+  app.setNotFoundHandler(async (request) => {
+    throw new KvError("KV_REQUEST_INVALID", `there is no admin route ${request.method} ${request.url}`, {
+      hint: "the routes are GET /, /status, /requests, /events, /metrics, POST /instances/add, /instances/drain, /instances/remove",
+      details: { httpStatus: 404 },
+    });
+  });
+  app.addHook("onRequest", async (request, reply) => {
+    void reply.header("cache-control", "no-store");
+    if (request.routeOptions.url !== "/") authorize(request, options.token);
+  });
+  app.addHook("onClose", async () => {
+    for (const stream of streams) stream.destroy();
+  });
+
+  app.get("/", async (_request, reply) => {
+    void reply.header(
+      "content-security-policy",
+      "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
+    );
+    return reply.type("text/html; charset=utf-8").send(await readFile(options.page));
+  });
+  app.get("/status", async () => status());
+  app.get("/requests", async () => history.list());
+  app.get("/metrics", async (_request, reply) =>
+    reply.type(prometheus.contentType).send(await prometheus.text()),
+  );
+  app.get("/events", (_request, reply) => {
+    reply.hijack();
+    streams.add(reply.raw);
+    reply.raw.once("close", () => streams.delete(reply.raw));
+    streamEvents(options, reply.raw);
+  });
+
+  app.post("/instances/add", async (request) => {
+    const { role, spec } = readChange(request.body);
+    pools[role].add(spec);
+    return pools[role].status();
+  });
+  app.post("/instances/drain", async (request) => {
+    const { role, spec } = readChange(request.body);
+    // The end is not awaited: a stream may last for an hour. `/status` shows the requests in flight.
+    await beginChange(pools[role].drain(spec));
+    return pools[role].status();
+  });
+  app.post("/instances/remove", async (request) => {
+    const { role, spec } = readChange(request.body);
+    await beginChange(pools[role].remove(spec));
+    return pools[role].status();
+  });
+
+  function readChange(body: unknown): { role: Role; spec: InstanceSpec } {
+    const result = changeSchema.safeParse(body);
+    if (!result.success) {
+      throw new KvError(
+        "KV_REQUEST_INVALID",
+        `the body does not name a role and an instance: ${z.prettifyError(result.error)}`,
+        {
+          hint: 'send {"role": "prefill" or "decode", "instance": "host:port"}',
+        },
+      );
+    }
+    const { role, instance } = result.data;
+    return { role, spec: parseInstanceSpec(instance) };
+  }
+  return app;
+}
+
+/** Waits until a change has begun, not for its end. A change of an unknown instance rejects at once. */
+async function beginChange(change: Promise<void>): Promise<void> {
+  const later = new Promise<void>((resolve) => setImmediate(resolve));
+  await Promise.race([change, later]);
+  change.catch(() => {});
+}
+
+function authorize(request: FastifyRequest, token: string | undefined): void {
+  if (token === undefined) return;
+  const { authorization } = request.headers;
+  const { token: queryToken } = request.query as { token?: unknown };
+  // EventSource cannot send a header, so the page's stream has the token in its query.
+  const received =
+    authorization?.startsWith("Bearer ") === true ? authorization.slice("Bearer ".length) : queryToken;
+  const digest = (text: string) => createHash("sha256").update(text).digest();
+  if (typeof received === "string" && timingSafeEqual(digest(received), digest(token))) return;
+  throw new KvError("KV_REQUEST_INVALID", "the token of the admin routes is missing or wrong", {
+    hint: "send Authorization: Bearer TOKEN",
+    details: { httpStatus: 401 },
+  });
+}
+
+function streamEvents({ clock, history, status }: AdminServerOptions, response: ServerResponse): void {
+  let timer: Timer | undefined;
+  const send = (event: string, data: unknown) => {
+    // A reader that is too slow misses events; they are not kept in memory for it.
+    if (response.writableLength < 1024 * 1024)
+      response.write(`event: ${event}\ndata: ${JSON.stringify(data)}\n\n`);
+  };
+  const tick = () => {
+    send("status", status());
+    timer = clock.setTimer(tick, STATUS_EVERY_MS);
+  };
+  response.writeHead(200, { "content-type": "text/event-stream", "cache-control": "no-store" });
+  send("requests", history.list());
+  tick();
+  const unsubscribe = history.subscribe((summary) => send("request", summary));
+  response.on("error", () => {});
+  response.once("close", () => {
+    unsubscribe();
+    timer?.cancel();
+  });
+}
+
+/** An error that fastify has found in a request, as a `KvError` with its HTTP status. */
+function fromFastify(thrown: unknown, bodyLimitBytes: number): KvError {
+  if (KvError.is(thrown)) return thrown;
+  const { statusCode, code, message } = thrown as { statusCode?: number; code?: string; message?: string };
+  const httpStatus = statusCode ?? 500;
+  const details = { httpStatus, reason: code };
+  if (httpStatus === 413) {
+    const message = `the body is larger than ${bodyLimitBytes} bytes, the limit of admin routes`;
+    return new KvError("KV_REQUEST_INVALID", message, { hint: "send one instance at a time", details });
+  }
+  if (httpStatus === 415) {
+    const hint = "send content-type: application/json";
+    return new KvError("KV_REQUEST_INVALID", "the content type of the body is not JSON", { hint, details });
+  }
+  if (httpStatus >= 500) {
+    return new KvError("KV_INTERNAL", message ?? "the proxy failed", { details, cause: thrown });
+  }
+  return new KvError("KV_REQUEST_INVALID", message ?? "the request cannot be read", {
+    details,
+    cause: thrown,
+  });
+}

@@ -1,0 +1,64 @@
+import { readFileSync } from "node:fs";
+import { expect, test } from "vitest";
+import { parseGenerationRequest } from "./generation-request.js";
+import { rawMember } from "./json-members.js";
+import { decodeBody, KV_REQUEST_PULL, prefillBody, singleInstanceBody } from "./leg-bodies.js";
+
+const recorded = JSON.parse(
+  readFileSync(new URL("../../fixtures/vllm-0.33-pull.json", import.meta.url), "utf8"),
+) as Record<
+  "prefill_request" | "prefill_response" | "decode_request",
+  Record<string, unknown> & { kv_transfer_params: object }
+>;
+
+const request = (text: string) => parseGenerationRequest("/v1/completions", Buffer.from(text));
+const prefill = (fields: object) =>
+  JSON.parse(prefillBody(request(JSON.stringify(fields)), KV_REQUEST_PULL)) as object;
+
+test("both bodies equal those that a real vLLM 0.33 accepted", () => {
+  const { kv_transfer_params: _, ...client } = recorded.decode_request;
+  const given = request(JSON.stringify(client));
+  expect(JSON.parse(prefillBody(given, KV_REQUEST_PULL))).toEqual({
+    ...recorded.prefill_request,
+    stream: false,
+  });
+  const answered = rawMember(JSON.stringify(recorded.prefill_response), "kv_transfer_params") ?? "";
+  expect(JSON.parse(decodeBody(given, answered))).toEqual(recorded.decode_request);
+});
+
+test("the prefill body requests one token, one copy and no stream, and lowers only the limits that are set", () => {
+  const given = {
+    stream: true,
+    stream_options: { include_usage: true },
+    max_tokens: 9,
+    min_tokens: 4,
+    n: 1,
+    x: [1],
+  };
+  expect(prefill(given)).toMatchObject({ stream: false, max_tokens: 1, min_tokens: 1, n: 1, x: [1] });
+  expect(prefill(given)).not.toHaveProperty("stream_options");
+  expect(prefill({ max_completion_tokens: 9 })).toMatchObject({ max_tokens: 1, max_completion_tokens: 1 });
+  const bare = prefill({ prompt: "a", min_tokens: 0 });
+  expect(Object.keys(bare).sort()).toEqual([
+    "kv_transfer_params",
+    "max_tokens",
+    "min_tokens",
+    "prompt",
+    "stream",
+  ]);
+  expect(bare).toMatchObject({ min_tokens: 0 });
+});
+
+test("integers beyond 2^53, of the client and of the prefill worker, reach both legs", () => {
+  const given = request('{"seed":9007199254740993,"unknown_field":18446744073709551615}');
+  expect(prefillBody(given, KV_REQUEST_PULL)).toContain(
+    '"seed":9007199254740993,"unknown_field":18446744073709551615',
+  );
+  expect(decodeBody(given, '{"generation":9007199254740995}')).toBe(
+    '{"seed":9007199254740993,"unknown_field":18446744073709551615,"kv_transfer_params":{"generation":9007199254740995}}',
+  );
+});
+
+test("the body for a single instance has no KV parameters", () => {
+  expect(singleInstanceBody(request('{"prompt":"a","kv_transfer_params":null}'))).toBe('{"prompt":"a"}');
+});

@@ -1,0 +1,55 @@
+import type { GenerationRequest } from "./generation-request.js";
+import { editMembers } from "./json-members.js";
+
+/** `kv_transfer_params` that make a prefill worker keep the prompt's blocks for a decode worker to read (vLLM 0.33, NixlConnector). */
+export const KV_REQUEST_PULL =
+  '{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,' +
+  '"remote_host":null,"remote_port":null}';
+
+/** `kv_transfer_params` that make a prefill worker write the KV into a decode worker (vLLM 0.33, NixlPushConnector). */
+export const KV_REQUEST_PUSH =
+  '{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,' +
+  '"remote_host":null,"remote_port":null,"transfer_mode":"push"}';
+
+/** The body of the prefill leg: one token, not streamed, with `kvTransferParams` (JSON text) that make the worker keep the KV. */
+export function prefillBody(request: GenerationRequest, kvTransferParams: string): string {
+  const { text, fields, endpoint } = request;
+  // With echo and a limit of 0, vLLM answers with the prompt alone. It generates a token all the same, and keeps the blocks.
+  const limit = request.promptFields === "echo" ? "0" : "1";
+  const set: Record<string, string> = { stream: "false", kv_transfer_params: kvTransferParams };
+  set[endpoint === "/v1/responses" ? "max_output_tokens" : "max_tokens"] = limit;
+  if (fields.max_completion_tokens != null) set.max_completion_tokens = limit;
+  // vLLM refuses a minimum above the token limit.
+  for (const minimum of ["min_tokens", "min_completion_tokens"]) {
+    if (typeof fields[minimum] === "number" && fields[minimum] > Number(limit)) set[minimum] = limit;
+  }
+  // Each further copy would keep blocks that no decode worker reads.
+  if (fields.n != null) set.n = "1";
+  return editMembers(text, { remove: ["stream_options"], set });
+}
+
+/** The body of the decode leg: the client's, with `kvTransferParams` as the prefill worker wrote them (JSON text). */
+export function decodeBody(request: GenerationRequest, kvTransferParams: string): string {
+  const set: Record<string, string> = { kv_transfer_params: kvTransferParams };
+  const remove: string[] = [];
+  if (request.promptFields !== "none") remove.push("prompt_logprobs");
+  if (request.promptFields === "echo") remove.push("echo");
+  else if (request.endpoint === "/v1/chat/completions" && request.fields.echo === true)
+    set.top_logprobs = "null";
+  return editMembers(request.text, { remove, set });
+}
+
+/** The body of a leg whose instance computes both prompt and answer. */
+export function singleInstanceBody({ text }: GenerationRequest): string {
+  return editMembers(text, { remove: ["kv_transfer_params"] });
+}
+
+/**
+ * The body of a request that makes a decode worker tell the prefill worker to free the blocks that `kvTransferParams` names. vLLM refuses it
+ * before its engine sees it (beam search is not streamed), and then notifies the prefill worker; no KV is read (vLLM 0.32 and 0.33,
+ * `_with_kv_transfer_rejection_cleanup`). A server that serves it reads the blocks for one token, which frees them too.
+ */
+export function releaseBody(model: unknown, kvTransferParams: string): string {
+  const refused = { model, prompt: [0], max_tokens: 1, stream: true, use_beam_search: true };
+  return editMembers(JSON.stringify(refused), { set: { kv_transfer_params: kvTransferParams } });
+}

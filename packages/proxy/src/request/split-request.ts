@@ -1,0 +1,83 @@
+import { KvError } from "@kv/interface";
+import type { GenerationRequest } from "./generation-request.js";
+import { editMembers, rawMember } from "./json-members.js";
+
+/** One prompt and one copy of a client's request, with its place in the merged answer. */
+export interface RequestPart {
+  readonly request: GenerationRequest;
+  /** Index of the prompt. */
+  readonly prompt: number;
+  /** Index of the copy (`n`). */
+  readonly copy: number;
+}
+
+/**
+ * Splits a request into parts of one prompt and one copy each. A prefill worker answers with the KV parameters of one prompt only, and
+ * frees its blocks when the first copy has read them (vLLM 0.33), so each part has legs of its own. Copies have the seeds that vLLM gives
+ * them: `seed + copy`. Errors: `KV_REQUEST_INVALID` above `limit` parts, and for several copies with a seed that is not an integer.
+ */
+export function splitRequest(request: GenerationRequest, limit: number): readonly RequestPart[] {
+  const { fields } = request;
+  const list = promptList(request);
+  const copies = typeof fields.n === "number" ? fields.n : 1;
+  const count = (list?.values.length ?? 1) * copies;
+  if (count === 1 && list === undefined) return [{ request, prompt: 0, copy: 0 }];
+  if (count > limit) {
+    const message = `the body asks for ${count} answers (prompts times n); the limit is ${limit}`;
+    throw new KvError("KV_REQUEST_INVALID", message, {
+      hint: "send fewer in one request, or raise limits.parts",
+    });
+  }
+  const parts: RequestPart[] = [];
+  for (let prompt = 0; prompt < (list?.values.length ?? 1); prompt += 1) {
+    for (let copy = 0; copy < copies; copy += 1) {
+      const changes: Record<string, unknown> = {};
+      if (list !== undefined) changes[list.field] = list.values[prompt];
+      if (copies > 1) changes.n = 1;
+      const part = withFields(request, changes);
+      parts.push({ request: copy > 0 ? withSeed(part, copy) : part, prompt, copy });
+    }
+  }
+  return parts;
+}
+
+function withFields(
+  request: GenerationRequest,
+  changes: Readonly<Record<string, unknown>>,
+): GenerationRequest {
+  const set = Object.fromEntries(Object.entries(changes).map(([key, value]) => [key, JSON.stringify(value)]));
+  return {
+    ...request,
+    fields: { ...request.fields, ...changes },
+    text: editMembers(request.text, { set }),
+  };
+}
+
+/**
+ * Adds the copy's index to the seed, as text: a seed may be larger than 2^53. vLLM also accepts 1.0 and "1" as integers; unchanged, they
+ * would give all copies the same seed.
+ */
+function withSeed(request: GenerationRequest, copy: number): GenerationRequest {
+  const seed = rawMember(request.text, "seed");
+  if (seed === undefined || seed === "null") return request;
+  if (!/^-?[0-9]+$/.test(seed)) {
+    throw new KvError("KV_REQUEST_INVALID", `seed is ${seed}; with n above 1 it must be an integer`, {
+      hint: "write it in digits, without quotes and without a fraction",
+      details: { param: "seed" },
+    });
+  }
+  return {
+    ...request,
+    text: editMembers(request.text, { set: { seed: String(BigInt(seed) + BigInt(copy)) } }),
+  };
+}
+
+/** The member that holds several prompts; undefined for one prompt, which may be a list of token ids. */
+function promptList({ endpoint, fields }: GenerationRequest) {
+  if (endpoint !== "/v1/completions") return undefined;
+  for (const field of ["prompt", "prompt_embeds"]) {
+    const values: unknown = fields[field];
+    if (Array.isArray(values) && values.length > 1 && typeof values[0] !== "number") return { field, values };
+  }
+  return undefined;
+}

@@ -1,0 +1,40 @@
+import type { Deadline } from "../request/deadline.js";
+import type { RequestPart } from "../request/split-request.js";
+import type { LegAnswer } from "./leg-answer.js";
+
+/** A part of a client's request, with the begin of its answer. */
+export interface AnsweredPart extends RequestPart {
+  /** The part's own request id. */
+  readonly requestId: string;
+  readonly deadline: Deadline;
+  readonly answer: LegAnswer;
+}
+
+/** The part whose answer failed. Several parts may share a URL (the ranks of a data-parallel server), so the error alone does not identify the part. */
+export class PartFailure {
+  constructor(
+    readonly part: AnsweredPart,
+    readonly error: unknown,
+  ) {}
+}
+
+/** Reads the answers of all parts at once. The first error is thrown as a `PartFailure`. */
+export function readAllParts<T>(
+  parts: readonly AnsweredPart[],
+  read: (part: AnsweredPart, index: number) => Promise<T>,
+): Promise<T[]> {
+  return Promise.all(
+    parts.map(async (part, index) => {
+      try {
+        return await read(part, index);
+      } catch (error) {
+        throw new PartFailure(part, error);
+      }
+    }),
+  );
+}
+
+/** The id of the merged answer: the first part's, with the client's request id in it. `cmpl-ID-0` becomes `cmpl-ID`. */
+export function mergedId(id: unknown, first: AnsweredPart | undefined, requestId: string): unknown {
+  return typeof id === "string" && first !== undefined ? id.replace(first.requestId, () => requestId) : id;
+}

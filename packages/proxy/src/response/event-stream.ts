@@ -1,0 +1,158 @@
+import { StringDecoder } from "node:string_decoder";
+import { KvError } from "@kv/interface";
+import type { Endpoint } from "../request/generation-request.js";
+import { rawMember } from "../request/json-members.js";
+
+/** Whether a `content-type` is that of server-sent events. */
+export function isEventStream(contentType: string | string[] | undefined): boolean {
+  return typeof contentType === "string" && contentType.toLowerCase().startsWith("text/event-stream");
+}
+
+const ERROR_BEGIN = /^data: ?\{\s*"error"\s*:/;
+const DONE_BEGIN = /^data: ?\[DONE\]/;
+/** The begin of a stream that may still become one of the two. */
+const UNDECIDED = /^(d|da|dat|data|data: ?(\{\s*("(e|er|err|erro|error)?"?\s*)?|\[(D|DO|DON|DONE)?)?)$/;
+
+/** Whether enough of a stream is there to know if its first event is an error or `[DONE]`. Comments before it are skipped. */
+export function firstEventIsKnown(bytes: Buffer): boolean {
+  const at = firstField(bytes);
+  const text = beginOf(bytes, at);
+  if (text === "" || UNDECIDED.test(text)) return false;
+  return !ERROR_BEGIN.test(text) || endOfEvent(bytes, at) !== -1;
+}
+
+/** Whether the first event is `[DONE]`: such a stream has no answer. */
+export function beginsWithDone(bytes: Buffer): boolean {
+  return DONE_BEGIN.test(beginOf(bytes, firstField(bytes)));
+}
+
+/**
+ * The error in the first event of a stream; undefined where there is none. vLLM streams a failure before the first token as
+ * `data: {"error": …}` under status 200; the client can still get it as an error. The status is the event's `code` where that is an HTTP
+ * status, else 502.
+ */
+export function firstEventError(bytes: Buffer): { status: number; body: string } | undefined {
+  const at = firstField(bytes);
+  if (!ERROR_BEGIN.test(beginOf(bytes, at))) return undefined;
+  const end = endOfEvent(bytes, at);
+  const event = bytes.toString("utf8", at, end === -1 ? bytes.length : end);
+  const body = event.slice("data:".length).trim();
+  try {
+    const { code } = JSON.parse(rawMember(body, "error") ?? "{}") as { code?: unknown };
+    const isStatus = typeof code === "number" && Number.isInteger(code) && code >= 400 && code <= 599;
+    return { status: isStatus ? code : 502, body };
+  } catch {
+    return undefined;
+  }
+}
+
+const LF = 0x0a;
+const CR = 0x0d;
+const COLON = 0x3a;
+
+/** Position of the first line that is neither blank nor a comment; the length where there is none. */
+function firstField(bytes: Buffer): number {
+  let at = 0;
+  for (;;) {
+    const byte = bytes[at];
+    if (byte === LF || byte === CR) at += 1;
+    else if (byte === COLON) {
+      const end = bytes.indexOf(LF, at);
+      if (end === -1) return bytes.length;
+      at = end + 1;
+    } else return at;
+  }
+}
+
+function beginOf(bytes: Buffer, at: number): string {
+  return bytes.toString("latin1", at, at + 64);
+}
+
+/** Position of the blank line that ends an event; -1 where it has not come. Lines end with LF or CRLF. */
+function endOfEvent(bytes: Buffer, from: number): number {
+  const [lf, crlf] = [bytes.indexOf("\n\n", from), bytes.indexOf("\r\n\r\n", from)];
+  return lf === -1 || crlf === -1 ? Math.max(lf, crlf) : Math.min(lf, crlf);
+}
+
+const LAST_EVENT = {
+  "/v1/completions": /(^|\n)data: ?\[DONE\]\s*$/,
+  "/v1/chat/completions": /(^|\n)data: ?\[DONE\]\s*$/,
+  // The event may be long, as it repeats the whole response. So its name is searched for as the stream passes.
+  "/v1/responses": /(^|\n)event: ?response\.(completed|incomplete|failed)\r?\n/,
+} as const satisfies Record<Endpoint, RegExp>;
+
+const CHOICE = /"choices"\s*:\s*\[\s*\{/;
+const ERROR_EVENT = /(^|\n)data: ?\{\s*"error"\s*:\s*[^\sn]/;
+
+const TAIL_BYTES = 64;
+
+/** Watches an event stream as it passes, without changing it. */
+export class StreamWatch {
+  readonly #lastEvent: RegExp;
+  /** The Responses API ends a stream with an event of a certain name, and has no choices. */
+  readonly #responses: boolean;
+  #tail: Buffer = Buffer.alloc(0);
+  #lastEventSeen = false;
+  #answered: boolean;
+  #failed = false;
+
+  constructor(endpoint: Endpoint) {
+    this.#lastEvent = LAST_EVENT[endpoint];
+    this.#responses = endpoint === "/v1/responses";
+    this.#answered = this.#responses;
+  }
+
+  /** Whether an event had a choice; always true of the Responses API. Quotes inside of strings are escaped, so text cannot match. */
+  get answered(): boolean {
+    return this.#answered;
+  }
+
+  /** Whether the instance reported a failure in an event of the stream. */
+  get failed(): boolean {
+    return this.#failed;
+  }
+
+  /** Whether the last event was the one that ends a stream of the endpoint. A stream that stops without it was cut off. */
+  get complete(): boolean {
+    const text = this.#tail.toString("latin1");
+    return this.#responses ? this.#lastEventSeen && /\n\r?\n$/.test(text) : this.#lastEvent.test(text);
+  }
+
+  push(chunk: Uint8Array): void {
+    const bytes = Buffer.concat([this.#tail, chunk]);
+    if (this.#responses && !this.#lastEventSeen)
+      this.#lastEventSeen = this.#lastEvent.test(bytes.toString("latin1"));
+    if (!this.#answered) this.#answered = CHOICE.test(bytes.toString("latin1"));
+    if (!this.#failed && bytes.includes('"error"')) this.#failed = ERROR_EVENT.test(bytes.toString("latin1"));
+    this.#tail = bytes.subarray(-TAIL_BYTES);
+  }
+}
+
+/** Splits a stream of server-sent events into the data of each event. Comments and other fields are dropped. */
+export class EventReader {
+  readonly #limitBytes: number;
+  readonly #decoder = new StringDecoder("utf8");
+  #pending = "";
+
+  constructor(limitBytes: number) {
+    this.#limitBytes = limitBytes;
+  }
+
+  /** Returns the data of the events that the bytes complete. Errors: `KV_PROXY_UPSTREAM_FAILED` for an event above the limit. */
+  push(bytes: Uint8Array): string[] {
+    this.#pending += this.#decoder.write(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength));
+    const events = this.#pending.split(/\r?\n\r?\n/);
+    this.#pending = events.pop() ?? "";
+    if (this.#pending.length > this.#limitBytes)
+      throw new KvError("KV_PROXY_UPSTREAM_FAILED", `an event is longer than ${this.#limitBytes} bytes`);
+    return events.map(dataOf).filter((data) => data !== "");
+  }
+}
+
+function dataOf(event: string): string {
+  return event
+    .split(/\r?\n/)
+    .filter((line) => line.startsWith("data:"))
+    .map((line) => line.slice(line.startsWith("data: ") ? 6 : 5))
+    .join("\n");
+}

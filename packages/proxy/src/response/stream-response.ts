@@ -1,0 +1,83 @@
+import { once } from "node:events";
+import { KvError } from "@kv/interface";
+import type { ClientRequest } from "../flow/client-request.js";
+import { answerHeaders } from "../http/headers.js";
+import { badAnswer } from "../upstream/upstream-errors.js";
+import { StreamWatch } from "./event-stream.js";
+import { type LegAnswer, readChunk } from "./leg-answer.js";
+
+/** Up to this length Node writes a string together with the headers, without a copy on the heap. */
+const SINGLE_WRITE_BYTES = 8 * 1024;
+
+/**
+ * Writes one instance's answer to the client, byte for byte and no faster than the client reads, and ends the visit. Returns the failure
+ * that the instance reported in its stream: the client has received it, and the request counts as failed. An answer that breaks off is an
+ * error. Errors: `KV_PROXY_UPSTREAM_FAILED`, the deadline's reason.
+ */
+export async function streamResponse(
+  client: ClientRequest,
+  answer: LegAnswer,
+  stallMs: number,
+): Promise<KvError | undefined> {
+  const { response, deadline, requestId, record } = client;
+  const { visit, rest } = answer;
+  const watch = new StreamWatch(client.request.endpoint);
+  const { role, url } = visit.instance;
+  const watched = answer.eventStream && answer.status === 200;
+  let lengthBytes = 0;
+
+  function inspect(chunk: Uint8Array): void {
+    lengthBytes += chunk.byteLength;
+    if (!watched) return;
+    watch.push(chunk);
+    // Checked before the chunk leaves, so that the client does not take the end for a complete answer.
+    if (!watch.answered && !watch.failed && watch.complete)
+      throw badAnswer(role, url, "ended its stream without a choice");
+  }
+  async function write(chunk: Uint8Array): Promise<void> {
+    inspect(chunk);
+    if (!response.write(chunk)) await once(response, "drain", { signal: deadline.signal });
+  }
+  function requireLastEvent(): void {
+    if (watched && !watch.complete) throw badAnswer(role, url, "ended its stream without its last event");
+  }
+
+  try {
+    const headers = answerHeaders(answer.headers, requestId);
+    record.status = answer.status;
+    if (rest === undefined) {
+      inspect(answer.held);
+      // Nothing has left yet, so a missing end can still be answered with an error status.
+      requireLastEvent();
+      headers["content-length"] = answer.held.length;
+      response.writeHead(answer.status, headers);
+      // Latin-1 maps each byte to one character.
+      if (answer.held.length <= SINGLE_WRITE_BYTES) response.end(answer.held.toString("latin1"), "latin1");
+      else response.end(answer.held);
+    } else {
+      response.writeHead(answer.status, headers);
+      client.eventStreamStarted = answer.eventStream;
+      if (answer.held.length > 0) await write(answer.held);
+      const next = () => readChunk(answer, deadline, stallMs);
+      for (let chunk = await next(); chunk !== undefined; chunk = await next()) await write(chunk);
+      requireLastEvent();
+      response.end();
+    }
+    const reported = watch.failed
+      ? badAnswer(role, url, "reported a failure in the middle of its stream")
+      : undefined;
+    if (reported !== undefined) visit.failed(reported);
+    else if (answer.status >= 500)
+      visit.failed(badAnswer(role, url, `answered with status ${answer.status}`));
+    else visit.succeeded();
+    return reported;
+  } catch (thrown) {
+    answer.discard();
+    const error = KvError.from(deadline.reasonOr(thrown), "KV_INTERNAL", "the answer could not be passed on");
+    if (deadline.aborted) visit.abandoned();
+    else visit.failed(error);
+    throw error;
+  } finally {
+    record.answerLengthBytes = lengthBytes;
+  }
+}

@@ -1,0 +1,94 @@
+import type { Clock } from "@kv/interface";
+import type { RequestRecord } from "./request-record.js";
+
+/** A request as JSON for the status page. Times are milliseconds from the request's begin; absent where the request did not come that far. */
+export interface RequestSummary {
+  readonly request_id: string;
+  readonly endpoint: string;
+  /** Wall-clock time, ISO 8601. */
+  readonly began_at: string;
+  /** HTTP status of the answer, or code of the `KvError` that the request failed with. */
+  readonly outcome: string;
+  readonly prefill?: string;
+  readonly decode?: string;
+  readonly parts?: number;
+  readonly restarts?: number;
+  readonly prefill_from_ms?: number;
+  readonly prefill_to_ms?: number;
+  /** Begin of the decode leg. From here to the first byte, the request waits in D's queue, the KV is transferred, and the first token is generated. */
+  readonly decode_from_ms?: number;
+  readonly first_byte_at_ms?: number;
+  readonly duration_ms: number;
+}
+
+/** A request that has ended. */
+export interface EndedRequest {
+  /** Undefined for a request that was refused before it had an id. */
+  readonly requestId: string | undefined;
+  readonly endpoint: string;
+  /** On the proxy's clock. */
+  readonly startedAtMs: number;
+  readonly durationMs: number;
+  readonly outcome: string;
+  readonly record: RequestRecord;
+}
+
+/** The requests that ended last. */
+export class RequestHistory {
+  readonly #limit: number;
+  /** Wall-clock time at zero of the proxy's clock, in milliseconds since 1970. */
+  readonly #epochMs: number;
+  readonly #ended: EndedRequest[] = [];
+  readonly #listeners = new Set<(summary: RequestSummary) => void>();
+
+  /** Keeps the last `limit` requests. The wall clock is read once, here; all later times are those of `clock`. */
+  constructor(clock: Clock, limit = 100) {
+    this.#limit = limit;
+    this.#epochMs = Date.now() - clock.now();
+  }
+
+  add(ended: EndedRequest): void {
+    this.#ended.push(ended);
+    if (this.#ended.length > this.#limit) this.#ended.shift();
+    if (this.#listeners.size === 0) return;
+    const summary = this.#summary(ended);
+    for (const listener of this.#listeners) listener(summary);
+  }
+
+  /** The kept requests, oldest first. */
+  list(): readonly RequestSummary[] {
+    return this.#ended.map((ended) => this.#summary(ended));
+  }
+
+  /** Calls `listener` with each request that ends. Returns a function that ends the subscription. */
+  subscribe(listener: (summary: RequestSummary) => void): () => void {
+    this.#listeners.add(listener);
+    return () => void this.#listeners.delete(listener);
+  }
+
+  #summary({ requestId, endpoint, startedAtMs, durationMs, outcome, record }: EndedRequest): RequestSummary {
+    const since = (atMs: number | undefined) => (atMs === undefined ? undefined : atMs - startedAtMs);
+    const after = (fromMs: number | undefined, ms: number | undefined) =>
+      fromMs === undefined || ms === undefined ? undefined : fromMs + ms;
+    const prefillFrom = since(record.prefillStartedAtMs);
+    const decodeFrom = since(record.decodeStartedAtMs);
+    const known = {
+      prefill: record.prefill,
+      decode: record.decode,
+      parts: record.parts,
+      restarts: record.restarts,
+      prefill_from_ms: prefillFrom,
+      prefill_to_ms: after(prefillFrom, record.prefillMs),
+      decode_from_ms: decodeFrom,
+      first_byte_at_ms: after(decodeFrom, record.firstByteMs),
+    };
+    return {
+      request_id: requestId ?? "",
+      endpoint,
+      began_at: new Date(this.#epochMs + startedAtMs).toISOString(),
+      outcome,
+      ...Object.fromEntries(Object.entries(known).filter(([, value]) => value !== undefined)),
+      duration_ms: durationMs,
+    };
+  }
+}

@@ -1,0 +1,51 @@
+/**
+ * What happened to a request, for the access log, the metrics and the status page. It only records: no decision reads it. Times are
+ * milliseconds on the proxy's clock. A member stays undefined where the request did not come that far.
+ */
+export class RequestRecord {
+  /** URL of the last prefill instance. */
+  prefill: string | undefined = undefined;
+  /** URL of the last decode instance. */
+  decode: string | undefined = undefined;
+  prefillStartedAtMs: number | undefined = undefined;
+  /** Duration of the prefill leg. */
+  prefillMs: number | undefined = undefined;
+  decodeStartedAtMs: number | undefined = undefined;
+  /** From the begin of the decode leg to the first byte of its answer. */
+  firstByteMs: number | undefined = undefined;
+  /** Bytes of the answer's body that left for the client. */
+  answerLengthBytes: number | undefined = undefined;
+  /** HTTP status of the client's answer. */
+  status: number | undefined = undefined;
+  /** Parts that the request was split into; undefined for one. */
+  parts: number | undefined = undefined;
+  /** How often the request began again with the prefill leg. */
+  restarts: number | undefined = undefined;
+  /** True when the proxy had blocks of a prefill worker freed, because no decode worker would read them. */
+  released: boolean | undefined = undefined;
+
+  /** Records that the request begins again with the prefill leg. */
+  restarted(): void {
+    this.restarts = (this.restarts ?? 0) + 1;
+    this.decodeStartedAtMs = undefined;
+  }
+
+  /** The members of the access log that are known. */
+  logFields(): Record<string, unknown> {
+    const fields: Record<string, unknown> = {};
+    for (const name of LOGGED) if (this[name] !== undefined) fields[name] = this[name];
+    return fields;
+  }
+}
+
+const LOGGED = [
+  "prefill",
+  "decode",
+  "prefillMs",
+  "firstByteMs",
+  "answerLengthBytes",
+  "status",
+  "parts",
+  "restarts",
+  "released",
+] as const satisfies readonly (keyof RequestRecord)[];

@@ -1,0 +1,72 @@
+import { type ChildProcess, spawn } from "node:child_process";
+import { once } from "node:events";
+import { createInterface } from "node:readline";
+import { fileURLToPath } from "node:url";
+import { afterEach, expect, test } from "vitest";
+import { COMPLETION, decodeOk, prefillOk } from "../support/fake-upstream.js";
+import { post, upstream } from "../support/set-up.js";
+
+const root = fileURLToPath(new URL("../../../../", import.meta.url));
+const children: ChildProcess[] = [];
+
+afterEach(() => {
+  for (const child of children.splice(0)) if (child.exitCode === null) child.kill("SIGKILL");
+});
+
+function start(args: readonly string[]) {
+  const cli = "packages/proxy/src/cli.ts";
+  const child = spawn(process.execPath, ["--import", "tsx", cli, ...args], {
+    cwd: root,
+    stdio: ["ignore", "pipe", "pipe"],
+  });
+  children.push(child);
+  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
+  let stderr = "";
+  child.stderr.setEncoding("utf8").on("data", (text: string) => (stderr += text));
+  const exited = once(child, "close").then(([code]) => code as number | null);
+  return { child, exited, line: async () => String((await lines.next()).value), stderr: () => stderr };
+}
+
+const portOf = (url: string) => new URL(url).port;
+
+test("kv-proxy with the toy proxy's flags serves, logs, and exits with 0 after SIGTERM and its request in flight", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(() => {});
+  const running = start([
+    ...["--port", "0", "--host", "127.0.0.1"],
+    ...["--prefiller-hosts", "127.0.0.1", "--prefiller-ports", portOf(p.url)],
+    ...["--decoder-hosts", "127.0.0.1", "--decoder-ports", portOf(d.url)],
+  ]);
+  const ready = await running.line();
+  expect(ready).toContain(`prefill ${p.url} decode ${d.url}`);
+  const url = /^kv-proxy ready (\S+)/.exec(ready)?.[1] ?? "";
+  const asked = post(`${url}/v1/completions`, { prompt: "a" });
+  const decode = await d.request(0);
+  running.child.kill("SIGTERM");
+  await expect.poll(running.stderr).toContain('"event":"closing"');
+  void decodeOk(decode);
+  expect(await (await asked).json()).toEqual(COMPLETION);
+  expect(await running.exited).toBe(0);
+  const done = running
+    .stderr()
+    .split("\n")
+    .find((line) => line.includes("request-done"));
+  expect(JSON.parse(done ?? "{}")).toMatchObject({ status: 200, prefill: p.url, decode: d.url });
+});
+
+test("kv-proxy without instances prints a hint and exits with 1", async () => {
+  const running = start(["--port", "0"]);
+  expect(await running.exited).toBe(1);
+  expect(running.stderr()).toBe(
+    "kv-proxy: KV_CONFIG_INVALID: no prefill instance is given\nhint: give --prefill http://host:port, one or more\n",
+  );
+});
+
+test("kv-proxy exits with 1 when its admin port is taken", async () => {
+  const p = await upstream(prefillOk);
+  const instances = ["--prefill", p.url, "--decode", p.url];
+  const running = start([...instances, "--port", "0", "--admin-port", portOf(p.url)]);
+  expect(await running.exited).toBe(1);
+  expect(running.stderr()).toContain(`cannot listen on 127.0.0.1:${portOf(p.url)} (EADDRINUSE)`);
+  expect(await running.line()).not.toContain("ready");
+});

@@ -1,0 +1,66 @@
+import { mkdtemp, rm, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { dnsDiscovery } from "@kv/fleet";
+import { afterAll, beforeAll, expect, test } from "vitest";
+import { decodeOk, prefillOk } from "../support/fake-upstream.js";
+import { after, createManualClock } from "../support/manual-clock.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
+
+let folder: string;
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), "kv-proxy-"));
+});
+afterAll(() => rm(folder, { recursive: true }));
+
+test("instances follow a file; those of the settings stay, and an invalid file changes nothing", async () => {
+  const clock = createManualClock();
+  const [p, d1, d2] = [await upstream(prefillOk), await upstream(decodeOk), await upstream(decodeOk)];
+  const file = join(folder, "instances.json");
+  const write = (value: unknown) =>
+    writeFile(file, typeof value === "string" ? value : JSON.stringify(value));
+  await write({ decoders: [d1.url] });
+  const { url, proxy } = await runProxy({ prefillers: [p.url], discovery: { file }, clock });
+  const decoders = () => proxy.status().decoders.map((one) => one.url);
+  await expect.poll(decoders).toEqual([d1.url]);
+  await write({ decoders: [{ url: d2.url, dataParallelRank: 1 }] });
+  await expect.poll(after(clock, 5000, decoders)).toEqual([d2.url]);
+  await write("{");
+  clock.advance(5000);
+  expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  expect(d2.seen[0]?.headers["x-data-parallel-rank"]).toBe("1");
+  expect(proxy.status().prefillers).toHaveLength(1);
+});
+
+test("ranks of a data-parallel server in a file are added and removed one by one", async () => {
+  const clock = createManualClock();
+  const file = join(folder, "ranks.json");
+  const write = (prefillers: readonly string[]) =>
+    writeFile(file, JSON.stringify({ prefillers, decoders: ["d:1"] }));
+  await write(["p:1@0", "p:1@1"]);
+  const { proxy } = await runProxy({ discovery: { file }, clock });
+  const ranks = () => proxy.status().prefillers.map((one) => one.data_parallel_rank);
+  await expect.poll(ranks).toEqual([0, 1]);
+  await write(["p:1@1", "p:1"]);
+  await expect.poll(after(clock, 5000, ranks)).toEqual([1, null]);
+});
+
+test("instances follow DNS: all addresses of a host, or SRV records with their ports", async () => {
+  const clock = createManualClock();
+  let addresses = ["10.0.0.2", "10.0.0.1"];
+  const resolver = {
+    addresses: async () => addresses,
+    services: async () => [{ name: "d1.example", port: 8200 }],
+  };
+  const names = { prefill: "prefill.svc:8100", decode: "_http._tcp.decode.svc" };
+  const { proxy } = await runProxy({
+    clock,
+    createDiscovery: () => dnsDiscovery(names, { clock, intervalMs: 100 }, resolver),
+  });
+  const urls = () => [...proxy.status().prefillers, ...proxy.status().decoders].map((one) => one.url);
+  await expect.poll(urls).toEqual(["http://10.0.0.1:8100", "http://10.0.0.2:8100", "http://d1.example:8200"]);
+  addresses = ["10.0.0.2", "fd00::1"];
+  await expect
+    .poll(after(clock, 100, urls))
+    .toEqual(["http://10.0.0.2:8100", "http://[fd00::1]:8100", "http://d1.example:8200"]);
+});

@@ -1,0 +1,159 @@
+import { expect, test } from "vitest";
+import { post, runProxy, upstream } from "../support/set-up.js";
+import { vllmPair } from "../support/vllm-stub.js";
+
+async function pair() {
+  const vllm = vllmPair();
+  const [p1, p2, d1, d2, alone] = await Promise.all(
+    [vllm.prefill, vllm.prefill, vllm.decode, vllm.decode, vllm.alone].map((answer) => upstream(answer)),
+  );
+  const urls = { prefillers: [p1?.url ?? "", p2?.url ?? ""], decoders: [d1?.url ?? "", d2?.url ?? ""] };
+  const { url, proxy } = await runProxy(urls);
+  return { vllm, url, proxy, alone: alone?.url ?? "" };
+}
+
+const headers = { "x-request-id": "r" };
+
+/** Chunks of all choices in the order of the choice: between choices the order is chance. */
+function byChoice(text: string): unknown[] {
+  const events = text.trim().split("\n\n");
+  expect(events.at(-1)).toBe("data: [DONE]");
+  const chunks = events
+    .slice(0, -1)
+    .map((event) => JSON.parse(event.slice("data: ".length)) as Record<string, unknown>);
+  const index = (chunk: (typeof chunks)[number]) =>
+    (chunk.choices as { index: number }[])[0]?.index ?? Number.POSITIVE_INFINITY;
+  return [...chunks].sort((a, b) => index(a) - index(b));
+}
+
+const completions: readonly object[] = [
+  { prompt: "one prompt" },
+  { prompt: ["first prompt", "second, longer prompt", "ünïcödé 🎈"] },
+  {
+    prompt: [
+      [1, 2, 3],
+      [4, 5],
+    ],
+  },
+  { prompt: [1, 2, 3] },
+  { prompt: "several copies", n: 3, seed: 7 },
+  { prompt: ["a b c d", "e f"], n: 2, seed: 1, max_tokens: 3 },
+  { prompt: "least", min_tokens: 4, max_tokens: 4 },
+  { prompt: "only one", max_tokens: 1 },
+  { prompt: "stops at once", stop: "." },
+  { prompt: "echoed text", echo: true },
+  { prompt: "echoed text", echo: true, max_tokens: 0 },
+  { prompt: "echoed 🎈 text", echo: true, logprobs: 2 },
+  { prompt: "echoed text", echo: true, logprobs: 2, max_tokens: 0 },
+  { prompt: ["echoed text", "and another"], echo: true, logprobs: 1, n: 2, seed: 1 },
+  { prompt: "with logprobs", logprobs: 3 },
+];
+
+test.each([
+  ...completions,
+  { prompt: "of the prompt", prompt_logprobs: 1 },
+  { prompt: ["x y", "z"], prompt_logprobs: 0, n: 2, seed: 1 },
+])("answers %j as one server does, and no blocks stay held", async (body) => {
+  const { vllm, url, alone } = await pair();
+  const ask = async (at: string) => post(`${at}/v1/completions`, { model: "m", ...body }, { headers });
+  const [ours, reference] = [await ask(url), await ask(alone)];
+  expect(ours.status).toBe(200);
+  expect(await ours.json()).toEqual(await reference.json());
+  expect(ours.headers.get("x-request-id")).toBe("r");
+  await expect.poll(() => vllm.held.size).toBe(0);
+  expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
+});
+
+test.each(completions)("streams %j as one server does", async (body) => {
+  const { vllm, url, alone } = await pair();
+  const given = { model: "m", ...body, stream: true, stream_options: { include_usage: true } };
+  const ask = async (at: string) => (await post(`${at}/v1/completions`, given, { headers })).text();
+  expect(byChoice(await ask(url))).toEqual(byChoice(await ask(alone)));
+  expect(vllm.held.size).toBe(0);
+  expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
+});
+
+const messages = [{ role: "user", content: "hi" }];
+const tools = [{ type: "function", function: { name: "f", parameters: {} } }];
+
+test.each<object>([
+  { messages },
+  { messages, n: 2, seed: 3 },
+  { messages, tools, tool_choice: "required", chat_template_kwargs: { enable_thinking: false } },
+  { messages, prompt_logprobs: 2 },
+  { messages, max_completion_tokens: 2, min_tokens: 2 },
+])("answers chat %j as one server does, streamed and not", async (body) => {
+  const { vllm, url, alone } = await pair();
+  const ask = async (at: string, more: object) =>
+    (await post(`${at}/v1/chat/completions`, { model: "m", ...body, ...more }, { headers })).text();
+  expect(JSON.parse(await ask(url, {}))).toEqual(JSON.parse(await ask(alone, {})));
+  if (!("prompt_logprobs" in body))
+    expect(byChoice(await ask(url, { stream: true }))).toEqual(byChoice(await ask(alone, { stream: true })));
+  expect(vllm.held.size).toBe(0);
+  expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
+});
+
+test.each<object>([
+  { prompt: ["fine", "also fine"], temperature: -1 },
+  { prompt: "a", min_tokens: 5, max_tokens: 2 },
+  { prompt: "a", stream_options: { include_usage: true } },
+  { prompt: "a", stream: true, prompt_logprobs: 1 },
+])("refuses %j with 400, and no blocks stay held", async (body) => {
+  const { vllm, url } = await pair();
+  expect((await post(`${url}/v1/completions`, body)).status).toBe(400);
+  expect(vllm.held.size).toBe(0);
+});
+
+test("refuses more parts than the limit before any leg", async () => {
+  const { vllm, url } = await pair();
+  const refused = await post(`${url}/v1/completions`, { prompt: ["a", "b"], n: 200 });
+  expect([refused.status, vllm.held.size]).toEqual([400, 0]);
+});
+
+test.each(['"5"', "1.0", "true"])(
+  "refuses copies with a seed of %s, which vLLM accepts as an integer",
+  async (seed) => {
+    const { vllm, url } = await pair();
+    const refused = await post(`${url}/v1/completions`, `{"prompt":"a","n":2,"seed":${seed}}`);
+    expect([refused.status, await refused.text()]).toEqual([400, expect.stringContaining("seed is")]);
+    expect(vllm.held.size).toBe(0);
+    expect((await post(`${url}/v1/completions`, '{"prompt":"a","n":2,"seed":null}')).status).toBe(200);
+    expect((await post(`${url}/v1/completions`, `{"prompt":"a","seed":${seed}}`)).status).toBe(200);
+  },
+);
+
+test("copies of a prompt go to one prefill instance, the first before the others", async () => {
+  const vllm = vllmPair();
+  const ps = await Promise.all([0, 1, 2].map(() => upstream(vllm.prefill)));
+  const d = await upstream(vllm.decode);
+  const { url } = await runProxy({ prefillers: ps.map((p) => p.url), decoders: [d.url] });
+  await post(`${url}/v1/completions`, { prompt: ["a", "b"], n: 3 });
+  const prompts = ps.map(({ seen }) => seen.map(({ json }) => json.prompt));
+  expect(prompts.sort()).toEqual([[], ["a", "a", "a"], ["b", "b", "b"]]);
+});
+
+test("copies of a prompt go to one rank of a data-parallel prefill instance", async () => {
+  const vllm = vllmPair();
+  const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
+  const { url } = await runProxy({ prefillers: [`${p.url}@0`, `${p.url}@1`], decoders: [d.url] });
+  await post(`${url}/v1/completions`, { prompt: ["a", "b"], n: 3 });
+  const ranks = (prompt: string) =>
+    p.seen.filter(({ json }) => json.prompt === prompt).map(({ headers }) => headers["x-data-parallel-rank"]);
+  expect([ranks("a"), ranks("b")].sort()).toEqual([
+    ["0", "0", "0"],
+    ["1", "1", "1"],
+  ]);
+});
+
+test("the vLLM stub answers a proxy that does not split with garbage", async () => {
+  const vllm = vllmPair();
+  const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];
+  const body = { prompt: ["a", "b"], n: 1 };
+  const asked = { ...body, max_tokens: 1, kv_transfer_params: { do_remote_decode: true } };
+  const { kv_transfer_params } = (await (await post(`${p.url}/v1/completions`, asked)).json()) as object & {
+    kv_transfer_params: object;
+  };
+  await post(`${d.url}/v1/completions`, { ...body, kv_transfer_params });
+  expect(vllm.counts.garbage).toBe(1);
+  expect(vllm.held.size).toBe(1);
+});

@@ -1,0 +1,48 @@
+import { setTimeout as sleep } from "node:timers/promises";
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
+import { expect, test } from "vitest";
+import { COMPLETION, sendJson } from "../support/fake-upstream.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
+
+setFlagsFromString("--expose-gc");
+const collect = runInNewContext("gc") as () => void;
+
+const WARM_UP = 500;
+const REQUESTS = 700;
+/** What a request keeps while it is served is 20 kB and more. */
+const MOST_BYTES = 2_000;
+
+test.each(["pull", "push"] as const)(
+  "%s: nothing of a request is kept in memory after its answer",
+  { timeout: 120_000 },
+  async (mode) => {
+    const kv_transfer_params = {
+      do_remote_prefill: true,
+      remote_block_ids: [[1]],
+      remote_engine_id: "e",
+      remote_request_id: "r",
+      remote_host: "10.0.0.1",
+      remote_port: 5601,
+      tp_size: 1,
+      transfer_mode: mode,
+    };
+    const answer = { id: "x", choices: [{ text: "a" }], kv_transfer_params };
+    const p = await upstream(({ response }) => sendJson(response, answer));
+    const d = await upstream(({ response }) => sendJson(response, COMPLETION));
+    const prefillers = [{ url: p.url, kv: { engineId: "e" } }];
+    const { url } = await runProxy({ mode, prefillers, decoders: [d.url] });
+    const heapAfter = async (requests: number) => {
+      for (let sent = 0; sent < requests; sent += 1) {
+        await (await post(`${url}/v1/completions`, { prompt: "a" })).text();
+      }
+      // These two keep what they have seen.
+      for (const { seen } of [p, d]) (seen as unknown[]).length = 0;
+      await sleep(300);
+      collect();
+      return process.memoryUsage().heapUsed;
+    };
+    const before = await heapAfter(WARM_UP);
+    expect(((await heapAfter(REQUESTS)) - before) / REQUESTS).toBeLessThan(MOST_BYTES);
+  },
+);

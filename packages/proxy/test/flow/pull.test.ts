@@ -1,0 +1,156 @@
+import { randomBytes } from "node:crypto";
+import { expect, test } from "vitest";
+import { COMPLETION, decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "../support/fake-upstream.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
+
+test.each(["/v1/completions", "/v1/chat/completions"])(
+  "%s: the prefill leg, then the decode leg with its KV parameters",
+  async (path) => {
+    const p = await upstream(prefillOk);
+    const d = await upstream(decodeOk);
+    const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+    const body =
+      '{"model":"m","prompt":"hi","messages":[],"max_tokens":7,"seed":9223372036854775807,"x":{"y":1.0}}';
+
+    const response = await post(url + path, body, {
+      headers: { authorization: "Bearer k", traceparent: "00-a-b-01" },
+    });
+
+    expect(response.status).toBe(200);
+    expect(await response.json()).toEqual(COMPLETION);
+    const [prefill, decode] = [await p.request(0), await d.request(0)];
+    expect([prefill.path, decode.path]).toEqual([path, path]);
+    expect(prefill.json).toMatchObject({ max_tokens: 1, stream: false });
+    expect(prefill.json.kv_transfer_params).toEqual({
+      do_remote_decode: true,
+      do_remote_prefill: false,
+      remote_engine_id: null,
+      remote_block_ids: null,
+      remote_host: null,
+      remote_port: null,
+    });
+    expect(decode.body).toBe(`${body.slice(0, -1)},"kv_transfer_params":${KV_PARAMS_TEXT}}`);
+    for (const { headers } of [prefill, decode]) {
+      expect(headers).toMatchObject({ authorization: "Bearer k", traceparent: "00-a-b-01" });
+      expect(headers["x-request-id"]).toBe(response.headers.get("x-request-id"));
+    }
+    expect(proxy.status().requests).toMatchObject({ in_flight: 0, total: 1, succeeded: 1, failed: {} });
+  },
+);
+
+test("both legs and the answer carry the client's request id", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(decodeOk);
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const response = await post(
+    `${url}/v1/completions`,
+    { prompt: "a" },
+    { headers: { "x-request-id": "mine-1:2" } },
+  );
+  const ids = [p.seen[0], d.seen[0]].map((seen) => seen?.headers["x-request-id"]);
+  expect([...ids, response.headers.get("x-request-id")]).toEqual(["mine-1:2", "mine-1:2", "mine-1:2"]);
+
+  const refused = await post(
+    `${url}/v1/completions`,
+    { prompt: "a" },
+    { headers: { "x-request-id": "a,b" } },
+  );
+  expect(refused.status).toBe(400);
+  expect(p.seen).toHaveLength(1);
+});
+
+test("a stream reaches the client byte for byte, in the chunks in which it came", async () => {
+  const pieces = ['data: {"choices":[{"text":"é', '"}]}\n\n', ": ping\n\n", "data: [DONE]\n\n"];
+  const d = await upstream(() => {});
+  const p = await upstream(prefillOk);
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const asked = post(`${url}/v1/completions`, {
+    prompt: "a",
+    stream: true,
+    stream_options: { include_usage: true },
+  });
+  const { response: decode, json } = await d.request(0);
+  expect(json).toMatchObject({ stream: true, stream_options: { include_usage: true } });
+  expect(p.seen[0]?.json).not.toHaveProperty("stream_options");
+  decode.writeHead(200, { "content-type": "text/event-stream; charset=utf-8", "x-extra": "1" });
+
+  let reader: ReadableStreamDefaultReader<Uint8Array> | undefined;
+  for (const piece of pieces) {
+    // The next piece is sent only when this one has arrived: nothing is held back.
+    decode.write(piece);
+    if (reader === undefined) {
+      const response = await asked;
+      expect(response.headers.get("content-type")).toBe("text/event-stream; charset=utf-8");
+      expect(response.headers.get("x-extra")).toBe("1");
+      reader = response.body?.getReader();
+    }
+    let arrived = "";
+    while (Buffer.byteLength(arrived) < Buffer.byteLength(piece)) {
+      const { value } = (await reader?.read()) ?? {};
+      arrived += Buffer.from(value ?? []).toString("utf8");
+    }
+    expect(arrived).toBe(piece);
+  }
+  decode.end();
+  expect((await reader?.read())?.done).toBe(true);
+});
+
+test("an answer above the limit of the check arrives complete", async () => {
+  const text = randomBytes(600_000).toString("base64");
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ response }) => sendJson(response, { choices: [{ text }] }));
+  const { url } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url],
+    limits: { heldAnswerLengthBytes: 1000 },
+  });
+  const answer = (await (await post(`${url}/v1/completions`, { prompt: "a" })).json()) as object;
+  expect(answer).toEqual({ choices: [{ text }] });
+});
+
+test("instances take turns, and concurrent requests each get their own answer", async () => {
+  const echo = await Promise.all(
+    [0, 1].map(() =>
+      upstream(({ json, response }) => sendJson(response, { choices: [{ text: json.prompt }] })),
+    ),
+  );
+  const ps = await Promise.all([0, 1, 2].map(() => upstream(prefillOk)));
+  const { url, proxy } = await runProxy({
+    prefillers: ps.map((p) => p.url),
+    decoders: echo.map((d) => d.url),
+  });
+  const prompts = Array.from({ length: 60 }, (_, at) => `prompt ${at}`);
+  const answers = await Promise.all(
+    prompts.map(
+      async (prompt) => (await post(`${url}/v1/completions`, { prompt })).json() as Promise<object>,
+    ),
+  );
+  expect(answers).toEqual(prompts.map((text) => ({ choices: [{ text }] })));
+  expect(ps.map((p) => p.seen.length)).toEqual([20, 20, 20]);
+  expect(echo.map((d) => d.seen.length)).toEqual([30, 30]);
+  const status = proxy.status();
+  expect(status.requests).toMatchObject({ in_flight: 0, total: 60, succeeded: 60 });
+  expect([...status.prefillers, ...status.decoders].every((one) => one.in_flight === 0)).toBe(true);
+});
+
+test("/v1/models comes from a decode instance, /health and /status from the proxy", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ response }) => sendJson(response, { object: "list", data: [{ id: "m" }] }));
+  const { url } = await runProxy({ prefillers: [p.url], decoders: [`${d.url}/v1`] });
+  expect(await (await fetch(`${url}/v1/models?a=1`)).json()).toEqual({ object: "list", data: [{ id: "m" }] });
+  expect(d.seen[0]).toMatchObject({ method: "GET", path: "/v1/models?a=1" });
+  const health = await fetch(`${url}/health`);
+  expect([health.status, await health.json()]).toEqual([
+    200,
+    { status: "ok", prefill_instances: 1, decode_instances: 1 },
+  ]);
+  expect((await fetch(`${url}/healthcheck`)).status).toBe(200);
+  expect(await (await fetch(`${url}/status`)).json()).toMatchObject({
+    flow: "pull",
+    routing: "round-robin",
+    draining: false,
+    prefillers: [{ url: p.url, available: true }],
+    decoders: [{ url: d.url, requests: 1 }],
+  });
+  expect((await fetch(`${url}/nothing`)).status).toBe(404);
+});

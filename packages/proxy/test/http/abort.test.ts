@@ -1,0 +1,117 @@
+import { connect } from "node:net";
+import { expect, test } from "vitest";
+import { decodeOk, prefillOk } from "../support/fake-upstream.js";
+import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
+
+test.each(["prefill", "decode"])(
+  "a client that disconnects during %s closes the leg's connection",
+  async (role) => {
+    const silent = await upstream(() => {});
+    const p = await upstream(prefillOk);
+    const { url, proxy } = await runProxy({
+      prefillers: [role === "prefill" ? silent.url : p.url],
+      decoders: [silent.url],
+    });
+    const client = new AbortController();
+    const asked = post(`${url}/v1/completions`, { prompt: "a" }, { signal: client.signal });
+    const { dropped } = await silent.request(0);
+    client.abort();
+    await expect(asked).rejects.toThrow();
+    await dropped;
+    expect(silent.seen).toHaveLength(1);
+    await expect
+      .poll(() => proxy.status().requests)
+      .toMatchObject({ in_flight: 0, failed: { KV_REQUEST_ABORTED: 1 } });
+    // It says nothing about the instance.
+    for (const one of [...proxy.status().prefillers, ...proxy.status().decoders]) {
+      expect(one).toMatchObject({ in_flight: 0, failures: 0, available: true });
+    }
+  },
+);
+
+test("a client that disconnects in the middle of a stream aborts the decode leg", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(({ response }) => {
+    response.writeHead(200, { "content-type": "text/event-stream" });
+    response.write("data: {}\n\n");
+  });
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const client = new AbortController();
+  const response = await post(
+    `${url}/v1/completions`,
+    { prompt: "a", stream: true },
+    { signal: client.signal },
+  );
+  await response.body?.getReader().read();
+  client.abort();
+  await (await d.request(0)).dropped;
+  await expect
+    .poll(() => proxy.status().requests)
+    .toMatchObject({ in_flight: 0, failed: { KV_REQUEST_ABORTED: 1 } });
+});
+
+/** A client that sends its requests without waiting for answers. */
+function pipeline(url: string, prompts: readonly string[]) {
+  const requests = prompts.map((prompt) => {
+    const body = JSON.stringify({ prompt });
+    return `POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`;
+  });
+  const socket = connect(Number(new URL(url).port), "127.0.0.1", () => socket.write(requests.join("")));
+  let received = "";
+  socket.setEncoding("utf8").on("data", (text: string) => (received += text));
+  return { socket, statuses: () => received.match(/HTTP\/1\.1 [0-9]+/g) };
+}
+
+test("pipelined requests are answered in order", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(() => {});
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { socket, statuses } = pipeline(url, ["a", "b", "c"]);
+  const legs = await Promise.all([0, 1, 2].map((index) => d.request(index)));
+  for (const leg of legs.reverse()) await decodeOk(leg);
+  await expect.poll(statuses).toEqual(Array(3).fill("HTTP/1.1 200"));
+  socket.destroy();
+  await expect.poll(() => proxy.status().requests).toMatchObject({ in_flight: 0, succeeded: 3 });
+});
+
+test("a client that disconnects also aborts its pipelined requests", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(() => {});
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const { socket } = pipeline(url, ["a", "b", "c"]);
+  const legs = await Promise.all([0, 1, 2].map((index) => d.request(index)));
+  socket.destroy();
+  await Promise.all(legs.map(({ dropped }) => dropped));
+  await expect
+    .poll(() => proxy.status().requests)
+    .toMatchObject({ in_flight: 0, failed: { KV_REQUEST_ABORTED: 3 } });
+});
+
+test("close refuses new requests, and resolves when those in flight have ended", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(() => {});
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const asked = post(`${url}/v1/completions`, { prompt: "a", stream: true });
+  const { response: decode } = await d.request(0);
+  const closed = proxy.close();
+  expect((await fetch(`${url}/health`)).status).toBe(503);
+  expect(await errorOf(await post(`${url}/v1/completions`, { prompt: "b" }))).toMatchObject({ status: 503 });
+  decode.writeHead(200, { "content-type": "text/event-stream" });
+  decode.end('data: {"choices":[{}]}\n\ndata: [DONE]\n\n');
+  expect(await (await asked).text()).toBe('data: {"choices":[{}]}\n\ndata: [DONE]\n\n');
+  await closed;
+  await expect(post(`${url}/v1/completions`, { prompt: "b" })).rejects.toThrow();
+});
+
+test("close without grace aborts the requests in flight", async () => {
+  const p = await upstream(() => {});
+  const d = await upstream(decodeOk);
+  const { url, proxy } = await runProxy({ prefillers: [p.url], decoders: [d.url] });
+  const asked = post(`${url}/v1/completions`, { prompt: "a" });
+  const { dropped } = await p.request(0);
+  const patient = proxy.close();
+  await proxy.close({ graceMs: 0 });
+  await patient;
+  expect(await errorOf(await asked)).toMatchObject({ status: 503, code: "KV_REQUEST_ABORTED" });
+  await dropped;
+});

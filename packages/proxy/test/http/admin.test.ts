@@ -1,0 +1,173 @@
+import { once } from "node:events";
+import { get } from "node:http";
+import { expect, test } from "vitest";
+import { decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
+import { after, createManualClock } from "../support/manual-clock.js";
+import { errorOf, post, runProxy, upstream } from "../support/set-up.js";
+
+const admin = { port: 0 };
+
+test("instances are added, drained and removed while requests pass", async () => {
+  const [p, d1, d2] = [await upstream(prefillOk), await upstream(decodeOk), await upstream(decodeOk)];
+  const { url, adminUrl, proxy } = await runProxy({ prefillers: [p.url], decoders: [d1.url], admin });
+  const change = (what: string, instance: string) =>
+    post(`${adminUrl}/instances/${what}`, { role: "decode", instance });
+  const ask = async () => expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  expect((await change("add", d2.url)).status).toBe(200);
+  expect(await errorOf(await change("add", d2.url))).toMatchObject({
+    status: 409,
+    code: "KV_CONFIG_INVALID",
+  });
+  await ask();
+  await ask();
+  expect([d1.seen.length, d2.seen.length]).toEqual([1, 1]);
+  expect((await change("drain", d1.url)).status).toBe(200);
+  await ask();
+  expect([d1.seen.length, d2.seen.length]).toEqual([1, 2]);
+  await change("remove", d1.url);
+  await expect.poll(() => proxy.status().decoders.map((one) => one.url)).toEqual([d2.url]);
+  expect(await errorOf(await change("remove", d1.url))).toMatchObject({
+    status: 404,
+    code: "KV_PROXY_NO_INSTANCE",
+  });
+  expect((await post(`${adminUrl}/instances/add`, { role: "both", instance: "x" })).status).toBe(400);
+});
+
+test("a rank of a data-parallel server is drained and removed alone, and has metrics of its own", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const decoders = [`${d.url}@0`, `${d.url}@1`];
+  const { url, adminUrl, proxy } = await runProxy({ prefillers: [p.url], decoders, admin });
+  const change = (what: string, instance: string) =>
+    post(`${adminUrl}/instances/${what}`, { role: "decode", instance });
+  const ranks = () => proxy.status().decoders.map((one) => [one.data_parallel_rank, one.state]);
+  for (let index = 0; index < 4; index++) {
+    if (index === 2) await change("drain", `${d.url}@1`);
+    await post(`${url}/v1/completions`, { prompt: "a" });
+  }
+  expect(ranks()).toEqual([
+    [0, "up"],
+    [1, "draining"],
+  ]);
+  const metrics = (await (await fetch(`${adminUrl}/metrics`)).text()).split("\n");
+  expect(metrics).toContain(`kv_proxy_instance_requests{role="decode",instance="${d.url}",rank="0"} 3`);
+  expect(metrics).toContain(`kv_proxy_instance_requests{role="decode",instance="${d.url}",rank="1"} 1`);
+  expect((await change("remove", d.url)).status).toBe(404);
+  expect((await change("remove", `${d.url}@1`)).status).toBe(200);
+  await expect.poll(ranks).toEqual([[0, "up"]]);
+});
+
+test("admin routes refuse invalid requests with a 4xx in OpenAI's form", async () => {
+  const { adminUrl } = await runProxy({ prefillers: ["p:1"], decoders: ["d:1"], admin });
+  const add = (instance: string) => post(`${adminUrl}/instances/add`, { role: "decode", instance });
+  expect(await errorOf(await add("ftp://x"))).toMatchObject({ status: 400, code: "KV_CONFIG_INVALID" });
+  const large = (await (await add("x".repeat(70_000))).json()) as { error: object };
+  expect(large.error).toMatchObject({ code: "KV_REQUEST_INVALID", hint: "send one instance at a time" });
+  expect(await errorOf(await fetch(`${adminUrl}/nothing`))).toMatchObject({
+    status: 404,
+    code: "KV_REQUEST_INVALID",
+  });
+});
+
+test("the admin routes are on their own port only, and require the token", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const token = "a token of length";
+  const { url, adminUrl } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url],
+    admin: { port: 0, token },
+  });
+  expect((await post(`${url}/instances/add`, {})).status).toBe(404);
+  expect((await fetch(`${url}/metrics`)).status).toBe(404);
+  for (const path of ["/status", "/metrics", "/requests", "/events", "/nothing"]) {
+    expect((await fetch(adminUrl + path)).status, path).toBe(401);
+    expect((await fetch(`${adminUrl + path}?token=wrong`)).status, path).toBe(401);
+  }
+  const headers = { authorization: `Bearer ${token}` };
+  expect(await (await fetch(`${adminUrl}/status`, { headers })).json()).toMatchObject({ flow: "pull" });
+  expect((await fetch(adminUrl)).headers.get("content-type")).toContain("text/html");
+});
+
+test("an admin host other than the loopback requires a token", async () => {
+  const wanted = runProxy({ prefillers: ["p:1"], decoders: ["d:1"], admin: { host: "0.0.0.0", port: 0 } });
+  await expect(wanted).rejects.toThrow("admin.token");
+});
+
+test("/metrics has Prometheus metrics by endpoint, outcome and instance", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const { url, adminUrl } = await runProxy({ prefillers: [p.url], decoders: [d.url], admin });
+  await post(`${url}/v1/completions`, { prompt: ["a", "b"] });
+  await post(`${url}/v1/completions`, { prompt: "a", n: 0 });
+  const response = await fetch(`${adminUrl}/metrics`);
+  const text = await response.text();
+  expect(response.headers.get("content-type")).toContain("version=0.0.4");
+  for (const line of [
+    'kv_proxy_requests_total{endpoint="/v1/completions",outcome="200"} 1',
+    'kv_proxy_requests_total{endpoint="/v1/completions",outcome="KV_REQUEST_INVALID"} 1',
+    "kv_proxy_parts_total 2",
+    "kv_proxy_prefill_ms_count 1",
+    `kv_proxy_instance_requests{role="decode",instance="${d.url}"} 2`,
+    `kv_proxy_instance_available{role="prefill",instance="${p.url}"} 1`,
+  ]) {
+    expect(text.split("\n")).toContain(line);
+  }
+  // Each has a help text of its own.
+  for (const [, name, help] of text.matchAll(/^# HELP (\S+) (.*)$/gm)) expect(help).not.toBe(name);
+});
+
+test("/events streams requests when they end, with the times of their legs", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const { url, adminUrl } = await runProxy({ prefillers: [p.url], decoders: [d.url], admin });
+  const [events] = (await once(get(`${adminUrl}/events`), "response")) as [
+    NodeJS.ReadableStream & { destroy(): void },
+  ];
+  let text = "";
+  events.setEncoding("utf8");
+  events.on("data", (chunk: string) => (text += chunk));
+  events.on("error", () => {});
+  await expect.poll(() => text).toContain("event: status");
+  await post(`${url}/v1/completions`, { prompt: "a" }, { headers: { "x-request-id": "shown" } });
+  await expect.poll(() => text).toContain("event: request\n");
+  const record = JSON.parse(/event: request\ndata: (.*)\n/.exec(text)?.[1] ?? "{}") as Record<string, number>;
+  expect(record).toMatchObject({ request_id: "shown", outcome: "200", prefill: p.url, decode: d.url });
+  const {
+    prefill_from_ms = -1,
+    prefill_to_ms = -1,
+    decode_from_ms = -1,
+    first_byte_at_ms = -1,
+    duration_ms = -1,
+  } = record;
+  const times = [0, prefill_from_ms, prefill_to_ms, decode_from_ms, first_byte_at_ms, duration_ms];
+  expect(times).toEqual([...times].sort((a, b) => a - b));
+  events.destroy();
+  expect(await (await fetch(`${adminUrl}/requests`)).json()).toHaveLength(1);
+});
+
+test("health checks eject an instance that answers 503, and take it back after a good check", async () => {
+  const clock = createManualClock();
+  let sick = true;
+  const p = await upstream(prefillOk);
+  const d = await upstream((seen) => {
+    if (seen.path === "/health") seen.response.writeHead(sick ? 503 : 200).end();
+    else void decodeOk(seen);
+  });
+  const healthy = await upstream((seen) =>
+    seen.path === "/health" ? sendJson(seen.response, {}) : decodeOk(seen),
+  );
+  const { url, proxy } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url, healthy.url],
+    clock,
+    health: { intervalMs: 100, failures: 2 },
+    timeouts: { slowReturnMs: 1 },
+  });
+  const stateOf = () => proxy.status().decoders[0]?.state;
+  const checks = () => d.seen.filter(({ path }) => path === "/health").length;
+  for (let round = 1; round <= 2; round += 1) {
+    await expect.poll(after(clock, 100, checks)).toBeGreaterThanOrEqual(round);
+  }
+  await expect.poll(after(clock, 100, stateOf)).toBe("ejected");
+  await post(`${url}/v1/completions`, { prompt: "a" });
+  expect(d.seen.every(({ path }) => path === "/health")).toBe(true);
+  sick = false;
+  await expect.poll(after(clock, 100, stateOf)).toMatch(/returning|up/);
+});

@@ -1,0 +1,46 @@
+import { afterEach } from "vitest";
+import { createProxy, type ProxyOptions } from "../../src/index.js";
+import { type Answer, type FakeUpstream, startUpstream } from "./fake-upstream.js";
+
+const open: { close(): Promise<void> }[] = [];
+
+afterEach(async () => {
+  for (const one of open.splice(0).reverse()) await one.close();
+});
+
+export async function upstream(answer: Answer, port?: number): Promise<FakeUpstream> {
+  const started = await startUpstream(answer, port);
+  open.push(started);
+  return started;
+}
+
+export interface RunningProxy {
+  readonly proxy: ReturnType<typeof createProxy>;
+  readonly url: string;
+  readonly adminUrl: string;
+}
+
+/** A proxy on a free port, closed without grace after the test. */
+export async function runProxy(options: ProxyOptions): Promise<RunningProxy> {
+  // A check would be a request more at the fake instances, which count.
+  const proxy = createProxy({ health: { intervalMs: 0 }, ...options });
+  open.push({ close: () => proxy.close({ graceMs: 0 }) });
+  const { url, adminUrl = "" } = await proxy.listen({ port: 0 });
+  return { proxy, url, adminUrl };
+}
+
+export function post(url: string, body: unknown, init: RequestInit = {}): Promise<Response> {
+  return fetch(url, {
+    method: "POST",
+    ...init,
+    headers: { "content-type": "application/json", ...(init.headers as Record<string, string>) },
+    body: typeof body === "string" ? body : JSON.stringify(body),
+  });
+}
+
+export async function errorOf(
+  response: Response,
+): Promise<{ status: number; code: unknown; message: string }> {
+  const { error } = (await response.json()) as { error: { code: unknown; message: string } };
+  return { status: response.status, code: error.code, message: error.message };
+}
