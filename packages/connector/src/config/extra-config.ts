@@ -2,7 +2,7 @@ import { type BackendSpec, KvError, type Log } from "@kv/interface";
 import { suggestKey } from "./suggest-key.js";
 
 /** Keys of `kv_connector_extra_config` that are read here or by the connectors of this project. */
-export const EXTRA_CONFIG_KEYS = [
+const EXTRA_CONFIG_KEYS = [
   "backends",
   "num_threads",
   "kv_lease_duration",

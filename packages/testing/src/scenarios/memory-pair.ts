@@ -1,6 +1,7 @@
 import type { ConnectorPair } from "@kv/conformance/connector";
 import { cpuPlatform, readTransferConfig } from "@kv/connector";
 import type { ConnectorModule } from "@kv/interface";
+import { pullConnector } from "@kv/pull";
 import {
   memoryNetwork,
   memorySideChannel,
@@ -8,7 +9,6 @@ import {
   seededRandom,
   virtualClock,
 } from "@kv/transport-memory";
-import { pullConnector } from "../../../pull/src/index.js";
 import { engineIdentity } from "../engine-identity.js";
 import { simConfig } from "../simulator/sim-config.js";
 import { createSimRanks } from "../simulator/sim-ranks.js";

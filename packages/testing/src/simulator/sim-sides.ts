@@ -7,8 +7,8 @@ import {
   type SideChannel,
   type WorkerConnector,
 } from "@kv/interface";
+import { pullConnector } from "@kv/pull";
 import { type MemoryHost, memorySideChannel, memoryTransport } from "@kv/transport-memory";
-import { pullConnector } from "../../../pull/src/index.js";
 import { engineIdentity } from "../engine-identity.js";
 import { sabotagedSideChannel, sabotagedTransport } from "../faults/sabotage.js";
 import { plainSideChannel } from "../scenarios/plain-vllm-peer.js";
