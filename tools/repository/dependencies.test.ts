@@ -15,11 +15,6 @@ import { root, sourceFiles } from "./source-files.js";
 const run = promisify(execFile);
 const ALLOWED: Readonly<Record<string, readonly string[]>> = mayImport;
 
-/** Each is `file imports package`, with the reason. An exception that is no longer needed fails. */
-const EXCEPTIONS: Readonly<Record<string, string>> = {
-  "packages/plan/src/cli/live-pair.ts imports @kv/connector": "kv-plan --from moves to kv-peer",
-};
-
 /** String literals in the sources of packages that name a package which must not be imported there. */
 function violations(folder: string): string[] {
   return sourceFiles(folder, ["packages"])
@@ -56,7 +51,7 @@ function packagesNamedIn(text: string): string[] {
 }
 
 test("sources import only the packages that may-import.json allows", () => {
-  expect(violations(root).sort()).toEqual(Object.keys(EXCEPTIONS).sort());
+  expect(violations(root)).toEqual([]);
 });
 
 test("every package has a row in may-import.json", () => {

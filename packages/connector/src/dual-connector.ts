@@ -16,7 +16,9 @@ import { decodeMsgpack, encodeMsgpack, type TransferMode } from "@kv/protocol";
 export interface DualConnectorOptions {
   /** The connector's name in step metadata and errors. */
   readonly name: string;
+  /** The connector of requests that D reads. */
   readonly pull: ConnectorModule;
+  /** The connector of requests that P writes. */
   readonly push: ConnectorModule;
   /** The mode of a request whose `kv_transfer_params` name none. Must return the same mode for the same request. */
   prefer(request: ConnectorRequest): TransferMode;

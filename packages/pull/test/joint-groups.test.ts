@@ -195,7 +195,10 @@ describe("engines that group an MLA model's layers differently", () => {
     const params = { ...prefill(p, P_BLOCKS.two), remote_block_ids: P_BLOCKS.one };
     const { failed } = await decode(p, d, params, D_BLOCKS.one, 0);
     expect(failed).toMatchObject([
-      { code: "KV_BLOCKS_MISMATCH", message: expect.stringMatching(/remote block ids of 1 .* are of 2/) },
+      {
+        code: "KV_BLOCKS_MISMATCH",
+        message: expect.stringMatching(/remote block ids of 1 .* have 2 groups/),
+      },
     ]);
   });
 

@@ -1,6 +1,7 @@
 import { KvError, type Log } from "@kv/interface";
 import { suggestKey } from "./suggest-key.js";
 
+/** Environment variables by name, such as `process.env`. */
 export type Environment = Readonly<Record<string, string | undefined>>;
 
 const PREFIX = "VLLM_NIXL_";

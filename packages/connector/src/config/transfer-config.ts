@@ -5,9 +5,11 @@ import { readBackends, warnOfUnreadExtra } from "./extra-config.js";
 import { suggestKey } from "./suggest-key.js";
 import { kvTransferConfigSchema, UNUSED_DEFAULTS } from "./transfer-config-schema.js";
 
+/** Options of `readTransferConfig`. */
 export interface TransferConfigSources {
   /** Environment variables; none by default, so that a program says which it lets in: `process.env`, usually. */
   readonly env?: Environment;
+  /** Gets warnings about settings that have no effect. Default: none are logged. */
   readonly log?: Log;
   /** Keys of `kv_connector_extra_config` that a connector from elsewhere reads: they do not warn. */
   readonly extraKeys?: readonly string[];

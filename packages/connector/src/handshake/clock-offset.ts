@@ -2,7 +2,9 @@ import { KvError } from "@kv/interface";
 
 /** One exchange with a peer that told its clock: when the request left, when the reply came, what the peer's clock said between. */
 export interface ClockSample {
+  /** When the request left, on the local clock. */
   readonly sentAtMs: number;
+  /** When the reply came, on the local clock. */
   readonly receivedAtMs: number;
   /** The peer's monotonic clock in seconds (vLLM: `time.perf_counter()` of the scheduler process). */
   readonly remoteSeconds: number;

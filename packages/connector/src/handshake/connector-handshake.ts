@@ -36,9 +36,13 @@ export interface RemoteRank {
 
 /** Options of `ConnectorHandshake`. */
 export interface ConnectorHandshakeOptions {
+  /** Carries the queries to other engines. */
   readonly sideChannel: SideChannel;
+  /** Timeouts, the handshake key and the compatibility check. */
   readonly settings: ConnectorSettings;
+  /** This engine; the model's identity is part of the compatibility hash. */
   readonly engine: WorkerOptions["engine"];
+  /** The model's KV cache; part of the compatibility hash. */
   readonly cache: KvCacheConfig;
   /** This rank's caches. */
   readonly local: RankGeometry;
@@ -46,6 +50,7 @@ export interface ConnectorHandshakeOptions {
   readonly transferMode: "pull" | "push";
   /** Extension messages that this side understands. */
   readonly features?: readonly string[] | undefined;
+  /** Gets a warning for each factor that is not compared. */
   readonly log: Log;
 }
 

@@ -2,6 +2,7 @@ import type { Metrics } from "@kv/interface";
 import { METRIC_BUCKETS, METRIC_HELP } from "./metric-names.js";
 import { type MetricSeries, prometheusText } from "./prometheus-text.js";
 
+/** Metrics that are kept in memory and rendered on request. */
 export interface MemoryMetrics extends Metrics {
   /** The sum of a counter over all label sets, or the number of observations of a histogram; 0 when never touched. */
   total(name: string): number;
@@ -9,6 +10,7 @@ export interface MemoryMetrics extends Metrics {
   render(): string;
 }
 
+/** Options of `memoryMetrics`. */
 export interface MemoryMetricsOptions {
   /** Upper bounds of histogram buckets by metric name, ascending; vLLM's for vLLM's names, seconds for others. */
   readonly buckets?: Readonly<Record<string, readonly number[]>>;

@@ -8,10 +8,13 @@ import type { RemoteEngine } from "./remote-engine.js";
 
 /** Options of `HeartbeatSender`. */
 export interface HeartbeatSenderOptions {
+  /** Times the heartbeats. */
   readonly clock: Clock;
   /** vLLM 0.33: a sixth of the lease. */
   readonly intervalMs: number;
+  /** The engines that heartbeats go to. One that is not open is opened. */
   readonly engines: Pick<PeerTable<RemoteEngine>, "acquire" | "peek">;
+  /** Sends the heartbeats. */
   readonly notifications: Pick<NotificationSender, "sendHeartbeat">;
   /** Tracks the sending, so that the worker can wait for it when it closes. */
   readonly tasks: Pick<TaskTracker, "track">;
@@ -74,6 +77,7 @@ export class HeartbeatSender {
     this.#cancelTimer();
   }
 
+  /** As `close`. */
   [Symbol.dispose](): void {
     this.close();
   }

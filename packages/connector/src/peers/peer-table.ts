@@ -5,11 +5,13 @@ import { PeerBackoff } from "./peer-backoff.js";
 
 /** Anything opened at an engine's address. */
 export interface Peer {
+  /** The address that the peer was opened for. */
   readonly address: EngineAddress;
 }
 
 /** A counted reference to an open peer. The peer stays open until every reference was released. */
 export interface PeerRef<P extends Peer> extends Disposable {
+  /** The open peer. */
   readonly peer: P;
   /** Ends the reference. Safe to call twice. */
   release(): void;
@@ -17,7 +19,9 @@ export interface PeerRef<P extends Peer> extends Disposable {
 
 /** Options of `PeerTable`. */
 export interface PeerTableOptions<P extends Peer> {
+  /** Times the back-off and the time to live. */
   readonly clock: Clock;
+  /** Gets an entry for each failed opening and each dropped peer. */
   readonly log: Log;
   /** Counts failed openings. */
   readonly metrics: Pick<TransferMetrics, "handshakeFailed">;
@@ -106,6 +110,7 @@ export class PeerTable<P extends Peer> {
     await Promise.all(this.#closing.values());
   }
 
+  /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }

@@ -36,7 +36,9 @@ export interface RemoteEngineSource {
 
 /** The local and the remote list of a transfer. */
 export interface ListPair {
+  /** This rank's memory. */
   readonly local: PreparedList;
+  /** The remote rank's memory. */
   readonly remote: PreparedList;
 }
 

@@ -2,6 +2,7 @@ import { readdirSync } from "node:fs";
 import { KvError, type Platform } from "@kv/interface";
 import { cpuPlatform } from "./cpu-platform.js";
 
+/** Options of `cudaPlatform`. */
 export interface CudaPlatformOptions {
   /** Names of the GPUs that are here; by default those of the driver's files in `/dev`. */
   readonly gpus?: () => readonly string[];

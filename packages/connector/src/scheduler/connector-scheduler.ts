@@ -21,6 +21,7 @@ import { PrefillScheduler } from "./prefill-scheduler.js";
 
 /** What a connector's `DecodeOrders` are created with. */
 export interface DecodeOrdersContext {
+  /** The scheduler's clock. */
   readonly clock: Clock;
   /** The options that the engine created the scheduler side with. */
   readonly options: SchedulerOptions;
@@ -32,6 +33,7 @@ export interface DecodeOrdersContext {
 export interface ConnectorSchedulerOptions<Source extends PromptSource> {
   /** The name in step metadata. */
   readonly name: string;
+  /** The mode of the requests that this connector serves. */
   readonly transferMode: TransferMode;
   /** Creates D's half. */
   createDecodeOrders(context: DecodeOrdersContext): DecodeOrders<Source, object>;
@@ -160,6 +162,7 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     await this.#listener.close();
   }
 
+  /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }

@@ -14,6 +14,7 @@ import type { HeartbeatOrder, RemoteRequest } from "./step-types.js";
 
 /** The P of a request, and how much of the prompt it has. */
 export interface PromptSource {
+  /** The request at P. */
   readonly remote: RemoteRequest;
   /** Prompt tokens whose KV P has or will have; undefined where P has not said. */
   readonly numTokens?: number | undefined;
@@ -55,6 +56,7 @@ export interface DecodeOrders<Source extends PromptSource, Step extends object> 
   takeStep(): Step;
   /** Whether `takeStep` has orders. */
   readonly hasOrders: boolean;
+  /** Forgets all orders. */
   close?(): void;
 }
 

@@ -16,6 +16,7 @@ export interface Generation {
 
 /** Options of `Generations`. */
 export interface GenerationsOptions {
+  /** Times how long ended ids are remembered. */
   readonly clock: Clock;
   /** How long an ended id is remembered; notifications under way arrive within it. Default 600,000 ms. */
   readonly rememberMs?: number | undefined;

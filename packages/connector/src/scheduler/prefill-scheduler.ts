@@ -27,12 +27,17 @@ export interface PrefillStep {
 export interface PrefillSchedulerOptions {
   /** Pull's parameters name the end of the lease; push's do not, because no D reads (vLLM 0.33). */
   readonly transferMode: TransferMode;
+  /** Stamps the leases. */
   readonly clock: Clock;
+  /** The KV cache groups: they decide which blocks a D gets. */
   readonly config: KvCacheConfig;
   /** This engine's id. */
   readonly engineId: string;
+  /** This engine's tensor-parallel size. */
   readonly tpSize: number;
+  /** This engine's decode-context-parallel size. */
   readonly dcpSize: number;
+  /** This engine's pipeline-parallel size. */
   readonly ppSize: number;
   /** vLLM 0.33: 30,000. */
   readonly leaseMs: number;

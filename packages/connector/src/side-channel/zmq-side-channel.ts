@@ -3,9 +3,11 @@ import { createIdleConnections } from "./zmq-connections.js";
 import { openZmqListener } from "./zmq-listener.js";
 import { zmqRequest } from "./zmq-request.js";
 
+/** Options of `zmqSideChannel`. */
 export interface ZmqSideChannelOptions extends Partial<Ambient> {
   /** Larger frames are dropped by ZMQ, connection and all. */
   readonly maxRequestBytes?: number;
+  /** Longest frame of a reply, in bytes. Default 64 MiB. */
   readonly maxReplyBytes?: number;
   /** Requests that one listener answers at a time; more wait in the sockets. */
   readonly maxPending?: number;

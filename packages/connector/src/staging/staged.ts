@@ -3,6 +3,7 @@ import { stagedScheduler } from "./staged-scheduler.js";
 import { stagedWorker } from "./staged-worker.js";
 import type { StagingCopied } from "./staging-step.js";
 
+/** Options of `staged`. */
 export interface StagedOptions {
   /** Has `createStaging`. */
   readonly platform: Platform;

@@ -14,6 +14,7 @@ export interface LeaseTerms {
 
 /** Options of `Leases`. */
 export interface LeasesOptions {
+  /** Times the leases. */
   readonly clock: Clock;
   /** What a heartbeat grants from its arrival on, in ms. vLLM 0.33: two thirds of the lease. */
   readonly extensionMs: number;
@@ -95,6 +96,7 @@ export class Leases {
     this.#armTimer();
   }
 
+  /** As `close`. */
   [Symbol.dispose](): void {
     this.close();
   }

@@ -24,9 +24,13 @@ export interface Receiver<Order extends ReceiveOrderBase> {
 
 /** Options of `PendingReceives`. */
 export interface PendingReceivesOptions {
+  /** Times the deadlines. */
   readonly clock: Clock;
+  /** Gets an entry for each failed receive. */
   readonly log: Log;
+  /** Gets the outcome of each receive. */
   readonly output: WorkerOutputQueue;
+  /** Tracks the running receives. */
   readonly tasks: TaskTracker;
   /** From the order until the KV is in place, in ms. */
   readonly timeoutMs: number;
@@ -36,6 +40,7 @@ export interface PendingReceivesOptions {
 
 /** One request whose KV is being received. */
 export class PendingReceive<Order extends ReceiveOrderBase> {
+  /** The scheduler's order. */
   readonly order: Order;
   readonly #options: PendingReceivesOptions;
   readonly #controller = new AbortController();

@@ -9,14 +9,19 @@ import type { WorkerOutputQueue } from "./worker-output.js";
 
 /** What both halves of a connector's worker share: one agent, its registered caches, and the engine's surroundings. */
 export interface WorkerContext {
+  /** The worker's clock. */
   readonly clock: Clock;
+  /** The engine's log. */
   readonly log: Log;
   /** Counters under vLLM's names. */
   readonly metrics: TransferMetrics;
   /** The options that the engine created the worker with. */
   readonly options: WorkerOptions;
+  /** The settings of the transfer config. */
   readonly settings: ConnectorSettings;
+  /** Carries handshakes and lease queries. */
   readonly sideChannel: SideChannel;
+  /** The transport's agent of this rank. */
   readonly agent: Agent;
   /** The registered KV caches. */
   readonly caches: KvCaches;
@@ -24,9 +29,14 @@ export interface WorkerContext {
   readonly local: RankGeometry;
   /** The model's KV cache groups as plans describe them. */
   readonly model: ModelGeometry;
+  /** Both ends of this rank's handshakes. */
   readonly handshake: ConnectorHandshake;
+  /** What the worker reports to the engine. */
   readonly output: WorkerOutputQueue;
+  /** Sends notifications in the background. */
   readonly notifications: NotificationSender;
+  /** Prepared lists of local memory. */
   readonly localLists: SharedLocalLists;
+  /** The remote agents that the agent knows. */
   readonly remoteAgents: SharedRemoteAgents;
 }

@@ -49,6 +49,7 @@ export class DiscoveryFollower {
     this.#watch.close();
   }
 
+  /** As `close`. */
   [Symbol.dispose](): void {
     this.close();
   }

@@ -64,6 +64,7 @@ export class HealthChecks {
     this.#timer?.cancel();
   }
 
+  /** As `close`. */
   [Symbol.dispose](): void {
     this.close();
   }

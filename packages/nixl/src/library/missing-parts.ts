@@ -6,13 +6,27 @@ import type { Environment } from "../environment.js";
 /** What keeps a shared library from loading. */
 export type MissingPart =
   /** A library that the loader does not find. */
-  | { readonly kind: "library"; readonly name: string }
+  | {
+      /** Distinguishes the parts. */
+      readonly kind: "library";
+      /** The name that the loader looks for. */
+      readonly name: string;
+    }
   /** A version of a library's symbols, such as `FABRIC_1.10`. */
-  | { readonly kind: "version"; readonly name: string; readonly library: string }
+  | {
+      readonly kind: "version";
+      readonly name: string;
+      /** The library that should define the version. */
+      readonly library: string;
+    }
   /** A symbol that no library defines. */
   | { readonly kind: "symbol"; readonly name: string }
   /** The file itself: it cannot be read, or is damaged. */
-  | { readonly kind: "file"; readonly reason: string };
+  | {
+      readonly kind: "file";
+      /** The system's message. */
+      readonly reason: string;
+    };
 
 const TIMEOUT_MS = 20_000;
 const MAX_OUTPUT_BYTES = 8 << 20;

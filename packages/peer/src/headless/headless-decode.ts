@@ -131,6 +131,7 @@ export class HeadlessDecode {
     return this.#engine.close();
   }
 
+  /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }

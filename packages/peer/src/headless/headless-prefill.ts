@@ -101,6 +101,7 @@ export class HeadlessPrefill {
     return this.#engine.close();
   }
 
+  /** As `close`. */
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }

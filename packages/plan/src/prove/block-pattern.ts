@@ -1,5 +1,5 @@
 import { KvError } from "@kv/interface";
-import { afterPadding, type BlockContents, type BytePlace, placeAt } from "./block-contents.js";
+import { afterPadding, type BlockContents, type BytePlace, placeAt } from "./contents/block-contents.js";
 import { type BlockPass, originOf, type PassGrid, zeroingAt } from "./pass-effect.js";
 import { fail, type PlanFault } from "./proof-result.js";
 

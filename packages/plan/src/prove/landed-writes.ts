@@ -1,11 +1,11 @@
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import type { RequestPlan } from "../request/request-plan-types.js";
-import { type BlockContents, blockBytes } from "./block-contents.js";
 import type { Write } from "./block-pattern.js";
+import { type BlockContents, blockBytes } from "./contents/block-contents.js";
+import type { ProofSubject, RegionContents } from "./contents/proof-subject.js";
 import type { MemoryPlace } from "./descriptor-lookup.js";
 import type { BlockTokens, NeededTokens } from "./needed-tokens.js";
 import { fail, type PlanFault } from "./proof-result.js";
-import type { ProofSubject, RegionContents } from "./proof-subject.js";
 
 /** A destination block's group, and what its bytes mean. */
 export interface Owner {

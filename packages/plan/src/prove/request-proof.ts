@@ -1,13 +1,13 @@
 import type { RegionGeometry } from "../geometry/rank-geometry.js";
 import type { RequestBlocks, RequestPlan } from "../request/request-plan-types.js";
-import { blockBytes } from "./block-contents.js";
 import { type BlockPattern, patternKey, provePattern } from "./block-pattern.js";
-import { cacheSemantics, regionsHolding } from "./cache-semantics.js";
+import { blockBytes } from "./contents/block-contents.js";
+import { cacheSemantics, regionsHolding } from "./contents/cache-semantics.js";
+import { contentsOfRegion, type ProofSubject, type RegionContents } from "./contents/proof-subject.js";
 import { blockKey, landedWrites, type Owner, type Owners } from "./landed-writes.js";
 import { type NeededTokens, neededTokens } from "./needed-tokens.js";
 import { type BlockPass, passByBlock, passGrid, UNTOUCHED } from "./pass-effect.js";
 import { fail } from "./proof-result.js";
-import { contentsOfRegion, type ProofSubject, type RegionContents } from "./proof-subject.js";
 
 /** Patterns that are proven already. The requests of one plan share them. */
 export type ProvenPatterns = Set<string>;

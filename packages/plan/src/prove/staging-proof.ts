@@ -1,6 +1,6 @@
 import type { StagedCopy, StagedPlane, StagingLayout } from "@kv/interface";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
-import { type BlockContents, placeAt, type Tile } from "./block-contents.js";
+import { type BlockContents, placeAt, type Tile } from "./contents/block-contents.js";
 import { fail } from "./proof-result.js";
 
 /** The blocks of one region as they are on the wire, for the proof of a stage behind them. */

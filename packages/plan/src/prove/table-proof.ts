@@ -1,9 +1,9 @@
 import type { RegionIndexing, SegmentPlan } from "../engine/engine-plan-types.js";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
-import { blockBytes } from "./block-contents.js";
+import { blockBytes } from "./contents/block-contents.js";
+import { counterpart, type ProofSubject } from "./contents/proof-subject.js";
 import type { DescriptorLookup } from "./descriptor-lookup.js";
 import { fail } from "./proof-result.js";
-import { counterpart, type ProofSubject } from "./proof-subject.js";
 
 /** One side of a segment: its rows in one list. */
 interface SegmentSide {

@@ -23,13 +23,32 @@ export type ExtensionMessage = Readonly<{ type: string } & Record<string, unknow
 /** A notification as it arrives at an agent. */
 export type KvNotification =
   /** Pull: a reader has the blocks, and P waits for `readers` of them (vLLM: `"{request_id}:{n}"`). Push: P has written (vLLM: the same form). */
-  | { readonly kind: "done"; readonly requestId: string; readonly readers: number }
+  | {
+      /** Distinguishes the notifications. */
+      readonly kind: "done";
+      /** The id that the receiver of the notification knows the request by. */
+      readonly requestId: string;
+      /** How many of these notifications the receiver waits for. */
+      readonly readers: number;
+    }
   /** D extends the leases of these requests (vLLM: `"HB:id1,id2"`). */
-  | { readonly kind: "heartbeat"; readonly requestIds: readonly string[] }
+  | {
+      readonly kind: "heartbeat";
+      /** P's ids of the requests. */
+      readonly requestIds: readonly string[];
+    }
   /** Push: D registers blocks at P (vLLM: `PUSH_REG:` and a msgpack map). `decodePushRegistration` reads the map. */
-  | { readonly kind: "push-registration"; readonly registration: Readonly<Record<string, unknown>> }
+  | {
+      readonly kind: "push-registration";
+      /** The map as received. */
+      readonly registration: Readonly<Record<string, unknown>>;
+    }
   /** A message between `@kv` peers. */
-  | { readonly kind: "extension"; readonly message: ExtensionMessage };
+  | {
+      readonly kind: "extension";
+      /** The message as received. */
+      readonly message: ExtensionMessage;
+    };
 
 /** UTF-8 bytes of a string. */
 const toBytes = (text: string) => new TextEncoder().encode(text);

@@ -231,8 +231,19 @@ export function decodeRegistration(map: Readonly<Record<string, unknown>>, mayBe
 
 /** A message of this extension. */
 export type PushControlMessage =
-  | { readonly kind: "withdrawal"; readonly registration: Registration }
-  | { readonly kind: "ended"; readonly ended: RegistrationEnded };
+  /** D withdraws a registration. */
+  | {
+      /** Distinguishes the messages. */
+      readonly kind: "withdrawal";
+      /** The registration, without blocks. */
+      readonly registration: Registration;
+    }
+  /** P answers that it does not write. */
+  | {
+      readonly kind: "ended";
+      /** P's answer. */
+      readonly ended: RegistrationEnded;
+    };
 
 /** Undefined for a `type` of another extension. Errors: `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`. */
 export function decodePushControl(message: ExtensionMessage): PushControlMessage | undefined {

@@ -57,9 +57,16 @@ export interface RemotePrefillParams {
 /** What a request's `kv_transfer_params` ask for. */
 export type RequestParams =
   /** No transfer. */
-  | { readonly kind: "local" }
+  | {
+      /** Distinguishes the requests. */
+      readonly kind: "local";
+    }
   /** P computes the prompt and keeps the blocks for a D. */
-  | { readonly kind: "remote-decode"; readonly given: KvTransferParams }
+  | {
+      readonly kind: "remote-decode";
+      /** The parameters as received. */
+      readonly given: KvTransferParams;
+    }
   /** D receives the prompt's KV from a P. */
   | RemotePrefillParams;
 

@@ -159,7 +159,7 @@ test.each([
   const { url } = await runProxy({ prefillers: [p.url], decoders: [d.url], policy });
   const error = await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }));
   expect(error).toMatchObject({ status: 502, code: "KV_PROXY_UPSTREAM_FAILED" });
-  expect(error.message).toContain("no decode worker could use: remote_");
+  expect(error.message).toContain("no decode worker could use: kv_transfer_params: remote_");
   expect(d.seen).toHaveLength(0);
 });
 

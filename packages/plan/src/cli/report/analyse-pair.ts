@@ -4,7 +4,7 @@ import { hashPlan } from "../../data/plan-hash.js";
 import { buildEngineTransferPlan } from "../../engine/engine-plan.js";
 import type { EngineTransferPlan, ReceiveConversion } from "../../engine/engine-plan-types.js";
 import type { RankGeometry } from "../../geometry/rank-geometry.js";
-import { headsInRegion } from "../../prove/cache-semantics.js";
+import { headsInRegion } from "../../prove/contents/cache-semantics.js";
 import { proveEnginePlans } from "../../prove/prove-plan.js";
 import { planRequest } from "../../request/request-plan.js";
 import type { RemoteRankId, RequestPlan } from "../../request/request-plan-types.js";

@@ -1,4 +1,4 @@
-import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import type { ModelGeometry, RankGeometry, RegionGeometry } from "../../geometry/rank-geometry.js";
 import { cacheSemantics, headsInRegion, tokensInBlock } from "./cache-semantics.js";
 
 /** One loop over a tile, outermost first. Heads are counted over the whole model, tokens within the block. */

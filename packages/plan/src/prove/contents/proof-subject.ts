@@ -1,8 +1,8 @@
-import type { EngineTransferPlan } from "../engine/engine-plan-types.js";
-import type { ModelGeometry, RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
+import type { EngineTransferPlan } from "../../engine/engine-plan-types.js";
+import type { ModelGeometry, RankGeometry, RegionGeometry } from "../../geometry/rank-geometry.js";
+import { type DescriptorLookup, descriptorLookup } from "../descriptor-lookup.js";
+import { fail } from "../proof-result.js";
 import { type BlockContents, contentsOfBlock } from "./block-contents.js";
-import { type DescriptorLookup, descriptorLookup } from "./descriptor-lookup.js";
-import { fail } from "./proof-result.js";
 
 /** Attention backends known to order the tokens within a head in a way of their own. */
 const OWN_ORDER: ReadonlySet<string> = new Set(["CPU_ATTN"]);
