@@ -22,7 +22,7 @@ beforeAll(async () => {
   await pnpmProject({
     folder: acme,
     tarballs,
-    dependencies: { "@kv/interface": "", "@kv/pull": "" },
+    dependencies: { "@kv/connector": "", "@kv/interface": "", "@kv/pull": "" },
     manifest: {
       name: ACME,
       version: "1.0.0",

@@ -166,7 +166,8 @@ test.each([
   [{ tp_size: -3 }, "tp_size is -3"],
   [{ pp_size: null }, "pp_size is null, not a size"],
   [{ remote_num_tokens: "7" }, 'remote_num_tokens is "7"'],
-  [{ transfer_mode: 7 }, 'transfer_mode is 7, not "pull" or "push"'],
+  [{ transfer_mode: 7 }, "transfer_mode is 7, not a non-empty string"],
+  [{ transfer_mode: "folder" }, 'transfer_mode is "folder", not "pull" or "push"'],
 ])("an answer with %j would stop a vLLM D, and is refused", (change, why) => {
   const error = checkRemotePrefillParams({ ...pullAnswer, ...change });
   expect(error?.code).toBe("KV_REQUEST_INVALID");

@@ -5,11 +5,12 @@ import { HOST } from "./host.js";
 
 const WHAT = "kv_transfer_params";
 const MAX_GROUPS = 1024;
+const MAX_MODE_LENGTH = 64;
 const MAX_BLOCKS_PER_GROUP = 4_000_000;
 const SIZE = { min: 1, max: 65_536 };
 const PASS_ON_HINT = "pass the kv_transfer_params of the prefill answer on unchanged";
 
-/** D reads ("pull") or P writes ("push"). */
+/** The modes of vLLM's connectors: D reads ("pull") or P writes ("push"). Other connectors may have modes of their own. */
 export type TransferMode = "pull" | "push";
 
 /** Identifies one use of a request's blocks at P. An extension between `@kv` peers under the key `kv_peer`; vLLM ignores it. */
@@ -46,8 +47,8 @@ export interface RemotePrefillParams {
   readonly remoteBlocksExpiryTime: number | undefined;
   /** How often P has registered its KV cache; D shakes hands again when it is higher than at the last handshake. Default 0. */
   readonly remoteRegistrationGeneration: number;
-  /** Default "pull". */
-  readonly transferMode: TransferMode;
+  /** How the KV is transferred; see `TransferMode`. Default "pull". */
+  readonly transferMode: string;
   /** P's process and generation; undefined where P is vLLM. */
   readonly lease: RemoteLease | undefined;
   /** The parameters as received, with unknown keys. */
@@ -93,11 +94,13 @@ export function parseTransferParams(
 /**
  * Checks the parameters of P's answer before a D gets them: a vLLM D (0.32, 0.33) takes them as they are, and a field that is missing or of
  * another type stops its engine or makes it read other memory. Returns the error, or undefined when the parameters are usable. Stricter
- * than `parseTransferParams`: sizes may be absent but not null, push needs `tp_size`, and pull needs at least one block.
+ * than `parseTransferParams`: only vLLM's modes, sizes may be absent but not null, push needs `tp_size`, and pull needs at least one block.
  */
 export function checkRemotePrefillParams(params: KvTransferParams): KvError | undefined {
   try {
     const { transferMode, remoteBlockIds } = readRemotePrefill(params, "pull");
+    if (transferMode !== "pull" && transferMode !== "push")
+      throw invalid("transfer_mode", '"pull" or "push"', transferMode);
     for (const key of ["tp_size", "dcp_size", "pp_size"]) {
       const isNeeded = key === "tp_size" && transferMode === "push";
       const value = params[key];
@@ -119,9 +122,10 @@ function readRemotePrefill(params: KvTransferParams, defaultMode: TransferMode):
       maxItems: MAX_GROUPS,
       malformedCode: "KV_REQUEST_INVALID",
     });
-    const transferMode = fields.raw("transfer_mode") ?? defaultMode;
-    if (transferMode !== "pull" && transferMode !== "push")
-      throw fields.malformed("transfer_mode", '"pull" or "push"', transferMode);
+    const transferMode =
+      fields.raw("transfer_mode") == null
+        ? defaultMode
+        : fields.string("transfer_mode", { minLength: 1, maxLength: MAX_MODE_LENGTH });
     return {
       kind: "remote-prefill",
       remoteBlockIds: blockIds(fields, transferMode),
@@ -145,7 +149,7 @@ function readRemotePrefill(params: KvTransferParams, defaultMode: TransferMode):
   }
 }
 
-function blockIds(fields: MapFields, transferMode: TransferMode): BlockIds {
+function blockIds(fields: MapFields, transferMode: string): BlockIds {
   // A P that pushes knows its blocks itself.
   if (transferMode === "push" && fields.raw("remote_block_ids") == null) return [];
   return fields.blockIds("remote_block_ids", { maxPerGroup: MAX_BLOCKS_PER_GROUP });
