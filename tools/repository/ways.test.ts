@@ -1,0 +1,55 @@
+import { existsSync, readFileSync } from "node:fs";
+import { dirname, join, relative, resolve } from "node:path";
+import { describe, expect, test } from "vitest";
+import { root } from "./source-files.js";
+
+/** The ways of the data in docs/architecture.md, held against the imports: a reader who follows a table must not get lost. */
+const page = readFileSync(join(root, "docs/architecture.md"), "utf8");
+const ways = page
+  .slice(page.indexOf("## The ways through the code"))
+  .split(/^### /m)
+  .slice(1)
+  .map((text) => ({
+    name: text.split("\n")[0] ?? "",
+    files: Array.from(text.matchAll(/^\| `([^`]+\.ts)` \|/gm), ([, file = ""]) => file),
+  }));
+
+/** Paths that a source file imports: files, and `packages/NAME` for a package. */
+function importsOf(file: string): Set<string> {
+  const text = readFileSync(join(root, file), "utf8");
+  const found = new Set<string>();
+  for (const [, specifier = ""] of text.matchAll(/\bfrom "([^"]+)"/g)) {
+    if (specifier.startsWith("."))
+      found.add(relative(root, resolve(root, dirname(file), specifier)).replace(/\.js$/, ".ts"));
+    else if (specifier.startsWith("@kv/")) found.add(`packages/${specifier.split("/")[1]}`);
+  }
+  return found;
+}
+
+/** Whether one of the two files imports the other, or the other's package. */
+function areLinked(one: string, other: string): boolean {
+  const packageOf = (file: string) => file.split("/").slice(0, 2).join("/");
+  const reaches = (from: string, to: string) => {
+    const imports = importsOf(from);
+    return imports.has(to) || (packageOf(from) !== packageOf(to) && imports.has(packageOf(to)));
+  };
+  return reaches(one, other) || reaches(other, one);
+}
+
+test("the ways are there", () => {
+  expect(ways.map(({ files }) => files.length)).toEqual([12, 10, 7, 16]);
+});
+
+describe.each(ways)("$name", ({ files }) => {
+  test("every file exists, and none is passed twice", () => {
+    expect(files.filter((file) => !existsSync(join(root, file)))).toEqual([]);
+    expect(new Set(files).size).toBe(files.length);
+  });
+
+  test("each file is linked with a file above it", () => {
+    const lost = files.filter(
+      (file, i) => i > 0 && !files.slice(0, i).some((above) => areLinked(above, file)),
+    );
+    expect(lost).toEqual([]);
+  });
+});
