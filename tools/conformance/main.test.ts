@@ -1,5 +1,5 @@
 import { spawnSync } from "node:child_process";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -122,4 +122,42 @@ test("what vLLM refuses and we do is counted apart, by its rule", () => {
 test("a file or folder that is not there fails", () => {
   expect(run(["absent.jsonl"])).toMatchObject({ status: 1, last: "0 passed, 1 failed" });
   expect(run(["--wire", "absent"])).toMatchObject({ status: 1, last: "0 passed, 1 failed" });
+});
+
+/** A copy of the recorded traffic in which `change` rewrites the lines of one run's handshakes. */
+function recordedTraffic(name: string, change: (handshakes: Record<string, unknown>[]) => unknown[]): string {
+  const copy = join(folder, name);
+  cpSync(join(root, "packages/protocol/fixtures/wire"), copy, { recursive: true });
+  for (const recording of ["pull_p1d2", "v33_push_p1d2"]) {
+    const path = join(copy, `${recording}.handshake_agents.jsonl`);
+    const lines = readFileSync(path, "utf8").trimEnd().split("\n");
+    const changed = change(lines.map((line) => JSON.parse(line) as Record<string, unknown>));
+    writeFileSync(path, changed.map((line) => `${JSON.stringify(line)}\n`).join(""));
+  }
+  return copy;
+}
+
+test("replays a recording in which a worker shakes hands twice with one engine", () => {
+  const twice = recordedTraffic("twice", (handshakes) => [...handshakes, ...handshakes]);
+  const { status, last } = run(["--wire", twice]);
+  expect(last).toBe("139 passed, 0 failed");
+  expect(status).toBe(0);
+});
+
+test("replays a recording in which a worker meets two engines", () => {
+  const two = recordedTraffic("two", (handshakes) => {
+    const ofAnother = structuredClone(handshakes);
+    for (const line of ofAnother) {
+      const meta = line["meta"] as Record<string, unknown> | undefined;
+      if (meta === undefined) continue;
+      meta["engine_id"] = "another-engine";
+      meta["num_blocks"] = 20;
+      meta["region_num_blocks"] = (meta["region_num_blocks"] as number[]).map(() => 20);
+    }
+    return [...ofAnother, ...handshakes];
+  });
+  const { status, last, lines } = run(["--wire", two]);
+  expect(lines.filter((line) => line.startsWith("FAIL"))).toEqual([]);
+  expect(last).toBe("139 passed, 0 failed");
+  expect(status).toBe(0);
 });

@@ -27,9 +27,17 @@ interface Worker {
   numKvHeads: number;
   readonly isMla: boolean;
   readonly groups: readonly KvCacheKind[];
-  /** Ranks of the other engine, in the order in which they were loaded. */
-  readonly remotes: RankGeometry[];
+  /** Ranks of other engines, in the order in which they were loaded. */
+  readonly remotes: LoadedRank[];
   readonly mappings: unknown[];
+}
+
+/** A rank of another engine, as a worker loaded it in a handshake. A worker may meet several engines, and one engine several times. */
+interface LoadedRank {
+  readonly engineId: string;
+  /** On the recording's clock, in seconds. */
+  readonly loadedAt: number;
+  readonly geometry: RankGeometry;
 }
 
 /** `kv_caches`: the worker's own regions. `agents`: the metadata that it loaded, and the mapping that it made of it. */
@@ -43,7 +51,14 @@ export function recordedRun(kvCaches: readonly Recorded[], agents: readonly Reco
     const worker = workers.get(Number(line["pid"]));
     if (worker === undefined)
       throw new Difference(`process ${line["pid"]} loaded metadata and has no caches`);
-    if (line["meta"] !== undefined) worker.remotes.push(remoteOf(record(line["meta"], "meta"), line["args"]));
+    if (line["meta"] !== undefined) {
+      const meta = record(line["meta"], "meta");
+      worker.remotes.push({
+        engineId: fields(meta).string("engine_id"),
+        loadedAt: Number(line["t"] ?? 0),
+        geometry: remoteOf(meta, line["args"]),
+      });
+    }
     if (line["tp_mapping"] !== undefined) worker.mappings.push(line["tp_mapping"]);
   }
   return { workers };
@@ -136,12 +151,12 @@ export function checkMappings(worker: Worker): void {
     const ours = computeTpMapping({
       tpRank: worker.geometry.tpRank,
       tpSize: worker.geometry.tpSize,
-      remoteTpSize: worker.remotes[index]?.tpSize ?? 1,
+      remoteTpSize: worker.remotes[index]?.geometry.tpSize ?? 1,
       numKvHeads: worker.numKvHeads,
       isMla: worker.isMla,
       groups: worker.groups,
       dcpSize: worker.geometry.dcpSize ?? 1,
-      remoteDcpSize: worker.remotes[index]?.dcpSize ?? 1,
+      remoteDcpSize: worker.remotes[index]?.geometry.dcpSize ?? 1,
     });
     same("mapping", mappingAsJson(ours), mapping);
   }
@@ -168,6 +183,8 @@ export function checkDescriptorIds(line: Recorded): void {
 
 /** Block ids of one request on both sides, as the scheduler sides exchanged them: logical ones, per group. */
 export interface ExchangedBlocks {
+  /** The engine on the other side; undefined where the recordings do not name it. */
+  readonly remoteEngineId?: string | undefined;
   readonly localBlockIds: BlockIds;
   readonly remoteBlockIds: BlockIds;
   readonly numTokens?: number;
@@ -198,6 +215,7 @@ export function exchangedBlocks(
         const numTokens = read.optionalNumber("num_tokens");
         const computed = wanted.optionalNumbers("local_num_computed_blocks");
         return {
+          remoteEngineId: read.present("engine_id") ? read.string("engine_id") : undefined,
           localBlockIds: wanted.blockIds("local_block_ids"),
           remoteBlockIds: read.blockIds("block_ids"),
           ...(numTokens === undefined ? {} : { numTokens }),
@@ -216,9 +234,11 @@ export function exchangedBlocks(
     .map((line) => record(line["decoded"] ?? {}, "decoded")["msgpack"])
     .find((told) => told !== undefined && record(told, "msgpack")["request_id"] === requestId);
   if (finished === undefined || registration === undefined) return undefined;
+  const registered = fields(record(registration, "msgpack"));
   return {
+    remoteEngineId: registered.string("decode_engine_id"),
     localBlockIds: finished[1] as BlockIds,
-    remoteBlockIds: fields(record(registration, "msgpack")).blockIds("local_block_ids"),
+    remoteBlockIds: registered.blockIds("local_block_ids"),
   };
 }
 
@@ -228,11 +248,30 @@ export function exchangedBlocks(
  * worker had posted for the request before: one for each remote rank.
  */
 export function checkTransfer(worker: Worker, exchanged: ExchangedBlocks, line: Recorded, nth: number): void {
+  const remotes = remotesOf(worker, exchanged.remoteEngineId, Number(line["t"] ?? Number.POSITIVE_INFINITY));
   const { ours, awaited } =
-    line["op"] === "WRITE" ? written(worker, exchanged, nth) : read(worker, exchanged, nth);
+    line["op"] === "WRITE" ? written(worker, remotes, exchanged, nth) : read(worker, remotes, exchanged, nth);
   same("pairs", ours, pairs(fields(line).numbers("local_idx"), fields(line).numbers("remote_idx")));
   const notification = String(line["notif"]);
   same("notifications awaited", awaited, Number(notification.slice(notification.lastIndexOf(":") + 1)));
+}
+
+/** The ranks of one engine as the worker knew them when it posted a transfer: of each, the one that it had loaded last. */
+function remotesOf(worker: Worker, engineId: string | undefined, postedAt: number): RankGeometry[] {
+  const engines = new Set(worker.remotes.map((rank) => rank.engineId));
+  const [only] = engines;
+  const wanted = engineId !== undefined && engines.has(engineId) ? engineId : only;
+  if (engines.size > 1 && wanted !== engineId)
+    throw new Difference(
+      `the worker met engines ${[...engines].join(", ")}, and the recordings do not say which one`,
+    );
+  const byRank = new Map<number, RankGeometry>();
+  for (const rank of worker.remotes) {
+    const isKnown = byRank.has(rank.geometry.tpRank);
+    if (rank.engineId !== wanted || (isKnown && rank.loadedAt > postedAt)) continue;
+    byRank.set(rank.geometry.tpRank, rank.geometry);
+  }
+  return [...byRank.values()];
 }
 
 interface Replayed {
@@ -253,17 +292,27 @@ function planOf(worker: Worker, local: RankGeometry, remotes: readonly RankGeome
   });
 }
 
-function read(worker: Worker, exchanged: ExchangedBlocks, nth: number): Replayed {
-  const plan = planOf(worker, worker.geometry, worker.remotes);
+function read(
+  worker: Worker,
+  remotes: readonly RankGeometry[],
+  exchanged: ExchangedBlocks,
+  nth: number,
+): Replayed {
+  const plan = planOf(worker, worker.geometry, remotes);
   const found = transfer(planRequest(plan, exchanged).reads, nth);
   const [local, remote] = inTheirIndices(plan, found);
   return { ours: pairs(local, remote), awaited: plan.localConsumers };
 }
 
 /** A WRITE is the read that the remote rank would do, seen from the other end: `@kv/push` plans it in the same way. */
-function written(worker: Worker, exchanged: ExchangedBlocks, nth: number): Replayed {
+function written(
+  worker: Worker,
+  remotes: readonly RankGeometry[],
+  exchanged: ExchangedBlocks,
+  nth: number,
+): Replayed {
   const { geometry } = worker;
-  const targets = [...worker.remotes].sort((one, other) => one.tpRank - other.tpRank);
+  const targets = [...remotes].sort((one, other) => one.tpRank - other.tpRank);
   const reads = targets.flatMap((local) => {
     const sources = handshakeTargetRanks({
       tpRank: local.tpRank,
