@@ -2,9 +2,9 @@ import type { Clock, Timer } from "@kv/interface";
 import { Request } from "zeromq";
 import { asBuffer, type ZmqEndpoint } from "./zmq-endpoint.js";
 
-export type ConnectionStage = "connecting" | "greeting" | "standing";
+export type ConnectionStage = "connecting" | "greeting" | "established";
 
-/** A connection of its own to a listener, for one request after another. One whose reply did not come cannot be used again. */
+/** A connection to a listener, for one request at a time. After a missing reply it cannot be used again. */
 export class ZmqConnection {
   readonly #socket: Request;
   readonly #greeted: Promise<void>;
@@ -19,18 +19,18 @@ export class ZmqConnection {
     events.on("connect", () => {
       this.#stage = "greeting";
     });
-    // ZMQ would go on trying. The peer has answered a moment ago, over HTTP at least: now its port is closed.
+    // ZMQ would retry forever. The peer answered a moment ago, at least over HTTP, and now its port is closed.
     events.on("connect:retry", () => {
       if (this.#stage === "connecting") this.onLost();
     });
-    // A reply that came before the end of the connection is delivered before the next turn.
+    // A reply that arrived before the disconnect is delivered before the next turn of the event loop.
     events.on("disconnect", () => {
       this.#lost = true;
       setImmediate(() => this.onLost());
     });
     this.#greeted = new Promise((resolve) => {
       events.on("handshake", () => {
-        this.#stage = "standing";
+        this.#stage = "established";
         resolve();
       });
     });
@@ -41,12 +41,12 @@ export class ZmqConnection {
     return this.#stage;
   }
 
-  /** It stood, and does no more. ZMQ makes another of it, to whoever listens there then. */
+  /** The connection was established and is lost. ZMQ reconnects by itself, possibly to another process on that port. */
   get lost(): boolean {
     return this.#lost;
   }
 
-  /** Resolves when requests can leave at once, and not before: their times are to bound the exchange alone. */
+  /** Resolves when the connection is established, so that a request's timeout covers only the exchange. */
   greeted(): Promise<void> {
     return this.#greeted;
   }
@@ -65,10 +65,10 @@ export class ZmqConnection {
 const IDLE_MS = 10_000;
 const PER_PEER = 4;
 
-/** Connections that stand and have nothing to do: to make one takes longer than a question and its answer. */
+/** Idle established connections, kept because connecting takes longer than a request and its reply. */
 export interface IdleConnections {
   take(peer: string): ZmqConnection | undefined;
-  /** For a while; closed when there are enough of them, or when it is lost. */
+  /** Keeps an idle connection for a limited time. Closes it when there are enough idle ones, or when it is lost. */
   keep(peer: string, connection: ZmqConnection): void;
   close(): void;
 }

@@ -7,8 +7,8 @@ export interface ZmqEndpoint {
 }
 
 /**
- * What ZMQ connects and binds to. Names are looked up here, IPv4 first: ZMQ would do it in its own thread, again and again, and not say
- * that a name does not exist. Errors: those of the lookup.
+ * The endpoint that ZMQ connects or binds to. Host names are resolved here, IPv4 first: ZMQ would resolve them in its own thread, retry
+ * forever, and never report that a name does not exist. Errors: those of the lookup.
  */
 export async function zmqEndpoint(host: string, port: number | "*"): Promise<ZmqEndpoint> {
   if (host === "*") return { url: `tcp://*:${port}`, ipv6: false };
@@ -18,7 +18,7 @@ export async function zmqEndpoint(host: string, port: number | "*"): Promise<Zmq
   return { url: `tcp://${ipv6 ? `[${address}]` : address}:${port}`, ipv6 };
 }
 
-/** The same bytes as a Buffer, which ZMQ takes; nothing is copied. */
+/** The same bytes as a Buffer, the type that ZMQ accepts; nothing is copied. */
 export function asBuffer(frame: Uint8Array): Buffer {
   return Buffer.from(frame.buffer, frame.byteOffset, frame.byteLength);
 }

@@ -11,18 +11,18 @@ import { asBuffer, reasonOf, zmqEndpoint } from "./zmq-endpoint.js";
 export interface ZmqListenerOptions extends SideChannelListenOptions {
   readonly clock: Clock;
   readonly log: Log;
-  /** ZMQ drops what is larger, connection and all. */
+  /** Longest request frame, in bytes. ZMQ closes the connection of a peer that sends a longer one. */
   readonly maxRequestBytes: number;
-  /** Requests that are being answered; more wait in the sockets. */
+  /** Requests that are handled at a time; further ones wait in the sockets. */
   readonly maxPending: number;
 }
 
-/** More frames than any request has: ZMQ limits the size of a frame and not their number. */
+/** More frames than any request has. ZMQ limits the size of a frame, but not the number of frames. */
 const MAX_FRAMES = 16;
-/** A flood of bad requests is told once in this time, with the number of those that were not. */
+/** Malformed requests are logged once per this interval, with the number of suppressed entries. */
 const COMPLAINT_INTERVAL_MS = 1000;
 
-/** Binds a ROUTER and answers what comes until it is closed. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`. */
+/** Binds a ROUTER socket and answers requests until it is closed. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`. */
 export async function openZmqListener(options: ZmqListenerOptions): Promise<SideChannelListener> {
   const { host, port, answer, clock, log, maxPending } = options;
   const router = await bound(options);
@@ -44,7 +44,7 @@ export async function openZmqListener(options: ZmqListenerOptions): Promise<Side
     suppressed = 0;
   }
 
-  /** Never ends by anything that arrives: only by `close`. */
+  /** Runs until `close`: no received message ends it. */
   async function serve(): Promise<void> {
     while (!router.closed) {
       let frames: Buffer[];
@@ -53,7 +53,7 @@ export async function openZmqListener(options: ZmqListenerOptions): Promise<Side
       } catch (error) {
         if (router.closed) return;
         complain("side-channel-receive-failed", { reason: reasonOf(error) });
-        // One that fails at once would keep everything else of this thread from ever running.
+        // A receive that fails immediately, again and again, would starve the event loop.
         await new Promise((resolve) => setImmediate(resolve));
         continue;
       }
@@ -87,8 +87,8 @@ export async function openZmqListener(options: ZmqListenerOptions): Promise<Side
   let closing: Promise<void> | undefined;
 
   async function shut(): Promise<void> {
-    // Not by `unbind`: it works on another thread while requests come in on this one, and a ZMQ socket is for one thread at a time.
-    // The port closes a little later than the socket: until then peers would be taken in, and then dropped.
+    // Not `unbind`: it runs on another thread while this one receives, and a ZMQ socket may be used by one thread at a time.
+    // The port closes a little later than the socket. A peer that connects in between is dropped.
     const portClosed = new Promise<void>((resolve) => {
       router.events.on("close", () => resolve());
       router.events.on("end", () => resolve());

@@ -9,13 +9,13 @@ export interface ZmqRequestOptions {
   readonly idle: IdleConnections;
 }
 
-/** How far a request has come: what an error says depends on it. */
+/** The stage of a request; it selects the text of an error. */
 type Stage = "looking up" | ConnectionStage;
 
 /**
- * One request, over a connection that is kept from an earlier one or over a new one. The request leaves only when the connection
- * stands, so that its times bound the exchange alone. A refused or lost connection ends it at once. While it lasts, `inFlight` holds
- * what ends it early. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`.
+ * Sends one request over an idle connection, or over a new one. The request is sent once the connection is established, so that its
+ * timeout covers only the exchange. A refused or lost connection ends it at once. Until it ends, `inFlight` holds a function that
+ * cancels it. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`.
  */
 export async function zmqRequest(
   given: SideChannelRequest,
@@ -27,7 +27,7 @@ export async function zmqRequest(
     try {
       return await requestOver(kept, given, options);
     } catch (error) {
-      // It may have been over before: the peer was started again, or a box between them ends what is quiet.
+      // The idle connection may be dead: the peer was restarted, or a firewall dropped it.
       if (!KvError.is(error, "KV_SIDE_CHANNEL_UNREACHABLE")) throw error;
     }
   }
@@ -44,7 +44,7 @@ async function requestOver(
   let over = false;
   const stage = (): Stage => connection?.stage ?? "looking up";
 
-  /** Rejects when the request is to end early, whatever it is waiting for. */
+  /** Rejects when the request is cancelled, whatever it waits for. */
   let end: (error: unknown) => void = () => {};
   const ended = new Promise<never>((_, reject) => {
     end = reject;
@@ -62,7 +62,7 @@ async function requestOver(
     } catch (error) {
       throw unreachable(given, `${host} was not found: ${reasonOf(error)}`, error);
     }
-    // Nobody would close a socket that is opened after the end.
+    // A socket opened after the cancellation would never be closed.
     if (over) throw timedOut(given, stage());
     return new ZmqConnection(endpoint, maxReplyBytes);
   }
@@ -98,14 +98,14 @@ async function requestOver(
 const peerOf = ({ host, port }: SideChannelRequest) => `${host}:${port}`;
 
 function whyLost(stage: Stage, maxReplyBytes: number): string {
-  if (stage === "standing")
+  if (stage === "established")
     return `it closed the connection, or its reply is larger than ${maxReplyBytes} bytes`;
   return stage === "greeting" ? "what listens there does not speak ZMQ" : "the connection was refused";
 }
 
 function timedOut(given: SideChannelRequest, stage: Stage): KvError {
   const { host, port, timeoutMs } = given;
-  if (stage !== "standing") {
+  if (stage !== "established") {
     const what = stage === "greeting" ? "something answers there, and not in ZMQ" : "no connection";
     return unreachable(given, `${what} within ${timeoutMs} ms`);
   }

@@ -5,17 +5,17 @@ import { zmqRequest } from "./zmq-request.js";
 
 /** Options of `zmqSideChannel`. */
 export interface ZmqSideChannelOptions extends Partial<Ambient> {
-  /** Larger frames are dropped by ZMQ, connection and all. */
+  /** Longest frame of a request, in bytes. ZMQ closes the connection of a peer that sends a longer one. */
   readonly maxRequestBytes?: number;
   /** Longest frame of a reply, in bytes. Default 64 MiB. */
   readonly maxReplyBytes?: number;
-  /** Requests that one listener answers at a time; more wait in the sockets. */
+  /** Requests that one listener handles at a time; further ones wait in the sockets. */
   readonly maxPending?: number;
 }
 
 /**
- * The side channel over ZMQ, as vLLM 0.32 and 0.33 speak it: a ROUTER answers REQ sockets, tcp. `linger: 0` everywhere, or a dead peer
- * would hold the exit of the process.
+ * The side channel over ZMQ, as in vLLM 0.32 and 0.33: a ROUTER socket answers REQ sockets over TCP. Every socket has `linger: 0`;
+ * otherwise a dead peer would delay the exit of the process.
  */
 export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel {
   const { clock, log } = ambient(options);
@@ -41,7 +41,7 @@ export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel
         },
       };
       listeners.add(listener);
-      // It may have been closed while the port was being bound.
+      // The side channel may have been closed while the port was bound.
       if (closed) {
         await listener.close();
         throw channelClosed();

@@ -8,14 +8,14 @@ import {
 } from "@kv/interface";
 import type { StagedRequest, StagingCopied } from "./staging-step.js";
 
-/** Decode: requests whose KV comes into the pool. Holds the connector's reports back until the device has the blocks. */
+/** Decode: requests whose KV is transferred into the pool. Holds back the connector's reports until the device has the blocks. */
 export interface Loads {
   expect(order: StagedRequest): void;
   forget(requestId: string): void;
-  /** What the connector inside says; a request that has landed goes on to the device. */
+  /** Takes the reports of the inner connector. Starts the copy to the device for each request whose transfer is done. */
   landed(output: WorkerOutput): void;
   take(): WorkerOutput;
-  /** Entries that `take` would answer. */
+  /** Number of entries that `take` would return. */
   readonly reportable: number;
   outstanding(): { readonly loads: number; readonly loading: number };
   settled(): Promise<void>;
@@ -26,13 +26,13 @@ export interface LoadsOptions {
   readonly log: Log;
   readonly onCopied?: (copied: StagingCopied) => void;
   staging(): Staging;
-  /** There is something to take. */
+  /** True while `take` would return something. */
   loaded(): void;
 }
 
 export function createLoads({ clock, log, onCopied, staging, loaded }: LoadsOptions): Loads {
   const requests = new Map<string, StagedRequest>();
-  /** Requests that the connector has reported: a second report (blocks no longer at risk) is passed on. */
+  /** Requests that the connector has reported. A second report (the blocks are no longer at risk) is passed on. */
   const reported = new Set<string>();
   const loading = new Map<string, Promise<void>>();
   let finishedSending: string[] = [];
@@ -58,7 +58,7 @@ export function createLoads({ clock, log, onCopied, staging, loaded }: LoadsOpti
     loaded();
   }
 
-  /** Invalid blocks are the pool's in the connector's words, and the device's in the engine's. */
+  /** Translates invalid blocks: the connector reports ids of pool blocks, the engine expects ids of device blocks. */
   function onDevice(wireIds: readonly number[]): number[] {
     if (wireIds.length === 0) return [];
     const devices = new Map<number, number>();

@@ -1,12 +1,12 @@
 import { type BlockIds, type Clock, type KvCacheConfig, KvError, type Staging } from "@kv/interface";
 import type { StagedRequest, StagingCopied } from "./staging-step.js";
 
-/** Prefill: requests that run, and how much of each is in the pool. */
+/** Prefill: the running requests, and how many blocks of each have been copied into the pool. */
 export interface Saves {
   openWith(config: KvCacheConfig): void;
   expect(order: StagedRequest): void;
   forget(requestId: string): void;
-  /** Copies what has been computed since the last time. Waits for all; then throws for those that failed. */
+  /** Copies the blocks that were computed since the last call. Waits for all copies, then throws if any failed. */
   run(computed: Readonly<Record<string, number>> | undefined): Promise<void>;
   readonly size: number;
 }
@@ -34,7 +34,7 @@ export function createSaves({ clock, onCopied, staging }: SavesOptions): Saves {
           const { order, savedTokens } = request;
           const { requestId, numTokens } = order;
           const tokens = Math.min(computed?.[requestId] ?? numTokens, numTokens);
-          // A block that is not full yet is copied when it is, or with the end of the prompt.
+          // A partial block is copied once it is full, or at the end of the prompt.
           const ready = tokens === numTokens ? numTokens : Math.floor(tokens / blockSize) * blockSize;
           const begun = computed?.[requestId] === undefined ? 0 : savedTokens;
           if (ready <= begun) return;

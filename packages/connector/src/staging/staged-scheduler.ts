@@ -15,7 +15,7 @@ export interface StagedSchedulerOptions {
   readonly poolBlocks: number;
 }
 
-/** Scheduler side of a staged connector: gives requests their pool blocks, and lets the connector inside see no others. */
+/** Scheduler side of a staged connector. Allocates pool blocks for requests; the inner connector sees only those. */
 export function stagedScheduler(
   inner: SchedulerConnector,
   { cache, poolBlocks }: StagedSchedulerOptions,
@@ -38,7 +38,7 @@ export function stagedScheduler(
     pool.free(requestId);
   }
 
-  /** Pool blocks in the places of the prompt's blocks from the `skipped`th on; block 0 before them. */
+  /** Pool blocks in place of the prompt's blocks, starting at index `skipped`; block 0 fills the places before. */
   function inPlace(wire: BlockIds, skipped: number): BlockIds {
     return wire.map((ids) => [...new Array<number>(skipped).fill(0), ...ids]);
   }
@@ -47,7 +47,7 @@ export function stagedScheduler(
     const { requestId, numPromptTokens } = request;
     const count = blocksOf(numPromptTokens);
     const wire = pool.take(requestId, perGroup(count));
-    // An engine that does not know `wait`: better refused than without a place for what it computes.
+    // The engine does not support `wait`. Refuse the request: there is no pool block for what it would compute.
     if (wire === undefined) throw notAdmitted(requestId);
     const device = blockIds.map((ids) => ids.slice(0, count));
     saves = saves.filter((save) => save.requestId !== requestId);
@@ -93,7 +93,7 @@ export function stagedScheduler(
         computedTokens.set(requestId, numComputedTokens);
         const wanted = blocksOf(numComputedTokens + matched.tokens);
         if (wanted - Math.floor(numComputedTokens / cache.blockSize) > pool.capacity / cache.groups.length) {
-          // Throws, saying so: it would wait for ever.
+          // Throws: the request would wait forever.
           pool.take(requestId, perGroup(wanted));
         }
         return matched;
@@ -141,7 +141,7 @@ function isProduced({ kvTransferParams }: ConnectorRequest): boolean {
   return kvTransferParams?.["do_remote_decode"] === true;
 }
 
-/** As many of both; an engine may have allocated fewer blocks than tokens ask for only where nothing is read of them. */
+/** Both lists get the same length. An engine may allocate fewer blocks than the tokens need only where none of them is read. */
 function paired(device: BlockIds, wire: BlockIds): StagedBlocks {
   return {
     device,

@@ -22,7 +22,7 @@ export interface StagedWorkerOptions {
   readonly onCopied?: (copied: StagingCopied) => void;
 }
 
-/** Worker side of a staged connector: the one inside registers the pool; what lands there goes to the device before it is reported. */
+/** Worker side of a staged connector. The inner connector registers the pool; a received request is copied to the device before it is reported. */
 export function stagedWorker(inner: WorkerConnector, options: StagedWorkerOptions): WorkerConnector {
   const { platform, transport, poolBlocks } = options;
   let staging: Staging | undefined;
@@ -39,7 +39,7 @@ export function stagedWorker(inner: WorkerConnector, options: StagedWorkerOption
   const saves = createSaves({ ...options, staging: opened });
   const loads = createLoads({ ...options, staging: opened, loaded: told });
 
-  /** What has landed is on its way to the device at once, not with the engine's next step. */
+  /** Starts the copy to the device as soon as a transfer is done, not with the engine's next step. */
   function collect(): void {
     loads.landed(inner.collectFinished());
     if (loads.reportable > 0) told();
@@ -86,7 +86,7 @@ export function stagedWorker(inner: WorkerConnector, options: StagedWorkerOption
     },
     outstanding: () => ({ ...inner.outstanding(), saves: saves.size, ...loads.outstanding() }),
     async close() {
-      // The transport lets go of the pool first; what is being copied has its memory until it is done.
+      // Deregister the pool from the transport first. Copies in progress keep their memory until they are done.
       await inner.close();
       await loads.settled();
       await staging?.close();

@@ -5,17 +5,17 @@ import type { StagingCopied } from "./staging-step.js";
 
 /** Options of `staged`. */
 export interface StagedOptions {
-  /** Has `createStaging`. */
+  /** The platform; it must implement `createStaging`. */
   readonly platform: Platform;
-  /** Blocks of each rank's pool, block 0 among them, which is nobody's. `stagingPoolBlocks` reckons it from bytes. */
+  /** Blocks of each rank's pool, including block 0, which is never allocated. `stagingPoolBlocks` computes the number from bytes. */
   readonly poolBlocks: number;
-  /** Told of each copy between pool and device. */
+  /** Called after the copies of a request between pool and device. */
   readonly onCopied?: (copied: StagingCopied) => void;
 }
 
 /**
- * Puts host staging around any connector: what is registered and told to peers is a bounded pool of host buffers, and blocks are
- * copied between it and the device. The connector inside sees no device. See docs/design/staging.md. Errors: `KV_PLATFORM_UNSUPPORTED`.
+ * Wraps a connector with host staging: a bounded pool of host buffers is registered and announced to peers, and blocks are copied
+ * between the pool and the device. The inner connector sees only host memory. See docs/design/staging.md. Errors: `KV_PLATFORM_UNSUPPORTED`.
  */
 export function staged(module: ConnectorModule, options: StagedOptions): ConnectorModule {
   const { platform, poolBlocks, onCopied } = options;
@@ -38,10 +38,10 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
         given.config.backends.some(({ name }) => name === backend),
       );
       if (direct !== undefined) {
-        // Nobody should pay for copies without knowing of the other way.
+        // Warn: the transport could read device memory without these copies.
         log.info("staging-where-direct-registration-is-known", { device: platform.deviceType, ...direct });
       }
-      // What the connector inside registers is host memory.
+      // The inner connector registers host memory.
       const inside = await module.createWorker({
         ...given,
         platform: { ...rest, capabilities: { ...rest.capabilities, registersAs: ["DRAM"] } },
@@ -52,7 +52,7 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
   };
 }
 
-/** Blocks come to the pool by a copy of all their layers after the pass: nothing of a request is there while later layers are computed. */
+/** Blocks are copied into the pool with all their layers, after the forward pass: no layer can be transferred while later ones are computed. */
 function refuseLayerwise({ extra, role }: KvTransferConfig): void {
   if (extra.push_layerwise !== true || role === "kv_consumer") return;
   throw new KvError(

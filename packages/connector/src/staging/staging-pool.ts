@@ -1,21 +1,21 @@
 import { type BlockIds, type KvCaches, KvError } from "@kv/interface";
 
 /**
- * Which blocks of a staging pool each request has. A request gets all of its blocks at once or waits, first come, first served: one that
- * does not fit holds back those behind it, or a large prompt would wait for ever.
+ * Allocates the blocks of a staging pool. A request gets all of its blocks at once or waits in a first-come, first-served queue. A request
+ * that does not fit blocks those behind it; otherwise a large prompt could wait forever.
  */
 export interface StagingPool {
-  /** Blocks that can be given out: all but block 0. */
+  /** Blocks that can be allocated: all except block 0. */
   readonly capacity: number;
   readonly held: number;
   readonly waiting: number;
   /**
-   * Blocks for a request, so many per KV cache group; undefined while it waits, and `granted` is called when it has them. Asked again it answers
-   * the same. Errors: `KV_STAGING_FAILED` for more than the whole pool.
+   * Allocates the given number of blocks per KV cache group. Returns undefined while the request waits, and calls `granted` when it has them. A
+   * second call for the same request returns the same blocks. Errors: `KV_STAGING_FAILED` for more than the whole pool.
    */
   take(requestId: string, counts: readonly number[], granted?: () => void): BlockIds | undefined;
   of(requestId: string): BlockIds | undefined;
-  /** Gives back what a request has, or its place in the queue, and serves those who wait. */
+  /** Frees the blocks of a request, or removes it from the queue, and then serves the queue. */
   free(requestId: string): void;
   clear(): void;
 }
@@ -105,7 +105,7 @@ function total(counts: readonly number[]): number {
   return counts.reduce((sum, count) => sum + count, 0);
 }
 
-/** `count` free ids, in one run where there is one (transports merge consecutive blocks only), else the lowest. Block 0 is nobody's. */
+/** `count` free ids: one consecutive run if there is one, because transports merge consecutive blocks; otherwise the lowest. Block 0 is never allocated. */
 function chooseFree(taken: Uint8Array, count: number): number[] {
   let run = 0;
   for (let id = 1; id < taken.length; id++) {
@@ -117,7 +117,7 @@ function chooseFree(taken: Uint8Array, count: number): number[] {
   return ids;
 }
 
-/** How many blocks a staging pool of `poolLengthBytes` has for a rank with these caches. Errors: `KV_STAGING_FAILED` for less than two. */
+/** Blocks that fit into a staging pool of `poolLengthBytes`, for a rank with these caches. Errors: `KV_STAGING_FAILED` for fewer than two. */
 export function stagingPoolBlocks(caches: KvCaches, poolLengthBytes: number): number {
   const blockLengthBytes = caches.regions.reduce((sum, region) => sum + region.blockLengthBytes, 0);
   const blocks = Math.floor(poolLengthBytes / blockLengthBytes);

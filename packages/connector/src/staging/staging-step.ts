@@ -1,26 +1,26 @@
 import { type BlockIds, KvError, type StepMetadata } from "@kv/interface";
 
-/** What the scheduler side tells the workers of staging, under `staging` in the step's metadata; absent where there is nothing to tell. */
+/** Staging instructions from the scheduler side to the workers, under `staging` in the step's metadata; absent when there are none. */
 export interface StagingOrders {
-  /** Prefill: requests that run, to be saved when their prompt is computed. */
+  /** Prefill: running requests, whose blocks are copied into the pool as their prompt is computed. */
   readonly saves: readonly StagedRequest[];
-  /** Prefill: requests that do not run any more, while their pool blocks wait for readers: there is nothing more to save. */
+  /** Prefill: requests that no longer run and have nothing more to copy; their pool blocks still wait for readers. */
   readonly saved: readonly string[];
-  /** Decode: requests whose KV will land in the pool, to be loaded then. */
+  /** Decode: requests whose KV will be transferred into the pool and then copied to the device. */
   readonly loads: readonly StagedRequest[];
-  /** Requests whose pool blocks went back. */
+  /** Requests whose pool blocks were freed. */
   readonly over: readonly string[];
 }
 
 export interface StagedRequest {
   readonly requestId: string;
-  /** Pairwise, per KV cache group. */
+  /** Block ids in pairs, per KV cache group. */
   readonly device: BlockIds;
   readonly wire: BlockIds;
   readonly numTokens: number;
 }
 
-/** Errors: `KV_INTERNAL` for something else under the key. */
+/** Reads the staging instructions of a step. Errors: `KV_INTERNAL` when the key holds anything else. */
 export function stagingOrders(step: StepMetadata): StagingOrders | undefined {
   const { staging } = step;
   if (staging === undefined) return undefined;
@@ -39,6 +39,6 @@ export interface StagingCopied {
   readonly direction: "save" | "load";
   /** Pool blocks, per KV cache group. */
   readonly wire: BlockIds;
-  /** From the first copy to the last. */
+  /** Duration from the start of the first copy to the end of the last. */
   readonly durationMs: number;
 }
