@@ -50,7 +50,7 @@ const answers: Readonly<Record<EngineCommand["name"], (argument: never) => unkno
   },
 };
 
-// The parent is gone.
+// Runs when the parent is gone.
 process.once("disconnect", () => {
   if (!closed) process.exit(1);
 });

@@ -1,17 +1,17 @@
-/** A request that touches the boundary between prefill and decode. Its answer must be that of one server which computes it alone. */
+/** A request that depends on the split between prefill and decode. Its answer must equal that of one server that computes it alone. */
 export interface BoundaryCase {
   readonly name: string;
   readonly path: "/v1/completions" | "/v1/chat/completions" | "/v1/responses";
   readonly body: Readonly<Record<string, unknown>>;
-  /** Is part of the answer; without it the case shows nothing. */
+  /** A string that the answer must contain. Without it the case tests nothing. */
   readonly shows?: string;
-  /** The naive proxy gets it right as well: the case guards against a regression, not against naivety. */
+  /** The naive proxy answers correctly too. The case only guards `kv-proxy` against regressions. */
   readonly toyToo?: true;
-  /** The naive proxy's answer is right, and blocks of it stay at P until their lease ends. */
+  /** The naive proxy answers correctly, but P keeps some of the blocks until their lease ends. */
   readonly toyLeaks?: true;
 }
 
-/** Words of the tiny model's vocabulary; `seed` makes prompts differ. */
+/** Words of the tiny model's vocabulary. Another `seed` gives another prompt. */
 export function words(count: number, seed: number): string {
   return Array.from({ length: count }, (_, i) => `t${((7 * i * i + 3 * i + seed * 37) % 1000) + 10}`).join(
     " ",
@@ -20,7 +20,10 @@ export function words(count: number, seed: number): string {
 
 const one = words(70, 1);
 const several = [words(40, 2), words(100, 3)];
-/** Of two blocks each. A D that computes log probabilities of prompts takes none from its cache, and one that is told of too few blocks dies. */
+/**
+ * Two prompts of two blocks each. A D that computes prompt log probabilities uses no cached blocks,
+ * and its engine dies when the transfer parameters name too few blocks.
+ */
 const alike = [words(40, 2), words(50, 3)];
 const ids = [one, ...several].map((text) => text.split(" ").map((word) => Number(word.slice(1))));
 const messages = [{ role: "user", content: words(50, 4) }];
@@ -34,7 +37,7 @@ const tools = ["f", "g"].map((name) => ({ type: "function", function: { name, pa
 const greedy = { model: "tiny", temperature: 0, max_tokens: 8, ignore_eos: true };
 const sampled = { ...greedy, temperature: 0.9, seed: 7 };
 const counted = { stream: true, stream_options: { include_usage: true } };
-/** Guided decoding makes the tiny model call: which tool, and with what, is its own choice. */
+/** Guided decoding forces the tiny model to call a tool. The model chooses the tool and the arguments. */
 const calling = { ...greedy, messages, tools, max_tokens: 24, ignore_eos: false };
 const CALL = '"arguments":';
 const callOfF = { type: "function", function: { name: "f" } };
@@ -55,7 +58,7 @@ const completions: readonly Omit<BoundaryCase, "path">[] = [
   { name: "a stream with its usage", body: { ...greedy, prompt: one, ...counted } },
   { name: "a stream of several prompts", body: { ...greedy, prompt: several, ...counted } },
   { name: "a stream of several copies", body: { ...sampled, prompt: one, n: 2, ...counted } },
-  // What a naive proxy gets right of one prompt in one copy, in several.
+  // Variants of cases that a naive proxy gets right for one prompt and one copy: several prompts, several copies, a stream.
   { name: "max_tokens 1 of several prompts", body: { ...greedy, prompt: several, max_tokens: 1 } },
   {
     name: "max_tokens 1, streamed",
@@ -132,12 +135,12 @@ const chats: readonly Omit<BoundaryCase, "path">[] = [
 
 const response = { model: "tiny", temperature: 0, max_output_tokens: 8, input: words(50, 6) };
 
-/** Refused by the servers: the status and the words must be theirs. */
+/** Requests that a server refuses. The proxy must return the server's status and message. */
 export const REFUSALS: readonly Omit<BoundaryCase, "path">[] = [
   { name: "a value out of its range", body: { ...greedy, prompt: one, temperature: -1 } },
   { name: "a model that nobody serves", body: { ...greedy, prompt: one, model: "other" } },
   { name: "a prompt beyond the model's length", body: { ...greedy, prompt: words(1100, 5) } },
-  // The prefill leg has a limit of its own, so only the decode worker refuses it, when blocks are held.
+  // The prefill leg has its own `max_tokens`, so P accepts the request and holds blocks. Only the decode worker refuses it.
   { name: "more tokens than the model's length", body: { ...greedy, prompt: one, max_tokens: 5000 } },
 ];
 
@@ -148,12 +151,12 @@ export const BOUNDARY_CASES: readonly BoundaryCase[] = [
   { name: "the Responses API, streamed", path: "/v1/responses", body: { ...response, stream: true } },
 ];
 
-/** The same request as nobody has sent it before: a server finds nothing of it in its prefix cache. */
+/** The request with a new cache salt, so that a server finds nothing of it in its prefix cache. */
 export const salted = (body: BoundaryCase["body"]) => ({ ...body, cache_salt: crypto.randomUUID() });
 
 type Fields = Record<string, unknown>;
 
-/** What of an answer two servers must agree on: not its id and time, and log probabilities to three digits. */
+/** The part of an answer in which two servers must agree: no ids, no times; log probabilities rounded to three digits. */
 export async function comparable(response: Response): Promise<unknown> {
   const text = await response.text();
   const type = (response.headers.get("content-type") ?? "").split(";")[0];
@@ -169,7 +172,7 @@ function parsed(text: string): unknown {
   }
 }
 
-/** The texts of a stream by choice, their ends and the usage: which tokens share an event is the server's affair. */
+/** The text, tool calls and finish reason of each choice of a stream, and its usage. How a server divides tokens into events is ignored. */
 function ofStream(text: string): unknown {
   const events = text.split("\n\n").flatMap((event) => /^data: (.*)$/m.exec(event)?.[1] ?? []);
   const parts = events.filter((event) => event !== "[DONE]").map((event) => JSON.parse(event) as Fields);
@@ -206,7 +209,7 @@ function callsOf(so: readonly Fields[], deltas: readonly Fields[]): Fields[] {
   return calls;
 }
 
-/** The kinds of events in their order, the text that they carry, and the response that the last one holds. */
+/** The event types in their order without repetitions, the text of the events, and the response in the last event. */
 function ofResponse(events: readonly Fields[]): unknown {
   const types = events.map(({ type }) => type);
   const isText = ({ type }: Fields) => type === "response.output_text.delta";

@@ -5,7 +5,7 @@ import { pass } from "./kept-prompts.js";
 import { ask, type ProxyPair } from "./proxy-pair.js";
 import { startToyProxy } from "./toy-proxy.js";
 
-/** Every case where prefill and decode part: `kv-proxy` answers as one server does, and a naive proxy, the negative control, does not. */
+/** Every boundary case: `kv-proxy` answers as one server does. A naive proxy, the negative control, does not. */
 export function boundarySuite(pair: ProxyPair): void {
   test.each(BOUNDARY_CASES)(
     "$name ($path): kv-proxy answers as one server does, and P holds nothing",
@@ -20,15 +20,16 @@ export function boundarySuite(pair: ProxyPair): void {
   );
 
   describe("a naive proxy", () => {
-    // One wait for what all of them have left.
+    // Waits once for the leases of all blocks that these tests left at P.
     afterAll(() => pair.leaseEnded());
 
-    // D has the full blocks from the first question: one that is told of fewer blocks than it lacks ends its engine.
+    // The first request goes to D directly and puts the full blocks into D's prefix cache. Otherwise D's engine would die
+    // when the transfer parameters name fewer blocks than D lacks.
     async function isRight({ path, body }: BoundaryCase): Promise<boolean> {
       const right = await comparable(await ask(pair.d.url + path, body));
       const toy = await startToyProxy(pair.p.url, pair.d.url);
       pair.closing(toy);
-      // A wrong prompt's parameters leave the decode worker waiting for ever.
+      // With the transfer parameters of another prompt the decode worker waits for ever.
       const answer = await ask(toy.url + path, body, { signal: AbortSignal.timeout(60_000) })
         .then(comparable)
         .catch((error: unknown) => String(error));
@@ -45,7 +46,7 @@ export function boundarySuite(pair: ProxyPair): void {
       for (const each of BOUNDARY_CASES.filter(({ toyLeaks }) => toyLeaks)) {
         const before = await pair.held();
         expect(await isRight(each), each.name).toBe(true);
-        // Longer than it takes where somebody says so, and all of them in less than a lease.
+        // 2 s: longer than P needs to free blocks after a notification. All cases together take less than a lease.
         await pass(pair.p, 2);
         expect(await pair.held(), each.name).toBeGreaterThan(before);
       }
@@ -91,7 +92,7 @@ export function boundarySuite(pair: ProxyPair): void {
       ["/v1/chat/completions", chat],
     ] as const) {
       const [here, there] = [salted(body), salted(body)];
-      // Nothing, then the two full blocks of the prompt.
+      // First no cached tokens, then those of the two full blocks of the prompt.
       for (const cached of [0, 64]) {
         const told = await Promise.all([
           cachedTokens(url + path, here),
@@ -166,7 +167,7 @@ export function boundarySuite(pair: ProxyPair): void {
   });
 }
 
-/** What the usage of an answer says of them, streamed or not; undefined where it says nothing. */
+/** The cached tokens in the usage of an answer, streamed or not; undefined when the usage does not contain them. */
 async function cachedTokens(url: string, body: unknown): Promise<number | undefined> {
   const text = await (await ask(url, body)).text();
   const [, cached] = /"prompt_tokens_details":\s*{[^}]*"cached_tokens":\s*(\d+)/.exec(text) ?? [];

@@ -1,4 +1,4 @@
-/** The part of a completion that the tests look at. */
+/** The fields of a completion that the tests read. */
 export interface Completion {
   readonly choices: readonly { readonly token_ids: readonly number[]; readonly finish_reason: string }[];
   readonly kv_transfer_params?: TransferParams | null;
@@ -6,18 +6,18 @@ export interface Completion {
 
 export type TransferParams = Readonly<Record<string, unknown>>;
 
-/** vLLM closes a connection that was idle for five seconds, which may be when the next request is on its way. */
+/** One connection per request. vLLM closes a connection that was idle for five seconds, possibly while the next request is on its way. */
 export const ONE_USE = { connection: "close" };
 
 export interface CallOptions {
-  /** `X-Request-Id`: in push both legs of a request carry the same. */
+  /** `X-Request-Id`. In push both legs of a request carry the same id. */
   readonly id?: string;
   readonly signal?: AbortSignal;
-  /** vLLM finds in its prefix cache only what came with the same; without one, what came without. */
+  /** The cache salt. vLLM's prefix cache matches only requests with the same salt, or requests that both have none. */
   readonly salt?: string;
 }
 
-/** Every request of the tests is greedy and goes on behind an end-of-sequence token. */
+/** Every request of the tests is greedy and ignores end-of-sequence tokens. */
 export function completionBody(tokens: readonly number[], maxTokens: number): Record<string, unknown> {
   return {
     model: "tiny",
@@ -29,7 +29,7 @@ export function completionBody(tokens: readonly number[], maxTokens: number): Re
   };
 }
 
-/** `/v1/completions` of whichever server. Throws with the answer's text when it is not 200. */
+/** Sends a request to `/v1/completions` of any server. Throws an error with the response's text when the status is not 2xx. */
 export async function complete(
   url: string,
   body: Readonly<Record<string, unknown>>,
@@ -50,7 +50,7 @@ export async function complete(
   return JSON.parse(text) as Completion;
 }
 
-/** The first leg of a split request: the prompt is computed, and its blocks are kept for a decode worker. */
+/** The first leg of a split request: P computes the prompt and keeps its blocks for a decode worker. */
 export async function prefill(
   url: string,
   tokens: readonly number[],
@@ -63,7 +63,7 @@ export async function prefill(
   return params;
 }
 
-/** The second leg. */
+/** The second leg of a split request: D gets the blocks and generates the tokens. */
 export async function decode(
   url: string,
   tokens: readonly number[],
@@ -75,7 +75,7 @@ export async function decode(
   return tokenIds(await complete(url, body, options));
 }
 
-/** All in one worker. */
+/** A request that is not split: one worker does prefill and decode. */
 export async function plain(
   url: string,
   tokens: readonly number[],

@@ -14,15 +14,15 @@ import { RECORDED_FULL_BLOCKS, RECORDED_TOKENS, recordedHeads } from "./recorded
 import type { VllmServer } from "./server.js";
 import { prompt, TINY } from "./tiny-peer.js";
 
-/** Far apart and out of order, so that blocks that land in the wrong place are seen. */
+/** Far apart and out of order, so that the test detects blocks that land in the wrong place. */
 const OUR_BLOCKS = [5, 2, 9, 11];
 const ROUNDING = 1e-4;
-/** A heartbeat adds two thirds of a lease, and comes each sixth of it. */
+/** The wait in leases. A heartbeat adds two thirds of a lease, and D sends one every sixth of a lease. */
 const BEYOND_LEASE = 1.4;
 
 const timedOut = (error: unknown) => (error as FailedReceive).code === "KV_SIDE_CHANNEL_TIMEOUT";
 
-/** Our decode side and a real vLLM prefill worker: its bytes are those that another reader recorded, and it has its blocks back. */
+/** Our decode side and a real vLLM prefill worker. The bytes that arrive equal those that another reader recorded, and P frees its blocks. */
 export function decodeSuite(server: () => VllmServer): void {
   let d: HeadlessDecode | undefined;
   afterEach(async () => {
@@ -38,7 +38,7 @@ export function decodeSuite(server: () => VllmServer): void {
   const request = (params: TransferParams, tokens = RECORDED_TOKENS) =>
     requestOf(legOf(params.remote_request_id), tokens, params);
 
-  /** With a handshake that was timed out tried once more, on a decode side of its own. */
+  /** Receives a prompt on a new decode side. After a handshake timeout it tries again. */
   async function received(
     options: Partial<HeadlessDecodeOptions>,
     numComputedTokens = 0,
@@ -62,7 +62,7 @@ export function decodeSuite(server: () => VllmServer): void {
           const landed = decode.block(tpRank, layer, OUR_BLOCKS[n] ?? 0);
           const recorded = recordedHeads(layer, n, { first: tpRank * count, count });
           const where = `rank ${tpRank}, layer ${layer}, block ${n}`;
-          // The recording is of a worker with TP 1. From the first all-reduce on, TP 2 adds in another order.
+          // The recording is from a worker with TP 1. From the first all-reduce on, TP 2 adds in another order, so the values differ by rounding.
           if (!rounded || (layer === 0 && server().tp > 1))
             expect(Buffer.compare(landed, recorded), where).toBe(0);
           else expect(largestDifference(landed, recorded), where).toBeLessThan(ROUNDING);
@@ -89,7 +89,7 @@ export function decodeSuite(server: () => VllmServer): void {
     if (server().kind.mode === "pull") skip("in pull the prompt is first");
     const { decode, asked: first, before } = await received({});
     decode.finish(first, OUR_BLOCKS);
-    // What a proxy knows of a prefill worker beforehand.
+    // What a proxy knows of a prefill worker before the prompt is computed.
     const { remote_engine_id, remote_host, remote_port, tp_size } = first.kvTransferParams ?? {};
     const id = freshId();
     const coordinates = { remote_engine_id, remote_host, remote_port, tp_size, remote_request_id: id };
@@ -147,7 +147,7 @@ export function decodeSuite(server: () => VllmServer): void {
       asked: first,
       before: used,
     } = await received({
-      // It beats as often as a vLLM of the peer's settings.
+      // D sends heartbeats as often as a vLLM with the peer's settings.
       extra: { kv_lease_duration: p.leaseSeconds },
     });
     decode.finish(first, OUR_BLOCKS);
@@ -158,7 +158,7 @@ export function decodeSuite(server: () => VllmServer): void {
     decode.queue(asked);
     const alone = await keptPrompt(p, prompt(70), { id: freshId() });
     await pass(p, p.leaseSeconds * BEYOND_LEASE);
-    // Both have the beginning of the prompt in common, but for their last blocks.
+    // The two prompts share their first two blocks.
     expect(await usage(p)).toBeLessThan((await alone.before) + 1e-9);
     expect(await expired(p)).toBe(before + 1);
     for (const block of OUR_BLOCKS)
@@ -182,12 +182,12 @@ export function decodeSuite(server: () => VllmServer): void {
       aborted: false,
     });
     decode.finish(hit, OUR_BLOCKS);
-    // Else its blocks may be freed in the very step that computes the next prompt, and the sum says nothing.
+    // Otherwise P may free these blocks in the step that computes the next prompt, and P's cache usage would prove nothing.
     await freedTo(p, before);
     const { params } = await keptPrompt(p, prompt(70), { id: freshId() });
     decode.giveUpQueued(request(params, 70));
     await freedTo(p, before);
-    // A push P of vLLM has no word for it: its leases run out.
+    // vLLM's push has no notification for these two cases, so both leases end at P.
     expect(await expired(p)).toBe(expiredBefore + (p.kind.mode === "push" ? 2 : 0));
   });
 
@@ -212,7 +212,7 @@ function expectUntouched(decode: HeadlessDecode, tpRank: number, layer: number, 
   ).toBe(true);
 }
 
-/** Between two arrays of float32; values lie between -6 and 6. */
+/** The largest difference between two arrays of float32. The values lie between -6 and 6. */
 function largestDifference(a: Uint8Array, b: Uint8Array): number {
   const x = new Float32Array(a.slice().buffer);
   const y = new Float32Array(b.slice().buffer);

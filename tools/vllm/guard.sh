@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs a command in a process group of its own, and ends the whole group when standard input closes: a test that dies, however it dies,
-# closes it. usage: guard.sh COMMAND [ARGUMENTS…]
+# Runs a command in its own process group and ends the whole group when standard input closes. It closes when the test process dies,
+# for whatever reason. usage: guard.sh COMMAND [ARGUMENTS…]
 set -uo pipefail
-# What vLLM waits for is often the process that runs the test: on two cores its polling must not keep that one waiting.
+# vLLM often waits for the process that runs the test. On two cores its polling must not take the CPU from that process.
 setsid bash -c 'echo 10 2>/dev/null >/proc/self/autogroup; exec nice -n 10 "$@"' _ "$@" </dev/null &
 group=$!
 (
-  # `read` returns when the other end of the pipe has gone.
+  # `read` returns when the other end of the pipe is closed.
   read -r _
   kill -TERM -- "-$group" 2>/dev/null
   for _ in $(seq 40); do
@@ -18,7 +18,7 @@ group=$!
 keeper=$!
 wait "$group"
 code=$?
-# Workers that outlive their leader go with it.
+# Ends workers that outlive their leader.
 kill -KILL -- "-$group" 2>/dev/null
 kill "$keeper" 2>/dev/null
 exit "$code"

@@ -10,7 +10,10 @@ import { afterAll, expect, test } from "vitest";
 import type { VllmServer } from "./server.js";
 import { factorsOf, TINY } from "./tiny-peer.js";
 
-/** Our ZMQ and msgpack against the listener of a real vLLM server with TP 2, nothing else: when the other suites fail, this one says where. */
+/**
+ * Tests only our ZMQ and msgpack against the listener of a real vLLM server with TP 2.
+ * When the other suites fail, this one shows whether the handshake is the cause.
+ */
 export function handshakeSuite(server: () => VllmServer): void {
   const sideChannel = zmqSideChannel();
   afterAll(() => sideChannel.close());

@@ -18,19 +18,19 @@ import { CONNECTOR_NAMES, factorsOf, type PeerKind, TINY } from "./tiny-peer.js"
 export { UNWRITTEN_BYTE as UNTOUCHED } from "@kv/peer";
 
 export interface HeadlessDecodeOptions {
-  /** The vLLM that it shall pair with. */
+  /** The version and connector of the vLLM peer. */
   readonly kind: PeerKind;
   readonly tp?: number;
-  /** Instead of vLLM's on the CPU, as it enters the compatibility hash. */
+  /** The dtype in the compatibility hash. Default: that of vLLM on the CPU. */
   readonly dtype?: string;
-  /** More of `kv_connector_extra_config`. */
+  /** Fields of `kv_connector_extra_config`. */
   readonly extra?: Readonly<Record<string, unknown>>;
-  /** Instead of ZMQ. */
+  /** Default: ZMQ. */
   readonly sideChannel?: SideChannel;
   readonly log?: Log;
 }
 
-/** The headless decode engine of `@kv/peer` in the shape of the live tests' model, with one KV cache group. */
+/** The headless decode engine of `@kv/peer` for the tiny model of the live tests, with one KV cache group. */
 export interface HeadlessDecode {
   receive(
     request: ConnectorRequest,
@@ -40,7 +40,7 @@ export interface HeadlessDecode {
   queue(request: ConnectorRequest): void;
   giveUpQueued(request: ConnectorRequest): void;
   finish(request: ConnectorRequest, blockIds: readonly number[]): void;
-  /** Bytes of a block of a layer on one rank. */
+  /** The bytes of one layer's part of a block on one rank. */
   block(tpRank: number, layer: number, blockId: number): Uint8Array;
   outstanding(): Readonly<Record<string, number>>;
   close(): Promise<void>;

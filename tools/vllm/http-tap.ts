@@ -1,14 +1,17 @@
 import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 
-/** Stands in front of a server: what is asked is seen, and an answer is cut where the test says. */
+/** A TCP relay in front of a server. It records requests and can cut a response at a chosen place. */
 export interface HttpTap {
   readonly url: string;
-  /** Heads of what was sent there, in small letters: request line and headers. */
+  /** The head of each POST request in lower case: request line and headers. */
   readonly heads: readonly string[];
   close(): Promise<void>;
 }
 
-/** `cutAt`: of what a connection has answered so far, how much still passes before the connection breaks; undefined: all of it, and more. */
+/**
+ * `cutAt` receives all that the server has sent on a connection so far. It returns the offset at which the connection breaks,
+ * or undefined to pass everything on.
+ */
 export async function startHttpTap(
   targetUrl: string,
   cutAt: (answered: string) => number | undefined = () => undefined,
@@ -38,7 +41,7 @@ export async function startHttpTap(
       const end = cutAt(answered);
       const passes = Buffer.from(answered.slice(passed, end), "latin1");
       passed += passes.length;
-      // Behind what passes: what was written is sent before the end of the connection.
+      // Ends the connection after these bytes, so that the client still receives them.
       if (end === undefined) client.write(passes);
       else client.end(passes, () => upstream.destroy());
     });

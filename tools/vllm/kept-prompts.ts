@@ -4,23 +4,23 @@ import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
 
-/** Blocks that a vLLM prefill worker keeps for a reader, seen by its metrics. */
+/** A prompt whose blocks a vLLM prefill worker keeps for a reader, according to its metrics. */
 export interface KeptPrompt {
   readonly params: TransferParams;
-  /** Share of its cache that was in use before. */
+  /** The share of the cache that was in use before. */
   readonly before: number;
 }
 
 export const usage = (p: VllmServer) => p.metric("vllm:kv_cache_usage_perc");
-/** Requests that nobody read within their lease; vLLM counts them once for each rank. */
+/** Requests that no D read within their lease. vLLM counts them once for each rank. */
 export const expired = async (p: VllmServer) =>
   (await p.metric("vllm:nixl_num_kv_expired_reqs_total")) / p.tp;
 
-/** Those of them of which it was told later, by all ranks. */
+/** Expired requests for which P received the notification after the lease, on all ranks. */
 export const toldLate = async (p: VllmServer) =>
   (await p.metric("vllm:nixl_num_notifications_after_expiry_total")) / p.tp;
 
-/** Has the peer compute a prompt and keep its blocks; answers where they are. */
+/** Lets the peer compute a prompt and keep its blocks. Returns the transfer parameters. */
 export async function keptPrompt(
   p: VllmServer,
   tokens: readonly number[],
@@ -37,7 +37,10 @@ export async function keptPrompt(
   return { params, before };
 }
 
-/** A vLLM prefill worker looks at notifications when it computes something: it is given something until it has freed its blocks. */
+/**
+ * Waits until the peer has freed its blocks. A vLLM prefill worker handles notifications only when it computes something,
+ * so each check sends it a small request.
+ */
 export function freedTo(p: VllmServer, before: number, timeoutMs = 60_000): Promise<void> {
   const holds = async () => {
     await nudge(p);
@@ -48,7 +51,7 @@ export function freedTo(p: VllmServer, before: number, timeoutMs = 60_000): Prom
 
 export const nudge = (p: VllmServer) => plain(p.url, [20, 30], 1);
 
-/** Holds for so long, while the peer is given something to do now and then. */
+/** Waits for this time, and sends the peer a small request about once a second. */
 export async function pass(p: VllmServer, seconds: number): Promise<void> {
   const end = Date.now() + seconds * 1000;
   await until(
@@ -61,10 +64,10 @@ export async function pass(p: VllmServer, seconds: number): Promise<void> {
   );
 }
 
-/** An `X-Request-Id` of its own for each request. */
+/** A new `X-Request-Id` for each request. */
 export const freshId = () => crypto.randomUUID();
 
-/** What a decode engine would call the leg of the request whose other leg this was: push pairs the two by what they have in common. */
+/** A decode engine's request id for the other leg of this request. Push matches the two legs by the part that their ids have in common. */
 export function legOf(remoteRequestId: unknown): string {
   const base = String(remoteRequestId).replace(/-[0-9a-f]{8}$/, "");
   return `${base}-${freshId().slice(0, 8)}`;

@@ -12,7 +12,8 @@ import { PEER_DIR, showLogs, startVllm, type VllmServer } from "./server.js";
 import { tapTransport } from "./tapped-transport.js";
 import { prompt } from "./tiny-peer.js";
 
-// Kinds of cache beside the tiny Qwen3's, each with a tiny model of `mkkinds.py` (its hybrid is not served by vLLM 0.33 on the CPU): what one vLLM server computed is read, and served back to it.
+// Other kinds of KV cache than that of the tiny Qwen3, each with a tiny model of `mkkinds.py`. vLLM 0.33 does not serve the hybrid model on the CPU.
+// The test reads the KV that one vLLM server computed and serves it back to that server.
 
 interface Kind {
   readonly name: string;
@@ -27,7 +28,7 @@ const KINDS: readonly Kind[] = [
 ];
 const PROMPT = prompt(100);
 const OUTPUT_TOKENS = 16;
-/** A block serves one layer of each group: several groups take several times as many. */
+/** A block holds one layer of each group, so a model with several groups needs several times as many blocks. */
 const BLOCKS = 400;
 const TIMEOUT_MS = 60_000;
 const EXPONENT_BYTE = 3;
@@ -66,7 +67,7 @@ for (const { name, tp, args = [] } of KINDS) {
           const id = freshId();
           const params = await prefill.prefill(`cmpl-${id}-0-${id.slice(0, 8)}`, PROMPT);
           between();
-          // What it has cached would not be sent.
+          // The server would not read blocks that are in its prefix cache.
           return decode(server.url, PROMPT, OUTPUT_TOKENS, params, { id, salt: id });
         }, handshakeTimeouts(server));
       } finally {

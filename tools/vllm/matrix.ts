@@ -9,11 +9,11 @@ import { strangeSuite } from "./strange-suite.js";
 import type { PeerKind } from "./tiny-peer.js";
 import { ONE_LONG_REQUEST, waitingSuite } from "./waiting-suite.js";
 
-/** Long enough for a pair that meets for the first time on a busy machine, short enough to be waited for. */
+/** Long enough for a pair's first handshake on a busy machine, and short enough for a test to wait for its end. */
 const LEASE_SECONDS = 15;
 const BLOCKS = 600;
 
-/** Everything that is tried against one version and one connector of vLLM, with two servers: TP 1 and TP 2, each P and D by turns. */
+/** All suites for one version and one connector of vLLM, on two servers, TP 1 and TP 2. Each server is P in some suites and D in others. */
 export function matrix(kind: PeerKind): void {
   describe(`vLLM ${kind.version}, ${kind.mode}`, () => {
     const started = new Map<number, Promise<VllmServer>>();
@@ -37,7 +37,7 @@ export function matrix(kind: PeerKind): void {
         args: ["--enable-prefix-caching", "--max-num-batched-tokens", "128", ...ONE_LONG_REQUEST],
       });
     }
-    /** Starts those of its servers that do not run yet, both at once. */
+    /** Starts those servers of the suite that do not run yet, in parallel. */
     function suite(name: string, tps: readonly number[], tests: () => void): void {
       describe(name, () => {
         beforeAll(async () => {
@@ -62,7 +62,8 @@ export function matrix(kind: PeerKind): void {
     suite("handshakes", [2], () => handshakeSuite(two));
     suite("P with TP 2", [2], () => decodeSuite(two));
     suite("P with TP 1", [1], () => decodeSuite(one));
-    // Before our own engine is P: a vLLM worker on the CPU that has met one P of another attention backend turns round what comes from every P.
+    // These suites run before those in which our engine is P. A vLLM worker on the CPU that has paired with one P of another attention backend
+    // repacks the blocks from every P.
     suite("TP 1 to TP 2", [1, 2], () => pairSuite(one, two));
     suite("TP 2 to TP 1", [1, 2], () => pairSuite(two, one));
     suite("D with TP 2", [2], () => prefillSuite(two));

@@ -24,7 +24,7 @@ def window():
 
 
 def mla():
-    # The CPU's kernel takes no other sizes of the latent than DeepSeek's own.
+    # The CPU kernel supports only the latent sizes of DeepSeek.
     config = t.DeepseekV2Config(**SHARED, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=512, q_lora_rank=None,
                                 qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, n_routed_experts=2, num_experts_per_tok=1,
                                 first_k_dense_replace=2, moe_intermediate_size=64)

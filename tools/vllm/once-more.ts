@@ -1,8 +1,8 @@
 const ATTEMPTS = 3;
 
 /**
- * On two busy cores a process may not run at all for the five seconds that vLLM gives a handshake. A handshake that timed out, and nothing
- * else, is tried again.
+ * On two busy cores a process may not run for the five seconds that vLLM allows for a handshake. This tries again after such a timeout, and after
+ * no other error.
  */
 export async function onceMoreAfterTimeout<T>(
   work: () => Promise<T>,
@@ -18,7 +18,7 @@ export async function onceMoreAfterTimeout<T>(
   }
 }
 
-/** Whether a vLLM server that was to shake hands with us has given up waiting since this was last asked. */
+/** Returns a function that tells whether a handshake of this vLLM server with us has timed out since its last call. */
 export function handshakeTimeouts(server: { log(): string }): () => boolean {
   let said = server.log().length;
   return () => {

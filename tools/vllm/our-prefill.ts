@@ -8,33 +8,33 @@ import { type TappedTransport, tapTransport } from "./tapped-transport.js";
 import { CONNECTOR_NAMES, factorsOf, type PeerKind, TINY } from "./tiny-peer.js";
 
 export interface OurPrefillOptions {
-  /** The vLLM that it shall pair with. */
+  /** The version and connector of the vLLM peer. */
   readonly kind: PeerKind;
   readonly tp?: number;
-  /** The peer's unless it says otherwise. */
+  /** Default: the block size of the vLLM peer. */
   readonly blockSize?: number;
-  /** The engine's blocks are on a simulated device and staged through host memory with "neuron". */
+  /** With "neuron" the engine's blocks are on a simulated device and are staged through host memory. */
   readonly platform?: "cpu" | "neuron";
   readonly leaseSeconds: number;
-  /** HTTP and side channel; free ones when absent. */
+  /** Ports of HTTP and the side channel. Default: free ports. */
   readonly ports?: readonly [number, number];
   readonly log?: Log;
 }
 
-/** The demo's prefill server in this process: its own model and cache, NIXL, HTTP, and settings that let a vLLM peer pair with it. */
+/** The demo's prefill server in this process, with its own model and cache, NIXL and HTTP. Its settings let a vLLM peer pair with it. */
 export interface OurPrefill {
   readonly instance: Instance;
   readonly url: string;
   readonly sideChannelPort: number;
   readonly tap: TappedTransport;
-  /** Blocks that requests hold, leases and all. */
+  /** The number of blocks that requests hold, blocks under a lease included. */
   held(): number;
-  /** Turns a bit of the exponent of the first value of K, of each of the first `tokens` positions in each head and layer. */
+  /** Flips one exponent bit of the first value of K at each of the first `tokens` positions, in every layer and head. */
   damage(blockIds: readonly number[], tokens: number): void;
 }
 
 const NUM_BLOCKS = 128;
-/** The second highest bit of a float32's exponent, in its last byte (little endian). */
+/** The highest bit of a float32's exponent, in its last byte (little endian). */
 const EXPONENT_BYTE = 3;
 const EXPONENT_BIT = 0x40;
 
@@ -60,7 +60,7 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
     tp,
     blockSize,
     numBlocks: NUM_BLOCKS,
-    // Plain [K|V] in a head; vLLM's decode worker repacks what does not come from its own backend.
+    // Plain [K|V] in each head. vLLM's decode worker repacks blocks that come from another attention backend.
     attentionBackend: "PLAIN",
     compat: {
       model: factors.model,

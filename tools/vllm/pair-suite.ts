@@ -26,7 +26,7 @@ const OUTPUT_TOKENS = 16;
 const PROMPTS = [prompt(100), prompt(40), prompt(300)];
 const TIMEOUT_MS = 60_000;
 
-/** `kv-peer` and a prefill and a decode server of vLLM: what the README of the package promises to a person who has two of them. */
+/** `kv-peer` with a prefill server and a decode server of vLLM: the features that the package's README describes. */
 export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): void {
   const transport = nixlTransport();
   const sideChannel = zmqSideChannel();
@@ -36,9 +36,9 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
   });
 
   test("the doctor finds nothing to fail, knows the hash's factors, names tcp as the way, and leaves nothing", async () => {
-    // A push P has no word for "not needed".
+    // Push has no notification for blocks that are not needed.
     const hears = prefill().kind.mode === "pull";
-    // What earlier tests left there is not the doctor's.
+    // Waits until P has freed the blocks of earlier tests. They are not the doctor's.
     if (hears) await freedTo(prefill(), 0);
     const untold = async () => (await expired(prefill())) - (await toldLate(prefill()));
     const before = await untold();
@@ -57,7 +57,7 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     expect(found("bytes.prefill-transport")).toContain("tcp/lo");
     if (!hears) return;
     await freedTo(prefill(), 0);
-    // Every rank heard that its blocks are free, on a busy machine after their lease.
+    // Every rank received the notification for its blocks; on a busy machine possibly after their lease.
     expect(await untold()).toBe(before);
   });
 
@@ -115,7 +115,7 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
         const made = await onceMoreAfterTimeout(async () => {
           const id = freshId();
           const params = await recorded.prefill(`cmpl-${id}-0-${id.slice(0, 8)}`, tokens);
-          // What it has cached would not be sent.
+          // D would not read blocks that are in its prefix cache.
           return continued(d.url, tokens, OUTPUT_TOKENS, params, { id, salt: id });
         }, handshakeTimeouts(d));
         expect(made, `prompt ${index}`).toEqual(manifest.prompts[index]?.made);
@@ -142,7 +142,7 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     expect(new Set(named)).toEqual(
       new Set([
         ...["prefill: vLLM", "decode: vLLM", "prefill: compatibility hash", "decode: compatibility hash"],
-        // 0.32 does not have it, and who pushes does not say it.
+        // vLLM 0.32 does not have this field, and push does not send it.
         ...(kind.mode === "pull" ? ["a prompt: remote_registration_generation"] : []),
       ]),
     );

@@ -13,10 +13,10 @@ import { until } from "./until.js";
 
 const PROMPT_TOKENS = 100;
 const OUTPUT_TOKENS = 16;
-/** Longer than the tests: what is freed before is freed because it was read, or written. */
+/** Longer than the tests. Blocks that are freed during a test were freed because D read them or P wrote them. */
 const LEASE_SECONDS = 600;
 
-/** What Hugging Face transformers makes of the prompt: neither vLLM nor ours. */
+/** The tokens that Hugging Face transformers generates from the prompt: a reference that is neither vLLM nor ours. */
 const reference = JSON.parse(readFileSync(join(PEER_DIR, "tiny-qwen3", "hf_ref.json"), "utf8")) as {
   prompt: number[];
   hf_greedy16: number[];
@@ -24,7 +24,7 @@ const reference = JSON.parse(readFileSync(join(PEER_DIR, "tiny-qwen3", "hf_ref.j
 
 const firstBlocks = (params: TransferParams) => (params.remote_block_ids as number[][])[0] ?? [];
 
-/** A real vLLM decode worker goes on from KV that our own engine computed from the same weights. */
+/** A real vLLM decode worker continues from KV that our own engine computed with the same weights. */
 export function prefillSuite(server: () => VllmServer): void {
   let p: OurPrefill | undefined;
   afterEach(async () => {
@@ -39,7 +39,7 @@ export function prefillSuite(server: () => VllmServer): void {
     return p;
   }
 
-  /** Prefills on a fresh prefill side of ours and decodes on the peer, with what `between` does in the meantime. */
+  /** Prefills on a new prefill side of ours, calls `between`, and decodes on the peer. */
   async function acrossOnce(
     options: Partial<OurPrefillOptions>,
     between: (ours: OurPrefill, params: TransferParams) => void = () => {},
@@ -60,7 +60,7 @@ export function prefillSuite(server: () => VllmServer): void {
   const across: typeof acrossOnce = (...given) =>
     onceMoreAfterTimeout(() => acrossOnce(...given), handshakeTimeouts(server()));
 
-  /** All of the decode worker's ranks have their share, our engine's tokens are made, our blocks are free. */
+  /** Checks that every rank of the decode worker received its share, that the tokens equal those of our engine, and that our blocks are free. */
   async function expectServed(ourTp: number, options: Partial<OurPrefillOptions> = {}): Promise<void> {
     const { kind, tp } = server();
     const { ours, params, made } = await across({ tp: ourTp, ...options });
@@ -102,7 +102,7 @@ export function prefillSuite(server: () => VllmServer): void {
 
   test("prompts at once through our proxy: each has the tokens that one vLLM alone makes", async () => {
     const { kind, url: decoder } = server();
-    // Paired first, so that all of them do not wait for one handshake.
+    // The handshake comes first, so that the prompts do not all wait for it.
     const { ours } = await across({});
     const proxy = createProxy({ prefillers: [ours.url], decoders: [decoder], mode: kind.mode });
     try {
@@ -149,7 +149,7 @@ export function prefillSuite(server: () => VllmServer): void {
     const abort = new AbortController();
     const lost = decode(url, tokens, OUTPUT_TOKENS, before, { id, salt: id, signal: abort.signal });
     if (server().kind.mode === "push") {
-      // A push D of vLLM waits for its P for eight minutes.
+      // A push D of vLLM waits for its P, by default for eight minutes, so the test aborts the request.
       const next = await served(again);
       abort.abort();
       await expect(lost).rejects.toThrow();
@@ -160,7 +160,7 @@ export function prefillSuite(server: () => VllmServer): void {
     }
   });
 
-  /** What the decode worker makes of our KV; our blocks are free then, but for those of an attempt whose handshake timed out. */
+  /** The tokens that the decode worker generates from our KV. Then our blocks are free, except those of an attempt whose handshake timed out. */
   async function served(ours: OurPrefill): Promise<readonly number[]> {
     return onceMoreAfterTimeout(async () => {
       const before = ours.held();
@@ -193,7 +193,7 @@ export function prefillSuite(server: () => VllmServer): void {
     const waits = decode(url, tokens, OUTPUT_TOKENS, params, { id, salt: id, signal: abort.signal });
     await until(() => ours.held() === 0, "our side has refused, and freed its blocks");
     expect(logged.join("\n")).toMatch(/block/);
-    // vLLM has no word for it: its request waits until its client has had enough.
+    // Our side cannot report the refusal to vLLM. D's request waits until its client aborts it.
     abort.abort();
     await expect(waits).rejects.toThrow();
     expect(await plain(url, tokens, OUTPUT_TOKENS, { salt: freshId() })).toEqual(reference.hf_greedy16);

@@ -7,10 +7,10 @@ import { startToyProxy } from "./toy-proxy.js";
 import { until } from "./until.js";
 
 const long = { model: "tiny", prompt: words(200, 10), temperature: 0, max_tokens: 700, ignore_eos: true };
-/** Nobody but the client asks: what breaks then is the request. */
+/** Health checks are off. Only the client's requests reach the servers, so a fault hits a request and not a health check. */
 const UNASKED = { health: { intervalMs: 0 } } as const;
 
-/** A D that is not there or breaks off, clients that leave, time that is up: what the client sees, and that P holds nothing. */
+/** An unreachable D, a D that breaks the connection, clients that leave, a request timeout: checks the client's answer and that P holds nothing. */
 export function proxyFaultSuite(pair: ProxyPair): void {
   test("a D that cannot be reached: the other one, with the same blocks", async () => {
     const [dead = 0] = await freePorts(1);
@@ -99,7 +99,7 @@ export async function leaveWhileDecoding(pair: ProxyPair, { url }: OpenProxy): P
   await pair.freed();
 }
 
-/** `legs`: how many of a request run while its prompt is computed. */
+/** `legs`: the number of legs in flight while P computes the prompt. */
 export async function leaveWhilePrefilling(
   pair: ProxyPair,
   { url, proxy }: OpenProxy,
@@ -122,19 +122,19 @@ export async function leaveWhilePrefilling(
   await pair.freed();
 }
 
-/** Where an answer's head ends: the server has begun, and no token has come. */
+/** The offset behind a response's head: the server has begun its response and has sent no token. */
 function afterHead(answered: string): number | undefined {
   const end = answered.indexOf("\r\n\r\n");
   return end < 0 ? undefined : end + 4;
 }
 
-/** Where the third event begins. */
+/** The offset of the third event. */
 function afterTwoEvents(answered: string): number | undefined {
   const third = answered.split("data: ", 4).slice(0, 3).join("data: ");
   return third.length < answered.length ? third.length : undefined;
 }
 
-/** As much as came, and whether the connection broke under it. */
+/** The text that arrived, and whether the connection broke before the end of the response. */
 async function read(asked: Promise<Response>): Promise<{ text: string; isBroken: boolean }> {
   const decoder = new TextDecoder();
   let text = "";

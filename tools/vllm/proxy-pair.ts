@@ -10,38 +10,38 @@ import { PEER_DIR, showLogs, startVllm, type VllmServer } from "./server.js";
 import type { PeerKind } from "./tiny-peer.js";
 import { until } from "./until.js";
 
-/** One vLLM P and one vLLM D with `kv-proxy` in front, and what P holds. */
+/** One vLLM P and one vLLM D behind `kv-proxy`, and the state of P's blocks. */
 export interface ProxyPair {
   readonly p: VllmServer;
   readonly d: VllmServer;
-  /** A proxy of its own for a test, closed behind it; in front of the two unless told otherwise. */
+  /** Opens a proxy for one test and closes it after the test. By default its servers are this P and this D. */
   proxied(more?: Partial<ProxyOptions>): Promise<OpenProxy>;
-  /** Closed behind the test, in this order. */
+  /** Registers something to close after the test. Things are closed in the order of registration. */
   closing(what: { close(): Promise<void> }): void;
   /** The share of P's blocks that is in use. */
   held(): Promise<number>;
-  /** P has freed its blocks long before their lease ends: somebody said so. */
+  /** Waits until P has freed its blocks, for half a lease at most: a notification has freed them, not the end of the lease. */
   freed(): Promise<void>;
-  /** P holds nothing, by whatever way: what a test has left there is not to be taken for the next one's. */
+  /** Waits until P holds nothing, for whatever reason, so that the next test does not see blocks of this one. */
   leaseEnded(): Promise<void>;
   idle(server: VllmServer): Promise<void>;
 }
 
-/** Blocks that are freed before it are freed because somebody said so; after it, because nobody came. */
+/** The lease. Blocks freed before its end were freed by a notification; blocks freed after it, because no D read them. */
 const LEASE_SECONDS = 45;
-/** Room for what naive proxies leave at P in half a minute. */
+/** Enough for the blocks that naive proxies leave at P in half a minute. */
 const BLOCKS = 400;
-/** Renders the tools and the request's own arguments too, so that a server that did not get them answers something else. */
+/** The prompt contains the tools and the request's own template arguments, so that a server that did not get them answers something else. */
 const TEMPLATE =
   "{% for m in messages %}{{ m['content'] }} {% endfor %}{% for t in tools or [] %}t{{ 500 + loop.index }} {% endfor %}{{ extra or '' }}";
-/** In place of the vocabulary's last words, which no prompt has: what calls of the tools `f` and `g` of `boundary-cases.ts` are made of. */
+/** The parts of calls of the tools `f` and `g` of `boundary-cases.ts`. They replace the last words of the vocabulary, which no prompt uses. */
 const CALL_WORDS = [
   ...['[{"name":"f","parameters":', '[{"name":"g","parameters":', '{"a":', '"x"', '"y"', '"z"', "}", "}]"],
   "]",
 ];
 const FIRST_CALL_WORD = 1014;
 
-/** Starts the two before the tests of a suite, and stops them behind. */
+/** Starts both servers before the tests of a suite and stops them after it. */
 export function proxyPair(kind: PeerKind, ahead: Partial<ProxyOptions> = {}): ProxyPair {
   const folder = mkdtempSync(join(tmpdir(), "kv-proxy-live-"));
   const open: { close(): Promise<void> }[] = [];
@@ -54,7 +54,7 @@ export function proxyPair(kind: PeerKind, ahead: Partial<ProxyOptions> = {}): Pr
   };
   const used = () => started(p).metric("vllm:kv_cache_usage_perc");
 
-  /** P looks at notifications, and at leases, when it computes something. */
+  /** Waits until P holds nothing. P handles notifications and leases only when it computes something, so each check sends it a small request. */
   function holdsNothing(what: string, timeoutMs: number): Promise<void> {
     const holds = async () => {
       await plain(started(p).url, [20, 30], 1);
@@ -86,7 +86,7 @@ export function proxyPair(kind: PeerKind, ahead: Partial<ProxyOptions> = {}): Pr
   beforeAll(async () => {
     const common = { kind, blocks: BLOCKS, leaseSeconds: LEASE_SECONDS, args: argumentsOf(folder) };
     const name = (role: string) => `proxy-${kind.mode}-${kind.version}-${role}`;
-    // Both at once: the time goes into imports.
+    // In parallel, because most of the start is spent in Python imports.
     [p, d] = await Promise.all([
       startVllm({ name: name("p"), ...common }),
       startVllm({ name: name("d"), ...common }),
@@ -94,7 +94,7 @@ export function proxyPair(kind: PeerKind, ahead: Partial<ProxyOptions> = {}): Pr
     unused = await used();
     const { url, close } = await openProxy({ prefillers: [p.url], decoders: [d.url], ...ahead });
     const timeouts = [p, d].map(handshakeTimeouts);
-    // The pair's first handshake, which on a busy machine may miss vLLM's five seconds.
+    // The pair's first handshake. On a busy machine it may take longer than the five seconds that vLLM allows.
     await onceMoreAfterTimeout(
       async () => {
         const body = { model: "tiny", prompt: words(40, 9), max_tokens: 1 };
@@ -148,7 +148,7 @@ function argumentsOf(folder: string): string[] {
     writeFileSync(join(folder, name), readFileSync(join(model, name)));
   return [
     ...["--chat-template", template, "--tokenizer", folder],
-    // A parser whose calls are the plain JSON that guided decoding makes.
+    // This parser accepts calls in the plain JSON that guided decoding generates.
     ...["--enable-auto-tool-choice", "--tool-call-parser", "xlam"],
     ...["--enable-request-id-headers", "--enable-prompt-tokens-details"],
   ];

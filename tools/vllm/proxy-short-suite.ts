@@ -6,7 +6,7 @@ import { ask, type ProxyPair } from "./proxy-pair.js";
 
 const NAMES = ["one prompt", "several prompts", "a stream of several prompts", "a chat in several copies"];
 
-/** Enough to see that the proxy drives a pair of another connector, or version, as well: what parts in other cases is the same code. */
+/** A few cases that show that the proxy also drives a pair of another connector or version. The other cases use the same code. */
 export function proxyShortSuite(pair: ProxyPair, mode: ProxyOptions["mode"]): void {
   describe(`--mode ${mode}`, () => {
     test.each(BOUNDARY_CASES.filter(({ name }) => NAMES.includes(name)))(
@@ -14,7 +14,7 @@ export function proxyShortSuite(pair: ProxyPair, mode: ProxyOptions["mode"]): vo
       async ({ path, body }) => {
         const { url, proxy } = await pair.proxied({ mode });
         const right = await comparable(await ask(pair.d.url + path, salted(body)));
-        // Of the first one's answer the proxy learns where P's engine is, and what it does; then both legs of a push leave at once.
+        // From the first answer the proxy learns the address and the connector of P's engine. From then on it sends both legs of a push at once.
         for (const _ of ["first", "second"])
           expect(await comparable(await ask(url + path, salted(body)))).toEqual(right);
         expect(proxy.status().prefillers[0]?.failures).toBe(0);
@@ -22,7 +22,7 @@ export function proxyShortSuite(pair: ProxyPair, mode: ProxyOptions["mode"]): vo
       },
     );
 
-    /** It has had an answer of P, as above. */
+    /** A proxy that has already received an answer of P, as above. */
     async function taught() {
       const opened = await pair.proxied({ mode });
       const body = { model: "tiny", prompt: "t11 t12", max_tokens: 1 };

@@ -3,7 +3,7 @@ import { join } from "node:path";
 import { PEER_DIR } from "./server.js";
 import type { PeerKind } from "./tiny-peer.js";
 
-/** Where the recording of a pair stays, so that a run against another version can be compared with it. */
+/** The folder of a pair's recording. It is kept, so that a run against another version can be compared with it. */
 export function recordingFolder({ version, mode }: PeerKind, prefillTp: number, decodeTp: number): string {
   const folder = join(PEER_DIR, "recordings", `${mode}-p${prefillTp}d${decodeTp}-${version}`);
   mkdirSync(folder, { recursive: true });

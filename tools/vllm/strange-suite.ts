@@ -22,7 +22,7 @@ const RANK_NOBODY_HAS = 99;
 const TIMEOUT_MS = 5000;
 const text = new TextEncoder();
 
-/** Frames that are no handshake request: nothing, no msgpack, another type, another marker, numbers that are none. */
+/** Frames that are not a handshake request: an empty frame, invalid msgpack, another type, another marker, an additional frame. */
 const STRANGE_FRAMES = [
   [new Uint8Array()],
   [Uint8Array.of(0xc1)],
@@ -31,7 +31,7 @@ const STRANGE_FRAMES = [
   [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 }), Uint8Array.of(1)],
 ];
 
-/** Notifications that are none of the protocol's; the first ones end the engine step of a vLLM worker. */
+/** Payloads that are not notifications of the protocol. The first ones end the engine step of a vLLM worker. */
 const STRANGE_NOTIFICATIONS = [
   text.encode("no colon"),
   text.encode("request:many"),
@@ -42,7 +42,7 @@ const STRANGE_NOTIFICATIONS = [
   new Uint8Array(1),
 ];
 
-/** What a stranger may send to an engine of ours. */
+/** Sends invalid frames and invalid notifications to an engine of ours. */
 export async function pester(host: string, port: number): Promise<void> {
   const sideChannel = zmqSideChannel();
   const transport = nixlTransport();
@@ -54,7 +54,7 @@ export async function pester(host: string, port: number): Promise<void> {
       [encodeHandshakeRequest({ ppRank: 0, tpRank: RANK_NOBODY_HAS })],
       [encodeHandshakeRequest({ ppRank: RANK_NOBODY_HAS, tpRank: 0 })],
     ]) {
-      // Refused or not answered: what counts is that the next one is.
+      // Refused or not answered. The valid request below must be answered.
       await ask(frames, 500).catch(() => {});
     }
     const { frames } = await ask([encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })], TIMEOUT_MS);
@@ -69,7 +69,7 @@ export async function pester(host: string, port: number): Promise<void> {
   }
 }
 
-/** vLLM's side channel through a relay that makes it a later version's: another hash, and fields that nobody knows yet. */
+/** A side channel that changes vLLM's replies to those of a later version: another hash, and unknown fields. */
 function ofTheFuture(server: VllmServer, sideChannel: SideChannel): SideChannel {
   const compatibility = { ...factorsOf(server.kind), vllm_version: "0.34.0", nixl_connector_version: 16 };
   return {
@@ -93,7 +93,7 @@ function ofTheFuture(server: VllmServer, sideChannel: SideChannel): SideChannel 
   };
 }
 
-/** Versions that nobody knows yet, and what ends a vLLM worker. */
+/** Unknown versions, and a request that ends the listener of a vLLM worker. */
 export function strangeSuite(server: () => VllmServer): void {
   let d: HeadlessDecode | undefined;
   afterEach(async () => {
@@ -121,7 +121,7 @@ export function strangeSuite(server: () => VllmServer): void {
     await freedTo(server(), before);
   });
 
-  // The last of all: the server takes no handshake after it.
+  // This test must be the last one: the server answers no handshake after it.
   test("a rank that it does not have ends vLLM's listener, and its health goes on", async () => {
     const { url, sideChannelPort: port } = server();
     const sideChannel = zmqSideChannel();

@@ -1,13 +1,13 @@
 import type { Agent, Memory, Notification, Transport } from "@kv/interface";
 
-/** A transport that lets a test see what arrives as notifications, and reach what was allocated. */
+/** A transport that records the notifications that arrive and the memory that is allocated. */
 export interface TappedTransport {
   readonly transport: Transport;
-  /** In the order in which agents handed them out, as text. */
+  /** The payloads as text, in the order in which the agents returned them. */
   readonly notifications: readonly string[];
   /** In the order of allocation. */
   readonly memories: readonly Memory[];
-  /** Resolves with the first notification that passes, one that came before included. */
+  /** Resolves with the first matching notification, also when it arrived before the call. */
   notification(passes: (text: string) => boolean): Promise<string>;
 }
 
@@ -24,7 +24,7 @@ export function tapTransport(transport: Transport): TappedTransport {
     }
   }
 
-  /** Delegates by name, as an agent's own methods may need their receiver. */
+  /** Calls each method on the agent itself, because the methods may need their receiver. */
   function tapped(agent: Agent): Agent {
     return {
       name: agent.name,

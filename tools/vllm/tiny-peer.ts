@@ -1,17 +1,17 @@
 import type { CompatibilityFactors } from "@kv/protocol";
 
-/** What both sides of the live tests agree on: the tiny Qwen3 of `mkmodel.py` as `serve.sh` serves it, and a prompt. */
+/** What both sides of the live tests share: the tiny Qwen3 of `mkmodel.py`, as `serve.sh` serves it. */
 export const TINY = {
   layers: 4,
   kvHeads: 4,
   headSize: 32,
   blockSize: 32,
-  /** K and V of one head and token. */
+  /** Bytes of K and V of one token in one head. */
   contentBytes: 2 * 32 * 4,
   layerName: (layer: number) => `model.layers.${layer}.self_attn.attn`,
 } as const;
 
-/** A vLLM of the live matrix: which one, and which of its two NIXL connectors. */
+/** A vLLM of the live matrix: its version, and which of its two NIXL connectors it uses. */
 export interface PeerKind {
   readonly version: keyof typeof CONNECTOR_VERSIONS;
   readonly mode: "pull" | "push";
@@ -20,7 +20,7 @@ export interface PeerKind {
 const CONNECTOR_VERSIONS = { "0.32": 14, "0.33": 15 } as const;
 export const CONNECTOR_NAMES = { pull: "NixlConnector", push: "NixlPushConnector" } as const;
 
-/** Factors of vLLM's compatibility hash, from the servers' settings: nothing here was copied from what a server answered. */
+/** The factors of vLLM's compatibility hash, taken from the servers' settings. No value was copied from a server's reply. */
 export function factorsOf({ version, mode }: PeerKind) {
   return {
     vllm_version: `${version}.0`,

@@ -2,9 +2,9 @@ import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 
 /**
- * What a first proxy for P and D does, as the examples that go around do it: one prefill request with `max_tokens` 1, its
- * `kv_transfer_params` on to the decode request, whose bytes are passed on under status 200; whatever goes wrong is a 500. It is the negative
- * control of the boundary cases: a case that this passes shows nothing of the boundary.
+ * A minimal proxy for P and D, like published examples. It sends one prefill request with `max_tokens` 1 and copies the `kv_transfer_params`
+ * of the answer to the decode request. It passes on the bytes of the decode answer under status 200. Every error becomes a 500. It is the
+ * negative control of the boundary cases: a case that this proxy passes shows nothing about the boundary.
  */
 export async function startToyProxy(prefillUrl: string, decodeUrl: string) {
   const server = createServer(async (request, response) => {

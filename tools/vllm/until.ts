@@ -1,4 +1,4 @@
-/** Looks again and again, for a state of a peer that does not tell when it changes. Fails naming what it waited for. */
+/** Polls until `holds` returns true, for a state that a peer does not report. After the timeout it throws an error that contains `what`. */
 export async function until(
   holds: () => Promise<boolean> | boolean,
   what: string,

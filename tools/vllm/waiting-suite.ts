@@ -7,22 +7,28 @@ import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
 
-/** Ours: over long before the peer has room, were it not for the beats. A beat adds two thirds of it. */
+/** Our lease. Without heartbeats it ends long before the peer has room. A heartbeat adds two thirds of it. */
 const OUR_LEASE_SECONDS = 12;
 const TOKENS = prompt(100);
 const OUTPUT_TOKENS = 8;
-/** Tokens that take a minute and more: `LONG_PROMPTS` allows them. */
+/** A number of tokens that takes a minute or more to generate. `ONE_LONG_REQUEST` sets it as the model's length. */
 const LONG = 16_384;
-/** The peer beats every sixth of its own lease, of 15 s. */
+/** The number of heartbeats to wait for. The peer sends one every sixth of its own lease of 15 s. */
 const BEATS = 8;
 
-/** Arguments of a server that computes one request at a time, of any length: what it says beyond the positions that the model was made for does not matter. */
+/**
+ * Arguments of a server that computes one request at a time, of up to `LONG` tokens.
+ * The tokens beyond the positions that the model was made for do not matter.
+ */
 export const ONE_LONG_REQUEST = [
   ...["--max-num-seqs", "1", "--max-model-len", String(LONG)],
   ...["--hf-overrides", JSON.stringify({ max_position_embeddings: LONG })],
 ];
 
-/** What a real vLLM decode worker says to our prefill side beside reading: that it still waits, that it gave up, nothing at all. */
+/**
+ * What a real vLLM decode worker sends to our prefill side besides reads: heartbeats while a request waits, a notification when it gives up,
+ * or nothing at all.
+ */
 export function waitingSuite(server: () => VllmServer): void {
   let ours: OurPrefill;
   let logged: string[];
@@ -43,7 +49,7 @@ export function waitingSuite(server: () => VllmServer): void {
     await ours?.instance.close();
   });
 
-  /** Paired before it is busy, so that a request that waits does not wait for a handshake too. */
+  /** Pairs with the peer before it is busy, so that a waiting request does not also wait for a handshake. */
   function paired(): Promise<unknown> {
     return onceMoreAfterTimeout(async () => {
       const id = freshId();
@@ -54,7 +60,7 @@ export function waitingSuite(server: () => VllmServer): void {
     }, handshakeTimeouts(server()));
   }
 
-  /** Gives the peer, which computes one request at a time, one that does not end before it is let go of. */
+  /** Gives the peer a request that runs until it is aborted. The peer computes one request at a time. */
   async function keepBusy(): Promise<void> {
     const running = () => server().metric("vllm:num_requests_running");
     await until(async () => (await running()) === 0, "the peer has nothing to do");

@@ -1,6 +1,6 @@
 import type { EngineIdentity, ModelIdentity } from "@kv/interface";
 
-/** What a test's engine says of itself where only its name and sizes matter. */
+/** Identity of a test engine, for tests where only its name and sizes matter. */
 export const engineIdentity = (
   engineId: string,
   { tpSize = 1, ppSize = 1, ...model }: { tpSize?: number; ppSize?: number } & Partial<ModelIdentity> = {},

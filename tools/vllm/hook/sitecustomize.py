@@ -51,7 +51,7 @@ def look_now_and_then(shm_broadcast):
         wait(self, LOOK_MS if timeout_ms is None else min(timeout_ms, LOOK_MS))
 
     shm_broadcast.SpinCondition.wait = sleep
-    # 100 ms before each such wait, within a native loop.
+    # Otherwise a native loop spins for 100 ms before each such wait.
     shm_broadcast.SPINLOOP_EXT_ENABLED = False
 
 

@@ -8,15 +8,18 @@ import type { FaultEngine } from "./fault-fixture.js";
 export interface FaultTimes {
   readonly leaseMs: number;
   readonly requestTimeoutMs: number;
-  /** How long a decode request waits for its KV, once it has blocks: the timeout, what a transfer lingers, a few steps. */
+  /**
+   * Longest time that a decode request waits for its KV after it has blocks: the request timeout, plus the time that a failed transfer can
+   * still write to memory, plus a few steps.
+   */
   readonly deadlineMs: number;
-  /** Longer than a lease: what is late by it is late for good. */
+  /** Longer than a lease: a message delayed this long arrives after the lease has ended. */
   readonly longMs: number;
 }
 
-/** The engines of one side. */
+/** The engines of one side: prefill or decode. */
 export interface FaultSeats {
-  /** As a proxy that knows which of its engines are up: one that is, at random, waited for when there is none. */
+  /** Returns a random running engine, as a proxy that knows which engines run. Waits when no engine runs. */
   living(random: SeededRandom): Promise<{ readonly engine: FaultEngine; readonly blockSize: number }>;
 }
 
@@ -31,9 +34,9 @@ export interface FaultClientOptions {
   violation(what: string): void;
 }
 
-/** What a client does with the engines of a fault run: requests that are aborted at any moment, retried, and asked for twice. */
+/** A client of a fault run. It sends requests, aborts them at any moment, retries them, and sends some of them twice. */
 export interface FaultClient {
-  /** The outcome: "ok", or the code of the typed error. */
+  /** Runs request `n`. Resolves to "ok", or to the code of the typed error. */
   one(n: number, random: SeededRandom): Promise<string>;
 }
 
@@ -42,7 +45,7 @@ export function createFaultClient(options: FaultClientOptions): FaultClient {
   const { longMs, deadlineMs } = times;
   const sleep = (ms: number) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms));
 
-  /** Prefill, the way of the parameters, decode; now and then a retry with the same parameters, or an abort. */
+  /** Runs the prefill, delays the parameters, and runs the decode. Sometimes aborts, or retries with the same parameters. */
   async function one(n: number, random: SeededRandom): Promise<string> {
     const request: SimRequest = { requestId: `r${n}`, prompt: n, numTokens: 1 + random.integer(80) };
     const { engine: prefill } = await prefills.living(random);
@@ -55,7 +58,7 @@ export function createFaultClient(options: FaultClientOptions): FaultClient {
     if (typeof params === "string") return params;
     await sleep(random.next() < 0.04 ? random.next() * longMs : random.next() * 20);
     if (!plainProducers && random.next() < 0.02) {
-      // Two decode engines are given the same blocks at once.
+      // Two decode requests receive the parameters of the same blocks at the same time.
       const [, outcome] = await Promise.all([
         decode(request, params, `t${n}`, random),
         decode(request, params, `d${n}`, random),
@@ -68,7 +71,7 @@ export function createFaultClient(options: FaultClientOptions): FaultClient {
     return decode(request, params, `u${n}`, random);
   }
 
-  /** Both legs at once, or the consumer's first, or the producer's; either may be given up at any moment. */
+  /** Starts both legs at once, or one up to 50 ms before the other. Either leg may be aborted at any moment. */
   async function bothLegs(
     n: number,
     prefill: FaultEngine,
@@ -116,12 +119,12 @@ export function createFaultClient(options: FaultClientOptions): FaultClient {
       abortMs,
     );
     const tookMs = clock.now() - startedMs;
-    // Its blocks it may have had to wait for, while others had theirs to their own deadlines.
+    // The request may first have waited for free blocks, while other requests held theirs until their own deadlines.
     if (tookMs > 3 * deadlineMs) violation(`request ${requestId} ended only after ${tookMs} ms`);
     return typeof outcome === "string" ? outcome : "ok";
   }
 
-  /** The outcome, or the code of the typed error; aborted after a while. */
+  /** Returns the result of `work`, or the code of its typed error. Calls `abort` after `abortMs`. */
   async function within<T>(work: Promise<T>, abort: () => void, abortMs: number): Promise<T | string> {
     const timer = clock.setTimer(abort, abortMs);
     try {

@@ -1,22 +1,22 @@
 import type { Clock } from "@kv/interface";
 import type { SeededRandom } from "@kv/transport-memory";
 
-/** When engines of a fault run die. */
+/** Decides when engines of a fault run die. */
 export interface Deaths {
-  /** Before a client takes its next request: while an engine is dead, only so many more are taken. */
+  /** Called before a client takes its next request. While an engine is dead, returns a promise to wait for if too many were taken. */
   mayTake(taken: number): Promise<void> | undefined;
-  /** Until the next death. */
+  /** Waits until the next death. */
   next(random: SeededRandom): Promise<void>;
-  /** From a death to the restart. */
+  /** Waits from a death to the restart. */
   mourn(random: SeededRandom): Promise<void>;
-  /** The engine that died has a successor. */
+  /** Called when the successor of a dead engine has started. */
   over(): void;
-  /** Nobody takes requests any more: `next` resolves, and nothing dies. */
+  /** Called when no client takes requests any more. `next` then resolves, and no engine dies. */
   end(): void;
   readonly ended: boolean;
 }
 
-/** Every few seconds of a clock that says the same each time. */
+/** An engine dies every 2 to 10 s of a virtual clock, so the deaths are the same in each run with the same seed. */
 export function deathsByTime(clock: Clock): Deaths {
   const sleep = (ms: number) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms));
   return {
@@ -29,7 +29,10 @@ export function deathsByTime(clock: Clock): Deaths {
   };
 }
 
-/** Whenever so many requests were taken, and half as many more before the successor is there: as many deaths on any machine. */
+/**
+ * An engine dies each time that clients have taken `every` more requests. Clients take at most half as many more before the successor
+ * has started. The number of deaths is therefore the same on any machine.
+ */
 export function deathsByRequests(every: number): Deaths {
   let point = every;
   let taken = 0;

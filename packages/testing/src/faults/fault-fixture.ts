@@ -2,7 +2,7 @@ import type { Clock, ConnectorModule, KvTransferParams } from "@kv/interface";
 import type { SeededRandom } from "@kv/transport-memory";
 import type { SimRequest } from "../simulator/sim-options.js";
 
-/** An engine of a fault run, wherever it lives. */
+/** An engine of a fault run, in this process or elsewhere. */
 export interface FaultEngine {
   readonly engineId: string;
   readonly tpSize: number;
@@ -15,7 +15,7 @@ export interface FaultEngine {
   close(): Promise<void>;
 }
 
-/** What to start: one engine at its seat. */
+/** Options for the start of one engine. */
 export interface FaultEngineOrder {
   readonly hostName: string;
   readonly engineId: string;
@@ -31,16 +31,16 @@ export interface FaultEngineOrder {
   violation(what: string): void;
 }
 
-/** Where the engines of a fault run live, what moves their bytes, how time passes there, and what goes wrong by itself. */
+/** Environment of a fault run: it starts the engines, and provides the transport, the clock, and the injected faults. */
 export interface FaultFixture {
   readonly clock: Clock;
   start(order: FaultEngineOrder, random: SeededRandom): Promise<FaultEngine>;
-  /** Sees work through: where time is virtual, by moving it on. */
+  /** Waits until the work is done. With a virtual clock, advances the clock. */
   see<T>(work: Promise<T>): Promise<T>;
-  /** Until these hold nothing, as far as they ever will: leases have run out by then. */
+  /** Waits until these engines should hold nothing, because every lease has ended. */
   rest(engines: readonly FaultEngine[]): Promise<void>;
-  /** All engines are closed: what is held all the same. */
+  /** Called after all engines are closed. Returns the counts of what is still held. */
   end(): Promise<Readonly<Record<string, number>>>;
-  /** What went wrong so far, by kind. */
+  /** Number of faults so far, by kind. */
   faultCounts(): Readonly<Record<string, number>>;
 }

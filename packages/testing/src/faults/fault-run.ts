@@ -8,49 +8,49 @@ import { FAULT_RULES, LONG_MS, PLAIN_FAULT_RULES } from "./fault-rules.js";
 import { memoryFixture } from "./memory-fixture.js";
 import type { Sabotage } from "./sabotage.js";
 
-/** What is run, wherever it runs. */
+/** The load of a fault run, independent of the fixture. */
 export interface FaultLoad {
   readonly seed: string;
   readonly requests: number;
   /** Pull by default. */
   readonly connector?: ConnectorModule;
   /**
-   * Producers that speak vLLM's protocol and nothing more. Then time alone tells whether blocks were kept, parameters are used once, and
-   * a restarted producer has another engine id, as vLLM's has.
+   * The producers speak only vLLM's protocol. A consumer then knows only from the time whether the blocks were kept. Parameters are used
+   * once, and a restarted producer has another engine id, as in vLLM.
    */
   readonly plainProducers?: boolean;
-  /** The share of requests whose two legs go out at once, the consumer with the producer's coordinates alone. */
+  /** Fraction of requests whose two legs start at once. The consumer then has only the producer's address and request id. */
   readonly atOnce?: number;
-  /** Of each engine: few enough that freed blocks are in use again soon. */
+  /** Number of blocks of each engine. It is small, so that freed blocks are allocated again soon. */
   readonly numBlocks?: number;
-  /** `push_layerwise`, and engines that report a layer while they compute. */
+  /** Sets `push_layerwise`, and makes the engines report a layer while they compute. */
   readonly layerwise?: boolean;
   readonly clients?: number;
   readonly times?: FaultTimes;
-  /** An engine dies each time that so many requests were taken, whatever the time; else by virtual time. */
+  /** An engine dies each time that clients have taken this many requests. By default, engines die at times of the fixture's clock. */
   readonly deathEvery?: number;
 }
 
 export interface FaultRunOptions extends FaultLoad {
-  /** Breaks a rule on purpose: the run must find out. */
+  /** Breaks a rule on purpose. The run must detect it. */
   readonly sabotage?: Sabotage;
   readonly wrapTransport?: (transport: Transport) => Transport;
   readonly rules?: readonly FaultRule[];
-  /** Accelerators, for the engines that it answers one for. */
+  /** Returns the accelerator of an engine, or undefined for an engine without one. */
   readonly device?: (around: SimDeviceAround, random: SeededRandom) => SimDevice | undefined;
 }
 
 export interface FaultRunReport {
-  /** What must never be; the first few, and how many there were. */
+  /** The first 10 violations. `violationCount` counts all of them. */
   readonly violations: readonly string[];
   readonly violationCount: number;
   /** Requests by outcome: "ok", or the code of the error. */
   readonly outcomes: Readonly<Record<string, number>>;
   readonly faults: Readonly<Record<string, number>>;
   readonly kills: number;
-  /** In the run's own time. */
+  /** Duration, measured by the fixture's clock. */
   readonly seconds: number;
-  /** What is left when all is over and closed. */
+  /** Counts of what is still held after all requests ended, and after all engines are closed. */
   readonly left: Readonly<Record<string, number>>;
 }
 
@@ -71,8 +71,8 @@ interface Seat {
 }
 
 /**
- * Many requests through prefill and decode engines of different shapes, in virtual time, while everything that can go wrong does.
- * One seed is one run, down to the last byte.
+ * Runs many requests through prefill and decode engines with different TP and block sizes, in virtual time, with every kind of fault.
+ * The same seed gives exactly the same run.
  */
 export function faultRun(options: FaultRunOptions): Promise<FaultRunReport> {
   const { plainProducers = false, rules, sabotage, wrapTransport, device, ...load } = options;
@@ -85,7 +85,7 @@ export function faultRun(options: FaultRunOptions): Promise<FaultRunReport> {
   return faultRunOn(ground, { ...load, plainProducers }, root);
 }
 
-/** The same on any ground. */
+/** Runs the same load on any fixture. */
 export async function faultRunOn(
   ground: FaultFixture,
   load: FaultLoad,
@@ -117,7 +117,7 @@ export async function faultRunOn(
 
   async function start(place: Seat, random: SeededRandom): Promise<void> {
     place.starts += 1;
-    // Half of the restarts keep the engine's id, as a configured one does.
+    // Half of the restarts keep the engine id, as an engine with a configured id does.
     const generation = !plainProducers && random.next() < 0.5 ? 0 : place.starts;
     const { hostName, tpSize, blockSize, skewMs } = place;
     place.engine = await ground.start(
@@ -131,7 +131,7 @@ export async function faultRunOn(
           engine_ttl: 30,
           push_layerwise: layerwise,
         },
-        // One decode engine computes what did not arrive, the other fails it.
+        // When KV does not arrive, one decode engine computes it, and the other one fails the request.
         loadFailurePolicy: hostName === "d1" ? "recompute" : "fail",
         ...(load.connector === undefined ? {} : { connector: load.connector }),
       },
@@ -168,7 +168,7 @@ export async function faultRunOn(
     }
   }
 
-  /** Kills an engine every so often and starts its successor after a while. */
+  /** Repeatedly kills a random engine, and starts its successor later. */
   async function reaper(random: SeededRandom): Promise<void> {
     while (taken < requests) {
       await deaths.next(random);
@@ -189,7 +189,7 @@ export async function faultRunOn(
   const served = Promise.all(Array.from({ length: clients }, (_, i) => client(root.fork(`client ${i}`))));
   await ground.see(Promise.all([served.then(deaths.end), reaper(root.fork("reaper"))]));
   const engines = all.flatMap(({ engine }) => engine ?? []);
-  // Whatever is still kept has a lease that ends.
+  // Blocks that an engine still keeps have a lease, and every lease ends.
   await ground.rest(engines);
   for (const { engine, hostName } of all) {
     for (const [name, count] of Object.entries((await engine?.outstanding()) ?? {})) {

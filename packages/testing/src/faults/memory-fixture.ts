@@ -18,7 +18,7 @@ export interface MemoryFixtureOptions {
 /** Longer than any lease of a fault run. */
 const REST_MS = 30_000;
 
-/** The memory transport in virtual time: one seed is one run. */
+/** The memory transport in virtual time. The same seed gives the same run. */
 export function memoryFixture(options: MemoryFixtureOptions): FaultFixture {
   const { plainProducers, sabotage, wrapTransport, device } = options;
   const clock = virtualClock();

@@ -2,10 +2,9 @@ import type { Agent, SideChannel, Transport } from "@kv/interface";
 import { decodeHandshakeReply, decodeLeaseReply, encodeHandshakeReply, encodeLeaseReply } from "@kv/protocol";
 
 /**
- * Rules that a connector must keep, broken from outside: the fault run has to find each of them, or it proves nothing.
- * release-early: memory is taken to be free as soon as a transfer is known to have failed. trust-stale: a producer is taken to
- * have kept the blocks whatever it answers. wrong-clock: a producer that cannot be asked seems to live an hour earlier, so that no
- * lease seems to end.
+ * Rules that a connector must keep, broken from outside. The fault run must detect each of them; otherwise it proves nothing.
+ * release-early: the connector treats memory as free as soon as a transfer has failed. trust-stale: every lease reply says that the
+ * producer holds the blocks. wrong-clock: the clock in a producer's handshake reply is one hour slow, so that no lease seems to end.
  */
 export type Sabotage = "release-early" | "trust-stale" | "wrong-clock";
 
@@ -33,7 +32,7 @@ export function sabotagedTransport(transport: Transport, sabotage: Sabotage | un
   };
 }
 
-/** A transport that never says that it has let go of a transfer's memory; its agents' `close` ends the transfers all the same. */
+/** A transport that never reports that a transfer's memory is released. The `close` of its agents still ends the transfers. */
 export function neverReleasing(transport: Transport): Transport {
   return {
     ...transport,

@@ -3,7 +3,7 @@ import { memoryNetwork, type SeededRandom, seededRandom, virtualClock } from "@k
 import { expect } from "vitest";
 import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
 
-/** A pair of a connector's matrix: TP sizes, block sizes, KV heads of the model. */
+/** One pair of engines in a connector's test matrix: TP sizes, block sizes, and KV heads of the model. */
 export interface MatrixCase {
   readonly p: number;
   /** Pipeline stages of P. */
@@ -18,11 +18,14 @@ export interface MatrixPair {
   readonly decode: SimEngine;
   readonly random: SeededRandom;
   sleep(ms: number): Promise<void>;
-  /** Tokens of a prompt of the n-th request that D has: none, one block, two, all. */
+  /** Number of prompt tokens of the n-th request that D already has: none, one block, two blocks, or all tokens. */
   cachedTokens(n: number, numTokens: number): number;
 }
 
-/** So many requests at once between two engines in virtual time; then nothing is held, long before a lease would run out. */
+/**
+ * Runs `requests` requests at once between two engines in virtual time. Expects that the engines hold nothing one second later, long
+ * before a lease would end.
+ */
 export async function expectAllArrive(
   { p, stages = 1, d, blocks, heads }: MatrixCase,
   options: {

@@ -1,7 +1,7 @@
 import type { SideChannel } from "@kv/interface";
 import { decodeHandshakePayload, decodeHandshakeRequest, encodeHandshakePayload } from "@kv/protocol";
 
-/** A side channel whose listener answers handshakes as vLLM does, without what only our own peers understand, and nothing else. */
+/** A side channel whose listener answers only handshakes, as vLLM does. Its replies leave out the fields that only our peers understand. */
 export function plainSideChannel(sideChannel: SideChannel): SideChannel {
   return {
     ...sideChannel,

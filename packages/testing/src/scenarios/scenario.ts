@@ -13,7 +13,7 @@ import { expect } from "vitest";
 import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
 import type { SimEngineOptions, SimRequest } from "../simulator/sim-options.js";
 
-/** A network in virtual time, and engines on it; what the scenarios play on. */
+/** A memory network in virtual time, and the engines on it. The scenario tests use it. */
 export function createScenario({
   faults = [],
   connector,
@@ -33,7 +33,7 @@ export function createScenario({
   const events: [host: string, event: string, fields: LogFields][] = [];
   const engines: SimEngine[] = [];
 
-  /** The outcome of a request, by "ok" or by its error's code. */
+  /** Outcome of a request: "ok", or the code of its error. */
   const outcome = (work: Promise<unknown>): Promise<string> =>
     clock.settle(
       work.then(
@@ -46,7 +46,7 @@ export function createScenario({
     clock,
     network,
     violations,
-    /** How often a host's connectors counted, under vLLM's names. */
+    /** Total of a metric over all connectors of a host. `METRICS` has vLLM's metric names. */
     counted: (hostName: string, name: keyof typeof METRICS) =>
       metrics.get(hostName)?.total(METRICS[name]) ?? 0,
     logged: (hostName: string, event: string) =>
@@ -73,7 +73,7 @@ export function createScenario({
       engines.push(engine);
       return engine;
     },
-    /** An agent of nobody's, on `hostName`, that has shaken hands with the engine that the parameters name. */
+    /** An agent on `hostName` that belongs to no engine. It has completed a handshake with the engine that the parameters name. */
     async stranger(hostName: string, params: KvTransferParams) {
       const transport = memoryTransport({ network, host: hostName });
       const sideChannel = memorySideChannel({ network, host: hostName });
@@ -97,7 +97,7 @@ export function createScenario({
       };
     },
     outcome,
-    /** The outcome at `d` of a prompt that `p` prefills for it. */
+    /** `p` prefills a prompt, and `d` decodes it. Returns the outcome at `d`. */
     async handedOver(
       p: SimEngine,
       d: SimEngine,
@@ -107,7 +107,7 @@ export function createScenario({
       const params = await clock.settle(p.prefill(prompt(n)));
       return await outcome(d.decode({ ...prompt(n), params, ...change }));
     },
-    /** Closes what lives, and finds nothing wrong and nothing left. */
+    /** Closes the engines that are alive. Expects no violation, and that nothing is still held. */
     async end(): Promise<void> {
       await clock.advance(100_000);
       expect(violations).toEqual([]);

@@ -2,12 +2,12 @@ import { expect } from "vitest";
 import type { SimEngine } from "../simulator/sim-engine.js";
 import { type createScenario, prompt } from "./scenario.js";
 
-/** Of a decode engine: room for one request at a time. */
+/** Options of a decode engine whose blocks are enough for one request at a time. */
 export const ROOM_FOR_ONE = { numBlocks: 3, extra: { request_timeout: 100 } };
 
 /**
- * The first request's KV never comes, so the second waits for its room longer than a lease lasts. Heartbeats keep it: what `p` holds meanwhile is
- * handed to `whileWaiting`, and in the end the second has its KV.
+ * The first request's KV never arrives, so the second request waits for free blocks for longer than a lease. Heartbeats extend its lease.
+ * `whileWaiting` runs during the wait and can check what `p` holds. At the end, the second request receives its KV.
  */
 export async function expectKeptWaiting(
   play: ReturnType<typeof createScenario>,

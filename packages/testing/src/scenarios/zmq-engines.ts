@@ -4,7 +4,7 @@ import { memoryNetwork } from "@kv/transport-memory";
 import { expect } from "vitest";
 import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
 
-/** Engines in real time whose handshakes go over ZMQ on the loopback, and whose bytes over the memory transport. */
+/** Engines in real time. Their handshakes use ZMQ on the loopback interface, and their transfers use the memory transport. */
 export function zmqEngines(connector: ConnectorModule) {
   const network = memoryNetwork();
   const violations: string[] = [];
@@ -19,7 +19,7 @@ export function zmqEngines(connector: ConnectorModule) {
       engines.push(engine);
       return engine;
     },
-    /** Closes them, and finds nothing wrong and nothing left. */
+    /** Expects no violation, closes the engines, and expects that nothing is still held. */
     async end(): Promise<void> {
       expect(violations).toEqual([]);
       await Promise.all(engines.map((engine) => engine.close()));

@@ -1,6 +1,9 @@
-/** Blocks of a simulated engine. The last one freed is the first one given out: whoever frees too early is found out soonest. */
+/**
+ * Blocks of a simulated engine. Allocates the most recently freed block first, so that a block freed too early is overwritten as soon
+ * as possible.
+ */
 export interface BlockPool {
-  /** Undefined when there are not enough. */
+  /** Undefined when there are not enough free blocks. */
   allocate(count: number): number[] | undefined;
   free(blockIds: readonly number[]): void;
   isUsed(blockId: number): boolean;
@@ -10,7 +13,7 @@ export interface BlockPool {
 export function createBlockPool(
   count: number,
   hooks: { allocated(blockId: number): void; freed(blockId: number): void },
-  /** In which they are given out at first: ascending by default. */
+  /** Order in which the blocks are first allocated; ascending by default. */
   order: readonly number[] = Array.from({ length: count }, (_, id) => id),
 ): BlockPool {
   const free = [...order].reverse();

@@ -1,15 +1,15 @@
 import type { KvCacheConfig } from "@kv/interface";
 
 /**
- * What the KV of a simulated model is: a function of the prompt, the layer, the head of the whole model, and the token. Any byte
- * in another place, or of another prompt, shows.
+ * KV of a simulated model. It is a function of the prompt, the layer, the head (numbered over the whole model), and the token, so a
+ * check detects a byte in the wrong place or of another prompt.
  */
 export interface KvPattern {
-  /** The prompt's own number. */
+  /** Number that identifies the prompt. */
   readonly prompt: number;
 }
 
-/** Layout of a rank's share: `[block][head][token][cell]`, as LBHNC. */
+/** A rank's share of the cache. Its layout is `[block][head][token][cell]`, as in LBHNC. */
 export interface RankShare {
   readonly firstHead: number;
   readonly heads: number;
@@ -43,7 +43,10 @@ export function writeTokens(
   });
 }
 
-/** The first token whose KV is not that of the prompt, or whose tail of the last block is not zero; undefined when all is right. */
+/**
+ * Returns the first token whose KV is not that of the prompt. With `tailZeroed`, also checks that the rest of the last block is zero.
+ * Returns undefined when everything is correct.
+ */
 export function firstWrongToken(
   bytes: Uint8Array,
   share: RankShare,
@@ -62,7 +65,7 @@ export function firstWrongToken(
   return wrong;
 }
 
-/** The bytes of a memory, four at a time: a transport's memory is page-aligned, and cells are whole words. */
+/** The bytes of a memory as 32-bit words. A transport's memory is page-aligned, and the size of a cell is a multiple of 4 bytes. */
 export function wordsOf(bytes: Uint8Array): Uint32Array {
   return new Uint32Array(bytes.buffer, bytes.byteOffset, bytes.byteLength >>> 2);
 }
@@ -84,7 +87,7 @@ function forEachCell(
   }
 }
 
-/** A 32-bit finaliser: neighbouring inputs give unlike words, and hardly ever zero. */
+/** A 32-bit hash finaliser: adjacent inputs give very different words, and the result is rarely zero. */
 function mix(word: number): number {
   let x = Math.imul(word ^ (word >>> 16), 0x85ebca6b);
   x = Math.imul(x ^ (x >>> 13), 0xc2b2ae35);

@@ -2,7 +2,7 @@ import type { ConnectorRequest, KvError, KvTransferParams } from "@kv/interface"
 import type { SimEngineOptions } from "./sim-options.js";
 import type { SimSides } from "./sim-sides.js";
 
-/** Compute is over so many steps after the one that admits a prompt. */
+/** Number of steps from the step that admits a prompt to the end of its computation. */
 export const PREFILL_STEPS = 2;
 
 export interface Running extends ConnectorRequest {
@@ -15,17 +15,17 @@ export interface Running extends ConnectorRequest {
   stepsLeft: number;
   receivingSinceMs: number;
   computedTokens: number;
-  /** Its KV did not arrive: it is computed here. */
+  /** The request's KV did not arrive, so this engine computes it. */
   recompute: boolean;
   resolve(params: KvTransferParams): void;
   reject(error: KvError): void;
 }
 
-/** The model of a simulated engine: what it writes into a request's blocks, step by step, and what it must find there. */
+/** The model of a simulated engine. In each step it writes KV into a request's blocks, and it checks the KV that must be there. */
 export interface SimCompute {
-  /** A step of one request: whether it is over with it. A prompt is computed in two chunks where chunks are saved. */
+  /** Runs one step of a request, and returns whether the request ended in it. With `staged`, a prompt is computed in two chunks. */
   step(request: Running): boolean;
-  /** Reports bytes that are not the prompt's. */
+  /** Reports a violation when the request's blocks hold bytes that are not the prompt's KV. */
   check(request: Running, received: boolean): void;
 }
 

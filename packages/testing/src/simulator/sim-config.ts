@@ -1,6 +1,6 @@
 import type { KvCacheConfig } from "@kv/interface";
 
-/** The cache of a simulated engine: layers of full attention. */
+/** Cache config of a simulated engine. All layers use full attention. */
 export function simConfig(blockSize: number, numKvHeads = 4, numLayers = 2): KvCacheConfig {
   const layerNames = Array.from({ length: numLayers }, (_, layer) => `layers.${layer}`);
   return {

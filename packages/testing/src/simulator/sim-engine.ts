@@ -4,27 +4,33 @@ import type { SimEngineOptions, SimRequest } from "./sim-options.js";
 import { createSimSides } from "./sim-sides.js";
 import { createSimSteps } from "./sim-steps.js";
 
-/** An engine without a model: real connectors, real blocks, made-up KV. It lives on one host of a memory network, in its time. */
+/**
+ * An engine without a model: the connectors and the blocks are real, the KV is generated. It runs on one host of a memory network and
+ * uses that host's clock.
+ */
 export interface SimEngine {
   readonly engineId: string;
   readonly host: MemoryHost;
   readonly tpSize: number;
   readonly alive: boolean;
-  /** Where its side channel listens. */
+  /** Address on which its side channel listens. */
   readonly address: { readonly host: string; readonly port: number };
-  /** Computes a prompt and answers the parameters for the one who reads it. */
+  /** Computes a prompt, and resolves to the parameters for the engine that reads its KV. */
   prefill(request: SimRequest): Promise<KvTransferParams>;
-  /** Receives a prompt's KV, and resolves when every byte of it is right. */
+  /** Receives a prompt's KV, and resolves when the request ends. A wrong byte is a violation. */
   decode(request: SimRequest & { params: KvTransferParams; cachedTokens?: number }): Promise<void>;
   abort(requestId: string): void;
-  /** What is held, by name, blocks included; nothing but zeros when all requests are over. */
+  /** Counts of everything that the engine holds, by name, blocks included. All counts are zero when all requests are over. */
   outstanding(): Readonly<Record<string, number>>;
-  /** As SIGKILL. Resolves when nothing of it is left: at once, unless it was handed a transport or a side channel. */
+  /**
+   * Ends the engine as SIGKILL does. Resolves when its resources are released: at once, unless the options gave it a transport or a side
+   * channel.
+   */
   kill(): Promise<void>;
   close(): Promise<void>;
 }
 
-/** What a proxy knows of a producer before it has answered: where both legs go out at once. */
+/** Parameters that a proxy knows before the producer has answered. A proxy that sends both legs at once uses them. */
 export function coordinatesOf(
   { engineId, address, tpSize }: Pick<SimEngine, "engineId" | "address" | "tpSize">,
   requestId: string,

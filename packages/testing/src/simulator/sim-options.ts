@@ -23,12 +23,12 @@ export interface SimEngineOptions {
   readonly hostName: string;
   readonly engineId: string;
   readonly tpSize: number;
-  /** Pipeline stages, 1 by default: each has ranks and layers of its own. */
+  /** Number of pipeline stages, 1 by default. Each stage has its own ranks and layers. */
   readonly ppSize?: number;
   readonly numLayers?: number;
   readonly blockSize: number;
   readonly numBlocks: number;
-  /** In which the pool gives its blocks out: fragmented, as after hours of use. */
+  /** Order in which the pool first allocates its blocks. A shuffled order gives fragmented blocks, as after hours of use. */
   readonly blockOrder?: readonly number[];
   /** Pull by default. */
   readonly connector?: ConnectorModule;
@@ -42,29 +42,29 @@ export interface SimEngineOptions {
   /** Part of the compatibility hash. */
   readonly model?: string;
   readonly attentionBackend?: string;
-  /** In the hash in place of the engine's own. */
+  /** Replaces the engine's own attention backend in the compatibility hash. */
   readonly hashedAttentionBackend?: string;
-  /** Where the cache is: "DRAM" by default. */
+  /** Type of the memory that holds the cache; "DRAM" by default. */
   readonly memoryType?: MemoryType;
-  /** How long a request may wait for its KV, from the step that gives it blocks. */
+  /** Longest time that a request may wait for its KV, from the step that allocates its blocks. */
   readonly receiveDeadlineMs?: number;
   readonly loadFailurePolicy?: "fail" | "recompute";
-  /** In place of the memory network's; listens on 127.0.0.1. */
+  /** Replaces the memory network's side channel. It listens on 127.0.0.1. */
   readonly sideChannel?: SideChannel;
-  /** Where a given side channel listens; a free port by default. */
+  /** Port of the side channel in `sideChannel`; a free port by default. */
   readonly sideChannelPort?: number;
-  /** In place of the memory network's. It is this engine's alone, and closed with it, also when it is killed. */
+  /** Replaces the memory network's transport. Only this engine uses it. The engine closes it when it is closed or killed. */
   readonly transport?: Transport;
-  /** Speaks as a vLLM peer does: nothing of ours in its handshakes and parameters, no lease questions answered. */
+  /** Behaves as a vLLM peer: its handshakes and parameters have none of our own fields, and it does not answer lease requests. */
   readonly plain?: boolean;
   readonly sabotage?: Sabotage;
-  /** Computes a prompt's first layer in the step before the last, and says so to its workers. */
+  /** Computes a prompt's first layer in the step before the last, and reports the layer to its workers. */
   readonly reportsLayers?: boolean;
-  /** A rule that is broken from outside, by a connector's own tests. */
+  /** Wraps the transport. A connector's own tests use it to break a rule from outside. */
   readonly wrapTransport?: (transport: Transport) => Transport;
-  /** An accelerator around the connector, whose memory the model computes in; steps wait then until what they computed is saved. */
+  /** Adds an accelerator around the connector. The model computes in its memory, and each step waits until its results are saved. */
   readonly device?: (around: SimDeviceAround) => SimDevice | undefined;
-  /** Told of what no engine should ever see. */
+  /** Called when something happens that must never happen in an engine. */
   violation(what: string): void;
 }
 

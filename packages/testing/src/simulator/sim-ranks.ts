@@ -8,10 +8,10 @@ import {
   writeTokens,
 } from "./kv-pattern.js";
 
-/** The memory of a simulated engine's ranks: what the model writes, what it would read, and what is in blocks that nobody uses. */
+/** Memory of a simulated engine's ranks. Writes KV, checks the KV that the model would read, and fills unused blocks with poison. */
 export interface SimRanks {
   readonly caches: readonly KvCaches[];
-  /** All layers, or those before one. */
+  /** Writes the tokens `[from, until)` of a prompt on all layers, or only on the layers before `beforeLayer`. */
   compute(
     prompt: number,
     blockIds: readonly number[],
@@ -19,16 +19,16 @@ export interface SimRanks {
     until: number,
     beforeLayer?: number,
   ): void;
-  /** Undefined when the KV of the whole prompt is there on every rank and layer. */
+  /** Describes the first wrong token. Undefined when the KV of the whole prompt is correct on every rank and layer. */
   firstWrong(
     prompt: number,
     blockIds: readonly number[],
     numTokens: number,
     received: boolean,
   ): string | undefined;
-  /** Fills a block with what no prompt has. */
+  /** Fills a block with bytes that no prompt's KV has. */
   poison(blockId: number): void;
-  /** Whether somebody wrote to a block since it was poisoned. */
+  /** True when a block still holds only poison, which means that nothing wrote to it since it was poisoned. */
   poisoned(blockId: number): boolean;
   close(): void;
 }
@@ -36,7 +36,7 @@ export interface SimRanks {
 const POISON = 0xdb;
 const POISONED_WORD = 0xdbdbdbdb;
 
-/** Of simulated device memory too, which the code under test cannot look at. */
+/** Bytes of a memory. Also works for simulated device memory, whose bytes the code under test cannot access. */
 function bytesOf(memory: Memory): Uint8Array {
   return memory.memoryType === "DRAM" ? memory.bytes : (memory as Memory & { data: Uint8Array }).data;
 }

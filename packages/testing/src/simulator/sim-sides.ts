@@ -16,16 +16,16 @@ import { simConfig } from "./sim-config.js";
 import type { SimEngineOptions } from "./sim-options.js";
 import { createSimRanks, type SimRanks } from "./sim-ranks.js";
 
-/** What a simulated engine is made of: both sides of a real connector, the ranks' memory, and where peers reach it. */
+/** Parts of a simulated engine: the scheduler and worker sides of a real connector, the ranks' memory, and the side channel's address. */
 export interface SimSides {
   readonly scheduler: SchedulerConnector;
   readonly workers: readonly WorkerConnector[];
   readonly ranks: SimRanks;
-  /** Steps wait until what they computed is saved. */
+  /** Each step waits until the blocks that it computed are saved. */
   readonly staged: boolean;
-  /** Where its side channel listens. */
+  /** Address on which its side channel listens. */
   address(): { readonly host: string; readonly port: number };
-  /** What the engine's death leaves to be undone: a transport and a side channel that it was handed live on in this process. */
+  /** Cleans up after a kill: closes a transport and a side channel that the options gave, because a kill leaves them open. */
   bury(): Promise<void>;
   close(): Promise<void>;
 }
@@ -118,7 +118,7 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
   };
 }
 
-/** A side channel that remembers its port. */
+/** Wraps a side channel and records the port on which it listens. */
 function listening(sideChannel: SideChannel): { readonly sideChannel: SideChannel; port(): number } {
   let bound: number | undefined;
   return {

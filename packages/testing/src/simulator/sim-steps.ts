@@ -6,14 +6,14 @@ import { createSimCompute, PREFILL_STEPS, type Running } from "./sim-compute.js"
 import type { SimEngineOptions, SimRequest } from "./sim-options.js";
 import type { SimSides } from "./sim-sides.js";
 
-/** The steps of a simulated engine, and the requests that go through them: one step is what `docs/architecture.md` says it is. */
+/** Runs the steps of a simulated engine and the requests in them. `docs/architecture.md` defines a step. */
 export interface SimSteps {
   readonly alive: boolean;
   prefill(request: SimRequest): Promise<KvTransferParams>;
   decode(request: SimRequest & { params: KvTransferParams; cachedTokens?: number }): Promise<void>;
   abort(requestId: string): void;
   outstanding(): Readonly<Record<string, number>>;
-  /** No step is begun any more. */
+  /** No new step starts after this call. */
   stop(): void;
 }
 
@@ -37,7 +37,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
     options.blockOrder,
   );
   const requests = new Map<string, Running>();
-  /** Blocks of requests that are over for the engine and not for the connector. */
+  /** Blocks that the connector still needs after their requests ended in the engine. */
   const kept = new Map<string, number[]>();
   const queue: Running[] = [];
   let stepping = false;
@@ -62,7 +62,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
   }
 
   async function step(): Promise<void> {
-    // Where the step waits, the next one is not begun before it is over.
+    // If this step waits for saves, the next step must not start before this one ends.
     stepping = sides.staged;
     for (const request of queue.splice(0))
       if (request.phase === "queued" && !admit(request)) queue.push(request);
@@ -87,7 +87,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
     if (hasWork()) wake();
   }
 
-  /** A request whose blocks could not be saved ends before anybody hears that they are there. */
+  /** Ends each request whose blocks could not be saved, before any peer is told that the blocks are ready. */
   function failUnsaved(outcomes: readonly PromiseSettledResult<void>[]): void {
     for (const outcome of outcomes) {
       if (outcome.status === "fulfilled") continue;
@@ -106,7 +106,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
     }
   }
 
-  /** False when there are no blocks for it now. */
+  /** Returns false when the request cannot start now: the connector asks to wait, or there are not enough free blocks. */
   function admit(request: Running): boolean {
     let external = 0;
     try {
@@ -121,7 +121,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
     const blockIds = pool.allocate(Math.ceil(request.numTokens / options.blockSize));
     if (blockIds === undefined) return false;
     request.blockIds = blockIds;
-    // What no peer sends is computed here: at a full prefix hit no more than the last token.
+    // Writes the tokens that no peer sends. At a full prefix hit, a real engine computes only the last token.
     ranks.compute(request.prompt, blockIds, 0, external === 0 ? request.numTokens : request.cachedTokens);
     scheduler.afterAllocation(request, [blockIds], external);
     request.phase = external > 0 ? "receiving" : "computing";
@@ -151,7 +151,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
     for (const blockId of output.failedBlockIds) {
       if (!pool.isUsed(blockId)) violation(`${hostName}: failed block ${blockId} belongs to nobody`);
     }
-    // The blocks go back in the turn in which the scheduler connector hears of it: it answers for them until then.
+    // Free the blocks in the same turn in which the scheduler connector learns of it: until then it reports them as held.
     scheduler.applyWorkerOutput(output);
     for (const requestId of [...output.finishedSending, ...output.finishedReceiving]) {
       const blockIds = kept.get(requestId);
@@ -168,7 +168,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
       const failure = failed.get(requestId);
       if (failure === undefined) {
         compute.check(request, true);
-        // A step of decoding, in which nobody may write to the blocks.
+        // The request now decodes. Nothing may write to its blocks during these steps.
         request.phase = "computing";
         request.stepsLeft = PREFILL_STEPS;
       } else if (scheduler.loadFailurePolicy === "recompute" && failure.blocksAtRisk !== true) {
@@ -261,7 +261,7 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
   };
 }
 
-/** The sides of a connector may live in different processes: what passes between them goes through JSON. */
+/** The scheduler and workers of a connector may run in different processes, so the values between them are converted to JSON and back. */
 function overTheWire<T>(value: T): T {
   return JSON.parse(JSON.stringify(value)) as T;
 }
