@@ -1,13 +1,14 @@
-"""Found first on PYTHONPATH by the vLLM processes of the live tests. It changes a few modules as they are loaded, none in what it computes or sends.
+"""Python imports this module at the start of every vLLM process of the live tests, because its folder is first on PYTHONPATH. It patches a few
+modules as they are loaded. The patches change neither results nor messages.
 
-Servers are made for a core of their own for each process; several of them share two here, and one that waits must not keep the others from
-running, or handshakes time out and leases end:
-- NIXL's Python API polls without pause: the pause of its progress thread becomes a millisecond.
-- An engine that waits for a transfer, and has nothing to run, steps every millisecond: every 20.
-- A worker that has had a message spins for a second on the memory where the next one would be: it sleeps until it is called, and looks every 5 milliseconds.
+vLLM expects a core for each process. Here several servers share two cores, so a process that busy-waits would delay the others until handshakes
+time out and leases end:
+- NIXL's Python API polls without pause. The pause of its progress thread becomes a millisecond.
+- An engine that waits for a transfer, and has nothing to run, steps every millisecond. It now steps every 20 milliseconds.
+- After a message, a worker busy-waits for a second on the shared memory of the next one. It now sleeps until it is woken, and checks every 5 milliseconds.
 
-vLLM takes the widest arithmetic that the CPU has, and each rounds in its own way: told that there is AVX2 only, every x86 machine computes the
-bytes that were recorded."""
+vLLM uses the widest vector instructions of the CPU, and their rounding differs. With AVX2 as the only ones, every x86 machine computes the bytes
+that were recorded."""
 import importlib.abc
 import importlib.util
 import sys

@@ -15,7 +15,7 @@ import { sha256Hex } from "./sha256.js";
 const plan = buildEngineTransferPlan(samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank()));
 const roundTrip = (given: typeof plan) => planFromDocument(JSON.parse(JSON.stringify(planToDocument(given))));
 
-test("a plan that went through JSON is the same plan, does the same and is proven", {
+test("a plan read back from JSON is equal, plans equal requests and is proven", {
   timeout: PROPERTY_TIMEOUT_MS,
 }, () => {
   const drawn = { count: 0, refused: 0 };
@@ -45,7 +45,7 @@ test("a plan that went through JSON is the same plan, does the same and is prove
   expect(drawn.refused).toBeLessThan(0.9 * drawn.count);
 });
 
-test("the hash is SHA-256 of canonical JSON, and does not depend on the order of members", () => {
+test("the hash is the SHA-256 of canonical JSON, regardless of the member order", () => {
   const document = planToDocument(plan);
   const expected = createHash("sha256").update(canonicalJson(document)).digest("hex");
   expect(hashPlan(plan)).toBe(expected);
@@ -61,7 +61,7 @@ test.each(["", "abc", "é".repeat(40), "x".repeat(55), "x".repeat(56), "x".repea
   },
 );
 
-test("without addresses two runs of one deployment have one hash, and no other difference", () => {
+test("without addresses, two runs of one deployment have equal hashes", () => {
   const moved = sampleRank({ kernelBlockSize: 32 });
   const again = buildEngineTransferPlan(
     samplePair(
@@ -102,9 +102,9 @@ test.each<[string, (document: Record<string, unknown>) => void, RegExp]>([
   ["another version", (document) => Object.assign(document, { version: 7 }), /version 7.*version 1/],
   ["no version", (document) => Object.assign(document, { version: undefined }), /version/],
   ["an unknown member", (document) => Object.assign(document, { more: 1 }), /more/],
-  ["a form that is none", (document) => Object.assign(document, { form: "guess" }), /form/],
+  ["an unknown form", (document) => Object.assign(document, { form: "guess" }), /form/],
   [
-    "an address that is not exact",
+    "an address above 2^53",
     (document) => Object.assign(document.local as object, { deviceId: 2 ** 60 }),
     /local.deviceId/,
   ],
@@ -118,22 +118,22 @@ test.each<[string, (document: Record<string, unknown>) => void, RegExp]>([
   ],
   ["no group", (document) => Object.assign(document, { groups: [] }), /groups is empty/],
   [
-    "no plan of a group",
+    "a missing group plan",
     (document) => Object.assign(document, { groupPlans: [] }),
     /groupPlans has 0 entries for 1 groups/,
   ],
   [
-    "no regions of a group",
+    "missing regions of a group",
     (document) => Object.assign(document, { regionsOfGroup: [] }),
     /regionsOfGroup has 0/,
   ],
   [
-    "a region that is none",
+    "a region index out of range",
     (document) => Object.assign(document, { regionsOfGroup: [[2]] }),
     /names 2, of 2 local/,
   ],
   [
-    "no heads of a region",
+    "missing heads of a region",
     (document) => Object.assign(document, { headsOfRegion: [4] }),
     /headsOfRegion has 1/,
   ],
@@ -146,9 +146,9 @@ test.each<[string, (document: Record<string, unknown>) => void, RegExp]>([
   ],
   ...(
     [
-      ["a segment that is none", { segments: [2] }, /sources.0.segments names 2, of 2 segments/],
+      ["a segment index out of range", { segments: [2] }, /sources.0.segments names 2, of 2 segments/],
       ["no steps of a source", { remoteIndexing: [] }, /sources.0.remoteIndexing has 0/],
-      ["a group that is none", { groups: [1] }, /sources.0.groups names 1, of 1 groups/],
+      ["a group index out of range", { groups: [1] }, /sources.0.groups names 1, of 1 groups/],
     ] as const
   ).map(([what, change, message]): [string, (document: Record<string, unknown>) => void, RegExp] => [
     `of a source ${what}`,
@@ -157,8 +157,8 @@ test.each<[string, (document: Record<string, unknown>) => void, RegExp]>([
   ]),
   ...(
     [
-      ["a segment of no region", { region: 2 }, /segments.0.region names 2, of 2 local regions/],
-      ["a segment of no list", { list: 1 }, /list names 1, of 1 lists of sources.0/],
+      ["a segment with an unknown region", { region: 2 }, /segments.0.region names 2, of 2 local regions/],
+      ["a segment with an unknown list", { list: 1 }, /list names 1, of 1 lists of sources.0/],
     ] as const
   ).map(([what, change, message]): [string, (document: Record<string, unknown>) => void, RegExp] => [
     what,
@@ -166,7 +166,7 @@ test.each<[string, (document: Record<string, unknown>) => void, RegExp]>([
     message,
   ]),
   [
-    "a segment that a group has not",
+    "a group's segment index out of range",
     (document) => Object.assign((document.groupPlans as object[])[0] as object, { segments: [0, 9] }),
     /groupPlans.0.segments names 9, of 2 segments/,
   ],

@@ -23,7 +23,7 @@ const names = ({ regions }: RankGeometry) => regions.map(({ name }) => name);
 const STAGE = { ppSize: 2 };
 
 describe("one stage", () => {
-  test("the lists are taken as they are, whatever their names: that they are equal is asked later", () => {
+  test("keeps both region lists in order without comparing names; a later check compares them", () => {
     const remote = rankOf(["b", "a"]);
     expect(alignRegions(rankOf(["a", "b"]), remote)).toEqual({
       ...{ geometry: remote, localRegions: [0, 1], remoteRegions: [0, 1] },
@@ -34,21 +34,21 @@ describe("one stage", () => {
 describe("stages of a pipeline", () => {
   const local = rankOf(["a", "b", "c"]);
 
-  test("hold some of the layers, which are matched by name and come in the local order", () => {
+  test("matches a stage's layers by name and returns them in local order", () => {
     const { geometry, localRegions, remoteRegions } = alignRegions(local, rankOf(["c", "b"], STAGE));
     expect([localRegions, remoteRegions]).toEqual([
       [1, 2],
       [1, 0],
     ]);
     expect(geometry.ppSize).toBe(2);
-    // The remote's own regions, of which "b" is its second.
+    // These are the remote's regions; "b" is its second.
     expect(geometry.regions.map(({ name, baseAddress, groupId }) => [name, baseAddress, groupId])).toEqual([
       ["b", 2000, 1],
       ["c", 1000, 0],
     ]);
   });
 
-  test("may hold them as members of regions of other names", () => {
+  test("matches layers that are members of regions with other names", () => {
     const remote = rankOf(
       [
         { name: "row.0", members: ["c"] },
@@ -64,7 +64,7 @@ describe("stages of a pipeline", () => {
     ]);
   });
 
-  test("a local stage is matched by name too, with a remote that has all", () => {
+  test("matches a local stage by name with a remote rank that has all layers", () => {
     const { geometry, localRegions, remoteRegions } = alignRegions(rankOf(["b"], STAGE), local);
     expect([localRegions, remoteRegions, names(geometry)]).toEqual([[0], [1], ["b"]]);
   });
@@ -73,14 +73,14 @@ describe("stages of a pipeline", () => {
 describe("rows that pack several layers", () => {
   const packedMembers = { a: { offsetBytes: 0, lengthBytes: 60 }, b: { offsetBytes: 60, lengthBytes: 40 } };
 
-  test("are taken as they are where both sides pack alike, in whatever order that is said", () => {
+  test("stay as they are when both sides pack the same members, in any order", () => {
     const { a, b } = packedMembers;
     const local = rankOf(["a"], { packedMembers });
     const remote = rankOf(["a"], { packedMembers: { b, a } });
     expect(alignRegions(local, remote)).toEqual({ geometry: remote, localRegions: [0], remoteRegions: [0] });
   });
 
-  test("are a region per page where the local rank has one per layer", () => {
+  test("become one region per page when the local rank has one region per layer", () => {
     const local = rankOf([
       { name: "a", groupId: 5 },
       { name: "b", groupId: 6 },
@@ -97,7 +97,7 @@ describe("rows that pack several layers", () => {
     ]);
   });
 
-  test("a page in a row of its own name is there, and others in the first row; the rest by name", () => {
+  test("finds a packed page in the row of its name, else in the first row, and other regions by name", () => {
     const local = rankOf(["indexer", "a", "b"]);
     const remote = rankOf(["indexer", "b", "a"], { packedMembers: { b: packedMembers.b } });
     const { geometry, remoteRegions } = alignRegions(local, remote);
@@ -118,35 +118,35 @@ describe("refuses", () => {
 
   test.each<[string, RankGeometry, RankGeometry, KvErrorCode, RegExp]>([
     [
-      "rows where the remote has none",
+      "local packed rows without remote ones",
       rankOf(["a"], { packedMembers }),
       rankOf(["a"]),
       "KV_PLAN_INCOMPATIBLE",
       /pack them alike: local \["a","b"\], remote \[\]/,
     ],
     [
-      "rows that are packed in another way",
+      "packed rows with other offsets",
       rankOf(["a"], { packedMembers }),
       rankOf(["a"], { packedMembers: { ...packedMembers, b: { offsetBytes: 61, lengthBytes: 41 } } }),
       "KV_PLAN_INCOMPATIBLE",
       /pack them alike/,
     ],
     [
-      "a page that leaves its row",
+      "a page that extends past its row",
       rankOf(["a", "b"]),
       rankOf(["a"], { packedMembers }),
       "KV_PLAN_INVALID",
       /"b": 41 bytes at 60 leave the row of 100 bytes/,
     ],
     [
-      "a cache in two regions",
+      "one cache in two regions",
       rankOf(["a", "b"]),
       rankOf(["a", { name: "row", members: ["a"] }], STAGE),
       "KV_PLAN_INVALID",
       /cache "a" is in regions 0 and 1/,
     ],
     [
-      "a stage that has none of the layers",
+      "a stage without any of the layers",
       rankOf(["a", "b"]),
       rankOf(["c"], STAGE),
       "KV_PLAN_INCOMPATIBLE",
@@ -160,7 +160,7 @@ describe("refuses", () => {
       /lacks caches of the local one \(matched by name\): local \["b"\], remote \["a","c"\]/,
     ],
     [
-      "rows that lack a layer",
+      "packed rows that lack a layer",
       rankOf(["a", "c"]),
       rankOf(["a"], { packedMembers }),
       "KV_PLAN_INCOMPATIBLE",
@@ -178,7 +178,7 @@ describe("refuses", () => {
 });
 
 describe("groups of a local pipeline stage", () => {
-  /** Of the sample's two regions, those of some of the groups; region n is of group n. */
+  /** The sample's regions that belong to the given groups; region n belongs to group n. */
   function rankOf(groups: readonly number[], place: Partial<RankGeometry> = {}): RankGeometry {
     const rank = sampleRank(place);
     const regions = rank.regions.map((region, groupId) => ({ ...region, groupId }));
@@ -187,7 +187,7 @@ describe("groups of a local pipeline stage", () => {
 
   const stage = (ppRank: number) => rankOf([ppRank], { ppRank, ppSize: 2 });
 
-  test("a stage with the layers of one group has no other group's, where the whole rank has regions of several", () => {
+  test("a stage has only the groups of its layers when the whole rank's regions have several groups", () => {
     const said = (local: RankGeometry, remote: RankGeometry) =>
       withStageGroups(local, [remote]).regions.map(({ groupIds }) => groupIds);
     expect(said(stage(1), rankOf([0, 1]))).toEqual([[1]]);
@@ -205,7 +205,7 @@ describe("groups of a local pipeline stage", () => {
     );
   });
 
-  test("each stage moves the blocks of its own groups, and only notifies of a request without any", () => {
+  test("each stage moves the blocks of its groups, and only notifies when a request has none", () => {
     const moved = (ppRank: number, localBlockIds: number[][]) => {
       const plan = buildEngineTransferPlan({
         ...{ local: stage(ppRank), remotes: [rankOf([0, 1])] },

@@ -18,7 +18,7 @@ const hnd = (heads: number, tokens = 4) => side("head-major", heads, tokens);
 const nhd = (heads: number, tokens = 4) => side("token-major", heads, tokens);
 const opaque = (heads: number) => side("opaque", heads);
 
-/** The shared heads begin at `localHead` here, and at `remoteHead` there. */
+/** The shared heads start at `localHead` in the local block and at `remoteHead` in the remote block. */
 function shape(
   local: AttentionSide,
   remote: AttentionSide,
@@ -31,60 +31,60 @@ const WHOLE = { localParts: 1, remoteParts: 1 };
 const HALVES = { localParts: 2, remoteParts: 1 };
 const OF_TWO = { localParts: 1, remoteParts: 2 };
 
-describe("a part that lands right as it is", () => {
+describe("isPlainCopy: a copied part needs no reordering", () => {
   test.each([
-    ["whole blocks of one order", shape(hnd(2), hnd(2)), WHOLE, true],
-    ["whole blocks, tokens first", shape(nhd(2), nhd(2)), WHOLE, true],
+    ["whole head-major blocks", shape(hnd(2), hnd(2)), WHOLE, true],
+    ["whole token-major blocks", shape(nhd(2), nhd(2)), WHOLE, true],
     ["whole blocks of unknown order", shape(opaque(2), opaque(2)), WHOLE, true],
     ["a head of a head-major block", shape(hnd(1), hnd(2)), WHOLE, true],
-    ["one head, whose orders are the same", shape(hnd(1), nhd(1)), WHOLE, true],
+    ["one head, head-major here and token-major there", shape(hnd(1), nhd(1)), WHOLE, true],
     ["one head, in parts", shape(hnd(1, 8), nhd(1)), HALVES, true],
-    ["tokens of all heads, in parts", shape(nhd(2, 8), nhd(2)), HALVES, true],
-    ["heads of unlike orders", shape(hnd(2), nhd(2)), WHOLE, false],
-    ["a head of a token-major block there", shape(hnd(1), nhd(2)), WHOLE, false],
-    ["a head of a token-major block here", shape(nhd(2), hnd(1)), WHOLE, false],
-    ["several heads, in parts", shape(hnd(2, 8), hnd(2)), HALVES, false],
-    ["several heads, in parts of the other side", shape(hnd(2), hnd(2, 8)), OF_TWO, false],
-    ["some heads of tokens, in parts", shape(nhd(2, 8), nhd(4)), HALVES, false],
-    ["one head of unknown order, in parts", shape(opaque(1), opaque(1)), HALVES, false],
-    ["the same of the other side", shape(hnd(1), opaque(1)), OF_TWO, false],
+    ["all heads of token-major blocks, in parts", shape(nhd(2, 8), nhd(2)), HALVES, true],
+    ["several heads in different orders", shape(hnd(2), nhd(2)), WHOLE, false],
+    ["one head of a remote token-major block", shape(hnd(1), nhd(2)), WHOLE, false],
+    ["one head of a local token-major block", shape(nhd(2), hnd(1)), WHOLE, false],
+    ["several heads, local block in two parts", shape(hnd(2, 8), hnd(2)), HALVES, false],
+    ["several heads, remote block in two parts", shape(hnd(2), hnd(2, 8)), OF_TWO, false],
+    ["some heads of a token-major block, in parts", shape(nhd(2, 8), nhd(4)), HALVES, false],
+    ["one head of unknown order, local block in two parts", shape(opaque(1), opaque(1)), HALVES, false],
+    ["one remote head of unknown order, remote block in two parts", shape(hnd(1), opaque(1)), OF_TWO, false],
   ])("%s", (_, given, parts, plain) => {
     expect(isPlainCopy(given, parts)).toBe(plain);
   });
 });
 
-describe("pieces of single tokens are needed where one side keeps a token's heads together", () => {
+describe("isTokenByToken: whether blocks need single-token pieces", () => {
   test.each([
-    ["heads first on both sides", shape(hnd(2), hnd(2)), false],
-    ["heads first on both sides, and some of theirs", shape(hnd(2), hnd(4)), false],
-    ["tokens first here", shape(nhd(2), hnd(2)), true],
-    ["tokens first there", shape(hnd(2), nhd(2)), true],
-    ["tokens first, of one head", shape(nhd(1), hnd(1)), false],
-    ["tokens first on both sides, and all heads", shape(nhd(2), nhd(2)), false],
-    ["tokens first on both sides, and some of our heads", shape(nhd(4), nhd(2)), true],
-    ["tokens first on both sides, and some of theirs", shape(nhd(2), nhd(4)), true],
-    ["one head of a token's two", shape(hnd(1), nhd(2)), true],
+    ["head-major on both sides", shape(hnd(2), hnd(2)), false],
+    ["head-major on both sides, some of the remote heads", shape(hnd(2), hnd(4)), false],
+    ["token-major here", shape(nhd(2), hnd(2)), true],
+    ["token-major there", shape(hnd(2), nhd(2)), true],
+    ["token-major here, one head", shape(nhd(1), hnd(1)), false],
+    ["token-major on both sides, all heads", shape(nhd(2), nhd(2)), false],
+    ["token-major on both sides, some of the local heads", shape(nhd(4), nhd(2)), true],
+    ["token-major on both sides, some of the remote heads", shape(nhd(2), nhd(4)), true],
+    ["one head, token-major there with two heads", shape(hnd(1), nhd(2)), true],
   ])("%s", (_, given, expected) => {
     expect(isTokenByToken(given)).toBe(expected);
   });
 });
 
-describe("blocks are cut", () => {
+describe("number of parts per block", () => {
   const cuts = (tokenByToken: boolean) => ({ parts: HALVES, tokenByToken });
 
-  test("in the same parts, however many tokens they hold", () => {
+  test("is the given one when blocks are not cut token by token", () => {
     expect(partsOfBlocks(cuts(false), { local: 16, remote: 4 })).toEqual(HALVES);
     expect(partsOfShape(cuts(false), shape(nhd(2, 16), hnd(2, 4)))).toEqual(HALVES);
   });
 
-  test("into each of their own tokens", () => {
+  test("is the number of tokens per block when blocks are cut token by token", () => {
     const tokens = { localParts: 16, remoteParts: 4 };
     expect(partsOfBlocks(cuts(true), { local: 16, remote: 4 })).toEqual(tokens);
     expect(partsOfShape(cuts(true), shape(nhd(2, 16), hnd(2, 4)))).toEqual(tokens);
   });
 });
 
-/** What a piece is, with its places. */
+/** The pieces with their local and remote places resolved. */
 const seen = (pieces: readonly ReturnType<typeof copiedPiece>[]) =>
   pieces.map(({ local, remote, ...piece }) => ({
     ...piece,
@@ -92,12 +92,12 @@ const seen = (pieces: readonly ReturnType<typeof copiedPiece>[]) =>
     remote: remote(SOURCE),
   }));
 
-test("a copied piece is the shared heads of a part, each side's parts as far apart as they are long", () => {
+test("a copied piece holds the shared heads of a part, and the part stride is the part length on each side", () => {
   const given = shape(hnd(4, 8), hnd(2, 4), { sharedHeads: 2, localHead: 2 });
   expect(seen([copiedPiece(given, HALVES)])).toEqual([
     {
       ...{ name: "", unit: "kernel-block", ...HALVES },
-      // Two heads of four tokens; a part of ours has four heads of them.
+      // Two heads of four tokens; a local part has four heads.
       lengthBytes: 2 * 4 * CELL,
       local: { offsetBytes: 2 * 4 * CELL, partStrideBytes: 4 * 4 * CELL },
       remote: { offsetBytes: 0, partStrideBytes: 2 * 4 * CELL },
@@ -109,12 +109,12 @@ test("a copied piece is the shared heads of a part, each side's parts as far apa
 });
 
 describe("direct pieces", () => {
-  test("are one where the part lands right as it is", () => {
+  test("are one copied piece when the part needs no reordering", () => {
     const given = shape(hnd(2), hnd(2));
     expect(seen(directPieces(given, WHOLE))).toEqual(seen([copiedPiece(given, WHOLE)]));
   });
 
-  test("are a head each between head-major blocks of other sizes", () => {
+  test("hold one head each between head-major blocks of different sizes", () => {
     const given = shape(hnd(3, 8), hnd(2, 4), { sharedHeads: 2, localHead: 1 });
     expect(seen(directPieces(given, HALVES))).toEqual(
       [0, 1].map((head) => ({
@@ -125,7 +125,7 @@ describe("direct pieces", () => {
     );
   });
 
-  test("are a head of a token each between orders", () => {
+  test("hold one head of one token each between head-major and token-major blocks", () => {
     const tokens = { localParts: 4, remoteParts: 4 };
     const given = shape(hnd(2), nhd(4), { sharedHeads: 2, remoteHead: 2 });
     expect(seen(directPieces(given, tokens))).toEqual(
@@ -137,7 +137,7 @@ describe("direct pieces", () => {
     );
   });
 
-  test("are a head of a token each, whichever side keeps a token's heads together", () => {
+  test("hold one head of one token each when the local side is the token-major one", () => {
     const tokens = { localParts: 4, remoteParts: 4 };
     const pieces = seen(directPieces(shape(nhd(2), hnd(2)), tokens));
     expect(pieces.map(({ name, lengthBytes }) => [name, lengthBytes])).toEqual([
@@ -150,7 +150,7 @@ describe("direct pieces", () => {
     });
   });
 
-  test("are all shared heads of a token where both sides keep a token's heads together", () => {
+  test("hold all shared heads of one token when both sides are token-major", () => {
     const tokens = { localParts: 4, remoteParts: 4 };
     const given = shape(nhd(3), nhd(4), { sharedHeads: 2, localHead: 1, remoteHead: 2 });
     expect(seen(directPieces(given, tokens))).toEqual([
@@ -163,9 +163,9 @@ describe("direct pieces", () => {
   });
 
   test.each([
-    ["one head here", nhd(1), nhd(4)],
-    ["one head there", nhd(4), nhd(1)],
-  ])("have no number where one head is shared: %s", (_, local, remote) => {
+    ["one local head", nhd(1), nhd(4)],
+    ["one remote head", nhd(4), nhd(1)],
+  ])("have no head number in their name when one head is shared: %s", (_, local, remote) => {
     const pieces = directPieces(shape(local, remote), { localParts: 4, remoteParts: 4 });
     expect(pieces.map(({ name, lengthBytes }) => [name, lengthBytes])).toEqual([["", CELL]]);
   });

@@ -18,7 +18,7 @@ function refusal(local: RankGeometry, remote: RankGeometry, numKvHeads = 4): str
 const blocks = (kernelBlockSize: number, change: Partial<RankGeometry>) =>
   sampleRank({ kernelBlockSize, ...change });
 
-test("blocks whose heads are spread over memory are not cut by head or by token", () => {
+test("refuses to cut blocks by head or by token in a layout that spreads heads over memory", () => {
   const layout = "LHBNC";
   expect(refusal(sampleRank({ layout, tpSize: 2 }), sampleRank({ layout }))).toMatch(
     /split by head.*local 2 heads, LHBNC, remote 4 heads, LHBNC/,
@@ -29,13 +29,13 @@ test("blocks whose heads are spread over memory are not cut by head or by token"
   expect(refusal(blocks(16, { layout }), blocks(16, { layout }))).toBeUndefined();
 });
 
-test("a backend with an order of tokens of its own has whole blocks only", () => {
+test("refuses to cut blocks of a backend with its own token order; moves whole blocks", () => {
   const own = { attentionBackend: "CPU_ATTN" };
   expect(refusal(blocks(32, own), blocks(16, own))).toMatch(/LBHNC on CPU_ATTN, remote 16 tokens/);
   expect(refusal(blocks(16, own), blocks(16, own))).toBeUndefined();
 });
 
-test("one head is in order in any layout: blocks of other sizes are cut, and proven", () => {
+test("cuts blocks of one head in any layout, and the plan is proven", () => {
   for (const layout of ["LHBNC", "BHLNC"] as const) {
     const [local, remote] = [blocks(32, { layout, tpSize: 4 }), blocks(16, { layout, tpSize: 4 })];
     expect(refusal(local, remote)).toBeUndefined();
@@ -45,7 +45,7 @@ test("one head is in order in any layout: blocks of other sizes are cut, and pro
   }
 });
 
-test("block sizes that do not divide need heads that do: they are cut by head", () => {
+test("larger remote blocks need KV heads that divide over the ranks", () => {
   const three = { tpSize: 3 };
   expect(refusal(blocks(16, three), blocks(32, three))).toMatch(
     /need KV heads that divide over the ranks: local 4 KV heads, remote TP 3/,

@@ -19,11 +19,11 @@ function sides(tpRank: number, local: Engine, remote: Engine): [TpMapping, RankG
   return [mapping, sampleRank({ ...local, tpRank }), sampleRank(remote)];
 }
 
-/** Of each local rank the remote ranks that it reads, and those that it only tells; and what each remote rank waits for. */
+/** For each local rank: the remote ranks it reads, those it only notifies, and how many readers a remote rank waits for. */
 function reads(local: Engine, remote: Engine) {
   return Array.from({ length: local.tpSize }, (_, tpRank) => {
     const made = readOneReplica(...sides(tpRank, local, remote));
-    // One latent: every group is read from these ranks, and fills whole blocks.
+    // There is one latent: every group is read from these ranks and fills whole blocks.
     expect(made.sourceRanksPerGroup).toEqual([made.attentionRanks, made.attentionRanks]);
     expect(made.allSourceRanks).toEqual(made.attentionRanks);
     expect(made.rankToAttentionSlot).toEqual(
@@ -33,12 +33,12 @@ function reads(local: Engine, remote: Engine) {
   });
 }
 
-test("an engine that is not dealt out is read as it was", () => {
+test("returns the mapping unchanged for a remote engine without DCP", () => {
   const given = sides(1, { tpSize: 2, dcpSize: 2 }, { tpSize: 1 });
   expect(readOneReplica(...given)).toBe(given[0]);
 });
 
-test("one group of all ranks: every slice is read once, by each rank that needs it", () => {
+test("one DCP group of all remote ranks: each local rank reads every slice once", () => {
   expect(reads({ tpSize: 1 }, { tpSize: 2, dcpSize: 2 })).toEqual([[[0, 1], [], 1]]);
   expect(reads({ tpSize: 2 }, { tpSize: 2, dcpSize: 2 })).toEqual([
     [[0, 1], [], 2],
@@ -46,15 +46,15 @@ test("one group of all ranks: every slice is read once, by each rank that needs 
   ]);
 });
 
-test("of several groups each rank reads one, another than the next rank, and tells the others", () => {
-  // Ranks 0 and 1 of the remote hold the slices that ranks 2 and 3 hold too.
+test("several DCP groups: each local rank reads a different group and notifies the others", () => {
+  // Remote ranks 0 and 1 hold the same slices as ranks 2 and 3.
   expect(reads({ tpSize: 2 }, { tpSize: 4, dcpSize: 2 })).toEqual([
     [[0, 1], [2, 3], 2],
     [[2, 3], [0, 1], 2],
   ]);
 });
 
-test("more readers than copies begin again with the first copy", () => {
+test("readers reuse the copies in turn when there are more readers than copies", () => {
   expect(reads({ tpSize: 8, dcpSize: 2 }, { tpSize: 4, dcpSize: 2 })).toEqual(
     [0, 1, 2, 3, 4, 5, 6, 7].map((rank) => {
       const slice = rank % 2;
@@ -64,8 +64,8 @@ test("more readers than copies begin again with the first copy", () => {
   );
 });
 
-test("a local slice that holds several of the remote's reads them of one group", () => {
-  // Slice 0 here is slices 0 and 2 there, slice 1 is 1 and 3; two copies of each.
+test("a rank whose slice spans several remote slices reads them from one DCP group", () => {
+  // Local slice 0 is remote slices 0 and 2, local slice 1 is 1 and 3; each has two copies.
   expect(reads({ tpSize: 4, dcpSize: 2 }, { tpSize: 8, dcpSize: 4 })).toEqual([
     [[0, 2], [4, 6], 2],
     [[1, 3], [5, 7], 2],
@@ -74,8 +74,8 @@ test("a local slice that holds several of the remote's reads them of one group",
   ]);
 });
 
-test("slices that are cut finer here: each rank reads the one that holds its own", () => {
-  // Of four local slices two lie in each of the remote's.
+test("finer local slices: each rank reads the remote slice that contains its own", () => {
+  // Each remote slice contains two of the four local slices.
   expect(reads({ tpSize: 4, dcpSize: 4 }, { tpSize: 2, dcpSize: 2 })).toEqual([
     [[0], [], 2],
     [[1], [], 2],
@@ -84,7 +84,7 @@ test("slices that are cut finer here: each rank reads the one that holds its own
   ]);
 });
 
-test("refuses finer slices of an engine with copies, of which some would be told by nobody", () => {
+test("refuses finer local slices of a remote engine with copies, because no reader would notify some copies", () => {
   const attempt = () => readOneReplica(...sides(0, { tpSize: 4, dcpSize: 4 }, { tpSize: 4, dcpSize: 2 }));
   expect(attempt).toThrow(/local DCP 4 of TP 4, remote DCP 2 of TP 4/);
   try {

@@ -13,7 +13,7 @@ import {
 
 const rank = sampleRank({ deviceId: 3, physicalBlocksPerLogical: 2 });
 
-/** A segment of a region of 11 blocks of 512 bytes at 4096; `strideBytes` from one to the next. */
+/** A segment of a region of 11 blocks of 512 bytes at address 4096, with a block stride of `strideBytes`. */
 function side(
   strideBytes: number,
   change: Partial<SegmentSide> = {},
@@ -32,9 +32,9 @@ function side(
   };
 }
 const halves = { parts: 2, lengthBytes: 256, place: { offsetBytes: 0, partStrideBytes: 256 } };
-/** Half of the heads of each half of the tokens: parts are evenly spaced, with room between them. */
+/** Half of the heads in each half of the tokens: the parts are evenly spaced, with gaps between them. */
 const headsOfHalves = { parts: 2, lengthBytes: 128, place: { offsetBytes: 128, partStrideBytes: 256 } };
-/** One head of two, in two parts: they lie together, and the other head's behind them. */
+/** One head of two, in two parts: the parts of one head are adjacent. */
 const head = { parts: 2, lengthBytes: 128, place: { offsetBytes: 256, partStrideBytes: 128 } };
 const logical = { unit: "logical-block", lengthBytes: 900 } as const;
 
@@ -48,19 +48,19 @@ describe.each<[string, SegmentSide, object, readonly (readonly number[])[]]>([
     [[4096, 512, 3, 600, 11]],
   ],
   [
-    "parts that follow one another over all blocks",
+    "parts that are contiguous across blocks",
     side(512, halves),
     { count: 22, blockStep: 2, partStep: 1 },
     [[4096, 256, 3, 256, 22]],
   ],
   [
-    "some heads of such parts",
+    "some heads of contiguous parts",
     side(512, headsOfHalves),
     { count: 22, blockStep: 2, partStep: 1 },
     [[4224, 128, 3, 256, 22]],
   ],
   [
-    "parts of padded blocks: a row for each part",
+    "parts of padded blocks, one row per part",
     side(600, halves),
     { count: 22, blockStep: 1, partStep: 11 },
     [
@@ -69,7 +69,7 @@ describe.each<[string, SegmentSide, object, readonly (readonly number[])[]]>([
     ],
   ],
   [
-    "parts of one head",
+    "parts of one of two heads",
     side(512, head),
     { count: 22, blockStep: 1, partStep: 11 },
     [
@@ -84,21 +84,21 @@ describe.each<[string, SegmentSide, object, readonly (readonly number[])[]]>([
     [[4096, 900, 3, 1024, 5]],
   ],
   [
-    "a region on a device of its own",
+    "a region with its own device id",
     side(512, {}, { deviceId: 0 }),
     { count: 11, blockStep: 1, partStep: 1 },
     [[4096, 512, 0, 512, 11]],
   ],
 ])("%s", (_what, segment, steps, rows) => {
-  test("indices step through the rows", () => {
+  test("the indexing gives the offset, count and steps", () => {
     expect(indexingOf(rank, segment, 7)).toEqual({ offset: 7, ...steps });
   });
-  test("the rows are those of its bytes", () => {
+  test("the table's rows have the segment's addresses and lengths", () => {
     expect([...tableOf(rank, [segment]).rows]).toEqual(rows.flat());
   });
 });
 
-test("a table has the rows of its segments in turn, and their memory", () => {
+test("a table has its segments' rows in order, and their memory type", () => {
   const table = tableOf(rank, [side(600, halves), side(512, {}, { baseAddress: 65536 })]);
   expect(table.memoryType).toBe("VRAM");
   expect([...table.rows]).toEqual([
@@ -108,7 +108,7 @@ test("a table has the rows of its segments in turn, and their memory", () => {
   ]);
 });
 
-test("kernel blocks that leave a part of a logical block are refused, with both numbers", () => {
+test("refuses kernel blocks that do not divide into logical blocks, and reports both numbers", () => {
   const three = sampleRank({ physicalBlocksPerLogical: 3 });
   const segment = side(512, logical, { numBlocks: 10 });
   for (const act of [() => indexingOf(three, segment, 0), () => tableOf(three, [segment])]) {
@@ -125,7 +125,7 @@ test("kernel blocks that leave a part of a logical block are refused, with both 
   }
 });
 
-test("a stage that holds nothing of a list has an empty table", () => {
+test("a list without segments has an empty table", () => {
   expect(tableOf(rank, [])).toEqual({ memoryType: "DRAM", rows: new Float64Array(0) });
 });
 
@@ -135,7 +135,7 @@ const TABLE = {
   rows: Float64Array.from([1000, 10, 0, 16, 3, 5000, 20, 1, 32, 1, 9000, 30, 0, 64, 5]),
 };
 
-test("a table's rows know their first descriptor, and each descriptor is in one of them", () => {
+test("finds the row and the address of each descriptor id", () => {
   const rows = descriptorRows(TABLE);
   expect(rows).toEqual([
     { firstId: 0, count: 3, address: 1000, lengthBytes: 10, stride: 16 },

@@ -4,7 +4,7 @@ import { planRequest } from "../request/request-plan.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
 import { buildEngineTransferPlan } from "./engine-plan.js";
 
-/** A rank of latents that are dealt out to DCP groups. */
+/** A rank of an MLA cache that is sharded over DCP groups. */
 const dealt = (tpSize: number, dcpSize: number) => sampleRank({ tpSize, dcpSize, blockLengthBytes: 1024 });
 const region = (change: Record<string, unknown>) => {
   const rank = sampleRank();
@@ -45,7 +45,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /local BHLNC, remote LBHNC/,
   ],
   [
-    "splitting blocks whose heads are not together",
+    "a split by head in a layout that spreads heads over memory",
     () =>
       buildEngineTransferPlan(
         samplePair(sampleRank({ tpSize: 2, layout: "LHBNC" }), sampleRank({ layout: "LHBNC" })),
@@ -54,7 +54,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /split by head.*local "?2 heads.*remote "?4 heads/,
   ],
   [
-    "token-major blocks on a backend with an order of its own",
+    "local token-major blocks on a backend with its own token order",
     () =>
       buildEngineTransferPlan(
         samplePair(
@@ -66,7 +66,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /an order of tokens of its own: local LBNHC, remote LBHNC/,
   ],
   [
-    "a pass over blocks that are not parts of the local ones",
+    "a receive pass when the remote blocks are larger than the local ones",
     () =>
       buildEngineTransferPlan({
         ...samplePair(sampleRank(), sampleRank({ kernelBlockSize: 32 })),
@@ -82,7 +82,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /only MLA caches can be sharded by DCP: local 2, remote 1/,
   ],
   [
-    "token-major blocks of CPU_ATTN, which no vLLM has",
+    "token-major blocks of CPU_ATTN, which vLLM does not have",
     () =>
       buildEngineTransferPlan({
         ...samplePair(sampleRank({ layout: "LBNHC", attentionBackend: "CPU_ATTN" }), sampleRank()),
@@ -92,7 +92,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /a pass cannot, for the order of tokens within a head is the backend's own; finer descriptors cannot/,
   ],
   [
-    "tokens per block of a group that are not in the ratio of the others'",
+    "a group whose tokens per block have another ratio than the other groups'",
     () => {
       const two = (groupBlockTokens: readonly number[]) => ({
         ...sampleRank({ groupBlockTokens }),
@@ -116,13 +116,13 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /DCP groups of 3 ranks do not divide TP size 4/,
   ],
   [
-    "DCP groups larger than the remote's, of which there are several",
+    "local DCP groups larger than the remote's several DCP groups",
     () => buildEngineTransferPlan(samplePair(dealt(4, 4), dealt(4, 2), ["mla"])),
     "KV_PLAN_UNSUPPORTED",
     /no reader would notify the replicas of a slice: local DCP 4 of TP 4, remote DCP 2 of TP 4/,
   ],
   [
-    "DCP of blocks of unlike sizes",
+    "DCP with different block sizes",
     () =>
       buildEngineTransferPlan(
         samplePair(dealt(2, 2), { ...dealt(2, 2), physicalBlocksPerLogical: 2 }, ["mla"]),
@@ -137,7 +137,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /the sizes of its states \(ssm_sizes\) are missing/,
   ],
   [
-    "pieces that are too many to be indexed",
+    "more descriptors than an index can hold",
     () => {
       const many = (rank: ReturnType<typeof sampleRank>) => ({
         ...rank,
@@ -153,13 +153,13 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /rank 0: 4294967296 descriptors in one list/,
   ],
   [
-    "a kind that is none",
+    "an unknown cache kind",
     () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank(), ["linear"])),
     "KV_PLAN_INVALID",
     /"linear" is none of full, mla, swa, swa-mla, mamba, circular/,
   ],
   [
-    "block sizes that differ where the order of tokens is not known",
+    "different block sizes on a backend with an unknown token order",
     () =>
       buildEngineTransferPlan(
         samplePair(
@@ -186,13 +186,13 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /local 2, remote 1/,
   ],
   [
-    "a block length that does not fit",
+    "block lengths that do not match",
     () => buildEngineTransferPlan(samplePair(sampleRank(), region({ blockLengthBytes: 511 }))),
     "KV_PLAN_INCOMPATIBLE",
     /"layer.1".* local 512, remote 511/,
   ],
   [
-    "pages of a hybrid that do not fit",
+    "hybrid page lengths that do not match",
     () => {
       const stateSpace = { convBytes: 64, recurrentBytes: 64 };
       const rank = (blockLengthBytes: number) => sampleRank({ stateSpace, blockLengthBytes });
@@ -214,7 +214,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /the local rank: two regions are named "layer.0"/,
   ],
   [
-    "an address that is not exact",
+    "an address above 2^53",
     () => buildEngineTransferPlan(samplePair(sampleRank(), region({ baseAddress: 2 ** 53 - 512 }))),
     "KV_PLAN_INVALID",
     /2\^53/,
@@ -235,7 +235,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /500 bytes does not divide into 4 heads of 16 tokens/,
   ],
   [
-    "another group of a region",
+    "a region in different groups",
     () => buildEngineTransferPlan(samplePair(sampleRank(), region({ groupId: 1 }), ["full", "swa"])),
     "KV_PLAN_UNSUPPORTED",
     /local 0, remote 1/,
@@ -247,14 +247,14 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /local 2, remote 3/,
   ],
   [
-    "a rank that the mapping does not ask for",
+    "a remote rank that the local rank does not read",
     () =>
       buildEngineTransferPlan(samplePair(sampleRank({ tpSize: 2 }), sampleRank({ tpSize: 2, tpRank: 1 }))),
     "KV_PLAN_INCOMPATIBLE",
     /remote rank 1/,
   ],
   [
-    "a rank that is missing",
+    "a missing remote rank",
     () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank({ tpSize: 2 }))),
     "KV_PLAN_INVALID",
     /reads from remote ranks 0, 1; the geometry of 1 is missing/,
@@ -284,7 +284,7 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
   }
 });
 
-test("says which form a transfer has, and why", () => {
+test("chooses the transfer form and gives the reason", () => {
   const plan = (local: object, remote: object, options: object = {}) =>
     buildEngineTransferPlan({ ...samplePair(sampleRank(local), sampleRank(remote)), ...options });
   const big = { kernelBlockSize: 32 };
@@ -308,7 +308,7 @@ test("says which form a transfer has, and why", () => {
 });
 
 test.each(["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"] as const)(
-  "layout %s: blocks are moved whole between equal ranks",
+  "layout %s: copies whole blocks between equal ranks",
   (layout) => {
     const plan = buildEngineTransferPlan(samplePair(sampleRank({ layout }), sampleRank({ layout })));
     expect(plan.form).toBe("copy");
@@ -316,7 +316,7 @@ test.each(["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"] as const)(
   },
 );
 
-test("regions in other memory have lists of their own", () => {
+test("each pair of memory types has its own list", () => {
   const plan = buildEngineTransferPlan(samplePair(sampleRank(), region({ memoryType: "VRAM" })));
   const request = planRequest(plan, { localBlockIds: [[1, 2]], remoteBlockIds: [[4, 5]] });
   expect(plan.sources[0]?.lists.map((list) => [list.localMemoryType, list.remoteMemoryType])).toEqual([
@@ -329,7 +329,7 @@ test("regions in other memory have lists of their own", () => {
   ]);
 });
 
-test("a backend with an order of its own: bytes are moved as they are, and nothing is zeroed", () => {
+test("copies the blocks of a backend with its own token order unchanged, and zeroes nothing", () => {
   const rank = sampleRank({ attentionBackend: "CPU_ATTN" });
   expect(buildEngineTransferPlan(samplePair(rank, rank))).toMatchObject({
     form: "copy",
@@ -338,7 +338,7 @@ test("a backend with an order of its own: bytes are moved as they are, and nothi
   });
 });
 
-test("padded pages of a hybrid: bytes are moved as they are, and nothing is zeroed where the heads' places are not known", () => {
+test("copies padded hybrid pages unchanged, and zeroes nothing when the head offsets are unknown", () => {
   const plan = (tpSize: number, blockLengthBytes: number) => {
     const own = sampleRank({ tpSize, stateSpace: { convBytes: 32, recurrentBytes: 64 } });
     const [first, ...others] = own.regions as [(typeof own.regions)[number]];
@@ -352,7 +352,7 @@ test("padded pages of a hybrid: bytes are moved as they are, and nothing is zero
   expect(plan(4, 132)).toMatchObject({ form: "copy", blockOrder: "token-major", uncovered: "zeroed" });
 });
 
-test("an engine that masks uncovered tokens has no pass over blocks that lie right", () => {
+test("makes no receive pass for copied blocks when the engine masks uncovered tokens", () => {
   const plan = buildEngineTransferPlan({ ...samplePair(), masksUncovered: true });
   expect(plan.uncovered).toBe("masked");
   expect(
@@ -360,7 +360,7 @@ test("an engine that masks uncovered tokens has no pass over blocks that lie rig
   ).toBeUndefined();
 });
 
-test("tables are made once, and do not grow with the number of blocks", () => {
+test("builds each table once, and its size does not depend on the number of blocks", () => {
   const rows = (numBlocks: number, padding: number) => {
     const grown = (rank: ReturnType<typeof sampleRank>) => ({
       ...rank,
@@ -381,7 +381,7 @@ test("tables are made once, and do not grow with the number of blocks", () => {
   expect(rows(10_000, 64)).toEqual([2 * 2 * 5, 2 * 5]);
 });
 
-test("sources that fill the same part of the local blocks share a list key, others do not", () => {
+test("sources have the same list key only when they fill the same part of the local blocks", () => {
   const keys = (remoteTp: number) =>
     buildEngineTransferPlan({
       ...samplePair(),
@@ -399,7 +399,7 @@ describe("stages of a pipeline", () => {
   });
   const whole = sampleRank();
 
-  test("are read in turn, in whatever order they are given", () => {
+  test("are read in stage order, regardless of the order of the remotes", () => {
     const remotes = [stageOf(whole, 1, [1]), stageOf(whole, 0, [0])];
     const plan = buildEngineTransferPlan({ ...samplePair(), remotes });
     expect(plan.stages).toEqual([0, 1]);
@@ -409,7 +409,7 @@ describe("stages of a pipeline", () => {
     ]);
   });
 
-  test("must hold all that the local rank has, between them", () => {
+  test("must together hold every cache of the local rank", () => {
     const attempt = () => buildEngineTransferPlan({ ...samplePair(), remotes: [stageOf(whole, 1, [1])] });
     expect(attempt).toThrow(/no remote rank that is given holds the cache "layer.0"/);
     const { ppRank: _none, ...unnumbered } = stageOf(whole, 0, [1]);
@@ -429,8 +429,8 @@ describe("stages of a pipeline", () => {
     }
   });
 
-  test("with layers of fewer heads alone are checked by these", () => {
-    // Layer 1 is of group 1, with two heads: of four remote ranks each holds one, and two hold the same.
+  test("with only layers of fewer heads are mapped by the heads of those layers", () => {
+    // Layer 1 is in group 1, which has two heads. Each of the four remote ranks holds one head, so two ranks hold the same head.
     const own = (rank: ReturnType<typeof sampleRank>, lengths: readonly number[]) => ({
       ...rank,
       regions: rank.regions.map((one, groupId) => {
@@ -455,7 +455,7 @@ describe("stages of a pipeline", () => {
   });
 });
 
-test("groups have the regions of their blocks; states are segments of their own, behind all attention", () => {
+test("each group lists its regions, and state segments come after all attention segments", () => {
   const own = () => {
     const rank = sampleRank({ stateSpace: { convBytes: 32, recurrentBytes: 64 } });
     return { ...rank, regions: rank.regions.map((one, groupId) => ({ ...one, groupId })) };
@@ -474,7 +474,7 @@ test("groups have the regions of their blocks; states are segments of their own,
   ]);
 });
 
-test("regions of no group are moved by nobody", () => {
+test("a region without groups is not moved", () => {
   const rank = sampleRank();
   const none = { ...rank, regions: rank.regions.map((one) => ({ ...one, groupIds: [] })) };
   expect(buildEngineTransferPlan(samplePair(none, none))).toMatchObject({
@@ -482,7 +482,7 @@ test("regions of no group are moved by nobody", () => {
   });
 });
 
-test("latents have no heads that would have to be split; copies are told, not read", () => {
+test("latents are read from one rank without a split by head, and the ranks with copies are only notified", () => {
   const latents = (tpRank: number) => sampleRank({ tpRank, tpSize: 2, blockLengthBytes: 1024 });
   const remotes = [latents(0), latents(1)];
   const whole = sampleRank({ blockLengthBytes: 1024 });
@@ -504,7 +504,7 @@ describe("conversions", () => {
     ...{ ...samplePair(sampleRank(local), sampleRank(remote)), conversions },
   });
 
-  test("heads are turned by a pass, and by nothing where they land in place", () => {
+  test("hnd-to-nhd is used by the permute form, and not by the direct form", () => {
     const turned = pair({ layout: "LBNHC" }, {}, ["hnd-to-nhd"]);
     expect(buildEngineTransferPlan(turned)).toMatchObject({
       ...{ form: "permute", conversions: ["hnd-to-nhd"], blockOrder: "token-major" },
@@ -514,7 +514,7 @@ describe("conversions", () => {
     });
   });
 
-  test("of another backend the order inside a head is the engine's to mend, in any form", () => {
+  test("attention-order is kept in every form when the backends differ, because the engine does it", () => {
     const other = pair({ kernelBlockSize: 32 }, { attentionBackend: "TRITON_ATTN" }, ["attention-order"]);
     expect(buildEngineTransferPlan({ ...other, form: "direct" })).toMatchObject({
       ...{ form: "direct", conversions: ["attention-order"] },
@@ -531,7 +531,7 @@ describe("conversions", () => {
   });
 });
 
-test("of blocks of one head tokens are all that is ordered; of spread heads nothing is known", () => {
+test("blockOrder is token-major for one head, and opaque for a layout that spreads heads", () => {
   const order = (layout: "LBHNC" | "LHBNC", tpSize: number) => {
     const rank = sampleRank({ layout, tpSize });
     return buildEngineTransferPlan(samplePair(rank, rank)).blockOrder;

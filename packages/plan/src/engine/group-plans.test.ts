@@ -26,7 +26,7 @@ function plansOf(groups: readonly string[], given: Given = {}): readonly GroupPl
   const { parts = { localParts: 1, remoteParts: 1 } } = given;
   return groupPlans({
     context: { local, remote, model, mapping: mappingsByHeads(local, remote, model) },
-    // Of a piece only its groups, its region and the region's heads are asked for.
+    // groupPlans reads only the groups, the region and the region's heads of a piece.
     pieces: (given.pieces ?? []).map((own, index) => {
       const pair = { region: local.regions[0], heads: given.heads?.[index] ?? 4 } as RegionPiece["pair"];
       return { ...({} as RegionPiece), pair, groups: own };
@@ -36,7 +36,7 @@ function plansOf(groups: readonly string[], given: Given = {}): readonly GroupPl
   });
 }
 
-test("token by token, each group into as many parts as its own blocks hold tokens", () => {
+test("token by token, each group has as many parts as its blocks have tokens", () => {
   const plans = plansOf(["full", "swa"], {
     local: { groupBlockTokens: [16, 32] },
     remote: { kernelBlockSize: 8 },
@@ -50,8 +50,8 @@ test("token by token, each group into as many parts as its own blocks hold token
   ]);
 });
 
-test("blocks of heads and tokens are cut into the parts of both sides", () => {
-  // 48 tokens here and 32 there have 16 in common; two kernel blocks to a logical one here, five there.
+test("attention blocks are cut into the given parts on both sides", () => {
+  // Local blocks of 48 tokens and remote ones of 32 share parts of 16. A logical block has two kernel blocks here, five there.
   const [plan] = plansOf(["full"], {
     local: { kernelBlockSize: 48, physicalBlocksPerLogical: 2 },
     remote: { kernelBlockSize: 32, physicalBlocksPerLogical: 5 },
@@ -64,7 +64,7 @@ test("blocks of heads and tokens are cut into the parts of both sides", () => {
   });
 });
 
-test("a state is whole logical blocks, whatever the parts of the others", () => {
+test("a state moves as whole logical blocks, regardless of the parts of other groups", () => {
   const plans = plansOf(["swa", "mamba"], {
     local: { kernelBlockSize: 32, physicalBlocksPerLogical: 3 },
     remote: { physicalBlocksPerLogical: 4 },
@@ -83,7 +83,7 @@ test("a state is whole logical blocks, whatever the parts of the others", () => 
   });
 });
 
-test("groups may differ in the tokens of their blocks", () => {
+test("groups may have different numbers of tokens per block", () => {
   const plans = plansOf(["full", "swa"], {
     local: { kernelBlockSize: 32, groupBlockTokens: [32, 64] },
     remote: { groupBlockTokens: [16, 32] },
@@ -98,19 +98,19 @@ test("groups may differ in the tokens of their blocks", () => {
   ]);
 });
 
-test("their ratio is that of the kernel blocks, also where the remote's are larger", () => {
+test("tokens per block of a group keep the ratio of the kernel blocks, also when the remote's are larger", () => {
   const given = { local: { groupBlockTokens: [8] }, remote: { kernelBlockSize: 32, groupBlockTokens: [16] } };
   expect(plansOf(["full"], { ...given, parts: { localParts: 1, remoteParts: 2 } })).toMatchObject([
     { partTokens: 8, localBlockTokens: 8, remoteBlockTokens: 16 },
   ]);
 });
 
-test("each has the segments that hold it, and no others", () => {
+test("each group has exactly the segments that hold it", () => {
   const plans = plansOf(["full", "mamba", "swa"], { pieces: [[0, 2], [1], [2]] });
   expect(plans.map(({ segments }) => segments)).toEqual([[0], [1], [0, 2]]);
 });
 
-test("one that shares a region with more heads than it has says how many are its own", () => {
+test("a group that shares a region with more heads reports its own number of heads", () => {
   const of = { model: { groupKvHeads: [4, 2, 4, 2] }, local: { tpSize: 2 } };
   const plans = plansOf(["full", "swa", "swa", "swa"], {
     ...of,
@@ -124,39 +124,39 @@ test("one that shares a region with more heads than it has says how many are its
 const TWO_HERE = { localParts: 2, remoteParts: 1 };
 const TWO_THERE = { localParts: 1, remoteParts: 2 };
 
-test("scratch is moved where both sides have the same blocks", () => {
+test("scratch moves when both sides have the same blocks", () => {
   const two = { physicalBlocksPerLogical: 2 };
   expect(plansOf(["circular"], { local: two, remote: two })).toMatchObject([
     { extent: "whole", localPerLogical: 2 },
   ]);
 });
 
-test("a state's tokens per block need not be in the ratio of the others'", () => {
+test("a state's tokens per block may have another ratio than the kernel blocks", () => {
   const given = { local: { groupBlockTokens: [32] }, remote: { groupBlockTokens: [16] } };
   expect(plansOf(["mamba"], given)).toMatchObject([{ partTokens: 32 }]);
 });
 
 test.each<[string, readonly string[], Given, RegExp]>([
   [
-    "scratch that would be cut here",
+    "scratch with larger local blocks",
     ["full", "circular"],
     { local: { kernelBlockSize: 32 }, parts: TWO_HERE },
     /group 1 \(circular\) hold no tokens.*local 32, remote 16/,
   ],
   [
-    "scratch that would be cut there",
+    "scratch with larger remote blocks",
     ["circular"],
     { remote: { kernelBlockSize: 32 }, parts: TWO_THERE },
     /group 0 \(circular\) hold no tokens.*local 16, remote 32/,
   ],
   [
-    "scratch of unlike numbers of kernel blocks",
+    "scratch with different numbers of kernel blocks per logical block",
     ["circular"],
     { local: { physicalBlocksPerLogical: 2 } },
     /group 0 \(circular\) is one piece of scratch.*local 2, remote 1/,
   ],
   [
-    "a group whose tokens are in another ratio",
+    "a group whose tokens per block have another ratio",
     ["full", "swa"],
     {
       local: { kernelBlockSize: 32, groupBlockTokens: [32, 64] },
@@ -166,7 +166,7 @@ test.each<[string, readonly string[], Given, RegExp]>([
     /group 1 \(swa\).*ratio.*64 tokens of 32, remote 16 tokens of 16/,
   ],
   [
-    "a group whose blocks do not divide into the parts of the others",
+    "a group whose blocks do not divide into the parts",
     ["full", "swa"],
     { local: { kernelBlockSize: 32, groupBlockTokens: [32, 33] }, parts: TWO_HERE },
     /group 1: kernel blocks of 33 tokens do not divide into the 2 parts/,

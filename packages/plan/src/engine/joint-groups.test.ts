@@ -35,7 +35,7 @@ const join = (mine: readonly number[], theirs: readonly number[], model: ModelGe
   joinGroups({ local: rank(mine), remotes: [rank(theirs)], ...model });
 
 describe("joint groups", () => {
-  test("are the pairs of groups that regions belong to, in order, and carry what is known of each side's", () => {
+  test("are the pairs of local and remote groups, in order, with each side's kind and tokens per block", () => {
     const joint = joinGroups({
       local: rank([1, 0, 0, 1], { groupBlockTokens: [4, 8] }),
       remotes: [rank([0, 0, 1, 0], { groupBlockTokens: [16, 32] })],
@@ -53,7 +53,7 @@ describe("joint groups", () => {
     expect(joint?.remotes[0]?.groupBlockTokens).toEqual([16, 32, 16]);
   });
 
-  test("are sorted by our group, then by theirs", () => {
+  test("are sorted by the local group, then by the remote group", () => {
     expect(join([1, 1, 0, 0], [2, 0, 1, 0])?.pairs).toEqual([
       [0, 0],
       [0, 1],
@@ -62,7 +62,7 @@ describe("joint groups", () => {
     ]);
   });
 
-  test("make a plan that is proven, stages of a pipeline included", () => {
+  test("make a plan that is proven, with and without pipeline stages", () => {
     const groups = ["mla"];
     const stages = [rank([0, 0, 1]), rank([0, 0, 1])].map((one, ppRank) => ({
       ...{ ...one, ppRank, ppSize: 2 },
@@ -90,7 +90,7 @@ describe("joint groups", () => {
     }
   });
 
-  test("leave a request alone that wants nothing, and refuse lists of another number", () => {
+  test("return a request without blocks unchanged, and refuse a wrong number of block lists", () => {
     const joint = join([0, 0, 1], [0, 1, 1]);
     const nothing = { localBlockIds: [[], []], remoteBlockIds: [] };
     expect(joint?.blocks(nothing)).toBe(nothing);
@@ -109,22 +109,22 @@ describe("joint groups", () => {
   });
 
   test.each([
-    ["groups are alike", [0, 0, 1], [0, 0, 1], MLA],
-    ["a region of ours is several groups'", [0, -1, 1], [0, 1, 1], MLA],
-    ["a region of theirs is", [0, 0, 1], [0, -1, 1], MLA],
-    ["a region of ours is several groups', and one group has no other", [-1, 1, 1], [0, 1, 1], MLA],
-    ["a region of theirs is, and one group has no other", [0, 0, 1], [-1, 1, 1], MLA],
-    ["a group is no number of one", [0.5, 1, 1], [0, 1, 1], MLA],
-    ["all of our groups are in every region", [0, 0, 0], [0, 1, 1], MLA],
-    ["one of their groups has no region", [0, 0, 1], [0, 2, 2], MLA],
-    ["a region is not theirs", [0, 0, 1, 1], [0, 1, 1], MLA],
+    ["the groups are equal on both sides", [0, 0, 1], [0, 0, 1], MLA],
+    ["a local region is shared by several groups", [0, -1, 1], [0, 1, 1], MLA],
+    ["a remote region is shared by several groups", [0, 0, 1], [0, -1, 1], MLA],
+    ["a local region is shared and one group has no region of its own", [-1, 1, 1], [0, 1, 1], MLA],
+    ["a remote region is shared and one group has no region of its own", [0, 0, 1], [-1, 1, 1], MLA],
+    ["a group id is not an integer", [0.5, 1, 1], [0, 1, 1], MLA],
+    ["all local regions have one group id", [0, 0, 0], [0, 1, 1], MLA],
+    ["a remote group has no region", [0, 0, 1], [0, 2, 2], MLA],
+    ["the remote lacks a region", [0, 0, 1, 1], [0, 1, 1], MLA],
     ["the model has heads", [0, 0, 1], [0, 1, 1], { numKvHeads: 1, groups: ["mla", "full"] }],
     ["the model has scratch", [0, 0, 1], [0, 1, 1], { numKvHeads: 1, groups: ["mla", "circular"] }],
-  ])("there are none where %s", (_, mine, theirs, model) => {
+  ])("are undefined when %s", (_, mine, theirs, model) => {
     expect(join(mine, theirs, model)).toBeUndefined();
   });
 
-  test("there are none where rows are packed, or a region names the groups that share it", () => {
+  test("are undefined when rows are packed or a region lists the groups that share it", () => {
     const packedMembers = { "layers.0": { offsetBytes: 0, lengthBytes: 64 } };
     const [mine, theirs] = [rank([0, 0, 1]), rank([0, 1, 1])];
     expect(joinGroups({ local: mine, remotes: [{ ...theirs, packedMembers }], ...MLA })).toBeUndefined();

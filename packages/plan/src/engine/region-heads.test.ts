@@ -10,7 +10,7 @@ import {
   mappingsByHeads,
 } from "./region-heads.js";
 
-/** A rank with a region for each of these, and the first one or another of them. */
+/** A rank with one region for each change; `at` returns a region. */
 function rankOf(
   changes: readonly Partial<RegionGeometry>[],
 ): RankGeometry & { at(index: number): RegionGeometry } {
@@ -25,18 +25,18 @@ const model = (groups: readonly string[], change: Partial<ModelGeometry> = {}): 
 
 describe("groups of a region", () => {
   const three = model(["full", "swa", "mamba"]);
-  test("all of them where all regions name one", () => {
+  test("are all groups when all regions have the same group id", () => {
     const rank = rankOf([{ groupId: 1 }, { groupId: 1 }]);
     expect(groupsOfRegion(rank, rank.at(0), three)).toEqual([0, 1, 2]);
   });
 
-  test("the one that it names where regions differ, and all of a shared one", () => {
+  test("are the region's own group when group ids differ, and all groups for a shared region", () => {
     const rank = rankOf([{ groupId: 0 }, { groupId: 2 }, { groupId: -1 }]);
     const groups = [0, 1, 2].map((index) => groupsOfRegion(rank, rank.at(index), three));
     expect(groups).toEqual([[0], [2], [0, 1, 2]]);
   });
 
-  test("those that share it, where that is known", () => {
+  test("are the groups in groupIds when the region has them", () => {
     const rank = rankOf([{ groupId: -1, groupIds: [0, 2] }, { groupId: -1 }]);
     expect(groupsOfRegion(rank, rank.at(0), three)).toEqual([0, 2]);
   });
@@ -53,19 +53,19 @@ describe("heads of a region", () => {
   };
 
   test.each<[string, number | undefined, Parameters<typeof heads>]>([
-    ["the model's", 8, [{}, ["full"]]],
-    ["its own, where it says so", 3, [{ numKvHeads: 3 }, ["full"]]],
-    ["none where it is the same on every rank", undefined, [{ replicated: true, numKvHeads: 3 }, ["full"]]],
-    ["none where its groups are", undefined, [{}, ["mla", "swa-mla"]]],
-    ["none of latents beside states", undefined, [{}, ["mamba", "mla"]]],
-    ["the model's where one of its groups has heads", 8, [{}, ["mla", "full"]]],
-    ["the model's where it says that it is split", 8, [{ replicated: false }, ["mla"]]],
-    ["the model's of states alone", 8, [{}, ["mamba"]]],
-    ["none of states that are the same on every rank", undefined, [{ replicated: true }, ["mamba"]]],
-    ["those of its group", 5, [{}, ["full", "swa"], { groupKvHeads: [5, 4] }]],
-    ["the most that a group has", 4, [{}, ["mla", "full", "swa"], { groupKvHeads: [5, 3, 4] }]],
+    ["the model's heads", 8, [{}, ["full"]]],
+    ["the region's own numKvHeads", 3, [{ numKvHeads: 3 }, ["full"]]],
+    ["none for a replicated region", undefined, [{ replicated: true, numKvHeads: 3 }, ["full"]]],
+    ["none for MLA groups", undefined, [{}, ["mla", "swa-mla"]]],
+    ["none for MLA and state groups together", undefined, [{}, ["mamba", "mla"]]],
+    ["the model's heads when one group has heads", 8, [{}, ["mla", "full"]]],
+    ["the model's heads for a region that is not replicated", 8, [{ replicated: false }, ["mla"]]],
+    ["the model's heads for states alone", 8, [{}, ["mamba"]]],
+    ["none for replicated states", undefined, [{ replicated: true }, ["mamba"]]],
+    ["the heads of its group", 5, [{}, ["full", "swa"], { groupKvHeads: [5, 4] }]],
+    ["the largest head count of its groups", 4, [{}, ["mla", "full", "swa"], { groupKvHeads: [5, 3, 4] }]],
     [
-      "not those of groups that have none",
+      "the model's heads when only MLA groups list heads",
       8,
       [{ replicated: false }, ["mla", "mla"], { groupKvHeads: [5, 4] }],
     ],
@@ -87,12 +87,12 @@ describe("heads in a block", () => {
 
 describe("tokens in a kernel block of a group", () => {
   const rank = sampleRank({ physicalBlocksPerLogical: 2, groupBlockTokens: [32, 64, 33] });
-  test("are those of the engine, or its own", () => {
+  test("are the engine's, or the group's own", () => {
     expect(kernelTokens(sampleRank({ physicalBlocksPerLogical: 2 }), 0)).toBe(16);
     expect([0, 1].map((group) => kernelTokens(rank, group))).toEqual([16, 32]);
   });
 
-  test("must divide", () => {
+  test("must divide into kernel blocks", () => {
     expect(() => kernelTokens(rank, 2)).toThrow(/group 2: blocks of 33 tokens .* 2 kernel blocks/);
     try {
       kernelTokens(rank, 2);
@@ -103,9 +103,9 @@ describe("tokens in a kernel block of a group", () => {
 });
 
 describe("mappings", () => {
-  test("one for each number of heads, made once", () => {
+  test("are computed once per number of heads", () => {
     const mapping = mappingsByHeads(sampleRank(), sampleRank({ tpSize: 4 }), model(["full", "mamba"]));
-    // Of two heads on four ranks, ranks 0 and 2 are read; of four all; a latent of the first. States are always split.
+    // Two heads are read from ranks 0 and 2, four heads from all ranks, a latent from rank 0. States are always split.
     expect([2, 4, undefined].map((heads) => mapping(heads).sourceRanksPerGroup)).toEqual([
       [
         [0, 2],
@@ -121,17 +121,17 @@ describe("mappings", () => {
     expect(mapping(undefined)).toBe(mapping(undefined));
   });
 
-  test("latents that are dealt out to several groups are read once", () => {
+  test("latents in several DCP groups are read once", () => {
     const dealt = mappingsByHeads(sampleRank(), sampleRank({ tpSize: 4, dcpSize: 2 }), model(["mla"]));
     expect(dealt(undefined).attentionRanks).toEqual([0, 1]);
-    // Of as many ranks, each needs both slices.
+    // With two local ranks, each rank needs both slices.
     const equal = mappingsByHeads(
       sampleRank({ tpSize: 2 }),
       sampleRank({ tpSize: 2, dcpSize: 2 }),
       model(["mla"]),
     );
     expect(equal(undefined)).toMatchObject({ attentionRanks: [0, 1], localConsumers: 2 });
-    // One slice here lies in each of the remote's.
+    // Local slice 3 of 4 lies in remote slice 1 of 2.
     const finer = mappingsByHeads(
       sampleRank({ tpSize: 4, tpRank: 3, dcpSize: 4 }),
       sampleRank({ tpSize: 2, dcpSize: 2 }),
@@ -140,7 +140,7 @@ describe("mappings", () => {
     expect(finer(undefined)).toMatchObject({ attentionRanks: [1], localConsumers: 2 });
   });
 
-  test("heads are not dealt out", () => {
+  test("attention heads are not sharded by DCP", () => {
     const mapping = mappingsByHeads(sampleRank(), sampleRank({ tpSize: 2, dcpSize: 2 }), model(["full"]));
     expect(mapping(1).attentionRanks).toEqual([0]);
   });

@@ -38,8 +38,8 @@ function pairsOf({ local = {}, remote = {}, model = {}, groupIds = [0, 0] }: Sid
 const STATE = { convBytes: 96, recurrentBytes: 64 };
 const source = (tpRank: number, stateIndex = 0) => ({ tpRank, stateIndex });
 
-describe("what is in a region", () => {
-  test("groups of heads and of state, and the heads of the first", () => {
+describe("contents of a region", () => {
+  test("lists attention groups, state groups and the number of heads", () => {
     const model = { groups: ["mamba", "full", "swa", "mamba"] };
     const { pairs } = pairsOf({ model });
     expect(pairs[1]).toMatchObject({ index: 1, attentionGroups: [1, 2], stateGroups: [0, 3], heads: 4 });
@@ -51,13 +51,13 @@ describe("what is in a region", () => {
   });
 });
 
-describe("the heads that go together", () => {
+describe("shared heads", () => {
   const shapeOf = (sides: Sides, region: 0 | 1 = 0) => {
     const { context, pairs } = pairsOf(sides);
     return attentionShape(context, pairs[region]);
   };
 
-  test("equal ranks: all of them", () => {
+  test("equal ranks share all heads", () => {
     const shape = shapeOf({ remote: { layout: "LBNHC", kernelBlockSize: 8 } });
     // 4 heads × 16 tokens × 8 bytes here, 8 tokens there.
     expect(shape.local).toEqual({ blockBytes: 512, heads: 4, tokens: 16, order: "head-major" });
@@ -65,26 +65,26 @@ describe("the heads that go together", () => {
     expect([shape.sharedHeads, shape.remoteHead, shape.localHead(source(0))]).toEqual([4, 0, 0]);
   });
 
-  test("several sources: each fills the heads that are its own", () => {
+  test("each of several sources fills its own heads", () => {
     const shape = shapeOf({ remote: { tpSize: 2 } });
     expect([shape.local.heads, shape.remote.heads, shape.sharedHeads]).toEqual([4, 2, 2]);
     expect([0, 1].map((rank) => shape.localHead(source(rank)))).toEqual([0, 2]);
   });
 
-  test("a share of the source's: it begins behind those of the ranks before", () => {
+  test("a rank's share of the source's heads starts after the lower ranks' shares", () => {
     const shape = shapeOf({ local: { tpSize: 2, tpRank: 1 } });
     expect([shape.local.heads, shape.remote.heads, shape.sharedHeads]).toEqual([2, 4, 2]);
     expect([shape.remoteHead, shape.localHead(source(0))]).toEqual([2, 0]);
   });
 
-  test("copies of a head fill one place, whichever of them is asked", () => {
+  test("all copies of a head fill the same place", () => {
     // Two heads on eight ranks: ranks 0 to 3 hold the first, 4 to 7 the second.
     const shape = shapeOf({ remote: { tpSize: 8 }, model: { numKvHeads: 2 } });
     expect(shape.sharedHeads).toBe(1);
     expect([0, 3, 4, 7].map((rank) => shape.localHead(source(rank)))).toEqual([0, 0, 1, 1]);
   });
 
-  test("latents are one head, the same of every source", () => {
+  test("a latent is one head at the same place for every source", () => {
     const dealt = { tpSize: 2, dcpSize: 2, blockLengthBytes: 1024 };
     const shape = shapeOf({ remote: dealt, model: { groups: ["mla"] } });
     expect([shape.local.heads, shape.remote.heads, shape.sharedHeads, shape.remoteHead]).toEqual([
@@ -111,19 +111,19 @@ describe("the heads that go together", () => {
   });
 });
 
-describe("what is known of a block's inside", () => {
+describe("order inside a block", () => {
   const localOf = (sides: Sides) => {
     const { context, pairs } = pairsOf(sides);
     return attentionShape(context, pairs[0]);
   };
 
-  test("of groups with unlike tokens per block that share the region, nothing", () => {
+  test("is mixed when groups with different tokens per block share the region", () => {
     const groups = { model: { groups: ["full", "swa"] } };
     expect(localOf({ ...groups, local: { groupBlockTokens: [16, 32] } }).isMixed).toBe(true);
     expect(localOf({ ...groups, local: { groupBlockTokens: [32, 32] } }).isMixed).toBeUndefined();
   });
 
-  test("of groups with unlike heads that share it, nothing but where a token's heads lie together", () => {
+  test("is mixed when groups with different heads share the region, unless both sides are token-major", () => {
     const model = { numKvHeads: 4, groups: ["full", "swa"], groupKvHeads: [2, 4] };
     const [byHead, byToken] = [{ layout: "LBHNC" }, { layout: "LBNHC" }] as const;
     const mixed = (local: typeof byHead | typeof byToken, remote: typeof local) =>
@@ -139,7 +139,7 @@ describe("what is known of a block's inside", () => {
     expect(localOf({ model: { ...model, groupKvHeads: [4, 4] } }).isMixed).toBeUndefined();
   });
 
-  test("one head lies together in every layout, several do not", () => {
+  test("is known for one head in every layout, and unknown for several spread heads", () => {
     const orders = (layout: "LHBNC" | "LBNHC") =>
       [1, 4].map((tpSize) => localOf({ local: { tpSize, layout }, remote: { tpSize } }).local.order);
     expect(orders("LHBNC")).toEqual(["opaque", "head-major"]);
@@ -159,14 +159,14 @@ describe("pieces", () => {
     ]);
   };
 
-  test("a copied region is one, for all of its groups", () => {
+  test("a copied region is one piece for all its groups", () => {
     expect(piecesIn({ remote: { tpSize: 2 }, model: { groups: ["full", "swa"] } })).toEqual([
       [0, "", [0, 1], [0, 1]],
       [1, "", [0, 1], [0, 1]],
     ]);
   });
 
-  test("in the direct form there is one for each head", () => {
+  test("the direct form has one piece per head", () => {
     const direct = { ...COPY, form: "direct", parts: { localParts: 1, remoteParts: 2 } } as const;
     const remote = { tpSize: 2, kernelBlockSize: 32 };
     expect(piecesIn({ remote }, direct)).toEqual([
@@ -177,7 +177,7 @@ describe("pieces", () => {
     ]);
   });
 
-  test("for a pass whole blocks are moved, though their heads are to be turned", () => {
+  test("the permute form moves whole blocks", () => {
     const permute = { ...COPY, form: "permute", parts: { localParts: 2, remoteParts: 1 } } as const;
     expect(piecesIn({ local: { kernelBlockSize: 32 } }, permute)).toEqual([
       [0, "", [0], [0]],
@@ -185,11 +185,11 @@ describe("pieces", () => {
     ]);
   });
 
-  test("states come after all attention, by region; a region of states alone has no heads", () => {
+  test("state pieces come after all attention pieces, and a region of only states has no attention piece", () => {
     const sides = {
       local: { stateSpace: STATE },
       remote: { tpSize: 2, stateSpace: { convBytes: 48, recurrentBytes: 32 } },
-      // One head, of which both remote ranks have a copy: the first is read. States are split all the same.
+      // Both remote ranks have a copy of the one head; rank 0 is read. States are split over both.
       model: { numKvHeads: 1, groups: ["full", "mamba", "mamba"] },
     };
     expect(piecesIn(sides)).toEqual([

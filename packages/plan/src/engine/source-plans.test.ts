@@ -14,7 +14,7 @@ interface Change extends Partial<Piece> {
   readonly heads?: number | undefined;
 }
 
-/** A piece of 128 bytes: of each source its own quarter of the local block, and of the remote block the first. */
+/** A piece of 128 bytes: each source fills its own quarter of the local block from the first quarter of the remote block. */
 function pieceOf(local: RankGeometry, remote: RankGeometry, index: number, change: Change = {}): RegionPiece {
   const { groups = [0], ranks = [0], heads = 4, ...own } = change;
   const region = local.regions[index] as RegionGeometry;
@@ -41,7 +41,7 @@ function pieceOf(local: RankGeometry, remote: RankGeometry, index: number, chang
   };
 }
 
-/** A rank with the memory of each of its regions; its blocks begin where no other rank's do. */
+/** A rank whose regions have the given memory types, at addresses that no other rank uses. */
 function rankOf(memory: readonly ("DRAM" | "VRAM")[], change: Partial<RankGeometry> = {}): RankGeometry {
   const rank = sampleRank({ blockLengthBytes: 512, ...change });
   const regions = memory.map((memoryType, index): RegionGeometry => {
@@ -90,7 +90,7 @@ const remotesOf = (tpSize: number, memory: readonly ("DRAM" | "VRAM")[] = TWO) =
   Array.from({ length: tpSize }, (_, tpRank) => rankOf(memory, { tpRank, tpSize }));
 
 describe("segments", () => {
-  test("say which remote region is theirs, and which list", () => {
+  test("have their remote region and their list", () => {
     const local = rankOf(["DRAM", "DRAM", "VRAM", "DRAM"]);
     const remote = rankOf(["DRAM", "VRAM", "DRAM", "DRAM"]);
     const pieces = [0, 1, 2, 3].map((index) =>
@@ -115,7 +115,7 @@ describe("segments", () => {
 });
 
 describe("sources of a read", () => {
-  test("each has the tables of its own bytes; local indices are the same for all", () => {
+  test("each source has its own tables, and all sources have the same local indexing", () => {
     const remotes = remotesOf(2);
     const pieces = [0, 1].map((index) =>
       pieceOf(LOCAL, remotes[0] as RankGeometry, index, { ranks: [0, 1] }),
@@ -144,7 +144,7 @@ describe("sources of a read", () => {
     expect(second?.remoteTable).toBe(second?.lists[0]?.remoteTable);
   });
 
-  test("are the ranks of any piece, ascending, each with the pieces that it holds", () => {
+  test("are the ranks of all pieces in ascending order, each with its own pieces", () => {
     const remotes = remotesOf(4);
     const pieces = [
       pieceOf(LOCAL, remotes[0] as RankGeometry, 0, { groups: [2, 1], ranks: [2, 0] }),
@@ -186,7 +186,7 @@ describe("sources of a read", () => {
     ]);
   });
 
-  test("of a pipeline each stage has rows of its own layers, and all of the local ones", () => {
+  test("each pipeline stage has remote rows of its layers and all local rows", () => {
     const [one, two] = [rankOf(["DRAM"], { ppRank: 0 }), rankOf(["DRAM"], { ppRank: 1 })] as const;
     const stage = (geometry: RankGeometry, region: number) => ({
       ranks: [geometry],
@@ -209,7 +209,7 @@ describe("sources of a read", () => {
     ]);
   });
 
-  test("a rank that a stage does not have is none of its sources", () => {
+  test("a rank that is missing in a stage is not a source", () => {
     const remotes = remotesOf(2);
     const pieces = [pieceOf(LOCAL, remotes[0] as RankGeometry, 0, { ranks: [0, 1] })];
     expect(
@@ -217,7 +217,7 @@ describe("sources of a read", () => {
     ).toEqual([0]);
   });
 
-  test("states are placed by the position of their rank among those that fill a block", () => {
+  test("a state's offset depends on its rank's position among the ranks that fill the block", () => {
     // Rank 1 of two faces ranks 2 and 3 of four.
     const local = rankOf(TWO, { tpRank: 1, tpSize: 2 });
     const remotes = remotesOf(4);
@@ -234,7 +234,7 @@ describe("sources of a read", () => {
     ]);
   });
 
-  test("parts step as they lie on either side", () => {
+  test("part strides follow each side's own layout", () => {
     const remote = rankOf(TWO);
     const parts: Change = {
       ...{ localParts: 2, remoteParts: 4 },
@@ -259,7 +259,7 @@ describe("sources of a read", () => {
     ]);
   });
 
-  test("more descriptors than can be indexed are refused, and no fewer", () => {
+  test("refuses 2^31 descriptors and accepts 2^31 - 1", () => {
     const wide = (counts: readonly number[]) => {
       const rank = rankOf(TWO);
       return {
@@ -292,19 +292,19 @@ describe("the key of a local list", () => {
   const second: Change = { local: () => ({ offsetBytes: 256, partStrideBytes: 0 }) };
 
   test.each<[string, readonly RegionPiece[], string]>([
-    ["all regions alike", [one(0), one(1)], "list 0: 128@0"],
-    ["their order", [one(1), one(0)], "list 0: 128@0"],
+    ["equal pieces in all regions", [one(0), one(1)], "list 0: 128@0"],
+    ["equal pieces in another region order", [one(1), one(0)], "list 0: 128@0"],
     ["one of the regions", [one(1)], "list 0: 128@0 = 1:0"],
     ["several pieces of each", [one(0), one(0, second), one(1), one(1, second)], "list 0: 128@0 128@256"],
-    ["unlike pieces", [one(0), one(1, second)], "list 0: 128@0 | 128@256 = 0:0,1:1"],
+    ["different pieces per region", [one(0), one(1, second)], "list 0: 128@0 | 128@256 = 0:0,1:1"],
     ["parts", [one(0, halves(256)), one(1, halves(256))], "list 0: 128@0/2*256"],
-    ["other parts", [one(0, halves(128)), one(1, halves(128))], "list 0: 128@0/2*128"],
+    ["parts with another stride", [one(0, halves(128)), one(1, halves(128))], "list 0: 128@0/2*128"],
     ["states", [one(0, { unit: "logical-block" }), one(1, { unit: "logical-block" })], "list 0: state 128@0"],
   ])("names %s", (_what, pieces, key) => {
     expect(keyOf(pieces)).toBe(key);
   });
 
-  test("lists of other memory have keys of their own", () => {
+  test("lists of different memory types have different keys", () => {
     const local = rankOf(["DRAM", "VRAM"]);
     const pieces = [0, 1].map((index) => pieceOf(local, local, index));
     const lists = sourcesOf(local, [local], { pieces }).plans[0]?.lists.map(

@@ -7,12 +7,12 @@ interface Side extends Partial<AttentionSide> {
   readonly cellBytes?: number;
 }
 
-/** One side of 2 heads × 4 tokens of 8 bytes, head-major, where nothing else is said. */
+/** One side; default: 2 heads × 4 tokens of 8 bytes, head-major. */
 function side({ cellBytes = 8, ...change }: Side = {}): AttentionSide {
   const { heads = 2, tokens = 4 } = change;
   return { heads, tokens, blockBytes: heads * tokens * cellBytes, order: "head-major", ...change };
 }
-/** All heads of the side that has fewer are shared. */
+/** All heads of the side with fewer heads are shared. */
 function shape(local: Side = {}, remote: Side = {}): AttentionShape {
   const [mine, theirs] = [side(local), side(remote)];
   return {
@@ -38,29 +38,29 @@ const question = (change: Partial<FormQuestion> = {}): FormQuestion => ({
   ...{ plainTokens: true, turnsHeads: false, canPass: true, wanted: undefined },
   ...change,
 });
-/** Blocks of one size, of which the local ones have tokens outside. */
+/** Blocks of one size; the local ones are token-major. */
 const turned = (change: Partial<FormQuestion> = {}): FormQuestion =>
   question({ shapes: [shape(NHD)], parts: WHOLE, kernelTokens: { local: 4, remote: 4 }, ...change });
 
 describe("a copy", () => {
   test.each<[string, Partial<FormQuestion>]>([
-    ["where all lies alike", { shapes: [shape(), shape(NHD, NHD)], parts: WHOLE }],
-    ["whatever is asked for", { shapes: [shape()], parts: WHOLE, wanted: "permute" }],
+    ["when both sides have the same order", { shapes: [shape(), shape(NHD, NHD)], parts: WHOLE }],
+    ["even if another form is requested", { shapes: [shape()], parts: WHOLE, wanted: "permute" }],
     [
-      "whatever neither form could do",
+      "when neither permute nor direct is possible",
       { shapes: [shape(OPAQUE, OPAQUE)], parts: WHOLE, plainTokens: false, canPass: false },
     ],
-    ["in parts of one head", { shapes: [shape({ heads: 1 }, { heads: 1, tokens: 2 })] }],
+    ["when parts have one head", { shapes: [shape({ heads: 1 }, { heads: 1, tokens: 2 })] }],
   ])("%s", (_what, change) => {
     const { parts } = question(change);
     expect(chooseForm(question(change))).toMatchObject({ form: "copy", parts, tokenByToken: false });
   });
 });
 
-describe("where both can", () => {
+describe("when permute and direct are both possible", () => {
   const form = (...shapes: readonly AttentionShape[]) => chooseForm(question({ shapes }));
 
-  test("a pass, where pieces that land in place are more: however large they are", () => {
+  test("chooses permute when direct needs more descriptors, regardless of their size", () => {
     for (const cellBytes of [8, 2 ** 20]) {
       expect(form(shape({ cellBytes }, { tokens: 2, cellBytes }))).toMatchObject({
         form: "permute",
@@ -71,7 +71,7 @@ describe("where both can", () => {
     }
   });
 
-  test("in place, where they are as many: one head of several is shared", () => {
+  test("chooses direct when it needs no more descriptors, as with one shared head", () => {
     expect(form(shape({}, { heads: 1, tokens: 2 }))).toMatchObject({
       form: "direct",
       parts: HALVES,
@@ -79,17 +79,17 @@ describe("where both can", () => {
     });
   });
 
-  test("counted over all regions together", () => {
+  test("counts the descriptors of all regions together", () => {
     expect(form(shape({}, { heads: 1, tokens: 2 }), HEADS).form).toBe("permute");
   });
 
-  test("all regions are cut as finely as one of them must be", () => {
+  test("cuts all regions token by token when one region needs it", () => {
     const fine = { localParts: 4, remoteParts: 2 };
     const shapes = [HEADS, shape(NHD, { tokens: 2 })];
     expect(chooseForm(question({ shapes }))).toMatchObject({ form: "direct", parts: fine });
   });
 
-  test("token by token there are more, where one side keeps the heads of a token together", () => {
+  test("chooses permute when token-by-token pieces need more descriptors", () => {
     const cellBytes = 2 ** 20;
     const asked = turned({ shapes: [shape({ ...NHD, cellBytes }, { cellBytes })], turnsHeads: true });
     expect(chooseForm(asked)).toMatchObject({
@@ -108,24 +108,24 @@ describe("where both can", () => {
 describe("a pass cannot", () => {
   test.each<[string, FormQuestion, RegExp]>([
     [
-      "put together what is larger than a local block",
+      "assemble remote blocks larger than the local ones",
       question({ shapes: [shape({}, { tokens: 8 })], parts: OF_TWO, kernelTokens: { local: 4, remote: 8 } }),
       /not parts of the local ones/,
     ],
-    ["look at device memory", question({ canPass: false }), /device memory/],
+    ["run on device memory", question({ canPass: false }), /device memory/],
     [
-      "take token-major blocks of the remote",
+      "read token-major remote blocks",
       turned({ shapes: [shape({}, NHD)] }),
       /remote's blocks are not head-major/,
     ],
-    ["turn heads for an engine that does not ask for it", turned(), /hnd-to-nhd/],
+    ["transpose heads without the hnd-to-nhd conversion", turned(), /hnd-to-nhd/],
     [
-      "where one of several is turned so here",
+      "transpose one of several local regions without hnd-to-nhd",
       question({ shapes: [HEADS, shape(NHD, { tokens: 2 })] }),
       /hnd-to-nhd/,
     ],
     [
-      "where one of several is turned so there",
+      "read one token-major remote region of several",
       question({ shapes: [HEADS, shape({}, { ...NHD, tokens: 2 })] }),
       /remote's blocks/,
     ],
@@ -137,7 +137,7 @@ describe("a pass cannot", () => {
     expect(() => chooseForm({ ...asked, wanted: "permute" })).toThrow(reason);
   });
 
-  test("order the heads of blocks that have one, and need not", () => {
+  test("reorder heads, which blocks of one head do not need", () => {
     const one = { heads: 1, ...OPAQUE };
     const asked = question({ shapes: [shape(one, { ...one, tokens: 2 })], wanted: "permute" });
     expect(chooseForm(asked)).toMatchObject({ form: "permute", reason: "asked for" });
@@ -147,12 +147,12 @@ describe("a pass cannot", () => {
 describe("finer descriptors cannot", () => {
   test.each<[string, FormQuestion, RegExp]>([
     [
-      "cut a layout that spreads heads: here",
+      "cut a local layout that spreads heads",
       question({ shapes: [shape({ heads: 1, ...OPAQUE }, { heads: 1, tokens: 2 })] }),
       /spreads the heads/,
     ],
     [
-      "cut a layout that spreads heads: there",
+      "cut a remote layout that spreads heads",
       question({ shapes: [HEADS, shape({}, { heads: 1, tokens: 2, ...OPAQUE })] }),
       /spreads the heads/,
     ],
@@ -162,7 +162,7 @@ describe("finer descriptors cannot", () => {
       /33 bytes does not divide into 2 heads of 2 tokens/,
     ],
     [
-      "cut beside it what does not divide into tokens",
+      "cut another region that does not divide into tokens",
       question({
         shapes: [shape(NHD, { tokens: 2 }), shape({ heads: 1, blockBytes: 34 }, { heads: 1, tokens: 2 })],
         turnsHeads: true,
@@ -170,7 +170,7 @@ describe("finer descriptors cannot", () => {
       /34 bytes does not divide into 1 heads of 4 tokens/,
     ],
     [
-      "cut a region that groups with other tokens per block share",
+      "cut a region shared by groups with different tokens per block",
       question({ shapes: [{ ...HEADS, isMixed: true }] }),
       /groups with different tokens/,
     ],
@@ -189,29 +189,29 @@ describe("finer descriptors cannot", () => {
   });
 });
 
-describe("a padded page beside, that lies right by being copied", () => {
+describe("a padded page that can be copied", () => {
   const padded = shape({ heads: 1, blockBytes: 34 }, { heads: 1, tokens: 2, blockBytes: 34 });
   const direct = (...shapes: readonly AttentionShape[]) =>
     chooseForm(question({ shapes: [...shapes, padded], canPass: false, wanted: "direct" }));
 
-  test("is no hindrance where nothing is cut token by token", () => {
+  test("allows direct when no region is cut token by token", () => {
     expect(direct(HEADS)).toMatchObject({ form: "direct", parts: HALVES, tokenByToken: false });
   });
 
-  test("is one where a single region of several is", () => {
+  test("prevents direct when one region is cut token by token", () => {
     expect(() => direct(HEADS, shape(NHD, { tokens: 2 }))).toThrow(/34 bytes does not divide/);
   });
 });
 
-describe("nothing can", () => {
+describe("neither form can", () => {
   test.each<[string, FormQuestion, RegExp]>([
     [
-      "order tokens of which nobody knows the order",
+      "cut blocks with an unknown token order",
       question({ plainTokens: false }),
       /a pass cannot, for the order.*finer descriptors cannot, for the order/,
     ],
     [
-      "cut a page that is padded",
+      "cut a padded page",
       question({ shapes: [shape({ blockBytes: 66 }, { tokens: 2, blockBytes: 33 })] }),
       /pass cannot, for a block of 66 bytes .* descriptors cannot, for a block of 66 bytes/,
     ],

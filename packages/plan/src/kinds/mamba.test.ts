@@ -17,7 +17,7 @@ const rank = (tpSize: number, tpRank: number, stateSpace: StateSpaceGeometry | u
   return stateSpace === undefined ? made : { ...made, stateSpace };
 };
 
-/** Name, length, and the offsets of each piece here and there, for the n-th of the ranks that fill a block. */
+/** Name, length, local and remote offset of each piece, for the source with index `stateIndex`. */
 function piecesOf(local: RankGeometry, remote: RankGeometry, stateIndex = 0) {
   const [region, remoteRegion] = [local.regions[0], remote.regions[0]] as [
     RankGeometry["regions"][0],
@@ -31,7 +31,7 @@ function piecesOf(local: RankGeometry, remote: RankGeometry, stateIndex = 0) {
 }
 
 describe("pieces", () => {
-  test("equal ranks: one projection after another, then the state", () => {
+  test("equal ranks: the projections in order, then the state", () => {
     expect(piecesOf(rank(2, 1, states(2)), rank(2, 1, states(2)))).toEqual([
       ["conv 0", 4, 0, 0],
       ["conv 1", 2, 4, 4],
@@ -40,7 +40,7 @@ describe("pieces", () => {
     ]);
   });
 
-  test("more ranks there: each of them fills a share of every piece", () => {
+  test("more remote ranks: each fills a share of every piece", () => {
     expect(piecesOf(rank(1, 0, states(1)), rank(2, 1, states(2)), 1)).toEqual([
       ["conv 0", 4, 4, 0],
       ["conv 1", 2, 10, 4],
@@ -49,7 +49,7 @@ describe("pieces", () => {
     ]);
   });
 
-  test("more ranks here: each reads its share of every piece", () => {
+  test("more local ranks: each reads its share of every piece", () => {
     expect(piecesOf(rank(4, 3, states(2)), rank(2, 1, states(1)))).toEqual([
       ["conv 0", 4, 0, 4],
       ["conv 1", 2, 4, 10],
@@ -58,7 +58,7 @@ describe("pieces", () => {
     ]);
   });
 
-  test("where only sums are told, the convolution state is one piece", () => {
+  test("without projection sizes the convolution state is one piece", () => {
     const sums = { convBytes: 16, recurrentBytes: 32 };
     expect(piecesOf(rank(1, 0, sums), rank(1, 0, sums))).toEqual([
       ["conv 0", 16, 0, 0],
@@ -80,13 +80,19 @@ describe("refuses", () => {
   const sound = rank(1, 0, states(1));
   test.each<[string, RankGeometry, RankGeometry, KvErrorCode, RegExp]>([
     [
-      "a side that does not say its sizes",
+      "a local rank without state sizes",
       rank(1, 0, undefined),
       sound,
       "KV_PLAN_INVALID",
       /the local rank has a state-space group/,
     ],
-    ["the other", sound, rank(2, 1, undefined), "KV_PLAN_INVALID", /remote rank 1 has a state-space group/],
+    [
+      "a remote rank without state sizes",
+      sound,
+      rank(2, 1, undefined),
+      "KV_PLAN_INVALID",
+      /remote rank 1 has a state-space group/,
+    ],
     [
       "projections that do not add up",
       rank(1, 0, states(1, { convProjectionBytes: [8, 4, 5] })),
@@ -95,28 +101,28 @@ describe("refuses", () => {
       /the local rank: projections of 8 \+ 4 \+ 5 bytes do not add up to a convolution state of 16/,
     ],
     [
-      "convolution states of other sizes",
+      "different convolution state sizes",
       sound,
       rank(1, 0, { convBytes: 17, recurrentBytes: 32 }),
       "KV_PLAN_INCOMPATIBLE",
       /convolution states .*local 16, remote 17/,
     ],
     [
-      "recurrent states of other sizes",
+      "different recurrent state sizes",
       sound,
       rank(1, 0, states(1, { recurrentBytes: 33 })),
       "KV_PLAN_INCOMPATIBLE",
       /recurrent states .*local 32, remote 33/,
     ],
     [
-      "states that are not shared among more ranks there",
+      "states that are not split over more remote ranks",
       sound,
       rank(2, 0, states(1)),
       "KV_PLAN_INCOMPATIBLE",
       /convolution states .*local 16, remote 16/,
     ],
     [
-      "states that are not shared among more ranks here",
+      "states that are not split over more local ranks",
       rank(2, 0, states(1)),
       sound,
       "KV_PLAN_INCOMPATIBLE",
@@ -134,14 +140,14 @@ describe("refuses", () => {
   });
 });
 
-describe("a state fits into a logical block", () => {
+describe("size of a state in a logical block", () => {
   // Kernel blocks of 512 bytes, 600 from one to the next.
   const paged = (recurrentBytes: number): RankGeometry => {
     const made = sampleRank({ physicalBlocksPerLogical: 2, stateSpace: { convBytes: 100, recurrentBytes } });
     return { ...made, regions: made.regions.map((one) => ({ ...one, blockStrideBytes: 600 })) };
   };
 
-  test("its kernel blocks and their padding hold it, or not", () => {
+  test("accepts a state up to the kernel blocks with padding, refuses a larger one", () => {
     expect(() => requireStatesFit("P", paged(1100), [0, 1])).not.toThrow();
     refused(
       () => requireStatesFit("P", paged(1101), [1]),
@@ -150,12 +156,12 @@ describe("a state fits into a logical block", () => {
     );
   });
 
-  test("only regions that are asked for and are there", () => {
+  test("checks only the given regions that exist", () => {
     expect(() => requireStatesFit("P", paged(1101), [])).not.toThrow();
     expect(() => requireStatesFit("P", paged(1101), [2])).not.toThrow();
   });
 
-  test("a rank without states has none that do not", () => {
+  test("accepts a rank without states", () => {
     expect(() => requireStatesFit("P", sampleRank(), [0])).not.toThrow();
   });
 });

@@ -2,7 +2,7 @@ import { KvError } from "@kv/interface";
 import { expect, test } from "vitest";
 import { cacheKind, cacheKindNames } from "./registry.js";
 
-test("kinds are found by their names: how they are shared, and what a list of their blocks stands for", () => {
+test("each kind name gives its sharding and the extent of its block list", () => {
   const said = cacheKindNames().map((name) => {
     const { sharding, extent, pieces } = cacheKind(name);
     return [name, sharding, extent, pieces !== undefined];
@@ -17,7 +17,7 @@ test("kinds are found by their names: how they are shared, and what a list of th
   ]);
 });
 
-test("a name that is none of them is refused", () => {
+test("refuses an unknown kind", () => {
   expect(() => cacheKind("linear")).toThrow(/"linear" is none of full, mla, swa, swa-mla, mamba, circular/);
   try {
     cacheKind("");

@@ -17,7 +17,7 @@ function rankOf(base: number): RankGeometry {
   };
 }
 
-test("in rows of several layers, a state behind a page's attention is that layer's", () => {
+test("in a packed row, a state after a page's attention belongs to the page's layer", () => {
   const [local, remote] = [rankOf(2 ** 30), rankOf(2 ** 31)];
   const plan = buildEngineTransferPlan({
     ...{ local, remotes: [remote], numKvHeads: 4, groups: ["full", "mamba"] },

@@ -19,7 +19,7 @@ const grids = fc
   })
   .filter(({ heads, parts, partTokens, cellBytes }) => heads * parts * partTokens * cellBytes <= 250);
 
-test("what is believed of the receive pass is what it does to every byte of a block", () => {
+test("the model of the receive pass predicts every byte that the pass writes in a block", () => {
   fc.assert(
     fc.property(grids, ({ heads, parts, partTokens, cellBytes, tokenMajor, zeroUntil, zeroFrom }) => {
       const tokens = parts * partTokens;

@@ -28,7 +28,7 @@ function faultOf(changed: {
   return verdict.proven ? expect.fail("it was proven") : verdict.fault;
 }
 
-/** A read whose runs say what its ids do. */
+/** A read whose runs are rebuilt from its ids. */
 const withIds = (read: RequestPlan["reads"][number]) => ({
   ...read,
   runs: Int32Array.from([...read.localIds].flatMap((id, at) => [id, read.remoteIds[at] ?? -1, 1])),
@@ -40,7 +40,7 @@ const withReads = (
   reads: request.reads.map((read, index) => (index === 0 ? withIds({ ...read, ...change(read) }) : read)),
 });
 
-test("a sound plan is proven, and it is said how much was looked at", () => {
+test("a sound plan is proven, with the number of checked descriptors, requests and blocks", () => {
   const verdict = provePlan(plan, { ...options, requests: [{ blocks, plan: request }] });
   if (!verdict.proven) return expect.fail(verdict.fault.message);
   // Two regions of 10 blocks: two sources, each with 20 local parts and 10 remote blocks of either region.
@@ -49,7 +49,7 @@ test("a sound plan is proven, and it is said how much was looked at", () => {
   expect(verdict.statements.length).toBeGreaterThan(3);
 });
 
-test("caches of fewer blocks than groups hold no request to prove it by", () => {
+test("refuses a proof when the caches have fewer blocks than groups", () => {
   const base = sampleRank();
   const of = (numBlocks: number) =>
     sampleRank({ regions: base.regions.map((each) => ({ ...each, numBlocks })) });
@@ -63,7 +63,7 @@ test("caches of fewer blocks than groups hold no request to prove it by", () => 
   );
 });
 
-test("what only the engine can do is a proviso", () => {
+test("lists the engine's own conversions as assumed", () => {
   const repacked = buildEngineTransferPlan({
     ...samplePair(sampleRank({ attentionBackend: "CPU_ATTN" }), sampleRank({ attentionBackend: "PLAIN" })),
     conversions: ["attention-order"],
@@ -76,8 +76,8 @@ test("what only the engine can do is a proviso", () => {
   expect(verdict.proven && verdict.assumed.join()).toMatch(/repacks .* PLAIN to CPU_ATTN.*masks tokens/);
 });
 
-describe("the first fault is named, with its place", () => {
-  test("bytes of another head", () => {
+describe("reports the first fault and its place", () => {
+  test("bytes from another head", () => {
     const [one, two] = plan.sources;
     if (one === undefined || two === undefined) return expect.fail("two sources were expected");
     const swapped = {
@@ -104,7 +104,7 @@ describe("the first fault is named, with its place", () => {
     expect(fault.message).toMatch(/^head 0, token 0 .* comes from head 2, token 0/);
   });
 
-  test("a byte that nobody writes, or two", () => {
+  test("a byte that is not written or written twice", () => {
     const fewer = withReads((read) => ({
       localIds: read.localIds.slice(1),
       remoteIds: read.remoteIds.slice(1),
@@ -117,7 +117,7 @@ describe("the first fault is named, with its place", () => {
     expect(faultOf({ request: twice })).toMatchObject({ kind: "written-twice" });
   });
 
-  test("blocks of another request, here or there", () => {
+  test("local or remote blocks of another request", () => {
     const foreign = withReads((read) => ({ localIds: read.localIds.map((id, at) => (at === 0 ? 0 : id)) }));
     expect(faultOf({ request: foreign })).toMatchObject({ kind: "foreign-write", at: { block: 0 } });
     const stolen = withReads((read) => ({ remoteIds: read.remoteIds.map((id, at) => (at === 0 ? 0 : id)) }));
@@ -128,7 +128,7 @@ describe("the first fault is named, with its place", () => {
     expect(faultOf({ request: beyond })).toMatchObject({ kind: "descriptor-outside", at: { id: 999 } });
   });
 
-  test("a tail that keeps another request's bytes, and one that is cleared too far", () => {
+  test("a tail that is not cleared, or cleared too far", () => {
     const pass = request.receivePass?.groups[0];
     if (pass?.partialBlock === undefined) return expect.fail("a partial block was expected");
     const { partialBlock, ...kept } = pass;
@@ -152,7 +152,7 @@ describe("the first fault is named, with its place", () => {
     });
   });
 
-  test("what is before a window keeps another request's bytes, or is cleared too far", () => {
+  test("tokens before a window that are not cleared, or cleared too far", () => {
     const swa = buildEngineTransferPlan({ ...samplePair(wider, sampleRank(), ["swa"]) });
     const tables = { localBlockIds: [[4, 2]], remoteBlockIds: [[1, 3, 5]], numTokens: 64 };
     const sound = planRequest(swa, tables);
@@ -174,7 +174,7 @@ describe("the first fault is named, with its place", () => {
     expect(verdict({ ...swa, uncovered: "masked" }, kept)).toMatchObject({ proven: true });
   });
 
-  test("a pass over what is not the request's", () => {
+  test("a receive pass over wrong blocks or groups", () => {
     const pass = request.receivePass?.groups[0];
     if (pass === undefined) return expect.fail("a pass was expected");
     for (const spoiled of [
@@ -189,7 +189,7 @@ describe("the first fault is named, with its place", () => {
     }
   });
 
-  test("tables owner rows step wrongly, also where the request does not look", () => {
+  test("a table row with a wrong stride, also outside the request's blocks", () => {
     const [one, two] = plan.sources;
     if (one === undefined || two === undefined) return expect.fail("two sources were expected");
     const rows = one.remoteTable.rows.slice();
@@ -199,7 +199,7 @@ describe("the first fault is named, with its place", () => {
     expect(faultOf({ plan: stepped })).toMatchObject({ kind: expect.stringMatching(/^descriptor-/) });
   });
 
-  test("a request that contradicts itself", () => {
+  test("a request with a repeated remote block", () => {
     expect(faultOf({ blocks: { ...blocks, remoteBlockIds: [[7, 7, 3]] } })).toMatchObject({
       kind: "request-tables",
     });
@@ -221,11 +221,11 @@ describe("notifications, over all local ranks", () => {
   };
   const first = requests[0] as RequestPlan;
 
-  test("each remote rank gets what it waits for", () => {
+  test("each remote rank gets the notifications that it waits for", () => {
     expect(verdictOf(requests)).toMatchObject({ proven: true });
   });
 
-  test("one missing, one too many, one astray, one twice", () => {
+  test("reports a missing, wrong, stray or repeated notification", () => {
     expect(kindOf([{ ...first, notify: [{ tpRank: 1, ppRank: 0 }] }, ...requests.slice(1)])).toBe(
       "notification-count",
     );
@@ -239,7 +239,7 @@ describe("notifications, over all local ranks", () => {
     expect(kindOf(requests.slice(0, 2), plans.slice(0, 2))).toBe("notification-missing");
   });
 
-  test("counts that disagree", () => {
+  test("reports consumer counts that disagree", () => {
     const other = plans.map((one, index) => (index === 3 ? { ...one, localConsumers: 1 } : one));
     expect(kindOf(requests, other)).toBe("notification-count");
     expect(
@@ -251,7 +251,7 @@ describe("notifications, over all local ranks", () => {
   });
 });
 
-test("a plan for TP 8 to 4, 80 layers and 100,000 blocks is proven, without a byte of it", () => {
+test("proves a plan for TP 8 to 4, 80 layers and 100,000 blocks without any memory", () => {
   const engine = (tpSize: number) =>
     Array.from({ length: tpSize }, (_, tpRank): RankGeometry => {
       const lengthBytes = (8 / tpSize) * 16 * 512;

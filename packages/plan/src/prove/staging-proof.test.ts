@@ -9,7 +9,7 @@ const HEADS = 4;
 /** K, or V, of one head and token; the sample's cells are both. */
 const ROW_BYTES = 4;
 
-/** A device with K and V in arrays of their own, behind a wire that has them side by side, in either order of heads and tokens. */
+/** A device with separate K and V arrays; the wire has K and V side by side. The device may be head-major or token-major. */
 function stageOf(rank: RankGeometry, order: "head-major" | "token-major" = "head-major"): StagingLayout {
   const heads = HEADS / rank.tpSize;
   const tokens = rank.kernelBlockSize;
@@ -48,7 +48,7 @@ const remote = stageOf(remotes[0] as RankGeometry);
 const verdict = (own: StagingLayout) =>
   provePlan(plan, { remotes, numKvHeads: HEADS, staging: { local: own, remote } });
 
-test("bytes are followed from device to device, whatever order either has", () => {
+test("proves staged copies from device to device in both orders", () => {
   for (const order of ["head-major", "token-major"] as const) {
     const found = verdict(stageOf(local, order));
     expect(found).toMatchObject({ proven: true });
@@ -87,7 +87,7 @@ test.each<[string, StagingLayout, RegExp]>([
     /byte 0 of the cell; the device has head 0, token 0, byte 4/,
   ],
   [
-    "the device's order is another",
+    "the device has another order",
     {
       ...sound,
       planes: sound.planes.map((plane) => ({ ...plane, order: "token-major" as const })),
@@ -104,28 +104,28 @@ test.each<[string, StagingLayout, RegExp]>([
     withCopy((copy) => ({ deviceOffsetBytes: copy.deviceOffsetBytes + 1 })),
     /device block/,
   ],
-  ["pieces are of no length", withCopy(() => ({ lengthBytes: 0 })), /0 bytes from/],
+  ["pieces have length 0", withCopy(() => ({ lengthBytes: 0 })), /0 bytes from/],
   [
-    "a layer is forgotten",
+    "a layer has no plane",
     { ...sound, planes: sound.planes.filter(({ region }) => region !== "layer.1") },
     /no plane of the device stands behind region "layer.1"/,
   ],
   [
-    "a plane is of another size",
+    "a plane has another cell size",
     {
       ...sound,
       planes: sound.planes.map((plane) => ({ ...plane, cellBytes: 2 })),
     },
     /a block of 512 bytes is not 128 cells of 2/,
   ],
-])("%s: named", (_name, stage, message) => {
+])("reports the fault: %s", (_name, stage, message) => {
   const found = verdict(stage);
   if (found.proven) expect.fail("proven");
   expect(found.fault.kind).toBe("stage");
   expect(found.fault.message).toMatch(message);
 });
 
-test("a fault of the remote's stage is named as its", () => {
+test("reports a fault of the remote's staging with the remote rank", () => {
   const spoiled = { ...remote, copies: remote.copies.slice(1) };
   const found = provePlan(plan, { remotes, numKvHeads: HEADS, staging: { remote: spoiled } });
   expect(found).toMatchObject({ proven: false, fault: { kind: "stage", at: { stage: "remote rank 0" } } });

@@ -8,7 +8,7 @@ import type { ReceivePassGroup } from "../request/request-plan-types.js";
 import { samplePair, sampleRank } from "../sample-pair.test-support.js";
 import { applyReceivePass } from "./apply-receive-pass.js";
 
-test("views that do not hold the region are refused before a byte is touched", () => {
+test("refuses short or missing views before it writes a byte", () => {
   const plan = buildEngineTransferPlan(samplePair());
   const { receivePass } = planRequest(plan, { localBlockIds: [[1]], remoteBlockIds: [[1]], numTokens: 3 });
   if (receivePass === undefined) throw new Error("a pass was expected");
@@ -20,7 +20,7 @@ test("views that do not hold the region are refused before a byte is touched", (
   expect(whole.every((byte) => byte === 1)).toBe(true);
 });
 
-test("the padding between blocks is not touched", () => {
+test("leaves the padding between blocks unchanged", () => {
   const rank = sampleRank();
   const regions = rank.regions.map((region) => ({ ...region, blockStrideBytes: 600 }));
   const plan = buildEngineTransferPlan(samplePair({ ...rank, regions }, rank));
@@ -77,13 +77,13 @@ function small({
 const NONE = new Int32Array(0);
 const nothing: ReceivePassGroup = { group: 0, permuteBlockIds: NONE, zeroBlockIds: NONE };
 
-/** The bytes of a block after its padding-free begin `at`, and of all that is outside of it, after a pass over `bytes`. */
+/** Runs the pass over `bytes` and returns all bytes. */
 function pass(plan: EngineTransferPlan, group: Partial<ReceivePassGroup>, bytes: Uint8Array): number[] {
   applyReceivePass(plan, { groups: [{ ...nothing, ...group }] }, [bytes]);
   return [...bytes];
 }
 
-/** Two bytes of each cell: its head and token as one number, and that number plus 100. */
+/** The two bytes of each cell: a number with the digits head and token, and that number plus 100. */
 const cells = (numbers: readonly number[]) => numbers.flatMap((number) => [number, number + 100]);
 // As three remote blocks of 2 heads × 2 tokens land: "head token" each.
 const LANDED = cells([0, 1, 10, 11, 2, 3, 12, 13, 4, 5, 14, 15]);
@@ -94,14 +94,14 @@ const PADDING = [251, 252, 253, 254];
 
 describe("the order of heads and tokens", () => {
   const landed = () => Uint8Array.from([...OTHER, ...PADDING, ...LANDED]);
-  test("remote blocks that landed one after another become heads of all tokens", () => {
+  test("remote blocks become one head-major block", () => {
     expect(pass(small(), { permuteBlockIds: Int32Array.of(1) }, landed())).toEqual([
       ...[...OTHER, ...PADDING],
       ...BY_HEAD,
     ]);
   });
 
-  test("or tokens of all heads, where the local cache is token-major", () => {
+  test("remote blocks become one token-major block in a token-major cache", () => {
     const plan = small({ local: { layout: "LBNHC" } });
     expect(pass(plan, { permuteBlockIds: Int32Array.of(1) }, landed())).toEqual([
       ...[...OTHER, ...PADDING],
@@ -109,7 +109,7 @@ describe("the order of heads and tokens", () => {
     ]);
   });
 
-  test("blocks of one size are turned too", () => {
+  test("transposes blocks of equal size too", () => {
     const plan = small({ ratio: 1, local: { layout: "LBNHC" } });
     const bytes = Uint8Array.from([...BY_HEAD, ...PADDING, ...BY_HEAD]);
     expect(pass(plan, { permuteBlockIds: Int32Array.of(0, 1) }, bytes)).toEqual([
@@ -118,7 +118,7 @@ describe("the order of heads and tokens", () => {
     ]);
   });
 
-  test("cells that stand for several tokens are left as they are", () => {
+  test("leaves cells for several tokens unchanged", () => {
     const plan = small({
       heads: 1,
       tokens: 4,
@@ -135,12 +135,12 @@ describe("the order of heads and tokens", () => {
   });
 });
 
-describe("what no transfer covered is zeroed", () => {
+describe("zeroes the tokens that no transfer covered", () => {
   const full = () => new Uint8Array(52).fill(7);
   const zerosOf = (bytes: readonly number[]) => bytes.flatMap((byte, at) => (byte === 0 ? [at] : []));
   const from = (begin: number, end: number) => Array.from({ length: end - begin }, (_, at) => begin + at);
 
-  test("tokens from the first uncovered one on, of each head", () => {
+  test("from the first uncovered token, in each head", () => {
     const bytes = pass(small(), { partialBlock: { blockId: 1, fromToken: 4 } }, full());
     // Block 1 begins at 28; a head is 12 bytes, four tokens are 8.
     expect(zerosOf(bytes)).toEqual([...from(36, 40), ...from(48, 52)]);
@@ -153,13 +153,13 @@ describe("what no transfer covered is zeroed", () => {
     expect(zerosOf(bytes)).toEqual(from(16, 24));
   });
 
-  test("the end of a latent's block", () => {
+  test("the end of an MLA block", () => {
     const plan = small({ heads: 1, ratio: 1 });
     const bytes = pass(plan, { partialBlock: { blockId: 1, fromToken: 5 } }, new Uint8Array(28).fill(7));
     expect(zerosOf(bytes)).toEqual(from(26, 28));
   });
 
-  test("what is before a window, of each head, or the begin of a token-major block", () => {
+  test("the tokens before a window, in head-major and token-major blocks", () => {
     const group = {
       leadingBlock: { blockId: 1, untilToken: 2 },
       partialBlock: { blockId: 1, fromToken: 5 },
@@ -178,7 +178,7 @@ describe("what no transfer covered is zeroed", () => {
     expect(zerosOf(pass(small(), { zeroBlockIds: Int32Array.of(0) }, full()))).toEqual(from(0, 24));
   });
 
-  test("each page of a row that packs several layers, and nothing between them", () => {
+  test("each page of a packed row, without the bytes between pages", () => {
     const packedMembers = {
       "layer.0": { offsetBytes: 0, lengthBytes: 4 },
       other: { offsetBytes: 6, lengthBytes: 8 },
@@ -200,7 +200,7 @@ describe("what no transfer covered is zeroed", () => {
   });
 });
 
-describe("is refused", () => {
+describe("refuses", () => {
   const refused = (attempt: () => unknown, message: RegExp) => {
     expect(attempt).toThrow(message);
     try {
@@ -210,7 +210,7 @@ describe("is refused", () => {
     }
   };
 
-  test("a view that is too short by a byte; what is padding behind the last block need not be there", () => {
+  test("a view that is one byte short; the padding after the last block may be missing", () => {
     expect(pass(small(), {}, new Uint8Array(52))).toHaveLength(52);
     refused(() => pass(small(), {}, new Uint8Array(51)), /"layer.0": a view of 51 bytes .* 2 blocks need 52/);
   });
@@ -223,7 +223,7 @@ describe("is refused", () => {
     refused(() => pass(small({ heads: 1, region: odd }), group, new Uint8Array(52)), /1 heads of 6 tokens/);
   });
 
-  test("a pass of another plan", () => {
+  test("a pass that belongs to another plan", () => {
     const bytes = new Uint8Array(52);
     refused(() => pass(small(), { group: 1 }, bytes), /group 1 .* not in the plan/);
     refused(() => pass({ ...small(), groupPlans: [] }, {}, bytes), /group 0 .* not in the plan/);
@@ -235,7 +235,7 @@ describe("is refused", () => {
   });
 });
 
-describe("a group with fewer heads than another of the region", () => {
+describe("zeroing for a group with fewer heads than another group of the region", () => {
   const [BLOCK, WHOLE] = [24, 52];
   /** Places of block 0 that are zeroed from token 4 of 6 on: two heads of 12 bytes, or one of 24. */
   const zeroed = (region: Partial<RegionGeometry>) => {
@@ -249,10 +249,10 @@ describe("a group with fewer heads than another of the region", () => {
   const ofTwo = [8, 9, 10, 11, 20, 21, 22, 23];
 
   test.each<[string, Partial<RegionGeometry>, readonly number[]]>([
-    ["is zeroed by its own", {}, ofOne],
-    ["also where the region says that it is split", { replicated: false }, ofOne],
-    ["but not where the region has heads of its own", { numKvHeads: 2 }, ofTwo],
-    ["nor where it is the same on every rank", { replicated: true }, ofTwo],
+    ["uses the group's heads", {}, ofOne],
+    ["uses the group's heads for a region that is not replicated", { replicated: false }, ofOne],
+    ["uses the region's own numKvHeads", { numKvHeads: 2 }, ofTwo],
+    ["uses the region's heads for a replicated region", { replicated: true }, ofTwo],
   ])("%s", (_what, region, expected) => {
     expect(zeroed(region)).toEqual(expected);
   });

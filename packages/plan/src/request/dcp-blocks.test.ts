@@ -60,9 +60,9 @@ function pairsOf(plan: EngineTransferPlan, blocks: RequestBlocks) {
   };
 }
 
-describe("an undivided sequence, dealt out to two ranks at the remote", () => {
-  // Block k of the sequence is at rank k mod 2, and there in place k / 2.
-  test("each has every other block", () => {
+describe("local rank without DCP, remote DCP 2", () => {
+  // Block k of the sequence is on rank k mod 2, at index floor(k / 2).
+  test("each source has every second block", () => {
     const blocks = { localBlockIds: [[5, 6, 7, 8, 9]], remoteBlockIds: [[1, 2, 3]], numTokens: 77 };
     expect(pairsOf(planOf(), blocks)).toStrictEqual({
       rows: [[[5, 1, 1, 7, 2, 1, 9, 3, 1]], [[6, 1, 1, 8, 2, 1]]],
@@ -71,25 +71,25 @@ describe("an undivided sequence, dealt out to two ranks at the remote", () => {
     });
   });
 
-  test("behind a prefix hit of two blocks; with whole blocks there is no pass", () => {
+  test("skips a prefix hit of two blocks, and full blocks need no pass", () => {
     const blocks = {
       ...{ localBlockIds: [[7, 8, 9]], remoteBlockIds: [[1, 2, 3]], numTokens: 80, localComputedBlocks: [2] },
     };
     expect(pairsOf(planOf(), blocks)).toStrictEqual({ rows: [[[7, 2, 1, 9, 3, 1]], [[8, 2, 1]]], pass: [] });
   });
 
-  test("blocks in any order are brought into that of the local ones", () => {
+  test("orders the rows by local block", () => {
     const blocks = { localBlockIds: [[9, 0, 3, 1, 4]], remoteBlockIds: [[5, 1, 2]], numTokens: 80 };
     expect(pairsOf(planOf(), blocks).rows).toStrictEqual([[[3, 1, 2, 9, 5, 1]], [[0, 5, 1, 1, 1, 1]]]);
   });
 
-  test("a source without a block has nothing to read", () => {
+  test("a source without blocks has nothing to read", () => {
     expect(pairsOf(planOf(), { localBlockIds: [[4]], remoteBlockIds: [[1]], numTokens: 16 })).toStrictEqual({
       ...{ rows: [[[4, 1, 1]], [undefined]], pass: [] },
     });
   });
 
-  test("where the tokens are not said, blocks that the remote lacks are zeroed", () => {
+  test("zeroes the blocks that the remote lacks when numTokens is unknown", () => {
     const blocks = { localBlockIds: [[5, 6, 7, 8]], remoteBlockIds: [[1]], localComputedBlocks: [0] };
     expect(pairsOf(planOf(), blocks)).toStrictEqual({
       rows: [[[5, 1, 1]], [[6, 1, 1]]],
@@ -97,14 +97,14 @@ describe("an undivided sequence, dealt out to two ranks at the remote", () => {
     });
   });
 
-  test("where the engine masks, nothing is zeroed", () => {
+  test("zeroes nothing when the engine masks", () => {
     const plan = planOf({ masksUncovered: true });
     expect(
       pairsOf(plan, { localBlockIds: [[5, 6]], remoteBlockIds: [[1]], numTokens: 20 }).pass,
     ).toStrictEqual([]);
   });
 
-  test("kernel blocks go together", () => {
+  test("moves the kernel blocks of a logical block together", () => {
     const two = { physicalBlocksPerLogical: 2 };
     const plan = planOf({ local: two, remote: two });
     const blocks = { localBlockIds: [[3, 4]], remoteBlockIds: [[1]] };
@@ -122,7 +122,7 @@ describe("an undivided sequence, dealt out to two ranks at the remote", () => {
     });
   });
 
-  test("logical blocks of as many tokens, in larger kernel blocks here", () => {
+  test("equal logical blocks with larger local kernel blocks", () => {
     const plan = planOf({
       local: { kernelBlockSize: 32, blockLengthBytes: 2048 },
       remote: { physicalBlocksPerLogical: 2 },
@@ -135,7 +135,7 @@ describe("an undivided sequence, dealt out to two ranks at the remote", () => {
     });
   });
 
-  test("groups without blocks are left out; others are told apart", () => {
+  test("leaves out groups without blocks, and keeps block ids per group", () => {
     const plan = planOf({ groups: ["mla", "mla"] });
     const blocks = {
       ...{ localBlockIds: [[], [2, 3]], remoteBlockIds: [[1], [7]], numTokens: 32 },
@@ -165,8 +165,8 @@ describe("an undivided sequence, dealt out to two ranks at the remote", () => {
   });
 });
 
-describe("sequences dealt out on both sides", () => {
-  test("a slice is read from its like: here the second of two", () => {
+describe("DCP on both sides", () => {
+  test("rank 1 of two reads the second slice", () => {
     // Blocks 1 and 3 of the sequence; the tokens from 48 on are in the latter.
     const plan = planOf({ local: { tpSize: 2, tpRank: 1, dcpSize: 2 } });
     expect(pairsOf(plan, { localBlockIds: [[5, 6]], remoteBlockIds: [[1, 3]], numTokens: 60 })).toStrictEqual(
@@ -177,7 +177,7 @@ describe("sequences dealt out on both sides", () => {
     );
   });
 
-  test("blocks of a slice beyond the last token are not read, and zeroed", () => {
+  test("zeroes the slice's blocks after the last token instead of reading them", () => {
     // 40 tokens are blocks 0, 1 and half of 2.
     const blocks = {
       ...{ localBlockIds: [[5, 6, 7]], remoteBlockIds: [[1, 3]], numTokens: 40, localComputedBlocks: [0] },
@@ -194,7 +194,7 @@ describe("sequences dealt out on both sides", () => {
     ]);
   });
 
-  test("behind a prefix hit the tail is that of the slice's own blocks", () => {
+  test("after a prefix hit, the partial block is the last one of the rank's slice", () => {
     // One computed block of rank 1 is block 1 of the sequence; block 3 is wanted, and begins at token 48.
     const plan = planOf({ local: { tpSize: 2, tpRank: 1, dcpSize: 2 } });
     const blocks = {
@@ -206,7 +206,7 @@ describe("sequences dealt out on both sides", () => {
     });
   });
 
-  test("ranks of several groups hold the slices of their place in the group", () => {
+  test("with several DCP groups, a rank's slice is its position in its group", () => {
     // Rank 3 of four here is the second of its group, and reads the second of the remote's second group.
     const plan = planOf({ local: { tpSize: 4, tpRank: 3, dcpSize: 2 }, remote: { tpSize: 4 } });
     expect(plan.sources.map(({ remoteRank }) => remoteRank)).toStrictEqual([3]);
@@ -217,17 +217,12 @@ describe("sequences dealt out on both sides", () => {
   });
 });
 
-describe("where nothing is said of a prefix hit, lists end together", () => {
+describe("without a known prefix hit, both lists end at the same block", () => {
   const slice = planOf({ local: { tpSize: 2, dcpSize: 2 } });
   test.each<[string, EngineTransferPlan, RequestBlocks, number]>([
-    ["undivided here", planOf(), { localBlockIds: [[7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 77 }, 3],
-    [
-      "dealt out on both sides",
-      slice,
-      { localBlockIds: [[7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 77 },
-      1,
-    ],
-    ["and none of the tokens", slice, { localBlockIds: [[7]], remoteBlockIds: [[1, 2, 3]] }, 2],
+    ["no DCP here", planOf(), { localBlockIds: [[7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 77 }, 3],
+    ["DCP on both sides", slice, { localBlockIds: [[7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 77 }, 1],
+    ["DCP on both sides, tokens unknown", slice, { localBlockIds: [[7]], remoteBlockIds: [[1, 2, 3]] }, 2],
   ])("%s", (_what, plan, blocks, computed) => {
     const told = { ...blocks, localComputedBlocks: [computed] };
     expect(pairsOf(plan, blocks)).toStrictEqual(pairsOf(plan, told));
@@ -249,14 +244,14 @@ describe("refuses", () => {
     }
   };
 
-  test("a local block that is given twice, whether one source fills it or two do", () => {
+  test("a repeated local block, filled by one source or by two", () => {
     const twice = (ids: readonly number[]) => () =>
       pairsOf(planOf(), { localBlockIds: [ids], remoteBlockIds: [[1, 2]], numTokens: ids.length * 16 });
     refused(twice([5, 6, 5]), "KV_BLOCKS_OUT_OF_RANGE", /local block 5 is to be filled twice/);
     refused(twice([5, 5]), "KV_BLOCKS_OUT_OF_RANGE", /local block 5 is to be filled twice/);
   });
 
-  test("a list of which it cannot be told where it begins", () => {
+  test("a list with an ambiguous start", () => {
     const attempt = (blocks: RequestBlocks) => () => pairsOf(planOf(), blocks);
     const lists = { localBlockIds: [[5, 6]], remoteBlockIds: [[1]] };
     refused(
@@ -268,7 +263,7 @@ describe("refuses", () => {
     expect(attempt({ ...lists, numTokens: 16 })).toThrow(
       expect.objectContaining({ details: { group: 0, localBlocks: 2, remoteBlocks: 1, numTokens: 16 } }),
     );
-    // The remote's blocks are of its own slice alone: that there are more of them tells nothing.
+    // The remote's list has only its own slice, so its length does not give the start.
     refused(
       attempt({ localBlockIds: [[5]], remoteBlockIds: [[1, 2]] }),
       "KV_BLOCKS_MISMATCH",
@@ -276,7 +271,7 @@ describe("refuses", () => {
     );
   });
 
-  test("a block that no source has", () => {
+  test("a block that no source covers", () => {
     const plan = planOf();
     const half = { ...plan, sources: plan.sources.slice(0, 1) };
     const attempt = () => pairsOf(half, { localBlockIds: [[5, 6]], remoteBlockIds: [[1]], numTokens: 32 });
@@ -293,12 +288,12 @@ function refusal(act: () => unknown): { code: string; message: string; details: 
   return expect.fail("nothing was refused");
 }
 
-describe("slices of a sequence that is dealt out", () => {
-  /** Blocks of a rank's slice: position p of the sequence is at the rank p mod size, and is named by its own number here. */
+describe("applyDcpPrefixCaching", () => {
+  /** Blocks of a rank's slice: position p of the sequence is on rank p mod size, and p is its block id here. */
   const slice = (rank: number, size: number, blocks: number) =>
     Array.from({ length: Math.max(0, Math.ceil((blocks - rank) / size)) }, (_, index) => rank + index * size);
 
-  test("pairs are the blocks of equal positions, whatever the sizes, ranks and hits", () => {
+  test("pairs blocks of equal positions for all DCP sizes, ranks and prefix hits", () => {
     let pairs = 0;
     for (const [localDcpSize, remoteDcpSize] of [
       [1, 1],
@@ -341,7 +336,7 @@ describe("slices of a sequence that is dealt out", () => {
     expect(pairs).toBeGreaterThan(500);
   });
 
-  test("ranks without a position in common are given what vLLM gives them: the remote's list from its end", () => {
+  test("ranks without a common position get the end of the remote's list, as in vLLM", () => {
     const apart = {
       localDcpSize: 4,
       localDcpRank: 0,
@@ -369,7 +364,7 @@ describe("slices of a sequence that is dealt out", () => {
     localNumComputedBlocks: 1,
   };
 
-  test("blocks that are allocated beyond the sequence are not wanted, and those before its end must be there", () => {
+  test("ignores local blocks after the sequence, and refuses missing remote blocks before its end", () => {
     expect(
       applyDcpPrefixCaching({ ...whole, localIds: [7, 8, 9], remoteIds: [1, 2, 3], numRemoteBlocks: 3 }),
     ).toEqual({ localIds: [7, 8], remoteIds: [2, 3] });

@@ -3,7 +3,7 @@ import { exchangedBlocks } from "./exchanged-blocks.js";
 
 const ids = (count: number, from = 0) => Array.from({ length: count }, (_, index) => from + index);
 
-test("the whole sequence, without the block of the next token, and what the other side has", () => {
+test("full attention: the sequence's blocks, without the next token's block and the computed blocks", () => {
   const config = { groups: [{ kind: "full", layerNames: [] }], blockSize: 16 };
   expect(exchangedBlocks([ids(5)], config, { numTokens: 64 })).toEqual([[0, 1, 2, 3]]);
   expect(exchangedBlocks([ids(5)], config, { numTokens: 65 })).toEqual([[0, 1, 2, 3, 4]]);
@@ -11,7 +11,7 @@ test("the whole sequence, without the block of the next token, and what the othe
   expect(exchangedBlocks([ids(2)], config, { numTokens: 64, dcpSize: 4 })).toEqual([[0]]);
 });
 
-test("of a window its end, one block more than its length; of a group with blocks of its own, those", () => {
+test("a window: its last blocks and one more, counted in the group's own block size", () => {
   const groups = [
     { kind: "full", layerNames: [] },
     { kind: "swa", layerNames: [], slidingWindowTokens: 40, blockSize: 32 },
@@ -25,7 +25,7 @@ test("of a window its end, one block more than its length; of a group with block
   ]);
 });
 
-test("of state the running one: not older ones, nor scratch for speculation", () => {
+test("state: only the running state, without older or speculative ones", () => {
   const group = (speculativeBlocks?: number) => ({
     groups: [
       { kind: "mamba", layerNames: [], ...(speculativeBlocks === undefined ? {} : { speculativeBlocks }) },
@@ -38,7 +38,7 @@ test("of state the running one: not older ones, nor scratch for speculation", ()
   expect(exchangedBlocks([[]], group(), { numTokens: 64 })).toEqual([[]]);
 });
 
-test("scratch is handed over whole", () => {
+test("scratch: all blocks", () => {
   const config = { groups: [{ kind: "circular", layerNames: [] }], blockSize: 16 };
   expect(exchangedBlocks([[4, 2, 7]], config, { numTokens: 1 })).toEqual([[4, 2, 7]]);
 });

@@ -40,16 +40,16 @@ const refusal = (shape: Shape, given: Given) => {
   return expect.fail("nothing was refused");
 };
 
-/** Two remote blocks in a local one. */
+/** A local block holds two remote blocks. */
 const LARGER: Shape = { local: [2, 1], remote: [1, 1] };
-/** Logical blocks of three kernel blocks of two parts here, of two of one there. */
+/** A logical block has three kernel blocks of two parts here, and two kernel blocks of one part there. */
 const LOGICAL: Shape = { local: [2, 3], remote: [1, 2] };
 
 test("parts of a logical block are those of its kernel blocks", () => {
   expect(partsPerLogical(groupPlan({ local: [2, 3], remote: [5, 2] }))).toEqual({ local: 6, remote: 10 });
 });
 
-test("a group that the plan does not have is our own mistake", () => {
+test("a group that the plan lacks is an internal error", () => {
   const plan = { groupPlans: [] } as unknown as EngineTransferPlan;
   expect(() => pairBlocks(plan, blocks({ local: 1, remote: 1 }))).toThrow(
     expect.objectContaining({ code: "KV_INTERNAL" }),
@@ -58,38 +58,38 @@ test("a group that the plan does not have is our own mistake", () => {
 
 describe("a sequence", () => {
   test.each([
-    ["computed blocks say where ours begin", {}, { local: 2, remote: 4, computed: 1 }, [0, 1, 2, 32]],
-    ["none are computed", {}, { local: 4, remote: 4, computed: 0 }, [0, 0, 4, 64]],
+    ["computed blocks give the start", {}, { local: 2, remote: 4, computed: 1 }, [0, 1, 2, 32]],
+    ["no block is computed", {}, { local: 4, remote: 4, computed: 0 }, [0, 0, 4, 64]],
     ["the last token is within a block", {}, { local: 2, remote: 4, tokens: 40, computed: 1 }, [0, 1, 2, 24]],
     ["the last token ends a block", {}, { local: 2, remote: 3, tokens: 48, computed: 1 }, [0, 1, 2, 32]],
     ["the remote's blocks are just full", {}, { local: 4, remote: 4, tokens: 64 }, [0, 0, 4, 64]],
-    ["nothing is known: both end together", {}, { local: 1, remote: 3 }, [0, 2, 1, 16]],
-    ["nothing is known, and both are whole", {}, { local: 3, remote: 3 }, [0, 0, 3, 48]],
-    ["the tokens say where it ends", {}, { local: 2, remote: 5, tokens: 40 }, [0, 1, 2, 24]],
-    ["larger blocks here", LARGER, { local: 2, remote: 5, tokens: 80, computed: 1 }, [0, 2, 3, 48]],
-    ["larger blocks here, by the tokens", LARGER, { local: 2, remote: 5, tokens: 80 }, [0, 2, 3, 48]],
-    ["larger blocks here, whose last is half full", LARGER, { local: 2, remote: 3 }, [0, 0, 3, 48]],
+    ["nothing is known: both lists end at the same block", {}, { local: 1, remote: 3 }, [0, 2, 1, 16]],
+    ["nothing is known and both lists are equally long", {}, { local: 3, remote: 3 }, [0, 0, 3, 48]],
+    ["numTokens gives the end", {}, { local: 2, remote: 5, tokens: 40 }, [0, 1, 2, 24]],
+    ["larger local blocks", LARGER, { local: 2, remote: 5, tokens: 80, computed: 1 }, [0, 2, 3, 48]],
+    ["larger local blocks, aligned by numTokens", LARGER, { local: 2, remote: 5, tokens: 80 }, [0, 2, 3, 48]],
+    ["larger local blocks, the last half full", LARGER, { local: 2, remote: 3 }, [0, 0, 3, 48]],
     [
-      "larger blocks here, and more there than the tokens fill",
+      "larger local blocks, and more remote blocks than the tokens fill",
       LARGER,
       { local: 2, remote: 5, tokens: 48, computed: 0 },
       [0, 0, 3, 48],
     ],
     [
-      "logical blocks of equal size, and nothing is known",
+      "logical blocks of equal size, nothing is known",
       { local: [1, 2], remote: [1, 2] },
       { local: 1, remote: 3 },
       [0, 4, 2, 32],
     ],
-    ["larger blocks here, full", LARGER, { local: 2, remote: 4 }, [0, 0, 4, 64]],
+    ["larger local blocks, all full", LARGER, { local: 2, remote: 4 }, [0, 0, 4, 64]],
     [
-      "logical blocks of unlike size",
+      "logical blocks of different sizes",
       LOGICAL,
       { local: 1, remote: 6, tokens: 180, computed: 1 },
       [0, 6, 6, 84],
     ],
     [
-      "logical blocks of unlike size, by the tokens",
+      "logical blocks of different sizes, aligned by numTokens",
       LOGICAL,
       { local: 1, remote: 6, tokens: 180 },
       [0, 6, 6, 84],
@@ -98,7 +98,7 @@ describe("a sequence", () => {
     expect(pair(shape, given)).toEqual(expected);
   });
 
-  test("of more tokens than the remote's blocks hold is refused", () => {
+  test("is refused when it has more tokens than the remote's blocks hold", () => {
     expect(refusal({}, { local: 1, remote: 4, tokens: 65 })).toEqual({
       message: "group 0: the remote's 4 blocks hold 64 tokens at most, fewer than the 65 it announced",
       details: { group: 0, remoteBlocks: 4, numTokens: 65 },
@@ -106,23 +106,38 @@ describe("a sequence", () => {
   });
 
   test.each([
-    ["a block more than the remote has", {}, { local: 4, remote: 4, computed: 1 }, /do not reach that far/],
-    ["nothing of ours is there", {}, { local: 1, remote: 4, computed: 4 }, /do not reach that far/],
-    ["a whole larger block more", LARGER, { local: 3, remote: 4, computed: 0 }, /do not reach that far/],
     [
-      "more blocks here, ends unknown",
+      "there is one local block more than the remote has",
+      {},
+      { local: 4, remote: 4, computed: 1 },
+      /do not reach that far/,
+    ],
+    [
+      "the remote has none of the local blocks",
+      {},
+      { local: 1, remote: 4, computed: 4 },
+      /do not reach that far/,
+    ],
+    [
+      "there is one larger local block too many",
+      LARGER,
+      { local: 3, remote: 4, computed: 0 },
+      /do not reach that far/,
+    ],
+    [
+      "there are more local blocks and the end is unknown",
       {},
       { local: 3, remote: 2 },
       /the place of the local blocks in the remote list is ambiguous/,
     ],
     [
-      "fewer parts here, ends unknown",
+      "there are fewer local parts and the end is unknown",
       LARGER,
       { local: 1, remote: 3 },
       /the place of the local blocks in the remote list is ambiguous/,
     ],
     [
-      "more blocks here than the tokens fill",
+      "there are more local blocks than the tokens fill",
       {},
       { local: 4, remote: 4, tokens: 33 },
       /the place of the local blocks in the remote list is ambiguous/,
@@ -131,7 +146,7 @@ describe("a sequence", () => {
     expect(refusal(shape, given).message).toMatch(message);
   });
 
-  test("a refusal says what is known", () => {
+  test("a refusal reports the known counts", () => {
     expect(refusal({}, { local: 4, remote: 4, computed: 1 })).toEqual({
       message:
         "group 0: 4 local blocks of 16 tokens are to be filled after 1 computed ones, and the remote's 4 blocks of 16 tokens do not reach that far",
@@ -151,34 +166,29 @@ describe("a window", () => {
   const larger: Shape = { ...LARGER, extent: "window" };
   test.each([
     // 100 tokens are 7 blocks.
-    ["of the same blocks", window, { local: 3, remote: 3, tokens: 100 }, [0, 0, 3, 36]],
-    ["of which the remote kept more", window, { local: 2, remote: 3, tokens: 100 }, [0, 1, 2, 20]],
-    ["of which the remote kept less", window, { local: 4, remote: 3, tokens: 100 }, [1, 0, 3, 52]],
+    ["with equal block counts", window, { local: 3, remote: 3, tokens: 100 }, [0, 0, 3, 36]],
+    ["with more remote blocks", window, { local: 2, remote: 3, tokens: 100 }, [0, 1, 2, 20]],
+    ["with fewer remote blocks", window, { local: 4, remote: 3, tokens: 100 }, [1, 0, 3, 52]],
     [
-      "whose begin a prefix hit does not move",
+      "that a prefix hit does not move",
       window,
       { local: 3, remote: 3, tokens: 100, computed: 5 },
       [0, 0, 3, 36],
     ],
     ["as long as the sequence", window, { local: 7, remote: 7, tokens: 100 }, [0, 0, 7, 100]],
-    ["whose end is not known", window, { local: 2, remote: 3 }, [0, 1, 2, 32]],
-    [
-      "whose end is not known, and of which the remote kept less",
-      window,
-      { local: 3, remote: 2 },
-      [1, 0, 2, 48],
-    ],
+    ["with an unknown end", window, { local: 2, remote: 3 }, [0, 1, 2, 32]],
+    ["with an unknown end and fewer remote blocks", window, { local: 3, remote: 2 }, [1, 0, 2, 48]],
     // 4 blocks of 32 here; the remote's last 3 of 7 begin within the second but last of them.
-    ["of larger blocks", larger, { local: 2, remote: 3, tokens: 100 }, [0, 0, 3, 36]],
+    ["with larger local blocks", larger, { local: 2, remote: 3, tokens: 100 }, [0, 0, 3, 36]],
     // 4 blocks of 32 on both sides: the last is not full.
     [
-      "of logical blocks there",
+      "with remote logical blocks of two kernel blocks",
       { ...larger, remote: [1, 2] },
       { local: 2, remote: 2, tokens: 100 },
       [0, 0, 3, 36],
     ],
     [
-      "of larger blocks, the first of which is empty at its begin",
+      "with larger local blocks, the first partly before the window",
       larger,
       { local: 2, remote: 2, tokens: 100 },
       [1, 0, 2, 36],
@@ -189,7 +199,7 @@ describe("a window", () => {
 
   test.each([
     [
-      "its blocks are of other sizes and its end is not known",
+      "block sizes differ and the end is unknown",
       larger,
       { local: 3, remote: 3 },
       /in the remote list is ambiguous/,
@@ -200,7 +210,7 @@ describe("a window", () => {
       { local: 2, remote: 3, tokens: 20 },
       /in the remote list is ambiguous/,
     ],
-    ["the remote has none", window, { local: 1, remote: 0, tokens: 16 }, /do not reach that far/],
+    ["the remote has no block", window, { local: 1, remote: 0, tokens: 16 }, /do not reach that far/],
     ["only the empty begin of a block is ours", larger, { local: 1, remote: 1, tokens: 64 + 16 }, undefined],
   ] as const)("is refused where %s", (_, shape, given, message) => {
     if (message === undefined) expect(pair(shape, given)).toEqual([0, 0, 1, 16]);
@@ -212,9 +222,9 @@ describe("blocks without tokens", () => {
   const state: Shape = { extent: "state" };
   const whole: Shape = { extent: "whole", local: [1, 3], remote: [1, 3] };
   test.each([
-    ["the last state", state, { local: 1, remote: 3 }, [0, 2, 1, undefined]],
-    ["a state that is computed here has a block more", state, { local: 2, remote: 1 }, [0, 0, 1, undefined]],
-    ["scratch, all kernel blocks of each", whole, { local: 2, remote: 3 }, [0, 3, 6, undefined]],
+    ["pairs the last remote state", state, { local: 1, remote: 3 }, [0, 2, 1, undefined]],
+    ["one more local block for a computed state", state, { local: 2, remote: 1 }, [0, 0, 1, undefined]],
+    ["scratch with all its kernel blocks", whole, { local: 2, remote: 3 }, [0, 3, 6, undefined]],
   ] as const)("%s", (_, shape, given, expected) => {
     expect(pair(shape as Shape, given)).toEqual(expected);
   });
@@ -227,7 +237,7 @@ describe("blocks without tokens", () => {
       { local: 2, remote: 1 },
       "group 0: 2 local blocks of scratch cannot be filled from 1 remote ones",
     ],
-  ])("more than there are is refused: %j %j", (shape, given, message) => {
+  ])("refuses more local blocks than can be filled: %j %j", (shape, given, message) => {
     const { message: said, details } = refusal(shape, given);
     if (typeof message === "string") {
       expect(said).toBe(message);

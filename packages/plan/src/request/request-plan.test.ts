@@ -11,19 +11,19 @@ const wider = buildEngineTransferPlan(samplePair(sampleRank({ kernelBlockSize: 3
 const windowed = buildEngineTransferPlan(samplePair(sampleRank(), sampleRank(), ["swa"]));
 const ids = (plan: EngineTransferPlan, blocks: RequestBlocks) => {
   const [read] = planRequest(plan, blocks).reads;
-  // The first region says it all; the other repeats it.
+  // The second region repeats the ids of the first.
   const half = (read?.localIds.length ?? 0) / 2;
   return [[...(read?.localIds.subarray(0, half) ?? [])], [...(read?.remoteIds.subarray(0, half) ?? [])]];
 };
 
-test("ids are region by region; the second begins after all blocks of the first", () => {
+test("lists ids region by region, offset by the blocks of earlier regions", () => {
   const [read] = planRequest(equal, { localBlockIds: [[4, 5]], remoteBlockIds: [[1, 2]] }).reads;
   expect([...(read?.localIds ?? [])]).toEqual([4, 5, 14, 15]);
   expect([...(read?.remoteIds ?? [])]).toEqual([1, 2, 11, 12]);
   expect(read?.lengthBytes).toBe(4 * 512);
 });
 
-test("a full hit reads nothing and notifies every rank that waits", () => {
+test("a full prefix hit reads nothing and notifies every waiting rank", () => {
   const remotes = Array.from({ length: 8 }, (_, tpRank) => sampleRank({ tpRank, tpSize: 8 }));
   const plan = buildEngineTransferPlan({ ...samplePair(), remotes });
   const request = planRequest(plan, { localBlockIds: [[]], remoteBlockIds: [[1, 2]] });
@@ -32,11 +32,11 @@ test("a full hit reads nothing and notifies every rank that waits", () => {
   expect(planRequest(plan, { localBlockIds: [], remoteBlockIds: [[1]] }).notifyRanks).toHaveLength(8);
 });
 
-test("without more knowledge, lists of equal blocks end together", () => {
+test("aligns lists of equal blocks at the end when nothing else is known", () => {
   expect(ids(equal, { localBlockIds: [[7]], remoteBlockIds: [[1, 2, 3]] })).toEqual([[7], [3]]);
 });
 
-test("known computed blocks place the local ones, also off the boundaries of the remote's blocks", () => {
+test("computed blocks give the start of the local blocks, also with different block sizes", () => {
   // 5 prefill blocks of 16 hold 80 tokens; decode has the first 32 and wants the rest in two blocks of 32.
   const blocks = { localBlockIds: [[6, 7]], remoteBlockIds: [[0, 1, 2, 3, 4]], numTokens: 80 };
   const expected = [
@@ -47,7 +47,7 @@ test("known computed blocks place the local ones, also off the boundaries of the
   expect(ids(wider, blocks)).toEqual(expected);
 });
 
-test("blocks that the remote holds beyond the announced tokens are not read", () => {
+test("does not read remote blocks after the last token", () => {
   const blocks = {
     localBlockIds: [[6]],
     remoteBlockIds: [[1, 2, 3]],
@@ -57,13 +57,13 @@ test("blocks that the remote holds beyond the announced tokens are not read", ()
   expect(ids(equal, blocks)).toEqual([[6], [2]]);
 });
 
-test("kernel blocks of a logical block beyond the last token are not read either", () => {
+test("does not read kernel blocks after the last token", () => {
   const rank = sampleRank({ physicalBlocksPerLogical: 2 });
   const plan = buildEngineTransferPlan(samplePair(rank, rank));
   expect(ids(plan, { localBlockIds: [[3]], remoteBlockIds: [[1]], numTokens: 16 })).toEqual([[6], [2]]);
 });
 
-test("a window's list is aligned at the last token", () => {
+test("aligns a window's list at the last token", () => {
   const blocks = {
     localBlockIds: [[6, 7]],
     remoteBlockIds: [[1, 2]],
@@ -88,13 +88,13 @@ test("a window's list is aligned at the last token", () => {
   ]);
 });
 
-describe("a window of which the remote kept less", () => {
+describe("a window with fewer remote blocks", () => {
   // Blocks of 32 tokens here, of 16 there: 90 tokens end in the third block here, in the sixth there.
   const plan = buildEngineTransferPlan(
     samplePair(sampleRank({ kernelBlockSize: 32 }), sampleRank(), ["swa"]),
   );
 
-  test("is zeroed before it, whole blocks and the begin of the one in which it begins", () => {
+  test("zeroes the blocks before the remote's window and the start of its first block", () => {
     const blocks = { localBlockIds: [[6, 7, 8]], remoteBlockIds: [[1, 2, 3]], numTokens: 90 };
     expect(planRequest(plan, blocks).receivePass?.groups).toEqual([
       {
@@ -104,7 +104,7 @@ describe("a window of which the remote kept less", () => {
     ]);
   });
 
-  test("is refused where a block stands before it and within it", () => {
+  test("refuses a local block listed both before the window and within it", () => {
     const twice = (localBlockIds: number[]) => () =>
       planRequest(plan, { localBlockIds: [localBlockIds], remoteBlockIds: [[1, 2, 3]], numTokens: 90 });
     expect(twice([8, 7, 8])).toThrow(/local block 8 is listed both before the remote's window and within it/);
@@ -117,7 +117,7 @@ describe("a window of which the remote kept less", () => {
   });
 });
 
-test("the pass zeroes the tail of the last block and blocks that nothing reached, and permutes those touched", () => {
+test("the pass zeroes the last block's tail and untransferred blocks, and permutes transferred blocks", () => {
   const blocks = {
     localBlockIds: [[6, 7]],
     remoteBlockIds: [[1, 2, 3]],
@@ -141,18 +141,18 @@ test("the pass zeroes the tail of the last block and blocks that nothing reached
   ]);
 });
 
-test("blocks that are whole need no pass", () => {
+test("full blocks need no pass", () => {
   const whole = { localBlockIds: [[1]], remoteBlockIds: [[1]], numTokens: 16 };
   expect(planRequest(equal, whole).receivePass).toBeUndefined();
 });
 
-test("on a full hit nothing else is looked at", () => {
+test("a full prefix hit needs no remote block lists", () => {
   expect(planRequest(equal, { localBlockIds: [[]], remoteBlockIds: [] })).toMatchObject({
     ...{ reads: [], notifyRanks: [0], runCount: 0, lengthBytes: 0 },
   });
 });
 
-test("sources whose indices are the same share them", () => {
+test("sources with equal indices share the arrays", () => {
   const remotes = [0, 1].map((tpRank) => sampleRank({ tpRank, tpSize: 2 }));
   const plan = buildEngineTransferPlan({ ...samplePair(), remotes });
   const request = planRequest(plan, { localBlockIds: [[4, 5]], remoteBlockIds: [[1, 2]] });
@@ -169,7 +169,7 @@ describe("groups in regions of their own", () => {
     return { ...rank, regions: rank.regions.map((one, groupId) => ({ ...one, groupId })) };
   };
 
-  test("one without blocks is left out", () => {
+  test("leaves out a group without blocks", () => {
     const plan = buildEngineTransferPlan(samplePair(own(), own(), ["full", "full"]));
     const request = planRequest(plan, { localBlockIds: [[], [3]], remoteBlockIds: [[1], [2]], numTokens: 5 });
     expect(request.reads.map(({ runs }) => [...runs])).toEqual([[13, 12, 1]]);
@@ -181,7 +181,7 @@ describe("groups in regions of their own", () => {
     ]);
   });
 
-  test("a stage that has none of the blocks is told, and not read", () => {
+  test("a stage without blocks of the request is only notified", () => {
     const all = own();
     const stage = (ppRank: number) => ({
       ...all,
@@ -204,7 +204,7 @@ describe("groups in regions of their own", () => {
     ]);
   });
 
-  test("a group that no region holds has no blocks", () => {
+  test("refuses blocks of a group without regions", () => {
     const only = (groupIds: readonly number[]) => {
       const rank = sampleRank();
       return { ...rank, regions: rank.regions.map((one) => ({ ...one, groupIds })) };
@@ -216,7 +216,7 @@ describe("groups in regions of their own", () => {
     );
   });
 
-  test("a block that is given twice is named in its group's own count", () => {
+  test("names a repeated block by its kernel block id in the group", () => {
     const states = { stateSpace: { convBytes: 32, recurrentBytes: 64 } };
     const plan = buildEngineTransferPlan(
       samplePair(own({ ...states, kernelBlockSize: 32 }), own(states), ["full", "mamba"]),
@@ -228,11 +228,11 @@ describe("groups in regions of their own", () => {
   });
 });
 
-describe("sequences that are dealt out", () => {
+describe("DCP", () => {
   const latents = (change: Parameters<typeof sampleRank>[0]) =>
     sampleRank({ blockLengthBytes: 1024, ...change });
 
-  test("each source has blocks of its own; one without any is told", () => {
+  test("each source has its own blocks, and one without blocks is only notified", () => {
     const remotes = [0, 1].map((tpRank) => latents({ tpRank, tpSize: 2, dcpSize: 2 }));
     const plan = buildEngineTransferPlan({ ...samplePair(latents({}), undefined, ["mla"]), remotes });
     const both = planRequest(plan, { localBlockIds: [[5, 6, 7]], remoteBlockIds: [[1, 2]], numTokens: 48 });
@@ -246,7 +246,7 @@ describe("sequences that are dealt out", () => {
     expect(one.notify).toEqual([{ tpRank: 1, ppRank: 0 }]);
   });
 
-  test("here alone: a rank reads every other block of the one that has all", () => {
+  test("local DCP only: a rank reads every second block of the remote rank", () => {
     const local = latents({ tpSize: 2, dcpSize: 2 });
     const plan = buildEngineTransferPlan(samplePair(local, latents({}), ["mla"]));
     expect(ids(plan, { localBlockIds: [[5, 6]], remoteBlockIds: [[1, 2, 3]], numTokens: 48 })).toEqual([
@@ -256,7 +256,7 @@ describe("sequences that are dealt out", () => {
   });
 });
 
-test("copies that nobody reads are told, at every stage", () => {
+test("notifies unread copies at every stage", () => {
   const rank = sampleRank({ blockLengthBytes: 1024 });
   const stage = (ppRank: number) =>
     [0, 1].map((tpRank) => ({
@@ -278,7 +278,7 @@ test("copies that nobody reads are told, at every stage", () => {
   ]);
 });
 
-test("runs are counted after ordering, over all regions and reads", () => {
+test("counts the runs after ordering, over all regions", () => {
   const request = planRequest(equal, { localBlockIds: [[9, 8, 7, 3]], remoteBlockIds: [[5, 4, 3, 9]] });
   expect(request).toMatchObject({ descriptorCount: 8, runCount: 4 });
 });
@@ -292,7 +292,7 @@ test.each<[string, EngineTransferPlan, RequestBlocks, KvErrorCode, RegExp]>([
     /2 local .*1 remote/,
   ],
   [
-    "local blocks that begin where the remote's end",
+    "local blocks that start after the remote's last block",
     equal,
     { localBlockIds: [[1]], remoteBlockIds: [[1, 2]], localComputedBlocks: [2] },
     "KV_BLOCKS_MISMATCH",
@@ -306,7 +306,7 @@ test.each<[string, EngineTransferPlan, RequestBlocks, KvErrorCode, RegExp]>([
     /hold 16 tokens at most, fewer than the 17/,
   ],
   [
-    "unequal blocks of which nobody knows the begin",
+    "different block sizes with an unknown start",
     wider,
     { localBlockIds: [[1]], remoteBlockIds: [[1, 2, 3]] },
     "KV_BLOCKS_MISMATCH",
@@ -334,42 +334,42 @@ test.each<[string, EngineTransferPlan, RequestBlocks, KvErrorCode, RegExp]>([
     /local .*2 KV cache groups/,
   ],
   [
-    "tokens that are none",
+    "zero tokens",
     equal,
     { localBlockIds: [[1]], remoteBlockIds: [[1]], numTokens: 0 },
     "KV_BLOCKS_MISMATCH",
     /numTokens is 0/,
   ],
   [
-    "computed blocks that are none",
+    "a negative number of computed blocks",
     equal,
     { localBlockIds: [[1]], remoteBlockIds: [[1]], localComputedBlocks: [-1] },
     "KV_BLOCKS_MISMATCH",
     /localComputedBlocks of group 0 is -1/,
   ],
   [
-    "a local block outside",
+    "a local block out of range",
     equal,
     { localBlockIds: [[10]], remoteBlockIds: [[1]] },
     "KV_BLOCKS_OUT_OF_RANGE",
     /local block 10 .* 10 blocks/,
   ],
   [
-    "a remote block outside",
+    "a remote block out of range",
     equal,
     { localBlockIds: [[1]], remoteBlockIds: [[-1]] },
     "KV_BLOCKS_OUT_OF_RANGE",
     /remote block -1/,
   ],
   [
-    "half a block",
+    "a fractional block id",
     equal,
     { localBlockIds: [[1]], remoteBlockIds: [[1.5]] },
     "KV_BLOCKS_OUT_OF_RANGE",
     /remote block 1.5/,
   ],
   [
-    "a local block twice",
+    "a repeated local block",
     equal,
     { localBlockIds: [[3, 3]], remoteBlockIds: [[1, 2]] },
     "KV_BLOCKS_OUT_OF_RANGE",

@@ -31,7 +31,7 @@ function shapeOf(
 }
 const EVEN = { even: true };
 
-/** A read, and all that it says in plain numbers. */
+/** A read, and its contents in plain arrays. */
 function readOf(shapes: readonly BatchShape[], batches: readonly (Batch | undefined)[]) {
   const indices = readIndices({ sourceIndex: 0, listIndex: 0, batches: shapes, sameAs: undefined }, batches);
   const read = requestRead(indices, { remoteRank: 3, remotePpRank: 1, sourceIndex: 2, listIndex: 0 });
@@ -43,11 +43,11 @@ function readOf(shapes: readonly BatchShape[], batches: readonly (Batch | undefi
   return { indices, read, said, spelling: runs === undefined ? [localIds, remoteIds] : runs };
 }
 
-describe("one run for one, in every segment", () => {
+describe("each run repeats unchanged in every segment", () => {
   const shape = shapeOf(0, [1, [span(1, 1, 0, 100)]], [1, [span(1, 1, 0, 50)]], EVEN);
   const made = () => readOf([shape], [batch([4, 1, 2], [9, 7, 1])]);
 
-  test("the runs are repeated at each segment's offsets", () => {
+  test("repeats the runs at each segment's offsets", () => {
     const { read, said } = made();
     expect(said).toEqual({
       runs: [4, 1, 2, 9, 7, 1, 104, 51, 2, 109, 57, 1],
@@ -58,13 +58,13 @@ describe("one run for one, in every segment", () => {
     expect(read).toMatchObject({ remoteRank: 3, remotePpRank: 1, sourceIndex: 2, listIndex: 0 });
   });
 
-  test("for a transfer nothing is written out", () => {
+  test("gives a transfer the runs and offsets without expanding them", () => {
     expect(made().read.descriptors).toEqual({
       ...{ runs: Int32Array.of(4, 1, 2, 9, 7, 1), offsets: Int32Array.of(0, 0, 100, 50) },
     });
   });
 
-  test("what is asked for again is not made again", () => {
+  test("caches its results", () => {
     const { read } = made();
     expect(read.descriptors).toBe(read.descriptors);
     expect(read.runs).toBe(read.runs);
@@ -75,14 +75,14 @@ describe("one run for one, in every segment", () => {
     expect(again.remoteParts()).toBe(again.remoteParts());
   });
 
-  test("a run for each segment, also where they touch", () => {
+  test("keeps one run per segment, also for adjacent segments", () => {
     const touching = shapeOf(0, [1, [span(1, 1, 0, 10)]], [1, [span(1, 1, 0, 10)]], EVEN);
     expect(readOf([touching], [batch([0, 0, 10])]).said).toMatchObject({
       ...{ runs: [0, 0, 10, 10, 10, 10], runCount: 2, descriptorCount: 20 },
     });
   });
 
-  test("nothing to read has no descriptors", () => {
+  test("no batch gives no descriptors", () => {
     expect(readOf([shape], [undefined]).said).toEqual({
       ...{ runs: [], localIds: [], remoteIds: [], runCount: 0, descriptorCount: 0, lengthBytes: 0 },
     });
@@ -90,7 +90,7 @@ describe("one run for one, in every segment", () => {
   });
 });
 
-test("several batches follow one another, and are spelled as what is shorter", () => {
+test("joins several batches and uses the shorter of runs and pairs", () => {
   const shapes = [
     shapeOf(1, [1, [span(1, 1, 0, 100)]], [1, [span(1, 1, 0, 100)]], EVEN),
     shapeOf(0, [1, [span(1, 1, 200)]], [1, [span(1, 1, 300)]], { even: true, partBytes: 7 }),
@@ -107,11 +107,11 @@ test("several batches follow one another, and are spelled as what is shorter", (
   expect(spelling).toBe(read.runs);
 });
 
-describe("rows for each part of all blocks", () => {
+describe("tables with one row per part", () => {
   // Ten blocks in each of two rows here, twenty there: part 7 is part 1 of block 3, at 3 + 10.
   const [mine, theirs] = [span(1, 10, 0, 100), span(1, 20, 0, 200)];
 
-  test("neighbours are the same part of neighbouring blocks", () => {
+  test("runs join the same part of consecutive blocks", () => {
     const shape = shapeOf(0, [2, [mine]], [2, [theirs]]);
     const { said, spelling, read, indices } = readOf([shape], [batch([6, 2, 4])]);
     expect(said).toEqual({
@@ -125,7 +125,7 @@ describe("rows for each part of all blocks", () => {
     expect(indices.repeated()).toBeUndefined();
   });
 
-  test("where the other side has no parts nothing is consecutive: then pairs are shorter", () => {
+  test("uses pairs when the other side has no parts, because nothing is consecutive", () => {
     const shape = shapeOf(0, [2, [span(1, 10, 0)]], [1, [span(1, 1, 0)]]);
     const { said, spelling, read } = readOf([shape], [batch([6, 20, 4])]);
     expect(said).toMatchObject({
@@ -139,7 +139,7 @@ describe("rows for each part of all blocks", () => {
     });
   });
 
-  test("runs that begin or end within a block", () => {
+  test("runs that start or end within a block", () => {
     const shape = shapeOf(0, [2, [span(1, 10, 0)]], [2, [span(1, 20, 0)]]);
     // Parts 7, 8, 9 here, and 3, 4, 5 there; then part 0 and part 1.
     expect(readOf([shape], [batch([7, 3, 3])]).said).toMatchObject({
@@ -158,13 +158,13 @@ describe("rows for each part of all blocks", () => {
     });
   });
 
-  test("steps with room between blocks, or between parts", () => {
+  test("steps with gaps between blocks or parts", () => {
     const shape = shapeOf(0, [2, [span(4, 1, 0)]], [2, [span(2, 5, 0)]]);
     // Parts 2, 3 are those of block 1.
     expect(readOf([shape], [batch([2, 2, 2])]).said).toMatchObject({ localIds: [4, 5], remoteIds: [2, 7] });
   });
 
-  test("beside a batch that is even", () => {
+  test("together with an even batch", () => {
     const shapes = [
       shapeOf(0, [1, [span(1, 1, 0, 10)]], [1, [span(1, 1, 0, 20)]], EVEN),
       shapeOf(1, [2, [span(1, 10, 100)]], [2, [span(1, 20, 200)]]),

@@ -25,7 +25,7 @@ function runsOf(local: readonly number[], remote: readonly number[]) {
   return runs;
 }
 
-test("ordering keeps every pair, and merges all that can be merged", () => {
+test("ordering keeps every pair and merges all adjacent runs", () => {
   fc.assert(
     fc.property(pairsArbitrary, ({ local, remote }) => {
       const ordered = orderForRuns(runsOf(local, remote));
@@ -44,14 +44,14 @@ test("ordering keeps every pair, and merges all that can be merged", () => {
   );
 });
 
-test("a part in two runs is found", () => {
+test("overlap finds a part that is in two runs", () => {
   const runs = noRuns();
   addRun(runs, 4, 0, 3);
   addRun(runs, 2, 9, 3);
   expect(overlap(orderForRuns(runs))).toBe(4);
 });
 
-test("runs that follow one another on one side alone stay apart", () => {
+test("does not merge runs that are consecutive on one side only", () => {
   const runs = noRuns();
   addRun(runs, 0, 10, 2);
   addRun(runs, 5, 12, 2);
@@ -63,7 +63,7 @@ test("runs that follow one another on one side alone stay apart", () => {
   ]);
 });
 
-test("ascending runs are left alone, and looked at no further than they reach", () => {
+test("returns ascending runs unchanged and ignores unused capacity", () => {
   // With room behind the last one, and without.
   const roomy = runsOf([2, 4], [0, 0]);
   expect(orderForRuns(roomy)).toBe(roomy);
@@ -75,7 +75,7 @@ test("ascending runs are left alone, and looked at no further than they reach", 
   expect(overlap(exact)).toBeUndefined();
 });
 
-test("room that is there is used; else it at most doubles", () => {
+test("uses reserved capacity, and at most doubles it", () => {
   const runs = noRuns();
   reserveRuns(runs, 4);
   const { rows } = runs;
@@ -90,12 +90,12 @@ test("room that is there is used; else it at most doubles", () => {
   expect(runs.length).toBe(3000);
 });
 
-test("consecutive blocks are one row, however many", () => {
+test("any number of consecutive blocks is one row", () => {
   const ids = Array.from({ length: 100_000 }, (_, index) => index);
   expect([...rowsOfRuns(runsOf(ids, ids))]).toEqual([0, 0, 100_000]);
 });
 
-/** Rows `[local part, remote part, count]` of a pairing, and how many rows there was room made for. */
+/** Rows `[local part, remote part, count]` of a pairing. */
 function rowsOf(lists: Partial<BlockLists>) {
   const runs = noRuns();
   addBlockRuns(runs, {
@@ -108,7 +108,7 @@ function rowsOf(lists: Partial<BlockLists>) {
 }
 
 describe("blocks of one size", () => {
-  test("what is consecutive on both sides is one row; a step on either side begins another", () => {
+  test("blocks consecutive on both sides are one row, and a step on either side starts another", () => {
     const lists = { localIds: [4, 5, 6, 9, 10, 11], remoteIds: [0, 1, 2, 3, 4, 7], count: 6 };
     expect(rowsOf(lists)).toEqual([
       [4, 0, 3],
@@ -117,7 +117,7 @@ describe("blocks of one size", () => {
     ]);
   });
 
-  test("room is made once, for as many rows as there are", () => {
+  test("allocates the exact number of rows once", () => {
     const runs = noRuns();
     addBlockRuns(runs, {
       ...{ localIds: [4, 5, 9, 2], remoteIds: [0, 1, 2, 3], localPer: 2, remotePer: 2 },
@@ -126,7 +126,7 @@ describe("blocks of one size", () => {
     expect([runs.rows.length, runs.length]).toEqual([9, 9]);
   });
 
-  test("parts go together; of the last block only those that are wanted", () => {
+  test("joins the parts of a block, and takes only the needed parts of the last block", () => {
     const lists = { localIds: [4, 5, 7], remoteIds: [1, 2, 3], localPer: 4, remotePer: 4 };
     expect(rowsOf({ ...lists, count: 12 })).toEqual([
       [16, 4, 8],
@@ -142,7 +142,7 @@ describe("blocks of one size", () => {
     expect(rowsOf({ ...longer, count: 5 })).toEqual([[16, 4, 5]]);
   });
 
-  test("begins that are whole blocks skip them", () => {
+  test("a start at a block boundary skips whole blocks", () => {
     const lists = { localIds: [9, 4, 5], remoteIds: [0, 7, 1, 2], localPer: 2, remotePer: 2 };
     expect(rowsOf({ ...lists, localStart: 2, remoteStart: 4, count: 4 })).toEqual([[8, 2, 4]]);
     // Neither of the steps from skipped blocks counts.
@@ -152,7 +152,7 @@ describe("blocks of one size", () => {
     ]);
   });
 
-  test("what follows a skipped block is compared with its own neighbour", () => {
+  test("does not compare the first block with the skipped block before it", () => {
     const skip = { localPer: 2, remotePer: 2, localStart: 2, remoteStart: 2, count: 4 };
     expect(rowsOf({ ...skip, localIds: [6, 5, 9], remoteIds: [0, 1, 2] })).toEqual([
       [10, 2, 2],
@@ -164,7 +164,7 @@ describe("blocks of one size", () => {
     ]);
   });
 
-  test("a begin within a block, on either side or on both", () => {
+  test("a start within a block, on one side or both", () => {
     const lists = { localIds: [4, 5], remoteIds: [1, 2], localPer: 2, remotePer: 2 };
     // Parts 8, 9, 10, 11 here; 2, 3, 4, 5 there.
     expect(rowsOf({ ...lists, remoteStart: 1, count: 3 })).toEqual([[8, 3, 3]]);
@@ -172,15 +172,15 @@ describe("blocks of one size", () => {
     expect(rowsOf({ ...lists, localStart: 1, remoteStart: 1, count: 2 })).toEqual([[9, 3, 2]]);
   });
 
-  test("nothing is no row", () => {
+  test("empty lists give no row", () => {
     expect(rowsOf({})).toEqual([]);
   });
 });
 
-describe("blocks of unlike sizes", () => {
+describe("blocks of different sizes", () => {
   const lists = { localIds: [4, 6], remoteIds: [0, 1, 2, 7], localPer: 4, remotePer: 2 };
 
-  test("go part by part, and merge where both go on", () => {
+  test("pairs part by part, and merges parts consecutive on both sides", () => {
     // Parts 16 to 19 and 24 to 27 here; 0 to 5, then 14 and 15 there.
     expect(rowsOf({ ...lists, count: 8 })).toEqual([
       [16, 0, 4],
@@ -194,14 +194,14 @@ describe("blocks of unlike sizes", () => {
     ]);
   });
 
-  test("from within blocks of both", () => {
+  test("starts within a block on both sides", () => {
     expect(rowsOf({ ...lists, localStart: 3, remoteStart: 5, count: 3 })).toEqual([
       [19, 5, 1],
       [24, 14, 2],
     ]);
   });
 
-  test("from the last part of a smaller block on", () => {
+  test("starts at the last part of a smaller block", () => {
     // Part 19 here; 36 to 38 are the next block's.
     const from = { localIds: [4, 9], localPer: 4, remoteIds: [0], remotePer: 8, localStart: 3, count: 4 };
     expect(rowsOf(from)).toEqual([
@@ -210,7 +210,7 @@ describe("blocks of unlike sizes", () => {
     ]);
   });
 
-  test("with the larger blocks at the remote", () => {
+  test("with larger remote blocks", () => {
     const turned = { localIds: [0, 1, 2, 7], remoteIds: [4, 6], localPer: 2, remotePer: 3 };
     // Parts 0 to 5 and 14, 15 here; 12 to 14 and 18 to 20 there.
     expect(rowsOf({ ...turned, count: 6 })).toEqual([

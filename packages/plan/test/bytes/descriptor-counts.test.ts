@@ -26,7 +26,7 @@ const layer = (index: number, spec: Omit<CacheSpec, "name">): CacheSpec => ({
 const HEADS = 4;
 const PROJECTIONS = [128, 64, 64];
 
-/** What vLLM reads too. */
+/** Cache kinds that vLLM reads too. */
 const ATTENTION: readonly Model[] = [
   { groups: ["full"], caches: [0, 1].map((index) => layer(index, { groups: [0], heads: HEADS })) },
   { groups: ["mla"], caches: [0, 1].map((index) => layer(index, { groups: [0] })) },
@@ -51,7 +51,7 @@ interface Draw {
   /** Tokens of P's blocks; D's are `ratio` times as large. */
   readonly tokens: number;
   readonly ratio: number;
-  /** Of the bytes of a cell: large pieces must not be cut either. */
+  /** Multiplies the bytes of a cell: large pieces must not be cut either. */
   readonly scale: number;
   readonly pool: Pool;
   readonly numTokens: number;
@@ -73,13 +73,13 @@ const draw = (models: readonly Model[], ratios: readonly number[]): fc.Arbitrary
     computedBlocks: fc.constantFrom(0, 0, 1, 3),
   });
 
-/** Ids from a first one on: in one stretch, in stretches of four, or with a gap behind each. */
+/** Ids from a first one on: consecutive, in runs of four, or with a gap after each. */
 function take(pool: Pool, first: number, count: number): number[] {
   const gap = { consecutive: Number.POSITIVE_INFINITY, fragmented: STRETCH, scattered: 1 }[pool];
   return Array.from({ length: count }, (_, index) => first + index + Math.floor(index / gap));
 }
 
-/** Blocks of both sides, and which of P's vLLM would read: those behind D's prefix hit, and those of D's window. */
+/** Blocks of both sides, and those of P's that vLLM would read: after D's prefix hit, or in D's window. */
 function blocksOf({ model, tokens, ratio, pool, numTokens, computedBlocks }: Draw) {
   const [theirs, ours] = [Math.ceil(numTokens / tokens), Math.ceil(numTokens / (tokens * ratio))];
   const kinds = model.groups.map((kind, group) => {
@@ -130,7 +130,7 @@ function plansOf({ model, tp, tokens, ratio, scale }: Draw): readonly EngineTran
   });
 }
 
-/** vLLM's descriptors of a request: blocks times regions, for each rank that it reads. That its ids are so many is recorded (`desc_ids` vectors). */
+/** vLLM's descriptors of a request: blocks times regions, for each rank that it reads. The `desc_ids` vectors record this count. */
 function countOfVllm(plan: EngineTransferPlan, blockIds: readonly (readonly number[])[]): number {
   const { regions } = plan.remote;
   return plan.sources.reduce((sum, source) => {
@@ -162,7 +162,7 @@ function compare(drawn: Draw, check: (counts: { ours: number; merged: number; vl
 }
 
 test(
-  "never more descriptors than vLLM has for the same blocks, whatever the sizes of blocks and ranks",
+  "never needs more descriptors than vLLM for the same blocks, for all block and TP sizes",
   () => {
     fc.assert(
       fc.property(draw([...ATTENTION, HYBRID], [1, 2, 4]), (drawn) => {
@@ -177,7 +177,7 @@ test(
 );
 
 test(
-  "where blocks go whole and come in runs, at most half remain when neighbours are merged",
+  "merging leaves at most half of vLLM's descriptors when whole blocks come in runs",
   () => {
     const paired = draw(ATTENTION, [1, 2, 4]).map(
       (drawn): Draw => ({

@@ -16,12 +16,12 @@ export interface CacheSpec {
   readonly heads?: number;
   /** Tokens in a logical block; default the engine's. */
   readonly blockTokens?: number;
-  /** Or so many times the engine's, where layers with fewer heads have blocks of as many bytes. */
+  /** Or this multiple of the engine's, when layers with fewer heads have blocks of equal size in bytes. */
   readonly blockTimes?: number;
   /** Bytes of the whole model's convolution projections and recurrent state; multiples of 4 for each rank. */
   readonly state?: { readonly projections: readonly number[]; readonly recurrent: number };
   readonly memoryType?: MemoryType;
-  /** What groups that share it have instead; it is told by group then, and not with the region. */
+  /** Per group: different values of the groups that share the cache. The geometry then has them by group, not by region. */
   readonly of?: Readonly<Record<number, Pick<CacheSpec, "heads" | "blockTimes">>>;
 }
 
@@ -35,10 +35,10 @@ export interface KindEngine {
   readonly layout?: KvCacheLayout;
   readonly logicalBlocks: number;
   readonly padding?: number;
-  /** A stage has the caches whose index is in its list. */
+  /** For each stage, the indices of its caches. */
   readonly stages?: readonly (readonly number[])[];
   readonly memoryType?: MemoryType;
-  /** All caches in one row per block, advertised with the pages' places. */
+  /** Packs all caches into one row per block and advertises the page offsets. */
   readonly packed?: boolean;
 }
 
@@ -54,16 +54,16 @@ const SPACING = 2 ** 26;
 const headsHere = (cache: CacheSpec, tpSize: number) =>
   cache.heads === undefined ? 1 : Math.max(1, cache.heads / tpSize);
 
-/** A cache as one of its groups has it. */
+/** A cache with the values of one of its groups. */
 const asGroup = (cache: CacheSpec, group: number): CacheSpec => ({ ...cache, ...cache.of?.[group] });
 
-/** The first cache of a group, as the group has it. */
+/** The first cache of a group, with the group's values. */
 export function specOfGroup(caches: readonly CacheSpec[], group: number): CacheSpec | undefined {
   const found = caches.find((cache) => cache.groups.includes(group));
   return found === undefined ? undefined : asGroup(found, group);
 }
 
-/** As a model tells it, where groups of one cache differ. */
+/** The per-group values of the model geometry, when groups of one cache differ. */
 export function groupKvHeadsOf(
   caches: readonly CacheSpec[],
   groups: readonly KvCacheKind[],
@@ -90,7 +90,7 @@ function stateBytes(cache: CacheSpec, tpSize: number): number {
   return (cache.state.projections.reduce((sum, one) => sum + one, 0) + cache.state.recurrent) / tpSize;
 }
 
-/** The ranks of an engine, stage by stage; a byte that nothing belongs in is `filler`. */
+/** The ranks of an engine, stage by stage; unused bytes are `filler`. */
 export function kindEngine(
   engine: KindEngine,
   specs: readonly CacheSpec[],
@@ -170,7 +170,7 @@ export function kindEngine(
   return ranks;
 }
 
-/** The same caches, as pages of one row per block. Views of the row stand for the regions. */
+/** The same caches as pages of one row per block. Each region is a view of the row. */
 function packRows({ geometry, caches }: KindRank, filler: number): KindRank {
   const [first] = geometry.regions as [RegionGeometry];
   let rowBytes = 0;
@@ -191,9 +191,9 @@ function packRows({ geometry, caches }: KindRank, filler: number): KindRank {
 
 export interface KindRequest {
   readonly numTokens: number;
-  /** Logical block tables of all of the sequence, per group, before DCP deals them out. */
+  /** Logical block tables of the whole sequence, per group, before DCP splits them. */
   readonly tables: readonly (readonly number[])[];
-  /** First token of each group that is there: the begin of a window. */
+  /** First stored token of each group: the start of a window. */
   readonly fromToken?: readonly number[];
 }
 
@@ -259,7 +259,7 @@ export function eachCell(
   }
 }
 
-/** Unlike for every cache, head and token, never a filler or zero. */
+/** Different for every cache, head and token; never the filler or zero. */
 function labelOf(name: string, head: number, position: number): number {
   const cache = Number(name.replaceAll(/\D/g, ""));
   return 1 + position + 2 ** 14 * (head + 2 ** 8 * cache);
@@ -270,7 +270,7 @@ export const writeCell = (bytes: Uint8Array, offset: number, label: number) =>
 export const readCell = (bytes: Uint8Array, offset: number) =>
   new DataView(bytes.buffer, bytes.byteOffset).getUint32(offset);
 
-/** Carries out every transfer of a request; a byte that is written twice, or read from outside, is an error. */
+/** Executes every transfer of a request. Writing a byte twice or reading outside the memory is an error. */
 export function moveAll(
   plan: EngineTransferPlan,
   request: RequestPlan,

@@ -17,7 +17,7 @@ import {
   specOfGroup,
 } from "./kind-memory.js";
 
-/** A model with caches of several kinds, or with one that heads and tokens do not describe; two engines; one request. */
+/** A model with caches of several kinds, or with one whose cells have no heads and tokens; two engines; one request. */
 export interface KindScene {
   readonly groups: readonly KvCacheKind[];
   readonly caches: readonly CacheSpec[];
@@ -27,7 +27,7 @@ export interface KindScene {
   readonly form: "permute" | "direct" | undefined;
   readonly numTokens: number;
   readonly computedBlocks: number;
-  /** Blocks that a window keeps, more than fewer. */
+  /** Number of blocks that a window keeps. */
   readonly windowBlocks: number;
   readonly states: number;
   readonly seed: number;
@@ -37,7 +37,7 @@ interface Model {
   readonly groups: readonly KvCacheKind[];
   readonly caches: readonly CacheSpec[];
   readonly numKvHeads?: number;
-  /** What the engines may do besides. */
+  /** Optional abilities of the engines. */
   readonly allows?: readonly ("dcp" | "stages" | "packed")[];
 }
 
@@ -203,7 +203,7 @@ export function requestOfKinds(scene: KindScene): RequestBlocks {
   };
 }
 
-/** The plans of all decode ranks. Throws what the planner throws. */
+/** The plans of all decode ranks. Throws the planner's errors. */
 export function buildKinds(scene: KindScene): {
   readonly remotes: readonly RankGeometry[];
   readonly plans: readonly EngineTransferPlan[];

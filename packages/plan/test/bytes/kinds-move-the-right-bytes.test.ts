@@ -29,7 +29,7 @@ interface Scene {
   readonly prefill?: Partial<KindEngine>;
   readonly decode?: Partial<KindEngine>;
   readonly numTokens?: number;
-  /** Blocks of a group's window that both sides keep; others are lists of the whole sequence. */
+  /** Number of window blocks that both sides keep, per group; without it the lists cover the whole sequence. */
   readonly window?: readonly (number | undefined)[];
   readonly computedBlocks?: number;
 }
@@ -37,7 +37,7 @@ interface Scene {
 const ENGINE: KindEngine = { tpSize: 1, kernelTokens: 8, perLogical: 1, logicalBlocks: 40 };
 const [PREFILL_FILLER, DECODE_FILLER] = [0xdd, 0xee];
 
-/** Ids are unlike on both sides, fragmented, and never shared by groups. */
+/** Ids differ on both sides, are fragmented, and are never shared by groups. */
 function tablesOf(scene: Scene, engine: KindEngine, step: number): number[][] {
   let next = 1;
   return scene.groups.map((kind, group) => {
@@ -115,7 +115,7 @@ function run(scene: Scene) {
   return { made, told, prefill, decode };
 }
 
-/** Every cell that the request needs is there, and none else was written but blocks of the request. */
+/** Checks that every cell of the request arrived, and that only blocks of the request were written. */
 function expectCells(
   scene: Scene,
   decode: readonly KindRank[],
@@ -179,7 +179,7 @@ describe("state-space hybrids", () => {
     [2, 8],
     [8, 4],
   ] as const;
-  test.each(pairs)("prefill TP %i, decode TP %i: projections and state, each split on its own", (p, d) => {
+  test.each(pairs)("prefill TP %i, decode TP %i: splits the projections and the state separately", (p, d) => {
     const { told } = run({
       groups: ["full", "mamba"],
       caches: hybrid,
@@ -190,7 +190,7 @@ describe("state-space hybrids", () => {
     expect(told.size).toBe(p);
   });
 
-  test("kernel blocks in a logical one differ, as with TP 4 and TP 1", () => {
+  test("different numbers of kernel blocks per logical block, as with TP 4 and TP 1", () => {
     run({
       groups: ["full", "mamba"],
       caches: hybrid,
@@ -200,7 +200,7 @@ describe("state-space hybrids", () => {
     });
   });
 
-  test("131 kernel blocks in a logical one at TP 4, 261 at TP 1 (Nemotron hybrid 30B)", () => {
+  test("131 kernel blocks per logical block at TP 4, 261 at TP 1 (Nemotron hybrid 30B)", () => {
     run({
       groups: ["full", "mamba"],
       caches: hybrid,
@@ -217,7 +217,7 @@ describe("state-space hybrids", () => {
     run({ groups: ["full", "mamba"], caches, numKvHeads: 2, prefill: { tpSize: 4 }, decode: { tpSize: 2 } });
   });
 
-  test("replicated heads: each source's state is read, and each head once", () => {
+  test("replicated heads: reads every source's state, and each head once", () => {
     const caches = hybrid.map((cache) => ({ ...cache, heads: 2 }));
     const { made } = run({ groups: ["full", "mamba"], caches, numKvHeads: 2, prefill: { tpSize: 8 } });
     const plan = made[0]?.plan;
@@ -233,7 +233,7 @@ describe("state-space hybrids", () => {
     ]);
   });
 
-  test("MLA with state: the latent is read once, the state from all", () => {
+  test("MLA with state: reads the latent once and the state from all ranks", () => {
     const caches = latent.map((cache) => ({
       ...cache,
       groups: [0, 1],
@@ -248,7 +248,7 @@ describe("state-space hybrids", () => {
     expect(made[0]?.plan.sources.map(({ groups }) => [...groups])).toEqual([[0, 1], [1]]);
   });
 
-  test("of several states the last is read, and one that is computed here is left", () => {
+  test("reads the last of several states into the first local state block", () => {
     const { made } = run({ groups: ["full", "mamba"], caches: hybrid });
     const plan = made[0]?.plan;
     if (plan === undefined) throw new Error("no plan");
@@ -262,7 +262,7 @@ describe("state-space hybrids", () => {
     expect(() => states([5, 6, 7], [9])).toThrow(/3 local blocks of state cannot be filled from 1 remote/);
   });
 
-  test("descriptors of states follow all of attention's, in logical blocks", () => {
+  test("state descriptors come after all attention descriptors and count logical blocks", () => {
     const { made } = run({
       groups: ["full", "mamba"],
       caches: hybrid,
@@ -289,7 +289,7 @@ describe("MLA", () => {
     [4, 1],
     [4, 2],
     [2, 4],
-  ])("prefill TP %i, decode TP %i: one copy is read, every rank is told", (p, d) => {
+  ])("prefill TP %i, decode TP %i: reads one copy and notifies every rank", (p, d) => {
     const { told } = run({ groups: ["mla"], caches: latent, prefill: { tpSize: p }, decode: { tpSize: d } });
     expect([...told.values()]).toEqual(new Array(p).fill(Math.max(1, d / p)));
   });
@@ -300,7 +300,7 @@ describe("MLA", () => {
     [2, 2, 4, 4],
     [4, 4, 2, 2],
     [4, 4, 4, 4],
-    // Groups smaller than the engine: a slice is on several ranks.
+    // DCP groups are smaller than the engine, so several ranks have each slice.
     [4, 2, 1, 1],
     [8, 2, 2, 1],
     [8, 4, 4, 2],
@@ -308,12 +308,12 @@ describe("MLA", () => {
     [2, 2, 8, 4],
     [2, 1, 4, 2],
     [8, 1, 4, 2],
-  ])("blocks dealt out by DCP: prefill TP %i DCP %i, decode TP %i DCP %i", (pTp, pDcp, dTp, dDcp) => {
+  ])("blocks sharded by DCP: prefill TP %i DCP %i, decode TP %i DCP %i", (pTp, pDcp, dTp, dDcp) => {
     const dcp = (tp: number, size: number) => ({ tpSize: tp, dcpSize: Math.min(tp, size) });
     for (const numTokens of [61, 64, 5]) {
       const engines = { prefill: dcp(pTp, pDcp), decode: dcp(dTp, dDcp) };
       const { made, told } = run({ groups: ["mla"], caches: latent, numTokens, ...engines });
-      // Every prefill rank is told as often as the notifications say.
+      // Every prefill rank gets as many notifications as it waits for.
       expect([...told.values()]).toEqual(new Array(pTp).fill(made[0]?.plan.localConsumers));
     }
   });
@@ -337,7 +337,7 @@ describe("MLA", () => {
   });
 
   test.each(["LHBNC", "BHLNC"] as const)(
-    "%s, with blocks of two sizes: one head lies together in every layout",
+    "%s with two block sizes: moves blocks of one head in every layout",
     (layout) => {
       for (const [p, d] of [
         [16, 8],
@@ -351,7 +351,7 @@ describe("MLA", () => {
     },
   );
 
-  test("compressed latents: a cell stands for several tokens, blocks are moved whole, and the last is left to be masked", () => {
+  test("compressed latents: moves whole blocks with cells of several tokens, and leaves the last block to be masked", () => {
     // Two cells of 20 bytes for 16 tokens, as with one latent for 8 tokens; a block that divides beside it.
     const rank = (base: number): RankGeometry => ({
       ...sampleLatent,
@@ -403,11 +403,11 @@ describe("MLA", () => {
     ).toThrow(/a block of 80 bytes does not divide into 1 heads of 32 tokens/);
   });
 
-  test("rows that pack every layer's page, into a region per layer", () => {
+  test("reads packed rows into one region per layer", () => {
     run({ groups: ["mla"], caches: latent, prefill: { packed: true } });
   });
 
-  test("rows of several groups too", () => {
+  test("reads packed rows of several groups", () => {
     const caches: readonly CacheSpec[] = [
       { name: "layer.0", groups: [0] },
       { name: "layer.1", groups: [1] },
@@ -415,7 +415,7 @@ describe("MLA", () => {
     run({ groups: ["mla", "swa-mla"], caches, window: [undefined, 3], prefill: { packed: true } });
   });
 
-  test("rows that are packed alike are moved whole", () => {
+  test("moves equally packed rows whole", () => {
     const { made } = run({
       groups: ["mla"],
       caches: latent,
@@ -432,7 +432,7 @@ describe("groups", () => {
     { name: "layer.1", groups: [1], heads },
   ];
 
-  test("a sliding window: only its end, at equal and unequal TP", () => {
+  test("a sliding window: moves only its blocks, at equal and different TP sizes", () => {
     for (const [p, d] of [
       [1, 1],
       [2, 1],
@@ -449,7 +449,7 @@ describe("groups", () => {
     }
   });
 
-  test("groups with other tokens per block, and other heads, in one model", () => {
+  test("groups with different tokens per block and different heads", () => {
     const caches: readonly CacheSpec[] = [
       { name: "layer.0", groups: [0], heads: 4 },
       { name: "layer.1", groups: [1], heads: 2, blockTokens: 16 },
@@ -466,7 +466,7 @@ describe("groups", () => {
     ["LBNHC", 2, "LBHNC", 2],
     ["LBHNC", 1, "LBNHC", 8],
   ] as const)(
-    "of Gemma 4's shape, cut token by token: %s at TP %i, %s at TP %i",
+    "groups shaped as in Gemma 4, cut token by token: %s at TP %i, %s at TP %i",
     (pLayout, p, dLayout, d) => {
       // Full attention has fewer heads, and blocks of more tokens.
       const caches: readonly CacheSpec[] = [
@@ -486,7 +486,7 @@ describe("groups", () => {
     },
   );
 
-  test("groups that share regions (-1), some of them", () => {
+  test("some groups share regions (group id -1)", () => {
     const caches: readonly CacheSpec[] = [
       { name: "layer.0", groups: [0, 1], heads: 4 },
       { name: "layer.1", groups: [2], heads: 4 },
@@ -497,7 +497,7 @@ describe("groups", () => {
   test.each([
     ["cells of other bytes", { heads: 2 }],
     ["blocks of more tokens", { heads: 2, blockTimes: 4 }],
-  ])("groups of unlike heads that share all regions: %s", (_what, own) => {
+  ])("groups with different heads share all regions: %s", (_what, own) => {
     for (const of of [{ 0: own }, { 1: own }]) {
       const caches: readonly CacheSpec[] = [{ name: "layer.0", groups: [0, 1], heads: 8, of }];
       const whole: Scene = { groups: ["full", "swa"], caches, numKvHeads: 8 };
@@ -514,14 +514,14 @@ describe("groups", () => {
     }
   });
 
-  test("circular scratch: whole blocks, nothing zeroed", () => {
+  test("circular scratch: moves whole blocks and zeroes nothing", () => {
     const caches: readonly CacheSpec[] = [...latent, { name: "layer.2", groups: [1] }];
     const scene: Scene = { groups: ["mla", "circular"], caches, numTokens: 16 };
     const { made } = run(scene);
     expect(made[0]?.request.receivePass).toBeUndefined();
   });
 
-  test("circular scratch of several kernel blocks: all of them, and equally many on both sides", () => {
+  test("circular scratch of several kernel blocks: moves all, and both sides need equal numbers", () => {
     const caches: readonly CacheSpec[] = [...latent, { name: "layer.2", groups: [1] }];
     const scene: Scene = {
       groups: ["mla", "circular"],
@@ -537,7 +537,7 @@ describe("groups", () => {
     );
   });
 
-  test("K and V in regions of their own", () => {
+  test("separate regions for K and V", () => {
     const caches = ["layer.0", "layer.1"].flatMap((name, layer): CacheSpec[] => [
       { name: `${name}${layer}1`, groups: [0], heads: 4 },
       { name: `${name}${layer}2`, groups: [0], heads: 4 },
@@ -545,7 +545,7 @@ describe("groups", () => {
     run({ groups: ["full"], caches, prefill: { tpSize: 2 }, decode: { kernelTokens: 16 } });
   });
 
-  test("blocks whose stride is larger than they are, on both sides", () => {
+  test("block strides larger than the block length on both sides", () => {
     run({
       groups: ["full"],
       caches: dense,
@@ -581,12 +581,12 @@ describe("groups", () => {
 
 describe("pipeline stages of the producer", () => {
   const stages = [[0], [1]];
-  test("are read by name, each for its own layers", () => {
+  test("are matched by layer name", () => {
     const { told } = run({ groups: ["full"], caches: dense, prefill: { stages, tpSize: 2 } });
     expect(Object.fromEntries(told)).toEqual({ "0.0": 1, "0.1": 1, "1.0": 1, "1.1": 1 });
   });
 
-  test("of unlike memory: a stage without one kind of it has no descriptors of that kind", () => {
+  test("with different memory types: a stage has no descriptors for a type that it lacks", () => {
     const caches: readonly CacheSpec[] = [
       { name: "layer.0", groups: [0], heads: 4 },
       { name: "layer.1", groups: [0], heads: 4, memoryType: "VRAM" },
@@ -603,7 +603,7 @@ describe("pipeline stages of the producer", () => {
     ]);
   });
 
-  test("that hold the same cache are refused: it would be moved twice", () => {
+  test("are refused when two hold the same cache", () => {
     expect(() => run({ groups: ["full"], caches: dense, prefill: { stages: [[0, 1], [1]] } })).toThrow(
       /cache "layer\.1" is on the remote pipeline stages 0 and 1/,
     );

@@ -2,7 +2,7 @@ import { DESCRIPTOR_ROW, type DescriptorTable, type KvCacheKind, type KvCacheLay
 import { kvHeadsOfRank } from "@kv/topology";
 import type { RankGeometry } from "../../src/index.js";
 
-/** Bytes of one head and token; the label of a cell fits in. */
+/** Bytes of one head and token; large enough for a cell's label. */
 export const CELL_BYTES = 4;
 
 export interface EngineShape {
@@ -21,7 +21,7 @@ export interface ModelShape {
   readonly groups: readonly KvCacheKind[];
 }
 
-/** One rank: what its handshake tells, and the bytes behind it, a buffer per region. */
+/** One rank: its handshake geometry, and one buffer per region. */
 export interface Rank {
   readonly geometry: RankGeometry;
   readonly bytes: readonly Uint8Array[];
@@ -69,7 +69,7 @@ export function engineOf(
   });
 }
 
-/** Where the cell of a head (counted within the rank) and a token of the block lies within its region. */
+/** Offset in the region of the cell of a head (counted within the rank) and a token of the block. */
 export function cellOffset(rank: Rank, region: number, block: number, head: number, token: number): number {
   const { layout, kernelBlockSize, regions } = rank.geometry;
   const tokenMajor = layout === "LBNHC" || layout === "BLNHC";
@@ -77,12 +77,12 @@ export function cellOffset(rank: Rank, region: number, block: number, head: numb
   return block * (regions[region]?.blockStrideBytes ?? 0) + cell * CELL_BYTES;
 }
 
-/** Unlike for every layer, group, head and token, and never the filler or zero. */
+/** Different for every layer, group, head and token; never the filler or zero. */
 export function label(region: number, group: number, head: number, token: number): number {
   return 1 + token + 2 ** 11 * (head + 2 ** 7 * (region + 2 ** 4 * group));
 }
 
-/** The kernel block and the place in it of a token, by the logical block table of its group. */
+/** The kernel block of a token and the token's index in it, from its group's logical block table. */
 export function placeOf(
   rank: Rank,
   table: readonly number[],
@@ -110,7 +110,7 @@ export function expandTable(table: DescriptorTable): { address: number; lengthBy
   return expanded;
 }
 
-/** The bytes at an address, which must lie within one block of one region of the rank. */
+/** The bytes at an address. They must be within one block of one region of the rank. */
 export function viewAt(rank: Rank, address: number, lengthBytes: number): { region: number; start: number } {
   const region = rank.geometry.regions.findIndex(({ baseAddress, blockStrideBytes, numBlocks }) => {
     return address >= baseAddress && address < baseAddress + numBlocks * blockStrideBytes;

@@ -23,7 +23,7 @@ import {
   viewAt,
 } from "./labelled-memory.js";
 
-/** A pair of engines and one request, from which everything else follows. */
+/** A pair of engines and one request; all else is derived from them. */
 interface Scene {
   readonly model: ModelShape;
   readonly prefill: EngineShape;
@@ -33,7 +33,7 @@ interface Scene {
   readonly computedBlocks: number;
   readonly tellsComputed: boolean;
   readonly permute: boolean;
-  /** Asked for; else the plan's own choice. */
+  /** The requested form; default: the plan's choice. */
   readonly form?: "permute" | "direct";
   readonly seed: number;
 }
@@ -49,7 +49,7 @@ function shuffledBlocks(count: number, seed: number): number[] {
     const other = state % (index + 1);
     [ids[index], ids[other]] = [ids[other] as number, ids[index] as number];
   }
-  // Half of the pools keep their runs.
+  // Half of the pools have runs of consecutive blocks.
   return seed % 2 === 0 ? ids : Array.from({ length: count }, (_, index) => index);
 }
 
@@ -146,7 +146,7 @@ function check(scene: Scene): void {
       if (source === undefined) throw new Error("no such source");
       const [localList, remoteList] = [expandTable(source.localTable), expandTable(source.remoteTable)];
       expect(read.localIds.length).toBe(read.remoteIds.length);
-      // What a transport is told, which is another spelling of the ids.
+      // The descriptors that a transport gets; they must give the same ids.
       const told = descriptorPairs(read.descriptors);
       expect(pairsIn(told)).toEqual(pairsIn(read));
       for (const [at, localId] of told.localIds.entries()) {
@@ -180,7 +180,7 @@ function check(scene: Scene): void {
 const pairsIn = ({ localIds, remoteIds }: { localIds: Int32Array; remoteIds: Int32Array }) =>
   [...localIds].map((id, at) => `${id}<${remoteIds[at]}`).sort();
 
-/** What the request needed is there; the rest of its blocks is zero; every other byte is as it was. */
+/** Checks that the request's cells arrived, the rest of its blocks is zero, and all other bytes are unchanged. */
 function compare(scene: Scene, decode: readonly Rank[], tables: readonly (readonly number[])[]): void {
   const expected = engineOf(scene.decode, scene.model, 2 ** 30, FILLER);
   for (const rank of expected) {
@@ -332,11 +332,11 @@ test("head-major caches: every TP pair, block ratio, padding, grouping and prefi
   fc.assert(fc.property(scenes(), check), { numRuns: RUNS });
 });
 
-test("MLA: one copy is read, the others are notified", () => {
+test("MLA: reads one copy and notifies the other ranks", () => {
   fc.assert(fc.property(scenes({ mla: true, layouts: ["LBHNC", "LBNHC"] }), check), { numRuns: RUNS / 2 });
 });
 
-test("token-major caches: moved whole where heads are equal, token by token where blocks must be split", () => {
+test("token-major caches: moves whole blocks for equal heads, and single tokens for a split by head", () => {
   fc.assert(fc.property(scenes({ layouts: ["LBNHC", "BLNHC"] }), check), { numRuns: RUNS / 2 });
 });
 
@@ -352,21 +352,21 @@ const UNLIKE_BLOCKS = [
   [1, 3],
 ] as const;
 
-test("the direct form: any block sizes, any two orders, no pass but for the tail", () => {
+test("the direct form: any block sizes and orders, with a receive pass only for the tail", () => {
   const direct = scenes({ layouts: ALL_ORDERS, remoteLayouts: ALL_ORDERS, blocks: UNLIKE_BLOCKS }).map(
     (scene): Scene => ({ ...scene, form: "direct" }),
   );
   fc.assert(fc.property(direct, check), { numRuns: RUNS });
 });
 
-test("whichever form the plan picks", () => {
+test("the form that the plan chooses", () => {
   fc.assert(
     fc.property(scenes({ layouts: ALL_ORDERS, remoteLayouts: ALL_ORDERS, blocks: UNLIKE_BLOCKS }), check),
     { numRuns: RUNS / 2 },
   );
 });
 
-test("the permute form where it is asked for", () => {
+test("the permute form when requested", () => {
   const permute = scenes().map((scene): Scene => ({ ...scene, form: "permute" }));
   fc.assert(fc.property(permute, check), { numRuns: RUNS / 4 });
 });

@@ -2,7 +2,7 @@ import { expect } from "vitest";
 import type { PairReport, PlanReport } from "../../src/cli/report/report.js";
 import { runKvPlan } from "../../src/cli/run.js";
 
-/** `kv-plan` in this process, with what it printed. */
+/** Runs `kv-plan` in this process and returns its output. */
 export async function captured(...args: string[]): Promise<{ code: number; stdout: string; stderr: string }> {
   let [stdout, stderr] = ["", ""];
   const code = await runKvPlan(args, {
@@ -16,14 +16,14 @@ export async function captured(...args: string[]): Promise<{ code: number; stdou
   return { code, stdout, stderr };
 }
 
-/** What `--json` prints. */
+/** The parsed `--json` report. */
 export async function report(...args: string[]): Promise<PairReport> {
   const { stdout, stderr } = await captured(...args, "--json");
   expect(stderr).toBe("");
   return JSON.parse(stdout) as PairReport;
 }
 
-/** The report of a pair that has a plan, which is proven. */
+/** The report of a pair with a proven plan. */
 export async function planned(...args: string[]): Promise<PlanReport> {
   const found = await report(...args);
   if (found.outcome !== "planned") return expect.fail(found.reason);

@@ -14,7 +14,7 @@ afterAll(() => rmSync(folder, { recursive: true }));
 const qwen = ["--config", model("qwen3-0.6b"), "--tp", "2", "--tp", "1", "--tokens", "64"];
 
 describe("--pp", () => {
-  test("each stage's layers are read from its own ranks, and all of it is what one stage has", async () => {
+  test("reads each stage's layers from its ranks, with the same total as one stage", async () => {
     const found = await planned(...qwen, "--pp", "2");
     const layers = (from: number, to: number) =>
       Array.from({ length: to - from }, (_, index) => `model.layers.${from + index}.self_attn.attn`);
@@ -49,7 +49,7 @@ describe("--pp", () => {
     expect(whole.stages.map(({ stage, regions }) => [stage, regions.length])).toEqual([[0, 28]]);
   });
 
-  test("ranks that are only notified are told on every stage", async () => {
+  test("lists notified-only ranks of every stage", async () => {
     const found = await planned("--config", model("deepseek-v2-lite"), "--tp", "2", "--tp", "1", "--pp", "2");
     expect(found.ranks[0]?.notifyOnly).toEqual([
       { prefillRank: 1, prefillStage: 0 },
@@ -57,7 +57,7 @@ describe("--pp", () => {
     ]);
   });
 
-  // What is left over goes to the stages before the last (vLLM 0.33, get_pp_indices).
+  // The remaining layers go to the stages before the last (vLLM 0.33, get_pp_indices).
   test.each([
     [5, 3, [2, 2, 1]],
     [7, 3, [2, 3, 2]],
@@ -69,7 +69,7 @@ describe("--pp", () => {
     expect(found.assumed.join()).toContain("dealt out to pipeline stages evenly");
   });
 
-  test("groups that have regions of their own: each stage holds layers of both", async () => {
+  test("each stage has layers of both groups when groups have their own regions", async () => {
     const found = await planned("--config", model("gemma-4-31b"), "--tp", "2", "--tp", "4", "--pp", "2");
     expect(found.groups).toEqual(["swa", "full"]);
     expect(found.stages.map(({ regions }) => regions.length)).toEqual([30, 30]);
@@ -81,7 +81,7 @@ describe("--pp", () => {
 });
 
 describe("refused", () => {
-  test("by vLLM's decode workers, and that is said of a pair that has a plan", async () => {
+  test("by vLLM's decode workers; the report of a planned pair says so", async () => {
     expect((await planned(...qwen)).refusedByVllm).toEqual([]);
     const found = await planned(...qwen, "--pp", "2");
     expect(found.refusedByVllm.join()).toMatch(
@@ -92,14 +92,14 @@ describe("refused", () => {
     expect(stdout).toMatch(/^not for a vLLM decode worker: prefill has 2 pipeline stages/m);
   });
 
-  test("stages of decode, with what would work", async () => {
+  test("decode stages, with the change that works", async () => {
     const found = await report(...qwen, "--pp", "2,2");
     if (found.outcome !== "refused") return expect.fail("it was planned");
     expect(found).toMatchObject({ code: "KV_PLAN_UNSUPPORTED", details: { ppSize: 2 } });
     expect(found.wouldWork).toEqual(["decode with one pipeline stage"]);
   });
 
-  test("other changes keep prefill's stages", async () => {
+  test("proposes changes that keep prefill's stages", async () => {
     const found = await report(...qwen, "--pp", "2", "--layout", "LHBNC");
     if (found.outcome !== "refused") return expect.fail("it was planned");
     expect(found.wouldWork).toEqual(
@@ -119,7 +119,7 @@ describe("refused", () => {
     ],
     ["more stages than layers", [...qwen, "--pp", "29"], /--pp 29 is more than the 28 layers/],
     ["three sizes", [...qwen, "--pp", "1,2,3"], /--pp is given 3 times/],
-    ["a file, which says it itself", ["--file", "x.json", "--pp", "2"], /--pp has no effect with --file/],
+    ["--pp together with a file", ["--file", "x.json", "--pp", "2"], /--pp has no effect with --file/],
   ])("%s", async (_what, args, message) => {
     const { code, stderr } = await captured(...args);
     expect(code).toBe(EXIT_CODES.wrongInput);
@@ -149,7 +149,7 @@ describe("a file", () => {
     return path;
   };
 
-  test("says of each region on which stage it is", async () => {
+  test("gives the stage of each region", async () => {
     const prefill = staged([
       ["layer.2", 1],
       ["layer.1", 1],
@@ -160,7 +160,7 @@ describe("a file", () => {
     expect(found.request.lengthBytes).toBe(3 * 64 * 64 * 4);
   });
 
-  test("the smallest pool of any stage bounds the request", async () => {
+  test("the smallest pool of all stages limits the request", async () => {
     const small = { stage: 1, numBlocks: 3 };
     const prefill = engine(2, {
       ...{ ppSize: 2 },
@@ -171,7 +171,7 @@ describe("a file", () => {
     expect(found.reason).toContain("too small for a request of 64 tokens");
   });
 
-  test("stages are matched by name: a cache that none has, and one that two have", async () => {
+  test("refuses a cache that no stage has, and one that two stages have", async () => {
     for (const [name, message] of [
       ["other", /no remote rank that is given holds the cache "layer.2"/],
       ["layer.0", /cache "layer.0" is on the remote pipeline stages 0 and 1/],
@@ -200,7 +200,7 @@ describe("a file", () => {
 describe("forms", () => {
   const flags = [...qwen, "--pp", "2"];
 
-  test("text has a line for each stage, and names ranks by theirs", async () => {
+  test("text has a line per stage, and rank names include the stage", async () => {
     const { stdout } = await captured(...flags);
     expect(stdout).toMatch(/^prefill +TP 2, PP 2 /m);
     expect(stdout).toMatch(/^D0 +0-7 +pp1tp0 +0-3 +14 /m);
@@ -215,7 +215,7 @@ describe("forms", () => {
     expect(stdout.match(/pp[01]tp[01] -- /g)).toHaveLength(4);
   });
 
-  test("SVG has a box for each rank of each stage, and each curve begins at another", async () => {
+  test("SVG has a box per rank of each stage, and each curve starts at a different rank", async () => {
     const { stdout } = await captured(...flags, "--svg");
     expect(stdout.match(/<g data-rank="(?:pp\dtp\d|D\d)"/g)).toHaveLength(5);
     expect(new Set(stdout.match(/<path d="M \d+ \d+/g))).toHaveProperty("size", 4);

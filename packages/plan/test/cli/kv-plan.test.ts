@@ -56,7 +56,7 @@ describe("models by their published shapes", () => {
     expect(found.ranks.map((rank) => rank.reads.map((read) => read.prefillRank))).toEqual(expected.sources);
   });
 
-  test("gpt-oss: the window's layers move the window's tail only", async () => {
+  test("gpt-oss: sliding-window layers move only the window's blocks", async () => {
     const found = await planned("--config", model("gpt-oss-20b"), "--tp", "1", "--tokens", "2048");
     expect(found.groups).toEqual(["swa", "full"]);
     // 2048 tokens in full, and of the window of 128 tokens 8 blocks and the one it begins in.
@@ -95,7 +95,7 @@ describe("models by their published shapes", () => {
     expect(found.assumed.join()).toMatch(/blocks of 64 tokens of windows, 4 and 8 of compressors/);
   });
 
-  test("Nemotron 3 Nano 30B: states in the pages of attention, 131 and 261 kernel blocks in a logical one", async () => {
+  test("Nemotron 3 Nano 30B: states in attention pages, with 131 and 261 kernel blocks per logical block", async () => {
     const flags = ["--config", model("nemotron-3-nano-30b"), "--tp", "4", "--tp", "1"];
     const state = (3 * (64 * 64 + 2 * 8 * 128) * 2 + 64 * 64 * 128 * 4) * 23;
     const found = await planned(...flags, "--kv-cache-dtype", "fp8");
@@ -114,7 +114,7 @@ describe("models by their published shapes", () => {
     );
   });
 
-  test("Nemotron 3 Nano 30B: of a block that holds no state it is said which does", async () => {
+  test("Nemotron 3 Nano 30B: refuses a block too small for a state, and names the smallest that fits", async () => {
     const flags = ["--config", model("nemotron-3-nano-30b"), "--tp", "4"];
     const { code, stderr } = await captured(...flags, "--block-size", "64");
     expect(code).toBe(EXIT_CODES.wrongInput);
@@ -126,7 +126,7 @@ describe("models by their published shapes", () => {
     expect((await sized(Number(size) - Number(kernel))).code).toBe(EXIT_CODES.wrongInput);
   });
 
-  test("Gemma 4 31B: full layers have half a window layer's bytes for a token, and twice the tokens in a block", async () => {
+  test("Gemma 4 31B: full layers have half a window layer's bytes per token, and twice its tokens per block", async () => {
     const found = await planned("--config", model("gemma-4-31b"), "--tp", "2", "--tp", "4");
     expect(found.groups).toEqual(["swa", "full"]);
     // 50 layers with a window of 1024 tokens, 16 heads of 256; 10 full ones, 4 heads of 512.
@@ -139,7 +139,7 @@ describe("models by their published shapes", () => {
     ).toEqual([16, 32]);
   });
 
-  test("what a config does not say is a flag, and what no flag says is told as assumed", async () => {
+  test("reports values that neither the config nor a flag gives as assumed", async () => {
     const found = await planned("--config", model("llama-3.1-70b"), "--tp", "1");
     expect(found.assumed).toContain("--block-size 16");
     expect(found.assumed).toContain("head_dim is missing: hidden_size / num_attention_heads");
@@ -148,7 +148,7 @@ describe("models by their published shapes", () => {
   });
 });
 
-test("without a config the shape comes from flags", async () => {
+test("takes the model shape from flags without a config", async () => {
   const flags = ["--layers", "2", "--kv-heads", "4", "--head-size", "8", "--kv-cache-dtype", "fp8"];
   const found = await planned(...flags, "--tp", "2", "--tp", "1", "--tokens", "100", "--block-size", "16,32");
   expect(found.request.lengthBytes).toBe(112 * 2 * 2 * 8 * 4);
@@ -171,7 +171,7 @@ test("without a config the shape comes from flags", async () => {
   expect(mla.ranks[0]?.notifyOnly).toEqual([{ prefillRank: 1, prefillStage: 0 }]);
 });
 
-test("a fragmented pool needs more pieces than a consecutive one, and merging leaves fewer than there are blocks", async () => {
+test("a fragmented pool has more merged descriptors than a consecutive one, and fewer than blocks", async () => {
   const flags = ["--config", model("qwen3-0.6b"), "--tp", "1"];
   const [one, other] = [await planned(...flags), await planned(...flags, "--pool", "fragmented")];
   expect(one.request).toMatchObject({ descriptors: 28 * 128, merged: 28 });
@@ -179,12 +179,12 @@ test("a fragmented pool needs more pieces than a consecutive one, and merging le
   expect(other.request.transferMs).toBeCloseTo(other.request.lengthBytes / 25e6, 6);
 });
 
-test("a share of a block is adjacent to nothing: it cannot be merged", async () => {
+test("descriptors of partial blocks are not merged", async () => {
   const found = await planned("--config", model("llama-3.1-70b"), "--tp", "8", "--tp", "4");
   expect(found.request.merged).toBe(found.request.descriptors);
 });
 
-test("layouts and backends of both engines are given as sizes are", async () => {
+test("takes the layouts and backends of both engines from flags", async () => {
   const flags = ["--layers", "1", "--kv-heads", "2", "--head-size", "8", "--tokens", "32"];
   const found = await planned(
     ...flags,
@@ -201,7 +201,7 @@ test("layouts and backends of both engines are given as sizes are", async () => 
   ]);
 });
 
-test("the form can be chosen, and the report says why it is what it is", async () => {
+test("the form can be chosen, and the report gives the reason for it", async () => {
   const flags = ["--config", model("qwen3-0.6b"), "--tp", "1", "--block-size", "16,32"];
   expect((await planned(...flags, "--form", "permute")).form).toBe("permute");
   const direct = await planned(...flags, "--form", "direct");
@@ -210,7 +210,7 @@ test("the form can be chosen, and the report says why it is what it is", async (
   expect(direct.formReason).not.toBe("");
 });
 
-test("notifications: how many each prefill rank awaits, and from which ranks", async () => {
+test("reports how many notifications each prefill rank waits for, and from which ranks", async () => {
   const found = await planned("--config", model("qwen3-0.6b"), "--tp", "2", "--tp", "8");
   expect(found.notifications).toEqual([
     { prefillRank: 0, prefillStage: 0, awaits: 4, from: [0, 1, 2, 3] },
@@ -219,7 +219,7 @@ test("notifications: how many each prefill rank awaits, and from which ranks", a
 });
 
 describe("a pair that is refused", () => {
-  test("says why and what would work, and ends with 2", async () => {
+  test("reports the reason and working changes, and exits with 2", async () => {
     const args = ["--config", model("llama-3.1-70b"), "--tp", "8", "--tp", "4", "--layout", "LHBNC"];
     const { code, stdout } = await captured(...args);
     expect(code).toBe(EXIT_CODES.refused);
@@ -236,7 +236,7 @@ describe("a pair that is refused", () => {
     expect(found.wouldWork).not.toContain("decode with TP 2");
   });
 
-  test("each change that it names is one with which it is planned", async () => {
+  test("each proposed change leads to a plan", async () => {
     const base = ["--layers", "2", "--kv-heads", "6", "--head-size", "8"];
     const found = await report(...base, "--tp", "4", "--tp", "6");
     if (found.outcome !== "refused") return expect.fail("it was planned");
@@ -248,7 +248,7 @@ describe("a pair that is refused", () => {
       expect((await report(...base, "--tp", size, "--tp", "6")).outcome).toBe("planned");
   });
 
-  test("heads that do not divide over the ranks: the sizes with which they do", async () => {
+  test("proposes TP sizes that divide the heads", async () => {
     const base = ["--layers", "2", "--kv-heads", "8", "--head-size", "64"];
     const one = await captured(...base, "--tp", "2,3");
     expect(one.code).toBe(EXIT_CODES.refused);
@@ -265,7 +265,7 @@ describe("a pair that is refused", () => {
     expect(both.wouldWork).toEqual([1, 2, 4, 8, 16].map((size) => `TP ${size} on both sides`));
   });
 
-  test("two models that are not one", async () => {
+  test("refuses configs of two different models", async () => {
     const { code, stderr } = await captured(
       "--config",
       model("qwen3-0.6b"),
@@ -276,7 +276,7 @@ describe("a pair that is refused", () => {
     expect(stderr).toMatch(/differ in .*prefill .*decode .*\[KV_PLAN_INCOMPATIBLE\]/);
   });
 
-  test("a cache that a config does not describe", async () => {
+  test("refuses a config with an unknown compression ratio", async () => {
     const file = join(folder, "v4.json");
     const v4 = JSON.parse(readFileSync(model("deepseek-v4-flash"), "utf8")) as object;
     writeFileSync(file, JSON.stringify({ ...v4, compress_ratios: new Array(43).fill(16) }));
@@ -317,7 +317,7 @@ describe("a file", () => {
     expect(found.ranks[0]?.heads).toEqual([0, 4]);
   });
 
-  test("what a region says of itself holds: its own number of heads", async () => {
+  test("uses a region's own number of heads", async () => {
     const eight = (tpSize: number) =>
       engine(tpSize, {
         regions: [
@@ -335,11 +335,11 @@ describe("a file", () => {
     ["not JSON", "{", /is not JSON/],
     ["another version", { ...pair, version: 2 }, /version/],
     ["an unknown member", { ...pair, prefill: engine(2, { more: 1 }) }, /prefill.*more/],
-    ["a kind that is none", { ...pair, groups: ["new"] }, /groups\.0/],
+    ["an unknown cache kind", { ...pair, groups: ["new"] }, /groups\.0/],
     ["more ranks than any engine has", { ...pair, prefill: engine(2, { ppSize: 513 }) }, /1026 ranks/],
     ["no region", { ...pair, decode: engine(1, { regions: [] }) }, /decode\.regions/],
     [
-      "a length that is none",
+      "a fractional length",
       { ...pair, decode: engine(1, { kernelBlockSize: 0.5 }) },
       /decode\.kernelBlockSize/,
     ],
@@ -360,27 +360,27 @@ test.each<[string, string[], RegExp]>([
     /--block-size has no effect with --file/,
   ],
   [
-    "a shape beside a config",
+    "a shape flag together with a config",
     ["--config", model("qwen3-0.6b"), "--kv-heads", "3"],
     /--kv-heads has no effect with --config/,
   ],
   [
-    "what is for shapes",
+    "flags for shapes together with a config",
     ["--config", model("qwen3-0.6b"), "--head-size", "3", "--mla"],
     /--head-size, --mla has no effect/,
   ],
   [
-    "a type of what the file gives in bytes",
+    "a dtype flag together with a file",
     ["--file", "x.json", "--kv-cache-dtype", "fp8", "--tp", "2"],
     /--tp, --kv-cache-dtype has no effect with --file/,
   ],
   [
-    "heads of a latent vector",
+    "KV heads together with --mla",
     ["--layers", "1", "--mla", "--head-size", "8", "--kv-heads", "2"],
     /--kv-heads has no effect with --mla/,
   ],
   [
-    "a type of states where there are none",
+    "a state dtype for a model without states",
     ["--config", model("qwen3-0.6b"), "--ssm-dtype", "float32"],
     /--ssm-dtype float32 has no effect: no layer/,
   ],
@@ -390,7 +390,7 @@ test.each<[string, string[], RegExp]>([
     /make 2048 ranks, more than 1024/,
   ],
   ["three sizes", ["--config", model("qwen3-0.6b"), "--tp", "1,2,4"], /--tp is given 3 times/],
-  ["a file that is not there", ["--file", "/nowhere/pair.json"], /\/nowhere\/pair\.json cannot be read/],
+  ["a missing file", ["--file", "/nowhere/pair.json"], /\/nowhere\/pair\.json cannot be read/],
   ["two forms", ["--config", model("qwen3-0.6b"), "--json", "--svg"], /the report has one form/],
   [
     "a kernel block that does not divide",
@@ -398,7 +398,7 @@ test.each<[string, string[], RegExp]>([
     /not a multiple/,
   ],
   ["running engines", ["--from", "p:5600", "--from=d:5600"], /kv-peer plan --from PREFILL:5600/],
-  ["half a shape", ["--layers", "3"], /--layers needs --head-size and --kv-heads/],
+  ["an incomplete shape", ["--layers", "3"], /--layers needs --head-size and --kv-heads/],
   [
     "a pool that is too small",
     ["--config", model("qwen3-0.6b"), "--num-blocks", "3"],
@@ -429,7 +429,7 @@ test.each([
 describe("forms", () => {
   const flags = ["--config", model("deepseek-v2-lite"), "--tp", "4", "--tp", "2"];
 
-  test("text says what is proven", async () => {
+  test("text lists the proven statements", async () => {
     const { code, stdout } = await captured(...flags);
     expect(code).toBe(0);
     expect(stdout).toMatch(/D0 +latent +P0 +latent +27 /);
@@ -437,7 +437,7 @@ describe("forms", () => {
     expect(stdout).toMatch(/^proven +\d+ blocks of 1 request/m);
   });
 
-  test("Mermaid has every read and every notification without one", async () => {
+  test("Mermaid has every read, and every notification of a rank that is not read", async () => {
     const { stdout } = await captured(...flags, "--mermaid");
     expect(stdout).toMatch(/^graph LR\n/);
     expect(stdout).toMatch(/P0 -- "latent, 60\.8 MiB" --> D0/);

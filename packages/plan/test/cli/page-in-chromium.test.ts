@@ -83,7 +83,7 @@ describe.skipIf(executablePath === undefined)("the page in Chromium", () => {
     rmSync(folder, { recursive: true });
   }, 60_000);
 
-  test("a decode rank shows what it reads, a block where its bytes come from", async () => {
+  test("a decode rank shows its reads, and a block shows the source of its bytes", async () => {
     await open("plan.html", renderHtml(report));
     expect(await page.$eval("body", (body) => body.dataset["ready"])).toBe("true");
     await page.click('button[data-decode-rank="1"]');
@@ -112,7 +112,7 @@ describe.skipIf(executablePath === undefined)("the page in Chromium", () => {
     expect((await texts("#block p")).join(" ")).toContain("puts its heads and tokens in order");
   });
 
-  test("the last block shows from where it is zeroed", async () => {
+  test("the last block shows the first zeroed token", async () => {
     const last = report.blocks.filter((one) => one.decodeRank === 0).at(-1);
     await open("plan.html", renderHtml(report));
     await page.click('button[data-decode-rank="0"]');
@@ -120,7 +120,7 @@ describe.skipIf(executablePath === undefined)("the page in Chromium", () => {
     expect((await texts("#block p")).join(" ")).toContain(`zeroes it from its token ${last?.zeroFrom} on`);
   });
 
-  test("a prefill rank shows its readers and the notifications that it awaits", async () => {
+  test("a prefill rank shows its readers and the notifications that it waits for", async () => {
     await open("plan.html", renderHtml(report));
     await page.click('button[data-prefill-rank="3"]');
     expect((await texts("#detail p")).join(" ")).toMatch(/Awaits 1 notifications, from D1\./);
@@ -130,7 +130,7 @@ describe.skipIf(executablePath === undefined)("the page in Chromium", () => {
     ).toBe("true");
   });
 
-  test("pipeline stages: ranks by name, the caches of each, and a block of each", async () => {
+  test("pipeline stages: shows rank names, and the caches and a block of each stage", async () => {
     const staged = await reportOf("--config", model, "--tp", "2", "--tp", "1", "--pp", "2", "--tokens", "32");
     await open("stages.html", renderHtml(staged));
     await page.click('button[data-prefill-stage="1"][data-prefill-rank="0"]');
@@ -147,20 +147,20 @@ describe.skipIf(executablePath === undefined)("the page in Chromium", () => {
     expect(await texts("#pieces tr:not(:first-child) td:nth-child(2)")).toEqual(["pp1tp0", "pp1tp1"]);
   });
 
-  test("names from a peer stay text", async () => {
+  test("escapes names from a peer", async () => {
     await open("hostile.html", renderHtml({ ...report, title: HOSTILE }));
     expect(await page.title()).toBe(HOSTILE);
     expect(await page.$$eval("img", (images) => images.length)).toBe(0);
     expect(await page.$eval("body", (body) => body.dataset["ready"])).toBe("true");
   });
 
-  test("a refusal is a page too", async () => {
+  test("shows a page for a refusal", async () => {
     const refused = await reportOf("--config", model, "--tp", "8", "--tp", "4", "--layout", "LHBNC");
     await open("refused.html", renderHtml(refused));
     expect(await page.$eval("#text", (element) => element.textContent)).toContain("decode with TP 8");
   });
 
-  test("and it asked for nothing and complained of nothing", () => {
+  test("makes no network request and logs no error", () => {
     expect(complaints).toEqual([]);
   });
 });

@@ -6,7 +6,7 @@ import type {
   SourcePlan,
 } from "../../src/index.js";
 
-/** What is to be proven of one scene: the plans of all local ranks, and what each does for one request. */
+/** One scene to prove: the plans of all local ranks, and their request plans for one request. */
 export interface Case {
   readonly plans: readonly EngineTransferPlan[];
   readonly requests: readonly RequestPlan[];
@@ -73,13 +73,13 @@ function read(
     const index = pick(request.reads.length);
     const other = change(request.reads[index] as RequestRead, pick, plan);
     if (other === undefined) return undefined;
-    // Its runs say what its ids do.
+    // Rebuild the runs from the ids.
     const runs = Int32Array.from([...other.localIds].flatMap((id, at) => [id, other.remoteIds[at] ?? -1, 1]));
     return withRequest(sound, rank, { reads: replaced(request.reads, index, { ...other, runs }) });
   };
 }
 
-/** Changes the receive pass of the first group of one rank that the change has something to do with. */
+/** Changes the receive pass of one rank: that of the first group to which the change applies. */
 const pass =
   (change: (group: ReceivePassGroup, plan: EngineTransferPlan) => ReceivePassGroup | undefined): Mutation =>
   (sound, pick) => {
@@ -95,7 +95,7 @@ const pass =
     return undefined;
   };
 
-/** What is before a window, by so many tokens more or fewer. */
+/** Moves the end of the zeroed tokens before a window by this many tokens. */
 const lead = (group: ReceivePassGroup, by: number): ReceivePassGroup | undefined => {
   const { leadingBlock } = group;
   if (leadingBlock === undefined) return undefined;
@@ -113,7 +113,7 @@ const moved = (ids: Int32Array, at: number, to: number) => {
   return other;
 };
 
-/** Every way to spoil a plan that has a name. Each gives undefined where the plan has nothing to spoil in that way. */
+/** All mutations by name. A mutation returns undefined when it does not apply to the plan. */
 export const MUTATIONS: Readonly<Record<string, Mutation>> = {
   "a local row begins one byte late": tableRow("localTable", (rows, at) => change(rows, at, 1)),
   "a local row begins one share late": tableRow("localTable", (rows, at) =>

@@ -28,7 +28,7 @@ function prove(scene: KindScene, counts: { proven: number; refused: number }): v
   counts.proven += 1;
 }
 
-test("state, latents, windows, packed rows, stages, DCP, types of memory: what is planned is proven", {
+test("proves every plan for state, MLA, windows, packed rows, stages, DCP and memory types", {
   timeout: PROPERTY_TIMEOUT_MS,
 }, () => {
   const counts = { proven: 0, refused: 0 };
@@ -39,7 +39,7 @@ test("state, latents, windows, packed rows, stages, DCP, types of memory: what i
   expect(counts.proven).toBeGreaterThan(counts.refused / 3);
 });
 
-test("a padded page of one head is the same in every layout", () => {
+test("proves a padded page of one head across layouts", () => {
   const engine = { tpSize: 1, kernelTokens: 8, perLogical: 3, logicalBlocks: 150, padding: 0 };
   const scene: KindScene = {
     groups: ["mla", "mamba"],

@@ -6,7 +6,7 @@ import { proveEnginePlans } from "../../src/prove/index.js";
 import { type Case, MUTATIONS, type Mutation } from "./plan-mutations.js";
 import { build, likelyScene, type Scene, sampleRequest } from "./proof-scenes.js";
 
-// fc.sample does not know of the factor by which long runs multiply.
+// fc.sample does not apply the run factor of long runs.
 const RUNS = 40 * Number(process.env["KV_PROPERTY_FACTOR"] ?? 1);
 
 interface Sound {
@@ -40,7 +40,7 @@ function verdictOf({ scene, blocks, remotes }: Sound, { plans, requests }: Case)
   });
 }
 
-/** Draws scenes until the mutation has found enough that it can spoil. */
+/** Draws scenes until the mutation applied to enough of them. */
 function spoil(mutation: Mutation): number {
   let spoiled = 0;
   for (const [scene, seed] of fc.sample(fc.tuple(likelyScene, fc.nat()), { numRuns: RUNS * 40, seed: 7 })) {
@@ -56,7 +56,7 @@ function spoil(mutation: Mutation): number {
     if (mutated === undefined) continue;
     spoiled += 1;
     let verdict = verdictOf(given, mutated);
-    // Of a row that this request has no descriptor of: the samples, which reach everything, find it.
+    // The request has no descriptor of the changed row: the sample requests, which reach every row, find it.
     if (verdict.proven && mutated.requests === given.sound.requests) {
       const { remotes, scene: model } = given;
       verdict = proveEnginePlans(mutated.plans, { remotes, numKvHeads: model.numKvHeads });
@@ -67,7 +67,7 @@ function spoil(mutation: Mutation): number {
   return spoiled;
 }
 
-describe("a spoiled plan is found out", () => {
+describe("the proof finds the fault in a changed plan", () => {
   test.each(Object.entries(MUTATIONS))("%s", (_name, mutation) => {
     expect(spoil(mutation)).toBeGreaterThanOrEqual(Math.min(RUNS, 5));
   });

@@ -9,7 +9,7 @@ import {
 } from "../../src/index.js";
 import { share } from "../share.js";
 
-/** One engine of a pair, from which the geometry of all its ranks follows. */
+/** One engine of a pair; it defines the geometry of all its ranks. */
 export interface EngineDraw {
   readonly tpSize: number;
   readonly kernelBlockSize: number;
@@ -36,7 +36,7 @@ export interface Scene {
   readonly numTokens: number;
   readonly computedBlocks: number;
   readonly tellsComputed: boolean;
-  /** What of a window's blocks the prefill side has let go, as a share of them. */
+  /** The share of a window's blocks that the prefill side has freed. */
   readonly letGo: number;
   readonly seed: number;
 }
@@ -113,7 +113,7 @@ export interface BuiltScene {
   readonly plans: readonly EngineTransferPlan[];
 }
 
-/** The plans of all decode ranks. Throws what the planner throws. */
+/** The plans of all decode ranks. Throws the planner's errors. */
 export function build(scene: Scene): BuiltScene {
   const prefill = ranksOf(scene, scene.prefill, 2 ** 44);
   const decode = ranksOf(scene, scene.decode, 2 ** 40);
@@ -154,7 +154,7 @@ const GROUPINGS: readonly {
   { groups: ["swa"], regions: [0, 0] },
 ];
 
-/** Every pair that the planner is meant to accept or to refuse; sizes that do not divide are among them. */
+/** All pairs that the planner must accept or refuse, including sizes that do not divide. */
 export const anyScene: fc.Arbitrary<Scene> = fc
   .record({
     tp: fc.tuple(fc.constantFrom(1, 2, 3, 4, 6, 8, 16), fc.constantFrom(1, 2, 3, 4, 6, 8, 16)),
@@ -208,7 +208,7 @@ export const anyScene: fc.Arbitrary<Scene> = fc
       kernelBlockSize: side === 0 ? size : size * ratio,
       physicalBlocksPerLogical: draw.physical[side],
       layout: draw.layouts[side],
-      // Layouts are turned into one another where the order within a head is plain.
+      // Layouts can be converted only when the order within a head is plain.
       attentionBackend: draw.layouts[0] === draw.layouts[1] ? draw.backends[side] : "FLASH_ATTN",
       paddingBytes: draw.padding[side],
       numLogicalBlocks: 0,

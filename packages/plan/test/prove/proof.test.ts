@@ -25,7 +25,7 @@ function check(scene: Scene, counts?: { proven: number; refused: number }): void
     return;
   }
   const options = { remotes: built.prefill, numKvHeads: scene.numKvHeads };
-  // The samples take longer than the request: some of the scenes are enough for them.
+  // The sample requests take longer, so only some scenes use them.
   const own = [{ blocks: sampleRequest(scene) }];
   for (const requests of scene.seed % 10 === 0 ? [own, undefined] : [own]) {
     const verdict = proveEnginePlans(built.plans, { ...options, ...(requests ? { requests } : {}) });
@@ -35,7 +35,7 @@ function check(scene: Scene, counts?: { proven: number; refused: number }): void
   if (counts !== undefined) counts.proven += 1;
 }
 
-test("whatever pair the planner accepts is proven, by its request and by the samples", {
+test("proves every accepted pair, with its request and with sample requests", {
   timeout: PROPERTY_TIMEOUT_MS,
 }, () => {
   const counts = { proven: 0, refused: 0 };
@@ -43,11 +43,11 @@ test("whatever pair the planner accepts is proven, by its request and by the sam
     fc.property(likelyScene, (scene) => check(scene, counts)),
     { numRuns: RUNS },
   );
-  // A planner that refused everything would pass as well.
+  // Without this check, a planner that refuses every pair would pass.
   expect(counts.proven).toBeGreaterThan(counts.refused / 3);
 });
 
-test("pairs of any sizes are proven or refused with a reason", { timeout: PROPERTY_TIMEOUT_MS }, () => {
+test("pairs of any sizes are proven, or refused with a reason", { timeout: PROPERTY_TIMEOUT_MS }, () => {
   fc.assert(
     fc.property(anyScene, (scene) => check(scene)),
     { numRuns: RUNS },

@@ -22,7 +22,7 @@ afterEach(async () => {
   for (const one of open.splice(0).reverse()) await one.close();
 });
 
-/** Six instances of each role, which close the connection where nothing else is said. */
+/** Six instances of each role; by default they close the connection. */
 async function setUp({ prefillWorks = false, decodeHangs = false }) {
   const legsSent: Role[] = [];
   const start = async (role: Role) => {
@@ -61,7 +61,7 @@ async function setUp({ prefillWorks = false, decodeHangs = false }) {
   return { pull, push, part, legsSent };
 }
 
-/** A record that keeps what it was created with. */
+/** A record that ignores later changes. */
 function frozenRecord(values: Partial<RequestRecord>): RequestRecord {
   const record = Object.assign(new RequestRecord(), values);
   return new Proxy(record, { set: () => true, deleteProperty: () => true });

@@ -10,7 +10,7 @@ test("edits keep integers beyond 2^53, floats, order and unknown fields as writt
   expect(rawMember(text, "seed")).toBe("9223372036854775807");
 });
 
-test("of a duplicate key the last value is read, and edits change all", () => {
+test("reads the last value of a duplicate key, and edits change all of them", () => {
   const text = '{"n":1,"\\u006e":5,"m":2}';
   expect(rawMember(text, "n")).toBe("5");
   expect(editMembers(text, { set: { n: "1" } })).toBe('{"m":2,"n":1}');

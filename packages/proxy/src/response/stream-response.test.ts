@@ -62,7 +62,7 @@ function setUp(pieces: readonly string[]) {
   };
 }
 
-/** Long after every promise that can settle has settled. */
+/** Waits until every promise that can settle has settled. */
 const settle = () => new Promise((resolve) => setImmediate(() => setImmediate(resolve)));
 
 test("reads nothing more from the instance while the client does not read", async () => {

@@ -53,7 +53,7 @@ test.each([500, 503])(
     const response = await post(`${url}/v1/completions`, { prompt: "a" });
     expect([response.status, await response.json()]).toEqual([200, COMPLETION]);
     expect([p.seen.length, failing.seen.length, d.seen.length]).toEqual([2, 1, 1]);
-    // It answered, so it is there: its health checks say whether it goes on being asked.
+    // It answered, so it is reachable: its health checks decide whether it gets more requests.
     expect(proxy.status().decoders[0]).toMatchObject({ failures: 1, available: true, in_flight: 0 });
   },
 );
@@ -251,7 +251,7 @@ test.each([
 });
 
 test.each(["data: [DONE]\n\n", ": ping\n\ndata: [DONE]\r\n\r\n"])(
-  "a stream with nothing but its end (%j) is a 502, for one prompt and for two",
+  "a stream that only has an end (%j) is a 502, for one prompt and for two",
   async (text) => {
     const p = await upstream(prefillOk);
     const d = await upstream(({ response }) => sendStream(response, text));
@@ -319,7 +319,7 @@ test("an unreachable instance is skipped on both legs, and used again when it is
   for (let at = 0; at < 3; at++) {
     expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
   }
-  // Tried once each: then they cool down.
+  // Each instance is tried once, then it cools down.
   expect(proxy.status().prefillers[0]).toMatchObject({
     requests: 1,
     failures: 1,

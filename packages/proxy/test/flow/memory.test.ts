@@ -10,11 +10,11 @@ const collect = runInNewContext("gc") as () => void;
 
 const WARM_UP = 500;
 const REQUESTS = 700;
-/** What a request keeps while it is served is 20 kB and more. */
+/** A request uses at least 20 kB while it is served. */
 const MOST_BYTES = 2_000;
 
 test.each(["pull", "push"] as const)(
-  "%s: nothing of a request is kept in memory after its answer",
+  "%s: frees a request's memory after its answer",
   { timeout: 120_000 },
   async (mode) => {
     const kv_transfer_params = {
@@ -36,7 +36,7 @@ test.each(["pull", "push"] as const)(
       for (let sent = 0; sent < requests; sent += 1) {
         await (await post(`${url}/v1/completions`, { prompt: "a" })).text();
       }
-      // These two keep what they have seen.
+      // The two stubs record their requests.
       for (const { seen } of [p, d]) (seen as unknown[]).length = 0;
       await sleep(300);
       collect();

@@ -76,7 +76,7 @@ test("a stream reaches the client byte for byte, in the chunks in which it came"
 
   let reader: ReadableStreamDefaultReader<Uint8Array> | undefined;
   for (const piece of pieces) {
-    // The next piece is sent only when this one has arrived: nothing is held back.
+    // The next piece is sent only after this one arrived, so the proxy must not hold it back.
     decode.write(piece);
     if (reader === undefined) {
       const response = await asked;
@@ -95,7 +95,7 @@ test("a stream reaches the client byte for byte, in the chunks in which it came"
   expect((await reader?.read())?.done).toBe(true);
 });
 
-test("an answer above the limit of the check arrives complete", async () => {
+test("an answer larger than the check's limit arrives complete", async () => {
   const text = randomBytes(600_000).toString("base64");
   const p = await upstream(prefillOk);
   const d = await upstream(({ response }) => sendJson(response, { choices: [{ text }] }));

@@ -164,12 +164,12 @@ test("auto: the first answer of each prefill instance decides between pull and p
   const ids = d.seen.map(({ headers }) => String(headers["x-request-id"]));
   for (const id of ids.slice(0, 3)) expect(id).toMatch(/^mine-[0-9a-f-]{36}$/);
   expect(ids[3]).toBe("mine");
-  // Each was asked once for each of its requests.
+  // Each got one call per request.
   expect([pushing.seen.length, pulling.seen.length]).toEqual([2, 2]);
   expect(proxy.status().prefillers.map(({ requests }) => requests)).toEqual([2, 2]);
 });
 
-test("push legs are sequential by a setting", async () => {
+test("a setting makes push legs sequential", async () => {
   const p = await upstream(prefillOf(() => "e"));
   const d = await upstream(decodeOk);
   const { url, proxy } = await runProxy({
@@ -234,7 +234,7 @@ test.each([
     });
     expect(await (await ask(url)).json()).toEqual(COMPLETION);
     expect([bad.seen.length, good.seen.length]).toEqual([1, 1]);
-    // Its blocks are its own: the prompt was computed again, and the first leg's are no decode leg's any more.
+    // The prompt was computed again: no decode leg uses the blocks of the first prefill leg.
     expect(good.seen[0]?.headers["x-request-id"]).not.toBe(bad.seen[0]?.headers["x-request-id"]);
     expect(paramsOf(good, 0)).toMatchObject({ remote_block_ids: [[1]] });
     expect(proxy.status().decoders[0]).toMatchObject({ failures: 1, in_flight: 0 });

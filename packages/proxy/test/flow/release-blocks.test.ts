@@ -9,7 +9,7 @@ const isRelease = (seen: Seen) => seen.json.use_beam_search === true;
 test("P's blocks are freed when a decode instance refuses the request before its engine sees it", async () => {
   const vllm = vllmPair();
   const p = await upstream(vllm.prefill);
-  // As a gateway or an API key check in front of the server: it never saw the parameters.
+  // Like a gateway or an API key check in front of the server: the server never saw the parameters.
   const d = await upstream((seen) =>
     isRelease(seen) ? vllm.decode(seen) : sendJson(seen.response, { error: {} }, 401),
   );
@@ -47,7 +47,7 @@ test("when an instance does not free the blocks, the next one is tried", async (
   }
 });
 
-test("a release that only gateways answer counts as failed, after two attempts", async () => {
+test("a release that only gateways answer fails after two attempts", async () => {
   const vllm = vllmPair();
   const p = await upstream(vllm.prefill);
   const ds = await Promise.all(
@@ -99,7 +99,7 @@ test("a request that times out between the legs has its blocks freed without a t
   expect(vllm.counts).toEqual({ computedAtDecode: 0, garbage: 0, unknownFrees: 0 });
 });
 
-test("a lease that may have ended is not used, and the part begins again with prefill", async () => {
+test("a part whose lease may have ended begins again with prefill", async () => {
   const clock = createManualClock();
   const vllm = vllmPair();
   const [p, d] = [await upstream(vllm.prefill), await upstream(vllm.decode)];

@@ -22,7 +22,7 @@ test.each(["prefill", "decode"])(
     await expect
       .poll(() => proxy.status().requests)
       .toMatchObject({ in_flight: 0, failed: { KV_REQUEST_ABORTED: 1 } });
-    // It says nothing about the instance.
+    // The disconnect does not count as a failure of the instance.
     for (const one of [...proxy.status().prefillers, ...proxy.status().decoders]) {
       expect(one).toMatchObject({ in_flight: 0, failures: 0, available: true });
     }

@@ -75,7 +75,7 @@ test("an incomplete request does not keep the proxy from closing", async () => {
   const { url, proxy } = await runProxy({ prefillers: ["p:1"], decoders: ["d:1"] });
   const { socket } = await startSending(url, "content-length: 100");
   const gone = once(socket, "close");
-  // By now the server has heard of it: its second connection has had an answer.
+  // The second connection got an answer, so the server has the first one too.
   await fetch(`${url}/health`);
   await proxy.close({ graceMs: 1 });
   await gone;

@@ -9,20 +9,20 @@ const base = {
   dtype: "bfloat16",
 };
 
-test("of a hybrid the attention layers are planned, and the states left out are named", () => {
+test("a hybrid's plan has its attention layers, and lists the left-out states as assumed", () => {
   const model = modelFromHfConfig("hybrid", { ...base, hybrid_override_pattern: "M*-M" });
   expect(model.layers.map(({ name }) => name)).toEqual(["model.layers.1.self_attn.attn"]);
   expect(model.assumed.join()).toContain("the states of 2 state-space layers are left out");
 });
 
-test("so where layer types say it", () => {
+test("layer_types mark state-space layers too", () => {
   const layer_types = ["linear_attention", "linear_attention", "linear_attention", "full_attention"];
   const model = modelFromHfConfig("next", { ...base, layer_types });
   expect(model.layers.map(({ name }) => name)).toEqual(["model.layers.3.self_attn.attn"]);
   expect(model.assumed.join()).toContain("the states of 3 state-space layers are left out");
 });
 
-test("a model of attention alone keeps all its layers, and nothing is assumed", () => {
+test("an attention-only model keeps all its layers and assumes nothing", () => {
   const layer_types = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"];
   const model = modelFromHfConfig("gemma", { ...base, layer_types, sliding_window: 128 });
   expect(model.layers.map(({ kind }) => kind)).toEqual(["swa", "full", "swa", "full"]);

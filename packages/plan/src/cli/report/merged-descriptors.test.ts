@@ -21,11 +21,11 @@ function counts(pair: ReturnType<typeof samplePair>) {
   return [request.descriptorCount, request.runCount, merged(plan, request)];
 }
 
-test("whole blocks without padding merge run by run", () => {
+test("each run of whole unpadded blocks merges into one descriptor", () => {
   expect(counts(samplePair())).toEqual([8, 4, 4]);
 });
 
-test("a share of each block, and blocks with padding, do not merge though their ids follow one another", () => {
+test("parts of blocks and padded blocks do not merge, even with consecutive ids", () => {
   const share = samplePair(sampleRank({ tpSize: 2 }), sampleRank());
   expect(counts(share)).toEqual([8, 4, 8]);
   const rank = sampleRank();
@@ -36,7 +36,7 @@ test("a share of each block, and blocks with padding, do not merge though their 
   expect(counts(samplePair(rank, { ...rank, regions }))).toEqual([8, 4, 8]);
 });
 
-test("regions that adjoin on both sides merge at their edge", () => {
+test("a run merges across regions that are adjacent on both sides", () => {
   const rank = sampleRank();
   const [first] = rank.regions;
   const bytes = 10 * (first?.blockLengthBytes ?? 0);
@@ -46,7 +46,7 @@ test("regions that adjoin on both sides merge at their edge", () => {
   expect([request.runCount, merged(plan, request)]).toEqual([4, 3]);
 });
 
-/** A list of both sides' rows of 16 bytes: where they begin, how far apart they are, how many. */
+/** A list with rows of 16-byte descriptors on both sides; each row is [address, stride, count]. */
 const list = (local: readonly (readonly number[])[], remote: readonly (readonly number[])[]) => {
   const table = (rows: readonly (readonly number[])[]) => ({
     memoryType: "DRAM" as const,
@@ -59,7 +59,7 @@ const list = (local: readonly (readonly number[])[], remote: readonly (readonly 
 
 test.each([
   [
-    "rows that adjoin",
+    "adjacent local rows",
     [
       [1000, 16, 4],
       [1064, 16, 4],
@@ -69,7 +69,7 @@ test.each([
     1,
   ],
   [
-    "rows that adjoin there",
+    "adjacent remote rows",
     [[0, 16, 8]],
     [
       [1000, 16, 4],
@@ -79,7 +79,7 @@ test.each([
     1,
   ],
   [
-    "rows apart",
+    "separate local rows",
     [
       [1000, 16, 4],
       [5000, 16, 4],
@@ -89,7 +89,7 @@ test.each([
     2,
   ],
   [
-    "rows apart there",
+    "separate remote rows",
     [[0, 16, 8]],
     [
       [1000, 16, 4],
@@ -99,7 +99,7 @@ test.each([
     2,
   ],
   [
-    "rows apart, at unlike descriptors",
+    "separate rows that end at different descriptors on each side",
     [
       [1000, 16, 2],
       [5000, 16, 6],
@@ -112,7 +112,7 @@ test.each([
     3,
   ],
   [
-    "rows apart, from within one",
+    "separate rows, starting inside the first",
     [
       [1000, 16, 4],
       [5000, 16, 4],
@@ -121,10 +121,10 @@ test.each([
     [2, 1, 4],
     2,
   ],
-  ["gaps here", [[0, 32, 8]], [[0, 16, 8]], [0, 0, 8], 8],
-  ["gaps there", [[0, 16, 8]], [[0, 32, 8]], [0, 0, 8], 8],
+  ["local gaps", [[0, 32, 8]], [[0, 16, 8]], [0, 0, 8], 8],
+  ["remote gaps", [[0, 16, 8]], [[0, 32, 8]], [0, 0, 8], 8],
   [
-    "gaps, in rows apart",
+    "gaps and separate rows",
     [
       [0, 32, 3],
       [5000, 16, 5],
@@ -133,10 +133,10 @@ test.each([
     [0, 0, 8],
     4,
   ],
-  ["runs that adjoin", [[0, 16, 8]], [[0, 16, 8]], [0, 0, 2, 2, 2, 3], 1],
-  ["runs that adjoin here", [[0, 16, 8]], [[0, 16, 8]], [0, 0, 2, 2, 4, 2], 2],
-  ["runs that adjoin there", [[0, 16, 8]], [[0, 16, 8]], [0, 0, 2, 4, 2, 2], 2],
+  ["adjacent runs", [[0, 16, 8]], [[0, 16, 8]], [0, 0, 2, 2, 2, 3], 1],
+  ["locally adjacent runs", [[0, 16, 8]], [[0, 16, 8]], [0, 0, 2, 2, 4, 2], 2],
+  ["remotely adjacent runs", [[0, 16, 8]], [[0, 16, 8]], [0, 0, 2, 4, 2, 2], 2],
   ["no run", [[0, 16, 8]], [[0, 16, 8]], [], 0],
-])("a run across %s", (_, local, remote, runs, pieces) => {
+])("merges a request's descriptors: %s", (_, local, remote, runs, pieces) => {
   expect(mergedDescriptorCount({ runs: Int32Array.from(runs) }, list(local, remote))).toBe(pieces);
 });
