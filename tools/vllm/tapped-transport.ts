@@ -1,3 +1,4 @@
+import { delegateTo } from "@kv/connector/building-blocks";
 import type { Agent, Memory, Notification, Transport } from "@kv/interface";
 
 /** A transport that records the notifications that arrive and the memory that is allocated. */
@@ -24,25 +25,8 @@ export function tapTransport(transport: Transport): TappedTransport {
     }
   }
 
-  /** Calls each method on the agent itself, because the methods may need their receiver. */
   function tapped(agent: Agent): Agent {
-    return {
-      name: agent.name,
-      get backends() {
-        return agent.backends;
-      },
-      register: (memory) => agent.register(memory),
-      localMetadata: () => agent.localMetadata(),
-      addRemote: (metadata) => agent.addRemote(metadata),
-      removeRemote: (name) => agent.removeRemote(name),
-      prepareLocal: (table) => agent.prepareLocal(table),
-      prepareRemote: (remote, table) => agent.prepareRemote(remote, table),
-      transfer: (request) => agent.transfer(request),
-      notify: (remote, payload) => agent.notify(remote, payload),
-      notifications: () => heard(agent.notifications()),
-      telemetry: () => agent.telemetry(),
-      close: (options) => agent.close(options),
-    };
+    return delegateTo(agent, { notifications: () => heard(agent.notifications()) });
   }
 
   return {

@@ -1,3 +1,4 @@
+import { delegateTo } from "@kv/connector/building-blocks";
 import type { Agent, Clock, DescriptorTable, PreparedList, Transport } from "@kv/interface";
 import { DESCRIPTOR_ROW } from "@kv/interface";
 
@@ -46,17 +47,8 @@ export function meterTransfers(
   let first: Agent | undefined;
   const tables = new WeakMap<PreparedList, DescriptorTable>();
 
-  /** Each method calls the agent's own, because an agent's methods may need their receiver. */
   function metered(agent: Agent): Agent {
-    return {
-      name: agent.name,
-      get backends() {
-        return agent.backends;
-      },
-      register: (memory) => agent.register(memory),
-      localMetadata: () => agent.localMetadata(),
-      addRemote: (metadata) => agent.addRemote(metadata),
-      removeRemote: (name) => agent.removeRemote(name),
+    return delegateTo(agent, {
       async prepareLocal(table) {
         // Copied before the call, because the call may take the rows over.
         const copy = { memoryType: table.memoryType, rows: table.rows.slice() };
@@ -64,7 +56,6 @@ export function meterTransfers(
         tables.set(list, copy);
         return list;
       },
-      prepareRemote: (remote, table) => agent.prepareRemote(remote, table),
       transfer(request) {
         const startMs = clock.now();
         const table = tables.get(request.local);
@@ -87,25 +78,17 @@ export function meterTransfers(
         );
         return transfer;
       },
-      notify: (remote, payload) => agent.notify(remote, payload),
-      notifications: () => agent.notifications(),
-      telemetry: () => agent.telemetry(),
-      close: (options) => agent.close(options),
-    };
+    });
   }
 
   return {
-    transport: {
-      name: transport.name,
-      capabilities: transport.capabilities,
+    transport: delegateTo(transport, {
       async createAgent(options) {
         const agent = await transport.createAgent(options);
         first ??= agent;
         return metered(agent);
       },
-      allocate: (lengthBytes, options) => transport.allocate(lengthBytes, options),
-      close: () => transport.close(),
-    },
+    }),
     backends: () => first?.backends ?? [],
     take(blockIds, sinceMs) {
       const wanted = new Set(blockIds);

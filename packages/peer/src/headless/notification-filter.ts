@@ -1,3 +1,4 @@
+import { delegateTo } from "@kv/connector/building-blocks";
 import type { Agent, Transport } from "@kv/interface";
 
 /** A transport that discards the read notifications of chosen requests. */
@@ -21,39 +22,21 @@ export function filterNotifications(transport: Transport): NotificationFilter {
     return dropped.has(text.slice(0, text.lastIndexOf(":")));
   }
 
-  /** Each method calls the agent's own, because an agent's methods may need their receiver. */
   function filtered(agent: Agent): Agent {
-    return {
-      name: agent.name,
-      get backends() {
-        return agent.backends;
-      },
-      register: (memory) => agent.register(memory),
-      localMetadata: () => agent.localMetadata(),
-      addRemote: (metadata) => agent.addRemote(metadata),
-      removeRemote: (name) => agent.removeRemote(name),
-      prepareLocal: (table) => agent.prepareLocal(table),
-      prepareRemote: (remote, table) => agent.prepareRemote(remote, table),
+    return delegateTo(agent, {
       transfer(request) {
         if (!isDropped(request.notification)) return agent.transfer(request);
         const { notification: _, ...rest } = request;
         return agent.transfer(rest);
       },
       notify: (remote, payload) => (isDropped(payload) ? Promise.resolve() : agent.notify(remote, payload)),
-      notifications: () => agent.notifications(),
-      telemetry: () => agent.telemetry(),
-      close: (options) => agent.close(options),
-    };
+    });
   }
 
   return {
     drop: (remoteRequestId) => void dropped.add(remoteRequestId),
-    transport: {
-      name: transport.name,
-      capabilities: transport.capabilities,
+    transport: delegateTo(transport, {
       createAgent: async (options) => filtered(await transport.createAgent(options)),
-      allocate: (lengthBytes, options) => transport.allocate(lengthBytes, options),
-      close: () => transport.close(),
-    },
+    }),
   };
 }

@@ -1,6 +1,6 @@
 import type { BlockIds } from "@kv/interface";
 import { MapFields } from "../encoding/map-fields.js";
-import { HOST } from "../transfer-params/host.js";
+import { HOST } from "../transfer-params/transfer-params.js";
 
 const MAX_GROUPS = 1024;
 

@@ -1,7 +1,9 @@
 import { type BlockIds, KvError, type KvTransferParams } from "@kv/interface";
 import { isMap, MapFields, malformed } from "../encoding/map-fields.js";
 import { MAX_REQUEST_ID_BYTES } from "../notifications/notifications.js";
-import { HOST } from "./host.js";
+
+/** A host name or an IP address and nothing else: ZMQ gives "*", ";" and "/" in an endpoint a meaning. */
+export const HOST = /^[A-Za-z0-9]([A-Za-z0-9._-]{0,253})$|^[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9]{1,16})?$/;
 
 const WHAT = "kv_transfer_params";
 const MAX_GROUPS = 1024;
