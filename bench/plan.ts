@@ -11,7 +11,7 @@ const REGIONS = 64;
 const BLOCK_SIZE = 16;
 const TOKENS = [2048, 8192, 32_768, 131_072];
 const ROUNDS = 31;
-/** Until the compilers are done with what a worker runs all day. */
+/** Time of calls before the measurement, so that V8 has compiled the code. */
 const WARM_MS = 1_000;
 const ORDERS = ["one run", "scattered"] as const;
 
@@ -48,13 +48,13 @@ function plansOf(
   return decode.map((local) => {
     const remotes = prefill.slice(local.tpRank * each, (local.tpRank + 1) * each);
     const plan = buildEngineTransferPlan({ local, remotes, numKvHeads: 8, groups: ["full"] });
-    // Tables are made at first use: a handshake uses them at once.
+    // Tables are built at first use, which is in the handshake.
     for (const source of plan.sources) void (source.localTable.rows.length + source.remoteTable.rows.length);
     return plan;
   });
 }
 
-/** Block ids in one stretch, or every other one in turn from both ends, so that nothing can be merged. */
+/** Block ids in one run, or every second id alternately from both ends, so that no descriptors can be merged. */
 function idsOf(count: number, order: (typeof ORDERS)[number], from: number): number[] {
   if (order === "one run") return Array.from({ length: count }, (_, i) => from + i);
   return Array.from({ length: count }, (_, i) => from + 2 * (i % 2 === 0 ? i : count - i));
@@ -66,7 +66,7 @@ function timed(work: () => unknown): number {
   return performance.now() - begun;
 }
 
-/** `ours` and what vLLM does for `command`, in turn, on ids of that many tokens. */
+/** Measures `ours` and vLLM's work for `command` in turn. */
 async function against(
   peer: LinePeer | undefined,
   what: string,
@@ -92,7 +92,7 @@ async function against(
   };
 }
 
-/** From a request to the descriptors that a transport is given. */
+/** The time from a request to the descriptors for the transport, against vLLM. */
 async function requests(peer: LinePeer | undefined): Promise<Row[]> {
   const rows: Row[] = [];
   for (const tokens of TOKENS) {
@@ -123,8 +123,8 @@ async function requests(peer: LinePeer | undefined): Promise<Row[]> {
 }
 
 /**
- * The whole plan of a request with the WebAssembly kernel, and with the plain loop in its place, in turn. Only requests whose descriptors neither
- * repeat nor merge come to it: scattered blocks of groups with regions of their own.
+ * The whole plan of a request with the WebAssembly kernel and with the plain loop, in turn. Only requests whose descriptors neither repeat nor
+ * merge use the kernel: scattered blocks of groups with regions of their own.
  */
 function idKernel(): Row[] {
   return [8192, 32_768].flatMap((tokens) =>
@@ -173,7 +173,7 @@ function idKernelRow(tokens: number, numGroups: number, order: (typeof ORDERS)[n
   };
 }
 
-/** Heap that is in use for as long as `work`'s result is held. */
+/** The bytes of heap and array buffers that the result of `work` holds. */
 function heldBytes(work: () => unknown): number {
   const collect = (globalThis as { gc?: () => void }).gc;
   collect?.();
@@ -185,7 +185,7 @@ function heldBytes(work: () => unknown): number {
   return after.heapUsed + after.arrayBuffers - before.heapUsed - before.arrayBuffers;
 }
 
-/** The plans of all ranks for TP 8 to 4 with 80 layers, and their proof, at 1,000 and at 100,000 blocks. */
+/** Builds and proves the plans of all ranks for TP 8 to 4 with 80 layers, with 1,000 and with 100,000 blocks. */
 function large(): Row[] {
   const build = (numBlocks: number) => plansOf(8, 4, 80, numBlocks);
   const prove = (plans: readonly EngineTransferPlan[], numBlocks: number) => {

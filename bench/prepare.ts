@@ -10,7 +10,7 @@ const REGIONS = 64;
 const BLOCK_SIZE = 16;
 const BLOCK_LENGTH_BYTES = 512;
 const ROUNDS = 41;
-/** Requests planned before the first that counts: the first ones run before code is compiled. */
+/** Requests that are planned before the measurement, so that V8 has compiled the code. */
 const SERVED = 2000;
 const notification = new TextEncoder().encode("request:1");
 

@@ -3,12 +3,12 @@ import { Agent } from "undici";
 
 export interface LoadResult {
   readonly perSecond: number;
-  /** How long each request took that ended complete. */
+  /** The duration of each complete request, in ms. */
   readonly tookMs: readonly number[];
   readonly failed: number;
 }
 
-/** A pool of connections to one server, for as many loads as one likes. */
+/** A pool of connections to one server. Several loads can use it. */
 export const connections = (most: number): Agent => new Agent({ connections: most, pipelining: 1 });
 
 const END = "data: [DONE]\n\n";
@@ -20,7 +20,7 @@ const BODY = JSON.stringify({
   stream: true,
 });
 
-/** One request; whether its answer is complete. */
+/** Sends one request. Resolves with whether its answer was complete. */
 function ask(agent: Agent, url: string, stream: boolean): Promise<boolean> {
   return new Promise((resolve) => {
     let tail = "";
@@ -52,8 +52,8 @@ const result = (tookMs: number[], failed: number, begun: number): LoadResult => 
 });
 
 /**
- * A loop that is open: requests leave at a fixed rate, whether answers have come or not, and each is timed from when it was to leave. Two
- * routers under the same rate show their latency; in a closed loop each would show its throughput a second time.
+ * An open loop: sends requests at a fixed rate without waiting for answers, and times each from the moment when it was due. At the same rate
+ * two routers can be compared by latency; a closed loop would measure their throughput again.
  */
 export async function pacedLoad(
   agent: Agent,
@@ -83,7 +83,7 @@ export async function pacedLoad(
   return result(took, failed, begun);
 }
 
-/** A loop that is closed: `concurrency` clients, each sends its next request when the last answer is complete. */
+/** A closed loop: each of `concurrency` clients sends its next request when the last answer is complete. */
 export async function load(
   agent: Agent,
   url: string,

@@ -1,5 +1,5 @@
 // npm run soak:proxy [-- --minutes 30 --clients 16 --every-s 5]: requests through kv-proxy while its instances are killed and started again.
-// A request that fails before its client has seen a byte could have been saved: there must be none. Memory must stay flat.
+// A request that fails before its client has received a byte could have been retried, so there must be none. Memory must not grow.
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
 import { readFileSync } from "node:fs";
@@ -73,7 +73,7 @@ const counts = { complete: 0, cut: 0, lost: 0, restarts: 0 };
 const agent = new Agent({ connections: Number(values.clients), pipelining: 1 });
 const endAtMs = Date.now() + durationMs;
 
-/** Why requests were lost, in the proxy's words, and how often. */
+/** The error messages of lost requests, with their counts. */
 const why = new Map<string, number>();
 
 function ask(): Promise<"complete" | "cut" | "lost"> {
@@ -137,7 +137,7 @@ proxy.kill("SIGTERM");
 const [code] = (await once(proxy, "close")) as [number | null];
 for (const { child } of pairs) child.kill("SIGKILL");
 
-// The first fifth is warm-up; of the rest the begin is compared with the end.
+// The first fifth is warm-up. The first third of the rest is compared with its last third.
 const steady = memory.slice(Math.floor(memory.length / 5));
 const third = Math.max(1, Math.floor(steady.length / 3));
 const mean = (list: readonly number[]) => list.reduce((sum, value) => sum + value, 0) / list.length;

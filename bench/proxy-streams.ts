@@ -1,6 +1,6 @@
 import { connect, type Socket } from "node:net";
 
-/** Opens streams over sockets of their own and waits until each has its first event. */
+/** Opens each stream on its own socket and waits until each has received its first event. */
 export async function openStreams(url: string, count: number) {
   const { hostname, port } = new URL(url);
   const body = JSON.stringify({ model: "m", prompt: "hold", max_tokens: 1000, stream: true });

@@ -1,6 +1,6 @@
 // A prefill and a decode server that answer at once: `/v1/completions` only. Prints {"prefill": port, "decode": port}.
-// Ports may be given, in this order; 0 takes a free one.
-// A prompt that is "hold" keeps its stream open after the first event until it is told otherwise: {"do":"release"} on stdin.
+// Optional arguments: the two ports, in this order; 0 takes a free one.
+// The stream of the prompt "hold" stays open after its first event until {"do":"release"} arrives on stdin.
 import { createServer, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 

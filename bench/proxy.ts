@@ -13,18 +13,18 @@ import { bestRatio, median, pairRatio, percentile, spread } from "./report.js";
 
 const ROUNDS = 5;
 const WINDOW_MS = 4_000;
-/** At a fixed rate the two take turns quickly: a stall of the machine then meets both. */
+/** At a fixed rate the two routers take turns in short rounds, so that a stall of the machine affects both. */
 const PACED_ROUNDS = 24;
 const PACED_WINDOW_MS = 1_000;
 const PACED_CONNECTIONS = 128;
 const CONCURRENCY = 32;
 const STREAMS = 10_000;
-/** Each open stream is two sockets of the router. */
+/** Files that the router needs besides the two sockets of each open stream. */
 const SPARE_FILES = 500;
 const PROXY_CORE = "0";
 const OTHER_CORE = "1";
 
-/** The router and what it is compared with, each with one core of its own; load and upstreams share the other. */
+/** Compares kv-proxy with vllm-router. Both run on the same core and get load in turn; load generator and upstreams share the other core. */
 export async function proxy(): Promise<readonly Row[]> {
   const children: ChildProcess[] = [];
   const start = (
@@ -105,7 +105,7 @@ async function sideBySide(ours: Target, theirs: Target, [p, d]: readonly [string
     for (const at of [0, 1] as const) alone[at].push(await p50Of(targets[at].url, WINDOW_MS / 4));
   }
   const rate = pairRatio(rates[0], rates[1]);
-  // A rate that leaves the slower of the two half idle, the same for both.
+  // The same rate for both: half of the slower router's throughput.
   const perSecond = Math.max(1, Math.floor(Math.min(median(rates[0]), median(rates[1])) / 2));
   const pacedMs: [number[], number[]] = [[], []];
   for (let round = 0; round < PACED_ROUNDS; round += 1) {
@@ -164,7 +164,7 @@ async function sideBySide(ours: Target, theirs: Target, [p, d]: readonly [string
 
 const inTurn = (round: number) => (round % 2 === 0 ? ([0, 1] as const) : ([1, 0] as const));
 
-/** The p99 of all requests of all rounds: one stall of the machine is then one, and not a round's. */
+/** The p99 over all requests of all rounds, so that a stall of the machine counts once and does not decide a round's p99. */
 function tail(what: string, tookMs: readonly [readonly number[], readonly number[]]): Row {
   const [ours, theirs] = [percentile(tookMs[0], 0.99), percentile(tookMs[1], 0.99)];
   const show = (values: readonly number[]) =>
@@ -204,7 +204,7 @@ async function manyStreams(ours: Target, upstream: ChildProcess): Promise<Row> {
   };
 }
 
-/** User and system time of a process and its threads. `taskset` has become the program, so the id is the program's. */
+/** User and system time of a process and its threads, in ms. `taskset` replaces itself by the program, so its process id is the program's. */
 function cpuMs(pid: number): number {
   const fields = readFileSync(`/proc/${pid}/stat`, "utf8").split(") ")[1]?.split(" ") ?? [];
   return (Number(fields[11]) + Number(fields[12])) * 10;

@@ -111,7 +111,7 @@ async function damagedBytes() {
   const files = [
     "packages/nixl/test/metadata/metadata-mutations.test.ts",
     "packages/nixl/test/metadata/metadata-check.test.ts",
-    "packages/connector/src/wire/damaged-notifications.test.ts",
+    "packages/protocol/src/notifications/damaged-notifications.test.ts",
   ];
   const what = `${mutations} mutated blobs, ${checked} of them loaded by NIXL, and as many notifications`;
   await check(what, env, vitest, ["run", ...files]);

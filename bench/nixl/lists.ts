@@ -16,7 +16,7 @@ const MILLION_BLOCK = 512;
 const LAYERS = 80;
 const BLOCKS_OF_A_LAYER = 100_000;
 const SMALL_BLOCK = 64;
-/** Counts as no time on the JavaScript thread: a call and its answer take some tens of microseconds. */
+/** Less than this counts as no time on the JavaScript thread: a call and its answer take some tens of microseconds. */
 const WANTED_ON_THREAD_MS = 1;
 /** A list is kept as its rows, here 80 of 40 bytes; the rest is room for the heaps of V8 and of the C library. */
 const WANTED_GROWTH_MIB = 64;
@@ -105,7 +105,7 @@ async function listRows(options: ListOptions): Promise<Row[]> {
   ];
 }
 
-/** The row without a goal. */
+/** The row without its goal: reported only. */
 const reported = (row: Row): Row => ({ ...row, wanted: "reported", met: undefined });
 
 function onThreadRow(what: string, busyMs: readonly number[], leastMs?: readonly number[]): Row {

@@ -1,4 +1,4 @@
-// TTFT of pull and push through the whole demo, measured in turn in one run, and the bound: forward pass + bytes ÷ measured bandwidth.
+// Measures TTFT of pull and push through the whole demo, in turn in one run. The bound is the forward pass + bytes ÷ measured bandwidth.
 import { mkdir, writeFile } from "node:fs/promises";
 import { loadavg } from "node:os";
 import { median, type Row, spread } from "../report.js";
@@ -68,7 +68,7 @@ async function measure(
   const ttftMs: Record<Way, number[]> = { pull: [], push: [], "push, layer-wise": [] };
   const local: number[] = [];
   for (let round = 0; round < ROUNDS; round++) {
-    // In turn, starting with another one in each round.
+    // In turn, starting with another way in each round.
     for (let i = 0; i < WAYS.length; i++) {
       const way = WAYS[(round + i) % WAYS.length] as Way;
       ttftMs[way].push((await deployments.get(way)?.ttftMs(point)) ?? Number.NaN);

@@ -8,7 +8,7 @@ const WIDTH = 900;
 const LABEL = 330;
 const ROW = 54;
 
-/** An SVG with a bar per way and point, and a line at the bound. */
+/** An SVG with a bar for each way of transfer at each point, and a line at the bound. */
 export function plot(measured: readonly Measured[]): string {
   const largest = Math.max(...measured.flatMap(({ ttftMs }) => WAYS.map((way) => median(ttftMs[way]))));
   const x = (ms: number) => LABEL + (ms / largest) * (WIDTH - LABEL - 70);

@@ -1,6 +1,6 @@
 /**
- * Cases where vLLM 0.33 refuses and we do the work. Each is counted apart from `passed`, and each is covered by tests that move real
- * bytes: `test` names them.
+ * A kind of case that vLLM 0.33 refuses and this project supports. Such cases are not counted as `passed`. Tests that move real bytes cover
+ * them; `test` names these tests.
  */
 export interface BeyondRule {
   readonly name: string;
@@ -39,7 +39,7 @@ const ordersAreKnown = (input: Readonly<Record<string, unknown>>) =>
 const hasOneHead = (input: Readonly<Record<string, unknown>>) =>
   input["is_mla"] === true ||
   ["tp_size", "remote_tp_size"].every((size) => number(input, "kv_heads") < 2 * number(input, size));
-/** Both sides' blocks hold equally many bytes for a head and token; of hybrids neither check looks at that. */
+/** Both sides' blocks hold the same number of bytes per head and token. For hybrids neither check compares this. */
 const pagesAgree = (input: Readonly<Record<string, unknown>>) => {
   const [bytes, remoteBytes] = ["", "remote_"].map((side) => {
     const [heads, size] = [number(input, "kv_heads"), number(input, `${side}tp_size`)];
@@ -48,7 +48,7 @@ const pagesAgree = (input: Readonly<Record<string, unknown>>) => {
   });
   return bytes === remoteBytes;
 };
-/** Blocks of other sizes can be cut: where the heads and tokens of a block are is known, and no DCP group deals them out. */
+/** Blocks of different sizes can be split: the positions of heads and tokens in a block are known, and no DCP group distributes the tokens. */
 const canBeCut = (input: Readonly<Record<string, unknown>>) =>
   (ordersAreKnown(input) || (hasOneHead(input) && hasPlainTokens(input))) &&
   pagesAgree(input) &&
@@ -63,7 +63,7 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     family: "validate",
     refusal: /^$/,
     reason:
-      "dense attention with more prefill ranks than KV heads: one rank of each head is read, its copies are notified",
+      "dense attention with more prefill ranks than KV heads: one rank of each head is read, and its replicas are notified",
     test: MOVES_BYTES,
     matches: (input) =>
       isDenseAttention(input) &&
@@ -88,7 +88,7 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     name: "prefill-tp-larger-and-blocks-of-a-hybrid-smaller",
     family: "descs",
     refusal: /^Head-sharded attention reads with P_TP > D_TP and heterogeneous block sizes are not supported/,
-    reason: "as above for a hybrid's attention; its states are shared out over the sources, whole",
+    reason: "as above for a hybrid's attention; its states are divided evenly among the source ranks",
     test: KINDS_MOVE_BYTES,
     matches: (input) =>
       input["mamba"] === true &&
@@ -120,7 +120,7 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     name: "decode-blocks-of-a-hybrid-smaller-or-not-a-multiple",
     family: "validate",
     refusal: /^Local block size \d+ is not divisible by remote block size \d+ or vice versa/,
-    reason: "as above for its attention; states are moved by logical blocks, whatever the kernel's size is",
+    reason: "as above for its attention; states are moved by logical block, with any kernel block size",
     test: KINDS_MOVE_BYTES,
     matches: (input) => input["has_mamba"] === true && canBeCut(input) && !blocksDivide(input),
   },
@@ -136,7 +136,7 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     name: "host-memory-and-other-blocks",
     family: "validate",
     refusal: /^Heterogeneous block sizes are not supported with host buffer/,
-    reason: "a plan does not ask what memory a region is in: host memory is cut, and put in order, like any",
+    reason: "a plan does not depend on the memory type: host memory is split and reordered like any other",
     test: MOVES_BYTES,
     matches: canBeCut,
   },
@@ -144,7 +144,7 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     name: "layouts-of-one-order",
     family: "validate",
     refusal: /^Heterogeneous TP expects same kv_cache_layout/,
-    reason: "the two layouts differ in where blocks lie, not in what is within one: strides say where",
+    reason: "the layouts differ in the position of blocks, not in their content: strides give the position",
     test: MOVES_BYTES,
     matches: (input) => input["is_mla"] !== true && ordersAreKnown(input) && sameOrder(input),
   },
@@ -170,7 +170,7 @@ export const BEYOND_RULES: readonly BeyondRule[] = [
     name: "one-head-in-any-layout",
     family: "validate",
     refusal: /^Heterogeneous TP head-dimension splitting requires contiguous heads/,
-    reason: "a rank's block has one head on both sides: nothing of it is split",
+    reason: "a rank's block has one head on both sides, so it is not split",
     test: MOVES_BYTES,
     matches: (input) => input["is_mla"] !== true && hasOneHead(input) && canBeCut(input),
   },

@@ -88,13 +88,13 @@ function planOf(
     remotes: Array.from({ length: Math.max(1, ratio) }, (_, index) => ({ ...remote, tpRank: first + index })),
     numKvHeads: read.number("kv_heads"),
     groups: read.kinds("groups"),
-    // vLLM has one form where block sizes differ, and builds tables whether or not prefixes are cached: its handshake looks at that.
+    // vLLM has only one form for different block sizes. It builds its tables with and without prefix caching; only its handshake checks that.
     form: "permute",
     prefixCaching: false,
   });
 }
 
-/** The vectors tell the local convolution by the dimensions of its projections: the bytes of one follow from the remote's sum. */
+/** The vectors give the local convolution as the dimensions of its projections. The bytes per dimension follow from the remote's total. */
 function stateSpace(
   read: ReturnType<typeof fields>,
   who: "local" | "remote",

@@ -36,7 +36,7 @@ const blocks = (ratio: number, out: unknown) => ({
 });
 const mapping = { tp_rank: 0, kv_heads: 4, is_mla: false, groups: ["full"], dcp_size: 1, remote_dcp_size: 1 };
 
-test("counts what is equal, what differs, what is refused as vLLM refuses it, and what it cannot handle", () => {
+test("equal results and shared refusals pass; differences and cases that it cannot handle fail", () => {
   const name = file("mixed.jsonl", [
     blocks(2, [[2, 3]]),
     blocks(2, [[2, 4]]),
@@ -63,7 +63,7 @@ test("counts what is equal, what differs, what is refused as vLLM refuses it, an
   ]);
 });
 
-test("--only selects by the JSON text of an input", () => {
+test("--only selects cases by the JSON text of an input field", () => {
   const name = file("only.jsonl", [blocks(2, [[2, 3]]), blocks(3, [[9]]), blocks(1, [[1]])]);
   expect(run(["--only", "ratio=2", name])).toMatchObject({ status: 0, last: "1 passed, 0 failed" });
   expect(run(["--only", 'groups=["full"]', "--only", "ratio=3", name])).toMatchObject({
@@ -73,7 +73,7 @@ test("--only selects by the JSON text of an input", () => {
   expect(run(["--only", "ratio=7", name])).toMatchObject({ status: 1, last: "0 passed, 0 failed" });
 });
 
-test("what vLLM refuses and we do is counted apart, by its rule", () => {
+test("a case that vLLM refuses and we support is counted as beyond, by rule", () => {
   const pair = {
     tp_rank: 0,
     tp_size: 1,
@@ -114,12 +114,12 @@ test("what vLLM refuses and we do is counted apart, by its rule", () => {
     "1 beyond",
     "1 passed, 0 failed",
   ]);
-  // Another refusal of the same input is not what the rule speaks of.
+  // The rule does not match another refusal of the same input.
   const other = { in: input, error: { type: "RuntimeError", msg: "something else" } };
   expect(run([file("other.jsonl", [other])])).toMatchObject({ status: 1, last: "0 passed, 1 failed" });
 });
 
-test("a file or folder that is not there fails", () => {
+test("a missing file or folder fails", () => {
   expect(run(["absent.jsonl"])).toMatchObject({ status: 1, last: "0 passed, 1 failed" });
   expect(run(["--wire", "absent"])).toMatchObject({ status: 1, last: "0 passed, 1 failed" });
 });
@@ -144,7 +144,7 @@ test("replays a recording in which a worker shakes hands twice with one engine",
   expect(status).toBe(0);
 });
 
-test("replays a recording in which a worker meets two engines", () => {
+test("replays a recording in which a worker shakes hands with two engines", () => {
   const two = recordedTraffic("two", (handshakes) => {
     const ofAnother = structuredClone(handshakes);
     for (const line of ofAnother) {

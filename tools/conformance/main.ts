@@ -9,7 +9,8 @@ const SHOWN_FAILURES = 20;
 const USAGE = `usage: npm run conformance -- [--only KEY=VALUE]… FILE.jsonl…
        npm run conformance -- --wire DIR
 
-Replays what vLLM's own functions gave, or what vLLM's own servers sent, with ours.`;
+Runs our functions on recorded inputs of vLLM's functions, or on recorded traffic of vLLM servers,
+and compares the results.`;
 
 const counts = { passed: 0, failed: 0, beyond: 0 };
 const rules = new Map<string, number>();

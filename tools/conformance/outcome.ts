@@ -1,14 +1,14 @@
 import { KvError } from "@kv/interface";
 import { BEYOND_RULES } from "./beyond.js";
 
-/** A line of a vector file: what went into a function of vLLM, and what came out or how it refused. */
+/** A line of a vector file: the input of a vLLM function, and its result or its error. */
 export interface VectorCase {
   readonly in: Readonly<Record<string, unknown>>;
   readonly out?: unknown;
   readonly error?: { readonly type: string; readonly msg: string };
 }
 
-/** Calculates with our functions what vLLM's gave for the same input; may compare parts itself and throw a `Difference`. */
+/** Runs our functions on the input of a vLLM function. Returns the result to compare; may compare parts itself and throw a `Difference`. */
 export type Replay = (input: VectorCase["in"], expected: unknown) => unknown;
 
 export type Outcome =
@@ -16,7 +16,7 @@ export type Outcome =
   | { readonly kind: "beyond"; readonly rule: string }
   | { readonly kind: "failed"; readonly reason: string };
 
-/** Our result is not vLLM's. */
+/** Thrown when our result differs from vLLM's, or when a case cannot be handled. */
 export class Difference extends Error {}
 
 export function judge(family: string, replay: Replay, vector: VectorCase): Outcome {
@@ -40,7 +40,7 @@ export function judge(family: string, replay: Replay, vector: VectorCase): Outco
   return difference === undefined ? { kind: "passed" } : { kind: "failed", reason: difference };
 }
 
-/** Where two JSON values differ first; undefined when they are equal. Typed arrays count as arrays. */
+/** The first difference of two JSON values; undefined when they are equal. Typed arrays count as arrays. */
 export function firstDifference(ours: unknown, theirs: unknown, path: string): string | undefined {
   if (ArrayBuffer.isView(ours)) return firstDifference([...(ours as Int32Array)], theirs, path);
   if (Array.isArray(ours) && Array.isArray(theirs)) {

@@ -12,7 +12,7 @@ export function readRecords(path: string): Recorded[] {
     .map((line) => JSON.parse(line) as Recorded);
 }
 
-/** Files of a folder whose names end so, in order; none when there is no such folder. */
+/** The files of a folder whose names end with `ending`, sorted; none when the folder does not exist. */
 export function filesEnding(folder: string, ending: string): string[] {
   if (!existsSync(folder)) return [];
   return readdirSync(folder)

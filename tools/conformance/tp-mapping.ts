@@ -18,7 +18,7 @@ export interface TopologyFunctions {
   readonly tpRatio: typeof tpRatio;
 }
 
-/** vLLM's `compute_tp_mapping` and the questions that its `TransferTopology` answers. */
+/** vLLM's `compute_tp_mapping` and the results of its `TransferTopology`. */
 export function replayTpMapping(topology: TopologyFunctions): Replay {
   return (input) => {
     const read = fields(input);

@@ -50,7 +50,7 @@ export function replayValidate(check: typeof checkCompatibility): Replay {
     return {
       ok: true,
       enable_permute_local_kv: facts.conversions.includes("hnd-to-nhd"),
-      // vLLM takes note of a difference of backends where the local one is its CPU backend, and passes over others.
+      // vLLM records different attention backends only when the local one is its CPU backend.
       hetero_attn_post_process:
         facts.conversions.includes("attention-order") && local.attentionBackend === "CPU_ATTN",
     };

@@ -10,11 +10,11 @@ export interface Selection {
 
 export interface NumberedCase {
   readonly line: number;
-  /** Undefined when the line is no vector at all. */
+  /** Undefined when the line is not a vector. */
   readonly vector: VectorCase | undefined;
 }
 
-/** The cases of a `.jsonl` or `.jsonl.gz` file that the selection leaves. The line `{"meta": …}` is none. */
+/** Reads the cases of a `.jsonl` or `.jsonl.gz` file that match all selections. The line `{"meta": …}` is not a case. */
 export function readVectors(path: string, only: readonly Selection[]): NumberedCase[] {
   const bytes = readFileSync(path);
   const text = (path.endsWith(".gz") ? gunzipSync(bytes) : bytes).toString("utf8");

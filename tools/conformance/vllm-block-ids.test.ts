@@ -16,16 +16,16 @@ function refusal(act: () => unknown): { code: string; message: string; details: 
   return expect.fail("nothing was refused");
 }
 
-describe("logical to kernel blocks", () => {
-  test("each is as many as it holds, side by side; a state is one", () => {
+describe("logicalToKernelBlockIds", () => {
+  test("expands each logical block into consecutive kernel blocks, except in mamba groups", () => {
     const ids = [[3, 0], [2], []];
     const expanded = logicalToKernelBlockIds(["full", "mamba", "mla"], ids, 3);
     expect(expanded).toEqual([[9, 10, 11, 0, 1, 2], [2], []]);
-    // What is not divided is not copied: lists of a long prompt are long.
+    // Undivided lists are not copied, because lists of a long prompt are long.
     expect(logicalToKernelBlockIds(["full", "mamba", "mla"], ids, 1)[0]).toBe(ids[0]);
   });
 
-  test("lists for another number of groups are refused, with both", () => {
+  test("refuses another number of groups and names both numbers", () => {
     expect(refusal(() => logicalToKernelBlockIds(["full"], [[1], [2]], 1))).toEqual({
       code: "KV_BLOCKS_MISMATCH",
       message: "block ids of 2 KV cache groups given, the engine has 1",
@@ -34,8 +34,8 @@ describe("logical to kernel blocks", () => {
   });
 });
 
-describe("blocks of another size", () => {
-  test("ours in parts of theirs, as many as they have", () => {
+describe("mapBlockIdsForBlockSizeRatio", () => {
+  test("splits local blocks into parts of the remote size, at most as many as the remote has", () => {
     const mapped = mapBlockIdsForBlockSizeRatio(
       ["full", "mamba"],
       [
@@ -54,7 +54,7 @@ describe("blocks of another size", () => {
     });
   });
 
-  test("no block of ours is no list, however it is said", () => {
+  test("returns no local lists when there is no local block", () => {
     for (const none of [[], [[], []]]) {
       expect(mapBlockIdsForBlockSizeRatio(["full", "full"], none, [[1], [2]], 2).localBlockIds).toEqual([]);
     }
@@ -64,7 +64,7 @@ describe("blocks of another size", () => {
     ]);
   });
 
-  test("lists for another number of groups are refused on either side", () => {
+  test("refuses another number of groups on either side", () => {
     for (const [local, remote] of [
       [[[1]], [[1]]],
       [[[1]], [[1], [2]]],
@@ -77,7 +77,7 @@ describe("blocks of another size", () => {
   });
 });
 
-describe("what a prefix hit leaves", () => {
+describe("applyPrefixCaching", () => {
   const apply = (options: Partial<PrefixCachingOptions>) =>
     applyPrefixCaching({
       groups: ["full"],
@@ -88,7 +88,7 @@ describe("what a prefix hit leaves", () => {
       ...options,
     });
 
-  test("decode's list is the end of prefill's; a group that wants nothing is left as it is", () => {
+  test("keeps the end of prefill's list; a group without decode blocks is unchanged", () => {
     const groups = ["full", "mla", "swa"];
     const decodeBlockIds = [[7, 8], [], [9]];
     expect(apply({ groups, decodeBlockIds, prefillBlockIds: [[1, 2, 3], [4, 5], [6]] })).toEqual({
@@ -97,7 +97,7 @@ describe("what a prefix hit leaves", () => {
     });
   });
 
-  test("decode may not want more than there is, with both numbers", () => {
+  test("refuses more decode blocks than prefill blocks and names both numbers", () => {
     const act = () => apply({ decodeBlockIds: [[1, 2]], prefillBlockIds: [[5]] });
     expect(refusal(act)).toEqual({
       code: "KV_BLOCKS_MISMATCH",
@@ -107,10 +107,10 @@ describe("what a prefix hit leaves", () => {
   });
 
   const hybrid = { groups: ["full", "mamba"], prefillPhysicalPerLogical: 2 } as const;
-  /** Numbers in ascending order, so many. */
+  /** `count` ascending numbers, starting with `from`. */
   const run = (count: number, from = 0) => Array.from({ length: count }, (_, index) => from + index);
 
-  test("of a hybrid's states decode may have one more than there are, and no two", () => {
+  test("mamba group: decode may have one block more than prefill, not two", () => {
     const states = (wanted: number, held: number) =>
       apply({ ...hybrid, decodeBlockIds: [[], run(wanted, 10)], prefillBlockIds: [[], run(held, 20)] });
     expect(states(2, 1)).toEqual({ decodeBlockIds: [[], [10]], prefillBlockIds: [[], [20]] });
@@ -122,20 +122,20 @@ describe("what a prefix hit leaves", () => {
   });
 
   test.each([
-    // Of unlike kernel blocks in a logical one, lists begin together; either may be longer by the rounding of both.
+    // With different numbers of kernel blocks per logical block the lists start together. Either may be longer by the rounding of both.
     [3, 5, 4, 4, "begin"],
     [3, 4, 5, 4, "begin"],
     [3, 9, 4, 4, "begin"],
     [3, 4, 9, 4, "begin"],
     [3, 10, 4, 4, "refused"],
     [3, 4, 10, 4, "refused"],
-    // Of equal ones decode's is the end of prefill's, however long; and still it may be longer itself by the rounding.
+    // With equal numbers decode's list is the end of prefill's list, or is itself longer by the rounding.
     [2, 4, 20, 4, "end"],
     [2, 4, 4, 4, "begin"],
     [2, 8, 4, 4, "begin"],
     [2, 9, 4, 4, "refused"],
   ])(
-    "of a hybrid's attention, %i kernel blocks in decode's logical one, %i wanted, %i held: %i, from the %s",
+    "attention group of a hybrid, %i kernel blocks per decode logical block, %i wanted, %i held: %i from the %s",
     (decodePhysicalPerLogical, wanted, held, common, from) => {
       const act = () =>
         apply({
@@ -156,7 +156,7 @@ describe("what a prefix hit leaves", () => {
     },
   );
 
-  test("lists for another number of groups are refused on either side", () => {
+  test("refuses another number of groups on either side", () => {
     expect(refusal(() => apply({ decodeBlockIds: [[], []] })).code).toBe("KV_BLOCKS_MISMATCH");
     expect(refusal(() => apply({ prefillBlockIds: [] })).code).toBe("KV_BLOCKS_MISMATCH");
   });

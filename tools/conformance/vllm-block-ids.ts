@@ -1,8 +1,8 @@
 import { type BlockIds, type KvCacheKind, KvError } from "@kv/interface";
 
 /**
- * Block ids of requests are logical; a kernel that wants smaller blocks has `physicalPerLogical` of them in each. State-space blocks are
- * never divided. (vLLM 0.33, `_logical_to_kernel_block_ids`.)
+ * Expands logical block ids into kernel block ids. Each logical block holds `physicalPerLogical` consecutive kernel blocks. State-space blocks
+ * are never divided. (vLLM 0.33, `_logical_to_kernel_block_ids`.)
  */
 export function logicalToKernelBlockIds(
   groups: readonly KvCacheKind[],
@@ -15,7 +15,7 @@ export function logicalToKernelBlockIds(
   );
 }
 
-/** Each block as `factor` consecutive smaller ones. */
+/** Replaces each block by `factor` consecutive smaller blocks. */
 function expandBlocks(ids: readonly number[], factor: number): readonly number[] {
   if (factor === 1) return ids;
   const expanded: number[] = [];
@@ -24,8 +24,8 @@ function expandBlocks(ids: readonly number[], factor: number): readonly number[]
 }
 
 /**
- * Local blocks as parts of the remote's size, paired from the front; parts beyond the remote's list (the tail of the last local
- * block) are cut. No local block left at all: no list at all. (vLLM 0.33, `_map_block_ids_for_block_size_ratio`.)
+ * Splits local blocks into parts of the remote's size, paired from the front. Parts beyond the remote's list (the tail of the last local
+ * block) are cut. Without any local block, returns no local lists. (vLLM 0.33, `_map_block_ids_for_block_size_ratio`.)
  */
 export function mapBlockIdsForBlockSizeRatio(
   groups: readonly KvCacheKind[],
@@ -44,7 +44,7 @@ export function mapBlockIdsForBlockSizeRatio(
 
 export interface PrefixCachingOptions {
   readonly groups: readonly KvCacheKind[];
-  /** Kernel blocks that the decode side still wants. */
+  /** Kernel blocks that the decode side still lacks. */
   readonly decodeBlockIds: BlockIds;
   /** Kernel blocks of the whole sequence at the prefill side. */
   readonly prefillBlockIds: BlockIds;
@@ -53,8 +53,8 @@ export interface PrefixCachingOptions {
 }
 
 /**
- * Cuts the lists so that only what the decode side lacks is transferred: its list is the end of the sequence. A group of which the
- * decode side wants nothing is left as it is; nothing of it is transferred. Errors: `KV_BLOCKS_MISMATCH`.
+ * Cuts the lists to the blocks that the decode side lacks, which are the end of the sequence. A group without decode blocks is
+ * unchanged, and nothing of it is transferred. Errors: `KV_BLOCKS_MISMATCH`.
  * (vLLM 0.33, `_apply_prefix_caching`, with its allowances for models that also have state-space groups.)
  */
 export function applyPrefixCaching(options: PrefixCachingOptions): {
@@ -76,7 +76,7 @@ export function applyPrefixCaching(options: PrefixCachingOptions): {
     const excess = wanted.length - held.length;
     if (excess < 0 && (!hybrid || kind === "mamba" || equalPhysical)) {
       decode.push(wanted);
-      // All of it where nothing is wanted.
+      // With no wanted block this keeps the whole list.
       prefill.push(held.slice(-wanted.length));
       continue;
     }

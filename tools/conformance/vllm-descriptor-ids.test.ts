@@ -22,26 +22,26 @@ function refusal(change: Partial<DescriptorIdOptions>): { message: string; detai
 }
 
 describe("attention", () => {
-  test("region by region, in the order of the blocks", () => {
+  test("lists ids by region, and within a region in the order of the blocks", () => {
     expect(ids({})).toEqual([4, 2, 14, 12, 24, 22]);
     expect(ids({ regionNumBlocks: [10, 5, 7] })).toEqual([4, 2, 14, 12, 19, 17]);
     expect(ids({ blockSizeRatio: 2, regionNumBlocks: [10, 5, 7] })).toEqual([4, 2, 24, 22, 34, 32]);
-    // Half a block is none.
+    // Numbers of blocks are rounded down.
     expect(ids({ blockSizeRatio: 0.5, regionNumBlocks: [5, 5, 5] })).toEqual([4, 2, 6, 4, 8, 6]);
   });
 
-  test("all groups together where they share all regions, each in its own where regions are theirs", () => {
+  test("lists groups together when they share all regions, else group by group in their own regions", () => {
     const groups = { groups: ["full", "swa"], blockIds: [[1], [2, 3]] };
     expect(ids(groups)).toEqual([1, 2, 3, 11, 12, 13, 21, 22, 23]);
     expect(ids({ ...groups, regionGroupIds: [0, 1, -1] })).toEqual([1, 21, 12, 13, 22, 23]);
-    // Said by the caller, whatever the regions name.
+    // The caller's setting overrides the groups of the regions.
     expect(ids({ ...groups, regionGroupIds: [0, 1, 1], usesRegionGroupMapping: false })).toHaveLength(9);
     expect(ids({ ...groups, regionGroupIds: [-1, -1, -1], usesRegionGroupMapping: true })).toEqual([
       1, 11, 21, 2, 3, 12, 13, 22, 23,
     ]);
   });
 
-  test("one region needs no group; of several each needs one", () => {
+  test("a single region needs no group; each of several regions needs one", () => {
     expect(computeDescriptorIds({ groups: ["full"], blockIds: [[3]], numRegions: 1, numBlocks: 10 })).toEqual(
       Int32Array.of(3),
     );
@@ -55,7 +55,7 @@ describe("attention", () => {
     });
   });
 
-  test("blocks of a group without a region are refused, and a group without blocks is not", () => {
+  test("refuses a group with blocks and without a region", () => {
     const groups = { groups: ["full", "swa"], regionGroupIds: [0, 0, 2] };
     expect(ids({ ...groups, blockIds: [[1], []] })).toEqual([1, 11]);
     expect(refusal({ ...groups, blockIds: [[1], [2, 3]] })).toEqual({
@@ -68,13 +68,13 @@ describe("attention", () => {
 describe("by layer", () => {
   const layers = { groups: ["full", "swa"], blockIds: [[1, 2], [3]], transferLayerGroupIds: [1, 0, 1, 0] };
 
-  test("each layer's blocks are those of its group, in a region of its own", () => {
+  test("each layer has its own region with the blocks of its group", () => {
     expect(ids(layers)).toEqual([3, 11, 12, 23, 31, 32]);
     expect(ids({ ...layers, regionNumBlocks: [5, 6, 7, 8] })).toEqual([3, 6, 7, 14, 19, 20]);
     expect(ids({ ...layers, transferLayerGroupIds: [] })).toHaveLength(9);
   });
 
-  test("a count for each layer, and a list for its group", () => {
+  test("refuses a layer without a block count, and a layer of an unknown group", () => {
     expect(refusal({ ...layers, regionNumBlocks: [5, 6, 7] }).message).toBe(
       "3 regions with a block count, but 4 layers",
     );
@@ -89,7 +89,7 @@ describe("hybrids", () => {
   const counts = { regionNumBlocks: [12, 12] };
   const stateSpace = { convProjections: 3 };
 
-  test("states follow all of attention, a logical block each, by projection and recurrence", () => {
+  test("states follow all attention blocks: a logical block for each projection and for the recurrent state", () => {
     expect(ids({ ...hybrid, ...counts, stateSpace, physicalBlocksPerLogical: 3 })).toEqual([
       ...[4, 5, 16, 17],
       // Two regions of four pieces, each of four logical blocks.
@@ -100,26 +100,26 @@ describe("hybrids", () => {
     );
   });
 
-  test("only regions that hold state have pieces of it", () => {
+  test("only state regions have state descriptors", () => {
     const some = { ...stateSpace, regions: [1] };
     expect(ids({ ...hybrid, ...counts, stateSpace: some })).toHaveLength(4 + 4);
     expect(ids({ ...hybrid, ...counts, stateSpace: { ...stateSpace, regions: [] } })).toHaveLength(4 + 8);
   });
 
-  test("attention in parts: states stay whole", () => {
+  test("a block size ratio splits attention blocks, not states", () => {
     expect(ids({ ...hybrid, ...counts, stateSpace, blockSizeRatio: 2, physicalBlocksPerLogical: 3 })).toEqual(
       [...[4, 5, 28, 29], ...[0, 1, 2, 3, 4, 5, 6, 7].map((piece) => 48 + piece * 4 + 1)],
     );
   });
 
-  test("circular scratch is in its own regions only", () => {
+  test("circular scratch blocks are only in scratch regions", () => {
     const groups = { groups: ["full", "mamba", "circular"], blockIds: [[4], [1], [5, 6]] };
     const found = ids({ ...hybrid, ...counts, ...groups, stateSpace, scratchRegions: [1] });
     expect([...found.slice(0, 2), ...found.slice(-2)]).toEqual([4, 16, 17, 18]);
     expect(ids({ ...hybrid, ...counts, ...groups, stateSpace })).toHaveLength(2 + 8);
   });
 
-  test("kernel blocks that leave a part of a logical block are refused, with both numbers", () => {
+  test("refuses kernel blocks that do not fill whole logical blocks, and names both numbers", () => {
     expect(
       refusal({
         ...hybrid,
@@ -134,14 +134,14 @@ describe("hybrids", () => {
     });
   });
 
-  test("without the number of projections they are refused", () => {
+  test("refuses a state-space group without the number of convolution projections", () => {
     expect(refusal({ ...hybrid, ...counts }).message).toMatch(
       /needs the number of its convolution projections/,
     );
   });
 });
 
-test("desc_ids: as vLLM 0.33.0 in every recorded case", () => {
+test("equals vLLM 0.33.0's _compute_desc_ids in every recorded case", () => {
   const path = fileURLToPath(new URL("./fixtures/desc_ids.jsonl.gz", import.meta.url));
   const outcomes = readVectors(path, []).map(({ line, vector }) => ({
     line,

@@ -3,21 +3,21 @@ import { type BlockIds, type KvCacheKind, KvError } from "@kv/interface";
 /** Group id of a region that holds blocks of several groups. */
 const SHARED_REGION = -1;
 
-/** Block ids, and the offsets at which they are written out, one after another. */
+/** Block ids, and the offsets that are added to them: all ids for the first offset, then all ids for the next. */
 type IdPart = readonly [ids: readonly number[], offsets: readonly number[]];
 
-/** How descriptors of one side are laid out: all attention regions one after another, then all state-space ones. */
+/** How the descriptors of one side are ordered: all attention regions, then all state-space regions. */
 export interface DescriptorIdOptions {
   readonly groups: readonly KvCacheKind[];
   /** Kernel blocks per group; state-space groups in logical blocks. */
   readonly blockIds: BlockIds;
   readonly numRegions: number;
-  /** Kernel blocks of a region, where `regionNumBlocks` does not say. */
+  /** Kernel blocks of each region, unless `regionNumBlocks` is given. */
   readonly numBlocks: number;
   readonly regionNumBlocks?: readonly number[];
-  /** Group of each region; -1 shared. */
+  /** Group of each region; -1 for a region that several groups share. */
   readonly regionGroupIds?: readonly number[];
-  /** Whether groups are confined to their own regions; by default when the regions name more than one. */
+  /** Whether each group has its own regions. Default: whether the regions name more than one group. */
   readonly usesRegionGroupMapping?: boolean;
   /** Parts into which each attention block is cut. Default 1. */
   readonly blockSizeRatio?: number;
@@ -27,13 +27,13 @@ export interface DescriptorIdOptions {
   readonly transferLayerGroupIds?: readonly number[];
   /** For models with state-space layers: convolution projections per layer, and the regions that hold state (all by default). */
   readonly stateSpace?: { readonly convProjections: number; readonly regions?: readonly number[] };
-  /** For models with state-space layers: the regions of circular scratch, which is in no others. Default none. */
+  /** For models with state-space layers: the regions that hold circular scratch. Default: none. */
   readonly scratchRegions?: readonly number[];
 }
 
 /**
- * Descriptor indices of blocks, in vLLM's order (0.33, `_compute_desc_ids`): by region and within it by block, where groups share all
- * regions; else group by group. Errors: `KV_PLAN_INVALID` when the counts of regions disagree or a group with blocks has no region.
+ * Descriptor indices of blocks, in vLLM's order (0.33, `_compute_desc_ids`): by region and within a region by block when groups share all
+ * regions, else group by group. Errors: `KV_PLAN_INVALID` when the counts of regions disagree or a group with blocks has no region.
  */
 export function computeDescriptorIds(options: DescriptorIdOptions): Int32Array {
   const ids: number[] = [];
@@ -128,7 +128,7 @@ function startsOf(options: DescriptorIdOptions, numRegions: number): number[] {
   return starts;
 }
 
-/** Descriptors of so many blocks. */
+/** The number of descriptors of `numBlocks` blocks. */
 function scaled({ blockSizeRatio = 1 }: DescriptorIdOptions, numBlocks: number): number {
   return Math.floor(numBlocks * blockSizeRatio);
 }

@@ -14,7 +14,7 @@ import {
 import { Difference } from "./outcome.js";
 import { hex, type Recorded, record, same } from "./recordings.js";
 
-/** One handshake: the three frames decode to what vLLM meant, and encode to the very bytes again. `path` is that of the `.json`. */
+/** Checks that the three frames of a handshake decode to vLLM's values and encode to the same bytes. `path` is that of the `.json`. */
 export function checkHandshake(path: string): void {
   const meant = JSON.parse(readFileSync(path, "utf8")) as Recorded;
   const frame = (kind: string) => new Uint8Array(readFileSync(path.replace(/json$/, `${kind}.bin`)));
@@ -64,7 +64,7 @@ export function checkHandshake(path: string): void {
   same("metadata, encoded", hex(encodeAgentMetadata(metadata)), hex(reply.payload.agentMetadataBytes));
 }
 
-/** One notification: decodes to what vLLM meant, encodes to the very bytes again. */
+/** Checks that a notification decodes to vLLM's values and encodes to the same bytes. */
 export function checkNotification(line: Recorded): void {
   const bytes = new Uint8Array(Buffer.from(String(line["hex"]), "hex"));
   const notification = decodeNotification(bytes);
@@ -76,7 +76,7 @@ export function checkNotification(line: Recorded): void {
   } else if (notification.kind === "push-registration") {
     same("push registration", notification.registration, meant["msgpack"]);
   } else {
-    throw new Difference(`a notification of vLLM was taken for one of our own: ${notification.kind}`);
+    throw new Difference(`a notification of vLLM was decoded as one of our own kinds: ${notification.kind}`);
   }
   same(
     "kind",

@@ -15,14 +15,14 @@ import { type Recorded, record, same } from "./recordings.js";
 import { mappingAsJson } from "./tp-mapping.js";
 import { computeDescriptorIds } from "./vllm-descriptor-ids.js";
 
-/** What one recorded run tells of its workers, by process id. */
+/** The workers of one recorded run, by process id. */
 export interface RecordedRun {
   readonly workers: ReadonlyMap<number, Worker>;
 }
 
 interface Worker {
   readonly geometry: RankGeometry;
-  /** As the hook named the engine. */
+  /** The name of the engine in the recordings. */
   readonly proc: unknown;
   numKvHeads: number;
   readonly isMla: boolean;
@@ -40,11 +40,11 @@ interface LoadedRank {
   readonly geometry: RankGeometry;
 }
 
-/** `kv_caches`: the worker's own regions. `agents`: the metadata that it loaded, and the mapping that it made of it. */
+/** `kv_caches`: the workers' own regions. `agents`: the metadata that they loaded, and the TP mappings that they computed from it. */
 export function recordedRun(kvCaches: readonly Recorded[], agents: readonly Recorded[]): RecordedRun {
   const workers = new Map<number, Worker>();
   for (const line of kvCaches) workers.set(Number(line["pid"]), workerOf(line));
-  // A rank with one head may hold a copy, which makes too many of them; the smallest number is the model's.
+  // Heads times TP is too large for a rank that holds a replica. The smallest product over all ranks is the model's number of KV heads.
   const total = Math.min(...[...workers.values()].map(({ numKvHeads }) => numKvHeads));
   for (const worker of workers.values()) worker.numKvHeads = total;
   for (const line of agents) {
@@ -142,7 +142,7 @@ function remoteOf(meta: Recorded, args: unknown): RankGeometry {
   };
 }
 
-/** Every mapping that a worker made follows from its own place and the remote's size. */
+/** Checks that every TP mapping of a worker follows from its own rank and the remote's TP size. */
 export function checkMappings(worker: Worker): void {
   if (worker.mappings.length !== worker.remotes.length)
     throw new Difference("a mapping per loaded rank is expected");
@@ -162,7 +162,7 @@ export function checkMappings(worker: Worker): void {
   }
 }
 
-/** A recorded call of `_compute_desc_ids`. */
+/** Checks a recorded call of `_compute_desc_ids`. */
 export function checkDescriptorIds(line: Recorded): void {
   const read = fields(record(line["compute_desc_ids"], "compute_desc_ids"));
   const ratio = read.optionalNumber("block_size_ratio");
@@ -181,7 +181,7 @@ export function checkDescriptorIds(line: Recorded): void {
   same("ids", ids, line["ret"]);
 }
 
-/** Block ids of one request on both sides, as the scheduler sides exchanged them: logical ones, per group. */
+/** Logical block ids of one request on both sides, per group, as the schedulers exchanged them. */
 export interface ExchangedBlocks {
   /** The engine on the other side; undefined where the recordings do not name it. */
   readonly remoteEngineId?: string | undefined;
@@ -191,7 +191,7 @@ export interface ExchangedBlocks {
   readonly localComputedBlocks?: readonly number[];
 }
 
-/** What a worker was told of the request that a transfer names, from the recordings beside it; undefined where they do not say. */
+/** The block ids of the request that a transfer names, from the other recordings of the run; undefined when they do not contain them. */
 export function exchangedBlocks(
   transfer: Recorded,
   beside: {
@@ -243,8 +243,8 @@ export function exchangedBlocks(
 }
 
 /**
- * Replays a recorded transfer from end to end: from both sides' metadata and the block ids that they exchanged to the very pairs of indices
- * that vLLM posted. Our order merges better than vLLM's, so pairs are compared, not positions. `nth` is the number of transfers that the
+ * Plans a recorded transfer again from both sides' metadata and the block ids that they exchanged. The pairs of descriptor indices must equal
+ * those that vLLM posted. Our order merges better than vLLM's, so the order of the pairs is not compared. `nth` is the number of transfers that the
  * worker had posted for the request before: one for each remote rank.
  */
 export function checkTransfer(worker: Worker, exchanged: ExchangedBlocks, line: Recorded, nth: number): void {
@@ -256,7 +256,7 @@ export function checkTransfer(worker: Worker, exchanged: ExchangedBlocks, line: 
   same("notifications awaited", awaited, Number(notification.slice(notification.lastIndexOf(":") + 1)));
 }
 
-/** The ranks of one engine as the worker knew them when it posted a transfer: of each, the one that it had loaded last. */
+/** The ranks of one engine as the worker knew them when it posted a transfer: for each rank the metadata that it had loaded last. */
 function remotesOf(worker: Worker, engineId: string | undefined, postedAt: number): RankGeometry[] {
   const engines = new Set(worker.remotes.map((rank) => rank.engineId));
   const [only] = engines;
@@ -304,7 +304,7 @@ function read(
   return { ours: pairs(local, remote), awaited: plan.localConsumers };
 }
 
-/** A WRITE is the read that the remote rank would do, seen from the other end: `@kv/push` plans it in the same way. */
+/** A WRITE is planned as the READ that the remote rank would do, as in `@kv/push`. */
 function written(
   worker: Worker,
   remotes: readonly RankGeometry[],
@@ -344,7 +344,7 @@ function transfer<Read>(reads: readonly Read[], nth: number): Read {
   throw new Difference(`vLLM posted ${nth + 1} transfers of the request, we plan ${reads.length}`);
 }
 
-/** Both sides' indices as vLLM counts them: the parts of a block one after another. Our tables have a row per part where blocks are padded. */
+/** Both sides' indices in vLLM's order, with the parts of a block one after another. Our tables have a row per part when blocks are padded. */
 function inTheirIndices(
   plan: EngineTransferPlan,
   { sourceIndex, localIds, remoteIds }: RequestRead,

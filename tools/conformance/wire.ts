@@ -16,7 +16,7 @@ import {
 
 export type Count = (where: string, outcome: Outcome) => void;
 
-/** Replays a folder of recorded traffic: see README, "Conformance". Files of a kind that is not there are passed over. */
+/** Replays a folder of recorded traffic: see README, "Conformance". Missing kinds of files are skipped. */
 export function replayWire(folder: string, count: Count): void {
   const attempt = (where: string, check: () => void) => {
     try {
@@ -87,7 +87,7 @@ function replayTransfers(path: string, attempt: (where: string, check: () => voi
   }
 }
 
-/** Where a recording has no step metadata, the block ids of the worker's last two calls. */
+/** The block ids of the worker's last two `_compute_desc_ids` calls, for a recording without step metadata. */
 function askedBlocks([remote, local]: readonly Recorded[]): ExchangedBlocks {
   const blockIds = (call: Recorded | undefined) =>
     fields(record(call?.["compute_desc_ids"], "compute_desc_ids")).blockIds("block_ids");

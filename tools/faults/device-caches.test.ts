@@ -3,12 +3,12 @@ import { createSimEngine } from "@kv/testing/simulator/sim-engine";
 import { memoryNetwork } from "@kv/transport-memory";
 import { describe, expect, test } from "vitest";
 import { FAKE_NIXL, fakeMissing } from "../../packages/nixl/test/support/fake-nixl.js";
-import { onDevices } from "./on-devices.js";
+import { deviceMemoryTransport } from "./device-memory-transport.js";
 
 const BLOCK_TOKENS = 16;
 
-/** Engines whose caches are in device memory, over the addon and its stand-in for NIXL, with the same connector. */
-describe.skipIf(fakeMissing)(`caches in device memory (${fakeMissing ?? "stand-in found"})`, () => {
+/** Engines with caches in device memory use the addon over a fake NIXL, with the same connector as engines with host memory. */
+describe.skipIf(fakeMissing)(`caches in device memory (${fakeMissing ?? "fake NIXL found"})`, () => {
   test.each([
     { from: "VRAM", to: "VRAM", tpSizes: [1, 1] },
     { from: "VRAM", to: "VRAM", tpSizes: [2, 1] },
@@ -24,7 +24,7 @@ describe.skipIf(fakeMissing)(`caches in device memory (${fakeMissing ?? "stand-i
         return createSimEngine({
           ...{ network, hostName, engineId: hostName, tpSize, memoryType },
           ...{ blockSize: BLOCK_TOKENS, numBlocks: 64 },
-          transport: memoryType === "DRAM" ? nixl : onDevices(nixl, deviceId),
+          transport: memoryType === "DRAM" ? nixl : deviceMemoryTransport(nixl, deviceId),
           violation: (what) => void violations.push(what),
         });
       };

@@ -9,9 +9,9 @@ export interface EngineChild extends FaultEngine {
   /** How many faults of each kind were injected so far. */
   counts(): Promise<Readonly<Record<string, number>>>;
   /** Injects no faults from now on. */
-  calm(): void;
+  stopFaults(): void;
   /** The resources that were still held after the engine had closed; undefined before. */
-  left(): Readonly<Record<string, number>> | undefined;
+  heldAfterClose(): Readonly<Record<string, number>> | undefined;
 }
 
 const STDERR_KEPT = 4000;
@@ -43,7 +43,7 @@ export async function startEngineChild(
   });
   const pending = new Map<number, PendingRequest>();
   let number = 0;
-  let left: Record<string, number> | undefined;
+  let heldAfterClose: Record<string, number> | undefined;
   let killed = false;
   const dead = () =>
     new KvError("KV_ENGINE_FAILED", `the process of engine ${engineId} on ${hostName} has ended`);
@@ -84,7 +84,7 @@ export async function startEngineChild(
     const command: EngineCommand = { number, name, argument };
     return new Promise((resolve, reject) => {
       pending.set(number, { resolve, reject });
-      // Where the process has just ended, its exit rejects what is pending.
+      // If the process has just ended, its exit handler rejects pending requests.
       child.send(command, () => {});
     });
   }
@@ -98,15 +98,15 @@ export async function startEngineChild(
     abort: (requestId) => send({ name: "abort", argument: requestId }),
     outstanding: () => request("outstanding"),
     counts: () => request("counts"),
-    calm: () => send({ name: "calm" }),
-    left: () => left,
+    stopFaults: () => send({ name: "stopFaults" }),
+    heldAfterClose: () => heldAfterClose,
     async kill() {
       killed = true;
       child.kill("SIGKILL");
       await exited;
     },
     async close() {
-      left = await request<Record<string, number>>("close");
+      heldAfterClose = await request<Record<string, number>>("close");
       await exited;
     },
   };

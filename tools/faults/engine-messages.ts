@@ -8,14 +8,14 @@ export interface EngineProcessOptions extends Omit<FaultEngineOrder, "connector"
   readonly sideChannelPort: number;
 }
 
-/** A command to an engine's process. Each but `abort` and `calm` is answered under its number. */
+/** A command to an engine's process. All except `abort` and `stopFaults` are answered with the command's number. */
 export interface EngineCommand {
   readonly number: number;
-  readonly name: "prefill" | "decode" | "abort" | "outstanding" | "counts" | "calm" | "close";
+  readonly name: "prefill" | "decode" | "abort" | "outstanding" | "counts" | "stopFaults" | "close";
   readonly argument?: unknown;
 }
 
-/** A message of the process: its address, once; a violated invariant; the answer to a command. */
+/** A message of the engine's process: its address, sent once; a violated invariant; the answer to a command. */
 export type EngineMessage =
   | { readonly kind: "ready"; readonly address: { readonly host: string; readonly port: number } }
   | { readonly kind: "violation"; readonly what: string }

@@ -1,4 +1,4 @@
-// An engine of a fault run in its own process, over NIXL. Messages of the parent drive it; SIGKILL or a `close` command ends it.
+// An engine of a fault run in its own process, over NIXL. The parent sends it commands over IPC; SIGKILL or a `close` command ends it.
 import { zmqSideChannel } from "@kv/connector";
 import { KvError, type KvTransferParams } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
@@ -11,7 +11,8 @@ import type { EngineCommand, EngineMessage, EngineProcessOptions } from "./engin
 import { createFaultInjector } from "./fault-injector.js";
 import { faultySideChannel } from "./faulty-side-channel.js";
 import { faultyTransport } from "./faulty-transport.js";
-import { heldBy, REAL_TIMES } from "./real-time.js";
+import { heldBy } from "./held-resources.js";
+import { REAL_CLOCK_TIMEOUTS } from "./timeouts.js";
 
 const { connector, seed, layerwise, ...options } = JSON.parse(
   process.argv[2] ?? "{}",
@@ -23,7 +24,7 @@ const injector = createFaultInjector(seededRandom(seed));
 const transport = faultyTransport(nixlTransport({ backends: ["UCX"] }), {
   clock,
   injector,
-  lateMs: REAL_TIMES.longMs,
+  lateMs: REAL_CLOCK_TIMEOUTS.longMs,
 });
 const engine = await createSimEngine({
   ...options,
@@ -42,7 +43,7 @@ const answers: Readonly<Record<EngineCommand["name"], (argument: never) => unkno
   abort: (requestId: string) => engine.abort(requestId),
   outstanding: () => ({ ...engine.outstanding(), transfers: heldBy(transport.agents).transfers }),
   counts: () => injector.counts(),
-  calm: () => injector.end(),
+  stopFaults: () => injector.end(),
   async close() {
     await engine.close();
     closed = true;

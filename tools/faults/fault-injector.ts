@@ -28,13 +28,13 @@ export const REQUEST_FAULTS: Readonly<Record<RequestFault, number>> = {
   junk: 3,
 };
 
-/** Draws at random which fault an operation meets, and counts them. */
+/** Draws at random which fault an operation gets, and counts the faults. */
 export interface FaultInjector {
   readonly random: SeededRandom;
   /** The fault to inject, or undefined for none. `chances` are in percent. */
   draw<Kind extends string>(operation: string, chances: Readonly<Record<Kind, number>>): Kind | undefined;
   counts(): Readonly<Record<string, number>>;
-  /** No fault from now on. */
+  /** Injects no faults from now on. */
   end(): void;
 }
 

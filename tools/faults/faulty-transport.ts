@@ -18,13 +18,13 @@ export interface FaultyTransportOptions {
   readonly injector: FaultInjector;
   /** The longest delay of a late operation. */
   readonly lateMs: number;
-  /** Called before each transfer and notification, so that a stand-in for NIXL can be made to fail. */
+  /** Called before each transfer and notification, so that a fake NIXL can be made to fail. */
   readonly before?: () => void;
   /** Wraps each `addRemote`. */
   readonly adding?: <T>(add: () => Promise<T>) => Promise<T>;
 }
 
-/** A transport whose agents meet the faults of a network and a library. They still keep the contract of `Agent`. */
+/** A transport that injects faults of a network and a library. Its agents still keep the contract of `Agent`. */
 export function faultyTransport(transport: Transport, options: FaultyTransportOptions): FaultyTransport {
   const agents: Agent[] = [];
   return {
@@ -87,8 +87,8 @@ function faultyAgent(agent: Agent, options: FaultyTransportOptions): Agent {
 }
 
 /**
- * Cut short, repeated, or replaced by random bytes: payloads that no peer sends. Changing a few bytes would sometimes make another valid
- * message, which no receiver could detect.
+ * Truncates the payload, repeats it, or replaces it by random bytes. No peer sends such payloads. Changing a few bytes would sometimes give
+ * another valid message, which no receiver could detect.
  */
 function damaged(payload: Uint8Array, integer: (below: number) => number): Uint8Array {
   const kind = integer(3);
@@ -108,7 +108,7 @@ function failed(agent: Agent, { notification: _, ...request }: TransferRequest):
   };
 }
 
-/** Begins after `delayMs`, or never without it. Aborted before that, it touches no memory. */
+/** Begins after `delayMs`; without `delayMs` it never begins. A transfer that is aborted before it begins touches no memory. */
 function begunLate(agent: Agent, original: TransferRequest, clock: Clock, delayMs?: number): Transfer {
   // The caller may reuse its tables when this returns.
   const request: TransferRequest =

@@ -2,13 +2,13 @@ import { pullConnector } from "@kv/pull";
 import { pushConnector } from "@kv/push";
 import type { FaultLoad, FaultRunReport } from "@kv/testing/faults/fault-run";
 import { expect } from "vitest";
-import { REAL_TIMES } from "./real-time.js";
+import { REAL_CLOCK_TIMEOUTS } from "./timeouts.js";
 
 export const requests = Number(process.env.KV_ADDON_REQUESTS ?? 200);
-/** Decides which fault meets which operation; the timing is that of the machine. */
+/** Decides which operation gets which fault. The timing depends on the machine. */
 export const seed = process.env.KV_SEED ?? "addon";
 
-const LOAD = { requests, seed, clients: 24, times: REAL_TIMES, deathEvery: 80 };
+const LOAD = { requests, seed, clients: 24, times: REAL_CLOCK_TIMEOUTS, deathEvery: 80 };
 export const LOADS: Readonly<Record<"pull" | "push", FaultLoad>> = {
   pull: { ...LOAD, connector: pullConnector },
   push: { ...LOAD, connector: pushConnector, atOnce: 0.6, numBlocks: 192, layerwise: true },

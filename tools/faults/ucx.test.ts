@@ -2,7 +2,7 @@ import { faultRunOn } from "@kv/testing/faults/fault-run";
 import { describe, it } from "vitest";
 import { nixlMissing } from "../../packages/nixl/test/support/nixl-available.js";
 import { CLEAN_END, expectCleanEnd, LOADS, seed } from "./loads.js";
-import { processGround } from "./process-ground.js";
+import { multiProcessFixture } from "./multi-process-fixture.js";
 
 describe.skipIf(nixlMissing)(
   `faults over NIXL and UCX, each engine in its own process (${nixlMissing ?? "found"})`,
@@ -10,8 +10,8 @@ describe.skipIf(nixlMissing)(
     it.each(["pull", "push"] as const)(
       `%s: ${CLEAN_END}`,
       async (name) => {
-        const ground = processGround({ connector: name, seed: `${seed} ${name}` });
-        expectCleanEnd(await faultRunOn(ground, LOADS[name]), LOADS[name]);
+        const fixture = multiProcessFixture({ connector: name, seed: `${seed} ${name}` });
+        expectCleanEnd(await faultRunOn(fixture, LOADS[name]), LOADS[name]);
       },
       1_800_000,
     );

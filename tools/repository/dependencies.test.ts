@@ -9,8 +9,8 @@ import mayImport from "./may-import.json" with { type: "json" };
 import { root, sourceFiles } from "./source-files.js";
 
 /**
- * The directions of dependencies: dependency-cruiser checks imports (.dependency-cruiser.cjs); the scan here also finds a specifier that is
- * a constant, as in `const name = "@kv/connector"; await import(name)`. Both read may-import.json. Tests may import every package.
+ * Checks the dependencies between packages. dependency-cruiser checks imports (.dependency-cruiser.cjs). The scan here also finds a specifier
+ * that is a constant, as in `const name = "@kv/connector"; await import(name)`. Both read may-import.json. Tests may import every package.
  */
 const run = promisify(execFile);
 const ALLOWED: Readonly<Record<string, readonly string[]>> = mayImport;
@@ -30,12 +30,12 @@ function violations(folder: string): string[] {
 
 function isAllowed(importer: string, name: string): boolean {
   if (importer === "testing") return true;
-  // Packages that are not in the table hold no code of this kind: the addon's platform packages.
+  // The addon's platform packages are not in the table.
   if (name !== "testing" && !(name in ALLOWED)) return true;
   return ALLOWED[importer]?.includes(name) ?? false;
 }
 
-/** The packages that whole string literals name: `@kv/plan`, `@kv/conformance/transport`. */
+/** The packages in string literals that are an import specifier, such as `@kv/plan` or `@kv/conformance/transport`. */
 function packagesNamedIn(text: string): string[] {
   if (!text.includes("@kv/")) return [];
   const names = new Set<string>();
@@ -59,7 +59,7 @@ test("every package has a row in may-import.json", () => {
   expect(packages.filter((name) => !(name in ALLOWED))).toEqual([]);
 });
 
-describe("on a small tree", () => {
+describe("in a small source tree", () => {
   let folder = "";
   beforeEach(() => {
     folder = mkdtempSync(join(tmpdir(), "kv-arrows-"));
@@ -87,13 +87,13 @@ describe("on a small tree", () => {
     return summary.violations.map(({ from, rule }) => `${from}: ${rule.name}`).sort();
   }
 
-  test("a dynamic import against the direction is found by both", async () => {
+  test("both checks find a dynamic import that is not allowed", async () => {
     write("packages/plan/src/late.ts", 'export const load = () => import("@kv/connector");');
     expect(await broken()).toEqual(["packages/plan/src/late.ts: plan-imports-only-interface-topology"]);
     expect(violations(folder)).toEqual(["packages/plan/src/late.ts imports @kv/connector"]);
   });
 
-  test("a dynamic import of a constant is found by the scan", async () => {
+  test("the scan finds a dynamic import of a constant", async () => {
     write(
       "packages/plan/src/late.ts",
       'const name = "@kv/connector";\nexport const load = () => import(name);',
@@ -102,7 +102,7 @@ describe("on a small tree", () => {
     expect(violations(folder)).toEqual(["packages/plan/src/late.ts imports @kv/connector"]);
   });
 
-  test("only tests import the package of simulators", async () => {
+  test("only tests may import @kv/testing", async () => {
     write("packages/pull/src/double.ts", 'export { x } from "@kv/testing";');
     expect(await broken()).toContain("packages/pull/src/double.ts: only-tests-import-testing");
     expect(violations(folder)).toEqual(["packages/pull/src/double.ts imports @kv/testing"]);

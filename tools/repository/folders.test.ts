@@ -1,4 +1,5 @@
-import { dirname } from "node:path";
+import { existsSync, readdirSync, readFileSync } from "node:fs";
+import { dirname, join } from "node:path";
 import { expect, test } from "vitest";
 import { root, sourceFiles } from "./source-files.js";
 
@@ -28,4 +29,13 @@ test("a folder with one file too many is found", () => {
   const files = Array.from({ length: LIMIT + 1 }, (_, i) => `packages/plan/src/kinds/kind-${i}.ts`);
   expect(crowded(files)).toEqual({ "packages/plan/src/kinds": LIMIT + 1 });
   expect(crowded(files.slice(1))).toEqual({});
+});
+
+test("each file that a script names exists: vitest ignores a missing one beside others", () => {
+  const missing = readdirSync(join(root, "scripts")).flatMap((script) => {
+    const text = readFileSync(join(root, "scripts", script), "utf8");
+    const named = text.match(/"(?:packages|apps|tools|bench|native|scripts)\/[\w./-]+\.(?:ts|mjs|py|sh)"/g) ?? [];
+    return named.filter((file) => !existsSync(join(root, JSON.parse(file)))).map((file) => `${script}: ${file}`);
+  });
+  expect(missing).toEqual([]);
 });

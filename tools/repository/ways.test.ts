@@ -3,7 +3,7 @@ import { dirname, join, relative, resolve } from "node:path";
 import { describe, expect, test } from "vitest";
 import { root } from "./source-files.js";
 
-/** The ways of the data in docs/architecture.md, held against the imports: a reader who follows a table must not get lost. */
+/** Checks the tables of docs/architecture.md, which list the files that a request passes, against the imports. */
 const page = readFileSync(join(root, "docs/architecture.md"), "utf8");
 const ways = page
   .slice(page.indexOf("## The ways through the code"))
@@ -36,17 +36,17 @@ function areLinked(one: string, other: string): boolean {
   return reaches(one, other) || reaches(other, one);
 }
 
-test("the ways are there", () => {
+test("the page has four tables, with the expected numbers of files", () => {
   expect(ways.map(({ files }) => files.length)).toEqual([12, 10, 7, 16]);
 });
 
 describe.each(ways)("$name", ({ files }) => {
-  test("every file exists, and none is passed twice", () => {
+  test("every file exists and is listed once", () => {
     expect(files.filter((file) => !existsSync(join(root, file)))).toEqual([]);
     expect(new Set(files).size).toBe(files.length);
   });
 
-  test("each file is linked with a file above it", () => {
+  test("each file imports a file above it, or is imported by one", () => {
     const lost = files.filter(
       (file, i) => i > 0 && !files.slice(0, i).some((above) => areLinked(above, file)),
     );

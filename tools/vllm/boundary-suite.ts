@@ -1,60 +1,60 @@
 import { afterAll, describe, expect, test } from "vitest";
 import { BOUNDARY_CASES, type BoundaryCase, comparable, REFUSALS, salted, words } from "./boundary-cases.js";
+import { waitSeconds } from "./held-blocks.js";
 import { startHttpTap } from "./http-tap.js";
-import { pass } from "./kept-prompts.js";
 import { ask, type ProxyPair } from "./proxy-pair.js";
 import { startToyProxy } from "./toy-proxy.js";
 
-/** Every boundary case: `kv-proxy` answers as one server does. A naive proxy, the negative control, does not. */
+/** For every boundary case `kv-proxy` must give the same answer as a single server. The toy proxy is the negative control. */
 export function boundarySuite(pair: ProxyPair): void {
   test.each(BOUNDARY_CASES)(
-    "$name ($path): kv-proxy answers as one server does, and P holds nothing",
-    async ({ path, body, shows = "" }) => {
+    "$name ($path): kv-proxy answers like a single server, and P holds no blocks",
+    async ({ path, body, mustContain = "" }) => {
       const { url } = await pair.proxied();
       const ours = await comparable(await ask(url + path, salted(body)));
       expect(ours).toEqual(await comparable(await ask(pair.d.url + path, salted(body))));
       expect(ours).toMatchObject({ status: 200 });
-      expect(JSON.stringify(ours)).toContain(shows);
+      expect(JSON.stringify(ours)).toContain(mustContain);
       await pair.freed();
     },
   );
 
-  describe("a naive proxy", () => {
-    // Waits once for the leases of all blocks that these tests left at P.
+  describe("the toy proxy", () => {
+    // Waits once until the leases of all blocks that these tests left at P have expired.
     afterAll(() => pair.leaseEnded());
 
-    // The first request goes to D directly and puts the full blocks into D's prefix cache. Otherwise D's engine would die
+    // The first request goes to D directly and puts the full blocks into D's prefix cache. Otherwise D's engine would exit
     // when the transfer parameters name fewer blocks than D lacks.
-    async function isRight({ path, body }: BoundaryCase): Promise<boolean> {
+    async function answersCorrectly({ path, body }: BoundaryCase): Promise<boolean> {
       const right = await comparable(await ask(pair.d.url + path, body));
       const toy = await startToyProxy(pair.p.url, pair.d.url);
       pair.closing(toy);
-      // With the transfer parameters of another prompt the decode worker waits for ever.
+      // D waits for ever when it gets the transfer parameters of another prompt.
       const answer = await ask(toy.url + path, body, { signal: AbortSignal.timeout(60_000) })
         .then(comparable)
         .catch((error: unknown) => String(error));
       return JSON.stringify(answer) === JSON.stringify(right);
     }
 
-    const fails = BOUNDARY_CASES.filter(({ toyToo, toyLeaks }) => toyToo !== true && toyLeaks !== true);
-    test.each(fails)("$name ($path): answers something else", async (each) => {
-      expect(await isRight(each)).toBe(false);
+    const fails = BOUNDARY_CASES.filter(({ toyPasses, toyLeaks }) => toyPasses !== true && toyLeaks !== true);
+    test.each(fails)("$name ($path): gives a wrong answer or an error", async (each) => {
+      expect(await answersCorrectly(each)).toBe(false);
     });
 
-    test("several copies, and what is made of the prompts alone: answers the same, and each time blocks stay at P", async () => {
+    test("cases marked toyLeaks: gives the correct answer, but leaves blocks at P", async () => {
       await pair.leaseEnded();
       for (const each of BOUNDARY_CASES.filter(({ toyLeaks }) => toyLeaks)) {
         const before = await pair.held();
-        expect(await isRight(each), each.name).toBe(true);
-        // 2 s: longer than P needs to free blocks after a notification. All cases together take less than a lease.
-        await pass(pair.p, 2);
+        expect(await answersCorrectly(each), each.name).toBe(true);
+        // P needs less than 2 s to free blocks after a notification. All cases together take less than a lease.
+        await waitSeconds(pair.p, 2);
         expect(await pair.held(), each.name).toBeGreaterThan(before);
       }
     });
   });
 
-  describe.each(REFUSALS)("refused: $name", ({ body }) => {
-    test("kv-proxy says what the server says, and P holds nothing; a naive proxy says 500", async () => {
+  describe.each(REFUSALS)("refused request, $name", ({ body }) => {
+    test("kv-proxy returns the server's status and message, and P holds no blocks; the toy proxy returns 500", async () => {
       const { url } = await pair.proxied();
       const right = await comparable(await ask(`${pair.d.url}/v1/completions`, body));
       expect(await comparable(await ask(`${url}/v1/completions`, body))).toEqual(right);
@@ -66,7 +66,7 @@ export function boundarySuite(pair: ProxyPair): void {
     });
   });
 
-  test("stop at the first token: the answer is empty of text and P holds nothing", async () => {
+  test("the first token is a stop token: kv-proxy answers like a single server, and P holds no blocks", async () => {
     const { url } = await pair.proxied();
     const body = { model: "tiny", prompt: words(60, 7), temperature: 0, max_tokens: 8 };
     const first = (await (
@@ -81,7 +81,7 @@ export function boundarySuite(pair: ProxyPair): void {
     await pair.freed();
   });
 
-  test("tokens that were cached: those that P had, as one server says of itself, in each form of answer", async () => {
+  test("cached_tokens equals a single server's, for a completion, a stream and a chat", async () => {
     const { url } = await pair.proxied();
     const completion = { model: "tiny", prompt: words(70, 12), max_tokens: 4 };
     const counted = { ...completion, stream: true, stream_options: { include_usage: true } };
@@ -92,33 +92,33 @@ export function boundarySuite(pair: ProxyPair): void {
       ["/v1/chat/completions", chat],
     ] as const) {
       const [here, there] = [salted(body), salted(body)];
-      // First no cached tokens, then those of the two full blocks of the prompt.
+      // The first request finds nothing in the prefix cache, the second one the two full blocks of the prompt.
       for (const cached of [0, 64]) {
-        const told = await Promise.all([
+        const counts = await Promise.all([
           cachedTokens(url + path, here),
           cachedTokens(pair.d.url + path, there),
         ]);
-        expect(told).toEqual([cached, cached]);
+        expect(counts).toEqual([cached, cached]);
       }
     }
     await pair.freed();
   });
 
-  test("several prompts: cached tokens are those of all of them, where one server says the last one's", async () => {
+  test("cached_tokens of several prompts: kv-proxy reports the sum, vLLM only the last prompt's", async () => {
     const { url } = await pair.proxied();
     const body = { model: "tiny", prompt: [words(40, 13), words(100, 14)], max_tokens: 4 };
     const [here, there] = [salted(body), salted(body)];
-    const told = () =>
+    const counts = () =>
       Promise.all([
         cachedTokens(`${url}/v1/completions`, here),
         cachedTokens(`${pair.d.url}/v1/completions`, there),
       ]);
-    expect(await told()).toEqual([0, 0]);
-    expect(await told()).toEqual([32 + 96, 96]);
+    expect(await counts()).toEqual([0, 0]);
+    expect(await counts()).toEqual([32 + 96, 96]);
     await pair.freed();
   });
 
-  test("the client's id comes back, and the models are D's", async () => {
+  test("X-Request-Id is returned, and /v1/models lists D's models", async () => {
     const { url } = await pair.proxied();
     const body = { model: "tiny", prompt: "t11 t12", max_tokens: 1 };
     const answer = await ask(`${url}/v1/completions`, body, { headers: { "x-request-id": "mine" } });
@@ -128,7 +128,7 @@ export function boundarySuite(pair: ProxyPair): void {
     expect(models.data.map(({ id }) => id)).toEqual(["tiny"]);
   });
 
-  test("trace context and the data-parallel rank reach both servers; of a naive proxy, neither", async () => {
+  test("trace context and X-data-parallel-rank reach P and D; the toy proxy forwards neither", async () => {
     const taps = [await startHttpTap(pair.p.url), await startHttpTap(pair.d.url)] as const;
     const [p, d] = taps;
     for (const tap of taps) pair.closing(tap);
@@ -152,7 +152,7 @@ export function boundarySuite(pair: ProxyPair): void {
     await pair.freed();
   });
 
-  test("a data-parallel rank that there is not is refused as by one server; a naive proxy serves it", async () => {
+  test("an unknown data-parallel rank is refused as by a single server; the toy proxy serves the request", async () => {
     const { url } = await pair.proxied();
     const toy = await startToyProxy(pair.p.url, pair.d.url);
     pair.closing(toy);

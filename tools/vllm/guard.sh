@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a command in its own process group and ends the whole group when standard input closes. It closes when the test process dies,
+# Runs a command in its own process group and ends the whole group when standard input closes. Standard input closes when the test process ends,
 # for whatever reason. usage: guard.sh COMMAND [ARGUMENTS…]
 set -uo pipefail
 # vLLM often waits for the process that runs the test. On two cores its polling must not take the CPU from that process.

@@ -28,12 +28,12 @@ export function handshakeSuite(server: () => VllmServer): void {
     return { reply, ...decodeHandshakeReply(reply.frames) };
   }
 
-  test("the compatibility hash that is computed here is the one that vLLM announces", async () => {
+  test("our compatibility hash equals the hash that vLLM sends", async () => {
     const { payload } = await ask(0);
     expect(payload.compatibilityHash).toBe(compatibilityHash(factorsOf(server().kind)));
   });
 
-  test("each rank tells its share of the cache, and encodes to the very bytes that it came as", async () => {
+  test("each rank's metadata describes its share of the cache, and encodes to the received bytes", async () => {
     for (const tpRank of [0, 1]) {
       const { payload } = await ask(tpRank);
       const metadata = decodeAgentMetadata(payload.agentMetadataBytes);
@@ -48,7 +48,7 @@ export function handshakeSuite(server: () => VllmServer): void {
     }
   });
 
-  test("its clock goes on between two answers, by less than the time between asking and being answered", async () => {
+  test("vLLM's clock advances between two replies, by at most the time that both requests took", async () => {
     const first = await ask(0);
     const second = await ask(0);
     const there = (second.clockSeconds ?? 0) - (first.clockSeconds ?? 0);

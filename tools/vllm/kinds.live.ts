@@ -5,15 +5,15 @@ import { nixlTransport } from "@kv/nixl";
 import { EngineServer, openHeadlessPrefill, openRecording, record } from "@kv/peer";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { decode, plain } from "./completion.js";
-import { freshId } from "./kept-prompts.js";
-import { handshakeTimeouts, onceMoreAfterTimeout } from "./once-more.js";
+import { freshId } from "./held-blocks.js";
 import { kindFolder } from "./recordings.js";
+import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
 import { PEER_DIR, showLogs, startVllm, type VllmServer } from "./server.js";
 import { tapTransport } from "./tapped-transport.js";
 import { prompt } from "./tiny-peer.js";
 
-// Other kinds of KV cache than that of the tiny Qwen3, each with a tiny model of `mkkinds.py`. vLLM 0.33 does not serve the hybrid model on the CPU.
-// The test reads the KV that one vLLM server computed and serves it back to that server.
+// Other kinds of KV cache than the tiny Qwen3's, each with a tiny model of `make_kind_models.py`. vLLM 0.33 does not serve the hybrid model on the CPU.
+// The test records the KV that a vLLM server computed and serves it back to that server.
 
 interface Kind {
   readonly name: string;
@@ -55,7 +55,7 @@ for (const { name, tp, args = [] } of KINDS) {
     });
     beforeEach(({ onTestFailed }) => onTestFailed(() => showLogs(server)));
 
-    async function served(between: () => void): Promise<readonly number[]> {
+    async function decodeFromRecording(beforeDecode: () => void): Promise<readonly number[]> {
       const prefill = await openHeadlessPrefill({
         recording: await openRecording(kindFolder(name)),
         ...{ transport: transport.transport, sideChannel, sideChannelHost: "127.0.0.1", sideChannelPort: 0 },
@@ -63,19 +63,19 @@ for (const { name, tp, args = [] } of KINDS) {
         numBlocks: 64,
       });
       try {
-        return await onceMoreAfterTimeout(async () => {
+        return await retryAfterTimeout(async () => {
           const id = freshId();
           const params = await prefill.prefill(`cmpl-${id}-0-${id.slice(0, 8)}`, PROMPT);
-          between();
+          beforeDecode();
           // The server would not read blocks that are in its prefix cache.
           return decode(server.url, PROMPT, OUTPUT_TOKENS, params, { id, salt: id });
-        }, handshakeTimeouts(server));
+        }, handshakeTimedOut(server));
       } finally {
         await prefill.close();
       }
     }
 
-    test("what is read of it and served back makes the tokens that it makes alone; damaged, others", async () => {
+    test("recorded KV served back to vLLM gives the tokens of a local prefill; damaged KV gives other tokens", async () => {
       const engine = new EngineServer(server.url, { timeoutMs: TIMEOUT_MS });
       await record({
         folder: kindFolder(name),
@@ -86,8 +86,8 @@ for (const { name, tp, args = [] } of KINDS) {
       const alone = await plain(server.url, PROMPT, OUTPUT_TOKENS);
       expect(alone).toHaveLength(OUTPUT_TOKENS);
       const hits = await server.metric("vllm:prefix_cache_hits_total");
-      expect(await served(() => {})).toEqual(alone);
-      const damaged = await served(() => {
+      expect(await decodeFromRecording(() => {})).toEqual(alone);
+      const damaged = await decodeFromRecording(() => {
         for (const { bytes } of transport.memories.slice(-tp)) {
           for (let at = EXPONENT_BYTE; at < bytes.length; at += 4)
             bytes[at] = (bytes[at] ?? 0) ^ EXPONENT_BIT;
@@ -99,6 +99,6 @@ for (const { name, tp, args = [] } of KINDS) {
   });
 }
 
-test("the models are there", () => {
+test("setup.sh has created every model", () => {
   for (const { name } of KINDS) expect(existsSync(join(PEER_DIR, `tiny-${name}`, "config.json"))).toBe(true);
 });

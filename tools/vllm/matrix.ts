@@ -5,11 +5,11 @@ import { pairSuite } from "./pair-suite.js";
 import { prefillSuite } from "./prefill-suite.js";
 import { restartSuite } from "./restart-suite.js";
 import { showLogs, startVllm, type VllmServer } from "./server.js";
-import { strangeSuite } from "./strange-suite.js";
 import type { PeerKind } from "./tiny-peer.js";
+import { unexpectedInputSuite } from "./unexpected-input-suite.js";
 import { ONE_LONG_REQUEST, waitingSuite } from "./waiting-suite.js";
 
-/** Long enough for a pair's first handshake on a busy machine, and short enough for a test to wait for its end. */
+/** Long enough for a pair's first handshake on a busy machine, and short enough for a test to wait until it expires. */
 const LEASE_SECONDS = 15;
 const BLOCKS = 600;
 
@@ -37,7 +37,7 @@ export function matrix(kind: PeerKind): void {
         args: ["--enable-prefix-caching", "--max-num-batched-tokens", "128", ...ONE_LONG_REQUEST],
       });
     }
-    /** Starts those servers of the suite that do not run yet, in parallel. */
+    /** Starts the servers that the suite needs and that do not run yet, in parallel. */
     function suite(name: string, tps: readonly number[], tests: () => void): void {
       describe(name, () => {
         beforeAll(async () => {
@@ -68,8 +68,8 @@ export function matrix(kind: PeerKind): void {
     suite("TP 2 to TP 1", [1, 2], () => pairSuite(two, one));
     suite("D with TP 2", [2], () => prefillSuite(two));
     suite("D with TP 1", [1], () => prefillSuite(one));
-    suite("D that has others before", [1], () => waitingSuite(one));
-    suite("restarted", [1], () => restartSuite(one, () => restart(1)));
-    suite("what nobody expects", [1], () => strangeSuite(one));
+    suite("requests that wait at D", [1], () => waitingSuite(one));
+    suite("vLLM restarts", [1], () => restartSuite(one, () => restart(1)));
+    suite("unexpected input", [1], () => unexpectedInputSuite(one));
   });
 }

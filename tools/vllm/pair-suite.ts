@@ -15,9 +15,9 @@ import {
 } from "@kv/peer";
 import { afterAll, expect, test } from "vitest";
 import { decode as continued } from "./completion.js";
-import { expired, freedTo, freshId, toldLate } from "./kept-prompts.js";
-import { handshakeTimeouts, onceMoreAfterTimeout } from "./once-more.js";
+import { expired, freshId, notifiedLate, untilFreed } from "./held-blocks.js";
 import { recordingFolder } from "./recordings.js";
+import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
 import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
@@ -35,13 +35,13 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     await transport.close();
   });
 
-  test("the doctor finds nothing to fail, knows the hash's factors, names tcp as the way, and leaves nothing", async () => {
+  test("doctor: no check fails, it names the hash factors and the tcp transport, and P frees the blocks", async () => {
     // Push has no notification for blocks that are not needed.
-    const hears = prefill().kind.mode === "pull";
-    // Waits until P has freed the blocks of earlier tests. They are not the doctor's.
-    if (hears) await freedTo(prefill(), 0);
-    const untold = async () => (await expired(prefill())) - (await toldLate(prefill()));
-    const before = await untold();
+    const isNotified = prefill().kind.mode === "pull";
+    // Waits until P has freed the blocks of earlier tests.
+    if (isNotified) await untilFreed(prefill(), 0);
+    const unnotified = async () => (await expired(prefill())) - (await notifiedLate(prefill()));
+    const before = await unnotified();
     const { checks } = await pairDoctor({
       prefill: readTarget(prefill().url),
       decode: readTarget(decode().url),
@@ -55,13 +55,13 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     expect(found("compatibility.pair")).toBe("equal");
     expect(found("compatibility.prefill")).toContain(`vllm_version "${prefill().kind.version}.0"`);
     expect(found("bytes.prefill-transport")).toContain("tcp/lo");
-    if (!hears) return;
-    await freedTo(prefill(), 0);
+    if (!isNotified) return;
+    await untilFreed(prefill(), 0);
     // Every rank received the notification for its blocks; on a busy machine possibly after their lease.
-    expect(await untold()).toBe(before);
+    expect(await unnotified()).toBe(before);
   });
 
-  test("a load with aborts and silent readers: the server has all of its blocks back", async () => {
+  test("load with aborts and with readers that do not notify: P gets all of its blocks back", async () => {
     const p = prefill();
     const server = new EngineServer(p.url, { timeoutMs: TIMEOUT_MS });
     const result = await load({
@@ -83,11 +83,11 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     if (p.kind.mode === "pull") expect(report.leaks?.expiredRequests).toBe(report.requests.unnotified * p.tp);
   });
 
-  test("a recording of the pair; a decode worker makes the recorded tokens of the served one", async () => {
+  test("a recording of the pair is served to D: D generates the recorded tokens", async () => {
     const [p, d] = [prefill(), decode()];
     const server = new EngineServer(d.url, { timeoutMs: TIMEOUT_MS });
     const to = recordingFolder(p.kind, p.tp, d.tp);
-    const manifest = await onceMoreAfterTimeout(
+    const manifest = await retryAfterTimeout(
       () =>
         record({
           folder: to,
@@ -98,7 +98,7 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
           prompts: PROMPTS,
           outputTokens: OUTPUT_TOKENS,
         }),
-      handshakeTimeouts(d),
+      handshakeTimedOut(d),
     );
     const recorded = await openHeadlessPrefill({
       recording: await openRecording(to),
@@ -112,22 +112,22 @@ export function pairSuite(prefill: () => VllmServer, decode: () => VllmServer): 
     const hits = await d.metric("vllm:prefix_cache_hits_total");
     try {
       for (const [index, tokens] of PROMPTS.entries()) {
-        const made = await onceMoreAfterTimeout(async () => {
+        const made = await retryAfterTimeout(async () => {
           const id = freshId();
           const params = await recorded.prefill(`cmpl-${id}-0-${id.slice(0, 8)}`, tokens);
           // D would not read blocks that are in its prefix cache.
           return continued(d.url, tokens, OUTPUT_TOKENS, params, { id, salt: id });
-        }, handshakeTimeouts(d));
+        }, handshakeTimedOut(d));
         expect(made, `prompt ${index}`).toEqual(manifest.prompts[index]?.made);
       }
-      await until(() => recorded.blocks.used === 0, "the decode worker has all");
+      await until(() => recorded.blocks.used === 0, "D has read all blocks");
       expect(await d.metric("vllm:prefix_cache_hits_total")).toBe(hits);
     } finally {
       await recorded.close();
     }
   });
 
-  test("the other version's recording has the same KV and the same tokens; versions and hashes differ", async ({
+  test("diff with the other version's recording: KV and tokens are equal, versions and hashes differ", async ({
     skip,
   }) => {
     const { kind, tp } = prefill();

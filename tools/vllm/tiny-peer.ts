@@ -1,6 +1,6 @@
 import type { CompatibilityFactors } from "@kv/protocol";
 
-/** What both sides of the live tests share: the tiny Qwen3 of `mkmodel.py`, as `serve.sh` serves it. */
+/** What both sides of the live tests share: the tiny Qwen3 of `make_tiny_model.py`, as `serve.sh` serves it. */
 export const TINY = {
   layers: 4,
   kvHeads: 4,

@@ -3,7 +3,7 @@ import type { AddressInfo } from "node:net";
 
 /**
  * A minimal proxy for P and D, like published examples. It sends one prefill request with `max_tokens` 1 and copies the `kv_transfer_params`
- * of the answer to the decode request. It passes on the bytes of the decode answer under status 200. Every error becomes a 500. It is the
+ * of the answer to the decode request. It returns the body of the decode answer with status 200. Every error becomes a 500. It is the
  * negative control of the boundary cases: a case that this proxy passes shows nothing about the boundary.
  */
 export async function startToyProxy(prefillUrl: string, decodeUrl: string) {

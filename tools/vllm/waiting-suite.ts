@@ -1,13 +1,13 @@
 import { afterEach, beforeEach, expect, test } from "vitest";
 import { complete, completionBody, decode, plain, prefill } from "./completion.js";
-import { freshId } from "./kept-prompts.js";
-import { handshakeTimeouts, onceMoreAfterTimeout } from "./once-more.js";
+import { freshId } from "./held-blocks.js";
 import { type OurPrefill, openOurPrefill } from "./our-prefill.js";
+import { handshakeTimedOut, retryAfterTimeout } from "./retry-after-timeout.js";
 import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
 
-/** Our lease. Without heartbeats it ends long before the peer has room. A heartbeat adds two thirds of it. */
+/** Our lease. Without heartbeats it expires long before the peer has room. A heartbeat adds two thirds of it. */
 const OUR_LEASE_SECONDS = 12;
 const TOKENS = prompt(100);
 const OUTPUT_TOKENS = 8;
@@ -26,8 +26,8 @@ export const ONE_LONG_REQUEST = [
 ];
 
 /**
- * What a real vLLM decode worker sends to our prefill side besides reads: heartbeats while a request waits, a notification when it gives up,
- * or nothing at all.
+ * What a real vLLM decode worker sends to our prefill side besides reads: heartbeats while a request waits, a notification when a request is
+ * aborted, or nothing at all.
  */
 export function waitingSuite(server: () => VllmServer): void {
   let ours: OurPrefill;
@@ -51,13 +51,13 @@ export function waitingSuite(server: () => VllmServer): void {
 
   /** Pairs with the peer before it is busy, so that a waiting request does not also wait for a handshake. */
   function paired(): Promise<unknown> {
-    return onceMoreAfterTimeout(async () => {
+    return retryAfterTimeout(async () => {
       const id = freshId();
       const params = await prefill(ours.url, TOKENS, { id });
       await decode(server().url, TOKENS, 1, params, { id, salt: id });
       await until(() => ours.held() === 0, "the blocks are freed");
       logged.length = 0;
-    }, handshakeTimeouts(server()));
+    }, handshakeTimedOut(server()));
   }
 
   /** Gives the peer a request that runs until it is aborted. The peer computes one request at a time. */
@@ -70,7 +70,7 @@ export function waitingSuite(server: () => VllmServer): void {
 
   const beats = () => ours.tap.notifications.filter((text) => text.startsWith("HB:"));
 
-  test("a request that waits at the peer keeps its blocks here by heartbeats, far beyond the lease", async () => {
+  test("request waits at D beyond our lease: heartbeats keep our blocks", async () => {
     await paired();
     await keepBusy();
     const id = freshId();
@@ -85,7 +85,7 @@ export function waitingSuite(server: () => VllmServer): void {
     expect(logged).not.toContain("lease-expired");
   });
 
-  test("a client that leaves while its request waits at the peer: our blocks are free, at once where the peer has a word for it", async () => {
+  test("client aborts while its request waits at D: our blocks are freed; in pull by a notification, before the lease expires", async () => {
     await keepBusy();
     const id = freshId();
     const params = await prefill(ours.url, TOKENS, { id });
@@ -105,7 +105,7 @@ export function waitingSuite(server: () => VllmServer): void {
     }
   });
 
-  test("a peer that never comes costs the blocks for a lease, not for ever", async () => {
+  test("no D reads the blocks: they are freed when the lease expires", async () => {
     await prefill(ours.url, TOKENS, { id: freshId() });
     expect(ours.held()).toBe(4);
     await until(() => ours.held() === 0, "the lease has ended");

@@ -90,7 +90,7 @@ describe("the demo's command line", () => {
 
   // `npm run demo` starts the app with an IPC channel, which must not keep the app alive.
   it.each([[[]], [["--transport", "memory"]]])(
-    "ends when npm run demo starts it with %j",
+    "exits after its run when npm run demo starts it with %j",
     async (options) => {
       const script = join(root, "scripts", "demo.mjs");
       const child = startNode([script, ...options, "--json", "--requests", "1", "--max-tokens", "2"], {});
@@ -120,7 +120,7 @@ describe.skipIf(absence !== undefined || process.platform !== "linux")(`the demo
   const keep = ["--transport", "nixl", "--keep", "--requests", "1", "--max-tokens", "2"];
 
   it.each(["SIGKILL", "SIGTERM"] as const)(
-    "end when it ends by %s",
+    "end when the demo is ended with %s",
     async (signal) => {
       const demo = startDemo(keep);
       let stderr = "";

@@ -48,7 +48,7 @@ class AgentThread : public StoppableThread {
 
   // Waits up to `timeout` for transfers, then releases everything and ends the thread.
   void close(uint64_t ticket, std::chrono::milliseconds timeout);
-  // From any thread: the same when the environment or the process ends, so without events.
+  // From any thread: releases everything and ends the thread without sending events, because the environment or the process ends.
   void stop() override { commands_.stop(); }
 
   // What the agent has done so far. Also valid once the thread has ended.

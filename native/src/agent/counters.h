@@ -17,7 +17,7 @@ struct Counters {
   std::atomic<uint64_t> registrations{0};
   std::atomic<uint64_t> prepared_lists{0};
   std::atomic<uint64_t> remotes{0};
-  // Polls for notifications: what an idle agent costs.
+  // Polls for notifications. They are the cost of an idle agent.
   std::atomic<uint64_t> polls{0};
 };
 

@@ -61,7 +61,7 @@ class NixlAgent {
   Counters& counters() { return counters_; }
   // Takes the notifications that peers have sent.
   NotificationPoller& poller() { return poller_; }
-  // Makes good what LIBFABRIC over TCP does not promise.
+  // Adds the guarantees that LIBFABRIC over TCP lacks.
   LibfabricSafeguards& safeguards() { return safeguards_; }
   // The memory that the agent has registered.
   Registrations& registrations() { return registrations_; }

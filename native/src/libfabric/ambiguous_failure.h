@@ -12,8 +12,8 @@ namespace kv::nixl {
 
 class LibfabricSafeguards;
 
-// A failure of one transfer that may belong to another peer. LIBFABRIC keeps its errors in one queue and gives them to the next caller, whoever
-// that is. If the transfer's own peer is alive and another peer died, the transfer is restarted, once a one-byte READ has shown that nothing of
+// A failure of one transfer that may belong to another peer. LIBFABRIC keeps its errors in one queue and returns them from the next call, for any
+// peer. If the transfer's own peer is alive and another peer died, the transfer is restarted, once a one-byte READ has shown that nothing of
 // it is still under way. Lives on the agent's thread.
 class AmbiguousFailure {
  public:

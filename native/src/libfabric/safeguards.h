@@ -17,10 +17,10 @@ namespace kv::nixl {
 // Connection data of an agent, by backend.
 using Connections = std::map<std::string, std::string>;
 
-// Makes good what LIBFABRIC over TCP does not promise and UCX does:
+// Adds the guarantees that UCX gives and LIBFABRIC over TCP lacks:
 // - A peer's death is not reported: watched with PeerLiveness. Requests to a dead peer are given up after a quarantine.
 // - A WRITE is reported as done before its bytes have landed: confirmed with LandingProbe.
-// - An error goes to the next call, whichever peer that is for: see AmbiguousFailure, and `drain_errors` before calls that cannot be repeated.
+// - An error is returned by the next call, for any peer: see AmbiguousFailure, and `drain_errors` before calls that cannot be repeated.
 // - Metadata of an unreachable peer, or of too many peers, harms NIXL: refused before NIXL gets it.
 // For an agent without such a backend every method returns at once. Lives on the agent's thread.
 class LibfabricSafeguards {
@@ -55,7 +55,7 @@ class LibfabricSafeguards {
 
   // Whether the peer's process is known to be dead. Checks it, which is cheap.
   bool is_dead(const std::string& peer);
-  // The same by the last check.
+  // Whether the peer's process was dead at the last check.
   bool known_dead(const std::string& peer) const;
   // Whether the peer has been dead for so long that none of its data can still arrive.
   bool quarantine_over(const std::string& peer) const;

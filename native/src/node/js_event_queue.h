@@ -30,7 +30,7 @@ class JsEventQueue {
 
   std::mutex mutex_;
   std::vector<Event> events_;
-  // The callback is going to be called.
+  // A call of the callback is scheduled.
   bool signaled_ = false;
   napi_env env_ = nullptr;  // used on the JavaScript thread only
   napi_threadsafe_function function_ = nullptr;

@@ -8,7 +8,7 @@
 
 namespace kv::nixl {
 
-// What the addon reads of an agent's metadata.
+// The parts of an agent's metadata that the addon reads.
 struct AgentMetadata {
   // The agent's name.
   std::string agent;
@@ -21,7 +21,7 @@ Bytes local_metadata(const capi::Functions& nixl, capi::Agent agent);
 
 // Checks a peer's metadata before NIXL loads it: NIXL's loader trusts the bytes, and a wrong memory type, in a section's list or in a key of
 // UCX, ends the process. Reads NIXL's framing from end to end. Cannot check a backend's connection data, so authenticate peers as well.
-// Throws KV_AGENT_METADATA_INVALID, naming the byte at which it stops making sense.
+// Throws KV_AGENT_METADATA_INVALID, naming the first invalid byte.
 AgentMetadata read_metadata(const Bytes& bytes);
 
 }  // namespace kv::nixl

@@ -20,7 +20,7 @@ namespace kv::nixl {
 struct PendingPeer {
   // The metadata that the peer's localMetadata() returned.
   Bytes bytes;
-  // The same, read.
+  // `bytes`, parsed.
   std::optional<AgentMetadata> metadata;
   // Set where the peer's process has to answer before NIXL gets the metadata.
   std::unique_ptr<PeerLiveness> liveness;

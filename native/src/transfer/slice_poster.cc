@@ -8,7 +8,7 @@ namespace kv::nixl {
 
 namespace {
 
-// The bytes of a transfer from which on the time and status of its first post tell whether posting copies them.
+// For transfers of at least this many bytes, the time and status of the first post show whether posting copies the bytes.
 constexpr uint64_t kTellingBytes = 1 << 20;
 // A post that takes longer than this copies, whatever status it returns.
 constexpr auto kLongPost = std::chrono::milliseconds(50);

@@ -80,8 +80,8 @@ class Slicer {
   // All three arguments outlive it.
   Slicer(const TransferSelection& selection, const PreparedList& local, const PreparedList& remote);
 
-  // Sets what bounds a slice. If posting copies the bytes (the default), their number does; if it only starts the copy, the number of extents
-  // does. Call it before the first slice.
+  // Selects the limit of a slice: the number of bytes if posting copies them (the default), or the number of extents if posting only starts the
+  // copy. Call it before the first slice.
   void set_post_copies(bool copies);
 
   // Whether every descriptor is in a slice.

@@ -1,4 +1,4 @@
-// The parts that pull and push are built of, for authors of connectors. Import them from "@kv/connector/building-blocks".
+// The parts of which pull and push consist, for authors of connectors. Import them from "@kv/connector/building-blocks".
 
 export { type ConnectorSettings, connectorSettings } from "./config/connector-settings.js";
 export { delegateTo } from "./delegate-to.js";

@@ -13,7 +13,7 @@ class Counter {
   }
 }
 
-test("methods keep their private state, and overrides win", () => {
+test("methods of the target keep access to its private fields, and overrides replace members", () => {
   const counter = new Counter();
   const wrapped = delegateTo(counter, { name: "wrapped" });
   const { add } = wrapped;

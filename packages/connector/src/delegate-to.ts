@@ -1,6 +1,6 @@
 /**
- * An object that delegates to `target`, except for the members in `overrides`: the way to wrap a scheduler or worker connector. Spreading one
- * (`{ ...worker, collectFinished }`) would lose the methods of its class. Throws nothing.
+ * Returns an object that delegates to `target`, except for the members in `overrides`. Use it to wrap a scheduler or worker connector: spreading
+ * one (`{ ...worker, collectFinished }`) would lose the methods of its class. Throws nothing.
  */
 export function delegateTo<Target extends object>(target: Target, overrides: Partial<Target>): Target {
   return new Proxy(target, {

@@ -11,7 +11,7 @@ import { decodeMsgpack } from "@kv/protocol";
 import { describe, expect, it } from "vitest";
 import { dualConnector } from "./dual-connector.js";
 
-/** Answers with its own name, and notes what it was asked. */
+/** A connector that records its calls, and returns its own name. */
 function named(name: string, calls: string[]): ConnectorModule {
   const note = (what: string, request: ConnectorRequest) =>
     void calls.push(`${name} ${what} ${request.requestId}`);
@@ -83,7 +83,7 @@ const request = (requestId: string, kvTransferParams?: Record<string, unknown>):
 });
 
 describe("dual connector", () => {
-  it("goes by transfer_mode; a consumer's without one pulls, a producer's goes as is preferred", async () => {
+  it("selects the connector by transfer_mode; without one, D pulls and P uses the preferred mode", async () => {
     const { calls, scheduler } = await both();
     scheduler.matchedTokens(request("push 1", { do_remote_prefill: true }), 0);
     scheduler.matchedTokens(request("a", { do_remote_prefill: true, transfer_mode: "push" }), 0);
@@ -99,7 +99,7 @@ describe("dual connector", () => {
     ]);
   });
 
-  it("gives each its own step, payload and port, and what is reported is both's", async () => {
+  it("gives each connector its own step, payload and port, and merges their reports", async () => {
     const { calls, scheduler, worker } = await both();
     worker.startLoad(scheduler.buildStepMetadata());
     worker.layerComputed?.({ regions: ["r"], computedTokens: {} });
@@ -123,7 +123,7 @@ describe("dual connector", () => {
     expect(calls).toEqual(["pull closed", "push closed"]);
   });
 
-  it("lets the system choose both ports where it chooses one, and refuses another connector's step", async () => {
+  it("uses port 0 for both connectors when the configured port is 0, and refuses another connector's step", async () => {
     const { calls, scheduler, worker } = await both(0);
     await scheduler.setHandshakeMetadata([]);
     expect(calls.map((call) => call.split(" ").slice(0, 3).join(" "))).toEqual([
@@ -133,13 +133,13 @@ describe("dual connector", () => {
     expect(() => worker.startLoad({ connector: "pull", step: 1 })).toThrow(/no metadata for pull/);
   });
 
-  it("waitForSave hands on how many tokens are computed", async () => {
+  it("waitForSave passes on the numbers of computed tokens", async () => {
     const { calls, scheduler, worker } = await both();
     await worker.waitForSave(scheduler.buildStepMetadata(), { r: 16 });
     expect(calls).toEqual(['pull saves {"r":16}', 'push saves {"r":16}']);
   });
 
-  it("closes pull's side when push's cannot be created", async () => {
+  it("closes pull's scheduler and worker when push's cannot be created", async () => {
     const calls: string[] = [];
     const failing = () => Promise.reject(new Error("port taken"));
     const module = dualConnector({

@@ -16,20 +16,20 @@ import { decodeMsgpack, encodeMsgpack, type TransferMode } from "@kv/protocol";
 export interface DualConnectorOptions {
   /** The connector's name in step metadata and errors. */
   readonly name: string;
-  /** The connector of requests that D reads. */
+  /** The connector of requests whose blocks D reads. */
   readonly pull: ConnectorModule;
-  /** The connector of requests that P writes. */
+  /** The connector of requests whose blocks P writes. */
   readonly push: ConnectorModule;
-  /** The mode of a request whose `kv_transfer_params` name none. Must return the same mode for the same request. */
+  /** Returns the mode of a request whose `kv_transfer_params` have no `transfer_mode`. Must return the same mode for the same request. */
   prefer(request: ConnectorRequest): TransferMode;
 }
 
-/** Push listens on a port of its own: the configured one, which is pull's, plus this. */
+/** Push listens on the configured port plus this; pull listens on the configured port. */
 const PUSH_PORT_OFFSET = 100;
 const MODES = ["pull", "push"] as const;
 
 /**
- * Pull and push in one engine: each request uses the connector that its `transfer_mode` names. D's requests get the mode from P's answer. Each
+ * Pull and push in one engine: each request uses the connector that its `transfer_mode` names. D's requests get the mode from P's response. Each
  * connector has its own agents, side channel and tables; they share the registered memory and nothing else.
  */
 export function dualConnector(options: DualConnectorOptions): ConnectorModule {
@@ -74,7 +74,7 @@ async function createScheduler(
       return { connector: name, step, pull: pull.buildStepMetadata(), push: push.buildStepMetadata() };
     },
     applyWorkerOutput(output) {
-      // Each ignores the requests that it does not know.
+      // Each connector ignores the requests that it does not know.
       pull.applyWorkerOutput(output);
       push.applyWorkerOutput(output);
     },
@@ -137,14 +137,14 @@ async function createWorker(
   };
 }
 
-/** Parameters of D without a mode come from a P that is read from, as vLLM's do. */
+/** D's parameters without a mode come from a P that serves pull, as vLLM's do. */
 function modeOf(request: ConnectorRequest, prefer: DualConnectorOptions["prefer"]): TransferMode {
   const { transfer_mode: mode, do_remote_prefill: consumes } = request.kvTransferParams ?? {};
   if (mode === "pull" || mode === "push") return mode;
   return consumes === true ? "pull" : prefer(request);
 }
 
-/** What `create` returns. When it fails, the side that exists already is closed. */
+/** Returns the result of `create`. When it fails, closes `first`. */
 async function orClose<T>(first: { close(): Promise<void> }, create: () => Promise<T> | T): Promise<T> {
   try {
     return await create();

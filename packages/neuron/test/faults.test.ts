@@ -30,19 +30,19 @@ const PUSH: Partial<FaultRunOptions> = {
 
 // Break each rule of staging on purpose: the run must detect it, otherwise it proves nothing.
 const SABOTAGE: Record<string, (staging: Staging) => Staging> = {
-  "a save that is told before it is done": (staging) => ({
+  "a save that is reported before it is done": (staging) => ({
     ...staging,
     async save(requestId, blocks) {
       staging.save(requestId, blocks).catch(() => {});
     },
   }),
-  "a load that is told before it is done": (staging) => ({
+  "a load that is reported before it is done": (staging) => ({
     ...staging,
     async load(requestId, blocks) {
       staging.load(requestId, blocks).catch(() => {});
     },
   }),
-  "blocks in another order": (staging) => ({
+  "a load from the pool blocks in reverse order": (staging) => ({
     ...staging,
     load: (requestId, { device, wire }) =>
       staging.load(requestId, { device, wire: wire.map((ids) => [...ids].reverse()) }),

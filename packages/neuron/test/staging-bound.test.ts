@@ -50,7 +50,7 @@ test("six concurrent requests use no more host memory than the pool and four pie
     },
   };
   const real = simulatedDevice({ bytesPerMs: 2 ** 22 });
-  // Reading `bytes` of device memory throws, so the memory cannot be spread.
+  // The `bytes` getter of device memory throws, so the object cannot be copied with spread syntax.
   const device = {
     ...real,
     allocate(lengthBytes: number): Memory {

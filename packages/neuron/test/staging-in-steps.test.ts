@@ -208,7 +208,7 @@ describe("a copy that fails", () => {
 
 describe("no KV transfer pending", () => {
   test.each([pullConnector, pushConnector])(
-    "$name: a step waits for nothing, and neither the transport nor the device is entered",
+    "$name: a step does not wait, and calls neither the transport nor the device",
     async (connector) => {
       let calls = 0;
       const counted = <T extends object>(target: T): T =>
@@ -242,7 +242,7 @@ describe("no KV transfer pending", () => {
             const saved = worker.waitForSave(metadata).then(() => {
               waited = false;
             });
-            // Promise work alone completes it, without timers or I/O.
+            // It completes in microtasks, without timers or I/O.
             for (let turn = 0; turn < 5 && waited; turn++) await Promise.resolve();
             expect(waited).toBe(false);
             await saved;

@@ -11,7 +11,7 @@ describe.each([pullConnector, pushConnector])("$name", (connector) => {
   test.each([
     { p: NEURON, d: { memoryType: "VRAM" } },
     { p: { memoryType: "VRAM" }, d: NEURON },
-  ] as const)("a Neuron with kv_buffer_device cpu and a GPU with cuda, %#", async ({ p, d }) => {
+  ] as const)("Neuron with kv_buffer_device cpu and a GPU with cuda exchange KV, %#", async ({ p, d }) => {
     const play = createScenario({ connector });
     const prefill = await play.engine("p", { ...p, tpSize: 2 });
     const decode = await play.engine("d", { ...d });

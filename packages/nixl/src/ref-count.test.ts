@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { RefCount } from "./ref-count.js";
 
-test("reports the first user and the end of the last one; a hold is released once", () => {
+test("reports when the first user arrives and when the last one leaves, and releases a hold only once", () => {
   const changes: boolean[] = [];
   const refCount = new RefCount((used) => changes.push(used));
   const release = refCount.hold();

@@ -1,4 +1,4 @@
-/** Counts the users of something, and reports when the first one comes and when the last one has gone. */
+/** Counts the users of a resource. Reports when the first user arrives and when the last one leaves. */
 export class RefCount {
   readonly #onChange: (used: boolean) => void;
   #count = 0;

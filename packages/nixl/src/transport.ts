@@ -1,6 +1,7 @@
 import {
   type AgentOptions,
   type Ambient,
+  type AmbientOptions,
   ambient,
   type BackendSpec,
   KvError,
@@ -27,7 +28,7 @@ import { startCheckerProcess } from "./metadata/checker-process.js";
 import { formatValue, requireObject } from "./validate.js";
 
 /** Options of `nixlTransport`. */
-export interface NixlTransportOptions extends Partial<Ambient> {
+export interface NixlTransportOptions extends AmbientOptions {
   /** Path of `libnixl_capi.so`. It comes before every other place in which the library is looked for. */
   readonly library?: string | undefined;
   /** Backends of agents that name none, in order of preference. They come before `NIXL_BACKEND` and the default, UCX. */

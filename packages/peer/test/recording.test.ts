@@ -38,7 +38,7 @@ test("recording a server that serves a recording gives the same recording", asyn
   expect(Buffer.compare(await again.kv(again.manifest.prompts[0] as never), kvOf(0, 4))).toBe(0);
   const found = await diffRecordings(one, again);
   expect(found.filter(({ kind }) => kind !== "fact")).toEqual([
-    // Announced by only one of: this project, the recorded version of vLLM.
+    // Only this project or only the recorded version of vLLM announces these fields.
     ...found.filter(({ where }) => /: (pp_size|dcp_size|remote_registration_generation)$/.test(where)),
   ]);
   expect(served.prefill.blocks.used).toBe(0);

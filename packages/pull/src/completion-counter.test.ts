@@ -2,8 +2,8 @@ import { silentLog } from "@kv/interface";
 import { describe, expect, it } from "vitest";
 import { CompletionCounter } from "./completion-counter.js";
 
-describe("completions", () => {
-  it("is complete at the n-th distinct reader, once", () => {
+describe("CompletionCounter", () => {
+  it("is complete after n distinct readers", () => {
     const completions = new CompletionCounter({ log: silentLog });
     expect(completions.add("r", "d0", 2)).toBe("waiting");
     expect(completions.add("r", "d1", 2)).toBe("complete");
@@ -19,7 +19,7 @@ describe("completions", () => {
     expect(completions.add("r", "d1", 2)).toBe("complete");
   });
 
-  it("where readers disagree the greater number holds, with a warning", () => {
+  it("uses the largest number of readers, and warns, when readers disagree", () => {
     const warnings: string[] = [];
     const log = { ...silentLog, warn: (event: string) => void warnings.push(event) };
     const completions = new CompletionCounter({ log });
@@ -29,7 +29,7 @@ describe("completions", () => {
     expect(warnings).toEqual(["completion-consumers-disagree", "completion-consumers-disagree"]);
   });
 
-  it("forgets, and says how many had spoken", () => {
+  it("forget returns the number of readers that were counted", () => {
     const completions = new CompletionCounter({ log: silentLog });
     completions.add("r", "d0", 3);
     completions.add("r", "d1", 3);

@@ -6,8 +6,8 @@ interface Entry {
 }
 
 /**
- * Counts the readers of each finished request. Every reader of one rank of P sends `"{id}:{n}"` once, where n is how many readers that rank
- * has; the rank is done with the request after n of them. A reader is an agent: a duplicate notification, or an abort after a completed
+ * Counts the readers of each finished request. Every reader of one rank of P sends `"{id}:{n}"` once, where n is the number of readers that this rank
+ * has. The rank is done with the request after n readers. A reader is an agent: a duplicate notification, or an abort after a completed
  * transfer, counts once.
  */
 export class CompletionCounter {
@@ -18,7 +18,7 @@ export class CompletionCounter {
     this.#log = log;
   }
 
-  /** Counts a reader. Returns "complete" exactly once per request, which is then forgotten. */
+  /** Counts a reader. Returns "complete" exactly once per request, and then forgets the request. */
   add(requestId: string, reader: string, expected: number): "complete" | "waiting" | "duplicate" {
     let entry = this.#entries.get(requestId);
     if (entry === undefined) {
@@ -28,8 +28,8 @@ export class CompletionCounter {
     if (entry.readers.has(reader)) return "duplicate";
     entry.readers.add(reader);
     if (entry.expected !== expected) {
-      // The number follows from both sides' sizes, so readers of one engine agree: two engines got the same request. The greater number
-      // frees later, and the lease bounds it.
+      // The number depends on the sizes of both engines, so the readers of one engine agree. Here two engines got the same request. The greater number
+      // frees the blocks later, at the end of the lease at the latest.
       this.#log.warn("completion-consumers-disagree", {
         requestId,
         reader,

@@ -13,8 +13,8 @@ import { PullReceiver } from "./receive.js";
 import type { PullStepMetadata, ReceiveOrder } from "./step-metadata.js";
 
 /**
- * D's half of a worker. Every order of the scheduler becomes a receive of its own, which waits for its P's handshake without delaying the
- * step. Each ends in the worker's output, at its deadline at the latest.
+ * D's half of a worker. Every order of the scheduler becomes a separate receive, which waits for the handshake with its P without delaying the
+ * step. Its outcome is in the worker's output at its deadline at the latest.
  */
 export class DecodeWorker {
   /** The P's that this rank reads from. */
@@ -25,7 +25,7 @@ export class DecodeWorker {
   readonly #receives: PendingReceives<ReceiveOrder>;
   /** Running receives. */
   readonly #running = new TaskTracker();
-  /** Notifications and heartbeats under way. */
+  /** Notifications and heartbeats that are being sent. */
   readonly #sending = new TaskTracker();
 
   constructor(context: WorkerContext) {
@@ -59,11 +59,11 @@ export class DecodeWorker {
     );
   }
 
-  /** Starts, aborts and keeps alive what the scheduler orders. */
+  /** Starts and aborts receives, and extends leases, as the scheduler orders. */
   step({ receives, aborts, heartbeats, schedulerClockMs }: PullStepMetadata): void {
     const nowMs = this.#context.clock.now();
     for (const order of receives) {
-      // The scheduler's clock may have another origin than this one.
+      // The scheduler's clock may have another origin than this worker's.
       const seenAtMs = nowMs - (schedulerClockMs - order.seenAtMs);
       if (order.isAwaited) this.#receives.start({ ...order, seenAtMs });
       else this.#notifyNothingRead(order);
@@ -74,7 +74,7 @@ export class DecodeWorker {
     if (heartbeats !== null) this.#heartbeats.replace(heartbeats);
   }
 
-  /** Counts of receives, notifications under way, and leases that are extended. */
+  /** Numbers of receives, of notifications that are being sent, and of leases that are extended. */
   outstanding(): { readonly receives: number; readonly notifications: number; readonly heartbeats: number } {
     return {
       receives: this.#receives.size,
@@ -97,7 +97,7 @@ export class DecodeWorker {
   }
 
   #ended({ order, signal, isAborted }: PendingReceive<ReceiveOrder>, error: ReceiveError | undefined): void {
-    // Given up before the handshake: P was not notified yet.
+    // Aborted before the handshake: P was not notified yet.
     if (signal.aborted && error?.failureType === "handshake_failed") this.#notifyNothingRead(order);
     if (!isAborted && error?.failureType === "lease_expired") this.#context.metrics.leaseExpired();
   }

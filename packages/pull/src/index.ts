@@ -7,10 +7,10 @@ export { createPullScheduler, type PullScheduler } from "./pull-scheduler.js";
 export { createPullWorker } from "./pull-worker.js";
 export type { PullStepMetadata } from "./step-metadata.js";
 
-/** The names under which vLLM knows this connector, and its own. */
+/** The names of this connector in `kv_connector`: vLLM's and its own. */
 export const PULL_CONNECTOR_NAMES = ["NixlConnector", "NixlPullConnector", "pull"] as const;
 
-/** D READs from P, as vLLM's `NixlPullConnector`. */
+/** The connector in which D READs from P, as vLLM's `NixlPullConnector` does. */
 export const pullConnector: ConnectorModule = {
   name: "NixlPullConnector",
   createScheduler: createPullScheduler,
@@ -19,7 +19,7 @@ export const pullConnector: ConnectorModule = {
 
 export default pullConnector;
 
-/** Makes the connector known under all of its names. Errors: `KV_CONNECTOR_DUPLICATE`. */
+/** Registers the connector under all of its names. Errors: `KV_CONNECTOR_DUPLICATE`. */
 export function registerPullConnector(
   register: (name: string, loader: ConnectorLoader) => void = registerConnector,
 ): void {

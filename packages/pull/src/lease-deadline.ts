@@ -1,27 +1,27 @@
 import type { ClockOffset } from "@kv/connector/building-blocks";
 
-/** Facts about one request's lease at a P that cannot be asked. */
+/** Facts about one request's lease at a P that answers no lease queries. */
 export interface LeaseDeadlineOptions {
-  /** `remote_blocks_expiry_time` on P's clock; undefined where P gave none. */
+  /** `remote_blocks_expiry_time` on P's clock; undefined when P sent none. */
   readonly expirySeconds: number | undefined;
   /** P's clock, from the handshake. */
   readonly clock: Pick<ClockOffset, "earliestLocalMs">;
   /** When D first saw the request, on the local clock. */
   readonly seenAtMs: number;
-  /** P's lease, taken to be as long as D's. */
+  /** Length of P's lease. Assumed to be equal to D's. */
   readonly leaseMs: number;
-  /** What a heartbeat adds. */
+  /** How long a heartbeat extends the lease. */
   readonly extensionMs: number;
-  /** Subtracted for notifications under way and clock drift (vLLM: 5 s). */
+  /** Safety margin for notifications in flight and clock drift (vLLM: 5 s). */
   readonly marginMs: number;
-  /** When heartbeats that name the request were handed to the transport, ascending. */
+  /** When the transport got heartbeats that name the request, ascending. */
   readonly heartbeatsAtMs: readonly number[];
 }
 
 /**
- * Until when a P that cannot be asked is assumed to keep a request's blocks, in ms on the local clock. A one-sided READ succeeds even when
- * the blocks have gone to another request meanwhile, so a READ that ends later is not used. A P of `@kv` is asked after the READ instead
- * (`queryLease`): only that reveals blocks that were freed early because another reader, given the same parameters by a retry, was done.
+ * Returns until when a P that answers no lease queries is assumed to hold a request's blocks, in ms on the local clock. A one-sided READ succeeds
+ * even when another request owns the blocks meanwhile, so a READ that ends later is not used. A P of `@kv` is queried after the READ instead
+ * (`queryLease`). Only a query detects blocks that were freed early because a retry gave the same parameters to another reader.
  */
 export function leaseDeadlineMs(options: LeaseDeadlineOptions): number {
   const { expirySeconds, clock, seenAtMs, leaseMs, extensionMs, marginMs, heartbeatsAtMs } = options;

@@ -26,7 +26,7 @@ function setUp() {
     counters,
     worker,
     admit: (requestId: string) => worker.step({ ...none, inBatch: [named(requestId)] }),
-    // The scheduler's clock has another origin, and the step was a while on its way.
+    // The scheduler's clock has another origin than the worker's.
     lease: (requestId: string, leftMs = 30_000) =>
       worker.step({
         ...none,
@@ -41,7 +41,7 @@ function setUp() {
 }
 
 describe("prefill worker", () => {
-  it("is done with a request when its n readers have spoken, by the name that readers know", () => {
+  it("reports a request as sent after n distinct readers have completed it by its wire id", () => {
     const { admit, lease, worker, sent, rest } = setUp();
     admit("r");
     lease("r");
@@ -53,7 +53,7 @@ describe("prefill worker", () => {
     expect(rest()).toBe(true);
   });
 
-  it("a reader may be done before the step that grants the lease: reported with that step", () => {
+  it("reports a request with the step that grants its lease if the reader completed before", () => {
     const { admit, lease, worker, sent, rest } = setUp();
     admit("r");
     worker.done("wire-r", 1, "d0");
@@ -63,7 +63,7 @@ describe("prefill worker", () => {
     expect(rest()).toBe(true);
   });
 
-  it("nobody ends a request that still runs", () => {
+  it("ignores a completion for a running request that is later not sent", () => {
     const { admit, notSent, worker, sent, rest } = setUp();
     admit("r");
     worker.done("wire-r", 1, "stranger");
@@ -72,7 +72,7 @@ describe("prefill worker", () => {
     expect(rest()).toBe(true);
   });
 
-  it("reports it when the lease runs out, by what was left of it on the scheduler's clock", () => {
+  it("reports a request as sent when its lease expires, by the time left on the scheduler's clock", () => {
     const { admit, lease, clock, worker, sent, counters, rest } = setUp();
     admit("r");
     lease("r", 30_000);
@@ -90,7 +90,7 @@ describe("prefill worker", () => {
     expect(sent()).toEqual([]);
   });
 
-  it("heartbeats keep it", () => {
+  it("keeps a request while heartbeats arrive", () => {
     const { admit, lease, clock, worker, sent } = setUp();
     admit("r");
     lease("r", 30_000);

@@ -7,9 +7,9 @@ import {
 import { CompletionCounter } from "./completion-counter.js";
 import type { PullStepMetadata } from "./step-metadata.js";
 
-/** A request that runs or has finished here. */
+/** A request that runs or has finished on this engine. */
 interface SendableState extends SendableRequest {
-  /** All readers were done before the step that reports the request as finished: only that step makes it certain. */
+  /** True when all readers completed before the step that reports the request as finished. Only that step confirms the end. */
   isReadEarly: boolean;
 }
 
@@ -19,8 +19,8 @@ interface SendableState extends SendableRequest {
  */
 export class PrefillWorker {
   readonly #context: Pick<WorkerContext, "clock" | "log" | "metrics" | "output" | "settings">;
-  // A request is known from the step that runs it, not from the one that finishes it: its parameters reach a D without a step, and the D may
-  // be done first.
+  // Requests are added by the step that runs them, not by the step that finishes them: their parameters reach a D without a step, and the D
+  // may complete first.
   readonly #byWireId = new Map<string, SendableState>();
   readonly #byRequestId = new Map<string, SendableState>();
   readonly #completions: CompletionCounter;
@@ -36,7 +36,7 @@ export class PrefillWorker {
     });
   }
 
-  /** Learns of requests that run, that ended with nothing to send, and that finished. */
+  /** Takes the requests that run, that ended with nothing to send, and that finished. */
   step({
     schedulerClockMs,
     inBatch,
@@ -63,7 +63,7 @@ export class PrefillWorker {
     }
   }
 
-  /** A reader, identified by its agent's name, is done with a request. `readers` is how many this rank waits for. */
+  /** Takes a completion of a reader, identified by its agent's name. `readers` is the number of readers that this rank waits for. */
   done(wireId: string, readers: number, reader: string): void {
     const { log, metrics } = this.#context;
     const state = this.#byWireId.get(wireId);
@@ -83,7 +83,7 @@ export class PrefillWorker {
     this.#leases.extend(wireIds);
   }
 
-  /** Counts of leases, of requests with some readers done, and of requests that are known. */
+  /** Numbers of leases, of requests with some readers done, and of known requests. */
   outstanding(): { readonly leases: number; readonly completions: number; readonly batch: number } {
     return {
       leases: this.#leases.size,

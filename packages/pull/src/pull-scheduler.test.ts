@@ -67,7 +67,7 @@ const rest = (decode: ReturnType<typeof setUp>["decode"]) => [
 ];
 
 describe("decode scheduler", () => {
-  it("takes all of the prompt from the peer, reads once, and keeps the lease alive until it is here", () => {
+  it("reads the whole prompt from P once, and sends heartbeats until it is received", () => {
     const { decode, request, clock } = setUp();
     decode.queued(request("r"));
     expect(decode.takeStep()).toMatchObject({
@@ -91,7 +91,7 @@ describe("decode scheduler", () => {
         remote: { requestId: "cmpl-p", numTokens: 100, blockIds: [[11, 12, 13, 14, 15, 16, 17]] },
       },
     ]);
-    // A request that is admitted again, after a preemption, reads nothing more.
+    // A request that is admitted again after a preemption reads nothing more.
     expect(decode.matched(request("r"), 0)).toEqual({ tokens: 0, async: false });
     decode.received("r");
     expect(decode.takeStep().heartbeats).toEqual([]);
@@ -99,7 +99,7 @@ describe("decode scheduler", () => {
     expect(rest(decode)).toEqual([0, 0, false]);
   });
 
-  it("on a partial hit asks for the missing blocks only", () => {
+  it("on a partial prefix hit, reads only the missing blocks", () => {
     const { decode, request } = setUp();
     expect(decode.matched(request("r"), 32)).toEqual({ tokens: 68, async: true });
     decode.allocated(request("r"), blocks(9), 68);
@@ -108,7 +108,7 @@ describe("decode scheduler", () => {
     ]);
   });
 
-  it("on a full hit reads nothing, waits for nothing, and has the peer told", () => {
+  it("on a full prefix hit, reads nothing, does not wait, and notifies P", () => {
     const { decode, request } = setUp();
     expect(decode.matched(request("r"), 100)).toEqual({ tokens: 0, async: false });
     decode.allocated(request("r"), blocks(7), 0);
@@ -121,14 +121,14 @@ describe("decode scheduler", () => {
     expect(rest(decode)).toEqual([0, 0, false]);
   });
 
-  it("takes no more than the peer holds, and no more than the prompt", () => {
+  it("reads at most the tokens that P holds, and at most the prompt", () => {
     const { decode, request } = setUp();
     expect(decode.matched(request("short", { ...PARAMS, remote_num_tokens: 40 }), 0).tokens).toBe(40);
     expect(decode.matched(request("long", { ...PARAMS, remote_num_tokens: 400 }), 0).tokens).toBe(100);
     expect(decode.matched(request("silent", { ...PARAMS, remote_num_tokens: null }), 0).tokens).toBe(100);
   });
 
-  it("refuses what cannot be meant, each time alike, and has the peer told once if it can be", () => {
+  it("refuses invalid parameters every time, and notifies P once if they contain its address", () => {
     const { decode, request } = setUp();
     const bad = request("r", { ...PARAMS, remote_block_ids: [[-1]] });
     decode.queued(bad);
@@ -151,7 +151,7 @@ describe("decode scheduler", () => {
     expect(decode.takeStep().receives).toEqual([]);
   });
 
-  it("an abort before the workers know frees the blocks, and has the peer told", () => {
+  it("an abort before the order reaches the workers frees the blocks, and notifies P", () => {
     for (const admitted of [false, true]) {
       const { decode, request } = setUp();
       decode.matched(request("r"), 0);
@@ -166,7 +166,7 @@ describe("decode scheduler", () => {
     }
   });
 
-  it("an abort while blocks are filled keeps them until the workers let go", () => {
+  it("an abort during a transfer keeps the blocks until the workers report them", () => {
     const { decode, request } = setUp();
     decode.matched(request("r"), 0);
     decode.allocated(request("r"), blocks(7), 100);
@@ -178,7 +178,7 @@ describe("decode scheduler", () => {
     expect(rest(decode)).toEqual([0, 0, false]);
   });
 
-  it("one list of heartbeats per engine, under the newest registration that was told", () => {
+  it("sends one list of heartbeats per engine, with the newest registration generation seen", () => {
     const { decode, request } = setUp();
     decode.queued(request("a"));
     decode.queued(

@@ -36,7 +36,7 @@ export function createPullScheduler(options: SchedulerOptions): PullScheduler {
 
 type DecodeStep = Pick<PullStepMetadata, "receives" | "aborts">;
 
-/** D's orders: what the workers read, and which P's they notify that nothing will be read. */
+/** D's orders: the requests that the workers read, and the P's that they notify that nothing will be read. */
 class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
   readonly #context: DecodeOrdersContext;
   #receives: ReceiveOrder[] = [];

@@ -24,13 +24,13 @@ const workerOn = (bufferDevice: string, { role = "kv_both", ppSize = 1 } = {}) =
     });
 };
 
-test("a kv_buffer_device that the platform lacks is refused with both values", () => {
+test("refuses a kv_buffer_device that the platform does not support, and names both", () => {
   expect(workerOn("cpu")).not.toThrow();
   expect(workerOn("cuda")).toThrow(expect.objectContaining({ code: "KV_PLATFORM_UNSUPPORTED" }));
   expect(workerOn("cuda")).toThrow('kv_buffer_device is "cuda"; platform cpu has cpu');
 });
 
-test("a decode worker with pipeline stages is refused at its start, as vLLM refuses it; a prefill worker is not", () => {
+test("a decode worker with pipeline stages is refused when it is created, as in vLLM; a prefill worker is not", () => {
   expect(workerOn("cpu", { role: "kv_producer", ppSize: 2 })).not.toThrow();
   expect(workerOn("cpu", { role: "kv_consumer", ppSize: 2 })).toThrow(
     expect.objectContaining({ code: "KV_CONFIG_INVALID" }),

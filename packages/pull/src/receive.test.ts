@@ -67,7 +67,7 @@ test("a READ whose lists were not prepared fails the request, and P is notified"
   expect(notified).toEqual(["agent-of-p"]);
 });
 
-test("a lease query without an answer is no expired lease", async () => {
+test("a failed lease query fails the request with lease_query_failed, not lease_expired", async () => {
   const { receive } = setUp({
     queryLease: () => Promise.reject(new KvError("KV_SIDE_CHANNEL_TIMEOUT", "no answer")),
   });
@@ -77,7 +77,7 @@ test("a lease query without an answer is no expired lease", async () => {
   });
 });
 
-test("blocks that P did not keep are an expired lease", async () => {
+test("a request whose blocks P no longer holds fails with lease_expired", async () => {
   const { receive } = setUp({ queryLease: async () => ({ held: false, incarnation: "i" }) });
   await expect(receive()).rejects.toMatchObject({
     failureType: "lease_expired",

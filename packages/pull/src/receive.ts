@@ -16,7 +16,7 @@ import { encodeNotification } from "@kv/protocol";
 import { leaseDeadlineMs } from "./lease-deadline.js";
 import type { ReceiveOrder } from "./step-metadata.js";
 
-/** What D's receives share. */
+/** The parts that D's receives share. */
 export interface ReceiverOptions {
   readonly context: WorkerContext;
   readonly engines: RemoteEngines;
@@ -24,7 +24,7 @@ export interface ReceiverOptions {
 }
 
 /**
- * Receives one request's KV from P's blocks into D's: plan, READs, the question whether P kept the blocks until then, the receive pass, and the
+ * Receives one request's KV from P's blocks into D's: plan, READs, a query whether P held the blocks until the end, the receive pass, and the
  * notification that P may free the blocks.
  */
 export class PullReceiver {
@@ -41,7 +41,7 @@ export class PullReceiver {
   }
 
   /**
-   * Receives a request. Settles when no transfer of it can touch memory any more. Rejects with a `ReceiveError`; P is notified then too, where
+   * Receives a request. Settles when no transfer of it can touch memory any more. Rejects with a `ReceiveError`; P is notified then too, if
    * the handshake succeeded.
    */
   async receive(order: ReceiveOrder, signal: AbortSignal): Promise<void> {
@@ -76,7 +76,7 @@ export class PullReceiver {
 
   async #receiveFrom(engine: RemoteEngine, order: ReceiveOrder, signal: AbortSignal): Promise<void> {
     const { clock } = this.#context;
-    /** Ranks of P to notify at the end. A notification that rides on a READ removes its rank. */
+    /** Ranks of P to notify at the end. A notification that is attached to a READ removes its rank. */
     const toNotify = new Set(engine.agents.keys());
     try {
       const plan = planReceive(engine, order, signal);
@@ -91,7 +91,7 @@ export class PullReceiver {
         throw ReceiveError.from(error, "KV_TRANSFER_FAILED", "transfer_exception", signal);
       }
     } finally {
-      // After a success the blocks are here; after a failure they will not be read. Either way P may free them.
+      // After a success the blocks have arrived; after a failure they will not be read. In both cases P may free them.
       this.notifyDone(engine, order.remote.requestId, toNotify);
     }
   }
@@ -137,7 +137,7 @@ export class PullReceiver {
         fail(new KvError("KV_INTERNAL", `request ${order.requestId}: ${why}`), "transfer_setup_failed", rank);
         break;
       }
-      // NIXL orders a notification only after its own request: with several READs from one rank, P is notified after all of them.
+      // NIXL delivers a notification only after its own request. With several READs from one rank, P is notified after all of them.
       const rides = mayRide && plan.reads.filter((other) => other.sourceIndex === sourceIndex).length === 1;
       try {
         const transfer = agent.transfer({
@@ -165,7 +165,7 @@ export class PullReceiver {
     if (failure !== undefined) throw failure;
   }
 
-  /** Asks P whether it kept the blocks until the READs had ended. */
+  /** Checks that P held the blocks until the READs had ended. */
   async #requireLease(order: ReceiveOrder, engine: RemoteEngine, signal: AbortSignal): Promise<void> {
     const { engineId, requestId } = order.remote;
     const { held, incarnation } = await this.#engines
@@ -203,9 +203,9 @@ export class PullReceiver {
     const lateMs = this.#context.clock.now() - this.#deadlineMs(order, engine);
     const error = new KvError(
       "KV_LEASE_EXPIRED",
-      `engine ${engineId} was certain to keep the blocks of request ${requestId} only until ${Math.ceil(lateMs)} ms ago: its READ is not used`,
+      `engine ${engineId} was guaranteed to hold the blocks of request ${requestId} only until ${Math.ceil(lateMs)} ms ago: its READ is not used`,
       {
-        hint: "raise kv_lease_duration on both sides, or give decode workers more room",
+        hint: "raise kv_lease_duration on both sides, or give decode workers more blocks",
         details: { lateMs },
       },
     );

@@ -5,10 +5,10 @@ import {
 } from "@kv/connector/building-blocks";
 import type { BlockIds, StepMetadata } from "@kv/interface";
 
-/** The connector's name in step metadata: a worker refuses another connector's. */
+/** The connector's name in step metadata. A worker refuses another connector's metadata. */
 export const PULL = "pull";
 
-/** What the scheduler side asks of every worker in one step. */
+/** The orders of the scheduler side to every worker in one step. */
 export interface PullStepMetadata extends ConnectorStepMetadata {
   readonly connector: typeof PULL;
   /** D: requests to read, and requests whose P is to be notified that nothing will be read. */
@@ -21,9 +21,9 @@ export interface PullStepMetadata extends ConnectorStepMetadata {
 export interface RemoteBlocks extends RemoteRequest {
   /** Logical block ids at P, per KV cache group. */
   readonly blockIds: BlockIds;
-  /** Tokens whose KV the blocks hold; undefined where P has not said. */
+  /** Tokens whose KV the blocks hold; undefined when the parameters do not have the number. */
   readonly numTokens?: number | undefined;
-  /** End of the lease on P's clock in seconds, without heartbeats; undefined where P has not said. */
+  /** End of the lease on P's clock in seconds, without heartbeats; undefined when the parameters do not have it. */
   readonly expirySeconds?: number | undefined;
 }
 
@@ -38,7 +38,7 @@ export interface ReceiveOrder {
   readonly localComputedBlocks: readonly number[];
   /** Whether the engine waits for the outcome. */
   readonly isAwaited: boolean;
-  /** When the scheduler first saw the request, on its clock in ms. Where P names no expiry, its lease counts from here. */
+  /** When the scheduler first saw the request, on its clock in ms. A lease without an expiry time counts from here. */
   readonly seenAtMs: number;
 }
 

@@ -2,12 +2,12 @@ import { faultRun } from "@kv/testing/faults/fault-run";
 import { describe, expect, it } from "vitest";
 
 const requests = Number(process.env.KV_REQUESTS ?? 10_000);
-// One run for everybody, unless another is asked for: KV_SEED=random takes a new one each time, and prints it.
+// The default seed is fixed. KV_SEED=random uses a new seed for each run, and prints it.
 const asked = process.env.KV_SEED ?? "pull";
 const seed = asked === "random" ? `${Date.now()}` : asked;
 
 describe(`${requests} requests under faults`, () => {
-  it(`each ends with the right bytes or a typed error, and nothing is left (KV_SEED=${seed})`, async () => {
+  it(`end with the correct KV or a typed error, and nothing stays held (KV_SEED=${seed})`, async () => {
     const report = await faultRun({ seed, requests });
     const replay = `replay: KV_SEED=${seed} KV_REQUESTS=${requests} npx vitest run packages/pull/test/faults.test.ts`;
     console.info(JSON.stringify({ seed, ...report }));
@@ -15,11 +15,11 @@ describe(`${requests} requests under faults`, () => {
     expect(report.left, replay).toEqual({});
     const total = Object.values(report.outcomes).reduce((sum, count) => sum + count, 0);
     expect(total, replay).toBe(requests);
-    // Most must get through: a connector that refuses everything would pass the rest.
+    // Most requests must succeed: a connector that refuses every request would pass the other checks.
     expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.6);
   }, 1_800_000);
 
-  it(`so with producers that speak vLLM's protocol alone (KV_SEED=${seed})`, async () => {
+  it(`end the same way with producers that speak only vLLM's protocol (KV_SEED=${seed})`, async () => {
     const report = await faultRun({ seed, requests: Math.ceil(requests / 4), plainProducers: true });
     const replay = `replay: KV_SEED=${seed} KV_REQUESTS=${requests} npx vitest run packages/pull/test/faults.test.ts`;
     console.info(JSON.stringify({ seed, ...report }));
@@ -28,7 +28,7 @@ describe(`${requests} requests under faults`, () => {
     expect(report.outcomes.ok ?? 0, replay).toBeGreaterThan(requests * 0.15);
   }, 1_800_000);
 
-  it("one seed is one run", async () => {
+  it("give equal reports for equal seeds", async () => {
     const first = await faultRun({ seed: "again", requests: 300 });
     expect(await faultRun({ seed: "again", requests: 300 })).toEqual(first);
   }, 900_000);

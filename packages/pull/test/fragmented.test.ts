@@ -7,7 +7,7 @@ const BLOCKS = 256;
 const BLOCK_TOKENS = 16;
 const LAYERS = 2;
 
-/** A pool's blocks in stretches of so many consecutive ones, the stretches in any order. */
+/** The block ids of a pool: runs of `length` consecutive ids, in shuffled order. */
 function stretches(length: number, seed: string): number[] {
   const random = seededRandom(seed);
   const begins = Array.from({ length: BLOCKS / length }, (_, index) => index * length);
@@ -19,12 +19,12 @@ function stretches(length: number, seed: string): number[] {
 }
 
 interface HandedOver {
-  /** What the connector hands to the transport: runs, each once for each offset, or pairs. */
+  /** Number of entries that the connector passes to the transport: runs times offsets, or id pairs. */
   readonly descriptors: number;
   readonly pairs: readonly (readonly [local: number, remote: number])[];
 }
 
-/** A transport that notes what every READ was handed. */
+/** A transport that records the descriptors of each READ. */
 function counting(seen: HandedOver[]): (transport: Transport) => Transport {
   return (transport) => ({
     ...transport,
@@ -59,7 +59,7 @@ function handedOver(request: TransferRequest): HandedOver {
   return { descriptors: (runs.length / 3) * (offsets.length / 2), pairs };
 }
 
-/** How many remain when neighbours in a list that are consecutive on both sides are merged, as NIXL does. */
+/** Number of descriptors after merging list neighbours that are consecutive on both sides, as NIXL does. */
 function merged(pairs: HandedOver["pairs"]): number {
   return pairs.filter(([local, remote], at) => {
     const [before, from] = pairs[at - 1] ?? [Number.NaN, Number.NaN];
@@ -67,7 +67,7 @@ function merged(pairs: HandedOver["pairs"]): number {
   }).length;
 }
 
-/** What vLLM hands over of the same blocks: a descriptor for each block of each region, in the order of the sequence. */
+/** vLLM's descriptors for the same blocks: one for each block of each region, in sequence order. */
 function asVllm({ pairs }: HandedOver, remoteBlockIds: readonly number[]): HandedOver["pairs"] {
   const byRemote = new Map(pairs.map((pair) => [pair[1], pair]));
   return Array.from({ length: LAYERS }, (_, region) => region * BLOCKS).flatMap((offset) =>
@@ -75,10 +75,13 @@ function asVllm({ pairs }: HandedOver, remoteBlockIds: readonly number[]): Hande
   );
 }
 
-/** Descriptors that are left of these at best: one for each stretch that is consecutive on both sides. */
+/** The smallest possible number of descriptors: one for each run that is consecutive on both sides. */
 const best = ({ pairs }: HandedOver) => merged([...pairs].sort(([one], [other]) => one - other));
 
-/** Requests of so many blocks, one after another, through two engines with pools like these; each READ, and what vLLM would hand over. */
+/**
+ * Sends requests with the given numbers of blocks, one after another, between two engines with these pools. Returns the descriptors of each
+ * READ, and vLLM's descriptors for the same blocks.
+ */
 async function requests(pools: { p: number[]; d: number[]; tpSize: number }, sizes: readonly number[]) {
   const play = createScenario();
   const seen: HandedOver[] = [];
@@ -103,11 +106,11 @@ async function requests(pools: { p: number[]; d: number[]; tpSize: number }, siz
   return found;
 }
 
-/** Even ones take whole stretches of the pools, odd ones leave stretches cut. */
+/** Even numbers of blocks use whole runs of the pools; odd numbers split runs. */
 const EVEN = [2, 4, 8, 16, 32, 64, 128];
 const ODD = [1, 3, 7, 33, 65, 101];
 
-describe.each([1, 2])("descriptors that a decode engine of TP %i hands to its transport", (tpSize) => {
+describe.each([1, 2])("descriptors that a decode engine with TP %i passes to its transport", (tpSize) => {
   it.each([
     { p: 1, d: 1, sizes: EVEN },
     { p: 2, d: 2, sizes: EVEN },
@@ -117,13 +120,13 @@ describe.each([1, 2])("descriptors that a decode engine of TP %i hands to its tr
     { p: 2, d: 2, sizes: ODD },
     { p: 16, d: 4, sizes: ODD },
   ])(
-    "from pools in stretches of $p and $d, requests of $sizes blocks: never more than vLLM's, half where blocks run on",
+    "pools with runs of $p and $d blocks, requests of $sizes blocks: never more than vLLM's, and at most half for consecutive blocks",
     async ({ p, d, sizes }) => {
       const found = await requests({ p: stretches(p, "p"), d: stretches(d, "d"), tpSize }, sizes);
       let halved = 0;
       for (const { ours, theirs } of found) {
         expect(ours.descriptors).toBeLessThanOrEqual(theirs.length);
-        // What NIXL makes of the list by merging neighbours is what can be made of it at all.
+        // NIXL's merging of list neighbours gives the smallest possible number of descriptors.
         expect(merged(ours.pairs)).toBe(best(ours));
         expect(merged(ours.pairs)).toBeLessThanOrEqual(merged(theirs));
         if (best(ours) * 2 > theirs.length) continue;
@@ -135,11 +138,11 @@ describe.each([1, 2])("descriptors that a decode engine of TP %i hands to its tr
   );
 
   it.each([2, 150])(
-    "from tables that go down through the pool: %i blocks, and one descriptor for each layer",
+    "block tables in descending order with %i blocks: one descriptor for each layer",
     async (blocks) => {
       const down = Array.from({ length: BLOCKS }, (_, index) => BLOCKS - 1 - index);
       for (const { ours, theirs } of await requests({ p: down, d: down, tpSize }, [blocks])) {
-        // In the order of the sequence no block follows the one before it.
+        // In sequence order, no block is followed by the next higher one, so nothing merges.
         expect(merged(theirs)).toBe(blocks * LAYERS);
         expect(ours.descriptors).toBe(LAYERS);
       }

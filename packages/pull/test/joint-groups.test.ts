@@ -23,7 +23,7 @@ const TOKEN_BYTES = 16;
 const BLOCK_BYTES = BLOCK_TOKENS * TOKEN_BYTES;
 const LAYERS = ["layers.0", "layers.1", "layers.2"];
 
-/** The latent of a token: no two layers or tokens have the same. */
+/** A byte of a token's latent. No two layers or tokens have the same latent. */
 const latent = (layer: number, token: number, at: number) =>
   (1 + layer * 83 + token * 17 + at * 5) & 0xff || 1;
 
@@ -39,7 +39,7 @@ afterEach(async () => {
   expect(Object.values(network.outstanding()).filter((count) => count !== 0)).toEqual([]);
 });
 
-/** One rank of an MLA model whose layers are in these groups, each of which has regions and a block table of its own. */
+/** An engine with one rank of an MLA model. Each of the given groups of layers has its own regions and block table. */
 async function engine(name: string, grouped: readonly (readonly number[])[], kind = "mla") {
   const host = network.host(name);
   const transport = memoryTransport({ network, host });
@@ -86,7 +86,7 @@ async function engine(name: string, grouped: readonly (readonly number[])[], kin
   const groupOf = (layer: number) => grouped.findIndex((layers) => layers.includes(layer));
   return {
     scheduler,
-    /** The bytes of a token, found as the engine finds them: by the block table of the layer's group. */
+    /** The bytes of a token, located with the block table of the layer's group. */
     token(tables: BlockIds, layer: number, token: number): Uint8Array {
       const block = tables[groupOf(layer)]?.[Math.floor(token / BLOCK_TOKENS)] ?? -1;
       const at = block * BLOCK_BYTES + (token % BLOCK_TOKENS) * TOKEN_BYTES;
@@ -138,10 +138,10 @@ async function decode(p: Engine, d: Engine, params: KvTransferParams, tables: Bl
     }
     await clock.advance(1);
   }
-  return expect.fail("nothing came");
+  return expect.fail("the request did not finish");
 }
 
-/** Layers in groups, and lists of blocks for one group and for two. */
+/** Groupings of the layers, and block tables for one group and for two. */
 const ONE = [[0, 1, 2]];
 const TWO = [[0, 1], [2]];
 const OTHER_TWO = [[0], [1, 2]];
@@ -160,14 +160,14 @@ const D_BLOCKS = {
   ],
 };
 
-describe("engines that group an MLA model's layers differently", () => {
+describe("engines that group a model's layers differently", () => {
   test.each([
-    ["one group is two here", ONE, P_BLOCKS.one, TWO, D_BLOCKS.two],
-    ["two groups are one here", TWO, P_BLOCKS.two, ONE, D_BLOCKS.one],
-    ["another cut", OTHER_TWO, P_BLOCKS.two, TWO, D_BLOCKS.two],
-    ["the same groups by other numbers", [[2], [0, 1]], P_BLOCKS.two, TWO, D_BLOCKS.two],
+    ["one group on P and two on D", ONE, P_BLOCKS.one, TWO, D_BLOCKS.two],
+    ["two groups on P and one on D", TWO, P_BLOCKS.two, ONE, D_BLOCKS.one],
+    ["two groups that split elsewhere", OTHER_TWO, P_BLOCKS.two, TWO, D_BLOCKS.two],
+    ["equal groups in another order", [[2], [0, 1]], P_BLOCKS.two, TWO, D_BLOCKS.two],
   ])(
-    "%s: each layer's latents come from its own list of blocks",
+    "%s: D reads each layer's MLA latents with its own block table",
     async (_, pGroups, pTables, dGroups, dTables) => {
       for (const computed of [0, 4]) {
         const p = await clock.settle(engine(`p${computed}`, pGroups));
@@ -178,7 +178,7 @@ describe("engines that group an MLA model's layers differently", () => {
         expect(sent).toBe(true);
         for (const layer of LAYERS.keys()) {
           for (let token = 0; token < 12; token++) {
-            // A prefix hit's block is left alone, and behind the prompt's end the last block is zero.
+            // Blocks of the prefix hit are unchanged, and the last block is zero after the prompt's end.
             const wanted = (at: number) =>
               token < computed ? 0xdb : token < 10 ? latent(layer, token, at) : 0;
             const found = [...d.token(dTables, layer, token)];
@@ -189,7 +189,7 @@ describe("engines that group an MLA model's layers differently", () => {
     },
   );
 
-  test("a number of lists that is not that of the regions' groups is refused, with both", async () => {
+  test("block ids for another number of groups than the regions have are refused, with both numbers", async () => {
     const p = await clock.settle(engine("p", OTHER_TWO));
     const d = await clock.settle(engine("d", ONE));
     const params = { ...prefill(p, P_BLOCKS.two), remote_block_ids: P_BLOCKS.one };
@@ -202,7 +202,7 @@ describe("engines that group an MLA model's layers differently", () => {
     ]);
   });
 
-  test("of a model with heads such engines are refused", async () => {
+  test("are refused for a model with KV heads", async () => {
     const p = await clock.settle(engine("p", OTHER_TWO, "full"));
     const d = await clock.settle(engine("d", TWO, "full"));
     const { failed } = await decode(p, d, prefill(p, P_BLOCKS.two), D_BLOCKS.two, 0);

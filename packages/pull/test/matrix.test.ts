@@ -22,7 +22,7 @@ const CASES = [
 ] as const;
 
 describe.each(CASES)("TP $p (pipeline stages: $stages) → $d, blocks $blocks, $heads heads", (pair) => {
-  it("receives every byte of 16 requests at once, prefix hits included, and lets go of everything", () =>
+  it("transfers 16 concurrent requests correctly, with prefix hits, and then holds nothing", () =>
     expectAllArrive(pair, {
       ...{ seed: "", requests: 16, connector: pullConnector },
       async one(n, { prefill, decode, random, cachedTokens }) {

@@ -10,7 +10,7 @@ const LAYERS = { numLayers: 5 };
 const STAGED = { ...LAYERS, ppSize: 2 };
 const text = (payload: Uint8Array | undefined) => new TextDecoder().decode(payload);
 
-/** Notifications of requests by the agents that got them. */
+/** A fault rule that records the notifications of requests, except heartbeats, by receiving agent. */
 function listening() {
   const told = new Map<string, string[]>();
   const rule = {
@@ -27,7 +27,7 @@ function listening() {
   return { told, rule };
 }
 
-/** A transport that shows what was allocated: the caches, rank by rank, and layer by layer of each. */
+/** A transport that records its allocations: the caches of each rank, layer by layer. */
 function watched(memories: Memory[]): (transport: Transport) => Transport {
   return (transport) => ({
     ...transport,
@@ -39,8 +39,8 @@ function watched(memories: Memory[]): (transport: Transport) => Transport {
   });
 }
 
-describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) => {
-  it("is asked for its ranks as vLLM asks: stage by stage, the ranks that are read from", async () => {
+describe.each([1, 2])("a producer with two pipeline stages and TP %i", (tpSize) => {
+  it("gets handshake requests in vLLM's order: stage by stage, for each rank that is read", async () => {
     const play = createScenario();
     const asked: string[] = [];
     const p = await play.engine("p", { ...STAGED, tpSize });
@@ -66,7 +66,7 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
     await play.end();
   });
 
-  it("has what each rank of each stage holds landed at its layers and heads, and nowhere else", async () => {
+  it("has the KV of each rank of each stage land at D's matching layers and heads only", async () => {
     for (const rank of Array.from({ length: 2 * tpSize }, (_, index) => index)) {
       const play = createScenario();
       const memories: Memory[] = [];
@@ -76,7 +76,7 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
       const sizes = Array.from({ length: 2 * tpSize }, (_, index) => (index < tpSize ? 3 : 2));
       expect(memories).toHaveLength(5 * tpSize);
       const first = sizes.slice(0, rank).reduce((sum, size) => sum + size, 0);
-      // The last layer of the rank is another prompt's, by one bit of each byte.
+      // Flips one bit of each byte in the last layer of the rank.
       const layer = (rank < tpSize ? 0 : 3) + (sizes[rank] ?? 0) - 1;
       const spoilt = memories[first + (sizes[rank] ?? 0) - 1] as Memory & { bytes: Uint8Array };
       for (const [at, byte] of spoilt.bytes.entries()) spoilt.bytes[at] = byte ^ 1;
@@ -84,13 +84,13 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
       const wrong = new Set(
         play.violations.splice(0).map((what) => what.match(/rank \d, layer \d/)?.[0] ?? what),
       );
-      // Of a producer with TP 1 both decode ranks have it; of one with TP 2 the one of the same heads. `firstWrong` names the first.
+      // With TP 1, both decode ranks get the changed layer; with TP 2, only the rank with the same heads. `firstWrong` names the first one.
       expect([...wrong]).toEqual([`rank ${rank % tpSize}, layer ${layer}`]);
       await play.end();
     }
   });
 
-  it.each([1, 2])("tells each rank of each stage once from each of its readers, TP %i", async (readers) => {
+  it.each([1, 2])("gets one notification per rank from each reader, with decode TP %i", async (readers) => {
     for (const plain of [true, false]) {
       const { told, rule } = listening();
       const play = createScenario({ faults: [rule] });
@@ -98,7 +98,7 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
       const d = await play.engine("d", { ...LAYERS, tpSize: readers });
       const n = Math.max(1, readers / tpSize);
       const all = Array.from({ length: 2 * tpSize }, () => n);
-      // Read, and hit in full: told all the same.
+      // A READ and a full prefix hit both send the notifications.
       for (const [index, cachedTokens] of [0, 40].entries()) {
         expect(await play.handedOver(p, d, index, { cachedTokens })).toBe("ok");
         await play.clock.advance(50);
@@ -111,7 +111,7 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
     }
   });
 
-  it("keeps the blocks until the last stage has heard, and frees with the lease where it never does", async () => {
+  it("keeps its blocks until the last stage is notified, or until the lease ends if that notification is lost", async () => {
     const play = createScenario({
       faults: [{ fault: "drop", operation: "NOTIFY", nth: 2 * tpSize, from: "d" }],
     });
@@ -134,7 +134,7 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
     await play.end();
   });
 
-  it("is let go of on every stage when one READ of a stage fails", async () => {
+  it("frees its blocks on every stage when one READ of a stage fails", async () => {
     const play = createScenario({ faults: [{ fault: "fail", operation: "READ", nth: 2 * tpSize }] });
     const p = await play.engine("p", { ...STAGED, tpSize });
     const d = await play.engine("d", LAYERS);
@@ -146,8 +146,8 @@ describe.each([1, 2])("a producer of two pipeline stages and TP %i", (tpSize) =>
   });
 });
 
-describe("pipeline stages that are refused", () => {
-  it("of a decode engine: a producer would free after the first of them", async () => {
+describe("refused pipeline stages", () => {
+  it("on a decode engine, because a producer would free its blocks after the first stage's notification", async () => {
     const play = createScenario();
     const p = await play.engine("p", LAYERS);
     const d = await play.engine("d", STAGED);
@@ -159,7 +159,7 @@ describe("pipeline stages that are refused", () => {
     await play.end();
   });
 
-  it("that are fewer than the parameters say: layers would be missing", async () => {
+  it("of a producer that has another number of them than the parameters say", async () => {
     const play = createScenario();
     const p = await play.engine("p", STAGED);
     const d = await play.engine("d", LAYERS);

@@ -7,7 +7,7 @@ import { describe, expect, it } from "vitest";
 const text = (payload: Uint8Array | undefined) => new TextDecoder().decode(payload);
 
 describe("peers", () => {
-  it("a peer that cannot be reached is backed off, and used again when it is there", async () => {
+  it("an unreachable peer is backed off, and used again once it is reachable", async () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
@@ -22,7 +22,7 @@ describe("peers", () => {
     await play.end();
   });
 
-  it("a restarted peer of the same engine id is found out by its parameters, and read at once", async () => {
+  it("a restarted peer with the same engine id is recognized by its parameters, and read from at once", async () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
@@ -32,13 +32,13 @@ describe("peers", () => {
     await p.kill();
     const again = await play.engine("p");
     expect(await play.handedOver(again, d, 3)).toBe("ok");
-    // What the dead one had prefilled is gone, though an engine of that name is there and has such blocks.
+    // The dead process's KV is lost, although its successor has the same engine id and the same block ids.
     expect(await play.outcome(d.decode({ ...prompt(2), params: lost }))).toBe("KV_GENERATION_STALE");
     expect(await play.handedOver(again, d, 4)).toBe("ok");
     await play.end();
   });
 
-  it("an engine that was not used for its time to live is forgotten, lists and all", async () => {
+  it("an engine that was not used for engine_ttl is dropped, and opened again for the next request", async () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d", { extra: { engine_ttl: 50 } });
@@ -53,7 +53,7 @@ describe("peers", () => {
     await play.end();
   });
 
-  it("engines that do not fit are told apart by what differs", async () => {
+  it("an incompatible engine is refused with the factor that differs, unless enforce_handshake_compat is false", async () => {
     const play = createScenario();
     const p = await play.engine("p", { model: "another-model" });
     const d = await play.engine("d");
@@ -63,14 +63,14 @@ describe("peers", () => {
     expect(String(play.logged("d", "handshake_setup_failed")[0]?.error)).toMatch(/model.*sim.*another-model/);
     expect(play.logged("lax", "compatibility-relaxed")).toEqual([]);
     expect(await play.outcome(lax.decode({ ...prompt(1), params }))).toBe("ok");
-    // What was given up is said.
+    // The differences are logged.
     expect(play.logged("lax", "compatibility-relaxed")).toMatchObject([
       { engineId: "p", differences: [{ factor: "model", ours: "sim", theirs: "another-model" }] },
     ]);
     await play.end();
   });
 
-  it("serves the ports of the guide, one per rank, where both sides are told to", async () => {
+  it("with per_worker_ports on both sides, each rank has its own side-channel port", async () => {
     const play = createScenario();
     const extra = { per_worker_ports: true };
     const p = await play.engine("p", { tpSize: 2, extra });
@@ -83,7 +83,7 @@ describe("peers", () => {
 });
 
 describe("leases", () => {
-  it("run out when nobody comes, and late comers are refused", async () => {
+  it("expire without a reader, and a later reader is refused", async () => {
     for (const plain of [false, true]) {
       const play = createScenario();
       const p = await play.engine("p", { plain });
@@ -100,7 +100,7 @@ describe("leases", () => {
     }
   });
 
-  it("VLLM_NIXL_ABORT_REQUEST_TIMEOUT is the lease of a request that nobody keeps alive", async () => {
+  it("last for VLLM_NIXL_ABORT_REQUEST_TIMEOUT when a request gets no heartbeat", async () => {
     const play = createScenario();
     const p = await play.engine("p", { env: { VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "120" } });
     await play.clock.settle(p.prefill(prompt(1)));
@@ -111,7 +111,7 @@ describe("leases", () => {
     await play.end();
   });
 
-  it("heartbeats keep a request that waits for room", async () => {
+  it("are extended by heartbeats while a request waits for free blocks", async () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d", ROOM_FOR_ONE);
@@ -119,20 +119,20 @@ describe("leases", () => {
     await play.end();
   });
 
-  it("a producer that was restarted before it answered does not vouch for the one before it", async () => {
+  it("end with the producer's process: a lease reply of its successor does not count", async () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
     expect(await play.handedOver(p, d)).toBe("ok");
     const params = await play.clock.settle(p.prefill(prompt(2)));
-    // The question after the READ is long on its way.
+    // The lease query after the READ is delayed.
     play.network.setFaults([{ fault: "delay", operation: "REQUEST", from: "d", delayMs: 500, times: 1 }]);
     const work = d.decode({ ...prompt(2), params });
     work.catch(() => {});
     await play.clock.advance(100);
     await p.kill();
     const again = await play.engine("p");
-    // The successor keeps blocks under the very same name and number.
+    // The successor holds blocks with the same request id and generation.
     await play.clock.settle(again.prefill(prompt(1)));
     const same = await play.clock.settle(again.prefill(prompt(2)));
     expect(same.kv_peer).toMatchObject({ generation: (params.kv_peer as { generation: number }).generation });
@@ -140,7 +140,7 @@ describe("leases", () => {
     await play.end();
   });
 
-  it("two readers of the same parameters: one gets the KV, none gets another request's", async () => {
+  it("two readers of the same parameters: one gets the KV, and neither gets another request's KV", async () => {
     const play = createScenario();
     const p = await play.engine("p", { numBlocks: 3 });
     const d = await play.engine("d");
@@ -149,7 +149,7 @@ describe("leases", () => {
     expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
     await play.clock.advance(100);
     const other = await play.clock.settle(p.prefill(prompt(2)));
-    // The lease of the first, by the clock, has not run out; its blocks are the second's by now.
+    // By the clock, the first request's lease has not ended, but its blocks now belong to the second request.
     expect(await play.outcome(e.decode({ ...prompt(1), params }))).toBe("KV_LEASE_EXPIRED");
     expect(await play.outcome(e.decode({ ...prompt(2), params: other }))).toBe("ok");
     await play.end();
@@ -157,7 +157,7 @@ describe("leases", () => {
 });
 
 describe("notifications", () => {
-  it("to a vLLM producer ride on the READ, one from each reader, with how many there are", async () => {
+  it("to a vLLM producer are attached to the READ, one from each reader, with the number of readers", async () => {
     const said: string[] = [];
     const play = createScenario({
       faults: [
@@ -181,7 +181,7 @@ describe("notifications", () => {
     await play.end();
   });
 
-  it("reach every rank of a producer with more ranks, read or not", async () => {
+  it("reach every rank of a producer with more ranks, including ranks that are not read", async () => {
     const play = createScenario();
     const p = await play.engine("p", { tpSize: 4, numKvHeads: 2 });
     const d = await play.engine("d", { tpSize: 1, numKvHeads: 2 });
@@ -191,7 +191,7 @@ describe("notifications", () => {
     await play.end();
   });
 
-  it("a failed READ frees the producer at once, not with its lease", async () => {
+  it("are sent after a failed READ, so that the producer frees its blocks before the lease ends", async () => {
     const play = createScenario({ faults: [{ fault: "fail", operation: "READ", times: 1 }] });
     const p = await play.engine("p", { tpSize: 2 });
     const d = await play.engine("d");
@@ -202,7 +202,7 @@ describe("notifications", () => {
     await play.end();
   });
 
-  it("that mean nothing change nothing", async () => {
+  it("that are malformed or name an unknown request have no effect", async () => {
     const play = createScenario();
     const p = await play.engine("p");
     const d = await play.engine("d");
@@ -234,8 +234,8 @@ describe("notifications", () => {
   });
 });
 
-describe("what did not arrive", () => {
-  it("is computed by the engine, where the policy is recompute", async () => {
+describe("failed and aborted transfers", () => {
+  it("the engine computes KV that did not arrive when kv_load_failure_policy is recompute", async () => {
     const play = createScenario({ faults: [{ fault: "fail", operation: "READ", times: 1 }] });
     const p = await play.engine("p");
     const d = await play.engine("d", { tpSize: 2, loadFailurePolicy: "recompute" });
@@ -244,7 +244,7 @@ describe("what did not arrive", () => {
     await play.end();
   });
 
-  it("ends by its deadline, and its blocks stay until the transfer has let go", async () => {
+  it("a request whose READ never ends fails at its deadline", async () => {
     const play = createScenario({ faults: [{ fault: "drop", operation: "READ", times: 1 }] });
     const p = await play.engine("p");
     const d = await play.engine("d", { extra: { request_timeout: 5 } });
@@ -255,7 +255,7 @@ describe("what did not arrive", () => {
     await play.end();
   });
 
-  it("an abort during the handshake frees this side at once, and the other when it can be told", async () => {
+  it("an abort during the handshake frees D's blocks at once, and P's when P can be notified", async () => {
     const play = createScenario({
       faults: [{ fault: "delay", operation: "REQUEST", delayMs: 2000, times: 1 }],
     });
@@ -273,7 +273,7 @@ describe("what did not arrive", () => {
     await play.end();
   });
 
-  it("an abort in the middle of a READ frees both sides", async () => {
+  it("an abort during a READ frees the blocks of both sides", async () => {
     const play = createScenario({ faults: [{ fault: "delay", operation: "READ", delayMs: 20_000 }] });
     const p = await play.engine("p");
     const d = await play.engine("d");
@@ -289,7 +289,7 @@ describe("what did not arrive", () => {
   });
 });
 
-it("a READ of which the transport does not let go is left to the agent when the worker closes", async () => {
+it("a worker closes after CLOSE_GRACE_MS although a READ is never released, and its agent ends the READ", async () => {
   const play = createScenario();
   const p = await play.engine("p");
   const d = await play.engine("d", { wrapTransport: neverReleasing });
@@ -298,11 +298,11 @@ it("a READ of which the transport does not let go is left to the agent when the 
   await play.clock.advance(100);
   const startedMs = play.clock.now();
   await play.clock.settle(d.close());
-  // Once for what is under way, once for the links that it holds.
+  // The worker waits once for running receives, and once for the peers that they reference.
   expect(play.clock.now() - startedMs).toBeLessThan(2 * CLOSE_GRACE_MS + 200);
   expect(play.logged("d", "close-did-not-wait")).toEqual([{ receives: 1, notifications: 0 }, { closing: 1 }]);
   await play.clock.settle(p.close());
-  // Over the request's own deadline.
+  // Longer than the request's own deadline.
   await play.clock.advance(100_000);
   expect(Object.entries(play.network.outstanding()).filter(([, count]) => count !== 0)).toEqual([]);
   expect(play.clock.pendingTimers).toBe(0);

@@ -3,7 +3,7 @@ import { zmqEngines } from "@kv/testing/scenarios/zmq-engines";
 import { expect, it } from "vitest";
 import { pullConnector } from "../src/index.js";
 
-it("over the real side channel, in real time: handshake, lease question, a rank that is not there", async () => {
+it("over ZMQ in real time: handshakes, lease queries, and refusals of a wrong engine and an unknown rank", async () => {
   const { engine, end } = zmqEngines(pullConnector);
   const p = await engine("p", 2);
   const d = await engine("d", 1);

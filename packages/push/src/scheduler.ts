@@ -32,12 +32,12 @@ export function createPushScheduler(options: SchedulerOptions): PushScheduler {
 
 type DecodeStep = Pick<PushStepMetadata, "registrations" | "withdrawals">;
 
-/** The P of a request's prompt, and what is known of its answer. */
+/** The P of a request's prompt, and the values from its response. */
 interface RemotePrefill {
   readonly remote: RemoteRequest;
-  /** The tokens that P has computed. Undefined if it has not answered: both legs of the request were sent at once. */
+  /** The tokens that P has computed. Undefined if it has not responded yet, because both legs of the request were sent at once. */
   readonly numTokens?: number | undefined;
-  /** P's blocks per group. Undefined if it has not answered. */
+  /** P's blocks per group. Undefined if it has not responded yet. */
   readonly blockIds?: BlockIds | undefined;
 }
 
@@ -48,7 +48,7 @@ interface RemotePrefill {
 class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
   readonly #context: DecodeOrdersContext;
   readonly #generations: Generations;
-  /** In ascending order. */
+  /** Generations whose blocks a WRITE may still reach, in ascending order. */
   readonly #openGenerations = new Set<number>();
   #registrations: RegistrationOrder[] = [];
   #withdrawals: string[] = [];
@@ -87,7 +87,7 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
     this.#withdrawals.push(requestId);
   }
 
-  /** Registers no blocks: P frees its own. */
+  /** Registers no blocks, so that P frees its blocks. */
   release({ requestId, numPromptTokens }: ConnectorRequest, remote: RemoteRequest): void {
     this.#register(requestId, remote, {
       localBlockIds: [],
@@ -139,8 +139,8 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
 }
 
 /**
- * Reads the P of a request from `kv_transfer_params`: either P's answer, or, if both legs were sent at once, the coordinates that the proxy
- * knows beforehand, without blocks. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
+ * Reads the P of a request from `kv_transfer_params`: either P's response, or, if both legs were sent at once, P's address as the proxy
+ * knows it beforehand, without blocks. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
  */
 function readRemotePrefill(params: KvTransferParams, config: KvCacheConfig): RemotePrefill {
   const { remote, parsed } = readRemoteRequest(params, "push");

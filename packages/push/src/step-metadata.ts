@@ -5,13 +5,13 @@ import {
 } from "@kv/connector/building-blocks";
 import type { BlockIds, StepMetadata } from "@kv/interface";
 
-/** What the scheduler side orders from every worker in one step. Plain data: the workers may be other processes. */
+/** The orders of the scheduler side to every worker in one step. Plain data: the workers may be other processes. */
 export interface PushStepMetadata extends ConnectorStepMetadata {
   /** Always `"push"`. A worker refuses the metadata of another connector. */
   readonly connector: typeof PUSH;
   /** Decode: blocks to register with producers, and requests whose blocks producers may free. */
   readonly registrations: readonly RegistrationOrder[];
-  /** Decode: ids of requests that the engine gave up before their KV arrived. */
+  /** Decode: ids of requests that the engine aborted before their KV arrived. */
   readonly withdrawals: readonly string[];
 }
 
@@ -27,13 +27,13 @@ export interface RegistrationOrder {
   readonly oldestOpen: number;
   /** The producer, and its name of the request. */
   readonly remote: RemoteRequest;
-  /** The producer's blocks per group, if its answer named them. Only their number is used. */
+  /** The producer's blocks per group, if its parameters had them. Only their number is used. */
   readonly remoteBlockIds?: BlockIds | undefined;
   /** Logical block ids per group that the producer writes into. An empty list means that the producer may free its blocks. */
   readonly localBlockIds: BlockIds;
   /** The number of blocks per group before those, which the local prefix cache supplies. */
   readonly localComputedBlocks: readonly number[];
-  /** The number of tokens, from the beginning of the prompt, whose KV is here in the end. */
+  /** The number of tokens, from the beginning of the prompt, whose KV the engine has at the end. */
   readonly numTokens: number;
   /** True if the engine waits for the outcome. */
   readonly isAwaited: boolean;

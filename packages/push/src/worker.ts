@@ -12,7 +12,7 @@ import { ConsumerLinks } from "./prefill/consumer-link.js";
 import { PushWriter } from "./prefill/push-writer.js";
 import { PUSH, pushStepMetadata } from "./step-metadata.js";
 
-/** How long ended requests and registrations are remembered: a message about them that is still on its way arrives earlier. */
+/** How long ended requests and registrations are remembered. Messages about them that are still in flight arrive within this time. */
 const REMEMBER_MS = 600_000;
 
 /**

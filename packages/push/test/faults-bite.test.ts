@@ -4,7 +4,7 @@ import { pushConnector } from "../src/index.js";
 import { PUSH_FAULT_RULES } from "./fault-rules.js";
 import { sabotagedPush } from "./sabotage.js";
 
-// Each rule of push is broken from outside, and the fault run must detect it: else the run proves nothing.
+// A fault run that detects nothing proves nothing. Each test breaks a rule of push from outside, and the run must report violations.
 describe("the fault run detects", () => {
   it.each([
     ["believe-itself", 600],

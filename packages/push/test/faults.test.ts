@@ -4,7 +4,7 @@ import { pushConnector } from "../src/index.js";
 import { PUSH_FAULT_RULES } from "./fault-rules.js";
 
 const requests = Number(process.env.KV_REQUESTS ?? 10_000);
-// The default seed gives everyone the same run. KV_SEED=random takes a new seed each time, and prints it.
+// The default seed is fixed. KV_SEED=random uses a new seed for each run, and prints it.
 const asked = process.env.KV_SEED ?? "push";
 const seed = asked === "random" ? `${Date.now()}` : asked;
 // A consumer holds blocks while its prompt is computed, so more of them are in use than with pull.

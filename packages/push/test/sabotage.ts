@@ -7,9 +7,9 @@ import {
 } from "@kv/protocol";
 
 /**
- * Breaks a rule of push from outside. The fault run has to detect each of these, else it proves nothing.
- * believe-itself: a consumer takes its own withdrawal for the producer's answer, so it reuses blocks while a WRITE may still arrive.
- * no-generations: a producer takes every registration for a new one, so it serves one that arrives after its withdrawal.
+ * Breaks a rule of push from outside. The fault run must detect each of these; otherwise it proves nothing.
+ * believe-itself: a consumer treats its own withdrawal as the producer's answer, so it reuses blocks while a WRITE may still arrive.
+ * no-generations: a producer treats every registration as a new one, so it serves one that arrives after its withdrawal.
  * release-early: memory counts as free as soon as a transfer has failed.
  */
 export type PushSabotage = "believe-itself" | "no-generations" | "release-early";

@@ -14,7 +14,7 @@ const legs = (n: number, numTokens = 40) => ({
   decode: { ...prompt(n, numTokens), requestId: `cmpl-r${n}-0-bbbb0000` },
 });
 
-/** P and D after request 1, so that the link of each leads to the other's process. */
+/** P and D after request 1, so that each has an open link to the other's process. */
 async function acquainted(play: ReturnType<typeof createScenario>) {
   const p = await play.engine("p");
   const d = await play.engine("d");
@@ -130,7 +130,7 @@ describe("the consumer gets an ended notice at once", () => {
     const { p, d: before } = await acquainted(play);
     await before.kill();
     const d = await play.engine("d");
-    // The ended notice is the only message to the new process: no WRITE opens the link anew.
+    // The ended notice is the only message to the new process: no WRITE opens the link again.
     const { prefill, decode } = legs(2);
     const gone = p.prefill(prefill);
     p.abort(prefill.requestId);
@@ -384,7 +384,7 @@ describe("a decode worker that closes", () => {
     const play = createAnyScenario({ connector });
     const p = await play.engine("p", { plain });
     const d = await play.engine("d");
-    // Two requests: the end of one must not keep the other.
+    // Two requests: the end of one must not hold up the other.
     for (const n of [1, 2]) {
       d.decode({ ...legs(n).decode, params: coordinatesOf(p, `r${n}`) }).catch(() => {});
     }
@@ -392,14 +392,14 @@ describe("a decode worker that closes", () => {
     const [writer, receiver] = workers.map((worker) => worker.outstanding());
     expect([writer?.registrations, receiver?.receives]).toEqual([2, 2]);
     await p.kill();
-    // The rounds of its withdrawal do not end at the same time as the grace period.
+    // The repeats of its withdrawal do not coincide with the end of the grace period.
     d.abort(legs(1).decode.requestId);
     await play.clock.advance(400);
     if (hangs) play.network.setFaults([{ fault: "drop", operation: "REQUEST", from: "d", to: "p" }]);
     const startedMs = play.clock.now();
     await play.clock.settle(d.close());
     const tookMs = play.clock.now() - startedMs;
-    // It gives the producer its time, and reuses none of the registered blocks.
+    // It waits the full grace period for the producer, and reuses none of the registered blocks.
     expect(tookMs).toBeGreaterThanOrEqual(CLOSE_GRACE_MS);
     expect(tookMs).toBeLessThan(CLOSE_GRACE_MS + 200);
     expect(play.logged("d", "close-did-not-wait")).toEqual([{ receives: 2, notifications: 0 }]);
@@ -420,7 +420,7 @@ describe("a worker whose transport does not release a WRITE", () => {
     expect(await play.outcome(d.decode({ ...decode, params }))).toBe("ok");
     const startedMs = play.clock.now();
     await play.clock.settle(p.close());
-    // Once for the WRITE in flight, once for the links that it holds.
+    // The worker waits once for the WRITE in flight, and once for the link that it uses.
     expect(play.clock.now() - startedMs).toBeLessThan(2 * CLOSE_GRACE_MS + 200);
     expect(play.logged("p", "close-did-not-wait")).toEqual([{ writes: 1 }, { closing: 1 }]);
     await play.clock.settle(d.close());

@@ -26,7 +26,7 @@ const sum = (numbers: readonly number[]) => numbers.reduce((total, each) => tota
 const byteOf = (group: number, block: number, part: number, offset: number) =>
   (group * 89 + block * 53 + part * 29 + offset * 7 + 1) % 251;
 
-/** A rank's block, byte by byte, as parts of the whole model's block and offsets in them. */
+/** A rank's block, byte by byte: for each byte, the part of the whole model's block and the offset in that part. */
 function rankBlock(group: number, tpRank: number, tpSize: number): readonly (readonly [number, number])[] {
   const share = (part: number, bytes: number) =>
     Array.from({ length: bytes / tpSize }, (_, i) => [part, (tpRank * bytes) / tpSize + i] as const);

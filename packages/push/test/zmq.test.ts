@@ -13,7 +13,7 @@ it("push works over the ZMQ side channel in real time, in both orders", async ()
   });
   const params = await p.prefill(leg(0, "0000aaaa"));
   await d.decode({ ...leg(0, "bbbb0000"), params });
-  // The coordinates that a proxy has learned from the first answer.
+  // P's address, which a proxy learns from the first response.
   const { remote_block_ids: _, remote_num_tokens: __, kv_peer: ___, ...coordinates } = params;
   await Promise.all(
     Array.from({ length: 6 }, (_each, n) =>

@@ -13,7 +13,7 @@ const dense = (change: Partial<TpMappingOptions>): TpMappingOptions => ({
   ...change,
 });
 
-test("more decode ranks: each reads its share of one prefill rank, which awaits as many notifications", () => {
+test("more decode ranks: each reads its share of one prefill rank, which waits for all its readers", () => {
   const mapping = computeTpMapping(dense({ tpRank: 3, tpSize: 4, remoteTpSize: 2 }));
   expect(mapping).toMatchObject({
     allSourceRanks: [1],
@@ -31,7 +31,7 @@ test("more prefill ranks than heads: one copy of each head is read, the others a
   expect(mapping.localConsumers).toBe(1);
 });
 
-test("MLA is read once; which copy is spread over the prefill ranks", () => {
+test("MLA: a decode rank reads one replica, and different decode ranks read different ones", () => {
   const mapping = computeTpMapping(
     dense({ tpRank: 1, tpSize: 2, remoteTpSize: 8, isMla: true, groups: ["mla"] }),
   );
@@ -42,7 +42,7 @@ test("MLA is read once; which copy is spread over the prefill ranks", () => {
   });
 });
 
-test("state-space groups are read from every rank, also where heads are replicated", () => {
+test("state-space groups are read from every rank, even where KV heads are replicated", () => {
   const pair = { tpRank: 1, tpSize: 2, remoteTpSize: 8, numKvHeads: 4 };
   const mapping = computeTpMapping(dense({ ...pair, groups: ["full", "mamba"] }));
   expect(mapping.sourceRanksPerGroup).toEqual([
@@ -56,7 +56,7 @@ test("state-space groups are read from every rank, also where heads are replicat
   expect(alone.sourceRanksPerGroup).toEqual([[4, 5, 6, 7]]);
 });
 
-test("state beside latents that are dealt out: the slices' ranks, and those that face this one", () => {
+test("DCP-sharded MLA with a state-space group: reads latents from the shards' ranks, and state from its TP counterparts", () => {
   const latents = dense({ isMla: true, groups: ["mla", "mamba"], tpRank: 1, tpSize: 2, dcpSize: 2 });
   const more = computeTpMapping({ ...latents, remoteTpSize: 4, remoteDcpSize: 4 });
   expect(more.sourceRanksPerGroup).toEqual([
@@ -71,7 +71,7 @@ test("state beside latents that are dealt out: the slices' ranks, and those that
   ]);
 });
 
-test("a draft with heads under an MLA target is mapped by its own heads, DCP of the target or not", () => {
+test("a draft model with KV heads beside an MLA target is mapped by its own heads, with and without DCP", () => {
   const target = dense({ isMla: true, tpRank: 3, tpSize: 4, remoteTpSize: 2 });
   expect(computeTpMapping(target)).toMatchObject({ allSourceRanks: [1], rankOffsetFactor: 0 });
   expect(computeTpMapping({ ...target, headShardedKvHeads: 8 })).toMatchObject({
@@ -86,7 +86,7 @@ test("a draft with heads under an MLA target is mapped by its own heads, DCP of 
   });
 });
 
-test("ranks that are read for their state alone have a slot too", () => {
+test("ranks that are read only for their state have an attention slot too", () => {
   const mapping = computeTpMapping({
     tpRank: 0,
     tpSize: 1,
@@ -99,7 +99,7 @@ test("ranks that are read for their state alone have a slot too", () => {
   expect(mapping.rankToAttentionSlot).toEqual({ 0: 0, 1: 0, 2: 0, 3: 0 });
 });
 
-test("engines of hundreds of ranks are mapped as small ones are", () => {
+test("with TP 512 on both sides, each rank reads its counterpart", () => {
   const pair = { tpSize: 512, remoteTpSize: 512, numKvHeads: 512, isMla: false, groups: ["full" as const] };
   for (const tpRank of [255, 256, 300, 511]) {
     const mapping = computeTpMapping({ ...pair, tpRank });
@@ -112,7 +112,7 @@ test("engines of hundreds of ranks are mapped as small ones are", () => {
   }
 });
 
-test("a mapping is frozen through and through", () => {
+test("a mapping is deeply frozen", () => {
   const mapping = computeTpMapping(dense({}));
   expect(Object.isFrozen(mapping)).toBe(true);
   for (const value of Object.values(mapping))
@@ -139,12 +139,12 @@ test.each([
   }
 });
 
-test("heads that neither divide nor are divided cannot be split", () => {
+test("refuses KV heads when neither their number nor the TP size divides the other", () => {
   expect(() => kvHeadsOfRank(0, 4, 6)).toThrow(/6 KV heads cannot be split over TP size 4/);
   expect(kvHeadsOfRank(5, 6, 3)).toEqual({ firstHead: 2, numHeads: 1 });
 });
 
-test("the sources of a rank hold its heads, each once and in the order of their slots", () => {
+test("the sources of a rank hold each of its KV heads once, in slot order", () => {
   const sizes = fc.record({
     tpSize: fc.integer({ min: 1, max: 32 }),
     remoteTpSize: fc.integer({ min: 1, max: 32 }),

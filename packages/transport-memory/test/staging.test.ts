@@ -67,7 +67,7 @@ function stagedPlatform(): Platform {
           if (target === undefined) continue;
           const runs = (region: typeof source, ids: readonly number[]) => {
             if (ids.some((id) => id < 0 || id >= region.numBlocks))
-              throw new KvError("KV_STAGING_FAILED", `blocks ${ids} are not all there`);
+              throw new KvError("KV_STAGING_FAILED", `one of the blocks ${ids} is out of range`);
             return Float64Array.from(
               ids.flatMap((id) => [
                 region.offsetBytes + id * region.blockStrideBytes,

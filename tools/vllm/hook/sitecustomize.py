@@ -2,7 +2,7 @@
 modules as they are loaded. The patches change neither results nor messages.
 
 vLLM expects a core for each process. Here several servers share two cores, so a process that busy-waits would delay the others until handshakes
-time out and leases end:
+time out and leases expire:
 - NIXL's Python API polls without pause. The pause of its progress thread becomes a millisecond.
 - An engine that waits for a transfer, and has nothing to run, steps every millisecond. It now steps every 20 milliseconds.
 - After a message, a worker busy-waits for a second on the shared memory of the next one. It now sleeps until it is woken, and checks every 5 milliseconds.
@@ -16,11 +16,11 @@ import time
 
 PAUSE_US = 1000
 IDLE_STEP_S = 0.02
-LOOK_MS = 5
+CHECK_MS = 5
 WIDER_THAN_AVX2 = ("avx512", "vnni", "amx")
 
 
-def slow_down(api):
+def pause_progress_thread(api):
     make = api.nixlBind.nixlAgent
 
     def agent(name, config):
@@ -30,8 +30,8 @@ def slow_down(api):
     api.nixlBind.nixlAgent = agent
 
 
-def rest(core):
-    """Its only sleep is the one between two steps that ran nothing."""
+def pause_idle_engine(core):
+    """This vLLM module sleeps only between two steps that ran nothing."""
 
     class Time:
         def __getattr__(self, name):
@@ -43,46 +43,46 @@ def rest(core):
     core.time = Time()
 
 
-def look_now_and_then(shm_broadcast):
-    """A call that is lost costs a look, too: vLLM's spinning hides that zmq drops the second of two calls within three milliseconds."""
+def sleep_until_woken(shm_broadcast):
+    """Sleeps at most CHECK_MS, because zmq drops the second of two wake-ups within three milliseconds. vLLM's busy-waiting hides that."""
     wait = shm_broadcast.SpinCondition.wait
 
     def sleep(self, timeout_ms=None):
         self.busy_loop_s = 0
-        wait(self, LOOK_MS if timeout_ms is None else min(timeout_ms, LOOK_MS))
+        wait(self, CHECK_MS if timeout_ms is None else min(timeout_ms, CHECK_MS))
 
     shm_broadcast.SpinCondition.wait = sleep
     # Otherwise a native loop spins for 100 ms before each such wait.
     shm_broadcast.SPINLOOP_EXT_ENABLED = False
 
 
-def narrow(cpu):
+def limit_to_avx2(cpu):
     for name in dir(cpu):
         if name.startswith("_is_") and any(part in name for part in WIDER_THAN_AVX2):
             setattr(cpu, name, lambda: False)
 
 
-CHANGES = {
-    "torch.cpu": narrow,
-    "vllm.distributed.device_communicators.shm_broadcast": look_now_and_then,
-    "vllm.v1.engine.core": rest,
+PATCHES = {
+    "torch.cpu": limit_to_avx2,
+    "vllm.distributed.device_communicators.shm_broadcast": sleep_until_woken,
+    "vllm.v1.engine.core": pause_idle_engine,
 }
 
 
-def change_of(name):
-    if name in CHANGES:
-        return CHANGES[name]
+def patch_for(name):
+    if name in PATCHES:
+        return PATCHES[name]
     if name.startswith("nixl_cu") and name.endswith("._api"):
-        return slow_down
+        return pause_progress_thread
     return None
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Lets the real finder load the module, then changes it."""
+    """Lets the real finder load the module, then patches it."""
 
     def find_spec(self, name, path, target=None):
-        change = change_of(name)
-        if change is None:
+        patch = patch_for(name)
+        if patch is None:
             return None
         sys.meta_path.remove(self)
         try:
@@ -95,7 +95,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             execute(module)
-            change(module)
+            patch(module)
 
         spec.loader.exec_module = exec_module
         return spec

@@ -1,6 +1,7 @@
 import { createWorkerOutputAggregator } from "@kv/connector";
 import {
   type Ambient,
+  type AmbientOptions,
   ambient,
   KvError,
   type SchedulerConnector,
@@ -16,7 +17,7 @@ import { ModelRunner } from "./model-runner.js";
 import { checkRequest, type EngineHandle, type EngineRequest, RequestRecord } from "./request.js";
 import { Scheduler } from "./scheduler.js";
 
-export interface EngineOptions extends Partial<Ambient> {
+export interface EngineOptions extends AmbientOptions {
   readonly model: EngineModel;
   readonly pool: KvPool;
   readonly blocks: BlockPool;

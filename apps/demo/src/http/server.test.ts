@@ -123,7 +123,7 @@ describe("completions", () => {
     );
   });
 
-  it("takes text, a list of one prompt, and refuses several", async () => {
+  it("accepts text and a list of one prompt, and refuses several prompts", async () => {
     const { model, post } = await serve();
     const tokens = model.generate(prompt, 4);
     for (const form of ["5 6 7 8 9", [prompt], ["5 6 7 8 9"]]) {
@@ -243,7 +243,7 @@ describe("chat", () => {
 });
 
 describe("other routes", () => {
-  it("announces models, health, status and metrics, and refuses requests while it drains", async () => {
+  it("serves models, health, status and metrics, and answers 503 while it drains", async () => {
     let up = true;
     const { url, post } = await serve({ ready: () => up });
     expect((await fetch(`${url}/health`)).status).toBe(200);

@@ -1,6 +1,6 @@
 import type { ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
-import { type Ambient, ambient, KvError } from "@kv/interface";
+import { type Ambient, type AmbientOptions, ambient, KvError } from "@kv/interface";
 import Fastify, { type FastifyInstance, type FastifyReply, type FastifyRequest } from "fastify";
 import type { EngineToken } from "../engine/request.js";
 import { ChatFormat, chatPrompt } from "./chat-response.js";
@@ -42,7 +42,7 @@ export class InstanceServer {
   readonly #app: FastifyInstance;
   readonly #connections: ConnectionTracker;
 
-  constructor(instance: ServedInstance, options: Partial<Ambient> = {}) {
+  constructor(instance: ServedInstance, options: AmbientOptions = {}) {
     this.#instance = instance;
     this.#ambient = ambient(options);
     this.#app = Fastify({ logger: false, bodyLimit: MAX_BODY_BYTES });

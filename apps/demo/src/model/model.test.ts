@@ -64,7 +64,7 @@ interface GenerateOptions {
   past?: { tokens: number; kv: ArrayBuffer };
 }
 
-test("has its shape in its config", () => {
+test("reports the model's shape in its config", () => {
   expect(model.config).toMatchObject({
     name: "tiny-qwen3",
     layers: 4,

@@ -10,8 +10,8 @@ const read = (extra: Record<string, unknown> = {}, env: Record<string, string> =
     ),
   );
 
-describe("settings", () => {
-  it("are vLLM 0.33's where nothing is said", () => {
+describe("connectorSettings", () => {
+  it("has vLLM 0.33's defaults", () => {
     expect(read()).toEqual({
       leaseMs: 30_000,
       extensionMs: 20_000,
@@ -29,7 +29,7 @@ describe("settings", () => {
     });
   });
 
-  it("follow the lease, the variable, and the rest", () => {
+  it("derives heartbeat times from the lease, and reads the environment variable and the other settings", () => {
     expect(read({ kv_lease_duration: 6 })).toMatchObject({ extensionMs: 4000, heartbeatIntervalMs: 1000 });
     expect(read({}, { VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "120" }).unattendedLeaseMs).toBe(120_000);
     expect(read({ engine_ttl: 0, request_timeout: 5, per_worker_ports: true })).toMatchObject({
@@ -46,7 +46,7 @@ describe("settings", () => {
     [{ request_timeout: Number.POSITIVE_INFINITY }, {}],
     [{ enforce_handshake_compat: "no" }, {}],
     [{}, { VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "soon" }],
-  ])("refuses %j %j, naming it", (extra, env) => {
+  ])("refuses %j with environment %j, and the error names the setting", (extra, env) => {
     const [name] = [...Object.keys(extra), ...Object.keys(env)];
     expect(() => read(extra, env as Record<string, string>)).toThrow(
       expect.objectContaining({

@@ -9,19 +9,19 @@ export interface ConnectorSettings {
   readonly extensionMs: number;
   /** Time between heartbeats: a sixth of a lease. */
   readonly heartbeatIntervalMs: number;
-  /** `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`, where set: the lease of a request that no heartbeat names. */
+  /** `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`: the lease of a request that gets no heartbeat. Undefined when the variable is not set. */
   readonly unattendedLeaseMs: number | undefined;
-  /** Safety margin of a lease whose P cannot be asked: 5 s (vLLM), or a sixth of a shorter lease. */
+  /** Safety margin before the end of a lease when P does not answer lease queries: 5 s (vLLM), or a sixth of a shorter lease. */
   readonly leaseMarginMs: number;
-  /** `engine_ttl` (3600 s); 0: never. */
+  /** `engine_ttl` (3600 s): an unused remote engine is closed after this long; 0 means never. */
   readonly engineTtlMs: number;
   /** `request_timeout` (60 s): from the order until the KV is in place, with the handshake. */
   readonly requestTimeoutMs: number;
   /** `push_registration_timeout` (default `request_timeout`): from a registration until the KV is in place, with P's forward pass. */
   readonly registrationTimeoutMs: number;
-  /** `decoder_kv_blocks_ttl` (480 s): how long D keeps blocks out of use that a P without an answer may still write to. */
+  /** `decoder_kv_blocks_ttl` (480 s): how long D does not reuse blocks that a P which does not answer may still write to. */
   readonly blocksAtRiskMs: number;
-  /** For each request on the side channel: 5 s (vLLM). */
+  /** Timeout of each request on the side channel: 5 s (vLLM). */
   readonly handshakeTimeoutMs: number;
   /** `enforce_handshake_compat` (true). */
   readonly enforceCompatibility: boolean;

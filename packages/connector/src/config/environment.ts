@@ -8,10 +8,10 @@ const PREFIX = "VLLM_NIXL_";
 const KNOWN = [
   "VLLM_NIXL_SIDE_CHANNEL_HOST",
   "VLLM_NIXL_SIDE_CHANNEL_PORT",
-  // The NIXL transport's own affair, which says what became of them.
+  // The NIXL transport reads these, and logs which of them have no effect.
   "VLLM_NIXL_BACKEND",
   "VLLM_NIXL_KVCACHE_BACKEND",
-  // Read by the connectors: gone from vLLM 0.33, in the guides of earlier versions.
+  // The connectors read these. vLLM 0.33 no longer does, but the guides of earlier versions name them.
   "VLLM_NIXL_ABORT_REQUEST_TIMEOUT",
 ];
 const DEFAULT_HOST = "localhost";
@@ -31,7 +31,7 @@ export function readSideChannelEnvironment(
     log.warn("side-channel-host-is-no-address", {
       key: "VLLM_NIXL_SIDE_CHANNEL_HOST",
       value: host,
-      reason: "peers are told this host and connect to it: on another machine they will not find this one",
+      reason: "peers connect to the host that is announced here; from another machine it does not lead to this one",
     });
   }
   return { host, port: port(env.VLLM_NIXL_SIDE_CHANNEL_PORT) };

@@ -1,7 +1,7 @@
 import { type BackendSpec, KvError, type Log } from "@kv/interface";
 import { suggestKey } from "./suggest-key.js";
 
-/** Keys of `kv_connector_extra_config` that are read here or by the connectors of this project. */
+/** Keys of `kv_connector_extra_config` that this project reads. */
 const EXTRA_CONFIG_KEYS = [
   "backends",
   "num_threads",
@@ -16,10 +16,10 @@ const EXTRA_CONFIG_KEYS = [
   "push_layerwise",
 ] as const;
 
-/** Keys that vLLM 0.33 reads and nothing here does. */
+/** Keys that vLLM 0.33 reads and this project does not. */
 const VLLM_ONLY_KEYS = ["bidirectional_kv_xfer", "kv_recompute_threshold"];
 
-/** Warns of each key that nobody reads. `alsoKnown`: those of a connector from elsewhere. */
+/** Warns of each key that has no effect. `alsoKnown`: keys that a third-party connector reads. */
 export function warnOfUnreadExtra(
   extra: Readonly<Record<string, unknown>>,
   alsoKnown: readonly string[],
@@ -36,8 +36,8 @@ export function warnOfUnreadExtra(
 }
 
 /**
- * `backends` and `num_threads` as NIXL takes them. As in vLLM, threads are for UCX alone: with any other backend in the list the number is
- * dropped, and that is said. Errors: `KV_CONFIG_INVALID`.
+ * Converts `backends` and `num_threads` to NIXL's backend parameters. As in vLLM, `num_threads` applies only to UCX: when the list has another
+ * backend, the number is dropped with a warning. Errors: `KV_CONFIG_INVALID`.
  */
 export function readBackends(extra: Readonly<Record<string, unknown>>, log: Log): readonly BackendSpec[] {
   const { num_threads: threads } = extra;
@@ -57,7 +57,7 @@ export function readBackends(extra: Readonly<Record<string, unknown>>, log: Log)
   log.warn("setting-not-used", {
     key: "kv_connector_extra_config.num_threads",
     value: threads,
-    reason: `it is for UCX alone, and ${wonOver}`,
+    reason: `it applies only to UCX, and ${wonOver}`,
   });
   return names.map((name) => ({ name }));
 }

@@ -12,7 +12,7 @@ const file = (text: string) => {
   return path;
 };
 
-it("reads the file, without the end of its line", () => {
+it("reads the key file without its trailing newline", () => {
   expect(readHandshakeKey({})).toBeUndefined();
   expect(
     Buffer.from(readHandshakeKey({ handshake_key_file: file("0123456789abcdef\n") }) ?? []).toString(),
@@ -20,10 +20,10 @@ it("reads the file, without the end of its line", () => {
 });
 
 it.each([
-  ["a file that is not there", join(folder, "none")],
+  ["a missing file", join(folder, "none")],
   ["a short key", file("0123456789abcde")],
   ["a number", 7],
-])("%s is an error that names the setting", (_, given) => {
+])("%s causes an error that names the setting", (_, given) => {
   expect(() => readHandshakeKey({ handshake_key_file: given })).toThrow(
     /^kv_connector_extra_config\.handshake_key_file is/,
   );

@@ -6,8 +6,8 @@ const MIN_BYTES = 16;
 const MAX_BYTES = 4096;
 
 /**
- * The key that signs handshakes, from the file that `handshake_key_file` names; white space at its end does not count. A file, because
- * configurations are logged and command lines are seen by others. Undefined when nothing is set. Errors: `KV_CONFIG_INVALID`.
+ * Reads the key that signs handshakes from the file that `handshake_key_file` names, without trailing white space. The key is in a file
+ * because configurations are logged and other users can see command lines. Undefined when the setting is absent. Errors: `KV_CONFIG_INVALID`.
  */
 export function readHandshakeKey(extra: Readonly<Record<string, unknown>>): Uint8Array | undefined {
   const { handshake_key_file: file } = extra;

@@ -1,7 +1,7 @@
-/** The known key that the user probably meant: the fewest edits away, at most half of its letters. Undefined when none is near. */
+/** The known key with the smallest edit distance to `word`, at most half of the key's length. Undefined when no key is that close. */
 export function suggestKey(word: string, known: readonly string[]): string | undefined {
   let best: { word: string; edits: number } | undefined;
-  // Bounds the cost for a key of any length.
+  // Limits the cost for long keys.
   const start = word.slice(0, 100);
   for (const candidate of known) {
     const edits = distance(start, candidate);

@@ -9,7 +9,7 @@ const warnings = () => {
   return { seen, log };
 };
 
-test("the configuration of the Neuron guide is read as it stands", () => {
+test("reads the kv_transfer_config of the Neuron guide unchanged", () => {
   const config = readTransferConfig(
     '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_device":"cpu","kv_connector_extra_config":{"backends":["LIBFABRIC"]}}',
   );
@@ -24,7 +24,7 @@ test("the configuration of the Neuron guide is read as it stands", () => {
   });
 });
 
-test("side channel and threads come from where vLLM takes them", () => {
+test("reads the side-channel address from vLLM's environment variables, and passes num_threads to UCX", () => {
   const given = {
     kv_connector: "x",
     kv_role: "kv_producer",
@@ -71,7 +71,7 @@ test.each([
   expect(read).toThrow(text);
 });
 
-test("a bad port in the environment is named", () => {
+test("an invalid port in the environment causes an error that names the variable", () => {
   const read = () =>
     readTransferConfig(
       { kv_connector: "x", kv_role: "kv_both" },
@@ -81,7 +81,7 @@ test("a bad port in the environment is named", () => {
   expect(read).toThrow("VLLM_NIXL_SIDE_CHANNEL_PORT");
 });
 
-test("what is read and not used warns, and an unknown extra key is told its neighbour", () => {
+test("warns about settings without effect, and suggests the nearest known key for an unknown extra key", () => {
   const { seen, log } = warnings();
   readTransferConfig(
     {
@@ -115,12 +115,12 @@ test("what is read and not used warns, and an unknown extra key is told its neig
       event: "setting-not-used",
       key: "kv_connector_extra_config.num_threads",
       value: 8,
-      reason: "it is for UCX alone, and the backends are UCX, POSIX",
+      reason: "it applies only to UCX, and the backends are UCX, POSIX",
     },
   ]);
 });
 
-test("variables that nobody reads, and a host that is no address, warn", () => {
+test("warns about unknown VLLM_NIXL_* variables, and about 0.0.0.0 as the side-channel host", () => {
   const { seen, log } = warnings();
   const env = {
     VLLM_NIXL_SIDE_CHANEL_PORT: "1",
@@ -136,7 +136,7 @@ test("variables that nobody reads, and a host that is no address, warn", () => {
   expect(config.env).toBe(env);
 });
 
-test("what is not said has vLLM's default, and null is not said", () => {
+test("an absent or null setting gets vLLM's default", () => {
   const bare = { kv_connector: "x", kv_role: "kv_producer" };
   const nulls = {
     ...bare,
@@ -168,7 +168,7 @@ test.each(["-1", "65536", "5600.0", "0x10", " "])("port %j in the environment is
   ).toThrow("VLLM_NIXL_SIDE_CHANNEL_PORT");
 });
 
-test("an unknown key's error tells the nearest known one", () => {
+test("the error for an unknown key suggests the nearest known key", () => {
   const error = (() => {
     try {
       readTransferConfig({ kv_connector: "x", kv_role: "kv_both", kv_buffer_devise: "cpu" });
@@ -179,7 +179,7 @@ test("an unknown key's error tells the nearest known one", () => {
   expect(KvError.is(error) && error.hint).toContain("kv_buffer_device");
 });
 
-test("the JSON schema names every key", () => {
+test("the JSON schema lists the keys, forbids others, and requires kv_connector and kv_role", () => {
   const schema = transferConfigJsonSchema() as { properties: object; additionalProperties: boolean };
   expect(Object.keys(schema.properties)).toContain("kv_connector_module_path");
   expect(schema.additionalProperties).toBe(false);

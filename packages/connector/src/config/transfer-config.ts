@@ -7,17 +7,17 @@ import { kvTransferConfigSchema, UNUSED_DEFAULTS } from "./transfer-config-schem
 
 /** Options of `readTransferConfig`. */
 export interface TransferConfigSources {
-  /** Environment variables; none by default, so that a program says which it lets in: `process.env`, usually. */
+  /** Environment variables, usually `process.env`. Default: none. */
   readonly env?: Environment;
   /** Gets warnings about settings that have no effect. Default: none are logged. */
   readonly log?: Log;
-  /** Keys of `kv_connector_extra_config` that a connector from elsewhere reads: they do not warn. */
+  /** Keys of `kv_connector_extra_config` that a third-party connector reads. They cause no warning. */
   readonly extraKeys?: readonly string[];
 }
 
 /**
- * Validates a `kv_transfer_config`, as JSON text or as a value, together with the environment variables that vLLM reads. What is read
- * and then not used warns. Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`; both name the key and the value.
+ * Validates a `kv_transfer_config`, as JSON text or as a value, together with the environment variables that vLLM reads. Settings
+ * without effect cause a warning. Errors: `KV_CONFIG_UNKNOWN_KEY`, `KV_CONFIG_INVALID`; both name the key and the value.
  */
 export function readTransferConfig(given: unknown, sources: TransferConfigSources = {}): KvTransferConfig {
   const { env = {}, log = silentLog, extraKeys = [] } = sources;
@@ -66,7 +66,7 @@ function refusal(error: z.ZodError, given: unknown): KvError {
     const meant = suggestKey(key, known);
     const asked = meant === undefined ? "" : `did you mean ${meant}? `;
     return new KvError("KV_CONFIG_UNKNOWN_KEY", `kv_transfer_config has no key ${JSON.stringify(key)}`, {
-      hint: `${asked}Settings of a connector's own go into kv_connector_extra_config`,
+      hint: `${asked}A connector's own settings belong in kv_connector_extra_config`,
       details: { key, nearest: meant, known },
     });
   }

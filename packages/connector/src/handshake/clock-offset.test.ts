@@ -4,7 +4,7 @@ import { describe, expect, it } from "vitest";
 import { clockOffset } from "./clock-offset.js";
 
 describe("clockOffset", () => {
-  it("takes the sample with the lowest round trip, wherever it stands", () => {
+  it("uses the sample with the lowest round trip, at any position", () => {
     const clock = clockOffset([
       { sentAtMs: 0, receivedAtMs: 80, remoteSeconds: 10 },
       { sentAtMs: 100, receivedAtMs: 104, remoteSeconds: 10.102 },
@@ -16,7 +16,7 @@ describe("clockOffset", () => {
     expect(clock.earliestLocalMs(11)).toBeCloseTo(998, 6);
   });
 
-  it("never dates a deadline later than it is, however unequal the two ways are", () => {
+  it("earliestLocalMs is never later than the true time, however asymmetric the network delays are", () => {
     fc.assert(
       fc.property(
         fc.double({ min: -1e6, max: 1e6, noNaN: true }),
@@ -44,7 +44,7 @@ describe("clockOffset", () => {
     );
   });
 
-  it("refuses no sample, and samples that are no numbers or run backwards", () => {
+  it("refuses an empty list, a clock that is not finite, and a reply received before its request was sent", () => {
     const bad = [
       [],
       [{ sentAtMs: 0, receivedAtMs: 1, remoteSeconds: Number.NaN }],

@@ -1,30 +1,30 @@
 import { KvError } from "@kv/interface";
 
-/** One exchange with a peer that told its clock: when the request left, when the reply came, what the peer's clock said between. */
+/** One exchange with a peer whose reply has a clock: when the request was sent, when the reply arrived, and the peer's clock in between. */
 export interface ClockSample {
-  /** When the request left, on the local clock. */
+  /** When the request was sent, on the local clock. */
   readonly sentAtMs: number;
-  /** When the reply came, on the local clock. */
+  /** When the reply arrived, on the local clock. */
   readonly receivedAtMs: number;
   /** The peer's monotonic clock in seconds (vLLM: `time.perf_counter()` of the scheduler process). */
   readonly remoteSeconds: number;
 }
 
-/** What is known of a peer's clock. Instants of the peer are seconds, as on the wire; local ones are milliseconds. */
+/** The estimated offset of a peer's clock. The peer's times are in seconds, as on the wire; local times are in milliseconds. */
 export interface ClockOffset {
   /** Estimate of remote minus local: remote − (sent + received) / 2. */
   readonly offsetMs: number;
-  /** Of the sample that the estimate is made of; the error of the estimate is at most half of it. */
+  /** Round trip of the sample that the estimate uses. The error of the estimate is at most half of it. */
   readonly rttMs: number;
-  /** The local instant that the estimate gives. */
+  /** Converts a time of the peer to the local clock, by the estimate. */
   toLocalMs(remoteSeconds: number): number;
-  /** No later than the true local instant, whatever the two ways of the exchange took: what a deadline is compared with. */
+  /** Converts a time of the peer to a local time that is never later than the true one, for deadlines. */
   earliestLocalMs(remoteSeconds: number): number;
 }
 
 /**
- * Estimates a peer's clock from the sample with the lowest round trip, as vLLM 0.33 does: what a slower one adds is noise.
- * Errors: `KV_WIRE_MALFORMED` for no sample or one that is not of finite numbers in order.
+ * Estimates a peer's clock from the sample with the lowest round trip, as vLLM 0.33 does, because slower samples are less exact.
+ * Errors: `KV_WIRE_MALFORMED` without a sample, for a number that is not finite, and for a reply before its request.
  */
 export function clockOffset(samples: readonly ClockSample[]): ClockOffset {
   let best: ClockSample | undefined;
@@ -41,7 +41,7 @@ export function clockOffset(samples: readonly ClockSample[]): ClockOffset {
   if (best === undefined) throw new KvError("KV_WIRE_MALFORMED", "a handshake without a clock sample");
   const { sentAtMs, receivedAtMs, remoteSeconds } = best;
   const offsetMs = remoteSeconds * 1000 - (sentAtMs + receivedAtMs) / 2;
-  // The peer read its clock after we sent: remote − local is at most this.
+  // The peer read its clock after the request was sent, so remote − local is at most this.
   const greatestOffsetMs = remoteSeconds * 1000 - sentAtMs;
   return {
     offsetMs,

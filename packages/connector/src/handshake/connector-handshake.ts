@@ -46,11 +46,11 @@ export interface ConnectorHandshakeOptions {
   readonly cache: KvCacheConfig;
   /** This rank's caches. */
   readonly local: RankGeometry;
-  /** Part of the compatibility hash: a pulling side and a pushing side do not fit. */
+  /** Part of the compatibility hash: a pull engine and a push engine are incompatible. */
   readonly transferMode: "pull" | "push";
   /** Extension messages that this side understands. */
   readonly features?: readonly string[] | undefined;
-  /** Gets a warning for each factor that is not compared. */
+  /** Gets a warning for each compatibility factor that is not compared. */
   readonly log: Log;
 }
 
@@ -84,7 +84,7 @@ export class ConnectorHandshake {
         ours: cache.attentionBackend,
         announced: this.#factors.attn_backend_name,
         consequence:
-          "the hash does not distinguish these attention backends; the plan and the peer must reconcile how a head is laid out",
+          "the hash does not distinguish these attention backends; the plan and the peer must agree on the layout within a head",
       });
     }
   }
@@ -144,8 +144,8 @@ export class ConnectorHandshake {
   }
 
   /**
-   * Pipeline stages are for producers of a pull: a P frees its blocks after one notification of each reading tensor-parallel rank, and
-   * cannot tell the stages of a D apart (vLLM 0.33 counts in the same way).
+   * Only producers of a pull may have pipeline stages: a P frees its blocks after one notification of each reading tensor-parallel rank, and
+   * cannot distinguish the stages of a D (vLLM 0.33 counts in the same way).
    */
   #requireOneStage(address: EngineAddress): void {
     const { engine, transferMode } = this.#options;

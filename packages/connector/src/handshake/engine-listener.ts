@@ -25,7 +25,7 @@ export interface EngineListenerOptions {
   holds(requestId: string, generation: number | undefined): boolean;
 }
 
-/** The side channel of an engine. It opens with the workers' first payloads, and serves later payloads in their place. */
+/** The side channel of an engine. It opens when the workers' first payloads are published. Later payloads replace them. */
 export class EngineListener implements AsyncDisposable {
   readonly #options: EngineListenerOptions;
   #listener: HandshakeListener | undefined;

@@ -57,7 +57,7 @@ interface Peer {
   readonly key?: Uint8Array;
 }
 
-/** Answers as a peer; each request takes as long as its number. */
+/** A side channel that answers as `peer`. The n-th request takes n × 10 ms. */
 function peerOf(peer: Peer) {
   const asked: { port: number; tpRank: number }[] = [];
   let nowMs = 0;
@@ -92,7 +92,7 @@ function peerOf(peer: Peer) {
 }
 
 describe("shakeHands", () => {
-  it("takes what is sealed for the rank that was asked, and, with a key, what is signed with it", async () => {
+  it("accepts only a payload that is sealed for the requested rank and, with a key, signed with it", async () => {
     const key = new TextEncoder().encode("a key of this test");
     const ask = (peer: Peer, ours?: Uint8Array) => {
       const { options } = peerOf({ tellsFactors: true, ...peer });
@@ -106,7 +106,7 @@ describe("shakeHands", () => {
     await expect(ask({ key: key.slice(1) }, key)).rejects.toMatchObject(untrusted);
   });
 
-  it("asks each rank, and keeps the clock of the quickest exchange", async () => {
+  it("requests each rank's metadata, and uses the clock sample with the shortest round trip", async () => {
     const { asked, options } = peerOf({ tellsFactors: true });
     const { ranks, clock, extension } = await shakeHands(address, [0, 1], options);
     expect(asked).toEqual([
@@ -122,13 +122,13 @@ describe("shakeHands", () => {
     expect(extension?.incarnation).toBe("i");
   });
 
-  it("asks the guide's ports where told to", async () => {
+  it("with portPerRank, requests rank r's metadata at the engine's port + r", async () => {
     const { asked, options } = peerOf({});
     await shakeHands(address, [1], { ...options, portPerRank: true });
     expect(asked).toEqual([{ port: 5601, tpRank: 1 }]);
   });
 
-  it("names the factor that differs, before it decodes the metadata", async () => {
+  it("names the compatibility factor that differs before it decodes the metadata", async () => {
     const { options } = peerOf({
       factors: { ...factors, dtype: "torch.bfloat16" },
       agentMetadataBytes: new Uint8Array([0xc1]),
@@ -148,7 +148,7 @@ describe("shakeHands", () => {
     await expect(shakeHands(address, [0], lax)).rejects.toMatchObject({ code: "KV_WIRE_MALFORMED" });
   });
 
-  it("goes on with another digest only where it is told to, and says once what that gives up", async () => {
+  it("accepts a different compatibility hash only when it is not enforced, and reports the differences once", async () => {
     const { options } = peerOf({ factors: { ...factors, dtype: "torch.bfloat16" } });
     const told: CompatibilityExplanation[] = [];
     const relaxed = (why: CompatibilityExplanation) => void told.push(why);
@@ -168,7 +168,7 @@ describe("shakeHands", () => {
     expect(told).toHaveLength(1);
   });
 
-  it("refuses another engine, naming both", async () => {
+  it("refuses a reply of another engine, and names both engine ids", async () => {
     const { options } = peerOf({ engineId: "stranger" });
     await expect(shakeHands(address, [0], options)).rejects.toMatchObject({
       code: "KV_HANDSHAKE_WRONG_ENGINE",
@@ -176,7 +176,7 @@ describe("shakeHands", () => {
     });
   });
 
-  it("passes on why a peer refuses, and what is no reply at all", async () => {
+  it("reports a peer's refusal with its reason, and a malformed reply as KV_WIRE_MALFORMED", async () => {
     const refusing = peerOf({ frames: [encodeHandshakeRefusal("no such rank")] });
     await expect(shakeHands(address, [0], refusing.options)).rejects.toMatchObject({
       code: "KV_HANDSHAKE_REFUSED",
@@ -193,7 +193,7 @@ describe("shakeHands", () => {
     });
   });
 
-  it("refuses a peer that is too old to tell its clock", async () => {
+  it("refuses a peer of an older version, whose reply has no clock", async () => {
     const payload = encodeHandshakePayload({
       compatibilityHash: hash,
       agentMetadataBytes: metadataBytes("p0"),

@@ -35,7 +35,7 @@ export interface HandshakeRank {
 /** Options of `shakeHands`. */
 export interface HandshakeClientOptions {
   readonly sideChannel: SideChannel;
-  /** For each rank. vLLM 0.33: 5000. */
+  /** Timeout per rank. vLLM 0.33: 5000. */
   readonly timeoutMs: number;
   /** This side's compatibility factors. */
   readonly compatibility: {
@@ -44,7 +44,7 @@ export interface HandshakeClientOptions {
     readonly factors: Readonly<Record<string, unknown>>;
     /** `enforce_handshake_compat`. */
     readonly enforced: boolean;
-    /** Called once per handshake that goes on although the hashes differ. */
+    /** Called once per handshake that continues although the hashes differ. */
     readonly relaxed?: ((why: CompatibilityExplanation) => void) | undefined;
   };
   /** The key with which peers must sign their payloads. Plain vLLM cannot sign and is refused. */
@@ -69,7 +69,7 @@ export async function shakeHands(
   let extension: HandshakeExtension | undefined;
   let relaxed = false;
   for (let ppRank = 0; ppRank < address.ppSize; ppRank++) {
-    // One after the other, as vLLM asks: its listener answers one at a time, and the clock samples stay undisturbed.
+    // One after another, as in vLLM: a listener answers one request at a time, and waiting would distort the clock samples.
     for (const tpRank of tpRanks) {
       const { payload, sample } = await ask(address, ppRank, tpRank, options);
       if (sample !== undefined) samples.push(sample);
@@ -123,7 +123,7 @@ async function ask(
   };
 }
 
-/** Returns whether the hashes differ and that is accepted. `isReported`: `relaxed` was called for this engine already. */
+/** Returns true when the hashes differ and the difference is accepted. `isReported`: `relaxed` was already called for this engine. */
 function checkCompatibility(
   address: EngineAddress,
   payload: HandshakePayload,

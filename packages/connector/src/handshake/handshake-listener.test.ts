@@ -17,7 +17,7 @@ type Answer = (
   frames: readonly Uint8Array[],
 ) => Promise<readonly Uint8Array[] | undefined> | readonly Uint8Array[] | undefined;
 
-/** A side channel without a network: what listens is called. */
+/** A side channel without a network. Tests call the `answer` functions of its listeners directly. */
 function stubSideChannel(takenPorts: readonly number[] = []) {
   const open = new Map<number, Answer>();
   const sideChannel: SideChannel = {
@@ -69,12 +69,12 @@ describe("handshake listener", () => {
       const { payload: got, clockSeconds } = decodeHandshakeReply(frames);
       expect(got.compatibilityHash).toBe(`rank ${tpRank}`);
       expect(clockSeconds).toBe(clock.now() / 1000);
-      // A float on the wire, though it may be whole: msgspec refuses an integer.
+      // The clock is a msgpack float even when it is a whole number: vLLM's msgspec refuses an integer.
       expect(frames[1]?.[0]).toBe(0xcb);
     }
   });
 
-  it("says no to a rank that it lacks, in one frame, and goes on", async () => {
+  it("refuses an unknown rank in a one-frame reply, and keeps serving", async () => {
     const { ask, warnings } = await setUp();
     const frames = (await ask(encodeHandshakeRequest({ ppRank: 0, tpRank: 7 }))) ?? [];
     expect(decodeHandshakeRefusal(frames)).toContain("tp 7");
@@ -82,7 +82,7 @@ describe("handshake listener", () => {
     expect(await ask(encodeHandshakeRequest({ ppRank: 0, tpRank: 0 }))).toHaveLength(2);
   });
 
-  it("answers our own peers' question about a lease", async () => {
+  it("answers the lease queries of our own peers", async () => {
     const { ask } = await setUp();
     for (const requestId of ["held", "gone"]) {
       const question = encodeLeaseQuery({ engineId: "p", requestId, generation: 1 });
@@ -93,7 +93,7 @@ describe("handshake listener", () => {
     }
   });
 
-  it("says nothing to what is no request, whatever it is, and serves the next one", async () => {
+  it("does not answer malformed requests, and serves the next valid one", async () => {
     const { ask } = await setUp();
     const good = encodeHandshakeRequest({ ppRank: 0, tpRank: 0 });
     const near = [
@@ -117,7 +117,7 @@ describe("handshake listener", () => {
       }),
       { numRuns: 500 },
     );
-    // One bit of a good request flipped: an answer or none, never an exception.
+    // Flips each bit of a valid request: the listener may answer or not, but never throws.
     for (let bit = 0; bit < good.length * 8; bit++) {
       const flipped = good.slice();
       flipped[bit >> 3] = (flipped[bit >> 3] ?? 0) ^ (1 << (bit & 7));

@@ -31,7 +31,7 @@ export interface HandshakeListenerOptions {
   readonly host: string;
   /** One port for all ranks; or one per rank as in vLLM's older guide (port + dp_rank · tp_size + tp_rank). Each serves every rank. */
   readonly ports: readonly number[];
-  /** Served from the first moment on: an open port without payloads would turn the first peers away. */
+  /** Payloads that are served from the start: an open port without payloads would refuse the first peers. */
   readonly payloads: readonly RankPayload[];
   /** Signs the payloads. Peers without the key can still read them. */
   readonly key?: Uint8Array | undefined;
@@ -60,7 +60,7 @@ export async function openHandshakeListener(options: HandshakeListenerOptions): 
 
 /**
  * Serves the handshake payloads of an engine's ranks (vLLM: `_nixl_handshake_listener`), in the process whose clock the leases are stamped
- * with. Unlike vLLM's it survives whatever it receives: a malformed request gets no reply, and a rank that does not exist gets a
+ * with. Unlike vLLM's, it keeps serving after malformed input: a malformed request gets no reply, and a rank that does not exist gets a
  * refusal, which a vLLM client treats as a failed handshake at once instead of after its timeout.
  */
 export class HandshakeListener implements AsyncDisposable {
@@ -84,7 +84,7 @@ export class HandshakeListener implements AsyncDisposable {
     this.#payloads.publish(payloads);
   }
 
-  /** How often a rank's payload was published new or changed: `remote_registration_generation` of `kv_transfer_params`. */
+  /** How often a new or changed payload of a rank was published: `remote_registration_generation` of `kv_transfer_params`. */
   get registrationGeneration(): number {
     return this.#payloads.generation;
   }

@@ -8,14 +8,14 @@ export interface QueryLeaseOptions {
   readonly host: string;
   /** Port of P's side channel. */
   readonly port: number;
-  /** For each of the two attempts. */
+  /** Timeout of each of the two attempts. */
   readonly timeoutMs: number;
   readonly signal?: AbortSignal | undefined;
 }
 
 /**
- * Asks P whether it has kept a request's blocks; a second time when the first query or its reply is lost. Errors: those of
- * `SideChannel.request`; `KV_WIRE_MALFORMED` for a reply that is none.
+ * Asks P whether it still holds a request's blocks. Asks again once when the first query or its reply is lost. Errors: those of
+ * `SideChannel.request`; `KV_WIRE_MALFORMED` for a malformed reply.
  */
 export async function queryLease(query: LeaseQuery, options: QueryLeaseOptions): Promise<LeaseReply> {
   const { sideChannel, host, port, timeoutMs, signal } = options;
@@ -32,7 +32,7 @@ export async function queryLease(query: LeaseQuery, options: QueryLeaseOptions):
       if (reply !== undefined) return reply;
       throw new KvError(
         "KV_WIRE_MALFORMED",
-        `engine ${query.engineId} at ${host}:${port} answered a lease query with ${frames.length} frames that are no lease reply`,
+        `engine ${query.engineId} at ${host}:${port} answered a lease query with ${frames.length} frames that are not a lease reply`,
       );
     } catch (error) {
       if (isSecondTry || signal?.aborted) throw error;

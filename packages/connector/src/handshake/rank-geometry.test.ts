@@ -22,14 +22,14 @@ function local() {
 }
 
 describe("rank geometry", () => {
-  it("says the same on the other side of a handshake", () => {
+  it("is the same after a handshake has encoded and decoded it", () => {
     const here = local();
     const identity = { engineId: "e", agentMetadata: new Uint8Array([1]) };
     const told = decodeAgentMetadata(encodeAgentMetadata(describeRank(here, identity)));
     expect(remoteGeometry(told, rank, here)).toEqual(here);
   });
 
-  it("takes what an older peer leaves out to be as here", () => {
+  it("takes fields that an older peer leaves out from the local geometry", () => {
     const here = local();
     const { regionNumBlocks, regionGroupIds, regionNames, regionMemoryTypes, ...old } = describeRank(here, {
       engineId: "e",
@@ -39,7 +39,7 @@ describe("rank geometry", () => {
     expect(remoteGeometry(old, rank, here)).toEqual(here);
   });
 
-  it("finds a pipeline stage's regions here by name, and refuses a stage that does not name them", () => {
+  it("matches a pipeline stage's regions by name, and refuses a stage without region names", () => {
     const [first, second] = local().regions;
     if (first === undefined || second === undefined) throw new Error("two layers are needed");
     const here = { ...local(), regions: [first, { ...second, memoryType: "VRAM" as const }] };
@@ -59,7 +59,7 @@ describe("rank geometry", () => {
     );
   });
 
-  it("tells the sizes of states, and takes the pages of packed rows", () => {
+  it("sends state sizes, and reads the layouts of packed members", () => {
     const here = {
       ...local(),
       stateSpace: { convProjectionBytes: [32, 16, 16], convBytes: 64, recurrentBytes: 128 },
@@ -75,7 +75,7 @@ describe("rank geometry", () => {
     });
   });
 
-  it("refuses states that reach into the next block", () => {
+  it("refuses states that are larger than their block", () => {
     const here = { ...local(), stateSpace: { convBytes: 2 ** 20, recurrentBytes: 1 } };
     const metadata = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
     expect(() => remoteGeometry(metadata, rank, here)).toThrow(
@@ -83,8 +83,8 @@ describe("rank geometry", () => {
     );
   });
 
-  it("numbers the segments of a cache that a rank tells under one name, and tells them so itself", () => {
-    // As vLLM 0.33 registers LHBNC: three heads to a rank, a region for each.
+  it("numbers the regions that share a cache's name, and sends them under that name", () => {
+    // vLLM 0.33 registers a region for each head in LBHNC; a rank has three heads here.
     const names = ["layers.0", "layers.1"].flatMap((name) => [name, name, name]);
     const segmented = (tpRank: number): RankGeometry => {
       const config = simConfig(16);
@@ -127,8 +127,8 @@ describe("rank geometry", () => {
     expect(provePlan(plan, { remotes: [remote], numKvHeads: 6 })).not.toHaveProperty("fault");
   });
 
-  it("takes each layer's block as it is told, where those of one group are not alike", () => {
-    // vLLM 0.33 wraps such layers in one `UniformTypeKVCacheSpecs`: two head sizes, other heads, a latent, in one group.
+  it("uses each layer's own block length when the layers of one group differ", () => {
+    // vLLM 0.33 wraps such layers in one `UniformTypeKVCacheSpecs`. This group has two head sizes, two numbers of heads, and a latent.
     const pages = [
       { name: "layers.0", bytes: (heads: number) => heads * 16 * 64 },
       { name: "layers.1", bytes: (heads: number) => heads * 16 * 128 },
@@ -156,7 +156,7 @@ describe("rank geometry", () => {
     expect(provePlan(plan, { remotes, numKvHeads: 8 })).not.toHaveProperty("fault");
   });
 
-  it("refuses a state that is the same on every rank", () => {
+  it("refuses a peer with a state that is replicated on every rank (ple_block_len)", () => {
     const here = local();
     const told = describeRank(here, { engineId: "e", agentMetadata: new Uint8Array([1]) });
     const refusal = (() => {

@@ -3,10 +3,10 @@ import { type ModelGeometry, type RankGeometry, type RegionGeometry, requireStat
 import type { AgentMetadata } from "@kv/protocol";
 import { cachesOfSegments, numberSegments } from "./segment-names.js";
 
-/** Which rank of its engine it is; a stage is named only where there are several. */
+/** The position of a rank in its engine. The pipeline fields are set only for an engine with several stages. */
 export type RankPlace = Pick<RankGeometry, "tpRank" | "tpSize" | "ppRank" | "ppSize">;
 
-/** This rank's caches in the words of plans. */
+/** This rank's caches in the form that plans use. */
 export function localGeometry(caches: KvCaches, rank: RankPlace): RankGeometry {
   const { config, regions } = caches;
   const [first] = regions;
@@ -53,7 +53,7 @@ function stateOf({ stateSpace }: KvCaches["config"]): Pick<RankGeometry, "stateS
   return { stateSpace: { convProjectionBytes, convBytes, recurrentBytes } };
 }
 
-/** The groups of a model in the words of plans. */
+/** The groups of a model in the form that plans use. */
 export function modelGeometry({ groups, numKvHeads }: KvCaches["config"]): ModelGeometry {
   return {
     numKvHeads,
@@ -64,7 +64,7 @@ export function modelGeometry({ groups, numKvHeads }: KvCaches["config"]): Model
   };
 }
 
-/** The same in the words of a handshake: vLLM 0.33's fields, those with defaults there included. */
+/** A rank's geometry as handshake metadata: all of vLLM 0.33's fields, including those with defaults. */
 export function describeRank(
   local: RankGeometry,
   { engineId, agentMetadata }: { engineId: string; agentMetadata: Uint8Array },
@@ -97,8 +97,8 @@ export function describeRank(
 }
 
 /**
- * A remote rank as its handshake tells it; the plan checks it against the local one. What an older peer leaves out is taken to be as
- * here, region by region, as vLLM does. A pipeline stage has regions of its own layers only: it must name them.
+ * A remote rank's geometry from its handshake metadata. The plan checks it against the local one. Fields that an older peer leaves out are
+ * taken from the local rank, region by region, as in vLLM. A pipeline stage has only the regions of its own layers, so it must name them.
  */
 export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: RankGeometry): RankGeometry {
   if (metadata.pcpSize > 1) {
@@ -110,7 +110,7 @@ export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: 
   if (metadata.pleBlockLengthBytes !== null) {
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
-      `engine ${metadata.engineId} has a state that is the same on every rank, in pages of ${metadata.pleBlockLengthBytes} bytes (ple_block_len): no kind of cache here is such a state`,
+      `engine ${metadata.engineId} has a state that is replicated on every rank, in pages of ${metadata.pleBlockLengthBytes} bytes (ple_block_len): this kind of cache is not supported`,
       {
         hint: "serve models with compressed sparse attention and linear layers without KV transfer",
         details: { engineId: metadata.engineId, pleBlockLengthBytes: metadata.pleBlockLengthBytes },
@@ -121,7 +121,7 @@ export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: 
   if (ppSize > 1 && metadata.regionNames === undefined) {
     throw new KvError(
       "KV_PLAN_UNSUPPORTED",
-      `stage ${ppRank} of engine ${metadata.engineId} does not name its ${metadata.baseAddresses.length} regions: which layers they are cannot be told`,
+      `stage ${ppRank} of engine ${metadata.engineId} does not name its ${metadata.baseAddresses.length} regions: their layers are unknown`,
       { hint: "upgrade the peer to vLLM 0.32 or later", details: { ppRank, ppSize } },
     );
   }
@@ -165,7 +165,7 @@ export function remoteGeometry(metadata: AgentMetadata, rank: RankPlace, local: 
   return remote;
 }
 
-/** How ranks share a cache is the model's, and a handshake has no word for it: as here. */
+/** How ranks share a cache depends on the model and is not part of the handshake, so it is taken from the local region. */
 function sharingOf(here: RegionGeometry | undefined): Pick<RegionGeometry, "numKvHeads" | "replicated"> {
   return {
     ...(here?.numKvHeads === undefined ? {} : { numKvHeads: here.numKvHeads }),
@@ -173,7 +173,7 @@ function sharingOf(here: RegionGeometry | undefined): Pick<RegionGeometry, "numK
   };
 }
 
-/** A cache of several segments is a member of as many regions, in their order. */
+/** Numbers the members of regions in the way that region names are numbered: a cache with several segments is a member of as many regions. */
 function numberMembers(members: readonly (readonly string[])[]): (readonly string[])[] {
   const numbered = numberSegments(members.flat());
   let begin = 0;

@@ -1,9 +1,9 @@
-/** Between a cache's name and the number of its segment. */
+/** Separates a cache's name from the number of its segment. */
 const MARK = " #";
 
 /**
- * vLLM registers a region per segment of a cache whose blocks are not in one stretch of memory (a head each in LHBNC; K and V apart), all
- * under the cache's name. Plans want names that differ: the second is "name #2", and so on.
+ * vLLM registers a region per segment of a cache whose blocks are not contiguous in memory (one segment per head in LHBNC; separate K and V),
+ * all under the cache's name. Plans need unique names: the second segment is "name #2", and so on.
  */
 export function numberSegments(names: readonly string[]): string[] {
   const seen = new Map<string, number>();
@@ -14,7 +14,7 @@ export function numberSegments(names: readonly string[]): string[] {
   });
 }
 
-/** The names as vLLM tells them. Only what follows a first segment is a number of one. */
+/** Maps segment names back to vLLM's names. A number is removed only if the cache's first segment came before it. */
 export function cachesOfSegments(names: readonly string[]): string[] {
   const known = new Set(names);
   return names.map((name) => {

@@ -2,7 +2,7 @@ import { expect, test } from "vitest";
 import { memoryMetrics } from "./memory-metrics.js";
 import { METRIC_BUCKETS, METRIC_HELP, METRICS } from "./metric-names.js";
 
-test("counters and histograms come out in Prometheus' text format", () => {
+test("renders counters and histograms in Prometheus' text format", () => {
   const metrics = memoryMetrics({ buckets: { kv_test_seconds: [0.01, 1] } });
   metrics.count("kv_test_failures");
   metrics.count("kv_test_failures", 2, { reason: 'a"b\\c\nd', engine: "1" });
@@ -28,7 +28,7 @@ test("counters and histograms come out in Prometheus' text format", () => {
   expect(memoryMetrics().render()).toBe("");
 });
 
-test("vLLM's metrics have its names and bounds", () => {
+test("vLLM's metrics have vLLM's names and histogram bounds", () => {
   const metrics = memoryMetrics({ labels: { engine: "0" } });
   metrics.count(METRICS.failedTransfers);
   metrics.observe(METRICS.bytesTransferred, 3000);
@@ -42,7 +42,7 @@ test("vLLM's metrics have its names and bounds", () => {
   );
 });
 
-test("every metric is explained, and every histogram's bounds ascend", () => {
+test("every metric has a help text, and every histogram's bounds ascend", () => {
   for (const name of Object.values(METRICS)) expect(METRIC_HELP[name]).toBeTruthy();
   for (const bounds of Object.values(METRIC_BUCKETS))
     expect([...bounds].sort((a, b) => a - b)).toEqual(bounds);

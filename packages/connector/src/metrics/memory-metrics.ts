@@ -4,17 +4,17 @@ import { type MetricSeries, prometheusText } from "./prometheus-text.js";
 
 /** Metrics that are kept in memory and rendered on request. */
 export interface MemoryMetrics extends Metrics {
-  /** The sum of a counter over all label sets, or the number of observations of a histogram; 0 when never touched. */
+  /** The sum of a counter over all label sets, or the number of observations of a histogram; 0 for an unknown metric. */
   total(name: string): number;
-  /** Prometheus' text format, for a `/metrics` endpoint with `text/plain; version=0.0.4`. */
+  /** Renders Prometheus' text format, for a `/metrics` endpoint with `text/plain; version=0.0.4`. */
   render(): string;
 }
 
 /** Options of `memoryMetrics`. */
 export interface MemoryMetricsOptions {
-  /** Upper bounds of histogram buckets by metric name, ascending; vLLM's for vLLM's names, seconds for others. */
+  /** Upper bounds of histogram buckets by metric name, ascending. Default: vLLM's bounds for vLLM's metrics, bounds in seconds for others. */
   readonly buckets?: Readonly<Record<string, readonly number[]>>;
-  /** Put on every series, such as `{ engine: "0" }`. */
+  /** Labels that are added to every series, such as `{ engine: "0" }`. */
   readonly labels?: Readonly<Record<string, string>>;
 }
 
@@ -34,7 +34,7 @@ interface Family {
   readonly byLabels: Map<string, Series>;
 }
 
-/** Counters and histograms in memory. */
+/** Creates counters and histograms in memory. */
 export function memoryMetrics(options: MemoryMetricsOptions = {}): MemoryMetrics {
   const families = new Map<string, Family>();
 

@@ -1,17 +1,17 @@
-/** vLLM 0.33's metric names (v1/nixl/stats.py), so that its dashboards fit. Those of `HISTOGRAMS` are observed, the rest counted. */
+/** vLLM 0.33's metric names (v1/nixl/stats.py), so that its dashboards work. Those in `HISTOGRAMS` are histograms, the others counters. */
 export const METRICS = {
   transferSeconds: "vllm:nixl_xfer_time_seconds",
   postSeconds: "vllm:nixl_post_time_seconds",
   bytesTransferred: "vllm:nixl_bytes_transferred",
   descriptors: "vllm:nixl_num_descriptors",
-  /** Handshakes and notifications that failed are counted here too, as in vLLM. */
+  /** Also counts failed handshakes and notifications, as in vLLM. */
   failedTransfers: "vllm:nixl_num_failed_transfers",
   failedNotifications: "vllm:nixl_num_failed_notifications",
   expiredRequests: "vllm:nixl_num_kv_expired_reqs",
   notificationsAfterExpiry: "vllm:nixl_num_notifications_after_expiry",
 } as const;
 
-/** One line for each, as Prometheus' `# HELP` has it. */
+/** One line per metric, for Prometheus' `# HELP`. */
 export const METRIC_HELP: Readonly<Record<string, string>> = {
   [METRICS.transferSeconds]: "Time of a KV cache transfer, from its first post to its last byte.",
   [METRICS.postSeconds]: "Time inside the post calls of a KV cache transfer.",
@@ -19,14 +19,14 @@ export const METRIC_HELP: Readonly<Record<string, string>> = {
   [METRICS.descriptors]: "Descriptors of a KV cache transfer.",
   [METRICS.failedTransfers]: "KV cache transfers, handshakes and notifications that failed.",
   [METRICS.failedNotifications]: "Notifications that failed; among the failed transfers as well.",
-  [METRICS.expiredRequests]: "Requests whose KV was given up before a decode worker had read it.",
+  [METRICS.expiredRequests]: "Requests whose lease ended before a decode worker had read their KV.",
   [METRICS.notificationsAfterExpiry]:
-    "Notifications for requests that are no longer held; their blocks may have been used anew before they were read.",
+    "Notifications for requests that are no longer held; their blocks may have been reused before they were read.",
 };
 
 const seconds = [0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5];
 
-/** vLLM 0.33's upper bounds: histograms of several engines can be added up only where these are equal. */
+/** vLLM 0.33's upper bounds. Histograms of several engines can be added up only when their bounds are equal. */
 export const METRIC_BUCKETS: Readonly<Record<string, readonly number[]>> = {
   [METRICS.transferSeconds]: seconds.slice(1),
   [METRICS.postSeconds]: seconds,

@@ -1,7 +1,7 @@
 /** One set of labels of a metric. */
 export interface MetricSeries {
   readonly labels: Readonly<Record<string, string>>;
-  /** Of a counter its value, of a histogram the number of observations. */
+  /** The value of a counter, or the number of observations of a histogram. */
   readonly count: number;
   readonly sum: number;
   /** Observations up to each bound. */
@@ -16,7 +16,7 @@ export interface MetricFamily {
   readonly series: Iterable<MetricSeries>;
 }
 
-/** Prometheus' text format, version 0.0.4. Counters end in `_total`, as Python's client, and so vLLM's `/metrics`, writes them. */
+/** Prometheus' text format, version 0.0.4. Counter names end in `_total`, as in Python's client and therefore in vLLM's `/metrics`. */
 export function prometheusText(families: Iterable<MetricFamily>): string {
   const lines: string[] = [];
   for (const { name, kind, help, bounds, series } of families) {

@@ -22,17 +22,17 @@ export class TransferMetrics {
     this.#metrics.count(METRICS.failedTransfers);
   }
 
-  /** Counts a failed handshake; as a failed transfer, as vLLM does. */
+  /** Counts a failed handshake as a failed transfer, as vLLM does. */
   handshakeFailed(): void {
     this.#metrics.count(METRICS.failedTransfers);
   }
 
-  /** Counts a notification that the transport did not take. */
+  /** Counts a notification that the transport could not send. */
   notificationFailed(): void {
     this.#metrics.count(METRICS.failedNotifications);
   }
 
-  /** Counts a request whose lease ended before its readers were done. */
+  /** Counts a request whose lease ended before all its readers had completed. */
   leaseExpired(): void {
     this.#metrics.count(METRICS.expiredRequests);
   }

@@ -1,4 +1,4 @@
-/** Where an engine answers handshakes, and how it is divided into ranks. Plain data. */
+/** The side-channel address and the parallel sizes of an engine. Plain data. */
 export interface EngineAddress {
   /** The engine's id, unique per start. */
   readonly engineId: string;
@@ -12,7 +12,7 @@ export interface EngineAddress {
   readonly dcpSize: number;
   /** Pipeline-parallel size. */
   readonly ppSize: number;
-  /** How often the engine has registered its KV cache. Higher than at the last handshake: D shakes hands again. Default 0. */
+  /** How often the engine has registered its KV cache. When it is higher than at the last handshake, D repeats the handshake. Default 0. */
   readonly registrationGeneration?: number | undefined;
 }
 
@@ -24,7 +24,7 @@ export function engineKey({ engineId, host, port, tpSize, dcpSize, ppSize }: Eng
   return JSON.stringify([engineId, host, port, tpSize, dcpSize, ppSize]);
 }
 
-/** The engine as error messages and logs name it. */
+/** The engine's name in error messages and logs. */
 export function describeEngine({ engineId, host, port }: EngineAddress): string {
   return `engine ${engineId} at ${host}:${port}`;
 }

@@ -45,7 +45,7 @@ function setUp({ notify = async () => {} }: { notify?: () => Promise<void> } = {
 }
 
 describe("heartbeats", () => {
-  it("beats at once, then each interval, to every engine of the set", () => {
+  it("are sent to every engine of the set at once, then once per interval", () => {
     const { clock, beats, heartbeats } = setUp();
     heartbeats.replace([engineAt("p0", ["a", "b"]), engineAt("p1", ["c"])]);
     clock.advance(10_000);
@@ -59,7 +59,7 @@ describe("heartbeats", () => {
     ]);
   });
 
-  it("is not made faster by sets that change often", () => {
+  it("are not sent more often when the set changes often", () => {
     const { clock, beats, heartbeats } = setUp();
     heartbeats.replace([engineAt("p", ["a"])]);
     clock.advance(1000);
@@ -74,7 +74,7 @@ describe("heartbeats", () => {
     ]);
   });
 
-  it("an empty set, or close, leaves no timer", () => {
+  it("leave no timer after an empty set or close", () => {
     const { clock, beats, heartbeats } = setUp();
     heartbeats.replace([engineAt("p", ["a"])]);
     expect(clock.pending()).toBe(1);
@@ -92,7 +92,7 @@ describe("heartbeats", () => {
     expect(heartbeats.size).toBe(0);
   });
 
-  it("an id that a peer would misread is not sent, and not recorded as sent", async () => {
+  it("leave out a request id that a peer would misparse, and do not record it as sent", async () => {
     const { beats, heartbeats, tasks } = setUp();
     const order = engineAt("p", ["a,b", "HB:x", "ok"]);
     heartbeats.replace([order]);
@@ -103,7 +103,7 @@ describe("heartbeats", () => {
     expect(heartbeats.takenAtMs(order, "HB:x")).toEqual([]);
   });
 
-  it("a heartbeat that the transport did not take is not recorded as sent", async () => {
+  it("are not recorded as sent when the transport rejects them", async () => {
     const { heartbeats, tasks } = setUp({ notify: () => Promise.reject(new Error("gone")) });
     const order = engineAt("p", ["a"]);
     heartbeats.replace([order]);

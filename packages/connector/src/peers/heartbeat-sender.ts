@@ -18,21 +18,21 @@ export interface HeartbeatSenderOptions {
   readonly notifications: Pick<NotificationSender, "sendHeartbeat">;
   /** Tracks the sending, so that the worker can wait for it when it closes. */
   readonly tasks: Pick<TaskTracker, "track">;
-  /** Called after each heartbeat to an engine: whether the transport took all of it. */
+  /** Called after each heartbeat to an engine. `isDelivered`: the transport accepted it for all ranks. */
   readonly onSent?: ((order: HeartbeatOrder, isDelivered: boolean) => void) | undefined;
 }
 
 /**
- * Extends the leases of the requests that wait or transfer on D: at each interval, heartbeats to every engine with the ids that it knows
- * the requests by. The scheduler side sends the whole set whenever it changes; the timer goes on between engine steps, so that an idle
- * engine does not lose its leases. Remembers which heartbeats were taken, for the lease deadlines of P's that cannot be asked.
+ * Extends the leases of the requests that wait or transfer on D: at each interval, it sends every engine the ids of its
+ * requests. The scheduler side sends the whole set whenever it changes. The timer runs between engine steps, so that an idle engine does not
+ * lose its leases. Records which heartbeats the transport accepted, for the lease deadlines of P's that answer no lease queries.
  */
 export class HeartbeatSender {
   readonly #options: HeartbeatSenderOptions;
   #orders: readonly HeartbeatOrder[] = [];
   #timer: Timer | undefined;
   #lastMs = Number.NEGATIVE_INFINITY;
-  /** By engine and request: when heartbeats that name the request were handed to the transport, ascending. */
+  /** By engine and request: when the transport got heartbeats that name the request, ascending. */
   readonly #takenAtMs = new Map<string, number[]>();
 
   constructor(options: HeartbeatSenderOptions) {
@@ -61,7 +61,7 @@ export class HeartbeatSender {
     }
   }
 
-  /** When heartbeats that name the request were handed to the transport and taken for all of the engine's ranks; in ms, ascending. */
+  /** When the transport got heartbeats that name the request and accepted them for all of the engine's ranks; in ms, ascending. */
   takenAtMs(engine: EngineAddress, remoteRequestId: string): readonly number[] {
     return this.#takenAtMs.get(requestKey(engine, remoteRequestId)) ?? [];
   }
@@ -95,7 +95,7 @@ export class HeartbeatSender {
     const { clock, engines, notifications, tasks, onSent } = this.#options;
     const engine = engines.peek(order);
     if (engine === undefined) {
-      // The request may still be queued. A handshake now makes the next heartbeat possible, and the request's own transfer quicker.
+      // The request may still be queued. A handshake now makes the next heartbeat possible, and saves time when the request's transfer starts.
       tasks.track(
         engines.acquire(order).then(
           (reference) => reference.release(),

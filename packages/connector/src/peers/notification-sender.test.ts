@@ -2,7 +2,7 @@ import { type Agent, silentLog } from "@kv/interface";
 import { expect, test } from "vitest";
 import { NotificationSender } from "./notification-sender.js";
 
-test("a transport that throws at once counts as one that rejects", async () => {
+test("a notify call that throws synchronously is handled like one that rejects", async () => {
   const agent = {
     notify: () => {
       throw new Error("no such agent");

@@ -10,16 +10,16 @@ import type { RemoteEngine } from "./remote-engine.js";
 /** Ids per heartbeat, far below any transport's limit for one notification. */
 const HEARTBEAT_IDS = 256;
 
-/** What became of a heartbeat. */
+/** The outcome of sending a heartbeat. */
 export interface HeartbeatResult {
-  /** Requests whose heartbeat the transport took for every agent of the engine. */
+  /** Requests whose heartbeat the transport accepted for every agent of the engine. */
   readonly takenIds: readonly string[];
-  /** Whether the transport took all that was sent. False hints that the engine is gone. */
+  /** Whether the transport accepted everything that was sent. False suggests that the engine is gone. */
   readonly isDelivered: boolean;
 }
 
 /**
- * Sends a worker's notifications in the background. Nothing here throws: a lost notification costs a lease or a deadline, never a request.
+ * Sends a worker's notifications in the background. Methods do not throw. After a lost notification, the peer waits for a lease or a deadline to end.
  */
 export class NotificationSender {
   readonly #agent: Agent;
@@ -31,7 +31,7 @@ export class NotificationSender {
     this.#log = log;
   }
 
-  /** Sends to an agent. Resolves with true when the transport took the notification; with false after `failed` got the error. */
+  /** Sends to an agent. Resolves with true when the transport accepted the notification, and with false after a call of `failed`. */
   send(agentName: string, payload: Uint8Array, failed: (error: unknown) => void): Promise<boolean> {
     const sent = this.#notify(agentName, payload)
       .then(
@@ -47,8 +47,8 @@ export class NotificationSender {
   }
 
   /**
-   * Sends a heartbeat for requests to all of an engine's agents. Ids that a peer would misread (`isWireSafeRequestId`) are left out: P's lease
-   * for them ends unextended.
+   * Sends a heartbeat for requests to all of an engine's agents. Ids that a peer would misparse (see `isWireSafeRequestId`) are left out: P does not
+   * extend their leases.
    */
   async sendHeartbeat(
     engine: Pick<RemoteEngine, "agents">,
@@ -73,17 +73,17 @@ export class NotificationSender {
     return { takenIds, isDelivered: takenIds.length === safe.length };
   }
 
-  /** Resolves when every notification so far was taken by the transport or has failed. */
+  /** Resolves when the transport has accepted or failed every notification so far. */
   async idle(): Promise<void> {
     while (this.#pending.size > 0) await Promise.all(this.#pending);
   }
 
-  /** Notifications that the transport has not taken yet. */
+  /** Number of notifications that the transport has not accepted yet. */
   get size(): number {
     return this.#pending.size;
   }
 
-  /** Async, so that a transport that throws counts as one that rejects. */
+  /** Async, so that an exception of the transport becomes a rejection. */
   async #notify(agentName: string, payload: Uint8Array): Promise<void> {
     await this.#agent.notify(agentName, payload);
   }

@@ -46,7 +46,7 @@ export class PeerBackoff {
   /** Starts the peer's delay, or doubles it. */
   failed(address: EngineAddress, error: KvError): void {
     const nowMs = this.#clock.now();
-    // A peer that no request named for the longest delay starts at the first delay again; this bounds the table without a timer.
+    // A peer that was not requested for the longest delay starts at the first delay again. This limits the table without a timer.
     for (const [key, { untilMs }] of this.#failures)
       if (nowMs - untilMs > this.#maxMs) this.#failures.delete(key);
     const key = engineKey(address);

@@ -63,8 +63,8 @@ const settle = async () => {
   for (let i = 0; i < 20; i++) await Promise.resolve();
 };
 
-describe("peers", () => {
-  it("opens an engine once for all who ask", async () => {
+describe("PeerTable", () => {
+  it("opens an engine once for concurrent callers", async () => {
     const { peers, log } = setUp();
     const [a, b] = await Promise.all([peers.acquire(at("e")), peers.acquire(at("e"))]);
     expect(a?.peer).toBe(b?.peer);
@@ -73,7 +73,7 @@ describe("peers", () => {
     expect(peers.peek(at("other"))).toBeUndefined();
   });
 
-  it("backs off from 1 s to 60 s, doubling, then tries again; a success forgives", async () => {
+  it("backs off from 1 s to 60 s, doubling after each failure; a success resets the delay", async () => {
     const { peers, clock, log, failWith } = setUp();
     failWith(new KvError("KV_HANDSHAKE_REFUSED", "no"));
     for (const delayMs of [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]) {
@@ -95,7 +95,7 @@ describe("peers", () => {
     await expect(peers.acquire(at("e"))).rejects.toMatchObject({ code: "KV_HANDSHAKE_REFUSED" });
   });
 
-  it("closes a dropped engine with its last holder; newcomers get a new one at once", async () => {
+  it("closes a dropped peer when its last reference is released; later callers get a new peer at once", async () => {
     const { peers, log } = setUp();
     const first = await peers.acquire(at("e"));
     const second = await peers.acquire(at("e"));
@@ -112,7 +112,7 @@ describe("peers", () => {
     expect(peers.peek(at("e"))?.name).toBe("e#2");
   });
 
-  it("opens anew an engine that registered its cache again", async () => {
+  it("opens an engine again when its registration generation increases", async () => {
     const { peers, log } = setUp();
     for (const registrationGeneration of [1, 1, 2, 1, 2]) {
       (await peers.acquire({ ...at("e"), registrationGeneration })).release();
@@ -122,7 +122,7 @@ describe("peers", () => {
     expect(log).toEqual(["open e", "close e#1", "open e"]);
   });
 
-  it("drops only the peer that was meant", async () => {
+  it("does not drop a peer's successor when the old peer is dropped again", async () => {
     const { peers } = setUp();
     const first = await peers.acquire(at("e"));
     first.release();
@@ -132,7 +132,7 @@ describe("peers", () => {
     expect(peers.peek(at("e"))).toBe(second.peer);
   });
 
-  it("closes what was dropped while it opened", async () => {
+  it("closes a peer that was replaced while it was opening", async () => {
     const { peers, log, gate } = setUp();
     const open = gate();
     const acquired = peers.acquire(at("e"));
@@ -150,7 +150,7 @@ describe("peers", () => {
     expect(peers.outstanding()).toEqual({ peers: 0, opening: 0, closing: 0 });
   });
 
-  it("forgets an engine that nobody used for its time to live, but not one in use", async () => {
+  it("closes an engine that was not used for engine_ttl, but not one that is still referenced", async () => {
     const { peers, clock, log } = setUp({ engineTtlMs: 1000 });
     const used = await peers.acquire(at("used", 1));
     (await peers.acquire(at("idle", 2))).release();
@@ -170,7 +170,7 @@ describe("peers", () => {
     expect(clock.pending()).toBe(0);
   });
 
-  it("a request with wrong coordinates neither delays nor fails requests with the right ones", async () => {
+  it("a request with a wrong host, port or TP size neither delays nor fails correct requests", async () => {
     const { peers, log, failWith, gate } = setUp();
     const open = gate();
     failWith(new KvError("KV_HANDSHAKE_REFUSED", "no such rank"));
@@ -189,7 +189,7 @@ describe("peers", () => {
     expect(log.filter((line) => line === "open e").length).toBe(4);
   });
 
-  it("gives up waiting when the signal aborts, and releases the reference that comes later", async () => {
+  it("stops waiting when the signal aborts, and releases a reference that arrives later", async () => {
     const { peers, gate, log } = setUp();
     const open = gate();
     const abort = new AbortController();
@@ -205,7 +205,7 @@ describe("peers", () => {
     expect(log).toEqual(["open e", "close e#1"]);
   });
 
-  it("an engine that answers at another one's address replaces it", async () => {
+  it("replaces an engine by another one at the same address", async () => {
     const { peers, log } = setUp();
     (await peers.acquire(at("old"))).release();
     (await peers.acquire(at("neighbour", 5601))).release();
@@ -214,7 +214,7 @@ describe("peers", () => {
     expect(log).toEqual(["open old", "open neighbour", "open new", "close old#1"]);
   });
 
-  it("close waits for holders and refuses newcomers", async () => {
+  it("close waits until all references are released, and refuses new callers", async () => {
     const { peers, log, gate, clock } = setUp({ engineTtlMs: 1000 });
     const held = await peers.acquire(at("e"));
     const open = gate();

@@ -19,7 +19,7 @@ export interface PeerRef<P extends Peer> extends Disposable {
 
 /** Options of `PeerTable`. */
 export interface PeerTableOptions<P extends Peer> {
-  /** Times the back-off and the time to live. */
+  /** Clock for the back-off and the time to live. */
   readonly clock: Clock;
   /** Gets an entry for each failed opening and each dropped peer. */
   readonly log: Log;
@@ -69,8 +69,8 @@ export class PeerTable<P extends Peer> {
   }
 
   /**
-   * A reference to the peer, which is opened first if need be. When `signal` aborts, the call rejects with its reason, and a reference that
-   * arrives later is released. Errors: those of `open`; `KV_HANDSHAKE_BACKED_OFF` while a failed peer is not tried again;
+   * Returns a reference to the peer. Opens the peer first if it is not open. When `signal` aborts, the call rejects with its reason, and a reference that
+   * arrives later is released. Errors: those of `open`; `KV_HANDSHAKE_BACKED_OFF` during the back-off after a failure;
    * `KV_SIDE_CHANNEL_CLOSED` after `close`; the signal's reason.
    */
   acquire(address: EngineAddress, signal?: AbortSignal): Promise<PeerRef<P>> {
@@ -86,7 +86,7 @@ export class PeerTable<P extends Peer> {
   }
 
   /**
-   * Removes a peer that is known to be stale (it went away, or another process has its address). The next `acquire` opens it anew; existing
+   * Removes a peer that is known to be stale (it is gone, or another process has its address). The next `acquire` opens it again; existing
    * references stay valid. Without effect when the peer was removed before.
    */
   drop(peer: P, reason: string): void {
@@ -260,13 +260,13 @@ export class PeerTable<P extends Peer> {
     for (const entry of [...this.#entries.values()]) {
       const isUnused = entry.peer !== undefined && entry.references === 0;
       if (isUnused && clock.now() - entry.lastUsedMs >= engineTtlMs)
-        this.#drop(entry, "it was not used for its time to live");
+        this.#drop(entry, "it was not used for engine_ttl");
     }
     this.#armTimer();
   }
 }
 
-/** Codes of transfer errors after which the peer is gone, or what is known of it is stale: it must be dropped. */
+/** Codes of transfer errors that mean that the peer is gone or its metadata is stale. The peer must then be dropped. */
 const PEER_LOST: readonly string[] = [
   "KV_PEER_DISCONNECTED",
   "KV_AGENT_UNKNOWN_REMOTE",
@@ -275,7 +275,7 @@ const PEER_LOST: readonly string[] = [
   "KV_NOTIFICATION_FAILED",
 ];
 
-/** Whether a failed transfer means that the peer must be dropped and opened anew. */
+/** Whether a failed transfer means that the peer must be dropped and opened again. */
 export function isPeerLost(error: KvError): boolean {
   return PEER_LOST.includes(error.code);
 }

@@ -10,11 +10,11 @@ import type { WorkerContext } from "../worker/worker-context.js";
 import type { EngineAddress } from "./engine-address.js";
 import { type Peer, type PeerRef, PeerTable } from "./peer-table.js";
 
-/** A remote engine that a worker has shaken hands with: its ranks as agents, the plan, and both sides' prepared lists. */
+/** A remote engine after a handshake: the agents of its ranks, the plan, and the prepared lists of both sides. */
 export interface RemoteEngine extends Peer {
   /** Built once per handshake. */
   readonly plan: EngineTransferPlan;
-  /** Where the remote engine groups the layers differently: requests are planned in joint groups. */
+  /** Set when the remote engine groups the layers differently. Requests are then planned in joint groups. */
   readonly joint?: JointGroups | undefined;
   /** The remote clock's offset, estimated from the handshake. */
   readonly clock: ClockOffset;
@@ -46,15 +46,15 @@ export interface ListPair {
 export interface RemoteEnginesOptions {
   /** vLLM's name of a failed handshake, for the log. */
   readonly failureType: string;
-  /** Serves engines that group the layers differently, by joint groups. Default false: the plan refuses them. */
+  /** Supports engines that group the layers differently, with joint groups. Default false: the plan refuses them. */
   readonly joinsGroups?: boolean | undefined;
   /** False where the other side moves the bytes and this side only notifies. Default true. */
   readonly preparesLists?: boolean | undefined;
 }
 
 /**
- * The remote engines of a worker. `acquire` shakes hands with the ranks that the topology names, builds the plan, makes the remote agents
- * known and prepares the lists; what was made is undone when a step fails.
+ * The remote engines of a worker. `acquire` shakes hands with the ranks that the topology names, builds the plan, adds the remote
+ * agents and prepares the lists. When a step fails, it undoes the earlier ones.
  */
 export class RemoteEngines {
   /** The engines by address. */
@@ -77,7 +77,7 @@ export class RemoteEngines {
   }
 
   /**
-   * The engine, and in it the very process that the request was prefilled by: parameters outlive their process, and so do open engines.
+   * Returns the engine, if it is still the process that prefilled the request. Parameters and open engines can both outlive that process.
    * Errors: those of the handshake, the plan and the transport; `KV_HANDSHAKE_BACKED_OFF`; `KV_GENERATION_STALE` when the process is
    * gone; the signal's reason.
    */
@@ -104,8 +104,8 @@ export class RemoteEngines {
   }
 
   /**
-   * Sends notifications about a request to the process that prefilled it, in the background. `send` is called once the engine is open, and not
-   * when another process has its address. `failed` gets the error of the handshake or of `send`.
+   * Sends notifications about a request to the process that prefilled it, in the background. `send` is called once the engine is open, unless
+   * another process has its address. `failed` gets the error of the handshake or of `send`.
    */
   notify(
     request: RemoteRequest,
@@ -142,7 +142,7 @@ export class RemoteEngines {
       remotes: joint?.remotes ?? remotes,
       ...(joint?.model ?? model),
       conversions: options.config.enablePermuteLocalKv ? ["hnd-to-nhd"] : [],
-      // Blocks in device memory can be put in order only by where they land.
+      // A receive pass needs host memory. In device memory, the transfer itself must put the bytes in order.
       canPass: local.regions.every(({ memoryType }) => memoryType === "DRAM"),
       prefixCaching: caches.config.prefixCaching ?? true,
     });
@@ -163,7 +163,7 @@ export class RemoteEngines {
         agents.set(rankKey(rank.geometry), await remoteAgents.add(rank.agentMetadata));
       for (const source of this.#options.preparesLists === false ? [] : plan.sources) {
         const lists: (ListPair | undefined)[] = [];
-        // Part of the engine before it is complete, so that a failure halfway closes what is there.
+        // Added to the engine before it is complete, so that a failure closes the lists that exist.
         sources.push({ lists });
         const name = agents.get(rankKey({ ppRank: source.remotePpRank, tpRank: source.remoteRank })) ?? "";
         for (const list of source.lists) {
@@ -219,7 +219,7 @@ export class RemoteEngines {
   }
 }
 
-/** Whether the engine is the process that made the request's parameters, as far as both name it. */
+/** Whether the engine is the process that created the request's parameters. True when one of them has no incarnation. */
 function isMeant({ incarnation }: RemoteEngine, { lease }: RemoteRequest): boolean {
   return incarnation === undefined || lease === undefined || incarnation === lease.incarnation;
 }

@@ -1,7 +1,7 @@
 import type { Agent, DescriptorTable, PreparedList } from "@kv/interface";
 
 /**
- * Prepared lists of local memory, shared by all remote engines whose plans cut the memory in the same way. A list is closed with its last
+ * Prepared lists of local memory, shared by all remote engines whose plans divide the memory in the same way. A list is closed with its last
  * user.
  */
 export class SharedLocalLists {
@@ -46,8 +46,8 @@ export class SharedLocalLists {
 }
 
 /**
- * Remote agents with a count of users: an engine that is being closed and the one opened in its place may name the same agent, which
- * must stay known until its last user is gone.
+ * Remote agents with a count of users: an engine that is being closed and its replacement may use the same agent, which
+ * must stay added until its last user is gone.
  */
 export class SharedRemoteAgents {
   readonly #agent: Agent;
@@ -57,7 +57,7 @@ export class SharedRemoteAgents {
     this.#agent = agent;
   }
 
-  /** Makes a remote agent known and returns its name. Errors: those of `Agent.addRemote`. */
+  /** Adds a remote agent and returns its name. Errors: those of `Agent.addRemote`. */
   async add(metadata: Uint8Array): Promise<string> {
     const name = await this.#agent.addRemote(metadata);
     this.#users.set(name, (this.#users.get(name) ?? 0) + 1);

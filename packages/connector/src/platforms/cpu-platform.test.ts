@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { cpuPlatform } from "./cpu-platform.js";
 
-test("host memory is registered as it is, and K and V are packed in the last dimension", () => {
+test("registers host memory without staging, and packs K and V in the last dimension", () => {
   const platform = cpuPlatform();
   expect(platform.deviceType).toBe("cpu");
   expect(platform.capabilities).toMatchObject({ registersAs: ["DRAM"], bufferDevices: ["cpu"] });
@@ -12,7 +12,7 @@ test("host memory is registered as it is, and K and V are packed in the last dim
   expect(platform.check({ prefixCaching: true, maxNumSeqs: 256, unknown: 1 })).toEqual([]);
 });
 
-test("the longest sequence is the model's, or an error that names what was found", () => {
+test("maxModelLen is the model's max_position_embeddings, and an invalid value is an error", () => {
   const { maxModelLen } = cpuPlatform();
   expect(maxModelLen({ max_position_embeddings: 4096 })).toBe(4096);
   for (const value of [undefined, 0, 1.5, "4096"]) {

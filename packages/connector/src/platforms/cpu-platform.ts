@@ -1,6 +1,6 @@
 import { KvError, type Platform } from "@kv/interface";
 
-/** Host memory: registered as it is, nothing staged, nothing refused. The shape is vLLM's on the CPU: K and V packed in the last dimension. */
+/** Host memory. It is registered directly, needs no staging, and accepts all settings. The cache shape is vLLM's for CPUs, with K and V packed in the last dimension. */
 export function cpuPlatform(): Platform {
   return {
     deviceType: "cpu",

@@ -4,7 +4,7 @@ import { cudaPlatform } from "./cuda-platform.js";
 
 platformSuite({ name: "cuda", create: () => cudaPlatform({ gpus: () => ["nvidia0"] }) });
 
-test("without a GPU it is refused, with what to do", () => {
+test("is refused without a GPU, with a hint to use the cpu platform", () => {
   expect(() => cudaPlatform({ gpus: () => [] })).toThrowError(
     expect.objectContaining({
       code: "KV_PLATFORM_UNSUPPORTED",

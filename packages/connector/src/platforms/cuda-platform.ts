@@ -4,14 +4,14 @@ import { cpuPlatform } from "./cpu-platform.js";
 
 /** Options of `cudaPlatform`. */
 export interface CudaPlatformOptions {
-  /** Names of the GPUs that are here; by default those of the driver's files in `/dev`. */
+  /** Returns the names of the host's GPUs. Default: the names of the driver's files in `/dev`. */
   readonly gpus?: () => readonly string[];
 }
 
 /**
- * An NVIDIA GPU: the cache is in its memory, and that is registered (`kv_buffer_device: "cuda"`, memory type VRAM), so that a peer's staging pool is
- * read straight into it. The transport must register such memory, and the engine bring it. The shape is vLLM's. Errors: `KV_PLATFORM_UNSUPPORTED`
- * where there is no GPU.
+ * An NVIDIA GPU. The cache is in GPU memory, which is registered directly (`kv_buffer_device: "cuda"`, memory type VRAM), so that transfers from
+ * a peer's staging pool go straight into it. The transport must support this memory, and the engine must allocate it. The cache shape is
+ * vLLM's. Errors: `KV_PLATFORM_UNSUPPORTED` without a GPU.
  */
 export function cudaPlatform({ gpus = gpusHere }: CudaPlatformOptions = {}): Platform {
   if (gpus().length === 0) {

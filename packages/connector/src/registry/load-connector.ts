@@ -4,7 +4,7 @@ import { type ConnectorModule, KvError } from "@kv/interface";
 import { resolve } from "import-meta-resolve";
 
 /**
- * Imports a module as code in `directory` would. `import()` itself resolves from the file that contains it, where an application's packages
+ * Imports a module in the way that code in `directory` would. `import()` itself resolves from the file that contains it, where an application's packages
  * are not installed. Accepts what `import` accepts, and absolute paths on every system. Errors: those of resolving and importing.
  */
 export async function importFrom(specifier: string, directory: string): Promise<unknown> {
@@ -16,7 +16,7 @@ export async function importFrom(specifier: string, directory: string): Promise<
 const MEMBERS = ["name", "createScheduler", "createWorker"] as const;
 
 /**
- * The connector that a module exports: under the connector's name, as the default export, or as the module itself. Errors:
+ * Returns the connector that a module exports: under the connector's name, as the default export, or as the module itself. Errors:
  * `KV_CONNECTOR_LOAD_FAILED` naming the exports, and what the most similar export lacks.
  */
 export function connectorIn(loaded: unknown, name: string, from: string): ConnectorModule {

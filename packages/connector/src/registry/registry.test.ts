@@ -20,7 +20,7 @@ const failure = (promise: Promise<unknown>): Promise<KvError> =>
     (error: KvError) => error,
   );
 
-test("a connector is found by the name under which it was registered, and loaded when it is asked for", async () => {
+test("resolves a connector by its registered name, and loads it only then", async () => {
   const registry = connectorRegistry();
   let loads = 0;
   registry.register("a", async () => {
@@ -36,7 +36,7 @@ test("a connector is found by the name under which it was registered, and loaded
   expect(registry.names()).toEqual(["a", "b", "c"]);
 });
 
-test("errors name what is known, and keep the cause", async () => {
+test("errors list the known connectors, and keep the cause", async () => {
   const registry = connectorRegistry();
   registry.register("a", async () => module("a"));
   registry.register("b", async () => module("b"));
@@ -63,7 +63,7 @@ test("errors name what is known, and keep the cause", async () => {
   }
 });
 
-test("the registry of the process", async () => {
+test("registerConnector and resolveConnector use the registry of the process", async () => {
   registerConnector("of-this-test", async () => module("of-this-test"));
   expect((await resolveConnector({ connector: "of-this-test" })).name).toBe("of-this-test");
   expect(() => registerConnector("of-this-test", async () => undefined)).toThrow(
@@ -75,7 +75,7 @@ let project: string;
 const source = (name: string) =>
   `const connector = { name: ${JSON.stringify(name)}, createScheduler() {}, createWorker() {} };`;
 
-/** A third party's project, with packages that this one has never heard of. */
+/** A third party's project, with packages that this repository does not know. */
 beforeAll(async () => {
   project = await mkdtemp(join(tmpdir(), "kv-registry-"));
   const files = {
@@ -98,7 +98,7 @@ beforeAll(async () => {
 });
 afterAll(() => rm(project, { recursive: true, force: true }));
 
-test("a module path wins over the name, and is looked for in the application's directory", async () => {
+test("a module path takes precedence over the name, and is resolved from the application's directory", async () => {
   const registry = connectorRegistry({ directory: project });
   registry.register("TheirConnector", async () => module("registered"));
   const name = async (modulePath: string) =>

@@ -73,7 +73,7 @@ export function connectorRegistry(options: ConnectorRegistryOptions = {}): Conne
         "KV_CONNECTOR_UNKNOWN",
         `no connector ${connector}; known are ${known.join(", ") || "none"}`,
         {
-          hint: "registerConnector(name, loader) makes one known; kv_connector_module_path names a module",
+          hint: "register it with registerConnector(name, loader), or set kv_connector_module_path",
           details: { connector, known },
         },
       );

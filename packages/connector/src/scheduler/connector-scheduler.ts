@@ -168,7 +168,7 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
   }
 }
 
-/** Any value but false, null and absence counts as asked: the parameters are validated, and refused, where they are read. */
+/** Any value except false and null counts as true here. The parameters are validated later, where they are read. */
 function asks(
   { kvTransferParams }: ConnectorRequest,
   key: "do_remote_prefill" | "do_remote_decode",

@@ -16,7 +16,7 @@ import type { HeartbeatOrder, RemoteRequest } from "./step-types.js";
 export interface PromptSource {
   /** The request at P. */
   readonly remote: RemoteRequest;
-  /** Prompt tokens whose KV P has or will have; undefined where P has not said. */
+  /** Prompt tokens whose KV P has or will have; undefined when the parameters do not have the number. */
   readonly numTokens?: number | undefined;
 }
 
@@ -40,13 +40,13 @@ export interface FetchOrder extends BlocksToFetch {
 export interface DecodeOrders<Source extends PromptSource, Step extends object> {
   /** Reads a request's parameters. Errors: `KV_REQUEST_INVALID`. */
   read(params: KvTransferParams): Source;
-  /** The P to notify that parameters which `read` refused will not be used. */
+  /** The P to notify that the request's blocks will not be used, when `read` refused the parameters. */
   addressToNotify(params: KvTransferParams): Source["remote"] | undefined;
   /** Orders the workers to fetch a request's KV. */
   fetch(requestId: string, source: Source, order: FetchOrder): void;
-  /** Takes a `fetch` back. Returns false when the workers have it already. */
+  /** Cancels a `fetch`. Returns false when the workers already have it. */
   cancelFetch(requestId: string): boolean;
-  /** Orders the workers to give a request up that they have. */
+  /** Orders the workers to abort a request that they already have. */
   abort(requestId: string): void;
   /** Orders the workers to notify P that it may free the request's blocks. */
   release(request: ConnectorRequest, remote: Source["remote"]): void;
@@ -61,7 +61,7 @@ export interface DecodeOrders<Source extends PromptSource, Step extends object> 
 }
 
 /**
- * A request's state. `queued`: the workers have no orders. `fetching`: its blocks are being filled. `leaving`: the engine gave it up while its
+ * A request's state. `queued`: the workers have no orders. `fetching`: its blocks are being filled. `leaving`: the engine aborted it while its
  * blocks may still be filled. `at-risk`: it failed, the engine has not ended it, and a peer may still write. `ended`: nothing is
  * outstanding; kept until the engine ends the request, so that it is not fetched twice.
  */
@@ -97,7 +97,7 @@ export class DecodeRequests<Source extends PromptSource> {
     this.#orders = options.orders;
   }
 
-  /** The engine has queued a request: heartbeats begin. `matched` does the same, for engines that do not report the queue. */
+  /** Called when the engine has queued a request. Heartbeats begin. `matched` does the same, for engines that do not report the queue. */
   queued(request: ConnectorRequest): void {
     this.#see(request);
   }
@@ -121,7 +121,7 @@ export class DecodeRequests<Source extends PromptSource> {
     const { source, numComputedTokens, seenAtMs } = state;
     if (state.phase !== "queued" || source === undefined) return;
     if (externalTokens === 0) {
-      // The local prefix cache has all of it: there is nothing to fetch and nothing that the engine waits for.
+      // The local prefix cache has the whole prompt: there is nothing to fetch, and the engine does not wait.
       this.#orders.release(request, source.remote);
       this.#enter(state, "ended");
       return;
@@ -161,7 +161,7 @@ export class DecodeRequests<Source extends PromptSource> {
     return { keepBlocks: false };
   }
 
-  /** Every rank has its part, or has given up. `blocksAtRisk`: it has given up, and a peer may still write to the blocks. */
+  /** Called when every rank has received its part or has failed. `blocksAtRisk`: it failed, and a peer may still write to the blocks. */
   received(requestId: string, blocksAtRisk: boolean): void {
     const state = this.#states.get(requestId);
     if (state === undefined) return;

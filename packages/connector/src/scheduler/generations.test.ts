@@ -4,7 +4,7 @@ import { describe, expect, it } from "vitest";
 import { Generations } from "./generations.js";
 
 describe("generations", () => {
-  it("calls a request by its own id, as vLLM does, the first time", () => {
+  it("uses the request id as wire id at its first use, as vLLM does", () => {
     const generations = new Generations({ clock: manualClock() });
     const first = generations.begin("cmpl-1");
     expect(first).toEqual({ requestId: "cmpl-1", wireId: "cmpl-1", generation: 1 });
@@ -12,7 +12,7 @@ describe("generations", () => {
     expect(generations.byWireId("cmpl-1")).toBe(first);
   });
 
-  it("gives a reused id another name, so that what is late for the first use finds nothing", () => {
+  it("gives a reused request id a new wire id, so that late notifications for the first use match nothing", () => {
     const clock = manualClock();
     const generations = new Generations({ clock, rememberMs: 1000 });
     generations.begin("r");
@@ -27,7 +27,7 @@ describe("generations", () => {
     expect(generations.begin("r").wireId).toBe("r");
   });
 
-  it("gives ids that a peer would misread another name: commas separate heartbeats, prefixes tell notifications apart", () => {
+  it("gives another wire id to a request id that a peer would misparse because of a comma or a notification prefix", () => {
     const generations = new Generations({ clock: manualClock() });
     const ids = ["a,b", "a%2Cb", "", ",", "HB:x", "KV1:x", "PUSH_REG:x", "a b:c"];
     const wire = ids.map((id) => generations.begin(id).wireId);
@@ -40,7 +40,7 @@ describe("generations", () => {
     }
   });
 
-  it("remembers no more than it must", () => {
+  it("forgets an ended request after rememberMs", () => {
     const clock = manualClock();
     const generations = new Generations({ clock, rememberMs: 10 });
     for (let i = 0; i < 100; i++) {

@@ -6,8 +6,8 @@ export interface Generation {
   /** The engine's id of the request. */
   readonly requestId: string;
   /**
-   * The id of the request in notifications and heartbeats. The engine's id itself, as in vLLM, unless that was used a while ago (a notification
-   * for the earlier use may still arrive), is too long, or would be misread (`isWireSafeRequestId`).
+   * The id of the request in notifications and heartbeats. The engine's own id, as in vLLM, unless that id was used recently (a notification
+   * for the earlier use may still arrive), is too long, or would be misparsed (see `isWireSafeRequestId`).
    */
   readonly wireId: string;
   /** Unique per scheduler; higher than that of every earlier generation. */
@@ -16,7 +16,7 @@ export interface Generation {
 
 /** Options of `Generations`. */
 export interface GenerationsOptions {
-  /** Times how long ended ids are remembered. */
+  /** Clock for the time that ended ids are remembered. */
   readonly clock: Clock;
   /** How long an ended id is remembered; notifications under way arrive within it. Default 600,000 ms. */
   readonly rememberMs?: number | undefined;
@@ -27,7 +27,7 @@ const MAX_WIRE_ID_LENGTH = 160;
 
 /**
  * Distinguishes one use of a request's blocks from the next. A generation begins when blocks are kept for a peer and ends when they go back to
- * the engine. Whatever names an ended generation is stale: the blocks may hold another request's KV.
+ * the engine. A reference to an ended generation is stale: the blocks may hold another request's KV.
  */
 export class Generations {
   readonly #clock: Clock;
@@ -43,7 +43,7 @@ export class Generations {
     this.#rememberMs = rememberMs;
   }
 
-  /** Begins a generation; the request's open one where it has one. */
+  /** Returns the request's open generation, or begins a new one. */
   begin(requestId: string): Generation {
     const current = this.#byRequestId.get(requestId);
     if (current !== undefined) return current;

@@ -13,7 +13,7 @@ export class HeartbeatSet {
     this.#requests = requests;
   }
 
-  /** Notes that a request came, went or changed, so that the set may have changed. */
+  /** Records that a request was added, removed or changed, so that the set may differ. */
   touch(): void {
     this.#isTouched = true;
   }
@@ -23,7 +23,7 @@ export class HeartbeatSet {
     return this.#unsent() !== null;
   }
 
-  /** The set for the workers; null when they have it already. */
+  /** Returns the set for the workers; null when they already have it. */
   take(): HeartbeatOrder[] | null {
     const orders = this.#unsent();
     if (orders !== null) this.#sent = JSON.stringify(orders);
@@ -51,7 +51,7 @@ export class HeartbeatSet {
   }
 }
 
-/** One order per engine, with the highest registration generation that a request names: an older one would need a handshake in vain. */
+/** One order per engine, with the highest registration generation that a request names: an older one would cause a handshake that is outdated. */
 function heartbeatOrders(requests: Iterable<RemoteRequest>): HeartbeatOrder[] {
   const byEngine = new Map<string, { engine: RemoteRequest; ids: Set<string> }>();
   for (const request of requests) {

@@ -28,11 +28,11 @@ const request = (requestId: string, numPromptTokens = 100) => ({
 const blocks = (count: number) => [Array.from({ length: count }, (_, i) => i + 1)];
 
 describe("prefill scheduler", () => {
-  it("answers vLLM's parameters, with the end of the lease on its own clock, and one key of ours", () => {
+  it("returns vLLM's kv_transfer_params, with the lease's end on its own clock, and the kv_peer extension", () => {
     const { prefill } = setUp();
     prefill.admitted(request("cmpl-1"), blocks(7));
     const finished = prefill.finished(request("cmpl-1"), blocks(7), "length");
-    // As vLLM 0.33 answered for a prompt of 100 tokens, but for the expiry, which its prefill side leaves null.
+    // vLLM 0.33's response for a prompt of 100 tokens, except for the expiry time, which vLLM's P leaves null.
     expect(finished).toEqual({
       keepBlocks: true,
       kvTransferParams: {
@@ -67,13 +67,13 @@ describe("prefill scheduler", () => {
     expect(prefill.hasStep).toBe(false);
   });
 
-  it("offers no block beyond the prompt's", () => {
+  it("offers only the blocks of the prompt", () => {
     const { prefill } = setUp();
     const params = prefill.finished(request("r", 32), blocks(4), "stopped").kvTransferParams;
     expect(params?.remote_block_ids).toEqual([[1, 2]]);
   });
 
-  it("keeps nothing of a request that was aborted or failed, or that has no blocks", () => {
+  it("keeps no blocks of a request that was aborted, failed or has no blocks", () => {
     const { prefill } = setUp();
     for (const reason of ["aborted", "error"] as const) {
       prefill.admitted(request(reason), blocks(2));
@@ -84,7 +84,7 @@ describe("prefill scheduler", () => {
     expect([prefill.running, prefill.leases]).toEqual([0, 0]);
   });
 
-  it("holds blocks until they are sent, under their own name and generation only", () => {
+  it("holds blocks until they are sent, and only for the matching wire id and generation", () => {
     const { prefill } = setUp();
     prefill.admitted(request("r"), blocks(2));
     expect(prefill.holds("r", 1)).toBe(false);
@@ -99,7 +99,7 @@ describe("prefill scheduler", () => {
     expect(prefill.leases).toBe(0);
   });
 
-  it("calls the second use of an id otherwise, so that what is late for the first cannot end it", () => {
+  it("gives the second use of a request id a new wire id, so that late notifications for the first cannot end it", () => {
     const { prefill } = setUp();
     prefill.finished(request("r"), blocks(2), "length");
     prefill.sent("r");
@@ -109,7 +109,7 @@ describe("prefill scheduler", () => {
     expect(prefill.holds(String(again?.remote_request_id), undefined)).toBe(true);
   });
 
-  it("announces what holds with and without heartbeats", () => {
+  it("announces the earlier of the lease deadline and the unattended deadline", () => {
     for (const [unattendedLeaseMs, announced] of [
       [120_000, 80],
       [10_000, 60],
@@ -124,7 +124,7 @@ describe("prefill scheduler", () => {
     }
   });
 
-  it("a request that was preempted comes again with other blocks, under the same name", () => {
+  it("admits a preempted request again with other blocks and the same wire id", () => {
     const { prefill } = setUp();
     prefill.admitted(request("r"), blocks(1));
     prefill.admitted(request("r"), [[8, 9]]);

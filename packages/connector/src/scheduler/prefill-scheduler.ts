@@ -13,7 +13,7 @@ import type { EngineListener } from "../handshake/engine-listener.js";
 import { type Generation, Generations } from "./generations.js";
 import type { LeaseOrder, SendableRequest } from "./step-types.js";
 
-/** What P's half asks of the workers in one step. */
+/** The orders of P's half to the workers in one step. */
 export interface PrefillStep {
   /** As `ConnectorStepMetadata.inBatch`. */
   readonly inBatch: readonly SendableRequest[];
@@ -25,11 +25,11 @@ export interface PrefillStep {
 
 /** Options of `PrefillScheduler`. */
 export interface PrefillSchedulerOptions {
-  /** Pull's parameters name the end of the lease; push's do not, because no D reads (vLLM 0.33). */
+  /** Pull's parameters contain the end of the lease. Push's do not, because D does not read (as in vLLM 0.33). */
   readonly transferMode: TransferMode;
   /** Stamps the leases. */
   readonly clock: Clock;
-  /** The KV cache groups: they decide which blocks a D gets. */
+  /** The KV cache groups. They determine which blocks a D gets. */
   readonly config: KvCacheConfig;
   /** This engine's id. */
   readonly engineId: string;
@@ -72,7 +72,7 @@ export class PrefillScheduler {
     this.#generations = new Generations({ clock: options.clock });
   }
 
-  /** A request whose blocks a D will get runs from now on. */
+  /** Called when a request starts to run whose blocks a D will get. */
   admitted(request: ConnectorRequest, blockIds: BlockIds): void {
     this.#admit(request, blockIds);
   }
@@ -99,7 +99,7 @@ export class PrefillScheduler {
       unattendedExpiresAtMs,
     });
     this.#kept.add(requestId);
-    // The announced end holds with and without heartbeats.
+    // The announced end is valid with and without heartbeats.
     const announcedMs = Math.min(expiresAtMs, unattendedExpiresAtMs);
     return {
       keepBlocks: true,
@@ -107,7 +107,7 @@ export class PrefillScheduler {
     };
   }
 
-  /** The workers no longer need the request's blocks. */
+  /** Called when the workers no longer need the request's blocks. */
   sent(requestId: string): void {
     this.#kept.delete(requestId);
     this.#generations.end(requestId);
@@ -164,7 +164,7 @@ export class PrefillScheduler {
     return generation;
   }
 
-  /** Nothing was computed that a D could use. Layerwise writes may still read the blocks: the workers report when they do not. */
+  /** Drops a request without KV for a D. Layerwise writes may still read the blocks; the workers report when they no longer do. */
   #drop(requestId: string): RequestFinished {
     this.#notSent.push(requestId);
     if (this.#options.isLayerwise === true && this.#generations.byRequestId(requestId) !== undefined) {

@@ -3,8 +3,8 @@ import { parseTransferParams, type RemotePrefillParams, type TransferMode } from
 import type { RemoteRequest } from "./step-types.js";
 
 /**
- * The P that computes a request's prompt, and everything else that `kv_transfer_params` say. The mode is the connector's own where they name
- * none. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
+ * Reads the P that computes a request's prompt, and the other values of `kv_transfer_params`. A missing mode is the connector's own
+ * mode. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
  */
 export function readRemoteRequest(
   params: KvTransferParams,
@@ -38,8 +38,8 @@ export function readRemoteRequest(
 }
 
 /**
- * The P to notify that a request's blocks will not be used, where its parameters were refused: the address may still be right. Undefined when
- * it is not.
+ * The P to notify that a request's blocks will not be used, after its parameters were refused. Undefined when the parameters contain no valid
+ * address.
  */
 export function addressToNotify(params: KvTransferParams, mode: TransferMode): RemoteRequest | undefined {
   const addressOnly = {

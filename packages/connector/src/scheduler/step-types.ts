@@ -16,11 +16,11 @@ export interface SendableRequest {
   readonly blockIds: BlockIds;
   /** Prompt tokens whose KV the blocks will hold; set for a running request only with layerwise push. */
   readonly numTokens?: number | undefined;
-  /** The blocks of those tokens, per group: what a D gets. */
+  /** The blocks of those tokens, per group. A D gets these. */
   readonly promptBlockIds?: BlockIds | undefined;
 }
 
-/** P keeps the blocks of a finished request for its readers. */
+/** Orders P's workers to keep the blocks of a finished request for its readers. */
 export interface LeaseOrder extends SendableRequest {
   readonly numTokens: number;
   readonly promptBlockIds: BlockIds;
@@ -38,19 +38,19 @@ export interface RemoteRequest extends EngineAddress {
   readonly lease?: RemoteLease | undefined;
 }
 
-/** D extends the leases of its requests at one engine. */
+/** Orders D's workers to extend the leases of its requests at one engine. */
 export interface HeartbeatOrder extends EngineAddress {
   /** P's ids of the requests. */
   readonly remoteRequestIds: readonly string[];
 }
 
-/** What the scheduler side asks of every worker in one step, with what the connector adds. */
+/** The orders of the scheduler side to every worker in one step. Connectors add their own. */
 export interface ConnectorStepMetadata extends StepMetadata {
-  /** The scheduler's clock at the creation, in ms. Other processes' clocks have other origins: workers convert deadlines with it. */
+  /** The scheduler's clock when the metadata was created, in ms. Workers use it to convert deadlines, because their clocks have other origins. */
   readonly schedulerClockMs: number;
-  /** Identifies the scheduler's process, as its side channel names it to `@kv` peers. */
+  /** Identifies the scheduler's process. The side channel sends it to `@kv` peers. */
   readonly incarnation: string;
-  /** P: requests that run and may be handed to a D. A D may be done with one before the step that grants its lease. */
+  /** P: requests that run and may be handed to a D. A D may complete one before the step that grants its lease. */
   readonly inBatch: readonly SendableRequest[];
   /** P: engine ids of those requests that ended with nothing to send. */
   readonly notSent: readonly string[];
@@ -62,7 +62,7 @@ export interface ConnectorStepMetadata extends StepMetadata {
 
 /**
  * Checks that step metadata is this connector's; `lists` are the keys of the connector's own lists. Errors: `KV_INTERNAL` for another
- * connector's metadata, which only a wiring mistake brings here.
+ * connector's metadata, which only a wiring mistake can cause.
  */
 export function connectorStepMetadata<Step extends ConnectorStepMetadata>(
   step: StepMetadata,

@@ -73,7 +73,7 @@ export async function openZmqListener(options: ZmqListenerOptions): Promise<Side
       if (frames.length > MAX_FRAMES)
         throw new KvError(
           "KV_WIRE_LIMIT_EXCEEDED",
-          `${frames.length} frames, at most ${MAX_FRAMES} are taken`,
+          `${frames.length} frames, at most ${MAX_FRAMES} are accepted`,
         );
       const answered = await answer(frames.slice(route.length));
       if (answered === undefined || router.closed) return;
@@ -137,6 +137,6 @@ function bindHint(error: unknown, host: string, port: number): string {
   if (code === "EADDRINUSE")
     return `another engine has port ${port}: give each engine of a host its own VLLM_NIXL_SIDE_CHANNEL_PORT, or end the one that has it`;
   if (code === "EACCES")
-    return "ports below 1024 are the system's: set VLLM_NIXL_SIDE_CHANNEL_PORT to a higher one";
+    return "ports below 1024 are reserved: set VLLM_NIXL_SIDE_CHANNEL_PORT to a higher one";
   return `${host} must be a name or an address of this host: set VLLM_NIXL_SIDE_CHANNEL_HOST`;
 }

@@ -100,18 +100,18 @@ const peerOf = ({ host, port }: SideChannelRequest) => `${host}:${port}`;
 function whyLost(stage: Stage, maxReplyBytes: number): string {
   if (stage === "established")
     return `it closed the connection, or its reply is larger than ${maxReplyBytes} bytes`;
-  return stage === "greeting" ? "what listens there does not speak ZMQ" : "the connection was refused";
+  return stage === "greeting" ? "the server there does not speak ZMQ" : "the connection was refused";
 }
 
 function timedOut(given: SideChannelRequest, stage: Stage): KvError {
   const { host, port, timeoutMs } = given;
   if (stage !== "established") {
-    const what = stage === "greeting" ? "something answers there, and not in ZMQ" : "no connection";
+    const what = stage === "greeting" ? "TCP connected, but no ZMQ greeting came" : "no connection";
     return unreachable(given, `${what} within ${timeoutMs} ms`);
   }
   return new KvError(
     "KV_SIDE_CHANNEL_TIMEOUT",
-    `side channel: ${host}:${port} took the request and did not answer within ${timeoutMs} ms`,
+    `side channel: ${host}:${port} accepted the request but did not answer within ${timeoutMs} ms`,
     {
       hint: "the peer's listener may be down (vLLM's stops at a malformed request), or the rank is not one of the peer's",
       details: { host, port, timeoutMs },
@@ -125,7 +125,7 @@ function unreachable({ host, port }: SideChannelRequest, why: string, cause?: un
     `side channel: ${host}:${port} cannot be reached: ${why}`,
     {
       hint: ["localhost", "127.0.0.1", "::1"].includes(host)
-        ? "nothing listens there on this host; a peer on another one has to announce an address that others reach (VLLM_NIXL_SIDE_CHANNEL_HOST)"
+        ? "nothing listens on this port of this host; a peer on another host must announce an address that this host can reach (VLLM_NIXL_SIDE_CHANNEL_HOST)"
         : "is the peer up, and its VLLM_NIXL_SIDE_CHANNEL_PORT open to this host?",
       details: { host, port },
       ...(cause === undefined ? {} : { cause }),

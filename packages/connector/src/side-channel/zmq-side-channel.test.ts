@@ -28,7 +28,7 @@ const failure = (promise: Promise<unknown>): Promise<KvError> =>
   );
 const silent = (side: SideChannel) => side.listen({ host, port: 0, answer: () => undefined });
 
-/** Resolves when the predicate holds, asked at every turn. */
+/** Resolves when the predicate holds. Checks it on each turn of the event loop. */
 async function until(holds: () => boolean): Promise<void> {
   while (!holds()) await new Promise((resolve) => setImmediate(resolve));
 }
@@ -47,7 +47,7 @@ async function tcpServer(onConnection: (socket: Socket) => void): Promise<number
   return (server.address() as { port: number }).port;
 }
 
-test("a request gets its reply, and the times of both ends", async () => {
+test("a request gets its reply, and the times at which it was sent and answered", async () => {
   const side = channel();
   const listener = await side.listen({
     host,
@@ -59,7 +59,7 @@ test("a request gets its reply, and the times of both ends", async () => {
   expect(reply.receivedAtMs).toBeGreaterThanOrEqual(reply.sentAtMs);
 });
 
-/** A listener that counts its connections, and echoes. */
+/** An echo listener that counts its connections. */
 async function countingRouter(port: number | "*" = "*") {
   const router = new Router({ linger: 0 });
   const seen = { accepted: 0, ended: 0 };
@@ -77,7 +77,7 @@ async function countingRouter(port: number | "*" = "*") {
   return { seen, port: Number(router.lastEndpoint?.split(":").at(-1)), close: () => router.close() };
 }
 
-test("requests that follow one another go over one connection, which is closed when it has been idle", async () => {
+test("sequential requests reuse one connection, which closes after an idle time", async () => {
   const timers = new Map<object, () => void>();
   const side = channel({
     clock: {
@@ -104,7 +104,7 @@ test("requests that follow one another go over one connection, which is closed w
   expect(seen.accepted).toBe(3);
 });
 
-test("of many connections a few are kept", async () => {
+test("keeps at most four idle connections", async () => {
   const side = channel();
   const { seen, port } = await countingRouter();
   await Promise.all(Array.from({ length: 20 }, () => side.request({ ...hello, port })));
@@ -114,7 +114,7 @@ test("of many connections a few are kept", async () => {
   await until(() => seen.ended === 20);
 });
 
-test("a peer that was started again is reached, though a connection to the one before was kept", async () => {
+test("reaches a restarted peer although a connection to the previous process was kept", async () => {
   const side = channel();
   const first = await countingRouter();
   await side.request({ ...hello, port: first.port });
@@ -125,7 +125,7 @@ test("a peer that was started again is reached, though a connection to the one b
   expect(frames.map(text)).toEqual(["hello"]);
 });
 
-test("names are looked up: localhost listens and is reached", async () => {
+test("resolves host names when it listens and when it sends a request", async () => {
   const side = channel();
   const listener = await side.listen({ host: "localhost", port: 0, answer: () => [Buffer.from("here")] });
   expect(listener.host).toBe("localhost");
@@ -144,7 +144,7 @@ test("many requests at once each get their own reply", async () => {
   expect(replies.map(({ frames }) => text(frames[0]))).toEqual(numbers);
 });
 
-test("a port that is taken is refused, named, with the remedy", async () => {
+test("listening on a port in use fails, and the error names the address and the variable to change", async () => {
   const side = channel();
   const { port } = await silent(side);
   const error = await failure(side.listen({ host, port, answer: () => undefined }));
@@ -159,8 +159,8 @@ test.each(["no-such-host.invalid", "192.0.2.1", "a;b"])("%s cannot be bound", as
   expect(error.hint).toContain("VLLM_NIXL_SIDE_CHANNEL_HOST");
 });
 
-// The deadline of these is 20 s, and the test's own timeout shorter: they fail when nothing notices before the deadline.
-test("where nothing listens, the request fails at once", { timeout: 10_000 }, async () => {
+// These requests time out after 20 s, and the tests after 10 s: a test fails if an error appears only at the request's deadline.
+test("a request to a port without a listener fails at once", { timeout: 10_000 }, async () => {
   const side = channel();
   const gone = await silent(side);
   await gone.close();
@@ -169,20 +169,20 @@ test("where nothing listens, the request fails at once", { timeout: 10_000 }, as
   expect(error.message).toContain("refused");
 });
 
-test("a name that does not exist is told", { timeout: 10_000 }, async () => {
+test("the error for an unknown host name says that it was not found", { timeout: 10_000 }, async () => {
   const error = await failure(channel().request({ ...hello, host: "no-such-host.invalid", port: 1 }));
   expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
   expect(error.message).toContain("not found");
 });
 
-test("a server that does not speak ZMQ is told", { timeout: 10_000 }, async () => {
+test("the error for a server that does not speak ZMQ says so", { timeout: 10_000 }, async () => {
   const port = await tcpServer((socket) => socket.end("HTTP/1.1 400 Bad Request\r\n\r\n"));
   const error = await failure(channel().request({ ...hello, port }));
   expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
   expect(error.message).toContain("does not speak ZMQ");
 });
 
-test("a peer that dies after it took the request is told at once", { timeout: 10_000 }, async () => {
+test("a request fails at once when the peer dies after receiving it", { timeout: 10_000 }, async () => {
   const router = new Router({ linger: 0 });
   await router.bind(`tcp://${host}:*`);
   const died = router.receive().then(() => router.close());
@@ -193,7 +193,7 @@ test("a peer that dies after it took the request is told at once", { timeout: 10
   await died;
 });
 
-test("a reply beyond the limit is not taken", { timeout: 10_000 }, async () => {
+test("refuses a reply larger than the limit", { timeout: 10_000 }, async () => {
   const side = channel({ maxReplyBytes: 1000 });
   const { port } = await side.listen({
     host,
@@ -206,7 +206,7 @@ test("a reply beyond the limit is not taken", { timeout: 10_000 }, async () => {
   expect(error.message).toContain("larger than 1000 bytes");
 });
 
-test("a listener that does not answer is a timeout, a server that says nothing is unreachable", async () => {
+test("a ZMQ listener that does not answer causes a timeout; a silent TCP server counts as unreachable", async () => {
   const side = channel();
   const { port } = await silent(side);
   const error = await failure(side.request({ ...hello, port, timeoutMs: 50 }));
@@ -217,7 +217,7 @@ test("a listener that does not answer is a timeout, a server that says nothing i
   expect(unreachable.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
 });
 
-test("an aborted request throws the signal's reason, before it began too", { timeout: 10_000 }, async () => {
+test("an aborted request throws the signal's reason, even if it was aborted before it started", { timeout: 10_000 }, async () => {
   const side = channel();
   const { port } = await silent(side);
   const abort = new AbortController();
@@ -228,7 +228,7 @@ test("an aborted request throws the signal's reason, before it began too", { tim
   expect(await failure(side.request({ ...hello, port, signal: abort.signal }))).toBe(reason);
 });
 
-test("whatever arrives and whatever the answer throws, the listener goes on", async () => {
+test("the listener keeps serving after malformed input and after exceptions from `answer`", async () => {
   const warnings: (LogFields | undefined)[] = [];
   const side = channel({ log: { ...silentLog, warn: (_, fields) => warnings.push(fields) } });
   let refused = 0;
@@ -250,11 +250,11 @@ test("whatever arrives and whatever the answer throws, the listener goes on", as
     const parts = Array.from({ length: i % 20 }, (_, part) => randomBytes((i * 7 + part) % 300));
     await dealer.send(parts.length === 0 ? [Buffer.alloc(0)] : parts);
   }
-  // Larger than a request may be: ZMQ ends the connection.
+  // This exceeds the size limit of requests, so ZMQ closes the connection.
   const disconnected = new Promise<void>((resolve) => dealer.events.on("disconnect", () => resolve()));
   await dealer.send([Buffer.alloc(0), Buffer.alloc(100_000)]);
   await disconnected;
-  // Bytes that are not ZMTP at all.
+  // These bytes are not ZMTP.
   for (const bytes of [
     randomBytes(1000),
     Buffer.from("GET / HTTP/1.1\r\n\r\n"),
@@ -270,11 +270,11 @@ test("whatever arrives and whatever the answer throws, the listener goes on", as
   expect(text((await side.request({ ...hello, port: listener.port })).frames[0])).toBe("still here");
   await until(() => refused > 2000);
   expect(largest).toBeLessThan(4096);
-  // A complaint a second, and the rest counted.
+  // The listener logs at most one warning per second, and counts the rest.
   expect(warnings.length).toBeLessThan(60);
 });
 
-test("answers that never come hold up no one but the listener, and not its end", async () => {
+test("handles at most maxPending requests at once, and closes although `answer` never resolves", async () => {
   const side = channel({ maxPending: 3 });
   let asked = 0;
   const listener = await side.listen({
@@ -292,7 +292,7 @@ test("answers that never come hold up no one but the listener, and not its end",
   expect(asked).toBe(3);
 });
 
-test("closing ends requests in flight and takes no new ones", { timeout: 10_000 }, async () => {
+test("close fails the requests in flight and refuses new ones", { timeout: 10_000 }, async () => {
   const side = channel();
   const { port } = await silent(side);
   const waiting = failure(side.request({ ...hello, port }));
@@ -303,7 +303,7 @@ test("closing ends requests in flight and takes no new ones", { timeout: 10_000 
   expect((await failure(silent(side))).code).toBe("KV_SIDE_CHANNEL_CLOSED");
 });
 
-test("a port is free again when its listener has closed, which it may be told twice", async () => {
+test("a listener's port is free after close, which may be called more than once", async () => {
   const side = channel();
   const first = await silent(side);
   await Promise.all([first.close(), first.close()]);
@@ -312,7 +312,7 @@ test("a port is free again when its listener has closed, which it may be told tw
   expect(text((await side.request({ ...hello, port: second.port })).frames[0])).toBe("second");
 });
 
-test("vLLM's own bytes, as its ZMQ sent them, are answered", async () => {
+test("answers the ZMTP bytes recorded from a vLLM client", async () => {
   const recorded = readFileSync(
     new URL("../../../protocol/fixtures/wire/handshake/pull_tp1_prefill.zmtp.jsonl", import.meta.url),
     "utf8",
@@ -342,7 +342,7 @@ test("vLLM's own bytes, as its ZMQ sent them, are answered", async () => {
   socket.on("data", (data) => {
     received = Buffer.concat([received, data]);
   });
-  // In turn, as it was: ZMQ ends a connection on which a message comes before it has greeted.
+  // Replays the recorded order: ZMQ closes a connection that sends a message before the greeting is complete.
   let wanted = Buffer.alloc(0);
   for (const { dir, hex } of recorded) {
     const bytes = Buffer.from(hex, "hex");
@@ -357,7 +357,7 @@ test("vLLM's own bytes, as its ZMQ sent them, are answered", async () => {
   expect(received.toString("hex")).toBe(wanted.toString("hex"));
 });
 
-test("a listener closes while requests pour in, and its port is free when it has", async () => {
+test("a listener closes while requests arrive, and its port is free afterwards", async () => {
   const side = channel();
   for (let round = 0; round < 20; round += 1) {
     let answered = 0;

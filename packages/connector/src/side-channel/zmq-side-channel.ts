@@ -1,10 +1,10 @@
-import { type Ambient, ambient, KvError, type SideChannel, type SideChannelListener } from "@kv/interface";
+import { type AmbientOptions, ambient, KvError, type SideChannel, type SideChannelListener } from "@kv/interface";
 import { createIdleConnections } from "./zmq-connections.js";
 import { openZmqListener } from "./zmq-listener.js";
 import { zmqRequest } from "./zmq-request.js";
 
 /** Options of `zmqSideChannel`. */
-export interface ZmqSideChannelOptions extends Partial<Ambient> {
+export interface ZmqSideChannelOptions extends AmbientOptions {
   /** Longest frame of a request, in bytes. ZMQ closes the connection of a peer that sends a longer one. */
   readonly maxRequestBytes?: number;
   /** Longest frame of a reply, in bytes. Default 64 MiB. */

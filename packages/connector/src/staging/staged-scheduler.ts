@@ -153,6 +153,6 @@ function notAdmitted(requestId: string): KvError {
   return new KvError(
     "KV_STAGING_FAILED",
     `request ${requestId} was admitted while the staging pool has no room for it`,
-    { hint: "leave a request in the queue while matchedTokens answers wait" },
+    { hint: "leave a request in the queue while matchedTokens returns wait" },
   );
 }

@@ -22,7 +22,7 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
   const { createStaging, ...rest } = platform;
   if (createStaging === undefined) {
     throw new KvError("KV_PLATFORM_UNSUPPORTED", `platform ${platform.deviceType} has no staging`, {
-      hint: "hand the connector the platform as it is",
+      hint: "pass the platform to the connector without staged()",
     });
   }
   return {
@@ -38,7 +38,7 @@ export function staged(module: ConnectorModule, options: StagedOptions): Connect
         given.config.backends.some(({ name }) => name === backend),
       );
       if (direct !== undefined) {
-        // Warn: the transport could read device memory without these copies.
+        // Log it: the transport could read device memory without these copies.
         log.info("staging-where-direct-registration-is-known", { device: platform.deviceType, ...direct });
       }
       // The inner connector registers host memory.

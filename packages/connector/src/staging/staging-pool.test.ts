@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { createStagingPool } from "./staging-pool.js";
 
-test("a request has all of its blocks or none, in one run where there is one, and never block 0", () => {
+test("allocates all blocks of a request or none, consecutive ones if possible, and never block 0", () => {
   const pool = createStagingPool(9);
   expect(pool.take("a", [3])).toEqual([[1, 2, 3]]);
   expect(pool.take("b", [2, 1])).toEqual([[4, 5], [6]]);
@@ -11,7 +11,7 @@ test("a request has all of its blocks or none, in one run where there is one, an
   expect([pool.held, pool.waiting, pool.capacity]).toEqual([7, 0, 8]);
 });
 
-test("who does not fit waits, and holds back those behind, until what it waits for is given back", () => {
+test("a request that does not fit waits, and blocks the requests behind it, until enough blocks are freed", () => {
   const pool = createStagingPool(5);
   const granted: string[] = [];
   const take = (id: string, count: number) => pool.take(id, [count], () => granted.push(id));
@@ -30,7 +30,7 @@ test("who does not fit waits, and holds back those behind, until what it waits f
   expect(granted).toEqual(["big", "small"]);
 });
 
-test("who gives up its place lets those behind it through", () => {
+test("freeing a waiting request serves the requests behind it", () => {
   const pool = createStagingPool(5);
   pool.take("a", [3]);
   pool.take("big", [4]);
@@ -43,7 +43,7 @@ test("who gives up its place lets those behind it through", () => {
   expect(pool.waiting).toBe(0);
 });
 
-test("more than the whole pool is refused with both numbers, and a pool without a block to give cannot be made", () => {
+test("refuses a request for more than the whole pool with both numbers, and a pool without allocatable blocks", () => {
   expect(() => createStagingPool(5).take("r", [3, 2])).toThrowError(/needs 5 .* has 4/);
-  expect(() => createStagingPool(1)).toThrowError(/none to give out/);
+  expect(() => createStagingPool(1)).toThrowError(/none to allocate/);
 });

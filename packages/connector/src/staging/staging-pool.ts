@@ -27,8 +27,8 @@ interface Waiting {
 
 export function createStagingPool(poolBlocks: number): StagingPool {
   if (!Number.isSafeInteger(poolBlocks) || poolBlocks < 2) {
-    throw new KvError("KV_STAGING_FAILED", `a staging pool of ${poolBlocks} blocks has none to give out`, {
-      hint: "give the pool room for the blocks of one prompt at least, and block 0",
+    throw new KvError("KV_STAGING_FAILED", `a staging pool of ${poolBlocks} blocks has none to allocate`, {
+      hint: "give the pool at least the blocks of one prompt, plus block 0",
     });
   }
   const capacity = poolBlocks - 1;

@@ -27,11 +27,11 @@ export interface WorkerHalves {
   step(step: StepMetadata): void;
   /** `layerComputed`. */
   layer?(layer: ComputedLayer): void;
-  /** Counts of what is held, by name. */
+  /** Numbers of held resources, by name. */
   outstanding(): Readonly<Record<string, number>>;
   /** Tables of remote engines. The worker closes them. */
   readonly peers: readonly Pick<PeerTable<never>, "outstanding" | "close">[];
-  /** Gives up what waits for peers, and waits for transfers, at most `CLOSE_GRACE_MS`. */
+  /** Aborts operations that wait for peers, and waits for transfers for at most `CLOSE_GRACE_MS`. */
   close(): Promise<void>;
   /** Called after the tables of remote engines were closed. */
   closeLast?(): void;
@@ -43,7 +43,7 @@ export interface ConnectorWorkerOptions {
   readonly name: string;
   /** Part of the compatibility hash. */
   readonly transferMode: "pull" | "push";
-  /** The transfer that moves the bytes; the transport must be capable of it. */
+  /** The transfer operation that this connector uses. The transport must support it. */
   readonly operation: "read" | "write";
   /** Extension messages that this worker understands, sent in the handshake. */
   readonly features?: readonly string[] | undefined;
@@ -149,7 +149,7 @@ class ConnectorWorker implements WorkerConnector, AsyncDisposable {
     await halvesClosed;
     if (!(await idleWithinGrace(context.clock, [peersClosed]))) {
       context.log.warn("close-did-not-wait", { closing: peersClosed.size });
-      // A transfer that does not end still holds a remote engine: the agent ends it.
+      // A transfer that does not end still references a remote engine. Closing the agent ends it.
       await context.agent.close();
     }
     halves.closeLast?.();

@@ -11,7 +11,7 @@ function setUp(extensionMs = 20_000) {
 }
 
 describe("leases", () => {
-  it("expires at its time and not before, in one timer for all", () => {
+  it("expire at their deadlines, with one timer for all leases", () => {
     const { clock, expired, leases } = setUp();
     leases.grant("b", { expiresAtMs: 31_000 });
     leases.grant("a", { expiresAtMs: 11_000 });
@@ -26,7 +26,7 @@ describe("leases", () => {
     expect(clock.pending()).toBe(0);
   });
 
-  it("a heartbeat gives max(old, now + extension)", () => {
+  it("are extended by a heartbeat to max(current deadline, now + extension)", () => {
     const { clock, expired, leases } = setUp();
     leases.grant("a", { expiresAtMs: 31_000 });
     leases.extend(["a", "unknown"]);
@@ -40,7 +40,7 @@ describe("leases", () => {
     expect(expired).toEqual(["a"]);
   });
 
-  it("without heartbeats the unattended time holds, with one the lease", () => {
+  it("expire at the unattended deadline without heartbeats, and at the lease deadline after a heartbeat", () => {
     const { clock, expired, leases } = setUp();
     leases.grant("silent", { expiresAtMs: 31_000, unattendedExpiresAtMs: 121_000 });
     leases.grant("beating", { expiresAtMs: 31_000, unattendedExpiresAtMs: 121_000 });
@@ -52,7 +52,7 @@ describe("leases", () => {
     expect(expired).toEqual(["beating", "silent"]);
   });
 
-  it("released leases say nothing, and the last one takes the timer along", () => {
+  it("do not call onExpired after release or close, and leave no timer", () => {
     const { clock, expired, leases } = setUp();
     leases.grant("a", { expiresAtMs: 2000 });
     expect(leases.release("a")).toBe(true);
@@ -65,7 +65,7 @@ describe("leases", () => {
     expect(clock.pending()).toBe(0);
   });
 
-  it("does not spin where less time is left than the clock can tell apart", () => {
+  it("do not loop over timers when the remaining time is below the clock's resolution", () => {
     const base = manualClock(2_100_000);
     let timers = 0;
     const skewed: Clock = {
@@ -78,7 +78,7 @@ describe("leases", () => {
     };
     const expired: string[] = [];
     const leases = new Leases({ clock: skewed, extensionMs: 1, onExpired: (id) => expired.push(id) });
-    // What is left on the skewed clock, which is finer, is lost in the sum with the other.
+    // The skewed clock has smaller values, hence a finer resolution: adding the remaining time to the base clock rounds it away.
     for (let i = 0; i < 2000; i++) {
       leases.grant(`r${i}`, { expiresAtMs: skewed.now() + 1 + Math.sqrt(i) });
       base.advance(Math.SQRT1_2);
@@ -87,7 +87,7 @@ describe("leases", () => {
     expect(expired.length).toBe(2000);
   });
 
-  it("may grant again from the expiry callback", () => {
+  it("can be granted again by onExpired", () => {
     const clock = manualClock();
     let again = 1;
     const leases = new Leases({

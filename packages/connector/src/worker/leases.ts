@@ -6,8 +6,8 @@ export interface LeaseTerms {
   /** End of the lease on the local clock, in ms; heartbeats extend it. */
   readonly expiresAtMs: number;
   /**
-   * End of the lease when no heartbeat ever names it, in ms; `expiresAtMs` when absent. The setting `VLLM_NIXL_ABORT_REQUEST_TIMEOUT` leads here:
-   * D's older than heartbeats had that long.
+   * End of the lease when no heartbeat ever names it, in ms; `expiresAtMs` when absent. It comes from `VLLM_NIXL_ABORT_REQUEST_TIMEOUT`, for D's
+   * of versions that send no heartbeats.
    */
   readonly unattendedExpiresAtMs?: number | undefined;
 }
@@ -16,9 +16,9 @@ export interface LeaseTerms {
 export interface LeasesOptions {
   /** Times the leases. */
   readonly clock: Clock;
-  /** What a heartbeat grants from its arrival on, in ms. vLLM 0.33: two thirds of the lease. */
+  /** How long a heartbeat extends a lease from its arrival, in ms. vLLM 0.33: two thirds of the lease. */
   readonly extensionMs: number;
-  /** Called from the timer for each lease that has ended. `close` calls it for none. */
+  /** Called from the timer for each lease that has ended. `close` does not call it. */
   onExpired(id: string): void;
 }
 
@@ -63,7 +63,7 @@ export class Leases {
       lease.attendedMs = Math.max(lease.attendedMs, extendedMs);
       isEarlier ||= lease.attendedMs < this.#timerAtMs;
     }
-    // A timer that fires too early looks again, which is cheaper than moving it at each heartbeat. Only one too late must move.
+    // A timer that fires too early checks again, which is cheaper than moving it at each heartbeat. Only a timer that is too late must move.
     if (isEarlier) this.#armTimer();
   }
 
@@ -90,7 +90,7 @@ export class Leases {
     return this.#leases.size;
   }
 
-  /** Ends all leases without calling `onExpired`, and the timer. */
+  /** Ends all leases without calling `onExpired`, and cancels the timer. */
   close(): void {
     this.#leases.clear();
     this.#armTimer();
@@ -110,7 +110,7 @@ export class Leases {
     this.#timer = undefined;
     this.#timerAtMs = earliestMs;
     if (earliestMs !== Number.POSITIVE_INFINITY) {
-      // Whole milliseconds: a remainder below the clock's resolution would be waited for without end.
+      // Whole milliseconds: with a remainder below the clock's resolution, the timer would fire again and again.
       const delayMs = Math.max(0, Math.ceil(earliestMs - clock.now()));
       this.#timer = clock.setTimer(() => this.#expire(), delayMs);
     }
@@ -120,7 +120,7 @@ export class Leases {
     this.#timer = undefined;
     this.#timerAtMs = Number.POSITIVE_INFINITY;
     const nowMs = this.#options.clock.now();
-    // Heartbeats move single leases, so the map has no order: all are looked at.
+    // Heartbeats move single leases, so the map is not ordered by time: check all leases.
     const expired = [...this.#leases].filter(([, lease]) => nowMs >= end(lease)).map(([id]) => id);
     for (const id of expired) this.#leases.delete(id);
     this.#armTimer();
@@ -130,7 +130,7 @@ export class Leases {
 
 /**
  * The terms of a lease order on this worker's clock. The scheduler may run in another process with another clock origin; the delay of the
- * step lengthens the lease, which is the safe side.
+ * step makes the lease longer, which is safe.
  */
 export function localLeaseTerms(order: LeaseOrder, schedulerClockMs: number, nowMs: number): LeaseTerms {
   const toLocalMs = (atMs: number) => nowMs + (atMs - schedulerClockMs);

@@ -34,7 +34,7 @@ export interface PendingReceivesOptions {
   readonly tasks: TaskTracker;
   /** From the order until the KV is in place, in ms. */
   readonly timeoutMs: number;
-  /** Whether the model has one KV cache group. With several, block ids of one group cannot tell what is invalid; the request can. */
+  /** Whether the model has one KV cache group. With several groups, failures are reported by request, because block ids alone do not identify a group. */
   readonly hasSingleGroup: boolean;
 }
 
@@ -47,7 +47,7 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   readonly #timer: Timer;
   /** Whether the failure was reported before the blocks were safe. */
   isReported = false;
-  /** Whether the engine gave the request up: it wants the blocks back, and no failure report. */
+  /** Whether the engine aborted the request. It then waits for the blocks, and gets no failure report. */
   isAborted = false;
 
   constructor(order: Order, options: PendingReceivesOptions) {
@@ -57,7 +57,7 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
     this.#timer = clock.setTimer(() => this.fail(timeoutError(order, timeoutMs)), timeoutMs, { ref: true });
   }
 
-  /** Aborts when the request was given up, failed, or its time has run out. */
+  /** Aborts when the request was aborted, has failed, or has reached its deadline. */
   get signal(): AbortSignal {
     return this.#controller.signal;
   }
@@ -67,7 +67,7 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
     this.#controller.abort(reason);
   }
 
-  /** Ends the receive on the engine's behalf: only the return of the blocks is reported. */
+  /** Ends the receive because the engine aborted the request: only the return of the blocks is reported. */
   abort(reason: KvError): void {
     this.isAborted = true;
     this.#controller.abort(reason);
@@ -102,7 +102,7 @@ export class PendingReceive<Order extends ReceiveOrderBase> {
   }
 }
 
-/** The requests whose KV D's worker is receiving. Each runs on its own and ends in the worker's output, at its deadline at the latest. */
+/** The requests whose KV D's worker is receiving. Each runs independently, and its outcome is in the worker's output at its deadline at the latest. */
 export class PendingReceives<Order extends ReceiveOrderBase> {
   readonly #options: PendingReceivesOptions;
   readonly #receiver: Receiver<Order>;
@@ -136,7 +136,7 @@ export class PendingReceives<Order extends ReceiveOrderBase> {
     );
   }
 
-  /** The engine gave the request up. Without effect for an unknown request. */
+  /** Called when the engine aborts the request. No effect for an unknown request. */
   abort(requestId: string, reason: KvError): void {
     this.#receives.get(requestId)?.abort(reason);
   }

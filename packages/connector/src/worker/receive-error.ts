@@ -1,6 +1,6 @@
 import { KvError } from "@kv/interface";
 
-/** vLLM 0.33's `failure_type`; then `lease_expired`, which vLLM only counts, and the types of this project. */
+/** vLLM 0.33's `failure_type` values, then `lease_expired`, which vLLM only counts, and this project's own types. */
 export type FailureType =
   | "handshake_failed"
   | "transfer_setup_failed"
@@ -9,14 +9,14 @@ export type FailureType =
   | "push_reg_handshake_failed"
   | "push_reg_notif_failed"
   | "lease_expired"
-  /** Pull: P could not be asked whether it had kept the blocks that were read. */
+  /** Pull: P did not answer whether it still held the blocks that were read. */
   | "lease_query_failed"
-  /** Push: P answered that it does not write. */
+  /** Push: P sent a notice that it will not write. */
   | "push_refused"
   /** Push: P did not write in time. */
   | "push_timed_out";
 
-/** Why a request's KV did not arrive: the error, and at which step, under vLLM's name. */
+/** Why a request's KV did not arrive: the error, and the step that failed, by vLLM's name. */
 export class ReceiveError extends Error {
   constructor(
     /** The error that the engine gets. */
@@ -28,8 +28,8 @@ export class ReceiveError extends Error {
   }
 
   /**
-   * Wraps any error of a receive. A `ReceiveError` is returned as it is. Once the signal has aborted, its reason stands in for the error: the
-   * request was given up or its time had run out. `code` is for errors that are no `KvError`.
+   * Wraps any error of a receive. A `ReceiveError` is returned unchanged. Once the signal has aborted, its reason replaces the error: the
+   * request was aborted or reached its deadline. `code` is for errors that are not a `KvError`.
    */
   static from(
     error: unknown,

@@ -15,14 +15,14 @@ export class ReceivePass {
     );
   }
 
-  /** Applies a request's pass; without effect where its plan needs none. Errors: `KV_PLATFORM_UNSUPPORTED` for device memory. */
+  /** Applies a request's pass; no effect when the plan needs none. Errors: `KV_PLATFORM_UNSUPPORTED` for device memory. */
   apply({ plan, address }: RemoteEngine, { receivePass }: RequestPlan): void {
     if (receivePass === undefined) return;
     const bytes = this.#views.map((view, index) => {
       if (view !== undefined) return view;
       throw new KvError(
         "KV_PLATFORM_UNSUPPORTED",
-        `region ${this.#caches.regions[index]?.name} is in device memory, and blocks from engine ${address.engineId} need a pass over them`,
+        `region ${this.#caches.regions[index]?.name} is in device memory, but blocks from engine ${address.engineId} need a receive pass in host memory`,
         {
           hint: "stage the cache through host memory, or use equal block sizes and prompts of whole blocks",
         },

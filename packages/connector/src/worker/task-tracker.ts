@@ -15,13 +15,13 @@ export class TaskTracker {
     return this.#tasks.size;
   }
 
-  /** Resolves when no task is left, later ones included. */
+  /** Resolves when no task is left, including tasks that are added meanwhile. */
   async idle(): Promise<void> {
     while (this.#tasks.size > 0) await Promise.all(this.#tasks);
   }
 }
 
-/** How long `close` waits for transfers, in ms: a transport may hang on a dead peer. What is left after that ends with the agent. */
+/** How long `close` waits for transfers, in ms: a transport may hang on a dead peer. Closing the agent ends the rest. */
 export const CLOSE_GRACE_MS = 10_000;
 
 /** Waits until all parts are idle, at most `CLOSE_GRACE_MS`. Resolves with false when the time ran out. */

@@ -7,7 +7,7 @@ import type { NotificationSender } from "../peers/notification-sender.js";
 import type { SharedLocalLists, SharedRemoteAgents } from "../peers/shared-agent-state.js";
 import type { WorkerOutputQueue } from "./worker-output.js";
 
-/** What both halves of a connector's worker share: one agent, its registered caches, and the engine's surroundings. */
+/** What both halves of a connector's worker share: one agent, its registered caches, and the engine's clock, log and options. */
 export interface WorkerContext {
   /** The worker's clock. */
   readonly clock: Clock;
@@ -25,9 +25,9 @@ export interface WorkerContext {
   readonly agent: Agent;
   /** The registered KV caches. */
   readonly caches: KvCaches;
-  /** The same caches as plans describe a rank. */
+  /** The same caches in the form that plans use. */
   readonly local: RankGeometry;
-  /** The model's KV cache groups as plans describe them. */
+  /** The model's KV cache groups in the form that plans use. */
   readonly model: ModelGeometry;
   /** Both ends of this rank's handshakes. */
   readonly handshake: ConnectorHandshake;

@@ -17,8 +17,8 @@ const failure = (requestId: string, blockIds: number[], message = "broken"): Fai
   blockIds,
 });
 
-describe("worker outputs of several ranks", () => {
-  it("sent and received when every rank says so, counting a rank once", () => {
+describe("createWorkerOutputAggregator", () => {
+  it("reports a request as sent or received once every rank has reported it, and counts each rank once", () => {
     const aggregate = createWorkerOutputAggregator({ workers: 2 });
     expect(
       aggregate.add({ tpRank: 0 }, output({ finishedSending: ["s"], finishedReceiving: ["r"] })),
@@ -31,7 +31,7 @@ describe("worker outputs of several ranks", () => {
     expect(aggregate.size).toBe(0);
   });
 
-  it("one rank's failure fails the request, and is told when the other rank has ended too", () => {
+  it("fails a request when one rank failed, and reports it once the other rank has finished too", () => {
     const aggregate = createWorkerOutputAggregator({ workers: 2 });
     const failed = {
       finishedReceiving: ["r"],
@@ -43,7 +43,7 @@ describe("worker outputs of several ranks", () => {
     expect(aggregate.add({ tpRank: 0 }, output({}))).toEqual(output({}));
   });
 
-  it("each request's blocks are named with it, not with another that failed in the same step", () => {
+  it("reports failed blocks together with their own request when two requests failed in one step", () => {
     const aggregate = createWorkerOutputAggregator({ workers: 2 });
     aggregate.add(
       { tpRank: 0 },
@@ -57,7 +57,7 @@ describe("worker outputs of several ranks", () => {
     expect(aggregate.add({ tpRank: 1 }, output({ finishedReceiving: ["a"] })).failedBlockIds).toEqual([1]);
   });
 
-  it("two ranks' failures are one, with every block once", () => {
+  it("merges the failures of two ranks into one, with each block once", () => {
     const aggregate = createWorkerOutputAggregator({ workers: 2 });
     const broken = (message: string, blockIds: number[]) =>
       output({
@@ -71,7 +71,7 @@ describe("worker outputs of several ranks", () => {
     expect(merged.failedBlockIds).toEqual([4, 5]);
   });
 
-  it("one worker's output goes through as it is", () => {
+  it("returns a single worker's output unchanged", () => {
     const aggregate = createWorkerOutputAggregator({ workers: 1 });
     const all = output({
       finishedSending: ["s"],
@@ -83,7 +83,7 @@ describe("worker outputs of several ranks", () => {
     expect(aggregate.add({ tpRank: 0 }, all)).toEqual(all);
   });
 
-  it("blocks at risk: the request is reported again when no rank's can be written to any more", () => {
+  it("reports a request with blocks at risk again once no peer can write to any rank's blocks", () => {
     const risky = { ...failure("r", [4]), blocksAtRisk: true };
     const failed = output({ finishedReceiving: ["r"], failedReceiving: [risky], failedBlockIds: [4] });
     const again = output({ finishedReceiving: ["r"] });
@@ -101,7 +101,7 @@ describe("worker outputs of several ranks", () => {
     });
     expect(aggregate.size).toBe(0);
 
-    // One that was secured before the other rank had ended at all was never at risk for the engine.
+    // The first rank's blocks became safe before the other rank finished, so the engine never sees them at risk.
     expect(aggregate.add({ tpRank: 0 }, failed).finishedReceiving).toEqual([]);
     expect(aggregate.add({ tpRank: 0 }, again).finishedReceiving).toEqual([]);
     const told = aggregate.add({ tpRank: 1 }, again);
@@ -109,7 +109,7 @@ describe("worker outputs of several ranks", () => {
     expect(told.failedReceiving[0]).not.toHaveProperty("blocksAtRisk");
     expect(aggregate.size).toBe(0);
 
-    // Both ranks at risk: the last of them says so.
+    // Both ranks are at risk: the request is reported again when the last rank reports its blocks safe.
     aggregate.add({ tpRank: 0 }, failed);
     expect(aggregate.add({ tpRank: 1 }, failed).finishedReceiving).toEqual(["r"]);
     expect(aggregate.add({ tpRank: 1 }, again).finishedReceiving).toEqual([]);
@@ -117,7 +117,7 @@ describe("worker outputs of several ranks", () => {
     expect(aggregate.size).toBe(0);
   });
 
-  it("with pipeline stages counts each stage of a tensor-parallel rank as a worker", () => {
+  it("counts each pipeline stage of a tensor-parallel rank as a worker", () => {
     const aggregate = createWorkerOutputAggregator({ workers: 2 });
     const sent = output({ finishedSending: ["s"] });
     expect(aggregate.add({ tpRank: 0, ppRank: 0 }, sent).finishedSending).toEqual([]);

@@ -15,7 +15,7 @@ export interface WorkerRank {
  * the scheduler connector in the same turn.
  */
 export interface WorkerOutputAggregator {
-  /** Adds one worker's output, at any time. Returns what is complete with it. Throws nothing. */
+  /** Adds one worker's output, at any time. Returns the reports that are now complete. Throws nothing. */
   add(worker: WorkerRank, output: WorkerOutput): WorkerOutput;
   /** Requests that some workers have reported and others have not. */
   readonly size: number;
@@ -62,10 +62,10 @@ class OutputAggregator implements WorkerOutputAggregator {
       if (failure === undefined) continue;
       this.#failures.delete(id);
       const { blocksAtRisk: _, ...certain } = failure;
-      // All of those workers may have reported meanwhile that the blocks are safe.
+      // Meanwhile, all of those workers may have reported that the blocks are safe.
       if (this.#atRisk.get(id)?.size === 0) this.#atRisk.delete(id);
       failedReceiving.push(this.#atRisk.has(id) ? { ...certain, blocksAtRisk: true } : certain);
-      // Not earlier: a peer may have written under these ids for another rank. Not later: they may have another owner then.
+      // Not earlier: a peer may still write to these block ids on another rank. Not later: another request may own the blocks then.
       for (const blockId of failure.blockIds ?? []) failedBlockIds.add(blockId);
     }
     return {
@@ -93,7 +93,7 @@ class OutputAggregator implements WorkerOutputAggregator {
     }
   }
 
-  /** Notes that a worker's blocks are safe. Returns whether those of all workers are, after every worker has reported the request. */
+  /** Records that a worker's blocks are safe. Returns true when every worker has reported the request and the blocks of all workers are safe. */
   #becameSafe(id: string, rank: RankKey): boolean {
     const ranks = this.#atRisk.get(id);
     ranks?.delete(rank);
@@ -102,7 +102,7 @@ class OutputAggregator implements WorkerOutputAggregator {
     return true;
   }
 
-  /** Counts a worker's report of requests. Returns those that every worker has reported now. */
+  /** Records a worker's report of requests. Returns the requests that every worker has now reported. */
   #complete(pending: Map<string, Set<RankKey>>, rank: RankKey, ids: readonly string[]): string[] {
     return ids.filter((id) => {
       const ranks = pending.get(id) ?? new Set();

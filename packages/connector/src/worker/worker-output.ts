@@ -9,7 +9,7 @@ export interface ReceiveFailedOptions {
   readonly blocksAtRisk?: boolean | undefined;
 }
 
-/** What a worker reports to its engine, collected until the engine takes it. */
+/** Collects a worker's reports until the engine takes them. */
 export class WorkerOutputQueue {
   #finishedSending: string[] = [];
   #finishedReceiving: string[] = [];
@@ -23,7 +23,7 @@ export class WorkerOutputQueue {
     this.#progress();
   }
 
-  /** D: the request's KV is in place, or the engine gave the request up and its blocks are free to use. */
+  /** D: the request's KV is in place, or the engine aborted the request and its blocks are free to use. */
   received(requestId: string): void {
     this.#finishedReceiving.push(requestId);
     this.#progress();
@@ -60,7 +60,7 @@ export class WorkerOutputQueue {
     this.#progress();
   }
 
-  /** Everything since the last call. */
+  /** Returns all reports since the last call. */
   take(): WorkerOutput {
     const output: WorkerOutput = {
       finishedSending: this.#finishedSending,

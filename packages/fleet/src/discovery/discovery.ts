@@ -30,7 +30,7 @@ export class DiscoveryFollower {
   readonly #added = { prefill: new Map<string, InstanceSpec>(), decode: new Map<string, InstanceSpec>() };
   readonly #watch: { close(): void };
 
-  /** Begins to watch. Instances that were added another way are left alone. */
+  /** Begins to watch. Instances that were added in another way are not touched. */
   constructor(discovery: Discovery, pools: Readonly<Record<Role, InstancePool>>, { log }: { log: Log }) {
     this.#name = discovery.name;
     this.#pools = pools;

@@ -31,7 +31,7 @@ function setUp(probe: HealthProbe) {
   return { pool, checks, timers, round };
 }
 
-test("two failed checks in a row eject an instance, and a good one takes it back", async () => {
+test("two failed checks in a row eject an instance, and a successful one returns it", async () => {
   const results = [503, "unreachable", 404, 500] as const;
   let at = 0;
   const { pool, round } = setUp(async (request) => {
@@ -48,7 +48,7 @@ test("two failed checks in a row eject an instance, and a good one takes it back
   expect(states).toEqual(["up", "ejected", "returning", "returning"]);
 });
 
-test("a closed check has no timer, and its last result is ignored", async () => {
+test("closed health checks leave no timer, and ignore the last result", async () => {
   let answer = (_status: number) => {};
   const answered = new Promise<number>((resolve) => {
     answer = resolve;

@@ -27,7 +27,7 @@ export interface HealthProbeRequest {
   readonly timeoutMs: number;
 }
 
-/** Sends a health request and resolves with the HTTP status of the answer. The caller of `HealthChecks` brings its HTTP client. */
+/** Sends a health request and resolves with the HTTP status of the answer. The caller of `HealthChecks` provides it with its own HTTP client. */
 export type HealthProbe = (request: HealthProbeRequest) => Promise<number>;
 
 /**

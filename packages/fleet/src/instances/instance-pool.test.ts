@@ -49,7 +49,7 @@ test("an instance that answered stays available, whatever it answered", () => {
   expect(pool.status()[0]?.last_error?.message).toBe("answered 500");
 });
 
-test("a visit ends once", () => {
+test("a visit counts only its first outcome", () => {
   const { pool, next } = setUp(["a"]);
   const visit = next();
   next();
@@ -70,7 +70,7 @@ test("the cool-down doubles with each failure in a row, up to a limit", () => {
   }
 });
 
-test("failed checks eject, a good one takes back, and the share of requests grows", () => {
+test("failed checks eject an instance, a successful one returns it, and its share of requests grows", () => {
   const { pool, next, advance, toss } = setUp(["a", "b"]);
   const [a] = pool.list();
   a?.checked(unreachable, 2);
@@ -91,7 +91,7 @@ test("failed checks eject, a good one takes back, and the share of requests grow
   expect(pool.status()[0]?.state).toBe("up");
 });
 
-test("a draining instance ends its visits and takes no more, and is forgotten when it is removed", async () => {
+test("a draining instance finishes its visits, takes no more, and is gone when it is removed", async () => {
   const { pool, next } = setUp(["a", "b"]);
   const visit = next();
   let gone = false;

@@ -8,7 +8,7 @@ test.each([
   ["http://h:1/v1", "http://h:1"],
   ["https://h/prefix/v1/", "https://h/prefix"],
   ["[::1]:5", "http://[::1]:5"],
-])("%s is %s", (given, url) => {
+])("%s is read as %s", (given, url) => {
   expect(parseInstanceSpec({ url: given })).toEqual({ url });
 });
 

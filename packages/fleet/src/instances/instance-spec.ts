@@ -28,7 +28,7 @@ export type InstanceSpecInput = z.infer<typeof instanceSpecSchema>;
 
 /**
  * Reads an instance from a configuration: `host:port`, a URL, either with `@RANK` for one rank of a data-parallel server, or an object.
- * Errors: `KV_CONFIG_INVALID` for a URL that is none of an instance.
+ * Errors: `KV_CONFIG_INVALID` for a URL that is not valid for an instance.
  */
 export function parseInstanceSpec(input: InstanceSpecInput): InstanceSpec {
   if (typeof input !== "string") return { ...input, url: parseInstanceUrl(input.url) };

@@ -17,8 +17,8 @@ export function instanceName({ url, dataParallelRank }: InstanceId): string {
 }
 
 /**
- * What is configured about the engine of a prefill instance, so that a decode engine can register with it for push before it has
- * answered. A member that is absent has vLLM's default, or is learned from the instance's answers.
+ * Configuration of a prefill instance's engine, so that a decode engine can register with it for push before it has
+ * responded. An absent member has vLLM's default, or is taken from the instance's responses.
  */
 export interface InstanceKv {
   /** vLLM's `engine_id`. */
@@ -35,7 +35,7 @@ export interface InstanceKv {
 export interface InstanceSpec extends InstanceId {
   /** ZMQ endpoint of the instance's KV events, `tcp://host:port`. */
   readonly kvEvents?: string | undefined;
-  /** Of a prefill instance that pushes: where its engine is reached. */
+  /** For a prefill instance that pushes: the id and side-channel address of its engine. */
   readonly kv?: InstanceKv | undefined;
 }
 

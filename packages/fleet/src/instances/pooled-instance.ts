@@ -19,7 +19,7 @@ export interface InstanceTimes {
   readonly slowReturnMs: number;
 }
 
-/** What an instance of a pool takes from outside. */
+/** The collaborators of a `PooledInstance`. */
 export interface PooledInstanceOptions {
   /** Times cool-downs. */
   readonly clock: Clock;
@@ -39,7 +39,7 @@ export class PooledInstance implements Instance {
   readonly dataParallelRank: number | undefined;
   /** ZMQ endpoint of its KV events. */
   readonly kvEvents: string | undefined;
-  /** Of a prefill instance that pushes: where its engine is reached. */
+  /** For a prefill instance that pushes: the id and side-channel address of its engine. */
   readonly kv: InstanceKv | undefined;
   readonly #clock: Clock;
   readonly #random: Random;
@@ -102,7 +102,7 @@ export class PooledInstance implements Instance {
     this.#draining = draining;
   }
 
-  /** Records a health check. `failuresToEject` failed ones in a row eject the instance; the first good one takes it back. */
+  /** Records a health check. `failuresToEject` failed ones in a row eject the instance; the first successful one returns it. */
   checked(error: KvError | undefined, failuresToEject: number): void {
     if (error !== undefined) {
       this.#failedChecks += 1;

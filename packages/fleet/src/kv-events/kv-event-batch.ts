@@ -36,8 +36,8 @@ const MAX_BATCH_BYTES = 16 * 1024 * 1024;
 
 /**
  * Decodes a payload of vLLM's KV event publisher (0.32 and 0.33, `vllm/distributed/kv_events.py`): `[time, events, data_parallel_rank]`,
- * where each event is a map with its `type`. Left out are events of other types, of LoRA adapters, of blocks with extra keys (images, salts)
- * and of all KV cache groups except the first. Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED` above 16 MiB.
+ * where each event is a map with its `type`. Events of other types, of LoRA adapters, of blocks with extra keys (images, salts)
+ * and of all KV cache groups except the first are left out. Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED` above 16 MiB.
  */
 export function readKvEventBatch(payload: Uint8Array): readonly KvEvent[] {
   if (payload.byteLength > MAX_BATCH_BYTES) {

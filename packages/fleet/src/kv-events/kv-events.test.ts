@@ -43,7 +43,7 @@ test.each([[encode("text")], [encode([1, [{ type: "BlockStored" }]])], [new Uint
   },
 );
 
-test("over ZMQ, blocks come and go, a gap clears the index, and malformed batches are skipped", async () => {
+test("over ZMQ, events add and remove blocks, a gap clears the index, and malformed batches are skipped", async () => {
   const publisher = new Publisher({ linger: 0 });
   await publisher.bind("tcp://127.0.0.1:*");
   const instance = {
@@ -61,7 +61,7 @@ test("over ZMQ, blocks come and go, a gap clears the index, and malformed batche
       return publisher.send(["", at, payload]);
     };
     const matched = () => subscriber.matchedTokens(instance, [1, 2, 3, 4]);
-    // A subscription takes its time; what is published before it is lost.
+    // A subscription takes time to become active. Events that are published before are lost.
     let sequence = 0n;
     await expect
       .poll(async () => {

@@ -14,7 +14,7 @@ export interface CachedPrefixes {
 
 /** Options of `prefixAware`. */
 export interface PrefixAwareOptions {
-  /** The prefixes that instances report. Without it, and for prompts that are text, the strategy remembers where prompts went. */
+  /** The prefixes that instances report. Without it, and for text prompts, the strategy remembers the instances that got each prefix. */
   readonly cached?: CachedPrefixes | undefined;
   /** How many more requests in flight than the least loaded instance an instance may have and still be chosen for its cache; default 8. */
   readonly maxImbalance?: number | undefined;

@@ -12,14 +12,14 @@ const asking = (fields: Record<string, unknown>, headers = {}): RoutingContext =
   request: { fields },
 });
 
-test("least load: the fewest in flight; equals take turns", () => {
+test("leastLoad chooses the fewest requests in flight, and takes equal instances in turn", () => {
   const [a, b, c] = [instance("a", 2), instance("b", 1), instance("c", 1)];
   const routing = leastLoad();
   const chosen = [1, 2, 3].map(() => routing.choose([a, b, c], asking({}))?.url);
   expect(chosen).toEqual(["b", "c", "b"]);
 });
 
-test("session affinity: a session moves only when its instance goes", () => {
+test("sessionAffinity moves a session only when its instance is removed", () => {
   const all = ["a", "b", "c", "d"].map((url) => instance(url));
   const routing = sessionAffinity();
   const sessions = Array.from({ length: 200 }, (_, at) => `s${at}`);
@@ -33,21 +33,21 @@ test("session affinity: a session moves only when its instance goes", () => {
   expect(routing.choose(all, asking({ user: "s1" }))?.url).toBe(before[1]);
 });
 
-test("prefix aware: a prompt goes where the same prefix went, unless that instance is much busier", () => {
+test("prefixAware sends a prompt where its prefix went before, unless that instance is much busier", () => {
   const routing = prefixAware({ chunkLength: 4, maxImbalance: 2 });
   const [a, b] = [instance("a"), instance("b")];
   const first = routing.choose([a, b], asking({ prompt: "system prompt: one" }))?.url;
   for (let round = 0; round < 5; round += 1) {
     expect(routing.choose([a, b], asking({ prompt: `system prompt: ${round}` }))?.url).toBe(first);
   }
-  // Another model's cache is another.
+  // Another model has another KV cache.
   const other = routing.choose([a, b], asking({ model: "other", prompt: "system prompt: one" }))?.url;
   expect(other).not.toBe(first);
   const busy = first === "a" ? [instance("a", 3), b] : [a, instance("b", 3)];
   expect(routing.choose(busy, asking({ prompt: "system prompt: one" }))?.url).not.toBe(first);
 });
 
-test("prefix aware: for prompts in tokens, the instances' KV events count", () => {
+test("prefixAware uses the instances' KV events for prompts of token ids", () => {
   const index = new BlockIndex();
   index.stored({ hashes: ["h1", "h2"], parent: undefined, tokens: [1, 2, 3, 4], blockSize: 2 });
   const cached = {
@@ -63,7 +63,7 @@ test("prefix aware: for prompts in tokens, the instances' KV events count", () =
   }
 });
 
-test("block index: runs by parent, removal, equal tokens under another parent", () => {
+test("BlockIndex matches blocks by parent hash, and forgets removed blocks", () => {
   const index = new BlockIndex();
   index.stored({ hashes: ["h1", "h2"], parent: undefined, tokens: [1, 2, 3, 4], blockSize: 2 });
   index.stored({ hashes: ["h3"], parent: "h2", tokens: [5, 6], blockSize: 2 });

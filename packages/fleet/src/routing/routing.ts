@@ -1,6 +1,6 @@
 import type { Instance } from "../instances/instance.js";
 
-/** A client's request, as far as a routing strategy reads it. */
+/** The part of a client's request that routing strategies read. */
 export interface RoutedRequest {
   /** The top-level members of the request's JSON body. */
   readonly fields: Readonly<Record<string, unknown>>;
@@ -26,7 +26,7 @@ export interface Routing {
   choose(candidates: readonly Instance[], context: RoutingContext): Instance | undefined;
   /** Called with all instances of the pool after each change. */
   instancesChanged?(instances: readonly Instance[]): void;
-  /** Releases what the strategy holds open. */
+  /** Releases the strategy's resources. */
   close?(): void;
 }
 

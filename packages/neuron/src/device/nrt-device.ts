@@ -57,7 +57,7 @@ export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice & AsyncD
         () => new addon.Tensor(runtime, lengthBytes, logicalCore, name),
       );
       tensors.add(tensor);
-      // A made-up address that tells memories apart; device memory is never registered.
+      // An artificial address that identifies the memory. Device memory is never registered.
       const address = nextAddress;
       nextAddress += Math.ceil(lengthBytes / 4096) * 4096 + 4096;
       const memory: Memory = {

@@ -42,14 +42,14 @@ export interface NativeAgentOptions {
 
 /** Event: a call has its answer, an error or a value. */
 export const SETTLED = 0;
-/** Event: the outcome of a transfer. An error, or a `NativeOutcome`, which is its release too. */
+/** Event: the outcome of a transfer: an error, or a `NativeOutcome`. A success also means that the transfer is released. */
 export const DONE = 1;
 /** Event: NIXL has released a transfer that did not succeed. */
 export const RELEASED = 2;
 /** Event: a notification has arrived. `value` is its payload, `from` the name that the sender states. */
 export const NOTIFICATION = 3;
 
-/** What the native thread reports; `kind` is one of the constants above. */
+/** An event of the native thread; `kind` is one of the constants above. */
 export type NativeEvent = [
   kind: number,
   callId: number,
@@ -124,7 +124,7 @@ export interface NativeAgent {
     /** When the caller asked for it, in milliseconds of `process.hrtime`. */
     askedMs: number,
   ): void;
-  /** Gives up a transfer. False when its outcome is decided already and is on its way. */
+  /** Gives up a transfer. False when its outcome is already decided and its event is queued. */
   abort(transfer: number): boolean;
   /** Closes the agent; waits for its transfers, `timeoutMs` at most. */
   close(callId: number, timeoutMs: number): void;

@@ -45,7 +45,7 @@ export interface NixlAgentOptions {
   readonly backends: readonly BackendSpec[];
   /** Paths of libraries that the backends need and the loader does not find. */
   readonly preload: readonly string[];
-  /** For the timeouts of transfers. */
+  /** Clock for the timeouts of transfers. */
   readonly clock: Clock;
   /** Loads a peer's metadata in another process first. Rejects with `KV_AGENT_METADATA_INVALID`. */
   readonly checkMetadata: ((metadata: Uint8Array) => Promise<void>) | undefined;

@@ -13,15 +13,15 @@ import type { RefCount } from "../ref-count.js";
 import { formatValue, requireObject } from "../validate.js";
 import type { PendingCalls } from "./pending-calls.js";
 
-/** What the transfers of an agent work with. */
+/** Options of `Transfers`. */
 export interface TransfersOptions {
   /** The agent in the addon. */
   readonly native: NativeAgent;
-  /** Where the ids of transfers come from. */
+  /** Assigns the ids of transfers. */
   readonly calls: PendingCalls;
   /** Each transfer counts as a user until its release. */
   readonly keepAlive: RefCount;
-  /** For `timeoutMs`. */
+  /** Clock for `timeoutMs`. */
   readonly clock: Clock;
   /** The id under which the addon knows a list. Throws `KV_TRANSFER_INVALID` for a list of another agent. */
   listId(list: PreparedList): number;
@@ -109,7 +109,7 @@ export class Transfers {
   }
 }
 
-/** The promises of one transfer, and what gives it up early: its timer and its signal. */
+/** The promises of one transfer, and the timer and the signal that abort it. */
 class RunningTransfer {
   readonly done: Promise<TransferResult>;
   readonly released: Promise<void>;
@@ -167,7 +167,7 @@ class RunningTransfer {
   }
 
   #giveUp(error: KvError): void {
-    // Too late when the outcome is decided already: its notification may be under way.
+    // Too late when the outcome is already decided: its notification may be in flight.
     if (this.#abortNative()) this.fail(error);
   }
 

@@ -16,8 +16,8 @@ export interface FailedStart {
 }
 
 /**
- * Adds to a `KV_BACKEND_UNAVAILABLE` error what a person needs: every plugin found, what each lacks, and the remedy. Returns other errors
- * as they are.
+ * Completes a `KV_BACKEND_UNAVAILABLE` error with every plugin found, what each lacks, and the remedy. Returns other errors
+ * unchanged.
  */
 export async function explainBackendError(error: unknown, start: FailedStart): Promise<unknown> {
   if (!KvError.is(error, "KV_BACKEND_UNAVAILABLE")) return error;

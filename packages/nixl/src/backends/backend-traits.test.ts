@@ -11,7 +11,7 @@ test("storage backends have no notifications, unless another backend has peers",
   expect(notifies(specs("LIBFABRIC"))).toBe(true);
 });
 
-test("a backend without a row is assumed to have notifications, and nothing else", () => {
+test("an unknown backend is assumed to have notifications, and no other trait", () => {
   expect(backendTraits("OF_NO_ROW")).toMatchObject({
     notifies: true,
     reportsPeerDeath: false,

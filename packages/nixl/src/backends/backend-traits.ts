@@ -1,8 +1,8 @@
 import type { BackendSpec } from "@kv/interface";
 
-/** What is known about a NIXL backend. To support a new backend, add a row below; a backend without a row works with the traits of `UNKNOWN`. */
+/** Traits of a NIXL backend. To support a new backend, add a row below; a backend without a row gets the traits of `UNKNOWN`. */
 export interface BackendTraits {
-  /** Transfers fail when their peer dies, because the backend reports it or because the agent watches peers. Otherwise only deadlines tell. */
+  /** Transfers fail when their peer dies, because the backend reports it or because the agent watches peers. Otherwise only deadlines detect it. */
   readonly reportsPeerDeath: boolean;
   /** The agent watches peers itself: it keeps a connection to each peer's endpoint and asks it before each call that could block for ever. */
   readonly watchPeers: boolean;

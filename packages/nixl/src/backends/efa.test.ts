@@ -16,7 +16,7 @@ async function device(name: string, driver: string) {
   await symlink(`../../../../bus/pci/drivers/${driver}`, join(folder, name, "device", "driver"));
 }
 
-test("a host with EFA alone, with InfiniBand too, and with neither", async () => {
+test("isEfaOnly is true only for a host whose fabric devices are all EFA", async () => {
   expect(isEfaOnly(await fabricDevices(join(folder, "none")))).toBe(false);
   await device("rdmap0", "efa");
   await device("rdmap1", "efa");

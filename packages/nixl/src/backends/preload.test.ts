@@ -68,7 +68,7 @@ describe.runIf(works)("the libraries that a plugin needs before NIXL loads it", 
     expect(await find()).toEqual(newer);
   });
 
-  test("are remembered, until an agent did not start with them", async () => {
+  test("are cached until an agent fails to start with them", async () => {
     const installed = await install("libfabric-2.4-x86_64");
     expect(await find()).toEqual(installed);
     await rm(join(cached("libfabric-2.4-x86_64"), LIBRARY));

@@ -3,7 +3,7 @@ import type { Environment } from "../environment.js";
 import { dependencyFolder, variablesFor } from "./plugin-dependencies.js";
 import { describePlugins, pluginFolder } from "./plugins.js";
 
-/** What a backend's plugin needs before NIXL loads it. */
+/** The libraries and variables that a backend's plugin needs before NIXL loads it. */
 export interface Preload {
   /** Paths of libraries, in the order in which they must be loaded. */
   readonly libraries: readonly string[];
@@ -21,7 +21,7 @@ const NOTHING: Preload = { libraries: [], variables: [] };
 export class PreloadFinder {
   readonly #found = new Map<string, Promise<Preload>>();
 
-  /** The preload of a backend; empty when nothing is installed for it, or its plugin loads without, or does not load at all. */
+  /** The preload of a backend. Empty when nothing is installed for it, when its plugin loads without it, or when the plugin does not load even with it. */
   async find(backend: string, libraryPath: string, environment: Environment): Promise<Preload> {
     const folder = await dependencyFolder(backend, environment);
     if (folder === undefined) return NOTHING;
@@ -36,7 +36,7 @@ export class PreloadFinder {
     }
   }
 
-  /** Asks the loader again next time. Call it when an agent did not start with what was found. */
+  /** Asks the loader again next time. Call it when an agent did not start with the libraries that were found. */
   forget(): void {
     this.#found.clear();
   }

@@ -12,7 +12,7 @@ import { variableChecks } from "./checks/variables.js";
 import { type Host, realHost } from "./host.js";
 import { type Check, type DoctorReport, doctorReport } from "./report.js";
 
-/** What the doctor checks. */
+/** Options of `doctor`. */
 export interface DoctorOptions {
   /** Path of `libnixl_capi.so`; found as by `nixlTransport` by default. */
   readonly library?: string | undefined;
@@ -32,7 +32,7 @@ const TIMEOUT_MS = 60_000;
 
 /**
  * Checks everything that decides whether NIXL works on this machine, and how fast: Node, the addon, the library, plugins, the machine, the
- * variables, and transfers between two processes. Whatever may crash or hang runs in another process. Problems are part of the report; it
+ * variables, and transfers between two processes. Steps that may crash or hang run in another process. Problems are part of the report; it
  * does not reject because of them.
  */
 export async function doctor(options: DoctorOptions = {}): Promise<DoctorReport> {

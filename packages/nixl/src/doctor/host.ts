@@ -1,7 +1,7 @@
 import { accessSync, constants, readdirSync, readFileSync, readlinkSync, statfsSync } from "node:fs";
 import { basename } from "node:path";
 
-/** What the checks read of a machine. Tests use fake ones. */
+/** The machine's properties that the checks read. Tests use fake machines. */
 export interface Host {
   /** As `process.platform`. */
   readonly platform: string;
@@ -15,7 +15,7 @@ export interface Host {
   text(path: string): string | undefined;
   /** The names in a folder; empty when it cannot be read. */
   names(folder: string): readonly string[];
-  /** The last part of a link's target; undefined when it is no link. */
+  /** The last part of a link's target; undefined when it is not a link. */
   linkName(path: string): string | undefined;
   /** Whether this process may write to a file or folder. */
   writable(path: string): boolean;

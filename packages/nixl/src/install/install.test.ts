@@ -37,19 +37,19 @@ async function failure(script: string | undefined): Promise<KvError> {
 
 const linux = process.platform === "linux" && process.arch === "x64";
 
-test.runIf(linux)("without python3: what is missing, and what to install", async () => {
+test.runIf(linux)("without python3, the hint names the package to install", async () => {
   const { message, hint } = await failure(undefined);
   expect(message).toContain("python3");
   expect(hint).toContain("python3-pip");
 });
 
-test.runIf(linux)("without pip: how to get it", async () => {
+test.runIf(linux)("without pip, the hint says how to get it", async () => {
   const { message, hint } = await failure("echo '/usr/bin/python3: No module named pip' >&2; exit 1");
   expect(message).toContain("no pip");
   expect(hint).toContain("ensurepip");
 });
 
-test.runIf(linux)("without a network: pip's own reason, and the command to try", async () => {
+test.runIf(linux)("without a network, the error has pip's reason and a command to try", async () => {
   const { message, hint, details } = await failure(
     "echo 'WARNING: retrying'; echo 'ERROR: no route to the index' >&2; exit 1",
   );
@@ -59,7 +59,7 @@ test.runIf(linux)("without a network: pip's own reason, and the command to try",
   expect(details.output).toContain("WARNING: retrying");
 });
 
-test.runIf(linux)("a wheel that is not the pinned one is not used, and both digests are named", async () => {
+test.runIf(linux)("refuses a wheel with another digest than the pinned one, and names both", async () => {
   const script = `while [ "$1" != --dest ]; do shift; done; printf forged > "$2/nixl_cu12-1.5.0.whl"`;
   const { message } = await failure(script);
   expect(message).toContain(createHash("sha256").update("forged").digest("hex"));
@@ -67,7 +67,7 @@ test.runIf(linux)("a wheel that is not the pinned one is not used, and both dige
 });
 
 test.runIf(linux)(
-  "what is there already is not fetched again; what a killed run has left is removed",
+  "does not download an existing installation again, and removes the leftovers of a killed run",
   async () => {
     const environment = await withPython("exit 9");
     const wheel = wheelFor("1.5.0", 12, "x64");
@@ -84,7 +84,7 @@ test.runIf(linux)(
     expect(installed).toMatchObject({ existed: true, library: join(target, "libnixl_capi.so") });
     expect(lines).toEqual([]);
     expect(await readFile(installed.library, "utf8")).toBe("here");
-    // By force it is fetched again; while that fails, what is there stays.
+    // With `force` it is downloaded again. If that fails, the existing installation stays.
     await expect(installNixl({ environment, force: true })).rejects.toMatchObject({
       code: "KV_INSTALL_FAILED",
     });

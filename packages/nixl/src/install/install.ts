@@ -8,7 +8,7 @@ import { installLibfabric } from "./install-libfabric.js";
 import { unpackWheel } from "./python.js";
 import { type Cuda, DEFAULT_VERSION, wheelFor } from "./wheels.js";
 
-/** What `installNixl` is to install. */
+/** Options of `installNixl`. */
 export interface InstallOptions {
   /** Version of NIXL; 1.5.0 by default. Only versions whose wheels are pinned in this package can be installed. */
   readonly version?: string | undefined;
@@ -34,7 +34,7 @@ export interface Installed {
   readonly existed: boolean;
 }
 
-/** What can be installed beside NIXL. */
+/** Plugin dependencies that can be installed in addition to NIXL. */
 export const PLUGIN_DEPENDENCIES = ["libfabric"] as const;
 /** One of `PLUGIN_DEPENDENCIES`. */
 export type PluginDependency = (typeof PLUGIN_DEPENDENCIES)[number];

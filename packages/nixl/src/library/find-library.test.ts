@@ -24,7 +24,7 @@ async function library(...path: string[]): Promise<string> {
 
 const WHEEL = ".nixl_cu12.mesonpy.libs";
 
-test("the order: option, KV_NIXL_LIBRARY, NIXL_PREFIX, the cache, a virtual environment", async () => {
+test("searches the option, KV_NIXL_LIBRARY, NIXL_PREFIX, the cache and a virtual environment, in this order", async () => {
   const option = await library("option");
   const variable = await library("variable");
   const prefix = await library("prefix", "lib64");
@@ -45,7 +45,7 @@ test("the order: option, KV_NIXL_LIBRARY, NIXL_PREFIX, the cache, a virtual envi
   expect(await findLibrary({ environment })).toBe(venv);
 });
 
-test("the newest of several installed versions; unfinished installations do not count", async () => {
+test("finds the newest of several installed versions, and ignores unfinished installations", async () => {
   await library("xdg", "kv-nixl", "nixl-cu12-1.5.0-x86_64", WHEEL);
   const newer = await library("xdg", "kv-nixl", "nixl-cu12-1.10.0-x86_64", WHEEL);
   await library("xdg", "kv-nixl", ".installing-1-x", WHEEL);

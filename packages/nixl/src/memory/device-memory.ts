@@ -19,7 +19,7 @@ export interface DeviceMemoryOptions {
 }
 
 /**
- * Describes memory of a device (`VRAM`) that somebody else allocated, so that an agent can register it by address, length and device. Its
+ * Describes memory of a device (`VRAM`) that another library allocated, so that an agent can register it by address, length and device. Its
  * allocator keeps it and frees it after the registration and this handle are closed. It has no `bytes`; `gather` and `scatter` reject with
  * `KV_TRANSPORT_UNSUPPORTED`. Throws `KV_MEMORY_INVALID`; `close` throws `KV_MEMORY_IN_USE` while it is registered.
  */

@@ -1,7 +1,7 @@
 import { KvError, type Memory } from "@kv/interface";
 import { RefCount } from "../ref-count.js";
 
-/** What an agent needs to register memory that the addon does not own: a file, an object, or memory of a device. */
+/** Registration details of memory that the addon does not own: a file, an object, or memory of a device. */
 export interface ExternalMemory {
   /** Whether `register` asks the CUDA driver if the address belongs to the device. */
   readonly checkWithCuda: boolean;

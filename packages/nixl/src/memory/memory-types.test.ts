@@ -7,7 +7,7 @@ const types = (names: readonly string[], gpus: readonly string[]) =>
     () => gpus,
   );
 
-test("memory of devices is there where a backend reaches it and there is a GPU", () => {
+test("VRAM is supported when a backend can reach it and the host has a GPU", () => {
   expect(types(["UCX"], [])).toEqual(["DRAM"]);
   expect(types(["UCX"], ["nvidia0"])).toEqual(["DRAM", "VRAM"]);
   expect(types(["LIBFABRIC"], ["nvidia0", "nvidia1"])).toEqual(["DRAM", "VRAM"]);

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { objectMemory } from "./object-memory.js";
 
-test("each has a number of its own, also of the same key", () => {
+test("each object memory has its own device id, even for the same key", () => {
   const [one, other] = [1, 2].map(() => objectMemory("key", { lengthBytes: 8 }));
   expect(one).toMatchObject({ memoryType: "OBJ", address: 0, lengthBytes: 8 });
   expect(one?.deviceId).not.toBe(other?.deviceId);

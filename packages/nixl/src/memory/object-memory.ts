@@ -10,7 +10,7 @@ export interface ObjectMemoryOptions {
 
 /** S3's limit. */
 const MAX_KEY_BYTES = 1024;
-/** NIXL tells the objects of an agent apart by a device id that their user chooses. */
+/** NIXL identifies the objects of an agent by device ids that the caller chooses. */
 let lastDeviceId = 0;
 
 /**

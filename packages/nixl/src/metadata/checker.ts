@@ -2,9 +2,9 @@ import { createHash } from "node:crypto";
 import { type Clock, KvError, type KvErrorCode } from "@kv/interface";
 import type { CheckerProcess } from "./checker-process.js";
 
-/** What a checker works with. */
+/** Options of `MetadataChecker`. */
 export interface MetadataCheckerOptions {
-  /** For `timeoutMs`. */
+  /** Clock for `timeoutMs`. */
   readonly clock: Clock;
   /** Starts the process that loads metadata; `onEnd` is to be called when it has ended. */
   startProcess(onEnd: () => void): CheckerProcess;
@@ -18,13 +18,13 @@ const KEPT_DIGESTS = 4096;
 
 /**
  * Loads metadata in another process before this one does. Damaged metadata can crash NIXL (1.5.0: 2 of 451 single flipped bytes did), even
- * when all that can be checked outside of NIXL has been checked.
+ * after all checks that are possible outside of NIXL.
  */
 export class MetadataChecker {
   readonly #options: MetadataCheckerOptions;
   readonly #validDigests = new Set<string>();
   #process: CheckerProcess | undefined;
-  /** The check that is under way; checks take turns. */
+  /** The running check. Only one check runs at a time. */
   #lastCheck: Promise<unknown> = Promise.resolve();
   #closed = false;
 

@@ -18,7 +18,7 @@ if (isMainThread) {
     backends: ["UCX"],
   }).createAgent();
   const first = agent.localMetadata();
-  // The thread takes the commands of this time together: it stalls again, then reads the tables.
+  // The thread takes the commands that arrive while it stalls as one batch: it stalls again, then reads the tables.
   void agent.localMetadata();
   for (let table = 0; table < 4; table++) {
     const rows = new Float64Array(5 * MILLION).fill(1);

@@ -1,4 +1,4 @@
-// A peer that stops answering over TCP, where a READ needs it: deadlines, memory that stays in use, and a close that does not wait for ever.
+// A TCP peer stops answering during READs. Reports the deadlines, the memory that stays in use, and whether close waits for the peer.
 import { KvError } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { startPeer } from "../support/peer-process.js";
@@ -38,7 +38,7 @@ let closed = false;
 const closing = local.close().then(() => {
   closed = true;
 });
-// Calls that pass through the agent's thread, so that it has polled.
+// These calls pass through the agent's thread, so it polls in between.
 for (let turn = 0; turn < 20; turn++) await agent.localMetadata();
 report.releasedWhileStopped = released;
 report.listClosedWhileStopped = closed;

@@ -13,7 +13,7 @@ const ROOT = fileURLToPath(new URL("../../../..", import.meta.url));
 const SMALL = ["--sizes", "256KiB,1MiB", "--blocks", "4KiB,512KiB", "--rounds", "2"];
 
 describe.skipIf(nixlMissing)(`kv-nixl bench (${nixlMissing ?? "found"})`, () => {
-  test("two processes: every combination, its parts, and the same bytes on both sides", async () => {
+  test("two processes: reports each combination with its parts, and equal bytes on both sides", async () => {
     const { code, stdout, stderr } = await run([
       ...CLI,
       "bench",
@@ -75,7 +75,7 @@ describe.skipIf(nixlMissing)(`kv-nixl bench (${nixlMissing ?? "found"})`, () => 
     expect(await once(target, "exit")).toEqual([0, null]);
   });
 
-  test("no target at the address", async () => {
+  test("exits with 1 when no target listens at the address", async () => {
     const end = await run([...CLI, "bench", "--connect", "127.0.0.1:1"]);
     expect(end).toMatchObject({ code: 1, stderr: expect.stringContaining("KV_SIDE_CHANNEL_UNREACHABLE") });
   });

@@ -88,7 +88,7 @@ describe.skipIf(nixlMissing)(`doctor with NIXL installed (${nixlMissing ?? "foun
 });
 
 describe("doctor without NIXL", () => {
-  test("a named file that does not exist", async () => {
+  test("a KV_NIXL_LIBRARY that does not exist fails, and nothing else is tested", async () => {
     const file = join(empty, "libnixl_capi.so");
     const report = doctorReportSchema.parse(
       await doctor({ environment: { ...process.env, KV_NIXL_LIBRARY: file } }),
@@ -107,7 +107,7 @@ describe("doctor without NIXL", () => {
     });
   });
 
-  test("on the command line with an empty cache: every kind of place, the fix, and exit code 1", async () => {
+  test("the command with an empty cache lists each kind of place and the fix, and exits with 1", async () => {
     const environment = { HOME: empty, XDG_CACHE_HOME: empty, PATH: "", NIXL_BACKEND: "no backend!" };
     const { code, stdout } = await run(["--import", "tsx", CLI, "doctor"], { only: environment });
     expect(code).toBe(1);

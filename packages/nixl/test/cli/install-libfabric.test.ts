@@ -77,7 +77,7 @@ describe.runIf(works)("dependencies of LIBFABRIC that kv-nixl install installs",
   });
   afterEach(() => rm(folder, { recursive: true, force: true }));
 
-  test("without a driver: a stub of its library, which is loaded before the plugin", async (context) => {
+  test("without a driver, compiles a stub of its library, which is loaded before the plugin", async (context) => {
     context.skip(driverOfThisMachine, "this machine has a driver");
     await hasPlugin("plugin.so");
     expect(await preloads()).toEqual({ libraries: [], variables: [] });
@@ -96,7 +96,7 @@ describe.runIf(works)("dependencies of LIBFABRIC that kv-nixl install installs",
     expect(await installedFiles()).toEqual([]);
   });
 
-  test("a driver that comes later is not shadowed by the stub", async (context) => {
+  test("a driver that is installed later is not shadowed by the stub", async (context) => {
     context.skip(driverOfThisMachine, "this machine has a driver");
     await hasPlugin("plugin.so");
     await installs();
@@ -105,7 +105,7 @@ describe.runIf(works)("dependencies of LIBFABRIC that kv-nixl install installs",
     expect(await preloads()).toEqual({ libraries: [], variables: [] });
   });
 
-  test("nor is a driver shadowed when another library is installed", async () => {
+  test("a driver is not shadowed when another library is installed with the stub", async () => {
     await hasPlugin("plugin-of-both.so");
     await mkdir(join(cache(), FOLDER), { recursive: true });
     for (const file of [DRIVER, OTHER]) await copyFile(join(made, file), installed(file));
@@ -150,7 +150,7 @@ describe.runIf(works)("dependencies of LIBFABRIC that kv-nixl install installs",
     });
   });
 
-  test("the newest dependency folder counts, and only for its own backend", async () => {
+  test("the newest dependency folder is used, and only for its own backend", async () => {
     for (const version of ["2.4", "2.10", "2.9"])
       await mkdir(join(cache(), `libfabric-${version}-x86_64`), { recursive: true });
     expect(await dependencyFolder("LIBFABRIC", environment)).toBe(join(cache(), "libfabric-2.10-x86_64"));

@@ -5,7 +5,7 @@ import { findLibrary, installNixl } from "@kv/nixl";
 import { describe, expect, test } from "vitest";
 import { nixlMissing } from "../support/nixl-available.js";
 
-// Needs the package index, which answered where NIXL is installed.
+// Needs a package index. A machine with NIXL installed could reach one.
 describe.skipIf(nixlMissing)(`installing NIXL with pip (${nixlMissing ?? "found"})`, () => {
   test("two installations at once in an empty cache give one complete folder and no other files; force replaces it", async () => {
     const cache = await mkdtemp(join(tmpdir(), "kv-nixl-cache-"));

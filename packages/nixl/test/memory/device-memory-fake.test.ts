@@ -85,7 +85,7 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "fake found"}
     });
   });
 
-  test("refuses rows outside of it, of another device, of an agent without it, and of another type", async () => {
+  test("refuses rows outside of the memory, of another device, of an agent without it, and of another memory type", async () => {
     const { reader, owner, here, mine } = await pair("VRAM", "VRAM");
     const local = (agent: Agent, type: "DRAM" | "VRAM", address: number, deviceId: number, count?: number) =>
       agent.prepareLocal(table(type, address, deviceId, count));
@@ -228,7 +228,7 @@ describe.skipIf(fakeMissing)(`memory of a device (${fakeMissing ?? "fake found"}
     await agent.close();
   });
 
-  test("UCX without CUDA, which lists VRAM but refuses it", async () => {
+  test("UCX without CUDA lists VRAM but refuses it: the error has NIXL's backends and a hint", async () => {
     process.env.FAKE_NIXL_NO_CUDA = "1";
     const [memory] = backing;
     if (memory === undefined || reader === undefined) throw new Error("no memory");

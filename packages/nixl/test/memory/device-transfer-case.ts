@@ -59,7 +59,7 @@ export async function movesThroughDevices(
 
 type Lists = Parameters<Agent["transfer"]>[0];
 
-/** All blocks of a list in the order that multiplies each index by a step. */
+/** Returns a function that transfers all blocks of a local list; block i goes to or comes from remote block `i * step % COUNT`. */
 function movesBlocks(agent: Agent, remote: Lists["remote"]) {
   const localIds = Int32Array.from({ length: COUNT }, (_, index) => index);
   return async (operation: Lists["operation"], local: Lists["local"], step: number) => {

@@ -38,7 +38,7 @@ describe.skipIf(missing)(`files (${missing ?? "POSIX found"})`, () => {
   const rows = (address: number, device: number, lengthBytes = BLOCK) =>
     Float64Array.of(address, lengthBytes, device, lengthBytes, COUNT);
 
-  test("the capabilities name it", () => {
+  test("the capabilities list FILE", () => {
     expect(transport.capabilities).toMatchObject({ memoryTypes: ["DRAM", "FILE"], notifications: false });
     expect(nixlTransport({ backends: ["UCX"] }).capabilities.memoryTypes).not.toContain("FILE");
   });

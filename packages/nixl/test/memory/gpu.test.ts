@@ -23,7 +23,7 @@ describe.skipIf(missing)(`memory of a GPU (${missing ?? gpus.join(", ")})`, { ti
   });
   afterAll(() => transport.close());
 
-  test("the capabilities name VRAM", () => {
+  test("the capabilities list VRAM", () => {
     expect(transport.capabilities.memoryTypes).toContain("VRAM");
   });
 

@@ -54,7 +54,7 @@ describe.skipIf(missing)(`objects of a store (${missing ?? "OBJ found"})`, () =>
   const whole = ({ lengthBytes, deviceId }: Memory) => [0, lengthBytes, deviceId, 0, 1];
   const first = Int32Array.of(0);
 
-  test("the capabilities name it", () => {
+  test("the capabilities list OBJ", () => {
     expect(transport.capabilities).toMatchObject({ memoryTypes: ["DRAM", "OBJ"], notifications: false });
   });
 

@@ -82,7 +82,7 @@ describe.skipIf(nixlMissing)(`a damaged key of UCX (${nixlMissing ?? "found"})`,
     ["a domain whose bytes end beyond the key", (key: Buffer) => key.writeUInt8(200, 9), "is cut short"],
     ["more domains than the key has bytes for", (key: Buffer) => key.fill(0xff, 0, 8), "is cut short"],
     ["a device whose distance list does not end", (key: Buffer) => key.fill(0, 10), "has no end"],
-  ])("%s", async (_name, change, message) => {
+  ])("is refused: %s", async (_name, change, message) => {
     const agent = await transport.createAgent();
     await expect(agent.addRemote(damage(change))).rejects.toMatchObject({
       code: "KV_AGENT_METADATA_INVALID",

@@ -3,7 +3,7 @@ import { nixlMissing } from "../support/nixl-available.js";
 import { runChild } from "../support/run-child.js";
 
 describe.skipIf(nixlMissing)(`garbage collection (${nixlMissing ?? "found"})`, () => {
-  test("collects nothing that is registered, prepared, in transfer or in view, and everything else", async () => {
+  test("keeps what is registered, prepared, in transfer or viewed, and collects everything else", async () => {
     const end = await runChild("garbage-collection.ts", [], { nodeOptions: ["--expose-gc"] });
     expect(end, end.stderr).toMatchObject({ code: 0, signal: null, stdout: "collected" });
   });

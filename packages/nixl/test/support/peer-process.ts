@@ -11,7 +11,7 @@ export interface PeerProcess {
   /** Closes everything and ends it; returns its exit code. */
   end(): Promise<number | null>;
   kill(): Promise<void>;
-  /** Stops every thread of it, until a SIGCONT. */
+  /** Stops all its threads until it gets SIGCONT. */
   stop(): Promise<void>;
 }
 

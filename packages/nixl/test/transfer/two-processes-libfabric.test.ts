@@ -6,7 +6,7 @@ import { twoProcessTests } from "./two-processes.js";
 
 twoProcessTests("LIBFABRIC", libfabricMissing);
 
-// Over UCX its death is reported, and its transfers fail.
+// Over UCX, NIXL reports a peer's death, and transfers with it fail.
 describe.skipIf(libfabricMissing)(`a dead peer over LIBFABRIC (${libfabricMissing ?? "found"})`, () => {
   test("is refused by addRemote, where NIXL would try to reach it for ever", async () => {
     const transport = nixlTransport({ backends: ["LIBFABRIC"] });

@@ -100,7 +100,7 @@ function between(backend: string): void {
     expect(await owner.ask("hash")).toBe(hash(memory.bytes));
   });
 
-  test("only the named pairs move", async () => {
+  test("only the blocks of the given id pairs move", async () => {
     fillPattern(memory.bytes, 5);
     const { local, remote } = await prepare([0, 4096, 8192, 16]);
     const before = memory.bytes.slice(0, 1 << 20);
@@ -117,7 +117,7 @@ function between(backend: string): void {
     expect([hash(moved(0)), hash(moved(1))]).toEqual([three, nine]);
   });
 
-  test("notifications: with a single slice, alone, empty, binary, large; in order and once each", async () => {
+  test("notifications arrive in order and once each: with a transfer, alone, empty, binary and large", async () => {
     const { local, remote } = await prepare([0, 4096, 4096, 4]);
     const request = { operation: "READ", local, localIds: all(4), remote, remoteIds: all(4) } as const;
     await agent.transfer({ ...request, notification: Buffer.from("rider") }).done;

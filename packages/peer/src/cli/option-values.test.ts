@@ -19,7 +19,7 @@ test.each([
 
 test.each(["0s", "x", "5 years", ""])("%j is not a time", (text) => expect(() => duration(text)).toThrow());
 
-test("lists, addresses and ports", () => {
+test("counts, hostAndPort and port read valid values and refuse invalid ones", () => {
   expect(counts("100,300")).toEqual([100, 300]);
   expect(hostAndPort("[::1]:5600")).toEqual({ host: "::1", port: 5600 });
   expect(() => counts("100,x")).toThrow();

@@ -13,7 +13,7 @@ const clues = {
   knownFactors: {},
 };
 
-test("the factors are found from the clues of a server", () => {
+test("finds the hash factors from what a server reports", () => {
   expect(findHashFactors(compatibilityHash(FACTORS), clues).factors).toEqual(FACTORS);
 });
 
@@ -24,14 +24,14 @@ test.each([
     { dtype: "torch.bfloat16", cache_dtype: "fp8", head_size: 128 },
     { cacheDtype: "fp8" },
   ],
-  ["heads of four ranks", { num_kv_heads: 16 }, { tpSize: 4 }],
+  ["KV heads of four ranks", { num_kv_heads: 16 }, { tpSize: 4 }],
   [
     "a Hub name from a path of the Hub cache",
     { model: "Qwen/Qwen3" },
     { models: ["/c/models--Qwen--Qwen3/snapshots/x"] },
   ],
   ["a factor that the user gave", { num_hidden_layers: 61 }, { knownFactors: { num_hidden_layers: 61 } }],
-])("%s", (_, changed, more) => {
+])("finds the factors: %s", (_, changed, more) => {
   const factors = { ...FACTORS, ...changed };
   expect(findHashFactors(compatibilityHash(factors), { ...clues, ...more }).factors).toEqual(factors);
 });

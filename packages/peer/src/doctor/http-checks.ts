@@ -13,7 +13,7 @@ export const NO_HTTP_FACTS: HttpFacts = {
   remotePrefill: undefined,
 };
 
-/** As short as a prompt may be: the server keeps its block until it is notified or the lease ends. */
+/** The shortest possible prompt. The server keeps its block until it is notified or the lease ends. */
 const PROBE_PROMPT = [20, 30];
 const DATE_HEADER_RESOLUTION_MS = 1000;
 

@@ -42,8 +42,8 @@ export interface PairDoctorOptions {
 const DEFAULT_PORT = 5600;
 
 /**
- * Checks everything between two servers that decides whether KV gets from one to the other. What is wrong with the servers is in the report;
- * nothing is thrown for it.
+ * Checks everything that a KV transfer between two servers depends on. Problems of the servers are part of the report and are not
+ * thrown.
  */
 export async function pairDoctor(options: PairDoctorOptions): Promise<PairReport> {
   const checks: Check[] = [];

@@ -62,7 +62,7 @@ test("pairs that vLLM cannot serve although a plan exists fail: more prefill ran
   expect(push.at(-1)?.found).toContain("push with kernel blocks of 16 and 32 tokens");
 });
 
-test("an assumed TP size is named", () => {
+test("the check says that the TP size is assumed", () => {
   const [check] = plan(server("prefill"), server("decode"), { tpIsAssumed: true });
   expect(check?.found).toContain("assumed: a TP size");
 });

@@ -33,7 +33,7 @@ const NO_FACTS: SideChannelFacts = {
 };
 
 /**
- * Shakes hands twice with rank (0, 0). No other rank is asked: when vLLM 0.33 is asked for a rank that it does not have, its listener ends
+ * Shakes hands twice with rank (0, 0). No other rank is asked: when vLLM 0.33 is asked for a rank that it does not have, its listener stops
  * for good.
  */
 export async function checkSideChannel(

@@ -7,7 +7,7 @@ test.each([
   ["http://[::1]:8000", { kind: "server", url: "http://[::1]:8000", host: "::1" }],
   ["p1:5600", { kind: "side-channel", host: "p1", port: 5600 }],
   ["[fe80::1]:5600", { kind: "side-channel", host: "fe80::1", port: 5600 }],
-])("%s", (text, target) => {
+])("reads %s", (text, target) => {
   expect(readTarget(text)).toEqual(target);
 });
 

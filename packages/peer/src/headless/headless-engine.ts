@@ -1,6 +1,7 @@
 import { cpuPlatform, createWorkerOutputAggregator } from "@kv/connector";
 import {
   type Ambient,
+  type AmbientOptions,
   ambient,
   type ConnectorModule,
   type EngineIdentity,
@@ -28,7 +29,7 @@ export interface HeadlessRegion {
 }
 
 /** What a headless engine consists of, on either side of a pair. */
-export interface HeadlessEngineOptions extends Partial<Ambient> {
+export interface HeadlessEngineOptions extends AmbientOptions {
   /** Allocates the cache and moves the blocks. The caller closes it. */
   readonly transport: Transport;
   /** Carries the handshakes. The caller closes it. */

@@ -1,6 +1,6 @@
 import { readTransferConfig } from "@kv/connector";
 import {
-  type Ambient,
+  type AmbientOptions,
   ambient,
   type BlockIds,
   type ConnectorModule,
@@ -18,7 +18,7 @@ import { HeadlessEngine } from "./headless-engine.js";
 import { type MatchingSettings, matchingSettings } from "./matching-decode.js";
 
 /** Options of `openHeadlessPrefill`. */
-export interface HeadlessPrefillOptions extends Partial<Ambient> {
+export interface HeadlessPrefillOptions extends AmbientOptions {
   /** The prompts that are served, with their KV, and the server that is imitated. */
   readonly recording: Recording;
   /** Allocates the cache and moves the blocks. The caller closes it. */

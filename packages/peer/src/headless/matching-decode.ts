@@ -1,5 +1,5 @@
 import { readTransferConfig } from "@kv/connector";
-import { type Ambient, ambient, type KvCacheGroup, type SideChannel, type Transport } from "@kv/interface";
+import { type AmbientOptions, ambient, type KvCacheGroup, type SideChannel, type Transport } from "@kv/interface";
 import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
 import { readRankMetadata } from "../protocol/handshake.js";
 import { rankGeometry, SHARED_REGION } from "../protocol/rank-geometry.js";
@@ -120,7 +120,7 @@ function countHeads(regions: readonly { readonly blockLengthBytes: number }[], b
   return heads;
 }
 
-export interface MatchingDecodeOptions extends Partial<Ambient> {
+export interface MatchingDecodeOptions extends AmbientOptions {
   readonly transport: Transport;
   readonly sideChannel: SideChannel;
   readonly sideChannelHost?: string | undefined;

@@ -95,7 +95,7 @@ async function refusal(...args: string[]): Promise<string> {
   return expect.fail("nothing was refused");
 }
 
-test("two live engines are asked for rank (0, 0) and nothing else", async () => {
+test("plans from the metadata of rank (0, 0) of two running engines, and requests nothing else", async () => {
   const from = [
     "--from",
     `127.0.0.1:${prefillPort}`,
@@ -125,7 +125,7 @@ test("two live engines are asked for rank (0, 0) and nothing else", async () => 
   ]);
 });
 
-test("an engine that does not answer is named", async () => {
+test("the error names an engine that does not answer", async () => {
   const free = await channel.listen({ host: "127.0.0.1", port: 0, answer: () => undefined });
   await free.close();
   const from = [
@@ -143,9 +143,9 @@ test("an engine that does not answer is named", async () => {
   );
 });
 
-test("a pair that is refused: the reason, and exit code 1", async () => {
+test("prints the reason and exits with 1 for a pair without a plan", async () => {
   const address = `127.0.0.1:${prefillPort}`;
-  // The engine of TP 8 has blocks of one head; as TP 3 it contradicts itself.
+  // The second engine runs TP 4. TP 3 is invalid, because neither of TP 8 and TP 3 divides the other.
   const { code, stdout } = await kvPeerPlan(
     ...["--from", address, "--tp", "8", "--from", `127.0.0.1:${decodePort}`, "--tp", "3"],
     ...["--kv-heads", "8"],

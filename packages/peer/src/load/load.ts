@@ -1,4 +1,4 @@
-import { type Ambient, ambient, KvError, type SideChannel, type Transport } from "@kv/interface";
+import { type Ambient, type AmbientOptions, ambient, KvError, type SideChannel, type Transport } from "@kv/interface";
 import { BlockPool } from "../headless/block-pool.js";
 import { openMatchingDecode } from "../headless/matching-decode.js";
 import { filterNotifications } from "../headless/notification-filter.js";
@@ -8,7 +8,7 @@ import { checkLeaks, type LeakReport, readUsedBlocks } from "./block-leaks.js";
 import { type Fault, type PromptResult, PromptRunner } from "./prompt-runner.js";
 
 /** Options of `load`. */
-export interface LoadOptions extends Partial<Ambient> {
+export interface LoadOptions extends AmbientOptions {
   /** The prefill server. */
   readonly server: EngineServer;
   /** Moves the blocks. The caller closes it. */
@@ -159,7 +159,7 @@ function chooseFault(chance: number, { abortShare = 0, noNotifyShare = 0 }: Load
   return chance < abortShare + noNotifyShare ? "no-notify" : undefined;
 }
 
-/** Random ids that every vocabulary has: no two prompts are alike, so no prefix cache answers. */
+/** Random ids that every vocabulary has. No two prompts are equal, so the prefix cache has none of them. */
 function randomPrompt(tokens: number, random: Ambient["random"]): readonly number[] {
   return Array.from({ length: tokens }, () => 10 + Math.floor(random.next() * 900));
 }

@@ -109,7 +109,7 @@ export class PromptRunner {
       const remote = readRemotePrefill(params);
       serverBlocks = countRemoteBlocks(remote);
       if (fault === "no-notify") {
-        // A P that pushes never learns of this side: it waits for a registration until the lease ends.
+        // A P that pushes gets no registration, so it keeps the blocks until the lease ends.
         if (remote.transferMode === "push") return result({ outcome: "ok", pullMs: undefined });
         filter.drop(remote.remoteRequestId);
       }

@@ -11,12 +11,12 @@ const changed = (changes: Record<string, unknown>) => ({ ...ours, ...changes });
 const explainDigest = (changes: Record<string, unknown>, candidates = {}) =>
   explainCompatibility(ours, { hash: compatibilityHash(changed(changes)) }, candidates);
 
-test("hashes come out as vLLM's", () => {
+test("compatibilityHash returns the hashes recorded from vLLM", () => {
   expect(cases.length).toBeGreaterThan(10);
   for (const { factors, hash } of cases) expect(compatibilityHash(factors)).toBe(hash);
 });
 
-// Right: what CPython 3.12 prints for json.dumps(value, sort_keys=True).
+// Each text is the output of json.dumps(value, sort_keys=True) in CPython 3.12.
 test.each([
   [{ b: [1, "x", null, true], a: {} }, '{"a": {}, "b": [1, "x", null, true]}'],
   [
@@ -39,11 +39,11 @@ test.each([
   [2 ** 53, "9007199254740992"],
   [Number.POSITIVE_INFINITY, "Infinity"],
   [Number.NaN, "NaN"],
-])("%j is written as Python writes it", (value, text) => {
+])("%j is encoded as by Python's json.dumps", (value, text) => {
   expect(pythonJson(value)).toBe(text);
 });
 
-test("equal factors are equal; factors that are sent are compared", () => {
+test("equal hashes need no comparison, and factors that the peer sends are compared", () => {
   expect(explainDigest({}).how).toBe("equal");
   const model = changed({ model: "somewhere/else" });
   const compared = explainCompatibility(ours, { hash: compatibilityHash(model), factors: model });
@@ -52,7 +52,7 @@ test("equal factors are equal; factors that are sent are compared", () => {
   expect(compared.text).toContain(`model is "${ours["model"]}" here and "somewhere/else" there`);
 });
 
-test("factors that do not give the digest beside them are not believed", () => {
+test("factors that do not match the hash sent with them are reported as inconsistent", () => {
   const inconsistent = explainCompatibility(ours, { hash: "0".repeat(64), factors: ours });
   expect(inconsistent.how).toBe("inconsistent");
   expect(inconsistent.text).toContain("0000");
@@ -64,7 +64,7 @@ test.each([
   [{ dtype: "torch.bfloat16", cache_dtype: "fp8", transfer_mode: "push" }],
   [{ is_hma_enabled: false }],
   [{ model: "Qwen3-0.6B" }],
-])("behind a digest alone, %j is found and said to be a guess", (changes) => {
+])("with only a hash, finds %j and reports it as a guess", (changes) => {
   const guessed = explainDigest(changes);
   expect(guessed.how).toBe("guessed");
   expect(Object.fromEntries(guessed.differences.map(({ factor, theirs }) => [factor, theirs]))).toEqual(
@@ -73,21 +73,21 @@ test.each([
   expect(guessed.text).toContain("guessed");
 });
 
-test("what the caller knows of the peer is tried; what nobody knows is said to be unknown", () => {
+test("tries the caller's candidates, and lists the factors that it did not try", () => {
   expect(explainDigest({ model: "/srv/model-a" }, { model: ["/srv/model-a"] }).how).toBe("guessed");
   const unknown = explainDigest({ num_kv_heads: 7777 });
   expect(unknown.how).toBe("unknown");
   expect(unknown.text).toContain("not tried: other values of num_kv_heads, head_size, num_hidden_layers");
 });
 
-test("the search ends, however many candidates there are", () => {
+test("the search stops after 4000 tries, however many candidates there are", () => {
   const many = { model: Array.from({ length: 10_000 }, (_, i) => `model-${i}`) };
   const unknown = explainDigest({ num_kv_heads: 7777 }, many);
   expect(unknown).toMatchObject({ how: "unknown", tried: 4000 });
   expect(unknown.text).toContain("the search ended");
 });
 
-test("a model is known by several names", () => {
+test("modelForms lists the other names of a model", () => {
   expect(modelForms("/root/.cache/hub/models--Qwen--Qwen3-0.6B/snapshots/abc/")).toContain("Qwen/Qwen3-0.6B");
   expect(modelForms("Qwen/Qwen3-0.6B")).toEqual(["Qwen/Qwen3-0.6B/", "Qwen3-0.6B"]);
 });

@@ -23,7 +23,7 @@ export function isMap(value: unknown): value is Readonly<Record<string, unknown>
 
 /**
  * Reads the fields of a peer's map one by one. Each read checks the value and names field and value in its error: `malformedCode` for a
- * wrong form, `KV_WIRE_LIMIT_EXCEEDED` for too many items or too long a string. Fields that nobody read stay in `rest()`.
+ * wrong form, `KV_WIRE_LIMIT_EXCEEDED` for too many items or too long a string. Unread fields stay in `rest()`.
  */
 export class MapFields {
   readonly #fields: Readonly<Record<string, unknown>>;

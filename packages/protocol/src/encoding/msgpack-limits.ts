@@ -1,7 +1,7 @@
 import { isUtf8 } from "node:buffer";
 import { KvError } from "@kv/interface";
 
-/** Limits of a peer's message. Anything beyond them is refused before memory is spent on it. */
+/** Limits of a peer's message. A message beyond them is refused before memory is allocated for it. */
 export interface MsgpackLimits {
   /** Length of the whole message in bytes. */
   readonly maxBytes: number;

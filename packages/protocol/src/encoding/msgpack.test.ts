@@ -7,7 +7,7 @@ const decode = (data: string, limits?: Parameters<typeof decodeMsgpack>[2]) =>
   decodeMsgpack(Buffer.from(data, "hex"), "frame", limits);
 const code = (wanted: string) => expect.objectContaining({ code: wanted });
 
-// Left: what Python's msgspec.msgpack.encode writes.
+// Each hex text is the output of Python's msgspec.msgpack.encode.
 test.each([
   ["cf00007fb71e7fd040", 140424467435584],
   ["ceffffffff", 2 ** 32 - 1],
@@ -26,12 +26,12 @@ test.each([
   expect(hex(encodeMsgpack(value))).toBe(bytes);
 });
 
-test("a clock is a float64 even where it is whole", () => {
+test("Float64 encodes a whole number as a float64", () => {
   expect(hex(encodeMsgpack(new Float64(5)))).toBe("cb4014000000000000");
 });
 
 test.each([
-  ["a float that would become a map", { clock: new Float64(5) }],
+  ["a Float64", { clock: new Float64(5) }],
   ["a Map", [new Map()]],
   ["a Date", { at: new Date(0) }],
 ])("%s within a message is refused", (_, value) => {
@@ -39,46 +39,46 @@ test.each([
 });
 
 test.each([
-  ["nothing", ""],
+  ["empty input", ""],
   ["an integer beyond 2^53", "cfffffffffffffffff"],
-  ["one byte beyond 2^53", "cf0020000000000000"],
+  ["an integer of 2^53", "cf0020000000000000"],
   ["a negative integer beyond 2^53", "d38000000000000000"],
-  ["a value too many", "c0c0"],
-  ["a string cut short", "a36162"],
-  ["an array cut short", "9201"],
+  ["a second value", "c0c0"],
+  ["a truncated string", "a36162"],
+  ["a truncated array", "9201"],
   ["a string that is not UTF-8", "a2c328"],
   ["a key that is not a string", "810102"],
   ["a key that is bytes", "81c4016102"],
   ["__proto__ as a key", "81a95f5f70726f746f5f5f80"],
   ["an extension", "d60100000000"],
   ["a timestamp", "d6ff00000000"],
-  ["the byte that has no meaning", "c1"],
+  ["the reserved byte 0xc1", "c1"],
 ])("%s is malformed", (_, bytes) => {
   expect(() => decode(bytes)).toThrow(code("KV_WIRE_MALFORMED"));
   expect(() => decode(bytes)).toThrow("frame: ");
 });
 
 test.each([
-  ["bytes", "c403616161", { maxBytes: 4 }],
-  ["nesting", "91".repeat(17), {}],
-  ["a list that says it is long", "ddffffffff", {}],
-  ["a map that says it is long", "dfffffffff", {}],
+  ["message size", "c403616161", { maxBytes: 4 }],
+  ["nesting depth", "91".repeat(17), {}],
+  ["a list header with a huge length", "ddffffffff", {}],
+  ["a map header with a huge length", "dfffffffff", {}],
   ["items of one list", "93010101", { maxItems: 2 }],
   ["entries of one map", "83a16101a16201a16301", { maxItems: 2 }],
-  ["values in all", "9292010192010192", { maxValues: 5 }],
-])("limits hold before memory is spent: %s", (_, bytes, limits) => {
+  ["total number of values", "9292010192010192", { maxValues: 5 }],
+])("enforces limits before allocating memory: %s", (_, bytes, limits) => {
   const all = { maxBytes: 2 ** 20, maxDepth: 16, maxItems: 200_000, ...limits };
   expect(() => decode(bytes, all)).toThrow(code("KV_WIRE_LIMIT_EXCEEDED"));
 });
 
-test("what is decoded does not change when the buffer is used again", () => {
+test("decoded bytes do not change when the input buffer is reused", () => {
   const frame = Buffer.from("c40161", "hex");
   const decoded = decodeMsgpack(frame, "frame") as Uint8Array;
   frame.fill(0);
   expect([...decoded]).toEqual([0x61]);
 });
 
-test("plain data goes there and back", () => {
+test("plain data decodes to what was encoded", () => {
   const leaf = fc.oneof(
     fc.maxSafeInteger().map((n) => (Object.is(n, -0) ? 0 : n)),
     fc.string({ unit: "binary", maxLength: 40 }),

@@ -19,7 +19,7 @@ const each = (value: unknown) => Array.from({ length: regions }, () => value);
 const decodeWith = (changes: Record<string, unknown>) =>
   decodeAgentMetadata(encodeMsgpack({ ...fields, ...changes }));
 
-test("what vLLM says null, or a later vLLM says besides, comes back byte for byte", () => {
+test("null fields and unknown fields of a later vLLM are encoded again byte for byte", () => {
   const changes = {
     region_num_blocks: null,
     region_group_ids: null,
@@ -100,7 +100,7 @@ test.each([
   ["packed_member_layouts", { a: [1] }],
   ["packed_member_layouts", [1]],
   ["num_blocks", { toString: 1, valueOf: 1 }],
-])("%s = %j is refused by name", (name, value) => {
+])("%s = %j is refused, and the error names the field", (name, value) => {
   const decode = () => decodeWith({ [name]: value });
   expect(decode).toThrow(expect.objectContaining({ code: "KV_WIRE_MALFORMED" }));
   expect(decode).toThrow(`agent metadata: ${name}`);
@@ -110,7 +110,7 @@ test.each([
   ["kv_caches_base_addr", Array.from({ length: 100_001 }, () => 4096)],
   ["engine_id", "x".repeat(5000)],
   ["region_names", each("x".repeat(5000))],
-])("%s beyond its limit is refused by name", (name, value) => {
+])("%s beyond its limit is refused, and the error names the field", (name, value) => {
   const error = (() => {
     try {
       return decodeWith({ [name]: value });

@@ -18,7 +18,7 @@ import {
   encodePushRegistration,
 } from "../index.js";
 
-// Bytes that real vLLM servers sent one another: fixtures/README.md says which.
+// The bytes were recorded between vLLM servers; see fixtures/README.md.
 
 const folder = fileURLToPath(new URL("../../fixtures/wire/", import.meta.url));
 const bytes = (name: string) => new Uint8Array(readFileSync(folder + name));
@@ -92,7 +92,7 @@ test.each(notificationFiles)("%s: every notification decodes and encodes to the 
   }
 });
 
-test("whatever bytes come, decoding answers or throws a KvError", () => {
+test("decoding arbitrary or damaged bytes returns a value or throws a KvError", () => {
   const decoders: ((data: Uint8Array) => unknown)[] = [
     (data) => decodeHandshakeRequest([data]),
     (data) => decodeHandshakeReply([data, data]),

@@ -29,7 +29,7 @@ const outcome = (bytes: Uint8Array, rank = RANK, key?: Uint8Array) => {
 const UNTRUSTED = "KV_HANDSHAKE_UNTRUSTED";
 
 describe("the seal of a handshake", () => {
-  it("leaves what it seals as it was, and holds for its rank alone", () => {
+  it("does not change the payload, and is valid only for its rank", () => {
     const sealed = sealHandshake(plain, RANK);
     const { extension, ...rest } = decodeHandshakePayload(sealed);
     const { extension: before, ...restBefore } = decodeHandshakePayload(plain);
@@ -43,7 +43,7 @@ describe("the seal of a handshake", () => {
     expect(sealHandshake(sealed, RANK)).toEqual(sealed);
   });
 
-  it("with a key: the same key is needed, and nobody unsigned passes", () => {
+  it("with a key, only payloads that are signed with that key are accepted", () => {
     const signed = sealHandshake(plain, RANK, KEY);
     expect(outcome(signed, RANK, KEY)).toBe("taken");
     expect(outcome(signed, RANK, KEY.slice(1))).toBe(UNTRUSTED);
@@ -58,7 +58,7 @@ describe("the seal of a handshake", () => {
     expect(outcome(signed)).toBe("taken");
   });
 
-  it("one of our own without a seal, or with a strange one, is refused", () => {
+  it("a payload of our own peers without a valid seal is refused", () => {
     expect(outcome(plain)).toBe("KV_WIRE_MALFORMED");
     const payload = decodeHandshakePayload(plain);
     for (const seal of [
@@ -73,7 +73,7 @@ describe("the seal of a handshake", () => {
   });
 });
 
-/** A message with some bytes changed, cut out, doubled or put in. */
+/** A message with some bytes flipped, removed or inserted, or with its end cut off. */
 const damaged = (bytes: Uint8Array) =>
   fc
     .array(
@@ -108,7 +108,7 @@ describe("damaged handshakes", () => {
     return rest;
   };
 
-  it("signed: what is taken is what was sent", () => {
+  it("signed: an accepted payload equals the one that was sent", () => {
     fc.assert(
       fc.property(damaged(signed), (bytes) => {
         if (outcome(bytes, RANK, KEY) === "taken") expect(meaning(bytes)).toEqual(meaning(signed));
@@ -117,7 +117,7 @@ describe("damaged handshakes", () => {
     );
   });
 
-  it("sealed: a KvError, or the metadata that was sent; only a lost extension makes a plain peer of it", () => {
+  it("sealed: a payload is refused or equals the one that was sent, unless its extension was lost", () => {
     fc.assert(
       fc.property(damaged(sealed), (bytes) => {
         const result = outcome(bytes);
@@ -132,7 +132,7 @@ describe("damaged handshakes", () => {
     );
   });
 
-  it("replies and metadata of any bytes are decoded or refused by a KvError", () => {
+  it("replies and metadata decode or throw a KvError", () => {
     const frames = encodeHandshakeReply(sealed, 12.5);
     const refused = (act: () => unknown) => {
       try {

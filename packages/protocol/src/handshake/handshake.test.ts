@@ -17,16 +17,16 @@ test.each<[string, unknown]>([
   ["another marker", [new TextEncoder().encode("get_meta_msh"), 0, 0]],
   ["a longer marker", [new TextEncoder().encode("get_meta_msg\0"), 0, 0]],
   ["no ranks", [marker]],
-  ["an element too many", [marker, 0, 0, 0]],
+  ["an extra element", [marker, 0, 0, 0]],
   ["a negative rank", [marker, 0, -1]],
-  ["a rank that is no rank", [marker, 0, 65_536]],
+  ["a rank above 65535", [marker, 0, 65_536]],
   ["a rank that is a string", [marker, "0", 0]],
   ["a map", { marker: 1 }],
 ])("a request with %s is refused", (_, message) => {
   expect(() => decodeHandshakeRequest([encodeMsgpack(message)])).toThrow(malformed);
 });
 
-test("a request is one frame, and a short one", () => {
+test("a request is exactly one frame of limited size", () => {
   const good = encodeMsgpack([marker, 0, 3]);
   expect(decodeHandshakeRequest([good])).toEqual({ ppRank: 0, tpRank: 3 });
   expect(() => decodeHandshakeRequest([])).toThrow(malformed);
@@ -36,7 +36,7 @@ test("a request is one frame, and a short one", () => {
   );
 });
 
-test("what only our own peers understand goes there and back beside what a later vLLM says", () => {
+test("our extension and unknown fields of a later vLLM decode to what was encoded", () => {
   const full = { ...payload, extension: { version: 1, features: ["x"] }, rest: { later: [1] } };
   expect(decodeHandshakePayload(encodeHandshakePayload(full))).toEqual(full);
   expect(decodeHandshakePayload(encodeHandshakePayload(payload))).toEqual(payload);
@@ -46,13 +46,13 @@ test.each([
   ["compatibility_hash", 5],
   ["agent_metadata_bytes", "text"],
   ["kv_extension", [1]],
-])("a reply with %s = %j is refused by name", (name, value) => {
+])("a reply with %s = %j is refused, and the error names the field", (name, value) => {
   const map = { compatibility_hash: "ab", agent_metadata_bytes: Uint8Array.of(1), [name]: value };
   expect(() => decodeHandshakePayload(encodeMsgpack(map))).toThrow(malformed);
   expect(() => decodeHandshakePayload(encodeMsgpack(map))).toThrow(name);
 });
 
-test("a clock is a number of seconds, and peers before connector version 5 have none", () => {
+test("a reply's clock is a number of seconds, and peers before connector version 5 send none", () => {
   const [first, clock] = encodeHandshakeReply(encodeHandshakePayload(payload), 12);
   expect(clock[0]).toBe(0xcb);
   expect(decodeHandshakeReply([first, clock]).clockSeconds).toBe(12);

@@ -21,7 +21,7 @@ export interface HandshakeRequest {
   readonly tpRank: number;
 }
 
-/** What one `@kv` engine tells another beyond vLLM's protocol, as plain data. Unknown keys are kept. */
+/** Data that `@kv` engines exchange in addition to vLLM's protocol. Plain data; unknown keys are kept. */
 export type HandshakeExtension = Readonly<Record<string, unknown>>;
 
 /** The first frame of a handshake reply. */

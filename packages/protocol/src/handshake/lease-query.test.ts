@@ -14,7 +14,7 @@ describe("lease queries", () => {
     expect(decodeLeaseReply([encodeLeaseReply(answer)])).toEqual(answer);
   });
 
-  it("anything else decodes to undefined", () => {
+  it("a frame that is not a lease query decodes to undefined", () => {
     const wrong = [
       encode({ kv: "lease_check", engine_id: "", request_id: "r" }),
       encode({ kv: "lease_check", engine_id: "p", request_id: 5 }),

@@ -2,7 +2,7 @@ import { isMap } from "../encoding/map-fields.js";
 import { decodeMsgpack, encodeMsgpack, type MsgpackLimits } from "../encoding/msgpack.js";
 
 /**
- * D's question to P's side channel after a READ and before its bytes are used: has P kept the blocks of this request until now? An
+ * D's query to P's side channel after a READ, before the bytes are used: does P still hold the blocks of this request? An
  * extension between `@kv` peers. P stops holding a request in the same turn in which its blocks go back to the engine, so `held` means
  * that the READ saw no other request's bytes. D asks only a peer whose handshake named an incarnation: vLLM's listener would stop.
  */
@@ -11,7 +11,7 @@ export interface LeaseQuery {
   readonly engineId: string;
   /** P's id of the request, as in `remote_request_id`. */
   readonly requestId: string;
-  /** The generation of the request's blocks; undefined where `kv_transfer_params` named none. */
+  /** The generation of the request's blocks; undefined when `kv_transfer_params` had none. */
   readonly generation: number | undefined;
 }
 
@@ -37,7 +37,7 @@ export function encodeLeaseQuery({ engineId, requestId, generation }: LeaseQuery
   });
 }
 
-/** Undefined for anything but a well-formed query: the side channel also carries handshakes and strangers' bytes. Throws nothing. */
+/** Undefined for anything but a well-formed query: the side channel also gets handshakes and arbitrary bytes. Throws nothing. */
 export function decodeLeaseQuery(frames: readonly Uint8Array[]): LeaseQuery | undefined {
   const map = decodeMap(frames);
   if (map === undefined || !isId(map.engine_id) || !isId(map.request_id)) return undefined;

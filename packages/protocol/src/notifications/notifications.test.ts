@@ -16,7 +16,7 @@ test.each<[string, KvNotification]>([
   ["a:b:c:16", { kind: "done", requestId: "a:b:c", readers: 16 }],
   ["HB:a,b", { kind: "heartbeat", requestIds: ["a", "b"] }],
   ["HB:", { kind: "heartbeat", requestIds: [] }],
-])("%s", (text, notification) => {
+])("%s decodes and encodes to the same text", (text, notification) => {
   expect(decodeNotification(bytes(text))).toEqual(notification);
   expect(new TextDecoder().decode(encodeNotification(notification))).toBe(text);
 });
@@ -38,7 +38,7 @@ test.each([
   "KV1:x",
   "PUSH_REG:",
   "PUSH_REG:\u0001",
-])("%j is of no known form", (text) => {
+])("refuses %j as malformed", (text) => {
   expect(() => decodeNotification(bytes(text))).toThrow(malformed);
 });
 
@@ -46,14 +46,14 @@ test("bytes that are not UTF-8 are refused, and shown in hex", () => {
   expect(() => decodeNotification(Uint8Array.of(0x61, 0xff, 0x3a, 0x31))).toThrow("61ff3a31");
 });
 
-test("limits", () => {
+test("refuses notifications and request ids beyond the size limits", () => {
   const limit = expect.objectContaining({ code: "KV_WIRE_LIMIT_EXCEEDED" });
   expect(() => decodeNotification(new Uint8Array(5 * 2 ** 20))).toThrow(limit);
   expect(() => decodeNotification(bytes(`HB:${"a,".repeat(100_001)}`))).toThrow(limit);
   expect(() => decodeNotification(bytes(`HB:a,${"x".repeat(513)}`))).toThrow(malformed);
 });
 
-test("our own notifications are a map with a type", () => {
+test("extension notifications of our peers are a map with a type", () => {
   const own: KvNotification = { kind: "extension", message: { type: "lease-lost", request_ids: ["a"] } };
   const encoded = encodeNotification(own);
   expect(new TextDecoder().decode(encoded.subarray(0, 4))).toBe("KV1:");
@@ -77,7 +77,7 @@ const registration = {
   rest: { later: true },
 };
 
-test("a push registration goes there and back, unknown keys included", () => {
+test("a push registration decodes to what was encoded, with its unknown keys", () => {
   const notification: KvNotification = {
     kind: "push-registration",
     registration: encodePushRegistration(registration),
@@ -97,17 +97,17 @@ test.each([
   ["local_block_ids", [[-1]]],
   ["local_block_ids", [1]],
   ["remote_port", 70_000],
-])("a push registration with %s = %j is refused by name", (name, value) => {
+])("a push registration with %s = %j is refused, and the error names the key", (name, value) => {
   const map = { ...encodePushRegistration(registration), [name]: value };
   expect(() => decodePushRegistration(map)).toThrow(malformed);
   expect(() => decodePushRegistration(map)).toThrow(name);
 });
 
-test.each(["HB:a", "KV1:x", "PUSH_REG:x", "a,b", ""])("the id %j cannot be sent as it is", (requestId) => {
+test.each(["HB:a", "KV1:x", "PUSH_REG:x", "a,b", ""])("request id %j is not wire-safe", (requestId) => {
   expect(isWireSafeRequestId(requestId)).toBe(false);
 });
 
-test.each(["cmpl-1-0-92dff6c0", "a:b", "hb:a", "x HB:"])("the id %j can be sent as it is", (requestId) => {
+test.each(["cmpl-1-0-92dff6c0", "a:b", "hb:a", "x HB:"])("request id %j is wire-safe", (requestId) => {
   expect(isWireSafeRequestId(requestId)).toBe(true);
   const done = encodeNotification({ kind: "done", requestId, readers: 2 });
   expect(decodeNotification(done)).toEqual({ kind: "done", requestId, readers: 2 });

@@ -5,8 +5,8 @@ import { type ExtensionMessage, encodeNotification } from "./notifications.js";
 import { decodePushRegistration, encodePushRegistration } from "./push-registration.js";
 
 /**
- * Feature name of the extension below, listed in the handshake. With it a registration also says which rank and which use of the blocks it
- * is for, D can withdraw a registration, and P answers when it will not write.
+ * Feature name of the extension below, listed in the handshake. With it, a registration also names D's rank and the generation of
+ * its blocks, D can withdraw a registration, and P sends a notice when it will not write.
  */
 export const PUSH_CONTROL = "push-control-1";
 
@@ -32,13 +32,13 @@ export interface Registration {
   readonly tpSize: number;
   /** Logical block ids per KV cache group that P writes into; empty when D wants nothing (any more). */
   readonly blockIds: BlockIds;
-  /** The P that is meant. */
+  /** Engine id of the P that shall write. */
   readonly producerEngineId: string;
   /** Only from `@kv` peers. */
   readonly own?: RegistrationExtension | undefined;
 }
 
-/** What an `@kv` D adds to a registration. */
+/** The part that an `@kv` D adds to a registration. */
 export interface RegistrationExtension {
   /** D's tensor-parallel rank. */
   readonly rank: number;
@@ -52,11 +52,11 @@ export interface RegistrationExtension {
   readonly numTokens: number;
   /** Blocks per group at the start of the prompt that D has already. */
   readonly computedBlocks: readonly number[];
-  /** The request at P that P's `kv_transfer_params` named; absent when D registered before P answered. */
+  /** The request at P that P's `kv_transfer_params` named; absent when D registered before P responded. */
   readonly prefill?: (RemoteLease & { readonly wireId: string }) | undefined;
 }
 
-/** P's answer to one rank of D: no WRITE for this registration is under way, and none will follow. */
+/** P's notice to one rank of D: no WRITE for this registration is in flight, and none will follow. */
 export interface RegistrationEnded {
   /** D's name of the request. */
   readonly wireId: string;
@@ -66,7 +66,7 @@ export interface RegistrationEnded {
   readonly generation: number;
   /** Why P does not write. */
   readonly code: KvErrorCode;
-  /** The same for people; at most 500 characters. */
+  /** The reason as text; at most 500 characters. */
   readonly message: string;
 }
 
@@ -262,7 +262,7 @@ export function decodePushControl(message: ExtensionMessage): PushControlMessage
       wireId: id(fields, "request_id"),
       incarnation: id(fields, "incarnation"),
       generation: fields.integer("generation"),
-      // A newer peer may have codes that are not known here.
+      // A newer peer may have codes that this version does not know.
       code: KV_ERROR_CODES.find((each) => each === code) ?? "KV_TRANSFER_FAILED",
       message: id(fields, "message"),
     },

@@ -14,7 +14,7 @@ const folder = fileURLToPath(new URL("../../fixtures/wire/", import.meta.url));
 
 const read = (name: string) => readFileSync(folder + name, "utf8");
 
-/** Every kv_transfer_params that vLLM's pull scheduler returned in the recordings, as the scheduler gave them and as HTTP carried them. */
+/** Each kv_transfer_params that vLLM's pull scheduler returned in the recordings, from the scheduler's log and from HTTP responses. */
 const recorded = [
   ...readdirSync(folder)
     .filter((name) => name.startsWith("pull") && name.endsWith(".sched.jsonl"))
@@ -33,7 +33,7 @@ const recorded = [
 
 const answer = recorded[0] ?? {};
 
-test("vLLM's own answers are read, and written again key by key", () => {
+test("vLLM's recorded parameters are parsed, and encoded again with the same keys in the same order", () => {
   expect(recorded.length).toBeGreaterThan(0);
   for (const params of recorded) {
     const parsed = parseTransferParams(params);
@@ -52,7 +52,7 @@ test("vLLM's own answers are read, and written again key by key", () => {
   }
 });
 
-test("a request for a decode side elsewhere, and one for neither", () => {
+test("parses the parameters of a prefill request, and of a request without a transfer", () => {
   expect(
     parseTransferParams({ do_remote_decode: true, do_remote_prefill: false, remote_engine_id: null }).kind,
   ).toBe("remote-decode");
@@ -77,20 +77,20 @@ test.each([
   ["remote_block_ids", [[2 ** 60]]],
   ["do_remote_prefill", "yes"],
   ["do_remote_decode", true],
-])("%s = %j is refused by name", (key, value) => {
+])("%s = %j is refused, and the error names the key", (key, value) => {
   const read = () => parseTransferParams({ ...answer, [key]: value });
   expect(read).toThrow(expect.objectContaining({ code: "KV_REQUEST_INVALID" }));
   expect(read).toThrow(key);
 });
 
 test.each(["127.0.0.1", "::1", "fe80::1%eth0", "p0.svc.cluster.local", "prefill_0", "::ffff:10.0.0.1"])(
-  "%s is a host",
+  "%s is accepted as remote_host",
   (remote_host) => {
     expect(parseTransferParams({ ...answer, remote_host })).toMatchObject({ remoteHost: remote_host });
   },
 );
 
-test("what a peer leaves out or says null has vLLM's default", () => {
+test("a missing or null key gets vLLM's default", () => {
   const { tp_size, dcp_size, pp_size, transfer_mode, remote_num_tokens, ...rest } = answer;
   expect(parseTransferParams({ ...rest, dcp_size: null })).toMatchObject({
     tpSize: 1,
@@ -102,14 +102,14 @@ test("what a peer leaves out or says null has vLLM's default", () => {
   });
 });
 
-test("the base of a request id is without vLLM's suffix", () => {
+test("baseRequestId removes vLLM's random suffix", () => {
   expect(baseRequestId("cmpl-abc-0-92dff6c0")).toBe("cmpl-abc-0");
   expect(baseRequestId("cmpl-abc-0-92DFF6C0")).toBe("cmpl-abc-0");
   expect(baseRequestId("cmpl-abc-92dff6c0-0")).toBe("cmpl-abc-92dff6c0-0");
   expect(baseRequestId("cmpl-abc")).toBe("cmpl-abc");
 });
 
-test("whatever a client sends, it is read or refused with a KvError", () => {
+test("arbitrary parameters are parsed or refused with a KvError", () => {
   fc.assert(
     fc.property(
       fc.dictionary(
@@ -139,7 +139,7 @@ const pullAnswer = {
 };
 const { remote_block_ids: _, ...pushAnswer } = { ...pullAnswer, transfer_mode: "push", tp_size: 2 };
 
-test("a vLLM D can use vLLM's answers: with unknown keys, and in push without blocks", () => {
+test("accepts what a vLLM D can use: vLLM's parameters, unknown keys, and no blocks in push", () => {
   expect(checkRemotePrefillParams(pullAnswer)).toBeUndefined();
   expect(
     checkRemotePrefillParams({ ...pullAnswer, transfer_mode: "pull", tp_size: 8, dcp_size: 1, pp_size: 1 }),
@@ -168,19 +168,19 @@ test.each([
   [{ remote_num_tokens: "7" }, 'remote_num_tokens is "7"'],
   [{ transfer_mode: 7 }, "transfer_mode is 7, not a non-empty string"],
   [{ transfer_mode: "folder" }, 'transfer_mode is "folder", not "pull" or "push"'],
-])("an answer with %j would stop a vLLM D, and is refused", (change, why) => {
+])("refuses parameters with %j, which would make a vLLM D fail", (change, why) => {
   const error = checkRemotePrefillParams({ ...pullAnswer, ...change });
   expect(error?.code).toBe("KV_REQUEST_INVALID");
   expect(error?.message).toContain(why);
 });
 
-test("a P that pushes must name its tensor-parallel size", () => {
+test("parameters of a push P must contain tp_size", () => {
   expect(checkRemotePrefillParams({ ...pushAnswer, tp_size: undefined })?.message).toContain(
     "tp_size is missing",
   );
 });
 
-test("the lease of an @kv peer goes there and back; anything else under its key counts as absent", () => {
+test("kv_peer decodes to what was encoded, and a malformed kv_peer counts as absent", () => {
   const lease = { incarnation: "i", generation: 3 };
   const parsed = parseTransferParams({ ...answer, kv_peer: lease });
   if (parsed.kind !== "remote-prefill") throw new Error("not a remote prefill");

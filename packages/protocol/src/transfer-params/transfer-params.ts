@@ -2,7 +2,7 @@ import { type BlockIds, KvError, type KvTransferParams } from "@kv/interface";
 import { isMap, MapFields, malformed } from "../encoding/map-fields.js";
 import { MAX_REQUEST_ID_BYTES } from "../notifications/notifications.js";
 
-/** A host name or an IP address and nothing else: ZMQ gives "*", ";" and "/" in an endpoint a meaning. */
+/** A host name or an IP address and nothing else: "*", ";" and "/" have a special meaning in ZMQ endpoints. */
 export const HOST = /^[A-Za-z0-9]([A-Za-z0-9._-]{0,253})$|^[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9]{1,16})?$/;
 
 const WHAT = "kv_transfer_params";
@@ -19,19 +19,19 @@ export type TransferMode = "pull" | "push";
 export interface RemoteLease {
   /** P's process; another start of the same engine has another value. */
   readonly incarnation: string;
-  /** Which use of its blocks the request is. */
+  /** Number of the use of the request's blocks; see `Generation` in `@kv/connector`. */
   readonly generation: number;
 }
 
-/** `kv_transfer_params` of a request to D, made by P's answer (vLLM 0.33: `request_finished` in pull_scheduler.py and push_scheduler.py). */
+/** `kv_transfer_params` of a request to D, from P's response (vLLM 0.33: `request_finished` in pull_scheduler.py and push_scheduler.py). */
 export interface RemotePrefillParams {
   /** Distinguishes these parameters from other `RequestParams`. */
   readonly kind: "remote-prefill";
-  /** Logical block ids per KV cache group that hold the prompt's KV at P. Empty in push where P did not name them. */
+  /** Logical block ids per KV cache group that hold the prompt's KV at P. Empty in push when P's response had none. */
   readonly remoteBlockIds: BlockIds;
   /** P's engine id. */
   readonly remoteEngineId: string;
-  /** P's id of the request, as notifications name it. */
+  /** P's id of the request, used in notifications. */
   readonly remoteRequestId: string;
   /** Host of P's side channel. */
   readonly remoteHost: string;
@@ -43,9 +43,9 @@ export interface RemotePrefillParams {
   readonly dcpSize: number;
   /** P's pipeline-parallel size. Default 1. */
   readonly ppSize: number;
-  /** Prompt tokens whose KV the remote blocks hold; undefined where P does not say. */
+  /** Prompt tokens whose KV the remote blocks hold; undefined when absent. */
   readonly remoteNumTokens: number | undefined;
-  /** End of P's lease on P's clock, in seconds; undefined where P does not say. */
+  /** End of P's lease on P's clock, in seconds; undefined when absent. */
   readonly remoteBlocksExpiryTime: number | undefined;
   /** How often P has registered its KV cache; D shakes hands again when it is higher than at the last handshake. Default 0. */
   readonly remoteRegistrationGeneration: number;
@@ -57,7 +57,7 @@ export interface RemotePrefillParams {
   readonly given: KvTransferParams;
 }
 
-/** What a request's `kv_transfer_params` ask for. */
+/** The transfer that a request's `kv_transfer_params` ask for. */
 export type RequestParams =
   /** No transfer. */
   | {
@@ -74,7 +74,7 @@ export type RequestParams =
   | RemotePrefillParams;
 
 /**
- * Reads a request's `kv_transfer_params`; the only validation of them in this project. `defaultMode` is the mode where they name none.
+ * Reads a request's `kv_transfer_params`; the only validation of them in this project. `defaultMode` applies when they have no mode.
  * Errors: `KV_REQUEST_INVALID` naming the key, its value and the wanted form.
  */
 export function parseTransferParams(
@@ -94,7 +94,7 @@ export function parseTransferParams(
 }
 
 /**
- * Checks the parameters of P's answer before a D gets them: a vLLM D (0.32, 0.33) takes them as they are, and a field that is missing or of
+ * Checks the parameters of P's response before a D gets them. A vLLM D (0.32, 0.33) does not validate them: a field that is missing or of
  * another type stops its engine or makes it read other memory. Returns the error, or undefined when the parameters are usable. Stricter
  * than `parseTransferParams`: only vLLM's modes, sizes may be absent but not null, push needs `tp_size`, and pull needs at least one block.
  */
@@ -152,7 +152,7 @@ function readRemotePrefill(params: KvTransferParams, defaultMode: TransferMode):
 }
 
 function blockIds(fields: MapFields, transferMode: string): BlockIds {
-  // A P that pushes knows its blocks itself.
+  // A P that pushes does not need its own block ids.
   if (transferMode === "push" && fields.raw("remote_block_ids") == null) return [];
   return fields.blockIds("remote_block_ids", { maxPerGroup: MAX_BLOCKS_PER_GROUP });
 }
@@ -183,7 +183,7 @@ function readLease(value: unknown): RemoteLease | undefined {
   return { incarnation, generation };
 }
 
-/** The parameters of P's answer, for `encodeRemotePrefillParams`. */
+/** The parameters of P's response, for `encodeRemotePrefillParams`. */
 export interface RemotePrefillAnswer
   extends Omit<
     RemotePrefillParams,
@@ -199,7 +199,7 @@ export interface RemotePrefillAnswer
   readonly lease?: RemoteLease | undefined;
 }
 
-/** P's answer as `kv_transfer_params`, with vLLM's keys in vLLM's order and the `@kv` extension last. Throws nothing. */
+/** P's response as `kv_transfer_params`, with vLLM's keys in vLLM's order and the `@kv` extension last. Throws nothing. */
 export function encodeRemotePrefillParams(answer: RemotePrefillAnswer): KvTransferParams {
   const { remoteBlocksExpiryTime, remoteRegistrationGeneration, lease } = answer;
   return {

@@ -23,12 +23,12 @@ export type DecodeWorkerStep = Pick<
   "incarnation" | "registrations" | "withdrawals" | "heartbeats"
 >;
 
-/** Failures before any rank of P knew the blocks. */
+/** Failures that occur before any rank of P knows the blocks. */
 const NOT_REGISTERED = ["push_reg_handshake_failed", "transfer_setup_failed"];
 
 /**
- * D's half of a worker. Each registration runs on its own: it waits for the handshake, then for the reply of each of P's ranks, and ends in the
- * worker's output, at its deadline at the latest.
+ * D's half of a worker. Each registration runs independently: it waits for the handshake, then for the reply of each of P's ranks. Its outcome is
+ * in the worker's output at its deadline at the latest.
  */
 export class DecodeWorker {
   /** The P's that this rank registers blocks with. */
@@ -98,7 +98,7 @@ export class DecodeWorker {
     });
   }
 
-  /** Takes the registrations, the requests that the engine gave up, and the heartbeats. */
+  /** Takes the registrations, the withdrawals of requests that the engine aborted, and the heartbeats. */
   step({ incarnation, registrations, withdrawals, heartbeats }: DecodeWorkerStep): void {
     this.#sender.incarnation = incarnation;
     for (const order of registrations) {
@@ -127,7 +127,7 @@ export class DecodeWorker {
     this.#replies.ended(wireId, from, new KvError(code, reason));
   }
 
-  /** Numbers of requests that wait, of notifications under way, and of leases that are extended; all 0 when nothing is left. */
+  /** Numbers of requests that wait, of notifications that are being sent, and of leases that are extended; all 0 when nothing is held. */
   outstanding(): { readonly receives: number; readonly notifications: number; readonly heartbeats: number } {
     return {
       receives: this.#receives.size,

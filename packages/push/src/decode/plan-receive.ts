@@ -4,14 +4,14 @@ import { exchangedBlocks, planRequest, type RequestPlan } from "@kv/plan";
 import { PUSH_CONTROL } from "@kv/protocol";
 import type { RegistrationOrder } from "../step-metadata.js";
 
-/** The consumer's engine, as far as the plan of a receive pass needs it. */
+/** The properties of the consumer's engine that the plan of a receive pass needs. */
 export interface ReceivingEngine {
   readonly groups: KvCacheConfig["groups"];
   readonly tpSize: number;
 }
 
 /**
- * Plans the receive pass of a request whose blocks a producer will write. A pair that does not fit is refused here, before a block is
+ * Plans the receive pass of a request whose blocks a producer will write. An incompatible pair is refused here, before a block is
  * registered. Errors: `ReceiveError` with `transfer_setup_failed` and `KV_PLAN_UNSUPPORTED`, `KV_BLOCKS_MISMATCH` or those of
  * `planRequest`.
  */

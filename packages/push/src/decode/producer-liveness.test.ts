@@ -23,7 +23,7 @@ function waitingRequest(incarnation: string | undefined, ...answers: (string | u
     receives: { values: () => [{ order, fail } as unknown as PendingReceive<RegistrationOrder>] },
     probeTimeoutMs: 1000,
   });
-  /** The messages of the errors that the request has got after so many more failed heartbeats. */
+  /** Fails `count` more heartbeats. Returns the messages of all errors that the request has got so far. */
   const afterFailedHeartbeats = async (count: number) => {
     for (let beat = 0; beat < count; beat++) await liveness.heartbeatFailed(PREFILL);
     expect(drop).toHaveBeenCalledTimes(fail.mock.calls.length);
@@ -45,14 +45,14 @@ test("a new incarnation fails the request at once, a missed probe the second tim
   expect(await restarted.afterFailedHeartbeats(1)).toEqual([`engine prefill was restarted ${SUFFIX}`]);
   const silent = waitingRequest("one");
   expect(await silent.afterFailedHeartbeats(1)).toEqual([]);
-  expect(await silent.afterFailedHeartbeats(1)).toEqual([`engine prefill does not answer ${SUFFIX}`]);
+  expect(await silent.afterFailedHeartbeats(1)).toEqual([`engine prefill stopped answering ${SUFFIX}`]);
 });
 
-test("a vLLM producer is not probed, because its listener would stop: two failed heartbeats in a row decide", async () => {
+test("a vLLM producer is not probed, because its listener would stop: two failed heartbeats in a row fail the request", async () => {
   const { afterFailedHeartbeats, liveness, queryLease } = waitingRequest(undefined);
   expect(await afterFailedHeartbeats(1)).toEqual([]);
   liveness.heartbeatDelivered(PREFILL);
   expect(await afterFailedHeartbeats(1)).toEqual([]);
-  expect(await afterFailedHeartbeats(1)).toEqual([`engine prefill takes no heartbeat ${SUFFIX}`]);
+  expect(await afterFailedHeartbeats(1)).toEqual([`engine prefill stopped receiving heartbeats ${SUFFIX}`]);
   expect(queryLease).not.toHaveBeenCalled();
 });

@@ -7,7 +7,7 @@ import {
 import { type Clock, KvError } from "@kv/interface";
 import type { RegistrationOrder } from "../step-metadata.js";
 
-/** What the detection of dead producers works with. */
+/** Options of `ProducerLiveness`. */
 export interface ProducerLivenessOptions {
   readonly clock: Clock;
   readonly engines: {
@@ -22,8 +22,8 @@ export interface ProducerLivenessOptions {
 
 /**
  * Detects producers that have died: one that dies between a registration and its WRITE sends nothing. After a failed heartbeat the
- * producer is probed; a new incarnation, or two missed probes in a row, mean that it has gone, and its requests fail. A vLLM producer is
- * not probed, because its handshake listener stops at a message that it does not know: two failed heartbeats in a row decide.
+ * producer is probed; a new incarnation, or two missed probes in a row, mean that it is gone, and its requests fail. A vLLM producer is
+ * not probed, because its handshake listener stops at a message that it does not know: two failed heartbeats in a row mean that it is gone.
  */
 export class ProducerLiveness {
   readonly #options: ProducerLivenessOptions;
@@ -55,7 +55,7 @@ export class ProducerLiveness {
     this.#missed.set(key, missed);
     if (process === undefined ? missed < 2 : process === engine.incarnation) return;
     this.#missed.delete(key);
-    const silent = canBeProbed ? "does not answer" : "takes no heartbeat";
+    const silent = canBeProbed ? "stopped answering" : "stopped receiving heartbeats";
     const reason = process === undefined ? silent : "was restarted";
     engines.table.drop(engine, `it ${reason}`);
     for (const receive of waiting) {

@@ -13,7 +13,7 @@ import type { ProducerLiveness } from "./producer-liveness.js";
 import type { RegistrationReplies } from "./push-replies.js";
 import type { RegistrationSender } from "./registration-sender.js";
 
-/** What `receivePush` works with, the same for every request. */
+/** Options of `receivePush`, the same for every request. */
 export interface ReceivePushOptions extends ReceivingEngine {
   readonly engines: Pick<RemoteEngines, "acquire">;
   readonly clock: Clock;
@@ -21,14 +21,14 @@ export interface ReceivePushOptions extends ReceivingEngine {
   readonly liveness: ProducerLiveness;
   /** Applied after the last byte. */
   readonly receivePass: ReceivePass;
-  /** How long blocks stay out of use that a silent producer may still write to, in milliseconds. */
+  /** How long blocks are not reused that a silent producer may still write to, in milliseconds. */
   readonly blocksAtRiskMs: number;
 }
 
 /** One request that waits for its KV. */
 export interface PushedRequest {
   readonly order: RegistrationOrder;
-  /** Aborts the request: at its deadline, or when the engine gives it up. */
+  /** Aborts the request at its deadline, or when the engine aborts it. */
   readonly signal: AbortSignal;
   readonly replies: RegistrationReplies;
   /** Called once if the request has failed and a producer may still write to its blocks after `REPORT_GRACE_MS`. */
@@ -64,7 +64,7 @@ class PushReceive {
   readonly #options: ReceivePushOptions;
   /** The agents of the producer's ranks. */
   readonly #agents: readonly string[];
-  /** The agents whose registration the transport did not take. */
+  /** The agents whose registration the transport could not send. */
   readonly #unregistered = new Set<string>();
 
   constructor(request: PushedRequest, engine: RemoteEngine, options: ReceivePushOptions) {
@@ -127,8 +127,8 @@ class PushReceive {
   }
 
   /**
-   * Withdraws the registration, and waits until each rank that may write has replied, or the producer's process has gone, or waiting is
-   * of no use any more. Reports the blocks as at risk when that takes longer than `REPORT_GRACE_MS`.
+   * Withdraws the registration, and waits until each rank that may write has replied, the producer's process is gone, or further waiting is
+   * useless. Reports the blocks as at risk when that takes longer than `REPORT_GRACE_MS`.
    */
   async #waitUntilSafe(failure: ReceiveError): Promise<void> {
     const { order, replies, blocksAtRisk } = this.#request;

@@ -6,7 +6,7 @@ import type { RegistrationOrder } from "../step-metadata.js";
 export class RegistrationSender {
   readonly #context: Pick<WorkerContext, "log" | "metrics" | "notifications" | "options">;
   readonly #engines: { readonly table: Pick<RemoteEngines["table"], "drop"> };
-  /** This consumer's process, as the latest step names it. */
+  /** The incarnation of this consumer's process, from the latest step. */
   incarnation = "";
 
   constructor(
@@ -17,7 +17,7 @@ export class RegistrationSender {
     this.#engines = engines;
   }
 
-  /** Registers the order's blocks with one rank. False if the transport did not take the message; the engine is dropped then. */
+  /** Registers the order's blocks with one rank. Resolves with false if the transport could not send the message; the engine is then dropped. */
   register(order: RegistrationOrder, engine: RemoteEngine, agent: string): Promise<boolean> {
     const { notifications, metrics, log } = this.#context;
     const payload = encodeRegistration(order, this.#registrant(), engine.features.has(PUSH_CONTROL));

@@ -47,7 +47,7 @@ export function ranksServed(local: Pick<RankGeometry, "tpRank" | "tpSize">, remo
 
 /**
  * Acquires the link to the process that sent a registration. A restarted consumer returns under the same engine id, so the open link may
- * lead to the process before it; it is dropped then and opened again. For a vLLM consumer the open link is used as it is. The caller
+ * belong to the previous process; it is then dropped and opened again. For a vLLM consumer the open link is used unchanged. The caller
  * releases the link. Errors: those of `PeerTable.acquire`; the signal's reason; `KV_GENERATION_STALE` if that process has gone.
  */
 export async function acquireConsumer(
@@ -72,8 +72,8 @@ export async function acquireConsumer(
 }
 
 /**
- * Opens and closes links to consumers. Errors of `open`: those of the handshake, the plan and the transport; what was made before the error is
- * undone.
+ * Opens and closes links to consumers. Errors of `open`: those of the handshake, the plan and the transport; after an error, everything that was opened is
+ * closed.
  */
 export class ConsumerLinks {
   readonly #context: ConsumerLinksContext;
@@ -84,7 +84,7 @@ export class ConsumerLinks {
     this.#context = context;
   }
 
-  /** Shakes hands with the consumer's ranks that this rank serves, plans for each, and prepares the lists. */
+  /** Performs the handshakes with the consumer's ranks that this rank serves, plans for each, and prepares the lists. */
   async open(address: EngineAddress): Promise<ConsumerLink> {
     const { agent, handshake, local, localLists, log, remoteAgents } = this.#context;
     const { ranks, incarnation, features } = await handshake.ask(address, ranksServed(local, address.tpSize));
@@ -99,7 +99,7 @@ export class ConsumerLinks {
         const lists: ConsumerLists[] = [];
         const keys: string[] = [];
         const target: ConsumerTarget = { agent: name, plan, lists };
-        // From here on `close` removes the agent, and the lists that exist by then.
+        // From here on, `close` removes the agent and the lists that exist.
         targets.set(rank.tpRank, target);
         this.#localListKeys.set(target, keys);
         const source = plan.sources.find(({ remoteRank }) => remoteRank === local.tpRank);
@@ -142,12 +142,12 @@ export class ConsumerLinks {
       // Ranks of one engine differ only in their addresses, and only this rank's addresses are used.
       remotes: sources.map((tpRank) => ({ ...local, tpRank })),
       ...model,
-      // The same choice as the consumer makes for itself: both sides must come to the same form.
+      // Must be the consumer's own choice, so that both sides plan the same form.
       canPass: geometry.regions.every(({ memoryType }) => memoryType === "DRAM"),
-      // The consumer does the conversions after the WRITE. One of our own refuses those that it does not do; vLLM has its own rules.
+      // The consumer converts the blocks after the WRITE. Our own consumers refuse conversions that they do not support; vLLM has its own rules.
       conversions: controls ? ["hnd-to-nhd"] : ["hnd-to-nhd", "attention-order"],
     });
-    // A vLLM consumer with larger blocks reorders them in its own way, and one with smaller blocks stops its engine.
+    // A vLLM consumer with larger blocks reorders them in another way, and one with smaller blocks fails and stops its engine.
     if (!controls && (geometry.kernelBlockSize !== local.kernelBlockSize || plan.form !== "copy")) {
       throw new KvError(
         "KV_PLAN_UNSUPPORTED",
@@ -177,8 +177,8 @@ export class ConsumerLinks {
 }
 
 /**
- * Adds to a consumer's geometry how its convolution state is divided. A handshake carries only the sum, which is all that a reader needs.
- * Two engines of one model divide it alike, so this rank's division is scaled to the consumer's size.
+ * Adds the division of the convolution state to a consumer's geometry. A handshake contains only the total size, which is enough for a reader.
+ * Two engines of one model divide the state in the same way, so this rank's division is scaled to the consumer's size.
  */
 function withConvolutionParts(received: RankGeometry, local: RankGeometry): RankGeometry {
   const [theirs, ours] = [received.stateSpace, local.stateSpace];

@@ -4,7 +4,7 @@ import { encodeRegistrationEnded, type Registration } from "@kv/protocol";
 import { acquireConsumer, type ConsumerLink } from "./consumer-link.js";
 import type { LayerwiseWrites } from "./layerwise-writes.js";
 
-/** What ended notices are sent with. */
+/** The parts that ended notices need. */
 export interface EndedNoticesOptions {
   readonly consumers: PeerTable<ConsumerLink>;
   readonly notifications: Pick<NotificationSender, "send">;
@@ -38,7 +38,7 @@ export class EndedNotices {
     return this.#sending.size;
   }
 
-  /** From now on `send` does nothing. */
+  /** Makes `send` do nothing from now on. */
   close(): void {
     this.#closed = true;
   }

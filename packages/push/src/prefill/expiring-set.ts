@@ -29,7 +29,7 @@ export class ExpiringSet {
     }
   }
 
-  /** True if the key was added less than `ttlMs` ago and has not been displaced. */
+  /** True if the key was added less than `ttlMs` ago and was not removed to make room. */
   has(key: string): boolean {
     const atMs = this.#addedAtMs.get(key);
     return atMs !== undefined && this.#isLive(atMs);

@@ -16,13 +16,13 @@ import type { ProducedRequest, ProducedRequests, WriteProgress } from "./produce
 import { consumerRequestKey } from "./registration-matcher.js";
 import type { DispatchedWrite, WriteDispatcher } from "./write-dispatch.js";
 
-/** The parts of the push writer that finished requests work with. */
+/** The parts of the push writer that `FinishedRequests` needs. */
 export interface FinishedRequestsOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly metrics: Pick<TransferMetrics, "leaseExpired">;
   readonly output: WorkerOutputQueue;
-  /** This rank. */
+  /** This producer rank's tensor-parallel rank. */
   readonly tpRank: number;
   readonly tpSize: number;
   /** How long a heartbeat extends a lease, in milliseconds. */
@@ -77,7 +77,7 @@ export class FinishedRequests {
   write(key: string, registration: Registration, request: ProducedRequest): void {
     const { requests, endedRegistrations } = this.#options;
     if (!requests.isCurrent(request)) {
-      throw new KvError("KV_GENERATION_STALE", "the request of that name has ended");
+      throw new KvError("KV_GENERATION_STALE", "the request with that id has ended");
     }
     request.progress ??= this.#progressTo(registration);
     const { progress, finished } = request;
@@ -165,13 +165,13 @@ export class FinishedRequests {
     for (const { controller } of this.#writes.values()) controller.abort(reason);
   }
 
-  /** The request goes to the consumer of the first registration that matches it. Errors: `KV_TOPOLOGY_INVALID`. */
+  /** Assigns the request to the consumer of the first registration that matches it. Errors: `KV_TOPOLOGY_INVALID`. */
   #progressTo(registration: Registration): WriteProgress {
     const ranks = ranksServed(this.#options, registration.tpSize);
     return { consumer: consumerRequestKey(registration), ranks, servedRanks: new Set(), writing: 0 };
   }
 
-  /** Waits for the layer-wise writes, writes the regions that they have not `written`, and sends the ended notice after a failure. */
+  /** Waits for the layer-wise writes, writes the regions that are not in `written`, and sends the ended notice after a failure. */
   async #serve(key: string, order: LeaseOrder, write: DispatchedWrite, written: Set<string>): Promise<void> {
     const { layerwise, dispatcher, endedNotices } = this.#options;
     for (const region of await layerwise.finish(key, order, write.controller.signal)) written.add(region);
@@ -183,7 +183,7 @@ export class FinishedRequests {
     for (const rank of ranks) progress.servedRanks.add(rank);
     if (progress.writing > 0 || !this.#options.requests.isCurrent(request)) return;
     const allServed = progress.servedRanks.size === progress.ranks.length;
-    // If the lease has expired while it was written, the request waits for no further rank.
+    // If the lease expired during the write, the request does not wait for further ranks.
     if (allServed || !this.#leases.has(request.wireId)) this.#complete(request);
   }
 
@@ -191,7 +191,7 @@ export class FinishedRequests {
     const { requests, metrics, log } = this.#options;
     const request = requests.byWireId(wireId);
     if (request === undefined) return;
-    // A WRITE that runs is isAwaited: it frees the blocks when it ends.
+    // A running WRITE is awaited: its end frees the blocks.
     if ((request.progress?.writing ?? 0) > 0) return;
     metrics.leaseExpired();
     log.warn("lease-expired", {

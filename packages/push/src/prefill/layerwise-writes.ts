@@ -5,7 +5,7 @@ import type { ProducedRequest } from "./produced-requests.js";
 import type { KeyedRegistration } from "./registration-matcher.js";
 import type { WriteDispatcher } from "./write-dispatch.js";
 
-/** What layer-wise writes work with. */
+/** Options of `LayerwiseWrites`. */
 export interface LayerwiseWritesOptions {
   readonly dispatcher: Pick<WriteDispatcher, "write">;
   /** Names of all regions. The regions that are computed last are left to the final write. */
@@ -28,9 +28,9 @@ interface Entry {
 const NONE: ReadonlySet<string> = new Set();
 
 /**
- * Layer-wise push: writes the layers of a running request that are computed, while later layers are being computed. These writes promise
- * nothing: the consumer is not notified, and a region that failed, or went to a registration that another request matches in the end, is
- * written again by the final write. The final write waits for them and notifies the consumer.
+ * Layer-wise push: writes the layers of a running request that are computed, while later layers are being computed. These writes are
+ * only an optimization: the consumer is not notified, and the final write repeats a region that failed, or that was written for another request
+ * than the one that the registration finally matches. The final write waits for them and notifies the consumer.
  */
 export class LayerwiseWrites {
   readonly #options: LayerwiseWritesOptions;
@@ -57,7 +57,7 @@ export class LayerwiseWrites {
   }
 
   /**
-   * Ends the layer-wise writes for a registration. Resolves with the regions that were written of this request, when none of the writes
+   * Ends the layer-wise writes for a registration. Resolves with the regions of this request that were written, when none of the writes
    * touches memory any more. An abort of the signal aborts the writes.
    */
   async finish(key: string, order: LeaseOrder, signal: AbortSignal): Promise<ReadonlySet<string>> {
@@ -86,7 +86,7 @@ export class LayerwiseWrites {
     if (this.#entries.get(key) === entry) this.#entries.delete(key);
   }
 
-  /** Aborts the writes of a request that has ended. Undefined if nothing reads its blocks, else a promise that resolves when that is so. */
+  /** Aborts the writes of a request that has ended. Undefined if no write reads its blocks, else a promise that resolves when no write reads them. */
   release(request: ProducedRequest): Promise<void> | undefined {
     this.#computed.delete(request);
     const keys = [...this.#entries].filter(([, entry]) => entry.request === request).map(([key]) => key);
@@ -124,7 +124,7 @@ export class LayerwiseWrites {
       controller: new AbortController(),
       running: new Set<Promise<void>>(),
     };
-    // Another request of the same name came first. Whichever finishes is written in full.
+    // Another request with the same base id came first. The final write of the one that finishes writes all regions.
     if (entry.request !== request || entry.controller.signal.aborted) return;
     this.#entries.set(key, entry);
     const regions = new Set([...computed].filter((region) => !entry.started.has(region)));

@@ -18,7 +18,7 @@ import { type ProducedRequest, ProducedRequests } from "./produced-requests.js";
 import { RegistrationMatcher, registrationKey } from "./registration-matcher.js";
 import { WriteDispatcher } from "./write-dispatch.js";
 
-/** What a push writer is made of, and its times. */
+/** The parts of a push writer, and its time limits. */
 export interface PushWriterOptions {
   readonly agent: Agent;
   readonly clock: Clock;
@@ -28,13 +28,13 @@ export interface PushWriterOptions {
   readonly notifications: NotificationSender;
   /** The consumer engines that are open. */
   readonly consumers: PeerTable<ConsumerLink>;
-  /** This engine and this rank of it. */
+  /** The id of this engine. */
   readonly engineId: string;
   readonly tpRank: number;
   readonly tpSize: number;
   /** How long a heartbeat extends a lease, in milliseconds. */
   readonly extensionMs: number;
-  /** From the match to the last byte, the handshake included, in milliseconds. */
+  /** Time limit from the match to the last byte, including the handshake, in milliseconds. */
   readonly writeTimeoutMs: number;
   /** How long a registration waits for its prompt, in milliseconds. */
   readonly registrationWaitMs: number;
@@ -140,7 +140,7 @@ export class PushWriter {
       return;
     }
     if (!this.#isValid(key, registration)) return;
-    // The registration itself may still arrive: it has ended.
+    // The registration itself may still arrive. It counts as ended.
     this.#endedRegistrations.add(key);
     this.#endedNotices.send(key, registration, error);
     // A withdrawal has no blocks: it waits for its prompt, and frees it.
@@ -152,7 +152,7 @@ export class PushWriter {
     this.#finished.extendLeases(names);
   }
 
-  /** The numbers of what is in use, for tests and metrics; all are 0 when nothing is left. */
+  /** Numbers of held resources, for tests and metrics; all are 0 when nothing is held. */
   outstanding(): {
     batch: number;
     leases: number;
@@ -207,7 +207,7 @@ export class PushWriter {
     }
   }
 
-  /** True for a registration that was taken before: all ranks of a vLLM consumer send the same, and a message may arrive twice. */
+  /** True for a registration that was received before: all ranks of a vLLM consumer send the same one, and a message may arrive twice. */
   #isKnown(key: string): boolean {
     return this.#finished.isWriting(key) || this.#endedRegistrations.has(key) || this.#matcher.isWaiting(key);
   }

@@ -4,7 +4,7 @@ import { baseRequestId } from "@kv/protocol";
 import type { ProducedRequest, ProducedRequests } from "./produced-requests.js";
 import { AliasIndex } from "./request-aliases.js";
 
-/** The result of looking for the request that a registration means. */
+/** The result of a search for the request of a registration. */
 export type Match =
   /** The finished request that is to be written. */
   | { readonly kind: "matched"; readonly request: ProducedRequest }
@@ -13,7 +13,7 @@ export type Match =
   /** The request will never match; `reason` says why. */
   | { readonly kind: "gone"; readonly reason: string };
 
-/** What the matcher works with. */
+/** Options of `RegistrationMatcher`. */
 export interface RegistrationMatcherOptions {
   readonly clock: Clock;
   readonly requests: ProducedRequests;
@@ -38,7 +38,7 @@ export function registrationKey(registration: Registration): string {
 
 /**
  * Matches registrations with the producer's requests, whichever comes first, and keeps the registrations that wait for a prompt. One of
- * our consumers that knows the producer's answer names the exact request and the use of its blocks. Otherwise the ids are compared:
+ * our consumers that has the producer's parameters names the exact request and generation. Otherwise the ids are compared:
  * exactly first, then without the suffixes that the two engines appended (vLLM 0.33, `get_base_request_id`).
  */
 export class RegistrationMatcher {
@@ -54,7 +54,7 @@ export class RegistrationMatcher {
     this.#requests = options.requests;
   }
 
-  /** The finished request that a registration means. `incarnation` is this producer's process; undefined before its first step. */
+  /** Finds the finished request of a registration. `incarnation` is this producer's process; undefined before its first step. */
   find(registration: Registration, incarnation: string | undefined): Match {
     const prefill = registration.own?.prefill;
     if (prefill !== undefined) {
@@ -82,7 +82,7 @@ export class RegistrationMatcher {
       taken ||= match.kind === "gone";
     }
     if (!running && (taken || this.#requests.hasEnded(baseId))) {
-      return { kind: "gone", reason: "the request of that name has ended at the prefill worker" };
+      return { kind: "gone", reason: "the request with that id has ended at the prefill worker" };
     }
     return { kind: "wait" };
   }
@@ -105,7 +105,7 @@ export class RegistrationMatcher {
     this.#arm();
   }
 
-  /** The waiting registrations of our own peers that a running request may be written to ahead of its end. They keep waiting. */
+  /** The waiting registrations of our own peers that a running request may be written to before it ends. They keep waiting. */
   waitingFor(request: ProducedRequest): readonly KeyedRegistration[] {
     const { numTokens } = request.order;
     return this.#candidates(request).filter(
@@ -146,7 +146,7 @@ export class RegistrationMatcher {
     this.#arm();
   }
 
-  /** The waiting registrations that may mean a request: those that want blocks come first, then exact ids, then older ones. */
+  /** The waiting registrations that may match a request: those that want blocks come first, then exact ids, then older ones. */
   #candidates(request: RequestIdentity): KeyedRegistration[] {
     const found: KeyedRegistration[] = [];
     for (const name of [exactName(request.wireId), baseRequestId(request.requestId)]) {
@@ -167,7 +167,7 @@ export class RegistrationMatcher {
     this.#keysByName.delete(nameOf(waiting.registration), key);
   }
 
-  /** Lets one timer run while registrations wait. It fires for the registration that was oldest when it was set. */
+  /** Keeps one timer running while registrations wait. It fires for the registration that was oldest when it was set. */
   #arm(): void {
     const [oldest] = this.#waiting.values();
     if (oldest === undefined) {
@@ -207,7 +207,7 @@ function mayMean({ own, matchId }: Registration, request: RequestIdentity): bool
   const { requestId, wireId, generation, finished } = request;
   const prefill = own?.prefill;
   if (prefill !== undefined) return prefill.wireId === wireId && prefill.generation === generation;
-  // A client may send two prompts under one id. They are told apart by their lengths, where these differ.
+  // A client may send two prompts under one id. Different lengths distinguish them.
   if (own !== undefined && finished !== undefined && own.numTokens !== finished.numTokens) return false;
   return matchId === requestId || baseRequestId(matchId) === baseRequestId(requestId);
 }

@@ -2,7 +2,7 @@ import { baseRequestId } from "@kv/protocol";
 
 /**
  * The names that a peer may use for a producer's request, besides its own id. The first is the id without the suffix of eight hex digits
- * that vLLM appends to each request id, so the two legs of a client's request have it in common. The second is the id that the proxy
+ * that vLLM appends to each request id, so both legs of a client's request share it. The second is the id that the proxy
  * chose: vLLM turns an `X-Request-Id` into `cmpl-{id}-{index}-{suffix}`, and the heartbeats of a vLLM 0.33 push consumer carry the
  * proxy's id.
  */

@@ -6,13 +6,13 @@ import { encodeNotification } from "@kv/protocol";
 import type { ConsumerLink, ConsumerLists, ConsumerTarget } from "./consumer-link.js";
 import { descriptorsInRegions } from "./region-filter.js";
 
-/** What `writeBlocks` works with, the same for every request. */
+/** Options of `writeBlocks`, the same for every request. */
 export interface WriteBlocksOptions {
   readonly agent: Agent;
   readonly notifications: Pick<NotificationSender, "send">;
   readonly metrics: Pick<TransferMetrics, "transferred" | "notificationFailed">;
   readonly log: Log;
-  /** This rank. */
+  /** This producer rank's tensor-parallel rank. */
   readonly tpRank: number;
   /** This engine's tensor-parallel size: the `n` of the done notification `"{id}:{n}"`. */
   readonly tpSize: number;
@@ -39,8 +39,8 @@ interface PlannedWrite {
 
 /**
  * Writes a request's blocks into the blocks that a consumer registered. The last write sends `"{the consumer's id}:{our TP size}"` to each
- * rank after the last byte of its share: the notification rides on the WRITE if there is one NIXL request, else it is sent when all
- * requests are done, because NIXL gives no order between requests. Settles only when no transfer of it can touch memory any more.
+ * rank after the last byte of its share: the notification is attached to the WRITE if there is one NIXL request, else it is sent when all
+ * requests are done, because NIXL does not order requests. Settles only when no transfer of it can touch memory any more.
  * Errors: the first failure; `KV_REQUEST_INVALID` for a rank that this one does not serve; those of the plan; the signal's reason.
  */
 export async function writeBlocks(
@@ -59,7 +59,7 @@ export async function writeBlocks(
   // All ranks are planned before a byte is written: if one cannot be planned, none is written.
   const planned = targets.map((target) => planWrites(target, write, options.tpRank));
   signal.throwIfAborted();
-  // One failed WRITE makes the others useless. They are aborted, and still awaited.
+  // One failed WRITE makes the others useless. They are aborted, but still awaited.
   const abort = new AbortController();
   const onAbort = () => abort.abort(signal.reason);
   signal.addEventListener("abort", onAbort);

@@ -9,7 +9,7 @@ import type { Registration } from "@kv/protocol";
 import { acquireConsumer, type ConsumerLink } from "./consumer-link.js";
 import { type BlockWrite, type WriteBlocksOptions, writeBlocks } from "./write-blocks.js";
 
-/** What the dispatcher writes with. */
+/** The parts and limits of the dispatcher. */
 export interface WriteDispatcherOptions extends WriteBlocksOptions {
   readonly clock: Clock;
   readonly log: Log;
@@ -20,11 +20,11 @@ export interface WriteDispatcherOptions extends WriteBlocksOptions {
   readonly writeTimeoutMs: number;
 }
 
-/** A write in the hands of the dispatcher. */
+/** A write that the dispatcher runs or queues. */
 export interface DispatchedWrite extends BlockWrite {
   /** Aborts the write. The dispatcher aborts it at the deadline. */
   readonly controller: AbortController;
-  /** Set when the consumer withdrew its registration: the write that ends by it has not failed. */
+  /** Set when the consumer withdrew its registration. A write that ends because of it has not failed. */
   withdrawn?: boolean | undefined;
 }
 
@@ -33,13 +33,13 @@ const WRITES_PER_CONSUMER = 8;
 
 interface ConsumerQueue {
   running: number;
-  /** Start the writes that wait, in order. */
+  /** Functions that start the waiting writes, in order. */
   readonly waiting: (() => Promise<void>)[];
 }
 
 /**
- * Runs the writes of a producer rank. Each consumer engine has a queue and a number of slots of its own, so one that answers slowly, or
- * not at all, delays no other. Each write has a deadline and uses the link to the process that registered.
+ * Runs the writes of a producer rank. Each consumer engine has a queue and a number of slots of its own, so a slow or dead consumer
+ * does not delay others. Each write has a deadline and uses the link to the process that registered.
  */
 export class WriteDispatcher {
   readonly #options: WriteDispatcherOptions;

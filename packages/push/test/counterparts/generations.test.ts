@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import { OWN, withdrawal, writerOn } from "./writer-alone.js";
 
-// Beyond the counterparts of vLLM's tests: generations tell one use of a request id from the next.
+// In addition to the counterparts of vLLM's tests: generations distinguish one use of a request id from the next.
 
 describe("generations", () => {
   it("a generation below the watermark of its consumer is refused", async () => {
@@ -13,7 +13,7 @@ describe("generations", () => {
     expect([written, notified]).toEqual([[], ["KV1:"]]);
   });
 
-  it("a withdrawal that arrives before its registration is obeyed", async () => {
+  it("a withdrawal that arrives before its registration takes effect", async () => {
     const { register, finish, written, idle, writer, output } = writerOn();
     writer.withdraw(withdrawal("r"), "d agent");
     register("r", { kv_peer: OWN });

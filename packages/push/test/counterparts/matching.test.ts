@@ -25,7 +25,7 @@ describe("matching", () => {
     expect(written).toEqual(["r → r [7,8,9]"]);
   });
 
-  it("by base id, and by the exact id before that", async () => {
+  it("prefers the exact id over the base id", async () => {
     const { finish, register, written, idle } = writerOn();
     register("r-0000aaaa");
     register("r-0000bbbb");

@@ -36,11 +36,11 @@ export interface FaultFixture {
   readonly clock: Clock;
   start(order: FaultEngineOrder, random: SeededRandom): Promise<FaultEngine>;
   /** Waits until the work is done. With a virtual clock, advances the clock. */
-  see<T>(work: Promise<T>): Promise<T>;
+  settle<T>(work: Promise<T>): Promise<T>;
   /** Waits until these engines should hold nothing, because every lease has ended. */
-  rest(engines: readonly FaultEngine[]): Promise<void>;
+  waitUntilIdle(engines: readonly FaultEngine[]): Promise<void>;
   /** Called after all engines are closed. Returns the counts of what is still held. */
-  end(): Promise<Readonly<Record<string, number>>>;
+  countHeld(): Promise<Readonly<Record<string, number>>>;
   /** Number of faults so far, by kind. */
   faultCounts(): Readonly<Record<string, number>>;
 }

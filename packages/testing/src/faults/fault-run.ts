@@ -77,23 +77,23 @@ interface Seat {
 export function faultRun(options: FaultRunOptions): Promise<FaultRunReport> {
   const { plainProducers = false, rules, sabotage, wrapTransport, device, ...load } = options;
   const root = seededRandom(load.seed);
-  const ground = memoryFixture({
+  const fixture = memoryFixture({
     random: root.fork("network"),
     rules: rules ?? (plainProducers ? PLAIN_FAULT_RULES : FAULT_RULES),
     ...{ plainProducers, sabotage, wrapTransport, device },
   });
-  return faultRunOn(ground, { ...load, plainProducers }, root);
+  return faultRunOn(fixture, { ...load, plainProducers }, root);
 }
 
 /** Runs the same load on any fixture. */
 export async function faultRunOn(
-  ground: FaultFixture,
+  fixture: FaultFixture,
   load: FaultLoad,
   root: SeededRandom = seededRandom(load.seed),
 ): Promise<FaultRunReport> {
   const { requests, plainProducers = false, atOnce = 0, numBlocks = 96, layerwise = false } = load;
   const { clients = 48, times = TIMES } = load;
-  const { clock } = ground;
+  const { clock } = fixture;
   const startedMs = clock.now();
   const violations: string[] = [];
   let violationCount = 0;
@@ -120,7 +120,7 @@ export async function faultRunOn(
     // Half of the restarts keep the engine id, as an engine with a configured id does.
     const generation = !plainProducers && random.next() < 0.5 ? 0 : place.starts;
     const { hostName, tpSize, blockSize, skewMs } = place;
-    place.engine = await ground.start(
+    place.engine = await fixture.start(
       {
         ...{ hostName, tpSize, blockSize, skewMs, numBlocks, layerwise, violation },
         engineId: `${hostName}-${generation}`,
@@ -185,24 +185,24 @@ export async function faultRunOn(
     }
   }
 
-  await ground.see(Promise.all(all.map((place) => start(place, root.fork(place.hostName)))));
+  await fixture.settle(Promise.all(all.map((place) => start(place, root.fork(place.hostName)))));
   const served = Promise.all(Array.from({ length: clients }, (_, i) => client(root.fork(`client ${i}`))));
-  await ground.see(Promise.all([served.then(deaths.end), reaper(root.fork("reaper"))]));
+  await fixture.settle(Promise.all([served.then(deaths.end), reaper(root.fork("reaper"))]));
   const engines = all.flatMap(({ engine }) => engine ?? []);
   // Blocks that an engine still keeps have a lease, and every lease ends.
-  await ground.rest(engines);
+  await fixture.waitUntilIdle(engines);
   for (const { engine, hostName } of all) {
     for (const [name, count] of Object.entries((await engine?.outstanding()) ?? {})) {
       if (count !== 0) left[`${hostName}.${name}`] = count;
     }
   }
-  await ground.see(Promise.all(engines.map((engine) => engine.close())));
-  for (const [name, count] of Object.entries(await ground.end())) if (count !== 0) left[name] = count;
+  await fixture.settle(Promise.all(engines.map((engine) => engine.close())));
+  for (const [name, count] of Object.entries(await fixture.countHeld())) if (count !== 0) left[name] = count;
   return {
     violations,
     violationCount,
     outcomes,
-    faults: ground.faultCounts(),
+    faults: fixture.faultCounts(),
     kills,
     seconds: Math.round((clock.now() - startedMs) / 1000),
     left,

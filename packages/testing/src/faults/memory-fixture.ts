@@ -40,9 +40,9 @@ export function memoryFixture(options: MemoryFixtureOptions): FaultFixture {
         ...(wrapTransport === undefined ? {} : { wrapTransport }),
         ...(device === undefined ? {} : { device: (around) => device(around, random.fork("device")) }),
       }),
-    see: (work) => clock.settle(work, { limitMs: 48 * 3_600_000 }),
-    rest: () => clock.advance(REST_MS),
-    async end() {
+    settle: (work) => clock.settle(work, { limitMs: 48 * 3_600_000 }),
+    waitUntilIdle: () => clock.advance(REST_MS),
+    async countHeld() {
       await clock.advance(10_000);
       return { ...network.outstanding(), timers: clock.pendingTimers };
     },

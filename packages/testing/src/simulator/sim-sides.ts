@@ -1,6 +1,6 @@
 import { cpuPlatform, cudaPlatform, readTransferConfig } from "@kv/connector";
 import {
-  type Ambient,
+  type AmbientOptions,
   KvError,
   noMetrics,
   type SchedulerConnector,
@@ -33,7 +33,7 @@ export interface SimSides {
 export async function createSimSides(options: SimEngineOptions, host: MemoryHost): Promise<SimSides> {
   const { network, hostName, engineId, tpSize, ppSize = 1, numBlocks, memoryType = "DRAM" } = options;
   const { clock } = host;
-  const ambient: Partial<Ambient> = {
+  const ambient: AmbientOptions = {
     clock,
     random: host.random,
     metrics: options.metrics ?? noMetrics,

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { seededRandom } from "../index.js";
 
-test("the same seed gives the same numbers, another seed others, forks do not disturb", () => {
+test("the same seed gives the same numbers, another seed gives others, and a fork does not change its parent's numbers", () => {
   const take = (seed: number | string): number[] => {
     const random = seededRandom(seed);
     return Array.from({ length: 20 }, () => random.next());

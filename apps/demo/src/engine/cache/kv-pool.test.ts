@@ -52,7 +52,7 @@ describe("KV pool", () => {
   });
 
   it.each([1, 2, 4, 8])(
-    "gives back what was put in, token by token or at once, over %i ranks",
+    "reads back the written KV, as a whole and in the written parts, over %i ranks",
     async (tp) => {
       const p = pool(tp, 4);
       const blockIds = [7, 2, 3];

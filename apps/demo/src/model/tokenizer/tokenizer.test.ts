@@ -82,7 +82,7 @@ test("chat_template.jinja takes precedence, and a failing template names the rea
   );
 });
 
-test("names what is missing or broken", async () => {
+test("a missing or invalid tokenizer file is refused with its own code", async () => {
   const load = () => loadTokenizer({ directory: scratch, vocabSize: 1 });
   await expect(load()).rejects.toMatchObject({ code: "KV_MODEL_UNSUPPORTED" });
   await writeFile(join(scratch, "tokenizer.json"), JSON.stringify({ model: { type: "Strange" } }));

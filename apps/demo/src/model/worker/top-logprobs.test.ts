@@ -27,7 +27,7 @@ test("large logits do not overflow, masked ones are never chosen first", () => {
 });
 
 test.each([[[1, Number.NaN]], [[Number.POSITIVE_INFINITY, 0]], [[Number.NEGATIVE_INFINITY]]])(
-  "%j has no choice",
+  "returns undefined for the logits %j",
   (row) => {
     expect(topLogprobs(Float32Array.from(row), 1)).toBeUndefined();
   },

@@ -37,7 +37,7 @@ describe("GPU memory through UCX", () => {
     expect(await look({ folders: { ...FOLDERS, "/dev": ["null"] } })).toEqual({ checks: [], examined: [] });
   });
 
-  test("the module loads", async () => {
+  test("is ok when UCX's CUDA module loads", async () => {
     const { checks, examined } = await look();
     expect(examined).toEqual(["/cache/nixl/nixl_cu12.libs/ucx/libuct_cuda.so.0.0.0"]);
     expect(checks).toMatchObject([
@@ -45,7 +45,7 @@ describe("GPU memory through UCX", () => {
     ]);
   });
 
-  test("a container without the driver's libraries", async () => {
+  test("warns when a container lacks the driver's libraries", async () => {
     const { checks } = await look({ lacks: [{ kind: "library", name: "libnvidia-ml.so.1" }] });
     expect(checks).toMatchObject([
       {
@@ -68,7 +68,7 @@ describe("GPU memory through UCX", () => {
     expect((await look({ environment: { UCX_TLS: transports } })).checks).toMatchObject([{ status }]);
   });
 
-  test("a UCX from elsewhere is only noted", async () => {
+  test("a UCX that is not from the wheel is only noted", async () => {
     const { checks } = await look({ folders: { "/dev": ["nvidia0"] } });
     expect(checks).toMatchObject([{ status: "note" }]);
   });

@@ -6,7 +6,7 @@ import { nvidiaGpus } from "../../memory/memory-types.js";
 import type { Host } from "../host.js";
 import type { Check } from "../report.js";
 
-/** What the check of GPU memory works with. */
+/** Options of `gpuMemoryChecks`. */
 export interface GpuMemoryOptions {
   /** The machine. */
   readonly host: Host;

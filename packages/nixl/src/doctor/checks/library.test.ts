@@ -19,7 +19,7 @@ const look = (path: string) =>
 describe.runIf(process.platform === "linux")("a file that KV_NIXL_LIBRARY names", () => {
   const fix = expect.stringContaining("set KV_NIXL_LIBRARY to a libnixl_capi.so of this machine");
 
-  test("is no library", async () => {
+  test("fails when it is not a library", async () => {
     const { check, located } = await look("/etc/passwd");
     expect(located).toBeUndefined();
     expect(check).toMatchObject({
@@ -31,7 +31,7 @@ describe.runIf(process.platform === "linux")("a file that KV_NIXL_LIBRARY names"
     });
   });
 
-  test("is another library", async () => {
+  test("fails when it is another library", async () => {
     const shared = (process.report.getReport() as { sharedObjects: string[] }).sharedObjects;
     const libc = shared.find((path) => /\/libc\.so/.test(path)) ?? "";
     const { check, located } = await look(libc);
@@ -39,7 +39,7 @@ describe.runIf(process.platform === "linux")("a file that KV_NIXL_LIBRARY names"
     expect(check).toMatchObject({ status: "fail", found: expect.stringContaining("not NIXL's"), fix });
   });
 
-  test.skipIf(nixlMissing)("is a link to NIXL, which is followed", async () => {
+  test.skipIf(nixlMissing)("is ok when it is a link to NIXL, and the target is reported", async () => {
     const link = join(folder, "libnixl_capi.so");
     const real = await realpath(await findLibrary());
     await symlink(real, link);

@@ -16,7 +16,7 @@ const MIN_NODE_MAJOR = 20;
 const MIN_GLIBC = [2, 28] as const;
 /** Sources that name a library by its path. */
 const EXPLICIT: readonly string[] = ["the option library", "KV_NIXL_LIBRARY", "NIXL_PREFIX"];
-/** Said of a backend without peers. */
+/** Text for a backend without peers. */
 export const STORAGE_ONLY = "storage only: it reaches no other agent";
 const INSTALL = "npx --no-install kv-nixl install";
 

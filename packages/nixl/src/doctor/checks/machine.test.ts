@@ -43,7 +43,7 @@ const found = (host: Host, id: string, backends = ["UCX"]) =>
   machineChecks(host, backends).find((check) => check.id === id);
 
 describe("checks of the machine", () => {
-  test("a plain machine is fine", () => {
+  test("a machine without RDMA devices or accelerators passes", () => {
     expect(statuses(machine({ "/proc/self/limits": LIMITS("65536") }))).toEqual({
       "machine.memlock": "note",
       "machine.ptrace": "ok",
@@ -81,7 +81,7 @@ describe("checks of the machine", () => {
     expect(found(host, "machine.ptrace")).toMatchObject({ status });
   });
 
-  test("Docker's 64 MiB of shared memory, and none at all", () => {
+  test("warns about Docker's 64 MiB of shared memory, and about no shared memory", () => {
     const small = machine({}, { space: () => ({ totalBytes: 64 << 20, freeBytes: 64 << 20 }) });
     expect(found(small, "machine.shm")).toMatchObject({
       status: "warn",
@@ -90,7 +90,7 @@ describe("checks of the machine", () => {
     expect(found(machine({}, { space: () => undefined }), "machine.shm")).toMatchObject({ status: "warn" });
   });
 
-  test("EFA needs LIBFABRIC", () => {
+  test("warns when a host with EFA does not use LIBFABRIC", () => {
     expect(found(machine(EFA), "machine.efa")).toMatchObject({
       status: "warn",
       fix: expect.stringContaining("LIBFABRIC"),
@@ -99,7 +99,7 @@ describe("checks of the machine", () => {
     expect(found(machine(RDMA), "machine.efa")).toBeUndefined();
   });
 
-  test("a device that is down, and one that the container may not open", () => {
+  test("warns about an RDMA device that is down, and about one that the container cannot open", () => {
     const down = machine({ ...RDMA, "/sys/class/infiniband/mlx5_0/ports/1/state": "1: DOWN" });
     expect(found(down, "machine.rdma.mlx5_0")).toMatchObject({
       status: "warn",

@@ -75,7 +75,7 @@ describe("a pair of processes", () => {
     });
   });
 
-  test("without UCX's tables the time of the post shows whether it was the copy", () => {
+  test("without UCX's tables, the post time shows whether the post copied the data", () => {
     expect(pairChecks("LIBFABRIC", answered(answers({ postMs: 0.1 })))[0]).toMatchObject({
       found: expect.stringContaining("in the background"),
     });

@@ -3,7 +3,7 @@ import { DEFAULT_SOURCE, selectBackends } from "../../backends/select-backends.j
 import type { Environment } from "../../environment.js";
 import type { Check } from "../report.js";
 
-/** What the caller of the doctor asks for. It comes before what the environment names. */
+/** The library and the backends that the caller of the doctor requests. They take precedence over the environment. */
 export interface DoctorRequest {
   /** Path of `libnixl_capi.so`. */
   readonly library?: string | undefined;
@@ -11,7 +11,7 @@ export interface DoctorRequest {
   readonly backends?: readonly string[] | undefined;
 }
 
-/** The backends that the doctor looks at. */
+/** The backends that the doctor checks. */
 export interface RequestedBackends {
   /** Their names; empty when the selection itself fails. */
   readonly names: readonly string[];

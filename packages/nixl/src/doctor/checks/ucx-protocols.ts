@@ -1,6 +1,6 @@
 /** A row of the protocol tables that UCX prints with `UCX_PROTO_INFO=y`. */
 export interface UcxProtocol {
-  /** What the row is about. */
+  /** The operation that the row describes. */
   readonly operation: "READ" | "WRITE";
   /** Message lengths in bytes, such as "0..inf". */
   readonly range: string;

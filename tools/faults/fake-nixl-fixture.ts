@@ -9,14 +9,15 @@ import { memoryNetwork, type SeededRandom } from "@kv/transport-memory";
 import { FAKE_NIXL } from "../../packages/nixl/test/support/fake-nixl.js";
 import { createFaultInjector } from "./fault-injector.js";
 import { type FaultyTransport, faultyTransport } from "./faulty-transport.js";
-import { heldBy, REAL_TIMES, untilNothingHeld } from "./real-time.js";
+import { heldBy, untilNothingHeld } from "./held-resources.js";
+import { REAL_CLOCK_TIMEOUTS } from "./timeouts.js";
 
-export interface FakeGroundOptions {
+export interface FakeNixlFixtureOptions {
   readonly backend: "UCX" | "LIBFABRIC";
   readonly random: SeededRandom;
 }
 
-/** Faults of the library itself, per hundred transfers and notifications. */
+/** Faults of the fake NIXL library, per hundred transfers and notifications. */
 const NATIVE_FAULTS = { failPost: 1, failStatus: 1, refuseRelease: 2, slow: 10, held: 1, deaf: 1 };
 /** Libfabric reports errors of one peer on another peer's transfers, and completes a WRITE when its bytes have left. */
 const LIBFABRIC_FAULTS = { ...NATIVE_FAULTS, stray: 1, lateWrites: 2 };
@@ -35,10 +36,10 @@ const HELD_MS = 100;
 const DEAF_MS = 10;
 
 /**
- * Runs the addon over its stand-in for NIXL, all engines in one process, in real time. The stand-in knows only the agents of its own process, so
- * an engine dies by stopping its steps at once and dropping its agents.
+ * Runs all engines in one process with the real clock, with the addon over a fake NIXL. The fake knows only the agents of its own process, so a
+ * killed engine stops its steps at once and drops its agents.
  */
-export async function fakeGround(options: FakeGroundOptions): Promise<FaultFixture> {
+export async function fakeNixlFixture(options: FakeNixlFixtureOptions): Promise<FaultFixture> {
   const { backend, random } = options;
   const clock = systemClock();
   const injector = createFaultInjector(random.fork("strain"));
@@ -58,7 +59,7 @@ export async function fakeGround(options: FakeGroundOptions): Promise<FaultFixtu
     process.env.FAKE_NIXL_ENDPOINT = String((alive.address() as AddressInfo).port);
   }
 
-  // NIXL forgets a peer whose metadata it refused because of another peer's error; the stand-in does not.
+  // NIXL forgets a peer whose metadata it refused because of another peer's error; the fake does not, so it gets no such errors here.
   let adding = 0;
   async function withoutStrayErrors<T>(add: () => Promise<T>): Promise<T> {
     adding += 1;
@@ -99,7 +100,7 @@ export async function fakeGround(options: FakeGroundOptions): Promise<FaultFixtu
           if (kind !== undefined) native[kind]();
         },
         adding: withoutStrayErrors,
-        lateMs: REAL_TIMES.longMs,
+        lateMs: REAL_CLOCK_TIMEOUTS.longMs,
       });
       transports.push(transport);
       const engine = await createSimEngine({
@@ -113,12 +114,12 @@ export async function fakeGround(options: FakeGroundOptions): Promise<FaultFixtu
         outstanding: () => ({ ...engine.outstanding(), transfers: heldBy(transport.agents).transfers }),
       };
     },
-    see: (work) => work,
-    async rest(engines) {
+    settle: (work) => work,
+    async waitUntilIdle(engines) {
       injector.end();
       await untilNothingHeld(engines, clock);
     },
-    async end() {
+    async countHeld() {
       for (const name of [...SETTINGS, "ENDPOINT"]) delete process.env[`FAKE_NIXL_${name}`];
       alive.close();
       const { listeners, requests } = network.outstanding();

@@ -1,22 +1,10 @@
 import type { Clock } from "@kv/interface";
-import type { FaultTimes } from "@kv/testing/faults/fault-client";
 import type { FaultEngine } from "@kv/testing/faults/fault-fixture";
-
-/**
- * Short timeouts, so that a lost message is given up soon. The deadline is generous, for a machine that stalls now and then; a request that
- * waits for ever still exceeds it.
- */
-export const REAL_TIMES: FaultTimes = {
-  leaseMs: 4000,
-  requestTimeoutMs: 5000,
-  deadlineMs: 120_000,
-  longMs: 5000,
-};
 
 const CHECK_INTERVAL_MS = 50;
 const MAX_CHECKS = 800;
 
-/** Waits until the engines hold nothing, for a limited number of checks. The run then reports what is still held. */
+/** Waits until the engines hold nothing. It gives up after a limited number of checks; the run then reports what is still held. */
 export async function untilNothingHeld(engines: readonly FaultEngine[], clock: Clock): Promise<void> {
   // Counts checks instead of time: while the machine stalls, no engine can release anything.
   for (let checks = 0; checks < MAX_CHECKS; checks++) {
@@ -26,7 +14,7 @@ export async function untilNothingHeld(engines: readonly FaultEngine[], clock: C
   }
 }
 
-/** The transfers and registrations that the agents hold. Closed agents must hold none. */
+/** Counts the transfers and registrations that the agents hold. Closed agents must hold none. */
 export function heldBy(
   agents: readonly { telemetry(): { transfersInFlight: number; registrations: number } }[],
 ): { transfers: number; registrations: number } {

@@ -1,6 +1,6 @@
-"""Writes tiny models of further kinds of cache, with random weights, beside the tiny Qwen3 and with its tokenizer.
-usage: mkkinds.py PEER_FOLDER [KIND…]. Kinds: one-head (fewer KV heads than ranks), window (layers with a sliding window among full ones),
-mla (one latent for all heads), hybrid (state-space layers among attention)."""
+"""Writes tiny models with other kinds of KV cache and random weights into PEER_FOLDER, each with the tokenizer of the tiny Qwen3.
+usage: make_kind_models.py PEER_FOLDER [KIND…]. Kinds: one-head (fewer KV heads than ranks), window (sliding-window and full-attention layers),
+mla (one latent for all heads), hybrid (state-space and attention layers)."""
 import shutil
 import sys
 from pathlib import Path

@@ -2,11 +2,11 @@ import { faultRunOn } from "@kv/testing/faults/fault-run";
 import { seededRandom } from "@kv/transport-memory";
 import { describe, it } from "vitest";
 import { fakeMissing } from "../../packages/nixl/test/support/fake-nixl.js";
-import { fakeGround } from "./fake-ground.js";
+import { fakeNixlFixture } from "./fake-nixl-fixture.js";
 import { CLEAN_END, expectCleanEnd, LOADS, seed } from "./loads.js";
 
 describe.skipIf(fakeMissing)(
-  `faults over the addon and its stand-in for NIXL (${fakeMissing ?? "found"})`,
+  `faults over the addon with a fake NIXL library (${fakeMissing ?? "found"})`,
   () => {
     it.each([
       ["pull", "UCX"],
@@ -16,8 +16,11 @@ describe.skipIf(fakeMissing)(
     ] as const)(
       `%s, %s: ${CLEAN_END}`,
       async (name, backend) => {
-        const ground = await fakeGround({ backend, random: seededRandom(`${seed} ${name} ${backend}`) });
-        expectCleanEnd(await faultRunOn(ground, LOADS[name]), LOADS[name]);
+        const fixture = await fakeNixlFixture({
+          backend,
+          random: seededRandom(`${seed} ${name} ${backend}`),
+        });
+        expectCleanEnd(await faultRunOn(fixture, LOADS[name]), LOADS[name]);
       },
       1_800_000,
     );

@@ -12,18 +12,18 @@ import {
 import { afterEach, expect, test } from "vitest";
 import { ONE_USE } from "./completion.js";
 import { type HeadlessDecode, openHeadlessDecode, requestOf } from "./headless-decode.js";
-import { freedTo, freshId, keptPrompt, legOf } from "./kept-prompts.js";
+import { freshId, otherLegId, prefillAndHold, untilFreed } from "./held-blocks.js";
 import { RECORDED_TOKENS, recordedHeads } from "./recorded-kv.js";
 import type { VllmServer } from "./server.js";
 import { factorsOf, prompt, TINY } from "./tiny-peer.js";
 
 const OUR_BLOCKS = [5, 2, 9, 11];
-const RANK_NOBODY_HAS = 99;
+const UNKNOWN_RANK = 99;
 const TIMEOUT_MS = 5000;
 const text = new TextEncoder();
 
 /** Frames that are not a handshake request: an empty frame, invalid msgpack, another type, another marker, an additional frame. */
-const STRANGE_FRAMES = [
+const INVALID_FRAMES = [
   [new Uint8Array()],
   [Uint8Array.of(0xc1)],
   [text.encode("get_meta_msg")],
@@ -32,7 +32,7 @@ const STRANGE_FRAMES = [
 ];
 
 /** Payloads that are not notifications of the protocol. The first ones end the engine step of a vLLM worker. */
-const STRANGE_NOTIFICATIONS = [
+const INVALID_NOTIFICATIONS = [
   text.encode("no colon"),
   text.encode("request:many"),
   Uint8Array.of(0xff, 0xfe, 0x3a, 0x31),
@@ -42,17 +42,17 @@ const STRANGE_NOTIFICATIONS = [
   new Uint8Array(1),
 ];
 
-/** Sends invalid frames and invalid notifications to an engine of ours. */
-export async function pester(host: string, port: number): Promise<void> {
+/** Sends invalid frames and invalid notifications to an engine of ours. Afterwards a valid handshake must succeed. */
+export async function sendInvalidInput(host: string, port: number): Promise<void> {
   const sideChannel = zmqSideChannel();
   const transport = nixlTransport();
   try {
     const ask = (frames: readonly Uint8Array[], timeoutMs: number) =>
       sideChannel.request({ host, port, frames, timeoutMs });
     for (const frames of [
-      ...STRANGE_FRAMES,
-      [encodeHandshakeRequest({ ppRank: 0, tpRank: RANK_NOBODY_HAS })],
-      [encodeHandshakeRequest({ ppRank: RANK_NOBODY_HAS, tpRank: 0 })],
+      ...INVALID_FRAMES,
+      [encodeHandshakeRequest({ ppRank: 0, tpRank: UNKNOWN_RANK })],
+      [encodeHandshakeRequest({ ppRank: UNKNOWN_RANK, tpRank: 0 })],
     ]) {
       // Refused or not answered. The valid request below must be answered.
       await ask(frames, 500).catch(() => {});
@@ -61,7 +61,7 @@ export async function pester(host: string, port: number): Promise<void> {
     const { agentMetadata } = decodeAgentMetadata(decodeHandshakeReply(frames).payload.agentMetadataBytes);
     const agent = await transport.createAgent({ name: `stranger-${freshId()}` });
     const remote = await agent.addRemote(agentMetadata);
-    for (const payload of STRANGE_NOTIFICATIONS) await agent.notify(remote, payload);
+    for (const payload of INVALID_NOTIFICATIONS) await agent.notify(remote, payload);
     await agent.close();
   } finally {
     await transport.close();
@@ -70,7 +70,7 @@ export async function pester(host: string, port: number): Promise<void> {
 }
 
 /** A side channel that changes vLLM's replies to those of a later version: another hash, and unknown fields. */
-function ofTheFuture(server: VllmServer, sideChannel: SideChannel): SideChannel {
+function asFutureVersion(server: VllmServer, sideChannel: SideChannel): SideChannel {
   const compatibility = { ...factorsOf(server.kind), vllm_version: "0.34.0", nixl_connector_version: 16 };
   return {
     listen: (options) => sideChannel.listen(options),
@@ -93,21 +93,21 @@ function ofTheFuture(server: VllmServer, sideChannel: SideChannel): SideChannel 
   };
 }
 
-/** Unknown versions, and a request that ends the listener of a vLLM worker. */
-export function strangeSuite(server: () => VllmServer): void {
+/** A handshake of an unknown vLLM version, and a request that ends the listener of a vLLM worker. */
+export function unexpectedInputSuite(server: () => VllmServer): void {
   let d: HeadlessDecode | undefined;
   afterEach(async () => {
     await d?.close();
     d = undefined;
   });
 
-  test("a version that nobody knows yet is refused by name, and read by the names of its fields where that is allowed", async () => {
+  test("an unknown vLLM version is refused by name; with enforce_handshake_compat false its blocks are received", async () => {
     const { kind } = server();
     const receive = async (extra: Record<string, unknown>) => {
       await d?.close();
-      d = await openHeadlessDecode({ kind, extra, sideChannel: ofTheFuture(server(), zmqSideChannel()) });
-      const { params, before } = await keptPrompt(server(), prompt(RECORDED_TOKENS), { id: freshId() });
-      const asked = requestOf(legOf(params.remote_request_id), RECORDED_TOKENS, params);
+      d = await openHeadlessDecode({ kind, extra, sideChannel: asFutureVersion(server(), zmqSideChannel()) });
+      const { params, before } = await prefillAndHold(server(), prompt(RECORDED_TOKENS), { id: freshId() });
+      const asked = requestOf(otherLegId(params.remote_request_id), RECORDED_TOKENS, params);
       return { decode: d, before, asked, ...(await d.receive(asked, OUR_BLOCKS)) };
     };
     const { failure } = await receive({});
@@ -118,11 +118,11 @@ export function strangeSuite(server: () => VllmServer): void {
     const recorded = recordedHeads(0, 0, { first: 0, count: TINY.kvHeads });
     expect(Buffer.compare(decode.block(0, 0, OUR_BLOCKS[0] ?? 0), recorded)).toBe(0);
     decode.finish(asked, OUR_BLOCKS);
-    await freedTo(server(), before);
+    await untilFreed(server(), before);
   });
 
   // This test must be the last one: the server answers no handshake after it.
-  test("a rank that it does not have ends vLLM's listener, and its health goes on", async () => {
+  test("a handshake for an unknown rank ends vLLM's listener, while /health stays 200", async () => {
     const { url, sideChannelPort: port } = server();
     const sideChannel = zmqSideChannel();
     const ask = (tpRank: number) =>
@@ -133,7 +133,7 @@ export function strangeSuite(server: () => VllmServer): void {
     try {
       await ask(0);
       const noAnswer = { code: expect.stringMatching(/^KV_SIDE_CHANNEL_(TIMEOUT|UNREACHABLE)$/) };
-      await expect(ask(RANK_NOBODY_HAS)).rejects.toMatchObject(noAnswer);
+      await expect(ask(UNKNOWN_RANK)).rejects.toMatchObject(noAnswer);
       await expect(ask(0)).rejects.toMatchObject(noAnswer);
       expect((await fetch(`${url}/health`, { headers: ONE_USE })).status).toBe(200);
     } finally {

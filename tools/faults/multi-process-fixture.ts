@@ -1,10 +1,10 @@
 import { systemClock } from "@kv/interface";
 import type { FaultFixture } from "@kv/testing/faults/fault-fixture";
 import { type EngineChild, startEngineChild } from "./engine-child.js";
-import { untilNothingHeld } from "./real-time.js";
+import { untilNothingHeld } from "./held-resources.js";
 
-/** Runs each engine in its own process, with NIXL over UCX and ZMQ between them, in real time. An engine dies by SIGKILL. */
-export function processGround(options: {
+/** Runs each engine in its own process, with NIXL over UCX and ZMQ between them, with the real clock. Engines are killed with SIGKILL. */
+export function multiProcessFixture(options: {
   readonly connector: "pull" | "push";
   readonly seed: string;
 }): FaultFixture {
@@ -24,21 +24,21 @@ export function processGround(options: {
       children.push(child);
       return child;
     },
-    see: (work) => work,
-    async rest(engines) {
+    settle: (work) => work,
+    async waitUntilIdle(engines) {
       const living = children.filter((child) => engines.includes(child));
       for (const child of living) {
-        child.calm();
+        child.stopFaults();
         for (const [kind, count] of Object.entries(await child.counts()))
           counts[kind] = (counts[kind] ?? 0) + count;
       }
       await untilNothingHeld(engines, clock);
     },
-    async end() {
+    async countHeld() {
       const held = { transfers: 0, registrations: 0 };
       for (const child of children) {
-        held.transfers += child.left()?.transfers ?? 0;
-        held.registrations += child.left()?.registrations ?? 0;
+        held.transfers += child.heldAfterClose()?.transfers ?? 0;
+        held.registrations += child.heldAfterClose()?.registrations ?? 0;
       }
       return held;
     },

@@ -4,28 +4,28 @@ import type { VllmServer } from "./server.js";
 import { prompt } from "./tiny-peer.js";
 import { until } from "./until.js";
 
-/** A prompt whose blocks a vLLM prefill worker keeps for a reader, according to its metrics. */
-export interface KeptPrompt {
+/** A prompt whose blocks a vLLM prefill worker holds for a decode worker, according to P's metrics. */
+export interface HeldPrompt {
   readonly params: TransferParams;
-  /** The share of the cache that was in use before. */
+  /** The share of P's cache that was in use before. */
   readonly before: number;
 }
 
 export const usage = (p: VllmServer) => p.metric("vllm:kv_cache_usage_perc");
-/** Requests that no D read within their lease. vLLM counts them once for each rank. */
+/** The number of requests whose lease expired because no D read their blocks. vLLM counts them once for each rank. */
 export const expired = async (p: VllmServer) =>
   (await p.metric("vllm:nixl_num_kv_expired_reqs_total")) / p.tp;
 
-/** Expired requests for which P received the notification after the lease, on all ranks. */
-export const toldLate = async (p: VllmServer) =>
+/** The number of expired requests whose notification reached P after the lease, on all ranks. */
+export const notifiedLate = async (p: VllmServer) =>
   (await p.metric("vllm:nixl_num_notifications_after_expiry_total")) / p.tp;
 
-/** Lets the peer compute a prompt and keep its blocks. Returns the transfer parameters. */
-export async function keptPrompt(
+/** Sends a prefill request and checks that P holds its blocks afterwards. Returns the transfer parameters. */
+export async function prefillAndHold(
   p: VllmServer,
   tokens: readonly number[],
   options: CallOptions = {},
-): Promise<KeptPrompt> {
+): Promise<HeldPrompt> {
   const before = await usage(p);
   const params = await prefill(p.url, tokens, options);
   expect(params).toMatchObject({
@@ -33,26 +33,27 @@ export async function keptPrompt(
     remote_num_tokens: tokens.length,
     transfer_mode: p.kind.mode,
   });
-  await until(async () => (await usage(p)) > before, "the peer keeps the blocks");
+  await until(async () => (await usage(p)) > before, "P holds the blocks");
   return { params, before };
 }
 
 /**
- * Waits until the peer has freed its blocks. A vLLM prefill worker handles notifications only when it computes something,
+ * Waits until P's cache usage is not above `before`. A vLLM prefill worker handles notifications only when it computes something,
  * so each check sends it a small request.
  */
-export function freedTo(p: VllmServer, before: number, timeoutMs = 60_000): Promise<void> {
+export function untilFreed(p: VllmServer, before: number, timeoutMs = 60_000): Promise<void> {
   const holds = async () => {
     await nudge(p);
     return (await usage(p)) <= before;
   };
-  return until(holds, "the peer has freed the blocks", { timeoutMs });
+  return until(holds, "P has freed the blocks", { timeoutMs });
 }
 
+/** Sends a small request, so that the server runs a step. */
 export const nudge = (p: VllmServer) => plain(p.url, [20, 30], 1);
 
-/** Waits for this time, and sends the peer a small request about once a second. */
-export async function pass(p: VllmServer, seconds: number): Promise<void> {
+/** Waits, and sends P a small request about once a second meanwhile. */
+export async function waitSeconds(p: VllmServer, seconds: number): Promise<void> {
   const end = Date.now() + seconds * 1000;
   await until(
     async () => {
@@ -67,11 +68,12 @@ export async function pass(p: VllmServer, seconds: number): Promise<void> {
 /** A new `X-Request-Id` for each request. */
 export const freshId = () => crypto.randomUUID();
 
-/** A decode engine's request id for the other leg of this request. Push matches the two legs by the part that their ids have in common. */
-export function legOf(remoteRequestId: unknown): string {
+/** A request id of D for the request that has this id at P. Push matches the two legs by the common part of their ids. */
+export function otherLegId(remoteRequestId: unknown): string {
   const base = String(remoteRequestId).replace(/-[0-9a-f]{8}$/, "");
   return `${base}-${freshId().slice(0, 8)}`;
 }
 
-export const salted = (length: number, salt: number) =>
+/** A prompt that differs from `prompt(length)`, and from the variants with other salts, in every token. */
+export const promptVariant = (length: number, salt: number) =>
   prompt(length).map((token) => ((token + 37 * salt) % 1000) + 10);

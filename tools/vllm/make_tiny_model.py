@@ -1,5 +1,5 @@
 """Writes the tiny Qwen3 that vLLM and the demo's engine both run: random weights from seed 1234 and a whitespace tokenizer.
-usage: mkmodel.py FOLDER. hf_ref.json beside it holds what transformers itself generates: an independent reference."""
+usage: make_tiny_model.py FOLDER. It also writes hf_ref.json, the tokens that transformers generates: an independent reference."""
 import json
 import sys
 from pathlib import Path

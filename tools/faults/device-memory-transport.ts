@@ -2,10 +2,10 @@ import type { Memory, Transport } from "@kv/interface";
 import { deviceMemory } from "@kv/nixl";
 
 /**
- * A NIXL transport whose `allocate` returns memory of a device, for an engine that keeps its cache there. To the stand-in for NIXL it is ordinary
- * memory: `data` gives the engine's model access to the bytes, which the connector does not have.
+ * A NIXL transport whose `allocate` returns device memory, for an engine that keeps its cache there. For the fake NIXL it is ordinary memory.
+ * `data` gives the engine's model access to the bytes; the connector has no access.
  */
-export function onDevices(transport: Transport, deviceId: number): Transport {
+export function deviceMemoryTransport(transport: Transport, deviceId: number): Transport {
   const handles = new WeakMap<Memory, Memory>();
   return {
     ...transport,
