@@ -34,8 +34,11 @@ test("a folder with one file too many is found", () => {
 test("each file that a script names exists: vitest ignores a missing one beside others", () => {
   const missing = readdirSync(join(root, "scripts")).flatMap((script) => {
     const text = readFileSync(join(root, "scripts", script), "utf8");
-    const named = text.match(/"(?:packages|apps|tools|bench|native|scripts)\/[\w./-]+\.(?:ts|mjs|py|sh)"/g) ?? [];
-    return named.filter((file) => !existsSync(join(root, JSON.parse(file)))).map((file) => `${script}: ${file}`);
+    const named =
+      text.match(/"(?:packages|apps|tools|bench|native|scripts)\/[\w./-]+\.(?:ts|mjs|py|sh)"/g) ?? [];
+    return named
+      .filter((file) => !existsSync(join(root, JSON.parse(file))))
+      .map((file) => `${script}: ${file}`);
   });
   expect(missing).toEqual([]);
 });

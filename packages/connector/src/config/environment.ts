@@ -31,7 +31,8 @@ export function readSideChannelEnvironment(
     log.warn("side-channel-host-is-no-address", {
       key: "VLLM_NIXL_SIDE_CHANNEL_HOST",
       value: host,
-      reason: "peers connect to the host that is announced here; from another machine it does not lead to this one",
+      reason:
+        "peers connect to the host that is announced here; from another machine it does not lead to this one",
     });
   }
   return { host, port: port(env.VLLM_NIXL_SIDE_CHANNEL_PORT) };

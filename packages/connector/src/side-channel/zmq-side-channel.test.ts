@@ -217,7 +217,9 @@ test("a ZMQ listener that does not answer causes a timeout; a silent TCP server 
   expect(unreachable.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
 });
 
-test("an aborted request throws the signal's reason, even if it was aborted before it started", { timeout: 10_000 }, async () => {
+test("an aborted request throws the signal's reason, even if it was aborted before it started", {
+  timeout: 10_000,
+}, async () => {
   const side = channel();
   const { port } = await silent(side);
   const abort = new AbortController();

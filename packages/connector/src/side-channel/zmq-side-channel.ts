@@ -1,4 +1,10 @@
-import { type AmbientOptions, ambient, KvError, type SideChannel, type SideChannelListener } from "@kv/interface";
+import {
+  type AmbientOptions,
+  ambient,
+  KvError,
+  type SideChannel,
+  type SideChannelListener,
+} from "@kv/interface";
 import { createIdleConnections } from "./zmq-connections.js";
 import { openZmqListener } from "./zmq-listener.js";
 import { zmqRequest } from "./zmq-request.js";

@@ -1,5 +1,11 @@
 import { readTransferConfig } from "@kv/connector";
-import { type AmbientOptions, ambient, type KvCacheGroup, type SideChannel, type Transport } from "@kv/interface";
+import {
+  type AmbientOptions,
+  ambient,
+  type KvCacheGroup,
+  type SideChannel,
+  type Transport,
+} from "@kv/interface";
 import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
 import { readRankMetadata } from "../protocol/handshake.js";
 import { rankGeometry, SHARED_REGION } from "../protocol/rank-geometry.js";

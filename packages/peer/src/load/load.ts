@@ -1,4 +1,11 @@
-import { type Ambient, type AmbientOptions, ambient, KvError, type SideChannel, type Transport } from "@kv/interface";
+import {
+  type Ambient,
+  type AmbientOptions,
+  ambient,
+  KvError,
+  type SideChannel,
+  type Transport,
+} from "@kv/interface";
 import { BlockPool } from "../headless/block-pool.js";
 import { openMatchingDecode } from "../headless/matching-decode.js";
 import { filterNotifications } from "../headless/notification-filter.js";
