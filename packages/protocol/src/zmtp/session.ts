@@ -1,5 +1,12 @@
 import { KvError } from "@kv/interface";
-import { decodeCommand, encodePong, errorReason, MAX_COMMAND_BYTES, type ZmtpMetadata } from "./commands.js";
+import {
+  decodeCommand,
+  encodeCommand,
+  encodePong,
+  errorReason,
+  MAX_COMMAND_BYTES,
+  type ZmtpMetadata,
+} from "./commands.js";
 import { encodeFrames, FrameReader, type ZmtpFrame, type ZmtpFrameHeader } from "./frames.js";
 import { checkGreetingStart, decodeGreeting, encodeGreeting, GREETING_BYTES } from "./greeting.js";
 import { encodeCommands, nullMechanism, type ZmtpMechanism } from "./mechanism.js";
@@ -106,9 +113,15 @@ export class ZmtpSession {
     );
   }
 
-  /** The bytes of a command. */
-  encodeCommand(body: Uint8Array): Uint8Array[] {
+  #encodeCommand(body: Uint8Array): Uint8Array[] {
     return encodeFrames([this.#mechanism.seal({ more: false, command: true, body })]);
+  }
+
+  /** The bytes with which a SUB subscribes to all topics. To be sent after the handshake. */
+  encodeSubscription(): Uint8Array[] {
+    // A message in ZMTP 3.0, a command in 3.1.
+    if (this.#minor === 0) return this.encode([Uint8Array.of(1)]);
+    return this.#encodeCommand(encodeCommand("SUBSCRIBE"));
   }
 
   #readGreeting(): ZmtpEvent | undefined {
@@ -151,7 +164,7 @@ export class ZmtpSession {
     const { name, data } = decodeCommand(body);
     if (name === "ERROR") throw malformed(`the peer ended the connection: ${errorReason(data)}`);
     // Others, such as PONG, need no answer.
-    return name === "PING" ? { type: "send", chunks: this.encodeCommand(encodePong(data)) } : undefined;
+    return name === "PING" ? { type: "send", chunks: this.#encodeCommand(encodePong(data)) } : undefined;
   }
 
   #readPart({ more, body }: ZmtpFrame): ZmtpEvent | undefined {
