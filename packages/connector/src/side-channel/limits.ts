@@ -6,9 +6,9 @@ import { readFileSync } from "node:fs";
  */
 export interface SideChannelLimits {
   /**
-   * Connections to all listeners of the side channel. When all are in use, one that waits for its peer makes room: of the address with the most
-   * connections, the one that has been idle for longest, or else has been slow for longest. Default: 1024, and at most a quarter of
-   * the process's file descriptors, so that the rest is left for HTTP, the transport and outgoing connections.
+   * Connections to all listeners of the side channel. When all are in use, one makes room: of the address with the most connections, the one whose
+   * peer has done nothing for longest. Default: 1024, and at most a quarter of the process's file descriptors, so that the rest is left
+   * for HTTP, the transport and outgoing connections.
    */
   readonly maxConnections: number;
   /** Connections of one remote address; of IPv6, of one /64 network. Room is made in the same way. Default: half of `maxConnections`. */

@@ -26,13 +26,16 @@ export interface ConnectionHost {
 /** What a connection waits for: the peer's greeting, its next request, the rest of a request, its turn, `answer`, or the peer to read. */
 type Phase = "greeting" | "idle" | "receiving" | "waiting" | "answering" | "sending";
 
-/** The order in which connections make room for new ones. One whose request is being answered does not. */
+/**
+ * Which connections make room for new ones first: those that wait for their peers, and then those that wait for their turn. One whose request is
+ * being answered makes none.
+ */
 const EVICTION_RANK: Readonly<Record<Phase, number>> = {
   idle: 0,
-  greeting: 1,
-  receiving: 2,
-  waiting: 3,
-  sending: 4,
+  greeting: 0,
+  receiving: 0,
+  sending: 0,
+  waiting: 1,
   answering: Number.POSITIVE_INFINITY,
 };
 
@@ -181,8 +184,11 @@ export class ServedConnection {
 
   #handle(event: ZmtpEvent): void {
     if (event.type === "message") this.#serve(event.frames);
-    else if (event.type === "send") this.#write(event.chunks);
-    else {
+    else if (event.type === "send") {
+      // A step of the handshake. Its deadline stays.
+      if (this.#phase === "greeting") this.#sinceMs = this.#host.clock.now();
+      this.#write(event.chunks);
+    } else {
       this.#lastRequestMs = this.#host.clock.now();
       this.#enter("idle");
     }
