@@ -81,3 +81,5 @@ export {
   type RequestParams,
   type TransferMode,
 } from "./transfer-params/transfer-params.js";
+export { nullMechanism, type ZmtpMechanism } from "./zmtp/mechanism.js";
+export { type ZmtpEvent, ZmtpSession, type ZmtpSessionOptions } from "./zmtp/session.js";

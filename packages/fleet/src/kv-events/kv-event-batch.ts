@@ -32,7 +32,8 @@ const removedSchema = z.object({
 const clearedSchema = z.object({ type: z.literal("AllBlocksCleared") });
 const batchSchema = z.tuple([z.number(), z.array(z.unknown())], z.unknown());
 
-const MAX_BATCH_BYTES = 16 * 1024 * 1024;
+/** Largest batch that is decoded. */
+export const MAX_BATCH_BYTES = 16 * 1024 * 1024;
 
 /**
  * Decodes a payload of vLLM's KV event publisher (0.32 and 0.33, `vllm/distributed/kv_events.py`): `[time, events, data_parallel_rank]`,

@@ -1,4 +1,6 @@
-import { KvError, silentLog } from "@kv/interface";
+import { once } from "node:events";
+import { createServer, type Socket } from "node:net";
+import { KvError, type LogFields, silentLog } from "@kv/interface";
 import { encode } from "@msgpack/msgpack";
 import { expect, test } from "vitest";
 import { Publisher } from "zeromq";
@@ -80,4 +82,69 @@ test("over ZMQ, events add and remove blocks, a gap clears the index, and malfor
     subscriber.close();
     publisher.close();
   }
+});
+
+test("connects again to a publisher that was restarted", async () => {
+  const first = new Publisher({ linger: 0 });
+  await first.bind("tcp://127.0.0.1:*");
+  const kvEvents = first.lastEndpoint ?? "";
+  const instance = { role: "prefill", url: "p", inFlight: 0, kvEvents } as const;
+  using subscriber = new KvEventSubscriber(silentLog);
+  subscriber.follow([instance]);
+  const matches = async (publisher: Publisher, hash: number) => {
+    let sequence = 0n;
+    await expect
+      .poll(async () => {
+        const at = Buffer.alloc(8);
+        at.writeBigUInt64BE(sequence++);
+        await publisher.send(["", at, batch(stored([hash], [hash, hash]))]);
+        return subscriber.matchedTokens(instance, [hash, hash]);
+      })
+      .toBe(2);
+  };
+  await matches(first, 7);
+  first.close();
+  const second = new Publisher({ linger: 0 });
+  await expect
+    .poll(() =>
+      second.bind(kvEvents).then(
+        () => true,
+        () => false,
+      ),
+    )
+    .toBe(true);
+  await matches(second, 8);
+  second.close();
+});
+
+test("a publisher that sends frames without end is disconnected, each time, and logged once", async () => {
+  const greeting = Buffer.from(`ff00000000000000017f03014e554c4c${"00".repeat(48)}`, "hex");
+  const ready = Buffer.from("04190552454144590b536f636b65742d5479706500000003505542", "hex");
+  const sockets: Socket[] = [];
+  let sent = 0;
+  const server = createServer((socket) => {
+    sockets.push(socket.on("error", () => {}).resume());
+    socket.write(Buffer.concat([greeting, ready]));
+    const pour = () => {
+      const frames = Buffer.alloc(64 * 1024, Buffer.from([1, 2, 7, 7]));
+      while (!socket.destroyed && sent < 2 ** 29) {
+        sent += frames.length;
+        if (!socket.write(frames)) return;
+      }
+    };
+    socket.on("drain", pour);
+    socket.once("data", pour);
+  }).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const warnings: (LogFields | undefined)[] = [];
+  const log = { ...silentLog, warn: (_: string, fields?: LogFields) => void warnings.push(fields) };
+  using subscriber = new KvEventSubscriber(log);
+  const { port } = server.address() as { port: number };
+  subscriber.follow([{ role: "prefill", url: "p", inFlight: 0, kvEvents: `tcp://127.0.0.1:${port}` }]);
+  await expect.poll(() => sockets.length).toBeGreaterThan(2);
+  expect(warnings).toHaveLength(1);
+  expect(warnings[0]?.["reason"]).toContain("more than 8 frames");
+  expect(sent).toBeLessThan(2 ** 27);
+  for (const socket of sockets) socket.destroy();
+  server.close();
 });
