@@ -73,6 +73,7 @@ export class GenerationRoute {
     let failure: KvError | undefined;
     let span: LegSpan | undefined;
     let slot: RequestSlot | undefined;
+    let abandonedEarly = false;
     const admission = {
       add(parts: number, lengthBytes: number) {
         slot?.grow(parts);
@@ -93,6 +94,7 @@ export class GenerationRoute {
     } catch (thrown) {
       failure = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");
       const shown = errorForClient(failure, settings.exposeInstances);
+      abandonedEarly = client !== undefined && !response.headersSent && response.req.socket.destroyed;
       if (response.headersSent) {
         breakOff(response, client?.eventStreamStarted ? errorEvent(shown, requestId) : undefined);
       } else {
@@ -108,7 +110,7 @@ export class GenerationRoute {
     await closed;
     deadline.close();
     slot?.end();
-    if (client !== undefined && !response.headersSent) abandoned.add(name);
+    if (abandonedEarly) abandoned.add(name);
     if (failure === undefined && !response.writableFinished) failure = deadline.reason;
     this.#inFlight.delete(deadline);
     if (this.#inFlight.size === 0) for (const resolve of this.#waitingForIdle.splice(0)) resolve();

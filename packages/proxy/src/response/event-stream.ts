@@ -130,32 +130,33 @@ export class StreamWatch {
 
   /** Whether the last event was the one that ends a stream of the endpoint. A stream that stops without it was cut off. */
   get complete(): boolean {
-    const text = this.#tail.toString("latin1");
-    return this.#responses ? this.#lastEventSeen && /\n\r?\n$/.test(text) : this.#lastEvent.test(text);
+    if (!this.#responses) return this.#lastEventSeen;
+    return this.#lastEventSeen && /\n\r?\n$/.test(this.#tail.toString("latin1"));
   }
 
   push(chunk: Uint8Array): void {
     if (chunk.byteLength === 0) return;
-    const endedBefore = this.#tail.length > 0 && this.complete;
+    const endedBefore = this.complete;
     const bytes = Buffer.concat([this.#tail, chunk]);
-    this.#inspect(bytes, chunk, endedBefore);
-    if (this.#responses && !this.#lastEventSeen)
-      this.#lastEventSeen = this.#lastEvent.test(bytes.toString("latin1"));
-    if (!this.#answered) this.#answered = CHOICE.test(bytes.toString("latin1"));
-    if (!this.#failed && bytes.includes('"error"')) this.#failed = ERROR_EVENT.test(bytes.toString("latin1"));
-    this.#tail = bytes.subarray(-TAIL_BYTES);
-  }
-
-  #inspect(bytes: Buffer, chunk: Uint8Array, endedBefore: boolean): void {
+    const text = bytes.toString("latin1");
     if (endedBefore && !NOTHING_MORE.test(Buffer.from(chunk).toString("latin1")))
       this.#problem = "sent more after the last event of its stream";
-    if (this.#responses || !this.#onePart) return;
-    const text = bytes.toString("latin1");
-    if (OTHER_CHOICE.test(text)) this.#problem = "streamed a choice with another index than 0";
+    this.#tail = bytes.subarray(-TAIL_BYTES);
+    if (this.#responses) this.#lastEventSeen ||= this.#lastEvent.test(text);
+    else this.#inspectCompletion(text, endedBefore);
+    if (!this.#answered) this.#answered = CHOICE.test(text);
+    if (!this.#failed && text.includes('"error"')) this.#failed = ERROR_EVENT.test(text);
+  }
+
+  /** Looks for a choice that was not requested, and for the last event with whatever follows it. */
+  #inspectCompletion(text: string, endedBefore: boolean): void {
+    if (this.#onePart && OTHER_CHOICE.test(text))
+      this.#problem = "streamed a choice with another index than 0";
     if (endedBefore || !text.includes("[DONE]")) return;
     const more = AFTER_DONE.exec(text)?.[1];
     if (more !== undefined && !NOTHING_MORE.test(more))
       this.#problem = "sent more after the last event of its stream";
+    this.#lastEventSeen = more !== undefined || this.#lastEvent.test(text);
   }
 }
 
