@@ -130,6 +130,7 @@ export class StreamWatch {
 
   /** Whether the last event was the one that ends a stream of the endpoint. A stream that stops without it was cut off. */
   get complete(): boolean {
+    if (this.#problem !== undefined) return false;
     if (!this.#responses) return this.#lastEventSeen;
     return this.#lastEventSeen && /\n\r?\n$/.test(this.#tail.toString("latin1"));
   }
