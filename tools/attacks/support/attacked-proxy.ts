@@ -1,6 +1,5 @@
 import { type ChildProcess, spawn } from "node:child_process";
 import { readdirSync, readFileSync } from "node:fs";
-import { request } from "node:http";
 import { connect, type Socket } from "node:net";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -56,9 +55,12 @@ function start(file: string, args: readonly string[]): ChildProcess {
 }
 
 async function firstLine(child: ChildProcess): Promise<string> {
+  return String((await linesOf(child).next()).value);
+}
+
+function linesOf(child: ChildProcess): AsyncIterator<string> {
   if (child.stdout === null) throw new Error("the process has no stdout");
-  for await (const line of createInterface({ input: child.stdout })) return line;
-  throw new Error("a process ended before it was ready");
+  return createInterface({ input: child.stdout })[Symbol.asyncIterator]();
 }
 
 /** What honest clients saw while `attack` ran. */
@@ -72,56 +74,30 @@ export interface Observed {
   readonly mostDescriptors: number;
 }
 
-/** Runs an attack while another client, at another address, sends a request every 20 ms. */
+/** Runs an attack while a client in another process, at another address, sends a request every 20 ms. */
 export async function observe(proxy: AttackedProxy, attack: () => Promise<void>): Promise<Observed> {
-  for (let at = 0; at < 20; at += 1) await honest(proxy.url);
+  const client = start("tools/attacks/support/honest-client.ts", [proxy.url]);
+  const lines = linesOf(client);
+  await lines.next();
   const before = proxy.residentMib();
-  const seen = { right: 0, wrong: 0, longestMs: 0, grownMib: 0, mostDescriptors: 0 };
-  let running = true;
-  const watching = (async () => {
-    while (running) {
-      const startedAt = performance.now();
-      if (await honest(proxy.url)) seen.right += 1;
-      else seen.wrong += 1;
-      seen.longestMs = Math.max(seen.longestMs, Math.round(performance.now() - startedAt));
-      seen.grownMib = Math.max(seen.grownMib, Math.round(proxy.residentMib() - before));
-      seen.mostDescriptors = Math.max(seen.mostDescriptors, proxy.descriptors());
-      await sleep(20);
-    }
-  })();
-  await attack().finally(() => {
-    running = false;
-  });
-  await watching;
-  return seen;
+  const grown = { grownMib: 0, mostDescriptors: 0 };
+  const watching = setInterval(() => {
+    grown.grownMib = Math.max(grown.grownMib, Math.round(proxy.residentMib() - before));
+    grown.mostDescriptors = Math.max(grown.mostDescriptors, proxy.descriptors());
+  }, 50);
+  try {
+    await attack();
+  } finally {
+    clearInterval(watching);
+    client.stdin?.end();
+  }
+  const { value } = await lines.next();
+  return { ...(JSON.parse(String(value)) as Pick<Observed, "right" | "wrong" | "longestMs">), ...grown };
 }
 
 /** In words, for the table. */
 export function observedText({ right, wrong, longestMs, grownMib, mostDescriptors }: Observed): string {
   return `honest: ${right} right, ${wrong} not, longest ${longestMs} ms; +${grownMib} MiB, ${mostDescriptors} descriptors`;
-}
-
-/** Whether an honest request is answered rightly. */
-function honest(url: string): Promise<boolean> {
-  return new Promise((resolve) => {
-    const asked = request(`${url}/v1/completions`, {
-      method: "POST",
-      agent: false,
-      localAddress: "127.0.0.9",
-      headers: { "content-type": "application/json" },
-      timeout: 60_000,
-    });
-    asked.on("error", () => resolve(false)).on("timeout", () => asked.destroy());
-    asked.on("response", (response) => {
-      let text = "";
-      response.setEncoding("utf8").on("data", (chunk: string) => {
-        text += chunk;
-      });
-      response.on("end", () => resolve(response.statusCode === 200 && text.includes("right")));
-      response.on("error", () => resolve(false));
-    });
-    asked.end('{"prompt":"honest","max_tokens":1}');
-  });
 }
 
 /** A connection of the attacker; errors are part of the attack. `text` is sent at once. */

@@ -112,7 +112,8 @@ function destroyLater(socket: Socket, clock: Clock): void {
 
 /**
  * Answers a request with an error before all of it has arrived. A connection that is closed with unread bytes is reset, and a client that is
- * still sending sees the reset in place of the answer. So the rest of the request is read and dropped first, to its end or for 30 s.
+ * still sending sees the reset in place of the answer. So the rest of the request is read and dropped first, to its end or for 30 s. At a limit of
+ * all requests nothing more is read, and the client has 2 s to see the answer.
  */
 export function sendEarlyError(
   request: IncomingMessage,
@@ -124,6 +125,12 @@ export function sendEarlyError(
   response.setHeader("connection", "close");
   writeError(response, error);
   const { socket } = request;
+  if (error.code === "KV_PROXY_OVERLOADED") {
+    // Reading the rest would cost the time that others need.
+    request.pause();
+    destroyLater(socket, clock);
+    return;
+  }
   let ended = false;
   const end = () => {
     if (ended) return;

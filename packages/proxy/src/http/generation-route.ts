@@ -12,8 +12,8 @@ import { type LegSpan, NO_SPAN, type Tracing } from "../telemetry/tracing.js";
 import { errorEvent, errorForClient, sendError, statusOf } from "./error-response.js";
 import { forwardedHeaders, requestIdOf } from "./headers.js";
 import type { AbandonedPrefills } from "./limits/abandoned-prefills.js";
-import type { BodyShare } from "./limits/body-budget.js";
 import type { RequestSlot, RequestsInFlight } from "./limits/requests-in-flight.js";
+import type { ReceivedBody } from "./read-body.js";
 
 export interface GenerationRouteOptions {
   readonly ambient: Ambient;
@@ -30,12 +30,10 @@ export interface GenerationRouteOptions {
 export interface ReceivedRequest {
   readonly endpoint: Endpoint;
   readonly headers: IncomingHttpHeaders;
-  readonly body: Uint8Array;
+  readonly body: ReceivedBody;
   readonly response: ServerResponse;
   /** The client, as limits per client count it. */
   readonly client: string;
-  /** The body's memory. */
-  readonly share: BodyShare;
 }
 
 /** The life of clients' requests for generated text: id, deadline, answer, and at the end metrics, history, span and log. */
@@ -59,7 +57,7 @@ export class GenerationRoute {
   }
 
   /** Answers one request, and resolves when its answer has left; never rejects. */
-  async serve({ endpoint, headers, body, response, client: name, share }: ReceivedRequest): Promise<void> {
+  async serve({ endpoint, headers, body, response, client: name }: ReceivedRequest): Promise<void> {
     const { ambient, flow, counts, tracing, settings, inFlight, abandoned } = this.#options;
     const { clock, random } = ambient;
     const { requestMs, stallMs } = settings.timeouts;
@@ -77,7 +75,7 @@ export class GenerationRoute {
     const admission = {
       add(parts: number, lengthBytes: number) {
         slot?.grow(parts);
-        share.add(lengthBytes);
+        body.share.add(lengthBytes);
       },
     };
     this.#inFlight.add(deadline);
@@ -86,7 +84,7 @@ export class GenerationRoute {
       if (this.#refusal !== undefined) throw this.#refusal;
       requestId = requestIdOf(headers, random);
       slot = inFlight.admit(name);
-      const request = parseGenerationRequest(endpoint, body);
+      const request = parseGenerationRequest(endpoint, body.take());
       span = tracing.request(headers, { "kv.request_id": requestId, "url.path": endpoint });
       const legHeaders = span === NO_SPAN ? headers : { ...headers, ...span.headers };
       client = new ClientRequest(requestId, request, legHeaders, response, deadline, record, admission);

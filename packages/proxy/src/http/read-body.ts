@@ -20,7 +20,8 @@ export interface ReadBodyOptions {
 
 /** A body that has arrived. */
 export interface ReceivedBody {
-  readonly bytes: Uint8Array;
+  /** Returns the bytes once and forgets them, so that they do not stay in memory beside what is parsed from them. */
+  readonly take: () => Uint8Array;
   /** Its memory in the budget. The caller ends it, with the request. */
   readonly share: BodyShare;
 }
@@ -67,9 +68,12 @@ export function readJsonBody(
     request.once("end", () => {
       complete = true;
       share.arrived();
-      const bytes = chunks.length === 1 && chunks[0] ? chunks[0] : Buffer.concat(chunks);
-      chunks = [];
-      resolve({ bytes, share });
+      const take = () => {
+        const bytes = chunks.length === 1 && chunks[0] ? chunks[0] : Buffer.concat(chunks);
+        chunks = [];
+        return bytes;
+      };
+      resolve({ take, share });
     });
     request.once("error", (cause) => {
       refuse(

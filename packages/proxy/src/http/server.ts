@@ -154,7 +154,7 @@ class ClientServer {
     const { request, response, client, expectsContinue } = turn;
     const { generation, limits } = this.#options;
     generation.check(client);
-    const { bytes, share } = await readJsonBody(request, {
+    const body = await readJsonBody(request, {
       limits,
       budget: this.#budget,
       client,
@@ -162,9 +162,9 @@ class ClientServer {
     });
     this.#connections.received(request);
     try {
-      await generation.serve({ endpoint, headers: request.headers, body: bytes, response, client, share });
+      await generation.serve({ endpoint, headers: request.headers, body, response, client });
     } finally {
-      share.end();
+      body.share.end();
     }
   }
 

@@ -20,7 +20,7 @@ const COLON = 0x3a;
 
 /**
  * Counts the values of a JSON text while its bytes come, without parsing them. Whether the text is JSON, the parse decides. Its cost is a step for each
- * byte, spread over the arrival of the body.
+ * byte outside of strings, spread over the arrival of the body.
  */
 export class JsonScan {
   readonly #limits: JsonLimits;
@@ -37,25 +37,38 @@ export class JsonScan {
 
   /** Reads the next bytes. Errors: `KV_REQUEST_INVALID` above a limit. */
   push(bytes: Uint8Array): void {
-    let inString = this.#inString;
-    let escaped = this.#escaped;
-    for (let at = 0; at < bytes.length; at += 1) {
+    let at = this.#inString ? this.#endOfString(bytes, 0) : 0;
+    while (at < bytes.length) {
       const byte = bytes[at];
-      if (inString) {
-        if (escaped) escaped = false;
-        else if (byte === BACKSLASH) escaped = true;
-        else if (byte === QUOTE) inString = false;
-      } else if (byte === QUOTE) inString = true;
+      at += 1;
+      if (byte === QUOTE) at = this.#endOfString(bytes, at);
       else if (byte === COMMA) this.#values += 1;
       else if (byte === COLON) this.#member();
       // [ and {, ] and }
       else if (byte === 0x5b || byte === 0x7b) this.#open();
       else if (byte === 0x5d || byte === 0x7d) this.#depth -= 1;
     }
-    this.#inString = inString;
-    this.#escaped = escaped;
     if (this.#values > this.#limits.bodyValues)
       throw above("limits.bodyValues", this.#limits.bodyValues, "values");
+  }
+
+  /** The position after the closing quote of the string that goes on at `from`; the length where it has not come. */
+  #endOfString(bytes: Uint8Array, from: number): number {
+    let at = from;
+    for (;;) {
+      const quote = bytes.indexOf(QUOTE, at);
+      const end = quote === -1 ? bytes.length : quote;
+      let slashes = 0;
+      while (end - 1 - slashes >= at && bytes[end - 1 - slashes] === BACKSLASH) slashes += 1;
+      // A backslash at the end of the bytes before escapes the first one of these.
+      if (this.#escaped && end - slashes === at) slashes += 1;
+      const escaped = slashes % 2 === 1;
+      this.#escaped = quote === -1 && escaped;
+      this.#inString = quote === -1 || escaped;
+      if (quote === -1) return bytes.length;
+      at = quote + 1;
+      if (!escaped) return at;
+    }
   }
 
   #open(): void {
