@@ -172,6 +172,8 @@ async function serve(socket: Socket, transport: Transport, room: Room, limits: T
   try {
     for (let message = await channel.next(); message !== undefined; message = await channel.next()) {
       clearTimeout(timer);
+      // Requests that were sent ahead wait their turn, so that other sessions get theirs.
+      await new Promise((resolve) => setImmediate(resolve));
       const parsed = requestSchema.safeParse(message);
       try {
         if (!parsed.success) {
