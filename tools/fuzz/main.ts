@@ -11,6 +11,7 @@ import { TARGETS } from "./targets/index.js";
 const HANG_MS = 30_000;
 /** Readers bound their memory far below this. */
 const MAX_HEAP_MB = 512;
+const WORKER = new URL("./fuzz-worker.ts", import.meta.url).href;
 /** With --keep, per target and run. */
 const MOST_KEPT = 30;
 
@@ -48,7 +49,10 @@ async function fuzz(name: string): Promise<number> {
     corpus: readCorpus(name).map(({ input }) => input),
     shared,
   };
-  const worker = new Worker(new URL("./fuzz-worker.ts", import.meta.url), {
+  // A thread does not have the loader of TypeScript that its process has.
+  const start = `import("tsx/esm/api").then(({ register }) => { register(); return import(${JSON.stringify(WORKER)}); })`;
+  const worker = new Worker(start, {
+    eval: true,
     workerData,
     resourceLimits: { maxOldGenerationSizeMb: MAX_HEAP_MB },
   });

@@ -3,11 +3,7 @@ import {
   completionSchema,
   validateBody as validateInstanceBody,
 } from "../../../apps/demo/src/http/request-body.js";
-import {
-  checkRemotePrefillParams,
-  encodeMsgpack,
-  parseTransferParams,
-} from "../../../packages/protocol/src/index.js";
+import { checkRemotePrefillParams, parseTransferParams } from "../../../packages/protocol/src/index.js";
 import { parseGenerationRequest } from "../../../packages/proxy/src/request/generation-request.js";
 import {
   decodeBody,
@@ -59,9 +55,8 @@ export const transferParams: FuzzTarget = {
     if (typeof params !== "object" || params === null || Array.isArray(params)) return;
     const given = params as Record<string, unknown>;
     checkRemotePrefillParams(given);
+    parseTransferParams(given);
     parseTransferParams(given, "push");
-    // A prefill worker's answer goes on to the decode worker in this form.
-    encodeMsgpack(parseTransferParams(given));
   },
 };
 
