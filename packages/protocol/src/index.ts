@@ -18,6 +18,7 @@ export {
   MSGPACK_LIMITS,
   type MsgpackLimits,
 } from "./encoding/msgpack.js";
+export { checkMsgpackHeaders } from "./encoding/msgpack-limits.js";
 export { type AgentMetadata, decodeAgentMetadata, encodeAgentMetadata } from "./handshake/agent-metadata.js";
 export {
   decodeHandshakePayload,

@@ -45,6 +45,16 @@ test.each([[encode("text")], [encode([1, [{ type: "BlockStored" }]])], [new Uint
   },
 );
 
+test.each([
+  ["a list of 2^32 entries", [0x92, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0xdd, 0xff, 0xff, 0xff, 0xff]],
+  ["lists of 65,535 entries, nested 300 times", Array.from({ length: 300 }, () => [0xdc, 0xff, 0xff]).flat()],
+  ["a map of 2^32 entries", [0x92, 0x01, 0x91, 0xdf, 0xff, 0xff, 0xff, 0xff]],
+])("allocates nothing for %s that a few bytes announce", (_, bytes) => {
+  expect(() => readKvEventBatch(Uint8Array.from(bytes))).toThrow(
+    expect.objectContaining({ code: "KV_WIRE_LIMIT_EXCEEDED" }),
+  );
+});
+
 test("over ZMQ, events add and remove blocks, a gap clears the index, and malformed batches are skipped", async () => {
   const publisher = new Publisher({ linger: 0 });
   await publisher.bind("tcp://127.0.0.1:*");
