@@ -12,6 +12,7 @@ import type { ZmtpMechanismName } from "./greeting.js";
 
 /** The security of one connection: its handshake, and what it does to the frames afterwards. */
 export interface ZmtpMechanism {
+  /** Name of the mechanism in the greeting. */
   readonly name: ZmtpMechanismName;
   /** Whether this side is the server of the mechanism. */
   readonly asServer: boolean;
@@ -48,7 +49,7 @@ export function nullMechanism(socketType: string): ZmtpMechanism {
 }
 
 /** The error for another command than the one that the handshake needs next. */
-export function unexpected(name: string, data: Uint8Array, wanted: string): KvError {
+function unexpected(name: string, data: Uint8Array, wanted: string): KvError {
   const what =
     name === "ERROR"
       ? `the peer refused the connection: ${errorReason(data) || "no reason given"}`

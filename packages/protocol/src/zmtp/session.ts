@@ -25,13 +25,32 @@ export interface ZmtpSessionOptions {
   readonly mechanism?: ZmtpMechanism | undefined;
 }
 
+/** The session must send something: part of the handshake, or a PONG. */
+export interface ZmtpSendEvent {
+  /** Kind of the event. */
+  readonly type: "send";
+  /** Bytes to send, in order. */
+  readonly chunks: readonly Uint8Array[];
+}
+
+/** The handshake is over: messages may be sent. */
+export interface ZmtpReadyEvent {
+  /** Kind of the event. */
+  readonly type: "ready";
+  /** The peer's minor version of ZMTP 3. */
+  readonly minor: number;
+}
+
+/** A message has arrived. */
+export interface ZmtpMessageEvent {
+  /** Kind of the event. */
+  readonly type: "message";
+  /** Its frames, with the delimiter. */
+  readonly frames: readonly Uint8Array[];
+}
+
 /** What a session has read. */
-export type ZmtpEvent =
-  /** Chunks to send to the peer: part of the handshake, or a PONG. */
-  | { readonly type: "send"; readonly chunks: readonly Uint8Array[] }
-  /** The handshake is over: messages may be sent. `minor` is the peer's minor version of ZMTP 3. */
-  | { readonly type: "ready"; readonly minor: number }
-  | { readonly type: "message"; readonly frames: readonly Uint8Array[] };
+export type ZmtpEvent = ZmtpSendEvent | ZmtpReadyEvent | ZmtpMessageEvent;
 
 /** Commands of a peer in one chunk of bytes. libzmq sends one PING per heartbeat interval. */
 const MAX_COMMANDS_PER_CHUNK = 64;

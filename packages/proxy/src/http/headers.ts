@@ -25,13 +25,7 @@ const SET_BY_PROXY = new Set([
 ]);
 
 /** A client's headers that instances get. All others end at the proxy, credentials first of all. */
-export const FORWARDED_HEADERS = [
-  "accept",
-  "traceparent",
-  "tracestate",
-  "baggage",
-  "x-data-parallel-rank",
-] as const;
+const FORWARDED_HEADERS = ["accept", "traceparent", "tracestate", "baggage", "x-data-parallel-rank"] as const;
 
 /** Whether a header can be forwarded: it is neither of one connection nor set by the proxy. */
 export function mayForward(name: string): boolean {

@@ -8,7 +8,7 @@ export interface BodyBudgetOptions {
 }
 
 /** The first bytes of a body are not counted: short requests are served while long ones wait for memory. */
-export const UNCOUNTED_BYTES = 16 * 1024;
+const UNCOUNTED_BYTES = 16 * 1024;
 
 /**
  * The memory for clients' bodies, from their first byte until the request has its answer. When it is used up, the largest body that is still

@@ -20,7 +20,7 @@ const MAX_CONNECTIONS = 10_000;
 const USUAL_DESCRIPTORS = 10_240;
 
 /** How many files and sockets this process may open. Node raises its limit to the hard one at the start. */
-export function descriptorLimit(): number {
+function descriptorLimit(): number {
   try {
     const found = /^Max open files\s+(\d+|unlimited)/m.exec(readFileSync("/proc/self/limits", "utf8"))?.[1];
     return found === undefined || found === "unlimited" ? USUAL_DESCRIPTORS : Number(found);
