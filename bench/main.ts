@@ -28,7 +28,7 @@ const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) 
 
 const { positionals: names, values } = parseArgs({
   allowPositionals: true,
-  options: { json: { type: "boolean" }, only: { type: "string" } },
+  options: { json: { type: "boolean" }, only: { type: "string" }, "no-docs": { type: "boolean" } },
 });
 const unknown = names.filter((name) => !(name in BENCHMARKS));
 if (unknown.length > 0) {

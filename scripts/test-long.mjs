@@ -1,14 +1,18 @@
 // npm run test:long: the runs that take too long for npm test. The last line counts runs and processes.
 //   npm run test:long -- --requests 200000 --connectors pull,push --exits 200 --property-factor 50 --mutations 1000000 --seed WORD
-//     --addon-requests 5000 --only faults,addon,exits,properties,mutations --jobs 2
+//     --addon-requests 5000 --only faults,addon,exits,properties,mutations,attacks --attacks WORD,WORD --jobs 2
 import { spawn } from "node:child_process";
+import { readdirSync } from "node:fs";
 import { availableParallelism } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { root, run, setup } from "./setup.mjs";
 
 const REQUESTS_PER_SEED = 10_000;
-const KINDS = ["faults", "addon", "properties", "exits", "mutations"];
+const KINDS = ["faults", "addon", "properties", "exits", "mutations", "attacks"];
+/** Until an attack is ended. The one that runs all floods takes longer. */
+const ATTACK_TIMEOUT_MS = 300_000;
+const FLOODS_TIMEOUT_MS = 1_800_000;
 
 const { values } = parseArgs({
   options: {
@@ -20,6 +24,7 @@ const { values } = parseArgs({
     mutations: { type: "string", default: "1000000" },
     seed: { type: "string", default: `${Date.now()}` },
     only: { type: "string", default: KINDS.join(",") },
+    attacks: { type: "string", default: "" },
     jobs: { type: "string", default: `${Math.min(availableParallelism(), 4)}` },
   },
 });
@@ -148,6 +153,73 @@ async function exitsOfProcesses(nixl) {
   }
 }
 
+/** The files of tools/attacks one after another, the floods last: they are measured against a demo that nothing else disturbs. */
+async function attacks() {
+  const folder = join(root, "tools/attacks");
+  const words = values.attacks.split(",").filter((word) => word !== "");
+  const files = readdirSync(folder)
+    .filter((file) => file.endsWith(".ts") && !file.endsWith(".test.ts"))
+    .filter((file) => words.length === 0 || words.some((word) => file.includes(word)))
+    .sort((a, b) => Number(a === "under-flood.ts") - Number(b === "under-flood.ts") || (a < b ? -1 : 1));
+  if (files.length === 0) {
+    failed += 1;
+    console.log(`FAIL  no file of tools/attacks has one of ${words.join(", ")} in its name`);
+  }
+  const rows = [];
+  for (const file of files) {
+    const row = await runAttack(join(folder, file), file === "under-flood.ts");
+    if (row.ok) passed += 1;
+    else failed += 1;
+    rows.push(row);
+    console.log(`${row.ok ? "ok   " : "FAIL "} ${file}`);
+  }
+  console.log("\n| attack | tries | result |\n| --- | --- | --- |");
+  for (const { attack, tries, result, ok } of rows)
+    console.log(`| ${attack} | ${tries} | ${ok ? "" : "**FAIL** "}${result} |`);
+  console.log("");
+}
+
+/** The row of one attack. Its process is ended with all that it started. */
+function runAttack(file, runsFloods) {
+  const args = ["--import", "tsx", "tools/attacks/support/run-attack.ts", file];
+  return new Promise((resolve) => {
+    const child = spawn(process.execPath, args, {
+      cwd: root,
+      detached: true,
+      stdio: ["ignore", "pipe", "inherit"],
+    });
+    let text = "";
+    let late = "";
+    const timeoutMs = runsFloods ? FLOODS_TIMEOUT_MS : ATTACK_TIMEOUT_MS;
+    const timer = setTimeout(() => {
+      late = ` after ${timeoutMs / 1000} s`;
+      child.kill("SIGKILL");
+    }, timeoutMs);
+    child.stdout.on("data", (chunk) => {
+      text = (text + chunk).slice(-100_000);
+    });
+    child.on("close", (code, signal) => {
+      clearTimeout(timer);
+      endGroup(child.pid);
+      try {
+        const row = JSON.parse(text.trimEnd().split("\n").at(-1));
+        resolve({ ...row, ok: row.ok === true && code === 0 });
+      } catch {
+        resolve({ attack: file, tries: "-", result: `ended with ${signal ?? code}${late}`, ok: false });
+      }
+    });
+  });
+}
+
+/** Ends the servers that a killed attack has left. */
+function endGroup(pid) {
+  try {
+    process.kill(-pid, "SIGKILL");
+  } catch {
+    // All of them have ended.
+  }
+}
+
 const { nixl } = await setup();
 console.log(`seed ${values.seed}`);
 if (only.includes("faults")) await faults();
@@ -155,5 +227,6 @@ if (only.includes("addon")) await addon();
 if (only.includes("properties")) await properties();
 if (only.includes("mutations")) await damagedBytes();
 if (only.includes("exits")) await exitsOfProcesses(nixl);
+if (only.includes("attacks")) await attacks();
 console.log(`${passed} passed, ${failed} failed`);
 process.exitCode = failed === 0 && passed > 0 ? 0 : 1;

@@ -70,6 +70,7 @@ export const KV_ERROR_CODES = [
   "KV_OUT_OF_BLOCKS",
   "KV_PROXY_UPSTREAM_FAILED",
   "KV_PROXY_NO_INSTANCE",
+  "KV_PROXY_OVERLOADED",
   // a defect in these packages
   "KV_INTERNAL",
 ] as const;

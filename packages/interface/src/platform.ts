@@ -1,3 +1,4 @@
+import { KvError } from "./errors.js";
 import type { Staging, StagingOptions } from "./staging.js";
 import type { MemoryType } from "./transport.js";
 
@@ -23,9 +24,12 @@ export interface DirectRegistration {
   readonly needs: string;
 }
 
-/** Settings of an engine that a platform may refuse. A platform ignores keys that it does not know. */
+/**
+ * Settings of an engine that a platform may refuse. vLLM's own names are read as well; `engineSettings` merges both. A platform ignores keys that
+ * it does not know.
+ */
 export interface PlatformEngineSettings {
-  /** Whether prefix caching is on. */
+  /** Whether prefix caching is on (vLLM: `enable_prefix_caching`). */
   readonly prefixCaching?: boolean | undefined;
   /** Sequences that the engine runs at the same time (vLLM: `max_num_seqs`). */
   readonly maxNumSeqs?: number | undefined;
@@ -33,6 +37,77 @@ export interface PlatformEngineSettings {
   readonly modelConfig?: Readonly<Record<string, unknown>> | undefined;
   /** Further settings of the engine. */
   readonly [key: string]: unknown;
+}
+
+/** Settings whose names and types are known. */
+export interface KnownEngineSettings {
+  /** `prefixCaching` or `enable_prefix_caching`; undefined when neither is given. */
+  readonly prefixCaching: boolean | undefined;
+  /** `maxNumSeqs` or `max_num_seqs`; undefined when neither is given. */
+  readonly maxNumSeqs: number | undefined;
+}
+
+/**
+ * Reads an engine's settings under our names and under vLLM's. An undefined or null value counts as absent. Errors: `KV_CONFIG_INVALID` for a
+ * value of the wrong type, and for two names of one setting with different values.
+ */
+export function engineSettings(settings: PlatformEngineSettings): KnownEngineSettings {
+  const maxNumSeqs = readSetting(settings, "maxNumSeqs", "max_num_seqs", "number");
+  if (maxNumSeqs !== undefined && (!Number.isSafeInteger(maxNumSeqs) || maxNumSeqs < 1)) {
+    throw new KvError("KV_CONFIG_INVALID", `maxNumSeqs is ${maxNumSeqs}, not a positive integer`);
+  }
+  return {
+    prefixCaching: readSetting(settings, "prefixCaching", "enable_prefix_caching", "boolean"),
+    maxNumSeqs,
+  };
+}
+
+/**
+ * Reads the longest sequence in tokens: `max_model_len`, as vLLM's engine arguments limit it, else the model's `max_position_embeddings`. Errors:
+ * `KV_CONFIG_INVALID` where both are missing, or the value is not a positive integer.
+ */
+export function readMaxModelLen(modelConfig: Readonly<Record<string, unknown>>): number {
+  for (const key of ["max_model_len", "max_position_embeddings"]) {
+    const value = modelConfig[key];
+    if (value === undefined || value === null) continue;
+    if (typeof value === "number" && Number.isSafeInteger(value) && value > 0) return value;
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      `the model's config gives ${key} ${JSON.stringify(value)}, not a positive integer`,
+    );
+  }
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    "the model's config gives neither max_model_len nor max_position_embeddings",
+  );
+}
+
+interface SettingTypes {
+  readonly boolean: boolean;
+  readonly number: number;
+}
+
+function readSetting<T extends keyof SettingTypes>(
+  settings: PlatformEngineSettings,
+  ours: string,
+  vllms: string,
+  type: T,
+): SettingTypes[T] | undefined {
+  let read: SettingTypes[T] | undefined;
+  for (const name of [ours, vllms]) {
+    const value = settings[name] ?? undefined;
+    if (value === undefined) continue;
+    if (typeof value !== type) {
+      throw new KvError("KV_CONFIG_INVALID", `${name} is ${JSON.stringify(value)}, not a ${type}`);
+    }
+    if (read !== undefined && read !== value) {
+      throw new KvError("KV_CONFIG_INVALID", `${ours} is ${read} and ${vllms} is ${String(value)}`, {
+        hint: "give one of the two names",
+      });
+    }
+    read = value as SettingTypes[T];
+  }
+  return read;
 }
 
 /** A setting that works worse than it could. */

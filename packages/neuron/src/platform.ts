@@ -1,20 +1,25 @@
 import {
   type DirectRegistration,
+  engineSettings,
+  type KnownEngineSettings,
   KvError,
   type Platform,
-  type PlatformEngineSettings,
   type PlatformWarning,
+  readMaxModelLen,
 } from "@kv/interface";
 import { neuronCacheShape } from "./staging/neuron-caches.js";
 import { createNeuronStaging } from "./staging/staging.js";
 
 /** Options of `neuronPlatform`. */
 export interface NeuronPlatformOptions {
-  /** Instance family, the first part of the instance type. On trn1 settings beyond its limits throw; on other families they warn. Default: "trn1". */
+  /**
+   * EC2 instance type or family, such as "trn1.32xlarge", "trn1n" or "trn2". On trn1 and trn1n settings beyond their limits throw; on others they
+   * warn. Default: "trn1".
+   */
   readonly family?: string | undefined;
 }
 
-/** NIXL's LIBFABRIC backend registers Neuron memory (FI_HMEM_NEURON) where each device has its own network device, which trn1 lacks. */
+/** NIXL's LIBFABRIC backend registers Neuron memory (FI_HMEM_NEURON) where each device has its own network device: on trn2 and later. */
 const DIRECT: readonly DirectRegistration[] = [
   {
     backend: "LIBFABRIC",
@@ -28,8 +33,8 @@ const REASON = "the Neuron compiler fails on its graphs (NCC_ITEN404, aws-neuron
 
 /** Settings that do not work on trn1, and their remedies. */
 const LIMITS: readonly {
-  readonly setting: keyof PlatformEngineSettings & string;
-  readonly exceeds: (settings: PlatformEngineSettings) => boolean;
+  readonly setting: keyof KnownEngineSettings;
+  readonly exceeds: (settings: KnownEngineSettings) => boolean;
   readonly hint: string;
 }[] = [
   {
@@ -48,25 +53,28 @@ const LIMITS: readonly {
  * Creates the platform of AWS Neuron. It always stages through host memory. K and V of a layer are separate on the device
  * (`[2, num_blocks, num_kv_heads, block_size, head_size]`, as in vllm-neuron since its patch 20). Batches execute one after another. `check` throws
  * `KV_PLATFORM_UNSUPPORTED` for settings that the compiler cannot handle. Where NIXL's LIBFABRIC can register device memory directly,
- * `capabilities.directRegistration` says so.
+ * `capabilities.directRegistration` says so. Errors: `KV_CONFIG_INVALID` for a family that is none of Neuron's.
  */
-export function neuronPlatform({ family = "trn1" }: NeuronPlatformOptions = {}): Platform {
+export function neuronPlatform({ family: given = "trn1" }: NeuronPlatformOptions = {}): Platform {
+  const family = familyOf(given);
+  const isFirstTrainium = family === "trn1" || family === "trn1n";
   return {
     deviceType: "neuron",
     capabilities: {
       registersAs: [],
       bufferDevices: ["cpu"],
       maxConcurrentBatches: 1,
-      directRegistration: family === "trn1" ? [] : DIRECT,
+      directRegistration: isFirstTrainium || family.startsWith("inf") ? [] : DIRECT,
     },
     kvCacheShape: neuronCacheShape,
-    maxModelLen,
-    check(settings) {
+    maxModelLen: readMaxModelLen,
+    check(given) {
+      const settings = engineSettings(given);
       const warnings: PlatformWarning[] = [];
       for (const { setting, exceeds, hint } of LIMITS) {
         if (!exceeds(settings)) continue;
         const message = `${setting} is ${String(settings[setting])}: on ${family} ${REASON}`;
-        if (family === "trn1") {
+        if (isFirstTrainium) {
           throw new KvError("KV_PLATFORM_UNSUPPORTED", message, { hint, details: { family } });
         }
         warnings.push({ setting, message: `${setting} is ${String(settings[setting])}: on trn1 ${REASON}` });
@@ -77,19 +85,15 @@ export function neuronPlatform({ family = "trn1" }: NeuronPlatformOptions = {}):
   };
 }
 
-/** The engine's own limit, else the model's. Errors: `KV_CONFIG_INVALID`. */
-function maxModelLen(modelConfig: Readonly<Record<string, unknown>>): number {
-  for (const key of ["max_model_len", "max_position_embeddings"]) {
-    const value = modelConfig[key];
-    if (value === undefined || value === null) continue;
-    if (typeof value === "number" && Number.isSafeInteger(value) && value > 0) return value;
-    throw new KvError(
-      "KV_CONFIG_INVALID",
-      `the model's config gives ${key} ${JSON.stringify(value)}, not a positive integer`,
-    );
-  }
+/** The family of an instance type: "trn1" of "trn1.32xlarge". Errors: `KV_CONFIG_INVALID`. */
+function familyOf(instanceType: string): string {
+  const [, family] = /^((?:trn|inf)[1-9][a-z]*)(?:\.[a-z0-9-]+)?$/.exec(instanceType) ?? [];
+  if (family !== undefined) return family;
   throw new KvError(
     "KV_CONFIG_INVALID",
-    "the model's config gives neither max_model_len nor max_position_embeddings",
+    `${JSON.stringify(instanceType)} is no instance type with Neuron devices`,
+    {
+      hint: 'such as "trn1", "trn1n.32xlarge", "trn2" or "inf2.48xlarge"',
+    },
   );
 }

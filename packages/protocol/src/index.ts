@@ -18,6 +18,7 @@ export {
   MSGPACK_LIMITS,
   type MsgpackLimits,
 } from "./encoding/msgpack.js";
+export { checkMsgpackHeaders } from "./encoding/msgpack-limits.js";
 export { type AgentMetadata, decodeAgentMetadata, encodeAgentMetadata } from "./handshake/agent-metadata.js";
 export {
   decodeHandshakePayload,
@@ -103,3 +104,5 @@ export {
   type RequestParams,
   type TransferMode,
 } from "./transfer-params/transfer-params.js";
+export { nullMechanism, type ZmtpMechanism } from "./zmtp/mechanism.js";
+export { type ZmtpEvent, ZmtpSession, type ZmtpSessionOptions } from "./zmtp/session.js";

@@ -35,6 +35,9 @@ import { PushConcurrentStrategy } from "./flow/push-concurrent.js";
 import { PushSequentialStrategy } from "./flow/push-sequential.js";
 import { createAdminServer } from "./http/admin-server.js";
 import { GenerationRoute } from "./http/generation-route.js";
+import { AbandonedPrefills } from "./http/limits/abandoned-prefills.js";
+import { RequestsInFlight } from "./http/limits/requests-in-flight.js";
+import { resolveLimits } from "./http/limits/resolved-limits.js";
 import { ModelsRoute } from "./http/models-route.js";
 import { cannotListen, closeServer, createServer, listen } from "./http/server.js";
 import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
@@ -179,35 +182,47 @@ class PrefillDecodeProxy implements Proxy {
     const legs = new Legs({ prefillers, decoders, upstream, settings, tracing, ambient });
     this.#flow = new GenerationFlow(legs, createStrategy(settings, legs));
     const history = new RequestHistory(own.clock);
+    const limits = resolveLimits(settings);
+    const inFlight = new RequestsInFlight({
+      all: limits.requestsInFlight,
+      perClient: limits.requestsPerClient,
+    });
     this.#generation = new GenerationRoute({
       ambient,
       flow: this.#flow,
       counts: this.#counts,
       history,
       tracing,
-      requestMs: timeouts.requestMs,
+      inFlight,
+      abandoned: new AbandonedPrefills({
+        clock: own.clock,
+        limit: limits.abandonedPrefills,
+        windowMs: timeouts.abandonedWindowMs,
+      }),
+      settings,
     });
     const probe = healthProbe(upstream, own.clock);
     this.#health = new HealthChecks([prefillers, decoders], probe, settings.health, own);
     this.#discovery =
       discovery === undefined ? undefined : new DiscoveryFollower(discovery, this.instances, own);
     this.#server = createServer({
-      clock: own.clock,
+      ambient,
       settings,
+      limits,
       generation: this.#generation,
-      models: new ModelsRoute({ decoders, upstream, settings, ambient }),
+      models: new ModelsRoute({ decoders, upstream, settings, inFlight, ambient }),
       isDraining: () => this.#draining,
       health: () => this.#healthStatus(),
-      status: () => this.status(),
+      status: () => (settings.exposeInstances ? this.status() : withoutInstances(this.status())),
     });
     const { admin } = settings;
     this.#admin =
       admin === undefined
         ? undefined
         : createAdminServer({
-            token: admin.token,
+            settings: admin,
             page: PAGE,
-            clock: own.clock,
+            ambient,
             pools: this.instances,
             status: () => this.status(),
             history,
@@ -316,6 +331,15 @@ function createStrategy({ mode, pushLegs }: ProxySettings, legs: Legs): Disaggre
   const push =
     pushLegs === "prefill-first" ? sequential : new PushConcurrentStrategy(legs, engines, sequential);
   return mode === "push" ? push : new AutoStrategy(legs, engines, pull, push);
+}
+
+/** The status for clients: how many instances there are, and not where. */
+function withoutInstances({ prefillers, decoders, ...rest }: ProxyStatus): object {
+  const counted = (instances: readonly InstanceStatus[]) => ({
+    count: instances.length,
+    available: instances.filter(({ available }) => available).length,
+  });
+  return { ...rest, prefillers: counted(prefillers), decoders: counted(decoders) };
 }
 
 function configuredDiscovery(settings: ProxySettings["discovery"], clock: Clock): Discovery | undefined {

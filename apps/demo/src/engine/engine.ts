@@ -4,6 +4,7 @@ import {
   type AmbientOptions,
   ambient,
   KvError,
+  type KvTransferParams,
   type SchedulerConnector,
   type StepMetadata,
   type Timer,
@@ -16,6 +17,7 @@ import type { EngineHooks } from "./hooks.js";
 import { ModelRunner } from "./model-runner.js";
 import { checkRequest, type EngineHandle, type EngineRequest, RequestRecord } from "./request.js";
 import { Scheduler } from "./scheduler.js";
+import { Wakeup } from "./wakeup.js";
 
 export interface EngineOptions extends AmbientOptions {
   readonly model: EngineModel;
@@ -35,6 +37,8 @@ export interface EngineOptions extends AmbientOptions {
 }
 
 const PENDING_WORK_PAUSE_MS = 1;
+/** Notifications about refused requests wait for a handshake with an address that the request names. */
+const MAX_PENDING_RELEASES = 1024;
 
 /**
  * A small paged engine with continuous batching. Its loop sleeps while there is nothing to do; a new request, an abort or the progress of a
@@ -100,6 +104,28 @@ export class Engine {
       done: record.done,
       abort: (reason = "the client disconnected") => this.#abort(record, reason),
     };
+  }
+
+  /**
+   * Notifies the prefill instance that `kvTransferParams` name, in the background, that this engine does not serve the request, so that its
+   * blocks are freed at once. vLLM does the same for a request that it refuses. No effect for parameters without remote KV. When too many
+   * notifications are pending, or the parameters cannot be read, the blocks are held until their lease ends.
+   */
+  releaseRemote(requestId: string, kvTransferParams: KvTransferParams): void {
+    const { log } = this.#ambient;
+    if (kvTransferParams.do_remote_prefill !== true || this.#closing !== undefined) return;
+    const pending = this.#workers.map((worker) => worker.outstanding().notifications ?? 0);
+    if (Math.max(0, ...pending) > MAX_PENDING_RELEASES) {
+      log.warn("blocks-not-released", { requestId, pending: Math.max(...pending) });
+      return;
+    }
+    try {
+      const request = { requestId, numPromptTokens: 1, kvTransferParams };
+      this.#connector?.requestFinished(request, [[]], "aborted");
+    } catch (error) {
+      log.warn("blocks-not-released", { requestId, error: String(error) });
+    }
+    this.#wakeup.wake();
   }
 
   #abort(record: RequestRecord, reason: string): void {
@@ -267,26 +293,5 @@ export class Engine {
     await this.#safeStep();
     this.#pendingWorkTimer?.cancel();
     this.#resolveIdle();
-  }
-}
-
-/** Lets one loop sleep until there is work. A wake-up before the sleep is not lost. */
-class Wakeup {
-  #pending = false;
-  #resume: (() => void) | undefined;
-
-  wake(): void {
-    this.#pending = true;
-    this.#resume?.();
-    this.#resume = undefined;
-  }
-
-  async sleep(): Promise<void> {
-    if (!this.#pending) {
-      await new Promise<void>((resolve) => {
-        this.#resume = resolve;
-      });
-    }
-    this.#pending = false;
   }
 }

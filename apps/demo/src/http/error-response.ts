@@ -31,6 +31,17 @@ export function errorBody(error: KvError): { error: Record<string, unknown> } {
   };
 }
 
+/**
+ * The error that a client gets. The message of a failure inside the deployment may name its hosts and ports, so only the code stays; a
+ * refusal of the request itself is sent as it is.
+ */
+export function publicError(error: KvError): KvError {
+  if (statusOf(error) < 500 || error.details.httpStatus !== undefined) return error;
+  return new KvError(error.code, "the request failed on this instance", {
+    hint: "the instance's log has the reason; with exposeErrors the instance sends it",
+  });
+}
+
 export function asKvError(error: unknown): KvError {
   return KvError.from(error, "KV_INTERNAL", "the instance failed");
 }

@@ -7,7 +7,7 @@ import type { ChatBody, CompletionBody } from "./request-body.js";
 
 /** The interface of an instance to its HTTP server. */
 export interface ServedInstance {
-  readonly engine: Pick<Engine, "submit" | "outstanding">;
+  readonly engine: Pick<Engine, "submit" | "outstanding" | "releaseRemote">;
   readonly tokenizer: Tokenizer;
   /** Names that a client may give as `model`; the first one is announced. */
   readonly modelNames: readonly string[];
@@ -37,8 +37,11 @@ export interface Generation {
   readonly handle: EngineHandle;
 }
 
-/** A comma is excluded: it separates request ids in vLLM's heartbeat notifications. */
-const REQUEST_ID = /^[\x21-\x2b\x2d-\x7e]{1,200}$/;
+/**
+ * The proxy takes ids of 200 characters from clients and adds to them: a part's number, a uuid for a retry, "-release". Peers accept
+ * engine request ids of 512 bytes, which have a prefix and a suffix. A comma is excluded: it separates request ids in heartbeat notifications.
+ */
+const REQUEST_ID = /^[\x21-\x2b\x2d-\x7e]{1,400}$/;
 
 export interface GenerationOptions {
   readonly instance: ServedInstance;
@@ -63,7 +66,7 @@ export function startGeneration(body: CompletionBody | ChatBody, options: Genera
   if (clientId !== undefined && (typeof clientId !== "string" || !REQUEST_ID.test(clientId))) {
     throw httpError(
       400,
-      "X-Request-Id must be 1 to 200 printable ASCII characters without spaces and commas",
+      "X-Request-Id must be 1 to 400 printable ASCII characters without spaces and commas",
       "X-Request-Id",
     );
   }
@@ -97,7 +100,7 @@ export function startGeneration(body: CompletionBody | ChatBody, options: Genera
 function checkModel(name: string | undefined, { modelNames }: ServedInstance): string {
   const [announced = "model"] = modelNames;
   if (name === undefined || modelNames.includes(name)) return name ?? announced;
-  throw httpError(404, `the model "${name}" is not served here; "${announced}" is`, "model");
+  throw httpError(404, `the model "${name.slice(0, 200)}" is not served here; "${announced}" is`, "model");
 }
 
 /** Aborts the request when the client disconnects before the response is complete. */

@@ -1,8 +1,37 @@
 import { z } from "zod";
 import { httpError } from "./error-response.js";
 
-const tokenIds = z.array(z.number().int().nonnegative()).min(1);
+/** Entries of a list that is not a prompt. */
+const MAX_ENTRIES = 4096;
+/** Characters of a value in an error message. */
+const MAX_SHOWN = 100;
+
+/** One check for a whole prompt: a schema per token would report each of a million wrong ones. */
+const prompt = z.custom<string | number[] | (string | number[])[]>(
+  (value) =>
+    isPrompt(value) || (Array.isArray(value) && value.length <= MAX_ENTRIES && value.every(isPrompt)),
+  "must be text, a list of token ids, or a list of these",
+);
 const params = z.record(z.string(), z.unknown());
+
+/** A list whose entries are looked at only when it is not too long. */
+function entries<T>(schema: z.ZodType<T>) {
+  return z.array(z.unknown()).max(MAX_ENTRIES).pipe(z.array(schema));
+}
+
+function isPrompt(value: unknown): value is string | number[] {
+  return typeof value === "string" || (Array.isArray(value) && value.length > 0 && value.every(isTokenId));
+}
+
+function isTokenId(value: unknown): value is number {
+  return Number.isSafeInteger(value) && (value as number) >= 0;
+}
+
+/** A value as JSON, cut where it is long. */
+function shown(value: unknown): string {
+  const text = typeof value === "string" ? JSON.stringify(value.slice(0, MAX_SHOWN)) : JSON.stringify(value);
+  return text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)}…` : text;
+}
 
 /** Fields of both endpoints. Other fields are ignored, as in vLLM. */
 const shared = {
@@ -15,7 +44,7 @@ const shared = {
   stream: z.boolean().nullish(),
   stream_options: z.looseObject({ include_usage: z.boolean().nullish() }).nullish(),
   ignore_eos: z.boolean().nullish(),
-  stop_token_ids: z.array(z.number().int()).nullish(),
+  stop_token_ids: entries(z.number().int()).nullish(),
   return_token_ids: z.boolean().nullish(),
   kv_transfer_params: params.nullish(),
   /** The demo's negative control: zero the n-th block of the prompt when its KV has arrived. Only with `debug`. */
@@ -24,16 +53,16 @@ const shared = {
 
 export const completionSchema = z.looseObject({
   ...shared,
-  prompt: z.union([z.string(), tokenIds, z.array(z.union([z.string(), tokenIds]))]),
+  prompt,
   logprobs: z.number().int().min(0).max(20).nullish(),
 });
 
 const part = z.looseObject({ type: z.literal("text"), text: z.string() });
-const message = z.looseObject({ role: z.string(), content: z.union([z.string(), z.array(part)]) });
+const message = z.looseObject({ role: z.string(), content: z.union([z.string(), entries(part)]) });
 
 export const chatSchema = z.looseObject({
   ...shared,
-  messages: z.array(message).min(1),
+  messages: entries(message).refine((messages) => messages.length > 0, "must not be empty"),
   max_completion_tokens: z.number().int().min(1).nullish(),
   logprobs: z.boolean().nullish(),
   top_logprobs: z.number().int().min(0).max(20).nullish(),
@@ -60,23 +89,46 @@ const UNSUPPORTED: Readonly<Record<string, (value: unknown) => boolean>> = {
   tools: (value) => Array.isArray(value) && value.length === 0,
 };
 
-/** Validates a body. Errors: `KV_REQUEST_INVALID` naming each invalid field, or the first unsupported one. */
-export function readBody<T>(schema: z.ZodType<T>, body: unknown): T {
+/** Validates a parsed body. Errors: `KV_REQUEST_INVALID` naming each invalid field, or the first unsupported one. */
+export function validateBody<T>(schema: z.ZodType<T>, body: unknown): T {
   const parsed = schema.safeParse(body);
   if (!parsed.success) {
     const [first] = parsed.error.issues;
-    throw httpError(400, `the body is not valid: ${z.prettifyError(parsed.error)}`, first?.path.join("."));
+    const problems = new z.ZodError(parsed.error.issues.slice(0, 10));
+    throw httpError(400, `the body is not valid: ${z.prettifyError(problems)}`, first?.path.join("."));
   }
   for (const [field, hasNoEffect] of Object.entries(UNSUPPORTED)) {
     const value = (parsed.data as Record<string, unknown>)[field];
     if (value === undefined || value === null || hasNoEffect(value)) continue;
     throw httpError(
       400,
-      `${field} is ${JSON.stringify(value)}, which this engine does not support; leave it out`,
+      `${field} is ${shown(value)}, which this engine does not support; leave it out`,
       field,
     );
   }
   return parsed.data;
+}
+
+/** Characters of a text per token that it may have: far more than any text has, so that nothing large is tokenized in vain. */
+const MAX_CHARACTERS_PER_TOKEN = 64;
+
+/** Refuses a text that is too long for the model before it is tokenized. Errors: `KV_REQUEST_INVALID`. */
+export function checkTextLength(characters: number, maxModelLen: number, param: string): void {
+  const limit = maxModelLen * MAX_CHARACTERS_PER_TOKEN;
+  if (characters <= limit) return;
+  throw httpError(
+    400,
+    `the text has ${characters} characters; a model of ${maxModelLen} tokens takes ${limit}`,
+    param,
+  );
+}
+
+/** Characters of a conversation. */
+export function charactersOf({ messages }: ChatBody): number {
+  const texts = messages.flatMap(({ content }) =>
+    typeof content === "string" ? [content] : content.map(({ text }) => text),
+  );
+  return texts.reduce((sum, text) => sum + text.length, 0);
 }
 
 /** The prompt of a completion. Errors: `KV_REQUEST_INVALID` for several prompts. */

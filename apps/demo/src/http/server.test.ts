@@ -1,75 +1,6 @@
 import { KvError } from "@kv/interface";
-import { afterEach, describe, expect, it } from "vitest";
-import { arithmeticModel } from "../../test/support/arithmetic-model.js";
-import { heapTransport } from "../../test/support/heap-memory.js";
-import { scriptedConnector } from "../../test/support/scripted-connector.js";
-import { BlockPool } from "../engine/cache/block-pool.js";
-import { KvPool } from "../engine/cache/kv-pool.js";
-import { Engine } from "../engine/engine.js";
-import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
-import type { ServedInstance } from "./generation.js";
-import { InstanceServer } from "./server.js";
-
-/** A tokenizer whose words are token ids. */
-const tokenizer: Tokenizer = {
-  encode: (text) => Int32Array.from(text.split(" ").filter(Boolean), Number),
-  decode: (tokens) => Array.from(tokens, (token) => ` ${token}`).join(""),
-  encodeChat: (messages) =>
-    Int32Array.from(messages.flatMap(({ content }) => content.split(" ").map(Number))),
-};
-
-const open: (() => Promise<void>)[] = [];
-afterEach(async () => {
-  for (const close of open.splice(0)) await close();
-});
-
-async function serve(given: Partial<ServedInstance> = {}) {
-  const model = arithmeticModel();
-  const connector = scriptedConnector();
-  const pool = new KvPool({
-    transport: heapTransport(),
-    geometry: model.config,
-    numBlocks: 64,
-    blockSize: 4,
-    tp: 1,
-  });
-  const engine = new Engine({ model, pool, blocks: new BlockPool({ numBlocks: 64 }), connector });
-  const instance: ServedInstance = {
-    engine,
-    tokenizer,
-    modelNames: ["tiny", "/models/tiny"],
-    maxModelLen: 512,
-    maxOutputTokens: 100,
-    debug: false,
-    zeroBlockOf() {},
-    ready: () => true,
-    status: () => ({ outstanding: engine.outstanding() }),
-    metrics: () => "kv_test 1\n",
-    kvTransfers: () => ({ records: [] }),
-    ...given,
-  };
-  const server = new InstanceServer(instance);
-  const { url } = await server.listen({ host: "127.0.0.1", port: 0 });
-  open.push(async () => {
-    await engine.close();
-    await server.close();
-  });
-  const post = (
-    body: object,
-    {
-      path = "/v1/completions",
-      headers = {},
-      signal,
-    }: { path?: string; headers?: Record<string, string>; signal?: AbortSignal } = {},
-  ) =>
-    fetch(url + path, {
-      method: "POST",
-      body: JSON.stringify(body),
-      headers: { "content-type": "application/json", ...headers },
-      ...(signal === undefined ? {} : { signal }),
-    });
-  return { model, engine, connector, url, post };
-}
+import { describe, expect, it } from "vitest";
+import { serve } from "../../test/support/served-instance.js";
 
 const prompt = [5, 6, 7, 8, 9];
 const greedy = { prompt, temperature: 0, max_tokens: 4, return_token_ids: true };
@@ -208,6 +139,73 @@ describe("completions", () => {
     connector.received(requestId);
     await engine.idle();
     expect(Object.values(engine.outstanding()).every((count) => count === 0)).toBe(true);
+  });
+});
+
+describe("a request that is refused before the engine has it", () => {
+  const remote = { do_remote_prefill: true, remote_engine_id: "p" };
+
+  it.each([
+    ["beam search", { stream: true, use_beam_search: true }, 400],
+    ["another model", { model: "other" }, 404],
+    ["an invalid body", { max_tokens: 0 }, 400],
+    ["a prompt that is too long", { prompt: Array.from({ length: 600 }, () => 1) }, 400],
+  ])("releases its blocks at the prefill instance: %s", async (_, fields, status) => {
+    const { post, connector } = await serve();
+    const response = await post({ ...greedy, ...fields, kv_transfer_params: remote });
+    expect(response.status).toBe(status);
+    expect([...connector.finished.values()]).toEqual([{ reason: "aborted", blockIds: [] }]);
+    // The workers get the order in a step.
+    await expect.poll(() => connector.calls.at(-1)).toBe("applyWorkerOutput");
+  });
+
+  it("releases nothing when another instance may serve it, or when nothing is remote", async () => {
+    let up = false;
+    const { post, connector } = await serve({ ready: () => up });
+    expect((await post({ ...greedy, kv_transfer_params: remote })).status).toBe(503);
+    up = true;
+    const body = { ...greedy, use_beam_search: true };
+    for (const params of [null, [remote], { do_remote_decode: true }, { do_remote_prefill: 1 }])
+      expect((await post({ ...body, kv_transfer_params: params })).status).toBe(400);
+    expect(connector.finished.size).toBe(0);
+  });
+});
+
+describe("what clients learn", () => {
+  it.each([false, true])(
+    "of a failure inside: its code, and its message with exposeErrors (%s)",
+    async (exposeErrors) => {
+      const { post, model } = await serve({}, { exposeErrors });
+      model.before = async () => {
+        throw new KvError("KV_SIDE_CHANNEL_UNREACHABLE", "no answer at 10.1.2.3:5600");
+      };
+      const response = await post(greedy);
+      const text = await response.text();
+      expect([response.status, JSON.parse(text)]).toMatchObject([
+        500,
+        { error: { code: "KV_SIDE_CHANNEL_UNREACHABLE" } },
+      ]);
+      expect(text.includes("10.1.2.3")).toBe(exposeErrors);
+    },
+  );
+
+  it("of a failure in a stream: the same", async () => {
+    const { post, model } = await serve();
+    model.before = async ({ position }) => {
+      if (position > 5) throw new KvError("KV_ENGINE_FAILED", "at 10.1.2.3:5600");
+    };
+    const text = await (await post({ ...greedy, stream: true })).text();
+    expect(text).toContain("KV_ENGINE_FAILED");
+    expect(text).not.toContain("10.1.2.3");
+  });
+});
+
+describe("X-Request-Id", () => {
+  it("may be as long as what the proxy makes of a client's 200 characters, and not longer", async () => {
+    const { post } = await serve();
+    const ask = (length: number) => post(greedy, { headers: { "x-request-id": "x".repeat(length) } });
+    expect((await ask(400)).status).toBe(200);
+    expect((await ask(401)).status).toBe(400);
   });
 });
 

@@ -1,12 +1,13 @@
-import type { ServerResponse } from "node:http";
+import type { IncomingMessage } from "node:http";
 import type { AddressInfo } from "node:net";
 import { type Ambient, type AmbientOptions, ambient, KvError } from "@kv/interface";
 import Fastify, { type FastifyInstance, type FastifyReply, type FastifyRequest } from "fastify";
 import type { EngineToken } from "../engine/request.js";
 import { ChatFormat, chatPrompt } from "./chat-response.js";
 import { CompletionFormat } from "./completion-response.js";
-import { ConnectionTracker } from "./connection-tracker.js";
-import { asKvError, errorBody, httpError, statusOf } from "./error-response.js";
+import { Connections } from "./connections.js";
+import { asKvError, errorBody, httpError, publicError, statusOf } from "./error-response.js";
+import { EventStream } from "./event-stream.js";
 import {
   abortOnDisconnect,
   type GenerationOptions,
@@ -14,20 +15,26 @@ import {
   type ServedInstance,
   startGeneration,
 } from "./generation.js";
+import { type HttpLimits, type HttpLimitsInput, httpLimits } from "./limits.js";
+import { BodyReader } from "./read-body.js";
+import { RefusedRequests } from "./refused-requests.js";
 import {
   type ChatBody,
   type CompletionBody,
+  charactersOf,
   chatSchema,
+  checkTextLength,
   completionSchema,
   onePrompt,
-  readBody,
+  validateBody,
 } from "./request-body.js";
 
 /** Default of `max_tokens` for chat; `/v1/completions` generates 16 tokens, as vLLM does. */
 const CHAT_TOKENS = 256;
 const COMPLETION_TOKENS = 16;
 const CLOSE_TIMEOUT_MS = 2000;
-const MAX_BODY_BYTES = 64 << 20;
+/** Statuses after which the connection closes: its next bytes may belong to the refused request. */
+const CLOSING_STATUSES: readonly number[] = [408, 413, 503];
 
 interface Answer {
   readonly prompt: Pick<GenerationOptions, "prefix" | "promptTokens" | "maxTokens" | "topLogprobs">;
@@ -35,20 +42,60 @@ interface Answer {
   readonly format: ResponseFormat;
 }
 
+export interface InstanceServerOptions extends AmbientOptions {
+  /** Default: those of `httpLimits`. */
+  readonly limits?: HttpLimitsInput | undefined;
+  /** Send clients the messages of failures inside the deployment, which may name hosts and ports. Default: false, the code only. */
+  readonly exposeErrors?: boolean | undefined;
+}
+
 /** The HTTP server of one instance, in the style of OpenAI's API. */
 export class InstanceServer {
   readonly #instance: ServedInstance;
   readonly #ambient: Ambient;
+  readonly #limits: HttpLimits;
+  readonly #exposeErrors: boolean;
   readonly #app: FastifyInstance;
-  readonly #connections: ConnectionTracker;
+  readonly #connections: Connections;
+  readonly #refused: RefusedRequests;
 
-  constructor(instance: ServedInstance, options: AmbientOptions = {}) {
+  constructor(instance: ServedInstance, options: InstanceServerOptions = {}) {
     this.#instance = instance;
     this.#ambient = ambient(options);
-    this.#app = Fastify({ logger: false, bodyLimit: MAX_BODY_BYTES });
-    this.#connections = new ConnectionTracker(this.#app.server);
+    this.#limits = httpLimits(options.limits);
+    this.#exposeErrors = options.exposeErrors ?? false;
+    const { headerTimeoutMs, requestTimeoutMs, idleTimeoutMs, maxHeaderBytes } = this.#limits;
+    this.#app = Fastify({
+      logger: false,
+      requestTimeout: requestTimeoutMs,
+      keepAliveTimeout: idleTimeoutMs,
+      http: {
+        headersTimeout: Math.min(headerTimeoutMs, requestTimeoutMs),
+        maxHeaderSize: maxHeaderBytes,
+        connectionsCheckingInterval: Math.max(10, Math.min(1000, Math.floor(headerTimeoutMs / 4))),
+      },
+    });
+    this.#connections = new Connections(this.#app.server, this.#limits);
+    this.#refused = new RefusedRequests(instance.engine, this.#ambient);
+    this.#limitRequests();
     this.#addErrorHandlers();
     this.#addRoutes();
+  }
+
+  #limitRequests(): void {
+    const { maxRequests, maxRequestsPerConnection } = this.#limits;
+    const bodies = new BodyReader(this.#limits);
+    this.#app.removeAllContentTypeParsers();
+    this.#app.addContentTypeParser("application/json", (_request: FastifyRequest, payload: IncomingMessage) =>
+      bodies.read(payload),
+    );
+    this.#app.addHook("onRequest", async ({ raw }) => {
+      if (this.#connections.requestsOf(raw.socket) > maxRequestsPerConnection)
+        throw httpError(503, `the connection has more than ${maxRequestsPerConnection} requests at a time`);
+      // Probes and metrics are answered under load too.
+      if (raw.method === "POST" && this.#connections.requests > maxRequests)
+        throw httpError(503, `the instance serves ${maxRequests} requests, its limit`);
+    });
   }
 
   #addErrorHandlers(): void {
@@ -59,11 +106,18 @@ export class InstanceServer {
         !KvError.is(thrown) && status !== undefined && status < 500
           ? httpError(status, (thrown as Error).message)
           : asKvError(thrown);
-      if (statusOf(error) >= 500) log.error("request-failed", { code: error.code, message: error.message });
-      return reply.code(statusOf(error)).send(errorBody(error));
+      const httpStatus = statusOf(error);
+      // A refusal is the sender's business: a flood of refused requests does not fill the log.
+      if (httpStatus >= 500 && error.details.httpStatus === undefined)
+        log.error("request-failed", { code: error.code, message: error.message });
+      if (httpStatus === 503) void reply.header("retry-after", "1");
+      if (CLOSING_STATUSES.includes(httpStatus)) void reply.header("connection", "close");
+      return reply.code(httpStatus).send(errorBody(this.#shown(error)));
     });
     this.#app.setNotFoundHandler((request, reply) =>
-      reply.code(404).send(errorBody(httpError(404, `${request.method} ${request.url} is not served here`))),
+      reply
+        .code(404)
+        .send(errorBody(httpError(404, `${request.method} ${request.url.slice(0, 200)} is not served here`))),
     );
   }
 
@@ -87,15 +141,24 @@ export class InstanceServer {
         max_model_len: instance.maxModelLen,
       })),
     }));
-    app.post("/v1/completions", (request, reply) => this.#completion(request, reply));
-    app.post("/v1/chat/completions", (request, reply) => this.#chat(request, reply));
+    app.post("/v1/completions", (request, reply) =>
+      this.#refused.watch(request.body, () => this.#completion(request, reply))(),
+    );
+    app.post("/v1/chat/completions", (request, reply) =>
+      this.#refused.watch(request.body, () => this.#chat(request, reply))(),
+    );
   }
 
-  async #completion(request: FastifyRequest, reply: FastifyReply): Promise<FastifyReply> {
-    const { tokenizer } = this.#instance;
-    const body = readBody(completionSchema, request.body);
+  #shown(error: KvError): KvError {
+    return this.#exposeErrors ? error : publicError(error);
+  }
+
+  #completion(request: FastifyRequest, reply: FastifyReply): () => Promise<FastifyReply> {
+    const { tokenizer, maxModelLen } = this.#instance;
+    const body = validateBody(completionSchema, request.body);
     const prompt = onePrompt(body.prompt);
-    return await this.#answer(request, reply, {
+    if (typeof prompt === "string") checkTextLength(prompt.length, maxModelLen, "prompt");
+    return this.#submit(request, reply, {
       prompt: {
         prefix: "cmpl",
         promptTokens: typeof prompt === "string" ? Array.from(tokenizer.encode(prompt)) : prompt,
@@ -107,12 +170,13 @@ export class InstanceServer {
     });
   }
 
-  async #chat(request: FastifyRequest, reply: FastifyReply): Promise<FastifyReply> {
+  #chat(request: FastifyRequest, reply: FastifyReply): () => Promise<FastifyReply> {
     const { tokenizer, maxModelLen, maxOutputTokens } = this.#instance;
-    const body = readBody(chatSchema, request.body);
+    const body = validateBody(chatSchema, request.body);
+    checkTextLength(charactersOf(body), maxModelLen, "messages");
     const promptTokens = chatPrompt(body, tokenizer);
     const room = Math.max(1, maxModelLen - promptTokens.length);
-    return await this.#answer(request, reply, {
+    return this.#submit(request, reply, {
       prompt: {
         prefix: "chatcmpl",
         promptTokens,
@@ -125,8 +189,8 @@ export class InstanceServer {
     });
   }
 
-  /** Submits the request to the engine and sends its tokens, streamed or in one response. */
-  async #answer(request: FastifyRequest, reply: FastifyReply, answer: Answer): Promise<FastifyReply> {
+  /** Submits the request to the engine. The returned function sends its tokens, streamed or in one response. */
+  #submit(request: FastifyRequest, reply: FastifyReply, answer: Answer): () => Promise<FastifyReply> {
     const instance = this.#instance;
     if (!instance.ready()) {
       throw new KvError("KV_ENGINE_FAILED", "the instance is shutting down", {
@@ -140,7 +204,7 @@ export class InstanceServer {
     // The stream opens with the first token: until then an error gets a status code of its own.
     const openStream = () => {
       reply.hijack();
-      return new EventStream(reply.raw, generation.id);
+      return new EventStream(reply.raw, generation.id, this.#limits.maxUnreadBytes);
     };
     const sendToken = (token: EngineToken): void => {
       if (!isStream) return;
@@ -157,21 +221,23 @@ export class InstanceServer {
       onToken: sendToken,
     });
     abortOnDisconnect(reply.raw, generation.handle);
-    try {
-      const result = await generation.handle.done;
-      if (!isStream) {
-        void reply.header("x-request-id", generation.id);
-        return reply.send(format.whole(generation, result));
+    return async () => {
+      try {
+        const result = await generation.handle.done;
+        if (!isStream) {
+          void reply.header("x-request-id", generation.id);
+          return reply.send(format.whole(generation, result));
+        }
+        stream ??= openStream();
+        stream.send(format.finalChunk(generation, result));
+        if (body.stream_options?.include_usage === true) stream.send(format.usageChunk(generation, result));
+        stream.end();
+      } catch (error) {
+        if (stream === undefined) throw error;
+        stream.fail(this.#shown(asKvError(error)));
       }
-      stream ??= openStream();
-      stream.send(format.finalChunk(generation, result));
-      if (body.stream_options?.include_usage === true) stream.send(format.usageChunk(generation, result));
-      stream.end();
-    } catch (error) {
-      if (stream === undefined) throw error;
-      stream.fail(asKvError(error));
-    }
-    return reply;
+      return reply;
+    };
   }
 
   /** Starts listening; port 0 takes a free one. Errors: `KV_CONFIG_INVALID` when the port is in use. */
@@ -201,38 +267,5 @@ export class InstanceServer {
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
-  }
-}
-
-/** A response of server-sent events, each a JSON object, ended by `[DONE]`. */
-class EventStream {
-  readonly #response: ServerResponse;
-
-  constructor(response: ServerResponse, requestId: string) {
-    this.#response = response;
-    response.writeHead(200, {
-      "content-type": "text/event-stream; charset=utf-8",
-      "cache-control": "no-cache",
-      "x-request-id": requestId,
-    });
-  }
-
-  send(data: object): void {
-    this.#write(JSON.stringify(data));
-  }
-
-  end(): void {
-    this.#write("[DONE]");
-    this.#response.end();
-  }
-
-  /** Ends a response that failed after it began; the error is its last event. */
-  fail(error: KvError): void {
-    this.send(errorBody(error));
-    this.end();
-  }
-
-  #write(text: string): void {
-    if (!this.#response.destroyed) this.#response.write(`data: ${text}\n\n`);
   }
 }

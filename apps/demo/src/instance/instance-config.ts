@@ -1,5 +1,6 @@
 import { KvError } from "@kv/interface";
 import { z } from "zod";
+import type { HttpLimits } from "../http/limits.js";
 
 const INSTANCE_ROLES = ["prefill", "decode", "both"] as const;
 export type InstanceRole = (typeof INSTANCE_ROLES)[number];
@@ -17,6 +18,22 @@ const compatSchema = z.strictObject({
   /** The peer's attention backend, such as CPU_ATTN: the hash contains it, although this instance announces another one. */
   attentionBackend: z.string().optional(),
 });
+
+const httpLimitsSchema = z.strictObject({
+  maxConnections: count.optional(),
+  maxConnectionsPerAddress: count.optional(),
+  maxRequests: count.optional(),
+  maxRequestsPerConnection: count.optional(),
+  maxHeaderBytes: count.optional(),
+  headerTimeoutMs: count.optional(),
+  requestTimeoutMs: count.optional(),
+  idleTimeoutMs: count.optional(),
+  maxBodyBytes: count.optional(),
+  maxBodiesBytes: count.optional(),
+  maxBodyDepth: count.optional(),
+  maxBodyMembers: count.optional(),
+  maxUnreadBytes: count.optional(),
+} satisfies Record<keyof HttpLimits, z.ZodType>);
 
 const instanceConfigSchema = z.strictObject({
   role: z.enum(INSTANCE_ROLES),
@@ -56,6 +73,10 @@ const instanceConfigSchema = z.strictObject({
   compat: compatSchema.prefault({}),
   /** Compute digests of sent and received KV, for `/kv/transfers`. */
   digests: z.boolean().default(false),
+  /** Bounds of the HTTP server; see `HttpLimits`. Default: those of `httpLimits`. */
+  httpLimits: httpLimitsSchema.default({}),
+  /** Send clients the messages of failures inside the deployment, which may name hosts and ports. Default: only their code. */
+  exposeErrors: z.boolean().default(false),
   /** Accept `kv_demo_zero_block`. */
   debug: z.boolean().default(false),
   /** Replace the model by one that takes time but computes nothing, for benchmarks. */

@@ -60,7 +60,8 @@ export class Instance implements ServedInstance {
 
   private constructor(parts: Parts) {
     this.#parts = parts;
-    this.#server = new InstanceServer(this, parts.ambient);
+    const { httpLimits, exposeErrors } = parts.config;
+    this.#server = new InstanceServer(this, { ...parts.ambient, limits: httpLimits, exposeErrors });
   }
 
   static async open(parts: Parts): Promise<Instance> {

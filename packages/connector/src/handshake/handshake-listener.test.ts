@@ -93,6 +93,20 @@ describe("handshake listener", () => {
     }
   });
 
+  it("logs 50,000 malformed requests and unknown ranks in two lines per reason and ten seconds", async () => {
+    const { ask, warnings, clock } = await setUp();
+    const unknown = encodeHandshakeRequest({ ppRank: 0, tpRank: 7 });
+    for (let n = 0; n < 25_000; n++) {
+      await ask(new Uint8Array([0xc1, n & 0xff]));
+      await ask(unknown);
+    }
+    clock.advance(10_000);
+    expect(warnings.sort()).toEqual([
+      ...["handshake-for-unknown-rank", "handshake-for-unknown-rank"],
+      ...["handshake-request-refused", "handshake-request-refused"],
+    ]);
+  });
+
   it("does not answer malformed requests, and serves the next valid one", async () => {
     const { ask } = await setUp();
     const good = encodeHandshakeRequest({ ppRank: 0, tpRank: 0 });

@@ -12,6 +12,7 @@ import {
   type LeaseReply,
   sealHandshake,
 } from "@kv/protocol";
+import { LimitedWarnings } from "../log/limited-warnings.js";
 import { type RankKey, rankKey } from "./rank-key.js";
 
 /** The handshake payload of one rank. */
@@ -47,7 +48,8 @@ export async function openHandshakeListener(options: HandshakeListenerOptions): 
   const { sideChannel, host, ports } = options;
   const payloads = new ServedPayloads();
   payloads.publish(options.payloads);
-  const answer = (frames: readonly Uint8Array[]) => answerRequest(frames, payloads, options);
+  const warnings = new LimitedWarnings(options.clock, options.log);
+  const answer = (frames: readonly Uint8Array[]) => answerRequest(frames, payloads, options, warnings);
   const opened: SideChannelListener[] = [];
   try {
     for (const port of ports) opened.push(await sideChannel.listen({ host, port, answer }));
@@ -154,7 +156,8 @@ class ServedPayloads {
 function answerRequest(
   frames: readonly Uint8Array[],
   payloads: ServedPayloads,
-  { clock, log, lease, key }: HandshakeListenerOptions,
+  { clock, lease, key }: HandshakeListenerOptions,
+  warnings: LimitedWarnings,
 ): readonly Uint8Array[] | undefined {
   const query = decodeLeaseQuery(frames);
   if (query !== undefined) return lease === undefined ? undefined : [encodeLeaseReply(lease(query))];
@@ -162,12 +165,12 @@ function answerRequest(
     const { ppRank, tpRank } = decodeHandshakeRequest(frames);
     const payload = payloads.sealed(rankKey({ ppRank, tpRank }), key?.());
     if (payload !== undefined) return encodeHandshakeReply(payload, clock.now() / 1000);
-    log.warn("handshake-for-unknown-rank", { ppRank, tpRank, known: payloads.ranks });
+    warnings.warn("handshake-for-unknown-rank", "rank", { ppRank, tpRank, known: payloads.ranks });
     const known = payloads.ranks.join(", ") || "none yet";
     return [encodeHandshakeRefusal(`this engine has no rank (pp ${ppRank}, tp ${tpRank}); it has ${known}`)];
   } catch (error) {
     if (!KvError.is(error)) throw error;
-    log.warn("handshake-request-refused", { code: error.code, error: error.message });
+    warnings.warn("handshake-request-refused", error.code, { code: error.code, error: error.message });
     return undefined;
   }
 }

@@ -12,9 +12,10 @@ test("registers host memory without staging, and packs K and V in the last dimen
   expect(platform.check({ prefixCaching: true, maxNumSeqs: 256, unknown: 1 })).toEqual([]);
 });
 
-test("maxModelLen is the model's max_position_embeddings, and an invalid value is an error", () => {
+test("maxModelLen is max_model_len, else max_position_embeddings, and an invalid value is an error", () => {
   const { maxModelLen } = cpuPlatform();
   expect(maxModelLen({ max_position_embeddings: 4096 })).toBe(4096);
+  expect(maxModelLen({ max_model_len: 512, max_position_embeddings: 4096 })).toBe(512);
   for (const value of [undefined, 0, 1.5, "4096"]) {
     expect(() => maxModelLen({ max_position_embeddings: value })).toThrow(
       expect.objectContaining({ code: "KV_CONFIG_INVALID" }),

@@ -1,10 +1,11 @@
 import { type Clock, KvError, type SideChannelReply, type SideChannelRequest } from "@kv/interface";
-import { type ConnectionStage, type IdleConnections, ZmqConnection } from "./zmq-connections.js";
-import { reasonOf, type ZmqEndpoint, zmqEndpoint } from "./zmq-endpoint.js";
+import type { IdleConnections } from "./idle-connections.js";
+import { type ConnectionStage, type ReplyLimits, ZmqConnection } from "./zmq-connection.js";
+import { reasonOf, resolveHost } from "./zmq-endpoint.js";
 
 export interface ZmqRequestOptions {
   readonly clock: Clock;
-  readonly maxReplyBytes: number;
+  readonly replies: ReplyLimits;
   readonly inFlight: Set<(error: unknown) => void>;
   readonly idle: IdleConnections;
 }
@@ -37,7 +38,7 @@ export async function zmqRequest(
 async function requestOver(
   kept: ZmqConnection | undefined,
   given: SideChannelRequest,
-  { clock, maxReplyBytes, inFlight, idle }: ZmqRequestOptions,
+  { clock, replies, inFlight, idle }: ZmqRequestOptions,
 ): Promise<SideChannelReply> {
   const { host, port, frames, timeoutMs, signal } = given;
   let connection = kept;
@@ -56,20 +57,22 @@ async function requestOver(
   const timer = clock.setTimer(() => end(timedOut(given, stage())), timeoutMs);
 
   async function connect(): Promise<ZmqConnection> {
-    let endpoint: ZmqEndpoint;
+    let address: string;
     try {
-      endpoint = await zmqEndpoint(host, port);
+      address = await resolveHost(host);
     } catch (error) {
       throw unreachable(given, `${host} was not found: ${reasonOf(error)}`, error);
     }
     // A socket opened after the cancellation would never be closed.
     if (over) throw timedOut(given, stage());
-    return new ZmqConnection(endpoint, maxReplyBytes);
+    return new ZmqConnection(address, port, replies);
   }
 
   async function exchange(): Promise<SideChannelReply> {
     connection ??= await connect();
-    connection.onLost = () => end(unreachable(given, whyLost(stage(), maxReplyBytes)));
+    connection.onLost = (why) => end(unreachable(given, why));
+    // An idle connection may have been lost in the meantime.
+    if (connection.lost) throw unreachable(given, "it closed the connection");
     await connection.greeted();
     const sentAtMs = clock.now();
     const answered = await connection.exchange(frames);
@@ -96,12 +99,6 @@ async function requestOver(
 }
 
 const peerOf = ({ host, port }: SideChannelRequest) => `${host}:${port}`;
-
-function whyLost(stage: Stage, maxReplyBytes: number): string {
-  if (stage === "established")
-    return `it closed the connection, or its reply is larger than ${maxReplyBytes} bytes`;
-  return stage === "greeting" ? "the server there does not speak ZMQ" : "the connection was refused";
-}
 
 function timedOut(given: SideChannelRequest, stage: Stage): KvError {
   const { host, port, timeoutMs } = given;

@@ -5,30 +5,33 @@ import {
   type SideChannel,
   type SideChannelListener,
 } from "@kv/interface";
-import { createIdleConnections } from "./zmq-connections.js";
+import { ConnectionTable } from "./connection-table.js";
+import { IdleConnections } from "./idle-connections.js";
+import { type SideChannelLimits, sideChannelLimits } from "./limits.js";
 import { openZmqListener } from "./zmq-listener.js";
 import { zmqRequest } from "./zmq-request.js";
 
-/** Options of `zmqSideChannel`. */
-export interface ZmqSideChannelOptions extends AmbientOptions {
-  /** Longest frame of a request, in bytes. ZMQ closes the connection of a peer that sends a longer one. */
-  readonly maxRequestBytes?: number;
-  /** Longest frame of a reply, in bytes. Default 64 MiB. */
+/** Options of `zmqSideChannel`. `SideChannelLimits` are those of its listeners. */
+export interface ZmqSideChannelOptions extends AmbientOptions, Partial<SideChannelLimits> {
+  /** Frames of a reply, with its delimiter. A listener that sends more is unreachable. Default 16. */
+  readonly maxReplyFrames?: number;
+  /** Bytes of a reply, all frames together. A listener that sends more is unreachable. Default 64 MiB. */
   readonly maxReplyBytes?: number;
-  /** Requests that one listener handles at a time; further ones wait in the sockets. */
-  readonly maxPending?: number;
 }
 
 /**
- * The side channel over ZMQ, as in vLLM 0.32 and 0.33: a ROUTER socket answers REQ sockets over TCP. Every socket has `linger: 0`;
- * otherwise a dead peer would delay the exit of the process.
+ * The side channel over ZeroMQ's protocol, as in vLLM 0.32 and 0.33: a ROUTER answers REQ sockets over TCP. It speaks ZMTP 3.0 and 3.1 itself,
+ * because libzmq limits the size of a frame but neither their number nor the connections: `SideChannelLimits` does. Closing discards what was not
+ * sent, so a dead peer does not delay the exit of the process.
  */
 export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel {
   const { clock, log } = ambient(options);
-  const { maxRequestBytes = 4096, maxReplyBytes = 64 * 2 ** 20, maxPending = 256 } = options;
+  const { maxReplyFrames = 16, maxReplyBytes = 64 * 2 ** 20 } = options;
+  const replies = { maxReplyFrames, maxReplyBytes };
+  const table = new ConnectionTable(clock, log, sideChannelLimits(options));
   const listeners = new Set<SideChannelListener>();
   const inFlight = new Set<(error: unknown) => void>();
-  const idle = createIdleConnections(clock);
+  const idle = new IdleConnections(clock);
   let closed = false;
   const refuseWhenClosed = () => {
     if (closed) throw channelClosed();
@@ -37,7 +40,7 @@ export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel
   return {
     async listen(given) {
       refuseWhenClosed();
-      const opened = await openZmqListener({ ...given, clock, log, maxRequestBytes, maxPending });
+      const opened = await openZmqListener(given, table);
       const listener: SideChannelListener = {
         host: opened.host,
         port: opened.port,
@@ -56,7 +59,7 @@ export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel
     },
     async request(given) {
       refuseWhenClosed();
-      return zmqRequest(given, { clock, maxReplyBytes, inFlight, idle });
+      return zmqRequest(given, { clock, replies, inFlight, idle });
     },
     async close() {
       closed = true;

@@ -1,4 +1,5 @@
 import { KvError } from "@kv/interface";
+import { checkMsgpackHeaders, type MsgpackLimits } from "@kv/protocol";
 import { decode } from "@msgpack/msgpack";
 import { z } from "zod";
 import type { StoredBlocks } from "./block-index.js";
@@ -9,16 +10,22 @@ export type KvEvent =
   | { readonly type: "removed"; readonly hashes: readonly string[] }
   | { readonly type: "cleared" };
 
-const hash = z
-  .union([z.instanceof(Uint8Array), z.number(), z.bigint()])
-  .transform((value) =>
-    value instanceof Uint8Array ? Buffer.from(value).toString("base64") : String(value),
-  );
+type Hash = Uint8Array | number | bigint;
+const isHash = (value: unknown): value is Hash =>
+  value instanceof Uint8Array || typeof value === "number" || typeof value === "bigint";
+const hashText = (value: Hash) =>
+  value instanceof Uint8Array ? Buffer.from(value).toString("base64") : String(value);
+const hash = z.custom<Hash>(isHash).transform(hashText);
+// One check for a whole list: a schema per entry would report each of a million wrong ones.
+const hashes = z
+  .custom<Hash[]>((value) => Array.isArray(value) && value.every(isHash))
+  .transform((list) => list.map(hashText));
+const tokenIds = z.custom<number[]>((value) => Array.isArray(value) && value.every(Number.isSafeInteger));
 const storedSchema = z.object({
   type: z.literal("BlockStored"),
-  block_hashes: z.array(hash),
+  block_hashes: hashes,
   parent_block_hash: hash.nullable(),
-  token_ids: z.array(z.number().int()),
+  token_ids: tokenIds,
   block_size: z.number().int().positive(),
   lora_name: z.string().nullish(),
   extra_keys: z.array(z.unknown()).nullish(),
@@ -26,24 +33,29 @@ const storedSchema = z.object({
 });
 const removedSchema = z.object({
   type: z.literal("BlockRemoved"),
-  block_hashes: z.array(hash),
+  block_hashes: hashes,
   group_idx: z.number().int().nullish(),
 });
 const clearedSchema = z.object({ type: z.literal("AllBlocksCleared") });
 const batchSchema = z.tuple([z.number(), z.array(z.unknown())], z.unknown());
 
-const MAX_BATCH_BYTES = 16 * 1024 * 1024;
+/** Largest batch that is decoded. */
+export const MAX_BATCH_BYTES = 16 * 1024 * 1024;
+/** A few bytes can announce a list of 2^32, for which the decoder would allocate memory. */
+const LIMITS: MsgpackLimits = { maxBytes: MAX_BATCH_BYTES, maxDepth: 8, maxItems: 1_000_000 };
 
 /**
  * Decodes a payload of vLLM's KV event publisher (0.32 and 0.33, `vllm/distributed/kv_events.py`): `[time, events, data_parallel_rank]`,
  * where each event is a map with its `type`. Events of other types, of LoRA adapters, of blocks with extra keys (images, salts)
- * and of all KV cache groups except the first are left out. Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED` above 16 MiB.
+ * and of all KV cache groups except the first are left out. Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED` above 16 MiB, a million items in
+ * a list, or eight levels.
  */
 export function readKvEventBatch(payload: Uint8Array): readonly KvEvent[] {
   if (payload.byteLength > MAX_BATCH_BYTES) {
     const message = `a batch of KV events has ${payload.byteLength} bytes; the limit is ${MAX_BATCH_BYTES}`;
     throw new KvError("KV_WIRE_LIMIT_EXCEEDED", message);
   }
+  checkMsgpackHeaders(payload, "a batch of KV events", LIMITS);
   try {
     const [, events] = batchSchema.parse(decode(payload, { useBigInt64: false }));
     return events.flatMap(readEvent);

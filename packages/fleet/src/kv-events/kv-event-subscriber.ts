@@ -1,17 +1,19 @@
-import type { Log } from "@kv/interface";
-import type { Subscriber } from "zeromq";
+import { type Clock, type Log, type LogFields, systemClock } from "@kv/interface";
 import type { Instance } from "../instances/instance.js";
 import type { CachedPrefixes } from "../routing/prefix-aware.js";
 import { BlockIndex } from "./block-index.js";
-import { readKvEventBatch } from "./kv-event-batch.js";
+import { MAX_BATCH_BYTES, readKvEventBatch } from "./kv-event-batch.js";
+import { ZmqSubscription } from "./zmq-subscription.js";
 
 /** Subscribes to the KV events that vLLM publishes over ZMQ (`--kv-events-config`), for each instance that names its endpoint. */
 export class KvEventSubscriber implements CachedPrefixes {
   readonly #log: Log;
+  readonly #clock: Clock;
   readonly #subscriptions = new Map<Instance, Subscription>();
 
-  constructor(log: Log) {
+  constructor(log: Log, clock: Clock = systemClock()) {
     this.#log = log;
+    this.#clock = clock;
   }
 
   /** The tokens of a prompt that an instance has cached; undefined for an instance without an endpoint. */
@@ -24,7 +26,7 @@ export class KvEventSubscriber implements CachedPrefixes {
     for (const instance of instances) {
       const { kvEvents } = instance;
       if (kvEvents !== undefined && !this.#subscriptions.has(instance))
-        this.#subscriptions.set(instance, new Subscription(kvEvents, this.#log));
+        this.#subscriptions.set(instance, new Subscription(kvEvents, this.#log, this.#clock));
     }
     for (const [instance, subscription] of this.#subscriptions) {
       if (instances.includes(instance)) continue;
@@ -44,39 +46,51 @@ export class KvEventSubscriber implements CachedPrefixes {
   }
 }
 
+/** A batch, its sequence number and its topic. */
+const MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + 64 * 1024;
+const WARNING_INTERVAL_MS = 10_000;
+
 /** The subscription to one instance, and the index that its events build. */
 class Subscription {
   readonly index = new BlockIndex();
   readonly #endpoint: string;
   readonly #log: Log;
-  #socket: Subscriber | undefined = undefined;
-  #closed = false;
+  readonly #clock: Clock;
+  readonly #socket: ZmqSubscription;
   #nextSequence: bigint | undefined = undefined;
+  #warnedAtMs = Number.NEGATIVE_INFINITY;
+  #suppressed = 0;
 
-  constructor(endpoint: string, log: Log) {
+  constructor(endpoint: string, log: Log, clock: Clock) {
     this.#endpoint = endpoint;
     this.#log = log;
-    this.#receive().catch((error: unknown) => {
-      if (!this.#closed) log.warn("kv-events-failed", { endpoint, error });
+    this.#clock = clock;
+    this.#socket = new ZmqSubscription({
+      endpoint,
+      clock,
+      maxMessageBytes: MAX_MESSAGE_BYTES,
+      message: ([, sequence, payload]) => {
+        if (sequence?.byteLength !== 8 || payload === undefined) return;
+        const view = new DataView(sequence.buffer, sequence.byteOffset, sequence.byteLength);
+        this.#apply(view.getBigUint64(0), payload);
+      },
+      lost: (reason) => this.#warn("kv-events-lost", { reason }),
     });
   }
 
   close(): void {
-    this.#closed = true;
-    this.#socket?.close();
+    this.#socket.close();
   }
 
-  async #receive(): Promise<void> {
-    const { Subscriber } = await import("zeromq");
-    if (this.#closed) return;
-    const socket = new Subscriber({ linger: 0, maxMessageSize: 32 * 1024 * 1024 });
-    this.#socket = socket;
-    socket.connect(this.#endpoint);
-    socket.subscribe();
-    for await (const [, sequence, payload] of socket) {
-      if (sequence?.length !== 8 || payload === undefined) continue;
-      this.#apply(sequence.readBigUInt64BE(), payload);
+  /** Logs at most once in ten seconds what an instance can cause as often as it likes. */
+  #warn(event: string, fields: LogFields): void {
+    if (this.#clock.now() - this.#warnedAtMs < WARNING_INTERVAL_MS) {
+      this.#suppressed += 1;
+      return;
     }
+    this.#log.warn(event, { endpoint: this.#endpoint, ...fields, suppressed: this.#suppressed });
+    this.#warnedAtMs = this.#clock.now();
+    this.#suppressed = 0;
   }
 
   #apply(sequence: bigint, payload: Uint8Array): void {
@@ -95,7 +109,7 @@ class Subscription {
         else this.index.cleared();
       }
     } catch (error) {
-      this.#log.warn("kv-events-malformed", { endpoint, error });
+      this.#warn("kv-events-malformed", { error });
     }
   }
 }

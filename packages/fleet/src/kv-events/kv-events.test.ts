@@ -1,4 +1,6 @@
-import { KvError, silentLog } from "@kv/interface";
+import { once } from "node:events";
+import { createServer, type Socket } from "node:net";
+import { KvError, type LogFields, silentLog } from "@kv/interface";
 import { encode } from "@msgpack/msgpack";
 import { expect, test } from "vitest";
 import { Publisher } from "zeromq";
@@ -43,6 +45,16 @@ test.each([[encode("text")], [encode([1, [{ type: "BlockStored" }]])], [new Uint
   },
 );
 
+test.each([
+  ["a list of 2^32 entries", [0x92, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0xdd, 0xff, 0xff, 0xff, 0xff]],
+  ["lists of 65,535 entries, nested 300 times", Array.from({ length: 300 }, () => [0xdc, 0xff, 0xff]).flat()],
+  ["a map of 2^32 entries", [0x92, 0x01, 0x91, 0xdf, 0xff, 0xff, 0xff, 0xff]],
+])("allocates nothing for %s that a few bytes announce", (_, bytes) => {
+  expect(() => readKvEventBatch(Uint8Array.from(bytes))).toThrow(
+    expect.objectContaining({ code: "KV_WIRE_LIMIT_EXCEEDED" }),
+  );
+});
+
 test("over ZMQ, events add and remove blocks, a gap clears the index, and malformed batches are skipped", async () => {
   const publisher = new Publisher({ linger: 0 });
   await publisher.bind("tcp://127.0.0.1:*");
@@ -80,4 +92,69 @@ test("over ZMQ, events add and remove blocks, a gap clears the index, and malfor
     subscriber.close();
     publisher.close();
   }
+});
+
+test("connects again to a publisher that was restarted", async () => {
+  const first = new Publisher({ linger: 0 });
+  await first.bind("tcp://127.0.0.1:*");
+  const kvEvents = first.lastEndpoint ?? "";
+  const instance = { role: "prefill", url: "p", inFlight: 0, kvEvents } as const;
+  using subscriber = new KvEventSubscriber(silentLog);
+  subscriber.follow([instance]);
+  const matches = async (publisher: Publisher, hash: number) => {
+    let sequence = 0n;
+    await expect
+      .poll(async () => {
+        const at = Buffer.alloc(8);
+        at.writeBigUInt64BE(sequence++);
+        await publisher.send(["", at, batch(stored([hash], [hash, hash]))]);
+        return subscriber.matchedTokens(instance, [hash, hash]);
+      })
+      .toBe(2);
+  };
+  await matches(first, 7);
+  first.close();
+  const second = new Publisher({ linger: 0 });
+  await expect
+    .poll(() =>
+      second.bind(kvEvents).then(
+        () => true,
+        () => false,
+      ),
+    )
+    .toBe(true);
+  await matches(second, 8);
+  second.close();
+});
+
+test("a publisher that sends frames without end is disconnected, each time, and logged once", async () => {
+  const greeting = Buffer.from(`ff00000000000000017f03014e554c4c${"00".repeat(48)}`, "hex");
+  const ready = Buffer.from("04190552454144590b536f636b65742d5479706500000003505542", "hex");
+  const sockets: Socket[] = [];
+  let sent = 0;
+  const server = createServer((socket) => {
+    sockets.push(socket.on("error", () => {}).resume());
+    socket.write(Buffer.concat([greeting, ready]));
+    const pour = () => {
+      const frames = Buffer.alloc(64 * 1024, Buffer.from([1, 2, 7, 7]));
+      while (!socket.destroyed && sent < 2 ** 29) {
+        sent += frames.length;
+        if (!socket.write(frames)) return;
+      }
+    };
+    socket.on("drain", pour);
+    socket.once("data", pour);
+  }).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const warnings: (LogFields | undefined)[] = [];
+  const log = { ...silentLog, warn: (_: string, fields?: LogFields) => void warnings.push(fields) };
+  using subscriber = new KvEventSubscriber(log);
+  const { port } = server.address() as { port: number };
+  subscriber.follow([{ role: "prefill", url: "p", inFlight: 0, kvEvents: `tcp://127.0.0.1:${port}` }]);
+  await expect.poll(() => sockets.length).toBeGreaterThan(2);
+  expect(warnings).toHaveLength(1);
+  expect(warnings[0]?.["reason"]).toContain("more than 8 frames");
+  expect(sent).toBeLessThan(2 ** 27);
+  for (const socket of sockets) socket.destroy();
+  server.close();
 });

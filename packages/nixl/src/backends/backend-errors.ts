@@ -1,6 +1,7 @@
 import { type BackendSpec, KvError } from "@kv/interface";
 import type { Environment } from "../environment.js";
 import { nameOfMissing } from "../library/missing-parts.js";
+import { backendTraits, variablesSet } from "./backend-traits.js";
 import { describePlugins, type PluginDescription, summaryOf } from "./plugins.js";
 
 /** The agent that could not be started. */
@@ -47,5 +48,11 @@ export async function explainBackendError(error: unknown, start: FailedStart): P
       plugin.remedy,
     );
   }
-  return explained(`${error.message} (selected by ${source})`, error.hint);
+  const set = backends.flatMap(({ name }) => variablesSet(environment, backendTraits(name).restrictedBy));
+  if (set.length === 0) return explained(`${error.message} (selected by ${source})`, error.hint);
+  const values = set.map((name) => `${name}=${environment[name]}`).join(", ");
+  return explained(
+    `${error.message} (selected by ${source}), with ${values}`,
+    `these variables may leave no route: name transports and devices that this machine has, or unset ${set.join(" and ")}; ${error.hint ?? ""}`,
+  );
 }

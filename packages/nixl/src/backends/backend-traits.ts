@@ -1,4 +1,5 @@
 import type { BackendSpec } from "@kv/interface";
+import type { Environment } from "../environment.js";
 
 /** Traits of a NIXL backend. To support a new backend, add a row below; a backend without a row gets the traits of `UNKNOWN`. */
 export interface BackendTraits {
@@ -16,8 +17,20 @@ export interface BackendTraits {
   readonly objects: boolean;
   /** It reaches device memory (`VRAM`), where there is a device and its runtime. */
   readonly devices: boolean;
-  /** Variables that look relevant for it, but that it does not read. */
+  /** Variables that look relevant for it, but that it does not read. A name that ends with `*` stands for all that begin so. */
   readonly ignores: readonly string[];
+  /** Variables that restrict which devices and peers it can reach. A name that ends with `*` stands for all that begin so. */
+  readonly restrictedBy: readonly string[];
+}
+
+/** The variables of the environment that are set and match one of the names. A name that ends with `*` stands for all that begin so. */
+export function variablesSet(environment: Environment, names: readonly string[]): string[] {
+  return Object.keys(environment)
+    .filter((variable) => (environment[variable] ?? "").trim() !== "")
+    .filter((variable) =>
+      names.some((name) => (name.endsWith("*") ? variable.startsWith(name.slice(0, -1)) : variable === name)),
+    )
+    .sort();
 }
 
 /** Storage has no peer that could die, be watched or be notified. */
@@ -30,6 +43,7 @@ const STORAGE: BackendTraits = {
   objects: false,
   devices: false,
   ignores: [],
+  restrictedBy: [],
 };
 
 const BACKENDS: Readonly<Record<string, BackendTraits>> = {
@@ -41,7 +55,8 @@ const BACKENDS: Readonly<Record<string, BackendTraits>> = {
     files: false,
     objects: false,
     devices: true,
-    ignores: ["FI_PROVIDER", "FI_PROVIDER_PATH", "FI_EFA_USE_DEVICE_RDMA"],
+    ignores: ["FI_PROVIDER", "FI_PROVIDER_PATH", "FI_EFA_*"],
+    restrictedBy: ["UCX_TLS", "UCX_NET_DEVICES", "UCX_MEMTYPE_*"],
   },
   // Measured with NIXL 1.5.0, libfabric 2.4 and its tcp provider: a post or a notification to a peer that was killed does not return, and a
   // WRITE is done before its last bytes are in the peer's memory.
@@ -53,7 +68,8 @@ const BACKENDS: Readonly<Record<string, BackendTraits>> = {
     files: false,
     objects: false,
     devices: true,
-    ignores: ["UCX_TLS", "UCX_NET_DEVICES"],
+    ignores: ["UCX_TLS", "UCX_NET_DEVICES", "UCX_MEMTYPE_*"],
+    restrictedBy: ["FI_PROVIDER", "FI_EFA_*"],
   },
   POSIX: { ...STORAGE, files: true },
   GDS: { ...STORAGE, files: true, devices: true },
@@ -73,6 +89,7 @@ const UNKNOWN: BackendTraits = {
   objects: false,
   devices: false,
   ignores: [],
+  restrictedBy: [],
 };
 
 /** The backend that is used when no setting names one. */

@@ -66,3 +66,14 @@ test("refuses invalid names and empty lists", () => {
     { name: "UCX", parameters: { num_threads: "4" } },
   ]);
 });
+
+test("a variable that only the other backend reads gets a warning, names with a prefix included", () => {
+  const names = ({ warnings }: { warnings: unknown[] }) => warnings.map((line) => (line as string[])[1]);
+  expect(names(choose(["LIBFABRIC"], { UCX_MEMTYPE_CACHE: "n", UCX_TLS: "tcp" }))).toEqual([
+    "UCX_MEMTYPE_CACHE",
+    "UCX_TLS",
+  ]);
+  expect(names(choose(["UCX"], { UCX_MEMTYPE_CACHE: "n" }))).toEqual([]);
+  expect(names(choose(["UCX"], { FI_EFA_FORK_SAFE: "1" }))).toEqual(["FI_EFA_FORK_SAFE"]);
+  expect(names(choose(["UCX", "LIBFABRIC"], { UCX_MEMTYPE_CACHE: "n", FI_PROVIDER: "efa" }))).toEqual([]);
+});

@@ -1,7 +1,7 @@
 import { type BackendSpec, KvError, type Log, silentLog } from "@kv/interface";
 import type { Environment } from "../environment.js";
 import { formatValue, requireObject } from "../validate.js";
-import { backendTraits, DEFAULT_BACKEND } from "./backend-traits.js";
+import { backendTraits, DEFAULT_BACKEND, variablesSet } from "./backend-traits.js";
 
 /** Variables that select backends, in order of precedence. */
 const SELECTING = ["NIXL_BACKEND", "VLLM_NIXL_BACKEND"] as const;
@@ -50,7 +50,7 @@ export function selectBackends(settings: BackendSettings): SelectedBackends {
   };
   for (const name of SELECTING) if (name !== source) warn(name, `${source} comes first`);
   for (const [name, why] of Object.entries(WITHOUT_EFFECT)) warn(name, why);
-  const ignored = backends.map((spec) => backendTraits(spec.name).ignores);
+  const ignored = backends.map((spec) => variablesSet(environment, backendTraits(spec.name).ignores));
   for (const name of new Set(ignored.flat())) {
     if (ignored.every((names) => names.includes(name))) warn(name, "the selected backend does not read it");
   }
@@ -70,7 +70,9 @@ function select(
   const names = value.split(",").map((name) => name.trim());
   const backends = names.filter((name) => name !== "").map(specOf);
   if (backends.length > 0) return { backends, source: variable };
-  throw new KvError("KV_BACKEND_UNAVAILABLE", `${variable} names no backend: ${JSON.stringify(value)}`);
+  throw new KvError("KV_BACKEND_UNAVAILABLE", `${variable} names no backend: ${JSON.stringify(value)}`, {
+    hint: `such as ${variable}=LIBFABRIC, or unset it for ${DEFAULT_BACKEND}`,
+  });
 }
 
 /**

@@ -44,7 +44,12 @@ export function addBench(program: Command): void {
     .option("--backend <name>", "backend of NIXL; selected as by nixlTransport by default")
     .option("--no-check", "do not compare the bytes of both sides")
     .option("--timeout <ms>", "the longest that one transfer may take", readCount, 60_000)
-    .option("--max-bytes <size>", "with --listen: the most memory that is allocated", readSize, 8 * 2 ** 30)
+    .option(
+      "--max-bytes <size>",
+      "with --listen: the most memory that all clients may allocate",
+      readSize,
+      8 * 2 ** 30,
+    )
     .option("--json", "print a JSON report")
     .action(run);
 }

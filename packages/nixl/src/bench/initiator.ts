@@ -4,7 +4,7 @@ import { connect } from "node:net";
 import { KvError, type KvErrorCode } from "@kv/interface";
 import type { z } from "zod";
 import { childArguments } from "../child/run-in-child.js";
-import { type BenchRequest, channelOf, replySchema } from "./protocol.js";
+import { type BenchRequest, channelOf, INITIATOR_LIMITS, replySchema } from "./protocol.js";
 
 /** The other side of a benchmark. It takes one request at a time. */
 export interface RemoteTarget {
@@ -32,7 +32,7 @@ export async function connectTarget(host: string, port: number): Promise<RemoteT
       { hint: `on that host: npx --no-install kv-nixl bench --listen ${where}`, cause: error },
     );
   }
-  const channel = channelOf(socket);
+  const channel = channelOf(socket, INITIATOR_LIMITS);
   return {
     where,
     async ask(request, answer) {

@@ -56,16 +56,25 @@ export interface Channel {
   close(): void;
 }
 
-/** Metadata in base64 is the longest message. */
-const MAX_LINE_BYTES = 1 << 20;
+/** Bounds of a channel. */
+export interface ChannelLimits {
+  /** The longest message that is received. */
+  readonly maxLineBytes: number;
+  /** The most that waits for a receiver that does not read. */
+  readonly maxUnreadBytes: number;
+}
 
-/** The channel over a connected socket. */
-export function channelOf(socket: Socket): Channel {
-  const lines = linesOf(socket);
+/** Metadata in base64 is the longest message. */
+export const INITIATOR_LIMITS: ChannelLimits = { maxLineBytes: 1 << 20, maxUnreadBytes: 1 << 20 };
+
+/** The channel over a connected socket. A receiver that does not read is disconnected. */
+export function channelOf(socket: Socket, limits: ChannelLimits): Channel {
+  const lines = linesOf(socket, limits.maxLineBytes);
   socket.setNoDelay(true);
   return {
     send(message) {
       socket.write(`${JSON.stringify(message)}\n`);
+      if (socket.writableLength > limits.maxUnreadBytes) socket.destroy();
     },
     async next() {
       const { value, done } = await lines.next();
@@ -86,15 +95,15 @@ export function channelOf(socket: Socket): Channel {
   };
 }
 
-async function* linesOf(socket: Socket): AsyncGenerator<string, void> {
+async function* linesOf(socket: Socket, maxLineBytes: number): AsyncGenerator<string, void> {
   let rest = "";
   socket.setEncoding("utf8");
   try {
     for await (const chunk of socket as AsyncIterable<string>) {
       const parts = (rest + chunk).split("\n");
       rest = parts.pop() ?? "";
-      if (rest.length > MAX_LINE_BYTES || parts.some((part) => part.length > MAX_LINE_BYTES)) {
-        throw new KvError("KV_WIRE_LIMIT_EXCEEDED", `a line of more than ${MAX_LINE_BYTES} bytes`);
+      if (rest.length > maxLineBytes || parts.some((part) => part.length > maxLineBytes)) {
+        throw new KvError("KV_WIRE_LIMIT_EXCEEDED", `a line of more than ${maxLineBytes} bytes`);
       }
       yield* parts;
     }

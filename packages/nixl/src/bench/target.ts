@@ -1,9 +1,10 @@
 import { createServer, type Server, type Socket } from "node:net";
-import { type Agent, KvError, type Memory, type Transport } from "@kv/interface";
+import { type Agent, KvError, type KvErrorCode, type Memory, type Transport } from "@kv/interface";
 import { frameMetadata } from "../metadata/frame.js";
 import { nixlTransport } from "../transport.js";
 import { digest, fill } from "./pattern.js";
 import { type BenchRequest, channelOf, requestSchema } from "./protocol.js";
+import { Sessions } from "./sessions.js";
 
 /** The target of benchmarks. It allocates, fills and hashes memory as an initiator requests. */
 export interface BenchTarget {
@@ -21,32 +22,62 @@ export interface BenchTargetOptions {
   readonly host: string;
   /** The port to listen on; 0 for a free one. */
   readonly port: number;
-  /** The most memory that an initiator may have allocated. */
+  /** The most memory that all initiators together may have allocated. */
   readonly maxBytes: number;
+  /** Default: `DEFAULT_TARGET_LIMITS`. */
+  readonly limits?: Partial<TargetLimits> | undefined;
   /** Gets one line when an initiator connects, and one when it is done. */
   readonly onSession?: ((line: string) => void) | undefined;
 }
 
+/** Bounds of a target. Who reaches one is disconnected; other sessions go on. */
+export interface TargetLimits {
+  /** Sessions at the same time. */
+  readonly maxSessions: number;
+  /** Sessions of one remote address at the same time. */
+  readonly maxSessionsPerAddress: number;
+  /** The longest request. */
+  readonly maxLineBytes: number;
+  /** The most that waits for an initiator that does not read. */
+  readonly maxUnreadBytes: number;
+  /** From the connection to the first whole request, in ms. */
+  readonly firstRequestMs: number;
+  /** Between requests, in ms: transfers take place in between. */
+  readonly idleMs: number;
+}
+
+/** The limits where none are given. */
+const DEFAULT_TARGET_LIMITS: TargetLimits = {
+  maxSessions: 16,
+  maxSessionsPerAddress: 8,
+  maxLineBytes: 4096,
+  maxUnreadBytes: 64 << 10,
+  firstRequestMs: 10_000,
+  idleMs: 900_000,
+};
+
 /** Starts a target. Rejects with `KV_SIDE_CHANNEL_BIND_FAILED`. */
 export async function listenAsTarget(options: BenchTargetOptions): Promise<BenchTarget> {
   const { host, port, maxBytes, onSession = () => {} } = options;
+  const limits = { ...DEFAULT_TARGET_LIMITS, ...options.limits };
   const transport = nixlTransport();
-  const sessions = new Set<Promise<void>>();
-  const sockets = new Set<Socket>();
+  const sessions = new Sessions(limits);
+  const room = new Room(maxBytes);
   const server = createServer((socket) => {
-    const from = `${socket.remoteAddress}:${socket.remotePort}`;
-    onSession(`${from} connected`);
-    sockets.add(socket);
-    const session = serve(socket, transport, maxBytes)
-      .then(
-        () => onSession(`${from} is done`),
-        (error: unknown) => onSession(`${from}: ${error instanceof Error ? error.message : String(error)}`),
-      )
-      .finally(() => {
-        sockets.delete(socket);
-        sessions.delete(session);
-      });
-    sessions.add(session);
+    sessions.begin(
+      socket,
+      (reason) => refuse(socket, reason),
+      async () => {
+        const from = `${socket.remoteAddress}:${socket.remotePort}`;
+        onSession(`${from} connected`);
+        try {
+          await serve(socket, transport, room, limits);
+          onSession(`${from} is done`);
+        } catch (error) {
+          onSession(`${from}: ${error instanceof Error ? error.message : String(error)}`);
+        }
+      },
+    );
   });
   await listening(server, host, port);
   const address = server.address();
@@ -55,11 +86,43 @@ export async function listenAsTarget(options: BenchTargetOptions): Promise<Bench
     port: typeof address === "object" && address !== null ? address.port : port,
     async close() {
       const closed = new Promise((resolve) => server.close(resolve));
-      for (const socket of sockets) socket.destroy();
-      await Promise.all([closed, ...sessions]);
+      await Promise.all([closed, sessions.close()]);
       await transport.close();
     },
   };
+}
+
+/** Answers an error and ends the connection. */
+function refuse(socket: Socket, message: string): void {
+  socket.on("error", () => {});
+  const error = { code: "KV_REQUEST_INVALID" satisfies KvErrorCode, message };
+  socket.end(`${JSON.stringify({ error })}\n`, () => socket.destroy());
+}
+
+/** Memory that the sessions share. */
+class Room {
+  readonly maxBytes: number;
+  #takenBytes = 0;
+
+  constructor(maxBytes: number) {
+    this.maxBytes = maxBytes;
+  }
+
+  /** Takes room until the returned function is called. Errors: `KV_REQUEST_INVALID`. */
+  take(lengthBytes: number): () => void {
+    if (this.#takenBytes + lengthBytes > this.maxBytes) {
+      const others = this.#takenBytes === 0 ? "" : `, of which other sessions have ${this.#takenBytes}`;
+      throw new KvError(
+        "KV_REQUEST_INVALID",
+        `${lengthBytes} bytes were requested, but this target allocates ${this.maxBytes} at most${others}`,
+        { hint: "raise --max-bytes at the target, or ask for smaller --sizes" },
+      );
+    }
+    this.#takenBytes += lengthBytes;
+    return () => {
+      this.#takenBytes -= lengthBytes;
+    };
+  }
 }
 
 function listening(server: Server, host: string, port: number): Promise<void> {
@@ -75,23 +138,20 @@ function listening(server: Server, host: string, port: number): Promise<void> {
   });
 }
 
-async function serve(socket: Socket, transport: Transport, maxBytes: number): Promise<void> {
-  const channel = channelOf(socket);
+async function serve(socket: Socket, transport: Transport, room: Room, limits: TargetLimits): Promise<void> {
+  const channel = channelOf(socket, limits);
   let agent: Agent | undefined;
   let memory: Memory | undefined;
+  let leaveRoom = () => {};
 
   async function answer(request: BenchRequest): Promise<object> {
     if (request.do === "open") {
       if (memory !== undefined)
         throw new KvError("KV_REQUEST_INVALID", "this session has allocated its memory already");
-      if (request.lengthBytes > maxBytes) {
-        throw new KvError(
-          "KV_REQUEST_INVALID",
-          `${request.lengthBytes} bytes were requested, but this target allocates ${maxBytes} at most`,
-          { hint: "raise --max-bytes at the target, or ask for smaller --sizes" },
-        );
-      }
+      leaveRoom();
+      leaveRoom = room.take(request.lengthBytes);
       const { backend } = request;
+      await agent?.close();
       agent = await transport.createAgent(backend === undefined ? {} : { backends: [{ name: backend }] });
       memory = transport.allocate(request.lengthBytes);
       await agent.register(memory);
@@ -106,8 +166,14 @@ async function serve(socket: Socket, transport: Transport, maxBytes: number): Pr
     return { sha256: digest(memory.bytes.subarray(0, request.lengthBytes)) };
   }
 
+  /** Ends the connection when no whole request has come in time, however many bytes have. */
+  const deadline = (ms: number) => setTimeout(() => socket.destroy(), ms).unref();
+  let timer = deadline(limits.firstRequestMs);
   try {
     for (let message = await channel.next(); message !== undefined; message = await channel.next()) {
+      clearTimeout(timer);
+      // Requests that were sent ahead wait their turn, so that other sessions get theirs.
+      await new Promise((resolve) => setImmediate(resolve));
       const parsed = requestSchema.safeParse(message);
       try {
         if (!parsed.success) {
@@ -121,11 +187,14 @@ async function serve(socket: Socket, transport: Transport, maxBytes: number): Pr
         const { code, message: text, hint } = KvError.from(error, "KV_INTERNAL", "the target failed");
         channel.send({ error: { code, message: text, ...(hint === undefined ? {} : { hint }) } });
       }
+      timer = deadline(limits.idleMs);
     }
   } finally {
+    clearTimeout(timer);
     channel.close();
     await agent?.close();
     memory?.close();
+    leaveRoom();
   }
 }
 

@@ -6,6 +6,7 @@ import { describePlugins, findLibrary, nixlTransport } from "@kv/nixl";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
 import { nixlMissing } from "../support/nixl-available.js";
+import { runChild } from "../support/run-child.js";
 
 describe.skipIf(fakeMissing)(`a backend that is not available (${fakeMissing ?? "fake found"})`, () => {
   let folder = "";
@@ -98,6 +99,26 @@ describe.skipIf(nixlMissing)(`plugins of the wheel (${nixlMissing ?? "found"})`,
     for (const plugin of plugins) {
       expect(plugin.loads).toBe(plugin.missing.length === 0);
       expect(plugin.remedy === undefined).toBe(plugin.loads);
+    }
+  });
+});
+
+describe.skipIf(nixlMissing)(`variables that leave no route (${nixlMissing ?? "NIXL found"})`, () => {
+  test.each([
+    { UCX_TLS: "rc,ud" },
+    { UCX_TLS: "tcp", UCX_NET_DEVICES: "mlx5_0:1" },
+    { NIXL_BACKEND: "LIBFABRIC", FI_PROVIDER: "efa" },
+  ])("%o: the error names each variable with its value, and the hint says what to do", async (env) => {
+    const { stdout } = await runChild("create-agent.ts", [], { env });
+    const { code, message, hint } = JSON.parse(stdout.trim().split("\n").at(-1) ?? "") as Record<
+      string,
+      string
+    >;
+    expect(code).toBe("KV_BACKEND_UNAVAILABLE");
+    const { NIXL_BACKEND: _, ...variables } = env as Record<string, string>;
+    for (const [variable, value] of Object.entries(variables)) {
+      expect(message).toContain(`${variable}=${value}`);
+      expect(hint).toContain(variable);
     }
   });
 });

@@ -26,7 +26,16 @@ export interface Flags {
   prefillTpSize?: number[];
   missingKv?: "fail" | "decode-computes";
   unsplittable?: "fail" | "decode-computes";
+  adminAllowedHost?: string[];
   bodyLimitBytes?: number;
+  bodiesLimitBytes?: number;
+  maxConnections?: number;
+  maxConnectionsPerAddress?: number;
+  maxRequests?: number;
+  maxRequestsPerClient?: number;
+  clientHeader?: string;
+  forwardHeader?: string[];
+  exposeInstances?: boolean;
   connectTimeoutMs?: number;
   prefillTimeoutMs?: number;
   firstByteTimeoutMs?: number;
@@ -121,7 +130,19 @@ export function createCommand(): Command {
         "when prefill and decode of a request cannot be split, as with beam search (default: fail)",
       ).choices(policies),
     )
+    .option(
+      "--admin-allowed-host <name...>",
+      "names of this host that requests to the admin routes may have in their Host header",
+    )
+    .option("--forward-header <name...>", "clients' headers that instances get too, such as authorization")
+    .option("--expose-instances", "name instances and their addresses in errors to clients and in /status")
+    .option("--client-header <name>", "header by which a front end names the client, for limits per client")
+    .option("--max-connections <n>", "clients' connections", wholeNumber)
+    .option("--max-connections-per-address <n>", "connections from one address", wholeNumber)
+    .option("--max-requests <n>", "requests in flight; each prompt and copy counts", wholeNumber)
+    .option("--max-requests-per-client <n>", "requests in flight of one client", wholeNumber)
     .option("--body-limit-bytes <n>", "largest request body", wholeNumber)
+    .option("--bodies-limit-bytes <n>", "all request bodies together; half of it for one client", wholeNumber)
     .option("--connect-timeout-ms <ms>", "time limit to connect to an instance", wholeNumber)
     .option("--prefill-timeout-ms <ms>", "time limit of the prefill leg", wholeNumber)
     .option("--first-byte-timeout-ms <ms>", "time limit for the decode leg's first byte", wholeNumber)

@@ -86,7 +86,11 @@ function settingsOf(flags: Flags): ProxySettingsInput {
   const { discoveryFile, dnsPrefill, dnsDecode } = flags;
   const dns = defined({ prefill: dnsPrefill, decode: dnsDecode });
   const discovery = defined({ file: discoveryFile, dns: Object.keys(dns).length === 0 ? undefined : dns });
-  const admin = defined({ host: flags.adminHost, port: flags.adminPort });
+  const admin = defined({
+    host: flags.adminHost,
+    port: flags.adminPort,
+    allowedHosts: flags.adminAllowedHost,
+  });
   return defined({
     prefillers: withEngines(
       instances("prefill", flags.prefill, flags.prefillerHosts, flags.prefillerPorts),
@@ -100,7 +104,19 @@ function settingsOf(flags: Flags): ProxySettingsInput {
       decode: flags.decodeRouting ?? flags.routing,
     }),
     policy: defined({ missingKv: flags.missingKv, unsplittable: flags.unsplittable }),
-    limits: defined({ bodyLengthBytes: flags.bodyLimitBytes }),
+    limits: defined({
+      bodyLengthBytes: flags.bodyLimitBytes,
+      bodiesLengthBytes: flags.bodiesLimitBytes,
+      bodiesPerClientLengthBytes:
+        flags.bodiesLimitBytes === undefined ? undefined : Math.ceil(flags.bodiesLimitBytes / 2),
+      connections: flags.maxConnections,
+      connectionsPerAddress: flags.maxConnectionsPerAddress,
+      requestsInFlight: flags.maxRequests,
+      requestsPerClient: flags.maxRequestsPerClient,
+      clientHeader: flags.clientHeader,
+    }),
+    forwardHeaders: flags.forwardHeader,
+    exposeInstances: flags.exposeInstances,
     timeouts: defined({
       connectMs: flags.connectTimeoutMs,
       prefillMs: flags.prefillTimeoutMs,

@@ -1,13 +1,46 @@
 import { instanceSpecSchema, ROUTING_NAMES } from "@kv/fleet";
 import { KvError } from "@kv/interface";
 import { z } from "zod";
+import { mayForward } from "../http/headers.js";
 
 const bytes = z.number().int().positive();
+const count = z.number().int().positive();
 const milliseconds = z.number().positive().max(86_400_000);
 
 const limitsSchema = z.strictObject({
   /** A client's body; a larger one is answered with 413. */
-  bodyLengthBytes: bytes.default(64 * 1024 * 1024),
+  bodyLengthBytes: bytes.default(16 * 1024 * 1024),
+  /** The bodies of all requests together, until each has its answer; the largest that is still arriving is refused with 503. */
+  bodiesLengthBytes: bytes.default(128 * 1024 * 1024),
+  /** The bodies of one client together; the largest that is still arriving is refused with 429. */
+  bodiesPerClientLengthBytes: bytes.default(64 * 1024 * 1024),
+  /** Objects and lists inside of one another, in a body. */
+  bodyDepth: count.default(100),
+  /** Members of objects, and objects and lists, in a body. */
+  bodyMembers: count.default(100_000),
+  /** Elements of lists and members of objects, such as token ids, in a body. */
+  bodyValues: count.default(2 * 1024 * 1024),
+  /** Clients' connections. By default half of the process's descriptors, a third unless `mode` is `pull`, 10,000 at most. */
+  connections: count.optional(),
+  /** Connections from one address; of an IPv6 address 64 bits count. By default half of `connections`. */
+  connectionsPerAddress: count.optional(),
+  /** Requests on one connection that wait for the answers before them; above it, the connection is closed. */
+  pipelinedRequests: z.number().int().nonnegative().default(16),
+  /** Requests in flight, each part counted; more are answered with 503. By default as many as `connections` has by default. */
+  requestsInFlight: count.optional(),
+  /** Requests in flight of one client; more are answered with 429. By default half of `requestsInFlight`. */
+  requestsPerClient: count.optional(),
+  /** How many requests a client may leave before their answers begin, within `timeouts.abandonedWindowMs`; then 429. */
+  abandonedPrefills: count.default(30),
+  /**
+   * The header by which a trusted front end names the client, for the limits per client. By default, the client is its address. A client that
+   * reaches the proxy without the front end could choose its name.
+   */
+  clientHeader: z
+    .string()
+    .regex(/^[A-Za-z0-9-]+$/)
+    .transform((name) => name.toLowerCase())
+    .optional(),
   /** A client's request line and headers; larger ones are answered with 431. */
   headersLengthBytes: bytes.default(32 * 1024),
   /** A prefill worker's answer, which may repeat the prompt's token ids. */
@@ -29,12 +62,16 @@ const timeoutsSchema = z.strictObject({
   prefillMs: milliseconds.default(300_000),
   /** From the begin of the decode leg to the first byte of its answer. */
   firstByteMs: milliseconds.default(300_000),
-  /** Between two chunks of a decode worker's answer. */
+  /** Between two chunks of a decode worker's answer, and for a client to read some of its answer. */
   stallMs: milliseconds.default(120_000),
   /** A whole request, with the time that a slow client takes to read. */
   requestMs: milliseconds.default(3_600_000),
+  /** For a client to send the head of its request, from the connection's begin or the first byte. */
+  headersMs: milliseconds.default(10_000),
   /** For a client to send its request. */
   receiveMs: milliseconds.default(60_000),
+  /** For how long a request counts that a client left before its answer began. */
+  abandonedWindowMs: milliseconds.default(30_000),
   /**
    * How long a client's idle connection is kept. Longer than clients and load balancers keep theirs (OpenAI's Python client 5 s, many
    * balancers 60 s), because a request that is sent while the connection closes is lost.
@@ -88,6 +125,11 @@ const adminSchema = z.strictObject({
   port: z.number().int().min(0).max(65_535),
   /** Required as `Authorization: Bearer TOKEN`. It must be set where the host is not the loopback. */
   token: z.string().min(16).optional(),
+  /**
+   * Names of this host that a `Host` header may have, besides `localhost`, IP addresses and `host`. Without a token no other name is served;
+   * with one, only where this list is set.
+   */
+  allowedHosts: z.array(z.string().regex(/^[A-Za-z0-9._-]+$/)).default([]),
 });
 
 /** Values of `mode`. */
@@ -117,6 +159,20 @@ export const proxySettingsSchema = z.strictObject({
   limits: limitsSchema.prefault({}),
   timeouts: timeoutsSchema.prefault({}),
   policy: policySchema.prefault({}),
+  /**
+   * Further headers of clients that instances get, such as `authorization`. Always forwarded are `accept`, `traceparent`, `tracestate`, `baggage`
+   * and `x-data-parallel-rank`.
+   */
+  forwardHeaders: z
+    .array(
+      z
+        .string()
+        .regex(/^[A-Za-z0-9-]+$/)
+        .refine(mayForward, "the proxy sets this header itself, or it belongs to one connection"),
+    )
+    .default([]),
+  /** Whether errors to clients and `GET /status` name instances and their addresses. The admin routes and the log always do. */
+  exposeInstances: z.boolean().default(false),
   health: healthSchema.prefault({}),
   discovery: discoverySchema.optional(),
   admin: adminSchema.optional(),
@@ -157,6 +213,7 @@ export function readConfigFile(path: string, readFile: (path: string) => string)
 export function readSettings(input: unknown): ProxySettings {
   const settings = parse(proxySettingsSchema, input, "the proxy's settings are");
   requireAdminToken(settings);
+  requireRoomForBody(settings);
   return settings;
 }
 
@@ -172,6 +229,15 @@ function parse<S extends z.ZodType>(schema: S, input: unknown, subject: string):
     `${subject} not valid: ${problems.join("; ")}`,
     { hint: "each setting is described in the README of @kv/proxy", details: { problems } },
   );
+}
+
+/** A body that is larger than the memory for bodies would always be refused, with a status that says that it might be served later. */
+function requireRoomForBody({ limits }: ProxySettings): void {
+  const { bodyLengthBytes, bodiesPerClientLengthBytes: perClient, bodiesLengthBytes: all } = limits;
+  if (bodyLengthBytes <= Math.min(perClient, all)) return;
+  const name = perClient <= all ? "bodiesPerClientLengthBytes" : "bodiesLengthBytes";
+  const message = `limits.bodyLengthBytes is ${bodyLengthBytes}, above limits.${name}, which is ${Math.min(perClient, all)}`;
+  throw new KvError("KV_CONFIG_INVALID", message, { hint: `raise limits.${name} with it` });
 }
 
 function requireAdminToken({ admin }: ProxySettings): void {

@@ -10,13 +10,17 @@ export interface UnusedSetting {
 /** The settings that are set but have no effect, because of other settings. */
 export function unusedSettings(
   input: ProxySettingsInput,
-  { mode, pushLegs, routing, health }: ProxySettings,
+  { mode, pushLegs, routing, health, limits }: ProxySettings,
 ): UnusedSetting[] {
   const has = (role: "prefillers" | "decoders", member: "kv" | "kvEvents") =>
     (input[role] ?? []).some((one) => typeof one !== "string" && one[member] !== undefined);
   const sequential =
     mode === "pull" ? "mode is pull" : pushLegs === "prefill-first" && `pushLegs is ${pushLegs}`;
   const noChecks = health.intervalMs === 0 && "health.intervalMs is 0";
+  const above = (
+    limit: "requestsPerClient" | "connectionsPerAddress",
+    all: "requestsInFlight" | "connections",
+  ) => (limits[limit] ?? 0) > (limits[all] ?? Number.POSITIVE_INFINITY) && `limits.${all} is ${limits[all]}`;
   const notPrefixAware = (name: "prefill" | "decode") =>
     routing[name] !== "prefix-aware" && `routing.${name} is ${routing[name]}`;
 
@@ -32,6 +36,8 @@ export function unusedSettings(
     ["health.timeoutMs", input.health?.timeoutMs !== undefined, noChecks],
     ["health.failures", input.health?.failures !== undefined, noChecks],
     ["timeouts.slowReturnMs", input.timeouts?.slowReturnMs !== undefined, noChecks],
+    ["limits.requestsPerClient", true, above("requestsPerClient", "requestsInFlight")],
+    ["limits.connectionsPerAddress", true, above("connectionsPerAddress", "connections")],
   ];
   return all.flatMap(([setting, isGiven, why]) => (isGiven && why !== false ? [{ setting, why }] : []));
 }

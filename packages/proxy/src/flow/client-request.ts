@@ -21,6 +21,12 @@ export interface Part {
   readonly onPrefilled?: ((instance: Instance) => void) | undefined;
 }
 
+/** What a request holds of the proxy's limits. */
+export interface Admission {
+  /** Counts further parts and the bytes of their bodies. Errors: `KV_PROXY_OVERLOADED`, `KV_REQUEST_INVALID` (413). */
+  add(parts: number, lengthBytes: number): void;
+}
+
 /** One request of a client, until the last byte of its answer. It is itself the part where it is not split. */
 export class ClientRequest implements Part {
   readonly attempts = new Attempts();
@@ -34,5 +40,6 @@ export class ClientRequest implements Part {
     readonly response: ServerResponse,
     readonly deadline: Deadline,
     readonly record: RequestRecord,
+    readonly admission?: Admission | undefined,
   ) {}
 }

@@ -1,4 +1,5 @@
 import { KvError } from "@kv/interface";
+import { withoutAddresses } from "../http/error-response.js";
 import { splitRequest } from "../request/split-request.js";
 import type { LegAnswer } from "../response/leg-answer.js";
 import { mergeAnswers } from "../response/merge-answers.js";
@@ -38,7 +39,11 @@ export class GenerationFlow {
       return this.#stream(client, await this.#legs.promptOnly(client));
     const parts = splitRequest(request, settings.limits.parts);
     const [part] = parts;
-    if (parts.length > 1 || part === undefined) return this.#runParts(client, parts);
+    if (parts.length > 1 || part === undefined) {
+      const lengthBytes = parts.reduce((sum, { request: { text } }) => sum + text.length, 0);
+      client.admission?.add(parts.length - 1, lengthBytes);
+      return this.#runParts(client, parts);
+    }
     const answer = await this.#strategy.run(client);
     if (answer.promptAnswer === undefined) return this.#stream(client, answer);
     const { requestId, deadline } = client;
@@ -72,8 +77,15 @@ export class GenerationFlow {
   }
 
   #stream(client: ClientRequest, answer: LegAnswer): Promise<KvError | undefined> {
-    return streamResponse(client, answer, this.#legs.settings.timeouts.stallMs);
+    const { timeouts, exposeInstances } = this.#legs.settings;
+    return streamResponse(client, exposeInstances ? answer : hideAddresses(answer), timeouts.stallMs);
   }
+}
+
+/** A server failure of an instance without addresses in its text. Other answers stay as they are: an error of the client may repeat its own URL. */
+function hideAddresses(answer: LegAnswer): LegAnswer {
+  if (answer.status < 500 || answer.rest !== undefined) return answer;
+  return { ...answer, held: Buffer.from(withoutAddresses(answer.held.toString())) };
 }
 
 function cannotDisaggregate(why: string): KvError {

@@ -1,7 +1,7 @@
 import { failureStage, type Instance, type InstancePool, type Role, type Visit } from "@kv/fleet";
 import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
-import { legHeaders } from "../http/headers.js";
+import { forwardedHeaders, legHeaders } from "../http/headers.js";
 import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodies.js";
 import { firstEventIsKnown, isEventStream } from "../response/event-stream.js";
 import { endedVisit, type LegAnswer, readLegAnswer } from "../response/leg-answer.js";
@@ -42,6 +42,8 @@ export class Legs {
   readonly decoders: InstancePool;
   readonly settings: ProxySettings;
   readonly ambient: Ambient;
+  /** The names of the clients' headers that instances get. */
+  readonly forwarded: ReadonlySet<string>;
   readonly #upstream: Upstream;
   readonly #tracing: Tracing;
   readonly #background = new Set<Promise<void>>();
@@ -51,6 +53,7 @@ export class Legs {
     this.decoders = decoders;
     this.settings = settings;
     this.ambient = ambient;
+    this.forwarded = forwardedHeaders(settings.forwardHeaders);
     this.#upstream = upstream;
     this.#tracing = tracing;
   }
@@ -191,7 +194,8 @@ export class Legs {
           answer.body.readBuffered(limitBytes) ??
           (await answer.body.readLimited(limitBytes, eventStream ? firstEventIsKnown : undefined));
         const begin = { answer, eventStream, bytes, complete };
-        const legAnswer = readLegAnswer(request.endpoint, withSpan(visit, span), begin, !whole);
+        const expected = { onePart: !whole, streamed: request.fields.stream === true };
+        const legAnswer = readLegAnswer(request.endpoint, withSpan(visit, span), begin, expected);
         const firstByteMs = clock.now() - startedAtMs;
         if (decoding) record.firstByteMs = firstByteMs;
         else record.prefillMs = firstByteMs;
@@ -233,7 +237,13 @@ export class Legs {
       url: instance.url,
       method: "POST",
       path: part.request.endpoint,
-      headers: legHeaders(part.headers, part.requestId, instance, span.headers),
+      headers: legHeaders({
+        clientHeaders: part.headers,
+        forwarded: this.forwarded,
+        requestId: part.requestId,
+        instance,
+        traceHeaders: span.headers,
+      }),
       body,
       abort: part.deadline,
       onSent,

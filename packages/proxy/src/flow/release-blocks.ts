@@ -13,6 +13,7 @@ interface Context {
   readonly decoders: InstancePool;
   readonly settings: ProxySettings;
   readonly ambient: Ambient;
+  readonly forwarded: ReadonlySet<string>;
 }
 
 /**
@@ -20,7 +21,7 @@ interface Context {
  * the blocks are held until their lease ends.
  */
 export async function releaseBlocks(
-  { decoders: pool, settings, ambient }: Context,
+  { decoders: pool, settings, ambient, forwarded }: Context,
   upstream: Upstream,
   part: Part,
   kvTransferParams: string,
@@ -37,17 +38,24 @@ export async function releaseBlocks(
       url,
       method: "POST",
       path: "/v1/completions",
-      headers: legHeaders(part.headers, requestId, visit.instance),
+      headers: legHeaders({
+        clientHeaders: part.headers,
+        forwarded,
+        requestId,
+        instance: visit.instance,
+      }),
       body: releaseBody(part.request.fields.model, kvTransferParams),
       abort: deadline,
     });
     await body.readLimited(64 * 1024);
     discard();
     visit.succeeded();
-    // A server refuses the request (400) or serves it (200). Any other status comes from a gateway in front of the server.
-    if (status !== 400 && status !== 200) throw badStatus("decode", url, status);
-    metrics.count("kv_proxy_released_total", 1, { outcome: "sent" });
-    log.info("blocks-released", { requestId: part.requestId, instance: url, status });
+    // vLLM refuses the request with 400 and then tells P. Any other status besides 2xx comes from a gateway in front of the server.
+    const served = status >= 200 && status < 300;
+    if (status !== 400 && !served) throw badStatus("decode", url, status);
+    const outcome = served ? "sent" : "refused";
+    metrics.count("kv_proxy_released_total", 1, { outcome });
+    log.info("release-sent", { requestId: part.requestId, instance: url, status, outcome });
   }
 
   try {

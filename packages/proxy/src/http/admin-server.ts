@@ -8,19 +8,22 @@ import {
   parseInstanceSpec,
   type Role,
 } from "@kv/fleet";
-import { type Clock, KvError, type Timer } from "@kv/interface";
+import { type Ambient, KvError, type Timer } from "@kv/interface";
 import Fastify, { type FastifyInstance, type FastifyRequest } from "fastify";
 import { z } from "zod";
+import type { ProxySettings } from "../config/settings.js";
 import type { PrometheusMetrics } from "../telemetry/prometheus.js";
 import type { RequestHistory } from "../telemetry/request-history.js";
-import { errorBody, statusOf } from "./error-response.js";
+import { errorBody, refuseConnection, sendParserError, statusOf } from "./error-response.js";
+import { checkAdminRequest } from "./limits/admin-origin.js";
+import { ClientConnections } from "./limits/client-connections.js";
+import { overloaded } from "./limits/overloaded.js";
 
 export interface AdminServerOptions {
-  /** Required as `Authorization: Bearer`; undefined for none. */
-  readonly token: string | undefined;
+  readonly settings: NonNullable<ProxySettings["admin"]>;
   /** File of the page. */
   readonly page: URL;
-  readonly clock: Clock;
+  readonly ambient: Ambient;
   readonly pools: Readonly<Record<Role, InstancePool>>;
   /** The JSON of `/status`. */
   readonly status: () => object;
@@ -28,7 +31,16 @@ export interface AdminServerOptions {
   readonly prometheus: PrometheusMetrics;
 }
 
-const BODY_LIMIT_BYTES = 64 * 1024;
+/** Limits of the admin listener. They have no settings: operators are few. */
+export const ADMIN_LIMITS = {
+  bodyLengthBytes: 64 * 1024,
+  headersLengthBytes: 16 * 1024,
+  connections: 128,
+  connectionsPerAddress: 64,
+  eventStreams: 32,
+  requestMs: 10_000,
+} as const;
+const BODY_LIMIT_BYTES = ADMIN_LIMITS.bodyLengthBytes;
 const STATUS_EVERY_MS = 1_000;
 
 const changeSchema = z.strictObject({
@@ -38,8 +50,25 @@ const changeSchema = z.strictObject({
 
 /** The HTTP server for operators: instances, status, metrics, and the page. All routes except the page's file require the token. */
 export function createAdminServer(options: AdminServerOptions): FastifyInstance {
-  const { pools, status, prometheus, history } = options;
-  const app = Fastify({ logger: false, bodyLimit: BODY_LIMIT_BYTES, forceCloseConnections: true });
+  const { pools, status, prometheus, history, settings, ambient } = options;
+  const app = Fastify({
+    logger: false,
+    bodyLimit: BODY_LIMIT_BYTES,
+    forceCloseConnections: true,
+    requestTimeout: ADMIN_LIMITS.requestMs,
+    http: { maxHeaderSize: ADMIN_LIMITS.headersLengthBytes, connectionsCheckingInterval: 2_000 },
+    clientErrorHandler: (error, socket) => sendParserError(error, socket, ambient.clock),
+  });
+  app.server.headersTimeout = ADMIN_LIMITS.requestMs;
+  const connections = new ClientConnections({
+    all: ADMIN_LIMITS.connections,
+    perAddress: ADMIN_LIMITS.connectionsPerAddress,
+    pipelined: 0,
+    refuse: refuseConnection,
+  });
+  app.server.on("connection", (socket) => connections.accept(socket));
+  // A form of another site may send text/plain without asking the browser's user.
+  app.removeContentTypeParser("text/plain");
   const streams = new Set<ServerResponse>();
 
   app.setErrorHandler((thrown, _request, reply) => {
@@ -54,7 +83,9 @@ export function createAdminServer(options: AdminServerOptions): FastifyInstance 
   });
   app.addHook("onRequest", async (request, reply) => {
     void reply.header("cache-control", "no-store");
-    if (request.routeOptions.url !== "/") authorize(request, options.token);
+    connections.received(request.raw);
+    checkAdminRequest(request.headers, settings);
+    if (request.routeOptions.url !== "/") authorize(request, settings.token);
   });
   app.addHook("onClose", async () => {
     for (const stream of streams) stream.destroy();
@@ -73,6 +104,7 @@ export function createAdminServer(options: AdminServerOptions): FastifyInstance 
     reply.type(prometheus.contentType).send(await prometheus.text()),
   );
   app.get("/events", (_request, reply) => {
+    if (streams.size >= ADMIN_LIMITS.eventStreams) throw tooManyStreams();
     reply.hijack();
     streams.add(reply.raw);
     reply.raw.once("close", () => streams.delete(reply.raw));
@@ -135,7 +167,18 @@ function authorize(request: FastifyRequest, token: string | undefined): void {
   });
 }
 
-function streamEvents({ clock, history, status }: AdminServerOptions, response: ServerResponse): void {
+function tooManyStreams(): KvError {
+  return overloaded({
+    limit: "admin event streams",
+    message: `${ADMIN_LIMITS.eventStreams} pages follow the events, which is the limit`,
+    byClient: false,
+    retryAfterSeconds: 10,
+    hint: "close a page",
+  });
+}
+
+function streamEvents({ ambient, history, status }: AdminServerOptions, response: ServerResponse): void {
+  const { clock } = ambient;
   let timer: Timer | undefined;
   const send = (event: string, data: unknown) => {
     // A reader that is too slow misses events; they are not kept in memory for it.

@@ -1,4 +1,4 @@
-import type { IncomingMessage, ServerResponse } from "node:http";
+import type { IncomingMessage, OutgoingHttpHeaders, ServerResponse } from "node:http";
 import type { Socket } from "node:net";
 import { type Clock, KvError, type KvErrorCode } from "@kv/interface";
 
@@ -11,6 +11,7 @@ const STATUS: Partial<Record<KvErrorCode, number>> = {
   KV_REQUEST_TIMEOUT: 504,
   KV_PROXY_UPSTREAM_FAILED: 502,
   KV_PROXY_NO_INSTANCE: 503,
+  KV_PROXY_OVERLOADED: 503,
 };
 
 /** The HTTP status of an error: `details.httpStatus`, else by its code. */
@@ -23,7 +24,9 @@ const TYPES: Readonly<Record<number, string>> = {
   400: "invalid_request_error",
   404: "invalid_request_error",
   413: "invalid_request_error",
+  403: "invalid_request_error",
   415: "invalid_request_error",
+  429: "rate_limit_error",
   431: "invalid_request_error",
 };
 
@@ -55,20 +58,62 @@ export function sendError(response: ServerResponse, error: KvError, requestId?: 
 
 function writeError(response: ServerResponse, error: KvError, requestId?: string): void {
   const body = errorBody(error, requestId);
-  response.writeHead(statusOf(error), {
+  const { retryAfterSeconds } = error.details;
+  const headers: OutgoingHttpHeaders = {
     "content-type": "application/json",
     "content-length": Buffer.byteLength(body),
-    ...(requestId === undefined ? {} : { "x-request-id": requestId }),
-  });
+  };
+  if (typeof retryAfterSeconds === "number") headers["retry-after"] = String(retryAfterSeconds);
+  if (requestId !== undefined) headers["x-request-id"] = requestId;
+  response.writeHead(statusOf(error), headers);
   response.write(body);
+}
+
+/** Codes of errors that the client has not caused. Their messages may name instances. */
+const INTERNAL: ReadonlySet<KvErrorCode> = new Set([
+  "KV_PROXY_UPSTREAM_FAILED",
+  "KV_PROXY_NO_INSTANCE",
+  "KV_REQUEST_TIMEOUT",
+  "KV_LEASE_EXPIRED",
+  "KV_INTERNAL",
+]);
+
+const ADDRESS =
+  / ?(\bhttps?:\/\/[^\s"'(),;]+|(?<![\w.])(\d{1,3}\.){3}\d{1,3}(:\d+)?|\[[0-9a-f:]*:[0-9a-f:.]*\](:\d+)?)/gi;
+
+/** A text without URLs and IP addresses. */
+export function withoutAddresses(text: string): string {
+  return text.replace(ADDRESS, "");
+}
+
+/** An error as clients get it: without the addresses of instances, unless `exposeInstances`. The log has the whole error. */
+export function errorForClient(error: KvError, exposeInstances: boolean): KvError {
+  if (exposeInstances || !INTERNAL.has(error.code)) return error;
+  const { httpStatus, param } = error.details;
+  const { hint } = error;
+  const named = hint !== undefined && withoutAddresses(hint) !== hint;
+  return new KvError(error.code, withoutAddresses(error.message), {
+    hint: named ? "the proxy's log names the instance, under the request id" : hint,
+    details: { httpStatus, param },
+  });
 }
 
 /** How long a client whose request was refused may go on sending. */
 const DROP_MS = 30_000;
 
+/** How long a client may take to read the last answer of its connection, and to close it. */
+const LINGER_MS = 2_000;
+
+/** Closes a connection after its last answer. A client that does not close its side would keep the descriptor, so it has a limited time. */
+function destroyLater(socket: Socket, clock: Clock): void {
+  const timer = clock.setTimer(() => socket.destroy(), LINGER_MS);
+  socket.once("close", () => timer.cancel());
+}
+
 /**
  * Answers a request with an error before all of it has arrived. A connection that is closed with unread bytes is reset, and a client that is
- * still sending sees the reset in place of the answer. So the rest of the request is read and dropped first, to its end or for 30 s.
+ * still sending sees the reset in place of the answer. So the rest of the request is read and dropped first, to its end or for 30 s. At a limit of
+ * all requests nothing more is read, and the client has 2 s to see the answer.
  */
 export function sendEarlyError(
   request: IncomingMessage,
@@ -79,9 +124,20 @@ export function sendEarlyError(
   // The rest of the body would be parsed as the next request.
   response.setHeader("connection", "close");
   writeError(response, error);
+  const { socket } = request;
+  if (error.code === "KV_PROXY_OVERLOADED") {
+    // Reading the rest would cost the time that others need.
+    request.pause();
+    destroyLater(socket, clock);
+    return;
+  }
+  let ended = false;
   const end = () => {
+    if (ended) return;
+    ended = true;
     timer.cancel();
     response.end();
+    if (!socket.destroyed) destroyLater(socket, clock);
   };
   const timer = clock.setTimer(end, DROP_MS);
   request.once("close", end);
@@ -89,6 +145,7 @@ export function sendEarlyError(
 }
 
 const PARSER_ERRORS: Readonly<Record<string, readonly [number, string, string]>> = {
+  HPE_CHUNK_EXTENSIONS_OVERFLOW: [413, "Content Too Large", "the extensions of a chunk are too long"],
   HPE_HEADER_OVERFLOW: [
     431,
     "Request Header Fields Too Large",
@@ -98,7 +155,7 @@ const PARSER_ERRORS: Readonly<Record<string, readonly [number, string, string]>>
 };
 
 /** Answers an error of Node's HTTP parser, which has a socket and no request. */
-export function sendParserError(error: Error & { code?: string }, socket: Socket): void {
+export function sendParserError(error: Error & { code?: string }, socket: Socket, clock: Clock): void {
   if (error.code === "ECONNRESET" || !socket.writable) {
     socket.destroy();
     return;
@@ -108,9 +165,33 @@ export function sendParserError(error: Error & { code?: string }, socket: Socket
     "Bad Request",
     "this is not HTTP/1.1",
   ];
-  const body = errorBody(new KvError("KV_REQUEST_INVALID", message, { details: { httpStatus: status } }));
+  endWithAnswer(
+    socket,
+    phrase,
+    new KvError("KV_REQUEST_INVALID", message, { details: { httpStatus: status } }),
+  );
+  destroyLater(socket, clock);
+}
+
+/** Ends a connection that is above a limit: with an error where `answer`, and at once. */
+export function refuseConnection(socket: Socket, error: KvError, answer: boolean): void {
+  if (!answer || !socket.writable) {
+    socket.destroy();
+    return;
+  }
+  const phrase = statusOf(error) === 429 ? "Too Many Requests" : "Service Unavailable";
+  endWithAnswer(socket, phrase, error);
+  // When the answer is in the kernel's buffer. What the client still sends is not read.
+  socket.destroySoon();
+}
+
+/** Writes an answer without a `ServerResponse`, and ends the connection's writable side. */
+function endWithAnswer(socket: Socket, phrase: string, error: KvError): void {
+  const body = errorBody(error);
+  const { retryAfterSeconds } = error.details;
+  const retry = typeof retryAfterSeconds === "number" ? `retry-after: ${retryAfterSeconds}\r\n` : "";
   socket.end(
-    `HTTP/1.1 ${status} ${phrase}\r\ncontent-type: application/json\r\n` +
+    `HTTP/1.1 ${statusOf(error)} ${phrase}\r\ncontent-type: application/json\r\n${retry}` +
       `content-length: ${Buffer.byteLength(body)}\r\nconnection: close\r\n\r\n${body}`,
   );
 }

@@ -1,5 +1,6 @@
 import type { IncomingHttpHeaders, ServerResponse } from "node:http";
 import { type Ambient, KvError } from "@kv/interface";
+import type { ProxySettings } from "../config/settings.js";
 import { ClientRequest } from "../flow/client-request.js";
 import type { GenerationFlow } from "../flow/generation-flow.js";
 import { Deadline } from "../request/deadline.js";
@@ -8,8 +9,11 @@ import type { RequestCounts } from "../telemetry/request-counts.js";
 import type { RequestHistory } from "../telemetry/request-history.js";
 import { RequestRecord } from "../telemetry/request-record.js";
 import { type LegSpan, NO_SPAN, type Tracing } from "../telemetry/tracing.js";
-import { errorEvent, sendError, statusOf } from "./error-response.js";
-import { requestIdOf } from "./headers.js";
+import { errorEvent, errorForClient, sendError, statusOf } from "./error-response.js";
+import { forwardedHeaders, requestIdOf } from "./headers.js";
+import type { AbandonedPrefills } from "./limits/abandoned-prefills.js";
+import type { RequestSlot, RequestsInFlight } from "./limits/requests-in-flight.js";
+import type { ReceivedBody } from "./read-body.js";
 
 export interface GenerationRouteOptions {
   readonly ambient: Ambient;
@@ -17,8 +21,19 @@ export interface GenerationRouteOptions {
   readonly counts: RequestCounts;
   readonly history: RequestHistory;
   readonly tracing: Tracing;
-  /** Time limit of a request, in milliseconds. */
-  readonly requestMs: number;
+  readonly inFlight: RequestsInFlight;
+  readonly abandoned: AbandonedPrefills;
+  readonly settings: Pick<ProxySettings, "timeouts" | "forwardHeaders" | "exposeInstances">;
+}
+
+/** A request for generated text whose body has arrived. */
+export interface ReceivedRequest {
+  readonly endpoint: Endpoint;
+  readonly headers: IncomingHttpHeaders;
+  readonly body: ReceivedBody;
+  readonly response: ServerResponse;
+  /** The client, as limits per client count it. */
+  readonly client: string;
 }
 
 /** The life of clients' requests for generated text: id, deadline, answer, and at the end metrics, history, span and log. */
@@ -28,20 +43,25 @@ export class GenerationRoute {
   readonly #inFlight = new Set<Deadline>();
   readonly #waitingForIdle: (() => void)[] = [];
   #refusal: KvError | undefined = undefined;
+  /** Clients send `Authorization`, and it is not forwarded: this is logged once. */
+  #warnsOfAuthorization: boolean;
 
   constructor(options: GenerationRouteOptions) {
     this.#options = options;
+    this.#warnsOfAuthorization = !forwardedHeaders(options.settings.forwardHeaders).has("authorization");
+  }
+
+  /** Errors: `KV_PROXY_OVERLOADED` (429) for a client that has abandoned too many requests. */
+  check(client: string): void {
+    this.#options.abandoned.check(client);
   }
 
   /** Answers one request, and resolves when its answer has left; never rejects. */
-  async serve(
-    endpoint: Endpoint,
-    headers: IncomingHttpHeaders,
-    body: Uint8Array,
-    response: ServerResponse,
-  ): Promise<void> {
-    const { ambient, flow, counts, tracing, requestMs } = this.#options;
+  async serve({ endpoint, headers, body, response, client: name }: ReceivedRequest): Promise<void> {
+    const { ambient, flow, counts, tracing, settings, inFlight, abandoned } = this.#options;
     const { clock, random } = ambient;
+    const { requestMs, stallMs } = settings.timeouts;
+    if (this.#warnsOfAuthorization && headers.authorization !== undefined) this.#warnOfAuthorization();
     const startedAtMs = clock.now();
     const deadline = new Deadline({ clock, requestMs });
     const closed = whenClosed(response, deadline);
@@ -50,30 +70,45 @@ export class GenerationRoute {
     let client: ClientRequest | undefined;
     let failure: KvError | undefined;
     let span: LegSpan | undefined;
+    let slot: RequestSlot | undefined;
+    let abandonedEarly = false;
+    const admission = {
+      add(parts: number, lengthBytes: number) {
+        slot?.grow(parts);
+        body.share.add(lengthBytes);
+      },
+    };
     this.#inFlight.add(deadline);
     counts.began();
     try {
       if (this.#refusal !== undefined) throw this.#refusal;
       requestId = requestIdOf(headers, random);
-      const request = parseGenerationRequest(endpoint, body);
+      slot = inFlight.admit(name);
+      const request = parseGenerationRequest(endpoint, body.take());
       span = tracing.request(headers, { "kv.request_id": requestId, "url.path": endpoint });
       const legHeaders = span === NO_SPAN ? headers : { ...headers, ...span.headers };
-      client = new ClientRequest(requestId, request, legHeaders, response, deadline, record);
+      client = new ClientRequest(requestId, request, legHeaders, response, deadline, record, admission);
       failure = await flow.run(client);
     } catch (thrown) {
       failure = KvError.from(thrown, "KV_INTERNAL", "the proxy failed");
+      const shown = errorForClient(failure, settings.exposeInstances);
+      abandonedEarly = client !== undefined && !response.headersSent && response.req.socket.destroyed;
       if (response.headersSent) {
-        breakOff(response, client?.eventStreamStarted ? errorEvent(failure, requestId) : undefined);
+        breakOff(response, client?.eventStreamStarted ? errorEvent(shown, requestId) : undefined);
       } else {
         record.status = statusOf(failure);
-        sendError(response, failure, requestId);
+        sendError(response, shown, requestId);
       }
     }
-    deadline.endPhase();
     // The request is in flight until its last byte has left: its deadline still holds, and `close` waits for it.
-    if (!deadline.aborted) deadline.onAbort(() => response.destroy());
+    if (!deadline.aborted && !response.closed) {
+      deadline.startPhase("waiting for the client to read its answer", stallMs);
+      deadline.onAbort(() => response.destroy());
+    }
     await closed;
     deadline.close();
+    slot?.end();
+    if (abandonedEarly) abandoned.add(name);
     if (failure === undefined && !response.writableFinished) failure = deadline.reason;
     this.#inFlight.delete(deadline);
     if (this.#inFlight.size === 0) for (const resolve of this.#waitingForIdle.splice(0)) resolve();
@@ -129,8 +164,23 @@ export class GenerationRoute {
     history.add({ requestId, endpoint, startedAtMs, durationMs, outcome, record });
     const fields = { requestId, endpoint, ...record.logFields(), durationMs };
     if (failure === undefined) log.info("request-done", fields);
-    else log.warn("request-failed", { ...fields, code: failure.code, message: failure.message });
+    else log.warn("request-failed", { ...fields, ...loggedFailure(failure) });
+    const { limit } = failure?.details ?? {};
+    if (typeof limit === "string") metrics.count("kv_proxy_refused_total", 1, { limit });
   }
+
+  #warnOfAuthorization(): void {
+    this.#warnsOfAuthorization = false;
+    this.#options.ambient.log.warn("header-not-forwarded", {
+      header: "authorization",
+      hint: "instances do not get clients' credentials; forwardHeaders or --forward-header authorization sends them",
+    });
+  }
+}
+
+/** The message of an error that the client has caused may repeat a value of its body, so it is not logged. */
+function loggedFailure({ code, message, details }: KvError): object {
+  return code === "KV_REQUEST_INVALID" ? { code, param: details.param } : { code, message };
 }
 
 /**
@@ -151,7 +201,6 @@ function whenClosed(response: ServerResponse, deadline: Deadline): Promise<void>
   const { socket } = response.req;
   return new Promise((resolve) => {
     const end = () => {
-      socket.off("close", end);
       if (!response.writableFinished) deadline.abort(clientDisconnected());
       resolve();
     };
@@ -160,10 +209,6 @@ function whenClosed(response: ServerResponse, deadline: Deadline): Promise<void>
       return;
     }
     response.on("close", end);
-    if (response.socket !== null) return;
-    // The client pipelines: this response waits behind another one of its connection, and emits no `close` until its turn.
-    socket.setMaxListeners(0);
-    socket.on("close", end);
   });
 }
 

@@ -5,30 +5,45 @@ import type { ProxySettings } from "../config/settings.js";
 import { tryInstances } from "../flow/attempts.js";
 import { Deadline } from "../request/deadline.js";
 import type { Upstream } from "../upstream/upstream.js";
-import { sendError } from "./error-response.js";
-import { answerHeaders, legHeaders } from "./headers.js";
+import { badAnswer } from "../upstream/upstream-errors.js";
+import { errorForClient, sendError } from "./error-response.js";
+import { answerHeaders, forwardedHeaders, legHeaders } from "./headers.js";
+import type { RequestSlot, RequestsInFlight } from "./limits/requests-in-flight.js";
 
 export interface ModelsRouteOptions {
   readonly decoders: InstancePool;
   readonly upstream: Upstream;
-  readonly settings: Pick<ProxySettings, "limits" | "timeouts">;
+  readonly settings: Pick<ProxySettings, "limits" | "timeouts" | "forwardHeaders" | "exposeInstances">;
+  readonly inFlight: RequestsInFlight;
   readonly ambient: Ambient;
+}
+
+/** A request for the list of models. */
+export interface ModelsRequest {
+  readonly request: IncomingMessage;
+  readonly response: ServerResponse;
+  /** The client, as limits per client count it. */
+  readonly client: string;
+  /** Path and query. */
+  readonly path: string;
 }
 
 /** `GET /v1/models`: passes the request on to a decode instance, and its answer back. */
 export class ModelsRoute {
   readonly #options: ModelsRouteOptions;
+  readonly #forwarded: ReadonlySet<string>;
 
   constructor(options: ModelsRouteOptions) {
     this.#options = options;
+    this.#forwarded = forwardedHeaders(options.settings.forwardHeaders);
   }
 
   /** Answers one request; never rejects. */
-  async serve(request: IncomingMessage, response: ServerResponse): Promise<void> {
-    const { decoders, upstream, settings, ambient } = this.#options;
+  async serve({ request, response, client, path }: ModelsRequest): Promise<void> {
+    const { decoders, upstream, settings, ambient, inFlight } = this.#options;
     const { clock, random, log } = ambient;
     const limitBytes = settings.limits.heldAnswerLengthBytes;
-    const path = request.url ?? "";
+    let slot: RequestSlot | undefined;
     const requestId = random.uuid();
     const deadline = new Deadline({ clock, requestMs: settings.timeouts.firstByteMs });
     response.once("close", () => {
@@ -37,6 +52,7 @@ export class ModelsRoute {
     });
     response.on("error", () => {});
     try {
+      slot = inFlight.admit(client);
       const tries = { pool: decoders, context: { requestId }, deadline, retries: 0, log };
       await tryInstances(tries, async (visit) => {
         const { url } = visit.instance;
@@ -45,23 +61,24 @@ export class ModelsRoute {
           url,
           method: "GET",
           path,
-          headers: legHeaders(request.headers, requestId),
+          headers: legHeaders({ clientHeaders: request.headers, forwarded: this.#forwarded, requestId }),
           abort: deadline,
         });
         const { bytes, complete } = await answer.body.readLimited(limitBytes);
         if (!complete) {
           answer.discard();
-          const message = `${url}${path} answered with more than ${limitBytes} bytes`;
-          throw new KvError("KV_PROXY_UPSTREAM_FAILED", message);
+          throw badAnswer("decode", url, `answered with more than ${limitBytes} bytes`);
         }
         visit.succeeded();
         response.writeHead(answer.status, answerHeaders(answer.headers, requestId));
         response.end(bytes);
       });
     } catch (thrown) {
-      const error = KvError.from(thrown, "KV_INTERNAL", `${path} failed`);
-      if (!response.headersSent) sendError(response, error, requestId);
+      const error = KvError.from(thrown, "KV_INTERNAL", "the list of models failed");
+      const shown = errorForClient(error, settings.exposeInstances);
+      if (!response.headersSent) sendError(response, shown, requestId);
     } finally {
+      slot?.end();
       deadline.close();
     }
   }

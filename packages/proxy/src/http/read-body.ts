@@ -1,28 +1,82 @@
 import type { IncomingMessage } from "node:http";
 import { KvError } from "@kv/interface";
+import { type JsonLimits, JsonScan } from "../request/json-scan.js";
+import { shortened } from "../request/shown-value.js";
+import type { BodyBudget, BodyShare } from "./limits/body-budget.js";
+
+/** Limits of one body. */
+export interface BodyLimits extends JsonLimits {
+  readonly bodyLengthBytes: number;
+}
+
+export interface ReadBodyOptions {
+  readonly limits: BodyLimits;
+  readonly budget: BodyBudget;
+  /** The client, as limits per client count it. */
+  readonly client: string;
+  /** Called when the head is accepted, before the body is read. */
+  readonly onAccepted?: (() => void) | undefined;
+}
+
+/** A body that has arrived. */
+export interface ReceivedBody {
+  /** Returns the bytes once and forgets them, so that they do not stay in memory beside what is parsed from them. */
+  readonly take: () => Uint8Array;
+  /** Its memory in the budget. The caller ends it, with the request. */
+  readonly share: BodyShare;
+}
 
 /**
- * Reads a JSON body. Errors: `KV_REQUEST_INVALID` with the HTTP status 413 or 415; the rest of the body is then unread, so the connection cannot
- * be used again. `KV_REQUEST_ABORTED` when the client disconnects.
+ * Reads a JSON body. Errors: `KV_REQUEST_INVALID` with the HTTP status 413 or 415, or for JSON above the limits; `KV_PROXY_OVERLOADED` without
+ * memory for it. The rest of the body is then unread, so the connection cannot be used again. `KV_REQUEST_ABORTED` when the client
+ * disconnects.
  */
-export function readJsonBody(request: IncomingMessage, limitBytes: number): Promise<Uint8Array> {
+export function readJsonBody(
+  request: IncomingMessage,
+  { limits, budget, client, onAccepted }: ReadBodyOptions,
+): Promise<ReceivedBody> {
+  const { bodyLengthBytes: limitBytes } = limits;
   const type = request.headers["content-type"];
   if (type === undefined || !/^application\/json\s*(;|$)/i.test(type)) return Promise.reject(wrongType(type));
   if (Number(request.headers["content-length"] ?? 0) > limitBytes)
     return Promise.reject(tooLarge(limitBytes));
+  onAccepted?.();
   return new Promise((resolve, reject) => {
-    const chunks: Buffer[] = [];
+    let chunks: Buffer[] = [];
     let lengthBytes = 0;
+    let complete = false;
+    const scan = new JsonScan(limits);
+    const refuse = (error: unknown) => {
+      if (complete) return;
+      request.removeAllListeners("data");
+      chunks = [];
+      share.end();
+      reject(error);
+    };
+    const share = budget.open(client, refuse);
     request.on("data", (chunk: Buffer) => {
       lengthBytes += chunk.length;
-      if (lengthBytes > limitBytes) {
-        request.removeAllListeners("data");
-        reject(tooLarge(limitBytes));
-      } else chunks.push(chunk);
+      try {
+        if (lengthBytes > limitBytes) throw tooLarge(limitBytes);
+        scan.push(chunk);
+        share.add(chunk.length);
+        chunks.push(chunk);
+      } catch (error) {
+        refuse(error);
+      }
     });
-    request.once("end", () => resolve(chunks.length === 1 && chunks[0] ? chunks[0] : Buffer.concat(chunks)));
+    request.once("end", () => {
+      complete = true;
+      share.arrived();
+      const take = () => {
+        const bytes = chunks.length === 1 && chunks[0] ? chunks[0] : Buffer.concat(chunks);
+        chunks = [];
+        return bytes;
+      };
+      resolve({ take, share });
+    });
     request.once("error", (cause) => {
-      reject(
+      refuse(
         new KvError("KV_REQUEST_ABORTED", "the client disconnected while it sent its request", { cause }),
       );
     });
@@ -30,7 +84,8 @@ export function readJsonBody(request: IncomingMessage, limitBytes: number): Prom
 }
 
 function wrongType(type: string | undefined): KvError {
-  return new KvError("KV_REQUEST_INVALID", `the content type of the body is ${type ?? "missing"}, not JSON`, {
+  const what = type === undefined ? "missing" : shortened(type);
+  return new KvError("KV_REQUEST_INVALID", `the content type of the body is ${what}, not JSON`, {
     hint: "send content-type: application/json",
     details: { httpStatus: 415 },
   });
@@ -39,6 +94,6 @@ function wrongType(type: string | undefined): KvError {
 function tooLarge(limitBytes: number): KvError {
   return new KvError("KV_REQUEST_INVALID", `the body is larger than ${limitBytes} bytes`, {
     hint: "the limit is set by limits.bodyLengthBytes, or --body-limit-bytes",
-    details: { httpStatus: 413 },
+    details: { httpStatus: 413, limit: "limits.bodyLengthBytes" },
   });
 }

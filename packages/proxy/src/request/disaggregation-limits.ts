@@ -1,3 +1,5 @@
+import { shownValue } from "./shown-value.js";
+
 type Fields = Readonly<Record<string, unknown>>;
 
 /**
@@ -29,7 +31,7 @@ function responsesLimit(fields: Fields): string | undefined {
   const tools = Array.isArray(fields.tools) ? (fields.tools as { type?: unknown }[]) : [];
   const builtIn = tools.find((tool) => tool?.type !== "function");
   if (builtIn !== undefined) {
-    return `the tool ${JSON.stringify(builtIn?.type)} runs in the server, which then generates more than once`;
+    return `the tool ${shownValue(builtIn?.type)} runs in the server, which then generates more than once`;
   }
   return undefined;
 }

@@ -35,7 +35,10 @@ export function parseGenerationRequest(endpoint: Endpoint, body: Uint8Array): Ge
     text = utf8.decode(body);
     parsed = JSON.parse(text);
   } catch (cause) {
-    throw new KvError("KV_REQUEST_INVALID", `the body is not JSON: ${(cause as Error).message}`, { cause });
+    // V8's message repeats the begin of the text, which may be a prompt.
+    const at = / at position (\d+)/.exec((cause as Error).message)?.[1];
+    const where = at === undefined ? "" : `, from character ${at} on`;
+    throw new KvError("KV_REQUEST_INVALID", `the body is not JSON${where}`);
   }
   if (typeof parsed !== "object" || parsed === null || Array.isArray(parsed)) {
     throw new KvError("KV_REQUEST_INVALID", "the body must be a JSON object");

@@ -1,6 +1,7 @@
 import { KvError } from "@kv/interface";
 import type { GenerationRequest } from "./generation-request.js";
 import { editMembers, rawMember } from "./json-members.js";
+import { shortened } from "./shown-value.js";
 
 /** One prompt and one copy of a client's request, with its place in the merged answer. */
 export interface RequestPart {
@@ -28,48 +29,54 @@ export function splitRequest(request: GenerationRequest, limit: number): readonl
       hint: "send fewer in one request, or raise limits.parts",
     });
   }
+  const seed = copies > 1 ? seedOf(request) : undefined;
+  const replaced = [
+    ...(list === undefined ? [] : [list.field]),
+    ...(copies > 1 ? ["n"] : []),
+    ...(seed === undefined ? [] : ["seed"]),
+  ];
+  // Edited once, and not for each part: the text may be long, and the parts many.
+  const common = editMembers(request.text, { remove: replaced });
   const parts: RequestPart[] = [];
   for (let prompt = 0; prompt < (list?.values.length ?? 1); prompt += 1) {
+    const changes: Record<string, unknown> = {};
+    const members: string[] = [];
+    if (list !== undefined) {
+      changes[list.field] = list.values[prompt];
+      members.push(`${JSON.stringify(list.field)}:${JSON.stringify(list.values[prompt])}`);
+    }
+    if (copies > 1) {
+      changes.n = 1;
+      members.push('"n":1');
+    }
+    const fields = { ...request.fields, ...changes };
     for (let copy = 0; copy < copies; copy += 1) {
-      const changes: Record<string, unknown> = {};
-      if (list !== undefined) changes[list.field] = list.values[prompt];
-      if (copies > 1) changes.n = 1;
-      const part = withFields(request, changes);
-      parts.push({ request: copy > 0 ? withSeed(part, copy) : part, prompt, copy });
+      const own = seed === undefined ? members : [...members, `"seed":${seed + BigInt(copy)}`];
+      parts.push({ request: { ...request, fields, text: withMembers(common, own) }, prompt, copy });
     }
   }
   return parts;
 }
 
-function withFields(
-  request: GenerationRequest,
-  changes: Readonly<Record<string, unknown>>,
-): GenerationRequest {
-  const set = Object.fromEntries(Object.entries(changes).map(([key, value]) => [key, JSON.stringify(value)]));
-  return {
-    ...request,
-    fields: { ...request.fields, ...changes },
-    text: editMembers(request.text, { set }),
-  };
+/** The text of an object with further members at its end. */
+function withMembers(text: string, members: readonly string[]): string {
+  const before = text.slice(0, -1);
+  return `${before}${before === "{" ? "" : ","}${members.join(",")}}`;
 }
 
 /**
- * Adds the copy's index to the seed, as text: a seed may be larger than 2^53. vLLM also accepts 1.0 and "1" as integers; unchanged, they
- * would give all copies the same seed.
+ * The seed of the first copy, from its text: it may be larger than 2^53. vLLM also accepts 1.0 and "1" as integers; unchanged, they would give all
+ * copies the same seed.
  */
-function withSeed(request: GenerationRequest, copy: number): GenerationRequest {
+function seedOf(request: GenerationRequest): bigint | undefined {
   const seed = rawMember(request.text, "seed");
-  if (seed === undefined || seed === "null") return request;
-  if (!/^-?[0-9]+$/.test(seed)) {
-    throw new KvError("KV_REQUEST_INVALID", `seed is ${seed}; with n above 1 it must be an integer`, {
-      hint: "write it in digits, without quotes and without a fraction",
-      details: { param: "seed" },
-    });
-  }
-  return {
-    ...request,
-    text: editMembers(request.text, { set: { seed: String(BigInt(seed) + BigInt(copy)) } }),
-  };
+  if (seed === undefined || seed === "null") return undefined;
+  if (/^-?[0-9]{1,40}$/.test(seed)) return BigInt(seed);
+  const message = `seed is ${shortened(seed)}; with n above 1 it must be an integer of at most 40 digits`;
+  throw new KvError("KV_REQUEST_INVALID", message, {
+    hint: "write it in digits, without quotes and without a fraction",
+    details: { param: "seed" },
+  });
 }
 
 /** The member that holds several prompts; undefined for one prompt, which may be a list of token ids. */

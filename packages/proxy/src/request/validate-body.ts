@@ -1,4 +1,5 @@
 import { KvError } from "@kv/interface";
+import { shownValue } from "./shown-value.js";
 
 type Fields = Readonly<Record<string, unknown>>;
 
@@ -29,7 +30,7 @@ function checkWholeNumbers(fields: Fields): void {
   for (const param of ["max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n"]) {
     const value = fields[param];
     if (value != null && !Number.isSafeInteger(value))
-      refuse(param, `is ${JSON.stringify(value)}; it must be a whole number`);
+      refuse(param, `is ${shownValue(value)}; it must be a whole number`);
   }
 }
 
@@ -38,7 +39,7 @@ function checkBooleans(fields: Fields): void {
   for (const param of ["stream", "echo", "use_beam_search", "background"]) {
     const value = fields[param];
     if (value != null && typeof value !== "boolean")
-      refuse(param, `is ${JSON.stringify(value)}; it must be true or false`);
+      refuse(param, `is ${shownValue(value)}; it must be true or false`);
   }
 }
 

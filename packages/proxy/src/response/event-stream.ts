@@ -81,6 +81,13 @@ const LAST_EVENT = {
   "/v1/responses": /(^|\n)event: ?response\.(completed|incomplete|failed)\r?\n/,
 } as const satisfies Record<Endpoint, RegExp>;
 
+/** The last event of a completion, with whatever follows it. */
+const AFTER_DONE = /(?:^|\n)data: ?\[DONE\]\r?\n\r?\n([\s\S]*)$/;
+/** What may follow the last event: blank lines and comments. */
+const NOTHING_MORE = /^(\r?\n|:[^\n]*(\n|$))*$/;
+/** A choice with another index than 0, as vLLM writes it. */
+const OTHER_CHOICE = /"choices"\s*:\s*\[\s*\{\s*"index"\s*:\s*(?!0[\s,}])[^\s]/;
+
 const CHOICE = /"choices"\s*:\s*\[\s*\{/;
 const ERROR_EVENT = /(^|\n)data: ?\{\s*"error"\s*:\s*[^\sn]/;
 
@@ -93,11 +100,15 @@ export class StreamWatch {
   readonly #responses: boolean;
   #tail: Buffer = Buffer.alloc(0);
   #lastEventSeen = false;
+  readonly #onePart: boolean;
   #answered: boolean;
   #failed = false;
+  #problem: string | undefined = undefined;
 
-  constructor(endpoint: Endpoint) {
+  /** `onePart`: the request had one prompt and one copy, so all choices have the index 0. */
+  constructor(endpoint: Endpoint, onePart = true) {
     this.#lastEvent = LAST_EVENT[endpoint];
+    this.#onePart = onePart;
     this.#responses = endpoint === "/v1/responses";
     this.#answered = this.#responses;
   }
@@ -112,19 +123,41 @@ export class StreamWatch {
     return this.#failed;
   }
 
+  /** What is wrong with the stream, besides its end; undefined for nothing. */
+  get problem(): string | undefined {
+    return this.#problem;
+  }
+
   /** Whether the last event was the one that ends a stream of the endpoint. A stream that stops without it was cut off. */
   get complete(): boolean {
-    const text = this.#tail.toString("latin1");
-    return this.#responses ? this.#lastEventSeen && /\n\r?\n$/.test(text) : this.#lastEvent.test(text);
+    if (this.#problem !== undefined) return false;
+    if (!this.#responses) return this.#lastEventSeen;
+    return this.#lastEventSeen && /\n\r?\n$/.test(this.#tail.toString("latin1"));
   }
 
   push(chunk: Uint8Array): void {
+    if (chunk.byteLength === 0) return;
+    const endedBefore = this.complete;
     const bytes = Buffer.concat([this.#tail, chunk]);
-    if (this.#responses && !this.#lastEventSeen)
-      this.#lastEventSeen = this.#lastEvent.test(bytes.toString("latin1"));
-    if (!this.#answered) this.#answered = CHOICE.test(bytes.toString("latin1"));
-    if (!this.#failed && bytes.includes('"error"')) this.#failed = ERROR_EVENT.test(bytes.toString("latin1"));
+    const text = bytes.toString("latin1");
+    if (endedBefore && !NOTHING_MORE.test(Buffer.from(chunk).toString("latin1")))
+      this.#problem = "sent more after the last event of its stream";
     this.#tail = bytes.subarray(-TAIL_BYTES);
+    if (this.#responses) this.#lastEventSeen ||= this.#lastEvent.test(text);
+    else this.#inspectCompletion(text, endedBefore);
+    if (!this.#answered) this.#answered = CHOICE.test(text);
+    if (!this.#failed && text.includes('"error"')) this.#failed = ERROR_EVENT.test(text);
+  }
+
+  /** Looks for a choice that was not requested, and for the last event with whatever follows it. */
+  #inspectCompletion(text: string, endedBefore: boolean): void {
+    if (this.#onePart && OTHER_CHOICE.test(text))
+      this.#problem = "streamed a choice with another index than 0";
+    if (endedBefore || !text.includes("[DONE]")) return;
+    const more = AFTER_DONE.exec(text)?.[1];
+    if (more !== undefined && !NOTHING_MORE.test(more))
+      this.#problem = "sent more after the last event of its stream";
+    this.#lastEventSeen = more !== undefined || this.#lastEvent.test(text);
   }
 }
 

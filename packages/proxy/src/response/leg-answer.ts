@@ -33,15 +33,23 @@ export interface AnswerBegin {
   readonly complete: boolean;
 }
 
+/** What a request lets expect of its answer. */
+export interface AnswerExpected {
+  /** The request had one prompt and one copy. */
+  readonly onePart: boolean;
+  /** The request asked for a stream. */
+  readonly streamed: boolean;
+}
+
 /**
  * Checks the begin of an answer: status 200 promises one, so an empty one, or one without choices, is a failure. A stream whose first event
- * is an error becomes an error answer. `onePart`: the request had one prompt and one copy. Errors: `KV_PROXY_UPSTREAM_FAILED`.
+ * is an error becomes an error answer. Errors: `KV_PROXY_UPSTREAM_FAILED`.
  */
 export function readLegAnswer(
   endpoint: Endpoint,
   visit: Visit,
   { answer, eventStream, bytes, complete }: AnswerBegin,
-  onePart: boolean,
+  { onePart, streamed }: AnswerExpected,
 ): LegAnswer {
   const { status, headers, discard } = answer;
   const { role, url } = visit.instance;
@@ -56,6 +64,10 @@ export function readLegAnswer(
     };
     const { status } = error;
     return { visit, status, headers: errorHeaders, eventStream: false, held, rest: undefined, discard };
+  }
+  if (status === 200 && eventStream !== streamed) {
+    const type = eventStream ? "an event stream" : "no event stream";
+    throw badAnswer(role, url, `answered 200 with ${type}, where ${streamed ? "one" : "none"} was requested`);
   }
   if (status === 200 && eventStream) validateStreamBegin(role, url, bytes);
   else if (status === 200 && complete) validateAnswer(endpoint, role, url, bytes, onePart);
@@ -117,6 +129,9 @@ export function validateChoices(role: Role, url: string, body: unknown, onePart:
     throw badAnswer(role, url, "answered 200 with a choice that is not an object");
   if (onePart && choices.length > 1)
     throw badAnswer(role, url, `answered 200 with ${choices.length} choices where one was requested`);
+  const [first] = choices as readonly Fields[];
+  if (onePart && (first?.index ?? 0) !== 0)
+    throw badAnswer(role, url, "answered 200 with a choice with another index than 0");
 }
 
 /** Checks the choices of one event of a part's stream, which may have none. Errors: `KV_PROXY_UPSTREAM_FAILED`. */

@@ -6,6 +6,7 @@ import { type AnsweredPart, mergedId, readAllParts } from "./answered-parts.js";
 import { EventReader } from "./event-stream.js";
 import { readChunk, validateStreamedChoices } from "./leg-answer.js";
 import { promptLogprobsMerger } from "./merge-prompt-logprobs.js";
+import { drained } from "./stream-response.js";
 import { sumUsage, type Usage } from "./sum-usage.js";
 
 type Fields = Record<string, unknown>;
@@ -60,6 +61,7 @@ class StreamMerge {
     let bytes: Uint8Array | undefined = answer.held;
     while (bytes !== undefined) {
       for (const data of events.push(bytes)) {
+        if (seen.done) throw badAnswer("decode", url, "sent more after the last event of its stream");
         if (data === "[DONE]") {
           seen.done = true;
           continue;
@@ -110,13 +112,8 @@ class StreamMerge {
   /** Resolves when the client has read what was written. Rejects with the deadline's reason. */
   #drained(): Promise<void> {
     const { response, deadline } = this.#client;
-    return new Promise((resolve, reject) => {
-      const stopListening = deadline.onAbort(() => reject(deadline.reason));
-      response.once("drain", () => {
-        stopListening();
-        this.#draining = undefined;
-        resolve();
-      });
+    return drained(response, deadline, this.#settings.timeouts.stallMs).finally(() => {
+      this.#draining = undefined;
     });
   }
 }
@@ -129,8 +126,8 @@ function parseChunk(url: string, data: string): Fields {
     throw badAnswer("decode", url, "sent an event that is not JSON", cause);
   }
   if (chunk.error !== undefined) {
-    const { message } = (chunk.error ?? {}) as { message?: unknown };
-    throw badAnswer("decode", url, `reported a failure in the middle of its stream: ${String(message)}`);
+    // Its message may repeat the prompt, and this one is logged.
+    throw badAnswer("decode", url, "reported a failure in the middle of its stream");
   }
   return chunk;
 }

@@ -1,13 +1,33 @@
-import { once } from "node:events";
+import type { ServerResponse } from "node:http";
 import { KvError } from "@kv/interface";
 import type { ClientRequest } from "../flow/client-request.js";
 import { answerHeaders } from "../http/headers.js";
+import type { Deadline } from "../request/deadline.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { StreamWatch } from "./event-stream.js";
 import { type LegAnswer, readChunk } from "./leg-answer.js";
 
+/** Longer answers leave in pieces of this length, so that a client that reads slowly is told from one that does not read. */
+const PIECE_BYTES = 256 * 1024;
 /** Up to this length Node writes a string together with the headers, without a copy on the heap. */
 const SINGLE_WRITE_BYTES = 8 * 1024;
+
+/** Resolves when the client has read what was written. The deadline aborts when it reads nothing for `stallMs`; rejects with the reason. */
+export function drained(response: ServerResponse, deadline: Deadline, stallMs: number): Promise<void> {
+  deadline.startPhase("waiting for the client to read its answer", stallMs);
+  return new Promise((resolve, reject) => {
+    const onDrain = () => {
+      deadline.endPhase();
+      stopListening();
+      resolve();
+    };
+    response.once("drain", onDrain);
+    const stopListening = deadline.onAbort(() => {
+      response.off("drain", onDrain);
+      reject(deadline.reason);
+    });
+  });
+}
 
 /**
  * Writes one instance's answer to the client, byte for byte and no faster than the client reads, and ends the visit. Returns the failure
@@ -21,7 +41,9 @@ export async function streamResponse(
 ): Promise<KvError | undefined> {
   const { response, deadline, requestId, record } = client;
   const { visit, rest } = answer;
-  const watch = new StreamWatch(client.request.endpoint);
+  const { disaggregationLimit, promptFields } = client.request;
+  const onePart = disaggregationLimit === undefined && promptFields !== "prompt-only";
+  const watch = new StreamWatch(client.request.endpoint, onePart);
   const { role, url } = visit.instance;
   const watched = answer.eventStream && answer.status === 200;
   let lengthBytes = 0;
@@ -30,13 +52,21 @@ export async function streamResponse(
     lengthBytes += chunk.byteLength;
     if (!watched) return;
     watch.push(chunk);
+    if (watch.problem !== undefined) throw badAnswer(role, url, watch.problem);
     // Checked before the chunk leaves, so that the client does not take the end for a complete answer.
     if (!watch.answered && !watch.failed && watch.complete)
       throw badAnswer(role, url, "ended its stream without a choice");
   }
   async function write(chunk: Uint8Array): Promise<void> {
     inspect(chunk);
-    if (!response.write(chunk)) await once(response, "drain", { signal: deadline.signal });
+    if (!response.write(chunk)) await drained(response, deadline, stallMs);
+  }
+  async function end(bytes: Buffer): Promise<void> {
+    let at = 0;
+    for (; bytes.length - at > PIECE_BYTES; at += PIECE_BYTES) {
+      if (!response.write(bytes.subarray(at, at + PIECE_BYTES))) await drained(response, deadline, stallMs);
+    }
+    response.end(bytes.subarray(at));
   }
   function requireLastEvent(): void {
     if (watched && !watch.complete) throw badAnswer(role, url, "ended its stream without its last event");
@@ -53,7 +83,7 @@ export async function streamResponse(
       response.writeHead(answer.status, headers);
       // Latin-1 maps each byte to one character.
       if (answer.held.length <= SINGLE_WRITE_BYTES) response.end(answer.held.toString("latin1"), "latin1");
-      else response.end(answer.held);
+      else await end(answer.held);
     } else {
       response.writeHead(answer.status, headers);
       client.eventStreamStarted = answer.eventStream;

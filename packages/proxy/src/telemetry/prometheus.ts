@@ -10,6 +10,7 @@ const HELP: Readonly<Record<string, string>> = {
   kv_proxy_prefill_ms: "Duration of the prefill leg",
   kv_proxy_first_byte_ms: "From the begin of the decode leg to the first byte of its answer",
   kv_proxy_restarts_total: "Parts of requests that began again with the prefill leg",
+  kv_proxy_refused_total: "Connections and requests that were refused at a limit, by limit",
   kv_proxy_released_total: "Blocks of prefill workers that were freed without being read, by outcome",
   kv_proxy_decode_alone_total: "Parts whose prompt a decode instance computed",
   kv_proxy_parts_total: "Parts that requests with several prompts or copies were split into",

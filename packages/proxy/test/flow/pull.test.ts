@@ -31,7 +31,8 @@ test.each(["/v1/completions", "/v1/chat/completions"])(
     });
     expect(decode.body).toBe(`${body.slice(0, -1)},"kv_transfer_params":${KV_PARAMS_TEXT}}`);
     for (const { headers } of [prefill, decode]) {
-      expect(headers).toMatchObject({ authorization: "Bearer k", traceparent: "00-a-b-01" });
+      expect(headers).toMatchObject({ traceparent: "00-a-b-01" });
+      expect(headers).not.toHaveProperty("authorization");
       expect(headers["x-request-id"]).toBe(response.headers.get("x-request-id"));
     }
     expect(proxy.status().requests).toMatchObject({ in_flight: 0, total: 1, succeeded: 1, failed: {} });
@@ -149,8 +150,13 @@ test("/v1/models comes from a decode instance, /health and /status from the prox
     flow: "pull",
     routing: "round-robin",
     draining: false,
+    prefillers: { count: 1, available: 1 },
+    decoders: { count: 1, available: 1 },
+  });
+  const open = await runProxy({ prefillers: [p.url], decoders: [d.url], exposeInstances: true });
+  expect(await (await fetch(`${open.url}/status`)).json()).toMatchObject({
     prefillers: [{ url: p.url, available: true }],
-    decoders: [{ url: d.url, requests: 1 }],
+    decoders: [{ url: d.url, requests: 0 }],
   });
   expect((await fetch(`${url}/nothing`)).status).toBe(404);
 });

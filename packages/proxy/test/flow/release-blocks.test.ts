@@ -43,7 +43,7 @@ test("when an instance does not free the blocks, the next one is tried", async (
     await expect.poll(() => vllm.held.size).toBe(0);
     await expect
       .poll(async () => (await fetch(`${adminUrl}/metrics`)).text())
-      .toContain('kv_proxy_released_total{outcome="sent"} 1');
+      .toContain('kv_proxy_released_total{outcome="refused"} 1');
   }
 });
 

@@ -1,0 +1,105 @@
+import type { IncomingMessage, Server, ServerResponse } from "node:http";
+import type { Socket } from "node:net";
+import type { HttpLimits } from "./limits.js";
+
+/** An open connection. */
+interface Connection {
+  readonly address: string;
+  /** Requests without a complete response. */
+  requests: number;
+}
+
+const REFUSAL =
+  "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+
+/**
+ * The open connections of a server, bounded in all and per address. Node's `closeIdleConnections` does not close connections without a first
+ * request, and an aborted fetch opens one of these.
+ */
+export class Connections {
+  /** Oldest first. */
+  readonly #open = new Map<Socket, Connection>();
+  readonly #perAddress = new Map<string, number>();
+  readonly #limits: Pick<HttpLimits, "maxConnections" | "maxConnectionsPerAddress">;
+  #requests = 0;
+  #isClosing = false;
+
+  constructor(server: Server, limits: Pick<HttpLimits, "maxConnections" | "maxConnectionsPerAddress">) {
+    this.#limits = limits;
+    server.on("connection", (socket) => this.#accept(socket));
+    // Before the listeners of the framework, which may answer at once.
+    server.prependListener("request", (request, response) => this.#began(request, response));
+  }
+
+  /** Requests without a complete response. */
+  get requests(): number {
+    return this.#requests;
+  }
+
+  /** Requests of a connection without a complete response. */
+  requestsOf(socket: Socket): number {
+    return this.#open.get(socket)?.requests ?? 0;
+  }
+
+  #accept(socket: Socket): void {
+    const address = socket.remoteAddress ?? "";
+    if (!this.#hasRoom(address)) {
+      socket.on("error", () => {});
+      socket.write(REFUSAL, () => socket.destroy());
+      return;
+    }
+    this.#open.set(socket, { address, requests: 0 });
+    this.#perAddress.set(address, (this.#perAddress.get(address) ?? 0) + 1);
+    socket.once("close", () => this.#forget(socket));
+  }
+
+  #hasRoom(address: string): boolean {
+    const { maxConnections, maxConnectionsPerAddress } = this.#limits;
+    if ((this.#perAddress.get(address) ?? 0) >= maxConnectionsPerAddress)
+      return this.#closeOldestIdle(address);
+    return this.#open.size < maxConnections || this.#closeOldestIdle();
+  }
+
+  /** Closes the oldest connection without a request, of an address or of all. Returns whether there was one. */
+  #closeOldestIdle(address?: string): boolean {
+    for (const [socket, connection] of this.#open) {
+      if (connection.requests > 0 || (address !== undefined && connection.address !== address)) continue;
+      this.#forget(socket);
+      socket.destroy();
+      return true;
+    }
+    return false;
+  }
+
+  #forget(socket: Socket): void {
+    const connection = this.#open.get(socket);
+    if (connection === undefined) return;
+    this.#open.delete(socket);
+    const left = (this.#perAddress.get(connection.address) ?? 1) - 1;
+    if (left === 0) this.#perAddress.delete(connection.address);
+    else this.#perAddress.set(connection.address, left);
+  }
+
+  #began({ socket }: IncomingMessage, response: ServerResponse): void {
+    const connection = this.#open.get(socket);
+    if (connection === undefined) return;
+    connection.requests += 1;
+    this.#requests += 1;
+    response.once("close", () => {
+      connection.requests -= 1;
+      this.#requests -= 1;
+      if (this.#isClosing && connection.requests === 0) socket.destroy();
+    });
+  }
+
+  /** Closes connections without a pending response now, and the others as soon as their response has been sent. */
+  closeIdle(): void {
+    this.#isClosing = true;
+    for (const [socket, { requests }] of this.#open) if (requests === 0) socket.destroy();
+  }
+
+  /** Closes every connection now. */
+  closeAll(): void {
+    for (const socket of this.#open.keys()) socket.destroy();
+  }
+}

@@ -1,0 +1,111 @@
+import type { IncomingMessage } from "node:http";
+import { httpError } from "./error-response.js";
+import type { HttpLimits } from "./limits.js";
+
+type BodyLimits = Pick<HttpLimits, "maxBodyBytes" | "maxBodiesBytes" | "maxBodyDepth" | "maxBodyMembers">;
+
+/** A body that is being read. */
+interface PendingBody {
+  bytes: number;
+  readonly refuse: (error: Error) => void;
+}
+
+/** Reads the JSON bodies of requests. All of them together take a bounded number of bytes. */
+export class BodyReader {
+  readonly #limits: BodyLimits;
+  /** Oldest first. */
+  readonly #pending = new Set<PendingBody>();
+  #bytes = 0;
+
+  constructor(limits: BodyLimits) {
+    this.#limits = limits;
+  }
+
+  /**
+   * Reads and parses a body. Errors, each with its status: 413 for a body that is too large, 503 for one that was read longest when
+   * the memory for bodies was full, 400 for anything that is not JSON within the limits.
+   */
+  async read(request: IncomingMessage): Promise<unknown> {
+    const bytes = await this.#bytesOf(request);
+    const text = decodeUtf8(bytes);
+    checkShape(text, this.#limits);
+    try {
+      return JSON.parse(text);
+    } catch {
+      // The parser's message contains text of the body.
+      throw httpError(400, `the body of ${bytes.length} bytes is not JSON`);
+    }
+  }
+
+  #bytesOf(request: IncomingMessage): Promise<Buffer> {
+    const { maxBodyBytes, maxBodiesBytes } = this.#limits;
+    const tooLarge = () => httpError(413, `the body is larger than the limit of ${maxBodyBytes} bytes`);
+    return new Promise((resolve, reject) => {
+      const chunks: Buffer[] = [];
+      const body: PendingBody = { bytes: 0, refuse: (error) => end(() => reject(error)) };
+      const end = (settle: () => void) => {
+        if (!this.#pending.delete(body)) return;
+        this.#bytes -= body.bytes;
+        request.off("data", onData);
+        settle();
+      };
+      const onData = (chunk: Buffer) => {
+        body.bytes += chunk.length;
+        this.#bytes += chunk.length;
+        if (body.bytes > maxBodyBytes) return end(() => reject(tooLarge()));
+        chunks.push(chunk);
+        for (const oldest of this.#pending) {
+          if (this.#bytes <= maxBodiesBytes) break;
+          oldest.refuse(httpError(503, "the memory for request bodies is full", undefined));
+        }
+      };
+      this.#pending.add(body);
+      if (Number(request.headers["content-length"] ?? 0) > maxBodyBytes) return end(() => reject(tooLarge()));
+      request.on("data", onData);
+      request.once("end", () => end(() => resolve(Buffer.concat(chunks))));
+      request.once("error", (error) => end(() => reject(error)));
+      request.once("close", () => end(() => reject(httpError(400, "the client closed the connection"))));
+    });
+  }
+}
+
+const utf8 = new TextDecoder("utf-8", { fatal: true });
+
+function decodeUtf8(bytes: Buffer): string {
+  try {
+    return utf8.decode(bytes);
+  } catch {
+    throw httpError(400, `the body of ${bytes.length} bytes is not UTF-8`);
+  }
+}
+
+/** Counts nesting and object members before the body is parsed: a few MB of small objects stall the parser for seconds. */
+function checkShape(text: string, { maxBodyDepth, maxBodyMembers }: BodyLimits): void {
+  let depth = 0;
+  let members = 0;
+  for (let at = 0; at < text.length; at += 1) {
+    const code = text.charCodeAt(at);
+    if (code === 0x22) at = endOfString(text, at);
+    else if (code === 0x5b || code === 0x7b) {
+      depth += 1;
+      if (depth > maxBodyDepth) throw httpError(400, `the body is nested deeper than ${maxBodyDepth} levels`);
+      // Each array or object is an allocation, as a member is.
+      members += 1;
+    } else if (code === 0x5d || code === 0x7d) depth -= 1;
+    else if (code === 0x3a) members += 1;
+    if (members > maxBodyMembers)
+      throw httpError(400, `the body has more than ${maxBodyMembers} object members, objects and arrays`);
+  }
+}
+
+/** Position of the quote that closes a string. */
+function endOfString(text: string, quote: number): number {
+  let close = text.indexOf('"', quote + 1);
+  while (close !== -1) {
+    let slashes = 0;
+    while (text.charCodeAt(close - 1 - slashes) === 0x5c) slashes += 1;
+    if (slashes % 2 === 0) return close;
+    close = text.indexOf('"', close + 1);
+  }
+  return text.length;
+}

@@ -1,0 +1,333 @@
+import { once } from "node:events";
+import { connect, createServer, type Socket } from "node:net";
+import { type KvError, type LogFields, type SideChannelListener, silentLog } from "@kv/interface";
+import { manualClock } from "@kv/testing/manual-clock";
+import { afterEach, expect, test } from "vitest";
+import { sideChannelLimits } from "./limits.js";
+import { remoteAddressKey } from "./remote-address.js";
+import { zmqSideChannel } from "./zmq-side-channel.js";
+
+const host = "127.0.0.1";
+const GREETING = Buffer.from(`ff00000000000000017f03014e554c4c${"00".repeat(48)}`, "hex");
+const READY_OF_REQ = Buffer.from(
+  "04260552454144590b536f636b65742d5479706500000003524551084964656e7469747900000000",
+  "hex",
+);
+const READY_OF_ROUTER = Buffer.from(
+  "04290552454144590b536f636b65742d5479706500000006524f55544552084964656e7469747900000000",
+  "hex",
+);
+/** The greeting and READY of a ROUTER. */
+const GREETED_BYTES = GREETING.length + READY_OF_ROUTER.length;
+const request = (text: string) => Buffer.concat([Buffer.from([1, 0, 0, text.length]), Buffer.from(text)]);
+
+const closers: (() => unknown)[] = [];
+afterEach(async () => {
+  for (const close of closers.splice(0).reverse()) await close();
+});
+
+const channel = (options: Parameters<typeof zmqSideChannel>[0] = {}) => {
+  const made = zmqSideChannel(options);
+  closers.push(() => made.close());
+  return made;
+};
+const failure = (promise: Promise<unknown>): Promise<KvError> =>
+  promise.then(
+    () => {
+      throw new Error("it did not fail");
+    },
+    (error: KvError) => error,
+  );
+
+/** An echo listener, and what it logs. */
+async function served(options: Parameters<typeof zmqSideChannel>[0] = {}) {
+  const warnings: [string, LogFields | undefined][] = [];
+  const log = {
+    ...silentLog,
+    warn: (event: string, fields?: LogFields) => void warnings.push([event, fields]),
+  };
+  const side = channel({ log, ...options });
+  const listener: SideChannelListener = await side.listen({ host, port: 0, answer: (frames) => frames });
+  const echo = async (word: string) => {
+    const reply = await side.request({
+      host,
+      port: listener.port,
+      frames: [Buffer.from(word)],
+      timeoutMs: 20_000,
+    });
+    return Buffer.from(reply.frames[0] ?? []).toString();
+  };
+  return { side, listener, echo, warnings };
+}
+
+/** A peer that sends what it likes. */
+class RawPeer {
+  readonly socket: Socket;
+  received = Buffer.alloc(0);
+  closed = false;
+
+  constructor(port: number) {
+    this.socket = connect(port, host);
+    this.socket.on("error", () => {});
+    this.socket.on("data", (data) => {
+      this.received = Buffer.concat([this.received, data]);
+    });
+    this.socket.on("close", () => {
+      this.closed = true;
+    });
+    closers.push(() => this.socket.destroy());
+  }
+
+  async greeted(): Promise<this> {
+    this.socket.write(Buffer.concat([GREETING, READY_OF_REQ]));
+    await until(() => this.received.length >= GREETED_BYTES);
+    return this;
+  }
+
+  async gone(): Promise<void> {
+    await until(() => this.closed);
+  }
+}
+
+/** Resolves when the predicate holds. Checks it on each turn of the event loop. */
+async function until(holds: () => boolean): Promise<void> {
+  while (!holds()) await new Promise((resolve) => setImmediate(resolve));
+}
+
+test("a message of frames without end ends its connection at the seventeenth, and others are served", async () => {
+  const { listener, echo, warnings } = await served();
+  const peer = await new RawPeer(listener.port).greeted();
+  const frame = Buffer.alloc(4009);
+  frame.set([3, 0, 0, 0, 0, 0, 0, 0x0f, 0xa0]);
+  peer.socket.write(Buffer.concat(Array.from({ length: 100 }, () => frame)));
+  await peer.gone();
+  const empty = await new RawPeer(listener.port).greeted();
+  empty.socket.write(Buffer.alloc(400_000, Buffer.from([1, 0])));
+  await empty.gone();
+  expect(await echo("still here")).toBe("still here");
+  expect(warnings.map(([event, fields]) => [event, fields?.["reason"]])).toEqual([
+    ["side-channel-connection-closed", "KV_WIRE_LIMIT_EXCEEDED"],
+  ]);
+});
+
+test("a request larger than the limit ends its connection when the header of its frame arrives", async () => {
+  const { listener, echo } = await served({ maxRequestBytes: 1000 });
+  const peer = await new RawPeer(listener.port).greeted();
+  peer.socket.write(Buffer.from([1, 0, 2, 0, 0, 0, 0, 0, 0, 3, 0xe9]));
+  await peer.gone();
+  expect(await echo("x".repeat(1000))).toHaveLength(1000);
+  expect((await failure(echo("x".repeat(1001)))).message).toContain("closed the connection");
+});
+
+test("a slow greeting, a slow request and an idle connection end after their times; a heartbeat is not a request", async () => {
+  const clock = manualClock();
+  const { listener, warnings } = await served({
+    clock,
+    greetingTimeoutMs: 1000,
+    messageTimeoutMs: 2000,
+    idleTimeoutMs: 4000,
+  });
+  const pass = async (ms: number) => {
+    clock.advance(ms);
+    await new Promise((resolve) => setTimeout(resolve, 20));
+  };
+  const silent = new RawPeer(listener.port);
+  const slow = new RawPeer(listener.port);
+  slow.socket.write(GREETING);
+  const begun = await new RawPeer(listener.port).greeted();
+  begun.socket.write(Buffer.from([1, 0, 0, 5]));
+  const idle = await new RawPeer(listener.port).greeted();
+  idle.socket.write(request("hello"));
+  await until(() => idle.received.length > GREETED_BYTES && slow.received.length >= GREETED_BYTES);
+  await pass(900);
+  expect([silent.closed, slow.closed, begun.closed, idle.closed]).toEqual([false, false, false, false]);
+  begun.socket.write("h");
+  await pass(300);
+  await Promise.all([silent.gone(), slow.gone()]);
+  expect([begun.closed, idle.closed]).toEqual([false, false]);
+  begun.socket.write("e");
+  await pass(1000);
+  await begun.gone();
+  const before = idle.received.length;
+  idle.socket.write(Buffer.from("0407 0450494e47 0064".replaceAll(" ", ""), "hex"));
+  await until(() => idle.received.length > before);
+  expect(idle.closed).toBe(false);
+  await pass(2000);
+  await idle.gone();
+  clock.advance(10_000);
+  const reasons = warnings.map(([event, fields]) => [event, fields?.["reason"], fields?.["suppressed"]]);
+  expect(reasons).toEqual([
+    ["side-channel-connection-closed", "slow", 0],
+    ["side-channel-connection-closed", "slow", 2],
+  ]);
+});
+
+test("connections without end: the one that has been idle for longest makes room, and a request in progress stays", async () => {
+  const clock = manualClock();
+  let answer: (frames: readonly Uint8Array[]) => void = () => {};
+  const side = channel({ clock, maxConnections: 10, maxConnectionsPerAddress: 5 });
+  const { port } = await side.listen({
+    host,
+    port: 0,
+    answer: () =>
+      new Promise((resolve) => {
+        answer = resolve;
+      }),
+  });
+  const asking = await new RawPeer(port).greeted();
+  asking.socket.write(request("slow"));
+  const idle: RawPeer[] = [];
+  for (let at = 0; at < 20; at += 1) {
+    clock.advance(1);
+    idle.push(await new RawPeer(port).greeted());
+  }
+  await until(() => idle.filter(({ closed }) => closed).length === 16);
+  expect(idle.map(({ closed }) => closed)).toEqual(idle.map((_, at) => at < 16));
+  expect(asking.closed).toBe(false);
+  answer([Buffer.from("done")]);
+  await until(() => asking.received.length > GREETED_BYTES);
+  expect(asking.received.subarray(-4).toString()).toBe("done");
+});
+
+test("many connections that never greet make room for a request of the same address", async () => {
+  const { listener, echo } = await served({ maxConnections: 8 });
+  const peers = Array.from({ length: 100 }, () => new RawPeer(listener.port));
+  await until(() => peers.filter(({ closed }) => closed).length === 96);
+  expect(await echo("served")).toBe("served");
+});
+
+test("a peer that does not read its replies is not read, and ends after a time", async () => {
+  const clock = manualClock();
+  const side = channel({ clock });
+  let asked = 0;
+  const { port } = await side.listen({
+    host,
+    port: 0,
+    answer: () => {
+      asked += 1;
+      return [Buffer.alloc(16 * 2 ** 20)];
+    },
+  });
+  const peer = await new RawPeer(port).greeted();
+  peer.socket.pause();
+  for (let at = 0; at < 100; at += 1) peer.socket.write(request("more"));
+  await until(() => asked > 0);
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  expect(asked).toBe(1);
+  clock.advance(5250);
+  peer.socket.resume();
+  await peer.gone();
+});
+
+test("above the bytes of replies that are not taken, the connection that has waited for longest ends", async () => {
+  const side = channel({ maxQueuedBytes: 20 * 2 ** 20 });
+  const { port } = await side.listen({ host, port: 0, answer: () => [Buffer.alloc(16 * 2 ** 20)] });
+  const first = await new RawPeer(port).greeted();
+  first.socket.pause();
+  first.socket.write(request("one"));
+  await new Promise((resolve) => setTimeout(resolve, 50));
+  const second = await new RawPeer(port).greeted();
+  second.socket.pause();
+  second.socket.write(request("two"));
+  await new Promise((resolve) => setTimeout(resolve, 50));
+  first.socket.resume();
+  await first.gone();
+  second.socket.resume();
+  await until(() => second.received.length > 16 * 2 ** 20);
+  expect(second.closed).toBe(false);
+});
+
+test("a flood of requests on one connection leaves turns for others", async () => {
+  let answered = 0;
+  const side = channel();
+  const { port } = await side.listen({
+    host,
+    port: 0,
+    answer: (frames) => {
+      answered += 1;
+      return frames;
+    },
+  });
+  const flood = await new RawPeer(port).greeted();
+  flood.socket.write(Buffer.concat(Array.from({ length: 100_000 }, () => request("x"))));
+  await until(() => answered > 0);
+  const before = answered;
+  await new Promise((resolve) => setImmediate(resolve));
+  await new Promise((resolve) => setImmediate(resolve));
+  expect(answered - before).toBeLessThan(1000);
+  const reply = await side.request({ host, port, frames: [Buffer.from("honest")], timeoutMs: 20_000 });
+  expect(Buffer.from(reply.frames[0] ?? []).toString()).toBe("honest");
+  expect(answered).toBeLessThan(90_000);
+});
+
+/** A listener that sends `bytes` after the handshake, again and again. */
+async function hostile(bytes: Buffer): Promise<{ port: number; sent: () => number }> {
+  let sent = 0;
+  const sockets = new Set<Socket>();
+  const server = createServer((socket) => {
+    sockets.add(socket);
+    socket.on("error", () => {}).resume();
+    socket.write(Buffer.concat([GREETING, READY_OF_ROUTER]));
+    const pour = () => {
+      while (!socket.destroyed && sent < 512 * 2 ** 20) {
+        sent += bytes.length;
+        if (!socket.write(bytes)) return;
+      }
+    };
+    socket.on("drain", pour);
+    socket.once("data", pour);
+  }).listen(0, host);
+  await once(server, "listening");
+  closers.push(() => {
+    for (const socket of sockets) socket.destroy();
+    server.close();
+  });
+  return { port: (server.address() as { port: number }).port, sent: () => sent };
+}
+
+test.each([
+  [
+    "frames with MORE without end",
+    Buffer.concat(Array.from({ length: 16 }, () => Buffer.from("0104aabbccdd", "hex"))),
+    "16 frames",
+  ],
+  ["empty frames without end", Buffer.alloc(64 * 1024, Buffer.from([1, 0])), "16 frames"],
+  [
+    "a frame of 2 GiB",
+    Buffer.concat([Buffer.from("01000200000000800000", "hex"), Buffer.alloc(60_000)]),
+    "larger than 100000 bytes",
+  ],
+  [
+    "heartbeats without end",
+    Buffer.alloc(9 * 7000, Buffer.from("0407 0450494e47 0064".replaceAll(" ", ""), "hex")),
+    "commands in a row",
+  ],
+  ["a reply that was not asked for", Buffer.from("010000010100000101000001", "hex"), "not a reply"],
+])("a hostile listener that sends %s ends the request", { timeout: 20_000 }, async (_, bytes, why) => {
+  const { port, sent } = await hostile(bytes);
+  const side = channel({ maxReplyBytes: 100_000 });
+  const error = await failure(
+    side.request({ host, port, frames: [Buffer.from("hello")], timeoutMs: 60_000 }),
+  );
+  expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  expect(error.message).toContain(why);
+  expect(sent()).toBeLessThan(64 * 2 ** 20);
+});
+
+test("the default connections leave descriptors, and half of them go to one address", () => {
+  const { maxConnections, maxConnectionsPerAddress } = sideChannelLimits({});
+  expect(maxConnections).toBeGreaterThan(0);
+  expect(maxConnections).toBeLessThanOrEqual(1024);
+  expect(maxConnectionsPerAddress).toBe(Math.ceil(maxConnections / 2));
+});
+
+test.each([
+  ["10.0.0.7", "10.0.0.7"],
+  ["::ffff:10.0.0.7", "10.0.0.7"],
+  ["2001:db8:0:1:aaaa:bbbb:cccc:dddd", "2001:db8:0:1::/64"],
+  ["2001:db8::1", "2001:db8:0:0::/64"],
+  ["::1", "0:0:0:0::/64"],
+  ["fe80::1%eth0", "fe80:0:0:0::/64"],
+])("connections from %s count for %s", (address, key) => {
+  expect(remoteAddressKey(address)).toBe(key);
+});

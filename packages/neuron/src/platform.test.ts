@@ -1,0 +1,70 @@
+import { KvError } from "@kv/interface";
+import { expect, test } from "vitest";
+import { neuronPlatform } from "./platform.js";
+
+function codeOf(run: () => unknown): string | undefined {
+  try {
+    run();
+    return undefined;
+  } catch (error) {
+    return KvError.is(error) ? error.code : String(error);
+  }
+}
+
+test.each(["trn1", "trn1n", "trn1.32xlarge", "trn1.2xlarge", "trn1n.32xlarge"])(
+  "%s refuses what its compiler cannot handle, and registers no device memory",
+  (family) => {
+    const platform = neuronPlatform({ family });
+    expect(codeOf(() => platform.check({ prefixCaching: true }))).toBe("KV_PLATFORM_UNSUPPORTED");
+    expect(codeOf(() => platform.check({ maxNumSeqs: 2 }))).toBe("KV_PLATFORM_UNSUPPORTED");
+    expect(platform.check({ prefixCaching: false, maxNumSeqs: 1 })).toEqual([]);
+    expect(platform.capabilities.directRegistration).toEqual([]);
+  },
+);
+
+test.each(["trn2", "trn2.48xlarge", "trn2u.48xlarge", "trn3"])(
+  "%s warns, and names the direct registration of device memory",
+  (family) => {
+    const platform = neuronPlatform({ family });
+    expect(platform.check({ prefixCaching: true, maxNumSeqs: 8 }).map(({ setting }) => setting)).toEqual([
+      "prefixCaching",
+      "maxNumSeqs",
+    ]);
+    expect(platform.capabilities.directRegistration?.map(({ backend }) => backend)).toEqual(["LIBFABRIC"]);
+  },
+);
+
+test("inf2 has no EFA, so its device memory is not registered", () => {
+  expect(neuronPlatform({ family: "inf2.xlarge" }).capabilities.directRegistration).toEqual([]);
+});
+
+test.each(["", "p5.48xlarge", "trn", "trn1 ", "trn1.", "TRN1"])("the family %j is refused", (family) => {
+  expect(codeOf(() => neuronPlatform({ family }))).toBe("KV_CONFIG_INVALID");
+});
+
+test("vLLM's option names are read", () => {
+  const { check } = neuronPlatform();
+  expect(codeOf(() => check({ enable_prefix_caching: true }))).toBe("KV_PLATFORM_UNSUPPORTED");
+  expect(codeOf(() => check({ max_num_seqs: 2 }))).toBe("KV_PLATFORM_UNSUPPORTED");
+  expect(check({ enable_prefix_caching: false, prefixCaching: false, max_num_seqs: 1 })).toEqual([]);
+  expect(check({ enable_prefix_caching: null, max_num_seqs: undefined })).toEqual([]);
+});
+
+test("two names of one setting with different values, and values of the wrong type, are refused", () => {
+  const { check } = neuronPlatform();
+  expect(() => check({ prefixCaching: false, enable_prefix_caching: true })).toThrow(
+    "prefixCaching is false and enable_prefix_caching is true",
+  );
+  expect(codeOf(() => check({ max_num_seqs: "1" }))).toBe("KV_CONFIG_INVALID");
+  expect(codeOf(() => check({ max_num_seqs: 0 }))).toBe("KV_CONFIG_INVALID");
+});
+
+test("max_model_len of the engine comes before the model's max_position_embeddings", () => {
+  const { maxModelLen } = neuronPlatform();
+  expect(maxModelLen({ max_model_len: 1024, max_position_embeddings: 4096 })).toBe(1024);
+  expect(maxModelLen({ max_position_embeddings: 4096 })).toBe(4096);
+  expect(codeOf(() => maxModelLen({ max_model_len: 0, max_position_embeddings: 4096 }))).toBe(
+    "KV_CONFIG_INVALID",
+  );
+  expect(codeOf(() => maxModelLen({}))).toBe("KV_CONFIG_INVALID");
+});

@@ -1,0 +1,116 @@
+import { once } from "node:events";
+import { connect, type Socket } from "node:net";
+import { afterEach, describe, expect, test } from "vitest";
+import { type BenchTarget, listenAsTarget, type TargetLimits } from "./target.js";
+
+let target: BenchTarget | undefined;
+const sockets: Socket[] = [];
+afterEach(async () => {
+  for (const socket of sockets.splice(0)) socket.destroy();
+  await target?.close();
+  target = undefined;
+});
+
+async function listen(limits: Partial<TargetLimits> = {}): Promise<void> {
+  target = await listenAsTarget({ host: "127.0.0.1", port: 0, maxBytes: 1 << 20, limits });
+}
+
+/** A connection, and what the target sends on it until it closes it. */
+async function open() {
+  const socket = connect(target?.port ?? 0, "127.0.0.1");
+  sockets.push(socket);
+  let text = "";
+  socket.on("error", () => {});
+  socket.on("data", (chunk) => {
+    text += String(chunk);
+  });
+  const closed = new Promise<string>((resolve) => socket.once("close", () => resolve(text)));
+  await once(socket, "connect");
+  return {
+    socket,
+    closed,
+    async ask(line: string): Promise<string> {
+      socket.write(`${line}\n`);
+      while (!text.endsWith("\n")) await once(socket, "data");
+      const answer = text;
+      text = "";
+      return answer;
+    },
+  };
+}
+
+/** A request that is answered without memory. */
+const FILL = '{"do":"fill","seed":1}';
+
+/** One try for each limit: the offender's connection ends, and another session goes on. */
+const tries: { readonly [K in keyof TargetLimits]: () => Promise<void> } = {
+  async maxSessions() {
+    await listen({ maxSessions: 2, maxSessionsPerAddress: 9 });
+    const [first] = [await open(), await open()];
+    expect(await (await open()).closed).toContain("2 sessions, its limit");
+    expect(await first.ask(FILL)).toContain("begins with open");
+  },
+  async maxSessionsPerAddress() {
+    await listen({ maxSessionsPerAddress: 1 });
+    const first = await open();
+    expect(await (await open()).closed).toContain("1 sessions of 127.0.0.1");
+    expect(await first.ask(FILL)).toContain("begins with open");
+    first.socket.destroy();
+    await expect.poll(async () => (await (await open()).ask(FILL)).includes("begins with open")).toBe(true);
+  },
+  async maxLineBytes() {
+    await listen();
+    const first = await open();
+    const long = await open();
+    long.socket.write("x".repeat(5000));
+    expect(await long.closed).toBe("");
+    expect(await first.ask(FILL)).toContain("begins with open");
+  },
+  async maxUnreadBytes() {
+    await listen();
+    const first = await open();
+    const deaf = await open();
+    deaf.socket.pause();
+    // Each request of 23 bytes has an answer of 80. The sockets' buffers take the first MBs of them.
+    const write = () => {
+      while (!deaf.socket.destroyed && deaf.socket.write(`${FILL}\n`.repeat(1000)));
+    };
+    deaf.socket.on("drain", write);
+    write();
+    await deaf.closed;
+    expect(await first.ask(FILL)).toContain("begins with open");
+  },
+  async firstRequestMs() {
+    await listen({ firstRequestMs: 100 });
+    const slow = await open();
+    const drip = setInterval(() => slow.socket.write("x"), 20);
+    expect(await slow.closed).toBe("");
+    clearInterval(drip);
+    expect(await (await open()).ask(FILL)).toContain("begins with open");
+  },
+  async idleMs() {
+    await listen({ idleMs: 100 });
+    const idle = await open();
+    await idle.ask(FILL);
+    expect(await idle.closed).toBe("");
+    expect(await (await open()).ask(FILL)).toContain("begins with open");
+  },
+};
+
+describe("limits of a target of benchmarks", () => {
+  test.each(Object.entries(tries))(
+    "%s: the offender is disconnected, and others go on",
+    async (_, attempt) => {
+      await attempt();
+    },
+  );
+
+  test("malformed requests are answered, and other sessions go on", async () => {
+    await listen();
+    const [first, second] = [await open(), await open()];
+    expect(await first.ask('{"do":"digest","lengthBytes":-1}')).toContain("KV_WIRE_MALFORMED");
+    first.socket.write(`${"[".repeat(4000)}\n`);
+    expect(await first.closed).toBe("");
+    expect(await second.ask(FILL)).toContain("begins with open");
+  });
+});

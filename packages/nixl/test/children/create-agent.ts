@@ -1,0 +1,14 @@
+// Creates an agent with the backends of the environment, and prints the error as JSON.
+import { KvError } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
+
+const transport = nixlTransport();
+const error: unknown = await transport.createAgent().then(
+  () => undefined,
+  (caught: unknown) => caught,
+);
+const { code, message, hint } = KvError.is(error)
+  ? error
+  : { code: "none", message: String(error), hint: "" };
+console.log(JSON.stringify({ code, message, hint }));
+await transport.close();

@@ -1,0 +1,170 @@
+import { KvError } from "@kv/interface";
+
+// A frame of ZMTP 3: flags, a size of one byte or eight, and the body.
+const MORE = 0x01;
+const LONG = 0x02;
+const COMMAND = 0x04;
+const RESERVED = ~(MORE | LONG | COMMAND);
+
+/** A frame as it was received. */
+export interface ZmtpFrame {
+  /** Another frame of the same message follows. */
+  readonly more: boolean;
+  /** It holds a command, not a part of a message. */
+  readonly command: boolean;
+  readonly body: Uint8Array;
+}
+
+/** A frame whose body has not arrived yet. */
+export type ZmtpFrameHeader = Omit<ZmtpFrame, "body"> & { readonly sizeBytes: number };
+
+/** Bodies up to this size are copied into one chunk with their headers; larger ones are passed on as they are. */
+const COPIED_BYTES = 16 * 1024;
+
+/** The bytes of frames, in chunks to write one after another. */
+export function encodeFrames(frames: readonly ZmtpFrame[]): Uint8Array[] {
+  const chunks: Uint8Array[] = [];
+  let together: Uint8Array[] = [];
+  for (const { more, command, body } of frames) {
+    const size = body.byteLength;
+    const isLong = size > 255;
+    const header = new Uint8Array(isLong ? 9 : 2);
+    header[0] = (more ? MORE : 0) | (isLong ? LONG : 0) | (command ? COMMAND : 0);
+    if (isLong) new DataView(header.buffer).setBigUint64(1, BigInt(size));
+    else header[1] = size;
+    together.push(header);
+    if (size <= COPIED_BYTES) together.push(body);
+    else {
+      chunks.push(concat(together), body);
+      together = [];
+    }
+  }
+  if (together.length > 0) chunks.push(concat(together));
+  return chunks;
+}
+
+function concat(parts: readonly Uint8Array[]): Uint8Array {
+  const all = new Uint8Array(parts.reduce((sum, { byteLength }) => sum + byteLength, 0));
+  let at = 0;
+  for (const part of parts) {
+    all.set(part, at);
+    at += part.byteLength;
+  }
+  return all;
+}
+
+/**
+ * Cuts received bytes into frames. It is asked for one frame at a time, so that a caller decides how much work one chunk may cause. `admit` sees the
+ * header of each frame and throws when the frame is too large: before memory is allocated for it. The body of a frame within one chunk is a view of it.
+ */
+export class FrameReader {
+  readonly #admit: (header: ZmtpFrameHeader) => void;
+  readonly #chunks: Uint8Array[] = [];
+  /** Bytes of the first chunk that are read. */
+  #at = 0;
+  readonly #header = new Uint8Array(9);
+  #headerBytes = 0;
+  #frame: ZmtpFrameHeader | undefined;
+  /** The body of a frame that arrives in several chunks, and how much of it has arrived. */
+  #body: Uint8Array | undefined;
+  #bodyBytes = 0;
+
+  constructor(admit: (header: ZmtpFrameHeader) => void) {
+    this.#admit = admit;
+  }
+
+  /** A frame has begun and is not complete. */
+  get partial(): boolean {
+    return this.#headerBytes > 0;
+  }
+
+  /** Bytes that have arrived and were not read. */
+  get unread(): boolean {
+    return this.#chunks.length > 0;
+  }
+
+  /** Adds received bytes. They must not change afterwards. */
+  push(chunk: Uint8Array): void {
+    if (chunk.byteLength > 0) this.#chunks.push(chunk);
+  }
+
+  /** Takes up to `count` bytes that have no frame; the greeting comes before the first one. */
+  take(count: number): Uint8Array | undefined {
+    const chunk = this.#chunks[0];
+    if (chunk === undefined) return undefined;
+    const bytes = chunk.subarray(this.#at, this.#at + count);
+    this.#advance(chunk, bytes.byteLength);
+    return bytes;
+  }
+
+  /** The next complete frame; undefined until more bytes come. Errors: `KV_WIRE_MALFORMED`, and those of `admit`. */
+  read(): ZmtpFrame | undefined {
+    const frame = this.#frame ?? this.#readHeader();
+    if (frame === undefined) return undefined;
+    this.#frame = frame;
+    const body = this.#readBody(frame.sizeBytes);
+    if (body === undefined) return undefined;
+    this.#frame = undefined;
+    this.#body = undefined;
+    this.#bodyBytes = 0;
+    this.#headerBytes = 0;
+    return { more: frame.more, command: frame.command, body };
+  }
+
+  #readHeader(): ZmtpFrameHeader | undefined {
+    const header = this.#header;
+    while (this.#headerBytes < this.#headerSize()) {
+      const chunk = this.#chunks[0];
+      if (chunk === undefined) return undefined;
+      header[this.#headerBytes] = chunk[this.#at] ?? 0;
+      this.#headerBytes += 1;
+      this.#advance(chunk, 1);
+      if (this.#headerBytes === 1) checkFlags(header[0] ?? 0);
+    }
+    const flags = header[0] ?? 0;
+    // A size above 2^53 loses its last digits and is refused all the same.
+    const sizeBytes =
+      (flags & LONG) === 0 ? (header[1] ?? 0) : Number(new DataView(header.buffer).getBigUint64(1));
+    const frame = { more: (flags & MORE) !== 0, command: (flags & COMMAND) !== 0, sizeBytes };
+    this.#admit(frame);
+    return frame;
+  }
+
+  #headerSize(): number {
+    return this.#headerBytes > 0 && ((this.#header[0] ?? 0) & LONG) !== 0 ? 9 : 2;
+  }
+
+  #readBody(sizeBytes: number): Uint8Array | undefined {
+    const first = this.#chunks[0];
+    if (this.#body === undefined) {
+      if (sizeBytes === 0) return new Uint8Array(0);
+      if (first === undefined) return undefined;
+      if (first.byteLength - this.#at >= sizeBytes) {
+        const body = first.subarray(this.#at, this.#at + sizeBytes);
+        this.#advance(first, sizeBytes);
+        return body;
+      }
+      this.#body = new Uint8Array(sizeBytes);
+    }
+    const body = this.#body;
+    while (this.#bodyBytes < sizeBytes) {
+      const bytes = this.take(sizeBytes - this.#bodyBytes);
+      if (bytes === undefined) return undefined;
+      body.set(bytes, this.#bodyBytes);
+      this.#bodyBytes += bytes.byteLength;
+    }
+    return body;
+  }
+
+  #advance(chunk: Uint8Array, count: number): void {
+    this.#at += count;
+    if (this.#at < chunk.byteLength) return;
+    this.#chunks.shift();
+    this.#at = 0;
+  }
+}
+
+function checkFlags(flags: number): void {
+  if ((flags & RESERVED) === 0 && (flags & (COMMAND | MORE)) !== (COMMAND | MORE)) return;
+  throw new KvError("KV_WIRE_MALFORMED", `ZMTP: a frame has the flags 0x${flags.toString(16)}`);
+}

@@ -1,0 +1,63 @@
+import { KvError } from "@kv/interface";
+import {
+  decodeCommand,
+  decodeMetadata,
+  encodeCommand,
+  encodeMetadata,
+  errorReason,
+  type ZmtpMetadata,
+} from "./commands.js";
+import { encodeFrames, type ZmtpFrame } from "./frames.js";
+import type { ZmtpMechanismName } from "./greeting.js";
+
+/** The security of one connection: its handshake, and what it does to the frames afterwards. */
+export interface ZmtpMechanism {
+  /** Name of the mechanism in the greeting. */
+  readonly name: ZmtpMechanismName;
+  /** Whether this side is the server of the mechanism. */
+  readonly asServer: boolean;
+  /** Bytes that each frame grows by. */
+  readonly overheadBytes: number;
+  /** The bodies of the commands to send when both greetings are there. */
+  open(): readonly Uint8Array[];
+  /** Takes a command of the handshake. `peer` ends the handshake. Errors: `KV_WIRE_MALFORMED`, `KV_HANDSHAKE_UNTRUSTED`. */
+  receive(command: Uint8Array): {
+    readonly send: readonly Uint8Array[];
+    readonly peer?: ZmtpMetadata | undefined;
+  };
+  /** The frame as it is sent. */
+  seal(frame: ZmtpFrame): ZmtpFrame;
+  /** The frame that was sealed. Errors: `KV_WIRE_MALFORMED`, `KV_HANDSHAKE_UNTRUSTED`. */
+  unseal(frame: ZmtpFrame): ZmtpFrame;
+}
+
+/** NULL: neither authenticated nor encrypted, as vLLM's side channel. */
+export function nullMechanism(socketType: string): ZmtpMechanism {
+  return {
+    name: "NULL",
+    asServer: false,
+    overheadBytes: 0,
+    open: () => [encodeCommand("READY", encodeMetadata({ socketType }))],
+    receive(command) {
+      const { name, data } = decodeCommand(command);
+      if (name === "READY") return { send: [], peer: decodeMetadata(data) };
+      throw unexpected(name, data, "READY");
+    },
+    seal: (frame) => frame,
+    unseal: (frame) => frame,
+  };
+}
+
+/** The error for another command than the one that the handshake needs next. */
+function unexpected(name: string, data: Uint8Array, wanted: string): KvError {
+  const what =
+    name === "ERROR"
+      ? `the peer refused the connection: ${errorReason(data) || "no reason given"}`
+      : `the peer sent the command ${name.replace(/[^\x20-\x7e]/g, "?")}, not ${wanted}`;
+  return new KvError("KV_WIRE_MALFORMED", `ZMTP: ${what}`);
+}
+
+/** The bytes of commands. */
+export function encodeCommands(bodies: readonly Uint8Array[]): Uint8Array[] {
+  return encodeFrames(bodies.map((body) => ({ more: false, command: true, body })));
+}

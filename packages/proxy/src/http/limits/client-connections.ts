@@ -1,0 +1,165 @@
+import type { IncomingMessage, ServerResponse } from "node:http";
+import type { Socket } from "node:net";
+import type { KvError } from "@kv/interface";
+import { clientAddress } from "./client-address.js";
+import { overloaded } from "./overloaded.js";
+
+export interface ClientConnectionsOptions {
+  /** Connections of all addresses together. */
+  readonly all: number;
+  readonly perAddress: number;
+  /** Requests of one connection that wait for the answers of those before them. */
+  readonly pipelined: number;
+  /** Ends a connection with an error. `answer`: nothing of another answer has left, so the error can be sent. */
+  readonly refuse: (socket: Socket, error: KvError, answer: boolean) => void;
+}
+
+interface Connection {
+  readonly socket: Socket;
+  readonly address: string;
+  /** The response of the request whose turn it is. */
+  current: ServerResponse | undefined;
+  /** Requests that wait for their turn. */
+  readonly waiting: (() => void)[];
+}
+
+interface AddressConnections {
+  count: number;
+  /** Connections without a request that has arrived: idle, or still sending. The oldest is first. */
+  readonly idle: Set<Connection>;
+}
+
+/**
+ * The connections of a server: how many there are, and one request of each at a time. When a limit is reached, a new connection takes the place of the
+ * oldest one without a complete request, so a client that holds connections and sends nothing does not keep others out. A connection whose request
+ * is being served never loses its place.
+ */
+export class ClientConnections {
+  readonly #options: ClientConnectionsOptions;
+  readonly #bySocket = new WeakMap<Socket, Connection>();
+  readonly #byAddress = new Map<string, AddressConnections>();
+  #count = 0;
+
+  constructor(options: ClientConnectionsOptions) {
+    this.#options = options;
+  }
+
+  /** Takes a new connection, or refuses it. */
+  accept(socket: Socket): void {
+    const address = clientAddress(socket.remoteAddress);
+    const { all, perAddress, refuse } = this.#options;
+    const own = this.#byAddress.get(address);
+    const byClient = (own?.count ?? 0) >= perAddress;
+    if (byClient || this.#count >= all) {
+      const victim = oldestIdle(byClient ? own : this.#largestWithIdle());
+      const error = byClient ? tooManyOfAddress(perAddress) : tooMany(all);
+      if (victim === undefined) {
+        refuse(socket, error, true);
+        return;
+      }
+      this.#forget(victim);
+      refuse(victim.socket, error, victim.current?.headersSent !== true);
+    }
+    const connection: Connection = { socket, address, current: undefined, waiting: [] };
+    const group = this.#byAddress.get(address) ?? { count: 0, idle: new Set() };
+    this.#byAddress.set(address, group);
+    group.count += 1;
+    group.idle.add(connection);
+    this.#count += 1;
+    this.#bySocket.set(socket, connection);
+    socket.once("close", () => this.#forget(connection));
+  }
+
+  /** The client behind a connection, as limits per address count it. */
+  addressOf(socket: Socket): string {
+    return this.#bySocket.get(socket)?.address ?? clientAddress(socket.remoteAddress);
+  }
+
+  /**
+   * Calls `serve` when the answers to all earlier requests of the connection have ended. A connection that sends too many requests ahead is
+   * refused.
+   */
+  takeTurn(request: IncomingMessage, response: ServerResponse, serve: () => void): void {
+    const connection = this.#bySocket.get(request.socket);
+    // The connection was refused while its request was on the way.
+    if (connection === undefined) return;
+    if (connection.current === undefined) {
+      this.#begin(connection, response, serve);
+      return;
+    }
+    const { pipelined, refuse } = this.#options;
+    if (connection.waiting.length < pipelined) {
+      connection.waiting.push(() => this.#begin(connection, response, serve));
+      return;
+    }
+    const answer = !connection.current.headersSent;
+    this.#forget(connection);
+    refuse(connection.socket, tooManyPipelined(pipelined), answer);
+  }
+
+  /** The whole request has arrived: from now on, the connection keeps its place until the answer has ended. */
+  received(request: IncomingMessage): void {
+    const connection = this.#bySocket.get(request.socket);
+    if (connection !== undefined) this.#byAddress.get(connection.address)?.idle.delete(connection);
+  }
+
+  #begin(connection: Connection, response: ServerResponse, serve: () => void): void {
+    connection.current = response;
+    response.once("close", () => {
+      connection.current = undefined;
+      const { socket } = connection;
+      if (socket.destroyed || socket.writableEnded || this.#bySocket.get(socket) !== connection) return;
+      this.#byAddress.get(connection.address)?.idle.add(connection);
+      connection.waiting.shift()?.();
+    });
+    serve();
+  }
+
+  #forget(connection: Connection): void {
+    if (!this.#bySocket.delete(connection.socket)) return;
+    connection.waiting.length = 0;
+    this.#count -= 1;
+    const group = this.#byAddress.get(connection.address);
+    if (group === undefined) return;
+    group.idle.delete(connection);
+    group.count -= 1;
+    if (group.count === 0) this.#byAddress.delete(connection.address);
+  }
+
+  /** The address with the most connections of those that have an idle one. */
+  #largestWithIdle(): AddressConnections | undefined {
+    let largest: AddressConnections | undefined;
+    for (const group of this.#byAddress.values()) {
+      if (group.idle.size > 0 && group.count > (largest?.count ?? 0)) largest = group;
+    }
+    return largest;
+  }
+}
+
+function oldestIdle(group: AddressConnections | undefined): Connection | undefined {
+  const [oldest] = group?.idle ?? [];
+  return oldest;
+}
+
+const tooMany = (all: number) =>
+  overloaded({
+    limit: "limits.connections",
+    message: `the proxy has ${all} connections, which is its limit`,
+    byClient: false,
+  });
+
+const tooManyOfAddress = (perAddress: number) =>
+  overloaded({
+    limit: "limits.connectionsPerAddress",
+    message: `there are ${perAddress} connections from this address, which is the limit`,
+    byClient: true,
+    hint: "close connections that are not in use; limits.connectionsPerAddress sets the limit",
+  });
+
+const tooManyPipelined = (pipelined: number) =>
+  overloaded({
+    limit: "limits.pipelinedRequests",
+    message: `more than ${pipelined} requests were sent ahead on one connection`,
+    byClient: true,
+    hint: "wait for answers before sending more, or use several connections",
+  });

@@ -1,0 +1,69 @@
+import { readSettings } from "../../config/settings.js";
+import { TOP_LEVEL_MEMBERS } from "../../request/json-scan.js";
+import { ADMIN_LIMITS } from "../admin-server.js";
+import { REQUEST_ID_LENGTH } from "../headers.js";
+
+/** One limit of the proxy's listeners, as documentation and tests list it. */
+export interface ProxyLimit {
+  /** The setting; a description where the limit has no setting. */
+  readonly name: string;
+  /** Its default, in `unit`; text where the default depends on the machine. */
+  readonly default: number | string;
+  /** What is counted. */
+  readonly unit: "bytes" | "ms" | "connections" | "requests" | "levels" | "values" | "characters" | "streams";
+  /** The listener that applies it. */
+  readonly listener: "clients" | "admin";
+  /** What a client gets at the limit: an HTTP status, or `close` for a connection that ends. */
+  readonly refusal: number | "close";
+}
+
+const { limits, timeouts } = readSettings({});
+const descriptors = "descriptors / 2 (pull) or / 3, 10,000 at most";
+
+/** All limits that bound what clients and operators can make the proxy hold. */
+export const PROXY_LIMITS: readonly ProxyLimit[] = [
+  client("limits.connections", descriptors, "connections", 503),
+  client("limits.connectionsPerAddress", "half of limits.connections", "connections", 429),
+  client("limits.pipelinedRequests", limits.pipelinedRequests, "requests", 429),
+  client("limits.requestsInFlight", descriptors, "requests", 503),
+  client("limits.requestsPerClient", "half of limits.requestsInFlight", "requests", 429),
+  client("limits.abandonedPrefills", limits.abandonedPrefills, "requests", 429),
+  client("limits.headersLengthBytes", limits.headersLengthBytes, "bytes", 431),
+  client("limits.bodyLengthBytes", limits.bodyLengthBytes, "bytes", 413),
+  client("limits.bodiesLengthBytes", limits.bodiesLengthBytes, "bytes", 503),
+  client("limits.bodiesPerClientLengthBytes", limits.bodiesPerClientLengthBytes, "bytes", 429),
+  client("limits.bodyDepth", limits.bodyDepth, "levels", 400),
+  client("limits.bodyMembers", limits.bodyMembers, "values", 400),
+  client("limits.bodyValues", limits.bodyValues, "values", 400),
+  client("top-level members of a body", TOP_LEVEL_MEMBERS, "values", 400),
+  client("limits.parts", limits.parts, "requests", 400),
+  client("length of X-Request-Id", REQUEST_ID_LENGTH, "characters", 400),
+  client("timeouts.headersMs", timeouts.headersMs, "ms", 408),
+  client("timeouts.receiveMs", timeouts.receiveMs, "ms", 408),
+  client("timeouts.keepAliveMs", timeouts.keepAliveMs, "ms", "close"),
+  client("timeouts.stallMs", timeouts.stallMs, "ms", "close"),
+  admin("connections", ADMIN_LIMITS.connections, "connections", 503),
+  admin("connections per address", ADMIN_LIMITS.connectionsPerAddress, "connections", 429),
+  admin("event streams", ADMIN_LIMITS.eventStreams, "streams", 503),
+  admin("headers", ADMIN_LIMITS.headersLengthBytes, "bytes", 431),
+  admin("body", ADMIN_LIMITS.bodyLengthBytes, "bytes", 413),
+  admin("time of a request", ADMIN_LIMITS.requestMs, "ms", 408),
+];
+
+function client(
+  name: string,
+  value: ProxyLimit["default"],
+  unit: ProxyLimit["unit"],
+  refusal: ProxyLimit["refusal"],
+): ProxyLimit {
+  return { name, default: value, unit, listener: "clients", refusal };
+}
+
+function admin(
+  name: string,
+  value: ProxyLimit["default"],
+  unit: ProxyLimit["unit"],
+  refusal: ProxyLimit["refusal"],
+): ProxyLimit {
+  return { name: `admin: ${name}`, default: value, unit, listener: "admin", refusal };
+}

@@ -1,0 +1,43 @@
+import { realpathSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+
+/** One row of the table of attacks. */
+export interface AttackResult {
+  /** What is attacked, and how. */
+  readonly attack: string;
+  /** How often, how many, how much. */
+  readonly tries: string;
+  /** What was observed, with numbers. */
+  readonly result: string;
+  /** Whether the server withstood the attack and still served others. */
+  readonly ok: boolean;
+}
+
+/** The servers of a running demo. URLs have no path and no slash at the end. */
+export interface FloodTarget {
+  /** The proxy's HTTP for clients. */
+  readonly proxyUrl: string;
+  /** The proxy's admin port. */
+  readonly adminUrl: string;
+  /** The prefill worker's side channel. */
+  readonly sideChannel: { readonly host: string; readonly port: number };
+  /** The decode worker's HTTP. */
+  readonly decodeUrl: string;
+}
+
+/** The exports of a file in `tools/attacks`. */
+export interface AttackModule {
+  /** Runs the whole attack against a server of its own. */
+  readonly run: () => Promise<AttackResult>;
+  /** Attacks a running demo until the signal aborts. */
+  readonly flood?: (target: FloodTarget, signal: AbortSignal) => Promise<void>;
+}
+
+/** Runs an attack and prints its row when its file was started as a program. Under a runner the last line is the row as JSON. */
+export async function runAsScript(moduleUrl: string, run: AttackModule["run"]): Promise<void> {
+  const program = process.argv[1];
+  if (program === undefined || realpathSync(program) !== realpathSync(fileURLToPath(moduleUrl))) return;
+  const row = await run();
+  process.stdout.write(`${JSON.stringify(row)}\n`);
+  process.exitCode = row.ok ? 0 : 1;
+}

@@ -1,0 +1,54 @@
+// A prefill and a decode server in one process, for attacks on the proxy. Prints {"prefill": port, "decode": port, ...}.
+// A prompt that contains "slow" is answered after 3 s. The decode server counts nothing; the prefill server's `GET /counts` has the
+// requests so far and the most at once.
+import { createServer, type IncomingMessage, type ServerResponse } from "node:http";
+import type { AddressInfo } from "node:net";
+
+const PARAMS = {
+  do_remote_prefill: true,
+  do_remote_decode: false,
+  remote_block_ids: [[1]],
+  remote_engine_id: "e",
+  remote_request_id: "r",
+  remote_host: "127.0.0.1",
+  remote_port: 5600,
+  tp_size: 1,
+};
+const SLOW_MS = 3_000;
+
+const counts = { requests: 0, atOnce: 0, most: 0 };
+
+function sendJson(response: ServerResponse, value: object): void {
+  response.setHeader("content-type", "application/json");
+  response.end(JSON.stringify(value));
+}
+
+async function answer(request: IncomingMessage, response: ServerResponse, prefill: boolean): Promise<void> {
+  if (request.method === "GET") return sendJson(response, counts);
+  if (prefill) {
+    counts.requests += 1;
+    counts.atOnce += 1;
+    counts.most = Math.max(counts.most, counts.atOnce);
+    response.once("close", () => {
+      counts.atOnce -= 1;
+    });
+  }
+  let slow = false;
+  for await (const chunk of request) slow ||= (chunk as Buffer).includes('"slow');
+  const choices = [{ index: 0, text: "right", finish_reason: "length" }];
+  const send = () => sendJson(response, prefill ? { choices, kv_transfer_params: PARAMS } : { choices });
+  if (slow && prefill) setTimeout(send, SLOW_MS);
+  else send();
+}
+
+async function listen(prefill: boolean): Promise<number> {
+  const server = createServer((request, response) => {
+    answer(request, response, prefill).catch(() => response.destroy());
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return (server.address() as AddressInfo).port;
+}
+
+process.stdout.write(`${JSON.stringify({ prefill: await listen(true), decode: await listen(false) })}\n`);
+// The end of the parent is the end of this process.
+process.stdin.resume().on("end", () => process.exit());

@@ -1,0 +1,172 @@
+import {
+  chatSchema,
+  completionSchema,
+  validateBody as validateInstanceBody,
+} from "../../../apps/demo/src/http/request-body.js";
+import { checkRemotePrefillParams, parseTransferParams } from "../../../packages/protocol/src/index.js";
+import { parseGenerationRequest } from "../../../packages/proxy/src/request/generation-request.js";
+import {
+  decodeBody,
+  KV_REQUEST_PULL,
+  prefillBody,
+  singleInstanceBody,
+} from "../../../packages/proxy/src/request/leg-bodies.js";
+import { splitRequest } from "../../../packages/proxy/src/request/split-request.js";
+import {
+  beginsWithDone,
+  EventReader,
+  firstEventError,
+  firstEventIsKnown,
+  StreamWatch,
+} from "../../../packages/proxy/src/response/event-stream.js";
+import { bytes, type FuzzTarget, json, parseJson } from "../target.js";
+
+const ENDPOINTS = ["/v1/completions", "/v1/chat/completions", "/v1/responses"] as const;
+const remotePrefill = {
+  do_remote_prefill: true,
+  do_remote_decode: false,
+  remote_block_ids: [[1, 2, 3]],
+  remote_engine_id: "p",
+  remote_request_id: "cmpl-a-0",
+  remote_host: "127.0.0.1",
+  remote_port: 5600,
+  tp_size: 1,
+  dcp_size: 1,
+  pp_size: 1,
+  remote_num_tokens: 40,
+  remote_blocks_expiry_time: 12.5,
+  remote_registration_generation: 1,
+  transfer_mode: "pull",
+  kv_peer: { incarnation: "i", generation: 1 },
+};
+
+/** `kv_transfer_params` of a request to an instance. */
+export const transferParams: FuzzTarget = {
+  seeds: [
+    json(remotePrefill),
+    json({ do_remote_decode: true, do_remote_prefill: false, remote_engine_id: null }),
+    json({ ...remotePrefill, transfer_mode: "push", remote_block_ids: [] }),
+  ],
+  words: Object.keys(remotePrefill),
+  isJson: true,
+  read(input) {
+    const parsed = parseJson(input);
+    const params = parsed?.value;
+    if (typeof params !== "object" || params === null || Array.isArray(params)) return;
+    const given = params as Record<string, unknown>;
+    checkRemotePrefillParams(given);
+    parseTransferParams(given);
+    parseTransferParams(given, "push");
+  },
+};
+
+const completion = {
+  model: "m",
+  prompt: ["a prompt", [1, 2, 3]],
+  max_tokens: 5,
+  n: 2,
+  stream: true,
+  stream_options: { include_usage: true },
+  logprobs: 1,
+  echo: false,
+  seed: 12345678901234567890n.toString(),
+  stop: ["x"],
+  temperature: 0.5,
+};
+const chat = {
+  model: "m",
+  messages: [
+    { role: "system", content: "s" },
+    { role: "user", content: [{ type: "text", text: "hello \u{1f600} \ud800" }] },
+  ],
+  max_completion_tokens: 4,
+  min_tokens: 1,
+  tools: [],
+  response_format: { type: "text" },
+};
+
+/** Clients' bodies at the proxy: what is accepted gives legs whose bodies are JSON again. */
+export const requestBody: FuzzTarget = {
+  seeds: [
+    json(completion),
+    json(chat),
+    json({ model: "m", input: "text", max_output_tokens: 3, background: false }),
+    bytes(String.raw`{"a\"b" : "\\" , "prompt":"x","n":1.0e0,"seed":123456789012345678901, "prompt":"y"}`),
+  ],
+  words: ["kv_transfer_params", "use_beam_search", "min_completion_tokens", "prompt_logprobs", "\\u0000"],
+  isJson: true,
+  read(input) {
+    const endpoint = ENDPOINTS[input.length % ENDPOINTS.length] ?? "/v1/completions";
+    const request = parseGenerationRequest(endpoint, input);
+    for (const part of splitRequest(request, 16)) {
+      const { fields, text } = part.request;
+      const own = JSON.parse(text) as Record<string, unknown>;
+      const prefill = JSON.parse(prefillBody(part.request, KV_REQUEST_PULL)) as Record<string, unknown>;
+      const decode = JSON.parse(decodeBody(part.request, KV_REQUEST_PULL)) as Record<string, unknown>;
+      const single = JSON.parse(singleInstanceBody(part.request)) as Record<string, unknown>;
+      for (const key of ["prompt", "messages", "input", "model"]) {
+        for (const body of [prefill, decode, single, fields]) {
+          if (JSON.stringify(body[key]) !== JSON.stringify(own[key])) throw new Error(`${key} was changed`);
+        }
+      }
+      if (single.kv_transfer_params !== undefined) throw new Error("kv_transfer_params were passed on");
+      const { do_remote_decode: isSet } = prefill.kv_transfer_params as Record<string, unknown>;
+      if (isSet !== true) throw new Error("kv_transfer_params were not set");
+    }
+  },
+};
+
+/** Bodies at an instance of the demo. */
+export const instanceBody: FuzzTarget = {
+  seeds: [json({ ...completion, prompt: [1, 2, 3], n: 1, seed: 5, stop: [] }), json(chat)],
+  words: ["kv_transfer_params", "response_format", "logit_bias", "stop_token_ids", "content"],
+  isJson: true,
+  read(input) {
+    const parsed = parseJson(input);
+    if (parsed === undefined) return;
+    const isChat = JSON.stringify(parsed.value)?.includes('"messages"') === true;
+    if (isChat) validateInstanceBody(chatSchema, parsed.value);
+    else validateInstanceBody(completionSchema, parsed.value);
+  },
+};
+
+/** Event streams of instances, in chunks of several sizes. */
+export const eventStream: FuzzTarget = {
+  seeds: [
+    bytes(': c\n\ndata: {"choices":[{"index":0,"text":"a"}]}\n\ndata: [DONE]\n\n'),
+    bytes('data: {"error":{"message":"x","code":400}}\r\n\r\n'),
+    bytes('event: response.completed\ndata: {"type":"response.completed"}\n\n'),
+    bytes("data:a\ndata: b\nid: 1\n\n\n\n"),
+  ],
+  words: [
+    "data: ",
+    "[DONE]",
+    "event: response.failed",
+    "\r\n\r\n",
+    "\n\n",
+    '"error"',
+    '"choices":[{',
+    '"code":',
+  ],
+  read(input) {
+    const all = Buffer.from(input);
+    firstEventIsKnown(all);
+    beginsWithDone(all);
+    firstEventError(all);
+    const whole = new EventReader(1 << 16).push(all);
+    const size = 1 + ((input[0] ?? 0) % 7);
+    const reader = new EventReader(1 << 16);
+    const watches = ENDPOINTS.map((endpoint) => new StreamWatch(endpoint));
+    const pieces: string[] = [];
+    for (let at = 0; at < all.length; at += size) {
+      const chunk = all.subarray(at, at + size);
+      pieces.push(...reader.push(chunk));
+      for (const watch of watches) {
+        watch.push(chunk);
+        void watch.complete;
+      }
+    }
+    if (JSON.stringify(whole) !== JSON.stringify(pieces))
+      throw new Error(`chunks of ${size} bytes give other events than the whole`);
+  },
+};
