@@ -25,7 +25,9 @@ export {
   NotificationSender,
   receiveNotifications,
 } from "./peers/notification-sender.js";
-export { isPeerLost, type Peer, type PeerRef, PeerTable, type PeerTableOptions } from "./peers/peer-table.js";
+export type { Peer, PeerRef, PeerTableOptions } from "./peers/peer.js";
+export { isPeerLost } from "./peers/peer-lost.js";
+export { PeerTable } from "./peers/peer-table.js";
 export {
   type ListPair,
   type RemoteEngine,
@@ -34,6 +36,7 @@ export {
   type RemoteEnginesOptions,
 } from "./peers/remote-engine.js";
 export { SharedLocalLists, SharedRemoteAgents } from "./peers/shared-agent-state.js";
+export { unreachablePeer } from "./peers/unreachable-peer.js";
 export {
   ConnectorScheduler,
   type ConnectorSchedulerOptions,
@@ -67,6 +70,7 @@ export {
   type WorkerHalves,
 } from "./worker/connector-worker.js";
 export { Leases, type LeasesOptions, type LeaseTerms, localLeaseTerms } from "./worker/leases.js";
+export { type GuardedRequest, MessageGuard, type MessageGuardOptions } from "./worker/message-guard.js";
 export {
   PendingReceive,
   PendingReceives,

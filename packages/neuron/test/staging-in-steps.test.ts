@@ -114,10 +114,10 @@ describe("back-pressure", () => {
       expect(scheduler.matchedTokens(request, 0).tokens).toBe(48);
       scheduler.afterAllocation(request, [[1, 2, 3, 4, 5, 6]], 48);
     });
-    // Two requests take three blocks each of a pool of six. A third request waits.
+    // Two requests take three blocks each of a pool of six. A third request waits, without blocks of the device.
     const third = asked("d2", 48, { ...params[0] });
-    scheduler.matchedTokens(third, 0);
-    scheduler.afterAllocation(third, [[7, 8, 9]], 48);
+    expect(scheduler.matchedTokens(third, 0)).toMatchObject({ tokens: 48, wait: true });
+    expect(() => scheduler.afterAllocation(third, [[7, 8, 9]], 48)).toThrow(/no room/);
     expect(scheduler.outstanding()).toMatchObject({ stagedBlocks: 6, stagingWaits: 1 });
     const { staging } = scheduler.buildStepMetadata() as StepMetadata & {
       staging: { loads: { requestId: string }[] };
@@ -129,6 +129,8 @@ describe("back-pressure", () => {
       failedReceiving: [],
       failedBlockIds: [],
     });
+    expect(scheduler.matchedTokens(third, 0).wait).not.toBe(true);
+    scheduler.afterAllocation(third, [[7, 8, 9]], 48);
     const next = scheduler.buildStepMetadata() as typeof staging & StepMetadata;
     expect(next["staging"]).toMatchObject({ loads: [{ requestId: "d2" }], over: ["d0"] });
   });

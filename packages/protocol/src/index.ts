@@ -44,6 +44,16 @@ export {
   type LeaseReply,
 } from "./handshake/lease-query.js";
 export {
+  decodeChallenge,
+  decodeSignedReply,
+  decodeSignedRequest,
+  encodeChallenge,
+  encodeSignedReply,
+  encodeSignedRequest,
+  isSignedWith,
+  type SignedRequest,
+} from "./handshake/signed-message.js";
+export {
   decodeNotification,
   type ExtensionMessage,
   encodeNotification,
@@ -56,14 +66,10 @@ export {
   decodeRegistration,
   encodeRegistration,
   encodeRegistrationEnded,
+  encodeRegistrationWritten,
   encodeWithdrawal,
   PUSH_CONTROL,
   type PushControlMessage,
-  type Registrant,
-  type Registration,
-  type RegistrationEnded,
-  type RegistrationExtension,
-  type RegistrationRequest,
 } from "./notifications/push-control.js";
 export {
   type DecodePushRegistrationOptions,
@@ -71,6 +77,22 @@ export {
   encodePushRegistration,
   type PushRegistration,
 } from "./notifications/push-registration.js";
+export type {
+  Registrant,
+  Registration,
+  RegistrationEnded,
+  RegistrationExtension,
+  RegistrationRequest,
+  RegistrationWritten,
+} from "./notifications/registration.js";
+export {
+  decodeRequestControl,
+  encodeRequestControl,
+  REQUEST_CONTROL,
+  type RequestControlMessage,
+  type RequestProof,
+} from "./notifications/request-control.js";
+export { blocksDigest, newCapability, sameCapability } from "./transfer-params/capability.js";
 export {
   baseRequestId,
   checkRemotePrefillParams,

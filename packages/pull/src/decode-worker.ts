@@ -108,7 +108,7 @@ export class DecodeWorker {
     this.#sending.track(
       this.engines.notify(
         remote,
-        (engine) => this.#receiver.notifyDone(engine, remote.requestId, engine.agents.keys()),
+        (engine) => this.#receiver.notifyDone(engine, remote, engine.agents.keys()),
         (error) => {
           metrics.notificationFailed();
           log.warn("notification_failed", { requestId: remote.requestId, error: String(error) });

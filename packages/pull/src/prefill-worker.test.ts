@@ -96,7 +96,7 @@ describe("prefill worker", () => {
     lease("r", 30_000);
     for (let i = 0; i < 10; i++) {
       clock.advance(15_000);
-      worker.heartbeat(["wire-r", "nobody"]);
+      worker.heartbeat([{ requestId: "wire-r" }, { requestId: "nobody" }], "d");
     }
     expect(sent()).toEqual([]);
     clock.advance(20_000);

@@ -1,17 +1,25 @@
 import {
+  type GuardedRequest,
   Leases,
   localLeaseTerms,
+  MessageGuard,
   type SendableRequest,
   type WorkerContext,
 } from "@kv/connector/building-blocks";
+import type { RequestProof } from "@kv/protocol";
 import { CompletionCounter } from "./completion-counter.js";
 import type { PullStepMetadata } from "./step-metadata.js";
 
 /** A request that runs or has finished on this engine. */
-interface SendableState extends SendableRequest {
+interface SendableState extends SendableRequest, GuardedRequest {
+  readonly requestId: string;
+  readonly capability?: string | undefined;
   /** True when all readers completed before the step that reports the request as finished. Only that step confirms the end. */
   isReadEarly: boolean;
 }
+
+/** A request as a heartbeat names it. */
+export type HeartbeatRequest = Pick<RequestProof, "requestId"> & Partial<RequestProof>;
 
 /**
  * P's half of a worker. It counts the readers of each finished request, extends leases by heartbeats, and reports a request as sent when all
@@ -23,11 +31,14 @@ export class PrefillWorker {
   // may complete first.
   readonly #byWireId = new Map<string, SendableState>();
   readonly #byRequestId = new Map<string, SendableState>();
+  readonly #guard: MessageGuard;
   readonly #completions: CompletionCounter;
   readonly #leases: Leases;
 
   constructor(context: Pick<WorkerContext, "clock" | "log" | "metrics" | "output" | "settings">) {
     this.#context = context;
+    const { requiresKvPeer } = context.settings;
+    this.#guard = new MessageGuard({ requiresKvPeer, log: context.log });
     this.#completions = new CompletionCounter({ log: context.log });
     this.#leases = new Leases({
       clock: context.clock,
@@ -44,7 +55,8 @@ export class PrefillWorker {
     leases,
   }: Pick<PullStepMetadata, "schedulerClockMs" | "inBatch" | "notSent" | "leases">): void {
     for (const order of inBatch) {
-      const state = { ...order, isReadEarly: this.#byWireId.get(order.wireId)?.isReadEarly ?? false };
+      const { isReadEarly = false, isProven = false } = this.#byWireId.get(order.wireId) ?? {};
+      const state = { ...order, isReadEarly, isProven };
       this.#byWireId.set(order.wireId, state);
       this.#byRequestId.set(order.requestId, state);
     }
@@ -63,8 +75,11 @@ export class PrefillWorker {
     }
   }
 
-  /** Takes a completion of a reader, identified by its agent's name. `readers` is the number of readers that this rank waits for. */
-  done(wireId: string, readers: number, reader: string): void {
+  /**
+   * Takes a completion of a reader, identified by its agent's name. `readers` is the number of readers that this rank waits for;
+   * `capability` is undefined in vLLM's form.
+   */
+  done(wireId: string, readers: number, reader: string, capability?: string): void {
     const { log, metrics } = this.#context;
     const state = this.#byWireId.get(wireId);
     if (state === undefined) {
@@ -72,15 +87,19 @@ export class PrefillWorker {
       log.warn("notification-for-unknown-request", { requestId: wireId, reader });
       return;
     }
-    if (state.isReadEarly) return;
+    if (!this.#guard.mayAct(state, capability, reader) || state.isReadEarly) return;
     if (this.#completions.add(wireId, reader, readers) !== "complete") return;
     if (this.#leases.release(wireId)) this.#sent(state);
     else state.isReadEarly = true;
   }
 
-  /** Extends the leases that a heartbeat names. */
-  heartbeat(wireIds: readonly string[]): void {
-    this.#leases.extend(wireIds);
+  /** Extends the leases of the requests that a heartbeat names, where its sender may. */
+  heartbeat(requests: readonly HeartbeatRequest[], from: string): void {
+    const mayExtend = requests.filter(({ requestId, capability }) => {
+      const state = this.#byWireId.get(requestId);
+      return state !== undefined && this.#guard.mayAct(state, capability, from);
+    });
+    this.#leases.extend(mayExtend.map(({ requestId }) => requestId));
   }
 
   /** Numbers of leases, of requests with some readers done, and of known requests. */

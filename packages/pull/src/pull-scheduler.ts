@@ -46,8 +46,8 @@ class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
     this.#context = context;
   }
 
-  read(params: KvTransferParams): PullSource {
-    const remote = readRemoteBlocks(params, this.#context.options.cache);
+  read(params: KvTransferParams, numPromptTokens: number): PullSource {
+    const remote = readRemoteBlocks(params, this.#context.options.cache, numPromptTokens);
     return { remote, numTokens: remote.numTokens };
   }
 
@@ -103,8 +103,12 @@ class PullDecodeOrders implements DecodeOrders<PullSource, DecodeStep> {
 }
 
 /** The blocks that hold a request's KV at P. Errors: `KV_REQUEST_INVALID`, naming the key and its value. */
-function readRemoteBlocks(params: KvTransferParams, config: KvCacheConfig): RemoteBlocks {
-  const { remote, parsed } = readRemoteRequest(params, "pull");
+function readRemoteBlocks(
+  params: KvTransferParams,
+  config: KvCacheConfig,
+  numPromptTokens: number,
+): RemoteBlocks {
+  const { remote, parsed } = readRemoteRequest(params, "pull", numPromptTokens);
   // How P groups the layers of an MLA model is known only after the handshake.
   const groups = parsed.remoteBlockIds.length;
   const mayDiffer = groups > 0 && joinsGroups(config.groups.map(({ kind }) => kind));

@@ -5,7 +5,7 @@ import {
   type WorkerHalves,
 } from "@kv/connector/building-blocks";
 import type { StepMetadata, WorkerConnector, WorkerOptions } from "@kv/interface";
-import type { KvNotification } from "@kv/protocol";
+import { decodeRequestControl, type KvNotification, REQUEST_CONTROL } from "@kv/protocol";
 import { DecodeWorker } from "./decode-worker.js";
 import { PrefillWorker } from "./prefill-worker.js";
 import { PULL, pullStepMetadata } from "./step-metadata.js";
@@ -19,6 +19,7 @@ export function createPullWorker(options: WorkerOptions): WorkerConnector & Asyn
     name: PULL,
     transferMode: "pull",
     operation: "read",
+    features: [REQUEST_CONTROL],
     createHalves: (context) => new PullWorkerHalves(context),
   });
 }
@@ -59,9 +60,28 @@ class PullWorkerHalves implements WorkerHalves {
     this.#prefill.close();
   }
 
+  /** Errors: `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`. */
   #notified(notification: KvNotification, from: string): void {
-    if (notification.kind === "done") this.#prefill.done(notification.requestId, notification.readers, from);
-    else if (notification.kind === "heartbeat") this.#prefill.heartbeat(notification.requestIds);
-    else this.#context.log.warn("notification-not-for-pull", { from, kind: notification.kind });
+    switch (notification.kind) {
+      case "done":
+        this.#prefill.done(notification.requestId, notification.readers, from);
+        return;
+      case "heartbeat":
+        this.#prefill.heartbeat(
+          notification.requestIds.map((requestId) => ({ requestId })),
+          from,
+        );
+        return;
+      case "extension": {
+        const message = decodeRequestControl(notification.message);
+        if (message?.kind === "done")
+          this.#prefill.done(message.requestId, message.readers, from, message.capability);
+        else if (message?.kind === "heartbeat") this.#prefill.heartbeat(message.requests, from);
+        else this.#context.log.debug("notification-not-for-pull", { from, type: notification.message.type });
+        return;
+      }
+      case "push-registration":
+        this.#context.log.warn("notification-not-for-pull", { from, kind: notification.kind });
+    }
   }
 }

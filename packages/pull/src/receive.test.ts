@@ -73,7 +73,7 @@ test("a failed lease query fails the request with lease_query_failed, not lease_
   });
   await expect(receive()).rejects.toMatchObject({
     failureType: "lease_query_failed",
-    error: { code: "KV_SIDE_CHANNEL_TIMEOUT" },
+    error: { code: "KV_SIDE_CHANNEL_UNREACHABLE" },
   });
 });
 

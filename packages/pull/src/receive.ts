@@ -8,13 +8,14 @@ import {
   type RemoteEngine,
   type RemoteEngines,
   rankKey,
+  unreachablePeer,
   type WorkerContext,
 } from "@kv/connector/building-blocks";
 import { KvError } from "@kv/interface";
 import { planRequest, type RequestPlan } from "@kv/plan";
-import { encodeNotification } from "@kv/protocol";
+import { encodeNotification, encodeRequestControl, REQUEST_CONTROL } from "@kv/protocol";
 import { leaseDeadlineMs } from "./lease-deadline.js";
-import type { ReceiveOrder } from "./step-metadata.js";
+import type { ReceiveOrder, RemoteBlocks } from "./step-metadata.js";
 
 /** The parts that D's receives share. */
 export interface ReceiverOptions {
@@ -46,7 +47,7 @@ export class PullReceiver {
    */
   async receive(order: ReceiveOrder, signal: AbortSignal): Promise<void> {
     const reference = await this.#engines.acquire(order.remote, signal).catch((error: unknown) => {
-      throw ReceiveError.from(error, "KV_HANDSHAKE_REFUSED", "handshake_failed", signal);
+      throw ReceiveError.from(unreachablePeer(error), "KV_HANDSHAKE_REFUSED", "handshake_failed", signal);
     });
     try {
       await this.#receiveFrom(reference.peer, order, signal);
@@ -56,9 +57,9 @@ export class PullReceiver {
   }
 
   /** Notifies ranks of P, in the background, that this rank does not need the request's blocks (any more). */
-  notifyDone(engine: RemoteEngine, remoteRequestId: string, ranks: Iterable<RankKey>): void {
+  notifyDone(engine: RemoteEngine, remote: RemoteBlocks, ranks: Iterable<RankKey>): void {
     const { log, metrics, notifications } = this.#context;
-    const payload = doneNotification(engine, remoteRequestId);
+    const payload = doneNotification(engine, remote);
     for (const rank of ranks) {
       const agent = engine.agents.get(rank);
       if (agent === undefined) continue;
@@ -66,7 +67,7 @@ export class PullReceiver {
         // P frees the blocks when the lease ends.
         metrics.notificationFailed();
         log.warn("notification_failed", {
-          requestId: remoteRequestId,
+          requestId: remote.requestId,
           remoteRank: rank,
           error: String(error),
         });
@@ -92,7 +93,7 @@ export class PullReceiver {
       }
     } finally {
       // After a success the blocks have arrived; after a failure they will not be read. In both cases P may free them.
-      this.notifyDone(engine, order.remote.requestId, toNotify);
+      this.notifyDone(engine, order.remote, toNotify);
     }
   }
 
@@ -105,7 +106,7 @@ export class PullReceiver {
     { mayRide, toNotify }: { readonly mayRide: boolean; readonly toNotify: Set<RankKey> },
   ): Promise<void> {
     const { agent, log, metrics } = this.#context;
-    const notification = doneNotification(engine, order.remote.requestId);
+    const notification = doneNotification(engine, order.remote);
     // One failed READ makes the others useless: they are aborted, and still waited for.
     const abort = new AbortController();
     const onAbort = () => abort.abort(signal.reason);
@@ -171,7 +172,9 @@ export class PullReceiver {
     const { held, incarnation } = await this.#engines
       .queryLease(order.remote, signal)
       .catch((error: unknown) => {
-        throw ReceiveError.from(error, "KV_SIDE_CHANNEL_UNREACHABLE", "lease_query_failed", signal);
+        this.#context.log.warn("lease_query_failed", { requestId, engineId, error: String(error) });
+        const told = unreachablePeer(error);
+        throw ReceiveError.from(told, "KV_SIDE_CHANNEL_UNREACHABLE", "lease_query_failed", signal);
       });
     if (held && incarnation === engine.incarnation) return;
     const error = new KvError(
@@ -213,9 +216,13 @@ export class PullReceiver {
   }
 }
 
-/** `"{id}:{n}"`: n is the number of D's ranks that P's rank waits for. */
-function doneNotification({ plan }: RemoteEngine, remoteRequestId: string): Uint8Array {
-  return encodeNotification({ kind: "done", requestId: remoteRequestId, readers: plan.localConsumers });
+/** `"{id}:{n}"`, or the same with the request's capability: n is the number of D's ranks that P's rank waits for. */
+function doneNotification({ plan, features }: RemoteEngine, { requestId, lease }: RemoteBlocks): Uint8Array {
+  const readers = plan.localConsumers;
+  const { capability } = lease ?? {};
+  return capability !== undefined && features.has(REQUEST_CONTROL)
+    ? encodeRequestControl({ kind: "done", requestId, readers, capability })
+    : encodeNotification({ kind: "done", requestId, readers });
 }
 
 function planReceive(engine: RemoteEngine, order: ReceiveOrder, signal: AbortSignal): RequestPlan {

@@ -1,5 +1,5 @@
 import type { Memory, Transport } from "@kv/interface";
-import { decodeHandshakeRequest } from "@kv/protocol";
+import { decodeHandshakeRequest, decodeNotification, decodeRequestControl } from "@kv/protocol";
 import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
 import { expectKeptWaiting, ROOM_FOR_ONE } from "@kv/testing/scenarios/waiting-for-room";
 import { memorySideChannel } from "@kv/transport-memory";
@@ -8,7 +8,12 @@ import { describe, expect, it } from "vitest";
 /** Five layers on two stages: 0 to 2 and 3 to 4. */
 const LAYERS = { numLayers: 5 };
 const STAGED = { ...LAYERS, ppSize: 2 };
-const text = (payload: Uint8Array | undefined) => new TextDecoder().decode(payload);
+/** A done notification in vLLM's form, with or without a capability. */
+const text = (payload: Uint8Array = new Uint8Array()) => {
+  const notification = decodeNotification(payload);
+  const done = notification.kind === "extension" ? decodeRequestControl(notification.message) : notification;
+  return done?.kind === "done" ? `${done.requestId}:${done.readers}` : "";
+};
 
 /** A fault rule that records the notifications of requests, except heartbeats, by receiving agent. */
 function listening() {

@@ -16,6 +16,7 @@ import {
   type KvTransferParams,
   type SchedulerOptions,
 } from "@kv/interface";
+import { RegistrationSecrets } from "./registration-secrets.js";
 import { PUSH, type PushStepMetadata, type RegistrationOrder } from "./step-metadata.js";
 
 /** The scheduler side of push. */
@@ -47,6 +48,7 @@ interface RemotePrefill {
  */
 class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
   readonly #context: DecodeOrdersContext;
+  readonly #secrets = new RegistrationSecrets();
   readonly #generations: Generations;
   /** Generations whose blocks a WRITE may still reach, in ascending order. */
   readonly #openGenerations = new Set<number>();
@@ -58,8 +60,8 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
     this.#generations = new Generations({ clock: context.clock });
   }
 
-  read(params: KvTransferParams): RemotePrefill {
-    return readRemotePrefill(params, this.#context.options.cache);
+  read(params: KvTransferParams, numPromptTokens: number): RemotePrefill {
+    return readRemotePrefill(params, this.#context.options.cache, numPromptTokens);
   }
 
   addressToNotify(params: KvTransferParams): RemoteRequest | undefined {
@@ -133,7 +135,12 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
     this.#openGenerations.add(generation);
     const [oldestOpen = generation] = this.#openGenerations;
     const { host, port } = this.#context.address();
-    this.#registrations.push({ requestId, wireId, generation, oldestOpen, remote, ...blocks, host, port });
+    const secret = this.#secrets.of(remote);
+    this.#registrations.push({
+      ...{ requestId, wireId, secret, generation, oldestOpen, remote },
+      ...blocks,
+      ...{ host, port },
+    });
     if (!blocks.isAwaited) this.ended(requestId);
   }
 }
@@ -142,8 +149,12 @@ class PushDecodeOrders implements DecodeOrders<RemotePrefill, DecodeStep> {
  * Reads the P of a request from `kv_transfer_params`: either P's response, or, if both legs were sent at once, P's address as the proxy
  * knows it beforehand, without blocks. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
  */
-function readRemotePrefill(params: KvTransferParams, config: KvCacheConfig): RemotePrefill {
-  const { remote, parsed } = readRemoteRequest(params, "push");
+function readRemotePrefill(
+  params: KvTransferParams,
+  config: KvCacheConfig,
+  numPromptTokens: number,
+): RemotePrefill {
+  const { remote, parsed } = readRemoteRequest(params, "push", numPromptTokens);
   const { remoteBlockIds: blockIds, remoteNumTokens: numTokens } = parsed;
   if (blockIds.length > 0 && blockIds.length !== config.groups.length) {
     throw new KvError(

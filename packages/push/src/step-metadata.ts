@@ -21,6 +21,8 @@ export interface RegistrationOrder {
   readonly requestId: string;
   /** The id that the producer uses for the request in its notifications. */
   readonly wireId: string;
+  /** D's secret for this producer. Messages about the registration count only with it. */
+  readonly secret: string;
   /** The use of the blocks. It grows with every order and is never assigned again. */
   readonly generation: number;
   /** The oldest generation that is open. All generations before it have ended. */

@@ -6,7 +6,15 @@ import {
   type WorkerHalves,
 } from "@kv/connector/building-blocks";
 import type { ComputedLayer, StepMetadata, WorkerConnector, WorkerOptions } from "@kv/interface";
-import { decodePushControl, decodeRegistration, type KvNotification, PUSH_CONTROL } from "@kv/protocol";
+import {
+  decodePushControl,
+  decodeRegistration,
+  decodeRequestControl,
+  type ExtensionMessage,
+  type KvNotification,
+  PUSH_CONTROL,
+  REQUEST_CONTROL,
+} from "@kv/protocol";
 import { DecodeWorker } from "./decode/decode-worker.js";
 import { ConsumerLinks } from "./prefill/consumer-link.js";
 import { PushWriter } from "./prefill/push-writer.js";
@@ -24,7 +32,7 @@ export function createPushWorker(options: WorkerOptions): WorkerConnector & Asyn
     name: PUSH,
     transferMode: "push",
     operation: "write",
-    features: [PUSH_CONTROL],
+    features: [PUSH_CONTROL, REQUEST_CONTROL],
     createHalves: (context) => new PushWorkerHalves(context),
   });
 }
@@ -64,6 +72,7 @@ class PushWorkerHalves implements WorkerHalves {
       writeTimeoutMs: settings.requestTimeoutMs,
       registrationWaitMs: settings.registrationTimeoutMs,
       rememberMs: REMEMBER_MS,
+      requiresKvPeer: settings.requiresKvPeer,
       layerwiseRegions: settings.isLayerwise ? local.regions.map(({ name }) => name) : undefined,
     });
     this.#decode = new DecodeWorker(context);
@@ -96,20 +105,28 @@ class PushWorkerHalves implements WorkerHalves {
         this.#decode.done(notification.requestId, from);
         return;
       case "heartbeat":
-        this.#writer.heartbeat(notification.requestIds);
+        this.#writer.heartbeat(
+          notification.requestIds.map((requestId) => ({ requestId })),
+          from,
+        );
         return;
       case "push-registration":
         this.#writer.register(decodeRegistration(notification.registration), from);
         return;
-      case "extension": {
-        const message = decodePushControl(notification.message);
-        if (message?.kind === "withdrawal") this.#writer.withdraw(message.registration, from);
-        else if (message?.kind === "ended") this.#decode.ended(message.ended, from);
-        else {
-          const { type } = notification.message;
-          this.#context.log.debug("notification-not-for-push", { from, type });
-        }
-      }
+      case "extension":
+        this.#extended(notification.message, from);
+    }
+  }
+
+  #extended(message: ExtensionMessage, from: string): void {
+    const push = decodePushControl(message);
+    if (push?.kind === "withdrawal") this.#writer.withdraw(push.registration, from);
+    else if (push?.kind === "ended") this.#decode.ended(push.ended, from);
+    else if (push?.kind === "written") this.#decode.written(push.written, from);
+    else {
+      const request = decodeRequestControl(message);
+      if (request?.kind === "heartbeat") this.#writer.heartbeat(request.requests, from);
+      else this.#context.log.debug("notification-not-for-push", { from, type: message.type });
     }
   }
 }

@@ -115,6 +115,7 @@ describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
           registrationGeneration: 0,
           requestId: "not on the wire",
         },
+        secret: "s".repeat(22),
         localBlockIds: recorded.local_block_ids,
         localComputedBlocks: [0],
         numTokens: 1,

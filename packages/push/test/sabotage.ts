@@ -49,10 +49,10 @@ function believingItself(agent: Agent): Agent {
       const sent = decodeNotification(payload);
       await agent.notify(remote, payload);
       if (sent.kind !== "extension" || sent.message.type !== "push_withdraw") return;
-      const { incarnation, generation } = sent.message.kv_peer as Record<string, unknown>;
+      const { incarnation, generation, secret } = sent.message.kv_peer as Record<string, unknown>;
       const { request_id } = sent.message;
-      const message = { type: "push_ended", request_id, incarnation, generation, code: "KV_REQUEST_ABORTED" };
-      forged.push({ from: remote, payload: own({ ...message, message: "forged" }) });
+      const message = { type: "push_ended", request_id, incarnation, generation, secret, message: "forged" };
+      forged.push({ from: remote, payload: own({ ...message, code: "KV_REQUEST_ABORTED" }) });
       wake?.();
     },
     async *notifications() {

@@ -120,7 +120,7 @@ export const handshake: FuzzTarget = {
         readAll(
           () => decodeAgentMetadata(payload.agentMetadataBytes),
           () => checkHandshakeSeal(payload, RANK),
-          () => checkHandshakeSeal(payload, RANK, KEY),
+          () => checkHandshakeSeal(payload, RANK, [KEY]),
         );
       },
     );

@@ -24,6 +24,8 @@ describe("connectorSettings", () => {
       blocksAtRiskMs: 480_000,
       handshakeTimeoutMs: 5000,
       enforceCompatibility: true,
+      requiresHandshakeKey: false,
+      requiresKvPeer: false,
       perWorkerPorts: false,
       isLayerwise: false,
     });
@@ -43,6 +45,9 @@ describe("connectorSettings", () => {
     [{ kv_lease_duration: 0 }, {}],
     [{ kv_lease_duration: "30" }, {}],
     [{ engine_ttl: -1 }, {}],
+    [{ handshake_key_require: true }, {}],
+    [{ handshake_key_require: "yes" }, {}],
+    [{ require_kv_peer: 1 }, {}],
     [{ request_timeout: Number.POSITIVE_INFINITY }, {}],
     [{ enforce_handshake_compat: "no" }, {}],
     [{}, { VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "soon" }],

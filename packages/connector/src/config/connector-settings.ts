@@ -1,5 +1,5 @@
 import { KvError, type KvTransferConfig } from "@kv/interface";
-import { readHandshakeKey } from "./handshake-key.js";
+import { type HandshakeKeys, readHandshakeKeys } from "./handshake-key.js";
 
 /** The settings that pull and push read from the transfer config, with vLLM 0.33's defaults. Durations are in ms. */
 export interface ConnectorSettings {
@@ -25,8 +25,12 @@ export interface ConnectorSettings {
   readonly handshakeTimeoutMs: number;
   /** `enforce_handshake_compat` (true). */
   readonly enforceCompatibility: boolean;
-  /** `handshake_key_file`: signs this side's handshakes; peers must sign theirs with it. */
-  readonly handshakeKey: Uint8Array | undefined;
+  /** `handshake_key_file`: the keys that sign this side's handshakes; peers must sign theirs with one of them. */
+  readonly handshakeKeys: HandshakeKeys | undefined;
+  /** `handshake_key_require` (false): the side channel answers only those who prove the key, so vLLM peers cannot be paired. */
+  readonly requiresHandshakeKey: boolean;
+  /** `require_kv_peer` (false): messages in vLLM's forms, which prove nothing, do not act on requests. True with `handshake_key_require`. */
+  readonly requiresKvPeer: boolean;
   /** `per_worker_ports` (false): one side-channel port per rank, as in vLLM's older guide. */
   readonly perWorkerPorts: boolean;
   /** `push_layerwise` (false): P writes a layer as soon as it is computed, while later layers are being computed. */
@@ -42,6 +46,15 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
   );
   const requestTimeout = extra.request_timeout ?? 60;
   const abortTimeout = env.VLLM_NIXL_ABORT_REQUEST_TIMEOUT;
+  const handshakeKeys = readHandshakeKeys(extra);
+  const requiresHandshakeKey = flag("handshake_key_require", extra.handshake_key_require ?? false);
+  if (requiresHandshakeKey && handshakeKeys === undefined) {
+    throw new KvError(
+      "KV_CONFIG_INVALID",
+      "kv_connector_extra_config.handshake_key_require is true and handshake_key_file is not set",
+      { hint: "name the file with the key in handshake_key_file on all workers" },
+    );
+  }
   return {
     leaseMs,
     extensionMs: Math.floor((leaseMs * 2) / 3),
@@ -65,7 +78,9 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
     ),
     handshakeTimeoutMs: 5000,
     enforceCompatibility: flag("enforce_handshake_compat", extra.enforce_handshake_compat ?? true),
-    handshakeKey: readHandshakeKey(extra),
+    handshakeKeys,
+    requiresHandshakeKey,
+    requiresKvPeer: flag("require_kv_peer", extra.require_kv_peer ?? requiresHandshakeKey),
     perWorkerPorts: flag("per_worker_ports", extra.per_worker_ports ?? false),
     isLayerwise: flag("push_layerwise", extra.push_layerwise ?? false),
   };

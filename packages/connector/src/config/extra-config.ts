@@ -9,6 +9,8 @@ const EXTRA_CONFIG_KEYS = [
   "engine_ttl",
   "enforce_handshake_compat",
   "handshake_key_file",
+  "handshake_key_require",
+  "require_kv_peer",
   "request_timeout",
   "per_worker_ports",
   "push_registration_timeout",

@@ -1,4 +1,11 @@
-import { type KvCacheConfig, KvError, type Log, type SideChannel, type WorkerOptions } from "@kv/interface";
+import {
+  type Clock,
+  type KvCacheConfig,
+  KvError,
+  type Log,
+  type SideChannel,
+  type WorkerOptions,
+} from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import {
   type CompatibilityFactors,
@@ -20,6 +27,10 @@ export interface RemoteRanks {
   readonly clock: ClockOffset;
   /** The engine's process; undefined for vLLM. */
   readonly incarnation: string | undefined;
+  /** How often the engine has registered its KV cache; undefined for vLLM. */
+  readonly registrationGeneration?: number | undefined;
+  /** As `Handshake.fingerprint`. */
+  readonly fingerprint?: string | undefined;
   /** Extension messages that the engine understands. */
   readonly features: ReadonlySet<string>;
 }
@@ -50,6 +61,8 @@ export interface ConnectorHandshakeOptions {
   readonly transferMode: "pull" | "push";
   /** Extension messages that this side understands. */
   readonly features?: readonly string[] | undefined;
+  /** Times how often the key file is looked at. */
+  readonly clock: Clock;
   /** Gets a warning for each compatibility factor that is not compared. */
   readonly log: Log;
 }
@@ -110,7 +123,7 @@ export class ConnectorHandshake {
   async ask(address: EngineAddress, tpRanks: readonly number[]): Promise<RemoteRanks> {
     this.#requireOneStage(address);
     const { sideChannel, settings, local, log } = this.#options;
-    const { ranks, clock, extension } = await shakeHands(address, tpRanks, {
+    const { ranks, clock, extension, fingerprint } = await shakeHands(address, tpRanks, {
       sideChannel,
       timeoutMs: settings.handshakeTimeoutMs,
       compatibility: {
@@ -127,9 +140,9 @@ export class ConnectorHandshake {
           }),
       },
       portPerRank: settings.perWorkerPorts,
-      key: settings.handshakeKey,
+      keys: settings.handshakeKeys?.current(this.#options.clock, log),
     });
-    const { incarnation, features } = extension ?? {};
+    const { incarnation, features, registration_generation: registration } = extension ?? {};
     return {
       ranks: ranks.map(({ ppRank, tpRank, metadata }) => {
         const { tpSize, ppSize } = address;
@@ -139,6 +152,8 @@ export class ConnectorHandshake {
       }),
       clock,
       incarnation: typeof incarnation === "string" && incarnation !== "" ? incarnation : undefined,
+      registrationGeneration: Number.isSafeInteger(registration) ? Number(registration) : undefined,
+      fingerprint,
       features: new Set(Array.isArray(features) ? features.filter((name) => typeof name === "string") : []),
     };
   }

@@ -7,7 +7,7 @@ import {
   type SideChannel,
   type WorkerHandshakeMetadata,
 } from "@kv/interface";
-import { decodeHandshakePayload, encodeHandshakePayload } from "@kv/protocol";
+import { decodeHandshakePayload, encodeHandshakePayload, type LeaseQuery } from "@kv/protocol";
 import type { ConnectorSettings } from "../config/connector-settings.js";
 import { type HandshakeListener, openHandshakeListener, type RankPayload } from "./handshake-listener.js";
 
@@ -18,11 +18,11 @@ export interface EngineListenerOptions {
   readonly log: Log;
   readonly config: KvTransferConfig;
   readonly engine: SchedulerOptions["engine"];
-  readonly settings: Pick<ConnectorSettings, "perWorkerPorts" | "handshakeKey">;
+  readonly settings: Pick<ConnectorSettings, "perWorkerPorts" | "handshakeKeys">;
   /** Identifies this process to `@kv` peers. */
   readonly incarnation: string;
-  /** Whether a request's blocks are still kept; answers lease queries. */
-  holds(requestId: string, generation: number | undefined): boolean;
+  /** Whether the blocks that D has read are still kept for its request; answers lease queries. */
+  holds(query: LeaseQuery): boolean;
 }
 
 /** The side channel of an engine. It opens when the workers' first payloads are published. Later payloads replace them. */
@@ -51,11 +51,8 @@ export class EngineListener implements AsyncDisposable {
       host: config.sideChannelHost,
       ports: portsOf(config, engine, settings.perWorkerPorts),
       payloads,
-      key: settings.handshakeKey,
-      lease: ({ engineId, requestId, generation }) => ({
-        incarnation,
-        held: engineId === engine.engineId && holds(requestId, generation),
-      }),
+      key: () => settings.handshakeKeys?.current(clock, log)[0],
+      lease: (query) => ({ incarnation, held: query.engineId === engine.engineId && holds(query) }),
     });
     if (this.#closed) await this.#listener.close();
   }

@@ -96,7 +96,7 @@ describe("shakeHands", () => {
     const key = new TextEncoder().encode("a key of this test");
     const ask = (peer: Peer, ours?: Uint8Array) => {
       const { options } = peerOf({ tellsFactors: true, ...peer });
-      return shakeHands(address, [0], ours === undefined ? options : { ...options, key: ours });
+      return shakeHands(address, [0], ours === undefined ? options : { ...options, keys: [ours] });
     };
     const untrusted = { code: "KV_HANDSHAKE_UNTRUSTED" };
     await expect(ask({ sealsForRank: 1 })).rejects.toMatchObject(untrusted);

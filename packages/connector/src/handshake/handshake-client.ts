@@ -1,3 +1,4 @@
+import { createHash } from "node:crypto";
 import { KvError, type SideChannel } from "@kv/interface";
 import {
   type AgentMetadata,
@@ -7,6 +8,7 @@ import {
   decodeHandshakeRefusal,
   decodeHandshakeReply,
   encodeHandshakeRequest,
+  encodeMsgpack,
   explainCompatibility,
   type HandshakeExtension,
   type HandshakePayload,
@@ -21,6 +23,8 @@ export interface Handshake {
   readonly clock: ClockOffset;
   /** The `@kv` extension; undefined for vLLM. */
   readonly extension: HandshakeExtension | undefined;
+  /** SHA-256 of what was received: equal for two handshakes with the same process and the same registered caches. */
+  readonly fingerprint: string;
 }
 
 /** The metadata of one rank. */
@@ -47,8 +51,8 @@ export interface HandshakeClientOptions {
     /** Called once per handshake that continues although the hashes differ. */
     readonly relaxed?: ((why: CompatibilityExplanation) => void) | undefined;
   };
-  /** The key with which peers must sign their payloads. Plain vLLM cannot sign and is refused. */
-  readonly key?: Uint8Array | undefined;
+  /** The keys, with one of which peers must sign their payloads. Plain vLLM cannot sign and is refused. */
+  readonly keys?: readonly Uint8Array[] | undefined;
   /** One port per rank, as in vLLM's older guide: rank r answers at the engine's port + r. Default false. */
   readonly portPerRank?: boolean | undefined;
 }
@@ -56,7 +60,7 @@ export interface HandshakeClientOptions {
 /**
  * Asks each rank for its metadata, one after another (vLLM: `_nixl_handshake`). The compatibility hash is checked before the metadata is decoded.
  * Errors: those of `SideChannel.request`; `KV_HANDSHAKE_REFUSED` when the peer answers with a refusal; `KV_HANDSHAKE_UNTRUSTED` when the
- * payload was changed on its way or is not signed with `key`; `KV_HANDSHAKE_INCOMPATIBLE` naming the factor that differs;
+ * payload was changed on its way or is not signed with one of `keys`; `KV_HANDSHAKE_INCOMPATIBLE` naming the factor that differs;
  * `KV_HANDSHAKE_WRONG_ENGINE` when another engine answers; `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
  */
 export async function shakeHands(
@@ -68,16 +72,27 @@ export async function shakeHands(
   const ranks: HandshakeRank[] = [];
   let extension: HandshakeExtension | undefined;
   let relaxed = false;
+  const received = createHash("sha256");
   for (let ppRank = 0; ppRank < address.ppSize; ppRank++) {
     // One after another, as in vLLM: a listener answers one request at a time, and waiting would distort the clock samples.
     for (const tpRank of tpRanks) {
       const { payload, sample } = await ask(address, ppRank, tpRank, options);
       if (sample !== undefined) samples.push(sample);
-      checkHandshakeSeal(payload, { ppRank, tpRank }, options.key);
+      checkHandshakeSeal(payload, { ppRank, tpRank }, options.keys);
       relaxed = checkCompatibility(address, payload, options, relaxed) || relaxed;
       const metadata = decodeAgentMetadata(payload.agentMetadataBytes);
       checkEngine(address, metadata);
       extension = payload.extension;
+      const { incarnation, registration_generation: registration } = extension ?? {};
+      received.update(
+        encodeMsgpack([
+          ppRank,
+          tpRank,
+          payload.agentMetadataBytes,
+          String(incarnation),
+          String(registration),
+        ]),
+      );
       ranks.push({ ppRank, tpRank, metadata });
     }
   }
@@ -88,7 +103,7 @@ export async function shakeHands(
       { hint: "upgrade the peer to vLLM 0.32 or later" },
     );
   }
-  return { ranks, clock: clockOffset(samples), extension };
+  return { ranks, clock: clockOffset(samples), extension, fingerprint: received.digest("hex") };
 }
 
 async function ask(

@@ -1,10 +1,13 @@
 import { type Clock, KvError, type Log, type SideChannel, type SideChannelListener } from "@kv/interface";
 import {
+  decodeHandshakePayload,
   decodeHandshakeRequest,
   decodeLeaseQuery,
+  encodeHandshakePayload,
   encodeHandshakeRefusal,
   encodeHandshakeReply,
   encodeLeaseReply,
+  type HandshakeRequest,
   type LeaseQuery,
   type LeaseReply,
   sealHandshake,
@@ -34,16 +37,16 @@ export interface HandshakeListenerOptions {
   readonly ports: readonly number[];
   /** Payloads that are served from the start: an open port without payloads would refuse the first peers. */
   readonly payloads: readonly RankPayload[];
-  /** Signs the payloads. Peers without the key can still read them. */
-  readonly key?: Uint8Array | undefined;
+  /** Returns the key that signs the payloads now, if there is one. */
+  readonly key?: (() => Uint8Array | undefined) | undefined;
   /** Answers lease queries of `@kv` peers; they get no reply when absent. */
   lease?(query: LeaseQuery): LeaseReply;
 }
 
-/** Opens all ports, or none. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`; those of `sealHandshake`. */
+/** Opens all ports, or none. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`; those of `decodeHandshakePayload`. */
 export async function openHandshakeListener(options: HandshakeListenerOptions): Promise<HandshakeListener> {
   const { sideChannel, host, ports } = options;
-  const payloads = new ServedPayloads(options.key);
+  const payloads = new ServedPayloads();
   payloads.publish(options.payloads);
   const warnings = new LimitedWarnings(options.clock, options.log);
   const answer = (frames: readonly Uint8Array[]) => answerRequest(frames, payloads, options, warnings);
@@ -81,7 +84,7 @@ export class HandshakeListener implements AsyncDisposable {
     this.#payloads = payloads;
   }
 
-  /** Serves these payloads from now on, by rank. Errors: those of `sealHandshake`. */
+  /** Serves these payloads from now on, by rank. Errors: those of `decodeHandshakePayload`. */
   publish(payloads: readonly RankPayload[]): void {
     this.#payloads.publish(payloads);
   }
@@ -106,31 +109,42 @@ export class HandshakeListener implements AsyncDisposable {
   }
 }
 
+interface ServedPayload {
+  readonly rank: HandshakeRequest;
+  readonly published: Uint8Array;
+  /** Made at the first request, and again when the generation or the key has changed. */
+  sealed?: { readonly bytes: Uint8Array; readonly generation: number; readonly key: Uint8Array | undefined };
+}
+
 /** The payloads by rank, as published and sealed. */
 class ServedPayloads {
-  readonly #key: Uint8Array | undefined;
-  readonly #payloads = new Map<RankKey, { readonly published: Uint8Array; readonly sealed: Uint8Array }>();
+  readonly #payloads = new Map<RankKey, ServedPayload>();
   generation = 0;
-
-  constructor(key: Uint8Array | undefined) {
-    this.#key = key;
-  }
 
   publish(ranks: readonly RankPayload[]): void {
     for (const { ppRank, tpRank, payload } of ranks) {
       const key = rankKey({ ppRank, tpRank });
       const before = this.#payloads.get(key);
       // Peers with an older handshake hold stale metadata: the generation in `kv_transfer_params` makes them shake hands again.
-      if (before === undefined || !sameBytes(before.published, payload)) this.generation += 1;
-      this.#payloads.set(key, {
-        published: payload.slice(),
-        sealed: sealHandshake(payload, { ppRank, tpRank }, this.#key),
-      });
+      if (before !== undefined && sameBytes(before.published, payload)) continue;
+      decodeHandshakePayload(payload);
+      this.generation += 1;
+      this.#payloads.set(key, { rank: { ppRank, tpRank }, published: payload.slice() });
     }
   }
 
-  sealed(key: RankKey): Uint8Array | undefined {
-    return this.#payloads.get(key)?.sealed;
+  /** The rank's payload with the generation of all payloads, signed with `key` if there is one. Undefined for an unknown rank. */
+  sealed(rank: RankKey, key: Uint8Array | undefined): Uint8Array | undefined {
+    const payload = this.#payloads.get(rank);
+    if (payload === undefined) return undefined;
+    const { generation } = this;
+    const { sealed } = payload;
+    if (sealed !== undefined && sealed.generation === generation && sealed.key === key) return sealed.bytes;
+    const decoded = decodeHandshakePayload(payload.published);
+    const extension = { ...decoded.extension, registration_generation: generation };
+    const bytes = sealHandshake(encodeHandshakePayload({ ...decoded, extension }), payload.rank, key);
+    payload.sealed = { bytes, generation, key };
+    return bytes;
   }
 
   get ranks(): readonly RankKey[] {
@@ -142,14 +156,14 @@ class ServedPayloads {
 function answerRequest(
   frames: readonly Uint8Array[],
   payloads: ServedPayloads,
-  { clock, lease }: HandshakeListenerOptions,
+  { clock, lease, key }: HandshakeListenerOptions,
   warnings: LimitedWarnings,
 ): readonly Uint8Array[] | undefined {
   const query = decodeLeaseQuery(frames);
   if (query !== undefined) return lease === undefined ? undefined : [encodeLeaseReply(lease(query))];
   try {
     const { ppRank, tpRank } = decodeHandshakeRequest(frames);
-    const payload = payloads.sealed(rankKey({ ppRank, tpRank }));
+    const payload = payloads.sealed(rankKey({ ppRank, tpRank }), key?.());
     if (payload !== undefined) return encodeHandshakeReply(payload, clock.now() / 1000);
     warnings.warn("handshake-for-unknown-rank", "rank", { ppRank, tpRank, known: payloads.ranks });
     const known = payloads.ranks.join(", ") || "none yet";

@@ -4,7 +4,7 @@ import { describe, expect, it } from "vitest";
 import { TaskTracker } from "../worker/task-tracker.js";
 import { HeartbeatSender } from "./heartbeat-sender.js";
 import { NotificationSender } from "./notification-sender.js";
-import type { PeerRef } from "./peer-table.js";
+import type { PeerRef } from "./peer.js";
 import type { RemoteEngine } from "./remote-engine.js";
 
 const engineAt = (engineId: string, remoteRequestIds: readonly string[]) => ({
@@ -35,6 +35,7 @@ function setUp({ notify = async () => {} }: { notify?: () => Promise<void> } = {
         ({
           address,
           agents: new Map([["pp0tp0", address.engineId]]),
+          features: new Set<string>(),
         }) as Partial<RemoteEngine> as RemoteEngine,
       acquire: () => Promise.reject<PeerRef<RemoteEngine>>(new Error("not asked for")),
     },

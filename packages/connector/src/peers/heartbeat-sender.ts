@@ -106,7 +106,7 @@ export class HeartbeatSender {
     }
     const atMs = clock.now();
     tasks.track(
-      notifications.sendHeartbeat(engine, order.remoteRequestIds).then(({ takenIds, isDelivered }) => {
+      notifications.sendHeartbeat(engine, order).then(({ takenIds, isDelivered }) => {
         onSent?.(order, isDelivered);
         for (const id of takenIds) this.#takenAtMs.get(requestKey(order, id))?.push(atMs);
       }),

@@ -2,9 +2,12 @@ import type { Agent, Log } from "@kv/interface";
 import {
   decodeNotification,
   encodeNotification,
+  encodeRequestControl,
   isWireSafeRequestId,
   type KvNotification,
+  REQUEST_CONTROL,
 } from "@kv/protocol";
+import type { HeartbeatOrder } from "../scheduler/step-types.js";
 import type { RemoteEngine } from "./remote-engine.js";
 
 /** Ids per heartbeat, far below any transport's limit for one notification. */
@@ -47,30 +50,41 @@ export class NotificationSender {
   }
 
   /**
-   * Sends a heartbeat for requests to all of an engine's agents. Ids that a peer would misparse (see `isWireSafeRequestId`) are left out: P does not
-   * extend their leases.
+   * Sends a heartbeat for requests to all of an engine's agents: with capabilities to an `@kv` engine, in vLLM's form otherwise. Ids that a
+   * peer would misparse (see `isWireSafeRequestId`) are left out of vLLM's form: P does not extend their leases.
    */
   async sendHeartbeat(
-    engine: Pick<RemoteEngine, "agents">,
-    remoteRequestIds: readonly string[],
+    engine: Pick<RemoteEngine, "agents" | "features">,
+    { remoteRequestIds, proofs = [] }: Pick<HeartbeatOrder, "remoteRequestIds" | "proofs">,
   ): Promise<HeartbeatResult> {
-    const safe = remoteRequestIds.filter(isWireSafeRequestId);
+    const proven = engine.features.has(REQUEST_CONTROL) ? proofs : [];
+    const provenIds = new Set(proven.map(({ requestId }) => requestId));
+    const plain = remoteRequestIds.filter((id) => !provenIds.has(id) && isWireSafeRequestId(id));
     const agents = [...new Set(engine.agents.values())];
-    const chunks: (readonly string[])[] = [];
-    for (let i = 0; i < safe.length; i += HEARTBEAT_IDS) chunks.push(safe.slice(i, i + HEARTBEAT_IDS));
+    const messages = [
+      ...inChunks(plain).map((requestIds) => ({
+        requestIds,
+        payload: encodeNotification({ kind: "heartbeat", requestIds }),
+      })),
+      ...inChunks(proven).map((requests) => ({
+        requestIds: requests.map(({ requestId }) => requestId),
+        payload: encodeRequestControl({ kind: "heartbeat", requests }),
+      })),
+    ];
+    let isDelivered = true;
     const taken = await Promise.all(
-      chunks.map(async (requestIds) => {
-        const payload = encodeNotification({ kind: "heartbeat", requestIds });
+      messages.map(async ({ requestIds, payload }) => {
         const sent = agents.map((name) =>
           this.send(name, payload, (error) =>
             this.#log.debug("heartbeat-failed", { agent: name, error: String(error) }),
           ),
         );
-        return (await Promise.all(sent)).every(Boolean) ? requestIds : [];
+        const isTaken = (await Promise.all(sent)).every(Boolean);
+        isDelivered &&= isTaken;
+        return isTaken ? requestIds : [];
       }),
     );
-    const takenIds = taken.flat();
-    return { takenIds, isDelivered: takenIds.length === safe.length };
+    return { takenIds: taken.flat(), isDelivered };
   }
 
   /** Resolves when the transport has accepted or failed every notification so far. */
@@ -87,6 +101,12 @@ export class NotificationSender {
   async #notify(agentName: string, payload: Uint8Array): Promise<void> {
     await this.#agent.notify(agentName, payload);
   }
+}
+
+function inChunks<T>(list: readonly T[]): (readonly T[])[] {
+  const chunks: (readonly T[])[] = [];
+  for (let i = 0; i < list.length; i += HEARTBEAT_IDS) chunks.push(list.slice(i, i + HEARTBEAT_IDS));
+  return chunks;
 }
 
 /**

@@ -10,6 +10,9 @@ export interface PeerBackoffOptions {
   readonly maxMs?: number | undefined;
 }
 
+/** Addresses that are remembered at most: requests name addresses, so their number is not bounded by the peers that exist. */
+const MAX_FAILURES = 4096;
+
 interface Failure {
   readonly delayMs: number;
   readonly untilMs: number;
@@ -52,7 +55,10 @@ export class PeerBackoff {
     const key = engineKey(address);
     const before = this.#failures.get(key);
     const delayMs = before === undefined ? this.#minMs : Math.min(before.delayMs * 2, this.#maxMs);
+    this.#failures.delete(key);
     this.#failures.set(key, { delayMs, untilMs: nowMs + delayMs, error });
+    const [oldest] = this.#failures.keys();
+    if (this.#failures.size > MAX_FAILURES && oldest !== undefined) this.#failures.delete(oldest);
   }
 
   /** Forgets the peer's failures. */

@@ -7,9 +7,14 @@ import { PeerTable } from "./peer-table.js";
 interface FakePeer {
   readonly address: EngineAddress;
   readonly name: string;
+  readonly registrationGeneration?: number | undefined;
+  readonly fingerprint?: string | undefined;
 }
 
-function setUp({ engineTtlMs = 0 } = {}) {
+function setUp({
+  engineTtlMs = 0,
+  answer = {} as Pick<FakePeer, "registrationGeneration" | "fingerprint">,
+} = {}) {
   const clock = manualClock();
   const log: string[] = [];
   let fail: KvError | undefined;
@@ -28,7 +33,7 @@ function setUp({ engineTtlMs = 0 } = {}) {
       if (gated) await new Promise<void>((resolve) => gates.push(resolve));
       if (fail !== undefined) throw fail;
       opened += 1;
-      return { address, name: `${engineId}#${opened}` };
+      return { address, name: `${engineId}#${opened}`, ...answer };
     },
     async close(peer) {
       log.push(`close ${peer.name}`);
@@ -38,6 +43,7 @@ function setUp({ engineTtlMs = 0 } = {}) {
     clock,
     log,
     peers,
+    answer,
     failWith: (error: KvError | undefined) => {
       fail = error;
     },
@@ -112,14 +118,60 @@ describe("PeerTable", () => {
     expect(peers.peek(at("e"))?.name).toBe("e#2");
   });
 
-  it("opens an engine again when its registration generation increases", async () => {
-    const { peers, log } = setUp();
-    for (const registrationGeneration of [1, 1, 2, 1, 2]) {
-      (await peers.acquire({ ...at("e"), registrationGeneration })).release();
-    }
+  it("shakes hands beside an open peer for a later registration, and replaces the peer when its handshake has it", async () => {
+    const answer = { registrationGeneration: 1, fingerprint: "one" };
+    const { peers, log } = setUp({ answer });
+    const named = (registrationGeneration: number) => peers.acquire({ ...at("e"), registrationGeneration });
+    (await named(1)).release();
+    Object.assign(answer, { registrationGeneration: 2, fingerprint: "two" });
+    (await named(1)).release();
+    expect(log).toEqual(["open e"]);
+    const [first, second] = await Promise.all([named(2), named(2)]);
+    expect([first?.peer.name, second?.peer.name]).toEqual(["e#2", "e#2"]);
     (await peers.acquire(at("e"))).release();
     await settle();
-    expect(log).toEqual(["open e", "close e#1", "open e"]);
+    expect(log).toEqual(["open e", "open e", "close e#1"]);
+  });
+
+  it("refuses a registration that the peer does not have, and keeps the peer for others", async () => {
+    const { peers, clock, log } = setUp({ answer: { registrationGeneration: 1, fingerprint: "one" } });
+    const held = await peers.acquire({ ...at("e"), registrationGeneration: 1 });
+    const wrong = peers.acquire({ ...at("e"), registrationGeneration: 2 ** 40 });
+    wrong.catch(() => {});
+    await settle();
+    clock.advance(1000);
+    await expect(wrong).rejects.toMatchObject({ code: "KV_GENERATION_STALE" });
+    const again = await peers.acquire({ ...at("e"), registrationGeneration: 1 });
+    expect(again.peer).toBe(held.peer);
+    expect(log).toEqual(["open e", "open e", "close e#2", "open e", "close e#3"]);
+  });
+
+  it("keeps a peer whose handshake says no registration, when another handshake gives the same", async () => {
+    const answer = { fingerprint: "one" };
+    const { peers, clock, log } = setUp({ answer });
+    const named = (registrationGeneration: number) => peers.acquire({ ...at("e"), registrationGeneration });
+    const first = await named(1);
+    const forged = named(9);
+    await settle();
+    clock.advance(1000);
+    expect((await forged).peer).toBe(first.peer);
+    expect((await named(9)).peer).toBe(first.peer);
+    expect(log).toEqual(["open e", "open e", "close e#2"]);
+    answer.fingerprint = "two";
+    const later = named(2);
+    await settle();
+    clock.advance(1000);
+    expect((await later).peer.name).toBe("e#3");
+  });
+
+  it("keeps the peer, and does not back off, when a handshake beside it fails", async () => {
+    const { peers, failWith } = setUp({ answer: { registrationGeneration: 1, fingerprint: "one" } });
+    const held = await peers.acquire(at("e"));
+    failWith(new KvError("KV_SIDE_CHANNEL_TIMEOUT", "silent"));
+    await expect(peers.acquire({ ...at("e"), registrationGeneration: 7 })).rejects.toMatchObject({
+      code: "KV_SIDE_CHANNEL_TIMEOUT",
+    });
+    expect((await peers.acquire(at("e"))).peer).toBe(held.peer);
   });
 
   it("does not drop a peer's successor when the old peer is dropped again", async () => {
@@ -130,24 +182,6 @@ describe("PeerTable", () => {
     const second = await peers.acquire(at("e"));
     peers.drop(first.peer, "stale, reported late");
     expect(peers.peek(at("e"))).toBe(second.peer);
-  });
-
-  it("closes a peer that was replaced while it was opening", async () => {
-    const { peers, log, gate } = setUp();
-    const open = gate();
-    const acquired = peers.acquire(at("e"));
-    await settle();
-    const renewed = peers.acquire({ ...at("e"), registrationGeneration: 1 });
-    await settle();
-    open();
-    (await acquired).release();
-    await settle();
-    expect(log).toEqual(["open e", "open e", "close e#1"]);
-    const reference = await renewed;
-    reference.release();
-    peers.drop(reference.peer, "test");
-    await settle();
-    expect(peers.outstanding()).toEqual({ peers: 0, opening: 0, closing: 0 });
   });
 
   it("closes an engine that was not used for engine_ttl, but not one that is still referenced", async () => {

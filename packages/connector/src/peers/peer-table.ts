@@ -1,65 +1,29 @@
-import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
-import type { TransferMetrics } from "../metrics/transfer-metrics.js";
+import { KvError, type Timer } from "@kv/interface";
 import { describeEngine, type EngineAddress, engineKey } from "./engine-address.js";
+import type { Peer, PeerRef, PeerTableOptions } from "./peer.js";
 import { PeerBackoff } from "./peer-backoff.js";
+import { confirm, hasRegistration, type PeerEntry, unknownRegistration } from "./peer-entry.js";
+import { whileNotAborted } from "./while-not-aborted.js";
 
-/** Anything opened at an engine's address. */
-export interface Peer {
-  /** The address that the peer was opened for. */
-  readonly address: EngineAddress;
-}
-
-/** A counted reference to an open peer. The peer stays open until every reference was released. */
-export interface PeerRef<P extends Peer> extends Disposable {
-  /** The open peer. */
-  readonly peer: P;
-  /** Ends the reference. Safe to call twice. */
-  release(): void;
-}
-
-/** Options of `PeerTable`. */
-export interface PeerTableOptions<P extends Peer> {
-  /** Clock for the back-off and the time to live. */
-  readonly clock: Clock;
-  /** Gets an entry for each failed opening and each dropped peer. */
-  readonly log: Log;
-  /** Counts failed openings. */
-  readonly metrics: Pick<TransferMetrics, "handshakeFailed">;
-  /** An unused peer is closed after this long; 0 means never. vLLM 0.33: 3,600,000 (`engine_ttl`). */
-  readonly engineTtlMs: number;
-  /** vLLM's name of a failed opening, for the log. */
-  readonly failureType: string;
-  /** Opens the peer at an address: the handshake and all that follows from it. */
-  open(address: EngineAddress): Promise<P>;
-  /** Closes a peer that no reference holds. */
-  close(peer: P): Promise<void>;
-}
-
-interface Entry<P extends Peer> {
-  readonly key: string;
-  readonly address: EngineAddress;
-  readonly opened: Promise<P>;
-  peer: P | undefined;
-  references: number;
-  lastUsedMs: number;
-  /** Set when the entry has left the table. It closes with its last reference. */
-  dropped: boolean;
-  /** Ends the wait of `close()` for a dropped entry. */
-  closed?: () => void;
-}
+/** Time between two handshakes beside an open peer that changed nothing. A request that asks for one waits for so long. */
+const RENEWAL_INTERVAL_MS = 1000;
+/** How often one request may cause a handshake beside an open peer: the first may have begun before P registered again. */
+const RENEWALS = 2;
 
 /**
  * The remote engines that a worker knows. Each is opened once, at first use, and shared by all requests with the same address. It is closed
  * when it was unused for `engineTtlMs`, when another engine answers at its host and port, or when it was dropped as stale; always after
- * its last reference, because prepared lists and remote agents must outlive the transfers that use them.
+ * its last reference, because prepared lists and remote agents must outlive the transfers that use them. What a request says about a peer
+ * never drops it: at most it causes another handshake at the same address, beside the open peer, and only what answers there replaces it.
  */
 export class PeerTable<P extends Peer> {
   readonly #options: PeerTableOptions<P>;
-  readonly #entries = new Map<string, Entry<P>>();
+  readonly #entries = new Map<string, PeerEntry<P>>();
   /** Open entries by host and port, to find those that another engine replaces. */
-  readonly #byHostPort = new Map<string, Set<Entry<P>>>();
-  readonly #closing = new Map<Entry<P>, Promise<void>>();
+  readonly #byHostPort = new Map<string, Set<PeerEntry<P>>>();
+  readonly #closing = new Map<PeerEntry<P>, Promise<void>>();
   readonly #backoff: PeerBackoff;
+  readonly #renewals = new Set<Promise<void>>();
   #timer: Timer | undefined;
   #closed = false;
 
@@ -71,11 +35,14 @@ export class PeerTable<P extends Peer> {
   /**
    * Returns a reference to the peer. Opens the peer first if it is not open. When `signal` aborts, the call rejects with its reason, and a reference that
    * arrives later is released. Errors: those of `open`; `KV_HANDSHAKE_BACKED_OFF` during the back-off after a failure;
-   * `KV_SIDE_CHANNEL_CLOSED` after `close`; the signal's reason.
+   * `KV_GENERATION_STALE` for a `registrationGeneration` that the peer does not have; `KV_SIDE_CHANNEL_CLOSED` after `close`; the signal's
+   * reason.
    */
   acquire(address: EngineAddress, signal?: AbortSignal): Promise<PeerRef<P>> {
     const acquired = this.#acquire(address);
-    return signal === undefined ? acquired : whileNotAborted(acquired, signal);
+    return signal === undefined
+      ? acquired
+      : whileNotAborted(acquired, signal, (reference) => reference.release());
   }
 
   /** The peer if it is open; counts as a use. Without a reference it may be closed at the next `await`. */
@@ -94,11 +61,31 @@ export class PeerTable<P extends Peer> {
     if (entry?.peer === peer) this.#drop(entry, reason);
   }
 
+  /**
+   * Shakes hands again at the peer's address, beside the peer. The new peer replaces it if it differs. Resolves when the table has the current
+   * one. Concurrent calls share a handshake, and one that changes nothing is not repeated for a second. A failure leaves the peer as it is.
+   * Errors: those of `open`; the signal's reason.
+   */
+  renew(peer: P, signal?: AbortSignal): Promise<void> {
+    const entry = this.#entries.get(engineKey(peer.address));
+    if (entry?.peer !== peer) return Promise.resolve();
+    const renewed = this.#renew(entry, entry.address);
+    return signal === undefined ? renewed : whileNotAborted(renewed, signal, () => {});
+  }
+
   /** Numbers of peers that are open, being opened, and dropped but still referenced. */
   outstanding(): { readonly peers: number; readonly opening: number; readonly closing: number } {
     let opening = 0;
-    for (const { peer } of this.#entries.values()) if (peer === undefined) opening += 1;
-    return { peers: this.#entries.size - opening, opening, closing: this.#closing.size };
+    let renewing = 0;
+    for (const { peer, renewal } of this.#entries.values()) {
+      if (peer === undefined) opening += 1;
+      if (renewal !== undefined) renewing += 1;
+    }
+    return {
+      peers: this.#entries.size - opening,
+      opening: opening + renewing,
+      closing: this.#closing.size,
+    };
   }
 
   /** Closes every peer after its last reference. `acquire` rejects from now on with `KV_SIDE_CHANNEL_CLOSED`. */
@@ -107,6 +94,7 @@ export class PeerTable<P extends Peer> {
     for (const entry of [...this.#entries.values()]) this.#drop(entry, "the worker closes");
     this.#timer?.cancel();
     this.#timer = undefined;
+    await Promise.allSettled(this.#renewals);
     await Promise.all(this.#closing.values());
   }
 
@@ -116,61 +104,92 @@ export class PeerTable<P extends Peer> {
   }
 
   async #acquire(address: EngineAddress): Promise<PeerRef<P>> {
-    if (this.#closed) {
-      throw new KvError(
-        "KV_SIDE_CHANNEL_CLOSED",
-        `${describeEngine(address)} is not opened: the worker is closed`,
-      );
-    }
     const key = engineKey(address);
-    const known = this.#entries.get(key);
-    if (
-      known !== undefined &&
-      (known.address.registrationGeneration ?? 0) < (address.registrationGeneration ?? 0)
-    )
-      this.#drop(known, "it registered its cache again");
-    let entry = this.#entries.get(key);
-    if (entry === undefined) {
-      this.#backoff.check(address);
-      entry = this.#open(key, address);
-    }
-    const held = entry;
-    held.references += 1;
-    let released = false;
-    const release = () => {
-      if (released) return;
-      released = true;
-      this.#release(held);
-    };
-    try {
-      return { peer: await held.opened, release, [Symbol.dispose]: release };
-    } catch (error) {
+    for (let attempt = 0; ; attempt += 1) {
+      if (this.#closed) {
+        throw new KvError(
+          "KV_SIDE_CHANNEL_CLOSED",
+          `${describeEngine(address)} is not opened: the worker is closed`,
+        );
+      }
+      let entry = this.#entries.get(key);
+      if (entry === undefined) {
+        this.#backoff.check(address);
+        entry = this.#open(key, address);
+      }
+      const held = entry;
+      held.references += 1;
+      let released = false;
+      const release = () => {
+        if (released) return;
+        released = true;
+        this.#release(held);
+      };
+      try {
+        const peer = await held.opened;
+        const asked = attempt >= RENEWALS;
+        if (hasRegistration(held, peer, address, asked)) {
+          if (held.confirmed.size === 0) confirm(held, address.registrationGeneration);
+          return { peer, release, [Symbol.dispose]: release };
+        }
+        if (asked) throw unknownRegistration(address, peer);
+      } catch (error) {
+        release();
+        throw error;
+      }
       release();
-      throw error;
+      await this.#renew(held, address);
     }
   }
 
-  #open(key: string, address: EngineAddress): Entry<P> {
-    const { clock, log, metrics, failureType, open } = this.#options;
+  /** Shares one handshake beside an entry among all that ask for it. */
+  #renew(entry: PeerEntry<P>, claimed: EngineAddress): Promise<void> {
+    if (entry.renewal === undefined) {
+      const renewal = this.#openBeside(entry, claimed).finally(() => {
+        entry.renewal = undefined;
+        this.#renewals.delete(renewal);
+      });
+      entry.renewal = renewal;
+      this.#renewals.add(renewal);
+    }
+    return entry.renewal;
+  }
+
+  async #openBeside(entry: PeerEntry<P>, { registrationGeneration }: EngineAddress): Promise<void> {
+    const { clock, close, log, metrics, failureType, open } = this.#options;
+    const waitMs = Math.ceil(entry.renewableAtMs - clock.now());
+    if (waitMs > 0) await new Promise<void>((resolve) => void clock.setTimer(resolve, waitMs, { ref: true }));
+    const before = entry.peer;
+    if (before === undefined || this.#closed || this.#entries.get(entry.key) !== entry) return;
+    const { engineId, host, port } = entry.address;
+    try {
+      const peer = await open({ ...entry.address, registrationGeneration });
+      const isSame = peer.fingerprint !== undefined && peer.fingerprint === before.fingerprint;
+      if (isSame || this.#closed || this.#entries.get(entry.key) !== entry) {
+        if (isSame) confirm(entry, registrationGeneration);
+        await close(peer);
+      } else {
+        this.#drop(entry, "another handshake at its address gave other metadata");
+        this.#keep(this.#entryOf(entry.key, peer.address, Promise.resolve(peer)), peer);
+      }
+    } catch (error) {
+      metrics.handshakeFailed();
+      log.warn(failureType, { engineId, host, port, error: String(error) });
+      throw error;
+    } finally {
+      entry.renewableAtMs = clock.now() + RENEWAL_INTERVAL_MS;
+    }
+  }
+
+  #open(key: string, address: EngineAddress): PeerEntry<P> {
+    const { log, metrics, failureType, open } = this.#options;
     const { engineId, host, port } = address;
-    const entry: Entry<P> = {
-      key,
-      address,
-      peer: undefined,
-      references: 0,
-      lastUsedMs: clock.now(),
-      dropped: false,
-      opened: open(address),
-    };
+    const entry = this.#entryOf(key, address, open(address));
     this.#entries.set(key, entry);
     entry.opened.then(
       (peer) => {
-        entry.peer = peer;
-        entry.lastUsedMs = clock.now();
         this.#backoff.succeeded(address);
-        if (entry.dropped) this.#closeUnreferenced(entry);
-        else this.#replaceOthersAt(entry);
-        this.#armTimer();
+        this.#keep(entry, peer);
       },
       (error: unknown) => {
         metrics.handshakeFailed();
@@ -188,8 +207,36 @@ export class PeerTable<P extends Peer> {
     return entry;
   }
 
+  #entryOf(key: string, address: EngineAddress, opened: Promise<P>): PeerEntry<P> {
+    const nowMs = this.#options.clock.now();
+    return {
+      key,
+      address,
+      opened,
+      peer: undefined,
+      references: 0,
+      lastUsedMs: nowMs,
+      dropped: false,
+      renewableAtMs: nowMs,
+      confirmed: new Set(),
+    };
+  }
+
+  /** Records that an entry's peer is open. */
+  #keep(entry: PeerEntry<P>, peer: P): void {
+    entry.peer = peer;
+    entry.lastUsedMs = this.#options.clock.now();
+    confirm(entry, entry.address.registrationGeneration);
+    if (entry.dropped) this.#closeUnreferenced(entry);
+    else {
+      this.#entries.set(entry.key, entry);
+      this.#replaceOthersAt(entry);
+    }
+    this.#armTimer();
+  }
+
   /** Drops the engines with another id at the same host and port: their process is gone. */
-  #replaceOthersAt(entry: Entry<P>): void {
+  #replaceOthersAt(entry: PeerEntry<P>): void {
     const hostPort = `${entry.address.host}:${entry.address.port}`;
     const others = this.#byHostPort.get(hostPort) ?? new Set();
     this.#byHostPort.set(hostPort, others);
@@ -201,7 +248,7 @@ export class PeerTable<P extends Peer> {
     this.#byHostPort.set(hostPort, others);
   }
 
-  #drop(entry: Entry<P>, reason: string): void {
+  #drop(entry: PeerEntry<P>, reason: string): void {
     const { log } = this.#options;
     const { engineId, host, port } = entry.address;
     this.#entries.delete(entry.key);
@@ -218,7 +265,7 @@ export class PeerTable<P extends Peer> {
     this.#closeUnreferenced(entry);
   }
 
-  #release(entry: Entry<P>): void {
+  #release(entry: PeerEntry<P>): void {
     entry.references -= 1;
     entry.lastUsedMs = this.#options.clock.now();
     if (entry.dropped) this.#closeUnreferenced(entry);
@@ -226,7 +273,7 @@ export class PeerTable<P extends Peer> {
   }
 
   /** Closes a dropped entry when it is open and has no references. */
-  #closeUnreferenced(entry: Entry<P>): void {
+  #closeUnreferenced(entry: PeerEntry<P>): void {
     const { peer, closed, dropped, references } = entry;
     if (!dropped || references > 0 || peer === undefined || closed === undefined) return;
     entry.peer = undefined;
@@ -264,41 +311,4 @@ export class PeerTable<P extends Peer> {
     }
     this.#armTimer();
   }
-}
-
-/** Codes of transfer errors that mean that the peer is gone or its metadata is stale. The peer must then be dropped. */
-const PEER_LOST: readonly string[] = [
-  "KV_PEER_DISCONNECTED",
-  "KV_AGENT_UNKNOWN_REMOTE",
-  "KV_TRANSFER_FAILED",
-  "KV_TRANSFER_TIMEOUT",
-  "KV_NOTIFICATION_FAILED",
-];
-
-/** Whether a failed transfer means that the peer must be dropped and opened again. */
-export function isPeerLost(error: KvError): boolean {
-  return PEER_LOST.includes(error.code);
-}
-
-/** Rejects with the signal's reason as soon as it aborts, and releases a reference that arrives after that. */
-function whileNotAborted<P extends Peer>(
-  acquired: Promise<PeerRef<P>>,
-  signal: AbortSignal,
-): Promise<PeerRef<P>> {
-  return new Promise((resolve, reject) => {
-    const onAbort = () => reject(signal.reason as Error);
-    if (signal.aborted) onAbort();
-    else signal.addEventListener("abort", onAbort);
-    acquired.then(
-      (reference) => {
-        signal.removeEventListener("abort", onAbort);
-        if (signal.aborted) reference.release();
-        else resolve(reference);
-      },
-      (error: unknown) => {
-        signal.removeEventListener("abort", onAbort);
-        reject(error as Error);
-      },
-    );
-  });
 }

@@ -8,7 +8,8 @@ import { type RankKey, rankKey } from "../handshake/rank-key.js";
 import type { RemoteRequest } from "../scheduler/step-types.js";
 import type { WorkerContext } from "../worker/worker-context.js";
 import type { EngineAddress } from "./engine-address.js";
-import { type Peer, type PeerRef, PeerTable } from "./peer-table.js";
+import type { Peer, PeerRef } from "./peer.js";
+import { PeerTable } from "./peer-table.js";
 
 /** A remote engine after a handshake: the agents of its ranks, the plan, and the prepared lists of both sides. */
 export interface RemoteEngine extends Peer {
@@ -78,27 +79,38 @@ export class RemoteEngines {
 
   /**
    * Returns the engine, if it is still the process that prefilled the request. Parameters and open engines can both outlive that process.
-   * Errors: those of the handshake, the plan and the transport; `KV_HANDSHAKE_BACKED_OFF`; `KV_GENERATION_STALE` when the process is
+   * A request whose parameters name a process is not served by an engine that does not: it could not be asked for the lease. Errors: those of the handshake, the plan and the transport; `KV_HANDSHAKE_BACKED_OFF`; `KV_GENERATION_STALE` when the process is
    * gone; the signal's reason.
    */
   async acquire(request: RemoteRequest, signal: AbortSignal): Promise<PeerRef<RemoteEngine>> {
     for (let isSecondTry = false; ; isSecondTry = true) {
       const reference = await this.table.acquire(request, signal);
-      if (isMeant(reference.peer, request)) return reference;
+      const { peer } = reference;
+      if (isMeant(peer, request)) return reference;
       reference.release();
-      const { incarnation } = reference.peer;
-      const current = isSecondTry ? incarnation : (await this.queryLease(request, signal)).incarnation;
-      if (current === incarnation) throw staleError(request);
-      this.table.drop(reference.peer, "another process answers at its address");
+      if (isSecondTry) throw staleError(request);
+      // A lease query is cheaper than a handshake. vLLM's listener would stop at one.
+      if (peer.incarnation !== undefined) {
+        const { incarnation } = await this.queryLease(request, signal);
+        if (incarnation === peer.incarnation) throw staleError(request);
+      }
+      // Only what answers a handshake at the address replaces the open engine, not what this request says.
+      await this.table.renew(peer, signal);
     }
   }
 
   /** Asks the process at the request's address whether it holds the request's blocks. Errors: as `queryLease`. */
   queryLease(request: RemoteRequest, signal: AbortSignal): Promise<LeaseReply> {
-    const { engineId, requestId, host, port, lease } = request;
+    const { engineId, requestId, host, port, lease, blocks } = request;
     const { sideChannel, settings } = this.#context;
     return queryLease(
-      { engineId, requestId, generation: lease?.generation },
+      {
+        engineId,
+        requestId,
+        generation: lease?.generation,
+        capability: lease?.capability,
+        blocks,
+      },
       { sideChannel, host, port, timeoutMs: settings.handshakeTimeoutMs, signal },
     );
   }
@@ -134,7 +146,10 @@ export class RemoteEngines {
       dcpSize: local.dcpSize ?? 1,
       remoteDcpSize: address.dcpSize,
     });
-    const { ranks, clock, incarnation, features } = await handshake.ask(address, tpRanks);
+    const { ranks, clock, incarnation, features, registrationGeneration, fingerprint } = await handshake.ask(
+      address,
+      tpRanks,
+    );
     const remotes = ranks.map(({ geometry }) => geometry);
     const joint = this.#options.joinsGroups === true ? joinGroups({ local, remotes, ...model }) : undefined;
     const plan = buildEngineTransferPlan({
@@ -146,6 +161,7 @@ export class RemoteEngines {
       canPass: local.regions.every(({ memoryType }) => memoryType === "DRAM"),
       prefixCaching: caches.config.prefixCaching ?? true,
     });
+    const owner = `${address.host}:${address.port}`;
     const agents = new Map<RankKey, string>();
     const sources: { lists: (ListPair | undefined)[] }[] = [];
     const engine: RemoteEngine = {
@@ -155,12 +171,14 @@ export class RemoteEngines {
       clock,
       incarnation,
       features,
+      registrationGeneration,
+      fingerprint,
       agents,
       sources,
     };
     try {
       for (const rank of ranks)
-        agents.set(rankKey(rank.geometry), await remoteAgents.add(rank.agentMetadata));
+        agents.set(rankKey(rank.geometry), await remoteAgents.add(rank.agentMetadata, owner));
       for (const source of this.#options.preparesLists === false ? [] : plan.sources) {
         const lists: (ListPair | undefined)[] = [];
         // Added to the engine before it is complete, so that a failure closes the lists that exist.
@@ -219,9 +237,9 @@ export class RemoteEngines {
   }
 }
 
-/** Whether the engine is the process that created the request's parameters. True when one of them has no incarnation. */
+/** Whether the engine is the process that created the request's parameters. Parameters of vLLM name no process. */
 function isMeant({ incarnation }: RemoteEngine, { lease }: RemoteRequest): boolean {
-  return incarnation === undefined || lease === undefined || incarnation === lease.incarnation;
+  return lease === undefined || incarnation === lease.incarnation;
 }
 
 function staleError(request: RemoteRequest): KvError {

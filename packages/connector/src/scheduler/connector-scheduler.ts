@@ -14,6 +14,7 @@ import {
   type WorkerOutput,
 } from "@kv/interface";
 import type { TransferMode } from "@kv/protocol";
+import { sideChannelFor } from "../authentication/for-settings.js";
 import { connectorSettings } from "../config/connector-settings.js";
 import { EngineListener } from "../handshake/engine-listener.js";
 import { type DecodeOrders, DecodeRequests, type PromptSource } from "./decode-requests.js";
@@ -64,14 +65,14 @@ export class ConnectorScheduler<Source extends PromptSource> implements Schedule
     this.#clock = clock;
     this.#incarnation = random.uuid();
     this.#listener = new EngineListener({
-      sideChannel,
+      sideChannel: sideChannelFor(sideChannel, settings, { clock, log }),
       clock,
       log,
       config,
       engine,
       settings,
       incarnation: this.#incarnation,
-      holds: (requestId, generation) => this.#prefill.holds(requestId, generation),
+      holds: (query) => this.#prefill.holds(query),
     });
     this.#orders = connector.createDecodeOrders({
       clock,

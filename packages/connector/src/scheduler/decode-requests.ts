@@ -38,8 +38,8 @@ export interface FetchOrder extends BlocksToFetch {
 
 /** How a connector turns D's requests into orders for its workers. Pull and push have one each. */
 export interface DecodeOrders<Source extends PromptSource, Step extends object> {
-  /** Reads a request's parameters. Errors: `KV_REQUEST_INVALID`. */
-  read(params: KvTransferParams): Source;
+  /** Reads the parameters of a request with a prompt of `numPromptTokens`. Errors: `KV_REQUEST_INVALID`. */
+  read(params: KvTransferParams, numPromptTokens: number): Source;
   /** The P to notify that the request's blocks will not be used, when `read` refused the parameters. */
   addressToNotify(params: KvTransferParams): Source["remote"] | undefined;
   /** Orders the workers to fetch a request's KV. */
@@ -213,7 +213,7 @@ export class DecodeRequests<Source extends PromptSource> {
     let source: Source | undefined;
     let refusal: KvError | undefined;
     try {
-      source = this.#orders.read(params);
+      source = this.#orders.read(params, request.numPromptTokens);
     } catch (error) {
       refusal = KvError.from(error, "KV_REQUEST_INVALID", `request ${request.requestId}`);
       this.#release(request, this.#orders.addressToNotify(params));

@@ -7,7 +7,8 @@ describe("generations", () => {
   it("uses the request id as wire id at its first use, as vLLM does", () => {
     const generations = new Generations({ clock: manualClock() });
     const first = generations.begin("cmpl-1");
-    expect(first).toEqual({ requestId: "cmpl-1", wireId: "cmpl-1", generation: 1 });
+    expect(first).toMatchObject({ requestId: "cmpl-1", wireId: "cmpl-1", generation: 1 });
+    expect(first.capability).toMatch(/^[\w-]{22}$/);
     expect(generations.begin("cmpl-1")).toBe(first);
     expect(generations.byWireId("cmpl-1")).toBe(first);
   });

@@ -1,5 +1,5 @@
 import type { Clock } from "@kv/interface";
-import { isWireSafeRequestId } from "@kv/protocol";
+import { isWireSafeRequestId, newCapability } from "@kv/protocol";
 
 /** One use of a request's blocks. */
 export interface Generation {
@@ -12,6 +12,8 @@ export interface Generation {
   readonly wireId: string;
   /** Unique per scheduler; higher than that of every earlier generation. */
   readonly generation: number;
+  /** Only those who are told it may act on the request, see `newCapability`. */
+  readonly capability: string;
 }
 
 /** Options of `Generations`. */
@@ -53,7 +55,12 @@ export class Generations {
       this.#last += 1;
       wireId = this.#wireIdOf(requestId);
     } while (this.#byWireId.has(wireId));
-    const generation: Generation = { requestId, wireId, generation: this.#last };
+    const generation: Generation = {
+      requestId,
+      wireId,
+      generation: this.#last,
+      capability: newCapability(),
+    };
     this.#byRequestId.set(requestId, generation);
     this.#byWireId.set(wireId, generation);
     return generation;

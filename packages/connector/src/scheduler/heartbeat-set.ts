@@ -1,3 +1,4 @@
+import type { RequestProof } from "@kv/protocol";
 import { engineKey } from "../peers/engine-address.js";
 import type { HeartbeatOrder, RemoteRequest } from "./step-types.js";
 
@@ -51,25 +52,36 @@ export class HeartbeatSet {
   }
 }
 
-/** One order per engine, with the highest registration generation that a request names: an older one would cause a handshake that is outdated. */
+/**
+ * One order per engine. It names no registration of the engine's cache: heartbeats need no memory of the engine, and one request must not
+ * decide for the others.
+ */
 function heartbeatOrders(requests: Iterable<RemoteRequest>): HeartbeatOrder[] {
-  const byEngine = new Map<string, { engine: RemoteRequest; ids: Set<string> }>();
+  const byEngine = new Map<
+    string,
+    { engine: RemoteRequest; ids: Set<string>; proofs: Map<string, RequestProof> }
+  >();
   for (const request of requests) {
     const key = engineKey(request);
-    const entry = byEngine.get(key) ?? { engine: request, ids: new Set<string>() };
-    if ((request.registrationGeneration ?? 0) > (entry.engine.registrationGeneration ?? 0))
-      entry.engine = request;
-    entry.ids.add(request.requestId);
+    const entry = byEngine.get(key) ?? {
+      engine: request,
+      ids: new Set<string>(),
+      proofs: new Map<string, RequestProof>(),
+    };
+    const { requestId, lease } = request;
+    const { capability } = lease ?? {};
+    entry.ids.add(requestId);
+    if (capability !== undefined) entry.proofs.set(`${capability} ${requestId}`, { requestId, capability });
     byEngine.set(key, entry);
   }
-  return [...byEngine.values()].map(({ engine, ids }) => ({
+  return [...byEngine.values()].map(({ engine, ids, proofs }) => ({
     engineId: engine.engineId,
     host: engine.host,
     port: engine.port,
     tpSize: engine.tpSize,
     dcpSize: engine.dcpSize,
     ppSize: engine.ppSize,
-    registrationGeneration: engine.registrationGeneration,
     remoteRequestIds: [...ids],
+    ...(proofs.size === 0 ? {} : { proofs: [...proofs.values()] }),
   }));
 }

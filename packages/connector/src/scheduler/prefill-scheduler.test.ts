@@ -1,3 +1,5 @@
+import type { KvTransferParams } from "@kv/interface";
+import { blocksDigest, parseTransferParams } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
 import { simConfig } from "@kv/testing/simulator/sim-config";
 import { describe, expect, it } from "vitest";
@@ -25,6 +27,17 @@ const request = (requestId: string, numPromptTokens = 100) => ({
   numPromptTokens,
   kvTransferParams: { do_remote_decode: true },
 });
+const queryOf = (params: KvTransferParams | undefined) => {
+  const parsed = parseTransferParams(params);
+  if (parsed.kind !== "remote-prefill") throw new Error("no parameters");
+  const { remoteRequestId: requestId, remoteBlockIds, remoteNumTokens, lease } = parsed;
+  return {
+    requestId,
+    generation: lease?.generation,
+    capability: lease?.capability,
+    blocks: blocksDigest(remoteBlockIds, remoteNumTokens) as string | undefined,
+  };
+};
 const blocks = (count: number) => [Array.from({ length: count }, (_, i) => i + 1)];
 
 describe("prefill scheduler", () => {
@@ -50,7 +63,11 @@ describe("prefill scheduler", () => {
         remote_blocks_expiry_time: 80,
         remote_registration_generation: 1,
         transfer_mode: "pull",
-        kv_peer: { incarnation: "this-process", generation: 1 },
+        kv_peer: {
+          incarnation: "this-process",
+          generation: 1,
+          capability: expect.stringMatching(/^[\w-]{22}$/),
+        },
       },
     });
     const step = prefill.takeStep();
@@ -87,16 +104,29 @@ describe("prefill scheduler", () => {
   it("holds blocks until they are sent, and only for the matching wire id and generation", () => {
     const { prefill } = setUp();
     prefill.admitted(request("r"), blocks(2));
-    expect(prefill.holds("r", 1)).toBe(false);
-    prefill.finished(request("r"), blocks(2), "length");
-    expect(prefill.holds("r", 1)).toBe(true);
-    expect(prefill.holds("r", undefined)).toBe(true);
-    expect(prefill.holds("r", 2)).toBe(false);
-    expect(prefill.holds("other", 1)).toBe(false);
+    const params = prefill.finished(request("r"), blocks(2), "length").kvTransferParams;
+    const query = queryOf(params);
+    expect(prefill.holds(query)).toBe(true);
+    expect(prefill.holds({ ...query, generation: undefined })).toBe(false);
+    expect(prefill.holds({ ...query, generation: 2 })).toBe(false);
+    expect(prefill.holds({ ...query, requestId: "other" })).toBe(false);
     prefill.sent("r");
-    expect(prefill.holds("r", 1)).toBe(false);
+    expect(prefill.holds(query)).toBe(false);
     prefill.sent("r");
     expect(prefill.leases).toBe(0);
+  });
+
+  it("holds only the blocks that the parameters name, for those who have the parameters", () => {
+    const { prefill } = setUp();
+    const params = prefill.finished(request("r"), blocks(2), "length").kvTransferParams;
+    const victims = prefill.finished(request("s"), [[7, 8]], "length").kvTransferParams;
+    const query = queryOf(params);
+    expect(prefill.holds({ ...query, blocks: queryOf(victims).blocks })).toBe(false);
+    expect(prefill.holds({ ...query, blocks: blocksDigest(blocks(2), 17) })).toBe(false);
+    expect(prefill.holds({ ...query, blocks: undefined })).toBe(false);
+    expect(prefill.holds({ ...query, capability: queryOf(victims).capability })).toBe(false);
+    expect(prefill.holds({ ...query, capability: undefined })).toBe(false);
+    expect(prefill.holds(query)).toBe(true);
   });
 
   it("gives the second use of a request id a new wire id, so that late notifications for the first cannot end it", () => {
@@ -105,8 +135,9 @@ describe("prefill scheduler", () => {
     prefill.sent("r");
     const again = prefill.finished(request("r"), blocks(2), "length").kvTransferParams;
     expect(again?.remote_request_id).not.toBe("r");
-    expect(prefill.holds("r", undefined)).toBe(false);
-    expect(prefill.holds(String(again?.remote_request_id), undefined)).toBe(true);
+    const query = queryOf(again);
+    expect(prefill.holds(query)).toBe(true);
+    expect(prefill.holds({ ...query, requestId: "r" })).toBe(false);
   });
 
   it("announces the earlier of the lease deadline and the unattended deadline", () => {

@@ -8,7 +8,13 @@ import type {
   RequestFinished,
 } from "@kv/interface";
 import { cacheKind, exchangedBlocks } from "@kv/plan";
-import { encodeRemotePrefillParams, type TransferMode } from "@kv/protocol";
+import {
+  blocksDigest,
+  encodeRemotePrefillParams,
+  type LeaseQuery,
+  sameCapability,
+  type TransferMode,
+} from "@kv/protocol";
 import type { EngineListener } from "../handshake/engine-listener.js";
 import { type Generation, Generations } from "./generations.js";
 import type { LeaseOrder, SendableRequest } from "./step-types.js";
@@ -61,8 +67,8 @@ export interface PrefillSchedulerOptions {
 export class PrefillScheduler {
   readonly #options: PrefillSchedulerOptions;
   readonly #generations: Generations;
-  /** Requests whose blocks are kept. */
-  readonly #kept = new Set<string>();
+  /** Requests whose blocks are kept, with the digest of the blocks that their parameters name. */
+  readonly #kept = new Map<string, string | undefined>();
   #inBatch: SendableRequest[] = [];
   #notSent: string[] = [];
   #leases: LeaseOrder[] = [];
@@ -92,13 +98,14 @@ export class PrefillScheduler {
       requestId,
       wireId: generation.wireId,
       generation: generation.generation,
+      capability: generation.capability,
       blockIds,
       numTokens: numPromptTokens,
       promptBlockIds,
       expiresAtMs,
       unattendedExpiresAtMs,
     });
-    this.#kept.add(requestId);
+    this.#kept.set(requestId, blocksDigest(promptBlockIds, numPromptTokens));
     // The announced end is valid with and without heartbeats.
     const announcedMs = Math.min(expiresAtMs, unattendedExpiresAtMs);
     return {
@@ -113,11 +120,18 @@ export class PrefillScheduler {
     this.#generations.end(requestId);
   }
 
-  /** Answers lease queries: true means that none of the request's blocks has gone to another request. */
-  holds(wireId: string, generation: number | undefined): boolean {
-    const current = this.#generations.byWireId(wireId);
-    if (current === undefined || !this.#kept.has(current.requestId)) return false;
-    return generation === undefined || current.generation === generation;
+  /**
+   * Answers lease queries: true means that none of the blocks that D names has gone to another request. They must be the blocks that the
+   * request's parameters name, and D must have those parameters.
+   */
+  holds({ requestId, generation, capability, blocks }: Omit<LeaseQuery, "engineId">): boolean {
+    const current = this.#generations.byWireId(requestId);
+    if (current === undefined || capability === undefined || blocks === undefined) return false;
+    return (
+      current.generation === generation &&
+      sameCapability(current.capability, capability) &&
+      this.#kept.get(current.requestId) === blocks
+    );
   }
 
   /** The orders since the last call. */
@@ -158,6 +172,7 @@ export class PrefillScheduler {
       requestId,
       wireId: generation.wireId,
       generation: generation.generation,
+      capability: generation.capability,
       blockIds,
       ...(this.#options.isLayerwise === true ? this.#promptOf(numPromptTokens, blockIds) : {}),
     });
@@ -168,7 +183,7 @@ export class PrefillScheduler {
   #drop(requestId: string): RequestFinished {
     this.#notSent.push(requestId);
     if (this.#options.isLayerwise === true && this.#generations.byRequestId(requestId) !== undefined) {
-      this.#kept.add(requestId);
+      this.#kept.set(requestId, undefined);
       return { keepBlocks: true };
     }
     this.#generations.end(requestId);
@@ -189,7 +204,7 @@ export class PrefillScheduler {
   }
 
   #transferParams(
-    { wireId, generation }: Generation,
+    { wireId, generation, capability }: Generation,
     promptBlockIds: BlockIds,
     numTokens: number,
     expiresAtMs: number,
@@ -210,7 +225,7 @@ export class PrefillScheduler {
       remoteBlocksExpiryTime: isPull ? expiresAtMs / 1000 : undefined,
       remoteRegistrationGeneration: isPull ? listener.registrationGeneration : undefined,
       transferMode,
-      lease: { incarnation, generation },
+      lease: { incarnation, generation, capability },
     });
   }
 }

@@ -1,14 +1,15 @@
-import { KvError, type KvTransferParams } from "@kv/interface";
-import { parseTransferParams, type RemotePrefillParams, type TransferMode } from "@kv/protocol";
+import { type BlockIds, KvError, type KvTransferParams } from "@kv/interface";
+import { blocksDigest, parseTransferParams, type RemotePrefillParams, type TransferMode } from "@kv/protocol";
 import type { RemoteRequest } from "./step-types.js";
 
 /**
  * Reads the P that computes a request's prompt, and the other values of `kv_transfer_params`. A missing mode is the connector's own
- * mode. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
+ * mode. `numPromptTokens` bounds the block ids: a block holds at least one token. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
  */
 export function readRemoteRequest(
   params: KvTransferParams,
   mode: TransferMode,
+  numPromptTokens = Number.POSITIVE_INFINITY,
 ): { readonly remote: RemoteRequest; readonly parsed: RemotePrefillParams } {
   const parsed = parseTransferParams(params, mode);
   if (parsed.kind !== "remote-prefill") {
@@ -23,6 +24,7 @@ export function readRemoteRequest(
       { hint: "use the same connector on prefill and decode workers" },
     );
   }
+  requireBlocks(parsed.remoteBlockIds, numPromptTokens);
   const remote: RemoteRequest = {
     engineId: parsed.remoteEngineId,
     host: parsed.remoteHost,
@@ -33,8 +35,38 @@ export function readRemoteRequest(
     registrationGeneration: parsed.remoteRegistrationGeneration,
     requestId: parsed.remoteRequestId,
     lease: parsed.lease,
+    ...(parsed.remoteBlockIds.length === 0
+      ? {}
+      : { blocks: blocksDigest(parsed.remoteBlockIds, parsed.remoteNumTokens) }),
   };
   return { remote, parsed };
+}
+
+/** Block 0 may occur often: vLLM puts its null block where a sliding window has no block. */
+const NULL_BLOCK = 0;
+
+/** Errors: `KV_REQUEST_INVALID` for more blocks than the prompt has tokens, and for a block that a group names twice. */
+function requireBlocks(blockIds: BlockIds, numPromptTokens: number): void {
+  for (const [group, ids] of blockIds.entries()) {
+    if (ids.length > numPromptTokens) {
+      throw invalidBlocks(
+        group,
+        `${ids.length} ids, the prompt has ${numPromptTokens} tokens and needs fewer blocks`,
+      );
+    }
+    const seen = new Set<number>();
+    for (const id of ids) {
+      if (seen.has(id) && id !== NULL_BLOCK) throw invalidBlocks(group, `block ${id} twice`);
+      seen.add(id);
+    }
+  }
+}
+
+function invalidBlocks(group: number, what: string): KvError {
+  return new KvError("KV_REQUEST_INVALID", `kv_transfer_params: remote_block_ids[${group}] has ${what}`, {
+    hint: "pass the kv_transfer_params of the prefill answer on unchanged",
+    details: { key: "remote_block_ids", group },
+  });
 }
 
 /**

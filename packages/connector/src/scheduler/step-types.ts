@@ -1,5 +1,5 @@
 import { type BlockIds, KvError, type StepMetadata } from "@kv/interface";
-import type { RemoteLease } from "@kv/protocol";
+import type { RemoteLease, RequestProof } from "@kv/protocol";
 import type { EngineAddress } from "../peers/engine-address.js";
 
 // All types here are plain data: the scheduler side and the workers may live in different processes.
@@ -12,6 +12,8 @@ export interface SendableRequest {
   readonly wireId: string;
   /** Which use of its blocks this is. */
   readonly generation: number;
+  /** Who holds it may act on the request, see `newCapability`. Undefined where nothing but the id is known. */
+  readonly capability?: string | undefined;
   /** All blocks of the request, per KV cache group. */
   readonly blockIds: BlockIds;
   /** Prompt tokens whose KV the blocks will hold; set for a running request only with layerwise push. */
@@ -36,12 +38,16 @@ export interface RemoteRequest extends EngineAddress {
   readonly requestId: string;
   /** P's process and the use of its blocks; undefined where P is vLLM. */
   readonly lease?: RemoteLease | undefined;
+  /** The blocks and tokens that the parameters name, see `blocksDigest`; undefined where they name no blocks. */
+  readonly blocks?: string | undefined;
 }
 
 /** Orders D's workers to extend the leases of its requests at one engine. */
 export interface HeartbeatOrder extends EngineAddress {
   /** P's ids of the requests. */
   readonly remoteRequestIds: readonly string[];
+  /** The same requests with their capabilities, where the parameters have one. One id may come with several: only one of them is right. */
+  readonly proofs?: readonly RequestProof[] | undefined;
 }
 
 /** The orders of the scheduler side to every worker in one step. Connectors add their own. */

@@ -3,6 +3,7 @@ import {
   type ConnectorRequest,
   type KvCacheConfig,
   KvError,
+  type MatchedTokens,
   type SchedulerConnector,
   type StagedBlocks,
   type StepMetadata,
@@ -43,6 +44,12 @@ export function stagedScheduler(
     return wire.map((ids) => [...new Array<number>(skipped).fill(0), ...ids]);
   }
 
+  /** Takes the request's pool blocks, or has the engine wait: a request waits before it has device blocks, and then within its timeout. */
+  function orWait(matched: MatchedTokens, requestId: string, blocks: number): MatchedTokens {
+    const wire = pool.take(requestId, perGroup(blocks));
+    return wire === undefined ? { ...matched, wait: true } : matched;
+  }
+
   function produce(request: ConnectorRequest, blockIds: BlockIds): void {
     const { requestId, numPromptTokens } = request;
     const count = blocksOf(numPromptTokens);
@@ -62,12 +69,10 @@ export function stagedScheduler(
     const skipped = Math.floor(computed / cache.blockSize);
     const end = blocksOf(numTokens);
     const device = blockIds.map((ids) => ids.slice(skipped, end));
-    const order = (): void => {
-      const wire = pool.of(requestId) ?? [];
-      loads.push({ requestId, numTokens, ...paired(device, wire) });
-      inner.afterAllocation(request, inPlace(wire, skipped), externalTokens);
-    };
-    if (pool.take(requestId, perGroup(end - skipped), order) !== undefined) order();
+    const wire = pool.take(requestId, perGroup(end - skipped));
+    if (wire === undefined) throw notAdmitted(requestId);
+    loads.push({ requestId, numTokens, ...paired(device, wire) });
+    inner.afterAllocation(request, inPlace(wire, skipped), externalTokens);
   }
 
   function takeOrders(): { readonly staging: StagingOrders } | undefined {
@@ -90,17 +95,13 @@ export function stagedScheduler(
       const matched = inner.matchedTokens(request, numComputedTokens);
       if (matched.wait === true) return matched;
       if (matched.tokens > 0) {
+        // The engine's prefix cache has changed since the request began to wait: it needs another number of blocks.
+        if (computedTokens.get(requestId) !== numComputedTokens) pool.free(requestId);
         computedTokens.set(requestId, numComputedTokens);
-        const wanted = blocksOf(numComputedTokens + matched.tokens);
-        if (wanted - Math.floor(numComputedTokens / cache.blockSize) > pool.capacity / cache.groups.length) {
-          // Throws: the request would wait forever.
-          pool.take(requestId, perGroup(wanted));
-        }
-        return matched;
+        const skipped = Math.floor(numComputedTokens / cache.blockSize);
+        return orWait(matched, requestId, blocksOf(numComputedTokens + matched.tokens) - skipped);
       }
-      if (!isProduced(request)) return matched;
-      const wire = pool.take(requestId, perGroup(blocksOf(numPromptTokens)));
-      return wire === undefined ? { ...matched, wait: true } : matched;
+      return isProduced(request) ? orWait(matched, requestId, blocksOf(numPromptTokens)) : matched;
     },
     afterAllocation(request, blockIds, externalTokens) {
       if (externalTokens > 0) consume(request, blockIds, externalTokens);

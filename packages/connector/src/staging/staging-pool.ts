@@ -10,19 +10,14 @@ export interface StagingPool {
   readonly held: number;
   readonly waiting: number;
   /**
-   * Allocates the given number of blocks per KV cache group. Returns undefined while the request waits, and calls `granted` when it has them. A
-   * second call for the same request returns the same blocks. Errors: `KV_STAGING_FAILED` for more than the whole pool.
+   * Allocates the given number of blocks per KV cache group. Returns undefined while the request waits; the blocks are its own as soon as they are
+   * free. A second call for the same request returns the same blocks. Errors: `KV_STAGING_FAILED` for more than the whole pool.
    */
-  take(requestId: string, counts: readonly number[], granted?: () => void): BlockIds | undefined;
+  take(requestId: string, counts: readonly number[]): BlockIds | undefined;
   of(requestId: string): BlockIds | undefined;
   /** Frees the blocks of a request, or removes it from the queue, and then serves the queue. */
   free(requestId: string): void;
   clear(): void;
-}
-
-interface Waiting {
-  readonly counts: readonly number[];
-  readonly granted: (() => void) | undefined;
 }
 
 export function createStagingPool(poolBlocks: number): StagingPool {
@@ -34,7 +29,8 @@ export function createStagingPool(poolBlocks: number): StagingPool {
   const capacity = poolBlocks - 1;
   const taken = new Uint8Array(poolBlocks);
   const owners = new Map<string, BlockIds>();
-  const queue = new Map<string, Waiting>();
+  /** The requests that wait, and how many blocks per group they want. */
+  const queue = new Map<string, readonly number[]>();
   let held = 0;
 
   function allocate(requestId: string, counts: readonly number[]): BlockIds {
@@ -51,11 +47,10 @@ export function createStagingPool(poolBlocks: number): StagingPool {
   }
 
   function serve(): void {
-    for (const [requestId, { counts, granted }] of queue) {
+    for (const [requestId, counts] of queue) {
       if (total(counts) > capacity - held) return;
       queue.delete(requestId);
       allocate(requestId, counts);
-      granted?.();
     }
   }
 
@@ -67,7 +62,7 @@ export function createStagingPool(poolBlocks: number): StagingPool {
     get waiting() {
       return queue.size;
     },
-    take(requestId, counts, granted) {
+    take(requestId, counts) {
       const known = owners.get(requestId);
       if (known !== undefined || queue.has(requestId)) return known;
       const wanted = total(counts);
@@ -79,7 +74,7 @@ export function createStagingPool(poolBlocks: number): StagingPool {
         );
       }
       if (queue.size === 0 && wanted <= capacity - held) return allocate(requestId, counts);
-      queue.set(requestId, { counts, granted });
+      queue.set(requestId, counts);
       return undefined;
     },
     of: (requestId) => owners.get(requestId),

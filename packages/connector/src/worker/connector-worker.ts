@@ -10,6 +10,7 @@ import {
   type WorkerOptions,
   type WorkerOutput,
 } from "@kv/interface";
+import { sideChannelFor } from "../authentication/for-settings.js";
 import { type ConnectorSettings, connectorSettings } from "../config/connector-settings.js";
 import { ConnectorHandshake } from "../handshake/connector-handshake.js";
 import { localGeometry, modelGeometry } from "../handshake/rank-geometry.js";
@@ -169,8 +170,9 @@ class ConnectorWorker implements WorkerConnector, AsyncDisposable {
   }
 
   async #openWith(caches: KvCaches): Promise<OpenWorker> {
-    const { config, engine, sideChannel, transport, tpRank, ppRank } = this.#options;
+    const { config, engine, transport, tpRank, ppRank } = this.#options;
     const { clock, log, metrics, random } = ambient(this.#options);
+    const sideChannel = sideChannelFor(this.#options.sideChannel, this.#settings, { clock, log });
     const agent = await transport.createAgent({
       name: random.uuid(),
       backends: config.backends.length === 0 ? undefined : config.backends,
@@ -204,6 +206,7 @@ class ConnectorWorker implements WorkerConnector, AsyncDisposable {
           local,
           transferMode: this.#connector.transferMode,
           features: this.#connector.features,
+          clock,
           log,
         }),
         output: this.#output,

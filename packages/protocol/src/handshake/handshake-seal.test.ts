@@ -18,9 +18,9 @@ const plain = encodeHandshakePayload({
   extension: { version: 1, factors: { model: "m", scale: 1.5, whole: 2, none: null }, incarnation: "me" },
   rest: { later: "field" },
 });
-const outcome = (bytes: Uint8Array, rank = RANK, key?: Uint8Array) => {
+const outcome = (bytes: Uint8Array, rank = RANK, ...keys: Uint8Array[]) => {
   try {
-    checkHandshakeSeal(decodeHandshakePayload(bytes), rank, key);
+    checkHandshakeSeal(decodeHandshakePayload(bytes), rank, keys.length === 0 ? undefined : keys);
     return "taken";
   } catch (error) {
     return KvError.is(error) ? error.code : String(error);
@@ -47,6 +47,7 @@ describe("the seal of a handshake", () => {
     const signed = sealHandshake(plain, RANK, KEY);
     expect(outcome(signed, RANK, KEY)).toBe("taken");
     expect(outcome(signed, RANK, KEY.slice(1))).toBe(UNTRUSTED);
+    expect(outcome(signed, RANK, KEY.slice(1), KEY)).toBe("taken");
     expect(outcome(sealHandshake(plain, RANK), RANK, KEY)).toBe(UNTRUSTED);
     const vllm = encodeHandshakePayload({
       compatibilityHash: "",

@@ -32,17 +32,17 @@ export function sealHandshake(payload: Uint8Array, rank: HandshakeRequest, key?:
 }
 
 /**
- * Checks a payload's seal. Refused are a payload that was changed on its way or sealed for another rank and, with `key`, a payload without a
- * valid signature, which includes every plain vLLM peer. Without `key` a plain vLLM peer passes, and so does a signature that cannot be
+ * Checks a payload's seal. Refused are a payload that was changed on its way or sealed for another rank and, with `keys`, a payload without a
+ * valid signature by one of `keys`, which includes every plain vLLM peer. Without `keys` a plain vLLM peer passes, and so does a signature that cannot be
  * checked here. Errors: `KV_HANDSHAKE_UNTRUSTED`, `KV_WIRE_MALFORMED`.
  */
 export function checkHandshakeSeal(
   payload: HandshakePayload,
   rank: HandshakeRequest,
-  key?: Uint8Array,
+  keys?: readonly Uint8Array[],
 ): void {
   if (payload.extension === undefined) {
-    if (key !== undefined) throw untrusted("it is not signed", SIGN_HINT);
+    if (keys !== undefined) throw untrusted("it is not signed", SIGN_HINT);
     return;
   }
   const { [SEAL_KEY]: raw, ...extension } = payload.extension;
@@ -50,13 +50,16 @@ export function checkHandshakeSeal(
   const found = payload.agentMetadataBytes.byteLength;
   if (seal.length !== found)
     throw untrusted(`the metadata has ${found} bytes, its seal names ${seal.length}`, DAMAGED_HINT);
-  if (key !== undefined && seal.hmac === undefined) throw untrusted("it is not signed", SIGN_HINT);
+  if (keys !== undefined && seal.hmac === undefined) throw untrusted("it is not signed", SIGN_HINT);
   // Signed with a key that is not known here: only the transport's own check of the metadata remains.
-  if (key === undefined && seal.hmac !== undefined) return;
-  const claimed = Buffer.from((key === undefined ? seal.sha256 : seal.hmac) ?? "", "hex");
-  const digest = digestOf({ ...payload, extension }, rank, key);
-  if (claimed.byteLength === digest.byteLength && timingSafeEqual(claimed, digest)) return;
-  if (key === undefined) throw untrusted("its SHA-256 does not match its content", DAMAGED_HINT);
+  if (keys === undefined && seal.hmac !== undefined) return;
+  const claimed = Buffer.from((keys === undefined ? seal.sha256 : seal.hmac) ?? "", "hex");
+  const isValid = (key: Uint8Array | undefined) => {
+    const digest = digestOf({ ...payload, extension }, rank, key);
+    return claimed.byteLength === digest.byteLength && timingSafeEqual(claimed, digest);
+  };
+  if (keys === undefined ? isValid(undefined) : keys.some(isValid)) return;
+  if (keys === undefined) throw untrusted("its SHA-256 does not match its content", DAMAGED_HINT);
   throw untrusted("its signature was made with another key or for another payload", SIGN_HINT);
 }
 

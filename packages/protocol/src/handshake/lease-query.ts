@@ -1,5 +1,6 @@
 import { isMap } from "../encoding/map-fields.js";
 import { decodeMsgpack, encodeMsgpack, type MsgpackLimits } from "../encoding/msgpack.js";
+import { isCapability } from "../transfer-params/capability.js";
 
 /**
  * D's query to P's side channel after a READ, before the bytes are used: does P still hold the blocks of this request? An
@@ -13,6 +14,10 @@ export interface LeaseQuery {
   readonly requestId: string;
   /** The generation of the request's blocks; undefined when `kv_transfer_params` had none. */
   readonly generation: number | undefined;
+  /** The request's capability; undefined when `kv_transfer_params` had none. P then does not answer that it holds the blocks. */
+  readonly capability?: string | undefined;
+  /** The blocks and tokens that D has read, see `blocksDigest`; undefined when D only asks which process answers. */
+  readonly blocks?: string | undefined;
 }
 
 /** P's answer to a `LeaseQuery`. */
@@ -28,12 +33,15 @@ const LIMITS: MsgpackLimits = { maxBytes: 4096, maxDepth: 1, maxItems: 8 };
 const MAX_ID_LENGTH = 1024;
 
 /** Encodes the query's one frame. Throws nothing. */
-export function encodeLeaseQuery({ engineId, requestId, generation }: LeaseQuery): Uint8Array {
+export function encodeLeaseQuery(query: LeaseQuery): Uint8Array {
+  const { engineId, requestId, generation, capability, blocks } = query;
   return encodeMsgpack({
     kv: KIND,
     engine_id: engineId,
     request_id: requestId,
     ...(generation === undefined ? {} : { generation }),
+    ...(capability === undefined ? {} : { capability }),
+    ...(blocks === undefined ? {} : { blocks }),
   });
 }
 
@@ -41,12 +49,16 @@ export function encodeLeaseQuery({ engineId, requestId, generation }: LeaseQuery
 export function decodeLeaseQuery(frames: readonly Uint8Array[]): LeaseQuery | undefined {
   const map = decodeMap(frames);
   if (map === undefined || !isId(map.engine_id) || !isId(map.request_id)) return undefined;
-  const { generation } = map;
+  const { generation, capability, blocks } = map;
   if (generation !== undefined && !Number.isSafeInteger(generation)) return undefined;
+  if (capability !== undefined && !isCapability(capability)) return undefined;
+  if (blocks !== undefined && !isDigest(blocks)) return undefined;
   return {
     engineId: map.engine_id,
     requestId: map.request_id,
     generation: generation as number | undefined,
+    ...(capability === undefined ? {} : { capability }),
+    ...(blocks === undefined ? {} : { blocks }),
   };
 }
 
@@ -71,6 +83,10 @@ function decodeMap(frames: readonly Uint8Array[]): Readonly<Record<string, unkno
   } catch {
     return undefined;
   }
+}
+
+function isDigest(value: unknown): value is string {
+  return typeof value === "string" && /^[0-9a-f]{64}$/.test(value);
 }
 
 function isId(value: unknown): value is string {

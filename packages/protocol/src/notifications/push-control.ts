@@ -1,120 +1,30 @@
-import { type BlockIds, KV_ERROR_CODES, type KvErrorCode } from "@kv/interface";
+import { KV_ERROR_CODES } from "@kv/interface";
 import { MapFields } from "../encoding/map-fields.js";
-import type { RemoteLease } from "../transfer-params/transfer-params.js";
+import { isCapability } from "../transfer-params/capability.js";
 import { type ExtensionMessage, encodeNotification } from "./notifications.js";
 import { decodePushRegistration, encodePushRegistration } from "./push-registration.js";
+import type {
+  Registrant,
+  Registration,
+  RegistrationEnded,
+  RegistrationExtension,
+  RegistrationRequest,
+  RegistrationWritten,
+} from "./registration.js";
 
 /**
  * Feature name of the extension below, listed in the handshake. With it, a registration also names D's rank and the generation of
- * its blocks, D can withdraw a registration, and P sends a notice when it will not write.
+ * its blocks, D can withdraw a registration, and P sends a notice when it will not write. Each registration has a secret of D, which D's
+ * withdrawal and P's answers repeat: a stranger can forge neither.
  */
-export const PUSH_CONTROL = "push-control-1";
+export const PUSH_CONTROL = "push-control-2";
 
 const WITHDRAW = "push_withdraw";
 const ENDED = "push_ended";
+const WRITTEN = "push_done";
 /** The registration's key for the extension; vLLM ignores it. */
 const PEER = "kv_peer";
 const MAX_ID_LENGTH = 1024;
-
-/** A registration of D's blocks for one request, as P decodes it. */
-export interface Registration {
-  /** D's name of the request in notifications: P's completion and answers carry it. */
-  readonly wireId: string;
-  /** D's engine-wide id of the request, which P compares with its own ids (vLLM: the base request id). */
-  readonly matchId: string;
-  /** D's engine id. */
-  readonly engineId: string;
-  /** Host of D's side channel. */
-  readonly host: string;
-  /** Port of D's side channel. */
-  readonly port: number;
-  /** D's tensor-parallel size. */
-  readonly tpSize: number;
-  /** Logical block ids per KV cache group that P writes into; empty when D wants nothing (any more). */
-  readonly blockIds: BlockIds;
-  /** Engine id of the P that shall write. */
-  readonly producerEngineId: string;
-  /** Only from `@kv` peers. */
-  readonly own?: RegistrationExtension | undefined;
-}
-
-/** The part that an `@kv` D adds to a registration. */
-export interface RegistrationExtension {
-  /** D's tensor-parallel rank. */
-  readonly rank: number;
-  /** Identifies D's process. */
-  readonly incarnation: string;
-  /** Which use of D's blocks this is; a later registration of the same blocks has a higher one. */
-  readonly generation: number;
-  /** D's lowest generation that is still valid: P may forget everything about lower ones. */
-  readonly oldestOpen: number;
-  /** Prompt tokens whose KV P writes. */
-  readonly numTokens: number;
-  /** Blocks per group at the start of the prompt that D has already. */
-  readonly computedBlocks: readonly number[];
-  /** The request at P that P's `kv_transfer_params` named; absent when D registered before P responded. */
-  readonly prefill?: (RemoteLease & { readonly wireId: string }) | undefined;
-}
-
-/** P's notice to one rank of D: no WRITE for this registration is in flight, and none will follow. */
-export interface RegistrationEnded {
-  /** D's name of the request. */
-  readonly wireId: string;
-  /** D's process, as in the registration. */
-  readonly incarnation: string;
-  /** The registration's generation. */
-  readonly generation: number;
-  /** Why P does not write. */
-  readonly code: KvErrorCode;
-  /** The reason as text; at most 500 characters. */
-  readonly message: string;
-}
-
-/** A rank of D that registers blocks. */
-export interface Registrant {
-  /** D's engine id. */
-  readonly engineId: string;
-  /** D's tensor-parallel size. */
-  readonly tpSize: number;
-  /** This rank. */
-  readonly tpRank: number;
-  /** Identifies D's process. */
-  readonly incarnation: string;
-}
-
-/** The blocks that D registers for one request. */
-export interface RegistrationRequest {
-  /** D's engine-wide id of the request. */
-  readonly requestId: string;
-  /** D's name of the request in notifications. */
-  readonly wireId: string;
-  /** As `RegistrationExtension.generation`. */
-  readonly generation: number;
-  /** As `RegistrationExtension.oldestOpen`. */
-  readonly oldestOpen: number;
-  /** Logical block ids per KV cache group. */
-  readonly localBlockIds: BlockIds;
-  /** As `RegistrationExtension.computedBlocks`. */
-  readonly localComputedBlocks: readonly number[];
-  /** Prompt tokens whose KV is wanted. */
-  readonly numTokens: number;
-  /** Host of D's side channel. */
-  readonly host: string;
-  /** Port of D's side channel. */
-  readonly port: number;
-  /** The P that computes the prompt. */
-  readonly remote: {
-    readonly engineId: string;
-    readonly host: string;
-    readonly port: number;
-    readonly tpSize: number;
-    readonly ppSize: number;
-    /** P's id of the request. */
-    readonly requestId: string;
-    /** P's process and generation, where `kv_transfer_params` named them. */
-    readonly lease?: RemoteLease | undefined;
-  };
-}
 
 /** Encodes a `PUSH_REG:` notification. With `extended` it carries the extension; only `@kv` peers read it. Throws nothing. */
 export function encodeRegistration(
@@ -134,7 +44,7 @@ export function encodeWithdrawal(request: RegistrationRequest, registrant: Regis
 
 /** Encodes P's answer that a registration has ended. Only for peers with the feature `PUSH_CONTROL`. Throws nothing. */
 export function encodeRegistrationEnded(ended: RegistrationEnded): Uint8Array {
-  const { wireId, incarnation, generation, code, message } = ended;
+  const { wireId, incarnation, generation, secret, code, message } = ended;
   return encodeNotification({
     kind: "extension",
     message: {
@@ -142,9 +52,18 @@ export function encodeRegistrationEnded(ended: RegistrationEnded): Uint8Array {
       request_id: wireId,
       incarnation,
       generation,
+      secret,
       code,
       message: message.slice(0, 500),
     },
+  });
+}
+
+/** Encodes P's notice that it has written. Only for a registration with the extension. Throws nothing. */
+export function encodeRegistrationWritten({ wireId, readers, secret }: RegistrationWritten): Uint8Array {
+  return encodeNotification({
+    kind: "extension",
+    message: { type: WRITTEN, request_id: wireId, readers, secret },
   });
 }
 
@@ -179,6 +98,7 @@ function extensionMap(
     match_id: request.requestId,
     rank: tpRank,
     incarnation,
+    secret: request.secret,
     generation: request.generation,
     oldest_open: request.oldestOpen,
     num_tokens: request.numTokens,
@@ -190,6 +110,7 @@ function extensionMap(
             request_id: remote.requestId,
             incarnation: lease.incarnation,
             generation: lease.generation,
+            ...(lease.capability === undefined ? {} : { capability: lease.capability }),
           },
         }),
   };
@@ -220,6 +141,7 @@ export function decodeRegistration(map: Readonly<Record<string, unknown>>, mayBe
     own: {
       rank: fields.integer("rank"),
       incarnation: id(fields, "incarnation"),
+      secret: secret(fields),
       generation: fields.integer("generation"),
       oldestOpen: fields.integer("oldest_open"),
       numTokens: fields.integer("num_tokens"),
@@ -243,6 +165,12 @@ export type PushControlMessage =
       readonly kind: "ended";
       /** P's answer. */
       readonly ended: RegistrationEnded;
+    }
+  /** P answers that it has written. */
+  | {
+      readonly kind: "written";
+      /** P's answer. */
+      readonly written: RegistrationWritten;
     };
 
 /** Undefined for a `type` of another extension. Errors: `KV_WIRE_MALFORMED` naming the field, `KV_WIRE_LIMIT_EXCEEDED`. */
@@ -254,6 +182,16 @@ export function decodePushControl(message: ExtensionMessage): PushControlMessage
     if (registration.own === undefined) throw fields.malformed(PEER, "a map", undefined);
     return { kind: "withdrawal", registration };
   }
+  if (type === WRITTEN) {
+    return {
+      kind: "written",
+      written: {
+        wireId: id(fields, "request_id"),
+        readers: fields.integer("readers", { min: 1 }),
+        secret: secret(fields),
+      },
+    };
+  }
   if (type !== ENDED) return undefined;
   const code = fields.raw("code");
   return {
@@ -262,6 +200,7 @@ export function decodePushControl(message: ExtensionMessage): PushControlMessage
       wireId: id(fields, "request_id"),
       incarnation: id(fields, "incarnation"),
       generation: fields.integer("generation"),
+      secret: secret(fields),
       // A newer peer may have codes that this version does not know.
       code: KV_ERROR_CODES.find((each) => each === code) ?? "KV_TRANSFER_FAILED",
       message: id(fields, "message"),
@@ -270,11 +209,21 @@ export function decodePushControl(message: ExtensionMessage): PushControlMessage
 }
 
 function readPrefill(fields: MapFields): NonNullable<RegistrationExtension["prefill"]> {
+  const capability = fields.raw("capability");
+  if (capability !== undefined && !isCapability(capability))
+    throw fields.malformed("capability", "a capability of 22 characters", capability);
   return {
     wireId: id(fields, "request_id"),
     incarnation: id(fields, "incarnation"),
     generation: fields.integer("generation"),
+    ...(capability === undefined ? {} : { capability }),
   };
+}
+
+function secret(fields: MapFields): string {
+  const value = fields.raw("secret");
+  if (isCapability(value)) return value;
+  throw fields.malformed("secret", "a secret of 22 characters", value);
 }
 
 function pushFields(value: unknown): MapFields {

@@ -1,6 +1,7 @@
 import { type BlockIds, KvError, type KvTransferParams } from "@kv/interface";
 import { isMap, MapFields, malformed } from "../encoding/map-fields.js";
 import { MAX_REQUEST_ID_BYTES } from "../notifications/notifications.js";
+import { isCapability } from "./capability.js";
 
 /** A host name or an IP address and nothing else: "*", ";" and "/" have a special meaning in ZMQ endpoints. */
 export const HOST = /^[A-Za-z0-9]([A-Za-z0-9._-]{0,253})$|^[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9]{1,16})?$/;
@@ -21,6 +22,11 @@ export interface RemoteLease {
   readonly incarnation: string;
   /** Number of the use of the request's blocks; see `Generation` in `@kv/connector`. */
   readonly generation: number;
+  /**
+   * The request's capability: 128 random bits in base64url. P accepts the extended messages about the request only from peers that send it.
+   * Absent from peers that do not know it.
+   */
+  readonly capability?: string | undefined;
 }
 
 /** `kv_transfer_params` of a request to D, from P's response (vLLM 0.33: `request_finished` in pull_scheduler.py and push_scheduler.py). */
@@ -177,10 +183,11 @@ function expiryTime(fields: MapFields): number | undefined {
 /** A malformed lease counts as absent: the key is ours, and proxies may carry anything under it. */
 function readLease(value: unknown): RemoteLease | undefined {
   if (!isMap(value)) return undefined;
-  const { incarnation, generation } = value;
+  const { incarnation, generation, capability } = value;
   if (typeof incarnation !== "string" || incarnation === "" || incarnation.length > 255) return undefined;
   if (typeof generation !== "number" || !Number.isSafeInteger(generation)) return undefined;
-  return { incarnation, generation };
+  if (capability === undefined || capability === null) return { incarnation, generation };
+  return isCapability(capability) ? { incarnation, generation, capability } : undefined;
 }
 
 /** The parameters of P's response, for `encodeRemotePrefillParams`. */
@@ -219,10 +226,12 @@ export function encodeRemotePrefillParams(answer: RemotePrefillAnswer): KvTransf
       ? {}
       : { remote_registration_generation: remoteRegistrationGeneration }),
     transfer_mode: answer.transferMode,
-    ...(lease === undefined
-      ? {}
-      : { kv_peer: { incarnation: lease.incarnation, generation: lease.generation } }),
+    ...(lease === undefined ? {} : { kv_peer: leaseMap(lease) }),
   };
+}
+
+function leaseMap({ incarnation, generation, capability }: RemoteLease): Readonly<Record<string, unknown>> {
+  return { incarnation, generation, ...(capability === undefined ? {} : { capability }) };
 }
 
 /** The request id without the suffix of eight hex digits that vLLM appends (vLLM: `get_base_request_id`). Throws nothing. */

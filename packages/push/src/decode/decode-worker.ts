@@ -10,7 +10,7 @@ import {
   type WorkerContext,
 } from "@kv/connector/building-blocks";
 import { KvError } from "@kv/interface";
-import type { RegistrationEnded } from "@kv/protocol";
+import { type RegistrationEnded, type RegistrationWritten, sameCapability } from "@kv/protocol";
 import type { PushStepMetadata, RegistrationOrder } from "../step-metadata.js";
 import { ProducerLiveness } from "./producer-liveness.js";
 import { PushReplies } from "./push-replies.js";
@@ -111,18 +111,24 @@ export class DecodeWorker {
     if (heartbeats !== null) this.#heartbeats.replace(heartbeats);
   }
 
-  /** Takes a done notification: P's rank with the agent `from` has written its share. */
+  /** Takes a notice with the registration's secret: P's rank with the agent `from` has written its share. */
+  written({ wireId, secret }: RegistrationWritten, from: string): void {
+    const order = this.#byWireId.get(wireId);
+    if (order !== undefined && sameCapability(order.secret, secret)) this.#replies.written(wireId, from);
+    else this.#notificationIgnored(wireId, from);
+  }
+
+  /** Takes a done notification of vLLM's form: P's rank with the agent `from` has written its share. */
   done(wireId: string, from: string): void {
-    if (this.#replies.done(wireId, from)) return;
-    this.#context.metrics.notificationAfterExpiry();
-    this.#context.log.debug("notification-for-unknown-request", { requestId: wireId, from });
+    if (!this.#replies.done(wireId, from)) this.#notificationIgnored(wireId, from);
   }
 
   /** Takes an ended notice (`push_ended`): P's rank with the agent `from` does not write, or has stopped. */
-  ended({ wireId, incarnation, generation, code, message }: RegistrationEnded, from: string): void {
+  ended(ended: RegistrationEnded, from: string): void {
+    const { wireId, incarnation, generation, secret, code, message } = ended;
     const order = this.#byWireId.get(wireId);
     const isCurrent = incarnation === this.#sender.incarnation && order?.generation === generation;
-    if (order === undefined || !isCurrent) return;
+    if (order === undefined || !isCurrent || !sameCapability(order.secret, secret)) return;
     const reason = `engine ${order.remote.engineId} does not write request ${wireId}: ${message}`;
     this.#replies.ended(wireId, from, new KvError(code, reason));
   }
@@ -154,6 +160,11 @@ export class DecodeWorker {
     this.#receives.abandonAll();
     this.#liveness.close();
     this.#replies.abandonAll();
+  }
+
+  #notificationIgnored(requestId: string, from: string): void {
+    this.#context.metrics.notificationAfterExpiry();
+    this.#context.log.debug("notification-for-unknown-request", { requestId, from });
   }
 
   #run(receive: PendingReceive<RegistrationOrder>): Promise<void> {

@@ -2,8 +2,10 @@ import type { Clock, KvError } from "@kv/interface";
 
 /** The done and ended notifications that a producer's ranks sent for one registration. */
 export interface RegistrationReplies {
-  /** Agents of the ranks that have written their share. */
+  /** Agents of the ranks that have written their share, by notifications of vLLM's form, which prove nothing. */
   readonly done: ReadonlySet<string>;
+  /** Agents of the ranks that have written their share, by notices with the registration's secret. */
+  readonly written: ReadonlySet<string>;
   /** Agents of the ranks that do not write, or have stopped, and why. */
   readonly ended: ReadonlyMap<string, KvError>;
   /** True when the worker closes and no longer waits for producers. */
@@ -58,6 +60,13 @@ export class PushReplies {
     return false;
   }
 
+  /** Records a rank's notice with the registration's secret that it has written. Does nothing if no registration with this id is open. */
+  written(wireId: string, agent: string): void {
+    const replies = this.#open.get(wireId);
+    replies?.written.add(agent);
+    replies?.wake();
+  }
+
   /** Records that a rank does not write, or has stopped. Does nothing if no registration with this id is open. */
   ended(wireId: string, agent: string, error: KvError): void {
     const replies = this.#open.get(wireId);
@@ -76,6 +85,7 @@ export class PushReplies {
 
 class OpenReplies implements RegistrationReplies {
   readonly done: Set<string>;
+  readonly written = new Set<string>();
   readonly ended = new Map<string, KvError>();
   abandoned = false;
   #resolve: () => void = () => {};

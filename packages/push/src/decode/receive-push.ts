@@ -4,6 +4,7 @@ import {
   type ReceivePass,
   type RemoteEngine,
   type RemoteEngines,
+  unreachablePeer,
 } from "@kv/connector/building-blocks";
 import { type Clock, KvError, type Timer } from "@kv/interface";
 import { PUSH_CONTROL } from "@kv/protocol";
@@ -48,7 +49,12 @@ const REPORT_GRACE_MS = 500;
 export async function receivePush(request: PushedRequest, options: ReceivePushOptions): Promise<void> {
   const { order, signal } = request;
   const reference = await options.engines.acquire(order.remote, signal).catch((error: unknown) => {
-    throw ReceiveError.from(error, "KV_HANDSHAKE_REFUSED", "push_reg_handshake_failed", signal);
+    throw ReceiveError.from(
+      unreachablePeer(error),
+      "KV_HANDSHAKE_REFUSED",
+      "push_reg_handshake_failed",
+      signal,
+    );
   });
   try {
     await new PushReceive(request, reference.peer, options).run();
@@ -102,7 +108,7 @@ class PushReceive {
       registering = false;
     });
     for (;;) {
-      if (this.#agents.every((agent) => replies.done.has(agent))) return undefined;
+      if (this.#agents.every((agent) => this.#hasWritten(agent))) return undefined;
       for (const error of replies.ended.values()) return this.#error(error, "push_refused");
       if (signal.aborted) return this.#error(signal.reason, "push_timed_out");
       if (!registering && this.#unregistered.size > 0) {
@@ -114,6 +120,12 @@ class PushReceive {
       }
       await Promise.race([replies.next(), aborted, ...(registering ? [registered] : [])]);
     }
+  }
+
+  /** Whether a rank of P has said that it has written. One of our own must say it with the registration's secret. */
+  #hasWritten(agent: string): boolean {
+    const { done, written } = this.#request.replies;
+    return this.#engine.features.has(PUSH_CONTROL) ? written.has(agent) : done.has(agent);
   }
 
   async #registerAll(): Promise<void> {
@@ -141,7 +153,7 @@ class PushReceive {
     const silent = () =>
       replies.abandoned
         ? []
-        : mayWrite.filter((agent) => !replies.done.has(agent) && !replies.ended.has(agent));
+        : mayWrite.filter((agent) => !this.#hasWritten(agent) && !replies.ended.has(agent));
     let reported = false;
     for (let round = 0; silent().length > 0; round++) {
       if (controls) sender.withdraw(order, this.#engine, silent());

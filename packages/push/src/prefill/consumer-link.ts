@@ -15,6 +15,8 @@ export interface ConsumerLink {
   readonly address: EngineAddress;
   /** The consumer's process. Undefined for vLLM, which does not send it. */
   readonly incarnation: string | undefined;
+  /** As `Peer.fingerprint`. */
+  readonly fingerprint?: string | undefined;
   /** True if the consumer understands `push_withdraw` and `push_ended`. */
   readonly controls: boolean;
   /** The consumer's ranks that this rank serves, by tensor-parallel rank. */
@@ -47,7 +49,7 @@ export function ranksServed(local: Pick<RankGeometry, "tpRank" | "tpSize">, remo
 
 /**
  * Acquires the link to the process that sent a registration. A restarted consumer returns under the same engine id, so the open link may
- * belong to the previous process; it is then dropped and opened again. For a vLLM consumer the open link is used unchanged. The caller
+ * belong to the previous process; another handshake then decides. For a vLLM consumer the open link is used unchanged. The caller
  * releases the link. Errors: those of `PeerTable.acquire`; the signal's reason; `KV_GENERATION_STALE` if that process has gone.
  */
 export async function acquireConsumer(
@@ -67,7 +69,8 @@ export async function acquireConsumer(
         `the process of engine ${engineId} that registered request ${wireId} has gone; another process answers at ${host}:${port}`,
       );
     }
-    consumers.drop(reference.peer, "another process answers at its address");
+    // Only what answers a handshake at the address replaces the open link, not what this registration says.
+    await consumers.renew(reference.peer, signal);
   }
 }
 
@@ -87,15 +90,18 @@ export class ConsumerLinks {
   /** Performs the handshakes with the consumer's ranks that this rank serves, plans for each, and prepares the lists. */
   async open(address: EngineAddress): Promise<ConsumerLink> {
     const { agent, handshake, local, localLists, log, remoteAgents } = this.#context;
-    const { ranks, incarnation, features } = await handshake.ask(address, ranksServed(local, address.tpSize));
+    const { ranks, incarnation, features, fingerprint } = await handshake.ask(
+      address,
+      ranksServed(local, address.tpSize),
+    );
     const controls = features.has(PUSH_CONTROL);
     const plans = ranks.map(({ geometry }) => this.#planOf(geometry, address, controls));
     const targets = new Map<number, ConsumerTarget>();
-    const link: ConsumerLink = { address, incarnation, controls, targets };
+    const link: ConsumerLink = { address, incarnation, fingerprint, controls, targets };
     try {
       for (const [index, rank] of ranks.entries()) {
         const plan = plans[index] as EngineTransferPlan;
-        const name = await remoteAgents.add(rank.agentMetadata);
+        const name = await remoteAgents.add(rank.agentMetadata, `${address.host}:${address.port}`);
         const lists: ConsumerLists[] = [];
         const keys: string[] = [];
         const target: ConsumerTarget = { agent: name, plan, lists };

@@ -47,14 +47,16 @@ export class EndedNotices {
     const { consumers, notifications, log } = this.#options;
     const { own, wireId } = registration;
     if (own === undefined) return;
-    const { incarnation, generation, rank } = own;
+    const { incarnation, generation, rank, secret } = own;
     const { code, message } = error;
     const failed = (reason: unknown) =>
       log.debug("push-ended-notice-failed", { request: wireId, rank, error: String(reason) });
     await acquireConsumer(registration, consumers).then(async ({ peer, release }) => {
       const agent = peer.targets.get(rank)?.agent;
       if (agent !== undefined) {
-        const payload = encodeRegistrationEnded({ wireId, incarnation, generation, code, message });
+        const payload = encodeRegistrationEnded({
+          ...{ wireId, incarnation, generation, secret, code, message },
+        });
         await notifications.send(agent, payload, failed);
       }
       release();

@@ -35,7 +35,7 @@ export class EndedRegistrations {
    */
   isOpen({ engineId, own }: Registration): boolean {
     if (own === undefined) return true;
-    const process = JSON.stringify([engineId, own.incarnation]);
+    const process = JSON.stringify([engineId, own.incarnation, own.secret]);
     const watermark = Math.max(this.#watermarks.get(process) ?? 0, own.oldestOpen);
     this.#watermarks.delete(process);
     this.#watermarks.set(process, watermark);

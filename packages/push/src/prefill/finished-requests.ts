@@ -2,12 +2,13 @@ import {
   type LeaseOrder,
   Leases,
   localLeaseTerms,
+  type MessageGuard,
   TaskTracker,
   type TransferMetrics,
   type WorkerOutputQueue,
 } from "@kv/connector/building-blocks";
 import { type Clock, KvError, type Log } from "@kv/interface";
-import type { Registration } from "@kv/protocol";
+import type { Registration, RequestProof } from "@kv/protocol";
 import { ranksServed } from "./consumer-link.js";
 import type { EndedNotices } from "./ended-notices.js";
 import type { EndedRegistrations } from "./ended-registrations.js";
@@ -32,7 +33,11 @@ export interface FinishedRequestsOptions {
   readonly dispatcher: WriteDispatcher;
   readonly layerwise: LayerwiseWrites;
   readonly endedNotices: EndedNotices;
+  readonly guard: MessageGuard;
 }
+
+/** A request as a heartbeat names it. */
+export type NamedRequest = Pick<RequestProof, "requestId"> & Partial<RequestProof>;
 
 /**
  * Keeps the blocks of each finished request under a lease, writes them to the registrations that matched, and returns them to the engine
@@ -59,13 +64,17 @@ export class FinishedRequests {
     this.#leases.grant(order.wireId, localLeaseTerms(order, schedulerClockMs, nowMs));
   }
 
-  /** Extends the leases that a heartbeat names. Our own consumers send the wire id, vLLM's send the proxy's name of the request. */
-  extendLeases(names: readonly string[]): void {
-    const { requests } = this.#options;
-    for (const name of names) {
+  /**
+   * Extends the leases of the requests that a heartbeat names, where its sender may. Our own consumers send the wire id and the capability,
+   * vLLM's send the proxy's name of the request.
+   */
+  extendLeases(named: readonly NamedRequest[], from: string): void {
+    const { requests, guard } = this.#options;
+    for (const { requestId: name, capability } of named) {
       const exact = requests.byWireId(name);
-      const named = exact === undefined ? requests.byAlias(name) : [exact];
-      this.#leases.extend(Array.from(named, ({ wireId }) => wireId));
+      for (const request of exact === undefined ? requests.byAlias(name) : [exact]) {
+        if (guard.mayAct(request, capability, from)) this.#leases.extend([request.wireId]);
+      }
     }
   }
 

@@ -32,7 +32,10 @@ function setUp() {
       numTokens: 9,
       promptBlockIds: [[1]],
     };
-    return { requestId: wireId, wireId, generation: 1, order, finished: undefined, progress: undefined };
+    return {
+      ...{ requestId: wireId, wireId, generation: 1, capability: undefined, isProven: false, order },
+      ...{ finished: undefined, progress: undefined },
+    };
   };
   const registration = { engineId: "d", own: { rank: 0 }, blockIds: [[5]] } as unknown as Registration;
   const order = (of: ProducedRequest, blocks = [[1]]) =>

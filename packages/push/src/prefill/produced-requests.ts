@@ -12,6 +12,10 @@ export interface ProducedRequest {
   readonly wireId: string;
   /** The use of the request's blocks. It grows with every use and is never assigned again. */
   readonly generation: number;
+  /** Who holds it may act on the request; see `Generation`. */
+  readonly capability: string | undefined;
+  /** Whether a consumer has proved that it holds the request's parameters. */
+  isProven: boolean;
   /** The latest order of the scheduler side. It changes when the request is preempted and runs again with other blocks. */
   order: SendableRequest;
   /** Set when the forward pass has finished. */
@@ -55,11 +59,13 @@ export class ProducedRequests {
       known.order = order;
       return known;
     }
-    const { requestId, wireId, generation } = order;
+    const { requestId, wireId, generation, capability } = order;
     const request: ProducedRequest = {
       requestId,
       wireId,
       generation,
+      capability,
+      isProven: false,
       order,
       finished: undefined,
       progress: undefined,

@@ -1,6 +1,7 @@
 import {
   idleWithinGrace,
   type LeaseOrder,
+  MessageGuard,
   type NotificationSender,
   type PeerTable,
   type TransferMetrics,
@@ -12,7 +13,7 @@ import type { PushStepMetadata } from "../step-metadata.js";
 import type { ConsumerLink } from "./consumer-link.js";
 import { EndedNotices } from "./ended-notices.js";
 import { EndedRegistrations } from "./ended-registrations.js";
-import { FinishedRequests } from "./finished-requests.js";
+import { FinishedRequests, type NamedRequest } from "./finished-requests.js";
 import { LayerwiseWrites } from "./layerwise-writes.js";
 import { type ProducedRequest, ProducedRequests } from "./produced-requests.js";
 import { RegistrationMatcher, registrationKey } from "./registration-matcher.js";
@@ -40,6 +41,8 @@ export interface PushWriterOptions {
   readonly registrationWaitMs: number;
   /** How long ended requests and registrations are remembered, in milliseconds. */
   readonly rememberMs: number;
+  /** As `MessageGuardOptions.requiresKvPeer`. */
+  readonly requiresKvPeer: boolean;
   /** Names of all regions if layer-wise push is on; undefined if it is off. */
   readonly layerwiseRegions?: readonly string[] | undefined;
 }
@@ -85,6 +88,7 @@ export class PushWriter {
       dispatcher: this.#dispatcher,
       layerwise: this.#layerwise,
       endedNotices: this.#endedNotices,
+      guard: new MessageGuard(options),
     });
     this.#matcher = new RegistrationMatcher({
       clock,
@@ -124,6 +128,12 @@ export class PushWriter {
   register(registration: Registration, from: string): void {
     const key = registrationKey(registration);
     if (this.#closed || this.#isKnown(key)) return;
+    if (registration.own === undefined && this.#options.requiresKvPeer) {
+      const { wireId: request, engineId } = registration;
+      const setting = "require_kv_peer";
+      this.#options.log.debug("push-registration-of-plain-peer", { request, engineId, from, setting });
+      return;
+    }
     if (this.#isValid(key, registration)) this.#match(key, registration, from);
   }
 
@@ -147,9 +157,9 @@ export class PushWriter {
     this.#match(`${key} nothing`, registration, from);
   }
 
-  /** Extends the leases of the requests that a heartbeat names. */
-  heartbeat(names: readonly string[]): void {
-    this.#finished.extendLeases(names);
+  /** Extends the leases of the requests that a heartbeat of the agent `from` names. */
+  heartbeat(named: readonly NamedRequest[], from: string): void {
+    this.#finished.extendLeases(named, from);
   }
 
   /** Numbers of held resources, for tests and metrics; all are 0 when nothing is held. */

@@ -1,6 +1,5 @@
 import type { Clock, Timer } from "@kv/interface";
-import type { Registration } from "@kv/protocol";
-import { baseRequestId } from "@kv/protocol";
+import { baseRequestId, type Registration, type RemoteLease, sameCapability } from "@kv/protocol";
 import type { ProducedRequest, ProducedRequests } from "./produced-requests.js";
 import { AliasIndex } from "./request-aliases.js";
 
@@ -26,9 +25,12 @@ export interface RegistrationMatcherOptions {
 /** A registration and its key, see `registrationKey`. */
 export type KeyedRegistration = readonly [key: string, registration: Registration];
 
-/** Identifies the consumer request that a registration is part of. All ranks of one of our consumers share it. */
+/**
+ * Identifies the consumer request that a registration is part of. All ranks of one of our consumers share it, and only they know the secret in
+ * it: what a stranger sends about the same request is another registration.
+ */
 export function consumerRequestKey({ engineId, wireId, own }: Registration): string {
-  return JSON.stringify([engineId, wireId, own?.incarnation, own?.generation]);
+  return JSON.stringify([engineId, wireId, own?.incarnation, own?.generation, own?.secret]);
 }
 
 /** Identifies the registration of one consumer rank. The ranks of a vLLM consumer all send the same, which covers the whole engine. */
@@ -64,7 +66,9 @@ export class RegistrationMatcher {
       }
       const request = this.#requests.byWireId(prefill.wireId);
       if (request !== undefined && request.generation === prefill.generation) {
-        return claim(request, registration);
+        return holdsCapability(prefill, request)
+          ? claim(request, registration)
+          : { kind: "gone", reason: "the registration does not have the capability of that request" };
       }
       return prefill.generation > this.#requests.latestGeneration
         ? { kind: "wait" }
@@ -201,15 +205,29 @@ function claim(request: ProducedRequest, registration: Registration): Match {
   return { kind: "gone", reason: "its blocks were given to another decode request" };
 }
 
-type RequestIdentity = Pick<ProducedRequest, "requestId" | "wireId" | "generation" | "finished">;
+type RequestIdentity = Pick<ProducedRequest, "requestId" | "wireId" | "generation" | "finished"> &
+  Pick<Partial<ProducedRequest>, "capability">;
 
 function mayMean({ own, matchId }: Registration, request: RequestIdentity): boolean {
   const { requestId, wireId, generation, finished } = request;
   const prefill = own?.prefill;
-  if (prefill !== undefined) return prefill.wireId === wireId && prefill.generation === generation;
+  if (prefill !== undefined) {
+    return (
+      prefill.wireId === wireId && prefill.generation === generation && holdsCapability(prefill, request)
+    );
+  }
   // A client may send two prompts under one id. Different lengths distinguish them.
   if (own !== undefined && finished !== undefined && own.numTokens !== finished.numTokens) return false;
   return matchId === requestId || baseRequestId(matchId) === baseRequestId(requestId);
+}
+
+/** Whether the registration comes from a D that has the request's parameters. */
+function holdsCapability(
+  prefill: Pick<RemoteLease, "capability">,
+  { capability }: Pick<RequestIdentity, "capability">,
+): boolean {
+  if (capability === undefined || prefill.capability === undefined) return capability === prefill.capability;
+  return sameCapability(capability, prefill.capability);
 }
 
 /** The name under which a registration waits: the exact request if it names one, else the base id. */

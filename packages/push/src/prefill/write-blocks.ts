@@ -2,7 +2,7 @@ import type { LeaseOrder, NotificationSender, TransferMetrics } from "@kv/connec
 import { type Agent, type DescriptorPairs, type DescriptorRuns, KvError, type Log } from "@kv/interface";
 import { planRequest, swapDirection } from "@kv/plan";
 import type { Registration } from "@kv/protocol";
-import { encodeNotification } from "@kv/protocol";
+import { encodeNotification, encodeRegistrationWritten } from "@kv/protocol";
 import type { ConsumerLink, ConsumerLists, ConsumerTarget } from "./consumer-link.js";
 import { descriptorsInRegions } from "./region-filter.js";
 
@@ -50,11 +50,7 @@ export async function writeBlocks(
   options: WriteBlocksOptions,
 ): Promise<void> {
   const { registration, ranks, last = true } = write;
-  const notification = encodeNotification({
-    kind: "done",
-    requestId: registration.wireId,
-    readers: options.tpSize,
-  });
+  const notification = writtenNotification(registration, options.tpSize);
   const targets = ranks.map((rank) => targetOf(link, rank));
   // All ranks are planned before a byte is written: if one cannot be planned, none is written.
   const planned = targets.map((target) => planWrites(target, write, options.tpRank));
@@ -109,6 +105,12 @@ export async function writeBlocks(
   await Promise.all(targets.map((target, index) => writeTo(target, planned[index] ?? [])));
   signal.removeEventListener("abort", onAbort);
   if (failed) throw signal.aborted ? signal.reason : failure;
+}
+
+/** `"{the consumer's id}:{our TP size}"`; with the registration's secret for one of our consumers. */
+function writtenNotification({ wireId, own }: Registration, readers: number): Uint8Array {
+  if (own === undefined) return encodeNotification({ kind: "done", requestId: wireId, readers });
+  return encodeRegistrationWritten({ wireId, readers, secret: own.secret });
 }
 
 function targetOf({ targets, address }: ConsumerLink, rank: number): ConsumerTarget {

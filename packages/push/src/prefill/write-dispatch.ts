@@ -57,13 +57,15 @@ export class WriteDispatcher {
    * was withdrawn.
    */
   write(write: DispatchedWrite): Promise<KvError | undefined> {
-    const { engineId } = write.registration;
-    const queue = this.#queues.get(engineId) ?? { running: 0, waiting: [] };
-    this.#queues.set(engineId, queue);
+    // A registration names its engine itself: the address keeps one engine from taking the slots of another.
+    const { engineId, host, port } = write.registration;
+    const consumer = JSON.stringify([engineId, host, port]);
+    const queue = this.#queues.get(consumer) ?? { running: 0, waiting: [] };
+    this.#queues.set(consumer, queue);
     this.#waiting += 1;
     return new Promise((resolve) => {
       queue.waiting.push(() => this.#run(write).then(resolve));
-      this.#startNext(engineId, queue);
+      this.#startNext(consumer, queue);
     });
   }
 
@@ -77,7 +79,7 @@ export class WriteDispatcher {
     while (this.#running.size > 0) await Promise.all(this.#running);
   }
 
-  #startNext(engineId: string, queue: ConsumerQueue): void {
+  #startNext(consumer: string, queue: ConsumerQueue): void {
     while (queue.running < WRITES_PER_CONSUMER) {
       const start = queue.waiting.shift();
       if (start === undefined) break;
@@ -86,11 +88,11 @@ export class WriteDispatcher {
       const run = start().finally(() => {
         this.#running.delete(run);
         queue.running -= 1;
-        this.#startNext(engineId, queue);
+        this.#startNext(consumer, queue);
       });
       this.#running.add(run);
     }
-    if (queue.running === 0 && queue.waiting.length === 0) this.#queues.delete(engineId);
+    if (queue.running === 0 && queue.waiting.length === 0) this.#queues.delete(consumer);
   }
 
   /** Acquires the link to the process that registered, and writes within the deadline. */

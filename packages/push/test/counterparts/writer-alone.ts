@@ -16,7 +16,7 @@ import {
   type TransferRequest,
 } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
-import { decodeRegistration, PUSH_CONTROL, type Registration } from "@kv/protocol";
+import { decodeNotification, decodeRegistration, PUSH_CONTROL, type Registration } from "@kv/protocol";
 import { manualClock } from "@kv/testing/manual-clock";
 import { ConsumerLinks } from "../../src/prefill/consumer-link.js";
 import { PushWriter } from "../../src/prefill/push-writer.js";
@@ -62,7 +62,9 @@ export function writerOn() {
     },
     transfer(request: TransferRequest) {
       const { localIds, remoteIds } = descriptorPairs(request);
-      const consumerRequest = new TextDecoder().decode(request.notification).replace(/:1$/, "");
+      const done = decodeNotification(request.notification ?? new Uint8Array());
+      const consumerRequest =
+        done.kind === "extension" ? done.message.request_id : "requestId" in done && done.requestId;
       written.push(`${requestOfBlock.get(localIds[0] ?? -1)} → ${consumerRequest} [${remoteIds}]`);
       return { done: Promise.resolve({}), released: Promise.resolve() };
     },
@@ -107,6 +109,7 @@ export function writerOn() {
     writeTimeoutMs: 1000,
     registrationWaitMs: 5000,
     rememberMs: 60_000,
+    requiresKvPeer: false,
   });
   const none = { schedulerClockMs: 500, incarnation: "p-process", inBatch: [], notSent: [], leases: [] };
   let generation = 0;
@@ -161,6 +164,7 @@ export const OWN = {
   match_id: "r",
   rank: 0,
   incarnation: "d-process",
+  secret: "s".repeat(22),
   generation: 1,
   oldest_open: 1,
   num_tokens: 40,

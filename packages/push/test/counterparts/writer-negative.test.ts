@@ -50,7 +50,7 @@ describe("the writer is not misled", () => {
     finish("a");
     clock.advance(10_000);
     writer.step({ ...writerOn().none, schedulerClockMs: 500, leases: [] });
-    writer.heartbeat(["a"]);
+    writer.heartbeat([{ requestId: "a" }], "d agent");
     finish("b");
     clock.advance(20_001);
     expect(output.take().finishedSending).toHaveLength(1);
@@ -69,7 +69,7 @@ describe("the writer is not misled", () => {
 
   it("by heartbeats and withdrawals of unknown requests", async () => {
     const { writer, output, idle, clock } = writerOn();
-    writer.heartbeat(["unknown", ""]);
+    writer.heartbeat([{ requestId: "unknown" }, { requestId: "" }], "d agent");
     writer.withdraw(withdrawal("unknown"), "d agent");
     await idle();
     expect(output.take().finishedSending).toEqual([]);

@@ -1,0 +1,118 @@
+import type { BlockIds, KvErrorCode } from "@kv/interface";
+import type { RemoteLease } from "../transfer-params/transfer-params.js";
+
+/** A registration of D's blocks for one request, as P decodes it. */
+export interface Registration {
+  /** D's name of the request in notifications: P's completion and answers carry it. */
+  readonly wireId: string;
+  /** D's engine-wide id of the request, which P compares with its own ids (vLLM: the base request id). */
+  readonly matchId: string;
+  /** D's engine id. */
+  readonly engineId: string;
+  /** Host of D's side channel. */
+  readonly host: string;
+  /** Port of D's side channel. */
+  readonly port: number;
+  /** D's tensor-parallel size. */
+  readonly tpSize: number;
+  /** Logical block ids per KV cache group that P writes into; empty when D wants nothing (any more). */
+  readonly blockIds: BlockIds;
+  /** Engine id of the P that shall write. */
+  readonly producerEngineId: string;
+  /** Only from `@kv` peers. */
+  readonly own?: RegistrationExtension | undefined;
+}
+
+/** The part that an `@kv` D adds to a registration. */
+export interface RegistrationExtension {
+  /** D's tensor-parallel rank. */
+  readonly rank: number;
+  /** Identifies D's process. */
+  readonly incarnation: string;
+  /** D's secret for this P, in the form of a capability. Messages about the registration count only with it. */
+  readonly secret: string;
+  /** Which use of D's blocks this is; a later registration of the same blocks has a higher one. */
+  readonly generation: number;
+  /** D's lowest generation that is still valid: P may forget everything about lower ones. */
+  readonly oldestOpen: number;
+  /** Prompt tokens whose KV P writes. */
+  readonly numTokens: number;
+  /** Blocks per group at the start of the prompt that D has already. */
+  readonly computedBlocks: readonly number[];
+  /** The request at P that P's `kv_transfer_params` named; absent when D registered before P responded. */
+  readonly prefill?: (RemoteLease & { readonly wireId: string }) | undefined;
+}
+
+/** P's notice to one rank of D: no WRITE for this registration is in flight, and none will follow. */
+export interface RegistrationEnded {
+  /** D's name of the request. */
+  readonly wireId: string;
+  /** D's process, as in the registration. */
+  readonly incarnation: string;
+  /** The registration's generation. */
+  readonly generation: number;
+  /** The registration's secret. */
+  readonly secret: string;
+  /** Why P does not write. */
+  readonly code: KvErrorCode;
+  /** The reason as text; at most 500 characters. */
+  readonly message: string;
+}
+
+/** P's notice to one rank of D: its share of the blocks was written. */
+export interface RegistrationWritten {
+  /** D's name of the request. */
+  readonly wireId: string;
+  /** How many of these notices the rank waits for: P's tensor-parallel size. */
+  readonly readers: number;
+  /** The registration's secret. */
+  readonly secret: string;
+}
+
+/** A rank of D that registers blocks. */
+export interface Registrant {
+  /** D's engine id. */
+  readonly engineId: string;
+  /** D's tensor-parallel size. */
+  readonly tpSize: number;
+  /** This rank. */
+  readonly tpRank: number;
+  /** Identifies D's process. */
+  readonly incarnation: string;
+}
+
+/** The blocks that D registers for one request. */
+export interface RegistrationRequest {
+  /** D's engine-wide id of the request. */
+  readonly requestId: string;
+  /** D's name of the request in notifications. */
+  readonly wireId: string;
+  /** As `RegistrationExtension.secret`. */
+  readonly secret: string;
+  /** As `RegistrationExtension.generation`. */
+  readonly generation: number;
+  /** As `RegistrationExtension.oldestOpen`. */
+  readonly oldestOpen: number;
+  /** Logical block ids per KV cache group. */
+  readonly localBlockIds: BlockIds;
+  /** As `RegistrationExtension.computedBlocks`. */
+  readonly localComputedBlocks: readonly number[];
+  /** Prompt tokens whose KV is wanted. */
+  readonly numTokens: number;
+  /** Host of D's side channel. */
+  readonly host: string;
+  /** Port of D's side channel. */
+  readonly port: number;
+  /** The P that computes the prompt. */
+  readonly remote: {
+    readonly engineId: string;
+    readonly host: string;
+    readonly port: number;
+    readonly tpSize: number;
+    readonly ppSize: number;
+    /** P's id of the request. */
+    readonly requestId: string;
+    /** P's process and generation, where `kv_transfer_params` named them. */
+    readonly lease?: RemoteLease | undefined;
+  };
+}

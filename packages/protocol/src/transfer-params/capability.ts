@@ -1,0 +1,36 @@
+import { createHash, randomBytes, timingSafeEqual } from "node:crypto";
+import type { BlockIds } from "@kv/interface";
+import { encodeMsgpack } from "../encoding/msgpack.js";
+
+const CAPABILITY = /^[A-Za-z0-9_-]{22}$/;
+/** Part of the digest's input, so that the digest is valid for nothing else. */
+const DOMAIN = "kv-blocks-1";
+
+/**
+ * A new capability: 128 random bits in base64url. Who holds it may act on the request that it was made for. It comes from the system's
+ * generator, not from the injected one, which is not for secrets. Throws nothing.
+ */
+export function newCapability(): string {
+  return randomBytes(16).toString("base64url");
+}
+
+/** Whether a peer's value has the form of a capability. */
+export function isCapability(value: unknown): value is string {
+  return typeof value === "string" && CAPABILITY.test(value);
+}
+
+/** Whether two capabilities are equal, in a time that does not depend on where they differ. Throws nothing. */
+export function sameCapability(a: string, b: string): boolean {
+  const [first, second] = [Buffer.from(a), Buffer.from(b)];
+  return first.byteLength === second.byteLength && timingSafeEqual(first, second);
+}
+
+/**
+ * SHA-256 in hex of a request's block ids per group and of its number of tokens. D sends it with its lease query, so that P answers for the
+ * blocks that D has read and for no others. Throws nothing.
+ */
+export function blocksDigest(blockIds: BlockIds, numTokens: number | undefined): string {
+  return createHash("sha256")
+    .update(encodeMsgpack([DOMAIN, numTokens ?? null, blockIds]))
+    .digest("hex");
+}

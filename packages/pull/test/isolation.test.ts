@@ -1,0 +1,176 @@
+import type { KvTransferParams } from "@kv/interface";
+import { encodeNotification, encodeRequestControl, newCapability } from "@kv/protocol";
+import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
+import { memorySideChannel } from "@kv/transport-memory";
+import { describe, expect, it } from "vitest";
+
+const plainDone = (requestId: string) => encodeNotification({ kind: "done", requestId, readers: 1 });
+const leaseOf = ({ kv_peer }: KvTransferParams) =>
+  kv_peer as { incarnation: string; generation: number; capability: string };
+
+describe("a client that writes kv_transfer_params itself", () => {
+  it("is refused alone when another process than the one that it names has the address", async () => {
+    const play = createScenario();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const rogue = await play.engine("rogue", { engineId: "p", plain: true });
+    await play.clock.settle(rogue.prefill(prompt(8)));
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    const victim = { remote_host: "rogue", remote_port: rogue.address.port };
+    const forged = { ...params, ...victim, remote_registration_generation: 99 };
+    const outcome = await play.outcome(d.decode({ ...prompt(1), requestId: "x", params: forged }));
+    expect(outcome).toBe("KV_GENERATION_STALE");
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
+    for (const n of [2, 3]) expect(await play.handedOver(p, d, n)).toBe("ok");
+    await play.end();
+  });
+
+  it("does not replace the open engine by naming a later registration of its cache", async () => {
+    const play = createScenario();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    expect(await play.handedOver(p, d)).toBe("ok");
+    const params = await play.clock.settle(p.prefill(prompt(2)));
+    const forged = { ...params, remote_registration_generation: 2 ** 50 };
+    const outcome = await play.outcome(d.decode({ ...prompt(2), requestId: "x", params: forged }));
+    expect(outcome).toBe("KV_GENERATION_STALE");
+    expect(play.logged("d", "peer-dropped")).toEqual([]);
+    expect(await play.outcome(d.decode({ ...prompt(2), params }))).toBe("ok");
+    await play.end();
+  });
+
+  it("does not put the real address into back-off with wrong sizes, ids or ports", async () => {
+    const play = createScenario();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    const wrong = [
+      { tp_size: 2 },
+      { remote_engine_id: "q" },
+      { remote_port: 9 },
+      { pp_size: 2 },
+      { dcp_size: 2 },
+    ];
+    for (const [index, change] of wrong.entries()) {
+      const forged = { ...params, remote_request_id: "another", kv_peer: null, ...change };
+      const requestId = `x${index}`;
+      expect(await play.outcome(d.decode({ ...prompt(1), requestId, params: forged }))).not.toBe("ok");
+    }
+    expect(await play.outcome(d.decode({ ...prompt(1), params }))).toBe("ok");
+    await play.end();
+  });
+
+  it("gets no other request's blocks under its own lease, held or freed", async () => {
+    const play = createScenario();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const victim = await play.clock.settle(p.prefill(prompt(1)));
+    const freed = await play.clock.settle(p.prefill(prompt(2)));
+    expect(await play.outcome(d.decode({ ...prompt(2), params: freed }))).toBe("ok");
+    for (const [index, { remote_block_ids }] of [victim, freed].entries()) {
+      const own = await play.clock.settle(p.prefill(prompt(10 + index)));
+      const params = { ...own, remote_block_ids };
+      expect(await play.outcome(d.decode({ ...prompt(10 + index), params }))).toBe("KV_LEASE_EXPIRED");
+    }
+    expect(await play.outcome(d.decode({ ...prompt(1), params: victim }))).toBe("ok");
+    await play.end();
+  });
+
+  it("neither frees nor reads another request whose id it guesses", async () => {
+    const play = createScenario();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const victim = await play.clock.settle(p.prefill(prompt(1)));
+    const guessed = { ...victim, kv_peer: { ...leaseOf(victim), capability: newCapability() } };
+    expect(await play.outcome(d.decode({ ...prompt(1), requestId: "x", params: guessed }))).toBe(
+      "KV_LEASE_EXPIRED",
+    );
+    const empty = { ...guessed, remote_block_ids: [] };
+    expect(await play.outcome(d.decode({ ...prompt(1), requestId: "y", params: empty }))).toBe(
+      "KV_REQUEST_INVALID",
+    );
+    expect(await play.outcome(d.decode({ ...prompt(1), params: victim }))).toBe("ok");
+    await play.end();
+  });
+
+  it("may name neither more blocks than the prompt has tokens nor a block twice", async () => {
+    const play = createScenario();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const blockIds = [Array.from({ length: 500_000 }, (_, id) => id), [3, 4, 3]];
+    for (const [index, ids] of blockIds.entries()) {
+      const params = await play.clock.settle(p.prefill(prompt(index)));
+      const forged = { ...params, remote_block_ids: [ids] };
+      expect(await play.outcome(d.decode({ ...prompt(index), params: forged }))).toBe("KV_REQUEST_INVALID");
+    }
+    await play.end();
+  });
+
+  it("learns nothing about an address: the error is the same for a closed, a foreign and a silent port", async () => {
+    const play = createScenario();
+    const p = await play.engine("p");
+    const d = await play.engine("d");
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    const other = memorySideChannel({ network: play.network, host: "other" });
+    await other.listen({ host: "other", port: 1, answer: () => undefined });
+    await other.listen({ host: "other", port: 2, answer: () => [new TextEncoder().encode("HTTP/1.1 400")] });
+    const errors = new Set<string>();
+    for (const remote_port of [1, 2, 3]) {
+      const forged = { ...params, remote_host: "other", remote_port };
+      const decoded = d.decode({ ...prompt(1), requestId: `x${remote_port}`, params: forged });
+      const told = (error: { code: string; message: string }) => `${error.code} ${error.message}`;
+      errors.add(await play.clock.settle(decoded.then(() => "ok", told)));
+    }
+    expect(errors.size).toBe(1);
+    expect([...errors].join()).not.toMatch(/other|\d{2}/);
+    expect(play.logged("d", "handshake_setup_failed")).toHaveLength(3);
+    await other.close();
+    await play.clock.advance(100_000);
+    await play.end();
+  });
+});
+
+describe("a stranger that knows request ids", () => {
+  it("frees and holds nothing where plain vLLM peers are refused", async () => {
+    const play = createScenario();
+    const p = await play.engine("p", { extra: { require_kv_peer: true } });
+    const d = await play.engine("d");
+    const params = await play.clock.settle(p.prefill(prompt(1)));
+    const stranger = await play.stranger("stranger", params);
+    const capability = newCapability();
+    const forged = [
+      plainDone("r1"),
+      encodeRequestControl({ kind: "done", requestId: "r1", readers: 1, capability }),
+      encodeNotification({ kind: "heartbeat", requestIds: ["r1"] }),
+      encodeRequestControl({ kind: "heartbeat", requests: [{ requestId: "r1", capability }] }),
+    ];
+    await play.clock.advance(25_000);
+    for (const message of forged) await play.clock.settle(stranger.notify(message));
+    await play.clock.advance(100);
+    expect(p.outstanding().kept).toBe(1);
+    await play.clock.advance(5000);
+    expect(p.outstanding().kept).toBe(0);
+    expect(await play.handedOver(p, d, 2)).toBe("ok");
+    await stranger.close();
+    await play.end();
+  });
+
+  it("frees nothing of a request whose consumer has proved itself, and is warned of where plain peers are accepted", async () => {
+    const play = createScenario();
+    const p = await play.engine("p");
+    const first = await play.clock.settle(p.prefill(prompt(1)));
+    const second = await play.clock.settle(p.prefill(prompt(2)));
+    const stranger = await play.stranger("stranger", first);
+    const { capability } = leaseOf(first);
+    const proof = encodeRequestControl({ kind: "heartbeat", requests: [{ requestId: "r1", capability }] });
+    for (const message of [proof, plainDone("r1")]) await play.clock.settle(stranger.notify(message));
+    await play.clock.advance(100);
+    expect(p.outstanding().kept).toBe(2);
+    await play.clock.settle(stranger.notify(plainDone(String(second.remote_request_id))));
+    await play.clock.advance(100);
+    expect(p.outstanding().kept).toBe(1);
+    expect(play.logged("p", "plain-peer-accepted")).toHaveLength(1);
+    await stranger.close();
+    await play.end();
+  });
+});

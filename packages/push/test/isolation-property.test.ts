@@ -1,0 +1,38 @@
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { playScene } from "@kv/testing/isolation/isolation-scene";
+import { sceneArbitrary } from "@kv/testing/isolation/scene-arbitrary";
+import fc from "fast-check";
+import { afterAll, describe, expect, it } from "vitest";
+import { pushConnector } from "../src/index.js";
+
+const folder = mkdtempSync(join(tmpdir(), "kv-isolation-"));
+afterAll(() => rmSync(folder, { recursive: true }));
+const keyFile = join(folder, "key");
+writeFileSync(keyFile, "the key of the honest engines");
+
+// `npm run test:long -- --only properties --property-factor 100` plays 10,000 scenes.
+describe("no client and no stranger changes, frees or delays the request of another user", () => {
+  it.each([
+    ["without a key", { connector: pushConnector }],
+    ["with a required key", { connector: pushConnector, keyFile }],
+  ])("%s", { timeout: 3_600_000 }, async (_, options) => {
+    await fc.assert(
+      fc.asyncProperty(sceneArbitrary({ atOnce: true }), async (scene) => {
+        expect(await playScene(scene, options)).toEqual([]);
+      }),
+      { numRuns: 50 },
+    );
+  });
+});
+
+describe("the scenes find what gets through", () => {
+  it.each(["capability", "secret"] as const)("without the check of the %s", async (takenOut) => {
+    const scenes = fc.sample(sceneArbitrary(), { numRuns: 150, seed: 7 });
+    const found: string[] = [];
+    for (const scene of scenes)
+      found.push(...(await playScene(scene, { connector: pushConnector, takenOut })));
+    expect(found.join("\n")).toMatch(/has wrong bytes|user \d+ ended with/);
+  });
+});

@@ -1,0 +1,115 @@
+import type { KvTransferParams } from "@kv/interface";
+import {
+  encodeNotification,
+  encodeRegistration,
+  encodeRegistrationEnded,
+  encodeRegistrationWritten,
+  encodeRequestControl,
+  encodeWithdrawal,
+  newCapability,
+} from "@kv/protocol";
+
+/** What an attacker knows: everything but the parameters, keys and secrets of others. */
+export interface Known {
+  /** The parameters of another user's request, of which the attacker can observe or guess all but the capability. */
+  readonly victim: KvTransferParams;
+  /** The parameters of a request of the attacker. */
+  readonly own: KvTransferParams;
+  /** A listener of the attacker. */
+  readonly rogue: { readonly host: string; readonly port: number };
+  /** D, as a handshake shows it. */
+  readonly decode: { readonly host: string; readonly port: number; readonly incarnation: string };
+  /** D's id of the victim's request. */
+  readonly decodeRequestId: string;
+}
+
+/** Parameters that the attacker posts to D. */
+export const FORGED_PARAMS = {
+  "own lease, other blocks": ({ own, victim }: Known) => ({
+    ...own,
+    remote_block_ids: victim.remote_block_ids,
+  }),
+  "own capability, other request": ({ own, victim }: Known) => ({ ...victim, kv_peer: own.kv_peer }),
+  "guessed capability": ({ victim }: Known) => ({
+    ...victim,
+    kv_peer: { ...(victim.kv_peer as object), capability: newCapability() },
+  }),
+  "no capability": ({ victim }: Known) => ({ ...victim, kv_peer: null }),
+  "own lease, own listener": ({ own, rogue }: Known) => ({
+    ...own,
+    remote_host: rogue.host,
+    remote_port: rogue.port,
+    remote_registration_generation: 99,
+  }),
+  "later registration": ({ own }: Known) => ({ ...own, remote_registration_generation: 99 }),
+  "wrong size": ({ own }: Known) => ({ ...own, tp_size: 2 }),
+  "closed port": ({ own }: Known) => ({ ...own, remote_port: 9 }),
+  "other engine": ({ own }: Known) => ({ ...own, remote_engine_id: "q" }),
+} as const;
+
+/** Parameters that poison D's prefix cache where no key is required: nothing in them can be checked. `SECURITY.md` says so. */
+export const POISONING_PARAMS = {
+  "own listener without a process": ({ own, rogue }: Known) => ({
+    ...own,
+    remote_host: rogue.host,
+    remote_port: rogue.port,
+    kv_peer: null,
+  }),
+} as const;
+
+/** Messages that a stranger sends to P's agent. */
+export const FORGED_FOR_PREFILL = {
+  done: ({ victim }: Known) =>
+    encodeNotification({ kind: "done", requestId: String(victim.remote_request_id), readers: 1 }),
+  heartbeat: ({ victim }: Known) =>
+    encodeNotification({ kind: "heartbeat", requestIds: [String(victim.remote_request_id)] }),
+  "done with a capability": ({ victim, own }: Known) =>
+    encodeRequestControl({
+      kind: "done",
+      requestId: String(victim.remote_request_id),
+      readers: 1,
+      capability: capabilityOf(own),
+    }),
+  registration: (known: Known) => encodeRegistration(...registrationOf(known, [[0, 1, 2]]), true),
+  "plain registration": (known: Known) => encodeRegistration(...registrationOf(known, [[0, 1, 2]]), false),
+  "empty registration": (known: Known) => encodeWithdrawal(...registrationOf(known, [])),
+} as const;
+
+/** Messages that a stranger sends to D's agent, under P's name. */
+export const FORGED_FOR_DECODE = {
+  done: ({ decodeRequestId }: Known) =>
+    encodeNotification({ kind: "done", requestId: decodeRequestId, readers: 1 }),
+  written: ({ decodeRequestId }: Known) =>
+    encodeRegistrationWritten({ wireId: decodeRequestId, readers: 1, secret: newCapability() }),
+  ended: ({ decodeRequestId, decode: { incarnation } }: Known) =>
+    encodeRegistrationEnded({
+      ...{ wireId: decodeRequestId, incarnation, generation: 1, secret: newCapability() },
+      ...{ code: "KV_REQUEST_ABORTED", message: "forged" },
+    }),
+} as const;
+
+function capabilityOf({ kv_peer }: KvTransferParams): string {
+  return (kv_peer as { capability: string }).capability;
+}
+
+/** A registration under D's name for the victim's request. It retires all of D's registrations, and has the attacker's capability. */
+function registrationOf(
+  { victim, own, decode, decodeRequestId }: Known,
+  localBlockIds: readonly (readonly number[])[],
+): Parameters<typeof encodeWithdrawal> {
+  const lease = { ...(victim.kv_peer as { incarnation: string; generation: number }) };
+  const numTokens = Number(victim.remote_num_tokens);
+  return [
+    {
+      ...{ requestId: decodeRequestId, wireId: decodeRequestId, secret: newCapability() },
+      ...{ generation: 2 ** 40, oldestOpen: 2 ** 40, numTokens, localBlockIds, localComputedBlocks: [0] },
+      ...{ host: decode.host, port: decode.port },
+      remote: {
+        ...{ engineId: "p", host: "p", port: Number(victim.remote_port), tpSize: 1, ppSize: 1 },
+        requestId: String(victim.remote_request_id),
+        lease: { ...lease, capability: capabilityOf(own) },
+      },
+    },
+    { engineId: "d", tpSize: 1, tpRank: 0, incarnation: decode.incarnation },
+  ];
+}

@@ -1,0 +1,227 @@
+import type { ConnectorModule, KvTransferParams } from "@kv/interface";
+import { decodeHandshakeReply, decodeNotification, encodeHandshakeRequest } from "@kv/protocol";
+import { memoryNetwork, memorySideChannel, seededRandom, virtualClock } from "@kv/transport-memory";
+import { coordinatesOf, createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
+import type { SimEngineOptions } from "../simulator/sim-options.js";
+import {
+  FORGED_FOR_DECODE,
+  FORGED_FOR_PREFILL,
+  FORGED_PARAMS,
+  type Known,
+  POISONING_PARAMS,
+} from "./attacks.js";
+import { injectableTransport } from "./injectable-transport.js";
+import { believing, copying, type TakenOut, withProof } from "./taken-out.js";
+
+/** A user's request: it is prefilled at `atMs`, and decoded `waitMs` after that. */
+export interface HonestRequest {
+  readonly atMs: number;
+  readonly waitMs: number;
+  readonly numTokens: number;
+  /** Both legs start at once, under an id that nobody can guess. Push only. */
+  readonly atOnce: boolean;
+}
+
+/** One move of an attacker. */
+export interface Attack {
+  readonly atMs: number;
+  /** A name in one of the tables of `attacks.ts`, after the table's name. */
+  readonly move: string;
+  /** The user whose request it is about. */
+  readonly victim: number;
+  /** Whether the attacker's listener says that it is P's process, where it can. */
+  readonly copies: boolean;
+}
+
+/** A scene: users and attackers at one P and one D. */
+export interface Scene {
+  readonly seed: number;
+  readonly requests: readonly HonestRequest[];
+  readonly attacks: readonly Attack[];
+}
+
+export interface SceneOptions {
+  /** Pull by default. */
+  readonly connector?: ConnectorModule;
+  /** The key file that P and D require. The attackers do not have it. */
+  readonly keyFile?: string;
+  readonly takenOut?: TakenOut;
+}
+
+const TABLES = {
+  params: FORGED_PARAMS,
+  poison: POISONING_PARAMS,
+  prefill: FORGED_FOR_PREFILL,
+  decode: FORGED_FOR_DECODE,
+} as const;
+
+/** All moves. */
+export const MOVES: readonly string[] = Object.entries(TABLES).flatMap(([table, moves]) =>
+  Object.keys(moves).map((name) => `${table}: ${name}`),
+);
+
+/** Longer than a lease and a request's deadline, so that everything has ended. */
+const END_MS = 120_000;
+
+/**
+ * Plays a scene in virtual time. Returns what must not happen: a user's request that does not end well, bytes of another prompt in D's blocks,
+ * and metadata for a stranger without the key. Excluded, without a key: the bytes of attackers' own requests that `POISONING_PARAMS` or
+ * a listener that copies P's process brought in.
+ */
+export async function playScene(scene: Scene, options: SceneOptions = {}): Promise<readonly string[]> {
+  const { connector, keyFile, takenOut } = options;
+  const clock = virtualClock();
+  const network = memoryNetwork({
+    clock,
+    random: seededRandom(`isolation ${scene.seed}`),
+    latency: { latencyMs: 1, minPieces: 3, lingerMs: 4 },
+  });
+  const found: string[] = [];
+  const poisoned = new Set<string>();
+  const violation = (what: string) => {
+    if (![...poisoned].some((id) => what.includes(`request ${id} `))) found.push(what);
+  };
+  const capabilities = new Map<string, string>();
+  const secrets = new Map<string, string>();
+  const ofDecode = { incarnation: "d" };
+  let incarnation = "";
+  const atPrefill = injectableTransport((payload) =>
+    takenOut === "capability" ? withProof(payload, "capability", (id) => capabilities.get(id)) : payload,
+  );
+  const atDecode = injectableTransport(
+    (payload) => (takenOut === "secret" ? withProof(payload, "secret", (id) => secrets.get(id)) : payload),
+    (payload) => rememberRegistration(payload, secrets, ofDecode),
+  );
+  const extra = {
+    ...{ require_kv_peer: true, kv_lease_duration: 6, request_timeout: 15, decoder_kv_blocks_ttl: 20 },
+    ...(keyFile === undefined ? {} : { handshake_key_file: keyFile, handshake_key_require: true }),
+  };
+  const start = (hostName: string, engineId: string, more: Partial<SimEngineOptions>) =>
+    clock.settle(
+      createSimEngine({
+        ...{ network, hostName, engineId, tpSize: 1, blockSize: 16, numBlocks: 96, violation },
+        ...(connector === undefined ? {} : { connector }),
+        ...more,
+      }),
+    );
+  const p = await start("p", "p", { extra, wrapTransport: atPrefill.wrap });
+  const ofD = memorySideChannel({ network, host: "d" });
+  const trusting = { process: "rogue", blocks: "p" }[takenOut as string];
+  const d = await start("d", "d", {
+    extra,
+    wrapTransport: atDecode.wrap,
+    ...(trusting === undefined ? {} : { sideChannel: believing(ofD, () => incarnation, trusting) }),
+  });
+  const decodeHost = { host: "d", port: d.address.port };
+  const plainRogue = await start("rogue", "p", { plain: true });
+  const copyOf = memorySideChannel({ network, host: "copy" });
+  const copy = await start("copy", "p", { sideChannel: copying(copyOf, () => incarnation) });
+  const garbage = { requestId: "garbage", prompt: 999_983, numTokens: 1500 };
+  await clock.settle(Promise.all([plainRogue.prefill(garbage), copy.prefill(garbage)]));
+
+  const stranger = memorySideChannel({ network, host: "stranger" });
+  const sleep = (ms: number) => new Promise<void>((resolve) => void clock.setTimer(resolve, ms));
+  const random = seededRandom(`ids ${scene.seed}`);
+  const params = new Map<number, KvTransferParams>();
+
+  async function honest({ atMs, waitMs, numTokens, atOnce }: HonestRequest, n: number): Promise<void> {
+    await sleep(atMs);
+    const unguessable = `cmpl-${random.uuid()}`;
+    const prefillId = atOnce ? `${unguessable}-00000001` : `r${n}`;
+    const prefilled = p.prefill({ requestId: prefillId, prompt: n, numTokens }).then((answer) => {
+      if (!atOnce) params.set(n, answer);
+      const { capability, incarnation: process } = answer.kv_peer as Record<string, string>;
+      capabilities.set(String(answer.remote_request_id), String(capability));
+      incarnation = String(process);
+      return answer;
+    });
+    if (!atOnce) await prefilled;
+    await sleep(atOnce ? 0 : waitMs);
+    const given = atOnce ? coordinatesOf(p, unguessable) : await prefilled;
+    const requestId = atOnce ? `${unguessable}-00000002` : `d${n}`;
+    const outcome = await outcomeOf(d.decode({ requestId, prompt: n, numTokens, params: given }));
+    if (outcome !== "ok") found.push(`the request of user ${n} ended with ${outcome}`);
+  }
+
+  async function attack({ atMs, move, victim, copies }: Attack, n: number): Promise<void> {
+    await sleep(atMs);
+    const [table, name] = move.split(": ") as [keyof typeof TABLES, string];
+    const of = params.get(victim % scene.requests.length);
+    if (of === undefined) return;
+    const prompt = 10_000 + n;
+    const numTokens = Number(of.remote_num_tokens);
+    const own = await p.prefill({ requestId: `own${n}`, prompt, numTokens });
+    const rogue = copies ? copy : plainRogue;
+    const port = rogue.address.port;
+    const known: Known = {
+      ...{ victim: of, own, decodeRequestId: `d${victim % scene.requests.length}` },
+      rogue: { host: copies ? "copy" : "rogue", port },
+      decode: { ...decodeHost, incarnation: ofDecode.incarnation },
+    };
+    const make = (TABLES[table] as Record<string, (known: Known) => unknown>)[name];
+    const forged = make?.(known);
+    if (forged instanceof Uint8Array) {
+      for (let round = 0; round < 20; round++) {
+        (table === "prefill" ? atPrefill : atDecode).inject(forged);
+        await sleep(3);
+      }
+    } else {
+      const requestId = `x${n}`;
+      const isToListener = (forged as KvTransferParams).remote_port === port;
+      const isPoison = table === "poison" || (copies && isToListener);
+      if (keyFile === undefined && isPoison) poisoned.add(requestId);
+      await outcomeOf(d.decode({ requestId, prompt, numTokens, params: forged as KvTransferParams }));
+    }
+    if (keyFile !== undefined && (await learns(stranger, p, network.host("p").name)))
+      found.push("a stranger without the key got the metadata of P");
+  }
+
+  const all = Promise.all([...scene.requests.map(honest), ...scene.attacks.map(attack)]);
+  await clock.settle(all, { limitMs: END_MS }).catch((error: unknown) => {
+    found.push(`something did not end: ${String(error)}`);
+  });
+  await clock.advance(END_MS);
+  for (const engine of [p, d]) {
+    const held = Object.entries(engine.outstanding()).filter(([, count]) => count !== 0);
+    if (held.length > 0) found.push(`${engine.engineId} still holds ${JSON.stringify(held)}`);
+  }
+  await clock.settle(Promise.all([p, d, plainRogue, copy].map((engine) => engine.close())));
+  await stranger.close();
+  return found;
+}
+
+async function learns(
+  stranger: ReturnType<typeof memorySideChannel>,
+  p: SimEngine,
+  host: string,
+): Promise<boolean> {
+  const frames = [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })];
+  const reply = await stranger.request({ host, port: p.address.port, frames, timeoutMs: 1000 });
+  try {
+    decodeHandshakeReply(reply.frames);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+function outcomeOf(work: Promise<unknown>): Promise<string> {
+  return work.then(
+    () => "ok",
+    (error: { code?: string }) => error.code ?? String(error),
+  );
+}
+
+/** Records what the registrations that D sends have in them. */
+function rememberRegistration(
+  payload: Uint8Array,
+  secrets: Map<string, string>,
+  decode: { incarnation: string },
+): void {
+  const sent = decodeNotification(payload);
+  if (sent.kind !== "push-registration") return;
+  const { request_id, kv_peer } = sent.registration;
+  const { secret, incarnation } = (kv_peer ?? {}) as { secret?: unknown; incarnation?: unknown };
+  secrets.set(String(request_id), String(secret));
+  decode.incarnation = String(incarnation);
+}

@@ -1,0 +1,97 @@
+import type { SideChannel } from "@kv/interface";
+import {
+  decodeHandshakePayload,
+  decodeHandshakeReply,
+  decodeLeaseQuery,
+  decodeNotification,
+  encodeHandshakePayload,
+  encodeLeaseReply,
+  encodeNotification,
+  sealHandshake,
+} from "@kv/protocol";
+
+/**
+ * A check that a scene takes out from outside. The scene must then find a violation; otherwise it proves nothing.
+ * process: D believes that whatever answers is the process that the parameters name. blocks: D believes that P holds whatever D has read.
+ * capability: P believes that each message has the right capability. secret: D believes that each notice has the right secret.
+ */
+export type TakenOut = "process" | "blocks" | "capability" | "secret";
+
+/** A side channel whose replies to handshakes name `incarnation`, and whose lease replies say that the blocks are held. */
+export function believing(sideChannel: SideChannel, incarnation: () => string, host?: string): SideChannel {
+  return {
+    ...sideChannel,
+    async request(options) {
+      if (host !== undefined && options.host !== host) return sideChannel.request(options);
+      const query = decodeLeaseQuery(options.frames);
+      if (query !== undefined) {
+        const frames = [encodeLeaseReply({ incarnation: incarnation(), held: true })];
+        return { frames, sentAtMs: 0, receivedAtMs: 0 };
+      }
+      const reply = await sideChannel.request(options);
+      return { ...reply, frames: naming(reply.frames, incarnation()) };
+    },
+  };
+}
+
+/** A side channel whose listener answers as the process `incarnation` does, as far as a stranger can. */
+export function copying(sideChannel: SideChannel, incarnation: () => string): SideChannel {
+  return {
+    ...sideChannel,
+    listen: (options) =>
+      sideChannel.listen({
+        ...options,
+        async answer(frames) {
+          if (decodeLeaseQuery(frames) !== undefined)
+            return [encodeLeaseReply({ incarnation: incarnation(), held: true })];
+          const reply = await options.answer(frames);
+          return reply === undefined ? undefined : naming(reply, incarnation());
+        },
+      }),
+  };
+}
+
+function naming(frames: readonly Uint8Array[], incarnation: string): readonly Uint8Array[] {
+  const [first, clock] = frames;
+  if (first === undefined || clock === undefined) return frames;
+  decodeHandshakeReply(frames);
+  const payload = decodeHandshakePayload(first);
+  const extension = { ...payload.extension, incarnation };
+  return [sealHandshake(encodeHandshakePayload({ ...payload, extension }), { ppRank: 0, tpRank: 0 }), clock];
+}
+
+/** Replaces the proofs in extension messages and registrations by the right ones, which `proofOf` knows by the id of the request. */
+export function withProof(
+  payload: Uint8Array,
+  field: "capability" | "secret",
+  proofOf: (requestId: string) => string | undefined,
+): Uint8Array {
+  let notification: ReturnType<typeof decodeNotification>;
+  try {
+    notification = decodeNotification(payload);
+  } catch {
+    return payload;
+  }
+  if (notification.kind === "extension") {
+    const message = proven(notification.message, field, proofOf) as typeof notification.message;
+    return encodeNotification({ kind: "extension", message });
+  }
+  if (notification.kind !== "push-registration") return payload;
+  const registration = proven(notification.registration, field, proofOf);
+  return encodeNotification({ kind: "push-registration", registration });
+}
+
+type Plain = Readonly<Record<string, unknown>>;
+
+function proven(
+  message: Plain,
+  field: "capability" | "secret",
+  proofOf: (requestId: string) => string | undefined,
+): Plain {
+  const proof = proofOf(String(message.request_id));
+  if (message[field] !== undefined) return proof === undefined ? message : { ...message, [field]: proof };
+  // A registration has the capability in the part that names the request at P.
+  const { kv_peer } = message as { kv_peer?: Plain & { prefill?: Plain } };
+  if (kv_peer?.prefill === undefined) return message;
+  return { ...message, kv_peer: { ...kv_peer, prefill: proven(kv_peer.prefill, field, proofOf) } };
+}

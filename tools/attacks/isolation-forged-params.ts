@@ -1,0 +1,81 @@
+import { fork } from "node:child_process";
+import { readFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+import type { KvTransferParams } from "@kv/interface";
+import type { Order, OrderAnswer } from "./support/isolation-engines.js";
+
+const ROUNDS = 150;
+const MAX_GROWTH_MIB = 512;
+
+type WithoutId<T> = T extends unknown ? Omit<T, "id"> : never;
+
+/**
+ * Parameters that a client of D writes itself: another user's blocks, ids and addresses, an attacker's listener under P's name, later
+ * registrations, wrong sizes, closed ports, and millions of block ids, while users send requests.
+ */
+export async function run(): Promise<{ attack: string; tries: string; result: string; ok: boolean }> {
+  const child = fork(fileURLToPath(new URL("./support/isolation-engines.ts", import.meta.url)), {
+    execArgv: ["--import", "tsx"],
+    stdio: ["ignore", "ignore", "inherit", "ipc"],
+  });
+  const waiting = new Map<number, (answer: unknown) => void>();
+  child.on("message", ({ id, answer }: OrderAnswer) => waiting.get(id)?.(answer));
+  let orders = 0;
+  function ask<T>(order: WithoutId<Order>): Promise<T> {
+    orders += 1;
+    const id = orders;
+    child.send({ ...order, id });
+    return new Promise<T>((resolve) => waiting.set(id, (answer) => resolve(answer as T)));
+  }
+  const prefill = (request: string, prompt: number) =>
+    ask<KvTransferParams>({ kind: "prefill", request, prompt });
+  const decode = (request: string, prompt: number, params: KvTransferParams) =>
+    ask<string>({ kind: "decode", request, prompt, params });
+
+  const extra = { require_kv_peer: true };
+  const { rogue } = await ask<{ rogue: { port: number } }>({ kind: "start", extra });
+  const before = rssMib(child.pid);
+  // A forged registration waits for a handshake beside the open engine, one a second: the rounds do not wait for the forgeries.
+  const forged: Promise<string>[] = [];
+  let [users, wrongUsers] = [0, 0];
+  for (let round = 0; round < ROUNDS; round++) {
+    const victim = await prefill(`v${round}`, round);
+    const own = await prefill(`own${round}`, 100_000 + round);
+    const forgeries: KvTransferParams[] = [
+      { ...own, remote_block_ids: victim.remote_block_ids },
+      { ...victim, kv_peer: own.kv_peer },
+      { ...victim, kv_peer: null },
+      { ...own, remote_port: rogue.port, remote_registration_generation: 1000 + round },
+      { ...own, remote_registration_generation: 1000 + round },
+      { ...own, tp_size: 2 },
+      { ...own, remote_engine_id: `q${round}` },
+      { ...own, remote_port: 1 },
+      { ...own, remote_block_ids: [[1, 1, 2, 3, 4]] },
+    ];
+    if (round % 30 === 0)
+      forgeries.push({ ...own, remote_block_ids: [Array.from({ length: 3_000_000 }, (_, i) => i)] });
+    for (const [index, params] of forgeries.entries())
+      forged.push(decode(`x${round}-${index}`, 100_000 + round, params));
+    users += 1;
+    if ((await decode(`d${round}`, round, victim)) !== "ok") wrongUsers += 1;
+  }
+  const outcomes = await Promise.all(forged);
+  const accepted = outcomes.filter((outcome) => outcome === "ok").length;
+  const { violations } = await ask<{ violations: string[] }>({ kind: "state" });
+  const growth = rssMib(child.pid) - before;
+  child.disconnect();
+  const ok = accepted + wrongUsers + violations.length === 0 && growth < MAX_GROWTH_MIB;
+  return {
+    attack: "kv_transfer_params that a client of D has written",
+    tries: `${outcomes.length} forged requests beside ${users} of users`,
+    result: `${accepted} accepted, ${wrongUsers} users failed, ${violations.length} with wrong bytes; ${growth >= 0 ? "+" : ""}${growth} MiB`,
+    ok,
+  };
+}
+
+function rssMib(pid: number | undefined): number {
+  const pages = Number(readFileSync(`/proc/${pid}/statm`, "utf8").split(" ")[1]);
+  return Math.round((pages * 4096) / 2 ** 20);
+}
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) console.log(await run());
