@@ -94,7 +94,7 @@ async function until(holds: () => boolean): Promise<void> {
   while (!holds()) await new Promise((resolve) => setImmediate(resolve));
 }
 
-test("a message of frames without end ends its connection at the seventeenth, and others are served", async () => {
+test("maxRequestFrames: a message of frames without end ends its connection at the seventeenth, and others are served", async () => {
   const { listener, echo, warnings } = await served();
   const peer = await new RawPeer(listener.port).greeted();
   const frame = Buffer.alloc(4009);
@@ -110,7 +110,7 @@ test("a message of frames without end ends its connection at the seventeenth, an
   ]);
 });
 
-test("a request larger than the limit ends its connection when the header of its frame arrives", async () => {
+test("maxRequestBytes: a larger request ends its connection when the header of its frame arrives", async () => {
   const { listener, echo } = await served({ maxRequestBytes: 1000 });
   const peer = await new RawPeer(listener.port).greeted();
   peer.socket.write(Buffer.from([1, 0, 2, 0, 0, 0, 0, 0, 0, 3, 0xe9]));
@@ -119,7 +119,7 @@ test("a request larger than the limit ends its connection when the header of its
   expect((await failure(echo("x".repeat(1001)))).message).toContain("closed the connection");
 });
 
-test("a slow greeting, a slow request and an idle connection end after their times; a heartbeat is not a request", async () => {
+test("greetingTimeoutMs, messageTimeoutMs, idleTimeoutMs: a slow greeting, a slow request and an idle connection end; a heartbeat is not a request", async () => {
   const clock = manualClock();
   const { listener, warnings } = await served({
     clock,
@@ -162,7 +162,7 @@ test("a slow greeting, a slow request and an idle connection end after their tim
   ]);
 });
 
-test("connections without end: the one that has been idle for longest makes room, and a request in progress stays", async () => {
+test("maxConnections: the one that has been idle for longest makes room, and a request in progress stays", async () => {
   const clock = manualClock();
   let answer: (frames: readonly Uint8Array[]) => void = () => {};
   const side = channel({ clock, maxConnections: 10, maxConnectionsPerAddress: 5 });
@@ -189,7 +189,7 @@ test("connections without end: the one that has been idle for longest makes room
   expect(asking.received.subarray(-4).toString()).toBe("done");
 });
 
-test("many connections that never greet make room for a request of the same address", async () => {
+test("maxConnectionsPerAddress: many connections that never greet make room for a request of the same address", async () => {
   const { listener, echo } = await served({ maxConnections: 8 });
   const peers = Array.from({ length: 100 }, () => new RawPeer(listener.port));
   await until(() => peers.filter(({ closed }) => closed).length === 96);
@@ -219,7 +219,7 @@ test("a peer that does not read its replies is not read, and ends after a time",
   await peer.gone();
 });
 
-test("above the bytes of replies that are not taken, the connection that has waited for longest ends", async () => {
+test("maxQueuedBytes: above it, the connection that has waited for longest ends", async () => {
   const side = channel({ maxQueuedBytes: 20 * 2 ** 20 });
   const { port } = await side.listen({ host, port: 0, answer: () => [Buffer.alloc(16 * 2 ** 20)] });
   const first = await new RawPeer(port).greeted();

@@ -2,7 +2,7 @@ import { type Clock, type Log, type LogFields, systemClock } from "@kv/interface
 import type { Instance } from "../instances/instance.js";
 import type { CachedPrefixes } from "../routing/prefix-aware.js";
 import { BlockIndex } from "./block-index.js";
-import { MAX_BATCH_BYTES, readKvEventBatch } from "./kv-event-batch.js";
+import { readKvEventBatch } from "./kv-event-batch.js";
 import { ZmqSubscription } from "./zmq-subscription.js";
 
 /** Subscribes to the KV events that vLLM publishes over ZMQ (`--kv-events-config`), for each instance that names its endpoint. */
@@ -46,8 +46,6 @@ export class KvEventSubscriber implements CachedPrefixes {
   }
 }
 
-/** A batch, its sequence number and its topic. */
-const MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + 64 * 1024;
 const WARNING_INTERVAL_MS = 10_000;
 
 /** The subscription to one instance, and the index that its events build. */
@@ -68,7 +66,6 @@ class Subscription {
     this.#socket = new ZmqSubscription({
       endpoint,
       clock,
-      maxMessageBytes: MAX_MESSAGE_BYTES,
       message: ([, sequence, payload]) => {
         if (sequence?.byteLength !== 8 || payload === undefined) return;
         const view = new DataView(sequence.buffer, sequence.byteOffset, sequence.byteLength);

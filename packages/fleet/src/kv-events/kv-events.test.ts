@@ -127,7 +127,7 @@ test("connects again to a publisher that was restarted", async () => {
   second.close();
 });
 
-test("a publisher that sends frames without end is disconnected, each time, and logged once", async () => {
+test("maxFrames: a publisher that sends frames without end is disconnected, each time, and logged once", async () => {
   const greeting = Buffer.from(`ff00000000000000017f03014e554c4c${"00".repeat(48)}`, "hex");
   const ready = Buffer.from("04190552454144590b536f636b65742d5479706500000003505542", "hex");
   const sockets: Socket[] = [];

@@ -1,22 +1,28 @@
 import { connect, type Socket } from "node:net";
 import { type Clock, KvError, type Timer } from "@kv/interface";
 import { type ZmtpEvent, ZmtpSession } from "@kv/protocol";
+import { MAX_BATCH_BYTES } from "./kv-event-batch.js";
 
 /** Options of `ZmqSubscription`. */
 export interface ZmqSubscriptionOptions {
   /** `tcp://host:port` of a PUB or XPUB. */
   readonly endpoint: string;
   readonly clock: Clock;
-  /** Largest message, all frames together. A publisher that sends a larger one is disconnected. */
-  readonly maxMessageBytes: number;
   /** Called with the frames of each message, in order. */
   message(frames: readonly Uint8Array[]): void;
   /** Called when a connection ends that was established, or when the publisher sends what is refused. */
   lost(reason: string): void;
 }
 
-const MAX_FRAMES = 8;
-const GREETING_TIMEOUT_MS = 5000;
+/** What a publisher may send. One that exceeds a limit is disconnected; the subscription connects again. */
+export const SUBSCRIPTION_LIMITS = {
+  /** Frames of a message. */
+  maxFrames: 8,
+  /** Bytes of a message, all frames together: a batch, its sequence number and its topic. A larger frame is refused when its header arrives. */
+  maxMessageBytes: MAX_BATCH_BYTES + 64 * 1024,
+  /** From the connection to the end of ZMTP's handshake, in ms. */
+  greetingTimeoutMs: 5000,
+} as const;
 const RECONNECT_MS = 100;
 const MAX_RECONNECT_MS = 10_000;
 const MAX_UNSENT_BYTES = 64 * 1024;
@@ -44,20 +50,20 @@ export class ZmqSubscription {
   }
 
   #connect(): void {
-    const { endpoint, clock, maxMessageBytes } = this.#options;
+    const { endpoint, clock } = this.#options;
     const [, host = "", port] = /^tcp:\/\/\[?(.+?)\]?:(\d+)$/.exec(endpoint) ?? [];
     const session = new ZmtpSession({
       socketType: "SUB",
       peerTypes: ["PUB", "XPUB"],
-      maxFrames: MAX_FRAMES,
-      maxMessageBytes,
+      maxFrames: SUBSCRIPTION_LIMITS.maxFrames,
+      maxMessageBytes: SUBSCRIPTION_LIMITS.maxMessageBytes,
     });
     const socket = connect({ host, port: Number(port), noDelay: true, keepAlive: true });
     this.#socket = socket;
     socket.unref();
     let why: string | undefined;
     let isEstablished = false;
-    this.#timer = clock.setTimer(() => socket.destroy(), GREETING_TIMEOUT_MS);
+    this.#timer = clock.setTimer(() => socket.destroy(), SUBSCRIPTION_LIMITS.greetingTimeoutMs);
 
     const handle = (event: ZmtpEvent) => {
       if (event.type === "message") this.#options.message(event.frames);

@@ -47,7 +47,7 @@ export interface TargetLimits {
 }
 
 /** The limits where none are given. */
-const DEFAULT_TARGET_LIMITS: TargetLimits = {
+export const DEFAULT_TARGET_LIMITS: TargetLimits = {
   maxSessions: 16,
   maxSessionsPerAddress: 8,
   maxLineBytes: 4096,

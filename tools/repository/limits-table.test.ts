@@ -1,0 +1,91 @@
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { describe, expect, it } from "vitest";
+import { httpLimits } from "../../apps/demo/src/http/limits.js";
+import { sideChannelLimits } from "../../packages/connector/src/side-channel/limits.js";
+import { SUBSCRIPTION_LIMITS } from "../../packages/fleet/src/kv-events/zmq-subscription.js";
+import { DEFAULT_TARGET_LIMITS } from "../../packages/nixl/src/bench/target.js";
+import { PROXY_LIMITS } from "../../packages/proxy/src/index.js";
+
+const root = join(import.meta.dirname, "../..");
+
+/** `dependent`: the defaults that depend on the process's limit of open files, as the table writes them. */
+function rowsOf(limits: object, dependent: Record<string, string> = {}): [string, string][] {
+  return Object.entries(limits).map(([name, value]) => [name, dependent[name] ?? grouped(value)]);
+}
+
+function connections(most: string): Record<string, string> {
+  return {
+    maxConnections: `a quarter of the open files, ${most} at most`,
+    maxConnectionsPerAddress: "half of `maxConnections`",
+  };
+}
+
+function proxyLimits(listener: "clients" | "admin"): [string, string][] {
+  return PROXY_LIMITS.filter((limit) => limit.listener === listener).map((limit) => [
+    limit.name,
+    typeof limit.default === "number" ? grouped(limit.default) : limit.default,
+  ]);
+}
+
+function grouped(value: number): string {
+  return value.toLocaleString("en-US");
+}
+
+/** Each listener's heading in SECURITY.md, its limits with their defaults, and the files whose tests have the limits' names. */
+const LISTENERS: readonly (readonly [string, [string, string][], ...string[]])[] = [
+  [
+    "Side channel",
+    rowsOf(sideChannelLimits({}), connections("1,024")),
+    "packages/connector/src/side-channel/zmq-limits.test.ts",
+    "packages/connector/src/side-channel/zmq-side-channel.test.ts",
+  ],
+  ["kv-proxy, clients", proxyLimits("clients"), "packages/proxy/test/http/every-limit.test.ts"],
+  ["kv-proxy, admin port", proxyLimits("admin"), "packages/proxy/test/http/every-limit.test.ts"],
+  [
+    "Instance of the reference app",
+    rowsOf(httpLimits(), connections("4,096")),
+    "apps/demo/src/http/limits.test.ts",
+  ],
+  [
+    "Subscription to KV events",
+    rowsOf(SUBSCRIPTION_LIMITS),
+    "packages/fleet/src/kv-events/zmq-subscription.test.ts",
+    "packages/fleet/src/kv-events/kv-events.test.ts",
+  ],
+  ["kv-nixl bench --listen", rowsOf(DEFAULT_TARGET_LIMITS), "packages/nixl/src/bench/target.test.ts"],
+];
+
+/** The rows of the table under a heading of SECURITY.md, as cells. */
+function rowsUnder(heading: string): string[][] {
+  const page = readFileSync(join(root, "SECURITY.md"), "utf8");
+  const [, section = ""] = page.split(`\n### ${heading}\n`);
+  const [own = ""] = section.split(/\n##/);
+  return own
+    .split("\n")
+    .filter((line) => line.startsWith("| `"))
+    .map((line) =>
+      line
+        .split("|")
+        .slice(1, -1)
+        .map((cell) => cell.trim()),
+    );
+}
+
+describe("SECURITY.md has each limit with its default, what happens at it, and a test that reaches it", () => {
+  it.each(LISTENERS)("%s", (heading, limits, ...files) => {
+    const rows = rowsUnder(heading);
+    expect(rows.map(([name, value]) => [name, value])).toEqual(
+      limits.map(([name, value]) => [`\`${name}\``, value]),
+    );
+    for (const [name, , effect = ""] of rows) expect(effect.length, name).toBeGreaterThan(2);
+    const tests = files.map((file) => readFileSync(join(root, file), "utf8")).join("\n");
+    for (const [name] of limits) expect(tests, `${heading}: no test of ${name}`).toMatch(testOf(name));
+  });
+});
+
+/** A test's title that has the limit's name, or the limit's entry in a map of what is tried. */
+function testOf(name: string): RegExp {
+  const escaped = name.replaceAll(/[.*+?^${}()|[\]\\]/g, "\\$&");
+  return new RegExp(`test\\("[^"]*\\b${escaped}\\b|^ {2}(async )?"?${escaped}"?[(:]`, "m");
+}
