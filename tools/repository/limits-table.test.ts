@@ -32,28 +32,52 @@ function grouped(value: number): string {
   return value.toLocaleString("en-US");
 }
 
-/** Each listener's heading in SECURITY.md, its limits with their defaults, and the files whose tests have the limits' names. */
-const LISTENERS: readonly (readonly [string, [string, string][], ...string[]])[] = [
-  [
-    "Side channel",
-    rowsOf(sideChannelLimits({}), connections("1,024")),
-    "packages/connector/src/side-channel/zmq-limits.test.ts",
-    "packages/connector/src/side-channel/zmq-side-channel.test.ts",
-  ],
-  ["kv-proxy, clients", proxyLimits("clients"), "packages/proxy/test/http/every-limit.test.ts"],
-  ["kv-proxy, admin port", proxyLimits("admin"), "packages/proxy/test/http/every-limit.test.ts"],
-  [
-    "Instance of the reference app",
-    rowsOf(httpLimits(), connections("4,096")),
-    "apps/demo/src/http/limits.test.ts",
-  ],
-  [
-    "Subscription to KV events",
-    rowsOf(SUBSCRIPTION_LIMITS),
-    "packages/fleet/src/kv-events/zmq-subscription.test.ts",
-    "packages/fleet/src/kv-events/kv-events.test.ts",
-  ],
-  ["kv-nixl bench --listen", rowsOf(DEFAULT_TARGET_LIMITS), "packages/nixl/src/bench/target.test.ts"],
+interface Listener {
+  /** Its heading in SECURITY.md. */
+  readonly heading: string;
+  /** Names and defaults. */
+  readonly limits: readonly (readonly [string, string])[];
+  /** The files whose tests have the limits' names. */
+  readonly files: readonly string[];
+}
+
+const LISTENERS: readonly Listener[] = [
+  {
+    heading: "Side channel",
+    limits: rowsOf(sideChannelLimits({}), connections("1,024")),
+    files: [
+      "packages/connector/src/side-channel/zmq-limits.test.ts",
+      "packages/connector/src/side-channel/zmq-side-channel.test.ts",
+    ],
+  },
+  {
+    heading: "kv-proxy, clients",
+    limits: proxyLimits("clients"),
+    files: ["packages/proxy/test/http/every-limit.test.ts"],
+  },
+  {
+    heading: "kv-proxy, admin port",
+    limits: proxyLimits("admin"),
+    files: ["packages/proxy/test/http/every-limit.test.ts"],
+  },
+  {
+    heading: "Instance of the reference app",
+    limits: rowsOf(httpLimits(), connections("4,096")),
+    files: ["apps/demo/src/http/limits.test.ts"],
+  },
+  {
+    heading: "Subscription to KV events",
+    limits: rowsOf(SUBSCRIPTION_LIMITS),
+    files: [
+      "packages/fleet/src/kv-events/zmq-subscription.test.ts",
+      "packages/fleet/src/kv-events/kv-events.test.ts",
+    ],
+  },
+  {
+    heading: "kv-nixl bench --listen",
+    limits: rowsOf(DEFAULT_TARGET_LIMITS),
+    files: ["packages/nixl/src/bench/target.test.ts"],
+  },
 ];
 
 /** The rows of the table under a heading of SECURITY.md, as cells. */
@@ -73,7 +97,7 @@ function rowsUnder(heading: string): string[][] {
 }
 
 describe("SECURITY.md has each limit with its default, what happens at it, and a test that reaches it", () => {
-  it.each(LISTENERS)("%s", (heading, limits, ...files) => {
+  it.each(LISTENERS)("$heading", ({ heading, limits, files }) => {
     const rows = rowsUnder(heading);
     expect(rows.map(([name, value]) => [name, value])).toEqual(
       limits.map(([name, value]) => [`\`${name}\``, value]),
