@@ -18,7 +18,10 @@ const afterAnEdit = command === "related" || (command === "watch" && !named);
 export default defineConfig({
   resolve: {
     alias: [
-      { find: /^@kv\/(conformance|connector|testing)\/(.+)$/, replacement: `${packages}/$1/src/$2.ts` },
+      {
+        find: /^@kv\/(conformance|connector|interface|testing)\/(.+)$/,
+        replacement: `${packages}/$1/src/$2.ts`,
+      },
       { find: /^@kv\/plan\/(.+)$/, replacement: `${packages}/plan/src/$1/index.ts` },
       { find: /^@kv\/([a-z-]+)$/, replacement: `${packages}/$1/src/index.ts` },
     ],

@@ -1,8 +1,12 @@
+import { packageVersion, runProgram } from "@kv/interface/program";
 import { Command, InvalidArgumentError } from "commander";
 import { doctor } from "./doctor/doctor.js";
 import { doctorText } from "./doctor/report.js";
 
-const program = new Command("kv-neuron").description("AWS Neuron for @kv/neuron.");
+const program = new Command("kv-neuron")
+  .description("AWS Neuron for @kv/neuron.")
+  .version(packageVersion(import.meta.url))
+  .exitOverride();
 
 program
   .command("doctor")
@@ -22,4 +26,4 @@ function readMs(text: string): number {
   throw new InvalidArgumentError("milliseconds");
 }
 
-await program.parseAsync();
+await runProgram("kv-neuron", () => program.parseAsync());

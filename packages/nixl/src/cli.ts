@@ -1,4 +1,4 @@
-import { KvError } from "@kv/interface";
+import { packageVersion, runProgram } from "@kv/interface/program";
 import { Command, InvalidArgumentError } from "commander";
 import { addBench } from "./bench/command.js";
 import { addDoctor } from "./doctor/command.js";
@@ -6,7 +6,12 @@ import { installNixl, PLUGIN_DEPENDENCIES, type PluginDependency } from "./insta
 import { type Cuda, DEFAULT_VERSION } from "./install/wheels.js";
 import { findLibrary } from "./library/find-library.js";
 
-const program = new Command("kv-nixl").description("NVIDIA NIXL for @kv/nixl.");
+const program = new Command("kv-nixl")
+  .description("NVIDIA NIXL for @kv/nixl.")
+  .version(packageVersion(import.meta.url))
+  // --version before the command is the program's; after `install` it is NIXL's.
+  .enablePositionalOptions()
+  .exitOverride();
 
 program
   .command("install")
@@ -38,14 +43,7 @@ program
 addDoctor(program);
 addBench(program);
 
-try {
-  await program.parseAsync();
-} catch (error) {
-  const known = KvError.from(error, "KV_INTERNAL", "unexpected error");
-  process.stderr.write(`kv-nixl: ${known.message} [${known.code}]\n`);
-  if (known.hint !== undefined) process.stderr.write(`  ${known.hint}\n`);
-  process.exitCode = 1;
-}
+await runProgram("kv-nixl", () => program.parseAsync());
 
 function readDependency(value: string, previous: PluginDependency[]): PluginDependency[] {
   const known = PLUGIN_DEPENDENCIES.find((name) => name === value);

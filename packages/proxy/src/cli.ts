@@ -2,7 +2,7 @@
 import { readFileSync } from "node:fs";
 import { setFlagsFromString } from "node:v8";
 import { instanceName, type Role } from "@kv/fleet";
-import { KvError } from "@kv/interface";
+import { reportFailure, runProgram } from "@kv/interface/program";
 import { parseCli } from "./config/cli-options.js";
 import { createProxy } from "./proxy.js";
 import { jsonLog } from "./telemetry/json-log.js";
@@ -43,11 +43,7 @@ async function main(): Promise<void> {
 }
 
 function fail(thrown: unknown): void {
-  const error = KvError.from(thrown, "KV_INTERNAL", "kv-proxy failed");
-  process.stderr.write(
-    `kv-proxy: ${error.code}: ${error.message}${error.hint ? `\nhint: ${error.hint}` : ""}\n`,
-  );
-  process.exitCode = 1;
+  process.exitCode = reportFailure("kv-proxy", thrown, (text) => process.stderr.write(text));
 }
 
-main().catch(fail);
+await runProgram("kv-proxy", main);

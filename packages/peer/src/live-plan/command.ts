@@ -1,6 +1,6 @@
 import { zmqSideChannel } from "@kv/connector";
 import { KV_CACHE_KINDS, type KvCacheKind, KvError } from "@kv/interface";
-import { addReportOptions, EXIT_CODES, MAX_RANKS, printReport, type ReportOptions } from "@kv/plan/cli";
+import { addReportOptions, MAX_RANKS, printReport, type ReportOptions } from "@kv/plan/cli";
 import { type Command, InvalidArgumentError } from "commander";
 import { commaSeparated, count, counts, hostAndPort } from "../cli/option-values.js";
 import { livePair } from "./live-pair.js";
@@ -70,10 +70,9 @@ async function run(options: Options): Promise<void> {
       timeoutMs: options.timeout,
     });
     const assumed = groups.length > 0 ? [] : ["one group of full attention (--groups)"];
-    const code = await printReport({ ...pair, assumed: [...pair.assumed, ...assumed] }, options, {
+    process.exitCode = await printReport({ ...pair, assumed: [...pair.assumed, ...assumed] }, options, {
       stdout: (text) => process.stdout.write(text),
     });
-    if (code !== EXIT_CODES.planned) process.exitCode = 1;
   } finally {
     await sideChannel.close();
   }

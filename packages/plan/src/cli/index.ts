@@ -17,4 +17,4 @@ export {
   type StageReport,
 } from "./report/report.js";
 export type { PoolState } from "./report/sample-request.js";
-export { EXIT_CODES, type Output, printReport } from "./run.js";
+export { type Output, printReport } from "./run.js";

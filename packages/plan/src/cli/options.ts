@@ -1,4 +1,5 @@
 import { KV_CACHE_LAYOUTS, type KvCacheLayout, KvError } from "@kv/interface";
+import { packageVersion } from "@kv/interface/program";
 import { Command, InvalidArgumentError, Option } from "commander";
 import { MAX_RANKS } from "./input/pair.js";
 import type { PoolState } from "./report/sample-request.js";
@@ -62,6 +63,7 @@ const LAYOUT_NAMES: Readonly<Record<string, KvCacheLayout>> = { HND: "LBHNC", NH
 /** The command `kv-plan` with its options and without an action. */
 export function command(): Command {
   const program = new Command("kv-plan")
+    .version(packageVersion(import.meta.url))
     .description(
       "Show how decode ranks read the KV cache of prefill ranks: which rank reads which heads from which rank, in how many descriptors, and a proof of the plan.\n" +
         "Where the engines differ a flag is given twice: first for prefill, then for decode.",

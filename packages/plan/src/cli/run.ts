@@ -1,6 +1,6 @@
 import { writeFile } from "node:fs/promises";
 import { KvError } from "@kv/interface";
-import { CommanderError } from "commander";
+import { EXIT_CODES, reportFailure } from "@kv/interface/program";
 import { planToDocument } from "../data/plan-document.js";
 import type { Pair } from "./input/pair.js";
 import { readPair } from "./input/read-pair.js";
@@ -20,45 +20,31 @@ export interface Output {
   stderr(text: string): void;
 }
 
-/**
- * Exit codes of `kv-plan`. `planned`: the pair has a plan, and the plan is proven. `wrongInput`: the command line or an input is wrong. `refused`: the
- * pair has no plan. `notProven`: the proof found a fault in the plan.
- */
-export const EXIT_CODES = { planned: 0, wrongInput: 1, refused: 2, notProven: 3 } as const;
-
-/** Runs `kv-plan` with arguments, without those of node and the script. Returns the exit code, one of `EXIT_CODES`. */
+/** Runs `kv-plan` with arguments, without those of node and the script. Returns the exit code, one of `EXIT_CODES` of `@kv/interface/program`. */
 export async function runKvPlan(args: readonly string[], output: Output): Promise<number> {
   if (args.some((arg) => arg === "--from" || arg.startsWith("--from="))) {
     output.stderr(
       "kv-plan: --from is not a flag of kv-plan: kv-peer plan asks running engines [KV_CONFIG_INVALID]\n",
     );
     output.stderr("  kv-peer plan --from PREFILL:5600 --tp 8 --from DECODE:5600 --tp 4 --kv-heads 8\n");
-    return EXIT_CODES.wrongInput;
+    return EXIT_CODES.couldNotRun;
   }
   const program = command()
     .exitOverride()
     .configureOutput({ writeOut: (text) => output.stdout(text), writeErr: (text) => output.stderr(text) });
   try {
     program.parse(args, { from: "user" });
-  } catch (error) {
-    if (error instanceof CommanderError) return error.exitCode;
-    throw error;
-  }
-  try {
     const options = program.opts<CliOptions>();
     formOf(options);
     return await printReport(await readPair(options), options, output);
   } catch (error) {
-    const known = KvError.from(error, "KV_INTERNAL", "unexpected error");
-    output.stderr(`kv-plan: ${known.message} [${known.code}]\n`);
-    if (known.hint !== undefined) output.stderr(`  ${known.hint}\n`);
-    return EXIT_CODES.wrongInput;
+    return reportFailure("kv-plan", error, (text) => output.stderr(text));
   }
 }
 
 /**
- * Plans and proves a pair with a sample request, and prints the report in the form that the options name. Returns one of `EXIT_CODES`: `planned`,
- * `refused` or `notProven`. Errors: `KV_CONFIG_INVALID` for two forms, or for a file that cannot be written.
+ * Plans and proves a pair with a sample request, and prints the report in the form that the options name. Returns an exit code:
+ * `failed` for a pair that has no plan, and for a plan in which the proof found a fault. Errors: `KV_CONFIG_INVALID` for two forms, or for a file that cannot be written.
  */
 export async function printReport(
   pair: Pair,
@@ -87,8 +73,7 @@ export async function printReport(
       : rendered(report, form === "plans" ? undefined : form);
   if (options.out === undefined) output.stdout(text);
   else await write(options.out, text);
-  if (report.outcome === "refused") return EXIT_CODES.refused;
-  return report.proof.proven ? EXIT_CODES.planned : EXIT_CODES.notProven;
+  return report.outcome === "planned" && report.proof.proven ? EXIT_CODES.ok : EXIT_CODES.failed;
 }
 
 const FORMS = ["json", "mermaid", "svg", "html", "plans"] as const;

@@ -2,8 +2,8 @@ import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { EXIT_CODES } from "@kv/interface/program";
 import { afterAll, describe, expect, test } from "vitest";
-import { EXIT_CODES } from "../../src/cli/run.js";
 import { planFromDocument } from "../../src/data/index.js";
 import { captured, planned, report } from "./captured-run.js";
 
@@ -88,7 +88,7 @@ describe("refused", () => {
       /2 pipeline stages.*Number of KV layers must match.*@kv\/pull/,
     );
     const { code, stdout } = await captured(...qwen, "--pp", "2");
-    expect(code).toBe(EXIT_CODES.planned);
+    expect(code).toBe(EXIT_CODES.ok);
     expect(stdout).toMatch(/^not for a vLLM decode worker: prefill has 2 pipeline stages/m);
   });
 
@@ -122,7 +122,7 @@ describe("refused", () => {
     ["--pp together with a file", ["--file", "x.json", "--pp", "2"], /--pp has no effect with --file/],
   ])("%s", async (_what, args, message) => {
     const { code, stderr } = await captured(...args);
-    expect(code).toBe(EXIT_CODES.wrongInput);
+    expect(code).toBe(EXIT_CODES.couldNotRun);
     expect(stderr).toMatch(message);
   });
 });
@@ -192,7 +192,7 @@ describe("a file", () => {
     ["a stage without regions", staged([["layer.0", 0]]), /prefill\.regions.*stage 1 of 2 has none/],
   ])("refuses %s", async (_what, prefill, message) => {
     const { code, stderr } = await captured("--file", fileOf(prefill));
-    expect(code).toBe(EXIT_CODES.wrongInput);
+    expect(code).toBe(EXIT_CODES.couldNotRun);
     expect(stderr).toMatch(message);
   });
 });

@@ -2,8 +2,8 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { EXIT_CODES } from "@kv/interface/program";
 import { afterAll, describe, expect, test } from "vitest";
-import { EXIT_CODES } from "../../src/cli/run.js";
 import { planFromDocument } from "../../src/data/index.js";
 import { captured, planned, report } from "./captured-run.js";
 
@@ -117,13 +117,13 @@ describe("models by their published shapes", () => {
   test("Nemotron 3 Nano 30B: refuses a block too small for a state, and names the smallest that fits", async () => {
     const flags = ["--config", model("nemotron-3-nano-30b"), "--tp", "4"];
     const { code, stderr } = await captured(...flags, "--block-size", "64");
-    expect(code).toBe(EXIT_CODES.wrongInput);
+    expect(code).toBe(EXIT_CODES.couldNotRun);
     const [, size = "", kernel = ""] =
       /least --block-size that fits is (\d+) with --kernel-block-size (\d+)/.exec(stderr) ?? [];
     const sized = (tokens: number) =>
       captured(...flags, "--block-size", `${tokens}`, "--kernel-block-size", kernel, "--tokens", "16");
     expect((await sized(Number(size))).code).toBe(0);
-    expect((await sized(Number(size) - Number(kernel))).code).toBe(EXIT_CODES.wrongInput);
+    expect((await sized(Number(size) - Number(kernel))).code).toBe(EXIT_CODES.couldNotRun);
   });
 
   test("Gemma 4 31B: full layers have half a window layer's bytes per token, and twice its tokens per block", async () => {
@@ -222,7 +222,7 @@ describe("a pair that is refused", () => {
   test("reports the reason and working changes, and exits with 2", async () => {
     const args = ["--config", model("llama-3.1-70b"), "--tp", "8", "--tp", "4", "--layout", "LHBNC"];
     const { code, stdout } = await captured(...args);
-    expect(code).toBe(EXIT_CODES.refused);
+    expect(code).toBe(EXIT_CODES.failed);
     expect(stdout).toMatch(/refused: .*\[KV_PLAN_UNSUPPORTED\]/);
     const found = await report(...args);
     if (found.outcome !== "refused") return expect.fail("it was planned");
@@ -251,7 +251,7 @@ describe("a pair that is refused", () => {
   test("proposes TP sizes that divide the heads", async () => {
     const base = ["--layers", "2", "--kv-heads", "8", "--head-size", "64"];
     const one = await captured(...base, "--tp", "2,3");
-    expect(one.code).toBe(EXIT_CODES.refused);
+    expect(one.code).toBe(EXIT_CODES.failed);
     const found = await report(...base, "--tp", "2,3");
     if (found.outcome !== "refused") return expect.fail("it was planned");
     expect(found.wouldWork).toEqual([
@@ -272,7 +272,7 @@ describe("a pair that is refused", () => {
       "--config",
       model("llama-3.1-70b"),
     );
-    expect(code).toBe(EXIT_CODES.wrongInput);
+    expect(code).toBe(EXIT_CODES.couldNotRun);
     expect(stderr).toMatch(/differ in .*prefill .*decode .*\[KV_PLAN_INCOMPATIBLE\]/);
   });
 
@@ -281,7 +281,7 @@ describe("a pair that is refused", () => {
     const v4 = JSON.parse(readFileSync(model("deepseek-v4-flash"), "utf8")) as object;
     writeFileSync(file, JSON.stringify({ ...v4, compress_ratios: new Array(43).fill(16) }));
     const { code, stderr } = await captured("--config", file, "--tp", "8");
-    expect(code).toBe(EXIT_CODES.wrongInput);
+    expect(code).toBe(EXIT_CODES.couldNotRun);
     expect(stderr).toMatch(
       /compress_ratios holds 16; 4 and 128 are known.*\[KV_PLAN_UNSUPPORTED\]\n {2}.*--file/,
     );
@@ -345,7 +345,7 @@ describe("a file", () => {
     ],
   ])("refuses %s", async (_what, content, message) => {
     const { code, stderr } = await captured("--file", fileOf("bad.json", content));
-    expect(code).toBe(EXIT_CODES.wrongInput);
+    expect(code).toBe(EXIT_CODES.couldNotRun);
     expect(stderr).toMatch(message);
     expect(stderr).toContain("[KV_CONFIG_INVALID]");
   });
@@ -422,7 +422,7 @@ test.each([
   ["--nonsense"],
 ])("the command line refuses %j by itself", async (...args) => {
   const { code, stderr } = await captured("--config", model("qwen3-0.6b"), ...(args.flat() as string[]));
-  expect(code).toBe(1);
+  expect(code).toBe(EXIT_CODES.couldNotRun);
   expect(stderr).toMatch(/error: /);
 });
 

@@ -1,4 +1,5 @@
 import { ROUTING_NAMES, type RoutingName } from "@kv/fleet";
+import { packageVersion } from "@kv/interface/program";
 import { Command, InvalidArgumentError, Option } from "commander";
 import { MODES, PUSH_LEGS } from "./settings.js";
 
@@ -61,6 +62,8 @@ export function createCommand(): Command {
   const policies = ["fail", "decode-computes"];
   const toy = "as in vLLM's toy proxy";
   return new Command("kv-proxy")
+    .version(packageVersion(import.meta.url))
+    .exitOverride()
     .description(
       "Routes OpenAI-style HTTP requests through a prefill and a decode instance. The decode instance gets the KV cache from the prefill instance.",
     )

@@ -54,19 +54,19 @@ test("kv-proxy with the toy proxy's flags serves, logs, and exits with 0 after S
   expect(JSON.parse(done ?? "{}")).toMatchObject({ status: 200, prefill: p.url, decode: d.url });
 });
 
-test("kv-proxy without instances prints a hint and exits with 1", async () => {
+test("kv-proxy without instances prints a hint and exits with 2", async () => {
   const running = start(["--port", "0"]);
-  expect(await running.exited).toBe(1);
+  expect(await running.exited).toBe(2);
   expect(running.stderr()).toBe(
-    "kv-proxy: KV_CONFIG_INVALID: no prefill instance is given\nhint: give --prefill http://host:port, one or more\n",
+    "kv-proxy: no prefill instance is given [KV_CONFIG_INVALID]\n  give --prefill http://host:port, one or more\n",
   );
 });
 
-test("kv-proxy exits with 1 when its admin port is taken", async () => {
+test("kv-proxy exits with 2 when its admin port is taken", async () => {
   const p = await upstream(prefillOk);
   const instances = ["--prefill", p.url, "--decode", p.url];
   const running = start([...instances, "--port", "0", "--admin-port", portOf(p.url)]);
-  expect(await running.exited).toBe(1);
+  expect(await running.exited).toBe(2);
   expect(running.stderr()).toContain(`cannot listen on 127.0.0.1:${portOf(p.url)} (EADDRINUSE)`);
   expect(await running.line()).not.toContain("ready");
 });

@@ -1,0 +1,76 @@
+import { spawn } from "node:child_process";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { describe, expect, it } from "vitest";
+
+const root = join(import.meta.dirname, "../..");
+
+interface Program {
+  readonly name: string;
+  readonly folder: string;
+  readonly cli: string;
+  /** A call that ends with a `KvError`; undefined where none does. */
+  readonly wrong?: readonly string[];
+}
+
+const PROGRAMS: readonly Program[] = [
+  { name: "kv-plan", folder: "plan", cli: "src/cli/cli.ts", wrong: ["--config", "/nowhere"] },
+  { name: "kv-peer", folder: "peer", cli: "src/cli.ts", wrong: ["diff", "/nowhere", "/nowhere"] },
+  { name: "kv-proxy", folder: "proxy", cli: "src/cli.ts", wrong: ["--prefill", "p:1"] },
+  { name: "kv-nixl", folder: "nixl", cli: "src/cli.ts", wrong: ["bench", "--connect", "127.0.0.1:1"] },
+  { name: "kv-neuron", folder: "neuron", cli: "src/cli.ts" },
+];
+
+/** Runs a program from its sources. */
+function run({ folder, cli }: Program, args: readonly string[]) {
+  return output(process.execPath, ["--import", "tsx", join(root, "packages", folder, cli), ...args]);
+}
+
+function output(command: string, args: readonly string[]) {
+  const child = spawn(command, args, { cwd: root, stdio: ["ignore", "pipe", "pipe"] });
+  let stdout = "";
+  let stderr = "";
+  child.stdout.on("data", (chunk) => {
+    stdout += chunk;
+  });
+  child.stderr.on("data", (chunk) => {
+    stderr += chunk;
+  });
+  return new Promise<{ code: number | null; stdout: string; stderr: string }>((resolve) => {
+    child.on("close", (code) => resolve({ code, stdout, stderr }));
+  });
+}
+
+describe.each(PROGRAMS)("$name", (program) => {
+  const { name, folder, wrong } = program;
+
+  it("prints its version and its help on stdout, and exits with 0", async () => {
+    const manifest = readFileSync(join(root, "packages", folder, "package.json"), "utf8");
+    const { version } = JSON.parse(manifest) as { readonly version: string };
+    const [shown, help] = await Promise.all([run(program, ["--version"]), run(program, ["--help"])]);
+    expect(shown).toEqual({ code: 0, stdout: `${version}\n`, stderr: "" });
+    expect(help).toMatchObject({ code: 0, stderr: "" });
+    expect(help.stdout).toContain(`Usage: ${name}`);
+  });
+
+  it("exits with 2 for a wrong call, and prints nothing on stdout", async () => {
+    const { code, stdout, stderr } = await run(program, ["--no-such-option"]);
+    expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
+    expect(stderr).toContain("unknown option '--no-such-option'");
+  });
+
+  if (wrong === undefined) return;
+  it("prints an error with its code, and exits with 2", async () => {
+    const { code, stdout, stderr } = await run(program, wrong);
+    expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
+    expect(stderr).toMatch(new RegExp(`^${name}: .+ \\[KV_[A-Z_]+\\]\\n( {2}.+\\n)?$`));
+  });
+});
+
+it("a reader that goes away ends kv-plan quietly", async () => {
+  const call = "node --import tsx packages/plan/src/cli/cli.ts --tp 8 --tp 8 --html --config";
+  const pipe = `set -o pipefail; ${call} packages/plan/fixtures/models/llama-3.1-70b.json | head -1`;
+  const { code, stdout, stderr } = await output("bash", ["-c", pipe]);
+  expect(stdout).not.toBe("");
+  expect({ code, stderr }).toEqual({ code: 0, stderr: "" });
+});
