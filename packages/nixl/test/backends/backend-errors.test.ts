@@ -5,6 +5,7 @@ import { KvError, type Log, silentLog } from "@kv/interface";
 import { describePlugins, findLibrary, nixlTransport } from "@kv/nixl";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
+import { libfabricMissing } from "../support/libfabric-available.js";
 import { nixlMissing } from "../support/nixl-available.js";
 import { runChild } from "../support/run-child.js";
 
@@ -103,22 +104,34 @@ describe.skipIf(nixlMissing)(`plugins of the wheel (${nixlMissing ?? "found"})`,
   });
 });
 
-describe.skipIf(nixlMissing)(`variables that leave no route (${nixlMissing ?? "NIXL found"})`, () => {
-  test.each([
-    { UCX_TLS: "rc,ud" },
-    { UCX_TLS: "tcp", UCX_NET_DEVICES: "mlx5_0:1" },
-    { NIXL_BACKEND: "LIBFABRIC", FI_PROVIDER: "efa" },
-  ])("%o: the error names each variable with its value, and the hint says what to do", async (env) => {
-    const { stdout } = await runChild("create-agent.ts", [], { env });
-    const { code, message, hint } = JSON.parse(stdout.trim().split("\n").at(-1) ?? "") as Record<
-      string,
-      string
-    >;
-    expect(code).toBe("KV_BACKEND_UNAVAILABLE");
-    const { NIXL_BACKEND: _, ...variables } = env as Record<string, string>;
-    for (const [variable, value] of Object.entries(variables)) {
-      expect(message).toContain(`${variable}=${value}`);
-      expect(hint).toContain(variable);
-    }
-  });
+describe.each<{ backend: string; missing: string | undefined; variables: readonly Record<string, string>[] }>(
+  [
+    {
+      backend: "UCX",
+      missing: nixlMissing,
+      variables: [{ UCX_TLS: "rc,ud" }, { UCX_TLS: "tcp", UCX_NET_DEVICES: "mlx5_0:1" }],
+    },
+    {
+      backend: "LIBFABRIC",
+      missing: libfabricMissing,
+      variables: [{ NIXL_BACKEND: "LIBFABRIC", FI_PROVIDER: "efa" }],
+    },
+  ],
+)("variables that leave $backend no route ($missing)", ({ missing, variables: each }) => {
+  test.skipIf(missing).each(each)(
+    "%o: the error names each variable with its value, and the hint says what to do",
+    async (env) => {
+      const { stdout } = await runChild("create-agent.ts", [], { env });
+      const { code, message, hint } = JSON.parse(stdout.trim().split("\n").at(-1) ?? "") as Record<
+        string,
+        string
+      >;
+      expect(code).toBe("KV_BACKEND_UNAVAILABLE");
+      const { NIXL_BACKEND: _, ...variables } = env as Record<string, string>;
+      for (const [variable, value] of Object.entries(variables)) {
+        expect(message).toContain(`${variable}=${value}`);
+        expect(hint).toContain(variable);
+      }
+    },
+  );
 });
