@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kPageBytes = 4096;
 
 std::shared_ptr<Mapping> touched_page() {
-  auto page = Mapping::create(kPageBytes);
+  auto page = Mapping::create(kPageBytes, true);
   page->await_touched();
   return page;
 }

@@ -16,14 +16,19 @@
 
 namespace kv::nixl {
 
-std::shared_ptr<Mapping> Mapping::create(size_t length) {
-  void* address = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+std::shared_ptr<Mapping> Mapping::create(size_t length, bool populate) {
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (populate ? 0 : MAP_NORESERVE);
+  void* address = mmap(nullptr, length, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (address == MAP_FAILED) {
     throw Failure("KV_MEMORY_INVALID", "cannot map " + std::to_string(length) + " bytes: " + strerror(errno));
   }
   std::shared_ptr<Mapping> mapping(new Mapping(address, length));
   std::promise<void> promise;
   mapping->touched_ = promise.get_future().share();
+  if (!populate) {
+    promise.set_value();
+    return mapping;
+  }
   // The thread holds the mapping, so it is not unmapped before the thread ends.
   std::thread([mapping, promise = std::move(promise)]() mutable {
     mapping->touch();

@@ -8,12 +8,13 @@
 
 namespace kv::nixl {
 
-// Memory from mmap: page-aligned and zeroed. A thread touches every page, since the first transfer to an untouched page is up to 20 times
+// Memory from mmap: page-aligned and zeroed. A thread may touch every page, since the first transfer to an untouched page is up to 20 times
 // slower.
 class Mapping {
  public:
-  // Maps `length` bytes and starts the thread that touches them. Throws KV_MEMORY_INVALID.
-  static std::shared_ptr<Mapping> create(size_t length);
+  // Maps `length` bytes. `populate`: starts a thread that touches them; otherwise a page takes memory when it is first used. Throws
+  // KV_MEMORY_INVALID.
+  static std::shared_ptr<Mapping> create(size_t length, bool populate);
   ~Mapping();
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;

@@ -88,18 +88,26 @@ export interface Memory {
   /** Ordinal of the device; 0 for `DRAM`. */
   readonly deviceId: number;
   /**
-   * A view of the bytes, for memory that this process can address (`DRAM`). After `close` the view is empty or reads zeros. Errors:
-   * `KV_MEMORY_INVALID` when the process cannot address the memory.
+   * A view of all bytes, for memory that this process can address (`DRAM`). After `close` the view is empty or reads zeros. Errors:
+   * `KV_MEMORY_INVALID` when the process cannot address the memory, or when one view cannot hold it: on Node 20 above 4 GiB.
    */
   readonly bytes: Uint8Array;
   /**
+   * A view of `lengthBytes` bytes from `offsetBytes` on, also of memory that is too long for `bytes`. After `close` it is empty or reads zeros.
+   * Errors: `KV_MEMORY_INVALID` for a part that does not lie in the memory, for a closed memory, when the process cannot address the memory, or
+   * when the part is too long for a view: on Node 20 above 2 GiB.
+   */
+  view(offsetBytes: number, lengthBytes: number): Uint8Array;
+  /**
    * Copies runs of this memory into one new buffer, in order. A native implementation copies off the JavaScript thread. `runs` has rows
-   * `[offsetBytes, lengthBytes]`. Errors: `KV_MEMORY_INVALID` for a run outside the memory or a closed memory; nothing is copied then.
+   * `[offsetBytes, lengthBytes]`. Errors: `KV_MEMORY_INVALID` for a run outside the memory, for runs that have more bytes together than the
+   * memory, for a closed memory, and when there is no memory for the buffer; nothing is copied then.
    */
   gather(runs: Float64Array): Promise<ArrayBuffer>;
   /**
    * Copies `source` into the runs `[offsetBytes, lengthBytes]` of this memory, in order. The lengths of the runs add up to the length of
-   * `source`. `source` must not change until the promise resolves. Errors: as `gather`.
+   * `source`. An implementation may take `source` over, with `takeBuffer`: its buffer is detached then when the call returns without an error.
+   * Otherwise `source` must not change until the promise resolves. Errors: as `gather`, and for a source that cannot be detached.
    */
   scatter(runs: Float64Array, source: ArrayBuffer): Promise<void>;
   /** Frees the memory. Calling it again has no effect. Errors: `KV_MEMORY_IN_USE` while a registration refers to it. */

@@ -10,9 +10,10 @@ export interface NativeAddon {
     options: NativeAgentOptions,
     onEvents: (events: NativeEvent[]) => void,
   ) => NativeAgent;
-  /** Allocates page-aligned, zeroed host memory. Throws `KV_MEMORY_INVALID`. */
+  /** Allocates page-aligned, zeroed host memory. With `populate` a thread touches its pages. Throws `KV_MEMORY_INVALID`. */
   readonly Memory: new (
     lengthBytes: number,
+    populate: boolean,
   ) => NativeMemory;
   /** Sets variables in the environment of the process (`setenv`), then NIXL's defaults where they are not set; returns the defaults it set. */
   prepareEnvironment(variables: [name: string, value: string][]): [name: string, value: string][];
@@ -166,12 +167,15 @@ export interface NativeCounters {
 export interface NativeMemory {
   /** Where it begins in this process. */
   readonly address: number;
-  /** The memory itself; the same object each time. */
-  readonly buffer: ArrayBuffer;
+  /** A part of the memory as a new buffer, which is kept until `close`. Throws `KV_MEMORY_INVALID`, also for a part that is too long for Node. */
+  buffer(offsetBytes: number, lengthBytes: number): ArrayBuffer;
   /** Copies runs `[offsetBytes, lengthBytes]` into one buffer, on another thread. */
   gather(runs: Float64Array): Promise<ArrayBuffer>;
-  /** Copies `source` into runs `[offsetBytes, lengthBytes]`, on another thread. */
-  scatter(runs: Float64Array, source: ArrayBuffer): Promise<void>;
-  /** Frees the memory. With `detach` its views become empty; without it they read zeros until the buffer is collected. */
+  /**
+   * Copies `source` into runs `[offsetBytes, lengthBytes]`, on another thread. Once all arguments are valid it calls `take(source)`, and copies
+   * from the buffer that this returns, which nobody else may have.
+   */
+  scatter(runs: Float64Array, source: ArrayBuffer, take: (source: ArrayBuffer) => ArrayBuffer): Promise<void>;
+  /** Frees the memory. With `detach` its views become empty; without it they read zeros until the buffers are collected. */
   close(detach: boolean): void;
 }
