@@ -15,8 +15,8 @@ export class ReceivePass {
   /** Applies a request's pass; no effect when the plan needs none. Errors: `KV_PLATFORM_UNSUPPORTED` for device memory. */
   apply({ plan, address }: RemoteEngine, { receivePass }: RequestPlan): void {
     if (receivePass === undefined) return;
-    const bytes = (this.#views ??= this.#caches.regions.map((region) => viewOf(region, address)));
-    applyReceivePass(plan, receivePass, bytes);
+    this.#views ??= this.#caches.regions.map((region) => viewOf(region, address));
+    applyReceivePass(plan, receivePass, this.#views);
   }
 }
 
