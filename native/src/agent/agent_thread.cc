@@ -229,10 +229,12 @@ bool AgentThread::advance_pending_peers() {
 
 bool AgentThread::poll() {
   const auto start = Clock::now();
-  const bool received = agent_->poller().poll([this](std::string from, Bytes payload) {
-    agent_->peers().mark_connected(from);
-    events_->send(Event::notification(std::move(from), std::move(payload)));
-  });
+  const bool received = agent_->poller().poll(
+      [this](std::string from, Bytes payload) {
+        agent_->peers().mark_connected(from);
+        events_->send(Event::notification(std::move(from), std::move(payload)));
+      },
+      [this](size_t senders) { events_->send(Event::dropped({}, static_cast<double>(senders))); });
   backoff_.polled(start, Clock::now(), agent_->reachable());
   ++counters_.polls;
   return received;

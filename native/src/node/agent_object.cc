@@ -116,6 +116,7 @@ Napi::Function AgentObject::define(Napi::Env env) {
                          InstanceMethod<&AgentObject::transfer>("transfer"),
                          InstanceMethod<&AgentObject::abort>("abort"),
                          InstanceMethod<&AgentObject::close>("close"),
+                         InstanceMethod<&AgentObject::take_events>("takeEvents"),
                          InstanceMethod<&AgentObject::counters>("counters"),
                          InstanceMethod<&AgentObject::keep_alive>("keepAlive"),
                          InstanceMethod<&AgentObject::detach>("detach"),
@@ -265,6 +266,14 @@ Napi::Value AgentObject::close(const Napi::CallbackInfo& info) {
   const auto timeout = static_cast<int64_t>(info[1].As<Napi::Number>().DoubleValue());
   thread_->close(integer_of(info[0]), std::chrono::milliseconds(timeout));
   return info.Env().Undefined();
+}
+
+Napi::Value AgentObject::take_events(const Napi::CallbackInfo& info) {
+  const auto answer = Napi::Array::New(info.Env(), 2);
+  auto [events, more] = events_ == nullptr ? std::pair(Napi::Array::New(info.Env()), false) : events_->take(info.Env());
+  answer.Set(0u, events);
+  answer.Set(1u, Napi::Boolean::New(info.Env(), more));
+  return answer;
 }
 
 Napi::Value AgentObject::counters(const Napi::CallbackInfo& info) {

@@ -194,7 +194,10 @@ export interface Transfer {
 
 /** A notification that arrived (NIXL: an entry of `nixl_notifs_t`). */
 export interface Notification {
-  /** Name of the agent that sent it. */
+  /**
+   * Name of the agent that sent it, as the sender states it. With NIXL nothing verifies it: UCX takes it from the message. Do not base a decision on it
+   * that another process must not make; authenticate the payload instead.
+   */
   readonly from: string;
   /** The bytes as sent; the receiver owns them. Treat them as untrusted input. */
   readonly payload: Uint8Array;
@@ -260,8 +263,8 @@ export interface Agent {
   notify(remote: string, payload: Uint8Array): Promise<void>;
   /**
    * Iterates over notifications in the order of delivery (NIXL: `getNotifs`). Only one iterator may be open; a second one throws
-   * `KV_NOTIFICATION_INVALID`. Notifications that arrive while no iterator is open are kept for the next one. The iterator ends when the agent
-   * closes.
+   * `KV_NOTIFICATION_INVALID`. Notifications that arrive while no iterator is open are kept for the next one. A transport may limit how many are
+   * kept; it logs what it drops, and from whom. The iterator ends when the agent closes.
    */
   notifications(): AsyncIterableIterator<Notification>;
   /** Returns the current counters. */

@@ -101,7 +101,7 @@ export class NixlTransport implements Transport, AsyncDisposable {
    */
   readonly createAgent = async (options: AgentOptions = {}): Promise<NixlAgent> => {
     const addon = this.#open();
-    const { clock, random, log } = this.#ambient;
+    const { random, log } = this.#ambient;
     requireObject(options, "KV_AGENT_INVALID", "the options of an agent");
     const { name = random.uuid(), backends: asked } = options;
     if (typeof name !== "string" || !/^[\x20-\x7e]{1,255}$/.test(name)) {
@@ -123,7 +123,7 @@ export class NixlTransport implements Transport, AsyncDisposable {
       name,
       backends,
       preload,
-      clock,
+      ambient: this.#ambient,
       checkMetadata: checker && ((metadata) => checker.check(metadata)),
       onClose: () => this.#agents.delete(agent),
     }).catch(async (error: unknown) => {

@@ -4,11 +4,14 @@
  * uses one twice. Methods throw plain errors with `code` and `hint`; `fromNative` makes `KvError`s of them.
  */
 export interface NativeAddon {
-  /** Starts an agent and its native thread; the event `SETTLED` of `callId` says that its backends are ready. */
+  /**
+   * Starts an agent and its native thread; the event `SETTLED` of `callId` says that its backends are ready. When `onEvents` gets `more`, it must
+   * call `takeEvents` in a later turn of the event loop.
+   */
   readonly Agent: new (
     callId: number,
     options: NativeAgentOptions,
-    onEvents: (events: NativeEvent[]) => void,
+    onEvents: (events: NativeEvent[], more: boolean) => void,
   ) => NativeAgent;
   /** Allocates page-aligned, zeroed host memory. With `populate` a thread touches its pages. Throws `KV_MEMORY_INVALID`. */
   readonly Memory: new (
@@ -49,6 +52,9 @@ export const DONE = 1;
 export const RELEASED = 2;
 /** Event: a notification has arrived. `value` is its payload, `from` the name that the sender states. */
 export const NOTIFICATION = 3;
+
+/** Event: `value` notifications that state `from` as their sender were dropped, because too many waited. Without `from`: of several senders. */
+export const DROPPED = 4;
 
 /** An event of the native thread; `kind` is one of the constants above. */
 export type NativeEvent = [
@@ -129,6 +135,8 @@ export interface NativeAgent {
   abort(transfer: number): boolean;
   /** Closes the agent; waits for its transfers, `timeoutMs` at most. */
   close(callId: number, timeoutMs: number): void;
+  /** The next events, and whether there are more. */
+  takeEvents(): [events: NativeEvent[], more: boolean];
   /** Counters at this moment. */
   counters(): NativeCounters;
   /** Whether the agent keeps the process alive. */
