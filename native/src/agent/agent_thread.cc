@@ -19,7 +19,7 @@ constexpr auto kStopTimeout = milliseconds(1000);
 }  // namespace
 
 AgentThread::AgentThread(AgentConfig config, std::shared_ptr<JsEventQueue> events)
-    : config_(std::move(config)), events_(std::move(events)) {}
+    : config_(std::move(config)), events_(std::move(events)), transfers_([this](const Transfer& transfer) { end_transfer(transfer); }) {}
 
 std::shared_ptr<AgentThread> AgentThread::start(AgentConfig config, std::shared_ptr<JsEventQueue> events, uint64_t ticket) {
   const std::shared_ptr<AgentThread> self(new AgentThread(std::move(config), std::move(events)));
@@ -99,8 +99,7 @@ bool AgentThread::abort(uint64_t transfer) {
     const auto found = requests_.find(transfer);
     if (found == requests_.end() || !found->second->outcome.try_abort()) return false;
   }
-  // An empty command, to wake the thread.
-  commands_.push([] {});
+  commands_.push([this, transfer] { transfers_.attend(transfer); });
   return true;
 }
 
@@ -135,11 +134,11 @@ void AgentThread::main(uint64_t ticket) {
   while (!ending()) {
     bool worked = commands_.run_all();
     worked = advance_pending_peers() || worked;
-    worked = advance_transfers() || worked;
+    worked = transfers_.advance() || worked;
     if (!worked || backoff_.due(Clock::now())) worked = poll() || worked;
     if (!transfers_.empty() && backoff_.last_poll() - last_peer_check_ > kPeerCheckInterval) {
       last_peer_check_ = backoff_.last_poll();
-      agent_->safeguards().check_peers();
+      if (agent_->safeguards().check_peers()) transfers_.attend_all();
     }
     if (worked) backoff_.worked(Clock::now());
     // Also sleeps after work, so that JavaScript has a core to take the events.
@@ -165,7 +164,7 @@ void AgentThread::begin_transfer(const std::shared_ptr<TransferRequest>& request
   Event event;
   try {
     if (agent_ == nullptr || close_ticket_) throw closed();
-    transfers_.push_back(std::make_unique<Transfer>(*agent_, *events_, request));
+    transfers_.add(std::make_unique<Transfer>(*agent_, *events_, request));
     for (const auto& list : {request->local, request->remote}) ++list->transfers;
     return;
   } catch (const Failure& failure) {
@@ -191,23 +190,6 @@ void AgentThread::end_transfer(const Transfer& transfer) {
   }
   const std::lock_guard lock(mutex_);
   requests_.erase(transfer.ticket());
-}
-
-// Posts one slice, so that commands and notifications never wait for more than one. Transfers take turns in the order of their tickets.
-bool AgentThread::advance_transfers() {
-  Transfer* next = nullptr;
-  for (const auto& transfer : transfers_) {
-    if (!transfer->wants_to_post()) continue;
-    if (next == nullptr || (next->ticket() <= last_posted_ && transfer->ticket() > last_posted_)) next = transfer.get();
-  }
-  if (next != nullptr) last_posted_ = next->ticket();
-  bool changed = false;
-  for (const auto& transfer : transfers_) changed = transfer->advance(transfer.get() == next) || changed;
-  std::erase_if(transfers_, [this](const auto& transfer) {
-    if (transfer->finished()) end_transfer(*transfer);
-    return transfer->finished();
-  });
-  return changed;
 }
 
 // Adds the peers whose processes have answered. Returns whether there were any.
@@ -246,7 +228,7 @@ bool AgentThread::ending() {
   const bool stopping = commands_.stopping();
   if (stopping) {
     if (!deadline_) deadline_ = Clock::now() + kStopTimeout;
-    for (const auto& transfer : transfers_) transfer->abandon();
+    transfers_.abandon_all();
   }
   if (!deadline_) return false;
   if (Clock::now() >= *deadline_) return true;
@@ -261,14 +243,15 @@ void AgentThread::sleep() {
 void AgentThread::shut_down() {
   std::vector<uint64_t> closing_lists;
   std::vector<uint64_t> unreleased;
-  for (const auto& transfer : transfers_) {
+  auto transfers = transfers_.take_all();
+  for (const auto& transfer : transfers) {
     transfer->cancel(Failure("KV_TRANSFER_ABORTED", "the agent \"" + config_.name + "\" closed before the transfer ended"));
     unreleased.push_back(transfer->ticket());
     for (const auto& list : {transfer->request().local, transfer->request().remote}) {
       if (list->close_ticket) closing_lists.push_back(*std::exchange(list->close_ticket, std::nullopt));
     }
   }
-  transfers_.clear();
+  transfers.clear();
   {
     const std::lock_guard lock(mutex_);
     lists_.clear();

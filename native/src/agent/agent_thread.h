@@ -16,7 +16,7 @@
 #include "agent/poll_backoff.h"
 #include "library/exit_guard.h"
 #include "node/js_event_queue.h"
-#include "transfer/transfer.h"
+#include "transfer/transfer_scheduler.h"
 
 namespace kv::nixl {
 
@@ -64,7 +64,6 @@ class AgentThread : public StoppableThread {
   Event attempt(uint64_t ticket, const Work& work);
   void begin_transfer(const std::shared_ptr<TransferRequest>& request);
   void end_transfer(const Transfer& transfer);
-  bool advance_transfers();
   bool advance_pending_peers();
   bool poll();
   bool ending();
@@ -86,10 +85,7 @@ class AgentThread : public StoppableThread {
   std::unique_ptr<NixlAgent> agent_;
   // Peers that are being added, by ticket.
   std::map<uint64_t, PendingPeer> pending_peers_;
-  // In the order in which JavaScript asked.
-  std::vector<std::unique_ptr<Transfer>> transfers_;
-  // The ticket of the transfer that posted the last slice.
-  uint64_t last_posted_ = 0;
+  TransferScheduler transfers_;
   PollBackoff backoff_;
   Clock::time_point last_peer_check_;
   // Set once the agent is closing: when it no longer waits for transfers.

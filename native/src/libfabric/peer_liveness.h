@@ -27,6 +27,8 @@ class PeerLiveness {
   bool alive();
   // Whether it is alive and has accepted a connection.
   bool connected() { return alive() && !connecting_since_; }
+  // When the death was noticed; none while the process is alive.
+  const std::optional<std::chrono::steady_clock::time_point>& died_at() const { return died_at_; }
   // Time since the death was noticed; zero while the process is alive.
   std::chrono::steady_clock::duration dead_for() const;
 

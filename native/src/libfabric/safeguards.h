@@ -59,8 +59,8 @@ class LibfabricSafeguards {
   bool known_dead(const std::string& peer) const;
   // Whether the peer has been dead for so long that none of its data can still arrive.
   bool quarantine_over(const std::string& peer) const;
-  // Checks every peer.
-  void check_peers();
+  // Checks every peer. Returns whether a death was noticed since the last call.
+  bool check_peers();
   // Whether the death of any peer was noticed after that time. Checks every peer.
   bool any_death_after(Clock::time_point time);
 
@@ -74,6 +74,7 @@ class LibfabricSafeguards {
  private:
   PeerLiveness* find(const std::string& peer) const;
   Clock::duration dead_for(const std::string& peer) const;
+  void note_deaths();
   void note_death(const PeerLiveness& liveness);
 
   const capi::Functions& nixl_;
@@ -83,6 +84,8 @@ class LibfabricSafeguards {
   std::optional<LandingProbe> probe_;
   std::unordered_map<std::string, std::unique_ptr<PeerLiveness>> watched_;
   std::optional<Clock::time_point> last_death_;
+  // Deaths that `check_peers` has not reported yet.
+  bool new_death_ = false;
   // Peers that NIXL has accepted. A peer that was removed and added again counts twice.
   int loaded_peers_ = 0;
   // Whether this agent's own LIBFABRIC backend uses TCP; none until it was determined.
