@@ -2,6 +2,7 @@
 
 #include <sys/prctl.h>
 
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -24,11 +25,18 @@ AgentThread::AgentThread(AgentConfig config, std::shared_ptr<JsEventQueue> event
 std::shared_ptr<AgentThread> AgentThread::start(AgentConfig config, std::shared_ptr<JsEventQueue> events, uint64_t ticket) {
   const std::shared_ptr<AgentThread> self(new AgentThread(std::move(config), std::move(events)));
   add_running_thread(self);
-  // Detached, since joining it could block without a limit. It holds itself alive, and the exit waits for it with a timeout.
-  std::thread([self, ticket] {
-    self->main(ticket);
+  try {
+    // Detached, since joining it could block without a limit. It holds itself alive, and the exit waits for it with a timeout.
+    std::thread([self, ticket] {
+      self->main(ticket);
+      remove_running_thread(self.get());
+    }).detach();
+  } catch (const std::system_error& error) {
     remove_running_thread(self.get());
-  }).detach();
+    throw Failure("KV_TRANSPORT_UNAVAILABLE",
+                  "the thread of the agent \"" + self->config_.name + "\" could not be started: " + error.what(),
+                  "raise the limit of threads (ulimit -u, pids.max of the control group) or of memory (ulimit -v), or close other agents");
+  }
   return self;
 }
 

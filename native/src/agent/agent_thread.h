@@ -24,7 +24,8 @@ namespace kv::nixl {
 // JsEventQueue. Unless stated otherwise, public methods are for the JavaScript thread, return at once, and settle their ticket later.
 class AgentThread : public StoppableThread {
  public:
-  // Starts the thread, which creates the agent. The ticket is settled when the agent and its backends exist, or could not be created.
+  // Starts the thread, which creates the agent. The ticket is settled when the agent and its backends exist, or could not be created. Throws
+  // KV_TRANSPORT_UNAVAILABLE when the kernel refuses a thread.
   static std::shared_ptr<AgentThread> start(AgentConfig config, std::shared_ptr<JsEventQueue> events, uint64_t ticket);
 
   // Work for the agent's thread. Must not touch Node-API. What it returns or throws settles the ticket.

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "library/failure.h"
@@ -29,11 +30,16 @@ std::shared_ptr<Mapping> Mapping::create(size_t length, bool populate) {
     promise.set_value();
     return mapping;
   }
-  // The thread holds the mapping, so it is not unmapped before the thread ends.
-  std::thread([mapping, promise = std::move(promise)]() mutable {
-    mapping->touch();
-    promise.set_value();
-  }).detach();
+  try {
+    // The thread holds the mapping, so it is not unmapped before the thread ends.
+    std::thread([mapping, promise = std::move(promise)]() mutable {
+      mapping->touch();
+      promise.set_value();
+    }).detach();
+  } catch (const std::system_error& error) {
+    throw Failure("KV_MEMORY_INVALID", std::string("the thread that touches the memory could not be started: ") + error.what(),
+                  "raise the limit of threads (ulimit -u, pids.max of the control group), or leave the pages untouched: populate: false");
+  }
   return mapping;
 }
 

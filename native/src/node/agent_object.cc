@@ -127,9 +127,15 @@ AgentObject::AgentObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<Agen
   with_js_errors(info.Env(), [&] {
     AgentConfig config = config_of(info[1].As<Napi::Object>());
     events_ = JsEventQueue::open(info.Env(), info[2].As<Napi::Function>());
+    try {
+      thread_ = AgentThread::start(std::move(config), events_, integer_of(info[0]));
+    } catch (...) {
+      // The destructor does not run for an object whose constructor throws.
+      stop();
+      throw;
+    }
     // Hooks run in reverse order: this one runs before Node destroys the queue's thread-safe function.
     napi_add_env_cleanup_hook(env_, on_environment_end, this);
-    thread_ = AgentThread::start(std::move(config), events_, integer_of(info[0]));
     return info.Env().Undefined();
   });
 }
