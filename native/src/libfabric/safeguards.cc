@@ -90,7 +90,7 @@ bool LibfabricSafeguards::check_peers() {
 
 void LibfabricSafeguards::note_deaths() {
   for (const auto& [name, liveness] : watched_) {
-    liveness->alive();
+    liveness->maybe_alive();
     note_death(*liveness);
   }
 }

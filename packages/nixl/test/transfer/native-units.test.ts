@@ -19,6 +19,10 @@ test.each([
     name: "TransferScheduler: transfers take turns, and those that wait cost nothing",
     units: ["test/transfer_scheduler_test.cc", "src/transfer/transfer_scheduler.cc"],
   },
+  {
+    name: "PeerLiveness: hosts that vanish do not block, and connections are made at the same time",
+    units: ["test/peer_liveness_test.cc", "src/libfabric/peer_liveness.cc"],
+  },
 ])("$name", { timeout: 60_000 }, async ({ units }) => {
   const folder = await mkdtemp(join(tmpdir(), "kv-native-unit-"));
   onTestFinished(() => rm(folder, { recursive: true }));
