@@ -1,6 +1,10 @@
 // The calls of agents and their backends.
 #include <string.h>
 
+#include <chrono>
+#include <thread>
+
+#include "faults.h"
 #include "world.h"
 
 namespace kv::nixl::capi {
@@ -71,6 +75,7 @@ API(destroy_params)(Params params) {
 API(params_add)(Params, const char*, const char*) { return kSuccess; }
 API(create_backend)(Agent agent, const char* plugin, Params, Backend* out) {
   require_agent_thread(agent);
+  std::this_thread::sleep_for(std::chrono::milliseconds(fault("FAKE_NIXL_STALL_BACKEND")));
   agent->backends.insert(plugin);
   *out = new BackendObject{plugin};
   return kSuccess;

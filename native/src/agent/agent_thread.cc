@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "library/environment.h"
+
 namespace kv::nixl {
 
 namespace {
@@ -129,6 +131,7 @@ void AgentThread::main(uint64_t ticket) {
   prctl(PR_SET_TIMERSLACK, 1000);
   prctl(PR_SET_NAME, "kv_nixl");
   try {
+    const auto reading = reading_environment();
     agent_ = std::make_unique<NixlAgent>(config_, counters_);
     events_->send(Event::settled(ticket));
   } catch (const Failure& failure) {

@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from "node:timers/promises";
 import {
   type AgentOptions,
   type Ambient,
@@ -77,6 +78,7 @@ export class NixlTransport implements Transport, AsyncDisposable {
   /** Selections of backends that were logged. */
   readonly #logged = new Set<string>();
   #addon: NativeAddon | undefined;
+  #environmentReady: Promise<void> | undefined;
   #library: Promise<string> | undefined;
   #closed: Promise<void> | undefined;
 
@@ -111,6 +113,7 @@ export class NixlTransport implements Transport, AsyncDisposable {
       );
     }
     const { backends, source } = this.#selectBackends(asked);
+    await this.#prepareEnvironment(addon);
     const libraryPath = await this.#findLibrary();
     await requireComplete(libraryPath, backends, { ...process.env, ...this.#options.env });
     const preload = await this.#prepareBackends(addon, backends, libraryPath);
@@ -180,23 +183,29 @@ export class NixlTransport implements Transport, AsyncDisposable {
     throw new KvError("KV_TRANSPORT_CLOSED", "the NIXL transport is closed");
   }
 
-  /** The addon, loaded on first use, with NIXL's variables set. */
+  /** The addon, loaded on first use. */
   #open(): NativeAddon {
     this.#requireOpen();
     if (this.#addon !== undefined) return this.#addon;
-    const { library, env = {} } = this.#options;
-    const { log } = this.#ambient;
-    const addon = loadAddon();
-    const variables = Object.entries(env);
-    if (variables.length > 0 && addon.isLoaded()) {
-      log.warn("nixl-environment-late", { variables, why: "NIXL is loaded in this process already" });
-    }
-    for (const [name, value] of addon.prepareEnvironment(variables)) {
-      log.info("nixl-environment-default", { name, value });
-    }
-    warnOfUnusedLibraryVariables({ library, environment: process.env, log });
-    this.#addon = addon;
-    return addon;
+    const { library } = this.#options;
+    warnOfUnusedLibraryVariables({ library, environment: process.env, log: this.#ambient.log });
+    this.#addon = loadAddon();
+    return this.#addon;
+  }
+
+  /** Sets NIXL's variables in the environment of the process, once. */
+  #prepareEnvironment(addon: NativeAddon): Promise<void> {
+    this.#environmentReady ??= (async () => {
+      const { log } = this.#ambient;
+      const variables = Object.entries(this.#options.env ?? {});
+      if (variables.length > 0 && addon.isLoaded()) {
+        log.warn("nixl-environment-late", { variables, why: "NIXL is loaded in this process already" });
+      }
+      for (const [name, value] of await setVariables(addon, variables)) {
+        log.info("nixl-environment-default", { name, value });
+      }
+    })();
+    return this.#environmentReady;
   }
 
   /** The backends of an agent. Each selection is logged once. */
@@ -243,7 +252,7 @@ export class NixlTransport implements Transport, AsyncDisposable {
       if (libraries.length === 0) continue;
       paths.push(...libraries);
       const unset = variables.filter(([variable]) => process.env[variable] === undefined);
-      if (unset.length > 0) addon.prepareEnvironment(unset.map(([variable, value]) => [variable, value]));
+      if (unset.length > 0) await setVariables(addon, unset);
       this.#ambient.log.debug("nixl-libraries-supplied", { backend: name, libraries });
     }
     return paths;
@@ -262,6 +271,21 @@ export class NixlTransport implements Transport, AsyncDisposable {
     this.#checkers.set(names.join(","), checker);
     checker.warm().catch((error: unknown) => log.warn("nixl-checker-failed", { error: String(error) }));
     return checker;
+  }
+}
+
+/** How long to wait before variables are set, while an agent is being created. Creating one takes up to 0.7 s. */
+const BUSY_WAIT_MS = 5;
+
+/** Sets variables in the environment of the process, and returns NIXL's defaults that were set. Waits until no agent is being created. */
+async function setVariables(
+  addon: NativeAddon,
+  variables: readonly (readonly [string, string])[],
+): Promise<[name: string, value: string][]> {
+  for (;;) {
+    const set = addon.prepareEnvironment(variables.map(([name, value]) => [name, value]));
+    if (set !== undefined) return set;
+    await sleep(BUSY_WAIT_MS);
   }
 }
 

@@ -18,8 +18,11 @@ export interface NativeAddon {
     lengthBytes: number,
     populate: boolean,
   ) => NativeMemory;
-  /** Sets variables in the environment of the process (`setenv`), then NIXL's defaults where they are not set; returns the defaults it set. */
-  prepareEnvironment(variables: [name: string, value: string][]): [name: string, value: string][];
+  /**
+   * Sets variables in the environment of the process (`setenv`), then NIXL's defaults where they are not set; returns the defaults it set. Returns
+   * undefined, and sets nothing, while an agent of the process is being created and may read the environment: call it again later.
+   */
+  prepareEnvironment(variables: [name: string, value: string][]): [name: string, value: string][] | undefined;
   /** Whether NIXL is loaded, so that further variables have no effect on it. */
   isLoaded(): boolean;
   /** Stops all agents of the process and waits for their threads; for the exit of the process. */
