@@ -48,6 +48,20 @@ void AgentThread::run(uint64_t ticket, Work work) {
   commands_.push([this, ticket, work = std::move(work)] { events_->send(attempt(ticket, work)); });
 }
 
+void AgentThread::register_allocated(uint64_t ticket, std::shared_ptr<Pin> pin) {
+  commands_.push([this, ticket, pin = std::move(pin)] {
+    const auto mapping = pin->mapping();
+    // An agent that has closed fails below.
+    if (agent_ != nullptr) pending_registrations_.emplace(ticket, pin);
+    mapping->when_touched([self = shared_from_this(), ticket] {
+      self->run(ticket, [&pending = self->pending_registrations_, ticket](NixlAgent& agent) {
+        agent.registrations().add_allocated(ticket, std::move(pending.extract(ticket).mapped()));
+        return EventValue();
+      });
+    });
+  });
+}
+
 void AgentThread::add_remote(uint64_t ticket, Bytes metadata) {
   commands_.push([this, ticket, metadata = std::move(metadata)]() mutable {
     pending_peers_[ticket].bytes = std::move(metadata);
@@ -275,6 +289,9 @@ void AgentThread::shut_down() {
     events_->send(Event::released(ticket));
   }
   for (const uint64_t ticket : closing_lists) events_->send(Event::settled(ticket));
+  for (const auto& [ticket, pin] : std::exchange(pending_registrations_, {})) {
+    events_->send(Event::failed(Event::Kind::settled, ticket, closed()));
+  }
   // Commands that came too late fail.
   commands_.run_all();
   advance_pending_peers();

@@ -8,6 +8,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "library/failure.h"
 
@@ -24,17 +25,15 @@ std::shared_ptr<Mapping> Mapping::create(size_t length, bool populate) {
     throw Failure("KV_MEMORY_INVALID", "cannot map " + std::to_string(length) + " bytes: " + strerror(errno));
   }
   std::shared_ptr<Mapping> mapping(new Mapping(address, length));
-  std::promise<void> promise;
-  mapping->touched_ = promise.get_future().share();
   if (!populate) {
-    promise.set_value();
+    mapping->touched_ = true;
     return mapping;
   }
   try {
     // The thread holds the mapping, so it is not unmapped before the thread ends.
-    std::thread([mapping, promise = std::move(promise)]() mutable {
+    std::thread([mapping] {
       mapping->touch();
-      promise.set_value();
+      mapping->mark_touched();
     }).detach();
   } catch (const std::system_error& error) {
     throw Failure("KV_MEMORY_INVALID", std::string("the thread that touches the memory could not be started: ") + error.what(),
@@ -44,6 +43,27 @@ std::shared_ptr<Mapping> Mapping::create(size_t length, bool populate) {
 }
 
 Mapping::~Mapping() { munmap(address_, length_); }
+
+void Mapping::when_touched(std::function<void()> ready) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!touched_) {
+      waiting_.push_back(std::move(ready));
+      return;
+    }
+  }
+  ready();
+}
+
+void Mapping::mark_touched() {
+  std::vector<std::function<void()>> waiting;
+  {
+    const std::lock_guard lock(mutex_);
+    touched_ = true;
+    waiting.swap(waiting_);
+  }
+  for (const auto& ready : waiting) ready();
+}
 
 void Mapping::release_pages() const { madvise(address_, length_, MADV_DONTNEED); }
 

@@ -162,11 +162,7 @@ void AgentObject::stop() {
 
 Napi::Value AgentObject::register_allocated(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
-    const uint64_t ticket = integer_of(info[0]);
-    thread_->run(ticket, [ticket, pin = std::make_shared<Pin>(MemoryObject::mapping_of(info[1]))](NixlAgent& agent) mutable {
-      agent.registrations().add_allocated(ticket, std::move(pin));
-      return EventValue();
-    });
+    thread_->register_allocated(integer_of(info[0]), std::make_shared<Pin>(MemoryObject::mapping_of(info[1])));
     return info.Env().Undefined();
   });
 }

@@ -64,6 +64,28 @@ describe.skipIf(nixlMissing)(`memory of the addon (${nixlMissing ?? "found"})`, 
     await Promise.all([owner.close(), reader.close()]);
   });
 
+  test("a registration waits for the pages to be touched, and the agent works meanwhile", async () => {
+    await using transport = nixlTransport();
+    const agent = await transport.createAgent();
+    const order: string[] = [];
+    const first = transport.allocate(2 ** 30);
+    const registered = agent.register(first).then((registration) => {
+      order.push("registered");
+      return registration;
+    });
+    await agent.localMetadata();
+    order.push("metadata");
+    await (await registered).close();
+    expect(order).toEqual(["metadata", "registered"]);
+    first.close();
+
+    const second = transport.allocate(2 ** 30);
+    const late = expect(agent.register(second)).rejects.toMatchObject({ code: "KV_AGENT_CLOSED" });
+    await agent.close();
+    await late;
+    second.close();
+  });
+
   test("close works with a buffer that the user marked as untransferable", () => {
     const memory = nixlTransport().allocate(8192);
     threads.markAsUntransferable(memory.bytes.buffer);
