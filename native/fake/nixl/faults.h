@@ -12,6 +12,7 @@
 //   FAKE_NIXL_STALL_METADATA=ms   making local metadata takes this long
 //   FAKE_NIXL_STALL_BACKEND=ms    creating a backend takes this long
 //   FAKE_NIXL_ENDPOINT=port       local metadata is that of LIBFABRIC at this port of 127.0.0.1
+// The fake itself sets FAKE_NIXL_PARAMETERS to the parameters of the last backend that was created with any.
 #pragma once
 
 #include <cstdlib>
