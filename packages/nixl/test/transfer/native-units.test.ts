@@ -23,6 +23,10 @@ test.each([
     name: "PeerLiveness: hosts that vanish do not block, and connections are made at the same time",
     units: ["test/peer_liveness_test.cc", "src/libfabric/peer_liveness.cc"],
   },
+  {
+    name: "MonotonicCondition: a clock that is set back does not prolong a wait",
+    units: ["test/monotonic_condition_test.cc"],
+  },
 ])("$name", { timeout: 60_000 }, async ({ units }) => {
   const folder = await mkdtemp(join(tmpdir(), "kv-native-unit-"));
   onTestFinished(() => rm(folder, { recursive: true }));
