@@ -2,7 +2,7 @@ import type { Row } from "../report.js";
 import { bandwidth, libfabric, limits } from "./bandwidth.js";
 import { idleAgent, whileMoving } from "./event-loop.js";
 import { type BenchFixture, openFixture } from "./fixture.js";
-import { notifications, smallRead } from "./latency.js";
+import { notifications, queuedReads, smallRead } from "./latency.js";
 import { bigList, handshake } from "./lists.js";
 
 const PARTS: Readonly<Record<string, (fixture: BenchFixture) => Promise<readonly Row[]>>> = {
@@ -10,6 +10,7 @@ const PARTS: Readonly<Record<string, (fixture: BenchFixture) => Promise<readonly
   libfabric,
   limits,
   smallRead,
+  queuedReads,
   notifications,
   whileMoving,
   bigList,

@@ -1,6 +1,7 @@
 export interface ElfNeeds {
   libraries: readonly string[];
   versions: readonly string[];
+  imports: readonly string[];
   exports: readonly string[];
 }
 export function elfNeeds(file: string): ElfNeeds;

@@ -11,12 +11,13 @@ function readelf(option, file) {
 
 const unique = (values) => [...new Set(values)].sort();
 
-/** The libraries that it needs, the symbol versions that it needs (such as GLIBC_2.17), and the symbols that it exports. */
+/** The libraries that it needs, the symbol versions that it needs (such as GLIBC_2.17), and the symbols that it imports and exports. */
 export function elfNeeds(file) {
   const all = (text, pattern) => unique(Array.from(text.matchAll(pattern), ([, found]) => found));
   return {
     libraries: all(readelf("--dynamic", file), /\(NEEDED\).*\[(.*)\]/g),
     versions: all(readelf("--version-info", file), /\bName: (\w+_[\w.]+)/g),
+    imports: all(readelf("--dyn-syms", file), /\b(?:GLOBAL|WEAK)\s+DEFAULT\s+UND\s+([^\s@]+)/g),
     exports: all(readelf("--dyn-syms", file), /\b(?:GLOBAL|WEAK)\s+DEFAULT\s+(?!UND)\d+\s+([^\s@]+)/g),
   };
 }
@@ -32,9 +33,14 @@ const isNewer = (version, than) => {
 // Only parts of glibc. A C++ runtime is not allowed, since its version differs between systems.
 const ALLOWED = /^(lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+)$/;
 
+// A timed wait follows the clock of the day unless its condition has another clock.
+const sleepsByWallClock = (imports) =>
+  imports.includes("pthread_cond_timedwait") && !imports.includes("pthread_condattr_setclock");
+
 /** Why a library with these needs does not run on every Linux with that glibc; empty when it does run. */
-export function violations({ libraries, versions, exports }, { glibc, exported }) {
+export function violations({ libraries, versions, imports, exports }, { glibc, exported }) {
   return [
+    ...(sleepsByWallClock(imports) ? ["waits by the clock of the day, which can be set back"] : []),
     ...libraries.filter((name) => !ALLOWED.test(name)).map((name) => `needs the library ${name}`),
     ...versions
       .filter((name) => !name.startsWith("GLIBC_") || isNewer(name.slice("GLIBC_".length), glibc))

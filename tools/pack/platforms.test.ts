@@ -30,13 +30,17 @@ test("every platform has a package that declares its platform and has no install
   }
 });
 
-test("an addon that needs a newer glibc or a C++ runtime is rejected", () => {
+test("an addon that needs a newer glibc or a C++ runtime, or that waits by the clock of the day, is rejected", () => {
   const good = {
     libraries: ["libc.so.6", "ld-linux-aarch64.so.1"],
     versions: ["GLIBC_2.2.5", "GLIBC_2.28"],
+    imports: ["pthread_cond_timedwait", "pthread_condattr_setclock"],
     exports: EXPORTS,
   };
   expect(violations(good, promised)).toEqual([]);
+  expect(violations({ ...good, imports: ["pthread_cond_timedwait"] }, promised)).toEqual([
+    "waits by the clock of the day, which can be set back",
+  ]);
   expect(violations({ ...good, versions: ["GLIBC_2.29"] }, promised)).toHaveLength(1);
   expect(violations({ ...good, versions: ["GLIBC_3.0", "GLIBCXX_3.4.30"] }, promised)).toHaveLength(2);
   expect(violations({ ...good, libraries: ["libstdc++.so.6"] }, promised)).toHaveLength(1);

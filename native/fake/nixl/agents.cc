@@ -1,6 +1,10 @@
 // The calls of agents and their backends.
 #include <string.h>
 
+#include <chrono>
+#include <thread>
+
+#include "faults.h"
 #include "world.h"
 
 namespace kv::nixl::capi {
@@ -68,9 +72,14 @@ API(destroy_params)(Params params) {
   delete params;
   return kSuccess;
 }
-API(params_add)(Params, const char*, const char*) { return kSuccess; }
-API(create_backend)(Agent agent, const char* plugin, Params, Backend* out) {
+API(params_add)(Params params, const char* key, const char* value) {
+  params->added += " " + std::string(key) + "=" + value;
+  return kSuccess;
+}
+API(create_backend)(Agent agent, const char* plugin, Params params, Backend* out) {
   require_agent_thread(agent);
+  if (!params->added.empty()) setenv("FAKE_NIXL_PARAMETERS", params->added.c_str(), 1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(fault("FAKE_NIXL_STALL_BACKEND")));
   agent->backends.insert(plugin);
   *out = new BackendObject{plugin};
   return kSuccess;

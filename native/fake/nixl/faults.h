@@ -10,7 +10,9 @@
 //                                 before the next READ from their peer; loading metadata gets such an error as well, and drops its peer
 //   FAKE_NIXL_NO_CUDA=1           UCX names VRAM among its memory types, but has no CUDA and refuses to register it
 //   FAKE_NIXL_STALL_METADATA=ms   making local metadata takes this long
+//   FAKE_NIXL_STALL_BACKEND=ms    creating a backend takes this long
 //   FAKE_NIXL_ENDPOINT=port       local metadata is that of LIBFABRIC at this port of 127.0.0.1
+// The fake itself sets FAKE_NIXL_PARAMETERS to the parameters of the last backend that was created with any.
 #pragma once
 
 #include <cstdlib>

@@ -29,7 +29,10 @@ struct Descriptor {
 using Descriptors = std::vector<Descriptor>;
 using Notifications = std::map<std::string, std::vector<std::string>>;
 
-struct ParamsObject {};
+struct ParamsObject {
+  // `key=value`, each after a space.
+  std::string added;
+};
 struct MemListObject {
   std::vector<MemoryType> types;
 };

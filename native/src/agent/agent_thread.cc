@@ -2,8 +2,11 @@
 
 #include <sys/prctl.h>
 
+#include <system_error>
 #include <thread>
 #include <utility>
+
+#include "library/environment.h"
 
 namespace kv::nixl {
 
@@ -19,16 +22,23 @@ constexpr auto kStopTimeout = milliseconds(1000);
 }  // namespace
 
 AgentThread::AgentThread(AgentConfig config, std::shared_ptr<JsEventQueue> events)
-    : config_(std::move(config)), events_(std::move(events)) {}
+    : config_(std::move(config)), events_(std::move(events)), transfers_([this](const Transfer& transfer) { end_transfer(transfer); }) {}
 
 std::shared_ptr<AgentThread> AgentThread::start(AgentConfig config, std::shared_ptr<JsEventQueue> events, uint64_t ticket) {
   const std::shared_ptr<AgentThread> self(new AgentThread(std::move(config), std::move(events)));
   add_running_thread(self);
-  // Detached, since joining it could block without a limit. It holds itself alive, and the exit waits for it with a timeout.
-  std::thread([self, ticket] {
-    self->main(ticket);
+  try {
+    // Detached, since joining it could block without a limit. It holds itself alive, and the exit waits for it with a timeout.
+    std::thread([self, ticket] {
+      self->main(ticket);
+      remove_running_thread(self.get());
+    }).detach();
+  } catch (const std::system_error& error) {
     remove_running_thread(self.get());
-  }).detach();
+    throw Failure("KV_TRANSPORT_UNAVAILABLE",
+                  "the thread of the agent \"" + self->config_.name + "\" could not be started: " + error.what(),
+                  "raise the limit of threads (ulimit -u, pids.max of the control group) or of memory (ulimit -v), or close other agents");
+  }
   return self;
 }
 
@@ -36,6 +46,20 @@ std::shared_ptr<AgentThread> AgentThread::start(AgentConfig config, std::shared_
 
 void AgentThread::run(uint64_t ticket, Work work) {
   commands_.push([this, ticket, work = std::move(work)] { events_->send(attempt(ticket, work)); });
+}
+
+void AgentThread::register_allocated(uint64_t ticket, std::shared_ptr<Pin> pin) {
+  commands_.push([this, ticket, pin = std::move(pin)] {
+    const auto mapping = pin->mapping();
+    // An agent that has closed fails below.
+    if (agent_ != nullptr) pending_registrations_.emplace(ticket, pin);
+    mapping->when_touched([self = shared_from_this(), ticket] {
+      self->run(ticket, [&pending = self->pending_registrations_, ticket](NixlAgent& agent) {
+        agent.registrations().add_allocated(ticket, std::move(pending.extract(ticket).mapped()));
+        return EventValue();
+      });
+    });
+  });
 }
 
 void AgentThread::add_remote(uint64_t ticket, Bytes metadata) {
@@ -99,8 +123,7 @@ bool AgentThread::abort(uint64_t transfer) {
     const auto found = requests_.find(transfer);
     if (found == requests_.end() || !found->second->outcome.try_abort()) return false;
   }
-  // An empty command, to wake the thread.
-  commands_.push([] {});
+  commands_.push([this, transfer] { transfers_.attend(transfer); });
   return true;
 }
 
@@ -122,6 +145,7 @@ void AgentThread::main(uint64_t ticket) {
   prctl(PR_SET_TIMERSLACK, 1000);
   prctl(PR_SET_NAME, "kv_nixl");
   try {
+    const auto reading = reading_environment();
     agent_ = std::make_unique<NixlAgent>(config_, counters_);
     events_->send(Event::settled(ticket));
   } catch (const Failure& failure) {
@@ -135,11 +159,11 @@ void AgentThread::main(uint64_t ticket) {
   while (!ending()) {
     bool worked = commands_.run_all();
     worked = advance_pending_peers() || worked;
-    worked = advance_transfers() || worked;
+    worked = transfers_.advance() || worked;
     if (!worked || backoff_.due(Clock::now())) worked = poll() || worked;
     if (!transfers_.empty() && backoff_.last_poll() - last_peer_check_ > kPeerCheckInterval) {
       last_peer_check_ = backoff_.last_poll();
-      agent_->safeguards().check_peers();
+      if (agent_->safeguards().check_peers()) transfers_.attend_all();
     }
     if (worked) backoff_.worked(Clock::now());
     // Also sleeps after work, so that JavaScript has a core to take the events.
@@ -165,7 +189,7 @@ void AgentThread::begin_transfer(const std::shared_ptr<TransferRequest>& request
   Event event;
   try {
     if (agent_ == nullptr || close_ticket_) throw closed();
-    transfers_.push_back(std::make_unique<Transfer>(*agent_, *events_, request));
+    transfers_.add(std::make_unique<Transfer>(*agent_, *events_, request));
     for (const auto& list : {request->local, request->remote}) ++list->transfers;
     return;
   } catch (const Failure& failure) {
@@ -193,23 +217,6 @@ void AgentThread::end_transfer(const Transfer& transfer) {
   requests_.erase(transfer.ticket());
 }
 
-// Posts one slice, so that commands and notifications never wait for more than one. Transfers take turns in the order of their tickets.
-bool AgentThread::advance_transfers() {
-  Transfer* next = nullptr;
-  for (const auto& transfer : transfers_) {
-    if (!transfer->wants_to_post()) continue;
-    if (next == nullptr || (next->ticket() <= last_posted_ && transfer->ticket() > last_posted_)) next = transfer.get();
-  }
-  if (next != nullptr) last_posted_ = next->ticket();
-  bool changed = false;
-  for (const auto& transfer : transfers_) changed = transfer->advance(transfer.get() == next) || changed;
-  std::erase_if(transfers_, [this](const auto& transfer) {
-    if (transfer->finished()) end_transfer(*transfer);
-    return transfer->finished();
-  });
-  return changed;
-}
-
 // Adds the peers whose processes have answered. Returns whether there were any.
 bool AgentThread::advance_pending_peers() {
   bool any = false;
@@ -229,10 +236,12 @@ bool AgentThread::advance_pending_peers() {
 
 bool AgentThread::poll() {
   const auto start = Clock::now();
-  const bool received = agent_->poller().poll([this](std::string from, Bytes payload) {
-    agent_->peers().mark_connected(from);
-    events_->send(Event::notification(std::move(from), std::move(payload)));
-  });
+  const bool received = agent_->poller().poll(
+      [this](std::string from, Bytes payload) {
+        agent_->peers().mark_connected(from);
+        events_->send(Event::notification(std::move(from), std::move(payload)));
+      },
+      [this](size_t senders) { events_->send(Event::dropped({}, static_cast<double>(senders))); });
   backoff_.polled(start, Clock::now(), agent_->reachable());
   ++counters_.polls;
   return received;
@@ -244,7 +253,7 @@ bool AgentThread::ending() {
   const bool stopping = commands_.stopping();
   if (stopping) {
     if (!deadline_) deadline_ = Clock::now() + kStopTimeout;
-    for (const auto& transfer : transfers_) transfer->abandon();
+    transfers_.abandon_all();
   }
   if (!deadline_) return false;
   if (Clock::now() >= *deadline_) return true;
@@ -259,14 +268,15 @@ void AgentThread::sleep() {
 void AgentThread::shut_down() {
   std::vector<uint64_t> closing_lists;
   std::vector<uint64_t> unreleased;
-  for (const auto& transfer : transfers_) {
+  auto transfers = transfers_.take_all();
+  for (const auto& transfer : transfers) {
     transfer->cancel(Failure("KV_TRANSFER_ABORTED", "the agent \"" + config_.name + "\" closed before the transfer ended"));
     unreleased.push_back(transfer->ticket());
     for (const auto& list : {transfer->request().local, transfer->request().remote}) {
       if (list->close_ticket) closing_lists.push_back(*std::exchange(list->close_ticket, std::nullopt));
     }
   }
-  transfers_.clear();
+  transfers.clear();
   {
     const std::lock_guard lock(mutex_);
     lists_.clear();
@@ -279,6 +289,9 @@ void AgentThread::shut_down() {
     events_->send(Event::released(ticket));
   }
   for (const uint64_t ticket : closing_lists) events_->send(Event::settled(ticket));
+  for (const auto& [ticket, pin] : std::exchange(pending_registrations_, {})) {
+    events_->send(Event::failed(Event::Kind::settled, ticket, closed()));
+  }
   // Commands that came too late fail.
   commands_.run_all();
   advance_pending_peers();

@@ -16,15 +16,16 @@
 #include "agent/poll_backoff.h"
 #include "library/exit_guard.h"
 #include "node/js_event_queue.h"
-#include "transfer/transfer.h"
+#include "transfer/transfer_scheduler.h"
 
 namespace kv::nixl {
 
 // The native thread of one agent. It alone calls NIXL. JavaScript gives it commands, each with a ticket, and receives events through a
 // JsEventQueue. Unless stated otherwise, public methods are for the JavaScript thread, return at once, and settle their ticket later.
-class AgentThread : public StoppableThread {
+class AgentThread : public StoppableThread, public std::enable_shared_from_this<AgentThread> {
  public:
-  // Starts the thread, which creates the agent. The ticket is settled when the agent and its backends exist, or could not be created.
+  // Starts the thread, which creates the agent. The ticket is settled when the agent and its backends exist, or could not be created. Throws
+  // KV_TRANSPORT_UNAVAILABLE when the kernel refuses a thread.
   static std::shared_ptr<AgentThread> start(AgentConfig config, std::shared_ptr<JsEventQueue> events, uint64_t ticket);
 
   // Work for the agent's thread. Must not touch Node-API. What it returns or throws settles the ticket.
@@ -32,6 +33,9 @@ class AgentThread : public StoppableThread {
   // Runs `work` on the agent's thread. Fails with KV_AGENT_CLOSED if the agent is gone.
   void run(uint64_t ticket, Work work);
 
+  // Registers memory that the addon allocated, once its pages are touched. The registration is known by the ticket from then on. See
+  // Registrations::add_allocated.
+  void register_allocated(uint64_t ticket, std::shared_ptr<Pin> pin);
   // Adds a peer once its process has answered, see Peers::add.
   void add_remote(uint64_t ticket, Bytes metadata);
   // Prepares a list, which `list(ticket)` returns from then on. See NixlAgent::prepare.
@@ -64,7 +68,6 @@ class AgentThread : public StoppableThread {
   Event attempt(uint64_t ticket, const Work& work);
   void begin_transfer(const std::shared_ptr<TransferRequest>& request);
   void end_transfer(const Transfer& transfer);
-  bool advance_transfers();
   bool advance_pending_peers();
   bool poll();
   bool ending();
@@ -84,12 +87,11 @@ class AgentThread : public StoppableThread {
 
   // For the agent's thread only.
   std::unique_ptr<NixlAgent> agent_;
+  // Memory whose pages are being touched, by the ticket of its registration.
+  std::map<uint64_t, std::shared_ptr<Pin>> pending_registrations_;
   // Peers that are being added, by ticket.
   std::map<uint64_t, PendingPeer> pending_peers_;
-  // In the order in which JavaScript asked.
-  std::vector<std::unique_ptr<Transfer>> transfers_;
-  // The ticket of the transfer that posted the last slice.
-  uint64_t last_posted_ = 0;
+  TransferScheduler transfers_;
   PollBackoff backoff_;
   Clock::time_point last_peer_check_;
   // Set once the agent is closing: when it no longer waits for transfers.

@@ -2,10 +2,11 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <mutex>
+
+#include "library/monotonic_condition.h"
 
 namespace kv::nixl {
 
@@ -28,7 +29,7 @@ class CommandQueue {
 
  private:
   std::mutex mutex_;
-  std::condition_variable wake_;
+  MonotonicCondition wake_;
   std::deque<Command> commands_;
   bool asleep_ = false;
   // Whether there are commands. Read without the lock, since the thread checks it in every turn of its loop.

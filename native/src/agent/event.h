@@ -36,6 +36,7 @@ struct Event {
     done = 1,          // the transfer of this ticket has succeeded with a TransferOutcome and is released; or it has failed
     released = 2,      // a transfer that did not succeed: NIXL no longer touches its memory
     notification = 3,  // the peer `from` sent `value`; no ticket
+    dropped = 4,       // `value` notifications that state `from` as their sender were dropped; no ticket
   };
 
   Kind kind = Kind::settled;
@@ -56,6 +57,8 @@ struct Event {
   static Event notification(std::string from, Bytes payload) {
     return {.kind = Kind::notification, .value = std::move(payload), .from = std::move(from)};
   }
+  // Notifications of a sender were dropped; an empty name stands for several senders.
+  static Event dropped(std::string from, double count) { return {.kind = Kind::dropped, .value = count, .from = std::move(from)}; }
 };
 
 }  // namespace kv::nixl

@@ -1,5 +1,7 @@
 #include "agent/nixl_agent.h"
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <unordered_map>
 
@@ -24,6 +26,28 @@ Handle<capi::Agent> create_agent(const capi::Functions& nixl, const AgentConfig&
   const std::string refused = "NIXL refused the agent \"" + config.name + "\"";
   return Handle<capi::Agent>::make("KV_AGENT_INVALID", refused.c_str(), nixl.destroy_agent, nixl.create_configured_agent,
                                    config.name.c_str(), &agent_config);
+}
+
+// UCX's parameters for several threads. It divides a request among `num_threads` threads when it has at least `split_batch_size` descriptors, which
+// are 1,024 by default: more than a slice has.
+constexpr const char* kThreads = "num_threads";
+constexpr const char* kSplitBatch = "split_batch_size";
+// The division costs about as much as 10 descriptors for each thread.
+constexpr unsigned kSplitPerThread = 16;
+constexpr unsigned kMaxPostThreads = 64;
+
+std::optional<std::string> parameter_of(const BackendSpec& spec, const char* key) {
+  for (const auto& [name, value] : spec.parameters) {
+    if (name == key) return value;
+  }
+  return std::nullopt;
+}
+
+// How many threads copy the bytes of one post. 1 where NIXL has no threads for it.
+unsigned threads_of(const BackendSpec& spec) {
+  const auto text = parameter_of(spec, kThreads);
+  if (spec.name != "UCX" || !text) return 1;
+  return static_cast<unsigned>(std::clamp(atol(text->c_str()), 1L, static_cast<long>(kMaxPostThreads)));
 }
 
 // Whether each row is all of an object. A WRITE replaces objects, so it cannot write a part of one.
@@ -89,10 +113,14 @@ capi::Backend NixlAgent::create_backend(const BackendSpec& spec) {
                   "a plugin that was found may lack a system library, such as libfabric or CUDA; NIXL_LOG_LEVEL=DEBUG says more, and "
                   "NIXL_PLUGIN_DIR selects another folder of plugins");
   }
-  for (const auto& [key, value] : spec.parameters) {
+  const auto add = [&](const std::string& key, const std::string& value) {
     check(nixl_.params_add(parameters.get(), key.c_str(), value.c_str()), "KV_BACKEND_UNAVAILABLE",
           "backend " + spec.name + " refused the value of the parameter " + key);
-  }
+  };
+  for (const auto& [key, value] : spec.parameters) add(key, value);
+  const unsigned threads = threads_of(spec);
+  if (threads > 1 && !parameter_of(spec, kSplitBatch)) add(kSplitBatch, std::to_string(threads * kSplitPerThread));
+  post_threads_ = std::max(post_threads_, threads);
   capi::Backend backend = nullptr;
   const capi::Status created = nixl_.create_backend(agent_.get(), spec.name.c_str(), parameters.get(), &backend);
   // The plugin may have loaded libraries with destructors that must not run at exit.

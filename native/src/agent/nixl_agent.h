@@ -70,6 +70,8 @@ class NixlAgent {
   // Makes transfer requests.
   RequestFactory& requests() { return requests_; }
 
+  // How many threads of NIXL copy the bytes of one post.
+  unsigned post_threads() const { return post_threads_; }
   // The agent's metadata, which describes the memory that is registered now. Throws KV_AGENT_INVALID.
   Bytes metadata() const { return local_metadata(nixl_, agent_.get()); }
   // Prepares a list of the agent's own memory, or of the memory of the peer `remote`. `stopping` ends the reading of a large table. Throws
@@ -96,6 +98,7 @@ class NixlAgent {
   // From here on the order matters: members are destroyed from the last to the first.
   Handle<capi::Agent> agent_;
   MemoryTypes memory_types_;
+  unsigned post_threads_ = 1;
   std::vector<Handle<capi::Backend>> backends_;
   NotificationPoller poller_;
   LibfabricSafeguards safeguards_;

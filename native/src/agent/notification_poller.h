@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 #include "agent/counters.h"
@@ -22,9 +23,10 @@ class NotificationPoller {
         map_(Handle<capi::NotifMap>::make("KV_INTERNAL", "NIXL could not create a notification map", nixl.destroy_notif_map,
                                           nixl.create_notif_map)) {}
 
-  // Calls `receive(from, payload)` for each notification that has arrived. Returns whether there were any.
-  template <typename Receive>
-  bool poll(Receive receive);
+  // Calls `receive(from, payload)` for each notification that has arrived, or `lose(count)` where there are so many senders that notifications
+  // of `count` of them are dropped. Returns whether there were any.
+  template <typename Receive, typename Lose>
+  bool poll(Receive receive, Lose lose);
   // Takes out the errors that a backend keeps for the next caller. A poll takes one of them.
   void drain_errors() {
     int left = kMaxErrors;
@@ -32,6 +34,8 @@ class NotificationPoller {
   }
 
  private:
+  // Senders whose notifications one poll takes.
+  static constexpr size_t kMaxSenders = 1024;
   // A connection that ends leaves an error per operation on it.
   static constexpr int kMaxErrors = 65'536;
 
@@ -42,12 +46,15 @@ class NotificationPoller {
   Handle<capi::NotifMap> map_;
 };
 
-template <typename Receive>
-bool NotificationPoller::poll(Receive receive) {
+template <typename Receive, typename Lose>
+bool NotificationPoller::poll(Receive receive, Lose lose) {
   if (!enabled_ || nixl_.get_notifs(agent_, map_.get(), nullptr) != capi::kSuccess) return false;
   size_t agents = 0;
   nixl_.notif_map_size(map_.get(), &agents);
   if (agents == 0) return false;
+  // NIXL finds a sender by its number in as many steps, so very many senders, which only forged names can be, would take the thread for minutes.
+  if (agents > kMaxSenders) lose(agents - kMaxSenders);
+  agents = std::min(agents, kMaxSenders);
   for (size_t index = 0; index < agents; ++index) {
     const char* from = nullptr;
     size_t count = 0;

@@ -10,8 +10,8 @@ namespace {
 constexpr size_t kPageBytes = 4096;
 
 std::shared_ptr<Mapping> touched_page() {
-  auto page = Mapping::create(kPageBytes);
-  page->await_touched();
+  auto page = Mapping::create(kPageBytes, false);
+  *page->data() = std::byte{1};
   return page;
 }
 

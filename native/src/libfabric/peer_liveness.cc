@@ -17,8 +17,9 @@ using Clock = std::chrono::steady_clock;
 
 // The key of the address in NIXL's connection data. An entry is its key, the length of its value as 8 bytes, and the value.
 constexpr std::string_view kEndpoint = "dest_data_ep_0";
-// How long the agent's thread waits for a new connection when the old one has ended.
-constexpr int kReconnectWaitMs = 250;
+// How long the agent's thread waits for a new connection when the old one has ended, counted from its beginning: those to several peers are made at
+// the same time.
+constexpr auto kReconnectWait = std::chrono::milliseconds(250);
 // A host that does not answer for this long is dead. The kernel repeats its request twice within it. The check of metadata in a child process
 // waits a little longer than this.
 constexpr auto kConnectTimeout = std::chrono::seconds(4);
@@ -44,6 +45,10 @@ socklen_t read_address(const std::string& connection, sockaddr_storage& address)
   return size;
 }
 
+// Whether an error of a connection says that the peer's host has not answered for 11 seconds, or cannot be reached. Another connection would only wait
+// for an answer again.
+bool host_vanished(int error) { return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN; }
+
 }  // namespace
 
 bool PeerLiveness::has_tcp_address(const std::string& connection) {
@@ -56,7 +61,7 @@ std::unique_ptr<PeerLiveness> PeerLiveness::connect_to(const std::string& connec
   const socklen_t size = read_address(connection, address);
   if (size == 0) return nullptr;
   std::unique_ptr<PeerLiveness> liveness(new PeerLiveness(address, size));
-  if (!liveness->open_connection(0)) liveness->mark_dead();
+  if (!liveness->open_connection()) liveness->mark_dead();
   return liveness;
 }
 
@@ -76,8 +81,8 @@ bool PeerLiveness::mark_dead() {
 
 Clock::duration PeerLiveness::dead_for() const { return died_at_ ? Clock::now() - *died_at_ : Clock::duration::zero(); }
 
-// Returns false if the peer refuses the connection or its host is unreachable.
-bool PeerLiveness::open_connection(int wait_ms) {
+// Begins to connect. Returns false if the peer refuses the connection or its host is unreachable.
+bool PeerLiveness::open_connection() {
   close_socket();
   socket_ = socket(address_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   // A lack of sockets says nothing about the peer.
@@ -90,7 +95,7 @@ bool PeerLiveness::open_connection(int wait_ms) {
   if (::connect(socket_, reinterpret_cast<const sockaddr*>(&address_), length_) == 0) return true;
   if (errno != EINPROGRESS) return false;
   connecting_since_ = Clock::now();
-  return check_connecting(wait_ms);
+  return true;
 }
 
 // Returns false if the connection that is being made has failed or takes too long.
@@ -105,15 +110,25 @@ bool PeerLiveness::check_connecting(int wait_ms) {
   return true;
 }
 
-bool PeerLiveness::alive() {
+bool PeerLiveness::maybe_alive() { return check(false); }
+
+bool PeerLiveness::alive() { return check(true); }
+
+bool PeerLiveness::check(bool wait) {
   if (died_at_) return false;
-  if (socket_ < 0) return open_connection(kReconnectWaitMs) || mark_dead();
-  if (connecting_since_) return check_connecting(0) || mark_dead();
-  char byte = 0;
-  const ssize_t got = recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return true;
-  // The provider may close an idle connection. The peer is dead only if it refuses a new one.
-  return open_connection(kReconnectWaitMs) || mark_dead();
+  if (!connecting_since_) {
+    char byte = 0;
+    const ssize_t got = socket_ < 0 ? 0 : recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return true;
+    if (got < 0 && host_vanished(errno)) return mark_dead();
+    // The provider may close an idle connection. The peer is dead only if it refuses a new one.
+    reconnects_ = true;
+    if (!open_connection()) return mark_dead();
+    if (!connecting_since_) return true;
+  }
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*connecting_since_ + kReconnectWait - Clock::now());
+  const bool waits = wait && reconnects_ && left > left.zero();
+  return check_connecting(waits ? static_cast<int>(left.count()) : 0) || mark_dead();
 }
 
 }  // namespace kv::nixl

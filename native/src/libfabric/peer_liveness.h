@@ -23,17 +23,23 @@ class PeerLiveness {
   PeerLiveness& operator=(const PeerLiveness&) = delete;
 
   // Whether the process is alive, or may be while the connection is being made. Stays false once it was false. Costs one system call while
-  // nothing changes; blocks up to 250 ms when a connection ends, since it then tries another one.
+  // nothing changes, and never blocks.
+  bool maybe_alive();
+  // The same, for a call that would not return if the process were dead. When a connection has ended, another one is made: waits for it up to 250 ms
+  // from its beginning.
   bool alive();
   // Whether it is alive and has accepted a connection.
   bool connected() { return alive() && !connecting_since_; }
+  // When the death was noticed; none while the process is alive.
+  const std::optional<std::chrono::steady_clock::time_point>& died_at() const { return died_at_; }
   // Time since the death was noticed; zero while the process is alive.
   std::chrono::steady_clock::duration dead_for() const;
 
  private:
   PeerLiveness(const sockaddr_storage& address, socklen_t length) : address_(address), length_(length) {}
 
-  bool open_connection(int wait_ms);
+  bool check(bool wait);
+  bool open_connection();
   bool check_connecting(int wait_ms);
   bool mark_dead();
   void close_socket();
@@ -43,6 +49,8 @@ class PeerLiveness {
   int socket_ = -1;
   // Set while the connection is being made.
   std::optional<std::chrono::steady_clock::time_point> connecting_since_;
+  // An earlier connection has ended.
+  bool reconnects_ = false;
   std::optional<std::chrono::steady_clock::time_point> died_at_;
 };
 

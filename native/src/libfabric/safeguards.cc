@@ -83,22 +83,27 @@ bool LibfabricSafeguards::known_dead(const std::string& peer) const { return dea
 
 bool LibfabricSafeguards::quarantine_over(const std::string& peer) const { return dead_for(peer) >= kQuarantine; }
 
-void LibfabricSafeguards::check_peers() {
+bool LibfabricSafeguards::check_peers() {
+  note_deaths();
+  return std::exchange(new_death_, false);
+}
+
+void LibfabricSafeguards::note_deaths() {
   for (const auto& [name, liveness] : watched_) {
-    liveness->alive();
+    liveness->maybe_alive();
     note_death(*liveness);
   }
 }
 
 void LibfabricSafeguards::note_death(const PeerLiveness& liveness) {
-  const auto dead_for = liveness.dead_for();
-  if (dead_for <= dead_for.zero()) return;
-  const auto died = Clock::now() - dead_for;
-  if (!last_death_ || died > *last_death_) last_death_ = died;
+  const auto& died = liveness.died_at();
+  if (!died || (last_death_ && *died <= *last_death_)) return;
+  last_death_ = died;
+  new_death_ = true;
 }
 
 bool LibfabricSafeguards::any_death_after(Clock::time_point time) {
-  check_peers();
+  note_deaths();
   return last_death_ && *last_death_ > time;
 }
 
@@ -106,7 +111,7 @@ bool LibfabricSafeguards::error_may_be_anothers(const std::string& peer) {
   PeerLiveness* liveness = find(peer);
   if (liveness == nullptr) return false;
   poller_.drain_errors();
-  check_peers();
+  note_deaths();
   return liveness->alive();
 }
 

@@ -53,14 +53,14 @@ class LibfabricSafeguards {
   // Peers that an agent can add over LIBFABRIC in its life. NIXL 1.5.0 numbers them with 8 bits and does not reuse a number.
   static constexpr int kMaxPeers = 255;
 
-  // Whether the peer's process is known to be dead. Checks it, which is cheap.
+  // Whether the peer's process is known to be dead. Checks it, which is cheap, but may block up to 250 ms when its connection has just ended.
   bool is_dead(const std::string& peer);
   // Whether the peer's process was dead at the last check.
   bool known_dead(const std::string& peer) const;
   // Whether the peer has been dead for so long that none of its data can still arrive.
   bool quarantine_over(const std::string& peer) const;
-  // Checks every peer.
-  void check_peers();
+  // Checks every peer without blocking. Returns whether a death was noticed since the last call.
+  bool check_peers();
   // Whether the death of any peer was noticed after that time. Checks every peer.
   bool any_death_after(Clock::time_point time);
 
@@ -74,6 +74,7 @@ class LibfabricSafeguards {
  private:
   PeerLiveness* find(const std::string& peer) const;
   Clock::duration dead_for(const std::string& peer) const;
+  void note_deaths();
   void note_death(const PeerLiveness& liveness);
 
   const capi::Functions& nixl_;
@@ -83,6 +84,8 @@ class LibfabricSafeguards {
   std::optional<LandingProbe> probe_;
   std::unordered_map<std::string, std::unique_ptr<PeerLiveness>> watched_;
   std::optional<Clock::time_point> last_death_;
+  // Deaths that `check_peers` has not reported yet.
+  bool new_death_ = false;
   // Peers that NIXL has accepted. A peer that was removed and added again counts twice.
   int loaded_peers_ = 0;
   // Whether this agent's own LIBFABRIC backend uses TCP; none until it was determined.

@@ -3,6 +3,9 @@
 #include <dirent.h>
 #include <stdlib.h>
 
+#include <algorithm>
+#include <mutex>
+
 namespace kv::nixl {
 
 namespace {
@@ -16,28 +19,47 @@ bool has_infiniband() {
   return found;
 }
 
-}  // namespace
+// Never destroyed: agents' threads may still use it while the process exits.
+std::shared_mutex& environment_mutex() {
+  static auto* mutex = new std::shared_mutex;
+  return *mutex;
+}
 
-Variables prepare_environment(const Variables& wanted) {
-  for (const auto& [name, value] : wanted) {
-    // A needless write would only endanger threads that read the environment.
-    const char* now = getenv(name.c_str());
-    if (now == nullptr || value != now) setenv(name.c_str(), value.c_str(), 1);
-  }
+// NIXL's defaults.
+Variables defaults() {
   // Bounds UCX's registration cache, which grows without limit otherwise. vLLM sets the same value before it imports NIXL.
-  Variables defaults{{"UCX_RCACHE_MAX_UNRELEASED", "1024"}};
+  Variables variables{{"UCX_RCACHE_MAX_UNRELEASED", "1024"}};
   // UCX tests its hooks of memory events by growing and shrinking the heap with sbrk. If another thread's malloc calls sbrk in between, UCX
   // cuts off a page that is in use, and V8 crashes. The events only serve caches that memory registered by hand does not need.
-  defaults.emplace_back("UCX_MEM_EVENTS", "n");
+  variables.emplace_back("UCX_MEM_EVENTS", "n");
   // UCX logs to stdout by default, which would mix with the program's own output.
-  defaults.emplace_back("UCX_LOG_FILE", "stderr");
+  variables.emplace_back("UCX_LOG_FILE", "stderr");
   // Without an InfiniBand device UCX's module for it is useless, and the libraries that it loads crash at exit.
-  if (!has_infiniband()) defaults.emplace_back("UCX_MODULES", "^ib");
-  Variables set;
-  for (const auto& [name, value] : defaults) {
-    if (getenv(name.c_str()) == nullptr && setenv(name.c_str(), value.c_str(), 0) == 0) set.emplace_back(name, value);
+  if (!has_infiniband()) variables.emplace_back("UCX_MODULES", "^ib");
+  return variables;
+}
+
+}  // namespace
+
+std::shared_lock<std::shared_mutex> reading_environment() { return std::shared_lock(environment_mutex()); }
+
+std::optional<Variables> prepare_environment(const Variables& wanted) {
+  Variables to_set;
+  for (const auto& variable : wanted) {
+    const char* now = getenv(variable.first.c_str());
+    if (now == nullptr || variable.second != now) to_set.push_back(variable);
   }
-  return set;
+  Variables unset;
+  for (const auto& variable : defaults()) {
+    const auto named = [&](const auto& other) { return other.first == variable.first; };
+    if (getenv(variable.first.c_str()) == nullptr && std::ranges::none_of(to_set, named)) unset.push_back(variable);
+  }
+  if (to_set.empty() && unset.empty()) return Variables();
+  const std::unique_lock lock(environment_mutex(), std::try_to_lock);
+  if (!lock.owns_lock()) return std::nullopt;
+  for (const auto& [name, value] : to_set) setenv(name.c_str(), value.c_str(), 1);
+  std::erase_if(unset, [](const auto& variable) { return setenv(variable.first.c_str(), variable.second.c_str(), 0) != 0; });
+  return unset;
 }
 
 }  // namespace kv::nixl

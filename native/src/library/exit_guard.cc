@@ -9,9 +9,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <mutex>
 #include <vector>
+
+#include "library/monotonic_condition.h"
 
 namespace kv::nixl {
 
@@ -22,7 +23,7 @@ constexpr auto kExitTimeout = std::chrono::milliseconds(2000);
 
 struct RunningThreads {
   std::mutex mutex;
-  std::condition_variable changed;
+  MonotonicCondition changed;
   std::vector<std::shared_ptr<StoppableThread>> threads;
 };
 

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 
 #include "library/failure.h"
 
@@ -16,23 +18,52 @@
 
 namespace kv::nixl {
 
-std::shared_ptr<Mapping> Mapping::create(size_t length) {
-  void* address = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+std::shared_ptr<Mapping> Mapping::create(size_t length, bool populate) {
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (populate ? 0 : MAP_NORESERVE);
+  void* address = mmap(nullptr, length, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (address == MAP_FAILED) {
     throw Failure("KV_MEMORY_INVALID", "cannot map " + std::to_string(length) + " bytes: " + strerror(errno));
   }
   std::shared_ptr<Mapping> mapping(new Mapping(address, length));
-  std::promise<void> promise;
-  mapping->touched_ = promise.get_future().share();
-  // The thread holds the mapping, so it is not unmapped before the thread ends.
-  std::thread([mapping, promise = std::move(promise)]() mutable {
-    mapping->touch();
-    promise.set_value();
-  }).detach();
+  if (!populate) {
+    mapping->touched_ = true;
+    return mapping;
+  }
+  try {
+    // The thread holds the mapping, so it is not unmapped before the thread ends.
+    std::thread([mapping] {
+      mapping->touch();
+      mapping->mark_touched();
+    }).detach();
+  } catch (const std::system_error& error) {
+    throw Failure("KV_MEMORY_INVALID", std::string("the thread that touches the memory could not be started: ") + error.what(),
+                  "raise the limit of threads (ulimit -u, pids.max of the control group), or leave the pages untouched: populate: false");
+  }
   return mapping;
 }
 
 Mapping::~Mapping() { munmap(address_, length_); }
+
+void Mapping::when_touched(std::function<void()> ready) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!touched_) {
+      waiting_.push_back(std::move(ready));
+      return;
+    }
+  }
+  ready();
+}
+
+void Mapping::mark_touched() {
+  std::vector<std::function<void()>> waiting;
+  {
+    const std::lock_guard lock(mutex_);
+    touched_ = true;
+    waiting.swap(waiting_);
+  }
+  for (const auto& ready : waiting) ready();
+}
 
 void Mapping::release_pages() const { madvise(address_, length_, MADV_DONTNEED); }
 

@@ -3,17 +3,20 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <future>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 namespace kv::nixl {
 
-// Memory from mmap: page-aligned and zeroed. A thread touches every page, since the first transfer to an untouched page is up to 20 times
+// Memory from mmap: page-aligned and zeroed. A thread may touch every page, since the first transfer to an untouched page is up to 20 times
 // slower.
 class Mapping {
  public:
-  // Maps `length` bytes and starts the thread that touches them. Throws KV_MEMORY_INVALID.
-  static std::shared_ptr<Mapping> create(size_t length);
+  // Maps `length` bytes. `populate`: starts a thread that touches them; otherwise a page takes memory when it is first used. Throws
+  // KV_MEMORY_INVALID.
+  static std::shared_ptr<Mapping> create(size_t length, bool populate);
   ~Mapping();
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -24,8 +27,8 @@ class Mapping {
   uint64_t address() const { return reinterpret_cast<uint64_t>(address_); }
   // Bytes.
   size_t length() const { return length_; }
-  // Blocks until every page has been touched.
-  void await_touched() const { touched_.wait(); }
+  // Calls `ready` once every page has been touched: now, if that is so, or later on another thread. Must not throw.
+  void when_touched(std::function<void()> ready);
 
   // Frees the memory but keeps the addresses, which read as zeros from then on.
   void release_pages() const;
@@ -36,10 +39,14 @@ class Mapping {
  private:
   Mapping(void* address, size_t length) : address_(address), length_(length) {}
   void touch() const;
+  void mark_touched();
 
   void* address_;
   size_t length_;
-  std::shared_future<void> touched_;
+  std::mutex mutex_;
+  bool touched_ = false;
+  // Called once the pages are touched.
+  std::vector<std::function<void()>> waiting_;
 };
 
 // Holds a mapping and counts as one of its pins.

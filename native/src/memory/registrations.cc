@@ -38,7 +38,6 @@ Registrations::~Registrations() { counters_.registrations = 0; }
 
 void Registrations::add_allocated(uint64_t id, std::shared_ptr<Pin> pin) {
   const Mapping& mapping = *pin->mapping();
-  mapping.await_touched();
   add(id, {.type = capi::MemoryType::dram, .address = mapping.address(), .length = mapping.length(), .device = 0}, std::move(pin));
 }
 

@@ -99,8 +99,8 @@ class Registrations {
   Registrations(const Registrations&) = delete;
   Registrations& operator=(const Registrations&) = delete;
 
-  // Registers memory that the addon allocated, under an id that was not used before. Blocks until its pages are touched. Throws
-  // KV_MEMORY_INVALID.
+  // Registers memory that the addon allocated, under an id that was not used before. Its pages should be touched: the first transfer to each is slow
+  // otherwise. Throws KV_MEMORY_INVALID.
   void add_allocated(uint64_t id, std::shared_ptr<Pin> pin);
   // Registers external memory. `verify`: ask CUDA's driver whether the range is device memory. Throws KV_MEMORY_INVALID, also where the range
   // overlaps another one.

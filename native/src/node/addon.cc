@@ -9,7 +9,7 @@
 
 namespace {
 
-// `prepareEnvironment(variables: [name, value][]): [name, value][]`: returns the defaults that it set.
+// `prepareEnvironment(variables: [name, value][]): [name, value][] | undefined`: returns the defaults that it set; undefined if it must wait.
 Napi::Value prepare(const Napi::CallbackInfo& info) {
   kv::nixl::Variables variables;
   const auto wanted = info[0].As<Napi::Array>();
@@ -18,11 +18,12 @@ Napi::Value prepare(const Napi::CallbackInfo& info) {
     variables.emplace_back(pair.Get(0u).ToString().Utf8Value(), pair.Get(1u).ToString().Utf8Value());
   }
   const auto set = kv::nixl::prepare_environment(variables);
-  const auto answer = Napi::Array::New(info.Env(), set.size());
-  for (uint32_t index = 0; index < set.size(); ++index) {
+  if (!set) return info.Env().Undefined();
+  const auto answer = Napi::Array::New(info.Env(), set->size());
+  for (uint32_t index = 0; index < set->size(); ++index) {
     const auto pair = Napi::Array::New(info.Env(), 2);
-    pair.Set(0u, set[index].first);
-    pair.Set(1u, set[index].second);
+    pair.Set(0u, set->at(index).first);
+    pair.Set(1u, set->at(index).second);
     answer.Set(index, pair);
   }
   return answer;

@@ -116,6 +116,7 @@ Napi::Function AgentObject::define(Napi::Env env) {
                          InstanceMethod<&AgentObject::transfer>("transfer"),
                          InstanceMethod<&AgentObject::abort>("abort"),
                          InstanceMethod<&AgentObject::close>("close"),
+                         InstanceMethod<&AgentObject::take_events>("takeEvents"),
                          InstanceMethod<&AgentObject::counters>("counters"),
                          InstanceMethod<&AgentObject::keep_alive>("keepAlive"),
                          InstanceMethod<&AgentObject::detach>("detach"),
@@ -126,9 +127,15 @@ AgentObject::AgentObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<Agen
   with_js_errors(info.Env(), [&] {
     AgentConfig config = config_of(info[1].As<Napi::Object>());
     events_ = JsEventQueue::open(info.Env(), info[2].As<Napi::Function>());
+    try {
+      thread_ = AgentThread::start(std::move(config), events_, integer_of(info[0]));
+    } catch (...) {
+      // The destructor does not run for an object whose constructor throws.
+      stop();
+      throw;
+    }
     // Hooks run in reverse order: this one runs before Node destroys the queue's thread-safe function.
     napi_add_env_cleanup_hook(env_, on_environment_end, this);
-    thread_ = AgentThread::start(std::move(config), events_, integer_of(info[0]));
     return info.Env().Undefined();
   });
 }
@@ -155,11 +162,7 @@ void AgentObject::stop() {
 
 Napi::Value AgentObject::register_allocated(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
-    const uint64_t ticket = integer_of(info[0]);
-    thread_->run(ticket, [ticket, pin = std::make_shared<Pin>(MemoryObject::mapping_of(info[1]))](NixlAgent& agent) mutable {
-      agent.registrations().add_allocated(ticket, std::move(pin));
-      return EventValue();
-    });
+    thread_->register_allocated(integer_of(info[0]), std::make_shared<Pin>(MemoryObject::mapping_of(info[1])));
     return info.Env().Undefined();
   });
 }
@@ -265,6 +268,14 @@ Napi::Value AgentObject::close(const Napi::CallbackInfo& info) {
   const auto timeout = static_cast<int64_t>(info[1].As<Napi::Number>().DoubleValue());
   thread_->close(integer_of(info[0]), std::chrono::milliseconds(timeout));
   return info.Env().Undefined();
+}
+
+Napi::Value AgentObject::take_events(const Napi::CallbackInfo& info) {
+  const auto answer = Napi::Array::New(info.Env(), 2);
+  auto [events, more] = events_ == nullptr ? std::pair(Napi::Array::New(info.Env()), false) : events_->take(info.Env());
+  answer.Set(0u, events);
+  answer.Set(1u, Napi::Boolean::New(info.Env(), more));
+  return answer;
 }
 
 Napi::Value AgentObject::counters(const Napi::CallbackInfo& info) {

@@ -45,6 +45,8 @@ class AgentObject : public Napi::ObjectWrap<AgentObject> {
   Napi::Value abort(const Napi::CallbackInfo& info);
   // (ticket, timeoutMs)
   Napi::Value close(const Napi::CallbackInfo& info);
+  // (): [events, more]
+  Napi::Value take_events(const Napi::CallbackInfo& info);
   // (): NativeCounters
   Napi::Value counters(const Napi::CallbackInfo& info);
   // (boolean)

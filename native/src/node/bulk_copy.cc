@@ -28,7 +28,13 @@ std::vector<ByteRun> read_runs(const double* numbers, size_t count, uint64_t lim
                                              " bytes");
     }
     runs.push_back({static_cast<uint64_t>(offset), static_cast<uint64_t>(length)});
+    // The sum cannot overflow: both numbers are at most the limit.
     total += runs.back().length;
+    if (total > limit) {
+      throw Failure("KV_MEMORY_INVALID", "runs 0 to " + std::to_string(index / 2) + " have " + std::to_string(total) +
+                                             " bytes together, and the memory has " + std::to_string(limit) + ": some bytes repeat",
+                    "copy bytes that are needed twice once, or in several calls");
+    }
   }
   return runs;
 }

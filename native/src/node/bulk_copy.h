@@ -16,7 +16,7 @@ struct ByteRun {
 };
 
 // Reads rows `[offset, length]`, and sums up their lengths in `total`. Throws KV_MEMORY_INVALID, naming the row, for a run that does not lie
-// within `limit` bytes.
+// within `limit` bytes, and for runs that have more than `limit` bytes together, since they repeat some.
 std::vector<ByteRun> read_runs(const double* numbers, size_t count, uint64_t limit, uint64_t& total);
 
 // Copies runs of a mapping into one buffer, or one buffer into runs, on a thread of libuv's pool.

@@ -4,6 +4,19 @@
 
 namespace kv::nixl {
 
+namespace {
+
+// What one call delivers at most: about a millisecond of the JavaScript thread.
+constexpr size_t kMaxEvents = 1024;
+constexpr size_t kMaxBytes = 4u << 20;
+
+size_t bytes_of(const Event& event) {
+  const auto* bytes = std::get_if<Bytes>(&event.value);
+  return bytes == nullptr ? 0 : bytes->size();
+}
+
+}  // namespace
+
 std::shared_ptr<JsEventQueue> JsEventQueue::open(Napi::Env env, Napi::Function callback) {
   auto queue = std::make_shared<JsEventQueue>();
   queue->env_ = env;
@@ -23,6 +36,8 @@ std::shared_ptr<JsEventQueue> JsEventQueue::open(Napi::Env env, Napi::Function c
 void JsEventQueue::send(Event event) {
   const std::lock_guard lock(mutex_);
   if (function_ == nullptr) return;
+  // What was dropped is reported with the events that are waiting.
+  if (event.kind == Event::Kind::notification && !backlog_.admit(event)) return;
   events_.push_back(std::move(event));
   if (signaled_) return;
   signaled_ = napi_call_threadsafe_function(function_, nullptr, napi_tsfn_nonblocking) == napi_ok;
@@ -46,22 +61,36 @@ void JsEventQueue::close() {
   events_.clear();
 }
 
+std::pair<Napi::Array, bool> JsEventQueue::take(Napi::Env env) {
+  std::vector<Event> events;
+  bool more = false;
+  {
+    const std::lock_guard lock(mutex_);
+    events = backlog_.take_dropped();
+    for (size_t bytes = 0; !events_.empty() && events.size() < kMaxEvents && bytes < kMaxBytes; events_.pop_front()) {
+      bytes += bytes_of(events_.front());
+      if (events_.front().kind == Event::Kind::notification) backlog_.remove(events_.front());
+      events.push_back(std::move(events_.front()));
+    }
+    more = !events_.empty();
+    signaled_ = more;
+  }
+  const auto array = Napi::Array::New(env, events.size());
+  for (uint32_t index = 0; index < events.size(); ++index) {
+    const Napi::HandleScope scope(env);
+    array.Set(index, to_js(env, events[index]));
+  }
+  return {array, more};
+}
+
 void JsEventQueue::deliver(napi_env raw_env, napi_value callback, void* context, void*) {
   if (raw_env == nullptr || callback == nullptr) return;
   const std::shared_ptr<JsEventQueue> self = *static_cast<std::shared_ptr<JsEventQueue>*>(context);
-  std::vector<Event> events;
-  {
-    const std::lock_guard lock(self->mutex_);
-    self->signaled_ = false;
-    events.swap(self->events_);
-  }
-  if (events.empty()) return;
   const Napi::Env env(raw_env);
   const Napi::HandleScope scope(env);
   try {
-    const auto array = Napi::Array::New(env, events.size());
-    for (uint32_t index = 0; index < events.size(); ++index) array.Set(index, to_js(env, events[index]));
-    Napi::Function(env, callback).Call({array});
+    const auto [events, more] = self->take(env);
+    if (events.Length() > 0) Napi::Function(env, callback).Call({events, Napi::Boolean::New(env, more)});
   } catch (const Napi::Error& error) {
     // No C++ exception may leave this function. Rethrown, Node reports it as an uncaught exception. While the environment ends, the event loop
     // runs once more without JavaScript, and the error cannot be reported.

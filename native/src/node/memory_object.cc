@@ -11,13 +11,62 @@ namespace {
 constexpr napi_type_tag kMemoryTag{0x8d1e4c5f6b7a4e21, 0xa6f0c3d2915b8e74};
 constexpr double kExact = 9007199254740992.0;
 
+uint64_t length_of(Napi::Value value) {
+  const double length = value.IsNumber() ? value.As<Napi::Number>().DoubleValue() : 0;
+  if (!(length >= 1 && length < kExact) || length != static_cast<double>(static_cast<uint64_t>(length))) {
+    throw Failure("KV_MEMORY_INVALID", "cannot allocate " + std::to_string(length) + " bytes: not a positive integer");
+  }
+  return static_cast<uint64_t>(length);
+}
+
+// What an external buffer holds: memory that JavaScript can still reach is never unmapped.
+struct BufferHold {
+  std::shared_ptr<Mapping> mapping;
+  // Set once the buffer is made. A finalizer that runs before belongs to a call that fails.
+  bool* finalized = nullptr;
+};
+
+void release_hold(napi_env, void*, void* data) {
+  auto* hold = static_cast<BufferHold*>(data);
+  if (hold->finalized != nullptr) *hold->finalized = true;
+  delete hold;
+}
+
+// A part of the mapping as an external buffer. node-addon-api's function for it frees the hold twice where Node refuses the length: Node 20 runs
+// the finalizer and then fails.
+Napi::ArrayBuffer external_buffer(Napi::Env env, const std::shared_ptr<Mapping>& mapping, uint64_t offset, uint64_t length) {
+  bool finalized = false;
+  auto* hold = new BufferHold{mapping, &finalized};
+  napi_value buffer = nullptr;
+  const napi_status status = napi_create_external_arraybuffer(env, mapping->data() + offset, length, release_hold, hold, &buffer);
+  if (status == napi_ok) {
+    hold->finalized = nullptr;
+    return Napi::ArrayBuffer(env, buffer);
+  }
+  // Some versions run the finalizer later, so the hold itself stays.
+  if (!finalized) *hold = {};
+  if (env.IsExceptionPending()) env.GetAndClearPendingException();
+  throw Failure("KV_MEMORY_INVALID", "Node refused a buffer of " + std::to_string(length) + " bytes", "take shorter parts with view()");
+}
+
+// A buffer from JavaScript's own constructor, which throws where Node-API's function ends the process for want of memory.
+Napi::ArrayBuffer new_buffer(Napi::Env env, uint64_t length) {
+  try {
+    const auto constructor = env.Global().Get("ArrayBuffer").As<Napi::Function>();
+    return constructor.New({Napi::Number::New(env, static_cast<double>(length))}).As<Napi::ArrayBuffer>();
+  } catch (const Napi::Error& error) {
+    throw Failure("KV_MEMORY_INVALID", "cannot allocate a buffer of " + std::to_string(length) + " bytes: " + error.Message(),
+                  "gather fewer bytes at once");
+  }
+}
+
 }  // namespace
 
 Napi::Function MemoryObject::define(Napi::Env env) {
   return DefineClass(env, "Memory",
                      {
                          InstanceAccessor<&MemoryObject::address>("address"),
-                         InstanceAccessor<&MemoryObject::buffer>("buffer"),
+                         InstanceMethod<&MemoryObject::buffer>("buffer"),
                          InstanceMethod<&MemoryObject::gather>("gather"),
                          InstanceMethod<&MemoryObject::scatter>("scatter"),
                          InstanceMethod<&MemoryObject::close>("close"),
@@ -28,17 +77,7 @@ MemoryObject::MemoryObject(const Napi::CallbackInfo& info) : Napi::ObjectWrap<Me
   const Napi::Env env = info.Env();
   napi_type_tag_object(env, info.This(), &kMemoryTag);
   with_js_errors(env, [&] {
-    const double length = info[0].IsNumber() ? info[0].As<Napi::Number>().DoubleValue() : 0;
-    if (!(length >= 1 && length < kExact) || length != static_cast<double>(static_cast<uint64_t>(length))) {
-      throw Failure("KV_MEMORY_INVALID", "cannot allocate " + std::to_string(length) + " bytes: not a positive integer");
-    }
-    mapping_ = Mapping::create(static_cast<size_t>(length));
-    // The buffer holds the mapping as well, so that memory which JavaScript can still reach is never unmapped.
-    auto* held = new std::shared_ptr<Mapping>(mapping_);
-    const auto buffer = Napi::ArrayBuffer::New(
-        env, mapping_->data(), mapping_->length(),
-        [](Napi::BasicEnv, void*, std::shared_ptr<Mapping>* mapping) { delete mapping; }, held);
-    buffer_ = Napi::Reference<Napi::ArrayBuffer>::New(buffer, 1);
+    mapping_ = Mapping::create(length_of(info[0]), info[1].ToBoolean());
     return env.Undefined();
   });
 }
@@ -63,8 +102,13 @@ Napi::Value MemoryObject::address(const Napi::CallbackInfo& info) {
 
 Napi::Value MemoryObject::buffer(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&]() -> Napi::Value {
-    open_mapping();
-    return buffer_.Value();
+    const auto mapping = open_mapping();
+    const double part[] = {info[0].As<Napi::Number>().DoubleValue(), info[1].As<Napi::Number>().DoubleValue()};
+    uint64_t total = 0;
+    const ByteRun run = read_runs(part, 2, mapping->length(), total).front();
+    const auto buffer = external_buffer(info.Env(), mapping, run.offset, run.length);
+    buffers_.push_back(Napi::Reference<Napi::ArrayBuffer>::New(buffer, 1));
+    return buffer;
   });
 }
 
@@ -74,8 +118,7 @@ Napi::Value MemoryObject::gather(const Napi::CallbackInfo& info) {
     const auto numbers = float64_array(info[0], "KV_MEMORY_INVALID", "runs");
     uint64_t total = 0;
     auto runs = read_runs(numbers.Data(), numbers.ElementLength(), pin->mapping()->length(), total);
-    const auto target = Napi::ArrayBuffer::New(info.Env(), total);
-    return BulkCopy::queue(BulkCopy::Direction::gather, pin, std::move(runs), target);
+    return BulkCopy::queue(BulkCopy::Direction::gather, pin, std::move(runs), new_buffer(info.Env(), total));
   });
 }
 
@@ -85,13 +128,17 @@ Napi::Value MemoryObject::scatter(const Napi::CallbackInfo& info) {
     const auto numbers = float64_array(info[0], "KV_MEMORY_INVALID", "runs");
     uint64_t total = 0;
     auto runs = read_runs(numbers.Data(), numbers.ElementLength(), pin->mapping()->length(), total);
-    if (!info[1].IsArrayBuffer()) throw Failure("KV_MEMORY_INVALID", "the source of scatter is not an ArrayBuffer");
-    auto source = info[1].As<Napi::ArrayBuffer>();
-    if (source.ByteLength() != total) {
-      throw Failure("KV_MEMORY_INVALID", "the runs have " + std::to_string(total) + " bytes, and the source has " +
-                                             std::to_string(source.ByteLength()));
-    }
-    return BulkCopy::queue(BulkCopy::Direction::scatter, pin, std::move(runs), source);
+    const auto require_length = [total](Napi::Value source) {
+      if (!source.IsArrayBuffer()) throw Failure("KV_MEMORY_INVALID", "the source of scatter is not an ArrayBuffer");
+      const size_t length = source.As<Napi::ArrayBuffer>().ByteLength();
+      if (length == total) return source.As<Napi::ArrayBuffer>();
+      throw Failure("KV_MEMORY_INVALID",
+                    "the runs have " + std::to_string(total) + " bytes, and the source has " + std::to_string(length));
+    };
+    require_length(info[1]);
+    // Nobody else may free the bytes while they are copied.
+    const auto taken = require_length(info[2].As<Napi::Function>().Call({info[1]}));
+    return BulkCopy::queue(BulkCopy::Direction::scatter, pin, std::move(runs), taken);
   });
 }
 
@@ -103,15 +150,14 @@ void MemoryObject::close(const Napi::CallbackInfo& info) {
                                             std::to_string(pins) + " registrations or copies in progress",
                     "close the registrations and await the copies first");
     }
-    // A buffer that must not be detached keeps the mapping until it is collected. Its pages are freed now, and views read zeros.
+    // Buffers that must not be detached keep the mapping until they are collected. Its pages are freed now, and views read zeros.
     const bool detach = !info[0].IsBoolean() || info[0].As<Napi::Boolean>().Value();
-    Napi::ArrayBuffer buffer = buffer_.Value();
-    if (!detach) {
-      mapping_->release_pages();
-    } else if (!buffer.IsDetached()) {
-      buffer.Detach();
+    if (!detach) mapping_->release_pages();
+    for (const auto& reference : buffers_) {
+      Napi::ArrayBuffer buffer = reference.Value();
+      if (detach && !buffer.IsDetached()) buffer.Detach();
     }
-    buffer_.Reset();
+    buffers_.clear();
     mapping_.reset();
     return info.Env().Undefined();
   });

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "library/failure.h"
+#include "peers/ucx_memory_types.h"
 
 namespace kv::nixl {
 
@@ -67,8 +68,6 @@ class Reader {
 // an 0xff. UCX uses the type as an index and searches the end without a bound, so a damaged key may or may not end the process.
 void read_ucx_key(const Reader& reader, std::string_view key) {
   constexpr size_t kHeadBytes = 9;
-  // In UCX 1.19 to 1.21. One of them has a tenth type, which NIXL does not use.
-  constexpr uint8_t kMemoryTypes = 9;
   constexpr uint8_t kUnknownDevice = 0xff;
   constexpr size_t kDistanceBytes = 3;
   const auto at = [&key](size_t index) { return static_cast<uint8_t>(key[index]); };
@@ -76,7 +75,11 @@ void read_ucx_key(const Reader& reader, std::string_view key) {
   uint64_t domains = 0;
   memcpy(&domains, key.data(), sizeof(domains));
   const uint8_t type = at(sizeof(domains));
-  if (type >= kMemoryTypes) reader.fail("a key of UCX is of memory of type " + std::to_string(type) + ", which does not exist");
+  const uint8_t types = ucx_memory_type_count();
+  if (type >= types) {
+    reader.fail("a key of UCX is of memory of type " + std::to_string(type) + ", and the UCX of this process knows types up to " +
+                std::to_string(types - 1));
+  }
   size_t end = kHeadBytes;
   for (int count = std::popcount(domains); count > 0; --count) {
     if (end < key.size()) end += at(end);

@@ -44,7 +44,7 @@ void SlicePoster::restart() {
 void SlicePoster::start_slicing() {
   // An object is replaced by each WRITE to it, so its bytes must be one request. A post to storage only starts the copy.
   const bool object = request_.remote->type == capi::MemoryType::object;
-  slicer_.set_post_copies(!object && agent_.peers().post_copies(request_.peer()));
+  slicer_.set_post_copies(!object && agent_.peers().post_copies(request_.peer()), agent_.post_threads());
   if (slicer_.can_use_indices() && agent_.requests().prepare_indices(*request_.local, *request_.remote)) slicer_.use_indices();
 }
 

@@ -35,12 +35,12 @@ Slicer::Slicer(const TransferSelection& selection, const PreparedList& local, co
       local_(local.layout),
       remote_(remote.layout),
       mergeable_(local.mergeable && remote.mergeable) {
-  set_post_copies(true);
+  set_post_copies(true, 1);
   runs_.next(run_);
 }
 
-void Slicer::set_post_copies(bool copies) {
-  max_slice_cost_ = copies ? kSliceBytes : kUnlimitedBytes;
+void Slicer::set_post_copies(bool copies, unsigned threads) {
+  max_slice_cost_ = copies ? kSliceBytes * threads : kUnlimitedBytes;
   extent_cost_ = copies ? kExtentBytes : kUnlimitedBytes / kMaxStartedExtents;
 }
 

@@ -33,6 +33,8 @@ class Transfer {
   // Fails the transfer and has NIXL cancel what is in flight, since the agent ends.
   void cancel(Failure failure);
 
+  // Whether it must be looked after although it posts nothing: requests are in flight or not released, or it waits for something.
+  bool under_way() const { return state_ != State::posting || requests_.count() > 0; }
   // Whether everything was reported and released.
   bool finished() const { return state_ == State::finished; }
   // The number by which JavaScript knows it.

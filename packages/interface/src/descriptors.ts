@@ -84,6 +84,22 @@ export function descriptorPairs(descriptors: DescriptorPairs | DescriptorRuns): 
 }
 
 /**
+ * Moves the bytes of `source` into a new buffer, and detaches `source`; nothing is copied. An implementation of `Memory.scatter` that copies on
+ * another thread calls it, so that nobody can free the bytes meanwhile. Errors: `KV_MEMORY_INVALID` when the buffer cannot be detached.
+ */
+export function takeBuffer(source: ArrayBuffer): ArrayBuffer {
+  try {
+    return structuredClone(source, { transfer: [source] });
+  } catch (cause) {
+    throw new KvError(
+      "KV_MEMORY_INVALID",
+      `the source of ${source.byteLength} bytes cannot be taken over: its buffer cannot be detached`,
+      { hint: "pass a copy of it: source.slice(0)", cause },
+    );
+  }
+}
+
+/**
  * Moves the numbers of `rows` into a new array that owns its buffer, and detaches the buffer of `rows`; nothing is copied. A transport calls it
  * for a table with `takeRows`. Errors: `KV_LIST_INVALID` when the buffer cannot be detached, such as a `SharedArrayBuffer` or the memory of a
  * WebAssembly module.

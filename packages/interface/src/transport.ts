@@ -88,18 +88,26 @@ export interface Memory {
   /** Ordinal of the device; 0 for `DRAM`. */
   readonly deviceId: number;
   /**
-   * A view of the bytes, for memory that this process can address (`DRAM`). After `close` the view is empty or reads zeros. Errors:
-   * `KV_MEMORY_INVALID` when the process cannot address the memory.
+   * A view of all bytes, for memory that this process can address (`DRAM`). After `close` the view is empty or reads zeros. Errors:
+   * `KV_MEMORY_INVALID` when the process cannot address the memory, or when one view cannot hold it: on Node 20 above 4 GiB.
    */
   readonly bytes: Uint8Array;
   /**
+   * A view of `lengthBytes` bytes from `offsetBytes` on, also of memory that is too long for `bytes`. After `close` it is empty or reads zeros.
+   * Errors: `KV_MEMORY_INVALID` for a part that does not lie in the memory, for a closed memory, when the process cannot address the memory, or
+   * when the part is too long for a view: on Node 20 above 2 GiB.
+   */
+  view(offsetBytes: number, lengthBytes: number): Uint8Array;
+  /**
    * Copies runs of this memory into one new buffer, in order. A native implementation copies off the JavaScript thread. `runs` has rows
-   * `[offsetBytes, lengthBytes]`. Errors: `KV_MEMORY_INVALID` for a run outside the memory or a closed memory; nothing is copied then.
+   * `[offsetBytes, lengthBytes]`. Errors: `KV_MEMORY_INVALID` for a run outside the memory, for runs that have more bytes together than the
+   * memory, for a closed memory, and when there is no memory for the buffer; nothing is copied then.
    */
   gather(runs: Float64Array): Promise<ArrayBuffer>;
   /**
    * Copies `source` into the runs `[offsetBytes, lengthBytes]` of this memory, in order. The lengths of the runs add up to the length of
-   * `source`. `source` must not change until the promise resolves. Errors: as `gather`.
+   * `source`. An implementation may take `source` over, with `takeBuffer`: its buffer is detached then when the call returns without an error.
+   * Otherwise `source` must not change until the promise resolves. Errors: as `gather`, and for a source that cannot be detached.
    */
   scatter(runs: Float64Array, source: ArrayBuffer): Promise<void>;
   /** Frees the memory. Calling it again has no effect. Errors: `KV_MEMORY_IN_USE` while a registration refers to it. */
@@ -186,7 +194,10 @@ export interface Transfer {
 
 /** A notification that arrived (NIXL: an entry of `nixl_notifs_t`). */
 export interface Notification {
-  /** Name of the agent that sent it. */
+  /**
+   * Name of the agent that sent it, as the sender states it. With NIXL nothing verifies it: UCX takes it from the message. Do not base a decision on it
+   * that another process must not make; authenticate the payload instead.
+   */
   readonly from: string;
   /** The bytes as sent; the receiver owns them. Treat them as untrusted input. */
   readonly payload: Uint8Array;
@@ -252,8 +263,8 @@ export interface Agent {
   notify(remote: string, payload: Uint8Array): Promise<void>;
   /**
    * Iterates over notifications in the order of delivery (NIXL: `getNotifs`). Only one iterator may be open; a second one throws
-   * `KV_NOTIFICATION_INVALID`. Notifications that arrive while no iterator is open are kept for the next one. The iterator ends when the agent
-   * closes.
+   * `KV_NOTIFICATION_INVALID`. Notifications that arrive while no iterator is open are kept for the next one. A transport may limit how many are
+   * kept; it logs what it drops, and from whom. The iterator ends when the agent closes.
    */
   notifications(): AsyncIterableIterator<Notification>;
   /** Returns the current counters. */

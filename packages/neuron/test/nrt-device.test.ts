@@ -54,6 +54,19 @@ describe.skipIf(absent)(
       await device.close();
     });
 
+    test("scatter takes its source over, so that nobody can free it while it is copied", async () => {
+      const device = nrtDevice({ libraryPath });
+      const memory = device.allocate(64);
+      const source = new ArrayBuffer(8);
+      const copied = memory.scatter(Float64Array.of(0, 8), source);
+      expect(source.byteLength).toBe(0);
+      await copied;
+      await expect(memory.gather(Float64Array.of(0, 64, 0, 1))).rejects.toMatchObject({
+        code: "KV_MEMORY_INVALID",
+      });
+      await device.close();
+    });
+
     test("a copy that the runtime fails is KV_STAGING_FAILED, and the next one works", async () => {
       const device = nrtDevice({ libraryPath });
       const memory = device.allocate(64);

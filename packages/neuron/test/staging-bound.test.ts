@@ -31,8 +31,9 @@ function watched() {
       return memory.gather(runs);
     },
     async scatter(runs, source) {
+      const { byteLength } = source;
       await memory.scatter(runs, source);
-      bytes -= source.byteLength;
+      bytes -= byteLength;
     },
   });
   return { watch, most: () => mostBytes, now: () => bytes };
@@ -89,6 +90,7 @@ function plain(memory: Memory): Omit<Memory, "bytes"> {
     lengthBytes,
     memoryType,
     deviceId,
+    view: (offsetBytes, viewBytes) => memory.view(offsetBytes, viewBytes),
     gather: (runs) => memory.gather(runs),
     scatter: (runs, source) => memory.scatter(runs, source),
     close: () => memory.close(),

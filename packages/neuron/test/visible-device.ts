@@ -29,6 +29,7 @@ export function visibleDevice(options: VisibleDeviceOptions): NeuronDevice {
       return {
         ...memory,
         bytes: memory.bytes,
+        view: (offsetBytes, viewBytes) => memory.view(offsetBytes, viewBytes),
         async gather(runs) {
           await beginCopy("read");
           return memory.gather(runs);

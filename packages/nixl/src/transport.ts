@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from "node:timers/promises";
 import {
   type AgentOptions,
   type Ambient,
@@ -42,6 +43,16 @@ export interface NixlTransportOptions extends AmbientOptions {
   readonly env?: Readonly<Record<string, string>> | undefined;
 }
 
+/** Options of `NixlTransport.allocate`. */
+export interface NixlAllocateOptions {
+  /** `DRAM`, the default. */
+  readonly memoryType?: MemoryType | undefined;
+  /** 0, the default. */
+  readonly deviceId?: number | undefined;
+  /** Touch all pages in the background. True by default. */
+  readonly populate?: boolean | undefined;
+}
+
 /**
  * NIXL as a `Transport`. Loads nothing until the first agent or allocation, which may fail with `KV_ADDON_NOT_FOUND`, `KV_LIBRARY_NOT_FOUND`,
  * `KV_LIBRARY_INCOMPATIBLE` or `KV_BACKEND_UNAVAILABLE`. Throws `KV_CONFIG_INVALID` for wrong options, and `KV_BACKEND_UNAVAILABLE` or
@@ -67,6 +78,7 @@ export class NixlTransport implements Transport, AsyncDisposable {
   /** Selections of backends that were logged. */
   readonly #logged = new Set<string>();
   #addon: NativeAddon | undefined;
+  #environmentReady: Promise<void> | undefined;
   #library: Promise<string> | undefined;
   #closed: Promise<void> | undefined;
 
@@ -91,7 +103,7 @@ export class NixlTransport implements Transport, AsyncDisposable {
    */
   readonly createAgent = async (options: AgentOptions = {}): Promise<NixlAgent> => {
     const addon = this.#open();
-    const { clock, random, log } = this.#ambient;
+    const { random, log } = this.#ambient;
     requireObject(options, "KV_AGENT_INVALID", "the options of an agent");
     const { name = random.uuid(), backends: asked } = options;
     if (typeof name !== "string" || !/^[\x20-\x7e]{1,255}$/.test(name)) {
@@ -101,6 +113,7 @@ export class NixlTransport implements Transport, AsyncDisposable {
       );
     }
     const { backends, source } = this.#selectBackends(asked);
+    await this.#prepareEnvironment(addon);
     const libraryPath = await this.#findLibrary();
     await requireComplete(libraryPath, backends, { ...process.env, ...this.#options.env });
     const preload = await this.#prepareBackends(addon, backends, libraryPath);
@@ -113,7 +126,7 @@ export class NixlTransport implements Transport, AsyncDisposable {
       name,
       backends,
       preload,
-      clock,
+      ambient: this.#ambient,
       checkMetadata: checker && ((metadata) => checker.check(metadata)),
       onClose: () => this.#agents.delete(agent),
     }).catch(async (error: unknown) => {
@@ -132,13 +145,17 @@ export class NixlTransport implements Transport, AsyncDisposable {
     return agent;
   };
 
-  /** Allocates host memory. Throws `KV_MEMORY_INVALID`, `KV_TRANSPORT_CLOSED`, and `KV_TRANSPORT_UNSUPPORTED` for anything but DRAM on device 0. */
-  readonly allocate = (
-    lengthBytes: number,
-    options: { memoryType?: MemoryType | undefined; deviceId?: number | undefined } = {},
-  ): Memory & Disposable => {
+  /**
+   * Allocates host memory of any length. Its pages are touched in the background, so it takes memory at once; with `populate: false` a page takes
+   * memory when it is first used, and the first transfer of it is up to 20 times slower. Throws `KV_MEMORY_INVALID`, `KV_TRANSPORT_CLOSED`, and
+   * `KV_TRANSPORT_UNSUPPORTED` for anything but DRAM on device 0.
+   */
+  readonly allocate = (lengthBytes: number, options: NixlAllocateOptions = {}): Memory & Disposable => {
     requireObject(options, "KV_MEMORY_INVALID", "the options of allocate");
-    const { memoryType = "DRAM", deviceId = 0 } = options;
+    const { memoryType = "DRAM", deviceId = 0, populate = true } = options;
+    if (typeof populate !== "boolean") {
+      throw new KvError("KV_MEMORY_INVALID", `populate is ${formatValue(populate)}, not true or false`);
+    }
     if (memoryType !== "DRAM" || deviceId !== 0) {
       const hint =
         "allocate it with the device's own runtime, and register deviceMemory({ address, lengthBytes, deviceId })";
@@ -148,7 +165,7 @@ export class NixlTransport implements Transport, AsyncDisposable {
         memoryType === "VRAM" ? { hint } : {},
       );
     }
-    return allocateHostMemory(this.#open(), lengthBytes);
+    return allocateHostMemory(this.#open(), lengthBytes, { populate });
   };
 
   /** Closes all agents and the processes that check metadata. Safe to call twice. */
@@ -166,23 +183,29 @@ export class NixlTransport implements Transport, AsyncDisposable {
     throw new KvError("KV_TRANSPORT_CLOSED", "the NIXL transport is closed");
   }
 
-  /** The addon, loaded on first use, with NIXL's variables set. */
+  /** The addon, loaded on first use. */
   #open(): NativeAddon {
     this.#requireOpen();
     if (this.#addon !== undefined) return this.#addon;
-    const { library, env = {} } = this.#options;
-    const { log } = this.#ambient;
-    const addon = loadAddon();
-    const variables = Object.entries(env);
-    if (variables.length > 0 && addon.isLoaded()) {
-      log.warn("nixl-environment-late", { variables, why: "NIXL is loaded in this process already" });
-    }
-    for (const [name, value] of addon.prepareEnvironment(variables)) {
-      log.info("nixl-environment-default", { name, value });
-    }
-    warnOfUnusedLibraryVariables({ library, environment: process.env, log });
-    this.#addon = addon;
-    return addon;
+    const { library } = this.#options;
+    warnOfUnusedLibraryVariables({ library, environment: process.env, log: this.#ambient.log });
+    this.#addon = loadAddon();
+    return this.#addon;
+  }
+
+  /** Sets NIXL's variables in the environment of the process, once. */
+  #prepareEnvironment(addon: NativeAddon): Promise<void> {
+    this.#environmentReady ??= (async () => {
+      const { log } = this.#ambient;
+      const variables = Object.entries(this.#options.env ?? {});
+      if (variables.length > 0 && addon.isLoaded()) {
+        log.warn("nixl-environment-late", { variables, why: "NIXL is loaded in this process already" });
+      }
+      for (const [name, value] of await setVariables(addon, variables)) {
+        log.info("nixl-environment-default", { name, value });
+      }
+    })();
+    return this.#environmentReady;
   }
 
   /** The backends of an agent. Each selection is logged once. */
@@ -229,7 +252,7 @@ export class NixlTransport implements Transport, AsyncDisposable {
       if (libraries.length === 0) continue;
       paths.push(...libraries);
       const unset = variables.filter(([variable]) => process.env[variable] === undefined);
-      if (unset.length > 0) addon.prepareEnvironment(unset.map(([variable, value]) => [variable, value]));
+      if (unset.length > 0) await setVariables(addon, unset);
       this.#ambient.log.debug("nixl-libraries-supplied", { backend: name, libraries });
     }
     return paths;
@@ -248,6 +271,21 @@ export class NixlTransport implements Transport, AsyncDisposable {
     this.#checkers.set(names.join(","), checker);
     checker.warm().catch((error: unknown) => log.warn("nixl-checker-failed", { error: String(error) }));
     return checker;
+  }
+}
+
+/** How long to wait before variables are set, while an agent is being created. Creating one takes up to 0.7 s. */
+const BUSY_WAIT_MS = 5;
+
+/** Sets variables in the environment of the process, and returns NIXL's defaults that were set. Waits until no agent is being created. */
+async function setVariables(
+  addon: NativeAddon,
+  variables: readonly (readonly [string, string])[],
+): Promise<[name: string, value: string][]> {
+  for (;;) {
+    const set = addon.prepareEnvironment(variables.map(([name, value]) => [name, value]));
+    if (set !== undefined) return set;
+    await sleep(BUSY_WAIT_MS);
   }
 }
 

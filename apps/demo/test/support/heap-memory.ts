@@ -31,6 +31,7 @@ function heapMemory(address: number, lengthBytes: number): Memory {
     memoryType: "DRAM",
     deviceId: 0,
     bytes,
+    view: (offsetBytes, viewBytes) => bytes.subarray(offsetBytes, offsetBytes + viewBytes),
     async gather(runs) {
       const pieces: Uint8Array[] = [];
       for (let i = 0; i < runs.length; i += 2) {

@@ -31,6 +31,27 @@ export function memoryTests(fixture: Fixture): void {
     }
   });
 
+  test("a view is a part of the memory, and a part outside of it is rejected", () => {
+    const memory = fixture.memory(8192);
+    memory.bytes.set(pattern(8192, 1));
+    const part = memory.view(4000, 192);
+    expect(part).toEqual(pattern(8192, 1).subarray(4000, 4192));
+    part[0] = 255;
+    expect(memory.bytes[4000]).toBe(255);
+    expect(memory.view(8192, 0).length).toBe(0);
+    for (const [offset, length] of [
+      [-1, 4],
+      [0, -1],
+      [8000, 193],
+      [0.5, 1],
+      [0, Number.NaN],
+    ] as const) {
+      expectThrown(() => memory.view(offset, length), "KV_MEMORY_INVALID");
+    }
+    memory.close();
+    expectThrown(() => memory.view(0, 1), "KV_MEMORY_INVALID");
+  });
+
   test("gather copies runs out in order, and scatter copies them back", async () => {
     const memory = fixture.memory(8192);
     memory.bytes.set(pattern(8192, 1));
@@ -75,6 +96,15 @@ export function memoryTests(fixture: Fixture): void {
     await expectError(() => memory.scatter(Float64Array.of(0, 8), full.buffer), "KV_MEMORY_INVALID");
     await expectError(() => memory.scatter(Float64Array.of(0, 32), full.buffer), "KV_MEMORY_INVALID");
     expect(memory.bytes.every((byte) => byte === 0)).toBe(true);
+  });
+
+  test("runs that repeat bytes, so that they have more than the memory, are rejected", async () => {
+    const memory = fixture.memory(4096);
+    await expectError(() => memory.gather(Float64Array.of(0, 4096, 0, 1)), "KV_MEMORY_INVALID");
+    await expectError(
+      () => memory.scatter(Float64Array.of(0, 4096, 0, 1), new ArrayBuffer(4097)),
+      "KV_MEMORY_INVALID",
+    );
   });
 
   test("memory cannot be closed while it is registered; afterwards it closes any number of times", async () => {

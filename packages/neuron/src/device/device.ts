@@ -42,6 +42,12 @@ export function checkRuns(runs: Float64Array, lengthBytes: number): number {
       );
     }
     total += length;
+    if (total > lengthBytes) {
+      throw new KvError(
+        "KV_MEMORY_INVALID",
+        `runs 0 to ${at / 2} have ${total} bytes together, and the memory has ${lengthBytes}: some bytes repeat`,
+      );
+    }
   }
   return total;
 }

@@ -1,4 +1,4 @@
-import { KvError, type Memory } from "@kv/interface";
+import { KvError, type Memory, takeBuffer } from "@kv/interface";
 import { loadNrtAddon, type NrtTensor, nrtLibraryPaths, withNrtLibrary } from "../libnrt.js";
 import { checkRuns, checkSource, type NeuronDevice, notAddressable } from "./device.js";
 
@@ -68,6 +68,9 @@ export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice & AsyncD
         get bytes(): Uint8Array {
           throw notAddressable();
         },
+        view() {
+          throw notAddressable();
+        },
         async gather(runs) {
           const out = new ArrayBuffer(checkRuns(runs, lengthBytes));
           await copy(tensor, false, runs, out);
@@ -75,7 +78,8 @@ export function nrtDevice(options: NrtDeviceOptions = {}): NeuronDevice & AsyncD
         },
         async scatter(runs, source) {
           checkSource(checkRuns(runs, lengthBytes), source);
-          await copy(tensor, true, runs, source);
+          // Nobody else may free the bytes while another thread copies them.
+          await copy(tensor, true, runs, takeBuffer(source));
         },
         close() {
           tensors.delete(tensor);

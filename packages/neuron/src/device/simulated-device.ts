@@ -1,4 +1,4 @@
-import { type Clock, KvError, type Memory, systemClock } from "@kv/interface";
+import { type Clock, KvError, type Memory, systemClock, takeBuffer } from "@kv/interface";
 import { checkRuns, checkSource, type NeuronDevice, notAddressable } from "./device.js";
 
 /** Options of `simulatedDevice`. */
@@ -56,6 +56,9 @@ export function simulatedDevice(options: SimulatedDeviceOptions = {}): NeuronDev
         get bytes(): Uint8Array {
           throw notAddressable();
         },
+        view() {
+          throw notAddressable();
+        },
         async gather(runs) {
           const out = new Uint8Array(checkRuns(runs, lengthBytes));
           open();
@@ -74,9 +77,9 @@ export function simulatedDevice(options: SimulatedDeviceOptions = {}): NeuronDev
           const total = checkRuns(runs, lengthBytes);
           checkSource(total, source);
           open();
+          const bytes = new Uint8Array(takeBuffer(source));
           await bus("write", total);
           const target = open();
-          const bytes = new Uint8Array(source);
           let at = 0;
           for (let row = 0; row < runs.length; row += 2) {
             const [offset = 0, length = 0] = [runs[row], runs[row + 1]];

@@ -4,18 +4,25 @@
  * uses one twice. Methods throw plain errors with `code` and `hint`; `fromNative` makes `KvError`s of them.
  */
 export interface NativeAddon {
-  /** Starts an agent and its native thread; the event `SETTLED` of `callId` says that its backends are ready. */
+  /**
+   * Starts an agent and its native thread; the event `SETTLED` of `callId` says that its backends are ready. When `onEvents` gets `more`, it must
+   * call `takeEvents` in a later turn of the event loop.
+   */
   readonly Agent: new (
     callId: number,
     options: NativeAgentOptions,
-    onEvents: (events: NativeEvent[]) => void,
+    onEvents: (events: NativeEvent[], more: boolean) => void,
   ) => NativeAgent;
-  /** Allocates page-aligned, zeroed host memory. Throws `KV_MEMORY_INVALID`. */
+  /** Allocates page-aligned, zeroed host memory. With `populate` a thread touches its pages. Throws `KV_MEMORY_INVALID`. */
   readonly Memory: new (
     lengthBytes: number,
+    populate: boolean,
   ) => NativeMemory;
-  /** Sets variables in the environment of the process (`setenv`), then NIXL's defaults where they are not set; returns the defaults it set. */
-  prepareEnvironment(variables: [name: string, value: string][]): [name: string, value: string][];
+  /**
+   * Sets variables in the environment of the process (`setenv`), then NIXL's defaults where they are not set; returns the defaults it set. Returns
+   * undefined, and sets nothing, while an agent of the process is being created and may read the environment: call it again later.
+   */
+  prepareEnvironment(variables: [name: string, value: string][]): [name: string, value: string][] | undefined;
   /** Whether NIXL is loaded, so that further variables have no effect on it. */
   isLoaded(): boolean;
   /** Stops all agents of the process and waits for their threads; for the exit of the process. */
@@ -48,6 +55,9 @@ export const DONE = 1;
 export const RELEASED = 2;
 /** Event: a notification has arrived. `value` is its payload, `from` the name that the sender states. */
 export const NOTIFICATION = 3;
+
+/** Event: `value` notifications that state `from` as their sender were dropped, because too many waited. Without `from`: of several senders. */
+export const DROPPED = 4;
 
 /** An event of the native thread; `kind` is one of the constants above. */
 export type NativeEvent = [
@@ -128,6 +138,8 @@ export interface NativeAgent {
   abort(transfer: number): boolean;
   /** Closes the agent; waits for its transfers, `timeoutMs` at most. */
   close(callId: number, timeoutMs: number): void;
+  /** The next events, and whether there are more. */
+  takeEvents(): [events: NativeEvent[], more: boolean];
   /** Counters at this moment. */
   counters(): NativeCounters;
   /** Whether the agent keeps the process alive. */
@@ -166,12 +178,15 @@ export interface NativeCounters {
 export interface NativeMemory {
   /** Where it begins in this process. */
   readonly address: number;
-  /** The memory itself; the same object each time. */
-  readonly buffer: ArrayBuffer;
+  /** A part of the memory as a new buffer, which is kept until `close`. Throws `KV_MEMORY_INVALID`, also for a part that is too long for Node. */
+  buffer(offsetBytes: number, lengthBytes: number): ArrayBuffer;
   /** Copies runs `[offsetBytes, lengthBytes]` into one buffer, on another thread. */
   gather(runs: Float64Array): Promise<ArrayBuffer>;
-  /** Copies `source` into runs `[offsetBytes, lengthBytes]`, on another thread. */
-  scatter(runs: Float64Array, source: ArrayBuffer): Promise<void>;
-  /** Frees the memory. With `detach` its views become empty; without it they read zeros until the buffer is collected. */
+  /**
+   * Copies `source` into runs `[offsetBytes, lengthBytes]`, on another thread. Once all arguments are valid it calls `take(source)`, and copies
+   * from the buffer that this returns, which nobody else may have.
+   */
+  scatter(runs: Float64Array, source: ArrayBuffer, take: (source: ArrayBuffer) => ArrayBuffer): Promise<void>;
+  /** Frees the memory. With `detach` its views become empty; without it they read zeros until the buffers are collected. */
   close(detach: boolean): void;
 }

@@ -1,8 +1,8 @@
 import {
   type Agent,
   type AgentTelemetry,
+  type Ambient,
   type BackendSpec,
-  type Clock,
   type DescriptorTable,
   KvError,
   type Memory,
@@ -16,6 +16,7 @@ import {
 } from "@kv/interface";
 import {
   DONE,
+  DROPPED,
   type NativeAddon,
   type NativeAgent,
   type NativeEvent,
@@ -29,6 +30,7 @@ import { type ExternalMemory, externalMemoryOf } from "../memory/external-memory
 import { nativeMemoryOf } from "../memory/host-memory.js";
 import { RefCount } from "../ref-count.js";
 import { formatValue, requireObject } from "../validate.js";
+import { DroppedNotifications } from "./dropped-notifications.js";
 import { NotificationQueue } from "./notification-queue.js";
 import { PendingCalls } from "./pending-calls.js";
 import { Transfers } from "./transfers.js";
@@ -45,8 +47,8 @@ export interface NixlAgentOptions {
   readonly backends: readonly BackendSpec[];
   /** Paths of libraries that the backends need and the loader does not find. */
   readonly preload: readonly string[];
-  /** Clock for the timeouts of transfers. */
-  readonly clock: Clock;
+  /** Clock for the timeouts of transfers; log and metrics for notifications that are dropped. */
+  readonly ambient: Pick<Ambient, "clock" | "log" | "metrics">;
   /** Loads a peer's metadata in another process first. Rejects with `KV_AGENT_METADATA_INVALID`. */
   readonly checkMetadata: ((metadata: Uint8Array) => Promise<void>) | undefined;
   /** Called once, when the agent has released everything. */
@@ -75,7 +77,11 @@ export async function startNixlAgent(options: NixlAgentOptions): Promise<NixlAge
     probeWrites: traits.some(({ probeWrites }) => probeWrites),
     notifies: notifies(backends),
   };
-  const onEvents = (events: NativeEvent[]) => agent.handleEvents(events);
+  const onEvents = (events: NativeEvent[], more: boolean) => {
+    // Peers decide how many notifications come, so the event loop has a turn between two parts of them.
+    if (more) setImmediate(() => onEvents(...native.takeEvents()));
+    agent.handleEvents(events);
+  };
   const native: NativeAgent = callNative(() => new addon.Agent(startId, nativeOptions, onEvents));
   const agent = new NixlAgent(options, { native, calls, keepAlive });
   try {
@@ -101,6 +107,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
   readonly #calls: PendingCalls;
   readonly #transfers: Transfers;
   readonly #notifications: NotificationQueue;
+  readonly #dropped: DroppedNotifications;
   /** The id under which the addon knows each list. */
   readonly #listIds = new WeakMap<PreparedList, number>();
   /** Releases the external memory that is registered. */
@@ -120,12 +127,13 @@ export class NixlAgent implements Agent, AsyncDisposable {
     this.#options = options;
     this.#native = native;
     this.#calls = calls;
-    this.#notifications = new NotificationQueue(keepAlive);
+    this.#dropped = new DroppedNotifications(options.name, options.ambient);
+    this.#notifications = new NotificationQueue({ keepAlive, onDrop: (from) => this.#dropped.add(from) });
     this.#transfers = new Transfers({
       native,
       calls,
       keepAlive,
-      clock: options.clock,
+      clock: options.ambient.clock,
       listId: (list) => this.#listId(list),
     });
   }
@@ -194,7 +202,11 @@ export class NixlAgent implements Agent, AsyncDisposable {
     await this.#call((callId) => this.#native.notify(callId, remote, payload));
   };
 
-  /** An iterator over the notifications that arrive. Throws `KV_NOTIFICATION_INVALID` while another iterator is open. */
+  /**
+   * An iterator over the notifications that arrive. 65,536 of them and 64 MiB of payloads wait for a reader, a quarter of both from one sender;
+   * what exceeds that is dropped, logged (`nixl-notifications-dropped`) and counted. Throws `KV_NOTIFICATION_INVALID` while another iterator is
+   * open.
+   */
   readonly notifications = (): AsyncIterableIterator<Notification> => this.#notifications.read();
 
   /** Counters of the agent. Also after `close`. */
@@ -234,7 +246,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
       else if (kind === RELEASED) this.#transfers.onReleased(callId);
       else if (kind === NOTIFICATION) {
         this.#notifications.push({ from: from ?? "", payload: value as Uint8Array });
-      }
+      } else if (kind === DROPPED) this.#dropped.add(from, value as number);
     }
   }
 

@@ -3,25 +3,54 @@ import type { RefCount } from "../ref-count.js";
 
 const END: IteratorResult<Notification> = Object.freeze({ done: true, value: undefined });
 
-/** Notifications between their arrival and their reader. One iterator reads at a time; notifications without a waiting reader are kept. */
+/** How many notifications may wait for a reader. */
+export const MAX_WAITING = 65_536;
+/** How many bytes of payload may wait for a reader. */
+export const MAX_WAITING_BYTES = 64 * 2 ** 20;
+/** One sender may have a part of both limits, so that it does not crowd out the others. It states its name itself, so it may use many. */
+const SENDER_PARTS = 4;
+
+/** Options of `NotificationQueue`. */
+export interface NotificationQueueOptions {
+  /** A waiting reader counts as a user: like a socket that is read, it keeps the process alive. */
+  readonly keepAlive: RefCount;
+  /** Called for each notification that is dropped because too many wait. */
+  onDrop(from: string): void;
+}
+
+/** What waits, of one sender or of all. */
+interface Waiting {
+  count: number;
+  bytes: number;
+}
+
+/**
+ * Notifications between their arrival and their reader. One iterator reads at a time; notifications without a waiting reader are kept, up to
+ * `MAX_WAITING` and `MAX_WAITING_BYTES`, and a quarter of both for one sender. Beyond that a new notification is dropped.
+ */
 export class NotificationQueue {
-  readonly #keepAlive: RefCount;
-  readonly #queued: Notification[] = [];
+  readonly #options: NotificationQueueOptions;
+  readonly #all: Waiting = { count: 0, bytes: 0 };
+  readonly #bySender = new Map<string, Waiting>();
+  #arrived: Notification[] = [];
+  /** The notifications before `#arrived`, the oldest last: to remove the first element of a long array takes as long as the array is. */
+  #next: Notification[] = [];
   #waiting: ((result: IteratorResult<Notification>) => void)[] = [];
   #hasIterator = false;
   #closed = false;
 
-  /** A waiting reader counts as a user of `keepAlive`: like a socket that is read, it keeps the process alive. */
-  constructor(keepAlive: RefCount) {
-    this.#keepAlive = keepAlive;
+  /** An empty queue. */
+  constructor(options: NotificationQueueOptions) {
+    this.#options = options;
   }
 
-  /** Hands the notification to the reader that has waited longest, or keeps it. Dropped after `close`. */
+  /** Hands the notification to the reader that has waited longest, or keeps it, or drops it. Dropped after `close`. */
   push(notification: Notification): void {
     if (this.#closed) return;
     const reader = this.#waiting.shift();
-    if (reader === undefined) this.#queued.push(notification);
-    else reader({ done: false, value: notification });
+    if (reader !== undefined) reader({ done: false, value: notification });
+    else if (this.#admits(notification)) this.#arrived.push(notification);
+    else this.#options.onDrop(notification.from);
   }
 
   /** An iterator over the notifications, in order of arrival. Throws `KV_NOTIFICATION_INVALID` while another one is open. */
@@ -34,7 +63,7 @@ export class NotificationQueue {
     this.#hasIterator = true;
     let ended = false;
     const iterator: AsyncIterableIterator<Notification> = {
-      next: () => (ended ? Promise.resolve(END) : this.#next()),
+      next: () => (ended ? Promise.resolve(END) : this.#read()),
       return: () => {
         if (!ended) {
           ended = true;
@@ -51,21 +80,53 @@ export class NotificationQueue {
   /** Ends the iterator and drops the notifications that were kept. */
   close(): void {
     this.#closed = true;
-    this.#queued.length = 0;
+    this.#arrived = [];
+    this.#next = [];
+    this.#bySender.clear();
     this.#endReaders();
   }
 
-  #next(): Promise<IteratorResult<Notification>> {
-    const value = this.#queued.shift();
+  #read(): Promise<IteratorResult<Notification>> {
+    const value = this.#shift();
     if (value !== undefined) return Promise.resolve({ done: false, value });
     if (this.#closed) return Promise.resolve(END);
     return new Promise((resolve) => {
-      this.#keepAlive.acquire();
+      const { keepAlive } = this.#options;
+      keepAlive.acquire();
       this.#waiting.push((result) => {
-        this.#keepAlive.release();
+        keepAlive.release();
         resolve(result);
       });
     });
+  }
+
+  #admits({ from, payload }: Notification): boolean {
+    const own = this.#bySender.get(from) ?? { count: 0, bytes: 0 };
+    const fits = ({ count, bytes }: Waiting, parts: number) =>
+      count < MAX_WAITING / parts && bytes + payload.length <= MAX_WAITING_BYTES / parts;
+    if (!fits(this.#all, 1) || (own.count > 0 && !fits(own, SENDER_PARTS))) return false;
+    this.#bySender.set(from, own);
+    for (const waiting of [this.#all, own]) {
+      waiting.count += 1;
+      waiting.bytes += payload.length;
+    }
+    return true;
+  }
+
+  #shift(): Notification | undefined {
+    if (this.#next.length === 0) {
+      this.#next = this.#arrived.reverse();
+      this.#arrived = [];
+    }
+    const notification = this.#next.pop();
+    const own = notification && this.#bySender.get(notification.from);
+    if (notification === undefined || own === undefined) return undefined;
+    for (const waiting of [this.#all, own]) {
+      waiting.count -= 1;
+      waiting.bytes -= notification.payload.length;
+    }
+    if (own.count === 0) this.#bySender.delete(notification.from);
+    return notification;
   }
 
   #endReaders(): void {

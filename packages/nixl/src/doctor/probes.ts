@@ -22,7 +22,7 @@ export interface RuntimeAnswer {
 /** Loads the addon. */
 export async function runtimeProbe(): Promise<RuntimeAnswer> {
   const addon = loadAddon();
-  return { addon: addonPath(), defaults: addon.prepareEnvironment([]) };
+  return { addon: addonPath(), defaults: addon.prepareEnvironment([]) ?? [] };
 }
 
 /** What `backendProbe` reports. */

@@ -31,8 +31,8 @@ const externals = new WeakMap<Memory, ExternalMemory>();
 export const externalMemoryOf = (memory: Memory): ExternalMemory | undefined => externals.get(memory);
 
 /**
- * A `Memory` whose bytes JavaScript cannot access: `bytes` is empty, `gather` and `scatter` reject with `KV_TRANSPORT_UNSUPPORTED`. `close`
- * throws `KV_MEMORY_IN_USE` while it is registered.
+ * A `Memory` whose bytes JavaScript cannot access: `bytes` is empty, `view` throws `KV_MEMORY_INVALID`, and `gather` and `scatter` reject with
+ * `KV_TRANSPORT_UNSUPPORTED`. `close` throws `KV_MEMORY_IN_USE` while it is registered.
  */
 export function externalMemory(options: ExternalMemoryOptions): Memory & Disposable {
   const { memoryType, address, lengthBytes, deviceId, subject } = options;
@@ -58,6 +58,11 @@ export function externalMemory(options: ExternalMemoryOptions): Memory & Disposa
     memoryType,
     deviceId,
     bytes: new Uint8Array(0),
+    view() {
+      throw new KvError("KV_MEMORY_INVALID", `this process cannot address ${subject}`, {
+        hint: "transfer its bytes to memory of allocate()",
+      });
+    },
     gather: unsupported,
     scatter: unsupported,
     close,

@@ -56,4 +56,36 @@ describe("metadata checked in another process", () => {
     await checker.check(Uint8Array.of(2));
     await expect(checker.check(Uint8Array.of(3))).rejects.toMatchObject({ code: "KV_TRANSPORT_CLOSED" });
   });
+
+  test("a process that does not get ready in time is killed, and the next check starts another one", async () => {
+    const timers: { run: () => void; delayMs: number }[] = [];
+    const clock = {
+      now: () => 0,
+      setTimer(run: () => void, delayMs: number) {
+        timers.push({ run, delayMs });
+        return { cancel() {} };
+      },
+    };
+    let started = 0;
+    const startProcess = (onEnd: () => void): CheckerProcess => {
+      started++;
+      let kill = () => {};
+      const ready = new Promise<void>((_resolve, reject) => {
+        kill = () => {
+          onEnd();
+          reject(new KvError("KV_TRANSPORT_UNAVAILABLE", "killed"));
+        };
+      });
+      return { ready, kill, hold: () => () => {}, ask: async () => ({}), close: async () => {} };
+    };
+    const checker = new MetadataChecker({ clock, startProcess });
+    for (const count of [1, 2]) {
+      const checked = checker.check(Uint8Array.of(7));
+      await expect.poll(() => timers.length).toBe(count);
+      expect(timers.at(-1)?.delayMs).toBe(30_000);
+      timers.at(-1)?.run();
+      await expect(checked).rejects.toMatchObject({ code: "KV_TRANSPORT_UNAVAILABLE" });
+      expect(started).toBe(count);
+    }
+  });
 });

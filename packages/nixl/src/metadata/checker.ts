@@ -10,9 +10,12 @@ export interface MetadataCheckerOptions {
   startProcess(onEnd: () => void): CheckerProcess;
   /** The longest that one check may take; 5 s by default. A valid peer's metadata takes some milliseconds. */
   readonly timeoutMs?: number | undefined;
+  /** The longest that a process may take to start; 30 s by default. It takes about a second. */
+  readonly startTimeoutMs?: number | undefined;
 }
 
 const TIMEOUT_MS = 5000;
+const START_TIMEOUT_MS = 30_000;
 /** How many digests of valid metadata are kept; the oldest goes first. */
 const KEPT_DIGESTS = 4096;
 
@@ -35,8 +38,8 @@ export class MetadataChecker {
 
   /** Starts the process, so that the first check does not wait for NIXL. Rejects with `KV_TRANSPORT_UNAVAILABLE` or `KV_TRANSPORT_CLOSED`. */
   async warm(): Promise<void> {
-    const { hold, ready } = this.#running();
-    await ready.finally(hold());
+    const child = this.#running();
+    await this.#awaitReady(child).finally(child.hold());
   }
 
   /**
@@ -77,10 +80,11 @@ export class MetadataChecker {
 
   async #load(metadata: Uint8Array): Promise<void> {
     const { clock, timeoutMs = TIMEOUT_MS } = this.#options;
-    const { hold, ready, ask, kill } = this.#running();
+    const child = this.#running();
+    const { hold, ask, kill } = child;
     const release = hold();
     try {
-      await ready;
+      await this.#awaitReady(child);
       const answer = ask(metadata);
       const timer = clock.setTimer(kill, timeoutMs);
       const { error } = await answer.finally(() => timer.cancel());
@@ -88,6 +92,13 @@ export class MetadataChecker {
     } finally {
       release();
     }
+  }
+
+  /** A process that does not get ready is killed, and the next check starts another one. */
+  async #awaitReady({ ready, kill }: CheckerProcess): Promise<void> {
+    const { clock, startTimeoutMs = START_TIMEOUT_MS } = this.#options;
+    const timer = clock.setTimer(kill, startTimeoutMs);
+    await ready.finally(() => timer.cancel());
   }
 
   #keep(digest: string): void {

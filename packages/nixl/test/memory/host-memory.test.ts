@@ -1,6 +1,9 @@
+import { constants } from "node:buffer";
 import * as threads from "node:worker_threads";
 import { nixlTransport } from "@kv/nixl";
 import { describe, expect, test } from "vitest";
+import { loadAddon } from "../../src/addon/load-addon.js";
+import { allocateHostMemory } from "../../src/memory/host-memory.js";
 import { nixlMissing } from "../support/nixl-available.js";
 
 const { port1 } = new threads.MessageChannel();
@@ -20,6 +23,67 @@ describe.skipIf(nixlMissing)(`memory of the addon (${nixlMissing ?? "found"})`, 
     memory.close();
     // Empty; on Node 24, which cannot detach it, zeros.
     expect(bytes[0] ?? 0).toBe(0);
+  });
+
+  test("memory that is longer than a view has views of its parts, which are one memory", async () => {
+    const memory = allocateHostMemory(loadAddon(), 100_000, { populate: true, maxViewBytes: 32_768 });
+    expect(() => memory.bytes).toThrow(/100000 bytes does not fit in one view/);
+    expect(() => memory.view(0, 16_385)).toThrow(/too long/);
+    for (let at = 0; at < 100_000; at += 1000) memory.view(at, 1000).fill(at / 1000);
+    const all = new Uint8Array(await memory.gather(Float64Array.of(0, 100_000)));
+    expect(all.every((byte, index) => byte === Math.floor(index / 1000))).toBe(true);
+    // 16,384 bytes over the border of two buffers.
+    expect(memory.view(30_500, 16_384)).toEqual(all.subarray(30_500, 46_884));
+    const views = [memory.view(0, 8), memory.view(99_992, 8)];
+    memory.close();
+    expect(views.map((view) => view[0] ?? 0)).toEqual([0, 0]);
+    expect(() => memory.view(0, 1)).toThrow(/closed/);
+  });
+
+  test("6 GiB are one registration, whose last bytes a peer reads", async () => {
+    const length = 6 * 2 ** 30;
+    await using transport = nixlTransport();
+    using memory = transport.allocate(length, { populate: false });
+    using target = transport.allocate(4096);
+    const [owner, reader] = [await transport.createAgent(), await transport.createAgent()];
+    await owner.register(memory);
+    await reader.register(target);
+    memory.view(length - 4096, 4096).fill(9);
+    if (constants.MAX_LENGTH < length) expect(() => memory.bytes).toThrow(/does not fit in one view/);
+    else expect(memory.bytes[length - 1]).toBe(9);
+    await reader.addRemote(await owner.localMetadata());
+    const table = (address: number) => ({
+      memoryType: "DRAM" as const,
+      rows: Float64Array.of(address, 4096, 0, 4096, 1),
+    });
+    const local = await reader.prepareLocal(table(target.address));
+    const remote = await reader.prepareRemote(owner.name, table(memory.address + length - 4096));
+    const ids = Int32Array.of(0);
+    await reader.transfer({ operation: "READ", local, localIds: ids, remote, remoteIds: ids }).done;
+    expect(target.bytes.every((byte) => byte === 9)).toBe(true);
+    await Promise.all([owner.close(), reader.close()]);
+  });
+
+  test("a registration waits for the pages to be touched, and the agent works meanwhile", async () => {
+    await using transport = nixlTransport();
+    const agent = await transport.createAgent();
+    const order: string[] = [];
+    const first = transport.allocate(2 ** 30);
+    const registered = agent.register(first).then((registration) => {
+      order.push("registered");
+      return registration;
+    });
+    await agent.localMetadata();
+    order.push("metadata");
+    await (await registered).close();
+    expect(order).toEqual(["metadata", "registered"]);
+    first.close();
+
+    const second = transport.allocate(2 ** 30);
+    const late = expect(agent.register(second)).rejects.toMatchObject({ code: "KV_AGENT_CLOSED" });
+    await agent.close();
+    await late;
+    second.close();
   });
 
   test("close works with a buffer that the user marked as untransferable", () => {

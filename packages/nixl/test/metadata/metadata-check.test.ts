@@ -78,7 +78,11 @@ describe.skipIf(nixlMissing)(`a damaged key of UCX (${nixlMissing ?? "found"})`,
   };
 
   test.each([
-    ["a type of memory that does not exist", (key: Buffer) => key.writeUInt8(9, 8), "is of memory of type 9"],
+    [
+      "a type of memory that does not exist",
+      (key: Buffer) => key.writeUInt8(77, 8),
+      "is of memory of type 77",
+    ],
     ["a domain whose bytes end beyond the key", (key: Buffer) => key.writeUInt8(200, 9), "is cut short"],
     ["more domains than the key has bytes for", (key: Buffer) => key.fill(0xff, 0, 8), "is cut short"],
     ["a device whose distance list does not end", (key: Buffer) => key.fill(0, 10), "has no end"],
@@ -89,6 +93,20 @@ describe.skipIf(nixlMissing)(`a damaged key of UCX (${nixlMissing ?? "found"})`,
       message: expect.stringContaining(message),
     });
     expect(await agent.addRemote(damage(() => {}))).toBe(owner.name);
+  });
+
+  test("every type of memory that this UCX knows is accepted, and no other", async () => {
+    const agent = await transport.createAgent();
+    const ofType = (type: number) => agent.addRemote(damage((key) => key.writeUInt8(type, 8)));
+    const { message } = (await ofType(255).catch((error: Error) => error)) as { message: string };
+    const last = Number(/knows types up to (\d+)/.exec(message)?.[1]);
+    // UCX 1.19 knows 9 types, UCX 1.21 of NIXL 1.5.0 knows 10.
+    expect(last).toBeGreaterThanOrEqual(8);
+    await expect(ofType(last + 1)).rejects.toMatchObject({ code: "KV_AGENT_METADATA_INVALID" });
+    for (let type = 0; type <= last; type++) {
+      expect(await ofType(type)).toBe(owner.name);
+      await agent.removeRemote(owner.name);
+    }
   });
 });
 

@@ -1,4 +1,4 @@
-import type { Agent, Memory, PreparedList } from "@kv/interface";
+import type { Agent, BackendSpec, Memory, PreparedList } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
@@ -13,8 +13,8 @@ describe.skipIf(fakeMissing)(`failures of NIXL (${fakeMissing ?? "fake found"})`
   let [target, source]: Memory[] = [];
   let [local, remote]: PreparedList[] = [];
 
-  async function agents() {
-    [reader, owner] = [await transport.createAgent(), await transport.createAgent()];
+  async function agents(backend: BackendSpec = { name: "UCX" }) {
+    [reader, owner] = [await transport.createAgent({ backends: [backend] }), await transport.createAgent()];
     [target, source] = [transport.allocate(LENGTH), transport.allocate(LENGTH)];
     source.bytes.fill(3);
     await owner.register(source);
@@ -95,6 +95,21 @@ describe.skipIf(fakeMissing)(`failures of NIXL (${fakeMissing ?? "fake found"})`
     expect(await requests({ POLLS: 3 }, Buffer.from("rides"))).toBe(1);
     expect(world.target.bytes.every((byte) => byte === 3)).toBe(true);
     expect(await heard()).toEqual(["rides", "marker"]);
+  });
+
+  test("with several threads a slice is as many times larger, and NIXL divides it", async () => {
+    const alone = await requests({});
+    for (const [parameters, divides] of [
+      [{ num_threads: "3" }, "num_threads=3 split_batch_size=48"],
+      [{ num_threads: "3", split_batch_size: "7" }, "num_threads=3 split_batch_size=7"],
+    ] as const) {
+      await Promise.all([world.reader.close(), world.owner.close()]);
+      world.target.close();
+      world.source.close();
+      world = await agents({ name: "UCX", parameters });
+      expect(process.env.FAKE_NIXL_PARAMETERS?.trim()).toBe(divides);
+      expect(await requests({})).toBe(alone / 3);
+    }
   });
 
   test("when a post turns out to copy, transfers are sliced again, permanently", async () => {

@@ -127,7 +127,7 @@ export class HeadlessEngine {
     const { transport, connector, cache, regions, fill } = this.#settings;
     const memory = transport.allocate(lengthBytes);
     this.#memories.push(memory);
-    if (fill !== 0) memory.bytes.fill(fill);
+    if (fill !== 0) fillMemory(memory, fill);
     const worker = await connector.createWorker({
       ...shared,
       tpRank,
@@ -168,7 +168,7 @@ export class HeadlessEngine {
   block(tpRank: number, region: number, blockId: number): Uint8Array {
     const { blockLengthBytes = 0 } = this.#settings.regions[region] ?? {};
     const begin = (this.#offsets[region] ?? 0) + blockId * blockLengthBytes;
-    return this.#memories[tpRank]?.bytes.subarray(begin, begin + blockLengthBytes) ?? new Uint8Array();
+    return this.#memories[tpRank]?.view(begin, blockLengthBytes) ?? new Uint8Array();
   }
 
   /** What the workers still hold, summed by name. */
@@ -185,5 +185,13 @@ export class HeadlessEngine {
     await this.#scheduler?.close();
     for (const worker of this.#workers) await worker.close();
     for (const memory of this.#memories) memory.close();
+  }
+}
+
+/** Fills a memory part by part, since a view has a limit. */
+function fillMemory(memory: Memory, value: number): void {
+  const partBytes = 2 ** 30;
+  for (let at = 0; at < memory.lengthBytes; at += partBytes) {
+    memory.view(at, Math.min(partBytes, memory.lengthBytes - at)).fill(value);
   }
 }

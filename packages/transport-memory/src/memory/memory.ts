@@ -1,4 +1,4 @@
-import { KvError, type Memory, type MemoryType } from "@kv/interface";
+import { KvError, type Memory, type MemoryType, takeBuffer } from "@kv/interface";
 import type { MemoryHost } from "../network/host.js";
 
 /** A memory, as the transport holds it. */
@@ -54,6 +54,17 @@ export function allocateMemory(options: AllocateOptions): MemoryRecord {
       }
       return data;
     },
+    view(offsetBytes, viewBytes) {
+      const whole = open();
+      if (memoryType !== "DRAM") return memory.bytes;
+      if (![offsetBytes, viewBytes].every((n) => Number.isSafeInteger(n) && n >= 0)) {
+        throw new KvError("KV_MEMORY_INVALID", `${name}: a view of [${offsetBytes}, ${viewBytes}]`);
+      }
+      if (offsetBytes + viewBytes > lengthBytes) {
+        throw new KvError("KV_MEMORY_INVALID", `${name}: a view ends at ${offsetBytes + viewBytes}`);
+      }
+      return whole.subarray(offsetBytes, offsetBytes + viewBytes);
+    },
     async gather(runs) {
       const source = open();
       const out = new Uint8Array(checkRuns(name, runs, lengthBytes));
@@ -75,7 +86,8 @@ export function allocateMemory(options: AllocateOptions): MemoryRecord {
           `scatter into ${name}: the runs take ${total} bytes, the source has ${from.byteLength}`,
         );
       }
-      const bytes = new Uint8Array(from);
+      // Like a transport that copies on another thread, so that tests notice a caller that uses the source again.
+      const bytes = new Uint8Array(takeBuffer(from));
       let at = 0;
       for (let index = 0; index < runs.length; index += 2) {
         const length = runs[index + 1] as number;
@@ -131,6 +143,9 @@ function checkRuns(name: string, runs: Float64Array, lengthBytes: number): numbe
       throw new KvError("KV_MEMORY_INVALID", `${name}: run ${index / 2} ends at ${offset + length}`);
     }
     total += length;
+    if (total > lengthBytes) {
+      throw new KvError("KV_MEMORY_INVALID", `${name}: the runs have more bytes together, so some repeat`);
+    }
   }
   return total;
 }

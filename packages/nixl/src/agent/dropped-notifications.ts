@@ -1,0 +1,57 @@
+import type { Ambient } from "@kv/interface";
+
+/** A warning comes at most this often. */
+const REPORT_INTERVAL_MS = 10_000;
+/** Senders that one warning names. */
+const MAX_NAMED = 16;
+
+/** Counts notifications that were dropped, and logs how many and from whom: the first time at once, then every 10 s at most. */
+export class DroppedNotifications {
+  readonly #agent: string;
+  readonly #ambient: Pick<Ambient, "clock" | "log" | "metrics">;
+  readonly #bySender = new Map<string, number>();
+  #others = 0;
+  #total = 0;
+  #quietUntilMs = Number.NEGATIVE_INFINITY;
+  #timerIsSet = false;
+
+  /** `agent` is the receiver, for the log. */
+  constructor(agent: string, ambient: Pick<Ambient, "clock" | "log" | "metrics">) {
+    this.#agent = agent;
+    this.#ambient = ambient;
+  }
+
+  /** All notifications that were dropped. */
+  get total(): number {
+    return this.#total;
+  }
+
+  /** Counts notifications of a sender; without a name, of several. */
+  add(from: string | undefined, count = 1): void {
+    const { clock, metrics } = this.#ambient;
+    this.#total += count;
+    metrics.count("kv_nixl_notifications_dropped", count);
+    const isNamed = from !== undefined && (this.#bySender.has(from) || this.#bySender.size < MAX_NAMED);
+    if (isNamed) this.#bySender.set(from, (this.#bySender.get(from) ?? 0) + count);
+    else this.#others += count;
+    if (this.#timerIsSet) return;
+    this.#timerIsSet = true;
+    // In a later turn at the earliest, so that one warning has everything that was dropped at once.
+    clock.setTimer(() => this.#report(), Math.max(0, this.#quietUntilMs - clock.now()));
+  }
+
+  #report(): void {
+    const { clock, log } = this.#ambient;
+    this.#timerIsSet = false;
+    this.#quietUntilMs = clock.now() + REPORT_INTERVAL_MS;
+    log.warn("nixl-notifications-dropped", {
+      agent: this.#agent,
+      senders: Object.fromEntries(this.#bySender),
+      otherSenders: this.#others,
+      total: this.#total,
+      why: "too many notifications wait for a reader; a sender states its name itself",
+    });
+    this.#bySender.clear();
+    this.#others = 0;
+  }
+}

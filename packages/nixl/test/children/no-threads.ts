@@ -1,0 +1,39 @@
+// The kernel refuses a thread to the addon, as at a limit of threads or of memory. `agent` or `memory` names what asks for it.
+import { execFileSync } from "node:child_process";
+import { readFileSync } from "node:fs";
+import { KvError } from "@kv/interface";
+import { nixlTransport } from "@kv/nixl";
+import { loadAddon } from "../../src/addon/load-addon.js";
+
+const transport = nixlTransport({ library: process.env["FAKE_NIXL"] });
+const addon = loadAddon();
+const limitMemory = (soft: string) =>
+  execFileSync("prlimit", [`--as=${soft}:unlimited`, `--pid=${process.pid}`]);
+const codeOf = (error: unknown) => (KvError.is(error) ? `${error.code}: ${error.message}` : String(error));
+const attempts: Readonly<Record<string, () => Promise<string>>> = {
+  agent: () => transport.createAgent().then(() => "made", codeOf),
+  async memory() {
+    try {
+      transport.allocate(4096);
+      return "made";
+    } catch (error) {
+      return codeOf(error);
+    }
+  },
+};
+const attempt = attempts[process.argv[2] ?? ""];
+// Everything that the attempt needs is loaded now.
+transport.allocate(4096, { populate: false }).close();
+const first = await transport.createAgent();
+await first.close();
+// Room for everything but a thread's stack of 8 MiB. The stack of a thread that ended is used again, so threads take those.
+const pages = Number(readFileSync("/proc/self/statm", "latin1").split(" ")[0]);
+limitMemory(`${pages * 4096 + (4 << 20)}`);
+const outcomes: string[] = [];
+for (let time = 0; time < 8; time++) outcomes.push((await attempt?.()) ?? "no such attempt");
+limitMemory("unlimited");
+globalThis.gc?.();
+const refused = outcomes.findLast((outcome) => outcome !== "made");
+await (await transport.createAgent()).close();
+await transport.close();
+process.stdout.write(JSON.stringify({ refused, stopped: addon.stopAll() }));

@@ -1,0 +1,38 @@
+import { execFile } from "node:child_process";
+import { mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
+import { expect, onTestFinished, test } from "vitest";
+
+const run = promisify(execFile);
+const native = fileURLToPath(new URL("../../../../native/", import.meta.url));
+
+// Each program exits with the number of failed expectations and prints them to stderr.
+test.each([
+  {
+    name: "PollBackoff: an idle agent's thread sleeps, and does not pause while a peer's data arrives",
+    units: ["test/poll_backoff_test.cc", "src/agent/poll_backoff.cc"],
+  },
+  {
+    name: "TransferScheduler: transfers take turns, and those that wait cost nothing",
+    units: ["test/transfer_scheduler_test.cc", "src/transfer/transfer_scheduler.cc"],
+  },
+  {
+    name: "PeerLiveness: hosts that vanish do not block, and connections are made at the same time",
+    units: ["test/peer_liveness_test.cc", "src/libfabric/peer_liveness.cc"],
+  },
+  {
+    name: "MonotonicCondition: a clock that is set back does not prolong a wait",
+    units: ["test/monotonic_condition_test.cc"],
+  },
+])("$name", { timeout: 60_000 }, async ({ units }) => {
+  const folder = await mkdtemp(join(tmpdir(), "kv-native-unit-"));
+  onTestFinished(() => rm(folder, { recursive: true }));
+  const program = join(folder, "program");
+  const includes = ["test/stubs", "src"].map((path) => `-I${join(native, path)}`);
+  const sources = units.map((file) => join(native, file));
+  await run(process.env["CXX"] ?? "c++", ["-std=c++20", "-O1", ...includes, ...sources, "-o", program]);
+  await expect(run(program)).resolves.toBeDefined();
+});
