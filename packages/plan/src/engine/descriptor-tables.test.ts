@@ -108,23 +108,6 @@ test("a table has its segments' rows in order, and their memory type", () => {
   ]);
 });
 
-test("refuses kernel blocks that do not divide into logical blocks, and reports both numbers", () => {
-  const three = sampleRank({ physicalBlocksPerLogical: 3 });
-  const segment = side(512, logical, { numBlocks: 10 });
-  for (const act of [() => indexingOf(three, segment, 0), () => tableOf(three, [segment])]) {
-    try {
-      act();
-      expect.fail("nothing was refused");
-    } catch (error) {
-      if (!KvError.is(error, "KV_PLAN_INVALID")) throw error;
-      expect(error.message).toBe(
-        'region "layer.0": 10 kernel blocks do not divide into logical blocks of 3 kernel blocks',
-      );
-      expect(error.details).toEqual({ region: "layer.0", numBlocks: 10, physicalBlocksPerLogical: 3 });
-    }
-  }
-});
-
 test("a list without segments has an empty table", () => {
   expect(tableOf(rank, [])).toEqual({ memoryType: "DRAM", rows: new Float64Array(0) });
 });
