@@ -1,4 +1,3 @@
-import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
 import type { RegionGeometry } from "../geometry/rank-geometry.js";
 import { sampleRank } from "../sample-pair.test-support.js";
