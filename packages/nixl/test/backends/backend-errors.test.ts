@@ -5,6 +5,7 @@ import { KvError, type Log, silentLog } from "@kv/interface";
 import { describePlugins, findLibrary, nixlTransport } from "@kv/nixl";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { FAKE_NIXL, fakeMissing } from "../support/fake-nixl.js";
+import { libfabricMissing } from "../support/libfabric-available.js";
 import { nixlMissing } from "../support/nixl-available.js";
 import { runChild } from "../support/run-child.js";
 
@@ -36,6 +37,24 @@ describe.skipIf(fakeMissing)(`a backend that is not available (${fakeMissing ?? 
     const broken = transport.createAgent({ backends: [{ name: "BROKEN" }] });
     await expect(broken).rejects.toThrow(/selected by the agent's backends, does not load/);
     await transport.close();
+  });
+
+  test("the error of a peer that NIXL refuses names the variables that may leave no route, with their values", async () => {
+    process.env.UCX_NET_DEVICES = "lo";
+    const transport = nixlTransport({ library: FAKE_NIXL, backends: ["UCX"] });
+    try {
+      const agent = await transport.createAgent();
+      const metadata = await (await transport.createAgent()).localMetadata();
+      process.env.FAKE_NIXL_STRAY_ERRORS = "1";
+      const error: unknown = await agent.addRemote(metadata).catch((caught: unknown) => caught);
+      expect(KvError.is(error, "KV_AGENT_METADATA_INVALID") && error.message).toMatch(
+        /^NIXL refused .*here UCX_NET_DEVICES=lo may leave no route to it$/,
+      );
+    } finally {
+      delete process.env.UCX_NET_DEVICES;
+      delete process.env.FAKE_NIXL_STRAY_ERRORS;
+      await transport.close();
+    }
   });
 
   test("the selection is logged and counted with its source, with one warning for each overridden variable", async () => {
@@ -107,7 +126,7 @@ describe.skipIf(nixlMissing)(`variables that leave no route (${nixlMissing ?? "N
   test.each([
     { UCX_TLS: "rc,ud" },
     { UCX_TLS: "tcp", UCX_NET_DEVICES: "mlx5_0:1" },
-    { NIXL_BACKEND: "LIBFABRIC", FI_PROVIDER: "efa" },
+    ...(libfabricMissing === undefined ? [{ NIXL_BACKEND: "LIBFABRIC", FI_PROVIDER: "efa" }] : []),
   ])("%o: the error names each variable with its value, and the hint says what to do", async (env) => {
     const { stdout } = await runChild("create-agent.ts", [], { env });
     const { code, message, hint } = JSON.parse(stdout.trim().split("\n").at(-1) ?? "") as Record<
