@@ -84,6 +84,8 @@ export class RequestRecord {
   forwardMs = 0;
   /** The workers have been asked for its KV. */
   announced = false;
+  /** A batch computes it. */
+  inBatch = false;
   /** A worker reported one of its blocks as not filled. */
   blocksFailed = false;
   /** Set when the request is to end in this or the next step. */

@@ -21,6 +21,12 @@ export interface SchedulerOptions {
   readonly log: Log;
 }
 
+/** A part of a batch: the next tokens of a request whose KV is computed. */
+export interface Chunk {
+  readonly record: RequestRecord;
+  readonly numTokens: number;
+}
+
 /** Admits requests, gives them blocks, and ends them: the scheduler side of the engine. */
 export class Scheduler {
   readonly #options: SchedulerOptions;
@@ -85,6 +91,27 @@ export class Scheduler {
   }
 
   /**
+   * Chooses the requests of the next batch among those that are in none, and marks them. Each one that generates output computes one token;
+   * the first one with a prompt computes as much of it as `maxTokens` leaves room for. Requests that generate output come first, so that a long
+   * prompt does not stop them.
+   */
+  nextBatch(maxTokens = Number.POSITIVE_INFINITY): Chunk[] {
+    const ready = this.inState("running").filter(({ ending, inBatch }) => ending === undefined && !inBatch);
+    const chunks = ready
+      .filter(({ isPrefill }) => !isPrefill)
+      .slice(0, maxTokens)
+      .map((record): Chunk => ({ record, numTokens: 1 }));
+    const prefill = ready.find(({ isPrefill }) => isPrefill);
+    const room = maxTokens - chunks.length;
+    if (prefill !== undefined && room > 0) {
+      const left = prefill.request.promptTokens.length - prefill.numComputedTokens;
+      chunks.push({ record: prefill, numTokens: Math.min(left, room) });
+    }
+    for (const { record } of chunks) record.inBatch = true;
+    return chunks;
+  }
+
+  /**
    * Gives a request the blocks of its prompt and of all of its output, so that an admitted request never lacks blocks. Cached blocks are
    * reused, except for the last prompt token, whose logits are needed; the connector says how many tokens a peer supplies. Returns false,
    * with nothing taken, when there is no room now. Errors: those of `matchedTokens`; `KV_REQUEST_INVALID` when the connector
@@ -142,7 +169,8 @@ export class Scheduler {
     const { log } = this.#options;
     const ended: string[] = [];
     for (const record of this.requests) {
-      if (record.ending === undefined) continue;
+      // A batch still writes into its blocks.
+      if (record.ending === undefined || record.inBatch) continue;
       const { requestId } = record.request;
       try {
         await this.#finish(record, record.ending);
