@@ -73,8 +73,7 @@ describe("the demo's command line", () => {
     [["--transport", "memory", "--backend", "UCX"], /--backend UCX is not one of MEMORY/],
     [["--connector", "Nixl"], /--connector Nixl is not one of NixlConnector/],
     [["--prefill-tp", "0"], /whole number from 1 to 16/],
-    [["--decode-block-size", "24"], /Allowed choices are 1, 2, 4/],
-    [["--prefill-block-size", "32"], /not a multiple of --prefill-block-size 32/],
+    [["--decode-block-size", "257"], /whole number from 1 to 256/],
     [["--prefill-tp", "3", "--transport", "memory"], /4 KV heads cannot be split over 3 ranks/],
     [["--prompts", "/nowhere", "--transport", "memory"], /--prompts \/nowhere cannot be read/],
     [

@@ -305,7 +305,11 @@ describe("an engine on its own", () => {
     const long = engine.submit({ requestId: "long", promptTokens: prompt(26, 2), maxTokens: 3 });
     expect(ids(await running.done)).toEqual(model.generate(prompt(3), 6));
     expect(ids(await long.done)).toEqual(model.generate(prompt(26, 2), 3));
-    const steps = model.calls.map(({ sequenceId, position, tokens }) => [sequenceId, position, tokens.length]);
+    const steps = model.calls.map(({ sequenceId, position, tokens }) => [
+      sequenceId,
+      position,
+      tokens.length,
+    ]);
     expect(steps).toEqual([
       ["short", 0, 3],
       // The budget of 8 tokens is shared with one token of the other request.

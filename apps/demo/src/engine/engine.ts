@@ -39,6 +39,8 @@ export interface EngineOptions extends AmbientOptions {
   readonly maxNumBatchedTokens?: number | undefined;
   /** Report each computed layer of a prompt to the workers. Default: false. */
   readonly reportLayers?: boolean | undefined;
+  /** Most tokens of a sequence, prompt and output. Default: the model's. */
+  readonly maxModelLen?: number | undefined;
   /** Reuse blocks of earlier prompts. Default: true. */
   readonly prefixCaching?: boolean | undefined;
 }
@@ -105,7 +107,8 @@ export class Engine {
       throw new KvError("KV_ENGINE_FAILED", `request ${requestId}: the engine is shutting down`);
     if (this.#scheduler.has(requestId))
       throw new KvError("KV_REQUEST_INVALID", `request ${requestId}: another request has this id`);
-    checkRequest(request, { model: model.config, blockSize, capacity: blocks.capacity });
+    const { maxModelLen = model.config.maxModelLen } = this.#options;
+    checkRequest(request, { ...model.config, maxModelLen, blockSize, capacity: blocks.capacity });
     const uniform = this.#ambient.random.next;
     const record = new RequestRecord(request, { blockSize, uniform, prefixCaching });
     this.#scheduler.add(record);

@@ -154,8 +154,7 @@ export function tokensToHold(promptTokens: number, maxTokens: number): number {
   return promptTokens + maxTokens - 1;
 }
 
-export interface EngineLimits {
-  readonly model: EngineModelConfig;
+export interface EngineLimits extends Pick<EngineModelConfig, "vocabSize" | "maxModelLen"> {
   readonly blockSize: number;
   /** Blocks that requests can hold. */
   readonly capacity: number;
@@ -165,19 +164,20 @@ export interface EngineLimits {
  * Refuses a request that can never run. Errors: `KV_REQUEST_INVALID` naming the value and its limit; `KV_OUT_OF_BLOCKS` for a request that
  * is larger than the whole cache.
  */
-export function checkRequest(request: EngineRequest, { model, blockSize, capacity }: EngineLimits): void {
+export function checkRequest(request: EngineRequest, limits: EngineLimits): void {
   const { requestId, promptTokens, maxTokens } = request;
+  const { vocabSize, maxModelLen, blockSize, capacity } = limits;
   const refuse = (message: string): never => {
     throw new KvError("KV_REQUEST_INVALID", `request ${requestId}: ${message}`);
   };
   if (promptTokens.length === 0) refuse("the prompt is empty");
   if (!Number.isSafeInteger(maxTokens) || maxTokens < 1) refuse(`max_tokens is ${maxTokens}, not 1 or more`);
-  const bad = promptTokens.find((token) => !Number.isInteger(token) || token < 0 || token >= model.vocabSize);
-  if (bad !== undefined) refuse(`token ${bad} is not one of 0 to ${model.vocabSize - 1}`);
+  const bad = promptTokens.find((token) => !Number.isInteger(token) || token < 0 || token >= vocabSize);
+  if (bad !== undefined) refuse(`token ${bad} is not one of 0 to ${vocabSize - 1}`);
   const length = promptTokens.length;
-  if (length + maxTokens > model.maxModelLen) {
+  if (length + maxTokens > maxModelLen) {
     refuse(
-      `${length} prompt tokens and max_tokens ${maxTokens} are more than the model's ${model.maxModelLen}`,
+      `${length} prompt tokens and max_tokens ${maxTokens} are more than the ${maxModelLen} of max_model_len`,
     );
   }
   const needed = blocksFor(tokensToHold(length, maxTokens), blockSize);

@@ -7,7 +7,8 @@ import type { ChatBody, CompletionBody } from "./request-body.js";
 
 /** The interface of an instance to its HTTP server. */
 export interface ServedInstance {
-  readonly engine: Pick<Engine, "submit" | "outstanding" | "releaseRemote">;
+  /** The engine of each data-parallel rank. */
+  readonly engines: readonly Pick<Engine, "submit" | "outstanding" | "releaseRemote">[];
   readonly tokenizer: Tokenizer;
   /** Names that a client may give as `model`; the first one is announced. */
   readonly modelNames: readonly string[];
@@ -78,7 +79,7 @@ export function startGeneration(body: CompletionBody | ChatBody, options: Genera
       throw httpError(400, "kv_demo_zero_block needs an instance started with debug", "kv_demo_zero_block");
     instance.zeroBlockOf(requestId, zeroBlock);
   }
-  const handle = instance.engine.submit({
+  const handle = engineFor(headers, instance).submit({
     requestId,
     promptTokens,
     maxTokens,
@@ -95,6 +96,31 @@ export function startGeneration(body: CompletionBody | ChatBody, options: Genera
     onToken,
   });
   return { id, model, createdSeconds: Math.floor(Date.now() / 1000), promptTokens, handle };
+}
+
+/**
+ * The engine of the rank that `X-data-parallel-rank` names, as in vLLM; without the header the one with the fewest requests. Errors:
+ * `KV_REQUEST_INVALID` for a rank that is not there.
+ */
+function engineFor(
+  headers: IncomingHttpHeaders,
+  { engines }: ServedInstance,
+): ServedInstance["engines"][number] {
+  const given = headers["x-data-parallel-rank"];
+  const named = engines[typeof given === "string" && /^\d{1,4}$/.test(given) ? Number(given) : -1];
+  if (named !== undefined) return named;
+  if (given !== undefined) {
+    throw httpError(
+      400,
+      `X-data-parallel-rank is ${JSON.stringify(given).slice(0, 100)}; this instance has ranks 0 to ${engines.length - 1}`,
+      "X-data-parallel-rank",
+    );
+  }
+  const requests = engines.map((engine) => {
+    const { waiting = 0, remote = 0, running = 0 } = engine.outstanding();
+    return waiting + remote + running;
+  });
+  return engines[requests.indexOf(Math.min(...requests))] as ServedInstance["engines"][number];
 }
 
 function checkModel(name: string | undefined, { modelNames }: ServedInstance): string {

@@ -76,7 +76,7 @@ export class InstanceServer {
       },
     });
     this.#connections = new Connections(this.#app.server, this.#limits);
-    this.#refused = new RefusedRequests(instance.engine, this.#ambient);
+    this.#refused = new RefusedRequests(instance.engines[0], this.#ambient);
     this.#limitRequests();
     this.#addErrorHandlers();
     this.#addRoutes();
