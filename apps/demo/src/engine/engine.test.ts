@@ -285,8 +285,12 @@ describe("an engine on its own", () => {
   it("keeps the blocks of an aborted request until its batch has ended, and goes on with other batches", async () => {
     const { engine, model, blocks } = setUp({ maxConcurrentBatches: 2 });
     let end = () => {};
-    model.before = ({ sequenceId }) =>
-      sequenceId === "slow" ? new Promise((resolve) => void (end = resolve)) : Promise.resolve();
+    model.before = async ({ sequenceId }) => {
+      if (sequenceId !== "slow") return;
+      await new Promise<void>((resolve) => {
+        end = resolve;
+      });
+    };
     const slow = engine.submit({ requestId: "slow", promptTokens: prompt(9), maxTokens: 3 });
     await expect.poll(() => model.calls.length).toBe(1);
     slow.abort();

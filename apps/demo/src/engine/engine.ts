@@ -300,13 +300,21 @@ export class Engine {
     });
   }
 
-  /** What the engine and its scheduler connector hold, by name; all zero when idle. */
-  outstanding(): Readonly<Record<string, number>> {
+  /** Requests without an outcome, by state. */
+  requestCounts(): Readonly<Record<"waiting" | "remote" | "running", number>> {
     const scheduler = this.#scheduler;
     return {
       waiting: scheduler.inState("waiting").length,
       remote: scheduler.inState("remote").length,
       running: scheduler.inState("running").length,
+    };
+  }
+
+  /** What the engine and its scheduler connector hold, by name; all zero when idle. The connector counts its own running requests. */
+  outstanding(): Readonly<Record<string, number>> {
+    const scheduler = this.#scheduler;
+    return {
+      ...this.requestCounts(),
       kept: scheduler.keptRequests,
       blocks: this.#options.blocks.held,
       partlyReported: this.#aggregator.size,

@@ -8,7 +8,7 @@ import type { ChatBody, CompletionBody } from "./request-body.js";
 /** The interface of an instance to its HTTP server. */
 export interface ServedInstance {
   /** The engine of each data-parallel rank. */
-  readonly engines: readonly Pick<Engine, "submit" | "outstanding" | "releaseRemote">[];
+  readonly engines: readonly Pick<Engine, "submit" | "requestCounts" | "releaseRemote">[];
   readonly tokenizer: Tokenizer;
   /** Names that a client may give as `model`; the first one is announced. */
   readonly modelNames: readonly string[];
@@ -117,7 +117,7 @@ function engineFor(
     );
   }
   const requests = engines.map((engine) => {
-    const { waiting = 0, remote = 0, running = 0 } = engine.outstanding();
+    const { waiting, remote, running } = engine.requestCounts();
     return waiting + remote + running;
   });
   return engines[requests.indexOf(Math.min(...requests))] as ServedInstance["engines"][number];

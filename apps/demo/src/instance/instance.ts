@@ -176,8 +176,6 @@ export class Instance implements ServedInstance {
       `# HELP ${name} ${help}\n# TYPE ${name} gauge\n${ranks.map((rank) => `${name}${sample(rank)}\n`).join("")}`;
     const labels = ({ dpRank }: EngineRank) =>
       `{engine="${dpRank}",model_name=${JSON.stringify(model.name)}}`;
-    const requests = (rank: EngineRank, ...states: readonly string[]) =>
-      `${labels(rank)} ${states.reduce((sum, state) => sum + (rank.engine.outstanding()[state] ?? 0), 0)}`;
     return [
       gauge(
         "vllm:cache_config_info",
@@ -189,10 +187,15 @@ export class Instance implements ServedInstance {
         "Share of the blocks in use; 1 is all of them.",
         (rank) => `${labels(rank)} ${rank.blocks.held / (numBlocks - 1)}`,
       ),
-      gauge("vllm:num_requests_running", "Requests in execution.", (rank) => requests(rank, "running")),
-      gauge("vllm:num_requests_waiting", "Requests that wait.", (rank) =>
-        requests(rank, "waiting", "remote"),
+      gauge(
+        "vllm:num_requests_running",
+        "Requests in execution.",
+        (rank) => `${labels(rank)} ${rank.engine.requestCounts().running}`,
       ),
+      gauge("vllm:num_requests_waiting", "Requests that wait.", (rank) => {
+        const { waiting, remote } = rank.engine.requestCounts();
+        return `${labels(rank)} ${waiting + remote}`;
+      }),
     ].join("");
   }
 
