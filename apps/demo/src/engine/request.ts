@@ -20,6 +20,8 @@ export interface EngineRequest {
   readonly kvTransferParams?: KvTransferParams | undefined;
   /** Called with each token when it is sampled. */
   onToken?(token: EngineToken): void;
+  /** Called after `onToken`; true ends the output, because it contains a stop string. */
+  isStopped?(): boolean;
 }
 
 export interface EngineToken {
@@ -138,6 +140,7 @@ export class RequestRecord {
     const { stopTokenIds, ignoreEos, maxTokens } = this.request;
     const last = this.output.at(-1)?.token;
     if (last === undefined) return undefined;
+    if (this.request.isStopped?.() === true) return "stopped";
     if (stopTokenIds?.includes(last) === true) return "stopped";
     if (ignoreEos !== true && eosTokenIds.includes(last)) return "stopped";
     return this.output.length >= maxTokens ? "length" : undefined;

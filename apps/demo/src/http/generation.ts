@@ -4,6 +4,7 @@ import type { EngineHandle, EngineResult, EngineToken } from "../engine/request.
 import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
 import { httpError } from "./error-response.js";
 import type { ChatBody, CompletionBody } from "./request-body.js";
+import type { StopText } from "./stop-text.js";
 
 /** The interface of an instance to its HTTP server. */
 export interface ServedInstance {
@@ -53,6 +54,7 @@ export interface GenerationOptions {
   readonly maxTokens: number;
   readonly topLogprobs: number;
   readonly onToken: (token: EngineToken) => void;
+  readonly isStopped: () => boolean;
 }
 
 /**
@@ -61,7 +63,8 @@ export interface GenerationOptions {
  * `kv_demo_zero_block`.
  */
 export function startGeneration(body: CompletionBody | ChatBody, options: GenerationOptions): Generation {
-  const { instance, headers, prefix, uuid, promptTokens, maxTokens, topLogprobs, onToken } = options;
+  const { instance, headers, prefix, uuid, promptTokens, maxTokens, topLogprobs, onToken, isStopped } =
+    options;
   const model = checkModel(body.model ?? undefined, instance);
   const clientId = headers["x-request-id"];
   if (clientId !== undefined && (typeof clientId !== "string" || !REQUEST_ID.test(clientId))) {
@@ -94,6 +97,7 @@ export function startGeneration(body: CompletionBody | ChatBody, options: Genera
     },
     kvTransferParams: body.kv_transfer_params ?? undefined,
     onToken,
+    isStopped,
   });
   return { id, model, createdSeconds: Math.floor(Date.now() / 1000), promptTokens, handle };
 }
@@ -158,10 +162,12 @@ export function transferParamsOf({
 
 /** The formats of one endpoint's responses. */
 export interface ResponseFormat {
+  /** The text of the output; every token is pushed. */
+  readonly text: StopText;
   /** The response without streaming. */
   whole(generation: Generation, result: EngineResult): object;
-  /** One streamed token. */
-  chunk(generation: Generation, token: EngineToken, isFirst: boolean): object;
+  /** One streamed token, with the text that it completes. */
+  chunk(generation: Generation, token: EngineToken, text: string, isFirst: boolean): object;
   /** The last chunk, with the finish reason. */
   finalChunk(generation: Generation, result: EngineResult): object;
   /** The chunk with the usage, for `stream_options.include_usage`. */
