@@ -229,6 +229,10 @@ export class Engine {
       if (numComputedTokens < promptLength)
         this.#scheduler.cachePrompt(record, Math.min(record.numComputedTokens, promptLength));
       if (token === undefined || record.ending !== undefined) return;
+      if (record.output.length === 1 && record.receivedMs !== undefined) {
+        const sinceMs = this.#ambient.clock.now() - record.receivedMs;
+        this.#options.hooks?.afterFirstToken?.({ requestId: request.requestId, sinceMs });
+      }
       request.onToken?.(token);
       const reason = record.stopReason(this.#options.model.config.eosTokenIds);
       if (reason !== undefined) record.end(reason);

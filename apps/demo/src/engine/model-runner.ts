@@ -28,6 +28,7 @@ export class ModelRunner {
   async advance(record: RequestRecord, numTokens: number): Promise<EngineToken | undefined> {
     const { model, pool, clock } = this.#options;
     const startedMs = clock.now();
+    record.startedMs ??= startedMs;
     const { request, blockIds, sampler, numComputedTokens: position } = record;
     const promptLength = request.promptTokens.length;
     const reportLayers = this.#options.reportLayers && position < promptLength;

@@ -80,6 +80,12 @@ export class RequestRecord {
   modelHasPast = false;
   /** The prefix cache must not find its blocks: a test damaged them. */
   uncacheable = false;
+  /** When it was submitted, on the engine's clock. */
+  submittedMs = 0;
+  /** When its first forward pass began. */
+  startedMs: number | undefined;
+  /** When the KV of a peer was taken over. */
+  receivedMs: number | undefined;
   /** When it was admitted, on the engine's clock. */
   admittedMs = 0;
   /** Time in forward passes. */

@@ -67,6 +67,7 @@ export class Scheduler {
   }
 
   add(record: RequestRecord): void {
+    record.submittedMs = this.#options.clock.now();
     this.#requests.set(record.request.requestId, record);
     this.#options.connector?.requestQueued?.(record.connectorRequest);
   }
@@ -195,8 +196,9 @@ export class Scheduler {
     const succeeded = reason === "stopped" || reason === "length";
     if (succeeded && kvTransferParams !== undefined) {
       const tokens = Math.min(numComputedTokens, promptTokens.length);
-      const { forwardMs } = record;
-      await hooks.beforeSend?.({ requestId, kvTransferParams, blockIds, tokens, forwardMs });
+      const { forwardMs, submittedMs, startedMs = submittedMs } = record;
+      const queuedMs = startedMs - submittedMs;
+      await hooks.beforeSend?.({ requestId, kvTransferParams, blockIds, tokens, forwardMs, queuedMs });
     }
     if (succeeded) this.#cacheOutput(record);
     const computed = state === "waiting" ? [] : blockIds.slice(0, blocksFor(numComputedTokens, blockSize));
@@ -285,12 +287,14 @@ export class Scheduler {
         cachedBlocks,
         forwardMs: record.forwardMs,
         admittedMs: record.admittedMs,
+        queuedMs: record.admittedMs - record.submittedMs,
       });
       record.uncacheable = damaged;
     }
     this.cachePrompt(record, covered);
     // Even when all KV is there, the last prompt token is computed again: its logits give the first output token.
     record.numComputedTokens = Math.min(covered, request.promptTokens.length - 1);
+    record.receivedMs = this.#options.clock.now();
     record.state = "running";
   }
 
