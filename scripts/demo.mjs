@@ -1,16 +1,23 @@
 // npm run demo: installs what is missing, then runs the demo. Only the demo writes to stdout.
 import { spawn } from "node:child_process";
 import { join } from "node:path";
+import { checkArguments, usesLibfabric } from "./demo-arguments.mjs";
 import { root, setup } from "./setup.mjs";
 
 const args = process.argv.slice(2);
+const { help, error: wrong } = checkArguments(args);
+if (help !== undefined || wrong !== undefined) {
+  if (help !== undefined) process.stdout.write(help);
+  else process.stderr.write(`error: ${wrong}\n`);
+  process.exit(help === undefined ? 1 : 0);
+}
+const isRole = ["prefill", "decode", "instance", "proxy"].includes(args[0]);
 try {
-  const needsLibfabric = args.some((argument) => /^(--backend=)?libfabric$/i.test(argument));
-  const { nixl } = await setup(needsLibfabric ? { withLibfabric: true } : {});
+  const { nixl } = await setup(usesLibfabric(args, process.env) ? { withLibfabric: true } : {});
   const isTransportGiven = args.some(
     (argument) => argument.startsWith("--transport") || argument.startsWith("--backend"),
   );
-  if (!nixl.ready && !isTransportGiven) {
+  if (!nixl.ready && !isTransportGiven && !isRole) {
     process.stderr.write("continuing with the embedded transport\n");
     args.push("--transport", "memory");
   }

@@ -37,14 +37,19 @@ export function run(command, args, { cwd = root, show = false, env = process.env
   });
 }
 
-function digest(paths) {
+/** What builds, tests and packing write beside the sources, and fixtures, which no build reads. */
+const OUTPUTS =
+  /^(node_modules|dist|build|coverage|__pycache__|\.turbo|fixtures|tsup\.config\.bundled_.*)$|\.(tgz|tsbuildinfo|node|log)$/;
+
+/** A digest of files, by paths from the root of the repository. */
+export function digest(paths) {
   const hash = createHash("sha256");
   const visit = (path) => {
     if (!existsSync(path)) return;
     const stat = statSync(path);
     if (stat.isDirectory()) {
       for (const name of readdirSync(path).sort()) {
-        if (!["node_modules", "dist", "build", "fixtures", ".turbo"].includes(name)) visit(join(path, name));
+        if (!OUTPUTS.test(name)) visit(join(path, name));
       }
     } else if (!path.endsWith(".test.ts")) {
       hash

@@ -65,6 +65,13 @@ describe("attention", () => {
   });
 });
 
+test("refuses kernel blocks that do not fill logical ones, and a block beyond its region, in every kind of cache", () => {
+  expect(refusal({ numBlocks: 13, physicalBlocksPerLogical: 3 }).message).toBe(
+    "13 kernel blocks do not divide into logical blocks of 3",
+  );
+  expect(refusal({ blockIds: [[4, 40]] }).message).toBe("block 40 is not one of 10 blocks");
+});
+
 describe("by layer", () => {
   const layers = { groups: ["full", "swa"], blockIds: [[1, 2], [3]], transferLayerGroupIds: [1, 0, 1, 0] };
 

@@ -33,9 +33,12 @@ export interface DescriptorIdOptions {
 
 /**
  * Descriptor indices of blocks, in vLLM's order (0.33, `_compute_desc_ids`): by region and within a region by block when groups share all
- * regions, else group by group. Errors: `KV_PLAN_INVALID` when the counts of regions disagree or a group with blocks has no region.
+ * regions, else group by group. Errors: `KV_PLAN_INVALID` when the counts of regions disagree, a group with blocks has no region, the kernel
+ * blocks do not fill logical ones, or a block is beyond the region.
  */
 export function computeDescriptorIds(options: DescriptorIdOptions): Int32Array {
+  requireWholeBlocks(options);
+  requireBlocksInside(options);
   const ids: number[] = [];
   for (const [blockIds, offsets] of partsOf(options))
     for (const offset of offsets) for (const id of blockIds) ids.push(offset + id);
@@ -75,6 +78,25 @@ function partsOf(options: DescriptorIdOptions): readonly IdPart[] {
   });
 }
 
+function requireWholeBlocks({ numBlocks, physicalBlocksPerLogical = 1 }: DescriptorIdOptions): void {
+  if (numBlocks % physicalBlocksPerLogical === 0) return;
+  throw new KvError(
+    "KV_PLAN_INVALID",
+    `${numBlocks} kernel blocks do not divide into logical blocks of ${physicalBlocksPerLogical}`,
+    { details: { numBlocks, physicalBlocksPerLogical } },
+  );
+}
+
+/** The descriptor of a block beyond the region would be one of the next region. */
+function requireBlocksInside(options: DescriptorIdOptions): void {
+  const most = scaled(options, Math.max(options.numBlocks, ...(options.regionNumBlocks ?? [])));
+  const outside = options.blockIds.flat().find((id) => id < 0 || id >= most);
+  if (outside === undefined) return;
+  throw new KvError("KV_PLAN_INVALID", `block ${outside} is not one of ${most} blocks`, {
+    details: { block: outside, numBlocks: most },
+  });
+}
+
 function hybridIds(options: DescriptorIdOptions, firstState: number): readonly IdPart[] {
   const { stateSpace, groups, numRegions } = options;
   const numBlocks = scaled(options, options.numBlocks);
@@ -91,15 +113,6 @@ function hybridIds(options: DescriptorIdOptions, firstState: number): readonly I
   // Each layer's state is its convolution, one piece per projection, and the recurrent state.
   const stateRegions = regionsOfState * (stateSpace.convProjections + 1);
   const logicalBlocks = options.numBlocks / (options.physicalBlocksPerLogical ?? 1);
-  if (!Number.isInteger(logicalBlocks)) {
-    throw new KvError(
-      "KV_PLAN_INVALID",
-      `${options.numBlocks} kernel blocks do not divide into logical blocks of ${options.physicalBlocksPerLogical}`,
-      {
-        details: { numBlocks: options.numBlocks, physicalBlocksPerLogical: options.physicalBlocksPerLogical },
-      },
-    );
-  }
   const attention = Array.from({ length: numRegions }, (_, region) => region * numBlocks);
   const state = Array.from({ length: stateRegions }, (_, region) => firstState + region * logicalBlocks);
   const scratch = (options.scratchRegions ?? []).map((region) => region * numBlocks);

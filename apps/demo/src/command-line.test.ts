@@ -1,6 +1,7 @@
 import { describe, expect, it } from "vitest";
 import { planInstances, planProxy } from "./cluster/cluster-plan.js";
 import { createCommand, type DemoFlags } from "./command-line.js";
+import { instanceSettings } from "./processes/roles.js";
 
 async function parsed(...args: string[]): Promise<DemoFlags> {
   let found: DemoFlags | undefined;
@@ -41,8 +42,54 @@ describe("the flags of the demo", () => {
     expect(prefills[0]?.config.kvTransferConfig).toMatchObject({ kv_connector_extra_config: {} });
   });
 
+  it("add --extra-config to every instance's configuration, and give the proxy its admin port", async () => {
+    const flags = await parsed("--extra-config", '{"engine_ttl": 5}', "--admin-port", "9090");
+    const { prefills, decodes } = planInstances({ ...flags, ...CLUSTER });
+    for (const { config } of [...prefills, ...decodes]) {
+      expect(config.kvTransferConfig).toMatchObject({ kv_connector_extra_config: { engine_ttl: 5 } });
+    }
+    expect(planProxy([], [], flags).admin).toEqual({ port: 9090 });
+    await expect(parsed("--extra-config", "[]")).rejects.toThrow("--extra-config is [], not a JSON object");
+  });
+
   it("refuse an unknown connector or order", async () => {
     await expect(parsed("--connector", "pish")).rejects.toThrow(/not one of .*push.*auto/);
     await expect(parsed("--push-legs", "sideways")).rejects.toThrow(/at-once, prefill-first/);
+  });
+});
+
+describe("the settings of a server that is started by hand", () => {
+  const flags = { logLevel: "info" } as const;
+
+  it("are those of its role by default", () => {
+    expect(instanceSettings("prefill", flags)).toEqual({
+      role: "prefill",
+      kvTransferConfig: { kv_connector: "NixlConnector", kv_role: "kv_producer" },
+    });
+    expect(instanceSettings("decode", { ...flags, port: 8201 })).toMatchObject({
+      role: "decode",
+      port: 8201,
+      kvTransferConfig: { kv_role: "kv_consumer" },
+    });
+  });
+
+  it("are those of --config, and options come before them", () => {
+    const config =
+      '{"role":"both","port":1,"tp":2,"kvTransferConfig":{"kv_connector":"push","kv_role":"kv_both"}}';
+    expect(instanceSettings(undefined, { ...flags, config, port: 2 })).toMatchObject({
+      role: "both",
+      port: 2,
+      tp: 2,
+      kvTransferConfig: { kv_connector: "push" },
+    });
+    const extraConfig = '{"engine_ttl": 5}';
+    const kvTransferConfig =
+      '{"kv_connector":"x","kv_role":"kv_both","kv_connector_extra_config":{"backends":["UCX"]}}';
+    expect(instanceSettings(undefined, { ...flags, config, kvTransferConfig, extraConfig })).toMatchObject({
+      kvTransferConfig: {
+        kv_connector: "x",
+        kv_connector_extra_config: { backends: ["UCX"], engine_ttl: 5 },
+      },
+    });
   });
 });

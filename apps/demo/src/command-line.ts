@@ -1,14 +1,15 @@
 import { Command, InvalidArgumentError, Option } from "commander";
 import { demoConnectors } from "./instance/connectors.js";
-import { LOG_LEVELS, type LogLevel } from "./processes/json-log.js";
-import type { RoleOptions } from "./processes/roles.js";
+import table from "./options.json" with { type: "json" };
+import type { LogLevel } from "./processes/json-log.js";
+import { parseJson } from "./processes/parse-json.js";
+import type { InstanceFlags, ProxyFlags } from "./processes/roles.js";
 import type { DemoOptions } from "./run/demo.js";
 
 /** The backends of each transport. */
 const BACKENDS = { nixl: ["UCX", "LIBFABRIC"], memory: ["MEMORY"] } as const;
 /** Default of --max-tokens. With Neuron it is that of the report in vllm-neuron's issue 26. */
 const MAX_TOKENS = { plain: 16, neuron: 30 } as const;
-const BLOCK_SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
 export interface DemoFlags extends DemoOptions {
   readonly json: boolean;
@@ -36,8 +37,10 @@ interface RawFlags {
   maxTokens?: number;
   prompts?: string;
   model?: string;
-  kvHeads?: number;
+  kvHeads?: string;
+  extraConfig?: string;
   port: number;
+  adminPort?: number;
   keep: boolean;
   json: boolean;
   logLevel: LogLevel;
@@ -45,98 +48,61 @@ interface RawFlags {
 
 export interface Actions {
   demo(flags: DemoFlags): Promise<void>;
-  instance(options: RoleOptions): Promise<void>;
-  proxy(options: RoleOptions): Promise<void>;
+  instance(role: "prefill" | "decode" | undefined, flags: InstanceFlags): Promise<void>;
+  proxy(flags: ProxyFlags): Promise<void>;
 }
+
+/** An option of `options.json`. `scripts/demo-arguments.mjs` checks the same table before the set-up. */
+interface OptionRow {
+  readonly flags: string;
+  readonly description: string;
+  readonly choices?: readonly string[];
+  /** Values are compared in upper case. */
+  readonly upperCase?: boolean;
+  /** Least and highest whole number. */
+  readonly range?: readonly number[];
+  readonly default?: string | number | boolean;
+}
+const COMMANDS: Readonly<Record<string, { description: string; options: readonly OptionRow[] }>> = table;
 
 /** Builds the program's commands. An invalid value is refused with the list of valid ones. */
 export function createCommand(actions: Actions): Command {
-  const logLevel = () =>
-    new Option("--log-level <level>", "least level of the log lines, JSON on stderr").choices(LOG_LEVELS);
-  const connectors = demoConnectors().names();
-  const program = new Command("kv-demo")
-    .description(
-      "Run prefill and decode servers and a proxy, and compare their tokens with those of one engine in one process.",
-    )
-    .addOption(
-      new Option("--transport <name>", "default: NIXL when it is installed, otherwise memory").choices([
-        "nixl",
-        "memory",
-      ]),
-    )
-    .addOption(
-      new Option(
-        "--backend <name>",
-        "NIXL backend; default: UCX, or the one that the environment names",
-      ).argParser(backendName),
-    )
-    .option(
-      "--connector <name>",
-      `one of ${connectors.join(", ")}, or any name with --connector-module`,
-      "NixlConnector",
-    )
-    .option("--connector-module <specifier>", "module of a connector that is not built in")
-    .addOption(
-      new Option(
-        "--push-legs <order>",
-        "push: send both requests at once (default), or prefill first",
-      ).choices(["at-once", "prefill-first"]),
-    )
-    .option("--push-layerwise", "push: write each layer as soon as it is computed")
-    .option("--prefills <n>", "prefill instances", wholeNumber(1, 16), 1)
-    .option("--decodes <n>", "decode instances", wholeNumber(1, 16), 1)
-    .option("--prefill-tp <n>", "tensor-parallel ranks of a prefill instance", wholeNumber(1, 16), 1)
-    .option("--decode-tp <n>", "tensor-parallel ranks of a decode instance", wholeNumber(1, 16), 1)
-    .option("--prefill-block-size <n>", "tokens in a block of prefill", blockSize, 16)
-    .option("--decode-block-size <n>", "tokens in a block of decode; a multiple of prefill's", blockSize, 16)
-    .addOption(platform("prefill"))
-    .addOption(platform("decode"))
-    .option(
-      "--staging-blocks <n>",
-      "blocks of a Neuron instance's pool of host buffers",
-      wholeNumber(2, 1_000_000),
-    )
-    .option(
-      "--requests <n>",
-      "requests at the same time (default: 4, or one per prompt of --prompts)",
-      wholeNumber(1, 1024),
-    )
-    .option(
-      "--max-tokens <n>",
-      `tokens to generate from each prompt (default: ${MAX_TOKENS.plain}, with Neuron ${MAX_TOKENS.neuron})`,
-      wholeNumber(1, 4096),
-    )
-    .option(
-      "--prompts <file>",
-      "file with one prompt per line: text, a JSON string, or a JSON list of token ids",
-    )
-    .option(
-      "--model <dir>",
-      "directory of a decoder exported to ONNX, or of a checkpoint; default: a built-in tiny model",
-    )
-    .option("--kv-heads <n>", "KV heads of the built-in model: 1, 2, 4 or 8", oneOf([1, 2, 4, 8]))
-    .option("--port <n>", "port of the proxy; 0 takes a free one", wholeNumber(0, 65_535), 0)
-    .option("--keep", "keep running after the comparison, and restart an instance that ends", false)
-    .option("--json", "print one JSON object", false)
-    .addOption(logLevel().default("warn"))
+  const program = addOptions(new Command("kv-demo"), "demo")
     .allowExcessArguments(false)
     .enablePositionalOptions()
-    .action((raw: RawFlags, command: Command) => actions.demo(checkFlags(raw, connectors, command)));
-  const role = (name: "instance" | "proxy", description: string) =>
-    program
-      .command(name)
-      .description(description)
-      .requiredOption("--config <json>", "settings")
-      .addOption(logLevel().default("info"))
-      .action((options: RoleOptions) => actions[name](options));
-  role("instance", "run one prefill or decode server over NIXL");
-  role("proxy", "run the proxy");
+    .action((raw: RawFlags, command: Command) => actions.demo(checkFlags(raw, command)));
+  const server = (name: string) =>
+    // The demo starts servers with --child: they report to it over IPC.
+    addOptions(program.command(name), name).addOption(new Option("--child").hideHelp());
+  for (const role of ["prefill", "decode"] as const)
+    server(role).action((flags: InstanceFlags) => actions.instance(role, flags));
+  server("instance").action((flags: InstanceFlags) => actions.instance(undefined, flags));
+  server("proxy").action((flags: ProxyFlags) => actions.proxy(flags));
   return program;
 }
 
-function checkFlags(raw: RawFlags, connectors: readonly string[], command: Command): DemoFlags {
+function addOptions(command: Command, name: string): Command {
+  const { description = "", options = [] } = COMMANDS[name] ?? {};
+  command.description(description);
+  for (const { flags, description: text, choices, upperCase, range: [least, most] = [], ...row } of options) {
+    const option = new Option(flags, text);
+    if (choices !== undefined) option.choices(choices);
+    if (choices !== undefined && upperCase === true)
+      option.argParser((value: string) => {
+        if (choices.includes(value.toUpperCase())) return value.toUpperCase();
+        throw new InvalidArgumentError(`Allowed choices are ${choices.join(", ")}.`);
+      });
+    if (least !== undefined && most !== undefined) option.argParser(wholeNumber(least, most));
+    if (row.default !== undefined) option.default(row.default);
+    command.addOption(option);
+  }
+  return command;
+}
+
+function checkFlags(raw: RawFlags, command: Command): DemoFlags {
+  const connectors = demoConnectors().names();
   const refuse = (message: string): never => command.error(`error: ${message}`);
-  const { transport, backend, connector, connectorModule, decodeBlockSize, prefillBlockSize } = raw;
+  const { transport, backend, connector, connectorModule } = raw;
   if (connectorModule === undefined && !connectors.includes(connector)) {
     refuse(
       `--connector ${connector} is not one of ${connectors.join(", ")}; use --connector-module for any other`,
@@ -147,12 +113,7 @@ function checkFlags(raw: RawFlags, connectors: readonly string[], command: Comma
     if (!valid.includes(backend))
       refuse(`--backend ${backend} is not one of ${valid.join(", ")} (transport ${transport})`);
   }
-  if (decodeBlockSize % prefillBlockSize !== 0) {
-    refuse(
-      `--decode-block-size ${decodeBlockSize} is not a multiple of --prefill-block-size ${prefillBlockSize}`,
-    );
-  }
-  const { prompts, kvHeads, port, keep, json, logLevel, maxTokens, ...rest } = raw;
+  const { prompts, kvHeads, port, keep, json, logLevel, maxTokens, extraConfig, ...rest } = raw;
   const neuron = raw.prefillPlatform === "neuron" || raw.decodePlatform === "neuron";
   return {
     ...rest,
@@ -164,7 +125,8 @@ function checkFlags(raw: RawFlags, connectors: readonly string[], command: Comma
     port,
     transport: transport ?? transportOf(backend),
     promptsFile: prompts,
-    tinyKvHeads: kvHeads,
+    tinyKvHeads: kvHeads === undefined ? undefined : Number(kvHeads),
+    extraConfig: extraConfig === undefined ? undefined : parseJson("--extra-config", extraConfig),
   };
 }
 
@@ -174,38 +136,10 @@ function transportOf(backend: string | undefined): RawFlags["transport"] {
   return backend === "MEMORY" ? "memory" : "nixl";
 }
 
-function platform(side: "prefill" | "decode"): Option {
-  return new Option(
-    `--${side}-platform <name>`,
-    `platform of ${side}: the CPU, or a simulated Neuron device with host staging`,
-  )
-    .choices(["cpu", "neuron"])
-    .default("cpu");
-}
-
-function backendName(text: string): string {
-  const name = text.toUpperCase();
-  const all: readonly string[] = Object.values(BACKENDS).flat();
-  if (!all.includes(name)) throw new InvalidArgumentError(`Allowed choices are ${all.join(", ")}.`);
-  return name;
-}
-
 function wholeNumber(least: number, most: number): (text: string) => number {
   return (text) => {
     const value = Number(text);
     if (/^[0-9]+$/.test(text) && value >= least && value <= most) return value;
     throw new InvalidArgumentError(`It must be a whole number from ${least} to ${most}.`);
   };
-}
-
-function oneOf(values: readonly number[]): (text: string) => number {
-  return (text) => {
-    const value = Number(text);
-    if (values.includes(value)) return value;
-    throw new InvalidArgumentError(`Allowed choices are ${values.join(", ")}.`);
-  };
-}
-
-function blockSize(text: string): number {
-  return oneOf(BLOCK_SIZES)(text);
 }

@@ -26,6 +26,7 @@ async function demo(flags: DemoFlags): Promise<void> {
     if (flags.keep) {
       say(`the proxy keeps running at ${cluster.proxy.url}; stop it with Ctrl-C. Example:`);
       say(curlLine(cluster.proxy.url, modelName));
+      if (flags.adminPort !== undefined) say(`the proxy's page is http://127.0.0.1:${flags.adminPort}/`);
       await stopSignal;
     }
   } finally {

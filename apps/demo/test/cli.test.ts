@@ -23,7 +23,10 @@ describe("the demo's command line", () => {
       "--max-tokens",
       "4",
     ]);
-    const report = JSON.parse(stdout) as { requests: object[] };
+    const report = JSON.parse(stdout) as {
+      requests: Record<string, number>[];
+      warm_requests: Record<string, number>[];
+    };
     expect(report).toMatchObject({
       ok: true,
       transport: "memory",
@@ -37,15 +40,28 @@ describe("the demo's command line", () => {
       prompt_tokens: 100,
       output_tokens: 4,
       ttft_ms: expect.any(Number),
+      queue_ms: expect.any(Number),
       prefill_ms: expect.any(Number),
       save_ms: 0,
+      connect_ms: expect.any(Number),
       transfer_ms: expect.any(Number),
       load_ms: 0,
+      first_token_ms: expect.any(Number),
+      other_ms: expect.any(Number),
       decode_ms: expect.any(Number),
       total_ms: expect.any(Number),
       transfer_bytes: 458_752,
       tokens_equal: true,
     });
+    // The parts are all of the time to first token.
+    const all = [...report.requests, ...report.warm_requests];
+    expect(all).toHaveLength(4);
+    const parts = "queue prefill save connect transfer load first_token other".split(" ");
+    for (const request of all) {
+      const sum = parts.reduce((ms, part) => ms + (request[`${part}_ms`] ?? Number.NaN), 0);
+      expect(sum).toBeCloseTo(request.ttft_ms ?? 0, 1);
+      expect(request.first_token_ms).toBeGreaterThan(0);
+    }
     expect(code).toBe(0);
   });
 
@@ -56,10 +72,10 @@ describe("the demo's command line", () => {
     try {
       const { code, stdout } = await run(["--transport", "memory", "--prompts", file, "--max-tokens", "2"]);
       expect(stdout).toMatch(
-        /prompt tokens +TTFT ms +prefill ms +save ms +transfer ms +load ms +decode ms +total ms +bytes +GB\/s +backend/,
+        /prompt tokens +TTFT ms += queue +\+ prefill +\+ save +\+ connect +\+ transfer +\+ load +\+ first token +\+ other +decode ms +total ms +bytes +GB\/s +backend/,
       );
       expect(stdout).toMatch(/\n +4 .*\n +2 .*\n +3 /);
-      expect(stdout).toContain("all 3 requests have the tokens of a run in one process");
+      expect(stdout).toContain("all 6 requests have the tokens of a run in one process");
       expect(code).toBe(0);
     } finally {
       await rm(folder, { recursive: true });
@@ -73,8 +89,7 @@ describe("the demo's command line", () => {
     [["--transport", "memory", "--backend", "UCX"], /--backend UCX is not one of MEMORY/],
     [["--connector", "Nixl"], /--connector Nixl is not one of NixlConnector/],
     [["--prefill-tp", "0"], /whole number from 1 to 16/],
-    [["--decode-block-size", "24"], /Allowed choices are 1, 2, 4/],
-    [["--prefill-block-size", "32"], /not a multiple of --prefill-block-size 32/],
+    [["--decode-block-size", "257"], /whole number from 1 to 256/],
     [["--prefill-tp", "3", "--transport", "memory"], /4 KV heads cannot be split over 3 ranks/],
     [["--prompts", "/nowhere", "--transport", "memory"], /--prompts \/nowhere cannot be read/],
     [

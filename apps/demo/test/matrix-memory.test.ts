@@ -38,6 +38,16 @@ describe("tokens and KV over the embedded transport", () => {
     });
   });
 
+  it.each([
+    { connector: "NixlConnector" },
+    { connector: "push" },
+    { connector: "push", pushLayerwise: true, prefillTp: 2, decodeBlockSize: 24 },
+    { prefillPlatform: "neuron", decodePlatform: "neuron", decodeBlockSize: 32 },
+  ] as const)("prompts in chunks of 40 tokens, %o", async (options) => {
+    const instance = { maxNumBatchedTokens: 40, maxNumSeqs: options.prefillPlatform === "neuron" ? 1 : 16 };
+    await expectEqual({ transport: "memory", ...options, instance });
+  });
+
   it("pull and push in one deployment", async () => {
     await expectEqual({ transport: "memory", connector: "auto", prefills: 2, decodes: 2, decodeTp: 2 });
   });

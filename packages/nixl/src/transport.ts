@@ -14,9 +14,9 @@ import {
 import { loadAddon } from "./addon/load-addon.js";
 import type { NativeAddon } from "./addon/native.js";
 import { type NixlAgent, startNixlAgent } from "./agent/agent.js";
-import { explainBackendError } from "./backends/backend-errors.js";
+import { explainBackendError, explainRefusedPeer } from "./backends/backend-errors.js";
 import { notifies, reportsPeerDeath } from "./backends/backend-traits.js";
-import { warnOfUcxOnEfa } from "./backends/efa.js";
+import { fabricDevices, warnOfUcxOnEfa } from "./backends/efa.js";
 import { PreloadFinder } from "./backends/preload.js";
 import { type SelectedBackends, selectBackends, validateAgentBackends } from "./backends/select-backends.js";
 import { nixlVariables, warnOfUnusedLibraryVariables } from "./environment.js";
@@ -128,6 +128,8 @@ export class NixlTransport implements Transport, AsyncDisposable {
       preload,
       ambient: this.#ambient,
       checkMetadata: checker && ((metadata) => checker.check(metadata)),
+      explainRefusedPeer: async (error) =>
+        explainRefusedPeer(error, { backends, environment: process.env, devices: await fabricDevices() }),
       onClose: () => this.#agents.delete(agent),
     }).catch(async (error: unknown) => {
       this.#preloads.forget();

@@ -19,9 +19,13 @@ const CASES = [
   { p: 2, stages: 2, d: 1, blocks: [16, 32], heads: 4 },
   { p: 2, stages: 2, d: 2, blocks: [16, 16], heads: 4 },
   { p: 4, stages: 3, d: 2, blocks: [16, 16], heads: 2 },
+  // MLA: a D rank reads from one P rank, and notifies the others, which have the same KV.
+  { p: 4, d: 1, blocks: [16, 16], heads: 1, kind: "mla" },
+  { p: 8, d: 2, blocks: [16, 32], heads: 1, kind: "mla" },
+  { p: 1, d: 4, blocks: [16, 16], heads: 1, kind: "mla" },
 ] as const;
 
-describe.each(CASES)("TP $p (pipeline stages: $stages) → $d, blocks $blocks, $heads heads", (pair) => {
+describe.each(CASES)("$kind TP $p (pipeline stages: $stages) → $d, blocks $blocks, $heads heads", (pair) => {
   it("transfers 16 concurrent requests correctly, with prefix hits, and then holds nothing", () =>
     expectAllArrive(pair, {
       ...{ seed: "", requests: 16, connector: pullConnector },

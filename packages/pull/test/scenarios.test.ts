@@ -50,6 +50,9 @@ describe("peers", () => {
     expect(play.logged("d", "peer-dropped")).toMatchObject([{ engineId: "p", references: 0 }]);
     expect(await play.handedOver(p, d, 2)).toBe("ok");
     expect(play.logged("d", "remote-engine-ready").length).toBe(2);
+    const passed = expect.stringMatching(/^compatibility check passed \(hash [0-9a-f]{64}\)$/) as string;
+    const handshake = { engineId: "p", ownEngineId: "d", compatibility: passed };
+    expect(play.logged("d", "handshake-done")).toMatchObject([handshake, handshake]);
     await play.end();
   });
 
@@ -64,6 +67,10 @@ describe("peers", () => {
     expect(play.logged("lax", "compatibility-relaxed")).toEqual([]);
     expect(await play.outcome(lax.decode({ ...prompt(1), params }))).toBe("ok");
     // The differences are logged.
+    expect(play.logged("d", "handshake-done")).toEqual([]);
+    expect(play.logged("lax", "handshake-done")).toMatchObject([
+      { engineId: "p", ownEngineId: "lax", compatibility: "compatibility check relaxed" },
+    ]);
     expect(play.logged("lax", "compatibility-relaxed")).toMatchObject([
       { engineId: "p", differences: [{ factor: "model", ours: "sim", theirs: "another-model" }] },
     ]);

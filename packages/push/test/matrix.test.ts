@@ -14,10 +14,12 @@ const CASES = [
   { p: 2, d: 1, blocks: [16, 64], heads: 4 },
   { p: 4, d: 1, blocks: [16, 16], heads: 2 },
   { p: 1, d: 4, blocks: [16, 16], heads: 2 },
+  { p: 4, d: 1, blocks: [16, 16], heads: 1, kind: "mla" },
+  { p: 1, d: 4, blocks: [16, 32], heads: 1, kind: "mla" },
 ] as const;
 const ORDERS = ["prefill first", "decode first", "at once"] as const;
 
-describe.each(CASES)("TP $p → $d, blocks $blocks, $heads heads", (pair) => {
+describe.each(CASES)("$kind TP $p → $d, blocks $blocks, $heads heads", (pair) => {
   it.each(ORDERS)(
     "%s: every byte of 12 requests arrives, with prefix hits, and nothing is left in use",
     (order) =>

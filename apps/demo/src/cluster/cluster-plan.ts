@@ -34,6 +34,10 @@ export interface ClusterOptions {
   readonly pushLegs?: "at-once" | "prefill-first" | undefined;
   /** With push: layers are written as they are computed. Default: false. */
   readonly pushLayerwise?: boolean | undefined;
+  /** Keys of `kv_connector_extra_config` of all instances. */
+  readonly extraConfig?: Readonly<Record<string, unknown>> | undefined;
+  /** Port of the proxy's admin routes and page. Default: none. */
+  readonly adminPort?: number | undefined;
   /** Further settings of all instances. */
   readonly instance?: Partial<InstanceConfigInput> | undefined;
   /** Further settings of the prefill instances. */
@@ -99,6 +103,7 @@ function planTransferConfig(role: "prefill" | "decode", options: ClusterOptions)
       kv_lease_duration: options.leaseSeconds,
       request_timeout: options.requestTimeoutSeconds,
       push_layerwise: options.pushLayerwise === true ? true : undefined,
+      ...options.extraConfig,
     }),
   });
 }
@@ -111,7 +116,7 @@ function withoutUndefined(settings: Record<string, unknown>): Record<string, unk
 export function planProxy(
   prefillers: readonly string[],
   decoders: readonly string[],
-  { connector, pushLegs }: Pick<ClusterOptions, "connector" | "pushLegs">,
+  { connector, pushLegs, adminPort }: Pick<ClusterOptions, "connector" | "pushLegs" | "adminPort">,
 ): ProxySettingsInput {
   return {
     prefillers: [...prefillers],
@@ -119,5 +124,6 @@ export function planProxy(
     timeouts: { graceMs: 2000 },
     mode: (PUSH_CONNECTOR_NAMES as readonly string[]).includes(connector) ? "push" : "pull",
     ...(pushLegs === undefined ? {} : { pushLegs }),
+    ...(adminPort === undefined ? {} : { admin: { port: adminPort } }),
   };
 }

@@ -13,10 +13,11 @@ const blockSize = 4;
 function setUp(
   given: { connector?: ScriptedConnector; numBlocks?: number; tp?: number; eos?: number[] } & Pick<
     EngineOptions,
-    "hooks" | "clock"
+    "hooks" | "clock" | "maxConcurrentBatches" | "maxNumBatchedTokens" | "reportLayers"
   > = {},
 ) {
   const { connector, numBlocks = 64, tp = connector?.workers.length ?? 1, eos = [], hooks, clock } = given;
+  const { maxConcurrentBatches, maxNumBatchedTokens, reportLayers } = given;
   const model = arithmeticModel({ eosTokenIds: eos });
   const pool = new KvPool({ transport: heapTransport(), geometry: model.config, numBlocks, blockSize, tp });
   const blocks = new BlockPool({ numBlocks });
@@ -26,6 +27,9 @@ function setUp(
     blocks,
     connector,
     hooks,
+    maxConcurrentBatches,
+    maxNumBatchedTokens,
+    reportLayers,
     ...(clock === undefined ? {} : { clock }),
   });
   return { model, pool, blocks, engine };
@@ -252,6 +256,94 @@ describe("an engine on its own", () => {
     await engine.close();
     expect(await outcome).toBe("KV_REQUEST_ABORTED");
     expect(blocks.held).toBe(0);
+  });
+
+  it.each([1, 2, 3])("computes at most %i batches at the same time", async (maxConcurrentBatches) => {
+    const { engine, model, blocks } = setUp({ maxConcurrentBatches });
+    const waiting = new Map<string, () => void>();
+    model.before = ({ sequenceId, position }) =>
+      position > 0
+        ? Promise.resolve()
+        : new Promise<void>((resolve) => void waiting.set(sequenceId, resolve));
+    const names = ["a", "b", "c", "d"];
+    // Each of these prompts is a batch of its own.
+    const results = names.map((requestId, i) => {
+      const request = { requestId, promptTokens: prompt(9, i), maxTokens: 3 };
+      return engine.submit(request).done.then(ids);
+    });
+    for (const [begun, name] of names.entries()) {
+      await expect.poll(() => waiting.has(name)).toBe(true);
+      await settled();
+      expect(waiting.size).toBe(Math.min(begun + maxConcurrentBatches, names.length));
+      waiting.get(name)?.();
+    }
+    expect(await Promise.all(results)).toEqual(names.map((_, i) => model.generate(prompt(9, i), 3)));
+    await engine.close();
+    expect(blocks.held).toBe(0);
+  });
+
+  it("keeps the blocks of an aborted request until its batch has ended, and goes on with other batches", async () => {
+    const { engine, model, blocks } = setUp({ maxConcurrentBatches: 2 });
+    let end = () => {};
+    model.before = async ({ sequenceId }) => {
+      if (sequenceId !== "slow") return;
+      await new Promise<void>((resolve) => {
+        end = resolve;
+      });
+    };
+    const slow = engine.submit({ requestId: "slow", promptTokens: prompt(9), maxTokens: 3 });
+    await expect.poll(() => model.calls.length).toBe(1);
+    slow.abort();
+    const other = engine.submit({ requestId: "other", promptTokens: prompt(9, 2), maxTokens: 3 });
+    expect(ids(await other.done)).toEqual(model.generate(prompt(9, 2), 3));
+    await expect.poll(() => blocks.held).toBe(3);
+    end();
+    expect(await failure(slow.done)).toBe("KV_REQUEST_ABORTED");
+    await engine.close();
+    expect(blocks.held).toBe(0);
+  });
+
+  it("computes a prompt in chunks within the token budget, and another request's output in the same steps", async () => {
+    const { engine, model } = setUp({ maxNumBatchedTokens: 8 });
+    const running = engine.submit({ requestId: "short", promptTokens: prompt(3), maxTokens: 6 });
+    const long = engine.submit({ requestId: "long", promptTokens: prompt(26, 2), maxTokens: 3 });
+    expect(ids(await running.done)).toEqual(model.generate(prompt(3), 6));
+    expect(ids(await long.done)).toEqual(model.generate(prompt(26, 2), 3));
+    const steps = model.calls.map(({ sequenceId, position, tokens }) => [
+      sequenceId,
+      position,
+      tokens.length,
+    ]);
+    expect(steps).toEqual([
+      ["short", 0, 3],
+      // The budget of 8 tokens is shared with one token of the other request.
+      ["short", 3, 1],
+      ["long", 0, 7],
+      ["short", 4, 1],
+      ["long", 7, 7],
+      ["short", 5, 1],
+      ["long", 14, 7],
+      ["short", 6, 1],
+      ["long", 21, 5],
+      ["short", 7, 1],
+      ["long", 26, 1],
+      ["long", 27, 1],
+    ]);
+    await engine.close();
+  });
+
+  it("finds the chunks of a prompt in the prefix cache before the prompt is complete", async () => {
+    const { engine, model } = setUp({ maxNumBatchedTokens: 8 });
+    const request = (requestId: string) => ({ requestId, promptTokens: prompt(26), maxTokens: 2 });
+    model.before = async ({ position }) => {
+      if (position === 16) throw new Error("the third chunk fails");
+    };
+    expect(await failure(engine.submit(request("a")).done)).toBe("KV_ENGINE_FAILED");
+    model.before = async () => {};
+    const result = await engine.submit(request("b")).done;
+    expect(result.cachedTokens).toBe(16);
+    expect(ids(result)).toEqual(model.generate(prompt(26), 2));
+    await engine.close();
   });
 
   it("samples the same tokens from the same seed", async () => {
@@ -527,6 +619,25 @@ describe("a prefill engine", () => {
     expect(blocks.held).toBe(0);
     await engine.close();
   });
+
+  it.each([1, 2, 4])(
+    "reports the layers of a prompt in chunks, each with the tokens that it holds, with %i ranks",
+    async (ranks) => {
+      const connector = scriptedConnector({ ranks });
+      const reports: (readonly [readonly string[], unknown])[] = [];
+      for (const worker of connector.workers) {
+        worker.layerComputed = ({ regions, computedTokens }) => void reports.push([regions, computedTokens]);
+      }
+      const { engine } = setUp({ connector, maxNumBatchedTokens: 8, reportLayers: true });
+      await engine.submit({ requestId: "p", promptTokens: prompt(17), maxTokens: 1 }).done;
+      // The last chunk has a single token, and completes the layers.
+      expect(new Set(reports.map(([, computed]) => JSON.stringify(computed)))).toEqual(
+        new Set(['{"p":8}', '{"p":16}', '{"p":17}']),
+      );
+      expect(reports).toHaveLength(3 * 2 * ranks);
+      await engine.close();
+    },
+  );
 
   it("releases unused room for output at once", async () => {
     const eos = arithmeticModel().generate(prompt(5), 1)[0] ?? 0;

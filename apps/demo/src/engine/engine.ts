@@ -16,7 +16,7 @@ import type { EngineModel } from "./engine-model.js";
 import type { EngineHooks } from "./hooks.js";
 import { ModelRunner } from "./model-runner.js";
 import { checkRequest, type EngineHandle, type EngineRequest, RequestRecord } from "./request.js";
-import { Scheduler } from "./scheduler.js";
+import { type Chunk, Scheduler } from "./scheduler.js";
 import { Wakeup } from "./wakeup.js";
 
 export interface EngineOptions extends AmbientOptions {
@@ -30,8 +30,17 @@ export interface EngineOptions extends AmbientOptions {
   readonly hooks?: EngineHooks | undefined;
   /** Requests that hold blocks at the same time. Default: 64. */
   readonly maxNumSeqs?: number | undefined;
+  /** Batches that are computed at the same time, at most; each request is in one of them. Default: 1. */
+  readonly maxConcurrentBatches?: number | undefined;
+  /**
+   * Tokens of one batch, at most: a longer prompt is computed in chunks, one in each step, beside the output of other requests (vLLM:
+   * `max_num_batched_tokens`). Default: no limit.
+   */
+  readonly maxNumBatchedTokens?: number | undefined;
   /** Report each computed layer of a prompt to the workers. Default: false. */
   readonly reportLayers?: boolean | undefined;
+  /** Most tokens of a sequence, prompt and output. Default: the model's. */
+  readonly maxModelLen?: number | undefined;
   /** Reuse blocks of earlier prompts. Default: true. */
   readonly prefixCaching?: boolean | undefined;
 }
@@ -55,6 +64,10 @@ export class Engine {
   readonly #wakeup = new Wakeup();
   readonly #idleWaiters: (() => void)[] = [];
   readonly #loop: Promise<void>;
+  /** Batches that are being computed. They never reject. */
+  readonly #batches = new Set<Promise<void>>();
+  /** Why a batch failed; the next step ends every request with it. */
+  #batchFailure: { readonly error: unknown } | undefined;
   #closing: Promise<void> | undefined;
   #pendingWorkTimer: Timer | undefined;
   /** The last step asked for another one only because of the connector's pending work. */
@@ -94,7 +107,8 @@ export class Engine {
       throw new KvError("KV_ENGINE_FAILED", `request ${requestId}: the engine is shutting down`);
     if (this.#scheduler.has(requestId))
       throw new KvError("KV_REQUEST_INVALID", `request ${requestId}: another request has this id`);
-    checkRequest(request, { model: model.config, blockSize, capacity: blocks.capacity });
+    const { maxModelLen = model.config.maxModelLen } = this.#options;
+    checkRequest(request, { ...model.config, maxModelLen, blockSize, capacity: blocks.capacity });
     const uniform = this.#ambient.random.next;
     const record = new RequestRecord(request, { blockSize, uniform, prefixCaching });
     this.#scheduler.add(record);
@@ -163,8 +177,7 @@ export class Engine {
       for (const record of scheduler.inState("remote")) record.announced = true;
       for (const worker of this.#workers) worker.startLoad(metadata);
     }
-    await this.#forwardPass();
-    if (metadata !== undefined) await this.#waitForSave(metadata);
+    await this.#compute(metadata);
     const outputs = this.#workers.map((worker, tpRank) =>
       this.#aggregator.add({ tpRank }, worker.collectFinished()),
     );
@@ -173,21 +186,53 @@ export class Engine {
     this.#scheduleNextStep();
   }
 
-  /** Every running request computes one token. Of those with a prompt to compute, only the first one runs. */
-  async #forwardPass(): Promise<void> {
-    const running = this.#scheduler.inState("running").filter((record) => record.ending === undefined);
-    const prefill = running.find((record) => record.isPrefill);
-    const batch = running.filter((record) => record === prefill || !record.isPrefill);
-    await Promise.all(batch.map((record) => this.#forward(record)));
+  /**
+   * Starts a batch with the requests that are in no other one. Returns when there is room for a further batch: with one batch at a time, when
+   * this one is computed and saved. Throws why a batch failed.
+   */
+  async #compute(metadata: StepMetadata | undefined): Promise<void> {
+    const { maxConcurrentBatches = 1, maxNumBatchedTokens } = this.#options;
+    const chunks = this.#scheduler.nextBatch(maxNumBatchedTokens);
+    if (chunks.length === 0) {
+      if (metadata !== undefined) await this.#waitForSave(metadata);
+    } else {
+      const batch = this.#runBatch(chunks, metadata)
+        .catch((error: unknown) => {
+          this.#batchFailure ??= { error };
+        })
+        .finally(() => {
+          this.#batches.delete(batch);
+          this.#wakeup.wake();
+        });
+      this.#batches.add(batch);
+      if (this.#batches.size >= maxConcurrentBatches) await Promise.race(this.#batches);
+    }
+    const failure = this.#batchFailure;
+    this.#batchFailure = undefined;
+    if (failure !== undefined) throw failure.error;
   }
 
-  async #forward(record: RequestRecord): Promise<void> {
+  async #runBatch(chunks: readonly Chunk[], metadata: StepMetadata | undefined): Promise<void> {
+    try {
+      await Promise.all(chunks.map((chunk) => this.#forward(chunk)));
+      if (metadata !== undefined) await this.#waitForSave(metadata);
+    } finally {
+      for (const { record } of chunks) record.inBatch = false;
+    }
+  }
+
+  async #forward({ record, numTokens }: Chunk): Promise<void> {
     const { request, numComputedTokens } = record;
     const promptLength = request.promptTokens.length;
     try {
-      const token = await this.#runner.advance(record);
-      if (numComputedTokens < promptLength) this.#scheduler.cachePrompt(record, promptLength);
-      if (record.ending !== undefined) return;
+      const token = await this.#runner.advance(record, numTokens);
+      if (numComputedTokens < promptLength)
+        this.#scheduler.cachePrompt(record, Math.min(record.numComputedTokens, promptLength));
+      if (token === undefined || record.ending !== undefined) return;
+      if (record.output.length === 1 && record.receivedMs !== undefined) {
+        const sinceMs = this.#ambient.clock.now() - record.receivedMs;
+        this.#options.hooks?.afterFirstToken?.({ requestId: request.requestId, sinceMs });
+      }
       request.onToken?.(token);
       const reason = record.stopReason(this.#options.model.config.eosTokenIds);
       if (reason !== undefined) record.end(reason);
@@ -234,7 +279,8 @@ export class Engine {
    * wait for it; the next ones follow after a pause, so that a connector with permanent work does not spin.
    */
   #scheduleNextStep(): void {
-    const isRunning = this.#scheduler.inState("running").length > 0;
+    // A request that is in a batch is continued by the batch's end.
+    const isRunning = this.#scheduler.inState("running").some(({ inBatch }) => !inBatch);
     const hasPendingWork = !isRunning && this.#connector?.hasPendingWork() === true;
     if (isRunning || (hasPendingWork && !this.#steppedForWork)) this.#wakeup.wake();
     else if (hasPendingWork) {
@@ -258,13 +304,21 @@ export class Engine {
     });
   }
 
-  /** What the engine and its scheduler connector hold, by name; all zero when idle. */
-  outstanding(): Readonly<Record<string, number>> {
+  /** Requests without an outcome, by state. */
+  requestCounts(): Readonly<Record<"waiting" | "remote" | "running", number>> {
     const scheduler = this.#scheduler;
     return {
       waiting: scheduler.inState("waiting").length,
       remote: scheduler.inState("remote").length,
       running: scheduler.inState("running").length,
+    };
+  }
+
+  /** What the engine and its scheduler connector hold, by name; all zero when idle. The connector counts its own running requests. */
+  outstanding(): Readonly<Record<string, number>> {
+    const scheduler = this.#scheduler;
+    return {
+      ...this.requestCounts(),
       kept: scheduler.keptRequests,
       blocks: this.#options.blocks.held,
       partlyReported: this.#aggregator.size,

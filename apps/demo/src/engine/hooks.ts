@@ -10,6 +10,8 @@ export interface KvEvent {
   readonly tokens: number;
   /** Time in forward passes. */
   readonly forwardMs: number;
+  /** From the submission to the first forward pass (sender), or to the admission (receiver). */
+  readonly queuedMs: number;
 }
 
 export interface KvReceivedEvent extends KvEvent {
@@ -30,4 +32,6 @@ export interface EngineHooks {
   afterSend?(event: Pick<KvEvent, "requestId" | "blockIds">): void;
   /** The KV of a peer is in the blocks and has not been used yet. Answer `damaged: true` to keep it out of the prefix cache. */
   afterReceive?(event: KvReceivedEvent): Promise<{ damaged: boolean }>;
+  /** The first token of a request with KV of a peer has been sampled, `sinceMs` after that KV was taken over. */
+  afterFirstToken?(event: { readonly requestId: string; readonly sinceMs: number }): void;
 }

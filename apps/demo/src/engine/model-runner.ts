@@ -21,16 +21,20 @@ export class ModelRunner {
   }
 
   /**
-   * Computes all tokens of a running request that have no KV yet, and samples the next token. The KV of earlier tokens is read from the pool
-   * unless the model holds it, so that KV from the prefix cache or from a peer is what is used.
+   * Computes the next `numTokens` tokens of a running request that have no KV yet. Samples the next token when these were the last ones;
+   * undefined for a part of a prompt. The KV of earlier tokens is read from the pool unless the model holds it, so that KV from the prefix
+   * cache or from a peer is what is used.
    */
-  async advance(record: RequestRecord): Promise<EngineToken> {
+  async advance(record: RequestRecord, numTokens: number): Promise<EngineToken | undefined> {
     const { model, pool, clock } = this.#options;
     const startedMs = clock.now();
+    record.startedMs ??= startedMs;
     const { request, blockIds, sampler, numComputedTokens: position } = record;
     const promptLength = request.promptTokens.length;
-    const reportLayers = this.#options.reportLayers && record.isPrefill;
-    const tokens = Int32Array.from(record.sequence.slice(position));
+    const reportLayers = this.#options.reportLayers && position < promptLength;
+    const { sequence } = record;
+    const end = position + numTokens;
+    const tokens = Int32Array.from(sequence.slice(position, end));
     const wanted = request.topLogprobs ?? 0;
     const { newKv, ...candidates } = await model.forward({
       sequenceId: request.requestId,
@@ -40,12 +44,14 @@ export class ModelRunner {
       past: await this.#readPast(record),
     });
     record.modelHasPast = true;
-    if (position < promptLength) {
+    if (position < promptLength && end >= promptLength) {
       // Before the layers: a peer may be sent a block as soon as its layer is reported.
       await pool.zeroTail(blockIds.slice(0, blocksFor(promptLength, pool.config.blockSize)), promptLength);
     }
     await this.#storeKv(record, newKv, { startedMs, position, tokens: tokens.length, reportLayers });
-    record.numComputedTokens = position + tokens.length;
+    record.numComputedTokens = end;
+    record.forwardMs += clock.now() - startedMs;
+    if (end < sequence.length) return undefined;
     const token = sampler.choose(candidates);
     const { topTokens, topLogprobs } = candidates;
     const sampled: EngineToken = {
@@ -57,7 +63,6 @@ export class ModelRunner {
       })),
     };
     record.output.push(sampled);
-    record.forwardMs += clock.now() - startedMs;
     return sampled;
   }
 

@@ -20,6 +20,8 @@ export interface EngineRequest {
   readonly kvTransferParams?: KvTransferParams | undefined;
   /** Called with each token when it is sampled. */
   onToken?(token: EngineToken): void;
+  /** Called after `onToken`; true ends the output, because it contains a stop string. */
+  isStopped?(): boolean;
 }
 
 export interface EngineToken {
@@ -78,12 +80,20 @@ export class RequestRecord {
   modelHasPast = false;
   /** The prefix cache must not find its blocks: a test damaged them. */
   uncacheable = false;
+  /** When it was submitted, on the engine's clock. */
+  submittedMs = 0;
+  /** When its first forward pass began. */
+  startedMs: number | undefined;
+  /** When the KV of a peer was taken over. */
+  receivedMs: number | undefined;
   /** When it was admitted, on the engine's clock. */
   admittedMs = 0;
   /** Time in forward passes. */
   forwardMs = 0;
   /** The workers have been asked for its KV. */
   announced = false;
+  /** A batch computes it. */
+  inBatch = false;
   /** A worker reported one of its blocks as not filled. */
   blocksFailed = false;
   /** Set when the request is to end in this or the next step. */
@@ -136,6 +146,7 @@ export class RequestRecord {
     const { stopTokenIds, ignoreEos, maxTokens } = this.request;
     const last = this.output.at(-1)?.token;
     if (last === undefined) return undefined;
+    if (this.request.isStopped?.() === true) return "stopped";
     if (stopTokenIds?.includes(last) === true) return "stopped";
     if (ignoreEos !== true && eosTokenIds.includes(last)) return "stopped";
     return this.output.length >= maxTokens ? "length" : undefined;
@@ -152,8 +163,7 @@ export function tokensToHold(promptTokens: number, maxTokens: number): number {
   return promptTokens + maxTokens - 1;
 }
 
-export interface EngineLimits {
-  readonly model: EngineModelConfig;
+export interface EngineLimits extends Pick<EngineModelConfig, "vocabSize" | "maxModelLen"> {
   readonly blockSize: number;
   /** Blocks that requests can hold. */
   readonly capacity: number;
@@ -163,19 +173,20 @@ export interface EngineLimits {
  * Refuses a request that can never run. Errors: `KV_REQUEST_INVALID` naming the value and its limit; `KV_OUT_OF_BLOCKS` for a request that
  * is larger than the whole cache.
  */
-export function checkRequest(request: EngineRequest, { model, blockSize, capacity }: EngineLimits): void {
+export function checkRequest(request: EngineRequest, limits: EngineLimits): void {
   const { requestId, promptTokens, maxTokens } = request;
+  const { vocabSize, maxModelLen, blockSize, capacity } = limits;
   const refuse = (message: string): never => {
     throw new KvError("KV_REQUEST_INVALID", `request ${requestId}: ${message}`);
   };
   if (promptTokens.length === 0) refuse("the prompt is empty");
   if (!Number.isSafeInteger(maxTokens) || maxTokens < 1) refuse(`max_tokens is ${maxTokens}, not 1 or more`);
-  const bad = promptTokens.find((token) => !Number.isInteger(token) || token < 0 || token >= model.vocabSize);
-  if (bad !== undefined) refuse(`token ${bad} is not one of 0 to ${model.vocabSize - 1}`);
+  const bad = promptTokens.find((token) => !Number.isInteger(token) || token < 0 || token >= vocabSize);
+  if (bad !== undefined) refuse(`token ${bad} is not one of 0 to ${vocabSize - 1}`);
   const length = promptTokens.length;
-  if (length + maxTokens > model.maxModelLen) {
+  if (length + maxTokens > maxModelLen) {
     refuse(
-      `${length} prompt tokens and max_tokens ${maxTokens} are more than the model's ${model.maxModelLen}`,
+      `${length} prompt tokens and max_tokens ${maxTokens} are more than the ${maxModelLen} of max_model_len`,
     );
   }
   const needed = blocksFor(tokensToHold(length, maxTokens), blockSize);

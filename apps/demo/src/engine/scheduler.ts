@@ -21,6 +21,12 @@ export interface SchedulerOptions {
   readonly log: Log;
 }
 
+/** A part of a batch: the next tokens of a request whose KV is computed. */
+export interface Chunk {
+  readonly record: RequestRecord;
+  readonly numTokens: number;
+}
+
 /** Admits requests, gives them blocks, and ends them: the scheduler side of the engine. */
 export class Scheduler {
   readonly #options: SchedulerOptions;
@@ -61,6 +67,7 @@ export class Scheduler {
   }
 
   add(record: RequestRecord): void {
+    record.submittedMs = this.#options.clock.now();
     this.#requests.set(record.request.requestId, record);
     this.#options.connector?.requestQueued?.(record.connectorRequest);
   }
@@ -82,6 +89,27 @@ export class Scheduler {
         record.end("error", KvError.from(error, "KV_ENGINE_FAILED", message));
       }
     }
+  }
+
+  /**
+   * Chooses the requests of the next batch among those that are in none, and marks them. Each one that generates output computes one token;
+   * the first one with a prompt computes as much of it as `maxTokens` leaves room for. Requests that generate output come first, so that a long
+   * prompt does not stop them.
+   */
+  nextBatch(maxTokens = Number.POSITIVE_INFINITY): Chunk[] {
+    const ready = this.inState("running").filter(({ ending, inBatch }) => ending === undefined && !inBatch);
+    const chunks = ready
+      .filter(({ isPrefill }) => !isPrefill)
+      .slice(0, maxTokens)
+      .map((record): Chunk => ({ record, numTokens: 1 }));
+    const prefill = ready.find(({ isPrefill }) => isPrefill);
+    const room = maxTokens - chunks.length;
+    if (prefill !== undefined && room > 0) {
+      const left = prefill.request.promptTokens.length - prefill.numComputedTokens;
+      chunks.push({ record: prefill, numTokens: Math.min(left, room) });
+    }
+    for (const { record } of chunks) record.inBatch = true;
+    return chunks;
   }
 
   /**
@@ -142,7 +170,8 @@ export class Scheduler {
     const { log } = this.#options;
     const ended: string[] = [];
     for (const record of this.requests) {
-      if (record.ending === undefined) continue;
+      // A batch still writes into its blocks.
+      if (record.ending === undefined || record.inBatch) continue;
       const { requestId } = record.request;
       try {
         await this.#finish(record, record.ending);
@@ -167,8 +196,9 @@ export class Scheduler {
     const succeeded = reason === "stopped" || reason === "length";
     if (succeeded && kvTransferParams !== undefined) {
       const tokens = Math.min(numComputedTokens, promptTokens.length);
-      const { forwardMs } = record;
-      await hooks.beforeSend?.({ requestId, kvTransferParams, blockIds, tokens, forwardMs });
+      const { forwardMs, submittedMs, startedMs = submittedMs } = record;
+      const queuedMs = startedMs - submittedMs;
+      await hooks.beforeSend?.({ requestId, kvTransferParams, blockIds, tokens, forwardMs, queuedMs });
     }
     if (succeeded) this.#cacheOutput(record);
     const computed = state === "waiting" ? [] : blockIds.slice(0, blocksFor(numComputedTokens, blockSize));
@@ -257,12 +287,14 @@ export class Scheduler {
         cachedBlocks,
         forwardMs: record.forwardMs,
         admittedMs: record.admittedMs,
+        queuedMs: record.admittedMs - record.submittedMs,
       });
       record.uncacheable = damaged;
     }
     this.cachePrompt(record, covered);
     // Even when all KV is there, the last prompt token is computed again: its logits give the first output token.
     record.numComputedTokens = Math.min(covered, request.promptTokens.length - 1);
+    record.receivedMs = this.#options.clock.now();
     record.state = "running";
   }
 

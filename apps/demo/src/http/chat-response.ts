@@ -1,8 +1,8 @@
 import type { EngineResult, EngineToken } from "../engine/request.js";
-import { TextStream } from "../model/tokenizer/text-stream.js";
 import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
 import { type Generation, type ResponseFormat, transferParamsOf, usageOf } from "./generation.js";
 import type { ChatBody } from "./request-body.js";
+import { StopText, stopsOf } from "./stop-text.js";
 
 /** The prompt tokens of a conversation. The text parts of a message are joined. */
 export function chatPrompt({ messages }: ChatBody, tokenizer: Tokenizer): number[] {
@@ -21,26 +21,30 @@ export class ChatFormat implements ResponseFormat {
   readonly #tokenizer: Tokenizer;
   readonly #returnTokenIds: boolean;
   readonly #withLogprobs: boolean;
-  readonly #text: TextStream;
+  readonly text: StopText;
 
   constructor(body: ChatBody, tokenizer: Tokenizer) {
     this.#tokenizer = tokenizer;
     this.#returnTokenIds = body.return_token_ids === true;
     this.#withLogprobs = body.logprobs === true;
-    this.#text = new TextStream(tokenizer);
+    this.text = new StopText(tokenizer, stopsOf(body.stop));
   }
 
   whole(generation: Generation, result: EngineResult): object {
+    const { stopped, shown } = this.text;
     const tokens = result.tokens.map(({ token }) => token);
     return {
       ...this.#head(generation, "chat.completion"),
       choices: [
         {
           index: 0,
-          message: { role: "assistant", content: this.#tokenizer.decode(tokens) },
+          message: {
+            role: "assistant",
+            content: stopped === undefined ? this.#tokenizer.decode(tokens) : shown,
+          },
           logprobs: this.#logprobsOf(result.tokens),
           finish_reason: result.finishReason,
-          stop_reason: null,
+          stop_reason: stopped ?? null,
           ...(this.#returnTokenIds ? { token_ids: tokens } : {}),
         },
       ],
@@ -50,11 +54,10 @@ export class ChatFormat implements ResponseFormat {
     };
   }
 
-  chunk(generation: Generation, token: EngineToken, isFirst: boolean): object {
-    const content = this.#text.push(token.token);
+  chunk(generation: Generation, token: EngineToken, text: string, isFirst: boolean): object {
     const choice = {
       index: 0,
-      delta: isFirst ? { role: "assistant", content } : { content },
+      delta: isFirst ? { role: "assistant", content: text } : { content: text },
       logprobs: this.#logprobsOf([token]),
       finish_reason: null,
       ...(this.#returnTokenIds ? { token_ids: [token.token] } : {}),
@@ -66,10 +69,10 @@ export class ChatFormat implements ResponseFormat {
   finalChunk(generation: Generation, result: EngineResult): object {
     const choice = {
       index: 0,
-      delta: { content: this.#text.end() },
+      delta: { content: this.text.end() },
       logprobs: null,
       finish_reason: result.finishReason,
-      stop_reason: null,
+      stop_reason: this.text.stopped ?? null,
     };
     return { ...this.#head(generation), choices: [choice] };
   }

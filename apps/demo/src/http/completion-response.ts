@@ -1,34 +1,35 @@
 import type { EngineResult, EngineToken } from "../engine/request.js";
-import { TextStream } from "../model/tokenizer/text-stream.js";
 import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
 import { type Generation, type ResponseFormat, transferParamsOf, usageOf } from "./generation.js";
 import type { CompletionBody } from "./request-body.js";
+import { StopText, stopsOf } from "./stop-text.js";
 
 /** The responses of `/v1/completions`, in vLLM's format. */
 export class CompletionFormat implements ResponseFormat {
   readonly #tokenizer: Tokenizer;
   readonly #returnTokenIds: boolean;
   readonly #withLogprobs: boolean;
-  readonly #text: TextStream;
+  readonly text: StopText;
 
   constructor(body: CompletionBody, tokenizer: Tokenizer) {
     this.#tokenizer = tokenizer;
     this.#returnTokenIds = body.return_token_ids === true;
     this.#withLogprobs = body.logprobs != null;
-    this.#text = new TextStream(tokenizer);
+    this.text = new StopText(tokenizer, stopsOf(body.stop));
   }
 
   whole(generation: Generation, result: EngineResult): object {
+    const { stopped, shown } = this.text;
     const tokens = result.tokens.map(({ token }) => token);
     return {
       ...this.#head(generation),
       choices: [
         {
           index: 0,
-          text: this.#tokenizer.decode(tokens),
+          text: stopped === undefined ? this.#tokenizer.decode(tokens) : shown,
           logprobs: this.#logprobsOf(result.tokens),
           finish_reason: result.finishReason,
-          stop_reason: null,
+          stop_reason: stopped ?? null,
           ...(this.#returnTokenIds ? { token_ids: tokens, prompt_token_ids: generation.promptTokens } : {}),
         },
       ],
@@ -37,10 +38,10 @@ export class CompletionFormat implements ResponseFormat {
     };
   }
 
-  chunk(generation: Generation, token: EngineToken, isFirst: boolean): object {
+  chunk(generation: Generation, token: EngineToken, text: string, isFirst: boolean): object {
     const choice = {
       index: 0,
-      text: this.#text.push(token.token),
+      text,
       logprobs: this.#logprobsOf([token]),
       finish_reason: null,
       stop_reason: null,
@@ -53,10 +54,10 @@ export class CompletionFormat implements ResponseFormat {
   finalChunk(generation: Generation, result: EngineResult): object {
     const choice = {
       index: 0,
-      text: this.#text.end(),
+      text: this.text.end(),
       logprobs: null,
       finish_reason: result.finishReason,
-      stop_reason: null,
+      stop_reason: this.text.stopped ?? null,
     };
     return { ...this.#head(generation), choices: [choice] };
   }

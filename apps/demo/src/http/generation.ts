@@ -4,10 +4,12 @@ import type { EngineHandle, EngineResult, EngineToken } from "../engine/request.
 import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
 import { httpError } from "./error-response.js";
 import type { ChatBody, CompletionBody } from "./request-body.js";
+import type { StopText } from "./stop-text.js";
 
 /** The interface of an instance to its HTTP server. */
 export interface ServedInstance {
-  readonly engine: Pick<Engine, "submit" | "outstanding" | "releaseRemote">;
+  /** The engine of each data-parallel rank. */
+  readonly engines: readonly Pick<Engine, "submit" | "requestCounts" | "releaseRemote">[];
   readonly tokenizer: Tokenizer;
   /** Names that a client may give as `model`; the first one is announced. */
   readonly modelNames: readonly string[];
@@ -52,6 +54,7 @@ export interface GenerationOptions {
   readonly maxTokens: number;
   readonly topLogprobs: number;
   readonly onToken: (token: EngineToken) => void;
+  readonly isStopped: () => boolean;
 }
 
 /**
@@ -60,7 +63,8 @@ export interface GenerationOptions {
  * `kv_demo_zero_block`.
  */
 export function startGeneration(body: CompletionBody | ChatBody, options: GenerationOptions): Generation {
-  const { instance, headers, prefix, uuid, promptTokens, maxTokens, topLogprobs, onToken } = options;
+  const { instance, headers, prefix, uuid, promptTokens, maxTokens, topLogprobs, onToken, isStopped } =
+    options;
   const model = checkModel(body.model ?? undefined, instance);
   const clientId = headers["x-request-id"];
   if (clientId !== undefined && (typeof clientId !== "string" || !REQUEST_ID.test(clientId))) {
@@ -78,7 +82,7 @@ export function startGeneration(body: CompletionBody | ChatBody, options: Genera
       throw httpError(400, "kv_demo_zero_block needs an instance started with debug", "kv_demo_zero_block");
     instance.zeroBlockOf(requestId, zeroBlock);
   }
-  const handle = instance.engine.submit({
+  const handle = engineFor(headers, instance).submit({
     requestId,
     promptTokens,
     maxTokens,
@@ -93,8 +97,34 @@ export function startGeneration(body: CompletionBody | ChatBody, options: Genera
     },
     kvTransferParams: body.kv_transfer_params ?? undefined,
     onToken,
+    isStopped,
   });
   return { id, model, createdSeconds: Math.floor(Date.now() / 1000), promptTokens, handle };
+}
+
+/**
+ * The engine of the rank that `X-data-parallel-rank` names, as in vLLM; without the header the one with the fewest requests. Errors:
+ * `KV_REQUEST_INVALID` for a rank that is not there.
+ */
+function engineFor(
+  headers: IncomingHttpHeaders,
+  { engines }: ServedInstance,
+): ServedInstance["engines"][number] {
+  const given = headers["x-data-parallel-rank"];
+  const named = engines[typeof given === "string" && /^\d{1,4}$/.test(given) ? Number(given) : -1];
+  if (named !== undefined) return named;
+  if (given !== undefined) {
+    throw httpError(
+      400,
+      `X-data-parallel-rank is ${JSON.stringify(given).slice(0, 100)}; this instance has ranks 0 to ${engines.length - 1}`,
+      "X-data-parallel-rank",
+    );
+  }
+  const requests = engines.map((engine) => {
+    const { waiting, remote, running } = engine.requestCounts();
+    return waiting + remote + running;
+  });
+  return engines[requests.indexOf(Math.min(...requests))] as ServedInstance["engines"][number];
 }
 
 function checkModel(name: string | undefined, { modelNames }: ServedInstance): string {
@@ -132,10 +162,12 @@ export function transferParamsOf({
 
 /** The formats of one endpoint's responses. */
 export interface ResponseFormat {
+  /** The text of the output; every token is pushed. */
+  readonly text: StopText;
   /** The response without streaming. */
   whole(generation: Generation, result: EngineResult): object;
-  /** One streamed token. */
-  chunk(generation: Generation, token: EngineToken, isFirst: boolean): object;
+  /** One streamed token, with the text that it completes. */
+  chunk(generation: Generation, token: EngineToken, text: string, isFirst: boolean): object;
   /** The last chunk, with the finish reason. */
   finalChunk(generation: Generation, result: EngineResult): object;
   /** The chunk with the usage, for `stream_options.include_usage`. */

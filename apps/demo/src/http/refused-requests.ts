@@ -7,10 +7,11 @@ import { statusOf } from "./error-response.js";
  * every engine refuses, with the parameters of a prompt that nobody will decode.
  */
 export class RefusedRequests {
-  readonly #engine: Pick<Engine, "releaseRemote">;
+  readonly #engine: Pick<Engine, "releaseRemote"> | undefined;
   readonly #ambient: Pick<Ambient, "random">;
 
-  constructor(engine: Pick<Engine, "releaseRemote">, ambient: Pick<Ambient, "random">) {
+  /** `engine`: that of any data-parallel rank. */
+  constructor(engine: Pick<Engine, "releaseRemote"> | undefined, ambient: Pick<Ambient, "random">) {
     this.#engine = engine;
     this.#ambient = ambient;
   }
@@ -25,7 +26,7 @@ export class RefusedRequests {
     } catch (error) {
       const params = (body as { kv_transfer_params?: unknown } | null | undefined)?.kv_transfer_params;
       if (isRefusal(error) && typeof params === "object" && params !== null && !Array.isArray(params))
-        this.#engine.releaseRemote(`refused-${this.#ambient.random.uuid()}`, params as KvTransferParams);
+        this.#engine?.releaseRemote(`refused-${this.#ambient.random.uuid()}`, params as KvTransferParams);
       throw error;
     }
   }

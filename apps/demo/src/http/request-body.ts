@@ -12,6 +12,9 @@ const prompt = z.custom<string | number[] | (string | number[])[]>(
     isPrompt(value) || (Array.isArray(value) && value.length <= MAX_ENTRIES && value.every(isPrompt)),
   "must be text, a list of token ids, or a list of these",
 );
+/** Stop strings of a request, and characters of each: every token is compared with all of them. */
+const MAX_STOPS = 64;
+const stopString = z.string().max(1000);
 const params = z.record(z.string(), z.unknown());
 
 /** A list whose entries are looked at only when it is not too long. */
@@ -44,6 +47,7 @@ const shared = {
   stream: z.boolean().nullish(),
   stream_options: z.looseObject({ include_usage: z.boolean().nullish() }).nullish(),
   ignore_eos: z.boolean().nullish(),
+  stop: z.union([stopString, z.array(z.unknown()).max(MAX_STOPS).pipe(z.array(stopString))]).nullish(),
   stop_token_ids: entries(z.number().int()).nullish(),
   return_token_ids: z.boolean().nullish(),
   kv_transfer_params: params.nullish(),
@@ -77,7 +81,6 @@ const UNSUPPORTED: Readonly<Record<string, (value: unknown) => boolean>> = {
   best_of: (value) => value === 1,
   echo: (value) => value === false,
   suffix: (value) => value === "",
-  stop: (value) => value === "" || (Array.isArray(value) && value.length === 0),
   min_tokens: (value) => value === 0 || value === 1,
   prompt_logprobs: () => false,
   frequency_penalty: (value) => value === 0,

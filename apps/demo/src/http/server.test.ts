@@ -74,7 +74,8 @@ describe("completions", () => {
     [{ prompt: [] }, 400, "prompt"],
     [{ max_tokens: 0 }, 400, "max_tokens"],
     [{ n: 2 }, 400, "n"],
-    [{ stop: ["x"] }, 400, "stop"],
+    [{ stop: [7] }, 400, "stop"],
+    [{ stop: Array.from({ length: 65 }, () => "x") }, 400, "stop"],
     [{ model: "other" }, 404, "model"],
     [{ kv_demo_zero_block: 0 }, 400, "kv_demo_zero_block"],
   ])("refuses %j naming the field", async (fields, status, param) => {
@@ -82,6 +83,49 @@ describe("completions", () => {
     const response = await post({ ...greedy, ...fields });
     expect(response.status).toBe(status);
     expect(await response.json()).toMatchObject({ error: { type: "invalid_request_error", param } });
+  });
+
+  it.each(["/v1/completions", "/v1/chat/completions"])(
+    "ends the output before a stop string, streamed or not: %s",
+    async (path) => {
+      const { post, model, connector } = await serve();
+      const prompt = [5, 6, 7, 8, 9];
+      const body =
+        path === "/v1/completions"
+          ? { ...greedy, prompt }
+          : { ...greedy, messages: [{ role: "user", content: prompt.join(" ") }] };
+      const tokens = model.generate(prompt, 4);
+      // The text of a token is a space and its number; the stop string goes over two tokens.
+      const stop = [`never`, `${String(tokens[1]).slice(-1)} ${String(tokens[2])}`];
+      const text = ` ${tokens[0]} ${String(tokens[1]).slice(0, -1)}`;
+      const request = { ...body, max_tokens: 8, stop };
+      interface Choice {
+        readonly text?: string;
+        readonly message?: { readonly content: string };
+        readonly delta?: { readonly content?: string };
+        readonly finish_reason: string | null;
+        readonly stop_reason: string | null;
+      }
+      const [whole] = ((await (await post(request, { path })).json()) as { choices: [Choice] }).choices;
+      expect(whole.text ?? whole.message?.content).toBe(text);
+      expect(whole).toMatchObject({ finish_reason: "stop", stop_reason: stop[1] });
+      expect([...connector.finished.values()].map(({ reason }) => reason)).toEqual(["stopped"]);
+      const events = (await (await post({ ...request, stream: true }, { path })).text())
+        .split("\n\n")
+        .filter((event) => event.startsWith("data: {"))
+        .map((event) => (JSON.parse(event.slice("data: ".length)) as { choices: [Choice] }).choices[0]);
+      expect(events.map((choice) => choice.text ?? choice.delta?.content ?? "").join("")).toBe(text);
+      expect(events.at(-1)).toMatchObject({ finish_reason: "stop", stop_reason: stop[1] });
+    },
+  );
+
+  it("refuses /v1/responses with the reason and the route to use", async () => {
+    const { post } = await serve();
+    const response = await post({ model: "tiny", input: "5 6" }, { path: "/v1/responses" });
+    expect(response.status).toBe(404);
+    expect(await response.json()).toMatchObject({
+      error: { message: expect.stringMatching(/keeps no responses.*\/v1\/chat\/completions/) },
+    });
   });
 
   it("answers invalid JSON and unknown routes in the same error format", async () => {

@@ -76,7 +76,7 @@ export class InstanceServer {
       },
     });
     this.#connections = new Connections(this.#app.server, this.#limits);
-    this.#refused = new RefusedRequests(instance.engine, this.#ambient);
+    this.#refused = new RefusedRequests(instance.engines[0], this.#ambient);
     this.#limitRequests();
     this.#addErrorHandlers();
     this.#addRoutes();
@@ -141,6 +141,14 @@ export class InstanceServer {
         max_model_len: instance.maxModelLen,
       })),
     }));
+    app.post("/v1/responses", (request) =>
+      this.#refused.watch(request.body, () => {
+        throw httpError(
+          404,
+          "/v1/responses is not served here: this engine keeps no responses and no conversations; send the messages to /v1/chat/completions",
+        );
+      }),
+    );
     app.post("/v1/completions", (request, reply) =>
       this.#refused.watch(request.body, () => this.#completion(request, reply))(),
     );
@@ -207,9 +215,10 @@ export class InstanceServer {
       return new EventStream(reply.raw, generation.id, this.#limits.maxUnreadBytes);
     };
     const sendToken = (token: EngineToken): void => {
+      const text = format.text.push(token.token);
       if (!isStream) return;
       stream ??= openStream();
-      stream.send(format.chunk(generation, token, isFirst));
+      stream.send(format.chunk(generation, token, text, isFirst));
       isFirst = false;
     };
     // The engine samples the first token in a later step, so `generation` is set when `sendToken` runs.
@@ -219,6 +228,7 @@ export class InstanceServer {
       headers: request.headers,
       uuid: this.#ambient.random.uuid,
       onToken: sendToken,
+      isStopped: () => format.text.stopped !== undefined,
     });
     abortOnDisconnect(reply.raw, generation.handle);
     return async () => {

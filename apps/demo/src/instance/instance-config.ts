@@ -50,10 +50,18 @@ const instanceConfigSchema = z.strictObject({
   tinyKvHeads: count.optional(),
   intraOpThreads: count.default(1),
   tp: count.max(64).default(1),
+  /** Data-parallel ranks: engines that share the model and the HTTP server. `X-data-parallel-rank` chooses one. */
+  dp: count.max(64).default(1),
   blockSize: count.max(4096).default(16),
   numBlocks: count.min(2).default(512),
   /** Requests that hold blocks at the same time. Default: 64, or 1 on Neuron. */
   maxNumSeqs: count.optional(),
+  /** Tokens of a batch, at most: a longer prompt is computed in chunks (vLLM: `max_num_batched_tokens`). */
+  maxNumBatchedTokens: count.default(2048),
+  /** Batches that are computed at the same time, at most. Default: as many as the platform allows. */
+  maxConcurrentBatches: count.optional(),
+  /** Longest sequence, prompt and output (vLLM: `max_model_len`). Default: the model's, or what the cache holds if that is less. */
+  maxModelLen: count.optional(),
   /** Default: true, or false on Neuron. */
   prefixCaching: z.boolean().optional(),
   /** `cpu`, or `neuron`: a simulated device whose blocks are staged through host memory. */
@@ -67,9 +75,10 @@ const instanceConfigSchema = z.strictObject({
   attentionBackend: z.string().min(1).default("PLAIN"),
   /** vLLM's `kv_transfer_config`. */
   kvTransferConfig: z.record(z.string(), z.unknown()),
-  sideChannelHost: z.string().min(1).default("127.0.0.1"),
-  /** 0 takes a free one. */
-  sideChannelPort: port.default(0),
+  /** Default: `VLLM_NIXL_SIDE_CHANNEL_HOST`, else 127.0.0.1. */
+  sideChannelHost: z.string().min(1).optional(),
+  /** Port of data-parallel rank 0; 0 takes free ones. Default: `VLLM_NIXL_SIDE_CHANNEL_PORT`, else 0. */
+  sideChannelPort: port.optional(),
   compat: compatSchema.prefault({}),
   /** Compute digests of sent and received KV, for `/kv/transfers`. */
   digests: z.boolean().default(false),

@@ -1,5 +1,12 @@
 import { cpuPlatform, type StagingCopied, staged } from "@kv/connector";
-import type { Clock, ConnectorModule, KvCaches, Log, Platform } from "@kv/interface";
+import {
+  type Clock,
+  type ConnectorModule,
+  type KvCaches,
+  KvError,
+  type Log,
+  type Platform,
+} from "@kv/interface";
 import { neuronCaches, neuronPlatform, simulatedDevice } from "@kv/neuron";
 import type { KvPoolOptions } from "../engine/cache/kv-pool.js";
 import type { InstanceConfig } from "./instance-config.js";
@@ -11,6 +18,7 @@ export interface InstancePlatform {
   readonly module: ConnectorModule;
   readonly openCaches: KvPoolOptions["openCaches"];
   readonly maxNumSeqs: number;
+  readonly maxConcurrentBatches: number;
   readonly prefixCaching: boolean;
   /** The block of the staging pool at an address; undefined outside of it. */
   stagingBlockAt(address: number): number | undefined;
@@ -38,8 +46,10 @@ export function choosePlatform(
 ): InstancePlatform {
   const { platform: name, maxNumSeqs, prefixCaching } = config;
   if (name === "cpu") {
+    const cpu = cpuPlatform();
     return {
-      platform: cpuPlatform(),
+      platform: cpu,
+      maxConcurrentBatches: maxConcurrentBatchesOf(config, cpu),
       module: connector,
       openCaches: undefined,
       maxNumSeqs: maxNumSeqs ?? 64,
@@ -87,6 +97,7 @@ export function choosePlatform(
       poolBlocks: config.stagingBlocks ?? config.numBlocks,
       onCopied: copied,
     }),
+    maxConcurrentBatches: maxConcurrentBatchesOf(config, platform),
     openCaches: (rank) => neuronCaches({ device, ...rank }),
     ...settings,
     stagingBlockAt: (address) => blockAt(pools, address),
@@ -97,6 +108,21 @@ export function choosePlatform(
     },
     close: () => device.close(),
   };
+}
+
+/** The setting, at most the platform's limit, which is the default. Errors: `KV_PLATFORM_UNSUPPORTED` for a higher one. */
+function maxConcurrentBatchesOf(
+  { maxConcurrentBatches }: InstanceConfig,
+  { deviceType, capabilities }: Platform,
+): number {
+  const limit = capabilities.maxConcurrentBatches;
+  if (maxConcurrentBatches === undefined || maxConcurrentBatches <= limit)
+    return maxConcurrentBatches ?? limit;
+  throw new KvError(
+    "KV_PLATFORM_UNSUPPORTED",
+    `maxConcurrentBatches is ${maxConcurrentBatches}, and platform ${deviceType} executes at most ${limit}`,
+    { hint: "leave it out, or choose a lower one" },
+  );
 }
 
 function blockAt(pools: readonly KvCaches[], address: number): number | undefined {

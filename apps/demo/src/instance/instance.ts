@@ -1,30 +1,17 @@
-import { memoryMetrics, readTransferConfig } from "@kv/connector";
-import {
-  type Ambient,
-  ambient,
-  type EngineIdentity,
-  type KvTransferConfig,
-  type SchedulerConnector,
-  type SideChannel,
-  type Transport,
-  type WorkerConnector,
-} from "@kv/interface";
-import { BlockPool } from "../engine/cache/block-pool.js";
+import { memoryMetrics } from "@kv/connector";
+import { type Ambient, ambient, KvError, type SideChannel, type Transport } from "@kv/interface";
 import { DIGEST_TOKENS } from "../engine/cache/kv-layout.js";
-import { KvPool } from "../engine/cache/kv-pool.js";
-import { Engine } from "../engine/engine.js";
+import type { Engine } from "../engine/engine.js";
 import type { ServedInstance } from "../http/generation.js";
 import { InstanceServer } from "../http/server.js";
-import { loadModel, type Model } from "../model/model.js";
+import { loadModel } from "../model/model.js";
 import { simulatedModel } from "../model/simulated-model.js";
 import { loadTokenizer, type Tokenizer } from "../model/tokenizer/tokenizer.js";
 import { CloseStack } from "./close-stack.js";
-import { demoConnectors } from "./connectors.js";
+import { type EngineRank, startEngineRank } from "./engine-rank.js";
 import type { InstanceConfig } from "./instance-config.js";
-import { choosePlatform, type InstancePlatform } from "./instance-platform.js";
 import { createKvJournal, type KvJournal } from "./kv-journal.js";
-import { observeKv } from "./observe-kv.js";
-import { meterTransfers } from "./transfer-meter.js";
+import { transferConfigOf } from "./transfer-config.js";
 
 export interface InstanceOptions extends Partial<Omit<Ambient, "metrics">> {
   /** Belongs to the instance, which closes it. */
@@ -37,21 +24,17 @@ interface Parts {
   readonly config: InstanceConfig;
   readonly ambient: Ambient;
   readonly closers: CloseStack;
-  readonly engine: Engine;
-  readonly blocks: BlockPool;
+  /** One per data-parallel rank. */
+  readonly ranks: readonly EngineRank[];
   readonly tokenizer: Tokenizer;
-  readonly platform: InstancePlatform;
-  readonly workers: readonly WorkerConnector[];
   readonly journal: KvJournal;
   readonly blocksToZero: Map<string, number>;
   readonly model: { readonly name: string; readonly directory: string; readonly maxModelLen: number };
-  readonly engineId: string;
   readonly transportName: string;
-  readonly backend: string;
   readonly metrics: () => string;
 }
 
-/** A prefill or decode server: model, paged cache, a connector with a worker per rank, engine, HTTP. */
+/** A prefill or decode server: model, paged cache, an engine with a connector for each data-parallel rank, HTTP. */
 export class Instance implements ServedInstance {
   readonly #parts: Parts;
   readonly #server: InstanceServer;
@@ -65,16 +48,16 @@ export class Instance implements ServedInstance {
   }
 
   static async open(parts: Parts): Promise<Instance> {
-    const { config, closers, engine, engineId, ambient } = parts;
+    const { config, closers, ranks, ambient } = parts;
     const instance = new Instance(parts);
     closers.add("HTTP server", () => instance.#server.close());
-    // The engine closes before the server, so that clients get the errors of aborted requests.
-    closers.add("engine", () => engine.close());
+    // The engines close before the server, so that clients get the errors of aborted requests.
+    for (const { engine, dpRank } of ranks) closers.add(`engine ${dpRank}`, () => engine.close());
     instance.#address = await instance.#server.listen({ host: config.host, port: config.port });
     ambient.log.info("instance-ready", {
       role: config.role,
       url: instance.url,
-      engineId,
+      engineIds: instance.engineIds,
       backend: instance.backend,
       tp: config.tp,
       blockSize: config.blockSize,
@@ -92,11 +75,29 @@ export class Instance implements ServedInstance {
 
   /** The first backend of the agents. */
   get backend(): string {
-    return this.#parts.backend;
+    return this.#parts.ranks[0]?.backend() ?? "none";
   }
 
-  get engine(): Engine {
-    return this.#parts.engine;
+  /** The engine of each data-parallel rank. */
+  get engines(): readonly Engine[] {
+    return this.#parts.ranks.map(({ engine }) => engine);
+  }
+
+  /** The engine id of each data-parallel rank, as peers know it. */
+  get engineIds(): readonly string[] {
+    return this.#parts.ranks.map(({ engineId }) => engineId);
+  }
+
+  /** The settings in effect, for the ready line. */
+  get settings(): object {
+    const { config, model, ranks } = this.#parts;
+    const { sideChannelHost, sideChannelPort } = ranks[0]?.transferConfig ?? {};
+    const { maxNumSeqs, prefixCaching, maxConcurrentBatches } = ranks[0]?.platform ?? {};
+    return {
+      ...config,
+      ...{ port: this.port, sideChannelHost, sideChannelPort, model: model.directory },
+      ...{ maxNumSeqs, prefixCaching, maxConcurrentBatches, maxModelLen: model.maxModelLen },
+    };
   }
 
   get tokenizer(): Tokenizer {
@@ -113,7 +114,7 @@ export class Instance implements ServedInstance {
   }
 
   get maxOutputTokens(): number {
-    return this.#parts.blocks.capacity * this.#parts.config.blockSize;
+    return (this.#parts.config.numBlocks - 1) * this.#parts.config.blockSize;
   }
 
   get debug(): boolean {
@@ -130,28 +131,72 @@ export class Instance implements ServedInstance {
 
   /** The body of `/status`. */
   status(): object {
-    const { config, engine, engineId, platform, transportName, blocks, workers, model } = this.#parts;
+    const { config, ranks, transportName, model } = this.#parts;
+    const [first] = ranks;
     return {
       role: config.role,
       name: config.name ?? null,
-      engine_id: engineId,
+      engine_id: first?.engineId ?? null,
+      engine_ids: this.engineIds,
       model: model.name,
-      connector: platform.module.name,
+      connector: first?.platform.module.name ?? null,
       transport: transportName,
-      platform: platform.platform.deviceType,
+      platform: first?.platform.platform.deviceType ?? null,
       backend: this.backend,
       tp: config.tp,
+      dp: config.dp,
       block_size: config.blockSize,
       num_blocks: config.numBlocks,
-      free_blocks: blocks.free,
+      free_blocks: ranks.reduce((sum, { blocks }) => sum + blocks.free, 0),
       ready: this.#isReady,
-      outstanding: engine.outstanding(),
-      workers: workers.map((worker) => worker.outstanding()),
+      outstanding: this.#outstanding(),
+      workers: ranks.flatMap(({ workers }) => workers.map((worker) => worker.outstanding())),
     };
   }
 
+  /** What all ranks hold, by name. */
+  #outstanding(): Record<string, number> {
+    const sums: Record<string, number> = {};
+    for (const { engine } of this.#parts.ranks) {
+      for (const [name, count] of Object.entries(engine.outstanding()))
+        sums[name] = (sums[name] ?? 0) + count;
+    }
+    return sums;
+  }
+
   metrics(): string {
-    return this.#parts.metrics();
+    return `${this.#parts.metrics()}${this.#cacheMetrics()}`;
+  }
+
+  /** vLLM's metrics of the cache: `kv-peer` computes the used blocks from them. */
+  #cacheMetrics(): string {
+    const { config, ranks, model } = this.#parts;
+    const { blockSize, numBlocks } = config;
+    const gauge = (name: string, help: string, sample: (rank: EngineRank) => string) =>
+      `# HELP ${name} ${help}\n# TYPE ${name} gauge\n${ranks.map((rank) => `${name}${sample(rank)}\n`).join("")}`;
+    const labels = ({ dpRank }: EngineRank) =>
+      `{engine="${dpRank}",model_name=${JSON.stringify(model.name)}}`;
+    return [
+      gauge(
+        "vllm:cache_config_info",
+        "Information of the cache.",
+        ({ dpRank }) => `{block_size="${blockSize}",engine="${dpRank}",num_gpu_blocks="${numBlocks}"} 1.0`,
+      ),
+      gauge(
+        "vllm:kv_cache_usage_perc",
+        "Share of the blocks in use; 1 is all of them.",
+        (rank) => `${labels(rank)} ${rank.blocks.held / (numBlocks - 1)}`,
+      ),
+      gauge(
+        "vllm:num_requests_running",
+        "Requests in execution.",
+        (rank) => `${labels(rank)} ${rank.engine.requestCounts().running}`,
+      ),
+      gauge("vllm:num_requests_waiting", "Requests that wait.", (rank) => {
+        const { waiting, remote } = rank.engine.requestCounts();
+        return `${labels(rank)} ${waiting + remote}`;
+      }),
+    ].join("");
   }
 
   kvTransfers(): object {
@@ -160,10 +205,11 @@ export class Instance implements ServedInstance {
 
   /** Refuses new requests, waits up to `graceMs` for running requests and for blocks that peers are to read, then closes. */
   async drain(): Promise<void> {
-    const { config, engine, ambient } = this.#parts;
+    const { config, ambient } = this.#parts;
     this.#isReady = false;
-    ambient.log.info("instance-draining", { role: config.role, ...engine.outstanding() });
-    await waitAtMost(engine.idle(), config.graceMs, ambient.clock);
+    ambient.log.info("instance-draining", { role: config.role, ...this.#outstanding() });
+    const idle = Promise.all(this.engines.map((engine) => engine.idle()));
+    await waitAtMost(idle, config.graceMs, ambient.clock);
     await this.close();
   }
 
@@ -184,17 +230,14 @@ export class Instance implements ServedInstance {
  */
 export async function startInstance(config: InstanceConfig, options: InstanceOptions): Promise<Instance> {
   const { transport, sideChannel } = options;
-  const metrics = memoryMetrics({ labels: { engine: "0" } });
+  const metrics = memoryMetrics();
   const environment = ambient({ ...options, metrics });
   const { clock, random, log } = environment;
   const closers = new CloseStack(log);
   closers.add("side channel", () => sideChannel.close());
   closers.add("transport", () => transport.close());
   try {
-    const transferConfig = transferConfigOf(config, environment);
-    const connector = await demoConnectors().resolve(transferConfig);
-    const platform = choosePlatform(config, connector, environment);
-    closers.add("device", () => platform.close());
+    const transferConfig = transferConfigOf(config, { env: process.env, log });
     const loaded = await loadModel({
       intraOpThreads: config.intraOpThreads,
       directory: config.model,
@@ -204,73 +247,32 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
     const { directory, vocabSize } = loaded.config;
     const model =
       config.simulate === undefined ? loaded : simulatedModel({ ...config.simulate, clock, vocabSize });
-
-    let pool: KvPool | undefined;
-    const meter = meterTransfers(transport, {
-      clock,
-      blockAt: (address) => platform.stagingBlockAt(address) ?? pool?.blockAt(address),
-    });
-    const kv = new KvPool({
-      transport: meter.transport,
-      geometry: model.config,
-      numBlocks: config.numBlocks,
-      blockSize: config.blockSize,
-      tp: config.tp,
-      attentionBackend: config.attentionBackend,
-      openCaches: platform.openCaches,
-    });
-    pool = kv;
-    closers.add("KV pool", async () => kv.close());
-
-    const identity = identityOf(config, loaded, transferConfig.engineId ?? random.uuid());
-    const { scheduler, workers } = await openConnector(platform, kv, closers, {
-      ...environment,
-      config: transferConfig,
-      engine: identity,
-      transport: meter.transport,
-      sideChannel,
-    });
+    const name = config.servedModelName ?? loaded.config.name;
+    const maxModelLen = maxModelLenOf(config, model.config.maxModelLen);
     const journal = createKvJournal();
     const blocksToZero = new Map<string, number>();
-    const blocks = new BlockPool({ numBlocks: config.numBlocks, fragmented: config.fragmented });
-    const engine = new Engine({
-      ...environment,
-      model,
-      pool: kv,
-      blocks,
-      connector: { scheduler, workers },
-      hooks: observeKv({
-        pool: kv,
-        journal,
-        meter,
-        clock,
-        digests: config.digests,
-        blocksToZero,
-        takeCopies: platform.takeCopies,
-      }),
-      maxNumSeqs: platform.maxNumSeqs,
-      reportLayers: transferConfig.extra.push_layerwise === true,
-      prefixCaching: platform.prefixCaching,
-    });
+    const engineId = transferConfig.engineId ?? random.uuid();
+    const ranks: EngineRank[] = [];
+    for (let dpRank = 0; dpRank < config.dp; dpRank++) {
+      const rank = {
+        ...{ config, transferConfig, transport, sideChannel, model, closers, journal, blocksToZero },
+        ...{ dpRank, servedName: name, maxModelLen },
+        // As vLLM names the engines of data-parallel ranks.
+        engineId: config.dp === 1 ? engineId : `${engineId}_dp${dpRank}`,
+        ambient: environment,
+      };
+      ranks.push(await startEngineRank(rank));
+    }
     return await Instance.open({
       config,
       ambient: environment,
       closers,
-      engine,
-      blocks,
+      ranks,
       tokenizer: await loadTokenizer({ directory, vocabSize }),
-      platform,
-      workers,
       journal,
       blocksToZero,
-      model: {
-        name: servedName(config, loaded),
-        directory,
-        maxModelLen: platform.platform.maxModelLen({ max_position_embeddings: model.config.maxModelLen }),
-      },
-      engineId: identity.engineId,
+      model: { name, directory, maxModelLen },
       transportName: transport.name,
-      backend: meter.backends()[0] ?? "none",
       metrics: metrics.render,
     });
   } catch (error) {
@@ -279,68 +281,24 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
   }
 }
 
-function transferConfigOf(config: InstanceConfig, { log }: Ambient): KvTransferConfig {
-  return readTransferConfig(config.kvTransferConfig, {
-    log,
-    env: {
-      ...process.env,
-      VLLM_NIXL_SIDE_CHANNEL_HOST: config.sideChannelHost,
-      VLLM_NIXL_SIDE_CHANNEL_PORT: String(config.sideChannelPort),
-    },
-  });
-}
-
-function servedName({ servedModelName }: InstanceConfig, { config: { name } }: Model): string {
-  return servedModelName ?? name;
-}
-
-function identityOf(config: InstanceConfig, model: Model, engineId: string): EngineIdentity {
-  const { compat } = config;
-  return {
-    engineId,
-    tpSize: config.tp,
-    ppSize: 1,
-    dpRank: 0,
-    model: {
-      model: compat.model ?? servedName(config, model),
-      vllmVersion: compat.vllmVersion,
-      connectorVersion: compat.connectorVersion,
-      isHmaEnabled: compat.isHmaEnabled,
-      speculativeConfig: null,
-      // The interface takes an absent key only.
-      ...(compat.attentionBackend === undefined ? {} : { hashedAttentionBackend: compat.attentionBackend }),
-    },
+/**
+ * The longest sequence that every request may have: the setting, else the model's. As in vLLM, the cache must hold one such sequence. Errors:
+ * `KV_CONFIG_INVALID`.
+ */
+function maxModelLenOf({ maxModelLen, blockSize, numBlocks }: InstanceConfig, ofModel: number): number {
+  const ofCache = (numBlocks - 1) * blockSize;
+  if (maxModelLen === undefined) return Math.min(ofModel, ofCache);
+  const refuse = (limit: string, hint: string): never => {
+    throw new KvError("KV_CONFIG_INVALID", `maxModelLen is ${maxModelLen}, and ${limit}`, { hint });
   };
+  if (maxModelLen > ofModel)
+    refuse(`the model has ${ofModel} positions`, "choose a lower one, or leave it out");
+  if (maxModelLen > ofCache)
+    refuse(`the cache holds ${ofCache} tokens`, "raise numBlocks, or choose a lower maxModelLen");
+  return maxModelLen;
 }
 
-/** Opens a worker connector per rank and the scheduler connector, and starts the handshake listener. */
-async function openConnector(
-  { module, platform }: InstancePlatform,
-  pool: KvPool,
-  closers: CloseStack,
-  options: Ambient & {
-    readonly config: KvTransferConfig;
-    readonly engine: EngineIdentity;
-    readonly transport: Transport;
-    readonly sideChannel: SideChannel;
-  },
-): Promise<{ scheduler: SchedulerConnector; workers: WorkerConnector[] }> {
-  const workers: WorkerConnector[] = [];
-  for (const [tpRank, caches] of pool.caches.entries()) {
-    const worker = await module.createWorker({ ...options, tpRank, ppRank: 0, platform });
-    closers.add(`worker ${tpRank}`, () => worker.close());
-    await worker.registerKvCaches(caches);
-    workers.push(worker);
-  }
-  const scheduler = await module.createScheduler({ ...options, cache: pool.config });
-  closers.add("scheduler", () => scheduler.close());
-  await scheduler.setHandshakeMetadata(
-    await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
-  );
-  return { scheduler, workers };
-}
-
-async function waitAtMost(work: Promise<void>, timeoutMs: number, clock: Ambient["clock"]): Promise<void> {
+async function waitAtMost(work: Promise<unknown>, timeoutMs: number, clock: Ambient["clock"]): Promise<void> {
   let timer: { cancel(): void } | undefined;
   const timeout = new Promise<void>((resolve) => {
     timer = clock.setTimer(resolve, timeoutMs);

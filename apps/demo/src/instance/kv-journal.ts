@@ -9,6 +9,10 @@ export interface KvRecord {
   /** SHA-256 of each `digest_tokens` tokens; empty without digests. */
   readonly digests: readonly string[];
   readonly digest_tokens: number;
+  /** From the submission to the first forward pass (sender), or to the admission (receiver). */
+  readonly queue_ms: number;
+  /** From the arrival of the KV to the first token; receiver only. */
+  readonly first_token_ms?: number;
   /** Time in forward passes; sender only. */
   readonly forward_ms?: number;
   /** Time of copies from device to host; sender only. */
@@ -36,23 +40,27 @@ export interface KvJournal {
   add(record: KvRecord): void;
   /** Adds the transfer to the latest record of a sent request. */
   sent(requestId: string, transfer: KvTransferRecord): void;
+  /** Adds the time of the first token to the latest record of a received request. */
+  firstToken(requestId: string, sinceMs: number): void;
   readonly records: readonly KvRecord[];
 }
 
 export function createKvJournal({ capacity = 256 }: { capacity?: number } = {}): KvJournal {
   const records: KvRecord[] = [];
+  function update(direction: KvRecord["direction"], requestId: string, change: Partial<KvRecord>): void {
+    const at = records.findLastIndex(
+      (record) => record.direction === direction && record.request_id === requestId,
+    );
+    const record = records[at];
+    if (record !== undefined) records[at] = { ...record, ...change };
+  }
   return {
     add(record) {
       records.push(record);
       if (records.length > capacity) records.splice(0, records.length - capacity);
     },
-    sent(requestId, transfer) {
-      const at = records.findLastIndex(
-        (record) => record.direction === "sent" && record.request_id === requestId,
-      );
-      const record = records[at];
-      if (record !== undefined) records[at] = { ...record, transfer };
-    },
+    sent: (requestId, transfer) => update("sent", requestId, { transfer }),
+    firstToken: (requestId, sinceMs) => update("received", requestId, { first_token_ms: sinceMs }),
     get records() {
       return records;
     },

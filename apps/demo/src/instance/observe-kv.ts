@@ -27,7 +27,7 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
   /** Requests whose KV a peer may read, with the blocks of the staging pool where there is one. */
   const sendable = new Map<string, { sinceMs: number; blockIds: readonly number[] | undefined }>();
   return {
-    async beforeSend({ requestId, kvTransferParams, blockIds, tokens, forwardMs }) {
+    async beforeSend({ requestId, kvTransferParams, blockIds, tokens, forwardMs, queuedMs }) {
       if (kvTransferParams.do_remote_decode !== true) return;
       const copies = takeCopies(requestId);
       sendable.set(requestId, { sinceMs: clock.now(), blockIds: copies?.wireBlockIds });
@@ -36,12 +36,14 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
         request_id: requestId,
         tokens,
         cached_tokens: 0,
+        queue_ms: queuedMs,
         forward_ms: forwardMs,
         save_ms: copies?.saveMs ?? 0,
         digests: await digestsOf(blockIds, tokens),
         digest_tokens: DIGEST_TOKENS,
       });
     },
+    afterFirstToken: ({ requestId, sinceMs }) => journal.firstToken(requestId, sinceMs),
     afterSend({ requestId, blockIds }) {
       const { sinceMs, blockIds: wireBlockIds } = sendable.get(requestId) ?? { sinceMs: clock.now() };
       sendable.delete(requestId);
@@ -58,7 +60,15 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
         load_ms: 0,
       });
     },
-    async afterReceive({ requestId, kvTransferParams, blockIds, tokens, cachedBlocks, admittedMs }) {
+    async afterReceive({
+      requestId,
+      kvTransferParams,
+      blockIds,
+      tokens,
+      cachedBlocks,
+      admittedMs,
+      queuedMs,
+    }) {
       const receivedAtMs = clock.now();
       const copies = takeCopies(requestId);
       // With staging, the transport moved blocks of the staging pool.
@@ -68,6 +78,7 @@ export function observeKv(options: ObserveKvOptions): EngineHooks {
         request_id: requestId,
         tokens,
         cached_tokens: cachedBlocks * pool.config.blockSize,
+        queue_ms: queuedMs,
         digests: await digestsOf(blockIds, tokens),
         digest_tokens: DIGEST_TOKENS,
         transfer: {

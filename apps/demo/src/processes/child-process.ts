@@ -40,7 +40,7 @@ const STOP_TIMEOUT_MS = 10_000;
 
 /** Starts a role of this program. Errors: the child's own `KvError` when it fails to start; `KV_ENGINE_FAILED` when it ends or is not ready in time. */
 export async function startChild({ name, args }: ChildOptions): Promise<Child> {
-  const child = spawn(process.execPath, [...programArguments(), ...args], {
+  const child = spawn(process.execPath, [...programArguments(), ...args, "--child"], {
     // The child's stdout goes to stderr, because stdout is for results.
     stdio: ["ignore", 2, "inherit", "ipc"],
   });

@@ -1,6 +1,6 @@
 import type { Log, LogFields } from "@kv/interface";
 
-export const LOG_LEVELS = ["debug", "info", "warn", "error", "silent"] as const;
+const LOG_LEVELS = ["debug", "info", "warn", "error", "silent"] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];
 
 /** Logs lines of JSON to stderr, because stdout is for results. `fixed` fields are on every line. */

@@ -6,50 +6,112 @@ import { startInstance } from "../instance/instance.js";
 import { readInstanceConfig } from "../instance/instance-config.js";
 import type { ChildMessage } from "./child-process.js";
 import { jsonLog, type LogLevel } from "./json-log.js";
+import { parseJson } from "./parse-json.js";
 
-/** Options of a role's command. */
-export interface RoleOptions {
+/** Options of the commands that run one server. */
+interface ServerFlags {
   /** Settings as JSON text. */
-  readonly config: string;
+  readonly config?: string | undefined;
+  readonly port?: number | undefined;
   readonly logLevel: LogLevel;
+  /** Started by the demo, which gets the outcome over IPC. */
+  readonly child?: boolean | undefined;
 }
 
-/** Runs one prefill or decode server over NIXL in this process. `config` is an `InstanceConfigInput`. */
-export async function runInstance({ config, logLevel }: RoleOptions): Promise<void> {
-  const settings = readInstanceConfig(parseConfig(config));
-  const log = jsonLog(logLevel, { instance: settings.name ?? settings.role, pid: process.pid });
-  await runServer(() =>
-    startInstance(settings, {
+/** Options of `prefill`, `decode` and `instance`. The options are settings of an instance, and come before those of `config`. */
+export interface InstanceFlags extends ServerFlags {
+  readonly kvTransferConfig?: string | undefined;
+  readonly extraConfig?: string | undefined;
+  readonly [setting: string]: unknown;
+}
+
+/** Options of `proxy`, which come before the settings of `config`. */
+export interface ProxyFlags extends ServerFlags {
+  readonly prefill?: readonly string[] | undefined;
+  readonly decode?: readonly string[] | undefined;
+  readonly mode?: ProxySettingsInput["mode"] | undefined;
+  readonly adminPort?: number | undefined;
+}
+
+/** Runs one prefill or decode server over NIXL in this process. `role`: that of the command. */
+export async function runInstance(
+  role: "prefill" | "decode" | undefined,
+  flags: InstanceFlags,
+): Promise<void> {
+  const settings = readInstanceConfig(instanceSettings(role, flags));
+  const log = jsonLog(flags.logLevel, { instance: settings.name ?? settings.role, pid: process.pid });
+  await runServer(flags, async () => {
+    const instance = await startInstance(settings, {
       log,
       transport: nixlTransport({ log }),
       sideChannel: zmqSideChannel({ log }),
-    }),
-  );
-}
-
-/** Runs the proxy in this process. `config` is a `ProxySettingsInput` with a port. */
-export async function runProxy({ config, logLevel }: RoleOptions): Promise<void> {
-  const { port = 0, ...settings } = parseConfig(config) as ProxySettingsInput & { port?: number };
-  const log = jsonLog(logLevel, { instance: "proxy", pid: process.pid });
-  await runServer(async () => {
-    const proxy = createProxy({ ...settings, log });
-    const address = await proxy.listen({ port });
-    return { ...address, backend: null, drain: () => proxy.close() };
+    });
+    const { url, port, backend, engineIds } = instance;
+    const shown = { engine_ids: engineIds, config: instance.settings };
+    return { url, port, backend, shown, drain: () => instance.drain() };
   });
 }
 
-function parseConfig(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch (cause) {
-    throw new KvError("KV_CONFIG_INVALID", `--config is not JSON: ${(cause as Error).message}`, { cause });
-  }
+/** The settings of an instance from the options of its command. Errors: `KV_CONFIG_INVALID`. */
+export function instanceSettings(
+  role: "prefill" | "decode" | undefined,
+  { config, kvTransferConfig, extraConfig, logLevel: _, child: __, ...options }: InstanceFlags,
+): Record<string, unknown> {
+  const given = config === undefined ? {} : parseJson("--config", config);
+  const usual: Record<string, unknown> = {
+    kv_connector: "NixlConnector",
+    kv_role: role === "prefill" ? "kv_producer" : role === "decode" ? "kv_consumer" : "kv_both",
+  };
+  const transferConfig =
+    kvTransferConfig === undefined
+      ? ((given.kvTransferConfig as Record<string, unknown> | undefined) ?? usual)
+      : parseJson("--kv-transfer-config", kvTransferConfig);
+  const extra =
+    extraConfig === undefined
+      ? {}
+      : {
+          kv_connector_extra_config: {
+            ...(transferConfig.kv_connector_extra_config as object | undefined),
+            ...parseJson("--extra-config", extraConfig),
+          },
+        };
+  return {
+    ...(role === undefined ? {} : { role }),
+    ...given,
+    ...options,
+    kvTransferConfig: { ...transferConfig, ...extra },
+  };
+}
+
+/** Runs the proxy in this process. */
+export async function runProxy(flags: ProxyFlags): Promise<void> {
+  const given = (
+    flags.config === undefined ? {} : parseJson("--config", flags.config)
+  ) as ProxySettingsInput & { port?: number };
+  const { port = 0, ...settings } = { ...given, ...(flags.port === undefined ? {} : { port: flags.port }) };
+  const { prefill, decode, mode, adminPort } = flags;
+  const resolved: ProxySettingsInput = {
+    ...settings,
+    ...(prefill === undefined ? {} : { prefillers: [...prefill] }),
+    ...(decode === undefined ? {} : { decoders: [...decode] }),
+    ...(mode === undefined ? {} : { mode }),
+    ...(adminPort === undefined ? {} : { admin: { ...settings.admin, port: adminPort } }),
+  };
+  const log = jsonLog(flags.logLevel, { instance: "proxy", pid: process.pid });
+  await runServer(flags, async () => {
+    const proxy = createProxy({ ...resolved, log });
+    const address = await proxy.listen({ port });
+    const shown = { config: { ...resolved, port: address.port } };
+    return { ...address, backend: null, shown, drain: () => proxy.close() };
+  });
 }
 
 interface Server {
   readonly url: string;
   readonly port: number;
   readonly backend: string | null;
+  /** Further fields of the ready line, with the settings in effect. */
+  readonly shown: object;
   /** Finishes running requests and closes the server. */
   drain(): Promise<void>;
 }
@@ -59,12 +121,17 @@ const EXIT_TIMEOUT_MS = 2000;
 
 /**
  * Runs a server until SIGTERM or SIGINT, which drain it; a second signal ends the process at once. A child of the demo reports over IPC and
- * ends when its parent is gone: the channel closes even when the parent is killed. A process of its own prints one line of JSON.
+ * ends when its parent is gone: the channel closes even when the parent is killed. A process that a user started prints one line of JSON, with the
+ * settings in effect.
  */
-async function runServer(start: () => Promise<Server>): Promise<void> {
-  const isChild = process.send !== undefined;
+async function runServer(
+  { child: isChild = false }: ServerFlags,
+  start: () => Promise<Server>,
+): Promise<void> {
   // Before anything is opened: the parent may end while its child starts.
-  if (isChild) process.once("disconnect", () => process.exit(1));
+  if (process.send !== undefined) process.once("disconnect", () => process.exit(1));
+  // The channel of `npm run demo` must not keep this process alive after an error.
+  if (!isChild) process.channel?.unref();
   let stopping: Promise<void> | undefined;
   let server: Server | undefined;
   const stop = () => {
@@ -88,9 +155,9 @@ async function runServer(start: () => Promise<Server>): Promise<void> {
     exit(1);
     return;
   }
-  const { url, port, backend } = server;
+  const { url, port, backend, shown } = server;
   if (isChild) await sendToParent({ kind: "ready", url, port, backend });
-  else process.stdout.write(`${JSON.stringify({ ready: true, url, port, backend })}\n`);
+  else process.stdout.write(`${JSON.stringify({ ready: true, url, port, backend, ...shown })}\n`);
 }
 
 function sendToParent(message: ChildMessage): Promise<void> {

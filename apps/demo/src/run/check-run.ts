@@ -8,14 +8,26 @@ import { type CompletionOutcome, complete } from "./completion-client.js";
 export interface CheckedRequest {
   readonly promptTokens: number;
   readonly outputTokens: number;
+  /** Time to first token: `queueMs` to `otherMs` are its parts. */
   readonly ttftMs: number;
+  /** Waiting for other requests, at both instances. */
+  readonly queueMs: number;
   /** Time in forward passes of the prefill instance. */
   readonly prefillMs: number;
   /** Time of copies from the prefill instance's device to host memory. */
   readonly saveMs: number;
+  /**
+   * The decode instance's wait for the KV without the transfer and without the prefill instance's part: at first contact handshake, plan and
+   * prepared lists; then the messages and steps around a transfer.
+   */
+  readonly connectMs: number;
   readonly transferMs: number;
   /** Time of copies from host memory to the decode instance's device. */
   readonly loadMs: number;
+  /** From the arrival of the KV to the first token, at the decode instance. */
+  readonly firstTokenMs: number;
+  /** The rest of the time to first token: HTTP, the proxy, and the digests of this comparison. */
+  readonly otherMs: number;
   /** From the first token to the last. */
   readonly decodeMs: number;
   /** From sending the request to the last token. */
@@ -30,6 +42,8 @@ export interface CheckedRequest {
 export interface CheckedRun {
   readonly ok: boolean;
   readonly requests: readonly CheckedRequest[];
+  /** A second round with other prompts, after connections and plans were made. */
+  readonly warm: readonly CheckedRequest[];
   readonly control: NegativeControl;
 }
 
@@ -37,23 +51,48 @@ export interface CheckOptions {
   readonly prompts: readonly (readonly number[])[];
   /** The tokens that one engine in one process generates from each prompt. */
   readonly expected: readonly (readonly number[])[];
+  /** Prompts of the second round, and their tokens. */
+  readonly warm: {
+    readonly prompts: readonly (readonly number[])[];
+    readonly expected: CheckOptions["expected"];
+  };
+  /** The proxy sends both requests of a pushed prompt at once, so the decode instance waits while the prompt is computed. */
+  readonly atOnce?: boolean | undefined;
   readonly control: { readonly promptTokens: readonly number[]; readonly expected: readonly number[] };
   /** Makes the request ids of this run unique. */
   readonly runId: string;
   readonly log: Log;
 }
 
-/** Sends all prompts at once; compares tokens with the reference and received KV with sent KV; runs the negative control. */
+/** Sends all prompts at once; compares tokens with the reference and received KV with sent KV; runs a second round and the negative control. */
 export async function checkRun(cluster: Cluster, options: CheckOptions): Promise<CheckedRun> {
-  const { prompts, expected, control, runId, log } = options;
+  const { control, runId, log } = options;
   const { url } = cluster.proxy;
-  const ids = prompts.map((_, i) => `${runId}-${i}`);
+  const requests = await checkRound(cluster, options, { name: runId, ...options });
+  const warm = await checkRound(cluster, options, { name: `${runId}-warm`, ...options.warm });
+  const controlled = await runNegativeControl({ url, requestId: `${runId}-control`, ...control });
+  if (!controlled.changed)
+    log.error("negative-control-failed", { why: "a zeroed block did not change the tokens" });
+  if (!controlled.restored)
+    log.error("negative-control-failed", { why: "the undamaged prompt gave other tokens" });
+  const areEqual = [...requests, ...warm].every(({ problem }) => problem === undefined);
+  const ok = areEqual && controlled.changed && controlled.restored;
+  return { ok, requests, warm, control: controlled };
+}
+
+/** Sends the prompts of one round at once. Their KV is compared before the negative control, which damages KV. */
+async function checkRound(
+  cluster: Cluster,
+  { atOnce = true, log }: Pick<CheckOptions, "atOnce" | "log">,
+  { name, prompts, expected }: { readonly name: string } & CheckOptions["warm"],
+): Promise<CheckedRequest[]> {
+  const ids = prompts.map((_, i) => `${name}-${i}`);
+  const { url } = cluster.proxy;
   const outcomes = await Promise.allSettled(
     prompts.map((promptTokens, i) =>
       complete({ url, requestId: ids[i] ?? "", promptTokens, maxTokens: expected[i]?.length ?? 0 }),
     ),
   );
-  // Read before the negative control, which damages KV.
   const received = await recordsOf(cluster.decodes);
   const sent = await waitForSentRecords(cluster.prefills, received, ids);
   const requests = outcomes.map((outcome, i) =>
@@ -61,19 +100,13 @@ export async function checkRun(cluster: Cluster, options: CheckOptions): Promise
       promptTokens: prompts[i]?.length ?? 0,
       expected: expected[i] ?? [],
       kv: compareKv(ids[i] ?? "", sent, received),
+      atOnce,
     }),
   );
   for (const [index, { problem }] of requests.entries()) {
-    if (problem !== undefined) log.error("request-differs", { index, problem });
+    if (problem !== undefined) log.error("request-differs", { round: name, index, problem });
   }
-  const controlled = await runNegativeControl({ url, requestId: `${runId}-control`, ...control });
-  if (!controlled.changed)
-    log.error("negative-control-failed", { why: "a zeroed block did not change the tokens" });
-  if (!controlled.restored)
-    log.error("negative-control-failed", { why: "the undamaged prompt gave other tokens" });
-  const ok =
-    requests.every(({ problem }) => problem === undefined) && controlled.changed && controlled.restored;
-  return { ok, requests, control: controlled };
+  return requests;
 }
 
 function checkRequest(
@@ -82,24 +115,24 @@ function checkRequest(
     promptTokens,
     expected,
     kv,
+    atOnce,
   }: {
     promptTokens: number;
     expected: readonly number[];
     kv: ReturnType<typeof compareKv>;
+    atOnce: boolean;
   },
 ): CheckedRequest {
+  const parts = partsOf(kv, atOnce);
   const measured = {
     promptTokens,
-    prefillMs: kv.sent?.forward_ms ?? 0,
-    saveMs: kv.sent?.save_ms ?? 0,
-    transferMs: kv.transfer?.transfer_ms ?? 0,
-    loadMs: kv.received?.transfer?.load_ms ?? 0,
+    ...parts,
     transferBytes: kv.transfer?.length_bytes ?? 0,
     kvEqual: kv.equal,
   };
   if (outcome.status === "rejected") {
     const { message } = KvError.from(outcome.reason, "KV_INTERNAL", "the request failed");
-    const times = { ttftMs: 0, decodeMs: 0, totalMs: 0 };
+    const times = { ttftMs: 0, otherMs: 0, decodeMs: 0, totalMs: 0 };
     return { ...measured, ...times, outputTokens: 0, tokensEqual: false, problem: message };
   }
   const { tokens, ttftMs, totalMs } = outcome.value;
@@ -107,8 +140,29 @@ function checkRequest(
   const problem = tokensEqual
     ? kv.difference
     : `the tokens are ${tokens.join(" ")}, expected ${expected.join(" ")}`;
-  const times = { ttftMs, decodeMs: totalMs - ttftMs, totalMs };
+  const known = Object.values(parts).reduce((sum, ms) => sum + ms, 0);
+  const times = { ttftMs, otherMs: Math.max(0, ttftMs - known), decodeMs: totalMs - ttftMs, totalMs };
   return { ...measured, ...times, outputTokens: tokens.length, tokensEqual, problem };
+}
+
+/** The parts of a request's time to first token that the instances measured. */
+function partsOf({ sent, received, transfer }: ReturnType<typeof compareKv>, atOnce: boolean) {
+  const prefillMs = sent?.forward_ms ?? 0;
+  const saveMs = sent?.save_ms ?? 0;
+  const prefillQueueMs = sent?.queue_ms ?? 0;
+  const { waited_ms: waitedMs = 0, load_ms: loadMs = 0 } = received?.transfer ?? {};
+  const transferMs = transfer?.transfer_ms ?? 0;
+  const isPush = transfer !== undefined && transfer === sent?.transfer;
+  const overlapMs = isPush && atOnce ? prefillQueueMs + prefillMs + saveMs : 0;
+  return {
+    queueMs: prefillQueueMs + (received?.queue_ms ?? 0),
+    prefillMs,
+    saveMs,
+    connectMs: Math.max(0, waitedMs - overlapMs - transferMs - loadMs),
+    transferMs,
+    loadMs,
+    firstTokenMs: received?.first_token_ms ?? 0,
+  };
 }
 
 const RECORD_ATTEMPTS = 20;

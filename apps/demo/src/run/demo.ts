@@ -55,6 +55,7 @@ export async function runDemo(options: DemoOptions, output: DemoOutput): Promise
     const run = await checkRun(cluster, {
       ...prepared,
       runId: randomUUID().slice(0, 8),
+      atOnce: options.pushLegs !== "prefill-first",
       log,
     });
     const facts: RunFacts = {

@@ -19,10 +19,18 @@ export interface PrepareRunOptions {
 /** A tokenizer that knows English encodes a text as at least this many different tokens. */
 const MIN_DISTINCT_TOKENS = 8;
 
+/** Prompts of the second round, at most. */
+const MAX_WARM = 4;
+
 export interface PreparedRun {
   readonly prompts: readonly (readonly number[])[];
   /** The reference tokens of each prompt. */
   readonly expected: readonly (readonly number[])[];
+  /** Further prompts, for the second round. */
+  readonly warm: {
+    readonly prompts: readonly (readonly number[])[];
+    readonly expected: readonly (readonly number[])[];
+  };
   /** A further prompt, for the negative control. */
   readonly control: { readonly promptTokens: readonly number[]; readonly expected: readonly number[] };
   readonly modelName: string;
@@ -41,7 +49,8 @@ export async function prepareRun(
     const tokenizer = await loadTokenizer({ directory, vocabSize });
     const file = promptsFile === undefined ? undefined : await readPrompts(promptsFile, tokenizer);
     const count = requests ?? file?.length ?? 4;
-    const limits = { count: count + 1, vocabSize, maxTokens: maxModelLen - maxTokens };
+    const warmCount = Math.min(count, MAX_WARM);
+    const limits = { count: count + warmCount + 1, vocabSize, maxTokens: maxModelLen - maxTokens };
     const texts = textPrompts(limits, tokenizer);
     // The built-in model is not trained and its tokenizer knows no English words.
     const knowsWords = new Set(texts[0]).size >= MIN_DISTINCT_TOKENS;
@@ -49,12 +58,14 @@ export async function prepareRun(
     const source = file ?? generated;
     const prompts = Array.from({ length: count }, (_, i) => source[i % source.length] ?? []);
     const control = generated[count] ?? [];
+    const warm = generated.slice(count + 1, count + 1 + warmCount);
     say(`computing the reference tokens of ${prompts.length} prompts with ${name} in this process`);
-    const all = await referenceTokens([...prompts, control], { model, transport, maxTokens });
+    const all = await referenceTokens([...prompts, control, ...warm], { model, transport, maxTokens });
     return {
       prompts,
       expected: all.slice(0, count),
       control: { promptTokens: control, expected: all[count] ?? [] },
+      warm: { prompts: warm, expected: all.slice(count + 1) },
       modelName: name,
     };
   } finally {

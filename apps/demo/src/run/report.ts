@@ -1,4 +1,4 @@
-import type { CheckedRun } from "./check-run.js";
+import type { CheckedRequest, CheckedRun } from "./check-run.js";
 
 /** The settings of a run. */
 export interface RunFacts {
@@ -12,7 +12,7 @@ export interface RunFacts {
 }
 
 /** The output of `--json`. */
-export function jsonReport({ ok, requests }: CheckedRun, facts: RunFacts): object {
+export function jsonReport({ ok, requests, warm }: CheckedRun, facts: RunFacts): object {
   return {
     ok,
     transport: facts.transport,
@@ -22,19 +22,28 @@ export function jsonReport({ ok, requests }: CheckedRun, facts: RunFacts): objec
     decode_tp: facts.decodeTp,
     prefill_platform: facts.prefillPlatform,
     decode_platform: facts.decodePlatform,
-    requests: requests.map((request) => ({
-      prompt_tokens: request.promptTokens,
-      output_tokens: request.outputTokens,
-      ttft_ms: round(request.ttftMs),
-      prefill_ms: round(request.prefillMs),
-      save_ms: round(request.saveMs),
-      transfer_ms: round(request.transferMs),
-      load_ms: round(request.loadMs),
-      decode_ms: round(request.decodeMs),
-      total_ms: round(request.totalMs),
-      transfer_bytes: request.transferBytes,
-      tokens_equal: request.tokensEqual,
-    })),
+    requests: requests.map(jsonRequest),
+    warm_requests: warm.map(jsonRequest),
+  };
+}
+
+function jsonRequest(request: CheckedRequest): object {
+  return {
+    prompt_tokens: request.promptTokens,
+    output_tokens: request.outputTokens,
+    ttft_ms: round(request.ttftMs),
+    queue_ms: round(request.queueMs),
+    prefill_ms: round(request.prefillMs),
+    save_ms: round(request.saveMs),
+    connect_ms: round(request.connectMs),
+    transfer_ms: round(request.transferMs),
+    load_ms: round(request.loadMs),
+    first_token_ms: round(request.firstTokenMs),
+    other_ms: round(request.otherMs),
+    decode_ms: round(request.decodeMs),
+    total_ms: round(request.totalMs),
+    transfer_bytes: request.transferBytes,
+    tokens_equal: request.tokensEqual,
   };
 }
 
@@ -43,10 +52,14 @@ export function tableReport(run: CheckedRun, facts: RunFacts): string {
   const header = [
     "prompt tokens",
     "TTFT ms",
-    "prefill ms",
-    "save ms",
-    "transfer ms",
-    "load ms",
+    "= queue",
+    "+ prefill",
+    "+ save",
+    "+ connect",
+    "+ transfer",
+    "+ load",
+    "+ first token",
+    "+ other",
     "decode ms",
     "total ms",
     "bytes",
@@ -55,13 +68,17 @@ export function tableReport(run: CheckedRun, facts: RunFacts): string {
     "KV",
     "tokens",
   ];
-  const rows = run.requests.map((request) => [
+  const rowOf = (request: CheckedRequest) => [
     String(request.promptTokens),
     request.ttftMs.toFixed(1),
+    request.queueMs.toFixed(1),
     request.prefillMs.toFixed(1),
-    request.saveMs.toFixed(2),
+    request.saveMs.toFixed(1),
+    request.connectMs.toFixed(1),
     request.transferMs.toFixed(2),
-    request.loadMs.toFixed(2),
+    request.loadMs.toFixed(1),
+    request.firstTokenMs.toFixed(1),
+    request.otherMs.toFixed(1),
     request.decodeMs.toFixed(1),
     request.totalMs.toFixed(1),
     request.transferBytes.toLocaleString("en"),
@@ -69,20 +86,38 @@ export function tableReport(run: CheckedRun, facts: RunFacts): string {
     facts.backend,
     equality(request.kvEqual),
     equality(request.tokensEqual),
-  ]);
-  const widths = header.map((title, i) => Math.max(title.length, ...rows.map((row) => row[i]?.length ?? 0)));
+  ];
+  const rows = run.requests.map(rowOf);
+  const warmRows = run.warm.map(rowOf);
+  const widths = header.map((title, i) =>
+    Math.max(title.length, ...[...rows, ...warmRows].map((row) => row[i]?.length ?? 0)),
+  );
   const line = (cells: readonly string[]) => cells.map((cell, i) => cell.padStart(widths[i] ?? 0)).join("  ");
   const { control } = run;
+  const all = [...run.requests, ...run.warm];
   const verdict = [
     `negative control: a zeroed block ${control.changed ? "changed" : "DID NOT CHANGE"} the tokens; without damage they are ${equality(control.restored)}`,
     run.ok
-      ? `all ${run.requests.length} requests have the tokens of a run in one process, and the KV that was sent`
+      ? `all ${all.length} requests have the tokens of a run in one process, and the KV that was sent`
       : "NOT all requests have the tokens of a run in one process",
   ];
-  const problems = run.requests.flatMap(({ problem }, i) =>
+  const problems = all.flatMap(({ problem }, i) =>
     problem === undefined ? [] : [`request ${i}: ${problem}`],
   );
-  return [line(header), ...rows.map(line), "", ...problems, ...verdict, ""].join("\n");
+  const first = "first contact: connect contains the handshake, the plan and the prepared lists";
+  const second = "second round, other prompts: connections and plans are there";
+  return [
+    first,
+    line(header),
+    ...rows.map(line),
+    "",
+    second,
+    ...warmRows.map(line),
+    "",
+    ...problems,
+    ...verdict,
+    "",
+  ].join("\n");
 }
 
 function equality(equal: boolean): string {

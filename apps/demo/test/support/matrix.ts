@@ -15,13 +15,19 @@ export const PAIRS = [
   { prefillTp: 4, decodeTp: 2, prefillBlockSize: 16, decodeBlockSize: 16 },
   { prefillTp: 1, decodeTp: 1, prefillBlockSize: 16, decodeBlockSize: 32 },
   { prefillTp: 1, decodeTp: 2, prefillBlockSize: 16, decodeBlockSize: 32 },
+  { prefillTp: 1, decodeTp: 1, prefillBlockSize: 32, decodeBlockSize: 16 },
+  { prefillTp: 2, decodeTp: 1, prefillBlockSize: 16, decodeBlockSize: 24 },
+  { prefillTp: 1, decodeTp: 2, prefillBlockSize: 24, decodeBlockSize: 16 },
 ] as const;
 
 /** Push uses the same plans as pull, so a few pairs are tested; all of them with KV_MATRIX=all. */
 export const PUSH_PAIRS =
   process.env.KV_MATRIX === "all"
     ? PAIRS
-    : PAIRS.filter(({ prefillTp, decodeTp }) => prefillTp > 2 || decodeTp > prefillTp);
+    : PAIRS.filter(
+        ({ prefillTp, decodeTp, prefillBlockSize, decodeBlockSize }) =>
+          prefillTp > 2 || decodeTp > prefillTp || decodeBlockSize % prefillBlockSize > 0,
+      );
 
 const REQUESTS = 16;
 const MAX_TOKENS = 16;

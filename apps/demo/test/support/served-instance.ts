@@ -35,7 +35,7 @@ export async function serve(given: Partial<ServedInstance> = {}, options: Instan
   });
   const engine = new Engine({ model, pool, blocks: new BlockPool({ numBlocks: 64 }), connector });
   const instance: ServedInstance = {
-    engine,
+    engines: [engine],
     tokenizer,
     modelNames: ["tiny", "/models/tiny"],
     maxModelLen: 512,

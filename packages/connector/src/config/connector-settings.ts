@@ -1,5 +1,6 @@
 import { KvError, type KvTransferConfig } from "@kv/interface";
 import { type HandshakeKeys, readHandshakeKeys } from "./handshake-key.js";
+import { MAX_SECONDS } from "./transfer-config-schema.js";
 
 /** The settings that pull and push read from the transfer config, with vLLM 0.33's defaults. Durations are in ms. */
 export interface ConnectorSettings {
@@ -85,9 +86,6 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
     isLayerwise: flag("push_layerwise", extra.push_layerwise ?? false),
   };
 }
-
-/** The longest duration of Node's timers, about 24 days. */
-const MAX_SECONDS = 2_000_000;
 
 function seconds(name: string, value: unknown, min: number): number {
   if (typeof value === "number" && value >= min && value <= MAX_SECONDS) return value * 1000;

@@ -1,22 +1,6 @@
 import { type BackendSpec, KvError, type Log } from "@kv/interface";
 import { suggestKey } from "./suggest-key.js";
-
-/** Keys of `kv_connector_extra_config` that this project reads. */
-const EXTRA_CONFIG_KEYS = [
-  "backends",
-  "num_threads",
-  "kv_lease_duration",
-  "engine_ttl",
-  "enforce_handshake_compat",
-  "handshake_key_file",
-  "handshake_key_require",
-  "require_kv_peer",
-  "request_timeout",
-  "per_worker_ports",
-  "push_registration_timeout",
-  "decoder_kv_blocks_ttl",
-  "push_layerwise",
-] as const;
+import { extraConfigSchema } from "./transfer-config-schema.js";
 
 /** Keys that vLLM 0.33 reads and this project does not. */
 const VLLM_ONLY_KEYS = ["bidirectional_kv_xfer", "kv_recompute_threshold"];
@@ -27,7 +11,7 @@ export function warnOfUnreadExtra(
   alsoKnown: readonly string[],
   log: Log,
 ): void {
-  const known = [...EXTRA_CONFIG_KEYS, ...alsoKnown];
+  const known = [...Object.keys(extraConfigSchema.shape), ...alsoKnown];
   for (const [name, value] of Object.entries(extra)) {
     if (known.includes(name)) continue;
     const key = `kv_connector_extra_config.${name}`;

@@ -54,7 +54,62 @@ export const UNUSED_DEFAULTS: Readonly<Record<string, unknown>> = {
   kv_buffer_size: 1e9,
 };
 
-/** The JSON schema of a `kv_transfer_config`, for editors and for validation before use. */
+/** The longest duration of Node's timers, about 24 days. */
+export const MAX_SECONDS = 2_000_000;
+
+const seconds = (least: number, what: string) =>
+  z.number().min(least).max(MAX_SECONDS).nullish().describe(`Seconds. ${what}`);
+const flag = (what: string) => z.boolean().nullish().describe(what);
+
+/**
+ * The keys of `kv_connector_extra_config` that pull, push and the transports read, for the JSON schema. `readBackends` and `connectorSettings`
+ * read the values themselves, because a third-party connector may give other keys and other types.
+ */
+export const extraConfigSchema = z.looseObject({
+  backends: z
+    .array(z.string().min(1))
+    .nullish()
+    .meta({ uniqueItems: true })
+    .describe(
+      'NIXL backends in order of preference, such as ["UCX"], or ["LIBFABRIC"] for AWS EFA. Before NIXL_BACKEND and VLLM_NIXL_BACKEND; UCX by default.',
+    ),
+  num_threads: z.int().min(1).nullish().describe("Threads of the UCX backend; no other backend reads it."),
+  kv_lease_duration: seconds(0.001, "Lease of the blocks that a prefill worker keeps; 30 by default."),
+  engine_ttl: seconds(0, "An unused remote engine is closed after this time; 0: never. 3600 by default."),
+  request_timeout: seconds(0.001, "From the order until the KV is in place; 60 by default."),
+  push_registration_timeout: seconds(
+    0.001,
+    "Push: from the registration until the KV is in place; request_timeout by default.",
+  ),
+  decoder_kv_blocks_ttl: seconds(
+    0.001,
+    "Push: how long blocks are not reused that a lost prefill worker may write to; 480 by default.",
+  ),
+  enforce_handshake_compat: flag("Refuse peers with another compatibility hash; true by default."),
+  per_worker_ports: flag("A side-channel port for each rank, as in vLLM's older guide; false by default."),
+  push_layerwise: flag("Push: write each layer as soon as it is computed; false by default."),
+  handshake_key_file: z
+    .string()
+    .min(1)
+    .nullish()
+    .describe("File with the key that signs handshakes; a second line is a second valid key."),
+  handshake_key_require: flag(
+    "Answer only peers that prove the key, and refuse peers without it; false by default.",
+  ),
+  require_kv_peer: flag(
+    "Refuse messages of plain vLLM peers, which prove nothing; as handshake_key_require by default.",
+  ),
+});
+
+/**
+ * The JSON schema of a `kv_transfer_config`, `kv_connector_extra_config` with `backends` included, for editors and for validation before use.
+ * The package ships it as `kv-transfer-config.schema.json`.
+ */
 export function transferConfigJsonSchema(): Readonly<Record<string, unknown>> {
-  return z.toJSONSchema(kvTransferConfigSchema, { io: "input" });
+  const whole = kvTransferConfigSchema.extend({
+    kv_connector_extra_config: extraConfigSchema
+      .nullish()
+      .describe("The connector's own settings, and backends and num_threads for the transport."),
+  });
+  return z.toJSONSchema(whole, { io: "input" });
 }

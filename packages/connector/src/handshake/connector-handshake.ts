@@ -122,7 +122,8 @@ export class ConnectorHandshake {
   /** Asks an engine's ranks for their metadata. Errors: those of `shakeHands` and `remoteGeometry`; `KV_PLAN_UNSUPPORTED`. */
   async ask(address: EngineAddress, tpRanks: readonly number[]): Promise<RemoteRanks> {
     this.#requireOneStage(address);
-    const { sideChannel, settings, local, log } = this.#options;
+    const { engine, sideChannel, settings, local, log } = this.#options;
+    let isRelaxed = false;
     const { ranks, clock, extension, fingerprint } = await shakeHands(address, tpRanks, {
       sideChannel,
       timeoutMs: settings.handshakeTimeoutMs,
@@ -130,17 +131,28 @@ export class ConnectorHandshake {
         hash: this.#hash,
         factors: { ...this.#factors },
         enforced: settings.enforceCompatibility,
-        relaxed: ({ how, text, differences }) =>
+        relaxed: ({ how, text, differences }) => {
+          isRelaxed = true;
           log.warn("compatibility-relaxed", {
             engineId: address.engineId,
+            ownEngineId: engine.engineId,
             setting: "kv_connector_extra_config.enforce_handshake_compat",
             how,
             ignored: text,
             differences,
-          }),
+          });
+        },
       },
       portPerRank: settings.perWorkerPorts,
       keys: settings.handshakeKeys?.current(this.#options.clock, log),
+    });
+    log.info("handshake-done", {
+      engineId: address.engineId,
+      ownEngineId: engine.engineId,
+      tpRanks,
+      compatibility: isRelaxed
+        ? "compatibility check relaxed"
+        : `compatibility check passed (hash ${this.#hash})`,
     });
     const { incarnation, features, registration_generation: registration } = extension ?? {};
     return {

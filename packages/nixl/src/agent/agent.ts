@@ -51,6 +51,8 @@ export interface NixlAgentOptions {
   readonly ambient: Pick<Ambient, "clock" | "log" | "metrics">;
   /** Loads a peer's metadata in another process first. Rejects with `KV_AGENT_METADATA_INVALID`. */
   readonly checkMetadata: ((metadata: Uint8Array) => Promise<void>) | undefined;
+  /** Completes the error of a peer that NIXL refused with the reasons that this host and its variables give. */
+  readonly explainRefusedPeer?: ((error: unknown) => Promise<unknown>) | undefined;
   /** Called once, when the agent has released everything. */
   onClose(): void;
 }
@@ -164,7 +166,13 @@ export class NixlAgent implements Agent, AsyncDisposable {
     // The bytes that were checked are the bytes that are loaded, even if the caller changes the buffer meanwhile.
     const bytes = checkMetadata === undefined ? metadata : new Uint8Array(metadata);
     await checkMetadata?.(bytes);
-    return (await this.#call((callId) => this.#native.addRemote(callId, bytes))).value as string;
+    const { explainRefusedPeer } = this.#options;
+    const added = this.#call((callId) => this.#native.addRemote(callId, bytes));
+    return (
+      await added.catch(async (error: unknown) => {
+        throw (await explainRefusedPeer?.(error)) ?? error;
+      })
+    ).value as string;
   };
 
   /** Forgets a peer. Rejects with `KV_AGENT_UNKNOWN_REMOTE`, or `KV_MEMORY_IN_USE` while lists of its memory are open. */

@@ -2,6 +2,7 @@ import { type BackendSpec, KvError } from "@kv/interface";
 import type { Environment } from "../environment.js";
 import { nameOfMissing } from "../library/missing-parts.js";
 import { backendTraits, variablesSet } from "./backend-traits.js";
+import { type FabricDevice, isEfaOnly } from "./efa.js";
 import { describePlugins, type PluginDescription, summaryOf } from "./plugins.js";
 
 /** The agent that could not be started. */
@@ -54,5 +55,43 @@ export async function explainBackendError(error: unknown, start: FailedStart): P
   return explained(
     `${error.message} (selected by ${source}), with ${values}`,
     `these variables may leave no route: name transports and devices that this machine has, or unset ${set.join(" and ")}; ${error.hint ?? ""}`,
+  );
+}
+
+/** The agent that could not reach a peer. */
+export interface RefusedPeer {
+  /** The agent's backends. */
+  readonly backends: readonly BackendSpec[];
+  /** The variables that apply. */
+  readonly environment: Environment;
+  /** The RDMA devices of this host. */
+  readonly devices: readonly FabricDevice[];
+}
+
+/**
+ * Completes the error of a peer whose metadata NIXL refused: UCX on a host that has EFA alone, or variables that may leave no route. Returns
+ * other errors unchanged.
+ */
+export function explainRefusedPeer(error: unknown, { backends, environment, devices }: RefusedPeer): unknown {
+  if (!KvError.is(error, "KV_AGENT_METADATA_INVALID") || !error.message.startsWith("NIXL refused"))
+    return error;
+  const explained = (reason: string, hint: string) =>
+    new KvError("KV_AGENT_METADATA_INVALID", `${error.message}; ${reason}`, {
+      hint: error.hint === undefined ? hint : `${hint}; ${error.hint}`,
+      details: error.details,
+      cause: error,
+    });
+  if (isEfaOnly(devices) && backends.every(({ name }) => name === "UCX")) {
+    const names = devices.map(({ name }) => name).join(", ");
+    return explained(
+      `EFA (${names}) is the only fabric of this host, and UCX has no transport for it`,
+      "set NIXL_BACKEND=LIBFABRIC, or backends in kv_connector_extra_config, on both sides",
+    );
+  }
+  const set = backends.flatMap(({ name }) => variablesSet(environment, backendTraits(name).restrictedBy));
+  if (set.length === 0) return error;
+  return explained(
+    `here ${set.map((name) => `${name}=${environment[name]}`).join(", ")} may leave no route to it`,
+    `let both sides use a transport and a network in common, or unset ${set.join(" and ")}`,
   );
 }

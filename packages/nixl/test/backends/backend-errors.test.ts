@@ -39,6 +39,24 @@ describe.skipIf(fakeMissing)(`a backend that is not available (${fakeMissing ?? 
     await transport.close();
   });
 
+  test("the error of a peer that NIXL refuses names the variables that may leave no route, with their values", async () => {
+    process.env.UCX_NET_DEVICES = "lo";
+    const transport = nixlTransport({ library: FAKE_NIXL, backends: ["UCX"] });
+    try {
+      const agent = await transport.createAgent();
+      const metadata = await (await transport.createAgent()).localMetadata();
+      process.env.FAKE_NIXL_STRAY_ERRORS = "1";
+      const error: unknown = await agent.addRemote(metadata).catch((caught: unknown) => caught);
+      expect(KvError.is(error, "KV_AGENT_METADATA_INVALID") && error.message).toMatch(
+        /^NIXL refused .*here UCX_NET_DEVICES=lo may leave no route to it$/,
+      );
+    } finally {
+      delete process.env.UCX_NET_DEVICES;
+      delete process.env.FAKE_NIXL_STRAY_ERRORS;
+      await transport.close();
+    }
+  });
+
   test("the selection is logged and counted with its source, with one warning for each overridden variable", async () => {
     process.env.NIXL_BACKEND = "LIBFABRIC";
     const lines: unknown[] = [];

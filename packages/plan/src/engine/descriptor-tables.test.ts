@@ -1,4 +1,3 @@
-import { KvError } from "@kv/interface";
 import { describe, expect, test } from "vitest";
 import type { RegionGeometry } from "../geometry/rank-geometry.js";
 import { sampleRank } from "../sample-pair.test-support.js";
@@ -106,23 +105,6 @@ test("a table has its segments' rows in order, and their memory type", () => {
     ...[4352, 256, 3, 600, 11],
     ...[65536, 512, 3, 512, 11],
   ]);
-});
-
-test("refuses kernel blocks that do not divide into logical blocks, and reports both numbers", () => {
-  const three = sampleRank({ physicalBlocksPerLogical: 3 });
-  const segment = side(512, logical, { numBlocks: 10 });
-  for (const act of [() => indexingOf(three, segment, 0), () => tableOf(three, [segment])]) {
-    try {
-      act();
-      expect.fail("nothing was refused");
-    } catch (error) {
-      if (!KvError.is(error, "KV_PLAN_INVALID")) throw error;
-      expect(error.message).toBe(
-        'region "layer.0": 10 kernel blocks do not divide into logical blocks of 3 kernel blocks',
-      );
-      expect(error.details).toEqual({ region: "layer.0", numBlocks: 10, physicalBlocksPerLogical: 3 });
-    }
-  }
 });
 
 test("a list without segments has an empty table", () => {

@@ -1,4 +1,4 @@
-import { DESCRIPTOR_ROW, type DescriptorTable, KvError } from "@kv/interface";
+import { DESCRIPTOR_ROW, type DescriptorTable } from "@kv/interface";
 import type { RankGeometry, RegionGeometry } from "../geometry/rank-geometry.js";
 import type { PiecePlace } from "../kinds/cache-kind.js";
 import type { RegionIndexing } from "./engine-plan-types.js";
@@ -19,15 +19,8 @@ interface BlockSteps {
 
 function blockSteps(rank: RankGeometry, { region, unit }: SegmentSide): BlockSteps {
   const perBlock = unit === "kernel-block" ? 1 : rank.physicalBlocksPerLogical;
-  const { name, numBlocks } = region;
-  if (numBlocks % perBlock !== 0) {
-    throw new KvError(
-      "KV_PLAN_INVALID",
-      `region "${name}": ${numBlocks} kernel blocks do not divide into logical blocks of ${perBlock} kernel blocks`,
-      { details: { region: name, numBlocks, physicalBlocksPerLogical: perBlock } },
-    );
-  }
-  return { count: numBlocks / perBlock, strideBytes: region.blockStrideBytes * perBlock };
+  // `checkRankGeometry` has refused a count that the ratio does not divide.
+  return { count: region.numBlocks / perBlock, strideBytes: region.blockStrideBytes * perBlock };
 }
 
 /**
@@ -38,7 +31,7 @@ function isEvenlySpaced({ parts, place }: SegmentSide, { strideBytes }: BlockSte
   return parts === 1 || strideBytes === parts * place.partStrideBytes;
 }
 
-/** The place of a segment that begins at descriptor `offset` of a table. Errors: `KV_PLAN_INVALID` as for `tableOf`. */
+/** The place of a segment that begins at descriptor `offset` of a table. */
 export function indexingOf(rank: RankGeometry, side: SegmentSide, offset: number): RegionIndexing {
   const steps = blockSteps(rank, side);
   const even = isEvenlySpaced(side, steps);
@@ -50,9 +43,7 @@ export function indexingOf(rank: RankGeometry, side: SegmentSide, offset: number
   });
 }
 
-/**
- * The descriptor table of segments, one after another. Errors: `KV_PLAN_INVALID` where the kernel blocks of a region do not divide into logical blocks.
- */
+/** The descriptor table of segments, one after another. */
 export function tableOf(rank: RankGeometry, segments: readonly SegmentSide[]): DescriptorTable {
   const rows: number[] = [];
   for (const segment of segments) {

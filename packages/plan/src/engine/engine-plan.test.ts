@@ -33,6 +33,18 @@ test.each<[string, () => unknown, KvErrorCode, RegExp]>([
     /4 KV heads cannot be split over TP size 3/,
   ],
   [
+    "local kernel blocks that do not divide into logical blocks",
+    () => buildEngineTransferPlan(samplePair(sampleRank({ physicalBlocksPerLogical: 3 }), sampleRank())),
+    "KV_PLAN_INVALID",
+    /local.*10 kernel blocks do not divide into logical blocks of 3 kernel blocks/,
+  ],
+  [
+    "remote kernel blocks that do not divide into logical blocks",
+    () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank({ physicalBlocksPerLogical: 3 }))),
+    "KV_PLAN_INVALID",
+    /remote.*10 kernel blocks do not divide into logical blocks of 3 kernel blocks/,
+  ],
+  [
     "another attention backend",
     () => buildEngineTransferPlan(samplePair(sampleRank(), sampleRank({ attentionBackend: "CPU_ATTN" }))),
     "KV_PLAN_INCOMPATIBLE",

@@ -40,6 +40,7 @@ export function checkRankGeometry(side: string, rank: RankGeometry, model: Model
     if (names.has(region.name)) throw invalid(side, `two regions are named "${region.name}"`);
     names.add(region.name);
     checkRegion(side, index, region, model.groups.length);
+    requireWholeBlocks(side, index, region, rank);
   }
   const descriptors = rank.regions.reduce((sum, region) => sum + region.numBlocks, 0);
   if (descriptors > MAX_DESCRIPTORS) {
@@ -98,6 +99,16 @@ function checkRegion(side: string, index: number, region: RegionGeometry, numGro
   const end = region.baseAddress + (region.numBlocks - 1) * region.blockStrideBytes + region.blockLengthBytes;
   if (!Number.isSafeInteger(end))
     throw invalid(where, `it ends at ${end}, beyond the addresses that a number holds exactly (2^53)`);
+}
+
+/** A block count that is rounded down would hide blocks of the region, and shift the ids of those after it. */
+function requireWholeBlocks(side: string, index: number, region: RegionGeometry, rank: RankGeometry): void {
+  const { physicalBlocksPerLogical: ratio } = rank;
+  if (region.numBlocks % ratio === 0) return;
+  throw invalid(
+    `${side}, region ${index} "${region.name}"`,
+    `${region.numBlocks} kernel blocks do not divide into logical blocks of ${ratio} kernel blocks`,
+  );
 }
 
 function integer(where: string, field: string, value: number, minimum: number): void {

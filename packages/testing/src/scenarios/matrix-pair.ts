@@ -1,4 +1,4 @@
-import type { ConnectorModule } from "@kv/interface";
+import type { ConnectorModule, KvCacheKind } from "@kv/interface";
 import { memoryNetwork, type SeededRandom, seededRandom, virtualClock } from "@kv/transport-memory";
 import { expect } from "vitest";
 import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
@@ -11,6 +11,8 @@ export interface MatrixCase {
   readonly d: number;
   readonly blocks: readonly [prefill: number, decode: number];
   readonly heads: number;
+  /** Kind of all layers; "full" by default. */
+  readonly kind?: KvCacheKind;
 }
 
 export interface MatrixPair {
@@ -27,7 +29,7 @@ export interface MatrixPair {
  * before a lease would end.
  */
 export async function expectAllArrive(
-  { p, stages = 1, d, blocks, heads }: MatrixCase,
+  { p, stages = 1, d, blocks, heads, kind }: MatrixCase,
   options: {
     readonly seed: string;
     readonly requests: number;
@@ -43,7 +45,7 @@ export async function expectAllArrive(
   const engine = (hostName: string, tpSize: number, ppSize: number, blockSize: number, skewMs: number) =>
     createSimEngine({
       ...{ network, hostName, tpSize, ppSize, numLayers, blockSize, skewMs },
-      ...{ numKvHeads: heads, numBlocks: 128 },
+      ...{ numKvHeads: heads, kind, numBlocks: 128 },
       connector: options.connector,
       engineId: `${hostName}-engine`,
       violation: (what) => void violations.push(what),

@@ -1,10 +1,15 @@
-import type { KvCacheConfig } from "@kv/interface";
+import type { KvCacheConfig, KvCacheKind } from "@kv/interface";
 
-/** Cache config of a simulated engine. All layers use full attention. */
-export function simConfig(blockSize: number, numKvHeads = 4, numLayers = 2): KvCacheConfig {
+/** Cache config of a simulated engine. All layers have one kind of cache, full attention by default. */
+export function simConfig(
+  blockSize: number,
+  numKvHeads = 4,
+  numLayers = 2,
+  kind: KvCacheKind = "full",
+): KvCacheConfig {
   const layerNames = Array.from({ length: numLayers }, (_, layer) => `layers.${layer}`);
   return {
-    groups: [{ kind: "full", layerNames }],
+    groups: [{ kind, layerNames }],
     blockSize,
     physicalBlocksPerLogical: 1,
     numKvHeads,

@@ -2,6 +2,7 @@ import type {
   Ambient,
   ConnectorModule,
   KvCacheConfig,
+  KvCacheKind,
   Log,
   MemoryType,
   Metrics,
@@ -33,6 +34,8 @@ export interface SimEngineOptions {
   /** Pull by default. */
   readonly connector?: ConnectorModule;
   readonly numKvHeads?: number;
+  /** Kind of all layers; "full" by default. "mla" has one KV head, of which every rank has a copy. */
+  readonly kind?: KvCacheKind | undefined;
   readonly skewMs?: number;
   readonly stepMs?: number;
   readonly log?: Log;

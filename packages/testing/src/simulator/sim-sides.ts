@@ -40,7 +40,7 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
     ...(options.log === undefined ? {} : { log: options.log }),
   };
   const cache = {
-    ...simConfig(options.blockSize, options.numKvHeads, options.numLayers),
+    ...simConfig(options.blockSize, options.numKvHeads, options.numLayers, options.kind),
     ...(options.attentionBackend === undefined ? {} : { attentionBackend: options.attentionBackend }),
   };
   const given = options.transport ?? memoryTransport({ network, host, memoryTypes: [memoryType] });

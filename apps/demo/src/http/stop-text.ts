@@ -1,0 +1,76 @@
+import { TextStream } from "../model/tokenizer/text-stream.js";
+import type { Tokenizer } from "../model/tokenizer/tokenizer.js";
+
+/**
+ * The text of an output, token by token, up to the first stop string, which is not part of it (vLLM: `stop`, without
+ * `include_stop_str_in_output`). Text that may be the beginning of a stop string is withheld until that is known.
+ */
+export class StopText {
+  readonly #stops: readonly string[];
+  readonly #stream: TextStream;
+  #withheld = "";
+  #shown = "";
+  #stopped: string | undefined;
+
+  constructor(tokenizer: Pick<Tokenizer, "decode">, stops: readonly string[] = []) {
+    this.#stops = stops;
+    this.#stream = new TextStream(tokenizer);
+  }
+
+  /** The stop string that ended the text; undefined while there is none. */
+  get stopped(): string | undefined {
+    return this.#stopped;
+  }
+
+  /** All text that was returned. */
+  get shown(): string {
+    return this.#shown;
+  }
+
+  /** Adds a token and returns the new text. */
+  push(token: number): string {
+    return this.#stopped === undefined ? this.#add(this.#stream.push(token)) : "";
+  }
+
+  /** Returns the text that was withheld; empty after a stop string. */
+  end(): string {
+    if (this.#stopped !== undefined) return "";
+    const text = this.#add(this.#stream.end());
+    const rest = this.#stopped === undefined ? this.#withheld : "";
+    this.#withheld = "";
+    this.#shown += rest;
+    return text + rest;
+  }
+
+  #add(added: string): string {
+    const text = this.#withheld + added;
+    let end = text.length;
+    for (const stop of this.#stops) {
+      const at = text.indexOf(stop);
+      if (at === -1 || at >= end) continue;
+      end = at;
+      this.#stopped = stop;
+    }
+    if (this.#stopped === undefined) end = text.length - this.#possibleBeginning(text);
+    this.#withheld = this.#stopped === undefined ? text.slice(end) : "";
+    this.#shown += text.slice(0, end);
+    return text.slice(0, end);
+  }
+
+  /** Characters at the end of a text with which a stop string begins. */
+  #possibleBeginning(text: string): number {
+    let most = 0;
+    for (const stop of this.#stops) {
+      for (let length = Math.min(stop.length - 1, text.length); length > most; length--) {
+        if (text.endsWith(stop.slice(0, length))) most = length;
+      }
+    }
+    return most;
+  }
+}
+
+/** The stop strings of a body. */
+export function stopsOf(stop: string | readonly string[] | null | undefined): readonly string[] {
+  if (stop === null || stop === undefined) return [];
+  return (typeof stop === "string" ? [stop] : stop).filter((each) => each !== "");
+}

@@ -1,0 +1,168 @@
+import type {
+  Ambient,
+  EngineIdentity,
+  KvTransferConfig,
+  SchedulerConnector,
+  SideChannel,
+  Transport,
+  WorkerConnector,
+} from "@kv/interface";
+import { BlockPool } from "../engine/cache/block-pool.js";
+import { KvPool } from "../engine/cache/kv-pool.js";
+import { Engine } from "../engine/engine.js";
+import type { EngineModel } from "../engine/engine-model.js";
+import type { CloseStack } from "./close-stack.js";
+import { demoConnectors } from "./connectors.js";
+import type { InstanceConfig } from "./instance-config.js";
+import { choosePlatform, type InstancePlatform } from "./instance-platform.js";
+import type { KvJournal } from "./kv-journal.js";
+import { observeKv } from "./observe-kv.js";
+import { meterTransfers } from "./transfer-meter.js";
+
+export interface EngineRankOptions {
+  readonly config: InstanceConfig;
+  readonly transferConfig: KvTransferConfig;
+  readonly dpRank: number;
+  readonly engineId: string;
+  /** The model's name for clients, and in the compatibility hash. */
+  readonly servedName: string;
+  readonly maxModelLen: number;
+  /** Shared by all ranks. */
+  readonly transport: Transport;
+  /** Shared by all ranks. */
+  readonly sideChannel: SideChannel;
+  /** Shared by all ranks. */
+  readonly model: EngineModel;
+  readonly ambient: Ambient;
+  readonly closers: CloseStack;
+  readonly journal: KvJournal;
+  readonly blocksToZero: Map<string, number>;
+}
+
+/** One data-parallel rank of an instance: an engine with a cache, a connector and a side channel of its own. */
+export interface EngineRank {
+  readonly dpRank: number;
+  /** As peers know it. */
+  readonly engineId: string;
+  readonly transferConfig: KvTransferConfig;
+  readonly engine: Engine;
+  readonly blocks: BlockPool;
+  readonly platform: InstancePlatform;
+  readonly workers: readonly WorkerConnector[];
+  /** The first backend of its agents. */
+  backend(): string;
+}
+
+/** Starts the engine of a rank. What it opens is added to `closers`. Errors: those of the connector, the platform and the transport. */
+export async function startEngineRank(options: EngineRankOptions): Promise<EngineRank> {
+  const { config, transferConfig, dpRank, engineId, model, closers, journal, blocksToZero } = options;
+  const { clock } = options.ambient;
+  const environment = { ...options.ambient, metrics: labelled(options.ambient.metrics, String(dpRank)) };
+  const platform = choosePlatform(config, await demoConnectors().resolve(transferConfig), environment);
+  closers.add(`device ${dpRank}`, () => platform.close());
+  let pool: KvPool | undefined;
+  const meter = meterTransfers(options.transport, {
+    clock,
+    blockAt: (address) => platform.stagingBlockAt(address) ?? pool?.blockAt(address),
+  });
+  const kv = new KvPool({
+    transport: meter.transport,
+    geometry: model.config,
+    numBlocks: config.numBlocks,
+    blockSize: config.blockSize,
+    tp: config.tp,
+    attentionBackend: config.attentionBackend,
+    openCaches: platform.openCaches,
+  });
+  pool = kv;
+  closers.add(`KV pool ${dpRank}`, async () => kv.close());
+  const { scheduler, workers } = await openConnector(platform, kv, closers, {
+    ...environment,
+    config: transferConfig,
+    engine: identityOf(options),
+    transport: meter.transport,
+    sideChannel: options.sideChannel,
+  });
+  const blocks = new BlockPool({ numBlocks: config.numBlocks, fragmented: config.fragmented });
+  const engine = new Engine({
+    ...environment,
+    model,
+    pool: kv,
+    blocks,
+    connector: { scheduler, workers },
+    hooks: observeKv({
+      pool: kv,
+      journal,
+      meter,
+      clock,
+      digests: config.digests,
+      blocksToZero,
+      takeCopies: platform.takeCopies,
+    }),
+    maxNumSeqs: platform.maxNumSeqs,
+    maxModelLen: options.maxModelLen,
+    maxNumBatchedTokens: config.maxNumBatchedTokens,
+    // The simulated model takes the time of one pass after another.
+    maxConcurrentBatches: config.simulate === undefined ? platform.maxConcurrentBatches : 1,
+    reportLayers: transferConfig.extra.push_layerwise === true,
+    prefixCaching: platform.prefixCaching,
+  });
+  return {
+    ...{ dpRank, engineId, transferConfig, engine, blocks, platform, workers },
+    backend: () => meter.backends()[0] ?? "none",
+  };
+}
+
+/** Adds vLLM's label of an engine to all metrics. */
+function labelled({ count, observe }: Ambient["metrics"], engine: string): Ambient["metrics"] {
+  return {
+    count: (name, by, labels) => count(name, by, { engine, ...labels }),
+    observe: (name, value, labels) => observe(name, value, { engine, ...labels }),
+  };
+}
+
+function identityOf({ config, dpRank, engineId, servedName }: EngineRankOptions): EngineIdentity {
+  const { compat } = config;
+  return {
+    engineId,
+    tpSize: config.tp,
+    ppSize: 1,
+    dpRank,
+    model: {
+      model: compat.model ?? servedName,
+      vllmVersion: compat.vllmVersion,
+      connectorVersion: compat.connectorVersion,
+      isHmaEnabled: compat.isHmaEnabled,
+      speculativeConfig: null,
+      // The interface takes an absent key only.
+      ...(compat.attentionBackend === undefined ? {} : { hashedAttentionBackend: compat.attentionBackend }),
+    },
+  };
+}
+
+/** Opens a worker connector per tensor-parallel rank and the scheduler connector, and starts the handshake listener. */
+async function openConnector(
+  { module, platform }: InstancePlatform,
+  pool: KvPool,
+  closers: CloseStack,
+  options: Ambient & {
+    readonly config: KvTransferConfig;
+    readonly engine: EngineIdentity;
+    readonly transport: Transport;
+    readonly sideChannel: SideChannel;
+  },
+): Promise<{ scheduler: SchedulerConnector; workers: WorkerConnector[] }> {
+  const workers: WorkerConnector[] = [];
+  for (const [tpRank, caches] of pool.caches.entries()) {
+    const worker = await module.createWorker({ ...options, tpRank, ppRank: 0, platform });
+    closers.add(`worker ${tpRank}`, () => worker.close());
+    await worker.registerKvCaches(caches);
+    workers.push(worker);
+  }
+  const scheduler = await module.createScheduler({ ...options, cache: pool.config });
+  closers.add("scheduler", () => scheduler.close());
+  await scheduler.setHandshakeMetadata(
+    await Promise.all(workers.map((worker) => worker.handshakeMetadata())),
+  );
+  return { scheduler, workers };
+}

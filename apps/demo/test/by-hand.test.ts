@@ -1,0 +1,240 @@
+import { type ChildProcess, spawn } from "node:child_process";
+import { cpSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { createServer } from "node:net";
+import { tmpdir } from "node:os";
+import { dirname, join, relative } from "node:path";
+import { fileURLToPath } from "node:url";
+import { afterEach, describe, expect, it } from "vitest";
+import { fetchRecords } from "../src/run/compare-kv.js";
+import { complete } from "../src/run/completion-client.js";
+import { libfabricAbsence } from "./support/libfabric-absence.js";
+import { expectIdle, preparedRun } from "./support/matrix.js";
+import { nixlAbsence } from "./support/nixl-absence.js";
+import { ended, startNode } from "./support/run-demo.js";
+
+const root = fileURLToPath(new URL("../../..", import.meta.url));
+const entry = fileURLToPath(new URL("../src/main.ts", import.meta.url));
+
+const running: ChildProcess[] = [];
+afterEach(async () => {
+  for (const child of running.splice(0)) {
+    if (child.exitCode !== null || child.signalCode !== null) continue;
+    const end = new Promise((resolve) => child.once("close", resolve));
+    child.kill("SIGTERM");
+    await end;
+  }
+});
+
+/** Starts a command with an IPC channel, as `npm run demo` does. */
+function start(args: readonly string[], env: Record<string, string> = {}) {
+  const child = spawn(process.execPath, ["--import", "tsx", entry, ...args], {
+    cwd: root,
+    env: { ...process.env, ...env },
+    stdio: ["ignore", "pipe", "pipe", "ipc"],
+  });
+  running.push(child);
+  const output = { stdout: "", stderr: "" };
+  child.stdout?.on("data", (piece) => (output.stdout += piece));
+  child.stderr?.on("data", (piece) => (output.stderr += piece));
+  return { child, output };
+}
+
+interface Ready {
+  readonly url: string;
+  readonly backend: string | null;
+  readonly engine_ids: readonly string[];
+  readonly config: Record<string, unknown>;
+}
+
+/** The line that a server prints when it is ready. */
+async function ready({ child, output }: ReturnType<typeof start>): Promise<Ready> {
+  await expect
+    .poll(() => output.stdout.includes("\n") || child.exitCode !== null, { timeout: 60_000 })
+    .toBe(true);
+  const [line = ""] = output.stdout.split("\n");
+  if (!line.startsWith("{")) throw new Error(`no ready line: ${output.stderr}`);
+  expect(JSON.parse(line)).toMatchObject({ ready: true });
+  return JSON.parse(line) as Ready;
+}
+
+/** A port after which the next one is free too. */
+async function twoFreePorts(): Promise<number> {
+  const listen = (port: number) =>
+    new Promise<{ port: number; close(): void } | undefined>((resolve) => {
+      const server = createServer();
+      server.once("error", () => resolve(undefined));
+      server.listen(port, "127.0.0.1", () =>
+        resolve({ port: (server.address() as { port: number }).port, close: () => server.close() }),
+      );
+    });
+  for (;;) {
+    const first = await listen(0);
+    const second = first === undefined ? undefined : await listen(first.port + 1);
+    first?.close();
+    second?.close();
+    if (first !== undefined && second !== undefined) return first.port;
+  }
+}
+
+const absence = await nixlAbsence();
+const why = absence === undefined ? "" : ` (${absence})`;
+
+describe.skipIf(absence !== undefined)(`servers that are started by hand${why}`, () => {
+  // The configuration of the decode side in vllm-neuron's issue 26.
+  const cuda = '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_device":"cuda"}';
+
+  it.each([
+    [["decode", "--kv-transfer-config", cuda], /kv_buffer_device is "cuda"; platform cpu has cpu\nhint: /],
+    [["prefill", "--config", '{"blocksize":16}'], /KV_CONFIG_UNKNOWN_KEY.*blocksize/s],
+    [["prefill", "--extra-config", "no"], /--extra-config is not JSON/],
+    [["proxy", "--prefill", "127.0.0.1:1"], /KV_/],
+  ])("%j prints its error and ends", async (args, message) => {
+    const { child, output } = start(args);
+    const code = await new Promise((resolve) => child.once("close", resolve));
+    expect(output.stderr).toMatch(message);
+    expect(code).toBe(1);
+  });
+
+  it("two data-parallel ranks of P and of D behind a proxy, each in its own process, at the ports of vLLM's variables", async () => {
+    const { prompts, expected } = await preparedRun();
+    const [p, d] = [await twoFreePorts(), await twoFreePorts()];
+    const config = '{"digests":true,"graceMs":500}';
+    const rank = ["--config", config, "--dp", "2", "--block-size", "16"];
+    const side = (port: number) => ({
+      VLLM_NIXL_SIDE_CHANNEL_HOST: "127.0.0.1",
+      VLLM_NIXL_SIDE_CHANNEL_PORT: String(port),
+    });
+    // vLLM's configuration of its usage guide, as it stands.
+    const guide = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}';
+    const servers = [
+      start(["prefill", ...rank, "--kv-transfer-config", guide], side(p)),
+      start(["decode", ...rank], side(d)),
+    ];
+    const [prefill, decode] = await Promise.all(servers.map(ready));
+    if (prefill === undefined || decode === undefined) throw new Error("no server");
+    expect(prefill.config).toMatchObject({
+      ...{ role: "prefill", dp: 2, sideChannelHost: "127.0.0.1", sideChannelPort: p, maxModelLen: 2048 },
+      kvTransferConfig: JSON.parse(guide) as object,
+    });
+    const ids = prefill.engine_ids;
+    expect(ids.map((id) => id.slice(-4))).toEqual(["_dp0", "_dp1"]);
+    const proxyArguments = [
+      ...["proxy", "--prefill", `${prefill.url}@0`, `${prefill.url}@1`],
+      ...["--decode", `${decode.url}@0`, `${decode.url}@1`],
+    ];
+    const proxy = await ready(start(proxyArguments));
+    const outcomes = await Promise.all(
+      prompts
+        .slice(0, 8)
+        .map((promptTokens, i) =>
+          complete({ url: proxy.url, requestId: `r${i}`, promptTokens, maxTokens: 16 }),
+        ),
+    );
+    expect(outcomes.map(({ tokens }) => tokens)).toEqual(expected.slice(0, 8));
+    const received = (await fetchRecords(decode.url)).filter(({ direction }) => direction === "received");
+    expect(new Set(received.map(({ transfer }) => transfer?.remote_engine_id))).toEqual(new Set(ids));
+    for (const { url } of [prefill, decode]) await expectIdle({ name: "", url, backend: null });
+    // The second rank listens at the port of vLLM's formula.
+    const answer = await fetch(`${prefill.url}/v1/completions`, {
+      method: "POST",
+      headers: { "content-type": "application/json", "x-data-parallel-rank": "1" },
+      body: JSON.stringify({ prompt: [1, 2], max_tokens: 1, kv_transfer_params: { do_remote_decode: true } }),
+    });
+    expect(await answer.json()).toMatchObject({
+      kv_transfer_params: { remote_engine_id: ids[1], remote_host: "127.0.0.1", remote_port: p + 1 },
+    });
+  }, 120_000);
+});
+
+const noLibfabric = await libfabricAbsence();
+
+it.skipIf(noLibfabric !== undefined)(
+  `the configuration of vllm-neuron's issue 26 runs as it stands${noLibfabric === undefined ? "" : ` (${noLibfabric})`}`,
+  async () => {
+    const { prompts, expected } = await preparedRun();
+    const issue =
+      '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_buffer_device":"cpu","kv_connector_extra_config":{"backends":["LIBFABRIC"]}}';
+    const servers = [
+      start(["prefill", "--platform", "neuron", "--kv-transfer-config", issue]),
+      start(["decode", "--kv-transfer-config", issue]),
+    ];
+    const [prefill, decode] = await Promise.all(servers.map(ready));
+    expect([prefill?.backend, decode?.backend]).toEqual(["LIBFABRIC", "LIBFABRIC"]);
+    const proxy = await ready(
+      start(["proxy", "--prefill", prefill?.url ?? "", "--decode", decode?.url ?? ""]),
+    );
+    const request = { url: proxy.url, requestId: "r", promptTokens: prompts[0] ?? [], maxTokens: 16 };
+    expect((await complete(request)).tokens).toEqual(expected[0]);
+  },
+  120_000,
+);
+
+describe("npm run demo", () => {
+  /** The script in a folder without dependencies: a set-up would fail there. */
+  function bareCheckout(): string {
+    const folder = mkdtempSync(join(tmpdir(), "kv-demo-bare-"));
+    mkdirSync(join(folder, "apps/demo/src"), { recursive: true });
+    cpSync(join(root, "scripts"), join(folder, "scripts"), { recursive: true });
+    cpSync(join(root, "package.json"), join(folder, "package.json"));
+    cpSync(join(root, "apps/demo/src/options.json"), join(folder, "apps/demo/src/options.json"));
+    return folder;
+  }
+
+  it.each([
+    [["--help"], 0, /--prefill-block-size <n>.*\n[\s\S]*--admin-port <n>[\s\S]*Commands:\n +prefill/],
+    [["prefill", "-h"], 0, /npm run demo -- prefill \[options\][\s\S]*--kv-transfer-config <json>/],
+    [["--prefil-tp", "2"], 1, /^error: unknown option '--prefil-tp'; npm run demo -- --help/],
+    [["--prefill-tp", "17"], 1, /argument '17' is invalid. It must be a whole number from 1 to 16/],
+    [["--transport=tcp"], 1, /Allowed choices are nixl, memory/],
+    [["proxy", "--prefill"], 1, /'--prefill <url...>' argument missing/],
+  ])("answers %j before the set-up", async (args, code, message) => {
+    const folder = bareCheckout();
+    try {
+      const outcome = await ended(startNode([join(folder, "scripts/demo.mjs"), ...args], {}));
+      expect(code === 0 ? outcome.stdout : outcome.stderr).toMatch(message);
+      expect(outcome.code).toBe(code);
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+  });
+
+  it("does not build again because of what builds, tests and packing write", async () => {
+    const { digest } = (await import(join(root, "scripts/setup.mjs"))) as {
+      digest(paths: readonly string[]): string;
+    };
+    const folder = mkdtempSync(join(tmpdir(), "kv-demo-digest-"));
+    const write = (path: string) => {
+      mkdirSync(join(folder, dirname(path)), { recursive: true });
+      writeFileSync(join(folder, path), path);
+    };
+    try {
+      write("a/src/index.ts");
+      const before = digest([relative(root, folder)]);
+      const outputs =
+        "dist/index.js coverage/lcov.info kv-a-0.1.0.tgz tsconfig.tsbuildinfo native/linux-x64/kv_neuron.node tsup.config.bundled_x.mjs .turbo/build.log";
+      for (const path of outputs.split(" ")) write(`a/${path}`);
+      expect(digest([relative(root, folder)])).toBe(before);
+      write("a/src/other.ts");
+      expect(digest([relative(root, folder)])).not.toBe(before);
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+  });
+
+  it.each([
+    [["--backend", "libfabric"], {}, true],
+    [[], { NIXL_BACKEND: "LIBFABRIC" }, true],
+    [[], { NIXL_BACKEND: " ", VLLM_NIXL_BACKEND: "LIBFABRIC,UCX" }, true],
+    [[], { NIXL_BACKEND: "UCX", VLLM_NIXL_BACKEND: "LIBFABRIC" }, false],
+    [["--backend=UCX"], { NIXL_BACKEND: "LIBFABRIC" }, false],
+    [["--transport", "memory"], { NIXL_BACKEND: "LIBFABRIC" }, false],
+    [["prefill", "--extra-config", '{"backends": ["LIBFABRIC"]}'], {}, true],
+    [["--extra-config", '{"backends":["UCX"]}'], { NIXL_BACKEND: "LIBFABRIC" }, false],
+    [[], {}, false],
+  ] as const)("fetches LIBFABRIC's libraries for %j with %o: %s", async (args, env, wanted) => {
+    const { usesLibfabric } = (await import(join(root, "scripts/demo-arguments.mjs"))) as {
+      usesLibfabric(args: readonly string[], env: Record<string, string>): boolean;
+    };
+    expect(usesLibfabric(args, env)).toBe(wanted);
+  });
+});

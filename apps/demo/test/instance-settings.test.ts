@@ -1,0 +1,115 @@
+import { silentLog } from "@kv/interface";
+import { memoryNetwork, memorySideChannel, memoryTransport } from "@kv/transport-memory";
+import { afterEach, describe, expect, it } from "vitest";
+import { type Instance, startInstance } from "../src/instance/instance.js";
+import { readInstanceConfig } from "../src/instance/instance-config.js";
+
+const closing: Instance[] = [];
+afterEach(async () => {
+  for (const each of closing.splice(0)) await each.close();
+});
+
+async function start(settings: object = {}): Promise<Instance> {
+  const network = memoryNetwork();
+  const config = readInstanceConfig({
+    role: "both",
+    kvTransferConfig: { kv_connector: "NixlConnector", kv_role: "kv_both" },
+    ...settings,
+  });
+  const instance = await startInstance(config, {
+    log: silentLog,
+    transport: memoryTransport({ network, host: "127.0.0.1" }),
+    sideChannel: memorySideChannel({ network, host: "127.0.0.1" }),
+  });
+  closing.push(instance);
+  return instance;
+}
+
+async function complete({ url }: Instance, body: object) {
+  const response = await fetch(`${url}/v1/completions`, {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({ ignore_eos: true, ...body }),
+  });
+  return {
+    status: response.status,
+    body: (await response.json()) as { error?: { message: string }; usage?: { completion_tokens: number } },
+  };
+}
+
+async function announced({ url }: Instance): Promise<number | undefined> {
+  const models = (await (await fetch(`${url}/v1/models`)).json()) as { data: { max_model_len: number }[] };
+  return models.data[0]?.max_model_len;
+}
+
+describe("max_model_len", () => {
+  it.each([
+    [{ maxModelLen: 48 }, 48],
+    // A cache of 4 blocks, one of which is the null block.
+    [{ numBlocks: 4 }, 48],
+  ])(
+    "with %o, a sequence of that length is served, and one more token is refused",
+    async (settings, length) => {
+      const instance = await start(settings);
+      expect(await announced(instance)).toBe(length);
+      const prompt = Array.from({ length: length - 8 }, (_, i) => i + 3);
+      expect(await complete(instance, { prompt, max_tokens: 8 })).toMatchObject({
+        status: 200,
+        body: { usage: { completion_tokens: 8 } },
+      });
+      const refused = await complete(instance, { prompt, max_tokens: 9 });
+      expect(refused.status).toBe(400);
+      expect(refused.body.error?.message).toContain(
+        `${length - 8} prompt tokens and max_tokens 9 are more than the ${length} of max_model_len`,
+      );
+    },
+  );
+
+  it("is refused when the model or the cache is smaller", async () => {
+    await expect(start({ maxModelLen: 1e6 })).rejects.toThrow(/maxModelLen is 1000000, and the model has/);
+    await expect(start({ maxModelLen: 64, numBlocks: 4 })).rejects.toThrow(/the cache holds 48 tokens/);
+  });
+});
+
+describe("maxConcurrentBatches", () => {
+  it("is the platform's limit, and more is refused", async () => {
+    expect((await start()).settings).toMatchObject({ maxConcurrentBatches: 2 });
+    expect((await start({ platform: "neuron" })).settings).toMatchObject({ maxConcurrentBatches: 1 });
+    await expect(start({ platform: "neuron", maxConcurrentBatches: 2 })).rejects.toThrow(
+      "maxConcurrentBatches is 2, and platform neuron executes at most 1",
+    );
+  });
+});
+
+it("publishes vLLM's metrics of the cache, from which kv-peer computes the used blocks", async () => {
+  const instance = await start({ numBlocks: 64 });
+  const [engine] = instance.engines;
+  const metrics = async () => (await fetch(`${instance.url}/metrics`)).text();
+  expect(await metrics()).toContain(
+    'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="64"} 1.0',
+  );
+  expect(await metrics()).toMatch(/^vllm:kv_cache_usage_perc\{engine="0",model_name=".*"\} 0$/m);
+  let during = "";
+  const request = { requestId: "r", promptTokens: [1, 2, 3], maxTokens: 400, ignoreEos: true };
+  await engine?.submit({
+    ...request,
+    onToken: () => {
+      during ||= instance.metrics();
+    },
+  }).done;
+  // 3 + 400 - 1 tokens need 26 of 63 blocks.
+  expect(during).toMatch(new RegExp(`^vllm:kv_cache_usage_perc\\{.*\\} ${26 / 63}$`, "m"));
+  expect(during).toMatch(/^vllm:num_requests_running\{.*\} 1$/m);
+});
+
+it("a kv_buffer_device that the machine lacks is an error that lists what it has", async () => {
+  const kvTransferConfig = {
+    kv_connector: "NixlConnector",
+    kv_role: "kv_both",
+    kv_buffer_device: "cuda",
+    kv_connector_extra_config: { backends: ["LIBFABRIC"] },
+  };
+  await expect(start({ kvTransferConfig })).rejects.toThrow(
+    /kv_buffer_device is "cuda"; platform cpu has cpu/,
+  );
+});
