@@ -4,6 +4,7 @@ import { addDecode } from "./cli/decode-command.js";
 import { addDoctor } from "./cli/doctor-command.js";
 import { addPrefill } from "./cli/prefill-command.js";
 import { addDiff, addRecord } from "./cli/record-command.js";
+import { addWire } from "./cli/wire-command.js";
 import { addPlan } from "./live-plan/command.js";
 
 /** Exit code of a wrong call and of a command that could not run. Exit code 1 means that a check or a limit failed. */
@@ -15,7 +16,7 @@ const program = new Command("kv-peer")
   )
   // Subcommands inherit this when they are added. Otherwise commander exits with 1.
   .exitOverride();
-for (const add of [addDoctor, addDecode, addPrefill, addRecord, addDiff, addPlan]) add(program);
+for (const add of [addDoctor, addDecode, addPrefill, addRecord, addDiff, addPlan, addWire]) add(program);
 
 try {
   await program.parseAsync();
