@@ -58,12 +58,12 @@ export async function pairDoctor(options: PairDoctorOptions): Promise<PairReport
   const isTpKnown = (server: ServerFacts) =>
     givenTp(server) !== undefined || server.remotePrefill !== undefined;
 
-  if (decode !== undefined) checks.push(...versionChecks(prefill, decode));
   const knownFactors = options.factors ?? {};
   const compatibility = compatibilityChecks(prefill, decode, { knownFactors, tpOf });
-  checks.push(...compatibility.checks);
+  checks.push(...versionChecks(prefill, decode, compatibility.factors), ...compatibility.checks);
   if (decode !== undefined) {
-    const heads = compatibility.factors?.num_kv_heads ?? knownFactors.num_kv_heads;
+    const factors = compatibility.factors.prefill ?? compatibility.factors.decode ?? knownFactors;
+    const heads = factors.num_kv_heads ?? knownFactors.num_kv_heads;
     checks.push(
       ...planChecks(prefill, decode, {
         prefillTp: tpOf(prefill),

@@ -19,6 +19,7 @@ const server = (
   address: undefined,
   payload: undefined,
   metadata: { ...METADATA, ...changes },
+  metadataFields: undefined,
   clockSamples: [],
   ...more,
 });

@@ -22,6 +22,8 @@ export interface SideChannelFacts {
   readonly address: SideChannelAddress | undefined;
   readonly payload: HandshakePayload | undefined;
   readonly metadata: AgentMetadata | undefined;
+  /** The names of the fields that the metadata has on the wire. */
+  readonly metadataFields: readonly string[] | undefined;
   readonly clockSamples: readonly ClockSample[];
 }
 

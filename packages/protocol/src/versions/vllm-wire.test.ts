@@ -1,8 +1,11 @@
 import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
 import {
+  compatibilityHash,
   decodeAgentMetadata,
   decodeHandshakePayload,
+  decodeHandshakeReply,
+  decodeHandshakeRequest,
   decodeMsgpack,
   describedVersion,
   encodeAgentMetadata,
@@ -112,3 +115,35 @@ test.each([
 ])("version %s is described as %s", (version, described) => {
   expect(describedVersion(version)?.version).toBe(described);
 });
+
+const OLDER = VLLM_VERSIONS.filter(({ connectorVersion }) => connectorVersion < 14);
+
+test.each(OLDER)(
+  "the handshake that the Python code of vLLM $version made is as described, and is decoded",
+  (version) => {
+    const read = (name: string) =>
+      new Uint8Array(readFileSync(new URL(`versions/${version.version}.${name}`, fixtures)));
+    const origin = JSON.parse(new TextDecoder().decode(read("json")));
+    expect(decodeHandshakeRequest([read("req.bin")])).toEqual({ ppRank: 0, tpRank: 0 });
+    const { payload, clockSeconds } = decodeHandshakeReply([read("rep0.bin"), read("rep1.bin")]);
+    expect(clockSeconds).toBeGreaterThan(0);
+    expect(payload.rest).toEqual({});
+    expect(payload.compatibilityHash).toBe(compatibilityHash(origin.factors));
+    const described = namesIn("compatibility hash", vllmWire(version)).filter((name) => !name.includes("."));
+    expect(Object.keys(origin.factors)).toEqual(described);
+    expect(origin.factors).toMatchObject({
+      vllm_version: version.version,
+      nixl_connector_version: version.connectorVersion,
+    });
+
+    const fields = decodeMsgpack(payload.agentMetadataBytes, "metadata") as object;
+    expect(Object.keys(fields)).toEqual(namesIn("agent metadata", vllmWire(version)));
+    const metadata = decodeAgentMetadata(payload.agentMetadataBytes);
+    expect(metadata).toMatchObject({
+      kvCacheLayout: "LBHNC",
+      blockStridesBytes: [32768, 32768, 32768, 32768],
+      rest: {},
+    });
+    expect(metadata.baseAddresses).toEqual(origin.agent_metadata.kv_caches_base_addr);
+  },
+);
