@@ -14,6 +14,7 @@ const server = (
   vllmVersion: "0.33.0",
   model: undefined,
   cacheSettings: undefined,
+  queueTime: undefined,
   wallClockMs: undefined,
   remotePrefill: undefined,
   address: undefined,
