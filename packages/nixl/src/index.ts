@@ -14,8 +14,9 @@ export {
   reportSchemaOf,
   type Verdict,
 } from "./doctor/check-report.js";
+export { type RdmaDevice, rdmaDevices } from "./doctor/checks/machine.js";
 export { type DoctorOptions, doctor } from "./doctor/doctor.js";
-export type { Host } from "./doctor/host.js";
+export { type Host, realHost } from "./doctor/host.js";
 export { type Check, type DoctorReport, doctorReportSchema, doctorText } from "./doctor/report.js";
 export type { Environment } from "./environment.js";
 export {

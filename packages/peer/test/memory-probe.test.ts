@@ -1,8 +1,13 @@
+import { zmqSideChannel } from "@kv/connector";
 import type { Notification } from "@kv/interface";
 import { findLibrary, nixlTransport } from "@kv/nixl";
-import { describe, expect, test } from "vitest";
+import { decodeHandshakeReply, encodeAgentMetadata, encodeHandshakePayload } from "@kv/protocol";
+import { describe, expect, test, vi } from "vitest";
 import type { ProbeRequest } from "../src/doctor/memory/memory-probe.js";
 import { probeInChildProcess } from "../src/doctor/memory/probe-process.js";
+import { pairDoctor } from "../src/doctor/pair-doctor.js";
+import { readTarget } from "../src/doctor/target.js";
+import { METADATA, REPLY } from "./sample-recording.js";
 
 // The probe runs in a child process over real NIXL and reads the memory of this one.
 const nixlMissing = await findLibrary().then(
@@ -58,7 +63,12 @@ describe.skipIf(nixlMissing)(
         kind: "completed",
         result: { backends: ["UCX"], isStable: true, bulk: { lengthBytes: BLOCKS * BLOCK_BYTES } },
       });
-      expect(outcome.kind === "completed" ? outcome.lanes.length : 0).toBeGreaterThan(0);
+      if (outcome.kind !== "completed") throw new Error(outcome.kind);
+      expect(outcome.lanes.length).toBeGreaterThan(0);
+      // The null block is moved several times, so that the time can be measured.
+      expect(outcome.result.write).toMatchObject({ lengthBytes: BLOCK_BYTES, movedBytes: 64 * BLOCK_BYTES });
+      expect(outcome.result.write?.writeMs).toBeGreaterThan(0);
+      expect(outcome.result.write?.readMs).toBeGreaterThan(0);
       expect(Buffer.compare(memory.bytes, before)).toBe(0);
       for (const each of received) {
         const { value } = await each;
@@ -66,6 +76,53 @@ describe.skipIf(nixlMissing)(
       }
       await transport.close();
       memory.close();
+    });
+
+    test("a transport that this host's UCX_TLS excludes is named with both rates, and READ is compared with WRITE", async () => {
+      const transport = nixlTransport();
+      const blockBytes = 1 << 20;
+      const memory = transport.allocate(BLOCKS * blockBytes);
+      const agent = await transport.createAgent();
+      await agent.register(memory);
+      const { payload } = decodeHandshakeReply(REPLY);
+      const agentMetadataBytes = encodeAgentMetadata({
+        ...METADATA,
+        agentMetadata: await agent.localMetadata(),
+        baseAddresses: [memory.address],
+        numBlocks: BLOCKS,
+        blockLengthsBytes: [blockBytes],
+        blockStridesBytes: [blockBytes],
+        regionNumBlocks: [BLOCKS],
+        regionGroupIds: [0],
+        regionNames: ["model.layers.0"],
+        regionMemoryTypes: ["DRAM"],
+      });
+      const frames = [encodeHandshakePayload({ ...payload, agentMetadataBytes }), REPLY[1]];
+      const sideChannel = zmqSideChannel();
+      const listener = await sideChannel.listen({ host: "127.0.0.1", port: 0, answer: () => frames });
+      vi.stubEnv("UCX_TLS", "tcp");
+      try {
+        const { checks } = await pairDoctor({
+          prefill: readTarget(`127.0.0.1:${listener.port}`),
+          sideChannel,
+          bytes: { write: true, timeoutMs: TIMEOUT_MS },
+        });
+        const check = (id: string) => checks.find((each) => each.id === id);
+        expect(check("bytes.prefill-transport")).toMatchObject({
+          status: "warn",
+          found: expect.stringMatching(
+            /^UCX over .*\btcp\/\S+.*; without UCX_TLS=tcp on this host it is .*\b(cma|sysv|posix|xpmem)\b.* \(\S+ GB\/s instead of \S+ GB\/s\)$/,
+          ),
+          fix: expect.stringContaining("unset UCX_TLS"),
+        });
+        expect(check("bytes.prefill-mode")?.found).toMatch(/^pull is used; WRITE \S+ GB\/s, READ \S+ GB\/s/);
+      } finally {
+        vi.unstubAllEnvs();
+        await listener.close();
+        await sideChannel.close();
+        await transport.close();
+        memory.close();
+      }
     });
 
     test("invalid metadata is an outcome and does not end this process", async () => {

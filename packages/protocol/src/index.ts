@@ -104,5 +104,14 @@ export {
   type RequestParams,
   type TransferMode,
 } from "./transfer-params/transfer-params.js";
+export {
+  describedVersion,
+  NEWEST_VLLM_VERSION,
+  VLLM_VERSIONS,
+  type VllmVersion,
+  type VllmWire,
+  vllmWire,
+  type WireSection,
+} from "./versions/vllm-wire.js";
 export { nullMechanism, type ZmtpMechanism } from "./zmtp/mechanism.js";
 export { type ZmtpEvent, ZmtpSession, type ZmtpSessionOptions } from "./zmtp/session.js";

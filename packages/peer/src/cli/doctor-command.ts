@@ -1,11 +1,11 @@
 import { zmqSideChannel } from "@kv/connector";
 import { KvError } from "@kv/interface";
-import type { Command } from "commander";
+import { type Command, Option } from "commander";
 import { pairDoctor } from "../doctor/pair-doctor.js";
 import { type PairReport, reportText } from "../doctor/pair-report.js";
 import { readTarget } from "../doctor/target.js";
 import type { SideChannelAddress } from "../protocol/handshake.js";
-import { commaSeparated, count, hostAndPort } from "./option-values.js";
+import { commaSeparated, count, duration, hostAndPort } from "./option-values.js";
 
 interface Options {
   prefill: string;
@@ -25,6 +25,7 @@ interface Options {
   kvHeads?: number;
   headSize?: number;
   layers?: number;
+  lease: number;
   timeout: number;
   json?: true;
 }
@@ -53,6 +54,9 @@ export function addDoctor(program: Command): void {
     .option("--kv-heads <n>", "KV heads of the model", count)
     .option("--head-size <n>", "head size of the model", count)
     .option("--layers <n>", "layers of the model", count)
+    .addOption(
+      new Option("--lease <time>", "kv_lease_duration of prefill").argParser(duration).default(30_000, "30s"),
+    )
     .option("--timeout <ms>", "limit of one handshake", count, 5000)
     .option("--json", "print a JSON report")
     .action(async (options: Options) => {
@@ -74,6 +78,7 @@ async function runDoctor(options: Options): Promise<PairReport> {
       sideChannels: { prefill: options.prefillSideChannel, decode: options.decodeSideChannel },
       ask: options.ask,
       factors: factorsOf(options),
+      leaseMs: options.lease,
       timeoutMs: options.timeout,
       bytes: options.bytes
         ? {

@@ -2,6 +2,7 @@ import { compareFactors, compatibilityHash, explainCompatibility, type FactorDif
 import { findHashFactors, type HashSearch } from "./hash-factors.js";
 import type { Check } from "./pair-report.js";
 import type { ServerFacts } from "./server-facts.js";
+import { versionsWithFields } from "./wire-version.js";
 
 export interface CompatibilityOptions {
   /** Factors that the user gave, by vLLM's names. */
@@ -9,10 +10,13 @@ export interface CompatibilityOptions {
   readonly tpOf: (server: ServerFacts) => number;
 }
 
+/** By vLLM's names; undefined when they are unknown. */
+export type Factors = Readonly<Record<string, unknown>> | undefined;
+
 export interface CompatibilityFindings {
   readonly checks: readonly Check[];
-  /** The factors of P's hash, else of D's; undefined when neither was found. */
-  readonly factors: Readonly<Record<string, unknown>> | undefined;
+  /** The factors of each server's hash; undefined where they were not found. */
+  readonly factors: { readonly prefill: Factors; readonly decode: Factors };
 }
 
 /** Compares the two compatibility hashes and finds the factor that differs; only digests cross the wire. */
@@ -24,21 +28,22 @@ export function compatibilityChecks(
   const checks: Check[] = [];
   const prefillFactors = factorsOf(prefill, options);
   if (prefill.payload !== undefined) checks.push(factorCheck(prefill, prefillFactors));
-  if (decode === undefined) return { checks, factors: prefillFactors?.factors };
+  if (decode === undefined)
+    return { checks, factors: { prefill: prefillFactors?.factors, decode: undefined } };
   const decodeFactors = factorsOf(decode, options);
   if (decode.payload !== undefined) checks.push(factorCheck(decode, decodeFactors));
   if (prefill.payload !== undefined && decode.payload !== undefined) {
     const hashes = { prefill: prefill.payload.compatibilityHash, decode: decode.payload.compatibilityHash };
     checks.push(pairCheck(hashes, prefillFactors?.factors, decodeFactors?.factors));
   }
-  return { checks, factors: prefillFactors?.factors ?? decodeFactors?.factors };
+  return { checks, factors: { prefill: prefillFactors?.factors, decode: decodeFactors?.factors } };
 }
 
 /** `announced`: the server sent its factors (an engine of this project). `search`: they were found by trying. */
 type Found = HashSearch & { readonly source: "announced" | "search" };
 
 function factorsOf(server: ServerFacts, { knownFactors, tpOf }: CompatibilityOptions): Found | undefined {
-  const { payload, metadata } = server;
+  const { payload, metadata, metadataFields = [] } = server;
   if (payload === undefined) return undefined;
   const announced = payload.extension?.factors;
   if (typeof announced === "object" && announced !== null && !Array.isArray(announced)) {
@@ -52,6 +57,7 @@ function factorsOf(server: ServerFacts, { knownFactors, tpOf }: CompatibilityOpt
     vllmVersion: server.vllmVersion,
     models,
     metadata,
+    versions: versionsWithFields(metadataFields),
     tpSize: tpOf(server),
     cacheDtype: server.cacheSettings?.cache_dtype,
     transferMode: server.remotePrefill?.transferMode,
@@ -83,8 +89,6 @@ function factorCheck({ role, payload }: ServerFacts, found: Found | undefined): 
     details: { hash, factors: found.factors, tried: found.tried },
   };
 }
-
-type Factors = Readonly<Record<string, unknown>> | undefined;
 
 function pairCheck(
   hashes: { readonly prefill: string; readonly decode: string },
@@ -130,14 +134,17 @@ function list(differences: readonly FactorDifference[]): string {
   return differences
     .map(
       ({ factor, ours, theirs }) =>
-        `${factor} is ${JSON.stringify(theirs)} at prefill and ${JSON.stringify(ours)} at decode`,
+        `${factor} is ${factorText(theirs)} at prefill and ${factorText(ours)} at decode`,
     )
     .join("; ");
 }
 
+const factorText = (value: unknown) => (value === undefined ? "no factor" : JSON.stringify(value));
+
 const FIXES: Readonly<Record<string, string>> = {
   vllm_version: "run one version of vLLM on both sides",
   nixl_connector_version: "run one version of vLLM on both sides",
+  cross_layers_blocks: "run one version of vLLM on both sides",
   model: "start both servers with the same --model string: the hash contains the string, not the weights",
   dtype: "give both the same --dtype",
   attn_backend_name: "give both the same attention backend (--attention-backend)",

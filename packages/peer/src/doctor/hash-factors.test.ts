@@ -1,4 +1,4 @@
-import { compatibilityHash } from "@kv/protocol";
+import { compatibilityHash, VLLM_VERSIONS } from "@kv/protocol";
 import { expect, test } from "vitest";
 import { FACTORS, METADATA } from "../../test/sample-recording.js";
 import { findHashFactors } from "./hash-factors.js";
@@ -7,6 +7,7 @@ const clues = {
   vllmVersion: "0.33.0",
   models: ["tiny-qwen3"],
   metadata: METADATA,
+  versions: VLLM_VERSIONS.slice(-2),
   tpSize: 1,
   cacheDtype: "auto",
   transferMode: "pull",

@@ -1,5 +1,13 @@
 import { createHash } from "node:crypto";
-import { type AgentMetadata, modelForms, pythonJson } from "@kv/protocol";
+import {
+  type AgentMetadata,
+  describedVersion,
+  modelForms,
+  NEWEST_VLLM_VERSION,
+  pythonJson,
+  type VllmVersion,
+  vllmWire,
+} from "@kv/protocol";
 
 /** Candidate values of each factor of vLLM's compatibility hash, by the factor's name. */
 type Candidates = Readonly<Record<string, readonly unknown[]>>;
@@ -10,6 +18,8 @@ export interface HashClues {
   /** Names of the model. */
   readonly models: readonly string[];
   readonly metadata: AgentMetadata;
+  /** The described versions whose metadata has the same fields. */
+  readonly versions: readonly VllmVersion[];
   readonly tpSize: number;
   readonly cacheDtype: string | undefined;
   readonly transferMode: string | undefined;
@@ -35,14 +45,11 @@ const DTYPE_BYTES = { "torch.bfloat16": 2, "torch.float16": 2, "torch.float32": 
 export function findHashFactors(hash: string, clues: HashClues): HashSearch {
   const { knownFactors } = clues;
   const models = [...new Set([...clues.models, ...clues.models.flatMap((name) => [...modelForms(name)])])];
-  const versions = clues.vllmVersion === undefined ? ["0.33.0", "0.32.0"] : versionForms(clues.vllmVersion);
   const one = (name: string, others: readonly unknown[]) =>
     name in knownFactors ? [knownFactors[name]] : others;
   const cacheDtypes = [...new Set([clues.cacheDtype ?? "auto", "auto", "fp8", "fp8_e4m3", "bfloat16"])];
   const simple: Candidates = {
     model: one("model", models),
-    vllm_version: one("vllm_version", versions),
-    nixl_connector_version: one("nixl_connector_version", [15, 14, 16, 13, 12, 11]),
     is_hma_enabled: one("is_hma_enabled", [true, false]),
     transfer_mode: one(
       "transfer_mode",
@@ -50,15 +57,20 @@ export function findHashFactors(hash: string, clues: HashClues): HashSearch {
     ),
     attn_backend_name: one("attn_backend_name", [clues.metadata.attentionBackend]),
     speculative_config: one("speculative_config", [null]),
+    cross_layers_blocks: one("cross_layers_blocks", [false, true]),
   };
   const digest = digester();
   let tried = 0;
   for (const shape of shapes(clues, cacheDtypes)) {
-    for (const rest of combinations(Object.entries(simple))) {
-      if (tried >= MAX_TRIED) return { factors: undefined, tried };
-      tried += 1;
-      const factors = { ...shape, ...rest };
-      if (digest(factors) === hash) return { factors, tried };
+    for (const { names, ...candidates } of releases(clues)) {
+      const versions = Object.entries(candidates).map(([name, values]) => [name, one(name, values)] as const);
+      const others = Object.entries(simple).filter(([name]) => names.includes(name));
+      for (const rest of combinations([...versions, ...others])) {
+        if (tried >= MAX_TRIED) return { factors: undefined, tried };
+        tried += 1;
+        const factors = { ...shape, ...rest };
+        if (digest(factors) === hash) return { factors, tried };
+      }
     }
   }
   return { factors: undefined, tried };
@@ -82,6 +94,33 @@ function digester(): (factors: Readonly<Record<string, unknown>>) => string {
       .update(`{${entries.join(", ")}}`, "utf8")
       .digest("hex");
   };
+}
+
+/** The releases that the server may run, likeliest first: the names of their factors, and both version factors. */
+function releases({ vllmVersion, versions }: HashClues) {
+  const described = vllmVersion === undefined ? undefined : describedVersion(vllmVersion);
+  if (vllmVersion !== undefined && described === undefined) {
+    const { connectorVersion } = NEWEST_VLLM_VERSION;
+    const connectorVersions = [1, 2, 0, 3].map((more) => connectorVersion + more);
+    return [release(NEWEST_VLLM_VERSION, versionForms(vllmVersion), connectorVersions)];
+  }
+  const fitting = versions.length > 0 ? [...versions].reverse() : [NEWEST_VLLM_VERSION];
+  return (described === undefined ? fitting : [described]).map((each) =>
+    release(
+      each,
+      versionForms(vllmVersion ?? each.version),
+      [0, 1, 2].map((more) => each.connectorVersion + more),
+    ),
+  );
+}
+
+function release(
+  version: VllmVersion,
+  versionTexts: readonly string[],
+  connectorVersions: readonly number[],
+) {
+  const names = Object.keys(vllmWire(version)["compatibility hash"]);
+  return { names, vllm_version: versionTexts, nixl_connector_version: connectorVersions };
 }
 
 /** Depending on the build, vLLM hashes its version with or without the local part, such as `+cpu`. */

@@ -9,6 +9,7 @@ export const NO_HTTP_FACTS: HttpFacts = {
   vllmVersion: undefined,
   model: undefined,
   cacheSettings: undefined,
+  queueTime: undefined,
   wallClockMs: undefined,
   remotePrefill: undefined,
 };
@@ -40,10 +41,11 @@ export async function checkHttp(
   else checks.add("version", { title: "version", status: "ok", found: vllmVersion });
 
   const model = await readModel(server, checks);
-  const cacheSettings = await readMetrics(server, checks);
+  const { cacheSettings, queueTime } = await readMetrics(server, checks);
   const wallClockMs = await readWallClock(server);
   const remotePrefill = ask && model !== undefined ? await askForBlocks(role, server, checks) : undefined;
-  return { facts: { vllmVersion, model, cacheSettings, wallClockMs, remotePrefill }, checks: checks.all };
+  const facts = { vllmVersion, model, cacheSettings, queueTime, wallClockMs, remotePrefill };
+  return { facts, checks: checks.all };
 }
 
 async function readModel(server: EngineServer, checks: ServerChecks): Promise<HttpFacts["model"]> {
@@ -60,7 +62,12 @@ async function readModel(server: EngineServer, checks: ServerChecks): Promise<Ht
   }
 }
 
-async function readMetrics(server: EngineServer, checks: ServerChecks): Promise<HttpFacts["cacheSettings"]> {
+const QUEUE_TIME = "vllm:request_queue_time_seconds";
+
+async function readMetrics(
+  server: EngineServer,
+  checks: ServerChecks,
+): Promise<Pick<HttpFacts, "cacheSettings" | "queueTime">> {
   const title = "metrics";
   const samples = await server.metrics().catch(() => undefined);
   const failures = samples?.sum("vllm:nixl_num_failed_transfers_total") ?? 0;
@@ -76,7 +83,14 @@ async function readMetrics(server: EngineServer, checks: ServerChecks): Promise<
       details: { failures, expired },
     });
   } else checks.add("metrics", { title, status: "ok", found: "no failed transfers, no expired requests" });
-  return samples?.labels("vllm:cache_config_info");
+  const p99Seconds = samples?.quantile(QUEUE_TIME, 0.99);
+  return {
+    cacheSettings: samples?.labels("vllm:cache_config_info"),
+    queueTime:
+      p99Seconds === undefined
+        ? undefined
+        : { requests: samples?.sum(`${QUEUE_TIME}_count`) ?? 0, p99Seconds },
+  };
 }
 
 async function readWallClock(server: EngineServer): Promise<HttpFacts["wallClockMs"]> {

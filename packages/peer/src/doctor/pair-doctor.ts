@@ -4,6 +4,7 @@ import { EngineServer } from "../http/engine-server.js";
 import { HANDSHAKE_TIMEOUT_MS, readRankMetadata, type SideChannelAddress } from "../protocol/handshake.js";
 import { compatibilityChecks } from "./compatibility-checks.js";
 import { checkHttp, NO_HTTP_FACTS } from "./http-checks.js";
+import { leaseChecks } from "./lease-check.js";
 import { type MemoryCheckOptions, memoryChecks } from "./memory/memory-checks.js";
 import { type Check, type PairReport, type Role, reportOf } from "./pair-report.js";
 import { planChecks } from "./plan-checks.js";
@@ -32,6 +33,8 @@ export interface PairDoctorOptions {
   readonly ask?: boolean | undefined;
   /** Known factors of the compatibility hash, by vLLM's names. */
   readonly factors?: Readonly<Record<string, unknown>> | undefined;
+  /** `kv_lease_duration` of the prefill server, in ms, which it does not announce. Default: vLLM's, 30000. */
+  readonly leaseMs?: number | undefined;
   /** Limit of one handshake, in ms. Default: 5000. */
   readonly timeoutMs?: number | undefined;
   /** Limit of one HTTP request that does not compute, in ms. Default: 5000. */
@@ -58,12 +61,12 @@ export async function pairDoctor(options: PairDoctorOptions): Promise<PairReport
   const isTpKnown = (server: ServerFacts) =>
     givenTp(server) !== undefined || server.remotePrefill !== undefined;
 
-  if (decode !== undefined) checks.push(...versionChecks(prefill, decode));
   const knownFactors = options.factors ?? {};
   const compatibility = compatibilityChecks(prefill, decode, { knownFactors, tpOf });
-  checks.push(...compatibility.checks);
+  checks.push(...versionChecks(prefill, decode, compatibility.factors), ...compatibility.checks);
   if (decode !== undefined) {
-    const heads = compatibility.factors?.num_kv_heads ?? knownFactors.num_kv_heads;
+    const factors = compatibility.factors.prefill ?? compatibility.factors.decode ?? knownFactors;
+    const heads = factors.num_kv_heads ?? knownFactors.num_kv_heads;
     checks.push(
       ...planChecks(prefill, decode, {
         prefillTp: tpOf(prefill),
@@ -75,6 +78,7 @@ export async function pairDoctor(options: PairDoctorOptions): Promise<PairReport
   }
   const servers = decode === undefined ? [prefill] : [prefill, decode];
   checks.push(...clockChecks(servers));
+  if (decode !== undefined) checks.push(...leaseChecks(prefill, decode, options.leaseMs));
   if (options.bytes !== undefined) {
     for (const server of servers)
       checks.push(...(await memoryChecks(server, await readAllRanks(server, options), options.bytes)));

@@ -14,11 +14,13 @@ const server = (
   vllmVersion: "0.33.0",
   model: undefined,
   cacheSettings: undefined,
+  queueTime: undefined,
   wallClockMs: undefined,
   remotePrefill: undefined,
   address: undefined,
   payload: undefined,
   metadata: { ...METADATA, ...changes },
+  metadataFields: undefined,
   clockSamples: [],
   ...more,
 });

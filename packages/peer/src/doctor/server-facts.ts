@@ -10,6 +10,8 @@ export interface HttpFacts {
   readonly model: ServedModel | undefined;
   /** The labels of `vllm:cache_config_info`: cache settings as text. */
   readonly cacheSettings: Readonly<Record<string, string>> | undefined;
+  /** How long requests waited in the server's queue (`vllm:request_queue_time_seconds`); undefined when it has no such metric or no requests yet. */
+  readonly queueTime: { readonly requests: number; readonly p99Seconds: number } | undefined;
   /** The server's wall clock minus the local one, in ms; a range because the `Date` header has whole seconds. */
   readonly wallClockMs: { readonly least: number; readonly most: number } | undefined;
   /** The answer to the doctor's own prefill request; the server keeps these blocks for the doctor. */
@@ -22,6 +24,8 @@ export interface SideChannelFacts {
   readonly address: SideChannelAddress | undefined;
   readonly payload: HandshakePayload | undefined;
   readonly metadata: AgentMetadata | undefined;
+  /** The names of the fields that the metadata has on the wire. */
+  readonly metadataFields: readonly string[] | undefined;
   readonly clockSamples: readonly ClockSample[];
 }
 

@@ -1,6 +1,6 @@
 import type { ClockSample } from "@kv/connector/building-blocks";
 import { KvError, type SideChannel } from "@kv/interface";
-import { decodeAgentMetadata } from "@kv/protocol";
+import { decodeAgentMetadata, decodeMsgpack, NEWEST_VLLM_VERSION } from "@kv/protocol";
 import {
   decodeHandshake,
   exchangeHandshake,
@@ -29,6 +29,7 @@ const NO_FACTS: SideChannelFacts = {
   address: undefined,
   payload: undefined,
   metadata: undefined,
+  metadataFields: undefined,
   clockSamples: [],
 };
 
@@ -62,14 +63,16 @@ export async function checkSideChannel(
     checks.add("metadata", describeMetadata(metadata));
     if (expectedEngineId !== undefined)
       checks.add("engine-id", checkEngineId(metadata.engineId, expectedEngineId));
-    return { facts: { address, payload, metadata, clockSamples: samples }, checks: checks.all };
+    const metadataFields = Object.keys(decodeMsgpack(payload.agentMetadataBytes, "agent metadata") as object);
+    const facts = { address, payload, metadata, metadataFields, clockSamples: samples };
+    return { facts, checks: checks.all };
   } catch (thrown) {
     const error = KvError.from(thrown, "KV_WIRE_MALFORMED", "agent metadata");
     checks.add("metadata", {
       title: "metadata",
       status: "fail",
       found: error.message,
-      fix: "compare the versions: the server's connector may be newer than version 15, or not a NixlConnector",
+      fix: `the server's vLLM may be newer than ${NEWEST_VLLM_VERSION.version}: kv-peer wire on its wheel lists what it changed; or its connector is not a NixlConnector`,
     });
     return { facts: { ...NO_FACTS, address, payload, clockSamples: samples }, checks: checks.all };
   }

@@ -1,24 +1,25 @@
 import { clockOffset } from "@kv/connector/building-blocks";
+import type { Factors } from "./compatibility-checks.js";
 import type { Check } from "./pair-report.js";
 import type { ServerFacts } from "./server-facts.js";
+import { pairVersionCheck, serverVersion, serverVersionCheck } from "./wire-version.js";
 
 const MAX_WALL_SKEW_MS = 2000;
 /** Half of the round trip bounds the error of a lease's end. */
 const SLOW_ROUND_TRIP_MS = 500;
 
-/** Compares the versions, models and engine ids of the two servers. */
-export function versionChecks(prefill: ServerFacts, decode: ServerFacts): Check[] {
-  const checks: Check[] = [];
+/** Checks the version of each server, and compares versions, models and engine ids. `factors`: those of the two hashes. */
+export function versionChecks(
+  prefill: ServerFacts,
+  decode: ServerFacts | undefined,
+  factors: { readonly prefill: Factors; readonly decode: Factors },
+): Check[] {
   const area = "versions" as const;
-  const [p, d] = [prefill.vllmVersion, decode.vllmVersion];
-  if (p !== undefined && d !== undefined) {
-    const about = { id: "versions.vllm", area, title: "vLLM" };
-    if (p === d) checks.push({ ...about, status: "ok", found: `${p} on both` });
-    else {
-      const found = `${p} at prefill and ${d} at decode: the compatibility hash contains the version, so the handshake is refused`;
-      checks.push({ ...about, status: "fail", found, fix: "run one version on both sides" });
-    }
-  }
+  const ofPrefill = serverVersion(prefill, factors.prefill);
+  const checks: Check[] = serverVersionCheck(prefill, ofPrefill);
+  if (decode === undefined) return checks;
+  const ofDecode = serverVersion(decode, factors.decode);
+  checks.push(...serverVersionCheck(decode, ofDecode), ...pairVersionCheck(ofPrefill, ofDecode));
   const [one, other] = [prefill.model?.id, decode.model?.id];
   if (one !== undefined && other !== undefined && one !== other) {
     checks.push({

@@ -23,3 +23,25 @@ test("a missing metric and a value that is not a number are undefined", () => {
   expect(samples.sum("vllm:other")).toBeUndefined();
   expect(samples.sum("broken")).toBeUndefined();
 });
+
+test("a quantile of a histogram is the upper bound of its bucket, over all label sets", () => {
+  const page = `
+h_bucket{engine="0",le="0.5"} 90
+h_bucket{engine="0",le="2.0"} 98
+h_bucket{engine="0",le="+Inf"} 100
+h_bucket{engine="1",le="0.5"} 0
+h_bucket{engine="1",le="2.0"} 100
+h_bucket{engine="1",le="+Inf"} 100
+empty_bucket{le="1"} 0
+empty_bucket{le="+Inf"} 0
+`;
+  const samples = parsePrometheusText(page);
+  expect([0.45, 0.5, 0.99, 1].map((quantile) => samples.quantile("h", quantile))).toEqual([
+    0.5,
+    2,
+    2,
+    Number.POSITIVE_INFINITY,
+  ]);
+  expect(samples.quantile("empty", 0.5)).toBeUndefined();
+  expect(samples.quantile("other", 0.5)).toBeUndefined();
+});

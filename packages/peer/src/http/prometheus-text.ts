@@ -4,6 +4,11 @@ export interface MetricSamples {
   sum(name: string): number | undefined;
   /** The labels of the first sample of a metric. vLLM publishes settings in the labels of `vllm:cache_config_info`. */
   labels(name: string): Readonly<Record<string, string>> | undefined;
+  /**
+   * An upper limit of a histogram's quantile, over all label sets: the upper bound of the bucket that holds it, `Infinity` for the last one.
+   * `name` is without `_bucket`; `quantile` is between 0 and 1. Undefined when nothing was observed.
+   */
+  quantile(name: string, quantile: number): number | undefined;
 }
 
 const SAMPLE = /^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)/;
@@ -13,17 +18,37 @@ const LABEL = /([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"/g;
 export function parsePrometheusText(text: string): MetricSamples {
   const sums = new Map<string, number>();
   const labels = new Map<string, Readonly<Record<string, string>>>();
+  /** Per histogram, the observations up to each bound. */
+  const buckets = new Map<string, Map<number, number>>();
   for (const line of text.split("\n")) {
     if (line.startsWith("#")) continue;
     const [, name, labelText = "", value] = SAMPLE.exec(line) ?? [];
     if (name === undefined || !Number.isFinite(Number(value))) continue;
     sums.set(name, (sums.get(name) ?? 0) + Number(value));
-    if (labels.has(name)) continue;
+    if (labels.has(name) && !name.endsWith("_bucket")) continue;
     const entries = Array.from(labelText.matchAll(LABEL), ([, key = "", text = ""]) => [
       key,
       text.replace(/\\(.)/g, (_, character: string) => (character === "n" ? "\n" : character)),
     ]);
-    labels.set(name, Object.fromEntries(entries) as Record<string, string>);
+    const named = Object.fromEntries(entries) as Record<string, string>;
+    if (!labels.has(name)) labels.set(name, named);
+    if (name.endsWith("_bucket") && named["le"] !== undefined) {
+      const histogram = name.slice(0, -"_bucket".length);
+      const counts = buckets.get(histogram) ?? new Map<number, number>();
+      const bound = named["le"] === "+Inf" ? Number.POSITIVE_INFINITY : Number(named["le"]);
+      buckets.set(histogram, counts.set(bound, (counts.get(bound) ?? 0) + Number(value)));
+    }
   }
-  return { sum: (name) => sums.get(name), labels: (name) => labels.get(name) };
+  return {
+    sum: (name) => sums.get(name),
+    labels: (name) => labels.get(name),
+    quantile: (name, quantile) => quantileOf(buckets.get(name), quantile),
+  };
+}
+
+function quantileOf(counts: ReadonlyMap<number, number> | undefined, quantile: number): number | undefined {
+  const total = counts?.get(Number.POSITIVE_INFINITY) ?? 0;
+  if (counts === undefined || total === 0) return undefined;
+  const bounds = [...counts.keys()].sort((a, b) => a - b);
+  return bounds.find((bound) => (counts.get(bound) ?? 0) >= quantile * total);
 }

@@ -56,6 +56,10 @@ export function compareFactors(
 ): readonly FactorDifference[] {
   const names = [...new Set([...Object.keys(ours), ...Object.keys(theirs)])].sort();
   return names
-    .filter((factor) => pythonJson(ours[factor]) !== pythonJson(theirs[factor]))
+    .filter(
+      (factor) =>
+        Object.hasOwn(ours, factor) !== Object.hasOwn(theirs, factor) ||
+        pythonJson(ours[factor]) !== pythonJson(theirs[factor]),
+    )
     .map((factor) => ({ factor, ours: ours[factor], theirs: theirs[factor] }));
 }

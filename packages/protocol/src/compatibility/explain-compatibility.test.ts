@@ -1,6 +1,13 @@
 import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
-import { compatibilityHash, explainCompatibility, Float64, modelForms, pythonJson } from "../index.js";
+import {
+  compatibilityHash,
+  explainCompatibility,
+  Float64,
+  modelForms,
+  pythonJson,
+  VLLM_VERSIONS,
+} from "../index.js";
 
 const cases = readFileSync(new URL("../../fixtures/wire/compat_hash.jsonl", import.meta.url), "utf8")
   .split("\n")
@@ -91,3 +98,31 @@ test("modelForms lists the other names of a model", () => {
   expect(modelForms("/root/.cache/hub/models--Qwen--Qwen3-0.6B/snapshots/abc/")).toContain("Qwen/Qwen3-0.6B");
   expect(modelForms("Qwen/Qwen3-0.6B")).toEqual(["Qwen/Qwen3-0.6B/", "Qwen3-0.6B"]);
 });
+
+test.each(VLLM_VERSIONS.filter(({ connectorVersion }) => connectorVersion < 14))(
+  "the hash of a peer that runs vLLM $version is explained by its version and its set of factors",
+  ({ version }) => {
+    const folder = new URL("../../fixtures/wire/versions/", import.meta.url);
+    const { factors, compatibility_hash: hash } = JSON.parse(
+      readFileSync(new URL(`${version}.json`, folder), "utf8"),
+    );
+    const newest = {
+      ...ours,
+      ...factors,
+      vllm_version: "0.33.0",
+      nixl_connector_version: 15,
+      speculative_config: null,
+      transfer_mode: "pull",
+    };
+    delete newest.cross_layers_blocks;
+    const explained = explainCompatibility(newest, { hash });
+    expect(explained.how).toBe("guessed");
+    const changed = explained.differences.map(({ factor }) => factor);
+    expect(changed).toEqual(expect.arrayContaining(["nixl_connector_version", "vllm_version"]));
+    expect(changed.includes("cross_layers_blocks")).toBe("cross_layers_blocks" in factors);
+    // A missing factor is another hash than null.
+    expect(changed.includes("speculative_config")).toBe(!("speculative_config" in factors));
+    if (!("transfer_mode" in factors))
+      expect(explained.text).toContain('transfer_mode is "pull" here and no factor there');
+  },
+);

@@ -1,3 +1,4 @@
+import { VLLM_VERSIONS, type VllmVersion, vllmWire } from "../versions/vllm-wire.js";
 import { compareFactors, compatibilityHash, type FactorDifference, sha256Hex } from "./compatibility-hash.js";
 import { COMMON_CANDIDATES, type FactorCandidates, modelForms } from "./factor-candidates.js";
 import { byCodePoint, pythonJson } from "./python-json.js";
@@ -24,8 +25,9 @@ export interface CompatibilityExplanation {
 }
 
 /**
- * Explains which factor differs. When the peer sent its factors, they are compared. vLLM sends only the hash: then changes of one, two and
- * three factors are tried, from `candidates` first and from common values after them; at most 4,000 combinations. Throws nothing.
+ * Explains which factor differs. When the peer sent its factors, they are compared. vLLM sends only the hash: then our factors as each
+ * described release of vLLM would have them are tried, and changes of one, two and three factors, from `candidates` first and from common values
+ * after them; at most 4,000 combinations. Throws nothing.
  */
 export function explainCompatibility(
   ours: Factors,
@@ -56,12 +58,15 @@ function compareSent(ours: Factors, hash: string, factors: Factors): Compatibili
 }
 
 function search(ours: Factors, hash: string, candidates: FactorCandidates): CompatibilityExplanation {
+  const releases = VLLM_VERSIONS.flatMap((version) => asRelease(ours, version));
+  const release = releases.findIndex((factors) => compatibilityHash(factors) === hash);
+  if (release >= 0) return guessed(ours, releases[release] ?? ours, release + 1);
   const options = optionsOf(ours, candidates);
   // The texts of all entries in Python's order, changed in place: formatting all factors for each combination takes ten times as long.
   const factors = Object.keys(ours).sort(byCodePoint);
   const entry = (factor: string, value: unknown) => pythonJson({ [factor]: value }).slice(1, -1);
   const entries = factors.map((factor) => entry(factor, ours[factor]));
-  let tried = 0;
+  let tried = releases.length;
 
   /** Tries changes of `changes` factors, none before index `from`. Returns the combination that gives the peer's hash. */
   function tryChanges(from: number, changes: number): Factors | undefined {
@@ -88,9 +93,7 @@ function search(ours: Factors, hash: string, candidates: FactorCandidates): Comp
   for (const changes of [1, 2, 3]) {
     const found = tryChanges(0, changes);
     if (found === undefined) continue;
-    const differences = compareFactors(ours, { ...ours, ...found });
-    const text = `the peer sent only a hash; it is the hash of our factors with this change: ${list(differences)} (guessed, ${tried} combinations tried)`;
-    return { how: "guessed", differences, tried, text };
+    return guessed(ours, { ...ours, ...found }, tried);
   }
   const searchedFor = options.map(({ factor }) => factor);
   const left = Object.keys(ours).filter((factor) => !searchedFor.includes(factor));
@@ -99,6 +102,27 @@ function search(ours: Factors, hash: string, candidates: FactorCandidates): Comp
     ", ",
   )} gives it${gaveUp}; not tried: other values of ${left.join(", ") || "no factor"}. Ours are ${pythonJson(ours)}`;
   return { how: "unknown", differences: [], tried, text };
+}
+
+function guessed(ours: Factors, theirs: Factors, tried: number): CompatibilityExplanation {
+  const differences = compareFactors(ours, theirs);
+  const text = `the peer sent only a hash; it is the hash of our factors with this change: ${list(differences)} (guessed, ${tried} combinations tried)`;
+  return { how: "guessed", differences, tried, text };
+}
+
+/** Our factors as a release of vLLM has them: its two versions, without the factors that it lacks and with the one that only older releases have. */
+function asRelease(ours: Factors, version: VllmVersion): Factors[] {
+  const has = (release: VllmVersion, name: string) => name in vllmWire(release)["compatibility hash"];
+  const kept = Object.entries(ours).filter(
+    ([name]) => has(version, name) || !VLLM_VERSIONS.some((each) => has(each, name)),
+  );
+  const factors = {
+    ...Object.fromEntries(kept),
+    vllm_version: version.version,
+    nixl_connector_version: version.connectorVersion,
+  };
+  if (!has(version, "cross_layers_blocks")) return [factors];
+  return [false, true].map((value) => ({ ...factors, cross_layers_blocks: value }));
 }
 
 /** The values to try for each factor, without ours and without repetitions; the caller's candidates come first. */
@@ -125,6 +149,7 @@ const list = (differences: readonly FactorDifference[]) =>
 
 /** Shortens a factor's value: a peer's may have any length. */
 function short(value: unknown): string {
+  if (value === undefined) return "no factor";
   const text = pythonJson(value);
   return text.length > 200 ? `${text.slice(0, 200)}…` : text;
 }

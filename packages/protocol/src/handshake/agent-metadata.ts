@@ -6,7 +6,7 @@ import { decodeMsgpack, encodeMsgpack } from "../encoding/msgpack.js";
 const MAX_REGIONS = 100_000;
 
 /**
- * The metadata of one rank, sent in the handshake: vLLM's `NixlAgentMetadata`, connector versions 14 (0.32) and 15 (0.33). Lists have
+ * The metadata of one rank, sent in the handshake: vLLM's `NixlAgentMetadata`. `vllmWire` describes the fields of each version. Lists have
  * one entry per region unless stated otherwise. Unknown fields are kept in `rest`, so that decoding and encoding give the same bytes.
  */
 export interface AgentMetadata {
@@ -145,7 +145,7 @@ function memoryTypes(fields: MapFields): readonly MemoryType[] | undefined {
   });
 }
 
-/** Peers before 0.32 send the layout's older name. */
+/** vLLM before 0.29 sends the layout's older name. */
 function layout(fields: MapFields): KvCacheLayout {
   const name = fields.string("kv_cache_layout");
   if (name === "HND") return "LBHNC";

@@ -1,12 +1,21 @@
+import { networkInterfaces } from "node:os";
 import { KvError, systemClock, type Transport } from "@kv/interface";
+import { rdmaDevices, realHost } from "@kv/nixl";
 import type { AgentMetadata } from "@kv/protocol";
 import { rankGeometry } from "../../protocol/rank-geometry.js";
 import { readDoneText } from "../../protocol/remote-prefill.js";
 import type { Check } from "../pair-report.js";
 import type { ServerFacts } from "../server-facts.js";
-import { type ProbeRequest, probeMemory } from "./memory-probe.js";
+import { isLoopback } from "../target.js";
+import { type ProbeRequest, type ProbeResult, probeMemory } from "./memory-probe.js";
 import { type ProbeOutcome, probeInChildProcess } from "./probe-process.js";
-import type { UcxLane } from "./ucx-lanes.js";
+import {
+  type HostFacts,
+  type MeasuredTransport,
+  transportCheck,
+  ucxLimits,
+  WITHOUT_LIMITS,
+} from "./transport-check.js";
 
 /** How the servers' memory is read. */
 export interface MemoryCheckOptions {
@@ -37,7 +46,58 @@ export async function memoryChecks(
 ): Promise<Check[]> {
   if (server.metadata === undefined) return [];
   const request = probeRequest(server, server.metadata, ranks, options);
-  return describeOutcome(server, await runProbe(request, options));
+  const outcome = await runProbe(request, options);
+  const about = { id: `bytes.${server.role}`, area: "bytes" as const, title: `read from ${server.role}` };
+  if (outcome.kind !== "completed")
+    return [{ ...about, status: "fail", ...describeFailure(outcome, server.metadata) }];
+  const { result } = outcome;
+  const used = { lanes: outcome.lanes, bytesPerMs: result.bulk.lengthBytes / result.bulk.bestMs };
+  // The doctor runs on the decode server's host: KV moves between this host and the prefill server.
+  const isPath = server.role === "prefill" && used.lanes.length > 0;
+  const transport = transportCheck({
+    backends: result.backends,
+    used,
+    hosts: isPath ? await hostFacts(server, request, options) : undefined,
+  });
+  return [
+    ...describeResult(server, result),
+    { ...about, id: `bytes.${server.role}-transport`, ...transport },
+    ...modeCheck(server, result.write),
+  ];
+}
+
+async function hostFacts(
+  server: ServerFacts,
+  request: ProbeRequest,
+  options: MemoryCheckOptions,
+): Promise<HostFacts> {
+  const limits = ucxLimits(process.env);
+  return {
+    limits,
+    unlimited: limits.length === 0 ? undefined : await measureUnlimited(request, options),
+    sameHost: server.address !== undefined && isThisHost(server.address.host),
+    devices: rdmaDevices(realHost()),
+  };
+}
+
+/** Reads the memory once more, with every transport that UCX has on this host. Undefined when that fails. */
+async function measureUnlimited(
+  request: ProbeRequest,
+  { timeoutMs = DEFAULT_TIMEOUT_MS }: MemoryCheckOptions,
+): Promise<MeasuredTransport | undefined> {
+  const outcome = await probeInChildProcess(
+    { ...request, write: false, notifications: [] },
+    timeoutMs,
+    WITHOUT_LIMITS,
+  );
+  if (outcome.kind !== "completed") return undefined;
+  const { bulk } = outcome.result;
+  return { lanes: outcome.lanes, bytesPerMs: bulk.lengthBytes / bulk.bestMs };
+}
+
+function isThisHost(host: string): boolean {
+  const addresses = Object.values(networkInterfaces()).flatMap((entries) => entries ?? []);
+  return isLoopback(host) || addresses.some(({ address }) => address === host);
 }
 
 function probeRequest(
@@ -86,12 +146,9 @@ async function runProbe(
   }
 }
 
-function describeOutcome({ role, metadata }: ServerFacts, outcome: ProbeOutcome): Check[] {
+function describeResult({ role }: ServerFacts, result: ProbeResult): Check[] {
   const about = { id: `bytes.${role}`, area: "bytes" as const, title: `read from ${role}` };
-  if (outcome.kind !== "completed")
-    return [{ ...about, status: "fail", ...describeFailure(outcome, metadata) }];
-  const { result, lanes } = outcome;
-  const { block, bulk, write, backends, connectMs, isStable } = result;
+  const { block, bulk, write, connectMs, isStable } = result;
   const checks: Check[] = [
     {
       ...about,
@@ -103,10 +160,10 @@ function describeOutcome({ role, metadata }: ServerFacts, outcome: ProbeOutcome)
     },
   ];
   if (write !== undefined) {
-    const found = `${size(write.lengthBytes)} in ${write.ms.toFixed(1)} ms: the null blocks, unchanged`;
+    const { lengthBytes, movedBytes, writeMs } = write;
+    const found = `${size(lengthBytes)}, the null blocks, unchanged (${rate(movedBytes, writeMs)})`;
     checks.push({ ...about, id: `bytes.${role}-write`, title: `write to ${role}`, status: "ok", found });
   }
-  checks.push(describeTransport(role, backends, lanes));
   if (!isStable) {
     checks.push({
       ...about,
@@ -120,25 +177,29 @@ function describeOutcome({ role, metadata }: ServerFacts, outcome: ProbeOutcome)
   return checks;
 }
 
-function describeTransport(
-  role: ServerFacts["role"],
-  backends: readonly string[],
-  lanes: readonly UcxLane[],
-): Check {
-  const about = { id: `bytes.${role}-transport`, area: "bytes" as const, title: "transport" };
-  const [last] = lanes.slice(-1);
-  if (last === undefined)
-    return { ...about, status: "note", found: `${backends.join(", ")}; it does not report its network` };
-  const found = `${backends.join(", ")} over ${last.how}`;
-  const isTcp = /\btcp\b/.test(last.how) && !/\blo\b/.test(last.how);
-  if (!isTcp) return { ...about, status: "ok", found, details: { lanes } };
-  return {
-    ...about,
-    status: "warn",
-    found,
-    fix: "UCX uses TCP: if this host has an RDMA card, run npx kv-nixl doctor; on EFA use the LIBFABRIC backend on both servers",
-    details: { lanes },
-  };
+/** From this ratio on, the other mode is advised. */
+const MUCH_FASTER = 2;
+
+/** Advises push where WRITE is much faster than READ, which is so on transports that emulate READ, and pull in the reverse case. */
+export function modeCheck(
+  { role, remotePrefill }: Pick<ServerFacts, "role" | "remotePrefill">,
+  write: ProbeResult["write"],
+): Check[] {
+  if (write === undefined) return [];
+  const about = { id: `bytes.${role}-mode`, area: "bytes" as const, title: "pull or push" };
+  const { movedBytes, writeMs, readMs } = write;
+  const mode = remotePrefill?.transferMode ?? "pull";
+  const rates = `WRITE ${rate(movedBytes, writeMs)}, READ ${rate(movedBytes, readMs)}, from this host`;
+  const details = { ...write, mode };
+  const [faster, connector] =
+    readMs >= MUCH_FASTER * writeMs
+      ? (["push", "NixlPushConnector"] as const)
+      : writeMs >= MUCH_FASTER * readMs
+        ? (["pull", "NixlConnector"] as const)
+        : [mode, ""];
+  if (faster === mode) return [{ ...about, status: "ok", found: `${mode} is used; ${rates}`, details }];
+  const fix = `use ${faster}: set kv_connector to ${connector} on both servers`;
+  return [{ ...about, status: "warn", found: `${mode} is used; ${rates}`, fix, details }];
 }
 
 function describeFailure(

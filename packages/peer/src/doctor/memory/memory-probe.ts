@@ -36,13 +36,26 @@ export interface ProbeResult {
   readonly connectMs: number;
   readonly block: { readonly lengthBytes: number; readonly medianMs: number };
   readonly bulk: { readonly lengthBytes: number; readonly descriptorCount: number; readonly bestMs: number };
-  readonly write: { readonly lengthBytes: number; readonly ms: number } | undefined;
+  /** The same blocks written and read, the best time of each; undefined when nothing was to be written. */
+  readonly write:
+    | {
+        /** Bytes of the null blocks, each counted once. */
+        readonly lengthBytes: number;
+        /** Bytes of one transfer: the null blocks are moved several times, so that it is not too short to be timed. */
+        readonly movedBytes: number;
+        readonly writeMs: number;
+        readonly readMs: number;
+      }
+    | undefined;
   /** Block 0 had the same bytes in two reads. */
   readonly isStable: boolean;
 }
 
 const SINGLE_READS = 15;
 const BULK_READS = 3;
+/** A WRITE and a READ are compared with transfers of this length, or of this many times the null blocks. */
+const COMPARED_BYTES = 8 << 20;
+const MAX_REPEATS = 64;
 const TRANSFER_TIMEOUT_MS = 30_000;
 
 /** Reads a peer's memory and measures the time. Errors: those of the transport; `KV_TRANSFER_INVALID` for a peer without memory. */
@@ -133,10 +146,16 @@ async function readAndWrite(
   let write: ProbeResult["write"];
   if (request.write) {
     const nullBlocks = nullBlockIds(remoteRows);
-    write = {
-      lengthBytes: Array.from(nullBlocks).reduce((sum, id) => sum + (lengths[id] ?? 0), 0),
-      ms: await move("WRITE", nullBlocks),
-    };
+    const nullBytes = nullBlocks.reduce((sum, id) => sum + (lengths[id] ?? 0), 0);
+    // They hold what the last read returned. Each time the same bytes are written to the same place.
+    const repeats = Math.min(MAX_REPEATS, Math.max(1, Math.floor(COMPARED_BYTES / nullBytes)));
+    const repeated = Int32Array.from(Array.from({ length: repeats }, () => nullBlocks).flat());
+    let [writeMs, readMs] = [Number.POSITIVE_INFINITY, Number.POSITIVE_INFINITY];
+    for (let time = 0; time < BULK_READS; time++) {
+      writeMs = Math.min(writeMs, await move("WRITE", repeated));
+      readMs = Math.min(readMs, await move("READ", repeated));
+    }
+    write = { lengthBytes: nullBytes, movedBytes: nullBytes * repeats, writeMs, readMs };
   }
   for (const { agentMetadata, text } of request.notifications) {
     const to = await agent.addRemote(Buffer.from(agentMetadata, "base64"));
@@ -164,12 +183,12 @@ function localRows(memory: Memory, lengths: readonly number[]): Float64Array {
 }
 
 /** The descriptor indexes of block 0 of each region. */
-function nullBlockIds(remoteRows: readonly number[]): Int32Array {
+function nullBlockIds(remoteRows: readonly number[]): number[] {
   const ids: number[] = [];
   let next = 0;
   for (let row = 0; row < remoteRows.length; row += DESCRIPTOR_ROW) {
     ids.push(next);
     next += remoteRows[row + DESCRIPTOR_ROW - 1] ?? 0;
   }
-  return Int32Array.from(ids);
+  return ids;
 }

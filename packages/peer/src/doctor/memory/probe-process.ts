@@ -33,15 +33,19 @@ function childFile(): { file: string; execArgv: string[] } {
   return { file: source, execArgv: ["--import", "tsx"] };
 }
 
-/** Runs `probeMemory` over NIXL in a child process and kills it after `timeoutMs`. Never rejects. */
-export function probeInChildProcess(request: ProbeRequest, timeoutMs: number): Promise<ProbeOutcome> {
+/** Runs `probeMemory` over NIXL in a child process and kills it after `timeoutMs`. `environment` is added to this one's. Never rejects. */
+export function probeInChildProcess(
+  request: ProbeRequest,
+  timeoutMs: number,
+  environment: Readonly<Record<string, string>> = {},
+): Promise<ProbeOutcome> {
   return new Promise((resolve) => {
     const { file, execArgv } = childFile();
     const child = fork(file, {
       execArgv,
       stdio: ["ignore", "pipe", "pipe", "ipc"],
       // Makes UCX print the transports that it uses.
-      env: { ...process.env, UCX_PROTO_INFO: "y" },
+      env: { ...process.env, UCX_PROTO_INFO: "y", ...environment },
     });
     let output = "";
     const append = (chunk: string) => {

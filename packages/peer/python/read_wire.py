@@ -1,0 +1,473 @@
+"""Reads what vLLM's NixlConnector puts on the wire from the Python sources of a wheel or a source tree.
+
+usage: python3 -I read_wire.py WHEEL_OR_TREE
+
+The sources are parsed with `ast` and never imported or executed; nothing is extracted to disk. Prints JSON: `vllm` and
+`connectorVersion` (null when not found) and `wire`, a map of section to name to form. A section that was not found is
+absent. Input that cannot be read is `{"error": ...}`.
+"""
+
+import ast
+import json
+import os
+import re
+import stat
+import sys
+import zipfile
+import zlib
+
+MAX_ENTRIES = 100_000
+MAX_FILE_BYTES = 4 << 20
+MAX_TOTAL_BYTES = 128 << 20
+
+NIXL = "vllm/distributed/kv_transfer/kv_connector/v1/nixl"
+# The whole connector was one file in early versions.
+CONNECTOR = re.compile(rf"{NIXL}/\w+\.py|{NIXL}_connector\.py")
+# Other code of the engine reads and writes keys of kv_transfer_params.
+ENGINE = re.compile(r"vllm/(v1|entrypoints)/(\w+/)*\w+\.py")
+LAYOUTS = ("vllm/v1/kv_cache_layout.py", "vllm/v1/attention/backends/utils.py")
+HASH_FUNCTION = "vllm/config/utils.py"
+VERSION = "vllm/_version.py"
+DIST_INFO = re.compile(r"vllm[\w.+-]*\.dist-info/METADATA")
+
+# A class or a dict is recognized by names that every known version has: at least half of them, so that a renamed one is
+# reported as renamed.
+PAYLOAD = {"compatibility_hash", "agent_metadata_bytes"}
+METADATA = {"engine_id", "agent_metadata", "kv_caches_base_addr", "num_blocks", "block_lens", "kv_cache_layout"}
+FACTORS = {"vllm_version", "nixl_connector_version", "dtype", "num_kv_heads", "head_size", "attn_backend_name"}
+ANSWER = {"do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_request_id", "tp_size"}
+REGISTRATION = {"request_id", "decode_engine_id", "decode_host", "decode_port", "decode_tp_size", "local_block_ids"}
+
+
+class Unreadable(Exception):
+    """The input is no vLLM wheel or tree. Arguments: what is wrong, what to do."""
+
+
+def is_wanted(name):
+    return name in (*LAYOUTS, HASH_FUNCTION, VERSION) or any(
+        pattern.fullmatch(name) for pattern in (CONNECTOR, ENGINE, DIST_INFO)
+    )
+
+
+def read_wheel(path):
+    """The wanted files of a wheel: name to bytes."""
+    files, total = {}, 0
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            entries = wheel.infolist()
+            if len(entries) > MAX_ENTRIES:
+                raise Unreadable(f"{path} has {len(entries)} entries; the limit is {MAX_ENTRIES}", "is it a wheel?")
+            for entry in entries:
+                if not is_wanted(entry.filename):
+                    continue
+                if entry.filename in files:
+                    raise Unreadable(f"{path} has two entries {entry.filename}", "download the wheel again")
+                # The sizes in the directory may lie: at most one byte beyond the limit is decompressed.
+                with wheel.open(entry) as source:
+                    files[entry.filename] = limited(source.read(MAX_FILE_BYTES + 1), entry.filename)
+                total = add(total, files[entry.filename], path)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise Unreadable(f"{path} is not a readable wheel: {error}", "give a .whl file or a folder that has vllm/ in it")
+    return files
+
+
+def read_tree(root):
+    """The wanted files below a folder that holds vllm/, or below vllm/ itself."""
+    package = os.path.join(root, "vllm")
+    if not os.path.isdir(package) and os.path.isdir(os.path.join(root, "distributed")):
+        package = root
+    files, total, seen = {}, 0, 0
+    found = [os.path.join(root, name) for name in sorted(os.listdir(root)) if name.endswith(".dist-info")]
+    places = [(os.path.join(folder, "METADATA"), os.path.basename(folder) + "/METADATA") for folder in found]
+    for folder, folders, names in os.walk(package):
+        folders.sort()
+        seen += len(names)
+        if seen > MAX_ENTRIES:
+            raise Unreadable(f"{root} has more than {MAX_ENTRIES} files", "give the folder that has vllm/ in it")
+        inside = os.path.relpath(folder, package).replace(os.sep, "/")
+        prefix = "vllm/" if inside == "." else f"vllm/{inside}/"
+        places += [(os.path.join(folder, name), prefix + name) for name in sorted(names)]
+    for path, name in places:
+        # A FIFO or a device would block or never end.
+        if not is_wanted(name) or not os.path.exists(path) or not stat.S_ISREG(os.stat(path).st_mode):
+            continue
+        with open(path, "rb") as source:
+            files[name] = limited(source.read(MAX_FILE_BYTES + 1), name)
+        total = add(total, files[name], root)
+    return files
+
+
+def limited(data, name):
+    if len(data) > MAX_FILE_BYTES:
+        raise Unreadable(f"{name} is larger than {MAX_FILE_BYTES} bytes", "is it vLLM's?")
+    return data
+
+
+def add(total, data, path):
+    if total + len(data) > MAX_TOTAL_BYTES:
+        raise Unreadable(f"the sources of {path} are larger than {MAX_TOTAL_BYTES} bytes", "is it vLLM?")
+    return total + len(data)
+
+
+def parse(files, name):
+    try:
+        return ast.parse(files[name])
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        python = ".".join(map(str, sys.version_info[:3]))
+        raise Unreadable(
+            f"{name}: Python {python} cannot parse it: {error}",
+            "if this vLLM needs a newer Python, put that one first on PATH",
+        )
+
+
+def last_name(node):
+    """The last name of an expression: "request_id" of `meta.remote.request_id`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Subscript):
+        return last_name(node.value)
+    if isinstance(node, ast.Call):
+        return last_name(node.func)
+    return type(node).__name__
+
+
+def text_of(node, constants):
+    """A message as text: constants as they are, values as {name}, a list with a separator as {name,…}."""
+    if isinstance(node, ast.Constant):
+        return node.value.decode("latin-1") if isinstance(node.value, bytes) else str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part, constants) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return text_of(node.value, constants)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return text_of(node.left, constants) + text_of(node.right, constants)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr == "join" and isinstance(node.func.value, ast.Constant) and node.args:
+            return "{" + last_name(node.args[0]) + str(node.func.value.value) + "…}"
+        if node.func.attr == "encode" and last_name(node.func.value) == "msgpack" and node.args:
+            return "{msgpack}"
+        if node.func.attr == "encode":
+            return text_of(node.func.value, constants)
+    if isinstance(node, ast.Name) and node.id in constants:
+        return text_of(constants[node.id], constants)
+    return "{" + last_name(node) + "}"
+
+
+def names_of_dict(node):
+    """The keys of a dict display or a dict(...) call; "**name" for what is merged into it. None for other nodes."""
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values)
+        return {("**" + last_name(value) if key is None else text_of(key, {})): value for key, value in pairs}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
+        merged = {"**" + last_name(argument): argument for argument in node.args}
+        return merged | {word.arg or "**" + last_name(word.value): word.value for word in node.keywords}
+    return None
+
+
+def is_half(found, names):
+    return 2 * len(names & set(found)) >= len(names)
+
+
+class Source:
+    """The parsed files of the connector."""
+
+    def __init__(self, trees):
+        self.constants, self.classes, self.functions = {}, [], []
+        for name, tree in trees.items():
+            for statement in tree.body:
+                target = statement.target if isinstance(statement, ast.AnnAssign) else None
+                if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                    target = statement.targets[0]
+                if isinstance(target, ast.Name) and isinstance(statement.value, ast.Constant):
+                    self.constants[target.id] = statement.value
+            self.collect(tree, os.path.basename(name)[:-3])
+
+    def collect(self, node, place):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                self.classes.append(child)
+                self.collect(child, f"{place} {child.name}")
+            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                self.functions.append((mode_of(place), child))
+                self.collect(child, place)
+            else:
+                self.collect(child, place)
+
+    def fields(self, names):
+        """The fields of the class that has these names, with type and default; `class` is the way it is encoded."""
+        found = [entry for entry in self.classes if is_half(own_fields(entry), names)]
+        if not found:
+            return None
+        best = max(found, key=lambda entry: len(names & set(own_fields(entry))))
+        fields = {}
+        for base in best.bases:
+            inherited = next((entry for entry in self.classes if entry.name == last_name(base)), None)
+            fields |= own_fields(inherited) if inherited is not None and inherited is not best else {}
+        kinds = [ast.unparse(decorator) for decorator in best.decorator_list]
+        kinds += [ast.unparse(each) for each in (*best.bases, *(word.value for word in best.keywords if not word.arg))]
+        kinds += [f"{word.arg}={ast.unparse(word.value)}" for word in best.keywords if word.arg]
+        return {"class": " ".join(kinds)} | fields | own_fields(best)
+
+    def keys(self, names):
+        """Per mode, the keys of the dict that has most of these names, with those that are added to it in the same function."""
+        found = {}
+        for mode, function in self.functions:
+            for node in own_nodes(function):
+                keys = names_of_dict(node)
+                if keys is None or not is_half(keys, names):
+                    continue
+                common, best = len(names & set(keys)), found.get(mode, (0, {}))
+                if common < best[0]:
+                    continue
+                for owner in assigned_to(node, function):
+                    keys |= added_keys(function, owner)
+                # Two branches may have a dict each.
+                found[mode] = (common, best[1] | keys if common == best[0] else keys)
+        return found
+
+    def only_keys(self, names):
+        """As `keys`, of the mode that has most of the names."""
+        return max(self.keys(names).values(), key=lambda entry: entry[0], default=(0, {}))[1]
+
+    def nested(self, value):
+        """The keys of the dicts that a function called for a factor returns: the factor's parts."""
+        if not isinstance(value, ast.Call):
+            return []
+        for _, function in self.functions:
+            if function.name == last_name(value.func):
+                returned = [node.value for node in own_nodes(function) if isinstance(node, ast.Return) and node.value]
+                return [key for node in returned for key in names_of_dict(node) or {}]
+        return []
+
+
+def mode_of(place):
+    return next((mode for mode in ("push", "pull") if mode in place.lower()), "")
+
+
+def own_nodes(function):
+    """The nodes of a function without those of functions inside it."""
+    queue = list(ast.iter_child_nodes(function))
+    while queue:
+        node = queue.pop(0)
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            queue.extend(ast.iter_child_nodes(node))
+
+
+def own_fields(entry):
+    fields = {}
+    for node in entry.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            form = ast.unparse(node.annotation)
+            if "ClassVar" not in form:
+                fields[node.target.id] = form if node.value is None else f"{form} = {ast.unparse(node.value)}"
+    return fields
+
+
+def assigned_to(value, function):
+    """The targets that a value is assigned to, as text."""
+    for node in own_nodes(function):
+        if isinstance(node, ast.Assign) and node.value is value:
+            yield from (ast.unparse(target) for target in node.targets)
+        if isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is value:
+            yield ast.unparse(node.target)
+
+
+def added_keys(function, owner):
+    """The keys that are set on a dict: `d["k"] = …`, `d.update(k=…)`, `d |= {…}`."""
+    keys = {}
+    for node in own_nodes(function):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == owner:
+            keys[text_of(node.slice, {})] = None
+        if isinstance(node, ast.AugAssign) and ast.unparse(node.target) == owner:
+            keys |= names_of_dict(node.value) or {"**" + last_name(node.value): None}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == owner:
+            if node.func.attr == "setdefault" and node.args:
+                keys[text_of(node.args[0], {})] = None
+            if node.func.attr == "update":
+                keys |= {word.arg or "**" + last_name(word.value): word.value for word in node.keywords}
+                for argument in node.args:
+                    keys |= names_of_dict(argument) or {"**" + last_name(argument): None}
+    return keys
+
+
+def notifications(source):
+    """Per mode, the texts that are sent as NIXL notifications."""
+    forms = {}
+    for mode, function in source.functions:
+        for call in own_nodes(function):
+            if not isinstance(call, ast.Call):
+                continue
+            sent = [word.value for word in call.keywords if word.arg in ("notif_msg", "notif_id")]
+            if last_name(call.func) == "send_notif":
+                sent += call.args[1:2]
+            for value in sent:
+                for node in values_of(value, function):
+                    text = text_of(node, source.constants)
+                    # A lone {name} was made elsewhere.
+                    if not re.fullmatch(r"\{\w+\}", text):
+                        forms.setdefault(mode, {})[text] = ""
+    return forms
+
+
+def values_of(node, function):
+    """What a local variable was assigned; the node itself when it is no variable."""
+    if not isinstance(node, ast.Name):
+        return [node]
+    return [
+        each.value
+        for each in own_nodes(function)
+        if isinstance(each, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in each.targets)
+    ]
+
+
+def handshake(source):
+    """The frames of the request and of the reply, as the client encodes and the listener sends them."""
+    frames = {}
+    for _, function in source.functions:
+        for call in own_nodes(function):
+            if not isinstance(call, ast.Call) or not call.args or not isinstance(call.args[0], ast.Tuple):
+                continue
+            parts = call.args[0].elts
+            if last_name(call.func) == "encode" and any(last_name(part) == "GET_META_MSG" for part in parts):
+                frames["request"] = " ".join(text_of(part, source.constants) for part in parts)
+            if last_name(call.func) == "send_multipart":
+                # Behind the peer's identity and an empty frame.
+                frames["reply"] = " ".join(text_of(part, source.constants) for part in parts[2:])
+    return frames
+
+
+def parameter_keys(trees, is_parameters):
+    """The keys of kv_transfer_params that code reads and writes."""
+    read, written = {}, {}
+
+    def is_given(node):
+        return is_parameters(last_name(node)) and isinstance(node, (ast.Name, ast.Attribute))
+
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Subscript) and is_given(node.value) and isinstance(node.slice, ast.Constant):
+                (written if isinstance(node.ctx, ast.Store) else read)[str(node.slice.value)] = ""
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_given(node.func.value):
+                if node.func.attr in ("get", "pop") and node.args and isinstance(node.args[0], ast.Constant):
+                    read[str(node.args[0].value)] = ""
+            if isinstance(node, ast.Compare) and is_given(node.comparators[0]) and isinstance(node.left, ast.Constant):
+                read[str(node.left.value)] = ""
+            # all(key in params for key in ("a", "b"))
+            if isinstance(node, ast.GeneratorExp) and isinstance(node.elt, ast.Compare) and is_given(node.elt.comparators[0]):
+                for loop in node.generators:
+                    if isinstance(loop.iter, (ast.Tuple, ast.List)):
+                        read.update({str(each.value): "" for each in loop.iter.elts if isinstance(each, ast.Constant)})
+    return read, written
+
+
+def layouts(files):
+    """The names of cache layouts: an Enum's members, or a Literal in versions before it."""
+    for name in LAYOUTS:
+        tree = parse(files, name) if name in files else ast.Module(body=[], type_ignores=[])
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name == "KVCacheLayout":
+                members = [entry for entry in node.body if isinstance(entry, ast.Assign)]
+                return {entry.targets[0].id: ast.unparse(entry.value) for entry in members}
+            if isinstance(node, ast.Assign) and last_name(node.targets[0]) == "KVCacheLayoutType":
+                return {each.value: "" for each in ast.walk(node.value) if isinstance(each, ast.Constant)}
+    return {}
+
+
+def nested_calls(node):
+    """A function's result as nested calls, without the module that each comes from."""
+    if isinstance(node, ast.Call):
+        inner = [node.func.value] if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call) else []
+        arguments = [nested_calls(argument) for argument in (*inner, *node.args)]
+        arguments += [f"{word.arg}={ast.unparse(word.value)}" for word in node.keywords]
+        return f"{last_name(node.func)}({', '.join(arguments)})"
+    return last_name(node)
+
+
+def hash_form(files):
+    if HASH_FUNCTION not in files:
+        return {}
+    for node in ast.walk(parse(files, HASH_FUNCTION)):
+        if isinstance(node, ast.FunctionDef) and node.name == "hash_factors":
+            returned = [each.value for each in own_nodes(node) if isinstance(each, ast.Return) and each.value]
+            return {"hash_factors": "; ".join(nested_calls(value) for value in returned)}
+    return {}
+
+
+def version_of(files):
+    if VERSION in files:
+        for node in parse(files, VERSION).body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                if any(last_name(target) in ("__version__", "version") for target in node.targets):
+                    return str(node.value.value)
+    for name, data in files.items():
+        found = re.search(r"^Version: (\S+)", data.decode("utf-8", "replace"), re.M) if DIST_INFO.fullmatch(name) else None
+        if found:
+            return found[1]
+    return None
+
+
+def read_wire(path):
+    if not os.path.exists(path):
+        raise Unreadable(f"{path} does not exist", "give a .whl file or a folder that has vllm/ in it")
+    files = read_tree(path) if os.path.isdir(path) else read_wheel(path)
+    trees = {name: parse(files, name) for name in sorted(files) if CONNECTOR.fullmatch(name)}
+    if not trees:
+        raise Unreadable(f"{path} has no {NIXL}", "give a wheel of vLLM 0.27 or later, or a folder that has vllm/ in it")
+    source = Source(trees)
+    version = source.constants.get("NIXL_CONNECTOR_VERSION")
+
+    factors = {}
+    for key, value in source.only_keys(FACTORS).items():
+        factors |= {key: ""} | {f"{key}.{part}": "" for part in source.nested(value)}
+    engine = [name for name in sorted(files) if ENGINE.fullmatch(name) and b"kv_transfer_params" in files[name]]
+    read, written = parameter_keys(trees.values(), lambda name: name in ("params", "kv_transfer_params"))
+    elsewhere = parameter_keys((parse(files, name) for name in engine), lambda name: name == "kv_transfer_params")
+
+    wire = {
+        "handshake": handshake(source),
+        "handshake payload": source.fields(PAYLOAD),
+        "agent metadata": source.fields(METADATA),
+        "cache layouts": layouts(files),
+        "hash function": hash_form(files),
+        "compatibility hash": factors,
+        "push registration": dict.fromkeys(source.only_keys(REGISTRATION), ""),
+        "parameters read": read | elsewhere[0],
+        "parameters written": written | elsewhere[1],
+    }
+    for mode, (_, keys) in source.keys(ANSWER).items():
+        wire[f"{mode} answer".strip()] = dict.fromkeys(keys, "")
+    for mode, forms in notifications(source).items():
+        wire[f"{mode} notifications".strip()] = forms
+    return {
+        "vllm": version_of(files),
+        "connectorVersion": version.value if isinstance(version, ast.Constant) and isinstance(version.value, int) else None,
+        "wire": {section: entries for section, entries in wire.items() if entries},
+    }
+
+
+def main():
+    if sys.version_info < (3, 9):
+        hint = "put a newer python3 first on PATH"
+        print(json.dumps({"error": {"message": f"python3 is {sys.version.split()[0]}; 3.9 is needed", "hint": hint}}))
+        return
+    # A damaged or hostile input must not take the machine's memory.
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+    except (ImportError, ValueError, OSError):
+        pass
+    try:
+        result = read_wire(sys.argv[1])
+    except Unreadable as error:
+        result = {"error": {"message": error.args[0], "hint": error.args[1]}}
+    except (OSError, MemoryError, RecursionError) as error:
+        message = f"{sys.argv[1]} cannot be read: {error or type(error).__name__}"
+        result = {"error": {"message": message, "hint": "give a .whl file or a folder that has vllm/ in it"}}
+    print(json.dumps(result))
+
+
+main()

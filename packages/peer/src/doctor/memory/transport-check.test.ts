@@ -1,0 +1,96 @@
+import { expect, test } from "vitest";
+import { modeCheck } from "./memory-checks.js";
+import { type HostFacts, transportCheck, ucxLimits } from "./transport-check.js";
+
+const measured = (how: string, gigabytesPerSecond = 1) => ({
+  lanes: [
+    { range: "0..100", how: "short tcp/eth0" },
+    { range: "101..inf", how },
+  ],
+  bytesPerMs: gigabytesPerSecond * 1e6,
+});
+const NOTHING: HostFacts = { unlimited: undefined, limits: [], sameHost: false, devices: [] };
+const look = (how: string, hosts: Partial<HostFacts> = {}) =>
+  transportCheck({ backends: ["UCX"], used: measured(how), hosts: { ...NOTHING, ...hosts } });
+const device = (efa: boolean, state = "4: ACTIVE") => [
+  { name: efa ? "rdmap16" : "mlx5_0", efa, link: "Ethernet", ports: [state] },
+];
+
+test.each(["zero-copy rc_mlx5/mlx5_0:1", "zero-copy cma/memory", "zero-copy cuda_ipc/cuda"])(
+  "%s is as good as it gets",
+  (how) => {
+    expect(look(how, { sameHost: true, devices: device(false) })).toMatchObject({
+      status: "ok",
+      found: `UCX over ${how}`,
+    });
+  },
+);
+
+test("TCP without an RDMA device on this host is the best that both hosts have", () => {
+  expect(look("zero-copy tcp/eth0")).toMatchObject({
+    status: "ok",
+    found: "UCX over zero-copy tcp/eth0; this host has no RDMA device",
+  });
+  expect(look("zero-copy tcp/eth0", { devices: device(false, "1: DOWN") }).status).toBe("ok");
+});
+
+test("TCP although this host has an RDMA device is a warning that names it", () => {
+  expect(look("zero-copy tcp/eth0", { devices: device(false) })).toMatchObject({
+    status: "warn",
+    found: expect.stringContaining("although this host has mlx5_0"),
+    fix: expect.stringContaining("UCX_NET_DEVICES"),
+  });
+  expect(look("zero-copy tcp/eth0", { devices: device(true) }).fix).toContain("LIBFABRIC on both servers");
+});
+
+test("TCP to a server on this host is a warning", () => {
+  expect(look("zero-copy tcp/lo", { sameHost: true })).toMatchObject({
+    status: "warn",
+    found: expect.stringContaining("although the server is on this host"),
+  });
+});
+
+test("a better transport without this host's limits is a warning with both rates", () => {
+  const limits = ucxLimits({ UCX_TLS: "tcp", UCX_NET_DEVICES: "all", PATH: "x" });
+  expect(limits).toEqual(["UCX_TLS=tcp"]);
+  const better = { limits, unlimited: measured("zero-copy rc_mlx5/mlx5_0:1", 24) };
+  expect(look("zero-copy tcp/eth0", better)).toMatchObject({
+    status: "warn",
+    found:
+      "UCX over zero-copy tcp/eth0; without UCX_TLS=tcp on this host it is zero-copy rc_mlx5/mlx5_0:1 (24.00 GB/s instead of 1.00 GB/s)",
+    fix: "unset UCX_TLS on the decode server, or permit that transport",
+  });
+  // Another device of the same kind has to be faster.
+  const device2 = { limits, unlimited: measured("zero-copy tcp/eth1", 1.2) };
+  expect(look("zero-copy tcp/eth0", device2).status).toBe("ok");
+  expect(look("zero-copy tcp/eth0", { limits, unlimited: measured("zero-copy tcp/eth1", 2) }).status).toBe(
+    "warn",
+  );
+});
+
+test("no lanes, and a server without advice", () => {
+  const nothing = { lanes: [], bytesPerMs: 1 };
+  expect(transportCheck({ backends: ["LIBFABRIC"], used: nothing })).toMatchObject({ status: "note" });
+  expect(transportCheck({ backends: ["UCX"], used: measured("zero-copy tcp/lo") }).status).toBe("ok");
+});
+
+const times = (writeMs: number, readMs: number) => ({ lengthBytes: 1e6, movedBytes: 8e6, writeMs, readMs });
+
+test("push is advised when WRITE is at least twice as fast as READ, and pull in the reverse case", () => {
+  const pull = { role: "prefill" as const, remotePrefill: undefined };
+  expect(modeCheck(pull, times(1, 1.9))).toMatchObject([{ status: "ok" }]);
+  expect(modeCheck(pull, times(1, 2))).toMatchObject([
+    {
+      id: "bytes.prefill-mode",
+      status: "warn",
+      found: "pull is used; WRITE 8.00 GB/s, READ 4.00 GB/s, from this host",
+      fix: "use push: set kv_connector to NixlPushConnector on both servers",
+    },
+  ]);
+  const push = { role: "prefill" as const, remotePrefill: { transferMode: "push" } as never };
+  expect(modeCheck(push, times(1, 100))).toMatchObject([{ status: "ok" }]);
+  expect(modeCheck(push, times(2, 1))).toMatchObject([
+    { fix: "use pull: set kv_connector to NixlConnector on both servers" },
+  ]);
+  expect(modeCheck(pull, undefined)).toEqual([]);
+});

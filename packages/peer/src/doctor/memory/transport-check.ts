@@ -1,0 +1,116 @@
+import type { RdmaDevice } from "@kv/nixl";
+import type { ServerCheck } from "../pair-report.js";
+import type { UcxLane } from "./ucx-lanes.js";
+
+/** The variables with which a user limits the transports of UCX. */
+const LIMITS = ["UCX_TLS", "UCX_NET_DEVICES"] as const;
+
+/** One way to reach a server's memory, and how fast it was read. */
+export interface MeasuredTransport {
+  readonly lanes: readonly UcxLane[];
+  readonly bytesPerMs: number;
+}
+
+/** What is known about the network between this host and a server. */
+export interface NetworkFacts {
+  readonly backends: readonly string[];
+  /** As this host's environment permits. */
+  readonly used: MeasuredTransport;
+  /** What the transport in use is compared with; undefined for a server that this host is not to be fast with. */
+  readonly hosts?: HostFacts | undefined;
+}
+
+/** What both hosts have. */
+export interface HostFacts {
+  /** Without the limits of this host's environment; undefined when it has none. */
+  readonly unlimited: MeasuredTransport | undefined;
+  /** The limits that are set, such as `UCX_TLS=tcp`. */
+  readonly limits: readonly string[];
+  /** Whether the server runs on this host. */
+  readonly sameHost: boolean;
+  /** RDMA devices of this host. */
+  readonly devices: readonly RdmaDevice[];
+}
+
+/** The limits in an environment, as they are set there; "all" is none. */
+export function ucxLimits(environment: Readonly<Record<string, string | undefined>>): readonly string[] {
+  return LIMITS.filter((name) => ![undefined, "", "all"].includes(environment[name])).map(
+    (name) => `${name}=${environment[name]}`,
+  );
+}
+
+/** Sets the variables of `ucxLimits` to UCX's defaults. */
+export const WITHOUT_LIMITS: Readonly<Record<string, string>> = Object.fromEntries(
+  LIMITS.map((name) => [name, "all"]),
+);
+
+/** Worst to best. */
+const CLASSES = [
+  { name: "tcp", pattern: /\btcp\b/ },
+  { name: "RDMA", pattern: /\b(rc|dc|ud|srd|efa)(_|\b)|mlx5|\bib\d/ },
+  { name: "shared memory", pattern: /\b(cma|xpmem|knem|sysv|posix|cuda_ipc|rocm_ipc|ze_ipc)\b/ },
+] as const;
+
+/** The lane of the largest messages, and how good it is: an index of `CLASSES`, -1 for an unknown one. */
+function laneOf({ lanes }: MeasuredTransport): { readonly how: string; readonly rank: number } {
+  const how = lanes.at(-1)?.how ?? "";
+  return { how, rank: CLASSES.findLastIndex(({ pattern }) => pattern.test(how)) };
+}
+
+/** This much faster is worth a change of settings. */
+const WORTH = 1.5;
+
+/**
+ * Compares the transport in use with the best one that both hosts have. UCX takes the best one that both sides permit, so a better one exists when
+ * a setting of this host or of the server excludes it.
+ */
+export function transportCheck(facts: NetworkFacts): ServerCheck {
+  const { backends, used, hosts } = facts;
+  const title = "transport";
+  const { how, rank } = laneOf(used);
+  if (how === "")
+    return { title, status: "note", found: `${backends.join(", ")}; it does not report its network` };
+  const found = `${backends.join(", ")} over ${how}`;
+  const details = { lanes: used.lanes };
+  if (hosts === undefined) return { title, status: "ok", found, details };
+  const { unlimited, limits, sameHost, devices } = hosts;
+  if (unlimited !== undefined) {
+    const best = laneOf(unlimited);
+    const isFaster = unlimited.bytesPerMs > WORTH * used.bytesPerMs;
+    if (best.rank > rank || (best.how !== how && isFaster)) {
+      const rates = `${gigabytes(unlimited)} instead of ${gigabytes(used)}`;
+      return {
+        title,
+        status: "warn",
+        found: `${found}; without ${limits.join(" and ")} on this host it is ${best.how} (${rates})`,
+        fix: `unset ${limits.map((limit) => limit.split("=")[0]).join(" and ")} on the decode server, or permit that transport`,
+        details,
+      };
+    }
+  }
+  if (CLASSES[rank]?.name !== "tcp") return { title, status: "ok", found, details };
+  const active = devices.filter(({ ports }) => ports.some((port) => port.includes("ACTIVE")));
+  if (sameHost) {
+    const fix =
+      "set UCX_TLS=all on the server, or add sysv,posix,cma; in containers share /dev/shm and the IPC namespace, and permit CMA (npx kv-nixl doctor)";
+    return { title, status: "warn", found: `${found}, although the server is on this host`, fix, details };
+  }
+  if (active.length > 0) {
+    const names = active.map(({ name }) => name).join(", ");
+    const fix = active.some(({ efa }) => efa)
+      ? "UCX does not use EFA: set the backend LIBFABRIC on both servers"
+      : "look for an RDMA device on the server's host (npx kv-nixl doctor there), and permit it in its UCX_TLS and UCX_NET_DEVICES; in a container, pass /dev/infiniband on";
+    return {
+      title,
+      status: "warn",
+      found: `${found}, although this host has ${names}: the server has no RDMA device or excludes it`,
+      fix,
+      details,
+    };
+  }
+  return { title, status: "ok", found: `${found}; this host has no RDMA device`, details };
+}
+
+function gigabytes({ bytesPerMs }: MeasuredTransport): string {
+  return `${(bytesPerMs / 1e6).toFixed(2)} GB/s`;
+}

@@ -1,0 +1,100 @@
+import { describedVersion, VLLM_VERSIONS, type VllmVersion, vllmWire } from "@kv/protocol";
+import type { WireReading } from "./read-wire.js";
+
+/** One entry of the wire that is not as in the described version. */
+export interface WireDifference {
+  /** The message, such as "agent metadata"; "connector" for the connector version. */
+  readonly section: string;
+  /** The name in the described version, or of a new entry. */
+  readonly name: string;
+  /** `missing`: the whole section was not found in the sources. */
+  readonly change: "added" | "removed" | "renamed" | "changed" | "missing";
+  /** The form in the described version; the name when it is renamed. */
+  readonly before?: string | undefined;
+  /** The form in the sources; the new name when it is renamed. */
+  readonly after?: string | undefined;
+}
+
+/** What a vLLM changed on the wire. */
+export interface WireReport {
+  /** The version of the sources; null when they do not say it. */
+  readonly vllm: string | null;
+  /** The sources' `NIXL_CONNECTOR_VERSION`; null when it was not found. */
+  readonly connectorVersion: number | null;
+  /** The described version with the same release number, else the most similar one. */
+  readonly comparedWith: VllmVersion;
+  /** Empty when both are the same. */
+  readonly differences: readonly WireDifference[];
+}
+
+/** Compares what was read with the described versions. Throws nothing. */
+export function compareWire(reading: WireReading): WireReport {
+  const { vllm, connectorVersion } = reading;
+  const same = vllm === null ? undefined : describedVersion(vllm);
+  const candidates = same === undefined ? [...VLLM_VERSIONS].reverse() : [same];
+  const [best, ...others] = candidates.map((version) => ({
+    comparedWith: version,
+    differences: differencesFrom(version, reading),
+  }));
+  if (best === undefined) throw new RangeError("no version is described");
+  // Among equally similar versions the newest.
+  const closest = others.reduce(
+    (found, each) => (each.differences.length < found.differences.length ? each : found),
+    best,
+  );
+  return { vllm, connectorVersion, ...closest };
+}
+
+function differencesFrom(version: VllmVersion, { connectorVersion, wire }: WireReading): WireDifference[] {
+  const differences: WireDifference[] = [];
+  if (connectorVersion !== version.connectorVersion) {
+    differences.push({
+      section: "connector",
+      name: "NIXL_CONNECTOR_VERSION",
+      change: connectorVersion === null ? "missing" : "changed",
+      before: String(version.connectorVersion),
+      after: connectorVersion === null ? undefined : String(connectorVersion),
+    });
+  }
+  const described: Readonly<Record<string, Entries>> = vllmWire(version);
+  for (const section of new Set([...Object.keys(described), ...Object.keys(wire)])) {
+    const before = described[section] ?? {};
+    const after = wire[section];
+    if (after === undefined) differences.push({ section, name: "all entries", change: "missing" });
+    else differences.push(...compareSection(section, before, after));
+  }
+  return differences;
+}
+
+type Entries = Readonly<Record<string, string>>;
+
+function compareSection(section: string, before: Entries, after: Entries): WireDifference[] {
+  const added = Object.keys(after).filter((name) => !Object.hasOwn(before, name));
+  const differences: WireDifference[] = [];
+  for (const [name, form] of Object.entries(before)) {
+    const now = Object.hasOwn(after, name) ? after[name] : undefined;
+    if (now === form) continue;
+    if (now !== undefined) {
+      differences.push({ section, name, change: "changed", before: form, after: now });
+      continue;
+    }
+    // An entry of the same form at the same place is the same one under another name.
+    const renamed = added.find(
+      (each) =>
+        after[each] === form && commonBefore(each, after, before) === commonBefore(name, before, after),
+    );
+    if (renamed === undefined) differences.push({ section, name, change: "removed", before: form });
+    else {
+      added.splice(added.indexOf(renamed), 1);
+      differences.push({ section, name, change: "renamed", before: name, after: renamed });
+    }
+  }
+  for (const name of added) differences.push({ section, name, change: "added", after: after[name] });
+  return differences;
+}
+
+/** The entry before `name` that both versions have; undefined at the beginning. */
+function commonBefore(name: string, own: Entries, other: Entries): string | undefined {
+  const names = Object.keys(own);
+  return names.slice(0, names.indexOf(name)).findLast((each) => Object.hasOwn(other, each));
+}

@@ -1,0 +1,74 @@
+import { execFile } from "node:child_process";
+import { createRequire } from "node:module";
+import { dirname, join } from "node:path";
+import { KvError } from "@kv/interface";
+import { z } from "zod";
+
+const wireSchema = z.object({
+  vllm: z.string().max(200).nullable(),
+  connectorVersion: z.int().nullable(),
+  wire: z.record(z.string(), z.record(z.string(), z.string())),
+});
+const errorSchema = z.object({ error: z.object({ message: z.string(), hint: z.string() }) });
+
+/** What the sources of a vLLM put on the wire, in the sections of `vllmWire`. A section that was not found is absent. */
+export type WireReading = z.infer<typeof wireSchema>;
+
+/** A real wheel takes a second. */
+const TIMEOUT_MS = 50_000;
+const MAX_OUTPUT_BYTES = 8 * 2 ** 20;
+
+/**
+ * Reads the Python sources of a wheel or of a folder that holds `vllm/`. A script for python3 does it: `ast` and `zipfile` are Python's own, and
+ * who runs vLLM has them. vLLM's code is not executed. Errors: `KV_CONFIG_INVALID` when the input is neither or is damaged, and when there is no
+ * python3.
+ */
+export async function readWire(wheelOrTree: string): Promise<WireReading> {
+  const script = join(
+    dirname(createRequire(import.meta.url).resolve("@kv/peer/package.json")),
+    "python/read_wire.py",
+  );
+  // -I: no module of the current folder or of the user's environment is imported.
+  const { error, stdout, stderr } = await runPython(["-I", "-S", "-W", "ignore", script, wheelOrTree]);
+  if (error?.code === "ENOENT") {
+    throw new KvError("KV_CONFIG_INVALID", "python3 was not found on PATH; it parses vLLM's Python sources", {
+      hint: "install Python 3.9 or newer, such as: apt-get install python3",
+    });
+  }
+  const output = error === null ? parseJson(stdout) : undefined;
+  const reading = wireSchema.safeParse(output);
+  if (reading.success) return reading.data;
+  const refusal = errorSchema.safeParse(output);
+  if (refusal.success) {
+    const { message, hint } = refusal.data.error;
+    throw new KvError("KV_CONFIG_INVALID", message, { hint });
+  }
+  const how =
+    error?.killed === true ? `no result in ${TIMEOUT_MS / 1000} s` : stderr.trim().split("\n").at(-1);
+  throw new KvError("KV_CONFIG_INVALID", `${wheelOrTree} could not be read: ${how || "python3 ended"}`, {
+    hint: "is it a wheel or a source tree of vLLM? A newer python3 on PATH may be needed",
+  });
+}
+
+interface PythonResult {
+  readonly error: (Error & { code?: string | number | null; killed?: boolean }) | null;
+  readonly stdout: string;
+  readonly stderr: string;
+}
+
+function runPython(args: readonly string[]): Promise<PythonResult> {
+  const options = { timeout: TIMEOUT_MS, killSignal: "SIGKILL", maxBuffer: MAX_OUTPUT_BYTES } as const;
+  return new Promise((resolve) => {
+    execFile("python3", args, options, (error, stdout, stderr) =>
+      resolve({ error: error as PythonResult["error"], stdout, stderr }),
+    );
+  });
+}
+
+function parseJson(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
