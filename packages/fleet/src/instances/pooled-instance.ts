@@ -1,4 +1,5 @@
 import type { Clock, KvError, Random } from "@kv/interface";
+import type { Pairing } from "../pairing/pairing.js";
 import {
   failureStage,
   type Instance,
@@ -27,6 +28,8 @@ export interface PooledInstanceOptions {
   readonly random: Random;
   /** How long instances are left out. */
   readonly times: InstanceTimes;
+  /** Learns from visits and health checks that an engine may have been restarted. */
+  readonly pairing?: Pick<Pairing, "failed" | "alive"> | undefined;
 }
 
 /** An instance of a pool: its load, its failures, and whether it takes requests. */
@@ -39,11 +42,14 @@ export class PooledInstance implements Instance {
   readonly dataParallelRank: number | undefined;
   /** ZMQ endpoint of its KV events. */
   readonly kvEvents: string | undefined;
-  /** For a prefill instance that pushes: the id and side-channel address of its engine. */
+  /** The id, TP size and side-channel address of its engine. */
   readonly kv: InstanceKv | undefined;
+  /** Announces which instances it fits. */
+  readonly label: string | undefined;
   readonly #clock: Clock;
   readonly #random: Random;
   readonly #times: InstanceTimes;
+  readonly #pairing: PooledInstanceOptions["pairing"];
   #inFlight = 0;
   #requests = 0;
   #failures = 0;
@@ -57,15 +63,17 @@ export class PooledInstance implements Instance {
   readonly #waitingForIdle: (() => void)[] = [];
 
   /** Pools create their instances by `InstancePool.add`. */
-  constructor(role: Role, spec: InstanceSpec, { clock, random, times }: PooledInstanceOptions) {
+  constructor(role: Role, spec: InstanceSpec, { clock, random, times, pairing }: PooledInstanceOptions) {
     this.role = role;
     this.url = spec.url;
     this.dataParallelRank = spec.dataParallelRank;
     this.kvEvents = spec.kvEvents;
     this.kv = spec.kv;
+    this.label = spec.label;
     this.#clock = clock;
     this.#random = random;
     this.#times = times;
+    this.#pairing = pairing;
   }
 
   /** Visits under way. */
@@ -105,12 +113,14 @@ export class PooledInstance implements Instance {
   /** Records a health check. `failuresToEject` failed ones in a row eject the instance; the first successful one returns it. */
   checked(error: KvError | undefined, failuresToEject: number): void {
     if (error !== undefined) {
+      this.#pairing?.failed(this);
       this.#failedChecks += 1;
       this.#lastError = error;
       if (this.#failedChecks >= failuresToEject) this.#ejected = true;
       return;
     }
     this.#failedChecks = 0;
+    this.#pairing?.alive(this);
     if (!this.#ejected) return;
     this.#ejected = false;
     this.#returnedAtMs = this.#clock.now();
@@ -124,8 +134,8 @@ export class PooledInstance implements Instance {
     return new Promise((resolve) => this.#waitingForIdle.push(resolve));
   }
 
-  /** The present state as JSON. */
-  status(): InstanceStatus {
+  /** The present state as JSON, without the pairing. */
+  status(): Omit<InstanceStatus, "pairing"> {
     const error = this.#lastError;
     return {
       url: this.url,
@@ -153,8 +163,10 @@ export class PooledInstance implements Instance {
 
   #visitEnded(outcome: VisitOutcome): void {
     this.#inFlight -= 1;
-    if (outcome === "succeeded") this.#consecutiveFailures = 0;
-    else if (outcome !== "abandoned") this.#visitFailed(outcome);
+    if (outcome === "succeeded") {
+      this.#consecutiveFailures = 0;
+      this.#pairing?.alive(this);
+    } else if (outcome !== "abandoned") this.#visitFailed(outcome);
     if (this.#inFlight === 0) for (const resolve of this.#waitingForIdle.splice(0)) resolve();
   }
 
@@ -162,6 +174,7 @@ export class PooledInstance implements Instance {
     this.#failures += 1;
     this.#consecutiveFailures += 1;
     this.#lastError = error;
+    this.#pairing?.failed(this);
     // An answer, even a wrong one, shows that the instance runs.
     const stage = failureStage(error);
     if (stage === undefined || stage === "status") return;

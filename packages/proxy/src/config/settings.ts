@@ -1,4 +1,4 @@
-import { instanceSpecSchema, ROUTING_NAMES } from "@kv/fleet";
+import { instanceSpecSchema, PAIRING_MODES, ROUTING_NAMES } from "@kv/fleet";
 import { KvError } from "@kv/interface";
 import { z } from "zod";
 import { mayForward } from "../http/headers.js";
@@ -109,6 +109,18 @@ const healthSchema = z.strictObject({
   failures: z.number().int().positive().default(2),
 });
 
+const pairingSchema = z.strictObject({
+  /**
+   * What pairs with an instance whose side channel was never read, because its address is not known or it cannot be reached: every instance (`lenient`),
+   * those with its label, or none (`strict`). `off`: no side channel is read, and all instances pair.
+   */
+  mode: z.enum(PAIRING_MODES).default("lenient"),
+  /** For one reading of a side channel. */
+  timeoutMs: milliseconds.default(3_000),
+  /** Between two readings of an engine that shows no sign of a restart. */
+  refreshMs: milliseconds.default(60_000),
+});
+
 const discoverySchema = z
   .strictObject({
     /** A JSON file `{"prefillers": […], "decoders": […]}`. */
@@ -174,6 +186,8 @@ export const proxySettingsSchema = z.strictObject({
   /** Whether errors to clients and `GET /status` name instances and their addresses. The admin routes and the log always do. */
   exposeInstances: z.boolean().default(false),
   health: healthSchema.prefault({}),
+  /** Which prefill instances serve with which decode instances. */
+  pairing: pairingSchema.prefault({}),
   discovery: discoverySchema.optional(),
   admin: adminSchema.optional(),
 });
