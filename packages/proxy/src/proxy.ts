@@ -133,7 +133,8 @@ class PrefillDecodeProxy implements Proxy {
   readonly #flow: GenerationFlow;
   readonly #generation: GenerationRoute;
   readonly #counts = new RequestCounts();
-  readonly #health: HealthChecks;
+  /** Undefined while the first instances are added. */
+  readonly #health: HealthChecks | undefined;
   readonly #discovery: DiscoveryFollower | undefined;
   readonly #server: Server;
   readonly #admin: ReturnType<typeof createAdminServer> | undefined;
@@ -176,6 +177,7 @@ class PrefillDecodeProxy implements Proxy {
         random: own.random,
         times: timeouts,
         pairing,
+        added: (instance) => this.#health?.check(instance),
       });
     const prefillers = pool("prefill", settings.prefillers);
     const decoders = pool("decode", settings.decoders);
@@ -211,7 +213,10 @@ class PrefillDecodeProxy implements Proxy {
       settings,
     });
     const probe = healthProbe(upstream, own.clock);
-    this.#health = new HealthChecks([prefillers, decoders], probe, settings.health, own);
+    const { health } = settings;
+    // A name that resolves to nothing that answers is known to be unreachable within the time to connect.
+    const timeoutMs = Math.min(health.timeoutMs, timeouts.connectMs);
+    this.#health = new HealthChecks([prefillers, decoders], probe, { ...health, timeoutMs }, own);
     this.#discovery =
       discovery === undefined ? undefined : new DiscoveryFollower(discovery, this.instances, own);
     this.#server = createServer({
@@ -315,13 +320,16 @@ class PrefillDecodeProxy implements Proxy {
     return httpUrl(host, typeof address === "object" ? (address?.port ?? port) : port);
   }
 
-  #healthStatus() {
+  async #healthStatus() {
+    await this.#health?.verify();
     const [prefill, decode] = [this.instances.prefill.available(), this.instances.decode.available()];
-    const ok = prefill > 0 && decode > 0 && !this.#draining;
+    const isPaired = this.#pairing?.hasPair() ?? true;
+    const ok = prefill > 0 && decode > 0 && isPaired && !this.#draining;
     const body = {
       status: ok ? "ok" : "unavailable",
       prefill_instances: prefill,
       decode_instances: decode,
+      paired: isPaired,
     };
     return { ok, body };
   }
@@ -334,7 +342,7 @@ class PrefillDecodeProxy implements Proxy {
 
   async #closeAll(): Promise<void> {
     this.#generation.refuse(closingError("the proxy is closing"));
-    this.#health.close();
+    this.#health?.close();
     this.#discovery?.close();
     this.#pairing?.close();
     await this.#generation.idle();

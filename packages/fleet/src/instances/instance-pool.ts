@@ -20,6 +20,8 @@ export interface InstancePoolOptions extends PooledInstanceOptions {
   readonly instances: readonly InstanceSpec[];
   /** Chooses among the instances that take requests. */
   readonly routing: Routing;
+  /** Called with each instance that is added. */
+  readonly added?: ((instance: PooledInstance) => void) | undefined;
   /** Knows which instances fit those of the other role. Without it all do. */
   readonly pairing?: Pairing | undefined;
 }
@@ -109,8 +111,10 @@ export class InstancePool {
         },
       );
     }
-    this.#instances = [...this.#instances, new PooledInstance(this.role, spec, this.#options)];
+    const instance = new PooledInstance(this.role, spec, this.#options);
+    this.#instances = [...this.#instances, instance];
     this.#instancesChanged();
+    this.#options.added?.(instance);
   }
 
   /**

@@ -56,10 +56,10 @@ export interface InstanceStatus {
   /** True in the states `up` and `returning`. */
   readonly available: boolean;
   /**
-   * `cooling-down`: left out for a while after a failure; `ejected`: by health checks; `returning`: back from ejection with a growing
+   * `cooling-down`: left out for a while after a failure; `unreachable`: a health check could not connect, or not resolve its name; `ejected`: by health checks; `returning`: back from ejection with a growing
    * share of the requests; `draining`: takes no more requests.
    */
-  readonly state: "up" | "returning" | "cooling-down" | "ejected" | "draining";
+  readonly state: "up" | "returning" | "cooling-down" | "unreachable" | "ejected" | "draining";
   /** Null for an instance that is not one rank of a data-parallel server. */
   readonly data_parallel_rank: number | null;
   /** Visits under way. */

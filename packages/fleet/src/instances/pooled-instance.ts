@@ -56,6 +56,8 @@ export class PooledInstance implements Instance {
   #consecutiveFailures = 0;
   #failedChecks = 0;
   #ejected = false;
+  #unreachable = false;
+  #seenAtMs = Number.NEGATIVE_INFINITY;
   #draining = false;
   #availableAtMs = Number.NEGATIVE_INFINITY;
   #returnedAtMs = Number.NEGATIVE_INFINITY;
@@ -86,9 +88,14 @@ export class PooledInstance implements Instance {
     return this.#draining;
   }
 
-  /** Whether it is neither draining, ejected nor cooling down. `nowMs` is the clock's time. */
+  /** When a visit or a health check succeeded last, on the clock. */
+  get seenAtMs(): number {
+    return this.#seenAtMs;
+  }
+
+  /** Whether it is neither draining, ejected, unreachable nor cooling down. `nowMs` is the clock's time. */
   available(nowMs = this.#clock.now()): boolean {
-    return !this.#ejected && !this.#draining && nowMs >= this.#availableAtMs;
+    return !this.#ejected && !this.#unreachable && !this.#draining && nowMs >= this.#availableAtMs;
   }
 
   /** Whether it takes this request: an instance that returns from ejection admits a random, growing share. */
@@ -110,17 +117,21 @@ export class PooledInstance implements Instance {
     this.#draining = draining;
   }
 
-  /** Records a health check. `failuresToEject` failed ones in a row eject the instance; the first successful one returns it. */
+  /**
+   * Records a health check. `failuresToEject` failed ones in a row eject the instance; the first successful one returns it. One that could not connect
+   * suffices to make it unavailable until the next success.
+   */
   checked(error: KvError | undefined, failuresToEject: number): void {
     if (error !== undefined) {
       this.#pairing?.failed(this);
       this.#failedChecks += 1;
       this.#lastError = error;
+      if (failureStage(error) === "connect") this.#unreachable = true;
       if (this.#failedChecks >= failuresToEject) this.#ejected = true;
       return;
     }
     this.#failedChecks = 0;
-    this.#pairing?.alive(this);
+    this.#seen();
     if (!this.#ejected) return;
     this.#ejected = false;
     this.#returnedAtMs = this.#clock.now();
@@ -153,6 +164,7 @@ export class PooledInstance implements Instance {
   #state(): InstanceStatus["state"] {
     if (this.#draining) return "draining";
     if (this.#ejected) return "ejected";
+    if (this.#unreachable) return "unreachable";
     if (!this.available()) return "cooling-down";
     return this.#returning(this.#clock.now()) ? "returning" : "up";
   }
@@ -165,9 +177,15 @@ export class PooledInstance implements Instance {
     this.#inFlight -= 1;
     if (outcome === "succeeded") {
       this.#consecutiveFailures = 0;
-      this.#pairing?.alive(this);
+      this.#seen();
     } else if (outcome !== "abandoned") this.#visitFailed(outcome);
     if (this.#inFlight === 0) for (const resolve of this.#waitingForIdle.splice(0)) resolve();
+  }
+
+  #seen(): void {
+    this.#seenAtMs = this.#clock.now();
+    this.#unreachable = false;
+    this.#pairing?.alive(this);
   }
 
   #visitFailed(error: KvError): void {

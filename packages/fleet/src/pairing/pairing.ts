@@ -234,6 +234,15 @@ export class Pairing {
     yield instances.filter((instance) => this.#hasPartner(instance, () => true));
   }
 
+  /** Whether a prefill and a decode instance that fit are available. */
+  hasPair(): boolean {
+    this.#update();
+    return [...this.#entries.prefill.values()].some(
+      ({ instance }) =>
+        instance.available() && this.#hasPartner(instance, (other) => other.instance.available()),
+    );
+  }
+
   /** Whether a prefill instance besides `instance` has an available partner. */
   hasOther(instance: Instance): boolean {
     this.#update();

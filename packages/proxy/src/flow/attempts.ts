@@ -2,6 +2,7 @@ import {
   failureStage,
   type Instance,
   type InstancePool,
+  instanceName,
   type Partner,
   type RoutingContext,
   type Visit,
@@ -85,7 +86,7 @@ export async function tryInstances<T>(options: TryOptions, leg: (visit: Visit) =
       options.log.warn("leg-failed", {
         requestId,
         role: pool.role,
-        instance: visit.instance.url,
+        instance: instanceName(visit.instance),
         again,
         error,
       });

@@ -5,7 +5,7 @@ import { ClientRequest } from "../flow/client-request.js";
 import type { GenerationFlow } from "../flow/generation-flow.js";
 import { Deadline } from "../request/deadline.js";
 import { type Endpoint, parseGenerationRequest } from "../request/generation-request.js";
-import type { RequestCounts } from "../telemetry/request-counts.js";
+import { isClients, type RequestCounts } from "../telemetry/request-counts.js";
 import type { RequestHistory } from "../telemetry/request-history.js";
 import { RequestRecord } from "../telemetry/request-record.js";
 import { type LegSpan, NO_SPAN, type Tracing } from "../telemetry/tracing.js";
@@ -151,11 +151,11 @@ export class GenerationRoute {
     const { clock, log, metrics } = ambient;
     const status = record.status ?? 200;
     if (failure === undefined) counts.answered(status);
-    else counts.failed(failure.code);
+    else counts.failed(failure);
     const durationMs = clock.now() - startedAtMs;
     const outcome = failure?.code ?? String(status);
     span?.set({ "http.response.status_code": status });
-    span?.end(failure);
+    span?.end(failure === undefined || isClients(failure) ? undefined : failure);
     metrics.count("kv_proxy_requests_total", 1, { endpoint, outcome });
     metrics.observe("kv_proxy_request_ms", durationMs, { endpoint });
     if (record.prefillMs !== undefined) metrics.observe("kv_proxy_prefill_ms", record.prefillMs);
@@ -164,7 +164,11 @@ export class GenerationRoute {
     history.add({ requestId, endpoint, startedAtMs, durationMs, outcome, record });
     const fields = { requestId, endpoint, ...record.logFields(), durationMs };
     if (failure === undefined) log.info("request-done", fields);
-    else log.warn("request-failed", { ...fields, ...loggedFailure(failure) });
+    else if (!isClients(failure)) log.warn("request-failed", { ...fields, ...loggedFailure(failure) });
+    else {
+      const event = failure.code === "KV_REQUEST_ABORTED" ? "request-aborted" : "request-refused";
+      log.info(event, { ...fields, ...loggedFailure(failure) });
+    }
     const { limit } = failure?.details ?? {};
     if (typeof limit === "string") metrics.count("kv_proxy_refused_total", 1, { limit });
   }

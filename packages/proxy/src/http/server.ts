@@ -33,8 +33,8 @@ export interface ServerOptions {
   readonly models: ModelsRoute;
   /** True while the proxy closes. */
   readonly isDraining: () => boolean;
-  /** Whether the proxy can serve requests, and the JSON of `/health`. */
-  readonly health: () => { readonly ok: boolean; readonly body: object };
+  /** Finds out whether the proxy can serve requests; with the JSON of `/health`. */
+  readonly health: () => Promise<{ readonly ok: boolean; readonly body: object }>;
   /** The JSON of `/status`. */
   readonly status: () => object;
 }
@@ -110,7 +110,7 @@ class ClientServer {
       return models.serve({ request, response, client, path: `/v1/models${query}` });
     });
     const serveHealth: Handler = async ({ response }) => {
-      const { ok, body } = health();
+      const { ok, body } = await health();
       sendJson(response, ok ? 200 : 503, body);
     };
     this.#routes.set("GET /health", serveHealth);

@@ -77,11 +77,16 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
     const { page, complaints } = await open(adminUrl);
     try {
       await page.setViewport({ width: 390, height: 800 });
-      await page.waitForSelector("#instances td[data-pairing=unpaired]");
-      const texts = await page.$$eval("#instances td.pairing", (cells) =>
+      await page.waitForSelector("#instances td.misfit");
+      const texts = await page.$$eval("#instances td.pairing, #instances td.misfit", (cells) =>
         cells.map((cell) => cell.textContent),
       );
-      expect(texts).toEqual(["1", "none: vllm_version is 0.32.0 at prefill and 0.33.0 at decode", "1"]);
+      expect(texts).toEqual([
+        "1",
+        "0",
+        "no pair: vllm_version is 0.32.0 at prefill and 0.33.0 at decode",
+        "1",
+      ]);
       expect(await page.evaluate("document.documentElement.scrollWidth")).toBeLessThanOrEqual(390);
       if (process.env.KV_SCREENSHOT !== undefined) await page.screenshot({ path: process.env.KV_SCREENSHOT });
       expect(complaints).toEqual([]);
