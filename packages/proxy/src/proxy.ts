@@ -223,12 +223,17 @@ class PrefillDecodeProxy implements Proxy {
       ambient,
       settings,
       limits,
+      pools: this.instances,
       generation: this.#generation,
       models: new ModelsRoute({ decoders, upstream, settings, inFlight, ambient }),
       isDraining: () => this.#draining,
       health: () => this.#healthStatus(),
       status: () => (settings.exposeInstances ? this.status() : withoutInstances(this.status())),
     });
+    if (settings.instanceRoutes !== undefined && settings.instanceRoutes.token === undefined) {
+      const hint = "whoever reaches the clients' port can add instances, which get requests: set a token";
+      own.log.warn("instance-routes-without-token", { hint });
+    }
     const { admin } = settings;
     this.#admin =
       admin === undefined

@@ -57,6 +57,8 @@ export interface Flags {
   adminHost?: string;
   adminPort?: number;
   adminTokenFile?: string;
+  corsOrigin?: string[];
+  instanceRoutes?: boolean;
   logLevel: LogLevel;
 }
 
@@ -150,6 +152,11 @@ export function createCommand(): Command {
     .option(
       "--admin-allowed-host <name...>",
       "names of this host that requests to the admin routes may have in their Host header",
+    )
+    .option("--cors-origin <origin...>", "origins whose web pages may use the routes for clients; * for all")
+    .option(
+      "--instance-routes",
+      "serve /instances/add, /drain and /remove on the clients' port too, with the admin token where one is set",
     )
     .option("--forward-header <name...>", "clients' headers that instances get too, such as authorization")
     .option("--expose-instances", "name instances and their addresses in errors to clients and in /status")

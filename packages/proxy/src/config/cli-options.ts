@@ -53,7 +53,8 @@ function withToken(
   { readFile, env }: CliSources,
 ): ProxySettingsInput {
   const file = flags.adminTokenFile;
-  if (settings.admin === undefined) {
+  const { admin, instanceRoutes } = settings;
+  if (admin === undefined && instanceRoutes === undefined) {
     if (file === undefined) return settings;
     throw new KvError(
       "KV_CONFIG_INVALID",
@@ -63,9 +64,13 @@ function withToken(
       },
     );
   }
-  const token =
-    file === undefined ? (settings.admin.token ?? env.KV_PROXY_ADMIN_TOKEN) : readToken(file, readFile);
-  return token === undefined ? settings : { ...settings, admin: { ...settings.admin, token } };
+  const token = file === undefined ? (admin?.token ?? env.KV_PROXY_ADMIN_TOKEN) : readToken(file, readFile);
+  if (token === undefined) return settings;
+  return {
+    ...settings,
+    ...(admin === undefined ? {} : { admin: { ...admin, token } }),
+    ...(instanceRoutes === undefined ? {} : { instanceRoutes: { token, ...instanceRoutes } }),
+  };
 }
 
 function readToken(file: string, readFile: CliSources["readFile"]): string {
@@ -140,6 +145,8 @@ function settingsOf(flags: Flags): ProxySettingsInput {
     health: defined({ intervalMs: flags.healthIntervalMs }),
     discovery: Object.keys(discovery).length === 0 ? undefined : discovery,
     admin: Object.keys(admin).length > 0 ? admin : undefined,
+    cors: flags.corsOrigin === undefined ? undefined : { origins: flags.corsOrigin },
+    instanceRoutes: flags.instanceRoutes === true ? {} : undefined,
   }) as ProxySettingsInput;
 }
 

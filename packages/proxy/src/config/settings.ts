@@ -144,6 +144,18 @@ const adminSchema = z.strictObject({
   allowedHosts: z.array(z.string().regex(/^[A-Za-z0-9._-]+$/)).default([]),
 });
 
+const corsSchema = z.strictObject({
+  /** Origins such as `https://chat.example.org`, whose pages may read answers; `*` for all. */
+  origins: z
+    .array(z.string().regex(/^(\*|https?:\/\/[^/?#\s]+)$/, "give scheme://host[:port], without a path, or *"))
+    .min(1),
+});
+
+const instanceRoutesSchema = z.strictObject({
+  /** Required as `Authorization: Bearer TOKEN`. */
+  token: z.string().min(16).optional(),
+});
+
 /** Values of `mode`. */
 export const MODES = ["pull", "push", "auto"] as const;
 /** Values of `pushLegs`. */
@@ -190,6 +202,10 @@ export const proxySettingsSchema = z.strictObject({
   pairing: pairingSchema.prefault({}),
   discovery: discoverySchema.optional(),
   admin: adminSchema.optional(),
+  /** Lets web pages of other origins use the routes for clients. By default, browsers refuse them. */
+  cors: corsSchema.optional(),
+  /** Serves `/instances/add`, `/drain` and `/remove` to clients too, as vLLM's push proxy does. */
+  instanceRoutes: instanceRoutesSchema.optional(),
 });
 
 /** A configuration file: the settings, and where to listen. */

@@ -9,7 +9,7 @@ import { isClients, type RequestCounts } from "../telemetry/request-counts.js";
 import type { RequestHistory } from "../telemetry/request-history.js";
 import { RequestRecord } from "../telemetry/request-record.js";
 import { type LegSpan, NO_SPAN, type Tracing } from "../telemetry/tracing.js";
-import { errorEvent, errorForClient, sendError, statusOf } from "./error-response.js";
+import { type ErrorForm, errorEvent, errorForClient, sendError, statusOf } from "./error-response.js";
 import { forwardedHeaders, requestIdOf } from "./headers.js";
 import type { AbandonedPrefills } from "./limits/abandoned-prefills.js";
 import type { RequestSlot, RequestsInFlight } from "./limits/requests-in-flight.js";
@@ -62,6 +62,7 @@ export class GenerationRoute {
     const { clock, random } = ambient;
     const { requestMs, stallMs } = settings.timeouts;
     if (this.#warnsOfAuthorization && headers.authorization !== undefined) this.#warnOfAuthorization();
+    const form: ErrorForm = endpoint === "/v1/messages" ? "anthropic" : "openai";
     const startedAtMs = clock.now();
     const deadline = new Deadline({ clock, requestMs });
     const closed = whenClosed(response, deadline);
@@ -94,10 +95,10 @@ export class GenerationRoute {
       const shown = errorForClient(failure, settings.exposeInstances);
       abandonedEarly = client !== undefined && !response.headersSent && response.req.socket.destroyed;
       if (response.headersSent) {
-        breakOff(response, client?.eventStreamStarted ? errorEvent(shown, requestId) : undefined);
+        breakOff(response, client?.eventStreamStarted ? errorEvent(shown, requestId, form) : undefined);
       } else {
         record.status = statusOf(failure);
-        sendError(response, shown, requestId);
+        sendError(response, shown, requestId, form);
       }
     }
     // The request is in flight until its last byte has left: its deadline still holds, and `close` waits for it.
