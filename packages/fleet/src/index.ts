@@ -21,12 +21,35 @@ export {
   type InstanceSpec,
   type InstanceStatus,
   instanceName,
+  type PairingStatus,
   type Role,
   type Visit,
 } from "./instances/instance.js";
 export { InstancePool, type InstancePoolOptions } from "./instances/instance-pool.js";
 export { type InstanceSpecInput, instanceSpecSchema, parseInstanceSpec } from "./instances/instance-spec.js";
 export type { InstanceTimes, PooledInstance, PooledInstanceOptions } from "./instances/pooled-instance.js";
+export type { InstanceGet, InstanceGetRequest } from "./pairing/engine-facts.js";
+export {
+  type AnsweredEngine,
+  type AnyPartner,
+  PAIRING_MODES,
+  type PairedInstance,
+  Pairing,
+  type PairingMode,
+  type PairingOptions,
+  type PairingSettings,
+  type Partner,
+} from "./pairing/pairing.js";
+export {
+  assumedGroups,
+  CONVERSIONS,
+  hasMla,
+  type PairToPlan,
+  planRanks,
+  rankGeometry,
+  type VllmLimit,
+  vllmLimit,
+} from "./pairing/plan-pair.js";
 export { builtInRouting, ROUTING_NAMES, type RoutingName } from "./routing/built-in-routings.js";
 export { type CachedPrefixes, type PrefixAwareOptions, prefixAware } from "./routing/prefix-aware.js";
 export {

@@ -9,6 +9,12 @@ export {
   explainCompatibility,
 } from "./compatibility/explain-compatibility.js";
 export { COMMON_CANDIDATES, type FactorCandidates, modelForms } from "./compatibility/factor-candidates.js";
+export {
+  findHashFactors,
+  type HashClues,
+  type HashSearch,
+  searchHashFactors,
+} from "./compatibility/hash-factors.js";
 export { pythonJson } from "./compatibility/python-json.js";
 export { formatValue } from "./encoding/format-value.js";
 export {

@@ -8,6 +8,7 @@ import {
   HealthChecks,
   InstancePool,
   type InstanceStatus,
+  Pairing,
   parseInstanceSpec,
   type Role,
   type Routing,
@@ -22,6 +23,7 @@ import {
   silentLog,
   systemClock,
   systemRandom,
+  type Timer,
 } from "@kv/interface";
 import { type ProxySettings, type ProxySettingsInput, readSettings } from "./config/settings.js";
 import { unusedSettings } from "./config/unused-settings.js";
@@ -44,7 +46,7 @@ import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
 import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
 import { RequestHistory } from "./telemetry/request-history.js";
 import { Tracing } from "./telemetry/tracing.js";
-import { healthProbe } from "./upstream/health-probe.js";
+import { healthProbe, instanceGet } from "./upstream/health-probe.js";
 import { Upstream } from "./upstream/upstream.js";
 
 /** Options of `createProxy`: the settings, and what a program may pass in. */
@@ -126,11 +128,13 @@ class PrefillDecodeProxy implements Proxy {
   readonly #settings: ProxySettings;
   readonly #ambient: Ambient;
   readonly #routings: Readonly<Record<Role, Routing>>;
+  readonly #pairing: Pairing | undefined;
   readonly #upstream: Upstream;
   readonly #flow: GenerationFlow;
   readonly #generation: GenerationRoute;
   readonly #counts = new RequestCounts();
-  readonly #health: HealthChecks;
+  /** Undefined while the first instances are added. */
+  readonly #health: HealthChecks | undefined;
   readonly #discovery: DiscoveryFollower | undefined;
   readonly #server: Server;
   readonly #admin: ReturnType<typeof createAdminServer> | undefined;
@@ -157,6 +161,13 @@ class PrefillDecodeProxy implements Proxy {
 
     const routing = (role: Role) => createRouting?.(role) ?? builtInRouting(settings.routing[role], own.log);
     this.#routings = { prefill: routing("prefill"), decode: routing("decode") };
+    const upstream = new Upstream({
+      connectMs: timeouts.connectMs,
+      onClosed: (origin) => this.#pairing?.closed(origin),
+    });
+    this.#upstream = upstream;
+    const pairing = createPairing(settings.pairing, upstream, own);
+    this.#pairing = pairing;
     const pool = (role: Role, instances: ProxySettings["prefillers"]) =>
       new InstancePool({
         role,
@@ -165,6 +176,8 @@ class PrefillDecodeProxy implements Proxy {
         clock: own.clock,
         random: own.random,
         times: timeouts,
+        pairing,
+        added: (instance) => this.#health?.check(instance),
       });
     const prefillers = pool("prefill", settings.prefillers);
     const decoders = pool("decode", settings.decoders);
@@ -176,10 +189,8 @@ class PrefillDecodeProxy implements Proxy {
       metrics: metrics === undefined ? prometheus : bothMetrics(metrics, prometheus),
     };
     this.#ambient = ambient;
-    const upstream = new Upstream({ connectMs: timeouts.connectMs });
-    this.#upstream = upstream;
     const tracing = new Tracing();
-    const legs = new Legs({ prefillers, decoders, upstream, settings, tracing, ambient });
+    const legs = new Legs({ prefillers, decoders, pairing, upstream, settings, tracing, ambient });
     this.#flow = new GenerationFlow(legs, createStrategy(settings, legs));
     const history = new RequestHistory(own.clock);
     const limits = resolveLimits(settings);
@@ -202,19 +213,27 @@ class PrefillDecodeProxy implements Proxy {
       settings,
     });
     const probe = healthProbe(upstream, own.clock);
-    this.#health = new HealthChecks([prefillers, decoders], probe, settings.health, own);
+    const { health } = settings;
+    // A name that resolves to nothing that answers is known to be unreachable within the time to connect.
+    const timeoutMs = Math.min(health.timeoutMs, timeouts.connectMs);
+    this.#health = new HealthChecks([prefillers, decoders], probe, { ...health, timeoutMs }, own);
     this.#discovery =
       discovery === undefined ? undefined : new DiscoveryFollower(discovery, this.instances, own);
     this.#server = createServer({
       ambient,
       settings,
       limits,
+      pools: this.instances,
       generation: this.#generation,
       models: new ModelsRoute({ decoders, upstream, settings, inFlight, ambient }),
       isDraining: () => this.#draining,
       health: () => this.#healthStatus(),
       status: () => (settings.exposeInstances ? this.status() : withoutInstances(this.status())),
     });
+    if (settings.instanceRoutes !== undefined && settings.instanceRoutes.token === undefined) {
+      const hint = "whoever reaches the clients' port can add instances, which get requests: set a token";
+      own.log.warn("instance-routes-without-token", { hint });
+    }
     const { admin } = settings;
     this.#admin =
       admin === undefined
@@ -238,6 +257,7 @@ class PrefillDecodeProxy implements Proxy {
     port?: number | undefined;
   } = {}): Promise<ProxyAddress> {
     const server = this.#server;
+    await this.#firstReadings();
     const listening = await listen(server, host, port);
     const address = { host, port: listening, url: httpUrl(host, listening) };
     const { admin } = this.#settings;
@@ -281,6 +301,19 @@ class PrefillDecodeProxy implements Proxy {
     return this.close();
   }
 
+  /** The first requests find instances that are read, unless that takes too long. */
+  async #firstReadings(): Promise<void> {
+    const pairing = this.#pairing;
+    if (pairing === undefined) return;
+    const { clock } = this.#ambient;
+    let timer: Timer | undefined;
+    const late = new Promise<void>((resolve) => {
+      timer = clock.setTimer(resolve, this.#settings.pairing.timeoutMs, { ref: true });
+    });
+    await Promise.race([pairing.settled(), late]);
+    timer?.cancel();
+  }
+
   async #listenAdmin({ host, port }: { host: string; port: number }): Promise<string> {
     const app = this.#admin;
     try {
@@ -292,13 +325,16 @@ class PrefillDecodeProxy implements Proxy {
     return httpUrl(host, typeof address === "object" ? (address?.port ?? port) : port);
   }
 
-  #healthStatus() {
+  async #healthStatus() {
+    await this.#health?.verify();
     const [prefill, decode] = [this.instances.prefill.available(), this.instances.decode.available()];
-    const ok = prefill > 0 && decode > 0 && !this.#draining;
+    const isPaired = this.#pairing?.hasPair() ?? true;
+    const ok = prefill > 0 && decode > 0 && isPaired && !this.#draining;
     const body = {
       status: ok ? "ok" : "unavailable",
       prefill_instances: prefill,
       decode_instances: decode,
+      paired: isPaired,
     };
     return { ok, body };
   }
@@ -311,8 +347,9 @@ class PrefillDecodeProxy implements Proxy {
 
   async #closeAll(): Promise<void> {
     this.#generation.refuse(closingError("the proxy is closing"));
-    this.#health.close();
+    this.#health?.close();
     this.#discovery?.close();
+    this.#pairing?.close();
     await this.#generation.idle();
     await this.#flow.settled();
     await closeServer(this.#server);
@@ -324,7 +361,7 @@ class PrefillDecodeProxy implements Proxy {
 }
 
 function createStrategy({ mode, pushLegs }: ProxySettings, legs: Legs): DisaggregationStrategy {
-  const engines = new PrefillEngines();
+  const engines = new PrefillEngines(legs.pairing);
   const pull = new PullStrategy(legs, engines);
   if (mode === "pull") return pull;
   const sequential = new PushSequentialStrategy(pull, legs.ambient.random);
@@ -333,11 +370,27 @@ function createStrategy({ mode, pushLegs }: ProxySettings, legs: Legs): Disaggre
   return mode === "push" ? push : new AutoStrategy(legs, engines, pull, push);
 }
 
+function createPairing(
+  { mode, timeoutMs, refreshMs }: ProxySettings["pairing"],
+  upstream: Upstream,
+  { clock, log }: Pick<Ambient, "clock" | "log">,
+): Pairing | undefined {
+  if (mode === "off") {
+    log.warn("pairing-off", {
+      hint: "a request may go to a prefill and a decode instance that do not fit: it fails there, or its text is wrong",
+    });
+    return undefined;
+  }
+  const get = instanceGet(upstream, clock);
+  return new Pairing({ mode, timeoutMs, refreshMs, get, clock, log });
+}
+
 /** The status for clients: how many instances there are, and not where. */
 function withoutInstances({ prefillers, decoders, ...rest }: ProxyStatus): object {
   const counted = (instances: readonly InstanceStatus[]) => ({
     count: instances.length,
     available: instances.filter(({ available }) => available).length,
+    unpaired: instances.filter(({ pairing }) => pairing?.state === "unpaired").length,
   });
   return { ...rest, prefillers: counted(prefillers), decoders: counted(decoders) };
 }

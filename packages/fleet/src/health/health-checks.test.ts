@@ -23,9 +23,11 @@ function setUp(probe: HealthProbe) {
   });
   const settings = { intervalMs: 10, timeoutMs: 5, path: "/health", failures: 2 };
   const checks = new HealthChecks([pool], probe, settings, { clock, log: silentLog });
-  /** Runs the next round of checks, and waits for the timer of the one after it. */
+  /** Waits for the end of a round of checks: the first one begins at once, the others by their timer. */
+  let isFirst = true;
   const round = async () => {
-    timers.shift()?.();
+    if (!isFirst) timers.shift()?.();
+    isFirst = false;
     await expect.poll(() => timers.length).toBe(1);
   };
   return { pool, checks, timers, round };
@@ -54,9 +56,25 @@ test("closed health checks leave no timer, and ignore the last result", async ()
     answer = resolve;
   });
   const { pool, checks, timers } = setUp(() => answered);
-  timers.shift()?.();
   checks[Symbol.dispose]();
   answer(503);
   await answered;
   expect([timers.length, pool.status()[0]?.last_error]).toEqual([0, null]);
+});
+
+const refused = new KvError("KV_PROXY_UPSTREAM_FAILED", "x", { details: { stage: "connect" } });
+
+test("one check that cannot connect makes an instance unavailable, and the next good one available at once", async () => {
+  const results = [200, refused, 200];
+  const { pool, round } = setUp(async () => {
+    const result = results.shift() ?? 200;
+    if (typeof result === "number") return result;
+    throw result;
+  });
+  const states: string[] = [];
+  for (let index = 0; index < 3; index++) {
+    await round();
+    states.push(pool.status()[0]?.state ?? "");
+  }
+  expect(states).toEqual(["up", "unreachable", "up"]);
 });

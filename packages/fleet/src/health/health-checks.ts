@@ -1,5 +1,5 @@
 import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
-import { instanceName, type Role } from "../instances/instance.js";
+import { type InstanceStatus, instanceName, type Role } from "../instances/instance.js";
 import type { InstancePool } from "../instances/instance-pool.js";
 import type { PooledInstance } from "../instances/pooled-instance.js";
 
@@ -30,8 +30,11 @@ export interface HealthProbeRequest {
 /** Sends a health request and resolves with the HTTP status of the answer. The caller of `HealthChecks` provides it with its own HTTP client. */
 export type HealthProbe = (request: HealthProbeRequest) => Promise<number>;
 
+/** An instance that answered this recently is not asked again before the next round. */
+const FRESH_MS = 1000;
+
 /**
- * Requests the health of every instance at an interval. A check fails when the instance cannot be reached, does not answer in time, or
+ * Requests the health of every instance when it is added, at an interval, and when `verify` asks for it. A check fails when the instance cannot be reached, does not answer in time, or
  * answers with a status of 500 and more (vLLM answers 503 when its engine is dead). Any other status shows that the server runs.
  */
 export class HealthChecks {
@@ -40,10 +43,12 @@ export class HealthChecks {
   readonly #settings: HealthSettings;
   readonly #clock: Clock;
   readonly #log: Log;
+  readonly #checking = new Map<PooledInstance, Promise<void>>();
+  readonly #checkedAtMs = new WeakMap<PooledInstance, number>();
   #timer: Timer | undefined = undefined;
   #closed = false;
 
-  /** Begins to check after the first interval. */
+  /** Begins to check at once. */
   constructor(
     pools: readonly InstancePool[],
     probe: HealthProbe,
@@ -55,7 +60,34 @@ export class HealthChecks {
     this.#settings = settings;
     this.#clock = clock;
     this.#log = log;
-    this.#scheduleNext();
+    if (settings.intervalMs > 0) void this.#checkAll().finally(() => this.#scheduleNext());
+  }
+
+  /** Checks an instance at once, such as one that was added. It is in no round yet. */
+  check(instance: PooledInstance): void {
+    if (this.#settings.intervalMs > 0 && !this.#closed) void this.#check(instance);
+  }
+
+  /**
+   * Checks the instances that were neither seen nor checked within the last second. Resolves as soon as each pool has an available instance that was seen
+   * within it, at the latest when all checks have ended; at once where checks are disabled.
+   */
+  async verify(): Promise<void> {
+    if (this.#settings.intervalMs === 0 || this.#closed) return;
+    const sinceMs = this.#clock.now() - FRESH_MS;
+    const isVerified = () =>
+      this.#pools.every((pool) => pool.list().some((one) => one.seenAtMs >= sinceMs && one.available()));
+    if (isVerified()) return;
+    const checks = this.#pools
+      .flatMap((pool) => pool.list())
+      .filter(
+        (one) => Math.max(one.seenAtMs, this.#checkedAtMs.get(one) ?? Number.NEGATIVE_INFINITY) < sinceMs,
+      )
+      .map((one) => this.#check(one));
+    await new Promise<void>((resolve) => {
+      for (const check of checks) void check.then(() => isVerified() && resolve());
+      void Promise.all([...checks, ...this.#checking.values()]).then(() => resolve());
+    });
   }
 
   /** Ends the checks. The result of a check under way is ignored. */
@@ -82,15 +114,25 @@ export class HealthChecks {
     await Promise.all(instances.map((instance) => this.#check(instance)));
   }
 
-  async #check(instance: PooledInstance): Promise<void> {
+  #check(instance: PooledInstance): Promise<void> {
+    let check = this.#checking.get(instance);
+    if (check === undefined) {
+      check = this.#checkOnce(instance).finally(() => this.#checking.delete(instance));
+      this.#checking.set(instance, check);
+    }
+    return check;
+  }
+
+  async #checkOnce(instance: PooledInstance): Promise<void> {
+    this.#checkedAtMs.set(instance, this.#clock.now());
     const error = await this.#probeError(instance);
     if (this.#closed) return;
     const before = instance.status().state;
     instance.checked(error, this.#settings.failures);
     const after = instance.status().state;
-    if (after === before || (after !== "ejected" && before !== "ejected")) return;
+    if (after === before || (!isOut(after) && !isOut(before))) return;
     const fields = { role: instance.role, instance: instanceName(instance), before, after, error };
-    if (after === "ejected") this.#log.warn("instance-ejected", fields);
+    if (isOut(after)) this.#log.warn(`instance-${after}`, fields);
     else this.#log.info("instance-returned", fields);
   }
 
@@ -105,4 +147,9 @@ export class HealthChecks {
       return KvError.from(error, "KV_INTERNAL", "the health check failed");
     }
   }
+}
+
+/** Whether health checks keep an instance in this state from requests. */
+function isOut(state: InstanceStatus["state"]): state is "ejected" | "unreachable" {
+  return state === "ejected" || state === "unreachable";
 }

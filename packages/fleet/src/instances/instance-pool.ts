@@ -1,4 +1,5 @@
 import { type Clock, KvError } from "@kv/interface";
+import type { Pairing, Partner } from "../pairing/pairing.js";
 import type { Routing, RoutingContext } from "../routing/routing.js";
 import {
   type Instance,
@@ -19,6 +20,10 @@ export interface InstancePoolOptions extends PooledInstanceOptions {
   readonly instances: readonly InstanceSpec[];
   /** Chooses among the instances that take requests. */
   readonly routing: Routing;
+  /** Called with each instance that is added. */
+  readonly added?: ((instance: PooledInstance) => void) | undefined;
+  /** Knows which instances fit those of the other role. Without it all do. */
+  readonly pairing?: Pairing | undefined;
 }
 
 /** The instances of one role. */
@@ -29,7 +34,7 @@ export class InstancePool {
   readonly routing: string;
   readonly #routing: Routing;
   readonly #clock: Clock;
-  readonly #options: PooledInstanceOptions;
+  readonly #options: InstancePoolOptions;
   #instances: readonly PooledInstance[] = [];
 
   /** Errors: `KV_CONFIG_INVALID` for an instance that is named twice. */
@@ -45,10 +50,14 @@ export class InstancePool {
 
   /**
    * The instance for a request, none of `excluding`; undefined when there is none. Where all are cooling down, one of these is chosen: it may
-   * be back, and an attempt costs less than a refusal.
+   * be back, and an attempt costs less than a refusal. With a `partner`, only instances that are its pair are chosen.
    */
-  choose(context: RoutingContext, excluding: ReadonlySet<Instance>): PooledInstance | undefined {
-    const candidates = this.#candidates(excluding);
+  choose(
+    context: RoutingContext,
+    excluding: ReadonlySet<Instance>,
+    partner?: Partner,
+  ): PooledInstance | undefined {
+    const candidates = this.#candidates(excluding, partner);
     if (candidates.length === 0) return undefined;
     const preferred = this.role === "prefill" ? context.preferredPrefill : undefined;
     const chosen =
@@ -57,8 +66,13 @@ export class InstancePool {
   }
 
   /** Chooses an instance and begins a visit there; undefined when there is none to choose. */
-  visit(context: RoutingContext, excluding: ReadonlySet<Instance>): Visit | undefined {
-    return this.choose(context, excluding)?.begin();
+  visit(context: RoutingContext, excluding: ReadonlySet<Instance>, partner?: Partner): Visit | undefined {
+    return this.choose(context, excluding, partner)?.begin();
+  }
+
+  /** Why no instance of the pool is a pair of `partner`; undefined where one is. */
+  pairingRefusal(partner: Partner): string | undefined {
+    return this.#options.pairing?.refusal(this.role, partner);
   }
 
   /** How many instances are available. */
@@ -68,7 +82,11 @@ export class InstancePool {
 
   /** The state of each instance as JSON. */
   status(): InstanceStatus[] {
-    return this.#instances.map((instance) => instance.status());
+    const { pairing } = this.#options;
+    return this.#instances.map((instance) => ({
+      ...instance.status(),
+      pairing: pairing?.status(instance) ?? null,
+    }));
   }
 
   /** All instances, draining ones included, in the order in which they were added. */
@@ -93,8 +111,10 @@ export class InstancePool {
         },
       );
     }
-    this.#instances = [...this.#instances, new PooledInstance(this.role, spec, this.#options)];
-    this.#routing.instancesChanged?.(this.#instances);
+    const instance = new PooledInstance(this.role, spec, this.#options);
+    this.#instances = [...this.#instances, instance];
+    this.#instancesChanged();
+    this.#options.added?.(instance);
   }
 
   /**
@@ -111,7 +131,12 @@ export class InstancePool {
     await removed.idle();
     // An instance that was added again meanwhile stays.
     this.#instances = this.#instances.filter((instance) => instance !== removed || !instance.draining);
+    this.#instancesChanged();
+  }
+
+  #instancesChanged(): void {
     this.#routing.instancesChanged?.(this.#instances);
+    this.#options.pairing?.instancesChanged(this.role, this.#instances);
   }
 
   #find(id: InstanceId): PooledInstance | undefined {
@@ -130,13 +155,21 @@ export class InstancePool {
     return found;
   }
 
-  #candidates(excluding: ReadonlySet<Instance>): readonly PooledInstance[] {
+  #candidates(excluding: ReadonlySet<Instance>, partner: Partner | undefined): readonly PooledInstance[] {
+    const { pairing } = this.#options;
+    if (partner === undefined || pairing === undefined) return this.#ready(this.#instances, excluding);
+    for (const instances of pairing.choices(this.#instances, partner)) {
+      const ready = this.#ready(instances, excluding);
+      if (ready.length > 0) return ready;
+    }
+    return [];
+  }
+
+  #ready(instances: readonly PooledInstance[], excluding: ReadonlySet<Instance>): readonly PooledInstance[] {
     const nowMs = this.#clock.now();
-    const admitting = this.#instances.filter(
-      (instance) => !excluding.has(instance) && instance.admits(nowMs),
-    );
+    const admitting = instances.filter((instance) => !excluding.has(instance) && instance.admits(nowMs));
     if (admitting.length > 0) return admitting;
-    const left = this.#instances.filter((instance) => !excluding.has(instance) && !instance.draining);
+    const left = instances.filter((instance) => !excluding.has(instance) && !instance.draining);
     const available = left.filter((instance) => instance.available());
     return available.length > 0 ? available : left;
   }

@@ -20,6 +20,7 @@ export const instanceSpecSchema = z.union([
         tpSize: z.number().int().min(1).max(65_536).optional(),
       })
       .optional(),
+    label: z.string().min(1).max(256).optional(),
   }),
 ]);
 

@@ -17,8 +17,8 @@ export function instanceName({ url, dataParallelRank }: InstanceId): string {
 }
 
 /**
- * Configuration of a prefill instance's engine, so that a decode engine can register with it for push before it has
- * responded. An absent member has vLLM's default, or is taken from the instance's responses.
+ * Configuration of an instance's engine: where its side channel can be read for pairing, and, of a prefill instance, what a decode engine needs to
+ * register with it for push before it has responded. An absent member has vLLM's default, or is taken from the instance's responses.
  */
 export interface InstanceKv {
   /** vLLM's `engine_id`. */
@@ -35,8 +35,10 @@ export interface InstanceKv {
 export interface InstanceSpec extends InstanceId {
   /** ZMQ endpoint of the instance's KV events, `tcp://host:port`. */
   readonly kvEvents?: string | undefined;
-  /** For a prefill instance that pushes: the id and side-channel address of its engine. */
+  /** The id, TP size and side-channel address of its engine. */
   readonly kv?: InstanceKv | undefined;
+  /** Announces which instances it fits, for pairing without its side channel: those with the same label. */
+  readonly label?: string | undefined;
 }
 
 /** An instance as a routing strategy sees it. */
@@ -54,10 +56,10 @@ export interface InstanceStatus {
   /** True in the states `up` and `returning`. */
   readonly available: boolean;
   /**
-   * `cooling-down`: left out for a while after a failure; `ejected`: by health checks; `returning`: back from ejection with a growing
+   * `cooling-down`: left out for a while after a failure; `unreachable`: a health check could not connect, or not resolve its name; `ejected`: by health checks; `returning`: back from ejection with a growing
    * share of the requests; `draining`: takes no more requests.
    */
-  readonly state: "up" | "returning" | "cooling-down" | "ejected" | "draining";
+  readonly state: "up" | "returning" | "cooling-down" | "unreachable" | "ejected" | "draining";
   /** Null for an instance that is not one rank of a data-parallel server. */
   readonly data_parallel_rank: number | null;
   /** Visits under way. */
@@ -70,6 +72,45 @@ export interface InstanceStatus {
   readonly consecutive_failures: number;
   /** The last failed visit or health check; null when there was none. */
   readonly last_error: { readonly code: string; readonly message: string } | null;
+  /** Which instances of the other role it fits; null without pairing. */
+  readonly pairing: PairingStatus | null;
+}
+
+/** How an instance is paired, as JSON for status pages. A fact that is not known is null. */
+export interface PairingStatus {
+  /**
+   * `paired`: there is an instance that it fits; `unpaired`: there is none, and `reason` says why; `unverified`: its side channel could not be
+   * read, and it is paired all the same; `alone`: there is no instance of the other role.
+   */
+  readonly state: "paired" | "unpaired" | "unverified" | "alone";
+  /** How many instances of the other role it fits. */
+  readonly partners: number;
+  /** Why it fits none, or why it is unverified. */
+  readonly reason: string | null;
+  /** The values that differ from those of the instance that it nearly fits; of an unpaired instance. */
+  readonly differences: readonly {
+    readonly factor: string;
+    readonly prefill: string;
+    readonly decode: string;
+  }[];
+  /** `host:port` of the side channel. */
+  readonly side_channel: string | null;
+  /** The engine's id. */
+  readonly engine_id: string | null;
+  /** The compatibility hash. */
+  readonly compatibility_hash: string | null;
+  /** The version that the server answers. */
+  readonly vllm_version: string | null;
+  /** Tensor-parallel size. */
+  readonly tp_size: number | null;
+  /** Tokens in a kernel block. */
+  readonly block_size: number | null;
+  /** Layout of the KV cache. */
+  readonly kv_cache_layout: string | null;
+  /** `pull` or `push`. */
+  readonly transfer_mode: string | null;
+  /** The engine may have been restarted, and was not read since. */
+  readonly stale: boolean;
 }
 
 /** One request at one instance. The first of the three calls ends it; later calls do nothing. */

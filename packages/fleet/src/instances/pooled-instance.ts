@@ -1,4 +1,5 @@
 import type { Clock, KvError, Random } from "@kv/interface";
+import type { Pairing } from "../pairing/pairing.js";
 import {
   failureStage,
   type Instance,
@@ -27,6 +28,8 @@ export interface PooledInstanceOptions {
   readonly random: Random;
   /** How long instances are left out. */
   readonly times: InstanceTimes;
+  /** Learns from visits and health checks that an engine may have been restarted. */
+  readonly pairing?: Pick<Pairing, "failed" | "alive"> | undefined;
 }
 
 /** An instance of a pool: its load, its failures, and whether it takes requests. */
@@ -39,17 +42,22 @@ export class PooledInstance implements Instance {
   readonly dataParallelRank: number | undefined;
   /** ZMQ endpoint of its KV events. */
   readonly kvEvents: string | undefined;
-  /** For a prefill instance that pushes: the id and side-channel address of its engine. */
+  /** The id, TP size and side-channel address of its engine. */
   readonly kv: InstanceKv | undefined;
+  /** Announces which instances it fits. */
+  readonly label: string | undefined;
   readonly #clock: Clock;
   readonly #random: Random;
   readonly #times: InstanceTimes;
+  readonly #pairing: PooledInstanceOptions["pairing"];
   #inFlight = 0;
   #requests = 0;
   #failures = 0;
   #consecutiveFailures = 0;
   #failedChecks = 0;
   #ejected = false;
+  #unreachable = false;
+  #seenAtMs = Number.NEGATIVE_INFINITY;
   #draining = false;
   #availableAtMs = Number.NEGATIVE_INFINITY;
   #returnedAtMs = Number.NEGATIVE_INFINITY;
@@ -57,15 +65,17 @@ export class PooledInstance implements Instance {
   readonly #waitingForIdle: (() => void)[] = [];
 
   /** Pools create their instances by `InstancePool.add`. */
-  constructor(role: Role, spec: InstanceSpec, { clock, random, times }: PooledInstanceOptions) {
+  constructor(role: Role, spec: InstanceSpec, { clock, random, times, pairing }: PooledInstanceOptions) {
     this.role = role;
     this.url = spec.url;
     this.dataParallelRank = spec.dataParallelRank;
     this.kvEvents = spec.kvEvents;
     this.kv = spec.kv;
+    this.label = spec.label;
     this.#clock = clock;
     this.#random = random;
     this.#times = times;
+    this.#pairing = pairing;
   }
 
   /** Visits under way. */
@@ -78,9 +88,14 @@ export class PooledInstance implements Instance {
     return this.#draining;
   }
 
-  /** Whether it is neither draining, ejected nor cooling down. `nowMs` is the clock's time. */
+  /** When a visit or a health check succeeded last, on the clock. */
+  get seenAtMs(): number {
+    return this.#seenAtMs;
+  }
+
+  /** Whether it is neither draining, ejected, unreachable nor cooling down. `nowMs` is the clock's time. */
   available(nowMs = this.#clock.now()): boolean {
-    return !this.#ejected && !this.#draining && nowMs >= this.#availableAtMs;
+    return !this.#ejected && !this.#unreachable && !this.#draining && nowMs >= this.#availableAtMs;
   }
 
   /** Whether it takes this request: an instance that returns from ejection admits a random, growing share. */
@@ -102,15 +117,21 @@ export class PooledInstance implements Instance {
     this.#draining = draining;
   }
 
-  /** Records a health check. `failuresToEject` failed ones in a row eject the instance; the first successful one returns it. */
+  /**
+   * Records a health check. `failuresToEject` failed ones in a row eject the instance; the first successful one returns it. One that could not connect
+   * suffices to make it unavailable until the next success.
+   */
   checked(error: KvError | undefined, failuresToEject: number): void {
     if (error !== undefined) {
+      this.#pairing?.failed(this);
       this.#failedChecks += 1;
       this.#lastError = error;
+      if (failureStage(error) === "connect") this.#unreachable = true;
       if (this.#failedChecks >= failuresToEject) this.#ejected = true;
       return;
     }
     this.#failedChecks = 0;
+    this.#seen();
     if (!this.#ejected) return;
     this.#ejected = false;
     this.#returnedAtMs = this.#clock.now();
@@ -124,8 +145,8 @@ export class PooledInstance implements Instance {
     return new Promise((resolve) => this.#waitingForIdle.push(resolve));
   }
 
-  /** The present state as JSON. */
-  status(): InstanceStatus {
+  /** The present state as JSON, without the pairing. */
+  status(): Omit<InstanceStatus, "pairing"> {
     const error = this.#lastError;
     return {
       url: this.url,
@@ -143,6 +164,7 @@ export class PooledInstance implements Instance {
   #state(): InstanceStatus["state"] {
     if (this.#draining) return "draining";
     if (this.#ejected) return "ejected";
+    if (this.#unreachable) return "unreachable";
     if (!this.available()) return "cooling-down";
     return this.#returning(this.#clock.now()) ? "returning" : "up";
   }
@@ -153,15 +175,24 @@ export class PooledInstance implements Instance {
 
   #visitEnded(outcome: VisitOutcome): void {
     this.#inFlight -= 1;
-    if (outcome === "succeeded") this.#consecutiveFailures = 0;
-    else if (outcome !== "abandoned") this.#visitFailed(outcome);
+    if (outcome === "succeeded") {
+      this.#consecutiveFailures = 0;
+      this.#seen();
+    } else if (outcome !== "abandoned") this.#visitFailed(outcome);
     if (this.#inFlight === 0) for (const resolve of this.#waitingForIdle.splice(0)) resolve();
+  }
+
+  #seen(): void {
+    this.#seenAtMs = this.#clock.now();
+    this.#unreachable = false;
+    this.#pairing?.alive(this);
   }
 
   #visitFailed(error: KvError): void {
     this.#failures += 1;
     this.#consecutiveFailures += 1;
     this.#lastError = error;
+    this.#pairing?.failed(this);
     // An answer, even a wrong one, shows that the instance runs.
     const stage = failureStage(error);
     if (stage === undefined || stage === "status") return;

@@ -89,10 +89,10 @@ function tokensOf({ request }: RoutingContext): readonly number[] | undefined {
 /** One key for each chunk with all chunks before it. A cache is also keyed by model, salt and tools, so these are hashed first. */
 function prefixKeys({ request }: RoutingContext, chunkLength: number): string[] {
   if (request === undefined) return [];
-  const { model, prompt, messages, input, instructions, tools, cache_salt: salt } = request.fields;
+  const { model, prompt, messages, input, instructions, system, tools, cache_salt: salt } = request.fields;
   const content = prompt ?? messages ?? input;
   const text = typeof content === "string" ? content : JSON.stringify(content ?? "");
-  const hash = createHash("sha1").update(JSON.stringify([model, salt, tools, instructions]));
+  const hash = createHash("sha1").update(JSON.stringify([model, salt, tools, instructions, system]));
   const keys: string[] = [];
   for (let at = 0; at + chunkLength <= text.length && keys.length < MAX_CHUNKS; at += chunkLength) {
     hash.update(text.slice(at, at + chunkLength));

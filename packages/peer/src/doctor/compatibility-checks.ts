@@ -1,5 +1,11 @@
-import { compareFactors, compatibilityHash, explainCompatibility, type FactorDifference } from "@kv/protocol";
-import { findHashFactors, type HashSearch } from "./hash-factors.js";
+import {
+  compareFactors,
+  compatibilityHash,
+  explainCompatibility,
+  type FactorDifference,
+  findHashFactors,
+  type HashSearch,
+} from "@kv/protocol";
 import type { Check } from "./pair-report.js";
 import type { ServerFacts } from "./server-facts.js";
 import { versionsWithFields } from "./wire-version.js";

@@ -10,7 +10,7 @@ import {
   type Transport,
   type WorkerOutput,
 } from "@kv/interface";
-import { kernelBlocksOfRegion } from "../protocol/rank-geometry.js";
+import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
 import { readRemotePrefill } from "../protocol/remote-prefill.js";
 import type { RecordedHandshake, RecordedPrompt, Recording } from "../recording/recording.js";
 import { BlockPool, splitByGroup } from "./block-pool.js";

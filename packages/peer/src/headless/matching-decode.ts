@@ -1,4 +1,5 @@
 import { readTransferConfig } from "@kv/connector";
+import { rankGeometry } from "@kv/fleet";
 import {
   type AmbientOptions,
   ambient,
@@ -8,7 +9,7 @@ import {
 } from "@kv/interface";
 import type { AgentMetadata, RemotePrefillParams } from "@kv/protocol";
 import { readRankMetadata } from "../protocol/handshake.js";
-import { rankGeometry, SHARED_REGION } from "../protocol/rank-geometry.js";
+import { SHARED_REGION } from "../protocol/region-blocks.js";
 import { connectorFor, countRemoteBlocks } from "../protocol/remote-prefill.js";
 import { type HeadlessDecode, type HeadlessDecodeOptions, openHeadlessDecode } from "./headless-decode.js";
 

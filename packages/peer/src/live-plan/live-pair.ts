@@ -1,3 +1,4 @@
+import { rankGeometry } from "@kv/fleet";
 import type { KvCacheKind, SideChannel } from "@kv/interface";
 import type { RankGeometry } from "@kv/plan";
 import type { Pair } from "@kv/plan/cli";
@@ -7,7 +8,6 @@ import {
   decodeHandshakeReply,
   encodeHandshakeRequest,
 } from "@kv/protocol";
-import { rankGeometry } from "../protocol/rank-geometry.js";
 
 /** The side channel of a running engine. */
 export interface LiveEngine {

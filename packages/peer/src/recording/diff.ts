@@ -1,5 +1,5 @@
 import type { AgentMetadata } from "@kv/protocol";
-import { kernelBlocksOfRegion } from "../protocol/rank-geometry.js";
+import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
 import { readRemotePrefill } from "../protocol/remote-prefill.js";
 import type { RecordedHandshake, RecordedPrompt, Recording } from "./recording.js";
 

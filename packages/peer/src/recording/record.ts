@@ -12,7 +12,7 @@ import { type MatchingDecode, openMatchingDecode } from "../headless/matching-de
 import { filterNotifications, type NotificationFilter } from "../headless/notification-filter.js";
 import type { EngineServer } from "../http/engine-server.js";
 import { exchangeHandshake } from "../protocol/handshake.js";
-import { kernelBlocksOfRegion } from "../protocol/rank-geometry.js";
+import { kernelBlocksOfRegion } from "../protocol/region-blocks.js";
 import { decodeRequestId, readDoneText, readRemotePrefill } from "../protocol/remote-prefill.js";
 import {
   createRecording,

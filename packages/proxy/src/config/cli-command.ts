@@ -1,4 +1,4 @@
-import { ROUTING_NAMES, type RoutingName } from "@kv/fleet";
+import { PAIRING_MODES, type PairingMode, ROUTING_NAMES, type RoutingName } from "@kv/fleet";
 import { packageVersion } from "@kv/interface/program";
 import { Command, InvalidArgumentError, Option } from "commander";
 import { MODES, PUSH_LEGS } from "./settings.js";
@@ -25,6 +25,10 @@ export interface Flags {
   prefillKvHost?: string[];
   prefillSideChannelPort?: number[];
   prefillTpSize?: number[];
+  decodeKvHost?: string[];
+  decodeSideChannelPort?: number[];
+  decodeTpSize?: number[];
+  pairing?: PairingMode;
   missingKv?: "fail" | "decode-computes";
   unsplittable?: "fail" | "decode-computes";
   adminAllowedHost?: string[];
@@ -54,6 +58,8 @@ export interface Flags {
   adminHost?: string;
   adminPort?: number;
   adminTokenFile?: string;
+  corsOrigin?: string[];
+  instanceRoutes?: boolean;
   logLevel: LogLevel;
 }
 
@@ -95,14 +101,27 @@ export function createCommand(): Command {
     )
     .option(
       "--prefill-kv-host <host...>",
-      "push: side channel hosts of the prefill instances; one for all, or one each",
+      "side channel hosts of the prefill instances, for pairing and push; one for all, or one each",
     )
     .option(
       "--prefill-side-channel-port <port...>",
-      "push: side channel ports of the prefill instances (default: 5600)",
+      "side channel ports of the prefill instances, for pairing and push (default: 5600)",
       eachPort,
     )
-    .option("--prefill-tp-size <n...>", "push: TP sizes of the prefill instances (default: 1)", eachNumber)
+    .option("--prefill-tp-size <n...>", "TP sizes of the prefill instances (push: default 1)", eachNumber)
+    .option("--decode-kv-host <host...>", "side channel hosts of the decode instances, for pairing")
+    .option(
+      "--decode-side-channel-port <port...>",
+      "side channel ports of the decode instances, for pairing; one for all, or one each",
+      eachPort,
+    )
+    .option("--decode-tp-size <n...>", "TP sizes of the decode instances, for pairing", eachNumber)
+    .addOption(
+      new Option(
+        "--pairing <mode>",
+        "what pairs with an instance whose side channel cannot be read: every instance (lenient, default), those of its label, none (strict); off reads no side channel",
+      ).choices(PAIRING_MODES),
+    )
     .addOption(
       new Option("--routing <strategy>", "how instances are chosen (default: round-robin)").choices(
         ROUTING_NAMES,
@@ -136,6 +155,11 @@ export function createCommand(): Command {
     .option(
       "--admin-allowed-host <name...>",
       "names of this host that requests to the admin routes may have in their Host header",
+    )
+    .option("--cors-origin <origin...>", "origins whose web pages may use the routes for clients; * for all")
+    .option(
+      "--instance-routes",
+      "serve /instances/add, /drain and /remove on the clients' port too, with the admin token where one is set",
     )
     .option("--forward-header <name...>", "clients' headers that instances get too, such as authorization")
     .option("--expose-instances", "name instances and their addresses in errors to clients and in /status")

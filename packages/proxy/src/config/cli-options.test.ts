@@ -87,6 +87,12 @@ test("flags override the file member by member, and the token comes from the env
     timeouts: { stallMs: 7, graceMs: 2 },
   });
   expect(settings.admin).toEqual({ port: 5, token: "a token from the environment" });
+  const routes = parse("--prefill p:1 --decode d:1 --instance-routes --cors-origin *").settings;
+  expect([routes.admin, routes.instanceRoutes, routes.cors]).toEqual([
+    undefined,
+    { token: "a token from the environment" },
+    { origins: ["*"] },
+  ]);
   expect(parse("--config f.json --admin-token-file token --port 0")).toMatchObject({
     port: 0,
     settings: { admin: { token: "a token from a file" } },

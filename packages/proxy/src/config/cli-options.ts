@@ -1,4 +1,4 @@
-import { parseInstanceSpec } from "@kv/fleet";
+import { parseInstanceSpec, type Role } from "@kv/fleet";
 import { KvError } from "@kv/interface";
 import { createCommand, type Flags, type LogLevel } from "./cli-command.js";
 import { type ProxyFileInput, type ProxySettingsInput, readConfigFile } from "./settings.js";
@@ -53,7 +53,8 @@ function withToken(
   { readFile, env }: CliSources,
 ): ProxySettingsInput {
   const file = flags.adminTokenFile;
-  if (settings.admin === undefined) {
+  const { admin, instanceRoutes } = settings;
+  if (admin === undefined && instanceRoutes === undefined) {
     if (file === undefined) return settings;
     throw new KvError(
       "KV_CONFIG_INVALID",
@@ -63,9 +64,13 @@ function withToken(
       },
     );
   }
-  const token =
-    file === undefined ? (settings.admin.token ?? env.KV_PROXY_ADMIN_TOKEN) : readToken(file, readFile);
-  return token === undefined ? settings : { ...settings, admin: { ...settings.admin, token } };
+  const token = file === undefined ? (admin?.token ?? env.KV_PROXY_ADMIN_TOKEN) : readToken(file, readFile);
+  if (token === undefined) return settings;
+  return {
+    ...settings,
+    ...(admin === undefined ? {} : { admin: { ...admin, token } }),
+    ...(instanceRoutes === undefined ? {} : { instanceRoutes: { token, ...instanceRoutes } }),
+  };
 }
 
 function readToken(file: string, readFile: CliSources["readFile"]): string {
@@ -93,12 +98,22 @@ function settingsOf(flags: Flags): ProxySettingsInput {
   });
   return defined({
     prefillers: withEngines(
+      "prefill",
       instances("prefill", flags.prefill, flags.prefillerHosts, flags.prefillerPorts),
-      flags,
+      {
+        engineId: flags.prefillEngineId,
+        host: flags.prefillKvHost,
+        port: flags.prefillSideChannelPort,
+        tpSize: flags.prefillTpSize,
+      },
     ),
     mode: modeOf(flags),
     pushLegs: flags.pushLegs,
-    decoders: instances("decode", flags.decode, flags.decoderHosts, flags.decoderPorts),
+    decoders: withEngines(
+      "decode",
+      instances("decode", flags.decode, flags.decoderHosts, flags.decoderPorts),
+      { host: flags.decodeKvHost, port: flags.decodeSideChannelPort, tpSize: flags.decodeTpSize },
+    ),
     routing: defined({
       prefill: flags.prefillRouting ?? flags.routing,
       decode: flags.decodeRouting ?? flags.routing,
@@ -126,9 +141,12 @@ function settingsOf(flags: Flags): ProxySettingsInput {
       graceMs: flags.graceMs,
       leaseMs: flags.leaseMs,
     }),
+    pairing: defined({ mode: flags.pairing }),
     health: defined({ intervalMs: flags.healthIntervalMs }),
     discovery: Object.keys(discovery).length === 0 ? undefined : discovery,
     admin: Object.keys(admin).length > 0 ? admin : undefined,
+    cors: flags.corsOrigin === undefined ? undefined : { origins: flags.corsOrigin },
+    instanceRoutes: flags.instanceRoutes === true ? {} : undefined,
   }) as ProxySettingsInput;
 }
 
@@ -162,21 +180,40 @@ function instances(
   return [...urls, ...numbers.map((each, at) => hostAndPort(names[at] ?? names[0] ?? toy.host, each))];
 }
 
-/** Adds each prefill instance's engine, in their order. A flag with one value applies to all instances, except `--prefill-engine-id`. */
-function withEngines(urls: string[] | undefined, flags: Flags): ProxySettingsInput["prefillers"] {
-  const { prefillEngineId, prefillKvHost, prefillSideChannelPort, prefillTpSize } = flags;
-  const given = { prefillEngineId, prefillKvHost, prefillSideChannelPort, prefillTpSize };
-  if (Object.values(given).every((list) => list === undefined)) return urls;
+/** What the flags say of the engines of one role, each a list in the order of the instances. */
+interface EngineFlags {
+  readonly engineId?: readonly string[] | undefined;
+  readonly host?: readonly string[] | undefined;
+  readonly port?: readonly number[] | undefined;
+  readonly tpSize?: readonly number[] | undefined;
+}
+
+const ENGINE_FLAGS = {
+  engineId: "engine-id",
+  host: "kv-host",
+  port: "side-channel-port",
+  tpSize: "tp-size",
+} as const satisfies Record<keyof EngineFlags, string>;
+
+/** Adds each instance's engine, in their order. A flag with one value applies to all instances, except `--prefill-engine-id`. */
+function withEngines(
+  role: Role,
+  urls: string[] | undefined,
+  flags: EngineFlags,
+): ProxySettingsInput["prefillers"] {
+  if (Object.values(flags).every((list) => list === undefined)) return urls;
   const count = urls?.length ?? 0;
-  for (const [flag, list] of Object.entries(given)) {
-    const one = flag !== "prefillEngineId" && list?.length === 1 && count > 0;
+  for (const [member, list] of Object.entries(flags) as [
+    keyof EngineFlags,
+    readonly unknown[] | undefined,
+  ][]) {
+    const one = member !== "engineId" && list?.length === 1 && count > 0;
     if (list === undefined || one || list.length === count) continue;
-    const name = flag.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
     throw new KvError(
       "KV_CONFIG_INVALID",
-      `--${name} has ${list.length} values, but ${count} prefill instances are given`,
+      `--${role}-${ENGINE_FLAGS[member]} has ${list.length} values, but ${count} ${role} instances are given`,
       {
-        hint: "give one for each --prefill, in the same order; in a configuration file, set the kv of each instance",
+        hint: `give one for each --${role}, in the same order; in a configuration file, set the kv of each instance`,
       },
     );
   }
@@ -184,10 +221,10 @@ function withEngines(urls: string[] | undefined, flags: Flags): ProxySettingsInp
   return urls?.map((url, index) => ({
     ...parseInstanceSpec(url),
     kv: defined({
-      engineId: prefillEngineId?.[index],
-      host: at(prefillKvHost, index),
-      port: at(prefillSideChannelPort, index),
-      tpSize: at(prefillTpSize, index),
+      engineId: flags.engineId?.[index],
+      host: at(flags.host, index),
+      port: at(flags.port, index),
+      tpSize: at(flags.tpSize, index),
     }),
   })) as ProxySettingsInput["prefillers"];
 }

@@ -1,4 +1,4 @@
-import { instanceSpecSchema, ROUTING_NAMES } from "@kv/fleet";
+import { instanceSpecSchema, PAIRING_MODES, ROUTING_NAMES } from "@kv/fleet";
 import { KvError } from "@kv/interface";
 import { z } from "zod";
 import { mayForward } from "../http/headers.js";
@@ -109,6 +109,18 @@ const healthSchema = z.strictObject({
   failures: z.number().int().positive().default(2),
 });
 
+const pairingSchema = z.strictObject({
+  /**
+   * What pairs with an instance whose side channel was never read, because its address is not known or it cannot be reached: every instance (`lenient`),
+   * those with its label, or none (`strict`). `off`: no side channel is read, and all instances pair.
+   */
+  mode: z.enum(PAIRING_MODES).default("lenient"),
+  /** For one reading of a side channel. */
+  timeoutMs: milliseconds.default(3_000),
+  /** Between two readings of an engine that shows no sign of a restart. */
+  refreshMs: milliseconds.default(60_000),
+});
+
 const discoverySchema = z
   .strictObject({
     /** A JSON file `{"prefillers": […], "decoders": […]}`. */
@@ -130,6 +142,18 @@ const adminSchema = z.strictObject({
    * with one, only where this list is set.
    */
   allowedHosts: z.array(z.string().regex(/^[A-Za-z0-9._-]+$/)).default([]),
+});
+
+const corsSchema = z.strictObject({
+  /** Origins such as `https://chat.example.org`, whose pages may read answers; `*` for all. */
+  origins: z
+    .array(z.string().regex(/^(\*|https?:\/\/[^/?#\s]+)$/, "give scheme://host[:port], without a path, or *"))
+    .min(1),
+});
+
+const instanceRoutesSchema = z.strictObject({
+  /** Required as `Authorization: Bearer TOKEN`. */
+  token: z.string().min(16).optional(),
 });
 
 /** Values of `mode`. */
@@ -174,8 +198,14 @@ export const proxySettingsSchema = z.strictObject({
   /** Whether errors to clients and `GET /status` name instances and their addresses. The admin routes and the log always do. */
   exposeInstances: z.boolean().default(false),
   health: healthSchema.prefault({}),
+  /** Which prefill instances serve with which decode instances. */
+  pairing: pairingSchema.prefault({}),
   discovery: discoverySchema.optional(),
   admin: adminSchema.optional(),
+  /** Lets web pages of other origins use the routes for clients. By default, browsers refuse them. */
+  cors: corsSchema.optional(),
+  /** Serves `/instances/add`, `/drain` and `/remove` to clients too, as vLLM's push proxy does. */
+  instanceRoutes: instanceRoutesSchema.optional(),
 });
 
 /** A configuration file: the settings, and where to listen. */

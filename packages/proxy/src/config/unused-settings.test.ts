@@ -3,21 +3,25 @@ import { type ProxySettingsInput, readSettings } from "./settings.js";
 import { unusedSettings } from "./unused-settings.js";
 
 const kv = { engineId: "e" };
+const pairing = { mode: "off" } as const;
 const kvEvents = "tcp://p:5557";
 
 test.each<[ProxySettingsInput, readonly string[]]>([
   [{ prefillers: ["p:1"], decoders: ["d:1"] }, []],
   [{ pushLegs: "prefill-first" }, ["pushLegs: mode is pull"]],
   [{ pushLegs: "prefill-first", mode: "auto" }, []],
-  [{ prefillers: [{ url: "p:1", kv }] }, ["prefillers.kv: mode is pull"]],
+  [{ prefillers: [{ url: "p:1", kv }] }, []],
+  [{ prefillers: [{ url: "p:1", kv }], pairing }, ["prefillers.kv: mode is pull"]],
   [{ prefillers: [{ url: "p:1", kv }], mode: "push" }, []],
   [
-    { prefillers: [{ url: "p:1", kv }], mode: "push", pushLegs: "prefill-first" },
+    { prefillers: [{ url: "p:1", kv }], mode: "push", pushLegs: "prefill-first", pairing },
     ["prefillers.kv: pushLegs is prefill-first"],
   ],
+  [{ decoders: [{ url: "d:1", kv, label: "a" }] }, []],
+  [{ decoders: [{ url: "d:1", kv }], mode: "push", pairing }, ["decoders.kv: pairing.mode is off"]],
   [
-    { decoders: [{ url: "d:1", kv }], mode: "push" },
-    ["decoders.kv: decode engines register with the prefill engine themselves"],
+    { decoders: [{ url: "d:1", label: "a" }], pairing: { mode: "strict" } },
+    ["decoders.label: pairing.mode is strict"],
   ],
   [{ prefillers: [{ url: "p:1", kvEvents }] }, ["prefillers.kvEvents: routing.prefill is round-robin"]],
   [

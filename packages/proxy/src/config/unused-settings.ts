@@ -10,12 +10,15 @@ export interface UnusedSetting {
 /** The settings that are set but have no effect, because of other settings. */
 export function unusedSettings(
   input: ProxySettingsInput,
-  { mode, pushLegs, routing, health, limits }: ProxySettings,
+  { mode, pushLegs, routing, health, limits, pairing }: ProxySettings,
 ): UnusedSetting[] {
-  const has = (role: "prefillers" | "decoders", member: "kv" | "kvEvents") =>
+  const has = (role: "prefillers" | "decoders", member: "kv" | "kvEvents" | "label") =>
     (input[role] ?? []).some((one) => typeof one !== "string" && one[member] !== undefined);
   const sequential =
     mode === "pull" ? "mode is pull" : pushLegs === "prefill-first" && `pushLegs is ${pushLegs}`;
+  const unpaired = pairing.mode === "off" && "pairing.mode is off";
+  const unlabelled =
+    (pairing.mode === "off" || pairing.mode === "strict") && `pairing.mode is ${pairing.mode}`;
   const noChecks = health.intervalMs === 0 && "health.intervalMs is 0";
   const above = (
     limit: "requestsPerClient" | "connectionsPerAddress",
@@ -28,8 +31,12 @@ export function unusedSettings(
   const all: readonly (readonly [string, boolean, string | false])[] = [
     ["pushLegs", input.pushLegs !== undefined, mode === "pull" && "mode is pull"],
     // As flags: --prefill-engine-id, --prefill-kv-host, --prefill-side-channel-port, --prefill-tp-size.
-    ["prefillers.kv", has("prefillers", "kv"), sequential],
-    ["decoders.kv", has("decoders", "kv"), "decode engines register with the prefill engine themselves"],
+    ["prefillers.kv", has("prefillers", "kv"), unpaired !== false && sequential],
+    ["decoders.kv", has("decoders", "kv"), unpaired],
+    ["prefillers.label", has("prefillers", "label"), unlabelled],
+    ["decoders.label", has("decoders", "label"), unlabelled],
+    ["pairing.timeoutMs", input.pairing?.timeoutMs !== undefined, unpaired],
+    ["pairing.refreshMs", input.pairing?.refreshMs !== undefined, unpaired],
     ["prefillers.kvEvents", has("prefillers", "kvEvents"), notPrefixAware("prefill")],
     ["decoders.kvEvents", has("decoders", "kvEvents"), notPrefixAware("decode")],
     ["health.path", input.health?.path !== undefined, noChecks],

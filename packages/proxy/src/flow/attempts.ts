@@ -1,4 +1,12 @@
-import { failureStage, type Instance, type InstancePool, type RoutingContext, type Visit } from "@kv/fleet";
+import {
+  failureStage,
+  type Instance,
+  type InstancePool,
+  instanceName,
+  type Partner,
+  type RoutingContext,
+  type Visit,
+} from "@kv/fleet";
 import { KvError, type Log } from "@kv/interface";
 import type { Deadline } from "../request/deadline.js";
 
@@ -43,6 +51,8 @@ export interface TryOptions {
   readonly log: Log;
   /** Instances that are chosen only when there is no other. */
   readonly avoid?: ReadonlySet<Instance> | undefined;
+  /** Only instances that are its pair are chosen. */
+  readonly partner?: Partner | undefined;
   /** Visits this instance and no other. */
   readonly only?: Visit | undefined;
 }
@@ -58,7 +68,7 @@ export async function tryInstances<T>(options: TryOptions, leg: (visit: Visit) =
   let lastError: unknown;
   for (;;) {
     const visit = nextVisit(options, tried);
-    if (visit === undefined) throw lastError ?? noInstance(pool);
+    if (visit === undefined) throw lastError ?? noInstance(pool, options.partner);
     try {
       return await leg(visit);
     } catch (error) {
@@ -76,7 +86,7 @@ export async function tryInstances<T>(options: TryOptions, leg: (visit: Visit) =
       options.log.warn("leg-failed", {
         requestId,
         role: pool.role,
-        instance: visit.instance.url,
+        instance: instanceName(visit.instance),
         again,
         error,
       });
@@ -86,13 +96,15 @@ export async function tryInstances<T>(options: TryOptions, leg: (visit: Visit) =
 }
 
 function nextVisit(
-  { pool, context, avoid, only }: TryOptions,
+  { pool, context, avoid, only, partner }: TryOptions,
   tried: ReadonlySet<Instance>,
 ): Visit | undefined {
   if (only !== undefined) return tried.has(only.instance) ? undefined : only;
   const preferred =
-    avoid === undefined || avoid.size === 0 ? undefined : pool.visit(context, new Set([...tried, ...avoid]));
-  return preferred ?? pool.visit(context, tried);
+    avoid === undefined || avoid.size === 0
+      ? undefined
+      : pool.visit(context, new Set([...tried, ...avoid]), partner);
+  return preferred ?? pool.visit(context, tried, partner);
 }
 
 /** Errors: `KV_PROXY_NO_INSTANCE` when all instances are draining. Checked before a prefill leg whose decode leg could go nowhere. */
@@ -100,7 +112,7 @@ export function requireAnyInstance(pool: InstancePool): void {
   if (pool.list().every(({ draining }) => draining)) throw noInstance(pool);
 }
 
-function noInstance(pool: InstancePool): KvError {
+function noInstance(pool: InstancePool, partner?: Partner): KvError {
   const { role, routing } = pool;
   const all = pool.list();
   const hint = "add one by discovery or POST /instances/add, which also puts a draining one back";
@@ -108,5 +120,13 @@ function noInstance(pool: InstancePool): KvError {
   if (all.length === 0) return error(`there is no ${role} instance`);
   if (all.every(({ draining }) => draining))
     return error(`no ${role} instance takes requests: all ${all.length} are draining`);
+  const misfit = partner === undefined ? undefined : pool.pairingRefusal(partner);
+  if (misfit !== undefined) {
+    const other = role === "prefill" ? "a decode instance" : "the prefill instance of the request";
+    return new KvError("KV_PROXY_NO_INSTANCE", `no ${role} instance fits ${other}: ${misfit}`, {
+      hint: "run engines with equal compatibility hashes and sizes on both sides; GET /status of the admin port shows each instance's pairing",
+      details: { pairing: true },
+    });
+  }
   return error(`the routing ${routing} chose none of the ${all.length} ${role} instances`);
 }

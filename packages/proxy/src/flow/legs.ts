@@ -1,4 +1,11 @@
-import { failureStage, type Instance, type InstancePool, type Role, type Visit } from "@kv/fleet";
+import {
+  failureStage,
+  type Instance,
+  type InstancePool,
+  type Pairing,
+  type Role,
+  type Visit,
+} from "@kv/fleet";
 import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { forwardedHeaders, legHeaders } from "../http/headers.js";
@@ -16,6 +23,8 @@ import { releaseBlocks } from "./release-blocks.js";
 export interface LegsOptions {
   readonly prefillers: InstancePool;
   readonly decoders: InstancePool;
+  /** Undefined where pairing is off. */
+  readonly pairing: Pairing | undefined;
   readonly upstream: Upstream;
   readonly settings: ProxySettings;
   readonly tracing: Tracing;
@@ -23,6 +32,8 @@ export interface LegsOptions {
 }
 
 export interface DecodeLegOptions {
+  /** The prefill instance whose KV the leg reads: only decode instances that fit it are chosen. */
+  readonly prefill?: Instance | undefined;
   /** Until when the prefill worker surely holds the blocks, on the proxy's clock. After that nothing is sent: `KV_LEASE_EXPIRED`. */
   readonly leaseEndsAtMs?: number | undefined;
   /** Called when an instance may have received the KV parameters. */
@@ -40,6 +51,8 @@ interface GenerationLeg extends DecodeLegOptions {
 export class Legs {
   readonly prefillers: InstancePool;
   readonly decoders: InstancePool;
+  /** Undefined where pairing is off. */
+  readonly pairing: Pairing | undefined;
   readonly settings: ProxySettings;
   readonly ambient: Ambient;
   /** The names of the clients' headers that instances get. */
@@ -48,9 +61,10 @@ export class Legs {
   readonly #tracing: Tracing;
   readonly #background = new Set<Promise<void>>();
 
-  constructor({ prefillers, decoders, upstream, settings, tracing, ambient }: LegsOptions) {
+  constructor({ prefillers, decoders, pairing, upstream, settings, tracing, ambient }: LegsOptions) {
     this.prefillers = prefillers;
     this.decoders = decoders;
+    this.pairing = pairing;
     this.settings = settings;
     this.ambient = ambient;
     this.forwarded = forwardedHeaders(settings.forwardHeaders);
@@ -104,10 +118,11 @@ export class Legs {
     };
 
     const { prefillRetries: retries, failedPrefill: avoid } = attempts;
+    const partner = { avoiding: attempts.failedDecode };
     deadline.startPhase("the prefill leg", timeouts.prefillMs);
     try {
       return await tryInstances(
-        { pool: this.prefillers, context: part, deadline, retries, avoid, only, log },
+        { pool: this.prefillers, context: part, deadline, retries, avoid, partner, only, log },
         leg,
       );
     } catch (error) {
@@ -152,8 +167,8 @@ export class Legs {
    * Has the blocks of a prefill worker freed that no decode leg will read, in the background: else they are held until their lease ends. The
    * prefill worker has no call for it, so a decode instance gets a request that it refuses (see `releaseBody`).
    */
-  release(part: Part, kvTransferParams: string): void {
-    this.inBackground(releaseBlocks(this, this.#upstream, part, kvTransferParams));
+  release(part: Part, kvTransferParams: string, prefill: Instance): void {
+    this.inBackground(releaseBlocks(this, this.#upstream, part, kvTransferParams, prefill));
   }
 
   /** Keeps `settled` waiting for work that goes on after its request has its answer. */
@@ -169,7 +184,7 @@ export class Legs {
 
   async #generate(
     part: Part,
-    { role, body, leaseEndsAtMs = Number.POSITIVE_INFINITY, onSent, whole = false }: GenerationLeg,
+    { role, body, leaseEndsAtMs = Number.POSITIVE_INFINITY, onSent, prefill, whole = false }: GenerationLeg,
   ): Promise<LegAnswer> {
     const { clock, log } = this.ambient;
     const { limits, timeouts } = this.settings;
@@ -215,7 +230,10 @@ export class Legs {
     const avoid = decoding ? attempts.failedDecode : undefined;
     deadline.startPhase(`the ${role} leg's first byte`, timeouts.firstByteMs);
     try {
-      return await tryInstances({ pool, context: part, deadline, retries: whole ? 1 : 0, avoid, log }, leg);
+      return await tryInstances(
+        { pool, context: part, deadline, retries: whole ? 1 : 0, avoid, partner: prefill, log },
+        leg,
+      );
     } catch (error) {
       // No other instance gave a better answer, so the client gets this one.
       if (serverFailure !== undefined && failureStage(error) === "status") return serverFailure;

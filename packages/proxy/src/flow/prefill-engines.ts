@@ -1,4 +1,4 @@
-import type { Instance } from "@kv/fleet";
+import type { Instance, Pairing } from "@kv/fleet";
 import type { PrefilledKv } from "../response/prefill-answer.js";
 
 /** Where decode engines reach the engine of a prefill instance, for push. */
@@ -23,7 +23,13 @@ const DEFAULT_PORT = 5600;
 
 /** The engines of prefill instances: from their configuration and, preferred, from the last `kv_transfer_params` that each has answered. */
 export class PrefillEngines {
+  readonly #pairing: Pairing | undefined;
   readonly #learned = new WeakMap<Instance, Learned>();
+
+  /** `pairing` is told which engines answer. */
+  constructor(pairing?: Pairing) {
+    this.#pairing = pairing;
+  }
 
   /** Undefined while the engine's id is not known. */
   coordinatesOf(instance: Instance): EngineCoordinates | undefined {
@@ -52,6 +58,16 @@ export class PrefillEngines {
     const coordinates = found ?? this.#learned.get(instance)?.coordinates;
     this.#learned.set(instance, { mode, coordinates });
     return found;
+  }
+
+  /**
+   * Passes the engine of an instance's last answer on to pairing. Resolves when its side channel was read, where it is another engine than before;
+   * undefined where nothing is to be waited for.
+   */
+  confirm(instance: Instance): Promise<void> | undefined {
+    const learned = this.#learned.get(instance);
+    if (this.#pairing === undefined || learned?.coordinates === undefined) return undefined;
+    return this.#pairing.answered(instance, { ...learned.coordinates, mode: learned.mode });
   }
 }
 

@@ -1,4 +1,4 @@
-import type { InstancePool } from "@kv/fleet";
+import { failureStage, type InstancePool } from "@kv/fleet";
 import { KvError } from "@kv/interface";
 import { KV_REQUEST_PULL } from "../request/leg-bodies.js";
 import type { LegAnswer } from "../response/leg-answer.js";
@@ -33,6 +33,7 @@ export class PullStrategy implements DisaggregationStrategy {
       if (prefill.kind === "error") return prefill.answer;
       if (prefill.kind === "kv") {
         this.#engines.learn(prefill);
+        await this.#engines.confirm(prefill.instance);
         this.#releaseIfAborted(part, prefill);
       } else requireDecodeAlone(this.#legs, prefill);
       const answer = await this.#decodeOrRestart(part, prefill, round);
@@ -41,9 +42,9 @@ export class PullStrategy implements DisaggregationStrategy {
   }
 
   /** Releases the blocks and throws where the request ended while the last bytes of the prefill answer came. */
-  #releaseIfAborted(part: Part, { kvTransferParams }: PrefilledKv): void {
+  #releaseIfAborted(part: Part, { kvTransferParams, instance }: PrefilledKv): void {
     if (!part.deadline.aborted) return;
-    this.#legs.release(part, kvTransferParams);
+    this.#legs.release(part, kvTransferParams, instance);
     throw part.deadline.reason;
   }
 
@@ -64,9 +65,10 @@ export class PullStrategy implements DisaggregationStrategy {
     } catch (error) {
       failure = error;
     }
+    const moves = this.#mayMove(part, prefill, failure);
     const restart =
       !part.deadline.aborted &&
-      (KvError.is(failure, "KV_LEASE_EXPIRED") ? round === 1 : attempts.mayRestart(failure));
+      (KvError.is(failure, "KV_LEASE_EXPIRED") ? round === 1 : moves || attempts.mayRestart(failure));
     if (!restart) {
       if (answer !== undefined) return answer;
       throw failure;
@@ -74,11 +76,18 @@ export class PullStrategy implements DisaggregationStrategy {
     answer?.discard();
     answer?.visit.failed(KvError.from(failure, "KV_INTERNAL", "the decode leg failed"));
     attempts.restarts = 0;
+    if (moves) attempts.failedPrefill = new Set([prefill.instance]);
     const { log, metrics } = this.#legs.ambient;
     log.warn("began-again", { requestId: part.requestId, decode: part.record.decode, error: failure });
     metrics.count("kv_proxy_restarts_total");
     part.record.restarted();
     return undefined;
+  }
+
+  /** No decode instance that fits this prefill instance took the leg, and there is another pair. */
+  #mayMove({ attempts }: Part, { instance }: PrefilledKv | PrefillWithoutKv, failure: unknown): boolean {
+    const untaken = failureStage(failure) === "connect" || KvError.is(failure, "KV_PROXY_NO_INSTANCE");
+    return untaken && attempts.restarts > 0 && this.#legs.pairing?.hasOther(instance) === true;
   }
 
   #decode(part: Part, prefill: PrefilledKv | PrefillWithoutKv): Promise<LegAnswer> {
@@ -88,20 +97,24 @@ export class PullStrategy implements DisaggregationStrategy {
   }
 
   async #decodeWithKv(part: Part, prefill: PrefilledKv): Promise<LegAnswer> {
-    const { kvTransferParams } = prefill;
+    const { kvTransferParams, instance } = prefill;
     const leaseEndsAtMs = prefill.atMs + this.#legs.settings.timeouts.leaseMs;
     let sent = false;
     const onSent = () => {
       sent = true;
     };
     try {
-      const answer = await this.#legs.decode(part, kvTransferParams, { leaseEndsAtMs, onSent });
+      const answer = await this.#legs.decode(part, kvTransferParams, {
+        prefill: instance,
+        leaseEndsAtMs,
+        onSent,
+      });
       // A refusal by the HTTP layer does not reach the worker's scheduler, which would tell the prefill worker. A second release is harmless.
-      if (answer.status >= 400 && answer.status < 500) this.#legs.release(part, kvTransferParams);
+      if (answer.status >= 400 && answer.status < 500) this.#legs.release(part, kvTransferParams, instance);
       return withPromptAnswer(answer, part.request, prefill);
     } catch (error) {
       // An instance that may have the parameters frees the blocks itself when its connection ends. A release could free them while it reads.
-      if (!sent) this.#legs.release(part, kvTransferParams);
+      if (!sent) this.#legs.release(part, kvTransferParams, instance);
       throw error;
     }
   }

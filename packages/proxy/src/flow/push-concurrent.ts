@@ -31,7 +31,9 @@ export class PushConcurrentStrategy implements DisaggregationStrategy {
 
   async run(part: Part): Promise<LegAnswer> {
     requireAnyInstance(this.#legs.decoders);
-    const instance = this.#legs.prefillers.choose(part, new Set());
+    const instance = this.#legs.prefillers.choose(part, new Set(), {
+      avoiding: part.attempts.failedDecode,
+    });
     if (instance === undefined) return this.#sequential.run(part);
     const coordinates = this.#engines.coordinatesOf(instance);
     // The coordinates are learned from this instance's answer, so no other instance may take its place.
@@ -109,13 +111,18 @@ class ConcurrentLegs {
       .prefill({ ...part, deadline: this.#prefillDeadline }, KV_REQUEST_PUSH, visit)
       .then(
         (outcome) => {
-          if (outcome.kind === "kv") this.#learned = engines.learn(outcome);
+          if (outcome.kind === "kv") {
+            this.#learned = engines.learn(outcome);
+            void engines.confirm(outcome.instance);
+          }
           return { outcome };
         },
         (error: unknown) => ({ error }),
       );
     this.#decoding = legs
-      .decode({ ...part, deadline: this.#decodeDeadline }, registrationParams(coordinates, part.requestId))
+      .decode({ ...part, deadline: this.#decodeDeadline }, registrationParams(coordinates, part.requestId), {
+        prefill: visit.instance,
+      })
       .then(
         (answer) => ({ answer }),
         (error: unknown) => ({ error }),

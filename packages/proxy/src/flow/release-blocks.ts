@@ -1,4 +1,4 @@
-import type { InstancePool, Visit } from "@kv/fleet";
+import type { Instance, InstancePool, Visit } from "@kv/fleet";
 import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { legHeaders } from "../http/headers.js";
@@ -17,7 +17,7 @@ interface Context {
 }
 
 /**
- * Has a decode instance tell the prefill worker to free the blocks that `kvTransferParams` (JSON text) names. Never rejects: where it fails,
+ * Has a decode instance that fits the prefill instance `partner` tell it to free the blocks that `kvTransferParams` (JSON text) names. Never rejects: where it fails,
  * the blocks are held until their lease ends.
  */
 export async function releaseBlocks(
@@ -25,6 +25,7 @@ export async function releaseBlocks(
   upstream: Upstream,
   part: Part,
   kvTransferParams: string,
+  partner: Instance,
 ): Promise<void> {
   const { clock, log, metrics } = ambient;
   const requestId = `${part.requestId}-release`;
@@ -60,7 +61,7 @@ export async function releaseBlocks(
 
   try {
     // A second release is harmless, so a failed one is tried on another instance.
-    await tryInstances({ pool, context: { requestId }, deadline, retries: 1, log }, leg);
+    await tryInstances({ pool, context: { requestId }, partner, deadline, retries: 1, log }, leg);
   } catch (thrown) {
     const error = KvError.from(thrown, "KV_INTERNAL", "the blocks could not be freed");
     metrics.count("kv_proxy_released_total", 1, { outcome: "failed" });

@@ -45,7 +45,15 @@ async function setUp({ prefillWorks = false, decodeHangs = false }) {
   const upstream = new Upstream({ connectMs: 5_000 });
   open.push(upstream);
   const [prefillers, decoders] = [await poolOf("prefill"), await poolOf("decode")];
-  const legs = new Legs({ prefillers, decoders, upstream, settings, tracing: new Tracing(), ambient });
+  const legs = new Legs({
+    prefillers,
+    decoders,
+    upstream,
+    settings,
+    pairing: undefined,
+    tracing: new Tracing(),
+    ambient,
+  });
   const engines = new PrefillEngines();
   const pull = new PullStrategy(legs, engines);
   const sequential = new PushSequentialStrategy(pull, ambient.random);

@@ -1,21 +1,14 @@
-import { createHash, timingSafeEqual } from "node:crypto";
 import { readFile } from "node:fs/promises";
 import type { ServerResponse } from "node:http";
-import {
-  type InstancePool,
-  type InstanceSpec,
-  instanceSpecSchema,
-  parseInstanceSpec,
-  type Role,
-} from "@kv/fleet";
+import type { InstancePool, Role } from "@kv/fleet";
 import { type Ambient, KvError, type Timer } from "@kv/interface";
 import Fastify, { type FastifyInstance, type FastifyRequest } from "fastify";
-import { z } from "zod";
 import type { ProxySettings } from "../config/settings.js";
 import type { PrometheusMetrics } from "../telemetry/prometheus.js";
 import type { RequestHistory } from "../telemetry/request-history.js";
 import { errorBody, refuseConnection, sendParserError, statusOf } from "./error-response.js";
-import { checkAdminRequest } from "./limits/admin-origin.js";
+import { changeInstance, INSTANCE_CHANGES } from "./instance-changes.js";
+import { checkAdminRequest, requireToken } from "./limits/admin-origin.js";
 import { ClientConnections } from "./limits/client-connections.js";
 import { overloaded } from "./limits/overloaded.js";
 
@@ -42,11 +35,6 @@ export const ADMIN_LIMITS = {
 } as const;
 const BODY_LIMIT_BYTES = ADMIN_LIMITS.bodyLengthBytes;
 const STATUS_EVERY_MS = 1_000;
-
-const changeSchema = z.strictObject({
-  role: z.enum(["prefill", "decode"]),
-  instance: instanceSpecSchema,
-});
 
 /** The HTTP server for operators: instances, status, metrics, and the page. All routes except the page's file require the token. */
 export function createAdminServer(options: AdminServerOptions): FastifyInstance {
@@ -111,60 +99,15 @@ export function createAdminServer(options: AdminServerOptions): FastifyInstance 
     streamEvents(options, reply.raw);
   });
 
-  app.post("/instances/add", async (request) => {
-    const { role, spec } = readChange(request.body);
-    pools[role].add(spec);
-    return pools[role].status();
-  });
-  app.post("/instances/drain", async (request) => {
-    const { role, spec } = readChange(request.body);
-    // The end is not awaited: a stream may last for an hour. `/status` shows the requests in flight.
-    await beginChange(pools[role].drain(spec));
-    return pools[role].status();
-  });
-  app.post("/instances/remove", async (request) => {
-    const { role, spec } = readChange(request.body);
-    await beginChange(pools[role].remove(spec));
-    return pools[role].status();
-  });
-
-  function readChange(body: unknown): { role: Role; spec: InstanceSpec } {
-    const result = changeSchema.safeParse(body);
-    if (!result.success) {
-      throw new KvError(
-        "KV_REQUEST_INVALID",
-        `the body does not name a role and an instance: ${z.prettifyError(result.error)}`,
-        {
-          hint: 'send {"role": "prefill" or "decode", "instance": "host:port"}',
-        },
-      );
-    }
-    const { role, instance } = result.data;
-    return { role, spec: parseInstanceSpec(instance) };
-  }
+  for (const change of INSTANCE_CHANGES)
+    app.post(`/instances/${change}`, (request) => changeInstance(change, request.body, pools));
   return app;
 }
 
-/** Waits until a change has begun, not for its end. A change of an unknown instance rejects at once. */
-async function beginChange(change: Promise<void>): Promise<void> {
-  const later = new Promise<void>((resolve) => setImmediate(resolve));
-  await Promise.race([change, later]);
-  change.catch(() => {});
-}
-
 function authorize(request: FastifyRequest, token: string | undefined): void {
-  if (token === undefined) return;
-  const { authorization } = request.headers;
   const { token: queryToken } = request.query as { token?: unknown };
   // EventSource cannot send a header, so the page's stream has the token in its query.
-  const received =
-    authorization?.startsWith("Bearer ") === true ? authorization.slice("Bearer ".length) : queryToken;
-  const digest = (text: string) => createHash("sha256").update(text).digest();
-  if (typeof received === "string" && timingSafeEqual(digest(received), digest(token))) return;
-  throw new KvError("KV_REQUEST_INVALID", "the token of the admin routes is missing or wrong", {
-    hint: "send Authorization: Bearer TOKEN",
-    details: { httpStatus: 401 },
-  });
+  requireToken(request.headers.authorization, token, queryToken);
 }
 
 function tooManyStreams(): KvError {

@@ -22,7 +22,9 @@ export function statusOf(error: KvError): number {
 
 const TYPES: Readonly<Record<number, string>> = {
   400: "invalid_request_error",
+  401: "invalid_request_error",
   404: "invalid_request_error",
+  405: "invalid_request_error",
   413: "invalid_request_error",
   403: "invalid_request_error",
   415: "invalid_request_error",
@@ -30,13 +32,19 @@ const TYPES: Readonly<Record<number, string>> = {
   431: "invalid_request_error",
 };
 
-/** JSON text of an error in OpenAI's form. */
-export function errorBody(error: KvError, requestId?: string): string {
+/** Which API an error is written for. Anthropic's has a `type` beside `error`, and other names of server errors. */
+export type ErrorForm = "openai" | "anthropic";
+
+/** JSON text of an error, with the members that both APIs share. */
+export function errorBody(error: KvError, requestId?: string, form: ErrorForm = "openai"): string {
   const { param } = error.details;
+  const status = statusOf(error);
+  const serverError = form === "openai" ? "server_error" : status === 503 ? "overloaded_error" : "api_error";
   return JSON.stringify({
+    type: form === "anthropic" ? "error" : undefined,
     error: {
       message: error.message,
-      type: TYPES[statusOf(error)] ?? "server_error",
+      type: TYPES[status] ?? serverError,
       param: typeof param === "string" ? param : null,
       code: error.code,
       hint: error.hint,
@@ -46,24 +54,31 @@ export function errorBody(error: KvError, requestId?: string): string {
 }
 
 /** The event that reports a failure in the middle of a stream. Its blank line ends an event that was cut off. */
-export function errorEvent(error: KvError, requestId?: string): string {
-  return `\n\ndata: ${errorBody(error, requestId)}\n\n`;
+export function errorEvent(error: KvError, requestId?: string, form: ErrorForm = "openai"): string {
+  const name = form === "anthropic" ? "event: error\n" : "";
+  return `\n\n${name}data: ${errorBody(error, requestId, form)}\n\n`;
 }
 
 /** Answers with an error. */
-export function sendError(response: ServerResponse, error: KvError, requestId?: string): void {
-  writeError(response, error, requestId);
+export function sendError(
+  response: ServerResponse,
+  error: KvError,
+  requestId?: string,
+  form?: ErrorForm,
+): void {
+  writeError(response, error, requestId, form);
   response.end();
 }
 
-function writeError(response: ServerResponse, error: KvError, requestId?: string): void {
-  const body = errorBody(error, requestId);
-  const { retryAfterSeconds } = error.details;
+function writeError(response: ServerResponse, error: KvError, requestId?: string, form?: ErrorForm): void {
+  const body = errorBody(error, requestId, form);
+  const { retryAfterSeconds, allow } = error.details;
   const headers: OutgoingHttpHeaders = {
     "content-type": "application/json",
     "content-length": Buffer.byteLength(body),
   };
   if (typeof retryAfterSeconds === "number") headers["retry-after"] = String(retryAfterSeconds);
+  if (typeof allow === "string") headers.allow = allow;
   if (requestId !== undefined) headers["x-request-id"] = requestId;
   response.writeHead(statusOf(error), headers);
   response.write(body);

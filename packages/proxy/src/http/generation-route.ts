@@ -5,11 +5,11 @@ import { ClientRequest } from "../flow/client-request.js";
 import type { GenerationFlow } from "../flow/generation-flow.js";
 import { Deadline } from "../request/deadline.js";
 import { type Endpoint, parseGenerationRequest } from "../request/generation-request.js";
-import type { RequestCounts } from "../telemetry/request-counts.js";
+import { isClients, type RequestCounts } from "../telemetry/request-counts.js";
 import type { RequestHistory } from "../telemetry/request-history.js";
 import { RequestRecord } from "../telemetry/request-record.js";
 import { type LegSpan, NO_SPAN, type Tracing } from "../telemetry/tracing.js";
-import { errorEvent, errorForClient, sendError, statusOf } from "./error-response.js";
+import { type ErrorForm, errorEvent, errorForClient, sendError, statusOf } from "./error-response.js";
 import { forwardedHeaders, requestIdOf } from "./headers.js";
 import type { AbandonedPrefills } from "./limits/abandoned-prefills.js";
 import type { RequestSlot, RequestsInFlight } from "./limits/requests-in-flight.js";
@@ -62,6 +62,7 @@ export class GenerationRoute {
     const { clock, random } = ambient;
     const { requestMs, stallMs } = settings.timeouts;
     if (this.#warnsOfAuthorization && headers.authorization !== undefined) this.#warnOfAuthorization();
+    const form: ErrorForm = endpoint === "/v1/messages" ? "anthropic" : "openai";
     const startedAtMs = clock.now();
     const deadline = new Deadline({ clock, requestMs });
     const closed = whenClosed(response, deadline);
@@ -94,10 +95,10 @@ export class GenerationRoute {
       const shown = errorForClient(failure, settings.exposeInstances);
       abandonedEarly = client !== undefined && !response.headersSent && response.req.socket.destroyed;
       if (response.headersSent) {
-        breakOff(response, client?.eventStreamStarted ? errorEvent(shown, requestId) : undefined);
+        breakOff(response, client?.eventStreamStarted ? errorEvent(shown, requestId, form) : undefined);
       } else {
         record.status = statusOf(failure);
-        sendError(response, shown, requestId);
+        sendError(response, shown, requestId, form);
       }
     }
     // The request is in flight until its last byte has left: its deadline still holds, and `close` waits for it.
@@ -151,11 +152,11 @@ export class GenerationRoute {
     const { clock, log, metrics } = ambient;
     const status = record.status ?? 200;
     if (failure === undefined) counts.answered(status);
-    else counts.failed(failure.code);
+    else counts.failed(failure);
     const durationMs = clock.now() - startedAtMs;
     const outcome = failure?.code ?? String(status);
     span?.set({ "http.response.status_code": status });
-    span?.end(failure);
+    span?.end(failure === undefined || isClients(failure) ? undefined : failure);
     metrics.count("kv_proxy_requests_total", 1, { endpoint, outcome });
     metrics.observe("kv_proxy_request_ms", durationMs, { endpoint });
     if (record.prefillMs !== undefined) metrics.observe("kv_proxy_prefill_ms", record.prefillMs);
@@ -164,7 +165,11 @@ export class GenerationRoute {
     history.add({ requestId, endpoint, startedAtMs, durationMs, outcome, record });
     const fields = { requestId, endpoint, ...record.logFields(), durationMs };
     if (failure === undefined) log.info("request-done", fields);
-    else log.warn("request-failed", { ...fields, ...loggedFailure(failure) });
+    else if (!isClients(failure)) log.warn("request-failed", { ...fields, ...loggedFailure(failure) });
+    else {
+      const event = failure.code === "KV_REQUEST_ABORTED" ? "request-aborted" : "request-refused";
+      log.info(event, { ...fields, ...loggedFailure(failure) });
+    }
     const { limit } = failure?.details ?? {};
     if (typeof limit === "string") metrics.count("kv_proxy_refused_total", 1, { limit });
   }

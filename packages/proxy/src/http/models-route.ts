@@ -4,6 +4,7 @@ import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import { tryInstances } from "../flow/attempts.js";
 import { Deadline } from "../request/deadline.js";
+import { shortened } from "../request/shown-value.js";
 import type { Upstream } from "../upstream/upstream.js";
 import { badAnswer } from "../upstream/upstream-errors.js";
 import { errorForClient, sendError } from "./error-response.js";
@@ -24,11 +25,16 @@ export interface ModelsRequest {
   readonly response: ServerResponse;
   /** The client, as limits per client count it. */
   readonly client: string;
-  /** Path and query. */
-  readonly path: string;
+  /** The query, with its `?`. */
+  readonly query: string;
+  /** Only this model is answered. */
+  readonly id?: string | undefined;
 }
 
-/** `GET /v1/models`: passes the request on to a decode instance, and its answer back. */
+/**
+ * `GET /v1/models`: passes the request on to a decode instance, and its answer back. `GET /v1/models/ID`: the model of that list, as vLLM has no such
+ * route.
+ */
 export class ModelsRoute {
   readonly #options: ModelsRouteOptions;
   readonly #forwarded: ReadonlySet<string>;
@@ -39,7 +45,7 @@ export class ModelsRoute {
   }
 
   /** Answers one request; never rejects. */
-  async serve({ request, response, client, path }: ModelsRequest): Promise<void> {
+  async serve({ request, response, client, query, id }: ModelsRequest): Promise<void> {
     const { decoders, upstream, settings, ambient, inFlight } = this.#options;
     const { clock, random, log } = ambient;
     const limitBytes = settings.limits.heldAnswerLengthBytes;
@@ -54,13 +60,13 @@ export class ModelsRoute {
     try {
       slot = inFlight.admit(client);
       const tries = { pool: decoders, context: { requestId }, deadline, retries: 0, log };
-      await tryInstances(tries, async (visit) => {
+      const { answer, bytes } = await tryInstances(tries, async (visit) => {
         const { url } = visit.instance;
         const answer = await upstream.send({
           role: "decode",
           url,
           method: "GET",
-          path,
+          path: `/v1/models${query}`,
           headers: legHeaders({ clientHeaders: request.headers, forwarded: this.#forwarded, requestId }),
           abort: deadline,
         });
@@ -70,9 +76,16 @@ export class ModelsRoute {
           throw badAnswer("decode", url, `answered with more than ${limitBytes} bytes`);
         }
         visit.succeeded();
-        response.writeHead(answer.status, answerHeaders(answer.headers, requestId));
-        response.end(bytes);
+        return { answer, bytes };
       });
+      if (id !== undefined && answer.status === 200) {
+        const model = JSON.stringify(modelOf(bytes, id));
+        response.writeHead(200, { "content-type": "application/json", "x-request-id": requestId });
+        response.end(model);
+        return;
+      }
+      response.writeHead(answer.status, answerHeaders(answer.headers, requestId));
+      response.end(bytes);
     } catch (thrown) {
       const error = KvError.from(thrown, "KV_INTERNAL", "the list of models failed");
       const shown = errorForClient(error, settings.exposeInstances);
@@ -82,4 +95,21 @@ export class ModelsRoute {
       deadline.close();
     }
   }
+}
+
+/** The entry of a list of models. Errors: `KV_REQUEST_INVALID` (404), `KV_PROXY_UPSTREAM_FAILED` for another answer than a list. */
+function modelOf(list: Buffer, id: string): object {
+  let data: unknown;
+  try {
+    ({ data } = JSON.parse(list.toString()) as { data?: unknown });
+  } catch (cause) {
+    throw new KvError("KV_PROXY_UPSTREAM_FAILED", "the list of models is not JSON", { cause });
+  }
+  const models = Array.isArray(data) ? (data as ({ readonly id?: unknown } | null)[]) : [];
+  const found = models.find((model) => model?.id === id);
+  if (found != null) return found;
+  throw new KvError("KV_REQUEST_INVALID", `there is no model ${shortened(id)}`, {
+    hint: "GET /v1/models lists the models",
+    details: { httpStatus: 404, param: "model" },
+  });
 }

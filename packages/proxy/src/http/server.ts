@@ -6,10 +6,12 @@ import {
   type ServerResponse,
 } from "node:http";
 import type { AddressInfo, Socket } from "node:net";
+import type { InstancePool, Role } from "@kv/fleet";
 import { type Ambient, KvError } from "@kv/interface";
 import type { ProxySettings } from "../config/settings.js";
 import type { Endpoint } from "../request/generation-request.js";
 import { shortened } from "../request/shown-value.js";
+import { applyCors } from "./cors.js";
 import {
   errorForClient,
   refuseConnection,
@@ -18,23 +20,26 @@ import {
   sendParserError,
 } from "./error-response.js";
 import type { GenerationRoute } from "./generation-route.js";
+import { changeInstance, INSTANCE_CHANGES, type InstanceChange } from "./instance-changes.js";
+import { requireToken } from "./limits/admin-origin.js";
 import { BodyBudget } from "./limits/body-budget.js";
 import { ClientConnections } from "./limits/client-connections.js";
 import { checkRequestHead, targetOf } from "./limits/request-head.js";
 import type { ResolvedLimits } from "./limits/resolved-limits.js";
 import type { ModelsRoute } from "./models-route.js";
-import { readJsonBody } from "./read-body.js";
+import { type ReceivedBody, readJsonBody } from "./read-body.js";
 
 export interface ServerOptions {
   readonly ambient: Ambient;
-  readonly settings: Pick<ProxySettings, "timeouts" | "exposeInstances">;
+  readonly settings: Pick<ProxySettings, "timeouts" | "exposeInstances" | "cors" | "instanceRoutes">;
+  readonly pools: Readonly<Record<Role, InstancePool>>;
   readonly limits: ResolvedLimits;
   readonly generation: GenerationRoute;
   readonly models: ModelsRoute;
   /** True while the proxy closes. */
   readonly isDraining: () => boolean;
-  /** Whether the proxy can serve requests, and the JSON of `/health`. */
-  readonly health: () => { readonly ok: boolean; readonly body: object };
+  /** Finds out whether the proxy can serve requests; with the JSON of `/health`. */
+  readonly health: () => Promise<{ readonly ok: boolean; readonly body: object }>;
   /** The JSON of `/status`. */
   readonly status: () => object;
 }
@@ -45,6 +50,8 @@ interface Turn {
   readonly response: ServerResponse;
   /** The client, as limits per client count it. */
   readonly client: string;
+  /** The path of the target. */
+  readonly path: string;
   /** The query of the target, with its `?`. */
   readonly query: string;
   /** The client waits for `100 Continue` before it sends its body. */
@@ -53,7 +60,13 @@ interface Turn {
 
 type Handler = (turn: Turn) => Promise<void>;
 
-const ENDPOINTS: readonly Endpoint[] = ["/v1/completions", "/v1/chat/completions", "/v1/responses"];
+const ENDPOINTS: readonly Endpoint[] = [
+  "/v1/completions",
+  "/v1/chat/completions",
+  "/v1/responses",
+  "/v1/messages",
+];
+const MODEL_PATH = "/v1/models/";
 
 /** The HTTP server for clients: its routes, its limits, and errors in OpenAI's form. */
 export function createServer(options: ServerOptions): Server {
@@ -63,7 +76,8 @@ export function createServer(options: ServerOptions): Server {
 class ClientServer {
   readonly server: Server;
   readonly #options: ServerOptions;
-  readonly #routes = new Map<string, Handler>();
+  /** By path, the method and what serves it. */
+  readonly #routes = new Map<string, { readonly method: "GET" | "POST"; readonly serve: Handler }>();
   readonly #connections: ClientConnections;
   readonly #budget: BodyBudget;
 
@@ -102,20 +116,31 @@ class ClientServer {
   }
 
   #addRoutes(): void {
-    const { models, health, status } = this.#options;
+    const { models, health, status, settings } = this.#options;
     for (const endpoint of ENDPOINTS)
-      this.#routes.set(`POST ${endpoint}`, (turn) => this.#generate(endpoint, turn));
-    this.#routes.set("GET /v1/models", ({ request, response, client, query }) => {
-      this.#connections.received(request);
-      return models.serve({ request, response, client, path: `/v1/models${query}` });
+      this.#routes.set(endpoint, { method: "POST", serve: (turn) => this.#generate(endpoint, turn) });
+    const get = (path: string, serve: Handler) => this.#routes.set(path, { method: "GET", serve });
+    get("/v1/models", (turn) => {
+      this.#connections.received(turn.request);
+      return models.serve(turn);
+    });
+    get(MODEL_PATH, (turn) => {
+      this.#connections.received(turn.request);
+      return models.serve({ ...turn, id: decoded(turn.path.slice(MODEL_PATH.length)) });
     });
     const serveHealth: Handler = async ({ response }) => {
-      const { ok, body } = health();
+      const { ok, body } = await health();
       sendJson(response, ok ? 200 : 503, body);
     };
-    this.#routes.set("GET /health", serveHealth);
-    this.#routes.set("GET /healthcheck", serveHealth);
-    this.#routes.set("GET /status", async ({ response }) => sendJson(response, 200, status()));
+    get("/health", serveHealth);
+    get("/healthcheck", serveHealth);
+    get("/status", async ({ response }) => sendJson(response, 200, status()));
+    if (settings.instanceRoutes === undefined) return;
+    const { token } = settings.instanceRoutes;
+    for (const change of INSTANCE_CHANGES) {
+      const serve: Handler = (turn) => this.#changeInstance(change, turn, token);
+      this.#routes.set(`/instances/${change}`, { method: "POST", serve });
+    }
   }
 
   #accept(request: IncomingMessage, response: ServerResponse, expectsContinue: boolean): void {
@@ -144,28 +169,55 @@ class ClientServer {
       response.setHeader("connection", "close");
       throw error;
     }
+    const { cors } = this.#options.settings;
+    if (cors !== undefined && applyCors(cors.origins, request, response)) return;
     const { path, query } = targetOf(request.url ?? "");
-    const handler = this.#routes.get(`${request.method} ${path}`);
-    if (handler === undefined) throw notFound(request.method, path);
-    await handler({ request, response, client: this.#clientOf(request), query, expectsContinue });
+    const route = this.#routes.get(path.startsWith(MODEL_PATH) ? MODEL_PATH : path);
+    if (route === undefined) throw notFound(request.method, path);
+    if (route.method !== request.method) throw wrongMethod(request.method, path, route.method);
+    const client = this.#clientOf(request);
+    await route.serve({ request, response, client, path, query, expectsContinue });
   }
 
   async #generate(endpoint: Endpoint, turn: Turn): Promise<void> {
-    const { request, response, client, expectsContinue } = turn;
-    const { generation, limits } = this.#options;
+    const { request, response, client } = turn;
+    const { generation } = this.#options;
     generation.check(client);
-    const body = await readJsonBody(request, {
-      limits,
-      budget: this.#budget,
-      client,
-      onAccepted: expectsContinue ? () => response.writeContinue() : undefined,
-    });
-    this.#connections.received(request);
+    const body = await this.#readBody(turn);
     try {
       await generation.serve({ endpoint, headers: request.headers, body, response, client });
     } finally {
       body.share.end();
     }
+  }
+
+  /** As on the admin port. A page of another site knows no token, and has an origin. */
+  async #changeInstance(change: InstanceChange, turn: Turn, token: string | undefined): Promise<void> {
+    const { request, response } = turn;
+    requireToken(request.headers.authorization, token);
+    if (token === undefined && request.headers.origin !== undefined) {
+      throw new KvError("KV_REQUEST_INVALID", "instances are not changed by web pages", {
+        hint: "send the request without a browser, or set a token (instanceRoutes.token)",
+        details: { httpStatus: 403 },
+      });
+    }
+    const body = await this.#readBody(turn);
+    try {
+      sendJson(response, 200, await changeInstance(change, parsed(body.take()), this.#options.pools));
+    } finally {
+      body.share.end();
+    }
+  }
+
+  async #readBody({ request, response, client, expectsContinue }: Turn): Promise<ReceivedBody> {
+    const body = await readJsonBody(request, {
+      limits: this.#options.limits,
+      budget: this.#budget,
+      client,
+      onAccepted: expectsContinue ? () => response.writeContinue() : undefined,
+    });
+    this.#connections.received(request);
+    return body;
   }
 
   /** The client of a request: named by a header that a front end sets, else by its address. */
@@ -186,9 +238,33 @@ class ClientServer {
 
 function notFound(method: string | undefined, path: string): KvError {
   return new KvError("KV_REQUEST_INVALID", `there is no route ${method} ${shortened(path)}`, {
-    hint: "the routes are POST /v1/completions, /v1/chat/completions, /v1/responses, GET /v1/models, /health, /status",
+    hint: "the routes are POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, GET /v1/models, /v1/models/ID, /health, /status",
     details: { httpStatus: 404 },
   });
+}
+
+function wrongMethod(method: string | undefined, path: string, allow: string): KvError {
+  const message = `${shortened(path)} is served to ${allow}, not to ${method}`;
+  return new KvError("KV_REQUEST_INVALID", message, {
+    hint: `send ${allow}`,
+    details: { httpStatus: 405, allow },
+  });
+}
+
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+function parsed(bytes: Uint8Array): unknown {
+  try {
+    return JSON.parse(new TextDecoder().decode(bytes));
+  } catch {
+    throw new KvError("KV_REQUEST_INVALID", "the body is not JSON");
+  }
 }
 
 function sendJson(response: ServerResponse, status: number, value: object): void {

@@ -3,7 +3,7 @@ import { disaggregationLimit } from "./disaggregation-limits.js";
 import { validateBody } from "./validate-body.js";
 
 /** A path at which clients ask for generated text. The instances serve it under the same path. */
-export type Endpoint = "/v1/completions" | "/v1/chat/completions" | "/v1/responses";
+export type Endpoint = "/v1/completions" | "/v1/chat/completions" | "/v1/responses" | "/v1/messages";
 
 /**
  * What an answer contains about the prompt itself. A decode worker does not compute the prompt, so the prompt's log probabilities are
@@ -69,7 +69,7 @@ function promptFieldsOf(endpoint: Endpoint, fields: Readonly<Record<string, unkn
     if (fields.max_tokens === 0) return "prompt-only";
     if (fields.logprobs != null) return "echo";
   }
-  if (endpoint === "/v1/responses") return "none";
+  if (endpoint === "/v1/responses" || endpoint === "/v1/messages") return "none";
   if (fields.prompt_logprobs != null) return "prompt-logprobs";
   // In a chat with echo, vLLM derives prompt_logprobs from `top_logprobs`, which is 0 by default.
   if (endpoint === "/v1/chat/completions" && fields.echo === true && fields.top_logprobs !== null)

@@ -20,7 +20,8 @@ export interface RequestPart {
 export function splitRequest(request: GenerationRequest, limit: number): readonly RequestPart[] {
   const { fields } = request;
   const list = promptList(request);
-  const copies = typeof fields.n === "number" ? fields.n : 1;
+  // The Messages API has no copies; vLLM ignores the member.
+  const copies = typeof fields.n === "number" && request.endpoint !== "/v1/messages" ? fields.n : 1;
   const count = (list?.values.length ?? 1) * copies;
   if (count === 1 && list === undefined) return [{ request, prompt: 0, copy: 0 }];
   if (count > limit) {

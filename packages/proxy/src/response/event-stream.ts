@@ -8,10 +8,12 @@ export function isEventStream(contentType: string | string[] | undefined): boole
   return typeof contentType === "string" && contentType.toLowerCase().startsWith("text/event-stream");
 }
 
-const ERROR_BEGIN = /^data: ?\{\s*"error"\s*:/;
+/** The begin of an error: vLLM's in its OpenAI API, or the named event of its Messages API. */
+const ERROR_BEGIN = /^(data: ?\{\s*"error"\s*:|event: ?error\r?\n)/;
 const DONE_BEGIN = /^data: ?\[DONE\]/;
 /** The begin of a stream that may still become one of the two. */
-const UNDECIDED = /^(d|da|dat|data|data: ?(\{\s*("(e|er|err|erro|error)?"?\s*)?|\[(D|DO|DON|DONE)?)?)$/;
+const UNDECIDED =
+  /^(e|ev|eve|even|event|event: ?(e|er|err|erro|error\r?)?|d|da|dat|data|data: ?(\{\s*("(e|er|err|erro|error)?"?\s*)?|\[(D|DO|DON|DONE)?)?)$/;
 
 /** Whether enough of a stream is there to know if its first event is an error or `[DONE]`. Comments before it are skipped. */
 export function firstEventIsKnown(bytes: Buffer): boolean {
@@ -36,15 +38,27 @@ export function firstEventError(bytes: Buffer): { status: number; body: string }
   if (!ERROR_BEGIN.test(beginOf(bytes, at))) return undefined;
   const end = endOfEvent(bytes, at);
   const event = bytes.toString("utf8", at, end === -1 ? bytes.length : end);
-  const body = event.slice("data:".length).trim();
+  const body = dataOf(event).trim();
   try {
-    const { code } = JSON.parse(rawMember(body, "error") ?? "{}") as { code?: unknown };
+    const { code, type } = JSON.parse(rawMember(body, "error") ?? "{}") as { code?: unknown; type?: unknown };
     const isStatus = typeof code === "number" && Number.isInteger(code) && code >= 400 && code <= 599;
-    return { status: isStatus ? code : 502, body };
+    return { status: isStatus ? code : (STATUS_OF_TYPE[String(type)] ?? 502), body };
   } catch {
     return undefined;
   }
 }
+
+/** HTTP statuses of the error types of the Messages API (vLLM 0.33, `translate_error_type`). */
+const STATUS_OF_TYPE: Readonly<Record<string, number>> = {
+  invalid_request_error: 400,
+  authentication_error: 401,
+  permission_error: 403,
+  not_found_error: 404,
+  request_too_large: 413,
+  rate_limit_error: 429,
+  api_error: 500,
+  overloaded_error: 503,
+};
 
 const LF = 0x0a;
 const CR = 0x0d;
@@ -79,6 +93,7 @@ const LAST_EVENT = {
   "/v1/chat/completions": /(^|\n)data: ?\[DONE\]\s*$/,
   // The event may be long, as it repeats the whole response. So its name is searched for as the stream passes.
   "/v1/responses": /(^|\n)event: ?response\.(completed|incomplete|failed)\r?\n/,
+  "/v1/messages": /(^|\n)event: ?(message_stop|error)\r?\n/,
 } as const satisfies Record<Endpoint, RegExp>;
 
 /** The last event of a completion, with whatever follows it. */
@@ -89,15 +104,15 @@ const NOTHING_MORE = /^(\r?\n|:[^\n]*(\n|$))*$/;
 const OTHER_CHOICE = /"choices"\s*:\s*\[\s*\{\s*"index"\s*:\s*(?!0[\s,}])[^\s]/;
 
 const CHOICE = /"choices"\s*:\s*\[\s*\{/;
-const ERROR_EVENT = /(^|\n)data: ?\{\s*"error"\s*:\s*[^\sn]/;
+const ERROR_EVENT = /(^|\n)(data: ?\{\s*"error"\s*:\s*[^\sn]|event: ?error\r?\n)/;
 
 const TAIL_BYTES = 64;
 
 /** Watches an event stream as it passes, without changing it. */
 export class StreamWatch {
   readonly #lastEvent: RegExp;
-  /** The Responses API ends a stream with an event of a certain name, and has no choices. */
-  readonly #responses: boolean;
+  /** The Responses and the Messages API end a stream with an event of a certain name, and have no choices. */
+  readonly #named: boolean;
   #tail: Buffer = Buffer.alloc(0);
   #lastEventSeen = false;
   readonly #onePart: boolean;
@@ -109,11 +124,11 @@ export class StreamWatch {
   constructor(endpoint: Endpoint, onePart = true) {
     this.#lastEvent = LAST_EVENT[endpoint];
     this.#onePart = onePart;
-    this.#responses = endpoint === "/v1/responses";
-    this.#answered = this.#responses;
+    this.#named = endpoint === "/v1/responses" || endpoint === "/v1/messages";
+    this.#answered = this.#named;
   }
 
-  /** Whether an event had a choice; always true of the Responses API. Quotes inside of strings are escaped, so text cannot match. */
+  /** Whether an event had a choice; always true of the Responses and the Messages API. Quotes inside of strings are escaped, so text cannot match. */
   get answered(): boolean {
     return this.#answered;
   }
@@ -131,7 +146,7 @@ export class StreamWatch {
   /** Whether the last event was the one that ends a stream of the endpoint. A stream that stops without it was cut off. */
   get complete(): boolean {
     if (this.#problem !== undefined) return false;
-    if (!this.#responses) return this.#lastEventSeen;
+    if (!this.#named) return this.#lastEventSeen;
     return this.#lastEventSeen && /\n\r?\n$/.test(this.#tail.toString("latin1"));
   }
 
@@ -143,10 +158,10 @@ export class StreamWatch {
     if (endedBefore && !NOTHING_MORE.test(Buffer.from(chunk).toString("latin1")))
       this.#problem = "sent more after the last event of its stream";
     this.#tail = bytes.subarray(-TAIL_BYTES);
-    if (this.#responses) this.#lastEventSeen ||= this.#lastEvent.test(text);
+    if (this.#named) this.#lastEventSeen ||= this.#lastEvent.test(text);
     else this.#inspectCompletion(text, endedBefore);
     if (!this.#answered) this.#answered = CHOICE.test(text);
-    if (!this.#failed && text.includes('"error"')) this.#failed = ERROR_EVENT.test(text);
+    if (!this.#failed && text.includes("error")) this.#failed = ERROR_EVENT.test(text);
   }
 
   /** Looks for a choice that was not requested, and for the last event with whatever follows it. */

@@ -99,7 +99,7 @@ export function endedVisit(instance: Instance): Visit {
 
 /**
  * Checks a complete unstreamed answer with status 200. `onePart`: the request had one prompt and one copy, so the answer must have one
- * choice. A response of the Responses API may have an empty output. Errors: `KV_PROXY_UPSTREAM_FAILED`.
+ * choice. A response of the Responses API may have an empty output, a message no content. Errors: `KV_PROXY_UPSTREAM_FAILED`.
  */
 function validateAnswer(endpoint: Endpoint, role: Role, url: string, bytes: Buffer, onePart: boolean): void {
   if (bytes.length === 0) throw badAnswer(role, url, "answered 200 with an empty body");
@@ -109,9 +109,10 @@ function validateAnswer(endpoint: Endpoint, role: Role, url: string, bytes: Buff
   } catch (cause) {
     throw badAnswer(role, url, `answered 200 with a body that is not JSON (${bytes.length} bytes)`, cause);
   }
-  if (endpoint !== "/v1/responses") validateChoices(role, url, body, onePart);
-  else if (!Array.isArray((body as Fields | null)?.output))
-    throw badAnswer(role, url, "answered 200 without output");
+  const named = endpoint === "/v1/responses" ? "output" : endpoint === "/v1/messages" ? "content" : undefined;
+  if (named === undefined) validateChoices(role, url, body, onePart);
+  else if (!Array.isArray((body as Fields | null)?.[named]))
+    throw badAnswer(role, url, `answered 200 without ${named}`);
 }
 
 /** Checks the first bytes of a stream with status 200. Errors: `KV_PROXY_UPSTREAM_FAILED`. */

@@ -30,13 +30,17 @@ export class PrometheusMetrics implements Metrics {
   readonly #histogramSeries = new Map<string, Histogram.Internal<string>>();
 
   constructor(pools: readonly InstancePool[]) {
-    const gauge = (name: string, help: string, value: (status: InstanceStatus) => number) =>
+    const gauge = (name: string, help: string, value: (status: InstanceStatus) => number | undefined) =>
       addInstanceGauge(this.#registry, pools, name, help, value);
     gauge("kv_proxy_instance_in_flight", "Legs at an instance", (status) => status.in_flight);
     gauge("kv_proxy_instance_available", "1 while an instance takes requests", ({ available }) =>
       Number(available),
     );
     gauge("kv_proxy_instance_requests", "Legs that went to an instance", ({ requests }) => requests);
+    gauge("kv_proxy_instance_pairs", "Instances of the other role that an instance fits", ({ pairing }) =>
+      pairing === null ? undefined : pairing.partners,
+    );
+    addUnpairedGauge(this.#registry, pools);
     gauge("kv_proxy_instance_failures", "Legs that failed at an instance", ({ failures }) => failures);
   }
 
@@ -99,7 +103,7 @@ function addInstanceGauge(
   pools: readonly InstancePool[],
   name: string,
   help: string,
-  value: (status: InstanceStatus) => number,
+  value: (status: InstanceStatus) => number | undefined,
 ): void {
   new Gauge({
     name,
@@ -110,12 +114,35 @@ function addInstanceGauge(
       this.reset();
       for (const pool of pools)
         for (const status of pool.status()) {
-          const labels: Record<string, string | number> = { role: pool.role, instance: status.url };
-          if (status.data_parallel_rank !== null) labels.rank = status.data_parallel_rank;
-          this.set(labels, value(status));
+          const now = value(status);
+          if (now !== undefined) this.set(labelsOf(pool, status), now);
         }
     },
   });
+}
+
+/** 1 for each factor that keeps an instance from a pair. Its values are in `/status`: as labels they would make series without end. */
+function addUnpairedGauge(registry: Registry, pools: readonly InstancePool[]): void {
+  new Gauge({
+    name: "kv_proxy_instance_unpaired",
+    help: "1 while an instance fits no instance of the other role, by the factor that differs",
+    labelNames: ["role", "instance", "rank", "factor"],
+    registers: [registry],
+    collect() {
+      this.reset();
+      for (const pool of pools)
+        for (const status of pool.status())
+          if (status.pairing?.state === "unpaired")
+            for (const { factor } of status.pairing.differences)
+              this.set({ ...labelsOf(pool, status), factor }, 1);
+    },
+  });
+}
+
+function labelsOf({ role }: InstancePool, { url, data_parallel_rank: rank }: InstanceStatus) {
+  const labels: Record<string, string | number> = { role, instance: url };
+  if (rank !== null) labels.rank = rank;
+  return labels;
 }
 
 /** The metric's name and the values of its labels. */

@@ -1,3 +1,6 @@
+import type { KvError } from "@kv/interface";
+import { statusOf } from "../http/error-response.js";
+
 /** Counts of requests since the start, as JSON for `/status`. */
 export interface RequestCountsStatus {
   /** Requests that have begun and not ended. */
@@ -8,8 +11,17 @@ export interface RequestCountsStatus {
   readonly succeeded: number;
   /** Requests that were answered with an instance's error, by HTTP status. */
   readonly passed_errors: Readonly<Record<string, number>>;
-  /** Requests that the proxy failed, by `KvError` code. A client that disconnected is `KV_REQUEST_ABORTED`. */
+  /** Requests whose client disconnected before its answer was complete. */
+  readonly aborted: number;
+  /** Requests that the proxy refused because of what the client sent or how much, by HTTP status (below 500). */
+  readonly refused: Readonly<Record<string, number>>;
+  /** Requests that the proxy failed, by `KvError` code. */
   readonly failed: Readonly<Record<string, number>>;
+}
+
+/** Whether the client caused the failure: by what it sent, or by its disconnect. */
+export function isClients(failure: KvError): boolean {
+  return statusOf(failure) < 500;
 }
 
 /** Counts the requests of clients. */
@@ -18,6 +30,8 @@ export class RequestCounts {
   #total = 0;
   #succeeded = 0;
   readonly #passedErrors: Record<string, number> = {};
+  #aborted = 0;
+  readonly #refused: Record<string, number> = {};
   readonly #failed: Record<string, number> = {};
 
   /** A request begins; `answered` or `failed` ends it. */
@@ -32,9 +46,11 @@ export class RequestCounts {
     else increment(this.#passedErrors, String(status));
   }
 
-  failed(code: string): void {
+  failed(failure: KvError): void {
     this.#inFlight -= 1;
-    increment(this.#failed, code);
+    if (!isClients(failure)) increment(this.#failed, failure.code);
+    else if (failure.code === "KV_REQUEST_ABORTED") this.#aborted += 1;
+    else increment(this.#refused, String(statusOf(failure)));
   }
 
   status(): RequestCountsStatus {
@@ -43,6 +59,8 @@ export class RequestCounts {
       total: this.#total,
       succeeded: this.#succeeded,
       passed_errors: { ...this.#passedErrors },
+      aborted: this.#aborted,
+      refused: { ...this.#refused },
       failed: { ...this.#failed },
     };
   }

@@ -35,13 +35,19 @@ export class Upstream {
   readonly #agent: Agent;
   readonly #targets = new Map<string, { origin: string; prefix: string }>();
 
-  constructor({ connectMs }: { connectMs: number }) {
+  /** `onClosed` is called with the origin of an instance that has closed a kept connection. */
+  constructor({ connectMs, onClosed }: { connectMs: number; onClosed?: (origin: string) => void }) {
     this.#agent = new Agent({
       connect: { timeout: connectMs },
       headersTimeout: 0,
       bodyTimeout: 0,
       maxHeaderSize: 64 * 1024,
       maxOrigins: Number.POSITIVE_INFINITY,
+    });
+    if (onClosed === undefined) return;
+    // Connections that this side closes, for instance idle ones, have other codes.
+    this.#agent.on("disconnect", (origin, _targets, { code }) => {
+      if (code === "UND_ERR_SOCKET") onClosed(new URL(origin).origin);
     });
   }
 

@@ -143,7 +143,7 @@ test("/v1/models comes from a decode instance, /health and /status from the prox
   const health = await fetch(`${url}/health`);
   expect([health.status, await health.json()]).toEqual([
     200,
-    { status: "ok", prefill_instances: 1, decode_instances: 1 },
+    { status: "ok", prefill_instances: 1, decode_instances: 1, paired: true },
   ]);
   expect((await fetch(`${url}/healthcheck`)).status).toBe(200);
   expect(await (await fetch(`${url}/status`)).json()).toMatchObject({

@@ -73,7 +73,7 @@ test("an error repeats only the begin of a long value, and the log has no text o
   await ask('{"prompt": my secret prompt}');
   await ask('{"prompt":"a","stream":"my secret prompt"}');
   await post(`${url}/v1/completions`, { prompt: "my secret prompt" }, { headers });
-  expect(JSON.stringify(lines)).toContain("request-failed");
+  expect(JSON.stringify(lines)).toContain("request-refused");
   expect(JSON.stringify(lines)).toContain("request-done");
   expect(JSON.stringify(lines)).not.toMatch(/secret/);
 });

@@ -3,6 +3,7 @@ import puppeteer, { type Browser } from "puppeteer-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { decodeOk, prefillOk } from "../support/fake-upstream.js";
 import { post, runProxy, upstream } from "../support/set-up.js";
+import { startSideChannel } from "../support/side-channel.js";
 
 const chromium = process.env.KV_CHROMIUM ?? "/usr/bin/chromium";
 
@@ -54,6 +55,44 @@ describe.skipIf(!existsSync(chromium))(`the page in headless Chromium (${chromiu
       expect(complaints).toEqual([]);
     } finally {
       await page.close();
+    }
+  });
+
+  test("shows the pairs of each instance, and the factor that keeps one from a pair; readable at 390 px", async () => {
+    const sides = await Promise.all(
+      ["0.33.0", "0.32.0"].map((vllmVersion) =>
+        startSideChannel(() => ({ engineId: vllmVersion, vllmVersion })),
+      ),
+    );
+    const kv = sides.map(({ port }) => ({ host: "127.0.0.1", port }));
+    const { adminUrl } = await runProxy({
+      prefillers: [
+        { url: "http://127.0.0.1:1", kv: kv[0] },
+        { url: "http://127.0.0.1:2", kv: kv[1] },
+      ],
+      decoders: [{ url: "http://127.0.0.1:3", kv: kv[0] }],
+      pairing: { mode: "strict" },
+      admin: { port: 0 },
+    });
+    const { page, complaints } = await open(adminUrl);
+    try {
+      await page.setViewport({ width: 390, height: 800 });
+      await page.waitForSelector("#instances td.misfit");
+      const texts = await page.$$eval("#instances td.pairing, #instances td.misfit", (cells) =>
+        cells.map((cell) => cell.textContent),
+      );
+      expect(texts).toEqual([
+        "1",
+        "0",
+        "no pair: vllm_version is 0.32.0 at prefill and 0.33.0 at decode",
+        "1",
+      ]);
+      expect(await page.evaluate("document.documentElement.scrollWidth")).toBeLessThanOrEqual(390);
+      if (process.env.KV_SCREENSHOT !== undefined) await page.screenshot({ path: process.env.KV_SCREENSHOT });
+      expect(complaints).toEqual([]);
+    } finally {
+      await page.close();
+      for (const side of sides) await side.close();
     }
   });
 

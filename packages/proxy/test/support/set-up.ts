@@ -23,7 +23,12 @@ export interface RunningProxy {
 /** A proxy on a free port, closed without grace after the test. */
 export async function runProxy(options: ProxyOptions): Promise<RunningProxy> {
   // A check would be a request more at the fake instances, which count.
-  const proxy = createProxy({ health: { intervalMs: 0 }, ...options });
+  const proxy = createProxy({
+    health: { intervalMs: 0 },
+    // An answer of a fake instance names a side channel, which may be that of a real engine on this machine.
+    pairing: { mode: "off" },
+    ...options,
+  });
   open.push({ close: () => proxy.close({ graceMs: 0 }) });
   const { url, adminUrl = "" } = await proxy.listen({ port: 0 });
   return { proxy, url, adminUrl };

@@ -1,8 +1,8 @@
 import { networkInterfaces } from "node:os";
+import { rankGeometry } from "@kv/fleet";
 import { KvError, systemClock, type Transport } from "@kv/interface";
 import { rdmaDevices, realHost } from "@kv/nixl";
 import type { AgentMetadata } from "@kv/protocol";
-import { rankGeometry } from "../../protocol/rank-geometry.js";
 import { readDoneText } from "../../protocol/remote-prefill.js";
 import type { Check } from "../pair-report.js";
 import type { ServerFacts } from "../server-facts.js";

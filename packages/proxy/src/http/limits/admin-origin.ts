@@ -1,3 +1,4 @@
+import { createHash, timingSafeEqual } from "node:crypto";
 import type { IncomingHttpHeaders } from "node:http";
 import { isIP } from "node:net";
 import { KvError } from "@kv/interface";
@@ -40,4 +41,24 @@ function isAllowed(name: string, { host, token, allowedHosts }: AdminHosts): boo
 
 function forbidden(message: string, hint: string): KvError {
   return new KvError("KV_REQUEST_INVALID", message, { hint, details: { httpStatus: 403 } });
+}
+
+/**
+ * Refuses a request without the token, where one is set. `otherwise` is a token from elsewhere than the header. Errors: `KV_REQUEST_INVALID` with the
+ * status 401.
+ */
+export function requireToken(
+  authorization: string | undefined,
+  token: string | undefined,
+  otherwise?: unknown,
+): void {
+  if (token === undefined) return;
+  const received =
+    authorization?.startsWith("Bearer ") === true ? authorization.slice("Bearer ".length) : otherwise;
+  const digest = (text: string) => createHash("sha256").update(text).digest();
+  if (typeof received === "string" && timingSafeEqual(digest(received), digest(token))) return;
+  throw new KvError("KV_REQUEST_INVALID", "the token of the admin routes is missing or wrong", {
+    hint: "send Authorization: Bearer TOKEN",
+    details: { httpStatus: 401 },
+  });
 }

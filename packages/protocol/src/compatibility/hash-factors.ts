@@ -1,32 +1,39 @@
-import { createHash } from "node:crypto";
+import type { AgentMetadata } from "../handshake/agent-metadata.js";
 import {
-  type AgentMetadata,
   describedVersion,
-  modelForms,
   NEWEST_VLLM_VERSION,
-  pythonJson,
+  VLLM_VERSIONS,
   type VllmVersion,
   vllmWire,
-} from "@kv/protocol";
+} from "../versions/vllm-wire.js";
+import { sha256Hex } from "./compatibility-hash.js";
+import { modelForms } from "./factor-candidates.js";
+import { pythonJson } from "./python-json.js";
 
 /** Candidate values of each factor of vLLM's compatibility hash, by the factor's name. */
 type Candidates = Readonly<Record<string, readonly unknown[]>>;
 
 /** What is known about the server that announced a hash. */
 export interface HashClues {
+  /** The server's version, such as "0.33.0"; undefined tries those of vLLM 0.32 and 0.33. */
   readonly vllmVersion: string | undefined;
   /** Names of the model. */
   readonly models: readonly string[];
+  /** The metadata of rank (0, 0). */
   readonly metadata: AgentMetadata;
-  /** The described versions whose metadata has the same fields. */
-  readonly versions: readonly VllmVersion[];
+  /** The described versions whose metadata has the same fields, oldest first; the two newest where that is not known. */
+  readonly versions?: readonly VllmVersion[] | undefined;
+  /** Tensor-parallel size of the engine. */
   readonly tpSize: number;
+  /** `cache_dtype` of the engine's cache config, where it is known. */
   readonly cacheDtype: string | undefined;
+  /** "pull" or "push", where it is known. */
   readonly transferMode: string | undefined;
   /** Factors that the user gave; no other value is tried for them. */
   readonly knownFactors: Readonly<Record<string, unknown>>;
 }
 
+/** The result of a search for the factors of a hash. */
 export interface HashSearch {
   /** The factors that have the hash; undefined when no tried combination has it. */
   readonly factors: Readonly<Record<string, unknown>> | undefined;
@@ -36,13 +43,24 @@ export interface HashSearch {
 
 /** Takes about a second on one core. */
 const MAX_TRIED = 60_000;
+/** Combinations that are tried in one step. */
+const STEP = 256;
 const HEAD_SIZES = [128, 64, 32, 256, 96, 80, 192, 160, 120, 112, 48, 16];
 /** The latent vector of DeepSeek models, without and with fp8 scales. */
 const LATENT_SIZES = [576, 656, 512];
 const DTYPE_BYTES = { "torch.bfloat16": 2, "torch.float16": 2, "torch.float32": 4 } as const;
 
-/** Finds the factors of a compatibility hash by trying combinations of the values that the clues leave open. */
+/** Finds the factors of a compatibility hash by trying combinations of the values that the clues leave open; takes up to a second. */
 export function findHashFactors(hash: string, clues: HashClues): HashSearch {
+  const search = searchHashFactors(hash, clues);
+  for (;;) {
+    const step = search.next();
+    if (step.done === true) return step.value;
+  }
+}
+
+/** As `findHashFactors`, in steps of a few milliseconds: a caller that serves others waits between two steps. */
+export function* searchHashFactors(hash: string, clues: HashClues): Generator<void, HashSearch> {
   const { knownFactors } = clues;
   const models = [...new Set([...clues.models, ...clues.models.flatMap((name) => [...modelForms(name)])])];
   const one = (name: string, others: readonly unknown[]) =>
@@ -68,6 +86,7 @@ export function findHashFactors(hash: string, clues: HashClues): HashSearch {
       for (const rest of combinations([...versions, ...others])) {
         if (tried >= MAX_TRIED) return { factors: undefined, tried };
         tried += 1;
+        if (tried % STEP === 0) yield;
         const factors = { ...shape, ...rest };
         if (digest(factors) === hash) return { factors, tried };
       }
@@ -90,14 +109,12 @@ function digester(): (factors: Readonly<Record<string, unknown>>) => string {
         ofName.set(value, text);
         return text;
       });
-    return createHash("sha256")
-      .update(`{${entries.join(", ")}}`, "utf8")
-      .digest("hex");
+    return sha256Hex(`{${entries.join(", ")}}`);
   };
 }
 
 /** The releases that the server may run, likeliest first: the names of their factors, and both version factors. */
-function releases({ vllmVersion, versions }: HashClues) {
+function releases({ vllmVersion, versions = VLLM_VERSIONS.slice(-2) }: HashClues) {
   const described = vllmVersion === undefined ? undefined : describedVersion(vllmVersion);
   if (vllmVersion !== undefined && described === undefined) {
     const { connectorVersion } = NEWEST_VLLM_VERSION;

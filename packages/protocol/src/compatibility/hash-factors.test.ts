@@ -1,7 +1,30 @@
-import { compatibilityHash, VLLM_VERSIONS } from "@kv/protocol";
+import { readFileSync } from "node:fs";
+
 import { expect, test } from "vitest";
-import { FACTORS, METADATA } from "../../test/sample-recording.js";
-import { findHashFactors } from "./hash-factors.js";
+import { compatibilityHash, decodeAgentMetadata, decodeHandshakeReply, VLLM_VERSIONS } from "../index.js";
+import { findHashFactors, searchHashFactors } from "./hash-factors.js";
+
+/** A handshake of a real vLLM 0.33 prefill server with TP 1: 4 regions, blocks of 32 tokens. */
+const reply = ["rep0", "rep1"].map((name) => {
+  const file = new URL(`../../fixtures/wire/handshake/v33_pull_p1.pp0tp0.${name}.bin`, import.meta.url);
+  return new Uint8Array(readFileSync(file));
+});
+const METADATA = decodeAgentMetadata(decodeHandshakeReply(reply).payload.agentMetadataBytes);
+
+const FACTORS = {
+  attn_backend_name: "CPU_ATTN",
+  cache_dtype: "auto",
+  dtype: "torch.float32",
+  head_size: 32,
+  is_hma_enabled: true,
+  model: "tiny-qwen3",
+  nixl_connector_version: 15,
+  num_hidden_layers: 4,
+  num_kv_heads: 4,
+  speculative_config: null,
+  transfer_mode: "pull",
+  vllm_version: "0.33.0",
+};
 
 const clues = {
   vllmVersion: "0.33.0",
@@ -41,4 +64,14 @@ test("a search without a result ends with the number of tried combinations", () 
   const { factors, tried } = findHashFactors("0".repeat(64), clues);
   expect(factors).toBeUndefined();
   expect(tried).toBeGreaterThan(100);
+});
+
+test("a search in steps pauses often, and has the same result", () => {
+  const search = searchHashFactors("0".repeat(64), clues);
+  let steps = 0;
+  let step = search.next();
+  for (; step.done !== true; step = search.next()) steps += 1;
+  expect(step.value).toEqual(findHashFactors("0".repeat(64), clues));
+  expect(steps).toBe(Math.floor(step.value.tried / 256));
+  expect(steps).toBeGreaterThan(1);
 });

@@ -1,0 +1,144 @@
+import { type Clock, KvError } from "@kv/interface";
+import {
+  type AgentMetadata,
+  compatibilityHash,
+  decodeAgentMetadata,
+  decodeHandshakeRefusal,
+  decodeHandshakeReply,
+  encodeHandshakeRequest,
+} from "@kv/protocol";
+import type { Role } from "../instances/instance.js";
+import { requestOverSideChannel, type SideChannelAddress } from "./side-channel-request.js";
+
+/** What is known about an instance's engine, as far as it decides which engines it fits. */
+export interface EngineFacts {
+  /** vLLM's `engine_id`, new with each start. */
+  readonly engineId: string;
+  /** The hash that both engines of a pair must have in common. */
+  readonly compatibilityHash: string;
+  /** The metadata of rank (0, 0), without the transport's part. */
+  readonly metadata: AgentMetadata;
+  /** The factors of the hash, by vLLM's names: announced (engines of this project), or found by a search. */
+  readonly factors: Readonly<Record<string, unknown>> | undefined;
+  /** The answer of `GET /version`. */
+  readonly vllmVersion: string | undefined;
+  /** Names of the model, from `GET /v1/models`. */
+  readonly models: readonly string[];
+  /** Tensor-parallel size, from the configuration or from the instance's answers. */
+  readonly tpSize: number | undefined;
+  /** Whether its connector pulls or pushes: a factor of the hash, or from the instance's answers. */
+  readonly mode: "pull" | "push" | undefined;
+  /** False for engines that announce more than vLLM does. */
+  readonly isVllm: boolean;
+}
+
+/** One GET at an instance. */
+export interface InstanceGetRequest {
+  /** The instance's role. */
+  readonly role: Role;
+  /** The instance's base URL. */
+  readonly url: string;
+  /** The path to GET there. */
+  readonly path: string;
+  /** The request rejects when there is no answer by then, in milliseconds. */
+  readonly timeoutMs: number;
+}
+
+/** Sends a GET and resolves with the status and the begin of the body. The user of `Pairing` provides it with its own HTTP client. */
+export type InstanceGet = (
+  request: InstanceGetRequest,
+) => Promise<{ readonly status: number; readonly body: string }>;
+
+export interface ReadEngineOptions {
+  readonly instance: { readonly role: Role; readonly url: string };
+  readonly address: SideChannelAddress;
+  readonly get: InstanceGet;
+  readonly clock: Clock;
+  /** For the side channel, and for each GET. */
+  readonly timeoutMs: number;
+  readonly signal: AbortSignal;
+}
+
+const MAX_ID_LENGTH = 512;
+
+/**
+ * Shakes hands with rank (0, 0) of an engine, and asks its HTTP server for version and model, which may stay unknown. No other rank is asked: when
+ * vLLM 0.33 is asked for a rank that it does not have, its listener stops for good. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`,
+ * `KV_SIDE_CHANNEL_TIMEOUT`, `KV_HANDSHAKE_REFUSED`, `KV_WIRE_MALFORMED`, `KV_WIRE_LIMIT_EXCEEDED`.
+ */
+export async function readEngineFacts(options: ReadEngineOptions): Promise<EngineFacts> {
+  const { address } = options;
+  const frames = await requestOverSideChannel(
+    address,
+    [encodeHandshakeRequest({ ppRank: 0, tpRank: 0 })],
+    options,
+  );
+  const refusal = decodeHandshakeRefusal(frames);
+  if (refusal !== undefined)
+    throw new KvError(
+      "KV_HANDSHAKE_REFUSED",
+      `the engine at ${address.host}:${address.port} refused: ${refusal}`,
+    );
+  const { payload } = decodeHandshakeReply(frames);
+  const metadata = { ...decodeAgentMetadata(payload.agentMetadataBytes), agentMetadata: new Uint8Array(0) };
+  for (const [name, text] of [
+    ["engine_id", metadata.engineId],
+    ["compatibility_hash", payload.compatibilityHash],
+  ] as const) {
+    if (text.length > MAX_ID_LENGTH)
+      throw new KvError("KV_WIRE_LIMIT_EXCEEDED", `handshake reply: ${name} has ${text.length} characters`);
+  }
+  const [vllmVersion, models] = await Promise.all([readVersion(options), readModels(options)]);
+  const factors = announcedFactors(payload.extension?.["factors"], payload.compatibilityHash);
+  return {
+    engineId: metadata.engineId,
+    compatibilityHash: payload.compatibilityHash,
+    metadata,
+    factors,
+    vllmVersion,
+    models,
+    tpSize: undefined,
+    mode: modeIn(factors),
+    isVllm: payload.extension === undefined,
+  };
+}
+
+/** `transfer_mode` of known factors. */
+export function modeIn(factors: EngineFacts["factors"]): EngineFacts["mode"] {
+  const mode = factors?.["transfer_mode"];
+  return mode === "pull" || mode === "push" ? mode : undefined;
+}
+
+function announcedFactors(announced: unknown, hash: string): EngineFacts["factors"] {
+  if (typeof announced !== "object" || announced === null || Array.isArray(announced)) return undefined;
+  const factors = announced as Readonly<Record<string, unknown>>;
+  return compatibilityHash(factors) === hash ? factors : undefined;
+}
+
+async function readVersion(options: ReadEngineOptions): Promise<string | undefined> {
+  const { version } = await getJson(options, "/version");
+  return typeof version === "string" && version.length <= 64 ? version : undefined;
+}
+
+async function readModels(options: ReadEngineOptions): Promise<string[]> {
+  const { data } = await getJson(options, "/v1/models");
+  if (!Array.isArray(data)) return [];
+  const names = data
+    .slice(0, 4)
+    .flatMap((model: { root?: unknown; id?: unknown } | null) => [model?.root, model?.id]);
+  return names.filter((name): name is string => typeof name === "string" && name.length <= MAX_ID_LENGTH);
+}
+
+/** An empty object for any other answer than JSON: version and model only help to say why engines do not fit. */
+async function getJson(
+  { instance, get, timeoutMs }: ReadEngineOptions,
+  path: string,
+): Promise<Record<string, unknown>> {
+  try {
+    const { status, body } = await get({ role: instance.role, url: instance.url, path, timeoutMs });
+    const value: unknown = status === 200 ? JSON.parse(body) : undefined;
+    return typeof value === "object" && value !== null ? (value as Record<string, unknown>) : {};
+  } catch {
+    return {};
+  }
+}

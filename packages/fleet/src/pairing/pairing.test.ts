@@ -1,0 +1,359 @@
+import { readFileSync } from "node:fs";
+import { createServer, type Socket } from "node:net";
+import { KvError, type LogFields, silentLog, systemClock, systemRandom } from "@kv/interface";
+import {
+  type AgentMetadata,
+  compatibilityHash,
+  decodeAgentMetadata,
+  decodeHandshakeReply,
+  encodeAgentMetadata,
+  encodeHandshakePayload,
+  encodeHandshakeReply,
+} from "@kv/protocol";
+import { afterEach, expect, test } from "vitest";
+import { Router } from "zeromq";
+import type { InstanceSpec, Role } from "../instances/instance.js";
+import { InstancePool } from "../instances/instance-pool.js";
+import { roundRobin } from "../routing/routing.js";
+import { Pairing, type PairingSettings } from "./pairing.js";
+
+const fixture = (name: string) =>
+  new Uint8Array(
+    readFileSync(new URL(`../../../protocol/fixtures/wire/handshake/${name}.bin`, import.meta.url)),
+  );
+/** Real vLLM 0.33 with TP 1: 4 regions, blocks of 32 tokens. */
+const METADATA = decodeAgentMetadata(
+  decodeHandshakeReply([fixture("v33_pull_p1.pp0tp0.rep0"), fixture("v33_pull_p1.pp0tp0.rep1")]).payload
+    .agentMetadataBytes,
+);
+const FACTORS = {
+  attn_backend_name: "CPU_ATTN",
+  cache_dtype: "auto",
+  dtype: "torch.float32",
+  head_size: 32,
+  is_hma_enabled: true,
+  model: "tiny",
+  nixl_connector_version: 15,
+  num_hidden_layers: 4,
+  num_kv_heads: 4,
+  speculative_config: null,
+  transfer_mode: "pull",
+  vllm_version: "0.33.0",
+};
+const V32 = { vllm_version: "0.32.0", nixl_connector_version: 14 };
+
+const open: (() => void)[] = [];
+afterEach(() => {
+  for (const close of open.splice(0).reverse()) close();
+});
+
+interface Engine {
+  factors?: Record<string, unknown>;
+  metadata?: Partial<AgentMetadata>;
+  /** Announces its factors, as engines of this project do. */
+  announces?: boolean;
+}
+
+/** A side channel as vLLM's: a ZMQ ROUTER that answers with a handshake. `change` replaces the engine, as a restart does. */
+async function sideChannel(engine: Engine = {}) {
+  const router = new Router({ linger: 0 });
+  await router.bind("tcp://127.0.0.1:*");
+  open.push(() => router.close());
+  let [current, starts, asked] = [engine, 1, 0];
+  void (async () => {
+    for await (const [route, delimiter] of router) {
+      asked += 1;
+      const factors = { ...FACTORS, ...current.factors };
+      const payload = encodeHandshakePayload({
+        compatibilityHash: compatibilityHash(factors),
+        agentMetadataBytes: encodeAgentMetadata({
+          ...METADATA,
+          engineId: `engine-${starts}`,
+          ...current.metadata,
+        }),
+        extension: current.announces === true ? { version: 1, factors } : undefined,
+        rest: {},
+      });
+      await router.send([route as Buffer, delimiter as Buffer, ...encodeHandshakeReply(payload, 1)]);
+    }
+  })().catch(() => {});
+  return {
+    port: Number(/\d+$/.exec(router.lastEndpoint ?? "")?.[0]),
+    change(next: Engine) {
+      current = next;
+      starts += 1;
+    },
+    get asked() {
+      return asked;
+    },
+  };
+}
+
+interface Scene {
+  readonly prefill: readonly (InstanceSpec | number)[];
+  readonly decode: readonly (InstanceSpec | number)[];
+  readonly settings?: Partial<PairingSettings>;
+  readonly versions?: Readonly<Record<string, string>>;
+  readonly models?: readonly string[];
+}
+
+/** Pools of instances `p0`, `d0`, …; a number is the port of an instance's side channel. */
+async function fleet({ prefill, decode, settings = {}, versions = {}, models = [] }: Scene) {
+  const clock = systemClock();
+  const lines: { event: string; fields: LogFields }[] = [];
+  const note = (event: string, fields: LogFields = {}) => void lines.push({ event, fields });
+  const pairing = new Pairing({
+    mode: "lenient",
+    timeoutMs: 2000,
+    refreshMs: 60_000,
+    ...settings,
+    clock,
+    log: { ...silentLog, info: note, warn: note },
+    get: async ({ url, path }) => {
+      if (path === "/v1/models")
+        return { status: 200, body: JSON.stringify({ data: models.map((id) => ({ id })) }) };
+      const version = versions[new URL(url).hostname];
+      return { status: version === undefined ? 404 : 200, body: JSON.stringify({ version }) };
+    },
+  });
+  open.push(() => pairing.close());
+  const pool = (role: Role, given: Scene["prefill"]) =>
+    new InstancePool({
+      role,
+      instances: given.map((one, at) =>
+        typeof one === "number"
+          ? { url: `http://${role[0]}${at}:80`, kv: { host: "127.0.0.1", port: one } }
+          : one,
+      ),
+      routing: roundRobin(),
+      clock,
+      random: systemRandom(),
+      times: { coolDownMs: 1, maxCoolDownMs: 1, slowReturnMs: 1 },
+      pairing,
+    });
+  const pools = { prefill: pool("prefill", prefill), decode: pool("decode", decode) };
+  await pairing.settled();
+  /** The pairs of so many requests. */
+  const route = (count: number, avoiding: ReadonlySet<never> = new Set()) =>
+    Array.from({ length: count }, () => {
+      const p = pools.prefill.choose({ requestId: "r" }, new Set(), { avoiding });
+      const d = p && pools.decode.choose({ requestId: "r" }, new Set(), p);
+      return `${p && new URL(p.url).hostname}-${d && new URL(d.url).hostname}`;
+    });
+  return { pairing, pools, lines, route };
+}
+
+test("instances of two versions serve in their own pairs, and an announced factor is named where none fits", async () => {
+  const v33 = await sideChannel({ announces: true });
+  const v32 = await sideChannel({ factors: V32, announces: true });
+  const { route, pools, lines } = await fleet({
+    prefill: [v33.port, v32.port],
+    decode: [v33.port, v32.port],
+  });
+  expect(new Set(route(20))).toEqual(new Set(["p0-d0", "p1-d1"]));
+  await pools.decode.remove({ url: "http://d1:80" });
+  expect(new Set(route(20))).toEqual(new Set(["p0-d0"]));
+  expect(pools.prefill.status()[1]?.pairing).toMatchObject({
+    state: "unpaired",
+    partners: 0,
+    differences: [
+      { factor: "nixl_connector_version", prefill: "14", decode: "15" },
+      { factor: "vllm_version", prefill: "0.32.0", decode: "0.33.0" },
+    ],
+  });
+  expect(pools.prefill.status()[0]?.pairing).toMatchObject({ state: "paired", partners: 1, tp_size: null });
+  await expect.poll(() => lines.filter(({ event }) => event === "instance-unpaired")).toHaveLength(1);
+  expect(lines.at(-1)?.fields).toMatchObject({ role: "prefill", instance: "http://p1:80" });
+  expect([v33.asked, v32.asked]).toEqual([2, 2]);
+});
+
+test("of vLLM, which announces no factors, the versions that its servers answer are compared", async () => {
+  const [v33, v32] = [await sideChannel(), await sideChannel({ factors: V32 })];
+  const { route, pools } = await fleet({
+    prefill: [v33.port],
+    decode: [v32.port],
+    versions: { p0: "0.33.0", d0: "0.32.0" },
+  });
+  expect(route(1)).toEqual(["undefined-undefined"]);
+  expect(pools.decode.pairingRefusal({ avoiding: new Set() })).toBe(
+    "vllm_version is 0.33.0 at prefill and 0.32.0 at decode",
+  );
+});
+
+test("a factor that no server answers is found by a search, and the log has one line about it", async () => {
+  const [one, other] = [await sideChannel(), await sideChannel({ factors: { is_hma_enabled: false } })];
+  const { pools, lines } = await fleet({ prefill: [one.port], decode: [other.port], models: ["tiny"] });
+  await expect
+    .poll(() => pools.prefill.status()[0]?.pairing?.differences)
+    .toEqual([{ factor: "is_hma_enabled", prefill: "true", decode: "false" }]);
+  await expect.poll(() => lines.filter(({ fields }) => fields["role"] === "prefill")).toHaveLength(1);
+});
+
+test("a factor that is not found is shown as the two hashes", async () => {
+  const [one, other] = [await sideChannel(), await sideChannel({ factors: { is_hma_enabled: false } })];
+  const { pools } = await fleet({ prefill: [one.port], decode: [other.port] });
+  const differences = pools.prefill.status()[0]?.pairing?.differences;
+  expect(differences?.map(({ factor }) => factor)).toEqual(["compatibility_hash"]);
+});
+
+test("equal hashes without a plan are no pair: the layout is named with both values", async () => {
+  const lbhnc = await sideChannel();
+  const bhlnc = await sideChannel({ metadata: { kvCacheLayout: "BHLNC" } });
+  const { route, pools } = await fleet({ prefill: [bhlnc.port], decode: [lbhnc.port] });
+  expect(route(1)).toEqual(["undefined-undefined"]);
+  expect(pools.prefill.status()[0]?.pairing?.differences).toEqual([
+    { factor: "kv_cache_layout", prefill: "BHLNC", decode: METADATA.kvCacheLayout },
+  ]);
+});
+
+test("TP sizes that are not configured follow from the lengths of the blocks", async () => {
+  const lengths = METADATA.blockLengthsBytes.map((length) => length / 2);
+  const one = await sideChannel();
+  const two = await sideChannel({ metadata: { blockLengthsBytes: lengths, blockStridesBytes: lengths } });
+  const { route, pools } = await fleet({ prefill: [one.port], decode: [two.port] });
+  expect(route(1)).toEqual(["p0-d0"]);
+  expect(pools.prefill.status()[0]?.pairing).toMatchObject({ state: "paired", reason: null });
+});
+
+test.each([
+  ["lenient", undefined, undefined, "p0-d0", "unverified"],
+  ["label", undefined, undefined, "undefined-undefined", "unpaired"],
+  ["label", "a", "a", "p0-d0", "unverified"],
+  ["label", "a", "b", "undefined-undefined", "unpaired"],
+  ["lenient", "a", "b", "undefined-undefined", "unpaired"],
+  ["strict", "a", "a", "undefined-undefined", "unpaired"],
+] as const)(
+  "with mode %s and labels %s and %s, a side channel that cannot be read gives %s",
+  async (mode, ours, theirs, pair, state) => {
+    const { port } = await sideChannel();
+    const { route, pools, lines } = await fleet({
+      prefill: [{ url: "http://p0:80", label: ours, kv: { host: "127.0.0.1", port } }],
+      decode: [{ url: "http://d0:80", label: theirs }],
+      settings: { mode },
+    });
+    expect(route(1)).toEqual([pair]);
+    expect(pools.decode.status()[0]?.pairing).toMatchObject({ state });
+    await expect.poll(() => lines.map(({ event }) => event)).toContain(`instance-${state}`);
+  },
+);
+
+test("an engine that is restarted as another version changes its pairs when it is back, and not before", async () => {
+  const [v33, v32] = [
+    await sideChannel({ announces: true }),
+    await sideChannel({ factors: V32, announces: true }),
+  ];
+  const own = await sideChannel({ factors: V32, announces: true });
+  const { route, pools } = await fleet({ prefill: [v33.port, v32.port], decode: [v33.port, own.port] });
+  expect(new Set(route(20))).toEqual(new Set(["p0-d0", "p1-d1"]));
+  own.change({ announces: true });
+  const unreachable = new KvError("KV_PROXY_UPSTREAM_FAILED", "x", { details: { stage: "connect" } });
+  pools.decode
+    .visit({ requestId: "r" }, new Set([pools.decode.list()[0]].flatMap((one) => one ?? [])))
+    ?.failed(unreachable);
+  // While it is not known what it is, the other pair serves.
+  expect(pools.decode.status()[1]?.pairing?.stale).toBe(true);
+  expect(new Set(route(20))).toEqual(new Set(["p0-d0"]));
+  await expect.poll(() => pools.decode.status()[1]?.pairing?.stale).toBe(false);
+  expect(new Set(route(20))).toEqual(new Set(["p0-d0", "p0-d1"]));
+  expect(pools.prefill.status()[1]?.pairing?.state).toBe("unpaired");
+});
+
+test("an answer that names another engine has the side channel read again; the ranks of one server are one engine", async () => {
+  const own = await sideChannel({ metadata: { engineId: "e_dp0" } });
+  const { pairing, pools } = await fleet({ prefill: [own.port], decode: [own.port] });
+  const [p] = pools.prefill.list();
+  const answer = (engineId: string) =>
+    p && pairing.answered(p, { engineId, host: "127.0.0.1", port: own.port, tpSize: 2, mode: "pull" });
+  expect(answer("e_dp1")).toBeUndefined();
+  expect([own.asked, pools.prefill.status()[0]?.pairing?.tp_size]).toEqual([2, 2]);
+  own.change({ factors: V32, metadata: { engineId: "f" } });
+  await answer("f");
+  expect(pools.prefill.status()[0]?.pairing).toMatchObject({ engine_id: "f", state: "unpaired" });
+});
+
+test("the address of a side channel is learned from a first answer; that of another engine is refused", async () => {
+  const own = await sideChannel();
+  const { pairing, pools } = await fleet({ prefill: [{ url: "http://127.0.0.1:80" }], decode: [own.port] });
+  expect(pools.prefill.status()[0]?.pairing).toMatchObject({ state: "unverified", side_channel: null });
+  const [p] = pools.prefill.list();
+  const answer = async (engineId: string) => {
+    if (p) void pairing.answered(p, { engineId, host: "0.0.0.0", port: own.port, tpSize: 1, mode: "pull" });
+    await pairing.settled();
+  };
+  await answer("another");
+  expect(pools.prefill.status()[0]?.pairing?.reason).toContain("is that of engine engine-1");
+  expect(pools.prefill.status()[0]?.pairing?.state).toBe("unverified");
+});
+
+test.each([
+  ["says nothing", (_socket: Socket) => {}, "did not answer within 300 ms; waited for its ZMQ greeting"],
+  [
+    "speaks HTTP",
+    (socket: Socket) => socket.write("HTTP/1.1 400 Bad Request\r\n\r\n".repeat(4)),
+    "no side channel",
+  ],
+  ["closes", (socket: Socket) => socket.destroy(), "closed the connection"],
+  [
+    "drips one byte at a time",
+    (socket: Socket) => {
+      const timer = setInterval(() => socket.write(Uint8Array.of(0xff)), 20);
+      socket.on("close", () => clearInterval(timer));
+    },
+    "300 ms",
+  ],
+])("a side channel that %s is given up, and routing goes on", async (_, serve, reason) => {
+  const sockets = new Set<Socket>();
+  const server = createServer((socket) => {
+    sockets.add(socket.on("error", () => {}).on("close", () => sockets.delete(socket)));
+    socket.resume();
+    serve(socket);
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  open.push(() => {
+    for (const socket of sockets) socket.destroy();
+    server.close();
+  });
+  const { port } = server.address() as { port: number };
+  const { route, pools } = await fleet({ prefill: [port], decode: [port], settings: { timeoutMs: 300 } });
+  expect(pools.prefill.status()[0]?.pairing?.reason).toContain(reason);
+  expect(route(1)).toEqual(["p0-d0"]);
+  await expect.poll(() => sockets.size).toBe(0);
+});
+
+test.each([
+  ["garbage", [Uint8Array.of(0xc1)], "handshake reply"],
+  ["a reply of 5 MiB", [new Uint8Array(5 * 2 ** 20)], "side channel"],
+  [
+    "metadata of no engine",
+    [encodeHandshakePayload({ compatibilityHash: "ab", agentMetadataBytes: Uint8Array.of(0x80), rest: {} })],
+    "agent metadata",
+  ],
+  [
+    "an id of 10,000 characters",
+    [
+      encodeHandshakePayload({
+        compatibilityHash: "ab",
+        agentMetadataBytes: encodeAgentMetadata({ ...METADATA, engineId: "x".repeat(10_000) }),
+        rest: {},
+      }),
+    ],
+    "10000 characters",
+  ],
+])("a side channel that answers %s is refused with the reason", async (_, frames, reason) => {
+  const router = new Router({ linger: 0 });
+  await router.bind("tcp://127.0.0.1:*");
+  open.push(() => router.close());
+  void (async () => {
+    for await (const [route, delimiter] of router)
+      await router.send([
+        route as Buffer,
+        delimiter as Buffer,
+        ...frames,
+        encodeHandshakeReply(new Uint8Array(0), 1)[1],
+      ]);
+  })().catch(() => {});
+  const port = Number(/\d+$/.exec(router.lastEndpoint ?? "")?.[0]);
+  const { pools } = await fleet({ prefill: [port], decode: [port], settings: { mode: "strict" } });
+  expect(pools.prefill.status()[0]?.pairing).toMatchObject({ state: "unpaired" });
+  expect(pools.prefill.status()[0]?.pairing?.reason).toContain(reason);
+});

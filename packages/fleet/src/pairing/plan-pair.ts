@@ -1,0 +1,124 @@
+import type { KvCacheKind } from "@kv/interface";
+import {
+  buildEngineTransferPlan,
+  type EngineTransferPlan,
+  type RankGeometry,
+  type ReceiveConversion,
+} from "@kv/plan";
+import type { AgentMetadata } from "@kv/protocol";
+import { handshakeTargetRanks } from "@kv/topology";
+
+/** Two engines, each by the metadata of its rank (0, 0), and what handshakes do not carry. */
+export interface PairToPlan {
+  /** Metadata of the engine that computes the prompt. */
+  readonly prefill: AgentMetadata;
+  /** Metadata of the engine that generates. */
+  readonly decode: AgentMetadata;
+  /** Tensor-parallel size of the prefill engine. */
+  readonly prefillTp: number;
+  /** Tensor-parallel size of the decode engine. */
+  readonly decodeTp: number;
+  /** KV heads of the model; ignored for MLA. */
+  readonly numKvHeads: number;
+  /** Kind of each KV cache group. */
+  readonly groups: readonly KvCacheKind[];
+}
+
+/** Whether the engine's attention is MLA, by the name of its backend. */
+export function hasMla({ attentionBackend }: AgentMetadata): boolean {
+  return attentionBackend.includes("MLA");
+}
+
+/** The kinds of `count` KV cache groups. Kinds are not on the wire: every group counts as attention, MLA by the backend's name. */
+export function assumedGroups(metadata: AgentMetadata, count?: number): readonly KvCacheKind[] {
+  const groups = count ?? 1 + (metadata.regionGroupIds ?? [0]).reduce((most, id) => Math.max(most, id), 0);
+  return Array.from({ length: groups }, () => (hasMla(metadata) ? "mla" : "full"));
+}
+
+/** A rank's memory as `@kv/plan` describes it. Fields that older servers do not announce get vLLM's defaults. */
+export function rankGeometry(
+  metadata: AgentMetadata,
+  rank: { tpRank: number; tpSize: number },
+): RankGeometry {
+  return {
+    ...rank,
+    dcpSize: metadata.dcpSize,
+    kernelBlockSize: metadata.blockSize,
+    physicalBlocksPerLogical: metadata.physicalBlocksPerLogical,
+    layout: metadata.kvCacheLayout,
+    attentionBackend: metadata.attentionBackend,
+    deviceId: metadata.deviceId,
+    regions: metadata.baseAddresses.map((baseAddress, index) => {
+      const blockLengthBytes = metadata.blockLengthsBytes[index] ?? 0;
+      return {
+        name: metadata.regionNames?.[index] ?? `region ${index}`,
+        baseAddress,
+        numBlocks: metadata.regionNumBlocks?.[index] ?? metadata.numBlocks,
+        blockLengthBytes,
+        blockStrideBytes: metadata.blockStridesBytes[index] ?? blockLengthBytes,
+        groupId: metadata.regionGroupIds?.[index] ?? 0,
+        memoryType: metadata.regionMemoryTypes?.[index] ?? "DRAM",
+      };
+    }),
+  };
+}
+
+/**
+ * The transfer plan of each rank in `decodeRanks` (default: all), where every rank of an engine is like its rank (0, 0). Errors: those of
+ * `buildEngineTransferPlan`.
+ */
+export function planRanks(
+  { prefill, decode, prefillTp, decodeTp, numKvHeads, groups }: PairToPlan,
+  conversions: readonly ReceiveConversion[] = [],
+  decodeRanks: readonly number[] = Array.from({ length: decodeTp }, (_, tpRank) => tpRank),
+): EngineTransferPlan[] {
+  return decodeRanks.map((tpRank) => {
+    const ranks = handshakeTargetRanks({ tpRank, tpSize: decodeTp, remoteTpSize: prefillTp });
+    return buildEngineTransferPlan({
+      local: rankGeometry(decode, { tpRank, tpSize: decodeTp }),
+      remotes: ranks.map((rank) => rankGeometry(prefill, { tpRank: rank, tpSize: prefillTp })),
+      numKvHeads,
+      groups,
+      conversions,
+    });
+  });
+}
+
+/** All conversions that a decode engine may be able to do after a receive. */
+export const CONVERSIONS: readonly ReceiveConversion[] = ["attention-order", "hnd-to-nhd"];
+
+/** A pair that has a plan, and that vLLM 0.33 cannot serve. */
+export interface VllmLimit {
+  /** What differs: "block_size" or "tp_size". */
+  readonly factor: string;
+  /** The prefill engine's value. */
+  readonly prefill: number;
+  /** The decode engine's value; for "tp_size" the model's KV heads. */
+  readonly decode: number;
+  /** One sentence for people. */
+  readonly text: string;
+  /** The remedy. */
+  readonly fix: string;
+}
+
+/**
+ * Why vLLM 0.33 cannot serve a pair that has a plan; undefined where it can. `isPush`: P writes. `decodeIsVllm`: the decode engine is vLLM, which has a
+ * limit that engines of this project do not have.
+ */
+export function vllmLimit(
+  { prefill, decode, prefillTp, decodeTp, numKvHeads }: PairToPlan,
+  { isPush, decodeIsVllm }: { readonly isPush: boolean; readonly decodeIsVllm: boolean },
+): VllmLimit | undefined {
+  const sizes = [prefill.blockSize, decode.blockSize] as const;
+  if (isPush && sizes[0] !== sizes[1]) {
+    const text = `push with kernel blocks of ${sizes[0]} and ${sizes[1]} tokens fails at prefill, or stops the decode engine`;
+    const fix = "give both the same --block-size, or use pull";
+    return { factor: "block_size", prefill: sizes[0], decode: sizes[1], text, fix };
+  }
+  if (decodeIsVllm && !hasMla(prefill) && prefillTp > decodeTp && prefillTp > numKvHeads) {
+    const text = `a vLLM decode worker refuses prefill TP ${prefillTp} above the ${numKvHeads} KV heads`;
+    const fix = `start prefill with TP ${numKvHeads} or less`;
+    return { factor: "tp_size", prefill: prefillTp, decode: numKvHeads, text, fix };
+  }
+  return undefined;
+}

@@ -1,0 +1,44 @@
+import type { IncomingMessage, ServerResponse } from "node:http";
+import { KvError } from "@kv/interface";
+import { shortened } from "../request/shown-value.js";
+
+/** Names of headers, as a browser lists those that a page wants to send. */
+const HEADER_NAMES = /^[A-Za-z0-9-]{1,64}( *, *[A-Za-z0-9-]{1,64}){0,31}$/;
+
+/**
+ * Lets pages of these origins (`*`: of all) read answers. Returns true where the request was a browser's question before the real one (preflight),
+ * which is answered then. Errors: `KV_REQUEST_INVALID` (403) for such a question of another origin.
+ */
+export function applyCors(
+  origins: readonly string[],
+  request: IncomingMessage,
+  response: ServerResponse,
+): boolean {
+  const {
+    origin,
+    "access-control-request-method": wanted,
+    "access-control-request-headers": names,
+  } = request.headers;
+  const all = origins.includes("*");
+  if (!all) response.setHeader("vary", "origin");
+  if (origin === undefined) return false;
+  const isPreflight = request.method === "OPTIONS" && wanted !== undefined;
+  if (!all && !origins.includes(origin)) {
+    if (!isPreflight) return false;
+    const message = `pages of ${shortened(origin)} may not use this server`;
+    throw new KvError("KV_REQUEST_INVALID", message, {
+      hint: "name the origin in cors.origins (--cors-origin)",
+      details: { httpStatus: 403 },
+    });
+  }
+  response.setHeader("access-control-allow-origin", all ? "*" : origin);
+  response.setHeader("access-control-expose-headers", "x-request-id, retry-after");
+  if (!isPreflight) return false;
+  const headers: Record<string, string> = {
+    "access-control-allow-methods": "GET, POST",
+    "access-control-max-age": "600",
+  };
+  if (names !== undefined && HEADER_NAMES.test(names)) headers["access-control-allow-headers"] = names;
+  response.writeHead(204, headers).end();
+  return true;
+}

@@ -1,0 +1,199 @@
+import type { LogFields } from "@kv/interface";
+import { silentLog } from "@kv/interface";
+import { afterEach, expect, test } from "vitest";
+import {
+  COMPLETION,
+  type FakeUpstream,
+  KV_PARAMS_TEXT,
+  sendJson,
+  startUpstream,
+} from "../support/fake-upstream.js";
+import { errorOf, post, runProxy } from "../support/set-up.js";
+import { type FakeSideChannel, startSideChannel } from "../support/side-channel.js";
+
+const open: { close(): Promise<void> }[] = [];
+afterEach(async () => {
+  for (const one of open.splice(0)) await one.close();
+});
+
+/** An engine with both of its servers. As vLLM's, a decode engine fails (500) with KV of an engine of another version. */
+class FakeEngine {
+  readonly misfits: string[] = [];
+  served = 0;
+  #starts = 0;
+  #http: FakeUpstream | undefined;
+  #side: FakeSideChannel | undefined;
+  #ports = { http: 0, side: 0 };
+
+  constructor(
+    readonly name: string,
+    public version: string,
+  ) {
+    open.push({ close: () => this.stop() });
+  }
+
+  get spec() {
+    return { url: `http://127.0.0.1:${this.#ports.http}`, kv: { host: "127.0.0.1", port: this.#ports.side } };
+  }
+
+  async start(): Promise<this> {
+    this.#starts += 1;
+    const engineId = `${this.name}-${this.#starts}-${this.version}`;
+    this.#side = await startSideChannel(() => ({ engineId, vllmVersion: this.version }), this.#ports.side);
+    this.#http = await startUpstream((seen) => {
+      const { response, json, path } = seen;
+      if (path === "/version") return sendJson(response, { version: this.version });
+      if (path !== "/v1/completions") return sendJson(response, {}, path === "/health" ? 200 : 404);
+      const params = (json.kv_transfer_params ?? {}) as Record<string, unknown>;
+      if (json.use_beam_search === true) return sendJson(response, {}, 400);
+      this.served += 1;
+      if (params.do_remote_decode === true) {
+        const own = {
+          ...JSON.parse(KV_PARAMS_TEXT),
+          remote_engine_id: engineId,
+          remote_port: this.#ports.side,
+        };
+        return sendJson(response, { ...COMPLETION, kv_transfer_params: own });
+      }
+      if (String(params.remote_engine_id).endsWith(this.version)) return sendJson(response, COMPLETION);
+      this.misfits.push(String(params.remote_engine_id));
+      return sendJson(response, { error: { message: "the hashes differ" } }, 500);
+    }, this.#ports.http);
+    this.#ports = { http: Number(new URL(this.#http.url).port), side: this.#side.port };
+    return this;
+  }
+
+  async stop(): Promise<void> {
+    await Promise.all([this.#http?.close(), this.#side?.close()]);
+    [this.#http, this.#side] = [undefined, undefined];
+  }
+}
+
+const engine = (name: string, version: string) => new FakeEngine(name, version).start();
+const pairing = { mode: "strict" } as const;
+
+test("a request goes only to engines with equal hashes; each unpaired instance is in /status, /metrics and one log line", async () => {
+  const [p33, p32, d33] = [
+    await engine("p33", "0.33.0"),
+    await engine("p32", "0.32.0"),
+    await engine("d33", "0.33.0"),
+  ];
+  const lines: { event: string; fields: LogFields }[] = [];
+  const { url, adminUrl } = await runProxy({
+    prefillers: [p33.spec, p32.spec],
+    decoders: [d33.spec],
+    pairing,
+    admin: { port: 0 },
+    log: { ...silentLog, warn: (event, fields = {}) => void lines.push({ event, fields }) },
+  });
+  for (let index = 0; index < 10; index++)
+    expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  expect([p33.served, p32.served, d33.misfits]).toEqual([10, 0, []]);
+  const status = (await (await fetch(`${adminUrl}/status`)).json()) as { prefillers: { pairing: object }[] };
+  expect(status.prefillers.map((one) => one.pairing)).toMatchObject([
+    { state: "paired", partners: 1, engine_id: "p33-1-0.33.0", vllm_version: "0.33.0" },
+    { state: "unpaired", differences: [{ factor: "vllm_version", prefill: "0.32.0", decode: "0.33.0" }] },
+  ]);
+  const metrics = (await (await fetch(`${adminUrl}/metrics`)).text()).split("\n");
+  expect(metrics).toContain(
+    `kv_proxy_instance_unpaired{role="prefill",instance="${p32.spec.url}",factor="vllm_version"} 1`,
+  );
+  expect(metrics).toContain(`kv_proxy_instance_pairs{role="prefill",instance="${p33.spec.url}"} 1`);
+  const unpaired = lines.filter(({ event }) => event === "instance-unpaired");
+  expect(unpaired.map(({ fields }) => fields["instance"])).toEqual([p32.spec.url]);
+});
+
+test.each(["pull", "push", "auto"] as const)(
+  "with no pair left, the answer is 503 with the reason (%s)",
+  async (mode) => {
+    const [p, d] = [await engine("p", "0.32.0"), await engine("d", "0.33.0")];
+    const { url } = await runProxy({ prefillers: [p.spec], decoders: [d.spec], pairing, mode });
+    expect(await errorOf(await post(`${url}/v1/completions`, { prompt: "a" }))).toEqual({
+      status: 503,
+      code: "KV_PROXY_NO_INSTANCE",
+      message:
+        "no prefill instance fits a decode instance: vllm_version is 0.32.0 at prefill and 0.33.0 at decode",
+    });
+    expect(p.served).toBe(0);
+  },
+);
+
+test("a rollout of three engines under load changes the pairs without a lost request, and no request meets a wrong pair", async () => {
+  const old = [await engine("p32", "0.32.0"), await engine("d32", "0.32.0")] as const;
+  const fresh = [await engine("p33", "0.33.0"), await engine("d33", "0.33.0")] as const;
+  const { url, proxy } = await runProxy({
+    prefillers: [old[0].spec, fresh[0].spec],
+    decoders: [old[1].spec, fresh[1].spec],
+    pairing,
+  });
+  const results: number[] = [];
+  let isRunning = true;
+  const client = async () => {
+    while (isRunning) results.push((await post(`${url}/v1/completions`, { prompt: "a" })).status);
+  };
+  const clients = [client(), client(), client(), client()];
+  const answered = async (count: number) => {
+    const goal = results.length + count;
+    await expect.poll(() => results.length).toBeGreaterThan(goal);
+  };
+  const states = () => {
+    const { prefillers, decoders } = proxy.status();
+    return [...prefillers, ...decoders].map((one) => `${one.pairing?.state} ${one.pairing?.partners}`);
+  };
+  await answered(50);
+  expect(states()).toEqual(["paired 1", "paired 1", "paired 1", "paired 1"]);
+  await old[0].stop();
+  await answered(50);
+  old[0].version = "0.33.0";
+  await old[0].start();
+  await expect.poll(states).toEqual(["paired 1", "paired 1", "unpaired 0", "paired 2"]);
+  await answered(50);
+  // Without a pause: only the new engine id of its answers shows that it was restarted.
+  old[0].version = "0.32.0";
+  await old[0].stop();
+  await old[0].start();
+  await answered(50);
+  await old[1].stop();
+  old[1].version = "0.33.0";
+  await old[1].start();
+  await expect.poll(states).toEqual(["unpaired 0", "paired 2", "paired 1", "paired 1"]);
+  isRunning = false;
+  await Promise.all(clients);
+  expect(results.filter((status) => status !== 200)).toEqual([]);
+  expect([...old, ...fresh].map(({ misfits }) => misfits)).toEqual([[], [], [], []]);
+});
+
+test("a prefill engine that is restarted unnoticed as another version is recognised by its answer, before a decode leg", async () => {
+  const [p, d32, p33, d33] = [
+    await engine("p", "0.32.0"),
+    await engine("d32", "0.32.0"),
+    await engine("p33", "0.33.0"),
+    await engine("d33", "0.33.0"),
+  ];
+  const { url, proxy } = await runProxy({
+    prefillers: [p.spec, p33.spec],
+    decoders: [d32.spec, d33.spec],
+    pairing,
+  });
+  await p.stop();
+  p.version = "0.33.0";
+  await p.start();
+  await d33.stop();
+  for (let index = 0; index < 6; index++) await post(`${url}/v1/completions`, { prompt: "a" });
+  expect(proxy.status().prefillers[0]?.pairing?.engine_id).toBe("p-2-0.33.0");
+  expect([d32.misfits, d33.misfits]).toEqual([[], []]);
+});
+
+test("--pairing off pairs all instances, and warns", async () => {
+  const [p, d] = [await engine("p", "0.33.0"), await engine("d", "0.33.0")];
+  const events: string[] = [];
+  const { url, proxy } = await runProxy({
+    prefillers: [p.spec],
+    decoders: [d.spec],
+    pairing: { mode: "off" },
+    log: { ...silentLog, warn: (event) => void events.push(event) },
+  });
+  expect(events).toContain("pairing-off");
+  expect(proxy.status().prefillers[0]?.pairing).toBeNull();
+  expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+});

@@ -1,0 +1,127 @@
+import type { LogFields } from "@kv/interface";
+import { silentLog } from "@kv/interface";
+import { expect, test } from "vitest";
+import { type Answer, decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
+import { createManualClock } from "../support/manual-clock.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
+
+const healthy =
+  (answer: Answer): Answer =>
+  (seen) =>
+    seen.path === "/health" ? sendJson(seen.response, {}) : answer(seen);
+
+test("/health is 503 as soon as the last instance of a role is dead, without a round of checks or a request", async () => {
+  const clock = createManualClock();
+  const [p, d] = [await upstream(healthy(prefillOk)), await upstream(healthy(decodeOk))];
+  const { url } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url],
+    clock,
+    health: { intervalMs: 60_000 },
+  });
+  const health = async () => {
+    const response = await fetch(`${url}/health`);
+    return [response.status, (await response.json()) as object];
+  };
+  expect(await health()).toEqual([
+    200,
+    { status: "ok", prefill_instances: 1, decode_instances: 1, paired: true },
+  ]);
+  const asked = () => [p, d].map(({ seen }) => seen.length);
+  const before = asked();
+  // Instances that were just seen are not asked again.
+  for (let index = 0; index < 5; index++) await health();
+  expect(asked()).toEqual(before);
+  await d.close();
+  clock.advance(1_001);
+  expect(await health()).toMatchObject([503, { decode_instances: 0 }]);
+  await upstream(healthy(decodeOk), Number(new URL(d.url).port));
+  clock.advance(1_001);
+  expect(await health()).toMatchObject([200, { decode_instances: 1 }]);
+});
+
+test("an instance whose name does not resolve is not available; so is one that is added later", async () => {
+  const [p, d] = [await upstream(healthy(prefillOk)), await upstream(healthy(decodeOk))];
+  const { url, proxy } = await runProxy({
+    prefillers: [p.url],
+    decoders: ["no-such-host.invalid:8200"],
+    health: { intervalMs: 60_000 },
+  });
+  expect((await fetch(`${url}/health`)).status).toBe(503);
+  expect(proxy.status().decoders[0]).toMatchObject({ available: false, state: "unreachable", requests: 0 });
+  proxy.instances.decode.add({ url: "http://another.invalid:8200" });
+  proxy.instances.decode.add({ url: d.url });
+  await expect
+    .poll(() => proxy.status().decoders.map(({ available }) => available))
+    .toEqual([false, false, true]);
+  expect((await fetch(`${url}/health`)).status).toBe(200);
+});
+
+test("/health is 503 while no available instances fit one another", async () => {
+  const [p, d] = [await upstream(healthy(prefillOk)), await upstream(healthy(decodeOk))];
+  const { url } = await runProxy({
+    prefillers: [{ url: p.url, label: "a" }],
+    decoders: [{ url: d.url, label: "b" }],
+    pairing: { mode: "label" },
+  });
+  const response = await fetch(`${url}/health`);
+  expect([response.status, await response.json()]).toMatchObject([
+    503,
+    { paired: false, decode_instances: 1 },
+  ]);
+});
+
+test("failures of one rank of a data-parallel server do not count against its siblings", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream((seen) => {
+    if (seen.headers["x-data-parallel-rank"] === "0") seen.response.destroy();
+    else void decodeOk(seen);
+  });
+  const warned: LogFields[] = [];
+  const { url, proxy } = await runProxy({
+    prefillers: [p.url],
+    decoders: [`${d.url}@0`, `${d.url}@1`],
+    timeouts: { coolDownMs: 1, maxCoolDownMs: 1 },
+    log: { ...silentLog, warn: (event, fields = {}) => void (event === "leg-failed" && warned.push(fields)) },
+  });
+  for (let index = 0; index < 4; index++)
+    expect((await post(`${url}/v1/completions`, { prompt: "a" })).status).toBe(200);
+  const [zero, one] = proxy.status().decoders;
+  expect(zero?.failures).toBeGreaterThan(0);
+  expect(one).toMatchObject({ failures: 0, consecutive_failures: 0, last_error: null, state: "up" });
+  expect(new Set(warned.map(({ instance }) => instance))).toEqual(new Set([`${d.url}@0`]));
+});
+
+test("a client's disconnect and its own 400 are neither failures nor warnings", async () => {
+  const p = await upstream(prefillOk);
+  const d = await upstream(() => {});
+  const warned: string[] = [];
+  const events: string[] = [];
+  const { url, proxy } = await runProxy({
+    prefillers: [p.url],
+    decoders: [d.url],
+    log: {
+      ...silentLog,
+      info: (event) => void events.push(event),
+      warn: (event) => void warned.push(event),
+    },
+  });
+  warned.splice(0);
+  expect((await post(`${url}/v1/completions`, { prompt: "a", n: 0 })).status).toBe(400);
+  const client = new AbortController();
+  const leaving = post(`${url}/v1/completions`, { prompt: "a" }, { signal: client.signal });
+  await d.request(0);
+  client.abort();
+  await expect(leaving).rejects.toThrow();
+  await expect.poll(() => proxy.status().requests.in_flight).toBe(0);
+  expect(proxy.status().requests).toMatchObject({ total: 2, aborted: 1, refused: { 400: 1 }, failed: {} });
+  const instances = [...proxy.status().prefillers, ...proxy.status().decoders];
+  expect(instances.map(({ failures, last_error: lastError }) => [failures, lastError])).toEqual([
+    [0, null],
+    [0, null],
+  ]);
+  expect([warned, events.filter((event) => event.startsWith("request-")).sort()]).toEqual([
+    [],
+    ["request-aborted", "request-refused"],
+  ]);
+});

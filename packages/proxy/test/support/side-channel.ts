@@ -1,0 +1,80 @@
+import { readFileSync } from "node:fs";
+import { createServer, type Socket } from "node:net";
+import {
+  compatibilityHash,
+  decodeAgentMetadata,
+  decodeHandshakeReply,
+  encodeAgentMetadata,
+  encodeHandshakePayload,
+  encodeHandshakeReply,
+  ZmtpSession,
+} from "@kv/protocol";
+
+const fixture = (name: string) =>
+  new Uint8Array(
+    readFileSync(new URL(`../../../protocol/fixtures/wire/handshake/${name}.bin`, import.meta.url)),
+  );
+const METADATA = decodeAgentMetadata(
+  decodeHandshakeReply([fixture("v33_pull_p1.pp0tp0.rep0"), fixture("v33_pull_p1.pp0tp0.rep1")]).payload
+    .agentMetadataBytes,
+);
+
+/** What an engine announces. */
+export interface AnnouncedEngine {
+  readonly engineId: string;
+  readonly vllmVersion: string;
+}
+
+export interface FakeSideChannel {
+  readonly port: number;
+  /** How often it was read. */
+  readonly asked: number;
+  close(): Promise<void>;
+}
+
+/** The side channel of an engine on the loopback: a ROUTER that answers handshakes, with the factors of the hash as this project's engines do. */
+export async function startSideChannel(engine: () => AnnouncedEngine, port = 0): Promise<FakeSideChannel> {
+  let asked = 0;
+  const sockets = new Set<Socket>();
+  const server = createServer((socket) => {
+    sockets.add(socket);
+    socket.on("error", () => {}).on("close", () => sockets.delete(socket));
+    const session = new ZmtpSession({
+      socketType: "ROUTER",
+      peerTypes: ["REQ"],
+      maxFrames: 4,
+      maxMessageBytes: 1024,
+    });
+    socket.write(session.greeting);
+    socket.on("data", (chunk) => {
+      session.push(chunk);
+      for (let event = session.read(); event !== undefined; event = session.read()) {
+        if (event.type === "send") for (const bytes of event.chunks) socket.write(bytes);
+        if (event.type !== "message") continue;
+        asked += 1;
+        const { engineId, vllmVersion } = engine();
+        const factors = { model: "m", transfer_mode: "pull", vllm_version: vllmVersion };
+        const payload = encodeHandshakePayload({
+          compatibilityHash: compatibilityHash(factors),
+          agentMetadataBytes: encodeAgentMetadata({ ...METADATA, engineId }),
+          extension: { version: 1, factors },
+          rest: {},
+        });
+        const reply = [new Uint8Array(0), ...encodeHandshakeReply(payload, 1)];
+        for (const bytes of session.encode(reply)) socket.write(bytes);
+      }
+    });
+  });
+  await new Promise<void>((resolve) => server.listen(port, "127.0.0.1", resolve));
+  return {
+    port: (server.address() as { port: number }).port,
+    get asked() {
+      return asked;
+    },
+    async close() {
+      const closed = new Promise((resolve) => server.close(resolve));
+      for (const socket of sockets) socket.destroy();
+      await closed;
+    },
+  };
+}
