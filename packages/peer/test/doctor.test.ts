@@ -1,11 +1,9 @@
-import { execFile } from "node:child_process";
-import { fileURLToPath } from "node:url";
-import { promisify } from "node:util";
 import { memoryNetwork, memoryTransport } from "@kv/transport-memory";
 import { afterEach, expect, test } from "vitest";
 import { pairDoctor } from "../src/doctor/pair-doctor.js";
 import { type Check, pairReportSchema, reportText } from "../src/doctor/pair-report.js";
 import { readTarget } from "../src/doctor/target.js";
+import { runKvPeer } from "./run-kv-peer.js";
 import { type Served, serveSample } from "./served.js";
 
 // The doctor against two headless servers with real HTTP and ZMQ, which answer with recorded frames of vLLM.
@@ -83,16 +81,9 @@ test("another model and a wrong wall clock at decode are warnings: the pair work
   expect(check("clocks.prefill-wall")?.status).toBe("ok");
 });
 
-const cli = fileURLToPath(new URL("../src/cli.ts", import.meta.url));
-const run = (...args: string[]) =>
-  promisify(execFile)(process.execPath, ["--import", "tsx", cli, ...args]).then(
-    ({ stdout }) => ({ code: 0, stdout, stderr: "" }),
-    (error: { code: number; stdout: string; stderr: string }) => error,
-  );
-
 test("the command prints JSON and exits with 0 for a server without failures", async () => {
   const { server } = await serve();
-  const { code, stdout } = await run("doctor", "--prefill", server.url, "--no-bytes", "--json");
+  const { code, stdout } = await runKvPeer("doctor", "--prefill", server.url, "--no-bytes", "--json");
   expect(pairReportSchema.parse(JSON.parse(stdout)).verdict).toBe("ok");
   expect(code).toBe(0);
 });
@@ -101,27 +92,8 @@ test("the command exits with 1 when a side channel cannot be reached and with 2 
   const { sideChannel } = await serve();
   const listener = await sideChannel.listen({ host: "127.0.0.1", port: 0, answer: () => undefined });
   await listener.close();
-  const dead = await run("doctor", "--prefill", `127.0.0.1:${listener.port}`, "--no-bytes");
+  const dead = await runKvPeer("doctor", "--prefill", `127.0.0.1:${listener.port}`, "--no-bytes");
   expect(dead.stdout).toContain("cannot be reached: the connection was refused");
   expect(dead.code).toBe(1);
-  expect((await run("doctor", "--prefill", "nonsense")).code).toBe(2);
-});
-
-test.each([
-  "doctor --prefill http://127.0.0.1:1 --bogus",
-  "doctor --prefill http://127.0.0.1:1 --tp x",
-  "doctor",
-  "decode",
-  "prefill --from . --port x",
-  "unheard-of",
-])("kv-peer %s exits with 2, unlike a failed check or an exceeded limit", async (line) => {
-  const { code, stdout, stderr } = await run(...line.split(" "));
-  expect({ code, stdout }).toEqual({ code: 2, stdout: "" });
-  expect(stderr).toMatch(/^error: /);
-});
-
-test("--help exits with 0 and shows times in the form in which they are given", async () => {
-  const { code, stdout } = await run("decode", "--help");
-  expect(code).toBe(0);
-  expect(stdout).toMatch(/--lease <time> .*\(default: 30s\)/);
+  expect((await runKvPeer("doctor", "--prefill", "nonsense")).code).toBe(2);
 });

@@ -74,7 +74,7 @@ test("failed checks eject an instance, a successful one returns it, and its shar
   const { pool, next, advance, toss } = setUp(["a", "b"]);
   const [a] = pool.list();
   a?.checked(unreachable, 2);
-  expect(pool.status()[0]?.state).toBe("up");
+  expect(pool.status()[0]).toMatchObject({ state: "unreachable", available: false });
   a?.checked(unreachable, 2);
   expect(pool.status()[0]).toMatchObject({ state: "ejected", available: false });
   expect([next(), next()].map((visit) => visit?.instance.url)).toEqual(["b", "b"]);
