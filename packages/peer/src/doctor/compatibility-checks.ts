@@ -1,5 +1,5 @@
 import { compareFactors, compatibilityHash, explainCompatibility, type FactorDifference } from "@kv/protocol";
-import { findHashFactors, type HashSearch } from "./hash-factors.js";
+import { type Factors, findHashFactors, type HashSearch } from "./hash-factors.js";
 import type { Check } from "./pair-report.js";
 import type { ServerFacts } from "./server-facts.js";
 import { versionsWithFields } from "./wire-version.js";
@@ -9,9 +9,6 @@ export interface CompatibilityOptions {
   readonly knownFactors: Readonly<Record<string, unknown>>;
   readonly tpOf: (server: ServerFacts) => number;
 }
-
-/** By vLLM's names; undefined when they are unknown. */
-export type Factors = Readonly<Record<string, unknown>> | undefined;
 
 export interface CompatibilityFindings {
   readonly checks: readonly Check[];

@@ -12,6 +12,9 @@ import {
 /** Candidate values of each factor of vLLM's compatibility hash, by the factor's name. */
 type Candidates = Readonly<Record<string, readonly unknown[]>>;
 
+/** The factors of a hash, by vLLM's names; undefined when they are unknown. */
+export type Factors = Readonly<Record<string, unknown>> | undefined;
+
 /** What is known about the server that announced a hash. */
 export interface HashClues {
   readonly vllmVersion: string | undefined;
@@ -29,7 +32,7 @@ export interface HashClues {
 
 export interface HashSearch {
   /** The factors that have the hash; undefined when no tried combination has it. */
-  readonly factors: Readonly<Record<string, unknown>> | undefined;
+  readonly factors: Factors;
   /** Combinations that were tried. */
   readonly tried: number;
 }

@@ -6,7 +6,7 @@ import {
   type VllmWire,
   vllmWire,
 } from "@kv/protocol";
-import type { Factors } from "./compatibility-checks.js";
+import type { Factors } from "./hash-factors.js";
 import type { Check } from "./pair-report.js";
 import type { ServerFacts } from "./server-facts.js";
 
