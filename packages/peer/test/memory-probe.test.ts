@@ -78,7 +78,8 @@ describe.skipIf(nixlMissing)(
       memory.close();
     });
 
-    test("a transport that this host's UCX_TLS excludes is named with both rates, and READ is compared with WRITE", async () => {
+    test("TCP on one host is a warning that names the better transport and UCX_TLS, and READ is compared with WRITE", async () => {
+      for (const name of ["UCX_TLS", "UCX_NET_DEVICES"]) vi.stubEnv(name, "all");
       const transport = nixlTransport();
       const blockBytes = 1 << 20;
       const memory = transport.allocate(BLOCKS * blockBytes);
@@ -108,13 +109,12 @@ describe.skipIf(nixlMissing)(
           bytes: { write: true, timeoutMs: TIMEOUT_MS },
         });
         const check = (id: string) => checks.find((each) => each.id === id);
-        expect(check("bytes.prefill-transport")).toMatchObject({
-          status: "warn",
-          found: expect.stringMatching(
-            /^UCX over .*\btcp\/\S+.*; without UCX_TLS=tcp on this host it is .*\b(cma|sysv|posix|xpmem)\b.* \(\S+ GB\/s instead of \S+ GB\/s\)$/,
-          ),
-          fix: expect.stringContaining("unset UCX_TLS"),
-        });
+        const transportFound = check("bytes.prefill-transport");
+        expect(transportFound).toMatchObject({ status: "warn", fix: expect.stringContaining("UCX_TLS") });
+        // Where a process may not read the memory of another one (ptrace scope), UCX has nothing better than TCP for READ.
+        expect(transportFound?.found).toMatch(
+          /^UCX over .*\btcp\/\S+.*(; without UCX_TLS=tcp on this host it is .*\bcma\b.* \(\S+ GB\/s instead of \S+ GB\/s\)|, although the server is on this host)$/,
+        );
         expect(check("bytes.prefill-mode")?.found).toMatch(/^pull is used; WRITE \S+ GB\/s, READ \S+ GB\/s/);
       } finally {
         vi.unstubAllEnvs();

@@ -10,6 +10,7 @@ export {
 } from "./compatibility/explain-compatibility.js";
 export { COMMON_CANDIDATES, type FactorCandidates, modelForms } from "./compatibility/factor-candidates.js";
 export {
+  type Factors,
   findHashFactors,
   type HashClues,
   type HashSearch,

@@ -1,12 +1,21 @@
 import type { Metrics, TransferResult } from "@kv/interface";
 import { METRICS } from "./metric-names.js";
 
+const COUNTERS = [
+  METRICS.failedTransfers,
+  METRICS.failedNotifications,
+  METRICS.expiredRequests,
+  METRICS.notificationsAfterExpiry,
+];
+
 /** The counters and histograms of a connector's worker, under vLLM 0.33's names (`v1/nixl/stats.py`). */
 export class TransferMetrics {
   readonly #metrics: Metrics;
 
   constructor(metrics: Metrics) {
     this.#metrics = metrics;
+    // As in vLLM, counters are there from the start: without a first sample of 0, `increase()` misses their first event.
+    for (const name of COUNTERS) metrics.count(name, 0);
   }
 
   /** Observes duration, post time, bytes and descriptors of a successful transfer. */

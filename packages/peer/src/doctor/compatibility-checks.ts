@@ -3,6 +3,7 @@ import {
   compatibilityHash,
   explainCompatibility,
   type FactorDifference,
+  type Factors,
   findHashFactors,
   type HashSearch,
 } from "@kv/protocol";
@@ -15,9 +16,6 @@ export interface CompatibilityOptions {
   readonly knownFactors: Readonly<Record<string, unknown>>;
   readonly tpOf: (server: ServerFacts) => number;
 }
-
-/** By vLLM's names; undefined when they are unknown. */
-export type Factors = Readonly<Record<string, unknown>> | undefined;
 
 export interface CompatibilityFindings {
   readonly checks: readonly Check[];

@@ -1,5 +1,5 @@
 import { clockOffset } from "@kv/connector/building-blocks";
-import type { Factors } from "./compatibility-checks.js";
+import type { Factors } from "@kv/protocol";
 import type { Check } from "./pair-report.js";
 import type { ServerFacts } from "./server-facts.js";
 import { pairVersionCheck, serverVersion, serverVersionCheck } from "./wire-version.js";

@@ -1,12 +1,12 @@
 import {
   describedVersion,
+  type Factors,
   NEWEST_VLLM_VERSION,
   VLLM_VERSIONS,
   type VllmVersion,
   type VllmWire,
   vllmWire,
 } from "@kv/protocol";
-import type { Factors } from "./compatibility-checks.js";
 import type { Check } from "./pair-report.js";
 import type { ServerFacts } from "./server-facts.js";
 

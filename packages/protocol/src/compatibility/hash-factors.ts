@@ -13,6 +13,9 @@ import { pythonJson } from "./python-json.js";
 /** Candidate values of each factor of vLLM's compatibility hash, by the factor's name. */
 type Candidates = Readonly<Record<string, readonly unknown[]>>;
 
+/** The factors of a hash, by vLLM's names; undefined when they are unknown. */
+export type Factors = Readonly<Record<string, unknown>> | undefined;
+
 /** What is known about the server that announced a hash. */
 export interface HashClues {
   /** The server's version, such as "0.33.0"; undefined tries those of vLLM 0.32 and 0.33. */
@@ -36,7 +39,7 @@ export interface HashClues {
 /** The result of a search for the factors of a hash. */
 export interface HashSearch {
   /** The factors that have the hash; undefined when no tried combination has it. */
-  readonly factors: Readonly<Record<string, unknown>> | undefined;
+  readonly factors: Factors;
   /** Combinations that were tried. */
   readonly tried: number;
 }

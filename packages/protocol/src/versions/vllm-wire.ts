@@ -203,6 +203,14 @@ export type VllmWire = Readonly<Record<WireSection, Readonly<Record<string, stri
 
 /** The wire of a described release; entries are in vLLM's order. `version` is one of `VLLM_VERSIONS`. Throws nothing. */
 export function vllmWire({ version }: VllmVersion): VllmWire {
+  const known = wires.get(version) ?? wireOf(version);
+  wires.set(version, known);
+  return known;
+}
+
+const wires = new Map<string, VllmWire>();
+
+function wireOf(version: string): VllmWire {
   const at = VERSIONS.findIndex((each) => each.version === version);
   const indexOf = (release: Release | undefined, otherwise: number) =>
     release === undefined ? otherwise : VERSIONS.findIndex((each) => each.version === release);

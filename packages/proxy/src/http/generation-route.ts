@@ -158,9 +158,11 @@ export class GenerationRoute {
     span?.set({ "http.response.status_code": status });
     span?.end(failure === undefined || isClients(failure) ? undefined : failure);
     metrics.count("kv_proxy_requests_total", 1, { endpoint, outcome });
-    metrics.observe("kv_proxy_request_ms", durationMs, { endpoint });
-    if (record.prefillMs !== undefined) metrics.observe("kv_proxy_prefill_ms", record.prefillMs);
-    if (record.firstByteMs !== undefined) metrics.observe("kv_proxy_first_byte_ms", record.firstByteMs);
+    metrics.observe("kv_proxy_request_duration_seconds", durationMs / 1000, { endpoint });
+    if (record.prefillMs !== undefined)
+      metrics.observe("kv_proxy_prefill_duration_seconds", record.prefillMs / 1000);
+    if (record.firstByteMs !== undefined)
+      metrics.observe("kv_proxy_first_byte_seconds", record.firstByteMs / 1000);
     if (record.parts !== undefined) metrics.count("kv_proxy_parts_total", record.parts);
     history.add({ requestId, endpoint, startedAtMs, durationMs, outcome, record });
     const fields = { requestId, endpoint, ...record.logFields(), durationMs };

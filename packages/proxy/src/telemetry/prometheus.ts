@@ -2,13 +2,15 @@ import type { InstancePool, InstanceStatus } from "@kv/fleet";
 import type { Metrics } from "@kv/interface";
 import { Counter, Gauge, Histogram, Registry } from "prom-client";
 
+type Labels = Readonly<Record<string, string>>;
+
 /** Help texts of the metrics. */
 const HELP: Readonly<Record<string, string>> = {
   kv_proxy_requests_total:
     "Requests of clients that have ended, by endpoint and outcome (a status or a KvError code)",
-  kv_proxy_request_ms: "Duration of a request, to the last byte",
-  kv_proxy_prefill_ms: "Duration of the prefill leg",
-  kv_proxy_first_byte_ms: "From the begin of the decode leg to the first byte of its answer",
+  kv_proxy_request_duration_seconds: "Duration of a request, to the last byte, by endpoint",
+  kv_proxy_prefill_duration_seconds: "Duration of the prefill leg",
+  kv_proxy_first_byte_seconds: "From the begin of the decode leg to the first byte of its answer",
   kv_proxy_restarts_total: "Parts of requests that began again with the prefill leg",
   kv_proxy_refused_total: "Connections and requests that were refused at a limit, by limit",
   kv_proxy_released_total: "Blocks of prefill workers that were freed without being read, by outcome",
@@ -16,9 +18,44 @@ const HELP: Readonly<Record<string, string>> = {
   kv_proxy_parts_total: "Parts that requests with several prompts or copies were split into",
 };
 
-const BUCKETS_MS = [1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000];
+const BUCKETS_SECONDS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60];
 
-type Labels = Readonly<Record<string, string>>;
+/** Counters whose labels are known are there from the start: without a first sample of 0, `increase()` misses their first event. */
+const FROM_THE_START: readonly (readonly [name: string, labels?: Labels])[] = [
+  ["kv_proxy_restarts_total"],
+  ["kv_proxy_decode_alone_total"],
+  ["kv_proxy_parts_total"],
+  ...["sent", "refused", "failed"].map((outcome) => ["kv_proxy_released_total", { outcome }] as const),
+];
+
+/** The state of the instances, by role and server. The label is not `instance`: Prometheus writes its target there. */
+const INSTANCE_METRICS: readonly (readonly [
+  Metric: typeof Gauge | typeof Counter,
+  name: string,
+  help: string,
+  value: (status: InstanceStatus) => number | undefined,
+])[] = [
+  [Gauge, "kv_proxy_instance_in_flight", "Legs at an instance", (status) => status.in_flight],
+  [
+    Gauge,
+    "kv_proxy_instance_available",
+    "1 while an instance takes requests",
+    (status) => Number(status.available),
+  ],
+  [Counter, "kv_proxy_instance_requests_total", "Legs that went to an instance", (status) => status.requests],
+  [
+    Counter,
+    "kv_proxy_instance_failures_total",
+    "Legs that failed at an instance",
+    (status) => status.failures,
+  ],
+  [
+    Gauge,
+    "kv_proxy_instance_pairs",
+    "Instances of the other role that an instance fits",
+    ({ pairing }) => (pairing === null ? undefined : pairing.partners),
+  ],
+];
 
 /** Metrics in a Prometheus registry of their own. The state of the instances is read at each scrape. */
 export class PrometheusMetrics implements Metrics {
@@ -30,18 +67,9 @@ export class PrometheusMetrics implements Metrics {
   readonly #histogramSeries = new Map<string, Histogram.Internal<string>>();
 
   constructor(pools: readonly InstancePool[]) {
-    const gauge = (name: string, help: string, value: (status: InstanceStatus) => number | undefined) =>
-      addInstanceGauge(this.#registry, pools, name, help, value);
-    gauge("kv_proxy_instance_in_flight", "Legs at an instance", (status) => status.in_flight);
-    gauge("kv_proxy_instance_available", "1 while an instance takes requests", ({ available }) =>
-      Number(available),
-    );
-    gauge("kv_proxy_instance_requests", "Legs that went to an instance", ({ requests }) => requests);
-    gauge("kv_proxy_instance_pairs", "Instances of the other role that an instance fits", ({ pairing }) =>
-      pairing === null ? undefined : pairing.partners,
-    );
+    for (const metric of INSTANCE_METRICS) addInstanceMetric(this.#registry, pools, metric);
     addUnpairedGauge(this.#registry, pools);
-    gauge("kv_proxy_instance_failures", "Legs that failed at an instance", ({ failures }) => failures);
+    for (const [name, labels] of FROM_THE_START) this.count(name, 0, labels);
   }
 
   /** The `content-type` of `text`. */
@@ -87,7 +115,7 @@ export class PrometheusMetrics implements Metrics {
     let histogram = this.#histograms.get(name);
     if (histogram === undefined) {
       const labelNames = Object.keys(labels);
-      histogram = new Histogram({ ...this.#options(name), labelNames, buckets: BUCKETS_MS });
+      histogram = new Histogram({ ...this.#options(name), labelNames, buckets: BUCKETS_SECONDS });
       this.#histograms.set(name, histogram);
     }
     return histogram;
@@ -98,24 +126,22 @@ export class PrometheusMetrics implements Metrics {
   }
 }
 
-function addInstanceGauge(
+function addInstanceMetric(
   registry: Registry,
   pools: readonly InstancePool[],
-  name: string,
-  help: string,
-  value: (status: InstanceStatus) => number | undefined,
+  [Metric, name, help, value]: (typeof INSTANCE_METRICS)[number],
 ): void {
-  new Gauge({
+  new Metric({
     name,
     help,
-    labelNames: ["role", "instance", "rank"],
+    labelNames: ["role", "server", "rank"],
     registers: [registry],
-    collect() {
+    collect(this: Gauge | Counter) {
       this.reset();
       for (const pool of pools)
         for (const status of pool.status()) {
           const now = value(status);
-          if (now !== undefined) this.set(labelsOf(pool, status), now);
+          if (now !== undefined) this.inc(labelsOf(pool, status), now);
         }
     },
   });
@@ -126,7 +152,7 @@ function addUnpairedGauge(registry: Registry, pools: readonly InstancePool[]): v
   new Gauge({
     name: "kv_proxy_instance_unpaired",
     help: "1 while an instance fits no instance of the other role, by the factor that differs",
-    labelNames: ["role", "instance", "rank", "factor"],
+    labelNames: ["role", "server", "rank", "factor"],
     registers: [registry],
     collect() {
       this.reset();
@@ -140,7 +166,7 @@ function addUnpairedGauge(registry: Registry, pools: readonly InstancePool[]): v
 }
 
 function labelsOf({ role }: InstancePool, { url, data_parallel_rank: rank }: InstanceStatus) {
-  const labels: Record<string, string | number> = { role, instance: url };
+  const labels: Record<string, string | number> = { role, server: url };
   if (rank !== null) labels.rank = rank;
   return labels;
 }

@@ -49,8 +49,8 @@ test("a rank of a data-parallel server is drained and removed alone, and has met
     [1, "draining"],
   ]);
   const metrics = (await (await fetch(`${adminUrl}/metrics`)).text()).split("\n");
-  expect(metrics).toContain(`kv_proxy_instance_requests{role="decode",instance="${d.url}",rank="0"} 3`);
-  expect(metrics).toContain(`kv_proxy_instance_requests{role="decode",instance="${d.url}",rank="1"} 1`);
+  expect(metrics).toContain(`kv_proxy_instance_requests_total{role="decode",server="${d.url}",rank="0"} 3`);
+  expect(metrics).toContain(`kv_proxy_instance_requests_total{role="decode",server="${d.url}",rank="1"} 1`);
   expect((await change("remove", d.url)).status).toBe(404);
   expect((await change("remove", `${d.url}@1`)).status).toBe(200);
   await expect.poll(ranks).toEqual([[0, "up"]]);
@@ -104,9 +104,9 @@ test("/metrics has Prometheus metrics by endpoint, outcome and instance", async 
     'kv_proxy_requests_total{endpoint="/v1/completions",outcome="200"} 1',
     'kv_proxy_requests_total{endpoint="/v1/completions",outcome="KV_REQUEST_INVALID"} 1',
     "kv_proxy_parts_total 2",
-    "kv_proxy_prefill_ms_count 1",
-    `kv_proxy_instance_requests{role="decode",instance="${d.url}"} 2`,
-    `kv_proxy_instance_available{role="prefill",instance="${p.url}"} 1`,
+    "kv_proxy_prefill_duration_seconds_count 1",
+    `kv_proxy_instance_requests_total{role="decode",server="${d.url}"} 2`,
+    `kv_proxy_instance_available{role="prefill",server="${p.url}"} 1`,
   ]) {
     expect(text.split("\n")).toContain(line);
   }
