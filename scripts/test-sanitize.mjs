@@ -36,8 +36,11 @@ const standIn = [
   "transfer/faults",
   "transfer/late-writes",
   "transfer/merging",
+  "transfer/notification-flood",
   "transfer/stray-errors",
   "backends/backend-errors",
+  "process/copies",
+  "process/environment",
 ];
 const real = short
   ? ["process/invalid-calls"]

@@ -11,7 +11,7 @@
 namespace kv::nixl {
 
 // Memory from mmap: page-aligned and zeroed. A thread may touch every page, since the first transfer to an untouched page is up to 20 times
-// slower.
+// slower, and asks for pages of 2 MiB, since UCX's copies between processes look up each page.
 class Mapping {
  public:
   // Maps `length` bytes. `populate`: starts a thread that touches them; otherwise a page takes memory when it is first used. Throws
@@ -39,6 +39,7 @@ class Mapping {
  private:
   Mapping(void* address, size_t length) : address_(address), length_(length) {}
   void touch() const;
+  void touch(size_t offset, size_t length) const;
   void mark_touched();
 
   void* address_;

@@ -349,6 +349,7 @@ export class NixlAgent implements Agent, AsyncDisposable {
     } finally {
       this.#calls.rejectAll(new KvError("KV_AGENT_CLOSED", `the agent ${this.name} is closed`));
       this.#notifications.close();
+      this.#dropped.close();
       for (const release of this.#externalHolds) release();
       this.#native.detach();
       this.#options.onClose();

@@ -42,4 +42,9 @@ test("a warning says how many were dropped and from whom, at once and then every
   expect(warnings.length).toBe(2);
   expect(Object.keys(warnings[1]?.["senders"] ?? {}).length).toBe(16);
   expect(warnings[1]).toMatchObject({ otherSenders: 84, total: 115 });
+  dropped.add("p0");
+  dropped.close();
+  dropped.close();
+  expect(warnings.length).toBe(3);
+  expect(warnings[2]).toMatchObject({ senders: { p0: 1 }, otherSenders: 0, total: 116 });
 });

@@ -1,4 +1,4 @@
-import type { Ambient } from "@kv/interface";
+import type { Ambient, Timer } from "@kv/interface";
 
 /** A warning comes at most this often. */
 const REPORT_INTERVAL_MS = 10_000;
@@ -13,17 +13,12 @@ export class DroppedNotifications {
   #others = 0;
   #total = 0;
   #quietUntilMs = Number.NEGATIVE_INFINITY;
-  #timerIsSet = false;
+  #timer: Timer | undefined;
 
   /** `agent` is the receiver, for the log. */
   constructor(agent: string, ambient: Pick<Ambient, "clock" | "log" | "metrics">) {
     this.#agent = agent;
     this.#ambient = ambient;
-  }
-
-  /** All notifications that were dropped. */
-  get total(): number {
-    return this.#total;
   }
 
   /** Counts notifications of a sender; without a name, of several. */
@@ -34,15 +29,20 @@ export class DroppedNotifications {
     const isNamed = from !== undefined && (this.#bySender.has(from) || this.#bySender.size < MAX_NAMED);
     if (isNamed) this.#bySender.set(from, (this.#bySender.get(from) ?? 0) + count);
     else this.#others += count;
-    if (this.#timerIsSet) return;
-    this.#timerIsSet = true;
     // In a later turn at the earliest, so that one warning has everything that was dropped at once.
-    clock.setTimer(() => this.#report(), Math.max(0, this.#quietUntilMs - clock.now()));
+    this.#timer ??= clock.setTimer(() => this.#report(), Math.max(0, this.#quietUntilMs - clock.now()));
+  }
+
+  /** Logs what was not logged yet. */
+  close(): void {
+    if (this.#timer === undefined) return;
+    this.#timer.cancel();
+    this.#report();
   }
 
   #report(): void {
     const { clock, log } = this.#ambient;
-    this.#timerIsSet = false;
+    this.#timer = undefined;
     this.#quietUntilMs = clock.now() + REPORT_INTERVAL_MS;
     log.warn("nixl-notifications-dropped", {
       agent: this.#agent,

@@ -1,5 +1,8 @@
 import { constants } from "node:buffer";
+import { existsSync } from "node:fs";
+import { readFile } from "node:fs/promises";
 import * as threads from "node:worker_threads";
+import type { Memory } from "@kv/interface";
 import { nixlTransport } from "@kv/nixl";
 import { describe, expect, test } from "vitest";
 import { loadAddon } from "../../src/addon/load-addon.js";
@@ -63,6 +66,31 @@ describe.skipIf(nixlMissing)(`memory of the addon (${nixlMissing ?? "found"})`, 
     expect(target.bytes.every((byte) => byte === 9)).toBe(true);
     await Promise.all([owner.close(), reader.close()]);
   });
+
+  test.skipIf(!existsSync("/sys/kernel/mm/transparent_hugepage"))(
+    "memory of 2 MiB or more begins at such a page and asks for such pages; sparse memory does not",
+    async () => {
+      const transport = nixlTransport();
+      const asks = async (memory: Memory) => {
+        // The flags of the mapping that begins at its address: "hg" is MADV_HUGEPAGE.
+        const maps = await readFile("/proc/self/smaps", "latin1");
+        const [, flags = ""] =
+          new RegExp(`^${memory.address.toString(16)}-[^]*?VmFlags:(.*)$`, "m").exec(maps) ?? [];
+        return flags.split(" ").includes("hg");
+      };
+      for (const length of [2 ** 21, 2 ** 21 + 1, 5 * 2 ** 20 + 4096]) {
+        const memory = transport.allocate(length);
+        expect(memory.address % 2 ** 21).toBe(0);
+        await expect.poll(() => asks(memory)).toBe(true);
+        memory.bytes[length - 1] = 1;
+        memory.close();
+      }
+      const sparse = transport.allocate(2 ** 22, { populate: false });
+      sparse.view(0, 1)[0] = 1;
+      expect(await asks(sparse)).toBe(false);
+      sparse.close();
+    },
+  );
 
   test("a registration waits for the pages to be touched, and the agent works meanwhile", async () => {
     await using transport = nixlTransport();

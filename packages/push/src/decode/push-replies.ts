@@ -16,6 +16,8 @@ export interface RegistrationReplies {
 
 /** How many done notifications are kept for requests that no step has named yet: another rank's registration may cause them. */
 const MAX_EARLY = 4096;
+/** How many agents are kept for one registration: more than a producer has ranks. An agent states its name itself, so it may use many. */
+const MAX_AGENTS = 4096;
 /** How long such a notification is kept, in milliseconds. An older one belongs to another use of the id. */
 const EARLY_MS = 10_000;
 
@@ -48,12 +50,12 @@ export class PushReplies {
   done(wireId: string, agent: string): boolean {
     const replies = this.#open.get(wireId);
     if (replies !== undefined) {
-      replies.done.add(agent);
+      if (replies.done.size < MAX_AGENTS) replies.done.add(agent);
       replies.wake();
       return true;
     }
     const early = this.#early.get(wireId) ?? { agents: new Set<string>(), sinceMs: this.#clock.now() };
-    early.agents.add(agent);
+    if (early.agents.size < MAX_AGENTS) early.agents.add(agent);
     this.#early.set(wireId, early);
     const [oldest] = this.#early.keys();
     if (this.#early.size > MAX_EARLY && oldest !== undefined) this.#early.delete(oldest);
@@ -70,8 +72,9 @@ export class PushReplies {
   /** Records that a rank does not write, or has stopped. Does nothing if no registration with this id is open. */
   ended(wireId: string, agent: string, error: KvError): void {
     const replies = this.#open.get(wireId);
-    replies?.ended.set(agent, error);
-    replies?.wake();
+    if (replies === undefined) return;
+    if (replies.ended.size < MAX_AGENTS || replies.ended.has(agent)) replies.ended.set(agent, error);
+    replies.wake();
   }
 
   /** Marks all open replies as abandoned and wakes everything that waits for them. */
