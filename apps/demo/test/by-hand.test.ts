@@ -95,6 +95,16 @@ describe.skipIf(absence !== undefined)(`servers that are started by hand${why}`,
     expect(code).toBe(1);
   });
 
+  it("kv-peer decode reads from a prefill server, and finds in its metrics that no block is leaked", async () => {
+    const prefill = await ready(start(["prefill"]));
+    const peer = join(root, "packages/peer/src/cli.ts");
+    const run = ["decode", "--prefill", prefill.url, "--requests", "8", "--prompt-tokens", "40,100"];
+    const { code, stdout } = await ended(startNode(["--import", "tsx", peer, ...run], {}));
+    expect(stdout).toMatch(/^blocks +0 in use before, 0 after the read notifications/m);
+    expect(stdout).toMatch(/^leaks +0 blocks/m);
+    expect(code).toBe(0);
+  }, 60_000);
+
   it("two data-parallel ranks of P and of D behind a proxy, each in its own process, at the ports of vLLM's variables", async () => {
     const { prompts, expected } = await preparedRun();
     const [p, d] = [await twoFreePorts(), await twoFreePorts()];
