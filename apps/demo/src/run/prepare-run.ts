@@ -77,7 +77,7 @@ export async function prepareRun(
 const REFERENCE_BLOCK_SIZE = 16;
 
 /** The tokens that one engine in this process generates greedily from each prompt: one prompt at a time, without a prefix cache. */
-async function referenceTokens(
+export async function referenceTokens(
   prompts: readonly (readonly number[])[],
   { model, transport, maxTokens }: { model: Model; transport: Transport; maxTokens: number },
 ): Promise<number[][]> {
