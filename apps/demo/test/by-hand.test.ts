@@ -221,7 +221,7 @@ describe("npm run demo", () => {
       write("a/src/index.ts");
       const before = digest([relative(root, folder)]);
       const outputs =
-        "dist/index.js coverage/lcov.info kv-a-0.1.0.tgz tsconfig.tsbuildinfo native/linux-x64/kv_neuron.node tsup.config.bundled_x.mjs .turbo/build.log";
+        "dist/index.js coverage/lcov.info kv-a-0.1.0.tgz tsconfig.tsbuildinfo native/linux-x64/kv_neuron.node tsup.config.bundled_x.mjs .turbo/build.log README.md";
       for (const path of outputs.split(" ")) write(`a/${path}`);
       expect(digest([relative(root, folder)])).toBe(before);
       write("a/src/other.ts");
