@@ -191,7 +191,7 @@ describe("npm run demo", () => {
   }
 
   it.each([
-    [["--help"], 0, /--prefill-block-size <n>.*\n[\s\S]*--admin-port <n>[\s\S]*Commands:\n +prefill/],
+    [["--help"], 0, /--prefill-block-size <n>.*\n[\s\S]*--admin-port <n>[\s\S]*Commands:\n +accuracy/],
     [["prefill", "-h"], 0, /npm run demo -- prefill \[options\][\s\S]*--kv-transfer-config <json>/],
     [["--prefil-tp", "2"], 1, /^error: unknown option '--prefil-tp'; npm run demo -- --help/],
     [["--prefill-tp", "17"], 1, /argument '17' is invalid. It must be a whole number from 1 to 16/],
