@@ -11,6 +11,7 @@ if (help !== undefined || wrong !== undefined) {
   else process.stderr.write(`error: ${wrong}\n`);
   process.exit(help === undefined ? 1 : 0);
 }
+// A server by hand runs over NIXL: without it, its own error says what to do.
 const isRole = ["prefill", "decode", "instance", "proxy"].includes(args[0]);
 try {
   const { nixl } = await setup(usesLibfabric(args, process.env) ? { withLibfabric: true } : {});

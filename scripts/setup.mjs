@@ -37,9 +37,9 @@ export function run(command, args, { cwd = root, show = false, env = process.env
   });
 }
 
-/** What builds, tests and packing write beside the sources, and fixtures, which no build reads. */
+/** What builds, tests and packing write beside the sources; and fixtures and pages, which no build reads. */
 const OUTPUTS =
-  /^(node_modules|dist|build|coverage|__pycache__|\.turbo|fixtures|tsup\.config\.bundled_.*)$|\.(tgz|tsbuildinfo|node|log)$/;
+  /^(node_modules|dist|build|coverage|__pycache__|\.turbo|fixtures|tsup\.config\.bundled_.*)$|\.(tgz|tsbuildinfo|node|log|md)$/;
 
 /** A digest of files, by paths from the root of the repository. */
 export function digest(paths) {

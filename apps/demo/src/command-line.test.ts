@@ -10,6 +10,7 @@ async function parsed(...args: string[]): Promise<DemoFlags> {
     demo: async (flags) => {
       found = flags;
     },
+    accuracy: nothing,
     instance: nothing,
     proxy: nothing,
   });

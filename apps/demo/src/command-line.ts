@@ -46,8 +46,16 @@ interface RawFlags {
   logLevel: LogLevel;
 }
 
+export interface AccuracyFlags {
+  readonly transport?: "nixl" | "memory" | undefined;
+  readonly questions: number;
+  readonly json: boolean;
+  readonly logLevel: LogLevel;
+}
+
 export interface Actions {
   demo(flags: DemoFlags): Promise<void>;
+  accuracy(flags: AccuracyFlags): Promise<void>;
   instance(role: "prefill" | "decode" | undefined, flags: InstanceFlags): Promise<void>;
   proxy(flags: ProxyFlags): Promise<void>;
 }
@@ -71,6 +79,9 @@ export function createCommand(actions: Actions): Command {
     .allowExcessArguments(false)
     .enablePositionalOptions()
     .action((raw: RawFlags, command: Command) => actions.demo(checkFlags(raw, command)));
+  addOptions(program.command("accuracy"), "accuracy").action((flags: AccuracyFlags) =>
+    actions.accuracy(flags),
+  );
   const server = (name: string) =>
     // The demo starts servers with --child: they report to it over IPC.
     addOptions(program.command(name), name).addOption(new Option("--child").hideHelp());

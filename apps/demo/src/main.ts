@@ -1,5 +1,6 @@
 import { KvError } from "@kv/interface";
-import { createCommand, type DemoFlags } from "./command-line.js";
+import { accuracyJson, accuracyTable, measureAccuracy } from "./accuracy/accuracy.js";
+import { type AccuracyFlags, createCommand, type DemoFlags } from "./command-line.js";
 import { jsonLog } from "./processes/json-log.js";
 import { runInstance, runProxy } from "./processes/roles.js";
 import { runDemo } from "./run/demo.js";
@@ -34,13 +35,21 @@ async function demo(flags: DemoFlags): Promise<void> {
   }
 }
 
+async function accuracy({ json, ...options }: AccuracyFlags): Promise<void> {
+  process.once("disconnect", () => process.exit(1));
+  process.channel?.unref();
+  const report = await measureAccuracy({ ...options, say, log: jsonLog(options.logLevel) });
+  process.stdout.write(json ? `${JSON.stringify(accuracyJson(report))}\n` : `\n${accuracyTable(report)}`);
+  process.exitCode = report.ok ? 0 : 1;
+}
+
 function fail(thrown: unknown): void {
   const error = KvError.from(thrown, "KV_INTERNAL", "the demo failed");
   say(`error: ${error.code}: ${error.message}${error.hint === undefined ? "" : `\nhint: ${error.hint}`}`);
   process.exitCode = 1;
 }
 
-createCommand({ demo, instance: runInstance, proxy: runProxy }).parseAsync().catch(fail);
+createCommand({ demo, accuracy, instance: runInstance, proxy: runProxy }).parseAsync().catch(fail);
 
 /** Resolves with SIGINT or SIGTERM when it arrives. */
 function waitForStopSignal(): Promise<NodeJS.Signals> {

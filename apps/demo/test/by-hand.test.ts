@@ -95,6 +95,16 @@ describe.skipIf(absence !== undefined)(`servers that are started by hand${why}`,
     expect(code).toBe(1);
   });
 
+  it("kv-peer decode reads from a prefill server, and finds in its metrics that no block is leaked", async () => {
+    const prefill = await ready(start(["prefill"]));
+    const peer = join(root, "packages/peer/src/cli.ts");
+    const run = ["decode", "--prefill", prefill.url, "--requests", "8", "--prompt-tokens", "40,100"];
+    const { code, stdout } = await ended(startNode(["--import", "tsx", peer, ...run], {}));
+    expect(stdout).toMatch(/^blocks +0 in use before, 0 after the read notifications/m);
+    expect(stdout).toMatch(/^leaks +0 blocks/m);
+    expect(code).toBe(0);
+  }, 60_000);
+
   it("two data-parallel ranks of P and of D behind a proxy, each in its own process, at the ports of vLLM's variables", async () => {
     const { prompts, expected } = await preparedRun();
     const [p, d] = [await twoFreePorts(), await twoFreePorts()];
@@ -181,7 +191,7 @@ describe("npm run demo", () => {
   }
 
   it.each([
-    [["--help"], 0, /--prefill-block-size <n>.*\n[\s\S]*--admin-port <n>[\s\S]*Commands:\n +prefill/],
+    [["--help"], 0, /--prefill-block-size <n>.*\n[\s\S]*--admin-port <n>[\s\S]*Commands:\n +accuracy/],
     [["prefill", "-h"], 0, /npm run demo -- prefill \[options\][\s\S]*--kv-transfer-config <json>/],
     [["--prefil-tp", "2"], 1, /^error: unknown option '--prefil-tp'; npm run demo -- --help/],
     [["--prefill-tp", "17"], 1, /argument '17' is invalid. It must be a whole number from 1 to 16/],
@@ -211,7 +221,7 @@ describe("npm run demo", () => {
       write("a/src/index.ts");
       const before = digest([relative(root, folder)]);
       const outputs =
-        "dist/index.js coverage/lcov.info kv-a-0.1.0.tgz tsconfig.tsbuildinfo native/linux-x64/kv_neuron.node tsup.config.bundled_x.mjs .turbo/build.log";
+        "dist/index.js coverage/lcov.info kv-a-0.1.0.tgz tsconfig.tsbuildinfo native/linux-x64/kv_neuron.node tsup.config.bundled_x.mjs .turbo/build.log README.md";
       for (const path of outputs.split(" ")) write(`a/${path}`);
       expect(digest([relative(root, folder)])).toBe(before);
       write("a/src/other.ts");

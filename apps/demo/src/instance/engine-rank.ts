@@ -1,11 +1,13 @@
-import type {
-  Ambient,
-  EngineIdentity,
-  KvTransferConfig,
-  SchedulerConnector,
-  SideChannel,
-  Transport,
-  WorkerConnector,
+import {
+  type Ambient,
+  type EngineIdentity,
+  KvError,
+  type KvTransferConfig,
+  type Platform,
+  type SchedulerConnector,
+  type SideChannel,
+  type Transport,
+  type WorkerConnector,
 } from "@kv/interface";
 import { BlockPool } from "../engine/cache/block-pool.js";
 import { KvPool } from "../engine/cache/kv-pool.js";
@@ -26,7 +28,6 @@ export interface EngineRankOptions {
   readonly engineId: string;
   /** The model's name for clients, and in the compatibility hash. */
   readonly servedName: string;
-  readonly maxModelLen: number;
   /** Shared by all ranks. */
   readonly transport: Transport;
   /** Shared by all ranks. */
@@ -44,6 +45,8 @@ export interface EngineRank {
   readonly dpRank: number;
   /** As peers know it. */
   readonly engineId: string;
+  /** Most tokens of a sequence, prompt and output. */
+  readonly maxModelLen: number;
   readonly transferConfig: KvTransferConfig;
   readonly engine: Engine;
   readonly blocks: BlockPool;
@@ -60,6 +63,7 @@ export async function startEngineRank(options: EngineRankOptions): Promise<Engin
   const environment = { ...options.ambient, metrics: labelled(options.ambient.metrics, String(dpRank)) };
   const platform = choosePlatform(config, await demoConnectors().resolve(transferConfig), environment);
   closers.add(`device ${dpRank}`, () => platform.close());
+  const maxModelLen = maxModelLenOf(config, platform.platform, model.config.maxModelLen);
   let pool: KvPool | undefined;
   const meter = meterTransfers(options.transport, {
     clock,
@@ -100,7 +104,7 @@ export async function startEngineRank(options: EngineRankOptions): Promise<Engin
       takeCopies: platform.takeCopies,
     }),
     maxNumSeqs: platform.maxNumSeqs,
-    maxModelLen: options.maxModelLen,
+    maxModelLen,
     maxNumBatchedTokens: config.maxNumBatchedTokens,
     // The simulated model takes the time of one pass after another.
     maxConcurrentBatches: config.simulate === undefined ? platform.maxConcurrentBatches : 1,
@@ -108,9 +112,28 @@ export async function startEngineRank(options: EngineRankOptions): Promise<Engin
     prefixCaching: platform.prefixCaching,
   });
   return {
-    ...{ dpRank, engineId, transferConfig, engine, blocks, platform, workers },
+    ...{ dpRank, engineId, maxModelLen, transferConfig, engine, blocks, platform, workers },
     backend: () => meter.backends()[0] ?? "none",
   };
+}
+
+/**
+ * The longest sequence that every request may have: the setting, else the model's. As in vLLM, the cache must hold one such sequence. Errors:
+ * `KV_CONFIG_INVALID`.
+ */
+function maxModelLenOf(config: InstanceConfig, platform: Platform, ofModel: number): number {
+  const { maxModelLen, blockSize, numBlocks } = config;
+  const ofCache = (numBlocks - 1) * blockSize;
+  const ofPlatform = platform.maxModelLen({ max_model_len: maxModelLen, max_position_embeddings: ofModel });
+  if (maxModelLen === undefined) return Math.min(ofPlatform, ofCache);
+  const refuse = (limit: string, hint: string): never => {
+    throw new KvError("KV_CONFIG_INVALID", `maxModelLen is ${maxModelLen}, and ${limit}`, { hint });
+  };
+  if (maxModelLen > ofModel)
+    refuse(`the model has ${ofModel} positions`, "choose a lower one, or leave it out");
+  if (maxModelLen > ofCache)
+    refuse(`the cache holds ${ofCache} tokens`, "raise numBlocks, or choose a lower maxModelLen");
+  return ofPlatform;
 }
 
 /** Adds vLLM's label of an engine to all metrics. */

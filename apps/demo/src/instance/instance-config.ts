@@ -57,7 +57,7 @@ const instanceConfigSchema = z.strictObject({
   /** Requests that hold blocks at the same time. Default: 64, or 1 on Neuron. */
   maxNumSeqs: count.optional(),
   /** Tokens of a batch, at most: a longer prompt is computed in chunks (vLLM: `max_num_batched_tokens`). */
-  maxNumBatchedTokens: count.default(2048),
+  maxNumBatchedTokens: count.default(8192),
   /** Batches that are computed at the same time, at most. Default: as many as the platform allows. */
   maxConcurrentBatches: count.optional(),
   /** Longest sequence, prompt and output (vLLM: `max_model_len`). Default: the model's, or what the cache holds if that is less. */

@@ -1,5 +1,5 @@
 import { memoryMetrics } from "@kv/connector";
-import { type Ambient, ambient, KvError, type SideChannel, type Transport } from "@kv/interface";
+import { type Ambient, ambient, type SideChannel, type Transport } from "@kv/interface";
 import { DIGEST_TOKENS } from "../engine/cache/kv-layout.js";
 import type { Engine } from "../engine/engine.js";
 import type { ServedInstance } from "../http/generation.js";
@@ -248,7 +248,6 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
     const model =
       config.simulate === undefined ? loaded : simulatedModel({ ...config.simulate, clock, vocabSize });
     const name = config.servedModelName ?? loaded.config.name;
-    const maxModelLen = maxModelLenOf(config, model.config.maxModelLen);
     const journal = createKvJournal();
     const blocksToZero = new Map<string, number>();
     const engineId = transferConfig.engineId ?? random.uuid();
@@ -256,7 +255,7 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
     for (let dpRank = 0; dpRank < config.dp; dpRank++) {
       const rank = {
         ...{ config, transferConfig, transport, sideChannel, model, closers, journal, blocksToZero },
-        ...{ dpRank, servedName: name, maxModelLen },
+        ...{ dpRank, servedName: name },
         // As vLLM names the engines of data-parallel ranks.
         engineId: config.dp === 1 ? engineId : `${engineId}_dp${dpRank}`,
         ambient: environment,
@@ -271,7 +270,7 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
       tokenizer: await loadTokenizer({ directory, vocabSize }),
       journal,
       blocksToZero,
-      model: { name, directory, maxModelLen },
+      model: { name, directory, maxModelLen: ranks[0]?.maxModelLen ?? 0 },
       transportName: transport.name,
       metrics: metrics.render,
     });
@@ -279,23 +278,6 @@ export async function startInstance(config: InstanceConfig, options: InstanceOpt
     await closers.close();
     throw error;
   }
-}
-
-/**
- * The longest sequence that every request may have: the setting, else the model's. As in vLLM, the cache must hold one such sequence. Errors:
- * `KV_CONFIG_INVALID`.
- */
-function maxModelLenOf({ maxModelLen, blockSize, numBlocks }: InstanceConfig, ofModel: number): number {
-  const ofCache = (numBlocks - 1) * blockSize;
-  if (maxModelLen === undefined) return Math.min(ofModel, ofCache);
-  const refuse = (limit: string, hint: string): never => {
-    throw new KvError("KV_CONFIG_INVALID", `maxModelLen is ${maxModelLen}, and ${limit}`, { hint });
-  };
-  if (maxModelLen > ofModel)
-    refuse(`the model has ${ofModel} positions`, "choose a lower one, or leave it out");
-  if (maxModelLen > ofCache)
-    refuse(`the cache holds ${ofCache} tokens`, "raise numBlocks, or choose a lower maxModelLen");
-  return maxModelLen;
 }
 
 async function waitAtMost(work: Promise<unknown>, timeoutMs: number, clock: Ambient["clock"]): Promise<void> {

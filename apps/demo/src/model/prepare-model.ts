@@ -98,7 +98,7 @@ function digest(...parts: string[]): string {
 }
 
 /** `node_modules/.cache/kv-demo` of the repository that this file is in; of the system's temporary directory elsewhere. */
-function defaultCacheDirectory(): string {
+export function defaultCacheDirectory(): string {
   let directory = dirname(fileURLToPath(import.meta.url));
   for (;;) {
     if (existsSync(join(directory, "pnpm-workspace.yaml"))) {

@@ -52,8 +52,8 @@ export async function prepareRun(
     const warmCount = Math.min(count, MAX_WARM);
     const limits = { count: count + warmCount + 1, vocabSize, maxTokens: maxModelLen - maxTokens };
     const texts = textPrompts(limits, tokenizer);
-    // The built-in model is not trained and its tokenizer knows no English words.
-    const knowsWords = new Set(texts[0]).size >= MIN_DISTINCT_TOKENS;
+    // The built-in model is not trained, and its tokenizer knows no English words.
+    const knowsWords = options.model !== undefined && new Set(texts[0]).size >= MIN_DISTINCT_TOKENS;
     const generated = knowsWords ? texts : syntheticPrompts(limits);
     const source = file ?? generated;
     const prompts = Array.from({ length: count }, (_, i) => source[i % source.length] ?? []);
@@ -77,7 +77,7 @@ export async function prepareRun(
 const REFERENCE_BLOCK_SIZE = 16;
 
 /** The tokens that one engine in this process generates greedily from each prompt: one prompt at a time, without a prefix cache. */
-async function referenceTokens(
+export async function referenceTokens(
   prompts: readonly (readonly number[])[],
   { model, transport, maxTokens }: { model: Model; transport: Transport; maxTokens: number },
 ): Promise<number[][]> {

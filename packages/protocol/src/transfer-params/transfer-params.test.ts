@@ -35,6 +35,8 @@ const answer = recorded[0] ?? {};
 
 test("vLLM's recorded parameters are parsed, and encoded again with the same keys in the same order", () => {
   expect(recorded.length).toBeGreaterThan(0);
+  // Another connector's own mode.
+  expect(checkRemotePrefillParams({ ...pullAnswer, transfer_mode: "folder" })).toBeUndefined();
   for (const params of recorded) {
     const parsed = parseTransferParams(params);
     if (parsed.kind !== "remote-prefill") throw new Error("not a remote prefill");
@@ -167,7 +169,8 @@ test.each([
   [{ pp_size: null }, "pp_size is null, not a size"],
   [{ remote_num_tokens: "7" }, 'remote_num_tokens is "7"'],
   [{ transfer_mode: 7 }, "transfer_mode is 7, not a non-empty string"],
-  [{ transfer_mode: "folder" }, 'transfer_mode is "folder", not "pull" or "push"'],
+  [{ transfer_mode: "x".repeat(1000) }, "transfer_mode"],
+  [{ transfer_mode: "folder", remote_port: 0 }, "remote_port is 0"],
 ])("refuses parameters with %j, which would make a vLLM D fail", (change, why) => {
   const error = checkRemotePrefillParams({ ...pullAnswer, ...change });
   expect(error?.code).toBe("KV_REQUEST_INVALID");

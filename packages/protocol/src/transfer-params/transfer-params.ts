@@ -102,13 +102,12 @@ export function parseTransferParams(
 /**
  * Checks the parameters of P's response before a D gets them. A vLLM D (0.32, 0.33) does not validate them: a field that is missing or of
  * another type stops its engine or makes it read other memory. Returns the error, or undefined when the parameters are usable. Stricter
- * than `parseTransferParams`: only vLLM's modes, sizes may be absent but not null, push needs `tp_size`, and pull needs at least one block.
+ * than `parseTransferParams`: sizes may be absent but not null, push needs `tp_size`, and pull needs at least one block. A mode that
+ * is not vLLM's belongs to a connector of its own, whose D reads the rest.
  */
 export function checkRemotePrefillParams(params: KvTransferParams): KvError | undefined {
   try {
     const { transferMode, remoteBlockIds } = readRemotePrefill(params, "pull");
-    if (transferMode !== "pull" && transferMode !== "push")
-      throw invalid("transfer_mode", '"pull" or "push"', transferMode);
     for (const key of ["tp_size", "dcp_size", "pp_size"]) {
       const isNeeded = key === "tp_size" && transferMode === "push";
       const value = params[key];

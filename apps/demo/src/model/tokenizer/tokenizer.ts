@@ -43,7 +43,8 @@ const wordLevelSchema = z.looseObject({
 
 /**
  * The tokenizer of a model directory: that of tokenizer.json with the chat template of tokenizer_config.json or
- * chat_template.jinja; for the built-in model, words `t0`, `t1`, … separated by white space.
+ * chat_template.jinja; for the built-in model, words `t0`, `t1`, … separated by white space, and
+ * a token by hash for every other word.
  *
  * A WordLevel tokenizer looks up whole words. (Hugging Face first cuts special tokens out of the text: with a special
  * token `t1` the word `t12` becomes two tokens. Send token ids where that matters.)
@@ -65,11 +66,17 @@ export async function loadTokenizer(options: { directory: string; vocabSize: num
   });
 
   const special = [config.bos_token, config.eos_token, config.pad_token, config.unk_token].map(contentOf);
-  const words = (vocabulary: ReadonlyMap<string, number>, unknown: string): Tokenizer => {
-    const tokenizer: WordTokenizer = wordTokenizer({ vocabulary, unknown, special });
+  const words = (
+    vocabulary: ReadonlyMap<string, number>,
+    unknown: string,
+    tokenOfUnknown?: (word: string) => number,
+  ): Tokenizer => {
+    const tokenizer: WordTokenizer = wordTokenizer({ vocabulary, unknown, tokenOfUnknown, special });
     return { ...tokenizer, encodeChat: (messages) => tokenizer.encode(renderChat(messages)) };
   };
-  if (config.tokenizer_class === "NumberedWordTokenizer") return words(numberedWords(vocabSize), "t0");
+  if (config.tokenizer_class === "NumberedWordTokenizer") {
+    return words(numberedWords(vocabSize), "t0", (word) => hashedWord(word, vocabSize));
+  }
 
   const path = join(directory, "tokenizer.json");
   if (!(await exists(path))) {
@@ -128,19 +135,24 @@ export interface WordTokenizer {
   decode(tokens: ArrayLike<number>, options?: { skipSpecialTokens?: boolean }): string;
 }
 
-/** Splits text at white space and looks up whole words; a word outside of the vocabulary is the unknown token. */
+/** Splits text at white space and looks up whole words; a word outside of the vocabulary is the unknown token, or that of `tokenOfUnknown`. */
 function wordTokenizer(options: {
   vocabulary: ReadonlyMap<string, number>;
   unknown: string;
+  tokenOfUnknown: ((word: string) => number) | undefined;
   special: readonly (string | undefined)[];
 }): WordTokenizer {
   const { vocabulary, unknown } = options;
   const special = new Set(options.special);
   const words = new Map([...vocabulary].map(([word, token]) => [token, word]));
   const unknownToken = vocabulary.get(unknown) ?? 0;
+  const { tokenOfUnknown = () => unknownToken } = options;
   return {
     encode: (text) =>
-      Int32Array.from(text.split(/\s+/u).filter(Boolean), (word) => vocabulary.get(word) ?? unknownToken),
+      Int32Array.from(
+        text.split(/\s+/u).filter(Boolean),
+        (word) => vocabulary.get(word) ?? tokenOfUnknown(word),
+      ),
     decode: (tokens, { skipSpecialTokens = true } = {}) =>
       Array.from(tokens, (token) => words.get(token) ?? unknown)
         .filter((word) => !skipSpecialTokens || !special.has(word))
@@ -151,6 +163,16 @@ function wordTokenizer(options: {
 /** The vocabulary of the built-in model: token i is the word `t{i}`. */
 function numberedWords(vocabSize: number): Map<string, number> {
   return new Map(Array.from({ length: vocabSize }, (_, token) => [`t${token}`, token]));
+}
+
+/** Tokens of the built-in model that stand for themselves: padding, begin, end, and the turns of its chat template. */
+const RESERVED_TOKENS = 6;
+
+/** The token of an ordinary word in the built-in model: a hash (FNV-1a), so that different texts are different prompts. */
+function hashedWord(word: string, vocabSize: number): number {
+  let hash = 0x811c9dc5;
+  for (const byte of Buffer.from(word)) hash = Math.imul(hash ^ byte, 0x01000193);
+  return RESERVED_TOKENS + ((hash >>> 0) % (vocabSize - RESERVED_TOKENS));
 }
 
 /** A message of `/v1/chat/completions`; other fields reach the template as they are. */
