@@ -28,6 +28,7 @@ import {
 import { type ProxySettings, type ProxySettingsInput, readSettings } from "./config/settings.js";
 import { unusedSettings } from "./config/unused-settings.js";
 import { AutoStrategy } from "./flow/auto-strategy.js";
+import { ConditionalStrategy } from "./flow/conditional-strategy.js";
 import type { DisaggregationStrategy } from "./flow/disaggregation-strategy.js";
 import { GenerationFlow } from "./flow/generation-flow.js";
 import { Legs } from "./flow/legs.js";
@@ -360,7 +361,13 @@ class PrefillDecodeProxy implements Proxy {
   }
 }
 
-function createStrategy({ mode, pushLegs }: ProxySettings, legs: Legs): DisaggregationStrategy {
+function createStrategy(settings: ProxySettings, legs: Legs): DisaggregationStrategy {
+  const twoLegs = createTwoLegs(settings, legs);
+  const { disaggregateAbove: above } = settings;
+  return above === undefined ? twoLegs : new ConditionalStrategy(legs, twoLegs, above);
+}
+
+function createTwoLegs({ mode, pushLegs }: ProxySettings, legs: Legs): DisaggregationStrategy {
   const engines = new PrefillEngines(legs.pairing);
   const pull = new PullStrategy(legs, engines);
   if (mode === "pull") return pull;

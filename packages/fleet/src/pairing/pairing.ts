@@ -197,6 +197,22 @@ export class Pairing {
     return this.#read(entry);
   }
 
+  /**
+   * For a decode leg with the KV of a prefill instance: where it is not known which engines all decode instances have that fitted it, they are read.
+   * Resolves when that has ended; undefined where nothing is to be waited for.
+   */
+  certain(prefill: Instance): Promise<unknown> | undefined {
+    this.#update();
+    const checks = this.#allFit ? undefined : this.#entryOf(prefill)?.checks;
+    const fitting = [...(checks ?? [])].flatMap(([other, { fits }]) =>
+      fits && !other.instance.draining ? [other] : [],
+    );
+    if (fitting.some(({ isUnsure }) => !isUnsure)) return undefined;
+    // One that does not even refuse connections would hold up each request.
+    const readable = fitting.filter(({ error }) => error?.code !== "KV_SIDE_CHANNEL_TIMEOUT");
+    return readable.length === 0 ? undefined : Promise.all(readable.map((entry) => this.#read(entry)));
+  }
+
   /** Resolves when no side channel is being read. */
   async settled(): Promise<void> {
     for (;;) {

@@ -99,6 +99,7 @@ export class PullStrategy implements DisaggregationStrategy {
   async #decodeWithKv(part: Part, prefill: PrefilledKv): Promise<LegAnswer> {
     const { kvTransferParams, instance } = prefill;
     const leaseEndsAtMs = prefill.atMs + this.#legs.settings.timeouts.leaseMs;
+    await this.#legs.pairing?.certain(instance);
     let sent = false;
     const onSent = () => {
       sent = true;

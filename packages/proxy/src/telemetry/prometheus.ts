@@ -13,6 +13,7 @@ const HELP: Readonly<Record<string, string>> = {
   kv_proxy_refused_total: "Connections and requests that were refused at a limit, by limit",
   kv_proxy_released_total: "Blocks of prefill workers that were freed without being read, by outcome",
   kv_proxy_decode_alone_total: "Parts whose prompt a decode instance computed",
+  kv_proxy_disaggregation_total: "Parts by the number of legs that a rule chose, and its reason",
   kv_proxy_parts_total: "Parts that requests with several prompts or copies were split into",
 };
 
