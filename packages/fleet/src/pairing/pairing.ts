@@ -3,6 +3,7 @@ import { formatValue, searchHashFactors } from "@kv/protocol";
 import { type Instance, instanceName, type PairingStatus, type Role } from "../instances/instance.js";
 import { checkPair, differenceIsKnown, type PairCheck, type PairDifference } from "./check-pair.js";
 import { type EngineFacts, type InstanceGet, modeIn, readEngineFacts } from "./engine-facts.js";
+import { hasMla } from "./plan-pair.js";
 import type { SideChannelAddress } from "./side-channel-request.js";
 
 /**
@@ -284,6 +285,24 @@ export class Pairing {
     return (
       [...texts].slice(0, 3).join(", or ") + (texts.size > 3 ? `, and ${texts.size - 3} more reasons` : "")
     );
+  }
+
+  /**
+   * Bytes of KV in the blocks that an answer of a prefill instance names (`remote_block_ids`), on all of its ranks; undefined where they are not known.
+   */
+  kvBytes(instance: Instance, blockIds: unknown): number | undefined {
+    const facts = this.#entryOf(instance)?.facts;
+    if (facts === undefined || !Array.isArray(blockIds)) return undefined;
+    const groups = Array.isArray(blockIds[0]) ? (blockIds as unknown[]) : [blockIds];
+    const counts = groups.map((ids) => (Array.isArray(ids) ? ids.length : 0));
+    const all = counts.reduce((sum, count) => sum + count, 0);
+    const { blockLengthsBytes, regionGroupIds, physicalBlocksPerLogical } = facts.metadata;
+    let bytes = 0;
+    for (const [region, lengthBytes] of blockLengthsBytes.entries())
+      bytes += lengthBytes * (counts[regionGroupIds?.[region] ?? 0] ?? all);
+    // Of MLA each rank holds the same.
+    const ranks = hasMla(facts.metadata) ? 1 : (facts.tpSize ?? 1);
+    return bytes * physicalBlocksPerLogical * ranks;
   }
 
   /** How an instance is paired. */

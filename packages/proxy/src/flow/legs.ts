@@ -13,13 +13,14 @@ import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodi
 import { firstEventIsKnown, isEventStream } from "../response/event-stream.js";
 import { endedVisit, type LegAnswer, readLegAnswer } from "../response/leg-answer.js";
 import { type PrefillOutcome, readPrefillAnswer } from "../response/prefill-answer.js";
+import type { AutoscalingSignals } from "../telemetry/autoscaling-signals.js";
 import type { Disaggregation } from "../telemetry/request-record.js";
 import { type LegSpan, NO_SPAN, type Tracing } from "../telemetry/tracing.js";
 import type { Upstream, UpstreamAnswer } from "../upstream/upstream.js";
 import { badAnswer, badStatus, isServerFailure } from "../upstream/upstream-errors.js";
 import { tryInstances } from "./attempts.js";
 import type { Part } from "./client-request.js";
-import { PrefillCosts } from "./prefill-costs.js";
+import { PrefillCosts, usageOf } from "./prefill-costs.js";
 import { releaseBlocks } from "./release-blocks.js";
 
 export interface LegsOptions {
@@ -30,6 +31,7 @@ export interface LegsOptions {
   readonly upstream: Upstream;
   readonly settings: ProxySettings;
   readonly tracing: Tracing;
+  readonly signals: AutoscalingSignals;
   readonly ambient: Ambient;
 }
 
@@ -61,13 +63,14 @@ export class Legs {
   readonly ambient: Ambient;
   /** The names of the clients' headers that instances get. */
   readonly forwarded: ReadonlySet<string>;
+  readonly signals: AutoscalingSignals;
   /** What prompts cost at the prefill instances. */
   readonly prefillCosts = new PrefillCosts();
   readonly #upstream: Upstream;
   readonly #tracing: Tracing;
   readonly #background = new Set<Promise<void>>();
 
-  constructor({ prefillers, decoders, pairing, upstream, settings, tracing, ambient }: LegsOptions) {
+  constructor({ prefillers, decoders, pairing, upstream, settings, tracing, signals, ambient }: LegsOptions) {
     this.prefillers = prefillers;
     this.decoders = decoders;
     this.pairing = pairing;
@@ -76,6 +79,7 @@ export class Legs {
     this.forwarded = forwardedHeaders(settings.forwardHeaders);
     this.#upstream = upstream;
     this.#tracing = tracing;
+    this.signals = signals;
   }
 
   /**
@@ -118,6 +122,7 @@ export class Legs {
           const { usage } = outcome.fields;
           const durationMs = nowMs - startedAtMs;
           this.prefillCosts.ended({ request: part.request, usage, durationMs, wasAlone });
+          this.#signalPrefill(usage, durationMs);
         }
         part.onPrefilled?.(instance);
         span.set({ "http.response.status_code": answer.status });
@@ -299,6 +304,18 @@ export class Legs {
     const { disaggregation } = part.record;
     if (span !== NO_SPAN && disaggregation !== undefined) span.set(disaggregationAttributes(disaggregation));
     return span;
+  }
+
+  /** A leg that waited behind others took longer than its prompt kept the instance busy. */
+  #signalPrefill(usage: unknown, durationMs: number): void {
+    const { promptTokens = 0, cachedTokens } = usageOf(usage);
+    const { msPerToken } = this.prefillCosts;
+    const { metrics } = this.ambient;
+    const estimatedMs =
+      msPerToken === undefined ? durationMs : msPerToken * Math.max(0, promptTokens - cachedTokens);
+    this.signals.prefilled(promptTokens, cachedTokens, Math.min(durationMs, estimatedMs));
+    if (promptTokens > 0) metrics.count("kv_proxy_prompt_tokens_total", promptTokens);
+    if (cachedTokens > 0) metrics.count("kv_proxy_cached_prompt_tokens_total", cachedTokens);
   }
 
   #countDecodeAlone(part: Part, reason: string): void {
