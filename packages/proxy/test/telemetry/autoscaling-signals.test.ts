@@ -78,7 +78,7 @@ test("prefill legs that wait, KV that is not read yet with its bytes and age, an
 });
 
 test("the KEDA example asks for metrics that exist", async () => {
-  const file = fileURLToPath(new URL("../../deploy/kubernetes/autoscaling.yaml", import.meta.url));
+  const file = fileURLToPath(new URL("../../deploy/keda.yaml", import.meta.url));
   const documents = parseAllDocuments(readFileSync(file, "utf8")).map(
     (document) => document.toJS() as { spec: { triggers: { metadata: { query: string } }[] } },
   );
