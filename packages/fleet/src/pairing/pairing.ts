@@ -195,6 +195,9 @@ export class Pairing {
     }
     entry.stale = true;
     this.#changed();
+    // A side channel that was just not to be read would hold up each request.
+    const hasFailed = entry.error !== undefined && entry.reading === undefined;
+    if (hasFailed && this.#options.clock.now() - entry.readAtMs < entry.delayMs) return undefined;
     return this.#read(entry);
   }
 
