@@ -51,6 +51,11 @@ export {
   vllmLimit,
 } from "./pairing/plan-pair.js";
 export { builtInRouting, ROUTING_NAMES, type RoutingName } from "./routing/built-in-routings.js";
+export {
+  type DisaggregationInputs,
+  type DisaggregationReason,
+  decideDisaggregation,
+} from "./routing/disaggregation.js";
 export { type CachedPrefixes, type PrefixAwareOptions, prefixAware } from "./routing/prefix-aware.js";
 export {
   leastLoad,

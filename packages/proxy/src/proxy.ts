@@ -28,6 +28,7 @@ import {
 import { type ProxySettings, type ProxySettingsInput, readSettings } from "./config/settings.js";
 import { unusedSettings } from "./config/unused-settings.js";
 import { AutoStrategy } from "./flow/auto-strategy.js";
+import { ConditionalStrategy } from "./flow/conditional-strategy.js";
 import type { DisaggregationStrategy } from "./flow/disaggregation-strategy.js";
 import { GenerationFlow } from "./flow/generation-flow.js";
 import { Legs } from "./flow/legs.js";
@@ -42,6 +43,7 @@ import { RequestsInFlight } from "./http/limits/requests-in-flight.js";
 import { resolveLimits } from "./http/limits/resolved-limits.js";
 import { ModelsRoute } from "./http/models-route.js";
 import { cannotListen, closeServer, createServer, listen } from "./http/server.js";
+import { AutoscalingSignals, type SignalsStatus } from "./telemetry/autoscaling-signals.js";
 import { bothMetrics, PrometheusMetrics } from "./telemetry/prometheus.js";
 import { RequestCounts, type RequestCountsStatus } from "./telemetry/request-counts.js";
 import { RequestHistory } from "./telemetry/request-history.js";
@@ -77,6 +79,8 @@ export interface ProxyStatus {
   readonly uptime_s: number;
   /** Counts of requests. */
   readonly requests: RequestCountsStatus;
+  /** Signals for autoscalers. */
+  readonly signals: SignalsStatus;
   /** The prefill instances. */
   readonly prefillers: readonly InstanceStatus[];
   /** The decode instances. */
@@ -133,6 +137,7 @@ class PrefillDecodeProxy implements Proxy {
   readonly #flow: GenerationFlow;
   readonly #generation: GenerationRoute;
   readonly #counts = new RequestCounts();
+  readonly #signals: AutoscalingSignals;
   /** Undefined while the first instances are added. */
   readonly #health: HealthChecks | undefined;
   readonly #discovery: DiscoveryFollower | undefined;
@@ -190,7 +195,10 @@ class PrefillDecodeProxy implements Proxy {
     };
     this.#ambient = ambient;
     const tracing = new Tracing();
-    const legs = new Legs({ prefillers, decoders, pairing, upstream, settings, tracing, ambient });
+    const signals = new AutoscalingSignals({ prefillers, decoders, pairing, clock: own.clock });
+    this.#signals = signals;
+    prometheus.addSignals(() => signals.status());
+    const legs = new Legs({ prefillers, decoders, pairing, upstream, settings, tracing, signals, ambient });
     this.#flow = new GenerationFlow(legs, createStrategy(settings, legs));
     const history = new RequestHistory(own.clock);
     const limits = resolveLimits(settings);
@@ -281,6 +289,7 @@ class PrefillDecodeProxy implements Proxy {
       draining: this.#draining,
       uptime_s: (this.#ambient.clock.now() - this.#startedAtMs) / 1000,
       requests: this.#counts.status(),
+      signals: this.#signals.status(),
       prefillers: prefill.status(),
       decoders: decode.status(),
     };
@@ -360,7 +369,13 @@ class PrefillDecodeProxy implements Proxy {
   }
 }
 
-function createStrategy({ mode, pushLegs }: ProxySettings, legs: Legs): DisaggregationStrategy {
+function createStrategy(settings: ProxySettings, legs: Legs): DisaggregationStrategy {
+  const twoLegs = createTwoLegs(settings, legs);
+  const { disaggregateAbove: above } = settings;
+  return above === undefined ? twoLegs : new ConditionalStrategy(legs, twoLegs, above);
+}
+
+function createTwoLegs({ mode, pushLegs }: ProxySettings, legs: Legs): DisaggregationStrategy {
   const engines = new PrefillEngines(legs.pairing);
   const pull = new PullStrategy(legs, engines);
   if (mode === "pull") return pull;

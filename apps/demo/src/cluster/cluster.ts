@@ -88,7 +88,9 @@ async function startInThisProcess(
   const planned = planInstances(options);
   const prefills = await Promise.all(planned.prefills.map(start));
   const decodes = await Promise.all(planned.decodes.map(start));
-  const proxy = createProxy({ ...planProxy(urls(prefills), urls(decodes), options), log });
+  // The proxy reads side channels over TCP, and those of the memory network are in this process.
+  const pairing = { mode: "off" } as const;
+  const proxy = createProxy({ ...planProxy(urls(prefills), urls(decodes), options), pairing, log });
   closers.add("proxy", () => proxy.close());
   const { url } = await proxy.listen({ port: proxyPort });
   return { proxy: { name: "proxy", url, backend: null }, prefills, decodes };

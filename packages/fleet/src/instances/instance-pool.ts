@@ -59,7 +59,7 @@ export class InstancePool {
   ): PooledInstance | undefined {
     const candidates = this.#candidates(excluding, partner);
     if (candidates.length === 0) return undefined;
-    const preferred = this.role === "prefill" ? context.preferredPrefill : undefined;
+    const preferred = this.role === "prefill" ? context.preferredPrefill : context.preferredDecode;
     const chosen =
       candidates.find((candidate) => candidate === preferred) ?? this.#routing.choose(candidates, context);
     return candidates.find((candidate) => candidate === chosen);
@@ -68,6 +68,11 @@ export class InstancePool {
   /** Chooses an instance and begins a visit there; undefined when there is none to choose. */
   visit(context: RoutingContext, excluding: ReadonlySet<Instance>, partner?: Partner): Visit | undefined {
     return this.choose(context, excluding, partner)?.begin();
+  }
+
+  /** As `Routing.cachedTokens`. */
+  cachedTokens(instance: Instance, context: RoutingContext, charactersPerToken: number): number {
+    return this.#routing.cachedTokens?.(instance, context, charactersPerToken) ?? 0;
   }
 
   /** Why no instance of the pool is a pair of `partner`; undefined where one is. */

@@ -83,6 +83,7 @@ async function sideChannel(engine: Engine = {}) {
       current = next;
       starts += 1;
     },
+    close: () => router.close(),
     get asked() {
       return asked;
     },
@@ -269,6 +270,11 @@ test("an answer that names another engine has the side channel read again; the r
   own.change({ factors: V32, metadata: { engineId: "f" } });
   await answer("f");
   expect(pools.prefill.status()[0]?.pairing).toMatchObject({ engine_id: "f", state: "unpaired" });
+  // Where it cannot be read, the first answer waits for that, and the next ones do not.
+  own.close();
+  await answer("g");
+  expect(pools.prefill.status()[0]?.pairing?.stale).toBe(true);
+  expect(answer("g")).toBeUndefined();
 });
 
 test("the address of a side channel is learned from a first answer; that of another engine is refused", async () => {

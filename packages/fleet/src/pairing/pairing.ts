@@ -3,6 +3,7 @@ import { formatValue, searchHashFactors } from "@kv/protocol";
 import { type Instance, instanceName, type PairingStatus, type Role } from "../instances/instance.js";
 import { checkPair, differenceIsKnown, type PairCheck, type PairDifference } from "./check-pair.js";
 import { type EngineFacts, type InstanceGet, modeIn, readEngineFacts } from "./engine-facts.js";
+import { hasMla } from "./plan-pair.js";
 import type { SideChannelAddress } from "./side-channel-request.js";
 
 /**
@@ -194,7 +195,26 @@ export class Pairing {
     }
     entry.stale = true;
     this.#changed();
+    // A side channel that was just not to be read would hold up each request.
+    const hasFailed = entry.error !== undefined && entry.reading === undefined;
+    if (hasFailed && this.#options.clock.now() - entry.readAtMs < entry.delayMs) return undefined;
     return this.#read(entry);
+  }
+
+  /**
+   * For a decode leg with the KV of a prefill instance: where it is not known which engines all decode instances have that fitted it, they are read.
+   * Resolves when that has ended; undefined where nothing is to be waited for.
+   */
+  certain(prefill: Instance): Promise<unknown> | undefined {
+    this.#update();
+    const checks = this.#allFit ? undefined : this.#entryOf(prefill)?.checks;
+    const fitting = [...(checks ?? [])].flatMap(([other, { fits }]) =>
+      fits && !other.instance.draining ? [other] : [],
+    );
+    if (fitting.some(({ isUnsure }) => !isUnsure)) return undefined;
+    // One that does not even refuse connections would hold up each request.
+    const readable = fitting.filter(({ error }) => error?.code !== "KV_SIDE_CHANNEL_TIMEOUT");
+    return readable.length === 0 ? undefined : Promise.all(readable.map((entry) => this.#read(entry)));
   }
 
   /** Resolves when no side channel is being read. */
@@ -268,6 +288,24 @@ export class Pairing {
     return (
       [...texts].slice(0, 3).join(", or ") + (texts.size > 3 ? `, and ${texts.size - 3} more reasons` : "")
     );
+  }
+
+  /**
+   * Bytes of KV in the blocks that an answer of a prefill instance names (`remote_block_ids`), on all of its ranks; undefined where they are not known.
+   */
+  kvBytes(instance: Instance, blockIds: unknown): number | undefined {
+    const facts = this.#entryOf(instance)?.facts;
+    if (facts === undefined || !Array.isArray(blockIds)) return undefined;
+    const groups = Array.isArray(blockIds[0]) ? (blockIds as unknown[]) : [blockIds];
+    const counts = groups.map((ids) => (Array.isArray(ids) ? ids.length : 0));
+    const all = counts.reduce((sum, count) => sum + count, 0);
+    const { blockLengthsBytes, regionGroupIds, physicalBlocksPerLogical } = facts.metadata;
+    let bytes = 0;
+    for (const [region, lengthBytes] of blockLengthsBytes.entries())
+      bytes += lengthBytes * (counts[regionGroupIds?.[region] ?? 0] ?? all);
+    // Of MLA each rank holds the same.
+    const ranks = hasMla(facts.metadata) ? 1 : (facts.tpSize ?? 1);
+    return bytes * physicalBlocksPerLogical * ranks;
   }
 
   /** How an instance is paired. */

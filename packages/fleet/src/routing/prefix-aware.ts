@@ -26,6 +26,15 @@ export interface PrefixAwareOptions {
 
 const MAX_CHUNKS = 256;
 
+/** The part of a prompt that an instance has cached. */
+interface FoundPrefix {
+  readonly instance: Instance;
+  /** By its KV events; undefined where it publishes none, or the prompt is text. */
+  readonly tokens: number | undefined;
+  /** By what went there before. */
+  readonly characters: number;
+}
+
 /** Chooses the instance with the longest part of the prompt in its prefix cache, unless it is much busier than another. */
 export function prefixAware(options: PrefixAwareOptions = {}): Routing {
   const { cached, maxImbalance = 8, chunkLength = 256, maxPrefixes = 50_000 } = options;
@@ -51,6 +60,21 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
     }
   }
 
+  function find(
+    instance: Instance,
+    context: RoutingContext,
+    keys = prefixKeys(context, chunkLength),
+  ): FoundPrefix {
+    const tokens = tokensOf(context);
+    return {
+      instance,
+      tokens: tokens === undefined ? undefined : cached?.matchedTokens(instance, tokens),
+      characters: remembered(keys, instance),
+    };
+  }
+  /** Of requests whose instance was chosen: what it had cached before. */
+  const foundAtChoice = new WeakMap<RoutingContext, FoundPrefix>();
+
   return {
     name: "prefix-aware",
     choose(candidates, context) {
@@ -66,8 +90,20 @@ export function prefixAware(options: PrefixAwareOptions = {}): Routing {
       const best = Math.max(...scored.map((one) => one.score));
       const holders = scored.filter((one) => one.score === best).map((one) => one.candidate);
       const chosen = byLoad.choose(best > 0 ? holders : candidates, context);
-      if (chosen !== undefined) remember(keys, chosen);
+      if (chosen === undefined) return undefined;
+      foundAtChoice.set(context, find(chosen, context, keys));
+      remember(keys, chosen);
       return chosen;
+    },
+    cachedTokens(instance, context, charactersPerToken) {
+      const before = foundAtChoice.get(context);
+      const found = before?.instance === instance ? before : find(instance, context);
+      if (found.tokens !== undefined) return found.tokens;
+      // The text of a list of token ids has no fixed number of characters per token.
+      const ids = tokensOf(context);
+      return Math.floor(
+        found.characters / (ids === undefined ? charactersPerToken : textOf(ids).length / ids.length),
+      );
     },
     instancesChanged(instances) {
       const left = new Set<Instance>(instances);
@@ -86,12 +122,16 @@ function tokensOf({ request }: RoutingContext): readonly number[] | undefined {
   return Array.isArray(prompt) && typeof prompt[0] === "number" ? (prompt as number[]) : undefined;
 }
 
+function textOf(content: unknown): string {
+  return typeof content === "string" ? content : JSON.stringify(content);
+}
+
 /** One key for each chunk with all chunks before it. A cache is also keyed by model, salt and tools, so these are hashed first. */
 function prefixKeys({ request }: RoutingContext, chunkLength: number): string[] {
   if (request === undefined) return [];
   const { model, prompt, messages, input, instructions, system, tools, cache_salt: salt } = request.fields;
   const content = prompt ?? messages ?? input;
-  const text = typeof content === "string" ? content : JSON.stringify(content ?? "");
+  const text = textOf(content ?? "");
   const hash = createHash("sha1").update(JSON.stringify([model, salt, tools, instructions, system]));
   const keys: string[] = [];
   for (let at = 0; at + chunkLength <= text.length && keys.length < MAX_CHUNKS; at += chunkLength) {

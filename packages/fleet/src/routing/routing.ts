@@ -16,6 +16,8 @@ export interface RoutingContext {
   readonly headers?: Readonly<Record<string, string | readonly string[] | undefined>> | undefined;
   /** Chosen for prefill while it is among the candidates; the strategy is not called then. */
   readonly preferredPrefill?: Instance | undefined;
+  /** Chosen for decode while it is among the candidates; the strategy is not called then. */
+  readonly preferredDecode?: Instance | undefined;
 }
 
 /** A strategy that chooses among instances. Each role has one of its own, as most strategies keep state. */
@@ -24,6 +26,11 @@ export interface Routing {
   readonly name: string;
   /** Chooses one of `candidates`, which are never empty and in the order of the pool; undefined refuses the request. */
   choose(candidates: readonly Instance[], context: RoutingContext): Instance | undefined;
+  /**
+   * How many tokens of the request's prompt, from its first, an instance has in its prefix cache, as far as the strategy knows: exact for token ids
+   * and instances that publish KV events, else estimated with `charactersPerToken`. 0 where nothing is known.
+   */
+  cachedTokens?(instance: Instance, context: RoutingContext, charactersPerToken: number): number;
   /** Called with all instances of the pool after each change. */
   instancesChanged?(instances: readonly Instance[]): void;
   /** Releases the strategy's resources. */

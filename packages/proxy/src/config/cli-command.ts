@@ -21,6 +21,7 @@ export interface Flags {
   push?: boolean;
   mode?: (typeof MODES)[number];
   pushLegs?: (typeof PUSH_LEGS)[number];
+  disaggregateAbove?: number;
   prefillEngineId?: string[];
   prefillKvHost?: string[];
   prefillSideChannelPort?: number[];
@@ -94,6 +95,11 @@ export function createCommand(): Command {
         "--push-legs <order>",
         "push: send both legs at once (default), or decode after prefill",
       ).choices(PUSH_LEGS),
+    )
+    .option(
+      "--disaggregate-above <tokens>",
+      "a decode instance alone serves prompts with at most so many tokens that it does not have cached (default: two legs for all)",
+      wholeNumber,
     )
     .option(
       "--prefill-engine-id <id...>",

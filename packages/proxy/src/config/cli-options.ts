@@ -109,6 +109,7 @@ function settingsOf(flags: Flags): ProxySettingsInput {
     ),
     mode: modeOf(flags),
     pushLegs: flags.pushLegs,
+    disaggregateAbove: flags.disaggregateAbove,
     decoders: withEngines(
       "decode",
       instances("decode", flags.decode, flags.decoderHosts, flags.decoderPorts),

@@ -174,6 +174,11 @@ export const proxySettingsSchema = z.strictObject({
   mode: z.enum(MODES).default("pull"),
   /** For push: both legs at once, or the decode leg after the prefill leg has answered. */
   pushLegs: z.enum(PUSH_LEGS).default("at-once"),
+  /**
+   * A prompt with more uncached tokens than this has two legs. Without it, all have. A decode instance alone serves a shorter one, one that it has in
+   * its prefix cache, and one that would wait for a prefill instance longer than the decode instance computes.
+   */
+  disaggregateAbove: z.number().int().nonnegative().optional(),
   routing: z
     .strictObject({
       prefill: routingSchema.default("round-robin"),

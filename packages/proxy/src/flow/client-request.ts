@@ -17,6 +17,8 @@ export interface Part {
   readonly record: RequestRecord;
   /** The prefill instance to choose while it is available: another copy of the prompt went there, so it has the prompt cached. */
   readonly preferredPrefill?: Instance | undefined;
+  /** The decode instance to choose while it is available: the decision about the legs was made for it. */
+  readonly preferredDecode?: Instance | undefined;
   /** Called when the prompt is computed, with the instance that did it. */
   readonly onPrefilled?: ((instance: Instance) => void) | undefined;
 }

@@ -13,11 +13,14 @@ import { decodeBody, prefillBody, singleInstanceBody } from "../request/leg-bodi
 import { firstEventIsKnown, isEventStream } from "../response/event-stream.js";
 import { endedVisit, type LegAnswer, readLegAnswer } from "../response/leg-answer.js";
 import { type PrefillOutcome, readPrefillAnswer } from "../response/prefill-answer.js";
+import type { AutoscalingSignals } from "../telemetry/autoscaling-signals.js";
+import type { Disaggregation } from "../telemetry/request-record.js";
 import { type LegSpan, NO_SPAN, type Tracing } from "../telemetry/tracing.js";
 import type { Upstream, UpstreamAnswer } from "../upstream/upstream.js";
 import { badAnswer, badStatus, isServerFailure } from "../upstream/upstream-errors.js";
 import { tryInstances } from "./attempts.js";
 import type { Part } from "./client-request.js";
+import { PrefillCosts, usageOf } from "./prefill-costs.js";
 import { releaseBlocks } from "./release-blocks.js";
 
 export interface LegsOptions {
@@ -28,6 +31,7 @@ export interface LegsOptions {
   readonly upstream: Upstream;
   readonly settings: ProxySettings;
   readonly tracing: Tracing;
+  readonly signals: AutoscalingSignals;
   readonly ambient: Ambient;
 }
 
@@ -45,6 +49,8 @@ interface GenerationLeg extends DecodeLegOptions {
   readonly body: string;
   /** The request goes to one instance unsplit. It may have several choices, and a failure is tried on one more instance. */
   readonly whole?: boolean | undefined;
+  /** No other instance holds anything for the leg, so a failure is tried on one more instance. */
+  readonly alone?: boolean | undefined;
 }
 
 /** Runs single legs at the instances of both roles: retries, time limits, checks of the answer, records and spans. */
@@ -57,11 +63,14 @@ export class Legs {
   readonly ambient: Ambient;
   /** The names of the clients' headers that instances get. */
   readonly forwarded: ReadonlySet<string>;
+  readonly signals: AutoscalingSignals;
+  /** What prompts cost at the prefill instances. */
+  readonly prefillCosts = new PrefillCosts();
   readonly #upstream: Upstream;
   readonly #tracing: Tracing;
   readonly #background = new Set<Promise<void>>();
 
-  constructor({ prefillers, decoders, pairing, upstream, settings, tracing, ambient }: LegsOptions) {
+  constructor({ prefillers, decoders, pairing, upstream, settings, tracing, signals, ambient }: LegsOptions) {
     this.prefillers = prefillers;
     this.decoders = decoders;
     this.pairing = pairing;
@@ -70,6 +79,7 @@ export class Legs {
     this.forwarded = forwardedHeaders(settings.forwardHeaders);
     this.#upstream = upstream;
     this.#tracing = tracing;
+    this.signals = signals;
   }
 
   /**
@@ -87,6 +97,7 @@ export class Legs {
       const { instance } = visit;
       const { url } = instance;
       const startedAtMs = clock.now();
+      const wasAlone = instance.inFlight === 1;
       record.prefill = url;
       record.prefillStartedAtMs = startedAtMs;
       const span = this.#startSpan(part, instance);
@@ -107,6 +118,12 @@ export class Legs {
           throw badStatus("prefill", url, answer.status);
         }
         visit.succeeded();
+        if (outcome.kind === "kv") {
+          const { usage } = outcome.fields;
+          const durationMs = nowMs - startedAtMs;
+          this.prefillCosts.ended({ request: part.request, usage, durationMs, wasAlone });
+          this.#signalPrefill(usage, durationMs);
+        }
         part.onPrefilled?.(instance);
         span.set({ "http.response.status_code": answer.status });
         span.end();
@@ -152,6 +169,11 @@ export class Legs {
     return this.#generate(part, { role: "decode", body: singleInstanceBody(part.request) });
   }
 
+  /** Has a decode instance compute the prompt of a part, as a prefill leg would not pay. Errors: as `decode`. */
+  decodeOnly(part: Part): Promise<LegAnswer> {
+    return this.#generate(part, { role: "decode", body: singleInstanceBody(part.request), alone: true });
+  }
+
   /** Sends a request that cannot be split to a decode instance as it is. `reason` is logged. Errors: as `decode`. */
   decodeWhole(part: Part, reason: string): Promise<LegAnswer> {
     this.#countDecodeAlone(part, reason);
@@ -184,7 +206,15 @@ export class Legs {
 
   async #generate(
     part: Part,
-    { role, body, leaseEndsAtMs = Number.POSITIVE_INFINITY, onSent, prefill, whole = false }: GenerationLeg,
+    {
+      role,
+      body,
+      leaseEndsAtMs = Number.POSITIVE_INFINITY,
+      onSent,
+      prefill,
+      whole = false,
+      alone = whole,
+    }: GenerationLeg,
   ): Promise<LegAnswer> {
     const { clock, log } = this.ambient;
     const { limits, timeouts } = this.settings;
@@ -215,7 +245,7 @@ export class Legs {
         if (decoding) record.firstByteMs = firstByteMs;
         else record.prefillMs = firstByteMs;
         span.set({ "http.response.status_code": answer.status, "kv.first_byte_ms": firstByteMs });
-        if (!whole || !isServerFailure(legAnswer.status) || legAnswer.rest !== undefined) return legAnswer;
+        if (!alone || !isServerFailure(legAnswer.status) || legAnswer.rest !== undefined) return legAnswer;
         serverFailure = { ...legAnswer, visit: endedVisit(instance) };
         throw badStatus(role, instance.url, legAnswer.status);
       } catch (error) {
@@ -231,7 +261,7 @@ export class Legs {
     deadline.startPhase(`the ${role} leg's first byte`, timeouts.firstByteMs);
     try {
       return await tryInstances(
-        { pool, context: part, deadline, retries: whole ? 1 : 0, avoid, partner: prefill, log },
+        { pool, context: part, deadline, retries: alone ? 1 : 0, avoid, partner: prefill, log },
         leg,
       );
     } catch (error) {
@@ -269,16 +299,43 @@ export class Legs {
   }
 
   #startSpan(part: Part, { role, url }: Instance): LegSpan {
-    return this.#tracing.leg(role, part.headers, {
-      "kv.request_id": part.requestId,
-      "server.address": url,
-    });
+    const attributes = { "kv.request_id": part.requestId, "server.address": url };
+    const span = this.#tracing.leg(role, part.headers, attributes);
+    const { disaggregation } = part.record;
+    if (span !== NO_SPAN && disaggregation !== undefined) span.set(disaggregationAttributes(disaggregation));
+    return span;
+  }
+
+  /** A leg that waited behind others took longer than its prompt kept the instance busy. */
+  #signalPrefill(usage: unknown, durationMs: number): void {
+    const { promptTokens = 0, cachedTokens } = usageOf(usage);
+    const { msPerToken } = this.prefillCosts;
+    const { metrics } = this.ambient;
+    const estimatedMs =
+      msPerToken === undefined ? durationMs : msPerToken * Math.max(0, promptTokens - cachedTokens);
+    this.signals.prefilled(promptTokens, cachedTokens, Math.min(durationMs, estimatedMs));
+    if (promptTokens > 0) metrics.count("kv_proxy_prompt_tokens_total", promptTokens);
+    if (cachedTokens > 0) metrics.count("kv_proxy_cached_prompt_tokens_total", cachedTokens);
   }
 
   #countDecodeAlone(part: Part, reason: string): void {
     this.ambient.log.warn("decode-computes", { requestId: part.requestId, reason });
     this.ambient.metrics.count("kv_proxy_decode_alone_total");
   }
+}
+
+/** The inputs and the reason of the decision about one leg or two. */
+function disaggregationAttributes(decision: Disaggregation): Record<string, string | number> {
+  const attributes: Record<string, string | number> = { "kv.disaggregation.reason": decision.reason };
+  const { promptTokens, decodeCachedTokens, prefillWaitMs, decodeComputeMs } = decision;
+  for (const [name, value] of [
+    ["prompt_tokens", promptTokens],
+    ["decode_cached_tokens", decodeCachedTokens],
+    ["prefill_wait_ms", prefillWaitMs],
+    ["decode_compute_ms", decodeComputeMs],
+  ] as const)
+    if (value !== undefined) attributes[`kv.disaggregation.${name}`] = value;
+  return attributes;
 }
 
 /** A visit that also ends the leg's span, with the last byte of the answer. */

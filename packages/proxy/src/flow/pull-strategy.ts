@@ -99,11 +99,16 @@ export class PullStrategy implements DisaggregationStrategy {
   async #decodeWithKv(part: Part, prefill: PrefilledKv): Promise<LegAnswer> {
     const { kvTransferParams, instance } = prefill;
     const leaseEndsAtMs = prefill.atMs + this.#legs.settings.timeouts.leaseMs;
+    const { remote_block_ids: blockIds } = prefill.fields.kv_transfer_params as {
+      readonly remote_block_ids?: unknown;
+    };
+    const ended = this.#legs.signals.kvReady(instance, blockIds, prefill.atMs);
     let sent = false;
     const onSent = () => {
       sent = true;
     };
     try {
+      await this.#legs.pairing?.certain(instance);
       const answer = await this.#legs.decode(part, kvTransferParams, {
         prefill: instance,
         leaseEndsAtMs,
@@ -116,6 +121,8 @@ export class PullStrategy implements DisaggregationStrategy {
       // An instance that may have the parameters frees the blocks itself when its connection ends. A release could free them while it reads.
       if (!sent) this.#legs.release(part, kvTransferParams, instance);
       throw error;
+    } finally {
+      ended();
     }
   }
 }

@@ -31,9 +31,14 @@ export class PushConcurrentStrategy implements DisaggregationStrategy {
 
   async run(part: Part): Promise<LegAnswer> {
     requireAnyInstance(this.#legs.decoders);
-    const instance = this.#legs.prefillers.choose(part, new Set(), {
-      avoiding: part.attempts.failedDecode,
-    });
+    const { prefillers, pairing } = this.#legs;
+    const partner = { avoiding: part.attempts.failedDecode };
+    let instance = prefillers.choose(part, new Set(), partner);
+    const reading = instance === undefined ? undefined : pairing?.certain(instance);
+    if (reading !== undefined) {
+      await reading;
+      instance = prefillers.choose(part, new Set(), partner);
+    }
     if (instance === undefined) return this.#sequential.run(part);
     const coordinates = this.#engines.coordinatesOf(instance);
     // The coordinates are learned from this instance's answer, so no other instance may take its place.

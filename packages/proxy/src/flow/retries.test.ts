@@ -5,6 +5,7 @@ import { KV_PARAMS_TEXT, startUpstream } from "../../test/support/fake-upstream.
 import { readSettings } from "../config/settings.js";
 import { Deadline } from "../request/deadline.js";
 import { parseGenerationRequest } from "../request/generation-request.js";
+import { AutoscalingSignals } from "../telemetry/autoscaling-signals.js";
 import { RequestRecord } from "../telemetry/request-record.js";
 import { Tracing } from "../telemetry/tracing.js";
 import { Upstream } from "../upstream/upstream.js";
@@ -52,6 +53,7 @@ async function setUp({ prefillWorks = false, decodeHangs = false }) {
     settings,
     pairing: undefined,
     tracing: new Tracing(),
+    signals: new AutoscalingSignals({ prefillers, decoders, pairing: undefined, clock: ambient.clock }),
     ambient,
   });
   const engines = new PrefillEngines();

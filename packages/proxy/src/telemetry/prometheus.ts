@@ -1,6 +1,7 @@
 import type { InstancePool, InstanceStatus } from "@kv/fleet";
 import type { Metrics } from "@kv/interface";
 import { Counter, Gauge, Histogram, Registry } from "prom-client";
+import type { SignalsStatus } from "./autoscaling-signals.js";
 
 type Labels = Readonly<Record<string, string>>;
 
@@ -15,6 +16,9 @@ const HELP: Readonly<Record<string, string>> = {
   kv_proxy_refused_total: "Connections and requests that were refused at a limit, by limit",
   kv_proxy_released_total: "Blocks of prefill workers that were freed without being read, by outcome",
   kv_proxy_decode_alone_total: "Parts whose prompt a decode instance computed",
+  kv_proxy_disaggregation_total: "Parts by the number of legs that a rule chose, and its reason",
+  kv_proxy_prompt_tokens_total: "Tokens of the prompts that prefill instances answered",
+  kv_proxy_cached_prompt_tokens_total: "Tokens of these prompts that the prefill instances had cached",
   kv_proxy_parts_total: "Parts that requests with several prompts or copies were split into",
 };
 
@@ -70,6 +74,61 @@ export class PrometheusMetrics implements Metrics {
     for (const metric of INSTANCE_METRICS) addInstanceMetric(this.#registry, pools, metric);
     addUnpairedGauge(this.#registry, pools);
     for (const [name, labels] of FROM_THE_START) this.count(name, 0, labels);
+  }
+
+  /** Adds the signals for autoscalers, which are read at each scrape. */
+  addSignals(read: () => SignalsStatus): void {
+    const gauge = (
+      name: string,
+      help: string,
+      value: (signals: SignalsStatus) => number | null | undefined,
+    ) =>
+      new Gauge({
+        name,
+        help,
+        registers: [this.#registry],
+        collect() {
+          this.reset();
+          const now = value(read());
+          if (now != null) this.set(now);
+          else this.remove();
+        },
+      });
+    gauge(
+      "kv_proxy_prefill_waiting",
+      "Prefill legs behind another one at their instance",
+      (signals) => signals.prefill_waiting,
+    );
+    gauge(
+      "kv_proxy_kv_unread",
+      "Parts whose KV is ready at a prefill instance and not read yet",
+      (signals) => signals.kv_unread.count,
+    );
+    gauge(
+      "kv_proxy_kv_unread_bytes",
+      "Bytes of this KV, where lengths of blocks are known",
+      (signals) => signals.kv_unread.bytes,
+    );
+    gauge(
+      "kv_proxy_kv_unread_oldest_seconds",
+      "Age of the oldest of it",
+      (signals) => signals.kv_unread.oldest_ms / 1000,
+    );
+    gauge(
+      "kv_proxy_decode_in_flight",
+      "Requests in flight for each available decode instance",
+      (signals) => signals.decode_in_flight,
+    );
+    gauge(
+      "kv_proxy_prefix_hit_ratio",
+      "Share of the prompts' tokens of the last five minutes that prefill instances had cached",
+      (signals) => signals.prefix_hit_rate,
+    );
+    gauge(
+      "kv_proxy_recommended_prefill_instances",
+      "Prefill instances that the prompts of the last five minutes need",
+      (signals) => signals.recommended?.prefill,
+    );
   }
 
   /** The `content-type` of `text`. */

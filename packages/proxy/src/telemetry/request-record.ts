@@ -1,3 +1,8 @@
+import type { DisaggregationInputs, DisaggregationReason } from "@kv/fleet";
+
+/** The inputs and the reason of a decision about one leg or two. */
+export type Disaggregation = DisaggregationInputs & { readonly reason: DisaggregationReason };
+
 /**
  * What happened to a request, for the access log, the metrics and the status page. It only records: no decision reads it. Times are
  * milliseconds on the proxy's clock. A member stays undefined where the request did not come that far.
@@ -21,6 +26,8 @@ export class RequestRecord {
   parts: number | undefined = undefined;
   /** How often the request began again with the prefill leg. */
   restarts: number | undefined = undefined;
+  /** Why the request has one leg or two, where a rule decides. */
+  disaggregation: Disaggregation | undefined = undefined;
   /** True when the proxy had blocks of a prefill worker freed, because no decode worker would read them. */
   released: boolean | undefined = undefined;
 
@@ -33,6 +40,7 @@ export class RequestRecord {
   /** The members of the access log that are known. */
   logFields(): Record<string, unknown> {
     const fields: Record<string, unknown> = {};
+    if (this.disaggregation !== undefined) fields["disaggregation"] = this.disaggregation.reason;
     for (const name of LOGGED) if (this[name] !== undefined) fields[name] = this[name];
     return fields;
   }

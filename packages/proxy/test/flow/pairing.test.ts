@@ -154,6 +154,7 @@ test("a rollout of three engines under load changes the pairs without a lost req
   await old[0].start();
   await answered(50);
   await old[1].stop();
+  await answered(50);
   old[1].version = "0.33.0";
   await old[1].start();
   await expect.poll(states).toEqual(["unpaired 0", "paired 2", "paired 1", "paired 1"]);

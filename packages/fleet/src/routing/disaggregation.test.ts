@@ -1,0 +1,26 @@
+import { expect, test } from "vitest";
+import { decideDisaggregation } from "./disaggregation.js";
+
+const known = {
+  promptTokens: 1000,
+  decodeCachedTokens: 0,
+  prefillWaitMs: undefined,
+  decodeComputeMs: undefined,
+};
+
+test.each([
+  [{}, 100, true, "long-suffix"],
+  [{}, 999, true, "long-suffix"],
+  [{}, 1000, false, "short-suffix"],
+  [{ decodeCachedTokens: 900 }, 100, false, "short-suffix"],
+  [{ decodeCachedTokens: 899 }, 100, true, "long-suffix"],
+  [{ decodeCachedTokens: 950 }, 10, false, "prefix-cached"],
+  [{ decodeCachedTokens: 5000 }, 0, false, "prefix-cached"],
+  [{ promptTokens: undefined }, 100, true, "unknown-length"],
+  [{ promptTokens: 0 }, 0, false, "short-suffix"],
+  [{ prefillWaitMs: 51, decodeComputeMs: 50 }, 100, false, "prefill-busy"],
+  [{ prefillWaitMs: 50, decodeComputeMs: 50 }, 100, true, "long-suffix"],
+  [{ prefillWaitMs: 50 }, 100, true, "long-suffix"],
+])("%j above %d: two legs %s, %s", (inputs, above, twoLegs, reason) => {
+  expect(decideDisaggregation({ ...known, ...inputs }, above)).toEqual({ twoLegs, reason });
+});

@@ -1,0 +1,42 @@
+/** What is known about a request before its first leg. */
+export interface DisaggregationInputs {
+  /** Tokens of the prompt, exact or estimated; undefined where nothing is known. */
+  readonly promptTokens: number | undefined;
+  /** Tokens of the prompt, from its first, that the decode instance has in its prefix cache; 0 where it is not known. */
+  readonly decodeCachedTokens: number;
+  /** How long the prompt would wait for a prefill instance, in milliseconds; undefined where it is not known. */
+  readonly prefillWaitMs: number | undefined;
+  /** How long the decode instance would compute the rest of the prompt, in milliseconds; undefined where it is not known. */
+  readonly decodeComputeMs: number | undefined;
+}
+
+/**
+ * Why a request has two legs, or one. Two: `long-suffix`, `unknown-length`. One, at a decode instance: `short-suffix` (few tokens to compute),
+ * `prefix-cached` (nearly the whole prompt is cached there), `prefill-busy` (waiting for a prefill instance would take longer than computing).
+ */
+export type DisaggregationReason =
+  | "long-suffix"
+  | "unknown-length"
+  | "short-suffix"
+  | "prefix-cached"
+  | "prefill-busy";
+
+/** Of a prompt, the share that is nearly the whole. */
+const NEARLY_ALL = 0.95;
+
+/**
+ * Whether a prefill instance is to compute the prompt. `aboveTokens`: from how many uncached tokens on two legs pay.
+ */
+export function decideDisaggregation(
+  { promptTokens, decodeCachedTokens, prefillWaitMs, decodeComputeMs }: DisaggregationInputs,
+  aboveTokens: number,
+): { readonly twoLegs: boolean; readonly reason: DisaggregationReason } {
+  if (promptTokens === undefined) return { twoLegs: true, reason: "unknown-length" };
+  const uncachedTokens = Math.max(0, promptTokens - decodeCachedTokens);
+  if (decodeCachedTokens >= NEARLY_ALL * promptTokens && decodeCachedTokens > 0)
+    return { twoLegs: false, reason: "prefix-cached" };
+  if (uncachedTokens <= aboveTokens) return { twoLegs: false, reason: "short-suffix" };
+  if (prefillWaitMs !== undefined && decodeComputeMs !== undefined && prefillWaitMs > decodeComputeMs)
+    return { twoLegs: false, reason: "prefill-busy" };
+  return { twoLegs: true, reason: "long-suffix" };
+}

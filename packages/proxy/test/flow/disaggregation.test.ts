@@ -1,0 +1,90 @@
+import { expect, test } from "vitest";
+import type { ProxyOptions } from "../../src/index.js";
+import { COMPLETION, decodeOk, KV_PARAMS_TEXT, prefillOk, sendJson } from "../support/fake-upstream.js";
+import { post, runProxy, upstream } from "../support/set-up.js";
+
+async function start(options: ProxyOptions, prefill = prefillOk) {
+  const [p, d1, d2] = [await upstream(prefill), await upstream(decodeOk), await upstream(decodeOk)];
+  const running = await runProxy({
+    prefillers: [p.url],
+    decoders: [d1.url, d2.url],
+    admin: { port: 0 },
+    ...options,
+  });
+  const reasons = async () => {
+    const text = await (await fetch(`${running.adminUrl}/metrics`)).text();
+    const found = text.matchAll(/^kv_proxy_disaggregation_total\{legs="(\d)",reason="([a-z-]+)"\} (\d+)$/gm);
+    return Object.fromEntries(
+      [...found].map(([, legs, reason, count]) => [`${legs} ${reason}`, Number(count)]),
+    );
+  };
+  return { p, d1, d2, reasons, ...running };
+}
+
+const ids = (count: number, from = 0) => Array.from({ length: count }, (_, at) => from + at);
+const prompts = (one: { seen: readonly { json: Record<string, unknown> }[] }) => one.seen.length;
+
+test("a short prompt goes to a decode instance alone, a long one has two legs; the reason is in the metric", async () => {
+  const { p, d1, d2, url, reasons } = await start({ disaggregateAbove: 100 });
+  for (const prompt of [ids(100), ids(101), "short", "x".repeat(1000)])
+    expect((await post(`${url}/v1/completions`, { prompt })).status).toBe(200);
+  expect(prompts(p)).toBe(2);
+  // Each in turn, also where the instance was chosen for the decision.
+  expect([prompts(d1), prompts(d2)]).toEqual([2, 2]);
+  expect([...d1.seen, ...d2.seen].filter(({ json }) => json.kv_transfer_params !== undefined)).toHaveLength(
+    2,
+  );
+  expect(await reasons()).toEqual({ "1 short-suffix": 2, "2 long-suffix": 2 });
+});
+
+test("the turns of a chat whose prefix a decode instance holds go there alone", async () => {
+  const { p, d1, d2, url, reasons } = await start({
+    disaggregateAbove: 100,
+    routing: { prefill: "round-robin", decode: "prefix-aware" },
+  });
+  const messages = [{ role: "user", content: "a long system prompt ".repeat(100) }];
+  for (let turn = 0; turn < 4; turn++) {
+    await post(`${url}/v1/chat/completions`, { messages });
+    messages.push({ role: "assistant", content: "hello" }, { role: "user", content: `turn ${turn}` });
+  }
+  expect(prompts(p)).toBe(1);
+  expect([prompts(d1), prompts(d2)].sort()).toEqual([0, 4]);
+  expect(Object.keys(await reasons()).sort()).toEqual(["1 short-suffix", "2 long-suffix"]);
+});
+
+test("a prompt that would wait for a prefill instance longer than it takes to compute goes to a decode instance alone", async () => {
+  const held: (() => void)[] = [];
+  let holds = false;
+  const answer = `{"choices":[{"text":"x"}],"usage":{"prompt_tokens":300},"kv_transfer_params":${KV_PARAMS_TEXT}}`;
+  const { p, url, reasons } = await start({ disaggregateAbove: 100 }, ({ response }) => {
+    const send = () => response.writeHead(200, { "content-type": "application/json" }).end(answer);
+    if (holds) held.push(send);
+    else send();
+  });
+  await post(`${url}/v1/completions`, { prompt: ids(300) });
+  holds = true;
+  const waiting = [1, 2, 3].map((from) => post(`${url}/v1/completions`, { prompt: ids(300, from) }));
+  await expect.poll(async () => (await reasons())["1 prefill-busy"] ?? 0).toBeGreaterThan(0);
+  for (const send of held) send();
+  holds = false;
+  const statuses = (await Promise.all(waiting)).map(({ status }) => status);
+  expect([statuses, prompts(p) < 4]).toEqual([[200, 200, 200], true]);
+});
+
+test("a decode instance that fails alone is replaced by another; prompt log probabilities always have two legs", async () => {
+  const p = await upstream(prefillOk);
+  const [bad, good] = [
+    await upstream(({ response }) => sendJson(response, {}, 500)),
+    await upstream(({ response }) => sendJson(response, COMPLETION)),
+  ];
+  const { url } = await runProxy({
+    prefillers: [p.url],
+    decoders: [bad.url, good.url],
+    disaggregateAbove: 100,
+  });
+  for (let index = 0; index < 2; index++)
+    expect((await post(`${url}/v1/completions`, { prompt: [1, 2, 3] })).status).toBe(200);
+  expect([prompts(bad), prompts(good), prompts(p)]).toEqual([2, 2, 0]);
+  await post(`${url}/v1/completions`, { prompt: [1, 2, 3], prompt_logprobs: 1 });
+  expect(prompts(p)).toBeGreaterThan(0);
+});
