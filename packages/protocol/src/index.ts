@@ -104,5 +104,6 @@ export {
   type RequestParams,
   type TransferMode,
 } from "./transfer-params/transfer-params.js";
+export { type CurveKeyPair, type CurveKeys, curveClient, curveKeysOf, curveServer } from "./zmtp/curve.js";
 export { nullMechanism, type ZmtpMechanism } from "./zmtp/mechanism.js";
 export { type ZmtpEvent, ZmtpSession, type ZmtpSessionOptions } from "./zmtp/session.js";
