@@ -10,6 +10,7 @@ const EXTRA_CONFIG_KEYS = [
   "enforce_handshake_compat",
   "handshake_key_file",
   "handshake_key_require",
+  "side_channel_curve",
   "require_kv_peer",
   "request_timeout",
   "per_worker_ports",

@@ -338,7 +338,7 @@ describe("a session", () => {
     expect(without.code).toBe("KV_WIRE_MALFORMED");
     expect(without.message).toContain("the peer's security mechanism is \"CURVE\", this side's is NULL");
     expect(mechanisms(router(), req(clientOf())).code).toBe("KV_WIRE_MALFORMED");
-    expect(mechanisms(req(clientOf()), req(clientOf())).message).toContain("both sides are the client");
+    expect(mechanisms(router(serverOf()), router(serverOf())).message).toContain("both sides are the server");
   });
 
   it("reads any bytes or refuses them with a KvError, in each state", () => {

@@ -92,6 +92,11 @@ export class ZmtpSession {
     return this.#greetedBytes > 0;
   }
 
+  /** The peer's greeting is complete. */
+  get greetingComplete(): boolean {
+    return this.#greetedBytes === GREETING_BYTES;
+  }
+
   /** Bytes have arrived that `read` has not seen. */
   get unread(): boolean {
     return this.#reader.unread;
@@ -160,8 +165,8 @@ export class ZmtpSession {
         { details: { mechanism: name, peerMechanism: mechanism } },
       );
     }
-    if (name !== "NULL" && asServer === this.#mechanism.asServer)
-      throw malformed(`both sides are the ${asServer ? "server" : "client"} of ${name}`);
+    // libzmq's servers do not say that they are servers.
+    if (asServer && this.#mechanism.asServer) throw malformed(`both sides are the server of ${name}`);
     this.#minor = minor;
     return { type: "send", chunks: encodeCommands(this.#mechanism.open()) };
   }
