@@ -21,7 +21,8 @@ export interface SideChannel {
   /**
    * The same side channel with encrypted and authenticated connections: both sides of each prove that they have one of the shared keys. Its listeners
    * accept, and its requests use, no other connection. `keys` returns the keys that are valid now, at least one: requests use the first, listeners
-   * accept each. Closing it closes the whole side channel. Absent where the side channel cannot encrypt. Errors of its requests: also
+   * accept each. Closing it closes the whole side channel. Absent where the side channel cannot encrypt; a wrapper of a side channel
+   * wraps what this returns. Errors of its requests: also
    * `KV_HANDSHAKE_UNTRUSTED`.
    */
   withEncryption?(keys: () => readonly Uint8Array[]): SideChannel;
