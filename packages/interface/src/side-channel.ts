@@ -18,6 +18,14 @@ export interface SideChannel {
    * `KV_REQUEST_ABORTED`.
    */
   request(options: SideChannelRequest): Promise<SideChannelReply>;
+  /**
+   * The same side channel with encrypted and authenticated connections: both sides of each prove that they have one of the shared keys. Its listeners
+   * accept, and its requests use, no other connection. `keys` returns the keys that are valid now, at least one: requests use the first, listeners
+   * accept each. Closing it closes the whole side channel. Absent where the side channel cannot encrypt; a wrapper of a side channel
+   * wraps what this returns. Errors of its requests: also
+   * `KV_HANDSHAKE_UNTRUSTED`.
+   */
+  withEncryption?(keys: () => readonly Uint8Array[]): SideChannel;
   /** Closes all listeners and rejects requests in progress with `KV_SIDE_CHANNEL_CLOSED`. Calling it again has no effect. */
   close(): Promise<void>;
 }

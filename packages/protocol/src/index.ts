@@ -120,5 +120,6 @@ export {
   vllmWire,
   type WireSection,
 } from "./versions/vllm-wire.js";
+export { type CurveKeyPair, type CurveKeys, curveClient, curveKeysOf, curveServer } from "./zmtp/curve.js";
 export { nullMechanism, type ZmtpMechanism } from "./zmtp/mechanism.js";
 export { type ZmtpEvent, ZmtpSession, type ZmtpSessionOptions } from "./zmtp/session.js";

@@ -1,7 +1,18 @@
-import { prompt } from "@kv/testing/scenarios/scenario";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { createScenario, prompt } from "@kv/testing/scenarios/scenario";
 import { zmqEngines } from "@kv/testing/scenarios/zmq-engines";
-import { expect, it } from "vitest";
+import { afterAll, expect, it } from "vitest";
 import { pullConnector } from "../src/index.js";
+
+const folder = mkdtempSync(join(tmpdir(), "kv-curve-"));
+afterAll(() => rmSync(folder, { recursive: true }));
+const withCurve = (key: string) => {
+  const file = join(folder, key.replaceAll(" ", "-"));
+  writeFileSync(file, key);
+  return { handshake_key_file: file, side_channel_curve: true };
+};
 
 it("over ZMQ in real time: handshakes, lease queries, and refusals of a wrong engine and an unknown rank", async () => {
   const { engine, end } = zmqEngines(pullConnector);
@@ -25,4 +36,41 @@ it("over ZMQ in real time: handshakes, lease queries, and refusals of a wrong en
   });
   await d.decode({ ...prompt(9), params });
   await end();
+});
+
+it("with side_channel_curve: engines with the key hand over; those without CURVE or with another key do not", async () => {
+  const { engine, end } = zmqEngines(pullConnector);
+  const key = withCurve("the shared key of this test");
+  const p = await engine("p", 2, key);
+  const d = await engine("d", 1, key);
+  await Promise.all(
+    Array.from({ length: 8 }, async (_, n) => {
+      const params = await p.prefill(prompt(n));
+      await d.decode({ ...prompt(n), params });
+    }),
+  );
+  const plain = await engine("plain", 1);
+  const other = await engine("other", 1, withCurve("another key than that one"));
+  for (const [n, [from, to]] of [
+    [p, plain],
+    [plain, d],
+    [p, other],
+    [other, d],
+  ].entries()) {
+    const params = await from?.prefill(prompt(20 + n));
+    const error = await to?.decode({ ...prompt(20 + n), params: params ?? {} }).then(
+      () => undefined,
+      (thrown: unknown) => thrown,
+    );
+    expect(error, `pair ${n}`).toMatchObject({ code: expect.stringMatching(/UNTRUSTED|UNREACHABLE/) });
+  }
+  await end();
+});
+
+it("side_channel_curve is refused where the side channel cannot encrypt", async () => {
+  const play = createScenario();
+  await expect(play.engine("p", { extra: withCurve("the shared key of this test") })).rejects.toMatchObject({
+    code: "KV_CONFIG_INVALID",
+    message: expect.stringContaining("side_channel_curve"),
+  });
 });

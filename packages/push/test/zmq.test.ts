@@ -1,11 +1,22 @@
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { zmqEngines } from "@kv/testing/scenarios/zmq-engines";
-import { it } from "vitest";
+import { afterAll, it } from "vitest";
 import { pushConnector } from "../src/index.js";
 
-it("push works over the ZMQ side channel in real time, in both orders", async () => {
+const folder = mkdtempSync(join(tmpdir(), "kv-curve-"));
+afterAll(() => rmSync(folder, { recursive: true }));
+const keyFile = join(folder, "key");
+writeFileSync(keyFile, "the shared key of this test");
+
+it.each([
+  ["", {}],
+  [" with side_channel_curve", { handshake_key_file: keyFile, side_channel_curve: true }],
+])("push works over the ZMQ side channel%s in real time, in both orders", async (_name, extra) => {
   const { engine, end } = zmqEngines(pushConnector);
-  const p = await engine("p", 2);
-  const d = await engine("d", 1);
+  const p = await engine("p", 2, extra);
+  const d = await engine("d", 1, extra);
   const leg = (n: number, suffix: string) => ({
     prompt: n,
     numTokens: 40,

@@ -2,6 +2,7 @@ import type { FuzzTarget } from "../target.js";
 import { eventStream, instanceBody, requestBody, transferParams } from "./http.js";
 import { planDocument } from "./plan.js";
 import { handshake, kvEvents, leaseQuery, notifications } from "./wire.js";
+import { zmtp } from "./zmtp.js";
 
 /** The targets by name. A folder of `tools/fuzz/corpus` has the name of its target. */
 export const TARGETS: Readonly<Record<string, FuzzTarget>> = {
@@ -14,4 +15,5 @@ export const TARGETS: Readonly<Record<string, FuzzTarget>> = {
   "plan-document": planDocument,
   "request-body": requestBody,
   "transfer-params": transferParams,
+  zmtp,
 };

@@ -48,7 +48,6 @@ export function authenticatedSideChannel(options: AuthenticatedSideChannelOption
   const { sideChannel, isRequired } = options;
   const requests = new SignedRequests(options);
   return {
-    ...sideChannel,
     listen: (given) => sideChannel.listen(isRequired ? answeringProofs(given, options) : given),
     request: (given) => requests.request(given),
     close: () => sideChannel.close(),

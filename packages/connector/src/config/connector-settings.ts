@@ -30,7 +30,12 @@ export interface ConnectorSettings {
   readonly handshakeKeys: HandshakeKeys | undefined;
   /** `handshake_key_require` (false): the side channel answers only those who prove the key, so vLLM peers cannot be paired. */
   readonly requiresHandshakeKey: boolean;
-  /** `require_kv_peer` (false): messages in vLLM's forms, which prove nothing, do not act on requests. True with `handshake_key_require`. */
+  /** `side_channel_curve` (false): connections of the side channel are encrypted, and made only between those who have the key; vLLM has no CURVE. */
+  readonly encryptsSideChannel: boolean;
+  /**
+   * `require_kv_peer` (false): messages in vLLM's forms, which prove nothing, do not act on requests. True with `handshake_key_require` or
+   * `side_channel_curve`.
+   */
   readonly requiresKvPeer: boolean;
   /** `per_worker_ports` (false): one side-channel port per rank, as in vLLM's older guide. */
   readonly perWorkerPorts: boolean;
@@ -49,10 +54,12 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
   const abortTimeout = env.VLLM_NIXL_ABORT_REQUEST_TIMEOUT;
   const handshakeKeys = readHandshakeKeys(extra);
   const requiresHandshakeKey = flag("handshake_key_require", extra.handshake_key_require ?? false);
-  if (requiresHandshakeKey && handshakeKeys === undefined) {
+  const encryptsSideChannel = flag("side_channel_curve", extra.side_channel_curve ?? false);
+  if (handshakeKeys === undefined && (requiresHandshakeKey || encryptsSideChannel)) {
+    const name = requiresHandshakeKey ? "handshake_key_require" : "side_channel_curve";
     throw new KvError(
       "KV_CONFIG_INVALID",
-      "kv_connector_extra_config.handshake_key_require is true and handshake_key_file is not set",
+      `kv_connector_extra_config.${name} is true and handshake_key_file is not set`,
       { hint: "name the file with the key in handshake_key_file on all workers" },
     );
   }
@@ -81,7 +88,11 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
     enforceCompatibility: flag("enforce_handshake_compat", extra.enforce_handshake_compat ?? true),
     handshakeKeys,
     requiresHandshakeKey,
-    requiresKvPeer: flag("require_kv_peer", extra.require_kv_peer ?? requiresHandshakeKey),
+    encryptsSideChannel,
+    requiresKvPeer: flag(
+      "require_kv_peer",
+      extra.require_kv_peer ?? (requiresHandshakeKey || encryptsSideChannel),
+    ),
     perWorkerPorts: flag("per_worker_ports", extra.per_worker_ports ?? false),
     isLayerwise: flag("push_layerwise", extra.push_layerwise ?? false),
   };

@@ -96,6 +96,9 @@ export const extraConfigSchema = z.looseObject({
   handshake_key_require: flag(
     "Answer only peers that prove the key, and refuse peers without it; false by default.",
   ),
+  side_channel_curve: flag(
+    "Encrypt the side channel with CURVE, by keys that derive from handshake_key_file; false by default. vLLM has no CURVE.",
+  ),
   require_kv_peer: flag(
     "Refuse messages of plain vLLM peers, which prove nothing; as handshake_key_require by default.",
   ),

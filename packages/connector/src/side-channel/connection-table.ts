@@ -1,6 +1,7 @@
 import type { Socket } from "node:net";
 import type { Clock, Log, SideChannelListenOptions, Timer } from "@kv/interface";
 import { LimitedWarnings } from "../log/limited-warnings.js";
+import type { CurveKeySource } from "./curve.js";
 import type { SideChannelLimits } from "./limits.js";
 import { remoteAddressKey } from "./remote-address.js";
 import { type ConnectionHost, ServedConnection } from "./served-connection.js";
@@ -33,14 +34,14 @@ export class ConnectionTable implements ConnectionHost {
   }
 
   /** Serves an accepted connection, or closes it when there is no room for it. */
-  admit(socket: Socket, answer: SideChannelListenOptions["answer"]): void {
+  admit(socket: Socket, answer: SideChannelListenOptions["answer"], curve: CurveKeySource): void {
     // It is undefined when the peer has closed the connection already.
     const address = remoteAddressKey(socket.remoteAddress ?? "");
     if (address === "" || !this.#makeRoom(address)) {
       socket.destroy();
       return;
     }
-    const connection = new ServedConnection(socket, address, answer, this);
+    const connection = new ServedConnection(socket, address, answer, curve, this);
     const peers = this.#byAddress.get(address);
     if (peers === undefined) this.#byAddress.set(address, new Set([connection]));
     else peers.add(connection);

@@ -1,6 +1,7 @@
 import type { Socket } from "node:net";
 import { type Clock, KvError, type SideChannelListenOptions } from "@kv/interface";
-import { type ZmtpEvent, ZmtpSession } from "@kv/protocol";
+import { curveServer, type ZmtpEvent, ZmtpSession } from "@kv/protocol";
+import { CURVE_HINT, type CurveKeySource, isAboutCurve, OTHER_MECHANISM } from "./curve.js";
 import type { SideChannelLimits } from "./limits.js";
 import { reasonOf } from "./zmq-endpoint.js";
 
@@ -66,6 +67,7 @@ export class ServedConnection {
     socket: Socket,
     address: string,
     answer: SideChannelListenOptions["answer"],
+    curve: CurveKeySource,
     host: ConnectionHost,
   ) {
     const { limits, clock } = host;
@@ -78,12 +80,18 @@ export class ServedConnection {
       peerTypes: ["REQ", "DEALER", "ROUTER"],
       maxFrames: limits.maxRequestFrames,
       maxMessageBytes: limits.maxRequestBytes,
+      mechanism: curve === undefined ? undefined : curveServer({ socketType: "ROUTER", keys: curve }),
     });
     this.#sinceMs = clock.now();
     this.#deadlineMs = this.#sinceMs + limits.greetingTimeoutMs;
     socket.setNoDelay(true);
     socket.on("error", () => {});
-    socket.on("close", () => this.close());
+    socket.on("close", () => {
+      const { greetingBegun, greetingComplete } = this.#session;
+      if (curve !== undefined && greetingBegun && !greetingComplete)
+        this.refuse("KV_HANDSHAKE_UNTRUSTED", { error: OTHER_MECHANISM, hint: CURVE_HINT });
+      this.close();
+    });
     socket.on("data", (chunk) => this.#received(chunk));
     socket.write(this.#session.greeting);
   }
@@ -145,7 +153,8 @@ export class ServedConnection {
         if (this.#busy) return;
       }
     } catch (error) {
-      this.refuse(KvError.is(error) ? error.code : "failed", { error: reasonOf(error) });
+      const fields = { error: reasonOf(error), ...(isAboutCurve(error) ? { hint: CURVE_HINT } : {}) };
+      this.refuse(KvError.is(error) ? error.code : "failed", fields);
       return;
     }
     this.#rest();

@@ -1,6 +1,7 @@
 import { connect, type Socket } from "node:net";
 import { KvError } from "@kv/interface";
-import { type ZmtpEvent, ZmtpSession } from "@kv/protocol";
+import { curveClient, type ZmtpEvent, ZmtpSession } from "@kv/protocol";
+import { CURVE_HINT, type CurveKeySource, isAboutCurve, OTHER_MECHANISM } from "./curve.js";
 import { reasonOf } from "./zmq-endpoint.js";
 
 export type ConnectionStage = "connecting" | "greeting" | "established";
@@ -11,6 +12,15 @@ export interface ReplyLimits {
   readonly maxReplyBytes: number;
 }
 
+/** Why a connection was refused or lost. */
+export interface ConnectionLoss {
+  readonly why: string;
+  /** The peer's or this side's key or mechanism was refused. */
+  readonly hint?: string | undefined;
+  /** What the peer did. */
+  readonly cause?: unknown;
+}
+
 /** Bytes of PONGs that a listener which does not read may leave unsent. */
 const MAX_UNSENT_BYTES = 64 * 1024;
 
@@ -19,21 +29,24 @@ export class ZmqConnection {
   readonly #socket: Socket;
   readonly #session: ZmtpSession;
   readonly #limits: ReplyLimits;
+  readonly #isCurve: boolean;
   readonly #greeted: Promise<void>;
   #establish: () => void = () => {};
   #stage: ConnectionStage = "connecting";
   #lost = false;
   #received: ((frames: readonly Uint8Array[]) => void) | undefined;
   /** Called once with the reason when the connection is refused or lost. */
-  onLost: (why: string) => void = () => {};
+  onLost: (loss: ConnectionLoss) => void = () => {};
 
-  constructor(address: string, port: number, limits: ReplyLimits) {
+  constructor(address: string, port: number, limits: ReplyLimits, curve: CurveKeySource) {
     this.#limits = limits;
+    this.#isCurve = curve !== undefined;
     this.#session = new ZmtpSession({
       socketType: "REQ",
       peerTypes: ["ROUTER", "REP"],
       maxFrames: limits.maxReplyFrames,
       maxMessageBytes: limits.maxReplyBytes,
+      mechanism: curve === undefined ? undefined : curveClient({ socketType: "REQ", keys: curve }),
     });
     this.#greeted = new Promise((resolve) => {
       this.#establish = resolve;
@@ -116,34 +129,46 @@ export class ZmqConnection {
       throw new KvError("KV_WIRE_LIMIT_EXCEEDED", "it asks for answers and does not read them");
   }
 
-  #lose(why: string): void {
+  #lose(loss: ConnectionLoss): void {
     if (this.#lost) return;
     this.#lost = true;
     this.#socket.destroy();
-    this.onLost(why);
+    this.onLost(loss);
   }
 
-  #whyFailed(error: Error): string {
+  #whyFailed(error: Error): ConnectionLoss {
     if (this.#stage !== "connecting") return this.#whyClosed();
     const { code } = error as { code?: string };
-    return code === "ECONNREFUSED"
-      ? "the connection was refused"
-      : `the connection failed: ${reasonOf(error)}`;
+    const why =
+      code === "ECONNREFUSED" ? "the connection was refused" : `the connection failed: ${reasonOf(error)}`;
+    return { why };
   }
 
-  #whyClosed(): string {
-    if (this.#stage === "established") return "it closed the connection";
-    return this.#session.greetingBegun
-      ? "it ended the ZMQ handshake"
-      : "the server there does not speak ZMQ, or has no connection to spare: it closed the connection without a greeting";
+  #whyClosed(): ConnectionLoss {
+    if (this.#stage === "established") return { why: "it closed the connection" };
+    if (!this.#session.greetingBegun)
+      return {
+        why: "the server there does not speak ZMQ, or has no connection to spare: it closed the connection without a greeting",
+      };
+    if (!this.#isCurve) return { why: "it ended the ZMQ handshake" };
+    if (!this.#session.greetingComplete) return { why: OTHER_MECHANISM, hint: CURVE_HINT };
+    return { why: "it ended the CURVE handshake, as a listener with another key does", hint: CURVE_HINT };
   }
 
-  #whyRefused(error: unknown): string {
+  #whyRefused(cause: unknown): ConnectionLoss {
+    const hint = isAboutCurve(cause) ? CURVE_HINT : undefined;
     if (this.#stage !== "established")
-      return `the server there does not speak ZMQ as this side does: ${reasonOf(error)}`;
+      return {
+        why: `the server there does not speak ZMQ as this side does: ${reasonOf(cause)}`,
+        hint,
+        cause,
+      };
     const { maxReplyBytes, maxReplyFrames } = this.#limits;
-    if (KvError.is(error, "KV_WIRE_LIMIT_EXCEEDED"))
-      return `its reply is larger than ${maxReplyBytes} bytes or ${maxReplyFrames} frames: ${error.message}`;
-    return reasonOf(error);
+    if (KvError.is(cause, "KV_WIRE_LIMIT_EXCEEDED"))
+      return {
+        why: `its reply is larger than ${maxReplyBytes} bytes or ${maxReplyFrames} frames: ${cause.message}`,
+        cause,
+      };
+    return { why: reasonOf(cause), hint, cause };
   }
 }

@@ -1,18 +1,20 @@
 import { createServer, type Server, type Socket } from "node:net";
 import { KvError, type SideChannelListener, type SideChannelListenOptions } from "@kv/interface";
 import type { ConnectionTable } from "./connection-table.js";
+import type { CurveKeySource } from "./curve.js";
 import { reasonOf, resolveHost } from "./zmq-endpoint.js";
 
-/** Binds a port and answers requests as a ROUTER does, until it is closed. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`. */
+/** Binds a port and answers requests as a ROUTER does, until it is closed; with `curve`, over CURVE only. Errors: `KV_SIDE_CHANNEL_BIND_FAILED`. */
 export async function openZmqListener(
   { host, port, answer }: SideChannelListenOptions,
   table: ConnectionTable,
+  curve: CurveKeySource,
 ): Promise<SideChannelListener> {
   const sockets = new Set<Socket>();
   const server = createServer((socket) => {
     sockets.add(socket);
     socket.on("close", () => sockets.delete(socket));
-    table.admit(socket, answer);
+    table.admit(socket, answer, curve);
   });
   await bind(server, host, port);
   const closed = new Promise<void>((resolve) => server.on("close", resolve));

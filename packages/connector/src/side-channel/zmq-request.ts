@@ -1,6 +1,12 @@
 import { type Clock, KvError, type SideChannelReply, type SideChannelRequest } from "@kv/interface";
+import { CURVE_HINT, type CurveKeySource } from "./curve.js";
 import type { IdleConnections } from "./idle-connections.js";
-import { type ConnectionStage, type ReplyLimits, ZmqConnection } from "./zmq-connection.js";
+import {
+  type ConnectionLoss,
+  type ConnectionStage,
+  type ReplyLimits,
+  ZmqConnection,
+} from "./zmq-connection.js";
 import { reasonOf, resolveHost } from "./zmq-endpoint.js";
 
 export interface ZmqRequestOptions {
@@ -8,6 +14,8 @@ export interface ZmqRequestOptions {
   readonly replies: ReplyLimits;
   readonly inFlight: Set<(error: unknown) => void>;
   readonly idle: IdleConnections;
+  /** Connections use CURVE and nothing else. Absent: NULL. */
+  readonly curve: CurveKeySource;
 }
 
 /** The stage of a request; it selects the text of an error. */
@@ -16,30 +24,33 @@ type Stage = "looking up" | ConnectionStage;
 /**
  * Sends one request over an idle connection, or over a new one. The request is sent once the connection is established, so that its
  * timeout covers only the exchange. A refused or lost connection ends it at once. Until it ends, `inFlight` holds a function that
- * cancels it. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`.
+ * cancels it. Errors: `KV_SIDE_CHANNEL_UNREACHABLE`, `KV_SIDE_CHANNEL_TIMEOUT`; with CURVE `KV_HANDSHAKE_UNTRUSTED`.
  */
 export async function zmqRequest(
   given: SideChannelRequest,
   options: ZmqRequestOptions,
 ): Promise<SideChannelReply> {
   given.signal?.throwIfAborted();
-  const kept = options.idle.take(peerOf(given));
+  const key = idleKey(given, options);
+  const kept = options.idle.take(key);
   if (kept !== undefined) {
     try {
-      return await requestOver(kept, given, options);
+      return await requestOver(kept, key, given, options);
     } catch (error) {
       // The idle connection may be dead: the peer was restarted, or a firewall dropped it.
       if (!KvError.is(error, "KV_SIDE_CHANNEL_UNREACHABLE")) throw error;
     }
   }
-  return requestOver(undefined, given, options);
+  return requestOver(undefined, key, given, options);
 }
 
 async function requestOver(
   kept: ZmqConnection | undefined,
+  key: string,
   given: SideChannelRequest,
-  { clock, replies, inFlight, idle }: ZmqRequestOptions,
+  options: ZmqRequestOptions,
 ): Promise<SideChannelReply> {
+  const { clock, replies, inFlight, idle, curve } = options;
   const { host, port, frames, timeoutMs, signal } = given;
   let connection = kept;
   let over = false;
@@ -61,18 +72,18 @@ async function requestOver(
     try {
       address = await resolveHost(host);
     } catch (error) {
-      throw unreachable(given, `${host} was not found: ${reasonOf(error)}`, error);
+      throw lost(given, { why: `${host} was not found: ${reasonOf(error)}`, cause: error });
     }
     // A socket opened after the cancellation would never be closed.
     if (over) throw timedOut(given, stage());
-    return new ZmqConnection(address, port, replies);
+    return new ZmqConnection(address, port, replies, curve);
   }
 
   async function exchange(): Promise<SideChannelReply> {
     connection ??= await connect();
-    connection.onLost = (why) => end(unreachable(given, why));
+    connection.onLost = (loss) => end(lost(given, loss));
     // An idle connection may have been lost in the meantime.
-    if (connection.lost) throw unreachable(given, "it closed the connection");
+    if (connection.lost) throw lost(given, { why: "it closed the connection" });
     await connection.greeted();
     const sentAtMs = clock.now();
     const answered = await connection.exchange(frames);
@@ -83,12 +94,12 @@ async function requestOver(
     const exchanged = exchange();
     exchanged.catch(() => {});
     const reply = await Promise.race([exchanged, ended]);
-    if (connection !== undefined) idle.keep(peerOf(given), connection);
+    if (connection !== undefined) idle.keep(key, connection);
     connection = undefined;
     return reply;
   } catch (error) {
     if (KvError.is(error) || (signal?.aborted === true && error === signal.reason)) throw error;
-    throw unreachable(given, reasonOf(error), error);
+    throw lost(given, { why: reasonOf(error), cause: error });
   } finally {
     over = true;
     timer.cancel();
@@ -98,13 +109,17 @@ async function requestOver(
   }
 }
 
-const peerOf = ({ host, port }: SideChannelRequest) => `${host}:${port}`;
+/** A kept connection is used by requests to the same address with the same mechanism and key. */
+function idleKey({ host, port }: SideChannelRequest, { curve }: ZmqRequestOptions): string {
+  const key = Buffer.from(curve?.()[0]?.server.publicKey ?? []).toString("base64");
+  return `${host}:${port} ${key}`;
+}
 
 function timedOut(given: SideChannelRequest, stage: Stage): KvError {
   const { host, port, timeoutMs } = given;
   if (stage !== "established") {
     const what = stage === "greeting" ? "TCP connected, but no ZMQ greeting came" : "no connection";
-    return unreachable(given, `${what} within ${timeoutMs} ms`);
+    return lost(given, { why: `${what} within ${timeoutMs} ms` });
   }
   return new KvError(
     "KV_SIDE_CHANNEL_TIMEOUT",
@@ -116,16 +131,26 @@ function timedOut(given: SideChannelRequest, stage: Stage): KvError {
   );
 }
 
-function unreachable({ host, port }: SideChannelRequest, why: string, cause?: unknown): KvError {
+/** The error for a connection that was refused or lost. */
+function lost({ host, port }: SideChannelRequest, { why, hint, cause }: ConnectionLoss): KvError {
+  const options = { details: { host, port }, ...(cause === undefined ? {} : { cause }) };
+  if (KvError.is(cause, "KV_HANDSHAKE_UNTRUSTED")) {
+    return new KvError("KV_HANDSHAKE_UNTRUSTED", `side channel: ${host}:${port} is refused: ${why}`, {
+      ...options,
+      hint: hint ?? CURVE_HINT,
+    });
+  }
+  const isLocal = ["localhost", "127.0.0.1", "::1"].includes(host);
   return new KvError(
     "KV_SIDE_CHANNEL_UNREACHABLE",
     `side channel: ${host}:${port} cannot be reached: ${why}`,
     {
-      hint: ["localhost", "127.0.0.1", "::1"].includes(host)
-        ? "nothing listens on this port of this host; a peer on another host must announce an address that this host can reach (VLLM_NIXL_SIDE_CHANNEL_HOST)"
-        : "is the peer up, and its VLLM_NIXL_SIDE_CHANNEL_PORT open to this host?",
-      details: { host, port },
-      ...(cause === undefined ? {} : { cause }),
+      ...options,
+      hint:
+        hint ??
+        (isLocal
+          ? "nothing listens on this port of this host; a peer on another host must announce an address that this host can reach (VLLM_NIXL_SIDE_CHANNEL_HOST)"
+          : "is the peer up, and its VLLM_NIXL_SIDE_CHANNEL_PORT open to this host?"),
     },
   );
 }

@@ -6,6 +6,7 @@ import {
   type SideChannelListener,
 } from "@kv/interface";
 import { ConnectionTable } from "./connection-table.js";
+import { type CurveKeySource, curveKeysFrom } from "./curve.js";
 import { IdleConnections } from "./idle-connections.js";
 import { type SideChannelLimits, sideChannelLimits } from "./limits.js";
 import { openZmqListener } from "./zmq-listener.js";
@@ -22,7 +23,7 @@ export interface ZmqSideChannelOptions extends AmbientOptions, Partial<SideChann
 /**
  * The side channel over ZeroMQ's protocol, as in vLLM 0.32 and 0.33: a ROUTER answers REQ sockets over TCP. It speaks ZMTP 3.0 and 3.1 itself,
  * because libzmq limits the size of a frame but neither their number nor the connections: `SideChannelLimits` does. Closing discards what was not
- * sent, so a dead peer does not delay the exit of the process.
+ * sent, so a dead peer does not delay the exit of the process. `withEncryption` uses CURVE, with key pairs that derive from the shared keys.
  */
 export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel {
   const { clock, log } = ambient(options);
@@ -37,10 +38,11 @@ export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel
     if (closed) throw channelClosed();
   };
 
-  return {
+  const side = (curve: CurveKeySource): SideChannel => ({
+    withEncryption: (keys) => side(curveKeysFrom(keys)),
     async listen(given) {
       refuseWhenClosed();
-      const opened = await openZmqListener(given, table);
+      const opened = await openZmqListener(given, table, curve);
       const listener: SideChannelListener = {
         host: opened.host,
         port: opened.port,
@@ -59,7 +61,7 @@ export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel
     },
     async request(given) {
       refuseWhenClosed();
-      return zmqRequest(given, { clock, replies, inFlight, idle });
+      return zmqRequest(given, { clock, replies, inFlight, idle, curve });
     },
     async close() {
       closed = true;
@@ -67,7 +69,8 @@ export function zmqSideChannel(options: ZmqSideChannelOptions = {}): SideChannel
       idle.close();
       await Promise.all([...listeners].map((listener) => listener.close()));
     },
-  };
+  });
+  return side(undefined);
 }
 
 const channelClosed = () => new KvError("KV_SIDE_CHANNEL_CLOSED", "the side channel is closed");

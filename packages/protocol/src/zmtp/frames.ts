@@ -43,7 +43,8 @@ export function encodeFrames(frames: readonly ZmtpFrame[]): Uint8Array[] {
   return chunks;
 }
 
-function concat(parts: readonly Uint8Array[]): Uint8Array {
+/** The bytes of all parts, one after another. */
+export function concat(parts: readonly Uint8Array[]): Uint8Array {
   const all = new Uint8Array(parts.reduce((sum, { byteLength }) => sum + byteLength, 0));
   let at = 0;
   for (const part of parts) {

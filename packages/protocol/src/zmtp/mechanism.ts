@@ -5,6 +5,7 @@ import {
   encodeCommand,
   encodeMetadata,
   errorReason,
+  MAX_COMMAND_BYTES,
   type ZmtpMetadata,
 } from "./commands.js";
 import { encodeFrames, type ZmtpFrame } from "./frames.js";
@@ -18,6 +19,8 @@ export interface ZmtpMechanism {
   readonly asServer: boolean;
   /** Bytes that each frame grows by. */
   readonly overheadBytes: number;
+  /** Longest body, in bytes, of the handshake command that comes next. A longer one is refused when its header arrives. */
+  readonly maxHandshakeBytes: number;
   /** The bodies of the commands to send when both greetings are there. */
   open(): readonly Uint8Array[];
   /** Takes a command of the handshake. `peer` ends the handshake. Errors: `KV_WIRE_MALFORMED`, `KV_HANDSHAKE_UNTRUSTED`. */
@@ -37,11 +40,12 @@ export function nullMechanism(socketType: string): ZmtpMechanism {
     name: "NULL",
     asServer: false,
     overheadBytes: 0,
+    maxHandshakeBytes: MAX_COMMAND_BYTES,
     open: () => [encodeCommand("READY", encodeMetadata({ socketType }))],
     receive(command) {
       const { name, data } = decodeCommand(command);
       if (name === "READY") return { send: [], peer: decodeMetadata(data) };
-      throw unexpected(name, data, "READY");
+      throw unexpectedCommand(name, data, "READY");
     },
     seal: (frame) => frame,
     unseal: (frame) => frame,
@@ -49,7 +53,7 @@ export function nullMechanism(socketType: string): ZmtpMechanism {
 }
 
 /** The error for another command than the one that the handshake needs next. */
-function unexpected(name: string, data: Uint8Array, wanted: string): KvError {
+export function unexpectedCommand(name: string, data: Uint8Array, wanted: string): KvError {
   const what =
     name === "ERROR"
       ? `the peer refused the connection: ${errorReason(data) || "no reason given"}`

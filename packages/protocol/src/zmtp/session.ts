@@ -92,6 +92,11 @@ export class ZmtpSession {
     return this.#greetedBytes > 0;
   }
 
+  /** The peer's greeting is complete. */
+  get greetingComplete(): boolean {
+    return this.#greetedBytes === GREETING_BYTES;
+  }
+
   /** Bytes have arrived that `read` has not seen. */
   get unread(): boolean {
     return this.#reader.unread;
@@ -153,10 +158,15 @@ export class ZmtpSession {
     }
     const { mechanism, asServer, minor } = decodeGreeting(this.#greeted);
     const { name } = this.#mechanism;
-    if (mechanism !== name)
-      throw malformed(`the peer's security mechanism is ${printable(mechanism)}, this side's is ${name}`);
-    if (name !== "NULL" && asServer === this.#mechanism.asServer)
-      throw malformed(`both sides are the ${asServer ? "server" : "client"} of ${name}`);
+    if (mechanism !== name) {
+      throw new KvError(
+        name === "NULL" ? "KV_WIRE_MALFORMED" : "KV_HANDSHAKE_UNTRUSTED",
+        `ZMTP: the peer's security mechanism is ${printable(mechanism)}, this side's is ${name}`,
+        { details: { mechanism: name, peerMechanism: mechanism } },
+      );
+    }
+    // libzmq's servers do not say that they are servers.
+    if (asServer && this.#mechanism.asServer) throw malformed(`both sides are the server of ${name}`);
     this.#minor = minor;
     return { type: "send", chunks: encodeCommands(this.#mechanism.open()) };
   }
@@ -199,7 +209,8 @@ export class ZmtpSession {
   #admit({ command, sizeBytes }: ZmtpFrameHeader): void {
     const { maxFrames, maxMessageBytes } = this.#options;
     if (command || this.#peer === undefined) {
-      if (sizeBytes > MAX_COMMAND_BYTES) throw tooMuch(`a command of ${sizeBytes} bytes`, MAX_COMMAND_BYTES);
+      const limit = this.#peer === undefined ? this.#mechanism.maxHandshakeBytes : MAX_COMMAND_BYTES;
+      if (sizeBytes > limit) throw tooMuch(`a command of ${sizeBytes} bytes`, limit);
       return;
     }
     const frames = this.#frames.length + 1;

@@ -3,6 +3,7 @@ import type { ConnectorModule } from "@kv/interface";
 import { memoryNetwork } from "@kv/transport-memory";
 import { expect } from "vitest";
 import { createSimEngine, type SimEngine } from "../simulator/sim-engine.js";
+import type { SimEngineOptions } from "../simulator/sim-options.js";
 
 /** Engines in real time. Their handshakes use ZMQ on the loopback interface, and their transfers use the memory transport. */
 export function zmqEngines(connector: ConnectorModule) {
@@ -10,9 +11,13 @@ export function zmqEngines(connector: ConnectorModule) {
   const violations: string[] = [];
   const engines: SimEngine[] = [];
   return {
-    async engine(hostName: string, tpSize: number): Promise<SimEngine> {
+    async engine(
+      hostName: string,
+      tpSize: number,
+      extra: SimEngineOptions["extra"] = {},
+    ): Promise<SimEngine> {
       const engine = await createSimEngine({
-        ...{ network, hostName, engineId: hostName, tpSize, blockSize: 16, numBlocks: 64, connector },
+        ...{ network, hostName, engineId: hostName, tpSize, blockSize: 16, numBlocks: 64, connector, extra },
         sideChannel: zmqSideChannel(),
         violation: (what) => void violations.push(what),
       });

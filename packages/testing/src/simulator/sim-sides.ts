@@ -121,15 +121,19 @@ export async function createSimSides(options: SimEngineOptions, host: MemoryHost
 /** Wraps a side channel and records the port on which it listens. */
 function listening(sideChannel: SideChannel): { readonly sideChannel: SideChannel; port(): number } {
   let bound: number | undefined;
-  return {
-    sideChannel: {
-      ...sideChannel,
-      async listen(given) {
-        const listener = await sideChannel.listen(given);
-        bound = listener.port;
-        return listener;
-      },
+  const wrapped = (inner: SideChannel): SideChannel => ({
+    ...inner,
+    async listen(given) {
+      const listener = await inner.listen(given);
+      bound = listener.port;
+      return listener;
     },
+    ...(inner.withEncryption === undefined
+      ? {}
+      : { withEncryption: (keys) => wrapped(inner.withEncryption?.(keys) ?? inner) }),
+  });
+  return {
+    sideChannel: wrapped(sideChannel),
     port() {
       if (bound === undefined) throw new KvError("KV_INTERNAL", "the side channel does not listen yet");
       return bound;

@@ -53,7 +53,10 @@ export function createSimSteps(options: SimEngineOptions, sides: SimSides, host:
   function wake(): void {
     if (stepping || !alive) return;
     stepping = true;
-    clock.setTimer(() => void step(), stepMs);
+    clock.setTimer(() => {
+      // The engine may have been stopped in the meantime.
+      if (alive) void step();
+    }, stepMs);
   }
 
   function hasWork(): boolean {

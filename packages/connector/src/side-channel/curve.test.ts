@@ -1,0 +1,314 @@
+import { connect, createServer, type Socket } from "node:net";
+import { type KvError, type LogFields, silentLog } from "@kv/interface";
+import { type CurveKeyPair, curveClient, curveKeysOf } from "@kv/protocol";
+import { manualClock } from "@kv/testing/manual-clock";
+import { afterEach, describe, expect, test } from "vitest";
+import { capability, Dealer, Request, Router } from "zeromq";
+import { zmqSideChannel } from "./zmq-side-channel.js";
+
+const host = "127.0.0.1";
+const closers: (() => unknown)[] = [];
+afterEach(async () => {
+  for (const close of closers.splice(0).reverse()) await close();
+});
+const OWN = Buffer.from("the shared key of this test");
+const OTHER = Buffer.from("another key than that of this test");
+
+/** A side channel that warns into `warnings`; with keys, one that encrypts. */
+function channel(keys?: readonly Uint8Array[], options: Parameters<typeof zmqSideChannel>[0] = {}) {
+  const warnings: LogFields[] = [];
+  const log = { ...silentLog, warn: (_: string, fields?: LogFields) => void warnings.push(fields ?? {}) };
+  const made = zmqSideChannel({ log, ...options });
+  closers.push(() => made.close());
+  const side = keys === undefined ? made : made.withEncryption?.(() => keys);
+  if (side === undefined) throw new Error("it cannot encrypt");
+  const echo = () => side.listen({ host, port: 0, answer: (frames) => [Buffer.from("echo"), ...frames] });
+  const ask = async (port: number, ...frames: string[]) => {
+    const sent = frames.map((frame) => Buffer.from(frame));
+    const reply = await side.request({ host, port, frames: sent, timeoutMs: 20_000 });
+    return reply.frames.map((frame) => Buffer.from(frame).toString());
+  };
+  return { warnings, echo, ask };
+}
+
+const failure = (promise: Promise<unknown>): Promise<KvError> =>
+  promise.then(
+    () => {
+      throw new Error("it did not fail");
+    },
+    (error: KvError) => error,
+  );
+const own = <T extends { close(): void }>(socket: T): T => {
+  closers.push(() => socket.close());
+  return socket;
+};
+async function until(holds: () => boolean): Promise<void> {
+  while (!holds()) await new Promise((resolve) => setImmediate(resolve));
+}
+
+describe("two of our side channels", () => {
+  test("with the same key exchange messages, of which nobody between reads anything", async () => {
+    const { port } = await channel([OWN]).echo();
+    const seen: Buffer[] = [];
+    const sockets: Socket[] = [];
+    const between = createServer((socket) => {
+      const onward = connect(port, host);
+      sockets.push(socket, onward);
+      for (const [from, to] of [
+        [socket, onward],
+        [onward, socket],
+      ] as const) {
+        from
+          .on("error", () => {})
+          .on("data", (data) => {
+            seen.push(data);
+            to.write(data);
+          });
+      }
+    });
+    await new Promise<void>((resolve) => between.listen(0, host, resolve));
+    closers.push(() => {
+      for (const socket of sockets) socket.destroy();
+      between.close();
+    });
+    const { ask } = channel([OWN]);
+    const { port: relay } = between.address() as { port: number };
+    for (const word of ["secret one", "secret two"]) expect(await ask(relay, word)).toEqual(["echo", word]);
+    expect(sockets).toHaveLength(2);
+    const wire = Buffer.concat(seen).toString("latin1");
+    expect(wire).toContain("MESSAGE");
+    for (const word of ["secret", "echo", "ROUTER"]) expect(wire).not.toContain(word);
+  });
+
+  test("with different keys: both sides' errors name the setting", async () => {
+    const { echo, warnings } = channel([OTHER]);
+    const { port } = await echo();
+    const error = await failure(channel([OWN]).ask(port, "hello"));
+    expect(error.code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+    expect(error.message).toContain("ended the CURVE handshake");
+    expect(error.hint).toMatch(/side_channel_curve.*handshake_key_file/);
+    expect(warnings).toMatchObject([
+      { reason: "KV_HANDSHAKE_UNTRUSTED", hint: expect.stringContaining("side_channel_curve") },
+    ]);
+    expect(JSON.stringify(warnings)).not.toContain("another key than");
+  });
+
+  test.each([
+    ["a request without CURVE to a listener with it", undefined, [OWN], "KV_SIDE_CHANNEL_UNREACHABLE"],
+    ["a request with CURVE to a listener without it", [OWN], undefined, "KV_HANDSHAKE_UNTRUSTED"],
+  ])(
+    "%s is refused: both sides' errors name both mechanisms and the setting",
+    async (_, asks, answers, code) => {
+      const { echo, warnings } = channel(answers);
+      const { port } = await echo();
+      const error = await failure(channel(asks).ask(port, "hello"));
+      expect(error.code).toBe(code);
+      await until(() => warnings.length > 0);
+      for (const found of [error.message, String(warnings[0]?.["error"])])
+        expect(found).toMatch(/NULL.*CURVE|CURVE.*NULL/);
+      for (const found of [error.hint, warnings[0]?.["hint"]]) expect(found).toContain("side_channel_curve");
+    },
+  );
+
+  test("a connection without CURVE that was kept is not used by a request with it", async () => {
+    const made = zmqSideChannel();
+    closers.push(() => made.close());
+    const { port } = await channel().echo();
+    const asked = { host, port, frames: [Buffer.from("hello")], timeoutMs: 20_000 };
+    await made.request(asked);
+    const error = await failure(Promise.resolve(made.withEncryption?.(() => [OWN]).request(asked)));
+    expect(error.code).toBe("KV_HANDSHAKE_UNTRUSTED");
+    await made.request(asked);
+  });
+
+  test("the key changes on one side after the other, also for kept connections", async () => {
+    let [answers, asks] = [[OWN], [OWN]];
+    const made = zmqSideChannel();
+    closers.push(() => made.close());
+    const listening = made.withEncryption?.(() => answers);
+    const asking = made.withEncryption?.(() => asks);
+    const listener = await listening?.listen({ host, port: 0, answer: (frames) => frames });
+    const ask = async () =>
+      asking?.request({ host, port: listener?.port ?? 0, frames: [OWN], timeoutMs: 20_000 });
+    await ask();
+    for (const change of [
+      () => {
+        answers = [OWN, OTHER];
+      },
+      () => {
+        asks = [OTHER, OWN];
+      },
+      () => {
+        answers = [OTHER];
+      },
+      () => {
+        asks = [OTHER];
+      },
+    ]) {
+      change();
+      expect((await ask())?.frames).toHaveLength(1);
+    }
+    asks = [OWN];
+    expect((await failure(ask())).code).toBe("KV_SIDE_CHANNEL_UNREACHABLE");
+  });
+
+  test("a kept connection ends when its key is removed from the listener", async () => {
+    let answers = [OWN, OTHER];
+    const made = zmqSideChannel();
+    closers.push(() => made.close());
+    const listener = await made
+      .withEncryption?.(() => answers)
+      .listen({ host, port: 0, answer: (frames) => frames });
+    const { ask } = channel([OWN]);
+    const port = listener?.port ?? 0;
+    expect(await ask(port, "one")).toEqual(["one"]);
+    answers = [OTHER];
+    expect((await failure(ask(port, "two"))).message).toContain("CURVE");
+  });
+});
+
+describe("before the key is proved, the limits hold", () => {
+  const GREETING = Buffer.from(`ff00000000000000017f03014355525645${"00".repeat(47)}`, "hex");
+
+  test.each([
+    ["a HELLO of 201 bytes, at its header", [4, 201], "KV_WIRE_LIMIT_EXCEEDED"],
+    ["a HELLO of 2^40 bytes, at its header", [6, 0, 0, 1, 0, 0, 0, 0, 0], "KV_WIRE_LIMIT_EXCEEDED"],
+    [
+      "a HELLO of noise",
+      [4, 200, 5, 72, 69, 76, 76, 79, 1, ...Array<number>(193).fill(7)],
+      "KV_WIRE_MALFORMED",
+    ],
+    ["a message", [0, 1, 97], "KV_WIRE_MALFORMED"],
+  ])("%s ends the connection, and others are served", async (_, bytes, reason) => {
+    const { echo, warnings } = channel([OWN]);
+    const { port } = await echo();
+    const socket = connect(port, host);
+    const closed = new Promise((resolve) => socket.on("error", () => {}).on("close", resolve));
+    socket.resume();
+    socket.write(Buffer.concat([GREETING, Buffer.from(bytes)]));
+    await closed;
+    expect(warnings).toMatchObject([{ reason }]);
+    expect(await channel([OWN]).ask(port, "hello")).toEqual(["echo", "hello"]);
+  });
+
+  test("a handshake that stops after WELCOME ends after greetingTimeoutMs, and a larger request ends its connection", async () => {
+    const clock = manualClock();
+    const { echo } = channel([OWN], { clock, maxRequestBytes: 1000, greetingTimeoutMs: 1000 });
+    const { port } = await echo();
+    const socket = connect(port, host);
+    let closed = false;
+    socket
+      .on("error", () => {})
+      .on("close", () => {
+        closed = true;
+      });
+    let received = 0;
+    socket.on("data", (data) => {
+      received += data.length;
+    });
+    const [hello = new Uint8Array(0)] = curveClient({
+      socketType: "REQ",
+      keys: () => [curveKeysOf(OWN)],
+    }).open();
+    socket.write(Buffer.concat([GREETING, Uint8Array.of(4, 200), hello]));
+    await until(() => received === 64 + 2 + 168);
+    clock.advance(1250);
+    await until(() => closed);
+    const { ask } = channel([OWN]);
+    expect(await ask(port, "x".repeat(1000))).toHaveLength(2);
+    expect((await failure(ask(port, "x".repeat(1001)))).message).toContain("closed the connection");
+  });
+});
+
+/** The text form of a key that libzmq's options take (RFC 32). */
+function z85(bytes: Uint8Array): string {
+  const digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  let text = "";
+  for (let at = 0; at < bytes.byteLength; at += 4)
+    for (let power = 4; power >= 0; power -= 1)
+      text += digits[Math.floor(view.getUint32(at) / 85 ** power) % 85];
+  return text;
+}
+const keysForLibzmq = ({ publicKey, privateKey }: CurveKeyPair) => ({
+  curvePublicKey: z85(publicKey),
+  curveSecretKey: z85(
+    Uint8Array.from(Buffer.from(privateKey.export({ format: "jwk" }).d ?? "", "base64url")),
+  ),
+});
+
+describe.skipIf(capability.curve !== true)("with libzmq on the other end", () => {
+  const { server, client } = curveKeysOf(OWN);
+  const asClient = { ...keysForLibzmq(client), curveServerKey: z85(server.publicKey) };
+
+  test("its REQ with heartbeats asks our listener, in frames of all sizes", async () => {
+    const { port } = await channel([OWN]).echo();
+    const socket = own(new Request({ linger: 0, heartbeatInterval: 5, routingId: "a name", ...asClient }));
+    socket.connect(`tcp://${host}:${port}`);
+    for (const size of [0, 1, 222, 223, 255, 256, 4000]) {
+      const frame = Buffer.alloc(size, "x");
+      await socket.send([frame, "second"]);
+      expect((await socket.receive()).map(String)).toEqual(["echo", frame.toString(), "second"]);
+      await new Promise((resolve) => setTimeout(resolve, 20));
+    }
+  });
+
+  test("its DEALER asks many requests at once", async () => {
+    const { port } = await channel([OWN]).echo();
+    const socket = own(new Dealer({ linger: 0, ...asClient }));
+    socket.connect(`tcp://${host}:${port}`);
+    for (let at = 0; at < 200; at += 1) await socket.send(["", `${at}`]);
+    for (let at = 0; at < 200; at += 1)
+      expect((await socket.receive()).map(String)).toEqual(["", "echo", `${at}`]);
+  });
+
+  test("its ROUTER answers our client, in frames of all sizes", async () => {
+    const socket = own(
+      new Router({ linger: 0, heartbeatInterval: 5, curveServer: true, ...keysForLibzmq(server) }),
+    );
+    await socket.bind(`tcp://${host}:*`);
+    void (async () => {
+      for await (const frames of socket) await socket.send(frames);
+    })().catch(() => {});
+    const { ask } = channel([OWN]);
+    const port = Number(socket.lastEndpoint?.split(":").at(-1));
+    const words = [0, 1, 222, 223, 255, 256, 16_384, 70_000].map((size) => "x".repeat(size));
+    for (let round = 0; round < 3; round += 1) {
+      expect(await ask(port, ...words)).toEqual(words);
+      await new Promise((resolve) => setTimeout(resolve, 20));
+    }
+    const error = await failure(channel([OTHER]).ask(port, "hello"));
+    expect(error.message).toContain("ended the CURVE handshake");
+  });
+
+  test.each([
+    ["without CURVE, as vLLM's", {}, /NULL.*CURVE|CURVE.*NULL/],
+    [
+      "with a client key that is not accepted",
+      { ...asClient, ...keysForLibzmq(curveKeysOf(OTHER).client) },
+      /client key/,
+    ],
+    [
+      "with another server key",
+      { ...asClient, curveServerKey: z85(curveKeysOf(OTHER).server.publicKey) },
+      /server key/,
+    ],
+  ])("its REQ %s is refused", async (_, keys, why) => {
+    const { echo, warnings } = channel([OWN]);
+    const { port } = await echo();
+    const socket = own(new Request({ linger: 0, ...keys }));
+    socket.connect(`tcp://${host}:${port}`);
+    await socket.send("hello");
+    await until(() => warnings.length > 0);
+    expect(String(warnings[0]?.["error"])).toMatch(why);
+    expect(warnings[0]?.["hint"]).toContain("side_channel_curve");
+  });
+
+  test("its ROUTER without CURVE, as vLLM's, is refused", async () => {
+    const socket = own(new Router({ linger: 0 }));
+    await socket.bind(`tcp://${host}:*`);
+    const error = await failure(channel([OWN]).ask(Number(socket.lastEndpoint?.split(":").at(-1)), "hello"));
+    expect(error.message).toMatch(/NULL.*CURVE|CURVE.*NULL/);
+    expect(error.hint).toContain("side_channel_curve");
+  });
+});
