@@ -29,6 +29,8 @@ const FROM_THE_START: readonly (readonly [name: string, labels?: Labels])[] = [
   ["kv_proxy_restarts_total"],
   ["kv_proxy_decode_alone_total"],
   ["kv_proxy_parts_total"],
+  ["kv_proxy_prompt_tokens_total"],
+  ["kv_proxy_cached_prompt_tokens_total"],
   ...["sent", "refused", "failed"].map((outcome) => ["kv_proxy_released_total", { outcome }] as const),
 ];
 

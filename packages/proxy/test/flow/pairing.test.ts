@@ -96,9 +96,9 @@ test("a request goes only to engines with equal hashes; each unpaired instance i
   ]);
   const metrics = (await (await fetch(`${adminUrl}/metrics`)).text()).split("\n");
   expect(metrics).toContain(
-    `kv_proxy_instance_unpaired{role="prefill",instance="${p32.spec.url}",factor="vllm_version"} 1`,
+    `kv_proxy_instance_unpaired{role="prefill",server="${p32.spec.url}",factor="vllm_version"} 1`,
   );
-  expect(metrics).toContain(`kv_proxy_instance_pairs{role="prefill",instance="${p33.spec.url}"} 1`);
+  expect(metrics).toContain(`kv_proxy_instance_pairs{role="prefill",server="${p33.spec.url}"} 1`);
   const unpaired = lines.filter(({ event }) => event === "instance-unpaired");
   expect(unpaired.map(({ fields }) => fields["instance"])).toEqual([p32.spec.url]);
 });
