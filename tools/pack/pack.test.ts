@@ -32,7 +32,7 @@ describe.each(names)("%s", (name) => {
   test("packs, installs, imports and type-checks outside the repository", async () => {
     const folder = (await projects.get(name)) ?? "";
     const specifiers = Object.keys(manifests.get(name)?.exports ?? {})
-      .filter((path) => path !== "./package.json")
+      .filter((path) => !path.endsWith(".json"))
       .map((path) => name + path.slice(1));
     const imports = specifiers
       .map((specifier, i) => `import * as p${i} from ${JSON.stringify(specifier)};`)

@@ -57,7 +57,7 @@ describe.skipIf(nixlMissing)(`kv-nixl bench (${nixlMissing ?? "found"})`, () => 
       expect(await sendLine(Number(port), `${"x".repeat(2 << 20)}\n`)).toBe("");
 
       const most = await run([...CLI, "bench", "--connect", `127.0.0.1:${port}`, "--sizes", "2MiB"]);
-      expect(most).toMatchObject({ code: 1, stderr: expect.stringContaining("raise --max-bytes") });
+      expect(most).toMatchObject({ code: 2, stderr: expect.stringContaining("raise --max-bytes") });
       const { code, stdout } = await run([
         ...CLI,
         "bench",
@@ -75,9 +75,9 @@ describe.skipIf(nixlMissing)(`kv-nixl bench (${nixlMissing ?? "found"})`, () => 
     expect(await once(target, "exit")).toEqual([0, null]);
   });
 
-  test("exits with 1 when no target listens at the address", async () => {
+  test("exits with 2 when no target listens at the address", async () => {
     const end = await run([...CLI, "bench", "--connect", "127.0.0.1:1"]);
-    expect(end).toMatchObject({ code: 1, stderr: expect.stringContaining("KV_SIDE_CHANNEL_UNREACHABLE") });
+    expect(end).toMatchObject({ code: 2, stderr: expect.stringContaining("KV_SIDE_CHANNEL_UNREACHABLE") });
   });
 });
 
