@@ -243,7 +243,15 @@ describe.skipIf(capability.curve !== true)("with libzmq on the other end", () =>
 
   test("its REQ with heartbeats asks our listener, in frames of all sizes", async () => {
     const { port } = await channel([OWN]).echo();
-    const socket = own(new Request({ linger: 0, heartbeatInterval: 5, routingId: "a name", ...asClient }));
+    const socket = own(
+      new Request({
+        linger: 0,
+        heartbeatInterval: 5,
+        heartbeatTimeout: 30_000,
+        routingId: "a name",
+        ...asClient,
+      }),
+    );
     socket.connect(`tcp://${host}:${port}`);
     for (const size of [0, 1, 222, 223, 255, 256, 4000]) {
       const frame = Buffer.alloc(size, "x");
@@ -264,7 +272,13 @@ describe.skipIf(capability.curve !== true)("with libzmq on the other end", () =>
 
   test("its ROUTER answers our client, in frames of all sizes", async () => {
     const socket = own(
-      new Router({ linger: 0, heartbeatInterval: 5, curveServer: true, ...keysForLibzmq(server) }),
+      new Router({
+        linger: 0,
+        heartbeatInterval: 5,
+        heartbeatTimeout: 30_000,
+        curveServer: true,
+        ...keysForLibzmq(server),
+      }),
     );
     await socket.bind(`tcp://${host}:*`);
     void (async () => {

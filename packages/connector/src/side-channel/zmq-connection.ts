@@ -146,10 +146,13 @@ export class ZmqConnection {
 
   #whyClosed(): ConnectionLoss {
     if (this.#stage === "established") return { why: "it closed the connection" };
-    if (!this.#session.greetingBegun)
-      return {
-        why: "the server there does not speak ZMQ, or has no connection to spare: it closed the connection without a greeting",
-      };
+    if (!this.#session.greetingBegun) {
+      const why =
+        "it closed the connection without a greeting: it does not speak ZMQ, or has no connection to spare";
+      return this.#isCurve
+        ? { why: `${why}, or has the mechanism NULL and not CURVE`, hint: CURVE_HINT }
+        : { why };
+    }
     if (!this.#isCurve) return { why: "it ended the ZMQ handshake" };
     if (!this.#session.greetingComplete) return { why: OTHER_MECHANISM, hint: CURVE_HINT };
     return { why: "it ended the CURVE handshake, as a listener with another key does", hint: CURVE_HINT };
