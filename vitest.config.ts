@@ -10,6 +10,9 @@ const WHOLE_SYSTEMS = [
   "tools/faults/**",
   "packages/neuron/**/faults.test.ts",
   "**/faults-bite.test.ts",
+  "**/isolation-property.test.ts",
+  "packages/peer/test/load.test.ts",
+  "tools/docs/how-to.test.ts",
 ];
 const [, , command, ...args] = process.argv;
 const named = args.some((arg) => !arg.startsWith("-"));
