@@ -30,16 +30,15 @@ export { type InstanceSpecInput, instanceSpecSchema, parseInstanceSpec } from ".
 export type { InstanceTimes, PooledInstance, PooledInstanceOptions } from "./instances/pooled-instance.js";
 export type { InstanceGet, InstanceGetRequest } from "./pairing/engine-facts.js";
 export {
-  type AnsweredEngine,
   type AnyPartner,
   PAIRING_MODES,
-  type PairedInstance,
   Pairing,
   type PairingMode,
   type PairingOptions,
   type PairingSettings,
   type Partner,
 } from "./pairing/pairing.js";
+export type { AnsweredEngine, PairedInstance } from "./pairing/pairing-entry.js";
 export {
   assumedGroups,
   CONVERSIONS,

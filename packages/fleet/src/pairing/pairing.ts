@@ -1,10 +1,20 @@
-import { type Clock, KvError, type Log, type Timer } from "@kv/interface";
+import { type Clock, KvError, type Log } from "@kv/interface";
 import { formatValue, searchHashFactors } from "@kv/protocol";
 import { type Instance, instanceName, type PairingStatus, type Role } from "../instances/instance.js";
 import { checkPair, differenceIsKnown, type PairCheck, type PairDifference } from "./check-pair.js";
 import { type EngineFacts, type InstanceGet, modeIn, readEngineFacts } from "./engine-facts.js";
+import {
+  type AnsweredEngine,
+  addressUnknown,
+  Entry,
+  FIRST_RETRY_MS,
+  isReady,
+  nearest,
+  type PairedInstance,
+  requireAnsweredEngine,
+  sameEngine,
+} from "./pairing-entry.js";
 import { hasMla } from "./plan-pair.js";
-import type { SideChannelAddress } from "./side-channel-request.js";
 
 /**
  * What pairs with an instance whose side channel was never read, because its address is not known or it cannot be reached. `lenient`: every
@@ -35,28 +45,6 @@ export interface PairingOptions extends PairingSettings {
   readonly log: Log;
 }
 
-/** An instance as pairing sees it. */
-export interface PairedInstance extends Instance {
-  /** It takes no more requests. */
-  readonly draining: boolean;
-  /** Whether it is neither draining, ejected nor cooling down. */
-  available(): boolean;
-}
-
-/** The engine of a prefill instance, as an answer's `kv_transfer_params` name it. */
-export interface AnsweredEngine {
-  /** `remote_engine_id`. */
-  readonly engineId: string;
-  /** `remote_host`: the host of its side channel. */
-  readonly host: string;
-  /** `remote_port`. */
-  readonly port: number;
-  /** `tp_size`. */
-  readonly tpSize: number;
-  /** `transfer_mode`. */
-  readonly mode: "pull" | "push";
-}
-
 /** The prefill instance that a decode instance is to fit; for a prefill instance, that there is to be any decode instance that it fits. */
 export type Partner = Instance | AnyPartner;
 
@@ -66,56 +54,11 @@ export interface AnyPartner {
   readonly avoiding: ReadonlySet<Instance>;
 }
 
-const FIRST_RETRY_MS = 1000;
 const MAX_RETRY_MS = 30_000;
 /** Between two readings because of what an instance does. */
 const MIN_INTERVAL_MS = 500;
 /** Engines that answer under one URL, such as the ranks of a data-parallel server. */
 const MAX_ENGINES = 16;
-const DEFAULT_PORT = 5600;
-
-/** What is known about one instance. */
-class Entry {
-  facts: EngineFacts | undefined = undefined;
-  /** Facts of engines that answered under this instance's URL, by id. */
-  readonly engines = new Map<string, EngineFacts>();
-  answered: AnsweredEngine | undefined = undefined;
-  /** The engine may be another one since the facts were read. */
-  stale = false;
-  error: KvError | undefined = undefined;
-  reading: Promise<void> | undefined = undefined;
-  searching = false;
-  timer: Timer | undefined = undefined;
-  delayMs = FIRST_RETRY_MS;
-  readAtMs = Number.NEGATIVE_INFINITY;
-  /** The instances that it fits, and the check of each other one. */
-  checks = new Map<Entry, PairCheck>();
-  /** What the last log line said. */
-  logged = "";
-
-  /** Of the instance's URL. */
-  readonly origin: string;
-
-  constructor(readonly instance: PairedInstance) {
-    this.origin = new URL(instance.url).origin;
-  }
-
-  get address(): SideChannelAddress | undefined {
-    const { kv, url } = this.instance;
-    const host = new URL(url).hostname.replace(/^\[|\]$/g, "");
-    if (kv?.host !== undefined || kv?.port !== undefined || kv?.engineId !== undefined)
-      return { host: kv.host ?? host, port: kv.port ?? DEFAULT_PORT };
-    if (this.answered === undefined) return undefined;
-    const { host: announced, port } = this.answered;
-    // What an engine calls itself on its own host is another host here.
-    return { host: isOwnHost(announced) && !isOwnHost(host) ? host : announced, port };
-  }
-
-  /** It is not known which engine it has now: that is being found out. */
-  get isUnsure(): boolean {
-    return this.stale || (this.facts === undefined && this.reading !== undefined);
-  }
-}
 
 /**
  * Knows which prefill instances fit which decode instances: it reads the side channel of each instance when it is added, when its engine may have
@@ -549,10 +492,6 @@ export class Pairing {
   }
 }
 
-function isReady(entry: Entry): boolean {
-  return !entry.isUnsure && entry.instance.available();
-}
-
 /** Facts whose factors were searched for. */
 const searched = new WeakSet<EngineFacts>();
 
@@ -563,16 +502,6 @@ function checkFacts(prefill: EngineFacts, decode: EngineFacts): PairCheck {
     const note = thrown instanceof Error ? thrown.message : String(thrown);
     return { fits: false, differences: [{ factor: "plan", prefill: note, decode: note }], note };
   }
-}
-
-/** Of an instance that fits none: the check with the fewest differences. */
-function nearest({ checks }: Entry): Extract<PairCheck, { fits: false }> | undefined {
-  let best: Extract<PairCheck, { fits: false }> | undefined;
-  for (const check of checks.values()) {
-    if (check.fits) return undefined;
-    if (best === undefined || check.differences.length < best.differences.length) best = check;
-  }
-  return best;
 }
 
 function textOf({
@@ -595,39 +524,4 @@ function textOf({
 function shown(value: unknown): string {
   const text = typeof value === "string" ? value.slice(0, 200) : formatValue(value);
   return text;
-}
-
-/** The ranks of a data-parallel server are engines of one configuration: `ID_dp0`, `ID_dp1`. */
-function sameEngine(one: string, other: string): boolean {
-  return one.replace(/_dp\d+$/, "") === other.replace(/_dp\d+$/, "");
-}
-
-function isOwnHost(host: string): boolean {
-  return /^(localhost|127\.\d+\.\d+\.\d+|::1|0\.0\.0\.0|::|\*)$/i.test(host);
-}
-
-function addressUnknown(role: Role): KvError {
-  const flag = `--${role}-side-channel-port`;
-  const message =
-    role === "prefill"
-      ? "the address of its side channel is not known before its first answer"
-      : "the address of its side channel is not known";
-  return new KvError("KV_CONFIG_INVALID", message, {
-    hint: `vLLM does not announce it over HTTP: give ${flag}, or kv.port of the instance in a configuration or discovery file (vLLM's default: 5600); --pairing off ends this warning`,
-  });
-}
-
-/** Errors: `KV_HANDSHAKE_INCOMPATIBLE` when the side channel is that of another engine than the one that answers requests. */
-function requireAnsweredEngine(entry: Entry, facts: EngineFacts, { host, port }: SideChannelAddress): void {
-  const { answered } = entry;
-  if (answered === undefined || sameEngine(answered.engineId, facts.engineId)) return;
-  // An engine that was read under the answered id has been restarted since.
-  if ([...entry.engines.keys()].some((id) => sameEngine(id, answered.engineId))) return;
-  throw new KvError(
-    "KV_HANDSHAKE_INCOMPATIBLE",
-    `the side channel ${host}:${port} is that of engine ${facts.engineId}, but the instance answers as engine ${answered.engineId}`,
-    {
-      hint: "give each server its own VLLM_NIXL_SIDE_CHANNEL_PORT, and each instance the address of its own side channel",
-    },
-  );
 }
