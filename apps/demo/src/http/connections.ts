@@ -5,8 +5,8 @@ import type { HttpLimits } from "./limits.js";
 /** An open connection. */
 interface Connection {
   readonly address: string;
-  /** Requests without a complete response. */
-  requests: number;
+  /** Responses that are not complete. */
+  readonly responses: Set<ServerResponse>;
 }
 
 const REFUSAL =
@@ -38,7 +38,7 @@ export class Connections {
 
   /** Requests of a connection without a complete response. */
   requestsOf(socket: Socket): number {
-    return this.#open.get(socket)?.requests ?? 0;
+    return this.#open.get(socket)?.responses.size ?? 0;
   }
 
   #accept(socket: Socket): void {
@@ -48,9 +48,13 @@ export class Connections {
       socket.write(REFUSAL, () => socket.destroy());
       return;
     }
-    this.#open.set(socket, { address, requests: 0 });
+    const responses = new Set<ServerResponse>();
+    this.#open.set(socket, { address, responses });
     this.#perAddress.set(address, (this.#perAddress.get(address) ?? 0) + 1);
-    socket.once("close", () => this.#forget(socket));
+    socket.once("close", () => {
+      this.#forget(socket);
+      closeWaiting(responses);
+    });
   }
 
   #hasRoom(address: string): boolean {
@@ -63,7 +67,8 @@ export class Connections {
   /** Closes the oldest connection without a request, of an address or of all. Returns whether there was one. */
   #closeOldestIdle(address?: string): boolean {
     for (const [socket, connection] of this.#open) {
-      if (connection.requests > 0 || (address !== undefined && connection.address !== address)) continue;
+      if (connection.responses.size > 0 || (address !== undefined && connection.address !== address))
+        continue;
       this.#forget(socket);
       socket.destroy();
       return true;
@@ -83,23 +88,35 @@ export class Connections {
   #began({ socket }: IncomingMessage, response: ServerResponse): void {
     const connection = this.#open.get(socket);
     if (connection === undefined) return;
-    connection.requests += 1;
+    const { responses } = connection;
+    responses.add(response);
     this.#requests += 1;
     response.once("close", () => {
-      connection.requests -= 1;
+      responses.delete(response);
       this.#requests -= 1;
-      if (this.#isClosing && connection.requests === 0) socket.destroy();
+      if (this.#isClosing && responses.size === 0) socket.destroy();
     });
   }
 
   /** Closes connections without a pending response now, and the others as soon as their response has been sent. */
   closeIdle(): void {
     this.#isClosing = true;
-    for (const [socket, { requests }] of this.#open) if (requests === 0) socket.destroy();
+    for (const [socket, { responses }] of this.#open) if (responses.size === 0) socket.destroy();
   }
 
   /** Closes every connection now. */
   closeAll(): void {
     for (const socket of this.#open.keys()) socket.destroy();
+  }
+}
+
+/**
+ * Closes the responses of a closed connection that waited for an earlier one of it (HTTP pipelining). Node emits `close` only for the response
+ * that had the socket (seen with Node 20.20), so nobody would learn that the client is gone.
+ */
+function closeWaiting(responses: ReadonlySet<ServerResponse>): void {
+  for (const response of [...responses]) {
+    response.destroy();
+    response.emit("close");
   }
 }

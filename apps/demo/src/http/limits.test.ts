@@ -199,6 +199,35 @@ describe("limits of the HTTP server", () => {
   });
 });
 
+describe("pipelined requests of a client that leaves", () => {
+  it("are aborted and give their places back", async () => {
+    const served = await serveWith({ maxRequests: 4 });
+    const release = holdRequests(served);
+    const connection = await RawConnection.open(served.url);
+    connection.write(postText(JSON.stringify({ ...greedy, max_tokens: 200 })).repeat(4));
+    await expect.poll(() => inEngine(served)).toBe(4);
+    expect((await served.post({})).status).toBe(503);
+    connection.close();
+    await expect.poll(async () => (await served.post({})).status).toBe(400);
+    let steps = 0;
+    release();
+    served.model.before = async () => {
+      steps += 1;
+    };
+    await expectServed(served);
+    expect(inEngine(served)).toBe(0);
+    expect(steps).toBeLessThan(20);
+  });
+
+  it("are counted no longer after a refusal closed their connection", async () => {
+    const served = await serveWith({ maxRequests: 4, maxRequestsPerConnection: 2 });
+    const connection = await RawConnection.open(served.url);
+    connection.write(GET.repeat(20));
+    await connection.untilClosed();
+    await expectServed(served);
+  });
+});
+
 describe("bodies that are refused at once", () => {
   it.each([
     ["a million wrong tokens", { prompt: Array.from({ length: 500_000 }, () => "x") }],

@@ -1,5 +1,5 @@
 import { readFile } from "node:fs/promises";
-import type { ServerResponse } from "node:http";
+import { createServer, type ServerResponse } from "node:http";
 import type { InstancePool, Role } from "@kv/fleet";
 import { type Ambient, KvError, type Timer } from "@kv/interface";
 import Fastify, { type FastifyInstance, type FastifyRequest } from "fastify";
@@ -39,22 +39,28 @@ const STATUS_EVERY_MS = 1_000;
 /** The HTTP server for operators: instances, status, metrics, and the page. All routes except the page's file require the token. */
 export function createAdminServer(options: AdminServerOptions): FastifyInstance {
   const { pools, status, prometheus, history, settings, ambient } = options;
-  const app = Fastify({
-    logger: false,
-    bodyLimit: BODY_LIMIT_BYTES,
-    forceCloseConnections: true,
-    requestTimeout: ADMIN_LIMITS.requestMs,
-    http: { maxHeaderSize: ADMIN_LIMITS.headersLengthBytes, connectionsCheckingInterval: 2_000 },
-    clientErrorHandler: (error, socket) => sendParserError(error, socket, ambient.clock),
-  });
-  app.server.headersTimeout = ADMIN_LIMITS.requestMs;
   const connections = new ClientConnections({
     all: ADMIN_LIMITS.connections,
     perAddress: ADMIN_LIMITS.connectionsPerAddress,
     pipelined: 0,
     refuse: refuseConnection,
   });
-  app.server.on("connection", (socket) => connections.accept(socket));
+  const app = Fastify({
+    logger: false,
+    bodyLimit: BODY_LIMIT_BYTES,
+    forceCloseConnections: true,
+    clientErrorHandler: (error, socket) => sendParserError(error, socket, ambient.clock),
+    serverFactory: (handler) =>
+      createServer(
+        {
+          maxHeaderSize: ADMIN_LIMITS.headersLengthBytes,
+          connectionsCheckingInterval: 2_000,
+          headersTimeout: ADMIN_LIMITS.requestMs,
+          requestTimeout: ADMIN_LIMITS.requestMs,
+        },
+        (request, response) => connections.takeTurn(request, response, () => handler(request, response)),
+      ).on("connection", (socket) => connections.accept(socket)),
+  });
   // A form of another site may send text/plain without asking the browser's user.
   app.removeContentTypeParser("text/plain");
   const streams = new Set<ServerResponse>();

@@ -1,5 +1,6 @@
 import { once } from "node:events";
 import { get } from "node:http";
+import { connect } from "node:net";
 import { expect, test } from "vitest";
 import { decodeOk, prefillOk, sendJson } from "../support/fake-upstream.js";
 import { after, createManualClock } from "../support/manual-clock.js";
@@ -140,6 +141,23 @@ test("/events streams requests when they end, with the times of their legs", asy
   expect(times).toEqual([...times].sort((a, b) => a - b));
   events.destroy();
   expect(await (await fetch(`${adminUrl}/requests`)).json()).toHaveLength(1);
+});
+
+test("a connection that sends a request before the answer to its last one is refused", async () => {
+  const [p, d] = [await upstream(prefillOk), await upstream(decodeOk)];
+  const { adminUrl } = await runProxy({ prefillers: [p.url], decoders: [d.url], admin });
+  const { hostname, port } = new URL(adminUrl);
+  let text = "";
+  const socket = connect(Number(port), hostname, () =>
+    socket.write("GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(40)),
+  );
+  socket.on("data", (chunk) => (text += String(chunk))).on("error", () => {});
+  await once(socket, "close");
+  expect(text).not.toContain("event: status");
+  const pages = Array.from({ length: 32 }, () => new AbortController());
+  const statuses = pages.map(async ({ signal }) => (await fetch(`${adminUrl}/events`, { signal })).status);
+  expect(await Promise.all(statuses)).toEqual(pages.map(() => 200));
+  for (const page of pages) page.abort();
 });
 
 test("health checks eject an instance that answers 503, and take it back after a good check", async () => {
