@@ -8,3 +8,4 @@ export * from "./platform.js";
 export * from "./side-channel.js";
 export * from "./staging.js";
 export * from "./transport.js";
+export { Turns } from "./turns.js";

@@ -195,7 +195,7 @@ describe("limits of the HTTP server", () => {
 
   it("has a default for each limit", () => {
     expect(Object.keys(httpLimits()).sort()).toEqual(Object.keys(tries).sort());
-    expect(httpLimits({ maxBodyBytes: 7 })).toMatchObject({ maxBodyBytes: 7, maxRequests: 1024 });
+    expect(httpLimits({ maxBodyBytes: 7 })).toMatchObject({ maxBodyBytes: 7, maxRequests: 512 });
   });
 });
 

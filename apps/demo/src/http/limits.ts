@@ -35,11 +35,11 @@ export type HttpLimitsInput = { readonly [K in keyof HttpLimits]?: number | unde
 
 /** The defaults of `HttpLimits`. Connections take at most a quarter of the files that the process may open. */
 export function httpLimits(given: HttpLimitsInput = {}): HttpLimits {
-  const maxConnections = given.maxConnections ?? Math.min(4096, Math.floor(openFilesLimit() / 4));
+  const maxConnections = given.maxConnections ?? Math.min(1024, Math.floor(openFilesLimit() / 4));
   return {
     maxConnections,
     maxConnectionsPerAddress: Math.max(1, Math.floor(maxConnections / 2)),
-    maxRequests: 1024,
+    maxRequests: 512,
     maxRequestsPerConnection: 16,
     maxHeaderBytes: 16 * 1024,
     headerTimeoutMs: 10_000,

@@ -1,8 +1,15 @@
 import type { IncomingMessage } from "node:http";
+import { Turns } from "@kv/interface";
 import { httpError } from "./error-response.js";
 import type { HttpLimits } from "./limits.js";
 
 type BodyLimits = Pick<HttpLimits, "maxBodyBytes" | "maxBodiesBytes" | "maxBodyDepth" | "maxBodyMembers">;
+
+/** A body of at most this many bytes is read and parsed at once; a larger one in turns with the others. */
+const AT_ONCE_BYTES = 64 * 1024;
+/** Node reads pieces of at most 64 KiB. */
+const PIECES = new Turns(16);
+const PARSES = new Turns(1);
 
 /** A body that is being read. */
 interface PendingBody {
@@ -27,6 +34,7 @@ export class BodyReader {
    */
   async read(request: IncomingMessage): Promise<unknown> {
     const bytes = await this.#bytesOf(request);
+    if (bytes.length > AT_ONCE_BYTES) await new Promise<void>((resolve) => PARSES.later(resolve));
     const text = decodeUtf8(bytes);
     checkShape(text, this.#limits);
     try {
@@ -57,6 +65,10 @@ export class BodyReader {
         for (const oldest of this.#pending) {
           if (this.#bytes <= maxBodiesBytes) break;
           oldest.refuse(httpError(503, "the memory for request bodies is full", undefined));
+        }
+        if (body.bytes > AT_ONCE_BYTES) {
+          request.pause();
+          PIECES.later(() => request.resume());
         }
       };
       this.#pending.add(body);

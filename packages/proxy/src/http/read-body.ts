@@ -1,8 +1,14 @@
 import type { IncomingMessage } from "node:http";
-import { KvError } from "@kv/interface";
+import { KvError, Turns } from "@kv/interface";
 import { type JsonLimits, JsonScan } from "../request/json-scan.js";
 import { shortened } from "../request/shown-value.js";
 import type { BodyBudget, BodyShare } from "./limits/body-budget.js";
+
+/** A body of at most this many bytes is read and parsed at once; a larger one in turns with the others. */
+const AT_ONCE_BYTES = 64 * 1024;
+/** Node reads pieces of at most 64 KiB. */
+const PIECES = new Turns(16);
+const PARSES = new Turns(1);
 
 /** Limits of one body. */
 export interface BodyLimits extends JsonLimits {
@@ -61,6 +67,10 @@ export function readJsonBody(
         scan.push(chunk);
         share.add(chunk.length);
         chunks.push(chunk);
+        if (lengthBytes > AT_ONCE_BYTES) {
+          request.pause();
+          PIECES.later(() => request.resume());
+        }
       } catch (error) {
         refuse(error);
       }
@@ -73,7 +83,8 @@ export function readJsonBody(
         chunks = [];
         return bytes;
       };
-      resolve({ take, share });
+      if (lengthBytes > AT_ONCE_BYTES) PARSES.later(() => resolve({ take, share }));
+      else resolve({ take, share });
     });
     request.once("error", (cause) => {
       refuse(

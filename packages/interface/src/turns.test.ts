@@ -1,0 +1,34 @@
+import { expect, it } from "vitest";
+import { Turns } from "./turns.js";
+
+const turn = () => new Promise<void>((resolve) => setImmediate(resolve));
+
+it("runs so many parts in one turn of the event loop, in order, and lets others run between the turns", async () => {
+  const turns = new Turns(2);
+  const ran: number[] = [];
+  const seen: number[][] = [];
+  for (let part = 0; part < 5; part += 1) turns.later(() => ran.push(part));
+  expect(ran).toEqual([]);
+  for (let at = 0; at < 3; at += 1) {
+    await turn();
+    seen.push([...ran]);
+  }
+  expect(seen).toEqual([
+    [0, 1],
+    [0, 1, 2, 3],
+    [0, 1, 2, 3, 4],
+  ]);
+});
+
+it("runs what a part adds in a later turn", async () => {
+  const turns = new Turns(8);
+  const ran: string[] = [];
+  turns.later(() => {
+    ran.push("first");
+    turns.later(() => ran.push("added"));
+  });
+  await turn();
+  expect(ran).toEqual(["first"]);
+  await turn();
+  expect(ran).toEqual(["first", "added"]);
+});
