@@ -14,12 +14,10 @@ function rowsOf(limits: object, dependent: Record<string, string> = {}): [string
   return Object.entries(limits).map(([name, value]) => [name, dependent[name] ?? grouped(value)]);
 }
 
-function connections(most: string): Record<string, string> {
-  return {
-    maxConnections: `a quarter of the open files, ${most} at most`,
-    maxConnectionsPerAddress: "half of `maxConnections`",
-  };
-}
+const CONNECTIONS = {
+  maxConnections: "a quarter of the open files, 1,024 at most",
+  maxConnectionsPerAddress: "half of `maxConnections`",
+};
 
 function proxyLimits(listener: "clients" | "admin"): [string, string][] {
   return PROXY_LIMITS.filter((limit) => limit.listener === listener).map((limit) => [
@@ -44,7 +42,7 @@ interface Listener {
 const LISTENERS: readonly Listener[] = [
   {
     heading: "Side channel",
-    limits: rowsOf(sideChannelLimits({}), connections("1,024")),
+    limits: rowsOf(sideChannelLimits({}), CONNECTIONS),
     files: [
       "packages/connector/src/side-channel/zmq-limits.test.ts",
       "packages/connector/src/side-channel/zmq-side-channel.test.ts",
@@ -62,7 +60,7 @@ const LISTENERS: readonly Listener[] = [
   },
   {
     heading: "Instance of the reference app",
-    limits: rowsOf(httpLimits(), connections("4,096")),
+    limits: rowsOf(httpLimits(), { ...CONNECTIONS, maxRequestsPerAddress: "half of `maxRequests`" }),
     files: ["apps/demo/src/http/limits.test.ts"],
   },
   {

@@ -4,9 +4,16 @@ import type { HttpLimits } from "./limits.js";
 
 /** An open connection. */
 interface Connection {
-  readonly address: string;
+  readonly client: Client;
   /** Responses that are not complete. */
   readonly responses: Set<ServerResponse>;
+}
+
+/** What one remote address has open. */
+interface Client {
+  readonly address: string;
+  connections: number;
+  requests: number;
 }
 
 const REFUSAL =
@@ -19,7 +26,7 @@ const REFUSAL =
 export class Connections {
   /** Oldest first. */
   readonly #open = new Map<Socket, Connection>();
-  readonly #perAddress = new Map<string, number>();
+  readonly #clients = new Map<string, Client>();
   readonly #limits: Pick<HttpLimits, "maxConnections" | "maxConnectionsPerAddress">;
   #requests = 0;
   #isClosing = false;
@@ -41,6 +48,11 @@ export class Connections {
     return this.#open.get(socket)?.responses.size ?? 0;
   }
 
+  /** Requests without a complete response of the address that a connection comes from. */
+  requestsOfAddress(socket: Socket): number {
+    return this.#open.get(socket)?.client.requests ?? 0;
+  }
+
   #accept(socket: Socket): void {
     const address = socket.remoteAddress ?? "";
     if (!this.#hasRoom(address)) {
@@ -48,9 +60,11 @@ export class Connections {
       socket.write(REFUSAL, () => socket.destroy());
       return;
     }
+    const client = this.#clients.get(address) ?? { address, connections: 0, requests: 0 };
+    this.#clients.set(address, client);
+    client.connections += 1;
     const responses = new Set<ServerResponse>();
-    this.#open.set(socket, { address, responses });
-    this.#perAddress.set(address, (this.#perAddress.get(address) ?? 0) + 1);
+    this.#open.set(socket, { client, responses });
     socket.once("close", () => {
       this.#forget(socket);
       closeWaiting(responses);
@@ -59,7 +73,7 @@ export class Connections {
 
   #hasRoom(address: string): boolean {
     const { maxConnections, maxConnectionsPerAddress } = this.#limits;
-    if ((this.#perAddress.get(address) ?? 0) >= maxConnectionsPerAddress)
+    if ((this.#clients.get(address)?.connections ?? 0) >= maxConnectionsPerAddress)
       return this.#closeOldestIdle(address);
     return this.#open.size < maxConnections || this.#closeOldestIdle();
   }
@@ -67,7 +81,7 @@ export class Connections {
   /** Closes the oldest connection without a request, of an address or of all. Returns whether there was one. */
   #closeOldestIdle(address?: string): boolean {
     for (const [socket, connection] of this.#open) {
-      if (connection.responses.size > 0 || (address !== undefined && connection.address !== address))
+      if (connection.responses.size > 0 || (address !== undefined && connection.client.address !== address))
         continue;
       this.#forget(socket);
       socket.destroy();
@@ -80,19 +94,21 @@ export class Connections {
     const connection = this.#open.get(socket);
     if (connection === undefined) return;
     this.#open.delete(socket);
-    const left = (this.#perAddress.get(connection.address) ?? 1) - 1;
-    if (left === 0) this.#perAddress.delete(connection.address);
-    else this.#perAddress.set(connection.address, left);
+    const { client } = connection;
+    client.connections -= 1;
+    if (client.connections === 0) this.#clients.delete(client.address);
   }
 
   #began({ socket }: IncomingMessage, response: ServerResponse): void {
     const connection = this.#open.get(socket);
     if (connection === undefined) return;
-    const { responses } = connection;
+    const { client, responses } = connection;
     responses.add(response);
+    client.requests += 1;
     this.#requests += 1;
     response.once("close", () => {
       responses.delete(response);
+      client.requests -= 1;
       this.#requests -= 1;
       if (this.#isClosing && responses.size === 0) socket.destroy();
     });

@@ -67,7 +67,7 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
     await expectServed(served);
   },
   async maxRequests() {
-    const served = await serveWith({ maxRequests: 2 });
+    const served = await serveWith({ maxRequests: 2, maxRequestsPerAddress: 100 });
     const release = holdRequests(served);
     const first = [served.post(greedy), served.post(greedy)];
     await expect.poll(() => inEngine(served)).toBe(2);
@@ -78,6 +78,22 @@ const tries: { readonly [K in keyof HttpLimits]: () => Promise<void> } = {
     release();
     for (const response of await Promise.all(first)) expect(response.status).toBe(200);
     await expectServed(served);
+  },
+  async maxRequestsPerAddress() {
+    const served = await serveWith({ maxRequests: 100, maxRequestsPerAddress: 2 });
+    const release = holdRequests(served);
+    const first = [served.post(greedy), served.post(greedy)];
+    await expect.poll(() => inEngine(served)).toBe(2);
+    const refused = await served.post(greedy);
+    expect(refused.status).toBe(503);
+    expect(await refused.json()).toMatchObject({
+      error: { message: expect.stringContaining("this address") },
+    });
+    const other = await RawConnection.open(served.url, "127.0.0.7");
+    other.write(postText(JSON.stringify(greedy)));
+    release();
+    await other.until(/token_ids/);
+    for (const response of await Promise.all(first)) expect(response.status).toBe(200);
   },
   async maxRequestsPerConnection() {
     const served = await serveWith({ maxRequestsPerConnection: 2 });
@@ -195,13 +211,13 @@ describe("limits of the HTTP server", () => {
 
   it("has a default for each limit", () => {
     expect(Object.keys(httpLimits()).sort()).toEqual(Object.keys(tries).sort());
-    expect(httpLimits({ maxBodyBytes: 7 })).toMatchObject({ maxBodyBytes: 7, maxRequests: 512 });
+    expect(httpLimits({ maxBodyBytes: 7 })).toMatchObject({ maxBodyBytes: 7, maxRequests: 1024 });
   });
 });
 
 describe("pipelined requests of a client that leaves", () => {
   it("are aborted and give their places back", async () => {
-    const served = await serveWith({ maxRequests: 4 });
+    const served = await serveWith({ maxRequests: 4, maxRequestsPerAddress: 4 });
     const release = holdRequests(served);
     const connection = await RawConnection.open(served.url);
     connection.write(postText(JSON.stringify({ ...greedy, max_tokens: 200 })).repeat(4));
@@ -220,7 +236,7 @@ describe("pipelined requests of a client that leaves", () => {
   });
 
   it("are counted no longer after a refusal closed their connection", async () => {
-    const served = await serveWith({ maxRequests: 4, maxRequestsPerConnection: 2 });
+    const served = await serveWith({ maxRequests: 4, maxRequestsPerAddress: 4, maxRequestsPerConnection: 2 });
     const connection = await RawConnection.open(served.url);
     connection.write(GET.repeat(20));
     await connection.untilClosed();

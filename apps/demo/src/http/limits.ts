@@ -8,6 +8,8 @@ export interface HttpLimits {
   readonly maxConnectionsPerAddress: number;
   /** Requests that are served at the same time; a further one gets 503. */
   readonly maxRequests: number;
+  /** Requests of one remote address that are served at the same time; a further one gets 503. */
+  readonly maxRequestsPerAddress: number;
   /** Requests of one connection that are served at the same time (pipelining); a further one gets 503, and the connection closes. */
   readonly maxRequestsPerConnection: number;
   /** Bytes of a request's headers; more get 431. */
@@ -36,10 +38,12 @@ export type HttpLimitsInput = { readonly [K in keyof HttpLimits]?: number | unde
 /** The defaults of `HttpLimits`. Connections take at most a quarter of the files that the process may open. */
 export function httpLimits(given: HttpLimitsInput = {}): HttpLimits {
   const maxConnections = given.maxConnections ?? Math.min(1024, Math.floor(openFilesLimit() / 4));
+  const maxRequests = given.maxRequests ?? 1024;
   return {
     maxConnections,
     maxConnectionsPerAddress: Math.max(1, Math.floor(maxConnections / 2)),
-    maxRequests: 512,
+    maxRequests,
+    maxRequestsPerAddress: Math.max(1, Math.floor(maxRequests / 2)),
     maxRequestsPerConnection: 16,
     maxHeaderBytes: 16 * 1024,
     headerTimeoutMs: 10_000,

@@ -83,7 +83,7 @@ export class InstanceServer {
   }
 
   #limitRequests(): void {
-    const { maxRequests, maxRequestsPerConnection } = this.#limits;
+    const { maxRequests, maxRequestsPerAddress, maxRequestsPerConnection } = this.#limits;
     const bodies = new BodyReader(this.#limits);
     this.#app.removeAllContentTypeParsers();
     this.#app.addContentTypeParser("application/json", (_request: FastifyRequest, payload: IncomingMessage) =>
@@ -93,7 +93,13 @@ export class InstanceServer {
       if (this.#connections.requestsOf(raw.socket) > maxRequestsPerConnection)
         throw httpError(503, `the connection has more than ${maxRequestsPerConnection} requests at a time`);
       // Probes and metrics are answered under load too.
-      if (raw.method === "POST" && this.#connections.requests > maxRequests)
+      if (raw.method !== "POST") return;
+      if (this.#connections.requestsOfAddress(raw.socket) > maxRequestsPerAddress)
+        throw httpError(
+          503,
+          `the instance serves ${maxRequestsPerAddress} requests of this address, its limit`,
+        );
+      if (this.#connections.requests > maxRequests)
         throw httpError(503, `the instance serves ${maxRequests} requests, its limit`);
     });
   }

@@ -23,6 +23,7 @@ const httpLimitsSchema = z.strictObject({
   maxConnections: count.optional(),
   maxConnectionsPerAddress: count.optional(),
   maxRequests: count.optional(),
+  maxRequestsPerAddress: count.optional(),
   maxRequestsPerConnection: count.optional(),
   maxHeaderBytes: count.optional(),
   headerTimeoutMs: count.optional(),

@@ -16,9 +16,10 @@ export class RawConnection {
     this.#closed = new Promise((resolve) => socket.once("close", () => resolve()));
   }
 
-  static async open(url: string): Promise<RawConnection> {
+  /** `localAddress`: the address from which to connect. */
+  static async open(url: string, localAddress?: string): Promise<RawConnection> {
     const { hostname, port } = new URL(url);
-    const socket = connect(Number(port), hostname);
+    const socket = connect({ port: Number(port), host: hostname, localAddress });
     const connection = new RawConnection(socket);
     await once(socket, "connect");
     return connection;
