@@ -18,7 +18,12 @@ export interface Known {
   /** A listener of the attacker. */
   readonly rogue: { readonly host: string; readonly port: number };
   /** D, as a handshake shows it. */
-  readonly decode: { readonly host: string; readonly port: number; readonly incarnation: string };
+  readonly decode: {
+    readonly host: string;
+    readonly port: number;
+    readonly incarnation: string;
+    readonly tpSize: number;
+  };
   /** D's id of the victim's request. */
   readonly decodeRequestId: string;
 }
@@ -42,7 +47,7 @@ export const FORGED_PARAMS = {
     remote_registration_generation: 99,
   }),
   "later registration": ({ own }: Known) => ({ ...own, remote_registration_generation: 99 }),
-  "wrong size": ({ own }: Known) => ({ ...own, tp_size: 2 }),
+  "wrong size": ({ own }: Known) => ({ ...own, tp_size: 2 * Number(own.tp_size) }),
   "closed port": ({ own }: Known) => ({ ...own, remote_port: 9 }),
   "other engine": ({ own }: Known) => ({ ...own, remote_engine_id: "q" }),
 } as const;
@@ -105,11 +110,17 @@ function registrationOf(
       ...{ generation: 2 ** 40, oldestOpen: 2 ** 40, numTokens, localBlockIds, localComputedBlocks: [0] },
       ...{ host: decode.host, port: decode.port },
       remote: {
-        ...{ engineId: "p", host: "p", port: Number(victim.remote_port), tpSize: 1, ppSize: 1 },
+        ...{
+          engineId: "p",
+          host: "p",
+          port: Number(victim.remote_port),
+          tpSize: Number(victim.tp_size),
+          ppSize: 1,
+        },
         requestId: String(victim.remote_request_id),
         lease: { ...lease, capability: capabilityOf(own) },
       },
     },
-    { engineId: "d", tpSize: 1, tpRank: 0, incarnation: decode.incarnation },
+    { engineId: "d", tpSize: decode.tpSize, tpRank: 0, incarnation: decode.incarnation },
   ];
 }

@@ -36,6 +36,9 @@ export interface Attack {
 /** A scene: users and attackers at one P and one D. */
 export interface Scene {
   readonly seed: number;
+  /** Tensor-parallel sizes of P and D. */
+  readonly prefillTp: number;
+  readonly decodeTp: number;
   readonly requests: readonly HonestRequest[];
   readonly attacks: readonly Attack[];
 }
@@ -99,7 +102,7 @@ export async function playScene(scene: Scene, options: SceneOptions = {}): Promi
   const start = (hostName: string, engineId: string, more: Partial<SimEngineOptions>) =>
     clock.settle(
       createSimEngine({
-        ...{ network, hostName, engineId, tpSize: 1, blockSize: 16, numBlocks: 96, violation },
+        ...{ network, hostName, engineId, tpSize: scene.prefillTp, blockSize: 16, numBlocks: 96, violation },
         ...(connector === undefined ? {} : { connector }),
         ...more,
       }),
@@ -108,7 +111,7 @@ export async function playScene(scene: Scene, options: SceneOptions = {}): Promi
   const ofD = memorySideChannel({ network, host: "d" });
   const trusting = { process: "rogue", blocks: "p" }[takenOut as string];
   const d = await start("d", "d", {
-    extra,
+    ...{ extra, tpSize: scene.decodeTp },
     wrapTransport: atDecode.wrap,
     ...(trusting === undefined ? {} : { sideChannel: believing(ofD, () => incarnation, trusting) }),
   });
@@ -156,7 +159,7 @@ export async function playScene(scene: Scene, options: SceneOptions = {}): Promi
     const known: Known = {
       ...{ victim: of, own, decodeRequestId: `d${victim % scene.requests.length}` },
       rogue: { host: copies ? "copy" : "rogue", port },
-      decode: { ...decodeHost, incarnation: ofDecode.incarnation },
+      decode: { ...decodeHost, incarnation: ofDecode.incarnation, tpSize: scene.decodeTp },
     };
     const make = (TABLES[table] as Record<string, (known: Known) => unknown>)[name];
     const forged = make?.(known);

@@ -5,6 +5,8 @@ import { MOVES, type Scene } from "./isolation-scene.js";
 export function sceneArbitrary({ atOnce = false } = {}): fc.Arbitrary<Scene> {
   return fc.record({
     seed: fc.nat(),
+    prefillTp: fc.constantFrom(1, 2),
+    decodeTp: fc.constantFrom(1, 2),
     requests: fc.array(
       fc.record({
         atMs: fc.nat(60),

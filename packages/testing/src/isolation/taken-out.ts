@@ -2,6 +2,7 @@ import type { SideChannel } from "@kv/interface";
 import {
   decodeHandshakePayload,
   decodeHandshakeReply,
+  decodeHandshakeRequest,
   decodeLeaseQuery,
   decodeNotification,
   encodeHandshakePayload,
@@ -29,7 +30,7 @@ export function believing(sideChannel: SideChannel, incarnation: () => string, h
         return { frames, sentAtMs: 0, receivedAtMs: 0 };
       }
       const reply = await sideChannel.request(options);
-      return { ...reply, frames: naming(reply.frames, incarnation()) };
+      return { ...reply, frames: naming(options.frames, reply.frames, incarnation()) };
     },
   };
 }
@@ -45,19 +46,27 @@ export function copying(sideChannel: SideChannel, incarnation: () => string): Si
           if (decodeLeaseQuery(frames) !== undefined)
             return [encodeLeaseReply({ incarnation: incarnation(), held: true })];
           const reply = await options.answer(frames);
-          return reply === undefined ? undefined : naming(reply, incarnation());
+          return reply === undefined ? undefined : naming(frames, reply, incarnation());
         },
       }),
   };
 }
 
-function naming(frames: readonly Uint8Array[], incarnation: string): readonly Uint8Array[] {
-  const [first, clock] = frames;
-  if (first === undefined || clock === undefined) return frames;
-  decodeHandshakeReply(frames);
+/** The reply to a handshake with another process in it. */
+function naming(
+  request: readonly Uint8Array[],
+  reply: readonly Uint8Array[],
+  incarnation: string,
+): readonly Uint8Array[] {
+  const [first, clock] = reply;
+  if (first === undefined || clock === undefined) return reply;
+  decodeHandshakeReply(reply);
   const payload = decodeHandshakePayload(first);
   const extension = { ...payload.extension, incarnation };
-  return [sealHandshake(encodeHandshakePayload({ ...payload, extension }), { ppRank: 0, tpRank: 0 }), clock];
+  return [
+    sealHandshake(encodeHandshakePayload({ ...payload, extension }), decodeHandshakeRequest(request)),
+    clock,
+  ];
 }
 
 /** Replaces the proofs in extension messages and registrations by the right ones, which `proofOf` knows by the id of the request. */
