@@ -1,40 +1,20 @@
-import { fork } from "node:child_process";
-import { readFileSync } from "node:fs";
-import { fileURLToPath } from "node:url";
 import type { KvTransferParams } from "@kv/interface";
-import type { Order, OrderAnswer } from "./support/isolation-engines.js";
+import { type AttackResult, runAsScript } from "./support/attack.js";
+import { IsolationEngines } from "./support/isolation-child.js";
 
 const ROUNDS = 150;
 const MAX_GROWTH_MIB = 512;
-
-type WithoutId<T> = T extends unknown ? Omit<T, "id"> : never;
 
 /**
  * Parameters that a client of D writes itself: another user's blocks, ids and addresses, an attacker's listener under P's name, later
  * registrations, wrong sizes, closed ports, and millions of block ids, while users send requests.
  */
-export async function run(): Promise<{ attack: string; tries: string; result: string; ok: boolean }> {
-  const child = fork(fileURLToPath(new URL("./support/isolation-engines.ts", import.meta.url)), {
-    execArgv: ["--import", "tsx"],
-    stdio: ["ignore", "ignore", "inherit", "ipc"],
-  });
-  const waiting = new Map<number, (answer: unknown) => void>();
-  child.on("message", ({ id, answer }: OrderAnswer) => waiting.get(id)?.(answer));
-  let orders = 0;
-  function ask<T>(order: WithoutId<Order>): Promise<T> {
-    orders += 1;
-    const id = orders;
-    child.send({ ...order, id });
-    return new Promise<T>((resolve) => waiting.set(id, (answer) => resolve(answer as T)));
-  }
-  const prefill = (request: string, prompt: number) =>
-    ask<KvTransferParams>({ kind: "prefill", request, prompt });
-  const decode = (request: string, prompt: number, params: KvTransferParams) =>
-    ask<string>({ kind: "decode", request, prompt, params });
-
+export async function run(): Promise<AttackResult> {
+  const engines = new IsolationEngines();
+  const { prefill, decode } = engines;
   const extra = { require_kv_peer: true };
-  const { rogue } = await ask<{ rogue: { port: number } }>({ kind: "start", extra });
-  const before = rssMib(child.pid);
+  const { rogue } = await engines.start("pull", extra);
+  const before = engines.rssMib();
   // A forged registration waits for a handshake beside the open engine, one a second: the rounds do not wait for the forgeries.
   const forged: Promise<string>[] = [];
   let [users, wrongUsers] = [0, 0];
@@ -61,9 +41,9 @@ export async function run(): Promise<{ attack: string; tries: string; result: st
   }
   const outcomes = await Promise.all(forged);
   const accepted = outcomes.filter((outcome) => outcome === "ok").length;
-  const { violations } = await ask<{ violations: string[] }>({ kind: "state" });
-  const growth = rssMib(child.pid) - before;
-  child.disconnect();
+  const violations = await engines.violations();
+  const growth = engines.rssMib() - before;
+  engines.close();
   const ok = accepted + wrongUsers + violations.length === 0 && growth < MAX_GROWTH_MIB;
   return {
     attack: "kv_transfer_params that a client of D has written",
@@ -73,9 +53,4 @@ export async function run(): Promise<{ attack: string; tries: string; result: st
   };
 }
 
-function rssMib(pid: number | undefined): number {
-  const pages = Number(readFileSync(`/proc/${pid}/statm`, "utf8").split(" ")[1]);
-  return Math.round((pages * 4096) / 2 ** 20);
-}
-
-if (process.argv[1] === fileURLToPath(import.meta.url)) console.log(await run());
+await runAsScript(import.meta.url, run);
