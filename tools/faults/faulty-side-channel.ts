@@ -10,6 +10,12 @@ export function faultySideChannel(sideChannel: SideChannel, injector: FaultInjec
   const noise = (lengthBytes: number) => Uint8Array.from({ length: lengthBytes }, () => random.integer(256));
   return {
     ...sideChannel,
+    ...(sideChannel.withEncryption === undefined
+      ? {}
+      : {
+          withEncryption: (keys) =>
+            faultySideChannel(sideChannel.withEncryption?.(keys) ?? sideChannel, injector),
+        }),
     async request(request) {
       const fault = injector.draw("request", REQUEST_FAULTS);
       const where = `${request.host}:${request.port}`;
