@@ -7,8 +7,9 @@ import type { FuzzReport, FuzzWork } from "./fuzz-messages.js";
 import { MAX_INPUT_BYTES } from "./mutate.js";
 import { TARGETS } from "./targets/index.js";
 
-/** An input that is read for longer hangs; on a busy machine too. */
-const HANG_MS = 30_000;
+/** An input hangs that takes more processor time than this, or that is not done after `WAIT_MS`, when others use the processor too. */
+const PROCESSOR_MS = 30_000;
+const WAIT_MS = 600_000;
 /** Readers bound their memory far below this. */
 const MAX_HEAP_MB = 512;
 const WORKER = new URL("./fuzz-worker.ts", import.meta.url).href;
@@ -36,6 +37,12 @@ if (!Number.isSafeInteger(seed)) stop(`--seed must be an integer, not ${JSON.str
 function stop(message: string): never {
   process.stderr.write(`${message}\n`);
   process.exit(2);
+}
+
+/** The process's processor time, nearly all of which the one thread takes, and the clock. */
+function timesMs(): { processor: number; clock: number } {
+  const { user, system } = process.cpuUsage();
+  return { processor: Math.round((user + system) / 1000), clock: Date.now() };
 }
 
 /** Fuzzes one target in a thread of its own. Returns the number of failing inputs. */
@@ -67,16 +74,19 @@ async function fuzz(name: string): Promise<number> {
   };
   const currentInput = () => Uint8Array.from(new Uint8Array(shared, 8, Atomics.load(state, 1)));
   let begun = -1;
-  let sinceMs = Date.now();
+  let since = timesMs();
   const watch = setInterval(() => {
     const now = Atomics.load(state, 0);
     if (now !== begun) {
       begun = now;
-      sinceMs = Date.now();
-    } else if (Date.now() - sinceMs > HANG_MS) {
-      fail(currentInput(), `the input is read for more than ${HANG_MS} ms`);
-      void worker.terminate();
+      since = timesMs();
+      return;
     }
+    const { processor, clock } = timesMs();
+    const taken = { processor: processor - since.processor, clock: clock - since.clock };
+    if (taken.processor < PROCESSOR_MS && taken.clock < WAIT_MS) return;
+    fail(currentInput(), `the input is read for ${taken.clock} ms, ${taken.processor} ms of processor time`);
+    void worker.terminate();
   }, 1000);
   worker.on("message", (message: FuzzReport) => {
     if (message.kind === "failed") fail(message.input, message.failure);
