@@ -8,6 +8,7 @@ import { plan } from "./plan.js";
 import { prepare } from "./prepare.js";
 import { proxy } from "./proxy.js";
 import { pushVsPull } from "./push-vs-pull/index.js";
+import { pushVsPullLinks } from "./push-vs-pull-links/index.js";
 import { read } from "./read.js";
 import type { Row } from "./report.js";
 import { printRows } from "./report.js";
@@ -24,6 +25,7 @@ const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) 
     metadata,
     neuron,
     "push-vs-pull": pushVsPull,
+    "push-vs-pull-links": pushVsPullLinks,
   };
 
 const { positionals: names, values } = parseArgs({
