@@ -28,7 +28,7 @@ const rank = (tpRank: number, tpSize: number, blockSize: number, heads = 4): Ran
 
 function setUp(options: {
   local: RankGeometry;
-  consumer: { tpSize: number; blockSize: number };
+  consumer: { tpSize: number; blockSize: number; attentionBackend?: string };
   heads?: number;
   features?: readonly string[];
   announcedBlockSize?: number;
@@ -61,7 +61,10 @@ function setUp(options: {
       ask: async (_address, tpRanks) => ({
         ranks: tpRanks.map((tpRank) => ({
           tpRank,
-          geometry: rank(tpRank, consumer.tpSize, consumer.blockSize, heads),
+          geometry: {
+            ...rank(tpRank, consumer.tpSize, consumer.blockSize, heads),
+            attentionBackend: consumer.attentionBackend ?? "SIM",
+          },
           agentMetadata: new Uint8Array([tpRank]),
         })),
         clock: undefined as never,
@@ -120,7 +123,7 @@ describe("links to consumers", () => {
       expect(link.targets.get(0)?.plan.form).toBe("direct");
       for (const wrong of [
         setUp({ ...pair, features: [], announcedBlockSize: 64 }),
-        setUp({ ...pair, announcedBlockSize: to }),
+        setUp({ local: pair.local, consumer: { tpSize: 1, blockSize: to }, announcedBlockSize: to }),
       ]) {
         await expect(wrong.links.open(wrong.address)).rejects.toMatchObject({
           code: "KV_PLAN_UNSUPPORTED",

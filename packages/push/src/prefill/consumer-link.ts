@@ -159,8 +159,10 @@ export class ConsumerLinks {
       tpSize: address.tpSize,
       remoteTpSize: local.tpSize,
     });
+    const isEqual = geometry.kernelBlockSize === local.kernelBlockSize;
     const plan = buildEngineTransferPlan({
-      local: geometry,
+      // A vLLM consumer that converts the order inside a head does so after the WRITE: until then its blocks have this rank's order.
+      local: controls || isEqual ? geometry : { ...geometry, attentionBackend: local.attentionBackend },
       // Ranks of one engine differ only in their addresses, and only this rank's addresses are used.
       remotes: sources.map((tpRank) => ({ ...local, tpRank })),
       ...model,
@@ -171,9 +173,10 @@ export class ConsumerLinks {
       // vLLM makes no pass over blocks of the size that P announced: each byte must land in its place.
       form: controls ? undefined : "direct",
     });
-    const isEqual = geometry.kernelBlockSize === local.kernelBlockSize;
     // Whose blocks are larger than P's, converts them as if P's lay in them one after another; whose are smaller, stops its engine.
-    const isTaken = isEqual ? plan.form === "copy" : geometry.kernelBlockSize === announcedBlockSize;
+    const isTaken = isEqual
+      ? plan.form === "copy"
+      : plan.form !== "permute" && geometry.kernelBlockSize === announcedBlockSize;
     if (!controls && !isTaken) {
       throw new KvError(
         "KV_PLAN_UNSUPPORTED",
