@@ -30,6 +30,7 @@ export async function openTree(folder: string, traceFile?: string): Promise<Tree
   };
   const close = async () => {
     for (const child of children.splice(0)) {
+      if (child.exitCode !== null || child.signalCode !== null) continue;
       const ended = new Promise((resolve) => child.once("close", resolve));
       child.kill("SIGTERM");
       await ended;

@@ -29,7 +29,7 @@ interface Case {
 const base: Point = { inputTokens: 1024, outputTokens: 4, atOnce: 1, hitPercent: 0, pool: "contiguous" };
 const hits = [50, 100] as const;
 /** The points of each link and hop. */
-export const CASES: readonly Case[] = [
+const CASES: readonly Case[] = [
   {
     hitsAt: "decode",
     pool: "contiguous",
@@ -69,7 +69,7 @@ export async function sweep(): Promise<readonly Swept[]> {
 }
 
 /** Measures the points of one case with each way. */
-export async function sweepCase({
+async function sweepCase({
   linkGbits,
   hopMs,
   hitsAt,

@@ -187,6 +187,10 @@ export function prefillSuite(server: () => VllmServer): void {
       // A vLLM D that reads takes only blocks that divide its own.
       if (!isPush && blockSize !== 16) return;
       await expectServed(1, { blockSize, announcesPeerBlocks: isPush });
+      const { made } = await prefillThenDecode({ blockSize, announcesPeerBlocks: isPush }, (ours, params) =>
+        ours.damage(firstBlocks(params), PROMPT_TOKENS),
+      );
+      expect(made).not.toEqual(reference.hf_greedy16);
     });
   }
 
@@ -203,7 +207,7 @@ export function prefillSuite(server: () => VllmServer): void {
     const abort = new AbortController();
     const waits = decode(url, tokens, OUTPUT_TOKENS, params, { id, salt: id, signal: abort.signal });
     await until(() => ours.held() === 0, "our side has refused, and freed its blocks");
-    expect(logged.join("\n")).toMatch(/push_announced_block_size to 32/);
+    expect(logged.join("\n")).toMatch(/kernel blocks of 32 tokens and this one of 16, and announces 16/);
     // Our side cannot report the refusal to vLLM. D's request waits until its client aborts it.
     abort.abort();
     await expect(waits).rejects.toThrow();
