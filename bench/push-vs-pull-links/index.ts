@@ -1,7 +1,6 @@
 // TTFT of pull and push on links that this machine lacks: the proxy, the connectors and the engines' schedulers as they are, over the embedded transport,
 // on a virtual clock; and the same simulation against real processes with this machine's parameters.
 import { mkdir, writeFile } from "node:fs/promises";
-import { loadavg } from "node:os";
 import { nameOf } from "../push-vs-pull/workload.js";
 import type { Row } from "../report.js";
 import { document, gain } from "./document.js";
@@ -10,14 +9,13 @@ import { type Validation, validate } from "./validate.js";
 
 const DOCS = new URL("../../docs/bench/", import.meta.url);
 
-/** `only`: `sweep` needs no NIXL and no quiet machine; `validate` needs both. Without it both run, and docs/bench is written. */
+/** `only`: `sweep` or `validate`. Without it both run, and docs/bench is written. Neither needs NIXL or a quiet machine. */
 export async function pushVsPullLinks(only: readonly string[] | undefined): Promise<readonly Row[]> {
   const swept = only?.includes("sweep") === false ? [] : await sweep();
-  const load = loadavg()[0] ?? 0;
   const validation = only?.includes("validate") === false ? undefined : await validate();
   if (only === undefined && validation !== undefined && !process.argv.includes("--no-docs")) {
     await mkdir(DOCS, { recursive: true });
-    await writeFile(new URL("push-vs-pull-links.md", DOCS), document(swept, validation, load));
+    await writeFile(new URL("push-vs-pull-links.md", DOCS), document(swept, validation));
   }
   const rows = swept.map((each): Row => {
     const { linkGbits, hopMs, hitsAt, point, ttftMs } = each;
