@@ -82,6 +82,18 @@ F is P's forward pass, B the bytes divided by the bandwidth, h a hop. For one re
 
 ${thresholds(swept)}
 
+Four effects make the gains:
+
+- Push saves three hops. That is worth 1.2 only where three hops are a fifth of the rest: prompts of 128 tokens on hops of half a millisecond come to 1.16, longer prompts to less.
+- Layer-wise push hides the bytes behind the forward pass, or the pass behind the bytes. The gain is largest where both take the same time, and below 2. It shrinks with the requests at once, because then a
+  request mostly waits for other prompts, during which pull moves its bytes too.
+- With both legs at once, a D that has the whole prompt answers without P. Pull asks P first and waits for a forward pass that nothing needs: any gain, 2 and 3 included, by the ratio of F to h. A proxy that knows D's cache (\`prefixAware\` with
+  KV events, or \`--disaggregation\`) sends such a prompt to D alone, and the gain is gone.
+- When P has the prompts in its cache, many requests are ready at once. Pulls then share the link and all end late; P writes a push after the other, so the median request ends at two thirds of the time: 1.33. A limit of concurrent READs at D
+  would give pull the same.
+
+A gain of 3 by the transfer itself is in none of these points: F and B are the same for both.
+
 ## Against real processes
 
 The same simulation with the parameters of the machine that [push-vs-pull](push-vs-pull.md) was measured on: the bandwidth in its bounds, 5 ms per 512 tokens, 8 KiB per token, two cores, and ${messageMs.toFixed(2)} ms of a core for each message, which is
