@@ -88,7 +88,7 @@ Four effects make the gains:
 - Layer-wise push hides the bytes behind the forward pass, or the pass behind the bytes. The gain is largest where both take the same time, and below 2. It shrinks with the requests at once, because then a
   request mostly waits for other prompts, during which pull moves its bytes too.
 - With both legs at once, a D that has the whole prompt answers without P. Pull asks P first and waits for a forward pass that nothing needs: any gain, 2 and 3 included, by the ratio of F to h. A proxy that knows D's cache (\`prefixAware\` with
-  KV events, or \`--disaggregation\`) sends such a prompt to D alone, and the gain is gone.
+  KV events, or \`--disaggregate-above\`) sends such a prompt to D alone, and the gain is gone.
 - When P has the prompts in its cache, many requests are ready at once. Pulls then share the link and all end late; P writes a push after the other, so the median request ends at two thirds of the time: 1.33. A limit of concurrent READs at D
   would give pull the same.
 
