@@ -222,7 +222,7 @@ export function prefillSuite(server: () => VllmServer): void {
       const { url: entry } = await proxy.listen({ port: 0 });
       await until(() => proxy.status().decoders[0]?.pairing?.state === "unpaired", "the pair is checked");
       expect(proxy.status().decoders[0]?.pairing?.differences).toEqual([
-        { factor: "block_size", prefill: 16, decode: 32 },
+        { factor: "block_size", prefill: "16", decode: "32" },
       ]);
       const answer = await fetch(`${entry}/v1/completions`, {
         method: "POST",
