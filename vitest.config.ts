@@ -13,6 +13,8 @@ const WHOLE_SYSTEMS = [
   "**/isolation-property.test.ts",
   "packages/peer/test/load.test.ts",
   "tools/docs/how-to.test.ts",
+  "tools/docs/vllm-documents.test.ts",
+  "bench/push-vs-pull-links/links.test.ts",
 ];
 const [, , command, ...args] = process.argv;
 const named = args.some((arg) => !arg.startsWith("-"));

@@ -7,7 +7,9 @@ import { nixl } from "./nixl/index.js";
 import { plan } from "./plan.js";
 import { prepare } from "./prepare.js";
 import { proxy } from "./proxy.js";
+import { pullHops } from "./pull-hops/index.js";
 import { pushVsPull } from "./push-vs-pull/index.js";
+import { pushVsPullLinks } from "./push-vs-pull-links/index.js";
 import { read } from "./read.js";
 import type { Row } from "./report.js";
 import { printRows } from "./report.js";
@@ -23,7 +25,9 @@ const BENCHMARKS: Readonly<Record<string, (only: readonly string[] | undefined) 
     nixl,
     metadata,
     neuron,
+    "pull-hops": pullHops,
     "push-vs-pull": pushVsPull,
+    "push-vs-pull-links": pushVsPullLinks,
   };
 
 const { positionals: names, values } = parseArgs({

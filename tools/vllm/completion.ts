@@ -15,6 +15,8 @@ export interface CallOptions {
   readonly signal?: AbortSignal;
   /** The cache salt. vLLM's prefix cache matches only requests with the same salt, or requests that both have none. */
   readonly salt?: string;
+  /** Further headers. */
+  readonly headers?: Readonly<Record<string, string>>;
 }
 
 /** Every request of the tests is greedy and ignores end-of-sequence tokens. */
@@ -33,7 +35,7 @@ export function completionBody(tokens: readonly number[], maxTokens: number): Re
 export async function complete(
   url: string,
   body: Readonly<Record<string, unknown>>,
-  { id, signal, salt }: CallOptions = {},
+  { id, signal, salt, headers = {} }: CallOptions = {},
 ): Promise<Completion> {
   const response = await fetch(`${url}/v1/completions`, {
     method: "POST",
@@ -41,6 +43,7 @@ export async function complete(
       "content-type": "application/json",
       ...ONE_USE,
       ...(id === undefined ? {} : { "x-request-id": id }),
+      ...headers,
     },
     body: JSON.stringify({ ...body, ...(salt === undefined ? {} : { cache_salt: salt }) }),
     ...(signal === undefined ? {} : { signal }),

@@ -13,6 +13,8 @@ export interface OurPrefillOptions {
   readonly tp?: number;
   /** Default: the block size of the vLLM peer. */
   readonly blockSize?: number;
+  /** Push: announce the block size of the vLLM peer. */
+  readonly announcesPeerBlocks?: boolean;
   /** With "neuron" the engine's blocks are on a simulated device and are staged through host memory. */
   readonly platform?: "cpu" | "neuron";
   readonly leaseSeconds: number;
@@ -43,6 +45,7 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
     kind,
     tp = 1,
     blockSize = TINY.blockSize,
+    announcesPeerBlocks = false,
     leaseSeconds,
     log = silentLog,
     platform = "cpu",
@@ -73,7 +76,10 @@ export async function openOurPrefill(options: OurPrefillOptions): Promise<OurPre
       kv_connector: CONNECTOR_NAMES[kind.mode],
       kv_role: "kv_producer",
       kv_buffer_device: "cpu",
-      kv_connector_extra_config: { kv_lease_duration: leaseSeconds },
+      kv_connector_extra_config: {
+        kv_lease_duration: leaseSeconds,
+        ...(announcesPeerBlocks ? { push_announced_block_size: TINY.blockSize } : {}),
+      },
     },
   });
   const instance = await startInstance(config, {

@@ -181,9 +181,22 @@ export function prefillSuite(server: () => VllmServer): void {
     expect(await served(ours)).toEqual(reference.hf_greedy16);
   });
 
-  test("our P has blocks of 16 tokens, D of 32: pull works, push is refused", async () => {
-    const { kind, url } = server();
-    if (kind.mode === "pull") return expectServed(1, { blockSize: 16 });
+  for (const blockSize of [16, 24, 64]) {
+    test(`our P has blocks of ${blockSize} tokens, D of 32: D generates our engine's tokens`, async () => {
+      const isPush = server().kind.mode === "push";
+      // A vLLM D that reads takes only blocks that divide its own.
+      if (!isPush && blockSize !== 16) return;
+      await expectServed(1, { blockSize, announcesPeerBlocks: isPush });
+      const { made } = await prefillThenDecode({ blockSize, announcesPeerBlocks: isPush }, (ours, params) =>
+        ours.damage(firstBlocks(params), PROMPT_TOKENS),
+      );
+      expect(made).not.toEqual(reference.hf_greedy16);
+    });
+  }
+
+  test("push from blocks of 16 tokens that are announced as such: our side refuses, and a proxy before both at once", async () => {
+    const { kind, url, sideChannelPort } = server();
+    if (kind.mode === "pull") return;
     const logged: string[] = [];
     const note = (event: string, fields?: object) => void logged.push(`${event} ${JSON.stringify(fields)}`);
     const log = { debug() {}, info: note, warn: note, error: note };
@@ -194,10 +207,34 @@ export function prefillSuite(server: () => VllmServer): void {
     const abort = new AbortController();
     const waits = decode(url, tokens, OUTPUT_TOKENS, params, { id, salt: id, signal: abort.signal });
     await until(() => ours.held() === 0, "our side has refused, and freed its blocks");
-    expect(logged.join("\n")).toMatch(/block/);
+    expect(logged.join("\n")).toMatch(/kernel blocks of 32 tokens and this one of 16, and announces 16/);
     // Our side cannot report the refusal to vLLM. D's request waits until its client aborts it.
     abort.abort();
     await expect(waits).rejects.toThrow();
+    // The proxy reads both side channels, and answers without a leg.
+    const at = (port: number) => ({ host: "127.0.0.1", port });
+    const proxy = createProxy({
+      prefillers: [{ url: ours.url, kv: at(ours.sideChannelPort) }],
+      decoders: [{ url, kv: at(sideChannelPort) }],
+      mode: "push",
+    });
+    try {
+      const { url: entry } = await proxy.listen({ port: 0 });
+      await until(() => proxy.status().decoders[0]?.pairing?.state === "unpaired", "the pair is checked");
+      expect(proxy.status().decoders[0]?.pairing?.differences).toEqual([
+        { factor: "block_size", prefill: "16", decode: "32" },
+      ]);
+      const answer = await fetch(`${entry}/v1/completions`, {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify({ prompt: tokens, max_tokens: 1 }),
+        signal: AbortSignal.timeout(2000),
+      });
+      expect(answer.status).toBe(503);
+      expect(await answer.text()).toMatch(/block_size/);
+    } finally {
+      await proxy.close();
+    }
     expect(await plain(url, tokens, OUTPUT_TOKENS, { salt: freshId() })).toEqual(reference.hf_greedy16);
   });
 }

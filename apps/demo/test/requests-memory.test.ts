@@ -4,7 +4,7 @@ import { jsonLog } from "../src/processes/json-log.js";
 import { fetchRecords } from "../src/run/compare-kv.js";
 import { complete } from "../src/run/completion-client.js";
 import { expectIdle, PAIR, preparedRun } from "./support/matrix.js";
-import { type MemoryPair, memoryPair, post, prefillLeg } from "./support/memory-pair.js";
+import { type Answer, type MemoryPair, memoryPair, post, prefillLeg } from "./support/memory-pair.js";
 
 const closing: { close(): Promise<void> }[] = [];
 afterEach(async () => {
@@ -88,6 +88,55 @@ describe("a pair behind a proxy", () => {
       maxTokens: 16,
     });
     expect(after.tokens).toEqual(expected[1]);
+  });
+});
+
+describe("a decode request with a placeholder for the prompt, as in the example of vllm-neuron's issue 26", () => {
+  it("is refused with both numbers of tokens, and frees the blocks of the prefill instance", async () => {
+    const { prompts } = await preparedRun();
+    const both = await pair();
+    const params = await prefillLeg(both, (prompts[0] ?? []).slice(0, 42));
+    const answer = await post(both.decode.url, {
+      prompt: [1, 2, 3, 4],
+      max_tokens: 16,
+      kv_transfer_params: params,
+    });
+    expect(answer).toMatchObject({
+      status: 400,
+      body: {
+        error: {
+          code: "KV_REQUEST_INVALID",
+          message: expect.stringMatching(/remote_num_tokens is 42, and the prompt has 4 tokens/) as string,
+        },
+      },
+    });
+    for (const { url } of [both.prefill, both.decode]) await expectIdle({ name: "", url, backend: null });
+  });
+
+  it("continues the prefill worker's prompt when a chat names it in kv_transfer_params.prompt_token_ids", async () => {
+    const { prompts, expected } = await preparedRun();
+    const both = await pair();
+    const prompt = prompts[0] ?? [];
+    const params = await prefillLeg(both, prompt);
+    const ask = async (prompt_token_ids: unknown) => {
+      const response = await fetch(`${both.decode.url}/v1/chat/completions`, {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify({
+          messages: [{ role: "user", content: "placeholder" }],
+          ...{ max_tokens: 16, temperature: 0, ignore_eos: true, return_token_ids: true },
+          kv_transfer_params: { ...params, prompt_token_ids },
+        }),
+      });
+      return { status: response.status, body: (await response.json()) as Answer };
+    };
+    expect((await ask("1 2 3")).status).toBe(400);
+    const again = await prefillLeg(both, prompt);
+    Object.assign(params, again);
+    expect((await ask(prompt)).body.choices?.[0]?.token_ids).toEqual(expected[0]);
+    const records = await fetchRecords(both.decode.url);
+    expect(records.filter(({ direction }) => direction === "received")).toHaveLength(1);
+    for (const { url } of [both.prefill, both.decode]) await expectIdle({ name: "", url, backend: null });
   });
 });
 

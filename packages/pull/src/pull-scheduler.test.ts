@@ -121,11 +121,24 @@ describe("decode scheduler", () => {
     expect(rest(decode)).toEqual([0, 0, false]);
   });
 
-  it("reads at most the tokens that P holds, and at most the prompt", () => {
+  it("reads at most the tokens that P holds; without their number the whole prompt", () => {
     const { decode, request } = setUp();
     expect(decode.matched(request("short", { ...PARAMS, remote_num_tokens: 40 }), 0).tokens).toBe(40);
-    expect(decode.matched(request("long", { ...PARAMS, remote_num_tokens: 400 }), 0).tokens).toBe(100);
     expect(decode.matched(request("silent", { ...PARAMS, remote_num_tokens: null }), 0).tokens).toBe(100);
+  });
+
+  it("refuses a placeholder prompt of 4 tokens for P's 42, with both numbers, and releases P's blocks", () => {
+    const { decode, request } = setUp();
+    // In blocks of 64 both prompts have one block.
+    const params = { ...PARAMS, remote_block_ids: [[11]], remote_num_tokens: 42 };
+    expect(() => decode.matched(request("r", params, 4), 0)).toThrow(
+      expect.objectContaining({
+        code: "KV_REQUEST_INVALID",
+        message: expect.stringMatching(/remote_num_tokens is 42, and the prompt has 4 tokens/) as string,
+      }) as Error,
+    );
+    expect(decode.takeStep().receives).toMatchObject([{ isAwaited: false, remote: { requestId: "cmpl-p" } }]);
+    expect(decode.matched(request("same", params, 42), 0).tokens).toBe(42);
   });
 
   it("refuses invalid parameters every time, and notifies P once if they contain its address", () => {

@@ -105,6 +105,7 @@ describe.each(Object.entries(MODELS))("%s", (_, groups) => {
       remoteAgents: new SharedRemoteAgents(p.agent),
       local: p.geometry,
       model: { numKvHeads: 2, groups: groups.map(({ kind }) => kind) },
+      settings: { announcedBlockSize: undefined },
       handshake: {
         ask: async () => ({
           ranks: [{ tpRank: 0, geometry: d.geometry, agentMetadata: await d.agent.localMetadata() }],

@@ -255,6 +255,7 @@ describe.each(RECORDINGS)("as recorded from vLLM in %s", (recording) => {
       remoteAgents: new SharedRemoteAgents(agent),
       local: rank(0, 1, 64),
       model: { numKvHeads: 4, groups: ["full"] },
+      settings: { announcedBlockSize: undefined },
       handshake: {
         ask: async (_address, tpRanks) => ({
           ranks: tpRanks.map((tpRank) => ({

@@ -116,6 +116,7 @@ describe("a state-space group beside full attention, pushed between unequal TP s
         remoteAgents: new SharedRemoteAgents(agent),
         local: geometry,
         model: { numKvHeads: HEADS, groups: ["full", "mamba"] },
+        settings: { announcedBlockSize: undefined },
         handshake: {
           ask: async (_, ranks) => ({
             ranks: await Promise.all(

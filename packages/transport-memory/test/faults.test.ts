@@ -31,6 +31,23 @@ test("bytes land over time, with the configured bandwidth and pieces", async () 
   expect(await done).toMatchObject({ lengthBytes: TOTAL, transferMs: 26 });
 });
 
+test("transfers in one direction share the bandwidth when that is set, and each byte range adds its time", async () => {
+  const scattered = Int32Array.from(ALL, (id) => (id * 5) % NUM_BLOCKS);
+  const times = async (sharesBandwidth: boolean) => {
+    const p = await pair({ latency: { ...SLOW, sharesBandwidth, rangeMs: 0.5 } });
+    const [first, second, other] = [{}, { localIds: scattered }, { operation: "WRITE" } as const].map(
+      (more) => p.reader.agent.transfer(read(p, more)).done,
+    );
+    await p.clock.advance(100);
+    return (await Promise.all([first, second, other])).map((result) => result?.transferMs);
+  };
+  // 10 ms of latency, 16 ms for the bytes, 0.5 ms for one range or 8 ms for 16.
+  expect(await times(false)).toEqual([26.5, 34, 26.5]);
+  // The pieces of both READs follow one another on one direction of the link, and the WRITE has the other one.
+  const [first = 0, second = 0, other] = await times(true);
+  expect([Math.max(first, second), other]).toEqual([42.5, 26.5]);
+});
+
 test("an aborted transfer keeps writing until it is released, and not afterwards", async () => {
   const p = await pair({ latency: SLOW });
   const controller = new AbortController();

@@ -134,6 +134,21 @@ export function charactersOf({ messages }: ChatBody): number {
   return texts.reduce((sum, text) => sum + text.length, 0);
 }
 
+/**
+ * The prompt that `kv_transfer_params.prompt_token_ids` names, as in vLLM: a chat's decode request may repeat the tokens that the prefill worker
+ * computed, and its messages are then not tokenized. Undefined without the key. Errors: `KV_REQUEST_INVALID`.
+ */
+export function transferredPrompt({ kv_transfer_params: given }: ChatBody): readonly number[] | undefined {
+  const tokens = given?.["prompt_token_ids"];
+  if (tokens === undefined || tokens === null) return undefined;
+  if (Array.isArray(tokens) && isPrompt(tokens)) return tokens as number[];
+  throw httpError(
+    400,
+    `kv_transfer_params.prompt_token_ids is ${shown(tokens)}; it must be a list of token ids`,
+    "kv_transfer_params",
+  );
+}
+
 /** The prompt of a completion. Errors: `KV_REQUEST_INVALID` for several prompts. */
 export function onePrompt(prompt: CompletionBody["prompt"]): string | readonly number[] {
   if (typeof prompt === "string") return prompt;

@@ -26,6 +26,7 @@ import {
   checkTextLength,
   completionSchema,
   onePrompt,
+  transferredPrompt,
   validateBody,
 } from "./request-body.js";
 
@@ -188,7 +189,7 @@ export class InstanceServer {
     const { tokenizer, maxModelLen, maxOutputTokens } = this.#instance;
     const body = validateBody(chatSchema, request.body);
     checkTextLength(charactersOf(body), maxModelLen, "messages");
-    const promptTokens = chatPrompt(body, tokenizer);
+    const promptTokens = transferredPrompt(body) ?? chatPrompt(body, tokenizer);
     const room = Math.max(1, maxModelLen - promptTokens.length);
     return this.#submit(request, reply, {
       prompt: {

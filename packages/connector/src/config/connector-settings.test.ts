@@ -28,6 +28,7 @@ describe("connectorSettings", () => {
       encryptsSideChannel: false,
       requiresKvPeer: false,
       perWorkerPorts: false,
+      announcedBlockSize: undefined,
       isLayerwise: false,
     });
   });
@@ -35,6 +36,7 @@ describe("connectorSettings", () => {
   it("derives heartbeat times from the lease, and reads the environment variable and the other settings", () => {
     expect(read({ kv_lease_duration: 6 })).toMatchObject({ extensionMs: 4000, heartbeatIntervalMs: 1000 });
     expect(read({}, { VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "120" }).unattendedLeaseMs).toBe(120_000);
+    expect(read({ push_announced_block_size: 32 }).announcedBlockSize).toBe(32);
     expect(read({ engine_ttl: 0, request_timeout: 5, per_worker_ports: true })).toMatchObject({
       engineTtlMs: 0,
       requestTimeoutMs: 5000,
@@ -51,6 +53,8 @@ describe("connectorSettings", () => {
     [{ side_channel_curve: "yes" }, {}],
     [{ handshake_key_require: "yes" }, {}],
     [{ require_kv_peer: 1 }, {}],
+    [{ push_announced_block_size: 0 }, {}],
+    [{ push_announced_block_size: "32" }, {}],
     [{ request_timeout: Number.POSITIVE_INFINITY }, {}],
     [{ enforce_handshake_compat: "no" }, {}],
     [{}, { VLLM_NIXL_ABORT_REQUEST_TIMEOUT: "soon" }],

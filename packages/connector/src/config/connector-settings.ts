@@ -39,6 +39,11 @@ export interface ConnectorSettings {
   readonly requiresKvPeer: boolean;
   /** `per_worker_ports` (false): one side-channel port per rank, as in vLLM's older guide. */
   readonly perWorkerPorts: boolean;
+  /**
+   * `push_announced_block_size`: the tokens in a block that a push P announces instead of its own. It writes into the blocks of vLLM D's of that size,
+   * which would convert or refuse blocks of another one. Undefined: P announces its own.
+   */
+  readonly announcedBlockSize: number | undefined;
   /** `push_layerwise` (false): P writes a layer as soon as it is computed, while later layers are being computed. */
   readonly isLayerwise: boolean;
 }
@@ -94,6 +99,10 @@ export function connectorSettings({ extra, env }: KvTransferConfig): ConnectorSe
       extra.require_kv_peer ?? (requiresHandshakeKey || encryptsSideChannel),
     ),
     perWorkerPorts: flag("per_worker_ports", extra.per_worker_ports ?? false),
+    announcedBlockSize: blockSize(
+      "kv_connector_extra_config.push_announced_block_size",
+      extra.push_announced_block_size,
+    ),
     isLayerwise: flag("push_layerwise", extra.push_layerwise ?? false),
   };
 }
@@ -103,6 +112,15 @@ function seconds(name: string, value: unknown, min: number): number {
   throw new KvError(
     "KV_CONFIG_INVALID",
     `${name} is ${JSON.stringify(value)}, not a number of seconds from ${min} to ${MAX_SECONDS}`,
+  );
+}
+
+function blockSize(name: string, value: unknown): number | undefined {
+  if (value === undefined || value === null) return undefined;
+  if (Number.isSafeInteger(value) && Number(value) >= 1) return Number(value);
+  throw new KvError(
+    "KV_CONFIG_INVALID",
+    `${name} is ${JSON.stringify(value)}, not a number of tokens of at least 1`,
   );
 }
 

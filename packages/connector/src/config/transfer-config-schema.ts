@@ -87,6 +87,13 @@ export const extraConfigSchema = z.looseObject({
   ),
   enforce_handshake_compat: flag("Refuse peers with another compatibility hash; true by default."),
   per_worker_ports: flag("A side-channel port for each rank, as in vLLM's older guide; false by default."),
+  push_announced_block_size: z
+    .int()
+    .min(1)
+    .nullish()
+    .describe(
+      "Push: tokens in a block that a prefill worker announces, for vLLM decode workers whose blocks have another size than its own.",
+    ),
   push_layerwise: flag("Push: write each layer as soon as it is computed; false by default."),
   handshake_key_file: z
     .string()

@@ -17,7 +17,7 @@ import type { ConnectorSettings } from "../config/connector-settings.js";
 import { describeEngine, type EngineAddress } from "../peers/engine-address.js";
 import type { ClockOffset } from "./clock-offset.js";
 import { shakeHands } from "./handshake-client.js";
-import { describeRank, remoteGeometry } from "./rank-geometry.js";
+import { announcedInBlocksOf, describeRank, remoteGeometry } from "./rank-geometry.js";
 
 /** The result of a handshake with an engine, validated. */
 export interface RemoteRanks {
@@ -91,6 +91,13 @@ export class ConnectorHandshake {
       transfer_mode: options.transferMode,
     };
     this.#hash = compatibilityHash(this.#factors);
+    const { announcedBlockSize } = options.settings;
+    if (announcedBlockSize !== undefined && options.transferMode === "pull")
+      log.warn("setting-not-used", {
+        key: "kv_connector_extra_config.push_announced_block_size",
+        value: announcedBlockSize,
+        reason: "a decode worker that reads must know the real size; only push uses it",
+      });
     if (this.#factors.attn_backend_name !== cache.attentionBackend) {
       log.warn("compatibility-factor-adopted", {
         factor: "attn_backend_name",
@@ -104,11 +111,14 @@ export class ConnectorHandshake {
 
   /** The handshake payload of this rank, for the scheduler side to serve. Throws nothing. */
   payload(agentMetadata: Uint8Array): Uint8Array {
-    const { engine, features, local } = this.#options;
+    const { engine, features, local, settings, transferMode } = this.#options;
+    const metadata = describeRank(local, { engineId: engine.engineId, agentMetadata });
+    const { announcedBlockSize } = settings;
+    const isAnnounced = transferMode === "push" && announcedBlockSize !== undefined;
     return encodeHandshakePayload({
       compatibilityHash: this.#hash,
       agentMetadataBytes: encodeAgentMetadata(
-        describeRank(local, { engineId: engine.engineId, agentMetadata }),
+        isAnnounced ? announcedInBlocksOf(metadata, announcedBlockSize) : metadata,
       ),
       extension: {
         version: 1,

@@ -97,6 +97,24 @@ export function describeRank(
 }
 
 /**
+ * The same memory in blocks of another size, as a push P announces it to vLLM D's (`push_announced_block_size`). A D that is written to uses none of it but
+ * the block size. Where P's blocks do not fill whole announced ones, the rest of the memory is left out.
+ */
+export function announcedInBlocksOf(metadata: AgentMetadata, tokens: number): AgentMetadata {
+  const { blockSize, numBlocks, blockLengthsBytes, blockStridesBytes, regionNumBlocks } = metadata;
+  const lengths = (bytes: readonly number[]) => bytes.map((each) => Math.round((each * tokens) / blockSize));
+  const blocks = (count: number) => Math.max(1, Math.floor((count * blockSize) / tokens));
+  return {
+    ...metadata,
+    blockSize: tokens,
+    numBlocks: blocks(numBlocks),
+    blockLengthsBytes: lengths(blockLengthsBytes),
+    blockStridesBytes: lengths(blockStridesBytes),
+    regionNumBlocks: regionNumBlocks?.map(blocks),
+  };
+}
+
+/**
  * A remote rank's geometry from its handshake metadata. The plan checks it against the local one. Fields that an older peer leaves out are
  * taken from the local rank, region by region, as in vLLM. A pipeline stage has only the regions of its own layers, so it must name them.
  */

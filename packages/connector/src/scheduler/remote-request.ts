@@ -4,7 +4,8 @@ import type { RemoteRequest } from "./step-types.js";
 
 /**
  * Reads the P that computes a request's prompt, and the other values of `kv_transfer_params`. A missing mode is the connector's own
- * mode. `numPromptTokens` bounds the block ids: a block holds at least one token. Errors: `KV_REQUEST_INVALID`, naming the key and its value.
+ * mode. `numPromptTokens` bounds P's tokens and the block ids: a block holds at least one token. Errors: `KV_REQUEST_INVALID`, naming the key and
+ * its value.
  */
 export function readRemoteRequest(
   params: KvTransferParams,
@@ -24,6 +25,7 @@ export function readRemoteRequest(
       { hint: "use the same connector on prefill and decode workers" },
     );
   }
+  requireSamePrompt(parsed.remoteNumTokens, numPromptTokens);
   requireBlocks(parsed.remoteBlockIds, numPromptTokens);
   const remote: RemoteRequest = {
     engineId: parsed.remoteEngineId,
@@ -40,6 +42,22 @@ export function readRemoteRequest(
       : { blocks: blocksDigest(parsed.remoteBlockIds, parsed.remoteNumTokens) }),
   };
   return { remote, parsed };
+}
+
+/**
+ * P computes no more than the prompt, so a D with fewer tokens has another prompt, such as a placeholder. vLLM's D reads the last blocks then, and
+ * answers from the KV of other tokens. Errors: `KV_REQUEST_INVALID` with both numbers.
+ */
+function requireSamePrompt(remoteNumTokens: number | undefined, numPromptTokens: number): void {
+  if (remoteNumTokens === undefined || remoteNumTokens <= numPromptTokens) return;
+  throw new KvError(
+    "KV_REQUEST_INVALID",
+    `kv_transfer_params: remote_num_tokens is ${remoteNumTokens}, and the prompt has ${numPromptTokens} tokens: the prefill worker computed another prompt`,
+    {
+      hint: "send the decode worker the prompt of the prefill request, or the prefill answer's prompt_token_ids",
+      details: { key: "remote_num_tokens", remoteNumTokens, numPromptTokens },
+    },
+  );
 }
 
 /** Block 0 may occur often: vLLM puts its null block where a sliding window has no block. */

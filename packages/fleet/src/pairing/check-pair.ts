@@ -148,6 +148,7 @@ function checkPlan(prefill: EngineFacts, decode: EngineFacts): PairCheck {
   if (Math.max(sizes.prefillTp, sizes.decodeTp) > MAX_TP) return unplanned(`a TP size above ${MAX_TP}`);
   const limit = vllmLimit(pair, {
     isPush: prefill.mode === "push" || decode.mode === "push",
+    hasVllm: prefill.isVllm || decode.isVllm,
     decodeIsVllm: decode.isVllm && sizes.headsAreKnown,
   });
   if (limit !== undefined) {

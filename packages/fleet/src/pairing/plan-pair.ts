@@ -101,18 +101,26 @@ export interface VllmLimit {
   readonly fix: string;
 }
 
-/**
- * Why vLLM 0.33 cannot serve a pair that has a plan; undefined where it can. `isPush`: P writes. `decodeIsVllm`: the decode engine is vLLM, which has a
- * limit that engines of this project do not have.
- */
+/** The sides of a pair that are vLLM, and how KV is moved. */
+interface VllmSides {
+  /** P writes. */
+  readonly isPush: boolean;
+  /** One of the engines is vLLM, or both are. Engines of this project push to blocks of any size. */
+  readonly hasVllm: boolean;
+  /** The decode engine is vLLM, which reads from no more ranks than the model has KV heads. */
+  readonly decodeIsVllm: boolean;
+}
+
+/** Why vLLM 0.33 cannot serve a pair that has a plan; undefined where it can. */
 export function vllmLimit(
   { prefill, decode, prefillTp, decodeTp, numKvHeads }: PairToPlan,
-  { isPush, decodeIsVllm }: { readonly isPush: boolean; readonly decodeIsVllm: boolean },
+  { isPush, hasVllm, decodeIsVllm }: VllmSides,
 ): VllmLimit | undefined {
   const sizes = [prefill.blockSize, decode.blockSize] as const;
-  if (isPush && sizes[0] !== sizes[1]) {
+  if (isPush && hasVllm && sizes[0] !== sizes[1]) {
     const text = `push with kernel blocks of ${sizes[0]} and ${sizes[1]} tokens fails at prefill, or stops the decode engine`;
-    const fix = "give both the same --block-size, or use pull";
+    const fix =
+      "give both the same --block-size, use pull, or set push_announced_block_size at a prefill worker of this project";
     return { factor: "block_size", prefill: sizes[0], decode: sizes[1], text, fix };
   }
   if (decodeIsVllm && !hasMla(prefill) && prefillTp > decodeTp && prefillTp > numKvHeads) {

@@ -37,6 +37,7 @@ export function planChecks(prefill: ServerFacts, decode: ServerFacts, options: P
   }
   const limit = vllmLimit(pair, {
     isPush: [prefill, decode].some(({ remotePrefill }) => remotePrefill?.transferMode === "push"),
+    hasVllm: prefill.vllmVersion !== undefined || decode.vllmVersion !== undefined,
     decodeIsVllm: decode.vllmVersion !== undefined,
   });
   if (limit !== undefined) {

@@ -185,6 +185,40 @@ test("a prefill engine that is restarted unnoticed as another version is recogni
   expect([d32.misfits, d33.misfits]).toEqual([[], []]);
 });
 
+test("push to a vLLM engine of another block size is refused with both sizes, before a leg; to one of ours it is not", async () => {
+  const served: string[] = [];
+  const engineOf = async (name: string, blockSize: number, announcesFactors = true) => {
+    const announced = {
+      engineId: name,
+      vllmVersion: "0.33.0",
+      mode: "push",
+      blockSize,
+      announcesFactors,
+    } as const;
+    const side = await startSideChannel(() => announced);
+    const http = await startUpstream(({ response, path }) => {
+      if (path === "/v1/completions") served.push(name);
+      sendJson(response, COMPLETION);
+    });
+    open.push(side, http);
+    return { url: http.url, kv: { host: "127.0.0.1", port: side.port } };
+  };
+  const p = await engineOf("p", 16);
+  const proxied = async (decoder: typeof p) =>
+    (await runProxy({ prefillers: [p], decoders: [decoder], mode: "push", pairing })).url;
+  const vllm = await proxied(await engineOf("vllm", 32, false));
+  expect(await errorOf(await post(`${vllm}/v1/completions`, { prompt: "a" }))).toMatchObject({
+    status: 503,
+    code: "KV_PROXY_NO_INSTANCE",
+    message: expect.stringMatching(
+      /^no prefill instance fits a decode instance: block_size is 16 at prefill and 32 at decode \(push with/,
+    ) as string,
+  });
+  expect(served).toEqual([]);
+  await post(`${await proxied(await engineOf("ours", 32))}/v1/completions`, { prompt: "a" });
+  expect(served).toContain("p");
+});
+
 test("--pairing off pairs all instances, and warns", async () => {
   const [p, d] = [await engine("p", "0.33.0"), await engine("d", "0.33.0")];
   const events: string[] = [];

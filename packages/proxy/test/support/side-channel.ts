@@ -23,6 +23,12 @@ const METADATA = decodeAgentMetadata(
 export interface AnnouncedEngine {
   readonly engineId: string;
   readonly vllmVersion: string;
+  /** Default: pull. */
+  readonly mode?: "pull" | "push" | undefined;
+  /** Tokens in a block. Default: those of the recorded server. */
+  readonly blockSize?: number | undefined;
+  /** Announces its factors, as this project's engines do. Default: true. */
+  readonly announcesFactors?: boolean | undefined;
 }
 
 export interface FakeSideChannel {
@@ -52,12 +58,13 @@ export async function startSideChannel(engine: () => AnnouncedEngine, port = 0):
         if (event.type === "send") for (const bytes of event.chunks) socket.write(bytes);
         if (event.type !== "message") continue;
         asked += 1;
-        const { engineId, vllmVersion } = engine();
-        const factors = { model: "m", transfer_mode: "pull", vllm_version: vllmVersion };
+        const { engineId, vllmVersion, mode = "pull", blockSize, announcesFactors = true } = engine();
+        const factors = { model: "m", transfer_mode: mode, vllm_version: vllmVersion };
+        const blocks = blockSize === undefined ? {} : blocksOf(blockSize);
         const payload = encodeHandshakePayload({
           compatibilityHash: compatibilityHash(factors),
-          agentMetadataBytes: encodeAgentMetadata({ ...METADATA, engineId }),
-          extension: { version: 1, factors },
+          agentMetadataBytes: encodeAgentMetadata({ ...METADATA, ...blocks, engineId }),
+          extension: announcesFactors ? { version: 1, factors } : undefined,
           rest: {},
         });
         const reply = [new Uint8Array(0), ...encodeHandshakeReply(payload, 1)];
@@ -76,5 +83,16 @@ export async function startSideChannel(engine: () => AnnouncedEngine, port = 0):
       for (const socket of sockets) socket.destroy();
       await closed;
     },
+  };
+}
+
+/** The recorded server's caches in blocks of another size, of a backend whose blocks can be cut. */
+function blocksOf(blockSize: number) {
+  const lengths = METADATA.blockLengthsBytes.map((bytes) => (bytes * blockSize) / METADATA.blockSize);
+  return {
+    blockSize,
+    blockLengthsBytes: lengths,
+    blockStridesBytes: lengths,
+    attentionBackend: "FLASH_ATTN",
   };
 }

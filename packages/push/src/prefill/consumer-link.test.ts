@@ -28,11 +28,12 @@ const rank = (tpRank: number, tpSize: number, blockSize: number, heads = 4): Ran
 
 function setUp(options: {
   local: RankGeometry;
-  consumer: { tpSize: number; blockSize: number };
+  consumer: { tpSize: number; blockSize: number; attentionBackend?: string };
   heads?: number;
   features?: readonly string[];
+  announcedBlockSize?: number;
 }) {
-  const { local, consumer, heads = 4 } = options;
+  const { local, consumer, heads = 4, announcedBlockSize } = options;
   const open = new Set<string>();
   const list = (name: string) => {
     open.add(name);
@@ -55,11 +56,15 @@ function setUp(options: {
     remoteAgents: new SharedRemoteAgents(agent),
     local,
     model: { numKvHeads: heads, groups: ["full"] },
+    settings: { announcedBlockSize },
     handshake: {
       ask: async (_address, tpRanks) => ({
         ranks: tpRanks.map((tpRank) => ({
           tpRank,
-          geometry: rank(tpRank, consumer.tpSize, consumer.blockSize, heads),
+          geometry: {
+            ...rank(tpRank, consumer.tpSize, consumer.blockSize, heads),
+            attentionBackend: consumer.attentionBackend ?? "SIM",
+          },
           agentMetadata: new Uint8Array([tpRank]),
         })),
         clock: undefined as never,
@@ -104,4 +109,28 @@ describe("links to consumers", () => {
     const ours = setUp(pair);
     expect((await ours.links.open(ours.address)).controls).toBe(true);
   });
+
+  it.each([
+    [16, 32],
+    [32, 16],
+    [24, 16],
+  ])(
+    "serve a vLLM consumer of the announced block size (%i to %i) without a pass, and no other",
+    async (from, to) => {
+      const pair = { local: rank(0, 1, from), consumer: { tpSize: 1, blockSize: to } };
+      const { links, address } = setUp({ ...pair, features: [], announcedBlockSize: to });
+      const link = await links.open(address);
+      expect(link.targets.get(0)?.plan.form).toBe("direct");
+      for (const wrong of [
+        setUp({ ...pair, features: [], announcedBlockSize: 64 }),
+        setUp({ local: pair.local, consumer: { tpSize: 1, blockSize: to }, announcedBlockSize: to }),
+      ]) {
+        await expect(wrong.links.open(wrong.address)).rejects.toMatchObject({
+          code: "KV_PLAN_UNSUPPORTED",
+          message: expect.stringMatching(/announces/) as string,
+        });
+        expect([...wrong.open]).toEqual([]);
+      }
+    },
+  );
 });

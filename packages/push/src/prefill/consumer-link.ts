@@ -8,7 +8,10 @@ import { handshakeTargetRanks } from "@kv/topology";
 export type ConsumerLinksContext = Pick<
   WorkerContext,
   "agent" | "local" | "localLists" | "log" | "model" | "remoteAgents"
-> & { readonly handshake: Pick<WorkerContext["handshake"], "ask"> };
+> & {
+  readonly settings: Pick<WorkerContext["settings"], "announcedBlockSize">;
+  readonly handshake: Pick<WorkerContext["handshake"], "ask">;
+};
 
 /** An open consumer engine that this producer rank writes to. */
 export interface ConsumerLink {
@@ -136,15 +139,30 @@ export class ConsumerLinks {
   }
 
   #planOf(received: RankGeometry, address: EngineAddress, controls: boolean): EngineTransferPlan {
-    const { local, model } = this.#context;
+    const {
+      local,
+      model,
+      settings: { announcedBlockSize },
+    } = this.#context;
+    if (controls && announcedBlockSize !== undefined && announcedBlockSize !== local.kernelBlockSize) {
+      throw new KvError(
+        "KV_PLAN_UNSUPPORTED",
+        `this engine announces blocks of ${announcedBlockSize} tokens and has blocks of ${local.kernelBlockSize}: engine ${address.engineId} plans with what is announced`,
+        {
+          hint: "leave push_announced_block_size out: it is for vLLM decode workers, and @kv decode workers need none",
+        },
+      );
+    }
     const geometry = withConvolutionParts(received, local);
     const sources = handshakeTargetRanks({
       tpRank: geometry.tpRank,
       tpSize: address.tpSize,
       remoteTpSize: local.tpSize,
     });
+    const isEqual = geometry.kernelBlockSize === local.kernelBlockSize;
     const plan = buildEngineTransferPlan({
-      local: geometry,
+      // A vLLM consumer that converts the order inside a head does so after the WRITE: until then its blocks have this rank's order.
+      local: controls || isEqual ? geometry : { ...geometry, attentionBackend: local.attentionBackend },
       // Ranks of one engine differ only in their addresses, and only this rank's addresses are used.
       remotes: sources.map((tpRank) => ({ ...local, tpRank })),
       ...model,
@@ -152,13 +170,20 @@ export class ConsumerLinks {
       canPass: geometry.regions.every(({ memoryType }) => memoryType === "DRAM"),
       // The consumer converts the blocks after the WRITE. Our own consumers refuse conversions that they do not support; vLLM has its own rules.
       conversions: controls ? ["hnd-to-nhd"] : ["hnd-to-nhd", "attention-order"],
+      // vLLM makes no pass over blocks of the size that P announced: each byte must land in its place.
+      form: controls ? undefined : "direct",
     });
-    // A vLLM consumer with larger blocks reorders them in another way, and one with smaller blocks fails and stops its engine.
-    if (!controls && (geometry.kernelBlockSize !== local.kernelBlockSize || plan.form !== "copy")) {
+    // Whose blocks are larger than P's, converts them as if P's lay in them one after another; whose are smaller, stops its engine.
+    const isTaken = isEqual
+      ? plan.form === "copy"
+      : plan.form !== "permute" && geometry.kernelBlockSize === announcedBlockSize;
+    if (!controls && !isTaken) {
       throw new KvError(
         "KV_PLAN_UNSUPPORTED",
-        `engine ${address.engineId} has kernel blocks of ${geometry.kernelBlockSize} tokens and this one of ${local.kernelBlockSize}: a vLLM 0.33 decode worker stops when such blocks are pushed to it`,
-        { hint: "use equal block sizes, or pull" },
+        `engine ${address.engineId} has kernel blocks of ${geometry.kernelBlockSize} tokens and this one of ${local.kernelBlockSize}, and announces ${announcedBlockSize ?? local.kernelBlockSize}: a vLLM 0.33 decode worker stops when such blocks are pushed to it`,
+        {
+          hint: `set kv_connector_extra_config.push_announced_block_size to ${geometry.kernelBlockSize} here, use equal block sizes, or pull`,
+        },
       );
     }
     return plan;

@@ -63,6 +63,7 @@ async function setUp() {
     remoteAgents: new SharedRemoteAgents(agent),
     local: geometry(2 ** 20),
     model: { numKvHeads: 1, groups: ["full"] },
+    settings: { announcedBlockSize: undefined },
     handshake: {
       ask: async () => ({
         ranks: [{ tpRank: 0, geometry: geometry(2 ** 30), agentMetadata: new Uint8Array([0]) }],

@@ -77,6 +77,7 @@ export function writerOn() {
     remoteAgents: new SharedRemoteAgents(agent),
     local: geometry(2 ** 20),
     model: { numKvHeads: 1, groups: ["full"] },
+    settings: { announcedBlockSize: undefined },
     handshake: {
       ask: async () => ({
         ranks: [{ tpRank: 0, geometry: geometry(2 ** 30), agentMetadata: new Uint8Array([0]) }],

@@ -61,6 +61,8 @@ export class Fabric {
   readonly #skewsMs = new Map<string, number>();
   /** When each cut link works again, in milliseconds of the network's clock. */
   readonly #cuts = new Map<string, number>();
+  /** Until when the pieces that were scheduled keep each direction of a link busy. */
+  readonly #busyUntilMs = new Map<string, number>();
   readonly #jitter: SeededRandom;
   readonly #channels: NotificationChannels;
   #nextAddress = FIRST_ADDRESS;
@@ -116,6 +118,18 @@ export class Fabric {
   drawLatencyMs(): number {
     const { latencyMs, jitterMs } = this.latency;
     return latencyMs + (jitterMs > 0 ? this.#jitter.next() * jitterMs : 0);
+  }
+
+  /** Returns how long a piece from one host to another takes, with the wait for pieces before it where transfers share the bandwidth. */
+  occupyLink(from: string, to: string, lengthBytes: number): number {
+    const { bytesPerMs, sharesBandwidth } = this.latency;
+    const copyMs = lengthBytes / bytesPerMs;
+    if (!sharesBandwidth) return copyMs;
+    const direction = JSON.stringify([from, to]);
+    const nowMs = this.clock.now();
+    const endMs = Math.max(nowMs, this.#busyUntilMs.get(direction) ?? 0) + copyMs;
+    this.#busyUntilMs.set(direction, endMs);
+    return endMs - nowMs;
   }
 
   isCut(hostA: string, hostB: string): boolean {

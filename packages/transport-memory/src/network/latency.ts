@@ -6,8 +6,12 @@ export interface MemoryLatency {
   readonly latencyMs?: number | undefined;
   /** Upper bound of a uniform addition to `latencyMs`, drawn for each operation. Default: 0. */
   readonly jitterMs?: number | undefined;
-  /** Bandwidth of each transfer; transfers do not share it. Default: infinity. */
+  /** Bandwidth of each transfer. Default: infinity. */
   readonly bytesPerMs?: number | undefined;
+  /** Whether the transfers between two hosts share `bytesPerMs` of each direction, piece by piece. Default: false, each has all of it. */
+  readonly sharesBandwidth?: boolean | undefined;
+  /** Time that each byte range of a transfer adds, as a network adapter that handles one work request per range. Default: 0. */
+  readonly rangeMs?: number | undefined;
   /** Largest piece in which a transfer lands. Default: 8 MiB. */
   readonly pieceLengthBytes?: number | undefined;
   /** Fewest pieces of a transfer, as far as it has enough bytes, so that small transfers take time too. Default: 1. */
@@ -20,7 +24,7 @@ export interface MemoryLatency {
 }
 
 /** `MemoryLatency` with its defaults filled in. */
-export type ResolvedLatency = { readonly [K in keyof MemoryLatency]-?: number };
+export type ResolvedLatency = { readonly [K in keyof MemoryLatency]-?: NonNullable<MemoryLatency[K]> };
 
 /** Fills in defaults. Errors: `KV_CONFIG_INVALID`. */
 export function resolveLatency(options: MemoryLatency = {}): ResolvedLatency {
@@ -28,11 +32,13 @@ export function resolveLatency(options: MemoryLatency = {}): ResolvedLatency {
     latencyMs: options.latencyMs ?? 0,
     jitterMs: options.jitterMs ?? 0,
     bytesPerMs: options.bytesPerMs ?? Number.POSITIVE_INFINITY,
+    sharesBandwidth: options.sharesBandwidth ?? false,
+    rangeMs: options.rangeMs ?? 0,
     pieceLengthBytes: options.pieceLengthBytes ?? 8 * 1024 * 1024,
     minPieces: options.minPieces ?? 1,
     lingerMs: options.lingerMs ?? 1,
   };
-  for (const name of ["latencyMs", "jitterMs", "lingerMs"] as const) {
+  for (const name of ["latencyMs", "jitterMs", "rangeMs", "lingerMs"] as const) {
     if (!(resolved[name] >= 0)) throw invalid(name, resolved[name], "0 or more");
   }
   for (const name of ["bytesPerMs", "pieceLengthBytes", "minPieces"] as const) {

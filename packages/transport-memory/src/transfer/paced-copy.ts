@@ -71,7 +71,12 @@ export class PacedCopy implements InFlightTransfer {
     else if (!fabric.agents.has(to.incarnation)) this.lostPeer("the peer is gone");
     else {
       const extraMs = rule?.fault === "delay" ? (rule.delayMs ?? DEFAULT_FAULT_DELAY_MS) : 0;
-      this.#schedulePiece(fabric.drawLatencyMs() + extraMs);
+      const { rangeMs, sharesBandwidth } = fabric.latency;
+      const delayMs = fabric.drawLatencyMs() + rangeMs * this.#options.plan.mergedCount + extraMs;
+      // A transfer that has not begun leaves the link to the others.
+      if (sharesBandwidth)
+        this.#pieceTimer = fabric.clock.setTimer(() => this.#schedulePiece(0), delayMs, { ref: true });
+      else this.#schedulePiece(delayMs);
     }
   }
 
@@ -97,9 +102,11 @@ export class PacedCopy implements InFlightTransfer {
   }
 
   #schedulePiece(delayMs: number): void {
-    const { plan } = this.#options;
+    const { plan, operation } = this.#options;
     const bytes = Math.min(this.#pieceBytes, plan.lengthBytes - this.#landedPieces * this.#pieceBytes);
-    const durationMs = delayMs + bytes / this.#fabric.latency.bytesPerMs;
+    const [here, there] = [this.from.host.name, this.to.host];
+    const [source, target] = operation === "READ" ? [there, here] : [here, there];
+    const durationMs = delayMs + this.#fabric.occupyLink(source, target, bytes);
     this.#pieceTimer = this.#fabric.clock.setTimer(() => this.#onPiece(), durationMs, { ref: true });
   }
 

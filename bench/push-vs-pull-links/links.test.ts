@@ -1,0 +1,47 @@
+import { expect, test } from "vitest";
+import { WAYS } from "../push-vs-pull/deployments.js";
+import type { Point } from "../push-vs-pull/workload.js";
+import { MODEL, worldOf } from "./sweep.js";
+import { openVirtualDeployment, type World } from "./virtual-deployment.js";
+
+const POINT: Point = { inputTokens: 1024, outputTokens: 2, atOnce: 1, hitPercent: 0, pool: "contiguous" };
+const AT_ONCE = { ...POINT, atOnce: 8 };
+
+/** TTFT of each way at a point. */
+async function times(world: World, point: Point, turns?: number): Promise<number[]> {
+  const found: number[] = [];
+  for (const way of WAYS) {
+    const deployment = await openVirtualDeployment(
+      way,
+      point.pool,
+      world,
+      turns === undefined ? {} : { turns },
+    );
+    try {
+      found.push(await deployment.ttftMs(point));
+    } finally {
+      await deployment.close();
+    }
+  }
+  return found;
+}
+
+test("a pull has nine hops and a push six; the bytes take their time on the link, and layer-wise push hides them", async () => {
+  const still = { ...worldOf(25, 0), rangeMs: 0 };
+  const withHops = await times({ ...still, hopMs: 1 }, POINT);
+  const without = await times(still, POINT);
+  expect(withHops.map((ms, i) => Math.round(ms - (without[i] ?? 0)))).toEqual([9, 6, 6]);
+  // 1,025 tokens are 65 blocks of 16.
+  const computeMs = (MODEL.forwardMsPer512Tokens * 1025) / 512;
+  const bytesMs = (65 * 16 * MODEL.kvBytesPerToken) / still.linkBytesPerMs;
+  const [pull = 0, push = 0, layers = 0] = without;
+  expect(Math.abs(pull - computeMs - bytesMs)).toBeLessThan(1);
+  expect(Math.abs(push - pull)).toBeLessThan(0.1);
+  expect(layers).toBeLessThan(computeMs + bytesMs / 3);
+}, 60_000);
+
+test("the figures do not depend on how long the clock waits for sockets, and repeat", async () => {
+  const world = worldOf(100, 0.25);
+  const found = await times(world, AT_ONCE);
+  expect(await times(world, AT_ONCE, 72)).toEqual(found);
+}, 60_000);
