@@ -83,8 +83,11 @@ std::vector<int32_t> copy_of(const Napi::Int32Array& numbers) {
 }
 
 // Ids of both sides, or runs and perhaps offsets.
-TransferSelection selection_of(Napi::Value local_ids, Napi::Value remote_ids, Napi::Value runs, Napi::Value offsets,
-                               const DescriptorLayout& local, const DescriptorLayout& remote) {
+TransferSelection selection_of(Napi::Object options, const DescriptorLayout& local, const DescriptorLayout& remote) {
+  const Napi::Value local_ids = options.Get("localIds");
+  const Napi::Value remote_ids = options.Get("remoteIds");
+  const Napi::Value runs = options.Get("runs");
+  const Napi::Value offsets = options.Get("offsets");
   if (!runs.IsUndefined()) {
     if (!local_ids.IsUndefined() || !remote_ids.IsUndefined()) {
       throw Failure("KV_TRANSFER_INVALID", "a transfer takes ids or runs, and this one has both");
@@ -105,7 +108,7 @@ Napi::Function AgentObject::define(Napi::Env env) {
   return DefineClass(env, "Agent",
                      {
                          InstanceMethod<&AgentObject::register_allocated>("register"),
-                         InstanceMethod<&AgentObject::register_external>("registerForeign"),
+                         InstanceMethod<&AgentObject::register_external>("registerExternal"),
                          InstanceMethod<&AgentObject::deregister>("deregister"),
                          InstanceMethod<&AgentObject::local_metadata>("localMetadata"),
                          InstanceMethod<&AgentObject::add_remote>("addRemote"),
@@ -170,12 +173,14 @@ Napi::Value AgentObject::register_allocated(const Napi::CallbackInfo& info) {
 Napi::Value AgentObject::register_external(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
     const uint64_t ticket = integer_of(info[0]);
-    MemoryRange range{.type = memory_type_of(info[1]),
-                      .address = integer_of(info[2]),
-                      .length = integer_of(info[3]),
-                      .device = integer_of(info[4]),
-                      .key = text_of(info[6])};
-    thread_->run(ticket, [ticket, range = std::move(range), verify = info[5].ToBoolean().Value()](NixlAgent& agent) {
+    const auto options = info[1].As<Napi::Object>();
+    MemoryRange range{.type = memory_type_of(options.Get("memoryType")),
+                      .address = integer_of(options.Get("address")),
+                      .length = integer_of(options.Get("lengthBytes")),
+                      .device = integer_of(options.Get("deviceId")),
+                      .key = text_of(options.Get("key"))};
+    const bool verify = options.Get("checkWithCuda").ToBoolean();
+    thread_->run(ticket, [ticket, range = std::move(range), verify](NixlAgent& agent) {
       agent.registrations().add_external(ticket, range, verify);
       return EventValue();
     });
@@ -243,18 +248,20 @@ Napi::Value AgentObject::notify(const Napi::CallbackInfo& info) {
 Napi::Value AgentObject::transfer(const Napi::CallbackInfo& info) {
   return with_js_errors(info.Env(), [&] {
     const auto request = std::make_shared<TransferRequest>();
+    const auto options = info[1].As<Napi::Object>();
     request->ticket = integer_of(info[0]);
-    request->operation = info[1].ToBoolean() ? capi::Operation::write : capi::Operation::read;
-    request->local = open_list(*thread_, info[2], false);
-    request->remote = open_list(*thread_, info[3], true);
-    request->abortable = info[9].ToBoolean();
-    request->asked_at = time_of(info[10]);
+    request->operation = options.Get("isWrite").ToBoolean() ? capi::Operation::write : capi::Operation::read;
+    request->local = open_list(*thread_, options.Get("local"), false);
+    request->remote = open_list(*thread_, options.Get("remote"), true);
+    request->abortable = options.Get("abortable").ToBoolean();
+    request->asked_at = time_of(options.Get("askedMs"));
     if (request->operation == capi::Operation::write && !request->remote->writable) {
       throw Failure("KV_TRANSFER_INVALID", "a WRITE replaces an object, and the remote list has rows that are parts of objects",
                     "prepare a list whose rows are whole objects: address 0, the object's length, count 1");
     }
-    request->selection = selection_of(info[4], info[5], info[6], info[7], request->local->layout, request->remote->layout);
-    if (!info[8].IsUndefined()) request->notification = bytes_of(info[8], "KV_NOTIFICATION_INVALID", "the notification");
+    request->selection = selection_of(options, request->local->layout, request->remote->layout);
+    const Napi::Value notification = options.Get("notification");
+    if (!notification.IsUndefined()) request->notification = bytes_of(notification, "KV_NOTIFICATION_INVALID", "the notification");
     thread_->transfer(request);
     return info.Env().Undefined();
   });

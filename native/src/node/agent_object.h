@@ -23,7 +23,7 @@ class AgentObject : public Napi::ObjectWrap<AgentObject> {
  private:
   // (ticket, memory)
   Napi::Value register_allocated(const Napi::CallbackInfo& info);
-  // (ticket, memoryType, address, lengthBytes, deviceId, check, key): a file, an object, or memory of a device
+  // (ticket, {memoryType, address, lengthBytes, deviceId, key, checkWithCuda}): a file, an object, or memory of a device
   Napi::Value register_external(const Napi::CallbackInfo& info);
   // (ticket, registration)
   Napi::Value deregister(const Napi::CallbackInfo& info);
@@ -39,7 +39,7 @@ class AgentObject : public Napi::ObjectWrap<AgentObject> {
   Napi::Value close_list(const Napi::CallbackInfo& info);
   // (ticket, remote, payload)
   Napi::Value notify(const Napi::CallbackInfo& info);
-  // (ticket, isWrite, localList, remoteList, localIds, remoteIds, runs, offsets, notification | undefined, abortable, askedMs)
+  // (ticket, NativeTransferOptions)
   Napi::Value transfer(const Napi::CallbackInfo& info);
   // (transfer): false if its outcome is settled
   Napi::Value abort(const Napi::CallbackInfo& info);

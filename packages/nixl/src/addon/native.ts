@@ -79,20 +79,52 @@ export type NativeOutcome = [
   transferMs: number,
 ];
 
+/** Memory that the addon does not own. */
+export interface NativeExternalMemory {
+  /** NIXL's name of the memory type, such as "FILE". */
+  readonly memoryType: string;
+  /** Address of the first byte; for a file or an object an offset in it. */
+  readonly address: number;
+  /** Length in bytes. */
+  readonly lengthBytes: number;
+  /** Ordinal of the device, descriptor of the file, or number of the object. */
+  readonly deviceId: number;
+  /** An object's key; empty for all else. */
+  readonly key: string;
+  /** Ask the CUDA driver whether the address is memory of the device. */
+  readonly checkWithCuda: boolean;
+}
+
+/** A transfer: its descriptors are either `localIds` and `remoteIds`, or `runs` and perhaps `offsets`. */
+export interface NativeTransferOptions {
+  /** WRITE, or READ. */
+  readonly isWrite: boolean;
+  /** The call that made the local list. */
+  readonly local: number;
+  /** The call that made the remote list. */
+  readonly remote: number;
+  /** Indices into the local list. */
+  readonly localIds: Int32Array | undefined;
+  /** Indices into the remote list. */
+  readonly remoteIds: Int32Array | undefined;
+  /** Rows of `[localId, remoteId, count]`. */
+  readonly runs: Int32Array | undefined;
+  /** Rows of `[localOffset, remoteOffset]`. */
+  readonly offsets: Int32Array | undefined;
+  /** What the peer receives once all bytes have landed. */
+  readonly notification: Uint8Array | undefined;
+  /** It may be aborted, so its notification is not attached to the NIXL request. */
+  readonly abortable: boolean;
+  /** When the caller asked for it, in milliseconds of `process.hrtime`. */
+  readonly askedMs: number;
+}
+
 /** An agent of NIXL with its native thread. */
 export interface NativeAgent {
   /** Registers all of `memory`, which stays allocated until it is deregistered. */
   register(callId: number, memory: NativeMemory): void;
-  /** Registers a file, an object, or memory of a device. With `check` the CUDA driver is asked about the address; `key` is an object's. */
-  registerForeign(
-    callId: number,
-    memoryType: string,
-    address: number,
-    lengthBytes: number,
-    deviceId: number,
-    check: boolean,
-    key: string,
-  ): void;
+  /** Registers a file, an object, or memory of a device. */
+  registerExternal(callId: number, options: NativeExternalMemory): void;
   /** Undoes the registration that the call `registration` made. */
   deregister(callId: number, registration: number): void;
   /** Answers with the agent's metadata, as a `Uint8Array`. */
@@ -116,24 +148,8 @@ export interface NativeAgent {
   closeList(callId: number, list: number): void;
   /** Sends a notification; answers when NIXL has taken it. */
   notify(callId: number, remote: string, payload: Uint8Array): void;
-  /**
-   * Starts a transfer, which is named by `callId`. Everything is checked and copied before it returns. With `revocable` it may be aborted, so
-   * its notification is not attached to the NIXL request.
-   */
-  transfer(
-    callId: number,
-    isWrite: boolean,
-    localList: number,
-    remoteList: number,
-    localIds: Int32Array | undefined,
-    remoteIds: Int32Array | undefined,
-    runs: Int32Array | undefined,
-    offsets: Int32Array | undefined,
-    notification: Uint8Array | undefined,
-    revocable: boolean,
-    /** When the caller asked for it, in milliseconds of `process.hrtime`. */
-    askedMs: number,
-  ): void;
+  /** Starts a transfer, which is named by `callId`. Everything is checked and copied before it returns. */
+  transfer(callId: number, options: NativeTransferOptions): void;
   /** Gives up a transfer. False when its outcome is already decided and its event is queued. */
   abort(transfer: number): boolean;
   /** Closes the agent; waits for its transfers, `timeoutMs` at most. */

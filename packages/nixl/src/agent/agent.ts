@@ -267,12 +267,13 @@ export class NixlAgent implements Agent, AsyncDisposable {
     };
     const { memoryType, address, lengthBytes, deviceId } = memory;
     const { checkWithCuda, key } = external;
-    const { id } = await this.#call((callId) =>
-      this.#native.registerForeign(callId, memoryType, address, lengthBytes, deviceId, checkWithCuda, key),
-    ).catch((error: unknown) => {
-      letGo();
-      throw error;
-    });
+    const options = { memoryType, address, lengthBytes, deviceId, key, checkWithCuda };
+    const { id } = await this.#call((callId) => this.#native.registerExternal(callId, options)).catch(
+      (error: unknown) => {
+        letGo();
+        throw error;
+      },
+    );
     const deregister = this.#closeOnce((callId) => this.#native.deregister(callId, id));
     const close = () => deregister().then(letGo);
     return Object.freeze({ memory, close, [Symbol.asyncDispose]: close });

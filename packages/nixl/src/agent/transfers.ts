@@ -63,19 +63,18 @@ export class Transfers {
     }
     const id = calls.nextId();
     try {
-      native.transfer(
-        id,
-        operation === "WRITE",
-        localList,
-        remoteList,
-        request.localIds,
-        request.remoteIds,
-        request.runs,
-        request.offsets,
+      native.transfer(id, {
+        isWrite: operation === "WRITE",
+        local: localList,
+        remote: remoteList,
+        localIds: request.localIds,
+        remoteIds: request.remoteIds,
+        runs: request.runs,
+        offsets: request.offsets,
         notification,
-        signal !== undefined || timeoutMs !== undefined,
-        seconds * 1e3 + nanoseconds / 1e6,
-      );
+        abortable: signal !== undefined || timeoutMs !== undefined,
+        askedMs: seconds * 1e3 + nanoseconds / 1e6,
+      });
     } catch (error) {
       throw fromNative(error);
     }
