@@ -32,6 +32,14 @@ using Notifications = std::map<std::string, std::vector<std::string>>;
 struct ParamsObject {
   // `key=value`, each after a space.
   std::string added;
+  std::vector<std::pair<std::string, std::string>> pairs;
+};
+struct ParamIterObject {
+  Params params;
+  size_t at = 0;
+};
+struct QueryRespListObject {
+  std::vector<bool> known;
 };
 struct MemListObject {
   std::vector<MemoryType> types;
@@ -43,6 +51,7 @@ struct StringListObject {
   std::vector<std::string> names{"UCX", "LIBFABRIC"};
 };
 struct OptArgsObject {
+  std::set<std::string> backends;
   std::string message;
   bool notifies = false;
 };
@@ -53,6 +62,7 @@ struct XferDlistObject {
 struct RegDlistObject {
   MemoryType type;
   Descriptors descriptors;
+  std::vector<std::string> keys;
 };
 struct PreparedDlistObject {
   Descriptors descriptors;
@@ -64,6 +74,7 @@ struct NotifMapObject {
 };
 struct AgentObject {
   std::string name;
+  bool captures_telemetry = false;
   std::thread::id thread = std::this_thread::get_id();
   std::set<std::string> backends;
   Descriptors memory;
@@ -81,6 +92,7 @@ struct RequestObject {
   bool notifies = false;
   bool writes = false;
   int polls = 0;
+  int posts = 0;
   Status status = kInvalidState;
   bool released = false;
 };

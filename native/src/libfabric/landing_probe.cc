@@ -33,7 +33,7 @@ LandingProbe::LandingProbe(const capi::Functions& nixl, capi::Agent agent)
       agent_(agent),
       page_(touched_page()),
       registration_(nixl, agent,
-                    {.type = capi::MemoryType::dram, .address = page_->address(), .length = page_->length(), .device = 0},
+                    {.type = capi::MemoryType::dram, .address = page_->address(), .length = page_->length(), .device = 0}, {},
                     [](capi::Status status) {
                       return Failure("KV_INTERNAL", std::string("NIXL could not register the target of landing probes: ") + describe(status));
                     }),
